@@ -1,0 +1,110 @@
+"""Exception types, and the one notation in which every message writes a layout.
+
+An error is part of the API: it names the operation and the argument, gives the facts, and ends with the
+line that fixes it, computed from those facts. Each type also derives from the built-in (or framework-neutral)
+exception that PyTorch raises for the same mistake, so ported ``except`` clauses keep working.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+__all__ = [
+    "CollectiveMismatchError",
+    "HyperParallelError",
+    "LayoutError",
+    "MeshError",
+    "MeshMismatchError",
+    "MixedTensorError",
+    "PlanError",
+    "RankFailedError",
+    "ShardMismatchError",
+    "StrictModeError",
+    "UnsupportedOnBackend",
+    "UnsupportedOperatorError",
+    "notation",
+    "short_dtype",
+]
+
+
+class HyperParallelError(Exception):
+    """Base of every error that this library raises on purpose."""
+
+
+class MeshError(HyperParallelError, ValueError):
+    """A device mesh that cannot exist: wrong world size, duplicate names or ranks, unknown axis."""
+
+
+class MeshMismatchError(HyperParallelError, RuntimeError):
+    """Operands that live on different meshes meet in one operation."""
+
+
+class LayoutError(HyperParallelError, ValueError):
+    """Placements that do not describe the tensor: a dim that does not exist, a wrong count."""
+
+
+class ShardMismatchError(HyperParallelError, ValueError):
+    """Local shards that cannot be pieces of one global tensor."""
+
+
+class MixedTensorError(HyperParallelError, RuntimeError):
+    """A plain tensor meets a DTensor and nothing says how it is placed."""
+
+
+class PlanError(HyperParallelError, ValueError):
+    """A parallel plan that does not fit the module."""
+
+
+class StrictModeError(HyperParallelError, RuntimeError):
+    """An implicit redistribution inside ``strict()``, or beyond an ``implicit_budget``."""
+
+
+class UnsupportedOperatorError(HyperParallelError, NotImplementedError):
+    """No rule, strategy or decomposition covers the operator for these layouts."""
+
+
+class UnsupportedOnBackend(HyperParallelError, NotImplementedError):  # noqa: N818 - the contract fixes this name
+    """A member that this framework or device cannot serve."""
+
+
+class CollectiveMismatchError(HyperParallelError, RuntimeError):
+    """Ranks met in one collective with different operations, shapes, dtypes or reductions, or one never came."""
+
+
+class RankFailedError(HyperParallelError, RuntimeError):
+    """At least one rank of a simulated or launched run raised, died or never finished."""
+
+
+_SHORT = {
+    "float64": "f64", "float32": "f32", "float16": "f16", "bfloat16": "bf16",
+    "int64": "i64", "int32": "i32", "int16": "i16", "int8": "i8",
+    "uint64": "u64", "uint32": "u32", "uint16": "u16", "uint8": "u8",
+    "bool": "b8", "bool_": "b8", "complex64": "c64", "complex128": "c128",
+}  # fmt: skip
+
+
+def short_dtype(dtype: object) -> str:
+    """Short name of a dtype of any framework: ``torch.float32`` and ``Float32`` both give ``f32``."""
+    name = str(dtype).rsplit(".", maxsplit=1)[-1].lower()
+    return _SHORT.get(name, name)
+
+
+def notation(
+    dtype: object | None,
+    shape: Sequence[int],
+    dim_axes: Sequence[Sequence[str]],
+    partials: Sequence[tuple[str, str]],
+) -> str:
+    """Write a layout the one way: ``f32[16@dp, 8@tp] + Partial(sum)@ep``.
+
+    Args:
+        dtype: element type, or None to leave it out.
+        shape: global sizes, one per dim.
+        dim_axes: per dim, the names of the mesh axes that split it, outermost first.
+        partials: pairs of reduction and axis name.
+    """
+    dims = ", ".join(
+        str(size) + "".join(f"@{axis}" for axis in axes) for size, axes in zip(shape, dim_axes, strict=True)
+    )
+    head = f"{'' if dtype is None else short_dtype(dtype)}[{dims}]"
+    return head + "".join(f" + Partial({op})@{axis}" for op, axis in partials)

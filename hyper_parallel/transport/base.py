@@ -1,0 +1,101 @@
+"""What a transport is: it carries local tensors between ranks, and nothing else.
+
+A transport knows no mesh, layout or autograd. Every method is a collective over ``ranks``, an ordered tuple of
+global ranks that contains the caller; all members call the same methods in the same order. Results are new
+tensors: no method writes into its input, and no result shares memory with what another rank may still change.
+Reductions are computed in the order of ``ranks``, so every member gets bitwise the same answer.
+"""
+
+from __future__ import annotations
+
+import abc
+from collections.abc import Sequence
+from contextlib import contextmanager
+from contextvars import ContextVar
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+__all__ = ["REDUCTIONS", "Ranks", "Shape", "Transport", "active_transport", "use_transport"]
+
+Ranks = tuple[int, ...]
+Shape = tuple[int, ...]
+
+REDUCTIONS = ("sum", "avg", "max", "min", "prod", "all", "any")
+
+
+class Transport(abc.ABC):
+    """Carries tensors of one framework between the ranks of one world.
+
+    Attributes:
+        rank: this rank's number in the world.
+        world_size: number of ranks.
+        backend: short name for messages and ``get_backend``: ``gloo``, ``nccl``, ``hccl``, ``simulated``, ``single``.
+    """
+
+    rank: int
+    world_size: int
+    backend: str
+
+    @abc.abstractmethod
+    def all_reduce(self, x: Any, op: str, ranks: Ranks) -> Any:
+        """Reduce ``x`` (equal shape and dtype on every member) with ``op`` of :data:`REDUCTIONS`; same dtype back."""
+
+    @abc.abstractmethod
+    def all_gather(self, x: Any, ranks: Ranks, shapes: Sequence[Shape]) -> list[Any]:
+        """Every member's ``x``, in the order of ``ranks``; ``shapes[i]`` is the shape that member ``i`` sends."""
+
+    @abc.abstractmethod
+    def reduce_scatter(self, chunks: Sequence[Any], op: str, ranks: Ranks) -> Any:
+        """Member ``i`` receives the reduction of everybody's ``chunks[i]``; chunks may differ in shape or be empty."""
+
+    @abc.abstractmethod
+    def all_to_all(self, chunks: Sequence[Any], ranks: Ranks, shapes: Sequence[Shape]) -> list[Any]:
+        """Send ``chunks[i]`` to member ``i``; receive a list whose item ``i``, of ``shapes[i]``, came from member ``i``."""
+
+    @abc.abstractmethod
+    def broadcast(self, x: Any, src: int, ranks: Ranks) -> Any:
+        """The tensor of global rank ``src``; on other members ``x`` only tells shape and dtype."""
+
+    @abc.abstractmethod
+    def send(self, x: Any, dst: int, tag: int = 0) -> None:
+        """Send ``x`` to global rank ``dst``; returns when ``x`` may be reused."""
+
+    @abc.abstractmethod
+    def recv(self, like: Any, src: int, tag: int = 0) -> Any:
+        """Receive a tensor of the shape and dtype of ``like`` from global rank ``src``."""
+
+    @abc.abstractmethod
+    def all_gather_object(self, obj: Any, ranks: Ranks) -> list[Any]:
+        """Every member's picklable ``obj``, in the order of ``ranks``."""
+
+    @abc.abstractmethod
+    def barrier(self, ranks: Ranks) -> None:
+        """Return once every member has called it."""
+
+    @abc.abstractmethod
+    def group(self, ranks: Ranks) -> Any:
+        """The transport's own group handle for ``ranks``: built on first use, cached, needed only from members."""
+
+    @abc.abstractmethod
+    def ranks_of(self, group: Any) -> Ranks:
+        """Global ranks behind a handle that :meth:`group` returned; ``None`` is the whole world."""
+
+
+_ACTIVE: ContextVar[Transport | None] = ContextVar("hyper_parallel_transport", default=None)
+
+
+def active_transport() -> Transport | None:
+    """The transport that surrounds this code (a simulated rank's, usually), or None outside any."""
+    return _ACTIVE.get()
+
+
+@contextmanager
+def use_transport(transport: Transport) -> Iterator[None]:
+    """Make ``transport`` the one that every platform call inside uses; per thread and task."""
+    token = _ACTIVE.set(transport)
+    try:
+        yield
+    finally:
+        _ACTIVE.reset(token)
