@@ -1,0 +1,374 @@
+"""Layouts: which mesh axes split which dims, in which order, and which axes hold summands.
+
+A layout is an immutable, interned value: comparing two is comparing identities, and a layout is its own cache key.
+Order is data: ``dim_axes[d]`` is the tuple of axes that split dim ``d``, outermost first. Every split follows the
+ceil rule (``semantics``, section 1), nested: an inner axis splits the chunk that the outer ones left.
+"""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Sequence
+from typing import Any
+
+from hyper_parallel.core.dtensor.mesh import DeviceMesh
+from hyper_parallel.core.dtensor.placements import Partial, Placement, Replicate, Shard, StridedShard
+from hyper_parallel.errors import LayoutError, notation
+
+__all__ = ["Box", "Layout", "chunk_bounds", "parse_placements"]
+
+Box = tuple[tuple[int, int], ...]
+DimAxes = tuple[tuple[int, ...], ...]
+Partials = tuple[tuple[int, str], ...]
+
+_INTERNED: dict[tuple[Any, ...], Layout] = {}
+_LOCK = threading.Lock()
+
+
+class Layout:
+    """A placement of every dim and axis on one mesh, with or without a global shape.
+
+    ``Layout(mesh_shape, alias_name, rank_list)`` names a mesh only; calling it places a tensor on it:
+    ``layout("dp", "None")``, ``layout(("dp", "tp"), "None")``, ``layout([Shard(0), Replicate()])`` or ``layout()``
+    (a 0-d tensor).
+
+    Args:
+        mesh_shape: sizes of the axes.
+        alias_name: names of the axes.
+        rank_list: global ranks, row-major; ``0 … n-1`` by default.
+
+    Attributes:
+        mesh: the device mesh.
+        dim_axes: per tensor dim the axes that split it, outermost first; None before the layout is placed.
+        partials: pairs of axis and reduction, in the order of the axes.
+        shape: global sizes, or None when no tensor is attached.
+    """
+
+    __slots__ = ("__weakref__", "_local_shape", "dim_axes", "mesh", "native", "partials", "placements", "shape")
+
+    mesh: DeviceMesh
+    dim_axes: DimAxes
+    partials: Partials
+    shape: tuple[int, ...] | None
+    placements: tuple[Placement, ...]
+    native: Any
+
+    def __new__(
+        cls, mesh_shape: Sequence[int], alias_name: Sequence[str], rank_list: Sequence[int] | None = None
+    ) -> Layout:
+        """An unplaced layout: call it to place a tensor."""
+        shape = tuple(mesh_shape)
+        size = 1
+        for axis_size in shape:
+            size *= axis_size
+        ranks = tuple(range(size)) if rank_list is None else tuple(rank_list)
+        if len(ranks) != size:
+            msg = f"Layout: mesh_shape {shape} needs {size} ranks, rank_list has {len(ranks)}"
+            raise LayoutError(msg)
+        return cls.from_device_mesh(DeviceMesh.grid("cpu", shape, ranks, tuple(alias_name)))
+
+    @classmethod
+    def from_device_mesh(cls, mesh: DeviceMesh) -> Layout:
+        """An unplaced layout over ``mesh``."""
+        return _intern(mesh, None, (), None)
+
+    @classmethod
+    def of(
+        cls,
+        mesh: DeviceMesh,
+        dim_axes: Sequence[Sequence[int]],
+        partials: Sequence[tuple[int, str]] = (),
+        shape: Sequence[int] | None = None,
+    ) -> Layout:
+        """The one layout of these parts; the parts are trusted."""
+        return _intern(
+            mesh,
+            tuple(tuple(axes) for axes in dim_axes),
+            tuple(sorted(partials)),
+            None if shape is None else tuple(shape),
+        )
+
+    @classmethod
+    def place(cls, mesh: DeviceMesh, placements: Any, shape: Sequence[int]) -> Layout:
+        """The layout of a tensor of global ``shape`` under either spelling of its placements."""
+        dim_axes, partials = parse_placements(mesh, placements, len(shape))
+        return _intern(mesh, dim_axes, partials, tuple(shape))
+
+    # -- placing -------------------------------------------------------------------------------------------------
+
+    def __call__(self, *aliases: Any) -> Layout:
+        """Place a tensor: alias per dim, or one list of placements (whose dims tell the number of dims)."""
+        if len(aliases) == 1 and isinstance(aliases[0], (list, tuple)) and _are_placements(aliases[0]):
+            placements = list(aliases[0])
+            ndim = 1 + max((_dim_of(place) for place in placements), default=-1)
+            dim_axes, partials = parse_placements(self.mesh, placements, ndim)
+        else:
+            dim_axes, partials = parse_placements(self.mesh, aliases, len(aliases))
+        return _intern(self.mesh, dim_axes, partials, None)
+
+    def with_shape(self, shape: Sequence[int] | None) -> Layout:
+        """The same placement with another global shape."""
+        return _intern(self.mesh, self.dim_axes, self.partials, None if shape is None else tuple(shape))
+
+    def with_placement(self, axis: int, placement: Placement) -> Layout:
+        """The same layout with ``axis`` placed anew; a new shard splits inside the axes already there."""
+        dims = [tuple(a for a in axes if a != axis) for axes in self.dim_axes]
+        partials = [pair for pair in self.partials if pair[0] != axis]
+        if isinstance(placement, Shard):
+            dims[placement.dim] = (*dims[placement.dim], axis)
+        elif isinstance(placement, Partial):
+            partials.append((axis, placement.reduce_op))
+        return _intern(self.mesh, tuple(dims), tuple(sorted(partials)), self.shape)
+
+    # -- facts ---------------------------------------------------------------------------------------------------
+
+    @property
+    def ndim(self) -> int:
+        """Number of tensor dims."""
+        return len(self.dim_axes)
+
+    @property
+    def is_replicated(self) -> bool:
+        """True when every rank holds the whole tensor."""
+        return not self.partials and not any(self.dim_axes)
+
+    @property
+    def alias_placements(self) -> tuple[Any, ...]:
+        """Per dim the name of its axis, a tuple of names, or ``"None"``; the spelling does not show Partial axes."""
+        return tuple(_alias(tuple(self.mesh.names[axis] for axis in axes)) for axes in self.dim_axes)
+
+    @property
+    def tensor_map(self) -> tuple[Any, ...]:
+        """Per dim the axis counted from the right, -1 where whole, a tuple where several axes split it."""
+        last = self.mesh.ndim - 1
+        mapped = [tuple(last - axis for axis in axes) for axes in self.dim_axes]
+        return tuple(-1 if not axes else axes[0] if len(axes) == 1 else axes for axes in mapped)
+
+    def is_partial(self, axis: int | str | None = None) -> bool:
+        """True when any axis, or the given one, holds summands."""
+        if axis is None:
+            return bool(self.partials)
+        return any(held == self.mesh.axis(axis) for held, _ in self.partials)
+
+    def get_partial_by_dev_id(self, axis: int | str) -> str | None:
+        """Reduction that ``axis`` still owes, or None."""
+        wanted = self.mesh.axis(axis)
+        return next((op for held, op in self.partials if held == wanted), None)
+
+    def placement_on(self, axis: int) -> Placement:
+        """What ``axis`` does, order left out: Replicate, ``Shard(dim)`` or Partial."""
+        for held, op in self.partials:
+            if held == axis:
+                return Partial(op)
+        for dim, axes in enumerate(self.dim_axes):
+            if axis in axes:
+                return Shard(dim)
+        return Replicate()
+
+    def shard_count(self, dim: int) -> int:
+        """Number of pieces that dim ``dim`` is cut into."""
+        count = 1
+        for axis in self.dim_axes[dim]:
+            count *= self.mesh.shape[axis]
+        return count
+
+    def get_global_shape(self, local_shape: Sequence[int]) -> tuple[int, ...]:
+        """Global shape of even shards of ``local_shape``; the attached shape, where there is one, is returned as is."""
+        if self.shape is not None:
+            return self.shape
+        return tuple(size * self.shard_count(dim) for dim, size in enumerate(local_shape))
+
+    # -- boxes ---------------------------------------------------------------------------------------------------
+
+    @property
+    def local_shape(self) -> tuple[int, ...]:
+        """Sizes that the current rank holds."""
+        if self._local_shape is None:
+            self._local_shape = tuple(stop - start for start, stop in self.box_at(self.mesh._member()))  # noqa: SLF001
+        return self._local_shape
+
+    def local_shape_at(self, coordinate: Sequence[int]) -> tuple[int, ...]:
+        """Sizes that the rank at ``coordinate`` holds."""
+        return tuple(stop - start for start, stop in self.box_at(coordinate))
+
+    def local_box(self, rank: int | None = None) -> Box:
+        """Half-open index range per dim that global rank ``rank`` (default: the current one) holds."""
+        at = self.mesh._member() if rank is None else self.mesh.coordinate_of(rank)  # noqa: SLF001
+        return self.box_at(at)
+
+    def box_at(self, coordinate: Sequence[int]) -> Box:
+        """Half-open index range per dim of the rank at ``coordinate``."""
+        if self.shape is None:
+            msg = "layout has no global shape; use with_shape(...) first"
+            raise LayoutError(msg)
+        box = []
+        for size, axes in zip(self.shape, self.dim_axes, strict=True):
+            start, stop = 0, size
+            for axis in axes:
+                low, high = chunk_bounds(stop - start, self.mesh.shape[axis], coordinate[axis])
+                start, stop = start + low, start + high
+            box.append((start, stop))
+        return tuple(box)
+
+    # -- value ---------------------------------------------------------------------------------------------------
+
+    def notation(self, dtype: object | None = None) -> str:
+        """``f32[16@dp, 8@tp] + Partial(sum)@ep``."""
+        names = self.mesh.names
+        shape = self.shape if self.shape is not None else tuple("?" for _ in self.dim_axes)
+        return notation(
+            dtype,
+            shape,  # type: ignore[arg-type]
+            [[names[axis] for axis in axes] for axes in self.dim_axes],
+            [(op, names[axis]) for axis, op in self.partials],
+        )
+
+    def __repr__(self) -> str:
+        """The one notation, on the mesh."""
+        return f"Layout({self.mesh!r})" if self.dim_axes is None else f"Layout({self.notation()} on {self.mesh!r})"
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        """Pickle by value."""
+        return (_intern, (self.mesh, self.dim_axes, self.partials, self.shape))
+
+    def __copy__(self) -> Layout:
+        """Immutable: the layout itself."""
+        return self
+
+    def __deepcopy__(self, memo: dict[int, Any]) -> Layout:
+        """Immutable: the layout itself."""
+        return self
+
+
+def chunk_bounds(size: int, parts: int, index: int) -> tuple[int, int]:
+    """Range of chunk ``index`` when ``size`` is cut into ``parts`` by the ceil rule; the last chunks may be empty."""
+    chunk = -(-size // parts)
+    return min(index * chunk, size), min((index + 1) * chunk, size)
+
+
+def parse_placements(mesh: DeviceMesh, placements: Any, ndim: int) -> tuple[DimAxes, Partials]:
+    """Read either public spelling of placements for a tensor of ``ndim`` dims.
+
+    Raises:
+        LayoutError: (a ValueError) wrong count, a dim or axis that does not exist, an axis used twice.
+    """
+    if isinstance(placements, Layout):
+        if placements.dim_axes is None or placements.ndim != ndim:
+            msg = f"layout {placements!r} does not place a tensor of {ndim} dims"
+            raise LayoutError(msg)
+        return placements.dim_axes, placements.partials
+    if isinstance(placements, Placement):
+        placements = (placements,)
+    if _are_placements(placements):
+        return _from_placements(mesh, tuple(placements), ndim)
+    return _from_aliases(mesh, tuple(placements), ndim)
+
+
+def _are_placements(placements: Any) -> bool:
+    return bool(placements) and all(isinstance(place, Placement) for place in placements)
+
+
+def _from_placements(
+    mesh: DeviceMesh, placements: tuple[Placement, ...], ndim: int
+) -> tuple[DimAxes, Partials]:
+    if len(placements) != mesh.ndim:
+        msg = (
+            f"placements: {len(placements)} given ({', '.join(map(repr, placements))}) "
+            f"for the {mesh.ndim} axes {mesh.names} of the mesh; give one per axis"
+        )
+        raise LayoutError(msg)
+    dims: list[list[int]] = [[] for _ in range(ndim)]
+    # Right to left: a split factor counts the axes further right that split the dim first.
+    for axis in reversed(range(mesh.ndim)):
+        place = placements[axis]
+        if isinstance(place, Shard):
+            dim = _normal_dim(place, ndim)
+            dims[dim].insert(_position(mesh, dims[dim], place), axis)
+    partials = tuple((axis, place.reduce_op) for axis, place in enumerate(placements) if isinstance(place, Partial))
+    return tuple(map(tuple, dims)), partials
+
+
+def _normal_dim(place: Shard, ndim: int) -> int:
+    if not -ndim <= place.dim < ndim:
+        msg = f"placements: {place!r} names dim {place.dim}, the tensor has {ndim} dims"
+        raise LayoutError(msg)
+    return place.dim % ndim
+
+
+def _position(mesh: DeviceMesh, inner: list[int], place: Shard) -> int:
+    factor = place.split_factor if isinstance(place, StridedShard) else 1
+    product = 1
+    for position in range(len(inner) + 1):
+        if product == factor:
+            return position
+        if position < len(inner):
+            product *= mesh.shape[inner[position]]
+    sizes = {mesh.names[axis]: mesh.shape[axis] for axis in inner}
+    msg = f"placements: {place!r} needs axes to its right that split dim {place.dim} first by {factor}; there: {sizes}"
+    raise LayoutError(msg)
+
+
+def _from_aliases(mesh: DeviceMesh, aliases: tuple[Any, ...], ndim: int) -> tuple[DimAxes, Partials]:
+    if len(aliases) != ndim:
+        msg = f"placements: {len(aliases)} aliases {aliases} given for a tensor of {ndim} dims; give one per dim"
+        raise LayoutError(msg)
+    dim_axes = tuple(tuple(mesh.axis(name) for name in _names(alias)) for alias in aliases)
+    used = [axis for axes in dim_axes for axis in axes]
+    if len(set(used)) != len(used):
+        msg = f"placements: aliases {aliases} use an axis twice"
+        raise LayoutError(msg)
+    return dim_axes, ()
+
+
+def _names(alias: Any) -> tuple[str, ...]:
+    if alias is None or alias == "None":
+        return ()
+    names = (alias,) if isinstance(alias, str) else alias
+    if not isinstance(names, (list, tuple)) or not all(isinstance(name, str) for name in names):
+        msg = f"placements: {alias!r} is neither an axis name, a tuple of axis names nor 'None'"
+        raise LayoutError(msg)
+    return tuple(name for name in names if name != "None")
+
+
+def _alias(names: tuple[str, ...]) -> Any:
+    return "None" if not names else names[0] if len(names) == 1 else names
+
+
+def _dim_of(place: Placement) -> int:
+    if isinstance(place, Shard):
+        if place.dim < 0:
+            msg = f"layout([...]): {place!r} needs the tensor's number of dims; give a non-negative dim"
+            raise LayoutError(msg)
+        return place.dim
+    return -1
+
+
+def _public_placements(mesh: DeviceMesh, dim_axes: DimAxes, partials: Partials) -> tuple[Placement, ...]:
+    found: list[Placement] = [Replicate()] * mesh.ndim
+    for axis, op in partials:
+        found[axis] = Partial(op)
+    for dim, axes in enumerate(dim_axes):
+        for position, axis in enumerate(axes):
+            factor = 1
+            for outer in axes[:position]:
+                factor *= mesh.shape[outer] if outer > axis else 1
+            found[axis] = Shard(dim) if factor == 1 else StridedShard(dim, factor)
+    return tuple(found)
+
+
+def _intern(mesh: DeviceMesh, dim_axes: DimAxes | None, partials: Partials, shape: tuple[int, ...] | None) -> Layout:
+    key = (mesh, dim_axes, partials, shape)
+    found = _INTERNED.get(key)
+    if found is not None:
+        return found
+    with _LOCK:
+        found = _INTERNED.get(key)
+        if found is None:
+            found = object.__new__(Layout)
+            found.mesh, found.partials, found.shape = mesh, partials, shape
+            found.dim_axes = dim_axes  # type: ignore[assignment] # None only before placing
+            found.placements = () if dim_axes is None else _public_placements(mesh, dim_axes, partials)
+            found._local_shape = None  # noqa: SLF001
+            found.native = None
+            _INTERNED[key] = found
+    return found

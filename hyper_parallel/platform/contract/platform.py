@@ -1,0 +1,67 @@
+"""The platform: one framework's facets in one object, plus the little that core needs to hold a DTensor."""
+
+from __future__ import annotations
+
+import abc
+from typing import TYPE_CHECKING, Any
+
+from hyper_parallel.platform.contract.collectives import CollectivesFacet
+from hyper_parallel.platform.contract.differentiable import DifferentiableFacet
+from hyper_parallel.platform.contract.groups import GroupsFacet
+from hyper_parallel.platform.contract.identity import IdentityFacet
+from hyper_parallel.platform.contract.modules import ModulesFacet
+from hyper_parallel.platform.contract.tensors import TensorsFacet
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+    from hyper_parallel.transport.base import Transport
+
+__all__ = ["Platform"]
+
+
+class Platform(
+    IdentityFacet, GroupsFacet, CollectivesFacet, DifferentiableFacet, TensorsFacet, ModulesFacet, abc.ABC
+):
+    """What core and trainers ask of a framework.
+
+    Attributes:
+        platform_type: ``torch`` or ``mindspore``.
+        Tensor: the framework's tensor type.
+        Parameter: its trainable tensor type.
+        Module: its module type.
+        Function: its custom autograd function; subclasses have static ``forward(ctx, *args)`` and
+            ``backward(ctx, *grads)``, ``apply`` takes positional tensors and values.
+        DTensorBase: the framework's DTensor class.
+    """
+
+    platform_type: str
+    Tensor: Any
+    Parameter: Any
+    Module: Any
+    Function: Any
+
+    @property
+    @abc.abstractmethod
+    def DTensorBase(self) -> Any:  # noqa: N802 - the contract fixes this name
+        """The framework's DTensor class."""
+
+    @abc.abstractmethod
+    def transport(self) -> Transport:
+        """Who carries the bytes here: the surrounding simulated rank, else the framework's own engine, else nobody."""
+
+    @abc.abstractmethod
+    def wrap(self, local: Any, layout: Any) -> Any:
+        """A DTensor over ``local``, which stays on its autograd graph; shapes are trusted."""
+
+    @abc.abstractmethod
+    def grad_enabled(self) -> bool:
+        """True when operations are being recorded for backward."""
+
+    @abc.abstractmethod
+    def needs_grad(self, local: Any) -> bool:
+        """True when ``local`` (a plain tensor) may receive a gradient."""
+
+    @abc.abstractmethod
+    def run_local(self, func: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+        """Call a framework operation on plain tensors only, past this library's interception."""

@@ -1,0 +1,99 @@
+"""Plain local tensors: the operations that redistribution and dispatch need, one spelling for both frameworks."""
+
+from __future__ import annotations
+
+import abc
+from collections.abc import Callable, Sequence
+from typing import Any
+
+__all__ = ["TensorsFacet"]
+
+
+class TensorsFacet(abc.ABC):
+    """Facet *tensors*. Operations are differentiable where the framework's are."""
+
+    @abc.abstractmethod
+    def is_tensor(self, obj: Any) -> bool:
+        """True for any tensor of the framework, DTensors and parameters included."""
+
+    @abc.abstractmethod
+    def cat(self, tensors: Sequence[Any], dim: int) -> Any:
+        """Concatenate along ``dim``; pieces may be empty."""
+
+    @abc.abstractmethod
+    def narrow(self, data: Any, dim: int, start: int, length: int) -> Any:
+        """``length`` elements of dim ``dim`` from ``start``; a view where the framework has one."""
+
+    @abc.abstractmethod
+    def reshape(self, data: Any, shape: Sequence[int]) -> Any:
+        """The same elements, row-major, in another shape."""
+
+    @abc.abstractmethod
+    def contiguous(self, data: Any) -> Any:
+        """The same values, densely stored."""
+
+    @abc.abstractmethod
+    def copy(self, data: Any) -> Any:
+        """The same values in new storage, off the graph."""
+
+    @abc.abstractmethod
+    def detach(self, data: Any) -> Any:
+        """The same storage, off the graph."""
+
+    @abc.abstractmethod
+    def zeros(self, size: Sequence[int], dtype: Any = None, device: Any = None) -> Any:
+        """Zeros of ``size``."""
+
+    @abc.abstractmethod
+    def full(self, size: Sequence[int], fill_value: Any, dtype: Any = None, device: Any = None) -> Any:
+        """A constant tensor."""
+
+    @abc.abstractmethod
+    def zeros_like(self, data: Any) -> Any:
+        """Zeros of the shape, dtype and device of ``data``."""
+
+    @abc.abstractmethod
+    def ones_like(self, data: Any) -> Any:
+        """Ones of the shape, dtype and device of ``data``."""
+
+    @abc.abstractmethod
+    def arange(self, start: int, end: int, step: int = 1, dtype: Any = None, device: Any = None) -> Any:
+        """Integers from ``start`` below ``end``."""
+
+    @abc.abstractmethod
+    def is_floating(self, data: Any) -> bool:
+        """True for floating and complex tensors: those that may carry a gradient."""
+
+    @abc.abstractmethod
+    def itemsize(self, data: Any) -> int:
+        """Bytes per element."""
+
+    @abc.abstractmethod
+    def tensor_to_numpy(self, tensor: Any) -> Any:
+        """A NumPy array of the values; bfloat16 becomes float32."""
+
+    @abc.abstractmethod
+    def from_numpy(self, array: Any, device: Any = None) -> Any:
+        """A tensor of the array's values and dtype, in storage of its own."""
+
+    @abc.abstractmethod
+    def str_to_dtype(self, dtype_str: str) -> Any:
+        """``"torch.float32"``, ``"mindspore.float32"``, ``"Float32"`` or ``"float32"`` as a dtype.
+
+        Raises:
+            ValueError: unknown name, with the candidates.
+        """
+
+    @abc.abstractmethod
+    def size_of(self, shape: Sequence[int]) -> Any:
+        """A shape in the framework's own size type."""
+
+    def tree_map(self, fn: Callable[[Any], Any], tree: Any) -> Any:
+        """Apply ``fn`` to every leaf; lists, tuples, named tuples and dicts keep their types."""
+        if isinstance(tree, tuple) and hasattr(tree, "_fields"):
+            return type(tree)(*(self.tree_map(fn, item) for item in tree))
+        if isinstance(tree, (list, tuple)):
+            return type(tree)(self.tree_map(fn, item) for item in tree)
+        if isinstance(tree, dict):
+            return type(tree)((key, self.tree_map(fn, item)) for key, item in tree.items())
+        return fn(tree)

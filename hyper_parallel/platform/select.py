@@ -1,0 +1,150 @@
+"""Which framework: the only door to a platform.
+
+Order of choice: an explicit one (a call, or ``use_platform``), the environment, the only framework that this process
+has imported, MindSpore if it imports, PyTorch. Code that holds a tensor asks :func:`platform_of` instead.
+"""
+
+from __future__ import annotations
+
+import importlib
+import importlib.util
+import os
+import sys
+import threading
+from contextlib import contextmanager
+from contextvars import ContextVar
+from typing import TYPE_CHECKING, Any
+
+from hyper_parallel.errors import HyperParallelError
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+    from hyper_parallel.platform.contract.platform import Platform
+
+__all__ = [
+    "ENVIRONMENT_VARIABLE",
+    "FRAMEWORKS",
+    "MissingFrameworkError",
+    "current_platform",
+    "get_mindspore_platform",
+    "get_platform",
+    "get_torch_platform",
+    "installed_frameworks",
+    "platform_named",
+    "platform_of",
+    "use_platform",
+]
+
+ENVIRONMENT_VARIABLE = "HYPER_PARALLEL_PLATFORM"
+FRAMEWORKS = ("torch", "mindspore")
+
+_BUILT: dict[str, Platform] = {}
+_LOCK = threading.RLock()
+_CHOSEN: ContextVar[str | None] = ContextVar("hyper_parallel_platform", default=None)
+
+
+class MissingFrameworkError(HyperParallelError, ImportError):
+    """The framework that was asked for cannot be imported."""
+
+
+def get_platform() -> Platform:
+    """The platform of this thread or task.
+
+    Raises:
+        ValueError: the environment names something else than a framework.
+        MissingFrameworkError: (an ImportError) neither framework is installed, or the one asked for is not.
+    """
+    chosen = _CHOSEN.get()
+    return platform_named(chosen if chosen is not None else _default_name())
+
+
+def get_torch_platform() -> Platform:
+    """PyTorch's platform."""
+    return platform_named("torch")
+
+
+def get_mindspore_platform() -> Platform:
+    """MindSpore's platform."""
+    return platform_named("mindspore")
+
+
+current_platform = get_platform
+
+
+@contextmanager
+def use_platform(name: str) -> Iterator[Platform]:
+    """Make ``name`` the explicit choice inside, per thread and task."""
+    platform = platform_named(name)
+    token = _CHOSEN.set(name)
+    try:
+        yield platform
+    finally:
+        _CHOSEN.reset(token)
+
+
+def platform_named(name: str) -> Platform:
+    """The one platform object of framework ``name``, built on first use."""
+    found = _BUILT.get(name)
+    if found is not None:
+        return found
+    if name not in FRAMEWORKS:
+        msg = f"unknown platform {name!r}; known: {', '.join(FRAMEWORKS)}"
+        raise ValueError(msg)
+    with _LOCK:
+        if name not in _BUILT:
+            _require(name)
+            _BUILT[name] = importlib.import_module(f"hyper_parallel.platform.{name}.platform").build()
+    return _BUILT[name]
+
+
+def platform_of(value: Any) -> Platform:
+    """The platform whose tensor (or module) ``value`` is.
+
+    Raises:
+        TypeError: no framework in this process knows the type.
+    """
+    for kind in type(value).__mro__:
+        name = kind.__module__.partition(".")[0]
+        if name in FRAMEWORKS:
+            return platform_named(name)
+    msg = f"expected a tensor of {' or '.join(FRAMEWORKS)}, got {type(value).__name__}"
+    raise TypeError(msg)
+
+
+def installed_frameworks() -> tuple[str, ...]:
+    """Names of the frameworks that could be imported, without importing them."""
+    return tuple(name for name in FRAMEWORKS if name in sys.modules or importlib.util.find_spec(name) is not None)
+
+
+def _default_name() -> str:
+    asked = os.environ.get(ENVIRONMENT_VARIABLE)
+    if asked:
+        if asked.lower() not in FRAMEWORKS:
+            msg = f"{ENVIRONMENT_VARIABLE}={asked!r} names no framework; use one of {', '.join(FRAMEWORKS)}"
+            raise ValueError(msg)
+        return asked.lower()
+    imported = [name for name in FRAMEWORKS if name in sys.modules]
+    if len(imported) == 1:
+        return imported[0]
+    installed = installed_frameworks()
+    if not installed:
+        msg = "neither MindSpore nor PyTorch is installed; pip install hyper-parallel[torch] or [mindspore]"
+        raise MissingFrameworkError(msg)
+    return "mindspore" if "mindspore" in installed else "torch"
+
+
+def _require(name: str) -> None:
+    if name not in installed_frameworks():
+        msg = f"platform {name!r} was asked for, but {name} is not installed; pip install hyper-parallel[{name}]"
+        raise MissingFrameworkError(msg)
+    if name == "mindspore":
+        _require_numpy_1()
+
+
+def _require_numpy_1() -> None:
+    """MindSpore's binary is built against NumPy 1; under NumPy 2 it warns of crashes and corrupts bfloat16."""
+    version = importlib.import_module("numpy").__version__
+    if int(version.partition(".")[0]) >= 2:  # noqa: PLR2004 - NumPy's major version
+        msg = f"MindSpore needs NumPy below 2, this environment has {version}; pip install 'numpy<2'"
+        raise MissingFrameworkError(msg)
