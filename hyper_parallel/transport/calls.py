@@ -1,0 +1,154 @@
+"""What a rank says when it joins a collective: the payload, and everything by which others can tell it strayed.
+
+Nothing here knows a framework. Payloads are opaque; shapes are tuples, dtypes are strings.
+"""
+
+from __future__ import annotations
+
+import os
+import sys
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+from hyper_parallel.errors import CollectiveMismatchError, HyperParallelError, short_dtype
+from hyper_parallel.transport.base import REDUCTIONS, Ranks, Shape
+
+__all__ = ["Call", "Message", "ReductionError", "Site", "call_site", "check_ranks", "check_reduction", "describe"]
+
+Facts = tuple[tuple[str, Any], ...]
+
+_TRANSPORT_DIR = os.path.dirname(os.path.abspath(__file__)) + os.sep  # noqa: PTH120 - compared with co_filename
+_PACKAGE_DIR = os.path.dirname(os.path.dirname(_TRANSPORT_DIR)) + os.sep  # noqa: PTH120
+
+
+class ReductionError(HyperParallelError, TypeError):
+    """A reduction that does not exist, or that this dtype does not have, such as the average of integers."""
+
+
+@dataclass(frozen=True)
+class Site:
+    """Where a collective was called: the first frame outside the transport, and the first outside the library."""
+
+    near: tuple[str, int]
+    user: tuple[str, int] | None = None
+
+    def __str__(self) -> str:
+        near = f"{self.near[0]}:{self.near[1]}"
+        return near if self.user is None else f"{self.user[0]}:{self.user[1]} (through {near})"
+
+
+@dataclass
+class Call:
+    """One member's part in one collective.
+
+    Attributes:
+        operation: name of the transport method.
+        ranks: ordered members.
+        facts: named values on which all members must agree.
+        outgoing: one payload per member, in the order of ``ranks``.
+        sends: shape of each outgoing chunk, where they may differ between members; else None.
+        expects: shape that this member expects from each member; else None.
+        site: where it was called.
+    """
+
+    operation: str
+    ranks: Ranks
+    facts: Facts
+    outgoing: Sequence[Any]
+    site: Site
+    sends: tuple[Shape, ...] | None = None
+    expects: tuple[Shape, ...] | None = None
+
+    def __str__(self) -> str:
+        return describe(self.operation, self.facts, self.sends)
+
+
+@dataclass
+class Message:
+    """A point-to-point message (``payload`` set) or the wish to receive one (``payload`` None)."""
+
+    source: int
+    destination: int
+    tag: int
+    facts: Facts
+    site: Site
+    payload: Any = field(default=None, repr=False)
+
+    @property
+    def key(self) -> tuple[int, int, int]:
+        """Mailbox that the message travels through."""
+        return (self.source, self.destination, self.tag)
+
+    def text(self, *, sending: bool) -> str:
+        """``send(f32[2], dst=1, tag=0)`` or ``recv(f32[2], src=0, tag=0)``."""
+        peer = f"dst={self.destination}" if sending else f"src={self.source}"
+        return describe("send" if sending else "recv", self.facts, None)[:-1] + f", {peer}, tag={self.tag})"
+
+
+def describe(operation: str, facts: Facts, sends: tuple[Shape, ...] | None) -> str:
+    """``all_reduce(f32[2, 3], sum)``: the operation with the facts that tell it from another."""
+    known = dict(facts)
+    parts: list[str] = []
+    dtype = short_dtype(known.pop("dtype")) if "dtype" in known else ""
+    if "shape" in known:
+        parts.append(f"{dtype}{list(known.pop('shape'))}")
+    elif sends is not None:
+        parts.append(" ".join(f"{dtype}{list(shape)}" for shape in sends))
+    elif dtype:
+        parts.append(dtype)
+    if "reduction" in known:
+        parts.append(str(known.pop("reduction")))
+    parts.extend(f"{name}={_plain(value)}" for name, value in known.items())
+    return f"{operation}({', '.join(parts)})"
+
+
+def _plain(value: Any) -> str:
+    """Shapes as lists, everything else as it prints."""
+    if isinstance(value, tuple) and value and isinstance(value[0], tuple):
+        return "[" + ", ".join(str(list(item)) for item in value) + "]"
+    return str(value)
+
+
+def call_site() -> Site:
+    """The call site of the collective that is running now."""
+    frame: Any = sys._getframe(1)  # noqa: SLF001 - the only cheap way to a caller's line
+    while frame is not None and frame.f_code.co_filename.startswith(_TRANSPORT_DIR):
+        frame = frame.f_back
+    if frame is None:
+        return Site(("<unknown>", 0))
+    near = (frame.f_code.co_filename, frame.f_lineno)
+    if not near[0].startswith(_PACKAGE_DIR):
+        return Site(near)
+    while frame is not None and frame.f_code.co_filename.startswith(_PACKAGE_DIR):
+        frame = frame.f_back
+    return Site(near, None if frame is None else (frame.f_code.co_filename, frame.f_lineno))
+
+
+def check_ranks(ranks: Ranks, rank: int, world_size: int) -> int:
+    """Position of ``rank`` in ``ranks``.
+
+    Raises:
+        CollectiveMismatchError: ``rank`` is no member, a member is named twice or lies outside the world.
+    """
+    if rank not in ranks:
+        msg = f"rank {rank} calls a collective over ranks {ranks}, of which it is no member"
+        raise CollectiveMismatchError(msg)
+    if len(set(ranks)) != len(ranks) or min(ranks) < 0 or max(ranks) >= world_size:
+        msg = f"ranks {ranks} must be distinct and lie in 0..{world_size - 1}"
+        raise CollectiveMismatchError(msg)
+    return ranks.index(rank)
+
+
+def check_reduction(op: str, *, inexact: bool) -> None:
+    """Refuse unknown reductions, and ``avg`` where the dtype is not floating or complex.
+
+    Raises:
+        ReductionError: as said.
+    """
+    if op not in REDUCTIONS:
+        msg = f"unknown reduction {op!r}; there are {', '.join(REDUCTIONS)}"
+        raise ReductionError(msg)
+    if op == "avg" and not inexact:
+        msg = "the average of integers or booleans is not an integer: use 'sum', or convert to a float first"
+        raise ReductionError(msg)

@@ -1,0 +1,72 @@
+"""How a failed world is told: the failing rank's own traceback first, the others folded to one line each."""
+
+from __future__ import annotations
+
+import traceback
+from collections.abc import Mapping
+
+from hyper_parallel.errors import CollectiveMismatchError, RankFailedError
+
+__all__ = ["WorldFailedError", "world_failed", "world_timed_out"]
+
+_OWN = ("transport/threads.py", "transport/coordinator.py", "transport/workers.py", "verify/_worker.py")
+
+
+class WorldFailedError(RankFailedError):
+    """A simulated or launched world failed.
+
+    Attributes:
+        failures: per failed rank the exception that it raised, in the order in which they failed.
+    """
+
+    def __init__(self, text: str, failures: Mapping[int, BaseException]) -> None:
+        super().__init__(text)
+        self.failures: dict[int, BaseException] = dict(failures)
+
+
+def _trace(error: BaseException) -> str:
+    """The traceback without the frames of the machinery that ran the rank."""
+    shown = traceback.TracebackException.from_exception(error)
+    kept = [frame for frame in shown.stack if not frame.filename.replace("\\", "/").endswith(_OWN)]
+    if kept:
+        shown.stack = traceback.StackSummary.from_list(kept)
+    return "".join(shown.format()).rstrip()
+
+
+def world_failed(
+    world_size: int,
+    failures: Mapping[int, BaseException],
+    folded: Mapping[int, str],
+    traces: Mapping[int, str] | None = None,
+) -> WorldFailedError:
+    """The error for ranks that raised or died, chained to the first of their exceptions.
+
+    Args:
+        world_size: number of ranks.
+        failures: per failed rank its exception, first failure first.
+        folded: per other rank what it was doing.
+        traces: per failed rank its traceback as text, where it was raised in another process.
+    """
+    first, cause = next(iter(failures.items()))
+    names = ", ".join(str(rank) for rank in sorted(failures))
+    told: dict[str, int] = {}
+    lines = [f"rank{'s' if len(failures) > 1 else ''} {names} of {world_size} failed"]
+    for rank, error in failures.items():
+        if isinstance(error, CollectiveMismatchError) and str(error) in told:
+            lines.append(f"--- rank {rank}: same error as rank {told[str(error)]}")
+            continue
+        told.setdefault(str(error), rank)
+        lines += [f"--- rank {rank}:", (traces or {}).get(rank) or _trace(error)]
+    lines += [f"--- rank {rank}: {folded.get(rank, 'unknown')}" for rank in range(world_size) if rank not in failures]
+    failed = WorldFailedError("\n".join(lines), failures)
+    failed.__cause__ = failures[first] if cause is not None else None
+    return failed
+
+
+def world_timed_out(timeout: float, world_size: int, stacks: Mapping[int, str]) -> WorldFailedError:
+    """The error for a world that did not end in time, with every rank's stack."""
+    lines = [f"{world_size} ranks did not finish within {timeout:g} s"]
+    for rank, stack in sorted(stacks.items()):
+        lines += [f"--- rank {rank}: {stack.rstrip()}"]
+    failures = {rank: TimeoutError(f"rank {rank} did not finish within {timeout:g} s") for rank in sorted(stacks)}
+    return WorldFailedError("\n".join(lines), failures)

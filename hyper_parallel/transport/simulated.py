@@ -1,0 +1,200 @@
+"""A transport whose ranks live on one machine under one coordinator, deterministically.
+
+:class:`SimulatedTransport` builds every collective from one primitive, *exchange* (each member deposits a payload
+per member and gets what the others deposited for it), and from mailboxes. Arithmetic is done by the receiving
+rank, in the order of ``ranks``, so that all members compute bitwise the same. Payloads are private copies: a rank
+that later writes into its tensor changes nobody else's.
+"""
+
+from __future__ import annotations
+
+import pickle
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any, Protocol
+
+from hyper_parallel.errors import CollectiveMismatchError
+from hyper_parallel.transport.base import Ranks, Shape, Transport
+from hyper_parallel.transport.calls import Call, Message, call_site, check_ranks, check_reduction
+
+__all__ = ["Endpoint", "HostOps", "SimulatedGroup", "SimulatedTransport"]
+
+
+class HostOps(Protocol):
+    """The little that a simulated rank needs from a framework (or from numpy)."""
+
+    def shape(self, x: Any) -> Shape:
+        """Sizes of ``x``."""
+
+    def dtype(self, x: Any) -> str:
+        """Name of the dtype of ``x``."""
+
+    def inexact(self, x: Any) -> bool:
+        """Whether ``x`` is floating or complex, so that it has an average."""
+
+    def copy(self, x: Any) -> Any:
+        """A contiguous copy outside any gradient, sharing nothing with ``x``."""
+
+    def reduce(self, parts: Sequence[Any], op: str) -> Any:
+        """Reduce equal-shaped ``parts`` in their order with ``op``; a new tensor of the same dtype."""
+
+    def save_state(self) -> Any:
+        """What the framework keeps per process but a rank owns: the default generator, the default dtype."""
+
+    def restore_state(self, state: Any) -> None:
+        """Put back what :meth:`save_state` returned."""
+
+
+class Endpoint(Protocol):
+    """A rank's line to the coordinator; every method may block the rank and raise what the coordinator decides."""
+
+    def exchange(self, call: Call) -> list[Any]:
+        """Join a collective; what each member deposited for this rank, in the order of ``call.ranks``."""
+
+    def send(self, message: Message) -> None:
+        """Deposit a message."""
+
+    def receive(self, wish: Message) -> Any:
+        """Wait for a message; its payload."""
+
+
+@dataclass(frozen=True)
+class SimulatedGroup:
+    """Group handle of a simulated world: nothing but its ranks."""
+
+    ranks: Ranks
+
+    def size(self) -> int:
+        """Number of members."""
+        return len(self.ranks)
+
+
+class SimulatedTransport(Transport):
+    """One simulated rank's transport: ``ops`` computes, ``endpoint`` talks to the coordinator.
+
+    Every method raises :class:`CollectiveMismatchError` at once when members do not do the same thing.
+    """
+
+    backend = "simulated"
+
+    def __init__(self, rank: int, world_size: int, ops: HostOps, endpoint: Endpoint) -> None:
+        self.rank = rank
+        self.world_size = world_size
+        self._ops = ops
+        self._endpoint = endpoint
+
+    def all_reduce(self, x: Any, op: str, ranks: Ranks) -> Any:
+        """Reduce in rank order; see :meth:`Transport.all_reduce`."""
+        check_reduction(op, inexact=self._ops.inexact(x))
+        payload = self._ops.copy(x)
+        facts = (*self._facts(x), ("reduction", op))
+        return self._ops.reduce(self._exchange("all_reduce", ranks, facts, [payload] * len(ranks)), op)
+
+    def all_gather(self, x: Any, ranks: Ranks, shapes: Sequence[Shape]) -> list[Any]:
+        """See :meth:`Transport.all_gather`."""
+        told = _tuples(shapes)
+        self._check_told("all_gather", self._ops.shape(x), told, ranks)
+        facts = (("dtype", self._ops.dtype(x)), ("shapes", told))
+        parts = self._exchange("all_gather", ranks, facts, [self._ops.copy(x)] * len(ranks))
+        return [self._ops.copy(part) for part in parts]
+
+    def reduce_scatter(self, chunks: Sequence[Any], op: str, ranks: Ranks) -> Any:
+        """Reduce in rank order; see :meth:`Transport.reduce_scatter`."""
+        _check_count("reduce_scatter", len(chunks), ranks)
+        check_reduction(op, inexact=self._ops.inexact(chunks[0]))
+        shapes = tuple(self._ops.shape(chunk) for chunk in chunks)
+        facts = (("dtype", self._ops.dtype(chunks[0])), ("shapes", shapes), ("reduction", op))
+        parts = self._exchange("reduce_scatter", ranks, facts, [self._ops.copy(chunk) for chunk in chunks])
+        return self._ops.reduce(parts, op)
+
+    def all_to_all(self, chunks: Sequence[Any], ranks: Ranks, shapes: Sequence[Shape]) -> list[Any]:
+        """See :meth:`Transport.all_to_all`."""
+        _check_count("all_to_all", len(chunks), ranks)
+        expects = _tuples(shapes)
+        sends = tuple(self._ops.shape(chunk) for chunk in chunks)
+        position = check_ranks(ranks, self.rank, self.world_size)
+        self._check_told("all_to_all", sends[position], expects, ranks)
+        payloads = [self._ops.copy(chunk) for chunk in chunks]
+        facts = (("dtype", self._ops.dtype(chunks[0])),)
+        return self._exchange("all_to_all", ranks, facts, payloads, sends, expects)
+
+    def broadcast(self, x: Any, src: int, ranks: Ranks) -> Any:
+        """See :meth:`Transport.broadcast`."""
+        _check_source(src, ranks)
+        payload = self._ops.copy(x) if src == self.rank else None
+        facts = (*self._facts(x), ("src", src))
+        parts = self._exchange("broadcast", ranks, facts, [payload] * len(ranks))
+        return self._ops.copy(parts[ranks.index(src)])
+
+    def send(self, x: Any, dst: int, tag: int = 0) -> None:
+        """Deposit a copy in the mailbox of ``dst`` and return at once."""
+        self._check_peer("send", dst)
+        self._endpoint.send(Message(self.rank, dst, tag, self._facts(x), call_site(), self._ops.copy(x)))
+
+    def recv(self, like: Any, src: int, tag: int = 0) -> Any:
+        """See :meth:`Transport.recv`."""
+        self._check_peer("recv", src)
+        return self._endpoint.receive(Message(src, self.rank, tag, self._facts(like), call_site()))
+
+    def all_gather_object(self, obj: Any, ranks: Ranks) -> list[Any]:
+        """Objects travel pickled, so no two ranks share one."""
+        payload = pickle.dumps(obj)
+        parts = self._exchange("all_gather_object", ranks, (), [payload] * len(ranks))
+        return [pickle.loads(part) for part in parts]  # noqa: S301 - written by the ranks of this very program
+
+    def barrier(self, ranks: Ranks) -> None:
+        """See :meth:`Transport.barrier`."""
+        self._exchange("barrier", ranks, (), [None] * len(ranks))
+
+    def group(self, ranks: Ranks) -> SimulatedGroup:
+        """A handle; equal ranks give equal handles, and no communication happens."""
+        return SimulatedGroup(tuple(ranks))
+
+    def ranks_of(self, group: Any) -> Ranks:
+        """See :meth:`Transport.ranks_of`."""
+        return tuple(range(self.world_size)) if group is None else group.ranks
+
+    def _facts(self, x: Any) -> tuple[tuple[str, Any], ...]:
+        return (("shape", self._ops.shape(x)), ("dtype", self._ops.dtype(x)))
+
+    def _exchange(  # noqa: PLR0913 - the fields of a Call
+        self,
+        operation: str,
+        ranks: Ranks,
+        facts: tuple[tuple[str, Any], ...],
+        outgoing: list[Any],
+        sends: tuple[Shape, ...] | None = None,
+        expects: tuple[Shape, ...] | None = None,
+    ) -> list[Any]:
+        check_ranks(ranks, self.rank, self.world_size)
+        if len(ranks) == 1:
+            return outgoing
+        return self._endpoint.exchange(Call(operation, ranks, facts, outgoing, call_site(), sends, expects))
+
+    def _check_told(self, operation: str, own: Shape, told: tuple[Shape, ...], ranks: Ranks) -> None:
+        _check_count(operation, len(told), ranks)
+        position = check_ranks(ranks, self.rank, self.world_size)
+        if told[position] != own:
+            msg = f"rank {self.rank} sends {list(own)} to itself in {operation} but says {list(told[position])}"
+            raise CollectiveMismatchError(msg)
+
+    def _check_peer(self, operation: str, peer: int) -> None:
+        if peer == self.rank or not 0 <= peer < self.world_size:
+            msg = f"{operation} on rank {self.rank} names rank {peer}; it must be another rank below {self.world_size}"
+            raise CollectiveMismatchError(msg)
+
+
+def _tuples(shapes: Sequence[Shape]) -> tuple[Shape, ...]:
+    return tuple(tuple(shape) for shape in shapes)
+
+
+def _check_count(operation: str, count: int, ranks: Ranks) -> None:
+    if count != len(ranks):
+        msg = f"{operation} over {len(ranks)} ranks got {count} chunks or shapes; it takes one per rank"
+        raise CollectiveMismatchError(msg)
+
+
+def _check_source(src: int, ranks: Ranks) -> None:
+    if src not in ranks:
+        msg = f"broadcast from rank {src}, which is not among ranks {ranks}; src is a global rank"
+        raise CollectiveMismatchError(msg)

@@ -1,0 +1,180 @@
+"""Simulated ranks as threads of this process: a baton goes from rank to rank, so one runs at a time."""
+
+from __future__ import annotations
+
+import contextvars
+import ctypes
+import sys
+import threading
+import traceback
+from collections.abc import Callable
+from typing import Any
+
+from hyper_parallel.errors import CollectiveMismatchError
+from hyper_parallel.transport.base import use_transport
+from hyper_parallel.transport.calls import Call, Message
+from hyper_parallel.transport.coordinator import Coordinator, RankAbortedError
+from hyper_parallel.transport.failures import WorldFailedError, world_failed, world_timed_out
+from hyper_parallel.transport.simulated import HostOps, SimulatedTransport
+
+__all__ = ["run_threads"]
+
+_UNWIND_SECONDS = 2.0
+
+
+class _Endpoint:
+    """A thread rank's line to the coordinator: call it, then hand the baton on and sleep until it comes back."""
+
+    def __init__(self, world: _World, rank: int) -> None:
+        self._world = world
+        self._rank = rank
+
+    def exchange(self, call: Call) -> list[Any]:
+        """See :class:`Endpoint`."""
+        self._world.coordinator.join(self._rank, call)
+        result: list[Any] = self._world.pause(self._rank)
+        return result
+
+    def send(self, message: Message) -> None:
+        """See :class:`Endpoint`."""
+        self._world.coordinator.send(message)
+
+    def receive(self, wish: Message) -> Any:
+        """See :class:`Endpoint`."""
+        self._world.coordinator.receive(wish)
+        return self._world.pause(self._rank)
+
+
+class _World:
+    """The threads, their batons (a locked lock means: sleep) and what became of them."""
+
+    def __init__(self, world_size: int, ops: HostOps, body: Callable[[], Any]) -> None:
+        self.coordinator = Coordinator(world_size)
+        self.results: list[Any] = [None] * world_size
+        self.failures: dict[int, BaseException] = {}
+        self._ops = ops
+        self._body = body
+        self._states: list[Any] = [ops.save_state()] * world_size
+        self._batons = [_locked() for _ in range(world_size)]
+        self._done = _locked()
+        self._holder = 0
+        self.threads = [
+            threading.Thread(target=self._rank_main, args=(rank,), name=f"rank-{rank}", daemon=True)
+            for rank in range(world_size)
+        ]
+
+    def run(self, timeout: float) -> bool:
+        """Run all ranks to their end; False if that took longer than ``timeout`` seconds."""
+        for thread in self.threads:
+            thread.start()
+        self._pass_on(-1)
+        finished = self._done.acquire(timeout=timeout)
+        if finished:
+            for thread in self.threads:
+                thread.join()
+        return finished
+
+    def pause(self, rank: int) -> Any:
+        """Let others run until ``rank`` is chosen again; the outcome of what it waited in."""
+        chosen = self.coordinator.next_rank(rank)
+        if chosen != rank:
+            self._states[rank] = self._ops.save_state()
+            self._wake(chosen)
+            self._batons[rank].acquire()
+            self._ops.restore_state(self._states[rank])
+        return self.coordinator.take(rank)
+
+    def kill(self) -> None:
+        """Unwind what still runs: an exception for the rank that holds the baton, then a baton for each other."""
+        self.coordinator.abort()
+        holder = self.threads[self._holder]
+        raise_in = ctypes.pythonapi.PyThreadState_SetAsyncExc
+        raise_in(ctypes.c_ulong(holder.ident or 0), ctypes.py_object(RankAbortedError))
+        self._done.acquire(timeout=_UNWIND_SECONDS)
+
+    def _pass_on(self, rank: int) -> None:
+        self._wake(self.coordinator.next_rank(rank))
+
+    def _wake(self, rank: int | None) -> None:
+        if rank is None:
+            self._done.release()
+        else:
+            self._holder = rank
+            self._batons[rank].release()
+
+    def _rank_main(self, rank: int) -> None:
+        self._batons[rank].acquire()
+        try:
+            self._ops.restore_state(self._states[rank])
+            self.coordinator.take(rank)
+            # An empty context: a rank starts like a fresh process and inherits no surrounding "with" block.
+            self.results[rank] = contextvars.Context().run(self._call, rank)
+            self.coordinator.finish(rank)
+        except RankAbortedError:
+            self.coordinator.fail(rank, "unwound")
+        except BaseException as error:  # noqa: BLE001 - SystemExit of a rank is a failure of that rank as well
+            if not _unwinding(error):
+                self.failures[rank] = error
+            self.coordinator.fail(rank, f"raised {type(error).__name__}")
+        finally:
+            self._pass_on(rank)
+
+    def _call(self, rank: int) -> Any:
+        transport = SimulatedTransport(rank, self.coordinator.world_size, self._ops, _Endpoint(self, rank))
+        with use_transport(transport):
+            return self._body()
+
+
+def _unwinding(error: BaseException | None) -> bool:
+    """Whether ``error`` only arose while the rank was being unwound."""
+    while error is not None and not isinstance(error, RankAbortedError):
+        error = error.__context__
+    return error is not None
+
+
+def _locked() -> threading.Lock:
+    lock = threading.Lock()
+    lock.acquire()
+    return lock
+
+
+def run_threads(body: Callable[[], Any], world_size: int, ops: HostOps, timeout: float) -> list[Any]:
+    """Run ``body`` on ``world_size`` thread ranks, each with its transport active; results in rank order.
+
+    Args:
+        body: what every rank runs.
+        world_size: number of ranks, at least one.
+        ops: the framework's :class:`HostOps`; its state is saved here and put back at the end.
+        timeout: seconds after which the run is given up and every rank's stack is shown.
+
+    Raises:
+        WorldFailedError: a rank raised, never finished, or left messages undelivered.
+    """
+    world = _World(world_size, ops, body)
+    state = ops.save_state()
+    finished = False
+    try:
+        finished = world.run(timeout)
+        stacks = {} if finished else _stacks(world)
+    finally:
+        if not finished:
+            world.kill()
+        ops.restore_state(state)
+    if not finished:
+        raise world_timed_out(timeout, world_size, stacks)
+    if world.failures:
+        raise world_failed(world_size, world.failures, world.coordinator.folded)
+    lost = world.coordinator.undelivered()
+    if lost is not None:
+        raise WorldFailedError(lost, {}) from CollectiveMismatchError(lost)
+    return world.results
+
+
+def _stacks(world: _World) -> dict[int, str]:
+    frames = sys._current_frames()  # noqa: SLF001 - the documented way to another thread's stack
+    stacks = {}
+    for rank, thread in enumerate(world.threads):
+        frame = frames.get(thread.ident or 0)
+        stack = "".join(traceback.format_stack(frame)) if frame is not None else ""
+        stacks[rank] = f"{world.coordinator.describe(rank)}\n{stack}"
+    return stacks

@@ -1,0 +1,67 @@
+"""Run a function on every rank of a simulated world, on one machine, deterministically."""
+
+from __future__ import annotations
+
+import functools
+import importlib.util
+from collections.abc import Callable, Sequence
+from typing import Any
+
+__all__ = ["default_platform", "simulate"]
+
+
+def default_platform() -> str:
+    """``torch`` if it can be imported, else ``mindspore``.
+
+    Raises:
+        ImportError: neither is installed.
+    """
+    for name in ("torch", "mindspore"):
+        if importlib.util.find_spec(name) is not None:
+            return name
+    msg = "neither torch nor mindspore is installed: pip install one of them"
+    raise ImportError(msg)
+
+
+def simulate(
+    fn: Callable[..., Any],
+    world_size: int,
+    platform: str | None = None,
+    args: Sequence[Any] = (),
+    *,
+    timeout: float = 60.0,
+) -> list[Any]:
+    """Call ``fn(*args)`` on every rank of a simulated world; the results in rank order.
+
+    Every rank has its own transport (:func:`hyper_parallel.transport.base.active_transport`), random state and
+    context. PyTorch ranks are threads that see the same ``args`` objects; MindSpore ranks are warm processes, so
+    ``fn``, ``args`` and results travel pickled (functions by value, tensors as tensors). Two runs of a
+    deterministic ``fn`` are the same run.
+
+    Args:
+        fn: what every rank runs.
+        world_size: number of ranks, at least one.
+        platform: ``"torch"`` or ``"mindspore"``; None takes PyTorch if it is installed.
+        args: arguments of ``fn``, the same on every rank.
+        timeout: seconds after which every rank's stack is shown instead of waiting on.
+
+    Raises:
+        RankFailedError: a rank raised, died, strayed from a collective or did not finish; ``failures`` maps ranks
+            to their exceptions and ``__cause__`` is the first of them.
+        ValueError: the world size or the platform does not exist.
+    """
+    if world_size < 1:
+        msg = f"world_size is {world_size}; a world has at least one rank"
+        raise ValueError(msg)
+    platform = platform or default_platform()
+    if platform == "torch":
+        from hyper_parallel.transport.c10d import TorchOps  # noqa: PLC0415 - the other framework stays unimported
+        from hyper_parallel.transport.threads import run_threads  # noqa: PLC0415
+
+        return run_threads(functools.partial(fn, *args), world_size, TorchOps(), timeout)
+    if platform == "mindspore":
+        from hyper_parallel.transport.workers import run_workers  # noqa: PLC0415
+
+        return run_workers(fn, args, world_size, timeout)
+    msg = f"platform is {platform!r}; it must be 'torch' or 'mindspore'"
+    raise ValueError(msg)
