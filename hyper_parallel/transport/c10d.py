@@ -67,10 +67,9 @@ def reduce_in_order(parts: Sequence[torch.Tensor], op: str) -> torch.Tensor:
     first = parts[0]
     check_reduction(op, inexact=first.is_floating_point() or first.is_complex())
     accumulate: Any = _ACCUMULATE[op]
-    with torch.no_grad():
-        total = first.detach().clone(memory_format=torch.contiguous_format)
-        if op in ("all", "any") and len(parts) == 1:
-            total = total.to(torch.bool).to(first.dtype)
-        for part in parts[1:]:
-            total = accumulate(total, part).to(first.dtype)
-        return total / len(parts) if op == "avg" else total
+    total = first.detach().clone(memory_format=torch.contiguous_format)
+    for part in parts[1:]:
+        accumulate(total, part, out=total)
+    if op in ("all", "any") and len(parts) == 1:
+        return total.to(torch.bool).to(first.dtype)
+    return total.div_(len(parts)) if op == "avg" else total

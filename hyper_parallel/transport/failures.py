@@ -7,9 +7,9 @@ from collections.abc import Mapping
 
 from hyper_parallel.errors import CollectiveMismatchError, RankFailedError
 
-__all__ = ["WorldFailedError", "world_failed", "world_timed_out"]
+__all__ = ["WorldFailedError", "trace", "world_failed", "world_timed_out"]
 
-_OWN = ("transport/threads.py", "transport/coordinator.py", "transport/workers.py", "verify/_worker.py")
+_OWN = ("transport/threads.py", "transport/coordinator.py", "transport/workers.py", "transport/worker_main.py", "verify/_worker.py")
 
 
 class WorldFailedError(RankFailedError):
@@ -24,7 +24,7 @@ class WorldFailedError(RankFailedError):
         self.failures: dict[int, BaseException] = dict(failures)
 
 
-def _trace(error: BaseException) -> str:
+def trace(error: BaseException) -> str:
     """The traceback without the frames of the machinery that ran the rank."""
     shown = traceback.TracebackException.from_exception(error)
     kept = [frame for frame in shown.stack if not frame.filename.replace("\\", "/").endswith(_OWN)]
@@ -56,7 +56,7 @@ def world_failed(
             lines.append(f"--- rank {rank}: same error as rank {told[str(error)]}")
             continue
         told.setdefault(str(error), rank)
-        lines += [f"--- rank {rank}:", (traces or {}).get(rank) or _trace(error)]
+        lines += [f"--- rank {rank}:", (traces or {}).get(rank) or trace(error)]
     lines += [f"--- rank {rank}: {folded.get(rank, 'unknown')}" for rank in range(world_size) if rank not in failures]
     failed = WorldFailedError("\n".join(lines), failures)
     failed.__cause__ = failures[first] if cause is not None else None

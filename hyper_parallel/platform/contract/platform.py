@@ -63,5 +63,13 @@ class Platform(
         """True when ``local`` (a plain tensor) may receive a gradient."""
 
     @abc.abstractmethod
-    def run_local(self, func: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
-        """Call a framework operation on plain tensors only, past this library's interception."""
+    def version(self, local: Any) -> int:
+        """Counts writes into ``local`` where the framework does; a constant elsewhere."""
+
+    @abc.abstractmethod
+    def may_keep_view(self, tensor: Any) -> bool:
+        """False for a DTensor whose derived views must not outlive one differentiation."""
+
+    @abc.abstractmethod
+    def local_op(self, op: str) -> Callable[..., Any]:
+        """The framework's implementation of canonical operator ``op`` on plain tensors, with canonical parameters."""

@@ -1,0 +1,269 @@
+"""The distributed tensor: a local tensor, a layout, and the promise that together they mean one global tensor.
+
+This class holds what both frameworks share. ``platform/<framework>/dtensor.py`` subclasses it together with the
+framework's tensor type. Autograd runs on the locals; the class adds no node of its own.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import TYPE_CHECKING, Any
+
+from hyper_parallel.core.dtensor.layout import Layout
+from hyper_parallel.core.dtensor.mesh import DeviceMesh, get_current_mesh
+from hyper_parallel.core.dtensor.placements import Partial, Replicate, Shard
+from hyper_parallel.core.dtensor.redistribute import gathered_view, redistribute
+from hyper_parallel.core.dtensor.transition import plan
+from hyper_parallel.errors import LayoutError, MeshMismatchError, ShardMismatchError
+from hyper_parallel.platform.select import platform_of
+
+if TYPE_CHECKING:
+    from hyper_parallel.core.dtensor.events import Cause
+    from hyper_parallel.platform.contract.platform import Platform
+
+__all__ = ["DTensor", "resolve_mesh"]
+
+
+class DTensor:
+    """A tensor held in pieces by the ranks of a mesh.
+
+    Args:
+        local: this rank's piece, a plain tensor of either framework.
+        device_mesh: the mesh.
+        placements: one placement per axis, or one alias per dim.
+
+    Shapes are taken as even shards; for uneven ones use :meth:`from_local` with ``shape``.
+
+    Raises:
+        LayoutError: (a ValueError) placements that do not fit mesh or tensor.
+    """
+
+    _local: Any
+    _layout: Layout
+    _platform: Platform
+    _views: dict[Any, Any] | None
+    _origin: tuple[Any, Any] | None
+    _readonly: str | None
+
+    def __new__(cls, local: Any, device_mesh: DeviceMesh, placements: Any) -> Any:
+        """A DTensor of the framework that ``local`` belongs to."""
+        return cls.from_local(local, device_mesh, placements)
+
+    def __init__(self, *_args: Any, **_kwargs: Any) -> None:
+        """Everything was set when the object was made."""
+
+    # -- in and out ----------------------------------------------------------------------------------------------
+
+    @staticmethod
+    def from_local(  # noqa: PLR0913 - the public signature
+        local: Any,
+        device_mesh: DeviceMesh | None = None,
+        placements: Any = None,
+        *,
+        run_check: bool = False,
+        shape: Sequence[int] | None = None,
+        stride: Sequence[int] | None = None,  # noqa: ARG004 - accepted for PyTorch's signature; storage is local
+    ) -> Any:
+        """Wrap ``local``; its gradient comes back in the dual layout.
+
+        Args:
+            local: this rank's piece.
+            device_mesh: the mesh, by default the current one.
+            placements: placements or aliases; all Replicate by default.
+            run_check: compare shapes and dtypes of all ranks (communicates).
+            shape: global shape; without it shards are taken to be even.
+            stride: ignored.
+
+        Raises:
+            LayoutError: the placements do not fit mesh or tensor.
+            ShardMismatchError: the piece is not what this rank holds of ``shape``, or ranks disagree.
+        """
+        mesh = resolve_mesh(device_mesh)
+        if isinstance(local, DTensor):
+            msg = f"from_local: local must be a plain tensor, got {local!r}"
+            raise TypeError(msg)
+        platform = platform_of(local)
+        local_shape = tuple(local.shape)
+        if placements is None:
+            placements = [Replicate()] * mesh.ndim
+        layout = Layout.place(mesh, placements, (0,) * len(local_shape) if shape is None else tuple(shape))
+        if len(layout.dim_axes) != len(local_shape):
+            msg = f"from_local: shape {list(shape or ())} has {layout.ndim} dims, local {list(local_shape)} has {len(local_shape)}"
+            raise ShardMismatchError(msg)
+        if shape is None:
+            layout = layout.with_shape(layout.with_shape(None).get_global_shape(local_shape))
+        if run_check:
+            _check_pieces(platform, local, layout)
+        if layout.local_shape != local_shape:
+            raise ShardMismatchError(_piece_message(layout, local_shape))
+        return platform.wrap(local, layout)
+
+    def to_local(self, *, grad_placements: Sequence[Any] | None = None) -> Any:
+        """This rank's piece, on the graph.
+
+        Args:
+            grad_placements: placements in which the caller's code will produce the gradient; by default the dual of
+                this tensor's. Say ``[Partial()]`` for a replicated axis along which the following code differs.
+
+        Raises:
+            LayoutError: a gradient placement that this layout cannot have.
+        """
+        if grad_placements is None:
+            return self._local
+        axes = _varying_axes(self._layout, grad_placements)
+        return self.local_for(self._layout, axes)
+
+    def redistribute(
+        self, device_mesh: DeviceMesh | None = None, placements: Any = None, *, async_op: bool = False
+    ) -> Any:
+        """The same tensor in another layout; the identical layout costs nothing.
+
+        Args:
+            device_mesh: must be this tensor's mesh, if given.
+            placements: placements or aliases; all Replicate by default.
+            async_op: accepted; the result is always complete.
+        """
+        del async_op
+        layout = self._layout
+        if device_mesh is not None and device_mesh is not layout.mesh:
+            msg = f"redistribute: the tensor lives on {layout.mesh!r}, not on {device_mesh!r}"
+            raise MeshMismatchError(msg)
+        if placements is None:
+            placements = [Replicate()] * layout.mesh.ndim
+        return self.redistribute_to(Layout.place(layout.mesh, placements, layout.shape))  # type: ignore[arg-type]
+
+    def redistribute_to(self, target: Layout, cause: Cause | None = None) -> Any:
+        """The same tensor in layout ``target``."""
+        if target is self._layout:
+            return self
+        platform = self._platform
+        steps = plan(self._layout, target)
+        moved = platform.wrap(redistribute(self._local, steps, platform, cause), target)
+        if platform.grad_enabled() and platform.needs_grad(self._local):
+            moved._origin = (self._local, steps)
+        return moved
+
+    def full_tensor(self, *, grad_placements: Sequence[Any] | None = None) -> Any:
+        """The whole tensor, plain, on every rank."""
+        return self.redistribute().to_local(grad_placements=grad_placements)
+
+    def reduce_partial(self) -> Any:
+        """The same tensor with every pending reduction done."""
+        layout = self._layout
+        return self.redistribute_to(Layout.of(layout.mesh, layout.dim_axes, (), layout.shape))
+
+    # -- what dispatch asks ----------------------------------------------------------------------------------------
+
+    def local_for(self, target: Layout, varying: tuple[int, ...], cause: Cause | None = None) -> Any:
+        """The local tensor in layout ``target``, entering a computation that differs along the axes ``varying``.
+
+        The result is kept while this tensor lives, so that several consumers share one collective in backward.
+        """
+        platform, local = self._platform, self._local
+        if not (platform.grad_enabled() and platform.needs_grad(local)):
+            return local if target is self._layout else redistribute(local, plan(self._layout, target), platform, cause)
+        key = (target, varying)
+        views, version = self._views, platform.version(local)
+        if views is not None:
+            kept = views.get(key)
+            if kept is not None and kept[0] == version:
+                return kept[1]
+        made = self._enter(target, varying, cause)
+        if platform.may_keep_view(self):
+            if views is None:
+                views = self._views = {}
+            views[key] = (version, made)
+        return made
+
+    def _enter(self, target: Layout, varying: tuple[int, ...], cause: Cause | None) -> Any:
+        if self._origin is not None and target is self._layout:
+            source, steps = self._origin
+            if steps.gathers_along(varying):
+                return gathered_view(source, self._local, steps, varying, self._platform)
+        return redistribute(self._local, plan(self._layout, target, varying), self._platform, cause)
+
+    def drop_views(self) -> None:
+        """Forget what was derived from the values: they are about to change."""
+        self._views = None
+        self._origin = None
+
+    # -- facts -----------------------------------------------------------------------------------------------------
+
+    @property
+    def device_mesh(self) -> DeviceMesh:
+        """The mesh."""
+        return self._layout.mesh
+
+    @property
+    def placements(self) -> tuple[Any, ...]:
+        """One placement per mesh axis."""
+        return self._layout.placements
+
+    @property
+    def layout(self) -> Layout:
+        """The layout, global shape included."""
+        return self._layout
+
+    @property
+    def local_shape(self) -> tuple[int, ...]:
+        """Sizes of this rank's piece."""
+        return self._layout.local_shape
+
+
+def resolve_mesh(device_mesh: DeviceMesh | None) -> DeviceMesh:
+    """``device_mesh``, or the current one.
+
+    Raises:
+        ValueError: neither is there.
+    """
+    mesh = device_mesh if device_mesh is not None else get_current_mesh()
+    if mesh is None:
+        msg = "device_mesh: none given and none is current; pass one, or use 'with mesh:'"
+        raise ValueError(msg)
+    return mesh
+
+
+def _varying_axes(layout: Layout, grad_placements: Sequence[Any]) -> tuple[int, ...]:
+    """Axes along which a replicated tensor's gradient arrives as summands; anything else but the dual is an error."""
+    wanted = tuple(grad_placements)
+    if len(wanted) != layout.mesh.ndim:
+        msg = f"to_local: {len(wanted)} grad_placements given for the {layout.mesh.ndim} axes {layout.mesh.names}"
+        raise LayoutError(msg)
+    varying = []
+    for axis, grad in enumerate(wanted):
+        held = layout.placement_on(axis)
+        grad = Shard(grad.dim % max(layout.ndim, 1)) if isinstance(grad, Shard) else grad  # noqa: PLW2901
+        if held == Replicate() and grad == Partial():
+            varying.append(axis)
+        elif grad != (held if isinstance(held, Shard) else Replicate()):
+            msg = (
+                f"to_local: on axis {layout.mesh.names[axis]} the tensor is {held!r}; its gradient can be "
+                f"{'Replicate() or Partial(sum)' if held == Replicate() else repr(held) if isinstance(held, Shard) else 'Replicate()'}, not {grad!r}"
+            )
+            raise LayoutError(msg)
+    return tuple(varying)
+
+
+def _check_pieces(platform: Platform, local: Any, layout: Layout) -> None:
+    mesh = layout.mesh
+    mine = (tuple(local.shape), str(local.dtype))
+    found = dict(zip(mesh.ranks, platform.transport().all_gather_object(mine, mesh.ranks), strict=True))
+    facts = ", ".join(f"rank {rank}: {list(shape)} {dtype}" for rank, (shape, dtype) in found.items())
+    if len({dtype for _, dtype in found.values()}) > 1:
+        msg = f"from_local: ranks hold different dtypes ({facts})"
+        raise ShardMismatchError(msg)
+    for rank, (shape, _) in found.items():
+        wanted = layout.local_shape_at(mesh.coordinate_of(rank))
+        if shape != wanted:
+            msg = (
+                f"from_local: the pieces do not make one tensor of {list(layout.shape or ())} under "
+                f"{layout.placements}: rank {rank} should hold {list(wanted)} ({facts}); pass shape=, the global shape"
+            )
+            raise ShardMismatchError(msg)
+
+
+def _piece_message(layout: Layout, local_shape: tuple[int, ...]) -> str:
+    return (
+        f"from_local: rank {layout.mesh.rank} holds {list(layout.local_shape)} of {layout.notation()}, "
+        f"but local has {list(local_shape)}"
+    )

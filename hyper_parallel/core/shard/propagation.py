@@ -1,0 +1,74 @@
+"""From a call to a plan: which layouts the operands need, what the outputs become. Pure; no tensor in sight."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+from hyper_parallel.core.shard.strategy import Choice, choose
+from hyper_parallel.errors import LayoutError, UnsupportedOperatorError
+
+if TYPE_CHECKING:
+    from hyper_parallel.core.shard.call import LocalCall, OpCall
+    from hyper_parallel.core.shard.rule import Rule
+
+__all__ = ["OpPlan", "propagate"]
+
+
+@dataclass(frozen=True)
+class OpPlan:
+    """What the dispatcher applies.
+
+    Attributes:
+        call: the call that was planned.
+        choice: layouts of operands and outputs.
+        local: the local call where it differs from the caller's.
+        many: True when the outputs come as a sequence.
+    """
+
+    call: OpCall
+    choice: Choice
+    local: LocalCall | None
+    many: bool
+
+    @property
+    def moves(self) -> bool:
+        """True when an operand has to change its layout."""
+        return any(
+            operand.layout is not target
+            for operand, target in zip(self.call.operands, self.choice.targets, strict=True)
+        )
+
+
+def propagate(call: OpCall, rule: Rule, *, in_place: bool = False) -> OpPlan:
+    """Plan ``call`` by ``rule``.
+
+    Raises:
+        UnsupportedOperatorError: an in-place call that would have to move what it writes to.
+        LayoutError: the rule does not accept the shapes.
+    """
+    try:
+        strategies = rule.strategies(call)
+    except ValueError as error:
+        msg = f"{describe(call)}: {error}"
+        raise LayoutError(msg) from error
+    choice = choose(call, strategies, in_place=in_place)
+    if choice is None:
+        raise UnsupportedOperatorError(_in_place_message(call))
+    local = strategies.localize(call, choice.targets, choice.outputs) if strategies.localize else None
+    return OpPlan(call, choice, local, strategies.many)
+
+
+def describe(call: OpCall) -> str:
+    """``add(x=f32[4@tp, 3], y=f32[4, 3])``: the operator with its operands in the one notation."""
+    operands = ", ".join(f"{one.name}={one.layout.notation(one.dtype)}" for one in call.operands)
+    return f"{call.op}({operands})"
+
+
+def _in_place_message(call: OpCall) -> str:
+    first = call.operands[0]
+    whole = ", ".join("Replicate()" for _ in range(call.mesh.ndim))
+    return (
+        f"{describe(call)}: writing in place would have to change the layout of {first.name}; "
+        f"use the out-of-place form, or {first.name} = {first.name}.redistribute(placements=[{whole}]) first"
+    )

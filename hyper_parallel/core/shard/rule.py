@@ -1,0 +1,126 @@
+"""The rule language: what one operator does along one mesh axis, as rows of placements.
+
+A row maps placements of the operands to placements of the outputs. Rules never see several axes, uneven shards,
+costs or gradients: those are derived (``strategy``, ``propagation``, ``dispatch``).
+"""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+from hyper_parallel.core.dtensor.placements import Placement, Replicate
+
+if TYPE_CHECKING:
+    from hyper_parallel.core.dtensor.layout import Layout
+    from hyper_parallel.core.shard.call import LocalCall, OpCall
+
+__all__ = ["R", "Row", "Rule", "Strategies", "find_rule", "register_rule", "replicated_row", "rule", "rule_names"]
+
+R = Replicate()
+Shape = tuple[int, ...]
+Localize = Callable[["OpCall", "tuple[Layout, ...]", "tuple[Layout, ...]"], "LocalCall | None"]
+
+
+@dataclass(frozen=True)
+class Row:
+    """One true statement about one mesh axis.
+
+    Attributes:
+        inputs: placement of each operand.
+        outputs: placement of each output.
+        even: pairs of operand number and dim whose size must divide by everything that cuts it, because the local
+            call would otherwise not see whole rows of the global one.
+        full: the same pairs for "no rank may hold an empty chunk".
+    """
+
+    inputs: tuple[Placement, ...]
+    outputs: tuple[Placement, ...]
+    even: tuple[tuple[int, int], ...] = ()
+    full: tuple[tuple[int, int], ...] = ()
+
+
+@dataclass(frozen=True)
+class Strategies:
+    """What a rule answers for one call.
+
+    Attributes:
+        rows: true statements, any one of which may be used on any axis.
+        outputs: global shape per output.
+        localize: how the local call differs from the caller's, given the operands' and outputs' final layouts.
+        many: True when the operator returns a tuple or list, also of one tensor.
+    """
+
+    rows: tuple[Row, ...]
+    outputs: tuple[Shape, ...]
+    localize: Localize | None = None
+    many: bool = False
+
+
+@dataclass(frozen=True)
+class Rule:
+    """A canonical operator: its name, its parameters and its placement function.
+
+    Attributes:
+        op: canonical name.
+        signature: parameters, as in ``"x, weight, bias=None"``.
+        strategies: the placement function.
+        by_value: False where Python scalars do not influence placement and must not grow the cache.
+        by_dtype: True where placement depends on the operands' dtype.
+        view: True where the output shares storage with the first operand: if that had to move, writing through the
+            output would be lost, so it is read-only.
+    """
+
+    op: str
+    signature: str
+    strategies: Callable[[OpCall], Strategies]
+    by_value: bool = True
+    by_dtype: bool = False
+    view: bool = False
+
+
+_RULES: dict[str, Rule] = {}
+_LOCK = threading.Lock()
+
+
+def register_rule(new: Rule) -> Rule:
+    """Add a rule; a second one of the same name is an error.
+
+    Raises:
+        ValueError: the operator already has a rule.
+    """
+    with _LOCK:
+        if new.op in _RULES:
+            msg = f"operator {new.op!r} already has a rule"
+            raise ValueError(msg)
+        _RULES[new.op] = new
+    return new
+
+
+def rule(
+    op: str, signature: str, *, by_value: bool = True, by_dtype: bool = False, view: bool = False
+) -> Callable[[Callable[[OpCall], Strategies]], Callable[[OpCall], Strategies]]:
+    """Declare the placement function of canonical operator ``op``."""
+
+    def declare(strategies: Callable[[OpCall], Strategies]) -> Callable[[OpCall], Strategies]:
+        register_rule(Rule(op, signature, strategies, by_value, by_dtype, view))
+        return strategies
+
+    return declare
+
+
+def find_rule(op: str) -> Rule | None:
+    """The rule of canonical operator ``op``, or None."""
+    return _RULES.get(op)
+
+
+def rule_names() -> tuple[str, ...]:
+    """Canonical names of all operators that have a rule, sorted."""
+    return tuple(sorted(_RULES))
+
+
+def replicated_row(inputs: int, outputs: int = 1) -> Row:
+    """The row that is true of every deterministic operator: whole operands give whole outputs."""
+    return Row((R,) * inputs, (R,) * outputs)

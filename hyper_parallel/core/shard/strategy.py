@@ -1,0 +1,160 @@
+"""From rows for one axis to layouts on the whole mesh: choose a row per axis by what it costs to get there."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+from hyper_parallel.core.dtensor.layout import Layout
+from hyper_parallel.core.dtensor.placements import Partial, Placement, Replicate, Shard
+
+if TYPE_CHECKING:
+    from hyper_parallel.core.shard.call import OpCall
+    from hyper_parallel.core.shard.rule import Row, Strategies
+
+__all__ = ["Choice", "choose", "move_cost"]
+
+IMPOSSIBLE = math.inf
+
+
+@dataclass(frozen=True)
+class Choice:
+    """Where operands must be before the local call, and where its outputs are after it.
+
+    Attributes:
+        targets: layout per operand.
+        outputs: layout per output.
+        varying: per operand, the axes on which it is whole while another operand differs.
+    """
+
+    targets: tuple[Layout, ...]
+    outputs: tuple[Layout, ...]
+    varying: tuple[tuple[int, ...], ...]
+
+
+def choose(call: OpCall, strategies: Strategies, *, in_place: bool = False) -> Choice | None:
+    """Take the cheapest row per axis; None when an in-place call has no row that keeps its first operand in place."""
+    cuts: dict[tuple[int, int], int] = {}
+    picked: list[Row] = []
+    for axis in range(call.mesh.ndim):
+        best = _cheapest(call, strategies.rows, axis, cuts, in_place=in_place)
+        if best is None:
+            return None
+        picked.append(best)
+        for index, place in enumerate(best.inputs):
+            if isinstance(place, Shard):
+                at = (index, place.dim)
+                cuts[at] = cuts.get(at, 1) * call.mesh.shape[axis]
+    return _expand(call, strategies, picked)
+
+
+def _cheapest(
+    call: OpCall, rows: Sequence[Row], axis: int, cuts: dict[tuple[int, int], int], *, in_place: bool
+) -> Row | None:
+    best, best_cost = None, (IMPOSSIBLE, 0)
+    for row in rows:
+        if in_place and not _keeps_first(call, row, axis):
+            continue
+        if not _fits(call, row, axis, cuts):
+            continue
+        cost = _row_cost(call, row, axis)
+        if cost < best_cost:
+            best, best_cost = row, cost
+    return best
+
+
+def _keeps_first(call: OpCall, row: Row, axis: int) -> bool:
+    now = call.operands[0].layout.placement_on(axis)
+    return row.inputs[0] == now and row.outputs[0] == now
+
+
+def _fits(call: OpCall, row: Row, axis: int, cuts: dict[tuple[int, int], int]) -> bool:
+    size = call.mesh.shape[axis]
+    for index, dim in row.even:
+        if call.operands[index].shape[dim] % (cuts.get((index, dim), 1) * size):
+            return False
+    return all(
+        _never_empty(call.operands[index].shape[dim], cuts.get((index, dim), 1), size) for index, dim in row.full
+    )
+
+
+def _never_empty(size: int, cut: int, parts: int) -> bool:
+    # Under several axes the chunks are nested; only even ones are sure to hold something everywhere.
+    if cut > 1:
+        return size > 0 and size % (cut * parts) == 0
+    return size > -(-size // parts) * (parts - 1)
+
+
+def _row_cost(call: OpCall, row: Row, axis: int) -> tuple[float, int]:
+    total, moved = 0.0, 0
+    for operand, wanted in zip(call.operands, row.inputs, strict=True):
+        now = operand.layout.placement_on(axis)
+        if now != wanted:
+            total += move_cost(now, wanted, math.prod(operand.shape), call.mesh.shape[axis])
+            moved += 1
+    return total, moved
+
+
+def move_cost(now: Placement, wanted: Placement, elements: int, size: int) -> float:
+    """Elements that one rank receives to change the placement along one axis of ``size`` ranks."""
+    if now == wanted:
+        return 0.0
+    if isinstance(now, Replicate):
+        # Free of communication; a shard also makes the work smaller.
+        return 0.0
+    if isinstance(now, Partial):
+        if isinstance(wanted, Partial):
+            return IMPOSSIBLE
+        share = (size - 1) / size * elements
+        return share if isinstance(wanted, Shard) and now.reduce_op in {"sum", "avg"} else 2 * share
+    if isinstance(wanted, Replicate):
+        return (size - 1) / size * elements
+    if isinstance(wanted, Shard):
+        return (size - 1) / size / size * elements
+    return (size - 1) / size * elements  # shard to summands: gathered first
+
+
+def _expand(call: OpCall, strategies: Strategies, picked: list[Row]) -> Choice:
+    order = _axis_order(call, picked)
+    targets = tuple(
+        _layout(call, [row.inputs[index] for row in picked], operand.shape, order)
+        for index, operand in enumerate(call.operands)
+    )
+    outputs = tuple(
+        _layout(call, [row.outputs[index] for row in picked], shape, order)
+        for index, shape in enumerate(strategies.outputs)
+    )
+    return Choice(targets, outputs, tuple(_varying(picked, index) for index in range(len(call.operands))))
+
+
+def _axis_order(call: OpCall, picked: list[Row]) -> list[int]:
+    """Order in which axes cut a dim they share: as the largest operand that they already cut has it."""
+    order = list(range(call.mesh.ndim))
+    for operand in sorted(call.operands, key=lambda one: math.prod(one.shape)):
+        for axes in operand.layout.dim_axes:
+            together = [axis for axis in axes if len(axes) > 1]
+            if together and len({id(picked[axis]) for axis in together}) == 1:
+                rest = sorted(order.index(axis) for axis in together)
+                for position, axis in zip(rest, together, strict=True):
+                    order[position] = axis
+    return order
+
+
+def _layout(call: OpCall, places: list[Placement], shape: Sequence[int], order: list[int]) -> Layout:
+    dims: list[list[int]] = [[] for _ in shape]
+    for axis in order:
+        place = places[axis]
+        if isinstance(place, Shard):
+            dims[place.dim].append(axis)
+    partials = [(axis, place.reduce_op) for axis, place in enumerate(places) if isinstance(place, Partial)]
+    return Layout.of(call.mesh, dims, partials, shape)
+
+
+def _varying(picked: list[Row], index: int) -> tuple[int, ...]:
+    return tuple(
+        axis
+        for axis, row in enumerate(picked)
+        if isinstance(row.inputs[index], Replicate) and any(not isinstance(place, Replicate) for place in row.inputs)
+    )

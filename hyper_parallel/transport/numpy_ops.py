@@ -1,0 +1,88 @@
+"""Host operations on numpy arrays, for simulated ranks that are processes and for the MindSpore bridge.
+
+bfloat16, which numpy lacks, travels as the structured dtype :data:`BFLOAT16` (one unsigned 16-bit field of that
+name): it pickles without any framework, and its arithmetic here rounds to nearest even after every step.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import numpy as np
+
+from hyper_parallel.transport.base import Shape
+from hyper_parallel.transport.calls import check_reduction
+
+__all__ = ["BFLOAT16", "NumpyOps"]
+
+BFLOAT16 = np.dtype([("bfloat16", "<u2")])
+
+_ACCUMULATE = {
+    "sum": np.add,
+    "avg": np.add,
+    "prod": np.multiply,
+    "max": np.maximum,
+    "min": np.minimum,
+    "all": np.logical_and,
+    "any": np.logical_or,
+}
+
+
+class NumpyOps:
+    """:class:`HostOps` for numpy arrays."""
+
+    def shape(self, x: np.ndarray[Any, Any]) -> Shape:
+        """Sizes of ``x``."""
+        return tuple(x.shape)
+
+    def dtype(self, x: np.ndarray[Any, Any]) -> str:
+        """``float32`` and so on; ``bfloat16`` for :data:`BFLOAT16`."""
+        return "bfloat16" if x.dtype == BFLOAT16 else str(x.dtype)
+
+    def inexact(self, x: np.ndarray[Any, Any]) -> bool:
+        """Whether ``x`` is floating (bfloat16 included) or complex."""
+        return x.dtype == BFLOAT16 or np.issubdtype(x.dtype, np.inexact)
+
+    def copy(self, x: np.ndarray[Any, Any]) -> np.ndarray[Any, Any]:
+        """A contiguous copy."""
+        return np.array(x, order="C")
+
+    def reduce(self, parts: Sequence[np.ndarray[Any, Any]], op: str) -> np.ndarray[Any, Any]:
+        """Fold ``parts`` from the left with ``op``; ``avg`` divides the sum once, at the end.
+
+        Raises:
+            ReductionError: ``op`` is unknown, or ``avg`` of integers.
+        """
+        first = parts[0]
+        check_reduction(op, inexact=self.inexact(first))
+        narrow = first.dtype == BFLOAT16
+        total = _widen(first) if narrow else np.array(first, order="C")
+        for part in parts[1:]:
+            _ACCUMULATE[op](total, _widen(part) if narrow else part, out=total)
+            if narrow:
+                total = _widen(_narrow(total))
+        if op in ("all", "any") and len(parts) == 1:
+            total = total.astype(np.bool_).astype(total.dtype)
+        if op == "avg":
+            np.divide(total, len(parts), out=total)
+        return _narrow(total) if narrow else total
+
+    def save_state(self) -> None:
+        """Process ranks share no state, so there is none to save."""
+
+    def restore_state(self, state: None) -> None:
+        """Nothing to put back."""
+
+
+def _widen(x: np.ndarray[Any, Any]) -> np.ndarray[Any, Any]:
+    """bfloat16 to float32, exactly."""
+    return (x["bfloat16"].astype(np.uint32) << np.uint32(16)).view(np.float32)
+
+
+def _narrow(x: np.ndarray[Any, Any]) -> np.ndarray[Any, Any]:
+    """float32 to bfloat16, to nearest even; NaN stays NaN."""
+    bits = x.view(np.uint32)
+    rounded = (bits + np.uint32(0x7FFF) + ((bits >> np.uint32(16)) & np.uint32(1))) >> np.uint32(16)
+    rounded = np.where(np.isnan(x), np.uint32(0x7FC0), rounded).astype(np.uint16)
+    return rounded.view(BFLOAT16)

@@ -1,0 +1,78 @@
+"""Functions, arguments and results on their way to another process and back.
+
+Functions and classes of modules that the other process cannot be trusted to import the same (``__main__``, test
+modules, notebooks) travel by value; those of installed packages and of this library by reference.
+"""
+
+from __future__ import annotations
+
+import importlib.machinery
+import pickle
+import sys
+import sysconfig
+import threading
+from collections.abc import Callable
+from types import ModuleType
+from typing import Any
+
+import cloudpickle
+
+__all__ = ["pack", "pack_error", "unpack"]
+
+_LOCK = threading.Lock()
+_INSTALLED = tuple({sysconfig.get_path(name) for name in ("stdlib", "platstdlib", "purelib", "platlib")})
+
+
+def pack(obj: Any, owner: Callable[..., Any] | None = None) -> bytes:
+    """Pickle ``obj``; the module of ``owner`` and every module that cannot be found by name travel by value."""
+    with _LOCK:
+        chosen = [module for module in list(sys.modules.values()) if _by_value(module, owner)]
+        registered = [module for module in chosen if module.__name__ not in cloudpickle.list_registry_pickle_by_value()]
+        for module in registered:
+            cloudpickle.register_pickle_by_value(module)
+        try:
+            packed: bytes = cloudpickle.dumps(obj)
+        finally:
+            for module in registered:
+                cloudpickle.unregister_pickle_by_value(module)
+    return packed
+
+
+def unpack(packed: bytes) -> Any:
+    """The object that :func:`pack` wrote."""
+    return pickle.loads(packed)  # noqa: S301 - written by this very program in its other process
+
+
+def pack_error(error: BaseException) -> bytes:
+    """Pickle an exception; one that does not survive the way becomes a RuntimeError with its type and text."""
+    bare = error.with_traceback(None)
+    bare.__cause__ = bare.__context__ = None
+    try:
+        packed = pack(bare)
+        unpack(packed)
+    except Exception:  # noqa: BLE001 - whatever its pickling raises, the text must get through
+        return pack(RuntimeError(f"{type(error).__name__}: {error}"))
+    return packed
+
+
+def _by_value(module: ModuleType, owner: Callable[..., Any] | None) -> bool:
+    path = getattr(module, "__file__", None)
+    name = getattr(module, "__name__", "")
+    if not isinstance(path, str) or not path.endswith(".py") or sys.modules.get(name) is not module:
+        return False
+    if name.split(".")[0] in ("hyper_parallel", "__main__", "__mp_main__") or path.startswith(_INSTALLED):
+        return False
+    return name == getattr(owner, "__module__", None) or not _findable(name, path)
+
+
+def _findable(name: str, path: str) -> bool:
+    """Whether importing ``name`` in a fresh process with the same ``sys.path`` finds ``path``."""
+    parent = name.rpartition(".")[0]
+    package = sys.modules.get(parent) if parent else None
+    if parent and package is None:
+        return False
+    try:
+        spec = importlib.machinery.PathFinder.find_spec(name, getattr(package, "__path__", None))
+    except (ImportError, ValueError):
+        return False
+    return spec is not None and spec.origin == path

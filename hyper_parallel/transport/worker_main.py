@@ -1,0 +1,136 @@
+"""What a warm worker process does: wait for a task, be a rank in it, report, wait again."""
+
+from __future__ import annotations
+
+import faulthandler
+import importlib
+import os
+import random
+import signal
+import sys
+from collections.abc import Callable
+from dataclasses import dataclass
+from multiprocessing.connection import Connection
+from typing import Any
+
+import numpy as np
+
+from hyper_parallel.transport.base import Transport, use_transport
+from hyper_parallel.transport.calls import Call, Message
+from hyper_parallel.transport.coordinator import Outcome, RankAbortedError
+from hyper_parallel.transport.failures import trace
+from hyper_parallel.transport.numpy_ops import NumpyOps
+from hyper_parallel.transport.shipping import pack, pack_error, unpack
+from hyper_parallel.transport.simulated import SimulatedTransport
+
+__all__ = ["Report", "Task", "resolve", "worker_main"]
+
+
+@dataclass
+class Task:
+    """What a process rank is to run.
+
+    Attributes:
+        rank, world_size: who it is.
+        body: the packed pair of function and arguments.
+        start: ``module:function`` that turns the numpy transport into the framework's, or None to keep numpy.
+        path, folder: ``sys.path`` and working directory of the parent.
+    """
+
+    rank: int
+    world_size: int
+    body: bytes
+    start: str | None
+    path: list[str]
+    folder: str
+
+
+@dataclass
+class Report:
+    """How a rank ended: ``returned`` with a packed result, ``raised`` with a packed error and its trace, ``unwound``."""
+
+    how: str
+    packed: bytes = b""
+    trace: str = ""
+
+
+class _PipeEndpoint:
+    """A process rank's line to the coordinator in the parent."""
+
+    def __init__(self, line: Connection) -> None:
+        self._line = line
+
+    def exchange(self, call: Call) -> list[Any]:
+        """See :class:`Endpoint`."""
+        result: list[Any] = self._ask(("join", call))
+        return result
+
+    def send(self, message: Message) -> None:
+        """See :class:`Endpoint`."""
+        self._line.send(("send", message))
+
+    def receive(self, wish: Message) -> Any:
+        """See :class:`Endpoint`."""
+        return self._ask(("receive", wish))
+
+    def _ask(self, request: tuple[str, Any]) -> Any:
+        self._line.send(request)
+        outcome: Outcome = self._line.recv()
+        if outcome.error is not None:
+            raise outcome.error
+        return outcome.value
+
+
+def resolve(name: str) -> Callable[..., Any]:
+    """The function that ``module:function`` names."""
+    module, _, attribute = name.partition(":")
+    found: Callable[..., Any] = getattr(importlib.import_module(module), attribute)
+    return found
+
+
+def worker_main(line: Connection, stack_path: str) -> None:
+    """Serve tasks until the parent closes the line; never returns."""
+    signal.signal(signal.SIGINT, signal.SIG_IGN)
+    with open(stack_path, "w", encoding="utf-8") as stack_file:  # noqa: PTH123
+        faulthandler.register(signal.SIGUSR1, file=stack_file, all_threads=False)
+        try:
+            while True:
+                line.send(("done", _serve(line.recv(), line)))
+        except (EOFError, OSError):
+            pass
+        finally:
+            # The framework's own exit hooks may wait for threads that a forked process does not have.
+            os._exit(0)
+
+
+def _serve(task: Task, line: Connection) -> Report:
+    sys.path[:] = task.path
+    os.chdir(task.folder)
+    random.seed(0)
+    np.random.seed(0)  # noqa: NPY002 - the global state that rank code may draw from
+    transport: Transport = SimulatedTransport(task.rank, task.world_size, NumpyOps(), _PipeEndpoint(line))
+    return run_rank(task, transport)
+
+
+def run_rank(task: Task, transport: Transport) -> Report:
+    """Run the task's function with its transport active, and say how it ended."""
+    try:
+        if task.start is not None:
+            transport = resolve(task.start)(transport)
+        fn, args = unpack(task.body)
+        with use_transport(transport):
+            result = fn(*args)
+        return Report("returned", pack(result, fn))
+    except RankAbortedError:
+        return Report("unwound")
+    except BaseException as error:  # noqa: BLE001 - SystemExit of a rank is a failure of that rank as well
+        if _unwinding(error):
+            return Report("unwound")
+        text = trace(error)
+        return Report("raised", pack_error(error), text)
+
+
+def _unwinding(error: BaseException | None) -> bool:
+    while error is not None and not isinstance(error, RankAbortedError):
+        error = error.__context__
+    return error is not None

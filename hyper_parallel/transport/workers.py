@@ -1,0 +1,185 @@
+"""Simulated ranks as warm processes: the coordinator runs here and lets one of them run at a time."""
+
+from __future__ import annotations
+
+import os
+import sys
+import time
+from collections.abc import Callable, Sequence
+from multiprocessing.connection import wait
+from typing import Any
+
+from hyper_parallel.errors import CollectiveMismatchError, RankFailedError
+from hyper_parallel.transport.coordinator import Coordinator, RankAbortedError
+from hyper_parallel.transport.failures import WorldFailedError, world_failed, world_timed_out
+from hyper_parallel.transport.pool import Worker, check_in, check_out
+from hyper_parallel.transport.shipping import pack, unpack
+from hyper_parallel.transport.worker_main import Report, Task
+
+__all__ = ["run_workers"]
+
+
+class _TimeUp(Exception):  # noqa: N818 - control flow, never seen outside
+    """The holder of the baton did not report before the deadline."""
+
+
+class _World:
+    """One run: the team, the coordinator, and what became of each rank."""
+
+    def __init__(self, team: list[Worker], tasks: list[Task], deadline: float) -> None:
+        self.coordinator = Coordinator(len(team))
+        self.results: list[bytes] = [b""] * len(team)
+        self.failures: dict[int, BaseException] = {}
+        self.traces: dict[int, str] = {}
+        self.dead: set[int] = set()
+        self._team = team
+        self._tasks: list[Task | None] = list(tasks)
+        self._running = set(range(len(team)))
+        self._deadline = deadline
+
+    def run(self) -> None:
+        """Hand the baton round until every rank has ended.
+
+        Raises:
+            _TimeUp: the deadline passed.
+        """
+        rank = self.coordinator.next_rank(-1)
+        while rank is not None:
+            if self._resume(rank):
+                self._listen(rank)
+            rank = self.coordinator.next_rank(rank)
+
+    def _resume(self, rank: int) -> bool:
+        """Let ``rank`` run; False if it has ended instead."""
+        outcome = self.coordinator.outcome(rank)
+        task, self._tasks[rank] = self._tasks[rank], None
+        if task is not None and isinstance(outcome.error, RankAbortedError):
+            self._end(rank, "never started")
+            return False
+        try:
+            self._team[rank].line.send(outcome if task is None else task)
+        except OSError:
+            self._died(rank)
+            return False
+        return True
+
+    def _listen(self, rank: int) -> None:
+        """Serve ``rank`` until it waits for others or ends."""
+        waiting = True
+        while waiting:
+            message = self._next_message(rank)
+            waiting = message is not None and self._handle(rank, *message)
+
+    def _next_message(self, rank: int) -> tuple[str, Any] | None:
+        """What ``rank`` says next; None when it died. Other ranks that die are noticed on the way."""
+        line = self._team[rank].line
+        sentinels = {self._team[other].process.sentinel: other for other in self._running if other != rank}
+        while not line.poll(0):
+            heard = wait([line, *sentinels], max(0.0, self._deadline - time.monotonic()))
+            if not heard:
+                raise _TimeUp
+            for sentinel in heard:
+                other = sentinels.pop(sentinel, None) if isinstance(sentinel, int) else None
+                if other is not None:
+                    self._died(other)
+        try:
+            message: tuple[str, Any] = line.recv()
+        except (EOFError, OSError):
+            self._died(rank)
+            return None
+        return message
+
+    def _handle(self, rank: int, kind: str, content: Any) -> bool:
+        """Pass a request on to the coordinator; True while the rank keeps running."""
+        if kind == "send":
+            if not self.coordinator.aborted:
+                self.coordinator.send(content)
+            return True
+        if kind == "join":
+            self.coordinator.join(rank, content)
+        elif kind == "receive":
+            self.coordinator.receive(content)
+        else:
+            self._report(rank, content)
+        return False
+
+    def _report(self, rank: int, report: Report) -> None:
+        self._running.discard(rank)
+        if report.how == "returned":
+            self.results[rank] = report.packed
+            self.coordinator.finish(rank)
+            return
+        if report.how == "raised":
+            self.failures[rank] = unpack(report.packed)
+            self.traces[rank] = report.trace
+        self._end(rank, report.how)
+
+    def _died(self, rank: int) -> None:
+        self._team[rank].process.join(1.0)
+        code = self._team[rank].process.exitcode
+        self.dead.add(rank)
+        text = f"rank {rank} died with exit code {code}; it {self.coordinator.describe(rank)}"
+        self.failures[rank] = RankFailedError(text)
+        self.traces[rank] = text
+        self._end(rank, f"died with exit code {code}")
+
+    def _end(self, rank: int, how: str) -> None:
+        self._running.discard(rank)
+        self.coordinator.fail(rank, how)
+
+    def stacks(self) -> dict[int, str]:
+        """Per rank what it is in, with its stack."""
+        return {
+            rank: f"{self.coordinator.describe(rank)}\n{worker.stack() if rank in self._running else ''}"
+            for rank, worker in enumerate(self._team)
+        }
+
+
+def run_workers(
+    fn: Callable[..., Any],
+    args: Sequence[Any],
+    world_size: int,
+    timeout: float,
+    start: str | None = "hyper_parallel.transport.mindspore:start_rank",
+) -> list[Any]:
+    """Run ``fn(*args)`` on ``world_size`` process ranks; results in rank order.
+
+    Args:
+        fn: what every rank runs; travels by value unless its module is installed.
+        args: its arguments, picklable.
+        world_size: number of ranks, at least one.
+        timeout: seconds after which the run is given up; the processes are then ended.
+        start: ``module:function`` called in the rank to wrap the numpy transport; None leaves numpy arrays.
+
+    Raises:
+        WorldFailedError: a rank raised, died, never finished, or left messages undelivered.
+    """
+    body = pack((fn, tuple(args)), fn)
+    path = [entry or os.getcwd() for entry in sys.path]  # noqa: PTH109
+    tasks = [Task(rank, world_size, body, start, path, os.getcwd()) for rank in range(world_size)]  # noqa: PTH109
+    team = check_out(world_size)
+    world = _World(team, tasks, time.monotonic() + timeout)
+    healthy = False
+    try:
+        world.run()
+        healthy = not world.dead
+    except _TimeUp:
+        raise world_timed_out(timeout, world_size, world.stacks()) from None
+    finally:
+        if healthy:
+            check_in(team)
+        else:
+            for worker in team:
+                worker.close()
+    return _results(world, world_size)
+
+
+def _results(world: _World, world_size: int) -> list[Any]:
+    if world.failures:
+        raise world_failed(world_size, world.failures, world.coordinator.folded, world.traces)
+    lost = world.coordinator.undelivered()
+    if lost is not None:
+        raise WorldFailedError(lost, {}) from CollectiveMismatchError(lost)
+    return [unpack(packed) for packed in world.results]
+
+
