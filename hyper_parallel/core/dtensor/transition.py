@@ -37,16 +37,20 @@ class Plan:
         extremum: the reduction by max, min, prod, all or any that comes first, or None; it is not linear, so the
             plan's gradient is that of ``linear`` masked to the ranks that attained it.
         linear: the plan without that reduction; the plan itself where there is none.
+        communicates: True when any rank receives anything.
     """
 
-    __slots__ = ("_adjoint", "_costs", "extremum", "linear", "source", "steps", "target", "varying")
+    __slots__ = ("_adjoint", "_costs", "communicates", "extremum", "linear", "source", "steps", "target", "varying")
+
+    extremum: AllReduce | None
 
     def __init__(
         self, source: Layout, target: Layout, varying: tuple[int, ...], steps: tuple[Step, ...], linear: Plan | None = None
     ) -> None:
         self.source, self.target, self.varying, self.steps = source, target, varying, steps
         self.linear = self if linear is None else linear
-        self.extremum = None if linear is None else steps[0]
+        self.extremum = steps[0] if linear is not None and isinstance(steps[0], AllReduce) else None
+        self.communicates = any(step.received for step in steps)
         self._adjoint: Plan | None = None
         self._costs: dict[int, Cost] = {}
 
@@ -80,10 +84,10 @@ class Plan:
             found = self._costs[itemsize] = cost_of(self.steps, itemsize)
         return found
 
-    @property
-    def communicates(self) -> bool:
-        """True when any rank receives anything."""
-        return any(step.received for step in self.steps)
+    def gathers_along(self, axes: Sequence[int]) -> bool:
+        """True when a gradient that varies along ``axes`` had better go straight to the source: one of them gathers."""
+        gathered = {axis for held in self.source.dim_axes for axis in held}
+        return self.extremum is None and any(axis in gathered for axis in axes)
 
     def __repr__(self) -> str:
         """The steps, in the one notation."""
