@@ -1,0 +1,168 @@
+"""Box arithmetic over a mesh: who holds which part, and who sends it to whom. Pure; no tensor in sight.
+
+Every dim is split on its own, so the boxes of one layout form a grid. A transfer is cut along grids, which makes
+every received part a cell of a product grid: a target is put together by concatenating along one dim after another.
+"""
+
+from __future__ import annotations
+
+import itertools
+import math
+from typing import TYPE_CHECKING, NamedTuple
+
+from hyper_parallel.core.dtensor.layout import chunk_bounds
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable, Iterator, Sequence
+
+    from hyper_parallel.core.dtensor.layout import Box, Layout
+    from hyper_parallel.core.dtensor.mesh import DeviceMesh
+
+__all__ = ["Coordinate", "Piece", "Route", "cells_of", "contains", "coordinates", "cuts", "intersect", "members",
+           "reduction_pieces", "routes", "volume"]  # fmt: skip
+
+Coordinate = tuple[int, ...]
+Interval = tuple[int, int]
+
+
+class Route(NamedTuple):
+    """``box`` travels from member ``sender`` to member ``receiver`` of a slice of the mesh."""
+
+    box: Box
+    sender: int
+    receiver: int
+
+
+class Piece(NamedTuple):
+    """``box`` is reduced on member ``owner`` and wanted by the members ``wanted``; ``group`` is who holds summands."""
+
+    box: Box
+    owner: int
+    group: tuple[int, ...]
+    wanted: tuple[int, ...]
+
+
+def volume(box: Box) -> int:
+    """Number of elements."""
+    return math.prod(stop - start for start, stop in box)
+
+
+def intersect(one: Box, other: Box) -> Box:
+    """Common part; empty (possibly with start == stop) where there is none."""
+    return tuple(
+        (max(a, c), max(max(a, c), min(b, d))) for (a, b), (c, d) in zip(one, other, strict=True)
+    )
+
+
+def contains(outer: Box, inner: Box) -> bool:
+    """True when every element of ``inner`` is in ``outer``; an empty box is in every box."""
+    return not volume(inner) or all(
+        a <= c and d <= b for (a, b), (c, d) in zip(outer, inner, strict=True)
+    )
+
+
+def coordinates(mesh: DeviceMesh) -> Iterator[Coordinate]:
+    """Every position of the mesh, row-major."""
+    return itertools.product(*map(range, mesh.shape))
+
+
+def members(mesh: DeviceMesh, axes: Sequence[int], at: Coordinate) -> list[Coordinate]:
+    """Positions that differ from ``at`` along ``axes`` only, in the order of ``mesh.ranks_along(axes)``."""
+    found = []
+    for steps in itertools.product(*(range(mesh.shape[axis]) for axis in axes)):
+        position = list(at)
+        for axis, step in zip(axes, steps, strict=True):
+            position[axis] = step
+        found.append(tuple(position))
+    return found
+
+
+def cuts(boxes: Iterable[Box], ndim: int) -> list[list[int]]:
+    """Per dim the sorted edges of ``boxes``."""
+    edges: list[set[int]] = [set() for _ in range(ndim)]
+    for box in boxes:
+        for dim, (start, stop) in enumerate(box):
+            edges[dim].update((start, stop))
+    return [sorted(one) for one in edges]
+
+
+def cells_of(box: Box, edges: Sequence[Sequence[int]]) -> list[list[Interval]]:
+    """Per dim the non-empty intervals into which ``edges`` cut ``box``."""
+    return [
+        [(a, b) for a, b in itertools.pairwise([start, *(e for e in one if start < e < stop), stop]) if a < b]
+        for (start, stop), one in zip(box, edges, strict=True)
+    ]
+
+
+def routes(source: Layout, target: Layout, slice_axes: tuple[int, ...]) -> tuple[Route, ...]:
+    """What every member of a slice of the mesh along ``slice_axes`` must receive, and from whom.
+
+    A part that the receiver holds itself does not travel. Of several holders the one that shares most coordinates with
+    the receiver sends; among equals they take turns with the receiver's position, which spreads the load.
+    """
+    at = members(source.mesh, slice_axes, (0,) * source.mesh.ndim)
+    held = [source.box_at(one) for one in at]
+    holders: dict[Box, list[int]] = {}
+    for index, box in enumerate(held):
+        holders.setdefault(box, []).append(index)
+    edges = cuts(held, source.ndim)
+    found = []
+    for receiver, position in enumerate(at):
+        box = target.box_at(position)
+        for cell in itertools.product(*cells_of(box, edges)):
+            if contains(held[receiver], cell):
+                continue
+            owner = next(held_box for held_box in holders if contains(held_box, cell))
+            found.append(Route(cell, _nearest(holders[owner], receiver, at), receiver))
+    return tuple(found)
+
+
+def _nearest(candidates: Sequence[int], receiver: int, at: Sequence[Coordinate]) -> int:
+    def distance(index: int) -> tuple[int, int]:
+        differing = sum(a != b for a, b in zip(at[index], at[receiver], strict=True))
+        return differing, (index - receiver) % len(at)
+
+    return min(candidates, key=distance)
+
+
+def reduction_pieces(
+    source: Layout, target: Layout, slice_axes: tuple[int, ...], reduced: tuple[int, ...]
+) -> tuple[Piece, ...]:
+    """Who reduces which part when the summands along ``reduced`` become ``target`` in the fewest transmissions.
+
+    A part with ``k`` summands wanted by ``d`` ranks costs ``(k - 1) + (d - 1)`` transmissions if a rank that holds a
+    summand and wants the sum is the one who adds; several such ranks share the part evenly.
+    """
+    mesh = source.mesh
+    at = members(mesh, slice_axes, (0,) * mesh.ndim)
+    index_of = {position: index for index, position in enumerate(at)}
+    held = [source.box_at(one) for one in at]
+    wanted_boxes = [target.box_at(one) for one in at]
+    edges = cuts([*held, *wanted_boxes], source.ndim)
+    whole = tuple((0, size) for size in source.shape or ())
+    found: list[Piece] = []
+    for cell in itertools.product(*cells_of(whole, edges)):
+        wanted = tuple(i for i, box in enumerate(wanted_boxes) if contains(box, cell))
+        groups = {
+            tuple(index_of[one] for one in members(mesh, reduced, at[i]))
+            for i, box in enumerate(held)
+            if contains(box, cell)
+        }
+        found.extend(_shared(cell, sorted(groups), wanted))
+    return tuple(found)
+
+
+def _shared(cell: Box, groups: Sequence[tuple[int, ...]], wanted: tuple[int, ...]) -> Iterator[Piece]:
+    """Cut ``cell`` along its longest dim so that every rank fit to reduce it gets an even part."""
+    fit = [(rank, group) for group in groups for rank in group if rank in wanted]
+    fit = fit or [(rank, group) for group in groups for rank in group]
+    dim = max(range(len(cell)), key=lambda d: cell[d][1] - cell[d][0], default=None)
+    if dim is None:
+        yield Piece(cell, fit[0][0], fit[0][1], wanted)
+        return
+    start, stop = cell[dim]
+    for part, (owner, group) in enumerate(fit):
+        low, high = chunk_bounds(stop - start, len(fit), part)
+        if low < high:
+            box = (*cell[:dim], (start + low, start + high), *cell[dim + 1 :])
+            yield Piece(box, owner, group, wanted)

@@ -1,0 +1,217 @@
+"""Exchanges: any layout to any other in the fewest bytes, by moving exactly the boxes that a receiver lacks.
+
+:class:`Exchange` is one variable-split all-to-all over the ranks of the mesh. :class:`ReduceExchange` lets ranks that
+want a part and hold a summand of it add it up (one variable reduce-scatter), and then exchanges the sums.
+"""
+
+from __future__ import annotations
+
+import itertools
+from collections import defaultdict
+from functools import cached_property
+from typing import TYPE_CHECKING, Any, ClassVar
+
+from hyper_parallel.core.dtensor.boxes import (
+    Route,
+    cells_of,
+    contains,
+    cuts,
+    members,
+    reduction_pieces,
+    routes,
+    volume,
+)
+from hyper_parallel.core.dtensor.steps import Step, empty_like, narrow_box, sizes_of
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterable, Sequence
+
+    from hyper_parallel.core.dtensor.boxes import Coordinate, Piece
+    from hyper_parallel.core.dtensor.layout import Box, Layout
+    from hyper_parallel.platform.contract.platform import Platform
+
+__all__ = ["Exchange", "ReduceExchange"]
+
+
+class _Exchanging(Step):
+    """A step whose members are a slice of the mesh along ``axes``; partial axes that stay are left out of it."""
+
+    overhead: ClassVar[float] = 1e-9
+
+    def _position(self, at: Coordinate) -> int:
+        """Number of the rank at ``at`` among the members of its slice."""
+        index = 0
+        for axis in self.axes:
+            index = index * self.source.mesh.shape[axis] + at[axis]
+        return index
+
+    def _swap(self, sent: Sequence[Route], held: Callable[[Box], Any], like: Any, platform: Platform) -> dict[Box, Any]:
+        """Carry the boxes of ``sent``, each read by ``held`` on its sender; what this rank receives, by box."""
+        me = self._position(self.at)
+        peers = range(self.members)
+        outgoing = [[route.box for route in sent if (route.sender, route.receiver) == (me, peer)] for peer in peers]
+        incoming = [[route.box for route in sent if (route.sender, route.receiver) == (peer, me)] for peer in peers]
+        flat = platform.transport().all_to_all(
+            [pack([held(box) for box in boxes], like, platform) for boxes in outgoing],
+            self.source.mesh.ranks_along(self.axes),
+            [(sum(map(volume, boxes)),) for boxes in incoming],
+        )
+        found: dict[Box, Any] = {}
+        for boxes, buffer in zip(incoming, flat, strict=True):
+            found.update(unpack(boxes, buffer, platform))
+        return found
+
+
+class Exchange(_Exchanging):
+    """Any shard or replicate layout to any other; what a rank holds already does not travel."""
+
+    collective = "exchange"
+
+    @cached_property
+    def routes(self) -> tuple[Route, ...]:
+        """Every box that travels within one slice of the mesh."""
+        return routes(self.source, self.target, self.axes)
+
+    def received_at(self, at: Coordinate) -> int:
+        """What the rank lacks."""
+        me = self._position(at)
+        return sum(volume(route.box) for route in self.routes if route.receiver == me)
+
+    @cached_property
+    def received(self) -> int:
+        """Elements that the worst rank receives."""
+        return max(_per_receiver((route.receiver, volume(route.box)) for route in self.routes).values(), default=0)
+
+    @cached_property
+    def messages(self) -> int:
+        """Most peers that one rank hears from."""
+        pairs = {(route.receiver, route.sender) for route in self.routes}
+        return max(_per_receiver((receiver, 1) for receiver, _ in pairs).values(), default=0)
+
+    def apply(self, local: Any, platform: Platform) -> Any:
+        """The target's box, put together from own and received parts."""
+        box, wanted = self.source.box_at(self.at), self.target.box_at(self.at)
+        parts = self._swap(self.routes, lambda part: narrow_box(local, box, part, platform), local, platform)
+        cells = cells_of(wanted, cuts(map(self.source.box_at, members(self.source.mesh, self.axes, self.at)), len(box)))
+        if not volume(wanted):
+            return empty_like(local, sizes_of(wanted), platform)
+        if not parts:
+            return platform.copy(narrow_box(local, box, wanted, platform))
+        for cell in itertools.product(*cells):
+            if cell not in parts:
+                parts[cell] = narrow_box(local, box, cell, platform)
+        return nest(parts, cells, platform)
+
+
+class ReduceExchange(_Exchanging):
+    """Summands to any layout: those who want a part and hold a summand of it add it up, then the sums travel."""
+
+    collective = "reduce_exchange"
+    launches: ClassVar[int] = 2
+
+    @property
+    def reduced(self) -> tuple[int, ...]:
+        """Axes whose summands are added up."""
+        kept = {axis for axis, _ in self.target.partials}
+        return tuple(axis for axis, _ in self.source.partials if axis not in kept)
+
+    @cached_property
+    def pieces(self) -> tuple[Piece, ...]:
+        """Every part with the rank that adds it up."""
+        return reduction_pieces(self.source, self.target, self.axes, self.reduced)
+
+    @cached_property
+    def routes(self) -> tuple[Route, ...]:
+        """Every sum that travels."""
+        return tuple(
+            Route(piece.box, piece.owner, receiver) for piece in self.pieces for receiver in piece.wanted if receiver != piece.owner
+        )
+
+    @cached_property
+    def _received(self) -> dict[int, int]:
+        added = ((piece.owner, (len(piece.group) - 1) * volume(piece.box)) for piece in self.pieces)
+        return _per_receiver(itertools.chain(added, ((route.receiver, volume(route.box)) for route in self.routes)))
+
+    def received_at(self, at: Coordinate) -> int:
+        """Summands of the own parts and sums of the others."""
+        return self._received.get(self._position(at), 0)
+
+    @cached_property
+    def received(self) -> int:
+        """Elements that the worst rank receives."""
+        return max(self._received.values(), default=0)
+
+    @cached_property
+    def messages(self) -> int:
+        """Most peers that one rank hears from, both phases together."""
+        pairs = {(route.receiver, route.sender) for route in self.routes}
+        owners = {(piece.owner, piece.group) for piece in self.pieces}
+        heard = [(receiver, 1) for receiver, _ in pairs] + [(owner, len(group) - 1) for owner, group in owners]
+        return max(_per_receiver(heard).values(), default=0)
+
+    def apply(self, local: Any, platform: Platform) -> Any:
+        """The target's box, put together from own and received sums."""
+        sums = self._add_up(local, platform)
+        sums.update(self._swap(self.routes, sums.__getitem__, local, platform))
+        wanted = self.target.box_at(self.at)
+        if not volume(wanted):
+            return empty_like(local, sizes_of(wanted), platform)
+        slice_members = members(self.source.mesh, self.axes, self.at)
+        held = [layout.box_at(one) for layout in (self.source, self.target) for one in slice_members]
+        cells = cells_of(wanted, cuts(held, len(wanted)))
+        parts = {cell: _joined(cell, sums, platform) for cell in itertools.product(*cells)}
+        return nest(parts, cells, platform)
+
+    def _add_up(self, local: Any, platform: Platform) -> dict[Box, Any]:
+        """This rank's sums, by box."""
+        me, box = self._position(self.at), self.source.box_at(self.at)
+        group = tuple(self._position(one) for one in members(self.source.mesh, self.reduced, self.at))
+        shares = [[p.box for p in self.pieces if p.group == group and p.owner == owner] for owner in group]
+        if not any(shares):
+            return {}
+        ranks = self.source.mesh.ranks_along(self.reduced)
+        chunks = [pack([narrow_box(local, box, one, platform) for one in boxes], local, platform) for boxes in shares]
+        return unpack(shares[group.index(me)], platform.transport().reduce_scatter(chunks, "sum", ranks), platform)
+
+
+def pack(parts: Sequence[Any], like: Any, platform: Platform) -> Any:
+    """Parts one after the other in one flat tensor."""
+    flat = [platform.reshape(part, (-1,)) for part in parts]
+    if not flat:
+        return empty_like(like, (0,), platform)
+    return platform.contiguous(flat[0] if len(flat) == 1 else platform.cat(flat, 0))
+
+
+def unpack(boxes: Sequence[Box], buffer: Any, platform: Platform) -> dict[Box, Any]:
+    """The parts of a flat tensor, each in the shape of its box."""
+    found, start = {}, 0
+    for box in boxes:
+        found[box] = platform.reshape(platform.narrow(buffer, 0, start, volume(box)), sizes_of(box))
+        start += volume(box)
+    return found
+
+
+def nest(parts: dict[Box, Any], cells: Sequence[Sequence[tuple[int, int]]], platform: Platform, head: Box = ()) -> Any:
+    """Put the parts of a product grid together, one dim after another, the last dim first."""
+    dim = len(head)
+    if dim == len(cells):
+        return parts[head]
+    return _cat([nest(parts, cells, platform, (*head, interval)) for interval in cells[dim]], dim, platform)
+
+
+def _joined(cell: Box, sums: dict[Box, Any], platform: Platform) -> Any:
+    """A cell from the pieces that it was cut into along one dim."""
+    boxes = sorted(box for box in sums if contains(cell, box))
+    dim = next((d for d, interval in enumerate(boxes[0]) if interval != cell[d]), 0)
+    return _cat([sums[box] for box in boxes], dim, platform)
+
+
+def _cat(parts: Sequence[Any], dim: int, platform: Platform) -> Any:
+    return parts[0] if len(parts) == 1 else platform.cat(parts, dim)
+
+
+def _per_receiver(received: Iterable[tuple[int, int]]) -> dict[int, int]:
+    total: dict[int, int] = defaultdict(int)
+    for receiver, amount in received:
+        total[receiver] += amount
+    return total

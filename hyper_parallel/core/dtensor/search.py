@@ -1,0 +1,175 @@
+"""Which steps: the cheapest way from one layout to another, structured collectives and exchanges priced alike.
+
+A shortest-path search over layouts. The exchange that needs one step sets the price to beat, so the search stays small:
+it follows only moves that are cheaper than that.
+"""
+
+from __future__ import annotations
+
+import heapq
+import itertools
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+from hyper_parallel.core.dtensor.boxes import contains, coordinates
+from hyper_parallel.core.dtensor.exchange import Exchange, ReduceExchange
+from hyper_parallel.core.dtensor.layout import Layout
+from hyper_parallel.core.dtensor.steps import AllGather, AllReduce, AllToAll, ReduceScatter, Slice, Step
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable, Iterator
+
+__all__ = ["Cost", "cost_of", "search"]
+
+# Orders of magnitude of a fast interconnect. Only their ratios matter: what a message or the start of a collective is
+# worth in bytes. Layouts know no dtype, so plans are chosen for four-byte elements.
+SECONDS_PER_BYTE = 1e-10
+SECONDS_PER_MESSAGE = 1e-7
+SECONDS_PER_LAUNCH = 1e-7
+PLANNING_ITEMSIZE = 4
+MOST_STATES = 2000
+
+DimAxes = tuple[tuple[int, ...], ...]
+
+
+@dataclass(frozen=True)
+class Cost:
+    """What the worst rank receives.
+
+    Attributes:
+        bytes: bytes received.
+        messages: messages waited for.
+        launches: collectives started.
+    """
+
+    bytes: int
+    messages: int
+    launches: int = 0
+
+    @property
+    def seconds(self) -> float:
+        """A figure to compare plans by."""
+        return self.bytes * SECONDS_PER_BYTE + self.messages * SECONDS_PER_MESSAGE + self.launches * SECONDS_PER_LAUNCH
+
+
+def cost_of(steps: Iterable[Step], itemsize: int) -> Cost:
+    """Sum over ``steps``, each at its worst rank."""
+    steps = tuple(steps)
+    return Cost(
+        sum(step.received for step in steps) * itemsize,
+        sum(step.messages for step in steps),
+        sum(step.launches for step in steps if step.received),
+    )
+
+
+def search(source: Layout, target: Layout) -> tuple[Step, ...]:
+    """Cheapest steps; partial axes of ``target`` are partial in ``source`` too, all others that are owe a sum."""
+    if source is target:
+        return ()
+    best = (_direct(source, target),)
+    bound = _price(best)
+    frontier: list[tuple[float, int, Layout, tuple[Step, ...]]] = [(0.0, 0, source, ())]
+    done: set[Layout] = set()
+    ticket = itertools.count(1)
+    while frontier and len(done) < MOST_STATES:
+        spent, _, layout, steps = heapq.heappop(frontier)
+        if spent >= bound:
+            break
+        if layout in done:
+            continue
+        done.add(layout)
+        for step in _moves(layout, target):
+            path = (*steps, step)
+            price = spent + _price((step,))
+            if step.target is target and price < bound:
+                best, bound = path, price
+            elif price < bound and step.target not in done:
+                heapq.heappush(frontier, (price, next(ticket), step.target, path))
+    return best
+
+
+def _price(steps: Iterable[Step]) -> float:
+    """Seconds, with a little for every step, so that of two equal plans the shorter and simpler one wins."""
+    steps = tuple(steps)
+    return cost_of(steps, PLANNING_ITEMSIZE).seconds + sum(step.overhead for step in steps)
+
+
+def _direct(layout: Layout, target: Layout) -> Step:
+    """The one step that always exists."""
+    if _owed(layout, target):
+        return ReduceExchange(layout, target, _slice_axes(target))
+    if all(contains(layout.box_at(at), target.box_at(at)) for at in coordinates(layout.mesh)):
+        return Slice(layout, target, ())
+    return Exchange(layout, target, _slice_axes(target))
+
+
+def _slice_axes(target: Layout) -> tuple[int, ...]:
+    """All axes but the partial ones that stay: summands of different terms never mix."""
+    return tuple(axis for axis in range(target.mesh.ndim) if target.mesh.shape[axis] > 1 and not target.is_partial(axis))
+
+
+def _owed(layout: Layout, target: Layout) -> tuple[int, ...]:
+    return tuple(axis for axis, _ in layout.partials if not target.is_partial(axis))
+
+
+def _moves(layout: Layout, target: Layout) -> Iterator[Step]:
+    owed = _owed(layout, target)
+    if not owed:
+        yield _direct(layout, target)
+    yield from _all_reduces(layout, owed)
+    yield from _reduce_scatters(layout, target, owed)
+    yield from _gathers(layout)
+    yield from _slices(layout, target)
+    yield from _all_to_alls(layout, target)
+
+
+def _all_reduces(layout: Layout, owed: tuple[int, ...]) -> Iterator[Step]:
+    for count in range(len(owed), 0, -1):
+        for axes in itertools.combinations(owed, count):
+            yield AllReduce(layout, _without_partial(layout, axes), axes)
+
+
+def _reduce_scatters(layout: Layout, target: Layout, owed: tuple[int, ...]) -> Iterator[Step]:
+    for dim, wanted in enumerate(target.dim_axes):
+        if not wanted and not layout.dim_axes[dim]:
+            continue
+        held = layout.dim_axes[dim]
+        suffix = wanted[len(held) :]
+        candidates = {(axis,) for axis in owed}
+        if len(suffix) > 1 and wanted[: len(held)] == held and set(suffix) <= set(owed):
+            candidates.add(suffix)
+        for axes in sorted(candidates):
+            reduced = _without_partial(layout, axes)
+            yield ReduceScatter(layout, _with_dim(reduced, dim, (*held, *axes)), axes)
+
+
+def _gathers(layout: Layout) -> Iterator[Step]:
+    for dim, held in enumerate(layout.dim_axes):
+        for kept in range(len(held)):
+            yield AllGather(layout, _with_dim(layout, dim, held[:kept]), held[kept:])
+
+
+def _slices(layout: Layout, target: Layout) -> Iterator[Step]:
+    used = {axis for axes in layout.dim_axes for axis in axes} | {axis for axis, _ in layout.partials}
+    for dim, wanted in enumerate(target.dim_axes):
+        for axis in wanted:
+            if axis not in used:
+                yield Slice(layout, _with_dim(layout, dim, (*layout.dim_axes[dim], axis)), ())
+
+
+def _all_to_alls(layout: Layout, target: Layout) -> Iterator[Step]:
+    for left, right in itertools.permutations(range(layout.ndim), 2):
+        held = layout.dim_axes[left]
+        if held and (target.dim_axes[right] or layout.dim_axes[right]):
+            without = _with_dim(layout, left, held[:-1])
+            yield AllToAll(layout, _with_dim(without, right, (*layout.dim_axes[right], held[-1])), held[-1:])
+
+
+def _with_dim(layout: Layout, dim: int, axes: tuple[int, ...]) -> Layout:
+    dims: DimAxes = (*layout.dim_axes[:dim], axes, *layout.dim_axes[dim + 1 :])
+    return Layout.of(layout.mesh, dims, layout.partials, layout.shape)
+
+
+def _without_partial(layout: Layout, axes: tuple[int, ...]) -> Layout:
+    kept = tuple(pair for pair in layout.partials if pair[0] not in axes)
+    return Layout.of(layout.mesh, layout.dim_axes, kept, layout.shape)

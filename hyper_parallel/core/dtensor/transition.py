@@ -1,0 +1,235 @@
+"""Plans: how a value gets from one layout to another, and how its gradient gets back. Pure and cached.
+
+The gradient of a value lives in the dual layout: ``dual(Shard) = Shard``, ``dual(Replicate) = dual(Partial) =
+Replicate``. A plan from A to B whose consumer differs along the axes V sends its gradient back by the plan from
+dual(B), with Partial(sum) on V, to dual(A). The adjoint of an adjoint is the plan it came from.
+"""
+
+from __future__ import annotations
+
+import math
+import threading
+from typing import TYPE_CHECKING
+
+from hyper_parallel.core.dtensor.layout import Layout
+from hyper_parallel.core.dtensor.search import Cost, cost_of, search
+from hyper_parallel.core.dtensor.steps import AllReduce, Scale, Step, ToPartial
+from hyper_parallel.errors import LayoutError, MeshMismatchError
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+__all__ = ["Cost", "Plan", "plan"]
+
+_PLANS: dict[tuple[Layout, Layout, tuple[int, ...]], Plan] = {}
+# Re-entrant: building a plan may build the plan of its second half.
+_LOCK = threading.RLock()
+
+
+class Plan:
+    """Steps from ``source`` to ``target``; made by :func:`plan` only, one object per question.
+
+    Attributes:
+        source: layout of what goes in.
+        target: layout of what comes out.
+        varying: axes, replicated in the target, along which the consumer differs: the gradient arrives as summands.
+        steps: what to do, in order.
+        extremum: the reduction by max, min, prod, all or any that comes first, or None; it is not linear, so the
+            plan's gradient is that of ``linear`` masked to the ranks that attained it.
+        linear: the plan without that reduction; the plan itself where there is none.
+        communicates: True when any rank receives anything.
+    """
+
+    __slots__ = ("_adjoint", "_costs", "communicates", "extremum", "linear", "source", "steps", "target", "varying")
+
+    extremum: AllReduce | None
+
+    def __init__(
+        self, source: Layout, target: Layout, varying: tuple[int, ...], steps: tuple[Step, ...], linear: Plan | None = None
+    ) -> None:
+        self.source, self.target, self.varying, self.steps = source, target, varying, steps
+        self.linear = self if linear is None else linear
+        self.extremum = steps[0] if linear is not None and isinstance(steps[0], AllReduce) else None
+        self.communicates = any(step.received for step in steps)
+        self._adjoint: Plan | None = None
+        self._costs: dict[int, Cost] = {}
+
+    @property
+    def is_identity(self) -> bool:
+        """True when the local tensor comes out as it went in; its gradient may need work all the same."""
+        return not self.steps
+
+    @property
+    def adjoint(self) -> Plan:
+        """The plan of the gradient.
+
+        Raises:
+            LayoutError: the plan reduces by max, min, prod, all or any, which is not linear; see ``linear``.
+        """
+        if self._adjoint is None:
+            with _LOCK:
+                if self._adjoint is None:
+                    self._adjoint = _adjoint_of(self)
+        return self._adjoint
+
+    @property
+    def is_trivial(self) -> bool:
+        """True when neither the value nor its gradient needs anything."""
+        return not self.steps and self.extremum is None and self.adjoint.is_identity
+
+    def cost(self, itemsize: int) -> Cost:
+        """Bytes and messages of the worst rank, for elements of ``itemsize`` bytes."""
+        found = self._costs.get(itemsize)
+        if found is None:
+            found = self._costs[itemsize] = cost_of(self.steps, itemsize)
+        return found
+
+    def gathers_along(self, axes: Sequence[int]) -> bool:
+        """True when a gradient that varies along ``axes`` had better go straight to the source: one of them gathers."""
+        gathered = {axis for held in self.source.dim_axes for axis in held}
+        return self.extremum is None and any(axis in gathered for axis in axes)
+
+    def __repr__(self) -> str:
+        """The steps, in the one notation."""
+        body = "; ".join(map(str, self.steps)) or "identity"
+        return f"Plan({self.source.notation()} -> {self.target.notation()}: {body})"
+
+
+def plan(source: Layout, target: Layout, varying: Sequence[int] = ()) -> Plan:
+    """The cheapest way from ``source`` to ``target``.
+
+    Args:
+        source: layout with a global shape.
+        target: layout of the same mesh and shape.
+        varying: mesh axes, replicated in ``target``, along which the consumer's operands differ.
+
+    Raises:
+        MeshMismatchError: the layouts live on different meshes.
+        LayoutError: shapes differ or are missing, a varying axis is not replicated, or reductions that do not
+            commute meet.
+    """
+    key = (source, target, tuple(varying))
+    found = _PLANS.get(key)
+    if found is None:
+        with _LOCK:
+            found = _PLANS.get(key)
+            if found is None:
+                found = _PLANS[key] = _build(source, target, tuple(sorted(varying)))
+    return found
+
+
+def _build(source: Layout, target: Layout, varying: tuple[int, ...]) -> Plan:
+    _check(source, target, varying)
+    start, end = _essential(source), _essential(target)
+    nonlinear = tuple((a, op) for a, op in start.partials if op not in ("sum", "avg") and (a, op) not in end.partials)
+    if not nonlinear:
+        return Plan(source, target, varying, _linear_steps(start, end))
+    axes = tuple(axis for axis, _ in nonlinear)
+    middle = Layout.of(start.mesh, start.dim_axes, [p for p in start.partials if p not in nonlinear], start.shape)
+    rest = plan(middle, target, varying)
+    return Plan(source, target, varying, (AllReduce(start, middle, axes), *rest.steps), rest)
+
+
+def _check(source: Layout, target: Layout, varying: tuple[int, ...]) -> None:
+    if source.mesh is not target.mesh:
+        msg = f"redistribute: source is on {source.mesh!r}, target on {target.mesh!r}"
+        raise MeshMismatchError(msg)
+    if source.shape is None or source.shape != target.shape:
+        msg = f"redistribute: shapes of source {source.notation()} and target {target.notation()} must be known and equal"
+        raise LayoutError(msg)
+    placed = {axis for axes in target.dim_axes for axis in axes} | {axis for axis, _ in target.partials}
+    for axis in varying:
+        if axis in placed:
+            name = target.mesh.names[axis]
+            msg = f"redistribute: varying axis {name} must be replicated in the target {target.notation()}"
+            raise LayoutError(msg)
+    _check_reductions(_essential(source), _essential(target))
+
+
+def _check_reductions(source: Layout, target: Layout) -> None:
+    """Nobody said which of two reductions that do not commute comes first, so nobody may guess."""
+    if source.partials == target.partials:
+        return
+    for layout in (source, target):
+        if len({"sum" if op == "avg" else op for _, op in layout.partials}) > 1:
+            msg = f"redistribute: the reductions of {layout.notation()} do not commute, and their order is not known"
+            raise LayoutError(msg)
+
+
+def _essential(layout: Layout) -> Layout:
+    """The same layout without axes of size one, along which there is nothing to split, reduce or send."""
+    sizes = layout.mesh.shape
+    dims = [tuple(axis for axis in axes if sizes[axis] > 1) for axes in layout.dim_axes]
+    return Layout.of(layout.mesh, dims, [p for p in layout.partials if sizes[p[0]] > 1], layout.shape)
+
+
+def _summed(layout: Layout) -> Layout:
+    """The layout with Partial(avg) written as Partial(sum)."""
+    return Layout.of(
+        layout.mesh, layout.dim_axes, [(a, "sum" if op == "avg" else op) for a, op in layout.partials], layout.shape
+    )
+
+
+def _averaged(layout: Layout) -> int:
+    """Number of ranks over which ``layout`` averages."""
+    return math.prod(layout.mesh.shape[axis] for axis, op in layout.partials if op == "avg")
+
+
+def _linear_steps(source: Layout, target: Layout) -> tuple[Step, ...]:
+    """Steps between layouts that owe sums and averages, or keep what else they owe."""
+    before, after = _summed(source), _summed(target)
+    kept = [pair for pair in after.partials if pair in before.partials]
+    steps = search(before, _embeddable(before, after, kept))
+    factor = _averaged(target) / _averaged(source)
+    fresh = tuple(axis for axis, op in after.partials if (axis, op) not in kept)
+    if fresh:
+        middle = steps[-1].target if steps else before
+        # An average of equal values is that value: axes that were replicated keep it instead of scaling a summand.
+        replicated = {a for a in fresh if not any(a in axes for axes in middle.dim_axes)}
+        ops = [(a, "avg" if op == "avg" and a in replicated else s) for (a, op), (_, s) in _paired(target, after)]
+        factor /= _averaged(Layout.of(target.mesh, (), [p for p in ops if p[0] in fresh]))
+        spread = Layout.of(target.mesh, target.dim_axes, ops, target.shape)
+        steps = (*steps, ToPartial(middle, spread, fresh))
+    if factor < 1:
+        return (Scale(source, before, (), factor), *steps)
+    return (*steps, Scale(after, target, (), factor)) if factor > 1 else steps
+
+
+def _paired(target: Layout, after: Layout) -> zip[tuple[tuple[int, str], tuple[int, str]]]:
+    return zip(target.partials, after.partials, strict=True)
+
+
+def _embeddable(source: Layout, target: Layout, kept: Sequence[tuple[int, str]]) -> Layout:
+    """``target`` before its new partial axes are made: an axis that splits a dim keeps doing so, innermost.
+
+    Embedding a shard in zeros needs no communication, gathering it first would.
+    """
+    dims = list(target.dim_axes)
+    for axis, op in target.partials:
+        if (axis, op) in kept or op != "sum":
+            continue
+        for dim, axes in enumerate(source.dim_axes):
+            if axis in axes:
+                dims[dim] = (*dims[dim], axis)
+    return Layout.of(target.mesh, dims, kept, target.shape)
+
+
+def _dual(layout: Layout, varying: tuple[int, ...] = ()) -> Layout:
+    return Layout.of(layout.mesh, layout.dim_axes, [(axis, "sum") for axis in varying], layout.shape)
+
+
+def _adjoint_of(forward: Plan) -> Plan:
+    """The gradient's plan. What was partial is replicated in the dual and used per rank, hence varying."""
+    if forward.extremum is not None:
+        msg = f"{forward!r} is not linear and has no adjoint"
+        raise LayoutError(msg)
+    source, target = _essential(forward.source), _essential(forward.target)
+    varying = tuple(axis for axis in forward.varying if forward.source.mesh.shape[axis] > 1)
+    start, end = _dual(target, varying), _dual(source)
+    steps = _linear_steps(start, end)
+    factor = _averaged(target) / _averaged(source)
+    if factor != 1:
+        steps = (*steps, Scale(end, end, (), factor))
+    back = Plan(start, end, tuple(axis for axis, _ in source.partials), steps)
+    back._adjoint = forward  # noqa: SLF001 - the pair is made here
+    return back
