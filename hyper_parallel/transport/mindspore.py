@@ -9,10 +9,11 @@ import mindspore
 import numpy as np
 from mindspore import Tensor
 
+from hyper_parallel.errors import UnsupportedOnBackend
 from hyper_parallel.transport.base import Ranks, Shape, Transport
 from hyper_parallel.transport.numpy_ops import BFLOAT16
 
-__all__ = ["NumpyBridge", "from_host", "start_rank", "to_host"]
+__all__ = ["NumpyBridge", "from_host", "start_rank", "start_rehearsal", "to_host"]
 
 _NATIVE_BFLOAT16: np.dtype[Any] = Tensor([0.0], mindspore.bfloat16).asnumpy().dtype
 
@@ -102,3 +103,35 @@ def start_rank(inner: Transport) -> NumpyBridge:
     """Begin a simulated rank in a worker process: a fixed seed, since the process may have served another run."""
     mindspore.manual_seed(0)
     return NumpyBridge(inner)
+
+
+def start_rehearsal(rank: int, world_size: int, init_method: str) -> NumpyBridge:
+    """Join a CPU world whose carrier is gloo from PyTorch, in this same process.
+
+    MindSpore's own CPU engine (MCCL) is not used: it reduces by sum alone, has no reduce-scatter, all-to-all or
+    point-to-point, and silently truncates int64 and float64.
+
+    Raises:
+        UnsupportedOnBackend: PyTorch, which this rehearsal needs, is not installed.
+    """
+    try:
+        import torch  # noqa: PLC0415 - an optional dependency of this rehearsal alone
+
+        from hyper_parallel.transport.c10d import start_gloo  # noqa: PLC0415
+    except ImportError as error:
+        msg = "the CPU rehearsal carries MindSpore tensors over PyTorch's gloo: pip install torch (its CPU build will do)"
+        raise UnsupportedOnBackend(msg) from error
+
+    def to_torch(x: Tensor) -> torch.Tensor:
+        array = to_host(x)
+        if array.dtype == BFLOAT16:
+            return torch.from_numpy(array.view(np.int16)).view(torch.bfloat16)
+        return torch.from_numpy(array)
+
+    def from_torch(y: torch.Tensor) -> Tensor:
+        if y.dtype is torch.bfloat16:
+            return from_host(y.view(torch.int16).numpy().view(BFLOAT16))
+        return from_host(y.numpy())
+
+    mindspore.manual_seed(0)
+    return NumpyBridge(start_gloo(rank, world_size, init_method), to_torch, from_torch)

@@ -13,7 +13,7 @@ from typing import Any
 from hyper_parallel.errors import CollectiveMismatchError
 from hyper_parallel.transport.base import use_transport
 from hyper_parallel.transport.calls import Call, Message
-from hyper_parallel.transport.coordinator import Coordinator, RankAbortedError
+from hyper_parallel.transport.coordinator import Coordinator, RankAbortedError, unwinding
 from hyper_parallel.transport.failures import WorldFailedError, world_failed, world_timed_out
 from hyper_parallel.transport.simulated import HostOps, SimulatedTransport
 
@@ -113,7 +113,7 @@ class _World:
         except RankAbortedError:
             self.coordinator.fail(rank, "unwound")
         except BaseException as error:  # noqa: BLE001 - SystemExit of a rank is a failure of that rank as well
-            if not _unwinding(error):
+            if not unwinding(error):
                 self.failures[rank] = error
             self.coordinator.fail(rank, f"raised {type(error).__name__}")
         finally:
@@ -123,13 +123,6 @@ class _World:
         transport = SimulatedTransport(rank, self.coordinator.world_size, self._ops, _Endpoint(self, rank))
         with use_transport(transport):
             return self._body()
-
-
-def _unwinding(error: BaseException | None) -> bool:
-    """Whether ``error`` only arose while the rank was being unwound."""
-    while error is not None and not isinstance(error, RankAbortedError):
-        error = error.__context__
-    return error is not None
 
 
 def _locked() -> threading.Lock:
