@@ -166,7 +166,7 @@ class C10dTransport(Transport):
         received = outgoing[0].new_empty(sum(sizes))
         in_splits, out_splits = [part.numel() for part in outgoing], [sizes[place] for place in order]
         dist.all_to_all_single(received, torch.cat(outgoing), out_splits, in_splits, group=self.group(ranks))
-        arrived = dict(zip(order, received.split(out_splits), strict=True))
+        arrived = dict(zip(order, torch.split(received, out_splits), strict=True))
         # Cloned, since results that share a storage share a version counter, which autograd would trip over.
         return [_unbytes(arrived[place].clone(), sizes[place], dtype, shapes[place]) for place in range(len(ranks))]
 

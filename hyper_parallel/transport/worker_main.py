@@ -47,7 +47,7 @@ class Task:
 
 @dataclass
 class Report:
-    """How a rank ended: ``returned`` with a packed result, ``raised`` with a packed error and its trace, ``unwound``."""
+    """How a rank ended: ``returned`` with a packed result, ``raised`` with a packed error and trace, ``unwound``."""
 
     how: str
     packed: bytes = b""

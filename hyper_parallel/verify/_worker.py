@@ -24,6 +24,7 @@ def serve(folder_name: str, rank: int, platform: str) -> None:
     pid = folder / f"{rank}.pid"
     pid.write_text(str(os.getpid()))
     with (folder / f"{rank}.stack").open("w", encoding="utf-8") as stack:
+        faulthandler.enable(file=stack, all_threads=False)
         faulthandler.register(signal.SIGUSR1, file=stack, all_threads=False)
         faulthandler.register(signal.SIGTERM, file=stack, all_threads=False, chain=True)
         report = _run(folder, rank, platform)
@@ -45,8 +46,7 @@ def _run(folder: Path, rank: int, platform: str) -> Report:
         transport = _join(folder, rank, task.world_size, platform)
     except Exception as error:  # noqa: BLE001 - goes into the report
         return Report("raised", pack_error(error), trace(error))
-    report = run_rank(dataclasses.replace(task, rank=rank), transport)
-    return report
+    return run_rank(dataclasses.replace(task, rank=rank), transport)
 
 
 def _join(folder: Path, rank: int, world_size: int, platform: str) -> Transport:

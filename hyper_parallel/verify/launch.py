@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 import pickle
 import signal
@@ -11,7 +12,7 @@ import tempfile
 import time
 from collections.abc import Callable, Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, NoReturn
 
 from hyper_parallel.errors import RankFailedError
 from hyper_parallel.transport.failures import world_failed, world_timed_out
@@ -24,6 +25,7 @@ __all__ = ["launch"]
 
 _GRACE_SECONDS = 5.0
 _STACK_SECONDS = 0.5
+_LOG_CHARACTERS = 4000
 
 
 def launch(
@@ -170,33 +172,59 @@ def _kill_left(folder: Path) -> None:
 
 
 def _signal(pid: int, number: signal.Signals) -> None:
-    try:
+    with contextlib.suppress(ProcessLookupError):
         os.kill(pid, number)
-    except ProcessLookupError:
-        pass
 
 
 def _results(folder: Path, world_size: int, codes: dict[int, int]) -> list[Any]:
+    """The ranks' results, or the error that tells what failed: deaths first, then exceptions as they came."""
     reports = {rank: _report(folder, rank) for rank in range(world_size)}
     raised = {rank: report for rank, report in reports.items() if report is not None and report.how == "raised"}
     failures: dict[int, BaseException] = {}
+    for rank, report in reports.items():
+        if report is None and _died(folder, rank):
+            failures[rank] = _death(folder, rank, codes)
     for rank in sorted(raised, key=lambda rank: (folder / f"{rank}.report").stat().st_mtime_ns):
         failures[rank] = unpack(raised[rank].packed)
-    missing = [rank for rank, report in reports.items() if report is None]
-    if not failures and missing:
-        log = folder / "torchrun.log"
-        tail = log.read_text(errors="replace")[-4000:] if log.exists() else ""
-        for rank in missing:
-            code = f" with exit code {codes[rank]}" if rank in codes else ""
-            failures[rank] = RankFailedError(f"rank {rank} died{code} without a report\n{tail}".rstrip())
+    if not failures and None in reports.values():
+        failures = {rank: _death(folder, rank, codes) for rank, report in reports.items() if report is None}
     if failures:
-        traces = {rank: report.trace for rank, report in raised.items()}
-        folded = {
-            rank: "returned" if reports[rank] else "was ended in\n" + (_text(folder, rank).rstrip() or "(unknown)")
-            for rank in range(world_size)
-        }
-        raise world_failed(world_size, failures, folded, traces)
+        return _fail(folder, reports, failures)
     return [unpack(report.packed) for report in reports.values() if report is not None]
+
+
+def _fail(folder: Path, reports: dict[int, Report | None], failures: dict[int, BaseException]) -> NoReturn:
+    """Raise for ``failures``; an error that only says that a peer has gone is folded beside the peer's own."""
+    causes = {rank: error for rank, error in failures.items() if not _echoes(error)} or failures
+    traces: dict[int, str] = {}
+    folded: dict[int, str] = {}
+    for rank, report in reports.items():
+        if report is not None and rank in causes:
+            traces[rank] = report.trace
+        elif report is not None:
+            folded[rank] = "returned" if report.how == "returned" else "lost its peer:\n" + report.trace
+        else:
+            folded[rank] = "was ended in\n" + (_text(folder, rank).rstrip() or "(unknown)")
+    raise world_failed(len(reports), causes, folded, traces)
+
+
+def _echoes(error: BaseException) -> bool:
+    """Whether gloo raised ``error`` because another rank closed its connection."""
+    text = str(error)
+    return isinstance(error, RuntimeError) and "gloo" in text and ("onnection" in text or "Read error" in text)
+
+
+def _died(folder: Path, rank: int) -> bool:
+    """Whether ``rank`` started and ended without a report, and not because we ended it (which writes its stack)."""
+    text = _text(folder, rank)
+    return (folder / f"{rank}.pid").exists() and (not text or text.startswith("Fatal"))
+
+
+def _death(folder: Path, rank: int, codes: dict[int, int]) -> RankFailedError:
+    log = folder / "torchrun.log"
+    details = [_text(folder, rank), log.read_text(errors="replace")[-_LOG_CHARACTERS:] if log.exists() else ""]
+    code = f" with exit code {codes[rank]}" if rank in codes else ""
+    return RankFailedError("\n".join([f"rank {rank} died{code} without a report", *filter(None, details)]).rstrip())
 
 
 def _report(folder: Path, rank: int) -> Report | None:
