@@ -68,7 +68,8 @@ def require_python() -> None:
     if found is None:
         raise SetupError(
             f"this is Python {here}, and no Python 3.10, 3.11 or 3.12 with pip is on PATH. PyTorch and MindSpore "
-            "share these three versions only. Install one and run:  python3.11 ci/bootstrap.py " + " ".join(sys.argv[1:])
+            "share these three versions only. Install one and run:  python3.11 ci/bootstrap.py "
+            + " ".join(sys.argv[1:])
         )
     say(f"this is Python {here}; continuing with {found}")
     os.execv(found, [found, *sys.argv])  # noqa: S606 - replaces this process by the same script
