@@ -10,6 +10,7 @@ An environment without an entry gets reports and no gate. Reports go to `coverag
 
 from __future__ import annotations
 
+import importlib
 import json
 import shutil
 import subprocess
@@ -17,11 +18,8 @@ import sys
 from pathlib import Path
 from typing import Any
 
-try:
-    import tomllib
-except ModuleNotFoundError:  # Python 3.10: coverage[toml] brings the same parser under its old name
-    import tomli as tomllib  # type: ignore[import-not-found,no-redef,unused-ignore]
-
+# Python 3.10 has no tomllib; coverage[toml] brings the same parser under its old name.
+tomllib = importlib.import_module("tomllib" if sys.version_info >= (3, 11) else "tomli")
 ROOT = Path(__file__).resolve().parents[1]
 
 
