@@ -9,8 +9,8 @@ decides what gets installed has changed. The exit status is that of the command.
 written, so it works where the system's Python is marked externally managed, and without `ensurepip`.
 """
 
-from __future__ import annotations
-
+# Runs under any Python 3.6 or later, as far as the message that says which Python is needed: hence the quoted
+# annotations and the plain way of calling tools.
 import hashlib
 import importlib.util
 import os
@@ -44,17 +44,22 @@ def say(text: str) -> None:
     print(f"[bootstrap] {text}", file=sys.stderr, flush=True)
 
 
-def usable(version: tuple[int, int]) -> bool:
+def usable(version: "tuple[int, int]") -> bool:
     """Tell whether both frameworks publish wheels for this Python."""
     return OLDEST <= version <= NEWEST
 
 
-def other_python() -> str | None:
+def succeeds(command: "list[str]") -> bool:
+    """Run a command silently and tell whether it went well."""
+    null = subprocess.DEVNULL
+    return subprocess.run(command, check=False, stdout=null, stderr=null).returncode == 0
+
+
+def other_python() -> "str | None":
     """Find a usable interpreter on PATH, newest first; it is started to make sure that it is what its name says."""
     for minor in range(NEWEST[1], OLDEST[1] - 1, -1):
         found = shutil.which(f"python3.{minor}")
-        probe = [str(found), "-c", f"import sys, pip; sys.exit(sys.version_info[:2] != (3, {minor}))"]
-        if found and subprocess.run(probe, check=False, capture_output=True).returncode == 0:
+        if found and succeeds([found, "-c", f"import sys, pip; sys.exit(sys.version_info[:2] != (3, {minor}))"]):
             return found
     return None
 
@@ -81,13 +86,12 @@ def python_of(env: Path) -> Path:
 
 
 def works(env: Path) -> bool:
-    """Tell whether an environment has this very Python version, and pip."""
-    code = f"import sys, pip; sys.exit(sys.version_info[:3] != {tuple(sys.version_info[:3])!r})"
-    probe = [str(python_of(env)), "-c", code]
-    return python_of(env).exists() and subprocess.run(probe, check=False, capture_output=True).returncode == 0
+    """Tell whether an environment is there, complete, and of a usable Python, whichever one created it."""
+    code = f"import sys, pip; sys.exit(not {OLDEST!r} <= sys.version_info[:2] <= {NEWEST!r})"
+    return python_of(env).exists() and succeeds([str(python_of(env)), "-c", code])
 
 
-def run_pip(python: str | Path, *args: str) -> None:
+def run_pip(python: "str | Path", *args: str) -> None:
     """Run pip with its output streamed; a failure names the usual causes."""
     done = subprocess.run([str(python), "-m", "pip", *args], check=False, env={**os.environ, **PIP_ENV})
     if done.returncode:
@@ -102,8 +106,7 @@ def create_with_venv(env: Path) -> bool:
     """Create the environment with the standard library, where that is complete."""
     if importlib.util.find_spec("venv") is None or importlib.util.find_spec("ensurepip") is None:
         return False
-    done = subprocess.run([sys.executable, "-m", "venv", "--clear", str(env)], check=False, capture_output=True)
-    return done.returncode == 0 and works(env)
+    return succeeds([sys.executable, "-m", "venv", "--clear", str(env)]) and works(env)
 
 
 def create_with_virtualenv(env: Path) -> None:
@@ -130,7 +133,7 @@ def create_with_virtualenv(env: Path) -> None:
 
 def fingerprint(name: str) -> str:
     """Hash what decides the content of an environment; an edit to the library's code does not."""
-    facts = hashlib.sha256(repr((sys.version_info[:3], str(ROOT), REQUIREMENTS[name])).encode())
+    facts = hashlib.sha256(repr((str(ROOT), REQUIREMENTS[name])).encode())
     facts.update(CONSTRAINTS.read_bytes())
     if name == "run":
         facts.update((ROOT / "pyproject.toml").read_bytes())
@@ -145,9 +148,11 @@ def ensure(name: str) -> Path:
     env, stamp = HOME / name, HOME / name / "installed"
     if stamp.exists() and stamp.read_text() == fingerprint(name) and works(env):
         return env / "bin"
-    stamp.unlink(missing_ok=True)
+    if stamp.exists():
+        stamp.unlink()
     started = time.monotonic()
     if not works(env):
+        require_python()
         say(f"creating {env.relative_to(ROOT)} with Python {'.'.join(map(str, sys.version_info[:3]))}")
         HOME.mkdir(exist_ok=True)
         if not create_with_venv(env):
@@ -159,14 +164,14 @@ def ensure(name: str) -> Path:
     return env / "bin"
 
 
-def command_for(args: list[str]) -> tuple[str, list[str]]:
+def command_for(args: "list[str]") -> "tuple[str, list[str]]":
     """Translate the arguments: name of the environment, and the command inside it."""
     if args[0] == "test":
         return "tox", ["tox", "run", "--workdir", str(ROOT / ".tox"), "-c", str(ROOT / "tox.ini"), *args[1:]]
     return "run", ["hyper-parallel", *args]
 
 
-def child_env(scripts: Path) -> dict[str, str]:
+def child_env(scripts: Path) -> "dict[str, str]":
     """Environment of the command: its scripts first on PATH, so that the ranks it starts find the same Python."""
     path = os.pathsep.join([str(scripts), os.environ.get("PATH", os.defpath)])
     env = {**FRAMEWORK_ENV, **os.environ, "PATH": path, "VIRTUAL_ENV": str(scripts.parent)}
@@ -174,13 +179,12 @@ def child_env(scripts: Path) -> dict[str, str]:
     return env
 
 
-def main(args: list[str]) -> int:
+def main(args: "list[str]") -> int:
     """Set up what the command needs, run it, and return its exit status."""
     if not args or args[0] in {"-h", "--help"}:
         print(__doc__)
         return 0 if args else 2
     try:
-        require_python()
         name, command = command_for(args)
         scripts = ensure(name)
     except (SetupError, OSError) as error:
