@@ -67,3 +67,12 @@ def test_an_environment_omits_the_other_framework_only(gate, env, other):
     assert entry["total"] > 0
     transport = {"torch": "c10d", "mindspore": "mindspore"}[other]
     assert entry["omit"] == [f"hyper_parallel/platform/{other}/*", f"hyper_parallel/transport/{transport}.py"]
+
+
+def test_a_run_without_data_fails_without_a_traceback(gate, monkeypatch, tmp_path, capsys):
+    """When nothing at all was measured, the gate fails in one line."""
+    monkeypatch.setattr(gate, "ROOT", tmp_path)
+    monkeypatch.setattr(gate, "settings", lambda _env: {})
+    gate.erase("torch")
+    assert gate.main(["torch"]) == 1
+    assert "`coverage combine` failed" in capsys.readouterr().err
