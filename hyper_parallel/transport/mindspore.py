@@ -183,7 +183,7 @@ class HcclTransport(Transport):
         flat = _pad(_flat(x), max(sizes))
         if len(ranks) == 1 or not max(sizes):
             return [_unflat(mint.clone(flat), x, shape) for shape in shapes]
-        parts = [mint.zeros_like(flat) for _ in ranks]
+        parts = [_empty_like(flat) for _ in ranks]
         self._engine.all_gather([parts[place] for place in _by_rank(ranks)], flat, self.group(ranks))
         return [_unflat(_head(part, size), x, shape) for part, size, shape in zip(parts, sizes, shapes, strict=True)]
 
@@ -236,7 +236,7 @@ class HcclTransport(Transport):
 
     def recv(self, like: Tensor, src: int, tag: int = 0) -> Tensor:
         """See :meth:`Transport.recv`."""
-        carried = mint.zeros_like(_flat(like))
+        carried = _empty_like(_flat(like))
         if 0 not in like.shape:
             self._engine.recv(carried, src, tag=tag)
         return _unflat(carried, like, like.shape)
@@ -316,6 +316,10 @@ def _unflat(flat: Tensor, like: Tensor, shape: Shape) -> Tensor:
         half = flat.shape[0] // 2
         flat = ops.Complex()(flat[:half], flat[half:])
     return flat.astype(like.dtype).reshape(tuple(shape))
+
+
+def _empty_like(flat: Tensor) -> Tensor:
+    return mint.zeros(flat.shape, dtype=flat.dtype)
 
 
 def _pad(flat: Tensor, size: int) -> Tensor:
