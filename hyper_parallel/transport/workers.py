@@ -189,5 +189,3 @@ def _results(world: _World, world_size: int) -> list[Any]:
     if lost is not None:
         raise WorldFailedError(lost, {}) from CollectiveMismatchError(lost)
     return [unpack(packed) for packed in world.results]
-
-

@@ -44,7 +44,7 @@ def test_world_ends_when_all_returned():
 
 
 @pytest.mark.parametrize(
-    ("other", "what"),
+    "other, what",
     [
         ({"operation": "all_gather"}, "operation"),
         ({"facts": (("shape", (2,)),)}, "shape"),

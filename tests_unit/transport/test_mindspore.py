@@ -19,27 +19,34 @@ class Engine:
         self.carrier = carrier
 
     def get_rank(self):
+        """Imitates ``mint.distributed.get_rank``."""
         return self.carrier.rank
 
     def get_world_size(self):
+        """Imitates ``mint.distributed.get_world_size``."""
         return self.carrier.world_size
 
     def new_group(self, ranks):
+        """Imitates ``mint.distributed.new_group``."""
         return ranks or list(range(self.carrier.world_size))
 
     def get_process_group_ranks(self, group):
+        """Imitates ``mint.distributed.get_process_group_ranks``."""
         return group
 
     def all_reduce(self, tensor, op, group):
+        """Imitates ``mint.distributed.all_reduce``."""
         self._put(tensor, self.carrier.all_reduce(tensor, op, tuple(group)))
 
     def all_gather(self, tensors, tensor, group):
+        """Imitates ``mint.distributed.all_gather``."""
         for target, part in zip(
             tensors, self.carrier.all_gather(tensor, tuple(group), [tensor.shape] * len(group)), strict=True
         ):
             self._put(target, part)
 
     def all_to_all_single(self, output, given, received, sent, group):
+        """Imitates ``mint.distributed.all_to_all_single``."""
         from mindspore import Tensor
 
         array = given.asnumpy()
@@ -49,24 +56,30 @@ class Engine:
         self._put(output, Tensor(np.concatenate([part.asnumpy() for part in parts])))
 
     def reduce_scatter_tensor(self, output, given, op, group):
+        """Imitates ``mint.distributed.reduce_scatter_tensor``."""
         from mindspore import Tensor
 
         chunks = [Tensor(chunk) for chunk in np.split(given.asnumpy(), len(group))]
         self._put(output, self.carrier.reduce_scatter(chunks, op, tuple(group)))
 
     def broadcast(self, tensor, src, group):
+        """Imitates ``mint.distributed.broadcast``."""
         self._put(tensor, self.carrier.broadcast(tensor, src, tuple(group)))
 
     def send(self, tensor, dst, tag):
+        """Imitates ``mint.distributed.send``."""
         self.carrier.send(tensor, dst, tag)
 
     def recv(self, tensor, src, tag):
+        """Imitates ``mint.distributed.recv``."""
         self._put(tensor, self.carrier.recv(tensor, src, tag))
 
     def all_gather_object(self, found, obj, group):
+        """Imitates ``mint.distributed.all_gather_object``."""
         found[:] = self.carrier.all_gather_object(obj, tuple(group))
 
     def barrier(self, group):
+        """Imitates ``mint.distributed.barrier``."""
         self.carrier.barrier(tuple(group))
 
     @staticmethod

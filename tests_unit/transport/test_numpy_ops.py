@@ -25,9 +25,7 @@ def test_fold_is_from_the_left():
     assert OPS.reduce(parts[::-1], "sum")[0] == 0
 
 
-@pytest.mark.parametrize(
-    ("op", "expected"), [("sum", 7), ("prod", 8), ("max", 4), ("min", 1), ("all", 1), ("any", 1)]
-)
+@pytest.mark.parametrize("op, expected", [("sum", 7), ("prod", 8), ("max", 4), ("min", 1), ("all", 1), ("any", 1)])
 def test_integer_reductions(op, expected):
     """Every reduction of integers keeps the dtype."""
     parts = [np.array(value, np.int32) for value in (1, 2, 4)]
@@ -36,7 +34,7 @@ def test_integer_reductions(op, expected):
 
 
 def test_one_part_is_normalised():
-    """all and any of a single part give 0 and 1, as they do of several."""
+    """Both all and any of a single part give 0 and 1, as they do of several."""
     assert OPS.reduce([np.array([0, 5])], "any").tolist() == [0, 1]
 
 

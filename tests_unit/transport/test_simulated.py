@@ -13,7 +13,7 @@ ALONE = SingleTransport(NumpyOps())
 
 
 @pytest.mark.parametrize(
-    ("use", "says"),
+    "use, says",
     [
         (lambda t: t.all_gather(np.ones(2), (0,), [(3,)]), "sends \\[2\\] to itself in all_gather but says \\[3\\]"),
         (lambda t: t.all_gather(np.ones(2), (0,), []), "one per rank"),

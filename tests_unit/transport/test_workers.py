@@ -20,7 +20,7 @@ pytestmark = pytest.mark.platforms("mindspore")
 LIMIT = 3
 
 
-class Oops(Exception):
+class OopsError(Exception):
     """An exception type that only this module knows."""
 
 
@@ -90,7 +90,7 @@ def test_path_and_folder_travel(tmp_path, monkeypatch):
 
 def test_random_state_is_fixed():
     """Every run starts from the same random state, whatever ran before in the same process."""
-    assert run(lambda: np.random.rand()) == run(lambda: np.random.rand())  # noqa: NPY002
+    assert run(np.random.rand) == run(np.random.rand)
 
 
 def test_exception_comes_back_with_its_traceback():
@@ -99,29 +99,29 @@ def test_exception_comes_back_with_its_traceback():
     def body():
         t = active_transport()
         if t.rank == 1:
-            raise Oops("here")
+            raise OopsError("here")
         t.barrier((0, 1))
 
     error = failure(body)
     assert list(error.failures) == [1]
-    assert isinstance(error.failures[1], Oops)
-    assert 'raise Oops("here")' in str(error)
+    assert isinstance(error.failures[1], OopsError)
+    assert 'raise OopsError("here")' in str(error)
     assert "--- rank 0: waited in barrier()" in str(error)
 
 
 def test_exception_that_cannot_travel_comes_back_as_text():
     """An exception that does not pickle comes back as a RuntimeError with its type and text."""
 
-    class Bad(Exception):
+    class BadError(Exception):
         def __reduce__(self):
             raise TypeError("no")
 
     def body():
-        raise Bad("what")
+        raise BadError("what")
 
     error = failure(body)
     assert type(error.failures[0]) is RuntimeError
-    assert str(error.failures[0]) == "Bad: what"
+    assert str(error.failures[0]) == "BadError: what"
 
 
 def test_mismatch_names_both():
