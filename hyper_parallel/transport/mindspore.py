@@ -307,12 +307,16 @@ def _flat(x: Tensor) -> Tensor:
     if x.dtype == mindspore.bool_:
         return x.astype(mindspore.uint8).reshape(-1)
     if x.dtype in _COMPLEX:
+        if 0 in x.shape:  # which real and imag refuse
+            return mint.zeros((0,), dtype=mindspore.float32 if x.dtype == mindspore.complex64 else mindspore.float64)
         return mint.cat([mint.real(x).reshape(-1), mint.imag(x).reshape(-1)])
     return x.reshape(-1)
 
 
 def _unflat(flat: Tensor, like: Tensor, shape: Shape) -> Tensor:
     """The tensor of ``like``'s dtype that ``flat`` carries."""
+    if 0 in tuple(shape):
+        return mint.zeros(tuple(shape), dtype=like.dtype)
     if like.dtype in _COMPLEX:
         half = flat.shape[0] // 2
         flat = ops.Complex()(flat[:half], flat[half:])

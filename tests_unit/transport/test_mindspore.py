@@ -97,7 +97,7 @@ def over_hccl(dtypes):
     conformance.DTYPES = dtypes
     transport = HcclTransport(Engine(active_transport()))
     with use_transport(transport):
-        return len(check_transport("mindspore"))
+        return len(check_transport("mindspore", exact=False))  # the engine adds in the order of its group
 
 
 def averages_of_integers():
