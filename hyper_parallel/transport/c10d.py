@@ -1,16 +1,24 @@
-"""PyTorch's transports: the host operations of simulated ranks, and real collectives over ``torch.distributed``."""
+"""PyTorch's transports: the host operations of simulated ranks, and real collectives over ``torch.distributed``.
+
+What only moves data moves it as bytes, so every dtype, stride and size works on every backend. What reduces uses
+the backend's own reduction where the backend is an accelerator's and knows the dtype; everywhere else (gloo, bool,
+complex, float64 on HCCL) it gathers and folds in the order of ``ranks``, which is what the simulation does too.
+"""
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 from typing import Any
 
 import torch
+import torch.distributed as dist
 
-from hyper_parallel.transport.base import Shape
-from hyper_parallel.transport.calls import check_reduction
+from hyper_parallel.errors import CollectiveMismatchError
+from hyper_parallel.transport.base import Ranks, Shape, Transport
+from hyper_parallel.transport.calls import check_ranks, check_reduction
 
-__all__ = ["TorchOps"]
+__all__ = ["C10dTransport", "TorchOps", "reduce_in_order", "start_gloo"]
 
 _ACCUMULATE = {
     "sum": torch.add,
@@ -21,6 +29,20 @@ _ACCUMULATE = {
     "all": torch.logical_and,
     "any": torch.logical_or,
 }
+
+# Reductions and dtypes that accelerators' engines compute themselves; the rest is folded in rank order.
+_NATIVE_OPS = {
+    "sum": dist.ReduceOp.SUM,
+    "avg": dist.ReduceOp.SUM,
+    "prod": dist.ReduceOp.PRODUCT,
+    "max": dist.ReduceOp.MAX,
+    "min": dist.ReduceOp.MIN,
+}
+_COMMON_DTYPES = frozenset({torch.float16, torch.bfloat16, torch.float32, torch.int8, torch.int32, torch.int64})
+_NATIVE_DTYPES = {"nccl": _COMMON_DTYPES | {torch.float64, torch.uint8}, "hccl": _COMMON_DTYPES}
+
+# Below this many elements gathering everything beats the two steps of scattering and gathering.
+_SMALL = 16384
 
 
 class TorchOps:
@@ -69,7 +91,180 @@ def reduce_in_order(parts: Sequence[torch.Tensor], op: str) -> torch.Tensor:
     accumulate: Any = _ACCUMULATE[op]
     total = first.detach().clone(memory_format=torch.contiguous_format)
     for part in parts[1:]:
-        accumulate(total, part, out=total)
+        accumulate(total, part.detach(), out=total)
     if op in ("all", "any") and len(parts) == 1:
         return total.to(torch.bool).to(first.dtype)
     return total.div_(len(parts)) if op == "avg" else total
+
+
+class C10dTransport(Transport):
+    """Collectives over an initialised ``torch.distributed`` world (gloo, NCCL, HCCL).
+
+    Groups are built on first use, by their members only, and cached. ``torch.distributed`` orders the members of a
+    group by global rank; results are put into the order of ``ranks`` here.
+    """
+
+    def __init__(self) -> None:
+        self.rank = dist.get_rank()
+        self.world_size = dist.get_world_size()
+        self.backend = str(dist.get_backend())
+        self._groups: dict[Ranks, Any] = {tuple(range(self.world_size)): dist.group.WORLD}
+
+    def all_reduce(self, x: torch.Tensor, op: str, ranks: Ranks) -> torch.Tensor:
+        """See :meth:`Transport.all_reduce`."""
+        check_ranks(ranks, self.rank, self.world_size)
+        check_reduction(op, inexact=x.is_floating_point() or x.is_complex())
+        if len(ranks) == 1 or not x.numel():
+            return reduce_in_order([x], op)
+        if self._native(x.dtype, op):
+            total = x.detach().clone(memory_format=torch.contiguous_format)
+            dist.all_reduce(total, _NATIVE_OPS[op], group=self.group(ranks))
+            return total.div_(len(ranks)) if op == "avg" else total
+        if x.numel() <= _SMALL:
+            return reduce_in_order(self.all_gather(x, ranks, [tuple(x.shape)] * len(ranks)), op)
+        pieces = x.detach().reshape(-1).tensor_split(len(ranks))
+        mine = self.reduce_scatter(pieces, op, ranks)
+        return torch.cat(self.all_gather(mine, ranks, [tuple(piece.shape) for piece in pieces])).reshape(x.shape)
+
+    def all_gather(self, x: torch.Tensor, ranks: Ranks, shapes: Sequence[Shape]) -> list[torch.Tensor]:
+        """See :meth:`Transport.all_gather`; uneven shapes travel padded to the largest."""
+        _check_told("all_gather", x, shapes, check_ranks(ranks, self.rank, self.world_size), len(ranks))
+        sizes = [math.prod(shape) * x.element_size() for shape in shapes]
+        largest = max(sizes)
+        if len(ranks) == 1 or not largest:
+            return [x.detach().clone(memory_format=torch.contiguous_format) if _own(shape, x) else x.new_empty(shape)
+                    for shape in shapes]  # fmt: skip
+        ours = _bytes(x)
+        if ours.numel() < largest:
+            ours = torch.cat([ours, ours.new_zeros(largest - ours.numel())])
+        parts = [torch.empty_like(ours) for _ in ranks]
+        dist.all_gather([parts[place] for place in _by_rank(ranks)], ours, group=self.group(ranks))
+        return [_unbytes(part, size, x.dtype, shape) for part, size, shape in zip(parts, sizes, shapes, strict=True)]
+
+    def reduce_scatter(self, chunks: Sequence[torch.Tensor], op: str, ranks: Ranks) -> torch.Tensor:
+        """See :meth:`Transport.reduce_scatter`."""
+        position = check_ranks(ranks, self.rank, self.world_size)
+        first = chunks[0]
+        check_reduction(op, inexact=first.is_floating_point() or first.is_complex())
+        own = tuple(chunks[position].shape)
+        if len(ranks) > 1 and self._native(first.dtype, op):
+            return self._native_reduce_scatter(chunks, op, ranks, own)
+        return reduce_in_order(self.all_to_all(chunks, ranks, [own] * len(ranks)), op)
+
+    def all_to_all(
+        self, chunks: Sequence[torch.Tensor], ranks: Ranks, shapes: Sequence[Shape]
+    ) -> list[torch.Tensor]:
+        """See :meth:`Transport.all_to_all`; one collective, whatever the shapes."""
+        position = check_ranks(ranks, self.rank, self.world_size)
+        _check_told("all_to_all", chunks[position], shapes, position, len(ranks))
+        dtype, item = chunks[0].dtype, chunks[0].element_size()
+        sizes = [math.prod(shape) * item for shape in shapes]
+        order = _by_rank(ranks)
+        outgoing = [_bytes(chunks[place]) for place in order]
+        if len(ranks) == 1:
+            return [_unbytes(outgoing[0].clone(), sizes[0], dtype, shapes[0])]
+        received = outgoing[0].new_empty(sum(sizes))
+        in_splits, out_splits = [part.numel() for part in outgoing], [sizes[place] for place in order]
+        dist.all_to_all_single(received, torch.cat(outgoing), out_splits, in_splits, group=self.group(ranks))
+        arrived = dict(zip(order, torch.split(received, out_splits), strict=True))
+        # Cloned, since results that share a storage share a version counter, which autograd would trip over.
+        return [_unbytes(arrived[place].clone(), sizes[place], dtype, shapes[place]) for place in range(len(ranks))]
+
+    def broadcast(self, x: torch.Tensor, src: int, ranks: Ranks) -> torch.Tensor:
+        """See :meth:`Transport.broadcast`."""
+        check_ranks(ranks, self.rank, self.world_size)
+        check_ranks(ranks, src, self.world_size)
+        carried = _bytes(x).clone()
+        if len(ranks) > 1 and carried.numel():
+            dist.broadcast(carried, src, group=self.group(ranks))
+        return _unbytes(carried, carried.numel(), x.dtype, tuple(x.shape))
+
+    def send(self, x: torch.Tensor, dst: int, tag: int = 0) -> None:
+        """See :meth:`Transport.send`; an empty tensor needs no message."""
+        if x.numel():
+            dist.send(_bytes(x), dst, tag=tag)
+
+    def recv(self, like: torch.Tensor, src: int, tag: int = 0) -> torch.Tensor:
+        """See :meth:`Transport.recv`."""
+        size = like.numel() * like.element_size()
+        carried = torch.empty(size, dtype=torch.uint8, device=like.device)
+        if size:
+            dist.recv(carried, src, tag=tag)
+        return _unbytes(carried, size, like.dtype, tuple(like.shape))
+
+    def all_gather_object(self, obj: Any, ranks: Ranks) -> list[Any]:
+        """See :meth:`Transport.all_gather_object`."""
+        check_ranks(ranks, self.rank, self.world_size)
+        gathered: list[Any] = [None] * len(ranks)
+        dist.all_gather_object(gathered, obj, group=self.group(ranks))
+        found = dict(zip(_by_rank(ranks), gathered, strict=True))
+        return [found[place] for place in range(len(ranks))]
+
+    def barrier(self, ranks: Ranks) -> None:
+        """See :meth:`Transport.barrier`; on accelerators as an exchange of objects, which picks no wrong device."""
+        if self.backend == "gloo":
+            check_ranks(ranks, self.rank, self.world_size)
+            dist.barrier(group=self.group(ranks))
+        else:
+            self.all_gather_object(None, ranks)
+
+    def group(self, ranks: Ranks) -> Any:
+        """A ``ProcessGroup`` of ``ranks``, in the order of their numbers as ``torch.distributed`` has it."""
+        key = tuple(sorted(ranks))
+        if key not in self._groups:
+            self._groups[key] = dist.new_group(list(key), use_local_synchronization=True)
+        return self._groups[key]
+
+    def ranks_of(self, group: Any) -> Ranks:
+        """See :meth:`Transport.ranks_of`."""
+        return tuple(range(self.world_size)) if group is None else tuple(dist.get_process_group_ranks(group))
+
+    def _native(self, dtype: torch.dtype, op: str) -> bool:
+        return op in _NATIVE_OPS and dtype in _NATIVE_DTYPES.get(self.backend, ())
+
+    def _native_reduce_scatter(
+        self, chunks: Sequence[torch.Tensor], op: str, ranks: Ranks, own: Shape
+    ) -> torch.Tensor:
+        """The engine's own reduce-scatter, on chunks padded to the largest."""
+        largest = max(chunk.numel() for chunk in chunks)
+        padded = chunks[0].new_zeros((len(chunks), largest))
+        for row, place in enumerate(_by_rank(ranks)):
+            padded[row, : chunks[place].numel()] = chunks[place].detach().reshape(-1)
+        mine = padded.new_empty(largest)
+        if largest:
+            dist.reduce_scatter(mine, list(padded.unbind()), _NATIVE_OPS[op], group=self.group(ranks))
+        kept = mine[: math.prod(own)].clone().reshape(own)
+        return kept.div_(len(ranks)) if op == "avg" else kept
+
+
+def start_gloo(rank: int, world_size: int, init_method: str) -> C10dTransport:
+    """Join a gloo world, by ``env://`` under torchrun or by a shared ``file://``, and its transport."""
+    dist.init_process_group("gloo", init_method=init_method, rank=rank, world_size=world_size)
+    return C10dTransport()
+
+
+def _by_rank(ranks: Ranks) -> list[int]:
+    """Positions in ``ranks`` in the order of a process group's members, that is, of their numbers."""
+    return sorted(range(len(ranks)), key=ranks.__getitem__)
+
+
+def _bytes(x: torch.Tensor) -> torch.Tensor:
+    """``x`` as flat bytes; shares memory where ``x`` is contiguous."""
+    plain = x.detach().resolve_conj().resolve_neg()
+    return plain.contiguous().reshape(-1).view(torch.uint8)
+
+
+def _unbytes(carried: torch.Tensor, size: int, dtype: torch.dtype, shape: Shape) -> torch.Tensor:
+    """The first ``size`` bytes as a tensor; of its own memory where ``carried`` is longer."""
+    exact = carried if carried.numel() == size else carried[:size].clone()
+    return exact.view(dtype).reshape(tuple(shape))
+
+
+def _own(shape: Shape, x: torch.Tensor) -> bool:
+    return tuple(shape) == tuple(x.shape)
+
+
+def _check_told(operation: str, own: torch.Tensor, shapes: Sequence[Shape], position: int, count: int) -> None:
+    if len(shapes) != count or not _own(shapes[position], own):
+        msg = f"{operation} over {count} ranks sends {list(own.shape)} to itself but says {[list(s) for s in shapes]}"
+        raise CollectiveMismatchError(msg)

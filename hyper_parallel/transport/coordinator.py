@@ -16,11 +16,18 @@ from hyper_parallel.errors import CollectiveMismatchError
 from hyper_parallel.transport.base import Ranks
 from hyper_parallel.transport.calls import Call, Message
 
-__all__ = ["Coordinator", "Outcome", "RankAbortedError"]
+__all__ = ["Coordinator", "Outcome", "RankAbortedError", "unwinding"]
 
 
 class RankAbortedError(BaseException):
     """Unwinds a rank whose world has failed elsewhere; a BaseException so that rank code does not swallow it."""
+
+
+def unwinding(error: BaseException | None) -> bool:
+    """Whether ``error`` only arose while the rank was being unwound."""
+    while error is not None and not isinstance(error, RankAbortedError):
+        error = error.__context__
+    return error is not None
 
 
 @dataclass

@@ -9,7 +9,13 @@ from hyper_parallel.errors import CollectiveMismatchError, RankFailedError
 
 __all__ = ["WorldFailedError", "trace", "world_failed", "world_timed_out"]
 
-_OWN = ("transport/threads.py", "transport/coordinator.py", "transport/workers.py", "transport/worker_main.py", "verify/_worker.py")
+_OWN = (
+    "transport/threads.py",
+    "transport/coordinator.py",
+    "transport/workers.py",
+    "transport/worker_main.py",
+    "verify/_worker.py",
+)
 
 
 class WorldFailedError(RankFailedError):

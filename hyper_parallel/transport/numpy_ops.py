@@ -18,7 +18,7 @@ __all__ = ["BFLOAT16", "NumpyOps"]
 
 BFLOAT16 = np.dtype([("bfloat16", "<u2")])
 
-_ACCUMULATE = {
+_ACCUMULATE: dict[str, np.ufunc] = {
     "sum": np.add,
     "avg": np.add,
     "prod": np.multiply,

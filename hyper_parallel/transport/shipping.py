@@ -6,6 +6,7 @@ modules, notebooks) travel by value; those of installed packages and of this lib
 
 from __future__ import annotations
 
+import functools
 import importlib.machinery
 import pickle
 import sys
@@ -17,7 +18,7 @@ from typing import Any
 
 import cloudpickle
 
-__all__ = ["pack", "pack_error", "unpack"]
+__all__ = ["pack", "pack_back", "pack_error", "unpack"]
 
 _LOCK = threading.Lock()
 _INSTALLED = tuple({sysconfig.get_path(name) for name in ("stdlib", "platstdlib", "purelib", "platlib")})
@@ -25,6 +26,8 @@ _INSTALLED = tuple({sysconfig.get_path(name) for name in ("stdlib", "platstdlib"
 
 def pack(obj: Any, owner: Callable[..., Any] | None = None) -> bytes:
     """Pickle ``obj``; the module of ``owner`` and every module that cannot be found by name travel by value."""
+    while isinstance(owner, functools.partial):
+        owner = owner.func
     with _LOCK:
         chosen = [module for module in list(sys.modules.values()) if _by_value(module, owner)]
         registered = [module for module in chosen if module.__name__ not in cloudpickle.list_registry_pickle_by_value()]
@@ -38,6 +41,12 @@ def pack(obj: Any, owner: Callable[..., Any] | None = None) -> bytes:
     return packed
 
 
+def pack_back(obj: Any) -> bytes:
+    """Pickle a result on its way back: what came here by value goes back by value, and is recognised there."""
+    packed: bytes = cloudpickle.dumps(obj)
+    return packed
+
+
 def unpack(packed: bytes) -> Any:
     """The object that :func:`pack` wrote."""
     return pickle.loads(packed)  # noqa: S301 - written by this very program in its other process
@@ -48,10 +57,10 @@ def pack_error(error: BaseException) -> bytes:
     bare = error.with_traceback(None)
     bare.__cause__ = bare.__context__ = None
     try:
-        packed = pack(bare)
+        packed = pack_back(bare)
         unpack(packed)
     except Exception:  # noqa: BLE001 - whatever its pickling raises, the text must get through
-        return pack(RuntimeError(f"{type(error).__name__}: {error}"))
+        return pack_back(RuntimeError(f"{type(error).__name__}: {error}"))
     return packed
 
 
@@ -62,10 +71,11 @@ def _by_value(module: ModuleType, owner: Callable[..., Any] | None) -> bool:
         return False
     if name.split(".")[0] in ("hyper_parallel", "__main__", "__mp_main__") or path.startswith(_INSTALLED):
         return False
-    return name == getattr(owner, "__module__", None) or not _findable(name, path)
+    return name == getattr(owner, "__module__", None) or not _findable(name, path, tuple(sys.path))
 
 
-def _findable(name: str, path: str) -> bool:
+@functools.lru_cache(maxsize=4096)
+def _findable(name: str, path: str, _search: tuple[str, ...]) -> bool:
     """Whether importing ``name`` in a fresh process with the same ``sys.path`` finds ``path``."""
     parent = name.rpartition(".")[0]
     package = sys.modules.get(parent) if parent else None

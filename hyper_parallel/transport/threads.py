@@ -13,7 +13,7 @@ from typing import Any
 from hyper_parallel.errors import CollectiveMismatchError
 from hyper_parallel.transport.base import use_transport
 from hyper_parallel.transport.calls import Call, Message
-from hyper_parallel.transport.coordinator import Coordinator, RankAbortedError
+from hyper_parallel.transport.coordinator import Coordinator, RankAbortedError, unwinding
 from hyper_parallel.transport.failures import WorldFailedError, world_failed, world_timed_out
 from hyper_parallel.transport.simulated import HostOps, SimulatedTransport
 
@@ -58,6 +58,7 @@ class _World:
         self._batons = [_locked() for _ in range(world_size)]
         self._done = _locked()
         self._holder = 0
+        self._abandoned = False
         self.threads = [
             threading.Thread(target=self._rank_main, args=(rank,), name=f"rank-{rank}", daemon=True)
             for rank in range(world_size)
@@ -81,16 +82,22 @@ class _World:
             self._states[rank] = self._ops.save_state()
             self._wake(chosen)
             self._batons[rank].acquire()
-            self._ops.restore_state(self._states[rank])
+            self._restore(rank)
         return self.coordinator.take(rank)
 
     def kill(self) -> None:
         """Unwind what still runs: an exception for the rank that holds the baton, then a baton for each other."""
+        self._abandoned = True
         self.coordinator.abort()
         holder = self.threads[self._holder]
         raise_in = ctypes.pythonapi.PyThreadState_SetAsyncExc
         raise_in(ctypes.c_ulong(holder.ident or 0), ctypes.py_object(RankAbortedError))
         self._done.acquire(timeout=_UNWIND_SECONDS)
+
+    def _restore(self, rank: int) -> None:
+        """Make the process state that of ``rank``; not when a rank outlives its world, which nobody may notice."""
+        if not self._abandoned:
+            self._ops.restore_state(self._states[rank])
 
     def _pass_on(self, rank: int) -> None:
         self._wake(self.coordinator.next_rank(rank))
@@ -105,7 +112,7 @@ class _World:
     def _rank_main(self, rank: int) -> None:
         self._batons[rank].acquire()
         try:
-            self._ops.restore_state(self._states[rank])
+            self._restore(rank)
             self.coordinator.take(rank)
             # An empty context: a rank starts like a fresh process and inherits no surrounding "with" block.
             self.results[rank] = contextvars.Context().run(self._call, rank)
@@ -113,7 +120,7 @@ class _World:
         except RankAbortedError:
             self.coordinator.fail(rank, "unwound")
         except BaseException as error:  # noqa: BLE001 - SystemExit of a rank is a failure of that rank as well
-            if not _unwinding(error):
+            if not unwinding(error):
                 self.failures[rank] = error
             self.coordinator.fail(rank, f"raised {type(error).__name__}")
         finally:
@@ -123,13 +130,6 @@ class _World:
         transport = SimulatedTransport(rank, self.coordinator.world_size, self._ops, _Endpoint(self, rank))
         with use_transport(transport):
             return self._body()
-
-
-def _unwinding(error: BaseException | None) -> bool:
-    """Whether ``error`` only arose while the rank was being unwound."""
-    while error is not None and not isinstance(error, RankAbortedError):
-        error = error.__context__
-    return error is not None
 
 
 def _locked() -> threading.Lock:

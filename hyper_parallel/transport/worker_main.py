@@ -17,10 +17,10 @@ import numpy as np
 
 from hyper_parallel.transport.base import Transport, use_transport
 from hyper_parallel.transport.calls import Call, Message
-from hyper_parallel.transport.coordinator import Outcome, RankAbortedError
+from hyper_parallel.transport.coordinator import Outcome, RankAbortedError, unwinding
 from hyper_parallel.transport.failures import trace
 from hyper_parallel.transport.numpy_ops import NumpyOps
-from hyper_parallel.transport.shipping import pack, pack_error, unpack
+from hyper_parallel.transport.shipping import pack_back, pack_error, unpack
 from hyper_parallel.transport.simulated import SimulatedTransport
 
 __all__ = ["Report", "Task", "resolve", "worker_main"]
@@ -47,7 +47,7 @@ class Task:
 
 @dataclass
 class Report:
-    """How a rank ended: ``returned`` with a packed result, ``raised`` with a packed error and its trace, ``unwound``."""
+    """How a rank ended: ``returned`` with a packed result, ``raised`` with a packed error and trace, ``unwound``."""
 
     how: str
     packed: bytes = b""
@@ -120,17 +120,11 @@ def run_rank(task: Task, transport: Transport) -> Report:
         fn, args = unpack(task.body)
         with use_transport(transport):
             result = fn(*args)
-        return Report("returned", pack(result, fn))
+        return Report("returned", pack_back(result))
     except RankAbortedError:
         return Report("unwound")
     except BaseException as error:  # noqa: BLE001 - SystemExit of a rank is a failure of that rank as well
-        if _unwinding(error):
+        if unwinding(error):
             return Report("unwound")
         text = trace(error)
         return Report("raised", pack_error(error), text)
-
-
-def _unwinding(error: BaseException | None) -> bool:
-    while error is not None and not isinstance(error, RankAbortedError):
-        error = error.__context__
-    return error is not None

@@ -1,0 +1,63 @@
+"""What a launched rank does: read its task, join the real world, run, write its report, leave."""
+
+from __future__ import annotations
+
+import dataclasses
+import faulthandler
+import os
+import pickle
+import signal
+import sys
+from pathlib import Path
+
+from hyper_parallel.transport.base import Transport
+from hyper_parallel.transport.failures import trace
+from hyper_parallel.transport.shipping import pack_error
+from hyper_parallel.transport.worker_main import Report, Task, run_rank
+
+__all__ = ["serve"]
+
+
+def serve(folder_name: str, rank: int, platform: str) -> None:
+    """Be ``rank`` of the task in ``folder_name``; never returns. The exit code is 0 if the function returned."""
+    folder = Path(folder_name)
+    pid = folder / f"{rank}.pid"
+    pid.write_text(str(os.getpid()))
+    with (folder / f"{rank}.stack").open("w", encoding="utf-8") as stack:
+        faulthandler.enable(file=stack, all_threads=False)
+        faulthandler.register(signal.SIGUSR1, file=stack, all_threads=False)
+        faulthandler.register(signal.SIGTERM, file=stack, all_threads=False, chain=True)
+        report = _run(folder, rank, platform)
+        written = folder / f"{rank}.report.part"
+        written.write_bytes(pickle.dumps(report))
+        written.rename(folder / f"{rank}.report")
+        pid.unlink()
+        sys.stdout.flush()
+        sys.stderr.flush()
+        # The frameworks' exit hooks may wait for peers that have gone already.
+        os._exit(0 if report.how == "returned" else 1)
+
+
+def _run(folder: Path, rank: int, platform: str) -> Report:
+    task: Task = pickle.loads((folder / "task").read_bytes())  # noqa: S301 - written by the launching process
+    sys.path[:] = task.path
+    os.chdir(task.folder)
+    try:
+        transport = _join(folder, rank, task.world_size, platform)
+    except Exception as error:  # noqa: BLE001 - goes into the report
+        return Report("raised", pack_error(error), trace(error))
+    return run_rank(dataclasses.replace(task, rank=rank), transport)
+
+
+def _join(folder: Path, rank: int, world_size: int, platform: str) -> Transport:
+    if platform == "torch":
+        from hyper_parallel.transport.c10d import start_gloo  # noqa: PLC0415 - the other framework stays unimported
+
+        return start_gloo(rank, world_size, "env://")
+    from hyper_parallel.transport.mindspore import start_rehearsal  # noqa: PLC0415
+
+    return start_rehearsal(rank, world_size, f"file://{folder / 'store'}")
+
+
+if __name__ == "__main__":
+    serve(sys.argv[1], int(os.environ["RANK"]), "torch")

@@ -1,0 +1,235 @@
+"""Run a function on every rank of a world of real processes on this machine."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import pickle
+import signal
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import Any, NoReturn
+
+from hyper_parallel.errors import RankFailedError
+from hyper_parallel.transport.failures import world_failed, world_timed_out
+from hyper_parallel.transport.shipping import pack, unpack
+from hyper_parallel.transport.worker_main import Report, Task
+from hyper_parallel.verify import _worker
+from hyper_parallel.verify.simulate import default_platform
+
+__all__ = ["launch"]
+
+_GRACE_SECONDS = 5.0
+_STACK_SECONDS = 0.5
+_LOG_CHARACTERS = 4000
+
+
+def launch(
+    fn: Callable[..., Any],
+    world_size: int,
+    platform: str | None = None,
+    args: Sequence[Any] = (),
+    *,
+    timeout: float = 300.0,
+) -> list[Any]:
+    """Call ``fn(*args)`` on every rank of a world of real processes; the results in rank order.
+
+    PyTorch ranks are started by torchrun and talk over gloo; MindSpore ranks are started from a warm fork server
+    and talk over PyTorch's gloo, too (MindSpore's own CPU collectives are incomplete). ``fn``, ``args`` and results
+    travel pickled, functions by value.
+
+    Args:
+        fn: what every rank runs.
+        world_size: number of ranks, at least one.
+        platform: ``"torch"`` or ``"mindspore"``; None takes PyTorch if it is installed.
+        args: arguments of ``fn``, the same on every rank.
+        timeout: seconds after which every rank's stack is shown and the processes are ended.
+
+    Raises:
+        RankFailedError: a rank raised, died or did not finish; ``failures`` maps ranks to their exceptions.
+        ValueError: the world size or the platform does not exist.
+    """
+    if world_size < 1:
+        msg = f"world_size is {world_size}; a world has at least one rank"
+        raise ValueError(msg)
+    platform = platform or default_platform()
+    if platform not in ("torch", "mindspore"):
+        msg = f"platform is {platform!r}; it must be 'torch' or 'mindspore'"
+        raise ValueError(msg)
+    with tempfile.TemporaryDirectory(prefix="hyper_parallel_launch_") as name:
+        folder = Path(name)
+        _write_task(folder, fn, args, world_size)
+        world = _Torchrun(folder, world_size) if platform == "torch" else _Processes(folder, world_size)
+        try:
+            _await(world, folder, world_size, timeout)
+        finally:
+            world.end()
+            _kill_left(folder)
+        return _results(folder, world_size, world.codes())
+
+
+class _Torchrun:
+    """PyTorch ranks under torchrun."""
+
+    def __init__(self, folder: Path, world_size: int) -> None:
+        command = [sys.executable, "-m", "torch.distributed.run", "--standalone", f"--nproc-per-node={world_size}"]
+        command += ["-m", "hyper_parallel.verify._worker", str(folder)]
+        path = os.pathsep.join(entry for entry in sys.path if entry)
+        environment = {"OMP_NUM_THREADS": "1", **os.environ, "PYTHONPATH": path}
+        self._log = (folder / "torchrun.log").open("w", encoding="utf-8")
+        # In a session of its own, so that a Ctrl-C here reaches the ranks through us, once.
+        self._agent = subprocess.Popen(  # noqa: S603 - our own interpreter with our own module
+            command, env=environment, start_new_session=True, stdout=None, stderr=self._log
+        )
+
+    def running(self) -> bool:
+        """Whether torchrun has not ended."""
+        return self._agent.poll() is None
+
+    def codes(self) -> dict[int, int]:
+        """Exit codes per rank; torchrun keeps them to itself."""
+        return {}
+
+    def end(self) -> None:
+        """SIGTERM, which torchrun passes on to its ranks, then SIGKILL."""
+        if self.running():
+            self._agent.terminate()
+            try:
+                self._agent.wait(_GRACE_SECONDS)
+            except subprocess.TimeoutExpired:
+                self._agent.kill()
+        self._agent.wait()
+        self._log.close()
+
+
+class _Processes:
+    """MindSpore ranks from the fork server."""
+
+    def __init__(self, folder: Path, world_size: int) -> None:
+        from hyper_parallel.transport.pool import start_process  # noqa: PLC0415 - starts a fork server when used
+
+        self._processes = [
+            start_process(_worker.serve, (str(folder), rank, "mindspore"), f"rank-{rank}")
+            for rank in range(world_size)
+        ]
+
+    def running(self) -> bool:
+        """Whether ranks still run and none has failed."""
+        codes = [process.exitcode for process in self._processes]
+        return None in codes and not any(codes)
+
+    def codes(self) -> dict[int, int]:
+        """Exit codes of the ranks that have ended."""
+        codes = ((rank, process.exitcode) for rank, process in enumerate(self._processes))
+        return {rank: code for rank, code in codes if code is not None}
+
+    def end(self) -> None:
+        """SIGTERM, then SIGKILL."""
+        from hyper_parallel.transport.pool import end_processes  # noqa: PLC0415
+
+        end_processes(self._processes)
+
+
+def _write_task(folder: Path, fn: Callable[..., Any], args: Sequence[Any], world_size: int) -> None:
+    path = [entry or str(Path.cwd()) for entry in sys.path]
+    task = Task(-1, world_size, pack((fn, tuple(args)), fn), None, path, str(Path.cwd()))
+    (folder / "task").write_bytes(pickle.dumps(task))
+
+
+def _await(world: _Torchrun | _Processes, folder: Path, world_size: int, timeout: float) -> None:
+    deadline = time.monotonic() + timeout
+    while world.running():
+        if time.monotonic() > deadline:
+            raise world_timed_out(timeout, world_size, _stacks(folder, world_size))
+        time.sleep(0.01)
+
+
+def _pids(folder: Path) -> list[int]:
+    """The ranks' own process numbers, as they wrote them down."""
+    return [int(path.read_text()) for path in sorted(folder.glob("*.pid")) if path.read_text()]
+
+
+def _stacks(folder: Path, world_size: int) -> dict[int, str]:
+    for pid in _pids(folder):
+        _signal(pid, signal.SIGUSR1)
+    time.sleep(_STACK_SECONDS)
+    return {rank: "is in\n" + (_text(folder, rank) or "(no answer)") for rank in range(world_size)}
+
+
+def _text(folder: Path, rank: int) -> str:
+    path = folder / f"{rank}.stack"
+    return path.read_text(errors="replace") if path.exists() else ""
+
+
+def _kill_left(folder: Path) -> None:
+    """SIGKILL ranks that outlived whoever started them; ranks that ended have removed their number."""
+    for pid in _pids(folder):
+        _signal(pid, signal.SIGKILL)
+
+
+def _signal(pid: int, number: signal.Signals) -> None:
+    with contextlib.suppress(ProcessLookupError):
+        os.kill(pid, number)
+
+
+def _results(folder: Path, world_size: int, codes: dict[int, int]) -> list[Any]:
+    """The ranks' results, or the error that tells what failed: deaths first, then exceptions as they came."""
+    reports = {rank: _report(folder, rank) for rank in range(world_size)}
+    raised = {rank: report for rank, report in reports.items() if report is not None and report.how == "raised"}
+    failures: dict[int, BaseException] = {}
+    for rank, report in reports.items():
+        if report is None and _died(folder, rank):
+            failures[rank] = _death(folder, rank, codes)
+    for rank in sorted(raised, key=lambda rank: (folder / f"{rank}.report").stat().st_mtime_ns):
+        failures[rank] = unpack(raised[rank].packed)
+    if not failures and None in reports.values():
+        failures = {rank: _death(folder, rank, codes) for rank, report in reports.items() if report is None}
+    if failures:
+        return _fail(folder, reports, failures)
+    return [unpack(report.packed) for report in reports.values() if report is not None]
+
+
+def _fail(folder: Path, reports: dict[int, Report | None], failures: dict[int, BaseException]) -> NoReturn:
+    """Raise for ``failures``; an error that only says that a peer has gone is folded beside the peer's own."""
+    causes = {rank: error for rank, error in failures.items() if not _echoes(error)} or failures
+    traces: dict[int, str] = {}
+    folded: dict[int, str] = {}
+    for rank, report in reports.items():
+        if report is not None and rank in causes:
+            traces[rank] = report.trace
+        elif report is not None:
+            folded[rank] = "returned" if report.how == "returned" else "lost its peer:\n" + report.trace
+        else:
+            folded[rank] = "was ended in\n" + (_text(folder, rank).rstrip() or "(unknown)")
+    raise world_failed(len(reports), causes, folded, traces)
+
+
+def _echoes(error: BaseException) -> bool:
+    """Whether gloo raised ``error`` because another rank closed its connection."""
+    text = str(error)
+    return isinstance(error, RuntimeError) and "gloo" in text and ("onnection" in text or "Read error" in text)
+
+
+def _died(folder: Path, rank: int) -> bool:
+    """Whether ``rank`` started and ended without a report, and not because we ended it (which writes its stack)."""
+    text = _text(folder, rank)
+    return (folder / f"{rank}.pid").exists() and (not text or text.startswith("Fatal"))
+
+
+def _death(folder: Path, rank: int, codes: dict[int, int]) -> RankFailedError:
+    log = folder / "torchrun.log"
+    details = [_text(folder, rank), log.read_text(errors="replace")[-_LOG_CHARACTERS:] if log.exists() else ""]
+    code = f" with exit code {codes[rank]}" if rank in codes else ""
+    return RankFailedError("\n".join([f"rank {rank} died{code} without a report", *filter(None, details)]).rstrip())
+
+
+def _report(folder: Path, rank: int) -> Report | None:
+    path = folder / f"{rank}.report"
+    if not path.exists():
+        return None
+    report: Report = pickle.loads(path.read_bytes())  # noqa: S301 - written by our own rank
+    return report
