@@ -7,6 +7,8 @@ import importlib.util
 from collections.abc import Callable, Sequence
 from typing import Any
 
+from hyper_parallel.platform.select import use_platform
+
 __all__ = ["default_platform", "simulate"]
 
 
@@ -58,10 +60,16 @@ def simulate(
         from hyper_parallel.transport.c10d import TorchOps  # noqa: PLC0415 - the other framework stays unimported
         from hyper_parallel.transport.threads import run_threads  # noqa: PLC0415
 
-        return run_threads(functools.partial(fn, *args), world_size, TorchOps(), timeout)
+        return run_threads(functools.partial(_on_platform, platform, fn, *args), world_size, TorchOps(), timeout)
     if platform == "mindspore":
         from hyper_parallel.transport.workers import run_workers  # noqa: PLC0415
 
-        return run_workers(fn, args, world_size, timeout)
+        return run_workers(_on_platform, (platform, fn, *args), world_size, timeout)
     msg = f"platform is {platform!r}; it must be 'torch' or 'mindspore'"
     raise ValueError(msg)
+
+
+def _on_platform(platform: str, fn: Callable[..., Any], *args: Any) -> Any:
+    """On a rank: the platform that the caller of ``simulate`` named is the chosen one."""
+    with use_platform(platform):
+        return fn(*args)

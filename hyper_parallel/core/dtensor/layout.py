@@ -44,14 +44,13 @@ class Layout:
         shape: global sizes, or None when no tensor is attached.
     """
 
-    __slots__ = ("__weakref__", "_local_shape", "dim_axes", "mesh", "native", "partials", "placements", "shape")
+    __slots__ = ("__weakref__", "_local_shape", "dim_axes", "mesh", "partials", "placements", "shape")
 
     mesh: DeviceMesh
     dim_axes: DimAxes
     partials: Partials
     shape: tuple[int, ...] | None
     placements: tuple[Placement, ...]
-    native: Any
 
     def __new__(
         cls, mesh_shape: Sequence[int], alias_name: Sequence[str], rank_list: Sequence[int] | None = None
@@ -369,6 +368,5 @@ def _intern(mesh: DeviceMesh, dim_axes: DimAxes | None, partials: Partials, shap
             found.dim_axes = dim_axes  # type: ignore[assignment] # None only before placing
             found.placements = () if dim_axes is None else _public_placements(mesh, dim_axes, partials)
             found._local_shape = None  # noqa: SLF001
-            found.native = None
             _INTERNED[key] = found
     return found

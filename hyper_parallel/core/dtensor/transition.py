@@ -19,7 +19,7 @@ from hyper_parallel.errors import LayoutError, MeshMismatchError
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-__all__ = ["Cost", "Plan", "plan"]
+__all__ = ["Cost", "Plan", "dual", "plan"]
 
 _PLANS: dict[tuple[Layout, Layout, tuple[int, ...]], Plan] = {}
 # Re-entrant: building a plan may build the plan of its second half.
@@ -214,7 +214,8 @@ def _embeddable(source: Layout, target: Layout, kept: Sequence[tuple[int, str]])
     return Layout.of(target.mesh, dims, kept, target.shape)
 
 
-def _dual(layout: Layout, varying: tuple[int, ...] = ()) -> Layout:
+def dual(layout: Layout, varying: tuple[int, ...] = ()) -> Layout:
+    """Layout of the gradient of a value laid out as ``layout``; summands are pending along ``varying``."""
     return Layout.of(layout.mesh, layout.dim_axes, [(axis, "sum") for axis in varying], layout.shape)
 
 
@@ -225,7 +226,7 @@ def _adjoint_of(forward: Plan) -> Plan:
         raise LayoutError(msg)
     source, target = _essential(forward.source), _essential(forward.target)
     varying = tuple(axis for axis in forward.varying if forward.source.mesh.shape[axis] > 1)
-    start, end = _dual(target, varying), _dual(source)
+    start, end = dual(target, varying), dual(source)
     steps = _linear_steps(start, end)
     factor = _averaged(target) / _averaged(source)
     if factor != 1:

@@ -142,19 +142,28 @@ class Dispatcher:
     def _compile(
         self, entry: Entry, args: tuple[Any, ...], kwargs: dict[str, Any]
     ) -> Callable[[tuple[Any, ...], dict[str, Any]], Any]:
-        bound = entry.binder.bind(args, kwargs)
+        marked, named = self._mark(args), self._mark(kwargs)
+        bound = entry.binder.bind(marked, named)
         mesh = self._mesh(entry, bound)
+        marks: list[_Mark] = []
         operands: list[Operand] = []
-        values: list[Any] = []
-        template = {name: self._refer(name, value, mesh, operands, values) for name, value in bound.items()}
+        template = {name: self._refer(name, value, mesh, operands, marks) for name, value in bound.items()}
         call = OpCall(entry.rule.op, mesh, tuple(operands), template)
         plan = propagate(call, entry.rule, in_place=entry.in_place)
-        return _Run(self, entry, plan, args, kwargs, values).compiled()
+        return _Run(self, entry, plan, marked, named, marks).compiled()
+
+    def _mark(self, value: Any) -> Any:
+        """The same structure with each occurrence of a tensor made distinguishable: one may be passed twice."""
+        if isinstance(value, (list, tuple)):
+            return type(value)(self._mark(item) for item in value)
+        if isinstance(value, dict):
+            return {name: self._mark(item) for name, item in value.items()}
+        return _Mark(value) if self.platform.is_tensor(value) else value
 
     def _mesh(self, entry: Entry, bound: dict[str, Any]) -> Any:
         found = {
             one._layout.mesh: one  # noqa: SLF001
-            for one in self._tensors(tuple(bound.values()))
+            for one in _marked(tuple(bound.values()))
             if isinstance(one, DTensor)
         }
         if len(found) > 1:
@@ -166,17 +175,19 @@ class Dispatcher:
             raise UnsupportedOperatorError(msg)
         return next(iter(found))
 
-    def _refer(self, name: str, value: Any, mesh: Any, operands: list[Operand], values: list[Any]) -> Any:
+    def _refer(self, name: str, value: Any, mesh: Any, operands: list[Operand], marks: list[_Mark]) -> Any:
         if isinstance(value, (list, tuple)):
             return type(value)(
-                self._refer(f"{name}[{index}]", item, mesh, operands, values) for index, item in enumerate(value)
+                self._refer(f"{name}[{index}]", item, mesh, operands, marks) for index, item in enumerate(value)
             )
-        if not self.platform.is_tensor(value):
+        if not isinstance(value, _Mark):
             return value
-        layout = value._layout if isinstance(value, DTensor) else self._plain_layout(name, value, mesh)  # noqa: SLF001
-        floating = self.platform.is_floating(value._local if isinstance(value, DTensor) else value)  # noqa: SLF001
-        operands.append(Operand(name, layout, value.dtype, floating))
-        values.append(value)
+        tensor = value.tensor
+        distributed = isinstance(tensor, DTensor)
+        layout = tensor._layout if distributed else self._plain_layout(name, tensor, mesh)  # noqa: SLF001
+        local = tensor._local if distributed else tensor  # noqa: SLF001
+        operands.append(Operand(name, layout, local.dtype, self.platform.is_floating(local)))
+        marks.append(value)
         return Ref(len(operands) - 1)
 
     def _plain_layout(self, name: str, value: Any, mesh: Any) -> Layout:
@@ -192,6 +203,23 @@ class Dispatcher:
         raise MixedTensorError(msg)
 
 
+class _Mark:
+    """One occurrence of a tensor among the arguments of a call."""
+
+    __slots__ = ("tensor",)
+
+    def __init__(self, tensor: Any) -> None:
+        self.tensor = tensor
+
+
+def _marked(tree: Any) -> Iterator[Any]:
+    if isinstance(tree, (list, tuple)):
+        for item in tree:
+            yield from _marked(item)
+    elif isinstance(tree, _Mark):
+        yield tree.tensor
+
+
 class _Run:
     """Compiles one plan into a closure over the caller's argument form, or over the canonical one."""
 
@@ -202,14 +230,12 @@ class _Run:
         plan: OpPlan,
         args: tuple[Any, ...],
         kwargs: dict[str, Any],
-        values: list[Any],
+        marks: list[_Mark],
     ) -> None:
         self.dispatcher, self.entry, self.plan = dispatcher, entry, plan
         self.args, self.kwargs = args, kwargs
-        self.fetches = {
-            id(value): self._fetch(index, value) for index, value in enumerate(values)
-        }
-        self.indexed = [self.fetches[id(value)] for value in values]
+        self.indexed = [self._fetch(index, mark.tensor) for index, mark in enumerate(marks)]
+        self.fetches = dict(zip(map(id, marks), self.indexed, strict=True))
 
     def _fetch(self, index: int, value: Any) -> Callable[[Any], Any]:
         if not isinstance(value, DTensor):
@@ -254,7 +280,7 @@ class _Run:
         found = self.fetches.get(id(value))
         if found is not None:
             return found
-        if isinstance(value, (list, tuple)) and any(self.dispatcher._tensors(value)):  # noqa: SLF001
+        if isinstance(value, (list, tuple)) and any(True for _ in _marked(value)):
             inner = [self._slot(item) for item in value]
             kind = type(value)
             return lambda given: kind(slot(item) for slot, item in zip(inner, given))  # noqa: B905 - hot

@@ -34,12 +34,14 @@ class Row:
         even: pairs of operand number and dim whose size must divide by everything that cuts it, because the local
             call would otherwise not see whole rows of the global one.
         full: the same pairs for "no rank may hold an empty chunk".
+        sizes: triples of operand number, dim and another size that must divide by everything that cuts the dim.
     """
 
     inputs: tuple[Placement, ...]
     outputs: tuple[Placement, ...]
     even: tuple[tuple[int, int], ...] = ()
     full: tuple[tuple[int, int], ...] = ()
+    sizes: tuple[tuple[int, int, int], ...] = ()
 
 
 @dataclass(frozen=True)

@@ -75,6 +75,9 @@ def _fits(call: OpCall, row: Row, axis: int, cuts: dict[tuple[int, int], int]) -
     for index, dim in row.even:
         if call.operands[index].shape[dim] % (cuts.get((index, dim), 1) * size):
             return False
+    for index, dim, other in row.sizes:
+        if other % (cuts.get((index, dim), 1) * size):
+            return False
     return all(
         _never_empty(call.operands[index].shape[dim], cuts.get((index, dim), 1), size) for index, dim in row.full
     )

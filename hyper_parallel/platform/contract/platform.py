@@ -21,7 +21,7 @@ __all__ = ["Platform"]
 
 
 class Platform(
-    IdentityFacet, GroupsFacet, CollectivesFacet, DifferentiableFacet, TensorsFacet, ModulesFacet, abc.ABC
+    GroupsFacet, CollectivesFacet, DifferentiableFacet, IdentityFacet, TensorsFacet, ModulesFacet, abc.ABC
 ):
     """What core and trainers ask of a framework.
 

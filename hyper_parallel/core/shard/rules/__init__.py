@@ -1,1 +1,14 @@
+"""Rules by family, one file each. Importing a family registers its rules."""
 
+from __future__ import annotations
+
+import importlib
+import pkgutil
+
+__all__ = ["load"]
+
+
+def load() -> None:
+    """Import every family; a family is any module of this package."""
+    for found in pkgutil.iter_modules(__path__):
+        importlib.import_module(f"{__name__}.{found.name}")

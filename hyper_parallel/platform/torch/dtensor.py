@@ -1,0 +1,282 @@
+"""The DTensor of PyTorch: a wrapper subclass whose autograd lives on its local tensor.
+
+The wrapper carries global shape, dtype and device for PyTorch's own code and no storage; it never requires grad
+itself. Reading ``requires_grad``, ``grad`` or ``is_leaf`` reads the local tensor.
+"""
+
+from __future__ import annotations
+
+import copy
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from hyper_parallel.core.dtensor.dtensor import DTensor
+from hyper_parallel.core.dtensor.layout import Layout
+from hyper_parallel.core.dtensor.transition import dual
+from hyper_parallel.errors import LayoutError, MixedTensorError, UnsupportedOperatorError
+from hyper_parallel.platform.torch import intercept
+
+__all__ = ["TorchDTensor", "wrap"]
+
+
+class TorchDTensor(DTensor, Tensor):
+    """A DTensor that is a ``torch.Tensor``."""
+
+    _platform = None  # type: ignore[assignment] # set by the platform's first wrap
+    _views = None
+    _origin = None
+    _readonly = None
+    _grad_kept: tuple[Any, Any] | None = None
+
+    def __new__(cls, local: Any, device_mesh: Any, placements: Any) -> Any:
+        """As :class:`DTensor`."""
+        return DTensor.from_local(local, device_mesh, placements)
+
+    @classmethod
+    def __torch_function__(
+        cls, func: Callable[..., Any], types: Any, args: tuple[Any, ...] = (), kwargs: dict[str, Any] | None = None
+    ) -> Any:
+        """Function-level interception; what has no rule here falls through to operator level."""
+        return intercept.function(func, types, args, kwargs or {})
+
+    @classmethod
+    def __torch_dispatch__(
+        cls, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: dict[str, Any] | None = None
+    ) -> Any:
+        """Operator-level interception, below autograd's own keys."""
+        return intercept.operator(func, types, args, kwargs or {})
+
+    # -- facts ---------------------------------------------------------------------------------------------------
+
+    @property
+    def shape(self) -> torch.Size:  # type: ignore[override]
+        """Global sizes."""
+        return torch.Size(self._layout.shape)  # type: ignore[arg-type]
+
+    def size(self, dim: int | None = None) -> Any:  # type: ignore[override]
+        """Global sizes, or one of them."""
+        return self.shape if dim is None else self._layout.shape[dim]  # type: ignore[index]
+
+    @property
+    def ndim(self) -> int:  # type: ignore[override]
+        """Number of dims."""
+        return len(self._layout.dim_axes)
+
+    def dim(self) -> int:
+        """Number of dims."""
+        return len(self._layout.dim_axes)
+
+    def numel(self) -> int:
+        """Global number of elements."""
+        return self.shape.numel()
+
+    nelement = numel
+
+    def __len__(self) -> int:
+        """Global size of dim 0."""
+        if not self._layout.shape:
+            msg = "len() of a 0-d tensor"
+            raise TypeError(msg)
+        return self._layout.shape[0]
+
+    @property
+    def dtype(self) -> torch.dtype:  # type: ignore[override]
+        """Element type."""
+        return self._local.dtype
+
+    @property
+    def device(self) -> torch.device:  # type: ignore[override]
+        """Where the local tensor lives."""
+        return self._local.device
+
+    @property
+    def is_leaf(self) -> bool:  # type: ignore[override]
+        """True when no operation made it."""
+        return self._local.is_leaf
+
+    @property
+    def grad_fn(self) -> Any:  # type: ignore[override]
+        """The local tensor's node."""
+        return self._local.grad_fn
+
+    @property
+    def _version(self) -> int:  # type: ignore[override]
+        return self._local._version  # noqa: SLF001 - no public spelling
+
+    @property
+    def requires_grad(self) -> bool:  # type: ignore[override]
+        """True when the local tensor takes part in autograd."""
+        return self._local.requires_grad
+
+    @requires_grad.setter
+    def requires_grad(self, flag: bool) -> None:
+        self._local.requires_grad_(flag)
+
+    def requires_grad_(self, requires_grad: bool = True) -> Any:  # noqa: FBT001, FBT002 - PyTorch's signature
+        """Set ``requires_grad`` in place."""
+        self._local.requires_grad_(requires_grad)
+        return self
+
+    # -- gradients -----------------------------------------------------------------------------------------------
+
+    @property
+    def grad(self) -> Any:  # type: ignore[override]
+        """The gradient in the dual layout: a true gradient, nothing is pending."""
+        local = self._local.grad
+        if local is None:
+            self._grad_kept = None
+            return None
+        kept = self._grad_kept
+        if kept is None or kept[0] is not local:
+            kept = self._grad_kept = (local, wrap(local, dual(self._layout)))
+        return kept[1]
+
+    @grad.setter
+    def grad(self, value: Any) -> None:
+        self._local.grad = None if value is None else self._as_gradient(value, "grad")
+
+    @grad.deleter
+    def grad(self) -> None:
+        self._local.grad = None
+
+    def _as_gradient(self, value: Any, what: str) -> Tensor:
+        if not isinstance(value, DTensor):
+            msg = f"{what} of a DTensor must be a DTensor, got {type(value).__name__}"
+            raise MixedTensorError(msg)
+        if value.shape != self.shape:
+            msg = f"{what} has shape {list(value.shape)}, the tensor has {list(self.shape)}"
+            raise LayoutError(msg)
+        return value.redistribute_to(dual(self._layout))._local  # noqa: SLF001
+
+    def backward(
+        self,
+        gradient: Any = None,
+        retain_graph: bool | None = None,  # noqa: FBT001 - PyTorch's signature
+        create_graph: bool = False,  # noqa: FBT001, FBT002
+        inputs: Sequence[Any] | None = None,
+    ) -> None:
+        """Backpropagate; a scalar is seeded with 1, and no factor of the mesh's size appears anywhere."""
+        seed = None if gradient is None else self._as_gradient(gradient, "backward: gradient")
+        only = None if inputs is None else [one._local if isinstance(one, DTensor) else one for one in inputs]  # noqa: SLF001
+        self._local.backward(seed, retain_graph=retain_graph, create_graph=create_graph, inputs=only)
+
+    def retain_grad(self) -> None:
+        """Keep the gradient of a non-leaf."""
+        self._local.retain_grad()
+
+    def register_hook(self, hook: Callable[[Any], Any]) -> Any:
+        """``hook(grad)`` sees and may replace the gradient, as a DTensor in the dual layout."""
+        layout = dual(self._layout)
+
+        def on_local(grad: Tensor) -> Tensor | None:
+            result = hook(wrap(grad, layout))
+            return None if result is None else self._as_gradient(result, "gradient returned by a hook")
+
+        return self._local.register_hook(on_local)
+
+    def register_post_accumulate_grad_hook(self, hook: Callable[[Any], None]) -> Any:
+        """``hook(tensor)`` after a leaf's gradient was accumulated."""
+        return self._local.register_post_accumulate_grad_hook(lambda _: hook(self))
+
+    def detach(self) -> Any:
+        """The same storage, off the graph."""
+        return wrap(self._local.detach(), self._layout)
+
+    @property
+    def data(self) -> Any:  # type: ignore[override]
+        """The same storage, off the graph and off the version counter."""
+        return wrap(self._local.data, self._layout)
+
+    @data.setter
+    def data(self, value: Any) -> None:
+        if not isinstance(value, DTensor) or value._layout is not self._layout:  # noqa: SLF001
+            msg = f"data must be a DTensor laid out as {self._layout.notation(self.dtype)}, got {value!r}"
+            raise LayoutError(msg)
+        self.drop_views()
+        self._local.data = value._local  # noqa: SLF001
+
+    # -- leaving the device mesh ---------------------------------------------------------------------------------
+
+    def item(self) -> Any:
+        """The one element, as a Python number; pending reductions are done first."""
+        return self.full_tensor().item()
+
+    def tolist(self) -> Any:
+        """Nested lists of the whole tensor."""
+        return self.full_tensor().tolist()
+
+    def __bool__(self) -> bool:
+        """Truth of a one-element tensor."""
+        return bool(self.full_tensor())
+
+    def __float__(self) -> float:
+        """Value of a one-element tensor."""
+        return float(self.full_tensor())
+
+    def __int__(self) -> int:
+        """Value of a one-element tensor."""
+        return int(self.full_tensor())
+
+    def __index__(self) -> int:
+        """Value of a one-element integer tensor."""
+        return self.full_tensor().__index__()
+
+    def numpy(self, *, force: bool = False) -> Any:
+        """Refused: which part is meant must be said."""
+        del force
+        msg = "numpy() of a DTensor: say x.full_tensor().numpy() for the whole, x.to_local().numpy() for this rank's piece"
+        raise UnsupportedOperatorError(msg)
+
+    def __array__(self, dtype: Any = None, *, copy: bool | None = None) -> Any:
+        """Refused, as :meth:`numpy`."""
+        del dtype, copy
+        return self.numpy()
+
+    # -- object --------------------------------------------------------------------------------------------------
+
+    __hash__ = object.__hash__  # type: ignore[assignment] # identity, as tensors do
+
+    def __repr__(self, *, tensor_contents: Any = None) -> str:
+        """The one notation, and this rank's values."""
+        del tensor_contents
+        return f"DTensor({self._layout.notation(self.dtype)} on {self._layout.mesh!r}, local={self._local!r})"
+
+    def __format__(self, spec: str) -> str:
+        """As a number where there is one."""
+        return format(self.item(), spec) if not self._layout.shape else object.__format__(self, spec)
+
+    def __deepcopy__(self, memo: dict[int, Any]) -> Any:
+        """A leaf of its own storage."""
+        if id(self) in memo:
+            return memo[id(self)]
+        made = wrap(copy.deepcopy(self._local, memo), self._layout)
+        if getattr(self, "_is_param", False):
+            made._is_param = True
+        memo[id(self)] = made
+        return made
+
+    def __reduce_ex__(self, protocol: Any) -> Any:
+        """Pickle the local tensor and the layout."""
+        del protocol
+        return (_rebuild, (self._local, self._layout, getattr(self, "_is_param", False)))
+
+
+def wrap(local: Tensor, layout: Layout) -> TorchDTensor:
+    """A DTensor over ``local``, trusted to hold what ``layout`` says."""
+    made = _make(TorchDTensor, layout.shape, dtype=local.dtype, device=local.device)
+    made._local = local  # noqa: SLF001
+    made._layout = layout  # noqa: SLF001
+    return made
+
+
+_make = Tensor._make_wrapper_subclass  # type: ignore[attr-defined] # noqa: SLF001 - the framework's subclassing door
+
+
+def _rebuild(local: Tensor, layout: Layout, is_param: bool) -> TorchDTensor:  # noqa: FBT001 - pickle calls it
+    made = wrap(local, layout)
+    if is_param:
+        made._is_param = True  # type: ignore[attr-defined]
+    return made

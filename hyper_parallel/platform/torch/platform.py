@@ -1,0 +1,86 @@
+"""PyTorch's platform: its facets, assembled."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from functools import cached_property
+from typing import Any
+
+import torch
+from torch import distributed
+
+from hyper_parallel.platform.contract.platform import Platform
+from hyper_parallel.platform.torch.differentiable import TorchDifferentiable
+from hyper_parallel.platform.torch.modules import TorchModules
+from hyper_parallel.platform.torch.tensors import TorchTensors
+from hyper_parallel.transport.base import Transport, active_transport
+from hyper_parallel.transport.single import SingleTransport
+
+__all__ = ["TorchPlatform", "build"]
+
+
+class TorchPlatform(TorchTensors, TorchModules, TorchDifferentiable, Platform):
+    """Everything hyper_parallel asks of PyTorch."""
+
+    platform_type = "torch"
+    Tensor = torch.Tensor
+    Parameter = torch.nn.Parameter
+    Module = torch.nn.Module
+    Function = torch.autograd.Function
+
+    @cached_property
+    def DTensorBase(self) -> Any:  # noqa: N802 - the contract fixes this name
+        """PyTorch's DTensor class."""
+        from hyper_parallel.platform.torch.dtensor import TorchDTensor  # noqa: PLC0415 - built on this platform
+
+        return TorchDTensor
+
+    def transport(self) -> Transport:
+        """The surrounding simulated rank, else torch.distributed where it is initialised, else a world of one."""
+        active = active_transport()
+        if active is not None:
+            return active
+        return self._engine if distributed.is_available() and distributed.is_initialized() else _ALONE
+
+    @cached_property
+    def _engine(self) -> Transport:
+        from hyper_parallel.transport.c10d import C10dTransport  # noqa: PLC0415 - only where processes talk
+
+        return C10dTransport()
+
+    @cached_property
+    def wrap(self) -> Callable[[Any, Any], Any]:
+        """The DTensor class' own fast constructor."""
+        from hyper_parallel.platform.torch.dtensor import wrap  # noqa: PLC0415 - built on this platform
+
+        return wrap
+
+    def grad_enabled(self) -> bool:
+        """Grad mode of this thread."""
+        return torch.is_grad_enabled()
+
+    def needs_grad(self, local: Any) -> bool:
+        """``requires_grad``."""
+        return local.requires_grad
+
+    def version(self, local: Any) -> int:
+        """PyTorch's version counter (0 for inference tensors, which have none)."""
+        return 0 if local.is_inference() else local._version  # noqa: SLF001 - no public spelling
+
+    def may_keep_view(self, tensor: Any) -> bool:  # noqa: ARG002 - PyTorch's versions settle it
+        """Always: a write changes the version."""
+        return True
+
+    def local_op(self, op: str) -> Callable[..., Any]:
+        """From the table."""
+        from hyper_parallel.platform.torch.op_table import LOCAL  # noqa: PLC0415 - the table imports the rules
+
+        return LOCAL[op]
+
+
+_ALONE = SingleTransport()
+
+
+def build() -> TorchPlatform:
+    """The platform object."""
+    return TorchPlatform()

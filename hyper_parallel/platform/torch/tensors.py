@@ -1,0 +1,98 @@
+"""Facet *tensors* on PyTorch."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import torch
+
+from hyper_parallel.platform.contract.tensors import TensorsFacet
+
+__all__ = ["TorchTensors"]
+
+_DTYPES = {name: value for name, value in vars(torch).items() if isinstance(value, torch.dtype)}
+
+
+class TorchTensors(TensorsFacet):
+    """Plain tensors of PyTorch."""
+
+    def is_tensor(self, obj: Any) -> bool:
+        """True for any ``torch.Tensor``."""
+        return isinstance(obj, torch.Tensor)
+
+    def cat(self, tensors: Sequence[Any], dim: int) -> Any:
+        """``torch.cat``."""
+        return torch.cat(list(tensors), dim)
+
+    def _cat(self, parts: list[Any], dim: int) -> Any:
+        return torch.cat(parts, dim)
+
+    def narrow(self, data: Any, dim: int, start: int, length: int) -> Any:
+        """A view."""
+        return data.narrow(dim, start, length)
+
+    def reshape(self, data: Any, shape: Sequence[int]) -> Any:
+        """A view where strides allow, else a copy."""
+        return data.reshape(tuple(shape))
+
+    def contiguous(self, data: Any) -> Any:
+        """Densely stored values."""
+        return data.contiguous()
+
+    def copy(self, data: Any) -> Any:
+        """New storage, off the graph."""
+        return data.detach().clone()
+
+    def detach(self, data: Any) -> Any:
+        """Same storage, off the graph."""
+        return data.detach()
+
+    def zeros(self, size: Sequence[int], dtype: Any = None, device: Any = None) -> Any:
+        """Zeros."""
+        return torch.zeros(tuple(size), dtype=dtype, device=device)
+
+    def full(self, size: Sequence[int], fill_value: Any, dtype: Any = None, device: Any = None) -> Any:
+        """A constant."""
+        return torch.full(tuple(size), fill_value, dtype=dtype, device=device)
+
+    def zeros_like(self, data: Any) -> Any:
+        """Zeros."""
+        return torch.zeros_like(data)
+
+    def ones_like(self, data: Any) -> Any:
+        """Ones."""
+        return torch.ones_like(data)
+
+    def arange(self, start: int, end: int, step: int = 1, dtype: Any = None, device: Any = None) -> Any:
+        """Integers."""
+        return torch.arange(start, end, step, dtype=dtype, device=device)
+
+    def is_floating(self, data: Any) -> bool:
+        """Floating or complex."""
+        return data.dtype.is_floating_point or data.dtype.is_complex
+
+    def itemsize(self, data: Any) -> int:
+        """Bytes per element."""
+        return data.element_size()
+
+    def tensor_to_numpy(self, tensor: Any) -> Any:
+        """Values on the host; bfloat16 becomes float32."""
+        plain = tensor.detach().cpu()
+        return (plain.float() if plain.dtype == torch.bfloat16 else plain).numpy()
+
+    def from_numpy(self, array: Any, device: Any = None) -> Any:
+        """A copy."""
+        return torch.tensor(array, device=device)
+
+    def str_to_dtype(self, dtype_str: str) -> Any:
+        """A ``torch.dtype``."""
+        name = dtype_str.rsplit(".", maxsplit=1)[-1].lower()
+        if name not in _DTYPES:
+            msg = f"str_to_dtype: unknown dtype {dtype_str!r}; known: {', '.join(sorted(_DTYPES))}"
+            raise ValueError(msg)
+        return _DTYPES[name]
+
+    def size_of(self, shape: Sequence[int]) -> Any:
+        """``torch.Size``."""
+        return torch.Size(shape)
