@@ -21,11 +21,14 @@ if TYPE_CHECKING:
 
 __all__ = ["Cost", "cost_of", "search"]
 
-# Orders of magnitude of a fast interconnect. Only their ratios matter: what a message or the start of a collective is
-# worth in bytes. Layouts know no dtype, so plans are chosen for four-byte elements.
+# Only the ratios matter. Latency is set low on purpose: a message counts as much as ten bytes and the start of a
+# collective as twenty, so bytes decide and the rest settles near-ties. Layouts know no dtype, so plans are chosen for
+# four-byte elements.
 SECONDS_PER_BYTE = 1e-10
-SECONDS_PER_MESSAGE = 1e-7
-SECONDS_PER_LAUNCH = 1e-7
+SECONDS_PER_MESSAGE = 1e-9
+SECONDS_PER_LAUNCH = 2e-9
+# Of plans whose worst ranks receive the same, the one that loads the network less.
+MEAN_LOAD_WEIGHT = 0.05
 PLANNING_ITEMSIZE = 4
 MOST_STATES = 2000
 
@@ -91,7 +94,9 @@ def search(source: Layout, target: Layout) -> tuple[Step, ...]:
 def _price(steps: Iterable[Step]) -> float:
     """Seconds, with a little for every step, so that of two equal plans the shorter and simpler one wins."""
     steps = tuple(steps)
-    return cost_of(steps, PLANNING_ITEMSIZE).seconds + sum(step.overhead for step in steps)
+    mean = sum(sum(step.loads) / len(step.loads) for step in steps) * PLANNING_ITEMSIZE
+    shared = MEAN_LOAD_WEIGHT * mean * SECONDS_PER_BYTE
+    return cost_of(steps, PLANNING_ITEMSIZE).seconds + shared + sum(step.overhead for step in steps)
 
 
 def _direct(layout: Layout, target: Layout) -> Step:
