@@ -15,14 +15,15 @@ from hyper_parallel.core.dtensor.dtensor import DTensor
 from hyper_parallel.core.dtensor.events import Cause
 from hyper_parallel.core.dtensor.layout import Layout
 from hyper_parallel.core.shard.call import OpCall, Operand, Ref
+from hyper_parallel.core.shard.binder import binder
 from hyper_parallel.core.shard.propagation import OpPlan, describe, propagate
+from hyper_parallel.core.shard.rule import Decomposition, Rule, find_rule
 from hyper_parallel.errors import MeshMismatchError, MixedTensorError, ShardMismatchError, UnsupportedOperatorError
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
 
     from hyper_parallel.core.shard.binder import Binder
-    from hyper_parallel.core.shard.rule import Rule
     from hyper_parallel.platform.contract.platform import Platform
 
 __all__ = ["Dispatcher", "Entry", "implicit_replication"]
@@ -64,7 +65,7 @@ class Entry:
         name: str,
         func: Callable[..., Any],
         binder: Binder,
-        rule: Rule,
+        rule: Rule | Decomposition,
         local: Callable[..., Any],
         *,
         canonical: bool = False,
@@ -84,9 +85,12 @@ class Dispatcher:
         self.platform = platform
         self.kind: type = platform.DTensorBase
         self.wrap = platform.wrap
+        self.ops = Ops(self)
 
     def dispatch(self, entry: Entry, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         """Run ``entry`` on arguments of which at least one is, or contains, a DTensor."""
+        if type(entry.rule) is Decomposition:
+            return entry.rule.run(self.ops, **entry.binder.bind(args, kwargs))
         kind, scalars = self.kind, not entry.rule.by_value
         parts: list[Any] = []
         for arg in args:
@@ -201,6 +205,36 @@ class Dispatcher:
             "if every rank holds the same values"
         )
         raise MixedTensorError(msg)
+
+
+class Ops:
+    """Canonical operators as functions of DTensors, for decompositions: ``ops.softmax(x, dim=-1)``.
+
+    Without a DTensor among the arguments the framework's own implementation runs.
+    """
+
+    def __init__(self, dispatcher: Dispatcher) -> None:
+        self._dispatcher = dispatcher
+        self.platform = dispatcher.platform
+
+    def __getattr__(self, op: str) -> Callable[..., Any]:
+        """The canonical operator ``op``."""
+        found = find_rule(op)
+        if found is None:
+            msg = f"no canonical operator {op!r}"
+            raise AttributeError(msg)
+        dispatcher, local = self._dispatcher, None
+        if isinstance(found, Rule):
+            local = self.platform.local_op(op)
+        entry = Entry(op, local or _same, binder(found.signature), found, local or _same, canonical=True)
+
+        def call(*args: Any, **kwargs: Any) -> Any:
+            if local is None or any(isinstance(one, DTensor) for one in dispatcher._tensors((args, tuple(kwargs.values())))):  # noqa: SLF001
+                return dispatcher.dispatch(entry, args, kwargs)
+            return local(**entry.binder.bind(args, kwargs))
+
+        setattr(self, op, call)
+        return call
 
 
 class _Mark:

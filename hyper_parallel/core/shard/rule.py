@@ -9,7 +9,7 @@ from __future__ import annotations
 import threading
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from hyper_parallel.core.dtensor.placements import Placement, Replicate
 
@@ -17,7 +17,19 @@ if TYPE_CHECKING:
     from hyper_parallel.core.dtensor.layout import Layout
     from hyper_parallel.core.shard.call import LocalCall, OpCall
 
-__all__ = ["R", "Row", "Rule", "Strategies", "find_rule", "register_rule", "replicated_row", "rule", "rule_names"]
+__all__ = [
+    "Decomposition",
+    "R",
+    "Row",
+    "Rule",
+    "Strategies",
+    "decomposition",
+    "find_rule",
+    "register_rule",
+    "replicated_row",
+    "rule",
+    "rule_names",
+]
 
 R = Replicate()
 Shape = tuple[int, ...]
@@ -83,11 +95,26 @@ class Rule:
     view: bool = False
 
 
-_RULES: dict[str, Rule] = {}
+@dataclass(frozen=True)
+class Decomposition:
+    """A canonical operator written in terms of other canonical operators.
+
+    Attributes:
+        op: canonical name.
+        signature: parameters, as in a :class:`Rule`.
+        run: ``run(ops, **arguments)``; ``ops.softmax(x, dim=-1)`` calls canonical operators on DTensors.
+    """
+
+    op: str
+    signature: str
+    run: Callable[..., Any]
+
+
+_RULES: dict[str, Rule | Decomposition] = {}
 _LOCK = threading.Lock()
 
 
-def register_rule(new: Rule) -> Rule:
+def register_rule(new: Rule | Decomposition) -> Rule | Decomposition:
     """Add a rule; a second one of the same name is an error.
 
     Raises:
@@ -113,8 +140,18 @@ def rule(
     return declare
 
 
-def find_rule(op: str) -> Rule | None:
-    """The rule of canonical operator ``op``, or None."""
+def decomposition(op: str, signature: str) -> Callable[[Callable[..., Any]], Callable[..., Any]]:
+    """Declare canonical operator ``op`` as a composition of others."""
+
+    def declare(run: Callable[..., Any]) -> Callable[..., Any]:
+        register_rule(Decomposition(op, signature, run))
+        return run
+
+    return declare
+
+
+def find_rule(op: str) -> Rule | Decomposition | None:
+    """The rule or decomposition of canonical operator ``op``, or None."""
     return _RULES.get(op)
 
 

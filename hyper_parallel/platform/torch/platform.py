@@ -14,6 +14,7 @@ from hyper_parallel.platform.torch.differentiable import TorchDifferentiable
 from hyper_parallel.platform.torch.modules import TorchModules
 from hyper_parallel.platform.torch.tensors import TorchTensors
 from hyper_parallel.transport.base import Transport, active_transport
+from hyper_parallel.transport.c10d import TorchOps
 from hyper_parallel.transport.single import SingleTransport
 
 __all__ = ["TorchPlatform", "build"]
@@ -33,6 +34,7 @@ class TorchPlatform(TorchTensors, TorchModules, TorchDifferentiable, Platform):
         """PyTorch's DTensor class."""
         from hyper_parallel.platform.torch.dtensor import TorchDTensor  # noqa: PLC0415 - built on this platform
 
+        TorchDTensor._platform = self  # noqa: SLF001 - one class per framework, one platform per class
         return TorchDTensor
 
     def transport(self) -> Transport:
@@ -53,6 +55,7 @@ class TorchPlatform(TorchTensors, TorchModules, TorchDifferentiable, Platform):
         """The DTensor class' own fast constructor."""
         from hyper_parallel.platform.torch.dtensor import wrap  # noqa: PLC0415 - built on this platform
 
+        assert self.DTensorBase is not None  # noqa: S101 - the class learns its platform
         return wrap
 
     def grad_enabled(self) -> bool:
@@ -78,7 +81,7 @@ class TorchPlatform(TorchTensors, TorchModules, TorchDifferentiable, Platform):
         return LOCAL[op]
 
 
-_ALONE = SingleTransport()
+_ALONE = SingleTransport(TorchOps())
 
 
 def build() -> TorchPlatform:
