@@ -27,7 +27,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Sequence
 
     from hyper_parallel.core.dtensor.boxes import Coordinate, Piece
-    from hyper_parallel.core.dtensor.layout import Box, Layout
+    from hyper_parallel.core.dtensor.layout import Box
     from hyper_parallel.platform.contract.platform import Platform
 
 __all__ = ["Exchange", "ReduceExchange"]
@@ -124,7 +124,10 @@ class ReduceExchange(_Exchanging):
     def routes(self) -> tuple[Route, ...]:
         """Every sum that travels."""
         return tuple(
-            Route(piece.box, piece.owner, receiver) for piece in self.pieces for receiver in piece.wanted if receiver != piece.owner
+            Route(piece.box, piece.owner, receiver)
+            for piece in self.pieces
+            for receiver in piece.wanted
+            if receiver != piece.owner
         )
 
     @cached_property

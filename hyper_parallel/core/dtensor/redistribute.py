@@ -66,9 +66,7 @@ def redistribute(local: Any, steps: Plan, platform: Platform, cause: Cause | Non
     return _differentiable(local, steps, _Call(platform, cause, module_path(), watchers()))
 
 
-def gathered_view(
-    source_local: Any, gathered_local: Any, steps: Plan, axes: Sequence[int], platform: Platform
-) -> Any:
+def gathered_view(source_local: Any, gathered_local: Any, steps: Plan, axes: Sequence[int], platform: Platform) -> Any:
     """``gathered_local`` again, for a consumer that differs along ``axes``; no communication in forward.
 
     Args:

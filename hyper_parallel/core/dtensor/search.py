@@ -69,7 +69,7 @@ def search(source: Layout, target: Layout) -> tuple[Step, ...]:
     """Cheapest steps; partial axes of ``target`` are partial in ``source`` too, all others that are owe a sum."""
     if source is target:
         return ()
-    best = (_direct(source, target),)
+    best: tuple[Step, ...] = (_direct(source, target),)
     bound = _price(best)
     frontier: list[tuple[float, int, Layout, tuple[Step, ...]]] = [(0.0, 0, source, ())]
     done: set[Layout] = set()
@@ -110,7 +110,8 @@ def _direct(layout: Layout, target: Layout) -> Step:
 
 def _slice_axes(target: Layout) -> tuple[int, ...]:
     """All axes but the partial ones that stay: summands of different terms never mix."""
-    return tuple(axis for axis in range(target.mesh.ndim) if target.mesh.shape[axis] > 1 and not target.is_partial(axis))
+    sizes = target.mesh.shape
+    return tuple(axis for axis, size in enumerate(sizes) if size > 1 and not target.is_partial(axis))
 
 
 def _owed(layout: Layout, target: Layout) -> tuple[int, ...]:
@@ -140,7 +141,7 @@ def _reduce_scatters(layout: Layout, target: Layout, owed: tuple[int, ...]) -> I
             continue
         held = layout.dim_axes[dim]
         suffix = wanted[len(held) :]
-        candidates = {(axis,) for axis in owed}
+        candidates: set[tuple[int, ...]] = {(axis,) for axis in owed}
         if len(suffix) > 1 and wanted[: len(held)] == held and set(suffix) <= set(owed):
             candidates.add(suffix)
         for axes in sorted(candidates):

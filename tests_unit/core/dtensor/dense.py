@@ -1,4 +1,4 @@
-"""Reference for layouts in NumPy: what locals denote, and every way to place a tensor. No part of the library's plans."""
+"""Reference for layouts in NumPy: what locals denote, and every way to place a tensor; independent of plans."""
 
 from __future__ import annotations
 
@@ -89,7 +89,8 @@ def decompose(value, op, count, rng):
         holder = rng.integers(count, size=value.shape)
         return [np.where(holder == i, value, value - sign * rng.random(value.shape)) for i in range(count)]
     if op == "prod":
-        pieces = [rng.uniform(0.5, 2, size=value.shape) * rng.choice([-1, 1], size=value.shape) for _ in range(count - 1)]
+        signs = [rng.choice([-1, 1], size=value.shape) for _ in range(count - 1)]
+        pieces = [sign * rng.uniform(0.5, 2, size=value.shape) for sign in signs]
         return [*pieces, value / math.prod(pieces)]
     raise AssertionError(op)
 

@@ -23,6 +23,7 @@ from hyper_parallel.core.dtensor.mesh import DeviceMesh
 
 
 def as_slices(box):
+    """A box as an index."""
     return tuple(slice(start, stop) for start, stop in box)
 
 

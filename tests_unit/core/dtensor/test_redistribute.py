@@ -36,6 +36,7 @@ class Case:
         self.grads = dense.scatter(self.grad, self.cotangent, rng)
 
     def plan_of(self, rank):
+        """The plan as ``rank`` sees it."""
         see = self.dense.seen_by
         return plan(see(self.source, rank), see(self.target, rank), self.varying)
 
@@ -61,6 +62,7 @@ def run_cases(cases, world):
 
 
 def check(dense, cases, world):
+    """Values, gradients and the adjoint identity of all cases."""
     for case, (outputs, grads) in zip(cases, run_cases(cases, world), strict=True):
         note = repr(case.plan_of(0))
         np.testing.assert_allclose(dense.assemble(outputs, case.target), case.value, atol=1e-10, err_msg=note)
@@ -78,17 +80,17 @@ def inner(values, grads, layout, varying=()):
     return sum(float((value * grad).sum()) for value, grad in zip(values, grads, strict=True)) / replicas
 
 
-@pytest.mark.parametrize(("mesh", "shape"), WORLDS)
+@pytest.mark.parametrize("mesh, shape", WORLDS)
 def test_every_transition_forward_and_backward(dense, mesh, shape):
-    """Between any two layouts the value stays what it was, the gradient arrives in the dual layout and is the true one."""
+    """Between any two layouts the value stays the same, and the true gradient arrives in the dual layout."""
     layouts = dense.every_layout(dense.grid(mesh), shape)
     cases = [Case(dense, one, other, seed=i) for i, (one, other) in enumerate(itertools.product(layouts, layouts))]
     check(dense, cases, int(np.prod(mesh)))
 
 
-@pytest.mark.parametrize(("mesh", "shape"), [((3,), (5, 3)), ((2, 2), (7, 5)), ((2, 3), (4,))])
+@pytest.mark.parametrize("mesh, shape", [((3,), (5, 3)), ((2, 2), (7, 5)), ((2, 3), (4,))])
 def test_every_varying_consumer(dense, mesh, shape):
-    """A consumer that differs along replicated axes returns summands, and their sum reaches the source: <Ax,y> = <x,A'y>."""
+    """A consumer that differs along replicated axes returns summands whose sum reaches the source: <Ax,y> = <x,A'y>."""
     layouts = dense.every_layout(dense.grid(mesh), shape)
     cases = []
     for source, target in itertools.product(layouts, layouts):
@@ -145,7 +147,7 @@ def on_ranks(dense, mesh, body):
     return simulate(on_rank, int(np.prod(mesh)), "torch")
 
 
-@pytest.mark.parametrize(("op", "sign"), [("max", 1), ("min", -1)])
+@pytest.mark.parametrize("op, sign", [("max", 1), ("min", -1)])
 def test_the_gradient_of_an_extremum_goes_to_the_ranks_that_attained_it(dense, op, sign):
     """Partial(max/min): the gradient is masked to the ranks that attained the extremum, and ties share evenly."""
     held = sign * np.array([[1.0, 5.0, 3.0], [2.0, 5.0, 1.0], [2.0, 0.0, 0.0]])
@@ -235,7 +237,7 @@ def test_double_backward(dense):
 
 
 def test_a_nonlinear_chain_has_dense_second_derivatives(dense):
-    """A matmul split over its inner dim (partial sums), cubed and summed: gradient and Hessian product equal dense ones."""
+    """A matmul split over its inner dim, cubed and summed: gradient and Hessian product equal the dense ones."""
     import torch
 
     rng = np.random.default_rng(5)

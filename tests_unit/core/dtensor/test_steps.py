@@ -13,6 +13,7 @@ from hyper_parallel.verify.simulate import simulate
 
 pytestmark = pytest.mark.platforms("torch")
 
+WORLDS = [((2,), (7, 5)), ((4,), (1, 4)), ((2, 2), (3, 5)), ((2, 3), (4,)), ((3,), (0, 2))]
 KINDS = {steps.Slice, steps.AllGather, steps.ReduceScatter, steps.AllReduce, steps.AllToAll, steps.ToPartial,
          exchange.Exchange, exchange.ReduceExchange}  # fmt: skip
 
@@ -34,7 +35,7 @@ def every_step(dense, mesh, shape, rank):
     return list(found.values())
 
 
-@pytest.mark.parametrize(("mesh", "shape"), [((2,), (7, 5)), ((4,), (1, 4)), ((2, 2), (3, 5)), ((2, 3), (4,)), ((3,), (0, 2))])
+@pytest.mark.parametrize("mesh, shape", WORLDS)
 def test_each_step_alone_keeps_the_value(dense, mesh, shape):
     """Every step of every kind, chosen by a plan or not, turns locals of its source into locals of its target."""
     import torch

@@ -14,16 +14,18 @@ S0, S1, R, P = Shard(0), Shard(1), Replicate(), Partial()
 
 
 def between(dense, mesh, source, target, shape, varying=()):
+    """The plan between two lists of placements."""
     grid = dense.grid(mesh)
     return plan(Layout.place(grid, source, shape), Layout.place(grid, target, shape), varying)
 
 
 def names(steps):
+    """What a plan does, in order."""
     return [step.collective or type(step).__name__ for step in steps.steps]
 
 
 @pytest.mark.parametrize(
-    ("source", "target", "varying", "forward", "backward"),
+    "source, target, varying, forward, backward",
     [
         ([S0], [R], (), ["all_gather"], ["Slice"]),
         ([S0], [R], (0,), ["all_gather"], ["reduce_scatter"]),
@@ -67,6 +69,7 @@ def minimum(dense, source, target):
 
 
 def inside(index, box):
+    """True when the box holds the index."""
     return all(part.start <= i < part.stop for i, part in zip(index, box, strict=True))
 
 
@@ -90,7 +93,7 @@ TABLE = [
 ]
 
 
-@pytest.mark.parametrize(("mesh", "source", "target"), TABLE)
+@pytest.mark.parametrize("mesh, source, target", TABLE)
 @pytest.mark.parametrize("shape", [(8, 8), (24, 16)])
 def test_bytes_reach_the_minimum(dense, mesh, source, target, shape):
     """Every row of the redistribution table moves exactly the fewest bytes that any algorithm could."""
@@ -144,7 +147,7 @@ def test_plans_are_cached_by_identity(dense):
 
 @pytest.mark.parametrize("mesh", [(2, 2), (2, 3)])
 def test_gradients_live_in_dual_layouts(dense, mesh):
-    """A plan's adjoint starts in the dual of its target, with summands on the varying axes, and ends in the dual of its source."""
+    """A plan's adjoint leads from the dual of its target to the dual of its source."""
     layouts = dense.every_layout(dense.grid(mesh), (5, 3))
     for source, target in itertools.product(layouts, layouts):
         back = plan(source, target).adjoint
@@ -210,9 +213,7 @@ class TestErrors:
         grid = dense.grid((2,))
         with pytest.raises(LayoutError) as caught:
             plan(Layout.place(grid, [S0], (4,)), Layout.place(grid, [R], (5,)))
-        assert str(caught.value) == (
-            "redistribute: shapes of source [4@a] and target [5] must be known and equal"
-        )
+        assert str(caught.value) == ("redistribute: shapes of source [4@a] and target [5] must be known and equal")
 
     def test_varying_axis_is_not_replicated(self, dense):
         """A consumer differs along an axis only where the target is replicated along it."""
