@@ -143,13 +143,16 @@ class TorchDTensor(DTensor, Tensor):
         self._local.grad = None
 
     def _as_gradient(self, value: Any, what: str) -> Tensor:
+        wanted = dual(self._layout)
+        if type(value) is TorchDTensor and value._layout is wanted:
+            return value._local
         if not isinstance(value, DTensor):
             msg = f"{what} of a DTensor must be a DTensor, got {type(value).__name__}"
             raise MixedTensorError(msg)
         if value.shape != self.shape:
             msg = f"{what} has shape {list(value.shape)}, the tensor has {list(self.shape)}"
             raise LayoutError(msg)
-        return value.redistribute_to(dual(self._layout))._local  # noqa: SLF001
+        return value.redistribute_to(wanted)._local  # noqa: SLF001
 
     def backward(
         self,
@@ -161,7 +164,7 @@ class TorchDTensor(DTensor, Tensor):
         """Backpropagate; a scalar is seeded with 1, and no factor of the mesh's size appears anywhere."""
         seed = None if gradient is None else self._as_gradient(gradient, "backward: gradient")
         only = None if inputs is None else [one._local if isinstance(one, DTensor) else one for one in inputs]  # noqa: SLF001
-        self._local.backward(seed, retain_graph=retain_graph, create_graph=create_graph, inputs=only)
+        torch.autograd.backward(self._local, seed, retain_graph=retain_graph, create_graph=create_graph, inputs=only)
 
     def retain_grad(self) -> None:
         """Keep the gradient of a non-leaf."""
