@@ -42,7 +42,7 @@ _NATIVE_OPS = {
 }
 
 
-def _options(op: dist.ReduceOp) -> dist.AllreduceOptions:
+def _options(op: Any) -> dist.AllreduceOptions:
     options = dist.AllreduceOptions()
     options.reduceOp = op
     return options
