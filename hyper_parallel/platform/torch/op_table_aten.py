@@ -48,12 +48,7 @@ INDEXED = [
     Line("scatter", (aten.scatter.value,)),
     Line("scatter_add", (aten.scatter_add.default,)),
     Line("index_add", (aten.index_add.default,)),
-    Line(
-        "embedding",
-        (aten.embedding.default,),
-        "weight, x, padding_idx=-1, scale_grad_by_freq=False, sparse=False",
-        canonical=True,
-    ),
+    Line("lookup", (aten.embedding.default,), canonical=True),
     Line("native_layer_norm", (aten.native_layer_norm.default,)),
 ]
 

@@ -99,6 +99,7 @@ LOCAL: dict[str, Callable[..., Any]] = {
     "index_add": lambda x, dim, index, source, alpha=1: torch.index_add(x, dim, index, source, alpha=alpha),
     "one_hot": F.one_hot,
     "embedding": embedding,
+    "lookup": embedding,
 }
 
 

@@ -46,6 +46,24 @@ def _only_whole(call: OpCall) -> None:
 
 
 def _local(call: OpCall, targets: tuple[Layout, ...], outputs: tuple[Layout, ...]) -> LocalCall | None:
-    del call, outputs
-    found = window(targets[1], 0)
-    return LocalCall(found) if found else None
+    del outputs
+    found, padding = window(targets[1], 0), call["padding_idx"]
+    if not found:
+        return None
+    return LocalCall({**found, "padding_idx": None if padding is None else padding % call["weight"].shape[0]})
+
+
+@rule("lookup", "weight, x, padding_idx=-1, scale_grad_by_freq=False, sparse=False")
+def lookup_(call: OpCall) -> Strategies:
+    """``embedding`` as an operator: the table comes first, and a negative ``padding_idx`` means none."""
+    weight, x = call["weight"], call["x"]
+    _only_whole(call)
+    ids = tuple(f"b{dim}" for dim in range(x.ndim))
+    labels = Labels((("v", "h"), ids), ((*ids, "h"),), whole=frozenset({"v"}), each=(0,))
+    rows = lookup(labelled_rows(labels), 0, 0, 2)
+
+    def local(_: OpCall, targets: tuple[Layout, ...], __: tuple[Layout, ...]) -> LocalCall:
+        padding = call["padding_idx"]
+        return LocalCall({**window(targets[0], 0), "padding_idx": None if padding < 0 else padding})
+
+    return Strategies(rows, ((*x.shape, weight.shape[1]),), local)
