@@ -20,7 +20,7 @@ from hyper_parallel.core.shard.rule import find_rule
 from hyper_parallel.platform.torch import op_table_aten, op_table_index, op_table_nn, op_table_shape
 from hyper_parallel.platform.torch.op_line import Line
 
-__all__ = ["LOCAL", "decompositions", "functions", "overloads"]
+__all__ = ["LOCAL", "functions", "overloads"]
 
 rules.load()
 
@@ -77,6 +77,7 @@ def functions() -> dict[Any, Entry]:
     _spelling(table, "sum", torch.sum)
     _spelling(table, "sum", Tensor.sum)
     _lines(table, [*op_table_shape.FUNCTIONS, *op_table_index.FUNCTIONS, *op_table_nn.FUNCTIONS])
+    table.update(op_table_index.by_value())
     return table
 
 
@@ -86,9 +87,3 @@ def overloads() -> dict[Any, Entry]:
     table: dict[Any, Entry] = {}
     _lines(table, op_table_aten.OVERLOADS)
     return table
-
-
-@cache
-def decompositions() -> dict[Any, Callable[..., Any]]:
-    """Functions that are written in terms of others."""
-    return dict(op_table_index.decompositions())
