@@ -6,7 +6,7 @@ A spelling is one line. Signatures are written in canonical parameter names wher
 from __future__ import annotations
 
 from collections.abc import Callable
-from functools import cache
+from functools import cache, partial
 from typing import Any
 
 import torch
@@ -17,16 +17,13 @@ from hyper_parallel.core.shard import rules
 from hyper_parallel.core.shard.binder import binder
 from hyper_parallel.core.shard.dispatch import Entry
 from hyper_parallel.core.shard.rule import find_rule
+from hyper_parallel.platform.torch import op_table_pointwise
 
 __all__ = ["LOCAL", "functions", "overloads"]
 
 rules.load()
 
 aten = torch.ops.aten
-
-UNARY = "abs neg exp sqrt rsqrt sin cos tanh sigmoid relu silu gelu erf log reciprocal square sign floor ceil round"
-BINARY = "add sub mul div pow maximum minimum"
-
 
 def _spelling(  # noqa: PLR0913 - a table line
     table: dict[Any, Entry],
@@ -48,6 +45,7 @@ def _spelling(  # noqa: PLR0913 - a table line
 
 
 LOCAL: dict[str, Callable[..., Any]] = {
+    **op_table_pointwise.LOCAL,
     "view": lambda x, shape: x.reshape(shape),
     "linear": F.linear,
     "layer_norm": lambda x, normalized_shape, weight, bias, eps: F.layer_norm(x, normalized_shape, weight, bias, eps),
@@ -58,14 +56,7 @@ LOCAL: dict[str, Callable[..., Any]] = {
 def functions() -> dict[Any, Entry]:
     """Entries by Python function or method."""
     table: dict[Any, Entry] = {}
-    for name in UNARY.split():
-        for func in {getattr(torch, name, None), getattr(Tensor, name, None), getattr(F, name, None)} - {None}:
-            _spelling(table, name, func)
-    for name in BINARY.split():
-        for func in {getattr(torch, name), getattr(Tensor, name)}:
-            _spelling(table, name, func)
-    for name in "add sub mul".split():
-        _spelling(table, name, getattr(Tensor, f"{name}_"), in_place=True)
+    op_table_pointwise.add_functions(table, partial(_spelling, table))
     _spelling(table, "linear", F.linear)
     for func in (Tensor.view, Tensor.reshape):
         _spelling(table, "view", func, "x, *shape", canonical=True)
@@ -79,4 +70,5 @@ def functions() -> dict[Any, Entry]:
 def overloads() -> dict[Any, Entry]:
     """Entries by operator overload."""
     table: dict[Any, Entry] = {}
+    op_table_pointwise.add_overloads(partial(_spelling, table))
     return table
