@@ -47,7 +47,14 @@ def choose(call: OpCall, strategies: Strategies, *, in_place: bool = False) -> C
             if isinstance(place, Shard):
                 at = (index, place.dim)
                 cuts[at] = cuts.get(at, 1) * call.mesh.shape[axis]
-    return _expand(call, strategies, picked)
+    choice = _expand(call, strategies, picked)
+    return choice if not in_place or _stays(call, choice) else None
+
+
+def _stays(call: OpCall, choice: Choice) -> bool:
+    """True when what is written stays where and what it is: the same axes in the same order, the same shape."""
+    first = call.operands[0].layout
+    return choice.targets[0] is first and choice.outputs[0] is first
 
 
 def _cheapest(
@@ -78,9 +85,17 @@ def _fits(call: OpCall, row: Row, axis: int, cuts: dict[tuple[int, int], int]) -
     for index, dim, other in row.sizes:
         if other % (cuts.get((index, dim), 1) * size):
             return False
+    if not all(_is_cut(cuts.get((index, dim), 1), size, *wanted) for index, dim, *wanted in row.cut):
+        return False
     return all(
         _never_empty(call.operands[index].shape[dim], cuts.get((index, dim), 1), size) for index, dim in row.full
     )
+
+
+def _is_cut(cut: int, size: int, parts: int, rest: int | None = None) -> bool:
+    if rest is None:
+        return cut == parts
+    return cut % parts == 0 and rest % (cut // parts * size) == 0
 
 
 def _never_empty(size: int, cut: int, parts: int) -> bool:
