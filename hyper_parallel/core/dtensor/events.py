@@ -19,7 +19,7 @@ if TYPE_CHECKING:
 
     from hyper_parallel.core.dtensor.transition import Plan
 
-__all__ = ["Cause", "Event", "EventLog", "Occurrence", "Watcher", "announce", "implicit_budget", "module_path",
+__all__ = ["Cause", "Event", "EventLog", "Occurrence", "Watcher", "announce", "enter_module", "implicit_budget", "module_path",
            "module_scope", "record_events", "strict", "watchers"]  # fmt: skip
 
 
@@ -240,6 +240,11 @@ def module_scope(path: str) -> Iterator[None]:
         yield
     finally:
         _MODULE.reset(token)
+
+
+def enter_module(path: str) -> None:
+    """From here on in this context the module ``path`` runs; for hooks, which cannot hold a ``with`` block open."""
+    _MODULE.set(path)
 
 
 def module_path() -> str:
