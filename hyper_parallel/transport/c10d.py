@@ -11,14 +11,16 @@ import math
 from collections.abc import Sequence
 from typing import Any
 
+import numpy as np
 import torch
 import torch.distributed as dist
 
 from hyper_parallel.errors import CollectiveMismatchError
 from hyper_parallel.transport.base import Ranks, Shape, Transport
 from hyper_parallel.transport.calls import check_ranks, check_reduction
+from hyper_parallel.transport.numpy_ops import BFLOAT16
 
-__all__ = ["C10dTransport", "TorchOps", "reduce_in_order", "start_gloo"]
+__all__ = ["C10dTransport", "TorchOps", "from_host", "reduce_in_order", "start_gloo", "to_host"]
 
 _ACCUMULATE = {
     "sum": torch.add,
@@ -43,6 +45,21 @@ _NATIVE_DTYPES = {"nccl": _COMMON_DTYPES | {torch.float64, torch.uint8}, "hccl":
 
 # Below this many elements gathering everything beats the two steps of scattering and gathering.
 _SMALL = 16384
+
+
+def to_host(x: torch.Tensor) -> np.ndarray[Any, Any]:
+    """The values of ``x`` as a numpy array (:data:`BFLOAT16` for bfloat16); may share memory with ``x``."""
+    plain = x.detach().cpu().resolve_conj().resolve_neg()
+    if plain.dtype is torch.bfloat16:
+        return plain.contiguous().view(torch.int16).numpy().view(BFLOAT16)
+    return plain.numpy()
+
+
+def from_host(array: np.ndarray[Any, Any]) -> torch.Tensor:
+    """A CPU tensor that shares the memory of ``array``."""
+    if array.dtype == BFLOAT16:
+        return torch.from_numpy(array.view(np.int16)).view(torch.bfloat16)
+    return torch.from_numpy(array)
 
 
 class TorchOps:

@@ -129,26 +129,16 @@ def start_rehearsal(rank: int, world_size: int, init_method: str) -> NumpyBridge
         UnsupportedOnBackend: PyTorch, which this rehearsal needs, is not installed.
     """
     try:
-        import torch  # noqa: PLC0415 - an optional dependency of this rehearsal alone
-
-        from hyper_parallel.transport.c10d import start_gloo  # noqa: PLC0415
+        from hyper_parallel.transport import c10d  # noqa: PLC0415 - an optional dependency of this rehearsal alone
     except ImportError as error:
         msg = "the CPU rehearsal carries MindSpore tensors over PyTorch's gloo: pip install torch (a CPU build will do)"
         raise UnsupportedOnBackend(msg) from error
-
-    def to_torch(x: Tensor) -> torch.Tensor:
-        array = to_host(x)
-        if array.dtype == BFLOAT16:
-            return torch.from_numpy(array.view(np.int16)).view(torch.bfloat16)
-        return torch.from_numpy(array)
-
-    def from_torch(y: torch.Tensor) -> Tensor:
-        if y.dtype is torch.bfloat16:
-            return from_host(y.view(torch.int16).numpy().view(BFLOAT16))
-        return from_host(y.numpy())
-
     mindspore.manual_seed(0)
-    return NumpyBridge(start_gloo(rank, world_size, init_method), to_torch, from_torch)
+    return NumpyBridge(
+        c10d.start_gloo(rank, world_size, init_method),
+        lambda x: c10d.from_host(to_host(x)),
+        lambda y: from_host(c10d.to_host(y)),
+    )
 
 
 # What HCCL reduces itself; every other dtype and reduction is gathered and folded in rank order.

@@ -14,7 +14,7 @@ import numpy as np
 from hyper_parallel.transport.base import Shape
 from hyper_parallel.transport.calls import check_reduction
 
-__all__ = ["BFLOAT16", "NumpyOps"]
+__all__ = ["BFLOAT16", "NumpyOps", "narrow", "widen"]
 
 BFLOAT16 = np.dtype([("bfloat16", "<u2")])
 
@@ -56,17 +56,17 @@ class NumpyOps:
         """
         first = parts[0]
         check_reduction(op, inexact=self.inexact(first))
-        narrow = first.dtype == BFLOAT16
-        total = _widen(first) if narrow else np.array(first, order="C")
+        half = first.dtype == BFLOAT16
+        total = widen(first) if half else np.array(first, order="C")
         for part in parts[1:]:
-            _ACCUMULATE[op](total, _widen(part) if narrow else part, out=total)
-            if narrow:
-                total = _widen(_narrow(total))
+            _ACCUMULATE[op](total, widen(part) if half else part, out=total)
+            if half:
+                total = widen(narrow(total))
         if op in ("all", "any") and len(parts) == 1:
             total = total.astype(np.bool_).astype(total.dtype)
         if op == "avg":
             np.divide(total, len(parts), out=total)
-        return _narrow(total) if narrow else total
+        return narrow(total) if half else total
 
     def save_state(self) -> None:
         """Process ranks share no state, so there is none to save."""
@@ -75,14 +75,14 @@ class NumpyOps:
         """Nothing to put back."""
 
 
-def _widen(x: np.ndarray[Any, Any]) -> np.ndarray[Any, Any]:
-    """bfloat16 to float32, exactly."""
-    return (x["bfloat16"].astype(np.uint32) << np.uint32(16)).view(np.float32)
+def widen(x: np.ndarray[Any, Any]) -> np.ndarray[Any, Any]:
+    """Convert :data:`BFLOAT16` to float32, exactly."""
+    # Shifting a 0-d array gives a scalar, which asarray makes an array again.
+    return np.asarray(x["bfloat16"].astype(np.uint32) << np.uint32(16)).view(np.float32)
 
 
-def _narrow(x: np.ndarray[Any, Any]) -> np.ndarray[Any, Any]:
-    """float32 to bfloat16, to nearest even; NaN stays NaN."""
-    bits = x.view(np.uint32)
+def narrow(x: np.ndarray[Any, Any]) -> np.ndarray[Any, Any]:
+    """Convert float32 to :data:`BFLOAT16`, to nearest even; NaN stays NaN."""
+    bits = np.asarray(x).view(np.uint32)
     rounded = (bits + np.uint32(0x7FFF) + ((bits >> np.uint32(16)) & np.uint32(1))) >> np.uint32(16)
-    rounded = np.where(np.isnan(x), np.uint32(0x7FC0), rounded).astype(np.uint16)
-    return rounded.view(BFLOAT16)
+    return np.asarray(np.where(np.isnan(x), np.uint32(0x7FC0), rounded).astype(np.uint16)).view(BFLOAT16)

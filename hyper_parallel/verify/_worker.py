@@ -8,6 +8,8 @@ import os
 import pickle
 import signal
 import sys
+import threading
+import time
 from pathlib import Path
 
 from hyper_parallel.transport.base import Transport
@@ -16,6 +18,8 @@ from hyper_parallel.transport.shipping import pack_error
 from hyper_parallel.transport.worker_main import Report, Task, run_rank
 
 __all__ = ["serve"]
+
+_FOLLOW_SECONDS = 1.0
 
 
 def serve(folder_name: str, rank: int, platform: str) -> None:
@@ -27,6 +31,7 @@ def serve(folder_name: str, rank: int, platform: str) -> None:
         faulthandler.enable(file=stack, all_threads=False)
         faulthandler.register(signal.SIGUSR1, file=stack, all_threads=False)
         faulthandler.register(signal.SIGTERM, file=stack, all_threads=False, chain=True)
+        threading.Thread(target=_follow, args=(int((folder / "launcher").read_text()),), daemon=True).start()
         report = _run(folder, rank, platform)
         written = folder / f"{rank}.report.part"
         written.write_bytes(pickle.dumps(report))
@@ -36,6 +41,16 @@ def serve(folder_name: str, rank: int, platform: str) -> None:
         sys.stderr.flush()
         # The frameworks' exit hooks may wait for peers that have gone already.
         os._exit(0 if report.how == "returned" else 1)
+
+
+def _follow(launcher: int) -> None:
+    """Leave when the launching process has gone, however it went: no rank outlives its launch."""
+    while True:
+        time.sleep(_FOLLOW_SECONDS)
+        try:
+            os.kill(launcher, 0)
+        except ProcessLookupError:
+            os._exit(1)
 
 
 def _run(folder: Path, rank: int, platform: str) -> Report:

@@ -137,6 +137,7 @@ class _Processes:
 def _write_task(folder: Path, fn: Callable[..., Any], args: Sequence[Any], world_size: int) -> None:
     path = [entry or str(Path.cwd()) for entry in sys.path]
     task = Task(-1, world_size, pack((fn, tuple(args)), fn), None, path, str(Path.cwd()))
+    (folder / "launcher").write_text(str(os.getpid()))
     (folder / "task").write_bytes(pickle.dumps(task))
 
 

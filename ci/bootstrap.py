@@ -1,0 +1,202 @@
+#!/usr/bin/env python3
+"""Run the library, or its tests, from a fresh checkout: one command that needs Python 3.10-3.12 and pip only.
+
+    python3 ci/bootstrap.py verify model     # any `hyper-parallel` command, with both frameworks
+    python3 ci/bootstrap.py test [tox args]  # the tests: lint, typing, both frameworks, real processes, demo
+
+What is needed is installed once under `.venv/` in the checkout; a second run starts at once, unless a file that
+decides what gets installed has changed. The exit status is that of the command. Nothing outside the checkout is
+written, so it works where the system's Python is marked externally managed, and without `ensurepip`.
+"""
+
+# Runs under any Python 3.6 or later, as far as the message that says which Python is needed: hence the quoted
+# annotations and the plain way of calling tools.
+import hashlib
+import importlib.util
+import os
+import shutil
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+ROOT = Path(__file__).resolve().parents[1]
+HOME = ROOT / ".venv"
+CONSTRAINTS = ROOT / "ci" / "constraints.txt"
+OLDEST, NEWEST = (3, 10), (3, 12)
+
+# Name of the environment -> what pip installs into it. The checkout itself is editable: new code needs no reinstall.
+REQUIREMENTS = {
+    "run": ["--editable", f"{ROOT}[torch,mindspore]"],
+    "tox": ["tox"],
+}
+# Blocking launches are 20 times faster on few cores, and report an error where it happened; 4 silences the C++ log.
+FRAMEWORK_ENV = {"MS_DEV_LAUNCH_BLOCKING": "1", "GLOG_v": "4"}
+PIP_ENV = {"PIP_DISABLE_PIP_VERSION_CHECK": "1", "PIP_NO_INPUT": "1", "PIP_USER": "0", "PIP_REQUIRE_VIRTUALENV": "0"}
+
+
+class SetupError(Exception):
+    """The machine lacks something; the message says what to do."""
+
+
+def say(text: str) -> None:
+    """Print one line of progress, to stderr so that the command's own output stays clean."""
+    print(f"[bootstrap] {text}", file=sys.stderr, flush=True)
+
+
+def usable(version: "tuple[int, int]") -> bool:
+    """Tell whether both frameworks publish wheels for this Python."""
+    return OLDEST <= version <= NEWEST
+
+
+def succeeds(command: "list[str]") -> bool:
+    """Run a command silently and tell whether it went well."""
+    null = subprocess.DEVNULL
+    return subprocess.run(command, check=False, stdout=null, stderr=null).returncode == 0
+
+
+def other_python() -> "str | None":
+    """Find a usable interpreter on PATH, newest first; it is started to make sure that it is what its name says."""
+    for minor in range(NEWEST[1], OLDEST[1] - 1, -1):
+        found = shutil.which(f"python3.{minor}")
+        if found and succeeds([found, "-c", f"import sys, pip; sys.exit(sys.version_info[:2] != (3, {minor}))"]):
+            return found
+    return None
+
+
+def require_python() -> None:
+    """Continue under a usable Python, or say which is needed."""
+    if usable(sys.version_info[:2]):
+        return
+    here = ".".join(map(str, sys.version_info[:3]))
+    found = other_python()
+    if found is None:
+        raise SetupError(
+            f"this is Python {here}, and no Python 3.10, 3.11 or 3.12 with pip is on PATH. PyTorch and MindSpore "
+            "share these three versions only. Install one and run:  python3.11 ci/bootstrap.py "
+            + " ".join(sys.argv[1:])
+        )
+    say(f"this is Python {here}; continuing with {found}")
+    os.execv(found, [found, *sys.argv])  # noqa: S606 - replaces this process by the same script
+
+
+def python_of(env: Path) -> Path:
+    """Path of the interpreter in a virtual environment."""
+    return env / "bin" / "python"
+
+
+def works(env: Path) -> bool:
+    """Tell whether an environment is there, complete, and of a usable Python, whichever one created it."""
+    code = f"import sys, pip; sys.exit(not {OLDEST!r} <= sys.version_info[:2] <= {NEWEST!r})"
+    return python_of(env).exists() and succeeds([str(python_of(env)), "-c", code])
+
+
+def run_pip(python: "str | Path", *args: str) -> None:
+    """Run pip with its output streamed; a failure names the usual causes."""
+    done = subprocess.run([str(python), "-m", "pip", *args], check=False, env={**os.environ, **PIP_ENV})
+    if done.returncode:
+        raise SetupError(
+            "pip failed (its message is above). Usual causes: no network or package index (point pip at one with "
+            "PIP_INDEX_URL, or at a folder of wheels with PIP_FIND_LINKS and PIP_NO_INDEX=1), a full disk (both "
+            "frameworks take about 4 GB), or a platform without wheels (Linux on x86-64 or aarch64 has them)."
+        )
+
+
+def create_with_venv(env: Path) -> bool:
+    """Create the environment with the standard library, where that is complete."""
+    if importlib.util.find_spec("venv") is None or importlib.util.find_spec("ensurepip") is None:
+        return False
+    return succeeds([sys.executable, "-m", "venv", "--clear", str(env)]) and works(env)
+
+
+def create_with_virtualenv(env: Path) -> None:
+    """Create the environment with virtualenv, which brings its own pip, from a folder inside the checkout.
+
+    Some distributions package `venv` or `ensurepip` apart, and refuse `pip install` into their own Python; a
+    target folder is allowed everywhere.
+    """
+    if importlib.util.find_spec("pip") is None:
+        raise SetupError(
+            "this Python has neither a complete `venv` module nor pip. Install either one with the system's package "
+            "manager (on Debian and Ubuntu: apt install python3-venv, or python3-pip) and run this again."
+        )
+    tool = HOME / "virtualenv"
+    shutil.rmtree(tool, ignore_errors=True)
+    say("no complete `venv` module here; fetching virtualenv")
+    run_pip(sys.executable, "install", "--quiet", "--target", str(tool), "-c", str(CONSTRAINTS), "virtualenv")
+    path = os.pathsep.join([str(tool), *filter(None, [os.environ.get("PYTHONPATH")])])
+    command = [sys.executable, "-m", "virtualenv", "--quiet", "--clear", "--no-download", str(env)]
+    done = subprocess.run(command, check=False, env={**os.environ, "PYTHONPATH": path})
+    if done.returncode or not works(env):
+        raise SetupError(f"could not create a virtual environment in {env} (the message is above)")
+
+
+def fingerprint(name: str) -> str:
+    """Hash what decides the content of an environment; an edit to the library's code does not."""
+    facts = hashlib.sha256(repr((str(ROOT), REQUIREMENTS[name])).encode())
+    facts.update(CONSTRAINTS.read_bytes())
+    if name == "run":
+        facts.update((ROOT / "pyproject.toml").read_bytes())
+    return facts.hexdigest()
+
+
+def ensure(name: str) -> Path:
+    """Return the folder with an environment's scripts, created and filled if it is not up to date.
+
+    The stamp is written last: an interrupted install is taken up again by the next run.
+    """
+    env, stamp = HOME / name, HOME / name / "installed"
+    if stamp.exists() and stamp.read_text() == fingerprint(name) and works(env):
+        return env / "bin"
+    if stamp.exists():
+        stamp.unlink()
+    started = time.monotonic()
+    if not works(env):
+        require_python()
+        say(f"creating {env.relative_to(ROOT)} with Python {'.'.join(map(str, sys.version_info[:3]))}")
+        HOME.mkdir(exist_ok=True)
+        if not create_with_venv(env):
+            create_with_virtualenv(env)
+    say("installing " + ("both frameworks, a download of about 1 GB the first time" if name == "run" else "tox"))
+    run_pip(python_of(env), "install", "--no-compile", "-c", str(CONSTRAINTS), *REQUIREMENTS[name])
+    stamp.write_text(fingerprint(name))
+    say(f"installed in {time.monotonic() - started:.0f} s; the next run starts at once")
+    return env / "bin"
+
+
+def command_for(args: "list[str]") -> "tuple[str, list[str]]":
+    """Translate the arguments: name of the environment, and the command inside it."""
+    if args[0] == "test":
+        return "tox", ["tox", "run", "--workdir", str(ROOT / ".tox"), "-c", str(ROOT / "tox.ini"), *args[1:]]
+    return "run", ["hyper-parallel", *args]
+
+
+def child_env(scripts: Path) -> "dict[str, str]":
+    """Environment of the command: its scripts first on PATH, so that the ranks it starts find the same Python."""
+    path = os.pathsep.join([str(scripts), os.environ.get("PATH", os.defpath)])
+    env = {**FRAMEWORK_ENV, **os.environ, "PATH": path, "VIRTUAL_ENV": str(scripts.parent)}
+    env.pop("PYTHONHOME", None)
+    return env
+
+
+def main(args: "list[str]") -> int:
+    """Set up what the command needs, run it, and return its exit status."""
+    if not args or args[0] in {"-h", "--help"}:
+        print(__doc__)
+        return 0 if args else 2
+    try:
+        name, command = command_for(args)
+        scripts = ensure(name)
+    except (SetupError, OSError) as error:
+        say(f"error: {error}")
+        return 1
+    try:
+        done = subprocess.run([str(scripts / command[0]), *command[1:]], check=False, env=child_env(scripts))
+    except KeyboardInterrupt:  # the child got the signal too, and has said what it had to say
+        return 130
+    # A negative status is the number of the signal that ended the child; shells write it as 128 + number.
+    return done.returncode if done.returncode >= 0 else 128 - done.returncode
+
+
+if __name__ == "__main__":
+    sys.exit(main(sys.argv[1:]))

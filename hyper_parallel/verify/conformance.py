@@ -1,0 +1,185 @@
+"""Every collective of the active transport against numpy: what a transport must pass to carry this library."""
+
+from __future__ import annotations
+
+import importlib
+from collections.abc import Iterator
+from typing import Any
+
+import numpy as np
+
+from hyper_parallel.transport.base import REDUCTIONS, Ranks, Shape, Transport, active_transport
+from hyper_parallel.transport.numpy_ops import BFLOAT16, NumpyOps, narrow, widen
+
+__all__ = ["DTYPES", "check_transport"]
+
+DTYPES = ("float32", "float64", "float16", "bfloat16", "int64", "int32", "uint8", "bool", "complex64")
+
+_HOSTS = {"torch": "hyper_parallel.transport.c10d", "mindspore": "hyper_parallel.transport.mindspore"}
+_UNORDERED = ("max", "min")
+
+Array = np.ndarray[Any, Any]
+
+
+def check_transport(platform: str, *, exact: bool = True, seed: int = 0) -> list[Array]:
+    """Run every collective on every dtype, even, uneven, empty and 0-d, in several rank orders; compare with numpy.
+
+    Called on every rank of a world with its transport active, for example ``simulate(check_transport, 3, "torch",
+    ("torch",))``.
+
+    Args:
+        platform: ``"torch"`` or ``"mindspore"``: whose tensors to send.
+        exact: whether reductions must equal the fold in rank order bit for bit, as they do on the simulated
+            transport and on gloo; False allows the rounding of an accelerator's own order.
+        seed: of the data.
+
+    Returns:
+        All results of this rank as numpy arrays, to be compared between transports.
+
+    Raises:
+        AssertionError: a result differs; the message names the collective, dtype and ranks.
+    """
+    transport = active_transport()
+    if transport is None:
+        msg = "no transport is active here: call this inside simulate() or launch()"
+        raise RuntimeError(msg)
+    check = _Check(transport, importlib.import_module(_HOSTS[platform]), exact=exact, seed=seed)
+    for ranks in _orders(transport.world_size):
+        if transport.rank in ranks:
+            for dtype in DTYPES:
+                check.gathers(dtype, ranks)
+                check.reductions(dtype, ranks)
+            check.objects(ranks)
+    check.messages()
+    return check.results
+
+
+def _orders(world_size: int) -> Iterator[Ranks]:
+    """All ranks, all in reverse, all but the last, and the last alone."""
+    everyone = tuple(range(world_size))
+    yield from (everyone, everyone[::-1])
+    if world_size > 1:
+        yield everyone[:-1]
+    yield everyone[-1:]
+
+
+class _Check:
+    """One rank's run through the suite; data of all ranks can be drawn anywhere, so every rank knows the answer."""
+
+    def __init__(self, transport: Transport, host: Any, *, exact: bool, seed: int) -> None:
+        self.results: list[Array] = []
+        self._transport = transport
+        self._host = host
+        self._exact = exact
+        self._seed = seed
+        self._ops = NumpyOps()
+
+    def gathers(self, dtype: str, ranks: Ranks) -> None:
+        """all_gather, all_to_all and broadcast."""
+        me = ranks.index(self._transport.rank)
+        for sizes in _shapes(len(ranks)):
+            parts = [self._draw(dtype, rank, sizes[i]) for i, rank in enumerate(ranks)]
+            got = self._transport.all_gather(self._tensor(parts[me]), ranks, sizes)
+            self._same(f"all_gather {dtype} {ranks}", got, parts)
+            got = self._transport.all_to_all(
+                [self._tensor(self._draw(dtype, ranks[me] + 7 * i, sizes[i])) for i in range(len(ranks))],
+                ranks,
+                [sizes[me]] * len(ranks),
+            )
+            want = [self._draw(dtype, rank + 7 * me, sizes[me]) for rank in ranks]
+            self._same(f"all_to_all {dtype} {ranks}", got, want)
+        source = ranks[-1]
+        for shape in ((), (0, 2), (3, 2)):
+            one = self._transport.broadcast(self._tensor(self._draw(dtype, ranks[me], shape)), source, ranks)
+            self._same(f"broadcast {dtype} {ranks}", [one], [self._draw(dtype, source, shape)])
+
+    def reductions(self, dtype: str, ranks: Ranks) -> None:
+        """all_reduce and reduce_scatter with every reduction that the dtype has."""
+        me = ranks.index(self._transport.rank)
+        # The large one takes another way through some transports; once is enough.
+        shapes: list[Shape] = [(), (0, 2), (5, 3), *([(137, 131)] if ranks == tuple(range(len(ranks))) else [])]
+        for op in REDUCTIONS:
+            if not _has(dtype, op):
+                continue
+            for shape in shapes:
+                parts = [self._draw(dtype, rank, shape) for rank in ranks]
+                got = self._transport.all_reduce(self._tensor(parts[me]), op, ranks)
+                self._same(f"all_reduce {op} {dtype} {ranks}", [got], [self._ops.reduce(parts, op)])
+            for sizes in _shapes(len(ranks)):
+                chunks = [self._tensor(self._draw(dtype, ranks[me] + 7 * i, sizes[i])) for i in range(len(ranks))]
+                got = self._transport.reduce_scatter(chunks, op, ranks)
+                want = self._ops.reduce([self._draw(dtype, rank + 7 * me, sizes[me]) for rank in ranks], op)
+                self._same(f"reduce_scatter {op} {dtype} {ranks}", [got], [want])
+
+    def objects(self, ranks: Ranks) -> None:
+        """all_gather_object, barrier and group handles."""
+        found = self._transport.all_gather_object({"rank": self._transport.rank}, ranks)
+        assert found == [{"rank": rank} for rank in ranks], f"all_gather_object {ranks}: {found}"
+        self._transport.barrier(ranks)
+        handle = self._transport.group(ranks)
+        assert sorted(self._transport.ranks_of(handle)) == sorted(ranks), f"group {ranks}"
+        assert self._transport.ranks_of(None) == tuple(range(self._transport.world_size)), "ranks_of(None)"
+
+    def messages(self) -> None:
+        """A message from every rank to the next, of every dtype, also 0-d and empty."""
+        size, rank = self._transport.world_size, self._transport.rank
+        if size == 1:
+            return
+        for dtype in DTYPES:
+            for shape in ((), (0,), (2, 3)):
+                for source in range(size):
+                    target = (source + 1) % size
+                    if rank == source:
+                        self._transport.send(self._tensor(self._draw(dtype, source, shape)), target, tag=3)
+                    elif rank == target:
+                        like = self._tensor(self._draw(dtype, rank, shape))
+                        got = self._transport.recv(like, source, tag=3)
+                        self._same(f"send {dtype} {source} to {target}", [got], [self._draw(dtype, source, shape)])
+
+    def _tensor(self, array: Array) -> Any:
+        return self._host.from_host(array)
+
+    def _same(self, what: str, got: list[Any], want: list[Array]) -> None:
+        assert len(got) == len(want), f"{what}: {len(got)} results, expected {len(want)}"
+        for tensor, expected in zip(got, want, strict=True):
+            array = np.array(self._host.to_host(tensor))
+            facts = (array.dtype, array.shape), (expected.dtype, expected.shape)
+            assert facts[0] == facts[1], f"{what}: {facts[0]}, expected {facts[1]}"
+            # Frameworks multiply and divide complex numbers each in their own way; the order is the same.
+            exact = self._exact and not np.issubdtype(array.dtype, np.complexfloating)
+            assert _equal(array, expected, exact=exact), f"{what}: {array}, expected {expected}"
+            self.results.append(array)
+
+    def _draw(self, dtype: str, rank: int, shape: Shape) -> Array:
+        """The data of ``rank``: the same wherever it is drawn."""
+        random = np.random.default_rng([self._seed, rank, *shape])
+        values = np.asarray(random.standard_normal(shape))
+        if dtype == "bfloat16":
+            return narrow(np.asarray(values.astype(np.float32)))
+        if dtype == "complex64":
+            return np.asarray(values + 1j * np.asarray(random.standard_normal(shape))).astype(dtype)
+        if dtype == "bool":
+            return np.asarray(values > 0)
+        return np.asarray(values if dtype.startswith("float") else np.floor(np.abs(values) * 3)).astype(dtype)
+
+
+def _shapes(count: int) -> list[list[Shape]]:
+    """Per member: equal shapes, 0-d, and uneven ones of which the first is empty."""
+    return [[(3, 2)] * count, [()] * count, [(i, 2) for i in range(count)]]
+
+
+def _has(dtype: str, op: str) -> bool:
+    """Whether ``op`` is defined: no average of integers, no order among complex numbers."""
+    if op == "avg":
+        return "float" in dtype or "complex" in dtype
+    return not (dtype == "complex64" and op in _UNORDERED)
+
+
+def _equal(got: Array, want: Array, *, exact: bool) -> bool:
+    if got.dtype == BFLOAT16:
+        got, want, tolerance = widen(got), widen(want), 2**-6
+    else:
+        tolerance = 2**-8 if got.dtype == np.float16 else 2**-18
+    if exact or not np.issubdtype(got.dtype, np.inexact):
+        return bool(np.array_equal(got, want, equal_nan=np.issubdtype(got.dtype, np.inexact)))
+    return bool(np.allclose(got, want, rtol=tolerance, atol=tolerance))

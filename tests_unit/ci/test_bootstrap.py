@@ -1,0 +1,112 @@
+"""`ci/bootstrap.py`: the first command that a user runs sets itself up, or says what is missing."""
+
+import importlib.util
+import sys
+from pathlib import Path
+
+import pytest
+
+SCRIPT = Path(__file__).resolve().parents[2] / "ci" / "bootstrap.py"
+
+
+@pytest.fixture
+def bootstrap(tmp_path, monkeypatch):
+    """The script as a module that works in a temporary folder and calls no tool."""
+    spec = importlib.util.spec_from_file_location("bootstrap", SCRIPT)
+    module = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(module)
+    monkeypatch.setattr(module, "ROOT", tmp_path)
+    monkeypatch.setattr(module, "HOME", tmp_path / ".venv")
+    (tmp_path / "pyproject.toml").write_text("one")
+    return module
+
+
+@pytest.fixture
+def calls(bootstrap, monkeypatch):
+    """What would have been created and installed, in order; creation leaves the folder behind, as in reality."""
+    done = []
+
+    def create(env):
+        done.append("venv")
+        (env / "bin").mkdir(parents=True, exist_ok=True)
+        return True
+
+    monkeypatch.setattr(bootstrap, "create_with_venv", create)
+    monkeypatch.setattr(bootstrap, "run_pip", lambda _python, *args: done.append(args[0]))
+    monkeypatch.setattr(bootstrap, "works", lambda env: (env / "bin").exists())
+    return done
+
+
+def test_the_second_run_installs_nothing(bootstrap, calls):
+    """A second run starts at once."""
+    bootstrap.ensure("run")
+    bootstrap.ensure("run")
+    assert calls == ["venv", "install"]
+
+
+def test_changed_requirements_are_installed_into_the_same_environment(bootstrap, calls, tmp_path):
+    """When the requirements change, pip runs again; the environment is kept."""
+    bootstrap.ensure("run")
+    (tmp_path / "pyproject.toml").write_text("two")
+    bootstrap.ensure("run")
+    assert calls == ["venv", "install", "install"]
+
+
+def test_an_interrupted_install_is_taken_up_again(bootstrap, calls, monkeypatch):
+    """The stamp is written last: what was half installed is installed again."""
+
+    def fails(*_args):
+        raise bootstrap.SetupError("no network")
+
+    with monkeypatch.context() as patch:
+        patch.setattr(bootstrap, "run_pip", fails)
+        with pytest.raises(bootstrap.SetupError, match="no network"):
+            bootstrap.ensure("run")
+    bootstrap.ensure("run")
+    assert calls == ["venv", "install"]
+
+
+@pytest.mark.parametrize("version", [(3, 8), (3, 9), (3, 13), (3, 14)])
+def test_a_python_without_wheels_says_which_is_needed(bootstrap, monkeypatch, capsys, version):
+    """Outside Python 3.10 to 3.12 the message names the versions, and the exit status is 1."""
+    monkeypatch.setattr(sys, "version_info", (*version, 0))
+    monkeypatch.setattr(bootstrap, "other_python", lambda: None)
+    assert bootstrap.main(["verify", "model"]) == 1
+    assert "no Python 3.10, 3.11 or 3.12" in capsys.readouterr().err
+
+
+def test_a_python_without_venv_and_pip_says_what_to_install(bootstrap, monkeypatch):
+    """With neither a complete venv module nor pip, the message names the packages that bring them."""
+    monkeypatch.setattr(bootstrap.importlib.util, "find_spec", lambda _name: None)
+    assert not bootstrap.create_with_venv(bootstrap.HOME / "run")
+    with pytest.raises(bootstrap.SetupError, match="python3-venv, or python3-pip"):
+        bootstrap.create_with_virtualenv(bootstrap.HOME / "run")
+
+
+def test_failing_pip_names_the_usual_causes(bootstrap):
+    """A failure of pip ends in one message with the usual causes."""
+    with pytest.raises(bootstrap.SetupError, match="PIP_FIND_LINKS"):
+        bootstrap.run_pip(sys.executable, "no-such-command")
+
+
+@pytest.mark.parametrize("body, status", [("exit 7", 7), ("kill -TERM $$", 143)])
+def test_the_exit_status_is_that_of_the_command(bootstrap, monkeypatch, tmp_path, body, status):
+    """The exit status passes through, signals in the way of shells."""
+    script = tmp_path / "hyper-parallel"
+    script.write_text(f"#!/bin/sh\n{body}\n")
+    script.chmod(0o755)
+    monkeypatch.setattr(bootstrap, "ensure", lambda _name: tmp_path)
+    assert bootstrap.main(["verify", "model"]) == status
+
+
+def test_test_runs_tox_and_everything_else_is_the_command(bootstrap):
+    """`test` goes to tox with its arguments; any other word is a hyper-parallel command."""
+    assert bootstrap.command_for(["test", "-e", "torch"])[0] == "tox"
+    assert bootstrap.command_for(["test", "-e", "torch"])[1][-2:] == ["-e", "torch"]
+    assert bootstrap.command_for(["verify", "model"]) == ("run", ["hyper-parallel", "verify", "model"])
+
+
+def test_without_arguments_it_explains_itself(bootstrap, capsys):
+    """Without arguments, the usage is printed and the status is an error."""
+    assert bootstrap.main([]) == 2
+    assert "ci/bootstrap.py test" in capsys.readouterr().out

@@ -1,0 +1,358 @@
+"""Imports point one way, form no cycle, and touch a framework only where its code lives.
+
+The walker reads source text and imports nothing. It sees imports inside functions and behind `import_module("...")`;
+imports under `if TYPE_CHECKING` form no cycle, since they never run, but must still point the right way.
+"""
+
+from __future__ import annotations
+
+import ast
+import importlib.util
+import os
+import subprocess
+import sys
+from collections import deque
+from dataclasses import dataclass
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).resolve().parents[1]
+TOP = "hyper_parallel"
+BUDGET_US = 100_000
+
+FRAMEWORKS = {"torch", "torch_npu", "mindspore"}
+TORCH_ZONES = {"platform.torch", "transport.c10d"}
+MINDSPORE_ZONES = {"platform.mindspore", "transport.mindspore"}
+FRAMEWORK_HOMES = {
+    "torch": TORCH_ZONES | {"transport.mindspore"},  # MindSpore's CPU rehearsal borrows gloo from PyTorch
+    "torch_npu": TORCH_ZONES,
+    "mindspore": MINDSPORE_ZONES,
+}
+
+# Zone -> zones that it may import besides itself. A module belongs to the zone with the longest matching name.
+BASE = {"errors", "platform.contract", "platform", "transport"}
+CORE = {"core.dtensor", "core.shard", "core.tensor_parallel"}
+ARROWS = {
+    "errors": set(),
+    "platform.contract": {"errors"},
+    "platform": {"errors", "platform.contract", "platform.torch", "platform.mindspore"},  # select.py: the only door
+    "transport": {"errors"},
+    "transport.c10d": {"errors", "transport"},
+    "transport.mindspore": {"errors", "transport"},
+    # A framework subclasses the DTensor mixin and feeds the dispatcher, so it may look up; core may never look down.
+    "platform.torch": {"errors", "platform.contract", "transport", "transport.c10d", *CORE},
+    "platform.mindspore": {"errors", "platform.contract", "transport", "transport.mindspore", *CORE},
+    "core": set(),
+    "core.dtensor": BASE,
+    "core.shard": BASE | {"core.dtensor"},
+    "core.tensor_parallel": BASE | {"core.dtensor", "core.shard"},
+    "verify": BASE | CORE | {"transport.c10d", "transport.mindspore", ""},
+    "cli": BASE | CORE | {"verify", ""},
+    "": BASE | CORE | {"verify"},  # hyper_parallel/__init__.py: public names, lazily
+}
+EAGER_AT_TOP = {"errors", ""}
+
+
+@dataclass(frozen=True)
+class Edge:
+    """One import: who imports what, in which line, and when it happens."""
+
+    source: str
+    target: str
+    line: int
+    lazy: bool
+    typing_only: bool
+
+
+def zone_of(module: str) -> str:
+    """Zone of a module of the library: the longest zone name that is a prefix of its path."""
+    path = module.removeprefix(TOP).lstrip(".")
+    while path not in ARROWS:
+        if not path:
+            break
+        path = path.rpartition(".")[0]
+    return path if path or module == TOP else f"<unknown> {module}"
+
+
+def find_modules(root: Path) -> dict[str, Path]:
+    """Map the name of every module under `root/hyper_parallel` to its file."""
+    modules = {}
+    for path in sorted((root / TOP).rglob("*.py")):
+        parts = path.relative_to(root).with_suffix("").parts
+        modules[".".join(parts[:-1] if parts[-1] == "__init__" else parts)] = path
+    return modules
+
+
+class ImportCollector(ast.NodeVisitor):
+    """Collects the imports of one module as edges."""
+
+    def __init__(self, module: str, path: Path, known: dict[str, Path]):
+        self.module, self.known = module, known
+        self.package = module if path.name == "__init__.py" else module.rpartition(".")[0]
+        self.lazy = self.typing_only = False
+        self.edges: list[Edge] = []
+
+    def add(self, target: str, node: ast.AST) -> None:
+        """Record one import."""
+        self.edges.append(Edge(self.module, target, node.lineno, self.lazy, self.typing_only))
+
+    def visit_Import(self, node: ast.Import) -> None:
+        """`import a, b`."""
+        for alias in node.names:
+            self.add(alias.name, node)
+
+    def visit_ImportFrom(self, node: ast.ImportFrom) -> None:
+        """`from a import b`, where b may be a module, and a may be relative."""
+        base = node.module or ""
+        if node.level:
+            parents = self.package.split(".")
+            base = ".".join([*parents[: len(parents) - node.level + 1], *filter(None, [node.module])])
+        for alias in node.names:
+            member = f"{base}.{alias.name}"
+            self.add(member if member in self.known else base, node)
+
+    def visit_Call(self, node: ast.Call) -> None:
+        """`import_module("a")`, where the name is a literal."""
+        name = getattr(node.func, "attr", getattr(node.func, "id", None))
+        first = node.args[0] if node.args else None
+        if name in {"import_module", "__import__"} and isinstance(first, ast.Constant) and isinstance(first.value, str):
+            self.add(first.value, node)
+        self.generic_visit(node)
+
+    def visit_If(self, node: ast.If) -> None:
+        """A block under `if TYPE_CHECKING`."""
+        before = self.typing_only
+        self.typing_only = before or ast.unparse(node.test) in {"TYPE_CHECKING", "typing.TYPE_CHECKING"}
+        for child in node.body:
+            self.visit(child)
+        self.typing_only = before
+        for child in node.orelse:
+            self.visit(child)
+
+    def visit_FunctionDef(self, node: ast.FunctionDef | ast.AsyncFunctionDef) -> None:
+        """A function: imports inside it are lazy."""
+        before, self.lazy = self.lazy, True
+        self.generic_visit(node)
+        self.lazy = before
+
+    visit_AsyncFunctionDef = visit_FunctionDef  # noqa: N815 - the name is ast's
+
+
+def find_edges(root: Path) -> list[Edge]:
+    """Collect every import of every module."""
+    known, edges = find_modules(root), []
+    for module, path in known.items():
+        collector = ImportCollector(module, path, known)
+        collector.visit(ast.parse(path.read_text(encoding="utf-8"), str(path)))
+        edges += collector.edges
+    return edges
+
+
+def arrow_problem(edge: Edge) -> str | None:
+    """Say why an import points the wrong way, or return None."""
+    source, head = zone_of(edge.source), edge.target.split(".")[0]
+    if head in FRAMEWORKS and source not in FRAMEWORK_HOMES[head]:
+        return f"imports the framework {head} outside its home"
+    if head != TOP:
+        return None
+    target = zone_of(edge.target)
+    if source not in ARROWS or target not in ARROWS:
+        return f"has no place in the table of arrows (import of {edge.target})"
+    if target != source and target not in ARROWS[source]:
+        return f"must not import {edge.target}"
+    if source == "" and target not in EAGER_AT_TOP and not (edge.lazy or edge.typing_only):
+        return f"imports {edge.target} at once; public names are lazy"
+    return None
+
+
+def opens_door(edge: Edge) -> bool:
+    """Tell whether the edge is select.py loading a framework's folder.
+
+    That edge goes down on purpose while every other one goes up, at the first use and by name: it is no cycle.
+    """
+    return zone_of(edge.source) == "platform" and zone_of(edge.target) in {"platform.torch", "platform.mindspore"}
+
+
+def graph_of(edges: list[Edge]) -> dict[str, set[str]]:
+    """Build the graph in which cycles count: imports that run, lazily or not."""
+    graph: dict[str, set[str]] = {}
+    for edge in edges:
+        if edge.target.split(".")[0] == TOP and not (edge.typing_only or opens_door(edge)):
+            graph.setdefault(edge.source, set()).add(edge.target)
+    return graph
+
+
+def shortest_cycle(graph: dict[str, set[str]], start: str) -> list[str] | None:
+    """Find the shortest way from a module back to itself."""
+    came_from: dict[str, str] = {}
+    queue = deque([start])
+    while queue:
+        module = queue.popleft()
+        for target in sorted(graph.get(module, ())):
+            if target == start:
+                path = [module]
+                while path[-1] != start:
+                    path.append(came_from[path[-1]])
+                return path[::-1]
+            if target not in came_from:
+                came_from[target] = module
+                queue.append(target)
+    return None
+
+
+def cycles(edges: list[Edge]) -> list[str]:
+    """List each cycle once, written from its first module in the alphabet."""
+    graph, found = graph_of(edges), set()
+    for start in graph:
+        if path := shortest_cycle(graph, start):
+            first = path.index(min(path))
+            path = path[first:] + path[:first]
+            found.add(" -> ".join([*path, path[0]]))
+    return [f"cycle: {path}" for path in sorted(found)]
+
+
+def violations(root: Path) -> list[str]:
+    """Everything that is wrong with the imports of the tree under `root`."""
+    edges = find_edges(root)
+    wrong = [f"{edge.source}:{edge.line} {why}" for edge in edges if (why := arrow_problem(edge))]
+    return wrong + cycles(edges)
+
+
+def test_every_import_of_the_library_is_allowed():
+    """Imports point one way, form no cycle, and name a framework only in that framework's own files."""
+    assert len(find_modules(ROOT)) > 10
+    assert violations(ROOT) == []
+
+
+# The walker fires
+
+
+@pytest.fixture
+def tree(tmp_path):
+    """Write a synthetic package from {path: source}, with the `__init__.py` files it needs, and walk it."""
+
+    def walk(files):
+        for name, source in files.items():
+            path = tmp_path / TOP / name
+            path.parent.mkdir(parents=True, exist_ok=True)
+            path.write_text(source)
+        return violations(tmp_path)
+
+    return walk
+
+
+GOOD = {
+    "__init__.py": "from . import errors\ndef __getattr__(n):\n    import hyper_parallel.core.dtensor.mesh\n",
+    "errors.py": "",
+    "core/dtensor/mesh.py": "import numpy\nfrom hyper_parallel.platform.select import get\n",
+    "core/shard/rule.py": "from hyper_parallel.core.dtensor import mesh\nfrom . import signature\n",
+    "core/shard/signature.py": "from ..dtensor.mesh import Mesh\n",
+    "platform/select.py": "def get():\n    from hyper_parallel.platform.torch import tensors\n",
+    "platform/torch/tensors.py": "import torch\nfrom hyper_parallel.core.dtensor.mesh import Mesh\n",
+    "transport/base.py": "from hyper_parallel.errors import X\n",
+    "transport/c10d.py": "import torch.distributed\nfrom hyper_parallel.transport.base import T\n",
+    "transport/mindspore.py": "import mindspore\nimport torch\n",
+    "verify/run.py": "import hyper_parallel\nfrom hyper_parallel.core.shard import rule\n",
+    "cli/__init__.py": "from hyper_parallel.verify import run\n",
+}
+
+
+def test_a_good_tree_passes(tree):
+    """The walker is silent on a tree that keeps the rules, the door in select.py included."""
+    assert tree(GOOD) == []
+
+
+@pytest.mark.parametrize(
+    "name, source, message",
+    [
+        ("errors.py", "import hyper_parallel.core.dtensor.mesh", "must not import hyper_parallel.core.dtensor.mesh"),
+        ("core/dtensor/mesh.py", "from ..shard import rule", "must not import hyper_parallel.core.shard.rule"),
+        ("core/shard/rule.py", "def f():\n    from hyper_parallel import verify", "must not import"),
+        ("core/dtensor/mesh.py", "from hyper_parallel.platform.torch import tensors", "must not import"),
+        ("verify/run.py", "from hyper_parallel.platform.torch import tensors", "must not import"),
+        ("platform/torch/tensors.py", "import hyper_parallel.platform.mindspore", "must not import"),
+        ("platform/contract/groups.py", "import hyper_parallel.transport.base", "must not import"),
+        ("transport/base.py", "import hyper_parallel.platform.select", "must not import"),
+        ("core/dtensor/mesh.py", "import hyper_parallel.transport.c10d", "must not import"),
+        ("core/shard/rule.py", "import hyper_parallel", "must not import hyper_parallel"),
+        (
+            "core/dtensor/mesh.py",
+            "from typing import TYPE_CHECKING\nif TYPE_CHECKING:\n    from hyper_parallel.core.shard import rule",
+            "must not import",
+        ),
+        ("__init__.py", "from hyper_parallel.core.dtensor import mesh", "public names are lazy"),
+        ("stray/module.py", "import hyper_parallel.errors", "has no place"),
+    ],
+)
+def test_a_wrong_arrow_is_reported(tree, name, source, message):
+    """An import against the arrows is reported, also inside a function and under TYPE_CHECKING."""
+    (only,) = [text for text in tree({**GOOD, name: source}) if not text.startswith("cycle")]
+    assert message in only
+
+
+@pytest.mark.parametrize(
+    "name, source",
+    [
+        ("core/dtensor/mesh.py", "import torch"),
+        ("core/dtensor/mesh.py", "def f():\n    from torch.nn import functional"),
+        ("verify/run.py", "from importlib import import_module\nimport_module('mindspore.mint')"),
+        ("platform/select.py", "import importlib\nimportlib.import_module('torch')"),
+        ("platform/torch/tensors.py", "import mindspore"),
+        ("platform/mindspore/tensors.py", "import torch"),
+        ("transport/c10d.py", "import mindspore"),
+        ("transport/simulated.py", "if True:\n    pass\nelse:\n    import torch"),
+        ("cli/__init__.py", "try:\n    import torch_npu\nexcept ImportError:\n    pass"),
+    ],
+)
+def test_a_framework_outside_its_home_is_reported(tree, name, source):
+    """A framework is imported only by its own platform folder and its own transport file."""
+    (only,) = tree({**GOOD, name: source})
+    assert "imports the framework" in only
+
+
+@pytest.mark.parametrize("form", ["from hyper_parallel.core.shard import {0}", "def f():\n    from . import {0}"])
+def test_a_cycle_is_reported_once(tree, form):
+    """A cycle of three modules is one finding that shows the whole way round, lazy imports included."""
+    ring = {f"core/shard/{a}.py": form.format(b) for a, b in ("xy", "yz", "zx")}
+    found = tree({**GOOD, **ring})
+    names = [f"hyper_parallel.core.shard.{name}" for name in "xyzx"]
+    assert found == ["cycle: " + " -> ".join(names)]
+
+
+def test_a_cycle_that_exists_for_types_only_is_none(tree):
+    """Two modules may name each other's types: the import under TYPE_CHECKING never runs."""
+    guarded = "from typing import TYPE_CHECKING\nif TYPE_CHECKING:\n    from . import x\n"
+    assert tree({**GOOD, "core/shard/x.py": "from . import y", "core/shard/y.py": guarded}) == []
+
+
+# Importing is light
+
+
+def fresh_python(*args, tmp_path):
+    """Run a new interpreter that finds the same package, without coverage (which would be measured, too)."""
+    package = importlib.util.find_spec(TOP).submodule_search_locations[0]
+    env = {key: value for key, value in os.environ.items() if not key.startswith("COVERAGE")}
+    env["PYTHONPATH"] = str(Path(package).parent)
+    return subprocess.run(
+        [sys.executable, *args], env=env, cwd=tmp_path, text=True, capture_output=True, check=True, timeout=120
+    )
+
+
+def test_import_loads_no_framework(tmp_path):
+    """`import hyper_parallel` loads neither PyTorch nor MindSpore: who uses one never pays for the other."""
+    code = f"import sys, hyper_parallel; print(sorted({FRAMEWORKS!r} & set(sys.modules)))"
+    assert fresh_python("-c", code, tmp_path=tmp_path).stdout.strip() == "[]"
+
+
+def cumulative_us(log, module=TOP):
+    """Microseconds of one module and all that it imports, from the log of `-X importtime`."""
+    rows = (line.removeprefix("import time:").split("|") for line in log.splitlines() if line.count("|") == 2)
+    (value,) = [int(row[1]) for row in rows if row[2].strip() == module]
+    return value
+
+
+def test_import_is_fast(tmp_path):
+    """`import hyper_parallel` takes less than 100 ms; the best of several runs, for the machine may be busy."""
+    logs = (fresh_python("-X", "importtime", "-c", f"import {TOP}", tmp_path=tmp_path).stderr for _ in range(5))
+    assert min(map(cumulative_us, logs)) < BUDGET_US

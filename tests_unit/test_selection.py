@@ -1,0 +1,88 @@
+"""`tests_unit/conftest.py`: tests are selected by framework, and what is left out is counted."""
+
+import importlib.util
+from pathlib import Path
+
+import pytest
+
+CONFTEST = Path(__file__).with_name("conftest.py")
+
+CASES = """
+import pytest
+
+@pytest.mark.platforms("torch")
+def test_torch(): pass
+
+@pytest.mark.platforms("mindspore")
+def test_mindspore(): pass
+
+@pytest.mark.platforms("torch", "mindspore")
+def test_any(): pass
+
+@pytest.mark.platforms("torch", "mindspore", together=True)
+def test_together(): pass
+
+def test_plain(): pass
+
+def test_each(platform_name): pass
+"""
+
+
+@pytest.fixture
+def run(pytester, monkeypatch):
+    """Run the cases above under a selection, as if these frameworks were installed."""
+
+    def start(asked, installed=("torch", "mindspore"), cases=CASES):
+        find_spec = importlib.util.find_spec
+
+        def fake(name, *rest):
+            return name in installed or None if name in {"torch", "mindspore"} else find_spec(name, *rest)
+
+        monkeypatch.setattr(importlib.util, "find_spec", fake)
+        monkeypatch.setenv("HP_TEST_PLATFORMS", asked)
+        pytester.makeini("[pytest]\nmarkers = platforms: frameworks")
+        pytester.makeconftest(CONFTEST.read_text())
+        pytester.makepyfile(cases)
+        return pytester.runpytest_inprocess("-v")
+
+    return start
+
+
+def names(result):
+    """Names of the tests that passed."""
+    return {line.split("::")[1].split()[0] for line in result.outlines if " PASSED" in line}
+
+
+def test_one_framework_runs_its_own_tests_and_counts_the_others(run):
+    """With torch selected, tests of MindSpore and of both together are deselected, and the summary says how many."""
+    result = run("torch")
+    assert names(result) == {"test_torch", "test_any", "test_plain", "test_each[torch]"}
+    result.stdout.fnmatch_lines(
+        ["platforms: torch", "deselected: 1 tests of mindspore", "deselected: 1 tests of torch,*"]
+    )
+
+
+def test_both_frameworks_run_everything(run):
+    """With both selected nothing is left out, and a test with `platform_name` runs for each."""
+    result = run("torch,mindspore")
+    assert result.parseoutcomes() == {"passed": 7}
+
+
+def test_the_default_is_what_is_installed(run):
+    """Without the variable, the installed frameworks are selected."""
+    assert "test_each[mindspore]" in names(run("", installed=("mindspore",)))
+
+
+@pytest.mark.parametrize("asked, message", [("pytorch", "known are torch"), ("torch,mindspore", "not installed")])
+def test_a_selection_that_cannot_be_served_is_an_error(run, asked, message):
+    """A mistyped or missing framework ends the run: it must not look like a green one."""
+    result = run(asked, installed=("torch",))
+    assert result.ret == pytest.ExitCode.USAGE_ERROR
+    result.stderr.fnmatch_lines([f"*{message}*"])
+
+
+@pytest.mark.parametrize("mark", ['"pytorch"', ""])
+def test_a_mark_that_names_no_framework_is_an_error(run, mark):
+    """A mistyped mark ends the run: it would deselect its test for ever."""
+    result = run("torch", cases=f"import pytest\n@pytest.mark.platforms({mark})\ndef test_x(): pass")
+    assert result.ret != 0
