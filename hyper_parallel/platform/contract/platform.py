@@ -27,8 +27,8 @@ class Platform(
     DifferentiableFacet,
     IdentityFacet,
     TensorsFacet,
-    ModulesFacet,
     TrainingFacet,
+    ModulesFacet,
     abc.ABC,
 ):
     """What core and trainers ask of a framework.

@@ -7,6 +7,8 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
+from hyper_parallel.platform.contract.modules import ModulesFacet
+
 __all__ = [
     "OPTIMIZERS",
     "LanguageModelConfig",
@@ -84,7 +86,7 @@ class StepResult:
     gradients: dict[str, Any]
 
 
-class TrainingFacet(abc.ABC):
+class TrainingFacet(ModulesFacet):
     """Facet *training*: models, steps and optimizers, for plain models and for models of DTensors alike."""
 
     @abc.abstractmethod
