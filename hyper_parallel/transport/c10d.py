@@ -137,7 +137,8 @@ class C10dTransport(Transport):
             total = x.detach().clone(memory_format=torch.contiguous_format)
             dist.all_reduce(total, _NATIVE_OPS[op], group=self.group(ranks))
             return total.div_(len(ranks)) if op == "avg" else total
-        if x.numel() <= _SMALL:
+        # Vector code rounds complex products by where an element lies, so those are not cut into pieces.
+        if x.numel() <= _SMALL or x.is_complex():
             return reduce_in_order(self.all_gather(x, ranks, [tuple(x.shape)] * len(ranks)), op)
         pieces = x.detach().reshape(-1).tensor_split(len(ranks))
         mine = self.reduce_scatter(pieces, op, ranks)
@@ -168,9 +169,7 @@ class C10dTransport(Transport):
             return self._native_reduce_scatter(chunks, op, ranks, own)
         return reduce_in_order(self.all_to_all(chunks, ranks, [own] * len(ranks)), op)
 
-    def all_to_all(
-        self, chunks: Sequence[torch.Tensor], ranks: Ranks, shapes: Sequence[Shape]
-    ) -> list[torch.Tensor]:
+    def all_to_all(self, chunks: Sequence[torch.Tensor], ranks: Ranks, shapes: Sequence[Shape]) -> list[torch.Tensor]:
         """See :meth:`Transport.all_to_all`; one collective, whatever the shapes."""
         position = check_ranks(ranks, self.rank, self.world_size)
         _check_told("all_to_all", chunks[position], shapes, position, len(ranks))
@@ -239,9 +238,7 @@ class C10dTransport(Transport):
     def _native(self, dtype: torch.dtype, op: str) -> bool:
         return op in _NATIVE_OPS and dtype in _NATIVE_DTYPES.get(self.backend, ())
 
-    def _native_reduce_scatter(
-        self, chunks: Sequence[torch.Tensor], op: str, ranks: Ranks, own: Shape
-    ) -> torch.Tensor:
+    def _native_reduce_scatter(self, chunks: Sequence[torch.Tensor], op: str, ranks: Ranks, own: Shape) -> torch.Tensor:
         """The engine's own reduce-scatter, on chunks padded to the largest."""
         largest = max(chunk.numel() for chunk in chunks)
         padded = chunks[0].new_zeros((len(chunks), largest))

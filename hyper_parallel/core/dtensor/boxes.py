@@ -48,17 +48,13 @@ def volume(box: Box) -> int:
 
 
 def intersect(one: Box, other: Box) -> Box:
-    """Common part; empty (possibly with start == stop) where there is none."""
-    return tuple(
-        (max(a, c), max(max(a, c), min(b, d))) for (a, b), (c, d) in zip(one, other, strict=True)
-    )
+    """Common part; an interval without one is empty, ``(start, start)``."""
+    return tuple((max(a, c), max(a, c, min(b, d))) for (a, b), (c, d) in zip(one, other, strict=True))
 
 
 def contains(outer: Box, inner: Box) -> bool:
     """True when every element of ``inner`` is in ``outer``; an empty box is in every box."""
-    return not volume(inner) or all(
-        a <= c and d <= b for (a, b), (c, d) in zip(outer, inner, strict=True)
-    )
+    return not volume(inner) or all(a <= c and d <= b for (a, b), (c, d) in zip(outer, inner, strict=True))
 
 
 def coordinates(mesh: DeviceMesh) -> Iterator[Coordinate]:

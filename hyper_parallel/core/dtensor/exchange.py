@@ -27,7 +27,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Sequence
 
     from hyper_parallel.core.dtensor.boxes import Coordinate, Piece
-    from hyper_parallel.core.dtensor.layout import Box, Layout
+    from hyper_parallel.core.dtensor.layout import Box
     from hyper_parallel.platform.contract.platform import Platform
 
 __all__ = ["Exchange", "ReduceExchange"]
@@ -36,7 +36,7 @@ __all__ = ["Exchange", "ReduceExchange"]
 class _Exchanging(Step):
     """A step whose members are a slice of the mesh along ``axes``; partial axes that stay are left out of it."""
 
-    overhead: ClassVar[float] = 1e-9
+    overhead: ClassVar[float] = 1e-12
 
     def _position(self, at: Coordinate) -> int:
         """Number of the rank at ``at`` among the members of its slice."""
@@ -72,15 +72,15 @@ class Exchange(_Exchanging):
         """Every box that travels within one slice of the mesh."""
         return routes(self.source, self.target, self.axes)
 
+    @cached_property
+    def loads(self) -> tuple[int, ...]:
+        """What each member lacks."""
+        lacking = _per_receiver((route.receiver, volume(route.box)) for route in self.routes)
+        return tuple(lacking[member] for member in range(self.members))
+
     def received_at(self, at: Coordinate) -> int:
         """What the rank lacks."""
-        me = self._position(at)
-        return sum(volume(route.box) for route in self.routes if route.receiver == me)
-
-    @cached_property
-    def received(self) -> int:
-        """Elements that the worst rank receives."""
-        return max(_per_receiver((route.receiver, volume(route.box)) for route in self.routes).values(), default=0)
+        return self.loads[self._position(at)]
 
     @cached_property
     def messages(self) -> int:
@@ -124,22 +124,23 @@ class ReduceExchange(_Exchanging):
     def routes(self) -> tuple[Route, ...]:
         """Every sum that travels."""
         return tuple(
-            Route(piece.box, piece.owner, receiver) for piece in self.pieces for receiver in piece.wanted if receiver != piece.owner
+            Route(piece.box, piece.owner, receiver)
+            for piece in self.pieces
+            for receiver in piece.wanted
+            if receiver != piece.owner
         )
 
     @cached_property
-    def _received(self) -> dict[int, int]:
+    def loads(self) -> tuple[int, ...]:
+        """Summands of each member's own parts and sums of the others."""
         added = ((piece.owner, (len(piece.group) - 1) * volume(piece.box)) for piece in self.pieces)
-        return _per_receiver(itertools.chain(added, ((route.receiver, volume(route.box)) for route in self.routes)))
+        sums = ((route.receiver, volume(route.box)) for route in self.routes)
+        heard = _per_receiver(itertools.chain(added, sums))
+        return tuple(heard[member] for member in range(self.members))
 
     def received_at(self, at: Coordinate) -> int:
         """Summands of the own parts and sums of the others."""
-        return self._received.get(self._position(at), 0)
-
-    @cached_property
-    def received(self) -> int:
-        """Elements that the worst rank receives."""
-        return max(self._received.values(), default=0)
+        return self.loads[self._position(at)]
 
     @cached_property
     def messages(self) -> int:

@@ -21,11 +21,14 @@ if TYPE_CHECKING:
 
 __all__ = ["Cost", "cost_of", "search"]
 
-# Orders of magnitude of a fast interconnect. Only their ratios matter: what a message or the start of a collective is
-# worth in bytes. Layouts know no dtype, so plans are chosen for four-byte elements.
+# Only the ratios matter. Latency is set low on purpose: a message counts as much as ten bytes and the start of a
+# collective as twenty, so bytes decide and the rest settles near-ties. Layouts know no dtype, so plans are chosen for
+# four-byte elements.
 SECONDS_PER_BYTE = 1e-10
-SECONDS_PER_MESSAGE = 1e-7
-SECONDS_PER_LAUNCH = 1e-7
+SECONDS_PER_MESSAGE = 1e-9
+SECONDS_PER_LAUNCH = 2e-9
+# Of plans whose worst ranks receive the same, the one that loads the network less.
+MEAN_LOAD_WEIGHT = 0.05
 PLANNING_ITEMSIZE = 4
 MOST_STATES = 2000
 
@@ -66,7 +69,7 @@ def search(source: Layout, target: Layout) -> tuple[Step, ...]:
     """Cheapest steps; partial axes of ``target`` are partial in ``source`` too, all others that are owe a sum."""
     if source is target:
         return ()
-    best = (_direct(source, target),)
+    best: tuple[Step, ...] = (_direct(source, target),)
     bound = _price(best)
     frontier: list[tuple[float, int, Layout, tuple[Step, ...]]] = [(0.0, 0, source, ())]
     done: set[Layout] = set()
@@ -91,7 +94,9 @@ def search(source: Layout, target: Layout) -> tuple[Step, ...]:
 def _price(steps: Iterable[Step]) -> float:
     """Seconds, with a little for every step, so that of two equal plans the shorter and simpler one wins."""
     steps = tuple(steps)
-    return cost_of(steps, PLANNING_ITEMSIZE).seconds + sum(step.overhead for step in steps)
+    mean = sum(sum(step.loads) / len(step.loads) for step in steps) * PLANNING_ITEMSIZE
+    shared = MEAN_LOAD_WEIGHT * mean * SECONDS_PER_BYTE
+    return cost_of(steps, PLANNING_ITEMSIZE).seconds + shared + sum(step.overhead for step in steps)
 
 
 def _direct(layout: Layout, target: Layout) -> Step:
@@ -105,7 +110,8 @@ def _direct(layout: Layout, target: Layout) -> Step:
 
 def _slice_axes(target: Layout) -> tuple[int, ...]:
     """All axes but the partial ones that stay: summands of different terms never mix."""
-    return tuple(axis for axis in range(target.mesh.ndim) if target.mesh.shape[axis] > 1 and not target.is_partial(axis))
+    sizes = target.mesh.shape
+    return tuple(axis for axis, size in enumerate(sizes) if size > 1 and not target.is_partial(axis))
 
 
 def _owed(layout: Layout, target: Layout) -> tuple[int, ...]:
@@ -135,7 +141,7 @@ def _reduce_scatters(layout: Layout, target: Layout, owed: tuple[int, ...]) -> I
             continue
         held = layout.dim_axes[dim]
         suffix = wanted[len(held) :]
-        candidates = {(axis,) for axis in owed}
+        candidates: set[tuple[int, ...]] = {(axis,) for axis in owed}
         if len(suffix) > 1 and wanted[: len(held)] == held and set(suffix) <= set(owed):
             candidates.add(suffix)
         for axes in sorted(candidates):

@@ -44,7 +44,7 @@ class Step(abc.ABC):
     axes: tuple[int, ...]
     collective: ClassVar[str] = ""
     launches: ClassVar[int] = 1
-    overhead: ClassVar[float] = 1e-12
+    overhead: ClassVar[float] = 1e-13
 
     @abc.abstractmethod
     def apply(self, local: Any, platform: Platform) -> Any:
@@ -55,9 +55,14 @@ class Step(abc.ABC):
         return volume(self.target.box_at(at)) - volume(self.source.box_at(at))
 
     @cached_property
+    def loads(self) -> tuple[int, ...]:
+        """Elements that each rank receives."""
+        return tuple(self.received_at(at) for at in coordinates(self.source.mesh))
+
+    @property
     def received(self) -> int:
         """Elements that the worst rank receives."""
-        return max(self.received_at(at) for at in coordinates(self.source.mesh))
+        return max(self.loads)
 
     @cached_property
     def messages(self) -> int:
@@ -188,7 +193,7 @@ class AllReduce(Step):
     def received_at(self, at: Coordinate) -> int:
         """Twice everybody else's part of a shared box: once to reduce it, once to spread the result."""
         size = volume(self.source.box_at(at))
-        return -(-2 * (self.members - 1) * size // self.members)
+        return 2 * (self.members - 1) * size // self.members
 
     @cached_property
     def messages(self) -> int:

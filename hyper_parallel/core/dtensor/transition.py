@@ -45,7 +45,12 @@ class Plan:
     extremum: AllReduce | None
 
     def __init__(
-        self, source: Layout, target: Layout, varying: tuple[int, ...], steps: tuple[Step, ...], linear: Plan | None = None
+        self,
+        source: Layout,
+        target: Layout,
+        varying: tuple[int, ...],
+        steps: tuple[Step, ...],
+        linear: Plan | None = None,
     ) -> None:
         self.source, self.target, self.varying, self.steps = source, target, varying, steps
         self.linear = self if linear is None else linear
@@ -135,7 +140,9 @@ def _check(source: Layout, target: Layout, varying: tuple[int, ...]) -> None:
         msg = f"redistribute: source is on {source.mesh!r}, target on {target.mesh!r}"
         raise MeshMismatchError(msg)
     if source.shape is None or source.shape != target.shape:
-        msg = f"redistribute: shapes of source {source.notation()} and target {target.notation()} must be known and equal"
+        msg = (
+            f"redistribute: shapes of source {source.notation()} and target {target.notation()} must be known and equal"
+        )
         raise LayoutError(msg)
     placed = {axis for axes in target.dim_axes for axis in axes} | {axis for axis, _ in target.partials}
     for axis in varying:

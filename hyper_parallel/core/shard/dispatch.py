@@ -103,7 +103,7 @@ class Dispatcher:
         if kwargs:
             parts.extend((name, self._key(value)) for name, value in kwargs.items())
         if entry.rule.by_dtype:
-            parts.extend(one.dtype for one in self._tensors((args, tuple(kwargs.values()))))
+            parts.extend(one.dtype for one in self.tensors((args, tuple(kwargs.values()))))
         key = tuple(parts)
         run = entry.cache.get(key)
         if run is None:
@@ -160,10 +160,11 @@ class Dispatcher:
             return (of, *map(self._key, value))
         return (of, value)
 
-    def _tensors(self, tree: Any) -> Iterator[Any]:
+    def tensors(self, tree: Any) -> Iterator[Any]:
+        """Tensors in nested sequences, in order."""
         if isinstance(tree, (list, tuple)):
             for item in tree:
-                yield from self._tensors(item)
+                yield from self.tensors(item)
         elif self.platform.is_tensor(tree):
             yield tree
 
@@ -255,7 +256,7 @@ class Ops:
         entry = Entry(op, local or _same, binder(found.signature), found, local or _same, canonical=True)
 
         def call(*args: Any, **kwargs: Any) -> Any:
-            if local is None or any(isinstance(one, DTensor) for one in dispatcher._tensors((args, tuple(kwargs.values())))):  # noqa: SLF001
+            if local is None or any(isinstance(one, DTensor) for one in dispatcher.tensors((args, tuple(kwargs.values())))):  # noqa: SLF001
                 return dispatcher.dispatch(entry, args, kwargs)
             return local(**entry.binder.bind(args, kwargs))
 

@@ -273,8 +273,14 @@ def _portable_wrap(local: Tensor, layout: Layout) -> TorchDTensor:
 
 
 def _fast_wrap(local: Tensor, layout: Layout) -> TorchDTensor:
-    """The same through the constructor that PyTorch made for its own DTensor; it reads ``layout.tensor_meta``."""
-    made = _fast_make(TorchDTensor, local, layout, False)  # noqa: FBT003 - positional is faster
+    """The same through the constructor that PyTorch made for its own DTensor; it reads ``layout.tensor_meta``.
+
+    That constructor warns where the local takes part in autograd and the wrapper does not, which is our design.
+    """
+    if local.requires_grad:
+        made = _make(TorchDTensor, layout.shape, dtype=local.dtype, device=local.device)
+    else:
+        made = _fast_make(TorchDTensor, local, layout, False)  # noqa: FBT003 - positional is faster
     made._local = local  # noqa: SLF001
     made._layout = layout  # noqa: SLF001
     return made
@@ -299,6 +305,7 @@ def install(platform: Any) -> None:
     """
     TorchDTensor._platform = platform  # noqa: SLF001 - this module's own class
     dispatcher, entries, _ = intercept.start(platform)
+    platform.dispatcher = dispatcher
     for name in dir(Tensor):
         func = getattr(Tensor, name, None)
         entry = entries.get(func) if callable(func) else None

@@ -15,6 +15,7 @@ from torch.overrides import enable_reentrant_dispatch
 
 from hyper_parallel.core.dtensor.dtensor import DTensor
 from hyper_parallel.core.shard.dispatch import Dispatcher, Entry
+from hyper_parallel.core.shard.distributed_op import user_op
 from hyper_parallel.errors import UnsupportedOperatorError
 
 if TYPE_CHECKING:
@@ -64,6 +65,9 @@ def function(func: Callable[..., Any], types: Any, args: tuple[Any, ...], kwargs
     entry = doors.functions.get(func)
     if entry is not None:
         return doors.dispatcher.dispatch(entry, args, kwargs)
+    user = user_op(getattr(func, "__name__", ""))
+    if user is not None:
+        return user.run(doors.dispatcher, func, args, kwargs)
     with _disabled():
         return func(*args, **kwargs)
 
