@@ -47,7 +47,14 @@ def choose(call: OpCall, strategies: Strategies, *, in_place: bool = False) -> C
             if isinstance(place, Shard):
                 at = (index, place.dim)
                 cuts[at] = cuts.get(at, 1) * call.mesh.shape[axis]
-    return _expand(call, strategies, picked)
+    choice = _expand(call, strategies, picked)
+    return choice if not in_place or _stays(call, choice) else None
+
+
+def _stays(call: OpCall, choice: Choice) -> bool:
+    """True when what is written stays where and what it is: the same axes in the same order, the same shape."""
+    first = call.operands[0].layout
+    return choice.targets[0] is first and choice.outputs[0] is first
 
 
 def _cheapest(
