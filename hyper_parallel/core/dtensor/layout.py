@@ -59,6 +59,7 @@ class Layout:
     shape: tuple[int, ...] | None
     placements: tuple[Placement, ...]
     tensor_meta: TensorMeta | None
+    _local_shape: tuple[int, ...] | None
 
     def __new__(
         cls, mesh_shape: Sequence[int], alias_name: Sequence[str], rank_list: Sequence[int] | None = None

@@ -107,12 +107,13 @@ def _native(cls: type[DFunction], platform: Platform) -> Callable[..., Any]:
     with _LOCK:
         if key not in _NATIVE:
             _NATIVE[key] = _make_native(cls, platform)
-    return _NATIVE[key]
+        found: Callable[..., Any] = _NATIVE[key]
+    return found
 
 
 def _make_native(cls: type[DFunction], platform: Platform) -> Callable[..., Any]:
     signature = _signature(cls)
-    native = type(cls.__name__, (platform.Function,), {
+    native: Any = type(cls.__name__, (platform.Function,), {
         "forward": staticmethod(cls.forward),
         "backward": staticmethod(cls.backward),
     })  # fmt: skip

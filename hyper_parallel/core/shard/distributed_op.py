@@ -75,6 +75,7 @@ class DistributedOp:
     ) -> Callable[..., Any] | None:
         """A local implementation to call instead of ``func``, or None for ``func`` itself."""
         del func, outputs, layouts, extra_args
+        return None
 
     def wrap_output(self, output: Any, layouts: Sequence[Layout]) -> Any:
         """Last touch on the wrapped output; by default none."""
@@ -122,17 +123,20 @@ class _FreeBinder(Binder):
 
     def __init__(self, func: Callable[..., Any]) -> None:
         self.text, self.starred = "…", None
-        try:
-            self.signature = inspect.signature(func)
-        except (TypeError, ValueError):
-            self.signature = None  # type: ignore[assignment] # C functions have none
+        self.own = _signature(func)
 
     def bind(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> dict[str, Any]:
         """Arguments by name."""
-        if self.signature is None:
+        if self.own is None:
             return {**{f"arg{index}": arg for index, arg in enumerate(args)}, **kwargs}
-        bound = self.signature.bind(*args, **kwargs)
-        return dict(bound.arguments)
+        return dict(self.own.bind(*args, **kwargs).arguments)
+
+
+def _signature(func: Callable[..., Any]) -> inspect.Signature | None:
+    try:
+        return inspect.signature(func)
+    except (TypeError, ValueError):
+        return None  # functions of C often have none
 
 
 def _flat(tree: Any) -> list[Any]:
