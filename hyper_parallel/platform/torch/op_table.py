@@ -5,7 +5,7 @@ A spelling is one line. Signatures are written in canonical parameter names wher
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from functools import cache
 from typing import Any
 
@@ -17,6 +17,8 @@ from hyper_parallel.core.shard import rules
 from hyper_parallel.core.shard.binder import binder
 from hyper_parallel.core.shard.dispatch import Entry
 from hyper_parallel.core.shard.rule import find_rule
+from hyper_parallel.platform.torch import op_table_aten, op_table_index, op_table_nn, op_table_shape
+from hyper_parallel.platform.torch.op_line import Line
 
 __all__ = ["LOCAL", "functions", "overloads"]
 
@@ -47,10 +49,16 @@ def _spelling(  # noqa: PLR0913 - a table line
     )
 
 
+def _lines(table: dict[Any, Entry], lines: Iterable[Line]) -> None:
+    for line in lines:
+        for func in line.funcs:
+            _spelling(table, line.op, func, line.signature, canonical=line.canonical, in_place=line.in_place)
+
+
 LOCAL: dict[str, Callable[..., Any]] = {
-    "view": lambda x, shape: x.reshape(shape),
-    "linear": F.linear,
-    "layer_norm": lambda x, normalized_shape, weight, bias, eps: F.layer_norm(x, normalized_shape, weight, bias, eps),
+    **op_table_shape.LOCAL,
+    **op_table_index.LOCAL,
+    **op_table_nn.LOCAL,
 }
 
 
@@ -66,12 +74,9 @@ def functions() -> dict[Any, Entry]:
             _spelling(table, name, func)
     for name in "add sub mul".split():
         _spelling(table, name, getattr(Tensor, f"{name}_"), in_place=True)
-    _spelling(table, "linear", F.linear)
-    for func in (Tensor.view, Tensor.reshape):
-        _spelling(table, "view", func, "x, *shape", canonical=True)
-    _spelling(table, "layer_norm", F.layer_norm)
     _spelling(table, "sum", torch.sum)
     _spelling(table, "sum", Tensor.sum)
+    _lines(table, [*op_table_shape.FUNCTIONS, *op_table_index.FUNCTIONS, *op_table_nn.FUNCTIONS])
     return table
 
 
@@ -79,4 +84,11 @@ def functions() -> dict[Any, Entry]:
 def overloads() -> dict[Any, Entry]:
     """Entries by operator overload."""
     table: dict[Any, Entry] = {}
+    _lines(table, op_table_aten.OVERLOADS)
     return table
+
+
+@cache
+def decompositions() -> dict[Any, Callable[..., Any]]:
+    """Functions that are written in terms of others."""
+    return dict(op_table_index.decompositions())
