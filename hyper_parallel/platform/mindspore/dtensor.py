@@ -18,7 +18,7 @@ from mindspore.common.initializer import initializer
 from hyper_parallel.core.dtensor.dtensor import DTensor
 from hyper_parallel.core.dtensor.layout import Layout
 from hyper_parallel.errors import LayoutError, UnsupportedOperatorError
-from hyper_parallel.platform.mindspore import intercept
+from hyper_parallel.platform.mindspore import bypasses, intercept
 
 __all__ = ["MindSporeDTensor", "wrap"]
 
@@ -143,11 +143,11 @@ class MindSporeDTensor(DTensor, Tensor):  # type: ignore[misc] # MindSpore ships
 
     def __getitem__(self, index: Any) -> Any:
         """By the rule of indexing."""
-        return intercept.call("__getitem__", None, (self, index), {})
+        return intercept.call("__getitem__", (self, index))
 
     def __setitem__(self, index: Any, value: Any) -> None:
         """By the rule of writing by index."""
-        intercept.call("__setitem__", None, (self, index, value), {})
+        intercept.call("__setitem__", (self, index, value))
 
     def __iter__(self) -> Iterator[Any]:
         """Slices along dim 0."""
@@ -296,3 +296,27 @@ def _host_message(member: str) -> str:
         f"{member}() of a DTensor: say x.full_tensor().{member}() for the whole, "
         f"x.to_local().{member}() for this rank's piece"
     )
+
+
+def install(platform: Any) -> None:
+    """Complete the class: its platform, and Python operators that skip MindSpore's own search for a handler."""
+    MindSporeDTensor._platform = platform  # noqa: SLF001 - this module's own class
+    dispatcher, lines = intercept.start(platform)
+    platform.dispatcher = dispatcher
+    for name, operator in _BINARY.items():
+        setattr(MindSporeDTensor, name, dispatcher.binary(lines[operator].entry))
+    for name, operator in _UNARY.items():
+        setattr(MindSporeDTensor, name, dispatcher.unary(lines[operator].entry))
+    bypasses.close()
+
+
+_BINARY = {
+    "__add__": "AddExt",
+    "__radd__": "AddExt",
+    "__sub__": "SubExt",
+    "__mul__": "Mul",
+    "__rmul__": "Mul",
+    "__truediv__": "Div",
+    "__pow__": "Pow",
+}
+_UNARY = {"__neg__": "Neg", "__abs__": "Abs"}

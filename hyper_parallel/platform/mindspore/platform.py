@@ -38,11 +38,8 @@ class MindSporePlatform(MindSporeTensors, MindSporeModules, MindSporeDifferentia
     @cached_property
     def DTensorBase(self) -> Any:  # noqa: N802 - the contract fixes this name
         """MindSpore's DTensor class."""
-        from hyper_parallel.platform.mindspore import bypasses  # noqa: PLC0415 - built on this platform
-        from hyper_parallel.platform.mindspore.dtensor import MindSporeDTensor  # noqa: PLC0415
+        from hyper_parallel.platform.mindspore.dtensor import MindSporeDTensor  # noqa: PLC0415 - built on this platform
 
-        MindSporeDTensor._platform = self  # noqa: SLF001 - one class per framework, one platform per class
-        bypasses.close()
         return MindSporeDTensor
 
     def transport(self) -> Transport:
@@ -59,10 +56,9 @@ class MindSporePlatform(MindSporeTensors, MindSporeModules, MindSporeDifferentia
     @cached_property
     def wrap(self) -> Callable[[Any, Any], Any]:
         """The DTensor class' own fast constructor."""
-        from hyper_parallel.platform.mindspore.dtensor import wrap  # noqa: PLC0415 - built on this platform
+        from hyper_parallel.platform.mindspore import dtensor  # noqa: PLC0415 - built on this platform
 
-        assert self.DTensorBase is not None  # noqa: S101 - the class learns its platform
-        return wrap
+        return dtensor.wrap
 
     @cached_property
     def grad_enabled(self) -> Callable[[], bool]:  # type: ignore[override] # a bound method, fetched once
@@ -93,5 +89,9 @@ _ALONE = NumpyBridge(SingleTransport(NumpyOps()))
 
 
 def build() -> MindSporePlatform:
-    """The platform object."""
-    return MindSporePlatform()
+    """The platform, with the DTensor class completed for it."""
+    from hyper_parallel.platform.mindspore.dtensor import install  # noqa: PLC0415 - built on this platform
+
+    platform = MindSporePlatform()
+    install(platform)
+    return platform
