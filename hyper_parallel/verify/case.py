@@ -10,7 +10,11 @@ from typing import Any
 from hyper_parallel.core.dtensor.placements import Placement, Shard
 from hyper_parallel.platform.contract.training import OPTIMIZERS
 
-__all__ = ["ModelCase", "ParallelPlan", "as_case", "as_plan"]
+__all__ = ["InputError", "ModelCase", "ParallelPlan", "as_case", "as_plan"]
+
+
+class InputError(ValueError):
+    """What was asked for cannot be verified: a wrong SPEC, PLAN, mesh, world size or fault."""
 
 
 @dataclass(frozen=True)
@@ -38,10 +42,10 @@ class ModelCase:
         """Refuse what cannot train."""
         if not self.batches:
             msg = "ModelCase: batches is empty; give at least one tuple of arrays"
-            raise ValueError(msg)
+            raise InputError(msg)
         if self.optimizer not in OPTIMIZERS:
             msg = f"ModelCase: optimizer {self.optimizer!r} is unknown; known: {', '.join(OPTIMIZERS)}"
-            raise ValueError(msg)
+            raise InputError(msg)
 
     def batch(self, step: int) -> tuple[Any, ...]:
         """The batch of ``step``."""
@@ -93,12 +97,12 @@ def as_case(value: Any) -> ModelCase:
             f"SPEC returned a mapping with keys {', '.join(sorted(map(str, value)))}; it needs build (or model), "
             f"batches, loss, and may have inputs, optimizer, learning_rate"
         )
-        raise ValueError(msg)
+        raise InputError(msg)
     msg = (
         f"SPEC returned {type(value).__name__}; it must return a hyper_parallel.verify.ModelCase, a mapping of its "
         "fields, or (model, batches, loss)"
     )
-    raise ValueError(msg)
+    raise InputError(msg)
 
 
 def as_plan(value: Any, axes: Sequence[str]) -> ParallelPlan:
@@ -116,7 +120,7 @@ def as_plan(value: Any, axes: Sequence[str]) -> ParallelPlan:
             f"PLAN returned {type(value).__name__}; it must return a mapping of module patterns to styles, "
             "or a hyper_parallel.verify.ParallelPlan"
         )
-        raise ValueError(msg)  # noqa: TRY004 - one type for every mistake in PLAN
+        raise InputError(msg)  # noqa: TRY004 - one type for every mistake in PLAN
     if len(axes) == 1:
         return ParallelPlan(value)
     return ParallelPlan(value, {"dp": Shard(0)} if "dp" in axes else {})
@@ -130,4 +134,4 @@ def _builder(model: Any) -> Callable[[], Any]:
         built: Callable[[], Any] = model
         return built
     msg = f"SPEC: model is {type(model).__name__}; give a module or a function that builds one"
-    raise ValueError(msg)
+    raise InputError(msg)

@@ -16,6 +16,7 @@ import numpy as np
 from hyper_parallel.core.dtensor.dtensor import DTensor
 from hyper_parallel.core.dtensor.events import watching
 from hyper_parallel.transport.base import Transport, use_transport
+from hyper_parallel.verify.case import InputError
 
 if TYPE_CHECKING:
     from hyper_parallel.core.dtensor.events import Occurrence
@@ -32,22 +33,18 @@ FAULTS = {
 """Name to the module that is hit by default, and what goes wrong there."""
 
 
-class FaultError(ValueError):
-    """A fault that cannot be seeded where it was asked for."""
-
-
 def parse_fault(text: str | None) -> Fault | None:
     """Read ``NAME`` or ``NAME@module.path``.
 
     Raises:
-        FaultError: (a ValueError) unknown name.
+        InputError: (a ValueError) unknown name.
     """
     if text is None:
         return None
     name, _, module = text.partition("@")
     if name not in FAULTS:
         msg = f"--inject {name!r} is no fault; known: {', '.join(FAULTS)}"
-        raise FaultError(msg)
+        raise InputError(msg)
     return Fault(name, module or FAULTS[name][0])
 
 
@@ -91,17 +88,17 @@ class Fault:
         """Refuse a run that the fault never touched: it would prove nothing.
 
         Raises:
-            FaultError: (a ValueError) nothing was changed.
+            InputError: (a ValueError) nothing was changed.
         """
         if not self.hits:
             msg = f"--inject {self.name}: there was nothing to change in module {self.module!r}"
-            raise FaultError(msg)
+            raise InputError(msg)
 
     def _find(self, platform: Platform, model: Any) -> Any:
         modules = dict(platform.get_cells_and_names(model))
         if self.module not in modules:
             msg = f"--inject {self.name}: the model has no module {self.module!r}"
-            raise FaultError(msg)
+            raise InputError(msg)
         return modules[self.module]
 
     def _add_bias(self, platform: Platform, module: Any, output: Any) -> Any:

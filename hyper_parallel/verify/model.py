@@ -9,7 +9,8 @@ from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, Any
 
 from hyper_parallel.errors import PlanError, RankFailedError
-from hyper_parallel.verify.faults import FaultError, parse_fault
+from hyper_parallel.verify.case import InputError
+from hyper_parallel.verify.faults import parse_fault
 from hyper_parallel.verify.launch import launch as launch_processes
 from hyper_parallel.verify.report import ModelReport, traffic
 from hyper_parallel.verify.side_by_side import RankResult, run_rank
@@ -24,10 +25,6 @@ __all__ = ["LAUNCHES", "InputError", "parse_mesh", "verify_model", "verify_scena
 LAUNCHES = ("simulated", "processes")
 _TIMEOUT = 300.0
 _NAMES = {1: ("tp",), 2: ("dp", "tp")}
-
-
-class InputError(ValueError):
-    """What was asked for cannot be verified: a wrong SPEC, PLAN, mesh, world size or fault."""
 
 
 def parse_mesh(mesh: str | None, world_size: int | None) -> tuple[tuple[int, ...], tuple[str, ...]]:
@@ -97,12 +94,10 @@ def verify_model(  # noqa: PLR0913 - what a verification depends on
     report = ModelReport(name or str(spec), platform, launch, mesh, steps)
     started = time.perf_counter()
     arguments = (_maker(spec, "SPEC"), _maker(plan, "PLAN"), tuple(mesh_shape), tuple(mesh_names), steps)
+    fault = parse_fault(inject)
     try:
-        fault = parse_fault(inject)
         world = simulate if launch == "simulated" else launch_processes
         ranks = world(_run, math.prod(mesh_shape), platform, (*arguments, fault), timeout=_TIMEOUT)
-    except FaultError as error:
-        raise InputError(str(error)) from error
     except RankFailedError as error:
         _tell_input_error(error)
         report.error = str(error)
@@ -157,5 +152,5 @@ def _fill(report: ModelReport, ranks: Sequence[RankResult]) -> None:
 def _tell_input_error(error: RankFailedError) -> None:
     """Raise what a rank said about its input as the caller's own mistake."""
     cause = error.__cause__
-    if isinstance(cause, (PlanError, FaultError, InputError)):
+    if isinstance(cause, (PlanError, InputError)):
         raise InputError(str(cause)) from error
