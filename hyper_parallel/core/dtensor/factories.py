@@ -19,7 +19,7 @@ if TYPE_CHECKING:
 __all__ = ["empty", "full", "ones", "zeros"]
 
 
-def full(  # noqa: PLR0913 - the public signature
+def full(
     size: Sequence[int] | int,
     fill_value: Any,
     *,

@@ -107,7 +107,7 @@ def _scatter(platform: Platform, whole: Any, layout: Layout, source: int) -> Any
     return platform.reshape(parts[ranks.index(source)], layout.local_shape)
 
 
-def place_parameter(  # noqa: PLR0913 - where, what, how
+def place_parameter(
     platform: Platform,
     module: Any,
     name: str,

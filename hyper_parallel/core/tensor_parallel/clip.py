@@ -25,8 +25,8 @@ def clip_grad_norm_(
     parameters: Any,
     max_norm: float,
     norm_type: float = 2.0,
-    error_if_nonfinite: bool = False,  # noqa: FBT001, FBT002 - PyTorch's signature
-    foreach: bool | None = None,  # noqa: FBT001 - PyTorch's signature
+    error_if_nonfinite: bool = False,
+    foreach: bool | None = None,
 ) -> Any:
     """Scale gradients in place so that their global norm is at most ``max_norm``.
 

@@ -109,13 +109,17 @@ def _flat(plan: Any, prefix: str = "") -> Iterator[tuple[str, ParallelStyle]]:
             yield from _flat(inner, f"{prefix}.{key}" if prefix and key else prefix or key)
     else:
         where = f" under {prefix!r}" if prefix else ""
-        msg = f"parallelize_plan must be a ParallelStyle or a mapping of paths to them, got {type(plan).__name__}{where}"
+        msg = (
+            f"parallelize_plan must be a ParallelStyle or a mapping of paths to them, got {type(plan).__name__}{where}"
+        )
         raise TypeError(msg)
 
 
 def _fits(pattern: str, path: str) -> bool:
     wanted, parts = pattern.split("."), path.split(".")
-    return len(wanted) == len(parts) and all(fnmatchcase(part, token) for token, part in zip(wanted, parts, strict=True))
+    return len(wanted) == len(parts) and all(
+        fnmatchcase(part, token) for token, part in zip(wanted, parts, strict=True)
+    )
 
 
 # -- problems ------------------------------------------------------------------------------------------------------
@@ -161,9 +165,7 @@ def _placed(platform: Platform, found: list[Match]) -> dict[str, list[tuple[Plac
 
 def _conflicts(platform: Platform, module: Any, placed: dict[str, list[tuple[Placement, Match]]]) -> Iterator[str]:
     for slots in slots_by_parameter(platform, module).values():
-        wanted = [
-            (path, placement, one.style) for path, _, _ in slots for placement, one in placed.get(path, [])
-        ]
+        wanted = [(path, placement, one.style) for path, _, _ in slots for placement, one in placed.get(path, [])]
         if len({placement for _, placement, _ in wanted}) > 1:
             facts = ", ".join(f"{path} -> {placement!r} by {type(style).__name__}" for path, placement, style in wanted)
             kind = "tied weight" if len(slots) > 1 else "parameter"
@@ -196,9 +198,7 @@ def _indivisible_heads(
 def _left_whole(
     platform: Platform, module: Any, found: list[Match], placed: dict[str, list[tuple[Placement, Match]]]
 ) -> Iterator[str]:
-    sharded = {
-        one.path for all_ in placed.values() for placement, one in all_ if isinstance(placement, Shard)
-    }
+    sharded = {one.path for all_ in placed.values() for placement, one in all_ if isinstance(placement, Shard)}
     parents = {_parent(path) for path in sharded}
     covered = {one.path for one in found}
     for path, child in platform.get_cells_and_names(module):

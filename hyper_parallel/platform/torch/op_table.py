@@ -77,6 +77,7 @@ def functions() -> dict[Any, Entry]:
     _spelling(table, "sum", torch.sum)
     _spelling(table, "sum", Tensor.sum)
     _lines(table, [*op_table_shape.FUNCTIONS, *op_table_index.FUNCTIONS, *op_table_nn.FUNCTIONS])
+    table.update(op_table_index.by_value())
     return table
 
 
@@ -86,9 +87,3 @@ def overloads() -> dict[Any, Entry]:
     table: dict[Any, Entry] = {}
     _lines(table, op_table_aten.OVERLOADS)
     return table
-
-
-@cache
-def decompositions() -> dict[Any, Callable[..., Any]]:
-    """Functions that are written in terms of others."""
-    return dict(op_table_index.decompositions())

@@ -19,10 +19,10 @@ from hyper_parallel.core.dtensor.events import Cause
 from hyper_parallel.core.dtensor.layout import Layout
 from hyper_parallel.core.shard.binder import binder
 from hyper_parallel.core.shard.dispatch import Entry
-from hyper_parallel.core.shard.rule import find_rule
+from hyper_parallel.core.shard.rule import Decomposition, find_rule
 from hyper_parallel.platform.torch.op_line import Line, both, method
 
-__all__ = ["FUNCTIONS", "LOCAL", "decompositions"]
+__all__ = ["FUNCTIONS", "LOCAL", "by_value"]
 
 FUNCTIONS = [
     both("gather"),
@@ -111,9 +111,9 @@ def _entry(op: str, *, in_place: bool = False) -> Entry:
 
 
 def _dispatch(op: str, *args: Any) -> Any:
-    from hyper_parallel.platform.torch.intercept import dispatcher  # noqa: PLC0415 - it asks this table
+    from hyper_parallel.platform.torch.intercept import interception  # noqa: PLC0415 - it asks this table
 
-    return dispatcher().dispatch(_entry(op, in_place=op == "setitem"), args, {})
+    return interception().dispatcher.dispatch(_entry(op, in_place=op == "setitem"), args, {})
 
 
 def getitem(x: Any, index: Any) -> Any:
@@ -180,17 +180,23 @@ def _index(x: Any, index: Any, op: str) -> tuple[Any, bool]:
     return tuple(found), True
 
 
+def _composed(run: Callable[..., Any], signature: str) -> Entry:
+    name = run.__name__
+    rule = Decomposition(name, signature, lambda ops, **arguments: run(**arguments))  # noqa: ARG005 - it has its own
+    return Entry(name, run, binder(signature), rule, run)
+
+
 @cache
-def decompositions() -> dict[Any, Callable[..., Any]]:
-    """Functions by what they are called."""
+def by_value() -> dict[Any, Entry]:
+    """Entries of the functions for which layouts do not say enough."""
     return {
-        Tensor.__getitem__: getitem,
-        Tensor.__setitem__: setitem,
-        torch.masked_select: masked_select,
-        Tensor.masked_select: masked_select,
-        torch.nonzero: nonzero,
-        Tensor.nonzero: nonzero,
-        torch.argwhere: nonzero,
-        Tensor.argwhere: nonzero,
-        F.one_hot: one_hot,
+        Tensor.__getitem__: _composed(getitem, "x, index"),
+        Tensor.__setitem__: _composed(setitem, "x, index, value"),
+        torch.masked_select: _composed(masked_select, "x, mask"),
+        Tensor.masked_select: _composed(masked_select, "x, mask"),
+        torch.nonzero: _composed(nonzero, "x, *, as_tuple=False"),
+        Tensor.nonzero: _composed(nonzero, "x, *, as_tuple=False"),
+        torch.argwhere: _composed(nonzero, "x"),
+        Tensor.argwhere: _composed(nonzero, "x"),
+        F.one_hot: _composed(one_hot, "x, num_classes=-1"),
     }

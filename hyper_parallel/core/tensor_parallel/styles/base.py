@@ -151,7 +151,7 @@ def to_local(value: Any) -> Any:
     return value.to_local() if isinstance(value, DTensor) else value
 
 
-def convert_first(  # noqa: PLR0913 - a call and what to do with it
+def convert_first(
     edge: Boundary,
     platform: Platform,
     module: Any,

@@ -60,11 +60,13 @@ def check_spec(spec: Spec, option: str, style: str) -> Spec:
     """
     if isinstance(spec, Placement):
         return spec
-    if isinstance(spec, (list, tuple)) and spec and all(isinstance(one, (Placement, str, tuple)) or one is None for one in spec):
+    if (
+        isinstance(spec, (list, tuple))
+        and spec
+        and all(isinstance(one, (Placement, str, tuple)) or one is None for one in spec)
+    ):
         return tuple(spec)
-    msg = (
-        f"{style}: {option} must be a placement, one placement per mesh axis, or one alias per dim, got {spec!r}"
-    )
+    msg = f"{style}: {option} must be a placement, one placement per mesh axis, or one alias per dim, got {spec!r}"
     raise TypeError(msg)
 
 
@@ -193,7 +195,7 @@ class Boundary:
             self._agree(platform, value, layout, shape, open_dims, argument)
         return tuple(shape)
 
-    def _agree(  # noqa: PLR0913 - what the exchange is about
+    def _agree(
         self, platform: Platform, value: Any, layout: Layout, shape: list[int], dims: Sequence[int], argument: str
     ) -> None:
         """Fill in the global sizes of ``dims``: every rank tells what it holds, and all of it must fit together."""

@@ -41,12 +41,14 @@ class ColwiseParallel(LayerStyle):
         >>> parallelize_module(mlp, mesh, {"fc1": ColwiseParallel(), "fc2": RowwiseParallel()})
     """
 
-    def __init__(
-        self, *, input_layouts: Any = None, output_layouts: Any = None, use_local_output: bool = True
-    ) -> None:
+    def __init__(self, *, input_layouts: Any = None, output_layouts: Any = None, use_local_output: bool = True) -> None:
         name = type(self).__name__
-        self.input_layouts = (check_spec(Replicate() if input_layouts is None else input_layouts, "input_layouts", name),)
-        self.output_layouts = (check_spec(Shard(-1) if output_layouts is None else output_layouts, "output_layouts", name),)
+        self.input_layouts = (
+            check_spec(Replicate() if input_layouts is None else input_layouts, "input_layouts", name),
+        )
+        self.output_layouts = (
+            check_spec(Shard(-1) if output_layouts is None else output_layouts, "output_layouts", name),
+        )
         self.desired_input_layouts = (Replicate(),)
         self.use_local_output = use_local_output
 

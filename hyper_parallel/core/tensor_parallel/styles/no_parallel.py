@@ -8,7 +8,7 @@ from hyper_parallel.core.dtensor.dtensor import DTensor
 from hyper_parallel.core.dtensor.module import replicate_module
 from hyper_parallel.core.dtensor.placements import Placement, Replicate
 from hyper_parallel.core.tensor_parallel.paths import label
-from hyper_parallel.core.tensor_parallel.styles.base import ParallelStyle, convert_first, options, to_local
+from hyper_parallel.core.tensor_parallel.styles.base import ParallelStyle, convert_first, options
 from hyper_parallel.core.tensor_parallel.styles.boundary import Boundary, check_spec, parallel_axis
 from hyper_parallel.platform.select import platform_of
 

@@ -27,12 +27,17 @@ def read_many(layouts: Any, option: str, style: str) -> tuple[Any, ...] | None:
     if not isinstance(layouts, (list, tuple)):
         msg = f"{style}: {option} must be a placement or a tuple with one layout (or None) per value, got {layouts!r}"
         raise TypeError(msg)
-    return tuple(None if one is None else check_spec(one, f"{option}[{index}]", style) for index, one in enumerate(layouts))
+    return tuple(
+        None if one is None else check_spec(one, f"{option}[{index}]", style) for index, one in enumerate(layouts)
+    )
 
 
 def read_named(layouts: Mapping[str, Any] | None, option: str, style: str) -> dict[str, Any]:
     """One spec per keyword."""
-    return {name: None if one is None else check_spec(one, f"{option}[{name!r}]", style) for name, one in (layouts or {}).items()}
+    return {
+        name: None if one is None else check_spec(one, f"{option}[{name!r}]", style)
+        for name, one in (layouts or {}).items()
+    }
 
 
 def convert(edge: Boundary, value: Any, pair: Pair, argument: str, *, use_local: bool) -> Any:

@@ -52,9 +52,7 @@ class PrepareModuleInput(ParallelStyle):
         self.input_layouts = read_many(input_layouts, "input_layouts", name)
         self.desired_input_layouts = read_many(desired_input_layouts, "desired_input_layouts", name)
         self.input_kwarg_layouts = read_named(input_kwarg_layouts, "input_kwarg_layouts", name)
-        self.desired_input_kwarg_layouts = read_named(
-            desired_input_kwarg_layouts, "desired_input_kwarg_layouts", name
-        )
+        self.desired_input_kwarg_layouts = read_named(desired_input_kwarg_layouts, "desired_input_kwarg_layouts", name)
         self.use_local_output = use_local_output
         self._check(name)
 

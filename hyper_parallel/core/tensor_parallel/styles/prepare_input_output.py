@@ -35,7 +35,7 @@ class PrepareModuleInputOutput(ParallelStyle):
         use_local_output: return this rank's pieces instead of DTensors.
     """
 
-    def __init__(  # noqa: PLR0913 - PyTorch's signature
+    def __init__(
         self,
         *,
         input_layouts: Any = None,

@@ -39,9 +39,7 @@ class RowwiseParallel(LayerStyle):
         use_local_output: return this rank's piece instead of a DTensor.
     """
 
-    def __init__(
-        self, *, input_layouts: Any = None, output_layouts: Any = None, use_local_output: bool = True
-    ) -> None:
+    def __init__(self, *, input_layouts: Any = None, output_layouts: Any = None, use_local_output: bool = True) -> None:
         name = type(self).__name__
         self._asked = input_layouts is not None
         self.input_layouts = (check_spec(input_layouts if self._asked else Shard(-1), "input_layouts", name),)
