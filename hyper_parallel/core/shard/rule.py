@@ -48,6 +48,8 @@ class Row:
             call would otherwise not see whole rows of the global one.
         full: the same pairs for "no rank may hold an empty chunk".
         sizes: triples of operand number, dim and another size that must divide by everything that cuts the dim.
+        cut: operand number, dim and the number of parts that axes further left must have cut the dim into; with a
+            fourth number, a multiple of these, and what this axis adds to it must divide that number.
     """
 
     inputs: tuple[Placement, ...]
@@ -55,6 +57,7 @@ class Row:
     even: tuple[tuple[int, int], ...] = ()
     full: tuple[tuple[int, int], ...] = ()
     sizes: tuple[tuple[int, int, int], ...] = ()
+    cut: tuple[tuple[int, ...], ...] = ()
 
 
 @dataclass(frozen=True)
