@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
+from weakref import ref
 
 from hyper_parallel.core.dtensor.layout import Layout
 from hyper_parallel.core.dtensor.mesh import DeviceMesh, get_current_mesh
@@ -44,6 +45,7 @@ class DTensor:
     _views: dict[Any, Any] | None
     _origin: tuple[Any, int, Any] | None
     _readonly: str | None
+    _passed_by = False  # gradients went straight to what this was redistributed from
 
     def __new__(cls, local: Any, device_mesh: DeviceMesh, placements: Any) -> Any:
         """A DTensor of the framework that ``local`` belongs to."""
@@ -173,6 +175,7 @@ class DTensor:
             if views is None:
                 views = self._views = {}
             views[key] = (version, made)
+            platform.after_gradient(made, _Forget(self, key))
         return made
 
     def _enter(self, target: Layout, varying: tuple[int, ...], cause: Cause | None) -> Any:
@@ -180,6 +183,7 @@ class DTensor:
             source, version, steps = self._origin
             # Written since: its node is no longer the one that was gathered.
             if version == self._platform.version(source) and steps.gathers_along(varying):
+                self._passed_by = True
                 return gathered_view(source, self._local, steps, varying, self._platform)
         return redistribute(self._local, plan(self._layout, target, varying), self._platform, cause)
 
@@ -187,6 +191,7 @@ class DTensor:
         """Forget what was derived from the values: they are about to change."""
         self._views = None
         self._origin = None
+        self._passed_by = False
 
     # -- facts -----------------------------------------------------------------------------------------------------
 
@@ -209,6 +214,20 @@ class DTensor:
     def local_shape(self) -> tuple[int, ...]:
         """Sizes of this rank's piece."""
         return self._layout.local_shape
+
+
+class _Forget:
+    """Forgets a kept view once its gradient has passed, and the graph that needed it with it."""
+
+    __slots__ = ("key", "tensor")
+
+    def __init__(self, tensor: DTensor, key: Any) -> None:
+        self.tensor, self.key = ref(tensor), key
+
+    def __call__(self) -> None:
+        tensor = self.tensor()
+        if tensor is not None and tensor._views is not None:  # noqa: SLF001 - its own helper
+            tensor._views.pop(self.key, None)  # noqa: SLF001
 
 
 def resolve_mesh(device_mesh: DeviceMesh | None) -> DeviceMesh:

@@ -27,6 +27,7 @@ Run = Callable[[tuple[Any, ...], dict[str, Any]], Any]
 Fetch = Callable[[Any], Any]
 
 _LOCAL = attrgetter("_local")
+_READONLY = attrgetter("_readonly")
 
 
 class Mark:
@@ -75,10 +76,11 @@ def compile_plan(  # noqa: PLR0913 - everything a compiled call closes over
     if entry.in_place:
         run = _writing(call, plan)
         return run, run
+    inherit = _reader(marks[0], args, kwargs, _READONLY) if entry.rule.view else None  # type: ignore[union-attr]
     checked = _checking(call, plan)
-    first = _wrapped(platform, entry, plan, checked)
-    fused = _fused(platform, entry, plan, args, kwargs, fetches) if whole and call is not None else None
-    return first, fused or _wrapped(platform, entry, plan, call)
+    first = _wrapped(platform, plan, checked, inherit)
+    fused = _fused(platform, entry, plan, args, kwargs, fetches) if whole and inherit is None else None
+    return first, fused or _wrapped(platform, plan, call, inherit)
 
 
 # -- operands ----------------------------------------------------------------------------------------------------------
@@ -243,26 +245,35 @@ def _checking(call: Run, plan: OpPlan) -> Run:
     return run
 
 
-def _wrapped(platform: Platform, entry: Entry, plan: OpPlan, call: Run) -> Run:
-    layouts, readonly = plan.choice.outputs, _readonly(entry, plan)
+def _wrapped(platform: Platform, plan: OpPlan, call: Run, inherit: Run | None) -> Run:
+    layouts = plan.choice.outputs
     wrap = platform.wrap if all(layout.shape is not None for layout in layouts) else _even_wrap(platform)
     if plan.many:
 
         def run_many(args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
             outs = call(args, kwargs)
-            return _like(outs, [wrap(out, layout) for out, layout in zip(outs, layouts, strict=True)], readonly)
+            return _like(outs, [wrap(out, layout) for out, layout in zip(outs, layouts, strict=True)])
 
-        return run_many
+        return run_many if inherit is None else _viewing(run_many, _readonly(plan), inherit, many=True)
     (layout,) = layouts
-    if readonly is None:
-        return lambda args, kwargs: wrap(call(args, kwargs), layout)
 
-    def run_readonly(args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
-        made = wrap(call(args, kwargs), layout)
-        made._readonly = readonly  # noqa: SLF001 - as above
+    def run(args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+        return wrap(call(args, kwargs), layout)
+
+    return run if inherit is None else _viewing(run, _readonly(plan), inherit, many=False)
+
+
+def _viewing(run: Run, copied: str | None, inherit: Run, *, many: bool) -> Run:
+    """Views of what may not be written may not be written either, nor may those that had to be copies."""
+
+    def view(args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+        made, readonly = run(args, kwargs), copied or inherit(args, kwargs)
+        if readonly is not None:
+            for one in made if many else (made,):
+                one._readonly = readonly  # noqa: SLF001 - as above
         return made
 
-    return run_readonly
+    return view
 
 
 def _even_wrap(platform: Platform) -> Callable[[Any, Any], Any]:
@@ -283,7 +294,7 @@ def _fused(  # noqa: PLR0913 - everything a compiled call closes over
     fetches: dict[int, Fetch],
 ) -> Run | None:
     """One closure for the commonest calls, one or two positional arguments that stay where they are; else None."""
-    if kwargs or plan.many or plan.local is not None or entry.canonical or _readonly(entry, plan) is not None:
+    if kwargs or plan.many or plan.local is not None or entry.canonical:
         return None
     if plan.impl is not None or plan.choice.outputs[0].shape is None:
         return None
@@ -300,8 +311,8 @@ def _fused(  # noqa: PLR0913 - everything a compiled call closes over
     return None
 
 
-def _readonly(entry: Entry, plan: OpPlan) -> str | None:
-    if not (entry.rule.view and plan.moves):
+def _readonly(plan: OpPlan) -> str | None:
+    if not plan.moves:
         return None
     first = plan.call.operands[0]
     return (
@@ -323,9 +334,6 @@ def _writing(call: Run, plan: OpPlan) -> Run:
     return write
 
 
-def _like(outs: Any, wrapped: list[Any], readonly: str | None) -> Any:
+def _like(outs: Any, wrapped: list[Any]) -> Any:
     """The outputs in the type in which the framework returned them: tuple, list or a named tuple."""
-    if readonly is not None:
-        for one in wrapped:
-            one._readonly = readonly  # noqa: SLF001
     return type(outs)(*wrapped) if hasattr(outs, "_fields") else type(outs)(wrapped)

@@ -177,7 +177,11 @@ class Dispatcher:
         self, entry: Entry, args: tuple[Any, ...], kwargs: dict[str, Any]
     ) -> tuple[Run, Run]:
         marked_args, named = self._mark(args), self._mark(kwargs)
-        bound = entry.binder.bind(marked_args, named)
+        try:
+            bound = entry.binder.bind(marked_args, named)
+        except TypeError as error:
+            msg = f"{entry.name}({entry.binder.text}): {error}"
+            raise TypeError(msg) from None
         mesh = self._mesh(entry, bound)
         marks: list[Mark] = []
         operands: list[Operand] = []

@@ -80,6 +80,9 @@ class Platform(
     def may_keep_view(self, tensor: Any) -> bool:
         """False for a DTensor whose derived views must not outlive one differentiation."""
 
+    def after_gradient(self, local: Any, then: Callable[[], None]) -> None:  # noqa: B027 - optional
+        """Call ``then`` when a gradient passes ``local``, where the framework tells; elsewhere nothing happens."""
+
     @abc.abstractmethod
     def local_op(self, op: str) -> Callable[..., Any]:
         """The framework's implementation of canonical operator ``op`` on plain tensors, with canonical parameters."""

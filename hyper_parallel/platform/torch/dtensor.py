@@ -7,6 +7,7 @@ itself. Reading ``requires_grad``, ``grad`` or ``is_leaf`` reads the local tenso
 from __future__ import annotations
 
 import copy
+import math
 from collections.abc import Callable, Sequence
 from typing import Any
 
@@ -30,6 +31,7 @@ class TorchDTensor(DTensor, Tensor):  # type: ignore[misc] # "layout" is ours: a
     _origin = None
     _readonly = None
     _grad_kept: tuple[Any, Any] | None = None
+    _data_taken = False
 
     def __new__(cls, local: Any, device_mesh: Any, placements: Any) -> Any:
         """As :class:`DTensor`."""
@@ -162,13 +164,36 @@ class TorchDTensor(DTensor, Tensor):  # type: ignore[misc] # "layout" is ours: a
         inputs: Sequence[Any] | None = None,
     ) -> None:
         """Backpropagate; a scalar is seeded with 1, and no factor of the mesh's size appears anywhere."""
-        seed = None if gradient is None else self._as_gradient(gradient, "backward: gradient")
-        only = None if inputs is None else [one._local if isinstance(one, DTensor) else one for one in inputs]  # noqa: SLF001
-        torch.autograd.backward(self._local, seed, retain_graph=retain_graph, create_graph=create_graph, inputs=only)
+        torch.autograd.backward(
+            self, gradient, retain_graph=retain_graph, create_graph=create_graph, inputs=inputs
+        )
+
+    def _root(self, gradient: Any, what: str) -> tuple[Tensor, Tensor]:
+        """Where backward starts, and the local cotangent there."""
+        if gradient is None and self.numel() != 1:
+            msg = f"{what}: grad can be implicitly created only for scalar outputs, not for {self._layout.notation(self.dtype)}"
+            raise RuntimeError(msg)
+        if any(op not in {"sum", "avg"} for _, op in self._layout.partials):
+            with torch.enable_grad():
+                return self.reduce_partial()._root(gradient, what)
+        seed = torch.ones_like(self._local) if gradient is None else self._as_gradient(gradient, f"{what}: gradient")
+        averaged = math.prod(self._layout.mesh.shape[axis] for axis, op in self._layout.partials if op == "avg")
+        return self._local, seed if averaged == 1 else seed / averaged
+
+    def _watched(self, what: str) -> Tensor:
+        """The local tensor, through which every gradient of this one goes, also of what is computed from here on."""
+        if self._passed_by:
+            msg = (
+                f"{what}: {self._layout.notation(self.dtype)} was redistributed and used already, and its gradient goes "
+                "straight to what it was redistributed from; use x = x.clone() in its place, or register hooks first"
+            )
+            raise UnsupportedOperatorError(msg)
+        self._origin = None
+        return self._local
 
     def retain_grad(self) -> None:
         """Keep the gradient of a non-leaf."""
-        self._local.retain_grad()
+        self._watched("retain_grad").retain_grad()
 
     def register_hook(self, hook: Callable[[Any], Any]) -> Any:
         """``hook(grad)`` sees and may replace the gradient, as a DTensor in the dual layout."""
@@ -178,7 +203,7 @@ class TorchDTensor(DTensor, Tensor):  # type: ignore[misc] # "layout" is ours: a
             result = hook(wrap(grad, layout))
             return None if result is None else self._as_gradient(result, "gradient returned by a hook")
 
-        return self._local.register_hook(on_local)
+        return self._watched("register_hook").register_hook(on_local)
 
     def register_post_accumulate_grad_hook(self, hook: Callable[[Any], None]) -> Any:
         """``hook(tensor)`` after a leaf's gradient was accumulated."""
@@ -186,12 +211,20 @@ class TorchDTensor(DTensor, Tensor):  # type: ignore[misc] # "layout" is ours: a
 
     def detach(self) -> Any:
         """The same storage, off the graph."""
-        return wrap(self._local.detach(), self._layout)
+        return self._alias(self._local.detach())
+
+    def _alias(self, local: Tensor) -> Any:
+        """Another tensor of the same storage: what may not be written to stays so."""
+        made = wrap(local, self._layout)
+        made._readonly = self._readonly
+        return made
 
     @property
     def data(self) -> Any:
         """The same storage, off the graph and off the version counter."""
-        return wrap(self._local.data, self._layout)
+        self.drop_views()
+        self._data_taken = True
+        return self._alias(self._local.data)
 
     @data.setter
     def data(self, value: Any) -> None:
@@ -200,6 +233,12 @@ class TorchDTensor(DTensor, Tensor):  # type: ignore[misc] # "layout" is ours: a
             raise LayoutError(msg)
         self.drop_views()
         self._local.data = value._local  # noqa: SLF001
+        with torch._C.DisableTorchFunctionSubclass():  # noqa: SLF001 - documented in PyTorch's extending guide
+            Tensor.data.__set__(self, value)  # type: ignore[attr-defined] # dtype and device of the wrapper
+
+    def data_ptr(self) -> int:
+        """Address of the local storage, which tells tied tensors."""
+        return self._local.data_ptr()
 
     # -- leaving the device mesh ---------------------------------------------------------------------------------
 
@@ -255,16 +294,19 @@ class TorchDTensor(DTensor, Tensor):  # type: ignore[misc] # "layout" is ours: a
         """A leaf of its own storage."""
         if id(self) in memo:
             return memo[id(self)]
-        made = wrap(copy.deepcopy(self._local, memo), self._layout)
-        if getattr(self, "_is_param", False):
-            made._is_param = True
+        made = _rebuild(copy.deepcopy(self._local, memo), self._layout, copy.deepcopy(self._extras(), memo))
+        made._readonly = None
         memo[id(self)] = made
         return made
+
+    def _extras(self) -> dict[str, Any]:
+        """What others have attached to the object, ``_is_param`` included."""
+        return {name: value for name, value in vars(self).items() if name not in _OWN}
 
     def __reduce_ex__(self, protocol: Any) -> Any:
         """Pickle the local tensor and the layout."""
         del protocol
-        return (_rebuild, (self._local, self._layout, getattr(self, "_is_param", False)))
+        return (_rebuild, (self._local, self._layout, self._extras()))
 
 
 def _portable_wrap(local: Tensor, layout: Layout) -> TorchDTensor:
@@ -294,10 +336,13 @@ _fast_make = getattr(Tensor, "_dtensor__new__", None)  # private, and absent fro
 wrap = _portable_wrap if _fast_make is None else _fast_wrap
 
 
-def _rebuild(local: Tensor, layout: Layout, is_param: bool) -> TorchDTensor:  # noqa: FBT001 - pickle calls it
+# Derived from the values, or from the object itself; ``_readonly`` follows whoever shares the storage.
+_OWN = frozenset({"_local", "_layout", "_views", "_origin", "_passed_by", "_grad_kept", "_data_taken"})
+
+
+def _rebuild(local: Tensor, layout: Layout, extras: dict[str, Any]) -> TorchDTensor:
     made = wrap(local, layout)
-    if is_param:
-        made._is_param = True  # type: ignore[attr-defined]
+    vars(made).update(extras)
     return made
 
 

@@ -23,7 +23,7 @@ if TYPE_CHECKING:
 
     from hyper_parallel.platform.contract.platform import Platform
 
-__all__ = ["Interception", "function", "interception", "operator", "start"]
+__all__ = ["GRAPH_FUNCTIONS", "Interception", "function", "interception", "operator", "start"]
 
 _disabled = torch._C.DisableTorchFunctionSubclass  # noqa: SLF001 - documented in PyTorch's extending guide
 
@@ -43,6 +43,9 @@ class Interception(NamedTuple):
 
 
 _STARTED: dict[str, Interception] = {}
+
+# Functions of whole graphs, which are neither operators nor made of them.
+GRAPH_FUNCTIONS: dict[Any, Callable[..., Any]] = {}
 
 
 def start(platform: Platform) -> Interception:
@@ -68,6 +71,9 @@ def function(func: Callable[..., Any], types: Any, args: tuple[Any, ...], kwargs
     user = user_op(getattr(func, "__name__", ""))
     if user is not None:
         return user.run(doors.dispatcher, func, args, kwargs)
+    whole = GRAPH_FUNCTIONS.get(func)
+    if whole is not None:
+        return whole(*args, **kwargs)
     with _disabled():
         return func(*args, **kwargs)
 

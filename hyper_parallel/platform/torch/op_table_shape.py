@@ -98,7 +98,7 @@ LOCAL: dict[str, Callable[..., Any]] = {
     "matrix_transpose": lambda x: x.mT,
     "squeeze": _squeeze,
     "unsqueeze": lambda x, dim: x.unsqueeze(dim),
-    "expand": lambda x, shape: x.expand(shape),
+    "expand": lambda x, shape, **_: x.expand(shape),
     "narrow": lambda x, dim, start, length: x.narrow(dim, start, length),
     "slice": lambda x, dim, start, end, step: torch.ops.aten.slice.Tensor(x, dim, start, end, step),
     "select": lambda x, dim, index: x.select(dim, index),

@@ -28,7 +28,13 @@ class TorchPlatform(TorchTensors, TorchModules, TorchDifferentiable, TorchTraini
     Tensor = torch.Tensor
     Parameter = torch.nn.Parameter
     Module = torch.nn.Module
-    Function = torch.autograd.Function
+
+    @cached_property
+    def Function(self) -> Any:  # noqa: N802 - the contract fixes this name
+        """PyTorch's custom function, as it is without DTensors."""
+        from hyper_parallel.platform.torch.autograd import LocalFunction  # noqa: PLC0415 - built on this platform
+
+        return LocalFunction
 
     @cached_property
     def DTensorBase(self) -> Any:  # noqa: N802 - the contract fixes this name
@@ -69,9 +75,13 @@ class TorchPlatform(TorchTensors, TorchModules, TorchDifferentiable, TorchTraini
         """PyTorch's version counter (0 for inference tensors, which have none)."""
         return 0 if local.is_inference() else local._version  # noqa: SLF001 - no public spelling
 
-    def may_keep_view(self, tensor: Any) -> bool:  # noqa: ARG002 - PyTorch's versions settle it
-        """Always: a write changes the version."""
-        return True
+    def may_keep_view(self, tensor: Any) -> bool:
+        """Unless ``.data`` was handed out: other writes change the version, those through it do not."""
+        return not tensor._data_taken
+
+    def after_gradient(self, local: Any, then: Callable[[], None]) -> None:
+        """A hook."""
+        local.register_hook(lambda _: then())
 
     def local_op(self, op: str) -> Callable[..., Any]:
         """From the table."""
@@ -85,8 +95,9 @@ _ALONE = SingleTransport(TorchOps())
 
 def build() -> TorchPlatform:
     """The platform, with the DTensor class completed for it."""
-    from hyper_parallel.platform.torch.dtensor import install  # noqa: PLC0415 - built on this platform
+    from hyper_parallel.platform.torch import autograd, dtensor  # noqa: PLC0415 - built on this platform
 
     platform = TorchPlatform()
-    install(platform)
+    dtensor.install(platform)
+    autograd.install()
     return platform

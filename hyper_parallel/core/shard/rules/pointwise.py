@@ -216,8 +216,8 @@ def _fill(call: OpCall) -> Strategies:
 
 _OPTIONS = "dtype=None, layout=None, device=None, pin_memory=None, requires_grad=False"
 register_rule(Rule("clone", "x, *, memory_format=None", _identity))
-register_rule(Rule("contiguous", "x, memory_format=None", _identity))
-register_rule(Rule("detach", "x", _identity))
+register_rule(Rule("contiguous", "x, memory_format=None", _identity, view=True))
+register_rule(Rule("detach", "x", _identity, view=True))
 register_rule(
     Rule("cast", "x, dtype=None, device=None, non_blocking=False, copy=False, memory_format=None", _cast, by_dtype=True)
 )

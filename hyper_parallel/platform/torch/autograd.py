@@ -1,0 +1,262 @@
+"""PyTorch's functions of whole graphs: ``grad``, ``backward`` and custom autograd functions, on DTensors.
+
+The graph lives on the locals, so these have to reach them. ``torch.autograd.grad`` and ``torch.autograd.backward``
+announce themselves like any function. ``torch.autograd.Function.apply`` does not: left alone it would take a DTensor
+for a tensor without gradient and drop the gradient silently, so its Python half is replaced.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import torch
+from torch.autograd.function import once_differentiable
+from torch.nn.modules._functions import BackwardHookFunction
+
+from hyper_parallel.core.dtensor.dtensor import DTensor
+from hyper_parallel.core.dtensor.transition import dual
+from hyper_parallel.errors import LayoutError, MixedTensorError, UnsupportedOperatorError
+from hyper_parallel.platform.torch import intercept
+from hyper_parallel.platform.torch.dtensor import wrap
+
+__all__ = ["LocalFunction", "backward", "grad", "install"]
+
+_plain_apply: Any = torch.autograd.Function.__dict__["apply"].__func__
+_ONCE = once_differentiable(lambda _: None).__code__
+_NATIVE = "_hyper_parallel_native"
+
+
+class LocalFunction(torch.autograd.Function):
+    """PyTorch's custom function as PyTorch made it, for functions that never see a DTensor."""
+
+    apply = classmethod(_plain_apply)
+
+
+def install() -> None:
+    """Open the doors; again does nothing new."""
+    intercept.GRAPH_FUNCTIONS.update({torch.autograd.grad: grad, torch.autograd.backward: backward})
+    torch.autograd.Function.apply = classmethod(_apply)  # type: ignore[method-assign, assignment]
+
+
+# -- grad and backward -------------------------------------------------------------------------------------------------
+
+
+def backward(  # noqa: PLR0913 - PyTorch's signature
+    tensors: Any,
+    grad_tensors: Any = None,
+    retain_graph: bool | None = None,
+    create_graph: bool = False,
+    grad_variables: Any = None,
+    inputs: Any = None,
+) -> None:
+    """``torch.autograd.backward`` from DTensors and plain tensors alike."""
+    roots, seeds = _rooted(tensors, grad_tensors if grad_tensors is not None else grad_variables, "backward")
+    only = None if inputs is None else [_watched(one, "backward: inputs") for one in _sequence(inputs)]
+    torch.autograd.backward(roots, seeds, retain_graph=retain_graph, create_graph=create_graph, inputs=only)
+
+
+def grad(
+    outputs: Any,
+    inputs: Any,
+    grad_outputs: Any = None,
+    *,
+    is_grads_batched: bool = False,
+    **options: Any,
+) -> tuple[Any, ...]:
+    """``torch.autograd.grad``; the gradient of a DTensor is a DTensor in the dual layout."""
+    if is_grads_batched:
+        msg = "torch.autograd.grad: is_grads_batched is not supported for DTensors; call it once per cotangent"
+        raise UnsupportedOperatorError(msg)
+    roots, seeds = _rooted(outputs, grad_outputs, "grad")
+    wanted = _sequence(inputs)
+    found = torch.autograd.grad(roots, [_watched(one, "grad: inputs") for one in wanted], seeds, **options)
+    return tuple(
+        wrap(one, dual(given._layout)) if one is not None and isinstance(given, DTensor) else one  # noqa: SLF001
+        for one, given in zip(found, wanted, strict=True)
+    )
+
+
+def _rooted(tensors: Any, seeds: Any, what: str) -> tuple[list[Any], list[Any]]:
+    given = _sequence(tensors)
+    cotangents = [None] * len(given) if seeds is None else _sequence(seeds)
+    if len(cotangents) != len(given):
+        msg = f"{what}: {len(given)} tensors and {len(cotangents)} gradients given"
+        raise RuntimeError(msg)
+    pairs = [
+        one._root(seed, what) if isinstance(one, DTensor) else (one, seed)  # type: ignore[attr-defined] # noqa: SLF001
+        for one, seed in zip(given, cotangents, strict=True)
+    ]
+    return [root for root, _ in pairs], [seed for _, seed in pairs]
+
+
+def _watched(tensor: Any, what: str) -> Any:
+    return tensor._watched(what) if isinstance(tensor, DTensor) else tensor  # type: ignore[attr-defined] # noqa: SLF001
+
+
+def _sequence(value: Any) -> list[Any]:
+    return list(value) if isinstance(value, (list, tuple)) else [value]
+
+
+# -- custom functions --------------------------------------------------------------------------------------------------
+
+
+def _apply(cls: Any, *args: Any, **kwargs: Any) -> Any:
+    for one in args:
+        if isinstance(one, DTensor):
+            return _on_dtensors(cls, args, kwargs)
+    for one in kwargs.values():
+        if isinstance(one, DTensor):
+            return _on_dtensors(cls, args, kwargs)
+    return _plain_apply(cls, *args, **kwargs)
+
+
+class _Call:
+    """One application: the arguments as given, and the layouts of what came out."""
+
+    def __init__(self, args: tuple[Any, ...]) -> None:
+        self.args = args
+        self.outputs: list[Any] = []
+        self.many = False
+
+
+def _on_dtensors(cls: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+    """Apply ``cls``, whose forward and backward see DTensors: both are computations on global tensors."""
+    if issubclass(cls, BackwardHookFunction):
+        msg = (
+            "full backward hooks of modules do not see DTensors; use x.register_hook(hook) on the DTensors that go in "
+            "and come out"
+        )
+        raise UnsupportedOperatorError(msg)
+    if kwargs:
+        msg = f"{cls.__name__}.apply: with DTensors give every argument by position, got {', '.join(kwargs)} by name"
+        raise TypeError(msg)
+    call = _Call(tuple(_summed(one) if isinstance(one, DTensor) else one for one in args))
+    found = _native(cls).apply(*(_local(one) for one in call.args), call)
+    outs = [
+        _wrapped(out, layout, call.args) for out, layout in zip(_sequence(found), call.outputs, strict=True)
+    ]
+    return tuple(outs) if call.many else outs[0]
+
+
+def _summed(tensor: Any) -> Any:
+    """Averages and extrema have gradients of their own: they are reduced, before and after."""
+    return tensor if all(op == "sum" for _, op in tensor._layout.partials) else tensor.reduce_partial()  # noqa: SLF001
+
+
+def _local(value: Any) -> Any:
+    return value._local if isinstance(value, DTensor) else value  # noqa: SLF001
+
+
+def _wrapped(out: Any, layout: Any, args: Sequence[Any]) -> Any:
+    if layout is None:
+        return out
+    for one in args:
+        if isinstance(one, DTensor) and one._local is out and one._layout is layout:  # noqa: SLF001
+            one.drop_views()  # it may have been written, which autograd has been told
+            return one
+    return wrap(out, layout)
+
+
+class _Context:
+    """The context that a user's function sees: PyTorch's own, except where tensors go through it."""
+
+    def __init__(self, ctx: Any) -> None:
+        object.__setattr__(self, "_ctx", ctx)
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._ctx, name)
+
+    def __setattr__(self, name: str, value: Any) -> None:
+        setattr(self._ctx, name, value)
+
+    @property
+    def needs_input_grad(self) -> tuple[bool, ...]:
+        """Per argument of the user's call."""
+        return self._ctx.needs_input_grad[:-1]
+
+    def save_for_backward(self, *tensors: Any) -> None:
+        """Save locals, whose versions PyTorch watches."""
+        self._ctx.saved_layouts = [one._layout if isinstance(one, DTensor) else None for one in tensors]  # noqa: SLF001
+        self._ctx.save_for_backward(*map(_local, tensors))
+
+    @property
+    def saved_tensors(self) -> tuple[Any, ...]:
+        """What was saved, as it was."""
+        saved = zip(self._ctx.saved_tensors, self._ctx.saved_layouts, strict=True)
+        return tuple(one if layout is None or one is None else wrap(one, layout) for one, layout in saved)
+
+    def mark_dirty(self, *tensors: Any) -> None:
+        """Tell which arguments were written."""
+        self._ctx.mark_dirty(*map(_local, tensors))
+
+    def mark_non_differentiable(self, *tensors: Any) -> None:
+        """Tell which outputs have no gradient."""
+        self._ctx.mark_non_differentiable(*map(_local, tensors))
+
+
+def _native(cls: Any) -> Any:
+    """``cls`` as a function of locals; made once per class."""
+    found = cls.__dict__.get(_NATIVE)
+    if found is None:
+        back = _backward_of(cls)
+        found = type(cls.__name__, (LocalFunction,), {"forward": _forward_of(cls), "backward": back})
+        setattr(cls, _NATIVE, found)
+    return found
+
+
+def _forward_of(cls: Any) -> Any:
+    split = cls.setup_context is not torch.autograd.Function.setup_context
+
+    def forward(ctx: Any, *args: Any) -> Any:
+        call: _Call = args[-1]
+        ctx.call, seen = call, _Context(ctx)
+        out = cls.forward(*call.args) if split else cls.forward(seen, *call.args)
+        call.many = isinstance(out, (list, tuple))
+        outs = [_summed(one) if isinstance(one, DTensor) else one for one in _sequence(out)]
+        if split:
+            cls.setup_context(seen, call.args, tuple(outs) if call.many else outs[0])
+        call.outputs = [one._layout if isinstance(one, DTensor) else None for one in outs]  # noqa: SLF001
+        return tuple(map(_local, outs)) if call.many else _local(outs[0])
+
+    return staticmethod(forward)
+
+
+def _backward_of(cls: Any) -> Any:
+    once = getattr(cls.backward, "__code__", None) is _ONCE
+
+    def back(ctx: Any, *grads: Any) -> tuple[Any, ...]:
+        call: _Call = ctx.call
+        seen = [
+            one if one is None or layout is None else wrap(one.detach() if once else one, dual(layout))
+            for one, layout in zip(grads, call.outputs, strict=True)
+        ]
+        found = cls.backward(_Context(ctx), *seen)
+        results = list(found) if isinstance(found, (list, tuple)) else [found]
+        if len(results) != len(call.args):
+            msg = f"{cls.__name__}.backward returned {len(results)} gradients for {len(call.args)} arguments"
+            raise RuntimeError(msg)
+        return (
+            *(_returned(cls, index, *pair) for index, pair in enumerate(zip(results, call.args, strict=True))),
+            None,
+        )
+
+    decorate: Callable[[Any], Any] = once_differentiable if once else _same
+    return staticmethod(decorate(back))
+
+
+def _same(function: Any) -> Any:
+    return function
+
+
+def _returned(cls: Any, index: int, result: Any, given: Any) -> Any:
+    """A gradient that the user's backward returned, for the local of the argument ``given``."""
+    if result is None:
+        return None
+    what = f"{cls.__name__}.backward: gradient {index}"
+    if isinstance(given, DTensor):
+        return given._as_gradient(result, what)  # type: ignore[attr-defined] # noqa: SLF001
+    if isinstance(result, DTensor):
+        msg = f"{what} is a DTensor, the argument is a {type(given).__name__}; return what to_local() gives"
+        raise (MixedTensorError if isinstance(given, torch.Tensor) else LayoutError)(msg)
+    return result
