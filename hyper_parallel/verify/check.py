@@ -48,13 +48,13 @@ class Report:
 
 
 def all_placements(ndim: int, mesh_ndim: int, *, partial: Sequence[str] = ("sum",)) -> list[tuple[Placement, ...]]:
-    """Every tuple of placements of a tensor of ``ndim`` dims on a mesh of ``mesh_ndim`` axes; one kind of Partial each."""
+    """Every tuple of placements of a tensor of ``ndim`` dims on ``mesh_ndim`` axes; one kind of Partial each."""
     kinds: list[Placement] = [Replicate(), *(Shard(dim) for dim in range(ndim)), *(Partial(op) for op in partial)]
     tuples = list(itertools.product(kinds, repeat=mesh_ndim))
     return [one for one in tuples if len({place for place in one if isinstance(place, Partial)}) <= 1]
 
 
-def check_function(  # noqa: PLR0913 - what a check depends on
+def check_function(
     fn: Callable[..., Any],
     arrays: Sequence[Any],
     mesh_shape: Sequence[int],
@@ -107,7 +107,7 @@ def _merge(per_rank: Sequence[Report]) -> Report:
     return merged
 
 
-def _check_rank(  # noqa: PLR0913 - what a check depends on
+def _check_rank(
     platform_name: str,
     fn: Callable[..., Any],
     arrays: Sequence[Any],
@@ -128,7 +128,7 @@ def _check_rank(  # noqa: PLR0913 - what a check depends on
 class _Checker:
     """One function and its plain results, compared again and again."""
 
-    def __init__(  # noqa: PLR0913 - a record
+    def __init__(
         self, platform: Any, fn: Any, arrays: Sequence[Any], mesh: DeviceMesh, seed: int, tolerance: float | None
     ) -> None:
         self.platform, self.fn, self.arrays, self.mesh, self.seed = platform, fn, arrays, mesh, seed

@@ -41,6 +41,8 @@ class DTensor:
 
     _local: Any
     _layout: Layout
+    dtype: Any
+    shape: Any
     _platform: Platform
     _views: dict[Any, Any] | None
     _origin: tuple[Any, int, Any] | None
@@ -57,7 +59,7 @@ class DTensor:
     # -- in and out ----------------------------------------------------------------------------------------------
 
     @staticmethod
-    def from_local(  # noqa: PLR0913 - the public signature
+    def from_local(
         local: Any,
         device_mesh: DeviceMesh | None = None,
         placements: Any = None,
@@ -90,7 +92,10 @@ class DTensor:
             placements = [Replicate()] * mesh.ndim
         layout = Layout.place(mesh, placements, (0,) * len(local_shape) if shape is None else tuple(shape))
         if len(layout.dim_axes) != len(local_shape):
-            msg = f"from_local: shape {list(shape or ())} has {layout.ndim} dims, local {list(local_shape)} has {len(local_shape)}"
+            msg = (
+                f"from_local: shape {list(shape or ())} has {layout.ndim} dims, "
+                f"local {list(local_shape)} has {len(local_shape)}"
+            )
             raise ShardMismatchError(msg)
         if shape is None:
             layout = layout.with_shape(layout.with_shape(None).get_global_shape(local_shape))
@@ -140,7 +145,7 @@ class DTensor:
             return self
         platform = self._platform
         steps = plan(self._layout, target)
-        moved = platform.wrap(redistribute(self._local, steps, platform, cause), target)
+        moved: DTensor = platform.wrap(redistribute(self._local, steps, platform, cause), target)
         if platform.grad_enabled() and platform.needs_grad(self._local):
             moved._origin = (self._local, platform.version(self._local), steps)
         return moved
@@ -256,9 +261,11 @@ def _varying_axes(layout: Layout, grad_placements: Sequence[Any]) -> tuple[int, 
         if held == Replicate() and grad == Partial():
             varying.append(axis)
         elif grad != (held if isinstance(held, Shard) else Replicate()):
+            whole = "Replicate() or Partial(sum)" if held == Replicate() else "Replicate()"
+            can_be = repr(held) if isinstance(held, Shard) else whole
             msg = (
-                f"to_local: on axis {layout.mesh.names[axis]} the tensor is {held!r}; its gradient can be "
-                f"{'Replicate() or Partial(sum)' if held == Replicate() else repr(held) if isinstance(held, Shard) else 'Replicate()'}, not {grad!r}"
+                f"to_local: on axis {layout.mesh.names[axis]} the tensor is {held!r}; its gradient can be {can_be}, "
+                f"not {grad!r}"
             )
             raise LayoutError(msg)
     return tuple(varying)

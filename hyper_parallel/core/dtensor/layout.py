@@ -61,7 +61,7 @@ class Layout:
     tensor_meta: TensorMeta | None
     _local_shape: tuple[int, ...] | None
 
-    def __new__(
+    def __new__(  # noqa: PYI034 - layouts are interned, and nobody subclasses them
         cls, mesh_shape: Sequence[int], alias_name: Sequence[str], rank_list: Sequence[int] | None = None
     ) -> Layout:
         """An unplaced layout: call it to place a tensor."""
@@ -233,7 +233,8 @@ class Layout:
 
     def __repr__(self) -> str:
         """The one notation, on the mesh."""
-        return f"Layout({self.mesh!r})" if self.dim_axes is None else f"Layout({self.notation()} on {self.mesh!r})"
+        placed: Any = self.dim_axes
+        return f"Layout({self.mesh!r})" if placed is None else f"Layout({self.notation()} on {self.mesh!r})"
 
     def __reduce__(self) -> tuple[Any, ...]:
         """Pickle by value."""
@@ -261,7 +262,8 @@ def parse_placements(mesh: DeviceMesh, placements: Any, ndim: int) -> tuple[DimA
         LayoutError: (a ValueError) wrong count, a dim or axis that does not exist, an axis used twice.
     """
     if isinstance(placements, Layout):
-        if placements.dim_axes is None or placements.ndim != ndim:
+        placed: Any = placements.dim_axes
+        if placed is None or placements.ndim != ndim:
             msg = f"layout {placements!r} does not place a tensor of {ndim} dims"
             raise LayoutError(msg)
         return placements.dim_axes, placements.partials
@@ -377,7 +379,7 @@ def _intern(mesh: DeviceMesh, dim_axes: DimAxes | None, partials: Partials, shap
             found.dim_axes = dim_axes  # type: ignore[assignment] # None only before placing
             found.placements = () if dim_axes is None else _public_placements(mesh, dim_axes, partials)
             found.tensor_meta = None if shape is None else TensorMeta(shape, _dense(shape))
-            found._local_shape = None  # noqa: SLF001
+            found._local_shape = None
             _INTERNED[key] = found
     return found
 

@@ -59,8 +59,9 @@ class DeviceMesh:
     rank: int
     coordinate: tuple[int, ...] | None
     root: DeviceMesh
+    _along: dict[tuple[int, ...], tuple[int, ...]]
 
-    def __new__(
+    def __new__(  # noqa: PYI034 - meshes are interned and the class is final in all but name
         cls,
         device_type: str,
         mesh: Any,
@@ -79,7 +80,7 @@ class DeviceMesh:
         return cls._interned(device_type, shape, ranks, names, _rank, None)
 
     @classmethod
-    def _interned(  # noqa: PLR0913 - the whole identity of a mesh
+    def _interned(
         cls,
         device_type: str,
         shape: tuple[int, ...],
@@ -105,7 +106,7 @@ class DeviceMesh:
         index = self.ranks.index(self.rank) if self.rank in self.ranks else None
         self.coordinate = None if index is None else _unravel(index, self.shape)
         self.root = root or self
-        self._along: dict[tuple[int, ...], tuple[int, ...]] = {}
+        self._along = {}
         return self
 
     @classmethod
@@ -254,7 +255,7 @@ class DeviceMesh:
 
     # -- context -------------------------------------------------------------------------------------------------
 
-    def __enter__(self) -> DeviceMesh:
+    def __enter__(self) -> DeviceMesh:  # noqa: PYI034 - as above
         """Make this the current mesh of the thread or task."""
         _CURRENT.set((*_CURRENT.get(), self))
         return self
@@ -311,7 +312,7 @@ def init_device_mesh(
     Raises:
         MeshError: (a ValueError) the grid does not fit the world or the list, or names or ranks repeat.
     """
-    shape = tuple(mesh_shape)
+    shape: tuple[Any, ...] = tuple(mesh_shape)  # callers may be untyped
     if not shape or any(not isinstance(size, int) or size < 1 for size in shape):
         msg = f"init_device_mesh: mesh_shape must be positive ints, got {shape}"
         raise MeshError(msg)
@@ -351,7 +352,7 @@ def _grid(mesh: Any) -> tuple[tuple[int, ...], tuple[int, ...]]:
 
 
 def _check(
-    device_type: str, shape: tuple[int, ...], ranks: tuple[int, ...], names: tuple[str, ...] | None
+    device_type: str, shape: tuple[int, ...], ranks: tuple[int, ...], names: tuple[Any, ...] | None
 ) -> None:
     problem = None
     if device_type not in DEVICE_TYPES:

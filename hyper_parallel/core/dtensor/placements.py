@@ -51,7 +51,8 @@ class Shard(Placement):
 
     def __post_init__(self) -> None:
         """Reject what is not a dim."""
-        if not isinstance(self.dim, int) or isinstance(self.dim, bool):
+        dim: object = self.dim  # callers may be untyped
+        if not isinstance(dim, int) or isinstance(dim, bool):
             msg = f"Shard(dim): dim must be an int, got {self.dim!r}"
             raise TypeError(msg)
 
@@ -78,7 +79,8 @@ class StridedShard(Shard):
     def __post_init__(self) -> None:
         """Reject what is not a factor."""
         super().__post_init__()
-        if not isinstance(self.split_factor, int) or self.split_factor < 1:
+        factor: object = self.split_factor
+        if not isinstance(factor, int) or factor < 1:
             msg = f"StridedShard(dim, split_factor): split_factor must be a positive int, got {self.split_factor!r}"
             raise ValueError(msg)
 

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import ast
 import inspect
-from functools import lru_cache
+from functools import cache
 from typing import Any
 
 __all__ = ["Binder", "binder"]
@@ -59,7 +59,7 @@ def _one_sequence(value: tuple[Any, ...]) -> tuple[Any, ...]:
     return value
 
 
-@lru_cache(maxsize=None)
+@cache
 def binder(text: str) -> Binder:
     """The binder of ``text``; one per text."""
     return Binder(text)

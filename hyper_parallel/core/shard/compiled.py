@@ -19,6 +19,7 @@ from hyper_parallel.errors import ShardMismatchError, UnsupportedOperatorError
 if TYPE_CHECKING:
     from hyper_parallel.core.shard.dispatch import Entry
     from hyper_parallel.core.shard.propagation import OpPlan
+    from hyper_parallel.core.shard.rule import Rule
     from hyper_parallel.platform.contract.platform import Platform
 
 __all__ = ["Mark", "Run", "compile_plan", "marked"]
@@ -49,7 +50,7 @@ def marked(tree: Any) -> Iterator[Mark]:
         yield tree
 
 
-def compile_plan(  # noqa: PLR0913 - everything a compiled call closes over
+def compile_plan(
     platform: Platform,
     entry: Entry,
     plan: OpPlan,
@@ -150,7 +151,7 @@ def _slot(value: Any, fetches: dict[int, Fetch]) -> Fetch:
     return _same
 
 
-def _canonical(  # noqa: PLR0913 - everything a compiled call closes over
+def _canonical(
     platform: Platform,
     entry: Entry,
     plan: OpPlan,
@@ -163,9 +164,10 @@ def _canonical(  # noqa: PLR0913 - everything a compiled call closes over
     local = plan.local
     replaced = {} if local is None or local.args is None else local.args
     run = None if local is None else local.run
+    rule: Rule = entry.rule  # type: ignore[assignment] # decompositions are not compiled
     readers = [_reader(mark, args, kwargs, fetches[id(mark)]) for mark in marks]
     template = {**plan.call.args, **replaced}
-    by_value, bind = entry.rule.by_value, entry.binder.bind
+    by_value, bind = rule.by_value, entry.binder.bind
     scalars = [name for name, value in template.items() if name not in replaced and type(value) in _SCALARS]
     func = entry.local
     simple = all(type(value) is Ref or not isinstance(value, (list, tuple)) for value in template.values())
@@ -192,12 +194,12 @@ def _reader(mark: Mark, args: tuple[Any, ...], kwargs: dict[str, Any], fetch: Fe
     """Reads one operand from the caller's arguments."""
     for index, arg in enumerate(args):
         if arg is mark:
-            return lambda args, _: fetch(args[index])
+            return lambda args, _: fetch(args[index])  # noqa: PLR1736 - of another call
         for path in _paths(arg, mark):
-            return lambda args, _: fetch(_at(args[index], path))
+            return lambda args, _: fetch(_at(args[index], path))  # noqa: PLR1736 - the same
     for name, value in kwargs.items():
         for path in _paths(value, mark):
-            return lambda _, kwargs: fetch(_at(kwargs[name], path))
+            return lambda _, kwargs: fetch(_at(kwargs[name], path))  # noqa: PLR1733 - the same
     msg = "an operand is not among the arguments"
     raise AssertionError(msg)
 
@@ -285,7 +287,7 @@ def _even_wrap(platform: Platform) -> Callable[[Any, Any], Any]:
     return wrap
 
 
-def _fused(  # noqa: PLR0913 - everything a compiled call closes over
+def _fused(  # noqa: PLR0911 - one closure per form
     platform: Platform,
     entry: Entry,
     plan: OpPlan,
@@ -325,7 +327,8 @@ def _writing(call: Run, plan: OpPlan) -> Run:
     def write(args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         written = args[0]
         if written._readonly is not None:  # noqa: SLF001
-            msg = f"{describe(plan.call)}: {plan.call.operands[0].name} cannot be written to: {written._readonly}"  # noqa: SLF001
+            name, reason = plan.call.operands[0].name, written._readonly  # noqa: SLF001
+            msg = f"{describe(plan.call)}: {name} cannot be written to: {reason}"
             raise UnsupportedOperatorError(msg)
         call(args, kwargs)
         written.drop_views()

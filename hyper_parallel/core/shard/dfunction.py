@@ -68,7 +68,9 @@ class DFunction:
         cls, platform: Platform, native: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]
     ) -> Any:
         if not cls._op_name:
-            msg = f"{cls.__name__}: DTensor arguments need the class attribute _op_name, the operator whose rule applies"
+            msg = (
+                f"{cls.__name__}: DTensor arguments need the class attribute _op_name, the operator whose rule applies"
+            )
             raise ValueError(msg)
         dispatcher = platform.dispatcher
         user = user_op(cls._op_name)
@@ -76,7 +78,10 @@ class DFunction:
             return user.run(dispatcher, native, args, kwargs)
         rule = find_rule(cls._op_name)
         if not isinstance(rule, Rule):
-            msg = f"{cls.__name__}: no rule is registered for _op_name {cls._op_name!r}; register a DistributedOp of that name"
+            msg = (
+                f"{cls.__name__}: no rule is registered for _op_name {cls._op_name!r}; "
+                "register a DistributedOp of that name"
+            )
             raise UnsupportedOperatorError(msg)
         entry = Entry(cls._op_name, native, _SignatureBinder(cls, rule), rule, native)
         return dispatcher.dispatch(entry, args, kwargs)
@@ -123,7 +128,10 @@ def _make_native(cls: type[DFunction], platform: Platform) -> Callable[..., Any]
             bound = signature.bind(*args, **kwargs)
             bound.apply_defaults()
             if bound.kwargs:
-                msg = f"{cls.__name__}.apply: keyword-only arguments {sorted(bound.kwargs)} cannot be tracked; make them positional"
+                msg = (
+                    f"{cls.__name__}.apply: keyword-only arguments {sorted(bound.kwargs)} cannot be tracked; "
+                    "make them positional"
+                )
                 raise TypeError(msg)
             args = bound.args
         return native.apply(*args)

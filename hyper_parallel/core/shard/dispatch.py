@@ -12,9 +12,9 @@ from typing import TYPE_CHECKING, Any
 
 from hyper_parallel.core.dtensor.dtensor import DTensor
 from hyper_parallel.core.dtensor.layout import Layout
+from hyper_parallel.core.shard.binder import binder
 from hyper_parallel.core.shard.call import OpCall, Operand, Ref
 from hyper_parallel.core.shard.compiled import Mark, Run, compile_plan, marked
-from hyper_parallel.core.shard.binder import binder
 from hyper_parallel.core.shard.propagation import propagate
 from hyper_parallel.core.shard.rule import Decomposition, Rule, find_rule
 from hyper_parallel.errors import MeshMismatchError, MixedTensorError, UnsupportedOperatorError
@@ -59,7 +59,7 @@ class Entry:
 
     __slots__ = ("binder", "cache", "canonical", "func", "in_place", "local", "name", "rule")
 
-    def __init__(  # noqa: PLR0913 - a record
+    def __init__(
         self,
         name: str,
         func: Callable[..., Any],
@@ -145,7 +145,7 @@ class Dispatcher:
 
     # -- keys ------------------------------------------------------------------------------------------------------
 
-    def _key(self, value: Any) -> Any:
+    def _key(self, value: Any) -> Any:  # noqa: PLR0911 - one line per kind
         of = type(value)
         if of in _ATOMS:
             return (of, value)
@@ -186,8 +186,9 @@ class Dispatcher:
         marks: list[Mark] = []
         operands: list[Operand] = []
         template = {name: self._refer(name, value, mesh, operands, marks) for name, value in bound.items()}
-        call = OpCall(entry.rule.op, mesh, tuple(operands), template)
-        plan = propagate(call, entry.rule, in_place=entry.in_place)
+        rule: Rule = entry.rule  # type: ignore[assignment] # decompositions are not compiled
+        call = OpCall(rule.op, mesh, tuple(operands), template)
+        plan = propagate(call, rule, in_place=entry.in_place)
         return compile_plan(self.platform, entry, plan, marked_args, named, marks)
 
     def _mark(self, value: Any) -> Any:
@@ -206,10 +207,16 @@ class Dispatcher:
         }
         if len(found) > 1:
             first, second = list(found)[:2]
-            msg = f"{entry.name}: operands live on different meshes, {first!r} and {second!r}; bring them to one mesh first"
+            msg = (
+                f"{entry.name}: operands live on different meshes, {first!r} and {second!r}; "
+                "bring them to one mesh first"
+            )
             raise MeshMismatchError(msg)
         if not found:
-            msg = f"{entry.name}: no DTensor among the arguments that its signature ({entry.binder.text}) takes as tensors"
+            msg = (
+                f"{entry.name}: no DTensor among the arguments "
+                f"that its signature ({entry.binder.text}) takes as tensors"
+            )
             raise UnsupportedOperatorError(msg)
         return next(iter(found))
 
@@ -263,7 +270,8 @@ class Ops:
         entry = Entry(op, local or _same, binder(found.signature), found, local or _same, canonical=True)
 
         def call(*args: Any, **kwargs: Any) -> Any:
-            if local is None or any(isinstance(one, DTensor) for one in dispatcher.tensors((args, tuple(kwargs.values())))):  # noqa: SLF001
+            tensors = dispatcher.tensors((args, tuple(kwargs.values())))
+            if local is None or any(isinstance(one, DTensor) for one in tensors):
                 return dispatcher.dispatch(entry, args, kwargs)
             return local(**entry.binder.bind(args, kwargs))
 
@@ -277,4 +285,4 @@ def _same(value: Any) -> Any:
 
 def _keyed(entry: Entry) -> bool:
     """True where layouts alone do not make the key."""
-    return type(entry.rule) is Decomposition or entry.rule.by_dtype  # type: ignore[union-attr]
+    return type(entry.rule) is Decomposition or entry.rule.by_dtype

@@ -102,7 +102,9 @@ class DistributedOp:
         impl = self.get_expand_impl(func, outputs, layouts, extra)
         return Fixed(outputs, many=many, impl=impl)
 
-    def run(self, dispatcher: Dispatcher, func: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+    def run(
+        self, dispatcher: Dispatcher, func: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]
+    ) -> Any:
         """Dispatch a call of ``func`` under this operator."""
         args, kwargs = self.preprocess(args, kwargs)
         entry = self._entries.get(func)

@@ -9,7 +9,7 @@ from __future__ import annotations
 import threading
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, final
 
 from hyper_parallel.core.dtensor.placements import Placement, Replicate
 
@@ -114,6 +114,7 @@ class Rule:
     view: bool = False
 
 
+@final
 @dataclass(frozen=True)
 class Decomposition:
     """A canonical operator written in terms of other canonical operators.

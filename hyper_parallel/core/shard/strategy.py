@@ -115,7 +115,7 @@ def _row_cost(call: OpCall, row: Row, axis: int) -> tuple[float, int]:
     return total, moved
 
 
-def move_cost(now: Placement, wanted: Placement, elements: int, size: int) -> float:
+def move_cost(now: Placement, wanted: Placement, elements: int, size: int) -> float:  # noqa: PLR0911 - a table
     """Elements that one rank receives to change the placement along one axis of ``size`` ranks."""
     if now == wanted:
         return 0.0

@@ -16,19 +16,21 @@ __all__ = ["CollectivesFacet"]
 class CollectivesFacet(IdentityFacet):
     """Facet *collectives*: results are new tensors, reductions are computed in rank order."""
 
-    def all_reduce(self, data: Any, group_info: Any = None, async_op: bool = False, *, op: str = "sum") -> Any:  # noqa: FBT001, FBT002 - the contract fixes this signature
+    def all_reduce(self, data: Any, group_info: Any = None, async_op: bool = False, *, op: str = "sum") -> Any:
         """Reduction of every member's ``data`` (equal shapes), on every member."""
         self._only_blocking("all_reduce", async_op=async_op)
         return self.transport().all_reduce(data, op, self.ranks_of(group_info))
 
-    def all_gather_into_tensor(self, data: Any, group_info: Any = None, async_op: bool = False) -> Any:  # noqa: FBT001, FBT002
+    def all_gather_into_tensor(self, data: Any, group_info: Any = None, async_op: bool = False) -> Any:
         """Every member's ``data`` (equal shapes) concatenated along dim 0."""
         self._only_blocking("all_gather_into_tensor", async_op=async_op)
         ranks = self.ranks_of(group_info)
         parts = self.transport().all_gather(data, ranks, [tuple(data.shape)] * len(ranks))
         return self._cat(parts, 0)
 
-    def reduce_scatter_tensor(self, data: Any, group_info: Any = None, async_op: bool = False, *, op: str = "sum") -> Any:  # noqa: FBT001, FBT002
+    def reduce_scatter_tensor(
+        self, data: Any, group_info: Any = None, async_op: bool = False, *, op: str = "sum"
+    ) -> Any:
         """This member's slice (along dim 0) of the reduction of every member's ``data``.
 
         Raises:
@@ -38,7 +40,7 @@ class CollectivesFacet(IdentityFacet):
         ranks = self.ranks_of(group_info)
         return self.transport().reduce_scatter(self._rows(data, ranks), op, ranks)
 
-    def broadcast(self, data: Any, src: int, group: Any = None, async_op: bool = False) -> Any:  # noqa: FBT001, FBT002
+    def broadcast(self, data: Any, src: int, group: Any = None, async_op: bool = False) -> Any:
         """The ``data`` of global rank ``src``."""
         self._only_blocking("broadcast", async_op=async_op)
         return self.transport().broadcast(data, src, self.ranks_of(group))
@@ -49,7 +51,8 @@ class CollectivesFacet(IdentityFacet):
 
     def _only_blocking(self, member: str, *, async_op: bool) -> None:
         if async_op:
-            msg = f"{member}: async_op=True is not served by the {self.transport().backend} transport; use async_op=False"
+            backend = self.transport().backend
+            msg = f"{member}: async_op=True is not served by the {backend} transport; use async_op=False"
             raise UnsupportedOnBackend(msg)
 
     def _rows(self, data: Any, ranks: Ranks) -> list[Any]:

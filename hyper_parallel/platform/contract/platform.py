@@ -80,7 +80,7 @@ class Platform(
     def may_keep_view(self, tensor: Any) -> bool:
         """False for a DTensor whose derived views must not outlive one differentiation."""
 
-    def after_gradient(self, local: Any, then: Callable[[], None]) -> None:  # noqa: B027 - optional
+    def after_gradient(self, local: Any, then: Callable[[], None]) -> None:
         """Call ``then`` when a gradient passes ``local``, where the framework tells; elsewhere nothing happens."""
 
     @abc.abstractmethod

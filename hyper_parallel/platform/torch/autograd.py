@@ -30,7 +30,7 @@ _NATIVE = "_hyper_parallel_native"
 class LocalFunction(torch.autograd.Function):
     """PyTorch's custom function as PyTorch made it, for functions that never see a DTensor."""
 
-    apply = classmethod(_plain_apply)
+    apply: Any = classmethod(_plain_apply)
 
 
 def install() -> None:
@@ -42,7 +42,7 @@ def install() -> None:
 # -- grad and backward -------------------------------------------------------------------------------------------------
 
 
-def backward(  # noqa: PLR0913 - PyTorch's signature
+def backward(
     tensors: Any,
     grad_tensors: Any = None,
     retain_graph: bool | None = None,
@@ -72,7 +72,7 @@ def grad(
     wanted = _sequence(inputs)
     found = torch.autograd.grad(roots, [_watched(one, "grad: inputs") for one in wanted], seeds, **options)
     return tuple(
-        wrap(one, dual(given._layout)) if one is not None and isinstance(given, DTensor) else one  # noqa: SLF001
+        wrap(one, dual(given._layout)) if isinstance(given, DTensor) and isinstance(one, torch.Tensor) else one  # noqa: SLF001
         for one, given in zip(found, wanted, strict=True)
     )
 

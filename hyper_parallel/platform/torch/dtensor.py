@@ -45,7 +45,7 @@ class TorchDTensor(DTensor, Tensor):  # type: ignore[misc] # "layout" is ours: a
         return intercept.function(func, types, args, kwargs or {})
 
     @classmethod
-    def __torch_dispatch__(
+    def __torch_dispatch__(  # type: ignore[override] # as PyTorch calls it
         cls, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: dict[str, Any] | None = None
     ) -> Any:
         """Operator-level interception, below autograd's own keys."""
@@ -54,7 +54,7 @@ class TorchDTensor(DTensor, Tensor):  # type: ignore[misc] # "layout" is ours: a
     # -- facts ---------------------------------------------------------------------------------------------------
 
     @property
-    def shape(self) -> torch.Size:
+    def shape(self) -> torch.Size:  # type: ignore[override] # ours is read-only
         """Global sizes."""
         return torch.Size(self._layout.shape)  # type: ignore[arg-type]
 
@@ -63,7 +63,7 @@ class TorchDTensor(DTensor, Tensor):  # type: ignore[misc] # "layout" is ours: a
         return self.shape if dim is None else self._layout.shape[dim]  # type: ignore[index]
 
     @property
-    def ndim(self) -> int:
+    def ndim(self) -> int:  # type: ignore[override] # ours is read-only
         """Number of dims."""
         return len(self._layout.dim_axes)
 
@@ -85,27 +85,27 @@ class TorchDTensor(DTensor, Tensor):  # type: ignore[misc] # "layout" is ours: a
         return self._layout.shape[0]
 
     @property
-    def dtype(self) -> torch.dtype:
+    def dtype(self) -> torch.dtype:  # type: ignore[override] # ours is read-only
         """Element type."""
         return self._local.dtype
 
     @property
-    def device(self) -> torch.device:
+    def device(self) -> torch.device:  # type: ignore[override] # ours is read-only
         """Where the local tensor lives."""
         return self._local.device
 
     @property
-    def is_leaf(self) -> bool:
+    def is_leaf(self) -> bool:  # type: ignore[override] # ours is read-only
         """True when no operation made it."""
         return self._local.is_leaf
 
     @property
-    def grad_fn(self) -> Any:
+    def grad_fn(self) -> Any:  # type: ignore[override] # ours is read-only
         """The local tensor's node."""
         return self._local.grad_fn
 
     @property
-    def _version(self) -> int:
+    def _version(self) -> int:  # type: ignore[override] # ours is read-only
         return self._local._version  # noqa: SLF001 - no public spelling
 
     @property
@@ -117,7 +117,7 @@ class TorchDTensor(DTensor, Tensor):  # type: ignore[misc] # "layout" is ours: a
     def requires_grad(self, flag: bool) -> None:
         self._local.requires_grad_(flag)
 
-    def requires_grad_(self, requires_grad: bool = True) -> Any:  # noqa: FBT001, FBT002 - PyTorch's signature
+    def requires_grad_(self, requires_grad: bool = True) -> Any:
         """Set ``requires_grad`` in place."""
         self._local.requires_grad_(requires_grad)
         return self
@@ -146,9 +146,9 @@ class TorchDTensor(DTensor, Tensor):  # type: ignore[misc] # "layout" is ours: a
 
     def _as_gradient(self, value: Any, what: str) -> Tensor:
         wanted = dual(self._layout)
-        if type(value) is TorchDTensor and value._layout is wanted:
-            return value._local
-        if not isinstance(value, DTensor):
+        if type(value) is TorchDTensor and value._layout is wanted:  # noqa: SLF001 - of its own class
+            return value._local  # noqa: SLF001
+        if not isinstance(value, TorchDTensor):
             msg = f"{what} of a DTensor must be a DTensor, got {type(value).__name__}"
             raise MixedTensorError(msg)
         if value.shape != self.shape:
@@ -159,8 +159,8 @@ class TorchDTensor(DTensor, Tensor):  # type: ignore[misc] # "layout" is ours: a
     def backward(
         self,
         gradient: Any = None,
-        retain_graph: bool | None = None,  # noqa: FBT001 - PyTorch's signature
-        create_graph: bool = False,  # noqa: FBT001, FBT002
+        retain_graph: bool | None = None,
+        create_graph: bool = False,
         inputs: Sequence[Any] | None = None,
     ) -> None:
         """Backpropagate; a scalar is seeded with 1, and no factor of the mesh's size appears anywhere."""
@@ -171,11 +171,12 @@ class TorchDTensor(DTensor, Tensor):  # type: ignore[misc] # "layout" is ours: a
     def _root(self, gradient: Any, what: str) -> tuple[Tensor, Tensor]:
         """Where backward starts, and the local cotangent there."""
         if gradient is None and self.numel() != 1:
-            msg = f"{what}: grad can be implicitly created only for scalar outputs, not for {self._layout.notation(self.dtype)}"
+            held = self._layout.notation(self.dtype)
+            msg = f"{what}: grad can be implicitly created only for scalar outputs, not for {held}"
             raise RuntimeError(msg)
         if any(op not in {"sum", "avg"} for _, op in self._layout.partials):
             with torch.enable_grad():
-                return self.reduce_partial()._root(gradient, what)
+                return self.reduce_partial()._root(gradient, what)  # noqa: SLF001 - of its own class
         seed = torch.ones_like(self._local) if gradient is None else self._as_gradient(gradient, f"{what}: gradient")
         averaged = math.prod(self._layout.mesh.shape[axis] for axis, op in self._layout.partials if op == "avg")
         return self._local, seed if averaged == 1 else seed / averaged
@@ -184,8 +185,8 @@ class TorchDTensor(DTensor, Tensor):  # type: ignore[misc] # "layout" is ours: a
         """The local tensor, through which every gradient of this one goes, also of what is computed from here on."""
         if self._passed_by:
             msg = (
-                f"{what}: {self._layout.notation(self.dtype)} was redistributed and used already, and its gradient goes "
-                "straight to what it was redistributed from; use x = x.clone() in its place, or register hooks first"
+                f"{what}: {self._layout.notation(self.dtype)} was redistributed and used already, and its gradient "
+                "goes straight to what it was redistributed from; use x.clone() in its place, or register hooks first"
             )
             raise UnsupportedOperatorError(msg)
         self._origin = None
@@ -216,7 +217,7 @@ class TorchDTensor(DTensor, Tensor):  # type: ignore[misc] # "layout" is ours: a
     def _alias(self, local: Tensor) -> Any:
         """Another tensor of the same storage: what may not be written to stays so."""
         made = wrap(local, self._layout)
-        made._readonly = self._readonly
+        made._readonly = self._readonly  # noqa: SLF001 - of its own class
         return made
 
     @property
@@ -269,7 +270,10 @@ class TorchDTensor(DTensor, Tensor):  # type: ignore[misc] # "layout" is ours: a
     def numpy(self, *, force: bool = False) -> Any:
         """Refused: which part is meant must be said."""
         del force
-        msg = "numpy() of a DTensor: say x.full_tensor().numpy() for the whole, x.to_local().numpy() for this rank's piece"
+        msg = (
+            "numpy() of a DTensor: say x.full_tensor().numpy() for the whole, "
+            "x.to_local().numpy() for this rank's piece"
+        )
         raise UnsupportedOperatorError(msg)
 
     def __array__(self, dtype: Any = None, *, copy: bool | None = None) -> Any:
@@ -279,9 +283,9 @@ class TorchDTensor(DTensor, Tensor):  # type: ignore[misc] # "layout" is ours: a
 
     # -- object --------------------------------------------------------------------------------------------------
 
-    __hash__ = object.__hash__  # type: ignore[assignment] # identity, as tensors do
+    __hash__ = object.__hash__  # identity, as tensors do
 
-    def __repr__(self, *, tensor_contents: Any = None) -> str:
+    def __repr__(self, *, tensor_contents: Any = None) -> str:  # type: ignore[override] # PyTorch's annotation is garbled
         """The one notation, and this rank's values."""
         del tensor_contents
         return f"DTensor({self._layout.notation(self.dtype)} on {self._layout.mesh!r}, local={self._local!r})"
@@ -295,7 +299,7 @@ class TorchDTensor(DTensor, Tensor):  # type: ignore[misc] # "layout" is ours: a
         if id(self) in memo:
             return memo[id(self)]
         made = _rebuild(copy.deepcopy(self._local, memo), self._layout, copy.deepcopy(self._extras(), memo))
-        made._readonly = None
+        made._readonly = None  # noqa: SLF001 - of its own class
         memo[id(self)] = made
         return made
 
@@ -311,7 +315,7 @@ class TorchDTensor(DTensor, Tensor):  # type: ignore[misc] # "layout" is ours: a
 
 def _portable_wrap(local: Tensor, layout: Layout) -> TorchDTensor:
     """A DTensor over ``local``, trusted to hold what ``layout`` says."""
-    made = _make(TorchDTensor, layout.shape, dtype=local.dtype, device=local.device)
+    made: TorchDTensor = _make(TorchDTensor, layout.shape, dtype=local.dtype, device=local.device)
     made._local = local  # noqa: SLF001
     made._layout = layout  # noqa: SLF001
     return made
@@ -325,14 +329,14 @@ def _fast_wrap(local: Tensor, layout: Layout) -> TorchDTensor:
     if local.requires_grad:
         made = _make(TorchDTensor, layout.shape, dtype=local.dtype, device=local.device)
     else:
-        made = _fast_make(TorchDTensor, local, layout, False)  # noqa: FBT003 - positional is faster
+        made = _fast_make(TorchDTensor, local, layout, False)
     made._local = local  # noqa: SLF001
     made._layout = layout  # noqa: SLF001
     return made
 
 
-_make = Tensor._make_wrapper_subclass  # type: ignore[attr-defined] # noqa: SLF001 - the framework's subclassing door
-_fast_make = getattr(Tensor, "_dtensor__new__", None)  # private, and absent from older releases
+_make: Any = Tensor._make_wrapper_subclass # noqa: SLF001 - the framework's subclassing door
+_fast_make: Any = getattr(Tensor, "_dtensor__new__", None)  # private, and absent from older releases
 wrap = _portable_wrap if _fast_make is None else _fast_wrap
 
 
@@ -376,7 +380,7 @@ def _method(dispatcher: Any, entry: Any, name: str) -> Callable[..., Any]:
 
 _BINARY_DUNDERS = frozenset(
     f"__{prefix}{name}__"
-    for name in "add sub mul truediv floordiv mod pow matmul and or xor eq ne lt le gt ge".split()
+    for name in "add sub mul truediv floordiv mod pow matmul and or xor eq ne lt le gt ge".split()  # noqa: SIM905 - reads best
     for prefix in ("", "r", "i")
 )
 _UNARY_DUNDERS = frozenset({"__neg__", "__abs__", "__invert__", "__pos__"})

@@ -32,14 +32,14 @@ class TorchPlatform(TorchTensors, TorchModules, TorchDifferentiable, TorchTraini
     @cached_property
     def Function(self) -> Any:  # noqa: N802 - the contract fixes this name
         """PyTorch's custom function, as it is without DTensors."""
-        from hyper_parallel.platform.torch.autograd import LocalFunction  # noqa: PLC0415 - built on this platform
+        from hyper_parallel.platform.torch.autograd import LocalFunction
 
         return LocalFunction
 
     @cached_property
     def DTensorBase(self) -> Any:  # noqa: N802 - the contract fixes this name
         """PyTorch's DTensor class."""
-        from hyper_parallel.platform.torch.dtensor import TorchDTensor  # noqa: PLC0415 - built on this platform
+        from hyper_parallel.platform.torch.dtensor import TorchDTensor
 
         return TorchDTensor
 
@@ -52,14 +52,14 @@ class TorchPlatform(TorchTensors, TorchModules, TorchDifferentiable, TorchTraini
 
     @cached_property
     def _engine(self) -> Transport:
-        from hyper_parallel.transport.c10d import C10dTransport  # noqa: PLC0415 - only where processes talk
+        from hyper_parallel.transport.c10d import C10dTransport
 
         return C10dTransport()
 
     @cached_property
     def wrap(self) -> Callable[[Any, Any], Any]:
         """The DTensor class' own fast constructor; the class gets its methods before the first object exists."""
-        from hyper_parallel.platform.torch import dtensor  # noqa: PLC0415 - built on this platform
+        from hyper_parallel.platform.torch import dtensor
 
         return dtensor.wrap
 
@@ -77,7 +77,7 @@ class TorchPlatform(TorchTensors, TorchModules, TorchDifferentiable, TorchTraini
 
     def may_keep_view(self, tensor: Any) -> bool:
         """Unless ``.data`` was handed out: other writes change the version, those through it do not."""
-        return not tensor._data_taken
+        return not tensor._data_taken  # noqa: SLF001 - the other half of the DTensor
 
     def after_gradient(self, local: Any, then: Callable[[], None]) -> None:
         """A hook."""
@@ -85,7 +85,7 @@ class TorchPlatform(TorchTensors, TorchModules, TorchDifferentiable, TorchTraini
 
     def local_op(self, op: str) -> Callable[..., Any]:
         """From the table."""
-        from hyper_parallel.platform.torch.op_table import LOCAL  # noqa: PLC0415 - the table imports the rules
+        from hyper_parallel.platform.torch.op_table import LOCAL
 
         return LOCAL[op]
 
@@ -95,7 +95,7 @@ _ALONE = SingleTransport(TorchOps())
 
 def build() -> TorchPlatform:
     """The platform, with the DTensor class completed for it."""
-    from hyper_parallel.platform.torch import autograd, dtensor  # noqa: PLC0415 - built on this platform
+    from hyper_parallel.platform.torch import autograd, dtensor
 
     platform = TorchPlatform()
     dtensor.install(platform)
