@@ -1,0 +1,265 @@
+from __future__ import annotations
+
+import gc
+import weakref
+
+import pytest
+
+import hyper_parallel.core.dtensor.dtensor as unit
+from hyper_parallel.core.dtensor.dtensor import DTensor
+from hyper_parallel.core.dtensor.layout import Layout
+from hyper_parallel.core.dtensor.mesh import init_device_mesh
+from hyper_parallel.core.dtensor.placements import Partial, Replicate, Shard
+from hyper_parallel.errors import LayoutError, MeshMismatchError, ShardMismatchError
+from hyper_parallel.platform.select import get_torch_platform
+from hyper_parallel.verify.simulate import simulate
+
+pytestmark = pytest.mark.platforms("torch")
+
+R, P, S0, S1 = Replicate(), Partial(), Shard(0), Shard(1)
+
+
+def spread(whole, mesh, *placements):
+    """A leaf DTensor of the global tensor ``whole``."""
+    layout = Layout.place(mesh, placements, tuple(whole.shape))
+    box = tuple(slice(*one) for one in layout.local_box())
+    return get_torch_platform().wrap(whole[box].clone(), layout)
+
+
+def on_ranks(function, *shape):
+    """``function(mesh)`` on every rank of a mesh with axes dp, tp (or tp alone)."""
+    names = ("dp", "tp")[-len(shape) :]
+    world = 1
+    for size in shape:
+        world *= size
+    return simulate(lambda: function(init_device_mesh("cpu", shape, mesh_dim_names=names)), world, "torch")
+
+
+def text_of(kind, function):
+    """The text of the error that ``function`` raises."""
+    with pytest.raises(kind) as caught:
+        function()
+    return str(caught.value)
+
+
+@pytest.mark.parametrize("shape, size", [((2,), 5), ((3,), 2), ((4,), 5), ((2, 2), 7), ((2, 3), 5), ((3,), 0)])
+def test_pieces_make_the_whole(shape, size):
+    """from_local with the global shape and full_tensor are inverse, for uneven and empty pieces too."""
+    import torch
+
+    whole = torch.arange(float(size * 3)).reshape(size, 3)
+
+    def on_rank(mesh):
+        places = [S0] * mesh.ndim
+        piece = spread(whole, mesh, *places).to_local()
+        made = DTensor.from_local(piece, mesh, places, shape=whole.shape, run_check=True)
+        assert made.shape == whole.shape
+        assert made.local_shape == tuple(piece.shape)
+        assert torch.equal(made.full_tensor(), whole)
+
+    on_ranks(on_rank, *shape)
+
+
+def test_constructor_is_from_local():
+    """DTensor(local, mesh, placements) is from_local with even shards, an instance of both tensor types."""
+    import torch
+
+    def on_rank(mesh):
+        made = DTensor(torch.ones(2, 3), mesh, [S0])
+        assert isinstance(made, DTensor)
+        assert isinstance(made, torch.Tensor)
+        assert made.shape == torch.Size([4, 3])
+        with mesh:
+            assert DTensor.from_local(torch.ones(2)).placements == (R,)
+
+    on_ranks(on_rank, 2)
+
+
+def test_pieces_that_cannot_belong_together():
+    """A piece of a wrong shape, and ranks that disagree in checked mode, are ShardMismatchErrors on every rank."""
+    import torch
+
+    def on_rank(mesh):
+        rank = mesh.get_rank()
+        make = DTensor.from_local
+        return [
+            text_of(ShardMismatchError, lambda: make(torch.ones(3, 2), mesh, [S0], shape=(5, 3))),
+            text_of(ShardMismatchError, lambda: make(torch.ones(3), mesh, [S0], shape=(5, 3))),
+            text_of(ShardMismatchError, lambda: make(torch.ones(3 - rank), mesh, [S0], run_check=True)),
+            text_of(
+                ShardMismatchError,
+                lambda: make(torch.ones(2, dtype=(torch.float32, torch.int64)[rank]), mesh, [S0], run_check=True),
+            ),
+        ]
+
+    first, second = on_ranks(on_rank, 2)
+    assert first[0] == "from_local: rank 0 holds [3, 3] of [5@tp, 3], but local has [3, 2]"
+    assert second[0] == "from_local: rank 1 holds [2, 3] of [5@tp, 3], but local has [3, 2]"
+    assert first[1] == second[1] == "from_local: shape [5, 3] has 2 dims, local [3] has 1"
+    assert first[2] == (
+        "from_local: the pieces do not make one tensor of [6] under (Shard(0),): rank 1 should hold [3] "
+        "(rank 0: [3] torch.float32, rank 1: [2] torch.float32); pass shape=, the global shape"
+    )
+    assert second[2].startswith("from_local: the pieces do not make one tensor of [4] under (Shard(0),): rank 0")
+    assert first[3] == second[3] == (
+        "from_local: ranks hold different dtypes (rank 0: [2] torch.float32, rank 1: [2] torch.int64)"
+    )
+
+
+def test_what_from_local_takes():
+    """from_local takes a plain tensor of a framework, and a mesh."""
+    import torch
+
+    def on_rank(mesh):
+        nested = text_of(TypeError, lambda: DTensor.from_local(spread(torch.ones(2), mesh, R), mesh))
+        return nested.partition("got")[0], text_of(TypeError, lambda: DTensor.from_local([1.0], mesh))
+
+    assert on_ranks(on_rank, 2)[0] == (
+        "from_local: local must be a plain tensor, ", "expected a tensor of torch or mindspore, got list"
+    )  # fmt: skip
+    assert text_of(ValueError, lambda: unit.resolve_mesh(None)) == (
+        "device_mesh: none given and none is current; pass one, or use 'with mesh:'"
+    )
+
+
+def test_redistribute_stays_on_its_mesh():
+    """The identical layout is the tensor itself; another mesh is refused."""
+    import torch
+
+    def on_rank(mesh):
+        x = spread(torch.ones(4, 6), mesh, S0, R)
+        assert x.redistribute(placements=[S0, R]) is x
+        assert x.redistribute(placements=("dp", None)) is x
+        return text_of(MeshMismatchError, lambda: x.redistribute(mesh["tp"], [R]))
+
+    assert on_ranks(on_rank, 2, 2)[0] == (
+        "redistribute: the tensor lives on DeviceMesh(cpu, dp=2, tp=2, ranks=[0, 1, 2, 3]), "
+        "not on DeviceMesh(cpu, tp=2, ranks=[0, 1])"
+    )
+
+
+@pytest.mark.parametrize("shape", [(2, 2), (2, 3)])
+def test_gradients_follow_every_change_of_placement(shape):
+    """Whatever the way, the gradient of full_tensor() under a random cotangent is that cotangent's own piece."""
+    import torch
+
+    generator = torch.Generator().manual_seed(3)
+    whole, seed = torch.randn(5, 7, generator=generator), torch.randn(5, 7, generator=generator)
+    kinds = (R, S0, S1)
+
+    def on_rank(mesh):
+        for source in [(one, other) for one in kinds for other in kinds]:
+            for target in [(one, other) for one in kinds for other in kinds]:
+                x = spread(whole, mesh, *source).requires_grad_()
+                y = x.redistribute(placements=target)
+                assert torch.equal(y.full_tensor(), whole)
+                (y.full_tensor() * seed).sum().backward()
+                assert x.grad.placements == x.placements
+                assert torch.equal(x.grad.full_tensor(), seed)
+
+    on_ranks(on_rank, *shape)
+
+
+def test_to_local_takes_the_gradient_as_told():
+    """Rank-specific code after to_local says Partial, and its gradients are added; the dual is the default."""
+    import torch
+
+    def on_rank(mesh):
+        factor = 1.0 + mesh.get_rank()
+        x = spread(torch.ones(3), mesh, R).requires_grad_()
+        (x.to_local(grad_placements=[P]) * factor).sum().backward()
+        told = x.grad.to_local()
+        x.grad = None
+        (x.to_local() * factor).sum().backward()
+        return told.tolist(), x.grad.to_local().tolist()
+
+    assert on_ranks(on_rank, 3) == [([6.0] * 3, [factor] * 3) for factor in (1.0, 2.0, 3.0)]
+
+
+def test_gradient_placements_that_cannot_be():
+    """A gradient placement that is not the dual, nor a sum of a replicated tensor's, is refused with what is legal."""
+    import torch
+
+    def on_rank(mesh):
+        x, y, z = spread(torch.ones(4, 4), mesh, S0), spread(torch.ones(4), mesh, R), spread(torch.ones(4), mesh, R)
+        z = get_torch_platform().wrap(z.to_local(), z.layout.with_placement(0, P))
+        assert x.to_local(grad_placements=[Shard(-2)]) is not None
+        return [
+            text_of(LayoutError, lambda: x.to_local(grad_placements=[P])),
+            text_of(LayoutError, lambda: y.to_local(grad_placements=[S0])),
+            text_of(LayoutError, lambda: z.to_local(grad_placements=[P])),
+            text_of(LayoutError, lambda: x.to_local(grad_placements=[R, R])),
+        ]
+
+    assert on_ranks(on_rank, 2)[0] == [
+        "to_local: on axis tp the tensor is Shard(0); its gradient can be Shard(0), not Partial(sum)",
+        "to_local: on axis tp the tensor is Replicate(); its gradient can be Replicate() or Partial(sum), not Shard(0)",
+        "to_local: on axis tp the tensor is Partial(sum); its gradient can be Replicate(), not Partial(sum)",
+        "to_local: 2 grad_placements given for the 1 axes ('tp',)",
+    ]
+
+
+def test_one_view_serves_all_consumers():
+    """Consumers of one replicated tensor that vary along the same axes share one view; other axes have their own."""
+    import torch
+
+    def on_rank(mesh):
+        x = spread(torch.ones(4), mesh, R, R).requires_grad_()
+        first, second = x.local_for(x.layout, (0,)), x.local_for(x.layout, (0,))
+        assert first is second
+        assert x.local_for(x.layout, (1,)) is not first
+        with torch.no_grad():
+            assert x.local_for(x.layout, (0,)) is x.to_local()
+
+    on_ranks(on_rank, 2, 2)
+
+
+def test_a_view_lives_until_its_gradient_has_passed():
+    """After backward nothing derived is kept: gathered copies are freed, and no later write can leave them stale."""
+    import torch
+
+    def on_rank(mesh):
+        x = spread(torch.ones(4, 3), mesh, S0).requires_grad_()
+        target = Layout.place(mesh, [R], (4, 3))
+        gathered = weakref.ref(x.local_for(target, ()))
+        gathered().sum().backward()
+        gc.collect()
+        assert gathered() is None
+        assert torch.equal(x.grad.full_tensor(), torch.ones(4, 3))
+
+    on_ranks(on_rank, 2)
+
+
+@pytest.mark.parametrize("write", ["add_", "data", "detach", "local"])
+def test_a_write_invalidates_views(write):
+    """However a tensor is written, what was gathered before is not used again."""
+    import torch
+
+    def on_rank(mesh):
+        x = spread(torch.arange(4.0), mesh, S0).requires_grad_()
+        target = Layout.place(mesh, [R], (4,))
+        before = x.local_for(target, ())
+        assert torch.equal(before.detach(), torch.arange(4.0))
+        with torch.no_grad():
+            alias = {"add_": x, "data": x.data, "detach": x.detach(), "local": x.to_local()}[write]
+            alias.add_(1.0)
+        assert torch.equal(x.local_for(target, ()).detach(), torch.arange(4.0) + 1)
+        with torch.no_grad():
+            alias.add_(1.0)
+        assert torch.equal(x.local_for(target, ()).detach(), torch.arange(4.0) + 2)
+
+    on_ranks(on_rank, 2)
+
+
+def test_reduce_partial_does_what_is_pending():
+    """reduce_partial leaves shards alone and reduces every Partial axis."""
+    import torch
+
+    def on_rank(mesh):
+        layout = Layout.place(mesh, [P, S0], (4,))
+        x = get_torch_platform().wrap(torch.ones(2), layout)
+        y = x.reduce_partial()
+        assert y.placements == (R, S0)
+        assert torch.equal(y.full_tensor(), torch.full((4,), 2.0))
+
+    on_ranks(on_rank, 2, 2)

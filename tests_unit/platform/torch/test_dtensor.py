@@ -1,0 +1,414 @@
+from __future__ import annotations
+
+import copy
+import io
+import pickle
+
+import pytest
+
+from hyper_parallel.core.dtensor.dtensor import DTensor
+from hyper_parallel.core.dtensor.layout import Layout
+from hyper_parallel.core.dtensor.mesh import init_device_mesh
+from hyper_parallel.core.dtensor.placements import Partial, Replicate, Shard
+from hyper_parallel.errors import LayoutError, MixedTensorError, UnsupportedOperatorError
+from hyper_parallel.platform.select import get_torch_platform
+from hyper_parallel.verify.simulate import simulate
+
+pytestmark = pytest.mark.platforms("torch")
+
+R, P, S0, S1 = Replicate(), Partial(), Shard(0), Shard(1)
+
+
+def values(*shape, seed=0):
+    """Random global values, equal on every rank."""
+    import torch
+
+    return torch.randn(*shape, generator=torch.Generator().manual_seed(seed))
+
+
+def spread(whole, mesh, *placements):
+    """A leaf DTensor of the global tensor ``whole``."""
+    layout = Layout.place(mesh, placements, tuple(whole.shape))
+    box = tuple(slice(*one) for one in layout.local_box())
+    return get_torch_platform().wrap(whole[box].clone(), layout)
+
+
+def pending(local, mesh, op="sum"):
+    """A DTensor over one axis whose summands are ``local``."""
+    return get_torch_platform().wrap(local, Layout.place(mesh, [Partial(op)], tuple(local.shape)))
+
+
+def on_ranks(function, world):
+    """``function(mesh)`` on every rank of a one-axis mesh."""
+    return simulate(lambda: function(init_device_mesh("cpu", (world,), mesh_dim_names=("tp",))), world, "torch")
+
+
+def assert_whole(found, wanted):
+    """The global value of ``found`` is ``wanted``."""
+    import torch
+
+    torch.testing.assert_close(found.detach().full_tensor() if isinstance(found, DTensor) else found, wanted)
+
+
+def text_of(kind, function):
+    """The text of the error that ``function`` raises."""
+    with pytest.raises(kind) as caught:
+        function()
+    return str(caught.value)
+
+
+# -- facts -------------------------------------------------------------------------------------------------------------
+
+
+def test_facts_are_global():
+    """Shape, sizes, strides and length are those of the global tensor; dtype and device those of the piece."""
+    import torch
+
+    def on_rank(mesh):
+        x = spread(values(5, 3), mesh, S0)
+        assert (x.shape, x.size(), x.size(0), x.size(dim=-1)) == ((5, 3), (5, 3), 5, 3)
+        assert (x.ndim, x.dim(), x.numel(), x.nelement(), len(x), x.stride()) == (2, 2, 15, 15, 5, (3, 1))
+        assert (x.dtype, x.device, x.itemsize) == (torch.float32, torch.device("cpu"), 4)
+        assert x.data_ptr() == x.to_local().data_ptr()
+        assert isinstance(x.shape, torch.Size)
+        assert repr(x).startswith("DTensor(f32[5@tp, 3] on DeviceMesh(cpu, tp=2, ranks=[0, 1]), local=tensor(")
+        assert text_of(TypeError, lambda: len(x.sum())) == "len() of a 0-d tensor"
+        assert {x: 1}[x] == 1
+
+    on_ranks(on_rank, 2)
+
+
+def test_scalars_leave_whole():
+    """item, float, int, bool and format see the reduced value of a scalar that is still pending."""
+    import torch
+
+    def on_rank(mesh):
+        x = spread(torch.arange(5.0), mesh, S0).sum()
+        assert x.placements == (P,)
+        assert (x.item(), float(x), int(x), bool(x), f"{x:.1f}") == (10.0, 10.0, 10, True, "10.0")
+        assert spread(torch.arange(5), mesh, S0).tolist() == [0, 1, 2, 3, 4]
+        assert text_of(UnsupportedOperatorError, x.numpy) == (
+            "numpy() of a DTensor: say x.full_tensor().numpy() for the whole, "
+            "x.to_local().numpy() for this rank's piece"
+        )
+
+    on_ranks(on_rank, 3)
+
+
+# -- backward ----------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("world", [2, 3, 4])
+def test_only_a_scalar_has_an_implicit_seed(world):
+    """backward() without a gradient is for one global element, however few a rank holds."""
+    import torch
+
+    def on_rank(mesh):
+        one = spread(values(1), mesh, S0).requires_grad_()
+        (one * 2.0).backward()
+        assert_whole(one.grad, torch.full((1,), 2.0))
+        many = spread(values(world), mesh, S0).requires_grad_()
+        return text_of(RuntimeError, lambda: (many * 2.0).backward())
+
+    assert set(on_ranks(on_rank, world)) == {
+        f"backward: grad can be implicitly created only for scalar outputs, not for f32[{world}@tp]"
+    }
+
+
+@pytest.mark.parametrize("op", ["sum", "avg", "max", "min"])
+@pytest.mark.parametrize("world", [2, 3])
+def test_backward_from_a_pending_reduction(op, world):
+    """A loss that is still Partial gives each summand its own share: 1, 1/n, or 1 to the rank that attained it."""
+    import torch
+
+    def on_rank(mesh):
+        x = pending(torch.tensor(1.0 + mesh.get_rank()), mesh, op).requires_grad_()
+        x.backward()
+        kept = x.grad.to_local().item()
+        y = pending(torch.tensor(1.0 + mesh.get_rank()), mesh, op).requires_grad_()
+        y.redistribute().backward(spread(torch.tensor(1.0), mesh, R))
+        assert kept == pytest.approx(y.grad.to_local().item())
+        z = pending(torch.tensor(1.0 + mesh.get_rank()), mesh, op).requires_grad_()
+        (found,) = torch.autograd.grad(z, z, spread(torch.tensor(1.0), mesh, R))
+        assert found.to_local().item() == pytest.approx(kept)
+        return kept
+
+    wanted = {"sum": [1.0] * world, "avg": [1 / world] * world, "max": [0.0] * (world - 1) + [1.0],
+              "min": [1.0] + [0.0] * (world - 1)}[op]  # fmt: skip
+    assert on_ranks(on_rank, world) == pytest.approx(wanted)
+
+
+@pytest.mark.parametrize("world", [2, 3, 4])
+def test_gradients_accumulate_as_on_one_device(world):
+    """Two backwards add up in .grad, retained graphs and kept views included, with no factor of the world's size."""
+    import torch
+    import torch.nn.functional as F  # noqa: N812 - the field's name for it
+
+    x, w, seed = values(5, 3), values(4, 3, seed=1), values(5, 4, seed=2)
+    plain = w.clone().requires_grad_()
+    (3 * F.linear(x, plain)).backward(seed)
+
+    def on_rank(mesh):
+        held, weight = spread(x, mesh, S0), spread(w, mesh, R).requires_grad_()
+        out = F.linear(held, weight)
+        out.backward(spread(seed, mesh, S0), retain_graph=True)
+        out.backward(spread(seed, mesh, R))
+        F.linear(held, weight).backward(spread(seed, mesh, S1))
+        assert weight.grad.placements == (R,)
+        assert_whole(weight.grad, plain.grad)
+        weight.grad = None
+        assert weight.grad is None
+
+    on_ranks(on_rank, world)
+
+
+def test_grad_modes_do_not_leak():
+    """Calls under no_grad and inference_mode leave no plan or view behind that would lose a later gradient."""
+    import torch
+    import torch.nn.functional as F  # noqa: N812 - as above
+
+    x, w = values(5, 3), values(4, 3, seed=1)
+    plain = w.clone().requires_grad_()
+    F.linear(x, plain).sum().backward()
+
+    def on_rank(mesh):
+        held, weight = spread(x, mesh, S0), spread(w, mesh, R)
+        F.linear(held, weight)
+        weight.requires_grad_()
+        with torch.no_grad():
+            assert not F.linear(held, weight).requires_grad
+        with torch.inference_mode():
+            assert not F.linear(held, weight).requires_grad
+            assert_whole(spread(x, mesh, S0).mul_(2.0), 2 * x)
+        F.linear(held, weight).sum().backward()
+        assert_whole(weight.grad, plain.grad)
+        weight.requires_grad = False
+        assert not F.linear(held, weight).requires_grad
+
+    on_ranks(on_rank, 2)
+
+
+def test_hooks_see_dtensors():
+    """Hooks on tensors get and may replace DTensors in the dual layout; those after accumulation get the tensor."""
+    x = values(4)
+
+    def on_rank(mesh):
+        seen, held = [], spread(x, mesh, S0).requires_grad_()
+        held.register_hook(lambda grad: (seen.append(grad), grad * 2.0)[1])
+        held.register_post_accumulate_grad_hook(seen.append)
+        (held * 3.0).sum().backward()
+        assert_whole(seen[0], 3 + 0 * x)
+        assert seen[1] is held
+        assert_whole(held.grad, 6 + 0 * x)
+        bad = spread(x, mesh, S0).requires_grad_()
+        bad.register_hook(lambda grad: grad.to_local())
+        return text_of(MixedTensorError, lambda: (bad * 3.0).sum().backward())
+
+    assert on_ranks(on_rank, 2)[0] == "gradient returned by a hook of a DTensor must be a DTensor, got Tensor"
+
+
+def test_gradients_do_not_pass_by_a_hook():
+    """A gathered tensor whose gradient is wanted gets it; once gradients go past it, asking is an error."""
+    import torch.nn.functional as F  # noqa: N812 - as above
+
+    x, w = values(4, 3), values(4, 3, seed=1)
+    plain = x.clone().requires_grad_()
+    F.linear(plain, w).sum().backward()
+
+    def on_rank(mesh):
+        held, weight, seen = spread(x, mesh, S0).requires_grad_(), spread(w, mesh, S0), []
+        gathered = held.redistribute()
+        gathered.register_hook(seen.append)
+        gathered.retain_grad()
+        F.linear(gathered, weight).sum().backward()
+        for grad in (seen[0], gathered.grad, held.grad):
+            assert_whole(grad, plain.grad)
+        late = held.redistribute()
+        F.linear(late, weight)
+        return text_of(UnsupportedOperatorError, lambda: late.register_hook(print))
+
+    assert on_ranks(on_rank, 2)[0] == (
+        "register_hook: f32[4, 3] was redistributed and used already, and its gradient goes straight to what it was "
+        "redistributed from; use x.clone() in its place, or register hooks first"
+    )
+
+
+def test_what_a_gradient_must_be():
+    """A gradient assigned or passed in must be a DTensor of the tensor's shape; it is redistributed to the dual."""
+    x = values(4)
+
+    def on_rank(mesh):
+        held = spread(x, mesh, S0).requires_grad_()
+        held.grad = spread(x, mesh, R)
+        assert held.grad.placements == (S0,)
+        assert_whole(held.grad, x)
+        return [
+            text_of(MixedTensorError, lambda: setattr(held, "grad", x)),
+            text_of(LayoutError, lambda: setattr(held, "grad", spread(values(5), mesh, S0))),
+            text_of(MixedTensorError, lambda: (held * 2.0).backward(x)),
+        ]
+
+    assert on_ranks(on_rank, 2)[0] == [
+        "grad of a DTensor must be a DTensor, got Tensor",
+        "grad has shape [5], the tensor has [4]",
+        "backward: gradient of a DTensor must be a DTensor, got Tensor",
+    ]
+
+
+# -- objects -----------------------------------------------------------------------------------------------------------
+
+
+def test_parameters_stay_parameters():
+    """nn.Parameter of a DTensor is both, through deepcopy, pickle and torch.save, attributes and gradients included."""
+    import torch
+    from torch import nn
+
+    w = values(4, 3)
+
+    def on_rank(mesh):
+        made = nn.Parameter(spread(w, mesh, S0))
+        made.tag = "mine"
+        made.grad = spread(2 * w, mesh, S0)
+        stream = io.BytesIO()
+        torch.save(made, stream)
+        stream.seek(0)
+        loaded = torch.load(stream, weights_only=False)
+        copied, pickled = copy.deepcopy(made), pickle.loads(pickle.dumps(made))  # noqa: S301 - our own bytes
+        for one in (made, copied, pickled, loaded):
+            assert isinstance(one, nn.Parameter)
+            assert isinstance(one, DTensor)
+            assert one.requires_grad
+            assert one.is_leaf
+            assert one.tag == "mine"
+            assert one.layout is made.layout
+            assert_whole(one, w)
+        assert_whole(copied.grad, 2 * w)
+        with torch.no_grad():
+            copied.add_(1.0)
+        assert_whole(made, w)
+        twins = copy.deepcopy([made, made])
+        assert twins[0] is twins[1]
+
+    on_ranks(on_rank, 2)
+
+
+def test_data_keeps_the_layout_and_may_change_the_dtype():
+    """Assigning .data replaces values and dtype, of the wrapper too; another layout is refused."""
+    import torch
+
+    w = values(4, 3)
+
+    def on_rank(mesh):
+        made = torch.nn.Parameter(spread(w, mesh, S0))
+        made.data = made.data.to(torch.float64)
+        with torch._C.DisableTorchFunctionSubclass():
+            assert torch.Tensor.dtype.__get__(made) is torch.float64
+        assert made.dtype is torch.float64
+        made.sum().backward()
+        assert made.grad.dtype is torch.float64
+        return text_of(LayoutError, lambda: setattr(made, "data", spread(w, mesh, R)))
+
+    text = on_ranks(on_rank, 2)[0]
+    assert text.startswith("data must be a DTensor laid out as f64[4@tp, 3], got DTensor(f32[4, 3] on")
+
+
+def test_modules_hold_dtensors():
+    """state_dict, load_state_dict and to(dtype) work on a module of DTensor parameters, forward after each."""
+    import torch.nn.functional as F  # noqa: N812 - as above
+    from torch import nn
+
+    x, w, b = values(5, 3), values(4, 3, seed=1), values(4, seed=2)
+
+    def on_rank(mesh):
+        module = nn.Linear(3, 4)
+        module.weight, module.bias = nn.Parameter(spread(w, mesh, S0)), nn.Parameter(spread(b, mesh, S0))
+        state = {name: value * 2.0 for name, value in module.state_dict().items()}
+        assert_whole(module(spread(x, mesh, R)), F.linear(x, w, b))
+        module.load_state_dict(state)
+        assert_whole(module(spread(x, mesh, R)), F.linear(x, 2 * w, 2 * b))
+        assert isinstance(module.weight, nn.Parameter)
+        module.double()
+        assert_whole(module(spread(x.double(), mesh, S0)), F.linear(x.double(), 2 * w.double(), 2 * b.double()))
+
+    on_ranks(on_rank, 2)
+
+
+@pytest.mark.parametrize("name", ["SGD", "AdamW", "Adagrad"])
+def test_optimizers_write_in_place(name):
+    """Steps of PyTorch's optimizers are those of one device, and no step uses what was gathered before the last."""
+    import torch
+    import torch.nn.functional as F  # noqa: N812 - as above
+
+    x, w = values(5, 3), values(4, 3, seed=1)
+
+    def train(weight, held):
+        optimizer = getattr(torch.optim, name)([weight], lr=0.1, foreach=False)
+        for _ in range(3):
+            optimizer.zero_grad()
+            F.linear(held, weight).square().sum().backward()
+            optimizer.step()
+        return weight
+
+    plain = train(torch.nn.Parameter(w.clone()), x).detach()
+
+    def on_rank(mesh):
+        for place in (R, S0, S1):
+            assert_whole(train(torch.nn.Parameter(spread(w, mesh, place)), spread(x, mesh, S0)), plain)
+
+    on_ranks(on_rank, 2)
+
+
+# -- writing -----------------------------------------------------------------------------------------------------------
+
+
+def test_writes_to_copies_are_refused():
+    """A view that had to move is a copy; writing to it, or to any alias or view of it, is an error that says so."""
+    x = values(4, 6)
+
+    def on_rank(mesh):
+        copied = spread(x, mesh, S1).view(24)
+        aliases = [copied, copied.detach(), copied.data, copied.view(4, 6), copied.view(4, 6)[1:], copied.unbind(0)[0],
+                   copied.contiguous(), copy.copy(copied)]  # fmt: skip
+        texts = [text_of(UnsupportedOperatorError, lambda one=one: one.add_(1.0)) for one in aliases]
+        assert_whole(copied.clone().add_(1.0), x.view(24) + 1)
+        assert_whole(copy.deepcopy(copied).add_(1.0), x.view(24) + 1)
+        return texts
+
+    texts = on_ranks(on_rank, 2)[0]
+    assert texts[0] == (
+        "add(x=f32[24@tp]): x cannot be written to: it is a copy: view(x=f32[4, 6@tp]) had to move x to "
+        "f32[4@tp, 6], so a write would be lost; write to x itself"
+    )
+    assert all("so a write would be lost; write to x itself" in text for text in texts)
+
+
+def test_writes_through_views_arrive():
+    """A view that needed no move shares storage: what is written to it is in the tensor."""
+    x = values(4, 6)
+
+    def on_rank(mesh):
+        held = spread(x, mesh, S0)
+        held.view(24).add_(1.0)
+        held.detach().mul_(2.0)
+        held.data.mul_(3.0)
+        assert_whole(held, 6 * (x + 1))
+
+    on_ranks(on_rank, 2)
+
+
+@pytest.mark.parametrize("world", [2, 3])
+def test_gradients_through_writes(world):
+    """In-place operations on the graph give both operands the gradients of one device."""
+    x, y = values(5, 3), values(3, seed=1)
+    plain_x, plain_y = x.clone().requires_grad_(), y.clone().requires_grad_()
+    ((plain_x * 1.0 * plain_y) ** 2).sum().backward()
+
+    def on_rank(mesh):
+        held, other = spread(x, mesh, S0).requires_grad_(), spread(y, mesh, R).requires_grad_()
+        written = held * 1.0
+        assert written.mul_(other) is written
+        (written * written).sum().backward()
+        assert_whole(held.grad, plain_x.grad)
+        assert_whole(other.grad, plain_y.grad)
+
+    on_ranks(on_rank, world)
