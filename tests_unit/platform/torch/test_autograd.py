@@ -1,0 +1,293 @@
+from __future__ import annotations
+
+import pytest
+
+from hyper_parallel.core.dtensor.dtensor import DTensor
+from hyper_parallel.core.dtensor.layout import Layout
+from hyper_parallel.core.dtensor.mesh import init_device_mesh
+from hyper_parallel.core.dtensor.placements import Partial, Replicate, Shard
+from hyper_parallel.errors import MixedTensorError, UnsupportedOperatorError
+from hyper_parallel.platform.select import get_torch_platform
+from hyper_parallel.verify.check import check_function
+from hyper_parallel.verify.simulate import simulate
+
+pytestmark = pytest.mark.platforms("torch")
+
+R, P, S0, S1 = Replicate(), Partial(), Shard(0), Shard(1)
+
+
+def values(*shape, seed=0):
+    """Random global values, equal on every rank."""
+    import torch
+
+    return torch.randn(*shape, generator=torch.Generator().manual_seed(seed))
+
+
+def spread(whole, mesh, *placements):
+    """A leaf DTensor of the global tensor ``whole``."""
+    layout = Layout.place(mesh, placements, tuple(whole.shape))
+    box = tuple(slice(*one) for one in layout.local_box())
+    return get_torch_platform().wrap(whole[box].clone(), layout)
+
+
+def on_ranks(function, world):
+    """``function(mesh)`` on every rank of a one-axis mesh."""
+    return simulate(lambda: function(init_device_mesh("cpu", (world,), mesh_dim_names=("tp",))), world, "torch")
+
+
+def assert_whole(found, wanted):
+    """The global value of the DTensor ``found`` is ``wanted``."""
+    import torch
+
+    torch.testing.assert_close(found.detach().full_tensor(), wanted)
+
+
+def text_of(kind, function):
+    """The text of the error that ``function`` raises."""
+    with pytest.raises(kind) as caught:
+        function()
+    return str(caught.value)
+
+
+def functions():
+    """Custom functions as users write them, in the styles that PyTorch has."""
+    import torch
+
+    class Pair(torch.autograd.Function):
+        @staticmethod
+        def forward(ctx, x, y, factor):
+            ctx.save_for_backward(x, y)
+            ctx.factor = factor
+            return x * y, (x + y) * factor
+
+        @staticmethod
+        def backward(ctx, first, second):
+            x, y = ctx.saved_tensors
+            assert ctx.needs_input_grad == (True, True, False)
+            return first * y + second * ctx.factor, first * x + second * ctx.factor, None
+
+    class Exp(torch.autograd.Function):
+        @staticmethod
+        def forward(x):
+            return x.exp()
+
+        @staticmethod
+        def setup_context(ctx, inputs, output):
+            ctx.save_for_backward(output)
+
+        @staticmethod
+        @torch.autograd.function.once_differentiable
+        def backward(ctx, grad):
+            return grad * ctx.saved_tensors[0]
+
+    class Double(torch.autograd.Function):
+        @staticmethod
+        def forward(ctx, x):
+            x.mul_(2.0)
+            ctx.mark_dirty(x)
+            return x
+
+        @staticmethod
+        def backward(ctx, grad):
+            del ctx
+            return grad * 2.0
+
+    class Plain(torch.autograd.Function):
+        @staticmethod
+        def forward(ctx, x):
+            del ctx
+            return x * 1.0
+
+        @staticmethod
+        def backward(ctx, grad):
+            del ctx
+            return grad.to_local()
+
+    return Pair, Exp, Double, Plain
+
+
+@pytest.mark.parametrize("mesh", [(2,), (3,), (2, 2)])
+def test_custom_functions_mean_the_same_on_dtensors(mesh):
+    """forward and backward of torch.autograd.Function see global tensors: values and gradients are the plain ones."""
+    pair, exp, _, _ = functions()
+    x, y = values(5, 3).numpy(), values(5, 3, seed=1).numpy()
+    both = check_function(lambda a, b: pair.apply(a, b, 3.0), [x, y], mesh, platform="torch", limit=20)
+    assert both.wrong == both.rejected == []
+    assert both.ok
+    one = check_function(exp.apply, [x], mesh, platform="torch", partial=("sum", "avg", "max"), limit=20)
+    assert one.wrong == one.rejected == []
+    assert one.ok
+
+
+def test_custom_functions_that_write():
+    """mark_dirty reaches the local: the argument comes back as itself, with the right gradient."""
+    import torch
+
+    double = functions()[2]
+
+    def on_rank(mesh):
+        x = spread(values(5), mesh, S0).requires_grad_()
+        hidden = x * 1.0
+        assert double.apply(hidden) is hidden
+        hidden.sum().backward()
+        assert_whole(x.grad, torch.full((5,), 2.0))
+
+    on_ranks(on_rank, 2)
+
+
+def test_custom_functions_watch_what_they_saved():
+    """A saved tensor that was written since is PyTorch's own error, not a wrong gradient."""
+    exp = functions()[1]
+
+    def on_rank(mesh):
+        out = exp.apply(spread(values(4), mesh, S0).requires_grad_())
+        out.mul_(2.0)
+        return text_of(RuntimeError, lambda: out.sum().backward())
+
+    assert "modified by an inplace operation" in on_ranks(on_rank, 2)[0]
+
+
+def test_custom_functions_differentiate_twice():
+    """What a custom function saved keeps its graph, so a second derivative passes it."""
+    import torch
+
+    pair, x = functions()[0], values(4)
+    plain = x.clone().requires_grad_()
+    (first,) = torch.autograd.grad(pair.apply(plain, plain * 2.0, 1.0)[0].sum(), plain, create_graph=True)
+    first.square().sum().backward()
+
+    def on_rank(mesh):
+        held = spread(x, mesh, S0).requires_grad_()
+        (found,) = torch.autograd.grad(pair.apply(held, held * 2.0, 1.0)[0].sum(), held, create_graph=True)
+        found.square().sum().backward()
+        assert_whole(held.grad, plain.grad)
+
+    on_ranks(on_rank, 3)
+
+
+def test_custom_functions_that_cannot_be():
+    """Plain gradients, names and full backward hooks are refused; plain tensors go PyTorch's own way."""
+    import torch
+    from torch import nn
+
+    pair, exp, _, plain = functions()
+    assert type(exp.apply(values(3).requires_grad_())) is torch.Tensor
+
+    def on_rank(mesh):
+        x = spread(values(4, 3), mesh, S0).requires_grad_()
+        module = nn.Linear(3, 3)
+        module.register_full_backward_hook(print)
+        return [
+            text_of(MixedTensorError, lambda: plain.apply(x).sum().backward()),
+            text_of(TypeError, lambda: pair.apply(x, y=x, factor=2.0)),
+            text_of(UnsupportedOperatorError, lambda: module(x)),
+        ]
+
+    assert on_ranks(on_rank, 2)[0] == [
+        "Plain.backward: gradient 0 of a DTensor must be a DTensor, got Tensor",
+        "Pair.apply: with DTensors give every argument by position, got y, factor by name",
+        "full backward hooks of modules do not see DTensors; use x.register_hook(hook) on the DTensors that go in and "
+        "come out",
+    ]
+
+
+@pytest.mark.parametrize("world", [2, 3, 4])
+def test_grad_and_backward_take_dtensors(world):
+    """torch.autograd.grad and backward start from DTensors and reach them, under random cotangents."""
+    import torch
+    import torch.nn.functional as F  # noqa: N812 - the field's name for it
+
+    x, w, seed = values(5, 3), values(4, 3, seed=1), values(5, 4, seed=2)
+    plain_x, plain_w = x.clone().requires_grad_(), w.clone().requires_grad_()
+    F.linear(plain_x, plain_w).backward(seed)
+
+    def on_rank(mesh):
+        for place in (R, S0, S1):
+            held, weight = spread(x, mesh, place).requires_grad_(), spread(w, mesh, S0).requires_grad_()
+            out = F.linear(held, weight)
+            found = torch.autograd.grad(out, [held, weight], [spread(seed, mesh, S1)], retain_graph=True)
+            assert held.grad is None
+            torch.autograd.backward([out], [spread(seed, mesh, R)], inputs=[weight])
+            assert held.grad is None
+            for one, wanted in zip([*found, weight.grad], [plain_x.grad, plain_w.grad, plain_w.grad], strict=True):
+                assert_whole(one, wanted)
+        unused = spread(x, mesh, S0).requires_grad_()
+        assert torch.autograd.grad(held.sum(), [held, unused], allow_unused=True)[1] is None
+
+    on_ranks(on_rank, world)
+
+
+@pytest.mark.parametrize("world", [2, 3])
+def test_second_derivatives(world):
+    """A gradient penalty is that of one device: every change of placement is differentiable twice."""
+    import torch
+    import torch.nn.functional as F  # noqa: N812 - as above
+
+    x, w = values(5, 3), values(4, 3, seed=1)
+
+    def penalty(held, weight):
+        (found,) = torch.autograd.grad(F.linear(held, weight).square().sum(), weight, create_graph=True)
+        found.square().sum().backward()
+        return held.grad, weight.grad
+
+    wanted = penalty(x.clone().requires_grad_(), w.clone().requires_grad_())
+
+    def on_rank(mesh):
+        for places in ((S0, R), (R, S0), (S1, S1), (S0, S0), (R, S1)):
+            held, weight = (spread(one, mesh, place) for one, place in zip((x, w), places, strict=True))
+            for found, plain in zip(penalty(held.requires_grad_(), weight.requires_grad_()), wanted, strict=True):
+                assert_whole(found, plain)
+
+    on_ranks(on_rank, world)
+
+
+@pytest.mark.parametrize("reentrant", [False, True])
+def test_checkpointing(reentrant):
+    """Recomputed activations give the same gradients, in both of PyTorch's ways."""
+    import torch.nn.functional as F  # noqa: N812 - as above
+    from torch.utils.checkpoint import checkpoint
+
+    x, w = values(5, 3), values(4, 3, seed=1)
+    plain_x, plain_w = x.clone().requires_grad_(), w.clone().requires_grad_()
+    F.linear(plain_x, plain_w).relu().sum().backward()
+
+    def on_rank(mesh):
+        held, weight = spread(x, mesh, S0).requires_grad_(), spread(w, mesh, R).requires_grad_()
+        checkpoint(lambda one: F.linear(one, weight).relu(), held, use_reentrant=reentrant).sum().backward()
+        assert_whole(held.grad, plain_x.grad)
+        assert_whole(weight.grad, plain_w.grad)
+
+    on_ranks(on_rank, 2)
+
+
+def test_what_grad_cannot_do():
+    """Batched cotangents, a gradient that was passed by, and lists of different lengths are refused."""
+    import torch
+    import torch.nn.functional as F  # noqa: N812 - as above
+
+    def on_rank(mesh):
+        x = spread(values(4, 3), mesh, S0).requires_grad_()
+        gathered = x.redistribute()
+        out = F.linear(gathered, spread(values(4, 3), mesh, S0)).sum()
+        return [
+            text_of(UnsupportedOperatorError, lambda: torch.autograd.grad(out, x, out, is_grads_batched=True)),
+            text_of(UnsupportedOperatorError, lambda: torch.autograd.grad(out, gathered)).partition(":")[0],
+            text_of(RuntimeError, lambda: torch.autograd.grad(out, x, [out, out])),
+        ]
+
+    assert on_ranks(on_rank, 2)[0] == [
+        "torch.autograd.grad: is_grads_batched is not supported for DTensors; call it once per cotangent",
+        "grad",
+        "grad: 1 tensors and 2 gradients given",
+    ]
+
+
+def test_internal_functions_take_no_detour():
+    """The library's own custom functions are PyTorch's, untouched by what users' functions go through."""
+    import torch
+
+    own = get_torch_platform().Function
+    assert issubclass(own, torch.autograd.Function)
+    assert own.apply.__func__ is not torch.autograd.Function.apply.__func__
+    assert own.apply.__func__.__module__ == "torch.autograd.function"
+    assert not isinstance(torch.ones(1), DTensor)

@@ -1,0 +1,89 @@
+from __future__ import annotations
+
+import pytest
+
+from hyper_parallel.platform.select import get_torch_platform
+
+pytestmark = pytest.mark.platforms("torch")
+
+
+def test_shapes():
+    """Joining, cutting and reshaping keep elements in row-major order, empty pieces included."""
+    import torch
+
+    platform, x = get_torch_platform(), torch.arange(6.0).reshape(2, 3)
+    assert torch.equal(platform.cat([x, x[:0]], 0), x)
+    assert platform.narrow(x, 1, 1, 2).tolist() == [[1, 2], [4, 5]]
+    assert platform.reshape(x.T, (6,)).tolist() == [0, 3, 1, 4, 2, 5]
+    assert platform.contiguous(x.T).stride() == (2, 1)
+    assert platform.size_of([2, 3]) == torch.Size([2, 3])
+
+
+def test_copies_and_aliases():
+    """copy is new storage off the graph, detach is the same storage off the graph."""
+    import torch
+
+    platform, x = get_torch_platform(), torch.ones(2, requires_grad=True)
+    for made, shares in ((platform.copy(x), False), (platform.detach(x), True)):
+        assert not made.requires_grad
+        assert (made.data_ptr() == x.data_ptr()) is shares
+
+
+def test_makers():
+    """Tensors are made with the value, dtype and shape asked for."""
+    import torch
+
+    platform = get_torch_platform()
+    assert platform.zeros((2,), dtype=torch.int32).tolist() == [0, 0]
+    assert platform.full((2,), 3.0, dtype=torch.float64).dtype is torch.float64
+    assert platform.zeros_like(torch.ones(2, dtype=torch.int8)).dtype is torch.int8
+    assert platform.ones_like(torch.zeros(2)).tolist() == [1, 1]
+    assert platform.arange(1, 6, 2).tolist() == [1, 3, 5]
+
+
+def test_kinds():
+    """Floating and complex tensors may carry gradients, others not; sizes are in bytes."""
+    import torch
+
+    platform = get_torch_platform()
+    assert platform.is_tensor(torch.nn.Parameter(torch.ones(1)))
+    assert not platform.is_tensor([1.0])
+    assert [platform.is_floating(torch.ones(1, dtype=one)) for one in (torch.bfloat16, torch.complex64, torch.int64)] \
+        == [True, True, False]  # fmt: skip
+    assert platform.itemsize(torch.ones(1, dtype=torch.float64)) == 8
+
+
+def test_numpy_bridge():
+    """Arrays come in as copies, and bfloat16 goes out as float32."""
+    import numpy as np
+    import torch
+
+    platform, array = get_torch_platform(), np.arange(3, dtype=np.int32)
+    made = platform.from_numpy(array)
+    array[0] = 7
+    assert made.tolist() == [0, 1, 2]
+    assert made.dtype is torch.int32
+    assert platform.tensor_to_numpy(torch.ones(1, dtype=torch.bfloat16)).dtype == np.float32
+    assert platform.tensor_to_numpy(torch.ones(1, requires_grad=True)).tolist() == [1]
+
+
+def test_dtype_names():
+    """Every framework's spelling of a dtype is understood; an unknown one lists the candidates."""
+    import torch
+
+    platform = get_torch_platform()
+    assert {platform.str_to_dtype(name) for name in ("torch.float32", "mindspore.float32", "Float32", "float32")} \
+        == {torch.float32}  # fmt: skip
+    with pytest.raises(ValueError, match="unknown dtype 'float33'; known: bfloat16, "):
+        platform.str_to_dtype("float33")
+
+
+def test_trees_keep_their_types():
+    """tree_map keeps lists, tuples, named tuples and dicts."""
+    import collections
+
+    pair = collections.namedtuple("pair", "a b")
+    tree = {"x": [1, (2,)], "y": pair(3, 4)}
+    found = get_torch_platform().tree_map(lambda one: one * 2, tree)
+    assert found == {"x": [2, (4,)], "y": pair(6, 8)}
+    assert type(found["y"]) is pair
