@@ -25,6 +25,9 @@ class TorchTensors(TensorsFacet):
         """``torch.cat``."""
         return torch.cat(list(tensors), dim)
 
+    def _cat(self, parts: list[Any], dim: int) -> Any:
+        return torch.cat(parts, dim)
+
     def narrow(self, data: Any, dim: int, start: int, length: int) -> Any:
         """A view."""
         return data.narrow(dim, start, length)

@@ -1,0 +1,43 @@
+from __future__ import annotations
+
+import pytest
+
+from hyper_parallel.core.shard.binder import Binder, binder
+
+
+def test_one_binder_per_text():
+    """Equal signatures share a binder."""
+    assert binder("x, y") is binder("x, y")
+
+
+@pytest.mark.parametrize("args, kwargs, wanted", [
+    ((1, 2), {}, {"x": 1, "dim": 2, "keepdim": False, "dtype": None}),
+    ((1,), {"dim": 2, "keepdim": True}, {"x": 1, "dim": 2, "keepdim": True, "dtype": None}),
+    ((), {"dtype": "f", "x": 1}, {"x": 1, "dim": None, "keepdim": False, "dtype": "f"}),
+    ((), {"input": 1}, {"x": 1, "dim": None, "keepdim": False, "dtype": None}),
+    ((), {"self": 1, "dim": 0}, {"x": 1, "dim": 0, "keepdim": False, "dtype": None}),
+])  # fmt: skip
+def test_arguments_by_name(args, kwargs, wanted):
+    """Positions, names in any order and the frameworks' own names give the canonical arguments, defaults filled in."""
+    assert Binder("x, dim=None, keepdim=False, *, dtype=None").bind(args, kwargs) == wanted
+
+
+@pytest.mark.parametrize("args, kwargs", [
+    ((1, 2, 3), {}), ((1, (2, 3)), {}), ((1, [2, 3]), {}), ((1,), {"shape": (2, 3)}), ((1,), {"shape": [2, 3]}),
+])  # fmt: skip
+def test_a_starred_parameter_takes_both_forms(args, kwargs):
+    """Sizes come one by one, as a sequence or by name, and are one tuple."""
+    assert Binder("x, *shape").bind(args, kwargs) == {"x": 1, "shape": (2, 3)}
+
+
+@pytest.mark.parametrize("args, kwargs, text", [
+    ((), {}, "missing a required argument: 'x'"),
+    ((1, 2, 3), {}, "too many positional arguments"),
+    ((1,), {"out": 2}, "got an unexpected keyword argument 'out'"),
+    ((1,), {"x": 2}, "multiple values for argument 'x'"),
+])  # fmt: skip
+def test_calls_that_do_not_fit(args, kwargs, text):
+    """A call that does not fit is Python's own TypeError."""
+    with pytest.raises(TypeError) as caught:
+        Binder("x, y=None").bind(args, kwargs)
+    assert str(caught.value) == text

@@ -1,0 +1,79 @@
+from __future__ import annotations
+
+import pytest
+
+from hyper_parallel.core.dtensor.layout import Layout
+from hyper_parallel.core.dtensor.mesh import DeviceMesh
+from hyper_parallel.core.dtensor.placements import Partial, Replicate, Shard
+from hyper_parallel.core.shard.call import LocalCall, OpCall, Operand, Ref
+from hyper_parallel.core.shard.propagation import describe, propagate
+from hyper_parallel.core.shard.rule import Fixed, Row, Rule, Strategies
+from hyper_parallel.errors import LayoutError, UnsupportedOperatorError
+
+MESH = DeviceMesh.grid("cpu", (2, 3), tuple(range(6)), ("dp", "tp"))
+R, P, S0 = Replicate(), Partial(), Shard(0)
+
+
+def call_of(*placements):
+    """A call of ``op`` on f32[6, 2] operands."""
+    layouts = [Layout.place(MESH, one, (6, 2)) for one in placements]
+    names = "xyz"
+    operands = tuple(Operand(names[n], layout, "float32") for n, layout in enumerate(layouts))
+    return OpCall("op", MESH, operands, {names[n]: Ref(n) for n in range(len(operands))})
+
+
+def rule_of(answer):
+    """A rule that always answers ``answer``."""
+    return Rule("op", "x, y=None", lambda _: answer)
+
+
+def test_a_plan_holds_the_choice_and_the_local_call():
+    """propagate chooses, and asks the rule how the local call differs, once layouts are settled."""
+    asked = []
+
+    def localize(call, targets, outputs):
+        asked.append((call, targets, outputs))
+        return LocalCall({"x": 1})
+
+    call = call_of((S0, R))
+    plan = propagate(call, rule_of(Strategies((Row((R,), (R,)), Row((S0,), (S0,))), ((6, 2),), localize)))
+    assert plan.local == LocalCall({"x": 1})
+    assert asked == [(call, plan.choice.targets, plan.choice.outputs)]
+    assert not plan.moves
+    assert propagate(call, rule_of(Strategies((Row((R,), (R,)),), ((6, 2),)))).moves
+
+
+def test_fixed_layouts_leave_operands_alone():
+    """Under a fixed answer nothing moves, and what is whole varies where another operand differs."""
+    call = call_of((R, S0), (R, R), (P, R))
+    plan = propagate(call, rule_of(Fixed((call.operands[0].layout,), many=True)))
+    assert not plan.moves
+    assert plan.many
+    assert plan.choice.varying == ((0,), (0, 1), (1,))
+
+
+def test_what_a_rule_refuses_names_the_call():
+    """A rule's ValueError becomes a LayoutError that says which call it was."""
+
+    def refuse(_):
+        msg = "no such dim"
+        raise ValueError(msg)
+
+    with pytest.raises(LayoutError) as caught:
+        propagate(call_of((S0, P)), Rule("op", "x", refuse))
+    assert str(caught.value) == "op(x=f32[6@dp, 2] + Partial(sum)@tp): no such dim"
+
+
+def test_in_place_that_would_move():
+    """An in-place call that would have to move what it writes says so and gives the way out."""
+    with pytest.raises(UnsupportedOperatorError) as caught:
+        propagate(call_of((S0, P)), rule_of(Strategies((Row((R,), (R,)),), ((6, 2),))), in_place=True)
+    assert str(caught.value) == (
+        "op(x=f32[6@dp, 2] + Partial(sum)@tp): writing in place would have to change the layout of x; "
+        "use the out-of-place form, or x = x.redistribute(placements=[Replicate(), Replicate()]) first"
+    )
+
+
+def test_describe_is_the_one_notation():
+    """A call is written with its operands in the one notation."""
+    assert describe(call_of((S0, S0), (R, P))) == "op(x=f32[6@dp@tp, 2], y=f32[6, 2] + Partial(sum)@tp)"

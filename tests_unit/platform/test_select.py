@@ -1,0 +1,149 @@
+from __future__ import annotations
+
+import sys
+import threading
+import types
+
+import pytest
+
+from hyper_parallel.errors import HyperParallelError
+from hyper_parallel.platform import select
+
+
+@pytest.fixture
+def bare(monkeypatch):
+    """Neither framework imported nor installed, nothing in the environment, nothing built."""
+    monkeypatch.delenv(select.ENVIRONMENT_VARIABLE, raising=False)
+    monkeypatch.setattr(select, "_BUILT", {})
+    for name in select.FRAMEWORKS:
+        monkeypatch.delitem(sys.modules, name, raising=False)
+    present = set()
+    monkeypatch.setattr(select.importlib.util, "find_spec", lambda name: object() if name in present else None)
+    return present
+
+
+def built(monkeypatch):
+    """Platforms are built as plain objects, and remembered by name."""
+    made = {}
+
+    def load(name):
+        if name == "numpy":
+            return types.SimpleNamespace(__version__=made.get("numpy", "1.26.4"))
+        return types.SimpleNamespace(build=lambda: made.setdefault(name, f"built {name}"))
+
+    monkeypatch.setattr(select.importlib, "import_module", load)
+    return made
+
+
+def test_an_unknown_name_in_the_environment(bare, monkeypatch):
+    """The environment must name a framework; anything else is an error that lists them."""
+    monkeypatch.setenv(select.ENVIRONMENT_VARIABLE, "jax")
+    with pytest.raises(ValueError, match="jax") as caught:
+        select.get_platform()
+    assert str(caught.value) == "HYPER_PARALLEL_PLATFORM='jax' names no framework; use one of torch, mindspore"
+
+
+def test_an_unknown_name_in_a_call():
+    """platform_named knows its frameworks and lists them when asked for another."""
+    with pytest.raises(ValueError, match="jax") as caught:
+        select.platform_named("jax")
+    assert str(caught.value) == "unknown platform 'jax'; known: torch, mindspore"
+
+
+def test_nothing_installed(bare):
+    """Without a framework the error says what to install, and is an ImportError."""
+    with pytest.raises(ImportError) as caught:
+        select.get_platform()
+    assert isinstance(caught.value, HyperParallelError)
+    assert str(caught.value) == (
+        "neither MindSpore nor PyTorch is installed; pip install hyper-parallel[torch] or [mindspore]"
+    )
+
+
+@pytest.mark.parametrize("name", select.FRAMEWORKS)
+def test_asked_for_and_missing(bare, name):
+    """A framework that is asked for and missing is an ImportError that names the extra."""
+    with pytest.raises(select.MissingFrameworkError) as caught:
+        select.platform_named(name)
+    assert str(caught.value) == (
+        f"platform {name!r} was asked for, but {name} is not installed; pip install hyper-parallel[{name}]"
+    )
+
+
+def test_mindspore_needs_numpy_1(bare, monkeypatch):
+    """MindSpore under NumPy 2 would corrupt bfloat16, so it is refused with the fix."""
+    bare.add("mindspore")
+    built(monkeypatch)["numpy"] = "2.1.0"
+    with pytest.raises(select.MissingFrameworkError) as caught:
+        select.get_mindspore_platform()
+    assert str(caught.value) == "MindSpore needs NumPy below 2, this environment has 2.1.0; pip install 'numpy<2'"
+
+
+@pytest.mark.parametrize("present, imported, asked, found", [
+    ({"torch"}, (), None, "torch"),
+    ({"mindspore"}, (), None, "mindspore"),
+    ({"torch", "mindspore"}, (), None, "mindspore"),
+    ({"torch", "mindspore"}, ("torch",), None, "torch"),
+    ({"torch", "mindspore"}, ("mindspore",), None, "mindspore"),
+    ({"torch", "mindspore"}, ("torch", "mindspore"), None, "mindspore"),
+    ({"torch", "mindspore"}, ("mindspore",), "Torch", "torch"),
+])  # fmt: skip
+def test_order_of_choice(bare, monkeypatch, present, imported, asked, found):
+    """The environment first, then the only framework imported, then MindSpore, then PyTorch."""
+    bare.update(present)
+    built(monkeypatch)
+    for name in imported:
+        monkeypatch.setitem(sys.modules, name, types.ModuleType(name))
+    if asked:
+        monkeypatch.setenv(select.ENVIRONMENT_VARIABLE, asked)
+    assert select.get_platform() == f"built hyper_parallel.platform.{found}.platform"
+
+
+def test_an_explicit_choice_wins_in_its_thread(bare, monkeypatch):
+    """use_platform beats the environment, nests, is undone by exceptions and does not reach other threads."""
+    bare.update(select.FRAMEWORKS)
+    built(monkeypatch)
+    monkeypatch.setenv(select.ENVIRONMENT_VARIABLE, "mindspore")
+    seen = []
+    with select.use_platform("torch") as chosen:
+        assert select.get_platform() is chosen
+        with pytest.raises(KeyError), select.use_platform("mindspore"):
+            assert select.get_platform() is not chosen
+            raise KeyError
+        assert select.current_platform() is chosen
+        other = threading.Thread(target=lambda: seen.append(select.get_platform()))
+        other.start()
+        other.join()
+    assert seen == ["built hyper_parallel.platform.mindspore.platform"]
+
+
+def test_a_platform_is_built_once(bare, monkeypatch):
+    """Threads that ask at once get the one object."""
+    bare.update(select.FRAMEWORKS)
+    count = []
+    monkeypatch.setattr(
+        select.importlib, "import_module", lambda _: types.SimpleNamespace(build=lambda: count.append(1) or object())
+    )
+    found = []
+    threads = [threading.Thread(target=lambda: found.append(select.get_torch_platform())) for _ in range(8)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert len({id(one) for one in found}) == len(count) == 1
+
+
+def test_a_value_that_no_framework_knows():
+    """platform_of takes tensors of the frameworks only."""
+    with pytest.raises(TypeError) as caught:
+        select.platform_of([1.0])
+    assert str(caught.value) == "expected a tensor of torch or mindspore, got list"
+
+
+@pytest.mark.platforms("torch")
+def test_a_tensor_tells_its_platform():
+    """The type of a tensor decides, subclasses and parameters included, whatever is chosen."""
+    import torch
+
+    for value in (torch.ones(1), torch.nn.Parameter(torch.ones(1)), torch.nn.Linear(1, 1)):
+        assert select.platform_of(value) is select.get_torch_platform()
