@@ -1,0 +1,174 @@
+from __future__ import annotations
+
+import pytest
+
+from hyper_parallel.core.dtensor.layout import Layout
+from hyper_parallel.core.dtensor.mesh import init_device_mesh
+from hyper_parallel.core.dtensor.placements import Replicate, Shard
+from hyper_parallel.core.shard.dfunction import DFunction
+from hyper_parallel.core.shard.distributed_op import DistributedOp
+from hyper_parallel.errors import UnsupportedOperatorError
+from hyper_parallel.platform.select import get_torch_platform
+from hyper_parallel.verify.check import check_function
+from hyper_parallel.verify.simulate import simulate
+
+pytestmark = pytest.mark.platforms("torch")
+
+
+class Axpy(DFunction):
+    """``x * factor + y``, whose layouts are those of addition."""
+
+    _op_name = "axpy_of_a_test"
+
+    @staticmethod
+    def forward(ctx, x, factor, y, label="none"):
+        """Remember the factor; ``label`` must arrive as it was given."""
+        assert label in {"none", "given"}
+        ctx.factor = factor
+        return x * factor + y
+
+    @staticmethod
+    def backward(ctx, grad):
+        """One gradient per argument of forward."""
+        return grad * ctx.factor, None, grad, None
+
+
+class Product(DFunction):
+    """A multiplication under the library's own rule."""
+
+    _op_name = "mul"
+
+    @staticmethod
+    def forward(ctx, x, y):
+        """Save both."""
+        ctx.save_for_backward(x, y)
+        return x * y
+
+    @staticmethod
+    def backward(ctx, grad):
+        """The product rule."""
+        x, y = ctx.saved_tensors
+        return grad * y, grad * x
+
+
+class Nameless(DFunction):
+    """No operator is named."""
+
+    @staticmethod
+    def forward(ctx, x):
+        """Nothing."""
+        del ctx
+        return x * 1.0
+
+    @staticmethod
+    def backward(ctx, grad):
+        """Nothing."""
+        del ctx
+        return grad
+
+
+class Unknown(Nameless):
+    """An operator is named that has no rule."""
+
+    _op_name = "nobody knows it"
+
+
+@pytest.fixture
+def axpy():
+    """The user's rule for ``Axpy``: rows stay rows."""
+
+    class Rule(DistributedOp):
+        def infer_layout(self, layouts, extra_args=None):
+            return layouts[0]
+
+    rule = Rule("axpy_of_a_test")
+    yield rule
+    rule.unregister()
+
+
+def held(mesh, place):
+    """Four ones."""
+    import torch
+
+    layout = Layout.place(mesh, [place], (4,))
+    return get_torch_platform().wrap(torch.ones(layout.local_shape), layout).requires_grad_()
+
+
+def on_ranks(function):
+    """``function(mesh)`` on two ranks."""
+    return simulate(lambda: function(init_device_mesh("cpu", (2,), mesh_dim_names=("tp",))), 2, "torch")
+
+
+def text_of(kind, function):
+    """The text of the error that ``function`` raises."""
+    with pytest.raises(kind) as caught:
+        function()
+    return str(caught.value)
+
+
+@pytest.mark.parametrize("arguments", [
+    lambda x, y: ((x, 2.0, y), {}), lambda x, y: ((x,), {"y": y, "factor": 2.0}),
+    lambda x, y: ((), {"label": "given", "y": y, "x": x, "factor": 2.0}),
+])  # fmt: skip
+def test_arguments_arrive_as_given(axpy, arguments):
+    """Positional or by name, in any order, on plain tensors and DTensors, forward and backward are the same."""
+    import torch
+
+    x, y = torch.ones(4, requires_grad=True), torch.ones(4, requires_grad=True)
+    args, kwargs = arguments(x, y)
+    Axpy.apply(*args, **kwargs).sum().backward()
+    assert (x.grad.tolist(), y.grad.tolist()) == ([2.0] * 4, [1.0] * 4)
+
+    def on_rank(mesh):
+        x, y = held(mesh, Shard(0)), held(mesh, Shard(0))
+        args, kwargs = arguments(x, y)
+        out = Axpy.apply(*args, **kwargs)
+        assert out.placements == (Shard(0),)
+        out.sum().backward()
+        return out.tolist(), x.grad.tolist(), y.grad.tolist()
+
+    assert on_ranks(on_rank)[1] == ([3.0] * 4, [2.0] * 4, [1.0] * 4)
+
+
+@pytest.mark.parametrize("mesh", [(3,), (2, 2)])
+def test_the_librarys_rules_serve(mesh):
+    """Under a canonical name every layout gives the values and gradients of one device."""
+    import numpy as np
+
+    x, y = np.random.default_rng(0).standard_normal((2, 5, 3))
+    report = check_function(Product.apply, [x, y], mesh, platform="torch", limit=40)
+    assert report.wrong == report.rejected == []
+    assert report.ok
+
+
+def test_what_cannot_be():
+    """Without a name, a rule or a tensor, apply says so, naming the class."""
+
+    def on_rank(mesh):
+        x = held(mesh, Replicate())
+        return [
+            text_of(ValueError, lambda: Nameless.apply(x)),
+            text_of(UnsupportedOperatorError, lambda: Unknown.apply(x)),
+            text_of(TypeError, lambda: Nameless.apply(1.0)),
+        ]
+
+    assert on_ranks(on_rank)[0] == [
+        "Nameless: DTensor arguments need the class attribute _op_name, the operator whose rule applies",
+        "Unknown: no rule is registered for _op_name 'nobody knows it'; register a DistributedOp of that name",
+        "Nameless.apply: no tensor among the arguments",
+    ]
+
+
+def test_keyword_only_arguments_cannot_be_tracked():
+    """The framework's custom functions take positions only; a keyword-only argument is an error that says so."""
+    import torch
+
+    class Named(Nameless):
+        @staticmethod
+        def forward(ctx, x, *, factor):
+            del ctx
+            return x * factor
+
+    assert text_of(TypeError, lambda: Named.apply(torch.ones(1), factor=2.0)) == (
+        "Named.apply: keyword-only arguments ['factor'] cannot be tracked; make them positional"
+    )

@@ -1,0 +1,300 @@
+from __future__ import annotations
+
+import threading
+
+import numpy as np
+import pytest
+
+from hyper_parallel.core.dtensor.layout import Layout
+from hyper_parallel.core.dtensor.mesh import DeviceMesh, init_device_mesh
+from hyper_parallel.core.dtensor.placements import Partial, Replicate, Shard
+from hyper_parallel.core.shard.dispatch import implicit_replication
+from hyper_parallel.errors import MeshMismatchError, MixedTensorError, UnsupportedOperatorError
+from hyper_parallel.platform.select import get_torch_platform
+from hyper_parallel.verify.check import check_function
+from hyper_parallel.verify.simulate import simulate
+
+pytestmark = pytest.mark.platforms("torch")
+
+R, P, S0, S1 = Replicate(), Partial(), Shard(0), Shard(1)
+
+
+def values(*shape, seed=0):
+    """Random global values, equal on every rank."""
+    import torch
+
+    return torch.randn(*shape, generator=torch.Generator().manual_seed(seed))
+
+
+def spread(whole, mesh, *placements):
+    """A leaf DTensor of the global tensor ``whole``."""
+    layout = Layout.place(mesh, placements, tuple(whole.shape))
+    box = tuple(slice(*one) for one in layout.local_box())
+    return get_torch_platform().wrap(whole[box].clone(), layout)
+
+
+def on_ranks(function, *shape):
+    """``function(mesh)`` on every rank of a mesh with axes dp, tp (or tp alone)."""
+    names, world = ("dp", "tp")[-len(shape) :], int(np.prod(shape))
+    return simulate(lambda: function(init_device_mesh("cpu", shape, mesh_dim_names=names)), world, "torch")
+
+
+def assert_whole(found, wanted):
+    """The global value and dtype of ``found`` are those of ``wanted``."""
+    import torch
+
+    torch.testing.assert_close(found.detach().full_tensor(), wanted)
+
+
+def text_of(kind, function):
+    """The text of the error that ``function`` raises."""
+    with pytest.raises(kind) as caught:
+        function()
+    return str(caught.value)
+
+
+# -- keys --------------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("world", [2, 3])
+def test_plans_are_right_for_every_scalar_of_their_key(world):
+    """One plan serves scalars of one type; values, types, signs of zero and NaN are those of the call at hand."""
+    import torch
+
+    x = values(5, 3)
+
+    def on_rank(mesh):
+        held = spread(x, mesh, S0)
+        for scalar in (2.0, 3.0, 2, 3, True, False, 1 + 2j, 0.0, -0.0, np.float32(2.0), np.float64(3.0), np.int64(4)):
+            assert_whole(held * scalar, x * scalar)
+            assert_whole(held + scalar, x + scalar)
+        assert torch.signbit((held.abs() * -0.0).full_tensor()).all()
+        assert not torch.signbit((held.abs() * 0.0).full_tensor()).any()
+        assert (held * float("nan")).full_tensor().isnan().all()
+        for scalar in (2.0, 3.0):
+            assert_whole(scalar - held, scalar - x)
+            assert_whole(scalar / held, scalar / x)
+
+    on_ranks(on_rank, world)
+
+
+def test_plans_are_right_for_every_dtype_of_their_key():
+    """A plan made by integers serves floats of the same layout, gradients included, and the other way round."""
+    x = values(5, 3)
+    plain = x.clone().requires_grad_()
+    (x * plain).sum().backward()
+
+    def on_rank(mesh):
+        assert_whole(spread(x.long(), mesh, S0) * spread(x.long(), mesh, R), x.long() * x.long())
+        weight = spread(x, mesh, R).requires_grad_()
+        (spread(x, mesh, S0) * weight).sum().backward()
+        assert_whole(weight.grad, plain.grad)
+        assert_whole(spread(x.double(), mesh, S0) + spread(x, mesh, R), x.double() + x)
+        assert_whole(spread(x.long(), mesh, S0) * 2.5, x.long() * 2.5)
+        assert_whole(spread(x.long(), mesh, S0) * 2, x.long() * 2)
+
+    on_ranks(on_rank, 2)
+
+
+def test_names_and_their_order_do_not_matter():
+    """Arguments by name, in any order and under the framework's names, mean the same, and values are not confused."""
+    import torch
+
+    x, y = values(5), values(5, seed=1)
+
+    def on_rank(mesh):
+        a, b = spread(x, mesh, S0), spread(y, mesh, S0)
+        for alpha in (2.0, 3.0):
+            for found in (
+                torch.sub(a, b, alpha=alpha), torch.sub(a, alpha=alpha, other=b), torch.sub(alpha=alpha, input=a, other=b),
+                torch.sub(other=b, input=a, alpha=alpha), a.sub(b, alpha=alpha),
+            ):  # fmt: skip
+                assert_whole(found, x - alpha * y)
+        assert_whole(torch.sub(other=a, input=b), y - x)
+
+    on_ranks(on_rank, 2)
+
+
+@pytest.mark.parametrize("mesh", [(2,), (3,), (4,), (2, 2), (2, 3)])
+@pytest.mark.parametrize("shape", [(5, 3), (1, 4), (0, 3), ()])
+def test_one_tensor_twice(mesh, shape):
+    """A tensor passed twice counts twice, in values and gradients, on every layout, uneven, empty and 0-d."""
+    x = values(*shape).numpy() if shape else np.asarray(1.5, np.float32)
+    for function in (lambda one: one + one, lambda one: one * one, lambda one: one * one - 2.0 * one):
+        report = check_function(function, [x], mesh, platform="torch")
+        assert report.wrong == report.rejected == []
+        assert report.ok
+
+
+@pytest.mark.parametrize("mesh", [(2, 2), (2, 3)])
+def test_random_layouts_of_an_expression(mesh):
+    """Sums, products and linear layers mixed agree with one device on drawn layouts, under random cotangents."""
+    import torch.nn.functional as F  # noqa: N812 - the field's name for it
+
+    x, w, b = values(5, 3).numpy(), values(4, 3, seed=1).numpy(), values(4, seed=2).numpy()
+    report = check_function(
+        lambda one, weight, bias: (F.linear(one, weight, bias) * 2.0 + bias).relu() * F.linear(one * one, weight),
+        [x, w, b], mesh, platform="torch", limit=60,
+    )  # fmt: skip
+    assert report.wrong == report.rejected == []
+    assert report.ok
+
+
+@pytest.mark.parametrize("order", [("dp", "tp"), ("tp", "dp")])
+@pytest.mark.parametrize("mesh", [(2, 2), (2, 3)])
+def test_nested_shards_of_one_dim(mesh, order):
+    """Two axes that split one dim keep their order through operators, and uneven chunks their places."""
+    import torch
+
+    x, y = values(7, 3), values(7, 3, seed=1)
+
+    def on_rank(on):
+        layout = Layout.place(on, (order, None), (7, 3))
+        other = Layout.place(on, (order[::-1], None), (7, 3))
+        held = get_torch_platform().wrap(x[slice(*layout.local_box()[0])].clone(), layout).requires_grad_()
+        moved = get_torch_platform().wrap(y[slice(*other.local_box()[0])].clone(), other).requires_grad_()
+        assert (held + held).layout is layout
+        out = held * moved
+        assert_whole(out, x * y)
+        out.sum().backward()
+        assert held.grad.layout is layout
+        assert_whole(held.grad, y)
+        assert_whole(moved.grad, x)
+        assert torch.equal(held.detach().full_tensor(), x)
+
+    on_ranks(on_rank, *mesh)
+
+
+# -- mixing ------------------------------------------------------------------------------------------------------------
+
+
+def test_constants_of_no_dims_are_welcome():
+    """A plain 0-d tensor is a constant: added once, also to a sum that is pending."""
+    import torch
+
+    x, two = values(4), torch.tensor(2.0)
+
+    def on_rank(mesh):
+        pending = get_torch_platform().wrap(x / mesh.size(), Layout.place(mesh, [P], (4,)))
+        for held in (spread(x, mesh, S0), spread(x, mesh, R), pending):
+            for found, wanted in ((held + two, x + 2), (two + held, x + 2), (held * two, x * 2), (two - held, 2 - x)):
+                assert_whole(found, wanted)
+
+    on_ranks(on_rank, 3)
+
+
+def test_plain_tensors_are_not_guessed():
+    """A plain tensor that meets DTensors is an error that names it and the line that fixes it."""
+    import torch
+    import torch.nn.functional as F  # noqa: N812 - as above
+
+    x, w = values(5, 3), values(4, 3)
+
+    def on_rank(mesh):
+        held = spread(x, mesh, S0, R)
+        kinds = [
+            lambda: held + x, lambda: x + held, lambda: torch.add(x, held), lambda: x.add_(held),
+            lambda: held + torch.tensor(1.0, requires_grad=True),
+        ]  # fmt: skip
+        for one in kinds:
+            assert "is a plain tensor" in text_of(MixedTensorError, one)
+        return text_of(RuntimeError, lambda: F.linear(held, w))
+
+    assert on_ranks(on_rank, 2, 2)[0] == (
+        "argument weight is a plain tensor [4, 3] and meets DTensors on DeviceMesh(cpu, dp=2, tp=2, "
+        "ranks=[0, 1, 2, 3]); weight = hyper_parallel.DTensor.from_local(weight, mesh, [Replicate(), Replicate()]) "
+        "if every rank holds the same values"
+    )
+
+
+def test_implicit_replication_is_asked_for():
+    """Inside implicit_replication a plain tensor is replicated; outside again not, nor one that takes a gradient."""
+    x = values(5, 3)
+
+    def on_rank(mesh):
+        held = spread(x, mesh, S0)
+        with implicit_replication():
+            assert_whole(held + x, x + x)
+            text_of(MixedTensorError, lambda: held + x.clone().requires_grad_())
+        text_of(MixedTensorError, lambda: held + x)
+
+    on_ranks(on_rank, 2)
+
+
+def test_meshes_do_not_mix():
+    """Operands on different meshes are an error that shows both."""
+    x = values(4)
+
+    def on_rank(mesh):
+        flat = mesh.flatten("all")
+        return text_of(MeshMismatchError, lambda: spread(x, mesh, S0, R) + spread(x, flat, S0))
+
+    assert on_ranks(on_rank, 2, 1)[0] == (
+        "add: operands live on different meshes, DeviceMesh(cpu, dp=2, tp=1, ranks=[0, 1]) and "
+        "DeviceMesh(cpu, all=2, ranks=[0, 1]); bring them to one mesh first"
+    )
+
+
+def test_in_place_that_would_move():
+    """Writing what would have to change its layout is refused, and the tensor is untouched."""
+    x = values(4)
+
+    def on_rank(mesh):
+        pending = get_torch_platform().wrap(x.clone(), Layout.place(mesh, [P], (4,)))
+        text = text_of(UnsupportedOperatorError, lambda: pending.add_(1.0))
+        assert (pending.to_local() == x).all()
+        return text
+
+    assert on_ranks(on_rank, 2)[0] == (
+        "add(x=f32[4] + Partial(sum)@tp): writing in place would have to change the layout of x; "
+        "use the out-of-place form, or x = x.redistribute(placements=[Replicate()]) first"
+    )
+
+
+def test_arguments_that_do_not_fit():
+    """A call that does not fit the signature names operator and signature, and leaves no plan behind."""
+    import torch
+
+    def on_rank(mesh):
+        held = spread(values(4), mesh, S0)
+        text = text_of(TypeError, lambda: torch.add(held, held, out=held))
+        assert_whole(torch.add(held, held), 2 * values(4))
+        return text
+
+    assert on_ranks(on_rank, 2)[0] == "add(x, y, *, alpha=1): got an unexpected keyword argument 'out'"
+
+
+def test_threads_share_the_cache():
+    """Threads that dispatch the same new calls at once all get right values."""
+    import torch
+
+    mesh = DeviceMesh.grid("cpu", (1,), (0,), ("threads",))
+    held, wrong = spread(values(6), mesh, S0), []
+
+    def work():
+        for power in range(1, 40):
+            if not torch.equal((held * power + held).to_local(), values(6) * power + values(6)):
+                wrong.append(power)
+
+    threads = [threading.Thread(target=work) for _ in range(4)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert wrong == []
+
+
+def test_decompositions_reach_operators_by_name():
+    """ops finds canonical operators, runs the framework's own on plain tensors, and knows what it has not."""
+    import torch
+
+    ops = get_torch_platform().dispatcher.ops
+
+    def on_rank(mesh):
+        assert_whole(ops.linear(spread(values(5, 3), mesh, S0), spread(values(4, 3), mesh, R)),
+                     torch.nn.functional.linear(values(5, 3), values(4, 3)))  # fmt: skip
+
+    on_ranks(on_rank, 2)
+    plain = ops.linear(values(5, 3), values(4, 3))
+    assert torch.equal(plain, torch.nn.functional.linear(values(5, 3), values(4, 3)))
+    assert text_of(AttributeError, lambda: ops.no_such_thing) == "no canonical operator 'no_such_thing'"

@@ -1,0 +1,184 @@
+from __future__ import annotations
+
+import numpy as np
+import pytest
+
+from hyper_parallel.core.dtensor.layout import Layout
+from hyper_parallel.core.dtensor.mesh import DeviceMesh
+from hyper_parallel.core.dtensor.placements import Partial, Replicate, Shard
+from hyper_parallel.core.shard.binder import binder
+from hyper_parallel.core.shard.dispatch import Entry
+from hyper_parallel.core.shard.rule import Row, Rule, Strategies
+from hyper_parallel.errors import RankFailedError
+from hyper_parallel.platform.select import get_torch_platform
+from hyper_parallel.verify import check
+from hyper_parallel.verify.check import Report, all_placements, check_function, decompose
+
+R, P, S0, S1 = Replicate(), Partial(), Shard(0), Shard(1)
+
+
+def sample(*shape, seed=0):
+    """Random float64 values."""
+    return np.random.default_rng(seed).standard_normal(shape)
+
+
+def operator(func, *rows, shape=None, signature="x"):
+    """A function of plain tensors or DTensors with a rule of our own, right or wrong."""
+    rule = Rule("probe", signature, lambda call: Strategies(rows, (shape or call.operands[0].shape,)))
+    entry = Entry("probe", func, binder(signature), rule, func)
+
+    def call(*args):
+        from hyper_parallel.core.dtensor.dtensor import DTensor
+
+        if any(isinstance(one, DTensor) for one in args):
+            return get_torch_platform().dispatcher.dispatch(entry, args, {})
+        return func(*args)
+
+    return call
+
+
+def test_all_placements():
+    """Every kind on every axis, with at most one kind of Partial at a time."""
+    assert len(all_placements(2, 1)) == 4
+    assert len(all_placements(2, 2)) == 16
+    assert all_placements(0, 1, partial=()) == [(R,)]
+    both = all_placements(1, 2, partial=("sum", "max"))
+    assert (P, P) in both
+    assert (P, Partial("max")) not in both
+
+
+@pytest.mark.parametrize("op", ["sum", "avg", "max", "min"])
+@pytest.mark.parametrize("mesh_shape", [(2,), (3,), (2, 3)])
+def test_decompositions_reduce_to_the_value(op, mesh_shape):
+    """Reducing what the ranks get gives the array back, and no two ranks hold the same."""
+    array, count = sample(4, 3), int(np.prod(mesh_shape))
+    pieces = []
+    for rank in range(count):
+        mesh = DeviceMesh("cpu", np.arange(count).reshape(mesh_shape), _rank=rank) if count == 0 else None
+        mesh = DeviceMesh._interned("cpu", mesh_shape, tuple(range(count)), None, rank, None)
+        places = [Partial(op)] + [R] * (len(mesh_shape) - 1)
+        pieces.append(decompose(array, Layout.place(mesh, places, array.shape), 7))
+    along = pieces[:: count // mesh_shape[0]]
+    reduce = {"sum": sum, "avg": lambda all_: sum(all_) / len(all_), "max": np.maximum.reduce, "min": np.minimum.reduce}
+    np.testing.assert_allclose(reduce[op](along), array, rtol=1e-12)
+    assert not np.array_equal(along[0], along[1])
+
+
+@pytest.mark.platforms("torch")
+def test_a_right_rule_passes_everywhere():
+    """A right rule is right on every placement, and the counts say how much was compared."""
+    double = operator(lambda x: x * 2.0, Row((R,), (R,)), Row((S0,), (S0,)), Row((S1,), (S1,)), Row((P,), (P,)))
+    report = check_function(double, [sample(5, 3)], (2, 3), platform="torch")
+    assert report.ok
+    assert (report.forward, report.backward, report.rejected) == (16, 16, [])
+
+
+@pytest.mark.platforms("torch")
+@pytest.mark.parametrize("func, row, found", [
+    (lambda x: x.abs(), Row((P,), (P,)), "[Partial(sum)]: output 0"),
+    (lambda x: x + 1.0, Row((P,), (P,)), "[Partial(sum)]: output 0"),
+    (lambda x: x.cumsum(0), Row((S0,), (S0,)), "[Shard(0)]: output 0"),
+    (lambda x: x - x.mean(), Row((S1,), (S1,)), "[Shard(1)]: output 0"),
+])  # fmt: skip
+def test_a_wrong_row_is_caught(func, row, found):
+    """Nonlinear on summands, affine on summands, a scan or a mean over shards: the checker reports the placement."""
+    report = check_function(operator(func, Row((R,), (R,)), row), [sample(5, 3)], (2,), platform="torch")
+    assert not report.ok
+    assert any(found in line for line in report.wrong)
+    assert not any(line.startswith("rank 0: [Replicate()]") for line in report.wrong)
+
+
+@pytest.mark.platforms("torch")
+def test_a_missing_varying_view_is_caught():
+    """A replicated operand whose gradient is only this rank's share is reported, though every value is right."""
+
+    def leaky(x, w):
+        from hyper_parallel.core.dtensor.dtensor import DTensor
+
+        if not isinstance(x, DTensor):
+            return x * w
+        platform = get_torch_platform()
+        return platform.wrap(x.to_local() * w.to_local(), x.layout)
+
+    report = check_function(leaky, [sample(4, 3), sample(3, seed=1)], (2,), platform="torch", placements=[[(S0,)], [(R,)]])
+    assert report.wrong
+    assert all("gradient of input 1" in line for line in report.wrong)
+    right = check_function(
+        lambda x, w: x * w, [sample(4, 3), sample(3, seed=1)], (2,), platform="torch", placements=[[(S0,)], [(R,)]]
+    )
+    assert right.ok
+
+
+@pytest.mark.platforms("torch")
+def test_a_wrong_scale_of_the_gradient_is_caught():
+    """A backward that is off by the number of ranks is reported."""
+    import torch
+
+    class Scaled(torch.autograd.Function):
+        @staticmethod
+        def forward(ctx, x):
+            del ctx
+            return x * 1.0
+
+        @staticmethod
+        def backward(ctx, grad):
+            del ctx
+            return grad * (2.0 if isinstance(grad, check.DTensor) else 1.0)
+
+    report = check_function(Scaled.apply, [sample(4)], (2,), platform="torch")
+    assert report.wrong
+    assert all("gradient of input 0" in line for line in report.wrong)
+
+
+@pytest.mark.platforms("torch")
+def test_a_plain_return_is_an_error():
+    """A function that turns DTensors into plain tensors fails, however right the values."""
+    with pytest.raises(RankFailedError) as caught:
+        check_function(lambda x: getattr(x, "to_local", x.clone)(), [sample(4)], (2,), platform="torch")
+    assert "returned a plain Tensor instead of a DTensor" in str(caught.value)
+
+
+@pytest.mark.platforms("torch")
+@pytest.mark.parametrize("func", [lambda x: x * 0.0, lambda x: x * float("nan")])
+def test_degenerate_samples_are_refused(func):
+    """A sample whose outputs are all zero or not finite proves nothing and is an error."""
+    with pytest.raises(RankFailedError) as caught:
+        check_function(func, [sample(4)], (2,), platform="torch")
+    assert "the sample gives outputs that are all zero or not finite: anything would pass" in str(caught.value)
+
+
+@pytest.mark.platforms("torch")
+def test_zero_checked_is_not_ok():
+    """A report that compared nothing is not ok: everything rejected, or nothing to try."""
+    refuse = operator(lambda x: x * 2.0, Row((R,), (R,)), shape=(9,))
+    report = check_function(refuse, [sample(4)], (2,), platform="torch")
+    assert (report.forward, report.wrong) == (0, [])
+    assert len(report.rejected) == 3
+    assert "this is a wrong rule, please report it" in report.rejected[0]
+    assert not report.ok
+    assert not check_function(lambda x: x * 2.0, [sample(4)], (2,), platform="torch", placements=[[]]).ok
+    assert not Report().ok
+
+
+@pytest.mark.platforms("torch")
+def test_draws_are_repeatable():
+    """A limit draws the same combinations again for the same seed."""
+    counts = [
+        check_function(lambda x, y: x + y, [sample(4, 3)] * 2, (2, 2), platform="torch", limit=5, seed=4).forward
+        for _ in range(2)
+    ]
+    assert counts == [5, 5]
+
+
+def test_differences_are_told():
+    """Shape, dtype, exact values of integers and close values of floats are compared; NaN equals NaN."""
+    one, nan = np.ones(2), np.array([np.nan, 1.0])
+    tell = check._difference
+    assert tell(one, np.ones(3), None) == "has shape (2,), should have (3,)"
+    assert tell(one.astype("f4"), one, None) == "has dtype float32, should have float64"
+    assert tell(np.array([1, 2]), np.array([1, 3]), None) == "differs in 1 elements"
+    assert tell(one + 1e-6, one, None) is not None
+    assert tell(one + 1e-6, one, 1e-5) is None
+    assert tell(nan, nan, None) is None
+    assert tell(nan, one, None) is not None
+    assert tell(np.ones(0), np.ones(0), None) is None
