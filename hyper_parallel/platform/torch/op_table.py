@@ -17,13 +17,16 @@ from hyper_parallel.core.shard import rules
 from hyper_parallel.core.shard.binder import binder
 from hyper_parallel.core.shard.dispatch import Entry
 from hyper_parallel.core.shard.rule import find_rule
-from hyper_parallel.platform.torch import op_table_pointwise
+from hyper_parallel.platform.torch import op_table_pointwise, op_table_reduce
 
 __all__ = ["LOCAL", "functions", "overloads"]
 
 rules.load()
 
 aten = torch.ops.aten
+
+FAMILIES = (op_table_pointwise, op_table_reduce)
+
 
 def _spelling(  # noqa: PLR0913 - a table line
     table: dict[Any, Entry],
@@ -46,6 +49,7 @@ def _spelling(  # noqa: PLR0913 - a table line
 
 LOCAL: dict[str, Callable[..., Any]] = {
     **op_table_pointwise.LOCAL,
+    **op_table_reduce.LOCAL,
     "view": lambda x, shape: x.reshape(shape),
     "linear": F.linear,
     "layer_norm": lambda x, normalized_shape, weight, bias, eps: F.layer_norm(x, normalized_shape, weight, bias, eps),
@@ -56,13 +60,12 @@ LOCAL: dict[str, Callable[..., Any]] = {
 def functions() -> dict[Any, Entry]:
     """Entries by Python function or method."""
     table: dict[Any, Entry] = {}
-    op_table_pointwise.add_functions(table, partial(_spelling, table))
+    for family in FAMILIES:
+        family.add_functions(table, partial(_spelling, table))
     _spelling(table, "linear", F.linear)
     for func in (Tensor.view, Tensor.reshape):
         _spelling(table, "view", func, "x, *shape", canonical=True)
     _spelling(table, "layer_norm", F.layer_norm)
-    _spelling(table, "sum", torch.sum)
-    _spelling(table, "sum", Tensor.sum)
     return table
 
 
@@ -70,5 +73,6 @@ def functions() -> dict[Any, Entry]:
 def overloads() -> dict[Any, Entry]:
     """Entries by operator overload."""
     table: dict[Any, Entry] = {}
-    op_table_pointwise.add_overloads(partial(_spelling, table))
+    for family in FAMILIES:
+        family.add_overloads(partial(_spelling, table))
     return table
