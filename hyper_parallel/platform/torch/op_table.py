@@ -17,7 +17,7 @@ from hyper_parallel.core.shard import rules
 from hyper_parallel.core.shard.binder import binder
 from hyper_parallel.core.shard.dispatch import Entry
 from hyper_parallel.core.shard.rule import find_rule
-from hyper_parallel.platform.torch import op_table_pointwise, op_table_random, op_table_reduce
+from hyper_parallel.platform.torch import op_table_loss, op_table_pointwise, op_table_random, op_table_reduce
 
 __all__ = ["LOCAL", "functions", "overloads"]
 
@@ -25,7 +25,7 @@ rules.load()
 
 aten = torch.ops.aten
 
-FAMILIES = (op_table_pointwise, op_table_reduce, op_table_random)
+FAMILIES = (op_table_pointwise, op_table_reduce, op_table_random, op_table_loss)
 
 
 def _spelling(  # noqa: PLR0913 - a table line
@@ -49,6 +49,7 @@ def _spelling(  # noqa: PLR0913 - a table line
 
 LOCAL: dict[str, Callable[..., Any]] = {
     **op_table_pointwise.LOCAL,
+    **op_table_loss.LOCAL,
     **op_table_reduce.LOCAL,
     **op_table_random.LOCAL,
     "view": lambda x, shape: x.reshape(shape),
