@@ -17,7 +17,13 @@ from hyper_parallel.core.shard import rules
 from hyper_parallel.core.shard.binder import binder
 from hyper_parallel.core.shard.dispatch import Entry
 from hyper_parallel.core.shard.rule import find_rule
-from hyper_parallel.platform.torch import op_table_loss, op_table_pointwise, op_table_random, op_table_reduce
+from hyper_parallel.platform.torch import (
+    op_table_foreach,
+    op_table_loss,
+    op_table_pointwise,
+    op_table_random,
+    op_table_reduce,
+)
 
 __all__ = ["LOCAL", "functions", "overloads"]
 
@@ -25,7 +31,7 @@ rules.load()
 
 aten = torch.ops.aten
 
-FAMILIES = (op_table_pointwise, op_table_reduce, op_table_random, op_table_loss)
+FAMILIES = (op_table_pointwise, op_table_reduce, op_table_random, op_table_loss, op_table_foreach)
 
 
 def _spelling(  # noqa: PLR0913 - a table line
