@@ -42,7 +42,7 @@ class DTensor:
     _layout: Layout
     _platform: Platform
     _views: dict[Any, Any] | None
-    _origin: tuple[Any, Any] | None
+    _origin: tuple[Any, int, Any] | None
     _readonly: str | None
 
     def __new__(cls, local: Any, device_mesh: DeviceMesh, placements: Any) -> Any:
@@ -140,7 +140,7 @@ class DTensor:
         steps = plan(self._layout, target)
         moved = platform.wrap(redistribute(self._local, steps, platform, cause), target)
         if platform.grad_enabled() and platform.needs_grad(self._local):
-            moved._origin = (self._local, steps)
+            moved._origin = (self._local, platform.version(self._local), steps)
         return moved
 
     def full_tensor(self, *, grad_placements: Sequence[Any] | None = None) -> Any:
@@ -177,8 +177,9 @@ class DTensor:
 
     def _enter(self, target: Layout, varying: tuple[int, ...], cause: Cause | None) -> Any:
         if self._origin is not None and target is self._layout:
-            source, steps = self._origin
-            if steps.gathers_along(varying):
+            source, version, steps = self._origin
+            # Written since: its node is no longer the one that was gathered.
+            if version == self._platform.version(source) and steps.gathers_along(varying):
                 return gathered_view(source, self._local, steps, varying, self._platform)
         return redistribute(self._local, plan(self._layout, target, varying), self._platform, cause)
 

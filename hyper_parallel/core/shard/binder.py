@@ -13,6 +13,8 @@ from typing import Any
 __all__ = ["Binder", "binder"]
 
 EMPTY = inspect.Parameter.empty
+# What both frameworks call the operands where rules say x and y.
+ALIASES = {"input": "x", "self": "x", "other": "y"}
 
 
 class Binder:
@@ -25,7 +27,8 @@ class Binder:
         """Parse ``text`` as the parameter list of a function."""
         self.text = text
         self.signature = _parse(text)
-        self.names = tuple(self.signature.parameters)
+        self.parameters = self.signature.parameters
+        self.names = tuple(self.parameters)
         self.starred = next(
             (name for name, one in self.signature.parameters.items() if one.kind is one.VAR_POSITIONAL), None
         )
@@ -36,6 +39,8 @@ class Binder:
         Raises:
             TypeError: the call does not fit the signature.
         """
+        if not kwargs.keys() <= self.parameters.keys():
+            kwargs = {name if name in self.parameters else ALIASES.get(name, name): it for name, it in kwargs.items()}
         if self.starred is not None and self.starred in kwargs:
             rest = {name: value for name, value in kwargs.items() if name != self.starred}
             bound = self.signature.bind(*args, *kwargs[self.starred], **rest)

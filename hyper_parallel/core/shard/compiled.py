@@ -90,13 +90,17 @@ def _same(value: Any) -> Any:
 
 def _fetch(platform: Platform, entry: Entry, plan: OpPlan, index: int, mark: Mark) -> Fetch:
     """How operand ``index`` becomes a local tensor in the layout that the plan wants."""
-    if not isinstance(mark.tensor, DTensor):
-        return _same
     operand = plan.call.operands[index]
     target, varying = plan.choice.targets[index], plan.choice.varying[index]
-    if target is operand.layout and (not varying or not operand.floating):
-        return _LOCAL
     cause = Cause(entry.name, operand.name, implicit=True)
+    if not isinstance(mark.tensor, DTensor):
+        # A constant, equal on every rank: it is cut, or made a summand, like any replicated operand.
+        if target is operand.layout:
+            return _same
+        return lambda plain: platform.wrap(plain, operand.layout).local_for(target, (), cause)
+    if target is operand.layout and not varying:
+        # Not for integers that vary: the key knows no dtype, and the next tensor of this layout may be floating.
+        return _LOCAL
     if target is operand.layout:
         return _varying_fetch(platform, target, varying, cause)
     return lambda tensor: tensor.local_for(target, varying, cause)

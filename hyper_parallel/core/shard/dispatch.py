@@ -101,7 +101,10 @@ class Dispatcher:
             else:
                 parts.append(self._key(arg))
         if kwargs:
-            parts.extend((name, self._key(value)) for name, value in kwargs.items())
+            parts.extend(
+                (name, type(value) if scalars and type(value) in _SCALARS else self._key(value))
+                for name, value in kwargs.items()
+            )
         if entry.rule.by_dtype:
             parts.extend(one.dtype for one in self.tensors((args, tuple(kwargs.values()))))
         key = tuple(parts)
