@@ -66,14 +66,14 @@ def test_every_receiver_gets_what_it_lacks_and_nothing_else(pair):
     for index, position in enumerate(at):
         held[index][as_slices(source.box_at(position))] = 1
     before = [one.copy() for one in held]
-    for route in routes(source, target, axes):
+    for route in routes(source, target, axes, at[0]):
         where = as_slices(route.box)
         assert (before[route.sender][where] == 1).all()
         held[route.receiver][where] += 1
     for index, position in enumerate(at):
         assert held[index].max(initial=0) <= 1
         assert (held[index][as_slices(target.box_at(position))] == 1).all()
-    travelled = sum(volume(route.box) for route in routes(source, target, axes))
+    travelled = sum(volume(route.box) for route in routes(source, target, axes, at[0]))
     lacking = (volume(target.box_at(p)) - volume(intersect(target.box_at(p), source.box_at(p))) for p in at)
     assert travelled == sum(lacking)
 
@@ -88,7 +88,7 @@ def test_every_part_is_added_up_once(pair, data):
     axes = tuple(range(source.mesh.ndim))
     at = members(source.mesh, axes, (0,) * source.mesh.ndim)
     count = np.zeros(source.shape, int)
-    for piece in reduction_pieces(source, target, axes, reduced):
+    for piece in reduction_pieces(source, target, axes, reduced, at[0]):
         count[as_slices(piece.box)] += 1
         assert piece.owner in piece.group
         assert all(contains(source.box_at(at[one]), piece.box) for one in piece.group)
