@@ -94,7 +94,8 @@ def platform_named(name: str) -> Platform:
     with _LOCK:
         if name not in _BUILT:
             _require(name)
-            _BUILT[name] = importlib.import_module(f"hyper_parallel.platform.{name}.platform").build()
+            module = importlib.import_module(f"hyper_parallel.platform.{name}.platform")
+            _BUILT[name] = module.build()
     return _BUILT[name]
 
 

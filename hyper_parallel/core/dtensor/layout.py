@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Sequence
-from typing import Any
+from typing import Any, NamedTuple
 
 from hyper_parallel.core.dtensor.mesh import DeviceMesh
 from hyper_parallel.core.dtensor.placements import Partial, Placement, Replicate, Shard, StridedShard
@@ -23,6 +23,13 @@ Partials = tuple[tuple[int, str], ...]
 
 _INTERNED: dict[tuple[Any, ...], Layout] = {}
 _LOCK = threading.Lock()
+
+
+class TensorMeta(NamedTuple):
+    """Global shape and dense row-major strides, as frameworks ask for them."""
+
+    shape: tuple[int, ...]
+    stride: tuple[int, ...]
 
 
 class Layout:
@@ -44,13 +51,14 @@ class Layout:
         shape: global sizes, or None when no tensor is attached.
     """
 
-    __slots__ = ("__weakref__", "_local_shape", "dim_axes", "mesh", "partials", "placements", "shape")
+    __slots__ = ("__weakref__", "_local_shape", "dim_axes", "mesh", "partials", "placements", "shape", "tensor_meta")
 
     mesh: DeviceMesh
     dim_axes: DimAxes
     partials: Partials
     shape: tuple[int, ...] | None
     placements: tuple[Placement, ...]
+    tensor_meta: TensorMeta | None
 
     def __new__(
         cls, mesh_shape: Sequence[int], alias_name: Sequence[str], rank_list: Sequence[int] | None = None
@@ -367,6 +375,15 @@ def _intern(mesh: DeviceMesh, dim_axes: DimAxes | None, partials: Partials, shap
             found.mesh, found.partials, found.shape = mesh, partials, shape
             found.dim_axes = dim_axes  # type: ignore[assignment] # None only before placing
             found.placements = () if dim_axes is None else _public_placements(mesh, dim_axes, partials)
+            found.tensor_meta = None if shape is None else TensorMeta(shape, _dense(shape))
             found._local_shape = None  # noqa: SLF001
             _INTERNED[key] = found
     return found
+
+
+def _dense(shape: tuple[int, ...]) -> tuple[int, ...]:
+    strides, step = [], 1
+    for size in reversed(shape):
+        strides.append(step)
+        step *= max(size, 1)
+    return tuple(reversed(strides))

@@ -80,6 +80,16 @@ class Step(abc.ABC):
         """Position of the current rank."""
         return self.source.mesh._member()  # noqa: SLF001 - the mesh's own check and message
 
+    @cached_property
+    def ranks(self) -> tuple[int, ...]:
+        """Global ranks that take part in the current rank's collective."""
+        return self.source.mesh.ranks_along(self.axes)
+
+    @cached_property
+    def sent_shapes(self) -> list[tuple[int, ...]]:
+        """Shape that each of those ranks holds before the step."""
+        return [self.source.local_shape_at(one) for one in members(self.source.mesh, self.axes, self.at)]
+
     def __str__(self) -> str:
         """``all_gather over tp: [7@tp] -> [7]``."""
         over = f" over {', '.join(self.source.mesh.names[axis] for axis in self.axes)}" if self.axes else ""
@@ -155,10 +165,7 @@ class AllGather(Step):
 
     def apply(self, local: Any, platform: Platform) -> Any:
         """Every member's shard, concatenated; shards may be uneven or empty."""
-        mesh = self.source.mesh
-        shapes = [self.source.local_shape_at(one) for one in members(mesh, self.axes, self.at)]
-        local = platform.contiguous(local)
-        parts = platform.transport().all_gather(local, mesh.ranks_along(self.axes), shapes)
+        parts = platform.transport().all_gather(platform.contiguous(local), self.ranks, self.sent_shapes)
         return platform.cat(parts, _changed_dim(self.source, self.target))
 
 
@@ -178,7 +185,7 @@ class ReduceScatter(Step):
             platform.contiguous(narrow_box(local, box, self.target.box_at(one), platform))
             for one in members(mesh, self.axes, self.at)
         ]
-        return platform.transport().reduce_scatter(chunks, "sum", mesh.ranks_along(self.axes))
+        return platform.transport().reduce_scatter(chunks, "sum", self.ranks)
 
 
 class AllReduce(Step):
@@ -186,7 +193,7 @@ class AllReduce(Step):
 
     collective = "all_reduce"
 
-    @property
+    @cached_property
     def op(self) -> str:
         """The reduction."""
         return str(self.source.get_partial_by_dev_id(self.axes[0]))
@@ -203,8 +210,7 @@ class AllReduce(Step):
 
     def apply(self, local: Any, platform: Platform) -> Any:
         """The reduction."""
-        ranks = self.source.mesh.ranks_along(self.axes)
-        return platform.transport().all_reduce(platform.contiguous(local), self.op, ranks)
+        return platform.transport().all_reduce(platform.contiguous(local), self.op, self.ranks)
 
 
 class AllToAll(Step):
@@ -232,7 +238,7 @@ class AllToAll(Step):
             for one in group
         ]
         shapes = [sizes_of(intersect(wanted, self.source.box_at(one))) for one in group]
-        parts = platform.transport().all_to_all(chunks, mesh.ranks_along(self.axes), shapes)
+        parts = platform.transport().all_to_all(chunks, self.ranks, shapes)
         return platform.cat(parts, self._gathered_dim())
 
     def _gathered_dim(self) -> int:

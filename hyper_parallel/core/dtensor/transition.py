@@ -21,6 +21,8 @@ if TYPE_CHECKING:
 
 __all__ = ["Cost", "Plan", "dual", "plan"]
 
+# Layouts are interned, so two threads that race here write the same object.
+_DUALS: dict[tuple[Layout, tuple[int, ...]], Layout] = {}
 _PLANS: dict[tuple[Layout, Layout, tuple[int, ...]], Plan] = {}
 # Re-entrant: building a plan may build the plan of its second half.
 _LOCK = threading.RLock()
@@ -223,7 +225,12 @@ def _embeddable(source: Layout, target: Layout, kept: Sequence[tuple[int, str]])
 
 def dual(layout: Layout, varying: tuple[int, ...] = ()) -> Layout:
     """Layout of the gradient of a value laid out as ``layout``; summands are pending along ``varying``."""
-    return Layout.of(layout.mesh, layout.dim_axes, [(axis, "sum") for axis in varying], layout.shape)
+    key = (layout, varying)
+    found = _DUALS.get(key)
+    if found is None:
+        partials = [(axis, "sum") for axis in varying]
+        found = _DUALS[key] = Layout.of(layout.mesh, layout.dim_axes, partials, layout.shape)
+    return found
 
 
 def _adjoint_of(forward: Plan) -> Plan:

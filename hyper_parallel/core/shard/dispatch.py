@@ -8,17 +8,16 @@ from __future__ import annotations
 
 from contextlib import contextmanager
 from contextvars import ContextVar
-from operator import attrgetter
 from typing import TYPE_CHECKING, Any
 
 from hyper_parallel.core.dtensor.dtensor import DTensor
-from hyper_parallel.core.dtensor.events import Cause
 from hyper_parallel.core.dtensor.layout import Layout
 from hyper_parallel.core.shard.call import OpCall, Operand, Ref
+from hyper_parallel.core.shard.compiled import Mark, Run, compile_plan, marked
 from hyper_parallel.core.shard.binder import binder
-from hyper_parallel.core.shard.propagation import OpPlan, describe, propagate
+from hyper_parallel.core.shard.propagation import propagate
 from hyper_parallel.core.shard.rule import Decomposition, Rule, find_rule
-from hyper_parallel.errors import MeshMismatchError, MixedTensorError, ShardMismatchError, UnsupportedOperatorError
+from hyper_parallel.errors import MeshMismatchError, MixedTensorError, UnsupportedOperatorError
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
@@ -31,7 +30,7 @@ __all__ = ["Dispatcher", "Entry", "implicit_replication"]
 _REPLICATE_PLAIN: ContextVar[bool] = ContextVar("hyper_parallel_implicit_replication", default=False)
 _SCALARS = frozenset({int, float, bool, complex})
 _ATOMS = frozenset({int, float, bool, complex, str, type(None)})
-_LOCAL = attrgetter("_local")
+_NO_KWARGS: dict[str, Any] = {}
 
 
 @contextmanager
@@ -74,7 +73,7 @@ class Entry:
         """Record the spelling; its cache starts empty."""
         self.name, self.func, self.binder, self.rule, self.local = name, func, binder, rule, local
         self.canonical, self.in_place = canonical, in_place
-        self.cache: dict[Any, Callable[[tuple[Any, ...], dict[str, Any]], Any]] = {}
+        self.cache: dict[Any, Run] = {}
 
 
 class Dispatcher:
@@ -104,15 +103,42 @@ class Dispatcher:
         if kwargs:
             parts.extend((name, self._key(value)) for name, value in kwargs.items())
         if entry.rule.by_dtype:
-            parts.extend(one.dtype for one in self._tensors((args, tuple(kwargs.values()))))
+            parts.extend(one.dtype for one in self.tensors((args, tuple(kwargs.values()))))
         key = tuple(parts)
         run = entry.cache.get(key)
         if run is None:
-            run = self._compile(entry, args, kwargs)
-            done = run(args, kwargs)  # a call that fails must not leave a plan behind
+            first, run = self._compile(entry, args, kwargs)
+            done = first(args, kwargs)  # a call that fails must not leave a plan behind
             entry.cache[key] = run
             return done
         return run(args, kwargs)
+
+    def unary(self, entry: Entry) -> Callable[[Any], Any]:
+        """A method without arguments: :meth:`dispatch` with the key made in line."""
+        get, full = entry.cache.get, self.dispatch
+
+        def call(x: Any) -> Any:
+            run = get((x._layout,))  # noqa: SLF001
+            return full(entry, (x,), _NO_KWARGS) if run is None else run((x,), _NO_KWARGS)
+
+        return (lambda x: full(entry, (x,), _NO_KWARGS)) if _keyed(entry) else call
+
+    def binary(self, entry: Entry) -> Callable[[Any, Any], Any]:
+        """An operator of two operands: :meth:`dispatch` with the key made in line."""
+        get, full, kind = entry.cache.get, self.dispatch, self.kind
+        scalars = frozenset() if entry.rule.by_value else _SCALARS  # type: ignore[union-attr] # decompositions do not come here
+
+        def call(x: Any, y: Any) -> Any:
+            of = type(y)
+            if of is kind:
+                run = get((x._layout, y._layout))  # noqa: SLF001
+            elif of in scalars:
+                run = get((x._layout, of))  # noqa: SLF001
+            else:
+                run = None
+            return full(entry, (x, y), _NO_KWARGS) if run is None else run((x, y), _NO_KWARGS)
+
+        return (lambda x, y: full(entry, (x, y), _NO_KWARGS)) if _keyed(entry) else call
 
     # -- keys ------------------------------------------------------------------------------------------------------
 
@@ -134,10 +160,11 @@ class Dispatcher:
             return (of, *map(self._key, value))
         return (of, value)
 
-    def _tensors(self, tree: Any) -> Iterator[Any]:
+    def tensors(self, tree: Any) -> Iterator[Any]:
+        """Tensors in nested sequences, in order."""
         if isinstance(tree, (list, tuple)):
             for item in tree:
-                yield from self._tensors(item)
+                yield from self.tensors(item)
         elif self.platform.is_tensor(tree):
             yield tree
 
@@ -145,16 +172,16 @@ class Dispatcher:
 
     def _compile(
         self, entry: Entry, args: tuple[Any, ...], kwargs: dict[str, Any]
-    ) -> Callable[[tuple[Any, ...], dict[str, Any]], Any]:
-        marked, named = self._mark(args), self._mark(kwargs)
-        bound = entry.binder.bind(marked, named)
+    ) -> tuple[Run, Run]:
+        marked_args, named = self._mark(args), self._mark(kwargs)
+        bound = entry.binder.bind(marked_args, named)
         mesh = self._mesh(entry, bound)
-        marks: list[_Mark] = []
+        marks: list[Mark] = []
         operands: list[Operand] = []
         template = {name: self._refer(name, value, mesh, operands, marks) for name, value in bound.items()}
         call = OpCall(entry.rule.op, mesh, tuple(operands), template)
         plan = propagate(call, entry.rule, in_place=entry.in_place)
-        return _Run(self, entry, plan, marked, named, marks).compiled()
+        return compile_plan(self.platform, entry, plan, marked_args, named, marks)
 
     def _mark(self, value: Any) -> Any:
         """The same structure with each occurrence of a tensor made distinguishable: one may be passed twice."""
@@ -162,13 +189,13 @@ class Dispatcher:
             return type(value)(self._mark(item) for item in value)
         if isinstance(value, dict):
             return {name: self._mark(item) for name, item in value.items()}
-        return _Mark(value) if self.platform.is_tensor(value) else value
+        return Mark(value) if self.platform.is_tensor(value) else value
 
     def _mesh(self, entry: Entry, bound: dict[str, Any]) -> Any:
         found = {
-            one._layout.mesh: one  # noqa: SLF001
-            for one in _marked(tuple(bound.values()))
-            if isinstance(one, DTensor)
+            one.tensor._layout.mesh: one  # noqa: SLF001
+            for one in marked(tuple(bound.values()))
+            if isinstance(one.tensor, DTensor)
         }
         if len(found) > 1:
             first, second = list(found)[:2]
@@ -179,12 +206,12 @@ class Dispatcher:
             raise UnsupportedOperatorError(msg)
         return next(iter(found))
 
-    def _refer(self, name: str, value: Any, mesh: Any, operands: list[Operand], marks: list[_Mark]) -> Any:
+    def _refer(self, name: str, value: Any, mesh: Any, operands: list[Operand], marks: list[Mark]) -> Any:
         if isinstance(value, (list, tuple)):
             return type(value)(
                 self._refer(f"{name}[{index}]", item, mesh, operands, marks) for index, item in enumerate(value)
             )
-        if not isinstance(value, _Mark):
+        if not isinstance(value, Mark):
             return value
         tensor = value.tensor
         distributed = isinstance(tensor, DTensor)
@@ -229,7 +256,7 @@ class Ops:
         entry = Entry(op, local or _same, binder(found.signature), found, local or _same, canonical=True)
 
         def call(*args: Any, **kwargs: Any) -> Any:
-            if local is None or any(isinstance(one, DTensor) for one in dispatcher._tensors((args, tuple(kwargs.values())))):  # noqa: SLF001
+            if local is None or any(isinstance(one, DTensor) for one in dispatcher.tensors((args, tuple(kwargs.values())))):  # noqa: SLF001
                 return dispatcher.dispatch(entry, args, kwargs)
             return local(**entry.binder.bind(args, kwargs))
 
@@ -237,204 +264,10 @@ class Ops:
         return call
 
 
-class _Mark:
-    """One occurrence of a tensor among the arguments of a call."""
-
-    __slots__ = ("tensor",)
-
-    def __init__(self, tensor: Any) -> None:
-        self.tensor = tensor
-
-
-def _marked(tree: Any) -> Iterator[Any]:
-    if isinstance(tree, (list, tuple)):
-        for item in tree:
-            yield from _marked(item)
-    elif isinstance(tree, _Mark):
-        yield tree.tensor
-
-
-class _Run:
-    """Compiles one plan into a closure over the caller's argument form, or over the canonical one."""
-
-    def __init__(  # noqa: PLR0913 - everything a compiled call closes over
-        self,
-        dispatcher: Dispatcher,
-        entry: Entry,
-        plan: OpPlan,
-        args: tuple[Any, ...],
-        kwargs: dict[str, Any],
-        marks: list[_Mark],
-    ) -> None:
-        self.dispatcher, self.entry, self.plan = dispatcher, entry, plan
-        self.args, self.kwargs = args, kwargs
-        self.indexed = [self._fetch(index, mark.tensor) for index, mark in enumerate(marks)]
-        self.fetches = dict(zip(map(id, marks), self.indexed, strict=True))
-
-    def _fetch(self, index: int, value: Any) -> Callable[[Any], Any]:
-        if not isinstance(value, DTensor):
-            return _same
-        choice, operand = self.plan.choice, self.plan.call.operands[index]
-        target, varying = choice.targets[index], choice.varying[index]
-        if target is operand.layout and (not varying or not operand.floating):
-            return _LOCAL
-        cause = Cause(self.entry.name, operand.name, implicit=True)
-
-        def enter(tensor: Any) -> Any:
-            return tensor.local_for(target, varying, cause)
-
-        return enter
-
-    def compiled(self) -> Callable[[tuple[Any, ...], dict[str, Any]], Any]:
-        call = self._canonical() if self.plan.local is not None or self.entry.canonical else self._spelled()
-        if self.entry.in_place:
-            return _writing(call, self.entry, self.plan)
-        return self._wrapped(call)
-
-    # -- what to call ------------------------------------------------------------------------------------------------
-
-    def _spelled(self) -> Callable[[tuple[Any, ...], dict[str, Any]], Any]:
-        func = self.entry.func
-        slots = [self._slot(arg) for arg in self.args]
-        named = {name: self._slot(value) for name, value in self.kwargs.items()}
-        if not named:
-            if len(slots) == 1:
-                (only,) = slots
-                return lambda args, _: func(only(args[0]))
-            if len(slots) == 2:  # noqa: PLR2004 - a pair
-                first, second = slots
-                return lambda args, _: func(first(args[0]), second(args[1]))
-            return lambda args, _: func(*[slot(arg) for slot, arg in zip(slots, args)])  # noqa: B905 - hot; same key, same length
-        return lambda args, kwargs: func(
-            *[slot(arg) for slot, arg in zip(slots, args)],  # noqa: B905 - hot; same key, same length
-            **{name: named[name](value) for name, value in kwargs.items()},
-        )
-
-    def _slot(self, value: Any) -> Callable[[Any], Any]:
-        found = self.fetches.get(id(value))
-        if found is not None:
-            return found
-        if isinstance(value, (list, tuple)) and any(True for _ in _marked(value)):
-            inner = [self._slot(item) for item in value]
-            kind = type(value)
-            return lambda given: kind(slot(item) for slot, item in zip(inner, given))  # noqa: B905 - hot
-        return _same
-
-    def _canonical(self) -> Callable[[tuple[Any, ...], dict[str, Any]], Any]:
-        entry, plan, dispatcher = self.entry, self.plan, self.dispatcher
-        local = plan.local
-        replaced = (local.args or {}) if local is not None else {}
-        run = local.run if local is not None else None
-        platform, indexed = dispatcher.platform, self.indexed
-        template = {**plan.call.args, **replaced}
-
-        def call(args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
-            tensors = [value for value in dispatcher._tensors(tuple(entry.binder.bind(args, kwargs).values()))]  # noqa: SLF001, C416
-            locals_ = [fetch(value) for fetch, value in zip(indexed, tensors)]  # noqa: B905 - hot
-            filled = {name: _fill(value, locals_) for name, value in template.items()}
-            if run is not None:
-                return run(platform, filled)
-            return entry.local(**filled)
-
-        return call
-
-    # -- what to do with the outputs ---------------------------------------------------------------------------------
-
-    def _wrapped(
-        self, call: Callable[[tuple[Any, ...], dict[str, Any]], Any]
-    ) -> Callable[[tuple[Any, ...], dict[str, Any]], Any]:
-        wrap, layouts = self.dispatcher.wrap, self.plan.choice.outputs
-        readonly = self._readonly()
-        checked = _Checked(self.plan)
-        if self.plan.many:
-
-            def run_many(args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
-                outs = call(args, kwargs)
-                checked(outs)
-                return _like(outs, [wrap(out, layout) for out, layout in zip(outs, layouts, strict=True)], readonly)
-
-            return run_many
-        (layout,) = layouts
-        if readonly is not None:
-
-            def run_readonly(args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
-                out = call(args, kwargs)
-                checked((out,))
-                wrapped = wrap(out, layout)
-                wrapped._readonly = readonly  # noqa: SLF001
-                return wrapped
-
-            return run_readonly
-
-        def run_one(args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
-            out = call(args, kwargs)
-            if not checked.done:
-                checked((out,))
-            return wrap(out, layout)
-
-        return run_one
-
-    def _readonly(self) -> str | None:
-        if not (self.entry.rule.view and self.plan.moves):
-            return None
-        first = self.plan.call.operands[0]
-        return (
-            f"it is a copy: {describe(self.plan.call)} had to move {first.name} to "
-            f"{self.plan.choice.targets[0].notation(first.dtype)}, so a write would be lost; write to {first.name} itself"
-        )
-
-
-class _Checked:
-    """Compares the first outputs with the plan: a rule that is wrong about shapes must not pass silently."""
-
-    def __init__(self, plan: OpPlan) -> None:
-        self.plan, self.done = plan, False
-
-    def __call__(self, outs: Any) -> None:
-        if self.done:
-            return
-        for out, layout in zip(outs, self.plan.choice.outputs, strict=True):
-            if tuple(out.shape) != layout.local_shape:
-                msg = (
-                    f"{describe(self.plan.call)}: the local call returned {list(out.shape)}, the plan says "
-                    f"{list(layout.local_shape)} of {layout.notation()}; this is a wrong rule, please report it"
-                )
-                raise ShardMismatchError(msg)
-        self.done = True
-
-
-def _writing(
-    call: Callable[[tuple[Any, ...], dict[str, Any]], Any], entry: Entry, plan: OpPlan
-) -> Callable[[tuple[Any, ...], dict[str, Any]], Any]:
-    def write(args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
-        written = args[0]
-        if written._readonly is not None:  # noqa: SLF001
-            msg = f"{describe(plan.call)}: {plan.call.operands[0].name} cannot be written to: {written._readonly}"  # noqa: SLF001
-            raise UnsupportedOperatorError(msg)
-        call(args, kwargs)
-        written.drop_views()
-        return written
-
-    del entry
-    return write
-
-
-def _fill(value: Any, locals_: list[Any]) -> Any:
-    if type(value) is Ref:
-        return locals_[value.index]
-    if isinstance(value, (list, tuple)):
-        return type(value)(_fill(item, locals_) for item in value)
-    return value
-
-
-def _like(outs: Any, wrapped: list[Any], readonly: str | None) -> Any:
-    if readonly is not None:
-        for one in wrapped:
-            one._readonly = readonly  # noqa: SLF001
-    if hasattr(outs, "_fields") or type(outs).__module__ == "torch.return_types":
-        return type(outs)(wrapped) if not hasattr(outs, "_fields") else type(outs)(*wrapped)
-    return type(outs)(wrapped)
-
-
 def _same(value: Any) -> Any:
     return value
+
+
+def _keyed(entry: Entry) -> bool:
+    """True where layouts alone do not make the key."""
+    return type(entry.rule) is Decomposition or entry.rule.by_dtype  # type: ignore[union-attr]

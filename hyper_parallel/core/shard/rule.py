@@ -19,6 +19,7 @@ if TYPE_CHECKING:
 
 __all__ = [
     "Decomposition",
+    "Fixed",
     "R",
     "Row",
     "Rule",
@@ -74,6 +75,21 @@ class Strategies:
 
 
 @dataclass(frozen=True)
+class Fixed:
+    """An answer in whole layouts instead of rows: the operands stay where they are.
+
+    Attributes:
+        outputs: layout per output; one without a global shape gets that of even shards.
+        many: True when the operator returns a sequence.
+        impl: what to call on locals instead of the spelled function, or None.
+    """
+
+    outputs: tuple[Layout, ...]
+    many: bool = False
+    impl: Callable[..., Any] | None = None
+
+
+@dataclass(frozen=True)
 class Rule:
     """A canonical operator: its name, its parameters and its placement function.
 
@@ -89,7 +105,7 @@ class Rule:
 
     op: str
     signature: str
-    strategies: Callable[[OpCall], Strategies]
+    strategies: Callable[[OpCall], Strategies | Fixed]
     by_value: bool = True
     by_dtype: bool = False
     view: bool = False

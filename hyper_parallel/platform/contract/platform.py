@@ -33,6 +33,7 @@ class Platform(
         Function: its custom autograd function; subclasses have static ``forward(ctx, *args)`` and
             ``backward(ctx, *grads)``, ``apply`` takes positional tensors and values.
         DTensorBase: the framework's DTensor class.
+        dispatcher: the dispatcher of calls on DTensors, set once when the platform is built.
     """
 
     platform_type: str
@@ -40,6 +41,7 @@ class Platform(
     Parameter: Any
     Module: Any
     Function: Any
+    dispatcher: Any
 
     @property
     @abc.abstractmethod

@@ -143,13 +143,16 @@ class TorchDTensor(DTensor, Tensor):
         self._local.grad = None
 
     def _as_gradient(self, value: Any, what: str) -> Tensor:
+        wanted = dual(self._layout)
+        if type(value) is TorchDTensor and value._layout is wanted:
+            return value._local
         if not isinstance(value, DTensor):
             msg = f"{what} of a DTensor must be a DTensor, got {type(value).__name__}"
             raise MixedTensorError(msg)
         if value.shape != self.shape:
             msg = f"{what} has shape {list(value.shape)}, the tensor has {list(self.shape)}"
             raise LayoutError(msg)
-        return value.redistribute_to(dual(self._layout))._local  # noqa: SLF001
+        return value.redistribute_to(wanted)._local  # noqa: SLF001
 
     def backward(
         self,
@@ -161,7 +164,7 @@ class TorchDTensor(DTensor, Tensor):
         """Backpropagate; a scalar is seeded with 1, and no factor of the mesh's size appears anywhere."""
         seed = None if gradient is None else self._as_gradient(gradient, "backward: gradient")
         only = None if inputs is None else [one._local if isinstance(one, DTensor) else one for one in inputs]  # noqa: SLF001
-        self._local.backward(seed, retain_graph=retain_graph, create_graph=create_graph, inputs=only)
+        torch.autograd.backward(self._local, seed, retain_graph=retain_graph, create_graph=create_graph, inputs=only)
 
     def retain_grad(self) -> None:
         """Keep the gradient of a non-leaf."""
@@ -264,7 +267,7 @@ class TorchDTensor(DTensor, Tensor):
         return (_rebuild, (self._local, self._layout, getattr(self, "_is_param", False)))
 
 
-def wrap(local: Tensor, layout: Layout) -> TorchDTensor:
+def _portable_wrap(local: Tensor, layout: Layout) -> TorchDTensor:
     """A DTensor over ``local``, trusted to hold what ``layout`` says."""
     made = _make(TorchDTensor, layout.shape, dtype=local.dtype, device=local.device)
     made._local = local  # noqa: SLF001
@@ -272,7 +275,23 @@ def wrap(local: Tensor, layout: Layout) -> TorchDTensor:
     return made
 
 
+def _fast_wrap(local: Tensor, layout: Layout) -> TorchDTensor:
+    """The same through the constructor that PyTorch made for its own DTensor; it reads ``layout.tensor_meta``.
+
+    That constructor warns where the local takes part in autograd and the wrapper does not, which is our design.
+    """
+    if local.requires_grad:
+        made = _make(TorchDTensor, layout.shape, dtype=local.dtype, device=local.device)
+    else:
+        made = _fast_make(TorchDTensor, local, layout, False)  # noqa: FBT003 - positional is faster
+    made._local = local  # noqa: SLF001
+    made._layout = layout  # noqa: SLF001
+    return made
+
+
 _make = Tensor._make_wrapper_subclass  # type: ignore[attr-defined] # noqa: SLF001 - the framework's subclassing door
+_fast_make = getattr(Tensor, "_dtensor__new__", None)  # private, and absent from older releases
+wrap = _portable_wrap if _fast_make is None else _fast_wrap
 
 
 def _rebuild(local: Tensor, layout: Layout, is_param: bool) -> TorchDTensor:  # noqa: FBT001 - pickle calls it
@@ -280,3 +299,39 @@ def _rebuild(local: Tensor, layout: Layout, is_param: bool) -> TorchDTensor:  # 
     if is_param:
         made._is_param = True  # type: ignore[attr-defined]
     return made
+
+
+def install(platform: Any) -> None:
+    """Complete the class: its platform, and a Python method for every method that has a rule.
+
+    Python methods skip PyTorch's argument parser, which costs as much as the rest of a dispatch.
+    """
+    TorchDTensor._platform = platform  # noqa: SLF001 - this module's own class
+    dispatcher, entries, _ = intercept.start(platform)
+    platform.dispatcher = dispatcher
+    for name in dir(Tensor):
+        func = getattr(Tensor, name, None)
+        entry = entries.get(func) if callable(func) else None
+        if entry is not None and name not in TorchDTensor.__dict__:
+            setattr(TorchDTensor, name, _method(dispatcher, entry, name))
+
+
+def _method(dispatcher: Any, entry: Any, name: str) -> Callable[..., Any]:
+    if name in _BINARY_DUNDERS:
+        return dispatcher.binary(entry)
+    if name in _UNARY_DUNDERS:
+        return dispatcher.unary(entry)
+
+    def method(self: Any, *args: Any, **kwargs: Any) -> Any:
+        return dispatcher.dispatch(entry, (self, *args), kwargs)
+
+    method.__name__ = name
+    return method
+
+
+_BINARY_DUNDERS = frozenset(
+    f"__{prefix}{name}__"
+    for name in "add sub mul truediv floordiv mod pow matmul and or xor eq ne lt le gt ge".split()
+    for prefix in ("", "r", "i")
+)
+_UNARY_DUNDERS = frozenset({"__neg__", "__abs__", "__invert__", "__pos__"})

@@ -8,53 +8,66 @@ functions decompose by themselves and stay differentiable.
 from __future__ import annotations
 
 from collections.abc import Callable
-from functools import cache
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import torch
 from torch.overrides import enable_reentrant_dispatch
 
 from hyper_parallel.core.dtensor.dtensor import DTensor
 from hyper_parallel.core.shard.dispatch import Dispatcher, Entry
+from hyper_parallel.core.shard.distributed_op import user_op
 from hyper_parallel.errors import UnsupportedOperatorError
-from hyper_parallel.platform.select import get_torch_platform
 
 if TYPE_CHECKING:
     from torch._ops import OpOverload
 
-__all__ = ["dispatcher", "function", "operator", "overload_entries"]
+    from hyper_parallel.platform.contract.platform import Platform
+
+__all__ = ["Interception", "function", "interception", "operator", "start"]
 
 _disabled = torch._C.DisableTorchFunctionSubclass  # noqa: SLF001 - documented in PyTorch's extending guide
 
 
-@cache
-def dispatcher() -> Dispatcher:
-    """PyTorch's dispatcher."""
-    return Dispatcher(get_torch_platform())
+class Interception(NamedTuple):
+    """What interception works with; made once, by the platform's construction.
+
+    Attributes:
+        dispatcher: the hot path.
+        functions: entries by Python function or method.
+        overloads: entries by operator overload.
+    """
+
+    dispatcher: Dispatcher
+    functions: dict[Any, Entry]
+    overloads: dict[Any, Entry]
 
 
-@cache
-def _tables() -> tuple[dict[Any, Entry], dict[Any, Entry], dict[Any, Callable[..., Any]]]:
+_STARTED: dict[str, Interception] = {}
+
+
+def start(platform: Platform) -> Interception:
+    """Make the interception of ``platform``; called once, before the platform is handed out."""
     from hyper_parallel.platform.torch import op_table  # noqa: PLC0415 - the table imports the rules
 
-    return op_table.functions(), op_table.overloads(), op_table.decompositions()
+    _STARTED["torch"] = Interception(Dispatcher(platform), op_table.functions(), op_table.overloads())
+    return _STARTED["torch"]
 
 
-def overload_entries() -> dict[Any, Entry]:
-    """Entries by operator overload."""
-    return _tables()[1]
+def interception() -> Interception:
+    """The one interception of the process."""
+    return _STARTED["torch"]
 
 
 def function(func: Callable[..., Any], types: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
     """Dispatch a call of the Python API."""
     del types
-    functions, _, decompositions = _tables()
-    entry = functions.get(func)
+    doors = interception()
+    entry = doors.functions.get(func)
     if entry is not None:
-        return dispatcher().dispatch(entry, args, kwargs)
-    decomposition = decompositions.get(func)
-    if decomposition is not None:
-        return decomposition(*args, **kwargs)
+        return doors.dispatcher.dispatch(entry, args, kwargs)
+    user = user_op(getattr(func, "__name__", ""))
+    if user is not None:
+        return user.run(doors.dispatcher, func, args, kwargs)
     with _disabled():
         return func(*args, **kwargs)
 
@@ -62,11 +75,12 @@ def function(func: Callable[..., Any], types: Any, args: tuple[Any, ...], kwargs
 def operator(func: OpOverload[..., Any], types: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
     """Dispatch an operator overload that arrived from C++."""
     del types
-    entry = _tables()[1].get(func)
+    doors = interception()
+    entry = doors.overloads.get(func)
     if entry is None:
         raise UnsupportedOperatorError(_message(func, args, kwargs))
     with enable_reentrant_dispatch():
-        return dispatcher().dispatch(entry, args, kwargs)
+        return doors.dispatcher.dispatch(entry, args, kwargs)
 
 
 def _message(func: OpOverload[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]) -> str:

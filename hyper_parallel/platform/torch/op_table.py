@@ -18,7 +18,7 @@ from hyper_parallel.core.shard.binder import binder
 from hyper_parallel.core.shard.dispatch import Entry
 from hyper_parallel.core.shard.rule import find_rule
 
-__all__ = ["LOCAL", "decompositions", "functions", "overloads"]
+__all__ = ["LOCAL", "functions", "overloads"]
 
 rules.load()
 
@@ -80,9 +80,3 @@ def overloads() -> dict[Any, Entry]:
     """Entries by operator overload."""
     table: dict[Any, Entry] = {}
     return table
-
-
-@cache
-def decompositions() -> dict[Any, Callable[..., Any]]:
-    """Functions that are written in terms of others."""
-    return {}

@@ -34,7 +34,6 @@ class TorchPlatform(TorchTensors, TorchModules, TorchDifferentiable, Platform):
         """PyTorch's DTensor class."""
         from hyper_parallel.platform.torch.dtensor import TorchDTensor  # noqa: PLC0415 - built on this platform
 
-        TorchDTensor._platform = self  # noqa: SLF001 - one class per framework, one platform per class
         return TorchDTensor
 
     def transport(self) -> Transport:
@@ -52,11 +51,10 @@ class TorchPlatform(TorchTensors, TorchModules, TorchDifferentiable, Platform):
 
     @cached_property
     def wrap(self) -> Callable[[Any, Any], Any]:
-        """The DTensor class' own fast constructor."""
-        from hyper_parallel.platform.torch.dtensor import wrap  # noqa: PLC0415 - built on this platform
+        """The DTensor class' own fast constructor; the class gets its methods before the first object exists."""
+        from hyper_parallel.platform.torch import dtensor  # noqa: PLC0415 - built on this platform
 
-        assert self.DTensorBase is not None  # noqa: S101 - the class learns its platform
-        return wrap
+        return dtensor.wrap
 
     def grad_enabled(self) -> bool:
         """Grad mode of this thread."""
@@ -85,5 +83,9 @@ _ALONE = SingleTransport(TorchOps())
 
 
 def build() -> TorchPlatform:
-    """The platform object."""
-    return TorchPlatform()
+    """The platform, with the DTensor class completed for it."""
+    from hyper_parallel.platform.torch.dtensor import install  # noqa: PLC0415 - built on this platform
+
+    platform = TorchPlatform()
+    install(platform)
+    return platform

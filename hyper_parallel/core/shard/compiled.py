@@ -1,0 +1,327 @@
+"""Plans made runnable: closures that fetch locals, call the framework and wrap what comes back.
+
+A closure is compiled once per key. What the key does not tell (the values of Python scalars, for operators whose
+placement ignores them) is read from the caller's arguments at each call.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Sequence
+from operator import attrgetter
+from typing import TYPE_CHECKING, Any
+
+from hyper_parallel.core.dtensor.dtensor import DTensor
+from hyper_parallel.core.dtensor.events import Cause
+from hyper_parallel.core.shard.call import Ref
+from hyper_parallel.core.shard.propagation import describe
+from hyper_parallel.errors import ShardMismatchError, UnsupportedOperatorError
+
+if TYPE_CHECKING:
+    from hyper_parallel.core.shard.dispatch import Entry
+    from hyper_parallel.core.shard.propagation import OpPlan
+    from hyper_parallel.platform.contract.platform import Platform
+
+__all__ = ["Mark", "Run", "compile_plan", "marked"]
+
+Run = Callable[[tuple[Any, ...], dict[str, Any]], Any]
+Fetch = Callable[[Any], Any]
+
+_LOCAL = attrgetter("_local")
+
+
+class Mark:
+    """One occurrence of a tensor among the arguments of a call: the same tensor may be passed twice."""
+
+    __slots__ = ("tensor",)
+
+    def __init__(self, tensor: Any) -> None:
+        """Mark an occurrence of ``tensor``."""
+        self.tensor = tensor
+
+
+def marked(tree: Any) -> Iterator[Mark]:
+    """Marks in nested sequences, in order."""
+    if isinstance(tree, (list, tuple)):
+        for item in tree:
+            yield from marked(item)
+    elif isinstance(tree, Mark):
+        yield tree
+
+
+def compile_plan(  # noqa: PLR0913 - everything a compiled call closes over
+    platform: Platform,
+    entry: Entry,
+    plan: OpPlan,
+    args: tuple[Any, ...],
+    kwargs: dict[str, Any],
+    marks: Sequence[Mark],
+) -> tuple[Run, Run]:
+    """Closures for the first call of a key, which checks the outputs against the plan, and for later ones.
+
+    Args:
+        platform: the framework.
+        entry: the spelling.
+        plan: what to do.
+        args: the caller's positional arguments with tensors marked.
+        kwargs: the keyword arguments likewise.
+        marks: the marks in the order of the plan's operands.
+    """
+    fetches = {id(mark): _fetch(platform, entry, plan, index, mark) for index, mark in enumerate(marks)}
+    whole = all(fetch is _LOCAL or fetch is _same for fetch in fetches.values())
+    if plan.local is not None or entry.canonical:
+        call = _canonical(platform, entry, plan, args, kwargs, marks, fetches)
+    else:
+        call = _spelled(plan.impl or entry.func, args, kwargs, fetches)
+    if entry.in_place:
+        run = _writing(call, plan)
+        return run, run
+    checked = _checking(call, plan)
+    first = _wrapped(platform, entry, plan, checked)
+    fused = _fused(platform, entry, plan, args, kwargs, fetches) if whole and call is not None else None
+    return first, fused or _wrapped(platform, entry, plan, call)
+
+
+# -- operands ----------------------------------------------------------------------------------------------------------
+
+
+def _same(value: Any) -> Any:
+    return value
+
+
+def _fetch(platform: Platform, entry: Entry, plan: OpPlan, index: int, mark: Mark) -> Fetch:
+    """How operand ``index`` becomes a local tensor in the layout that the plan wants."""
+    if not isinstance(mark.tensor, DTensor):
+        return _same
+    operand = plan.call.operands[index]
+    target, varying = plan.choice.targets[index], plan.choice.varying[index]
+    if target is operand.layout and (not varying or not operand.floating):
+        return _LOCAL
+    cause = Cause(entry.name, operand.name, implicit=True)
+    if target is operand.layout:
+        return _varying_fetch(platform, target, varying, cause)
+    return lambda tensor: tensor.local_for(target, varying, cause)
+
+
+def _varying_fetch(platform: Platform, target: Any, varying: tuple[int, ...], cause: Cause) -> Fetch:
+    needs, enabled = platform.needs_grad, platform.grad_enabled
+
+    def enter(tensor: Any) -> Any:
+        local = tensor._local  # noqa: SLF001 - the dispatcher is the class' other half
+        return tensor.local_for(target, varying, cause) if needs(local) and enabled() else local
+
+    return enter
+
+
+# -- the local call ----------------------------------------------------------------------------------------------------
+
+
+def _spelled(
+    func: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any], fetches: dict[int, Fetch]
+) -> Run:
+    """The caller's own call, on locals."""
+    slots = [_slot(arg, fetches) for arg in args]
+    named = {name: _slot(value, fetches) for name, value in kwargs.items()}
+    if not named:
+        if len(slots) == 1:
+            (only,) = slots
+            return lambda args, _: func(only(args[0]))
+        if len(slots) == 2:  # noqa: PLR2004 - a pair
+            first, second = slots
+            return lambda args, _: func(first(args[0]), second(args[1]))
+        return lambda args, _: func(*[slot(arg) for slot, arg in zip(slots, args)])  # noqa: B905 - hot; one key, one length
+    return lambda args, kwargs: func(
+        *[slot(arg) for slot, arg in zip(slots, args)],  # noqa: B905 - hot; one key, one length
+        **{name: named[name](value) for name, value in kwargs.items()},
+    )
+
+
+def _slot(value: Any, fetches: dict[int, Fetch]) -> Fetch:
+    if isinstance(value, Mark):
+        return fetches[id(value)]
+    if isinstance(value, (list, tuple)) and any(True for _ in marked(value)):
+        inner, kind = [_slot(item, fetches) for item in value], type(value)
+        return lambda given: kind([slot(item) for slot, item in zip(inner, given)])  # noqa: B905 - hot
+    return _same
+
+
+def _canonical(  # noqa: PLR0913 - everything a compiled call closes over
+    platform: Platform,
+    entry: Entry,
+    plan: OpPlan,
+    args: tuple[Any, ...],
+    kwargs: dict[str, Any],
+    marks: Sequence[Mark],
+    fetches: dict[int, Fetch],
+) -> Run:
+    """The canonical operator on locals, with the arguments that the plan replaces."""
+    local = plan.local
+    replaced = {} if local is None or local.args is None else local.args
+    run = None if local is None else local.run
+    readers = [_reader(mark, args, kwargs, fetches[id(mark)]) for mark in marks]
+    template = {**plan.call.args, **replaced}
+    by_value, bind = entry.rule.by_value, entry.binder.bind
+    scalars = [name for name, value in template.items() if name not in replaced and type(value) in _SCALARS]
+    func = entry.local
+    simple = all(type(value) is Ref or not isinstance(value, (list, tuple)) for value in template.values())
+
+    def call(args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+        locals_ = [read(args, kwargs) for read in readers]
+        if simple:
+            filled = {name: locals_[value.index] if type(value) is Ref else value for name, value in template.items()}
+        else:
+            filled = {name: _fill(value, locals_) for name, value in template.items()}
+        if scalars and not by_value:
+            # The key holds their types only.
+            bound = bind(args, kwargs)
+            filled.update((name, bound[name]) for name in scalars)
+        return func(**filled) if run is None else run(platform, filled)
+
+    return call
+
+
+_SCALARS = (int, float, bool, complex)
+
+
+def _reader(mark: Mark, args: tuple[Any, ...], kwargs: dict[str, Any], fetch: Fetch) -> Run:
+    """Reads one operand from the caller's arguments."""
+    for index, arg in enumerate(args):
+        if arg is mark:
+            return lambda args, _: fetch(args[index])
+        for path in _paths(arg, mark):
+            return lambda args, _: fetch(_at(args[index], path))
+    for name, value in kwargs.items():
+        for path in _paths(value, mark):
+            return lambda _, kwargs: fetch(_at(kwargs[name], path))
+    msg = "an operand is not among the arguments"
+    raise AssertionError(msg)
+
+
+def _paths(tree: Any, mark: Mark) -> Iterator[tuple[int, ...]]:
+    if tree is mark:
+        yield ()
+    elif isinstance(tree, (list, tuple)):
+        for index, item in enumerate(tree):
+            for path in _paths(item, mark):
+                yield (index, *path)
+
+
+def _at(tree: Any, path: tuple[int, ...]) -> Any:
+    for index in path:
+        tree = tree[index]
+    return tree
+
+
+def _fill(value: Any, locals_: list[Any]) -> Any:
+    if type(value) is Ref:
+        return locals_[value.index]
+    if isinstance(value, (list, tuple)):
+        return type(value)([_fill(item, locals_) for item in value])
+    return value
+
+
+# -- outputs -----------------------------------------------------------------------------------------------------------
+
+
+def _checking(call: Run, plan: OpPlan) -> Run:
+    """The call, its outputs compared with the plan: a rule that is wrong about shapes must not pass silently."""
+
+    def run(args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+        out = call(args, kwargs)
+        for one, layout in zip(out if plan.many else (out,), plan.choice.outputs, strict=True):
+            if layout.shape is not None and tuple(one.shape) != layout.local_shape:
+                msg = (
+                    f"{describe(plan.call)}: the local call returned {list(one.shape)}, the plan says "
+                    f"{list(layout.local_shape)} of {layout.notation()}; this is a wrong rule, please report it"
+                )
+                raise ShardMismatchError(msg)
+        return out
+
+    return run
+
+
+def _wrapped(platform: Platform, entry: Entry, plan: OpPlan, call: Run) -> Run:
+    layouts, readonly = plan.choice.outputs, _readonly(entry, plan)
+    wrap = platform.wrap if all(layout.shape is not None for layout in layouts) else _even_wrap(platform)
+    if plan.many:
+
+        def run_many(args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+            outs = call(args, kwargs)
+            return _like(outs, [wrap(out, layout) for out, layout in zip(outs, layouts, strict=True)], readonly)
+
+        return run_many
+    (layout,) = layouts
+    if readonly is None:
+        return lambda args, kwargs: wrap(call(args, kwargs), layout)
+
+    def run_readonly(args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+        made = wrap(call(args, kwargs), layout)
+        made._readonly = readonly  # noqa: SLF001 - as above
+        return made
+
+    return run_readonly
+
+
+def _even_wrap(platform: Platform) -> Callable[[Any, Any], Any]:
+    """Wraps outputs whose layout came without a global shape: they are even shards."""
+
+    def wrap(out: Any, layout: Any) -> Any:
+        return platform.wrap(out, layout.with_shape(layout.get_global_shape(tuple(out.shape))))
+
+    return wrap
+
+
+def _fused(  # noqa: PLR0913 - everything a compiled call closes over
+    platform: Platform,
+    entry: Entry,
+    plan: OpPlan,
+    args: tuple[Any, ...],
+    kwargs: dict[str, Any],
+    fetches: dict[int, Fetch],
+) -> Run | None:
+    """One closure for the commonest calls, one or two positional arguments that stay where they are; else None."""
+    if kwargs or plan.many or plan.local is not None or entry.canonical or _readonly(entry, plan) is not None:
+        return None
+    if plan.impl is not None or plan.choice.outputs[0].shape is None:
+        return None
+    wrap, func, (layout,) = platform.wrap, entry.func, plan.choice.outputs
+    local = [isinstance(arg, Mark) and fetches[id(arg)] is _LOCAL for arg in args]
+    if any(isinstance(arg, (list, tuple)) for arg in args):
+        return None
+    if local == [True]:
+        return lambda args, _: wrap(func(args[0]._local), layout)  # noqa: SLF001
+    if local == [True, True]:
+        return lambda args, _: wrap(func(args[0]._local, args[1]._local), layout)  # noqa: SLF001
+    if local == [True, False]:
+        return lambda args, _: wrap(func(args[0]._local, args[1]), layout)  # noqa: SLF001
+    return None
+
+
+def _readonly(entry: Entry, plan: OpPlan) -> str | None:
+    if not (entry.rule.view and plan.moves):
+        return None
+    first = plan.call.operands[0]
+    return (
+        f"it is a copy: {describe(plan.call)} had to move {first.name} to "
+        f"{plan.choice.targets[0].notation(first.dtype)}, so a write would be lost; write to {first.name} itself"
+    )
+
+
+def _writing(call: Run, plan: OpPlan) -> Run:
+    def write(args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+        written = args[0]
+        if written._readonly is not None:  # noqa: SLF001
+            msg = f"{describe(plan.call)}: {plan.call.operands[0].name} cannot be written to: {written._readonly}"  # noqa: SLF001
+            raise UnsupportedOperatorError(msg)
+        call(args, kwargs)
+        written.drop_views()
+        return written
+
+    return write
+
+
+def _like(outs: Any, wrapped: list[Any], readonly: str | None) -> Any:
+    """The outputs in the type in which the framework returned them: tuple, list or a named tuple."""
+    if readonly is not None:
+        for one in wrapped:
+            one._readonly = readonly  # noqa: SLF001
+    return type(outs)(*wrapped) if hasattr(outs, "_fields") else type(outs)(wrapped)
