@@ -125,7 +125,7 @@ def _direct(layout: Layout, target: Layout) -> Step:
 
 def _slice_axes(layout: Layout, target: Layout) -> tuple[int, ...]:
     """Axes whose meaning changes: along the others every rank minds its own part, replica or term of a sum."""
-    settled = {axis for axis, _ in target.partials}
+    settled: set[int] = set()
     for held, wanted in zip(layout.dim_axes, target.dim_axes, strict=True):
         pairs = zip(held, wanted, strict=False)
         settled.update(axis for axis, other in itertools.takewhile(lambda pair: pair[0] == pair[1], pairs))

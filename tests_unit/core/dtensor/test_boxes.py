@@ -108,6 +108,14 @@ def test_cells_tile_their_box(pair):
         assert sum(map(volume, cells)) == volume(box)
 
 
+def test_the_nearest_holder_sends():
+    """Of several holders of a part the one that shares most coordinates with the receiver sends it."""
+    mesh = DeviceMesh.grid("cpu", (3, 2), tuple(range(6)), ("a", "b"))
+    source, target = Layout.of(mesh, [(1,)], (), (4,)), Layout.of(mesh, [()], (), (4,))
+    found = routes(source, target, (0, 1), (0, 0))
+    assert [(route.sender, route.receiver) for route in found] == [(1, 0), (0, 1), (3, 2), (2, 3), (5, 4), (4, 5)]
+
+
 def test_members_come_in_the_order_of_the_axes():
     """Members along axes are listed row-major in the order in which the axes are given, as the mesh lists ranks."""
     mesh = DeviceMesh.grid("cpu", (2, 3), tuple(range(6)), ("a", "b"))
