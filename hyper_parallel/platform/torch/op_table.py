@@ -16,20 +16,13 @@ from hyper_parallel.core.shard import rules
 from hyper_parallel.core.shard.binder import binder
 from hyper_parallel.core.shard.dispatch import Entry
 from hyper_parallel.core.shard.rule import find_rule
-from hyper_parallel.platform.torch import (
-    op_table_aten,
-    op_table_index,
-    op_table_nn,
-    op_table_pointwise,
-    op_table_shape,
-)
+from hyper_parallel.platform.torch import op_table_aten, op_table_index, op_table_nn, op_table_pointwise, op_table_shape
 from hyper_parallel.platform.torch.op_line import Line
 
 __all__ = ["LOCAL", "functions", "overloads"]
 
 rules.load()
 
-aten = torch.ops.aten
 
 def _spelling(  # noqa: PLR0913 - a table line
     table: dict[Any, Entry],
