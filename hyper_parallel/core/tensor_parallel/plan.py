@@ -202,7 +202,7 @@ def _left_whole(
     parents = {_parent(path) for path in sharded}
     covered = {one.path for one in found}
     for path, child in platform.get_cells_and_names(module):
-        below = any(path == one or path.startswith(f"{one}.") for one in covered if one)
+        below = path in covered or any(path.startswith(f"{one}.") for one in covered)
         if platform.is_linear_module(child) and not below and _parent(path) in parents:
             yield f"linear layer {path} is left whole although layers beside it are sharded"
 
