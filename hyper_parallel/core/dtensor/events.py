@@ -19,8 +19,8 @@ if TYPE_CHECKING:
 
     from hyper_parallel.core.dtensor.transition import Plan
 
-__all__ = ["Cause", "Event", "EventLog", "Occurrence", "Watcher", "announce", "enter_module", "implicit_budget", "module_path",
-           "module_scope", "record_events", "strict", "watchers"]  # fmt: skip
+__all__ = ["Cause", "Event", "EventLog", "Occurrence", "Watcher", "announce", "enter_module", "implicit_budget",
+           "module_path", "module_scope", "record_events", "strict", "watchers", "watching"]  # fmt: skip
 
 
 @dataclass(frozen=True)
@@ -211,7 +211,7 @@ def record_events() -> Iterator[EventLog]:
     """Log every collective of redistributions inside, forward and backward; the log stays readable afterwards."""
     log = EventLog()
     # First in line: what strict() forbids further in was announced, too, and helps to see what led to it.
-    with _watching(log):
+    with watching(log):
         yield log
 
 
@@ -221,14 +221,14 @@ def strict() -> Iterator[None]:
 
     What an operation's backward must communicate follows from its forward and is not forbidden.
     """
-    with _watching(_Strict()):
+    with watching(_Strict()):
         yield
 
 
 @contextmanager
 def implicit_budget(limit: int) -> Iterator[None]:
     """Raise StrictModeError once implicit redistributions have received more than ``limit`` bytes per rank."""
-    with _watching(_Budget(limit)):
+    with watching(_Budget(limit)):
         yield
 
 
@@ -268,7 +268,8 @@ def announce(listening: tuple[Watcher, ...], occurrence: Occurrence) -> None:
 
 
 @contextmanager
-def _watching(watcher: Watcher) -> Iterator[None]:
+def watching(watcher: Watcher) -> Iterator[None]:
+    """Let ``watcher`` hear of every plan that communicates inside."""
     token = _WATCHERS.set((*_WATCHERS.get(), watcher))
     try:
         yield

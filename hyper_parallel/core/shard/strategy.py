@@ -47,7 +47,7 @@ def choose(call: OpCall, strategies: Strategies, *, in_place: bool = False) -> C
             if isinstance(place, Shard):
                 at = (index, place.dim)
                 cuts[at] = cuts.get(at, 1) * call.mesh.shape[axis]
-    choice = _expand(call, strategies, picked)
+    choice = _expand(call, strategies, picked, in_place=in_place)
     return choice if not in_place or _stays(call, choice) else None
 
 
@@ -134,8 +134,8 @@ def move_cost(now: Placement, wanted: Placement, elements: int, size: int) -> fl
     return (size - 1) / size * elements  # shard to summands: gathered first
 
 
-def _expand(call: OpCall, strategies: Strategies, picked: list[Row]) -> Choice:
-    order = _axis_order(call, picked)
+def _expand(call: OpCall, strategies: Strategies, picked: list[Row], *, in_place: bool) -> Choice:
+    order = _axis_order(call, picked, in_place=in_place)
     targets = tuple(
         _layout(call, [row.inputs[index] for row in picked], operand.shape, order)
         for index, operand in enumerate(call.operands)
@@ -147,10 +147,14 @@ def _expand(call: OpCall, strategies: Strategies, picked: list[Row]) -> Choice:
     return Choice(targets, outputs, tuple(_varying(picked, index) for index in range(len(call.operands))))
 
 
-def _axis_order(call: OpCall, picked: list[Row]) -> list[int]:
-    """Order in which axes cut a dim they share: as the largest operand that they already cut has it."""
+def _axis_order(call: OpCall, picked: list[Row], *, in_place: bool) -> list[int]:
+    """Order in which axes cut a dim they share: as the largest operand that they already cut has it.
+
+    What is written in place cannot move, so there the first operand's order counts.
+    """
+    first = call.operands[0]
     order = list(range(call.mesh.ndim))
-    for operand in sorted(call.operands, key=lambda one: math.prod(one.shape)):
+    for operand in sorted(call.operands, key=lambda one: (in_place and one is first, math.prod(one.shape))):
         for axes in operand.layout.dim_axes:
             together = [axis for axis in axes if len(axes) > 1]
             if together and len({id(picked[axis]) for axis in together}) == 1:

@@ -11,6 +11,7 @@ from hyper_parallel.platform.contract.groups import GroupsFacet
 from hyper_parallel.platform.contract.identity import IdentityFacet
 from hyper_parallel.platform.contract.modules import ModulesFacet
 from hyper_parallel.platform.contract.tensors import TensorsFacet
+from hyper_parallel.platform.contract.training import TrainingFacet
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -21,7 +22,14 @@ __all__ = ["Platform"]
 
 
 class Platform(
-    GroupsFacet, CollectivesFacet, DifferentiableFacet, IdentityFacet, TensorsFacet, ModulesFacet, abc.ABC
+    GroupsFacet,
+    CollectivesFacet,
+    DifferentiableFacet,
+    IdentityFacet,
+    TensorsFacet,
+    TrainingFacet,
+    ModulesFacet,
+    abc.ABC,
 ):
     """What core and trainers ask of a framework.
 

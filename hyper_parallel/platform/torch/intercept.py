@@ -8,6 +8,8 @@ functions decompose by themselves and stay differentiable.
 from __future__ import annotations
 
 from collections.abc import Callable
+from functools import cache
+from types import FunctionType
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 import torch
@@ -68,8 +70,31 @@ def function(func: Callable[..., Any], types: Any, args: tuple[Any, ...], kwargs
     user = user_op(getattr(func, "__name__", ""))
     if user is not None:
         return user.run(doors.dispatcher, func, args, kwargs)
+    opened = _opened(func)
+    if opened is not None:
+        return opened(*args, **kwargs)
     with _disabled():
         return func(*args, **kwargs)
+
+
+@cache
+def _opened(func: Callable[..., Any]) -> Callable[..., Any] | None:
+    """A function that PyTorch wrote in Python, without its own hand-over: what it calls arrives here one by one."""
+    if type(func) is not FunctionType or func.__module__ not in _PYTHON_WRITTEN:
+        return None
+    names = {name: _never for name in func.__globals__ if name.startswith("has_torch_function")}
+    opened = FunctionType(
+        func.__code__, {**func.__globals__, **names}, func.__name__, func.__defaults__, func.__closure__
+    )
+    opened.__kwdefaults__ = func.__kwdefaults__
+    return opened
+
+
+_PYTHON_WRITTEN = frozenset({"torch.functional", "torch.nn.functional"})
+
+
+def _never(*_: Any) -> bool:
+    return False
 
 
 def operator(func: OpOverload[..., Any], types: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:

@@ -6,28 +6,31 @@ A spelling is one line. Signatures are written in canonical parameter names wher
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable
-from functools import cache
+from functools import cache, partial
 from typing import Any
-
-import torch
-import torch.nn.functional as F  # noqa: N812 - the field's name for it
-from torch import Tensor
 
 from hyper_parallel.core.shard import rules
 from hyper_parallel.core.shard.binder import binder
 from hyper_parallel.core.shard.dispatch import Entry
 from hyper_parallel.core.shard.rule import find_rule
-from hyper_parallel.platform.torch import op_table_aten, op_table_index, op_table_nn, op_table_shape
+from hyper_parallel.platform.torch import (
+    op_table_aten,
+    op_table_index,
+    op_table_nn,
+    op_table_pointwise,
+    op_table_random,
+    op_table_reduce,
+    op_table_shape,
+)
 from hyper_parallel.platform.torch.op_line import Line
 
 __all__ = ["LOCAL", "functions", "overloads"]
 
 rules.load()
 
-aten = torch.ops.aten
-
-UNARY = "abs neg exp sqrt rsqrt sin cos tanh sigmoid relu silu gelu erf log reciprocal square sign floor ceil round"
-BINARY = "add sub mul div pow maximum minimum"
+# Families whose spellings follow from name patterns, and families that list their lines.
+PATTERNS = (op_table_pointwise, op_table_reduce, op_table_random)
+LISTS = (op_table_shape, op_table_index, op_table_nn)
 
 
 def _spelling(  # noqa: PLR0913 - a table line
@@ -56,9 +59,7 @@ def _lines(table: dict[Any, Entry], lines: Iterable[Line]) -> None:
 
 
 LOCAL: dict[str, Callable[..., Any]] = {
-    **op_table_shape.LOCAL,
-    **op_table_index.LOCAL,
-    **op_table_nn.LOCAL,
+    op: func for family in (*PATTERNS, *LISTS) for op, func in family.LOCAL.items()
 }
 
 
@@ -66,17 +67,10 @@ LOCAL: dict[str, Callable[..., Any]] = {
 def functions() -> dict[Any, Entry]:
     """Entries by Python function or method."""
     table: dict[Any, Entry] = {}
-    for name in UNARY.split():
-        for func in {getattr(torch, name, None), getattr(Tensor, name, None), getattr(F, name, None)} - {None}:
-            _spelling(table, name, func)
-    for name in BINARY.split():
-        for func in {getattr(torch, name), getattr(Tensor, name)}:
-            _spelling(table, name, func)
-    for name in "add sub mul".split():
-        _spelling(table, name, getattr(Tensor, f"{name}_"), in_place=True)
-    _spelling(table, "sum", torch.sum)
-    _spelling(table, "sum", Tensor.sum)
-    _lines(table, [*op_table_shape.FUNCTIONS, *op_table_index.FUNCTIONS, *op_table_nn.FUNCTIONS])
+    for family in PATTERNS:
+        family.add_functions(table, partial(_spelling, table))
+    for listed in LISTS:
+        _lines(table, listed.FUNCTIONS)
     table.update(op_table_index.by_value())
     return table
 
@@ -85,5 +79,7 @@ def functions() -> dict[Any, Entry]:
 def overloads() -> dict[Any, Entry]:
     """Entries by operator overload."""
     table: dict[Any, Entry] = {}
+    for family in PATTERNS:
+        family.add_overloads(partial(_spelling, table))
     _lines(table, op_table_aten.OVERLOADS)
     return table

@@ -21,6 +21,7 @@ SHAPE = [
     Line("addmm", (aten.addmm.default,)),
     Line("baddbmm", (aten.baddbmm.default,)),
     Line("addmv", (aten.addmv.default,)),
+    Line("addbmm", (aten.addbmm.default,)),
     Line("view", (aten.view.default, aten._unsafe_view.default, aten.reshape.default), canonical=True),  # noqa: SLF001
     Line("t", (aten.t.default,)),
     Line("transpose", (aten.transpose.int,)),
@@ -63,19 +64,30 @@ def _binary(*ops: str) -> list[Line]:
 
 POINTWISE = [
     *_unary("abs", "neg", "exp", "sqrt", "rsqrt", "sin", "cos", "tanh", "sigmoid", "relu", "silu", "gelu", "erf", "log"),
-    *_unary("reciprocal", "sign", "floor", "ceil", "round"),
-    *_binary("add", "sub", "mul"),
+    *_unary("reciprocal", "sign", "floor", "ceil", "round", "clone", "detach", "alias", "logical_not", "isnan"),
+    *_unary("leaky_relu", "elu", "softplus", "hardtanh", "log1p", "expm1", "log2", "contiguous"),
+    *_binary("add", "sub", "mul", "eq", "ne", "lt", "le", "gt", "ge"),
+    *(Line(op, (getattr(aten, op).Scalar,)) for op in ("add", "sub", "mul", "div", "eq", "ne", "lt", "le", "gt", "ge")),
     Line("div", (aten.div.Tensor, aten.div.Tensor_mode)),
     Line("add", (aten.add_.Tensor,), in_place=True),
+    Line("sub", (aten.sub_.Tensor,), in_place=True),
     Line("mul", (aten.mul_.Tensor,), in_place=True),
+    Line("div", (aten.div_.Tensor,), in_place=True),
     Line("pow", (aten.pow.Tensor_Scalar, aten.pow.Tensor_Tensor)),
     Line("maximum", (aten.maximum.default,)),
     Line("minimum", (aten.minimum.default,)),
+    Line("where", (aten.where.self,)),
+    Line("masked_fill", (aten.masked_fill.Scalar, aten.masked_fill.Tensor)),
+    Line("clamp", (aten.clamp.default,)),
 ]
 
 REDUCTIONS = [
     Line("sum", (aten.sum.dim_IntList, aten.sum.default)),
     Line("mean", (aten.mean.dim, aten.mean.default)),
+    Line("amax", (aten.amax.default,)),
+    Line("amin", (aten.amin.default,)),
+    Line("softmax", (aten._softmax.default,), "x, dim, half_to_float=False"),  # noqa: SLF001
+    Line("log_softmax", (aten._log_softmax.default,), "x, dim, half_to_float=False"),  # noqa: SLF001
 ]
 
 OVERLOADS = [line for line in (*SHAPE, *INDEXED, *POINTWISE, *REDUCTIONS) if find_rule(line.op) is not None]

@@ -25,6 +25,7 @@ MATMUL = [
     both("addmm"),
     both("baddbmm"),
     both("addmv"),
+    both("addbmm"),
     Line("einsum", (torch.einsum,), canonical=True),
 ]
 
@@ -88,6 +89,7 @@ LOCAL: dict[str, Callable[..., Any]] = {
     "addmm": lambda bias, x, y, beta=1, alpha=1: torch.addmm(bias, x, y, beta=beta, alpha=alpha),
     "baddbmm": lambda bias, x, y, beta=1, alpha=1: torch.baddbmm(bias, x, y, beta=beta, alpha=alpha),
     "addmv": lambda bias, x, y, beta=1, alpha=1: torch.addmv(bias, x, y, beta=beta, alpha=alpha),
+    "addbmm": lambda bias, x, y, beta=1, alpha=1: torch.addbmm(bias, x, y, beta=beta, alpha=alpha),
     "einsum": lambda equation, operands: torch.einsum(equation, *operands),
     "view": lambda x, shape: x.reshape(shape),
     "transpose": lambda x, dim0, dim1: x.transpose(dim0, dim1),

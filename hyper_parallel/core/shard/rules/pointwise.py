@@ -1,38 +1,63 @@
-"""Element by element: every dim runs through; what happens to summands depends on the operator's linearity."""
+"""Element by element: every dim runs through; what happens to summands depends on the operator's linearity.
+
+An operator that declares nothing is nonlinear: summands are reduced first. Reductions by max or min pass only where
+also the gradient is exact at ties that the operator makes: where it is zero on every such tie.
+"""
 
 from __future__ import annotations
 
+from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING
 
+from hyper_parallel.core.dtensor.placements import PARTIAL_OPS, Partial, Placement, Shard
 from hyper_parallel.core.shard.call import Operand
-from hyper_parallel.core.shard.rule import Rule, Strategies, register_rule
-from hyper_parallel.core.shard.signature import Labels, broadcast_labels, labelled_rows
+from hyper_parallel.core.shard.rule import R, Row, Rule, Strategies, register_rule
+from hyper_parallel.core.shard.signature import LINEAR_OPS, Labels, broadcast_labels, labelled_rows
 
 if TYPE_CHECKING:
     from hyper_parallel.core.shard.call import OpCall
 
-__all__ = ["elementwise"]
+__all__ = ["elementwise", "pending"]
 
 
 def elementwise(
-    call: OpCall, *, each: tuple[int, ...] = (), joint: tuple[int, ...] = (), monotone: tuple[str, ...] = ()
+    call: OpCall,
+    *,
+    each: Sequence[int] = (),
+    joint: Sequence[int] = (),
+    monotone: Sequence[str] = (),
+    extra: Sequence[Row] = (),
 ) -> Strategies:
     """Broadcast all operands; pass summands as declared."""
     inputs, output, shape = broadcast_labels([one.shape for one in call.operands])
-    labels = Labels(inputs, (output,), reduce=None, each=each, joint=joint, monotone=monotone)
-    return Strategies(labelled_rows(labels), (shape,))
+    labels = Labels(inputs, (output,), None, each=tuple(each), joint=tuple(joint), monotone=tuple(monotone))
+    return Strategies((*labelled_rows(labels), *extra), (shape,))
+
+
+def pending(count: int, held: Sequence[int], ops: Sequence[str] = LINEAR_OPS) -> tuple[Row, ...]:
+    """Rows in which the operands ``held`` of ``count`` are Partial, and the output with them."""
+    return tuple(_pending(count, held, op) for op in ops)
+
+
+def _pending(count: int, held: Sequence[int], op: str) -> Row:
+    inputs: list[Placement] = [Partial(op) if index in held else R for index in range(count)]
+    return Row(tuple(inputs), (Partial(op),))
+
+
+# -- classes of linearity ----------------------------------------------------------------------------------------------
 
 
 def _nonlinear(call: OpCall) -> Strategies:
     return elementwise(call)
 
 
-def _increasing(call: OpCall) -> Strategies:
+def _stepwise(call: OpCall) -> Strategies:
+    # Weakly increasing, and of gradient zero wherever it maps different values to one.
     return elementwise(call, monotone=("max", "min"))
 
 
 def _linear(call: OpCall) -> Strategies:
-    return elementwise(call, joint=tuple(range(len(call.operands))))
+    return elementwise(call, joint=(0,))
 
 
 def _additive(call: OpCall) -> Strategies:
@@ -51,19 +76,157 @@ def _quotient(call: OpCall) -> Strategies:
     return elementwise(call, each=(numerator,) if linear else ())  # type: ignore[arg-type]
 
 
-INCREASING = "exp relu sigmoid tanh erf floor ceil round sign sqrt log"
-NONLINEAR = "abs rsqrt sin cos silu gelu reciprocal square"
-UNARY_SIGNATURES = {"gelu": "x, approximate='none'", "relu": "x, inplace=False", "silu": "x, inplace=False",
-                    "round": "x, *, decimals=0"}  # fmt: skip
+def _lerp(call: OpCall) -> Strategies:
+    return elementwise(call, joint=_indices(call, "x", "end"))
 
-for _name in INCREASING.split():
-    register_rule(Rule(_name, UNARY_SIGNATURES.get(_name, "x"), _increasing))
+
+def _addcmul(call: OpCall) -> Strategies:
+    count = len(call.operands)
+    pairs = (_indices(call, "x", "tensor1"), _indices(call, "x", "tensor2"))
+    return elementwise(call, extra=[row for pair in pairs for row in pending(count, pair)])
+
+
+def _addcdiv(call: OpCall) -> Strategies:
+    return elementwise(call, joint=_indices(call, "x", "tensor1"))
+
+
+def _where(call: OpCall) -> Strategies:
+    """Linear in what it picks from, for one condition; a number other than zero is a constant."""
+    picked = [one for one in ("x", "y") if isinstance(call[one], Operand)]
+    rest = [call[one] for one in ("x", "y") if one not in picked]
+    if any(value != 0 for value in rest):
+        return elementwise(call)
+    return elementwise(call, joint=_indices(call, *picked))
+
+
+def _masked_fill(call: OpCall) -> Strategies:
+    zero = not isinstance(call["value"], Operand) and call["value"] == 0
+    return elementwise(call, joint=_indices(call, "x") if zero else ())
+
+
+def _indices(call: OpCall, *names: str) -> tuple[int, ...]:
+    found = (call.index_of(name) for name in names)
+    return tuple(index for index in found if index is not None)
+
+
+# -- the tables --------------------------------------------------------------------------------------------------------
+
+STEPWISE = "relu floor ceil round trunc sign"
+NONLINEAR = (
+    "abs exp exp2 expm1 log log1p log2 log10 sqrt rsqrt reciprocal square sin cos tan asin acos atan sinh cosh asinh "
+    "acosh atanh tanh sigmoid erf erfc erfinv silu gelu softplus elu selu celu leaky_relu hardtanh relu6 hardswish "
+    "hardsigmoid mish logsigmoid threshold logit lgamma digamma frac nan_to_num isnan isinf isfinite isneginf isposinf "
+    "signbit sgn sinc hardshrink softshrink logical_not bitwise_not"
+)
+BINARY = (
+    "pow maximum minimum fmax fmin atan2 fmod remainder floor_divide hypot copysign logaddexp xlogy heaviside eq ne lt "
+    "le gt ge isclose logical_and logical_or logical_xor bitwise_and bitwise_or bitwise_xor"
+)
+UNARY_SIGNATURES = {
+    "gelu": "x, approximate='none'",
+    "round": "x, *, decimals=0",
+    "softplus": "x, beta=1, threshold=20",
+    "elu": "x, alpha=1.0",
+    "celu": "x, alpha=1.0",
+    "leaky_relu": "x, negative_slope=0.01",
+    "hardtanh": "x, min_val=-1.0, max_val=1.0",
+    "threshold": "x, threshold, value",
+    "logit": "x, eps=None",
+    "nan_to_num": "x, nan=0.0, posinf=None, neginf=None",
+    "hardshrink": "x, lambd=0.5",
+    "softshrink": "x, lambd=0.5",
+}
+BINARY_SIGNATURES = {"isclose": "x, y, rtol=1e-05, atol=1e-08, equal_nan=False"}
+_OTHERS: tuple[tuple[str, str, Callable[[OpCall], Strategies], bool], ...] = (
+    # canonical name, signature, class, whether numbers influence placement
+    ("neg", "x", _linear, False),
+    ("add", "x, y, *, alpha=1", _additive, False),
+    ("sub", "x, y, *, alpha=1", _additive, False),
+    ("rsub", "x, y, *, alpha=1", _additive, False),
+    ("mul", "x, y", _multiplicative, False),
+    ("div", "x, y, *, rounding_mode=None", _quotient, False),
+    ("lerp", "x, end, weight", _lerp, False),
+    ("addcmul", "x, tensor1, tensor2, *, value=1", _addcmul, False),
+    ("addcdiv", "x, tensor1, tensor2, *, value=1", _addcdiv, False),
+    ("clamp", "x, min=None, max=None", _nonlinear, False),
+    ("where", "condition, x, y", _where, True),
+    ("masked_fill", "x, mask, value", _masked_fill, True),
+)
+
+for _name in STEPWISE.split():
+    register_rule(Rule(_name, UNARY_SIGNATURES.get(_name, "x"), _stepwise, by_value=False))
 for _name in NONLINEAR.split():
-    register_rule(Rule(_name, UNARY_SIGNATURES.get(_name, "x"), _nonlinear))
-register_rule(Rule("neg", "x", _linear))
-register_rule(Rule("add", "x, y, *, alpha=1", _additive, by_value=False))
-register_rule(Rule("sub", "x, y, *, alpha=1", _additive, by_value=False))
-register_rule(Rule("mul", "x, y", _multiplicative, by_value=False))
-register_rule(Rule("div", "x, y, *, rounding_mode=None", _quotient, by_value=False))
-for _name in ("pow", "maximum", "minimum"):
-    register_rule(Rule(_name, "x, y", _nonlinear, by_value=False))
+    register_rule(Rule(_name, UNARY_SIGNATURES.get(_name, "x"), _nonlinear, by_value=False))
+for _name in BINARY.split():
+    register_rule(Rule(_name, BINARY_SIGNATURES.get(_name, "x, y"), _nonlinear, by_value=False))
+for _name, _signature, _strategies, _by_value in _OTHERS:
+    register_rule(Rule(_name, _signature, _strategies, by_value=_by_value))
+
+
+# -- the same elements, or none of them --------------------------------------------------------------------------------
+
+
+def _identity(call: OpCall) -> Strategies:
+    return elementwise(call, extra=pending(1, (0,), PARTIAL_OPS))
+
+
+def _cast(call: OpCall) -> Strategies:
+    """Between floating types summands pass; to an integer or a truth value nothing does."""
+    x, dtype = call["x"], call["dtype"]
+    if dtype is None or dtype == x.dtype:
+        return _identity(call)
+    return elementwise(call, joint=(0,) if x.floating and _is_real_floating(dtype) else ())
+
+
+def _is_real_floating(dtype: object) -> bool:
+    name = str(dtype).rsplit(".", maxsplit=1)[-1].lower()
+    return name in {"float64", "float32", "float16", "bfloat16", "double", "float", "half"}
+
+
+def _copy(call: OpCall) -> Strategies:
+    """What is written takes the other's values; summands as such, where the conversion is linear."""
+    x, y = call["x"], call["y"]
+    if not isinstance(y, Operand):
+        return elementwise(call)
+    same = x.dtype == y.dtype
+    ops = PARTIAL_OPS if same else LINEAR_OPS if x.floating and y.floating else ()
+    return elementwise(call, extra=pending(2, (0, 1), ops))
+
+
+def _like(call: OpCall) -> Strategies:
+    # The result does not depend on the values: pending reductions are of no concern and leave it whole.
+    return elementwise(call, extra=[Row((Partial(op),), (R,)) for op in PARTIAL_OPS])
+
+
+def _new(call: OpCall) -> Strategies:
+    x, shape = call["x"], tuple(call["size"])
+    held = [R, *(Shard(dim) for dim in range(x.ndim)), *(Partial(op) for op in PARTIAL_OPS)]
+    return Strategies(tuple(Row((place,), (R,)) for place in held), (shape,))
+
+
+def _zero(call: OpCall) -> Strategies:
+    return elementwise(call, extra=pending(1, (0,), PARTIAL_OPS))
+
+
+def _fill(call: OpCall) -> Strategies:
+    constant = not isinstance(call["value"], Operand)
+    # The sum of equal constants is not the constant; their average and their extrema are.
+    return elementwise(call, extra=pending(1, (0,), ("avg", "max", "min")) if constant else ())
+
+
+_OPTIONS = "dtype=None, layout=None, device=None, pin_memory=None, requires_grad=False"
+register_rule(Rule("clone", "x, *, memory_format=None", _identity))
+register_rule(Rule("contiguous", "x, memory_format=None", _identity))
+register_rule(Rule("detach", "x", _identity))
+register_rule(
+    Rule("cast", "x, dtype=None, device=None, non_blocking=False, copy=False, memory_format=None", _cast, by_dtype=True)
+)
+for _name in ("zeros_like", "ones_like", "empty_like"):
+    register_rule(Rule(_name, f"x, *, {_OPTIONS}, memory_format=None", _like))
+register_rule(Rule("full_like", f"x, fill_value, *, {_OPTIONS}, memory_format=None", _like, by_value=False))
+for _name in ("new_zeros", "new_ones", "new_empty"):
+    register_rule(Rule(_name, f"x, *size, {_OPTIONS}", _new))
+register_rule(Rule("new_full", f"x, size, fill_value, *, {_OPTIONS}", _new))
+register_rule(Rule("copy", "x, y, non_blocking=False", _copy, by_dtype=True))
+register_rule(Rule("zero", "x", _zero))
+register_rule(Rule("fill", "x, value", _fill, by_value=False))

@@ -1,0 +1,299 @@
+"""The pointwise family on PyTorch, every placement of every operand against the plain operator."""
+
+import numpy as np
+import pytest
+
+torch = pytest.importorskip("torch")
+import torch.nn.functional as F  # noqa: E402, N812
+
+from hyper_parallel.core.dtensor.dtensor import DTensor  # noqa: E402
+from hyper_parallel.core.dtensor.events import record_events  # noqa: E402
+from hyper_parallel.core.dtensor.mesh import init_device_mesh  # noqa: E402
+from hyper_parallel.core.dtensor.placements import Partial, Replicate, Shard  # noqa: E402
+from hyper_parallel.errors import UnsupportedOperatorError  # noqa: E402
+from hyper_parallel.verify.check import check_function  # noqa: E402
+from hyper_parallel.verify.simulate import simulate  # noqa: E402
+
+pytestmark = pytest.mark.platforms("torch")
+
+
+def values(*shape, low=-2.0, high=2.0, seed=0):
+    """Distinct values of both signs."""
+    return np.random.default_rng(seed).uniform(low, high, shape)
+
+
+def whole(*shape, seed=0):
+    """Small integers, with ties."""
+    return np.random.default_rng(seed).integers(-3, 4, shape).astype(float)
+
+
+def holds(fn, arrays, mesh=(2,), **options):
+    """Assert that `fn` means the same for all placements, and that none is refused."""
+    report = check_function(fn, arrays, mesh, platform="torch", **options)
+    assert report.ok, report.wrong[:5]
+    assert not report.rejected, report.rejected[:3]
+    return report
+
+
+UNARY = [
+    torch.abs, torch.neg, torch.exp, torch.expm1, torch.exp2, torch.sin, torch.cos, torch.tan, torch.tanh,
+    torch.sigmoid, torch.relu, F.relu, F.silu, F.gelu, torch.erf, torch.erfc, torch.square, torch.sign, torch.floor,
+    torch.ceil, torch.round, torch.trunc, F.leaky_relu, F.elu, F.celu, F.selu, F.softplus, F.hardtanh, F.relu6,
+    F.hardswish, F.hardsigmoid, F.mish, F.logsigmoid, torch.frac, torch.atan, torch.asinh, torch.sinh,
+    torch.nan_to_num, torch.reciprocal, torch.isnan, torch.isfinite, torch.logical_not, torch.clone, F.softsign,
+    lambda x: F.gelu(x, approximate="tanh"), lambda x: F.leaky_relu(x, 0.2), lambda x: F.softplus(x, beta=2),
+    lambda x: torch.round(x, decimals=1), lambda x: F.threshold(x, 0.1, 7.0), lambda x: x.contiguous() * 2,
+    lambda x: x.clamp(-0.5, 0.7), lambda x: x.clamp(min=0.1), lambda x: torch.clip(x, max=0.3), lambda x: -x,
+    lambda x: abs(x), lambda x: +x, F.tanhshrink, F.hardshrink, lambda x: F.softshrink(x, 0.3),
+]  # fmt: skip
+POSITIVE = [torch.log, torch.log1p, torch.log2, torch.log10, torch.sqrt, torch.rsqrt, torch.lgamma, torch.acosh]
+
+
+@pytest.mark.parametrize("fn", UNARY)
+def test_unary(fn):
+    """An operator of one tensor keeps shards, reduces summands unless it is linear, and has the plain gradient."""
+    holds(fn, [values(5, 3)], partial=("sum", "avg", "max", "min"))
+
+
+@pytest.mark.parametrize("fn", POSITIVE)
+def test_unary_on_positive_values(fn):
+    """Summands that are negative by themselves are no reason for NaN."""
+    holds(fn, [values(5, 3, low=1.1)], partial=("sum", "avg", "max", "min"))
+
+
+@pytest.mark.parametrize("fn", [torch.relu, torch.floor, torch.sign, lambda x: x.clamp(-1, 2), torch.abs])
+def test_extrema_pass_only_where_ties_keep_their_gradient(fn):
+    """On integers, where ties abound, Partial(max) and Partial(min) have the single device's gradient."""
+    holds(fn, [whole(5, 3)], (3,), partial=("max", "min"))
+
+
+BINARY = [
+    torch.add, torch.sub, torch.mul, torch.div, torch.maximum, torch.minimum, torch.atan2, torch.fmod, torch.remainder,
+    torch.eq, torch.ne, torch.lt, torch.ge, torch.logical_and, torch.hypot, torch.rsub,
+    lambda x, y: torch.add(x, y, alpha=3), lambda x, y: torch.sub(x, other=y, alpha=0.5), lambda x, y: x.detach() // y.detach(),
+    lambda x, y: torch.div(x, y, rounding_mode="floor"), lambda x, y: x % y, lambda x, y: x.exp() ** y,
+    lambda x, y: x > y, lambda x, y: x.lerp(y, 0.3), torch.true_divide,
+]  # fmt: skip
+
+
+@pytest.mark.parametrize("fn", BINARY)
+def test_binary(fn):
+    """Operators of two tensors broadcast, pass summands by their linearity only, and reduce the small one's gradient."""
+    holds(fn, [values(5, 3), values(3, seed=1) + 3])
+
+
+@pytest.mark.parametrize("fn", [torch.add, torch.mul, torch.div, torch.maximum])
+@pytest.mark.parametrize("mesh", [(3,), (4,), (2, 2), (2, 3)])
+def test_binary_on_every_mesh(fn, mesh):
+    """Uneven, empty and nested shards, size-1 dims and ties are no special case."""
+    holds(fn, [whole(5, 1), whole(5, 3, seed=1) + 9], mesh, partial=("sum", "avg"), limit=60)
+
+
+NUMBERS = [
+    lambda x: x + 2, lambda x: 2 + x, lambda x: x - 2, lambda x: 2 - x, lambda x: x * 3, lambda x: 3 * x,
+    lambda x: x / 2, lambda x: 2 / x, lambda x: x**2, lambda x: 2**x, lambda x: x.detach() // 2, lambda x: x % 2,
+    lambda x: 20 // x.detach(), lambda x: 5 % x.detach(), lambda x: x == 1, lambda x: x * -1.5, lambda x: torch.rsub(x, 2),
+    lambda x: x + torch.tensor(2.0, dtype=torch.float64), lambda x: x * torch.tensor(2.0, dtype=torch.float64),
+    lambda x: (x + 1) + (x + 2), lambda x: torch.add(x, x, alpha=2) - torch.add(x, x, alpha=-3),
+]  # fmt: skip
+
+
+@pytest.mark.parametrize("fn", NUMBERS)
+def test_numbers(fn):
+    """A number is added once, whatever the placement; a second number does not meet the first one's plan."""
+    holds(fn, [values(5, 3) + 4], partial=("sum", "avg", "max"))
+
+
+TERNARY = [
+    lambda x, y, z: torch.lerp(x, y, z), lambda x, y, z: torch.addcmul(x, y, z, value=0.5),
+    lambda x, y, z: torch.addcdiv(x, y, z, value=-2), lambda x, y, z: torch.clamp(x, y, z),
+    lambda x, y, z: torch.where(z > 3, x, y), lambda x, y, z: torch.where(z > 3, x * y, 0.0),
+    lambda x, y, z: torch.where(z > 3, 1.0, x * y), lambda x, y, z: (x * y).masked_fill(z > 3, 0),
+    lambda x, y, z: (x * y).masked_fill(z > 3, 2.5), lambda x, y, z: x.where(z > 3, y),
+]  # fmt: skip
+
+
+@pytest.mark.parametrize("fn", TERNARY)
+def test_ternary(fn):
+    """Three operands together: linear in the pairs that are, in nothing else."""
+    holds(fn, [values(4, 3), values(4, 1, seed=1), values(3, seed=2) + 3], limit=150)
+    holds(fn, [values(3, 2), values(3, 2, seed=1), values(3, 2, seed=2) + 3], (2, 2), limit=60)
+
+
+CASTS = [
+    lambda x: x.float(), lambda x: x.to(torch.float32), lambda x: x.double(), lambda x: x.to("cpu", torch.float32),
+    lambda x: x.to(dtype=torch.float32, copy=True), lambda x: x.type_as(torch.zeros(1)), lambda x: x.long(),
+    lambda x: x.to(torch.int32), lambda x: x.bool(), lambda x: x.to("cpu"), lambda x: x.long().float(),
+]  # fmt: skip
+
+
+@pytest.mark.parametrize("fn", CASTS)
+def test_casts(fn):
+    """Summands pass a cast between floating types, and no other."""
+    holds(fn, [whole(5, 3) + 0.75], (2,), partial=("sum", "avg", "max"))
+    holds(fn, [whole(5, 3) + 0.75], (2, 2), partial=("sum", "avg"))
+
+
+LIKES = [
+    torch.ones_like, lambda x: torch.full_like(x, 3.0) + torch.full_like(x, 4.0),
+    lambda x: torch.ones_like(x, dtype=torch.float32), lambda x: x.new_ones(4, 2), lambda x: x.new_full((3,), 2.0),
+    lambda x: torch.zeros_like(x) + 1,
+]  # fmt: skip
+
+
+@pytest.mark.parametrize("fn", LIKES)
+def test_likes(fn):
+    """A tensor like another one has its shards, owes nothing, and costs nothing."""
+    with record_events() as log:
+        holds(fn, [values(5, 3)], partial=("sum", "max"))
+    assert not log.collectives()
+
+
+IN_PLACE = {
+    "add_": lambda x, y: (x * 1).add_(y, alpha=2),
+    "sub_": lambda x, y: (x * 1).sub_(y),
+    "mul_": lambda x, y: (x * 1).mul_(y),
+    "div_": lambda x, y: (x * 1).div_(y),
+    "copy_": lambda x, y: (x * 1).copy_(y) + x,
+    "lerp_": lambda x, y: (x * 1).lerp_(y, 0.25),
+    "addcmul_": lambda x, y: (x * 1).addcmul_(y, y, value=2),
+    "addcdiv_": lambda x, y: (x * 1).addcdiv_(y, y + 4),
+    "zero_": lambda x, y: (x * 1).zero_() + y,
+    "neg_": lambda x, y: (x * y).neg_(),
+    "mul_number": lambda x, y: (x * y).mul_(0.5),
+    "iadd": lambda x, y: iadd(x * 1, y),
+    "imul": lambda x, y: imul(x * 1, y),
+    "masked_fill_zero": lambda x, y: (x * 1).masked_fill_(y > 0, 0),
+}
+
+
+def iadd(x, y):
+    """`x += y`."""
+    x += y
+    x -= y * 2
+    return x
+
+
+def imul(x, y):
+    """`x *= y`."""
+    x *= y
+    x /= 2
+    return x
+
+
+@pytest.mark.parametrize("name", IN_PLACE)
+def test_in_place(name):
+    """Writing keeps the layout of what is written, moves the other operand, and has the plain gradients."""
+    report = check_function(IN_PLACE[name], [values(5, 3), values(5, 3, seed=1)], (2,), platform="torch")
+    assert not report.wrong, report.wrong[:3]
+    assert report.forward >= 12
+    assert all("writing in place would have to change the layout of x" in line for line in report.rejected)
+    assert all(line.startswith("[Partial(sum)]") for line in report.rejected)
+
+
+WRITING = [
+    lambda x: (x * 1).exp_(), lambda x: (x * 1).sqrt_(), lambda x: (x * 1).clamp_(0.2, 1.0), lambda x: (x * 1).add_(1),
+    lambda x: (x * 1).fill_(3.0) + x, lambda x: (x * 1).masked_fill_(x > 1, 2.0), lambda x: (x * 1).pow_(2),
+    lambda x: F.relu(x * 1, inplace=True), lambda x: F.silu(x * 1, inplace=True), lambda x: (x * 1).sigmoid_(),
+]  # fmt: skip
+
+
+@pytest.mark.parametrize("fn", WRITING)
+def test_writing_what_is_not_linear_is_refused_on_summands_only(fn):
+    """Shards are written, pending sums are refused, and the message says how to go on."""
+    report = check_function(fn, [values(5, 3, low=0.1)], (3,), platform="torch")
+    assert not report.wrong, report.wrong[:3]
+    assert report.forward == 3
+    assert len(report.rejected) == 1
+
+
+def test_in_place_refusal_in_full():
+    """The refusal names the operands, their layouts and the two ways out."""
+
+    def run():
+        mesh = init_device_mesh("cpu", (2,), mesh_dim_names=["tp"])
+        x = DTensor.from_local(torch.ones(4, 3), mesh, [Partial()])
+        with pytest.raises(UnsupportedOperatorError) as caught:
+            x.add_(1)
+        return str(caught.value)
+
+    assert simulate(run, 2, "torch")[0] == (
+        "add(x=f32[4, 3] + Partial(sum)@tp): writing in place would have to change the layout of x; "
+        "use the out-of-place form, or x = x.redistribute(placements=[Replicate()]) first"
+    )
+
+
+def test_in_place_keeps_identity_and_order_of_axes():
+    """`x += y` returns x itself; a dim cut by two axes in reverse order stays cut that way."""
+
+    def run():
+        mesh = init_device_mesh("cpu", (2, 2), mesh_dim_names=["a", "b"])
+        x = DTensor.from_local(torch.ones(2, 3), mesh, (("b", "a"), "None"))
+        y = DTensor.from_local(torch.ones(2, 3), mesh, (("a", "b"), "None"))
+        before, layout = x, x.layout
+        x += y
+        assert x is before
+        assert x.layout is layout
+        return x.full_tensor()
+
+    for out in simulate(run, 4, "torch"):
+        assert torch.equal(out, torch.full((8, 3), 2.0))
+
+
+def test_a_constant_joins_a_pending_sum_once():
+    """A 0-d tensor added to summands is not added by every rank."""
+    holds(lambda x: x + torch.tensor(5.0, dtype=torch.float64), [values(3, 2)], (4,))
+
+
+def test_an_integer_call_leaves_no_plan_for_floats():
+    """The gradient of a replicated operand is summed also when an integer of its layout came first."""
+
+    def run():
+        mesh = init_device_mesh("cpu", (2,), mesh_dim_names=["dp"])
+        x = DTensor.from_local(torch.ones(2, 3), mesh, [Shard(0)])
+        x * DTensor.from_local(torch.ones(3, dtype=torch.int64), mesh, [Replicate()])
+        w = DTensor.from_local(torch.ones(3, requires_grad=True), mesh, [Replicate()])
+        (x * w).sum().backward()
+        return w.grad.to_local()
+
+    assert all(torch.equal(grad, torch.full((3,), 4.0)) for grad in simulate(run, 2, "torch"))
+
+
+def test_gathered_then_written():
+    """Writing to a tensor does not change what an earlier gathered copy of it differentiates to."""
+
+    def run():
+        mesh = init_device_mesh("cpu", (2,), mesh_dim_names=["dp"])
+        leaf = DTensor.from_local(torch.ones(2, 3, requires_grad=True), mesh, [Shard(0)])
+        x = leaf * 1
+        gathered = x.redistribute(placements=[Replicate()])
+        x.mul_(5)
+        other = DTensor.from_local(torch.ones(4, 3), mesh, [Partial()])
+        (gathered * other).sum().backward()
+        return leaf.grad.to_local()
+
+    assert all(torch.equal(grad, torch.full((2, 3), 2.0)) for grad in simulate(run, 2, "torch"))
+
+
+def test_communication_of_the_family():
+    """Shards of equal layout and a replicated operand cost nothing forward; summands cost one reduce-scatter."""
+
+    def run():
+        mesh = init_device_mesh("cpu", (2,), mesh_dim_names=["tp"])
+        shard = DTensor.from_local(torch.ones(2, 3), mesh, [Shard(0)])
+        summand = DTensor.from_local(torch.ones(4, 3), mesh, [Partial()])
+        weight = DTensor.from_local(torch.ones(3, requires_grad=True), mesh, [Replicate()])
+        with record_events() as log:
+            out = F.gelu(shard * weight + shard) * 2
+            kept = (summand - summand / 3).neg() * weight
+        assert log.collectives() == []
+        assert kept.placements == (Partial(),)
+        with record_events() as log:
+            out.sum().backward()
+            kept.sum().backward()
+        assert log.collectives() == ["all_reduce", "all_reduce"]
+        with record_events() as log:
+            F.gelu(summand)
+        return log.collectives()
+
+    assert simulate(run, 2, "torch") == [["reduce_scatter"]] * 2
