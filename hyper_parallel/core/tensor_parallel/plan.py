@@ -116,6 +116,8 @@ def _flat(plan: Any, prefix: str = "") -> Iterator[tuple[str, ParallelStyle]]:
 
 
 def _fits(pattern: str, path: str) -> bool:
+    if not pattern or not path:  # "" is the module itself, and no glob means it
+        return pattern == path
     wanted, parts = pattern.split("."), path.split(".")
     return len(wanted) == len(parts) and all(
         fnmatchcase(part, token) for token, part in zip(wanted, parts, strict=True)

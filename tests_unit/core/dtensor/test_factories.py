@@ -2,7 +2,20 @@ from __future__ import annotations
 
 import pytest
 
-from hyper_parallel import Partial, Replicate, Shard, empty, full, init_device_mesh, ones, record_events, zeros
+from hyper_parallel import (
+    Partial,
+    Replicate,
+    Shard,
+    empty,
+    full,
+    init_device_mesh,
+    manual_seed,
+    ones,
+    rand,
+    randn,
+    record_events,
+    zeros,
+)
 from hyper_parallel.verify import simulate
 
 pytestmark = pytest.mark.platforms("torch")
@@ -48,3 +61,36 @@ def test_options():
             return empty(5, placements=[Shard(0)]).local_shape
 
     assert on_mesh(rank) == [(2,), (2,), (1,)]
+
+
+@pytest.mark.parametrize("make", [rand, randn])
+@pytest.mark.parametrize("placements", [None, [Shard(0)], [Shard(1)], [Partial()]])
+def test_random_values_do_not_depend_on_layout_or_mesh(make, placements):
+    """One seed, one tensor: on three ranks sharded as on one; the second call differs from the first."""
+    import torch
+
+    def draw(mesh, held):
+        manual_seed(11, mesh)
+        first, second = (make(40, 5, device_mesh=mesh, placements=held, dtype=torch.float64) for _ in range(2))
+        return first.full_tensor(), second.full_tensor()
+
+    alone = on_mesh(lambda mesh: draw(mesh, None), 1)[0]
+    many = on_mesh(lambda mesh: draw(mesh, placements))
+    assert all(mine.equal(theirs) for one in many for mine, theirs in zip(one, alone, strict=True))
+    assert not alone[0].equal(alone[1])
+    low, high = (0, 1) if make is rand else (-6, 6)
+    assert low <= alone[0].min() < alone[0].max() < high
+
+
+def test_random_leaves_in_short_types():
+    """The dtype is the asked one, a uniform value never rounds up to 1, and requires_grad makes a leaf."""
+    import torch
+
+    def rank(mesh):
+        one = rand(999, device_mesh=mesh, placements=[Shard(0)], dtype=torch.bfloat16, requires_grad=True)
+        assert one.is_leaf
+        assert one.requires_grad
+        assert randn(3, device_mesh=mesh).dtype == torch.float32
+        return one.dtype == torch.bfloat16 and bool((one.to_local() < 1).all())
+
+    assert all(on_mesh(rank))

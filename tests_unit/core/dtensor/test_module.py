@@ -141,7 +141,7 @@ def test_a_dtensor_is_returned_or_refused():
      "y = hyper_parallel.DTensor.from_local(y, mesh, [Replicate()]) if every rank holds the same values"),
     (lambda x, mesh: distribute_tensor(x, mesh, [Shard(0)])
      + distribute_tensor(x, init_device_mesh("cpu", (2,), mesh_dim_names=("x",)), [Shard(0)]), MeshMismatchError,
-     "add: operands live on different meshes, DeviceMesh(cpu, tp=2, ranks=[0, 1]) and DeviceMesh(cpu, x=2, "
+     "add__: operands live on different meshes, DeviceMesh(cpu, tp=2, ranks=[0, 1]) and DeviceMesh(cpu, x=2, "
      "ranks=[0, 1]); bring them to one mesh first"),
     (lambda x, mesh: init_device_mesh("cpu", (3,)), MeshError,
      "init_device_mesh: mesh_shape (3,) needs 3 ranks, the world has 2"),
