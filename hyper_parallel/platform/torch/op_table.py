@@ -17,7 +17,15 @@ from hyper_parallel.core.shard import rules
 from hyper_parallel.core.shard.binder import binder
 from hyper_parallel.core.shard.dispatch import Entry
 from hyper_parallel.core.shard.rule import find_rule
-from hyper_parallel.platform.torch import op_table_aten, op_table_index, op_table_nn, op_table_pointwise, op_table_shape
+from hyper_parallel.platform.torch import (
+    op_table_aten,
+    op_table_index,
+    op_table_nn,
+    op_table_pointwise,
+    op_table_random,
+    op_table_reduce,
+    op_table_shape,
+)
 from hyper_parallel.platform.torch.op_line import Line
 
 __all__ = ["LOCAL", "functions", "overloads"]
@@ -25,6 +33,9 @@ __all__ = ["LOCAL", "functions", "overloads"]
 rules.load()
 
 aten = torch.ops.aten
+
+FAMILIES = (op_table_pointwise, op_table_reduce, op_table_random)
+
 
 def _spelling(  # noqa: PLR0913 - a table line
     table: dict[Any, Entry],
@@ -56,6 +67,8 @@ LOCAL: dict[str, Callable[..., Any]] = {
     **op_table_shape.LOCAL,
     **op_table_index.LOCAL,
     **op_table_nn.LOCAL,
+    **op_table_reduce.LOCAL,
+    **op_table_random.LOCAL,
 }
 
 
@@ -63,9 +76,8 @@ LOCAL: dict[str, Callable[..., Any]] = {
 def functions() -> dict[Any, Entry]:
     """Entries by Python function or method."""
     table: dict[Any, Entry] = {}
-    op_table_pointwise.add_functions(table, partial(_spelling, table))
-    _spelling(table, "sum", torch.sum)
-    _spelling(table, "sum", Tensor.sum)
+    for family in FAMILIES:
+        family.add_functions(table, partial(_spelling, table))
     _lines(table, [*op_table_shape.FUNCTIONS, *op_table_index.FUNCTIONS, *op_table_nn.FUNCTIONS])
     table.update(op_table_index.by_value())
     return table
@@ -76,5 +88,6 @@ def overloads() -> dict[Any, Entry]:
     """Entries by operator overload."""
     table: dict[Any, Entry] = {}
     _lines(table, op_table_aten.OVERLOADS)
-    op_table_pointwise.add_overloads(partial(_spelling, table))
+    for family in FAMILIES:
+        family.add_overloads(partial(_spelling, table))
     return table
