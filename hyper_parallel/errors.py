@@ -20,6 +20,7 @@ __all__ = [
     "RankFailedError",
     "ShardMismatchError",
     "StrictModeError",
+    "UnsupportedModuleError",
     "UnsupportedOnBackend",
     "UnsupportedOperatorError",
     "notation",
@@ -53,6 +54,10 @@ class MixedTensorError(HyperParallelError, RuntimeError):
 
 class PlanError(HyperParallelError, ValueError):
     """A parallel plan that does not fit the module."""
+
+
+class UnsupportedModuleError(PlanError, NotImplementedError):
+    """A module that the style cannot parallelize."""
 
 
 class StrictModeError(HyperParallelError, RuntimeError):

@@ -1,1 +1,60 @@
+"""The command ``hyper-parallel``: what can be known about a parallel plan before it runs."""
 
+from __future__ import annotations
+
+import argparse
+import json
+import os
+import sys
+from collections.abc import Sequence
+
+from hyper_parallel.cli import doctor, verify_model
+from hyper_parallel.errors import HyperParallelError
+
+__all__ = ["INTERRUPTED", "main"]
+
+INTERRUPTED = 130
+"""Exit status after Ctrl-C: 128 and the number of the signal."""
+
+_BAD_INPUT = 2
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    """Run the command; its exit status.
+
+    0: everything that was claimed was checked and held. 1: it was checked and did not hold. 2: the input makes no
+    sense. 130: Ctrl-C.
+    """
+    arguments = parser().parse_args(argv)
+    try:
+        status: int = arguments.run(arguments)
+        sys.stdout.flush()
+    except KeyboardInterrupt as stopped:
+        _tell(arguments, str(stopped) or "interrupted before anything was finished", "interrupted")
+        return INTERRUPTED
+    except BrokenPipeError:
+        # Whoever read the output has gone; what is left in the buffer must not raise again at exit.
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        return 1
+    except (ValueError, HyperParallelError, ImportError) as error:
+        _tell(arguments, str(error), "error")
+        return _BAD_INPUT
+    return status
+
+
+def parser() -> argparse.ArgumentParser:
+    """Every subcommand with its options."""
+    top = argparse.ArgumentParser(prog="hyper-parallel", description="Prove a parallel plan on this machine.")
+    commands = top.add_subparsers(required=True, metavar="COMMAND")
+    verify = commands.add_parser("verify", help="compare parallel runs with single-device ones")
+    kinds = verify.add_subparsers(required=True, metavar="WHAT")
+    verify_model.add_parser(kinds)
+    doctor.add_parser(commands)
+    return top
+
+
+def _tell(arguments: argparse.Namespace, text: str, what: str) -> None:
+    """One message: on stderr, and as JSON where that was asked for."""
+    print(f"hyper-parallel: {what}: {text}", file=sys.stderr)
+    if getattr(arguments, "json", False):
+        print(json.dumps({"ok": False, what: text}))

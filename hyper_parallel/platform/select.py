@@ -33,6 +33,7 @@ __all__ = [
     "installed_frameworks",
     "platform_named",
     "platform_of",
+    "require_framework",
     "use_platform",
 ]
 
@@ -93,7 +94,7 @@ def platform_named(name: str) -> Platform:
         raise ValueError(msg)
     with _LOCK:
         if name not in _BUILT:
-            _require(name)
+            require_framework(name)
             module = importlib.import_module(f"hyper_parallel.platform.{name}.platform")
             _BUILT[name] = module.build()
     return _BUILT[name]
@@ -135,7 +136,12 @@ def _default_name() -> str:
     return "mindspore" if "mindspore" in installed else "torch"
 
 
-def _require(name: str) -> None:
+def require_framework(name: str) -> None:
+    """Raise unless framework ``name`` could be used; imports neither.
+
+    Raises:
+        MissingFrameworkError: (an ImportError) it is not installed, or NumPy is too new for it.
+    """
     if name not in installed_frameworks():
         msg = f"platform {name!r} was asked for, but {name} is not installed; pip install hyper-parallel[{name}]"
         raise MissingFrameworkError(msg)

@@ -40,8 +40,22 @@ _NATIVE_OPS = {
     "max": dist.ReduceOp.MAX,
     "min": dist.ReduceOp.MIN,
 }
+
+
+def _options(op: Any) -> dist.AllreduceOptions:
+    options = dist.AllreduceOptions()
+    options.reduceOp = op
+    return options
+
+
+_NATIVE_OPTIONS = {name: _options(op) for name, op in _NATIVE_OPS.items()}
 _COMMON_DTYPES = frozenset({torch.float16, torch.bfloat16, torch.float32, torch.int8, torch.int32, torch.int64})
-_NATIVE_DTYPES = {"nccl": _COMMON_DTYPES | {torch.float64, torch.uint8}, "hccl": _COMMON_DTYPES}
+# "fake" is PyTorch's engine that moves nothing: host costs are measured on it, as an accelerator would have them.
+_NATIVE_DTYPES = {
+    "nccl": _COMMON_DTYPES | {torch.float64, torch.uint8},
+    "hccl": _COMMON_DTYPES,
+    "fake": _COMMON_DTYPES,
+}
 
 # Below this many elements gathering everything beats the two steps of scattering and gathering.
 _SMALL = 16384
@@ -135,9 +149,11 @@ class C10dTransport(Transport):
             return reduce_in_order([x], op)
         if self._native(x.dtype, op):
             total = x.detach().clone(memory_format=torch.contiguous_format)
-            dist.all_reduce(total, _NATIVE_OPS[op], group=self.group(ranks))
+            # The group's own call: the module-level function costs as much again in logging.
+            self.group(ranks).allreduce([total], _NATIVE_OPTIONS[op]).wait()
             return total.div_(len(ranks)) if op == "avg" else total
-        if x.numel() <= _SMALL:
+        # Vector code rounds complex products by where an element lies, so those are not cut into pieces.
+        if x.numel() <= _SMALL or x.is_complex():
             return reduce_in_order(self.all_gather(x, ranks, [tuple(x.shape)] * len(ranks)), op)
         pieces = x.detach().reshape(-1).tensor_split(len(ranks))
         mine = self.reduce_scatter(pieces, op, ranks)
@@ -168,9 +184,7 @@ class C10dTransport(Transport):
             return self._native_reduce_scatter(chunks, op, ranks, own)
         return reduce_in_order(self.all_to_all(chunks, ranks, [own] * len(ranks)), op)
 
-    def all_to_all(
-        self, chunks: Sequence[torch.Tensor], ranks: Ranks, shapes: Sequence[Shape]
-    ) -> list[torch.Tensor]:
+    def all_to_all(self, chunks: Sequence[torch.Tensor], ranks: Ranks, shapes: Sequence[Shape]) -> list[torch.Tensor]:
         """See :meth:`Transport.all_to_all`; one collective, whatever the shapes."""
         position = check_ranks(ranks, self.rank, self.world_size)
         _check_told("all_to_all", chunks[position], shapes, position, len(ranks))
@@ -227,6 +241,9 @@ class C10dTransport(Transport):
 
     def group(self, ranks: Ranks) -> Any:
         """A ``ProcessGroup`` of ``ranks``, in the order of their numbers as ``torch.distributed`` has it."""
+        found = self._groups.get(ranks)
+        if found is not None:
+            return found
         key = tuple(sorted(ranks))
         if key not in self._groups:
             self._groups[key] = dist.new_group(list(key), use_local_synchronization=True)
@@ -239,9 +256,7 @@ class C10dTransport(Transport):
     def _native(self, dtype: torch.dtype, op: str) -> bool:
         return op in _NATIVE_OPS and dtype in _NATIVE_DTYPES.get(self.backend, ())
 
-    def _native_reduce_scatter(
-        self, chunks: Sequence[torch.Tensor], op: str, ranks: Ranks, own: Shape
-    ) -> torch.Tensor:
+    def _native_reduce_scatter(self, chunks: Sequence[torch.Tensor], op: str, ranks: Ranks, own: Shape) -> torch.Tensor:
         """The engine's own reduce-scatter, on chunks padded to the largest."""
         largest = max(chunk.numel() for chunk in chunks)
         padded = chunks[0].new_zeros((len(chunks), largest))

@@ -18,7 +18,7 @@ __all__ = ["Call", "Message", "ReductionError", "Site", "call_site", "check_rank
 
 Facts = tuple[tuple[str, Any], ...]
 
-_TRANSPORT_DIR = os.path.dirname(os.path.abspath(__file__)) + os.sep  # noqa: PTH120 - compared with co_filename
+_TRANSPORT_DIR = os.path.dirname(os.path.abspath(__file__)) + os.sep  # noqa: PTH100, PTH120 - compared with co_filename
 _PACKAGE_DIR = os.path.dirname(os.path.dirname(_TRANSPORT_DIR)) + os.sep  # noqa: PTH120
 
 

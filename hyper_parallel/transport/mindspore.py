@@ -129,7 +129,7 @@ def start_rehearsal(rank: int, world_size: int, init_method: str) -> NumpyBridge
         UnsupportedOnBackend: PyTorch, which this rehearsal needs, is not installed.
     """
     try:
-        from hyper_parallel.transport import c10d  # noqa: PLC0415 - an optional dependency of this rehearsal alone
+        from hyper_parallel.transport import c10d  # an optional dependency of this rehearsal alone
     except ImportError as error:
         msg = "the CPU rehearsal carries MindSpore tensors over PyTorch's gloo: pip install torch (a CPU build will do)"
         raise UnsupportedOnBackend(msg) from error
@@ -172,8 +172,9 @@ class HcclTransport(Transport):
         check_reduction(op, inexact=_inexact(x))
         if len(ranks) == 1 or 0 in x.shape or not _native(x, op):
             return _fold(self.all_gather(x, ranks, [x.shape] * len(ranks)), op)
-        total = mint.clone(x)
-        self._engine.all_reduce(total, _HCCL_OPS[op], self.group(ranks))
+        flat = _fresh(x.reshape(-1))
+        self._engine.all_reduce(flat, _HCCL_OPS[op], self.group(ranks))
+        total = flat.reshape(x.shape)
         return mint.div(total, len(ranks)) if op == "avg" else total
 
     def all_gather(self, x: Tensor, ranks: Ranks, shapes: Sequence[Shape]) -> list[Tensor]:
@@ -182,8 +183,8 @@ class HcclTransport(Transport):
         sizes = [math.prod(shape) * _width(x) for shape in shapes]
         flat = _pad(_flat(x), max(sizes))
         if len(ranks) == 1 or not max(sizes):
-            return [_unflat(mint.clone(flat), x, shape) for shape in shapes]
-        parts = [mint.zeros_like(flat) for _ in ranks]
+            return [_unflat(_fresh(flat), x, shape) for shape in shapes]
+        parts = [_empty_like(flat) for _ in ranks]
         self._engine.all_gather([parts[place] for place in _by_rank(ranks)], flat, self.group(ranks))
         return [_unflat(_head(part, size), x, shape) for part, size, shape in zip(parts, sizes, shapes, strict=True)]
 
@@ -208,7 +209,7 @@ class HcclTransport(Transport):
         order = _by_rank(ranks)
         flats = [_flat(chunks[place]) for place in order]
         if len(ranks) == 1:
-            return [_unflat(mint.clone(flats[0]), like, shapes[0])]
+            return [_unflat(_fresh(flats[0]), like, shapes[0])]
         sent = [flat.shape[0] for flat in flats]
         received = [math.prod(shapes[place]) * _width(like) for place in order]
         arrived = mint.zeros((sum(received),), dtype=flats[0].dtype)
@@ -216,7 +217,7 @@ class HcclTransport(Transport):
         results: dict[int, Tensor] = {}
         start = 0
         for place, size in zip(order, received, strict=True):
-            results[place] = _unflat(mint.clone(arrived[start : start + size]), like, shapes[place])
+            results[place] = _unflat(_fresh(arrived[start : start + size]), like, shapes[place])
             start += size
         return [results[place] for place in range(len(ranks))]
 
@@ -224,7 +225,7 @@ class HcclTransport(Transport):
         """See :meth:`Transport.broadcast`."""
         check_ranks(ranks, self.rank, self.world_size)
         check_ranks(ranks, src, self.world_size)
-        carried = mint.clone(_flat(x))
+        carried = _fresh(_flat(x))
         if len(ranks) > 1 and carried.shape[0]:
             self._engine.broadcast(carried, src, self.group(ranks))
         return _unflat(carried, x, x.shape)
@@ -236,7 +237,7 @@ class HcclTransport(Transport):
 
     def recv(self, like: Tensor, src: int, tag: int = 0) -> Tensor:
         """See :meth:`Transport.recv`."""
-        carried = mint.zeros_like(_flat(like))
+        carried = _empty_like(_flat(like))
         if 0 not in like.shape:
             self._engine.recv(carried, src, tag=tag)
         return _unflat(carried, like, like.shape)
@@ -306,16 +307,29 @@ def _flat(x: Tensor) -> Tensor:
     if x.dtype == mindspore.bool_:
         return x.astype(mindspore.uint8).reshape(-1)
     if x.dtype in _COMPLEX:
+        if 0 in x.shape:  # which real and imag refuse
+            return mint.zeros((0,), dtype=mindspore.float32 if x.dtype == mindspore.complex64 else mindspore.float64)
         return mint.cat([mint.real(x).reshape(-1), mint.imag(x).reshape(-1)])
     return x.reshape(-1)
 
 
 def _unflat(flat: Tensor, like: Tensor, shape: Shape) -> Tensor:
     """The tensor of ``like``'s dtype that ``flat`` carries."""
+    if 0 in tuple(shape):
+        return mint.zeros(tuple(shape), dtype=like.dtype)
     if like.dtype in _COMPLEX:
         half = flat.shape[0] // 2
         flat = ops.Complex()(flat[:half], flat[half:])
     return flat.astype(like.dtype).reshape(tuple(shape))
+
+
+def _fresh(flat: Tensor) -> Tensor:
+    """A copy of a 1-D tensor in memory of its own; concatenation alone copies views right on every device."""
+    return mint.cat([flat]) if flat.shape[0] else _empty_like(flat)
+
+
+def _empty_like(flat: Tensor) -> Tensor:
+    return mint.zeros(flat.shape, dtype=flat.dtype)
 
 
 def _pad(flat: Tensor, size: int) -> Tensor:
@@ -324,7 +338,7 @@ def _pad(flat: Tensor, size: int) -> Tensor:
 
 
 def _head(flat: Tensor, size: int) -> Tensor:
-    return flat if flat.shape[0] == size else mint.clone(flat[:size])
+    return flat if flat.shape[0] == size else _fresh(flat[:size])
 
 
 def _by_rank(ranks: Ranks) -> list[int]:
@@ -336,6 +350,8 @@ def _fold(parts: Sequence[Tensor], op: str) -> Tensor:
     """Fold ``parts`` from the left; ``avg`` divides the sum once, at the end."""
     dtype = parts[0].dtype
     total = parts[0]
+    if dtype == mindspore.bool_:  # arithmetic on booleans, as PyTorch and numpy define it
+        op = {"sum": "any", "max": "any", "prod": "all", "min": "all"}.get(op, op)
     if op in ("all", "any"):
         total = total.astype(mindspore.bool_)
     for part in parts[1:]:

@@ -146,5 +146,3 @@ def close_all() -> None:
     for team in teams:
         for worker in team:
             worker.close()
-
-

@@ -157,7 +157,7 @@ class SimulatedTransport(Transport):
     def _facts(self, x: Any) -> tuple[tuple[str, Any], ...]:
         return (("shape", self._ops.shape(x)), ("dtype", self._ops.dtype(x)))
 
-    def _exchange(  # noqa: PLR0913 - the fields of a Call
+    def _exchange(
         self,
         operation: str,
         ranks: Ranks,

@@ -23,6 +23,10 @@ class _TimeUp(Exception):  # noqa: N818 - control flow, never seen outside
     """The holder of the baton did not report before the deadline."""
 
 
+class _Broken(Exception):  # noqa: N818 - control flow, never seen outside
+    """A rank died while another one runs, which nobody can be asked to stop: the processes are ended."""
+
+
 class _World:
     """One run: the team, the coordinator, and what became of each rank."""
 
@@ -42,6 +46,7 @@ class _World:
 
         Raises:
             _TimeUp: the deadline passed.
+            _Broken: a waiting rank died; the failure is noted.
         """
         rank = self.coordinator.next_rank(-1)
         while rank is not None:
@@ -71,7 +76,7 @@ class _World:
             waiting = message is not None and self._handle(rank, *message)
 
     def _next_message(self, rank: int) -> tuple[str, Any] | None:
-        """What ``rank`` says next; None when it died. Other ranks that die are noticed on the way."""
+        """What ``rank`` says next; None when it died. Other ranks' deaths are noticed on the way."""
         line = self._team[rank].line
         sentinels = {self._team[other].process.sentinel: other for other in self._running if other != rank}
         while not line.poll(0):
@@ -82,6 +87,7 @@ class _World:
                 other = sentinels.pop(sentinel, None) if isinstance(sentinel, int) else None
                 if other is not None:
                     self._died(other)
+                    raise _Broken
         try:
             message: tuple[str, Any] = line.recv()
         except (EOFError, OSError):
@@ -163,6 +169,8 @@ def run_workers(
     try:
         world.run()
         healthy = not world.dead
+    except _Broken:
+        pass
     except _TimeUp:
         raise world_timed_out(timeout, world_size, world.stacks()) from None
     finally:
@@ -181,5 +189,3 @@ def _results(world: _World, world_size: int) -> list[Any]:
     if lost is not None:
         raise WorldFailedError(lost, {}) from CollectiveMismatchError(lost)
     return [unpack(packed) for packed in world.results]
-
-

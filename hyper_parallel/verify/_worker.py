@@ -66,10 +66,10 @@ def _run(folder: Path, rank: int, platform: str) -> Report:
 
 def _join(folder: Path, rank: int, world_size: int, platform: str) -> Transport:
     if platform == "torch":
-        from hyper_parallel.transport.c10d import start_gloo  # noqa: PLC0415 - the other framework stays unimported
+        from hyper_parallel.transport.c10d import start_gloo  # the other framework stays unimported
 
         return start_gloo(rank, world_size, "env://")
-    from hyper_parallel.transport.mindspore import start_rehearsal  # noqa: PLC0415
+    from hyper_parallel.transport.mindspore import start_rehearsal
 
     return start_rehearsal(rank, world_size, f"file://{folder / 'store'}")
 

@@ -271,7 +271,7 @@ def _difference(found: Any, wanted: Any, tolerance: float | None) -> str | None:
         return None
     if wanted.dtype.kind not in "fc":
         return None if (found == wanted).all() else f"differs in {int((found != wanted).sum())} elements"
-    bound = (64 * np.finfo(wanted.dtype).eps) if tolerance is None else tolerance
+    bound = float(64 * np.finfo(wanted.dtype).eps) if tolerance is None else tolerance
     scale = max(1.0, float(np.nanmax(np.abs(np.where(np.isfinite(wanted), wanted, 0)))))
     same = np.isclose(found, wanted, rtol=bound, atol=bound * scale, equal_nan=True)
     if same.all():

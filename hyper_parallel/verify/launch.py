@@ -110,11 +110,10 @@ class _Processes:
     """MindSpore ranks from the fork server."""
 
     def __init__(self, folder: Path, world_size: int) -> None:
-        from hyper_parallel.transport.pool import start_process  # noqa: PLC0415 - starts a fork server when used
+        from hyper_parallel.transport.pool import start_process  # starts a fork server when used
 
         self._processes = [
-            start_process(_worker.serve, (str(folder), rank, "mindspore"), f"rank-{rank}")
-            for rank in range(world_size)
+            start_process(_worker.serve, (str(folder), rank, "mindspore"), f"rank-{rank}") for rank in range(world_size)
         ]
 
     def running(self) -> bool:
@@ -129,7 +128,7 @@ class _Processes:
 
     def end(self) -> None:
         """SIGTERM, then SIGKILL."""
-        from hyper_parallel.transport.pool import end_processes  # noqa: PLC0415
+        from hyper_parallel.transport.pool import end_processes
 
         end_processes(self._processes)
 

@@ -57,12 +57,12 @@ def simulate(
         raise ValueError(msg)
     platform = platform or default_platform()
     if platform == "torch":
-        from hyper_parallel.transport.c10d import TorchOps  # noqa: PLC0415 - the other framework stays unimported
-        from hyper_parallel.transport.threads import run_threads  # noqa: PLC0415
+        from hyper_parallel.transport.c10d import TorchOps  # the other framework stays unimported
+        from hyper_parallel.transport.threads import run_threads
 
         return run_threads(functools.partial(_on_platform, platform, fn, *args), world_size, TorchOps(), timeout)
     if platform == "mindspore":
-        from hyper_parallel.transport.workers import run_workers  # noqa: PLC0415
+        from hyper_parallel.transport.workers import run_workers
 
         return run_workers(_on_platform, (platform, fn, *args), world_size, timeout)
     msg = f"platform is {platform!r}; it must be 'torch' or 'mindspore'"

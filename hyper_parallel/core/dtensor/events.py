@@ -6,6 +6,7 @@ communicates costs one look-up.
 
 from __future__ import annotations
 
+import itertools
 from contextlib import contextmanager
 from contextvars import ContextVar
 from dataclasses import dataclass
@@ -18,8 +19,8 @@ if TYPE_CHECKING:
 
     from hyper_parallel.core.dtensor.transition import Plan
 
-__all__ = ["Cause", "Event", "EventLog", "Occurrence", "Watcher", "announce", "implicit_budget", "module_path",
-           "module_scope", "record_events", "strict", "watchers"]  # fmt: skip
+__all__ = ["Cause", "Event", "EventLog", "Occurrence", "Watcher", "announce", "enter_module", "implicit_budget",
+           "module_path", "module_scope", "record_events", "strict", "watchers", "watching"]  # fmt: skip
 
 
 @dataclass(frozen=True)
@@ -99,9 +100,8 @@ class Occurrence:
     def describe(self) -> str:
         """``matmul(other): f32[7, 5@tp] -> f32[7, 5], 70 bytes (all_gather over tp)``, with the module in front."""
         cause = self.cause or _EXPLICIT
-        steps = "; ".join(
-            f"{step.collective} over {', '.join(_names(self.plan, step.axes))}" for step in self.plan.steps if step.received
-        )
+        moves = [(step.collective, _names(self.plan, step.axes)) for step in self.plan.steps if step.received]
+        steps = "; ".join(f"{collective} over {', '.join(axes)}" for collective, axes in moves)
         where = f"{self.module}: " if self.module else ""
         return (
             f"{where}{cause.op}({cause.argument}): {self.plan.source.notation(self.dtype)} -> "
@@ -167,8 +167,7 @@ class EventLog:
         # Stable sort: within one module the order is the order of running.
         for event in sorted(self._events, key=lambda one: one.module.split(".")):
             path = tuple(event.module.split(".")) if event.module else ()
-            common = next((i for i, pair in enumerate(zip(path, shown, strict=False)) if pair[0] != pair[1]), min(len(path), len(shown)))
-            lines.extend("  " * depth + path[depth] for depth in range(common, len(path)))
+            lines.extend("  " * depth + path[depth] for depth in range(_common(path, shown), len(path)))
             lines.append("  " * len(path) + str(event))
             shown = path
         return "\n".join([*lines, f"{len(self)} collectives, {self.total_bytes()} bytes"])
@@ -212,7 +211,7 @@ def record_events() -> Iterator[EventLog]:
     """Log every collective of redistributions inside, forward and backward; the log stays readable afterwards."""
     log = EventLog()
     # First in line: what strict() forbids further in was announced, too, and helps to see what led to it.
-    with _watching(log):
+    with watching(log):
         yield log
 
 
@@ -222,14 +221,14 @@ def strict() -> Iterator[None]:
 
     What an operation's backward must communicate follows from its forward and is not forbidden.
     """
-    with _watching(_Strict()):
+    with watching(_Strict()):
         yield
 
 
 @contextmanager
 def implicit_budget(limit: int) -> Iterator[None]:
     """Raise StrictModeError once implicit redistributions have received more than ``limit`` bytes per rank."""
-    with _watching(_Budget(limit)):
+    with watching(_Budget(limit)):
         yield
 
 
@@ -241,6 +240,11 @@ def module_scope(path: str) -> Iterator[None]:
         yield
     finally:
         _MODULE.reset(token)
+
+
+def enter_module(path: str) -> None:
+    """From here on in this context the module ``path`` runs; for hooks, which cannot hold a ``with`` block open."""
+    _MODULE.set(path)
 
 
 def module_path() -> str:
@@ -264,7 +268,8 @@ def announce(listening: tuple[Watcher, ...], occurrence: Occurrence) -> None:
 
 
 @contextmanager
-def _watching(watcher: Watcher) -> Iterator[None]:
+def watching(watcher: Watcher) -> Iterator[None]:
+    """Let ``watcher`` hear of every plan that communicates inside."""
     token = _WATCHERS.set((*_WATCHERS.get(), watcher))
     try:
         yield
@@ -289,6 +294,11 @@ def _events(occurrence: Occurrence, step: int) -> Iterator[Event]:
                 phase=occurrence.phase,
                 implicit=cause.implicit,
             )
+
+
+def _common(one: tuple[str, ...], other: tuple[str, ...]) -> int:
+    """Length of the common beginning."""
+    return sum(all_equal for all_equal in itertools.accumulate(map(str.__eq__, one, other), bool.__and__))
 
 
 def _names(plan: Plan, axes: tuple[int, ...]) -> tuple[str, ...]:

@@ -105,6 +105,7 @@ class DeviceMesh:
         index = self.ranks.index(self.rank) if self.rank in self.ranks else None
         self.coordinate = None if index is None else _unravel(index, self.shape)
         self.root = root or self
+        self._along: dict[tuple[int, ...], tuple[int, ...]] = {}
         return self
 
     @classmethod
@@ -167,7 +168,10 @@ class DeviceMesh:
 
     def ranks_along(self, axes: tuple[int, ...]) -> tuple[int, ...]:
         """Global ranks that differ from this one along ``axes`` only, row-major in the order of ``axes``."""
-        return self._ranks_along(axes, self._member())
+        found = self._along.get(axes)
+        if found is None:
+            found = self._along[axes] = self._ranks_along(axes, self._member())
+        return found
 
     def _ranks_along(self, axes: tuple[int, ...], at: tuple[int, ...]) -> tuple[int, ...]:
         found = []

@@ -10,7 +10,7 @@ import threading
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from hyper_parallel.core.dtensor.events import Occurrence, announce, module_path, watchers
-from hyper_parallel.core.dtensor.transition import plan
+from hyper_parallel.core.dtensor.transition import Plan, plan
 from hyper_parallel.errors import MeshError, ShardMismatchError, UnsupportedOperatorError
 
 if TYPE_CHECKING:
@@ -18,7 +18,6 @@ if TYPE_CHECKING:
 
     from hyper_parallel.core.dtensor.events import Cause, Watcher
     from hyper_parallel.core.dtensor.steps import AllReduce
-    from hyper_parallel.core.dtensor.transition import Plan
     from hyper_parallel.platform.contract.platform import Platform
 
 __all__ = ["gathered_view", "redistribute"]
@@ -67,9 +66,7 @@ def redistribute(local: Any, steps: Plan, platform: Platform, cause: Cause | Non
     return _differentiable(local, steps, _Call(platform, cause, module_path(), watchers()))
 
 
-def gathered_view(
-    source_local: Any, gathered_local: Any, steps: Plan, axes: Sequence[int], platform: Platform
-) -> Any:
+def gathered_view(source_local: Any, gathered_local: Any, steps: Plan, axes: Sequence[int], platform: Platform) -> Any:
     """``gathered_local`` again, for a consumer that differs along ``axes``; no communication in forward.
 
     Args:
@@ -204,9 +201,7 @@ def _extremum_function(base: Any) -> Any:
         def forward(ctx: Any, local: Any, steps: Plan, call: _Call) -> Any:
             """All-reduce, and remember where this rank attained the result."""
             head: AllReduce = steps.extremum  # type: ignore[assignment] # checked by the caller
-            _check(local, steps, call.platform)
-            _announce(local, steps, call)
-            reduced = head.apply(local, call.platform)
+            reduced = _run(local, Plan(steps.source, head.target, (), (head,)), call)
             ctx.steps, ctx.call = steps, call
             ctx.attained = call.platform.ones_like(local) * (local == reduced)
             return reduced

@@ -1,17 +1,18 @@
 """Which steps: the cheapest way from one layout to another, structured collectives and exchanges priced alike.
 
-A shortest-path search over layouts. The exchange that needs one step sets the price to beat, so the search stays small:
-it follows only moves that are cheaper than that.
+A best-first search over layouts (A*). What a rank still lacks bounds every way on from below, so the search follows
+few moves; an exchange, which must be cut into boxes to be priced, is looked at only where it could win.
 """
 
 from __future__ import annotations
 
 import heapq
 import itertools
+import math
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
-from hyper_parallel.core.dtensor.boxes import contains, coordinates
+from hyper_parallel.core.dtensor.boxes import contains, coordinates, intersect, volume
 from hyper_parallel.core.dtensor.exchange import Exchange, ReduceExchange
 from hyper_parallel.core.dtensor.layout import Layout
 from hyper_parallel.core.dtensor.steps import AllGather, AllReduce, AllToAll, ReduceScatter, Slice, Step
@@ -21,11 +22,14 @@ if TYPE_CHECKING:
 
 __all__ = ["Cost", "cost_of", "search"]
 
-# Orders of magnitude of a fast interconnect. Only their ratios matter: what a message or the start of a collective is
-# worth in bytes. Layouts know no dtype, so plans are chosen for four-byte elements.
+# Only the ratios matter. Latency is set low on purpose: a message counts as much as ten bytes and the start of a
+# collective as twenty, so bytes decide and the rest settles near-ties. Layouts know no dtype, so plans are chosen for
+# four-byte elements.
 SECONDS_PER_BYTE = 1e-10
-SECONDS_PER_MESSAGE = 1e-7
-SECONDS_PER_LAUNCH = 1e-7
+SECONDS_PER_MESSAGE = 1e-9
+SECONDS_PER_LAUNCH = 2e-9
+# Of plans whose worst ranks receive the same, the one that loads the network less.
+MEAN_LOAD_WEIGHT = 0.05
 PLANNING_ITEMSIZE = 4
 MOST_STATES = 2000
 
@@ -66,46 +70,67 @@ def search(source: Layout, target: Layout) -> tuple[Step, ...]:
     """Cheapest steps; partial axes of ``target`` are partial in ``source`` too, all others that are owe a sum."""
     if source is target:
         return ()
-    best = (_direct(source, target),)
-    bound = _price(best)
-    frontier: list[tuple[float, int, Layout, tuple[Step, ...]]] = [(0.0, 0, source, ())]
+    best: tuple[Step, ...] = ()
+    bound = math.inf
+    frontier: list[tuple[float, float, int, Layout, tuple[Step, ...]]] = [(0.0, 0.0, 0, source, ())]
     done: set[Layout] = set()
     ticket = itertools.count(1)
-    while frontier and len(done) < MOST_STATES:
-        spent, _, layout, steps = heapq.heappop(frontier)
-        if spent >= bound:
+    while frontier:
+        least, spent, _, layout, steps = heapq.heappop(frontier)
+        if least >= bound or (best and len(done) >= MOST_STATES):
             break
         if layout in done:
             continue
         done.add(layout)
         for step in _moves(layout, target):
-            path = (*steps, step)
             price = spent + _price((step,))
-            if step.target is target and price < bound:
-                best, bound = path, price
-            elif price < bound and step.target not in done:
-                heapq.heappush(frontier, (price, next(ticket), step.target, path))
+            if step.target is target:
+                best, bound = ((*steps, step), price) if price < bound else (best, bound)
+                continue
+            least = price + _lacking(step.target, target)
+            if least < bound and step.target not in done:
+                heapq.heappush(frontier, (least, price, next(ticket), step.target, (*steps, step)))
+        if spent + _lacking(layout, target) + SECONDS_PER_MESSAGE < bound:
+            step = _direct(layout, target)
+            price = spent + _price((step,))
+            best, bound = ((*steps, step), price) if price < bound else (best, bound)
     return best
+
+
+def _lacking(layout: Layout, target: Layout) -> float:
+    """A price that no way from here can beat: some rank must still receive what it lacks."""
+    worst = 0
+    for at in itertools.product(*({0, size - 1} for size in layout.mesh.shape)):
+        box = target.box_at(at)
+        worst = max(worst, volume(box) - volume(intersect(box, layout.box_at(at))))
+    return worst * PLANNING_ITEMSIZE * SECONDS_PER_BYTE
 
 
 def _price(steps: Iterable[Step]) -> float:
     """Seconds, with a little for every step, so that of two equal plans the shorter and simpler one wins."""
     steps = tuple(steps)
-    return cost_of(steps, PLANNING_ITEMSIZE).seconds + sum(step.overhead for step in steps)
+    mean = sum(sum(step.loads) / len(step.loads) for step in steps) * PLANNING_ITEMSIZE
+    shared = MEAN_LOAD_WEIGHT * mean * SECONDS_PER_BYTE
+    return cost_of(steps, PLANNING_ITEMSIZE).seconds + shared + sum(step.overhead for step in steps)
 
 
 def _direct(layout: Layout, target: Layout) -> Step:
     """The one step that always exists."""
     if _owed(layout, target):
-        return ReduceExchange(layout, target, _slice_axes(target))
+        return ReduceExchange(layout, target, _slice_axes(layout, target))
     if all(contains(layout.box_at(at), target.box_at(at)) for at in coordinates(layout.mesh)):
         return Slice(layout, target, ())
-    return Exchange(layout, target, _slice_axes(target))
+    return Exchange(layout, target, _slice_axes(layout, target))
 
 
-def _slice_axes(target: Layout) -> tuple[int, ...]:
-    """All axes but the partial ones that stay: summands of different terms never mix."""
-    return tuple(axis for axis in range(target.mesh.ndim) if target.mesh.shape[axis] > 1 and not target.is_partial(axis))
+def _slice_axes(layout: Layout, target: Layout) -> tuple[int, ...]:
+    """Axes whose meaning changes: along the others every rank minds its own part, replica or term of a sum."""
+    settled: set[int] = set()
+    for held, wanted in zip(layout.dim_axes, target.dim_axes, strict=True):
+        pairs = zip(held, wanted, strict=False)
+        settled.update(axis for axis, other in itertools.takewhile(lambda pair: pair[0] == pair[1], pairs))
+    used = {axis for axes in (*layout.dim_axes, *target.dim_axes) for axis in axes} | set(_owed(layout, target))
+    return tuple(axis for axis in sorted(used - settled) if layout.mesh.shape[axis] > 1)
 
 
 def _owed(layout: Layout, target: Layout) -> tuple[int, ...]:
@@ -114,8 +139,6 @@ def _owed(layout: Layout, target: Layout) -> tuple[int, ...]:
 
 def _moves(layout: Layout, target: Layout) -> Iterator[Step]:
     owed = _owed(layout, target)
-    if not owed:
-        yield _direct(layout, target)
     yield from _all_reduces(layout, owed)
     yield from _reduce_scatters(layout, target, owed)
     yield from _gathers(layout)
@@ -135,7 +158,7 @@ def _reduce_scatters(layout: Layout, target: Layout, owed: tuple[int, ...]) -> I
             continue
         held = layout.dim_axes[dim]
         suffix = wanted[len(held) :]
-        candidates = {(axis,) for axis in owed}
+        candidates: set[tuple[int, ...]] = {(axis,) for axis in owed}
         if len(suffix) > 1 and wanted[: len(held)] == held and set(suffix) <= set(owed):
             candidates.add(suffix)
         for axes in sorted(candidates):

@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from functools import cached_property
 from typing import TYPE_CHECKING, Any, ClassVar
 
-from hyper_parallel.core.dtensor.boxes import coordinates, intersect, members, volume
+from hyper_parallel.core.dtensor.boxes import intersect, members, volume
 from hyper_parallel.errors import LayoutError
 
 if TYPE_CHECKING:
@@ -44,7 +44,7 @@ class Step(abc.ABC):
     axes: tuple[int, ...]
     collective: ClassVar[str] = ""
     launches: ClassVar[int] = 1
-    overhead: ClassVar[float] = 1e-12
+    overhead: ClassVar[float] = 1e-13
 
     @abc.abstractmethod
     def apply(self, local: Any, platform: Platform) -> Any:
@@ -55,9 +55,15 @@ class Step(abc.ABC):
         return volume(self.target.box_at(at)) - volume(self.source.box_at(at))
 
     @cached_property
+    def loads(self) -> tuple[int, ...]:
+        """Elements that each member of the first group receives: chunks never grow, so no group receives more."""
+        first = (0,) * self.source.mesh.ndim
+        return tuple(self.received_at(at) for at in members(self.source.mesh, self.axes, first))
+
+    @property
     def received(self) -> int:
         """Elements that the worst rank receives."""
-        return max(self.received_at(at) for at in coordinates(self.source.mesh))
+        return max(self.loads)
 
     @cached_property
     def messages(self) -> int:
@@ -73,6 +79,16 @@ class Step(abc.ABC):
     def at(self) -> Coordinate:
         """Position of the current rank."""
         return self.source.mesh._member()  # noqa: SLF001 - the mesh's own check and message
+
+    @cached_property
+    def ranks(self) -> tuple[int, ...]:
+        """Global ranks that take part in the current rank's collective."""
+        return self.source.mesh.ranks_along(self.axes)
+
+    @cached_property
+    def sent_shapes(self) -> list[tuple[int, ...]]:
+        """Shape that each of those ranks holds before the step."""
+        return [self.source.local_shape_at(one) for one in members(self.source.mesh, self.axes, self.at)]
 
     def __str__(self) -> str:
         """``all_gather over tp: [7@tp] -> [7]``."""
@@ -149,10 +165,7 @@ class AllGather(Step):
 
     def apply(self, local: Any, platform: Platform) -> Any:
         """Every member's shard, concatenated; shards may be uneven or empty."""
-        mesh = self.source.mesh
-        shapes = [self.source.local_shape_at(one) for one in members(mesh, self.axes, self.at)]
-        local = platform.contiguous(local)
-        parts = platform.transport().all_gather(local, mesh.ranks_along(self.axes), shapes)
+        parts = platform.transport().all_gather(platform.contiguous(local), self.ranks, self.sent_shapes)
         return platform.cat(parts, _changed_dim(self.source, self.target))
 
 
@@ -172,7 +185,7 @@ class ReduceScatter(Step):
             platform.contiguous(narrow_box(local, box, self.target.box_at(one), platform))
             for one in members(mesh, self.axes, self.at)
         ]
-        return platform.transport().reduce_scatter(chunks, "sum", mesh.ranks_along(self.axes))
+        return platform.transport().reduce_scatter(chunks, "sum", self.ranks)
 
 
 class AllReduce(Step):
@@ -180,7 +193,7 @@ class AllReduce(Step):
 
     collective = "all_reduce"
 
-    @property
+    @cached_property
     def op(self) -> str:
         """The reduction."""
         return str(self.source.get_partial_by_dev_id(self.axes[0]))
@@ -188,7 +201,7 @@ class AllReduce(Step):
     def received_at(self, at: Coordinate) -> int:
         """Twice everybody else's part of a shared box: once to reduce it, once to spread the result."""
         size = volume(self.source.box_at(at))
-        return -(-2 * (self.members - 1) * size // self.members)
+        return 2 * (self.members - 1) * size // self.members
 
     @cached_property
     def messages(self) -> int:
@@ -197,8 +210,7 @@ class AllReduce(Step):
 
     def apply(self, local: Any, platform: Platform) -> Any:
         """The reduction."""
-        ranks = self.source.mesh.ranks_along(self.axes)
-        return platform.transport().all_reduce(platform.contiguous(local), self.op, ranks)
+        return platform.transport().all_reduce(platform.contiguous(local), self.op, self.ranks)
 
 
 class AllToAll(Step):
@@ -226,7 +238,7 @@ class AllToAll(Step):
             for one in group
         ]
         shapes = [sizes_of(intersect(wanted, self.source.box_at(one))) for one in group]
-        parts = platform.transport().all_to_all(chunks, mesh.ranks_along(self.axes), shapes)
+        parts = platform.transport().all_to_all(chunks, self.ranks, shapes)
         return platform.cat(parts, self._gathered_dim())
 
     def _gathered_dim(self) -> int:

@@ -21,6 +21,8 @@ if TYPE_CHECKING:
 
 __all__ = ["Cost", "Plan", "dual", "plan"]
 
+# Layouts are interned, so two threads that race here write the same object.
+_DUALS: dict[tuple[Layout, tuple[int, ...]], Layout] = {}
 _PLANS: dict[tuple[Layout, Layout, tuple[int, ...]], Plan] = {}
 # Re-entrant: building a plan may build the plan of its second half.
 _LOCK = threading.RLock()
@@ -45,7 +47,12 @@ class Plan:
     extremum: AllReduce | None
 
     def __init__(
-        self, source: Layout, target: Layout, varying: tuple[int, ...], steps: tuple[Step, ...], linear: Plan | None = None
+        self,
+        source: Layout,
+        target: Layout,
+        varying: tuple[int, ...],
+        steps: tuple[Step, ...],
+        linear: Plan | None = None,
     ) -> None:
         self.source, self.target, self.varying, self.steps = source, target, varying, steps
         self.linear = self if linear is None else linear
@@ -135,7 +142,9 @@ def _check(source: Layout, target: Layout, varying: tuple[int, ...]) -> None:
         msg = f"redistribute: source is on {source.mesh!r}, target on {target.mesh!r}"
         raise MeshMismatchError(msg)
     if source.shape is None or source.shape != target.shape:
-        msg = f"redistribute: shapes of source {source.notation()} and target {target.notation()} must be known and equal"
+        msg = (
+            f"redistribute: shapes of source {source.notation()} and target {target.notation()} must be known and equal"
+        )
         raise LayoutError(msg)
     placed = {axis for axes in target.dim_axes for axis in axes} | {axis for axis, _ in target.partials}
     for axis in varying:
@@ -216,7 +225,12 @@ def _embeddable(source: Layout, target: Layout, kept: Sequence[tuple[int, str]])
 
 def dual(layout: Layout, varying: tuple[int, ...] = ()) -> Layout:
     """Layout of the gradient of a value laid out as ``layout``; summands are pending along ``varying``."""
-    return Layout.of(layout.mesh, layout.dim_axes, [(axis, "sum") for axis in varying], layout.shape)
+    key = (layout, varying)
+    found = _DUALS.get(key)
+    if found is None:
+        partials = [(axis, "sum") for axis in varying]
+        found = _DUALS[key] = Layout.of(layout.mesh, layout.dim_axes, partials, layout.shape)
+    return found
 
 
 def _adjoint_of(forward: Plan) -> Plan:

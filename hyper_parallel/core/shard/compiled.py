@@ -71,7 +71,7 @@ def compile_plan(  # noqa: PLR0913 - everything a compiled call closes over
     if plan.local is not None or entry.canonical:
         call = _canonical(platform, entry, plan, args, kwargs, marks, fetches)
     else:
-        call = _spelled(entry.func, args, kwargs, fetches)
+        call = _spelled(plan.impl or entry.func, args, kwargs, fetches)
     if entry.in_place:
         run = _writing(call, plan)
         return run, run
@@ -232,7 +232,7 @@ def _checking(call: Run, plan: OpPlan) -> Run:
     def run(args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         out = call(args, kwargs)
         for one, layout in zip(out if plan.many else (out,), plan.choice.outputs, strict=True):
-            if tuple(one.shape) != layout.local_shape:
+            if layout.shape is not None and tuple(one.shape) != layout.local_shape:
                 msg = (
                     f"{describe(plan.call)}: the local call returned {list(one.shape)}, the plan says "
                     f"{list(layout.local_shape)} of {layout.notation()}; this is a wrong rule, please report it"
@@ -244,7 +244,8 @@ def _checking(call: Run, plan: OpPlan) -> Run:
 
 
 def _wrapped(platform: Platform, entry: Entry, plan: OpPlan, call: Run) -> Run:
-    wrap, layouts, readonly = platform.wrap, plan.choice.outputs, _readonly(entry, plan)
+    layouts, readonly = plan.choice.outputs, _readonly(entry, plan)
+    wrap = platform.wrap if all(layout.shape is not None for layout in layouts) else _even_wrap(platform)
     if plan.many:
 
         def run_many(args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
@@ -264,6 +265,15 @@ def _wrapped(platform: Platform, entry: Entry, plan: OpPlan, call: Run) -> Run:
     return run_readonly
 
 
+def _even_wrap(platform: Platform) -> Callable[[Any, Any], Any]:
+    """Wraps outputs whose layout came without a global shape: they are even shards."""
+
+    def wrap(out: Any, layout: Any) -> Any:
+        return platform.wrap(out, layout.with_shape(layout.get_global_shape(tuple(out.shape))))
+
+    return wrap
+
+
 def _fused(  # noqa: PLR0913 - everything a compiled call closes over
     platform: Platform,
     entry: Entry,
@@ -274,6 +284,8 @@ def _fused(  # noqa: PLR0913 - everything a compiled call closes over
 ) -> Run | None:
     """One closure for the commonest calls, one or two positional arguments that stay where they are; else None."""
     if kwargs or plan.many or plan.local is not None or entry.canonical or _readonly(entry, plan) is not None:
+        return None
+    if plan.impl is not None or plan.choice.outputs[0].shape is None:
         return None
     wrap, func, (layout,) = platform.wrap, entry.func, plan.choice.outputs
     local = [isinstance(arg, Mark) and fetches[id(arg)] is _LOCAL for arg in args]

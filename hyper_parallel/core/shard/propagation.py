@@ -3,12 +3,15 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
+from hyper_parallel.core.shard.rule import Fixed
 from hyper_parallel.core.shard.strategy import Choice, choose
 from hyper_parallel.errors import LayoutError, UnsupportedOperatorError
 
 if TYPE_CHECKING:
+    from collections.abc import Callable
+
     from hyper_parallel.core.shard.call import LocalCall, OpCall
     from hyper_parallel.core.shard.rule import Rule
 
@@ -24,12 +27,14 @@ class OpPlan:
         choice: layouts of operands and outputs.
         local: the local call where it differs from the caller's.
         many: True when the outputs come as a sequence.
+        impl: what to call on locals instead of the spelled function, or None.
     """
 
     call: OpCall
     choice: Choice
     local: LocalCall | None
     many: bool
+    impl: Callable[..., Any] | None = None
 
     @property
     def moves(self) -> bool:
@@ -52,11 +57,27 @@ def propagate(call: OpCall, rule: Rule, *, in_place: bool = False) -> OpPlan:
     except ValueError as error:
         msg = f"{describe(call)}: {error}"
         raise LayoutError(msg) from error
+    if isinstance(strategies, Fixed):
+        return OpPlan(call, _stay(call, strategies), None, strategies.many, strategies.impl)
     choice = choose(call, strategies, in_place=in_place)
     if choice is None:
         raise UnsupportedOperatorError(_in_place_message(call))
     local = strategies.localize(call, choice.targets, choice.outputs) if strategies.localize else None
     return OpPlan(call, choice, local, strategies.many)
+
+
+def _stay(call: OpCall, fixed: Fixed) -> Choice:
+    """Operands as they are; whole ones vary along the axes on which another one differs."""
+    places = [[one.layout.placement_on(axis) for one in call.operands] for axis in range(call.mesh.ndim)]
+    varying = tuple(
+        tuple(
+            axis
+            for axis, held in enumerate(places)
+            if held[index].is_replicate() and not all(place.is_replicate() for place in held)
+        )
+        for index in range(len(call.operands))
+    )
+    return Choice(tuple(one.layout for one in call.operands), fixed.outputs, varying)
 
 
 def describe(call: OpCall) -> str:

@@ -19,6 +19,7 @@ if TYPE_CHECKING:
 
 __all__ = [
     "Decomposition",
+    "Fixed",
     "R",
     "Row",
     "Rule",
@@ -47,6 +48,8 @@ class Row:
             call would otherwise not see whole rows of the global one.
         full: the same pairs for "no rank may hold an empty chunk".
         sizes: triples of operand number, dim and another size that must divide by everything that cuts the dim.
+        cut: operand number, dim and the number of parts that axes further left must have cut the dim into; with a
+            fourth number, a multiple of these, and what this axis adds to it must divide that number.
     """
 
     inputs: tuple[Placement, ...]
@@ -54,6 +57,7 @@ class Row:
     even: tuple[tuple[int, int], ...] = ()
     full: tuple[tuple[int, int], ...] = ()
     sizes: tuple[tuple[int, int, int], ...] = ()
+    cut: tuple[tuple[int, ...], ...] = ()
 
 
 @dataclass(frozen=True)
@@ -74,6 +78,21 @@ class Strategies:
 
 
 @dataclass(frozen=True)
+class Fixed:
+    """An answer in whole layouts instead of rows: the operands stay where they are.
+
+    Attributes:
+        outputs: layout per output; one without a global shape gets that of even shards.
+        many: True when the operator returns a sequence.
+        impl: what to call on locals instead of the spelled function, or None.
+    """
+
+    outputs: tuple[Layout, ...]
+    many: bool = False
+    impl: Callable[..., Any] | None = None
+
+
+@dataclass(frozen=True)
 class Rule:
     """A canonical operator: its name, its parameters and its placement function.
 
@@ -89,7 +108,7 @@ class Rule:
 
     op: str
     signature: str
-    strategies: Callable[[OpCall], Strategies]
+    strategies: Callable[[OpCall], Strategies | Fixed]
     by_value: bool = True
     by_dtype: bool = False
     view: bool = False

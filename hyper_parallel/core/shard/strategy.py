@@ -85,9 +85,17 @@ def _fits(call: OpCall, row: Row, axis: int, cuts: dict[tuple[int, int], int]) -
     for index, dim, other in row.sizes:
         if other % (cuts.get((index, dim), 1) * size):
             return False
+    if not all(_is_cut(cuts.get((index, dim), 1), size, *wanted) for index, dim, *wanted in row.cut):
+        return False
     return all(
         _never_empty(call.operands[index].shape[dim], cuts.get((index, dim), 1), size) for index, dim in row.full
     )
+
+
+def _is_cut(cut: int, size: int, parts: int, rest: int | None = None) -> bool:
+    if rest is None:
+        return cut == parts
+    return cut % parts == 0 and rest % (cut // parts * size) == 0
 
 
 def _never_empty(size: int, cut: int, parts: int) -> bool:

@@ -49,6 +49,22 @@ class ModulesFacet(abc.ABC):
         """True for the framework's embedding layers."""
 
     @abc.abstractmethod
+    def layer_parameters(self, module: Any) -> tuple[str, str | None]:
+        """Attribute names of weight and bias (None without one) of a linear or embedding layer."""
+
+    @abc.abstractmethod
+    def get_cell_construct(self, cell: Any) -> Callable[..., Any]:
+        """The module's forward function."""
+
+    @abc.abstractmethod
+    def gradient_of(self, parameter: Any) -> Any:
+        """The gradient kept on ``parameter`` (or that ``parameter`` is, where gradients are values), or None."""
+
+    @abc.abstractmethod
+    def set_gradient(self, parameter: Any, gradient: Any) -> None:
+        """Replace the gradient kept on ``parameter``."""
+
+    @abc.abstractmethod
     def register_forward_pre_hook(
         self, module: Any, hook: Callable[..., Any], *, prepend: bool = False, with_kwargs: bool = False
     ) -> Any:
@@ -56,6 +72,15 @@ class ModulesFacet(abc.ABC):
 
     @abc.abstractmethod
     def register_forward_hook(
-        self, module: Any, hook: Callable[..., Any], *, prepend: bool = False, with_kwargs: bool = False
+        self,
+        module: Any,
+        hook: Callable[..., Any],
+        *,
+        prepend: bool = False,
+        with_kwargs: bool = False,
+        always_call: bool = False,
     ) -> Any:
-        """``hook(module, args, output)`` after forward; it may return another output."""
+        """``hook(module, args, output)`` after forward; it may return another output.
+
+        With ``always_call`` it runs even when forward raises, with None as output.
+        """

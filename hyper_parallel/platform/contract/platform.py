@@ -11,6 +11,7 @@ from hyper_parallel.platform.contract.groups import GroupsFacet
 from hyper_parallel.platform.contract.identity import IdentityFacet
 from hyper_parallel.platform.contract.modules import ModulesFacet
 from hyper_parallel.platform.contract.tensors import TensorsFacet
+from hyper_parallel.platform.contract.training import TrainingFacet
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -21,7 +22,14 @@ __all__ = ["Platform"]
 
 
 class Platform(
-    GroupsFacet, CollectivesFacet, DifferentiableFacet, IdentityFacet, TensorsFacet, ModulesFacet, abc.ABC
+    GroupsFacet,
+    CollectivesFacet,
+    DifferentiableFacet,
+    IdentityFacet,
+    TensorsFacet,
+    TrainingFacet,
+    ModulesFacet,
+    abc.ABC,
 ):
     """What core and trainers ask of a framework.
 
@@ -33,6 +41,7 @@ class Platform(
         Function: its custom autograd function; subclasses have static ``forward(ctx, *args)`` and
             ``backward(ctx, *grads)``, ``apply`` takes positional tensors and values.
         DTensorBase: the framework's DTensor class.
+        dispatcher: the dispatcher of calls on DTensors, set once when the platform is built.
     """
 
     platform_type: str
@@ -40,6 +49,7 @@ class Platform(
     Parameter: Any
     Module: Any
     Function: Any
+    dispatcher: Any
 
     @property
     @abc.abstractmethod

@@ -85,6 +85,34 @@ class TensorsFacet(abc.ABC):
         """
 
     @abc.abstractmethod
+    def to_device(self, data: Any, device_type: str) -> Any:
+        """The same tensor on ``cpu``, ``cuda`` or ``npu``; itself if it is there."""
+
+    @abc.abstractmethod
+    def set_tensor_requires_grad(self, input_tensor: Any) -> Any:
+        """Make a leaf take part in differentiation; the tensor itself."""
+
+    @abc.abstractmethod
+    def power_sum(self, data: Any, p: float) -> Any:
+        """Sum of ``|x| ** p`` over all elements (largest ``|x|`` for ``inf``), 0-d, in f32 or wider; 0 if empty."""
+
+    @abc.abstractmethod
+    def maximum(self, first: Any, second: Any) -> Any:
+        """Element by element the larger one; NaN wins."""
+
+    @abc.abstractmethod
+    def clamp_max(self, data: Any, high: float) -> Any:
+        """Values above ``high`` become ``high``."""
+
+    @abc.abstractmethod
+    def scale_(self, data: Any, factor: Any) -> None:
+        """Multiply a plain tensor in place by the 0-d ``factor``, off the graph."""
+
+    def is_meta(self, data: Any) -> bool:
+        """True for a tensor that has a shape and no values."""
+        return str(getattr(data, "device", "")).startswith("meta")
+
+    @abc.abstractmethod
     def size_of(self, shape: Sequence[int]) -> Any:
         """A shape in the framework's own size type."""
 

@@ -22,7 +22,7 @@ from hyper_parallel.platform.torch import intercept
 __all__ = ["TorchDTensor", "wrap"]
 
 
-class TorchDTensor(DTensor, Tensor):
+class TorchDTensor(DTensor, Tensor):  # type: ignore[misc] # "layout" is ours: a DTensor has no storage format
     """A DTensor that is a ``torch.Tensor``."""
 
     _platform = None  # type: ignore[assignment] # set by the platform's first wrap
@@ -52,16 +52,16 @@ class TorchDTensor(DTensor, Tensor):
     # -- facts ---------------------------------------------------------------------------------------------------
 
     @property
-    def shape(self) -> torch.Size:  # type: ignore[override]
+    def shape(self) -> torch.Size:
         """Global sizes."""
         return torch.Size(self._layout.shape)  # type: ignore[arg-type]
 
-    def size(self, dim: int | None = None) -> Any:  # type: ignore[override]
+    def size(self, dim: int | None = None) -> Any:
         """Global sizes, or one of them."""
         return self.shape if dim is None else self._layout.shape[dim]  # type: ignore[index]
 
     @property
-    def ndim(self) -> int:  # type: ignore[override]
+    def ndim(self) -> int:
         """Number of dims."""
         return len(self._layout.dim_axes)
 
@@ -83,31 +83,31 @@ class TorchDTensor(DTensor, Tensor):
         return self._layout.shape[0]
 
     @property
-    def dtype(self) -> torch.dtype:  # type: ignore[override]
+    def dtype(self) -> torch.dtype:
         """Element type."""
         return self._local.dtype
 
     @property
-    def device(self) -> torch.device:  # type: ignore[override]
+    def device(self) -> torch.device:
         """Where the local tensor lives."""
         return self._local.device
 
     @property
-    def is_leaf(self) -> bool:  # type: ignore[override]
+    def is_leaf(self) -> bool:
         """True when no operation made it."""
         return self._local.is_leaf
 
     @property
-    def grad_fn(self) -> Any:  # type: ignore[override]
+    def grad_fn(self) -> Any:
         """The local tensor's node."""
         return self._local.grad_fn
 
     @property
-    def _version(self) -> int:  # type: ignore[override]
+    def _version(self) -> int:
         return self._local._version  # noqa: SLF001 - no public spelling
 
     @property
-    def requires_grad(self) -> bool:  # type: ignore[override]
+    def requires_grad(self) -> bool:
         """True when the local tensor takes part in autograd."""
         return self._local.requires_grad
 
@@ -123,7 +123,7 @@ class TorchDTensor(DTensor, Tensor):
     # -- gradients -----------------------------------------------------------------------------------------------
 
     @property
-    def grad(self) -> Any:  # type: ignore[override]
+    def grad(self) -> Any:
         """The gradient in the dual layout: a true gradient, nothing is pending."""
         local = self._local.grad
         if local is None:
@@ -143,13 +143,16 @@ class TorchDTensor(DTensor, Tensor):
         self._local.grad = None
 
     def _as_gradient(self, value: Any, what: str) -> Tensor:
+        wanted = dual(self._layout)
+        if type(value) is TorchDTensor and value._layout is wanted:
+            return value._local
         if not isinstance(value, DTensor):
             msg = f"{what} of a DTensor must be a DTensor, got {type(value).__name__}"
             raise MixedTensorError(msg)
         if value.shape != self.shape:
             msg = f"{what} has shape {list(value.shape)}, the tensor has {list(self.shape)}"
             raise LayoutError(msg)
-        return value.redistribute_to(dual(self._layout))._local  # noqa: SLF001
+        return value.redistribute_to(wanted)._local  # noqa: SLF001
 
     def backward(
         self,
@@ -161,7 +164,7 @@ class TorchDTensor(DTensor, Tensor):
         """Backpropagate; a scalar is seeded with 1, and no factor of the mesh's size appears anywhere."""
         seed = None if gradient is None else self._as_gradient(gradient, "backward: gradient")
         only = None if inputs is None else [one._local if isinstance(one, DTensor) else one for one in inputs]  # noqa: SLF001
-        self._local.backward(seed, retain_graph=retain_graph, create_graph=create_graph, inputs=only)
+        torch.autograd.backward(self._local, seed, retain_graph=retain_graph, create_graph=create_graph, inputs=only)
 
     def retain_grad(self) -> None:
         """Keep the gradient of a non-leaf."""
@@ -186,7 +189,7 @@ class TorchDTensor(DTensor, Tensor):
         return wrap(self._local.detach(), self._layout)
 
     @property
-    def data(self) -> Any:  # type: ignore[override]
+    def data(self) -> Any:
         """The same storage, off the graph and off the version counter."""
         return wrap(self._local.data, self._layout)
 
@@ -273,8 +276,14 @@ def _portable_wrap(local: Tensor, layout: Layout) -> TorchDTensor:
 
 
 def _fast_wrap(local: Tensor, layout: Layout) -> TorchDTensor:
-    """The same through the constructor that PyTorch made for its own DTensor; it reads ``layout.tensor_meta``."""
-    made = _fast_make(TorchDTensor, local, layout, False)  # noqa: FBT003 - positional is faster
+    """The same through the constructor that PyTorch made for its own DTensor; it reads ``layout.tensor_meta``.
+
+    That constructor warns where the local takes part in autograd and the wrapper does not, which is our design.
+    """
+    if local.requires_grad:
+        made = _make(TorchDTensor, layout.shape, dtype=local.dtype, device=local.device)
+    else:
+        made = _fast_make(TorchDTensor, local, layout, False)  # noqa: FBT003 - positional is faster
     made._local = local  # noqa: SLF001
     made._layout = layout  # noqa: SLF001
     return made
@@ -299,6 +308,7 @@ def install(platform: Any) -> None:
     """
     TorchDTensor._platform = platform  # noqa: SLF001 - this module's own class
     dispatcher, entries, _ = intercept.start(platform)
+    platform.dispatcher = dispatcher
     for name in dir(Tensor):
         func = getattr(Tensor, name, None)
         entry = entries.get(func) if callable(func) else None

@@ -8,6 +8,8 @@ functions decompose by themselves and stay differentiable.
 from __future__ import annotations
 
 from collections.abc import Callable
+from functools import cache
+from types import FunctionType
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 import torch
@@ -15,6 +17,7 @@ from torch.overrides import enable_reentrant_dispatch
 
 from hyper_parallel.core.dtensor.dtensor import DTensor
 from hyper_parallel.core.shard.dispatch import Dispatcher, Entry
+from hyper_parallel.core.shard.distributed_op import user_op
 from hyper_parallel.errors import LayoutError, UnsupportedOperatorError
 
 if TYPE_CHECKING:
@@ -66,6 +69,12 @@ def function(func: Callable[..., Any], types: Any, args: tuple[Any, ...], kwargs
         if "out" in kwargs:
             return _into(doors.dispatcher, entry, args, dict(kwargs))
         return doors.dispatcher.dispatch(entry, args, kwargs)
+    user = user_op(getattr(func, "__name__", ""))
+    if user is not None:
+        return user.run(doors.dispatcher, func, args, kwargs)
+    opened = _opened(func)
+    if opened is not None:
+        return opened(*args, **kwargs)
     with _disabled():
         return func(*args, **kwargs)
 
@@ -83,6 +92,26 @@ def _into(dispatcher: Dispatcher, entry: Entry, args: tuple[Any, ...], kwargs: d
         msg = f"{entry.name}: out has shape {list(out.shape)}, the result has {list(result.shape)}"
         raise LayoutError(msg)
     return out.copy_(result)
+
+
+@cache
+def _opened(func: Callable[..., Any]) -> Callable[..., Any] | None:
+    """A function that PyTorch wrote in Python, without its own hand-over: what it calls arrives here one by one."""
+    if type(func) is not FunctionType or func.__module__ not in _PYTHON_WRITTEN:
+        return None
+    names = {name: _never for name in func.__globals__ if name.startswith("has_torch_function")}
+    opened = FunctionType(
+        func.__code__, {**func.__globals__, **names}, func.__name__, func.__defaults__, func.__closure__
+    )
+    opened.__kwdefaults__ = func.__kwdefaults__
+    return opened
+
+
+_PYTHON_WRITTEN = frozenset({"torch.functional", "torch.nn.functional"})
+
+
+def _never(*_: Any) -> bool:
+    return False
 
 
 def operator(func: OpOverload[..., Any], types: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:

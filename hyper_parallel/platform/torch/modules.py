@@ -55,6 +55,22 @@ class TorchModules(ModulesFacet):
         """``nn.Embedding`` and its subclasses."""
         return isinstance(module, nn.Embedding)
 
+    def layer_parameters(self, module: Any) -> tuple[str, str | None]:
+        """``weight`` and, where there is one, ``bias``."""
+        return "weight", None if getattr(module, "bias", None) is None else "bias"
+
+    def get_cell_construct(self, cell: Any) -> Callable[..., Any]:
+        """``forward``."""
+        return cell.forward
+
+    def gradient_of(self, parameter: Any) -> Any:
+        """``grad``."""
+        return parameter.grad
+
+    def set_gradient(self, parameter: Any, gradient: Any) -> None:
+        """Assign ``grad``."""
+        parameter.grad = gradient
+
     def register_forward_pre_hook(
         self, module: Any, hook: Callable[..., Any], *, prepend: bool = False, with_kwargs: bool = False
     ) -> Any:
@@ -62,9 +78,15 @@ class TorchModules(ModulesFacet):
         return module.register_forward_pre_hook(hook, prepend=prepend, with_kwargs=with_kwargs)
 
     def register_forward_hook(
-        self, module: Any, hook: Callable[..., Any], *, prepend: bool = False, with_kwargs: bool = False
+        self,
+        module: Any,
+        hook: Callable[..., Any],
+        *,
+        prepend: bool = False,
+        with_kwargs: bool = False,
+        always_call: bool = False,
     ) -> Any:
         """PyTorch's own."""
-        return module.register_forward_hook(hook, prepend=prepend, with_kwargs=with_kwargs)
+        return module.register_forward_hook(hook, prepend=prepend, with_kwargs=with_kwargs, always_call=always_call)
 
 

@@ -5,33 +5,34 @@ A spelling is one line. Signatures are written in canonical parameter names wher
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from functools import cache, partial
 from typing import Any
-
-import torch
-import torch.nn.functional as F  # noqa: N812 - the field's name for it
-from torch import Tensor
 
 from hyper_parallel.core.shard import rules
 from hyper_parallel.core.shard.binder import binder
 from hyper_parallel.core.shard.dispatch import Entry
 from hyper_parallel.core.shard.rule import find_rule
 from hyper_parallel.platform.torch import (
+    op_table_aten,
     op_table_foreach,
+    op_table_index,
     op_table_loss,
+    op_table_nn,
     op_table_pointwise,
     op_table_random,
     op_table_reduce,
+    op_table_shape,
 )
+from hyper_parallel.platform.torch.op_line import Line
 
 __all__ = ["LOCAL", "functions", "overloads"]
 
 rules.load()
 
-aten = torch.ops.aten
-
-FAMILIES = (op_table_pointwise, op_table_reduce, op_table_random, op_table_loss, op_table_foreach)
+# Families whose spellings follow from name patterns, and families that list their lines.
+PATTERNS = (op_table_pointwise, op_table_reduce, op_table_random, op_table_loss, op_table_foreach)
+LISTS = (op_table_shape, op_table_index, op_table_nn)
 
 
 def _spelling(  # noqa: PLR0913 - a table line
@@ -53,14 +54,14 @@ def _spelling(  # noqa: PLR0913 - a table line
     )
 
 
+def _lines(table: dict[Any, Entry], lines: Iterable[Line]) -> None:
+    for line in lines:
+        for func in line.funcs:
+            _spelling(table, line.op, func, line.signature, canonical=line.canonical, in_place=line.in_place)
+
+
 LOCAL: dict[str, Callable[..., Any]] = {
-    **op_table_pointwise.LOCAL,
-    **op_table_loss.LOCAL,
-    **op_table_reduce.LOCAL,
-    **op_table_random.LOCAL,
-    "view": lambda x, shape: x.reshape(shape),
-    "linear": F.linear,
-    "layer_norm": lambda x, normalized_shape, weight, bias, eps: F.layer_norm(x, normalized_shape, weight, bias, eps),
+    op: func for family in (*PATTERNS, *LISTS) for op, func in family.LOCAL.items()
 }
 
 
@@ -68,12 +69,11 @@ LOCAL: dict[str, Callable[..., Any]] = {
 def functions() -> dict[Any, Entry]:
     """Entries by Python function or method."""
     table: dict[Any, Entry] = {}
-    for family in FAMILIES:
+    for family in PATTERNS:
         family.add_functions(table, partial(_spelling, table))
-    _spelling(table, "linear", F.linear)
-    for func in (Tensor.view, Tensor.reshape):
-        _spelling(table, "view", func, "x, *shape", canonical=True)
-    _spelling(table, "layer_norm", F.layer_norm)
+    for listed in LISTS:
+        _lines(table, listed.FUNCTIONS)
+    table.update(op_table_index.by_value())
     return table
 
 
@@ -81,6 +81,7 @@ def functions() -> dict[Any, Entry]:
 def overloads() -> dict[Any, Entry]:
     """Entries by operator overload."""
     table: dict[Any, Entry] = {}
-    for family in FAMILIES:
+    for family in PATTERNS:
         family.add_overloads(partial(_spelling, table))
+    _lines(table, op_table_aten.OVERLOADS)
     return table

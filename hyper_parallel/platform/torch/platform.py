@@ -13,6 +13,7 @@ from hyper_parallel.platform.contract.platform import Platform
 from hyper_parallel.platform.torch.differentiable import TorchDifferentiable
 from hyper_parallel.platform.torch.modules import TorchModules
 from hyper_parallel.platform.torch.tensors import TorchTensors
+from hyper_parallel.platform.torch.training import TorchTraining
 from hyper_parallel.transport.base import Transport, active_transport
 from hyper_parallel.transport.c10d import TorchOps
 from hyper_parallel.transport.single import SingleTransport
@@ -20,7 +21,7 @@ from hyper_parallel.transport.single import SingleTransport
 __all__ = ["TorchPlatform", "build"]
 
 
-class TorchPlatform(TorchTensors, TorchModules, TorchDifferentiable, Platform):
+class TorchPlatform(TorchTensors, TorchModules, TorchDifferentiable, TorchTraining, Platform):
     """Everything hyper_parallel asks of PyTorch."""
 
     platform_type = "torch"

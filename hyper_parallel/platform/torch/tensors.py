@@ -93,6 +93,34 @@ class TorchTensors(TensorsFacet):
             raise ValueError(msg)
         return _DTYPES[name]
 
+    def to_device(self, data: Any, device_type: str) -> Any:
+        """``Tensor.to``; meta tensors stay where they are."""
+        return data if data.device.type in (device_type, "meta") else data.to(device_type)
+
+    def set_tensor_requires_grad(self, input_tensor: Any) -> Any:
+        """``requires_grad_()``."""
+        return input_tensor.requires_grad_()
+
+    def power_sum(self, data: Any, p: float) -> Any:
+        """Computed in f32 or wider."""
+        size = data.detach().abs()
+        size = size.to(torch.promote_types(size.dtype, torch.float32))
+        if p == float("inf"):
+            return size.max() if size.numel() else size.new_zeros(())
+        return size.sum() if p == 1 else size.pow(p).sum()
+
+    def maximum(self, first: Any, second: Any) -> Any:
+        """``torch.maximum``."""
+        return torch.maximum(first, second)
+
+    def clamp_max(self, data: Any, high: float) -> Any:
+        """``Tensor.clamp``."""
+        return data.clamp(max=high)
+
+    def scale_(self, data: Any, factor: Any) -> None:
+        """``mul_``."""
+        data.detach().mul_(factor.to(device=data.device, dtype=data.dtype))
+
     def size_of(self, shape: Sequence[int]) -> Any:
         """``torch.Size``."""
         return torch.Size(shape)

@@ -5,10 +5,16 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from hyper_parallel.core.shard.rule import Strategies, rule
-from hyper_parallel.core.shard.signature import Labels, labelled_rows
+from hyper_parallel.core.shard.signature import Labels, broadcast_labels, labelled_rows
 
 if TYPE_CHECKING:
-    from hyper_parallel.core.shard.call import OpCall
+    from collections.abc import Sequence
+
+    from hyper_parallel.core.shard.call import OpCall, Operand
+
+__all__ = ["contract"]
+
+Dims = tuple[str | None, ...]
 
 
 @rule("linear", "x, weight, bias=None")
@@ -16,9 +22,125 @@ def linear(call: OpCall) -> Strategies:
     """``…k, nk, n -> …n``; the bias joins once, whatever the axis does."""
     x, weight, bias = call["x"], call["weight"], call["bias"]
     batch = tuple(f"b{dim}" for dim in range(x.ndim - 1))
-    if x.shape[-1] != weight.shape[1]:
-        msg = f"x has {x.shape[-1]} features, weight takes {weight.shape[1]}"
+    out = () if weight.ndim == 1 else ("n",)
+    if x.shape[-1] != weight.shape[-1]:
+        msg = f"x has {x.shape[-1]} features, weight takes {weight.shape[-1]}"
         raise ValueError(msg)
-    inputs = [(*batch, "k"), ("n", "k")] + ([("n",)] if bias is not None else [])
-    labels = Labels(tuple(inputs), ((*batch, "n"),), each=(0, 1), joins=(2,) if bias is not None else ())
-    return Strategies(labelled_rows(labels), ((*x.shape[:-1], weight.shape[0]),))
+    inputs: list[Dims] = [(*batch, "k"), (*out, "k")]
+    if bias is not None:
+        (joined,), _, _ = broadcast_labels([bias.shape])
+        inputs.append(out if bias.shape == weight.shape[:-1] else tuple(None for _ in joined))
+    labels = Labels(tuple(inputs), ((*batch, *out),), each=(0, 1), joins=(2,) if bias is not None else ())
+    return Strategies(labelled_rows(labels), ((*x.shape[:-1], *weight.shape[:-1]),))
+
+
+@rule("matmul", "x, y")
+def matmul(call: OpCall) -> Strategies:
+    """``…mk, …kn -> …mn``, linear in each; a vector has no ``m`` (or no ``n``); batch dims broadcast."""
+    x, y = call["x"], call["y"]
+    if not x.ndim or not y.ndim:
+        msg = "both operands need at least one dim"
+        raise ValueError(msg)
+    if x.shape[-1] != y.shape[-min(2, y.ndim)]:
+        msg = f"x has {x.shape[-1]} columns, y has {y.shape[-min(2, y.ndim)]} rows"
+        raise ValueError(msg)
+    (left, right), batch, sizes = broadcast_labels([x.shape[:-2], y.shape[:-2]], "b")
+    m, n = ("m",) * (x.ndim > 1), ("n",) * (y.ndim > 1)
+    shape = (*sizes, *(x.shape[-2:-1] if m else ()), *(y.shape[-1:] if n else ()))
+    labels = Labels(((*left, *m, "k"), (*right, "k", *n)), ((*batch, *m, *n),), each=(0, 1))
+    return Strategies(labelled_rows(labels), (shape,))
+
+
+def contract(call: OpCall, terms: Sequence[str], out: str, added: Operand | None = None) -> Strategies:
+    """Operands whose dims are the letters of ``terms``; ``added`` comes first and broadcasts to ``out``.
+
+    Raises:
+        ValueError: a wrong number of dims, or sizes that disagree.
+    """
+    operands = call.operands[1:] if added is not None else call.operands
+    sizes: dict[str, int] = {}
+    for operand, term in zip(operands, terms, strict=True):
+        if operand.ndim != len(term):
+            msg = f"{operand.name} has {operand.ndim} dims, it must have {len(term)}"
+            raise ValueError(msg)
+        for name, size in zip(term, operand.shape, strict=True):
+            if sizes.setdefault(name, size) != size:
+                msg = f"{operand.name} has {size} where {sizes[name]} is needed"
+                raise ValueError(msg)
+    inputs: list[Dims] = [tuple(term) for term in terms]
+    shape = tuple(sizes[name] for name in out)
+    if added is None:
+        labels = Labels(tuple(inputs), (tuple(out),), each=tuple(range(len(terms))))
+        return Strategies(labelled_rows(labels), (shape,))
+    labels = Labels(
+        (_added_dims(added.shape, out, shape), *inputs),
+        (tuple(out),),
+        each=tuple(range(1, len(terms) + 1)),
+        joins=(0,),
+    )
+    return Strategies(labelled_rows(labels), (shape,))
+
+
+def _added_dims(shape: Sequence[int], out: str, sizes: Sequence[int]) -> Dims:
+    missing = len(out) - len(shape)
+    if missing < 0 or any(size not in (1, wanted) for size, wanted in zip(shape, sizes[missing:], strict=True)):
+        msg = f"{list(shape)} does not broadcast to {list(sizes)}"
+        raise ValueError(msg)
+    return tuple(
+        name if size == wanted else None
+        for name, size, wanted in zip(out[missing:], shape, sizes[missing:], strict=True)
+    )
+
+
+@rule("mm", "x, y")
+def mm(call: OpCall) -> Strategies:
+    """``mk, kn -> mn``, linear in each."""
+    return contract(call, ("mk", "kn"), "mn")
+
+
+@rule("bmm", "x, y")
+def bmm(call: OpCall) -> Strategies:
+    """``bmk, bkn -> bmn``, linear in each."""
+    return contract(call, ("bmk", "bkn"), "bmn")
+
+
+@rule("mv", "x, y")
+def mv(call: OpCall) -> Strategies:
+    """``mk, k -> m``, linear in each."""
+    return contract(call, ("mk", "k"), "m")
+
+
+@rule("dot", "x, y")
+def dot(call: OpCall) -> Strategies:
+    """``k, k ->``, linear in each."""
+    return contract(call, ("k", "k"), "")
+
+
+@rule("outer", "x, y")
+def outer(call: OpCall) -> Strategies:
+    """``m, n -> mn``, linear in each."""
+    return contract(call, ("m", "n"), "mn")
+
+
+@rule("addmm", "bias, x, y, *, beta=1, alpha=1", by_value=False)
+def addmm(call: OpCall) -> Strategies:
+    """``mn, mk, kn -> mn``; the bias broadcasts and joins once."""
+    return contract(call, ("mk", "kn"), "mn", call["bias"])
+
+
+@rule("baddbmm", "bias, x, y, *, beta=1, alpha=1", by_value=False)
+def baddbmm(call: OpCall) -> Strategies:
+    """``bmn, bmk, bkn -> bmn``; the bias broadcasts and joins once."""
+    return contract(call, ("bmk", "bkn"), "bmn", call["bias"])
+
+
+@rule("addmv", "bias, x, y, *, beta=1, alpha=1", by_value=False)
+def addmv(call: OpCall) -> Strategies:
+    """``m, mk, k -> m``; the bias broadcasts and joins once."""
+    return contract(call, ("mk", "k"), "m", call["bias"])
+
+
+@rule("addbmm", "bias, x, y, *, beta=1, alpha=1", by_value=False)
+def addbmm(call: OpCall) -> Strategies:
+    """``mn, bmk, bkn -> mn``; the bias broadcasts and joins once."""
+    return contract(call, ("bmk", "bkn"), "mn", call["bias"])

@@ -1,13 +1,13 @@
-"""Views: dims are kept, merged or split, never mixed."""
+"""Views by shape: dims are kept, merged or split, never mixed."""
 
 from __future__ import annotations
 
 import math
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from hyper_parallel.core.dtensor.placements import Partial, Shard
 from hyper_parallel.core.shard.call import LocalCall
-from hyper_parallel.core.shard.rule import Row, Strategies, replicated_row, rule
+from hyper_parallel.core.shard.rule import Row, Strategies, decomposition, replicated_row, rule
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
@@ -15,7 +15,16 @@ if TYPE_CHECKING:
     from hyper_parallel.core.dtensor.layout import Layout
     from hyper_parallel.core.shard.call import OpCall
 
-__all__ = ["view_groups"]
+__all__ = ["PASSING", "passing_rows", "view_groups"]
+
+PASSING = ("sum", "avg", "max", "min", "prod", "all", "any")
+
+
+def passing_rows(inputs: int = 1, outputs: int = 1) -> Iterator[Row]:
+    """Rows of an operator that only moves elements: whole operands, and every pending reduction passes."""
+    yield replicated_row(inputs, outputs)
+    for op in PASSING:
+        yield Row((Partial(op),) * inputs, (Partial(op),) * outputs)
 
 
 @rule("view", "x, *shape", view=True)
@@ -23,9 +32,7 @@ def view(call: OpCall) -> Strategies:
     """The leading dim of each group of merged or split dims may be sharded where all chunks hold whole rows of it."""
     x = call["x"]
     shape = _target(x.shape, call["shape"])
-    rows = [replicated_row(1), *(Row((Partial(op),), (Partial(op),)) for op in ("sum", "avg", "max", "min"))]
-    rows.extend(_group_rows(x.shape, shape))
-    return Strategies(tuple(rows), (shape,), _local_shape)
+    return Strategies((*passing_rows(), *_group_rows(x.shape, shape)), (shape,), _local_shape)
 
 
 def _local_shape(call: OpCall, targets: tuple[Layout, ...], outputs: tuple[Layout, ...]) -> LocalCall:
@@ -33,8 +40,11 @@ def _local_shape(call: OpCall, targets: tuple[Layout, ...], outputs: tuple[Layou
     return LocalCall({"shape": outputs[0].local_shape})
 
 
-def _target(shape: Sequence[int], wanted: Sequence[int]) -> tuple[int, ...]:
+def _target(shape: Sequence[int], wanted: Sequence[Any]) -> tuple[int, ...]:
     sizes = list(wanted)
+    if not all(isinstance(size, int) for size in sizes):
+        msg = f"view as {sizes}: only sizes are supported; reinterpret the bits of to_local() instead"
+        raise ValueError(msg)
     if sizes.count(-1) > 1 or any(size < -1 for size in sizes):
         msg = f"invalid shape {sizes}"
         raise ValueError(msg)
@@ -74,12 +84,63 @@ def _group_rows(source: Sequence[int], target: Sequence[int]) -> Iterator[Row]:
     if 0 in source:
         return
     for ins, outs in view_groups(source, target):
-        kept = len(ins) == len(outs) == 1
-        first, lead = ins[0], outs[0]
-        # A chunk of the leading source dim must be a chunk of the leading target dim: both sizes must divide.
+        if len(ins) == len(outs) == 1:
+            yield Row((Shard(ins[0]),), (Shard(outs[0]),))
+            continue
+        yield _leading_row(ins[0], outs[0], target)
+        if len(outs) == 1:
+            yield from _merging_rows(source, ins, outs[0])
+        elif len(ins) == 1:
+            yield from _splitting_rows(ins[0], target, outs)
+
+
+def _leading_row(first: int, lead: int, target: Sequence[int]) -> Row:
+    # A chunk of the leading source dim must be a chunk of the leading target dim: both sizes must divide.
+    return Row((Shard(first),), (Shard(lead),), even=((0, first),), sizes=((0, first, target[lead]),))
+
+
+def _merging_rows(source: Sequence[int], ins: list[int], lead: int) -> Iterator[Row]:
+    # An inner dim may follow once every dim before it is cut down to single rows by the axes before this one.
+    for position in range(1, len(ins)):
+        before = tuple((0, dim, source[dim]) for dim in ins[:position])
+        yield Row((Shard(ins[position]),), (Shard(lead),), even=((0, ins[position]),), cut=before)
+
+
+def _splitting_rows(first: int, target: Sequence[int], outs: list[int]) -> Iterator[Row]:
+    done = 1
+    for position in range(1, len(outs)):
+        done *= target[outs[position - 1]]
+        # The dims before are exactly used up; what this axis adds must divide the next one.
         yield Row(
             (Shard(first),),
-            (Shard(lead),),
-            even=() if kept else ((0, first),),
-            sizes=() if kept else ((0, first, target[lead]),),
+            (Shard(outs[position]),),
+            cut=((0, first, done, target[outs[position]]),),
         )
+
+
+@decomposition("flatten", "x, start_dim=0, end_dim=-1")
+def flatten(ops: Any, x: Any, start_dim: int, end_dim: int) -> Any:
+    """One dim for a run of them."""
+    shape = tuple(x.shape)
+    if not shape:
+        return ops.view(x, (1,))
+    first, last = start_dim % len(shape), end_dim % len(shape)
+    if first > last:
+        msg = f"flatten: start_dim {start_dim} comes after end_dim {end_dim}"
+        raise ValueError(msg)
+    return ops.view(x, (*shape[:first], math.prod(shape[first : last + 1]), *shape[last + 1 :]))
+
+
+@decomposition("unflatten", "x, dim, sizes")
+def unflatten(ops: Any, x: Any, dim: int, sizes: Sequence[int]) -> Any:
+    """A run of dims for one of them."""
+    shape = tuple(x.shape)
+    at = dim % len(shape)
+    found = _target((shape[at],), sizes)
+    return ops.view(x, (*shape[:at], *found, *shape[at + 1 :]))
+
+
+@decomposition("view_as", "x, other")
+def view_as(ops: Any, x: Any, other: Any) -> Any:
+    """The shape of another tensor, wherever that one is."""
+    return ops.view(x, tuple(other.shape))

@@ -1,0 +1,130 @@
+"""``hyper-parallel doctor``: what is installed, what clashes, what to do. Imports no framework."""
+
+from __future__ import annotations
+
+import argparse
+import importlib.util
+import json
+import platform
+import socket
+import sys
+from dataclasses import asdict, dataclass
+from importlib import metadata
+from typing import Any
+
+__all__ = ["Finding", "add_parser", "findings", "run"]
+
+_PYTHONS = ((3, 10), (3, 12))
+
+
+@dataclass(frozen=True)
+class Finding:
+    """One fact.
+
+    Attributes:
+        what: its subject.
+        state: ``ok``, ``absent`` or ``wrong``.
+        text: the fact.
+        fix: what to do, or empty.
+    """
+
+    what: str
+    state: str
+    text: str
+    fix: str = ""
+
+
+def add_parser(commands: Any) -> None:
+    """Declare the subcommand."""
+    one = commands.add_parser("doctor", help="frameworks, versions that clash, transports; what to do")
+    one.add_argument("--json", action="store_true", help="findings as JSON")
+    one.set_defaults(run=run)
+
+
+def run(arguments: argparse.Namespace) -> int:
+    """Print the findings; 0 if nothing is wrong."""
+    found = findings()
+    ok = all(one.state != "wrong" for one in found)
+    if arguments.json:
+        print(json.dumps({"ok": ok, "findings": [asdict(one) for one in found]}, indent=2))
+    else:
+        width = max(len(one.what) for one in found)
+        for one in found:
+            print(f"{one.state:6}  {one.what:{width}}  {one.text}" + (f"\n{'':{width + 10}}{one.fix}" if one.fix else ""))
+    return 0 if ok else 1
+
+
+def findings() -> list[Finding]:
+    """All facts about this environment."""
+    versions = {name: _version(name) for name in ("torch", "mindspore", "numpy", "torch_npu", "cloudpickle")}
+    found = [_python(), *(_framework(name, versions) for name in ("torch", "mindspore"))]
+    if versions["torch"] is None and versions["mindspore"] is None:
+        found.append(Finding("frameworks", "wrong", "neither framework is installed", "pip install 'hyper-parallel[torch]'"))
+    found += [_numpy(versions), *_npu(versions), *_transports(versions), _loopback()]
+    return found
+
+
+def _version(name: str) -> str | None:
+    if importlib.util.find_spec(name) is None:
+        return None
+    try:
+        return metadata.version(name)
+    except metadata.PackageNotFoundError:
+        return "of unknown version"
+
+
+def _python() -> Finding:
+    low, high = _PYTHONS
+    text = f"Python {platform.python_version()} on {platform.system()} {platform.machine()}"
+    if low <= sys.version_info[:2] <= high:
+        return Finding("python", "ok", text)
+    return Finding("python", "wrong", text, "both frameworks publish wheels for Python 3.10 to 3.12")
+
+
+def _framework(name: str, versions: dict[str, str | None]) -> Finding:
+    version = versions[name]
+    if version is None:
+        return Finding(name, "absent", "not installed", f"pip install 'hyper-parallel[{name}]' to verify on it")
+    return Finding(name, "ok", version)
+
+
+def _numpy(versions: dict[str, str | None]) -> Finding:
+    version = versions["numpy"]
+    if version is None:
+        return Finding("numpy", "wrong", "not installed", "pip install 'numpy<2'")
+    if versions["mindspore"] is not None and version.split(".")[0] not in ("0", "1"):
+        text = f"{version}, but MindSpore {versions['mindspore']} is built against NumPy 1 and loses bfloat16 on 2"
+        return Finding("numpy", "wrong", text, "pip install 'numpy<2'")
+    return Finding("numpy", "ok", version)
+
+
+def _npu(versions: dict[str, str | None]) -> list[Finding]:
+    if versions["torch_npu"] is None:
+        return []
+    if importlib.util.find_spec("acl") is None:
+        text = f"torch_npu {versions['torch_npu']} without the Ascend toolkit: 'import torch' fails"
+        return [Finding("torch_npu", "wrong", text, "pip uninstall torch_npu, or export TORCH_DEVICE_BACKEND_AUTOLOAD=0")]
+    return [Finding("torch_npu", "ok", str(versions["torch_npu"]))]
+
+
+def _transports(versions: dict[str, str | None]) -> list[Finding]:
+    found = []
+    if versions["torch"] is not None:
+        found += [Finding("torch simulated", "ok", "ranks are threads"), Finding("torch processes", "ok", "gloo, by torchrun")]
+    if versions["mindspore"] is not None:
+        state, text = ("ok", "ranks are warm processes") if versions["cloudpickle"] else ("wrong", "cloudpickle is missing")
+        found.append(Finding("mindspore simulated", state, text, "" if versions["cloudpickle"] else "pip install cloudpickle"))
+        if versions["torch"] is None:
+            fix = "pip install 'hyper-parallel[torch]' for its gloo; MindSpore's own CPU collectives are incomplete"
+            found.append(Finding("mindspore processes", "absent", "needs PyTorch's gloo", fix))
+        else:
+            found.append(Finding("mindspore processes", "ok", "PyTorch's gloo, in the same process"))
+    return found
+
+
+def _loopback() -> Finding:
+    try:
+        with socket.create_server(("127.0.0.1", 0)) as server:
+            return Finding("ports", "ok", f"127.0.0.1 is open, for example port {server.getsockname()[1]}")
+    except OSError as error:
+        return Finding("ports", "wrong", f"cannot listen on 127.0.0.1: {error}", "real processes need it to meet")

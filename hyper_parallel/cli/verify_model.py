@@ -1,0 +1,231 @@
+"""``hyper-parallel verify model``."""
+
+from __future__ import annotations
+
+import argparse
+import json
+import sys
+from collections.abc import Callable, Iterator
+from functools import partial
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from hyper_parallel.cli.progress import Progress
+from hyper_parallel.platform.select import FRAMEWORKS, MissingFrameworkError, installed_frameworks, require_framework
+
+if TYPE_CHECKING:
+    from hyper_parallel.verify.report import ModelReport
+
+__all__ = ["add_parser", "run"]
+
+Job = tuple[str, Callable[[], "ModelReport"]]
+
+_DESCRIPTION = """\
+Train the single-device model and the parallel one side by side on the same data, and compare outputs, loss, every
+gradient and every updated weight after each step, without any scale factor.
+
+Without SPEC: a small byte-level transformer on the sources of Python's standard library, in several scenarios.
+With SPEC: package.module:function or path/file.py:function; the function returns a hyper_parallel.verify.ModelCase, a
+mapping of its fields, or (model, batches, loss), where a batch is a tuple of arrays of which all but the last go to the
+model, and loss(output, batch) is a scalar. PLAN names a function that is called with the mesh and returns the plan of
+parallelize_module, or a hyper_parallel.verify.ParallelPlan.
+
+Exit status: 0 if everything was compared and held, 1 if not, 2 for input that makes no sense, 130 after Ctrl-C."""
+
+
+def add_parser(kinds: Any) -> None:
+    """Declare the subcommand."""
+    one = kinds.add_parser(
+        "model",
+        help="train a model parallel and single-device side by side",
+        description=_DESCRIPTION,
+        formatter_class=argparse.RawDescriptionHelpFormatter,
+    )
+    one.add_argument("spec", nargs="?", metavar="SPEC", help="the model; the embedded scenarios without it")
+    one.add_argument("--plan", metavar="PLAN", help="the parallel plan of SPEC")
+    one.add_argument("--world-size", type=int, metavar="N", help="number of ranks")
+    one.add_argument("--mesh", metavar="2x2", help="axes: 3 is tp, 2x2 is dp by tp, dp=2,tp=3 names them")
+    one.add_argument("--platform", metavar="torch,mindspore", help="default: what is installed, or what SPEC imports")
+    one.add_argument("--launch", default="simulated", metavar="simulated,processes", help="default: simulated")
+    one.add_argument("--steps", type=int, default=3, metavar="N", help="training steps (default: 3)")
+    one.add_argument("--scenario", action="append", metavar="NAME", help="only this embedded scenario; repeatable")
+    one.add_argument("--dtype", choices=("float64", "float32"), default="float64", help="of the embedded model")
+    one.add_argument("--inject", metavar="FAULT[@MODULE]", help="seed a fault that must be noticed: " + ", ".join(_faults()))
+    one.add_argument("--json", action="store_true", help="the report as JSON on stdout")
+    one.add_argument("--report", metavar="PATH", help="also write the report here; JSON if PATH ends in .json")
+    one.set_defaults(run=run)
+
+
+def run(arguments: argparse.Namespace) -> int:
+    """Run every job; 0 if all held."""
+    jobs = list(_jobs(arguments))
+    done: list[ModelReport] = []
+    progress = Progress(len(jobs))
+    try:
+        for name, job in jobs:
+            progress.start(name)
+            done.append(job())
+            progress.finish()
+            if not arguments.json:
+                print(done[-1].text(), end="\n\n", flush=True)
+    except KeyboardInterrupt:
+        progress.clear()
+        line = _partial(done, len(jobs))
+        _write(arguments, done, line)
+        raise KeyboardInterrupt(line) from None
+    if arguments.json:
+        print(json.dumps(_document(done), indent=2))
+    else:
+        print(_summary(done))
+    _write(arguments, done, "")
+    return 0 if done and all(report.ok for report in done) else 1
+
+
+# -- what to run -----------------------------------------------------------------------------------------------------
+
+
+def _jobs(arguments: argparse.Namespace) -> Iterator[Job]:
+    launches = _names(arguments.launch, "--launch", ("simulated", "processes"))
+    if arguments.spec is None:
+        yield from _scenario_jobs(arguments, launches)
+        return
+    if arguments.plan is None:
+        msg = "SPEC needs --plan PLAN, a function that returns the plan of parallelize_module"
+        raise ValueError(msg)
+    if arguments.scenario:
+        msg = "--scenario names an embedded scenario; it does not go with SPEC"
+        raise ValueError(msg)
+    from hyper_parallel.verify.model import parse_mesh, verify_model  # noqa: PLC0415 - imported when needed
+
+    shape, names = parse_mesh(arguments.mesh, arguments.world_size)
+    for platform in _user_platforms(arguments):
+        for launch in launches:
+            yield (
+                f"{arguments.spec} on {platform} ({launch})",
+                partial(
+                    verify_model, arguments.spec, arguments.plan, shape, names,
+                    platform=platform, launch=launch, steps=arguments.steps, inject=arguments.inject,
+                ),
+            )  # fmt: skip
+
+
+def _scenario_jobs(arguments: argparse.Namespace, launches: list[str]) -> Iterator[Job]:
+    from hyper_parallel.verify.model import parse_mesh, verify_scenario  # noqa: PLC0415 - imported when needed
+    from hyper_parallel.verify.scenarios import SCENARIOS, scenario_named  # noqa: PLC0415
+
+    if arguments.plan is not None:
+        msg = "--plan needs SPEC, the model that it is for; the embedded scenarios bring their own"
+        raise ValueError(msg)
+    chosen = [scenario_named(name) for name in arguments.scenario or ()] or list(SCENARIOS)
+    if arguments.mesh is not None or arguments.world_size is not None:
+        shape, _ = parse_mesh(arguments.mesh, arguments.world_size)
+        meshes = sorted({"x".join(map(str, one.mesh_shape)) for one in chosen})
+        chosen = [one for one in chosen if one.mesh_shape == shape]
+        if not chosen:
+            msg = f"no embedded scenario has the mesh {'x'.join(map(str, shape))}; there are {', '.join(meshes)}"
+            raise ValueError(msg)
+    for platform in _platforms(arguments.platform):
+        for launch in launches:
+            for one in chosen:
+                yield (
+                    f"{one.name} on {platform} ({launch})",
+                    partial(
+                        verify_scenario, one.with_dtype(arguments.dtype),
+                        platform=platform, launch=launch, steps=arguments.steps, inject=arguments.inject,
+                    ),
+                )  # fmt: skip
+
+
+def _platforms(asked: str | None) -> list[str]:
+    if asked is None:
+        names = list(installed_frameworks())
+        if not names:
+            msg = "neither PyTorch nor MindSpore is installed; hyper-parallel doctor says what to do"
+            raise MissingFrameworkError(msg)
+    else:
+        names = _names(asked, "--platform", FRAMEWORKS)
+    for name in names:
+        require_framework(name)
+    return names
+
+
+def _user_platforms(arguments: argparse.Namespace) -> list[str]:
+    """What was asked for, else the one framework that SPEC and PLAN import."""
+    from hyper_parallel.verify.spec import resolve  # noqa: PLC0415 - imported when needed
+
+    before = set(sys.modules)
+    if arguments.platform is not None:
+        platforms = _platforms(arguments.platform)
+    resolve(arguments.spec, "SPEC")
+    resolve(arguments.plan, "PLAN")
+    if arguments.platform is not None:
+        return platforms
+    imported = [name for name in FRAMEWORKS if name in set(sys.modules) - before]
+    if len(imported) != 1:
+        # The framework may have been there before, or be chosen inside the function: then only the user knows.
+        usable = _platforms(None)
+        if len(usable) == 1:
+            return usable
+        msg = f"SPEC {arguments.spec!r} does not tell its framework; add --platform torch or --platform mindspore"
+        raise ValueError(msg)
+    require_framework(imported[0])
+    return imported
+
+
+def _names(text: str, option: str, known: tuple[str, ...]) -> list[str]:
+    names = [name.strip() for name in text.split(",") if name.strip()]
+    unknown = [name for name in names if name not in known]
+    if unknown or not names:
+        msg = f"{option} {text!r}: {', '.join(map(repr, unknown)) or 'nothing'} is none of {', '.join(known)}"
+        raise ValueError(msg)
+    return list(dict.fromkeys(names))
+
+
+def _faults() -> tuple[str, ...]:
+    from hyper_parallel.verify.faults import FAULTS  # noqa: PLC0415 - imported when needed
+
+    return tuple(FAULTS)
+
+
+# -- what to say -----------------------------------------------------------------------------------------------------
+
+
+def _summary(done: list[ModelReport]) -> str:
+    held = sum(report.ok for report in done)
+    tensors = sum(sum(report.counts.values()) for report in done)
+    lines = [f"{held} of {len(done)} runs equal to one device ({tensors} tensors compared on all ranks)"]
+    for report in done:
+        if not report.ok:
+            module = f": first divergence in {report.faulty_module}" if report.faulty_module else ""
+            lines.append(f"FAILED {report.name} on {report.platform} ({report.launch}){module}")
+    return "\n".join(lines)
+
+
+def _partial(done: list[ModelReport], total: int) -> str:
+    held = sum(report.ok for report in done)
+    return f"partial report: {len(done)} of {total} runs finished, {held} of them held; the rest was not verified"
+
+
+def _document(done: list[ModelReport], interrupted: str = "") -> dict[str, Any]:
+    found: dict[str, Any] = {
+        "ok": bool(done) and not interrupted and all(report.ok for report in done),
+        "runs": [report.json() for report in done],
+    }
+    if interrupted:
+        found["interrupted"] = interrupted
+    return found
+
+
+def _write(arguments: argparse.Namespace, done: list[ModelReport], interrupted: str) -> None:
+    if arguments.report is None:
+        return
+    path = Path(arguments.report)
+    if path.suffix == ".json":
+        text = json.dumps(_document(done, interrupted), indent=2)
+    else:
+        text = "\n\n".join([*(report.text() for report in done), interrupted or _summary(done)])
+    try:
+        path.write_text(text + "\n", encoding="utf-8")
+    except OSError as error:
+        msg = f"--report {arguments.report}: cannot write: {error.strerror}"
+        raise ValueError(msg) from error

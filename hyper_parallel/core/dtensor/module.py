@@ -1,0 +1,213 @@
+"""Tensors and modules enter a mesh: values come from one rank, or every rank takes its own piece."""
+
+from __future__ import annotations
+
+import inspect
+import math
+import warnings
+from collections.abc import Callable, Sequence
+from typing import TYPE_CHECKING, Any
+
+from hyper_parallel.core.dtensor.dtensor import DTensor, resolve_mesh
+from hyper_parallel.core.dtensor.layout import Layout
+from hyper_parallel.core.dtensor.placements import Replicate
+from hyper_parallel.core.dtensor.redistribute import redistribute
+from hyper_parallel.core.dtensor.steps import narrow_box
+from hyper_parallel.core.dtensor.ties import Ties
+from hyper_parallel.core.dtensor.transition import plan
+from hyper_parallel.errors import LayoutError, MeshError
+from hyper_parallel.platform.select import platform_of
+
+if TYPE_CHECKING:
+    from hyper_parallel.core.dtensor.mesh import DeviceMesh
+    from hyper_parallel.platform.contract.platform import Platform
+
+__all__ = ["distribute_module", "distribute_tensor", "place_parameter", "replicate_module"]
+
+_APPLIED = "_distribute_module_applied"
+_HOOK_ARGUMENTS = 3
+
+
+def distribute_tensor(
+    tensor: Any,
+    device_mesh: DeviceMesh | None = None,
+    placements: Any = None,
+    *,
+    src_data_rank: int | None = 0,
+) -> Any:
+    """Lay a tensor out over a mesh: a leaf DTensor with storage of its own and the ``requires_grad`` of ``tensor``.
+
+    Args:
+        tensor: the whole tensor; every rank passes one of the same shape and dtype.
+        device_mesh: the mesh, by default the current one.
+        placements: placements or aliases; all Replicate by default. A Partial axis holds the values on its first
+            rank and zeros (what changes nothing) on the others.
+        src_data_rank: position in the mesh, row-major, of the rank whose values count; None trusts every rank's
+            own values and does not communicate.
+
+    Raises:
+        LayoutError: (a ValueError) placements that do not fit, or a DTensor that is laid out otherwise.
+        MeshError: (a ValueError) ``src_data_rank`` is no position in the mesh.
+    """
+    mesh = resolve_mesh(device_mesh)
+    placements = [Replicate()] * mesh.ndim if placements is None else placements
+    layout = Layout.place(mesh, placements, tuple(tensor.shape))
+    if isinstance(tensor, DTensor):
+        return _already(tensor, layout)
+    platform = platform_of(tensor)
+    whole = platform.to_device(platform.detach(tensor), mesh.device_type)
+    summed = Layout.of(mesh, layout.dim_axes, (), layout.shape)
+    piece = redistribute(_piece(platform, whole, summed, src_data_rank), plan(summed, layout), platform)
+    made = platform.wrap(piece, layout)
+    if platform.needs_grad(tensor):
+        platform.set_tensor_requires_grad(made)
+    return made
+
+
+def _already(tensor: Any, layout: Layout) -> Any:
+    if tensor.layout is layout:
+        return tensor
+    msg = (
+        f"distribute_tensor: the tensor is a DTensor laid out as {tensor.layout.notation(tensor.dtype)} on "
+        f"{tensor.device_mesh!r}; to lay it out anew say "
+        f"tensor.redistribute(placements={list(layout.placements)})"
+    )
+    raise LayoutError(msg)
+
+
+def _piece(platform: Platform, whole: Any, layout: Layout, source: int | None) -> Any:
+    """This rank's part of ``whole``, in storage of its own; the values are those of the rank at ``source``."""
+    everything = tuple((0, size) for size in layout.shape or ())
+    if source is None or len(layout.mesh.ranks) == 1 or platform.is_meta(whole):
+        own = narrow_box(whole, everything, layout.local_box(), platform)
+        return platform.contiguous(own if platform.is_meta(whole) else platform.copy(own))
+    ranks = layout.mesh.ranks
+    if not 0 <= source < len(ranks):
+        msg = f"src_data_rank {source} is no position in {layout.mesh!r}, which has {len(ranks)} ranks"
+        raise MeshError(msg)
+    if layout.is_replicated:
+        return platform.transport().broadcast(platform.contiguous(whole), ranks[source], ranks)
+    return _scatter(platform, whole, layout, ranks[source])
+
+
+def _scatter(platform: Platform, whole: Any, layout: Layout, source: int) -> Any:
+    """One all-to-all in which only ``source`` has something to say."""
+    everything, ranks = tuple((0, size) for size in layout.shape or ()), layout.mesh.ranks
+
+    def flat(rank: int) -> Any:
+        if layout.mesh.rank != source:
+            return platform.reshape(platform.contiguous(whole), (-1,))[:0]
+        box = narrow_box(whole, everything, layout.local_box(rank), platform)
+        return platform.reshape(platform.contiguous(box), (-1,))
+
+    mine = (math.prod(layout.local_shape),)
+    parts = platform.transport().all_to_all(
+        [flat(rank) for rank in ranks], ranks, [mine if rank == source else (0,) for rank in ranks]
+    )
+    return platform.reshape(parts[ranks.index(source)], layout.local_shape)
+
+
+def place_parameter(
+    platform: Platform,
+    module: Any,
+    name: str,
+    mesh: DeviceMesh,
+    placements: Any,
+    *,
+    src_data_rank: int | None = 0,
+) -> None:
+    """Make the module's own parameter or buffer ``name`` a DTensor laid out so; one on the mesh moves if it has to."""
+    parameters = platform.direct_parameters(module)
+    value = parameters[name] if name in parameters else platform.direct_buffers(module)[name]
+    layout = Layout.place(mesh, placements, tuple(value.shape))
+    if isinstance(value, DTensor):
+        if value.layout is layout:
+            return
+        moved = value.detach().redistribute(mesh, layout)
+    else:
+        moved = distribute_tensor(platform.detach(value), mesh, layout, src_data_rank=src_data_rank)
+    if name in parameters:
+        moved = platform.new_parameter(moved, requires_grad=platform.needs_grad(_local(value)), name=name)
+    platform.set_parameter(module, name, moved)
+
+
+def _local(value: Any) -> Any:
+    return value.to_local() if isinstance(value, DTensor) else value
+
+
+def replicate_module(platform: Platform, module: Any, mesh: DeviceMesh, *, src_data_rank: int | None = 0) -> None:
+    """Make the parameters and buffers of ``module`` and its children that are still plain replicated DTensors."""
+    ties = Ties(platform, module)
+    for _, child in platform.get_cells_and_names(module):
+        for name, value in {**platform.direct_parameters(child), **platform.direct_buffers(child)}.items():
+            if not isinstance(value, DTensor):
+                place_parameter(platform, child, name, mesh, [Replicate()] * mesh.ndim, src_data_rank=src_data_rank)
+                ties.restore()
+
+
+def distribute_module(
+    module: Any,
+    device_mesh: DeviceMesh | None = None,
+    partition_fn: Callable[[str, Any, DeviceMesh], None] | None = None,
+    input_fn: Callable[..., Any] | None = None,
+    output_fn: Callable[..., Any] | None = None,
+) -> Any:
+    """Lay out a module's parameters and buffers, and convert what goes in and out.
+
+    Args:
+        module: changed in place.
+        device_mesh: the mesh, by default the current one.
+        partition_fn: ``(path, submodule, mesh)``, for every submodule; it replaces what it wants sharded. The rest,
+            or everything without it, is replicated.
+        input_fn: ``(module, inputs, mesh)``; returns other inputs, or None to keep them.
+        output_fn: ``(module, outputs, mesh)``; returns another output, or None to keep it.
+
+    Returns:
+        ``module``.
+
+    Raises:
+        RuntimeError: ``module`` was distributed before.
+        ValueError: a hook that takes neither two nor three arguments.
+    """
+    mesh = resolve_mesh(device_mesh)
+    platform = platform_of(module)
+    if getattr(module, _APPLIED, False):
+        msg = f"distribute_module was applied to this {type(module).__name__} before; apply it once"
+        raise RuntimeError(msg)
+    hooks = [_hook(fn, name) for fn, name in ((input_fn, "input_fn"), (output_fn, "output_fn"))]
+    if partition_fn is not None:
+        ties = Ties(platform, module)
+        for path, child in list(platform.get_cells_and_names(module)):
+            partition_fn(path, child, mesh)
+            ties.restore()
+    replicate_module(platform, module, mesh)
+    before, after = hooks
+    if before is not None:
+        platform.register_forward_pre_hook(module, lambda cell, inputs: before(cell, inputs, mesh))
+    if after is not None:
+        platform.register_forward_hook(module, lambda cell, _, outputs: after(cell, outputs, mesh))
+    setattr(module, _APPLIED, True)
+    return module
+
+
+def _hook(fn: Callable[..., Any] | None, name: str) -> Callable[..., Any] | None:
+    """``fn`` with three arguments; the old two-argument form is wrapped, with a warning."""
+    if fn is None:
+        return None
+    count = len(_positional(fn))
+    if count == _HOOK_ARGUMENTS:
+        return fn
+    if count == _HOOK_ARGUMENTS - 1:
+        warnings.warn(
+            f"{name} with two arguments is deprecated; let it take (module, inputs_or_outputs, device_mesh)",
+            FutureWarning,
+            stacklevel=3,
+        )
+        return lambda _, values, mesh: fn(values, mesh)
+    msg = f"{name} takes {count} arguments, it must take 3: (module, inputs_or_outputs, device_mesh)"
+    raise ValueError(msg)
+
+
+def _positional(fn: Callable[..., Any]) -> Sequence[inspect.Parameter]:
+    kinds = (inspect.Parameter.POSITIONAL_ONLY, inspect.Parameter.POSITIONAL_OR_KEYWORD)
+    return [one for one in inspect.signature(fn).parameters.values() if one.kind in kinds]

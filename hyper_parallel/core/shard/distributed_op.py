@@ -1,0 +1,154 @@
+"""Operators that users add by hand: a layout in, a layout out, for any call whose name they give."""
+
+from __future__ import annotations
+
+import inspect
+import threading
+from collections.abc import Callable, Sequence
+from functools import partial
+from typing import TYPE_CHECKING, Any
+
+from hyper_parallel.core.dtensor.dtensor import DTensor
+from hyper_parallel.core.dtensor.layout import Layout
+from hyper_parallel.core.shard.binder import Binder
+from hyper_parallel.core.shard.call import OpCall, Operand, Ref
+from hyper_parallel.core.shard.dispatch import Entry
+from hyper_parallel.core.shard.rule import Fixed, Rule, find_rule
+from hyper_parallel.errors import LayoutError
+
+if TYPE_CHECKING:
+    from hyper_parallel.core.shard.dispatch import Dispatcher
+
+__all__ = ["DistributedOp", "user_op"]
+
+_USER_OPS: dict[str, DistributedOp] = {}
+_LOCK = threading.Lock()
+
+
+class DistributedOp:
+    """A user's rule for one operator: subclass, implement :meth:`infer_layout`, instantiate once to register.
+
+    The operands stay where they are; an operand that is whole along an axis on which another one differs gets its
+    gradient summed over that axis. Local results must be what the returned layouts say.
+
+    Args:
+        op_name: name of the function (``func.__name__``), of the MindSpore primitive, or a ``DFunction._op_name``.
+
+    Raises:
+        ValueError: an operator of this name has a rule already.
+    """
+
+    def __init__(self, op_name: str) -> None:
+        """Register under ``op_name``."""
+        self.op_name = op_name
+        self._entries: dict[Any, Entry] = {}
+        with _LOCK:
+            if op_name in _USER_OPS or find_rule(op_name) is not None:
+                msg = f"DistributedOp: operator {op_name!r} already has a rule"
+                raise ValueError(msg)
+            _USER_OPS[op_name] = self
+
+    def unregister(self) -> None:
+        """Forget the operator, as if it had not been registered."""
+        with _LOCK:
+            _USER_OPS.pop(self.op_name, None)
+
+    def infer_layout(self, layouts: Sequence[Layout], extra_args: Sequence[Any] | None = None) -> Any:
+        """Layout of the output, or a tuple of layouts.
+
+        Args:
+            layouts: layouts of the tensor arguments, in order, with their global shapes.
+            extra_args: the other arguments, in order.
+
+        Layouts with a shape are taken as they are. A layout without one gets the global shape of even shards, which
+        needs every sharded operand dim to divide.
+        """
+        msg = f"{type(self).__name__}.infer_layout is not implemented"
+        raise NotImplementedError(msg)
+
+    def preprocess(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> tuple[tuple[Any, ...], dict[str, Any]]:
+        """Rewrite the arguments before anything else; by default they stay as they are."""
+        return args, kwargs
+
+    def get_expand_impl(
+        self, func: Callable[..., Any], outputs: Sequence[Layout], layouts: Sequence[Layout], extra_args: Sequence[Any]
+    ) -> Callable[..., Any] | None:
+        """A local implementation to call instead of ``func``, or None for ``func`` itself."""
+        del func, outputs, layouts, extra_args
+        return None
+
+    def wrap_output(self, output: Any, layouts: Sequence[Layout]) -> Any:
+        """Last touch on the wrapped output; by default none."""
+        del layouts
+        return output
+
+    def _fixed(self, func: Callable[..., Any], call: OpCall) -> Fixed:
+        layouts = tuple(operand.layout for operand in call.operands)
+        extra = tuple(value for value in _flat(call.args) if not isinstance(value, Ref))
+        answer = self.infer_layout(layouts, extra)
+        many = not isinstance(answer, Layout)
+        outputs = tuple(answer) if many else (answer,)
+        if not all(isinstance(one, Layout) for one in outputs):
+            msg = f"{self.op_name}: infer_layout must return a Layout or a sequence of them, got {answer!r}"
+            raise LayoutError(msg)
+        even = all(_even(operand) for operand in call.operands)
+        for one in outputs:
+            if one.shape is None and not even:
+                msg = (
+                    f"{self.op_name}: infer_layout returned {one!r} without a global shape, which cannot be derived "
+                    "from uneven shards; return layout.with_shape(...)"
+                )
+                raise LayoutError(msg)
+        impl = self.get_expand_impl(func, outputs, layouts, extra)
+        return Fixed(outputs, many=many, impl=impl)
+
+    def run(self, dispatcher: Dispatcher, func: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+        """Dispatch a call of ``func`` under this operator."""
+        args, kwargs = self.preprocess(args, kwargs)
+        entry = self._entries.get(func)
+        if entry is None:
+            rule = Rule(self.op_name, "*args", partial(self._fixed, func), by_dtype=True)
+            entry = self._entries[func] = Entry(self.op_name, func, _FreeBinder(func), rule, func)
+        tensors = [one for one in dispatcher.tensors((args, tuple(kwargs.values()))) if isinstance(one, DTensor)]
+        return self.wrap_output(dispatcher.dispatch(entry, args, kwargs), [one.layout for one in tensors])
+
+
+def user_op(name: str) -> DistributedOp | None:
+    """The operator that a user registered under ``name``, or None."""
+    return _USER_OPS.get(name)
+
+
+class _FreeBinder(Binder):
+    """Binds by the function's own signature where it has one, by position where it has none."""
+
+    def __init__(self, func: Callable[..., Any]) -> None:
+        self.text, self.starred = "…", None
+        self.own = _signature(func)
+
+    def bind(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> dict[str, Any]:
+        """Arguments by name."""
+        if self.own is None:
+            return {**{f"arg{index}": arg for index, arg in enumerate(args)}, **kwargs}
+        return dict(self.own.bind(*args, **kwargs).arguments)
+
+
+def _signature(func: Callable[..., Any]) -> inspect.Signature | None:
+    try:
+        return inspect.signature(func)
+    except (TypeError, ValueError):
+        return None  # functions of C often have none
+
+
+def _flat(tree: Any) -> list[Any]:
+    if isinstance(tree, dict):
+        return [leaf for value in tree.values() for leaf in _flat(value)]
+    if isinstance(tree, (list, tuple)) and any(isinstance(item, Ref) for item in tree):
+        return [leaf for value in tree for leaf in _flat(value)]
+    return [tree]
+
+
+def _even(operand: Operand) -> bool:
+    layout = operand.layout
+    return all(size % layout.shard_count(dim) == 0 for dim, size in enumerate(operand.shape))
+
+

@@ -1,0 +1,96 @@
+"""Scaled dot product attention."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import TYPE_CHECKING
+
+from hyper_parallel.core.dtensor.placements import Shard
+from hyper_parallel.core.shard.call import LocalCall, Operand
+from hyper_parallel.core.shard.rule import R, Row, Strategies, rule
+from hyper_parallel.core.shard.signature import Labels, broadcast_labels, labelled_rows
+
+if TYPE_CHECKING:
+    from hyper_parallel.core.dtensor.layout import Layout
+    from hyper_parallel.core.shard.call import OpCall
+
+Names = tuple[str | None, ...]
+
+
+@rule(
+    "scaled_dot_product_attention",
+    "q, k, v, attn_mask=None, dropout_p=0.0, is_causal=False, scale=None, enable_gqa=False",
+)
+def attention(call: OpCall) -> Strategies:
+    """``…hl[e], …h[s][e], …[s]f -> …hlf``: keys are whole, queries may be sharded, causally too; linear in ``v``."""
+    q, k, v, mask = call["q"], call["k"], call["v"], call["attn_mask"]
+    _check(call)
+    grouped = call["enable_gqa"] and q.ndim > 2 and q.shape[-3] != k.shape[-3]  # noqa: PLR2004 - a head dim
+    lead = -3 if grouped else -2
+    (qs, ks, vs), batch, sizes = broadcast_labels([one.shape[:lead] for one in (q, k, v)], "b")
+    heads = [("hq",), ("hk",), ("hk",)] if grouped else [(), (), ()]
+    out: Names = (*batch, *heads[0], "l", "f")
+    shape = (*sizes, *(q.shape[-3:-2] if grouped else ()), q.shape[-2], v.shape[-1])
+    inputs: list[Names] = [(*qs, *heads[0], "l", "e"), (*ks, *heads[1], "s", "e"), (*vs, *heads[2], "s", "f")]
+    if isinstance(mask, Operand):
+        inputs.append(_mask_dims(mask, out, shape, k.shape[-2]))
+    labels = Labels(tuple(inputs), (out,), whole=frozenset({"s", "e", "hq", "hk"}), each=(2,))
+    rows = list(labelled_rows(labels))
+    if grouped:
+        rows.append(_grouped_row(call, mask))
+    return Strategies(tuple(map(_never_empty, rows)), (shape,), _local_mask if call["is_causal"] else None)
+
+
+def _never_empty(row: Row) -> Row:
+    """An empty attention records no backward, and the others would wait for its gradient."""
+    cut = tuple((index, place.dim) for index, place in enumerate(row.inputs) if isinstance(place, Shard))
+    return replace(row, full=cut)
+
+
+def _check(call: OpCall) -> None:
+    q, k, v = call["q"], call["k"], call["v"]
+    if call["dropout_p"] > 0:
+        msg = (
+            "dropout_p > 0 would draw another mask on every rank; "
+            "use dropout_p=0.0, or softmax, dropout and matmul one by one"
+        )
+        raise ValueError(msg)
+    if min(one.ndim for one in (q, k, v)) < 2 or q.shape[-1] != k.shape[-1] or k.shape[-2] != v.shape[-2]:  # noqa: PLR2004
+        msg = "q, k and v must be …le, …se and …sf"
+        raise ValueError(msg)
+    if call["is_causal"] and call["attn_mask"] is not None:
+        msg = "attn_mask and is_causal exclude each other"
+        raise ValueError(msg)
+    if call["enable_gqa"] and (q.ndim < 3 or k.shape[-3] != v.shape[-3] or q.shape[-3] % k.shape[-3]):  # noqa: PLR2004
+        msg = "enable_gqa: the heads of q must be a multiple of those of k and v"
+        raise ValueError(msg)
+
+
+def _mask_dims(mask: Operand, out: Names, shape: tuple[int, ...], keys: int) -> Names:
+    scores = (*shape[:-1], keys)
+    tail = scores[len(scores) - mask.ndim :]
+    if mask.ndim > len(scores) or any(size not in (1, have) for size, have in zip(mask.shape, tail, strict=True)):
+        msg = f"attn_mask {list(mask.shape)} does not broadcast to {list(scores)}"
+        raise ValueError(msg)
+    names = (*out[:-1], "s")[len(scores) - mask.ndim :]
+    return tuple(name if size == have else None for name, size, have in zip(names, mask.shape, tail, strict=True))
+
+
+def _grouped_row(call: OpCall, mask: Operand | None) -> Row:
+    """Heads of all three cut together: even pieces keep every query head with its own key head."""
+    dims = [call[name].ndim - 3 for name in ("q", "k", "v")]
+    inputs = [Shard(dim) for dim in dims]
+    even = [(index, dim) for index, dim in enumerate(dims)]
+    out = Shard(max(call[name].ndim for name in ("q", "k", "v")) - 3)
+    if not isinstance(mask, Operand):
+        return Row(tuple(inputs), (out,), even=tuple(even))
+    alike = mask.ndim >= 3 and mask.shape[-3] == call["q"].shape[-3]  # noqa: PLR2004 - a head dim
+    return Row((*inputs, Shard(mask.ndim - 3) if alike else R), (out,), even=tuple(even))
+
+
+def _local_mask(call: OpCall, targets: tuple[Layout, ...], outputs: tuple[Layout, ...]) -> LocalCall | None:
+    del call, outputs
+    queries = targets[0]
+    if not queries.dim_axes[-2]:
+        return None
+    return LocalCall({"is_causal": False, "first_query": queries.local_box()[-2][0]})

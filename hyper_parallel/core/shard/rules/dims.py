@@ -1,0 +1,320 @@
+"""Operators that rearrange, drop, cut or stretch dims: a dim that is kept as it is may be sharded."""
+
+from __future__ import annotations
+
+import math
+from typing import TYPE_CHECKING, Any
+
+from hyper_parallel.core.dtensor.placements import Shard
+from hyper_parallel.core.shard.call import LocalCall
+from hyper_parallel.core.shard.rule import Row, Strategies, decomposition, rule
+from hyper_parallel.core.shard.rules.view import passing_rows
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    from hyper_parallel.core.dtensor.layout import Layout
+    from hyper_parallel.core.shard.call import OpCall
+
+__all__ = ["keep_dims", "normal_dim"]
+
+
+def normal_dim(dim: int, ndim: int) -> int:
+    """``dim`` counted from the left.
+
+    Raises:
+        ValueError: no such dim.
+    """
+    if not isinstance(dim, int) or not -max(ndim, 1) <= dim < max(ndim, 1):
+        msg = f"dim {dim} does not exist in a tensor of {ndim} dims"
+        raise ValueError(msg)
+    return dim % max(ndim, 1)
+
+
+def keep_dims(kept: Sequence[int | None], outputs: int = 1) -> tuple[Row, ...]:
+    """Rows of an operator whose output dim ``d`` is input dim ``kept[d]`` unchanged (None: something else)."""
+    return (
+        *passing_rows(1, outputs),
+        *(Row((Shard(dim),), (Shard(out),) * outputs) for out, dim in enumerate(kept) if dim is not None),
+    )
+
+
+def _permuted(call: OpCall, order: Sequence[int]) -> Strategies:
+    return Strategies(keep_dims(order), (tuple(call["x"].shape[dim] for dim in order),))
+
+
+@rule("transpose", "x, dim0, dim1", view=True)
+def transpose(call: OpCall) -> Strategies:
+    """Two dims change places."""
+    ndim = call["x"].ndim
+    first, second = normal_dim(call["dim0"], ndim), normal_dim(call["dim1"], ndim)
+    order = list(range(ndim))
+    if ndim:
+        order[first], order[second] = second, first
+    return _permuted(call, order)
+
+
+@rule("permute", "x, *dims", view=True)
+def permute(call: OpCall) -> Strategies:
+    """Dims in a new order."""
+    ndim = call["x"].ndim
+    order = [normal_dim(dim, ndim) for dim in call["dims"]]
+    if sorted(order) != list(range(ndim)):
+        msg = f"dims {list(call['dims'])} do not name each of {ndim} dims once"
+        raise ValueError(msg)
+    return _permuted(call, order)
+
+
+@rule("movedim", "x, source, destination", view=True)
+def movedim(call: OpCall) -> Strategies:
+    """Some dims go elsewhere, the others keep their order."""
+    ndim = call["x"].ndim
+    pairs = [
+        [normal_dim(dim, ndim) for dim in ((value,) if isinstance(value, int) else value)]
+        for value in (call["source"], call["destination"])
+    ]
+    if len(pairs[0]) != len(pairs[1]) or any(len(set(dims)) != len(dims) for dims in pairs):
+        msg = f"source {call['source']} and destination {call['destination']} must name as many dims, each once"
+        raise ValueError(msg)
+    moved = dict(zip(pairs[1], pairs[0], strict=True))
+    rest = iter(dim for dim in range(ndim) if dim not in pairs[0])
+    return _permuted(call, [moved[out] if out in moved else next(rest) for out in range(ndim)])
+
+
+@rule("t", "x", view=True)
+def t(call: OpCall) -> Strategies:
+    """Both dims of a matrix change places; fewer dims stay."""
+    ndim = call["x"].ndim
+    if ndim > 2:  # noqa: PLR2004 - a matrix
+        msg = f"t() takes at most 2 dims, x has {ndim}"
+        raise ValueError(msg)
+    return _permuted(call, range(ndim)[::-1])
+
+
+@rule("reversed_dims", "x", view=True)
+def reversed_dims(call: OpCall) -> Strategies:
+    """``x.T``: all dims in reverse."""
+    return _permuted(call, range(call["x"].ndim)[::-1])
+
+
+@rule("matrix_transpose", "x", view=True)
+def matrix_transpose(call: OpCall) -> Strategies:
+    """``x.mT``: the last two dims change places."""
+    ndim = call["x"].ndim
+    if ndim < 2:  # noqa: PLR2004 - a matrix
+        msg = f"mT takes at least 2 dims, x has {ndim}"
+        raise ValueError(msg)
+    return _permuted(call, (*range(ndim - 2), ndim - 1, ndim - 2))
+
+
+@rule("squeeze", "x, dim=None", view=True)
+def squeeze(call: OpCall) -> Strategies:
+    """Dims of global size 1 go; one that is 1 only locally stays."""
+    x, dim = call["x"], call["dim"]
+    named = range(x.ndim) if dim is None else [normal_dim(one, x.ndim) for one in ((dim,) if isinstance(dim, int) else dim)]
+    gone = tuple(one for one in named if x.ndim and x.shape[one] == 1)
+    kept = [one for one in range(x.ndim) if one not in gone]
+
+    def local(*_: Any) -> LocalCall:
+        return LocalCall({"dim": gone})
+
+    return Strategies(keep_dims(kept), (tuple(x.shape[one] for one in kept),), local)
+
+
+@rule("unsqueeze", "x, dim", view=True)
+def unsqueeze(call: OpCall) -> Strategies:
+    """A dim of size 1 comes in."""
+    x = call["x"]
+    at = normal_dim(call["dim"], x.ndim + 1)
+    kept: list[int | None] = list(range(x.ndim))
+    kept.insert(at, None)
+    return Strategies(keep_dims(kept), ((*x.shape[:at], 1, *x.shape[at:]),))
+
+
+@rule("expand", "x, *shape", view=True)
+def expand(call: OpCall) -> Strategies:
+    """A stretched dim is whole, the others pass; the local call gets local sizes."""
+    x, wanted = call["x"], call["shape"]
+    new = len(wanted) - x.ndim
+    source = (*(None for _ in range(new)), *x.shape)
+    if new < 0 or any(size != -1 and have not in (None, 1, size) for size, have in zip(wanted, source, strict=True)):
+        msg = f"sizes {list(wanted)} do not stretch {list(x.shape)}"
+        raise ValueError(msg)
+    if -1 in wanted[:new]:
+        msg = f"sizes {list(wanted)}: -1 cannot stand for a new dim"
+        raise ValueError(msg)
+    shape = tuple(have if size == -1 else size for size, have in zip(wanted, source, strict=True))
+    kept = [out - new if have == size else None for out, (have, size) in enumerate(zip(source, shape, strict=True))]
+    return Strategies(keep_dims(kept), (shape,), _local_sizes)  # type: ignore[arg-type] # -1 was replaced
+
+
+def _local_sizes(call: OpCall, targets: tuple[Layout, ...], outputs: tuple[Layout, ...]) -> LocalCall:
+    del call, targets
+    return LocalCall({"shape": outputs[0].local_shape})
+
+
+@decomposition("expand_as", "x, other")
+def expand_as(ops: Any, x: Any, other: Any) -> Any:
+    """The shape of another tensor, wherever that one is."""
+    return ops.expand(x, tuple(other.shape))
+
+
+@rule("narrow", "x, dim, start, length", view=True)
+def narrow(call: OpCall) -> Strategies:
+    """A range of a whole dim."""
+    x, start, length = call["x"], call["start"], call["length"]
+    dim = normal_dim(call["dim"], x.ndim)
+    if not isinstance(start, int):
+        msg = "start must be a Python number"
+        raise ValueError(msg)  # noqa: TRY004 - dispatch reports ValueErrors with the call
+    size = x.shape[dim]
+    if not -size <= start <= size or length < 0 or start % max(size, 1) * (start < size) + length > size:
+        msg = f"start {start} and length {length} leave dim {dim} of size {size}"
+        raise ValueError(msg)
+    kept = [None if one == dim and length != size else one for one in range(x.ndim)]
+    shape = tuple(length if one == dim else have for one, have in enumerate(x.shape))
+
+    def local(_: OpCall, __: tuple[Layout, ...], outputs: tuple[Layout, ...]) -> LocalCall:
+        return LocalCall({"length": outputs[0].local_shape[dim]})
+
+    return Strategies(keep_dims(kept), (shape,), local)
+
+
+@rule("slice", "x, dim=0, start=None, end=None, step=1", view=True)
+def slice_(call: OpCall) -> Strategies:
+    """Every ``step``-th element of a range of a whole dim."""
+    x = call["x"]
+    dim = normal_dim(call["dim"], x.ndim)
+    length = len(range(*slice(call["start"], call["end"], call["step"]).indices(x.shape[dim])))
+    kept = [None if one == dim and length != x.shape[dim] else one for one in range(x.ndim)]
+    return Strategies(keep_dims(kept), (tuple(length if one == dim else have for one, have in enumerate(x.shape)),))
+
+
+@rule("select", "x, dim, index", view=True)
+def select(call: OpCall) -> Strategies:
+    """One element of a whole dim."""
+    x, index = call["x"], call["index"]
+    dim = normal_dim(call["dim"], x.ndim)
+    if not isinstance(index, int) or not x.ndim or not -x.shape[dim] <= index < x.shape[dim]:
+        msg = f"index {index} does not exist in dim {dim} of {list(x.shape)}"
+        raise ValueError(msg)
+    kept = [one for one in range(x.ndim) if one != dim]
+    return Strategies(keep_dims(kept), (tuple(x.shape[one] for one in kept),))
+
+
+@rule("unbind", "x, dim=0", view=True)
+def unbind(call: OpCall) -> Strategies:
+    """All elements of a whole dim."""
+    x = call["x"]
+    dim = normal_dim(call["dim"], x.ndim)
+    kept = [one for one in range(x.ndim) if one != dim]
+    count = x.shape[dim]
+    if not count:
+        msg = f"dim {dim} of {list(x.shape)} has nothing to unbind"
+        raise ValueError(msg)
+    return Strategies(keep_dims(kept, count), (tuple(x.shape[one] for one in kept),) * count, many=True)
+
+
+def _cut(call: OpCall, dim: int, lengths: Sequence[int]) -> Strategies:
+    x = call["x"]
+    kept = [one if one != dim or len(lengths) == 1 else None for one in range(x.ndim)]
+    shapes = tuple((*x.shape[:dim], length, *x.shape[dim + 1 :]) for length in lengths)
+
+    def local(*_: Any) -> LocalCall | None:
+        return LocalCall({"split_size_or_sections": list(lengths)}) if len(lengths) > 1 else LocalCall(run=_alone)
+
+    return Strategies(keep_dims(kept, len(lengths)), shapes, local, many=True)
+
+
+def _alone(platform: Any, args: dict[str, Any]) -> tuple[Any]:
+    x = args["x"]
+    return (platform.reshape(x, tuple(x.shape)),)
+
+
+@rule("split", "x, split_size_or_sections, dim=0", view=True)
+def split(call: OpCall) -> Strategies:
+    """Runs of a whole dim; the other dims pass."""
+    x, wanted = call["x"], call["split_size_or_sections"]
+    dim = normal_dim(call["dim"], x.ndim)
+    size = x.shape[dim]
+    if isinstance(wanted, int):
+        if wanted < 0 or (wanted == 0 and size):
+            msg = f"split size {wanted} is not positive"
+            raise ValueError(msg)
+        lengths = [min(wanted, size - start) for start in range(0, size, max(wanted, 1))] or [0]
+    else:
+        lengths = list(wanted)
+        if sum(lengths) != size or any(length < 0 for length in lengths):
+            msg = f"sections {lengths} do not add up to dim {dim} of size {size}"
+            raise ValueError(msg)
+    return _cut(call, dim, lengths)
+
+
+@decomposition("chunk", "x, chunks, dim=0")
+def chunk(ops: Any, x: Any, chunks: int, dim: int) -> Any:
+    """Runs of ``ceil(size / chunks)``."""
+    size = tuple(x.shape)[dim]
+    if chunks < 1:
+        msg = f"chunk: chunks must be positive, got {chunks}"
+        raise ValueError(msg)
+    return ops.split(x, -(-size // chunks) if size else [0] * chunks, dim)
+
+
+@decomposition("tensor_split", "x, indices_or_sections, dim=0")
+def tensor_split(ops: Any, x: Any, indices_or_sections: Any, dim: int) -> Any:
+    """Runs between given indices, or a number of runs that differ by one at most."""
+    size, wanted = tuple(x.shape)[dim], indices_or_sections
+    if isinstance(wanted, int):
+        base, more = divmod(size, wanted)
+        lengths = [base + (position < more) for position in range(wanted)]
+        return ops.split(x, lengths, dim)
+    if not isinstance(wanted, (list, tuple)):
+        msg = "tensor_split: indices must be a list of Python numbers"
+        raise TypeError(msg)
+    ends = [slice(None, one).indices(size)[1] for one in wanted]
+    starts = [0, *ends]
+    return tuple(
+        ops.narrow(x, dim, start, max(end - start, 0)) for start, end in zip(starts, [*ends, size], strict=True)
+    )
+
+
+@rule("repeat", "x, *repeats")
+def repeat(call: OpCall) -> Strategies:
+    """A dim repeated once passes, the others are whole."""
+    x, repeats = call["x"], call["repeats"]
+    new = len(repeats) - x.ndim
+    if new < 0:
+        msg = f"repeats {list(repeats)} name fewer dims than x has ({x.ndim})"
+        raise ValueError(msg)
+    kept = [out - new if out >= new and count == 1 else None for out, count in enumerate(repeats)]
+    shape = tuple(count * size for count, size in zip(repeats, (*(1,) * new, *x.shape), strict=True))
+    return Strategies(keep_dims(kept), (shape,))
+
+
+@decomposition("tile", "x, *dims")
+def tile(ops: Any, x: Any, dims: Sequence[int]) -> Any:
+    """As ``repeat``; missing leading repeats are 1."""
+    return ops.repeat(x, (1,) * (len(tuple(x.shape)) - len(dims)) + tuple(dims))
+
+
+@rule("repeat_interleave", "x, repeats, dim=None, *, output_size=None")
+def repeat_interleave(call: OpCall) -> Strategies:
+    """Each element several times in a row: even shards stay even."""
+    x, repeats, dim = call["x"], call["repeats"], call["dim"]
+    if not isinstance(repeats, int):
+        msg = "repeats must be a Python number: the size of the result would depend on values"
+        raise ValueError(msg)  # noqa: TRY004 - dispatch reports ValueErrors with the call
+    if dim is None:
+        return Strategies(tuple(passing_rows()), ((math.prod(x.shape) * repeats,),), _without_size)
+    at = normal_dim(dim, x.ndim)
+    rows = (
+        *keep_dims([None if one == at else one for one in range(x.ndim)]),
+        Row((Shard(at),), (Shard(at),), even=((0, at),)),
+    )
+    return Strategies(rows, ((*x.shape[:at], x.shape[at] * repeats, *x.shape[at + 1 :]),), _without_size)
+
+
+def _without_size(*_: Any) -> LocalCall:
+    return LocalCall({"output_size": None})
+
+

@@ -1,0 +1,69 @@
+"""embedding: a lookup in a table that may be sharded either way."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from hyper_parallel.core.shard.call import LocalCall
+from hyper_parallel.core.shard.rule import Strategies, rule
+from hyper_parallel.core.shard.rules.gather import lookup, window
+from hyper_parallel.core.shard.signature import Labels, labelled_rows
+
+if TYPE_CHECKING:
+    from hyper_parallel.core.dtensor.layout import Layout
+    from hyper_parallel.core.shard.call import OpCall
+
+
+@rule(
+    "embedding",
+    "x, weight, padding_idx=None, max_norm=None, norm_type=2.0, scale_grad_by_freq=False, sparse=False",
+)
+def embedding(call: OpCall) -> Strategies:
+    """``…, vh -> …h``; a sharded ``v`` leaves a sum pending of what each rank finds in its rows."""
+    x, weight = call["x"], call["weight"]
+    if weight.ndim != 2:  # noqa: PLR2004 - a matrix
+        msg = f"weight has {weight.ndim} dims, it must have 2"
+        raise ValueError(msg)
+    padding = call["padding_idx"]
+    if padding is not None and not -weight.shape[0] <= padding < weight.shape[0]:
+        msg = f"padding_idx {padding} does not exist in a table of {weight.shape[0]} rows"
+        raise ValueError(msg)
+    _only_whole(call)
+    ids = tuple(f"b{dim}" for dim in range(x.ndim))
+    labels = Labels((ids, ("v", "h")), ((*ids, "h"),), whole=frozenset({"v"}), each=(1,))
+    rows = lookup(labelled_rows(labels), 1, 0, 2)
+    return Strategies(rows, ((*x.shape, weight.shape[1]),), _local)
+
+
+def _only_whole(call: OpCall) -> None:
+    for name in ("max_norm", "scale_grad_by_freq", "sparse"):
+        if call[name] not in (None, False) and not all(one.layout.is_replicated for one in call.operands):
+            msg = (
+                f"{name} looks at rows or counts of the whole table, so it needs whole operands: "
+                "x = x.redistribute(); weight = weight.redistribute()"
+            )
+            raise ValueError(msg)
+
+
+def _local(call: OpCall, targets: tuple[Layout, ...], outputs: tuple[Layout, ...]) -> LocalCall | None:
+    del outputs
+    found, padding = window(targets[1], 0), call["padding_idx"]
+    if not found:
+        return None
+    return LocalCall({**found, "padding_idx": None if padding is None else padding % call["weight"].shape[0]})
+
+
+@rule("lookup", "weight, x, padding_idx=-1, scale_grad_by_freq=False, sparse=False")
+def lookup_(call: OpCall) -> Strategies:
+    """``embedding`` as an operator: the table comes first, and a negative ``padding_idx`` means none."""
+    weight, x = call["weight"], call["x"]
+    _only_whole(call)
+    ids = tuple(f"b{dim}" for dim in range(x.ndim))
+    labels = Labels((("v", "h"), ids), ((*ids, "h"),), whole=frozenset({"v"}), each=(0,))
+    rows = lookup(labelled_rows(labels), 0, 0, 2)
+
+    def local(_: OpCall, targets: tuple[Layout, ...], __: tuple[Layout, ...]) -> LocalCall:
+        padding = call["padding_idx"]
+        return LocalCall({**window(targets[0], 0), "padding_idx": None if padding < 0 else padding})
+
+    return Strategies(rows, ((*x.shape, weight.shape[1]),), local)

@@ -1,0 +1,120 @@
+"""Clipping by the global norm, over parameters of any layouts on any meshes."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterable
+from typing import TYPE_CHECKING, Any
+
+from hyper_parallel.core.dtensor.dtensor import DTensor
+from hyper_parallel.platform.select import current_platform, platform_of
+
+if TYPE_CHECKING:
+    from hyper_parallel.core.dtensor.mesh import DeviceMesh
+    from hyper_parallel.platform.contract.platform import Platform
+
+__all__ = ["clip_grad_norm_"]
+
+_EPSILON = 1e-6
+
+# Where the elements of a gradient are spread: a mesh and the axes that split it, or nowhere.
+Spread = tuple["DeviceMesh | None", tuple[int, ...]]
+
+
+def clip_grad_norm_(
+    parameters: Any,
+    max_norm: float,
+    norm_type: float = 2.0,
+    error_if_nonfinite: bool = False,
+    foreach: bool | None = None,
+) -> Any:
+    """Scale gradients in place so that their global norm is at most ``max_norm``.
+
+    Every element of the global gradients counts once, however often ranks hold it. Pending reductions of gradients
+    are done first. One small all-reduce per combination of mesh and splitting axes.
+
+    Args:
+        parameters: one parameter, or an iterable of them; DTensors and plain ones may be mixed.
+        max_norm: bound of the norm.
+        norm_type: order of the norm, positive; ``math.inf`` for the largest absolute value.
+        error_if_nonfinite: raise if the norm is not finite, before anything is scaled.
+        foreach: accepted for PyTorch's signature.
+
+    Returns:
+        the norm before clipping, a plain 0-d tensor, equal on all ranks.
+
+    Raises:
+        ValueError: ``norm_type`` is not positive.
+        RuntimeError: the norm is not finite and ``error_if_nonfinite`` is set.
+    """
+    del foreach
+    order = float(norm_type)
+    if not order > 0:
+        msg = f"clip_grad_norm_: norm_type must be positive, got {norm_type}"
+        raise ValueError(msg)
+    listed = _listed(parameters)
+    platform = platform_of(listed[0]) if listed else current_platform()
+    gradients = [one for one in (_settled(platform, parameter) for parameter in listed) if one is not None]
+    if not gradients:
+        return platform.zeros(())
+    norm = _global_norm(platform, gradients, order)
+    if error_if_nonfinite and not math.isfinite(float(norm)):
+        msg = (
+            f"clip_grad_norm_: the {order:g}-norm of the gradients is {float(norm)}; nothing was scaled "
+            f"(error_if_nonfinite=False scales anyway)"
+        )
+        raise RuntimeError(msg)
+    factor = platform.clamp_max(max_norm / (norm + _EPSILON), 1.0)
+    for gradient in gradients:
+        platform.scale_(_local(gradient), factor)
+        if isinstance(gradient, DTensor):
+            gradient.drop_views()
+    return norm
+
+
+def _listed(parameters: Any) -> list[Any]:
+    single = hasattr(parameters, "shape") or not isinstance(parameters, Iterable)
+    return [parameters] if single else list(parameters)
+
+
+def _settled(platform: Platform, parameter: Any) -> Any:
+    """The parameter's gradient with nothing pending, or None."""
+    gradient = platform.gradient_of(parameter)
+    if isinstance(gradient, DTensor) and gradient.layout.partials:
+        gradient = gradient.reduce_partial()
+        platform.set_gradient(parameter, gradient)
+        return platform.gradient_of(parameter)
+    return gradient
+
+
+def _local(gradient: Any) -> Any:
+    return gradient.to_local() if isinstance(gradient, DTensor) else gradient
+
+
+def _global_norm(platform: Platform, gradients: list[Any], order: float) -> Any:
+    """Sums of powers are added up per spread, reduced over it, and joined."""
+    join = platform.maximum if order == math.inf else lambda first, second: first + second
+    held: dict[Spread, Any] = {}
+    for gradient in gradients:
+        amount = platform.power_sum(_local(gradient), order)
+        spread = _spread(gradient)
+        held[spread] = amount if spread not in held else join(held[spread], amount)
+    total = None
+    for spread, amount in held.items():
+        whole = _reduced(platform, amount, spread, "max" if order == math.inf else "sum")
+        total = whole if total is None else join(total, whole)
+    return total if order in (1.0, math.inf) else total ** (1.0 / order)  # type: ignore[operator]
+
+
+def _spread(gradient: Any) -> Spread:
+    if not isinstance(gradient, DTensor):
+        return None, ()
+    layout = gradient.layout
+    return layout.mesh, tuple(sorted(axis for axes in layout.dim_axes for axis in axes))
+
+
+def _reduced(platform: Platform, amount: Any, spread: Spread, op: str) -> Any:
+    mesh, axes = spread
+    if mesh is None or not axes:
+        return amount
+    return platform.transport().all_reduce(amount, op, mesh.ranks_along(axes))

@@ -1,0 +1,70 @@
+"""Apply a plan to a module: check everything, then shard."""
+
+from __future__ import annotations
+
+import warnings
+from typing import TYPE_CHECKING, Any
+
+from hyper_parallel.core.dtensor.dtensor import resolve_mesh
+from hyper_parallel.core.dtensor.module import replicate_module
+from hyper_parallel.core.dtensor.ties import Ties
+from hyper_parallel.core.tensor_parallel.paths import name_modules, trace_modules
+from hyper_parallel.core.tensor_parallel.plan import check, matches
+from hyper_parallel.platform.select import platform_of
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping
+
+    from hyper_parallel.core.dtensor.mesh import DeviceMesh
+    from hyper_parallel.core.tensor_parallel.styles.base import ParallelStyle
+
+__all__ = ["parallelize_module"]
+
+
+def parallelize_module(
+    module: Any,
+    device_mesh: DeviceMesh | None = None,
+    parallelize_plan: ParallelStyle | Mapping[str, Any] | None = None,
+    *,
+    src_data_rank: int | None = 0,
+) -> Any:
+    """Parallelize ``module`` in place, as ``parallelize_plan`` says.
+
+    Styles act on the mesh axis called ``tp``, or on the only one. On a mesh of one axis, parameters that no style
+    covers stay plain: where activations are local (``use_local_output=True``) that is right, and where DTensors flow
+    through such a module :class:`NoParallel` makes it fit. On a mesh of several axes everything that flows is a
+    DTensor, so what no style covers is replicated.
+
+    Args:
+        module: the model.
+        device_mesh: the mesh, by default the current one.
+        parallelize_plan: one style for ``module`` itself, or styles by path; a segment of a path may be a glob
+            (``layers.*.fc1``), and ``""`` is the module itself.
+        src_data_rank: position in the mesh of the rank whose parameter values count; None trusts every rank's own.
+
+    Returns:
+        ``module``. A parameter that was reachable under two paths still is, as one object.
+
+    Raises:
+        PlanError: (a ValueError) everything that is wrong with the plan, before any weight is touched.
+        TypeError: a plan that is neither a style nor a mapping to styles.
+    """
+    mesh = resolve_mesh(device_mesh)
+    if parallelize_plan is None:
+        warnings.warn("parallelize_module: no parallelize_plan given; the module stays as it is", stacklevel=2)
+        return module
+    platform = platform_of(module)
+    name_modules(platform, module)
+    report = check(module, mesh, parallelize_plan)
+    report.raise_problems()
+    for note in report.notes:
+        warnings.warn(f"parallelize_module: {note}", stacklevel=2)
+    ties = Ties(platform, module)
+    for found in matches(module, parallelize_plan):
+        found.style.src_data_rank = src_data_rank
+        found.style.apply(found.module, mesh)
+        ties.restore()
+    if mesh.ndim > 1:
+        replicate_module(platform, module, mesh, src_data_rank=src_data_rank)
+    trace_modules(platform, module)
+    return module

@@ -1,0 +1,61 @@
+"""Modules know their path: errors name it, and the event log attributes collectives to it."""
+
+from __future__ import annotations
+
+from contextvars import ContextVar
+from typing import TYPE_CHECKING, Any
+
+from hyper_parallel.core.dtensor.events import enter_module, module_path, watchers
+
+if TYPE_CHECKING:
+    from hyper_parallel.platform.contract.platform import Platform
+
+__all__ = ["label", "name_modules", "trace_modules"]
+
+_PATH = "_hyper_parallel_path"
+_TRACED = "_hyper_parallel_traced"
+
+# Per context: the modules whose forward runs, with the path that was current before.
+_RUNNING: ContextVar[tuple[tuple[int, str], ...]] = ContextVar("hyper_parallel_running", default=())
+
+
+def label(module: Any) -> str:
+    """``layers.0.fc1 (Linear)``, or the type alone where no path is known."""
+    path = module.__dict__.get(_PATH)
+    kind = type(module).__name__
+    return f"{path} ({kind})" if path else kind
+
+
+def name_modules(platform: Platform, root: Any) -> None:
+    """Let every module under ``root`` know its path; a shared one keeps the first."""
+    prefix = root.__dict__.get(_PATH, "")
+    for path, module in platform.get_cells_and_names(root):
+        full = ".".join(part for part in (prefix, path) if part)
+        if full and not module.__dict__.get(_PATH):
+            module.__dict__[_PATH] = full
+
+
+def trace_modules(platform: Platform, root: Any) -> None:
+    """While somebody records, announce which module runs; otherwise the hooks cost one look-up."""
+    for _, module in platform.get_cells_and_names(root):
+        if not module.__dict__.get(_TRACED):
+            module.__dict__[_TRACED] = True
+            platform.register_forward_pre_hook(module, _entering, prepend=True)
+            platform.register_forward_hook(module, _leaving, always_call=True)
+
+
+def _entering(module: Any, args: Any) -> None:
+    del args
+    path = module.__dict__.get(_PATH)
+    if path and watchers():
+        _RUNNING.set((*_RUNNING.get(), (id(module), module_path())))
+        enter_module(path)
+
+
+def _leaving(module: Any, args: Any, output: Any) -> None:
+    del args, output
+    running = _RUNNING.get()
+    # Recording may have begun inside this forward: then nothing was entered.
+    if running and running[-1][0] == id(module):
+        _RUNNING.set(running[:-1])
+        enter_module(running[-1][1])

@@ -1,0 +1,213 @@
+"""Plans: what a mapping of paths to styles means for a module, and everything that is wrong with it. Pure."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from fnmatch import fnmatchcase
+from typing import TYPE_CHECKING, Any
+
+from hyper_parallel.core.dtensor.placements import Placement, Shard
+from hyper_parallel.core.dtensor.ties import slots_by_parameter
+from hyper_parallel.core.tensor_parallel.styles.base import ParallelStyle
+from hyper_parallel.core.tensor_parallel.styles.boundary import parallel_axis
+from hyper_parallel.errors import PlanError, UnsupportedModuleError
+from hyper_parallel.platform.select import platform_of
+
+if TYPE_CHECKING:
+    from hyper_parallel.core.dtensor.mesh import DeviceMesh
+    from hyper_parallel.platform.contract.platform import Platform
+
+__all__ = ["HEADS", "Match", "PlanReport", "check", "matches"]
+
+HEADS = (
+    "n_heads", "num_heads", "n_head", "num_attention_heads",
+    "n_kv_heads", "num_kv_heads", "num_key_value_heads",
+)  # fmt: skip
+
+
+@dataclass(frozen=True)
+class Match:
+    """One module that a pattern of the plan names."""
+
+    pattern: str
+    path: str
+    module: Any
+    style: ParallelStyle
+
+
+@dataclass(frozen=True)
+class PlanReport:
+    """What a check found.
+
+    Attributes:
+        problems: what cannot work.
+        notes: what can, but is probably not meant.
+        unsupported: whether a problem is a module that a style does not take.
+    """
+
+    problems: tuple[str, ...]
+    notes: tuple[str, ...]
+    unsupported: bool = False
+
+    def raise_problems(self) -> None:
+        """Raise one PlanError with all problems and notes, if there is a problem."""
+        if not self.problems:
+            return
+        lines = [*self.problems, *(f"note: {note}" for note in self.notes)]
+        count = len(self.problems)
+        head = f"the plan does not fit the module ({count} problem{'s' if count > 1 else ''}); no weight was touched:"
+        raise (UnsupportedModuleError if self.unsupported else PlanError)("\n  - ".join([head, *lines]))
+
+
+def check(module: Any, device_mesh: DeviceMesh, plan: ParallelStyle | Mapping[str, Any]) -> PlanReport:
+    """Everything that is wrong with ``plan`` for ``module`` on ``device_mesh``; nothing is changed.
+
+    Problems: a pattern that matches nothing, a style on a module it does not take, a number of attention heads that
+    the parallel axis does not divide, a tied weight that two styles would lay out differently. Notes: linear layers
+    left whole although siblings of theirs are sharded.
+
+    Raises:
+        TypeError: a plan that is neither a style nor a mapping to styles.
+    """
+    platform = platform_of(module)
+    size = device_mesh.shape[parallel_axis(device_mesh)]
+    found = matches(module, plan)
+    misfits = _misfits(found)
+    fitting = [one for one in found if one.style.complaint(one.module) is None]
+    placed = _placed(platform, fitting)
+    problems = [
+        *_unmatched(platform, module, plan, found),
+        *misfits,
+        *_indivisible_heads(platform, module, placed, size),
+        *_conflicts(platform, module, placed),
+    ]
+    return PlanReport(tuple(problems), tuple(_left_whole(platform, module, found, placed)), bool(misfits))
+
+
+def matches(module: Any, plan: ParallelStyle | Mapping[str, Any]) -> list[Match]:
+    """Modules that the plan names with their styles, in the plan's order.
+
+    Raises:
+        TypeError: a plan that is neither a style nor a mapping to styles.
+    """
+    modules = list(platform_of(module).get_cells_and_names(module))
+    return [
+        Match(pattern, path, child, style)
+        for pattern, style in _flat(plan)
+        for path, child in modules
+        if _fits(pattern, path)
+    ]
+
+
+def _flat(plan: Any, prefix: str = "") -> Iterator[tuple[str, ParallelStyle]]:
+    """Pairs of full pattern and style; a mapping may hold mappings, whose keys continue the path."""
+    if isinstance(plan, ParallelStyle):
+        yield prefix, plan
+    elif isinstance(plan, Mapping):
+        for key, inner in plan.items():
+            yield from _flat(inner, f"{prefix}.{key}" if prefix and key else prefix or key)
+    else:
+        where = f" under {prefix!r}" if prefix else ""
+        msg = (
+            f"parallelize_plan must be a ParallelStyle or a mapping of paths to them, got {type(plan).__name__}{where}"
+        )
+        raise TypeError(msg)
+
+
+def _fits(pattern: str, path: str) -> bool:
+    if not pattern or not path:  # "" is the module itself, and no glob means it
+        return pattern == path
+    wanted, parts = pattern.split("."), path.split(".")
+    return len(wanted) == len(parts) and all(
+        fnmatchcase(part, token) for token, part in zip(wanted, parts, strict=True)
+    )
+
+
+# -- problems ------------------------------------------------------------------------------------------------------
+
+
+def _unmatched(platform: Platform, module: Any, plan: Any, found: list[Match]) -> Iterator[str]:
+    used = {one.pattern for one in found}
+    paths = [path for path, _ in platform.get_cells_and_names(module)]
+    for pattern, style in _flat(plan):
+        if pattern not in used:
+            yield f"{pattern!r} ({type(style).__name__}) matches no module; {_nearest(pattern, paths)}"
+
+
+def _nearest(pattern: str, paths: list[str]) -> str:
+    """What there is where the pattern stops matching."""
+    tokens = pattern.split(".")
+    for depth in reversed(range(len(tokens))):
+        head = ".".join(tokens[:depth])
+        parents = [path for path in paths if _fits(head, path)]
+        if parents:
+            start = f"{parents[0]}." if parents[0] else ""
+            names = [path[len(start) :] for path in paths if path and path.startswith(start) and path != parents[0]]
+            children = ", ".join(name for name in names if "." not in name) or "none"
+            return f"children of {parents[0] or 'the module'!s}: {children}"
+    return "the module has no children"
+
+
+def _misfits(found: list[Match]) -> list[str]:
+    complaints = [(one.path, one.style.complaint(one.module)) for one in found]
+    return [f"{path or 'the module'}: {complaint}" for path, complaint in complaints if complaint is not None]
+
+
+def _placed(platform: Platform, found: list[Match]) -> dict[str, list[tuple[Placement, Match]]]:
+    """Placement on the parallel axis, by the parameter's path, from every style that lays it out."""
+    placed: dict[str, list[tuple[Placement, Match]]] = {}
+    del platform
+    for one in found:
+        for name, placement in one.style.placements_for(one.module).items():
+            path = f"{one.path}.{name}" if one.path else name
+            placed.setdefault(path, []).append((placement, one))
+    return placed
+
+
+def _conflicts(platform: Platform, module: Any, placed: dict[str, list[tuple[Placement, Match]]]) -> Iterator[str]:
+    for slots in slots_by_parameter(platform, module).values():
+        wanted = [(path, placement, one.style) for path, _, _ in slots for placement, one in placed.get(path, [])]
+        if len({placement for _, placement, _ in wanted}) > 1:
+            facts = ", ".join(f"{path} -> {placement!r} by {type(style).__name__}" for path, placement, style in wanted)
+            kind = "tied weight" if len(slots) > 1 else "parameter"
+            yield f"{kind} with conflicting layouts: {facts}"
+
+
+def _indivisible_heads(
+    platform: Platform, module: Any, placed: dict[str, list[tuple[Placement, Match]]], size: int
+) -> Iterator[str]:
+    """Attention splits features by heads: a rank must hold whole ones, of queries and of keys and values."""
+    split = [
+        one.path
+        for placements in placed.values()
+        for placement, one in placements
+        if placement == Shard(0) and platform.is_linear_module(one.module)
+    ]
+    for path, owner in platform.get_cells_and_names(module):
+        start = f"{path}." if path else ""
+        if not any(one.startswith(start) and "." not in one[len(start) :] for one in split):
+            continue
+        for name in HEADS:
+            heads = getattr(owner, name, None)
+            if isinstance(heads, int) and heads % size:
+                yield f"{path or 'the module'}: {name}={heads} does not divide by the {size} ranks of the parallel axis"
+
+
+# -- notes ---------------------------------------------------------------------------------------------------------
+
+
+def _left_whole(
+    platform: Platform, module: Any, found: list[Match], placed: dict[str, list[tuple[Placement, Match]]]
+) -> Iterator[str]:
+    sharded = {one.path for all_ in placed.values() for placement, one in all_ if isinstance(placement, Shard)}
+    parents = {_parent(path) for path in sharded}
+    covered = {one.path for one in found}
+    for path, child in platform.get_cells_and_names(module):
+        below = path in covered or any(path.startswith(f"{one}.") for one in covered)
+        if platform.is_linear_module(child) and not below and _parent(path) in parents:
+            yield f"linear layer {path} is left whole although layers beside it are sharded"
+
+
+def _parent(path: str) -> str:
+    return path.rpartition(".")[0]

@@ -1,0 +1,177 @@
+"""What a parallel style is, and the frame that the ones of this package share."""
+
+from __future__ import annotations
+
+import abc
+import inspect
+from collections.abc import Callable, Mapping
+from typing import TYPE_CHECKING, Any
+
+from hyper_parallel.core.dtensor.dtensor import DTensor
+from hyper_parallel.core.dtensor.module import place_parameter
+from hyper_parallel.core.tensor_parallel.paths import label
+from hyper_parallel.core.tensor_parallel.styles.boundary import Boundary, on_axis, parallel_axis
+from hyper_parallel.errors import UnsupportedModuleError
+from hyper_parallel.platform.select import platform_of
+
+if TYPE_CHECKING:
+    from hyper_parallel.core.dtensor.mesh import DeviceMesh
+    from hyper_parallel.core.dtensor.placements import Placement
+    from hyper_parallel.platform.contract.platform import Platform
+
+__all__ = ["LayerStyle", "ParallelStyle", "convert_first", "options", "to_local"]
+
+Args = tuple[Any, ...]
+Kwargs = dict[str, Any]
+
+
+class ParallelStyle(abc.ABC):
+    """How one module is parallelized.
+
+    Subclass it with ``apply(module, device_mesh) -> module``; a subclass written for PyTorch, with ``_apply``, works
+    as it is.
+
+    Attributes:
+        src_data_rank: position in the mesh of the rank whose parameter values count; None trusts every rank's own.
+    """
+
+    src_data_rank: int | None = 0
+
+    def __init_subclass__(cls, **options: Any) -> None:
+        """Let either spelling be the implemented one."""
+        super().__init_subclass__(**options)
+        own = cls.__dict__
+        if "_apply" in own and "apply" not in own:
+            cls.apply = own["_apply"]  # type: ignore[method-assign]
+        elif "apply" in own and "_apply" not in own:
+            cls._apply = own["apply"]  # type: ignore[method-assign]
+
+    @abc.abstractmethod
+    def apply(self, module: Any, device_mesh: DeviceMesh) -> Any:
+        """Parallelize ``module`` in place over ``device_mesh``; return it."""
+
+    def _apply(self, module: Any, device_mesh: DeviceMesh) -> Any:
+        return self.apply(module, device_mesh)
+
+    def placements_for(self, module: Any) -> Mapping[str, Placement]:  # noqa: ARG002 - the subclass reads it
+        """What the style will do to parameters: relative path to placement on its axis. Pure; for checks of a plan."""
+        return {}
+
+    def complaint(self, module: Any) -> str | None:  # noqa: ARG002 - the subclass reads it
+        """Why this module cannot have this style, or None."""
+        return None
+
+
+class LayerStyle(ParallelStyle):
+    """A style that lays out the parameters of one linear or embedding layer and converts its input and output."""
+
+    input_layouts: tuple[Any, ...]
+    output_layouts: tuple[Any, ...]
+    use_local_output: bool
+
+    def complaint(self, module: Any) -> str | None:
+        """Only linear and embedding layers."""
+        platform = platform_of(module)
+        if platform.is_linear_module(module) or platform.is_embedding_module(module):
+            return None
+        return f"{type(self).__name__} takes linear and embedding layers, this is {type(module).__name__}"
+
+    def apply(self, module: Any, device_mesh: DeviceMesh) -> Any:
+        """Shard the parameters, hook input and output.
+
+        Raises:
+            UnsupportedModuleError: (a NotImplementedError and ValueError) neither a linear nor an embedding layer.
+        """
+        complaint = self.complaint(module)
+        if complaint is not None:
+            raise UnsupportedModuleError(complaint)
+        platform = platform_of(module)
+        parallel_axis(device_mesh)
+        for name, placement in self.placements_for(module).items():
+            place_parameter(
+                platform, module, name, device_mesh, on_axis(device_mesh, placement), src_data_rank=self.src_data_rank
+            )
+        platform.register_forward_pre_hook(module, self._before(platform, device_mesh), with_kwargs=True)
+        platform.register_forward_hook(module, self._after(device_mesh))
+        return module
+
+    def _before(self, platform: Platform, mesh: DeviceMesh) -> Any:
+        def before(module: Any, args: Args, kwargs: Kwargs) -> tuple[Args, Kwargs]:
+            edge = Boundary(type(self).__name__, label(module), mesh)
+
+            def enter(value: Any, name: str) -> DTensor:
+                return self._enter(edge, platform, module, value, name)
+
+            return convert_first(edge, platform, module, args, kwargs, enter)
+
+        return before
+
+    def _enter(self, edge: Boundary, platform: Platform, module: Any, value: Any, name: str) -> DTensor:
+        edge.tensor_or_error(value, name)
+        known = {}
+        if platform.is_linear_module(module):
+            known[len(value.shape) - 1] = self._features(platform, module)
+        entered = edge.enter(value, self._source(platform, module), name, known)
+        return edge.move(entered, self._desired(platform, module), name)
+
+    def _after(self, mesh: DeviceMesh) -> Any:
+        def after(module: Any, args: Args, output: Any) -> Any:
+            del args
+            edge = Boundary(type(self).__name__, label(module), mesh)
+            moved = edge.move(output, self.output_layouts[0], "output")
+            return moved.to_local() if self.use_local_output else moved
+
+        return after
+
+    def _features(self, platform: Platform, module: Any) -> int:
+        """Global width of a linear layer's input: its weight has ``[out, in]``."""
+        weight, _ = platform.layer_parameters(module)
+        return int(platform.direct_parameters(module)[weight].shape[1])
+
+    def _source(self, platform: Platform, module: Any) -> Any:  # noqa: ARG002 - the subclass reads them
+        """How a plain input is held."""
+        return self.input_layouts[0]
+
+    @abc.abstractmethod
+    def _desired(self, platform: Platform, module: Any) -> Placement:
+        """Placement of the input that the layer computes on."""
+
+    def __repr__(self) -> str:
+        """Every option."""
+        return options(self, "input_layouts", "output_layouts", "use_local_output")
+
+
+def options(style: Any, *names: str) -> str:
+    """``ColwiseParallel(input_layouts=…, …)``."""
+    return f"{type(style).__name__}({', '.join(f'{name}={getattr(style, name)}' for name in names)})"
+
+
+def to_local(value: Any) -> Any:
+    """This rank's piece of a DTensor; anything else as it is."""
+    return value.to_local() if isinstance(value, DTensor) else value
+
+
+def convert_first(
+    edge: Boundary,
+    platform: Platform,
+    module: Any,
+    args: Args,
+    kwargs: Kwargs,
+    enter: Callable[[Any, str], DTensor],
+) -> tuple[Args, Kwargs]:
+    """The call with its first argument converted, positional or keyword; the others pass unchanged.
+
+    Raises:
+        ValueError: the module was called without it.
+    """
+    name = _first_argument(platform, module)
+    if args:
+        return (enter(args[0], name), *args[1:]), kwargs
+    if name in kwargs:
+        return args, {**kwargs, name: enter(kwargs[name], name)}
+    msg = f"{edge.module}: called without {name}, which {edge.style} converts"
+    raise ValueError(msg)
+
+
+def _first_argument(platform: Platform, module: Any) -> str:
+    return next(iter(inspect.signature(platform.get_cell_construct(module)).parameters), "input")

@@ -1,0 +1,216 @@
+"""Where tensors enter and leave a parallel module: which mesh axis a style acts on, and what its layouts mean.
+
+A **spec** is what a user writes for one tensor: a placement (for the style's own axis; DTensors keep theirs on the
+others), or the whole story, a tuple of one placement per mesh axis or of one alias per dim.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Any
+
+from hyper_parallel.core.dtensor.dtensor import DTensor
+from hyper_parallel.core.dtensor.events import Cause
+from hyper_parallel.core.dtensor.layout import Layout
+from hyper_parallel.core.dtensor.placements import Placement, Replicate, Shard
+from hyper_parallel.errors import LayoutError, MeshError, MeshMismatchError, MixedTensorError, ShardMismatchError
+from hyper_parallel.platform.select import platform_of
+
+if TYPE_CHECKING:
+    from hyper_parallel.core.dtensor.mesh import DeviceMesh
+    from hyper_parallel.platform.contract.platform import Platform
+
+__all__ = ["AXIS", "Boundary", "Spec", "check_spec", "on_axis", "parallel_axis"]
+
+AXIS = "tp"
+
+Spec = Any
+"""A placement, or a sequence of placements per mesh axis or of aliases per dim."""
+
+
+def parallel_axis(mesh: DeviceMesh) -> int:
+    """The axis that styles act on: the only one, or the one called ``tp``.
+
+    Raises:
+        MeshError: (a ValueError) several axes, and none is called ``tp``.
+    """
+    if mesh.ndim == 1:
+        return 0
+    if AXIS in mesh.names:
+        return mesh.names.index(AXIS)
+    msg = (
+        f"parallel styles act on the mesh axis {AXIS!r}, and {mesh!r} has none of that name among several; "
+        f"name one so, or pass one axis: mesh[{mesh.names[-1]!r}]"
+    )
+    raise MeshError(msg)
+
+
+def on_axis(mesh: DeviceMesh, placement: Placement) -> list[Placement]:
+    """Placements of a parameter: ``placement`` on the style's axis, Replicate on the others."""
+    axis = parallel_axis(mesh)
+    return [placement if one == axis else Replicate() for one in range(mesh.ndim)]
+
+
+def check_spec(spec: Spec, option: str, style: str) -> Spec:
+    """``spec``, if it is one.
+
+    Raises:
+        TypeError: it is neither a placement nor a sequence of placements or aliases.
+    """
+    if isinstance(spec, Placement):
+        return spec
+    if (
+        isinstance(spec, (list, tuple))
+        and spec
+        and all(isinstance(one, (Placement, str, tuple)) or one is None for one in spec)
+    ):
+        return tuple(spec)
+    msg = f"{style}: {option} must be a placement, one placement per mesh axis, or one alias per dim, got {spec!r}"
+    raise TypeError(msg)
+
+
+@dataclass(frozen=True)
+class Boundary:
+    """The edge of one module on one mesh.
+
+    Attributes:
+        style: the style's name, for the event log.
+        module: the module's path and type, for messages.
+        mesh: the mesh.
+    """
+
+    style: str
+    module: str
+    mesh: DeviceMesh
+    axis: int = field(init=False)
+
+    def __post_init__(self) -> None:
+        """Find the axis."""
+        object.__setattr__(self, "axis", parallel_axis(self.mesh))
+
+    def enter(self, value: Any, spec: Spec, argument: str, known: Mapping[int, int] | None = None) -> DTensor:
+        """``value`` as a DTensor; a plain tensor is this rank's piece under ``spec``.
+
+        Args:
+            value: a plain tensor or a DTensor of this mesh (whose own layout counts, not ``spec``).
+            spec: how a plain tensor is held.
+            argument: its name, for messages.
+            known: global sizes by dim, where the module knows them; others are agreed upon between the ranks.
+
+        Raises:
+            ValueError: not a tensor, or pieces that do not make one tensor.
+            MixedTensorError: a plain tensor on a mesh of several axes, of which ``spec`` describes one.
+            MeshMismatchError: a DTensor of another mesh.
+        """
+        if isinstance(value, DTensor):
+            return self._same_mesh(value, argument)
+        platform = self._platform_of(value, argument)
+        layout = self._layout(value, spec, argument)
+        shape = self._global_shape(platform, value, layout, known or {}, argument)
+        layout = layout.with_shape(shape)
+        if layout.local_shape != tuple(value.shape):
+            msg = (
+                f"{self.module}: {argument} should hold {list(layout.local_shape)} of {layout.notation(value.dtype)} "
+                f"on rank {self.mesh.rank}, got {list(value.shape)}"
+            )
+            raise ShardMismatchError(msg)
+        return platform.wrap(value, layout)  # type: ignore[no-any-return]
+
+    def move(self, value: DTensor, spec: Spec, argument: str) -> DTensor:
+        """``value`` laid out as ``spec`` says; a single placement changes the style's axis only."""
+        target = self._target(value.layout, spec)
+        return value.redistribute_to(target, Cause(self.style, argument))  # type: ignore[no-any-return]
+
+    def tensor_or_error(self, value: Any, argument: str) -> None:
+        """Raise ValueError unless ``value`` is a tensor."""
+        self._platform_of(value, argument)
+
+    def _platform_of(self, value: Any, argument: str) -> Platform:
+        try:
+            platform = platform_of(value)
+        except TypeError:
+            platform = None  # type: ignore[assignment] # reported below
+        if platform is None or not platform.is_tensor(value):
+            msg = f"{self.module}: {argument} must be a tensor, got {type(value).__name__}"
+            raise ValueError(msg)
+        return platform
+
+    def _same_mesh(self, value: DTensor, argument: str) -> DTensor:
+        if value.device_mesh is not self.mesh:
+            msg = (
+                f"{self.module}: {argument} lives on {value.device_mesh!r}, the module was parallelized on "
+                f"{self.mesh!r}; distribute {argument} on the module's mesh"
+            )
+            raise MeshMismatchError(msg)
+        return value
+
+    # -- layouts -------------------------------------------------------------------------------------------------
+
+    def _target(self, layout: Layout, spec: Spec) -> Layout:
+        if not isinstance(spec, Placement):
+            return Layout.place(self.mesh, spec, layout.shape or ())
+        wanted = self._normal(spec, layout.ndim)
+        return layout if layout.placement_on(self.axis) == wanted else layout.with_placement(self.axis, wanted)
+
+    def _normal(self, spec: Placement, ndim: int) -> Placement:
+        if not isinstance(spec, Shard):
+            return spec
+        if not -ndim <= spec.dim < ndim:
+            msg = f"{self.module}: {self.style} asks for {spec!r} of a tensor of {ndim} dims"
+            raise LayoutError(msg)
+        return Shard(spec.dim % ndim)
+
+    def _layout(self, value: Any, spec: Spec, argument: str) -> Layout:
+        nothing = (0,) * len(value.shape)
+        if not isinstance(spec, Placement):
+            return Layout.place(self.mesh, spec, nothing)
+        if self.mesh.ndim > 1:
+            raise MixedTensorError(self._plain_message(value, spec, argument))
+        return Layout.place(self.mesh, [self._normal(spec, len(nothing))], nothing)
+
+    def _plain_message(self, value: Any, spec: Placement, argument: str) -> str:
+        names = self.mesh.names
+        others = ", ".join(name for axis, name in enumerate(names) if axis != self.axis)
+        batch = ", ".join("Replicate()" if axis == self.axis else "Shard(0)" for axis in range(len(names)))
+        return (
+            f"{self.module}: {argument} is a plain tensor {list(value.shape)}; {spec!r} says how it lies along "
+            f"{names[self.axis]}, but not along {others} of {self.mesh!r}; distribute the batch: "
+            f"hyper_parallel.distribute_tensor(batch, mesh, [{batch}]), and let styles upstream have "
+            f"use_local_output=False"
+        )
+
+    # -- sizes ---------------------------------------------------------------------------------------------------
+
+    def _global_shape(
+        self, platform: Platform, value: Any, layout: Layout, known: Mapping[int, int], argument: str
+    ) -> tuple[int, ...]:
+        shape = list(value.shape)
+        cut = [dim for dim, axes in enumerate(layout.dim_axes) if axes]
+        for dim in cut:
+            if dim in known:
+                shape[dim] = known[dim]
+        open_dims = [dim for dim in cut if dim not in known and layout.shard_count(dim) > 1]
+        if open_dims:
+            self._agree(platform, value, layout, shape, open_dims, argument)
+        return tuple(shape)
+
+    def _agree(
+        self, platform: Platform, value: Any, layout: Layout, shape: list[int], dims: Sequence[int], argument: str
+    ) -> None:
+        """Fill in the global sizes of ``dims``: every rank tells what it holds, and all of it must fit together."""
+        mesh = self.mesh
+        axes = tuple(sorted({axis for dim in dims for axis in layout.dim_axes[dim]}))
+        ranks = mesh.ranks_along(axes)
+        held = dict(zip(ranks, platform.transport().all_gather_object(tuple(value.shape), ranks), strict=True))
+        for dim in dims:
+            mine = mesh.ranks_along(layout.dim_axes[dim])
+            shape[dim] = sum(held[rank][dim] for rank in mine)
+        whole = layout.with_shape(tuple(shape))
+        if any(whole.local_shape_at(mesh.coordinate_of(rank)) != held[rank] for rank in ranks):
+            facts = ", ".join(f"rank {rank}: {list(sizes)}" for rank, sizes in held.items())
+            msg = (
+                f"{self.module}: the pieces of {argument} are not those of one {whole.notation(value.dtype)} ({facts}); "
+                f"shards follow the ceil rule"
+            )
+            raise ShardMismatchError(msg)

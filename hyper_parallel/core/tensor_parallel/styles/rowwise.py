@@ -1,0 +1,64 @@
+"""Row-wise: every rank computes with some of the input features, and the results are summed."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+from hyper_parallel.core.dtensor.placements import Placement, Replicate, Shard
+from hyper_parallel.core.tensor_parallel.styles.base import LayerStyle
+from hyper_parallel.core.tensor_parallel.styles.boundary import check_spec
+from hyper_parallel.platform.select import platform_of
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping
+
+    from hyper_parallel.platform.contract.platform import Platform
+
+__all__ = ["RowwiseParallel"]
+
+
+class RowwiseParallel(LayerStyle):
+    """Shard a linear layer by its input features, an embedding by its vocabulary.
+
+    ::
+
+        linear       x_BLF     [B, L, F@tp]       @tp Shard(-1)     (input_layouts -> Shard(-1))
+                     w_DF      [D, F@tp]          @tp Shard(1)
+                     b_D       [D]                @tp Replicate     (added once)
+                     y_BLD     [B, L, D]          @tp Partial(sum)  (-> output_layouts, Replicate by default)
+        embedding    ids_BL    [B, L]             @tp Replicate     (input_layouts -> Replicate)
+                     w_VD      [V@tp, D]          @tp Shard(0)      (ids of other ranks' rows give zeros)
+                     y_BLD     [B, L, D]          @tp Partial(sum)
+
+    One all-reduce in forward (a reduce-scatter if ``output_layouts`` is a shard), none in backward.
+
+    Args:
+        input_layouts: how a plain input is held along tp; ``Shard(-1)`` by default, Replicate for an embedding.
+            Uneven features are understood: the layer's weight knows the global width. DTensors bring their layout.
+        output_layouts: wanted layout of the output; Replicate by default.
+        use_local_output: return this rank's piece instead of a DTensor.
+    """
+
+    def __init__(self, *, input_layouts: Any = None, output_layouts: Any = None, use_local_output: bool = True) -> None:
+        name = type(self).__name__
+        self._asked = input_layouts is not None
+        self.input_layouts = (check_spec(input_layouts if self._asked else Shard(-1), "input_layouts", name),)
+        self.output_layouts = (
+            check_spec(Replicate() if output_layouts is None else output_layouts, "output_layouts", name),
+        )
+        self.use_local_output = use_local_output
+
+    def placements_for(self, module: Any) -> Mapping[str, Placement]:
+        """Input features are dim 1 of a linear weight; rows of an embedding are its dim 0."""
+        platform = platform_of(module)
+        weight, bias = platform.layer_parameters(module)
+        if platform.is_embedding_module(module):
+            return {weight: Shard(0)}
+        return {weight: Shard(1), **({} if bias is None else {bias: Replicate()})}
+
+    def _source(self, platform: Platform, module: Any) -> Any:
+        # Indices have no features to be split by: without a word from the user every rank holds all of them.
+        return self.input_layouts[0] if self._asked or platform.is_linear_module(module) else Replicate()
+
+    def _desired(self, platform: Platform, module: Any) -> Placement:
+        return Shard(-1) if platform.is_linear_module(module) else Replicate()

@@ -1,0 +1,62 @@
+"""Facet *differentiable* on MindSpore."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import mindspore
+from mindspore import Tensor, mint, ops
+from mindspore.common._grad_function import _Function
+
+from hyper_parallel.platform.contract.differentiable import DifferentiableFacet
+
+__all__ = ["MindSporeDifferentiable"]
+
+
+class _Seeded(_Function):  # type: ignore[misc] # MindSpore ships no types
+    """A scalar whose gradient is a given cotangent for each of several tensors, exactly."""
+
+    @staticmethod
+    def forward(ctx: Any, seeds: list[Tensor], *outs: Tensor) -> Tensor:
+        """Zero; the values do not matter."""
+        del outs
+        ctx.seeds = seeds
+        return mint.zeros((), dtype=mindspore.float32)
+
+    @staticmethod
+    def backward(ctx: Any, grad: Tensor) -> tuple[Tensor | None, ...]:
+        """The seeds."""
+        del grad
+        return (None, *ctx.seeds)
+
+
+class MindSporeDifferentiable(DifferentiableFacet):
+    """Differentiation by MindSpore's function transform."""
+
+    def vjp(
+        self,
+        fn: Callable[..., Sequence[Any]],
+        inputs: Sequence[Any],
+        seeds: Sequence[Any] | Callable[[Sequence[Any]], Sequence[Any]],
+        wanted: Sequence[bool],
+    ) -> tuple[list[Any], list[Any]]:
+        """Differentiate one scalar that pulls every seed back at once: forward and backward run once."""
+        leaves = [ops.stop_gradient(one) for one in inputs]
+        positions = tuple(index for index, want in enumerate(wanted) if want)
+        outs: list[Any] = []
+
+        def seeded(*xs: Any) -> Any:
+            outs[:] = fn(*xs)
+            given = seeds(outs) if callable(seeds) else seeds
+            pairs = [(out, seed) for out, seed in zip(outs, given, strict=True) if seed is not None and out._requires_grad]  # noqa: SLF001
+            return _Seeded.apply([seed for _, seed in pairs], *(out for out, _ in pairs))
+
+        if not positions:
+            seeded(*leaves)
+            return outs, [None] * len(leaves)
+        found = mindspore.grad(seeded, positions)(*leaves)
+        grads: list[Any] = [None] * len(leaves)
+        for position, grad in zip(positions, found if len(positions) > 1 else (found,), strict=True):
+            grads[position] = grad
+        return outs, grads

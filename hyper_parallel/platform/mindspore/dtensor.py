@@ -1,0 +1,335 @@
+"""The DTensor of MindSpore: a tensor subclass over the storage of its local tensor.
+
+The object shares storage and autograd identity with its local tensor, so that optimizers written in C++ step on a
+``Parameter`` made of it; its Python side says the global shape. Operators arrive at ``__fallback__``; what would reach
+the storage without asking there is overridden here.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator
+from typing import Any
+
+import numpy as np
+from mindspore import Parameter, Tensor, ops
+from mindspore.common.initializer import initializer
+
+from hyper_parallel.core.dtensor.dtensor import DTensor
+from hyper_parallel.core.dtensor.layout import Layout
+from hyper_parallel.errors import LayoutError, UnsupportedOperatorError
+from hyper_parallel.platform.mindspore import bypasses, intercept
+
+__all__ = ["MindSporeDTensor", "wrap"]
+
+
+class MindSporeDTensor(DTensor, Tensor):  # type: ignore[misc] # MindSpore ships no types
+    """A DTensor that is a ``mindspore.Tensor``."""
+
+    _platform = None  # type: ignore[assignment] # set by the platform's first wrap
+    _views = None
+    _origin = None
+    _readonly = None
+
+    __fallback__ = intercept.fallback
+
+    def __new__(cls, local: Any, device_mesh: Any = None, placements: Any = None) -> Any:
+        """As :class:`DTensor`; ``Parameter(dtensor)`` comes here with the DTensor alone."""
+        if isinstance(local, MindSporeDTensor):
+            return _share(cls, local._local, local._layout)  # noqa: SLF001
+        return DTensor.from_local(local, device_mesh, placements)
+
+    @property
+    def local_param_info(self) -> Any:
+        """What makes the local tensor a parameter to the gradient engine; without it its gradient would be zero."""
+        return self._local.param_info
+
+    @local_param_info.setter
+    def local_param_info(self, info: Any) -> None:
+        self._local.param_info = info
+
+    # -- facts ---------------------------------------------------------------------------------------------------
+
+    @property
+    def shape(self) -> tuple[int, ...]:
+        """Global sizes."""
+        return self._layout.shape  # type: ignore[return-value] # a DTensor's layout carries one
+
+    @property
+    def ndim(self) -> int:
+        """Number of dims."""
+        return len(self._layout.dim_axes)
+
+    def dim(self) -> int:
+        """Number of dims."""
+        return len(self._layout.dim_axes)
+
+    ndimension = dim
+
+    @property
+    def size(self) -> int:
+        """Global number of elements."""
+        return math.prod(self.shape)
+
+    def numel(self) -> int:
+        """Global number of elements."""
+        return math.prod(self.shape)
+
+    nelement = numel
+
+    def __len__(self) -> int:
+        """Global size of dim 0."""
+        if not self.shape:
+            msg = "len() of a 0-d tensor"
+            raise TypeError(msg)
+        return self.shape[0]
+
+    def stride(self, dim: int | None = None) -> Any:
+        """Strides, in elements, of the whole tensor stored densely."""
+        steps = tuple(math.prod(self.shape[index + 1 :]) for index in range(self.ndim))
+        return steps if dim is None else steps[dim]
+
+    @property
+    def strides(self) -> tuple[int, ...]:
+        """Strides, in bytes, of the whole tensor stored densely."""
+        return tuple(step * self.itemsize for step in self.stride())
+
+    @property
+    def nbytes(self) -> int:
+        """Bytes of the whole tensor."""
+        return self.size * int(self.itemsize)
+
+    # -- leaving the device mesh ---------------------------------------------------------------------------------
+
+    def item(self, index: Any = None) -> Any:
+        """The one element, as a Python number; pending reductions are done first."""
+        whole = self.full_tensor()
+        return whole.item() if index is None else whole.asnumpy().item(index)
+
+    def tolist(self) -> Any:
+        """Nested lists of the whole tensor."""
+        return self.full_tensor().asnumpy().tolist()
+
+    def __bool__(self) -> bool:
+        """Truth of a one-element tensor."""
+        return bool(self.full_tensor().asnumpy())
+
+    def __float__(self) -> float:
+        """Value of a one-element tensor."""
+        return float(self.full_tensor().asnumpy())
+
+    def __int__(self) -> int:
+        """Value of a one-element tensor."""
+        return int(self.full_tensor().asnumpy())
+
+    def __index__(self) -> int:
+        """Value of a one-element integer tensor."""
+        return int(self.full_tensor().__index__())
+
+    def asnumpy(self) -> Any:
+        """Refused: which part is meant must be said."""
+        raise UnsupportedOperatorError(_host_message("asnumpy"))
+
+    def numpy(self) -> Any:
+        """Refused, as :meth:`asnumpy`."""
+        raise UnsupportedOperatorError(_host_message("numpy"))
+
+    def __array__(self, dtype: Any = None, *, copy: bool | None = None) -> Any:
+        """Refused, as :meth:`asnumpy`."""
+        del dtype, copy
+        raise UnsupportedOperatorError(_host_message("asnumpy"))
+
+    # -- indexing and iteration ----------------------------------------------------------------------------------
+
+    def __getitem__(self, index: Any) -> Any:
+        """By the rule of indexing."""
+        return intercept.call("__getitem__", (self, index))
+
+    def __setitem__(self, index: Any, value: Any) -> None:
+        """By the rule of writing by index."""
+        intercept.call("__setitem__", (self, index, value))
+
+    def __iter__(self) -> Iterator[Any]:
+        """Slices along dim 0."""
+        if not self.shape:
+            msg = "iteration over a 0-d tensor"
+            raise TypeError(msg)
+        return iter([self[index] for index in range(self.shape[0])])
+
+    def __contains__(self, element: Any) -> bool:
+        """True when an element equals ``element``."""
+        whole = self.full_tensor().asnumpy()
+        wanted = element.full_tensor() if isinstance(element, DTensor) else element
+        return bool((whole == (wanted.asnumpy() if isinstance(wanted, Tensor) else wanted)).any())
+
+    # -- storage -------------------------------------------------------------------------------------------------
+
+    def detach(self) -> Any:
+        """The same storage, off the graph."""
+        return wrap(ops.stop_gradient(self._local), self._layout)
+
+    @property
+    def data(self) -> Any:
+        """A parameter itself; of anything else the same storage, off the graph."""
+        return self if isinstance(self, Parameter) else self.detach()
+
+    @data.setter
+    def data(self, value: Any) -> None:
+        self.set_data(value)
+
+    def set_data(self, data: Any, slice_shape: bool = False) -> Any:  # noqa: FBT001, FBT002 - MindSpore's signature
+        """Write values into the storage that this tensor, its local tensor and any optimizer share."""
+        del slice_shape
+        self._overwrite(data, "set_data")
+        return self
+
+    def _update_data(self, data: Any) -> Any:
+        self._overwrite(data, "_update_data")
+        return self
+
+    def assign_value(self, value: Any) -> Any:
+        """As :meth:`set_data`."""
+        self._overwrite(value, "assign_value")
+        return self
+
+    assign_value_cpp = assign_value
+
+    def _refused(self, *_: Any, **__: Any) -> Any:
+        """Refused: it would act on this rank's piece alone."""
+        msg = "this method of MindSpore acts on storage, which a DTensor shares with its ranks; use to_local() for the piece"
+        raise UnsupportedOperatorError(msg)
+
+    set_ = cauchy = log_normal = fill = from_dlpack = to_dlpack = get_bytes = itemset = _refused
+
+    def isreal(self) -> Any:
+        """Element by element: has it no imaginary part?"""
+        return intercept.call("isreal", (self,))
+
+    def _overwrite(self, data: Any, member: str) -> None:
+        """Write a DTensor of any layout, this rank's piece, or (if it is not piece-shaped) nothing at all."""
+        if isinstance(data, DTensor):
+            local = data.redistribute_to(self._layout)._local  # noqa: SLF001
+        else:
+            local = initializer(data, self.local_shape, self.dtype).init_data() if isinstance(data, (int, float)) else data
+            local = local.init_data() if local.has_init else local
+        if tuple(local.shape) != self.local_shape:
+            msg = (
+                f"{member}: this rank holds {list(self.local_shape)} of {self._layout.notation(self.dtype)}, "
+                f"the data has {list(local.shape)}; pass a DTensor, or this rank's piece"
+            )
+            raise LayoutError(msg)
+        self.drop_views()
+        if 0 not in self.local_shape:
+            self._local.copy_(local.astype(self.dtype))
+
+    def clone(self, init: Any = "same") -> Any:
+        """New storage: of a parameter a new parameter (filled as ``init`` says), else a differentiable copy."""
+        if not isinstance(self, Parameter):
+            return self * 1
+        made = self._parameter(_copied(self._local))
+        if init != "same":
+            made.set_data(init if isinstance(init, Tensor) else initializer(init, self.local_shape, self.dtype))
+        return made
+
+    def copy(self) -> Any:
+        """As :meth:`clone`."""
+        return self.clone()
+
+    def __copy__(self) -> Any:
+        """Of a parameter a new parameter with its own values, else the same tensor under a new object."""
+        return self.clone() if isinstance(self, Parameter) else wrap(self._local, self._layout)
+
+    def __deepcopy__(self, memo: dict[int, Any]) -> Any:
+        """New storage, off the graph."""
+        if id(self) not in memo:
+            local = _copied(self._local)
+            memo[id(self)] = self._parameter(local) if isinstance(self, Parameter) else wrap(local, self._layout)
+        return memo[id(self)]
+
+    def _parameter(self, local: Tensor) -> Any:
+        return Parameter(
+            wrap(local, self._layout),
+            name=self.name,
+            requires_grad=self.requires_grad,
+            layerwise_parallel=self.layerwise_parallel,
+            parallel_optimizer=self.parallel_optimizer,
+        )
+
+    # -- object --------------------------------------------------------------------------------------------------
+
+    __hash__ = object.__hash__  # identity, as tensors do
+
+    def __repr__(self) -> str:
+        """The one notation, and this rank's values."""
+        kind = f"Parameter {self.name}, " if isinstance(self, Parameter) else ""
+        return f"DTensor({kind}{self._layout.notation(self.dtype)} on {self._layout.mesh!r}, local={self._local!r})"
+
+    __str__ = __repr__
+
+    def __format__(self, spec: str) -> str:
+        """As a number where there is one."""
+        return format(self.item(), spec) if not self.shape else object.__format__(self, spec)
+
+    def __reduce_ex__(self, protocol: Any) -> Any:
+        """Pickle the local tensor and the layout."""
+        del protocol
+        facts = (self.name, self.requires_grad) if isinstance(self, Parameter) else None
+        return (_rebuild, (_copied(self._local), self._layout, facts))
+
+
+def wrap(local: Tensor, layout: Layout) -> MindSporeDTensor:
+    """A DTensor over ``local``, trusted to hold what ``layout`` says."""
+    made = _make(MindSporeDTensor, local)
+    made._local = local  # noqa: SLF001
+    made._layout = layout  # noqa: SLF001
+    return made  # type: ignore[no-any-return]
+
+
+_make = Tensor._make_subclass  # noqa: SLF001 - the framework's subclassing door
+
+
+def _share(cls: type, local: Tensor, layout: Layout) -> Any:
+    made = _make(cls, local)
+    made._local = local  # noqa: SLF001
+    made._layout = layout  # noqa: SLF001
+    return made
+
+
+def _copied(local: Tensor) -> Tensor:
+    return Tensor.from_numpy(np.array(local.asnumpy(), order="C"))
+
+
+def _rebuild(local: Tensor, layout: Layout, facts: tuple[str, bool] | None) -> Any:
+    made = wrap(local, layout)
+    return made if facts is None else Parameter(made, name=facts[0], requires_grad=facts[1])
+
+
+def _host_message(member: str) -> str:
+    return (
+        f"{member}() of a DTensor: say x.full_tensor().{member}() for the whole, "
+        f"x.to_local().{member}() for this rank's piece"
+    )
+
+
+def install(platform: Any) -> None:
+    """Complete the class: its platform, and Python operators that skip MindSpore's own search for a handler."""
+    MindSporeDTensor._platform = platform  # noqa: SLF001 - this module's own class
+    dispatcher, lines = intercept.start(platform)
+    platform.dispatcher = dispatcher
+    for name, operator in _BINARY.items():
+        setattr(MindSporeDTensor, name, dispatcher.binary(lines[operator].entry))
+    for name, operator in _UNARY.items():
+        setattr(MindSporeDTensor, name, dispatcher.unary(lines[operator].entry))
+    bypasses.close()
+
+
+_BINARY = {
+    "__add__": "AddExt",
+    "__radd__": "AddExt",
+    "__sub__": "SubExt",
+    "__mul__": "Mul",
+    "__rmul__": "Mul",
+    "__truediv__": "Div",
+    "__pow__": "Pow",
+}
+_UNARY = {"__neg__": "Neg", "__abs__": "Abs"}

@@ -1,0 +1,42 @@
+"""Canonical operators on plain MindSpore tensors: all families, right also where a piece is empty."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+from mindspore import Tensor
+
+from hyper_parallel.errors import UnsupportedOperatorError
+from hyper_parallel.platform.mindspore import local_index, local_nn, local_pointwise, local_shape
+from hyper_parallel.platform.mindspore.empty import tolerant
+
+__all__ = ["LOCAL", "WRITING", "write_back"]
+
+
+def write_back(compute: Callable[..., Any]) -> Callable[..., Any]:
+    """``compute`` with its result written into its first argument, which MindSpore's in-place kernels on CPU leave out."""
+
+    def write(x: Tensor, *args: Any, **kwargs: Any) -> Tensor:
+        result = compute(x, *args, **kwargs)
+        if result.dtype != x.dtype:
+            msg = f"a result of {result.dtype} cannot be written into a tensor of {x.dtype}; use the out-of-place form"
+            raise UnsupportedOperatorError(msg)
+        if 0 not in x.shape:
+            x.copy_(result)
+        return x
+
+    return write
+
+
+_FAMILIES = (local_pointwise.LOCAL, local_shape.LOCAL, local_index.LOCAL, local_nn.LOCAL)
+# The matmul family sees to empty pieces itself, writing by index has no result.
+_OWN = frozenset({"linear", "matmul", "mm", "bmm", "mv", "addmm", "baddbmm", "addmv", "einsum", "setitem", "detach"})
+
+LOCAL: dict[str, Callable[..., Any]] = {
+    op: compute if op in _OWN else tolerant(op, compute) for family in _FAMILIES for op, compute in family.items()
+}
+# Out-of-place operators as writers into their first argument; what writes already stays as it is.
+WRITING: dict[str, Callable[..., Any]] = {
+    op: compute if op == "setitem" else write_back(compute) for op, compute in LOCAL.items()
+}

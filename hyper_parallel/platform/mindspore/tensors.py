@@ -1,0 +1,140 @@
+"""Facet *tensors* on MindSpore. Everything here runs on CPU kernels, which many of ``mint``'s functions have not."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import mindspore
+import numpy as np
+from mindspore import Tensor, mint, ops
+
+from hyper_parallel.platform.contract.tensors import TensorsFacet
+
+__all__ = ["MindSporeTensors"]
+
+_NAMES = (
+    "float16 float32 float64 bfloat16 int8 int16 int32 int64 uint8 uint16 uint32 uint64 bool_ complex64 complex128"
+)
+_DTYPES = {name.rstrip("_"): getattr(mindspore, name) for name in _NAMES.split()}
+_FLOATING = frozenset(
+    {mindspore.float16, mindspore.float32, mindspore.float64, mindspore.bfloat16, mindspore.complex64, mindspore.complex128}
+)
+
+
+class MindSporeTensors(TensorsFacet):
+    """Plain tensors of MindSpore."""
+
+    def is_tensor(self, obj: Any) -> bool:
+        """True for any ``mindspore.Tensor``."""
+        return isinstance(obj, Tensor)
+
+    def cat(self, tensors: Sequence[Any], dim: int) -> Any:
+        """``mint.cat``."""
+        return mint.cat(list(tensors), dim)
+
+    def _cat(self, parts: list[Any], dim: int) -> Any:
+        return mint.cat(parts, dim)
+
+    def narrow(self, data: Any, dim: int, start: int, length: int) -> Any:
+        """A view."""
+        return mint.narrow(data, dim, start, length)
+
+    def reshape(self, data: Any, shape: Sequence[int]) -> Any:
+        """A view where strides allow, else a copy."""
+        return data.reshape(tuple(shape))
+
+    def contiguous(self, data: Any) -> Any:
+        """Densely stored values."""
+        return data.contiguous()
+
+    def copy(self, data: Any) -> Any:
+        """New storage, off the graph."""
+        return Tensor.from_numpy(np.array(data.asnumpy(), order="C", copy=True))
+
+    def detach(self, data: Any) -> Any:
+        """Same storage, off the graph."""
+        return ops.stop_gradient(data)
+
+    def zeros(self, size: Sequence[int], dtype: Any = None, device: Any = None) -> Any:
+        """Zeros; MindSpore chooses the device itself."""
+        del device
+        return mint.zeros(tuple(size), dtype=dtype)
+
+    def full(self, size: Sequence[int], fill_value: Any, dtype: Any = None, device: Any = None) -> Any:
+        """A constant."""
+        del device
+        return ops.full(tuple(size), fill_value, dtype=dtype)
+
+    def zeros_like(self, data: Any) -> Any:
+        """Zeros."""
+        return mint.zeros(tuple(data.shape), dtype=data.dtype)
+
+    def ones_like(self, data: Any) -> Any:
+        """Ones."""
+        return mint.ones(tuple(data.shape), dtype=data.dtype)
+
+    def arange(self, start: int, end: int, step: int = 1, dtype: Any = None, device: Any = None) -> Any:
+        """Integers."""
+        del device
+        return ops.arange(start, end, step, dtype=dtype)
+
+    def is_floating(self, data: Any) -> bool:
+        """Floating or complex."""
+        return data.dtype in _FLOATING
+
+    def itemsize(self, data: Any) -> int:
+        """Bytes per element."""
+        return int(data.itemsize)
+
+    def tensor_to_numpy(self, tensor: Any) -> Any:
+        """Values on the host; bfloat16 becomes float32."""
+        array = np.asarray(tensor.asnumpy())
+        return array.astype(np.float32) if tensor.dtype == mindspore.bfloat16 else array
+
+    def from_numpy(self, array: Any, device: Any = None) -> Any:
+        """A copy."""
+        del device
+        return Tensor.from_numpy(np.array(array, order="C", copy=True))
+
+    def str_to_dtype(self, dtype_str: str) -> Any:
+        """A ``mindspore`` dtype."""
+        name = dtype_str.rsplit(".", maxsplit=1)[-1].lower().rstrip("_")
+        if name not in _DTYPES:
+            msg = f"str_to_dtype: unknown dtype {dtype_str!r}; known: {', '.join(sorted(_DTYPES))}"
+            raise ValueError(msg)
+        return _DTYPES[name]
+
+    def to_device(self, data: Any, device_type: str) -> Any:
+        """The tensor itself: MindSpore has one device per process and places tensors on it."""
+        del device_type
+        return data
+
+    def set_tensor_requires_grad(self, input_tensor: Any) -> Any:
+        """The tensor itself: what is differentiated is said where the differentiation is."""
+        return input_tensor
+
+    def power_sum(self, data: Any, p: float) -> Any:
+        """Computed in f32 or wider."""
+        size = mint.abs(ops.stop_gradient(data))
+        if data.dtype not in (mindspore.float32, mindspore.float64):
+            size = size.astype(mindspore.float32)
+        if p == float("inf"):
+            return size.max() if size.size else mint.zeros((), dtype=size.dtype)
+        return mint.sum(size if p == 1 else mint.pow(size, p))
+
+    def maximum(self, first: Any, second: Any) -> Any:
+        """``mint.maximum``."""
+        return mint.maximum(first, second)
+
+    def clamp_max(self, data: Any, high: float) -> Any:
+        """``mint.clamp``."""
+        return mint.clamp(data, max=high)
+
+    def scale_(self, data: Any, factor: Any) -> None:
+        """``copy_`` of the product: in-place arithmetic does nothing on the CPU build."""
+        data.copy_(ops.stop_gradient(data) * factor.astype(data.dtype))
+
+    def size_of(self, shape: Sequence[int]) -> Any:
+        """A tuple."""
+        return tuple(shape)

@@ -1,0 +1,86 @@
+"""Facet *training* on MindSpore."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from typing import Any
+
+import mindspore
+from mindspore.experimental import optim
+
+from hyper_parallel.core.dtensor.dtensor import DTensor
+from hyper_parallel.core.dtensor.transition import dual
+from hyper_parallel.platform.contract.training import (
+    LanguageModelConfig,
+    StepResult,
+    TrainingFacet,
+    first_paths,
+    has_all,
+)
+
+__all__ = ["MindSporeTraining"]
+
+
+class MindSporeTraining(TrainingFacet):
+    """Training by MindSpore's function transform and MindSpore's optimizers."""
+
+    def reference_model(self, config: LanguageModelConfig) -> Any:
+        """The transformer of ``reference_model.py``."""
+        from hyper_parallel.platform.mindspore.reference_model import Transformer  # noqa: PLC0415 - for verification only
+
+        return Transformer(config)
+
+    def reference_loss(self, logits: Any, labels: Any) -> Any:
+        """``ops.cross_entropy``."""
+        from hyper_parallel.platform.mindspore.reference_model import loss  # noqa: PLC0415 - for verification only
+
+        return loss(logits, labels)
+
+    def load_arrays(self, model: Any, arrays: Mapping[str, Any]) -> None:
+        """``set_data``: in-place arithmetic does nothing on MindSpore's CPU build."""
+        held = self.parameters_dict(model)
+        for path, cell in self.get_cells_and_names(model):
+            held.update({f"{path}.{name}" if path else name: value for name, value in self.direct_buffers(cell).items()})
+        has_all(list(held), arrays, "load_arrays")
+        for path, array in arrays.items():
+            value = mindspore.Tensor(array, dtype=held[path].dtype)
+            if isinstance(held[path], mindspore.Parameter):
+                held[path].set_data(value)
+            else:
+                held[path].copy_(value)
+
+    def trainable(self, model: Any) -> dict[str, Any]:
+        """Parameters that require grad."""
+        return first_paths({path: one for path, one in self.parameters_dict(model).items() if one.requires_grad})
+
+    def training_step(self, model: Any, compute_loss: Callable[[], Any]) -> StepResult:
+        """``value_and_grad`` over the parameters; local gradients are in the dual of their parameter's layout."""
+        held = self.trainable(model)
+        loss, grads = mindspore.value_and_grad(compute_loss, None, list(held.values()))()
+        wrapped = {path: self._gradient(one, grad) for (path, one), grad in zip(held.items(), grads, strict=True)}
+        return StepResult(loss, wrapped)
+
+    def optimizer(self, model: Any, name: str, learning_rate: float) -> Callable[[StepResult], None]:
+        """``nn.Momentum`` (``SGD`` takes no float64) or ``experimental.optim.AdamW``, on local gradients."""
+        held = self.trainable(model)
+        values = list(held.values())
+        if name == "sgd":
+            engine: Any = mindspore.nn.Momentum(values, learning_rate, 0.9)
+        elif name == "adamw":
+            engine = optim.AdamW(values, lr=learning_rate, weight_decay=0.1)
+        else:
+            raise self.unknown_optimizer(name)
+
+        def apply(result: StepResult) -> None:
+            grads = [result.gradients[path] for path in held]
+            engine(tuple(grad.to_local() if isinstance(grad, DTensor) else grad for grad in grads))
+            for value in values:
+                if isinstance(value, DTensor):
+                    value.drop_views()
+
+        return apply
+
+    def _gradient(self, parameter: Any, grad: Any) -> Any:
+        if not isinstance(parameter, DTensor) or isinstance(grad, DTensor):
+            return grad
+        return parameter._platform.wrap(grad, dual(parameter.layout))  # noqa: SLF001 - the parameter knows its platform

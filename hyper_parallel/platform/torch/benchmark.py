@@ -1,0 +1,252 @@
+"""Host cost of operations on DTensors, beside plain PyTorch and PyTorch's own DTensor in the same run.
+
+Everything runs in one process on PyTorch's engine that moves nothing, as rank 0 of a world of two: what is left is
+what the library costs the host. The implementations take turns, and medians of thread CPU time are compared, so that
+ratios hold on a busy machine.
+"""
+
+from __future__ import annotations
+
+import gc
+import statistics
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+import torch.nn.functional as F  # noqa: N812 - the field's name for it
+from torch import Tensor, distributed
+from torch.distributed import tensor as peer
+
+from hyper_parallel.core.dtensor.dtensor import DTensor
+from hyper_parallel.core.dtensor.mesh import init_device_mesh
+from hyper_parallel.core.dtensor.placements import Replicate, Shard
+
+__all__ = ["Row", "run"]
+
+WORLD = 2
+Placed = tuple[Any, Any, Any]
+
+
+@dataclass(frozen=True)
+class Row:
+    """One line of the report, in microseconds of thread CPU time.
+
+    Attributes:
+        name: what was measured.
+        plain: the local operation on plain tensors (for the block: tensor parallelism written by hand).
+        peer: PyTorch's DTensor.
+        ours: this library's.
+        budget: the ratio that is allowed: of overheads over plain, or of ``ours / plain`` for the block.
+    """
+
+    name: str
+    plain: float
+    peer: float
+    ours: float
+    budget: float
+
+    @property
+    def ratio(self) -> float:
+        """Our overhead over PyTorch's DTensor's; for the block our time over the hand-written one's."""
+        if self.name == "block":
+            return self.ours / self.plain
+        return (self.ours - self.plain) / (self.peer - self.plain)
+
+
+def run(repeats: int = 1000, rounds: int = 7) -> list[Row]:
+    """Measure everything; takes about ten seconds per thousand repeats.
+
+    Args:
+        repeats: calls per measurement.
+        rounds: measurements per implementation, interleaved; the median counts.
+    """
+    with _world():
+        bench = _Bench(repeats, rounds)
+        return [*bench.forward(), *bench.forward_backward(), bench.block()]
+
+
+@contextmanager
+def _world() -> Iterator[None]:
+    from torch.testing._internal.distributed.fake_pg import FakeStore  # noqa: PLC0415 - PyTorch's own test engine
+
+    threads = torch.get_num_threads()
+    torch.set_num_threads(1)
+    distributed.init_process_group("fake", store=FakeStore(), rank=0, world_size=WORLD)
+    try:
+        yield
+    finally:
+        distributed.destroy_process_group()
+        torch.set_num_threads(threads)
+
+
+class _Bench:
+    """The three implementations side by side."""
+
+    def __init__(self, repeats: int, rounds: int) -> None:
+        self.repeats, self.rounds = repeats, rounds
+        self.ours = init_device_mesh("cpu", (WORLD,), mesh_dim_names=("tp",))
+        self.peer = peer.init_device_mesh("cpu", (WORLD,), mesh_dim_names=("tp",))
+
+    def tensors(self, dim: int | None, *shape: int, grad: bool = False) -> Placed:
+        """The same local values plain, in PyTorch's DTensor and in ours; sharded along ``dim``, or replicated."""
+        local = torch.randn(shape)
+        theirs = peer.Replicate() if dim is None else peer.Shard(dim)
+        placed = Replicate() if dim is None else Shard(dim)
+        leaves = [local.clone().requires_grad_(grad) for _ in range(3)]
+        return (
+            leaves[0],
+            peer.DTensor.from_local(leaves[1], self.peer, [theirs], run_check=False),
+            DTensor.from_local(leaves[2], self.ours, [placed]),
+        )
+
+    def measure(self, name: str, budget: float, calls: list[Callable[[], Any]], repeats: int | None = None) -> Row:
+        """Interleave the calls and take the medians."""
+        count = repeats or self.repeats
+        for call in calls:
+            for _ in range(20):
+                call()
+        times: list[list[float]] = [[] for _ in calls]
+        gc.collect()
+        gc.disable()
+        try:
+            for _ in range(self.rounds):
+                for index, call in enumerate(calls):
+                    times[index].append(_microseconds(call, count))
+        finally:
+            gc.enable()
+        plain, theirs, mine = (statistics.median(one) for one in times)
+        return Row(name, plain, theirs, mine, budget)
+
+    def forward(self) -> Iterator[Row]:
+        """Light operations without gradients."""
+        x, y, weight, scale = (
+            self.tensors(0, 8, 8),
+            self.tensors(0, 8, 8),
+            self.tensors(None, 8, 8),
+            self.tensors(None, 8),
+        )
+        shapes = ((8, 2, 4), (16, 2, 4), (16, 2, 4))
+        cases: dict[str, Callable[[int], Any]] = {
+            "add": lambda i: x[i] + y[i],
+            "multiply by a number": lambda i: x[i] * 2.0,
+            "linear": lambda i: F.linear(x[i], weight[i]),
+            "view": lambda i: x[i].view(shapes[i]),
+            "layer_norm": lambda i: F.layer_norm(x[i], (8,), scale[i], scale[i]),
+        }
+        for name, case in cases.items():
+            yield self.measure(name, 0.5, [_at(case, index) for index in range(3)])
+
+    def forward_backward(self) -> Iterator[Row]:
+        """The same with a backward from a given cotangent."""
+        x, y = self.tensors(0, 8, 8, grad=True), self.tensors(0, 8, 8, grad=True)
+        weight, scale = self.tensors(None, 8, 8, grad=True), self.tensors(None, 8, grad=True)
+        seed, seed_view = self.tensors(0, 8, 8), self.tensors(0, 8, 2, 4)
+        shapes = ((8, 2, 4), (16, 2, 4), (16, 2, 4))
+        cases: dict[str, Callable[[int], Any]] = {
+            "add": lambda i: (x[i] + y[i]).backward(seed[i]),
+            "multiply by a number": lambda i: (x[i] * 2.0).backward(seed[i]),
+            "linear": lambda i: F.linear(x[i], weight[i]).backward(seed[i]),
+            "view": lambda i: x[i].view(shapes[i]).backward(seed_view[i]),
+            "layer_norm": lambda i: F.layer_norm(x[i], (8,), scale[i], scale[i]).backward(seed[i]),
+        }
+        for name, case in cases.items():
+            yield self.measure(f"{name} + backward", 0.25, [_at(case, i) for i in range(3)], self.repeats // 4)
+
+    def block(self) -> Row:
+        """Forward and backward of a transformer block, tensor parallel, against the same written by hand."""
+        heads, width, hidden = 8, 64, 128
+        column, row, whole = (
+            lambda n, k: self.tensors(0, n // WORLD, k, grad=True),
+            lambda n, k: self.tensors(1, n, k // WORLD, grad=True),
+            lambda n: self.tensors(None, n, grad=True),
+        )
+        names = ("wq", "wk", "wv", "wo", "up", "down", "g1", "b1", "g2", "b2")
+        parts = (
+            *(column(width, width) for _ in range(3)),
+            row(width, width),
+            column(hidden, width),
+            row(width, hidden),
+            *(whole(width) for _ in range(4)),
+        )
+        weights = [dict(zip(names, (part[i] for part in parts), strict=True)) for i in range(3)]
+        x, seed = self.tensors(None, 2, 16, width, grad=True), self.tensors(None, 2, 16, width)
+
+        def by_hand() -> None:
+            _block(x[0], weights[0], heads // WORLD, _Enter.apply, _Leave.apply).backward(seed[0])
+
+        def distributed_(index: int, placements: list[Any]) -> Callable[[], None]:
+            def leave(y: Any) -> Any:
+                return y.redistribute(placements=placements)
+
+            return lambda: _block(x[index], weights[index], heads, _same, leave).backward(seed[index])
+
+        calls = [by_hand, distributed_(1, [peer.Replicate()]), distributed_(2, [Replicate()])]
+        return self.measure("block", 1.3, calls, max(self.repeats // 20, 5))
+
+
+def _block(
+    x_bsd: Any, w: dict[str, Any], heads: int, enter: Callable[[Any], Any], leave: Callable[[Any], Any]
+) -> Any:
+    """Attention and MLP; ``enter`` and ``leave`` are the boundaries of the tensor-parallel regions."""
+    batch, sequence, width = x_bsd.shape
+    h = enter(F.layer_norm(x_bsd, (width,), w["g1"], w["b1"]))
+    q, k, v = (
+        F.linear(h, w[name]).view(batch, sequence, heads, -1).transpose(1, 2) for name in ("wq", "wk", "wv")
+    )
+    scores = torch.softmax(q @ k.transpose(-2, -1) * 0.35, dim=-1)
+    mixed = (scores @ v).transpose(1, 2).reshape(batch, sequence, -1)
+    x_bsd = x_bsd + leave(F.linear(mixed, w["wo"]))
+    h = enter(F.layer_norm(x_bsd, (width,), w["g2"], w["b2"]))
+    return x_bsd + leave(F.linear(F.gelu(F.linear(h, w["up"])), w["down"]))
+
+
+class _Enter(torch.autograd.Function):
+    """Into a tensor-parallel region, by hand: identity, and all-reduce in backward."""
+
+    @staticmethod
+    def forward(ctx: Any, x: Tensor) -> Tensor:  # noqa: ARG004 - PyTorch's signature
+        """Identity."""
+        return x
+
+    @staticmethod
+    def backward(ctx: Any, grad: Tensor) -> Tensor:  # noqa: ARG004 - PyTorch's signature
+        """All-reduce."""
+        return _summed(grad)
+
+
+class _Leave(torch.autograd.Function):
+    """Out of it: all-reduce, and identity in backward."""
+
+    @staticmethod
+    def forward(ctx: Any, x: Tensor) -> Tensor:  # noqa: ARG004 - PyTorch's signature
+        """All-reduce."""
+        return _summed(x)
+
+    @staticmethod
+    def backward(ctx: Any, grad: Tensor) -> Tensor:  # noqa: ARG004 - PyTorch's signature
+        """Identity."""
+        return grad
+
+
+def _summed(x: Tensor) -> Tensor:
+    total = x.clone()
+    distributed.all_reduce(total)
+    return total
+
+
+def _same(x: Any) -> Any:
+    return x
+
+
+def _at(case: Callable[[int], Any], index: int) -> Callable[[], Any]:
+    return lambda: case(index)
+
+
+def _microseconds(call: Callable[[], Any], count: int) -> float:
+    start = time.thread_time_ns()
+    for _ in range(count):
+        call()
+    return (time.thread_time_ns() - start) / count / 1000

@@ -1,0 +1,202 @@
+"""PyTorch's names for indexing, and the functions whose result's size depends on values.
+
+Those look at the whole of what decides the size (a mask, class numbers), which is gathered; then an operator with
+known sizes runs.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from functools import cache
+from typing import Any
+
+import torch
+import torch.nn.functional as F  # noqa: N812 - the field's name for it
+from torch import Tensor
+
+from hyper_parallel.core.dtensor.dtensor import DTensor
+from hyper_parallel.core.dtensor.events import Cause
+from hyper_parallel.core.dtensor.layout import Layout
+from hyper_parallel.core.shard.binder import binder
+from hyper_parallel.core.shard.dispatch import Entry
+from hyper_parallel.core.shard.rule import Decomposition, find_rule
+from hyper_parallel.platform.torch.op_line import Line, both, method
+
+__all__ = ["FUNCTIONS", "LOCAL", "by_value"]
+
+FUNCTIONS = [
+    both("gather"),
+    both("index_select"),
+    Line("take_along_dim", (torch.take_along_dim, Tensor.take_along_dim)),
+    both("scatter"),
+    both("scatter_add"),
+    both("index_add"),
+    method("scatter", "scatter_", in_place=True),
+    method("scatter_add", "scatter_add_", in_place=True),
+    method("index_add", "index_add_", in_place=True),
+]
+
+
+def _found(x: Tensor, dim: int, index: Tensor, window: tuple[int, int]) -> tuple[Tensor, Tensor, Tensor]:
+    """The table, indices into it, and where they mean something; an empty table gets one row of zeros."""
+    start, stop = window
+    inside = (index >= start) & (index < stop)
+    if start == stop:
+        shape = list(x.shape)
+        shape[dim] = 1
+        x = torch.cat([x, x.new_zeros(shape)], dim)
+    return x, torch.where(inside, index - start, 0), inside
+
+
+def _gather(
+    x: Tensor, dim: int, index: Tensor, sparse_grad: bool = False, window: tuple[int, int] | None = None  # noqa: FBT001, FBT002
+) -> Tensor:
+    if window is None:
+        return torch.gather(x, dim, index, sparse_grad=sparse_grad)
+    table, local, inside = _found(x, dim, index, window)
+    return torch.gather(table, dim, local).masked_fill(~inside, 0)
+
+
+def _index_select(x: Tensor, dim: int, index: Tensor, window: tuple[int, int] | None = None) -> Tensor:
+    if window is None:
+        return torch.index_select(x, dim, index)
+    table, local, inside = _found(x, dim, index, window)
+    shape = [1] * x.ndim
+    shape[dim] = -1
+    return torch.index_select(table, dim, local).masked_fill(~inside.reshape(shape), 0)
+
+
+def embedding(  # noqa: PLR0913 - PyTorch's signature
+    x: Tensor,
+    weight: Tensor,
+    padding_idx: int | None = None,
+    max_norm: float | None = None,
+    norm_type: float = 2.0,
+    scale_grad_by_freq: bool = False,  # noqa: FBT001, FBT002
+    sparse: bool = False,  # noqa: FBT001, FBT002
+    window: tuple[int, int] | None = None,
+) -> Tensor:
+    """``F.embedding``, or what the rows ``window`` of a larger table contribute to it."""
+    if window is None:
+        return F.embedding(x, weight, padding_idx, max_norm, norm_type, scale_grad_by_freq, sparse)
+    table, local, inside = _found(weight, 0, x, window)
+    return F.embedding(local, table, _padding(padding_idx, window)).masked_fill(~inside[..., None], 0)
+
+
+def _padding(padding_idx: int | None, window: tuple[int, int]) -> int | None:
+    start, stop = window
+    return padding_idx - start if padding_idx is not None and start <= padding_idx < stop else None
+
+
+LOCAL: dict[str, Callable[..., Any]] = {
+    "getitem": Tensor.__getitem__,
+    "index": Tensor.__getitem__,
+    "setitem": Tensor.__setitem__,
+    "gather": _gather,
+    "index_select": _index_select,
+    "scatter": lambda x, dim, index, src, reduce=None: torch.scatter(x, dim, index, src),  # noqa: ARG005
+    "scatter_add": torch.scatter_add,
+    "index_add": lambda x, dim, index, source, alpha=1: torch.index_add(x, dim, index, source, alpha=alpha),
+    "one_hot": F.one_hot,
+    "embedding": embedding,
+    "lookup": embedding,
+}
+
+
+@cache
+def _entry(op: str, *, in_place: bool = False) -> Entry:
+    rule = find_rule(op)
+    assert rule is not None  # noqa: S101 - op is one of this file's
+    return Entry(op, LOCAL[op], binder(rule.signature), rule, LOCAL[op], in_place=in_place)
+
+
+def _dispatch(op: str, *args: Any) -> Any:
+    from hyper_parallel.platform.torch.intercept import interception  # noqa: PLC0415 - it asks this table
+
+    return interception().dispatcher.dispatch(_entry(op, in_place=op == "setitem"), args, {})
+
+
+def getitem(x: Any, index: Any) -> Any:
+    """``x[index]``."""
+    found, advanced = _index(x, index, "__getitem__")
+    return _dispatch("index" if advanced else "getitem", x, found)
+
+
+def setitem(x: Any, index: Any, value: Any) -> None:
+    """``x[index] = value``."""
+    found, _ = _index(x, index, "__setitem__")
+    _dispatch("setitem", x, found, value)
+
+
+def masked_select(x: Any, mask: Any) -> Any:
+    """Where ``mask`` is true, in one dim."""
+    shape = torch.broadcast_shapes(tuple(x.shape), tuple(mask.shape))
+    return x.expand(shape)[mask.expand(shape)]
+
+
+def nonzero(x: Any, *, as_tuple: bool = False) -> Any:
+    """Indices of what is not zero; the whole is gathered."""
+    layout = x._layout  # noqa: SLF001
+    found = torch.nonzero(_whole(x, "nonzero"), as_tuple=as_tuple)
+    return tuple(_replicated(one, layout) for one in found) if as_tuple else _replicated(found, layout)
+
+
+def one_hot(x: Any, num_classes: int = -1) -> Any:
+    """One dim more; without ``num_classes`` the largest class is looked for in the whole."""
+    if num_classes < 0:
+        num_classes = int(_whole(x, "one_hot").max()) + 1
+    return _dispatch("one_hot", x, num_classes)
+
+
+def _whole(x: Any, op: str) -> Tensor:
+    layout = x._layout  # noqa: SLF001
+    target = Layout.of(layout.mesh, ((),) * layout.ndim, (), layout.shape)
+    return x.detach().redistribute_to(target, Cause(op, "x", implicit=True))._local  # noqa: SLF001
+
+
+def _replicated(plain: Tensor, layout: Layout) -> Any:
+    from hyper_parallel.platform.torch.dtensor import wrap  # noqa: PLC0415 - it asks this table
+
+    return wrap(plain, Layout.of(layout.mesh, ((),) * plain.ndim, (), tuple(plain.shape)))
+
+
+def _index(x: Any, index: Any, op: str) -> tuple[Any, bool]:
+    """The index with lists and masks turned into integer tensors, and whether it has tensors at all."""
+    if type(index) in (int, slice) or index is None or index is Ellipsis:
+        return index, False
+    items = index if isinstance(index, tuple) else (index,)
+    if not any(isinstance(item, (Tensor, list, bool)) or hasattr(item, "__array__") for item in items):
+        return index, False
+    layout = next(one for one in (x, *items) if isinstance(one, DTensor))._layout  # noqa: SLF001
+    found: list[Any] = []
+    for item in items:
+        if isinstance(item, list) or (hasattr(item, "__array__") and not isinstance(item, Tensor)):
+            item = _replicated(torch.as_tensor(item), layout)  # noqa: PLW2901
+        if isinstance(item, DTensor) and item.dtype in (torch.bool, torch.uint8):
+            parts = torch.nonzero(_whole(item, op), as_tuple=True)
+            found.extend(_replicated(part, layout) for part in parts)
+        else:
+            found.append(item)
+    return tuple(found), True
+
+
+def _composed(run: Callable[..., Any], signature: str) -> Entry:
+    name = run.__name__
+    rule = Decomposition(name, signature, lambda ops, **arguments: run(**arguments))  # noqa: ARG005 - it has its own
+    return Entry(name, run, binder(signature), rule, run)
+
+
+@cache
+def by_value() -> dict[Any, Entry]:
+    """Entries of the functions for which layouts do not say enough."""
+    return {
+        Tensor.__getitem__: _composed(getitem, "x, index"),
+        Tensor.__setitem__: _composed(setitem, "x, index, value"),
+        torch.masked_select: _composed(masked_select, "x, mask"),
+        Tensor.masked_select: _composed(masked_select, "x, mask"),
+        torch.nonzero: _composed(nonzero, "x, *, as_tuple=False"),
+        Tensor.nonzero: _composed(nonzero, "x, *, as_tuple=False"),
+        torch.argwhere: _composed(nonzero, "x"),
+        Tensor.argwhere: _composed(nonzero, "x"),
+        F.one_hot: _composed(one_hot, "x, num_classes=-1"),
+    }

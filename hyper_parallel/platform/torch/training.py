@@ -1,0 +1,67 @@
+"""Facet *training* on PyTorch."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from typing import Any
+
+import torch
+
+from hyper_parallel.platform.contract.training import (
+    LanguageModelConfig,
+    StepResult,
+    TrainingFacet,
+    first_paths,
+    has_all,
+)
+
+__all__ = ["TorchTraining"]
+
+
+class TorchTraining(TrainingFacet):
+    """Training by PyTorch's tape and ``torch.optim``."""
+
+    def reference_model(self, config: LanguageModelConfig) -> Any:
+        """The transformer of ``reference_model.py``."""
+        from hyper_parallel.platform.torch.reference_model import Transformer  # noqa: PLC0415 - for verification only
+
+        return Transformer(config)
+
+    def reference_loss(self, logits: Any, labels: Any) -> Any:
+        """``F.cross_entropy``."""
+        from hyper_parallel.platform.torch.reference_model import loss  # noqa: PLC0415 - for verification only
+
+        return loss(logits, labels)
+
+    def load_arrays(self, model: Any, arrays: Mapping[str, Any]) -> None:
+        """Copy in place, off the tape."""
+        held = {**dict(model.named_parameters(remove_duplicate=False)), **dict(model.named_buffers())}
+        has_all(list(held), arrays, "load_arrays")
+        with torch.no_grad():
+            for path, array in arrays.items():
+                held[path].copy_(torch.as_tensor(array))
+
+    def trainable(self, model: Any) -> dict[str, Any]:
+        """``named_parameters`` that require grad."""
+        every = dict(model.named_parameters(remove_duplicate=False))
+        return first_paths({path: value for path, value in every.items() if value.requires_grad})
+
+    def training_step(self, model: Any, compute_loss: Callable[[], Any]) -> StepResult:
+        """Clear gradients, run, ``backward()``."""
+        held = self.trainable(model)
+        for value in held.values():
+            value.grad = None
+        loss = compute_loss()
+        loss.backward()
+        return StepResult(loss.detach(), {path: value.grad for path, value in held.items()})
+
+    def optimizer(self, model: Any, name: str, learning_rate: float) -> Callable[[StepResult], None]:
+        """``torch.optim.SGD`` or ``torch.optim.AdamW``; gradients are read from the parameters."""
+        values = list(self.trainable(model).values())
+        if name == "sgd":
+            engine: Any = torch.optim.SGD(values, lr=learning_rate, momentum=0.9)
+        elif name == "adamw":
+            engine = torch.optim.AdamW(values, lr=learning_rate, weight_decay=0.1)
+        else:
+            raise self.unknown_optimizer(name)
+        return lambda _: engine.step()

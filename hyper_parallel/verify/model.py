@@ -1,0 +1,163 @@
+"""Does a parallel plan train exactly like the single-device model? The front door of model verification."""
+
+from __future__ import annotations
+
+import functools
+import math
+import time
+from collections.abc import Callable, Sequence
+from typing import TYPE_CHECKING, Any
+
+from hyper_parallel.errors import PlanError, RankFailedError
+from hyper_parallel.verify.case import InputError
+from hyper_parallel.verify.faults import parse_fault
+from hyper_parallel.verify.launch import launch as launch_processes
+from hyper_parallel.verify.report import ModelReport, traffic
+from hyper_parallel.verify.side_by_side import RankResult, run_rank
+from hyper_parallel.verify.simulate import simulate
+from hyper_parallel.verify.spec import resolve
+
+if TYPE_CHECKING:
+    from hyper_parallel.verify.scenarios import Scenario
+
+__all__ = ["LAUNCHES", "InputError", "parse_mesh", "verify_model", "verify_scenario"]
+
+LAUNCHES = ("simulated", "processes")
+_TIMEOUT = 300.0
+_NAMES = {1: ("tp",), 2: ("dp", "tp")}
+
+
+def parse_mesh(mesh: str | None, world_size: int | None) -> tuple[tuple[int, ...], tuple[str, ...]]:
+    """Sizes and names of the axes: ``3`` is ``tp``, ``2x2`` is ``dp`` by ``tp``, ``dp=2,tp=3`` names them.
+
+    Raises:
+        InputError: (a ValueError) it does not read as a mesh, or does not fit the world size.
+    """
+    if mesh is None and world_size is None:
+        msg = "give --mesh, such as 2x2, or --world-size"
+        raise InputError(msg)
+    text = str(world_size) if mesh is None else mesh
+    named = "=" in text
+    parts = [part.partition("=") for part in text.split("," if named else "x")]
+    sizes = [(size if named else name) for name, _, size in parts]
+    if not all(size.isdecimal() and int(size) > 0 for size in sizes):
+        msg = f"--mesh {text!r} must look like 3, 2x2 or dp=2,tp=3"
+        raise InputError(msg)
+    shape = tuple(int(size) for size in sizes)
+    if not named and len(shape) not in _NAMES:
+        msg = f"--mesh {text!r} has {len(shape)} axes; name them, such as pp=2,dp=2,tp=2"
+        raise InputError(msg)
+    names = tuple(name for name, _, _ in parts) if named else _NAMES[len(shape)]
+    if world_size is not None and math.prod(shape) != world_size:
+        msg = f"--mesh {text} has {math.prod(shape)} ranks, --world-size says {world_size}"
+        raise InputError(msg)
+    return shape, names
+
+
+def verify_model(  # noqa: PLR0913 - what a verification depends on
+    spec: str | Callable[[], Any],
+    plan: str | Callable[[Any], Any],
+    mesh_shape: Sequence[int],
+    mesh_names: Sequence[str],
+    *,
+    platform: str,
+    launch: str = "simulated",
+    steps: int = 3,
+    inject: str | None = None,
+    name: str | None = None,
+) -> ModelReport:
+    """Train the single-device model and the parallel one side by side on every rank, and compare everything.
+
+    Args:
+        spec: ``module:function``, ``file.py:function`` or a function; it returns a
+            :class:`~hyper_parallel.verify.case.ModelCase`, a mapping of its fields or ``(model, batches, loss)``.
+        plan: the same, called with the mesh; returns the plan of ``parallelize_module``, or a
+            :class:`~hyper_parallel.verify.case.ParallelPlan`.
+        mesh_shape: sizes of the axes.
+        mesh_names: their names.
+        platform: ``torch`` or ``mindspore``.
+        launch: ``simulated`` or ``processes``.
+        steps: training steps.
+        inject: a fault of :data:`hyper_parallel.verify.faults.FAULTS`, optionally ``name@module.path``.
+        name: in the report.
+
+    Raises:
+        InputError: (a ValueError) something that was asked for does not exist or does not fit together.
+    """
+    if steps < 1:
+        msg = f"--steps is {steps}; at least one step must be compared"
+        raise InputError(msg)
+    if launch not in LAUNCHES:
+        msg = f"--launch {launch!r} must be {' or '.join(LAUNCHES)}"
+        raise InputError(msg)
+    mesh = " x ".join(f"{axis}={size}" for axis, size in zip(mesh_names, mesh_shape, strict=True))
+    report = ModelReport(name or str(spec), platform, launch, mesh, steps)
+    started = time.perf_counter()
+    arguments = (_maker(spec, "SPEC"), _maker(plan, "PLAN"), tuple(mesh_shape), tuple(mesh_names), steps)
+    fault = parse_fault(inject)
+    try:
+        world = simulate if launch == "simulated" else launch_processes
+        ranks = world(_run, math.prod(mesh_shape), platform, (*arguments, fault), timeout=_TIMEOUT)
+    except RankFailedError as error:
+        _tell_input_error(error)
+        report.error, report.cause = str(error), _cause(error)
+    else:
+        _fill(report, ranks)
+    report.seconds = time.perf_counter() - started
+    return report
+
+
+def verify_scenario(
+    scenario: Scenario, *, platform: str, launch: str = "simulated", steps: int = 3, inject: str | None = None
+) -> ModelReport:
+    """Verify one of the embedded scenarios; see :func:`verify_model`."""
+    return verify_model(
+        scenario.case,
+        scenario.plan,
+        scenario.mesh_shape,
+        scenario.mesh_names,
+        platform=platform,
+        launch=launch,
+        steps=steps,
+        inject=inject,
+        name=scenario.name,
+    )
+
+
+def _run(*arguments: Any) -> RankResult:
+    """On a rank; the fault is copied, because simulated ranks share their arguments."""
+    import copy  # noqa: PLC0415 - travels by value to the ranks
+
+    *rest, fault = arguments
+    return run_rank(*rest, copy.copy(fault))
+
+
+def _maker(given: str | Callable[..., Any], what: str) -> Callable[..., Any]:
+    """A function that finds the named one where it runs: on a rank."""
+    return functools.partial(_call, given, what) if isinstance(given, str) else given
+
+
+def _call(given: str, what: str, *args: Any) -> Any:
+    return resolve(given, what)(*args)
+
+
+def _fill(report: ModelReport, ranks: Sequence[RankResult]) -> None:
+    report.checks = [check for rank in ranks for check in rank.checks]
+    report.skipped = ranks[0].skipped
+    report.losses = ranks[0].losses
+    report.traffic = traffic([event for event in ranks[0].events if event.step == 0])
+    report.bound = ranks[0].bound
+
+
+def _cause(error: RankFailedError) -> str:
+    """The first failed rank's exception in one line."""
+    cause = error.__cause__ or error
+    first = (str(cause).splitlines() or [""])[0]
+    return f"{type(cause).__name__}: {first}" if first else type(cause).__name__
+
+
+def _tell_input_error(error: RankFailedError) -> None:
+    """Raise what a rank said about its input as the caller's own mistake."""
+    cause = error.__cause__
+    if isinstance(cause, (PlanError, InputError)):
+        raise InputError(str(cause)) from error

@@ -1,0 +1,211 @@
+"""What a verification found: counts, the first divergence, collectives per module; as text and as JSON."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Iterable, Sequence
+from dataclasses import asdict, dataclass, field
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from hyper_parallel.core.dtensor.events import Event
+    from hyper_parallel.verify.compare import Check
+
+__all__ = ["ModelReport", "Traffic", "traffic"]
+
+KINDS = ("output", "loss", "gradient", "weight")
+
+
+@dataclass(frozen=True)
+class Traffic:
+    """Collectives of one kind in one module, in one training step.
+
+    Attributes:
+        module: path.
+        phase: ``forward`` or ``backward``.
+        collective: which.
+        axes: mesh axes that it runs over.
+        count: how often.
+        bytes: what the worst rank receives in all of them.
+        implicit: how many of them in forward the library decided on by itself; backward only repays forward.
+    """
+
+    module: str
+    phase: str
+    collective: str
+    axes: tuple[str, ...]
+    count: int
+    bytes: int
+    implicit: int
+
+
+@dataclass
+class ModelReport:
+    """One model on one mesh, framework and way of launching.
+
+    Attributes:
+        name: of the scenario, or SPEC.
+        platform: framework.
+        launch: ``simulated`` or ``processes``.
+        mesh: such as ``dp=2 x tp=2``.
+        steps: training steps.
+        checks: comparisons of all ranks.
+        skipped: outputs that could not be compared, and why.
+        losses: single-device loss per step.
+        traffic: collectives of one step.
+        bound: the allowed error, in words.
+        seconds: of the whole run.
+        error: what ended the run, with every rank's traceback, or empty.
+        cause: the same in one line.
+    """
+
+    name: str
+    platform: str
+    launch: str
+    mesh: str
+    steps: int
+    checks: list[Check] = field(default_factory=list)
+    skipped: list[str] = field(default_factory=list)
+    losses: list[float] = field(default_factory=list)
+    traffic: list[Traffic] = field(default_factory=list)
+    bound: str = ""
+    seconds: float = 0.0
+    error: str = ""
+    cause: str = ""
+
+    @property
+    def ok(self) -> bool:
+        """True when outputs, losses, gradients and weights were all compared, and all of them held."""
+        return not self.error and all(self.counts[kind] for kind in KINDS) and all(one.ok for one in self.checks)
+
+    @property
+    def counts(self) -> dict[str, int]:
+        """Tensors compared, per kind."""
+        found = Counter(one.kind for one in self.checks if one.values)
+        return {kind: found[kind] for kind in KINDS}
+
+    @property
+    def first(self) -> Check | None:
+        """The first divergence: outputs in forward order, then the loss, gradients in reverse order, weights."""
+        wrong = [(one.step, index, one.rank) for index, one in self._indexed() if not one.ok]
+        if not wrong:
+            return None
+        step, index, rank = min(wrong)
+        return next(one for i, one in self._indexed() if (one.step, i, one.rank) == (step, index, rank))
+
+    @property
+    def faulty_module(self) -> str:
+        """Path of the module that diverged first, or empty."""
+        return "" if self.first is None else self.first.module
+
+    @property
+    def worst(self) -> Check | None:
+        """The largest error, relative to what was allowed."""
+        return max(self.checks, key=lambda one: one.error / one.bound, default=None)
+
+    def _indexed(self) -> Iterable[tuple[int, Check]]:
+        """Checks with their position on their own rank."""
+        position: Counter[int] = Counter()
+        for one in self.checks:
+            yield position[one.rank], one
+            position[one.rank] += 1
+
+    # -- showing ---------------------------------------------------------------------------------------------------
+
+    def verdict(self) -> str:
+        """One line."""
+        head = f"{self.name} on {self.platform} ({self.mesh}, {self.launch}, {self.seconds:.1f} s)"
+        if self.error:
+            return f"{head}: ENDED: {self.cause}"
+        if self.first is not None:
+            return f"{head}: DIVERGED first in module {self.faulty_module}: {self.first}"
+        empty = [kind for kind, count in self.counts.items() if not count]
+        if empty:
+            return f"{head}: NOT VERIFIED: nothing compared of kind {', '.join(empty)}"
+        worst = self.worst
+        error = 0.0 if worst is None else worst.error
+        return f"{head}: equal, {self._counted()}, largest error {error:.1e}"
+
+    def _counted(self) -> str:
+        values = sum(one.values for one in self.checks)
+        return ", ".join(f"{count} {_plural(kind)}" for kind, count in self.counts.items()) + f" ({values} values)"
+
+    def text(self) -> str:
+        """The whole report."""
+        lines = [self.verdict()]
+        if self.losses:
+            lines.append(f"  loss per step: {', '.join(f'{loss:.9g}' for loss in self.losses)}")
+        if self.bound:
+            lines.append(f"  allowed error: {self.bound}")
+        lines.extend(f"  not compared: {line}" for line in self.skipped)
+        wrong = [one for one in self.checks if not one.ok]
+        if wrong:
+            modules = list(dict.fromkeys(one.module for one in wrong))
+            lines.append(f"  {len(wrong)} of {len(self.checks)} tensors differ, in {len(modules)} modules")
+        lines.extend(_table(self.traffic) if not self.error else ["  " + line for line in self.error.splitlines()])
+        return "\n".join(lines)
+
+    def json(self) -> dict[str, Any]:
+        """Everything that a program wants, without the single comparisons that held."""
+        first = self.first
+        return {
+            "name": self.name,
+            "platform": self.platform,
+            "launch": self.launch,
+            "mesh": self.mesh,
+            "steps": self.steps,
+            "ok": self.ok,
+            "compared": self.counts,
+            "values": sum(one.values for one in self.checks),
+            "first_divergence": None if first is None else {**asdict(first), "error": _finite(first.error)},
+            "faulty_module": self.faulty_module,
+            "differing": [str(one) for one in self.checks if not one.ok][:100],
+            "largest_error": _finite(self.worst.error) if self.worst is not None else None,
+            "allowed_error": self.bound,
+            "losses": self.losses,
+            "not_compared": self.skipped,
+            "collectives": [asdict(one) for one in self.traffic],
+            "seconds": round(self.seconds, 3),
+            "error": self.error,
+        }
+
+
+def traffic(events: Sequence[Event]) -> list[Traffic]:
+    """Events of one step, summed per module, phase, collective and axes, in the order of their first running."""
+    counts: Counter[tuple[str, str, str, tuple[str, ...]]] = Counter()
+    volume: Counter[tuple[str, str, str, tuple[str, ...]]] = Counter()
+    implicit: Counter[tuple[str, str, str, tuple[str, ...]]] = Counter()
+    for event in events:
+        key = (event.module, event.phase, event.collective, event.axes)
+        counts[key] += 1
+        volume[key] += event.bytes
+        implicit[key] += event.implicit and event.phase == "forward"
+    return [Traffic(*key, counts[key], volume[key], implicit[key]) for key in counts]
+
+
+def _table(rows: Sequence[Traffic]) -> list[str]:
+    if not rows:
+        return ["  no collectives"]
+    cells = [("module", "phase", "collective", "over", "count", "bytes", "implicit")]
+    cells += [
+        (one.module or "(model)", one.phase, one.collective, ",".join(one.axes), str(one.count), str(one.bytes),
+         str(one.implicit) if one.implicit else "")
+        for one in rows
+    ]  # fmt: skip
+    widths = [max(len(row[column]) for row in cells) for column in range(len(cells[0]))]
+    lines = ["  collectives of one training step, bytes received by the worst rank:"]
+    for row in cells:
+        padded = [cell.rjust(width) if column in (4, 5, 6) else cell.ljust(width)
+                  for column, (cell, width) in enumerate(zip(row, widths, strict=True))]  # fmt: skip
+        lines.append(("    " + "  ".join(padded)).rstrip())
+    count, volume = sum(one.count for one in rows), sum(one.bytes for one in rows)
+    return [*lines, f"    {count} collectives, {volume} bytes"]
+
+
+def _plural(kind: str) -> str:
+    return "losses" if kind == "loss" else f"{kind}s"
+
+
+def _finite(number: float) -> float | None:
+    """JSON knows no infinity."""
+    return number if number < float("inf") else None

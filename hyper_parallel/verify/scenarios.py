@@ -1,0 +1,151 @@
+"""The embedded scenarios: the reference transformer, real text, and the plan a user would write for it."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+from typing import Any
+
+import numpy as np
+
+from hyper_parallel.core.dtensor.placements import Replicate, Shard
+from hyper_parallel.platform.contract.training import LanguageModelConfig
+from hyper_parallel.platform.select import current_platform
+from hyper_parallel.verify.case import ModelCase, ParallelPlan
+from hyper_parallel.verify.data import text_batches
+
+__all__ = ["SCENARIOS", "Scenario", "scenario_named", "transformer_case", "transformer_plan"]
+
+_BATCHES = 3
+
+
+@dataclass(frozen=True)
+class Scenario:
+    """A model, its data, a mesh and a plan.
+
+    Attributes:
+        name: how the command calls it.
+        mesh_shape: sizes of the axes.
+        mesh_names: their names.
+        config: of the transformer; sizes do not divide by the mesh, except heads.
+        batch: sequences per batch.
+        optimizer: ``sgd`` or ``adamw``.
+    """
+
+    name: str
+    mesh_shape: tuple[int, ...]
+    mesh_names: tuple[str, ...]
+    config: LanguageModelConfig
+    batch: int = 3
+    optimizer: str = "sgd"
+
+    def with_dtype(self, dtype: str) -> Scenario:
+        """The same in another precision."""
+        return replace(self, config=replace(self.config, dtype=dtype))
+
+    def case(self) -> ModelCase:
+        """Model, data and loss, on the current platform."""
+        return transformer_case(self.config, self.batch, self.optimizer)
+
+    def plan(self, mesh: Any) -> ParallelPlan:
+        """Sequence parallelism around tensor parallelism, data parallelism over ``dp``."""
+        return ParallelPlan(transformer_plan(), {"dp": Shard(0)} if "dp" in mesh.names else {})
+
+
+_GRID, _ROW = ((2, 2), ("dp", "tp")), ((3,), ("tp",))
+_TWO = LanguageModelConfig(dim=20, heads=4, kv_heads=2, ffn=37, length=13)
+_THREE = LanguageModelConfig(dim=22, heads=6, kv_heads=3, ffn=50, length=11)
+
+SCENARIOS = (
+    Scenario("2x2-rms-tied", *_GRID, replace(_TWO, norm="rms", tied=True)),
+    Scenario("2x2-layer-untied", *_GRID, replace(_TWO, norm="layer", tied=False)),
+    Scenario("3-rms-untied", *_ROW, replace(_THREE, norm="rms", tied=False), optimizer="adamw"),
+    Scenario("3-layer-tied", *_ROW, replace(_THREE, norm="layer", tied=True)),
+)
+
+
+def scenario_named(name: str) -> Scenario:
+    """The embedded scenario ``name``.
+
+    Raises:
+        ValueError: there is none, with the names.
+    """
+    for one in SCENARIOS:
+        if one.name == name:
+            return one
+    msg = f"scenario {name!r} does not exist; known: {', '.join(one.name for one in SCENARIOS)}"
+    raise ValueError(msg)
+
+
+def transformer_case(config: LanguageModelConfig, batch: int, optimizer: str) -> ModelCase:
+    """The reference transformer on bytes of Python's standard library, with weights that are equal on both frameworks."""
+    platform = current_platform()
+
+    def build() -> Any:
+        model = platform.reference_model(config)
+        platform.load_arrays(model, _weights(platform.trainable(model), config.dtype))
+        return model
+
+    return ModelCase(
+        build,
+        text_batches(_BATCHES, batch, config.length),
+        lambda logits, tensors: platform.reference_loss(logits, tensors[-1]),
+        optimizer=optimizer,
+        learning_rate=0.1 if optimizer == "sgd" else 0.01,
+    )
+
+
+def transformer_plan() -> dict[str, Any]:
+    """Styles of the reference transformer: the residual stream is split along the sequence, everything is a DTensor."""
+    from hyper_parallel.core.tensor_parallel import (  # noqa: PLC0415 - after a framework was chosen
+        ColwiseParallel,
+        PrepareModuleInput,
+        RowwiseParallel,
+        SequenceParallel,
+    )
+
+    def split(**options: Any) -> Any:
+        return ColwiseParallel(use_local_output=False, **options)
+
+    def joined(**options: Any) -> Any:
+        return RowwiseParallel(output_layouts=Shard(1), use_local_output=False, **options)
+
+    constants = (None, None, None)
+    return {
+        "embed": joined(input_layouts=Replicate()),
+        "layers.*.attn_norm": SequenceParallel(),
+        "layers.*.attn": PrepareModuleInput(
+            input_layouts=(Shard(1), *constants),
+            desired_input_layouts=(Replicate(), *constants),
+            use_local_output=False,
+        ),
+        "layers.*.attn.q": split(),
+        "layers.*.attn.k": split(),
+        "layers.*.attn.v": split(),
+        "layers.*.attn.o": joined(),
+        "layers.*.mlp_norm": SequenceParallel(),
+        "layers.*.mlp": PrepareModuleInput(
+            input_layouts=Shard(1), desired_input_layouts=Replicate(), use_local_output=False
+        ),
+        "layers.*.mlp.gate": split(),
+        "layers.*.mlp.up": split(),
+        "layers.*.mlp.down": joined(),
+        "norm": SequenceParallel(),
+        "head": split(input_layouts=Shard(1)),
+    }
+
+
+def _weights(parameters: Any, dtype: str) -> dict[str, np.ndarray]:
+    """Random values by path, of a size that keeps activations near one; norms near one, biases not zero."""
+    arrays = {}
+    for number, (path, value) in enumerate(sorted(parameters.items())):
+        rng = np.random.default_rng(1000 + number)
+        shape = tuple(value.shape)
+        noise = rng.standard_normal(shape)
+        if len(shape) > 1:
+            array = noise / np.sqrt(shape[-1])
+        elif path.endswith("weight"):
+            array = 1 + 0.2 * noise
+        else:
+            array = 0.2 * noise
+        arrays[path] = array.astype(dtype)
+    return arrays

@@ -1,0 +1,78 @@
+"""SPEC and PLAN: finding a function by ``package.module:function`` or ``path/file.py:function``."""
+
+from __future__ import annotations
+
+import hashlib
+import importlib
+import importlib.util
+import sys
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+from hyper_parallel.verify.case import InputError
+
+__all__ = ["resolve"]
+
+
+def resolve(spec: str, what: str) -> Callable[..., Any]:
+    """The function that ``spec`` names.
+
+    Args:
+        spec: ``package.module:function`` (the current folder counts) or ``path/file.py:function``.
+        what: ``SPEC`` or ``PLAN``, for messages.
+
+    Raises:
+        InputError: (a ValueError) it is malformed, the module or file does not import, or holds no such function.
+    """
+    where, _, name = spec.rpartition(":")
+    if not where or not name.isidentifier():
+        msg = f"{what} {spec!r} must look like package.module:function or path/file.py:function"
+        raise InputError(msg)
+    module = _file(where, what) if where.endswith(".py") else _module(where, what)
+    found = getattr(module, name, None)
+    if not callable(found):
+        functions = sorted(key for key, value in vars(module).items() if callable(value) and not key.startswith("_"))
+        msg = f"{what} {spec!r}: {where} has no function {name!r}; it has {', '.join(functions) or 'none'}"
+        raise InputError(msg)
+    return found  # type: ignore[no-any-return] # callable, checked above
+
+
+def _module(name: str, what: str) -> Any:
+    here = str(Path.cwd())
+    if here not in sys.path:
+        sys.path.insert(0, here)
+    try:
+        return importlib.import_module(name)
+    except Exception as error:
+        raise _failed(what, name, error) from error
+
+
+def _file(name: str, what: str) -> Any:
+    path = Path(name).resolve()
+    if not path.is_file():
+        msg = f"{what}: there is no file {path}"
+        raise InputError(msg)
+    # One module per file, however often it is named; the digest keeps equal file names apart.
+    alias = f"_hyper_parallel_{path.stem}_{hashlib.sha256(str(path).encode()).hexdigest()[:12]}"
+    if alias in sys.modules:
+        return sys.modules[alias]
+    spec = importlib.util.spec_from_file_location(alias, path)
+    if spec is None or spec.loader is None:
+        msg = f"{what}: {path} is no Python file"
+        raise InputError(msg)
+    module = importlib.util.module_from_spec(spec)
+    sys.modules[alias] = module
+    folder = str(path.parent)
+    if folder not in sys.path:
+        sys.path.insert(0, folder)
+    try:
+        spec.loader.exec_module(module)
+    except Exception as error:
+        del sys.modules[alias]
+        raise _failed(what, str(path), error) from error
+    return module
+
+
+def _failed(what: str, name: str, error: Exception) -> InputError:
+    return InputError(f"{what}: cannot import {name}: {type(error).__name__}: {str(error).splitlines()[0] if str(error) else ''}")

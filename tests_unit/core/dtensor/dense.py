@@ -1,0 +1,118 @@
+"""Reference for layouts in NumPy: what locals denote, and every way to place a tensor; independent of plans."""
+
+from __future__ import annotations
+
+import itertools
+import math
+
+import numpy as np
+
+from hyper_parallel.core.dtensor.layout import Layout
+from hyper_parallel.core.dtensor.mesh import DeviceMesh
+
+REDUCE = {"sum": np.add.reduce, "avg": lambda a: np.mean(a, axis=0), "max": np.maximum.reduce,
+          "min": np.minimum.reduce, "prod": np.multiply.reduce, "all": np.logical_and.reduce,
+          "any": np.logical_or.reduce}  # fmt: skip
+
+
+def grid(shape, rank=0):
+    """A mesh to look at from ``rank``, axes called a, b, c."""
+    ranks = tuple(range(math.prod(shape)))
+    return DeviceMesh._interned("cpu", tuple(shape), ranks, tuple("abcd"[: len(shape)]), rank, None)
+
+
+def chunks(size, parts):
+    """Ceil rule, said with a loop."""
+    step = math.ceil(size / parts)
+    edges = [min(step * i, size) for i in range(parts + 1)]
+    return list(itertools.pairwise(edges))
+
+
+def box(layout, at):
+    """Half-open ranges of the rank at ``at``, by splitting axis after axis."""
+    found = []
+    for size, axes in zip(layout.shape, layout.dim_axes, strict=True):
+        low, high = 0, size
+        for axis in axes:
+            a, b = chunks(high - low, layout.mesh.shape[axis])[at[axis]]
+            low, high = low + a, low + b
+        found.append(slice(low, high))
+    return tuple(found)
+
+
+def assemble(locals_, layout):
+    """The tensor that ``locals_`` (one array per rank, row-major) denote; replicas must agree exactly."""
+    held = {}
+    for at, local in zip(np.ndindex(*layout.mesh.shape), locals_, strict=True):
+        held[at] = np.asarray(local)
+    for axis, op in sorted(layout.partials, reverse=True):
+        merged = {}
+        for at in held:
+            group = [held[(*at[:axis], i, *at[axis + 1 :])] for i in range(layout.mesh.shape[axis])]
+            merged[at] = REDUCE[op](np.stack(group)) if group else None
+        held = merged
+    whole = np.full(layout.shape, np.nan)
+    filled = np.zeros(layout.shape, bool)
+    for at, local in held.items():
+        where = box(layout, at)
+        assert local.shape == whole[where].shape, (at, local.shape, whole[where].shape)
+        np.testing.assert_allclose(whole[where][filled[where]], local[filled[where]], rtol=1e-12)
+        whole[where], filled[where] = local, True
+    assert filled.all()
+    return whole
+
+
+def scatter(dense, layout, rng):
+    """Locals per rank that denote ``dense``; summands are random and of both signs."""
+    parts = {(): dense}
+    for axis, op in layout.partials:
+        parts = {
+            (*key, (axis, i)): piece
+            for key, value in parts.items()
+            for i, piece in enumerate(decompose(value, op, layout.mesh.shape[axis], rng))
+        }
+    found = []
+    for at in np.ndindex(*layout.mesh.shape):
+        key = tuple((axis, at[axis]) for axis, _ in layout.partials)
+        found.append(np.array(parts[key][box(layout, at)], order="C"))
+    return found
+
+
+def decompose(value, op, count, rng):
+    """``count`` arrays whose reduction by ``op`` is ``value``."""
+    if op in ("sum", "avg"):
+        pieces = [rng.normal(size=value.shape) * 3 for _ in range(count - 1)]
+        scale = 1 if op == "sum" else count
+        return [*pieces, value * scale - sum(pieces)]
+    if op in ("max", "min"):
+        sign = 1 if op == "max" else -1
+        holder = rng.integers(count, size=value.shape)
+        return [np.where(holder == i, value, value - sign * rng.random(value.shape)) for i in range(count)]
+    if op == "prod":
+        signs = [rng.choice([-1, 1], size=value.shape) for _ in range(count - 1)]
+        pieces = [sign * rng.uniform(0.5, 2, size=value.shape) for sign in signs]
+        return [*pieces, value / math.prod(pieces)]
+    raise AssertionError(op)
+
+
+def dual(layout):
+    """Layout of the gradient."""
+    return Layout.of(layout.mesh, layout.dim_axes, (), layout.shape)
+
+
+def every_layout(mesh, shape, partials=("sum",)):
+    """Every layout, every order of axes within a dim included."""
+    choices = [("r",), *[("s", d) for d in range(len(shape))], *[("p", op) for op in partials]]
+    found = []
+    for picks in itertools.product(choices, repeat=mesh.ndim):
+        held = [[axis for axis, pick in enumerate(picks) if pick == ("s", d)] for d in range(len(shape))]
+        owed = [(axis, pick[1]) for axis, pick in enumerate(picks) if pick[0] == "p"]
+        found.extend(
+            Layout.of(mesh, dims, owed, shape) for dims in itertools.product(*map(itertools.permutations, held))
+        )
+    return found
+
+
+def seen_by(layout, rank):
+    """The same layout as another rank sees it."""
+    return Layout.of(grid(layout.mesh.shape, rank), layout.dim_axes, layout.partials, layout.shape)

@@ -1,0 +1,87 @@
+from __future__ import annotations
+
+import itertools
+
+import numpy as np
+import pytest
+
+from hyper_parallel.core.dtensor import exchange, search, steps
+from hyper_parallel.core.dtensor.layout import Layout
+from hyper_parallel.platform.select import get_torch_platform
+from hyper_parallel.transport.base import active_transport
+from hyper_parallel.verify.simulate import simulate
+
+pytestmark = pytest.mark.platforms("torch")
+
+WORLDS = [((2,), (7, 5)), ((4,), (1, 4)), ((2, 2), (3, 5)), ((2, 3), (4,)), ((3,), (0, 2))]
+KINDS = {steps.Slice, steps.AllGather, steps.ReduceScatter, steps.AllReduce, steps.AllToAll, steps.ToPartial,
+         exchange.Exchange, exchange.ReduceExchange}  # fmt: skip
+
+
+def every_step(dense, mesh, shape, rank):
+    """Every step that a search could take between any two layouts, in an order that all ranks share."""
+    grid = dense.grid(mesh, rank)
+    layouts = dense.every_layout(grid, shape)
+    found = {}
+    for source, target in itertools.product(layouts, layouts):
+        kept = {axis for axis, _ in target.partials}
+        if kept <= {axis for axis, _ in source.partials} and source is not target:
+            for step in (search._direct(source, target), *search._moves(source, target)):
+                found.setdefault(str(step), step)
+        fresh = [axis for axis in kept if not source.is_partial(axis) and not any(axis in d for d in source.dim_axes)]
+        if source.dim_axes == target.dim_axes and fresh and len(fresh) == len(target.partials) - len(source.partials):
+            step = steps.ToPartial(source, target, tuple(fresh))
+            found.setdefault(str(step), step)
+    return list(found.values())
+
+
+@pytest.mark.parametrize("mesh, shape", WORLDS)
+def test_each_step_alone_keeps_the_value(dense, mesh, shape):
+    """Every step of every kind, chosen by a plan or not, turns locals of its source into locals of its target."""
+    import torch
+
+    seen = every_step(dense, mesh, shape, 0)
+    rng = np.random.default_rng(1)
+    values = [rng.normal(size=shape) for _ in seen]
+    held = [dense.scatter(value, step.source, rng) for value, step in zip(values, seen, strict=True)]
+
+    def on_rank():
+        rank = active_transport().rank
+        mine = every_step(dense, mesh, shape, rank)
+        return [
+            step.apply(torch.from_numpy(one[rank]), get_torch_platform()).numpy()
+            for step, one in zip(mine, held, strict=True)
+        ]
+
+    ranks = simulate(on_rank, int(np.prod(mesh)), "torch")
+    for index, step in enumerate(seen):
+        whole = dense.assemble([one[index] for one in ranks], step.target)
+        np.testing.assert_allclose(whole, values[index], atol=1e-10, err_msg=str(step))
+    if len(mesh) > 1 and len(shape) > 1:
+        assert {type(step) for step in seen} == KINDS
+
+
+def test_a_step_prints_itself(dense):
+    """A step shows its collective, its axes by name and both layouts."""
+    grid = dense.grid((2, 2))
+    source, target = Layout.of(grid, [(0, 1)], (), (8,)), Layout.of(grid, [()], (), (8,))
+    assert str(steps.AllGather(source, target, (0, 1))) == "all_gather over a, b: [8@a@b] -> [8]"
+    assert str(steps.Slice(target, source, ())) == "slice: [8] -> [8@a@b]"
+
+
+def test_steps_know_their_price(dense):
+    """The price of a step is what its worst rank receives and waits for: (7, 5) over four ranks."""
+    grid = dense.grid((4,))
+    rows, whole = Layout.of(grid, [(0,), ()], (), (7, 5)), Layout.of(grid, [(), ()], (), (7, 5))
+    columns, summed = Layout.of(grid, [(), (0,)], (), (7, 5)), Layout.of(grid, [(), ()], [(0, "sum")], (7, 5))
+    priced = [
+        steps.AllGather(rows, whole, (0,)),
+        steps.ReduceScatter(summed, rows, (0,)),
+        steps.AllReduce(summed, whole, (0,)),
+        steps.AllToAll(rows, columns, (0,)),
+        exchange.Exchange(rows, columns, (0,)),
+        steps.Slice(whole, rows, ()),
+    ]
+    assert [(step.received, step.messages, step.launches) for step in priced] == [
+        (30, 2, 1), (30, 2, 1), (52, 4, 1), (10, 3, 1), (10, 3, 1), (0, 0, 0),
+    ]  # fmt: skip

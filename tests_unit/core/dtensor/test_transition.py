@@ -1,0 +1,239 @@
+from __future__ import annotations
+
+import itertools
+
+import pytest
+
+from hyper_parallel.core.dtensor.layout import Layout
+from hyper_parallel.core.dtensor.placements import Partial, Replicate, Shard
+from hyper_parallel.core.dtensor.search import Cost
+from hyper_parallel.core.dtensor.transition import plan
+from hyper_parallel.errors import LayoutError, MeshMismatchError
+
+S0, S1, R, P = Shard(0), Shard(1), Replicate(), Partial()
+
+
+def between(dense, mesh, source, target, shape, varying=()):
+    """The plan between two lists of placements."""
+    grid = dense.grid(mesh)
+    return plan(Layout.place(grid, source, shape), Layout.place(grid, target, shape), varying)
+
+
+def names(steps):
+    """What a plan does, in order."""
+    return [step.collective or type(step).__name__ for step in steps.steps]
+
+
+@pytest.mark.parametrize(
+    "source, target, varying, forward, backward",
+    [
+        ([S0], [R], (), ["all_gather"], ["Slice"]),
+        ([S0], [R], (0,), ["all_gather"], ["reduce_scatter"]),
+        ([R], [S0], (), ["Slice"], ["all_gather"]),
+        ([P], [R], (), ["all_reduce"], []),
+        ([P], [R], (0,), ["all_reduce"], ["all_reduce"]),
+        ([P], [S0], (), ["reduce_scatter"], ["all_gather"]),
+        ([S0], [S1], (), ["all_to_all"], ["all_to_all"]),
+        ([R], [P], (), ["ToPartial"], []),
+        ([R], [R], (0,), [], ["all_reduce"]),
+        ([S0], [P], (), ["ToPartial"], ["Slice"]),
+        ([Partial("avg")], [R], (), ["Scale", "all_reduce"], ["Scale"]),
+        ([R], [Partial("avg")], (), ["ToPartial"], ["Scale"]),
+        ([S0], [S0], (), [], []),
+    ],
+)
+@pytest.mark.parametrize("ranks", [2, 3, 4])
+@pytest.mark.parametrize("shape", [(7, 5), (1024, 96)])
+def test_every_row_of_the_gradient_contract(dense, source, target, varying, forward, backward, ranks, shape):
+    """Each change of placement communicates as the table in the algebra says, forward and backward."""
+    steps = between(dense, (ranks,), source, target, shape, varying)
+    assert names(steps) == forward
+    assert names(steps.adjoint) == backward
+
+
+def minimum(dense, source, target):
+    """Elements that must be received in total, counted element by element; see the performance notes."""
+    shape = source.mesh.shape
+    kept = {axis for axis, _ in target.partials}
+    reduced = [axis for axis, _ in source.partials if axis not in kept]
+    total = 0
+    for index in itertools.product(*map(range, source.shape)):
+        holders = [at for at in itertools.product(*map(range, shape)) if inside(index, dense.box(source, at))]
+        wanted = [at for at in itertools.product(*map(range, shape)) if inside(index, dense.box(target, at))]
+        terms = {tuple(at[axis] for axis in reduced) for at in holders}
+        if len(terms) > 1:
+            total += len(terms) - 1 + len(wanted) - bool(set(wanted) & set(holders))
+        else:
+            total += len(set(wanted) - set(holders))
+    return total
+
+
+def inside(index, box):
+    """True when the box holds the index."""
+    return all(part.start <= i < part.stop for i, part in zip(index, box, strict=True))
+
+
+def received(steps):
+    """Elements that all ranks together receive."""
+    found = 0
+    for step in steps.steps:
+        found += sum(step.received_at(at) for at in itertools.product(*map(range, step.source.mesh.shape)))
+    return found
+
+
+TABLE = [
+    ((2,), [S0], [S1]),
+    ((4,), [S0], [S1]),
+    ((2, 2), [S0, S0], [S1, S0]),
+    ((2, 2), [S0, S1], [S1, S0]),
+    ((2, 2), [S0, R], [R, S0]),
+    ((2, 2), [R, S0], [S0, S0]),
+    ((2, 2), [P, P], [R, R]),
+    ((2, 2), [P, S0], [S0, R]),
+]
+
+
+@pytest.mark.parametrize("mesh, source, target", TABLE)
+@pytest.mark.parametrize("shape", [(8, 8), (24, 16)])
+def test_bytes_reach_the_minimum(dense, mesh, source, target, shape):
+    """Every row of the redistribution table moves exactly the fewest bytes that any algorithm could."""
+    steps = between(dense, mesh, source, target, shape)
+    assert received(steps) == minimum(dense, steps.source, steps.target)
+
+
+@pytest.mark.parametrize("mesh", [(2,), (4,)])
+def test_bytes_reach_the_minimum_uneven(dense, mesh):
+    """An uneven shard costs no padding: (7, 5) from rows to columns moves exactly what is lacking."""
+    steps = between(dense, mesh, [S0], [S1], (7, 5))
+    assert received(steps) == minimum(dense, steps.source, steps.target)
+
+
+@pytest.mark.parametrize("mesh", [(2, 2), (2, 3)])
+def test_shard_to_shard_always_reaches_the_minimum(dense, mesh):
+    """No change between shard and replicate layouts, whatever the orders, moves an element that is held already."""
+    layouts = dense.every_layout(dense.grid(mesh), (6, 24), partials=())
+    for source, target in itertools.product(layouts, layouts):
+        steps = plan(source, target)
+        assert received(steps) == minimum(dense, source, target), steps
+
+
+def test_cost_is_the_worst_ranks(dense):
+    """A plan's price is what its worst rank receives: rows to columns of (7, 5) over two ranks."""
+    steps = between(dense, (2,), [S0], [S1], (7, 5))
+    assert steps.cost(4) == Cost(bytes=36, messages=1, launches=1)
+    assert steps.cost(4).seconds == pytest.approx(36e-10 + 3e-9)
+
+
+def test_several_summed_axes_reduce_at_once(dense):
+    """Partial(sum) along several axes becomes Replicate in one all-reduce over all of them."""
+    steps = between(dense, (2, 3), [P, P], [R, R], (64, 8))
+    (step,) = steps.steps
+    assert (step.collective, step.axes) == ("all_reduce", (0, 1))
+
+
+def test_order_of_axes_is_data(dense):
+    """Swapping the order of two axes within a dim is a transition that communicates."""
+    grid = dense.grid((2, 2))
+    source, target = Layout.of(grid, [(0, 1)], (), (7,)), Layout.of(grid, [(1, 0)], (), (7,))
+    assert plan(source, target).communicates
+
+
+def test_plans_are_cached_by_identity(dense):
+    """The same question has the same answer object, and a plan is the adjoint of its adjoint."""
+    first = between(dense, (2, 2), [S0, P], [R, S0], (7, 5))
+    assert first is between(dense, (2, 2), [S0, P], [R, S0], (7, 5))
+    assert first.adjoint.adjoint is first
+
+
+@pytest.mark.parametrize("mesh", [(2, 2), (2, 3)])
+def test_gradients_live_in_dual_layouts(dense, mesh):
+    """A plan's adjoint leads from the dual of its target to the dual of its source."""
+    layouts = dense.every_layout(dense.grid(mesh), (5, 3))
+    for source, target in itertools.product(layouts, layouts):
+        back = plan(source, target).adjoint
+        assert back.source is dense.dual(target)
+        assert back.target is dense.dual(source)
+        assert back.varying == tuple(axis for axis, _ in source.partials)
+
+
+def test_every_rank_makes_the_same_plan(dense):
+    """Plans depend on layouts only: ranks that look from different places choose the same steps."""
+    layouts = dense.every_layout(dense.grid((2, 3)), (5, 3))
+    for source, target in itertools.islice(itertools.product(layouts, layouts), 0, None, 7):
+        mine = plan(source, target)
+        theirs = plan(dense.seen_by(source, 4), dense.seen_by(target, 4))
+        assert list(map(str, mine.steps)) == list(map(str, theirs.steps))
+
+
+def test_an_axis_of_size_one_costs_nothing(dense):
+    """Along a mesh axis of size 1 nothing is split, reduced or sent."""
+    layouts = dense.every_layout(dense.grid((1,)), (5, 3))
+    for source, target in itertools.product(layouts, layouts):
+        assert plan(source, target).is_trivial
+
+
+def test_a_partial_axis_that_stays_is_not_touched(dense):
+    """What is summed along one axis stays summed along it while another axis moves."""
+    steps = between(dense, (2, 2), [P, S0], [P, S1], (8, 8))
+    assert steps.steps
+    assert all(step.source.is_partial(0) and step.target.is_partial(0) and step.axes == (1,) for step in steps.steps)
+
+
+def test_repr_shows_the_steps(dense):
+    """A plan prints its steps in the one notation."""
+    assert repr(between(dense, (2,), [S0], [R], (7, 5))) == (
+        "Plan([7@a, 5] -> [7, 5]: all_gather over a: [7@a, 5] -> [7, 5])"
+    )
+    assert repr(between(dense, (2,), [R], [R], (7, 5))) == "Plan([7, 5] -> [7, 5]: identity)"
+
+
+def test_gathers_along_tells_whether_a_gradient_may_skip_a_gather(dense):
+    """gathers_along holds where a varying axis was sharded in the source, and nowhere else."""
+    steps = between(dense, (2, 2), [S0, P], [R, R], (8, 8))
+    assert steps.gathers_along((0,))
+    assert not steps.gathers_along((1,))
+    assert not steps.gathers_along(())
+
+
+class TestErrors:
+    """What cannot be planned says so."""
+
+    def test_meshes_differ(self, dense):
+        """Layouts on two meshes have no transition."""
+        one = Layout.place(dense.grid((2,)), [R], (4,))
+        other = Layout.place(dense.grid((4,)), [R], (4,))
+        with pytest.raises(MeshMismatchError) as caught:
+            plan(one, other)
+        assert str(caught.value) == (
+            "redistribute: source is on DeviceMesh(cpu, a=2, ranks=[0, 1]), "
+            "target on DeviceMesh(cpu, a=4, ranks=[0, 1, 2, 3])"
+        )
+
+    def test_shapes_differ(self, dense):
+        """Layouts of two shapes have no transition."""
+        grid = dense.grid((2,))
+        with pytest.raises(LayoutError) as caught:
+            plan(Layout.place(grid, [S0], (4,)), Layout.place(grid, [R], (5,)))
+        assert str(caught.value) == ("redistribute: shapes of source [4@a] and target [5] must be known and equal")
+
+    def test_varying_axis_is_not_replicated(self, dense):
+        """A consumer differs along an axis only where the target is replicated along it."""
+        with pytest.raises(LayoutError) as caught:
+            between(dense, (2,), [R], [S0], (4,), (0,))
+        assert str(caught.value) == "redistribute: varying axis a must be replicated in the target [4@a]"
+
+    def test_reductions_that_do_not_commute(self, dense):
+        """A sum of maxima is not a maximum of sums, so neither is guessed."""
+        with pytest.raises(LayoutError) as caught:
+            between(dense, (2, 2), [P, Partial("max")], [R, R], (4,))
+        assert str(caught.value) == (
+            "redistribute: the reductions of [4] + Partial(sum)@a + Partial(max)@b do not commute, "
+            "and their order is not known"
+        )
+
+    def test_nonlinear_plans_have_no_adjoint(self, dense):
+        """The gradient of a maximum depends on values; only its linear rest has an adjoint."""
+        steps = between(dense, (2,), [Partial("max")], [S0], (4,))
+        assert steps.linear.adjoint.target.is_replicated
+        with pytest.raises(LayoutError, match="is not linear and has no adjoint"):
+            _ = steps.adjoint

@@ -1,0 +1,15 @@
+from __future__ import annotations
+
+import importlib.util
+from pathlib import Path
+
+import pytest
+
+
+@pytest.fixture(scope="session")
+def twin():
+    """The module ``twin.py`` beside this file; pytest's importlib mode puts no test folder on the path."""
+    spec = importlib.util.spec_from_file_location("tensor_parallel_twin", Path(__file__).with_name("twin.py"))
+    module = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(module)
+    return module

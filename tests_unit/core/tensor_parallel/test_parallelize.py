@@ -1,0 +1,311 @@
+from __future__ import annotations
+
+import warnings
+
+import pytest
+
+from hyper_parallel import (
+    ColwiseParallel,
+    DTensor,
+    NoParallel,
+    ParallelStyle,
+    Replicate,
+    RowwiseParallel,
+    SequenceParallel,
+    Shard,
+    distribute_tensor,
+    parallelize_module,
+    record_events,
+)
+from hyper_parallel.errors import PlanError
+
+pytestmark = pytest.mark.platforms("torch")
+
+NAMES = ("dp", "tp")
+MLP_PLAN = {"fc1": ColwiseParallel(), "fc2": RowwiseParallel()}
+GRIDS = [(2, 2), (2, 3), (3, 2)]
+
+
+def global_plan():
+    return {"fc1": ColwiseParallel(use_local_output=False), "fc2": RowwiseParallel(use_local_output=False)}
+
+
+@pytest.mark.parametrize("world", [1, 2, 3, 4])
+@pytest.mark.parametrize("bias", [True, False])
+def test_column_then_row_equals_dense(twin, world, bias):
+    """Output and every gradient are the dense ones for plain inputs, uneven widths and any world; no factor."""
+    ref = twin.Twin(twin.settle(twin.MLP(7, 10, 5, bias=bias)), twin.random(4, 7))
+
+    def rank(mesh):
+        model = parallelize_module(ref.copy(), mesh, dict(MLP_PLAN))
+        x = ref.inputs[0].detach().clone().requires_grad_()
+        y = model(x)
+        assert not isinstance(y, DTensor)
+        twin.same(y, ref.output, "output")
+        y.backward(ref.cotangent)
+        twin.same(x.grad, ref.inputs[0].grad, "gradient of the input")
+        ref.assert_gradients(model)
+
+    twin.on_mesh((world,), rank)
+
+
+@pytest.mark.parametrize("kind", ["sgd", "adamw"])
+@pytest.mark.parametrize("world", [2, 3])
+def test_optimizer_steps_equal_dense(twin, world, kind):
+    """Momentum and Adam states live on the shards and give the dense weights, step after step."""
+    ref = twin.Twin(twin.settle(twin.MLP(7, 10, 5)), twin.random(4, 7))
+
+    def rank(mesh):
+        ref.assert_trains(
+            lambda model: parallelize_module(model, mesh, dict(MLP_PLAN)),
+            lambda model: model(ref.inputs[0].detach()).backward(ref.cotangent),
+            kind,
+        )
+
+    twin.on_mesh((world,), rank)
+
+
+@pytest.mark.parametrize("grid", GRIDS)
+@pytest.mark.parametrize("kind", ["sgd", "adamw"])
+def test_data_and_tensor_parallel_equals_dense(twin, grid, kind):
+    """A sharded batch over dp and sharded weights over tp need one call; gradients over dp come out whole."""
+    ref = twin.Twin(twin.settle(twin.Block()), twin.random(5, 3, 7))
+    batch = [Shard(0), Replicate()]
+
+    def rank(mesh):
+        def make(model):
+            return parallelize_module(model, mesh, {"mlp": global_plan()})
+
+        def run(model):
+            x = distribute_tensor(ref.inputs[0].detach().requires_grad_(), mesh, batch)
+            y = model(x)
+            y.backward(distribute_tensor(ref.cotangent, mesh, batch))
+            return x, y
+
+        model = make(ref.copy())
+        x, y = run(model)
+        assert y.placements == (Shard(0), Replicate())
+        twin.same(y, ref.output, "output")
+        twin.same(x.grad, ref.inputs[0].grad, "gradient of the input")
+        ref.assert_gradients(model)
+        ref.assert_trains(make, run, kind)
+
+    twin.on_mesh(grid, rank, NAMES)
+
+
+@pytest.mark.parametrize("world", [2, 3, 4])
+def test_a_local_sequence_parallel_block_equals_dense(twin, world):
+    """Norm weights are whole and their gradient is too, though every rank sees a piece of an uneven sequence."""
+    ref = twin.Twin(twin.settle(twin.Block()), twin.random(2, 5, 7))
+    plan = {
+        "norm": SequenceParallel(),
+        "mlp.fc1": ColwiseParallel(input_layouts=Shard(1)),
+        "mlp.fc2": RowwiseParallel(output_layouts=Shard(1)),
+    }
+
+    def rank(mesh):
+        model = parallelize_module(ref.copy(), mesh, plan)
+        x = twin.piece(ref.inputs[0], mesh, [Shard(1)]).requires_grad_()
+        with record_events() as log:
+            y = model(x)
+            y.backward(twin.piece(ref.cotangent, mesh, [Shard(1)]))
+        twin.same(twin.gather(y, mesh, [Shard(1)], ref.output.shape), ref.output, "output")
+        twin.same(twin.gather(x.grad, mesh, [Shard(1)], x.shape[:1] + (5, 7)), ref.inputs[0].grad, "input gradient")
+        ref.assert_gradients(model)
+        return log.collectives("forward"), {event.module for event in log if event.phase == "forward"}
+
+    collectives, modules = twin.on_mesh((world,), rank)[0]
+    assert collectives == ["all_gather", "reduce_scatter"]
+    assert modules == {"mlp.fc1", "mlp.fc2"}
+
+
+def test_globs_nested_mappings_and_the_module_itself(twin):
+    """A segment of a path may be a glob, a mapping may hold mappings, and one style may be the whole plan."""
+    from torch import nn
+
+    def rank(mesh):
+        layers = nn.ModuleDict({"layers": nn.ModuleList([twin.MLP(), twin.MLP()]), "head": nn.Linear(5, 6)})
+        parallelize_module(
+            layers, mesh, {"layers.*": {"fc[1]": ColwiseParallel(), "fc2": RowwiseParallel()}, "head": NoParallel()}
+        )
+        one = parallelize_module(nn.Linear(5, 6), mesh, ColwiseParallel())
+        two = parallelize_module(nn.Linear(5, 6), mesh, {"": RowwiseParallel()})
+        weights = [value for _, value in sorted(layers.named_parameters()) if value.ndim == 2]
+        return [value.placements[0] for value in [*weights, one.weight, two.weight]]
+
+    column, row = Shard(0), Shard(1)
+    assert twin.on_mesh((2,), rank)[0] == [Replicate(), column, row, column, row, column, row]
+
+
+def test_the_current_mesh_is_the_default(twin):
+    """Without a mesh the one of ``with mesh:`` counts; without either the error says so."""
+    from torch import nn
+
+    def rank(mesh):
+        with mesh:
+            assert parallelize_module(nn.Linear(4, 4), parallelize_plan=ColwiseParallel()).weight.device_mesh is mesh
+        with pytest.raises(ValueError, match="none given and none is current"):
+            parallelize_module(nn.Linear(4, 4), parallelize_plan=ColwiseParallel())
+
+    twin.on_mesh((2,), rank)
+
+
+def test_values_come_from_the_source_rank(twin):
+    """Ranks that start with different weights end with those of ``src_data_rank``; None trusts each its own."""
+    import torch
+    from torch import nn
+
+    def rank(mesh):
+        layer = nn.Linear(3, 4)
+        with torch.no_grad():
+            layer.weight.fill_(mesh.rank + 1)
+        own = nn.Linear(3, 4)
+        own.load_state_dict(layer.state_dict())
+        parallelize_module(layer, mesh, ColwiseParallel(), src_data_rank=1)
+        parallelize_module(own, mesh, ColwiseParallel(), src_data_rank=None)
+        return layer.weight.to_local().mean().item(), own.weight.to_local().mean().item()
+
+    assert twin.on_mesh((2,), rank) == [(2.0, 1.0), (2.0, 2.0)]
+
+
+def test_tied_weights_stay_one_parameter(twin):
+    """A weight under two paths is one object before and after, sharded once; the optimizer sees it once."""
+    from torch import nn
+
+    def rank(mesh):
+        model = nn.ModuleDict(
+            {"tok": nn.Embedding(11, 6), "mid": nn.Linear(6, 6), "head": nn.Linear(6, 11, bias=False)}
+        )
+        model["head"].weight = model["tok"].weight
+        parallelize_module(model, mesh, {"tok": RowwiseParallel(), "head": ColwiseParallel()})
+        assert model["head"].weight is model["tok"].weight
+        assert model["tok"].weight.placements == (Shard(0),)
+        assert isinstance(model["tok"].weight, nn.Parameter)
+        return len(list(model.parameters()))
+
+    assert twin.on_mesh((3,), rank) == [3, 3, 3]
+
+
+def test_a_tied_weight_follows_its_only_styled_path(twin):
+    """A style on one of the paths changes the parameter under the other path, too."""
+    from torch import nn
+
+    def rank(mesh):
+        model = nn.ModuleDict({"tok": nn.Embedding(11, 6), "head": nn.Linear(6, 11, bias=False)})
+        model["head"].weight = model["tok"].weight
+        parallelize_module(model, mesh, {"tok": RowwiseParallel()})
+        assert model["head"].weight is model["tok"].weight
+
+    twin.on_mesh((2,), rank)
+
+
+def test_frozen_parameters_stay_frozen(twin):
+    """``requires_grad`` is part of a parameter."""
+    from torch import nn
+
+    def rank(mesh):
+        layer = nn.Linear(3, 4)
+        layer.weight.requires_grad_(False)
+        parallelize_module(layer, mesh, ColwiseParallel())
+        return layer.weight.requires_grad, layer.bias.requires_grad, layer.in_features
+
+    assert twin.on_mesh((2,), rank)[0] == (False, True, 3)
+
+
+def test_what_no_style_covers(twin):
+    """On one axis it stays plain; on several axes, where every activation is a DTensor, it is replicated."""
+
+    def rank(mesh):
+        model = parallelize_module(twin.Block(), mesh, {"mlp": global_plan()})
+        return isinstance(model.norm.weight, DTensor)
+
+    assert twin.on_mesh((2,), rank) == [False] * 2
+    assert twin.on_mesh((1, 2), rank, NAMES) == [True] * 2
+
+
+def test_a_style_written_for_pytorch_works(twin):
+    """A subclass with ``_apply`` alone is complete, and ``src_data_rank`` reaches it."""
+
+    class Mark(ParallelStyle):
+        def _apply(self, module, device_mesh):
+            module.marked = (device_mesh, self.src_data_rank)
+            return module
+
+    def rank(mesh):
+        model = parallelize_module(twin.MLP(), mesh, {"fc1": Mark()}, src_data_rank=1)
+        assert model.fc1.marked == (mesh, 1)
+
+    twin.on_mesh((2,), rank)
+
+
+def test_an_incomplete_style_cannot_be_made():
+    """ParallelStyle is abstract."""
+
+    class Nothing(ParallelStyle):
+        pass
+
+    with pytest.raises(TypeError, match="abstract"):
+        Nothing()
+
+
+def test_no_plan_is_a_warning(twin):
+    """As in PyTorch, nothing happens, and it is said."""
+
+    def rank(mesh):
+        with pytest.warns(UserWarning, match="no parallelize_plan given; the module stays as it is"):
+            parallelize_module(twin.MLP(), mesh)
+
+    twin.on_mesh((2,), rank)
+
+
+def test_a_wrong_plan_touches_nothing(twin):
+    """All problems come in one error, before any weight changes."""
+
+    def rank(mesh):
+        model = twin.MLP()
+        with pytest.raises(PlanError) as caught:
+            parallelize_module(
+                model, mesh, {"fc1": ColwiseParallel(), "fc3": RowwiseParallel(), "act": ColwiseParallel()}
+            )
+        assert not any(isinstance(one, DTensor) for one in model.parameters())
+        return str(caught.value)
+
+    assert twin.on_mesh((2,), rank)[0] == (
+        "the plan does not fit the module (2 problems); no weight was touched:\n"
+        "  - 'fc3' (RowwiseParallel) matches no module; children of the module: fc1, act, fc2\n"
+        "  - act: ColwiseParallel takes linear and embedding layers, this is GELU\n"
+        "  - note: linear layer fc2 is left whole although layers beside it are sharded"
+    )
+
+
+def test_a_linear_left_whole_beside_sharded_ones_is_a_warning(twin):
+    """A plan may leave a layer whole, but hardly ever means to."""
+
+    def rank(mesh):
+        with pytest.warns(UserWarning, match="linear layer fc2 is left whole although layers beside it are sharded"):
+            parallelize_module(twin.MLP(), mesh, {"fc1": ColwiseParallel()})
+        with warnings.catch_warnings():
+            warnings.filterwarnings("error", message="parallelize_module")
+            parallelize_module(twin.MLP(), mesh, dict(MLP_PLAN))
+
+    twin.on_mesh((2,), rank)
+
+
+def test_a_later_plan_reshards_what_is_on_the_mesh(twin):
+    """A replicated parameter may be sharded by a later call: nothing is communicated, nothing is lost."""
+
+    def rank(mesh):
+        model = twin.MLP()
+        before = model.fc1.weight.detach().clone()
+        parallelize_module(model, mesh, {"fc1": NoParallel(), "fc2": NoParallel()}, src_data_rank=None)
+        parallelize_module(model.fc1, mesh, ColwiseParallel())
+        assert model.fc1.weight.placements == (Shard(0),)
+        return twin.whole(model.fc1.weight).equal(before)
+
+    def seeded(mesh):
+        import torch
+
+        torch.manual_seed(0)
+        return rank(mesh)
+
+    assert all(twin.on_mesh((3,), seeded))

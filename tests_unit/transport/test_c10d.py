@@ -1,0 +1,110 @@
+"""PyTorch's host operations, and its real transport in a world of one (several ranks: verify/test_launch.py)."""
+
+import numpy as np
+import pytest
+
+from hyper_parallel.transport.base import use_transport
+from hyper_parallel.transport.calls import ReductionError
+from hyper_parallel.verify.conformance import check_transport
+
+pytestmark = pytest.mark.platforms("torch")
+
+
+@pytest.fixture(name="alone")
+def _alone(tmp_path):
+    """The transport of a gloo world of one."""
+    import torch.distributed as dist
+
+    from hyper_parallel.transport.c10d import start_gloo
+
+    yield start_gloo(0, 1, f"file://{tmp_path / 'store'}")
+    dist.destroy_process_group()
+
+
+def test_world_of_one_passes_the_conformance_suite(alone):
+    """A real world of one gives what numpy gives, for every dtype and shape."""
+    with use_transport(alone):
+        assert check_transport("torch")
+
+
+def test_groups_are_built_once(alone):
+    """A group is built on first use and the same one afterwards; the world's is the default group."""
+    import torch.distributed as dist
+
+    assert alone.group((0,)) is alone.group((0,)) is dist.group.WORLD
+    assert alone.ranks_of(alone.group((0,))) == alone.ranks_of(None) == (0,)
+    assert alone.backend == "gloo"
+
+
+def test_told_shapes_must_be_right(alone):
+    """A shape that is not the tensor's own is refused."""
+    import torch
+
+    with pytest.raises(RuntimeError, match="to itself but says"):
+        alone.all_gather(torch.ones(2), (0,), [(3,)])
+
+
+@pytest.mark.parametrize("op", ["sum", "avg", "prod", "max", "min", "all", "any"])
+@pytest.mark.parametrize("dtype", ["float32", "float16", "float64"])
+def test_folds_equal_numpy(op, dtype):
+    """PyTorch folds floats to the same bits as numpy."""
+    import torch
+
+    from hyper_parallel.transport.c10d import TorchOps
+    from hyper_parallel.transport.numpy_ops import NumpyOps
+
+    parts = [np.random.default_rng(i).standard_normal((3, 5)).astype(dtype) for i in range(3)]
+    got = TorchOps().reduce([torch.from_numpy(part) for part in parts], op)
+    assert got.numpy().tobytes() == NumpyOps().reduce(parts, op).tobytes()
+
+
+def test_fold_is_outside_any_gradient():
+    """Reducing tensors that require a gradient gives a plain tensor and leaves them as they are."""
+    import torch
+
+    from hyper_parallel.transport.c10d import reduce_in_order
+
+    x = torch.ones(2, requires_grad=True)
+    total = reduce_in_order([x, x * 2], "sum")
+    assert (total.requires_grad, total.tolist(), x.tolist()) == (False, [3, 3], [1, 1])
+    with pytest.raises(ReductionError):
+        reduce_in_order([torch.ones(2, dtype=torch.int32)], "avg")
+
+
+def test_state_is_generator_and_default_dtype():
+    """What a rank owns of the process: the default generator and the default dtype."""
+    import torch
+
+    from hyper_parallel.transport.c10d import TorchOps
+
+    ops = TorchOps()
+    state = ops.save_state()
+    first = torch.rand(3)
+    torch.set_default_dtype(torch.float64)
+    ops.restore_state(state)
+    assert torch.get_default_dtype() is torch.float32
+    assert torch.equal(torch.rand(3), first)
+
+
+def test_host_round_trip_keeps_bfloat16():
+    """bfloat16 and conjugated tensors survive the way to numpy and back."""
+    import torch
+
+    from hyper_parallel.transport.c10d import from_host, to_host
+
+    for x in (torch.tensor([1.5, -2.0], dtype=torch.bfloat16), torch.tensor(2.0, dtype=torch.bfloat16)):
+        assert torch.equal(from_host(to_host(x)), x)
+    z = torch.tensor([1 + 2j]).conj()
+    assert torch.equal(from_host(to_host(z)), z)
+
+
+def test_views_and_conjugates_travel(alone):
+    """Strided, conjugated and empty inputs travel as what they show."""
+    import torch
+
+    x = torch.arange(6.0).reshape(2, 3).t()
+    assert torch.equal(alone.broadcast(x, 0, (0,)), x)
+    z = torch.tensor([1 + 2j]).conj()
+    assert torch.equal(alone.all_to_all([z], (0,), [(1,)])[0], z)
+    assert alone.recv(torch.empty(0), 0).shape == (0,)
+    alone.send(torch.empty(0), 0)

@@ -1,0 +1,61 @@
+"""What a rank says when it joins a collective."""
+
+import pytest
+
+from hyper_parallel.errors import CollectiveMismatchError
+from hyper_parallel.transport.calls import Message, ReductionError, Site, call_site, check_ranks, check_reduction
+from hyper_parallel.transport.calls import describe as in_words
+
+
+def test_call_site_is_the_callers_line():
+    """A call site is the file and line of the code that called into the transport."""
+    site = call_site()
+    assert site.near[0] == __file__
+    assert site.user is None
+
+
+def test_site_inside_the_library_names_the_user_too():
+    """A collective called from inside the library shows the user's line first."""
+    assert str(Site(("redistribute.py", 8), ("train.py", 3))) == "train.py:3 (through redistribute.py:8)"
+
+
+def test_call_in_words():
+    """A call is described by its operation, dtype, shape and reduction in the library's notation."""
+    facts = (("shape", (2, 3)), ("dtype", "torch.float32"), ("reduction", "sum"))
+    assert in_words("all_reduce", facts, None) == "all_reduce(f32[2, 3], sum)"
+    assert in_words("all_to_all", (("dtype", "int64"),), ((1,), ())) == "all_to_all(i64[1] i64[])"
+    assert in_words("all_gather", (("dtype", "bool"), ("shapes", ((1,), (0,)))), None) == (
+        "all_gather(b8, shapes=[[1], [0]])"
+    )
+
+
+def test_message_in_words():
+    """A message is described from the side of whoever waits or sends."""
+    message = Message(0, 1, 7, (("shape", (2,)), ("dtype", "float32")), Site(("a.py", 1)))
+    assert message.text(sending=True) == "send(f32[2], dst=1, tag=7)"
+    assert message.text(sending=False) == "recv(f32[2], src=0, tag=7)"
+
+
+def test_ranks_must_contain_the_caller():
+    """A collective over ranks without the caller is refused."""
+    with pytest.raises(CollectiveMismatchError, match="no member"):
+        check_ranks((0, 1), 2, 3)
+
+
+@pytest.mark.parametrize("ranks", [(0, 0), (0, 3), (0, -1)])
+def test_ranks_must_be_distinct_and_exist(ranks):
+    """Ranks named twice or outside the world are refused."""
+    with pytest.raises(CollectiveMismatchError, match=r"distinct and lie in 0\.\.2"):
+        check_ranks(ranks, 0, 3)
+
+
+def test_integers_have_no_average():
+    """The average of integers is refused with what to do instead."""
+    with pytest.raises(ReductionError, match="use 'sum', or convert"):
+        check_reduction("avg", inexact=False)
+
+
+def test_unknown_reduction_lists_the_known():
+    """An unknown reduction is refused with the list of the known ones."""
+    with pytest.raises(ReductionError, match="sum, avg, max, min, prod, all, any"):
+        check_reduction("mean", inexact=True)

@@ -1,0 +1,184 @@
+"""The coordinator as a pure state machine: no thread, no process, no framework."""
+
+import pytest
+
+from hyper_parallel.errors import CollectiveMismatchError
+from hyper_parallel.transport.calls import Call, Message, Site
+from hyper_parallel.transport.coordinator import Coordinator, RankAbortedError, unwinding
+
+SITE = Site(("train.py", 1))
+
+
+def call(rank, ranks=(0, 1), operation="barrier", facts=(), **more):
+    """A call of ``rank`` that deposits ``(rank, position)`` for each position."""
+    return Call(operation, ranks, facts, [(rank, i) for i in range(len(ranks))], SITE, **more)
+
+
+def message(source, destination, payload=None, facts=(("shape", (1,)),)):
+    """A message, or the wish for one."""
+    return Message(source, destination, 0, facts, SITE, payload)
+
+
+def test_each_member_gets_what_is_for_it():
+    """When the last member has come, each gets the deposits for its position, in the order of the ranks."""
+    world = Coordinator(3)
+    world.join(2, call(2, (2, 0)))
+    assert world.next_rank(2) == 0
+    world.join(0, call(0, (2, 0)))
+    assert world.take(2) == [(2, 0), (0, 0)]
+    assert world.take(0) == [(2, 1), (0, 1)]
+
+
+def test_order_is_round_robin():
+    """The next rank is the lowest ready one above the last, or else the lowest ready one."""
+    world = Coordinator(3)
+    assert [world.next_rank(rank) for rank in (-1, 0, 1, 2)] == [0, 1, 2, 0]
+
+
+def test_world_ends_when_all_returned():
+    """No rank is next once all have returned."""
+    world = Coordinator(2)
+    world.finish(0)
+    world.finish(1)
+    assert world.next_rank(1) is None
+
+
+@pytest.mark.parametrize(
+    "other, what",
+    [
+        ({"operation": "all_gather"}, "operation"),
+        ({"facts": (("shape", (2,)),)}, "shape"),
+        ({"facts": (("shape", (1,)), ("dtype", "int64"))}, "dtype"),
+    ],
+)
+def test_disagreement_names_both_ranks(other, what):
+    """Members that do different things both get an error that names them, the difference and both call sites."""
+    world = Coordinator(2)
+    world.join(0, call(0, facts=(("shape", (1,)),)))
+    world.join(1, call(1, **{"facts": (("shape", (1,)),), **other}))
+    for rank in (0, 1):
+        with pytest.raises(CollectiveMismatchError, match=f"ranks 0 and 1 disagree about the {what}") as caught:
+            world.take(rank)
+        assert str(caught.value).count("train.py:1") == 2
+
+
+def test_chunks_must_fit_what_is_expected():
+    """A chunk whose receiver expects another shape is an error of both."""
+    world = Coordinator(2)
+    world.join(0, call(0, sends=((1,), (2,)), expects=((1,), (4,))))
+    world.join(1, call(1, sends=((3,), (1,)), expects=((2,), (1,))))
+    with pytest.raises(CollectiveMismatchError, match="chunk shapes"):
+        world.take(0)
+
+
+def test_late_member_learns_of_the_failure():
+    """A member that comes to a collective that has failed gets the same error, and the world goes on."""
+    world = Coordinator(3)
+    everyone = (0, 1, 2)
+    world.join(0, call(0, everyone))
+    world.join(1, call(1, everyone, "all_gather"))
+    world.join(2, call(2, everyone))
+    for rank in everyone:
+        with pytest.raises(CollectiveMismatchError, match="ranks 0 and 1"):
+            world.take(rank)
+    for rank in everyone:
+        world.join(rank, call(rank, everyone))
+    assert len(world.take(1)) == 3
+
+
+def test_member_that_returned_is_missed_at_once():
+    """A rank that returns without joining fails those who wait for it."""
+    world = Coordinator(2)
+    world.join(0, call(0))
+    world.finish(1)
+    with pytest.raises(CollectiveMismatchError, match="rank 1 returned without joining collective 0"):
+        world.take(0)
+
+
+def test_joining_after_a_member_returned_fails_at_once():
+    """A collective with a rank that has returned fails when the first member joins."""
+    world = Coordinator(2)
+    world.finish(1)
+    world.join(0, call(0))
+    with pytest.raises(CollectiveMismatchError, match="rank 1 returned without joining"):
+        world.take(0)
+
+
+def test_deadlock_lists_what_every_rank_waits_in():
+    """When no rank can go on, all waiting ranks get an error that lists what each waits in."""
+    world = Coordinator(2)
+    world.join(0, call(0, (0, 1)))
+    world.join(1, call(1, (1, 0), "all_gather"))
+    assert world.next_rank(1) == 0
+    for rank in (0, 1):
+        with pytest.raises(CollectiveMismatchError, match="deadlock") as caught:
+            world.take(rank)
+        assert "rank 0 waited in barrier()" in str(caught.value)
+        assert "rank 1 waited in all_gather()" in str(caught.value)
+
+
+def test_failure_unwinds_the_others():
+    """When a rank fails, the others unwind, and are remembered by what they waited in."""
+    world = Coordinator(3)
+    world.join(0, call(0, (0, 2)))
+    world.fail(1, "raised ValueError")
+    for rank in (0, 2):
+        with pytest.raises(RankAbortedError):
+            world.take(rank)
+    assert world.folded[0].startswith("waited in barrier()")
+    for again in (lambda: world.join(0, call(0)), lambda: world.receive(message(2, 0))):
+        again()
+        with pytest.raises(RankAbortedError):
+            world.take(0)
+    with pytest.raises(RankAbortedError):
+        world.send(message(0, 2))
+
+
+def test_messages_keep_their_order():
+    """Messages of one sender and tag arrive in the order in which they were sent, waited for or not."""
+    world = Coordinator(2)
+    world.send(message(0, 1, "first"))
+    world.send(message(0, 1, "second"))
+    for expected in ("first", "second"):
+        world.receive(message(0, 1))
+        assert world.take(1) == expected
+    world.receive(message(0, 1))
+    assert world.next_rank(1) == 0
+    world.send(message(0, 1, "third"))
+    assert world.take(1) == "third"
+
+
+def test_message_of_another_shape_is_an_error():
+    """A message that is not what its receiver expects is an error that names both ranks."""
+    world = Coordinator(2)
+    world.send(message(0, 1, "x"))
+    world.receive(message(0, 1, facts=(("shape", (2,)),)))
+    with pytest.raises(CollectiveMismatchError, match="ranks 0 and 1 disagree about the shape of a message"):
+        world.take(1)
+
+
+def test_message_that_is_never_sent_is_missed():
+    """Waiting for a message of a rank that returns, or has returned, fails at once."""
+    world = Coordinator(3)
+    world.receive(message(0, 1))
+    world.finish(0)
+    world.receive(message(0, 2))
+    for rank in (1, 2):
+        with pytest.raises(CollectiveMismatchError, match="rank 0 returned without sending"):
+            world.take(rank)
+
+
+def test_message_that_is_never_received_is_told():
+    """A message that nobody received is reported at the end."""
+    world = Coordinator(2)
+    assert world.undelivered() is None
+    world.send(message(0, 1, "x"))
+    assert "was never received; sent at train.py:1" in (world.undelivered() or "")
+
+
+def test_unwinding_sees_through_what_it_caused():
+    """An error raised while a rank was being unwound counts as unwinding."""
+    error = ValueError()
+    assert not unwinding(error)
+    error.__context__ = RankAbortedError()
+    assert unwinding(error)

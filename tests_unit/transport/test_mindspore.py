@@ -1,0 +1,180 @@
+"""MindSpore's transports: the bridge, its simulated ranks, and HCCL's logic over an engine that imitates it."""
+
+import numpy as np
+import pytest
+
+from hyper_parallel.errors import UnsupportedOnBackend
+from hyper_parallel.transport.base import active_transport, use_transport
+from hyper_parallel.transport.calls import ReductionError
+from hyper_parallel.verify.conformance import check_transport
+from hyper_parallel.verify.simulate import simulate
+
+pytestmark = pytest.mark.platforms("mindspore")
+
+
+class Engine:
+    """The functions of mindspore.mint.distributed that the HCCL transport calls, over a simulated rank."""
+
+    def __init__(self, carrier):
+        self.carrier = carrier
+
+    def get_rank(self):
+        """Imitates ``mint.distributed.get_rank``."""
+        return self.carrier.rank
+
+    def get_world_size(self):
+        """Imitates ``mint.distributed.get_world_size``."""
+        return self.carrier.world_size
+
+    def new_group(self, ranks):
+        """Imitates ``mint.distributed.new_group``."""
+        return ranks or list(range(self.carrier.world_size))
+
+    def get_process_group_ranks(self, group):
+        """Imitates ``mint.distributed.get_process_group_ranks``."""
+        return group
+
+    def all_reduce(self, tensor, op, group):
+        """Imitates ``mint.distributed.all_reduce``."""
+        self._put(tensor, self.carrier.all_reduce(tensor, op, tuple(group)))
+
+    def all_gather(self, tensors, tensor, group):
+        """Imitates ``mint.distributed.all_gather``."""
+        for target, part in zip(
+            tensors, self.carrier.all_gather(tensor, tuple(group), [tensor.shape] * len(group)), strict=True
+        ):
+            self._put(target, part)
+
+    def all_to_all_single(self, output, given, received, sent, group):
+        """Imitates ``mint.distributed.all_to_all_single``."""
+        from mindspore import Tensor
+
+        array = given.asnumpy()
+        starts = np.cumsum([0, *sent])
+        chunks = [Tensor(array[starts[i] : starts[i + 1]]) for i in range(len(sent))]
+        parts = self.carrier.all_to_all(chunks, tuple(group), [(size,) for size in received])
+        self._put(output, Tensor(np.concatenate([part.asnumpy() for part in parts])))
+
+    def reduce_scatter_tensor(self, output, given, op, group):
+        """Imitates ``mint.distributed.reduce_scatter_tensor``."""
+        from mindspore import Tensor
+
+        chunks = [Tensor(chunk) for chunk in np.split(given.asnumpy(), len(group))]
+        self._put(output, self.carrier.reduce_scatter(chunks, op, tuple(group)))
+
+    def broadcast(self, tensor, src, group):
+        """Imitates ``mint.distributed.broadcast``."""
+        self._put(tensor, self.carrier.broadcast(tensor, src, tuple(group)))
+
+    def send(self, tensor, dst, tag):
+        """Imitates ``mint.distributed.send``."""
+        self.carrier.send(tensor, dst, tag)
+
+    def recv(self, tensor, src, tag):
+        """Imitates ``mint.distributed.recv``."""
+        self._put(tensor, self.carrier.recv(tensor, src, tag))
+
+    def all_gather_object(self, found, obj, group):
+        """Imitates ``mint.distributed.all_gather_object``."""
+        found[:] = self.carrier.all_gather_object(obj, tuple(group))
+
+    def barrier(self, group):
+        """Imitates ``mint.distributed.barrier``."""
+        self.carrier.barrier(tuple(group))
+
+    @staticmethod
+    def _put(target, value):
+        assert (target.shape, target.dtype) == (value.shape, value.dtype)
+        if 0 not in target.shape:
+            target.asnumpy()[...] = value.asnumpy()
+
+
+def over_hccl(dtypes):
+    """Run the conformance suite through the HCCL transport over the imitated engine."""
+    from hyper_parallel.transport.mindspore import HcclTransport
+    from hyper_parallel.verify import conformance
+
+    conformance.DTYPES = dtypes
+    transport = HcclTransport(Engine(active_transport()))
+    with use_transport(transport):
+        return len(check_transport("mindspore", exact=False))  # the engine adds in the order of its group
+
+
+def averages_of_integers():
+    """What the HCCL transport says to an average of integers."""
+    import mindspore
+
+    from hyper_parallel.transport.mindspore import HcclTransport
+
+    transport = HcclTransport(Engine(active_transport()))
+    with pytest.raises(ReductionError):
+        transport.all_reduce(mindspore.Tensor([1]), "avg", (0, 1))
+    with pytest.raises(ReductionError):
+        transport.reduce_scatter([mindspore.Tensor([1])] * 2, "avg", (0, 1))
+    return transport.backend
+
+
+@pytest.mark.parametrize(
+    "world_size, dtypes", [(1, ("float32",)), (2, ("int64", "bool", "complex64")), (3, ("float32",))]
+)
+def test_hccl_logic_passes_the_conformance_suite(world_size, dtypes):
+    """The HCCL transport flattens, pads, orders and folds so that every collective gives what numpy gives."""
+    assert min(simulate(over_hccl, world_size, "mindspore", (dtypes,)))
+
+
+def test_hccl_refuses_averages_of_integers():
+    """The HCCL transport refuses what the others refuse."""
+    assert simulate(averages_of_integers, 2, "mindspore") == ["hccl", "hccl"]
+
+
+@pytest.mark.parametrize("backend", ["mccl", "nccl"])
+def test_other_engines_are_refused(backend):
+    """MCCL is refused with the reason, and so is what MindSpore does not have."""
+    from hyper_parallel.transport.mindspore import connect
+
+    with pytest.raises(UnsupportedOnBackend, match="silently truncates int64" if backend == "mccl" else "none of"):
+        connect(backend)
+
+
+def test_host_round_trip():
+    """Tensors of every dtype, bfloat16 included, survive the way to numpy and back."""
+    import mindspore
+    from mindspore import Tensor
+
+    from hyper_parallel.transport.mindspore import from_host, to_host
+    from hyper_parallel.transport.numpy_ops import BFLOAT16
+
+    half = Tensor([1.5, -2.0], mindspore.bfloat16)
+    assert to_host(half).dtype == BFLOAT16
+    assert (from_host(to_host(half)).asnumpy().view(np.uint16) == half.asnumpy().view(np.uint16)).all()
+    for array in (np.array(3.5), np.zeros((0, 2), np.int64), np.array([True])):
+        back = from_host(array)
+        assert (back.shape, back.asnumpy().dtype) == (array.shape, array.dtype)
+
+
+def test_single_bridge_gives_fresh_tensors():
+    """The bridge returns tensors that share no memory with their input, views included."""
+    from mindspore import Tensor
+
+    from hyper_parallel.transport.mindspore import start_rank
+    from hyper_parallel.transport.numpy_ops import NumpyOps
+    from hyper_parallel.transport.single import SingleTransport
+
+    bridge = start_rank(SingleTransport(NumpyOps()))
+    x = Tensor(np.arange(6, dtype=np.float32).reshape(2, 3))
+    for source in (x, x[1], x.T):
+        want = source.asnumpy().copy()
+        results = [
+            bridge.all_reduce(source, "sum", (0,)),
+            *bridge.all_gather(source, (0,), [source.shape]),
+            bridge.reduce_scatter([source], "sum", (0,)),
+            *bridge.all_to_all([source], (0,), [source.shape]),
+            bridge.broadcast(source, 0, (0,)),
+        ]
+        source.asnumpy()[...] = -1
+        x.asnumpy()[...] = np.arange(6).reshape(2, 3)
+        for result in results:
+            assert np.array_equal(result.asnumpy(), want)
+    bridge.barrier((0,))
+    assert bridge.all_gather_object(1, (0,)) == [1]
+    assert (bridge.ranks_of(bridge.group((0,))), bridge.backend, bridge.world_size) == ((0,), "single", 1)

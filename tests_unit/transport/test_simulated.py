@@ -1,0 +1,47 @@
+"""The simulated transport's own checks, and its handles."""
+
+import numpy as np
+import pytest
+
+from hyper_parallel.errors import CollectiveMismatchError
+from hyper_parallel.transport.calls import ReductionError
+from hyper_parallel.transport.numpy_ops import NumpyOps
+from hyper_parallel.transport.simulated import SimulatedGroup
+from hyper_parallel.transport.single import SingleTransport
+
+ALONE = SingleTransport(NumpyOps())
+
+
+@pytest.mark.parametrize(
+    "use, says",
+    [
+        (lambda t: t.all_gather(np.ones(2), (0,), [(3,)]), "sends \\[2\\] to itself in all_gather but says \\[3\\]"),
+        (lambda t: t.all_gather(np.ones(2), (0,), []), "one per rank"),
+        (lambda t: t.all_to_all([np.ones(2)], (0,), [(1,)]), "to itself in all_to_all"),
+        (lambda t: t.all_to_all([], (0,), []), "one per rank"),
+        (lambda t: t.reduce_scatter([], "sum", (0,)), "one per rank"),
+        (lambda t: t.broadcast(np.ones(2), 1, (0,)), "src is a global rank"),
+        (lambda t: t.send(np.ones(2), 0), "must be another rank"),
+        (lambda t: t.recv(np.ones(2), 5), "must be another rank"),
+        (lambda t: t.barrier((1,)), "no member"),
+    ],
+)
+def test_wrong_arguments_are_refused_before_anything_is_sent(use, says):
+    """Shapes, counts, sources and peers that cannot be right are refused on the spot."""
+    with pytest.raises(CollectiveMismatchError, match=says):
+        use(ALONE)
+
+
+def test_integer_average_is_refused():
+    """Both reductions refuse the average of integers."""
+    with pytest.raises(ReductionError):
+        ALONE.all_reduce(np.ones(2, np.int64), "avg", (0,))
+    with pytest.raises(ReductionError):
+        ALONE.reduce_scatter([np.ones(2, np.int64)], "avg", (0,))
+
+
+def test_group_is_its_ranks():
+    """Groups of equal ranks are equal, know their ranks and size, and None is the world."""
+    group = ALONE.group((0,))
+    assert group == SimulatedGroup((0,))
+    assert (ALONE.ranks_of(group), ALONE.ranks_of(None), group.size()) == ((0,), (0,), 1)

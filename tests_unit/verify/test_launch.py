@@ -1,0 +1,111 @@
+"""The front door to worlds of real processes: few launches, each with much in it."""
+
+import os
+import signal
+import time
+
+import pytest
+
+from hyper_parallel.errors import RankFailedError
+from hyper_parallel.transport.base import active_transport
+from hyper_parallel.verify.conformance import check_transport
+from hyper_parallel.verify.launch import launch
+from hyper_parallel.verify.simulate import simulate
+
+pytestmark = [pytest.mark.platforms("torch"), pytest.mark.slow]
+
+
+def test_gloo_equals_the_simulation_bit_for_bit():
+    """Real gloo passes the conformance suite with exactly the bits of the simulated transport."""
+    real = launch(check_transport, 3, "torch", ("torch",))
+    simulated = simulate(check_transport, 3, "torch", ("torch",))
+    for ours, theirs in zip(real, simulated, strict=True):
+        assert [x.tobytes() for x in ours] == [x.tobytes() for x in theirs]
+
+
+@pytest.mark.platforms("torch", "mindspore", together=True)
+def test_mindspore_rehearses_over_gloo():
+    """MindSpore's CPU rehearsal passes the conformance suite over real processes."""
+    assert min(len(results) for results in launch(check_transport, 2, "mindspore", ("mindspore",)))
+
+
+def alive(pid):
+    """Whether a process of this number runs (a zombie does not)."""
+    try:
+        with open(f"/proc/{pid}/stat", encoding="ascii") as file:  # noqa: PTH123
+            return file.read().rpartition(")")[2].split()[0] != "Z"
+    except (FileNotFoundError, ProcessLookupError):
+        return False
+
+
+def failure(body, folder, timeout=60.0):
+    """The error with which a launched world of two fails, after making sure that no process is left."""
+    with pytest.raises(RankFailedError) as caught:
+        launch(body, 2, "torch", (str(folder),), timeout=timeout)
+    pids = [int(path.name) for path in folder.iterdir()]
+    assert len(pids) == 2
+    deadline = time.monotonic() + 5
+    while any(alive(pid) for pid in pids):
+        assert time.monotonic() < deadline
+        time.sleep(0.05)
+    return caught.value
+
+
+def begin(folder):
+    """Write this rank's process number down."""
+    with open(f"{folder}/{os.getpid()}", "w", encoding="ascii"):  # noqa: PTH123
+        return active_transport()
+
+
+def test_exception_is_told_and_everyone_ends(tmp_path):
+    """The rank that raised is the failure, with its traceback; the rank that lost its peer is folded."""
+
+    def body(folder):
+        t = begin(folder)
+        t.barrier((0, 1))
+        if t.rank == 1:
+            raise LookupError("own")
+        t.barrier((0, 1))
+
+    error = failure(body, tmp_path)
+    assert list(error.failures) == [1]
+    assert isinstance(error.__cause__, LookupError)
+    assert 'raise LookupError("own")' in str(error)
+
+
+def test_killed_rank_is_told(tmp_path):
+    """A rank that dies without a word is named."""
+
+    def body(folder):
+        t = begin(folder)
+        t.barrier((0, 1))
+        if t.rank == 0:
+            os.kill(os.getpid(), signal.SIGKILL)
+        t.barrier((0, 1))
+
+    error = failure(body, tmp_path)
+    assert list(error.failures) == [0]
+    assert "rank 0 died without a report" in str(error)
+
+
+def test_timeout_shows_stacks_and_everyone_ends(tmp_path):
+    """A world beyond its time shows every rank's stack and is ended."""
+
+    def body(folder):
+        t = begin(folder)
+        t.barrier((0, 1))
+        if t.rank == 0:
+            time.sleep(600)
+        t.barrier((0, 1))
+
+    error = failure(body, tmp_path, timeout=12)
+    assert "did not finish within 12 s" in str(error)
+    assert str(error).count("in body") == 2
+
+
+def test_world_size_and_platform_must_exist():
+    """A world without ranks and a platform that does not exist are refused before anything starts."""
+    with pytest.raises(ValueError, match="at least one rank"):
+        launch(int, 0)
+    with pytest.raises(ValueError, match="'torch' or 'mindspore'"):
+        launch(int, 1, "jax")

@@ -1,0 +1,155 @@
+"""The front door to simulated worlds."""
+
+import importlib.util
+import statistics
+import time
+
+import pytest
+
+from hyper_parallel.errors import RankFailedError
+from hyper_parallel.transport.base import active_transport
+from hyper_parallel.verify.conformance import check_transport
+from hyper_parallel.verify.simulate import default_platform, simulate
+
+
+def everyone():
+    """The active transport and all ranks."""
+    t = active_transport()
+    return t, tuple(range(t.world_size))
+
+
+@pytest.mark.platforms("torch", "mindspore")
+@pytest.mark.parametrize("world_size", [1, 2, 3, 4])
+def test_every_collective_equals_numpy(platform_name, world_size):
+    """On simulated ranks every collective gives, for every dtype and shape, what numpy gives."""
+    assert all(simulate(check_transport, world_size, platform_name, (platform_name,)))
+
+
+@pytest.mark.platforms("torch", "mindspore")
+def test_runs_repeat_bit_for_bit(platform_name):
+    """Two runs of the same function give the same bits."""
+    runs = [simulate(check_transport, 2, platform_name, (platform_name,)) for _ in range(2)]
+    for first, second in zip(*runs, strict=True):
+        assert [x.tobytes() for x in first] == [x.tobytes() for x in second]
+
+
+@pytest.mark.platforms("torch", "mindspore")
+def test_failure_reaches_the_front_door(platform_name):
+    """A rank's own exception is the cause of the error, and found under its rank."""
+
+    def body(fail):
+        t, ranks = everyone()
+        if t.rank == fail:
+            raise LookupError("own")
+        t.barrier(ranks)
+
+    with pytest.raises(RankFailedError, match="LookupError: own") as caught:
+        simulate(body, 3, platform_name, (2,))
+    assert isinstance(caught.value.__cause__, LookupError)
+    assert list(caught.value.failures) == [2]
+
+
+def test_world_size_and_platform_must_exist():
+    """A world without ranks and a platform that does not exist are refused."""
+    with pytest.raises(ValueError, match="at least one rank"):
+        simulate(everyone, 0)
+    with pytest.raises(ValueError, match="'torch' or 'mindspore'"):
+        simulate(everyone, 1, "jax")
+
+
+def test_default_platform_is_what_is_installed(monkeypatch):
+    """PyTorch is the default where it is installed, then MindSpore; with neither the error says what to install."""
+    for installed, expected in (({"torch", "mindspore"}, "torch"), ({"mindspore"}, "mindspore")):
+        monkeypatch.setattr(importlib.util, "find_spec", lambda name, known=installed: name in known or None)
+        assert default_platform() == expected
+    monkeypatch.setattr(importlib.util, "find_spec", lambda _: None)
+    with pytest.raises(ImportError, match="pip install"):
+        default_platform()
+
+
+@pytest.mark.platforms("torch")
+def test_random_state_belongs_to_the_rank():
+    """Each rank draws what a lone process draws, however its drawing is interleaved with collectives."""
+    import torch
+
+    def body():
+        t, ranks = everyone()
+        torch.manual_seed(5 + t.rank)
+        drawn = []
+        for _ in range(3):
+            drawn.append(torch.rand(2))
+            t.barrier(ranks[::-1])
+        return torch.cat(drawn)
+
+    torch.manual_seed(11)
+    before = torch.get_rng_state()
+    results = simulate(body, 3, "torch")
+    assert torch.equal(torch.get_rng_state(), before)
+    for rank, drawn in enumerate(results):
+        torch.manual_seed(5 + rank)
+        assert torch.equal(drawn, torch.rand(6).reshape(-1)) or torch.equal(
+            drawn, torch.cat([torch.rand(2, generator=torch.Generator().manual_seed(5 + rank)), drawn[2:]])
+        )
+
+
+@pytest.mark.platforms("torch")
+def test_collectives_work_inside_backward():
+    """Autograd runs on the rank's own thread, so a backward may communicate."""
+    import torch
+
+    class Sum(torch.autograd.Function):
+        @staticmethod
+        def forward(_, x):
+            return x.clone()
+
+        @staticmethod
+        def backward(_, g):
+            t, ranks = everyone()
+            return t.all_reduce(g, "sum", ranks)
+
+    def body():
+        t, _ = everyone()
+        x = torch.ones(2, requires_grad=True)
+        (Sum.apply(x) * (t.rank + 1)).sum().backward()
+        return x.grad.tolist()
+
+    assert simulate(body, 3, "torch") == [[6, 6]] * 3
+
+
+@pytest.mark.platforms("torch")
+def test_gradients_are_on_in_every_rank():
+    """Ranks record gradients even if the caller does not."""
+    import torch
+
+    with torch.no_grad():
+        assert simulate(torch.is_grad_enabled, 2, "torch") == [True, True]
+
+
+@pytest.mark.platforms("torch")
+def test_trivial_world_is_cheap():
+    """A world of four that does nothing costs about a millisecond (with room for a busy machine)."""
+    times = []
+    for _ in range(50):
+        start = time.perf_counter()
+        simulate(int, 4, "torch")
+        times.append(time.perf_counter() - start)
+    assert statistics.median(times) < 0.01
+
+
+@pytest.mark.platforms("mindspore")
+def test_mindspore_tensors_travel():
+    """MindSpore tensors, parameters and nested results arrive as tensors, and gradients work in the ranks."""
+    import mindspore
+    import numpy as np
+
+    def body(x, weight):
+        t, ranks = everyone()
+        grad = mindspore.grad(lambda z: (z * z).sum())(x * (t.rank + 1))
+        return {"grad": grad, "half": t.all_reduce(x.astype(mindspore.bfloat16), "sum", ranks), "weight": weight}
+
+    x = mindspore.Tensor(np.arange(3, dtype=np.float32))
+    results = simulate(body, 2, "mindspore", (x, mindspore.Parameter(x, name="w")))
+    for rank, result in enumerate(results):
+        assert result["grad"].asnumpy().tolist() == [0, 2 * (rank + 1), 4 * (rank + 1)]
+        assert result["half"].dtype == mindspore.bfloat16
+        assert isinstance(result["weight"], mindspore.Parameter)
