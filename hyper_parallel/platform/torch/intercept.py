@@ -10,7 +10,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from functools import cache
 from types import FunctionType
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple, cast
 
 import torch
 from torch.overrides import enable_reentrant_dispatch
@@ -81,11 +81,11 @@ def function(func: Callable[..., Any], types: Any, args: tuple[Any, ...], kwargs
 
 def _into(dispatcher: Dispatcher, entry: Entry, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
     """A call with ``out=``: the result moves to the layout of what is written."""
-    out = kwargs.pop("out")
-    result = dispatcher.dispatch(entry, args, kwargs)
+    out: Any = kwargs.pop("out")
+    result: Any = dispatcher.dispatch(entry, args, kwargs)
     if out is None:
         return result
-    if not isinstance(out, DTensor):
+    if not isinstance(out, cast("Any", dispatcher.kind)):
         msg = f"{entry.name}: out must be one DTensor, got {type(out).__name__}; write y = {entry.name}(...) instead"
         raise UnsupportedOperatorError(msg)
     if out.shape != result.shape:

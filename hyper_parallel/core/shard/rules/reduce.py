@@ -96,8 +96,8 @@ def _global_mean(call: OpCall, targets: tuple[Layout, ...], outputs: tuple[Layou
     dims = reduced_dims(call["dim"], layout.ndim)
     if not any(layout.dim_axes[dim] for dim in dims):
         return None
-    count = math.prod(layout.shape[dim] for dim in dims)  # type: ignore[index] # operands carry a shape
-    mine = math.prod(layout.local_shape[dim] for dim in dims)
+    x, held = call["x"], layout.local_shape
+    count, mine = math.prod([x.shape[dim] for dim in dims]), math.prod([held[dim] for dim in dims])
 
     def run(platform: Any, args: dict[str, Any]) -> Any:
         # Mean first: a sum of half precision may overflow where the mean does not. Of nothing, the sum is zero.

@@ -116,8 +116,8 @@ TERNARY = [
 @pytest.mark.parametrize("fn", TERNARY)
 def test_ternary(fn):
     """Three operands together: linear in the pairs that are, in nothing else."""
-    holds(fn, [values(4, 3), values(4, 1, seed=1), values(3, seed=2) + 3], limit=150)
-    holds(fn, [values(3, 2), values(3, 2, seed=1), values(3, 2, seed=2) + 3], (2, 2), limit=60)
+    holds(fn, [values(4, 3), values(4, 1, seed=1), values(3, seed=2) + 3], limit=60)
+    holds(fn, [values(3, 2), values(3, 2, seed=1), values(3, 2, seed=2) + 3], (2, 2), limit=30)
 
 
 CASTS = [
