@@ -5,19 +5,19 @@ from __future__ import annotations
 import importlib
 from typing import TYPE_CHECKING, Any
 
+# Eager, and before anybody imports the modules of the same names: the package's attribute is the function.
+from hyper_parallel.verify.launch import launch
+from hyper_parallel.verify.simulate import simulate
+
 if TYPE_CHECKING:
     from hyper_parallel.verify.case import ModelCase, ParallelPlan
     from hyper_parallel.verify.check import check_function
-    from hyper_parallel.verify.launch import launch
     from hyper_parallel.verify.model import verify_model
-    from hyper_parallel.verify.simulate import simulate
 
 _HOMES = {
     "ModelCase": "hyper_parallel.verify.case",
     "ParallelPlan": "hyper_parallel.verify.case",
     "check_function": "hyper_parallel.verify.check",
-    "launch": "hyper_parallel.verify.launch",
-    "simulate": "hyper_parallel.verify.simulate",
     "verify_model": "hyper_parallel.verify.model",
 }
 

@@ -128,7 +128,7 @@ def as_plan(value: Any, axes: Sequence[str]) -> ParallelPlan:
 
 def _builder(model: Any) -> Callable[[], Any]:
     """A model's deep copies, or the function that builds it."""
-    if hasattr(model, "forward") or hasattr(model, "construct"):
+    if not isinstance(model, type) and (hasattr(model, "forward") or hasattr(model, "construct")):
         return lambda: copy.deepcopy(model)
     if callable(model):
         built: Callable[[], Any] = model

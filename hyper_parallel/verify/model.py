@@ -100,7 +100,7 @@ def verify_model(  # noqa: PLR0913 - what a verification depends on
         ranks = world(_run, math.prod(mesh_shape), platform, (*arguments, fault), timeout=_TIMEOUT)
     except RankFailedError as error:
         _tell_input_error(error)
-        report.error = str(error)
+        report.error, report.cause = str(error), _cause(error)
     else:
         _fill(report, ranks)
     report.seconds = time.perf_counter() - started
@@ -147,6 +147,13 @@ def _fill(report: ModelReport, ranks: Sequence[RankResult]) -> None:
     report.losses = ranks[0].losses
     report.traffic = traffic([event for event in ranks[0].events if event.step == 0])
     report.bound = ranks[0].bound
+
+
+def _cause(error: RankFailedError) -> str:
+    """The first failed rank's exception in one line."""
+    cause = error.__cause__ or error
+    first = (str(cause).splitlines() or [""])[0]
+    return f"{type(cause).__name__}: {first}" if first else type(cause).__name__
 
 
 def _tell_input_error(error: RankFailedError) -> None:
