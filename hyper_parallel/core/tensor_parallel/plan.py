@@ -116,6 +116,8 @@ def _flat(plan: Any, prefix: str = "") -> Iterator[tuple[str, ParallelStyle]]:
 
 
 def _fits(pattern: str, path: str) -> bool:
+    if not pattern or not path:  # "" is the module itself, and no glob means it
+        return pattern == path
     wanted, parts = pattern.split("."), path.split(".")
     return len(wanted) == len(parts) and all(
         fnmatchcase(part, token) for token, part in zip(wanted, parts, strict=True)
@@ -202,7 +204,7 @@ def _left_whole(
     parents = {_parent(path) for path in sharded}
     covered = {one.path for one in found}
     for path, child in platform.get_cells_and_names(module):
-        below = any(path == one or path.startswith(f"{one}.") for one in covered if one)
+        below = path in covered or any(path.startswith(f"{one}.") for one in covered)
         if platform.is_linear_module(child) and not below and _parent(path) in parents:
             yield f"linear layer {path} is left whole although layers beside it are sharded"
 
