@@ -118,47 +118,45 @@ def _entry(op: str, *, in_place: bool = False) -> Entry:
     return Entry(op, LOCAL[op], binder(rule.signature), rule, LOCAL[op], in_place=in_place)
 
 
-def _dispatch(op: str, *args: Any) -> Any:
-    from hyper_parallel.platform.torch.intercept import interception
-
-    return interception().dispatcher.dispatch(_entry(op, in_place=op == "setitem"), args, {})
+def _dispatch(ops: Any, op: str, *args: Any) -> Any:
+    return ops.platform.dispatcher.dispatch(_entry(op, in_place=op == "setitem"), args, {})
 
 
-def getitem(x: Any, index: Any) -> Any:
+def getitem(ops: Any, x: Any, index: Any) -> Any:
     """``x[index]``."""
-    found, advanced = _index(x, index, "__getitem__")
-    return _dispatch("index" if advanced else "getitem", x, found)
+    found, advanced = _index(ops, x, index, "__getitem__")
+    return _dispatch(ops, "index" if advanced else "getitem", x, found)
 
 
-def setitem(x: Any, index: Any, value: Any) -> None:
+def setitem(ops: Any, x: Any, index: Any, value: Any) -> None:
     """``x[index] = value``; one mask and a number write element by element, wherever these are."""
     if _is_mask(index) and isinstance(value, (int, float)):
         x.masked_fill_(index.reshape(*index.shape, *(1,) * (x.ndim - index.ndim)), value)
         return
-    found, _ = _index(x, index, "__setitem__")
-    _dispatch("setitem", x, found, value)
+    found, _ = _index(ops, x, index, "__setitem__")
+    _dispatch(ops, "setitem", x, found, value)
 
 
-def masked_select(x: Any, mask: Any) -> Any:
+def masked_select(_ops: Any, x: Any, mask: Any) -> Any:
     """Where ``mask`` is true, in one dim."""
     shape = torch.broadcast_shapes(tuple(x.shape), tuple(mask.shape))
     return x.expand(shape)[mask.expand(shape)]
 
 
-def nonzero(x: Any, *, as_tuple: bool = False) -> Any:
+def nonzero(ops: Any, x: Any, *, as_tuple: bool = False) -> Any:
     """Indices of what is not zero; the whole is gathered."""
     layout = x._layout  # noqa: SLF001
     found = _whole(x, "nonzero")
     if as_tuple:
-        return tuple(_replicated(one, layout) for one in torch.nonzero(found, as_tuple=True))
-    return _replicated(torch.nonzero(found), layout)
+        return tuple(_replicated(ops, one, layout) for one in torch.nonzero(found, as_tuple=True))
+    return _replicated(ops, torch.nonzero(found), layout)
 
 
-def one_hot(x: Any, num_classes: int = -1) -> Any:
+def one_hot(ops: Any, x: Any, num_classes: int = -1) -> Any:
     """One dim more; without ``num_classes`` the largest class is looked for in the whole."""
     if num_classes < 0:
         num_classes = int(_whole(x, "one_hot").max()) + 1
-    return _dispatch("one_hot", x, num_classes)
+    return _dispatch(ops, "one_hot", x, num_classes)
 
 
 def _whole(x: Any, op: str) -> Tensor:
@@ -167,14 +165,12 @@ def _whole(x: Any, op: str) -> Tensor:
     return x.detach().redistribute_to(target, Cause(op, "x", implicit=True))._local  # noqa: SLF001
 
 
-def _replicated(plain: Tensor, layout: Layout) -> Any:
-    from hyper_parallel.platform.torch.dtensor import wrap
-
-    return wrap(plain, Layout.of(layout.mesh, ((),) * plain.ndim, (), tuple(plain.shape)))
+def _replicated(ops: Any, plain: Tensor, layout: Layout) -> Any:
+    return ops.platform.wrap(plain, Layout.of(layout.mesh, ((),) * plain.ndim, (), tuple(plain.shape)))
 
 
 def _is_mask(item: Any) -> bool:
-    return isinstance(item, DTensor) and isinstance(item, Tensor) and item.dtype in (torch.bool, torch.uint8)
+    return isinstance(item, DTensor) and getattr(item, "dtype", None) in (torch.bool, torch.uint8)
 
 
 def _numbers(item: Any) -> Any:
@@ -184,7 +180,7 @@ def _numbers(item: Any) -> Any:
     return slice(*(None if one is None else operator.index(one) for one in (item.start, item.stop, item.step)))
 
 
-def _index(x: Any, index: Any, op: str) -> tuple[Any, bool]:
+def _index(ops: Any, x: Any, index: Any, op: str) -> tuple[Any, bool]:
     """The index with lists and masks turned into integer tensors, and whether it has tensors at all."""
     if type(index) is slice:
         return _numbers(index), False
@@ -197,10 +193,10 @@ def _index(x: Any, index: Any, op: str) -> tuple[Any, bool]:
     found: list[Any] = []
     for item in items:
         if isinstance(item, list) or (hasattr(item, "__array__") and not isinstance(item, Tensor)):
-            item = _replicated(torch.as_tensor(item), layout)  # noqa: PLW2901
+            item = _replicated(ops, torch.as_tensor(item), layout)  # noqa: PLW2901
         if _is_mask(item):
             parts = torch.nonzero(_whole(item, op), as_tuple=True)
-            found.extend(_replicated(part, layout) for part in parts)
+            found.extend(_replicated(ops, part, layout) for part in parts)
         else:
             found.append(item)
     return tuple(found), True
@@ -208,8 +204,7 @@ def _index(x: Any, index: Any, op: str) -> tuple[Any, bool]:
 
 def _composed(run: Callable[..., Any], signature: str) -> Entry:
     name = run.__name__
-    rule = Decomposition(name, signature, lambda ops, **arguments: run(**arguments))  # noqa: ARG005 - it has its own
-    return Entry(name, run, binder(signature), rule, run)
+    return Entry(name, run, binder(signature), Decomposition(name, signature, run), run)
 
 
 @cache
