@@ -12,6 +12,7 @@ SHAPES = {"a": (5, 3), "b": (7,), "c": (2, 3, 4), "d": (1,), "e": (3, 3)}
 
 
 def gradients(twin):
+    """Dense gradients by name."""
     return {name: twin.random(*shape, seed=index) for index, (name, shape) in enumerate(SHAPES.items())}
 
 
