@@ -27,7 +27,7 @@ class Traffic:
         axes: mesh axes that it runs over.
         count: how often.
         bytes: what the worst rank receives in all of them.
-        implicit: how many of them the library decided on by itself.
+        implicit: how many of them in forward the library decided on by itself; backward only repays forward.
     """
 
     module: str
@@ -179,7 +179,7 @@ def traffic(events: Sequence[Event]) -> list[Traffic]:
         key = (event.module, event.phase, event.collective, event.axes)
         counts[key] += 1
         volume[key] += event.bytes
-        implicit[key] += event.implicit
+        implicit[key] += event.implicit and event.phase == "forward"
     return [Traffic(*key, counts[key], volume[key], implicit[key]) for key in counts]
 
 

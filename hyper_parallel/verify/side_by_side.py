@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from hyper_parallel.core.dtensor.events import record_events
+from hyper_parallel.core.dtensor.events import module_scope, record_events
 from hyper_parallel.core.dtensor.mesh import DeviceMesh, init_device_mesh
 from hyper_parallel.core.dtensor.placements import Replicate
 from hyper_parallel.platform.select import current_platform
@@ -101,7 +101,9 @@ class _Run:
         return result
 
     def _loss(self, batch: tuple[Any, ...]) -> Any:
-        return self.case.loss(self.model(*self.case.model_inputs(batch)), batch)
+        output = self.model(*self.case.model_inputs(batch))
+        with module_scope("(loss)"):
+            return self.case.loss(output, batch)
 
     def _tensors(self, batch: tuple[Any, ...]) -> tuple[Any, ...]:
         return tuple(

@@ -105,6 +105,36 @@ class MindSporeTensors(TensorsFacet):
             raise ValueError(msg)
         return _DTYPES[name]
 
+    def to_device(self, data: Any, device_type: str) -> Any:
+        """The tensor itself: MindSpore has one device per process and places tensors on it."""
+        del device_type
+        return data
+
+    def set_tensor_requires_grad(self, input_tensor: Any) -> Any:
+        """The tensor itself: what is differentiated is said where the differentiation is."""
+        return input_tensor
+
+    def power_sum(self, data: Any, p: float) -> Any:
+        """Computed in f32 or wider."""
+        size = mint.abs(ops.stop_gradient(data))
+        if data.dtype not in (mindspore.float32, mindspore.float64):
+            size = size.astype(mindspore.float32)
+        if p == float("inf"):
+            return size.max() if size.size else mint.zeros((), dtype=size.dtype)
+        return mint.sum(size if p == 1 else mint.pow(size, p))
+
+    def maximum(self, first: Any, second: Any) -> Any:
+        """``mint.maximum``."""
+        return mint.maximum(first, second)
+
+    def clamp_max(self, data: Any, high: float) -> Any:
+        """``mint.clamp``."""
+        return mint.clamp(data, max=high)
+
+    def scale_(self, data: Any, factor: Any) -> None:
+        """``copy_`` of the product: in-place arithmetic does nothing on the CPU build."""
+        data.copy_(ops.stop_gradient(data) * factor.astype(data.dtype))
+
     def size_of(self, shape: Sequence[int]) -> Any:
         """A tuple."""
         return tuple(shape)

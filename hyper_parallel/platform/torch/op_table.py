@@ -16,6 +16,7 @@ from hyper_parallel.core.shard.rule import find_rule
 from hyper_parallel.platform.torch import (
     op_table_aten,
     op_table_index,
+    op_table_loss,
     op_table_nn,
     op_table_pointwise,
     op_table_random,
@@ -29,7 +30,7 @@ __all__ = ["LOCAL", "functions", "overloads"]
 rules.load()
 
 # Families whose spellings follow from name patterns, and families that list their lines.
-PATTERNS = (op_table_pointwise, op_table_reduce, op_table_random)
+PATTERNS = (op_table_pointwise, op_table_reduce, op_table_random, op_table_loss)
 LISTS = (op_table_shape, op_table_index, op_table_nn)
 
 
