@@ -95,7 +95,8 @@ def test_infinite_norms_are_refused_before_anything_is_scaled(twin):
         return str(caught.value)
 
     assert twin.on_mesh((2,), rank)[0] == (
-        "clip_grad_norm_: the 2-norm of the gradients is inf; nothing was scaled (error_if_nonfinite=False scales anyway)"
+        "clip_grad_norm_: the 2-norm of the gradients is inf; nothing was scaled "
+        "(error_if_nonfinite=False scales anyway)"
     )
 
 

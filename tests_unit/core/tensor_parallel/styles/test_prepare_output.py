@@ -63,8 +63,8 @@ def test_structures_keep_their_type(twin, kind):
 
 
 @pytest.mark.parametrize("value, message", [
-    ((1, 2), ("out (Echo): 2 outputs, but output_layouts of PrepareModuleOutput has 1 entries; give one per output, None "
-             "for those to leave alone")),
+    ((1, 2), ("out (Echo): 2 outputs, but output_layouts of PrepareModuleOutput has 1 entries; give one per output, "
+              "None for those to leave alone")),
     ("y", "out (Echo): output 0 must be a tensor, got str"),
 ])  # fmt: skip
 def test_wrong_outputs_name_the_module(twin, value, message):
