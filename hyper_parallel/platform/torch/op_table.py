@@ -19,6 +19,7 @@ from hyper_parallel.core.shard.rule import find_rule
 from hyper_parallel.platform.torch import (
     op_table_aten,
     op_table_index,
+    op_table_loss,
     op_table_nn,
     op_table_pointwise,
     op_table_random,
@@ -32,7 +33,7 @@ __all__ = ["LOCAL", "functions", "overloads"]
 rules.load()
 
 
-FAMILIES = (op_table_pointwise, op_table_reduce, op_table_random)
+FAMILIES = (op_table_pointwise, op_table_reduce, op_table_random, op_table_loss)
 
 
 def _spelling(  # noqa: PLR0913 - a table line
@@ -62,6 +63,7 @@ def _lines(table: dict[Any, Entry], lines: Iterable[Line]) -> None:
 
 LOCAL: dict[str, Callable[..., Any]] = {
     **op_table_pointwise.LOCAL,
+    **op_table_loss.LOCAL,
     **op_table_reduce.LOCAL,
     **op_table_random.LOCAL,
     **op_table_shape.LOCAL,

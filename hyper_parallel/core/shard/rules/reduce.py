@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Any
 from hyper_parallel.core.dtensor.placements import Partial, Shard
 from hyper_parallel.core.shard.call import LocalCall
 from hyper_parallel.core.shard.rule import Row, Rule, Strategies, decomposition, register_rule, rule
+from hyper_parallel.core.shard.rules.pointwise import is_floating_dtype
 from hyper_parallel.core.shard.signature import Labels, labelled_rows
 from hyper_parallel.errors import UnsupportedOperatorError
 
@@ -65,7 +66,7 @@ def _reduction(call: OpCall, reduce: str | None, *, joint: bool = False, outputs
 @rule("sum", "x, dim=None, keepdim=False, *, dtype=None")
 def sum_(call: OpCall) -> Strategies:
     """``…d -> …``, linear."""
-    return _reduction(call, "sum", joint=call["dtype"] is None or call["x"].floating)
+    return _reduction(call, "sum", joint=call["dtype"] is None or is_floating_dtype(call["dtype"]))
 
 
 @rule("nansum", "x, dim=None, keepdim=False, *, dtype=None")
