@@ -9,9 +9,6 @@ from collections.abc import Callable, Iterable
 from functools import cache, partial
 from typing import Any
 
-import torch
-from torch import Tensor
-
 from hyper_parallel.core.shard import rules
 from hyper_parallel.core.shard.binder import binder
 from hyper_parallel.core.shard.dispatch import Entry
@@ -32,8 +29,9 @@ __all__ = ["LOCAL", "functions", "overloads"]
 
 rules.load()
 
-
-FAMILIES = (op_table_pointwise, op_table_reduce, op_table_random, op_table_loss)
+# Families whose spellings follow from name patterns, and families that list their lines.
+PATTERNS = (op_table_pointwise, op_table_reduce, op_table_random, op_table_loss)
+LISTS = (op_table_shape, op_table_index, op_table_nn)
 
 
 def _spelling(  # noqa: PLR0913 - a table line
@@ -62,13 +60,7 @@ def _lines(table: dict[Any, Entry], lines: Iterable[Line]) -> None:
 
 
 LOCAL: dict[str, Callable[..., Any]] = {
-    **op_table_pointwise.LOCAL,
-    **op_table_loss.LOCAL,
-    **op_table_reduce.LOCAL,
-    **op_table_random.LOCAL,
-    **op_table_shape.LOCAL,
-    **op_table_index.LOCAL,
-    **op_table_nn.LOCAL,
+    op: func for family in (*PATTERNS, *LISTS) for op, func in family.LOCAL.items()
 }
 
 
@@ -76,9 +68,10 @@ LOCAL: dict[str, Callable[..., Any]] = {
 def functions() -> dict[Any, Entry]:
     """Entries by Python function or method."""
     table: dict[Any, Entry] = {}
-    for family in FAMILIES:
+    for family in PATTERNS:
         family.add_functions(table, partial(_spelling, table))
-    _lines(table, [*op_table_shape.FUNCTIONS, *op_table_index.FUNCTIONS, *op_table_nn.FUNCTIONS])
+    for listed in LISTS:
+        _lines(table, listed.FUNCTIONS)
     table.update(op_table_index.by_value())
     return table
 
@@ -87,7 +80,7 @@ def functions() -> dict[Any, Entry]:
 def overloads() -> dict[Any, Entry]:
     """Entries by operator overload."""
     table: dict[Any, Entry] = {}
-    for family in FAMILIES:
+    for family in PATTERNS:
         family.add_overloads(partial(_spelling, table))
     _lines(table, op_table_aten.OVERLOADS)
     return table
