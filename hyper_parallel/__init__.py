@@ -18,6 +18,7 @@ if TYPE_CHECKING:
     from hyper_parallel.core.shard.dispatch import implicit_replication
     from hyper_parallel.core.shard.distributed_op import DistributedOp
     from hyper_parallel.core.tensor_parallel.clip import clip_grad_norm_
+    from hyper_parallel.core.tensor_parallel.loss import loss_parallel
     from hyper_parallel.core.tensor_parallel.parallelize import parallelize_module
     from hyper_parallel.core.tensor_parallel.styles.base import ParallelStyle
     from hyper_parallel.core.tensor_parallel.styles.colwise import ColwiseParallel
@@ -62,6 +63,7 @@ _HOMES = {
     "implicit_budget": "hyper_parallel.core.dtensor.events",
     "implicit_replication": "hyper_parallel.core.shard.dispatch",
     "init_device_mesh": "hyper_parallel.core.dtensor.mesh",
+    "loss_parallel": "hyper_parallel.core.tensor_parallel.loss",
     "manual_seed": "hyper_parallel.core.dtensor.random",
     "ones": "hyper_parallel.core.dtensor.factories",
     "parallelize_module": "hyper_parallel.core.tensor_parallel.parallelize",
@@ -105,6 +107,7 @@ __all__ = [
     "implicit_budget",
     "implicit_replication",
     "init_device_mesh",
+    "loss_parallel",
     "manual_seed",
     "ones",
     "parallelize_module",

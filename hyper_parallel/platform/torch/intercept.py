@@ -49,7 +49,7 @@ _STARTED: dict[str, Interception] = {}
 
 def start(platform: Platform) -> Interception:
     """Make the interception of ``platform``; called once, before the platform is handed out."""
-    from hyper_parallel.platform.torch import op_table  # noqa: PLC0415 - the table imports the rules
+    from hyper_parallel.platform.torch import op_table
 
     _STARTED["torch"] = Interception(Dispatcher(platform), op_table.functions(), op_table.overloads())
     return _STARTED["torch"]

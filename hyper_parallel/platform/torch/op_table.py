@@ -35,7 +35,7 @@ PATTERNS = (op_table_pointwise, op_table_reduce, op_table_random, op_table_loss,
 LISTS = (op_table_shape, op_table_index, op_table_nn)
 
 
-def _spelling(  # noqa: PLR0913 - a table line
+def _spelling(
     table: dict[Any, Entry],
     op: str,
     func: Callable[..., Any],

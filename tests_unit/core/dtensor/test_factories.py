@@ -22,6 +22,7 @@ pytestmark = pytest.mark.platforms("torch")
 
 
 def on_mesh(fn, size=3):
+    """Run ``fn(mesh)`` on every rank of one axis."""
     return simulate(lambda: fn(init_device_mesh("cpu", (size,), mesh_dim_names=("tp",))), size, "torch")
 
 

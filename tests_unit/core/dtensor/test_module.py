@@ -21,6 +21,7 @@ GRIDS = [(2,), (3,), (4,), (2, 2), (2, 3)]
 
 
 def on_mesh(shape, fn):
+    """Run ``fn(mesh)`` on every rank of a simulated mesh."""
     size = 1
     for axis in shape:
         size *= axis
@@ -30,12 +31,14 @@ def on_mesh(shape, fn):
 
 
 def value(*shape, seed=0):
+    """Normal values, f64, of a generator of their own."""
     import torch
 
     return torch.randn(shape, generator=torch.Generator().manual_seed(seed), dtype=torch.float64)
 
 
 def layouts(ndim):
+    """All placements of a tensor, by the number of mesh axes."""
     places = [Replicate(), Partial(), *(Shard(dim) for dim in range(ndim))]
     one = [[place] for place in places]
     two = [[first, second] for first in places for second in places]
@@ -120,7 +123,7 @@ def test_a_dtensor_is_returned_or_refused():
     )
 
 
-@pytest.mark.parametrize(("call", "kind", "message"), [
+@pytest.mark.parametrize("call, kind, message", [
     (lambda x, mesh: distribute_tensor(x, mesh, [Shard(2)]), LayoutError,
      "placements: Shard(2) names dim 2, the tensor has 2 dims"),
     (lambda x, mesh: distribute_tensor(x, mesh, [Shard(0), Shard(1)]), LayoutError,
@@ -132,18 +135,18 @@ def test_a_dtensor_is_returned_or_refused():
     (lambda x, mesh: distribute_tensor(x, mesh, [Shard(0)], src_data_rank=2), MeshError,
      "src_data_rank 2 is no position in DeviceMesh(cpu, tp=2, ranks=[0, 1]), which has 2 ranks"),
     (lambda x, mesh: DTensor.from_local(x[: mesh.rank + 1], mesh, [Shard(0)], run_check=True), ShardMismatchError,
-     "from_local: the pieces do not make one tensor of [2, 6] under (Shard(0),): rank 1 should hold [1, 6] "
-     "(rank 0: [1, 6] torch.float64, rank 1: [2, 6] torch.float64); pass shape=, the global shape"),
+     ("from_local: the pieces do not make one tensor of [2, 6] under (Shard(0),): rank 1 should hold [1, 6] "
+     "(rank 0: [1, 6] torch.float64, rank 1: [2, 6] torch.float64); pass shape=, the global shape")),
     (lambda x, mesh: DTensor.from_local(x, mesh, [Shard(0)], shape=(5, 6)), ShardMismatchError,
      "from_local: rank 0 holds [3, 6] of [5@tp, 6], but local has [4, 6]"),
     (lambda x, mesh: distribute_tensor(x, mesh, [Shard(0)]) + x, MixedTensorError,
-     "argument y is a plain tensor [4, 6] and meets DTensors on DeviceMesh(cpu, tp=2, ranks=[0, 1]); "
-     "y = hyper_parallel.DTensor.from_local(y, mesh, [Replicate()]) if every rank holds the same values"),
+     ("argument y is a plain tensor [4, 6] and meets DTensors on DeviceMesh(cpu, tp=2, ranks=[0, 1]); "
+     "y = hyper_parallel.DTensor.from_local(y, mesh, [Replicate()]) if every rank holds the same values")),
     (lambda x, mesh: distribute_tensor(x, mesh, [Shard(0)])
      + distribute_tensor(x, init_device_mesh("cpu", (2,), mesh_dim_names=("x",)), [Shard(0)]), MeshMismatchError,
-     "add__: operands live on different meshes, DeviceMesh(cpu, tp=2, ranks=[0, 1]) and DeviceMesh(cpu, x=2, "
-     "ranks=[0, 1]); bring them to one mesh first"),
-    (lambda x, mesh: init_device_mesh("cpu", (3,)), MeshError,
+     ("add__: operands live on different meshes, DeviceMesh(cpu, tp=2, ranks=[0, 1]) and DeviceMesh(cpu, x=2, "
+     "ranks=[0, 1]); bring them to one mesh first")),
+    (lambda *_: init_device_mesh("cpu", (3,)), MeshError,
      "init_device_mesh: mesh_shape (3,) needs 3 ranks, the world has 2"),
 ])  # fmt: skip
 def test_bad_input_is_refused_in_these_words(call, kind, message):
@@ -177,6 +180,7 @@ def test_an_operator_without_a_rule_is_refused():
 
 
 def net():
+    """A linear layer with a frozen bias, and a norm with buffers."""
     from torch import nn
 
     model = nn.Sequential(nn.Linear(4, 6), nn.BatchNorm1d(6)).double()
@@ -218,6 +222,7 @@ def test_a_partition_sees_every_submodule_and_keeps_ties():
 
 
 def hooked(mesh, input_fn, output_fn):
+    """Output of a distributed linear layer with hooks."""
     model = distribute_module(net()[0], mesh, None, input_fn, output_fn)
     return model(value(3, 4))
 

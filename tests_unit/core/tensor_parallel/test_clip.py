@@ -12,6 +12,7 @@ SHAPES = {"a": (5, 3), "b": (7,), "c": (2, 3, 4), "d": (1,), "e": (3, 3)}
 
 
 def gradients(twin):
+    """Dense gradients by name."""
     return {name: twin.random(*shape, seed=index) for index, (name, shape) in enumerate(SHAPES.items())}
 
 
@@ -94,7 +95,8 @@ def test_infinite_norms_are_refused_before_anything_is_scaled(twin):
         return str(caught.value)
 
     assert twin.on_mesh((2,), rank)[0] == (
-        "clip_grad_norm_: the 2-norm of the gradients is inf; nothing was scaled (error_if_nonfinite=False scales anyway)"
+        "clip_grad_norm_: the 2-norm of the gradients is inf; nothing was scaled "
+        "(error_if_nonfinite=False scales anyway)"
     )
 
 

@@ -17,6 +17,7 @@ pytestmark = pytest.mark.platforms("torch")
 
 
 def deep(twin, inner):
+    """Modules two levels down."""
     from torch import nn
 
     return nn.ModuleDict({"block": nn.ModuleDict({"inner": inner, "fc": nn.Linear(7, 10)})})
@@ -108,3 +109,19 @@ def test_a_copy_of_a_model_keeps_its_paths(twin):
             model.fc2(1)
 
     twin.on_mesh((1,), rank)
+
+
+def test_the_outermost_root_names_a_module(twin):
+    """A block parallelized by itself, then within its model, has the path in the model."""
+    from hyper_parallel.core.tensor_parallel.paths import label
+
+    def rank(mesh):
+        block = twin.Block()
+        parallelize_module(block, mesh, {"mlp.fc1": NoParallel()})
+        before = label(block.mlp.fc1)
+        parallelize_module(deep(twin, block), mesh, {"block.fc": NoParallel()})
+        parallelize_module(block.mlp, mesh, {"fc2": NoParallel()})
+        return before, label(block.mlp.fc1), label(block)
+
+    expected = ("mlp.fc1 (Linear)", "block.inner.mlp.fc1 (Linear)", "block.inner (Block)")
+    assert twin.on_mesh((1,), rank)[0] == expected

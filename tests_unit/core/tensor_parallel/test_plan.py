@@ -39,6 +39,7 @@ PLAN = {
 
 
 def checked(twin, build, plan, world=2):
+    """The report of one rank."""
     return twin.on_mesh((world,), lambda mesh: check(build(), mesh, plan))[0]
 
 
@@ -63,7 +64,7 @@ def test_heads_do_not_matter_where_attention_is_whole(twin):
     assert report.problems == ()
 
 
-@pytest.mark.parametrize(("pattern", "hint"), [
+@pytest.mark.parametrize("pattern, hint", [
     ("layer.*.attn.wq", "children of the module: layers"),
     ("layers.*.atn.wq", "children of layers.0: attn, norm"),
     ("layers.1.attn.wq", "children of layers: 0"),
@@ -86,8 +87,10 @@ def test_tied_weights_with_conflicting_layouts(twin):
 
     report = checked(twin, build, {"tok": ColwiseParallel(), "head": ColwiseParallel()})
     assert report.problems == (
-        "tied weight with conflicting layouts: tok.weight -> Shard(1) by ColwiseParallel, "
-        "head.weight -> Shard(0) by ColwiseParallel",
+        (
+            "tied weight with conflicting layouts: tok.weight -> Shard(1) by ColwiseParallel, "
+            "head.weight -> Shard(0) by ColwiseParallel"
+        ),
     )
     assert checked(twin, build, {"tok": RowwiseParallel(), "head": ColwiseParallel()}).problems == ()
 
@@ -98,10 +101,14 @@ def test_two_styles_that_disagree_about_a_parameter(twin):
     assert checked(twin, twin.MLP, {"fc1": ColwiseParallel(), "fc*": style}).problems == ()
     report = checked(twin, twin.MLP, {"fc1": ColwiseParallel(), "fc*": RowwiseParallel()})
     assert report.problems == (
-        "parameter with conflicting layouts: fc1.weight -> Shard(0) by ColwiseParallel, "
-        "fc1.weight -> Shard(1) by RowwiseParallel",
-        "parameter with conflicting layouts: fc1.bias -> Shard(0) by ColwiseParallel, "
-        "fc1.bias -> Replicate() by RowwiseParallel",
+        (
+            "parameter with conflicting layouts: fc1.weight -> Shard(0) by ColwiseParallel, "
+            "fc1.weight -> Shard(1) by RowwiseParallel"
+        ),
+        (
+            "parameter with conflicting layouts: fc1.bias -> Shard(0) by ColwiseParallel, "
+            "fc1.bias -> Replicate() by RowwiseParallel"
+        ),
     )
 
 
@@ -123,7 +130,7 @@ def test_one_error_tells_all(twin):
     assert isinstance(caught.value, (PlanError, ValueError, NotImplementedError))
 
 
-@pytest.mark.parametrize(("plan", "message"), [
+@pytest.mark.parametrize("plan, message", [
     (3, "parallelize_plan must be a ParallelStyle or a mapping of paths to them, got int"),
     ({"fc1": "colwise"}, "parallelize_plan must be a ParallelStyle or a mapping of paths to them, got str under 'fc1'"),
     ({"a": {"b": None}},
@@ -143,3 +150,14 @@ def test_globs_match_segment_by_segment(twin):
     assert matches(attention(), {"layers.*": ColwiseParallel()})[0].path == "layers.0"
     assert matches(attention(), {"*": ColwiseParallel()})[0].path == "layers"
     assert matches(attention(), {"LAYERS": ColwiseParallel()}) == []
+
+
+def test_a_layer_is_parallelized_once(twin):
+    """A second style on a layer would convert its input and output twice."""
+    from hyper_parallel import parallelize_module
+
+    def rank(mesh):
+        model = parallelize_module(twin.MLP(), mesh, {"fc*": ColwiseParallel()})
+        return check(model, mesh, {"fc1": RowwiseParallel()}).problems
+
+    assert twin.on_mesh((2,), rank)[0] == ("fc1: it is parallelized already, by ColwiseParallel",)

@@ -9,6 +9,7 @@ pytestmark = pytest.mark.platforms("torch")
 
 
 def linear(twin, width=7, out=10):
+    """A linear layer with random values."""
     from torch import nn
 
     return twin.settle(nn.Linear(width, out))
@@ -102,7 +103,7 @@ def test_other_arguments_pass_unchanged(twin):
     twin.on_mesh((2,), rank)
 
 
-@pytest.mark.parametrize(("call", "message"), [
+@pytest.mark.parametrize("call, message", [
     (lambda layer: layer(None), "fc1 (Linear): input must be a tensor, got NoneType"),
     (lambda layer: layer([1.0]), "fc1 (Linear): input must be a tensor, got list"),
     (lambda layer: layer(), "fc1 (Linear): called without input, which ColwiseParallel converts"),

@@ -106,9 +106,9 @@ def test_the_whole_story_per_input(twin):
     assert twin.on_mesh((2, 3), rank, ("dp", "tp"))[0] == (Replicate(), Shard(0))
 
 
-@pytest.mark.parametrize(("args", "kwargs", "message"), [
-    ((), {}, "attn (Probe): 0 positional inputs, but input_layouts of PrepareModuleInput has 1 entries; give one per "
-             "input, None for those to leave alone"),
+@pytest.mark.parametrize("args, kwargs, message", [
+    ((), {}, ("attn (Probe): 0 positional inputs, but input_layouts of PrepareModuleInput has 1 entries; give one per "
+             "input, None for those to leave alone")),
     ((3,), {}, "attn (Probe): input 0 must be a tensor, got int"),
     ((None,), {}, "attn (Probe): input 0 must be a tensor, got NoneType"),
     ("x", {"mask": 1.5}, "attn (Probe): mask must be a tensor, got float"),
@@ -132,7 +132,7 @@ def test_a_wrong_call_names_module_and_argument(twin, args, kwargs, message):
     assert twin.on_mesh((2,), rank)[0] == message
 
 
-@pytest.mark.parametrize(("options", "message"), [
+@pytest.mark.parametrize("options, message", [
     ({"input_layouts": Shard(0)}, "PrepareModuleInput: input_layouts needs desired_input_layouts, one per input"),
     ({"desired_input_layouts": Shard(0)},
      "PrepareModuleInput: input_layouts has 0 entries, desired_input_layouts has 1"),

@@ -8,6 +8,7 @@ pytestmark = pytest.mark.platforms("torch")
 
 
 def style(**options):
+    """The style of every test here."""
     return PrepareModuleInputOutput(
         input_layouts=Shard(1),
         desired_input_layouts=Replicate(),

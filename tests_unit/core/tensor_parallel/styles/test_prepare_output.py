@@ -10,6 +10,8 @@ pytestmark = pytest.mark.platforms("torch")
 
 
 class Pair(NamedTuple):
+    """Outputs with names."""
+
     y: object
     note: object
 
@@ -60,9 +62,9 @@ def test_structures_keep_their_type(twin, kind):
     assert twin.on_mesh((2,), rank)[0] == {tuple: "tuple", list: "list"}.get(kind, "Pair")
 
 
-@pytest.mark.parametrize(("value", "message"), [
-    ((1, 2), "out (Echo): 2 outputs, but output_layouts of PrepareModuleOutput has 1 entries; give one per output, None "
-             "for those to leave alone"),
+@pytest.mark.parametrize("value, message", [
+    ((1, 2), ("out (Echo): 2 outputs, but output_layouts of PrepareModuleOutput has 1 entries; give one per output, "
+              "None for those to leave alone")),
     ("y", "out (Echo): output 0 must be a tensor, got str"),
 ])  # fmt: skip
 def test_wrong_outputs_name_the_module(twin, value, message):

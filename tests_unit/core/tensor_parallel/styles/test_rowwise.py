@@ -19,7 +19,7 @@ pytestmark = pytest.mark.platforms("torch")
 @pytest.mark.parametrize("bias", [True, False])
 @pytest.mark.parametrize("target", [None, Shard(0)])
 def test_a_plain_shard_of_uneven_features(twin, world, bias, target):
-    """10 features over 3 ranks come as 4, 4, 2: the weight knows the width, the bias is added once, no implicit move."""
+    """10 features over 3 ranks are 4, 4, 2: the weight knows the width, the bias is added once, no implicit move."""
     from torch import nn
 
     ref = twin.Twin(twin.settle(nn.Linear(10, 7, bias=bias)), twin.random(5, 10))
