@@ -48,7 +48,7 @@ class RankResult:
     seconds: tuple[float, float] = (0.0, 0.0)
 
 
-def run_rank(  # noqa: PLR0913 - everything a verification depends on
+def run_rank(
     make_case: Callable[[], Any],
     make_plan: Callable[[Any], Any],
     mesh_shape: tuple[int, ...],
@@ -117,7 +117,7 @@ class _Run:
 class _Parallel(_Run):
     """The same model, made parallel by the plan."""
 
-    def __init__(  # noqa: PLR0913 - what a parallel run depends on
+    def __init__(
         self,
         platform: Platform,
         case: ModelCase,
@@ -147,15 +147,15 @@ class _Parallel(_Run):
         plain = super()._tensors(batch)
         if self.plan.batch is None:
             return plain
-        from hyper_parallel.core.dtensor.module import distribute_tensor  # noqa: PLC0415 - needs a framework
+        from hyper_parallel.core.dtensor.module import distribute_tensor
 
         placements = [self.plan.batch.get(name, Replicate()) for name in self.mesh.names]
         return tuple(distribute_tensor(one, self.mesh, placements, src_data_rank=None) for one in plain)
 
 
 def _parallelize(model: Any, mesh: DeviceMesh, plan: ParallelPlan) -> None:
-    from hyper_parallel.core.dtensor.module import distribute_module  # noqa: PLC0415 - needs a framework
-    from hyper_parallel.core.tensor_parallel import parallelize_module  # noqa: PLC0415 - needs a framework
+    from hyper_parallel.core.dtensor.module import distribute_module
+    from hyper_parallel.core.tensor_parallel import parallelize_module
 
     parallelize_module(model, mesh, dict(plan.styles))
     if plan.batch is not None:
@@ -173,7 +173,9 @@ class _SideBySide:
 
     def train(self, steps: int) -> RankResult:
         """Run and compare ``steps`` steps."""
-        losses, spent, events = [], [0.0, 0.0], []
+        losses: list[float] = []
+        events: list[Event] = []
+        spent = [0.0, 0.0]
         for number in range(steps):
             started = time.perf_counter()
             wanted = self.single.step(number)
@@ -225,11 +227,12 @@ class _SideBySide:
             else:
                 comparison.compare("output", seen.module, name, step, value, whole(self.platform, seen.value))
 
-    def _by_path(  # noqa: PLR0913 - two sides of one kind
+    def _by_path(
         self, kind: str, step: int, comparison: Comparison, found: Any, wanted: Any, *, backwards: bool = False
     ) -> None:
         arrays = {path: None if one is None else whole(self.platform, one) for path, one in wanted.items()}
-        largest = max((float(np.abs(one).max()) for one in arrays.values() if one is not None and one.size), default=0.0)
+        sizes = [float(np.abs(one).max()) for one in arrays.values() if one is not None and one.size]
+        largest = max(sizes, default=0.0)
         for path in sorted(arrays, key=list(arrays).index, reverse=backwards):
             module = path.rpartition(".")[0]
             array = arrays[path]

@@ -40,13 +40,21 @@ def test_inputs_are_all_but_the_last_unless_said():
     assert ModelCase(Model, [(1,)], loss, inputs=1).model_inputs((1,)) == (1,)
 
 
+NO_CASE = (
+    "SPEC returned int; it must return a hyper_parallel.verify.ModelCase, a mapping of its fields, or "
+    "(model, batches, loss)"
+)
+NO_FIELDS = (
+    "SPEC returned a mapping with keys lose, model; it needs build (or model), batches, loss, "
+    "and may have inputs, optimizer, learning_rate"
+)
+
+
 @pytest.mark.parametrize(
-    ("value", "text"),
+    "value, text",
     [
-        (7, "SPEC returned int; it must return a hyper_parallel.verify.ModelCase, a mapping of its fields, or "
-            "(model, batches, loss)"),
-        ({"model": Model, "lose": 1}, "SPEC returned a mapping with keys lose, model; it needs build (or model), batches, "
-            "loss, and may have inputs, optimizer, learning_rate"),
+        (7, NO_CASE),
+        ({"model": Model, "lose": 1}, NO_FIELDS),
         ((7, [(1,)], loss), "SPEC: model is int; give a module or a function that builds one"),
         ((Model, [], loss), "ModelCase: batches is empty; give at least one tuple of arrays"),
         ({"model": Model, "batches": [(1,)], "loss": loss, "optimizer": "lion"},

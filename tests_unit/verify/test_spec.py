@@ -27,7 +27,7 @@ def test_module_and_file(here):
 
 
 @pytest.mark.parametrize(
-    ("spec", "text"),
+    "spec, text",
     [
         ("own_case", "SPEC 'own_case' must look like package.module:function or path/file.py:function"),
         ("own_case:", "SPEC 'own_case:' must look like package.module:function or path/file.py:function"),

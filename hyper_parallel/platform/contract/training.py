@@ -139,8 +139,8 @@ def first_paths(parameters: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def rotary_tables(config: LanguageModelConfig) -> tuple[Any, Any]:
-    """Cosines and sines (length, head_dim / 2) of the rotary embedding (Su et al., arXiv 2104.09864), as NumPy arrays."""
-    import numpy as np  # noqa: PLC0415 - importing the contract stays free
+    """Cosines and sines (length, head_dim / 2) of the rotary embedding (Su et al., arXiv 2104.09864), in NumPy."""
+    import numpy as np
 
     half = config.head_dim // 2
     frequencies = config.rotary_base ** (-np.arange(half) / half)
@@ -150,7 +150,7 @@ def rotary_tables(config: LanguageModelConfig) -> tuple[Any, Any]:
 
 def causal_mask(config: LanguageModelConfig) -> Any:
     """What is added to attention scores (length, length): zero where a token may look, minus infinity elsewhere."""
-    import numpy as np  # noqa: PLC0415 - importing the contract stays free
+    import numpy as np
 
     ahead = np.triu(np.ones((config.length, config.length)), 1) > 0
     return np.where(ahead, -np.inf, 0.0).astype(config.dtype)

@@ -8,7 +8,7 @@ from typing import Any
 from mindspore import Tensor
 
 from hyper_parallel.errors import UnsupportedOperatorError
-from hyper_parallel.platform.mindspore import local_index, local_nn, local_pointwise, local_shape
+from hyper_parallel.platform.mindspore import local_index, local_nn, local_pointwise, local_reduce, local_shape
 from hyper_parallel.platform.mindspore.empty import tolerant
 
 __all__ = ["LOCAL", "WRITING", "write_back"]
@@ -29,14 +29,24 @@ def write_back(compute: Callable[..., Any]) -> Callable[..., Any]:
     return write
 
 
-_FAMILIES = (local_pointwise.LOCAL, local_shape.LOCAL, local_index.LOCAL, local_nn.LOCAL)
+def drawn_by_rule(*_: Any, **__: Any) -> Any:
+    """Stands for random operators, whose numbers are drawn by the plan."""
+    msg = "random operators are drawn by their rule"
+    raise AssertionError(msg)
+
+
+DRAWN = "dropout uniform normal bernoulli_fill random_fill rand_like randn_like randint_like bernoulli".split()
+_FAMILIES = (local_pointwise.LOCAL, local_shape.LOCAL, local_reduce.LOCAL, local_index.LOCAL, local_nn.LOCAL)
 # The matmul family sees to empty pieces itself, writing by index has no result.
-_OWN = frozenset({"linear", "matmul", "mm", "bmm", "mv", "addmm", "baddbmm", "addmv", "einsum", "setitem", "detach"})
+_OWN = frozenset({"linear", "matmul", "mm", "bmm", "mv", "addmm", "baddbmm", "addmv", "einsum", "setitem", "detach", "write"})
 
 LOCAL: dict[str, Callable[..., Any]] = {
     op: compute if op in _OWN else tolerant(op, compute) for family in _FAMILIES for op, compute in family.items()
 }
 # Out-of-place operators as writers into their first argument; what writes already stays as it is.
 WRITING: dict[str, Callable[..., Any]] = {
-    op: compute if op == "setitem" else write_back(compute) for op, compute in LOCAL.items()
+    op: compute if op in ("setitem", "write") else write_back(compute) for op, compute in LOCAL.items()
 }
+# These are drawn by the rule itself, through "cast_as", "write" and "make_like".
+LOCAL |= dict.fromkeys(DRAWN, drawn_by_rule)
+WRITING |= dict.fromkeys(DRAWN, drawn_by_rule)

@@ -36,12 +36,6 @@ def _outer(x: Tensor, y: Tensor) -> Tensor:
     return x.reshape((-1, 1)) * y.reshape((1, -1))
 
 
-def _sum(x: Tensor, dim: Any = None, keepdim: bool = False, *, dtype: Any = None) -> Tensor:  # noqa: FBT001, FBT002 - canonical
-    if dim is None or dim == () or dim == []:
-        dim = tuple(range(x.ndim))
-    return mint.sum(x, dim, keepdim, dtype=dtype) if dim != () else mint.sum(x, dtype=dtype)
-
-
 def _moved(x: Tensor, source: Any, destination: Any) -> Tensor:
     ndim = x.ndim
     sources = [one % ndim for one in ((source,) if isinstance(source, int) else source)]
@@ -133,13 +127,12 @@ LOCAL: dict[str, Callable[..., Any]] = {
     "mm": _matmul,
     "bmm": _matmul,
     "mv": _matmul,
-    "dot": lambda x, y: _sum(x * y),
+    "dot": lambda x, y: mint.sum(x * y),
     "outer": _outer,
     "addmm": _biased,
     "baddbmm": _biased,
     "addmv": _biased,
     "einsum": einsum,
-    "sum": _sum,
     "view": lambda x, shape: x.reshape(tuple(shape)),
     "transpose": lambda x, dim0, dim1: mint.transpose(x, dim0, dim1),
     "permute": lambda x, dims: mint.permute(x, tuple(dims)),

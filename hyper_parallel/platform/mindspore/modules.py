@@ -70,7 +70,7 @@ class MindSporeModules(ModulesFacet):
 
     def get_cell_construct(self, cell: Any) -> Callable[..., Any]:
         """``construct``."""
-        return cell.construct  # type: ignore[no-any-return] # a bound method
+        return cell.construct
 
     def gradient_of(self, parameter: Any) -> Any:
         """The value itself: MindSpore's gradients are what ``value_and_grad`` returns."""

@@ -14,6 +14,7 @@ from hyper_parallel.core.shard import rules
 from hyper_parallel.core.shard.binder import binder
 from hyper_parallel.core.shard.dispatch import Dispatcher, Entry
 from hyper_parallel.core.shard.rule import Decomposition, find_rule
+from hyper_parallel.errors import UnsupportedOperatorError
 from hyper_parallel.platform.mindspore.local_ops import LOCAL, WRITING
 from hyper_parallel.platform.mindspore.primitives import COMPOSED
 
@@ -57,6 +58,11 @@ Chunk chunk  ChunkView chunk  UnstackExt unbind  UnstackExtView unbind  NarrowVi
 SelectExt select  SelectExtView select  ReverseV2 flip  Roll roll  TrilExt tril  Triu triu  Tril tril
 GatherD gather  IndexSelect index_select  Scatter scatter  ScatterAddExt scatter_add  IndexAddExt index_add
 RmsNorm rms_norm
+MeanExt mean  ProdExt prod  Nansum nansum  CountNonZero count_nonzero  Any any  ReduceAny any  All all  ReduceAll all
+ReduceMax amax  ReduceMin amin  AMax amax  AMin amin  ArgMaxExt argmax  ArgMinExt argmin  Max max  Min min
+MaxDim max_along  MinDim min_along  LogSumExp logsumexp  LogSumExpExt logsumexp  CumsumExt cumsum  CumProd cumprod
+LogCumsumExp logcumsumexp  LinalgVectorNorm vector_norm  MedianDim median_along
+BernoulliExt bernoulli
 """
 
 # Name -> canonical operator and parameters in canonical names, in MindSpore's order.
@@ -70,6 +76,22 @@ REORDERED = {
     "NewZeros": ("new_zeros", "x, size, dtype=None"),
     "NewOnes": ("new_ones", "x, size, dtype=None"),
     "Embedding": ("embedding", "x, weight, padding_idx=None, max_norm=None, norm_type=2.0, scale_grad_by_freq=False"),
+    "DeprecatedMean": ("mean", "x, dim=None, keepdim=False"),
+    "DeprecatedProd": ("prod", "x, dim=None, keepdim=False, dtype=None"),
+    "DeprecatedAny": ("any", "x, dim=None, keepdim=False"),
+    "DeprecatedAll": ("all", "x, dim=None, keepdim=False"),
+    "CumSum": ("cumsum", "x, dim, exclusive=False, reverse=False"),
+    "Softmax": ("softmax", "x, dim=-1"),
+    "LogSoftmax": ("log_softmax", "x, dim=-1"),
+    "LogSoftmaxExt": ("log_softmax", "x, dim=-1, dtype=None"),
+    "Var": ("var", "x, dim=None, correction=1, keepdim=False"),
+    "Std": ("std", "x, dim=None, correction=1, keepdim=False"),
+    "VarMean": ("var_mean", "x, dim=None, correction=1, keepdim=False"),
+    "StdMean": ("std_mean", "x, dim=None, correction=1, keepdim=False"),
+    "RandLikeExt": ("rand_like", "x, seed=None, offset=None, dtype=None"),
+    "RandnLike": ("randn_like", "x, seed=None, offset=None, dtype=None"),
+    "rand_like": ("rand_like", "x, seed=None, dtype=None"),
+    "randn_like": ("randn_like", "x, seed=None, dtype=None"),
     "OneHotExt": ("one_hot", "x, num_classes=-1"),
 }
 
@@ -81,7 +103,7 @@ InplaceExp exp  InplaceReLU relu  InplaceTanh tanh  InplaceSigmoid sigmoid  Inpl
 InplaceClampScalar clamp  InplaceClampTensor clamp  InplaceMaskedFillScalar masked_fill
 InplaceMaskedFillTensor masked_fill  InplaceFloorDivide floor_divide  InplaceFloorDivides floor_divide
 InplaceRemainderTensorScalar remainder  InplaceRemainderTensorTensor remainder  InplaceScatterAdd scatter_add
-InplaceIndexAddExt index_add
+InplaceIndexAddExt index_add  InplaceUniform uniform  InplaceNormal normal  InplaceBernoulliScalar bernoulli_fill
 """
 
 # Names that callers may use as keywords.
@@ -101,13 +123,18 @@ KEYWORDS = {
 }
 
 
-class Line:
-    """One spelling: renames keywords and dispatches."""
+# Parameters that a rule does not know and that change nothing here: random numbers go by global index, locals stay on
+# the mesh's device.
+IGNORED = frozenset({"seed", "offset", "device"})
 
-    __slots__ = ("entry", "names")
+
+class Line:
+    """One spelling: brings arguments into the rule's names and dispatches."""
+
+    __slots__ = ("entry", "name", "names", "own")
 
     def __init__(self, name: str, op: str, signature: str | None = None, *, in_place: bool = False) -> None:
-        """Tie ``name`` to the rule of ``op``.
+        """Tie ``name`` to the rule of ``op``; ``signature`` has MindSpore's order.
 
         Raises:
             ValueError: there is no such rule.
@@ -117,17 +144,38 @@ class Line:
             msg = f"table line for {name}: canonical operator {op!r} has no rule"
             raise ValueError(msg)
         local = _no_local if isinstance(rule, Decomposition) else (WRITING if in_place else LOCAL)[op]
-        bound = binder(signature or rule.signature)
-        canonical = signature is not None or bound.starred is not None
+        bound = binder(rule.signature)
+        canonical = bound.starred is not None or in_place
+        self.name, self.own = name, None if signature is None else binder(signature)
         self.entry = Entry(op, local, bound, rule, local, canonical=canonical, in_place=in_place)
-        self.names = frozenset(bound.names)
+        self.names = frozenset(bound.names if self.own is None else self.own.names)
 
     def __call__(self, dispatcher: Dispatcher, primitive: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         """Dispatch; a primitive's own attributes play no part here."""
         del primitive
         if kwargs:
             kwargs = {name if name in self.names else KEYWORDS.get(name, name): value for name, value in kwargs.items()}
+        if self.own is not None:
+            args, kwargs = self._canonical(args, kwargs)
         return dispatcher.dispatch(self.entry, args, kwargs)
+
+    def _canonical(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> tuple[tuple[Any, ...], dict[str, Any]]:
+        """The first argument alone, and the others by the rule's names.
+
+        Raises:
+            UnsupportedOperatorError: a parameter that the rule does not know is not at its default.
+        """
+        own = self.own
+        assert own is not None  # noqa: S101 - the caller's condition
+        bound = own.bind(args, kwargs)
+        known = self.entry.binder.parameters
+        for name in [one for one in bound if one not in known]:
+            value = bound.pop(name)
+            if name not in IGNORED and value != own.parameters[name].default:
+                msg = f"operator {self.name}: {name}={value!r} has no sharding rule; redistribute the operands and use to_local()"
+                raise UnsupportedOperatorError(msg)
+        first = own.names[0]
+        return (bound.pop(first),), bound
 
 
 @cache

@@ -183,7 +183,35 @@ def _one_hot(ops: Any, _: Any, x: Any, depth: int, on: Any, off: Any, axis: int 
 # -- reductions ------------------------------------------------------------------------------------------------------
 
 
-@composed("ReduceSum")
-def _reduce_sum(ops: Any, primitive: Any, x: Any, dim: Any = (), keepdim: bool | None = None, *_: Any) -> Any:  # noqa: FBT001
-    keep = getattr(primitive, "keep_dims", False) if keepdim is None else keepdim
-    return ops.sum(x, None if dim == () else dim, bool(keep))
+@composed("ReduceSum", "ReduceMean", "ReduceProd")
+def _reduced(ops: Any, primitive: Any, x: Any, dim: Any = (), keepdim: bool | None = None, *_: Any) -> Any:  # noqa: FBT001
+    """Legacy reductions carry ``keep_dims`` as an attribute."""
+    keep = bool(getattr(primitive, "keep_dims", False) if keepdim is None else keepdim)
+    op = {"ReduceSum": ops.sum, "ReduceMean": ops.mean, "ReduceProd": ops.prod}[primitive.name]
+    return op(x, None if dim == () else dim, keep)
+
+
+@composed("ArgMaxWithValue", "ArgMinWithValue")
+def _placed_extremum(ops: Any, primitive: Any, x: Any, *args: Any) -> Any:
+    """``ops.max(x, axis)``: the place first, then the value."""
+    del args
+    along = ops.max_along if primitive.name == "ArgMaxWithValue" else ops.min_along
+    values, places = along(x, primitive.axis, primitive.keep_dims)
+    return places, values
+
+
+# -- dropout ---------------------------------------------------------------------------------------------------------
+
+
+@composed("FuncDropoutExt")
+def _dropout(ops: Any, _: Any, x: Any, p: float = 0.5, training: bool = True, inplace: bool = False, *__: Any) -> Any:  # noqa: FBT001, FBT002
+    """MindSpore's seed and offset play no part: the numbers depend on the global index of the element."""
+    dropped = ops.dropout(x, p, training)
+    return x.copy_(dropped) if inplace else dropped
+
+
+@composed("Dropout")
+def _dropout_with_mask(ops: Any, primitive: Any, x: Any, *_: Any) -> Any:
+    """The legacy primitive returns the mask as well; layers throw it away."""
+    mask = ops.dropout(ops.ones_like(x), 1 - primitive.keep_prob, True)  # noqa: FBT003 - canonical
+    return ops.mul(x, mask), ops.cast(ops.ne(mask, 0), dtype=x.dtype)

@@ -22,7 +22,7 @@ aten = torch.ops.aten
 
 UNARY = f"{pointwise.STEPWISE} {pointwise.NONLINEAR} neg".split()
 BINARY = f"{pointwise.BINARY} add sub rsub mul div".split()
-OTHERS = "lerp addcmul addcdiv clamp masked_fill".split()
+OTHERS = ["lerp", "addcmul", "addcdiv", "clamp", "masked_fill"]
 SYNONYMS = {
     "abs": "absolute", "neg": "negative", "trunc": "fix", "mul": "multiply", "sub": "subtract", "clamp": "clip",
     "lt": "less", "le": "less_equal", "gt": "greater", "ge": "greater_equal", "ne": "not_equal", "atan2": "arctan2",
