@@ -136,17 +136,12 @@ def _unmatched(platform: Platform, module: Any, plan: Any, found: list[Match]) -
 
 
 def _nearest(pattern: str, paths: list[str]) -> str:
-    """What there is where the pattern stops matching."""
+    """What there is where the pattern stops matching; at the latest that is the module itself."""
     tokens = pattern.split(".")
-    for depth in reversed(range(len(tokens))):
-        head = ".".join(tokens[:depth])
-        parents = [path for path in paths if _fits(head, path)]
-        if parents:
-            start = f"{parents[0]}." if parents[0] else ""
-            names = [path[len(start) :] for path in paths if path and path.startswith(start) and path != parents[0]]
-            children = ", ".join(name for name in names if "." not in name) or "none"
-            return f"children of {parents[0] or 'the module'!s}: {children}"
-    return "the module has no children"
+    heads = (".".join(tokens[:depth]) for depth in reversed(range(len(tokens))))
+    parent = next(path for head in heads for path in paths if _fits(head, path))
+    children = [path.rpartition(".")[2] for path in paths if path and _parent(path) == parent]
+    return f"children of {parent or 'the module'}: {', '.join(children) or 'none'}"
 
 
 def _misfits(found: list[Match]) -> list[str]:

@@ -239,6 +239,16 @@ def test_a_style_written_for_pytorch_works(twin):
     twin.on_mesh((2,), rank)
 
 
+def test_a_style_has_both_spellings(twin):
+    """PyTorch's own code calls ``_apply``; a style with ``apply`` answers to it."""
+
+    class Mark(ParallelStyle):
+        def apply(self, module, device_mesh):
+            return module, device_mesh
+
+    assert Mark()._apply("module", "mesh") == ("module", "mesh")
+
+
 def test_an_incomplete_style_cannot_be_made():
     """ParallelStyle is abstract."""
 

@@ -217,7 +217,7 @@ class Boundary:
         if any(whole.local_shape_at(mesh.coordinate_of(rank)) != held[rank] for rank in ranks):
             facts = ", ".join(f"rank {rank}: {list(sizes)}" for rank, sizes in held.items())
             msg = (
-                f"{self.module}: the pieces of {argument} are not those of one {whole.notation(value.dtype)} ({facts}); shards "
-                f"follow the ceil rule"
+                f"{self.module}: the pieces of {argument} are not those of one {whole.notation(value.dtype)} "
+                f"({facts}); shards follow the ceil rule"
             )
             raise ShardMismatchError(msg)

@@ -249,3 +249,22 @@ def test_options_are_checked_and_shown():
     with pytest.raises(TypeError, match="input_layouts must be a placement, one placement per mesh axis") as caught:
         ColwiseParallel(input_layouts=3)
     assert str(caught.value).startswith("ColwiseParallel: input_layouts must be")
+
+
+def test_a_layer_that_returns_a_plain_tensor(twin):
+    """An overridden forward that leaves the mesh cannot be laid out; module, style and type are named."""
+    from torch import nn
+
+    class Leaving(nn.Linear):
+        def forward(self, x):
+            return super().forward(x).to_local()
+
+    def rank(mesh):
+        layer = parallelize_module(Leaving(4, 6), mesh, ColwiseParallel())
+        with pytest.raises(ValueError, match="output") as caught:
+            layer(twin.random(3, 4).float())
+        return str(caught.value)
+
+    assert twin.on_mesh((2,), rank)[0] == (
+        "Leaving: output must be a DTensor for ColwiseParallel to lay it out, got Tensor"
+    )

@@ -157,3 +157,17 @@ def test_options_are_checked_and_shown():
     )
     with pytest.raises(TypeError, match="one layout"):
         PrepareModuleInput(input_layouts=3, desired_input_layouts=Replicate())
+
+
+def test_keywords_alone(twin):
+    """Without a word about positional inputs, any number of them passes."""
+
+    def rank(mesh):
+        style = PrepareModuleInput(input_kwarg_layouts={"x": Shard(0)}, desired_input_kwarg_layouts={"x": Replicate()})
+        model = parallelize_module(probe(twin), mesh, {"attn": style})
+        model["attn"](1, 2, x=twin.piece(twin.random(5), mesh, [Shard(0)]))
+        args, kwargs = model["attn"].seen
+        twin.same(kwargs["x"], twin.random(5), "x")
+        return args
+
+    assert twin.on_mesh((2,), rank)[0] == (1, 2)
