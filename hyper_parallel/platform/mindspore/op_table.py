@@ -11,12 +11,13 @@ from functools import cache
 from typing import Any
 
 from hyper_parallel.core.shard import rules
-from hyper_parallel.core.shard.binder import binder
+from hyper_parallel.core.shard.binder import Binder, binder
 from hyper_parallel.core.shard.dispatch import Dispatcher, Entry
 from hyper_parallel.core.shard.rule import Decomposition, find_rule
 from hyper_parallel.errors import UnsupportedOperatorError
 from hyper_parallel.platform.mindspore.local_ops import LOCAL, WRITING
 from hyper_parallel.platform.mindspore.primitives import COMPOSED
+from hyper_parallel.platform.mindspore.tensors import BY_NUMBER
 
 __all__ = ["LOCAL", "Line", "line_of", "lines"]
 
@@ -48,7 +49,7 @@ IsClose isclose  Lerp lerp  LerpScalar lerp  ClampScalar clamp  ClampTensor clam
 AddcdivExt addcdiv  Select where  MaskedFill masked_fill  MaskedFillScalar masked_fill  MaskedFillScalars masked_fill
 Clone clone  StopGradient detach  Contiguous contiguous  Cast cast  ToDtype cast
 ZerosLike zeros_like  OnesLike ones_like
-SumExt sum  Dense linear  LayerNormExt layer_norm
+SumExt sum  Dense linear  
 MatMulExt matmul  BatchMatMulExt bmm  Mm mm  Mv mv  Dot dot  Outer outer  Addmm addmm  Baddbmm baddbmm  Addmv addmv
 Reshape view  View view  TransposeExtView transpose  TransposeExt transpose  TransposeView permute  TExt t
 ExpandDims unsqueeze  ExpandDimsView unsqueeze  Squeeze squeeze  BroadcastTo expand  BroadcastToView expand
@@ -56,11 +57,10 @@ FlattenExt flatten  Tile tile  Repeat repeat  RepeatInterleaveInt repeat_interle
 Concat cat  StackExt stack  SplitTensor split  SplitTensorView split  SplitWithSize split  SplitWithSizeView split
 Chunk chunk  ChunkView chunk  UnstackExt unbind  UnstackExtView unbind  NarrowView narrow  Narrow narrow
 SelectExt select  SelectExtView select  ReverseV2 flip  Roll roll  TrilExt tril  Triu triu  Tril tril
-GatherD gather  IndexSelect index_select  Scatter scatter  ScatterAddExt scatter_add  IndexAddExt index_add
-RmsNorm rms_norm
-MeanExt mean  ProdExt prod  Nansum nansum  CountNonZero count_nonzero  Any any  ReduceAny any  All all  ReduceAll all
+GatherD gather  IndexSelect index_select  ScatterAddExt scatter_add  IndexAddExt index_add
+MeanExt mean  ProdExt prod  Nansum nansum  CountNonZero count_nonzero  Any any  AnyExt any  ReduceAny any  All all  ReduceAll all
 ReduceMax amax  ReduceMin amin  AMax amax  AMin amin  ArgMaxExt argmax  ArgMinExt argmin  Max max  Min min
-MaxDim max_along  MinDim min_along  LogSumExp logsumexp  LogSumExpExt logsumexp  CumsumExt cumsum  CumProd cumprod
+MaxDim max_along  MinDim min_along  LogSumExp logsumexp  LogSumExpExt logsumexp  CumsumExt cumsum
 LogCumsumExp logcumsumexp  LinalgVectorNorm vector_norm  MedianDim median_along
 BernoulliExt bernoulli
 """
@@ -78,8 +78,15 @@ REORDERED = {
     "Embedding": ("embedding", "x, weight, padding_idx=None, max_norm=None, norm_type=2.0, scale_grad_by_freq=False"),
     "DeprecatedMean": ("mean", "x, dim=None, keepdim=False"),
     "DeprecatedProd": ("prod", "x, dim=None, keepdim=False, dtype=None"),
+    "DeprecatedVar": ("var", "x, dim=None, correction=0, keepdim=False"),
+    "DeprecatedArgmax": ("argmax", "x, dim=None, keepdim=False"),
+    "DeprecatedArgmin": ("argmin", "x, dim=None, keepdim=False"),
+    "DeprecatedMax": ("amax", "x, dim=None, keepdim=False, initial=None, where=True, return_indices=False"),
+    "DeprecatedMin": ("amin", "x, dim=None, keepdim=False, initial=None, where=True, return_indices=False"),
     "DeprecatedAny": ("any", "x, dim=None, keepdim=False"),
     "DeprecatedAll": ("all", "x, dim=None, keepdim=False"),
+    "CumProd": ("cumprod", "x, dim, exclusive=False, reverse=False"),
+    "Scatter": ("scatter", "x, dim, index, src, reduction=0"),
     "CumSum": ("cumsum", "x, dim, exclusive=False, reverse=False"),
     "Softmax": ("softmax", "x, dim=-1"),
     "LogSoftmax": ("log_softmax", "x, dim=-1"),
@@ -118,6 +125,7 @@ KEYWORDS = {
     "exponent": "y",
     "mat2": "y",
     "vec": "y",
+    "ddof": "correction",
     "min_value": "min",
     "max_value": "max",
 }
@@ -131,7 +139,7 @@ IGNORED = frozenset({"seed", "offset", "device"})
 class Line:
     """One spelling: brings arguments into the rule's names and dispatches."""
 
-    __slots__ = ("entry", "name", "names", "own")
+    __slots__ = ("entry", "limit", "name", "names", "own", "typed")
 
     def __init__(self, name: str, op: str, signature: str | None = None, *, in_place: bool = False) -> None:
         """Tie ``name`` to the rule of ``op``; ``signature`` has MindSpore's order.
@@ -149,6 +157,9 @@ class Line:
         self.name, self.own = name, None if signature is None else binder(signature)
         self.entry = Entry(op, local, bound, rule, local, canonical=canonical, in_place=in_place)
         self.names = frozenset(bound.names if self.own is None else self.own.names)
+        self.typed = "dtype" in bound.names
+        keyword_only = any(one.kind is one.KEYWORD_ONLY for one in bound.parameters.values())
+        self.limit = _positional(bound) if keyword_only and bound.starred is None else None
 
     def __call__(self, dispatcher: Dispatcher, primitive: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         """Dispatch; a primitive's own attributes play no part here."""
@@ -157,6 +168,12 @@ class Line:
             kwargs = {name if name in self.names else KEYWORDS.get(name, name): value for name, value in kwargs.items()}
         if self.own is not None:
             args, kwargs = self._canonical(args, kwargs)
+        elif self.limit is not None and len(args) > self.limit:
+            # MindSpore fills in by position what the rule takes by name only.
+            extra = zip(self.entry.binder.names[self.limit :], args[self.limit :], strict=False)
+            args, kwargs = args[: self.limit], {**dict(extra), **kwargs}
+        if self.typed and type(kwargs.get("dtype")) is int:
+            kwargs = {**kwargs, "dtype": BY_NUMBER[kwargs["dtype"]]}
         return dispatcher.dispatch(self.entry, args, kwargs)
 
     def _canonical(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> tuple[tuple[Any, ...], dict[str, Any]]:
@@ -186,6 +203,10 @@ def lines() -> dict[str, Callable[..., Any]]:
     table.update({name: Line(name, op, in_place=True) for name, op in _pairs(IN_PLACE)})
     table.update(COMPOSED)
     return table
+
+
+def _positional(bound: Binder) -> int:
+    return sum(one.kind is not one.KEYWORD_ONLY for one in bound.parameters.values())
 
 
 @cache

@@ -5,12 +5,14 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any
 
-from mindspore import Tensor
+import mindspore
+from mindspore import Parameter, Tensor
 
 from hyper_parallel.core.dtensor.dtensor import DTensor
 from hyper_parallel.core.shard.dispatch import Dispatcher, Entry
 from hyper_parallel.errors import UnsupportedOperatorError
 from hyper_parallel.platform.mindspore.indexing import normalised, positions
+from hyper_parallel.platform.mindspore.tensors import BY_NUMBER
 
 __all__ = ["COMPOSED", "composed"]
 
@@ -70,7 +72,7 @@ def _no_mask(*_: Any, **__: Any) -> Any:
 # -- shapes ----------------------------------------------------------------------------------------------------------
 
 
-@composed("Transpose")
+@composed("Transpose", "DeprecatedTranspose", "DeprecatedPermute")
 def _transpose(ops: Any, _: Any, x: Any, *dims: Any) -> Any:
     """``x.T`` and ``ops.transpose(x, order)``; two numbers of a tensor of more dims are two dims to swap."""
     order = tuple(dims[0]) if len(dims) == 1 and isinstance(dims[0], (list, tuple)) else dims
@@ -124,6 +126,16 @@ def _full_like(ops: Any, _: Any, x: Any, fill_value: Any, *, dtype: Any = None) 
 @composed("isreal")
 def _isreal(ops: Any, _: Any, x: Any) -> Any:
     return ops.eq(x, x) if x.is_complex() else ops.eq(ops.zeros_like(x), 0)
+
+
+@composed("TypeAs")
+def _type_as(ops: Any, _: Any, x: Any, other: Any) -> Any:
+    return x if x.dtype == other.dtype else ops.cast(x, dtype=other.dtype)
+
+
+@composed("Unstack")
+def _unstack(ops: Any, primitive: Any, x: Any, *args: Any) -> Any:
+    return ops.unbind(x, args[0] if args else primitive.axis)
 
 
 @composed("ToDevice")
@@ -191,13 +203,70 @@ def _reduced(ops: Any, primitive: Any, x: Any, dim: Any = (), keepdim: bool | No
     return op(x, None if dim == () else dim, keep)
 
 
-@composed("ArgMaxWithValue", "ArgMinWithValue")
-def _placed_extremum(ops: Any, primitive: Any, x: Any, *args: Any) -> Any:
+@composed("ArgMaxWithValue")
+def _places_of_maxima(ops: Any, primitive: Any, x: Any, *args: Any) -> Any:
     """``ops.max(x, axis)``: the place first, then the value."""
-    del args
-    along = ops.max_along if primitive.name == "ArgMaxWithValue" else ops.min_along
-    values, places = along(x, primitive.axis, primitive.keep_dims)
+    return _placed(ops.max_along, primitive, x, args)
+
+
+@composed("ArgMinWithValue")
+def _places_of_minima(ops: Any, primitive: Any, x: Any, *args: Any) -> Any:
+    """``ops.min(x, axis)`` likewise."""
+    return _placed(ops.min_along, primitive, x, args)
+
+
+def _placed(along: Any, primitive: Any, x: Any, args: tuple[Any, ...]) -> tuple[Any, Any]:
+    axis, keep = args if args else (primitive.axis, primitive.keep_dims)
+    values, places = along(x, axis, keep)
     return places, values
+
+
+@composed("Argmax")
+def _argmax(ops: Any, primitive: Any, x: Any, *args: Any) -> Any:
+    return _argument(ops, ops.argmax, primitive, x, args)
+
+
+@composed("Argmin")
+def _argmin(ops: Any, primitive: Any, x: Any, *args: Any) -> Any:
+    return _argument(ops, ops.argmin, primitive, x, args)
+
+
+def _argument(ops: Any, op: Any, primitive: Any, x: Any, args: tuple[Any, ...]) -> Any:
+    """The legacy primitives give int32."""
+    axis = args[0] if args else primitive.axis
+    kind = args[1] if len(args) > 1 else getattr(primitive, "output_type", mindspore.int32)
+    found = op(x, axis, False)  # noqa: FBT003 - canonical
+    return found if BY_NUMBER.get(kind, kind) == mindspore.int64 else ops.cast(found, dtype=mindspore.int32)
+
+
+@composed("LayerNormExt")
+def _layer_norm_ext(ops: Any, _: Any, x: Any, shape: Any, weight: Any = None, bias: Any = None, eps: float = 1e-5) -> Any:
+    """Behind ``mint.nn.functional.layer_norm``; with the mean and the deviation."""
+    weight, bias = _unless(weight, 1), _unless(bias, 0)
+    if weight is None or bias is None:
+        return ops.layer_norm(x, tuple(shape), weight, bias, eps), None, None
+    return ops.native_layer_norm(x, tuple(shape), weight, bias, eps)
+
+
+@composed("GroupNorm")
+def _group_norm(ops: Any, _: Any, x: Any, groups: int, weight: Any = None, bias: Any = None, eps: float = 1e-5) -> Any:
+    """The mean and the deviation, which no caller in MindSpore uses, are not computed."""
+    return ops.group_norm(x, groups, _unless(weight, 1), _unless(bias, 0), eps), None, None
+
+
+def _unless(given: Any, constant: int) -> Any:
+    """None for the constant tensor that MindSpore's Python layer makes of a missing weight or bias."""
+    if given is None or isinstance(given, (DTensor, Parameter)) or given._requires_grad:  # noqa: SLF001 - no public spelling
+        return given
+    return None if bool((given.asnumpy() == constant).all()) else given
+
+
+@composed("RmsNorm")
+def _rms_norm(ops: Any, _: Any, x: Any, gamma: Any, eps: float = 1e-6) -> Any:
+    """With the reciprocal root of the mean square, as MindSpore returns it."""
+    dims = tuple(range(-len(gamma.shape), 0))
+    scale = ops.rsqrt(ops.add(ops.mean(ops.square(x), dims, True), eps))  # noqa: FBT003 - canonical
+    return ops.mul(ops.mul(x, scale), gamma), scale
 
 
 # -- dropout ---------------------------------------------------------------------------------------------------------
