@@ -10,7 +10,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from functools import cache
 from types import FunctionType
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple, cast
 
 import torch
 from torch.overrides import enable_reentrant_dispatch
@@ -18,7 +18,7 @@ from torch.overrides import enable_reentrant_dispatch
 from hyper_parallel.core.dtensor.dtensor import DTensor
 from hyper_parallel.core.shard.dispatch import Dispatcher, Entry
 from hyper_parallel.core.shard.distributed_op import user_op
-from hyper_parallel.errors import UnsupportedOperatorError
+from hyper_parallel.errors import LayoutError, UnsupportedOperatorError
 
 if TYPE_CHECKING:
     from torch._ops import OpOverload
@@ -49,7 +49,7 @@ _STARTED: dict[str, Interception] = {}
 
 def start(platform: Platform) -> Interception:
     """Make the interception of ``platform``; called once, before the platform is handed out."""
-    from hyper_parallel.platform.torch import op_table  # noqa: PLC0415 - the table imports the rules
+    from hyper_parallel.platform.torch import op_table
 
     _STARTED["torch"] = Interception(Dispatcher(platform), op_table.functions(), op_table.overloads())
     return _STARTED["torch"]
@@ -66,6 +66,8 @@ def function(func: Callable[..., Any], types: Any, args: tuple[Any, ...], kwargs
     doors = interception()
     entry = doors.functions.get(func)
     if entry is not None:
+        if "out" in kwargs:
+            return _into(doors.dispatcher, entry, args, dict(kwargs))
         return doors.dispatcher.dispatch(entry, args, kwargs)
     user = user_op(getattr(func, "__name__", ""))
     if user is not None:
@@ -75,6 +77,21 @@ def function(func: Callable[..., Any], types: Any, args: tuple[Any, ...], kwargs
         return opened(*args, **kwargs)
     with _disabled():
         return func(*args, **kwargs)
+
+
+def _into(dispatcher: Dispatcher, entry: Entry, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+    """A call with ``out=``: the result moves to the layout of what is written."""
+    out: Any = kwargs.pop("out")
+    result: Any = dispatcher.dispatch(entry, args, kwargs)
+    if out is None:
+        return result
+    if not isinstance(out, cast("Any", dispatcher.kind)):
+        msg = f"{entry.name}: out must be one DTensor, got {type(out).__name__}; write y = {entry.name}(...) instead"
+        raise UnsupportedOperatorError(msg)
+    if out.shape != result.shape:
+        msg = f"{entry.name}: out has shape {list(out.shape)}, the result has {list(result.shape)}"
+        raise LayoutError(msg)
+    return out.copy_(result)
 
 
 @cache

@@ -15,6 +15,7 @@ from hyper_parallel.core.shard.dispatch import Entry
 from hyper_parallel.core.shard.rule import find_rule
 from hyper_parallel.platform.torch import (
     op_table_aten,
+    op_table_foreach,
     op_table_index,
     op_table_loss,
     op_table_nn,
@@ -30,11 +31,11 @@ __all__ = ["LOCAL", "functions", "overloads"]
 rules.load()
 
 # Families whose spellings follow from name patterns, and families that list their lines.
-PATTERNS = (op_table_pointwise, op_table_reduce, op_table_random, op_table_loss)
+PATTERNS = (op_table_pointwise, op_table_reduce, op_table_random, op_table_loss, op_table_foreach)
 LISTS = (op_table_shape, op_table_index, op_table_nn)
 
 
-def _spelling(  # noqa: PLR0913 - a table line
+def _spelling(
     table: dict[Any, Entry],
     op: str,
     func: Callable[..., Any],

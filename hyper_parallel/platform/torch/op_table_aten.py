@@ -4,14 +4,11 @@ from __future__ import annotations
 
 import torch
 
-from hyper_parallel.core.shard import rules
-from hyper_parallel.core.shard.rule import find_rule
 from hyper_parallel.platform.torch.op_line import Line
 
 __all__ = ["OVERLOADS"]
 
 aten = torch.ops.aten
-rules.load()
 
 SHAPE = [
     Line("mm", (aten.mm.default,)),
@@ -53,41 +50,15 @@ INDEXED = [
     Line("native_layer_norm", (aten.native_layer_norm.default,)),
 ]
 
-
-def _unary(*ops: str) -> list[Line]:
-    return [Line(op, (getattr(aten, op).default,)) for op in ops]
-
-
-def _binary(*ops: str) -> list[Line]:
-    return [Line(op, (getattr(aten, op).Tensor,)) for op in ops]
-
-
-POINTWISE = [
-    *_unary("abs", "neg", "exp", "sqrt", "rsqrt", "sin", "cos", "tanh", "sigmoid", "relu", "silu", "gelu", "erf", "log"),
-    *_unary("reciprocal", "sign", "floor", "ceil", "round", "clone", "detach", "alias", "logical_not", "isnan"),
-    *_unary("leaky_relu", "elu", "softplus", "hardtanh", "log1p", "expm1", "log2", "contiguous"),
-    *_binary("add", "sub", "mul", "eq", "ne", "lt", "le", "gt", "ge"),
-    *(Line(op, (getattr(aten, op).Scalar,)) for op in ("add", "sub", "mul", "div", "eq", "ne", "lt", "le", "gt", "ge")),
-    Line("div", (aten.div.Tensor, aten.div.Tensor_mode)),
-    Line("add", (aten.add_.Tensor,), in_place=True),
-    Line("sub", (aten.sub_.Tensor,), in_place=True),
-    Line("mul", (aten.mul_.Tensor,), in_place=True),
-    Line("div", (aten.div_.Tensor,), in_place=True),
-    Line("pow", (aten.pow.Tensor_Scalar, aten.pow.Tensor_Tensor)),
-    Line("maximum", (aten.maximum.default,)),
-    Line("minimum", (aten.minimum.default,)),
-    Line("where", (aten.where.self,)),
-    Line("masked_fill", (aten.masked_fill.Scalar, aten.masked_fill.Tensor)),
-    Line("clamp", (aten.clamp.default,)),
+# Spellings that only composite functions use.
+INNER = [
+    Line("clamp", (aten.clamp_min.default, aten.clamp_min.Tensor), "x, min"),
+    Line("clamp", (aten.clamp_max.default, aten.clamp_max.Tensor), "x, max"),
+    Line("clamp", (aten.clamp_min_.default, aten.clamp_min_.Tensor), "x, min", in_place=True),
+    Line("clamp", (aten.clamp_max_.default, aten.clamp_max_.Tensor), "x, max", in_place=True),
+    Line("dot", (aten.vdot.default,)),
+    Line("diagonal", (aten.diagonal.default,)),
+    Line("unfold", (aten.unfold.default,)),
 ]
 
-REDUCTIONS = [
-    Line("sum", (aten.sum.dim_IntList, aten.sum.default)),
-    Line("mean", (aten.mean.dim, aten.mean.default)),
-    Line("amax", (aten.amax.default,)),
-    Line("amin", (aten.amin.default,)),
-    Line("softmax", (aten._softmax.default,), "x, dim, half_to_float=False"),  # noqa: SLF001
-    Line("log_softmax", (aten._log_softmax.default,), "x, dim, half_to_float=False"),  # noqa: SLF001
-]
-
-OVERLOADS = [line for line in (*SHAPE, *INDEXED, *POINTWISE, *REDUCTIONS) if find_rule(line.op) is not None]
+OVERLOADS = [*SHAPE, *INDEXED, *INNER]

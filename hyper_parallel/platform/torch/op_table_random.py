@@ -73,10 +73,10 @@ def add_functions(table: dict[Any, Entry], spell: Spell) -> None:
         table, torch.randint_like, "x, low, high=None, *, dtype=None",
         lambda ops, x, low, high, dtype: ops.randint_like(x, *((0, low) if high is None else (low, high)), dtype=dtype),
     )  # fmt: skip
-    for func in (torch.bernoulli, Tensor.bernoulli):
-        spell("bernoulli", func)
-    for func in (torch.nn.init.normal_, torch.nn.init.uniform_):
-        routed(table, func, _INIT[func][0], _INIT[func][1])
+    spell("bernoulli", torch.bernoulli)
+    spell("bernoulli", Tensor.bernoulli)
+    for init, (signature, run) in _INIT.items():
+        routed(table, init, signature, run)
 
 
 _INIT: dict[Any, tuple[str, Callable[..., Any]]] = {

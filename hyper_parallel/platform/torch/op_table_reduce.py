@@ -21,8 +21,7 @@ assert reduce.__name__  # noqa: S101 - imported for the rules that it registers
 Spell = Callable[..., None]
 aten = torch.ops.aten
 
-SAME_NAME = ("sum nansum count_nonzero mean any all amax amin prod argmax argmin logsumexp cumsum cumprod "
-             "logcumsumexp max min").split()  # fmt: skip
+SAME_NAME = ["sum", "nansum", "count_nonzero", "mean", "any", "all", "amax", "amin", "prod", "argmax", "argmin", "logsumexp", "cumsum", "cumprod", "logcumsumexp", "max", "min"]  # fmt: skip
 VARIANCES = ("var", "std", "var_mean", "std_mean")
 
 
@@ -81,8 +80,8 @@ def add_functions(table: dict[Any, Entry], spell: Spell) -> None:
     for name in ("softmax", "log_softmax", "softmin"):
         spell(name, getattr(F, name), "x, dim, _stacklevel=3, dtype=None", canonical=False)
     spell("vector_norm", torch.linalg.vector_norm, canonical=True)
-    spell("norm", torch.norm, "x, p='fro', dim=None, keepdim=False, out=None, dtype=None")
-    spell("norm", Tensor.norm, "x, p='fro', dim=None, keepdim=False, dtype=None")
+    spell("norm", torch.norm)
+    spell("norm", Tensor.norm)
 
 
 def _add_variance(table: dict[Any, Entry], home: Any, name: str) -> None:

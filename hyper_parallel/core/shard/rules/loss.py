@@ -153,7 +153,9 @@ class _Hard:
         self.ops = ops
         self.ignored = ops.eq(target, ignore_index)
         self.target = ops.masked_fill(target, self.ignored, 0)
-        self.weights = None if weight is None else ops.masked_fill(ops.take_weight(weight, self.target), self.ignored, 0)
+        self.weights = None
+        if weight is not None:
+            self.weights = ops.masked_fill(ops.take_weight(weight, self.target), self.ignored, 0)
 
     def rows(self, z: Any, log_s: Any, dim: int) -> Any:
         """Loss per row, unweighted."""

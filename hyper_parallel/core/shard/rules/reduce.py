@@ -96,8 +96,8 @@ def _global_mean(call: OpCall, targets: tuple[Layout, ...], outputs: tuple[Layou
     dims = reduced_dims(call["dim"], layout.ndim)
     if not any(layout.dim_axes[dim] for dim in dims):
         return None
-    count = math.prod(layout.shape[dim] for dim in dims)  # type: ignore[index] # operands carry a shape
-    mine = math.prod(layout.local_shape[dim] for dim in dims)
+    x, held = call["x"], layout.local_shape
+    count, mine = math.prod([x.shape[dim] for dim in dims]), math.prod([held[dim] for dim in dims])
 
     def run(platform: Any, args: dict[str, Any]) -> Any:
         # Mean first: a sum of half precision may overflow where the mean does not. Of nothing, the sum is zero.
@@ -220,16 +220,13 @@ register_rule(Rule("log_softmax", "x, dim, dtype=None", _along))
 # -- norms -------------------------------------------------------------------------------------------------------------
 
 
-@decomposition("norm", "x, p='fro', dim=None, keepdim=False, out=None, dtype=None")
-def norm(ops: Any, x: Any, p: Any, dim: Any, keepdim: Any, dtype: Any, out: Any = None) -> Any:  # noqa: PLR0917
+@decomposition("norm", "x, p='fro', dim=None, keepdim=False, dtype=None")
+def norm(ops: Any, x: Any, p: Any, dim: Any, keepdim: Any, dtype: Any) -> Any:
     """``torch.norm``: a vector norm, the Frobenius norm included.
 
     Raises:
-        UnsupportedOperatorError: the nuclear norm, or an ``out``.
+        UnsupportedOperatorError: the nuclear norm.
     """
-    if out is not None:
-        msg = "norm: out= is not written by DTensors; out.copy_(x.norm(...))"
-        raise UnsupportedOperatorError(msg)
     if isinstance(p, str) and p != "fro":
         msg = f"norm: p={p!r} needs the whole matrix; x = x.full_tensor() first"
         raise UnsupportedOperatorError(msg)

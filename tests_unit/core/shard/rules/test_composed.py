@@ -21,6 +21,14 @@ COMPOSED = {
     "fliplr": (torch.fliplr, (3, 4)),
     "ravel": (torch.ravel, (3, 4)),
     "torch.embedding": (torch.embedding, (5, 3), (5, (4,))),
+    "normalize": (lambda x: F.normalize(x, dim=-1), (3, 4)),
+    "cosine_similarity": (F.cosine_similarity, (3, 4), (3, 4)),
+    "attention with weights": (
+        lambda x, w, ow: F.multi_head_attention_forward(
+            x, x, x, 4, 2, w, None, None, None, False, 0.0, ow, None, need_weights=True
+        ),
+        (5, 3, 4), (12, 4), (4, 4),
+    ),
     # Without a bias of the keys: its true gradient is zero, and what remains is rounding.
     "attention": (
         lambda x, w, ow, ob: F.multi_head_attention_forward(
@@ -38,10 +46,8 @@ def test_composed(holds, name):
 
 
 UNRULED = {
-    "normalize": (lambda x: F.normalize(x, dim=-1), (3, 4)),
-    "cosine_similarity": (F.cosine_similarity, (3, 4), (3, 4)),
     "bilinear": (F.bilinear, (5, 3), (5, 4), (2, 3, 4)),
-    "unfold": (lambda x: x.unfold(0, 2, 1), (4, 5)),
+    "rot90": (torch.rot90, (4, 5)),
     "matrix_exp": (torch.linalg.matrix_exp, (3, 3)),
 }
 
@@ -49,9 +55,9 @@ UNRULED = {
 @pytest.mark.parametrize("name", UNRULED)
 def test_right_or_refused(name):
     """Where a piece has no rule the call is refused by name: it returns neither a plain tensor nor a wrong one."""
-    from hyper_parallel.verify.check import check_function
-
     import numpy as np
+
+    from hyper_parallel.verify.check import check_function
 
     fn, *shapes = UNRULED[name]
     arrays = [np.random.default_rng(number).standard_normal(shape) for number, shape in enumerate(shapes)]

@@ -171,6 +171,31 @@ def test_a_sharded_vocabulary_costs_one_reduction(ranks):
     assert ranks(2, run) == [((Partial("sum"),), ["all_reduce"], [])] * 2
 
 
+def test_a_class_that_does_not_exist_is_an_error(ranks):
+    """An index outside the table is an error although no rank holds it, not a row of zeros."""
+
+    def run(mesh):
+        table = DTensor.from_local(torch.ones(3, 4), mesh, [Shard(0)])
+        ids = DTensor.from_local(torch.tensor([0, 6, 2]), mesh, [Replicate()])
+        with pytest.raises(IndexError) as caught:
+            F.embedding(ids, table)
+        return str(caught.value)
+
+    assert ranks(2, run)[0] == "index out of range: indices are 0 to 6, the dim has size 6"
+
+
+def test_a_mask_writes_to_shards(ranks):
+    """`x[mask] = number` writes element by element and keeps the layout."""
+
+    def run(mesh):
+        x = DTensor.from_local(torch.arange(6.0).reshape(2, 3), mesh, [Shard(0)])
+        with record_events() as log:
+            x[x > 4] = -1.0
+        return x.to_local().tolist(), log.collectives()
+
+    assert ranks(2, run) == [([[0.0, 1.0, 2.0], [3.0, 4.0, -1.0]], [])] * 2
+
+
 @pytest.mark.parametrize("name", ["max_norm", "scale_grad_by_freq", "sparse"])
 def test_embedding_options_that_need_the_whole(ranks, name):
     """Options that look at the whole table are refused on pieces, with the line that helps."""

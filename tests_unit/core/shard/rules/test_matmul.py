@@ -8,7 +8,7 @@ import torch.nn.functional as F  # noqa: E402, N812
 from hyper_parallel.core.dtensor.dtensor import DTensor  # noqa: E402
 from hyper_parallel.core.dtensor.events import record_events  # noqa: E402
 from hyper_parallel.core.dtensor.placements import Partial, Replicate, Shard  # noqa: E402
-from hyper_parallel.errors import LayoutError, UnsupportedOperatorError  # noqa: E402
+from hyper_parallel.errors import LayoutError  # noqa: E402
 
 pytestmark = pytest.mark.platforms("torch")
 

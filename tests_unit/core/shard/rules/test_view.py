@@ -7,8 +7,8 @@ import torch.nn.functional as F  # noqa: E402, N812
 
 from hyper_parallel.core.dtensor.dtensor import DTensor  # noqa: E402
 from hyper_parallel.core.dtensor.events import record_events  # noqa: E402
-from hyper_parallel.core.dtensor.placements import Partial, Replicate, Shard  # noqa: E402
-from hyper_parallel.errors import LayoutError, UnsupportedOperatorError  # noqa: E402
+from hyper_parallel.core.dtensor.placements import Shard  # noqa: E402
+from hyper_parallel.errors import UnsupportedOperatorError  # noqa: E402
 
 pytestmark = pytest.mark.platforms("torch")
 
@@ -58,6 +58,9 @@ DIMS = {
     "chunk": lambda x: x.chunk(3, -1),
     "tensor_split": lambda x: torch.tensor_split(x, 3, dim=1),
     "tensor_split at": lambda x: x.tensor_split((1, 3), 1),
+    "diagonal": lambda x: x.diagonal(1, 2, 0),
+    "unfold": lambda x: x.unfold(1, 3, 2),
+    "glu": lambda x: F.glu(x, -1),
     "repeat": lambda x: x.repeat(2, 1, 3, 1),
     "tile": lambda x: x.tile((2, 1)),
     "repeat_interleave": lambda x: x.repeat_interleave(2, 1),
