@@ -8,15 +8,17 @@ from typing import TYPE_CHECKING, Any
 if TYPE_CHECKING:
     from hyper_parallel.core.dtensor.dtensor import DTensor
     from hyper_parallel.core.dtensor.events import Event, EventLog, implicit_budget, record_events, strict
-    from hyper_parallel.core.dtensor.factories import empty, full, ones, zeros
+    from hyper_parallel.core.dtensor.factories import empty, full, ones, rand, randn, zeros
     from hyper_parallel.core.dtensor.layout import Layout
     from hyper_parallel.core.dtensor.mesh import DeviceMesh, get_current_mesh, init_device_mesh
     from hyper_parallel.core.dtensor.module import distribute_module, distribute_tensor
     from hyper_parallel.core.dtensor.placements import Partial, Placement, Replicate, Shard, StridedShard
+    from hyper_parallel.core.dtensor.random import manual_seed
     from hyper_parallel.core.shard.dfunction import DFunction
     from hyper_parallel.core.shard.dispatch import implicit_replication
     from hyper_parallel.core.shard.distributed_op import DistributedOp
     from hyper_parallel.core.tensor_parallel.clip import clip_grad_norm_
+    from hyper_parallel.core.tensor_parallel.loss import loss_parallel
     from hyper_parallel.core.tensor_parallel.parallelize import parallelize_module
     from hyper_parallel.core.tensor_parallel.styles.base import ParallelStyle
     from hyper_parallel.core.tensor_parallel.styles.colwise import ColwiseParallel
@@ -61,8 +63,12 @@ _HOMES = {
     "implicit_budget": "hyper_parallel.core.dtensor.events",
     "implicit_replication": "hyper_parallel.core.shard.dispatch",
     "init_device_mesh": "hyper_parallel.core.dtensor.mesh",
+    "loss_parallel": "hyper_parallel.core.tensor_parallel.loss",
+    "manual_seed": "hyper_parallel.core.dtensor.random",
     "ones": "hyper_parallel.core.dtensor.factories",
     "parallelize_module": "hyper_parallel.core.tensor_parallel.parallelize",
+    "rand": "hyper_parallel.core.dtensor.factories",
+    "randn": "hyper_parallel.core.dtensor.factories",
     "record_events": "hyper_parallel.core.dtensor.events",
     "strict": "hyper_parallel.core.dtensor.events",
     "zeros": "hyper_parallel.core.dtensor.factories",
@@ -101,8 +107,12 @@ __all__ = [
     "implicit_budget",
     "implicit_replication",
     "init_device_mesh",
+    "loss_parallel",
+    "manual_seed",
     "ones",
     "parallelize_module",
+    "rand",
+    "randn",
     "record_events",
     "strict",
     "zeros",

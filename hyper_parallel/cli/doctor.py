@@ -50,7 +50,9 @@ def run(arguments: argparse.Namespace) -> int:
     else:
         width = max(len(one.what) for one in found)
         for one in found:
-            print(f"{one.state:6}  {one.what:{width}}  {one.text}" + (f"\n{'':{width + 10}}{one.fix}" if one.fix else ""))
+            print(f"{one.state:6}  {one.what:{width}}  {one.text}")
+            if one.fix:
+                print(f"{'':{width + 10}}{one.fix}")
     return 0 if ok else 1
 
 
@@ -59,7 +61,8 @@ def findings() -> list[Finding]:
     versions = {name: _version(name) for name in ("torch", "mindspore", "numpy", "torch_npu", "cloudpickle")}
     found = [_python(), *(_framework(name, versions) for name in ("torch", "mindspore"))]
     if versions["torch"] is None and versions["mindspore"] is None:
-        found.append(Finding("frameworks", "wrong", "neither framework is installed", "pip install 'hyper-parallel[torch]'"))
+        fix = "pip install 'hyper-parallel[torch]'"
+        found.append(Finding("frameworks", "wrong", "neither framework is installed", fix))
     found += [_numpy(versions), *_npu(versions), *_transports(versions), _loopback()]
     return found
 
@@ -103,23 +106,32 @@ def _npu(versions: dict[str, str | None]) -> list[Finding]:
         return []
     if importlib.util.find_spec("acl") is None:
         text = f"torch_npu {versions['torch_npu']} without the Ascend toolkit: 'import torch' fails"
-        return [Finding("torch_npu", "wrong", text, "pip uninstall torch_npu, or export TORCH_DEVICE_BACKEND_AUTOLOAD=0")]
+        fix = "pip uninstall torch_npu, or export TORCH_DEVICE_BACKEND_AUTOLOAD=0"
+        return [Finding("torch_npu", "wrong", text, fix)]
     return [Finding("torch_npu", "ok", str(versions["torch_npu"]))]
 
 
 def _transports(versions: dict[str, str | None]) -> list[Finding]:
     found = []
     if versions["torch"] is not None:
-        found += [Finding("torch simulated", "ok", "ranks are threads"), Finding("torch processes", "ok", "gloo, by torchrun")]
+        found.append(Finding("torch simulated", "ok", "ranks are threads"))
+        found.append(Finding("torch processes", "ok", "gloo, by torchrun"))
     if versions["mindspore"] is not None:
-        state, text = ("ok", "ranks are warm processes") if versions["cloudpickle"] else ("wrong", "cloudpickle is missing")
-        found.append(Finding("mindspore simulated", state, text, "" if versions["cloudpickle"] else "pip install cloudpickle"))
-        if versions["torch"] is None:
-            fix = "pip install 'hyper-parallel[torch]' for its gloo; MindSpore's own CPU collectives are incomplete"
-            found.append(Finding("mindspore processes", "absent", "needs PyTorch's gloo", fix))
-        else:
-            found.append(Finding("mindspore processes", "ok", "PyTorch's gloo, in the same process"))
+        found += [_mindspore_simulated(versions), _mindspore_processes(versions)]
     return found
+
+
+def _mindspore_simulated(versions: dict[str, str | None]) -> Finding:
+    if versions["cloudpickle"] is None:
+        return Finding("mindspore simulated", "wrong", "cloudpickle is missing", "pip install cloudpickle")
+    return Finding("mindspore simulated", "ok", "ranks are warm processes")
+
+
+def _mindspore_processes(versions: dict[str, str | None]) -> Finding:
+    if versions["torch"] is None:
+        fix = "pip install 'hyper-parallel[torch]' for its gloo; MindSpore's own CPU collectives are incomplete"
+        return Finding("mindspore processes", "absent", "needs PyTorch's gloo", fix)
+    return Finding("mindspore processes", "ok", "PyTorch's gloo, in the same process")
 
 
 def _loopback() -> Finding:

@@ -50,7 +50,8 @@ def add_parser(kinds: Any) -> None:
     one.add_argument("--steps", type=int, default=3, metavar="N", help="training steps (default: 3)")
     one.add_argument("--scenario", action="append", metavar="NAME", help="only this embedded scenario; repeatable")
     one.add_argument("--dtype", choices=("float64", "float32"), default="float64", help="of the embedded model")
-    one.add_argument("--inject", metavar="FAULT[@MODULE]", help="seed a fault that must be noticed: " + ", ".join(_faults()))
+    faults = ", ".join(_faults())
+    one.add_argument("--inject", metavar="FAULT[@MODULE]", help=f"seed a fault that must be noticed: {faults}")
     one.add_argument("--json", action="store_true", help="the report as JSON on stdout")
     one.add_argument("--report", metavar="PATH", help="also write the report here; JSON if PATH ends in .json")
     one.set_defaults(run=run)
@@ -95,7 +96,7 @@ def _jobs(arguments: argparse.Namespace) -> Iterator[Job]:
     if arguments.scenario:
         msg = "--scenario names an embedded scenario; it does not go with SPEC"
         raise ValueError(msg)
-    from hyper_parallel.verify.model import parse_mesh, verify_model  # noqa: PLC0415 - imported when needed
+    from hyper_parallel.verify.model import parse_mesh, verify_model
 
     shape, names = parse_mesh(arguments.mesh, arguments.world_size)
     for platform in _user_platforms(arguments):
@@ -110,8 +111,8 @@ def _jobs(arguments: argparse.Namespace) -> Iterator[Job]:
 
 
 def _scenario_jobs(arguments: argparse.Namespace, launches: list[str]) -> Iterator[Job]:
-    from hyper_parallel.verify.model import parse_mesh, verify_scenario  # noqa: PLC0415 - imported when needed
-    from hyper_parallel.verify.scenarios import SCENARIOS, scenario_named  # noqa: PLC0415
+    from hyper_parallel.verify.model import parse_mesh, verify_scenario
+    from hyper_parallel.verify.scenarios import SCENARIOS, scenario_named
 
     if arguments.plan is not None:
         msg = "--plan needs SPEC, the model that it is for; the embedded scenarios bring their own"
@@ -151,7 +152,7 @@ def _platforms(asked: str | None) -> list[str]:
 
 def _user_platforms(arguments: argparse.Namespace) -> list[str]:
     """What was asked for, else the one framework that SPEC and PLAN import."""
-    from hyper_parallel.verify.spec import resolve  # noqa: PLC0415 - imported when needed
+    from hyper_parallel.verify.spec import resolve
 
     before = set(sys.modules)
     if arguments.platform is not None:
@@ -182,7 +183,7 @@ def _names(text: str, option: str, known: tuple[str, ...]) -> list[str]:
 
 
 def _faults() -> tuple[str, ...]:
-    from hyper_parallel.verify.faults import FAULTS  # noqa: PLC0415 - imported when needed
+    from hyper_parallel.verify.faults import FAULTS
 
     return tuple(FAULTS)
 

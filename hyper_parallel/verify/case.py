@@ -120,7 +120,7 @@ def as_plan(value: Any, axes: Sequence[str]) -> ParallelPlan:
             f"PLAN returned {type(value).__name__}; it must return a mapping of module patterns to styles, "
             "or a hyper_parallel.verify.ParallelPlan"
         )
-        raise InputError(msg)  # noqa: TRY004 - one type for every mistake in PLAN
+        raise InputError(msg)
     if len(axes) == 1:
         return ParallelPlan(value)
     return ParallelPlan(value, {"dp": Shard(0)} if "dp" in axes else {})
@@ -128,7 +128,7 @@ def as_plan(value: Any, axes: Sequence[str]) -> ParallelPlan:
 
 def _builder(model: Any) -> Callable[[], Any]:
     """A model's deep copies, or the function that builds it."""
-    if hasattr(model, "forward") or hasattr(model, "construct"):
+    if not isinstance(model, type) and (hasattr(model, "forward") or hasattr(model, "construct")):
         return lambda: copy.deepcopy(model)
     if callable(model):
         built: Callable[[], Any] = model

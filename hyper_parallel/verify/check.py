@@ -18,7 +18,7 @@ from hyper_parallel.core.dtensor.layout import Layout
 from hyper_parallel.core.dtensor.mesh import DeviceMesh, init_device_mesh
 from hyper_parallel.core.dtensor.placements import Partial, Placement, Replicate, Shard
 from hyper_parallel.core.dtensor.transition import dual
-from hyper_parallel.errors import HyperParallelError
+from hyper_parallel.errors import CollectiveMismatchError, HyperParallelError, ShardMismatchError
 from hyper_parallel.platform.select import platform_named
 from hyper_parallel.verify.simulate import simulate
 
@@ -154,6 +154,10 @@ class _Checker:
         ]
         try:
             outs, grads = self._run(layouts, number)
+        except (CollectiveMismatchError, ShardMismatchError) as error:
+            # Ranks that went different ways, or a local result that is not what the rule says: no rejection.
+            report.wrong.append(f"{what}: {error}")
+            raise
         except HyperParallelError as error:
             report.rejected.append(f"{what}: {error}")
             return
@@ -226,7 +230,7 @@ def decompose(array: Any, layout: Layout, seed: int) -> Any:
     piece = array
     for axis, op in layout.partials:
         piece = _summand(rng, piece, op, layout.mesh.shape[axis], layout.mesh.coordinate[axis])  # type: ignore[index]
-    return np.ascontiguousarray(_own(piece, layout))
+    return np.array(_own(piece, layout), order="C")  # ascontiguousarray would make 0-d values 1-d
 
 
 def _summand(rng: Any, array: Any, op: str, count: int, position: int) -> Any:

@@ -93,7 +93,7 @@ class Comparison:
         self.checks: list[Check] = []
         self.skipped: list[str] = []
 
-    def compare(  # noqa: PLR0913 - names of one tensor
+    def compare(
         self, kind: str, module: str, name: str, step: int, found: Any, wanted: Any, largest: float = 0.0
     ) -> None:
         """Compare two NumPy arrays; ``largest`` is the largest magnitude among all tensors of this kind."""
@@ -115,18 +115,14 @@ class Comparison:
 def difference(found: Any, wanted: Any, bound: float, floor: float = 0.0) -> tuple[float, str]:
     """Largest error of ``found`` relative to the magnitude of ``wanted`` (at least ``floor``), and what is wrong."""
     found, wanted = np.asarray(found), np.asarray(wanted)
-    if found.shape != wanted.shape:
-        return float("inf"), f"has shape {list(found.shape)}, single device {list(wanted.shape)}"
-    if found.dtype != wanted.dtype:
-        return float("inf"), f"has dtype {found.dtype}, single device {wanted.dtype}"
+    why = _incomparable(found, wanted)
+    if why:
+        return float("inf"), why
     if wanted.size == 0:
         return 0.0, ""
     if wanted.dtype.kind not in "fc":
         wrong = int((found != wanted).sum())
         return (float("inf"), f"{wrong} of {wanted.size} values differ") if wrong else (0.0, "")
-    for array, whose in ((wanted, "single device"), (found, "parallel")):
-        if not np.isfinite(array).all():
-            return float("inf"), f"{whose} has {int((~np.isfinite(array)).sum())} values that are not finite"
     distance = np.abs(found - wanted)
     scale = max(float(np.abs(wanted).max()), floor)
     worst = np.unravel_index(int(distance.argmax()), distance.shape)
@@ -135,3 +131,16 @@ def difference(found: Any, wanted: Any, bound: float, floor: float = 0.0) -> tup
         return error, ""
     at = f" at {[int(index) for index in worst]}" if worst else ""
     return error, f"{found[worst]:.9g}{at}, single device {wanted[worst]:.9g} (error {error:.1e}, bound {bound:.1e})"
+
+
+def _incomparable(found: Any, wanted: Any) -> str:
+    """What keeps two arrays from being compared, values that are not finite included."""
+    if found.shape != wanted.shape:
+        return f"has shape {list(found.shape)}, single device {list(wanted.shape)}"
+    if found.dtype != wanted.dtype:
+        return f"has dtype {found.dtype}, single device {wanted.dtype}"
+    if wanted.dtype.kind in "fc":
+        for array, whose in ((wanted, "single device"), (found, "parallel")):
+            if not np.isfinite(array).all():
+                return f"{whose} has {int((~np.isfinite(array)).sum())} values that are not finite"
+    return ""

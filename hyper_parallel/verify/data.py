@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import sysconfig
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 
@@ -14,7 +15,7 @@ BEGIN = 256
 """Token that starts every sequence; bytes are tokens 0 to 255."""
 
 
-def text_batches(count: int, batch: int, length: int) -> list[tuple[np.ndarray, np.ndarray]]:
+def text_batches(count: int, batch: int, length: int) -> list[tuple[Any, Any]]:
     """``count`` pairs of tokens and labels, int64 of (batch, length); a label is the token that follows.
 
     The same Python gives the same batches; no two sequences overlap.

@@ -115,7 +115,7 @@ class Fault:
     def _cut_wrongly(self, platform: Platform, module: Any) -> None:
         """The rank's numbers are the next ones of the row-major weight, as if it were cut along dim 0."""
         weight = platform.direct_parameters(module).get("weight")
-        if not isinstance(weight, DTensor) or not weight.layout.dim_axes[1]:
+        if not isinstance(weight, DTensor) or not any(weight.layout.dim_axes[1:]):
             return
         layout = weight.layout
         numbers = platform.tensor_to_numpy(weight.detach().full_tensor()).reshape(-1)  # type: ignore[attr-defined]

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 import functools
 import math
 import time
@@ -18,6 +19,7 @@ from hyper_parallel.verify.simulate import simulate
 from hyper_parallel.verify.spec import resolve
 
 if TYPE_CHECKING:
+    from hyper_parallel.verify.faults import Fault
     from hyper_parallel.verify.scenarios import Scenario
 
 __all__ = ["LAUNCHES", "InputError", "parse_mesh", "verify_model", "verify_scenario"]
@@ -54,7 +56,7 @@ def parse_mesh(mesh: str | None, world_size: int | None) -> tuple[tuple[int, ...
     return shape, names
 
 
-def verify_model(  # noqa: PLR0913 - what a verification depends on
+def verify_model(
     spec: str | Callable[[], Any],
     plan: str | Callable[[Any], Any],
     mesh_shape: Sequence[int],
@@ -93,14 +95,14 @@ def verify_model(  # noqa: PLR0913 - what a verification depends on
     mesh = " x ".join(f"{axis}={size}" for axis, size in zip(mesh_names, mesh_shape, strict=True))
     report = ModelReport(name or str(spec), platform, launch, mesh, steps)
     started = time.perf_counter()
-    arguments = (_maker(spec, "SPEC"), _maker(plan, "PLAN"), tuple(mesh_shape), tuple(mesh_names), steps)
+    arguments = (_maker(spec, "SPEC"), _maker(plan, "PLAN"), (tuple(mesh_shape), tuple(mesh_names)), steps)
     fault = parse_fault(inject)
     try:
         world = simulate if launch == "simulated" else launch_processes
         ranks = world(_run, math.prod(mesh_shape), platform, (*arguments, fault), timeout=_TIMEOUT)
     except RankFailedError as error:
         _tell_input_error(error)
-        report.error = str(error)
+        report.error, report.cause = str(error), _cause(error)
     else:
         _fill(report, ranks)
     report.seconds = time.perf_counter() - started
@@ -124,12 +126,14 @@ def verify_scenario(
     )
 
 
-def _run(*arguments: Any) -> RankResult:
-    """On a rank; the fault is copied, because simulated ranks share their arguments."""
-    import copy  # noqa: PLC0415 - travels by value to the ranks
-
-    *rest, fault = arguments
-    return run_rank(*rest, copy.copy(fault))
+def _run(  # simulated ranks share their arguments: each counts on a fault of its own
+    make_case: Callable[[], Any],
+    make_plan: Callable[[Any], Any],
+    mesh: tuple[tuple[int, ...], tuple[str, ...]],
+    steps: int,
+    fault: Fault | None,
+) -> RankResult:
+    return run_rank(make_case, make_plan, *mesh, steps, copy.copy(fault))
 
 
 def _maker(given: str | Callable[..., Any], what: str) -> Callable[..., Any]:
@@ -147,6 +151,13 @@ def _fill(report: ModelReport, ranks: Sequence[RankResult]) -> None:
     report.losses = ranks[0].losses
     report.traffic = traffic([event for event in ranks[0].events if event.step == 0])
     report.bound = ranks[0].bound
+
+
+def _cause(error: RankFailedError) -> str:
+    """The first failed rank's exception in one line."""
+    cause = error.__cause__ or error
+    first = (str(cause).splitlines() or [""])[0]
+    return f"{type(cause).__name__}: {first}" if first else type(cause).__name__
 
 
 def _tell_input_error(error: RankFailedError) -> None:

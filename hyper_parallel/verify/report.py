@@ -27,7 +27,7 @@ class Traffic:
         axes: mesh axes that it runs over.
         count: how often.
         bytes: what the worst rank receives in all of them.
-        implicit: how many of them the library decided on by itself.
+        implicit: how many of them in forward the library decided on by itself; backward only repays forward.
     """
 
     module: str
@@ -55,7 +55,8 @@ class ModelReport:
         traffic: collectives of one step.
         bound: the allowed error, in words.
         seconds: of the whole run.
-        error: what ended the run, or empty.
+        error: what ended the run, with every rank's traceback, or empty.
+        cause: the same in one line.
     """
 
     name: str
@@ -70,6 +71,7 @@ class ModelReport:
     bound: str = ""
     seconds: float = 0.0
     error: str = ""
+    cause: str = ""
 
     @property
     def ok(self) -> bool:
@@ -114,7 +116,7 @@ class ModelReport:
         """One line."""
         head = f"{self.name} on {self.platform} ({self.mesh}, {self.launch}, {self.seconds:.1f} s)"
         if self.error:
-            return f"{head}: ENDED: {self.error}"
+            return f"{head}: ENDED: {self.cause}"
         if self.first is not None:
             return f"{head}: DIVERGED first in module {self.faulty_module}: {self.first}"
         empty = [kind for kind, count in self.counts.items() if not count]
@@ -140,7 +142,7 @@ class ModelReport:
         if wrong:
             modules = list(dict.fromkeys(one.module for one in wrong))
             lines.append(f"  {len(wrong)} of {len(self.checks)} tensors differ, in {len(modules)} modules")
-        lines.extend(_table(self.traffic))
+        lines.extend(_table(self.traffic) if not self.error else ["  " + line for line in self.error.splitlines()])
         return "\n".join(lines)
 
     def json(self) -> dict[str, Any]:
@@ -177,7 +179,7 @@ def traffic(events: Sequence[Event]) -> list[Traffic]:
         key = (event.module, event.phase, event.collective, event.axes)
         counts[key] += 1
         volume[key] += event.bytes
-        implicit[key] += event.implicit
+        implicit[key] += event.implicit and event.phase == "forward"
     return [Traffic(*key, counts[key], volume[key], implicit[key]) for key in counts]
 
 

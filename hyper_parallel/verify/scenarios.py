@@ -77,7 +77,7 @@ def scenario_named(name: str) -> Scenario:
 
 
 def transformer_case(config: LanguageModelConfig, batch: int, optimizer: str) -> ModelCase:
-    """The reference transformer on bytes of Python's standard library, with weights that are equal on both frameworks."""
+    """The reference transformer on Python's standard library as text, with weights equal on both frameworks."""
     platform = current_platform()
 
     def build() -> Any:
@@ -96,7 +96,7 @@ def transformer_case(config: LanguageModelConfig, batch: int, optimizer: str) ->
 
 def transformer_plan() -> dict[str, Any]:
     """Styles of the reference transformer: the residual stream is split along the sequence, everything is a DTensor."""
-    from hyper_parallel.core.tensor_parallel import (  # noqa: PLC0415 - after a framework was chosen
+    from hyper_parallel.core.tensor_parallel import (
         ColwiseParallel,
         PrepareModuleInput,
         RowwiseParallel,
@@ -134,7 +134,7 @@ def transformer_plan() -> dict[str, Any]:
     }
 
 
-def _weights(parameters: Any, dtype: str) -> dict[str, np.ndarray]:
+def _weights(parameters: Any, dtype: str) -> dict[str, Any]:
     """Random values by path, of a size that keeps activations near one; norms near one, biases not zero."""
     arrays = {}
     for number, (path, value) in enumerate(sorted(parameters.items())):

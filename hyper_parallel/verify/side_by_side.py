@@ -3,18 +3,17 @@
 from __future__ import annotations
 
 import contextlib
-import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from hyper_parallel.core.dtensor.events import record_events
+from hyper_parallel.core.dtensor.events import module_scope, record_events
 from hyper_parallel.core.dtensor.mesh import DeviceMesh, init_device_mesh
 from hyper_parallel.core.dtensor.placements import Replicate
 from hyper_parallel.platform.select import current_platform
-from hyper_parallel.verify.case import ModelCase, ParallelPlan, as_case, as_plan
+from hyper_parallel.verify.case import InputError, ModelCase, ParallelPlan, as_case, as_plan
 from hyper_parallel.verify.compare import Bound, Check, Comparison
 from hyper_parallel.verify.observe import Observer, gather, whole
 
@@ -37,7 +36,6 @@ class RankResult:
         losses: of the single-device run, per step.
         events: collectives of the parallel run's training steps.
         bound: the allowed error, in words.
-        seconds: time of the single-device and of the parallel steps on this rank.
     """
 
     checks: list[Check]
@@ -45,10 +43,9 @@ class RankResult:
     losses: list[float]
     events: list[Event]
     bound: str
-    seconds: tuple[float, float] = (0.0, 0.0)
 
 
-def run_rank(  # noqa: PLR0913 - everything a verification depends on
+def run_rank(
     make_case: Callable[[], Any],
     make_plan: Callable[[Any], Any],
     mesh_shape: tuple[int, ...],
@@ -60,23 +57,68 @@ def run_rank(  # noqa: PLR0913 - everything a verification depends on
     platform = current_platform()
     case = as_case(make_case())
     mesh = init_device_mesh("cpu", mesh_shape, mesh_dim_names=mesh_names)
-    single = _Run(platform, case, case.build())
-    parallel_model = case.build()
-    weights = _agree(platform, single.model)
-    for model in (single.model, parallel_model):
-        platform.load_arrays(model, weights)
+    reference = _Reference(platform, case)
+    model = case.build()
+    platform.load_arrays(model, reference.weights)
     plan = as_plan(make_plan(mesh), mesh.names)
-    parallel = _Parallel(platform, case, parallel_model, mesh, plan, fault)
-    return _SideBySide(platform, single, parallel, weights).train(steps)
+    return _SideBySide(platform, reference, _Parallel(platform, case, model, mesh, plan, fault)).train(steps)
 
 
-def _agree(platform: Platform, model: Any) -> dict[str, Any]:
-    """Rank 0's initial weights, on every rank."""
-    transport = platform.transport()
-    world = tuple(range(transport.world_size))
-    own = {path: whole(platform, value) for path, value in platform.trainable(model).items()}
-    agreed: dict[str, Any] = transport.all_gather_object(own if transport.rank == 0 else None, world)[0]
-    return agreed
+@dataclass(frozen=True)
+class _Truth:
+    """What one step of the single-device run gave, as NumPy arrays.
+
+    Attributes:
+        outputs: of every module in forward order: its path, the output's name, the value.
+        loss: the scalar.
+        gradients: by path; None where the loss does not depend on the parameter.
+        weights: by path, after the step.
+    """
+
+    outputs: list[tuple[str, str, Any]]
+    loss: Any
+    gradients: dict[str, Any]
+    weights: dict[str, Any]
+
+
+class _Reference:
+    """The single-device model: rank 0 trains it, every rank learns what came out.
+
+    Attributes:
+        weights: initial values by path, the same on every rank.
+    """
+
+    def __init__(self, platform: Platform, case: ModelCase) -> None:
+        self._platform = platform
+        self._run = _Run(platform, case, case.build()) if platform.transport().rank == 0 else None
+        self.weights: dict[str, Any] = self._tell(self._weights)
+
+    def step(self, number: int) -> _Truth:
+        """One step of training."""
+        truth: _Truth = self._tell(lambda run: self._truth(run, number))
+        return truth
+
+    def _tell(self, make: Callable[[_Run], Any]) -> Any:
+        """What rank 0 makes, on every rank."""
+        transport = self._platform.transport()
+        own = None if self._run is None else make(self._run)
+        return transport.all_gather_object(own, tuple(range(transport.world_size)))[0]
+
+    def _truth(self, run: _Run, number: int) -> _Truth:
+        result, array = run.step(number), self._array
+        return _Truth(
+            [(seen.module, name, array(seen.value)) for name, seen in run.outer.seen.items()],
+            array(result.loss),
+            {path: None if one is None else array(one) for path, one in result.gradients.items()},
+            self._weights(run),
+        )
+
+    def _weights(self, run: _Run) -> dict[str, Any]:
+        return {path: self._array(value) for path, value in self._platform.trainable(run.model).items()}
+
+    def _array(self, value: Any) -> Any:
+        """A copy: the optimizer writes into what it trains."""
+        return np.array(whole(self._platform, value))
 
 
 class _Run:
@@ -101,7 +143,9 @@ class _Run:
         return result
 
     def _loss(self, batch: tuple[Any, ...]) -> Any:
-        return self.case.loss(self.model(*self.case.model_inputs(batch)), batch)
+        output = self.model(*self.case.model_inputs(batch))
+        with module_scope("(loss)"):
+            return self.case.loss(output, batch)
 
     def _tensors(self, batch: tuple[Any, ...]) -> tuple[Any, ...]:
         return tuple(
@@ -115,7 +159,7 @@ class _Run:
 class _Parallel(_Run):
     """The same model, made parallel by the plan."""
 
-    def __init__(  # noqa: PLR0913 - what a parallel run depends on
+    def __init__(
         self,
         platform: Platform,
         case: ModelCase,
@@ -145,15 +189,15 @@ class _Parallel(_Run):
         plain = super()._tensors(batch)
         if self.plan.batch is None:
             return plain
-        from hyper_parallel.core.dtensor.module import distribute_tensor  # noqa: PLC0415 - needs a framework
+        from hyper_parallel.core.dtensor.module import distribute_tensor
 
         placements = [self.plan.batch.get(name, Replicate()) for name in self.mesh.names]
         return tuple(distribute_tensor(one, self.mesh, placements, src_data_rank=None) for one in plain)
 
 
 def _parallelize(model: Any, mesh: DeviceMesh, plan: ParallelPlan) -> None:
-    from hyper_parallel.core.dtensor.module import distribute_module  # noqa: PLC0415 - needs a framework
-    from hyper_parallel.core.tensor_parallel import parallelize_module  # noqa: PLC0415 - needs a framework
+    from hyper_parallel.core.dtensor.module import distribute_module
+    from hyper_parallel.core.tensor_parallel import parallelize_module
 
     parallelize_module(model, mesh, dict(plan.styles))
     if plan.batch is not None:
@@ -163,74 +207,67 @@ def _parallelize(model: Any, mesh: DeviceMesh, plan: ParallelPlan) -> None:
 class _SideBySide:
     """Both runs, compared after every step."""
 
-    def __init__(self, platform: Platform, single: _Run, parallel: _Parallel, weights: Mapping[str, Any]) -> None:
-        self.platform, self.single, self.parallel = platform, single, parallel
-        self.weights = weights
+    def __init__(self, platform: Platform, reference: _Reference, parallel: _Parallel) -> None:
+        self.platform, self.reference, self.parallel = platform, reference, parallel
         self.comparison: Comparison | None = None
-        self.bound: Bound | None = None
 
     def train(self, steps: int) -> RankResult:
         """Run and compare ``steps`` steps."""
-        losses, spent, events = [], [0.0, 0.0], []
+        losses: list[float] = []
+        events: list[Event] = []
         for number in range(steps):
-            started = time.perf_counter()
-            wanted = self.single.step(number)
-            between = time.perf_counter()
+            wanted = self.reference.step(number)
             with record_events() as log:  # what comparing itself gathers is not recorded
                 log.step = number
                 found = self.parallel.step(number)
-            spent = [spent[0] + between - started, spent[1] + time.perf_counter() - between]
             events.extend(log)
-            losses.append(float(whole(self.platform, wanted.loss)))
+            losses.append(float(wanted.loss))
             self._compare(number, found, wanted)
         if self.parallel.fault is not None:
             self.parallel.fault.must_have_hit()
-        comparison = self.comparison
-        checks, skipped = (comparison.checks, comparison.skipped) if comparison is not None else ([], [])
-        return RankResult(checks, skipped, losses, events, str(self.bound), (spent[0], spent[1]))
-
-    def _compare(self, step: int, found: StepResult, wanted: StepResult) -> None:
         if self.comparison is None:
-            self.bound = self._derive_bound()
-            self.comparison = Comparison(self.bound, self.platform.transport().rank)
-        self._outputs(step, self.comparison)
-        loss = whole(self.platform, found.loss)
-        self.comparison.compare("loss", "(loss)", "loss", step, loss, whole(self.platform, wanted.loss))
-        self._by_path("gradient", step, self.comparison, found.gradients, wanted.gradients, backwards=True)
-        self._by_path(
-            "weight", step, self.comparison,
-            self.platform.trainable(self.parallel.model), self.platform.trainable(self.single.model),
-        )  # fmt: skip
+            return RankResult([], [], losses, events, "")
+        return RankResult(self.comparison.checks, self.comparison.skipped, losses, events, str(self.comparison.bound))
 
-    def _derive_bound(self) -> Bound:
-        arrays = list(self.weights.values())
+    def _compare(self, step: int, found: StepResult, wanted: _Truth) -> None:
+        if self.comparison is None:
+            self.comparison = Comparison(self._bound(wanted), self.platform.transport().rank)
+        comparison = self.comparison
+        self._outputs(step, comparison, wanted)
+        comparison.compare("loss", "(loss)", "loss", step, whole(self.platform, found.loss), wanted.loss)
+        backwards = dict(reversed(wanted.gradients.items()))
+        self._by_path("gradient", step, comparison, found.gradients, backwards)
+        self._by_path("weight", step, comparison, self.platform.trainable(self.parallel.model), wanted.weights)
+
+    def _bound(self, wanted: _Truth) -> Bound:
+        arrays = list(self.reference.weights.values())
         floating = [one.dtype for one in arrays if one.dtype.kind == "f"]
+        if not floating:
+            msg = "SPEC: the model has no floating parameter that requires grad; there is nothing to train"
+            raise InputError(msg)
         coarsest = max(floating, key=lambda dtype: float(np.finfo(dtype).eps))
-        tokens = max((int(np.prod(np.shape(one))) for one in self.single.case.batch(0)), default=1)
+        tokens = max((int(np.prod(np.shape(one))) for one in self.parallel.case.batch(0)), default=1)
         longest = max([tokens, *(size for array in arrays for size in array.shape)])
-        return Bound(str(coarsest), longest, 2 * max(1, len(self.single.outer.seen)))
+        return Bound(str(coarsest), longest, 2 * max(1, len(wanted.outputs)))
 
-    def _outputs(self, step: int, comparison: Comparison) -> None:
+    def _outputs(self, step: int, comparison: Comparison, wanted: _Truth) -> None:
         outer, inner = self.parallel.outer.seen, self.parallel.inner.seen
-        for name, seen in self.single.outer.seen.items():
+        for module, name, array in wanted.outputs:
             if name not in outer:
-                comparison.missing("output", seen.module, name, step, "the parallel model has no such output")
+                comparison.missing("output", module, name, step, "the parallel model has no such output")
                 continue
             raw = inner[name].value if name in inner else None
-            value, why = gather(self.platform, outer[name].value, raw, tuple(seen.value.shape))
+            value, why = gather(self.platform, outer[name].value, raw, array.shape)
             if why:
                 comparison.skip(f"output of {name}", why)
             else:
-                comparison.compare("output", seen.module, name, step, value, whole(self.platform, seen.value))
+                comparison.compare("output", module, name, step, value, array)
 
-    def _by_path(  # noqa: PLR0913 - two sides of one kind
-        self, kind: str, step: int, comparison: Comparison, found: Any, wanted: Any, *, backwards: bool = False
-    ) -> None:
-        arrays = {path: None if one is None else whole(self.platform, one) for path, one in wanted.items()}
-        largest = max((float(np.abs(one).max()) for one in arrays.values() if one is not None and one.size), default=0.0)
-        for path in sorted(arrays, key=list(arrays).index, reverse=backwards):
+    def _by_path(self, kind: str, step: int, comparison: Comparison, found: Any, wanted: dict[str, Any]) -> None:
+        sizes = [float(np.abs(one).max()) for one in wanted.values() if one is not None and one.size]
+        largest = max(sizes, default=0.0)
+        for path, array in wanted.items():
             module = path.rpartition(".")[0]
-            array = arrays[path]
             other = None if found.get(path) is None else whole(self.platform, found[path])
             if array is None and other is None:
                 comparison.skip(f"{kind} of {path}", "neither run has one: the loss does not depend on it")

@@ -75,4 +75,5 @@ def _file(name: str, what: str) -> Any:
 
 
 def _failed(what: str, name: str, error: Exception) -> InputError:
-    return InputError(f"{what}: cannot import {name}: {type(error).__name__}: {str(error).splitlines()[0] if str(error) else ''}")
+    first = (str(error).splitlines() or [""])[0]
+    return InputError(f"{what}: cannot import {name}: {type(error).__name__}: {first}")

@@ -8,11 +8,12 @@ from typing import TYPE_CHECKING, Any
 if TYPE_CHECKING:
     from hyper_parallel.core.dtensor.dtensor import DTensor
     from hyper_parallel.core.dtensor.events import Event, EventLog, implicit_budget, record_events, strict
-    from hyper_parallel.core.dtensor.factories import empty, full, ones, zeros
+    from hyper_parallel.core.dtensor.factories import empty, full, ones, rand, randn, zeros
     from hyper_parallel.core.dtensor.layout import Layout
     from hyper_parallel.core.dtensor.mesh import DeviceMesh, get_current_mesh, init_device_mesh
     from hyper_parallel.core.dtensor.module import distribute_module, distribute_tensor
     from hyper_parallel.core.dtensor.placements import Partial, Placement, Replicate, Shard, StridedShard
+    from hyper_parallel.core.dtensor.random import manual_seed
 
 _HOMES = {
     "DTensor": "hyper_parallel.core.dtensor.dtensor",
@@ -32,7 +33,10 @@ _HOMES = {
     "get_current_mesh": "hyper_parallel.core.dtensor.mesh",
     "implicit_budget": "hyper_parallel.core.dtensor.events",
     "init_device_mesh": "hyper_parallel.core.dtensor.mesh",
+    "manual_seed": "hyper_parallel.core.dtensor.random",
     "ones": "hyper_parallel.core.dtensor.factories",
+    "rand": "hyper_parallel.core.dtensor.factories",
+    "randn": "hyper_parallel.core.dtensor.factories",
     "record_events": "hyper_parallel.core.dtensor.events",
     "strict": "hyper_parallel.core.dtensor.events",
     "zeros": "hyper_parallel.core.dtensor.factories",
@@ -56,7 +60,10 @@ __all__ = [
     "get_current_mesh",
     "implicit_budget",
     "init_device_mesh",
+    "manual_seed",
     "ones",
+    "rand",
+    "randn",
     "record_events",
     "strict",
     "zeros",

@@ -6,6 +6,7 @@ every received part a cell of a product grid: a target is put together by concat
 
 from __future__ import annotations
 
+import bisect
 import itertools
 import math
 from typing import TYPE_CHECKING, NamedTuple
@@ -18,8 +19,21 @@ if TYPE_CHECKING:
     from hyper_parallel.core.dtensor.layout import Box, Layout
     from hyper_parallel.core.dtensor.mesh import DeviceMesh
 
-__all__ = ["Coordinate", "Piece", "Route", "cells_of", "contains", "coordinates", "cuts", "intersect", "members",
-           "reduction_pieces", "routes", "volume"]  # fmt: skip
+__all__ = [
+    "Coordinate",
+    "Piece",
+    "Route",
+    "anchor",
+    "cells_of",
+    "contains",
+    "coordinates",
+    "cuts",
+    "intersect",
+    "members",
+    "reduction_pieces",
+    "routes",
+    "volume",
+]
 
 Coordinate = tuple[int, ...]
 Interval = tuple[int, int]
@@ -90,27 +104,36 @@ def cells_of(box: Box, edges: Sequence[Sequence[int]]) -> list[list[Interval]]:
     ]
 
 
-def routes(source: Layout, target: Layout, slice_axes: tuple[int, ...]) -> tuple[Route, ...]:
-    """What every member of a slice of the mesh along ``slice_axes`` must receive, and from whom.
+def anchor(at: Coordinate, slice_axes: Sequence[int]) -> Coordinate:
+    """First position of the slice of the mesh along ``slice_axes`` that ``at`` lies in."""
+    return tuple(0 if axis in slice_axes else step for axis, step in enumerate(at))
+
+
+def routes(source: Layout, target: Layout, slice_axes: tuple[int, ...], first: Coordinate) -> tuple[Route, ...]:
+    """What every member of the slice of the mesh that starts at ``first`` must receive, and from whom.
 
     A part that the receiver holds itself does not travel. Of several holders the one that shares most coordinates with
     the receiver sends; among equals they take turns with the receiver's position, which spreads the load.
     """
-    at = members(source.mesh, slice_axes, (0,) * source.mesh.ndim)
+    at = members(source.mesh, slice_axes, first)
     held = [source.box_at(one) for one in at]
     holders: dict[Box, list[int]] = {}
     for index, box in enumerate(held):
         holders.setdefault(box, []).append(index)
     edges = cuts(held, source.ndim)
+    grid = [sorted({box[dim] for box in held if volume(box)}) for dim in range(source.ndim)]
     found = []
     for receiver, position in enumerate(at):
-        box = target.box_at(position)
-        for cell in itertools.product(*cells_of(box, edges)):
-            if contains(held[receiver], cell):
-                continue
-            owner = next(held_box for held_box in holders if contains(held_box, cell))
-            found.append(Route(cell, _nearest(holders[owner], receiver, at), receiver))
+        for cell in itertools.product(*cells_of(target.box_at(position), edges)):
+            if not contains(held[receiver], cell):
+                owner = tuple(map(_around, grid, cell))
+                found.append(Route(cell, _nearest(holders[owner], receiver, at), receiver))
     return tuple(found)
+
+
+def _around(intervals: Sequence[Interval], part: Interval) -> Interval:
+    """The interval that ``part`` lies in."""
+    return intervals[bisect.bisect_right(intervals, (part[0], math.inf)) - 1]
 
 
 def _nearest(candidates: Sequence[int], receiver: int, at: Sequence[Coordinate]) -> int:
@@ -122,7 +145,7 @@ def _nearest(candidates: Sequence[int], receiver: int, at: Sequence[Coordinate])
 
 
 def reduction_pieces(
-    source: Layout, target: Layout, slice_axes: tuple[int, ...], reduced: tuple[int, ...]
+    source: Layout, target: Layout, slice_axes: tuple[int, ...], reduced: tuple[int, ...], first: Coordinate
 ) -> tuple[Piece, ...]:
     """Who reduces which part when the summands along ``reduced`` become ``target`` in the fewest transmissions.
 
@@ -130,12 +153,12 @@ def reduction_pieces(
     summand and wants the sum is the one who adds; several such ranks share the part evenly.
     """
     mesh = source.mesh
-    at = members(mesh, slice_axes, (0,) * mesh.ndim)
+    at = members(mesh, slice_axes, first)
     index_of = {position: index for index, position in enumerate(at)}
     held = [source.box_at(one) for one in at]
     wanted_boxes = [target.box_at(one) for one in at]
     edges = cuts([*held, *wanted_boxes], source.ndim)
-    whole = tuple((0, size) for size in source.shape or ())
+    whole = tuple((one[0], one[-1]) for one in edges)
     found: list[Piece] = []
     for cell in itertools.product(*cells_of(whole, edges)):
         wanted = tuple(i for i, box in enumerate(wanted_boxes) if contains(box, cell))
@@ -144,7 +167,8 @@ def reduction_pieces(
             for i, box in enumerate(held)
             if contains(box, cell)
         }
-        found.extend(_shared(cell, sorted(groups), wanted))
+        if groups and wanted:
+            found.extend(_shared(cell, sorted(groups), wanted))
     return tuple(found)
 
 

@@ -13,9 +13,11 @@ from typing import TYPE_CHECKING, Any, ClassVar
 
 from hyper_parallel.core.dtensor.boxes import (
     Route,
+    anchor,
     cells_of,
     contains,
     cuts,
+    intersect,
     members,
     reduction_pieces,
     routes,
@@ -34,9 +36,19 @@ __all__ = ["Exchange", "ReduceExchange"]
 
 
 class _Exchanging(Step):
-    """A step whose members are a slice of the mesh along ``axes``; partial axes that stay are left out of it."""
+    """A step whose members are a slice of the mesh along ``axes``, the axes whose meaning changes."""
 
     overhead: ClassVar[float] = 1e-12
+
+    @property
+    def _here(self) -> Coordinate:
+        """First position of this rank's slice."""
+        return anchor(self.at, self.axes)
+
+    @property
+    def _first(self) -> Coordinate:
+        """First position of the first slice, which stands for all when a price is asked."""
+        return (0,) * self.source.mesh.ndim
 
     def _position(self, at: Coordinate) -> int:
         """Number of the rank at ``at`` among the members of its slice."""
@@ -67,31 +79,29 @@ class Exchange(_Exchanging):
 
     collective = "exchange"
 
-    @cached_property
-    def routes(self) -> tuple[Route, ...]:
-        """Every box that travels within one slice of the mesh."""
-        return routes(self.source, self.target, self.axes)
-
-    @cached_property
-    def loads(self) -> tuple[int, ...]:
-        """What each member lacks."""
-        lacking = _per_receiver((route.receiver, volume(route.box)) for route in self.routes)
-        return tuple(lacking[member] for member in range(self.members))
-
     def received_at(self, at: Coordinate) -> int:
         """What the rank lacks."""
-        return self.loads[self._position(at)]
+        box = self.target.box_at(at)
+        return volume(box) - volume(intersect(box, self.source.box_at(at)))
+
+    def routes(self, first: Coordinate) -> tuple[Route, ...]:
+        """Every box that travels within the slice that starts at ``first``."""
+        return routes(self.source, self.target, self.axes, first)
+
+    @cached_property
+    def _own_routes(self) -> tuple[Route, ...]:
+        return self.routes(self._here)
 
     @cached_property
     def messages(self) -> int:
         """Most peers that one rank hears from."""
-        pairs = {(route.receiver, route.sender) for route in self.routes}
+        pairs = {(route.receiver, route.sender) for route in self.routes(self._first)}
         return max(_per_receiver((receiver, 1) for receiver, _ in pairs).values(), default=0)
 
     def apply(self, local: Any, platform: Platform) -> Any:
         """The target's box, put together from own and received parts."""
         box, wanted = self.source.box_at(self.at), self.target.box_at(self.at)
-        parts = self._swap(self.routes, lambda part: narrow_box(local, box, part, platform), local, platform)
+        parts = self._swap(self._own_routes, lambda part: narrow_box(local, box, part, platform), local, platform)
         cells = cells_of(wanted, cuts(map(self.source.box_at, members(self.source.mesh, self.axes, self.at)), len(box)))
         if not volume(wanted):
             return empty_like(local, sizes_of(wanted), platform)
@@ -115,45 +125,43 @@ class ReduceExchange(_Exchanging):
         kept = {axis for axis, _ in self.target.partials}
         return tuple(axis for axis, _ in self.source.partials if axis not in kept)
 
-    @cached_property
-    def pieces(self) -> tuple[Piece, ...]:
-        """Every part with the rank that adds it up."""
-        return reduction_pieces(self.source, self.target, self.axes, self.reduced)
+    def pieces(self, first: Coordinate) -> tuple[Piece, ...]:
+        """Every part of the slice that starts at ``first``, with the rank that adds it up."""
+        return reduction_pieces(self.source, self.target, self.axes, self.reduced, first)
 
     @cached_property
-    def routes(self) -> tuple[Route, ...]:
-        """Every sum that travels."""
-        return tuple(
-            Route(piece.box, piece.owner, receiver)
-            for piece in self.pieces
-            for receiver in piece.wanted
-            if receiver != piece.owner
-        )
+    def _own_pieces(self) -> tuple[Piece, ...]:
+        return self.pieces(self._here)
 
     @cached_property
     def loads(self) -> tuple[int, ...]:
-        """Summands of each member's own parts and sums of the others."""
-        added = ((piece.owner, (len(piece.group) - 1) * volume(piece.box)) for piece in self.pieces)
-        sums = ((route.receiver, volume(route.box)) for route in self.routes)
-        heard = _per_receiver(itertools.chain(added, sums))
-        return tuple(heard[member] for member in range(self.members))
+        """Summands of each member's own parts and sums of the others, in the first slice."""
+        return self._loads(self._first)
 
     def received_at(self, at: Coordinate) -> int:
         """Summands of the own parts and sums of the others."""
-        return self.loads[self._position(at)]
+        return self._loads(anchor(at, self.axes))[self._position(at)]
+
+    def _loads(self, first: Coordinate) -> tuple[int, ...]:
+        pieces = self.pieces(first)
+        added = ((piece.owner, (len(piece.group) - 1) * volume(piece.box)) for piece in pieces)
+        sums = ((route.receiver, volume(route.box)) for route in _spread(pieces))
+        heard = _per_receiver(itertools.chain(added, sums))
+        return tuple(heard[member] for member in range(self.members))
 
     @cached_property
     def messages(self) -> int:
         """Most peers that one rank hears from, both phases together."""
-        pairs = {(route.receiver, route.sender) for route in self.routes}
-        owners = {(piece.owner, piece.group) for piece in self.pieces}
+        pieces = self.pieces(self._first)
+        pairs = {(route.receiver, route.sender) for route in _spread(pieces)}
+        owners = {(piece.owner, piece.group) for piece in pieces}
         heard = [(receiver, 1) for receiver, _ in pairs] + [(owner, len(group) - 1) for owner, group in owners]
         return max(_per_receiver(heard).values(), default=0)
 
     def apply(self, local: Any, platform: Platform) -> Any:
         """The target's box, put together from own and received sums."""
         sums = self._add_up(local, platform)
-        sums.update(self._swap(self.routes, sums.__getitem__, local, platform))
+        sums.update(self._swap(_spread(self._own_pieces), sums.__getitem__, local, platform))
         wanted = self.target.box_at(self.at)
         if not volume(wanted):
             return empty_like(local, sizes_of(wanted), platform)
@@ -167,12 +175,22 @@ class ReduceExchange(_Exchanging):
         """This rank's sums, by box."""
         me, box = self._position(self.at), self.source.box_at(self.at)
         group = tuple(self._position(one) for one in members(self.source.mesh, self.reduced, self.at))
-        shares = [[p.box for p in self.pieces if p.group == group and p.owner == owner] for owner in group]
+        shares = [[p.box for p in self._own_pieces if p.group == group and p.owner == owner] for owner in group]
         if not any(shares):
             return {}
         ranks = self.source.mesh.ranks_along(self.reduced)
         chunks = [pack([narrow_box(local, box, one, platform) for one in boxes], local, platform) for boxes in shares]
         return unpack(shares[group.index(me)], platform.transport().reduce_scatter(chunks, "sum", ranks), platform)
+
+
+def _spread(pieces: Sequence[Piece]) -> tuple[Route, ...]:
+    """How the sums travel from those who add up to those who want them."""
+    return tuple(
+        Route(piece.box, piece.owner, receiver)
+        for piece in pieces
+        for receiver in piece.wanted
+        if receiver != piece.owner
+    )
 
 
 def pack(parts: Sequence[Any], like: Any, platform: Platform) -> Any:

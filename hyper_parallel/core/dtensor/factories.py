@@ -4,19 +4,23 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
+from hyper_parallel.core.dtensor import random
 from hyper_parallel.core.dtensor.dtensor import resolve_mesh
 from hyper_parallel.core.dtensor.layout import Layout
 from hyper_parallel.core.dtensor.placements import Replicate
 from hyper_parallel.core.dtensor.redistribute import redistribute
 from hyper_parallel.core.dtensor.transition import plan
+from hyper_parallel.errors import short_dtype
 from hyper_parallel.platform.select import current_platform
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
+    from collections.abc import Callable, Sequence
 
     from hyper_parallel.core.dtensor.mesh import DeviceMesh
 
-__all__ = ["empty", "full", "ones", "zeros"]
+__all__ = ["empty", "full", "ones", "rand", "randn", "zeros"]
+
+_DIGITS = {"f32": 24, "f16": 11, "bf16": 8}
 
 
 def full(
@@ -38,13 +42,13 @@ def full(
         device_mesh: the mesh, by default the current one.
         placements: placements or aliases; all Replicate by default.
     """
-    mesh, platform = resolve_mesh(device_mesh), current_platform()
-    shape = (size,) if isinstance(size, int) else tuple(size)
-    layout = Layout.place(mesh, [Replicate()] * mesh.ndim if placements is None else placements, shape)
-    held = Layout.of(mesh, layout.dim_axes, (), shape)
-    local = platform.full(held.local_shape, fill_value, dtype=dtype, device=mesh.device_type)
-    made = platform.wrap(redistribute(local, plan(held, layout), platform), layout)
-    return platform.set_tensor_requires_grad(made) if requires_grad else made
+    platform = current_platform()
+
+    def constant(held: Layout) -> Any:
+        device = held.mesh.device_type
+        return platform.full(held.local_shape, fill_value, dtype=dtype, device=device)
+
+    return _made(_size((size,)), constant, requires_grad, device_mesh, placements)
 
 
 def zeros(*size: Any, **options: Any) -> Any:
@@ -60,6 +64,48 @@ def ones(*size: Any, **options: Any) -> Any:
 def empty(*size: Any, **options: Any) -> Any:
     """Values nobody promised anything about (they are zeros); ``size`` and options as :func:`zeros`."""
     return zeros(*size, **options)
+
+
+def rand(*size: Any, dtype: Any = None, **options: Any) -> Any:
+    """Uniform in ``[0, 1)``, the same for every layout, mesh and framework; :func:`manual_seed` starts the stream.
+
+    ``size`` as ints or one sequence, options as :func:`full`.
+    """
+
+    def drawn(held: Layout, like: Any) -> Any:
+        return random.uniform(held, _DIGITS.get(short_dtype(like.dtype), 53))
+
+    return _random(_size(size), drawn, dtype, **options)
+
+
+def randn(*size: Any, dtype: Any = None, **options: Any) -> Any:
+    """Standard normal, otherwise as :func:`rand`."""
+    return _random(_size(size), lambda held, _: random.normal(held), dtype, **options)
+
+
+def _random(size: tuple[int, ...], draw: Callable[[Layout, Any], Any], dtype: Any, **options: Any) -> Any:
+    platform = current_platform()
+
+    def values(held: Layout) -> Any:
+        like = platform.zeros((), dtype=dtype, device=held.mesh.device_type)
+        return platform.local_op("cast_as")(platform.from_numpy(draw(held, like), device=held.mesh.device_type), like)
+
+    return _made(size, values, **options)
+
+
+def _made(
+    shape: tuple[int, ...],
+    fill: Callable[[Layout], Any],
+    requires_grad: bool = False,
+    device_mesh: DeviceMesh | None = None,
+    placements: Any = None,
+) -> Any:
+    """A leaf whose shards ``fill`` makes; along Partial axes the first rank keeps them, the others hold zeros."""
+    mesh, platform = resolve_mesh(device_mesh), current_platform()
+    layout = Layout.place(mesh, [Replicate()] * mesh.ndim if placements is None else placements, shape)
+    held = Layout.of(mesh, layout.dim_axes, (), shape)
+    made = platform.wrap(redistribute(fill(held), plan(held, layout), platform), layout)
+    return platform.set_tensor_requires_grad(made) if requires_grad else made
 
 
 def _size(size: tuple[Any, ...]) -> tuple[int, ...]:

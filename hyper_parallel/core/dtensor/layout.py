@@ -22,6 +22,8 @@ DimAxes = tuple[tuple[int, ...], ...]
 Partials = tuple[tuple[int, str], ...]
 
 _INTERNED: dict[tuple[Any, ...], Layout] = {}
+# Spellings read before; two threads that race here write the same object.
+_PLACED: dict[Any, Layout] = {}
 _LOCK = threading.Lock()
 
 
@@ -99,8 +101,17 @@ class Layout:
     @classmethod
     def place(cls, mesh: DeviceMesh, placements: Any, shape: Sequence[int]) -> Layout:
         """The layout of a tensor of global ``shape`` under either spelling of its placements."""
-        dim_axes, partials = parse_placements(mesh, placements, len(shape))
-        return _intern(mesh, dim_axes, partials, tuple(shape))
+        key = (mesh, tuple(placements), tuple(shape)) if isinstance(placements, (list, tuple)) else None
+        try:
+            found = _PLACED.get(key)
+        except TypeError:  # an unhashable spelling: let the parser say what is wrong with it
+            key = found = None
+        if found is None:
+            dim_axes, partials = parse_placements(mesh, placements, len(shape))
+            found = _intern(mesh, dim_axes, partials, tuple(shape))
+            if key is not None:
+                _PLACED[key] = found
+        return found
 
     # -- placing -------------------------------------------------------------------------------------------------
 

@@ -123,7 +123,7 @@ def place_parameter(
     if isinstance(value, DTensor):
         if value.layout is layout:
             return
-        moved = value.detach().redistribute(mesh, layout)
+        moved = platform.detach(value).redistribute(mesh, layout)
     else:
         moved = distribute_tensor(platform.detach(value), mesh, layout, src_data_rank=src_data_rank)
     if name in parameters:

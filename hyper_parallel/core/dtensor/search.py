@@ -1,17 +1,18 @@
 """Which steps: the cheapest way from one layout to another, structured collectives and exchanges priced alike.
 
-A shortest-path search over layouts. The exchange that needs one step sets the price to beat, so the search stays small:
-it follows only moves that are cheaper than that.
+A best-first search over layouts (A*). What a rank still lacks bounds every way on from below, so the search follows
+few moves; an exchange, which must be cut into boxes to be priced, is looked at only where it could win.
 """
 
 from __future__ import annotations
 
 import heapq
 import itertools
+import math
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
-from hyper_parallel.core.dtensor.boxes import contains, coordinates
+from hyper_parallel.core.dtensor.boxes import contains, coordinates, intersect, volume
 from hyper_parallel.core.dtensor.exchange import Exchange, ReduceExchange
 from hyper_parallel.core.dtensor.layout import Layout
 from hyper_parallel.core.dtensor.steps import AllGather, AllReduce, AllToAll, ReduceScatter, Slice, Step
@@ -69,26 +70,40 @@ def search(source: Layout, target: Layout) -> tuple[Step, ...]:
     """Cheapest steps; partial axes of ``target`` are partial in ``source`` too, all others that are owe a sum."""
     if source is target:
         return ()
-    best: tuple[Step, ...] = (_direct(source, target),)
-    bound = _price(best)
-    frontier: list[tuple[float, int, Layout, tuple[Step, ...]]] = [(0.0, 0, source, ())]
+    best: tuple[Step, ...] = ()
+    bound = math.inf
+    frontier: list[tuple[float, float, int, Layout, tuple[Step, ...]]] = [(0.0, 0.0, 0, source, ())]
     done: set[Layout] = set()
     ticket = itertools.count(1)
-    while frontier and len(done) < MOST_STATES:
-        spent, _, layout, steps = heapq.heappop(frontier)
-        if spent >= bound:
+    while frontier:
+        least, spent, _, layout, steps = heapq.heappop(frontier)
+        if least >= bound or (best and len(done) >= MOST_STATES):
             break
         if layout in done:
             continue
         done.add(layout)
         for step in _moves(layout, target):
-            path = (*steps, step)
             price = spent + _price((step,))
-            if step.target is target and price < bound:
-                best, bound = path, price
-            elif price < bound and step.target not in done:
-                heapq.heappush(frontier, (price, next(ticket), step.target, path))
+            if step.target is target:
+                best, bound = ((*steps, step), price) if price < bound else (best, bound)
+                continue
+            least = price + _lacking(step.target, target)
+            if least < bound and step.target not in done:
+                heapq.heappush(frontier, (least, price, next(ticket), step.target, (*steps, step)))
+        if spent + _lacking(layout, target) + SECONDS_PER_MESSAGE < bound:
+            step = _direct(layout, target)
+            price = spent + _price((step,))
+            best, bound = ((*steps, step), price) if price < bound else (best, bound)
     return best
+
+
+def _lacking(layout: Layout, target: Layout) -> float:
+    """A price that no way from here can beat: some rank must still receive what it lacks."""
+    worst = 0
+    for at in itertools.product(*({0, size - 1} for size in layout.mesh.shape)):
+        box = target.box_at(at)
+        worst = max(worst, volume(box) - volume(intersect(box, layout.box_at(at))))
+    return worst * PLANNING_ITEMSIZE * SECONDS_PER_BYTE
 
 
 def _price(steps: Iterable[Step]) -> float:
@@ -102,16 +117,20 @@ def _price(steps: Iterable[Step]) -> float:
 def _direct(layout: Layout, target: Layout) -> Step:
     """The one step that always exists."""
     if _owed(layout, target):
-        return ReduceExchange(layout, target, _slice_axes(target))
+        return ReduceExchange(layout, target, _slice_axes(layout, target))
     if all(contains(layout.box_at(at), target.box_at(at)) for at in coordinates(layout.mesh)):
         return Slice(layout, target, ())
-    return Exchange(layout, target, _slice_axes(target))
+    return Exchange(layout, target, _slice_axes(layout, target))
 
 
-def _slice_axes(target: Layout) -> tuple[int, ...]:
-    """All axes but the partial ones that stay: summands of different terms never mix."""
-    sizes = target.mesh.shape
-    return tuple(axis for axis, size in enumerate(sizes) if size > 1 and not target.is_partial(axis))
+def _slice_axes(layout: Layout, target: Layout) -> tuple[int, ...]:
+    """Axes whose meaning changes: along the others every rank minds its own part, replica or term of a sum."""
+    settled: set[int] = set()
+    for held, wanted in zip(layout.dim_axes, target.dim_axes, strict=True):
+        pairs = zip(held, wanted, strict=False)
+        settled.update(axis for axis, other in itertools.takewhile(lambda pair: pair[0] == pair[1], pairs))
+    used = {axis for axes in (*layout.dim_axes, *target.dim_axes) for axis in axes} | set(_owed(layout, target))
+    return tuple(axis for axis in sorted(used - settled) if layout.mesh.shape[axis] > 1)
 
 
 def _owed(layout: Layout, target: Layout) -> tuple[int, ...]:
@@ -120,8 +139,6 @@ def _owed(layout: Layout, target: Layout) -> tuple[int, ...]:
 
 def _moves(layout: Layout, target: Layout) -> Iterator[Step]:
     owed = _owed(layout, target)
-    if not owed:
-        yield _direct(layout, target)
     yield from _all_reduces(layout, owed)
     yield from _reduce_scatters(layout, target, owed)
     yield from _gathers(layout)

@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from functools import cached_property
 from typing import TYPE_CHECKING, Any, ClassVar
 
-from hyper_parallel.core.dtensor.boxes import coordinates, intersect, members, volume
+from hyper_parallel.core.dtensor.boxes import intersect, members, volume
 from hyper_parallel.errors import LayoutError
 
 if TYPE_CHECKING:
@@ -56,8 +56,9 @@ class Step(abc.ABC):
 
     @cached_property
     def loads(self) -> tuple[int, ...]:
-        """Elements that each rank receives."""
-        return tuple(self.received_at(at) for at in coordinates(self.source.mesh))
+        """Elements that each member of the first group receives: chunks never grow, so no group receives more."""
+        first = (0,) * self.source.mesh.ndim
+        return tuple(self.received_at(at) for at in members(self.source.mesh, self.axes, first))
 
     @property
     def received(self) -> int:

@@ -137,6 +137,7 @@ def _make_native(cls: type[DFunction], platform: Platform) -> Callable[..., Any]
         return native.apply(*args)
 
     call.__name__ = cls.__name__
+    call.__signature__ = signature  # type: ignore[attr-defined] # what users' rules bind by
     return call
 
 

@@ -30,6 +30,7 @@ __all__ = ["Dispatcher", "Entry", "implicit_replication"]
 _REPLICATE_PLAIN: ContextVar[bool] = ContextVar("hyper_parallel_implicit_replication", default=False)
 _SCALARS = frozenset({int, float, bool, complex})
 _ATOMS = frozenset({int, float, bool, complex, str, type(None)})
+_NONE: frozenset[type] = frozenset()
 _NO_KWARGS: dict[str, Any] = {}
 
 
@@ -54,10 +55,25 @@ class Entry:
         local: the canonical local implementation.
         canonical: always call ``local`` (the spelled function cannot run on locals as it is).
         in_place: the first operand is written and returned.
+        composed: what runs instead of a rule, for a decomposition.
+        by_dtype: the key holds the operands' dtypes.
+        loose: types of Python numbers of which the key holds the type only.
         cache: plans by key.
     """
 
-    __slots__ = ("binder", "cache", "canonical", "func", "in_place", "local", "name", "rule")
+    __slots__ = (
+        "binder",
+        "by_dtype",
+        "cache",
+        "canonical",
+        "composed",
+        "func",
+        "in_place",
+        "local",
+        "loose",
+        "name",
+        "rule",
+    )
 
     def __init__(
         self,
@@ -73,6 +89,9 @@ class Entry:
         """Record the spelling; its cache starts empty."""
         self.name, self.func, self.binder, self.rule, self.local = name, func, binder, rule, local
         self.canonical, self.in_place = canonical, in_place
+        self.composed = rule.run if isinstance(rule, Decomposition) else None
+        self.by_dtype = isinstance(rule, Rule) and rule.by_dtype
+        self.loose = _SCALARS if isinstance(rule, Rule) and not rule.by_value else _NONE
         self.cache: dict[Any, Run] = {}
 
 
@@ -88,24 +107,33 @@ class Dispatcher:
 
     def dispatch(self, entry: Entry, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         """Run ``entry`` on arguments of which at least one is, or contains, a DTensor."""
-        if type(entry.rule) is Decomposition:
-            return entry.rule.run(self.ops, **entry.binder.bind(args, kwargs))
-        kind, scalars = self.kind, not entry.rule.by_value
+        if entry.composed is not None:
+            return entry.composed(self.ops, **entry.binder.bind(args, kwargs))
+        kind, loose = self.kind, entry.loose
         parts: list[Any] = []
         for arg in args:
             of = type(arg)
             if of is kind:
                 parts.append(arg._layout)  # noqa: SLF001
-            elif scalars and of in _SCALARS:
+            elif of in loose:
                 parts.append(of)
+            elif of in _ATOMS:
+                # Flat, type before value: 1 == 1.0 == True, and no key reads two ways.
+                parts.append(of)
+                parts.append(arg)
             else:
                 parts.append(self._key(arg))
-        if kwargs:
-            parts.extend(
-                (name, type(value) if scalars and type(value) in _SCALARS else self._key(value))
-                for name, value in kwargs.items()
-            )
-        if entry.rule.by_dtype:
+        for name, value in kwargs.items():
+            parts.append(name)
+            of = type(value)
+            if of in loose:
+                parts.append(of)
+            elif of in _ATOMS:
+                parts.append(of)
+                parts.append(value)
+            else:
+                parts.append(self._key(value))
+        if entry.by_dtype:
             parts.extend(one.dtype for one in self.tensors((args, tuple(kwargs.values()))))
         key = tuple(parts)
         run = entry.cache.get(key)
@@ -129,13 +157,13 @@ class Dispatcher:
     def binary(self, entry: Entry) -> Callable[[Any, Any], Any]:
         """An operator of two operands: :meth:`dispatch` with the key made in line."""
         get, full, kind = entry.cache.get, self.dispatch, self.kind
-        scalars = frozenset() if entry.rule.by_value else _SCALARS  # type: ignore[union-attr] # decompositions do not come here
+        loose = entry.loose
 
         def call(x: Any, y: Any) -> Any:
             of = type(y)
             if of is kind:
                 run = get((x._layout, y._layout))  # noqa: SLF001
-            elif of in scalars:
+            elif of in loose:
                 run = get((x._layout, of))  # noqa: SLF001
             else:
                 run = None
@@ -151,6 +179,8 @@ class Dispatcher:
             return (of, value)
         if isinstance(value, DTensor):
             return value._layout  # noqa: SLF001
+        if of is tuple and _ATOMS.issuperset(map(type, value)):
+            return (tuple(map(type, value)), value)
         if of is tuple or of is list:
             return (of, *map(self._key, value))
         if of is slice:
@@ -285,4 +315,4 @@ def _same(value: Any) -> Any:
 
 def _keyed(entry: Entry) -> bool:
     """True where layouts alone do not make the key."""
-    return type(entry.rule) is Decomposition or entry.rule.by_dtype
+    return entry.composed is not None or entry.by_dtype

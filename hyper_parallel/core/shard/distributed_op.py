@@ -131,7 +131,10 @@ class _FreeBinder(Binder):
         """Arguments by name."""
         if self.own is None:
             return {**{f"arg{index}": arg for index, arg in enumerate(args)}, **kwargs}
-        return dict(self.own.bind(*args, **kwargs).arguments)
+        bound = self.own.bind(*args, **kwargs)
+        named = dict(bound.arguments)
+        rest = next((name for name, one in self.own.parameters.items() if one.kind is one.VAR_KEYWORD), None)
+        return {**named, **named.pop(rest, {})} if rest is not None else named
 
 
 def _signature(func: Callable[..., Any]) -> inspect.Signature | None:

@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from hyper_parallel.core.tensor_parallel.clip import clip_grad_norm_
+    from hyper_parallel.core.tensor_parallel.loss import loss_parallel
     from hyper_parallel.core.tensor_parallel.parallelize import parallelize_module
     from hyper_parallel.core.tensor_parallel.styles.base import ParallelStyle
     from hyper_parallel.core.tensor_parallel.styles.colwise import ColwiseParallel
@@ -27,6 +28,7 @@ _HOMES = {
     "RowwiseParallel": "hyper_parallel.core.tensor_parallel.styles.rowwise",
     "SequenceParallel": "hyper_parallel.core.tensor_parallel.styles.sequence",
     "clip_grad_norm_": "hyper_parallel.core.tensor_parallel.clip",
+    "loss_parallel": "hyper_parallel.core.tensor_parallel.loss",
     "parallelize_module": "hyper_parallel.core.tensor_parallel.parallelize",
 }
 
@@ -40,6 +42,7 @@ __all__ = [
     "RowwiseParallel",
     "SequenceParallel",
     "clip_grad_norm_",
+    "loss_parallel",
     "parallelize_module",
 ]
 

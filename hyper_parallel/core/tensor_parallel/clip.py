@@ -83,7 +83,6 @@ def _settled(platform: Platform, parameter: Any) -> Any:
     if isinstance(gradient, DTensor) and gradient.layout.partials:
         gradient = gradient.reduce_partial()
         platform.set_gradient(parameter, gradient)
-        return platform.gradient_of(parameter)
     return gradient
 
 

@@ -27,11 +27,13 @@ def label(module: Any) -> str:
 
 
 def name_modules(platform: Platform, root: Any) -> None:
-    """Let every module under ``root`` know its path; a shared one keeps the first."""
+    """Let every module under ``root`` know its path, from the outermost root seen; a shared one has its first."""
     prefix = root.__dict__.get(_PATH, "")
+    named = {id(root)}
     for path, module in platform.get_cells_and_names(root):
         full = ".".join(part for part in (prefix, path) if part)
-        if full and not module.__dict__.get(_PATH):
+        if id(module) not in named:
+            named.add(id(module))
             module.__dict__[_PATH] = full
 
 

@@ -116,6 +116,8 @@ def _flat(plan: Any, prefix: str = "") -> Iterator[tuple[str, ParallelStyle]]:
 
 
 def _fits(pattern: str, path: str) -> bool:
+    if not pattern or not path:  # "" is the module itself, and no glob means it
+        return pattern == path
     wanted, parts = pattern.split("."), path.split(".")
     return len(wanted) == len(parts) and all(
         fnmatchcase(part, token) for token, part in zip(wanted, parts, strict=True)
@@ -134,17 +136,12 @@ def _unmatched(platform: Platform, module: Any, plan: Any, found: list[Match]) -
 
 
 def _nearest(pattern: str, paths: list[str]) -> str:
-    """What there is where the pattern stops matching."""
+    """What there is where the pattern stops matching; at the latest that is the module itself."""
     tokens = pattern.split(".")
-    for depth in reversed(range(len(tokens))):
-        head = ".".join(tokens[:depth])
-        parents = [path for path in paths if _fits(head, path)]
-        if parents:
-            start = f"{parents[0]}." if parents[0] else ""
-            names = [path[len(start) :] for path in paths if path and path.startswith(start) and path != parents[0]]
-            children = ", ".join(name for name in names if "." not in name) or "none"
-            return f"children of {parents[0] or 'the module'!s}: {children}"
-    return "the module has no children"
+    heads = (".".join(tokens[:depth]) for depth in reversed(range(len(tokens))))
+    parent = next(path for head in heads for path in paths if _fits(head, path))
+    children = [path.rpartition(".")[2] for path in paths if path and _parent(path) == parent]
+    return f"children of {parent or 'the module'}: {', '.join(children) or 'none'}"
 
 
 def _misfits(found: list[Match]) -> list[str]:
@@ -202,7 +199,7 @@ def _left_whole(
     parents = {_parent(path) for path in sharded}
     covered = {one.path for one in found}
     for path, child in platform.get_cells_and_names(module):
-        below = any(path == one or path.startswith(f"{one}.") for one in covered if one)
+        below = path in covered or any(path.startswith(f"{one}.") for one in covered)
         if platform.is_linear_module(child) and not below and _parent(path) in parents:
             yield f"linear layer {path} is left whole although layers beside it are sharded"
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import abc
 from typing import TYPE_CHECKING, Any
 
+from hyper_parallel.errors import UnsupportedOnBackend
 from hyper_parallel.platform.contract.collectives import CollectivesFacet
 from hyper_parallel.platform.contract.differentiable import DifferentiableFacet
 from hyper_parallel.platform.contract.groups import GroupsFacet
@@ -82,6 +83,16 @@ class Platform(
 
     def after_gradient(self, local: Any, then: Callable[[], None]) -> None:
         """Call ``then`` when a gradient passes ``local``, where the framework tells; elsewhere nothing happens."""
+
+    def benchmark(self, repeats: int) -> list[Any]:
+        """Host costs per operation beside PyTorch's DTensor: rows with ``name, plain, peer, ours, budget, ratio``.
+
+        Raises:
+            UnsupportedOnBackend: the framework has no distributed tensor of its own to compare with.
+        """
+        del repeats
+        msg = f"benchmark: {self.platform_type} has no distributed tensor of its own to compare with; measure on torch"
+        raise UnsupportedOnBackend(msg)
 
     @abc.abstractmethod
     def local_op(self, op: str) -> Callable[..., Any]:

@@ -1,9 +1,77 @@
-"""Doors through which MindSpore would hand a DTensor's local values to plain operators, closed."""
+"""Doors through which MindSpore would hand a DTensor's local values to plain operators, closed.
+
+- Legacy primitives do not look inside lists: ``ops.stack`` and ``ops.addn`` would work on the local tensors.
+- Some functions read nothing but a tensor's shape, and would make a plain tensor of the global one.
+- ``Tensor(x)`` would copy the local values into a plain tensor.
+
+Each patch passes on at once when no DTensor is among the arguments.
+"""
 
 from __future__ import annotations
 
+import sys
+from collections.abc import Callable
+from functools import wraps
+from typing import Any
+
+from mindspore import Tensor
+from mindspore.ops import primitive as primitives
+
+from hyper_parallel.core.dtensor.dtensor import DTensor
+from hyper_parallel.errors import UnsupportedOperatorError
+from hyper_parallel.platform.mindspore import intercept
+
 __all__ = ["close"]
+
+SHAPE_READERS = ("full_like", "rand_like", "randn_like", "randint_like", "isreal")
 
 
 def close() -> None:
-    """Close them, once."""
+    """Close them; called once, by the platform's construction."""
+    primitives._run_op = _asking(primitives._run_op)  # noqa: SLF001 - the one door of legacy primitives
+    for name in SHAPE_READERS:
+        _replace(name)
+    Tensor.__init__ = _refusing(Tensor.__init__)
+
+
+def _asking(run: Callable[..., Any]) -> Callable[..., Any]:
+    @wraps(run)
+    def run_op(primitive: Any, name: str, args: tuple[Any, ...]) -> Any:
+        for one in args:
+            if type(one) in (list, tuple) and intercept.holds_dtensor(one):
+                return intercept.call(name, args, primitive=primitive)
+        return run(primitive, name, args)
+
+    return run_op
+
+
+def _replace(name: str) -> None:
+    """Replace a function wherever MindSpore's modules hold it."""
+    holders = [
+        module
+        for path, module in list(sys.modules.items())
+        if path.startswith("mindspore.ops") and callable(vars(module).get(name))
+    ]
+    for module in holders:
+        setattr(module, name, _dispatching(name, vars(module)[name]))
+
+
+def _dispatching(name: str, plain: Callable[..., Any]) -> Callable[..., Any]:
+    @wraps(plain)
+    def call(*args: Any, **kwargs: Any) -> Any:
+        if intercept.holds_dtensor(args) or intercept.holds_dtensor(kwargs.values()):
+            return intercept.call(name, args, kwargs)
+        return plain(*args, **kwargs)
+
+    return call
+
+
+def _refusing(init: Callable[..., None]) -> Callable[..., None]:
+    @wraps(init)
+    def guarded(self: Any, *args: Any, **kwargs: Any) -> None:
+        if args and isinstance(args[0], DTensor) and not isinstance(self, DTensor):
+            msg = "Tensor(x) of a DTensor: say x.full_tensor() for the whole, x.to_local() for this rank's piece"
+            raise UnsupportedOperatorError(msg)
+        init(self, *args, **kwargs)
+
+    return guarded

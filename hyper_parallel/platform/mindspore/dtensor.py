@@ -192,6 +192,19 @@ class MindSporeDTensor(DTensor, Tensor):  # type: ignore[misc] # MindSpore ships
         self._overwrite(value, "assign_value")
         return self
 
+    assign_value_cpp = assign_value
+
+    def _refused(self, *_: Any, **__: Any) -> Any:
+        """Refused: it would act on this rank's piece alone."""
+        msg = "this method of MindSpore acts on storage, which a DTensor shares with its ranks; use to_local() for the piece"
+        raise UnsupportedOperatorError(msg)
+
+    set_ = cauchy = log_normal = fill = from_dlpack = to_dlpack = get_bytes = itemset = _refused
+
+    def isreal(self) -> Any:
+        """Element by element: has it no imaginary part?"""
+        return intercept.call("isreal", (self,))
+
     def _overwrite(self, data: Any, member: str) -> None:
         """Write a DTensor of any layout, this rank's piece, or (if it is not piece-shaped) nothing at all."""
         if isinstance(data, DTensor):

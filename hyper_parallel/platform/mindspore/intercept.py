@@ -72,7 +72,7 @@ def fallback(_self: Any, func: Any, args: Any, kwargs: dict[str, Any] | None = N
     raise UnsupportedOperatorError(_message(name, tuple(given), kwargs))
 
 
-def call(name: str, args: tuple[Any, ...]) -> Any:
+def call(name: str, args: tuple[Any, ...], kwargs: dict[str, Any] | None = None, *, primitive: Any = None) -> Any:
     """Dispatch what MindSpore does without asking, under a name of the table.
 
     Raises:
@@ -81,8 +81,8 @@ def call(name: str, args: tuple[Any, ...]) -> Any:
     doors = _STARTED["mindspore"]
     line = doors.lines.get(name)
     if line is None:
-        raise UnsupportedOperatorError(_message(name, args, {}))
-    return line(doors.dispatcher, None, args, {})
+        raise UnsupportedOperatorError(_message(name, args, kwargs or {}))
+    return line(doors.dispatcher, primitive, args, kwargs or {})
 
 
 def _rebuilt(func: Any, primitive: Any) -> Callable[..., Any]:

@@ -8,6 +8,7 @@ from typing import Any
 import mindspore
 from mindspore import Parameter, mint, nn
 
+from hyper_parallel.core.dtensor.dtensor import DTensor
 from hyper_parallel.platform.contract.modules import ModulesFacet
 
 __all__ = ["MindSporeModules"]
@@ -62,6 +63,24 @@ class MindSporeModules(ModulesFacet):
         """``nn.Embedding``, ``mint.nn.Embedding`` and their subclasses."""
         return isinstance(module, (nn.Embedding, mint.nn.Embedding))
 
+    def layer_parameters(self, module: Any) -> tuple[str, str | None]:
+        """``embedding_table`` of ``nn.Embedding``, else ``weight``, and ``bias`` where there is one."""
+        weight = "embedding_table" if isinstance(module, nn.Embedding) else "weight"
+        return weight, None if self.direct_parameters(module).get("bias") is None else "bias"
+
+    def get_cell_construct(self, cell: Any) -> Callable[..., Any]:
+        """``construct``."""
+        return cell.construct
+
+    def gradient_of(self, parameter: Any) -> Any:
+        """The value itself: MindSpore's gradients are what ``value_and_grad`` returns."""
+        return parameter
+
+    def set_gradient(self, parameter: Any, gradient: Any) -> None:
+        """Write into the value that is the gradient."""
+        target = parameter.to_local() if isinstance(parameter, DTensor) else parameter
+        target.copy_(gradient.to_local() if isinstance(gradient, DTensor) else gradient)
+
     def register_forward_pre_hook(
         self, module: Any, hook: Callable[..., Any], *, prepend: bool = False, with_kwargs: bool = False
     ) -> Any:
@@ -69,10 +88,16 @@ class MindSporeModules(ModulesFacet):
         return module.register_forward_pre_hook(hook, prepend=prepend, with_kwargs=with_kwargs)
 
     def register_forward_hook(
-        self, module: Any, hook: Callable[..., Any], *, prepend: bool = False, with_kwargs: bool = False
+        self,
+        module: Any,
+        hook: Callable[..., Any],
+        *,
+        prepend: bool = False,
+        with_kwargs: bool = False,
+        always_call: bool = False,
     ) -> Any:
         """MindSpore's own."""
-        return module.register_forward_hook(hook, prepend=prepend, with_kwargs=with_kwargs)
+        return module.register_forward_hook(hook, prepend=prepend, with_kwargs=with_kwargs, always_call=always_call)
 
 
 def _walk(cell: mindspore.nn.Cell, path: str) -> Iterator[tuple[str, Any]]:

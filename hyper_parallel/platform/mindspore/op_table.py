@@ -1,7 +1,7 @@
-"""MindSpore's names: which operator is which canonical one, and what computes it on plain tensors.
+"""MindSpore's names: which operator is which canonical one.
 
 Operators arrive as strings. A spelling is one line: the name, the canonical operator, and its parameters in canonical
-names where they differ from the rule's own order. ``LOCAL`` uses kernels that exist on CPU as well.
+names where they differ from the rule's own order. What needs more than a line is in ``primitives.py``.
 """
 
 from __future__ import annotations
@@ -11,25 +11,58 @@ from functools import cache
 from typing import Any
 
 from hyper_parallel.core.shard import rules
-from hyper_parallel.core.shard.binder import binder
+from hyper_parallel.core.shard.binder import Binder, binder
 from hyper_parallel.core.shard.dispatch import Dispatcher, Entry
-from hyper_parallel.core.shard.rule import find_rule
-from hyper_parallel.platform.mindspore.local_ops import LOCAL, write_back
+from hyper_parallel.core.shard.rule import Decomposition, find_rule
+from hyper_parallel.errors import UnsupportedOperatorError
+from hyper_parallel.platform.mindspore.local_ops import LOCAL, WRITING
 from hyper_parallel.platform.mindspore.primitives import COMPOSED
+from hyper_parallel.platform.mindspore.tensors import BY_NUMBER
 
-__all__ = ["LOCAL", "Line", "lines"]
+__all__ = ["LOCAL", "Line", "line_of", "lines"]
 
 rules.load()
 
 # MindSpore's operator name -> canonical operator, with the rule's own parameters.
 SAME = """
-Abs abs  Neg neg  Exp exp  Sqrt sqrt  Rsqrt rsqrt  Sin sin  Cos cos  Tanh tanh  Sigmoid sigmoid  ReLU relu
-SiLU silu  GeluExt gelu  Erf erf  Log log  Reciprocal reciprocal  Square square  Sign sign  Floor floor  Ceil ceil
-Round round
+Abs abs  Neg neg  Exp exp  Exp2 exp2  Expm1 expm1  Log log  Log2 log2  Log10 log10  Log1p log1p  Sqrt sqrt
+Rsqrt rsqrt  Square square  Sin sin  Cos cos  Tan tan  AsinExt asin  Asin asin  AcosExt acos  ACos acos  AtanExt atan
+Atan atan  Sinh sinh  Cosh cosh  Tanh tanh  AsinhExt asinh  Asinh asinh  AcoshExt acosh  Acosh acosh  Atanh atanh
+Erf erf  Erfc erfc  Erfinv erfinv  Sigmoid sigmoid  Sign sign  Ceil ceil  Floor floor  Round round  Trunc trunc
+Frac frac  Reciprocal reciprocal  Sinc sinc  NanToNum nan_to_num  IsFinite isfinite  IsInf isinf  IsNegInf isneginf
+LogicalNot logical_not  BitwiseNot bitwise_not  Lgamma lgamma  Digamma digamma
+ReLU relu  ReLU6 relu6  SiLU silu  GeluExt gelu  HSwish hardswish  HSigmoid hardsigmoid  MishExt mish  Mish mish
+SoftShrink softshrink  HShrink hardshrink  LogSigmoid logsigmoid  SeLUExt selu  SeLU selu  LeakyReLUExt leaky_relu
+LeakyReLU leaky_relu  EluExt elu  SoftplusExt softplus  Hardtanh hardtanh  Threshold threshold
 AddExt add  AddScalar add  Add add  SubExt sub  SubScalar sub  Sub sub  Mul mul  Muls mul
 Div div  Divs div  RealDiv div  Pow pow  PowTensorScalar pow  PowScalarTensor pow  Maximum maximum  Minimum minimum
-SumExt sum  Dense linear  LayerNormExt layer_norm
-Reshape view  View view
+Atan2Ext atan2  Atan2 atan2  FmodTensor fmod  FmodScalar fmod  RemainderTensorTensor remainder
+RemainderTensorScalar remainder  RemainderScalarTensor remainder  FloorDiv floor_divide  FloorDivScalar floor_divide
+FloorMod remainder  Mod fmod
+Xlogy xlogy  XLogYScalarOther xlogy  XLogYScalarSelf xlogy  LogAddExp logaddexp  Hypot hypot
+Equal eq  EqScalar eq  NotEqual ne  NeScalar ne  Less lt  LessScalar lt  LessEqual le  LessEqualScalar le
+Greater gt  GreaterScalar gt  GreaterEqual ge  GreaterEqualScalar ge
+LogicalAnd logical_and  LogicalOr logical_or  LogicalXor logical_xor
+BitwiseAndTensor bitwise_and  BitwiseAndScalar bitwise_and  BitwiseOrTensor bitwise_or  BitwiseOrScalar bitwise_or
+BitwiseXorTensor bitwise_xor  BitwiseXorScalar bitwise_xor
+IsClose isclose  Lerp lerp  LerpScalar lerp  ClampScalar clamp  ClampTensor clamp  AddcmulExt addcmul
+AddcdivExt addcdiv  Select where  MaskedFill masked_fill  MaskedFillScalar masked_fill  MaskedFillScalars masked_fill
+Clone clone  StopGradient detach  Contiguous contiguous  Cast cast  ToDtype cast
+ZerosLike zeros_like  OnesLike ones_like
+SumExt sum  Dense linear  
+MatMulExt matmul  BatchMatMulExt bmm  Mm mm  Mv mv  Dot dot  Outer outer  Addmm addmm  Baddbmm baddbmm  Addmv addmv
+Reshape view  View view  TransposeExtView transpose  TransposeExt transpose  TransposeView permute  TExt t
+ExpandDims unsqueeze  ExpandDimsView unsqueeze  Squeeze squeeze  BroadcastTo expand  BroadcastToView expand
+FlattenExt flatten  Tile tile  Repeat repeat  RepeatInterleaveInt repeat_interleave
+Concat cat  StackExt stack  SplitTensor split  SplitTensorView split  SplitWithSize split  SplitWithSizeView split
+Chunk chunk  ChunkView chunk  UnstackExt unbind  UnstackExtView unbind  NarrowView narrow  Narrow narrow
+SelectExt select  SelectExtView select  ReverseV2 flip  Roll roll  TrilExt tril  Triu triu  Tril tril
+GatherD gather  IndexSelect index_select  ScatterAddExt scatter_add  IndexAddExt index_add
+MeanExt mean  ProdExt prod  Nansum nansum  CountNonZero count_nonzero  Any any  AnyExt any  ReduceAny any  All all  ReduceAll all
+ReduceMax amax  ReduceMin amin  AMax amax  AMin amin  ArgMaxExt argmax  ArgMinExt argmin  Max max  Min min
+MaxDim max_along  MinDim min_along  LogSumExp logsumexp  LogSumExpExt logsumexp  CumsumExt cumsum
+LogCumsumExp logcumsumexp  LinalgVectorNorm vector_norm  MedianDim median_along
+BernoulliExt bernoulli
 """
 
 # Name -> canonical operator and parameters in canonical names, in MindSpore's order.
@@ -37,25 +70,79 @@ REORDERED = {
     "DivMod": ("div", "x, y, rounding_mode=None"),
     "DivMods": ("div", "x, y, rounding_mode=None"),
     "DeprecatedSum": ("sum", "x, dim=None, dtype=None, keepdim=False"),
+    "ZerosLikeExt": ("zeros_like", "x, dtype=None, device=None"),
+    "OnesLikeExt": ("ones_like", "x, dtype=None, device=None"),
+    "FullLike": ("full_like", "x, fill_value, dtype=None, device=None"),
+    "NewZeros": ("new_zeros", "x, size, dtype=None"),
+    "NewOnes": ("new_ones", "x, size, dtype=None"),
+    "Embedding": ("embedding", "x, weight, padding_idx=None, max_norm=None, norm_type=2.0, scale_grad_by_freq=False"),
+    "DeprecatedMean": ("mean", "x, dim=None, keepdim=False"),
+    "DeprecatedProd": ("prod", "x, dim=None, keepdim=False, dtype=None"),
+    "DeprecatedVar": ("var", "x, dim=None, correction=0, keepdim=False"),
+    "DeprecatedArgmax": ("argmax", "x, dim=None, keepdim=False"),
+    "DeprecatedArgmin": ("argmin", "x, dim=None, keepdim=False"),
+    "DeprecatedMax": ("amax", "x, dim=None, keepdim=False, initial=None, where=True, return_indices=False"),
+    "DeprecatedMin": ("amin", "x, dim=None, keepdim=False, initial=None, where=True, return_indices=False"),
+    "DeprecatedAny": ("any", "x, dim=None, keepdim=False"),
+    "DeprecatedAll": ("all", "x, dim=None, keepdim=False"),
+    "CumProd": ("cumprod", "x, dim, exclusive=False, reverse=False"),
+    "Scatter": ("scatter", "x, dim, index, src, reduction=0"),
+    "CumSum": ("cumsum", "x, dim, exclusive=False, reverse=False"),
+    "Softmax": ("softmax", "x, dim=-1"),
+    "LogSoftmax": ("log_softmax", "x, dim=-1"),
+    "LogSoftmaxExt": ("log_softmax", "x, dim=-1, dtype=None"),
+    "Var": ("var", "x, dim=None, correction=1, keepdim=False"),
+    "Std": ("std", "x, dim=None, correction=1, keepdim=False"),
+    "VarMean": ("var_mean", "x, dim=None, correction=1, keepdim=False"),
+    "StdMean": ("std_mean", "x, dim=None, correction=1, keepdim=False"),
+    "RandLikeExt": ("rand_like", "x, seed=None, offset=None, dtype=None"),
+    "RandnLike": ("randn_like", "x, seed=None, offset=None, dtype=None"),
+    "rand_like": ("rand_like", "x, seed=None, dtype=None"),
+    "randn_like": ("randn_like", "x, seed=None, dtype=None"),
+    "OneHotExt": ("one_hot", "x, num_classes=-1"),
 }
 
 # In-place name -> canonical operator. CPU kernels compute these and leave the tensor as it was: results are written.
 IN_PLACE = """
 InplaceAddExt add  InplaceAddsExt add  InplaceSubExt sub  InplaceSubScalar sub  InplaceMul mul  InplaceMuls mul
-InplaceDiv div  InplaceDivs div
+InplaceDiv div  InplaceDivs div  InplaceCopy copy  InplaceZero zero  InplaceFillScalar fill  InplaceFillTensor fill
+InplaceExp exp  InplaceReLU relu  InplaceTanh tanh  InplaceSigmoid sigmoid  InplaceFloor floor  InplaceLog log
+InplaceClampScalar clamp  InplaceClampTensor clamp  InplaceMaskedFillScalar masked_fill
+InplaceMaskedFillTensor masked_fill  InplaceFloorDivide floor_divide  InplaceFloorDivides floor_divide
+InplaceRemainderTensorScalar remainder  InplaceRemainderTensorTensor remainder  InplaceScatterAdd scatter_add
+InplaceIndexAddExt index_add  InplaceUniform uniform  InplaceNormal normal  InplaceBernoulliScalar bernoulli_fill
 """
 
 # Names that callers may use as keywords.
-KEYWORDS = {"input": "x", "self": "x", "other": "y", "axis": "dim", "keep_dims": "keepdim", "keepdims": "keepdim"}
+KEYWORDS = {
+    "input": "x",
+    "self": "x",
+    "other": "y",
+    "axis": "dim",
+    "dims": "dim",
+    "keep_dims": "keepdim",
+    "keepdims": "keepdim",
+    "exponent": "y",
+    "mat2": "y",
+    "vec": "y",
+    "ddof": "correction",
+    "min_value": "min",
+    "max_value": "max",
+}
+
+
+# Parameters that a rule does not know and that change nothing here: random numbers go by global index, locals stay on
+# the mesh's device.
+IGNORED = frozenset({"seed", "offset", "device"})
 
 
 class Line:
-    """One spelling: renames keywords and dispatches."""
+    """One spelling: brings arguments into the rule's names and dispatches."""
 
-    __slots__ = ("entry", "names")
+    __slots__ = ("entry", "limit", "name", "names", "own", "typed")
 
     def __init__(self, name: str, op: str, signature: str | None = None, *, in_place: bool = False) -> None:
-        """Tie ``name`` to the rule of ``op``.
+        """Tie ``name`` to the rule of ``op``; ``signature`` has MindSpore's order.
 
         Raises:
             ValueError: there is no such rule.
@@ -64,20 +151,48 @@ class Line:
         if rule is None:
             msg = f"table line for {name}: canonical operator {op!r} has no rule"
             raise ValueError(msg)
-        local = LOCAL[op]
-        bound = binder(signature or rule.signature)
-        if in_place:
-            local = write_back(local)
-        canonical = signature is not None or bound.starred is not None
+        local = _no_local if isinstance(rule, Decomposition) else (WRITING if in_place else LOCAL)[op]
+        bound = binder(rule.signature)
+        canonical = bound.starred is not None or in_place
+        self.name, self.own = name, None if signature is None else binder(signature)
         self.entry = Entry(op, local, bound, rule, local, canonical=canonical, in_place=in_place)
-        self.names = frozenset(bound.names)
+        self.names = frozenset(bound.names if self.own is None else self.own.names)
+        self.typed = "dtype" in bound.names
+        keyword_only = any(one.kind is one.KEYWORD_ONLY for one in bound.parameters.values())
+        self.limit = _positional(bound) if keyword_only and bound.starred is None else None
 
     def __call__(self, dispatcher: Dispatcher, primitive: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         """Dispatch; a primitive's own attributes play no part here."""
         del primitive
         if kwargs:
             kwargs = {name if name in self.names else KEYWORDS.get(name, name): value for name, value in kwargs.items()}
+        if self.own is not None:
+            args, kwargs = self._canonical(args, kwargs)
+        elif self.limit is not None and len(args) > self.limit:
+            # MindSpore fills in by position what the rule takes by name only.
+            extra = zip(self.entry.binder.names[self.limit :], args[self.limit :], strict=False)
+            args, kwargs = args[: self.limit], {**dict(extra), **kwargs}
+        if self.typed and type(kwargs.get("dtype")) is int:
+            kwargs = {**kwargs, "dtype": BY_NUMBER[kwargs["dtype"]]}
         return dispatcher.dispatch(self.entry, args, kwargs)
+
+    def _canonical(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> tuple[tuple[Any, ...], dict[str, Any]]:
+        """The first argument alone, and the others by the rule's names.
+
+        Raises:
+            UnsupportedOperatorError: a parameter that the rule does not know is not at its default.
+        """
+        own = self.own
+        assert own is not None  # noqa: S101 - the caller's condition
+        bound = own.bind(args, kwargs)
+        known = self.entry.binder.parameters
+        for name in [one for one in bound if one not in known]:
+            value = bound.pop(name)
+            if name not in IGNORED and value != own.parameters[name].default:
+                msg = f"operator {self.name}: {name}={value!r} has no sharding rule; redistribute the operands and use to_local()"
+                raise UnsupportedOperatorError(msg)
+        first = own.names[0]
+        return (bound.pop(first),), bound
 
 
 @cache
@@ -88,6 +203,21 @@ def lines() -> dict[str, Callable[..., Any]]:
     table.update({name: Line(name, op, in_place=True) for name, op in _pairs(IN_PLACE)})
     table.update(COMPOSED)
     return table
+
+
+def _positional(bound: Binder) -> int:
+    return sum(one.kind is not one.KEYWORD_ONLY for one in bound.parameters.values())
+
+
+@cache
+def line_of(op: str, *, in_place: bool = False) -> Line:
+    """The line of canonical operator ``op`` under its own name."""
+    return Line(op, op, in_place=in_place)
+
+
+def _no_local(*_: Any, **__: Any) -> Any:
+    msg = "a decomposition has no local implementation"
+    raise AssertionError(msg)
 
 
 def _pairs(text: str) -> list[tuple[str, str]]:

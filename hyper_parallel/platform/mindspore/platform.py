@@ -18,6 +18,7 @@ from hyper_parallel.platform.contract.platform import Platform  # noqa: E402
 from hyper_parallel.platform.mindspore.differentiable import MindSporeDifferentiable  # noqa: E402
 from hyper_parallel.platform.mindspore.modules import MindSporeModules  # noqa: E402
 from hyper_parallel.platform.mindspore.tensors import MindSporeTensors  # noqa: E402
+from hyper_parallel.platform.mindspore.training import MindSporeTraining  # noqa: E402
 from hyper_parallel.transport.base import Transport, active_transport  # noqa: E402
 from hyper_parallel.transport.mindspore import HcclTransport, NumpyBridge  # noqa: E402
 from hyper_parallel.transport.numpy_ops import NumpyOps  # noqa: E402
@@ -26,7 +27,7 @@ from hyper_parallel.transport.single import SingleTransport  # noqa: E402
 __all__ = ["MindSporePlatform", "build"]
 
 
-class MindSporePlatform(MindSporeTensors, MindSporeModules, MindSporeDifferentiable, Platform):
+class MindSporePlatform(MindSporeTensors, MindSporeModules, MindSporeDifferentiable, MindSporeTraining, Platform):
     """Everything hyper_parallel asks of MindSpore."""
 
     platform_type = "mindspore"

@@ -20,7 +20,7 @@ __all__ = ["Embedding", "Transformer", "loss"]
 class Embedding(mint.nn.Embedding):
     """Rows of a table; by ``gather``, which every device has."""
 
-    def construct(self, ids_BL: Any) -> Any:  # noqa: N803 - shapes in names
+    def construct(self, ids_BL: Any) -> Any:
         """Row ``ids`` of the weight."""
         return ops.gather(self.weight, ids_BL, 0)
 
@@ -33,7 +33,7 @@ class RMSNorm(nn.Cell):
         self.eps = eps
         self.weight = Parameter(mint.ones(dim, dtype=dtype))
 
-    def construct(self, x_BLD: Any) -> Any:  # noqa: N803
+    def construct(self, x_BLD: Any) -> Any:
         """Scale every token to unit mean square, then by the weight."""
         return x_BLD * mint.rsqrt(mint.mean(x_BLD * x_BLD, -1, True) + self.eps) * self.weight
 
@@ -47,7 +47,7 @@ class LayerNorm(nn.Cell):
         self.weight = Parameter(mint.ones(dim, dtype=dtype))
         self.bias = Parameter(mint.zeros(dim, dtype=dtype))
 
-    def construct(self, x_BLD: Any) -> Any:  # noqa: N803
+    def construct(self, x_BLD: Any) -> Any:
         """Every token to zero mean and unit variance, then the affine map."""
         centred_BLD = x_BLD - mint.mean(x_BLD, -1, True)
         variance_BL1 = mint.mean(centred_BLD * centred_BLD, -1, True)
@@ -66,7 +66,7 @@ class Attention(nn.Cell):
         self.v = mint.nn.Linear(config.dim, narrow, bias=config.bias, dtype=dtype)
         self.o = mint.nn.Linear(wide, config.dim, bias=config.bias, dtype=dtype)
 
-    def construct(self, x_BLD: Any, cos_LH: Any, sin_LH: Any, mask_LL: Any) -> Any:  # noqa: N803
+    def construct(self, x_BLD: Any, cos_LH: Any, sin_LH: Any, mask_LL: Any) -> Any:
         """Mix tokens with those before them."""
         q_BKGLH = self._heads(self.q(x_BLD), self.groups)
         k_BKGLH = self._heads(self.k(x_BLD), 1)
@@ -91,7 +91,7 @@ class SwiGLU(nn.Cell):
         self.up = mint.nn.Linear(config.dim, config.ffn, bias=config.bias, dtype=dtype)
         self.down = mint.nn.Linear(config.ffn, config.dim, bias=config.bias, dtype=dtype)
 
-    def construct(self, x_BLD: Any) -> Any:  # noqa: N803
+    def construct(self, x_BLD: Any) -> Any:
         """Widen, gate, narrow."""
         return self.down(mint.nn.functional.silu(self.gate(x_BLD)) * self.up(x_BLD))
 
@@ -104,7 +104,7 @@ class Block(nn.Cell):
         self.attn_norm, self.attn = _norm(config, dtype), Attention(config, dtype)
         self.mlp_norm, self.mlp = _norm(config, dtype), SwiGLU(config, dtype)
 
-    def construct(self, x_BLD: Any, cos_LH: Any, sin_LH: Any, mask_LL: Any) -> Any:  # noqa: N803
+    def construct(self, x_BLD: Any, cos_LH: Any, sin_LH: Any, mask_LL: Any) -> Any:
         """One block."""
         h_BLD = x_BLD + self.attn(self.attn_norm(x_BLD), cos_LH, sin_LH, mask_LL)
         return h_BLD + self.mlp(self.mlp_norm(h_BLD))
@@ -127,7 +127,7 @@ class Transformer(nn.Cell):
         self.register_buffer("sin", Tensor(sin))
         self.register_buffer("mask", Tensor(causal_mask(config)))
 
-    def construct(self, tokens_BL: Any) -> Any:  # noqa: N803
+    def construct(self, tokens_BL: Any) -> Any:
         """Logits of the next token at every position."""
         x_BLD = self.embed(tokens_BL)
         for layer in self.layers:
@@ -135,7 +135,7 @@ class Transformer(nn.Cell):
         return self.head(self.norm(x_BLD))
 
 
-def loss(logits_BLV: Any, labels_BL: Any) -> Any:  # noqa: N803
+def loss(logits_BLV: Any, labels_BL: Any) -> Any:
     """Mean cross-entropy; classes second, as MindSpore wants them, so that no dims are merged."""
     return ops.cross_entropy(mint.transpose(logits_BLV, 1, 2), labels_BL)
 
@@ -144,6 +144,6 @@ def _norm(config: LanguageModelConfig, dtype: Any) -> Any:
     return (RMSNorm if config.norm == "rms" else LayerNorm)(config.dim, config.eps, dtype)
 
 
-def _rotate(x: Any, cos_LH: Any, sin_LH: Any) -> Any:  # noqa: N803
+def _rotate(x: Any, cos_LH: Any, sin_LH: Any) -> Any:
     first, second = mint.chunk(x, 2, -1)
     return mint.cat([first * cos_LH - second * sin_LH, second * cos_LH + first * sin_LH], -1)

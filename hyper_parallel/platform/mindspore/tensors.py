@@ -8,15 +8,18 @@ from typing import Any
 import mindspore
 import numpy as np
 from mindspore import Tensor, mint, ops
+from mindspore.ops.auto_generate.gen_ops_prim import dtype_to_type_id
 
 from hyper_parallel.platform.contract.tensors import TensorsFacet
 
-__all__ = ["MindSporeTensors"]
+__all__ = ["BY_NUMBER", "MindSporeTensors"]
 
 _NAMES = (
     "float16 float32 float64 bfloat16 int8 int16 int32 int64 uint8 uint16 uint32 uint64 bool_ complex64 complex128"
 )
-_DTYPES = {name.rstrip("_"): getattr(mindspore, name) for name in _NAMES.split()}
+DTYPES = {name.rstrip("_"): getattr(mindspore, name) for name in _NAMES.split()}
+# MindSpore's functional layer passes dtypes by number.
+BY_NUMBER = {dtype_to_type_id("hyper_parallel", "dtype", dtype): dtype for dtype in DTYPES.values()}
 _FLOATING = frozenset(
     {mindspore.float16, mindspore.float32, mindspore.float64, mindspore.bfloat16, mindspore.complex64, mindspore.complex128}
 )
@@ -100,10 +103,40 @@ class MindSporeTensors(TensorsFacet):
     def str_to_dtype(self, dtype_str: str) -> Any:
         """A ``mindspore`` dtype."""
         name = dtype_str.rsplit(".", maxsplit=1)[-1].lower().rstrip("_")
-        if name not in _DTYPES:
-            msg = f"str_to_dtype: unknown dtype {dtype_str!r}; known: {', '.join(sorted(_DTYPES))}"
+        if name not in DTYPES:
+            msg = f"str_to_dtype: unknown dtype {dtype_str!r}; known: {', '.join(sorted(DTYPES))}"
             raise ValueError(msg)
-        return _DTYPES[name]
+        return DTYPES[name]
+
+    def to_device(self, data: Any, device_type: str) -> Any:
+        """The tensor itself: MindSpore has one device per process and places tensors on it."""
+        del device_type
+        return data
+
+    def set_tensor_requires_grad(self, input_tensor: Any) -> Any:
+        """The tensor itself: what is differentiated is said where the differentiation is."""
+        return input_tensor
+
+    def power_sum(self, data: Any, p: float) -> Any:
+        """Computed in f32 or wider."""
+        size = mint.abs(ops.stop_gradient(data))
+        if data.dtype not in (mindspore.float32, mindspore.float64):
+            size = size.astype(mindspore.float32)
+        if p == float("inf"):
+            return size.max() if size.size else mint.zeros((), dtype=size.dtype)
+        return mint.sum(size if p == 1 else mint.pow(size, p))
+
+    def maximum(self, first: Any, second: Any) -> Any:
+        """``mint.maximum``."""
+        return mint.maximum(first, second)
+
+    def clamp_max(self, data: Any, high: float) -> Any:
+        """``mint.clamp``."""
+        return mint.clamp(data, max=high)
+
+    def scale_(self, data: Any, factor: Any) -> None:
+        """``copy_`` of the product: in-place arithmetic does nothing on the CPU build."""
+        data.copy_(ops.stop_gradient(data) * factor.astype(data.dtype))
 
     def size_of(self, shape: Sequence[int]) -> Any:
         """A tuple."""

@@ -26,13 +26,13 @@ class MindSporeTraining(TrainingFacet):
 
     def reference_model(self, config: LanguageModelConfig) -> Any:
         """The transformer of ``reference_model.py``."""
-        from hyper_parallel.platform.mindspore.reference_model import Transformer  # noqa: PLC0415 - for verification only
+        from hyper_parallel.platform.mindspore.reference_model import Transformer
 
         return Transformer(config)
 
     def reference_loss(self, logits: Any, labels: Any) -> Any:
         """``ops.cross_entropy``."""
-        from hyper_parallel.platform.mindspore.reference_model import loss  # noqa: PLC0415 - for verification only
+        from hyper_parallel.platform.mindspore.reference_model import loss
 
         return loss(logits, labels)
 
@@ -40,7 +40,8 @@ class MindSporeTraining(TrainingFacet):
         """``set_data``: in-place arithmetic does nothing on MindSpore's CPU build."""
         held = self.parameters_dict(model)
         for path, cell in self.get_cells_and_names(model):
-            held.update({f"{path}.{name}" if path else name: value for name, value in self.direct_buffers(cell).items()})
+            start = f"{path}." if path else ""
+            held.update({f"{start}{name}": value for name, value in self.direct_buffers(cell).items()})
         has_all(list(held), arrays, "load_arrays")
         for path, array in arrays.items():
             value = mindspore.Tensor(array, dtype=held[path].dtype)
@@ -83,4 +84,4 @@ class MindSporeTraining(TrainingFacet):
     def _gradient(self, parameter: Any, grad: Any) -> Any:
         if not isinstance(parameter, DTensor) or isinstance(grad, DTensor):
             return grad
-        return parameter._platform.wrap(grad, dual(parameter.layout))  # noqa: SLF001 - the parameter knows its platform
+        return parameter._platform.wrap(grad, dual(parameter.layout))  # noqa: SLF001 - the parameter knows it

@@ -8,7 +8,9 @@ functions decompose by themselves and stay differentiable.
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import TYPE_CHECKING, Any, NamedTuple
+from functools import cache
+from types import FunctionType
+from typing import TYPE_CHECKING, Any, NamedTuple, cast
 
 import torch
 from torch.overrides import enable_reentrant_dispatch
@@ -16,7 +18,7 @@ from torch.overrides import enable_reentrant_dispatch
 from hyper_parallel.core.dtensor.dtensor import DTensor
 from hyper_parallel.core.shard.dispatch import Dispatcher, Entry
 from hyper_parallel.core.shard.distributed_op import user_op
-from hyper_parallel.errors import UnsupportedOperatorError
+from hyper_parallel.errors import LayoutError, UnsupportedOperatorError
 
 if TYPE_CHECKING:
     from torch._ops import OpOverload
@@ -67,6 +69,8 @@ def function(func: Callable[..., Any], types: Any, args: tuple[Any, ...], kwargs
     doors = interception()
     entry = doors.functions.get(func)
     if entry is not None:
+        if "out" in kwargs:
+            return _into(doors.dispatcher, entry, args, dict(kwargs))
         return doors.dispatcher.dispatch(entry, args, kwargs)
     user = user_op(getattr(func, "__name__", ""))
     if user is not None:
@@ -74,8 +78,46 @@ def function(func: Callable[..., Any], types: Any, args: tuple[Any, ...], kwargs
     whole = GRAPH_FUNCTIONS.get(func)
     if whole is not None:
         return whole(*args, **kwargs)
+    opened = _opened(func)
+    if opened is not None:
+        return opened(*args, **kwargs)
     with _disabled():
         return func(*args, **kwargs)
+
+
+def _into(dispatcher: Dispatcher, entry: Entry, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+    """A call with ``out=``: the result moves to the layout of what is written."""
+    out: Any = kwargs.pop("out")
+    result: Any = dispatcher.dispatch(entry, args, kwargs)
+    if out is None:
+        return result
+    if not isinstance(out, cast("Any", dispatcher.kind)):
+        msg = f"{entry.name}: out must be one DTensor, got {type(out).__name__}; write y = {entry.name}(...) instead"
+        raise UnsupportedOperatorError(msg)
+    if out.shape != result.shape:
+        msg = f"{entry.name}: out has shape {list(out.shape)}, the result has {list(result.shape)}"
+        raise LayoutError(msg)
+    return out.copy_(result)
+
+
+@cache
+def _opened(func: Callable[..., Any]) -> Callable[..., Any] | None:
+    """A function that PyTorch wrote in Python, without its own hand-over: what it calls arrives here one by one."""
+    if type(func) is not FunctionType or func.__module__ not in _PYTHON_WRITTEN:
+        return None
+    names = {name: _never for name in func.__globals__ if name.startswith("has_torch_function")}
+    opened = FunctionType(
+        func.__code__, {**func.__globals__, **names}, func.__name__, func.__defaults__, func.__closure__
+    )
+    opened.__kwdefaults__ = func.__kwdefaults__
+    return opened
+
+
+_PYTHON_WRITTEN = frozenset({"torch.functional", "torch.nn.functional"})
+
+
+def _never(*_: Any) -> bool:
+    return False
 
 
 def operator(func: OpOverload[..., Any], types: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:

@@ -9,22 +9,33 @@ from collections.abc import Callable, Iterable
 from functools import cache, partial
 from typing import Any
 
-import torch
-from torch import Tensor
-
 from hyper_parallel.core.shard import rules
 from hyper_parallel.core.shard.binder import binder
 from hyper_parallel.core.shard.dispatch import Entry
 from hyper_parallel.core.shard.rule import find_rule
-from hyper_parallel.platform.torch import op_table_aten, op_table_index, op_table_nn, op_table_pointwise, op_table_shape
+from hyper_parallel.platform.torch import (
+    op_table_aten,
+    op_table_foreach,
+    op_table_index,
+    op_table_loss,
+    op_table_nn,
+    op_table_pointwise,
+    op_table_random,
+    op_table_reduce,
+    op_table_shape,
+)
 from hyper_parallel.platform.torch.op_line import Line
 
 __all__ = ["LOCAL", "functions", "overloads"]
 
 rules.load()
 
+# Families whose spellings follow from name patterns, and families that list their lines.
+PATTERNS = (op_table_pointwise, op_table_reduce, op_table_random, op_table_loss, op_table_foreach)
+LISTS = (op_table_shape, op_table_index, op_table_nn)
 
-def _spelling(  # noqa: PLR0913 - a table line
+
+def _spelling(
     table: dict[Any, Entry],
     op: str,
     func: Callable[..., Any],
@@ -50,10 +61,7 @@ def _lines(table: dict[Any, Entry], lines: Iterable[Line]) -> None:
 
 
 LOCAL: dict[str, Callable[..., Any]] = {
-    **op_table_pointwise.LOCAL,
-    **op_table_shape.LOCAL,
-    **op_table_index.LOCAL,
-    **op_table_nn.LOCAL,
+    op: func for family in (*PATTERNS, *LISTS) for op, func in family.LOCAL.items()
 }
 
 
@@ -61,10 +69,10 @@ LOCAL: dict[str, Callable[..., Any]] = {
 def functions() -> dict[Any, Entry]:
     """Entries by Python function or method."""
     table: dict[Any, Entry] = {}
-    op_table_pointwise.add_functions(table, partial(_spelling, table))
-    _spelling(table, "sum", torch.sum)
-    _spelling(table, "sum", Tensor.sum)
-    _lines(table, [*op_table_shape.FUNCTIONS, *op_table_index.FUNCTIONS, *op_table_nn.FUNCTIONS])
+    for family in PATTERNS:
+        family.add_functions(table, partial(_spelling, table))
+    for listed in LISTS:
+        _lines(table, listed.FUNCTIONS)
     table.update(op_table_index.by_value())
     return table
 
@@ -73,6 +81,7 @@ def functions() -> dict[Any, Entry]:
 def overloads() -> dict[Any, Entry]:
     """Entries by operator overload."""
     table: dict[Any, Entry] = {}
-    op_table_pointwise.add_overloads(partial(_spelling, table))
+    for family in PATTERNS:
+        family.add_overloads(partial(_spelling, table))
     _lines(table, op_table_aten.OVERLOADS)
     return table

@@ -4,14 +4,11 @@ from __future__ import annotations
 
 import torch
 
-from hyper_parallel.core.shard import rules
-from hyper_parallel.core.shard.rule import find_rule
 from hyper_parallel.platform.torch.op_line import Line
 
 __all__ = ["OVERLOADS"]
 
 aten = torch.ops.aten
-rules.load()
 
 SHAPE = [
     Line("mm", (aten.mm.default,)),
@@ -21,6 +18,7 @@ SHAPE = [
     Line("addmm", (aten.addmm.default,)),
     Line("baddbmm", (aten.baddbmm.default,)),
     Line("addmv", (aten.addmv.default,)),
+    Line("addbmm", (aten.addbmm.default,)),
     Line("view", (aten.view.default, aten._unsafe_view.default, aten.reshape.default), canonical=True),  # noqa: SLF001
     Line("t", (aten.t.default,)),
     Line("transpose", (aten.transpose.int,)),
@@ -52,30 +50,15 @@ INDEXED = [
     Line("native_layer_norm", (aten.native_layer_norm.default,)),
 ]
 
-
-def _unary(*ops: str) -> list[Line]:
-    return [Line(op, (getattr(aten, op).default,)) for op in ops]
-
-
-def _binary(*ops: str) -> list[Line]:
-    return [Line(op, (getattr(aten, op).Tensor,)) for op in ops]
-
-
-POINTWISE = [
-    *_unary("abs", "neg", "exp", "sqrt", "rsqrt", "sin", "cos", "tanh", "sigmoid", "relu", "silu", "gelu", "erf", "log"),
-    *_unary("reciprocal", "sign", "floor", "ceil", "round"),
-    *_binary("add", "sub", "mul"),
-    Line("div", (aten.div.Tensor, aten.div.Tensor_mode)),
-    Line("add", (aten.add_.Tensor,), in_place=True),
-    Line("mul", (aten.mul_.Tensor,), in_place=True),
-    Line("pow", (aten.pow.Tensor_Scalar, aten.pow.Tensor_Tensor)),
-    Line("maximum", (aten.maximum.default,)),
-    Line("minimum", (aten.minimum.default,)),
+# Spellings that only composite functions use.
+INNER = [
+    Line("clamp", (aten.clamp_min.default, aten.clamp_min.Tensor), "x, min"),
+    Line("clamp", (aten.clamp_max.default, aten.clamp_max.Tensor), "x, max"),
+    Line("clamp", (aten.clamp_min_.default, aten.clamp_min_.Tensor), "x, min", in_place=True),
+    Line("clamp", (aten.clamp_max_.default, aten.clamp_max_.Tensor), "x, max", in_place=True),
+    Line("dot", (aten.vdot.default,)),
+    Line("diagonal", (aten.diagonal.default,)),
+    Line("unfold", (aten.unfold.default,)),
 ]
 
-REDUCTIONS = [
-    Line("sum", (aten.sum.dim_IntList, aten.sum.default)),
-    Line("mean", (aten.mean.dim, aten.mean.default)),
-]
-
-OVERLOADS = [line for line in (*SHAPE, *INDEXED, *POINTWISE, *REDUCTIONS) if find_rule(line.op) is not None]
+OVERLOADS = [*SHAPE, *INDEXED, *INNER]

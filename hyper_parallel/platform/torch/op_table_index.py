@@ -6,6 +6,7 @@ known sizes runs.
 
 from __future__ import annotations
 
+import operator
 from collections.abc import Callable
 from functools import cache
 from typing import Any
@@ -37,9 +38,16 @@ FUNCTIONS = [
 ]
 
 
-def _found(x: Tensor, dim: int, index: Tensor, window: tuple[int, int]) -> tuple[Tensor, Tensor, Tensor]:
+# First and last index that are held here, and the size of the whole dim.
+Window = tuple[int, int, int]
+
+
+def _found(x: Tensor, dim: int, index: Tensor, window: Window) -> tuple[Tensor, Tensor, Tensor]:
     """The table, indices into it, and where they mean something; an empty table gets one row of zeros."""
-    start, stop = window
+    start, stop, size = window
+    if index.device.type == "cpu" and index.numel() and not 0 <= int(index.min()) <= int(index.max()) < size:
+        msg = f"index out of range: indices are {int(index.min())} to {int(index.max())}, the dim has size {size}"
+        raise IndexError(msg)
     inside = (index >= start) & (index < stop)
     if start == stop:
         shape = list(x.shape)
@@ -49,7 +57,7 @@ def _found(x: Tensor, dim: int, index: Tensor, window: tuple[int, int]) -> tuple
 
 
 def _gather(
-    x: Tensor, dim: int, index: Tensor, sparse_grad: bool = False, window: tuple[int, int] | None = None  # noqa: FBT001, FBT002
+    x: Tensor, dim: int, index: Tensor, sparse_grad: bool = False, window: Window | None = None
 ) -> Tensor:
     if window is None:
         return torch.gather(x, dim, index, sparse_grad=sparse_grad)
@@ -57,7 +65,7 @@ def _gather(
     return torch.gather(table, dim, local).masked_fill(~inside, 0)
 
 
-def _index_select(x: Tensor, dim: int, index: Tensor, window: tuple[int, int] | None = None) -> Tensor:
+def _index_select(x: Tensor, dim: int, index: Tensor, window: Window | None = None) -> Tensor:
     if window is None:
         return torch.index_select(x, dim, index)
     table, local, inside = _found(x, dim, index, window)
@@ -66,15 +74,15 @@ def _index_select(x: Tensor, dim: int, index: Tensor, window: tuple[int, int] | 
     return torch.index_select(table, dim, local).masked_fill(~inside.reshape(shape), 0)
 
 
-def embedding(  # noqa: PLR0913 - PyTorch's signature
+def embedding(
     x: Tensor,
     weight: Tensor,
     padding_idx: int | None = None,
     max_norm: float | None = None,
     norm_type: float = 2.0,
-    scale_grad_by_freq: bool = False,  # noqa: FBT001, FBT002
-    sparse: bool = False,  # noqa: FBT001, FBT002
-    window: tuple[int, int] | None = None,
+    scale_grad_by_freq: bool = False,
+    sparse: bool = False,
+    window: Window | None = None,
 ) -> Tensor:
     """``F.embedding``, or what the rows ``window`` of a larger table contribute to it."""
     if window is None:
@@ -83,8 +91,8 @@ def embedding(  # noqa: PLR0913 - PyTorch's signature
     return F.embedding(local, table, _padding(padding_idx, window)).masked_fill(~inside[..., None], 0)
 
 
-def _padding(padding_idx: int | None, window: tuple[int, int]) -> int | None:
-    start, stop = window
+def _padding(padding_idx: int | None, window: Window) -> int | None:
+    start, stop, _ = window
     return padding_idx - start if padding_idx is not None and start <= padding_idx < stop else None
 
 
@@ -110,42 +118,45 @@ def _entry(op: str, *, in_place: bool = False) -> Entry:
     return Entry(op, LOCAL[op], binder(rule.signature), rule, LOCAL[op], in_place=in_place)
 
 
-def _dispatch(op: str, *args: Any) -> Any:
-    from hyper_parallel.platform.torch.intercept import interception  # noqa: PLC0415 - it asks this table
-
-    return interception().dispatcher.dispatch(_entry(op, in_place=op == "setitem"), args, {})
+def _dispatch(ops: Any, op: str, *args: Any) -> Any:
+    return ops.platform.dispatcher.dispatch(_entry(op, in_place=op == "setitem"), args, {})
 
 
-def getitem(x: Any, index: Any) -> Any:
+def getitem(ops: Any, x: Any, index: Any) -> Any:
     """``x[index]``."""
-    found, advanced = _index(x, index, "__getitem__")
-    return _dispatch("index" if advanced else "getitem", x, found)
+    found, advanced = _index(ops, x, index, "__getitem__")
+    return _dispatch(ops, "index" if advanced else "getitem", x, found)
 
 
-def setitem(x: Any, index: Any, value: Any) -> None:
-    """``x[index] = value``."""
-    found, _ = _index(x, index, "__setitem__")
-    _dispatch("setitem", x, found, value)
+def setitem(ops: Any, x: Any, index: Any, value: Any) -> None:
+    """``x[index] = value``; one mask and a number write element by element, wherever these are."""
+    if _is_mask(index) and isinstance(value, (int, float)):
+        x.masked_fill_(index.reshape(*index.shape, *(1,) * (x.ndim - index.ndim)), value)
+        return
+    found, _ = _index(ops, x, index, "__setitem__")
+    _dispatch(ops, "setitem", x, found, value)
 
 
-def masked_select(x: Any, mask: Any) -> Any:
+def masked_select(_ops: Any, x: Any, mask: Any) -> Any:
     """Where ``mask`` is true, in one dim."""
     shape = torch.broadcast_shapes(tuple(x.shape), tuple(mask.shape))
     return x.expand(shape)[mask.expand(shape)]
 
 
-def nonzero(x: Any, *, as_tuple: bool = False) -> Any:
+def nonzero(ops: Any, x: Any, *, as_tuple: bool = False) -> Any:
     """Indices of what is not zero; the whole is gathered."""
     layout = x._layout  # noqa: SLF001
-    found = torch.nonzero(_whole(x, "nonzero"), as_tuple=as_tuple)
-    return tuple(_replicated(one, layout) for one in found) if as_tuple else _replicated(found, layout)
+    found = _whole(x, "nonzero")
+    if as_tuple:
+        return tuple(_replicated(ops, one, layout) for one in torch.nonzero(found, as_tuple=True))
+    return _replicated(ops, torch.nonzero(found), layout)
 
 
-def one_hot(x: Any, num_classes: int = -1) -> Any:
+def one_hot(ops: Any, x: Any, num_classes: int = -1) -> Any:
     """One dim more; without ``num_classes`` the largest class is looked for in the whole."""
     if num_classes < 0:
         num_classes = int(_whole(x, "one_hot").max()) + 1
-    return _dispatch("one_hot", x, num_classes)
+    return _dispatch(ops, "one_hot", x, num_classes)
 
 
 def _whole(x: Any, op: str) -> Tensor:
@@ -154,27 +165,38 @@ def _whole(x: Any, op: str) -> Tensor:
     return x.detach().redistribute_to(target, Cause(op, "x", implicit=True))._local  # noqa: SLF001
 
 
-def _replicated(plain: Tensor, layout: Layout) -> Any:
-    from hyper_parallel.platform.torch.dtensor import wrap  # noqa: PLC0415 - it asks this table
-
-    return wrap(plain, Layout.of(layout.mesh, ((),) * plain.ndim, (), tuple(plain.shape)))
+def _replicated(ops: Any, plain: Tensor, layout: Layout) -> Any:
+    return ops.platform.wrap(plain, Layout.of(layout.mesh, ((),) * plain.ndim, (), tuple(plain.shape)))
 
 
-def _index(x: Any, index: Any, op: str) -> tuple[Any, bool]:
+def _is_mask(item: Any) -> bool:
+    return isinstance(item, DTensor) and getattr(item, "dtype", None) in (torch.bool, torch.uint8)
+
+
+def _numbers(item: Any) -> Any:
+    """A slice with its bounds as numbers: the cache must not know a tensor in their place by its identity."""
+    if type(item) is not slice:
+        return item
+    return slice(*(None if one is None else operator.index(one) for one in (item.start, item.stop, item.step)))
+
+
+def _index(ops: Any, x: Any, index: Any, op: str) -> tuple[Any, bool]:
     """The index with lists and masks turned into integer tensors, and whether it has tensors at all."""
-    if type(index) in (int, slice) or index is None or index is Ellipsis:
+    if type(index) is slice:
+        return _numbers(index), False
+    if type(index) is int or index is None or index is Ellipsis:
         return index, False
-    items = index if isinstance(index, tuple) else (index,)
+    items = tuple(map(_numbers, index if isinstance(index, tuple) else (index,)))
     if not any(isinstance(item, (Tensor, list, bool)) or hasattr(item, "__array__") for item in items):
-        return index, False
+        return items, False
     layout = next(one for one in (x, *items) if isinstance(one, DTensor))._layout  # noqa: SLF001
     found: list[Any] = []
     for item in items:
         if isinstance(item, list) or (hasattr(item, "__array__") and not isinstance(item, Tensor)):
-            item = _replicated(torch.as_tensor(item), layout)  # noqa: PLW2901
-        if isinstance(item, DTensor) and item.dtype in (torch.bool, torch.uint8):
+            item = _replicated(ops, torch.as_tensor(item), layout)  # noqa: PLW2901
+        if _is_mask(item):
             parts = torch.nonzero(_whole(item, op), as_tuple=True)
-            found.extend(_replicated(part, layout) for part in parts)
+            found.extend(_replicated(ops, part, layout) for part in parts)
         else:
             found.append(item)
     return tuple(found), True
@@ -182,8 +204,7 @@ def _index(x: Any, index: Any, op: str) -> tuple[Any, bool]:
 
 def _composed(run: Callable[..., Any], signature: str) -> Entry:
     name = run.__name__
-    rule = Decomposition(name, signature, lambda ops, **arguments: run(**arguments))  # noqa: ARG005 - it has its own
-    return Entry(name, run, binder(signature), rule, run)
+    return Entry(name, run, binder(signature), Decomposition(name, signature, run), run)
 
 
 @cache

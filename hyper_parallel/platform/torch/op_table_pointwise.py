@@ -22,7 +22,7 @@ aten = torch.ops.aten
 
 UNARY = f"{pointwise.STEPWISE} {pointwise.NONLINEAR} neg".split()
 BINARY = f"{pointwise.BINARY} add sub rsub mul div".split()
-OTHERS = "lerp addcmul addcdiv clamp masked_fill".split()
+OTHERS = ["lerp", "addcmul", "addcdiv", "clamp", "masked_fill"]
 SYNONYMS = {
     "abs": "absolute", "neg": "negative", "trunc": "fix", "mul": "multiply", "sub": "subtract", "clamp": "clip",
     "lt": "less", "le": "less_equal", "gt": "greater", "ge": "greater_equal", "ne": "not_equal", "atan2": "arctan2",
@@ -34,7 +34,7 @@ DUNDERS = {
     "bitwise_and": "and rand", "bitwise_or": "or ror", "bitwise_xor": "xor rxor",
 }  # fmt: skip
 REVERSED = {"sub": "rsub", "div": "rtruediv rdiv", "floor_divide": "rfloordiv", "remainder": "rmod", "pow": "rpow"}
-WRITING = {"add": "add", "sub": "sub", "mul": "mul", "div": "truediv idiv", "floor_divide": "floordiv",
+WRITING = {"add": "add", "sub": "sub", "mul": "mul", "div": "truediv div", "floor_divide": "floordiv",
            "remainder": "mod", "pow": "pow", "bitwise_and": "and", "bitwise_or": "or", "bitwise_xor": "xor"}  # fmt: skip
 CASTS = {
     "float": torch.float32, "double": torch.float64, "half": torch.float16, "bfloat16": torch.bfloat16,
@@ -82,9 +82,9 @@ def _add_unary_and_binary(spell: Spell) -> None:
                 spell(name, func)
         for home in (torch, Tensor, nn):
             for one in (name, *SYNONYMS.get(name, "").split()):
-                func = getattr(home, f"{one}_", None)
-                if func is not None:
-                    spell(name, func, in_place=True)
+                writing = getattr(home, f"{one}_", None)
+                if writing is not None:
+                    spell(name, writing, in_place=True)
 
 
 def _add_operators(spell: Spell) -> None:
@@ -112,7 +112,9 @@ def _swapped(name: str) -> str:
     return "y, x, *, rounding_mode=None" if name == "div" else "y, x, *, alpha=1" if name == "sub" else "y, x"
 
 
-def _spell_dunder(spell: Spell, name: str, dunder: str, signature: str | None = None, *, in_place: bool = False) -> None:
+def _spell_dunder(
+    spell: Spell, name: str, dunder: str, signature: str | None = None, *, in_place: bool = False
+) -> None:
     func = getattr(Tensor, dunder, None)
     if func is not None:
         spell(name, func, signature, in_place=in_place)
@@ -145,7 +147,7 @@ def routed(table: dict[Any, Entry], func: Callable[..., Any], signature: str, ru
     table[func] = Entry(name, func, binder(signature), Decomposition(name, signature, run), func)
 
 
-IN_PLACE_OPTION = {
+IN_PLACE_OPTION: dict[Any, tuple[str, Any, Any]] = {
     F.relu: ("", torch.relu, torch.relu_),
     F.relu6: ("", nn.relu6, nn.relu6_),
     F.silu: ("", nn.silu, nn.silu_),
@@ -164,7 +166,8 @@ def _add_routes(table: dict[Any, Entry]) -> None:
     for func, (arguments, plain, writing) in IN_PLACE_OPTION.items():
         signature = ", ".join(part for part in ("x", arguments, "inplace=False") if part)
         routed(table, func, signature, _in_place_option(plain, writing))
-    routed(table, Tensor.to, "x, *args, dtype=None, device=None, non_blocking=False, copy=False, memory_format=None", _to)
+    options = "dtype=None, device=None, non_blocking=False, copy=False, memory_format=None"
+    routed(table, Tensor.to, f"x, *args, {options}", _to)
     routed(table, Tensor.type_as, "x, y", lambda ops, x, y: _cast_to(ops, x, y.dtype))
     for name, dtype in CASTS.items():
         routed(table, getattr(Tensor, name), "x, memory_format=None", _casting(dtype))

@@ -83,6 +83,12 @@ class TorchPlatform(TorchTensors, TorchModules, TorchDifferentiable, TorchTraini
         """A hook."""
         local.register_hook(lambda _: then())
 
+    def benchmark(self, repeats: int) -> list[Any]:
+        """Against ``torch.distributed.tensor``, in this process."""
+        from hyper_parallel.platform.torch import benchmark  # noqa: PLC0415 - only measured where asked for
+
+        return list(benchmark.run(repeats))
+
     def local_op(self, op: str) -> Callable[..., Any]:
         """From the table."""
         from hyper_parallel.platform.torch.op_table import LOCAL

@@ -17,14 +17,14 @@ __all__ = ["Transformer", "loss"]
 
 
 class RMSNorm(nn.Module):
-    """Root-mean-square norm (Zhang and Sennrich, arXiv 1910.07467), written out so that both frameworks run the same."""
+    """Root-mean-square norm (Zhang and Sennrich, arXiv 1910.07467), written out so that both frameworks agree."""
 
     def __init__(self, dim: int, eps: float, dtype: torch.dtype) -> None:
         super().__init__()
         self.eps = eps
         self.weight = nn.Parameter(torch.ones(dim, dtype=dtype))
 
-    def forward(self, x_BLD: Tensor) -> Tensor:  # noqa: N803 - shapes in names
+    def forward(self, x_BLD: Tensor) -> Tensor:
         """Scale every token to unit mean square, then by the weight."""
         return x_BLD * torch.rsqrt((x_BLD * x_BLD).mean(-1, keepdim=True) + self.eps) * self.weight
 
@@ -41,7 +41,7 @@ class Attention(nn.Module):
         self.v = nn.Linear(config.dim, narrow, bias=config.bias, dtype=dtype)
         self.o = nn.Linear(wide, config.dim, bias=config.bias, dtype=dtype)
 
-    def forward(self, x_BLD: Tensor, cos_LH: Tensor, sin_LH: Tensor, mask_LL: Tensor) -> Tensor:  # noqa: N803
+    def forward(self, x_BLD: Tensor, cos_LH: Tensor, sin_LH: Tensor, mask_LL: Tensor) -> Tensor:
         """Mix tokens with those before them."""
         q_BKGLH = self._heads(self.q(x_BLD), self.groups)
         k_BKGLH = self._heads(self.k(x_BLD), 1)
@@ -66,7 +66,7 @@ class SwiGLU(nn.Module):
         self.up = nn.Linear(config.dim, config.ffn, bias=config.bias, dtype=dtype)
         self.down = nn.Linear(config.ffn, config.dim, bias=config.bias, dtype=dtype)
 
-    def forward(self, x_BLD: Tensor) -> Tensor:  # noqa: N803
+    def forward(self, x_BLD: Tensor) -> Tensor:
         """Widen, gate, narrow."""
         return self.down(F.silu(self.gate(x_BLD)) * self.up(x_BLD))
 
@@ -79,7 +79,7 @@ class Block(nn.Module):
         self.attn_norm, self.attn = _norm(config, dtype), Attention(config, dtype)
         self.mlp_norm, self.mlp = _norm(config, dtype), SwiGLU(config, dtype)
 
-    def forward(self, x_BLD: Tensor, cos_LH: Tensor, sin_LH: Tensor, mask_LL: Tensor) -> Tensor:  # noqa: N803
+    def forward(self, x_BLD: Tensor, cos_LH: Tensor, sin_LH: Tensor, mask_LL: Tensor) -> Tensor:
         """One block."""
         h_BLD = x_BLD + self.attn(self.attn_norm(x_BLD), cos_LH, sin_LH, mask_LL)
         return h_BLD + self.mlp(self.mlp_norm(h_BLD))
@@ -106,7 +106,7 @@ class Transformer(nn.Module):
         self.register_buffer("sin", torch.tensor(sin))
         self.register_buffer("mask", torch.tensor(causal_mask(config)))
 
-    def forward(self, tokens_BL: Tensor) -> Tensor:  # noqa: N803
+    def forward(self, tokens_BL: Tensor) -> Tensor:
         """Logits of the next token at every position."""
         x_BLD = self.embed(tokens_BL)
         for layer in self.layers:
@@ -114,7 +114,7 @@ class Transformer(nn.Module):
         return self.head(self.norm(x_BLD))
 
 
-def loss(logits_BLV: Tensor, labels_BL: Tensor) -> Tensor:  # noqa: N803
+def loss(logits_BLV: Tensor, labels_BL: Tensor) -> Tensor:
     """Mean cross-entropy; classes second, as PyTorch wants them, so that no dims are merged."""
     return F.cross_entropy(logits_BLV.transpose(1, 2), labels_BL)
 
@@ -125,6 +125,6 @@ def _norm(config: LanguageModelConfig, dtype: torch.dtype) -> nn.Module:
     return nn.LayerNorm(config.dim, eps=config.eps, dtype=dtype)
 
 
-def _rotate(x: Any, cos_LH: Tensor, sin_LH: Tensor) -> Any:  # noqa: N803
+def _rotate(x: Any, cos_LH: Tensor, sin_LH: Tensor) -> Any:
     first, second = x.chunk(2, -1)
     return torch.cat([first * cos_LH - second * sin_LH, second * cos_LH + first * sin_LH], -1)

@@ -23,13 +23,13 @@ class TorchTraining(TrainingFacet):
 
     def reference_model(self, config: LanguageModelConfig) -> Any:
         """The transformer of ``reference_model.py``."""
-        from hyper_parallel.platform.torch.reference_model import Transformer  # noqa: PLC0415 - for verification only
+        from hyper_parallel.platform.torch.reference_model import Transformer
 
         return Transformer(config)
 
     def reference_loss(self, logits: Any, labels: Any) -> Any:
         """``F.cross_entropy``."""
-        from hyper_parallel.platform.torch.reference_model import loss  # noqa: PLC0415 - for verification only
+        from hyper_parallel.platform.torch.reference_model import loss
 
         return loss(logits, labels)
 

@@ -66,14 +66,14 @@ def test_every_receiver_gets_what_it_lacks_and_nothing_else(pair):
     for index, position in enumerate(at):
         held[index][as_slices(source.box_at(position))] = 1
     before = [one.copy() for one in held]
-    for route in routes(source, target, axes):
+    for route in routes(source, target, axes, at[0]):
         where = as_slices(route.box)
         assert (before[route.sender][where] == 1).all()
         held[route.receiver][where] += 1
     for index, position in enumerate(at):
         assert held[index].max(initial=0) <= 1
         assert (held[index][as_slices(target.box_at(position))] == 1).all()
-    travelled = sum(volume(route.box) for route in routes(source, target, axes))
+    travelled = sum(volume(route.box) for route in routes(source, target, axes, at[0]))
     lacking = (volume(target.box_at(p)) - volume(intersect(target.box_at(p), source.box_at(p))) for p in at)
     assert travelled == sum(lacking)
 
@@ -88,7 +88,7 @@ def test_every_part_is_added_up_once(pair, data):
     axes = tuple(range(source.mesh.ndim))
     at = members(source.mesh, axes, (0,) * source.mesh.ndim)
     count = np.zeros(source.shape, int)
-    for piece in reduction_pieces(source, target, axes, reduced):
+    for piece in reduction_pieces(source, target, axes, reduced, at[0]):
         count[as_slices(piece.box)] += 1
         assert piece.owner in piece.group
         assert all(contains(source.box_at(at[one]), piece.box) for one in piece.group)
@@ -106,6 +106,14 @@ def test_cells_tile_their_box(pair):
         cells = list(itertools.product(*cells_of(box, edges)))
         assert all(volume(cell) and contains(box, cell) for cell in cells)
         assert sum(map(volume, cells)) == volume(box)
+
+
+def test_the_nearest_holder_sends():
+    """Of several holders of a part the one that shares most coordinates with the receiver sends it."""
+    mesh = DeviceMesh.grid("cpu", (3, 2), tuple(range(6)), ("a", "b"))
+    source, target = Layout.of(mesh, [(1,)], (), (4,)), Layout.of(mesh, [()], (), (4,))
+    found = routes(source, target, (0, 1), (0, 0))
+    assert [(route.sender, route.receiver) for route in found] == [(1, 0), (0, 1), (3, 2), (2, 3), (5, 4), (4, 5)]
 
 
 def test_members_come_in_the_order_of_the_axes():

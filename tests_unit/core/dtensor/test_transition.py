@@ -153,6 +153,7 @@ def test_gradients_live_in_dual_layouts(dense, mesh):
         back = plan(source, target).adjoint
         assert back.source is dense.dual(target)
         assert back.target is dense.dual(source)
+        assert back.varying == tuple(axis for axis, _ in source.partials)
 
 
 def test_every_rank_makes_the_same_plan(dense):

@@ -27,6 +27,7 @@ GRIDS = [(2, 2), (2, 3), (3, 2)]
 
 
 def global_plan():
+    """An MLP between DTensors."""
     return {"fc1": ColwiseParallel(use_local_output=False), "fc2": RowwiseParallel(use_local_output=False)}
 
 
@@ -110,7 +111,7 @@ def test_a_local_sequence_parallel_block_equals_dense(twin, world):
             y = model(x)
             y.backward(twin.piece(ref.cotangent, mesh, [Shard(1)]))
         twin.same(twin.gather(y, mesh, [Shard(1)], ref.output.shape), ref.output, "output")
-        twin.same(twin.gather(x.grad, mesh, [Shard(1)], x.shape[:1] + (5, 7)), ref.inputs[0].grad, "input gradient")
+        twin.same(twin.gather(x.grad, mesh, [Shard(1)], (*x.shape[:1], 5, 7)), ref.inputs[0].grad, "input gradient")
         ref.assert_gradients(model)
         return log.collectives("forward"), {event.module for event in log if event.phase == "forward"}
 
@@ -236,6 +237,16 @@ def test_a_style_written_for_pytorch_works(twin):
         assert model.fc1.marked == (mesh, 1)
 
     twin.on_mesh((2,), rank)
+
+
+def test_a_style_has_both_spellings(twin):
+    """PyTorch's own code calls ``_apply``; a style with ``apply`` answers to it."""
+
+    class Mark(ParallelStyle):
+        def apply(self, module, device_mesh):
+            return module, device_mesh
+
+    assert Mark()._apply("module", "mesh") == ("module", "mesh")
 
 
 def test_an_incomplete_style_cannot_be_made():

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import TYPE_CHECKING
 
 from hyper_parallel.core.dtensor.placements import Shard
@@ -37,7 +38,13 @@ def attention(call: OpCall) -> Strategies:
     rows = list(labelled_rows(labels))
     if grouped:
         rows.append(_grouped_row(call, mask))
-    return Strategies(tuple(rows), (shape,), _local_mask if call["is_causal"] else None)
+    return Strategies(tuple(map(_never_empty, rows)), (shape,), _local_mask if call["is_causal"] else None)
+
+
+def _never_empty(row: Row) -> Row:
+    """An empty attention records no backward, and the others would wait for its gradient."""
+    cut = tuple((index, place.dim) for index, place in enumerate(row.inputs) if isinstance(place, Shard))
+    return replace(row, full=cut)
 
 
 def _check(call: OpCall) -> None:

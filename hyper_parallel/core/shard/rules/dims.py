@@ -25,7 +25,7 @@ def normal_dim(dim: int, ndim: int) -> int:
     Raises:
         ValueError: no such dim.
     """
-    if not isinstance(dim, int) or not -max(ndim, 1) <= dim < max(ndim, 1):
+    if not -max(ndim, 1) <= dim < max(ndim, 1):
         msg = f"dim {dim} does not exist in a tensor of {ndim} dims"
         raise ValueError(msg)
     return dim % max(ndim, 1)
@@ -111,7 +111,8 @@ def matrix_transpose(call: OpCall) -> Strategies:
 def squeeze(call: OpCall) -> Strategies:
     """Dims of global size 1 go; one that is 1 only locally stays."""
     x, dim = call["x"], call["dim"]
-    named = range(x.ndim) if dim is None else [normal_dim(one, x.ndim) for one in ((dim,) if isinstance(dim, int) else dim)]
+    given = range(x.ndim) if dim is None else (dim,) if isinstance(dim, int) else dim
+    named = [normal_dim(one, x.ndim) for one in given]
     gone = tuple(one for one in named if x.ndim and x.shape[one] == 1)
     kept = [one for one in range(x.ndim) if one not in gone]
 
@@ -145,7 +146,7 @@ def expand(call: OpCall) -> Strategies:
         raise ValueError(msg)
     shape = tuple(have if size == -1 else size for size, have in zip(wanted, source, strict=True))
     kept = [out - new if have == size else None for out, (have, size) in enumerate(zip(source, shape, strict=True))]
-    return Strategies(keep_dims(kept), (shape,), _local_sizes)  # type: ignore[arg-type] # -1 was replaced
+    return Strategies(keep_dims(kept), (shape,), _local_sizes)
 
 
 def _local_sizes(call: OpCall, targets: tuple[Layout, ...], outputs: tuple[Layout, ...]) -> LocalCall:
@@ -200,6 +201,33 @@ def select(call: OpCall) -> Strategies:
         raise ValueError(msg)
     kept = [one for one in range(x.ndim) if one != dim]
     return Strategies(keep_dims(kept), (tuple(x.shape[one] for one in kept),))
+
+
+@rule("diagonal", "x, offset=0, dim1=0, dim2=1", view=True)
+def diagonal(call: OpCall) -> Strategies:
+    """Two whole dims become one, the last."""
+    x, offset = call["x"], call["offset"]
+    pair = [normal_dim(call[name], x.ndim) for name in ("dim1", "dim2")]
+    if pair[0] == pair[1]:
+        msg = f"dim1 and dim2 are both {pair[0]}"
+        raise ValueError(msg)
+    rows, columns = (x.shape[dim] for dim in pair)
+    length = max(min(rows, columns - offset) if offset >= 0 else min(rows + offset, columns), 0)
+    kept = [dim for dim in range(x.ndim) if dim not in pair]
+    return Strategies(keep_dims([*kept, None]), ((*(x.shape[dim] for dim in kept), length),))
+
+
+@rule("unfold", "x, dimension, size, step", view=True)
+def unfold(call: OpCall) -> Strategies:
+    """Windows of a whole dim; a window's elements are the last dim."""
+    x, size, step = call["x"], call["size"], call["step"]
+    at = normal_dim(call["dimension"], x.ndim)
+    if size > x.shape[at] or step < 1:
+        msg = f"windows of {size} every {step} do not fit dim {at} of size {x.shape[at]}"
+        raise ValueError(msg)
+    count = (x.shape[at] - size) // step + 1
+    kept = [None if dim == at else dim for dim in range(x.ndim)]
+    return Strategies(keep_dims([*kept, None]), ((*x.shape[:at], count, *x.shape[at + 1 :], size),))
 
 
 @rule("unbind", "x, dim=0", view=True)

@@ -20,7 +20,7 @@ Names = tuple[str, ...]
 
 @rule("einsum", "equation, *operands")
 def einsum(call: OpCall) -> Strategies:
-    """Dims by the equation's letters, linear in each operand; a letter twice in one operand (a diagonal) stays whole."""
+    """Dims by the equation's letters, linear in each operand; a letter twice in one of them stays whole."""
     shapes = [operand.shape for operand in call.operands]
     if not isinstance(call["equation"], str):
         msg = "einsum takes its equation as a string; write the sublists as letters"

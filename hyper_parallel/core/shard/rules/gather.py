@@ -29,8 +29,8 @@ def lookup(rows: tuple[Row, ...], table: int, dim: int, operands: int) -> tuple[
 
 
 def window(layout: Layout, dim: int) -> dict[str, Any]:
-    """The argument ``window`` of a lookup in a sharded dim: the range of indices that this rank holds."""
-    return {"window": layout.local_box()[dim]} if layout.dim_axes[dim] else {}
+    """The argument ``window`` of a lookup in a sharded dim: the range of indices held here, and the whole size."""
+    return {"window": (*layout.local_box()[dim], layout.shape[dim])} if layout.dim_axes[dim] else {}  # type: ignore[index]
 
 
 def _names(shape: Sequence[int], others: Sequence[Sequence[int]], dim: int, own: str) -> Names:
@@ -117,7 +117,7 @@ def _scattered(call: OpCall, source: Any, *, adds: bool) -> Strategies:
     dim = normal_dim(call["dim"], x.ndim)
     tensors = [x, index, source] if isinstance(source, Operand) else [x, index]
     if any(one.ndim != x.ndim for one in tensors):
-        msg = f"x has {x.ndim} dims, index has {index.ndim}" + (f", source has {source.ndim}" if len(tensors) > 2 else "")  # noqa: PLR2004 - three
+        msg = f"{', '.join(f'{one.name} has {one.ndim} dims' for one in tensors)}; they must have as many"
         raise ValueError(msg)
     shapes = [one.shape for one in tensors]
     whole = _whole(shapes, dim, "x")

@@ -79,8 +79,8 @@ def _walk(x: Operand, items: list[Any]) -> Picked:
                 raise ValueError(msg)
             found.touched.add(dim)
         else:
-            msg = f"index {item!r}: only numbers, slices, None, Ellipsis and tensors of integers or booleans are supported"
-            raise ValueError(msg)
+            msg = f"index {item!r}: only numbers, slices, None, Ellipsis and integer or boolean tensors are supported"
+            raise ValueError(msg)  # noqa: TRY004 - dispatch reports ValueErrors with the call
         dim += 1
     if tensors:
         _insert(found, sizes, dims, tensors)

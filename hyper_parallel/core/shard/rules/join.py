@@ -45,7 +45,8 @@ def stack(call: OpCall) -> Strategies:
     dim = normal_dim(call["dim"], len(shape) + 1)
     names = tuple(f"d{one}" for one in range(len(shape)))
     everything = tuple(range(len(tensors)))
-    labels = Labels((names,) * len(tensors), ((*names[:dim], None, *names[dim:]),), joint=everything, monotone=("max", "min"))
+    out = (*names[:dim], None, *names[dim:])
+    labels = Labels((names,) * len(tensors), (out,), joint=everything, monotone=("max", "min"))
     return Strategies(labelled_rows(labels), ((*shape[:dim], len(tensors), *shape[dim:]),))
 
 
@@ -100,3 +101,14 @@ def _local_diagonal(call: OpCall, targets: tuple[Layout, ...], outputs: tuple[La
 
 rule("tril", "x, diagonal=0")(_triangle)
 rule("triu", "x, diagonal=0")(_triangle)
+
+
+@decomposition("glu", "x, dim=-1")
+def glu(ops: Any, x: Any, dim: int) -> Any:
+    """One half gated by the other."""
+    size = tuple(x.shape)[dim]
+    if size % 2:
+        msg = f"glu: dim {dim} of size {size} has no halves"
+        raise ValueError(msg)
+    value, gate = ops.split(x, size // 2, dim)
+    return ops.mul(value, ops.sigmoid(gate))

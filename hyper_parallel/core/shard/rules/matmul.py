@@ -138,3 +138,9 @@ def baddbmm(call: OpCall) -> Strategies:
 def addmv(call: OpCall) -> Strategies:
     """``m, mk, k -> m``; the bias broadcasts and joins once."""
     return contract(call, ("mk", "k"), "m", call["bias"])
+
+
+@rule("addbmm", "bias, x, y, *, beta=1, alpha=1", by_value=False)
+def addbmm(call: OpCall) -> Strategies:
+    """``mn, bmk, bkn -> mn``; the bias broadcasts and joins once."""
+    return contract(call, ("bmk", "bkn"), "mn", call["bias"])

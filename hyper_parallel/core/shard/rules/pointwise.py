@@ -17,7 +17,7 @@ from hyper_parallel.core.shard.signature import LINEAR_OPS, Labels, broadcast_la
 if TYPE_CHECKING:
     from hyper_parallel.core.shard.call import OpCall
 
-__all__ = ["elementwise", "pending"]
+__all__ = ["elementwise", "is_floating_dtype", "pending"]
 
 
 def elementwise(
@@ -175,10 +175,11 @@ def _cast(call: OpCall) -> Strategies:
     x, dtype = call["x"], call["dtype"]
     if dtype is None or dtype == x.dtype:
         return _identity(call)
-    return elementwise(call, joint=(0,) if x.floating and _is_real_floating(dtype) else ())
+    return elementwise(call, joint=(0,) if x.floating and is_floating_dtype(dtype) else ())
 
 
-def _is_real_floating(dtype: object) -> bool:
+def is_floating_dtype(dtype: object) -> bool:
+    """True for the real floating dtypes of either framework."""
     name = str(dtype).rsplit(".", maxsplit=1)[-1].lower()
     return name in {"float64", "float32", "float16", "bfloat16", "double", "float", "half"}
 
@@ -215,6 +216,17 @@ def _fill(call: OpCall) -> Strategies:
 
 
 _OPTIONS = "dtype=None, layout=None, device=None, pin_memory=None, requires_grad=False"
+for _name, _signature in {
+    "mse_loss": "x, target",
+    "l1_loss": "x, target",
+    "smooth_l1_loss": "x, target, beta=1.0",
+    "huber_loss": "x, target, delta=1.0",
+    "soft_margin_loss": "x, target",
+    "binary_cross_entropy": "x, target, weight=None",
+    "binary_cross_entropy_with_logits": "x, target, weight=None, pos_weight=None",
+    "kl_div": "x, target, log_target=False",
+}.items():
+    register_rule(Rule(f"{_name}_elements", _signature, _nonlinear))
 register_rule(Rule("clone", "x, *, memory_format=None", _identity))
 register_rule(Rule("contiguous", "x, memory_format=None", _identity, view=True))
 register_rule(Rule("detach", "x", _identity, view=True))

@@ -1,15 +1,23 @@
-"""Reductions: a sharded dim that is reduced leaves a reduction pending."""
+"""Reductions: a sharded dim that is reduced leaves a reduction pending where that is exact, gradients included.
+
+Otherwise (products, norms, variances, floating extrema, whose ties share a gradient) the reduced dims are whole.
+"""
 
 from __future__ import annotations
 
+import math
+from collections.abc import Iterator, Sequence
 from typing import TYPE_CHECKING, Any
 
-from hyper_parallel.core.shard.rule import Strategies, rule
+from hyper_parallel.core.dtensor.placements import Partial, Shard
+from hyper_parallel.core.shard.call import LocalCall
+from hyper_parallel.core.shard.rule import Row, Rule, Strategies, decomposition, register_rule, rule
+from hyper_parallel.core.shard.rules.pointwise import is_floating_dtype
 from hyper_parallel.core.shard.signature import Labels, labelled_rows
+from hyper_parallel.errors import UnsupportedOperatorError
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
-
+    from hyper_parallel.core.dtensor.layout import Layout
     from hyper_parallel.core.shard.call import OpCall
 
 __all__ = ["reduced_dims", "reduced_labels"]
@@ -31,7 +39,7 @@ def reduced_dims(dim: Any, ndim: int) -> tuple[int, ...]:
     if len(set(found)) != len(found):
         msg = f"dim {dim} names a dim twice"
         raise ValueError(msg)
-    return found
+    return tuple(one for one in found if one < ndim)
 
 
 def reduced_labels(shape: Sequence[int], dims: Sequence[int], *, keepdim: bool) -> tuple[Any, Any, tuple[int, ...]]:
@@ -44,9 +52,182 @@ def reduced_labels(shape: Sequence[int], dims: Sequence[int], *, keepdim: bool) 
     return names, tuple(names[dim] for dim in kept), tuple(shape[dim] for dim in kept)
 
 
+def _reduction(call: OpCall, reduce: str | None, *, joint: bool = False, outputs: int = 1) -> Strategies:
+    """Reduce the dims of a call's ``dim`` and ``keepdim``; ``reduce`` None keeps them whole."""
+    x = call["x"]
+    names, output, shape = reduced_labels(x.shape, reduced_dims(call["dim"], x.ndim), keepdim=bool(call["keepdim"]))
+    labels = Labels((names,), (output,) * outputs, reduce, joint=(0,) if joint else ())
+    return Strategies(labelled_rows(labels), (shape,) * outputs, many=outputs > 1)
+
+
+# -- sums --------------------------------------------------------------------------------------------------------------
+
+
 @rule("sum", "x, dim=None, keepdim=False, *, dtype=None")
 def sum_(call: OpCall) -> Strategies:
     """``…d -> …``, linear."""
+    return _reduction(call, "sum", joint=call["dtype"] is None or is_floating_dtype(call["dtype"]))
+
+
+@rule("nansum", "x, dim=None, keepdim=False, *, dtype=None")
+def nansum(call: OpCall) -> Strategies:
+    """A sum that skips what is no number, hence not linear in summands."""
+    return _reduction(call, "sum")
+
+
+@rule("count_nonzero", "x, dim=None", by_value=True)
+def count_nonzero(call: OpCall) -> Strategies:
+    """A sum of truths."""
     x = call["x"]
-    names, output, shape = reduced_labels(x.shape, reduced_dims(call["dim"], x.ndim), keepdim=call["keepdim"])
-    return Strategies(labelled_rows(Labels((names,), (output,), joint=(0,))), (shape,))
+    names, output, shape = reduced_labels(x.shape, reduced_dims(call["dim"], x.ndim), keepdim=False)
+    return Strategies(labelled_rows(Labels((names,), (output,))), (shape,))
+
+
+@rule("mean", "x, dim=None, keepdim=False, *, dtype=None")
+def mean(call: OpCall) -> Strategies:
+    """A sum weighted by the global count: uneven and empty shards count for what they hold."""
+    found = _reduction(call, "sum", joint=True)
+    return Strategies(found.rows, found.outputs, _global_mean)
+
+
+def _global_mean(call: OpCall, targets: tuple[Layout, ...], outputs: tuple[Layout, ...]) -> LocalCall | None:
+    del outputs
+    layout = targets[0]
+    dims = reduced_dims(call["dim"], layout.ndim)
+    if not any(layout.dim_axes[dim] for dim in dims):
+        return None
+    x, held = call["x"], layout.local_shape
+    count, mine = math.prod([x.shape[dim] for dim in dims]), math.prod([held[dim] for dim in dims])
+
+    def run(platform: Any, args: dict[str, Any]) -> Any:
+        # Mean first: a sum of half precision may overflow where the mean does not. Of nothing, the sum is zero.
+        return platform.local_op("mean")(**args) * (mine / count) if mine else platform.local_op("sum")(**args)
+
+    return LocalCall(run=run)
+
+
+# -- truths and integer extrema ----------------------------------------------------------------------------------------
+
+
+def _truths(call: OpCall) -> Strategies:
+    return _reduction(call, call.op)
+
+
+register_rule(Rule("any", "x, dim=None, keepdim=False", _truths))
+register_rule(Rule("all", "x, dim=None, keepdim=False", _truths))
+
+
+def _extremum(call: OpCall) -> Strategies:
+    """Integers have no gradient, so their extrema may stay pending; floating ties would share theirs unevenly."""
+    x = call["x"]
+    found = _reduction(call, None)
+    if x.floating or str(x.dtype).lower().endswith("bool"):
+        return found
+    return Strategies((*found.rows, *_pending_extrema(call)), found.outputs)
+
+
+def _pending_extrema(call: OpCall) -> Iterator[Row]:
+    x, op = call["x"], call.op[1:]
+    for dim in reduced_dims(call["dim"], x.ndim):
+        yield Row((Shard(dim),), (Partial(op),), full=((0, dim),))
+    yield Row((Partial(op),), (Partial(op),))
+
+
+register_rule(Rule("amax", "x, dim=None, keepdim=False", _extremum, by_dtype=True))
+register_rule(Rule("amin", "x, dim=None, keepdim=False", _extremum, by_dtype=True))
+
+
+# -- whole dims --------------------------------------------------------------------------------------------------------
+
+
+def _whole(call: OpCall) -> Strategies:
+    return _reduction(call, None)
+
+
+def _whole_pair(call: OpCall) -> Strategies:
+    return _reduction(call, None, outputs=2)
+
+
+_VAR = "x, dim=None, *, correction=1, keepdim=False"
+for _name, _signature in {
+    "prod": "x, dim=None, keepdim=False, *, dtype=None",
+    "argmax": "x, dim=None, keepdim=False",
+    "argmin": "x, dim=None, keepdim=False",
+    "logsumexp": "x, dim, keepdim=False",
+    "var": _VAR,
+    "std": _VAR,
+    "vector_norm": "x, ord=2, dim=None, keepdim=False, *, dtype=None",
+}.items():
+    register_rule(Rule(_name, _signature, _whole))
+for _name, _signature in {
+    "max_along": "x, dim, keepdim=False",
+    "min_along": "x, dim, keepdim=False",
+    "median_along": "x, dim, keepdim=False",
+    "var_mean": _VAR,
+    "std_mean": _VAR,
+}.items():
+    register_rule(Rule(_name, _signature, _whole_pair))
+
+
+@rule("extreme_all", "x, largest")
+def extreme_all(call: OpCall) -> Strategies:
+    """The one largest or smallest element."""
+    x = call["x"]
+    return Strategies(labelled_rows(Labels(((None,) * x.ndim,), ((),), None)), ((),))
+
+
+def _extreme(op: str) -> None:
+    @decomposition(op, "x, dim=None, keepdim=False, *, y=None")
+    def run(ops: Any, x: Any, dim: Any, keepdim: Any, y: Any) -> Any:
+        """All elements, those along a dim with their places, or those of two tensors: three operators, one name."""
+        if ops.platform.is_tensor(dim):
+            y, dim = dim, None
+        if y is not None:
+            return (ops.maximum if op == "max" else ops.minimum)(x, y)
+        if dim is None:
+            return ops.extreme_all(x, op == "max")
+        return (ops.max_along if op == "max" else ops.min_along)(x, dim, keepdim)
+
+
+_extreme("max")
+_extreme("min")
+
+
+# -- along one dim, which stays ----------------------------------------------------------------------------------------
+
+
+def _along(call: OpCall, *, linear: bool = False, outputs: int = 1) -> Strategies:
+    x = call["x"]
+    (dim,) = reduced_dims(call["dim"], x.ndim) or (None,)
+    names = tuple(f"d{one}" for one in range(x.ndim))
+    whole = frozenset({f"d{dim}"})
+    labels = Labels((names,), (names,) * outputs, None, whole, joint=(0,) if linear else ())
+    return Strategies(labelled_rows(labels), (x.shape,) * outputs, many=outputs > 1)
+
+
+def _cumsum(call: OpCall) -> Strategies:
+    return _along(call, linear=call["dtype"] is None)
+
+
+register_rule(Rule("cumsum", "x, dim, *, dtype=None", _cumsum))
+register_rule(Rule("cumprod", "x, dim, *, dtype=None", _along))
+register_rule(Rule("logcumsumexp", "x, dim", _along))
+register_rule(Rule("softmax", "x, dim, dtype=None", _along))
+register_rule(Rule("softmin", "x, dim, dtype=None", _along))
+register_rule(Rule("log_softmax", "x, dim, dtype=None", _along))
+
+
+# -- norms -------------------------------------------------------------------------------------------------------------
+
+
+@decomposition("norm", "x, p='fro', dim=None, keepdim=False, dtype=None")
+def norm(ops: Any, x: Any, p: Any, dim: Any, keepdim: Any, dtype: Any) -> Any:
+    """``torch.norm``: a vector norm, the Frobenius norm included.
+
+    Raises:
+        UnsupportedOperatorError: the nuclear norm.
+    """
+    if isinstance(p, str) and p != "fro":
+        msg = f"norm: p={p!r} needs the whole matrix; x = x.full_tensor() first"
+        raise UnsupportedOperatorError(msg)
+    return ops.vector_norm(x, 2 if p in ("fro", None) else p, dim, keepdim, dtype=dtype)

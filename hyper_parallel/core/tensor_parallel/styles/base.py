@@ -9,7 +9,6 @@ from typing import TYPE_CHECKING, Any
 
 from hyper_parallel.core.dtensor.dtensor import DTensor
 from hyper_parallel.core.dtensor.module import place_parameter
-from hyper_parallel.core.tensor_parallel.paths import label
 from hyper_parallel.core.tensor_parallel.styles.boundary import Boundary, on_axis, parallel_axis
 from hyper_parallel.errors import UnsupportedModuleError
 from hyper_parallel.platform.select import platform_of
@@ -19,7 +18,9 @@ if TYPE_CHECKING:
     from hyper_parallel.core.dtensor.placements import Placement
     from hyper_parallel.platform.contract.platform import Platform
 
-__all__ = ["LayerStyle", "ParallelStyle", "convert_first", "options", "to_local"]
+__all__ = ["LayerStyle", "ParallelStyle", "convert_first", "first_argument", "options", "to_local"]
+
+_STYLED = "_hyper_parallel_style"
 
 Args = tuple[Any, ...]
 Kwargs = dict[str, Any]
@@ -73,7 +74,8 @@ class LayerStyle(ParallelStyle):
         """Only linear and embedding layers."""
         platform = platform_of(module)
         if platform.is_linear_module(module) or platform.is_embedding_module(module):
-            return None
+            by = module.__dict__.get(_STYLED)
+            return None if by is None else f"it is parallelized already, by {by}"
         return f"{type(self).__name__} takes linear and embedding layers, this is {type(module).__name__}"
 
     def apply(self, module: Any, device_mesh: DeviceMesh) -> Any:
@@ -86,23 +88,22 @@ class LayerStyle(ParallelStyle):
         if complaint is not None:
             raise UnsupportedModuleError(complaint)
         platform = platform_of(module)
-        parallel_axis(device_mesh)
         for name, placement in self.placements_for(module).items():
             place_parameter(
                 platform, module, name, device_mesh, on_axis(device_mesh, placement), src_data_rank=self.src_data_rank
             )
-        platform.register_forward_pre_hook(module, self._before(platform, device_mesh), with_kwargs=True)
+        module.__dict__[_STYLED] = type(self).__name__
+        before = self._before(platform, device_mesh, first_argument(platform, module))
+        platform.register_forward_pre_hook(module, before, with_kwargs=True)
         platform.register_forward_hook(module, self._after(device_mesh))
         return module
 
-    def _before(self, platform: Platform, mesh: DeviceMesh) -> Any:
+    def _before(self, platform: Platform, mesh: DeviceMesh, name: str) -> Any:
+        axis = parallel_axis(mesh)
+
         def before(module: Any, args: Args, kwargs: Kwargs) -> tuple[Args, Kwargs]:
-            edge = Boundary(type(self).__name__, label(module), mesh)
-
-            def enter(value: Any, name: str) -> DTensor:
-                return self._enter(edge, platform, module, value, name)
-
-            return convert_first(edge, platform, module, args, kwargs, enter)
+            edge = Boundary(type(self).__name__, module, mesh, axis)
+            return convert_first(edge, name, args, kwargs, lambda one: self._enter(edge, platform, module, one, name))
 
         return before
 
@@ -115,9 +116,11 @@ class LayerStyle(ParallelStyle):
         return edge.move(entered, self._desired(platform, module), name)
 
     def _after(self, mesh: DeviceMesh) -> Any:
+        axis = parallel_axis(mesh)
+
         def after(module: Any, args: Args, output: Any) -> Any:
             del args
-            edge = Boundary(type(self).__name__, label(module), mesh)
+            edge = Boundary(type(self).__name__, module, mesh, axis)
             moved = edge.move(output, self.output_layouts[0], "output")
             return moved.to_local() if self.use_local_output else moved
 
@@ -153,25 +156,24 @@ def to_local(value: Any) -> Any:
 
 def convert_first(
     edge: Boundary,
-    platform: Platform,
-    module: Any,
+    name: str,
     args: Args,
     kwargs: Kwargs,
-    enter: Callable[[Any, str], DTensor],
+    enter: Callable[[Any], DTensor],
 ) -> tuple[Args, Kwargs]:
     """The call with its first argument converted, positional or keyword; the others pass unchanged.
 
     Raises:
         ValueError: the module was called without it.
     """
-    name = _first_argument(platform, module)
     if args:
-        return (enter(args[0], name), *args[1:]), kwargs
+        return (enter(args[0]), *args[1:]), kwargs
     if name in kwargs:
-        return args, {**kwargs, name: enter(kwargs[name], name)}
+        return args, {**kwargs, name: enter(kwargs[name])}
     msg = f"{edge.module}: called without {name}, which {edge.style} converts"
     raise ValueError(msg)
 
 
-def _first_argument(platform: Platform, module: Any) -> str:
+def first_argument(platform: Platform, module: Any) -> str:
+    """Name of the first parameter of the module's forward."""
     return next(iter(inspect.signature(platform.get_cell_construct(module)).parameters), "input")

@@ -7,13 +7,14 @@ others), or the whole story, a tuple of one placement per mesh axis or of one al
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 from hyper_parallel.core.dtensor.dtensor import DTensor
 from hyper_parallel.core.dtensor.events import Cause
 from hyper_parallel.core.dtensor.layout import Layout
 from hyper_parallel.core.dtensor.placements import Placement, Replicate, Shard
+from hyper_parallel.core.tensor_parallel.paths import label
 from hyper_parallel.errors import LayoutError, MeshError, MeshMismatchError, MixedTensorError, ShardMismatchError
 from hyper_parallel.platform.select import platform_of
 
@@ -76,18 +77,20 @@ class Boundary:
 
     Attributes:
         style: the style's name, for the event log.
-        module: the module's path and type, for messages.
+        cell: the module.
         mesh: the mesh.
+        axis: the mesh axis that the style acts on.
     """
 
     style: str
-    module: str
+    cell: Any
     mesh: DeviceMesh
-    axis: int = field(init=False)
+    axis: int
 
-    def __post_init__(self) -> None:
-        """Find the axis."""
-        object.__setattr__(self, "axis", parallel_axis(self.mesh))
+    @property
+    def module(self) -> str:
+        """The module's path and type, for messages."""
+        return label(self.cell)
 
     def enter(self, value: Any, spec: Spec, argument: str, known: Mapping[int, int] | None = None) -> DTensor:
         """``value`` as a DTensor; a plain tensor is this rank's piece under ``spec``.
@@ -117,8 +120,12 @@ class Boundary:
             raise ShardMismatchError(msg)
         return platform.wrap(value, layout)  # type: ignore[no-any-return]
 
-    def move(self, value: DTensor, spec: Spec, argument: str) -> DTensor:
+    def move(self, value: Any, spec: Spec, argument: str) -> DTensor:
         """``value`` laid out as ``spec`` says; a single placement changes the style's axis only."""
+        if not isinstance(value, DTensor):
+            kind = type(value).__name__
+            msg = f"{self.module}: {argument} must be a DTensor for {self.style} to lay it out, got {kind}"
+            raise ValueError(msg)  # noqa: TRY004 - the contract says ValueError for every wrong argument
         target = self._target(value.layout, spec)
         return value.redistribute_to(target, Cause(self.style, argument))  # type: ignore[no-any-return]
 
@@ -128,9 +135,9 @@ class Boundary:
 
     def _platform_of(self, value: Any, argument: str) -> Platform:
         try:
-            platform = platform_of(value)
+            platform: Platform | None = platform_of(value)
         except TypeError:
-            platform = None  # type: ignore[assignment] # reported below
+            platform = None
         if platform is None or not platform.is_tensor(value):
             msg = f"{self.module}: {argument} must be a tensor, got {type(value).__name__}"
             raise ValueError(msg)
@@ -210,7 +217,7 @@ class Boundary:
         if any(whole.local_shape_at(mesh.coordinate_of(rank)) != held[rank] for rank in ranks):
             facts = ", ".join(f"rank {rank}: {list(sizes)}" for rank, sizes in held.items())
             msg = (
-                f"{self.module}: the pieces of {argument} are not those of one {whole.notation(value.dtype)} ({facts}); "
-                f"shards follow the ceil rule"
+                f"{self.module}: the pieces of {argument} are not those of one {whole.notation(value.dtype)} "
+                f"({facts}); shards follow the ceil rule"
             )
             raise ShardMismatchError(msg)

@@ -7,8 +7,7 @@ from typing import TYPE_CHECKING, Any
 from hyper_parallel.core.dtensor.dtensor import DTensor
 from hyper_parallel.core.dtensor.module import replicate_module
 from hyper_parallel.core.dtensor.placements import Placement, Replicate
-from hyper_parallel.core.tensor_parallel.paths import label
-from hyper_parallel.core.tensor_parallel.styles.base import ParallelStyle, convert_first, options
+from hyper_parallel.core.tensor_parallel.styles.base import ParallelStyle, convert_first, first_argument, options
 from hyper_parallel.core.tensor_parallel.styles.boundary import Boundary, check_spec, parallel_axis
 from hyper_parallel.platform.select import platform_of
 
@@ -48,19 +47,19 @@ class NoParallel(ParallelStyle):
     def apply(self, module: Any, device_mesh: DeviceMesh) -> Any:
         """Replicate parameters and buffers, hook input and output."""
         platform = platform_of(module)
-        parallel_axis(device_mesh)
+        axis, name = parallel_axis(device_mesh), first_argument(platform, module)
         replicate_module(platform, module, device_mesh, src_data_rank=self.src_data_rank)
 
         def before(cell: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
-            edge = Boundary(type(self).__name__, label(cell), device_mesh)
+            edge = Boundary(type(self).__name__, cell, device_mesh, axis)
 
-            def enter(value: Any, name: str) -> DTensor:
+            def enter(value: Any) -> DTensor:
                 return edge.move(edge.enter(value, self.input_layout, name), Replicate(), name)
 
-            return convert_first(edge, platform, cell, args, kwargs, enter)
+            return convert_first(edge, name, args, kwargs, enter)
 
         def after(cell: Any, _: Any, output: Any) -> Any:
-            edge = Boundary(type(self).__name__, label(cell), device_mesh)
+            edge = Boundary(type(self).__name__, cell, device_mesh, axis)
             return platform.tree_map(lambda one: self._leave(edge, one), output)
 
         platform.register_forward_pre_hook(module, before, with_kwargs=True)

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
-from hyper_parallel.core.tensor_parallel.paths import label
 from hyper_parallel.core.tensor_parallel.styles.base import ParallelStyle, options
 from hyper_parallel.core.tensor_parallel.styles.boundary import Boundary, parallel_axis
 from hyper_parallel.core.tensor_parallel.styles.prepare import convert, read_many, read_named
@@ -74,10 +73,10 @@ class PrepareModuleInput(ParallelStyle):
 
     def apply(self, module: Any, device_mesh: DeviceMesh) -> Any:
         """Hook the inputs."""
-        parallel_axis(device_mesh)
+        axis = parallel_axis(device_mesh)
 
         def before(cell: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
-            edge = Boundary(type(self).__name__, label(cell), device_mesh)
+            edge = Boundary(type(self).__name__, cell, device_mesh, axis)
             return self._positional(edge, args), self._named(edge, kwargs)
 
         platform_of(module).register_forward_pre_hook(module, before, with_kwargs=True)

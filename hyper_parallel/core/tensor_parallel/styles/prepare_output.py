@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
-from hyper_parallel.core.tensor_parallel.paths import label
 from hyper_parallel.core.tensor_parallel.styles.base import ParallelStyle, options
 from hyper_parallel.core.tensor_parallel.styles.boundary import Boundary, parallel_axis
 from hyper_parallel.core.tensor_parallel.styles.prepare import convert, read_many
@@ -48,11 +47,11 @@ class PrepareModuleOutput(ParallelStyle):
 
     def apply(self, module: Any, device_mesh: DeviceMesh) -> Any:
         """Hook the outputs."""
-        parallel_axis(device_mesh)
+        axis = parallel_axis(device_mesh)
 
         def after(cell: Any, args: Any, output: Any) -> Any:
             del args
-            return self._outputs(Boundary(type(self).__name__, label(cell), device_mesh), output)
+            return self._outputs(Boundary(type(self).__name__, cell, device_mesh, axis), output)
 
         platform_of(module).register_forward_hook(module, after)
         return module

@@ -1,23 +1,104 @@
-"""The matmul family on every placement."""
+"""The matmul family: contracted dims leave sums pending, everything else runs through."""
 
-from __future__ import annotations
-
-import numpy as np
 import pytest
 
-from hyper_parallel.core.dtensor.dtensor import DTensor
-from hyper_parallel.core.dtensor.events import record_events
-from hyper_parallel.core.dtensor.mesh import init_device_mesh
-from hyper_parallel.core.dtensor.placements import Partial, Replicate, Shard
-from hyper_parallel.core.shard.rules.einsum import parse_equation
-from hyper_parallel.errors import LayoutError
-from hyper_parallel.verify.check import check_function
-from hyper_parallel.verify.simulate import simulate
+torch = pytest.importorskip("torch")
+import torch.nn.functional as F  # noqa: E402, N812
+
+from hyper_parallel.core.dtensor.dtensor import DTensor  # noqa: E402
+from hyper_parallel.core.dtensor.events import record_events  # noqa: E402
+from hyper_parallel.core.dtensor.placements import Partial, Replicate, Shard  # noqa: E402
+from hyper_parallel.errors import LayoutError  # noqa: E402
 
 pytestmark = pytest.mark.platforms("torch")
-torch = pytest.importorskip("torch") if False else None  # replaced below
 
 
-def normal(*shape: int, seed: int = 0) -> np.ndarray:
-    """Values of both signs, different for different shapes."""
-    return np.random.default_rng([seed, *shape]).standard_normal(shape)
+SHAPES = [
+    [(5, 4), (4, 3)], [(4,), (4,)], [(4,), (4, 3)], [(5, 4), (4,)], [(2, 5, 4), (4, 3)], [(2, 5, 4), (2, 4, 3)],
+    [(1, 5, 4), (2, 4, 3)], [(5, 4), (2, 4, 3)], [(3, 1, 5, 4), (2, 4, 3)], [(4,), (2, 4, 3)], [(2, 5, 4), (4,)],
+    [(5, 1), (1, 3)],
+]  # fmt: skip
+
+
+@pytest.mark.parametrize("shapes", SHAPES, ids=str)
+def test_matmul(holds, shapes):
+    """Ranks of all combinations multiply as plain ones, batch dims broadcasting."""
+    holds(lambda x, y: x @ y, *shapes)
+
+
+NAMED = {
+    "linear": (F.linear, (5, 4), (3, 4), (3,)),
+    "linear without bias": (F.linear, (2, 5, 4), (3, 4)),
+    "mm": (torch.mm, (5, 4), (4, 3)),
+    "bmm": (torch.bmm, (2, 5, 4), (2, 4, 3)),
+    "mv": (torch.mv, (5, 4), (4,)),
+    "dot": (torch.dot, (5,), (5,)),
+    "outer": (torch.outer, (5,), (4,)),
+    "addmm": (lambda b, x, y: torch.addmm(b, x, y, beta=0.5, alpha=2), (3,), (5, 4), (4, 3)),
+    "addmm of a column": (torch.addmm, (5, 1), (5, 4), (4, 3)),
+    "baddbmm": (torch.baddbmm, (2, 1, 3), (2, 5, 4), (2, 4, 3)),
+    "addmv": (torch.addmv, (5,), (5, 4), (4,)),
+    "addbmm": (torch.addbmm, (5, 3), (2, 5, 4), (2, 4, 3)),
+}
+
+
+@pytest.mark.parametrize("name", NAMED)
+def test_named(holds, name):
+    """Each product has the plain values and gradients; what is added joins once, whatever is sharded."""
+    holds(NAMED[name][0], *NAMED[name][1:])
+
+
+EQUATIONS = {
+    "ij,jk->ik": [(5, 4), (4, 3)],
+    "bhqd,bhkd->bhqk": [(2, 3, 5, 4), (2, 3, 7, 4)],
+    "...ij,...jk": [(2, 5, 4), (4, 3)],
+    "ii->i": [(4, 4)],
+    "ij->": [(5, 4)],
+    "ba": [(5, 4)],
+    "i,j,k->kij": [(5,), (4,), (3,)],
+    "ij,j": [(5, 4), (4,)],
+    "bi,oi->b": [(5, 4), (3, 4)],
+    "ik,kj->ij": [(5, 1), (4, 3)],
+    "i...->...i": [(5, 4, 3)],
+}
+
+
+@pytest.mark.parametrize("equation", EQUATIONS)
+def test_einsum(holds, equation):
+    """The equation is the rule: diagonals stay whole, size-1 dims stretch, ellipses align at the right."""
+    holds(lambda *xs: torch.einsum(equation, *xs), *EQUATIONS[equation])
+
+
+def test_two_uneven_axes(holds):
+    """A contraction over a 2x3 mesh, no dim dividing, is exact."""
+    holds(F.linear, (5, 4), (7, 4), (7,), drawn={(2, 3): 20})
+
+
+def test_row_then_column_costs_one_all_reduce(ranks):
+    """A column-parallel and a row-parallel linear communicate once forward and once backward, and the bias joins once."""
+
+    def run(mesh):
+        x = DTensor.from_local(torch.ones(3, 4, requires_grad=True), mesh, [Replicate()])
+        up = DTensor.from_local(torch.ones(3, 4), mesh, [Shard(0)])
+        down = DTensor.from_local(torch.ones(5, 3), mesh, [Shard(1)])
+        bias = DTensor.from_local(torch.ones(5), mesh, [Replicate()])
+        with record_events() as log:
+            y = F.linear(F.linear(x, up), down, bias)
+            pending = y.placements
+            y = y.redistribute(placements=[Replicate()])
+            y.sum().backward()
+        return pending, log.collectives("forward"), log.collectives("backward"), float(y.detach().to_local().max())
+
+    assert ranks(2, run) == [((Partial("sum"),), ["all_reduce"], ["all_reduce"], 25.0)] * 2
+
+
+def test_wrong_sizes_are_named(ranks):
+    """Sizes that do not fit are reported with the operands' layouts."""
+
+    def run(mesh):
+        x = DTensor.from_local(torch.ones(3, 4), mesh, [Replicate()])
+        with pytest.raises(LayoutError) as caught:
+            x @ x
+        return str(caught.value)
+
+    assert ranks(2, run)[0] == "matmul(x=f32[3, 4], y=f32[3, 4]): x has 4 columns, y has 3 rows"

@@ -1,0 +1,279 @@
+"""Losses, written in canonical operators; sums and means are the global ones, whatever is uneven or ignored.
+
+Inside ``vocab_parallel_loss()`` a cross entropy leaves its logits where they are when their class dim is sharded: the
+ranks exchange a maximum and a sum per row, never logits. Everything then is ``log s - z[target]`` with ``z`` the
+logits minus their maximum and ``s`` the sum of their exponentials.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator
+from contextlib import contextmanager
+from contextvars import ContextVar
+from typing import TYPE_CHECKING, Any
+
+from hyper_parallel.core.dtensor.dtensor import DTensor
+from hyper_parallel.core.dtensor.events import Cause
+from hyper_parallel.core.dtensor.layout import Layout
+from hyper_parallel.core.shard.call import LocalCall
+from hyper_parallel.core.shard.rule import Strategies, decomposition, rule
+from hyper_parallel.core.shard.signature import Labels, labelled_rows
+from hyper_parallel.errors import short_dtype
+
+if TYPE_CHECKING:
+    from hyper_parallel.core.shard.call import OpCall
+
+__all__ = ["VOCAB_PARALLEL", "vocab_parallel_loss"]
+
+VOCAB_PARALLEL: ContextVar[bool] = ContextVar("hyper_parallel_vocab_parallel", default=False)
+
+
+@contextmanager
+def vocab_parallel_loss() -> Iterator[None]:
+    """Inside, cross entropies leave logits sharded over classes where they are."""
+    token = VOCAB_PARALLEL.set(True)
+    try:
+        yield
+    finally:
+        VOCAB_PARALLEL.reset(token)
+
+
+# -- what the losses need beyond the common operators ------------------------------------------------------------------
+
+
+@rule("take_class", "x, target, dim, start=0, classes=None")
+def take_class(call: OpCall) -> Strategies:
+    """``nc…, n… -> n…``: from each row the element of its class; a rank that does not hold it adds zero."""
+    x, target, dim = call["x"], call["target"], call["dim"]
+    names = tuple("c" if one == dim else f"d{one}" for one in range(x.ndim))
+    rest = tuple(name for name in names if name != "c")
+    shape = tuple(size for one, size in enumerate(x.shape) if one != dim)
+    if tuple(target.shape) != shape:
+        msg = f"target has shape {list(target.shape)}; classes in dim {dim} of {list(x.shape)} need {list(shape)}"
+        raise ValueError(msg)
+    rows = labelled_rows(Labels((names, rest), (rest,), each=(0,)))
+    return Strategies(rows, (shape,), _shifted)
+
+
+@rule("take_weight", "x, target, dim=0, start=0, classes=None")
+def take_weight(call: OpCall) -> Strategies:
+    """``c, n… -> n…``: the weight of each target's class."""
+    rest = tuple(f"d{one}" for one in range(call["target"].ndim))
+    rows = labelled_rows(Labels((("c",), rest), (rest,), each=(0,)))
+    return Strategies(rows, (call["target"].shape,), _shifted)
+
+
+def _shifted(call: OpCall, targets: tuple[Layout, ...], outputs: tuple[Layout, ...]) -> LocalCall | None:
+    del outputs
+    layout, dim = targets[0], call["dim"]
+    if not layout.dim_axes[dim]:
+        return None
+    return LocalCall({"start": layout.local_box()[dim][0], "classes": layout.shape[dim]})  # type: ignore[index] # placed
+
+
+@rule("class_max", "x, dim")
+def class_max(call: OpCall) -> Strategies:
+    """The maximum along a dim, off the graph and with the dim kept; nothing is minus infinity."""
+    x, dim = call["x"], call["dim"]
+    names = tuple(f"d{one}" for one in range(x.ndim))
+    output = tuple(None if one == dim else name for one, name in enumerate(names))
+    shape = tuple(1 if one == dim else size for one, size in enumerate(x.shape))
+    return Strategies(labelled_rows(Labels((names,), (output,), "max")), (shape,))
+
+
+# -- cross entropy -----------------------------------------------------------------------------------------------------
+
+
+@decomposition(
+    "cross_entropy",
+    "x, target, weight=None, size_average=None, ignore_index=-100, reduce=None, reduction='mean', label_smoothing=0.0",
+)
+def cross_entropy(  # noqa: PLR0917 - the framework's signature
+    ops: Any, x: Any, target: Any, weight: Any, size_average: Any, ignore_index: int, reduce: Any, reduction: str,
+    label_smoothing: float,
+) -> Any:  # fmt: skip
+    """Cross entropy of logits, classes in dim 1 (dim 0 of an unbatched row).
+
+    Raises:
+        ValueError: a smoothing outside [0, 1] or an unknown reduction.
+    """
+    if not 0.0 <= label_smoothing <= 1.0:
+        msg = f"cross_entropy: label_smoothing must lie between 0 and 1, got {label_smoothing}"
+        raise ValueError(msg)
+    reduction = _reduction_name("cross_entropy", reduction, size_average, reduce)
+    dim = min(1, x.ndim - 1)
+    z, log_s = _log_probabilities(ops, x, dim)
+    if tuple(target.shape) == tuple(x.shape):
+        rows = _expected(ops, z, log_s, target, _broadcast(ops, weight, x, dim), dim, label_smoothing)
+        return _reduced(ops, rows, reduction, math.prod(x.shape) // x.shape[dim])
+    hard = _Hard(ops, target, ignore_index, weight)
+    loss = hard.reduce(hard.rows(z, log_s, dim), reduction)
+    if not label_smoothing:
+        return loss
+    smooth = hard.reduce(_smooth(ops, z, log_s, _broadcast(ops, weight, x, dim), weight, dim), reduction, weigh=False)
+    share = label_smoothing / x.shape[dim]
+    return ops.add(ops.mul(loss, 1.0 - label_smoothing), ops.mul(smooth, share))
+
+
+@decomposition(
+    "nll_loss", "x, target, weight=None, size_average=None, ignore_index=-100, reduce=None, reduction='mean'"
+)
+def nll_loss(  # noqa: PLR0917 - the framework's signature
+    ops: Any, x: Any, target: Any, weight: Any, size_average: Any, ignore_index: int, reduce: Any, reduction: str
+) -> Any:
+    """Negative log likelihood of log probabilities, classes in dim 1 (dim 0 of an unbatched row)."""
+    reduction = _reduction_name("nll_loss", reduction, size_average, reduce)
+    hard = _Hard(ops, target, ignore_index, weight)
+    return hard.reduce(hard.rows(_settled(x, "nll_loss"), None, min(1, x.ndim - 1)), reduction)
+
+
+def _log_probabilities(ops: Any, x: Any, dim: int) -> tuple[Any, Any]:
+    """``z`` and ``log s``; the second is None where ``z`` already is the log probability."""
+    x = _settled(x, "cross_entropy")
+    if not (VOCAB_PARALLEL.get() and isinstance(x, DTensor) and x.layout.dim_axes[dim]):
+        return ops.log_softmax(x, dim), None
+    z = ops.sub(x, _settled(ops.class_max(x, dim), "cross_entropy", "maximum"))
+    return z, ops.log(_settled(ops.sum(ops.exp(z), dim), "cross_entropy", "sum of exponentials"))
+
+
+def _settled(x: Any, op: str, what: str = "x") -> Any:
+    """``x`` with its pending reductions done once, instead of by each of several consumers."""
+    if not isinstance(x, DTensor) or not x.layout.partials:
+        return x
+    layout = x.layout
+    done = Layout.of(layout.mesh, layout.dim_axes, (), layout.shape)
+    return x.redistribute_to(done, Cause(op, what, implicit=what == "x"))
+
+
+class _Hard:
+    """Losses of class indices: which rows count, and how much."""
+
+    def __init__(self, ops: Any, target: Any, ignore_index: int, weight: Any) -> None:
+        self.ops = ops
+        self.ignored = ops.eq(target, ignore_index)
+        self.target = ops.masked_fill(target, self.ignored, 0)
+        self.weights = None
+        if weight is not None:
+            self.weights = ops.masked_fill(ops.take_weight(weight, self.target), self.ignored, 0)
+
+    def rows(self, z: Any, log_s: Any, dim: int) -> Any:
+        """Loss per row, unweighted."""
+        picked = self.ops.take_class(z, self.target, dim)
+        return self.ops.neg(picked) if log_s is None else self.ops.sub(log_s, picked)
+
+    def reduce(self, rows: Any, reduction: str, *, weigh: bool = True) -> Any:
+        """Weigh, leave out what is ignored, and reduce; a mean divides by the weights of what counts."""
+        ops = self.ops
+        rows = ops.masked_fill(rows, self.ignored, 0)
+        if weigh and self.weights is not None:
+            rows = ops.mul(rows, self.weights)
+        if reduction == "none":
+            return rows
+        total = _wide_sum(ops, rows)
+        if reduction == "mean":
+            counted = ops.logical_not(self.ignored) if self.weights is None else self.weights
+            total = ops.div(total, _wide_sum(ops, counted))
+        return _narrow(ops, total, rows)
+
+
+def _smooth(ops: Any, z: Any, log_s: Any, along: Any, weight: Any, dim: int) -> Any:  # noqa: PLR0917
+    """Per row minus the (weighted) sum of log probabilities over all classes."""
+    total = ops.sum(z if along is None else ops.mul(z, along), dim)
+    if log_s is None:
+        return ops.neg(total)
+    scaled = ops.mul(log_s, z.shape[dim] if weight is None else _settled(ops.sum(weight), "cross_entropy", "weights"))
+    return ops.sub(scaled, total)
+
+
+def _expected(  # noqa: PLR0917 - everything that enters
+    ops: Any, z: Any, log_s: Any, target: Any, along: Any, dim: int, smoothing: float
+) -> Any:
+    """Per row the loss expected under class probabilities."""
+    share = target if along is None else ops.mul(target, along)
+    if smoothing:
+        even = smoothing / z.shape[dim]
+        mixed = ops.add(ops.mul(target, 1.0 - smoothing), even)
+        share = mixed if along is None else ops.mul(mixed, along)
+    inner = ops.sum(ops.mul(z, share), dim)
+    return ops.neg(inner) if log_s is None else ops.sub(ops.mul(log_s, ops.sum(share, dim)), inner)
+
+
+def _broadcast(ops: Any, weight: Any, x: Any, dim: int) -> Any:
+    return None if weight is None else ops.view(weight, (x.shape[dim], *(1 for _ in range(x.ndim - dim - 1))))
+
+
+# -- reductions --------------------------------------------------------------------------------------------------------
+
+
+def _reduction_name(op: str, reduction: str, size_average: bool | None = None, reduce: bool | None = None) -> str:
+    """One of none, mean, sum, also from the two flags of old programs."""
+    if size_average is not None or reduce is not None:
+        return "none" if reduce is False else "sum" if size_average is False else "mean"
+    if reduction not in {"none", "mean", "sum", "batchmean"} or (reduction == "batchmean" and op != "kl_div"):
+        msg = f"{op}: reduction must be 'none', 'mean' or 'sum', got {reduction!r}"
+        raise ValueError(msg)
+    return reduction
+
+
+def _is_half(x: Any) -> bool:
+    return short_dtype(x.dtype) in {"f16", "bf16"}
+
+
+def _wide_sum(ops: Any, rows: Any) -> Any:
+    """A sum that does not overflow half precision."""
+    return ops.sum(rows, dtype=ops.platform.str_to_dtype("float32")) if _is_half(rows) else ops.sum(rows)
+
+
+def _narrow(ops: Any, total: Any, rows: Any) -> Any:
+    return ops.cast(total, dtype=rows.dtype) if _is_half(rows) else total
+
+
+def _reduced(ops: Any, rows: Any, reduction: str, count: int | None = None) -> Any:
+    if reduction == "none":
+        return rows
+    if reduction == "mean" and count is None:
+        return ops.mean(rows)
+    total = _wide_sum(ops, rows)
+    return _narrow(ops, total if reduction == "sum" else ops.div(total, count), rows)
+
+
+# -- element by element ------------------------------------------------------------------------------------------------
+
+
+def _plain_loss(op: str, extra: str) -> None:
+    """``op`` as its elements' loss and a reduction."""
+    names = [part.split("=")[0].strip() for part in extra.split(",") if part.strip()]
+    tail = f", {extra}" if extra else ""
+
+    @decomposition(op, f"x, target{tail}, size_average=None, reduce=None, reduction='mean'")
+    def run(ops: Any, x: Any, target: Any, size_average: Any, reduce: Any, reduction: str, **rest: Any) -> Any:
+        """The elements' loss, reduced."""
+        reduction = _reduction_name(op, reduction, size_average, reduce)
+        rows = getattr(ops, f"{op}_elements")(x, target, *(rest[name] for name in names))
+        if reduction == "batchmean":
+            return _reduced(ops, rows, "mean", x.shape[0])
+        return _reduced(ops, rows, reduction)
+
+
+for _op, _extra in {
+    "mse_loss": "",
+    "l1_loss": "",
+    "smooth_l1_loss": "beta=1.0",
+    "huber_loss": "delta=1.0",
+    "soft_margin_loss": "",
+    "binary_cross_entropy": "weight=None",
+    "binary_cross_entropy_with_logits": "weight=None, pos_weight=None",
+    "kl_div": "log_target=False",
+}.items():
+    _plain_loss(_op, _extra)
+
+
+@decomposition("weighted_loss", "rows, weight, reduction='mean'")
+def weighted_loss(ops: Any, rows: Any, weight: Any, reduction: str) -> Any:
+    """Elements' losses under weights; a mean divides by the sum of the weights."""
+    rows = ops.mul(rows, weight)
+    if reduction == "none":
+        return rows
+    total = ops.sum(rows)
+    return total if reduction == "sum" else ops.div(total, ops.sum(weight))

@@ -1,0 +1,156 @@
+"""Random operators: equal for every layout, because each element's number depends on its global index only.
+
+The numbers are drawn when the call runs, not when it is planned: the plan knows which elements are this rank's.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import TYPE_CHECKING, Any
+
+from hyper_parallel.core.dtensor import random
+from hyper_parallel.core.dtensor.placements import PARTIAL_OPS, Partial
+from hyper_parallel.core.shard.call import LocalCall
+from hyper_parallel.core.shard.rule import R, Row, Rule, Strategies, register_rule
+from hyper_parallel.core.shard.rules.pointwise import elementwise, pending
+from hyper_parallel.errors import short_dtype
+
+if TYPE_CHECKING:
+    from hyper_parallel.core.dtensor.layout import Layout
+    from hyper_parallel.core.shard.call import OpCall
+
+__all__ = ["dropout_mask"]
+
+Draw = Callable[["Layout", dict[str, Any]], Any]
+
+
+def dropout_mask(platform: Any, like: Any, layout: Layout, p: float) -> Any:
+    """What dropout multiplies this rank's piece by, in the dtype of ``like``; advances the stream by one call.
+
+    Args:
+        platform: the framework of ``like``.
+        like: a plain tensor of the wanted dtype and device.
+        layout: global shape and placement of what is dropped (this rank's box of it is drawn).
+        p: probability of dropping an element.
+    """
+    kept = platform.from_numpy(random.keep(layout, 1.0 - p), device=like.device)
+    return platform.local_op("cast_as")(kept, like) * (0.0 if p == 1.0 else 1.0 / (1.0 - p))
+
+
+def _dropout(call: OpCall) -> Strategies:
+    """Element by element; summands are reduced first, unless nothing is dropped."""
+    p = call["p"]
+    if not 0.0 <= p <= 1.0:
+        msg = f"p is {p}; a probability lies between 0 and 1"
+        raise ValueError(msg)
+    if not call["training"] or p == 0.0:
+        found = elementwise(call, extra=pending(1, (0,), PARTIAL_OPS))
+        return Strategies(found.rows, found.outputs, lambda *_: LocalCall(run=_unchanged))
+    found = elementwise(call)
+    return Strategies(found.rows, found.outputs, _drop)
+
+
+def _unchanged(platform: Any, args: dict[str, Any]) -> Any:
+    del platform
+    return args["x"]
+
+
+def _drop(call: OpCall, targets: tuple[Layout, ...], outputs: tuple[Layout, ...]) -> LocalCall:
+    del call, outputs
+    (layout,) = targets
+
+    def run(platform: Any, args: dict[str, Any]) -> Any:
+        x = args["x"]
+        return x * dropout_mask(platform, x, layout, args["p"])
+
+    return LocalCall(run=run)
+
+
+register_rule(Rule("dropout", "x, p=0.5, training=True", _dropout))
+
+
+# -- filling -----------------------------------------------------------------------------------------------------------
+
+
+DIGITS = {"f32": 24, "f16": 11, "bf16": 8}
+
+
+def _uniform(layout: Layout, args: dict[str, Any]) -> Any:
+    dtype = args["x"].dtype if args.get("dtype") is None else args["dtype"]
+    return args["low"] + (args["high"] - args["low"]) * random.uniform(layout, DIGITS.get(short_dtype(dtype), 53))
+
+
+def _normal(layout: Layout, args: dict[str, Any]) -> Any:
+    return args["mean"] + args["std"] * random.normal(layout)
+
+
+def _bernoulli(layout: Layout, args: dict[str, Any]) -> Any:
+    return random.keep(layout, args["p"])
+
+
+def _integers(layout: Layout, args: dict[str, Any]) -> Any:
+    return random.integers(layout, args["low"], args["high"])
+
+
+def _filling(name: str, signature: str, draw: Draw) -> None:
+    """``x`` filled in place: shards get their elements; a pending sum cannot hold them."""
+
+    def strategies(call: OpCall) -> Strategies:
+        found = elementwise(call)
+        return Strategies(found.rows, found.outputs, _drawing(draw, "write"))
+
+    register_rule(Rule(name, signature, strategies))
+
+
+def _likeness(name: str, signature: str, draw: Draw) -> None:
+    """A new tensor of the shape and shards of ``x``; what ``x`` still owes is of no concern."""
+
+    def strategies(call: OpCall) -> Strategies:
+        found = elementwise(call, extra=[Row((Partial(op),), (R,)) for op in PARTIAL_OPS])
+        return Strategies(found.rows, found.outputs, _drawing(draw, "make_like"))
+
+    register_rule(Rule(name, signature, strategies))
+
+
+def _drawing(draw: Draw, how: str) -> Callable[..., LocalCall]:
+    def localize(call: OpCall, targets: tuple[Layout, ...], outputs: tuple[Layout, ...]) -> LocalCall:
+        del call, targets
+        (layout,) = outputs
+
+        def run(platform: Any, args: dict[str, Any]) -> Any:
+            x = args["x"]
+            drawn = platform.from_numpy(draw(layout, args), device=x.device)
+            return platform.local_op(how)(x, drawn, args.get("dtype"))
+
+        return LocalCall(run=run)
+
+    return localize
+
+
+def _sampled(call: OpCall) -> Strategies:
+    """One draw per element, whose probability is the element."""
+    found = elementwise(call)
+    return Strategies(found.rows, found.outputs, _sample)
+
+
+def _sample(call: OpCall, targets: tuple[Layout, ...], outputs: tuple[Layout, ...]) -> LocalCall:
+    del call, outputs
+    (layout,) = targets
+
+    def run(platform: Any, args: dict[str, Any]) -> Any:
+        x = args["x"]
+        drawn = platform.from_numpy(random.uniform(layout), device=x.device)
+        return platform.local_op("cast_as")(drawn < platform.detach(x), x)
+
+    return LocalCall(run=run)
+
+
+_filling("uniform", "x, low=0.0, high=1.0, *, generator=None", _uniform)
+_filling("normal", "x, mean=0.0, std=1.0, *, generator=None", _normal)
+_filling("bernoulli_fill", "x, p=0.5, *, generator=None", _bernoulli)
+_filling("random_fill", "x, low, high, *, generator=None", _integers)
+_LIKE = "dtype=None, layout=None, device=None, pin_memory=None, requires_grad=False, memory_format=None"
+_likeness("rand_like", f"x, *, low=0.0, high=1.0, {_LIKE}", _uniform)
+_likeness("randn_like", f"x, *, mean=0.0, std=1.0, {_LIKE}", _normal)
+_likeness("randint_like", f"x, low, high, *, {_LIKE}", _integers)
+register_rule(Rule("bernoulli", "x, *, generator=None", _sampled))

@@ -1,0 +1,37 @@
+"""Cross entropy of logits that stay sharded over the vocabulary.
+
+The module is not called ``loss_parallel``: the package's attribute of that name is the function.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+
+from hyper_parallel.core.shard.dispatch import implicit_replication
+from hyper_parallel.core.shard.rules.loss import vocab_parallel_loss
+
+__all__ = ["loss_parallel"]
+
+
+@contextmanager
+def loss_parallel() -> Iterator[None]:
+    """Inside, cross entropies leave logits sharded over classes where they are.
+
+    ::
+
+        logits_BLV  [B, L, V@tp]   @tp Shard(-1)    (a ColwiseParallel head with use_local_output=False)
+        labels_BL   [B, L]         @tp Replicate    (plain labels and class weights are taken as such)
+        loss        []             @tp Replicate    (per row, ranks exchange a maximum and sums; never logits)
+
+    Backward needs no context. Outside, such logits are gathered first, which is always right and rarely cheap. The
+    whole signature of cross entropy works: reductions, ignored labels, smoothing, class weights, class
+    probabilities, uneven vocabularies, meshes of several axes. Per thread and task; nestable.
+
+    Example:
+        >>> with loss_parallel():
+        ...     loss = F.cross_entropy(logits.flatten(0, 1), labels.flatten())
+        >>> loss.backward()
+    """
+    with vocab_parallel_loss(), implicit_replication():
+        yield

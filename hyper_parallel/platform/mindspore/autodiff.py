@@ -1,0 +1,74 @@
+"""``value_and_grad`` that returns gradients as DTensors.
+
+MindSpore differentiates functions and returns gradients of the local tensors. Under the gradient contract those are
+true gradients already; here they only get back the layout that says what they mean.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import mindspore
+
+from hyper_parallel.core.dtensor.dtensor import DTensor
+from hyper_parallel.core.dtensor.transition import dual
+from hyper_parallel.platform.mindspore.dtensor import wrap
+
+__all__ = ["value_and_grad"]
+
+
+def value_and_grad(
+    fn: Callable[..., Any],
+    grad_position: int | Sequence[int] | None = 0,
+    weights: Any = None,
+    has_aux: bool = False,  # noqa: FBT001, FBT002 - MindSpore's signature
+) -> Callable[..., tuple[Any, Any]]:
+    """``mindspore.value_and_grad``, whose gradients of DTensors are DTensors in the dual layout.
+
+    Args:
+        fn: a function or Cell; its first output is differentiated. An output with a pending reduction is reduced, so
+            that its value is the true one.
+        grad_position: which positional arguments to differentiate by.
+        weights: parameters to differentiate by.
+        has_aux: only the first output is differentiated, the others are passed on.
+
+    Returns:
+        a function of the arguments of ``fn`` that returns the outputs and the gradients, nested as MindSpore nests them.
+    """
+    run = mindspore.value_and_grad(_settled(fn), grad_position, weights, has_aux)
+
+    def differentiated(*args: Any, **kwargs: Any) -> tuple[Any, Any]:
+        value, grads = run(*args, **kwargs)
+        if grad_position is None:
+            return value, _laid_out(grads, weights)
+        inputs = args[grad_position] if isinstance(grad_position, int) else [args[index] for index in grad_position]
+        if weights is None:
+            return value, _laid_out(grads, inputs)
+        return value, (_laid_out(grads[0], inputs), _laid_out(grads[1], weights))
+
+    return differentiated
+
+
+def _settled(fn: Callable[..., Any]) -> Callable[..., Any]:
+    def settled(*args: Any, **kwargs: Any) -> Any:
+        out = fn(*args, **kwargs)
+        if isinstance(out, tuple):
+            return tuple(_reduced(one) for one in out)
+        return _reduced(out)
+
+    return settled
+
+
+def _reduced(out: Any) -> Any:
+    return out.reduce_partial() if isinstance(out, DTensor) else out
+
+
+def _laid_out(grads: Any, values: Any) -> Any:
+    """Each gradient in the layout that its value implies; MindSpore returns a single one bare."""
+    if isinstance(grads, (list, tuple)):
+        several = values if isinstance(values, (list, tuple)) else (values,)
+        return type(grads)(_laid_out(grad, one) for grad, one in zip(grads, several, strict=True))
+    if isinstance(values, (list, tuple)):
+        (values,) = values
+    return wrap(grads, dual(values.layout)) if isinstance(values, DTensor) else grads

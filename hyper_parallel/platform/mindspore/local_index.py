@@ -1,0 +1,122 @@
+"""Indexing, gathering and scattering on plain MindSpore tensors, with canonical names and CPU kernels."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+from mindspore import Tensor, mint, ops
+
+__all__ = ["LOCAL", "setitem"]
+
+
+# First and last index that are held here, and the size of the whole dim.
+Window = tuple[int, int, int]
+
+
+def _found(x: Tensor, dim: int, index: Tensor, window: Window) -> tuple[Tensor, Tensor, Tensor]:
+    """The table, indices into it, and where they mean something; an empty table gets one row of zeros."""
+    start, stop, size = window
+    _check_range(index, size)
+    inside = mint.logical_and(index >= start, index < stop)
+    if start == stop:
+        shape = list(x.shape)
+        shape[dim] = 1
+        x = mint.cat([x, mint.zeros(tuple(shape), dtype=x.dtype)], dim)
+    return x, mint.where(inside, index - start, ops.zeros_like(index)), inside
+
+
+def _check_range(index: Tensor, size: int) -> None:
+    """Raise where reading the indices costs nothing; elsewhere the framework's own kernels do not look either."""
+    if not str(index.device).upper().startswith("CPU") or not index.size:
+        return
+    values = index.asnumpy()
+    low, high = int(values.min()), int(values.max())
+    if not 0 <= low <= high < size:
+        msg = f"index out of range: indices are {low} to {high}, the dim has size {size}"
+        raise IndexError(msg)
+
+
+def _gather(
+    x: Tensor, dim: int, index: Tensor, *, sparse_grad: bool = False, window: Window | None = None
+) -> Tensor:
+    del sparse_grad
+    if window is None:
+        return mint.gather(x, dim, index)
+    table, local, inside = _found(x, dim, index, window)
+    return mint.gather(table, dim, local).masked_fill(mint.logical_not(inside), 0)
+
+
+def _index_select(x: Tensor, dim: int, index: Tensor, window: Window | None = None) -> Tensor:
+    if window is None:
+        return ops.gather(x, index, dim % x.ndim)
+    table, local, inside = _found(x, dim, index, window)
+    shape = [1] * x.ndim
+    shape[dim] = -1
+    return ops.gather(table, local, dim % x.ndim).masked_fill(mint.logical_not(inside).reshape(tuple(shape)), 0)
+
+
+def embedding(  # noqa: PLR0913 - PyTorch's signature
+    x: Tensor,
+    weight: Tensor,
+    padding_idx: int | None = None,
+    max_norm: float | None = None,
+    norm_type: float = 2.0,
+    scale_grad_by_freq: bool = False,  # noqa: FBT001, FBT002
+    sparse: bool = False,  # noqa: FBT001, FBT002
+    window: Window | None = None,
+) -> Tensor:
+    """Rows of ``weight``, or what the rows ``window`` of a larger table contribute; padding rows get no gradient."""
+    if max_norm is not None or scale_grad_by_freq or sparse:
+        msg = "embedding: max_norm, scale_grad_by_freq and sparse are not served on MindSpore"
+        raise NotImplementedError(msg)
+    del norm_type
+    padded = None if padding_idx is None or padding_idx < 0 else x == padding_idx
+    if window is None:
+        return _without_gradient(ops.gather(weight, x, 0), padded)
+    table, local, inside = _found(weight, 0, x, window)
+    rows = _without_gradient(ops.gather(table, local, 0), padded)
+    return rows.masked_fill(mint.logical_not(inside)[..., None], 0)
+
+
+def _without_gradient(rows: Tensor, where: Tensor | None) -> Tensor:
+    return rows if where is None else mint.where(where[..., None], ops.stop_gradient(rows), rows)
+
+
+def _scatter_add(x: Tensor, dim: int, index: Tensor, src: Tensor) -> Tensor:
+    return ops.tensor_scatter_elements(x, index, src, axis=dim % x.ndim, reduction="add")
+
+
+def _index_add(x: Tensor, dim: int, index: Tensor, source: Tensor, *, alpha: float = 1) -> Tensor:
+    at = dim % x.ndim
+    shape = [1] * x.ndim
+    shape[at] = -1
+    wide = mint.broadcast_to(index.reshape(tuple(shape)), tuple(source.shape))
+    return _scatter_add(x, at, wide, source if alpha == 1 else source * alpha)
+
+
+def _one_hot(x: Tensor, num_classes: int = -1) -> Tensor:
+    classes = ops.arange(num_classes).astype(x.dtype)
+    return (x[..., None] == classes).astype(x.dtype)
+
+
+def setitem(x: Tensor, index: Any, value: Any) -> None:
+    """``x[index] = value``."""
+    x[index] = value
+
+
+LOCAL: dict[str, Callable[..., Any]] = {
+    "getitem": lambda x, index: x[index],
+    "index": lambda x, index: x[index],
+    "setitem": setitem,
+    "gather": _gather,
+    "index_select": _index_select,
+    "scatter": lambda x, dim, index, src, *, reduce=None: mint.scatter(x, dim, index, src),  # noqa: ARG005
+    "scatter_add": _scatter_add,
+    "index_add": _index_add,
+    "one_hot": _one_hot,
+    "embedding": embedding,
+    "lookup": lambda weight, x, padding_idx=-1, scale_grad_by_freq=False, sparse=False, window=None: embedding(
+        x, weight, padding_idx, None, 2.0, scale_grad_by_freq, sparse, window
+    ),
+}

@@ -1,0 +1,159 @@
+"""The matmul family, views, joins and reductions on plain MindSpore tensors, with canonical names and CPU kernels."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import Any
+
+from mindspore import Tensor, mint, ops
+from mindspore.mint.nn import functional as F  # noqa: N812 - the field's name for it
+
+from hyper_parallel.platform.mindspore.einsum import einsum
+from hyper_parallel.platform.mindspore.empty import tolerant
+
+__all__ = ["LOCAL"]
+
+_plain_linear = tolerant("linear", lambda x, weight, bias: F.linear(x, weight, bias))
+_plain_matmul = tolerant("matmul", mint.matmul)
+
+
+def _linear(x: Tensor, weight: Tensor, bias: Tensor | None = None) -> Tensor:
+    if bias is not None and x.shape[-1] == 0:  # nothing to contract, but the bias has a gradient
+        return _plain_linear(x, weight, None) + bias
+    return _plain_linear(x, weight, bias)
+
+
+def _matmul(x: Tensor, y: Tensor) -> Tensor:
+    return _plain_matmul(x, y)
+
+
+def _biased(bias: Tensor, x: Tensor, y: Tensor, *, beta: float = 1, alpha: float = 1) -> Tensor:
+    product = _plain_matmul(x, y)
+    return (bias if beta == 1 else bias * beta) + (product if alpha == 1 else product * alpha)
+
+
+def _outer(x: Tensor, y: Tensor) -> Tensor:
+    return x.reshape((-1, 1)) * y.reshape((1, -1))
+
+
+def _moved(x: Tensor, source: Any, destination: Any) -> Tensor:
+    ndim = x.ndim
+    sources = [one % ndim for one in ((source,) if isinstance(source, int) else source)]
+    targets = [one % ndim for one in ((destination,) if isinstance(destination, int) else destination)]
+    rest = iter([dim for dim in range(ndim) if dim not in sources])
+    order = [sources[targets.index(dim)] if dim in targets else next(rest) for dim in range(ndim)]
+    return mint.permute(x, tuple(order))
+
+
+def _squeeze(x: Tensor, dim: Any = None) -> Tensor:
+    dims = range(x.ndim) if dim is None else [one % x.ndim for one in ((dim,) if isinstance(dim, int) else dim)]
+    return x.reshape(tuple(size for index, size in enumerate(x.shape) if index not in dims or size != 1))
+
+
+def _unsqueeze(x: Tensor, dim: int) -> Tensor:
+    at = dim % (x.ndim + 1)
+    return x.reshape((*x.shape[:at], 1, *x.shape[at:]))
+
+
+def _expand(x: Tensor, shape: Sequence[int]) -> Tensor:
+    lead = len(shape) - x.ndim
+    sizes = tuple(x.shape[index - lead] if size == -1 else size for index, size in enumerate(shape))
+    return mint.broadcast_to(x, sizes)
+
+
+def _select(x: Tensor, dim: int, index: int) -> Tensor:
+    at = dim % x.ndim
+    found = mint.narrow(x, at, index % x.shape[at], 1)
+    return found.reshape((*x.shape[:at], *x.shape[at + 1 :]))
+
+
+def _slice(x: Tensor, dim: int = 0, start: int | None = None, end: int | None = None, step: int = 1) -> Tensor:
+    return x[(slice(None),) * (dim % x.ndim) + (slice(start, end, step),)]
+
+
+def _unbind(x: Tensor, dim: int = 0) -> tuple[Tensor, ...]:
+    return tuple(_select(x, dim, index) for index in range(x.shape[dim]))
+
+
+def _split(x: Tensor, split_size_or_sections: Any, dim: int = 0) -> tuple[Tensor, ...]:
+    total = x.shape[dim]
+    if isinstance(split_size_or_sections, int):
+        step = split_size_or_sections
+        sizes = [min(step, total - start) for start in range(0, total, step)] or [0]
+    else:
+        sizes = list(split_size_or_sections)
+    starts = [sum(sizes[:index]) for index in range(len(sizes))]
+    return tuple(mint.narrow(x, dim, start, size) for start, size in zip(starts, sizes, strict=True))
+
+
+def _repeat(x: Tensor, repeats: Sequence[int]) -> Tensor:
+    return mint.tile(x, tuple(repeats))
+
+
+def _repeat_interleave(x: Tensor, repeats: int, dim: int | None = None, *, output_size: int | None = None) -> Tensor:
+    del output_size
+    if dim is None:
+        x, dim = x.reshape((-1,)), 0
+    at = dim % x.ndim
+    wide = mint.broadcast_to(_unsqueeze(x, at + 1), (*x.shape[: at + 1], repeats, *x.shape[at + 1 :]))
+    return wide.reshape((*x.shape[:at], x.shape[at] * repeats, *x.shape[at + 1 :]))
+
+
+def _roll(x: Tensor, shifts: Any, dims: Any = None) -> Tensor:
+    if dims is None:
+        return _roll(x.reshape((-1,)), shifts, 0).reshape(x.shape)
+    pairs = [(shifts, dims)] if isinstance(dims, int) else list(zip(shifts, dims, strict=True))
+    for shift, dim in pairs:
+        size = x.shape[dim]
+        cut = -shift % size if size else 0
+        if cut:
+            x = mint.cat([mint.narrow(x, dim, cut, size - cut), mint.narrow(x, dim, 0, cut)], dim)
+    return x
+
+
+def _triangle(lower: bool) -> Callable[..., Tensor]:  # noqa: FBT001 - a table entry
+    def keep(x: Tensor, diagonal: int = 0) -> Tensor:
+        rows = ops.arange(x.shape[-2]).reshape((-1, 1))
+        columns = ops.arange(x.shape[-1]).reshape((1, -1))
+        kept = (columns - rows <= diagonal) if lower else (columns - rows >= diagonal)
+        return mint.where(kept, x, ops.zeros_like(x))
+
+    return keep
+
+
+LOCAL: dict[str, Callable[..., Any]] = {
+    "linear": _linear,
+    "matmul": _matmul,
+    "mm": _matmul,
+    "bmm": _matmul,
+    "mv": _matmul,
+    "dot": lambda x, y: mint.sum(x * y),
+    "outer": _outer,
+    "addmm": _biased,
+    "baddbmm": _biased,
+    "addmv": _biased,
+    "einsum": einsum,
+    "view": lambda x, shape: x.reshape(tuple(shape)),
+    "transpose": lambda x, dim0, dim1: mint.transpose(x, dim0, dim1),
+    "permute": lambda x, dims: mint.permute(x, tuple(dims)),
+    "movedim": _moved,
+    "t": lambda x: mint.permute(x, tuple(range(x.ndim))[::-1]),
+    "reversed_dims": lambda x: mint.permute(x, tuple(range(x.ndim))[::-1]),
+    "matrix_transpose": lambda x: mint.transpose(x, -2, -1),
+    "squeeze": _squeeze,
+    "unsqueeze": _unsqueeze,
+    "expand": _expand,
+    "narrow": lambda x, dim, start, length: mint.narrow(x, dim, start, length),
+    "slice": _slice,
+    "select": _select,
+    "unbind": _unbind,
+    "split": _split,
+    "repeat": _repeat,
+    "repeat_interleave": _repeat_interleave,
+    "cat": lambda tensors, dim=0: mint.cat(list(tensors), dim),
+    "stack": lambda tensors, dim=0: mint.cat([_unsqueeze(one, dim) for one in tensors], dim),
+    "roll": _roll,
+    "flip": lambda x, dims: mint.flip(x, tuple(dims)),
+    "tril": _triangle(lower=True),
+    "triu": _triangle(lower=False),
+}

@@ -1,0 +1,120 @@
+"""PyTorch's spellings of reductions, softmaxes and running sums."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import torch
+import torch.nn.functional as F  # noqa: N812 - the field's name for it
+from torch import Tensor
+
+from hyper_parallel.core.shard.dispatch import Entry
+from hyper_parallel.core.shard.rule import find_rule
+from hyper_parallel.core.shard.rules import reduce
+from hyper_parallel.platform.torch.op_table_pointwise import keyword_call, routed
+
+__all__ = ["LOCAL", "add_functions", "add_overloads"]
+
+assert reduce.__name__  # noqa: S101 - imported for the rules that it registers
+
+Spell = Callable[..., None]
+aten = torch.ops.aten
+
+SAME_NAME = ["sum", "nansum", "count_nonzero", "mean", "any", "all", "amax", "amin", "prod", "argmax", "argmin", "logsumexp", "cumsum", "cumprod", "logcumsumexp", "max", "min"]  # fmt: skip
+VARIANCES = ("var", "std", "var_mean", "std_mean")
+
+
+def _local_functions() -> dict[str, Callable[..., Any]]:
+    plain = {name: getattr(torch, name) for name in SAME_NAME if name not in ("max", "min")}
+    local = {name: _without_none(keyword_call(func, find_rule(name).signature), func) for name, func in plain.items()}  # type: ignore[union-attr] # the family is loaded
+    local.update((name, _variance(getattr(torch, name))) for name in VARIANCES)
+    local["max_along"] = lambda x, dim, keepdim: torch.max(x, dim, keepdim)
+    local["min_along"] = lambda x, dim, keepdim: torch.min(x, dim, keepdim)
+    local["median_along"] = lambda x, dim, keepdim: torch.median(x, dim, keepdim)
+    local["extreme_all"] = lambda x, largest: torch.max(x) if largest else torch.min(x)
+    local["vector_norm"] = lambda x, ord, dim, keepdim, dtype: torch.linalg.vector_norm(  # noqa: A006 - its name
+        x, ord, dim, keepdim, dtype=dtype
+    )
+    local["softmax"] = lambda x, dim, dtype: torch.softmax(x, dim, dtype)
+    local["softmin"] = lambda x, dim, dtype: torch.softmax(-x, dim, dtype)
+    local["log_softmax"] = lambda x, dim, dtype: torch.log_softmax(x, dim, dtype)
+    return local
+
+
+def _without_none(by_name: Callable[..., Any], func: Callable[..., Any]) -> Callable[..., Any]:
+    """Some of PyTorch's reductions take no ``dim=None``, and then no ``keepdim`` either."""
+
+    def call(x: Any, dim: Any = None, **rest: Any) -> Any:
+        if dim is None:
+            return _all_dims(func, x, rest)
+        return by_name(x=x, dim=dim, **rest)
+
+    return call
+
+
+def _all_dims(func: Callable[..., Any], x: Tensor, rest: dict[str, Any]) -> Tensor:
+    options = {} if rest.get("dtype") is None else {"dtype": rest["dtype"]}
+    out = func(x, **options)
+    return out.reshape((1,) * x.ndim) if rest.get("keepdim") else out
+
+
+def _variance(func: Callable[..., Any]) -> Callable[..., Any]:
+    return lambda x, dim, correction, keepdim: func(x, dim=dim, correction=correction, keepdim=keepdim)
+
+
+def add_functions(table: dict[Any, Entry], spell: Spell) -> None:
+    """Add every spelling of the Python API."""
+    for name in SAME_NAME:
+        spell(name, getattr(torch, name), canonical=True)
+        if hasattr(Tensor, name):
+            spell(name, getattr(Tensor, name), canonical=True)
+    for name in VARIANCES:
+        for home in (torch, Tensor):
+            if hasattr(home, name):
+                _add_variance(table, home, name)
+    for func in (torch.softmax, Tensor.softmax):
+        spell("softmax", func, canonical=True)
+    for func in (torch.log_softmax, Tensor.log_softmax):
+        spell("log_softmax", func, canonical=True)
+    for name in ("softmax", "log_softmax", "softmin"):
+        spell(name, getattr(F, name), "x, dim, _stacklevel=3, dtype=None", canonical=False)
+    spell("vector_norm", torch.linalg.vector_norm, canonical=True)
+    spell("norm", torch.norm)
+    spell("norm", Tensor.norm)
+
+
+def _add_variance(table: dict[Any, Entry], home: Any, name: str) -> None:
+    """Old calls say ``unbiased``, also as the first positional argument; new ones say ``correction``."""
+
+    def run(ops: Any, x: Any, dim: Any, unbiased: Any, keepdim: Any, correction: Any) -> Any:
+        if isinstance(dim, bool):
+            dim, unbiased = None, dim
+        if correction is None:
+            correction = 1 if unbiased is None else int(unbiased)
+        return getattr(ops, name)(x, dim, correction=correction, keepdim=keepdim)
+
+    routed(table, getattr(home, name), "x, dim=None, unbiased=None, keepdim=False, *, correction=None", run)
+
+
+OVERLOADS = {
+    "sum": ("default", "dim_IntList"), "mean": ("default", "dim"), "any": ("default", "dim", "dims"),
+    "all": ("default", "dim", "dims"), "amax": ("default",), "amin": ("default",), "argmax": ("default",),
+    "argmin": ("default",), "logsumexp": ("default",), "cumsum": ("default",), "prod": ("default", "dim_int"),
+    "count_nonzero": ("default", "dim_IntList"),
+}  # fmt: skip
+
+
+def add_overloads(spell: Spell) -> None:
+    """Add what arrives from C++."""
+    for name, overloads in OVERLOADS.items():
+        for one in overloads:
+            spell(name, getattr(getattr(aten, name), one), canonical=True)
+    for one, largest in (("max", "max_along"), ("min", "min_along")):
+        spell(largest, getattr(aten, one).dim)
+    spell("vector_norm", aten.linalg_vector_norm.default, canonical=True)
+    spell("softmax", aten._softmax.default, "x, dim, half_to_float=False")  # noqa: SLF001 - an operator's name
+    spell("log_softmax", aten._log_softmax.default, "x, dim, half_to_float=False")  # noqa: SLF001
+
+
+LOCAL = _local_functions()

@@ -1,0 +1,23 @@
+"""The embedded scenarios over real processes. On CPU this is a rehearsal: gloo carries both frameworks."""
+
+from __future__ import annotations
+
+import pytest
+
+from hyper_parallel.verify.model import verify_scenario
+from hyper_parallel.verify.scenarios import SCENARIOS
+
+
+@pytest.mark.parametrize("scenario", SCENARIOS, ids=lambda one: one.name)
+def test_a_scenario_trains_like_one_device(platform_name, scenario):
+    """Over real processes every output, gradient and updated weight equals the single device's."""
+    report = verify_scenario(scenario, platform=platform_name, launch="processes")
+    assert report.ok, str(report)
+
+
+@pytest.mark.parametrize("fault", ["drop-allreduce", "double-bias"])
+def test_a_fault_is_found(platform_name, fault):
+    """A parallel run with a seeded fault does not pass over real processes either."""
+    report = verify_scenario(SCENARIOS[1], platform=platform_name, launch="processes", steps=1, inject=fault)
+    assert not report.ok
+    assert sum(report.counts.values()) > 0

@@ -1,0 +1,16 @@
+"""The carriers themselves, over real processes."""
+
+from __future__ import annotations
+
+import numpy as np
+
+from hyper_parallel.verify.conformance import check_transport
+from hyper_parallel.verify.launch import launch
+
+
+def test_every_collective_equals_numpy(platform_name):
+    """Every collective, dtype, shape and rank order gives what numpy gives, on three processes."""
+    results = launch(check_transport, 3, platform_name, (platform_name,))
+    assert len(results) == 3
+    assert all(len(one) > 100 for one in results)
+    assert all(isinstance(array, np.ndarray) for one in results for array in one)

@@ -1,0 +1,74 @@
+"""``hyper-parallel doctor``: what clashes and what to do."""
+
+import json
+
+import pytest
+
+from hyper_parallel.cli import doctor, main
+
+
+@pytest.fixture
+def versions(monkeypatch):
+    """Pretend that exactly these versions are installed."""
+    installed = {"torch": "2.13.0", "mindspore": "2.10.0", "numpy": "1.26.4", "cloudpickle": "3.1"}
+    monkeypatch.setattr(doctor, "_version", installed.get)
+    return installed
+
+
+def wrong():
+    """What doctor finds wrong, with the fix."""
+    return {one.what: (one.text, one.fix) for one in doctor.findings() if one.state == "wrong"}
+
+
+def test_nothing_wrong(versions, capsys):
+    """A sound environment gives status 0 and names every framework, version and way of launching."""
+    assert main(["doctor"]) == 0
+    lines = capsys.readouterr().out.splitlines()
+    assert "ok      torch                2.13.0" in lines
+    assert "ok      mindspore processes  PyTorch's gloo, in the same process" in lines
+    assert wrong() == {}
+
+
+def test_numpy_2_clashes_with_mindspore(versions):
+    """NumPy 2 beside MindSpore is wrong, and alone with PyTorch it is not."""
+    versions["numpy"] = "2.4.6"
+    text = "2.4.6, but MindSpore 2.10.0 is built against NumPy 1 and loses bfloat16 on 2"
+    assert wrong() == {"numpy": (text, "pip install 'numpy<2'")}
+    del versions["mindspore"]
+    assert wrong() == {}
+
+
+def test_no_framework(versions, capsys):
+    """Without a framework nothing can be verified: status 1, with the line that installs one."""
+    del versions["torch"], versions["mindspore"]
+    assert main(["doctor", "--json"]) == 1
+    document = json.loads(capsys.readouterr().out)
+    assert document["ok"] is False
+    assert {one["what"]: one["fix"] for one in document["findings"] if one["state"] == "wrong"} == {
+        "frameworks": "pip install 'hyper-parallel[torch]'"
+    }
+
+
+def test_mindspore_alone_has_no_real_processes(versions):
+    """MindSpore's real processes on a CPU need PyTorch's gloo: absent, not wrong, with the reason."""
+    del versions["torch"]
+    found = {one.what: one for one in doctor.findings()}
+    assert found["mindspore processes"].state == "absent"
+    assert wrong() == {}
+
+
+def test_torch_npu_without_toolkit(versions):
+    """torch_npu without the Ascend toolkit breaks import torch: wrong, with both ways out."""
+    versions["torch_npu"] = "2.13.0"
+    assert wrong() == {
+        "torch_npu": (
+            "torch_npu 2.13.0 without the Ascend toolkit: 'import torch' fails",
+            "pip uninstall torch_npu, or export TORCH_DEVICE_BACKEND_AUTOLOAD=0",
+        )
+    }
+
+
+def test_python_out_of_range(versions, monkeypatch):
+    """A Python for which the frameworks publish no wheels is named."""
+    monkeypatch.setattr(doctor.sys, "version_info", (3, 13, 0))
+    assert wrong()["python"][1] == "both frameworks publish wheels for Python 3.10 to 3.12"

@@ -1,0 +1,310 @@
+"""``hyper-parallel verify model``: what it checks, says and refuses."""
+
+import json
+import os
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import pytest
+
+from hyper_parallel.cli import main
+from hyper_parallel.verify.compare import Check
+from hyper_parallel.verify.report import KINDS, ModelReport
+from hyper_parallel.verify.scenarios import SCENARIOS
+
+USER = Path(__file__).parent.parent / "verify" / "user"
+
+
+def held(scenario, *, platform="torch", launch="simulated", **_):
+    """A report of a run in which everything held."""
+    checks = [Check(kind, "a", "a.x", 0, 0, 3, 0.0, 1e-9) for kind in KINDS]
+    return ModelReport(scenario.name, platform, launch, "tp=2", 1, checks)
+
+
+@pytest.fixture
+def runs(monkeypatch):
+    """Scenarios answer at once; the list tells which were asked for."""
+    asked = []
+
+    def verify(scenario, **options):
+        asked.append((scenario.name, options["platform"], options["launch"]))
+        return held(scenario, **options)
+
+    monkeypatch.setattr("hyper_parallel.verify.model.verify_scenario", verify)
+    monkeypatch.setattr("hyper_parallel.cli.verify_model.require_framework", lambda _: None)
+    monkeypatch.setattr("hyper_parallel.cli.verify_model.installed_frameworks", lambda: ("torch", "mindspore"))
+    return asked
+
+
+def spec(platform_name, name):
+    """A function of the user's file for this framework."""
+    return f"{USER / platform_name}_case.py:{name}"
+
+
+# -- the user's own model ---------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("name", ["case", "as_triple", "as_mapping"])
+@pytest.mark.parametrize("mesh", ["3", "2x2"])
+def test_own_model_and_plan(platform_name, name, mesh, capsys):
+    """A user's own model, data and plan are compared on the framework that their file imports."""
+    status = main([
+        "verify", "model", spec(platform_name, name), "--plan", spec(platform_name, "plan"), "--mesh", mesh,
+        "--platform", platform_name, "--steps", "2", "--json",
+    ])  # fmt: skip
+    document = json.loads(capsys.readouterr().out)
+    (run,) = document["runs"]
+    assert status == 0, run
+    assert run["ok"]
+    ranks, steps, modules, parameters = (3 if mesh == "3" else 4), 2, 3, 4
+    assert run["compared"] == {
+        "output": ranks * steps * modules, "loss": ranks * steps,
+        "gradient": ranks * steps * parameters, "weight": ranks * steps * parameters,
+    }  # fmt: skip
+    assert {"module": "fc2", "phase": "forward", "collective": "all_reduce", "axes": ["tp"]}.items() <= next(
+        one for one in run["collectives"] if one["module"] == "fc2"
+    ).items()
+
+
+def test_own_model_with_a_fault(platform_name, capsys):
+    """A fault may be seeded into a module of the user's model; it is named."""
+    status = main([
+        "verify", "model", spec(platform_name, "case"), "--plan", spec(platform_name, "plan"), "--world-size", "3",
+        "--platform", platform_name, "--inject", "drop-allreduce@fc2",
+    ])  # fmt: skip
+    out = capsys.readouterr().out
+    assert status == 1
+    assert "DIVERGED first in module fc2: step 1, output of fc2, rank 0" in out
+    assert out.splitlines()[-1].endswith(f"on {platform_name} (simulated): first divergence in fc2")
+
+
+def test_a_parameter_without_gradient_is_said(platform_name, capsys):
+    """A parameter that the loss does not depend on is listed or compared, never lost in silence."""
+    status = main([
+        "verify", "model", spec(platform_name, "with_unused_layer"), "--plan", spec(platform_name, "plan"),
+        "--world-size", "2", "--platform", platform_name, "--json",
+    ])  # fmt: skip
+    (run,) = json.loads(capsys.readouterr().out)["runs"]
+    assert status == 0, run
+    listed = any("spare.weight" in line for line in run["not_compared"])
+    compared = run["compared"]["gradient"] == 2 * 3 * 6
+    assert listed or compared
+
+
+@pytest.mark.parametrize(
+    "options, text",
+    [
+        (["--mesh", "3"], "SPEC needs --plan PLAN, a function that returns the plan of parallelize_module"),
+        (["--plan", "PLAN"], "give --mesh, such as 2x2, or --world-size"),
+        (["--plan", "PLAN", "--mesh", "2x2", "--world-size", "3"], "--mesh 2x2 has 4 ranks, --world-size says 3"),
+        (["--plan", "PLAN", "--mesh", "2by2"], "--mesh '2by2' must look like 3, 2x2 or dp=2,tp=3"),
+        (["--plan", "PLAN", "--mesh", "0"], "--mesh '0' must look like 3, 2x2 or dp=2,tp=3"),
+        (["--plan", "PLAN", "--mesh", "2x2x2"], "--mesh '2x2x2' has 3 axes; name them, such as pp=2,dp=2,tp=2"),
+        (["--plan", "PLAN", "--mesh", "3", "--steps", "0"], "--steps is 0; at least one step must be compared"),
+        (
+            ["--plan", "PLAN", "--mesh", "3", "--launch", "real"],
+            "--launch 'real': 'real' is none of simulated, processes",
+        ),
+        (
+            ["--plan", "PLAN", "--mesh", "3", "--inject", "gremlin"],
+            "--inject 'gremlin' is no fault; known: drop-allreduce, wrong-shard-dim, double-bias, unreduced-norm-grad",
+        ),
+        (
+            ["--plan", "PLAN", "--mesh", "3", "--inject", "drop-allreduce"],
+            "--inject drop-allreduce: there was nothing to change in module 'layers.1.mlp.down'",
+        ),
+        (
+            ["--plan", "PLAN", "--mesh", "3", "--inject", "double-bias@fc3"],
+            "--inject double-bias: the model has no module 'fc3'",
+        ),
+        (
+            ["--plan", "NO_PLAN", "--mesh", "3"],
+            (
+                "PLAN returned list; it must return a mapping of module patterns to styles, "
+                "or a hyper_parallel.verify.ParallelPlan"
+            ),
+        ),
+        (
+            ["--plan", "WRONG_KEY", "--mesh", "3"],
+            (
+                "the plan does not fit the module (1 problem); no weight was touched:\n"
+                "  - 'fc3' (ColwiseParallel) matches no module; children of the module: fc1, fc2"
+            ),
+        ),
+        (["--plan", "PLAN", "--mesh", "3", "--scenario", "3-rms-untied"],
+            "--scenario names an embedded scenario; it does not go with SPEC"),
+        (["--plan", "PLAN", "--mesh", "3", "--platform", "jax"], "--platform 'jax': 'jax' is none of torch, mindspore"),
+    ],
+)  # fmt: skip
+def test_own_model_mistakes(platform_name, options, text, capsys):
+    """Each mistake is one clear error on stderr, exit status 2, and nothing on stdout."""
+    given = {"PLAN": "plan", "NO_PLAN": "no_plan", "WRONG_KEY": "wrong_key"}
+    filled = [spec(platform_name, given[one]) if one in given else one for one in options]
+    if "--platform" not in filled:
+        filled += ["--platform", platform_name]
+    status = main(["verify", "model", spec(platform_name, "case"), *filled])
+    captured = capsys.readouterr()
+    assert (status, captured.err, captured.out) == (2, f"hyper-parallel: error: {text}\n", "")
+
+
+def test_spec_that_makes_no_case(platform_name, capsys):
+    """A SPEC function that returns something else is told what it must return; JSON carries the same."""
+    status = main([
+        "verify", "model", spec(platform_name, "nothing"), "--plan", spec(platform_name, "plan"), "--mesh", "3",
+        "--platform", platform_name, "--json",
+    ])  # fmt: skip
+    text = (
+        "SPEC returned int; it must return a hyper_parallel.verify.ModelCase, a mapping of its fields, "
+        "or (model, batches, loss)"
+    )
+    captured = capsys.readouterr()
+    assert status == 2
+    assert captured.err == f"hyper-parallel: error: {text}\n"
+    assert json.loads(captured.out) == {"ok": False, "error": text}
+
+
+# -- the embedded scenarios, without running them ----------------------------------------------------------------------
+
+
+def test_default_runs_every_scenario_on_both(runs, capsys):
+    """Without options every embedded scenario runs, simulated, on every installed framework."""
+    assert main(["verify", "model"]) == 0
+    assert runs == [(one.name, name, "simulated") for name in ("torch", "mindspore") for one in SCENARIOS]
+    last = capsys.readouterr().out.splitlines()[-1]
+    assert last == "8 of 8 runs equal to one device (32 tensors compared on all ranks)"
+
+
+def test_choices(runs, capsys):
+    """Scenario, mesh, platform and way of launching narrow and widen what runs."""
+    assert main(["verify", "model", "--scenario", "3-layer-tied", "--launch", "simulated,processes"]) == 0
+    assert len(runs) == 4
+    runs.clear()
+    assert main(["verify", "model", "--mesh", "2x2", "--platform", "mindspore"]) == 0
+    assert runs == [("2x2-rms-tied", "mindspore", "simulated"), ("2x2-layer-untied", "mindspore", "simulated")]
+    runs.clear()
+    assert main(["verify", "model", "--world-size", "3", "--platform", "torch"]) == 0
+    assert [name for name, _, _ in runs] == ["3-rms-untied", "3-layer-tied"]
+    capsys.readouterr()
+
+
+@pytest.mark.parametrize(
+    "options, text",
+    [
+        (["--mesh", "5"], "no embedded scenario has the mesh 5; there are 2x2, 3"),
+        (["--scenario", "4d"],
+            "scenario '4d' does not exist; known: 2x2-rms-tied, 2x2-layer-untied, 3-rms-untied, 3-layer-tied"),
+        (["--plan", "a:b"], "--plan needs SPEC, the model that it is for; the embedded scenarios bring their own"),
+    ],
+)  # fmt: skip
+def test_embedded_mistakes(runs, options, text, capsys):
+    """Options that do not fit the embedded scenarios are refused with what there is."""
+    assert main(["verify", "model", *options]) == 2
+    captured = capsys.readouterr()
+    assert captured.err == f"hyper-parallel: error: {text}\n"
+    assert not runs
+
+
+def test_no_framework(monkeypatch, capsys):
+    """Without any framework the command says so instead of verifying nothing."""
+    monkeypatch.setattr("hyper_parallel.cli.verify_model.installed_frameworks", lambda: ())
+    assert main(["verify", "model"]) == 2
+    assert capsys.readouterr().err == (
+        "hyper-parallel: error: neither PyTorch nor MindSpore is installed; hyper-parallel doctor says what to do\n"
+    )
+
+
+def test_one_bad_run_fails_the_command(runs, monkeypatch, capsys):
+    """One run that compared nothing makes the whole command exit 1 and is named."""
+    def verify(scenario, **options):
+        if scenario.name == "3-layer-tied":
+            return ModelReport(scenario.name, options["platform"], "simulated", "tp=3", 1)
+        return held(scenario, **options)
+
+    monkeypatch.setattr("hyper_parallel.verify.model.verify_scenario", verify)
+    assert main(["verify", "model", "--platform", "torch"]) == 1
+    lines = capsys.readouterr().out.splitlines()
+    assert "FAILED 3-layer-tied on torch (simulated)" in lines
+    assert any("NOT VERIFIED: nothing compared" in line for line in lines)
+
+
+@pytest.mark.parametrize("name", ["report.txt", "report.json"])
+def test_report_file(runs, name, tmp_path, capsys):
+    """--report writes the whole report, as text or as JSON by the file's name."""
+    path = tmp_path / name
+    assert main(["verify", "model", "--platform", "torch", "--report", str(path)]) == 0
+    text = path.read_text()
+    if name.endswith("json"):
+        assert [run["name"] for run in json.loads(text)["runs"]] == [one.name for one in SCENARIOS]
+    else:
+        assert all(one.name in text for one in SCENARIOS)
+        assert text.splitlines()[-1] == "4 of 4 runs equal to one device (16 tensors compared on all ranks)"
+    capsys.readouterr()
+
+
+def test_report_that_cannot_be_written(runs, tmp_path, capsys):
+    """A report that cannot be written is an error, not a success without report."""
+    path = tmp_path / "absent" / "report.txt"
+    assert main(["verify", "model", "--platform", "torch", "--report", str(path)]) == 2
+    assert capsys.readouterr().err == (
+        f"hyper-parallel: error: --report {path}: cannot write: No such file or directory\n"
+    )
+
+
+@pytest.mark.parametrize("as_json", [True, False])
+def test_interrupt_leaves_a_partial_report(runs, monkeypatch, as_json, tmp_path, capsys):
+    """Ctrl-C gives status 130, a line that says how much was verified, and a report that is not ok."""
+    def verify(scenario, **options):
+        if scenario is not SCENARIOS[0] and scenario.name != SCENARIOS[0].name:
+            raise KeyboardInterrupt
+        return held(scenario, **options)
+
+    monkeypatch.setattr("hyper_parallel.verify.model.verify_scenario", verify)
+    path = tmp_path / "report.json"
+    options = ["--json"] if as_json else []
+    assert main(["verify", "model", "--platform", "torch", "--report", str(path), *options]) == 130
+    line = "partial report: 1 of 4 runs finished, 1 of them held; the rest was not verified"
+    captured = capsys.readouterr()
+    assert captured.err == f"hyper-parallel: interrupted: {line}\n"
+    if as_json:
+        assert json.loads(captured.out) == {"ok": False, "interrupted": line}
+    document = json.loads(path.read_text())
+    assert (document["ok"], document["interrupted"], len(document["runs"])) == (False, line, 1)
+
+
+ENDLESS = """
+from pathlib import Path
+
+from {file} import *
+
+
+def endless():
+    def counted(output, batch):
+        Path("started").touch()
+        return loss(output, batch)
+
+    return Net, batches(), counted
+"""
+
+
+@pytest.mark.platforms("torch")
+def test_interrupt_of_a_real_run(tmp_path):
+    """SIGINT in the middle of training ends the command soon, with status 130 and one line."""
+    (tmp_path / "torch_case.py").write_text((USER / "torch_case.py").read_text())
+    (tmp_path / "endless_case.py").write_text(ENDLESS.format(file="torch_case"))
+    command = [sys.executable, "-m", "hyper_parallel.cli", "verify", "model", "endless_case:endless",
+               "--plan", "endless_case:plan", "--mesh", "3", "--platform", "torch", "--steps", "1000000"]  # fmt: skip
+    environment = {**os.environ, "PYTHONPATH": os.pathsep.join(filter(None, sys.path))}
+    process = subprocess.Popen(command, cwd=tmp_path, env=environment, stderr=subprocess.PIPE, text=True)
+    deadline = time.monotonic() + 60
+    while not (tmp_path / "started").exists() and process.poll() is None and time.monotonic() < deadline:
+        time.sleep(0.05)
+    process.send_signal(signal.SIGINT)
+    _, error = process.communicate(timeout=30)
+    assert process.returncode == 130
+    assert error == (
+        "hyper-parallel: interrupted: "
+        "partial report: 0 of 1 runs finished, 0 of them held; the rest was not verified\n"
+    )

@@ -1,0 +1,282 @@
+from __future__ import annotations
+
+import pytest
+
+from hyper_parallel import (
+    DTensor,
+    Partial,
+    Replicate,
+    Shard,
+    StridedShard,
+    distribute_module,
+    distribute_tensor,
+    init_device_mesh,
+)
+from hyper_parallel.errors import LayoutError, MeshError, MeshMismatchError, MixedTensorError, ShardMismatchError
+from hyper_parallel.verify import simulate
+
+pytestmark = pytest.mark.platforms("torch")
+
+GRIDS = [(2,), (3,), (4,), (2, 2), (2, 3)]
+
+
+def on_mesh(shape, fn):
+    """Run ``fn(mesh)`` on every rank of a simulated mesh."""
+    size = 1
+    for axis in shape:
+        size *= axis
+    return simulate(
+        lambda: fn(init_device_mesh("cpu", shape, mesh_dim_names=("dp", "tp")[-len(shape) :])), size, "torch"
+    )
+
+
+def value(*shape, seed=0):
+    """Normal values, f64, of a generator of their own."""
+    import torch
+
+    return torch.randn(shape, generator=torch.Generator().manual_seed(seed), dtype=torch.float64)
+
+
+def layouts(ndim):
+    """All placements of a tensor, by the number of mesh axes."""
+    places = [Replicate(), Partial(), *(Shard(dim) for dim in range(ndim))]
+    one = [[place] for place in places]
+    two = [[first, second] for first in places for second in places]
+    return {1: one, 2: two}
+
+
+@pytest.mark.parametrize("grid", GRIDS)
+@pytest.mark.parametrize("shape", [(), (5,), (7, 5), (1, 4), (0, 3)])
+@pytest.mark.parametrize("source", [0, 1, None])
+def test_the_source_ranks_values_arrive_in_every_layout(grid, shape, source):
+    """Whatever other ranks hold, the global value is the source's; None takes each rank's own and sends nothing."""
+    import torch
+
+    def rank(mesh):
+        mine = value(*shape, seed=0 if source is None else mesh.rank)
+        for placements in layouts(len(shape))[mesh.ndim]:
+            made = distribute_tensor(mine, mesh, placements, src_data_rank=source)
+            assert made.placements == tuple(placements)
+            assert torch.equal(made.full_tensor(), value(*shape, seed=source or 0)), placements
+
+    on_mesh(grid, rank)
+
+
+@pytest.mark.parametrize("placements", [[Shard(0)], [Replicate()], [Shard(1)]])
+@pytest.mark.parametrize("source", [0, None])
+def test_the_result_is_a_leaf_with_storage_of_its_own(placements, source):
+    """``requires_grad`` is kept, and writing into the original changes nothing."""
+
+    def rank(mesh):
+        tensor = value(4, 6).requires_grad_()
+        made = distribute_tensor(tensor, mesh, placements, src_data_rank=source)
+        assert made.is_leaf
+        assert made.requires_grad
+        assert not distribute_tensor(value(4, 6), mesh, placements).requires_grad
+        tensor.detach().zero_()
+        assert made.full_tensor().abs().sum() > 0
+        assert made.to_local().is_contiguous()
+
+    on_mesh((2,), rank)
+
+
+def test_aliases_strided_shards_and_the_default():
+    """Every spelling of placements works, and without one everything is replicated on the current mesh."""
+
+    def rank(mesh):
+        whole = value(8, 4)
+        aliased = distribute_tensor(whole, mesh, (("dp", "tp"), "None"))
+        strided = distribute_tensor(whole, mesh, [StridedShard(0, 2), Shard(0)])
+        with mesh:
+            default = distribute_tensor(whole)
+        assert default.placements == (Replicate(), Replicate())
+        assert all(one.full_tensor().equal(whole) for one in (aliased, strided, default))
+        return aliased.placements, strided.layout.alias_placements
+
+    assert on_mesh((2, 2), rank)[0] == ((Shard(0), Shard(0)), (("tp", "dp"), "None"))
+
+
+def test_a_tensor_without_values():
+    """A meta tensor is sliced without communication."""
+    import torch
+
+    def rank(mesh):
+        made = distribute_tensor(torch.empty(5, 3, device="meta"), mesh, [Shard(0)])
+        return made.device.type, made.local_shape, tuple(made.shape)
+
+    assert on_mesh((2,), rank) == [("meta", (3, 3), (5, 3)), ("meta", (2, 3), (5, 3))]
+
+
+def test_a_dtensor_is_returned_or_refused():
+    """The identical layout is the same object; another one is redistribute's business."""
+
+    def rank(mesh):
+        made = distribute_tensor(value(4, 6), mesh, [Shard(0)])
+        assert distribute_tensor(made, mesh, [Shard(0)]) is made
+        with pytest.raises(ValueError, match="DTensor") as caught:
+            distribute_tensor(made, mesh, [Shard(1)])
+        return str(caught.value)
+
+    assert on_mesh((2,), rank)[0] == (
+        "distribute_tensor: the tensor is a DTensor laid out as f64[4@tp, 6] on DeviceMesh(cpu, tp=2, ranks=[0, 1]); "
+        "to lay it out anew say tensor.redistribute(placements=[Shard(1)])"
+    )
+
+
+@pytest.mark.parametrize("call, kind, message", [
+    (lambda x, mesh: distribute_tensor(x, mesh, [Shard(2)]), LayoutError,
+     "placements: Shard(2) names dim 2, the tensor has 2 dims"),
+    (lambda x, mesh: distribute_tensor(x, mesh, [Shard(0), Shard(1)]), LayoutError,
+     "placements: 2 given (Shard(0), Shard(1)) for the 1 axes ('tp',) of the mesh; give one per axis"),
+    (lambda x, mesh: distribute_tensor(x, mesh, ("tp",)), LayoutError,
+     "placements: 1 aliases ('tp',) given for a tensor of 2 dims; give one per dim"),
+    (lambda x, mesh: distribute_tensor(x, mesh, ("ep", "None")), MeshError,
+     "mesh has no axis 'ep'; its axes are ('tp',) of sizes (2,)"),
+    (lambda x, mesh: distribute_tensor(x, mesh, [Shard(0)], src_data_rank=2), MeshError,
+     "src_data_rank 2 is no position in DeviceMesh(cpu, tp=2, ranks=[0, 1]), which has 2 ranks"),
+    (lambda x, mesh: DTensor.from_local(x[: mesh.rank + 1], mesh, [Shard(0)], run_check=True), ShardMismatchError,
+     ("from_local: the pieces do not make one tensor of [2, 6] under (Shard(0),): rank 1 should hold [1, 6] "
+     "(rank 0: [1, 6] torch.float64, rank 1: [2, 6] torch.float64); pass shape=, the global shape")),
+    (lambda x, mesh: DTensor.from_local(x, mesh, [Shard(0)], shape=(5, 6)), ShardMismatchError,
+     "from_local: rank 0 holds [3, 6] of [5@tp, 6], but local has [4, 6]"),
+    (lambda x, mesh: distribute_tensor(x, mesh, [Shard(0)]) + x, MixedTensorError,
+     ("argument y is a plain tensor [4, 6] and meets DTensors on DeviceMesh(cpu, tp=2, ranks=[0, 1]); "
+     "y = hyper_parallel.DTensor.from_local(y, mesh, [Replicate()]) if every rank holds the same values")),
+    (lambda x, mesh: distribute_tensor(x, mesh, [Shard(0)])
+     + distribute_tensor(x, init_device_mesh("cpu", (2,), mesh_dim_names=("x",)), [Shard(0)]), MeshMismatchError,
+     ("add__: operands live on different meshes, DeviceMesh(cpu, tp=2, ranks=[0, 1]) and DeviceMesh(cpu, x=2, "
+     "ranks=[0, 1]); bring them to one mesh first")),
+    (lambda *_: init_device_mesh("cpu", (3,)), MeshError,
+     "init_device_mesh: mesh_shape (3,) needs 3 ranks, the world has 2"),
+])  # fmt: skip
+def test_bad_input_is_refused_in_these_words(call, kind, message):
+    """Each mistake has its type, which PyTorch's handlers catch, and says what is wrong and what to do."""
+
+    def rank(mesh):
+        with pytest.raises(kind) as caught:
+            call(value(4, 6), mesh)
+        return str(caught.value)
+
+    found = on_mesh((2,), rank)[0]
+    assert found.startswith(message) or message in found
+
+
+def test_an_operator_without_a_rule_is_refused():
+    """A NotImplementedError names the operator, the layouts and the way out."""
+    import torch
+
+    def rank(mesh):
+        with pytest.raises(NotImplementedError) as caught:
+            torch.linalg.qr(distribute_tensor(value(4, 4), mesh, [Shard(0)]))
+        return str(caught.value)
+
+    found = on_mesh((2,), rank)[0]
+    assert "qr" in found
+    assert "f64[4@tp, 4]" in found
+    assert "hyper_parallel.DistributedOp" in found
+
+
+# -- distribute_module ---------------------------------------------------------------------------------------------
+
+
+def net():
+    """A linear layer with a frozen bias, and a norm with buffers."""
+    from torch import nn
+
+    model = nn.Sequential(nn.Linear(4, 6), nn.BatchNorm1d(6)).double()
+    model[0].bias.requires_grad_(False)
+    return model
+
+
+def test_without_a_partition_everything_is_replicated():
+    """Parameters and buffers become DTensors; frozen parameters stay frozen."""
+
+    def rank(mesh):
+        model = distribute_module(net(), mesh)
+        state = {**dict(model.named_parameters()), **dict(model.named_buffers())}
+        assert all(isinstance(one, DTensor) and one.layout.is_replicated for one in state.values())
+        return model[0].bias.requires_grad, model[0].weight.requires_grad, len(state)
+
+    assert on_mesh((2,), rank)[0] == (False, True, 7)
+
+
+def test_a_partition_sees_every_submodule_and_keeps_ties():
+    """What it replaces stays, the rest is replicated, and a tied weight is one object afterwards."""
+    from torch import nn
+
+    def rank(mesh):
+        model = nn.ModuleDict({"a": nn.Linear(4, 4, bias=False), "b": nn.Linear(4, 4)})
+        model["b"].weight = model["a"].weight
+        seen = []
+
+        def partition(name, module, device_mesh):
+            seen.append(name)
+            if name == "a":
+                module.weight = nn.Parameter(distribute_tensor(module.weight, device_mesh, [Shard(0)]))
+
+        distribute_module(model, mesh, partition)
+        assert model["b"].weight is model["a"].weight
+        return seen, model["a"].weight.placements, model["b"].bias.placements
+
+    assert on_mesh((2,), rank)[0] == (["", "a", "b"], (Shard(0),), (Replicate(),))
+
+
+def hooked(mesh, input_fn, output_fn):
+    """Output of a distributed linear layer with hooks."""
+    model = distribute_module(net()[0], mesh, None, input_fn, output_fn)
+    return model(value(3, 4))
+
+
+def test_hooks_convert_inputs_and_outputs():
+    """Three arguments: module, values, mesh."""
+
+    def rank(mesh):
+        out = hooked(
+            mesh,
+            lambda _, inputs, on: (DTensor.from_local(inputs[0], on),),
+            lambda _, output, on: output.redistribute(on, [Shard(0)]),
+        )
+        return out.placements
+
+    assert on_mesh((2,), rank)[0] == (Shard(0),)
+
+
+def test_hooks_of_two_arguments_still_work():
+    """With a FutureWarning that says how to write them."""
+
+    def rank(mesh):
+        with pytest.warns(FutureWarning, match="with two arguments is deprecated") as caught:
+            out = hooked(
+                mesh,
+                lambda inputs, on: (DTensor.from_local(inputs[0], on),),
+                lambda output, on: output.redistribute(on, [Shard(0)]),
+            )
+        return out.placements, len([one for one in caught if one.category is FutureWarning])
+
+    assert on_mesh((1,), rank)[0] == ((Shard(0),), 2)
+
+
+def test_hooks_of_another_arity_are_refused():
+    """Neither two nor three."""
+
+    def rank(mesh):
+        with pytest.raises(ValueError, match="takes 1 arguments") as caught:
+            distribute_module(net(), mesh, input_fn=lambda inputs: inputs)
+        return str(caught.value)
+
+    assert on_mesh((1,), rank)[0] == (
+        "input_fn takes 1 arguments, it must take 3: (module, inputs_or_outputs, device_mesh)"
+    )
+
+
+def test_a_second_time_is_refused():
+    """Hooks would run twice."""
+
+    def rank(mesh):
+        model = distribute_module(net(), mesh)
+        with pytest.raises(
+            RuntimeError, match="distribute_module was applied to this Sequential before; apply it once"
+        ):
+            distribute_module(model, mesh)
+
+    on_mesh((1,), rank)

@@ -1,0 +1,46 @@
+"""What tests of rules share: samples by shape, and the check of a function on many meshes."""
+
+import numpy as np
+import pytest
+
+from hyper_parallel.verify.check import check_function
+
+# Combinations of placements that are drawn per mesh; all of them where there are fewer.
+DRAWN = {(2,): 20, (3,): 7, (4,): 4, (2, 2): 4}
+
+
+def sample(spec, number):
+    """Normal values for a shape, integers below `high` for `(high, shape)`, an array as it is."""
+    if isinstance(spec, np.ndarray):
+        return spec
+    rng = np.random.default_rng([number, 7])
+    if len(spec) == 2 and isinstance(spec[1], tuple):
+        return rng.integers(0, spec[0], spec[1])
+    return rng.standard_normal(spec)
+
+
+@pytest.fixture
+def holds():
+    """`holds(fn, *specs)`: values and gradients of `fn` are the plain ones under the placements of every mesh."""
+
+    def check(fn, *specs, drawn=None, refused=False, platform="torch"):
+        arrays = [sample(spec, number) for number, spec in enumerate(specs)]
+        for mesh, limit in (drawn or DRAWN).items():
+            report = check_function(fn, arrays, mesh, platform=platform, limit=limit)
+            assert report.ok, (mesh, report.forward, report.wrong[:5])
+            assert refused or not report.rejected, (mesh, report.rejected[:3])
+        return report
+
+    return check
+
+
+@pytest.fixture
+def ranks():
+    """`ranks(world, fn)`: results of `fn(mesh)` on a simulated mesh of one axis called tp."""
+    from hyper_parallel.core.dtensor.mesh import init_device_mesh
+    from hyper_parallel.verify.simulate import simulate
+
+    def run(world, fn, shape=None, names=("tp",)):
+        return simulate(lambda: fn(init_device_mesh("cpu", shape or (world,), mesh_dim_names=names)), world, "torch")
+
+    return run

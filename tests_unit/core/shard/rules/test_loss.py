@@ -1,0 +1,178 @@
+"""Losses on PyTorch: the whole signature of cross entropy, every placement, against the plain loss and gradient."""
+
+import itertools
+
+import numpy as np
+import pytest
+
+torch = pytest.importorskip("torch")
+import torch.nn.functional as F  # noqa: E402, N812
+
+from hyper_parallel.core.dtensor.dtensor import DTensor  # noqa: E402
+from hyper_parallel.core.dtensor.events import record_events  # noqa: E402
+from hyper_parallel.core.dtensor.mesh import init_device_mesh  # noqa: E402
+from hyper_parallel.core.dtensor.placements import Partial, Replicate, Shard  # noqa: E402
+from hyper_parallel.core.shard.rules.loss import vocab_parallel_loss  # noqa: E402
+from hyper_parallel.errors import LayoutError  # noqa: E402
+from hyper_parallel.verify.check import check_function  # noqa: E402
+from hyper_parallel.verify.simulate import simulate  # noqa: E402
+
+pytestmark = pytest.mark.platforms("torch")
+
+RNG = np.random.default_rng(3)
+LOGITS = RNG.uniform(-3, 3, (5, 7))
+CLASSES = np.array([6, 0, -100, 3, 5])
+WEIGHT = RNG.uniform(0.5, 2.0, 7)
+SHARES = RNG.dirichlet(np.ones(7), 5)
+IMAGES = RNG.uniform(-3, 3, (2, 5, 3))
+LABELS = np.array([[4, -100, 1], [0, 2, 3]])
+
+TABLE = list(itertools.product(("mean", "sum", "none"), (0.0, 0.2), (False, True)))
+
+
+def holds(fn, arrays, mesh=(2,), **options):
+    """Assert that `fn` means the same for all placements, and that none is refused."""
+    report = check_function(fn, arrays, mesh, platform="torch", **options)
+    assert report.ok, report.wrong[:5]
+    assert not report.rejected, report.rejected[:3]
+
+
+def entropy(reduction, smoothing, *, parallel, **rest):
+    """Cross entropy of logits, target and perhaps a weight."""
+
+    def fn(x, target, weight=None):
+        weight = None if weight is None else weight.detach()  # PyTorch has no gradient for it
+        options = {"reduction": reduction, "label_smoothing": smoothing, **rest}
+        if not parallel:
+            return F.cross_entropy(x, target, weight, **options)
+        with vocab_parallel_loss():
+            return F.cross_entropy(input=x, target=target, weight=weight, **options)
+
+    return fn
+
+
+@pytest.mark.parametrize("parallel", [False, True])
+@pytest.mark.parametrize("reduction, smoothing, weighted", TABLE)
+def test_cross_entropy(reduction, smoothing, weighted, parallel):
+    """Reduction, smoothing, class weights and an ignored row, with uneven rows and an uneven vocabulary."""
+    fn = entropy(reduction, smoothing, parallel=parallel)
+    arrays = [LOGITS, CLASSES, *([WEIGHT] if weighted else [])]
+    holds(fn, arrays, (2,), limit=30)
+    holds(fn, arrays, (4,), limit=10)
+    holds(fn, arrays, (2, 2), limit=15)
+
+
+@pytest.mark.parametrize("parallel", [False, True])
+@pytest.mark.parametrize("reduction, smoothing, weighted", TABLE)
+def test_cross_entropy_of_class_probabilities(reduction, smoothing, weighted, parallel):
+    """Targets that are probabilities, and their gradient."""
+    fn = entropy(reduction, smoothing, parallel=parallel)
+    arrays = [LOGITS, SHARES, *([WEIGHT] if weighted else [])]
+    holds(fn, arrays, (2,), limit=12)
+    holds(fn, arrays, (3,), limit=8)
+
+
+@pytest.mark.parametrize("parallel", [False, True])
+def test_cross_entropy_of_more_dims(parallel):
+    """Classes in dim 1 of images; one row without a batch; the ignored index chosen by the caller."""
+    holds(entropy("mean", 0.1, parallel=parallel), [IMAGES, LABELS], (2,))
+    holds(entropy("none", 0.0, parallel=parallel, ignore_index=3), [IMAGES, np.abs(LABELS) % 5], (2, 2), limit=20)
+    holds(entropy("mean", 0.1, parallel=parallel), [LOGITS[0], np.array(4)], (3,))
+
+
+def test_more_ranks_than_classes():
+    """A rank without a class takes part and adds nothing."""
+    holds(entropy("mean", 0.1, parallel=True), [LOGITS[:, :3], np.array([0, 1, -100, 2, 1]), WEIGHT[:3]], (4,), limit=20)
+
+
+@pytest.mark.parametrize("reduction", ["mean", "sum", "none"])
+def test_nll_loss(reduction):
+    """Log probabilities, an ignored row, class weights."""
+    holds(lambda x, t, w: F.nll_loss(x, t, w.detach(), reduction=reduction), [LOGITS, CLASSES, WEIGHT], (2,), limit=30)
+    holds(lambda x, t: F.nll_loss(x, t, ignore_index=0, reduction=reduction), [IMAGES, np.abs(LABELS) % 5], (2, 2), limit=15)
+
+
+PLAIN = [
+    F.mse_loss, F.l1_loss, F.smooth_l1_loss, F.huber_loss, F.binary_cross_entropy,
+    lambda x, y: F.soft_margin_loss(x, y.detach()),
+    F.binary_cross_entropy_with_logits, F.kl_div, torch.nn.MSELoss(reduction="sum"), torch.nn.BCEWithLogitsLoss(),
+    lambda x, y: F.mse_loss(x, y, reduction="none"), lambda x, y: F.smooth_l1_loss(x, y, beta=0.1),
+    lambda x, y: F.kl_div(x, y, reduction="batchmean"), lambda x, y: F.kl_div(x, y, log_target=True, reduction="sum"),
+    lambda x, y: F.mse_loss(x, y, weight=x.detach() + 1), lambda x, y: F.l1_loss(x, y, reduction="sum"),
+    lambda x, y: F.binary_cross_entropy_with_logits(x, y, pos_weight=y.detach() + 2),
+    lambda x, y: F.binary_cross_entropy(x, y, weight=x.detach(), reduction="sum"),
+    lambda x, y: F.l1_loss(x, y, size_average=False), lambda x, y: F.huber_loss(x, y, delta=0.2),
+]  # fmt: skip
+
+
+@pytest.mark.parametrize("fn", PLAIN)
+@pytest.mark.filterwarnings("ignore")
+def test_losses_by_element(fn):
+    """Means are over the global count; both arguments have their gradient."""
+    arrays = [RNG.uniform(0.1, 0.9, (5, 3)), RNG.uniform(0.1, 0.9, (5, 3))]
+    holds(fn, arrays, (2,))
+    holds(fn, arrays, (2, 2), limit=10)
+
+
+def test_half_precision_does_not_overflow():
+    """The sum of many half-precision losses exceeds the type (on one device too); their mean does not."""
+
+    def run():
+        mesh = init_device_mesh("cpu", (2,), mesh_dim_names=["dp"])
+        logits = torch.zeros(8000, 4, dtype=torch.float16)
+        logits[:, 0] = 12.0
+        x = DTensor.from_local(logits, mesh, [Shard(0)])
+        target = DTensor.from_local(torch.ones(8000, dtype=torch.int64), mesh, [Shard(0)])
+        return F.cross_entropy(x, target).full_tensor()
+
+    assert simulate(run, 2, "torch") == [torch.tensor(12.0, dtype=torch.float16)] * 2
+
+
+def placed(local, mesh, *places, **options):
+    """A DTensor."""
+    return DTensor.from_local(local, mesh, places, **options)
+
+
+def test_vocab_parallel_communicates_no_logits():
+    """A row's maximum and sum are reduced, nothing else, and backward needs nothing; outside of it logits move."""
+
+    def run():
+        mesh = init_device_mesh("cpu", (2,), mesh_dim_names=["tp"])
+        x = placed(torch.randn(3, 4, requires_grad=True), mesh, Shard(1))
+        target = placed(torch.tensor([7, 1, -100]), mesh, Replicate())
+        with record_events() as log, vocab_parallel_loss():
+            loss = F.cross_entropy(x, target, label_smoothing=0.1)
+        with record_events() as back:
+            loss.backward()
+        with record_events() as outside:
+            F.cross_entropy(x, target)
+        seen = [(event.op, event.argument, event.collective, event.bytes) for event in log]
+        return seen, back.collectives(), loss.placements, outside.collectives("forward"), outside[0].implicit
+
+    assert simulate(run, 2, "torch")[0] == (
+        [
+            ("cross_entropy", "maximum", "all_reduce", 12),
+            ("cross_entropy", "sum of exponentials", "all_reduce", 12),
+        ],
+        [],
+        (Partial(),),
+        ["all_to_all"],
+        True,
+    )
+
+
+def test_a_target_that_is_no_class_is_refused():
+    """Also where no rank holds its class: the framework's own error, on every rank; and a target of a wrong shape."""
+
+    def run():
+        mesh = init_device_mesh("cpu", (2,), mesh_dim_names=["tp"])
+        x = placed(torch.randn(3, 4), mesh, Shard(1))
+        with vocab_parallel_loss(), pytest.raises(IndexError, match="Target 8 is out of bounds."):
+            F.cross_entropy(x, placed(torch.tensor([7, 8, 0]), mesh, Replicate()))
+        with pytest.raises(LayoutError) as caught:
+            F.cross_entropy(x, placed(torch.tensor([7, 8]), mesh, Replicate()))
+        return str(caught.value)
+
+    assert simulate(run, 2, "torch")[0].endswith(
+        "target has shape [2]; classes in dim 1 of [3, 8] need [3]"
+    )

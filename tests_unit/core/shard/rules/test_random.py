@@ -1,0 +1,167 @@
+"""Random operators on PyTorch: the same numbers for every layout, mesh and world size."""
+
+import numpy as np
+import pytest
+
+from hyper_parallel.core.dtensor import random
+
+torch = pytest.importorskip("torch")
+import torch.nn.functional as F  # noqa: E402, N812
+
+from hyper_parallel.core.dtensor.dtensor import DTensor  # noqa: E402
+from hyper_parallel.core.dtensor.events import record_events  # noqa: E402
+from hyper_parallel.core.dtensor.layout import Layout  # noqa: E402
+from hyper_parallel.core.dtensor.mesh import init_device_mesh  # noqa: E402
+from hyper_parallel.core.dtensor.placements import Partial, Replicate, Shard  # noqa: E402
+from hyper_parallel.errors import UnsupportedOperatorError  # noqa: E402
+from hyper_parallel.verify.check import all_placements, decompose  # noqa: E402
+from hyper_parallel.verify.simulate import simulate  # noqa: E402
+
+pytestmark = pytest.mark.platforms("torch")
+
+KNOWN = [  # counter, key, output: the reference vectors of Random123
+    ((0, 0, 0, 0), (0, 0), (0x6627E8D5, 0xE169C58D, 0xBC57AC4C, 0x9B00DBD8)),
+    ((0xFFFFFFFF,) * 4, (0xFFFFFFFF,) * 2, (0x408F276D, 0x41C83B0E, 0xA20BC7C6, 0x6D5451FD)),
+    (
+        (0x243F6A88, 0x85A308D3, 0x13198A2E, 0x03707344),
+        (0xA4093822, 0x299F31D0),
+        (0xD16CFE09, 0x94FDCCEB, 0x5001E420, 0x24126EA1),
+    ),
+]
+
+
+@pytest.mark.parametrize("counter, key, expected", KNOWN)
+def test_the_generator_is_philox(counter, key, expected):
+    """The reference vectors of Philox 4x32-10 come out."""
+    low = counter[0] | counter[1] << 32
+    call, seed = counter[2] | counter[3] << 32, key[0] | key[1] << 32
+    assert tuple(int(word) for word in random.bits(seed, call, np.uint64(low))) == expected
+
+
+DRAWS = {
+    "dropout": lambda x: F.dropout(x, 0.4),
+    "dropout_twice": lambda x: F.dropout(F.dropout(x, 0.1), 0.3),
+    "dropout_in_place": lambda x: F.dropout(x * 1, 0.5, inplace=True),
+    "rand_like": torch.rand_like,
+    "randn_like": lambda x: torch.randn_like(x, dtype=torch.float32),
+    "bernoulli": lambda x: torch.bernoulli(x.sigmoid()),
+    "normal_": lambda x: torch.zeros_like(x).normal_(1.0, 3.0),
+    "uniform_": lambda x: torch.zeros_like(x).uniform_(-1, 2),
+    "bernoulli_": lambda x: torch.zeros_like(x).bernoulli_(0.3),
+    "init": lambda x: torch.nn.init.normal_(torch.zeros_like(x), std=0.02),
+    "kaiming": lambda x: torch.nn.init.kaiming_uniform_(torch.zeros_like(x)),
+    "trunc": lambda x: torch.nn.init.trunc_normal_(torch.zeros_like(x)),
+    "randint": lambda x: torch.randint_like(x, 3, 9),
+}
+
+
+def drawn(fn, array, mesh_shape):
+    """Values under every placement, as whole arrays, equal on all ranks."""
+
+    def run():
+        mesh = init_device_mesh("cpu", mesh_shape, mesh_dim_names=[f"m{axis}" for axis in range(len(mesh_shape))])
+        found = []
+        for places in all_placements(array.ndim, len(mesh_shape)):
+            layout = Layout.place(mesh, places, array.shape)
+            random.manual_seed(1234)
+            piece = torch.tensor(decompose(array, layout, 5))
+            out = fn(DTensor.from_local(piece, mesh, places, shape=array.shape))
+            found.append(out.full_tensor())
+        return found
+
+    return [one for ranks in simulate(run, int(np.prod(mesh_shape)), "torch") for one in ranks]
+
+
+@pytest.mark.parametrize("name", DRAWS)
+def test_equal_for_every_layout(name):
+    """The numbers depend on seed, call and global index: not on placement, mesh shape or world size."""
+    array = np.random.default_rng(0).integers(1, 9, (5, 3)).astype(float)
+    (alone,) = {one.numpy().tobytes() for one in drawn(DRAWS[name], array, (1,))[:1]}
+    dtype = np.dtype(str(drawn(DRAWS[name], array, (1,))[0].dtype).split(".")[1])
+    alone = np.frombuffer(alone, dtype).reshape(5, 3)
+    assert len(np.unique(alone)) > 1
+    exact = "dropout" not in name and name != "bernoulli"
+    for shape in ((2,), (3,), (2, 2)):
+        for other in drawn(DRAWS[name], array, shape):
+            if exact:
+                assert (other.numpy() == alone).all()
+            else:
+                np.testing.assert_array_equal(other.numpy() == 0, alone == 0)
+                np.testing.assert_allclose(other.numpy(), alone, rtol=1e-12)
+
+
+def test_dropout_scales_and_keeps_the_mean():
+    """What is kept is divided by the probability of keeping; about that share is kept."""
+
+    def run():
+        mesh = init_device_mesh("cpu", (2,), mesh_dim_names=["dp"])
+        x = DTensor.from_local(torch.ones(4000, requires_grad=True), mesh, [Shard(0)])
+        out = F.dropout(x, 0.25)
+        out.sum().backward()
+        assert torch.equal(x.grad.to_local(), out.to_local().detach())
+        return out.full_tensor()
+
+    out = simulate(run, 2, "torch")[0]
+    assert set(out.tolist()) == {0.0, float(torch.tensor(4 / 3))}
+    assert abs(float((out == 0).double().mean()) - 0.25) < 0.02
+
+
+def test_calls_differ_and_seeds_repeat():
+    """Two calls draw different masks; the same seed draws the same two; evaluation draws nothing and costs nothing."""
+
+    def run():
+        mesh = init_device_mesh("cpu", (2,), mesh_dim_names=["dp"])
+        x = DTensor.from_local(torch.ones(40), mesh, [Shard(0)])
+        summand = DTensor.from_local(torch.ones(4), mesh, [Partial()])
+        random.manual_seed(7, mesh)
+        first, second = F.dropout(x), F.dropout(x)
+        state = random.get_state()
+        assert state == (7, 2)
+        with random.preserved():
+            third = F.dropout(x)
+        with record_events() as log:
+            assert F.dropout(summand, training=False).placements == (Partial(),)
+        assert not log.collectives()
+        assert random.get_state() == state
+        assert torch.equal(F.dropout(x).to_local(), third.to_local())
+        assert not torch.equal(first.to_local(), second.to_local())
+        random.manual_seed(7)
+        return torch.equal(F.dropout(x).to_local(), first.to_local())
+
+    assert simulate(run, 2, "torch") == [True, True]
+
+
+def test_filling_a_pending_sum_is_refused():
+    """No summand by itself is a random number; nothing is drawn."""
+
+    def run():
+        mesh = init_device_mesh("cpu", (2,), mesh_dim_names=["tp"])
+        with pytest.raises(UnsupportedOperatorError, match="normal.*would have to change the layout of x"):
+            DTensor.from_local(torch.ones(4), mesh, [Partial()]).normal_()
+        return random.get_state()
+
+    assert simulate(run, 2, "torch") == [(0, 0), (0, 0)]
+
+
+def test_communication_of_the_family():
+    """Drawing costs no communication; dropout of a pending sum reduces it first."""
+
+    def run():
+        mesh = init_device_mesh("cpu", (2,), mesh_dim_names=["tp"])
+        with record_events() as log:
+            for place in (Shard(0), Shard(1), Replicate()):
+                x = DTensor.from_local(torch.ones(4, 2), mesh, [place])
+                F.dropout(x)
+                torch.rand_like(x)
+        assert log.collectives() == []
+        with record_events() as log:
+            F.dropout(DTensor.from_local(torch.ones(4, 2), mesh, [Partial()]))
+        return log.collectives()
+
+    assert simulate(run, 2, "torch") == [["reduce_scatter"]] * 2
+
+
+def test_box_of_the_whole():
+    """Indices of a piece are the global row-major ones."""
+    whole = np.arange(30, dtype=np.uint64).reshape(5, 6)
+    assert (random.element_indices((5, 6), ((1, 4), (2, 6))) == whole[1:4, 2:6]).all()

@@ -1,0 +1,270 @@
+from __future__ import annotations
+
+import pytest
+
+from hyper_parallel import ColwiseParallel, DTensor, Partial, Replicate, Shard, distribute_tensor, parallelize_module
+from hyper_parallel.errors import LayoutError, MeshError, MeshMismatchError, MixedTensorError, UnsupportedModuleError
+
+pytestmark = pytest.mark.platforms("torch")
+
+
+def linear(twin, width=7, out=10):
+    """A linear layer with random values."""
+    from torch import nn
+
+    return twin.settle(nn.Linear(width, out))
+
+
+@pytest.mark.parametrize("world", [2, 3, 4])
+@pytest.mark.parametrize("source", [Replicate(), Shard(0), Shard(-1)])
+@pytest.mark.parametrize("target", [None, Replicate(), Shard(0)])
+def test_local_inputs_and_outputs_of_any_layout(twin, world, source, target):
+    """A plain input is understood under its declared layout, uneven sizes included, and the output comes as asked."""
+    ref = twin.Twin(linear(twin), twin.random(5, 7))
+    leaving = Shard(-1) if target is None else target
+
+    def rank(mesh):
+        style = ColwiseParallel(input_layouts=source, output_layouts=target)
+        layer = parallelize_module(ref.copy(), mesh, style)
+        x = twin.piece(ref.inputs[0], mesh, [source]).requires_grad_()
+        y = layer(x)
+        twin.same(twin.gather(y, mesh, [leaving], (5, 10)), ref.output, "output")
+        y.backward(twin.piece(ref.cotangent, mesh, [leaving]))
+        twin.same(twin.gather(x.grad, mesh, [source], (5, 7)), ref.inputs[0].grad, "gradient of the input")
+        ref.assert_gradients(layer)
+        return layer.weight.placements, layer.bias.placements
+
+    assert twin.on_mesh((world,), rank)[0] == ((Shard(0),), (Shard(0),))
+
+
+@pytest.mark.parametrize("world", [2, 3])
+def test_a_dtensor_brings_its_own_layout(twin, world):
+    """What ``input_layouts`` says is for plain inputs; a DTensor is moved from where it is."""
+    ref = twin.Twin(linear(twin), twin.random(5, 7))
+
+    def rank(mesh):
+        layer = parallelize_module(ref.copy(), mesh, ColwiseParallel(use_local_output=False))
+        x = distribute_tensor(ref.inputs[0].detach().requires_grad_(), mesh, [Shard(0)])
+        y = layer(x)
+        assert isinstance(y, DTensor)
+        assert y.placements == (Shard(1),)
+        y.backward(distribute_tensor(ref.cotangent, mesh, [Shard(1)]))
+        twin.same(x.grad, ref.inputs[0].grad, "gradient of the input")
+        ref.assert_gradients(layer)
+
+    twin.on_mesh((world,), rank)
+
+
+@pytest.mark.parametrize("world", [2, 3])
+def test_embedding_by_features(twin, world):
+    """Columns of the table are sharded; the gradient of the table is the dense one, padding included."""
+    import torch
+    from torch import nn
+
+    table = twin.settle(nn.Embedding(11, 7, padding_idx=2))
+    ids = torch.tensor([[0, 2, 10], [2, 5, 0]])
+    ref = twin.Twin(table, ids)
+
+    def rank(mesh):
+        layer = parallelize_module(ref.copy(), mesh, ColwiseParallel())
+        y = layer(ids)
+        twin.same(twin.gather(y, mesh, [Shard(2)], (2, 3, 7)), ref.output, "output")
+        y.backward(twin.piece(ref.cotangent, mesh, [Shard(2)]))
+        ref.assert_gradients(layer)
+        return layer.weight.placements
+
+    assert twin.on_mesh((world,), rank)[0] == (Shard(1),)
+
+
+def test_the_input_by_keyword(twin):
+    """A keyword reaches the module, and the declared one is converted."""
+    ref = twin.Twin(linear(twin), twin.random(5, 7))
+
+    def rank(mesh):
+        layer = parallelize_module(ref.copy(), mesh, ColwiseParallel(output_layouts=Replicate()))
+        twin.same(layer(input=ref.inputs[0].detach()), ref.output, "output")
+
+    twin.on_mesh((2,), rank)
+
+
+def test_other_arguments_pass_unchanged(twin):
+    """Only the annotated argument is converted; positional and keyword ones beside it reach the module."""
+    from torch import nn
+
+    class Scaled(nn.Linear):
+        def forward(self, x, factor, *, shift=None):
+            assert isinstance(x, DTensor)
+            assert (factor, shift) == (2, "s")
+            return super().forward(x)
+
+    def rank(mesh):
+        parallelize_module(Scaled(4, 6), mesh, ColwiseParallel())(twin.random(3, 4).float(), 2, shift="s")
+
+    twin.on_mesh((2,), rank)
+
+
+@pytest.mark.parametrize("call, message", [
+    (lambda layer: layer(None), "fc1 (Linear): input must be a tensor, got NoneType"),
+    (lambda layer: layer([1.0]), "fc1 (Linear): input must be a tensor, got list"),
+    (lambda layer: layer(), "fc1 (Linear): called without input, which ColwiseParallel converts"),
+])  # fmt: skip
+def test_a_wrong_argument_names_module_and_argument(twin, call, message):
+    """A ValueError says where and what."""
+
+    def rank(mesh):
+        model = parallelize_module(twin.MLP(), mesh, {"fc*": ColwiseParallel()})
+        with pytest.raises(ValueError, match="fc1") as caught:
+            call(model.fc1)
+        return str(caught.value)
+
+    assert twin.on_mesh((2,), rank)[0] == message
+
+
+def test_a_module_of_another_kind_is_refused(twin):
+    """As in PyTorch, a NotImplementedError; it names the type."""
+    from torch import nn
+
+    def rank(mesh):
+        with pytest.raises(NotImplementedError) as caught:
+            ColwiseParallel().apply(nn.LayerNorm(3), mesh)
+        assert isinstance(caught.value, UnsupportedModuleError)
+        return str(caught.value)
+
+    assert twin.on_mesh((2,), rank)[0] == "ColwiseParallel takes linear and embedding layers, this is LayerNorm"
+
+
+def test_plain_tensors_are_refused_on_several_axes(twin):
+    """One placement tells only half of where a plain tensor lies, so the fix is given and nothing is guessed."""
+
+    def rank(mesh):
+        model = parallelize_module(twin.settle(twin.MLP()), mesh, {"fc*": ColwiseParallel()})
+        with pytest.raises(MixedTensorError) as caught:
+            model(twin.random(4, 7))
+        return str(caught.value)
+
+    assert twin.on_mesh((2, 2), rank, ("dp", "tp"))[0] == (
+        "fc1 (Linear): input is a plain tensor [4, 7]; Replicate() says how it lies along tp, but not along dp of "
+        "DeviceMesh(cpu, dp=2, tp=2, ranks=[0, 1, 2, 3]); distribute the batch: "
+        "hyper_parallel.distribute_tensor(batch, mesh, [Shard(0), Replicate()]), and let styles upstream have "
+        "use_local_output=False"
+    )
+
+
+@pytest.mark.parametrize("held", [(Shard(0), Replicate()), ("dp", "None")])
+def test_the_whole_story_of_a_plain_tensor_is_accepted(twin, held):
+    """One placement per mesh axis, or one alias per dim, tells where a plain tensor lies on any mesh."""
+    ref = twin.Twin(linear(twin), twin.random(5, 7))
+    out = (Shard(0), Shard(1))
+
+    def rank(mesh):
+        layer = parallelize_module(ref.copy(), mesh, ColwiseParallel(input_layouts=held))
+        x = twin.piece(ref.inputs[0], mesh, held).requires_grad_()
+        y = layer(x)
+        twin.same(twin.gather(y, mesh, out, (5, 10)), ref.output, "output")
+        y.backward(twin.piece(ref.cotangent, mesh, out))
+        twin.same(twin.gather(x.grad, mesh, held, (5, 7)), ref.inputs[0].grad, "gradient of the input")
+        ref.assert_gradients(layer)
+
+    twin.on_mesh((2, 3), rank, ("dp", "tp"))
+
+
+def test_a_dtensor_of_another_mesh_is_refused(twin):
+    """Both meshes and the argument are named."""
+    from hyper_parallel import init_device_mesh
+
+    def rank(mesh):
+        layer = parallelize_module(linear(twin), mesh, ColwiseParallel())
+        other = init_device_mesh("cpu", (2,), mesh_dim_names=("x",))
+        with pytest.raises(MeshMismatchError) as caught:
+            layer(distribute_tensor(twin.random(5, 7), other, [Replicate()]))
+        return str(caught.value)
+
+    assert twin.on_mesh((2,), rank)[0] == (
+        "Linear: input lives on DeviceMesh(cpu, x=2, ranks=[0, 1]), the module was parallelized on "
+        "DeviceMesh(cpu, 0=2, ranks=[0, 1]); distribute input on the module's mesh"
+    )
+
+
+def test_several_axes_without_tp(twin):
+    """A style must know its axis."""
+
+    def rank(mesh):
+        with pytest.raises(MeshError) as caught:
+            parallelize_module(twin.MLP(), mesh, {"fc*": ColwiseParallel()})
+        return str(caught.value)
+
+    assert twin.on_mesh((2, 2), rank, ("a", "b"))[0] == (
+        "parallel styles act on the mesh axis 'tp', and DeviceMesh(cpu, a=2, b=2, ranks=[0, 1, 2, 3]) has none of that "
+        "name among several; name one so, or pass one axis: mesh['b']"
+    )
+
+
+def test_pieces_that_are_not_one_tensor(twin):
+    """The ranks compare what they hold before anything is computed."""
+
+    def rank(mesh):
+        layer = parallelize_module(linear(twin), mesh, ColwiseParallel(input_layouts=Shard(0)))
+        with pytest.raises(ValueError, match="pieces") as caught:
+            layer(twin.random(2 + mesh.rank, 7))
+        return str(caught.value)
+
+    assert twin.on_mesh((2,), rank)[0] == (
+        "Linear: the pieces of input are not those of one f64[5@0, 7] (rank 0: [2, 7], rank 1: [3, 7]); "
+        "shards follow the ceil rule"
+    )
+
+
+def test_a_piece_that_is_not_of_the_layer(twin):
+    """The layer's weight knows the global width."""
+
+    def rank(mesh):
+        layer = parallelize_module(linear(twin), mesh, ColwiseParallel(input_layouts=Shard(1)))
+        with pytest.raises(ValueError, match="should hold") as caught:
+            layer(twin.random(5, 2))
+        return str(caught.value)
+
+    assert twin.on_mesh((2,), rank)[0] == "Linear: input should hold [5, 4] of f64[5, 7@0] on rank 0, got [5, 2]"
+
+
+def test_a_layout_that_does_not_fit_the_tensor(twin):
+    """A dim that does not exist names module, style and placement."""
+
+    def rank(mesh):
+        layer = parallelize_module(linear(twin), mesh, ColwiseParallel(output_layouts=Shard(2)))
+        with pytest.raises(LayoutError) as caught:
+            layer(twin.random(5, 7))
+        return str(caught.value)
+
+    assert twin.on_mesh((2,), rank)[0] == "Linear: ColwiseParallel asks for Shard(2) of a tensor of 2 dims"
+
+
+def test_options_are_checked_and_shown():
+    """``repr`` shows every option with its default; what is no layout is refused when the style is made."""
+    assert repr(ColwiseParallel()) == (
+        "ColwiseParallel(input_layouts=(Replicate(),), output_layouts=(Shard(-1),), use_local_output=True)"
+    )
+    assert repr(ColwiseParallel(output_layouts=Partial())) == (
+        "ColwiseParallel(input_layouts=(Replicate(),), output_layouts=(Partial(sum),), use_local_output=True)"
+    )
+    with pytest.raises(TypeError, match="input_layouts must be a placement, one placement per mesh axis") as caught:
+        ColwiseParallel(input_layouts=3)
+    assert str(caught.value).startswith("ColwiseParallel: input_layouts must be")
+
+
+def test_a_layer_that_returns_a_plain_tensor(twin):
+    """An overridden forward that leaves the mesh cannot be laid out; module, style and type are named."""
+    from torch import nn
+
+    class Leaving(nn.Linear):
+        def forward(self, x):
+            return super().forward(x).to_local()
+
+    def rank(mesh):
+        layer = parallelize_module(Leaving(4, 6), mesh, ColwiseParallel())
+        with pytest.raises(ValueError, match="output") as caught:
+            layer(twin.random(3, 4).float())
+        return str(caught.value)
+
+    assert twin.on_mesh((2,), rank)[0] == (
+        "Leaving: output must be a DTensor for ColwiseParallel to lay it out, got Tensor"
+    )

@@ -1,0 +1,173 @@
+from __future__ import annotations
+
+import pytest
+
+from hyper_parallel import (
+    ColwiseParallel,
+    DTensor,
+    PrepareModuleInput,
+    Replicate,
+    RowwiseParallel,
+    SequenceParallel,
+    Shard,
+    distribute_tensor,
+    parallelize_module,
+)
+
+pytestmark = pytest.mark.platforms("torch")
+
+
+def probe(twin):
+    """A module that keeps what it was called with."""
+    from torch import nn
+
+    class Probe(nn.Module):
+        def forward(self, *args, **kwargs):
+            self.seen = (args, kwargs)
+            return args[0] if args else None
+
+    return nn.ModuleDict({"attn": Probe()})
+
+
+@pytest.mark.parametrize("world", [2, 3])
+@pytest.mark.parametrize("local", [True, False])
+def test_only_annotated_inputs_are_converted(twin, world, local):
+    """Positional and keyword inputs all arrive; None in a description leaves an input alone."""
+    x, mask = twin.random(2, 5, 7), twin.random(5, 5)
+    style = PrepareModuleInput(
+        input_layouts=(Shard(1), None),
+        desired_input_layouts=(Replicate(), None),
+        input_kwarg_layouts={"mask": Replicate()},
+        desired_input_kwarg_layouts={"mask": Shard(0)},
+        use_local_output=local,
+    )
+
+    def rank(mesh):
+        model = parallelize_module(probe(twin), mesh, {"attn": style})
+        model["attn"](twin.piece(x, mesh, [Shard(1)]), "as it is", mask=mask, flag=True)
+        (first, second), kwargs = model["attn"].seen
+        assert second == "as it is"
+        assert kwargs["flag"] is True
+        assert isinstance(first, DTensor) is not local
+        twin.same(first, x, "input 0")
+        wanted = twin.piece(mask, mesh, [Shard(0)]) if local else mask
+        twin.same(kwargs["mask"], wanted, "mask")
+
+    twin.on_mesh((world,), rank)
+
+
+def test_the_gradient_of_a_gathered_input_is_scattered(twin):
+    """All-gather forward, and each rank gets its piece of the gradient."""
+    ref = twin.Twin(twin.settle(twin.Block()), twin.random(2, 5, 7))
+    held = [Shard(1)]
+    plan = {
+        "mlp": PrepareModuleInput(input_layouts=Shard(1), desired_input_layouts=Replicate()),
+        "norm": SequenceParallel(),
+        "mlp.fc1": ColwiseParallel(),
+        "mlp.fc2": RowwiseParallel(output_layouts=Shard(1)),
+    }
+
+    def rank(mesh):
+        model = parallelize_module(ref.copy(), mesh, plan)
+        x = twin.piece(ref.inputs[0], mesh, held).requires_grad_()
+        y = model(x)
+        y.backward(twin.piece(ref.cotangent, mesh, held))
+        twin.same(twin.gather(x.grad, mesh, held, (2, 5, 7)), ref.inputs[0].grad, "gradient of the input")
+        ref.assert_gradients(model)
+
+    twin.on_mesh((3,), rank)
+
+
+def test_a_dtensor_on_two_axes_keeps_the_other_axis(twin):
+    """A single placement speaks of tp only."""
+    x = twin.random(4, 6)
+
+    def rank(mesh):
+        style = PrepareModuleInput(input_layouts=Shard(1), desired_input_layouts=Replicate())
+        model = parallelize_module(probe(twin), mesh, {"attn": style})
+        out = model["attn"](distribute_tensor(x, mesh, [Shard(0), Shard(1)]))
+        return out.placements
+
+    assert twin.on_mesh((2, 2), rank, ("dp", "tp"))[0] == (Shard(0), Replicate())
+
+
+def test_the_whole_story_per_input(twin):
+    """An entry may be a tuple of one placement per mesh axis; then plain tensors are understood on any mesh."""
+    x = twin.random(5, 6)
+
+    def rank(mesh):
+        held, wanted = (Shard(0), Shard(1)), (Replicate(), Shard(0))
+        style = PrepareModuleInput(input_layouts=(held,), desired_input_layouts=(wanted,))
+        model = parallelize_module(probe(twin), mesh, {"attn": style})
+        out = model["attn"](twin.piece(x, mesh, held))
+        twin.same(out, x, "input")
+        return out.placements
+
+    assert twin.on_mesh((2, 3), rank, ("dp", "tp"))[0] == (Replicate(), Shard(0))
+
+
+@pytest.mark.parametrize("args, kwargs, message", [
+    ((), {}, ("attn (Probe): 0 positional inputs, but input_layouts of PrepareModuleInput has 1 entries; give one per "
+             "input, None for those to leave alone")),
+    ((3,), {}, "attn (Probe): input 0 must be a tensor, got int"),
+    ((None,), {}, "attn (Probe): input 0 must be a tensor, got NoneType"),
+    ("x", {"mask": 1.5}, "attn (Probe): mask must be a tensor, got float"),
+])  # fmt: skip
+def test_a_wrong_call_names_module_and_argument(twin, args, kwargs, message):
+    """A wrong count, or no tensor where one is declared, is a ValueError."""
+    style = PrepareModuleInput(
+        input_layouts=Replicate(),
+        desired_input_layouts=Replicate(),
+        input_kwarg_layouts={"mask": Replicate()},
+        desired_input_kwarg_layouts={"mask": Replicate()},
+    )
+
+    def rank(mesh):
+        model = parallelize_module(probe(twin), mesh, {"attn": style})
+        given = (twin.random(2, 3),) if args == "x" else args
+        with pytest.raises(ValueError, match="attn") as caught:
+            model["attn"](*given, **kwargs)
+        return str(caught.value)
+
+    assert twin.on_mesh((2,), rank)[0] == message
+
+
+@pytest.mark.parametrize("options, message", [
+    ({"input_layouts": Shard(0)}, "PrepareModuleInput: input_layouts needs desired_input_layouts, one per input"),
+    ({"desired_input_layouts": Shard(0)},
+     "PrepareModuleInput: input_layouts has 0 entries, desired_input_layouts has 1"),
+    ({"input_layouts": (Shard(0), None), "desired_input_layouts": Shard(0)},
+     "PrepareModuleInput: input_layouts has 2 entries, desired_input_layouts has 1"),
+    ({"input_kwarg_layouts": {"x": Shard(0)}},
+     "PrepareModuleInput: input_kwarg_layouts names ['x'], desired_input_kwarg_layouts names []"),
+])  # fmt: skip
+def test_descriptions_that_do_not_match(options, message):
+    """Refused when the style is made."""
+    with pytest.raises(ValueError, match="PrepareModuleInput") as caught:
+        PrepareModuleInput(**options)
+    assert str(caught.value) == message
+
+
+def test_options_are_checked_and_shown():
+    """``repr`` shows every option; what is no layout is a TypeError."""
+    style = PrepareModuleInput(input_layouts=(Shard(0), None), desired_input_layouts=(Replicate(), None))
+    assert repr(style) == (
+        "PrepareModuleInput(input_layouts=(Shard(0), None), desired_input_layouts=(Replicate(), None), "
+        "input_kwarg_layouts={}, desired_input_kwarg_layouts={}, use_local_output=False)"
+    )
+    with pytest.raises(TypeError, match="one layout"):
+        PrepareModuleInput(input_layouts=3, desired_input_layouts=Replicate())
+
+
+def test_keywords_alone(twin):
+    """Without a word about positional inputs, any number of them passes."""
+
+    def rank(mesh):
+        style = PrepareModuleInput(input_kwarg_layouts={"x": Shard(0)}, desired_input_kwarg_layouts={"x": Replicate()})
+        model = parallelize_module(probe(twin), mesh, {"attn": style})
+        model["attn"](1, 2, x=twin.piece(twin.random(5), mesh, [Shard(0)]))
+        args, kwargs = model["attn"].seen
+        twin.same(kwargs["x"], twin.random(5), "x")
+        return args
+
+    assert twin.on_mesh((2,), rank)[0] == (1, 2)

@@ -1,0 +1,120 @@
+from __future__ import annotations
+
+import math
+
+import pytest
+
+from hyper_parallel import DTensor, Partial, Replicate, Shard, clip_grad_norm_, distribute_tensor
+
+pytestmark = pytest.mark.platforms("torch")
+
+SHAPES = {"a": (5, 3), "b": (7,), "c": (2, 3, 4), "d": (1,), "e": (3, 3)}
+
+
+def gradients(twin):
+    """Dense gradients by name."""
+    return {name: twin.random(*shape, seed=index) for index, (name, shape) in enumerate(SHAPES.items())}
+
+
+def parameters(twin, mesh):
+    """Parameters of many layouts, on the mesh and on one axis of it, DTensors and a plain one."""
+    import torch
+
+    homes = {
+        "a": (mesh, [Shard(0), Shard(1)]),
+        "b": (mesh, [Replicate(), Shard(0)]),
+        "c": (mesh, [Shard(1), Replicate()]),
+        "d": (mesh["tp"], [Shard(0)]),
+    }
+    found = {}
+    for name, grad in gradients(twin).items():
+        value = torch.zeros_like(grad)
+        if name in homes:
+            found[name] = torch.nn.Parameter(distribute_tensor(value, *homes[name]))
+            found[name].grad = distribute_tensor(grad, *homes[name])
+        else:
+            found[name] = torch.nn.Parameter(value)
+            found[name].grad = grad.clone()
+    return found
+
+
+@pytest.mark.parametrize("order", [1.0, 2.0, 3.0, math.inf, "inf"])
+@pytest.mark.parametrize("grid", [(2, 2), (2, 3)])
+@pytest.mark.parametrize("bound", [0.5, 1e9])
+def test_the_norm_is_the_global_one_and_gradients_are_scaled(twin, order, grid, bound):
+    """Every element counts once, whatever the layouts and meshes; the result is a plain number, equal everywhere."""
+    import torch
+
+    dense = [torch.nn.Parameter(torch.zeros_like(one)) for one in gradients(twin).values()]
+    for one, grad in zip(dense, gradients(twin).values(), strict=True):
+        one.grad = grad.clone()
+    expected = torch.nn.utils.clip_grad_norm_(dense, bound, norm_type=float(order))
+
+    def rank(mesh):
+        mine = parameters(twin, mesh)
+        norm = clip_grad_norm_(mine.values(), bound, norm_type=order)
+        assert not isinstance(norm, DTensor)
+        twin.same(norm, expected, "norm")
+        for one, theirs in zip(mine.values(), dense, strict=True):
+            twin.same(one.grad, theirs.grad, "gradient")
+
+    twin.on_mesh(grid, rank, ("dp", "tp"))
+
+
+def test_a_pending_reduction_is_done_first(twin):
+    """The norm of summands is not the sum of norms; a partial gradient, given as it is, is reduced."""
+
+    def rank(mesh):
+        from hyper_parallel.core.tensor_parallel import clip
+        from hyper_parallel.platform.select import get_torch_platform
+
+        grad = DTensor.from_local(twin.random(3, seed=mesh.rank), mesh, [Partial()])
+
+        class Holder:
+            pass
+
+        holder = Holder()
+        holder.grad = grad
+        settled = clip._settled(get_torch_platform(), holder)
+        assert settled.placements == (Replicate(),)
+        twin.same(settled, twin.random(3, seed=0) + twin.random(3, seed=1), "gradient")
+
+    twin.on_mesh((2,), rank)
+
+
+def test_infinite_norms_are_refused_before_anything_is_scaled(twin):
+    """``error_if_nonfinite`` raises and leaves gradients as they are."""
+    import torch
+
+    def rank(mesh):
+        weight = torch.nn.Parameter(distribute_tensor(twin.random(4), mesh, [Shard(0)]))
+        weight.grad = distribute_tensor(torch.tensor([1.0, 2.0, 3.0, math.inf], dtype=torch.float64), mesh, [Shard(0)])
+        with pytest.raises(RuntimeError) as caught:
+            clip_grad_norm_(weight, 1.0, error_if_nonfinite=True)
+        assert weight.grad.full_tensor()[1] == 2
+        return str(caught.value)
+
+    assert twin.on_mesh((2,), rank)[0] == (
+        "clip_grad_norm_: the 2-norm of the gradients is inf; nothing was scaled "
+        "(error_if_nonfinite=False scales anyway)"
+    )
+
+
+def test_empty_pieces_and_missing_gradients(twin):
+    """A rank that holds nothing contributes nothing, and no gradient is no norm."""
+    import torch
+
+    def rank(mesh):
+        weight = torch.nn.Parameter(distribute_tensor(twin.random(2), mesh, [Shard(0)]))
+        none = clip_grad_norm_([weight], 1.0)
+        weight.grad = distribute_tensor(torch.tensor([3.0, 4.0], dtype=torch.float64), mesh, [Shard(0)])
+        return none.item(), clip_grad_norm_([weight], 9.0).item(), clip_grad_norm_([weight], 9.0, math.inf).item()
+
+    assert twin.on_mesh((4,), rank) == [(0.0, 5.0, 4.0)] * 4
+
+
+@pytest.mark.parametrize("order", [0, -1.0])
+def test_orders_that_are_no_norm(order):
+    """Zero and negative orders are refused."""
+    with pytest.raises(ValueError, match="norm_type must be positive"):
+        clip_grad_norm_([], 1.0, norm_type=order)

@@ -1,0 +1,91 @@
+from __future__ import annotations
+
+import numpy as np
+import pytest
+
+from hyper_parallel.verify import simulate
+
+pytestmark = pytest.mark.platforms("mindspore")
+
+WIDTHS = (7, 10, 5)
+
+
+def arrays():
+    """Weights, biases, input and cotangent of an MLP ``7 -> 10 -> 5``."""
+    rng = np.random.default_rng(0)
+    width, hidden, out = WIDTHS
+    shapes = [(hidden, width), (hidden,), (out, hidden), (out,), (4, width), (4, out)]
+    return [rng.standard_normal(shape).astype(np.float32) for shape in shapes]
+
+
+def numpy_run(w1, b1, w2, b2, x, g):
+    """Output, and gradients of weights, biases and input, by hand."""
+    h = np.tanh(x @ w1.T + b1)
+    dh = (g @ w2) * (1 - h * h)
+    return h @ w2.T + b2, [dh.T @ x, dh.sum(0), g.T @ h, g.sum(0), dh @ w1]
+
+
+def rank_run(values):
+    """The parallel run on one rank: output, whole gradients and layouts of the weights."""
+    import mindspore
+    from mindspore import Tensor, nn
+
+    from hyper_parallel import ColwiseParallel, DTensor, RowwiseParallel, init_device_mesh, parallelize_module
+    from hyper_parallel.core.dtensor.transition import dual
+
+    w1, b1, w2, b2, x, g = values
+
+    class MLP(nn.Cell):
+        def __init__(self):
+            super().__init__()
+            self.fc1 = nn.Dense(7, 10, weight_init=Tensor(w1), bias_init=Tensor(b1))
+            self.fc2 = nn.Dense(10, 5, weight_init=Tensor(w2), bias_init=Tensor(b2))
+
+        def construct(self, x):
+            return self.fc2(self.fc1(x).tanh())
+
+    mesh = init_device_mesh("cpu", (3,), mesh_dim_names=("tp",))
+    model = parallelize_module(MLP(), mesh, {"fc1": ColwiseParallel(), "fc2": RowwiseParallel()})
+    weights = model.trainable_params()
+
+    def loss(x):
+        y = model(x)
+        return (y * Tensor(g)).sum(), y
+
+    (_, y), (dx, dw) = mindspore.value_and_grad(loss, 0, weights, has_aux=True)(Tensor(x))
+    whole = [
+        DTensor.from_local(grad, mesh, dual(one.layout), shape=one.shape).full_tensor().asnumpy()
+        for grad, one in zip(dw, weights, strict=True)
+    ]
+    return y.asnumpy(), [*whole, dx.asnumpy()], [repr(one.placements) for one in weights]
+
+
+def test_column_then_row_equals_numpy():
+    """Uneven widths over three ranks: output and every gradient are the dense ones, with no factor."""
+    values = arrays()
+    expected, gradients = numpy_run(*values)
+    for y, found, layouts in simulate(rank_run, 3, "mindspore", (values,), timeout=300):
+        np.testing.assert_allclose(y, expected, rtol=2e-3, atol=2e-3)  # MindSpore approximates tanh on CPU
+        for mine, theirs in zip(found, gradients, strict=True):
+            np.testing.assert_allclose(mine, theirs, rtol=2e-3, atol=2e-3)
+        assert layouts == ["(Shard(0),)", "(Shard(0),)", "(Shard(1),)", "(Replicate(),)"]
+
+
+def rank_clip(value):
+    """Norms of a sharded gradient and of what clipping left."""
+    from mindspore import Tensor
+
+    from hyper_parallel import Shard, clip_grad_norm_, distribute_tensor, init_device_mesh
+
+    grad = distribute_tensor(Tensor(value), init_device_mesh("cpu", (3,)), [Shard(0)])
+    norm = clip_grad_norm_([grad], 1.0)
+    return float(norm.asnumpy()), grad.full_tensor().asnumpy()
+
+
+def test_clipping_gradients_that_are_values():
+    """Gradients of ``value_and_grad`` are clipped as they are, in place."""
+    value = arrays()[0]
+    norm = np.linalg.norm(value)
+    for found, clipped in simulate(rank_clip, 3, "mindspore", (value,), timeout=300):
+        np.testing.assert_allclose(found, norm, rtol=1e-5)
+        np.testing.assert_allclose(clipped, value / (norm + 1e-6), rtol=1e-4)

@@ -1,0 +1,127 @@
+from __future__ import annotations
+
+import pytest
+
+from hyper_parallel import (
+    ColwiseParallel,
+    NoParallel,
+    Replicate,
+    Shard,
+    distribute_tensor,
+    parallelize_module,
+    record_events,
+)
+from hyper_parallel.core.dtensor.events import module_path
+
+pytestmark = pytest.mark.platforms("torch")
+
+
+def deep(twin, inner):
+    """Modules two levels down."""
+    from torch import nn
+
+    return nn.ModuleDict({"block": nn.ModuleDict({"inner": inner, "fc": nn.Linear(7, 10)})})
+
+
+def test_events_carry_the_path_of_the_module_that_runs(twin):
+    """Forward and backward events of a layer name it, however deep it is."""
+
+    def rank(mesh):
+        model = twin.settle(deep(twin, twin.MLP()))
+        parallelize_module(
+            model, mesh, {"block.fc": ColwiseParallel(use_local_output=False), "block.inner": NoParallel()}
+        )
+        x = distribute_tensor(twin.random(5, 7).requires_grad_(), mesh, [Shard(0)])
+        with record_events() as log:
+            y = model["block"]["fc"](x)
+            y.backward(distribute_tensor(twin.random(5, 10), mesh, [Shard(1)]))
+            assert module_path() == ""
+        return [(event.phase, event.module) for event in log]
+
+    assert twin.on_mesh((2,), rank)[0] == [("forward", "block.fc"), ("backward", "block.fc")]
+
+
+def test_nested_modules_restore_the_outer_path(twin):
+    """After a submodule the outer one runs again, also when the submodule raises."""
+    from torch import nn
+
+    seen = []
+
+    class Inner(nn.Module):
+        def forward(self, x, fail=False):
+            seen.append(module_path())
+            if fail:
+                raise ZeroDivisionError
+            return x
+
+    class Outer(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.inner, self.fc = Inner(), nn.Linear(2, 2)
+
+        def forward(self, x):
+            self.inner(x)
+            try:
+                self.inner(x, fail=True)
+            except ZeroDivisionError:
+                seen.append(module_path())
+            return x
+
+    def rank(mesh):
+        model = nn.ModuleDict({"outer": Outer()})
+        parallelize_module(model, mesh, {"outer.fc": ColwiseParallel()})
+        with record_events():
+            model["outer"](twin.random(1))
+            seen.append(module_path())
+        model["outer"](twin.random(1))
+
+    twin.on_mesh((1,), rank)
+    inner, outer = "outer.inner", "outer"
+    assert seen == [inner, inner, outer, "", "", "", ""]
+
+
+def test_recording_that_begins_inside_a_forward(twin):
+    """Hooks that saw no beginning end nothing."""
+    from torch import nn
+
+    class Recording(nn.Linear):
+        def forward(self, x):
+            log = record_events()
+            log.__enter__()
+            return super().forward(x)
+
+    def rank(mesh):
+        model = nn.ModuleDict({"fc": Recording(2, 2)})
+        parallelize_module(model, mesh, {"fc": NoParallel(input_layout=Replicate())})
+        model["fc"](twin.random(1, 2).float())
+        return module_path()
+
+    assert twin.on_mesh((1,), rank) == [""]
+
+
+def test_a_copy_of_a_model_keeps_its_paths(twin):
+    """Errors of a deep copy name the same module."""
+    import copy
+
+    def rank(mesh):
+        model = copy.deepcopy(parallelize_module(twin.MLP(), mesh, {"fc1": NoParallel(), "fc2": NoParallel()}))
+        with pytest.raises(ValueError, match=r"fc2 \(Linear\)"):
+            model.fc2(1)
+
+    twin.on_mesh((1,), rank)
+
+
+def test_the_outermost_root_names_a_module(twin):
+    """A block parallelized by itself, then within its model, has the path in the model."""
+    from hyper_parallel.core.tensor_parallel.paths import label
+
+    def rank(mesh):
+        block = twin.Block()
+        parallelize_module(block, mesh, {"mlp.fc1": NoParallel()})
+        before = label(block.mlp.fc1)
+        parallelize_module(deep(twin, block), mesh, {"block.fc": NoParallel()})
+        parallelize_module(block.mlp, mesh, {"fc2": NoParallel()})
+        return before, label(block.mlp.fc1), label(block)
+
+    expected = ("mlp.fc1 (Linear)", "block.inner.mlp.fc1 (Linear)", "block.inner (Block)")
+    assert twin.on_mesh((1,), rank)[0] == expected

@@ -1,0 +1,163 @@
+from __future__ import annotations
+
+import pytest
+
+from hyper_parallel import (
+    ColwiseParallel,
+    NoParallel,
+    PrepareModuleInput,
+    Replicate,
+    RowwiseParallel,
+    SequenceParallel,
+    Shard,
+)
+from hyper_parallel.core.tensor_parallel.plan import check, matches
+from hyper_parallel.errors import PlanError, UnsupportedModuleError
+
+pytestmark = pytest.mark.platforms("torch")
+
+
+def attention(heads=4, kv_heads=2):
+    """Query, key, value and output projections, and a module that tells its heads."""
+    from torch import nn
+
+    class Attention(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.n_heads, self.n_kv_heads = heads, kv_heads
+            self.wq, self.wk = nn.Linear(8, 8), nn.Linear(8, 4)
+            self.wv, self.wo = nn.Linear(8, 4), nn.Linear(8, 8)
+
+    return nn.ModuleDict({"layers": nn.ModuleList([nn.ModuleDict({"attn": Attention(), "norm": nn.LayerNorm(8)})])})
+
+
+PLAN = {
+    "layers.*.attn.w[qkv]": ColwiseParallel(),
+    "layers.*.attn.wo": RowwiseParallel(),
+    "layers.*.norm": SequenceParallel(),
+}
+
+
+def checked(twin, build, plan, world=2):
+    """The report of one rank."""
+    return twin.on_mesh((world,), lambda mesh: check(build(), mesh, plan))[0]
+
+
+def test_a_fitting_plan_has_nothing_to_say(twin):
+    """No problem, no note, and nothing raised."""
+    report = checked(twin, attention, PLAN)
+    assert (report.problems, report.notes) == ((), ())
+    report.raise_problems()
+
+
+def test_heads_must_divide(twin):
+    """A rank holds whole heads, of keys and values too; uneven features alone are no problem."""
+    report = checked(twin, lambda: attention(4, 2), PLAN, world=4)
+    assert report.problems == ("layers.0.attn: n_kv_heads=2 does not divide by the 4 ranks of the parallel axis",)
+    report = checked(twin, lambda: attention(5, 3), PLAN, world=3)
+    assert report.problems == ("layers.0.attn: n_heads=5 does not divide by the 3 ranks of the parallel axis",)
+
+
+def test_heads_do_not_matter_where_attention_is_whole(twin):
+    """Only a projection sharded by its output features splits heads."""
+    report = checked(twin, lambda: attention(5, 3), {"layers.*.attn.*": NoParallel()}, world=2)
+    assert report.problems == ()
+
+
+@pytest.mark.parametrize("pattern, hint", [
+    ("layer.*.attn.wq", "children of the module: layers"),
+    ("layers.*.atn.wq", "children of layers.0: attn, norm"),
+    ("layers.1.attn.wq", "children of layers: 0"),
+    ("layers.*.attn.wq.x", "children of layers.0.attn.wq: none"),
+])  # fmt: skip
+def test_an_unmatched_pattern_shows_what_there_is(twin, pattern, hint):
+    """A misspelt key is a problem, and the children where it went wrong are listed."""
+    report = checked(twin, attention, {pattern: ColwiseParallel()})
+    assert report.problems == (f"{pattern!r} (ColwiseParallel) matches no module; {hint}",)
+
+
+def test_tied_weights_with_conflicting_layouts(twin):
+    """Both paths and both layouts are named."""
+    from torch import nn
+
+    def build():
+        model = nn.ModuleDict({"tok": nn.Embedding(10, 4), "head": nn.Linear(4, 10, bias=False)})
+        model["head"].weight = model["tok"].weight
+        return model
+
+    report = checked(twin, build, {"tok": ColwiseParallel(), "head": ColwiseParallel()})
+    assert report.problems == (
+        (
+            "tied weight with conflicting layouts: tok.weight -> Shard(1) by ColwiseParallel, "
+            "head.weight -> Shard(0) by ColwiseParallel"
+        ),
+    )
+    assert checked(twin, build, {"tok": RowwiseParallel(), "head": ColwiseParallel()}).problems == ()
+
+
+def test_two_styles_that_disagree_about_a_parameter(twin):
+    """Overlapping patterns are fine as long as they agree on the weights."""
+    style = PrepareModuleInput(input_layouts=Replicate(), desired_input_layouts=Shard(0))
+    assert checked(twin, twin.MLP, {"fc1": ColwiseParallel(), "fc*": style}).problems == ()
+    report = checked(twin, twin.MLP, {"fc1": ColwiseParallel(), "fc*": RowwiseParallel()})
+    assert report.problems == (
+        (
+            "parameter with conflicting layouts: fc1.weight -> Shard(0) by ColwiseParallel, "
+            "fc1.weight -> Shard(1) by RowwiseParallel"
+        ),
+        (
+            "parameter with conflicting layouts: fc1.bias -> Shard(0) by ColwiseParallel, "
+            "fc1.bias -> Replicate() by RowwiseParallel"
+        ),
+    )
+
+
+def test_one_error_tells_all(twin):
+    """Problems of every kind come together, with the notes."""
+    plan = {"layers.*.attn.wq": ColwiseParallel(), "nothing": RowwiseParallel(), "layers.*.norm": RowwiseParallel()}
+    report = checked(twin, lambda: attention(5, 2), plan)
+    with pytest.raises(UnsupportedModuleError) as caught:
+        report.raise_problems()
+    assert str(caught.value) == (
+        "the plan does not fit the module (3 problems); no weight was touched:\n"
+        "  - 'nothing' (RowwiseParallel) matches no module; children of the module: layers\n"
+        "  - layers.0.norm: RowwiseParallel takes linear and embedding layers, this is LayerNorm\n"
+        "  - layers.0.attn: n_heads=5 does not divide by the 2 ranks of the parallel axis\n"
+        "  - note: linear layer layers.0.attn.wk is left whole although layers beside it are sharded\n"
+        "  - note: linear layer layers.0.attn.wv is left whole although layers beside it are sharded\n"
+        "  - note: linear layer layers.0.attn.wo is left whole although layers beside it are sharded"
+    )
+    assert isinstance(caught.value, (PlanError, ValueError, NotImplementedError))
+
+
+@pytest.mark.parametrize("plan, message", [
+    (3, "parallelize_plan must be a ParallelStyle or a mapping of paths to them, got int"),
+    ({"fc1": "colwise"}, "parallelize_plan must be a ParallelStyle or a mapping of paths to them, got str under 'fc1'"),
+    ({"a": {"b": None}},
+     "parallelize_plan must be a ParallelStyle or a mapping of paths to them, got NoneType under 'a.b'"),
+])  # fmt: skip
+def test_what_is_no_plan(twin, plan, message):
+    """A TypeError, as in PyTorch, that says where."""
+    with pytest.raises(TypeError) as caught:
+        matches(twin.MLP(), plan)
+    assert str(caught.value) == message
+
+
+def test_globs_match_segment_by_segment(twin):
+    """A star does not cross a dot, and case counts."""
+    found = matches(attention(), {"layers.*.attn.w*": ColwiseParallel()})
+    assert [one.path.rpartition(".")[2] for one in found] == ["wq", "wk", "wv", "wo"]
+    assert matches(attention(), {"layers.*": ColwiseParallel()})[0].path == "layers.0"
+    assert matches(attention(), {"*": ColwiseParallel()})[0].path == "layers"
+    assert matches(attention(), {"LAYERS": ColwiseParallel()}) == []
+
+
+def test_a_layer_is_parallelized_once(twin):
+    """A second style on a layer would convert its input and output twice."""
+    from hyper_parallel import parallelize_module
+
+    def rank(mesh):
+        model = parallelize_module(twin.MLP(), mesh, {"fc*": ColwiseParallel()})
+        return check(model, mesh, {"fc1": RowwiseParallel()}).problems
+
+    assert twin.on_mesh((2,), rank)[0] == ("fc1: it is parallelized already, by ColwiseParallel",)

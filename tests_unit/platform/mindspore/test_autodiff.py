@@ -1,0 +1,86 @@
+"""``value_and_grad`` gives the framework's gradients their layouts."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+
+from hyper_parallel.core.dtensor.layout import Layout
+from hyper_parallel.core.dtensor.mesh import init_device_mesh
+from hyper_parallel.core.dtensor.placements import Replicate, Shard
+from hyper_parallel.platform.select import platform_named
+from hyper_parallel.verify.simulate import simulate
+
+pytestmark = pytest.mark.platforms("mindspore")
+
+X = np.linspace(-1, 1, 15, dtype=np.float32).reshape(5, 3)
+W = np.linspace(-2, 1, 12, dtype=np.float32).reshape(4, 3)
+
+
+def _placed(platform, mesh, array, place):
+    layout = Layout.place(mesh, [place], array.shape)
+    return platform.wrap(platform.from_numpy(array[tuple(slice(*box) for box in layout.local_box())]), layout)
+
+
+def _loss(x, w):
+    from mindspore.mint.nn import functional as F
+
+    y = F.linear(x, w)
+    return (y * y).sum()
+
+
+def _both(x_place, w_place):
+    from mindspore import Parameter, Tensor, value_and_grad
+
+    from hyper_parallel.platform.mindspore import autodiff
+
+    platform = platform_named("mindspore")
+    mesh = init_device_mesh("cpu", (platform.get_world_size(),), mesh_dim_names=["tp"])
+    weight, plain_weight = Parameter(_placed(platform, mesh, W, w_place), name="w"), Parameter(Tensor(W), name="p")
+    x = _placed(platform, mesh, X, x_place)
+    value, (gx, (gw,)) = autodiff.value_and_grad(lambda x: _loss(x, weight), 0, [weight])(x)
+    plain, (px, (pw,)) = value_and_grad(lambda x: _loss(x, plain_weight), 0, [plain_weight])(Tensor(X))
+    return {
+        "value": (value.item(), float(plain)),
+        "pending": value.placements,
+        "placements": (gx.placements, gw.placements),
+        "x": (gx.full_tensor().asnumpy(), px.asnumpy()),
+        "w": (gw.full_tensor().asnumpy(), pw.asnumpy()),
+    }
+
+
+@pytest.mark.parametrize("world", [2, 3])
+@pytest.mark.parametrize(
+    ("x_place", "w_place", "gradients"),
+    [
+        (Replicate(), Shard(0), (Replicate(), Shard(0))),
+        (Shard(0), Replicate(), (Shard(0), Replicate())),
+        (Shard(1), Shard(1), (Shard(1), Shard(1))),
+    ],
+)
+def test_gradients_are_true_and_dual(world, x_place, w_place, gradients):
+    """Gradients of inputs and weights equal the plain ones without any factor, in the layout dual to the value's."""
+    for seen in simulate(_both, world, platform="mindspore", args=(x_place, w_place)):
+        np.testing.assert_allclose(*seen["value"], rtol=1e-5)
+        np.testing.assert_allclose(*seen["x"], rtol=1e-5, atol=1e-5)
+        np.testing.assert_allclose(*seen["w"], rtol=1e-5, atol=1e-5)
+        assert seen["placements"] == tuple((one,) for one in gradients)
+        assert seen["pending"] == (Replicate(),)
+
+
+def _aux():
+    from hyper_parallel.platform.mindspore import autodiff
+
+    platform = platform_named("mindspore")
+    mesh = init_device_mesh("cpu", (2,), mesh_dim_names=["tp"])
+    x = _placed(platform, mesh, X, Shard(0))
+    (value, aux), grad = autodiff.value_and_grad(lambda x: ((x * x).sum(), x.sum()), 0, None, True)(x)
+    return value.item(), aux.item(), grad.full_tensor().asnumpy()
+
+
+def test_aux_outputs_pass_through():
+    """With has_aux the other outputs are returned and leave the gradient alone."""
+    for value, aux, grad in simulate(_aux, 2, platform="mindspore"):
+        assert value == pytest.approx(float((X * X).sum()))
+        assert aux == pytest.approx(float(X.sum()), abs=1e-5)
+        np.testing.assert_allclose(grad, 2 * X, rtol=1e-6)

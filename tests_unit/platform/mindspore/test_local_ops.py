@@ -1,0 +1,232 @@
+"""Every canonical operator on MindSpore: right on plain tensors, and right on DTensors in every placement."""
+
+from __future__ import annotations
+
+from types import BuiltinFunctionType, MethodDescriptorType, WrapperDescriptorType
+
+import numpy as np
+import pytest
+
+from hyper_parallel.core.shard import rules
+from hyper_parallel.core.shard.binder import binder
+from hyper_parallel.core.shard.rule import find_rule, rule_names
+from hyper_parallel.platform.select import platform_named
+from hyper_parallel.verify.check import check_function
+
+rules.load()
+RNG = np.random.default_rng(7)
+F32 = np.float32
+
+
+def real(*shape):
+    return RNG.standard_normal(shape).astype(F32)
+
+
+def positive(*shape):
+    return RNG.uniform(0.3, 2.0, shape).astype(F32)
+
+
+def inside(*shape):
+    return RNG.uniform(-0.9, 0.9, shape).astype(F32)
+
+
+def whole(high, *shape):
+    return RNG.integers(0, high, shape).astype(np.int64)
+
+
+def truth(*shape):
+    return RNG.integers(0, 2, shape).astype(bool)
+
+
+# Operator -> positional arguments (arrays are operands), keyword arguments.
+SAMPLES = {}
+
+
+def sample(names, *args, **kwargs):
+    for name in names.split():
+        SAMPLES.setdefault(name, []).append((args, kwargs))
+
+
+X = real(5, 3)
+sample("abs neg exp expm1 square sin cos tan sinh cosh tanh asinh erf erfc sigmoid sign sgn ceil floor trunc round frac "
+       "sinc isnan isfinite isinf isneginf isposinf nan_to_num signbit atan exp2 relu silu gelu hardswish hardsigmoid mish "
+       "relu6 softplus logsigmoid elu celu selu hardtanh leaky_relu softshrink hardshrink reciprocal clone contiguous "
+       "detach zeros_like ones_like", X)  # fmt: skip
+sample("log log1p log2 log10 sqrt rsqrt lgamma digamma", positive(5, 3))
+sample("asin acos atanh erfinv", inside(5, 3))
+sample("acosh", positive(5, 3) + 1)
+sample("logit", positive(5, 3) / 3)
+sample("threshold", X, 0.25, -2.0)
+sample("logical_not bitwise_not", truth(5, 3))
+sample("add sub rsub mul maximum minimum atan2 logaddexp fmod remainder floor_divide eq ne lt le gt ge isclose fmax fmin "
+       "hypot copysign", X, positive(5, 3))  # fmt: skip
+sample("add sub mul div maximum minimum floor_divide lt pow", positive(5, 3), positive(3))
+sample("add sub mul div pow rsub", positive(5, 3), 1.5)
+sample("add", X, real(5, 3), alpha=3)
+sample("div", X, positive(5, 3), rounding_mode="floor")
+sample("pow xlogy", positive(5, 3), positive(5, 3))
+sample("heaviside", X, real(5, 3))
+sample("logical_and logical_or logical_xor bitwise_and bitwise_or bitwise_xor", truth(5, 3), truth(5, 3))
+sample("lerp", X, real(5, 3), 0.3)
+sample("addcmul addcdiv", X, real(5, 3), positive(5, 3), value=2)
+sample("where", truth(5, 3), X, real(5, 3))
+sample("clamp", X, -0.5, 0.5)
+sample("masked_fill", X, truth(5, 3), 2.0)
+sample("full_like", X, 3.0)
+sample("sum mean nansum amax amin prod var std vector_norm count_nonzero", X)
+sample("sum mean nansum amax amin prod var std argmax argmin logsumexp", X, dim=0)
+sample("sum mean amax amin var std logsumexp vector_norm", real(4, 3, 5), dim=(0, 2), keepdim=True)
+sample("any all", truth(5, 3), dim=1)
+sample("max_along min_along", X, 1)
+sample("median_along", X, 1)
+sample("extreme_all", X, True)
+sample("var_mean std_mean", X, 0)
+sample("cumsum cumprod logcumsumexp softmax softmin log_softmax", X, 1)
+sample("matmul", real(5, 3), real(3, 4))
+sample("matmul", real(2, 5, 3), real(3, 4))
+sample("mm", real(5, 3), real(3, 4))
+sample("bmm", real(2, 5, 3), real(2, 3, 4))
+sample("mv", real(5, 3), real(3))
+sample("dot", real(5), real(5))
+sample("outer", real(5), real(3))
+sample("addmm", real(4), real(5, 3), real(3, 4), beta=2, alpha=3)
+sample("baddbmm", real(2, 5, 4), real(2, 5, 3), real(2, 3, 4))
+sample("addmv", real(5), real(5, 3), real(3))
+sample("linear", real(5, 3), real(4, 3), real(4))
+sample("linear", real(2, 5, 3), real(4, 3))
+sample("einsum", "bij,jk->bik", real(2, 5, 3), real(3, 4))
+Y = real(4, 2, 3)
+sample("view", Y, (8, 3))
+sample("view", Y, (2, 2, 6))
+sample("transpose", Y, 0, 2)
+sample("permute", Y, (2, 0, 1))
+sample("movedim", Y, 0, 2)
+sample("t reversed_dims", real(5, 3))
+sample("matrix_transpose", Y)
+sample("squeeze", real(4, 1, 3), 1)
+sample("unsqueeze", Y, 1)
+sample("expand", real(4, 1, 3), (5, 4, 2, 3))
+sample("narrow", Y, 0, 1, 2)
+sample("slice", Y, 0, 0, 4, 2)
+sample("select", Y, 1, 1)
+sample("unbind", Y, 1)
+sample("split", Y, 3, 0)
+sample("repeat", real(4, 3), (2, 1))
+sample("repeat_interleave", Y, 2, 1)
+sample("cat", [real(4, 3), real(5, 3)], 0)
+sample("stack", [real(4, 3), real(4, 3)], 1)
+sample("roll", Y, 1, 0)
+sample("flip", Y, (0, 2))
+sample("tril triu", real(5, 3))
+sample("getitem", Y, (slice(1, 3), None, 1))
+sample("index", real(5, 3), (whole(5, 4),))
+sample("gather", real(5, 3), 0, whole(5, 4, 3))
+sample("index_select", real(5, 3), 0, whole(5, 4))
+sample("scatter", real(5, 3), 0, np.stack([RNG.permutation(5)[:4] for _ in range(3)], 1), real(4, 3))
+sample("scatter_add", real(5, 3), 0, whole(5, 4, 3), real(4, 3))
+sample("index_add", real(5, 3), 0, whole(5, 4), real(4, 3))
+sample("one_hot", whole(5, 4, 2), 5)
+sample("embedding", whole(7, 4, 2), real(7, 3))
+sample("embedding", whole(7, 4, 2), real(7, 3), 2)
+sample("layer_norm", real(5, 3), (3,), real(3), real(3))
+sample("native_layer_norm", real(5, 3), (3,), real(3), real(3), 1e-5)
+sample("rms_norm", real(5, 3), (3,), real(3), 1e-6)
+sample("group_norm", real(3, 4, 2), 2, real(4), real(4))
+sample("scaled_dot_product_attention", real(2, 2, 5, 4), real(2, 2, 3, 4), real(2, 2, 3, 4))
+sample("scaled_dot_product_attention", real(2, 2, 5, 4), real(2, 2, 5, 4), real(2, 2, 5, 4), is_causal=True)
+
+CASES = [(name, *one) for name in sorted(SAMPLES) for one in SAMPLES[name]]
+IDS = [f"{name}-{index}" for name in sorted(SAMPLES) for index in range(len(SAMPLES[name]))]
+
+# Tested elsewhere: writers in test_dtensor.py, random operators by value in test_random.py.
+ELSEWHERE = {
+    "setitem", "zero", "fill", "copy", "cast", "empty_like", "new_zeros", "new_ones", "new_empty", "new_full",
+    "dropout", "uniform", "normal", "bernoulli", "bernoulli_fill", "random_fill", "rand_like", "randn_like",
+    "randint_like", "lookup",
+}  # fmt: skip
+
+
+def _arrays(tree):
+    if isinstance(tree, np.ndarray):
+        return [tree]
+    return [one for item in tree for one in _arrays(item)] if isinstance(tree, (list, tuple)) else []
+
+
+def _filled(tree, values):
+    if isinstance(tree, np.ndarray):
+        return next(values)
+    return type(tree)(_filled(item, values) for item in tree) if isinstance(tree, (list, tuple)) else tree
+
+
+def _operator(name, args, kwargs):
+    """The canonical operator as a function of the sample's arrays."""
+
+    def run(*tensors):
+        values = iter(tensors)
+        return getattr(platform_named("mindspore").dispatcher.ops, name)(*_filled(args, values), **kwargs)
+
+    return run
+
+
+@pytest.mark.platforms("mindspore")
+def test_every_rule_has_a_sample():
+    """A new rule brings a sample here, or the reason why it is tested elsewhere."""
+    from hyper_parallel.core.shard.rule import Rule
+
+    known = {name for name in rule_names() if isinstance(find_rule(name), Rule)}
+    assert known - set(SAMPLES) - ELSEWHERE == set()
+
+
+@pytest.mark.platforms("mindspore")
+@pytest.mark.parametrize("mesh", [(2,), (3,), (2, 2)], ids=str)
+@pytest.mark.parametrize(("name", "args", "kwargs"), CASES, ids=IDS)
+def test_operator_means_the_same_on_dtensors(name, args, kwargs, mesh):
+    """Outputs and the gradient of every input equal the plain ones, for every placement, uneven and empty shards too."""
+    limit = 40 if mesh == (2,) else 16
+    report = check_function(_operator(name, args, kwargs), _arrays(args), mesh, platform="mindspore", limit=limit)
+    assert report.ok, report.wrong[:3] or report.rejected[:3]
+    assert not report.rejected, report.rejected[:3]
+
+
+# PyTorch has no derivative of these.
+STEPS = {"floor_divide", "heaviside", "sgn"}
+# PyTorch's table has no implementation of its own for these.
+SPELLED = {"contiguous", "full_like", "ones_like", "zeros_like"}
+SHARED = [(case, name) for case, name in zip(CASES, IDS, strict=True) if case[0] not in SPELLED]
+
+
+def _local(platform, name, args, kwargs):
+    """The framework's implementation by canonical names; PyTorch's table also holds builtins, which take positions."""
+    local = platform.local_op(name)
+    if isinstance(local, BuiltinFunctionType | MethodDescriptorType | WrapperDescriptorType):
+        return local(*args, **kwargs) if name != "gelu" else local(*args[:1])
+    return local(**binder(find_rule(name).signature).bind(args, kwargs))
+
+
+def _seed(platform, rng, out):
+    if not platform.is_floating(out):
+        return None
+    return platform.from_numpy(np.asarray(rng.standard_normal(tuple(out.shape)), dtype=F32))
+
+
+@pytest.mark.platforms("torch", "mindspore", together=True)
+@pytest.mark.parametrize(("name", "args", "kwargs"), [case for case, _ in SHARED], ids=[name for _, name in SHARED])
+def test_operator_equals_pytorchs(name, args, kwargs):
+    """The two frameworks' implementations of a canonical operator agree, values and gradients."""
+    found = {}
+    for framework in ("torch", "mindspore"):
+        platform, arrays = platform_named(framework), _arrays(args)
+        rng = np.random.default_rng(3)
+
+        def run(*tensors, platform=platform):
+            out = _local(platform, name, _filled(args, iter(tensors)), kwargs)
+            return list(out) if isinstance(out, (list, tuple)) else [out]
+
+        def seeds(outs, platform=platform, rng=rng):
+            return [_seed(platform, rng, one) for one in outs]
+
+        wanted = [one.dtype.kind == "f" and name not in STEPS for one in arrays]
+        outs, grads = platform.vjp(run, [platform.from_numpy(one) for one in arrays], seeds, wanted)
+        found[framework] = [platform.tensor_to_numpy(one) for one in [*outs, *grads] if one is not None]
+    for ours, theirs in zip(found["mindspore"], found["torch"], strict=True):
+        np.testing.assert_allclose(ours.astype(np.float64), theirs.astype(np.float64), rtol=2e-4, atol=2e-5)

@@ -1,0 +1,61 @@
+"""Comparing values under a derived bound."""
+
+import numpy as np
+import pytest
+
+from hyper_parallel.verify.compare import NOISE_SHARE, Bound, Comparison, difference
+
+
+def test_bound_is_the_stated_product():
+    """The bound is rounding unit x terms x depth x step, and nothing else."""
+    bound = Bound("float64", 259, 46)
+    assert bound.at(0) == np.finfo(np.float64).eps * 259 * 46
+    assert bound.at(2) == 3 * bound.at(0)
+    assert str(bound) == (
+        "2.6e-12 x step, relative to a tensor's largest magnitude "
+        "(2.2e-16 of float64 x sums of 259 terms x 46 modules forward and backward)"
+    )
+
+
+@pytest.mark.parametrize(
+    "found, wanted, why",
+    [
+        (np.zeros((2, 3)), np.zeros((3, 2)), "has shape [2, 3], single device [3, 2]"),
+        (np.zeros(2, np.float32), np.zeros(2), "has dtype float32, single device float64"),
+        (np.array([1, 2]), np.array([1, 3]), "1 of 2 values differ"),
+        (np.array([1.0, np.nan]), np.array([1.0, 2.0]), "parallel has 1 values that are not finite"),
+        (np.array([np.nan]), np.array([np.nan]), "single device has 1 values that are not finite"),
+        (np.array([1.0, 2.5]), np.array([1.0, 2.0]), "2.5 at [1], single device 2 (error 2.5e-01, bound 1.0e-09)"),
+        (np.array(3.0), np.array(2.0), "3, single device 2 (error 5.0e-01, bound 1.0e-09)"),
+        (np.array([1e-30]), np.array([0.0]), "1e-30 at [0], single device 0 (error inf, bound 1.0e-09)"),
+    ],
+)
+def test_what_differs_is_said(found, wanted, why):
+    """Shape, dtype, values that are not finite and every error beyond the bound are told with the facts."""
+    assert difference(found, wanted, 1e-9)[1] == why
+
+
+def test_no_factor_is_forgiven():
+    """A gradient that is off by the number of ranks differs."""
+    array = np.random.default_rng(0).standard_normal((5, 3))
+    assert difference(array * 2, array, 1e-6)[0] == pytest.approx(1.0)
+
+
+def test_equal_empty_and_small():
+    """Equal, empty and rounding-close values pass; a tensor that cancels is measured against its kind."""
+    assert difference(np.ones(3), np.ones(3), 1e-12) == (0.0, "")
+    assert difference(np.zeros((0, 3)), np.zeros((0, 3)), 1e-12) == (0.0, "")
+    assert difference(np.array([1.0 + 1e-13]), np.array([1.0]), 1e-12)[1] == ""
+    assert difference(np.array([1e-17]), np.array([0.0]), 1e-12, floor=NOISE_SHARE)[1] == ""
+
+
+def test_missing_and_skipped_are_recorded():
+    """A tensor that one run lacks is wrong; what cannot be compared is listed once."""
+    comparison = Comparison(Bound("float32", 8, 2), 1)
+    comparison.missing("gradient", "a.b", "a.b.weight", 0, "the parallel run has none")
+    comparison.skip("output of a", "plain")
+    comparison.skip("output of a", "plain")
+    (check,) = comparison.checks
+    assert str(check) == "step 1, gradient of a.b.weight, rank 1: the parallel run has none"
+    assert not check.ok
+    assert comparison.skipped == ["output of a: plain"]

@@ -1,0 +1,144 @@
+"""The embedded scenarios: parallel training equals single-device training, and seeded faults are found."""
+
+import pytest
+
+from hyper_parallel.verify.case import InputError
+from hyper_parallel.verify.faults import FAULTS, parse_fault
+from hyper_parallel.verify.model import parse_mesh, verify_scenario
+from hyper_parallel.verify.scenarios import SCENARIOS, scenario_named
+
+PARAMETERS = {"2x2-rms-tied": 34, "2x2-layer-untied": 40, "3-rms-untied": 35, "3-layer-tied": 39}
+MODULES = 28  # root, embedding, 2 blocks of 12, final norm, head
+
+
+@pytest.mark.parametrize("name", [one.name for one in SCENARIOS])
+def test_every_scenario_trains_like_one_device(platform_name, name):
+    """Outputs of every module, the loss, every gradient and every weight are equal on every rank after each step."""
+    scenario, steps = scenario_named(name), 2
+    report = verify_scenario(scenario, platform=platform_name, steps=steps)
+    assert report.ok, report.text()
+    ranks = 4 if name.startswith("2x2") else 3
+    assert report.counts == {
+        "output": ranks * steps * MODULES,
+        "loss": ranks * steps,
+        "gradient": ranks * steps * PARAMETERS[name],
+        "weight": ranks * steps * PARAMETERS[name],
+    }
+    assert report.skipped == []
+    assert report.losses[1] < report.losses[0]
+
+
+def test_collectives_of_sequence_parallelism(platform_name):
+    """A block gathers twice and reduce-scatters twice in forward; q, k and v share one reduce-scatter in backward."""
+    report = verify_scenario(scenario_named("3-rms-untied"), platform=platform_name, steps=1)
+    found = {(one.module, one.phase): (one.collective, one.count) for one in report.traffic if "layers.0" in one.module}
+    assert found == {
+        ("layers.0.attn", "forward"): ("all_gather", 1),
+        ("layers.0.attn.o", "forward"): ("reduce_scatter", 1),
+        ("layers.0.mlp", "forward"): ("all_gather", 1),
+        ("layers.0.mlp.down", "forward"): ("reduce_scatter", 1),
+        ("layers.0.mlp.down", "backward"): ("all_gather", 1),
+        ("layers.0.mlp.gate", "backward"): ("reduce_scatter", 1),
+        ("layers.0.mlp_norm", "backward"): ("all_reduce", 1),
+        ("layers.0.attn.o", "backward"): ("all_gather", 1),
+        ("layers.0.attn.q", "backward"): ("reduce_scatter", 1),
+        ("layers.0.attn_norm", "backward"): ("all_reduce", 1),
+    }
+    assert all(one.implicit == 0 for one in report.traffic if one.module != "(loss)")
+
+
+@pytest.mark.parametrize("name", ["2x2-layer-untied", "3-rms-untied"])
+@pytest.mark.parametrize("fault", FAULTS)
+def test_a_seeded_fault_is_found_in_its_module(platform_name, fault, name):
+    """Each fault makes the verification fail, and the module that it was seeded into is the first that is named."""
+    report = verify_scenario(scenario_named(name), platform=platform_name, steps=1, inject=fault)
+    assert not report.ok
+    assert report.faulty_module == FAULTS[fault][0], report.text()
+    kind = "gradient" if fault == "unreduced-norm-grad" else "output"
+    assert report.first.kind == kind
+    assert f"DIVERGED first in module {FAULTS[fault][0]}: step 1, {kind} of" in report.verdict()
+
+
+@pytest.mark.parametrize("fault", ["drop-allreduce@layers.0.attn.o", "unreduced-norm-grad@norm", "double-bias@layers.0.mlp.down"])
+def test_a_fault_may_be_put_elsewhere(platform_name, fault):
+    """NAME@MODULE seeds the fault into another module, and that one is named."""
+    report = verify_scenario(scenario_named("3-layer-tied"), platform=platform_name, steps=1, inject=fault)
+    assert report.faulty_module == fault.partition("@")[2], report.text()
+
+
+@pytest.mark.slow
+def test_over_real_processes(platform_name):
+    """The same scenario holds over real processes, with the losses of the simulated run, bit for bit."""
+    scenario = scenario_named("3-rms-untied")
+    real = verify_scenario(scenario, platform=platform_name, launch="processes", steps=2)
+    assert real.ok, real.text()
+    simulated = verify_scenario(scenario, platform=platform_name, steps=2)
+    assert real.losses == simulated.losses
+    assert real.traffic == simulated.traffic
+    assert real.counts == simulated.counts
+
+
+def test_float32(platform_name):
+    """In float32 the wider bound of that precision applies, and holds."""
+    report = verify_scenario(scenario_named("2x2-rms-tied").with_dtype("float32"), platform=platform_name, steps=1)
+    assert report.ok, report.text()
+    assert "of float32" in report.bound
+    assert report.worst.error > 1e-12
+
+
+@pytest.mark.platforms("torch", "mindspore", together=True)
+def test_frameworks_agree():
+    """Both frameworks train the same model: equal losses, and the same collectives in every module."""
+    scenario = scenario_named("2x2-rms-tied")
+    first, second = (verify_scenario(scenario, platform=name, steps=2) for name in ("torch", "mindspore"))
+    # MindSpore keeps Python scalars (the norm's eps, the learning rate) in float32.
+    assert first.losses == pytest.approx(second.losses, rel=2**-24)
+
+    def collectives(report):
+        return sorted((one.module, one.phase, one.count, one.bytes) for one in report.traffic if one.module != "(loss)")
+
+    assert collectives(first) == collectives(second)
+
+
+@pytest.mark.parametrize(
+    ("mesh", "world", "wanted"),
+    [
+        ("2x2", None, ((2, 2), ("dp", "tp"))),
+        ("3", 3, ((3,), ("tp",))),
+        (None, 4, ((4,), ("tp",))),
+        ("ep=2,tp=3", 6, ((2, 3), ("ep", "tp"))),
+    ],
+)
+def test_meshes(mesh, world, wanted):
+    """A mesh is sizes, with the customary names, or names with sizes."""
+    assert parse_mesh(mesh, world) == wanted
+
+
+@pytest.mark.parametrize("mesh", ["", "x", "2x", "-1", "dp=2,tp", "2,2"])
+def test_no_meshes(mesh):
+    """What is no mesh is refused with what one looks like."""
+    with pytest.raises(InputError, match="must look like 3, 2x2 or dp=2,tp=3"):
+        parse_mesh(mesh, None)
+
+
+def test_fault_names():
+    """NAME takes the usual module, NAME@MODULE another, None none; an unknown name lists the known ones."""
+    assert parse_fault(None) is None
+    assert parse_fault("double-bias").module == "layers.1.attn.o"
+    assert parse_fault("double-bias@x.y").module == "x.y"
+    with pytest.raises(InputError, match="--inject 'no' is no fault; known: drop-allreduce, wrong-shard-dim"):
+        parse_fault("no")
+
+
+@pytest.mark.parametrize(
+    ("inject", "text"),
+    [
+        ("unreduced-norm-grad@layers.0.mlp.up", "there was nothing to change in module 'layers.0.mlp.up'"),
+        ("wrong-shard-dim@norm", "there was nothing to change in module 'norm'"),
+        ("wrong-shard-dim@normal", "the model has no module 'normal'"),
+    ],
+)
+def test_a_fault_that_changes_nothing_is_an_error(platform_name, inject, text):
+    """A fault that found nothing to change must not look like one that was tolerated."""
+    with pytest.raises(InputError, match=text):
+        verify_scenario(scenario_named("3-layer-tied"), platform=platform_name, steps=1, inject=inject)

@@ -1,0 +1,80 @@
+"""What a report claims."""
+
+import json
+
+import pytest
+
+from hyper_parallel.core.dtensor.events import Event
+from hyper_parallel.verify.compare import Check
+from hyper_parallel.verify.report import KINDS, ModelReport, traffic
+
+
+def check(kind="output", module="a", step=0, rank=0, why="", values=3, error=0.0):
+    """One comparison."""
+    return Check(kind, module, f"{module}.x", step, rank, values, error, 1e-9, why)
+
+
+def report(*checks, **fields):
+    """A report of one run."""
+    return ModelReport("toy", "torch", "simulated", "tp=2", 1, list(checks), seconds=1.0, **fields)
+
+
+def test_all_kinds_must_have_been_compared():
+    """A run that compared nothing, or nothing of one kind, is not ok, and says which kind."""
+    assert not report().ok
+    assert report().verdict() == (
+        "toy on torch (tp=2, simulated, 1.0 s): NOT VERIFIED: nothing compared of kind output, loss, gradient, weight"
+    )
+    for left_out in KINDS:
+        some = report(*(check(kind) for kind in KINDS if kind != left_out))
+        assert not some.ok
+        assert some.verdict().endswith(f"NOT VERIFIED: nothing compared of kind {left_out}")
+    empty = report(*(check(kind, values=0) for kind in KINDS))
+    assert not empty.ok
+    assert report(*(check(kind) for kind in KINDS)).ok
+
+
+def test_an_error_is_never_ok():
+    """A run that ended with an error is not ok, whatever it compared before."""
+    ended = report(*(check(kind) for kind in KINDS), error="rank 0 failed\ntraceback", cause="ValueError: no")
+    assert not ended.ok
+    assert ended.verdict() == "toy on torch (tp=2, simulated, 1.0 s): ENDED: ValueError: no"
+    assert "  traceback" in ended.text().splitlines()
+
+
+def test_first_divergence_is_the_earliest_of_all_ranks():
+    """The first step counts before the place in it, and the place before the rank."""
+    checks = [
+        check(module="a", rank=0), check(module="b", rank=0, why="differs"), check("loss", "b", step=1, why="x"),
+        check(module="a", rank=1, why="differs"), check(module="b", rank=1),
+    ]  # fmt: skip
+    found = report(*checks)
+    assert found.faulty_module == "a"
+    assert found.first == checks[3]
+    assert found.verdict() == (
+        "toy on torch (tp=2, simulated, 1.0 s): DIVERGED first in module a: step 1, output of a.x, rank 1: differs"
+    )
+
+
+def test_traffic_sums_per_module_and_collective():
+    """Collectives of one kind in one module are one line with count, bytes and how many nobody asked for."""
+    def event(module, collective, implicit):
+        return Event(0, module, "op", "x", "s", "t", collective, 8, ("tp",), "forward", implicit)
+
+    rows = traffic([event("m", "all_reduce", False), event("n", "all_gather", True), event("m", "all_reduce", True)])
+    assert [(one.module, one.collective, one.count, one.bytes, one.implicit) for one in rows] == [
+        ("m", "all_reduce", 2, 16, 1),
+        ("n", "all_gather", 1, 8, 1),
+    ]
+    text = report(traffic=rows).text()
+    assert "    m       forward  all_reduce  tp        2     16         1" in text.splitlines()
+    assert text.splitlines()[-1] == "    3 collectives, 24 bytes"
+
+
+@pytest.mark.parametrize("error", [0.0, float("inf")])
+def test_json_is_json(error):
+    """The JSON of a report has no infinity in it, and tells the faulty module."""
+    document = json.loads(json.dumps(report(check(why="differs", error=error)).json(), allow_nan=False))
+    assert document["ok"] is False
+    assert document["faulty_module"] == "a"
+    assert document["compared"] == {"output": 1, "loss": 0, "gradient": 0, "weight": 0}

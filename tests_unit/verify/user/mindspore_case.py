@@ -1,0 +1,71 @@
+"""A user's own file: a MindSpore model, its data and loss, and plans for it."""
+
+import mindspore
+import numpy as np
+from mindspore import mint, nn
+
+from hyper_parallel.core.dtensor.placements import Shard
+from hyper_parallel.core.tensor_parallel import ColwiseParallel, RowwiseParallel
+from hyper_parallel.verify import ModelCase, ParallelPlan
+
+
+class Net(nn.Cell):
+    def __init__(self):
+        super().__init__()
+        self.fc1 = mint.nn.Linear(6, 10, dtype=mindspore.float64)
+        self.fc2 = mint.nn.Linear(10, 5, dtype=mindspore.float64)
+
+    def construct(self, x):
+        return self.fc2(mint.tanh(self.fc1(x)))
+
+
+def batches(count=2):
+    rng = np.random.default_rng(0)
+    return [(rng.standard_normal((3, 6)), rng.standard_normal((3, 5))) for _ in range(count)]
+
+
+def loss(output, batch):
+    error = output - batch[1]
+    return (error * error).sum()
+
+
+def case():
+    return ModelCase(Net, batches(), loss, learning_rate=0.01)
+
+
+def as_triple():
+    return Net(), batches(), loss
+
+
+def as_mapping():
+    return {"model": Net(), "batches": batches(), "loss": loss, "optimizer": "adamw", "learning_rate": 0.01}
+
+
+def with_unused_layer():
+    class Wider(Net):
+        def __init__(self):
+            super().__init__()
+            self.spare = mint.nn.Linear(2, 3, dtype=mindspore.float64)
+
+    return Wider, batches(), loss
+
+
+def nothing():
+    return 7
+
+
+def plan(mesh):
+    if len(mesh.names) == 1:
+        return {"fc1": ColwiseParallel(), "fc2": RowwiseParallel()}
+    styles = {"fc1": ColwiseParallel(use_local_output=False), "fc2": RowwiseParallel(use_local_output=False)}
+    return ParallelPlan(styles, {"dp": Shard(0)})
+
+
+def wrong_key(mesh):
+    del mesh
+    return {"fc3": ColwiseParallel()}
+
+
+def no_plan(mesh):
+    del mesh
+    return [1]
