@@ -33,13 +33,16 @@ IDENTITY: dict[str, Any] = {
 }
 # Writing no element at all leaves the first operand as it is.
 UNCHANGED = frozenset({"scatter", "scatter_add", "index_add"})
+# Operands that no gradient reaches. Every rank must run the same collectives in backward, so an empty piece may not
+# have a gradient where the others have none.
+FLAT: dict[str, tuple[int, ...]] = {"copysign": (1,), "heaviside": (0,), "floor_divide": (0, 1)}
 # Kernels that are right about empty operands by themselves.
 RELIABLE = frozenset({"cat"})
 # Operators whose arguments say sizes: their kernels are right about shapes.
 SIZED = frozenset({"view", "expand", "narrow", "split", "slice", "select", "getitem", "unbind", "linear", "matmul"})
 
 
-class _Constant(_Function):  # type: ignore[misc] # MindSpore ships no types
+class _Constant(_Function):
     """Given results that no input element reached: every gradient is zero."""
 
     @staticmethod
@@ -53,6 +56,21 @@ class _Constant(_Function):  # type: ignore[misc] # MindSpore ships no types
         """Zeros."""
         del grads
         return (None, *(mint.zeros(shape, dtype=dtype) for shape, dtype in ctx.like))
+
+
+class _Unchanged(_Function):
+    """The first operand: nothing was written into it."""
+
+    @staticmethod
+    def forward(ctx: Any, x: Tensor, *others: Tensor) -> Any:
+        """A copy."""
+        ctx.like = [(tuple(one.shape), one.dtype) for one in others]
+        return x * 1
+
+    @staticmethod
+    def backward(ctx: Any, grad: Tensor) -> tuple[Any, ...]:
+        """Everything to the first operand."""
+        return (grad, *(mint.zeros(shape, dtype=dtype) for shape, dtype in ctx.like))
 
 
 def tolerant(op: str, compute: Callable[..., Any]) -> Callable[..., Any]:
@@ -75,12 +93,14 @@ def tolerant(op: str, compute: Callable[..., Any]) -> Callable[..., Any]:
 def _run_empty(op: str, compute: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
     operands = list(_tensors((args, tuple(kwargs.values()))))
     if op in UNCHANGED and 0 not in operands[0].shape:
-        return operands[0] * 1
+        return _Unchanged.apply(*operands)
     with _no_grad():
         outs = (_as_computed if op in SIZED else _extrapolated)(compute, args, kwargs)
     many = isinstance(outs, list)
     made = [_value(op, shape, dtype) for shape, dtype in (outs if many else [outs])]
-    found = _Constant.apply(made, *operands)
+    flat = (0, 1) if kwargs.get("rounding_mode") is not None else FLAT.get(op, ())
+    reached = [ops.stop_gradient(one) if index in flat else one for index, one in enumerate(operands)]
+    found = _Constant.apply(made, *reached)
     if not many:
         return found
     return (found,) if len(made) == 1 else tuple(found)

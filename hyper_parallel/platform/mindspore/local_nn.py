@@ -31,9 +31,9 @@ def _native_layer_norm(
 
 
 def _standard(x: Tensor, dims: tuple[int, ...], eps: float) -> tuple[Tensor, Tensor, Tensor]:
-    mean = mint.mean(x, dims, True)  # noqa: FBT003 - keepdim is positional in MindSpore
+    mean = mint.mean(x, dims, True)
     centred = x - mean
-    scale = mint.rsqrt(mint.mean(centred * centred, dims, True) + eps)  # noqa: FBT003
+    scale = mint.rsqrt(mint.mean(centred * centred, dims, True) + eps)
     return centred * scale, mean, scale
 
 
@@ -45,7 +45,7 @@ def _affine(x: Tensor, weight: Tensor | None, bias: Tensor | None) -> Tensor:
 def _rms_norm(x: Tensor, normalized_shape: Sequence[int], weight: Tensor | None = None, eps: float | None = None) -> Tensor:
     dims = tuple(range(x.ndim - len(normalized_shape), x.ndim))
     small = EPSILON[x.dtype] if eps is None else eps
-    return _affine(x * mint.rsqrt(mint.mean(x * x, dims, True) + small), weight, None)  # noqa: FBT003
+    return _affine(x * mint.rsqrt(mint.mean(x * x, dims, True) + small), weight, None)
 
 
 def _group_norm(
@@ -61,15 +61,15 @@ def _group_norm(
     )
 
 
-def _attention(  # noqa: PLR0913 - PyTorch's signature
+def _attention(
     q: Tensor,
     k: Tensor,
     v: Tensor,
     attn_mask: Tensor | None = None,
     dropout_p: float = 0.0,
-    is_causal: bool = False,  # noqa: FBT001, FBT002
+    is_causal: bool = False,
     scale: float | None = None,
-    enable_gqa: bool = False,  # noqa: FBT001, FBT002
+    enable_gqa: bool = False,
     first_query: int | None = None,
 ) -> Tensor:
     """Softmax attention; ``first_query`` is where a causal run of queries starts among all of them."""

@@ -24,7 +24,7 @@ def _sub(x: Any, y: Any, *, alpha: float = 1) -> Any:
 
 
 def _div(x: Any, y: Any, *, rounding_mode: str | None = None) -> Any:
-    return x / y if rounding_mode is None else mint.div(x, y, rounding_mode=rounding_mode)
+    return x / y if rounding_mode is None else ops.stop_gradient(mint.div(x, y, rounding_mode=rounding_mode))
 
 
 def _round(x: Tensor, *, decimals: int = 0) -> Tensor:
@@ -165,9 +165,10 @@ UNARY: dict[str, Callable[..., Any]] = {
 BINARY: dict[str, Callable[..., Any]] = {
     **_binary(
         mint,
-        "pow maximum minimum fmod remainder floor_divide eq ne lt le gt ge logical_and logical_or logical_xor bitwise_and",
+        "pow maximum minimum fmod remainder eq ne lt le gt ge logical_and logical_or logical_xor bitwise_and",
     ),
     **_binary(ops, "bitwise_or bitwise_xor atan2 logaddexp fmax hypot"),
+    "floor_divide": lambda x, y: ops.stop_gradient(mint.floor_divide(x, y)),
     "isclose": lambda x, y, rtol=1e-05, atol=1e-08, equal_nan=False: mint.isclose(x, y, rtol, atol, equal_nan),
     "add": _add,
     "sub": _sub,

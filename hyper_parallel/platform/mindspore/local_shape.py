@@ -131,7 +131,7 @@ def _roll(x: Tensor, shifts: Any, dims: Any = None) -> Tensor:
     return x
 
 
-def _triangle(lower: bool) -> Callable[..., Tensor]:  # noqa: FBT001 - a table entry
+def _triangle(lower: bool) -> Callable[..., Tensor]:
     def keep(x: Tensor, diagonal: int = 0) -> Tensor:
         rows = ops.arange(x.shape[-2]).reshape((-1, 1))
         columns = ops.arange(x.shape[-1]).reshape((1, -1))
