@@ -22,7 +22,7 @@ def value_and_grad(
     fn: Callable[..., Any],
     grad_position: int | Sequence[int] | None = 0,
     weights: Any = None,
-    has_aux: bool = False,  # noqa: FBT001, FBT002 - MindSpore's signature
+    has_aux: bool = False,
 ) -> Callable[..., tuple[Any, Any]]:
     """``mindspore.value_and_grad``, whose gradients of DTensors are DTensors in the dual layout.
 

@@ -14,7 +14,7 @@ from hyper_parallel.platform.contract.differentiable import DifferentiableFacet
 __all__ = ["MindSporeDifferentiable"]
 
 
-class _Seeded(_Function):  # type: ignore[misc] # MindSpore ships no types
+class _Seeded(_Function):
     """A scalar whose gradient is a given cotangent for each of several tensors, exactly."""
 
     @staticmethod

@@ -23,7 +23,7 @@ from hyper_parallel.platform.mindspore import bypasses, intercept
 __all__ = ["MindSporeDTensor", "wrap"]
 
 
-class MindSporeDTensor(DTensor, Tensor):  # type: ignore[misc] # MindSpore ships no types
+class MindSporeDTensor(DTensor, Tensor):
     """A DTensor that is a ``mindspore.Tensor``."""
 
     _platform = None  # type: ignore[assignment] # set by the platform's first wrap
@@ -177,7 +177,7 @@ class MindSporeDTensor(DTensor, Tensor):  # type: ignore[misc] # MindSpore ships
     def data(self, value: Any) -> None:
         self.set_data(value)
 
-    def set_data(self, data: Any, slice_shape: bool = False) -> Any:  # noqa: FBT001, FBT002 - MindSpore's signature
+    def set_data(self, data: Any, slice_shape: bool = False) -> Any:
         """Write values into the storage that this tensor, its local tensor and any optimizer share."""
         del slice_shape
         self._overwrite(data, "set_data")
@@ -282,7 +282,7 @@ def wrap(local: Tensor, layout: Layout) -> MindSporeDTensor:
     made = _make(MindSporeDTensor, local)
     made._local = local  # noqa: SLF001
     made._layout = layout  # noqa: SLF001
-    return made  # type: ignore[no-any-return]
+    return made
 
 
 _make = Tensor._make_subclass  # noqa: SLF001 - the framework's subclassing door

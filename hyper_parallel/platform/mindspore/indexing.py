@@ -43,6 +43,6 @@ def positions(mask: Any, layout: Layout) -> list[Any]:
 
 def replicated(plain: Tensor, layout: Layout) -> Any:
     """A DTensor that every rank of the mesh of ``layout`` holds whole."""
-    from hyper_parallel.platform.mindspore.dtensor import wrap  # noqa: PLC0415 - it asks this module
+    from hyper_parallel.platform.mindspore.dtensor import wrap
 
     return wrap(plain, Layout.of(layout.mesh, ((),) * plain.ndim, (), tuple(plain.shape)))

@@ -45,7 +45,7 @@ _STARTED: dict[str, Interception] = {}
 
 def start(platform: Platform) -> Interception:
     """Make the interception of ``platform``; called once, before the platform is handed out."""
-    from hyper_parallel.platform.mindspore import op_table  # noqa: PLC0415 - the table imports the rules
+    from hyper_parallel.platform.mindspore import op_table
 
     _STARTED["mindspore"] = Interception(Dispatcher(platform), op_table.lines())
     # A plain tensor or a Parameter may stand first, where MindSpore looks for the handler.

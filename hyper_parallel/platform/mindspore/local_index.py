@@ -56,14 +56,14 @@ def _index_select(x: Tensor, dim: int, index: Tensor, window: Window | None = No
     return ops.gather(table, local, dim % x.ndim).masked_fill(mint.logical_not(inside).reshape(tuple(shape)), 0)
 
 
-def embedding(  # noqa: PLR0913 - PyTorch's signature
+def embedding(
     x: Tensor,
     weight: Tensor,
     padding_idx: int | None = None,
     max_norm: float | None = None,
     norm_type: float = 2.0,
-    scale_grad_by_freq: bool = False,  # noqa: FBT001, FBT002
-    sparse: bool = False,  # noqa: FBT001, FBT002
+    scale_grad_by_freq: bool = False,
+    sparse: bool = False,
     window: Window | None = None,
 ) -> Tensor:
     """Rows of ``weight``, or what the rows ``window`` of a larger table contribute; padding rows get no gradient."""

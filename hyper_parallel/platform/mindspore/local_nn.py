@@ -9,6 +9,8 @@ from typing import Any
 import mindspore
 from mindspore import Tensor, mint, ops
 
+from hyper_parallel.platform.mindspore.local_shape import matmul
+
 __all__ = ["LOCAL"]
 
 EPSILON = {mindspore.float16: 2.0**-10, mindspore.float32: 2.0**-23, mindspore.float64: 2.0**-52}
@@ -29,9 +31,9 @@ def _native_layer_norm(
 
 
 def _standard(x: Tensor, dims: tuple[int, ...], eps: float) -> tuple[Tensor, Tensor, Tensor]:
-    mean = mint.mean(x, dims, True)  # noqa: FBT003 - keepdim is positional in MindSpore
+    mean = mint.mean(x, dims, True)
     centred = x - mean
-    scale = mint.rsqrt(mint.mean(centred * centred, dims, True) + eps)  # noqa: FBT003
+    scale = mint.rsqrt(mint.mean(centred * centred, dims, True) + eps)
     return centred * scale, mean, scale
 
 
@@ -43,7 +45,7 @@ def _affine(x: Tensor, weight: Tensor | None, bias: Tensor | None) -> Tensor:
 def _rms_norm(x: Tensor, normalized_shape: Sequence[int], weight: Tensor | None = None, eps: float | None = None) -> Tensor:
     dims = tuple(range(x.ndim - len(normalized_shape), x.ndim))
     small = EPSILON[x.dtype] if eps is None else eps
-    return _affine(x * mint.rsqrt(mint.mean(x * x, dims, True) + small), weight, None)  # noqa: FBT003
+    return _affine(x * mint.rsqrt(mint.mean(x * x, dims, True) + small), weight, None)
 
 
 def _group_norm(
@@ -59,15 +61,15 @@ def _group_norm(
     )
 
 
-def _attention(  # noqa: PLR0913 - PyTorch's signature
+def _attention(
     q: Tensor,
     k: Tensor,
     v: Tensor,
     attn_mask: Tensor | None = None,
     dropout_p: float = 0.0,
-    is_causal: bool = False,  # noqa: FBT001, FBT002
+    is_causal: bool = False,
     scale: float | None = None,
-    enable_gqa: bool = False,  # noqa: FBT001, FBT002
+    enable_gqa: bool = False,
     first_query: int | None = None,
 ) -> Tensor:
     """Softmax attention; ``first_query`` is where a causal run of queries starts among all of them."""
@@ -76,7 +78,7 @@ def _attention(  # noqa: PLR0913 - PyTorch's signature
         raise NotImplementedError(msg)
     if enable_gqa and q.shape[-3] != k.shape[-3]:
         k, v = (_grouped(one, q.shape[-3] // one.shape[-3]) for one in (k, v))
-    scores = mint.matmul(q, mint.transpose(k, -2, -1)) * (1 / math.sqrt(q.shape[-1]) if scale is None else scale)
+    scores = matmul(q, mint.transpose(k, -2, -1)) * (1 / math.sqrt(q.shape[-1]) if scale is None else scale)
     if is_causal or first_query is not None:
         rows = ops.arange(q.shape[-2]).reshape((-1, 1)) + (first_query or 0)
         attn_mask = ops.arange(k.shape[-2]).reshape((1, -1)) <= rows
@@ -85,7 +87,7 @@ def _attention(  # noqa: PLR0913 - PyTorch's signature
             scores = mint.where(attn_mask, scores, ops.full_like(scores, -math.inf))
         else:
             scores = scores + attn_mask
-    return mint.matmul(ops.softmax(scores, -1), v)
+    return matmul(ops.softmax(scores, -1), v)
 
 
 def _grouped(x: Tensor, times: int) -> Tensor:

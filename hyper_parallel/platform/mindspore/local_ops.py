@@ -35,7 +35,7 @@ def drawn_by_rule(*_: Any, **__: Any) -> Any:
     raise AssertionError(msg)
 
 
-DRAWN = "dropout uniform normal bernoulli_fill random_fill rand_like randn_like randint_like bernoulli".split()
+DRAWN = ["dropout", "uniform", "normal", "bernoulli_fill", "random_fill", "rand_like", "randn_like", "randint_like", "bernoulli"]
 _FAMILIES = (local_pointwise.LOCAL, local_shape.LOCAL, local_reduce.LOCAL, local_index.LOCAL, local_nn.LOCAL)
 # The matmul family sees to empty pieces itself, writing by index has no result.
 _OWN = frozenset({"linear", "matmul", "mm", "bmm", "mv", "addmm", "baddbmm", "addmv", "einsum", "setitem", "detach", "write"})

@@ -24,7 +24,7 @@ def _sub(x: Any, y: Any, *, alpha: float = 1) -> Any:
 
 
 def _div(x: Any, y: Any, *, rounding_mode: str | None = None) -> Any:
-    return x / y if rounding_mode is None else mint.div(x, y, rounding_mode=rounding_mode)
+    return x / y if rounding_mode is None else ops.stop_gradient(mint.div(x, y, rounding_mode=rounding_mode))
 
 
 def _round(x: Tensor, *, decimals: int = 0) -> Tensor:
@@ -165,15 +165,17 @@ UNARY: dict[str, Callable[..., Any]] = {
 BINARY: dict[str, Callable[..., Any]] = {
     **_binary(
         mint,
-        "pow maximum minimum fmod remainder floor_divide eq ne lt le gt ge logical_and logical_or logical_xor bitwise_and",
+        "pow maximum minimum fmod remainder eq ne lt le gt ge logical_and logical_or logical_xor bitwise_and",
     ),
-    **_binary(ops, "bitwise_or bitwise_xor atan2 logaddexp fmax hypot heaviside"),
+    **_binary(ops, "bitwise_or bitwise_xor atan2 logaddexp fmax hypot"),
+    "floor_divide": lambda x, y: ops.stop_gradient(mint.floor_divide(x, y)),
     "isclose": lambda x, y, rtol=1e-05, atol=1e-08, equal_nan=False: mint.isclose(x, y, rtol, atol, equal_nan),
     "add": _add,
     "sub": _sub,
     "rsub": lambda x, y, *, alpha=1: _sub(y, x, alpha=alpha),
     "mul": lambda x, y: x * y,
     "div": _div,
+    "heaviside": lambda x, y: mint.where(x == 0, y, ops.cast(x > 0, x.dtype)),
     "fmin": lambda x, y: -ops.fmax(-x, -y),
     "xlogy": _xlogy,
     "copysign": _copysign,

@@ -19,21 +19,21 @@ def _dims(x: Tensor, dim: Any) -> tuple[int, ...]:
     return tuple(one % max(x.ndim, 1) for one in ((dim,) if isinstance(dim, int) else dim))
 
 
-def _sum(x: Tensor, dim: Any = None, keepdim: bool = False, *, dtype: Any = None) -> Tensor:  # noqa: FBT001, FBT002 - canonical
+def _sum(x: Tensor, dim: Any = None, keepdim: bool = False, *, dtype: Any = None) -> Tensor:
     dims = _dims(x, dim)
     return mint.sum(x, dims, keepdim, dtype=dtype) if dims else mint.sum(x, dtype=dtype)
 
 
-def _mean(x: Tensor, dim: Any = None, keepdim: bool = False, *, dtype: Any = None) -> Tensor:  # noqa: FBT001, FBT002
+def _mean(x: Tensor, dim: Any = None, keepdim: bool = False, *, dtype: Any = None) -> Tensor:
     dims = _dims(x, dim)
     return mint.mean(x, dims, keepdim, dtype=dtype) if dims else mint.mean(x, dtype=dtype)
 
 
-def _nansum(x: Tensor, dim: Any = None, keepdim: bool = False, *, dtype: Any = None) -> Tensor:  # noqa: FBT001, FBT002
+def _nansum(x: Tensor, dim: Any = None, keepdim: bool = False, *, dtype: Any = None) -> Tensor:
     return _sum(mint.where(mint.isnan(x), ops.zeros_like(x), x), dim, keepdim, dtype=dtype)
 
 
-def _prod(x: Tensor, dim: Any = None, keepdim: bool = False, *, dtype: Any = None) -> Tensor:  # noqa: FBT001, FBT002
+def _prod(x: Tensor, dim: Any = None, keepdim: bool = False, *, dtype: Any = None) -> Tensor:
     if dim is None:
         out = mint.prod(x, dtype=dtype)
         return out.reshape((1,) * x.ndim) if keepdim else out
@@ -43,7 +43,7 @@ def _prod(x: Tensor, dim: Any = None, keepdim: bool = False, *, dtype: Any = Non
 def _over(func: Callable[..., Tensor]) -> Callable[..., Tensor]:
     """``func`` takes one dim at a time or dims as a tuple."""
 
-    def reduce(x: Tensor, dim: Any = None, keepdim: bool = False) -> Tensor:  # noqa: FBT001, FBT002
+    def reduce(x: Tensor, dim: Any = None, keepdim: bool = False) -> Tensor:
         dims = _dims(x, dim)
         return func(x, dims, keepdim) if dims else x * 1
 
@@ -51,7 +51,7 @@ def _over(func: Callable[..., Tensor]) -> Callable[..., Tensor]:
 
 
 def _truth(func: Callable[..., Tensor]) -> Callable[..., Tensor]:
-    def reduce(x: Tensor, dim: Any = None, keepdim: bool = False) -> Tensor:  # noqa: FBT001, FBT002
+    def reduce(x: Tensor, dim: Any = None, keepdim: bool = False) -> Tensor:
         x = x if x.dtype == mindspore.bool_ else x != 0
         for one in sorted(_dims(x, dim), reverse=True):
             x = func(x, one, keepdim)
@@ -61,9 +61,9 @@ def _truth(func: Callable[..., Tensor]) -> Callable[..., Tensor]:
 
 
 def _place(func: Callable[..., Tensor]) -> Callable[..., Tensor]:
-    def reduce(x: Tensor, dim: int | None = None, keepdim: bool = False) -> Tensor:  # noqa: FBT001, FBT002
+    def reduce(x: Tensor, dim: int | None = None, keepdim: bool = False) -> Tensor:
         if dim is None:
-            out = func(x.reshape((-1,)), 0, False)  # noqa: FBT003
+            out = func(x.reshape((-1,)), 0, False)
             out = out.reshape((1,) * x.ndim) if keepdim else out
         else:
             out = func(x, dim, keepdim)
@@ -75,7 +75,7 @@ def _place(func: Callable[..., Tensor]) -> Callable[..., Tensor]:
 def _var(x: Tensor, dim: Any = None, *, correction: float = 1, keepdim: bool = False) -> Tensor:
     dims = _dims(x, dim)
     count = math.prod(x.shape[one] for one in dims)
-    centred = x - mint.mean(x, dims, True)  # noqa: FBT003 - keepdim is positional in MindSpore
+    centred = x - mint.mean(x, dims, True)
     return mint.sum(centred * centred, dims, keepdim) / max(count - correction, 0)
 
 
@@ -90,20 +90,20 @@ def _with_mean(func: Callable[..., Tensor]) -> Callable[..., tuple[Tensor, Tenso
     return reduce
 
 
-def _logsumexp(x: Tensor, dim: Any, keepdim: bool = False) -> Tensor:  # noqa: FBT001, FBT002
+def _logsumexp(x: Tensor, dim: Any, keepdim: bool = False) -> Tensor:
     dims = _dims(x, dim)
-    top = ops.stop_gradient(mint.amax(x, dims, True))  # noqa: FBT003
+    top = ops.stop_gradient(mint.amax(x, dims, True))
     top = mint.where(mint.isfinite(top), top, ops.zeros_like(top))
-    out = mint.log(mint.sum(mint.exp(x - top), dims, True)) + top  # noqa: FBT003
+    out = mint.log(mint.sum(mint.exp(x - top), dims, True)) + top
     return out if keepdim else out.reshape(tuple(size for one, size in enumerate(x.shape) if one not in dims))
 
 
 def _logcumsumexp(x: Tensor, dim: int) -> Tensor:
-    top = ops.stop_gradient(mint.amax(x, dim, True))  # noqa: FBT003
+    top = ops.stop_gradient(mint.amax(x, dim, True))
     return mint.log(ops.cumsum(mint.exp(x - top), dim)) + top
 
 
-def _vector_norm(x: Tensor, ord: float = 2, dim: Any = None, keepdim: bool = False, *, dtype: Any = None) -> Tensor:  # noqa: A002, FBT001, FBT002
+def _vector_norm(x: Tensor, ord: float = 2, dim: Any = None, keepdim: bool = False, *, dtype: Any = None) -> Tensor:  # noqa: A002
     x = x if dtype is None else ops.cast(x, dtype)
     dims, size = _dims(x, dim), mint.abs(x)
     if ord == math.inf:

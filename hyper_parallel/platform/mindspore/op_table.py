@@ -196,7 +196,7 @@ class Line:
 
 
 @cache
-def lines() -> dict[str, Callable[..., Any]]:
+def lines() -> dict[str, Any]:
     """What to call per MindSpore operator name: ``line(dispatcher, primitive, args, kwargs)``."""
     table: dict[str, Callable[..., Any]] = {name: Line(name, op) for name, op in _pairs(SAME)}
     table.update({name: Line(name, op, signature) for name, (op, signature) in REORDERED.items()})

@@ -10,19 +10,19 @@ from typing import Any
 # Without it every host read costs milliseconds on CPU, and an error surfaces in a later, unrelated statement.
 os.environ.setdefault("MS_DEV_LAUNCH_BLOCKING", "1")
 
-import mindspore  # noqa: E402 - the variable above is read at import
-from mindspore.common._grad_function import _Function  # noqa: E402
-from mindspore.common.api import _pynative_executor  # noqa: E402
+import mindspore
+from mindspore.common._grad_function import _Function
+from mindspore.common.api import _pynative_executor
 
-from hyper_parallel.platform.contract.platform import Platform  # noqa: E402
-from hyper_parallel.platform.mindspore.differentiable import MindSporeDifferentiable  # noqa: E402
-from hyper_parallel.platform.mindspore.modules import MindSporeModules  # noqa: E402
-from hyper_parallel.platform.mindspore.tensors import MindSporeTensors  # noqa: E402
-from hyper_parallel.platform.mindspore.training import MindSporeTraining  # noqa: E402
-from hyper_parallel.transport.base import Transport, active_transport  # noqa: E402
-from hyper_parallel.transport.mindspore import HcclTransport, NumpyBridge  # noqa: E402
-from hyper_parallel.transport.numpy_ops import NumpyOps  # noqa: E402
-from hyper_parallel.transport.single import SingleTransport  # noqa: E402
+from hyper_parallel.platform.contract.platform import Platform
+from hyper_parallel.platform.mindspore.differentiable import MindSporeDifferentiable
+from hyper_parallel.platform.mindspore.modules import MindSporeModules
+from hyper_parallel.platform.mindspore.tensors import MindSporeTensors
+from hyper_parallel.platform.mindspore.training import MindSporeTraining
+from hyper_parallel.transport.base import Transport, active_transport
+from hyper_parallel.transport.mindspore import HcclTransport, NumpyBridge
+from hyper_parallel.transport.numpy_ops import NumpyOps
+from hyper_parallel.transport.single import SingleTransport
 
 __all__ = ["MindSporePlatform", "build"]
 
@@ -39,7 +39,7 @@ class MindSporePlatform(MindSporeTensors, MindSporeModules, MindSporeDifferentia
     @cached_property
     def DTensorBase(self) -> Any:  # noqa: N802 - the contract fixes this name
         """MindSpore's DTensor class."""
-        from hyper_parallel.platform.mindspore.dtensor import MindSporeDTensor  # noqa: PLC0415 - built on this platform
+        from hyper_parallel.platform.mindspore.dtensor import MindSporeDTensor
 
         return MindSporeDTensor
 
@@ -57,14 +57,14 @@ class MindSporePlatform(MindSporeTensors, MindSporeModules, MindSporeDifferentia
     @cached_property
     def wrap(self) -> Callable[[Any, Any], Any]:
         """The DTensor class' own fast constructor."""
-        from hyper_parallel.platform.mindspore import dtensor  # noqa: PLC0415 - built on this platform
+        from hyper_parallel.platform.mindspore import dtensor
 
         return dtensor.wrap
 
     @cached_property
-    def grad_enabled(self) -> Callable[[], bool]:  # type: ignore[override] # a bound method, fetched once
+    def grad_enabled(self) -> Callable[[], bool]:
         """True inside a differentiated function, and there outside ``no_grad``."""
-        return _pynative_executor.requires_grad  # type: ignore[no-any-return]
+        return _pynative_executor.requires_grad
 
     def needs_grad(self, local: Any) -> bool:
         """True where the gradient engine has a node for the tensor."""
@@ -81,7 +81,7 @@ class MindSporePlatform(MindSporeTensors, MindSporeModules, MindSporeDifferentia
 
     def local_op(self, op: str) -> Callable[..., Any]:
         """From the table."""
-        from hyper_parallel.platform.mindspore.op_table import LOCAL  # noqa: PLC0415 - the table imports the rules
+        from hyper_parallel.platform.mindspore.op_table import LOCAL
 
         return LOCAL[op]
 
@@ -91,7 +91,7 @@ _ALONE = NumpyBridge(SingleTransport(NumpyOps()))
 
 def build() -> MindSporePlatform:
     """The platform, with the DTensor class completed for it."""
-    from hyper_parallel.platform.mindspore.dtensor import install  # noqa: PLC0415 - built on this platform
+    from hyper_parallel.platform.mindspore.dtensor import install
 
     platform = MindSporePlatform()
     install(platform)

@@ -38,7 +38,7 @@ def composed(*names: str) -> Callable[[Callable[..., Any]], Callable[..., Any]]:
 
 
 @composed("MatMul", "BatchMatMul")
-def _matmul(ops: Any, _: Any, x: Any, y: Any, transpose_x: bool = False, transpose_y: bool = False) -> Any:  # noqa: FBT001, FBT002 - MindSpore's
+def _matmul(ops: Any, _: Any, x: Any, y: Any, transpose_x: bool = False, transpose_y: bool = False) -> Any:
     """``nn.Dense`` multiplies with ``transpose_y``, which is what ``linear`` means."""
     if transpose_y and not transpose_x and len(y.shape) == MATRIX:
         return ops.linear(x, y)
@@ -155,7 +155,7 @@ def _getitem(ops: Any, _: Any, x: Any, index: Any) -> Any:
 
 
 def _write(dispatcher: Dispatcher, _: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
-    from hyper_parallel.platform.mindspore.op_table import line_of  # noqa: PLC0415 - the table imports this module
+    from hyper_parallel.platform.mindspore.op_table import line_of
 
     x, index, value = args
     entry: Entry = line_of("setitem", in_place=True).entry
@@ -196,7 +196,7 @@ def _one_hot(ops: Any, _: Any, x: Any, depth: int, on: Any, off: Any, axis: int 
 
 
 @composed("ReduceSum", "ReduceMean", "ReduceProd")
-def _reduced(ops: Any, primitive: Any, x: Any, dim: Any = (), keepdim: bool | None = None, *_: Any) -> Any:  # noqa: FBT001
+def _reduced(ops: Any, primitive: Any, x: Any, dim: Any = (), keepdim: bool | None = None, *_: Any) -> Any:
     """Legacy reductions carry ``keep_dims`` as an attribute."""
     keep = bool(getattr(primitive, "keep_dims", False) if keepdim is None else keepdim)
     op = {"ReduceSum": ops.sum, "ReduceMean": ops.mean, "ReduceProd": ops.prod}[primitive.name]
@@ -216,7 +216,7 @@ def _places_of_minima(ops: Any, primitive: Any, x: Any, *args: Any) -> Any:
 
 
 def _placed(along: Any, primitive: Any, x: Any, args: tuple[Any, ...]) -> tuple[Any, Any]:
-    axis, keep = args if args else (primitive.axis, primitive.keep_dims)
+    axis, keep = args or (primitive.axis, primitive.keep_dims)
     values, places = along(x, axis, keep)
     return places, values
 
@@ -235,7 +235,7 @@ def _argument(ops: Any, op: Any, primitive: Any, x: Any, args: tuple[Any, ...]) 
     """The legacy primitives give int32."""
     axis = args[0] if args else primitive.axis
     kind = args[1] if len(args) > 1 else getattr(primitive, "output_type", mindspore.int32)
-    found = op(x, axis, False)  # noqa: FBT003 - canonical
+    found = op(x, axis, False)
     return found if BY_NUMBER.get(kind, kind) == mindspore.int64 else ops.cast(found, dtype=mindspore.int32)
 
 
@@ -265,7 +265,7 @@ def _unless(given: Any, constant: int) -> Any:
 def _rms_norm(ops: Any, _: Any, x: Any, gamma: Any, eps: float = 1e-6) -> Any:
     """With the reciprocal root of the mean square, as MindSpore returns it."""
     dims = tuple(range(-len(gamma.shape), 0))
-    scale = ops.rsqrt(ops.add(ops.mean(ops.square(x), dims, True), eps))  # noqa: FBT003 - canonical
+    scale = ops.rsqrt(ops.add(ops.mean(ops.square(x), dims, True), eps))
     return ops.mul(ops.mul(x, scale), gamma), scale
 
 
@@ -273,7 +273,7 @@ def _rms_norm(ops: Any, _: Any, x: Any, gamma: Any, eps: float = 1e-6) -> Any:
 
 
 @composed("FuncDropoutExt")
-def _dropout(ops: Any, _: Any, x: Any, p: float = 0.5, training: bool = True, inplace: bool = False, *__: Any) -> Any:  # noqa: FBT001, FBT002
+def _dropout(ops: Any, _: Any, x: Any, p: float = 0.5, training: bool = True, inplace: bool = False, *__: Any) -> Any:
     """MindSpore's seed and offset play no part: the numbers depend on the global index of the element."""
     dropped = ops.dropout(x, p, training)
     return x.copy_(dropped) if inplace else dropped
@@ -282,5 +282,5 @@ def _dropout(ops: Any, _: Any, x: Any, p: float = 0.5, training: bool = True, in
 @composed("Dropout")
 def _dropout_with_mask(ops: Any, primitive: Any, x: Any, *_: Any) -> Any:
     """The legacy primitive returns the mask as well; layers throw it away."""
-    mask = ops.dropout(ops.ones_like(x), 1 - primitive.keep_prob, True)  # noqa: FBT003 - canonical
+    mask = ops.dropout(ops.ones_like(x), 1 - primitive.keep_prob, True)
     return ops.mul(x, mask), ops.cast(ops.ne(mask, 0), dtype=x.dtype)

@@ -21,7 +21,7 @@ DTYPES = {name.rstrip("_"): getattr(mindspore, name) for name in _NAMES.split()}
 # MindSpore's functional layer passes dtypes by number.
 BY_NUMBER = {dtype_to_type_id("hyper_parallel", "dtype", dtype): dtype for dtype in DTYPES.values()}
 _FLOATING = frozenset(
-    {mindspore.float16, mindspore.float32, mindspore.float64, mindspore.bfloat16, mindspore.complex64, mindspore.complex128}
+    DTYPES[name] for name in ("float16", "float32", "float64", "bfloat16", "complex64", "complex128")
 )
 
 
