@@ -69,7 +69,7 @@ def test_training_changes_every_weight(platform_name, optimizer):
 
 @pytest.mark.platforms("torch", "mindspore", together=True)
 @pytest.mark.parametrize("optimizer", ["sgd", "adamw"])
-@pytest.mark.parametrize(("norm", "tied"), [("rms", True), ("layer", False)])
+@pytest.mark.parametrize("norm, tied", [("rms", True), ("layer", False)])
 def test_frameworks_train_the_same_model(norm, tied, optimizer):
     """Losses, gradients and weights of both frameworks agree to the float32 in which MindSpore keeps scalars.
 
@@ -85,7 +85,8 @@ def test_frameworks_train_the_same_model(norm, tied, optimizer):
     for path, gradient in gradients.items():
         scale = np.abs(gradient).max()
         np.testing.assert_allclose(other_gradients[path], gradient, rtol=0, atol=2**-22 * scale, err_msg=path)
-        np.testing.assert_allclose(other_weights[path], weights[path], rtol=0, atol=bound * max(1, np.abs(weights[path]).max()), err_msg=path)
+        largest = max(1, np.abs(weights[path]).max())
+        np.testing.assert_allclose(other_weights[path], weights[path], rtol=0, atol=bound * largest, err_msg=path)
 
 
 def test_unknown_names(platform_name):
@@ -108,7 +109,7 @@ def test_buffers_can_be_loaded(platform_name):
 
 
 @pytest.mark.parametrize(
-    ("wrong", "text"),
+    "wrong, text",
     [
         ({"heads": 3, "kv_heads": 2}, "heads=3 must be a multiple of kv_heads=2, and head_dim=6 must be even"),
         ({"head_dim": 5}, "heads=4 must be a multiple of kv_heads=2, and head_dim=5 must be even"),
