@@ -139,19 +139,22 @@ class C10dTransport(Transport):
         self.rank = dist.get_rank()
         self.world_size = dist.get_world_size()
         self.backend = str(dist.get_backend())
+        self._checked: set[Ranks] = set()
         self._groups: dict[Ranks, Any] = {tuple(range(self.world_size)): dist.group.WORLD}
 
     def all_reduce(self, x: torch.Tensor, op: str, ranks: Ranks) -> torch.Tensor:
         """See :meth:`Transport.all_reduce`."""
-        check_ranks(ranks, self.rank, self.world_size)
-        check_reduction(op, inexact=x.is_floating_point() or x.is_complex())
-        if len(ranks) == 1 or not x.numel():
-            return reduce_in_order([x], op)
-        if self._native(x.dtype, op):
+        if ranks not in self._checked:
+            check_ranks(ranks, self.rank, self.world_size)
+            self._checked.add(ranks)
+        if len(ranks) > 1 and x.numel() and self._native(x.dtype, op):
             total = x.detach().clone(memory_format=torch.contiguous_format)
             # The group's own call: the module-level function costs as much again in logging.
             self.group(ranks).allreduce([total], _NATIVE_OPTIONS[op]).wait()
             return total.div_(len(ranks)) if op == "avg" else total
+        check_reduction(op, inexact=x.is_floating_point() or x.is_complex())
+        if len(ranks) == 1 or not x.numel():
+            return reduce_in_order([x], op)
         # Vector code rounds complex products by where an element lies, so those are not cut into pieces.
         if x.numel() <= _SMALL or x.is_complex():
             return reduce_in_order(self.all_gather(x, ranks, [tuple(x.shape)] * len(ranks)), op)
@@ -254,7 +257,8 @@ class C10dTransport(Transport):
         return tuple(range(self.world_size)) if group is None else tuple(dist.get_process_group_ranks(group))
 
     def _native(self, dtype: torch.dtype, op: str) -> bool:
-        return op in _NATIVE_OPS and dtype in _NATIVE_DTYPES.get(self.backend, ())
+        whole = op == "avg" and not dtype.is_floating_point
+        return op in _NATIVE_OPS and not whole and dtype in _NATIVE_DTYPES.get(self.backend, ())
 
     def _native_reduce_scatter(self, chunks: Sequence[torch.Tensor], op: str, ranks: Ranks, own: Shape) -> torch.Tensor:
         """The engine's own reduce-scatter, on chunks padded to the largest."""

@@ -42,7 +42,7 @@ class Plan:
         communicates: True when any rank receives anything.
     """
 
-    __slots__ = ("_adjoint", "_costs", "communicates", "extremum", "linear", "source", "steps", "target", "varying")
+    __slots__ = ("_adjoint", "_costs", "_trivial", "communicates", "extremum", "linear", "source", "steps", "target", "varying")
 
     extremum: AllReduce | None
 
@@ -59,6 +59,7 @@ class Plan:
         self.extremum = steps[0] if linear is not None and isinstance(steps[0], AllReduce) else None
         self.communicates = any(step.received for step in steps)
         self._adjoint: Plan | None = None
+        self._trivial: bool | None = None
         self._costs: dict[int, Cost] = {}
 
     @property
@@ -82,7 +83,9 @@ class Plan:
     @property
     def is_trivial(self) -> bool:
         """True when neither the value nor its gradient needs anything."""
-        return not self.steps and self.extremum is None and self.adjoint.is_identity
+        if self._trivial is None:
+            self._trivial = not self.steps and self.extremum is None and self.adjoint.is_identity
+        return self._trivial
 
     def cost(self, itemsize: int) -> Cost:
         """Bytes and messages of the worst rank, for elements of ``itemsize`` bytes."""

@@ -107,11 +107,17 @@ def _fetch(platform: Platform, entry: Entry, plan: OpPlan, index: int, mark: Mar
 
 
 def _varying_fetch(platform: Platform, target: Any, varying: tuple[int, ...], cause: Cause) -> Fetch:
-    needs, enabled = platform.needs_grad, platform.grad_enabled
+    needs, enabled, version = platform.needs_grad, platform.grad_enabled, platform.version
+    key = (target, varying)
 
     def enter(tensor: Any) -> Any:
         local = tensor._local  # noqa: SLF001 - the dispatcher is the class' other half
-        return tensor.local_for(target, varying, cause) if needs(local) and enabled() else local
+        if not (needs(local) and enabled()):
+            return local
+        views = tensor._views  # noqa: SLF001
+        kept = None if views is None else views.get(key)
+        # As in local_for, in line: the second and third consumer of a value come here.
+        return kept[1] if kept is not None and kept[0] == version(local) else tensor.local_for(target, varying, cause)
 
     return enter
 
@@ -125,6 +131,8 @@ def _spelled(
     """The caller's own call, on locals."""
     slots = [_slot(arg, fetches) for arg in args]
     named = {name: _slot(value, fetches) for name, value in kwargs.items()}
+    if named and all(slot is _same for slot in named.values()):
+        return lambda args, kwargs: func(*[slot(arg) for slot, arg in zip(slots, args)], **kwargs)  # noqa: B905 - hot
     if not named:
         if len(slots) == 1:
             (only,) = slots
@@ -167,6 +175,10 @@ def _canonical(  # noqa: PLR0913 - everything a compiled call closes over
     scalars = [name for name, value in template.items() if name not in replaced and type(value) in _SCALARS]
     func = entry.local
     simple = all(type(value) is Ref or not isinstance(value, (list, tuple)) for value in template.values())
+    if run is None and len(readers) == 1 and (by_value or not scalars):
+        only = next((name for name, value in template.items() if type(value) is Ref), None)
+        if only is not None:
+            return _of_one(func, only, readers[0], {name: value for name, value in template.items() if name != only})
 
     def call(args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         locals_ = [read(args, kwargs) for read in readers]
@@ -179,6 +191,17 @@ def _canonical(  # noqa: PLR0913 - everything a compiled call closes over
             bound = bind(args, kwargs)
             filled.update((name, bound[name]) for name in scalars)
         return func(**filled) if run is None else run(platform, filled)
+
+    return call
+
+
+def _of_one(func: Callable[..., Any], name: str, read: Run, constants: dict[str, Any]) -> Run:
+    """The canonical operator of one tensor: everything else is known beforehand."""
+
+    def call(args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+        filled = constants.copy()
+        filled[name] = read(args, kwargs)
+        return func(**filled)
 
     return call
 

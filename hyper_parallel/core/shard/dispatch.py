@@ -123,10 +123,16 @@ class Dispatcher:
                 parts.append(arg)
             else:
                 parts.append(self._key(arg))
-        if kwargs:
-            parts.extend(
-                (name, type(value) if type(value) in loose else self._key(value)) for name, value in kwargs.items()
-            )
+        for name, value in kwargs.items():
+            parts.append(name)
+            of = type(value)
+            if of in loose:
+                parts.append(of)
+            elif of in _ATOMS:
+                parts.append(of)
+                parts.append(value)
+            else:
+                parts.append(self._key(value))
         if entry.by_dtype:
             parts.extend(one.dtype for one in self.tensors((args, tuple(kwargs.values()))))
         key = tuple(parts)
@@ -173,6 +179,8 @@ class Dispatcher:
             return (of, value)
         if isinstance(value, DTensor):
             return value._layout  # noqa: SLF001
+        if of is tuple and _ATOMS.issuperset(map(type, value)):
+            return (tuple(map(type, value)), value)
         if of is tuple or of is list:
             return (of, *map(self._key, value))
         if of is slice:

@@ -25,7 +25,7 @@ def _native_layer_norm(
     x: Tensor, normalized_shape: Sequence[int], weight: Tensor | None, bias: Tensor | None, eps: float
 ) -> tuple[Tensor, Tensor, Tensor]:
     out, mean, scale = _standard(x, tuple(range(x.ndim - len(normalized_shape), x.ndim)), eps)
-    return _affine(out, weight, bias), mean, scale
+    return _affine(out, weight, bias), ops.stop_gradient(mean), ops.stop_gradient(scale)
 
 
 def _standard(x: Tensor, dims: tuple[int, ...], eps: float) -> tuple[Tensor, Tensor, Tensor]:

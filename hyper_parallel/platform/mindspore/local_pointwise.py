@@ -31,10 +31,6 @@ def _round(x: Tensor, *, decimals: int = 0) -> Tensor:
     return mint.round(x, decimals=decimals) if decimals else mint.round(x)
 
 
-def _both_sides(positive: Callable[[Tensor], Tensor], negative: Callable[[Tensor], Tensor]) -> Callable[[Tensor], Tensor]:
-    return lambda x: mint.where(x > 0, positive(x), negative(x))
-
-
 def _elu(x: Tensor, alpha: float = 1.0) -> Tensor:
     return mint.where(x > 0, x, alpha * mint.expm1(mint.minimum(x, ops.zeros_like(x))))
 
@@ -114,21 +110,40 @@ def _base(base: float) -> Callable[[Tensor], Tensor]:
     return lambda x: mint.log(x) / math.log(base)
 
 
+def _unary(home: Any, names: str) -> dict[str, Callable[..., Any]]:
+    """MindSpore's functions of one tensor under the canonical parameter name."""
+
+    def named(func: Callable[..., Any]) -> Callable[..., Any]:
+        return lambda x: func(x)
+
+    return {name: named(getattr(home, name)) for name in names.split()}
+
+
+def _binary(home: Any, names: str) -> dict[str, Callable[..., Any]]:
+    """MindSpore's functions of two operands under the canonical parameter names."""
+
+    def named(func: Callable[..., Any]) -> Callable[..., Any]:
+        return lambda x, y: func(x, y)
+
+    return {name: named(getattr(home, name)) for name in names.split()}
+
+
 UNARY: dict[str, Callable[..., Any]] = {
-    **{
-        name: getattr(mint, name)
-        for name in (
-            "abs neg exp expm1 log log1p sqrt rsqrt square sin cos tan sinh cosh tanh atanh erf erfc erfinv sigmoid sign"
-            " ceil floor trunc reciprocal sinc isnan isfinite isinf logical_not nan_to_num"
-        ).split()
-    },
-    **{name: getattr(ops, name) for name in "asin acos atan asinh acosh frac lgamma digamma".split()},
-    **{name: getattr(F, name) for name in "relu silu hardswish hardsigmoid softshrink hardshrink".split()},
+    **_unary(
+        mint,
+        "abs neg exp expm1 log log1p sqrt rsqrt square sin cos tan sinh cosh tanh atanh erf erfc erfinv sigmoid sign"
+        " ceil floor trunc reciprocal sinc isnan isfinite isinf logical_not",
+    ),
+    **_unary(ops, "asin acos atan asinh acosh frac lgamma digamma"),
+    **_unary(F, "relu silu hardswish hardsigmoid"),
+    "softshrink": lambda x, lambd=0.5: F.softshrink(x, lambd),
+    "hardshrink": lambda x, lambd=0.5: F.hardshrink(x, lambd),
+    "nan_to_num": lambda x, nan=0.0, posinf=None, neginf=None: mint.nan_to_num(x, nan, posinf, neginf),
     "round": _round,
     "exp2": lambda x: mint.exp(x * math.log(2)),
     "log2": _base(2),
     "log10": _base(10),
-    "sgn": mint.sign,
+    "sgn": lambda x: mint.sign(x),
     "signbit": _signbit,
     "isneginf": lambda x: x == -INFINITY,
     "isposinf": lambda x: x == INFINITY,
@@ -148,25 +163,24 @@ UNARY: dict[str, Callable[..., Any]] = {
 }
 
 BINARY: dict[str, Callable[..., Any]] = {
-    **{
-        name: getattr(mint, name)
-        for name in (
-            "pow maximum minimum fmod remainder floor_divide eq ne lt le gt ge isclose logical_and logical_or logical_xor"
-            " bitwise_and"
-        ).split()
-    },
-    **{name: getattr(ops, name) for name in "bitwise_or bitwise_xor atan2 logaddexp fmax fmin hypot heaviside".split()},
+    **_binary(
+        mint,
+        "pow maximum minimum fmod remainder floor_divide eq ne lt le gt ge logical_and logical_or logical_xor bitwise_and",
+    ),
+    **_binary(ops, "bitwise_or bitwise_xor atan2 logaddexp fmax hypot heaviside"),
+    "isclose": lambda x, y, rtol=1e-05, atol=1e-08, equal_nan=False: mint.isclose(x, y, rtol, atol, equal_nan),
     "add": _add,
     "sub": _sub,
     "rsub": lambda x, y, *, alpha=1: _sub(y, x, alpha=alpha),
     "mul": lambda x, y: x * y,
     "div": _div,
+    "fmin": lambda x, y: -ops.fmax(-x, -y),
     "xlogy": _xlogy,
     "copysign": _copysign,
 }
 
 OTHERS: dict[str, Callable[..., Any]] = {
-    "where": mint.where,
+    "where": lambda condition, x, y: mint.where(condition, x, y),
     "clamp": _clamp,
     "lerp": lambda x, end, weight: x + weight * (end - x),
     "addcmul": lambda x, tensor1, tensor2, *, value=1: x + tensor1 * tensor2 * value,
@@ -175,7 +189,7 @@ OTHERS: dict[str, Callable[..., Any]] = {
     "cast": _cast,
     "clone": _clone,
     "contiguous": lambda x, memory_format=None: x.contiguous(),  # noqa: ARG005 - MindSpore has one format
-    "detach": ops.stop_gradient,
+    "detach": lambda x: ops.stop_gradient(x),
     "zeros_like": _like(0),
     "ones_like": _like(1),
     "empty_like": _like(0),

@@ -157,7 +157,7 @@ class _Bench:
 
     def block(self) -> Row:
         """Forward and backward of a transformer block, tensor parallel, against the same written by hand."""
-        heads, width, hidden = 8, 64, 128
+        heads, length, width, hidden = 8, 32, 128, 256
         column, row, whole = (
             lambda n, k: self.tensors(0, n // WORLD, k, grad=True),
             lambda n, k: self.tensors(1, n, k // WORLD, grad=True),
@@ -172,7 +172,7 @@ class _Bench:
             *(whole(width) for _ in range(4)),
         )
         weights = [dict(zip(names, (part[i] for part in parts), strict=True)) for i in range(3)]
-        x, seed = self.tensors(None, 2, 16, width, grad=True), self.tensors(None, 2, 16, width)
+        x, seed = (self.tensors(None, 2, length, width, grad=flag) for flag in (True, False))
 
         def by_hand() -> None:
             _block(x[0], weights[0], heads // WORLD, _Enter.apply, _Leave.apply).backward(seed[0])

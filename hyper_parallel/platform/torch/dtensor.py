@@ -26,6 +26,7 @@ class TorchDTensor(DTensor, Tensor):  # type: ignore[misc] # "layout" is ours: a
     """A DTensor that is a ``torch.Tensor``."""
 
     _platform = None  # type: ignore[assignment] # set by the platform's first wrap
+    _dispatch: Any = None
     _views = None
     _origin = None
     _readonly = None
@@ -40,6 +41,9 @@ class TorchDTensor(DTensor, Tensor):  # type: ignore[misc] # "layout" is ours: a
         cls, func: Callable[..., Any], types: Any, args: tuple[Any, ...] = (), kwargs: dict[str, Any] | None = None
     ) -> Any:
         """Function-level interception; what has no rule here falls through to operator level."""
+        entry = _ENTRIES.get(func)
+        if entry is not None:
+            return cls._dispatch(entry, args, kwargs or {})
         return intercept.function(func, types, args, kwargs or {})
 
     @classmethod
@@ -267,6 +271,10 @@ class TorchDTensor(DTensor, Tensor):  # type: ignore[misc] # "layout" is ours: a
         return (_rebuild, (self._local, self._layout, getattr(self, "_is_param", False)))
 
 
+# Entries by function, filled once before the first DTensor exists.
+_ENTRIES: dict[Any, Any] = {}
+
+
 def _portable_wrap(local: Tensor, layout: Layout) -> TorchDTensor:
     """A DTensor over ``local``, trusted to hold what ``layout`` says."""
     made = _make(TorchDTensor, layout.shape, dtype=local.dtype, device=local.device)
@@ -308,6 +316,8 @@ def install(platform: Any) -> None:
     """
     TorchDTensor._platform = platform  # noqa: SLF001 - this module's own class
     dispatcher, entries, _ = intercept.start(platform)
+    _ENTRIES.update(entries)
+    TorchDTensor._dispatch = dispatcher.dispatch  # noqa: SLF001 - this module's own class
     platform.dispatcher = dispatcher
     for name in dir(Tensor):
         func = getattr(Tensor, name, None)
