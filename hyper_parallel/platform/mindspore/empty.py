@@ -21,6 +21,9 @@ __all__ = ["tolerant"]
 # What a reduction over no element gives.
 IDENTITY: dict[str, Any] = {
     "sum": 0,
+    "nansum": 0,
+    "count_nonzero": 0,
+    "vector_norm": 0,
     "mean": float("nan"),
     "prod": 1,
     "any": False,
@@ -28,8 +31,12 @@ IDENTITY: dict[str, Any] = {
     "linear": 0,
     "matmul": 0,
 }
+# Writing no element at all leaves the first operand as it is.
+UNCHANGED = frozenset({"scatter", "scatter_add", "index_add"})
 # Kernels that are right about empty operands by themselves.
 RELIABLE = frozenset({"cat"})
+# Operators whose arguments say sizes: their kernels are right about shapes.
+SIZED = frozenset({"view", "expand", "narrow", "split", "slice", "select", "getitem", "unbind", "linear", "matmul"})
 
 
 class _Constant(_Function):  # type: ignore[misc] # MindSpore ships no types
@@ -66,23 +73,52 @@ def tolerant(op: str, compute: Callable[..., Any]) -> Callable[..., Any]:
 
 
 def _run_empty(op: str, compute: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+    operands = list(_tensors((args, tuple(kwargs.values()))))
+    if op in UNCHANGED and 0 not in operands[0].shape:
+        return operands[0] * 1
     with _no_grad():
-        outs = compute(*args, **kwargs)
-    many = isinstance(outs, (list, tuple))
-    made = [_value(op, ops.stop_gradient(out)) for out in (outs if many else (outs,))]
-    found = _Constant.apply(made, *_tensors((args, tuple(kwargs.values()))))
-    if many and len(made) == 1:
-        return type(outs)((found,))
-    return type(outs)(found) if many else found
+        outs = (_as_computed if op in SIZED else _extrapolated)(compute, args, kwargs)
+    many = isinstance(outs, list)
+    made = [_value(op, shape, dtype) for shape, dtype in (outs if many else [outs])]
+    found = _Constant.apply(made, *operands)
+    if not many:
+        return found
+    return (found,) if len(made) == 1 else tuple(found)
 
 
-def _value(op: str, out: Tensor) -> Tensor:
-    if 0 in out.shape:
-        return out
+def _as_computed(compute: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+    """Shape and dtype of the result, or of each."""
+    outs = compute(*args, **kwargs)
+    return [(tuple(one.shape), one.dtype) for one in outs] if isinstance(outs, (list, tuple)) else (tuple(outs.shape), outs.dtype)
+
+
+def _extrapolated(compute: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+    """The same without asking a kernel about empty operands: sizes are linear in the size that is zero."""
+    one, two = (_as_computed(compute, _stretched(args, size), _stretched(kwargs, size)) for size in (1, 2))
+    if isinstance(one, list):
+        return [_line(first, second) for first, second in zip(one, two, strict=True)]
+    return _line(one, two)
+
+
+def _line(one: tuple[tuple[int, ...], Any], two: tuple[tuple[int, ...], Any]) -> tuple[tuple[int, ...], Any]:
+    return tuple(2 * first - second for first, second in zip(one[0], two[0], strict=True)), one[1]
+
+
+def _stretched(tree: Any, size: int) -> Any:
+    if isinstance(tree, Tensor):
+        return ops.zeros(tuple(one or size for one in tree.shape), tree.dtype) if 0 in tree.shape else tree
+    if isinstance(tree, dict):
+        return {name: _stretched(item, size) for name, item in tree.items()}
+    return type(tree)(_stretched(item, size) for item in tree) if isinstance(tree, (list, tuple)) else tree
+
+
+def _value(op: str, shape: tuple[int, ...], dtype: Any) -> Tensor:
+    if 0 in shape:
+        return mint.zeros(shape, dtype=dtype)
     if op not in IDENTITY:
         msg = f"{op}: this rank's piece is empty and the result over no element is not defined; redistribute it first"
         raise UnsupportedOperatorError(msg)
-    return ops.full(tuple(out.shape), IDENTITY[op], dtype=out.dtype)
+    return ops.full(shape, IDENTITY[op], dtype=dtype)
 
 
 def _tensors(tree: Any) -> Iterator[Tensor]:

@@ -9,6 +9,8 @@ from typing import Any
 import mindspore
 from mindspore import Tensor, mint, ops
 
+from hyper_parallel.platform.mindspore.local_shape import matmul
+
 __all__ = ["LOCAL"]
 
 EPSILON = {mindspore.float16: 2.0**-10, mindspore.float32: 2.0**-23, mindspore.float64: 2.0**-52}
@@ -76,7 +78,7 @@ def _attention(  # noqa: PLR0913 - PyTorch's signature
         raise NotImplementedError(msg)
     if enable_gqa and q.shape[-3] != k.shape[-3]:
         k, v = (_grouped(one, q.shape[-3] // one.shape[-3]) for one in (k, v))
-    scores = mint.matmul(q, mint.transpose(k, -2, -1)) * (1 / math.sqrt(q.shape[-1]) if scale is None else scale)
+    scores = matmul(q, mint.transpose(k, -2, -1)) * (1 / math.sqrt(q.shape[-1]) if scale is None else scale)
     if is_causal or first_query is not None:
         rows = ops.arange(q.shape[-2]).reshape((-1, 1)) + (first_query or 0)
         attn_mask = ops.arange(k.shape[-2]).reshape((1, -1)) <= rows
@@ -85,7 +87,7 @@ def _attention(  # noqa: PLR0913 - PyTorch's signature
             scores = mint.where(attn_mask, scores, ops.full_like(scores, -math.inf))
         else:
             scores = scores + attn_mask
-    return mint.matmul(ops.softmax(scores, -1), v)
+    return matmul(ops.softmax(scores, -1), v)
 
 
 def _grouped(x: Tensor, times: int) -> Tensor:

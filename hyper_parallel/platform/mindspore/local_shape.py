@@ -2,19 +2,22 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Sequence
 from typing import Any
 
+import numpy as np
 from mindspore import Tensor, mint, ops
 from mindspore.mint.nn import functional as F  # noqa: N812 - the field's name for it
 
-from hyper_parallel.platform.mindspore.einsum import einsum
+from hyper_parallel.platform.mindspore.einsum import einsum_by
 from hyper_parallel.platform.mindspore.empty import tolerant
 
-__all__ = ["LOCAL"]
+__all__ = ["LOCAL", "matmul"]
 
 _plain_linear = tolerant("linear", lambda x, weight, bias: F.linear(x, weight, bias))
-_plain_matmul = tolerant("matmul", mint.matmul)
+_matrices = tolerant("matmul", mint.matmul)
+_batches = tolerant("matmul", mint.bmm)
 
 
 def _linear(x: Tensor, weight: Tensor, bias: Tensor | None = None) -> Tensor:
@@ -23,12 +26,29 @@ def _linear(x: Tensor, weight: Tensor, bias: Tensor | None = None) -> Tensor:
     return _plain_linear(x, weight, bias)
 
 
-def _matmul(x: Tensor, y: Tensor) -> Tensor:
-    return _plain_matmul(x, y)
+def matmul(x: Tensor, y: Tensor) -> Tensor:
+    """Matrix products by kernels of two or three dims: the general one fails in backward on batches of one."""
+    if x.ndim == 1:
+        return matmul(x.reshape((1, -1)), y).reshape((*y.shape[:-2], *y.shape[-1:] * (y.ndim > 1)))
+    if y.ndim == 1:
+        return matmul(x, y.reshape((-1, 1))).reshape(x.shape[:-1])
+    if x.ndim == 2 and y.ndim == 2:  # noqa: PLR2004 - matrices
+        return _matrices(x, y)
+    if y.ndim == 2:  # noqa: PLR2004
+        rows = x.reshape((math.prod(x.shape[:-1]), x.shape[-1]))
+        return _matrices(rows, y).reshape((*x.shape[:-1], y.shape[-1]))
+    batch = np.broadcast_shapes(x.shape[:-2], y.shape[:-2])
+    left, right = (_one_batch(one, batch) for one in (x, y))
+    return _batches(left, right).reshape((*batch, x.shape[-2], y.shape[-1]))
+
+
+def _one_batch(x: Tensor, batch: tuple[int, ...]) -> Tensor:
+    wide = x if tuple(x.shape[:-2]) == batch else mint.broadcast_to(x, (*batch, *x.shape[-2:]))
+    return wide.reshape((math.prod(batch), *x.shape[-2:]))
 
 
 def _biased(bias: Tensor, x: Tensor, y: Tensor, *, beta: float = 1, alpha: float = 1) -> Tensor:
-    product = _plain_matmul(x, y)
+    product = matmul(x, y)
     return (bias if beta == 1 else bias * beta) + (product if alpha == 1 else product * alpha)
 
 
@@ -123,16 +143,16 @@ def _triangle(lower: bool) -> Callable[..., Tensor]:  # noqa: FBT001 - a table e
 
 LOCAL: dict[str, Callable[..., Any]] = {
     "linear": _linear,
-    "matmul": _matmul,
-    "mm": _matmul,
-    "bmm": _matmul,
-    "mv": _matmul,
+    "matmul": matmul,
+    "mm": matmul,
+    "bmm": matmul,
+    "mv": matmul,
     "dot": lambda x, y: mint.sum(x * y),
     "outer": _outer,
     "addmm": _biased,
     "baddbmm": _biased,
     "addmv": _biased,
-    "einsum": einsum,
+    "einsum": lambda equation, operands: einsum_by(matmul, equation, operands),
     "view": lambda x, shape: x.reshape(tuple(shape)),
     "transpose": lambda x, dim0, dim1: mint.transpose(x, dim0, dim1),
     "permute": lambda x, dims: mint.permute(x, tuple(dims)),
