@@ -22,15 +22,18 @@ PATHS = [
 ]  # fmt: skip
 
 
-def train(platform, config, optimizer, steps=2):
+LEARNING_RATE, STEPS = 0.1, 2
+
+
+def train(platform, config, optimizer):
     """Losses, first gradients and last weights of a short training."""
     with use_platform(platform.platform_type):
         case = transformer_case(config, 2, optimizer)
     model, losses, first, step = case.build(), [], None, None
-    for number in range(steps):
+    for number in range(STEPS):
         batch = tuple(platform.from_numpy(one) for one in case.batch(number))
         result = platform.training_step(model, lambda batch=batch: case.loss(model(batch[0]), batch))
-        step = step or platform.optimizer(model, optimizer, 0.1)
+        step = step or platform.optimizer(model, optimizer, LEARNING_RATE)
         first = first or {path: platform.tensor_to_numpy(one).copy() for path, one in result.gradients.items()}
         step(result)
         losses.append(float(platform.tensor_to_numpy(result.loss)))
@@ -66,18 +69,24 @@ def test_training_changes_every_weight(platform_name, optimizer):
 
 @pytest.mark.platforms("torch", "mindspore", together=True)
 @pytest.mark.parametrize("optimizer", ["sgd", "adamw"])
-@pytest.mark.parametrize(("norm", "tied"), [("rms", True), ("layer", False)])
+@pytest.mark.parametrize("norm, tied", [("rms", True), ("layer", False)])
 def test_frameworks_train_the_same_model(norm, tied, optimizer):
-    """Losses, gradients and weights of both frameworks agree to the float32 in which MindSpore keeps scalars."""
+    """Losses, gradients and weights of both frameworks agree to the float32 in which MindSpore keeps scalars.
+
+    AdamW divides by 1 - beta2 = 0.001, which makes a rounding of beta2 a thousand times as large, per step, in units
+    of the learning rate.
+    """
+    bound = 2**-22 if optimizer == "sgd" else 2**-24 * 1000 * LEARNING_RATE * STEPS
     config = dataclasses.replace(SMALL, norm=norm, tied=tied)
     (loss, gradients, weights), (other_loss, other_gradients, other_weights) = (
         train(platform_named(name), config, optimizer) for name in ("torch", "mindspore")
     )
-    assert loss == pytest.approx(other_loss, rel=2**-22)
+    assert loss == pytest.approx(other_loss, rel=bound)
     for path, gradient in gradients.items():
         scale = np.abs(gradient).max()
         np.testing.assert_allclose(other_gradients[path], gradient, rtol=0, atol=2**-22 * scale, err_msg=path)
-        np.testing.assert_allclose(other_weights[path], weights[path], rtol=2**-20, atol=2**-20, err_msg=path)
+        largest = max(1, np.abs(weights[path]).max())
+        np.testing.assert_allclose(other_weights[path], weights[path], rtol=0, atol=bound * largest, err_msg=path)
 
 
 def test_unknown_names(platform_name):
@@ -100,7 +109,7 @@ def test_buffers_can_be_loaded(platform_name):
 
 
 @pytest.mark.parametrize(
-    ("wrong", "text"),
+    "wrong, text",
     [
         ({"heads": 3, "kv_heads": 2}, "heads=3 must be a multiple of kv_heads=2, and head_dim=6 must be even"),
         ({"head_dim": 5}, "heads=4 must be a multiple of kv_heads=2, and head_dim=5 must be even"),
