@@ -9,7 +9,7 @@ from hyper_parallel.core.dtensor.placements import Partial, Replicate, Shard
 from hyper_parallel.core.shard.binder import binder
 from hyper_parallel.core.shard.dispatch import Entry
 from hyper_parallel.core.shard.rule import Row, Rule, Strategies
-from hyper_parallel.errors import RankFailedError
+from hyper_parallel.errors import LayoutError, RankFailedError
 from hyper_parallel.platform.select import get_torch_platform
 from hyper_parallel.verify import check
 from hyper_parallel.verify.check import Report, all_placements, check_function, decompose
@@ -54,7 +54,6 @@ def test_decompositions_reduce_to_the_value(op, mesh_shape):
     array, count = sample(4, 3), int(np.prod(mesh_shape))
     pieces = []
     for rank in range(count):
-        mesh = DeviceMesh("cpu", np.arange(count).reshape(mesh_shape), _rank=rank) if count == 0 else None
         mesh = DeviceMesh._interned("cpu", mesh_shape, tuple(range(count)), None, rank, None)
         places = [Partial(op)] + [R] * (len(mesh_shape) - 1)
         pieces.append(decompose(array, Layout.place(mesh, places, array.shape), 7))
@@ -100,13 +99,11 @@ def test_a_missing_varying_view_is_caught():
         platform = get_torch_platform()
         return platform.wrap(x.to_local() * w.to_local(), x.layout)
 
-    report = check_function(leaky, [sample(4, 3), sample(3, seed=1)], (2,), platform="torch", placements=[[(S0,)], [(R,)]])
+    arrays, placements = [sample(4, 3), sample(3, seed=1)], [[(S0,)], [(R,)]]
+    report = check_function(leaky, arrays, (2,), platform="torch", placements=placements)
     assert report.wrong
     assert all("gradient of input 1" in line for line in report.wrong)
-    right = check_function(
-        lambda x, w: x * w, [sample(4, 3), sample(3, seed=1)], (2,), platform="torch", placements=[[(S0,)], [(R,)]]
-    )
-    assert right.ok
+    assert check_function(lambda x, w: x * w, arrays, (2,), platform="torch", placements=placements).ok
 
 
 @pytest.mark.platforms("torch")
@@ -150,11 +147,16 @@ def test_degenerate_samples_are_refused(func):
 @pytest.mark.platforms("torch")
 def test_zero_checked_is_not_ok():
     """A report that compared nothing is not ok: everything rejected, or nothing to try."""
-    refuse = operator(lambda x: x * 2.0, Row((R,), (R,)), shape=(9,))
+
+    def refuse(x):
+        if isinstance(x, check.DTensor):
+            msg = "not here"
+            raise LayoutError(msg)
+        return x * 2.0
+
     report = check_function(refuse, [sample(4)], (2,), platform="torch")
     assert (report.forward, report.wrong) == (0, [])
-    assert len(report.rejected) == 3
-    assert "this is a wrong rule, please report it" in report.rejected[0]
+    assert report.rejected == [f"[{place!r}]: not here" for place in (R, S0, P)]
     assert not report.ok
     assert not check_function(lambda x: x * 2.0, [sample(4)], (2,), platform="torch", placements=[[]]).ok
     assert not Report().ok
@@ -168,6 +170,14 @@ def test_draws_are_repeatable():
         for _ in range(2)
     ]
     assert counts == [5, 5]
+
+
+@pytest.mark.platforms("torch")
+def test_a_rule_that_contradicts_itself_is_not_a_refusal():
+    """What the dispatcher calls a wrong rule ends the check; it does not count as a placement refused."""
+    wrong = operator(lambda x: x * 2.0, Row((R,), (R,)), shape=(9,))
+    with pytest.raises(RankFailedError, match="this is a wrong rule, please report it"):
+        check_function(wrong, [sample(4)], (2,), platform="torch")
 
 
 def test_differences_are_told():

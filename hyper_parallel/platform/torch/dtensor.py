@@ -44,7 +44,7 @@ class TorchDTensor(DTensor, Tensor):  # type: ignore[misc] # "layout" is ours: a
     ) -> Any:
         """Function-level interception; what has no rule here falls through to operator level."""
         entry = _ENTRIES.get(func)
-        if entry is not None:
+        if entry is not None and (not kwargs or "out" not in kwargs):
             return cls._dispatch(entry, args, kwargs or {})
         return intercept.function(func, types, args, kwargs or {})
 

@@ -85,7 +85,7 @@ class TorchPlatform(TorchTensors, TorchModules, TorchDifferentiable, TorchTraini
 
     def benchmark(self, repeats: int) -> list[Any]:
         """Against ``torch.distributed.tensor``, in this process."""
-        from hyper_parallel.platform.torch import benchmark  # noqa: PLC0415 - only measured where asked for
+        from hyper_parallel.platform.torch import benchmark
 
         return list(benchmark.run(repeats))
 

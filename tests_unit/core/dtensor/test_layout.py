@@ -16,15 +16,15 @@ R, S0, S1 = Replicate(), Shard(0), Shard(1)
 @pytest.mark.parametrize("placements, text", [
     ([S0], "placements: 1 given (Shard(0)) for the 2 axes ('dp', 'tp') of the mesh; give one per axis"),
     (S0, "placements: 1 given (Shard(0)) for the 2 axes ('dp', 'tp') of the mesh; give one per axis"),
-    ([S0, R, R], "placements: 3 given (Shard(0), Replicate(), Replicate()) for the 2 axes ('dp', 'tp') of the mesh; "
-                 "give one per axis"),
+    ([S0, R, R], ("placements: 3 given (Shard(0), Replicate(), Replicate()) for the 2 axes ('dp', 'tp') of the mesh; "
+                  "give one per axis")),
     ([Shard(2), R], "placements: Shard(2) names dim 2, the tensor has 2 dims"),
     ([Shard(-3), R], "placements: Shard(-3) names dim -3, the tensor has 2 dims"),
-    ([StridedShard(0, 2), S0], "placements: StridedShard(0, split_factor=2) needs axes to its right that split dim 0 "
-                               "first by 2; there: {'tp': 3}"),
+    ([StridedShard(0, 2), S0], ("placements: StridedShard(0, split_factor=2) needs axes to its right that split "
+                                "dim 0 first by 2; there: {'tp': 3}")),
     (("dp",), "placements: 1 aliases ('dp',) given for a tensor of 2 dims; give one per dim"),
-    (("dp", "None", "None"), "placements: 3 aliases ('dp', 'None', 'None') given for a tensor of 2 dims; "
-                             "give one per dim"),
+    (("dp", "None", "None"), ("placements: 3 aliases ('dp', 'None', 'None') given for a tensor of 2 dims; "
+                              "give one per dim")),
     (("dp", "dp"), "placements: aliases ('dp', 'dp') use an axis twice"),
     ((("dp", "dp"), None), "placements: aliases (('dp', 'dp'), None) use an axis twice"),
     ((1, None), "placements: 1 is neither an axis name, a tuple of axis names nor 'None'"),
@@ -108,8 +108,8 @@ def test_a_layout_built_by_its_own_spelling():
      "layout([...]): Shard(-1) needs the tensor's number of dims; give a non-negative dim"),
     (lambda: Layout((2, 3), ("dp", "tp"))("dp").local_box(), "layout has no global shape; use with_shape(...) first"),
     (lambda: Layout.place(MESH, Layout.place(MESH, [S0, R], (4,)), (4, 6)),
-     "layout Layout([4@dp] on DeviceMesh(cpu, dp=2, tp=3, ranks=[0, 1, 2, 3, 4, 5])) does not place a tensor of "
-     "2 dims"),
+     ("layout Layout([4@dp] on DeviceMesh(cpu, dp=2, tp=3, ranks=[0, 1, 2, 3, 4, 5])) does not place a tensor of "
+      "2 dims")),
 ])  # fmt: skip
 def test_a_layout_that_cannot_be_says_why(make, text):
     """A layout of the wrong ranks, dims or shape is a LayoutError with the facts."""

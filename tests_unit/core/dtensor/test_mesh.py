@@ -23,6 +23,7 @@ def refused(make):
 
 
 def build(device="cpu", shape=(2,), ranks=(0, 1), names=("dp",)):
+    """What builds a mesh of one wrong part."""
     return lambda: DeviceMesh.grid(device, shape, ranks, names)
 
 
@@ -40,8 +41,8 @@ def build(device="cpu", shape=(2,), ranks=(0, 1), names=("dp",)):
     (lambda: GRID.axis(2), "mesh has no axis 2; its axes are ('dp', 'tp') of sizes (2, 3)"),
     (lambda: GRID.axis(True), "mesh has no axis True; its axes are ('dp', 'tp') of sizes (2, 3)"),
     (lambda: GRID["dp", "dp"], "mesh[('dp', 'dp')]: an axis is named twice"),
-    (lambda: GRID.get_local_rank(), "get_local_rank: the mesh has axes ('dp', 'tp'); say which one"),
-    (lambda: GRID.get_group(), "get_group: the mesh has axes ('dp', 'tp'); say which one"),
+    (GRID.get_local_rank, "get_local_rank: the mesh has axes ('dp', 'tp'); say which one"),
+    (GRID.get_group, "get_group: the mesh has axes ('dp', 'tp'); say which one"),
 ])  # fmt: skip
 def test_a_mesh_that_cannot_be_says_why(make, text):
     """Every wrong mesh or axis is a MeshError, a ValueError with the facts."""
@@ -87,7 +88,7 @@ def test_facts():
 
 
 def test_flatten_keeps_the_ranks():
-    """flatten makes one axis over the same ranks, named as asked or by joining."""
+    """Flattening makes one axis over the same ranks, named as asked or by joining."""
     assert GRID.flatten().names == ("dp_tp",)
     assert GRID.flatten("all").ranks == GRID.ranks
 
@@ -170,12 +171,11 @@ def test_pickles_look_from_the_rank_that_reads_them():
 
 
 def test_the_current_mesh_belongs_to_the_thread():
-    """with mesh: nests, is undone by exceptions, and is invisible to other threads."""
+    """Entering a mesh nests, is undone by exceptions, and is invisible to other threads."""
     inner, seen = GRID.flatten(), []
     with GRID:
-        with pytest.raises(KeyError), inner:
-            assert get_current_mesh() is inner
-            raise KeyError
+        with pytest.raises(ZeroDivisionError), inner:
+            seen.append(get_current_mesh() is inner and 1 // 0)
         assert get_current_mesh() is GRID
         other = threading.Thread(target=lambda: seen.append(get_current_mesh()))
         other.start()

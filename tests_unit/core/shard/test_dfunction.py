@@ -78,7 +78,7 @@ def axpy():
     """The user's rule for ``Axpy``: rows stay rows."""
 
     class Rule(DistributedOp):
-        def infer_layout(self, layouts, extra_args=None):
+        def infer_layout(self, layouts, extra_args=None):  # noqa: ARG002 - the signature is the library's
             return layouts[0]
 
     rule = Rule("axpy_of_a_test")

@@ -106,8 +106,8 @@ def test_names_and_their_order_do_not_matter():
         a, b = spread(x, mesh, S0), spread(y, mesh, S0)
         for alpha in (2.0, 3.0):
             for found in (
-                torch.sub(a, b, alpha=alpha), torch.sub(a, alpha=alpha, other=b), torch.sub(alpha=alpha, input=a, other=b),
-                torch.sub(other=b, input=a, alpha=alpha), a.sub(b, alpha=alpha),
+                torch.sub(a, b, alpha=alpha), torch.sub(a, alpha=alpha, other=b), a.sub(b, alpha=alpha),
+                torch.sub(alpha=alpha, input=a, other=b), torch.sub(other=b, input=a, alpha=alpha),
             ):  # fmt: skip
                 assert_whole(found, x - alpha * y)
         assert_whole(torch.sub(other=a, input=b), y - x)
@@ -230,7 +230,7 @@ def test_meshes_do_not_mix():
         return text_of(MeshMismatchError, lambda: spread(x, mesh, S0, R) + spread(x, flat, S0))
 
     assert on_ranks(on_rank, 2, 1)[0] == (
-        "add: operands live on different meshes, DeviceMesh(cpu, dp=2, tp=1, ranks=[0, 1]) and "
+        "__add__: operands live on different meshes, DeviceMesh(cpu, dp=2, tp=1, ranks=[0, 1]) and "
         "DeviceMesh(cpu, all=2, ranks=[0, 1]); bring them to one mesh first"
     )
 
@@ -257,11 +257,23 @@ def test_arguments_that_do_not_fit():
 
     def on_rank(mesh):
         held = spread(values(4), mesh, S0)
-        text = text_of(TypeError, lambda: torch.add(held, held, out=held))
+        text = text_of(TypeError, lambda: held.add(held, beta=2))
         assert_whole(torch.add(held, held), 2 * values(4))
         return text
 
-    assert on_ranks(on_rank, 2)[0] == "add(x, y, *, alpha=1): got an unexpected keyword argument 'out'"
+    assert on_ranks(on_rank, 2)[0] == "add(x, y, *, alpha=1): got an unexpected keyword argument 'beta'"
+
+
+def test_out_is_written():
+    """A spelling with out= writes the DTensor given and returns it."""
+    import torch
+
+    def on_rank(mesh):
+        held, out = spread(values(4), mesh, S0), spread(torch.zeros(4), mesh, S0)
+        assert torch.add(held, held, out=out) is out
+        assert_whole(out, 2 * values(4))
+
+    on_ranks(on_rank, 2)
 
 
 def test_threads_share_the_cache():
@@ -272,9 +284,8 @@ def test_threads_share_the_cache():
     held, wrong = spread(values(6), mesh, S0), []
 
     def work():
-        for power in range(1, 40):
-            if not torch.equal((held * power + held).to_local(), values(6) * power + values(6)):
-                wrong.append(power)
+        results = {power: (held * power + held).to_local() for power in range(1, 40)}
+        wrong.extend(p for p, found in results.items() if not torch.equal(found, values(6) * p + values(6)))
 
     threads = [threading.Thread(target=work) for _ in range(4)]
     for thread in threads:
@@ -285,7 +296,7 @@ def test_threads_share_the_cache():
 
 
 def test_decompositions_reach_operators_by_name():
-    """ops finds canonical operators, runs the framework's own on plain tensors, and knows what it has not."""
+    """The library finds canonical operators, runs the framework's own on plain tensors, and knows what it has not."""
     import torch
 
     ops = get_torch_platform().dispatcher.ops

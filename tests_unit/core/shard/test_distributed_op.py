@@ -80,11 +80,12 @@ def test_a_users_rule_is_enough(register):
 def test_arguments_by_name_are_not_confused(register):
     """Values given by name are part of the call, whatever was called before."""
     user = register(Rows)
-    assert [float(run(user, factor=factor)[0][0].to_local()[0, 0]) for factor in (2.0, 5.0, 2.0)] == [6.0, 15.0, 6.0]
+    found = [run(user, factor=factor)[0][0].detach() for factor in (2.0, 5.0, 2.0)]
+    assert [float(one.to_local()[0, 0]) for one in found] == [6.0, 15.0, 6.0]
 
 
 def test_the_other_doors(register):
-    """preprocess rewrites arguments, get_expand_impl replaces the function, wrap_output has the last touch."""
+    """Hooks: preprocess rewrites arguments, get_expand_impl replaces the function, wrap_output has the last touch."""
 
     class Doors(Rows):
         def preprocess(self, args, kwargs):
@@ -100,21 +101,22 @@ def test_the_other_doors(register):
             assert [one.placements for one in layouts] == [(S0,), (R,)]
             return output * 2.0
 
-    assert float(run(register(Doors))[0][0].to_local()[0, 0]) == 36.0
+    assert float(run(register(Doors))[0][0].detach().to_local()[0, 0]) == 36.0
 
 
 def test_layouts_without_a_shape_are_even(register):
     """A layout without a shape gets that of even shards; from uneven operands it cannot, and says so."""
 
     class Bare(DistributedOp):
-        def infer_layout(self, layouts, extra_args=None):
+        def infer_layout(self, layouts, extra_args=None):  # noqa: ARG002 - the signature is the library's
             return layouts[0].with_shape(None)
 
     user = register(Bare)
     assert run(user, 2.0)[0][0].shape == (6, 2)
     assert run(user, 2.0, size=5)[0] == (
-        "scaled: infer_layout returned Layout([?@tp, ?] on DeviceMesh(cpu, tp=2, ranks=[0, 1])) without a global shape, "
-        "which cannot be derived from uneven shards; return layout.with_shape(...)"
+        "scaled(x=f32[5@tp, 2], w=f32[2]): scaled: infer_layout returned Layout([?@tp, ?] on "
+        "DeviceMesh(cpu, tp=2, ranks=[0, 1])) without a global shape, which cannot be derived from uneven shards; "
+        "return layout.with_shape(...)"
     )
 
 
@@ -122,11 +124,11 @@ def test_wrong_answers(register):
     """A layout that the result contradicts, an answer that is no layout and a missing method are errors."""
 
     class Wrong(DistributedOp):
-        def infer_layout(self, layouts, extra_args=None):
+        def infer_layout(self, layouts, extra_args=None):  # noqa: ARG002 - the signature is the library's
             return Layout.of(layouts[0].mesh, ((), ()), (), layouts[0].shape)
 
     class Text(DistributedOp):
-        def infer_layout(self, layouts, extra_args=None):
+        def infer_layout(self, layouts, extra_args=None):  # noqa: ARG002 - the signature is the library's
             return ("tp",)
 
     wrong, text, missing = register(Wrong, "wrong"), register(Text, "text"), register(DistributedOp, "missing")
@@ -134,7 +136,9 @@ def test_wrong_answers(register):
         "wrong(x=f32[6@tp, 2], w=f32[2]): the local call returned [3, 2], the plan says [6, 2] of [6, 2]; "
         "this is a wrong rule, please report it"
     )
-    assert run(text)[0] == "text: infer_layout must return a Layout or a sequence of them, got ('tp',)"
+    assert run(text)[0] == (
+        "text(x=f32[6@tp, 2], w=f32[2]): text: infer_layout must return a Layout or a sequence of them, got ('tp',)"
+    )
     assert run(missing)[0] == "DistributedOp.infer_layout is not implemented"
 
 
@@ -155,10 +159,10 @@ def test_pending_sums_can_be_the_answer(register):
     """An output may be Partial, and is reduced when it is asked for."""
 
     class Total(DistributedOp):
-        def infer_layout(self, layouts, extra_args=None):
+        def infer_layout(self, layouts, extra_args=None):  # noqa: ARG002 - the signature is the library's
             return Layout.place(layouts[0].mesh, [Partial()], (2,))
 
-        def get_expand_impl(self, func, outputs, layouts, extra_args):
+        def get_expand_impl(self, func, outputs, layouts, extra_args):  # noqa: ARG002 - as above
             return lambda x, w, factor: func(x, w, factor).sum(0)
 
     def on_rank_value(found):

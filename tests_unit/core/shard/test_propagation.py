@@ -28,7 +28,7 @@ def rule_of(answer):
 
 
 def test_a_plan_holds_the_choice_and_the_local_call():
-    """propagate chooses, and asks the rule how the local call differs, once layouts are settled."""
+    """Propagation chooses, and asks the rule how the local call differs, once layouts are settled."""
     asked = []
 
     def localize(call, targets, outputs):

@@ -72,7 +72,7 @@ def functions():
             return x.exp()
 
         @staticmethod
-        def setup_context(ctx, inputs, output):
+        def setup_context(ctx, inputs, output):  # noqa: ARG004 - PyTorch's signature
             ctx.save_for_backward(output)
 
         @staticmethod
@@ -108,7 +108,7 @@ def functions():
 
 @pytest.mark.parametrize("mesh", [(2,), (3,), (2, 2)])
 def test_custom_functions_mean_the_same_on_dtensors(mesh):
-    """forward and backward of torch.autograd.Function see global tensors: values and gradients are the plain ones."""
+    """Both halves of torch.autograd.Function see global tensors: values and gradients are the plain ones."""
     pair, exp, _, _ = functions()
     x, y = values(5, 3).numpy(), values(5, 3, seed=1).numpy()
     both = check_function(lambda a, b: pair.apply(a, b, 3.0), [x, y], mesh, platform="torch", limit=20)
@@ -186,8 +186,10 @@ def test_custom_functions_that_cannot_be():
     assert on_ranks(on_rank, 2)[0] == [
         "Plain.backward: gradient 0 of a DTensor must be a DTensor, got Tensor",
         "Pair.apply: with DTensors give every argument by position, got y, factor by name",
-        "full backward hooks of modules do not see DTensors; use x.register_hook(hook) on the DTensors that go in and "
-        "come out",
+        (
+            "full backward hooks of modules do not see DTensors; use x.register_hook(hook) on the DTensors that go in "
+            "and come out"
+        ),
     ]
 
 

@@ -8,7 +8,7 @@ pytestmark = pytest.mark.platforms("torch")
 
 
 def test_vjp_pulls_back_every_cotangent():
-    """vjp sums over all outputs, under the cotangents given."""
+    """The product sums over all outputs, under the cotangents given."""
     import torch
 
     x, y = torch.tensor([1.0, 2.0]), torch.tensor([3.0, 4.0])
@@ -23,7 +23,7 @@ def test_unwanted_and_unused_inputs_differ():
     import torch
 
     inputs = [torch.ones(2), torch.ones(2), torch.ones(2)]
-    _, grads = get_torch_platform().vjp(lambda a, b, c: [a * b], inputs, [torch.ones(2)], [True, False, True])
+    _, grads = get_torch_platform().vjp(lambda a, b, _: [a * b], inputs, [torch.ones(2)], [True, False, True])
     assert grads[0].tolist() == [1, 1]
     assert grads[1] is None
     assert grads[2].tolist() == [0, 0]

@@ -108,7 +108,7 @@ def test_only_a_scalar_has_an_implicit_seed(world):
         (one * 2.0).backward()
         assert_whole(one.grad, torch.full((1,), 2.0))
         many = spread(values(world), mesh, S0).requires_grad_()
-        return text_of(RuntimeError, lambda: (many * 2.0).backward())
+        return text_of(RuntimeError, (many * 2.0).backward)
 
     assert set(on_ranks(on_rank, world)) == {
         f"backward: grad can be implicitly created only for scalar outputs, not for f32[{world}@tp]"
@@ -141,7 +141,6 @@ def test_backward_from_a_pending_reduction(op, world):
 @pytest.mark.parametrize("world", [2, 3, 4])
 def test_gradients_accumulate_as_on_one_device(world):
     """Two backwards add up in .grad, retained graphs and kept views included, with no factor of the world's size."""
-    import torch
     import torch.nn.functional as F  # noqa: N812 - the field's name for it
 
     x, w, seed = values(5, 3), values(4, 3, seed=1), values(5, 4, seed=2)

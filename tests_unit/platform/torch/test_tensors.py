@@ -1,5 +1,7 @@
 from __future__ import annotations
 
+from typing import NamedTuple
+
 import pytest
 
 from hyper_parallel.platform.select import get_torch_platform
@@ -20,7 +22,7 @@ def test_shapes():
 
 
 def test_copies_and_aliases():
-    """copy is new storage off the graph, detach is the same storage off the graph."""
+    """A copy is new storage off the graph, what is detached is the same storage off the graph."""
     import torch
 
     platform, x = get_torch_platform(), torch.ones(2, requires_grad=True)
@@ -80,10 +82,12 @@ def test_dtype_names():
 
 def test_trees_keep_their_types():
     """tree_map keeps lists, tuples, named tuples and dicts."""
-    import collections
 
-    pair = collections.namedtuple("pair", "a b")
-    tree = {"x": [1, (2,)], "y": pair(3, 4)}
+    class Pair(NamedTuple):
+        a: int
+        b: int
+
+    tree = {"x": [1, (2,)], "y": Pair(3, 4)}
     found = get_torch_platform().tree_map(lambda one: one * 2, tree)
-    assert found == {"x": [2, (4,)], "y": pair(6, 8)}
-    assert type(found["y"]) is pair
+    assert found == {"x": [2, (4,)], "y": Pair(6, 8)}
+    assert type(found["y"]) is Pair
