@@ -226,7 +226,7 @@ def decompose(array: Any, layout: Layout, seed: int) -> Any:
     piece = array
     for axis, op in layout.partials:
         piece = _summand(rng, piece, op, layout.mesh.shape[axis], layout.mesh.coordinate[axis])  # type: ignore[index]
-    return np.ascontiguousarray(_own(piece, layout))
+    return np.array(_own(piece, layout), order="C")  # ascontiguousarray would give a scalar a dim
 
 
 def _summand(rng: Any, array: Any, op: str, count: int, position: int) -> Any:
