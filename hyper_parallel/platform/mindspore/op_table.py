@@ -62,7 +62,6 @@ MeanExt mean  ProdExt prod  Nansum nansum  CountNonZero count_nonzero  Any any  
 ReduceMax amax  ReduceMin amin  AMax amax  AMin amin  ArgMaxExt argmax  ArgMinExt argmin  Max max  Min min
 MaxDim max_along  MinDim min_along  LogSumExp logsumexp  LogSumExpExt logsumexp  CumsumExt cumsum
 LogCumsumExp logcumsumexp  LinalgVectorNorm vector_norm  MedianDim median_along
-BernoulliExt bernoulli
 """
 
 # Name -> canonical operator and parameters in canonical names, in MindSpore's order.
@@ -95,8 +94,9 @@ REORDERED = {
     "Std": ("std", "x, dim=None, correction=1, keepdim=False"),
     "VarMean": ("var_mean", "x, dim=None, correction=1, keepdim=False"),
     "StdMean": ("std_mean", "x, dim=None, correction=1, keepdim=False"),
-    "RandLikeExt": ("rand_like", "x, seed=None, offset=None, dtype=None"),
-    "RandnLike": ("randn_like", "x, seed=None, offset=None, dtype=None"),
+    "RandLikeExt": ("rand_like", "x, seed=None, offset=None, dtype=None, device=None"),
+    "RandnLike": ("randn_like", "x, seed=None, offset=None, dtype=None, device=None"),
+    "BernoulliExt": ("bernoulli", "x, seed=None, offset=None"),
     "rand_like": ("rand_like", "x, seed=None, dtype=None"),
     "randn_like": ("randn_like", "x, seed=None, dtype=None"),
     "OneHotExt": ("one_hot", "x, num_classes=-1"),
@@ -110,8 +110,15 @@ InplaceExp exp  InplaceReLU relu  InplaceTanh tanh  InplaceSigmoid sigmoid  Inpl
 InplaceClampScalar clamp  InplaceClampTensor clamp  InplaceMaskedFillScalar masked_fill
 InplaceMaskedFillTensor masked_fill  InplaceFloorDivide floor_divide  InplaceFloorDivides floor_divide
 InplaceRemainderTensorScalar remainder  InplaceRemainderTensorTensor remainder  InplaceScatterAdd scatter_add
-InplaceIndexAddExt index_add  InplaceUniform uniform  InplaceNormal normal  InplaceBernoulliScalar bernoulli_fill
+InplaceIndexAddExt index_add
 """
+
+# In-place names likewise, in MindSpore's order.
+IN_PLACE_REORDERED = {
+    "InplaceUniform": ("uniform", "x, low=0.0, high=1.0, seed=None, offset=None"),
+    "InplaceNormal": ("normal", "x, mean=0.0, std=1.0, seed=None, offset=None"),
+    "InplaceBernoulliScalar": ("bernoulli_fill", "x, p=0.5, seed=None, offset=None"),
+}
 
 # Names that callers may use as keywords.
 KEYWORDS = {
@@ -201,6 +208,9 @@ def lines() -> dict[str, Any]:
     table: dict[str, Callable[..., Any]] = {name: Line(name, op) for name, op in _pairs(SAME)}
     table.update({name: Line(name, op, signature) for name, (op, signature) in REORDERED.items()})
     table.update({name: Line(name, op, in_place=True) for name, op in _pairs(IN_PLACE)})
+    table.update(
+        {name: Line(name, op, signature, in_place=True) for name, (op, signature) in IN_PLACE_REORDERED.items()}
+    )
     table.update(COMPOSED)
     return table
 

@@ -138,7 +138,7 @@ sample("scaled_dot_product_attention", real(2, 2, 5, 4), real(2, 2, 5, 4), real(
 CASES = [(name, *one) for name in sorted(SAMPLES) for one in SAMPLES[name]]
 IDS = [f"{name}-{index}" for name in sorted(SAMPLES) for index in range(len(SAMPLES[name]))]
 
-# Tested elsewhere: writers in test_dtensor.py, random operators by value in test_random.py.
+# Tested elsewhere: writers and makers in test_dtensor.py, random operators by value in test_random.py, whose rules draw.
 ELSEWHERE = {
     "setitem", "zero", "zeros_like", "fill", "copy", "cast", "empty_like", "new_zeros", "new_ones", "new_empty", "new_full",
     "dropout", "uniform", "normal", "bernoulli", "bernoulli_fill", "random_fill", "rand_like", "randn_like",

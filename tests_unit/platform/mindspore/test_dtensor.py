@@ -1,0 +1,333 @@
+"""The DTensor class of MindSpore: storage, parameters, writes, and ways to the host."""
+
+from __future__ import annotations
+
+import copy
+import pickle
+import re
+
+import numpy as np
+import pytest
+
+from hyper_parallel.core.dtensor.layout import Layout
+from hyper_parallel.core.dtensor.mesh import init_device_mesh
+from hyper_parallel.core.dtensor.placements import Partial, Replicate, Shard
+from hyper_parallel.errors import HyperParallelError, UnsupportedOperatorError
+from hyper_parallel.platform.select import platform_named
+from hyper_parallel.verify.check import all_placements, check_function, decompose
+from hyper_parallel.verify.simulate import simulate
+
+pytestmark = pytest.mark.platforms("mindspore")
+
+RNG = np.random.default_rng(5)
+A = RNG.standard_normal((5, 3)).astype(np.float32)
+FACTORS = [RNG.standard_normal(shape).astype(np.float32) for shape in ((7, 5), (7,), (3, 7), (3,), (4, 5))]
+PLACES = (Shard(0), Shard(0), Shard(1), Replicate())
+
+
+def _mesh(shape=None):
+    shape = shape or (platform_named("mindspore").get_world_size(),)
+    return init_device_mesh("cpu", shape, mesh_dim_names=[f"m{axis}" for axis in range(len(shape))])
+
+
+def _placed(array, places, mesh=None):
+    platform = platform_named("mindspore")
+    layout = Layout.place(mesh or _mesh(), places if isinstance(places, tuple) else (places,), array.shape)
+    return platform.wrap(platform.from_numpy(decompose(array, layout, 11)), layout)
+
+
+# -- optimizers --------------------------------------------------------------------------------------------------------
+
+
+def _optimizer(name, parameters):
+    from mindspore import nn
+    from mindspore.experimental import optim
+
+    return {
+        "SGD": lambda: nn.SGD(parameters, learning_rate=0.01, momentum=0.9),
+        "Adam": lambda: nn.Adam(parameters, learning_rate=0.1),
+        "Momentum": lambda: nn.Momentum(parameters, 0.01, 0.9),
+        "experimental.AdamW": lambda: optim.AdamW(parameters, lr=0.1),
+        "experimental.SGD": lambda: optim.SGD(parameters, lr=0.01),
+    }[name]()
+
+
+def _trained(name, distributed):
+    from mindspore import Parameter, Tensor, mint, value_and_grad
+    from mindspore.mint.nn import functional as F
+
+    arrays = zip(FACTORS, PLACES, strict=False)
+    parameters = [
+        Parameter(_placed(array, place) if distributed else Tensor(array), name=f"p{index}")
+        for index, (array, place) in enumerate(arrays)
+    ]
+    x = _placed(FACTORS[4], Replicate()) if distributed else Tensor(FACTORS[4])
+
+    def loss(x):
+        y = F.linear(mint.tanh(F.linear(x, parameters[0], parameters[1])), parameters[2], parameters[3])
+        return (y * y).mean()
+
+    optimizer = _optimizer(name, parameters)
+    step = value_and_grad(loss, None, parameters)
+    for _ in range(3):
+        optimizer(step(x)[1])
+    if not distributed:
+        return [one.asnumpy() for one in parameters], True
+    shared = all((Tensor.asnumpy(one) == one.to_local().asnumpy()).all() for one in parameters)
+    return [one.full_tensor().asnumpy() for one in parameters], shared
+
+
+def _compared(name):
+    plain, _ = _trained(name, distributed=False)
+    found, shared = _trained(name, distributed=True)
+    return plain, found, shared
+
+
+@pytest.mark.parametrize("world", [2, 3])
+@pytest.mark.parametrize("name", ["SGD", "Adam", "Momentum", "experimental.AdamW", "experimental.SGD"])
+def test_optimizer_steps_as_on_plain_parameters(name, world):
+    """Three steps on a column- and a row-parallel layer move DTensor parameters as plain ones, without any factor."""
+    for plain, found, shared in simulate(_compared, world, platform="mindspore", args=(name,)):
+        assert shared
+        for ours, theirs, start in zip(found, plain, FACTORS, strict=False):
+            np.testing.assert_allclose(ours, theirs, rtol=1e-5, atol=1e-6)
+            assert np.abs(theirs - start).max() > 1e-4
+
+
+# -- storage -----------------------------------------------------------------------------------------------------------
+
+
+def _writes():
+    from mindspore import Parameter, Tensor
+
+    p = Parameter(_placed(A, Shard(0)), name="p")
+    seen = {}
+
+    def record(what, expected):
+        seen[what] = (p.full_tensor().asnumpy(), Tensor.asnumpy(p).tolist() == p.to_local().asnumpy().tolist(), expected)
+
+    p.set_data(_placed(2 * A, Replicate()))
+    record("set_data", 2 * A)
+    p.assign_value(_placed(3 * A, Shard(1)))
+    record("assign_value", 3 * A)
+    p.copy_(_placed(4 * A, Shard(0)))
+    record("copy_", 4 * A)
+    p.add_(_placed(A, Shard(0)))
+    record("add_", 5 * A)
+    p.mul_(2.0)
+    record("mul_", 10 * A)
+    p[:, 1:] = 0.0
+    record("setitem", np.concatenate([10 * A[:, :1], 0 * A[:, 1:]], 1))
+    p.fill_(2.0)
+    record("fill_", 0 * A + 2)
+    p.zero_()
+    record("zero_", 0 * A)
+    return seen
+
+
+@pytest.mark.parametrize("world", [2, 3])
+def test_every_write_reaches_parameter_and_local_tensor(world):
+    """A parameter and its local tensor share storage through every kind of write, in-place arithmetic included."""
+    for seen in simulate(_writes, world, platform="mindspore"):
+        for what, (found, shared, expected) in seen.items():
+            np.testing.assert_allclose(found, expected, rtol=1e-6, err_msg=what)
+            assert shared, what
+
+
+def _copies():
+    from mindspore import Parameter
+
+    p = Parameter(_placed(A, Shard(0)), name="p", requires_grad=False)
+    deep, zeros, pickled = copy.deepcopy(p), p.clone(init="zeros"), pickle.loads(pickle.dumps(_placed(A, Shard(1))))
+    deep.set_data(_placed(7 * A, Shard(0)))
+    return (
+        [isinstance(one, Parameter) for one in (deep, zeros, p.clone(), copy.copy(p))],
+        (deep.name, deep.requires_grad, deep.placements),
+        p.full_tensor().asnumpy(),
+        zeros.full_tensor().asnumpy(),
+        (pickled.placements, pickled.full_tensor().asnumpy()),
+        (p.shape, p.size, p.ndim, p.numel(), len(p), p.nbytes, p.stride()),
+    )
+
+
+def test_copies_are_parameters_with_storage_of_their_own():
+    """Copies of a parameter stay parameters with its layout, and writing to them leaves the original alone."""
+    for parameters, facts, original, zeros, pickled, sizes in simulate(_copies, 2, platform="mindspore"):
+        assert all(parameters)
+        assert facts == ("p", False, (Shard(0),))
+        np.testing.assert_array_equal(original, A)
+        np.testing.assert_array_equal(zeros, 0 * A)
+        assert pickled[0] == (Shard(1),)
+        np.testing.assert_array_equal(pickled[1], A)
+        assert sizes == ((5, 3), 15, 2, 15, 5, 60, (3, 1))
+
+
+# -- host --------------------------------------------------------------------------------------------------------------
+
+
+def _on_host():
+    scalar = _placed(np.asarray(3.5, np.float32), Partial())
+    x = _placed(A, Shard(0))
+    refused = []
+    for call in (x.asnumpy, x.numpy, lambda: np.asarray(x)):
+        with pytest.raises(UnsupportedOperatorError) as caught:
+            call()
+        refused.append(str(caught.value))
+    numbers = (scalar.item(), float(scalar), int(scalar), bool(scalar), f"{scalar:.1f}")
+    return numbers, x.tolist(), refused, repr(x)
+
+
+def test_numbers_are_global_and_arrays_must_be_asked_for():
+    """Conversions to Python reduce and gather first; an array of an unsaid part is refused with both spellings."""
+    for numbers, values, refused, text in simulate(_on_host, 2, platform="mindspore"):
+        assert numbers == (3.5, 3.5, 3, True, "3.5")
+        assert values == A.tolist()
+        assert refused[0] == (
+            "asnumpy() of a DTensor: say x.full_tensor().asnumpy() for the whole, "
+            "x.to_local().asnumpy() for this rank's piece"
+        )
+        assert text.startswith("DTensor(f32[5@m0, 3] on DeviceMesh(")
+
+
+# -- redistribution ----------------------------------------------------------------------------------------------------
+
+
+def _moves(shape):
+    """Every source to every target: values, and the gradient of the source under a random cotangent."""
+    platform, mesh, wrong = platform_named("mindspore"), _mesh(shape), []
+    from hyper_parallel.core.dtensor.transition import dual
+
+    seed = np.random.default_rng(2).standard_normal(A.shape).astype(np.float32)
+    places, count = all_placements(2, len(shape)), 0
+    for number, source in enumerate(places):
+        start = Layout.place(mesh, source, A.shape)
+        for target in places:
+            goal, count = Layout.place(mesh, target, A.shape), count + 1
+            local = platform.from_numpy(decompose(A, start, number))
+            kept = []
+
+            def move(piece, start=start, goal=goal, kept=kept):
+                kept[:] = [platform.wrap(piece, start).redistribute_to(goal)]
+                return [kept[0].to_local()]
+
+            piece = seed[tuple(slice(*box) for box in dual(goal).local_box())]
+            _, (grad,) = platform.vjp(move, [local], [platform.from_numpy(piece)], [True])
+            whole = kept[0].full_tensor().asnumpy()
+            true = seed[tuple(slice(*box) for box in dual(start).local_box())]
+            if not np.allclose(whole, A, atol=1e-4) or not np.allclose(grad.asnumpy(), true, atol=1e-6):
+                wrong.append((source, target))
+    return count, wrong
+
+
+@pytest.mark.parametrize(("shape", "moves"), [((3,), 16), ((2, 2), 256)])
+def test_redistribution_forward_and_backward(shape, moves):
+    """Any placement becomes any other; the gradient comes back in the source's dual layout, unscaled."""
+    world = int(np.prod(shape))
+    for count, wrong in simulate(_moves, world, platform="mindspore", args=(shape,)):
+        assert count == moves
+        assert wrong == []
+
+
+# -- interception ------------------------------------------------------------------------------------------------------
+
+
+def _unknown():
+    from mindspore import mint
+
+    with pytest.raises(UnsupportedOperatorError) as caught:
+        mint.inverse(_placed(RNG.standard_normal((3, 3)).astype(np.float32), Shard(0)))
+    return str(caught.value)
+
+
+def test_an_operator_without_rule_says_what_to_do():
+    """What has no table line is refused by name, with the layouts seen and the ways out."""
+    assert simulate(_unknown, 2, platform="mindspore")[0] == (
+        "operator MatrixInverseExt has no sharding rule (layouts: f32[3@m0, 3]); "
+        "add one with hyper_parallel.DistributedOp, or run it whole: x = x.redistribute() on every operand, then "
+        "to_local(), the operation, and DTensor.from_local(result, mesh)"
+    )
+
+
+def _mixed():
+    from mindspore import Parameter, Tensor, mint
+
+    x, plain = _placed(A, Shard(0)), Tensor(A)
+    calls = {
+        "plain + x": lambda: plain + x,
+        "plain.add(x)": lambda: plain.add(x),
+        "mint.add(plain, other=x)": lambda: mint.add(plain, other=x),
+        "parameter * x": lambda: Parameter(plain, name="p") * x,
+    }
+    found = {}
+    for name, call in calls.items():
+        with pytest.raises(HyperParallelError) as caught:
+            call()
+        found[name] = type(caught.value).__name__
+    parameter = Parameter(Tensor(A), name="q")
+    return found, (parameter + plain).asnumpy()
+
+
+def test_a_plain_tensor_first_arrives_too():
+    """A plain tensor or Parameter may stand first or by keyword: it is dispatched and refused, never computed locally."""
+    for found, plain in simulate(_mixed, 2, platform="mindspore"):
+        assert set(found.values()) == {"MixedTensorError"}
+        np.testing.assert_array_equal(plain, 2 * A)
+
+
+# -- bypasses ----------------------------------------------------------------------------------------------------------
+
+
+def _through(name):
+    from mindspore import ops
+
+    calls = {
+        "stack": lambda x: ops.stack([x, x], 1),
+        "Stack": lambda x: ops.Stack(0)((x, x)),
+        "addn": lambda x: ops.addn([x, x, x]),
+        "full_like": lambda x: ops.full_like(x, 2.0) + x,
+        "zeros_like": lambda x: ops.zeros_like(x) + x,
+        "new_zeros": lambda x: x.new_zeros((5, 3)) + x,
+        "index": lambda x: x[1],
+        "slice": lambda x: x[1:4, 1:],
+        "newaxis": lambda x: x[..., None],
+        "list": lambda x: x[[0, 2, 4]],
+        "iter": lambda x: list(x),
+        "unpack": lambda x: ops.stack([*x], 0),
+    }
+    return calls[name]
+
+
+@pytest.mark.parametrize("mesh", [(2,), (3,), (2, 2)], ids=str)
+@pytest.mark.parametrize(
+    "name",
+    ["stack", "Stack", "addn", "full_like", "zeros_like", "new_zeros", "index", "slice", "newaxis", "list", "iter", "unpack"],
+)
+def test_bypass_is_closed(name, mesh):
+    """What MindSpore computes on the local tensor without asking is dispatched, and right forward and backward."""
+
+    def run(x):
+        return _through(name)(x)
+
+    report = check_function(run, [A], mesh, platform="mindspore", limit=12)
+    assert report.ok, report.wrong[:3]
+    assert not report.rejected, report.rejected[:3]
+
+
+def _refusals():
+    import mindspore
+
+    x = _placed(A, Shard(0))
+    messages = []
+    for call in (lambda: mindspore.Tensor(x), lambda: mindspore.tensor(x), x.get_bytes, lambda: x.set_(x)):
+        with pytest.raises(UnsupportedOperatorError) as caught:
+            call()
+        messages.append(str(caught.value))
+    return messages, type(x.data).__name__
+
+
+def test_conversions_to_plain_tensors_are_refused():
+    """Tensor(x) and storage methods would take the local values silently; they say what to write instead."""
+    messages, data = simulate(_refusals, 2, platform="mindspore")[0]
+    assert messages[0] == "Tensor(x) of a DTensor: say x.full_tensor() for the whole, x.to_local() for this rank's piece"
+    assert re.search(r"to_local\(\)", messages[2])
+    assert data == "MindSporeDTensor"
