@@ -175,22 +175,22 @@ class DTensor:
             kept = views.get(key)
             if kept is not None and kept[0] == version:
                 return kept[1]
-        made = self._enter(target, varying, cause)
-        if platform.may_keep_view(self):
-            if views is None:
-                views = self._views = {}
-            views[key] = (version, made)
-            platform.after_gradient(made, _Forget(self, key))
+        if not platform.may_keep_view(self):
+            return self._enter(target, varying, cause, None)
+        made = self._enter(target, varying, cause, _Forget(self, key))
+        if views is None:
+            views = self._views = {}
+        views[key] = (version, made)
         return made
 
-    def _enter(self, target: Layout, varying: tuple[int, ...], cause: Cause | None) -> Any:
+    def _enter(self, target: Layout, varying: tuple[int, ...], cause: Cause | None, passed: _Forget | None) -> Any:
         if self._origin is not None and target is self._layout:
             source, version, steps = self._origin
             # Written since: its node is no longer the one that was gathered.
             if version == self._platform.version(source) and steps.gathers_along(varying):
                 self._passed_by = True
-                return gathered_view(source, self._local, steps, varying, self._platform)
-        return redistribute(self._local, plan(self._layout, target, varying), self._platform, cause)
+                return gathered_view(source, self._local, steps, varying, self._platform, passed)
+        return redistribute(self._local, plan(self._layout, target, varying), self._platform, cause, passed)
 
     def drop_views(self) -> None:
         """Forget what was derived from the values: they are about to change."""

@@ -14,7 +14,7 @@ from hyper_parallel.core.dtensor.transition import Plan, plan
 from hyper_parallel.errors import MeshError, ShardMismatchError, UnsupportedOperatorError
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
+    from collections.abc import Callable, Sequence
 
     from hyper_parallel.core.dtensor.events import Cause, Watcher
     from hyper_parallel.core.dtensor.steps import AllReduce
@@ -33,6 +33,7 @@ class _Call(NamedTuple):
     cause: Cause | None
     module: str
     listening: tuple[Watcher, ...]
+    passed: Callable[[], None] | None = None
     phase: str = "forward"
 
 
@@ -44,7 +45,13 @@ class _Functions(NamedTuple):
     gathered: Any
 
 
-def redistribute(local: Any, steps: Plan, platform: Platform, cause: Cause | None = None) -> Any:
+def redistribute(
+    local: Any,
+    steps: Plan,
+    platform: Platform,
+    cause: Cause | None = None,
+    passed: Callable[[], None] | None = None,
+) -> Any:
     """The local tensor in the plan's target layout, on the graph.
 
     Args:
@@ -52,6 +59,7 @@ def redistribute(local: Any, steps: Plan, platform: Platform, cause: Cause | Non
         steps: from :func:`~hyper_parallel.core.dtensor.transition.plan`.
         platform: the framework of ``local``.
         cause: who asks, for the event log and ``strict()``; None is the program itself.
+        passed: called when a gradient passes on its way back.
 
     Raises:
         ShardMismatchError: (a ValueError) ``local`` has not the shape that the source layout gives this rank.
@@ -63,10 +71,17 @@ def redistribute(local: Any, steps: Plan, platform: Platform, cause: Cause | Non
         return _run(local, steps, _Call(platform, cause, "", ())) if steps.steps else local
     if steps.is_trivial:
         return local
-    return _differentiable(local, steps, _Call(platform, cause, module_path(), watchers()))
+    return _differentiable(local, steps, _Call(platform, cause, module_path(), watchers(), passed))
 
 
-def gathered_view(source_local: Any, gathered_local: Any, steps: Plan, axes: Sequence[int], platform: Platform) -> Any:
+def gathered_view(
+    source_local: Any,
+    gathered_local: Any,
+    steps: Plan,
+    axes: Sequence[int],
+    platform: Platform,
+    passed: Callable[[], None] | None = None,
+) -> Any:
     """``gathered_local`` again, for a consumer that differs along ``axes``; no communication in forward.
 
     Args:
@@ -75,6 +90,7 @@ def gathered_view(source_local: Any, gathered_local: Any, steps: Plan, axes: Seq
         steps: the plan between them.
         axes: mesh axes, replicated in the plan's target, along which the consumer's operands differ.
         platform: the framework of both.
+        passed: called when a gradient passes on its way back.
 
     Returns:
         A tensor of the values of ``gathered_local`` whose gradient goes straight to ``source_local``: reduced and
@@ -83,7 +99,7 @@ def gathered_view(source_local: Any, gathered_local: Any, steps: Plan, axes: Seq
     if not (platform.grad_enabled() and platform.needs_grad(source_local)):
         return gathered_local
     varying = plan(steps.source, steps.target, axes)
-    call = _Call(platform, None, module_path(), watchers())
+    call = _Call(platform, None, module_path(), watchers(), passed)
     return _functions(platform).gathered.apply(source_local, platform.detach(gathered_local), varying, call)
 
 
@@ -103,7 +119,9 @@ def _differentiable(local: Any, steps: Plan, call: _Call) -> Any:
 def _resumed(grad: Any, steps: Plan, call: _Call) -> Any:
     """Run an adjoint in backward, as a differentiable operation where a second backward may come."""
     platform = call.platform
-    call = call._replace(phase="backward")
+    if call.passed is not None:
+        call.passed()
+    call = _Call(platform, call.cause, call.module, call.listening, None, "backward")
     if platform.grad_enabled() and platform.needs_grad(grad):
         return grad if steps.is_trivial else _functions(platform).linear.apply(grad, steps, call)
     return _run(grad, steps, call) if steps.steps else grad

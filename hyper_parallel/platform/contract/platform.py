@@ -81,9 +81,6 @@ class Platform(
     def may_keep_view(self, tensor: Any) -> bool:
         """False for a DTensor whose derived views must not outlive one differentiation."""
 
-    def after_gradient(self, local: Any, then: Callable[[], None]) -> None:
-        """Call ``then`` when a gradient passes ``local``, where the framework tells; elsewhere nothing happens."""
-
     def benchmark(self, repeats: int) -> list[Any]:
         """Host costs per operation beside PyTorch's DTensor: rows with ``name, plain, peer, ours, budget, ratio``.
 

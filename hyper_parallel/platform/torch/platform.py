@@ -79,10 +79,6 @@ class TorchPlatform(TorchTensors, TorchModules, TorchDifferentiable, TorchTraini
         """Unless ``.data`` was handed out: other writes change the version, those through it do not."""
         return not tensor._data_taken  # noqa: SLF001 - the other half of the DTensor
 
-    def after_gradient(self, local: Any, then: Callable[[], None]) -> None:
-        """A hook."""
-        local.register_hook(lambda _: then())
-
     def benchmark(self, repeats: int) -> list[Any]:
         """Against ``torch.distributed.tensor``, in this process."""
         from hyper_parallel.platform.torch import benchmark
