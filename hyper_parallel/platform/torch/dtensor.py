@@ -168,9 +168,11 @@ class TorchDTensor(DTensor, Tensor):  # type: ignore[misc] # "layout" is ours: a
         inputs: Sequence[Any] | None = None,
     ) -> None:
         """Backpropagate; a scalar is seeded with 1, and no factor of the mesh's size appears anywhere."""
-        torch.autograd.backward(
-            self, gradient, retain_graph=retain_graph, create_graph=create_graph, inputs=inputs
-        )
+        if inputs is not None:
+            torch.autograd.backward(self, gradient, retain_graph=retain_graph, create_graph=create_graph, inputs=inputs)
+            return
+        root, seed = self._root(gradient, "backward")
+        torch.autograd.backward(root, seed, retain_graph=retain_graph, create_graph=create_graph)
 
     def _root(self, gradient: Any, what: str) -> tuple[Tensor, Tensor]:
         """Where backward starts, and the local cotangent there."""
@@ -178,6 +180,8 @@ class TorchDTensor(DTensor, Tensor):  # type: ignore[misc] # "layout" is ours: a
             held = self._layout.notation(self.dtype)
             msg = f"{what}: grad can be implicitly created only for scalar outputs, not for {held}"
             raise RuntimeError(msg)
+        if gradient is not None and not self._layout.partials:
+            return self._local, self._as_gradient(gradient, what)
         if any(op not in {"sum", "avg"} for _, op in self._layout.partials):
             with torch.enable_grad():
                 return self.reduce_partial()._root(gradient, what)  # noqa: SLF001 - of its own class
