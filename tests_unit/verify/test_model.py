@@ -70,7 +70,7 @@ def test_a_fault_may_be_put_elsewhere(platform_name, fault):
 
 @pytest.mark.slow
 def test_over_real_processes(platform_name):
-    """The same scenario holds over real processes, with the losses of the simulated run, bit for bit."""
+    """The same scenario holds over real processes, with the counts and the collectives of the simulation."""
     scenario = scenario_named("3-rms-untied")
     real = verify_scenario(scenario, platform=platform_name, launch="processes", steps=2)
     assert real.ok, real.text()
