@@ -168,7 +168,8 @@ def run_workers(
     healthy = False
     try:
         world.run()
-        healthy = not world.dead
+        # An exception that leaves a half-recorded backward makes MindSpore's process unreliable for later runs.
+        healthy = not world.dead and not (start is not None and world.failures)
     except _Broken:
         pass
     except _TimeUp:

@@ -37,8 +37,9 @@ def drawn_by_rule(*_: Any, **__: Any) -> Any:
 
 DRAWN = ["dropout", "uniform", "normal", "bernoulli_fill", "random_fill", "rand_like", "randn_like", "randint_like", "bernoulli"]
 _FAMILIES = (local_pointwise.LOCAL, local_shape.LOCAL, local_reduce.LOCAL, local_index.LOCAL, local_nn.LOCAL)
-# The matmul family sees to empty pieces itself, writing by index has no result.
+# The matmul family sees to empty pieces itself, writing by index has no result, makers reduce nothing.
 _OWN = frozenset({"linear", "matmul", "mm", "bmm", "mv", "addmm", "baddbmm", "addmv", "einsum", "setitem", "detach", "write"})
+_OWN |= {f"{kind}_like" for kind in ("zeros", "ones", "empty", "full")} | {f"new_{kind}" for kind in ("zeros", "ones", "empty", "full")}
 
 LOCAL: dict[str, Callable[..., Any]] = {
     op: compute if op in _OWN else tolerant(op, compute) for family in _FAMILIES for op, compute in family.items()
