@@ -12,6 +12,7 @@ assert _SPEC.loader is not None
 _SELECTION = importlib.util.module_from_spec(_SPEC)
 _SPEC.loader.exec_module(_SELECTION)
 
+pytest_ignore_collect = _SELECTION.pytest_ignore_collect
 pytest_configure = _SELECTION.pytest_configure
 pytest_generate_tests = _SELECTION.pytest_generate_tests
 pytest_collection_modifyitems = _SELECTION.pytest_collection_modifyitems

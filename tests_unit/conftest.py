@@ -4,13 +4,16 @@
   of them with `together=True` (for tests that compare frameworks with each other).
 - The fixture `platform_name`: the test runs once for each selected framework that its mark allows.
 - Tests with neither run everywhere, and must not need a framework.
+- `HP_TEST_TOGETHER=1` leaves only the tests marked `together=True`.
 """
 
 from __future__ import annotations
 
+import ast
 import importlib.util
 import os
 from collections import Counter
+from pathlib import Path
 
 import pytest
 
@@ -31,6 +34,11 @@ def selected() -> tuple[str, ...]:
     return names
 
 
+def together(mark: pytest.Mark | None) -> bool:
+    """Tell whether a mark asks for all its frameworks in one process."""
+    return mark is not None and bool(mark.kwargs.get("together"))
+
+
 def allows(mark: pytest.Mark | None, names: tuple[str, ...]) -> bool:
     """Tell whether a `platforms` mark can be served by these frameworks."""
     if mark is None:
@@ -46,6 +54,29 @@ def pytest_configure(config):
     selected()
 
 
+def module_mark(path: Path) -> pytest.Mark | None:
+    """Read the `platforms` mark of a whole test module without importing it: its imports may need the framework."""
+    for node in ast.parse(path.read_text(encoding="utf-8")).body:
+        if isinstance(node, ast.Assign) and any(getattr(one, "id", None) == "pytestmark" for one in node.targets):
+            for call in ast.walk(node.value):
+                if isinstance(call, ast.Call) and getattr(call.func, "attr", None) == "platforms":
+                    together = any(word.arg == "together" and ast.literal_eval(word.value) for word in call.keywords)
+                    names = tuple(ast.literal_eval(one) for one in call.args)
+                    return pytest.mark.platforms(*names, together=together).mark
+    return None
+
+
+def pytest_ignore_collect(collection_path, config):
+    """Leave out a module of frameworks that are not selected before it is imported, and count it."""
+    if collection_path.suffix != ".py" or not collection_path.name.startswith("test_"):
+        return None
+    mark = module_mark(collection_path)
+    if allows(mark, selected()):
+        return None
+    config.stash[REMOVED][f"{', '.join(mark.args)} (whole modules)"] += 1
+    return True
+
+
 def pytest_generate_tests(metafunc):
     """Run a test with the fixture `platform_name` once per selected framework that its mark allows."""
     if "platform_name" in metafunc.fixturenames:
@@ -57,11 +88,14 @@ def pytest_generate_tests(metafunc):
 def pytest_collection_modifyitems(config, items):
     """Deselect what belongs to frameworks that are not selected, and count it."""
     names, kept, removed = selected(), [], []
+    only_together = bool(os.environ.get("HP_TEST_TOGETHER"))
     for item in items:
         mark = item.get_closest_marker("platforms")
-        (kept if allows(mark, names) else removed).append(item)
+        wanted = allows(mark, names) and (together(mark) or not only_together)
+        (kept if wanted else removed).append(item)
     for item in removed:
-        config.stash[REMOVED][", ".join(item.get_closest_marker("platforms").args)] += 1
+        mark = item.get_closest_marker("platforms")
+        config.stash[REMOVED][", ".join(mark.args) if mark else "no framework"] += 1
     if removed:
         config.hook.pytest_deselected(items=removed)
         items[:] = kept
@@ -71,4 +105,4 @@ def pytest_terminal_summary(terminalreporter, config):
     """Print what was selected and what was left out: a small number of tests must not look like all of them."""
     terminalreporter.write_line(f"platforms: {', '.join(selected()) or 'none is installed'}")
     for names, count in sorted(config.stash[REMOVED].items()):
-        terminalreporter.write_line(f"deselected: {count} tests of {names}")
+        terminalreporter.write_line(f"deselected: {count} {'of' if 'modules' in names else 'tests of'} {names}")

@@ -172,9 +172,7 @@ class _Checker:
 
     def _run(self, layouts: list[Layout], number: int) -> tuple[list[Any], list[Any]]:
         platform = self.platform
-        leaves = [
-            platform.from_numpy(self._piece(index, layout, number)) for index, layout in enumerate(layouts)
-        ]
+        leaves = [platform.from_numpy(self._piece(index, layout, number)) for index, layout in enumerate(layouts)]
         kept: list[Any] = []
 
         def on_locals(*locals_: Any) -> list[Any]:

@@ -218,6 +218,7 @@ def test_no_framework(monkeypatch, capsys):
 
 def test_one_bad_run_fails_the_command(runs, monkeypatch, capsys):
     """One run that compared nothing makes the whole command exit 1 and is named."""
+
     def verify(scenario, **options):
         if scenario.name == "3-layer-tied":
             return ModelReport(scenario.name, options["platform"], "simulated", "tp=3", 1)
@@ -256,6 +257,7 @@ def test_report_that_cannot_be_written(runs, tmp_path, capsys):
 @pytest.mark.parametrize("as_json", [True, False])
 def test_interrupt_leaves_a_partial_report(runs, monkeypatch, as_json, tmp_path, capsys):
     """Ctrl-C gives status 130, a line that says how much was verified, and a report that is not ok."""
+
     def verify(scenario, **options):
         if scenario is not SCENARIOS[0] and scenario.name != SCENARIOS[0].name:
             raise KeyboardInterrupt
@@ -305,6 +307,5 @@ def test_interrupt_of_a_real_run(tmp_path):
     _, error = process.communicate(timeout=30)
     assert process.returncode == 130
     assert error == (
-        "hyper-parallel: interrupted: "
-        "partial report: 0 of 1 runs finished, 0 of them held; the rest was not verified\n"
+        "hyper-parallel: interrupted: partial report: 0 of 1 runs finished, 0 of them held; the rest was not verified\n"
     )

@@ -58,6 +58,7 @@ def test_first_divergence_is_the_earliest_of_all_ranks():
 
 def test_traffic_sums_per_module_and_collective():
     """Collectives of one kind in one module are one line with count, bytes and how many nobody asked for."""
+
     def event(module, collective, implicit):
         return Event(0, module, "op", "x", "s", "t", collective, 8, ("tp",), "forward", implicit)
 

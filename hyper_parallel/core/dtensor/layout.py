@@ -289,9 +289,7 @@ def _are_placements(placements: Any) -> bool:
     return bool(placements) and all(isinstance(place, Placement) for place in placements)
 
 
-def _from_placements(
-    mesh: DeviceMesh, placements: tuple[Placement, ...], ndim: int
-) -> tuple[DimAxes, Partials]:
+def _from_placements(mesh: DeviceMesh, placements: tuple[Placement, ...], ndim: int) -> tuple[DimAxes, Partials]:
     if len(placements) != mesh.ndim:
         msg = (
             f"placements: {len(placements)} given ({', '.join(map(repr, placements))}) "

@@ -351,9 +351,7 @@ def _grid(mesh: Any) -> tuple[tuple[int, ...], tuple[int, ...]]:
     return (len(rows), *inner), tuple(rank for _, ranks in rows for rank in ranks)
 
 
-def _check(
-    device_type: str, shape: tuple[int, ...], ranks: tuple[int, ...], names: tuple[Any, ...] | None
-) -> None:
+def _check(device_type: str, shape: tuple[int, ...], ranks: tuple[int, ...], names: tuple[Any, ...] | None) -> None:
     problem = None
     if device_type not in DEVICE_TYPES:
         problem = f"device_type {device_type!r} is not one of {', '.join(DEVICE_TYPES)}"
@@ -399,5 +397,3 @@ def _nest(flat: list[Any], shape: tuple[int, ...]) -> list[Any]:
         return flat
     inner = math.prod(shape[1:])
     return [_nest(flat[start : start + inner], shape[1:]) for start in range(0, len(flat), inner)]
-
-

@@ -42,7 +42,18 @@ class Plan:
         communicates: True when any rank receives anything.
     """
 
-    __slots__ = ("_adjoint", "_costs", "_trivial", "communicates", "extremum", "linear", "source", "steps", "target", "varying")
+    __slots__ = (
+        "_adjoint",
+        "_costs",
+        "_trivial",
+        "communicates",
+        "extremum",
+        "linear",
+        "source",
+        "steps",
+        "target",
+        "varying",
+    )
 
     extremum: AllReduce | None
 

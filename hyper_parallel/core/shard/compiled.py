@@ -128,9 +128,7 @@ def _varying_fetch(platform: Platform, target: Any, varying: tuple[int, ...], ca
 # -- the local call ----------------------------------------------------------------------------------------------------
 
 
-def _spelled(
-    func: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any], fetches: dict[int, Fetch]
-) -> Run:
+def _spelled(func: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any], fetches: dict[int, Fetch]) -> Run:
     """The caller's own call, on locals."""
     slots = [_slot(arg, fetches) for arg in args]
     named = {name: _slot(value, fetches) for name, value in kwargs.items()}

@@ -205,9 +205,7 @@ class Dispatcher:
 
     # -- compiling -------------------------------------------------------------------------------------------------
 
-    def _compile(
-        self, entry: Entry, args: tuple[Any, ...], kwargs: dict[str, Any]
-    ) -> tuple[Run, Run]:
+    def _compile(self, entry: Entry, args: tuple[Any, ...], kwargs: dict[str, Any]) -> tuple[Run, Run]:
         marked_args, named = self._mark(args), self._mark(kwargs)
         try:
             bound = entry.binder.bind(marked_args, named)

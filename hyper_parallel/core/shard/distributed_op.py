@@ -155,5 +155,3 @@ def _flat(tree: Any) -> list[Any]:
 def _even(operand: Operand) -> bool:
     layout = operand.layout
     return all(size % layout.shard_count(dim) == 0 for dim, size in enumerate(operand.shape))
-
-

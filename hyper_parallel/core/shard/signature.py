@@ -104,10 +104,7 @@ def broadcast_labels(
     padded = [(1,) * (ndim - len(shape)) + tuple(shape) for shape in shapes]
     out = tuple(_stretched([shape[dim] for shape in padded], shapes) for dim in range(ndim))
     labels = tuple(
-        tuple(
-            f"{prefix}{dim}" if padded[index][dim] == out[dim] else None
-            for dim in range(ndim - len(shape), ndim)
-        )
+        tuple(f"{prefix}{dim}" if padded[index][dim] == out[dim] else None for dim in range(ndim - len(shape), ndim))
         for index, shape in enumerate(shapes)
     )
     return labels, tuple(f"{prefix}{dim}" for dim in range(ndim)), out

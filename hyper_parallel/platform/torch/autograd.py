@@ -133,9 +133,7 @@ def _on_dtensors(cls: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any
         raise TypeError(msg)
     call = _Call(tuple(_summed(one) if isinstance(one, DTensor) else one for one in args))
     found = _native(cls).apply(*(_local(one) for one in call.args), call)
-    outs = [
-        _wrapped(out, layout, call.args) for out, layout in zip(_sequence(found), call.outputs, strict=True)
-    ]
+    outs = [_wrapped(out, layout, call.args) for out, layout in zip(_sequence(found), call.outputs, strict=True)]
     return tuple(outs) if call.many else outs[0]
 
 

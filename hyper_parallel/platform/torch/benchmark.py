@@ -70,7 +70,7 @@ def run(repeats: int = 1000, rounds: int = 7) -> list[Row]:
 
 @contextmanager
 def _world() -> Iterator[None]:
-    from torch.testing._internal.distributed.fake_pg import FakeStore  # noqa: PLC0415 - PyTorch's own test engine
+    from torch.testing._internal.distributed.fake_pg import FakeStore
 
     threads = torch.get_num_threads()
     torch.set_num_threads(1)
@@ -187,15 +187,11 @@ class _Bench:
         return self.measure("block", 1.3, calls, max(self.repeats // 20, 5))
 
 
-def _block(
-    x_bsd: Any, w: dict[str, Any], heads: int, enter: Callable[[Any], Any], leave: Callable[[Any], Any]
-) -> Any:
+def _block(x_bsd: Any, w: dict[str, Any], heads: int, enter: Callable[[Any], Any], leave: Callable[[Any], Any]) -> Any:
     """Attention and MLP; ``enter`` and ``leave`` are the boundaries of the tensor-parallel regions."""
     batch, sequence, width = x_bsd.shape
     h = enter(F.layer_norm(x_bsd, (width,), w["g1"], w["b1"]))
-    q, k, v = (
-        F.linear(h, w[name]).view(batch, sequence, heads, -1).transpose(1, 2) for name in ("wq", "wk", "wv")
-    )
+    q, k, v = (F.linear(h, w[name]).view(batch, sequence, heads, -1).transpose(1, 2) for name in ("wq", "wk", "wv"))
     scores = torch.softmax(q @ k.transpose(-2, -1) * 0.35, dim=-1)
     mixed = (scores @ v).transpose(1, 2).reshape(batch, sequence, -1)
     x_bsd = x_bsd + leave(F.linear(mixed, w["wo"]))

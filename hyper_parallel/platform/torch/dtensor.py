@@ -347,7 +347,7 @@ def _fast_wrap(local: Tensor, layout: Layout) -> TorchDTensor:
     return made
 
 
-_make: Any = Tensor._make_wrapper_subclass # noqa: SLF001 - the framework's subclassing door
+_make: Any = Tensor._make_wrapper_subclass  # noqa: SLF001 - the framework's subclassing door
 _fast_make: Any = getattr(Tensor, "_dtensor__new__", None)  # private, and absent from older releases
 wrap = _portable_wrap if _fast_make is None else _fast_wrap
 

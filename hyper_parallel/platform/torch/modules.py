@@ -88,5 +88,3 @@ class TorchModules(ModulesFacet):
     ) -> Any:
         """PyTorch's own."""
         return module.register_forward_hook(hook, prepend=prepend, with_kwargs=with_kwargs, always_call=always_call)
-
-

@@ -50,7 +50,13 @@ def _spelling(
         raise ValueError(msg)
     name = getattr(func, "__name__", str(func))
     table[func] = Entry(
-        name, func, binder(signature or rule.signature), rule, LOCAL.get(op, func), canonical=canonical, in_place=in_place
+        name,
+        func,
+        binder(signature or rule.signature),
+        rule,
+        LOCAL.get(op, func),
+        canonical=canonical,
+        in_place=in_place,
     )
 
 
@@ -60,9 +66,7 @@ def _lines(table: dict[Any, Entry], lines: Iterable[Line]) -> None:
             _spelling(table, line.op, func, line.signature, canonical=line.canonical, in_place=line.in_place)
 
 
-LOCAL: dict[str, Callable[..., Any]] = {
-    op: func for family in (*PATTERNS, *LISTS) for op, func in family.LOCAL.items()
-}
+LOCAL: dict[str, Callable[..., Any]] = {op: func for family in (*PATTERNS, *LISTS) for op, func in family.LOCAL.items()}
 
 
 @cache

@@ -21,10 +21,9 @@ __all__ = ["LOCAL", "add_functions", "add_overloads"]
 LOCAL: dict[str, Callable[..., Any]] = {}
 
 Spell = Callable[..., None]
-UNARY = ("abs neg sqrt rsqrt exp expm1 log log1p log2 log10 reciprocal sign floor ceil round trunc sin cos tan sinh "
-         "cosh tanh asin acos atan sigmoid erf erfc lgamma frac").split()  # fmt: skip
-BINARY = "add sub mul div pow maximum minimum clamp_min clamp_max lerp".split()
-TERNARY = "addcmul addcdiv".split()
+UNARY = ["abs", "neg", "sqrt", "rsqrt", "exp", "expm1", "log", "log1p", "log2", "log10", "reciprocal", "sign", "floor", "ceil", "round", "trunc", "sin", "cos", "tan", "sinh", "cosh", "tanh", "asin", "acos", "atan", "sigmoid", "erf", "erfc", "lgamma", "frac"]  # fmt: skip
+BINARY = ["add", "sub", "mul", "div", "pow", "maximum", "minimum", "clamp_min", "clamp_max", "lerp"]
+TERNARY = ["addcmul", "addcdiv"]
 SIGNATURE = "x, y=None, third=None, fourth=None, *, alpha=None, value=None, scalars=None, weight=None"
 
 
@@ -131,8 +130,8 @@ def add_functions(table: dict[Any, Entry], spell: Spell) -> None:
         func = getattr(torch, f"_foreach_{name}_")
         routed(table, func, SIGNATURE, _runner(func, _element_in_place(name), in_place=True))
     routed(table, torch._foreach_norm, "x, ord=2, dtype=None", _norm)  # noqa: SLF001 - as optimizers call it
-    routed(table, torch._foreach_copy_, "x, y, non_blocking=False", _copy)  # noqa: SLF001
-    routed(table, torch._foreach_zero_, "x", _zero)  # noqa: SLF001
+    routed(table, torch._foreach_copy_, "x, y, non_blocking=False", _copy)
+    routed(table, torch._foreach_zero_, "x", _zero)
 
 
 def add_overloads(spell: Spell) -> None:

@@ -56,9 +56,7 @@ def _found(x: Tensor, dim: int, index: Tensor, window: Window) -> tuple[Tensor, 
     return x, torch.where(inside, index - start, 0), inside
 
 
-def _gather(
-    x: Tensor, dim: int, index: Tensor, sparse_grad: bool = False, window: Window | None = None
-) -> Tensor:
+def _gather(x: Tensor, dim: int, index: Tensor, sparse_grad: bool = False, window: Window | None = None) -> Tensor:
     if window is None:
         return torch.gather(x, dim, index, sparse_grad=sparse_grad)
     table, local, inside = _found(x, dim, index, window)

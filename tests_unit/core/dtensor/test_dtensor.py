@@ -101,8 +101,10 @@ def test_pieces_that_cannot_belong_together():
         "(rank 0: [3] torch.float32, rank 1: [2] torch.float32); pass shape=, the global shape"
     )
     assert second[2].startswith("from_local: the pieces do not make one tensor of [4] under (Shard(0),): rank 0")
-    assert first[3] == second[3] == (
-        "from_local: ranks hold different dtypes (rank 0: [2] torch.float32, rank 1: [2] torch.int64)"
+    assert (
+        first[3]
+        == second[3]
+        == ("from_local: ranks hold different dtypes (rank 0: [2] torch.float32, rank 1: [2] torch.int64)")
     )
 
 

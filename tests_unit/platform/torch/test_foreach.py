@@ -2,16 +2,15 @@
 
 import numpy as np
 import pytest
+import torch
 
-torch = pytest.importorskip("torch")
-
-from hyper_parallel.core.dtensor.dtensor import DTensor  # noqa: E402
-from hyper_parallel.core.dtensor.events import record_events  # noqa: E402
-from hyper_parallel.core.dtensor.layout import Layout  # noqa: E402
-from hyper_parallel.core.dtensor.mesh import init_device_mesh  # noqa: E402
-from hyper_parallel.core.dtensor.placements import Replicate, Shard  # noqa: E402
-from hyper_parallel.verify.check import all_placements, check_function, decompose  # noqa: E402
-from hyper_parallel.verify.simulate import simulate  # noqa: E402
+from hyper_parallel.core.dtensor.dtensor import DTensor
+from hyper_parallel.core.dtensor.events import record_events
+from hyper_parallel.core.dtensor.layout import Layout
+from hyper_parallel.core.dtensor.mesh import init_device_mesh
+from hyper_parallel.core.dtensor.placements import Replicate, Shard
+from hyper_parallel.verify.check import all_placements, check_function, decompose
+from hyper_parallel.verify.simulate import simulate
 
 pytestmark = pytest.mark.platforms("torch")
 

@@ -344,5 +344,3 @@ def repeat_interleave(call: OpCall) -> Strategies:
 
 def _without_size(*_: Any) -> LocalCall:
     return LocalCall({"output_size": None})
-
-

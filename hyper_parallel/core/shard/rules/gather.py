@@ -52,9 +52,7 @@ def gather(call: OpCall) -> Strategies:
     shapes = (x.shape, index.shape)
     whole = _whole(shapes, dim, "x")
     names = _names(index.shape, shapes, dim, "i")
-    labels = Labels(
-        (_names(x.shape, shapes, dim, "x"), names), (names,), whole=frozenset(whole), each=(0,)
-    )
+    labels = Labels((_names(x.shape, shapes, dim, "x"), names), (names,), whole=frozenset(whole), each=(0,))
     rows = labelled_rows(labels)
     if x.floating and not call["sparse_grad"] and x.ndim:
         rows = lookup(rows, 0, dim, 2)
@@ -67,11 +65,7 @@ def gather(call: OpCall) -> Strategies:
 
 
 def _whole(shapes: Sequence[Sequence[int]], dim: int, table: str) -> set[str]:
-    unequal = [
-        one
-        for one in range(len(shapes[0]))
-        if one != dim and len({shape[one] for shape in shapes}) > 1
-    ]
+    unequal = [one for one in range(len(shapes[0])) if one != dim and len({shape[one] for shape in shapes}) > 1]
     return {table, *(f"{own}{one}" for one in unequal for own in "xis")}
 
 
@@ -159,9 +153,7 @@ def index_add(call: OpCall) -> Strategies:
         msg = f"x {list(x.shape)}, index {list(index.shape)} and source {list(source.shape)} do not fit along dim {dim}"
         raise ValueError(msg)
     names = [tuple(own if one == dim else f"d{one}" for one in range(x.ndim)) for own in "xi"]
-    labels = Labels(
-        (names[0], ("i",), names[1]), (names[0],), whole=frozenset({"x"}), joint=(0, 2), joins=(0,)
-    )
+    labels = Labels((names[0], ("i",), names[1]), (names[0],), whole=frozenset({"x"}), joint=(0, 2), joins=(0,))
     return Strategies(labelled_rows(labels), (x.shape,))
 
 

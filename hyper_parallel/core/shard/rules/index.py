@@ -128,9 +128,7 @@ def setitem(call: OpCall) -> Strategies:
         inputs.append(_value_dims(value, picked))
         if value.floating == x.floating:
             joint = (0, len(inputs) - 1)
-    labels = Labels(
-        tuple(inputs), (names,), whole=frozenset(names[dim] for dim in picked.touched), joint=joint
-    )
+    labels = Labels(tuple(inputs), (names,), whole=frozenset(names[dim] for dim in picked.touched), joint=joint)
     return Strategies(labelled_rows(labels), (x.shape,))
 
 

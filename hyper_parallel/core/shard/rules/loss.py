@@ -89,7 +89,7 @@ def class_max(call: OpCall) -> Strategies:
     "cross_entropy",
     "x, target, weight=None, size_average=None, ignore_index=-100, reduce=None, reduction='mean', label_smoothing=0.0",
 )
-def cross_entropy(  # noqa: PLR0917 - the framework's signature
+def cross_entropy(
     ops: Any, x: Any, target: Any, weight: Any, size_average: Any, ignore_index: int, reduce: Any, reduction: str,
     label_smoothing: float,
 ) -> Any:  # fmt: skip
@@ -119,7 +119,7 @@ def cross_entropy(  # noqa: PLR0917 - the framework's signature
 @decomposition(
     "nll_loss", "x, target, weight=None, size_average=None, ignore_index=-100, reduce=None, reduction='mean'"
 )
-def nll_loss(  # noqa: PLR0917 - the framework's signature
+def nll_loss(
     ops: Any, x: Any, target: Any, weight: Any, size_average: Any, ignore_index: int, reduce: Any, reduction: str
 ) -> Any:
     """Negative log likelihood of log probabilities, classes in dim 1 (dim 0 of an unbatched row)."""
@@ -177,7 +177,7 @@ class _Hard:
         return _narrow(ops, total, rows)
 
 
-def _smooth(ops: Any, z: Any, log_s: Any, along: Any, weight: Any, dim: int) -> Any:  # noqa: PLR0917
+def _smooth(ops: Any, z: Any, log_s: Any, along: Any, weight: Any, dim: int) -> Any:
     """Per row minus the (weighted) sum of log probabilities over all classes."""
     total = ops.sum(z if along is None else ops.mul(z, along), dim)
     if log_s is None:
@@ -186,9 +186,7 @@ def _smooth(ops: Any, z: Any, log_s: Any, along: Any, weight: Any, dim: int) -> 
     return ops.sub(scaled, total)
 
 
-def _expected(  # noqa: PLR0917 - everything that enters
-    ops: Any, z: Any, log_s: Any, target: Any, along: Any, dim: int, smoothing: float
-) -> Any:
+def _expected(ops: Any, z: Any, log_s: Any, target: Any, along: Any, dim: int, smoothing: float) -> Any:
     """Per row the loss expected under class probabilities."""
     share = target if along is None else ops.mul(target, along)
     if smoothing:

@@ -58,7 +58,5 @@ def group_norm(call: OpCall) -> Strategies:
     """``n[c…], [c], [c] -> n[c…]``."""
     x = call["x"]
     names = ("n", *(f"c{dim}" for dim in range(1, x.ndim)))
-    labels = Labels(
-        (names, *(("c1",) for _ in call.operands[1:])), (names,), whole=frozenset(names[1:])
-    )
+    labels = Labels((names, *(("c1",) for _ in call.operands[1:])), (names,), whole=frozenset(names[1:]))
     return Strategies(labelled_rows(labels), (x.shape,))

@@ -1,9 +1,8 @@
 """Functions without a rule of their own: PyTorch decomposes them, and the pieces have rules."""
 
 import pytest
-
-torch = pytest.importorskip("torch")
-import torch.nn.functional as F  # noqa: E402, N812
+import torch
+import torch.nn.functional as F  # noqa: N812
 
 pytestmark = pytest.mark.platforms("torch")
 

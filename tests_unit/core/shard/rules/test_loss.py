@@ -4,18 +4,17 @@ import itertools
 
 import numpy as np
 import pytest
+import torch
+import torch.nn.functional as F  # noqa: N812
 
-torch = pytest.importorskip("torch")
-import torch.nn.functional as F  # noqa: E402, N812
-
-from hyper_parallel.core.dtensor.dtensor import DTensor  # noqa: E402
-from hyper_parallel.core.dtensor.events import record_events  # noqa: E402
-from hyper_parallel.core.dtensor.mesh import init_device_mesh  # noqa: E402
-from hyper_parallel.core.dtensor.placements import Partial, Replicate, Shard  # noqa: E402
-from hyper_parallel.core.shard.rules.loss import vocab_parallel_loss  # noqa: E402
-from hyper_parallel.errors import LayoutError  # noqa: E402
-from hyper_parallel.verify.check import check_function  # noqa: E402
-from hyper_parallel.verify.simulate import simulate  # noqa: E402
+from hyper_parallel.core.dtensor.dtensor import DTensor
+from hyper_parallel.core.dtensor.events import record_events
+from hyper_parallel.core.dtensor.mesh import init_device_mesh
+from hyper_parallel.core.dtensor.placements import Partial, Replicate, Shard
+from hyper_parallel.core.shard.rules.loss import vocab_parallel_loss
+from hyper_parallel.errors import LayoutError
+from hyper_parallel.verify.check import check_function
+from hyper_parallel.verify.simulate import simulate
 
 pytestmark = pytest.mark.platforms("torch")
 
@@ -82,14 +81,21 @@ def test_cross_entropy_of_more_dims(parallel):
 
 def test_more_ranks_than_classes():
     """A rank without a class takes part and adds nothing."""
-    holds(entropy("mean", 0.1, parallel=True), [LOGITS[:, :3], np.array([0, 1, -100, 2, 1]), WEIGHT[:3]], (4,), limit=20)
+    holds(
+        entropy("mean", 0.1, parallel=True), [LOGITS[:, :3], np.array([0, 1, -100, 2, 1]), WEIGHT[:3]], (4,), limit=20
+    )
 
 
 @pytest.mark.parametrize("reduction", ["mean", "sum", "none"])
 def test_nll_loss(reduction):
     """Log probabilities, an ignored row, class weights."""
     holds(lambda x, t, w: F.nll_loss(x, t, w.detach(), reduction=reduction), [LOGITS, CLASSES, WEIGHT], (2,), limit=30)
-    holds(lambda x, t: F.nll_loss(x, t, ignore_index=0, reduction=reduction), [IMAGES, np.abs(LABELS) % 5], (2, 2), limit=15)
+    holds(
+        lambda x, t: F.nll_loss(x, t, ignore_index=0, reduction=reduction),
+        [IMAGES, np.abs(LABELS) % 5],
+        (2, 2),
+        limit=15,
+    )
 
 
 PLAIN = [
@@ -173,6 +179,4 @@ def test_a_target_that_is_no_class_is_refused():
             F.cross_entropy(x, placed(torch.tensor([7, 8]), mesh, Replicate()))
         return str(caught.value)
 
-    assert simulate(run, 2, "torch")[0].endswith(
-        "target has shape [2]; classes in dim 1 of [3, 8] need [3]"
-    )
+    assert simulate(run, 2, "torch")[0].endswith("target has shape [2]; classes in dim 1 of [3, 8] need [3]")

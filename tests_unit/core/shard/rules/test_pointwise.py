@@ -2,17 +2,16 @@
 
 import numpy as np
 import pytest
+import torch
+import torch.nn.functional as F  # noqa: N812
 
-torch = pytest.importorskip("torch")
-import torch.nn.functional as F  # noqa: E402, N812
-
-from hyper_parallel.core.dtensor.dtensor import DTensor  # noqa: E402
-from hyper_parallel.core.dtensor.events import record_events  # noqa: E402
-from hyper_parallel.core.dtensor.mesh import init_device_mesh  # noqa: E402
-from hyper_parallel.core.dtensor.placements import Partial, Replicate, Shard  # noqa: E402
-from hyper_parallel.errors import LayoutError, UnsupportedOperatorError  # noqa: E402
-from hyper_parallel.verify.check import check_function  # noqa: E402
-from hyper_parallel.verify.simulate import simulate  # noqa: E402
+from hyper_parallel.core.dtensor.dtensor import DTensor
+from hyper_parallel.core.dtensor.events import record_events
+from hyper_parallel.core.dtensor.mesh import init_device_mesh
+from hyper_parallel.core.dtensor.placements import Partial, Replicate, Shard
+from hyper_parallel.errors import LayoutError, UnsupportedOperatorError
+from hyper_parallel.verify.check import check_function
+from hyper_parallel.verify.simulate import simulate
 
 pytestmark = pytest.mark.platforms("torch")
 

@@ -1,14 +1,13 @@
 """Views and joins: a dim that is kept may be sharded, and so may the leading dim of a merged or split group."""
 
 import pytest
+import torch
+import torch.nn.functional as F  # noqa: N812
 
-torch = pytest.importorskip("torch")
-import torch.nn.functional as F  # noqa: E402, N812
-
-from hyper_parallel.core.dtensor.dtensor import DTensor  # noqa: E402
-from hyper_parallel.core.dtensor.events import record_events  # noqa: E402
-from hyper_parallel.core.dtensor.placements import Shard  # noqa: E402
-from hyper_parallel.errors import UnsupportedOperatorError  # noqa: E402
+from hyper_parallel.core.dtensor.dtensor import DTensor
+from hyper_parallel.core.dtensor.events import record_events
+from hyper_parallel.core.dtensor.placements import Shard
+from hyper_parallel.errors import UnsupportedOperatorError
 
 pytestmark = pytest.mark.platforms("torch")
 
