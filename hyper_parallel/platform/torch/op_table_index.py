@@ -157,6 +157,18 @@ def one_hot(ops: Any, x: Any, num_classes: int = -1) -> Any:
     return _dispatch(ops, "one_hot", x, num_classes)
 
 
+def equal(_ops: Any, x: Any, y: Any) -> bool:
+    """Whether shapes and all values are equal, on every rank."""
+    return tuple(x.shape) == tuple(y.shape) and bool((x == y).all())
+
+
+def allclose(_ops: Any, x: Any, y: Any, rtol: float, atol: float, equal_nan: bool) -> bool:
+    """Whether all values are close, on every rank."""
+    close = (x - y).abs() <= atol + rtol * y.abs()
+    same = (x == y) | ((x != x) & (y != y)) if equal_nan else x == y  # noqa: PLR0124 - only NaN differs from itself
+    return bool((close | same).all())
+
+
 def _whole(x: Any, op: str) -> Tensor:
     layout = x._layout  # noqa: SLF001
     target = Layout.of(layout.mesh, ((),) * layout.ndim, (), layout.shape)
@@ -218,4 +230,8 @@ def by_value() -> dict[Any, Entry]:
         torch.argwhere: _composed(nonzero, "x"),
         Tensor.argwhere: _composed(nonzero, "x"),
         F.one_hot: _composed(one_hot, "x, num_classes=-1"),
+        torch.equal: _composed(equal, "x, y"),
+        Tensor.equal: _composed(equal, "x, y"),
+        torch.allclose: _composed(allclose, "x, y, rtol=1e-05, atol=1e-08, equal_nan=False"),
+        Tensor.allclose: _composed(allclose, "x, y, rtol=1e-05, atol=1e-08, equal_nan=False"),
     }
