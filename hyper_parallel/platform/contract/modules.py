@@ -29,10 +29,6 @@ class ModulesFacet(abc.ABC):
         """The module's own buffers by attribute name."""
 
     @abc.abstractmethod
-    def direct_modules(self, cell: Any) -> dict[str, Any]:
-        """The module's children by attribute name."""
-
-    @abc.abstractmethod
     def set_parameter(self, cell: Any, name: str, value: Any) -> None:
         """Replace the module's own parameter or buffer ``name``."""
 

@@ -112,10 +112,6 @@ class TensorsFacet(abc.ABC):
         """True for a tensor that has a shape and no values."""
         return str(getattr(data, "device", "")).startswith("meta")
 
-    @abc.abstractmethod
-    def size_of(self, shape: Sequence[int]) -> Any:
-        """A shape in the framework's own size type."""
-
     def tree_map(self, fn: Callable[[Any], Any], tree: Any) -> Any:
         """Apply ``fn`` to every leaf; lists, tuples, named tuples and dicts keep their types."""
         if isinstance(tree, tuple) and hasattr(tree, "_fields"):

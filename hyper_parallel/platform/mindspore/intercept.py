@@ -37,7 +37,7 @@ class Interception(NamedTuple):
     """
 
     dispatcher: Dispatcher
-    lines: dict[str, Any]
+    lines: dict[str, Callable[..., Any]]
 
 
 _STARTED: dict[str, Interception] = {}

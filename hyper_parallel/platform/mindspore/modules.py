@@ -37,10 +37,6 @@ class MindSporeModules(ModulesFacet):
         """Own buffers that are set."""
         return {name: value for name, value in cell._buffers.items() if value is not None}  # noqa: SLF001
 
-    def direct_modules(self, cell: Any) -> dict[str, Any]:
-        """Children."""
-        return {name: value for name, value in cell._cells.items() if value is not None}  # noqa: SLF001
-
     def set_parameter(self, cell: Any, name: str, value: Any) -> None:
         """Replace a parameter or buffer of the same name; attribute assignment would only copy values."""
         if name not in cell._params:  # noqa: SLF001

@@ -9,10 +9,9 @@ import mindspore
 from mindspore import Parameter, Tensor
 
 from hyper_parallel.core.dtensor.dtensor import DTensor
-from hyper_parallel.core.shard.dispatch import Dispatcher
+from hyper_parallel.core.shard.dispatch import Dispatcher, Entry
 from hyper_parallel.errors import UnsupportedOperatorError
 from hyper_parallel.platform.mindspore.indexing import normalised, positions
-from hyper_parallel.platform.mindspore.op_line import line_of
 from hyper_parallel.platform.mindspore.tensors import BY_NUMBER
 
 __all__ = ["COMPOSED", "composed"]
@@ -156,8 +155,11 @@ def _getitem(ops: Any, _: Any, x: Any, index: Any) -> Any:
 
 
 def _write(dispatcher: Dispatcher, _: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+    from hyper_parallel.platform.mindspore.op_table import line_of
+
     x, index, value = args
-    return dispatcher.dispatch(line_of("setitem", in_place=True).entry, (x, normalised(x, index)[0], value), kwargs)
+    entry: Entry = line_of("setitem", in_place=True).entry
+    return dispatcher.dispatch(entry, (x, normalised(x, index)[0], value), kwargs)
 
 
 COMPOSED["__setitem__"] = _write
@@ -177,7 +179,7 @@ def _gather(ops: Any, _: Any, x: Any, index: Any, axis: int, batch_dims: int = 0
 
 @composed("NonZero")
 def _nonzero(ops: Any, _: Any, x: Any) -> Any:
-    return ops.stack(positions(ops.ne(x, 0), x), 1)
+    return ops.stack(positions(ops.ne(x, 0), x._layout), 1)  # noqa: SLF001 - the class' own
 
 
 @composed("OneHot")

@@ -137,7 +137,3 @@ class MindSporeTensors(TensorsFacet):
     def scale_(self, data: Any, factor: Any) -> None:
         """``copy_`` of the product: in-place arithmetic does nothing on the CPU build."""
         data.copy_(ops.stop_gradient(data) * factor.astype(data.dtype))
-
-    def size_of(self, shape: Sequence[int]) -> Any:
-        """A tuple."""
-        return tuple(shape)

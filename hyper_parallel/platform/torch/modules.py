@@ -31,10 +31,6 @@ class TorchModules(ModulesFacet):
         """Own buffers that are set."""
         return {name: value for name, value in cell._buffers.items() if value is not None}  # noqa: SLF001
 
-    def direct_modules(self, cell: Any) -> dict[str, Any]:
-        """Children."""
-        return dict(cell.named_children())
-
     def set_parameter(self, cell: Any, name: str, value: Any) -> None:
         """Replace a parameter or buffer of the same name."""
         if name in cell._parameters:  # noqa: SLF001

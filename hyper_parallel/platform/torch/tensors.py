@@ -120,7 +120,3 @@ class TorchTensors(TensorsFacet):
     def scale_(self, data: Any, factor: Any) -> None:
         """``mul_``."""
         data.detach().mul_(factor.to(device=data.device, dtype=data.dtype))
-
-    def size_of(self, shape: Sequence[int]) -> Any:
-        """``torch.Size``."""
-        return torch.Size(shape)
