@@ -34,7 +34,7 @@ def value_and_grad(
         has_aux: only the first output is differentiated, the others are passed on.
 
     Returns:
-        a function of the arguments of ``fn`` that returns the outputs and the gradients, nested as MindSpore nests them.
+        a function of the arguments of ``fn`` that returns the outputs and the gradients, nested as MindSpore does it.
     """
     run = mindspore.value_and_grad(_settled(fn), grad_position, weights, has_aux)
 

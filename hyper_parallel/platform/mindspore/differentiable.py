@@ -49,7 +49,9 @@ class MindSporeDifferentiable(DifferentiableFacet):
         def seeded(*xs: Any) -> Any:
             outs[:] = fn(*xs)
             given = seeds(outs) if callable(seeds) else seeds
-            pairs = [(out, seed) for out, seed in zip(outs, given, strict=True) if seed is not None and out._requires_grad]  # noqa: SLF001
+            pairs = [
+                (out, seed) for out, seed in zip(outs, given, strict=True) if seed is not None and out._requires_grad  # noqa: SLF001 - no public spelling
+            ]
             return _Seeded.apply([seed for _, seed in pairs], *(out for out, _ in pairs))
 
         if not positions:

@@ -18,7 +18,7 @@ from mindspore.common.initializer import initializer
 from hyper_parallel.core.dtensor.dtensor import DTensor
 from hyper_parallel.core.dtensor.layout import Layout
 from hyper_parallel.errors import LayoutError, UnsupportedOperatorError
-from hyper_parallel.platform.mindspore import bypasses, intercept
+from hyper_parallel.platform.mindspore import bypasses, intercept, op_table
 
 __all__ = ["MindSporeDTensor", "wrap"]
 
@@ -196,7 +196,7 @@ class MindSporeDTensor(DTensor, Tensor):
 
     def _refused(self, *_: Any, **__: Any) -> Any:
         """Refused: it would act on this rank's piece alone."""
-        msg = "this method of MindSpore acts on storage, which a DTensor shares with its ranks; use to_local() for the piece"
+        msg = "this method of MindSpore acts on storage, of which a rank has a piece only; use to_local() for the piece"
         raise UnsupportedOperatorError(msg)
 
     set_ = cauchy = log_normal = fill = from_dlpack = to_dlpack = get_bytes = itemset = _refused
@@ -210,7 +210,9 @@ class MindSporeDTensor(DTensor, Tensor):
         if isinstance(data, DTensor):
             local = data.redistribute_to(self._layout)._local  # noqa: SLF001
         else:
-            local = initializer(data, self.local_shape, self.dtype).init_data() if isinstance(data, (int, float)) else data
+            local = (
+                initializer(data, self.local_shape, self.dtype).init_data() if isinstance(data, (int, float)) else data
+            )
             local = local.init_data() if local.has_init else local
         if tuple(local.shape) != self.local_shape:
             msg = (
@@ -314,22 +316,22 @@ def _host_message(member: str) -> str:
 def install(platform: Any) -> None:
     """Complete the class: its platform, and Python operators that skip MindSpore's own search for a handler."""
     MindSporeDTensor._platform = platform  # noqa: SLF001 - this module's own class
-    dispatcher, lines = intercept.start(platform)
+    dispatcher, _ = intercept.start(platform, op_table.lines())
     platform.dispatcher = dispatcher
     for name, operator in _BINARY.items():
-        setattr(MindSporeDTensor, name, dispatcher.binary(lines[operator].entry))
+        setattr(MindSporeDTensor, name, dispatcher.binary(op_table.Line(name, operator).entry))
     for name, operator in _UNARY.items():
-        setattr(MindSporeDTensor, name, dispatcher.unary(lines[operator].entry))
+        setattr(MindSporeDTensor, name, dispatcher.unary(op_table.Line(name, operator).entry))
     bypasses.close()
 
 
 _BINARY = {
-    "__add__": "AddExt",
-    "__radd__": "AddExt",
-    "__sub__": "SubExt",
-    "__mul__": "Mul",
-    "__rmul__": "Mul",
-    "__truediv__": "Div",
-    "__pow__": "Pow",
+    "__add__": "add",
+    "__radd__": "add",
+    "__sub__": "sub",
+    "__mul__": "mul",
+    "__rmul__": "mul",
+    "__truediv__": "div",
+    "__pow__": "pow",
 }
-_UNARY = {"__neg__": "Neg", "__abs__": "Abs"}
+_UNARY = {"__neg__": "neg", "__abs__": "abs"}

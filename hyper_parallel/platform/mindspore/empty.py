@@ -109,7 +109,11 @@ def _run_empty(op: str, compute: Callable[..., Any], args: tuple[Any, ...], kwar
 def _as_computed(compute: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
     """Shape and dtype of the result, or of each."""
     outs = compute(*args, **kwargs)
-    return [(tuple(one.shape), one.dtype) for one in outs] if isinstance(outs, (list, tuple)) else (tuple(outs.shape), outs.dtype)
+    return (
+        [(tuple(one.shape), one.dtype) for one in outs]
+        if isinstance(outs, (list, tuple))
+        else (tuple(outs.shape), outs.dtype)
+    )
 
 
 def _extrapolated(compute: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:

@@ -24,25 +24,23 @@ def normalised(x: Any, index: Any) -> tuple[Any, bool]:
     items = index if isinstance(index, tuple) else (index,)
     if not any(isinstance(item, (Tensor, list, bool, np.ndarray)) for item in items):
         return index, False
-    layout = next(one for one in (x, *items) if isinstance(one, DTensor))._layout  # noqa: SLF001 - the class' own
+    like = next(one for one in (x, *items) if isinstance(one, DTensor))
     found: list[Any] = []
     for item in items:
-        one = replicated(Tensor(np.asarray(item)), layout) if isinstance(item, (list, bool, np.ndarray)) else item
+        one = replicated(Tensor(np.asarray(item)), like) if isinstance(item, (list, bool, np.ndarray)) else item
         if isinstance(one, Tensor) and one.dtype == mindspore.bool_:
-            found.extend(positions(one, layout))
+            found.extend(positions(one, like))
         else:
             found.append(one)
     return tuple(found), True
 
 
-def positions(mask: Any, layout: Layout) -> list[Any]:
+def positions(mask: Any, like: Any) -> list[Any]:
     """Where ``mask`` is true, one replicated integer tensor per dim."""
     whole = mask.full_tensor() if isinstance(mask, DTensor) else mask
-    return [replicated(Tensor(one.astype(np.int64)), layout) for one in np.nonzero(whole.asnumpy())]
+    return [replicated(Tensor(one.astype(np.int64)), like) for one in np.nonzero(whole.asnumpy())]
 
 
-def replicated(plain: Tensor, layout: Layout) -> Any:
-    """A DTensor that every rank of the mesh of ``layout`` holds whole."""
-    from hyper_parallel.platform.mindspore.dtensor import wrap
-
-    return wrap(plain, Layout.of(layout.mesh, ((),) * plain.ndim, (), tuple(plain.shape)))
+def replicated(plain: Tensor, like: Any) -> Any:
+    """A DTensor that every rank of the mesh of ``like`` holds whole."""
+    return like._platform.wrap(plain, Layout.of(like.device_mesh, ((),) * plain.ndim, (), tuple(plain.shape)))  # noqa: SLF001 - the class' own

@@ -43,11 +43,9 @@ class Interception(NamedTuple):
 _STARTED: dict[str, Interception] = {}
 
 
-def start(platform: Platform) -> Interception:
+def start(platform: Platform, lines: dict[str, Any]) -> Interception:
     """Make the interception of ``platform``; called once, before the platform is handed out."""
-    from hyper_parallel.platform.mindspore import op_table
-
-    _STARTED["mindspore"] = Interception(Dispatcher(platform), op_table.lines())
+    _STARTED["mindspore"] = Interception(Dispatcher(platform), lines)
     # A plain tensor or a Parameter may stand first, where MindSpore looks for the handler.
     Tensor.__fallback__ = fallback
     return _STARTED["mindspore"]
@@ -87,7 +85,7 @@ def call(name: str, args: tuple[Any, ...], kwargs: dict[str, Any] | None = None,
 
 def _rebuilt(func: Any, primitive: Any) -> Callable[..., Any]:
     """The caller's operator, to be called on local tensors."""
-    return func if primitive is None else lambda *args: primitive(*args)
+    return func if primitive is None else primitive.__call__
 
 
 def holds_dtensor(values: Any) -> bool:

@@ -1,5 +1,6 @@
 """Indexing, gathering and scattering on plain MindSpore tensors, with canonical names and CPU kernels."""
 
+# ruff: noqa: PLW0108 - the names of a lambda's parameters are the canonical ones
 from __future__ import annotations
 
 from collections.abc import Callable
@@ -37,9 +38,7 @@ def _check_range(index: Tensor, size: int) -> None:
         raise IndexError(msg)
 
 
-def _gather(
-    x: Tensor, dim: int, index: Tensor, *, sparse_grad: bool = False, window: Window | None = None
-) -> Tensor:
+def _gather(x: Tensor, dim: int, index: Tensor, *, sparse_grad: bool = False, window: Window | None = None) -> Tensor:
     del sparse_grad
     if window is None:
         return mint.gather(x, dim, index)

@@ -17,7 +17,11 @@ EPSILON = {mindspore.float16: 2.0**-10, mindspore.float32: 2.0**-23, mindspore.f
 
 
 def _layer_norm(
-    x: Tensor, normalized_shape: Sequence[int], weight: Tensor | None = None, bias: Tensor | None = None, eps: float = 1e-5
+    x: Tensor,
+    normalized_shape: Sequence[int],
+    weight: Tensor | None = None,
+    bias: Tensor | None = None,
+    eps: float = 1e-5,
 ) -> Tensor:
     # The kernel behind mint's is missing on CPU, the older one knows no float64.
     return _affine(_standard(x, tuple(range(x.ndim - len(normalized_shape), x.ndim)), eps)[0], weight, bias)
@@ -42,7 +46,9 @@ def _affine(x: Tensor, weight: Tensor | None, bias: Tensor | None) -> Tensor:
     return x if bias is None else x + bias
 
 
-def _rms_norm(x: Tensor, normalized_shape: Sequence[int], weight: Tensor | None = None, eps: float | None = None) -> Tensor:
+def _rms_norm(
+    x: Tensor, normalized_shape: Sequence[int], weight: Tensor | None = None, eps: float | None = None
+) -> Tensor:
     dims = tuple(range(x.ndim - len(normalized_shape), x.ndim))
     small = EPSILON[x.dtype] if eps is None else eps
     return _affine(x * mint.rsqrt(mint.mean(x * x, dims, True) + small), weight, None)

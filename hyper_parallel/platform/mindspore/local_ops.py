@@ -3,19 +3,27 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import Any
-
-from mindspore import Tensor
+from typing import TYPE_CHECKING, Any
 
 from hyper_parallel.errors import UnsupportedOperatorError
-from hyper_parallel.platform.mindspore import local_index, local_nn, local_pointwise, local_reduce, local_shape
+from hyper_parallel.platform.mindspore import (
+    local_index,
+    local_loss,
+    local_nn,
+    local_pointwise,
+    local_reduce,
+    local_shape,
+)
 from hyper_parallel.platform.mindspore.empty import tolerant
+
+if TYPE_CHECKING:
+    from mindspore import Tensor
 
 __all__ = ["LOCAL", "WRITING", "write_back"]
 
 
 def write_back(compute: Callable[..., Any]) -> Callable[..., Any]:
-    """``compute`` with its result written into its first argument, which MindSpore's in-place kernels on CPU leave out."""
+    """``compute``, its result written into its first argument: MindSpore's in-place kernels on CPU leave that out."""
 
     def write(x: Tensor, *args: Any, **kwargs: Any) -> Tensor:
         result = compute(x, *args, **kwargs)
@@ -35,11 +43,47 @@ def drawn_by_rule(*_: Any, **__: Any) -> Any:
     raise AssertionError(msg)
 
 
-DRAWN = ["dropout", "uniform", "normal", "bernoulli_fill", "random_fill", "rand_like", "randn_like", "randint_like", "bernoulli"]
-_FAMILIES = (local_pointwise.LOCAL, local_shape.LOCAL, local_reduce.LOCAL, local_index.LOCAL, local_nn.LOCAL)
+DRAWN = [
+    "dropout",
+    "uniform",
+    "normal",
+    "bernoulli_fill",
+    "random_fill",
+    "rand_like",
+    "randn_like",
+    "randint_like",
+    "bernoulli",
+]
+_FAMILIES = (
+    local_pointwise.LOCAL,
+    local_shape.LOCAL,
+    local_reduce.LOCAL,
+    local_index.LOCAL,
+    local_nn.LOCAL,
+    local_loss.LOCAL,
+)
 # The matmul family sees to empty pieces itself, writing by index has no result, makers reduce nothing.
-_OWN = frozenset({"linear", "matmul", "mm", "bmm", "mv", "addmm", "baddbmm", "addmv", "einsum", "setitem", "detach", "write"})
-_OWN |= {f"{kind}_like" for kind in ("zeros", "ones", "empty", "full")} | {f"new_{kind}" for kind in ("zeros", "ones", "empty", "full")}
+_OWN = frozenset(
+    {
+        "linear",
+        "matmul",
+        "mm",
+        "bmm",
+        "mv",
+        "addmm",
+        "baddbmm",
+        "addbmm",
+        "addmv",
+        "einsum",
+        "setitem",
+        "detach",
+        "write",
+    }
+)
+_OWN |= local_loss.REDUCING
+_OWN |= {f"{kind}_like" for kind in ("zeros", "ones", "empty", "full")} | {
+    f"new_{kind}" for kind in ("zeros", "ones", "empty", "full")
+}
 
 LOCAL: dict[str, Callable[..., Any]] = {
     op: compute if op in _OWN else tolerant(op, compute) for family in _FAMILIES for op, compute in family.items()

@@ -1,5 +1,6 @@
 """The matmul family, views, joins and reductions on plain MindSpore tensors, with canonical names and CPU kernels."""
 
+# ruff: noqa: PLW0108 - the names of a lambda's parameters are the canonical ones
 from __future__ import annotations
 
 import math
@@ -50,6 +51,30 @@ def _one_batch(x: Tensor, batch: tuple[int, ...]) -> Tensor:
 def _biased(bias: Tensor, x: Tensor, y: Tensor, *, beta: float = 1, alpha: float = 1) -> Tensor:
     product = matmul(x, y)
     return (bias if beta == 1 else bias * beta) + (product if alpha == 1 else product * alpha)
+
+
+def _summed_batches(bias: Tensor, x: Tensor, y: Tensor, *, beta: float = 1, alpha: float = 1) -> Tensor:
+    rows = mint.permute(x, (1, 0, 2)).reshape((x.shape[1], x.shape[0] * x.shape[2]))
+    return _biased(bias, rows, y.reshape((y.shape[0] * y.shape[1], y.shape[2])), beta=beta, alpha=alpha)
+
+
+def _diagonal(x: Tensor, offset: int = 0, dim1: int = 0, dim2: int = 1) -> Tensor:
+    first, second = dim1 % x.ndim, dim2 % x.ndim
+    rest = [dim for dim in range(x.ndim) if dim not in (first, second)]
+    rows, columns = x.shape[first], x.shape[second]
+    start, count = (
+        (offset, min(rows, columns - offset)) if offset >= 0 else (-offset * columns, min(rows + offset, columns))
+    )
+    flat = mint.permute(x, (*rest, first, second)).reshape((*(x.shape[dim] for dim in rest), rows * columns))
+    return ops.gather(flat, ops.arange(max(count, 0)) * (columns + 1) + start, len(rest))
+
+
+def _unfold(x: Tensor, dimension: int, size: int, step: int) -> Tensor:
+    at = dimension % x.ndim
+    starts = ops.arange(0, x.shape[at] - size + 1, step)
+    index = (starts.reshape((-1, 1)) + ops.arange(size).reshape((1, -1))).reshape((-1,))
+    found = ops.gather(x, index, at).reshape((*x.shape[:at], starts.shape[0], size, *x.shape[at + 1 :]))
+    return mint.permute(found, (*(dim for dim in range(found.ndim) if dim != at + 1), at + 1))
 
 
 def _outer(x: Tensor, y: Tensor) -> Tensor:
@@ -151,6 +176,9 @@ LOCAL: dict[str, Callable[..., Any]] = {
     "outer": _outer,
     "addmm": _biased,
     "baddbmm": _biased,
+    "addbmm": _summed_batches,
+    "diagonal": _diagonal,
+    "unfold": _unfold,
     "addmv": _biased,
     "einsum": lambda equation, operands: einsum_by(matmul, equation, operands),
     "view": lambda x, shape: x.reshape(tuple(shape)),

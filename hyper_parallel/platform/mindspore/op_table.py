@@ -15,11 +15,12 @@ from hyper_parallel.core.shard.binder import Binder, binder
 from hyper_parallel.core.shard.dispatch import Dispatcher, Entry
 from hyper_parallel.core.shard.rule import Decomposition, find_rule
 from hyper_parallel.errors import UnsupportedOperatorError
+from hyper_parallel.platform.mindspore.indexing import normalised
 from hyper_parallel.platform.mindspore.local_ops import LOCAL, WRITING
-from hyper_parallel.platform.mindspore.primitives import COMPOSED
+from hyper_parallel.platform.mindspore.losses import COMPOSED
 from hyper_parallel.platform.mindspore.tensors import BY_NUMBER
 
-__all__ = ["LOCAL", "Line", "line_of", "lines"]
+__all__ = ["LOCAL", "Line", "lines"]
 
 rules.load()
 
@@ -49,7 +50,7 @@ IsClose isclose  Lerp lerp  LerpScalar lerp  ClampScalar clamp  ClampTensor clam
 AddcdivExt addcdiv  Select where  MaskedFill masked_fill  MaskedFillScalar masked_fill  MaskedFillScalars masked_fill
 Clone clone  StopGradient detach  Contiguous contiguous  Cast cast  ToDtype cast
 ZerosLike zeros_like  OnesLike ones_like
-SumExt sum  Dense linear  
+SumExt sum  Dense linear
 MatMulExt matmul  BatchMatMulExt bmm  Mm mm  Mv mv  Dot dot  Outer outer  Addmm addmm  Baddbmm baddbmm  Addmv addmv
 Reshape view  View view  TransposeExtView transpose  TransposeExt transpose  TransposeView permute  TExt t
 ExpandDims unsqueeze  ExpandDimsView unsqueeze  Squeeze squeeze  BroadcastTo expand  BroadcastToView expand
@@ -57,8 +58,11 @@ FlattenExt flatten  Tile tile  Repeat repeat  RepeatInterleaveInt repeat_interle
 Concat cat  StackExt stack  SplitTensor split  SplitTensorView split  SplitWithSize split  SplitWithSizeView split
 Chunk chunk  ChunkView chunk  UnstackExt unbind  UnstackExtView unbind  NarrowView narrow  Narrow narrow
 SelectExt select  SelectExtView select  ReverseV2 flip  Roll roll  TrilExt tril  Triu triu  Tril tril
-GatherD gather  IndexSelect index_select  ScatterAddExt scatter_add  IndexAddExt index_add
-MeanExt mean  ProdExt prod  Nansum nansum  CountNonZero count_nonzero  Any any  AnyExt any  ReduceAny any  All all  ReduceAll all
+GatherD gather
+IndexSelect index_select  ScatterAddExt scatter_add  IndexAddExt index_add
+Addbmm addbmm
+MeanExt mean  ProdExt prod  Nansum nansum  CountNonZero count_nonzero  Any any
+AnyExt any  ReduceAny any  All all  ReduceAll all
 ReduceMax amax  ReduceMin amin  AMax amax  AMin amin  ArgMaxExt argmax  ArgMinExt argmin  Max max  Min min
 MaxDim max_along  MinDim min_along  LogSumExp logsumexp  LogSumExpExt logsumexp  CumsumExt cumsum
 LogCumsumExp logcumsumexp  LinalgVectorNorm vector_norm  MedianDim median_along
@@ -196,7 +200,10 @@ class Line:
         for name in [one for one in bound if one not in known]:
             value = bound.pop(name)
             if name not in IGNORED and value != own.parameters[name].default:
-                msg = f"operator {self.name}: {name}={value!r} has no sharding rule; redistribute the operands and use to_local()"
+                msg = (
+                    f"operator {self.name}: {name}={value!r} has no sharding rule; "
+                    "redistribute the operands and use to_local()"
+                )
                 raise UnsupportedOperatorError(msg)
         first = own.names[0]
         return (bound.pop(first),), bound
@@ -212,6 +219,7 @@ def lines() -> dict[str, Any]:
         {name: Line(name, op, signature, in_place=True) for name, (op, signature) in IN_PLACE_REORDERED.items()}
     )
     table.update(COMPOSED)
+    table["__setitem__"] = _setitem
     return table
 
 
@@ -219,10 +227,9 @@ def _positional(bound: Binder) -> int:
     return sum(one.kind is not one.KEYWORD_ONLY for one in bound.parameters.values())
 
 
-@cache
-def line_of(op: str, *, in_place: bool = False) -> Line:
-    """The line of canonical operator ``op`` under its own name."""
-    return Line(op, op, in_place=in_place)
+def _setitem(dispatcher: Dispatcher, _: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+    x, index, value = args
+    return dispatcher.dispatch(_SETITEM.entry, (x, normalised(x, index)[0], value), kwargs)
 
 
 def _no_local(*_: Any, **__: Any) -> Any:
@@ -233,3 +240,6 @@ def _no_local(*_: Any, **__: Any) -> Any:
 def _pairs(text: str) -> list[tuple[str, str]]:
     words = text.split()
     return list(zip(words[::2], words[1::2], strict=True))
+
+
+_SETITEM = Line("__setitem__", "setitem", in_place=True)

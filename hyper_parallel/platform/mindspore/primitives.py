@@ -9,12 +9,12 @@ import mindspore
 from mindspore import Parameter, Tensor
 
 from hyper_parallel.core.dtensor.dtensor import DTensor
-from hyper_parallel.core.shard.dispatch import Dispatcher, Entry
+from hyper_parallel.core.shard.dispatch import Dispatcher
 from hyper_parallel.errors import UnsupportedOperatorError
 from hyper_parallel.platform.mindspore.indexing import normalised, positions
 from hyper_parallel.platform.mindspore.tensors import BY_NUMBER
 
-__all__ = ["COMPOSED", "composed"]
+__all__ = ["COMPOSED", "composed", "unless"]
 
 MATRIX = 2
 
@@ -32,6 +32,13 @@ def composed(*names: str) -> Callable[[Callable[..., Any]], Callable[..., Any]]:
         return run
 
     return declare
+
+
+def unless(given: Any, constant: int) -> Any:
+    """None for the constant tensor that MindSpore's Python layer makes of a missing weight or bias."""
+    if given is None or isinstance(given, (DTensor, Parameter)) or given._requires_grad:  # noqa: SLF001 - no public spelling
+        return given
+    return None if bool((given.asnumpy() == constant).all()) else given
 
 
 # -- matrices and layers ---------------------------------------------------------------------------------------------
@@ -154,17 +161,6 @@ def _getitem(ops: Any, _: Any, x: Any, index: Any) -> Any:
     return ops.index(x, found) if advanced else ops.getitem(x, found)
 
 
-def _write(dispatcher: Dispatcher, _: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
-    from hyper_parallel.platform.mindspore.op_table import line_of
-
-    x, index, value = args
-    entry: Entry = line_of("setitem", in_place=True).entry
-    return dispatcher.dispatch(entry, (x, normalised(x, index)[0], value), kwargs)
-
-
-COMPOSED["__setitem__"] = _write
-
-
 @composed("Gather")
 def _gather(ops: Any, _: Any, x: Any, index: Any, axis: int, batch_dims: int = 0) -> Any:
     """Rows along ``axis``; ``nn.Embedding`` looks up its table this way."""
@@ -179,7 +175,7 @@ def _gather(ops: Any, _: Any, x: Any, index: Any, axis: int, batch_dims: int = 0
 
 @composed("NonZero")
 def _nonzero(ops: Any, _: Any, x: Any) -> Any:
-    return ops.stack(positions(ops.ne(x, 0), x._layout), 1)  # noqa: SLF001 - the class' own
+    return ops.stack(positions(ops.ne(x, 0), x), 1)
 
 
 @composed("OneHot")
@@ -240,9 +236,11 @@ def _argument(ops: Any, op: Any, primitive: Any, x: Any, args: tuple[Any, ...]) 
 
 
 @composed("LayerNormExt")
-def _layer_norm_ext(ops: Any, _: Any, x: Any, shape: Any, weight: Any = None, bias: Any = None, eps: float = 1e-5) -> Any:
+def _layer_norm_ext(
+    ops: Any, _: Any, x: Any, shape: Any, weight: Any = None, bias: Any = None, eps: float = 1e-5
+) -> Any:
     """Behind ``mint.nn.functional.layer_norm``; with the mean and the deviation."""
-    weight, bias = _unless(weight, 1), _unless(bias, 0)
+    weight, bias = unless(weight, 1), unless(bias, 0)
     if weight is None or bias is None:
         return ops.layer_norm(x, tuple(shape), weight, bias, eps), None, None
     return ops.native_layer_norm(x, tuple(shape), weight, bias, eps)
@@ -251,14 +249,7 @@ def _layer_norm_ext(ops: Any, _: Any, x: Any, shape: Any, weight: Any = None, bi
 @composed("GroupNorm")
 def _group_norm(ops: Any, _: Any, x: Any, groups: int, weight: Any = None, bias: Any = None, eps: float = 1e-5) -> Any:
     """The mean and the deviation, which no caller in MindSpore uses, are not computed."""
-    return ops.group_norm(x, groups, _unless(weight, 1), _unless(bias, 0), eps), None, None
-
-
-def _unless(given: Any, constant: int) -> Any:
-    """None for the constant tensor that MindSpore's Python layer makes of a missing weight or bias."""
-    if given is None or isinstance(given, (DTensor, Parameter)) or given._requires_grad:  # noqa: SLF001 - no public spelling
-        return given
-    return None if bool((given.asnumpy() == constant).all()) else given
+    return ops.group_norm(x, groups, unless(weight, 1), unless(bias, 0), eps), None, None
 
 
 @composed("RmsNorm")

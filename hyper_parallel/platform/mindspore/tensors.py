@@ -14,15 +14,11 @@ from hyper_parallel.platform.contract.tensors import TensorsFacet
 
 __all__ = ["BY_NUMBER", "MindSporeTensors"]
 
-_NAMES = (
-    "float16 float32 float64 bfloat16 int8 int16 int32 int64 uint8 uint16 uint32 uint64 bool_ complex64 complex128"
-)
+_NAMES = "float16 float32 float64 bfloat16 int8 int16 int32 int64 uint8 uint16 uint32 uint64 bool_ complex64 complex128"
 DTYPES = {name.rstrip("_"): getattr(mindspore, name) for name in _NAMES.split()}
 # MindSpore's functional layer passes dtypes by number.
 BY_NUMBER = {dtype_to_type_id("hyper_parallel", "dtype", dtype): dtype for dtype in DTYPES.values()}
-_FLOATING = frozenset(
-    DTYPES[name] for name in ("float16", "float32", "float64", "bfloat16", "complex64", "complex128")
-)
+_FLOATING = frozenset(DTYPES[name] for name in ("float16", "float32", "float64", "bfloat16", "complex64", "complex128"))
 
 
 class MindSporeTensors(TensorsFacet):

@@ -104,7 +104,11 @@ def _writes():
     seen = {}
 
     def record(what, expected):
-        seen[what] = (p.full_tensor().asnumpy(), Tensor.asnumpy(p).tolist() == p.to_local().asnumpy().tolist(), expected)
+        seen[what] = (
+            p.full_tensor().asnumpy(),
+            Tensor.asnumpy(p).tolist() == p.to_local().asnumpy().tolist(),
+            expected,
+        )
 
     p.set_data(_placed(2 * A, Replicate()))
     record("set_data", 2 * A)
@@ -300,7 +304,20 @@ def _through(name):
 @pytest.mark.parametrize("mesh", [(2,), (3,), (2, 2)], ids=str)
 @pytest.mark.parametrize(
     "name",
-    ["stack", "Stack", "addn", "full_like", "zeros_like", "new_zeros", "index", "slice", "newaxis", "list", "iter", "unpack"],
+    [
+        "stack",
+        "Stack",
+        "addn",
+        "full_like",
+        "zeros_like",
+        "new_zeros",
+        "index",
+        "slice",
+        "newaxis",
+        "list",
+        "iter",
+        "unpack",
+    ],
 )
 def test_bypass_is_closed(name, mesh):
     """What MindSpore computes on the local tensor without asking is dispatched, and right forward and backward."""
@@ -328,6 +345,8 @@ def _refusals():
 def test_conversions_to_plain_tensors_are_refused():
     """Tensor(x) and storage methods would take the local values silently; they say what to write instead."""
     messages, data = simulate(_refusals, 2, platform="mindspore")[0]
-    assert messages[0] == "Tensor(x) of a DTensor: say x.full_tensor() for the whole, x.to_local() for this rank's piece"
+    assert (
+        messages[0] == "Tensor(x) of a DTensor: say x.full_tensor() for the whole, x.to_local() for this rank's piece"
+    )
     assert re.search(r"to_local\(\)", messages[2])
     assert data == "MindSporeDTensor"
