@@ -23,7 +23,7 @@ def _placed(platform, mesh, array, place):
 
 
 def _loss(x, w):
-    from mindspore.mint.nn import functional as F
+    from mindspore.mint.nn import functional as F  # noqa: N812 - the field's name for it
 
     y = F.linear(x, w)
     return (y * y).sum()
@@ -51,7 +51,7 @@ def _both(x_place, w_place):
 
 @pytest.mark.parametrize("world", [2, 3])
 @pytest.mark.parametrize(
-    ("x_place", "w_place", "gradients"),
+    "x_place, w_place, gradients",
     [
         (Replicate(), Shard(0), (Replicate(), Shard(0))),
         (Shard(0), Replicate(), (Shard(0), Replicate())),

@@ -54,7 +54,7 @@ def _optimizer(name, parameters):
 
 def _trained(name, distributed):
     from mindspore import Parameter, Tensor, mint, value_and_grad
-    from mindspore.mint.nn import functional as F
+    from mindspore.mint.nn import functional as F  # noqa: N812 - the field's name for it
 
     arrays = zip(FACTORS, PLACES, strict=False)
     parameters = [
@@ -138,11 +138,15 @@ def test_every_write_reaches_parameter_and_local_tensor(world):
             assert shared, what
 
 
+def _pickled(x):
+    return pickle.loads(pickle.dumps(x))  # noqa: S301 - bytes made here
+
+
 def _copies():
     from mindspore import Parameter
 
     p = Parameter(_placed(A, Shard(0)), name="p", requires_grad=False)
-    deep, zeros, pickled = copy.deepcopy(p), p.clone(init="zeros"), pickle.loads(pickle.dumps(_placed(A, Shard(1))))
+    deep, zeros, pickled = copy.deepcopy(p), p.clone(init="zeros"), _pickled(_placed(A, Shard(1)))
     deep.set_data(_placed(7 * A, Shard(0)))
     return (
         [isinstance(one, Parameter) for one in (deep, zeros, p.clone(), copy.copy(p))],
@@ -223,7 +227,7 @@ def _moves(shape):
     return count, wrong
 
 
-@pytest.mark.parametrize(("shape", "moves"), [((3,), 16), ((2, 2), 256)])
+@pytest.mark.parametrize("shape, moves", [((3,), 16), ((2, 2), 256)])
 def test_redistribution_forward_and_backward(shape, moves):
     """Any placement becomes any other; the gradient comes back in the source's dual layout, unscaled."""
     world = int(np.prod(shape))
@@ -272,7 +276,7 @@ def _mixed():
 
 
 def test_a_plain_tensor_first_arrives_too():
-    """A plain tensor or Parameter may stand first or by keyword: it is dispatched and refused, never computed locally."""
+    """A plain tensor or Parameter may stand first or by keyword: it is dispatched and refused, never run locally."""
     for found, plain in simulate(_mixed, 2, platform="mindspore"):
         assert set(found.values()) == {"MixedTensorError"}
         np.testing.assert_array_equal(plain, 2 * A)
@@ -295,7 +299,7 @@ def _through(name):
         "slice": lambda x: x[1:4, 1:],
         "newaxis": lambda x: x[..., None],
         "list": lambda x: x[[0, 2, 4]],
-        "iter": lambda x: list(x),
+        "iter": list,
         "unpack": lambda x: ops.stack([*x], 0),
     }
     return calls[name]

@@ -19,22 +19,27 @@ F32 = np.float32
 
 
 def real(*shape):
+    """Numbers of either sign."""
     return RNG.standard_normal(shape).astype(F32)
 
 
 def positive(*shape):
+    """Numbers that logarithms and roots take."""
     return RNG.uniform(0.3, 2.0, shape).astype(F32)
 
 
 def inside(*shape):
+    """Numbers between -1 and 1."""
     return RNG.uniform(-0.9, 0.9, shape).astype(F32)
 
 
 def whole(high, *shape):
+    """Integers below ``high``."""
     return RNG.integers(0, high, shape).astype(np.int64)
 
 
 def truth(*shape):
+    """Truth values."""
     return RNG.integers(0, 2, shape).astype(bool)
 
 
@@ -43,14 +48,15 @@ SAMPLES = {}
 
 
 def sample(names, *args, **kwargs):
+    """Add one call to the samples of each of the operators."""
     for name in names.split():
         SAMPLES.setdefault(name, []).append((args, kwargs))
 
 
 X = real(5, 3)
-sample("abs neg exp expm1 square sin cos tan sinh cosh tanh asinh erf erfc sigmoid sign sgn ceil floor trunc round frac "
-       "sinc isnan isfinite isinf isneginf isposinf nan_to_num signbit atan exp2 relu silu gelu hardswish hardsigmoid mish "
-       "relu6 softplus logsigmoid elu celu selu hardtanh leaky_relu softshrink hardshrink clone contiguous "
+sample("abs neg exp expm1 square sin cos tan sinh cosh tanh asinh erf erfc sigmoid sign sgn ceil floor trunc round "
+       "frac sinc isnan isfinite isinf isneginf isposinf nan_to_num signbit atan exp2 relu silu gelu hardswish hardsigmoid "
+       "mish relu6 softplus logsigmoid elu celu selu hardtanh leaky_relu softshrink hardshrink clone contiguous "
        "detach ones_like", X)  # fmt: skip
 sample("reciprocal log log1p log2 log10 sqrt rsqrt lgamma digamma", positive(5, 3))
 sample("asin acos atanh erfinv", inside(5, 3))
@@ -58,8 +64,8 @@ sample("acosh", positive(5, 3) + 1)
 sample("logit", positive(5, 3) / 3)
 sample("threshold", X, 0.25, -2.0)
 sample("logical_not bitwise_not", truth(5, 3))
-sample("add sub rsub mul maximum minimum atan2 logaddexp fmod remainder floor_divide eq ne lt le gt ge isclose fmax fmin "
-       "hypot copysign", X, positive(5, 3))  # fmt: skip
+sample("add sub rsub mul maximum minimum atan2 logaddexp fmod remainder floor_divide eq ne lt le gt ge isclose fmax "
+       "fmin hypot copysign", X, positive(5, 3))  # fmt: skip
 sample("add sub mul div maximum minimum floor_divide lt pow", positive(5, 3), positive(3))
 sample("add sub mul div pow rsub", positive(5, 3), 1.5)
 sample("add", X, real(5, 3), alpha=3)
@@ -151,11 +157,11 @@ sample("kl_div_elements", X, positive(5, 3))
 CASES = [(name, *one) for name in sorted(SAMPLES) for one in SAMPLES[name]]
 IDS = [f"{name}-{index}" for name in sorted(SAMPLES) for index in range(len(SAMPLES[name]))]
 
-# Tested elsewhere: writers and makers in test_dtensor.py, random operators by value in test_random.py, whose rules draw.
+# Tested elsewhere: writers and makers in test_dtensor.py, random operators by value in test_random.py.
 ELSEWHERE = {
-    "setitem", "zero", "zeros_like", "fill", "copy", "cast", "empty_like", "new_zeros", "new_ones", "new_empty", "new_full",
-    "dropout", "uniform", "normal", "bernoulli", "bernoulli_fill", "random_fill", "rand_like", "randn_like",
-    "randint_like", "lookup",
+    "setitem", "zero", "zeros_like", "fill", "copy", "cast", "empty_like", "new_zeros", "new_ones", "new_empty",
+    "new_full", "dropout", "uniform", "normal", "bernoulli", "bernoulli_fill", "random_fill", "rand_like",
+    "randn_like", "randint_like", "lookup",
 }  # fmt: skip
 
 
@@ -192,9 +198,9 @@ def test_every_rule_has_a_sample():
 
 @pytest.mark.platforms("mindspore")
 @pytest.mark.parametrize("mesh", [(2,), (3,), (2, 2)], ids=str)
-@pytest.mark.parametrize(("name", "args", "kwargs"), CASES, ids=IDS)
+@pytest.mark.parametrize("name, args, kwargs", CASES, ids=IDS)
 def test_operator_means_the_same_on_dtensors(name, args, kwargs, mesh):
-    """Outputs and the gradient of every input equal the plain ones, for every placement, uneven and empty shards too."""
+    """Outputs and the gradient of every input equal the plain ones, for every placement, uneven and empty too."""
     limit = 40 if mesh == (2,) else 16
     report = check_function(_operator(name, args, kwargs), _arrays(args), mesh, platform="mindspore", limit=limit)
     assert report.ok, report.wrong[:3] or report.rejected[:3]
@@ -229,7 +235,7 @@ def _seed(platform, rng, out):
 
 
 @pytest.mark.platforms("torch", "mindspore", together=True)
-@pytest.mark.parametrize(("name", "args", "kwargs"), [case for case, _ in SHARED], ids=[name for _, name in SHARED])
+@pytest.mark.parametrize("name, args, kwargs", [case for case, _ in SHARED], ids=[name for _, name in SHARED])
 def test_operator_equals_pytorchs(name, args, kwargs):
     """The two frameworks' implementations of a canonical operator agree, values and gradients."""
     found = {}

@@ -19,7 +19,7 @@ A = np.random.default_rng(5).uniform(0.5, 2.0, (9, 7)).astype(np.float32)
 
 def _drawn(name, place):
     from mindspore import mint, nn, ops
-    from mindspore.mint.nn import functional as F
+    from mindspore.mint.nn import functional as F  # noqa: N812 - the field's name for it
 
     from hyper_parallel.core.dtensor import random
 
@@ -35,8 +35,8 @@ def _drawn(name, place):
         "ops.rand_like": lambda: ops.rand_like(x),
         "randn_like": lambda: mint.randn_like(x),
         "bernoulli": lambda: mint.bernoulli(x / 2),
-        "normal_": lambda: x.normal_(),
-        "uniform_": lambda: x.uniform_(),
+        "normal_": x.normal_,
+        "uniform_": x.uniform_,
     }
     return calls[name]().full_tensor().asnumpy()
 
