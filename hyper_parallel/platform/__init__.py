@@ -1,1 +1,1 @@
-
+"""One contract over the frameworks, and the choice among them."""

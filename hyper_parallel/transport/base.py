@@ -52,7 +52,7 @@ class Transport(abc.ABC):
 
     @abc.abstractmethod
     def all_to_all(self, chunks: Sequence[Any], ranks: Ranks, shapes: Sequence[Shape]) -> list[Any]:
-        """Send ``chunks[i]`` to member ``i``; receive a list whose item ``i``, of ``shapes[i]``, came from member ``i``."""
+        """Send ``chunks[i]`` to member ``i``; receive a list, item ``i``, of ``shapes[i]``, from member ``i``."""
 
     @abc.abstractmethod
     def broadcast(self, x: Any, src: int, ranks: Ranks) -> Any:

@@ -53,7 +53,7 @@ def world_failed(
         folded: per other rank what it was doing.
         traces: per failed rank its traceback as text, where it was raised in another process.
     """
-    first, cause = next(iter(failures.items()))
+    cause = next(iter(failures.values()))
     names = ", ".join(str(rank) for rank in sorted(failures))
     told: dict[str, int] = {}
     lines = [f"rank{'s' if len(failures) > 1 else ''} {names} of {world_size} failed"]
@@ -65,7 +65,7 @@ def world_failed(
         lines += [f"--- rank {rank}:", (traces or {}).get(rank) or trace(error)]
     lines += [f"--- rank {rank}: {folded.get(rank, 'unknown')}" for rank in range(world_size) if rank not in failures]
     failed = WorldFailedError("\n".join(lines), failures)
-    failed.__cause__ = failures[first] if cause is not None else None
+    failed.__cause__ = cause
     return failed
 
 

@@ -12,14 +12,22 @@ from collections.abc import Sequence
 from typing import Any, NamedTuple
 
 from hyper_parallel.core.dtensor.mesh import DeviceMesh
-from hyper_parallel.core.dtensor.placements import Partial, Placement, Replicate, Shard, StridedShard
+from hyper_parallel.core.dtensor.placements import Partial, Placement, Replicate, Shard
+from hyper_parallel.core.dtensor.spelling import (
+    DimAxes,
+    Partials,
+    alias_of,
+    are_placements,
+    dim_of,
+    from_aliases,
+    from_placements,
+    public_placements,
+)
 from hyper_parallel.errors import LayoutError, notation
 
 __all__ = ["Box", "Layout", "chunk_bounds", "parse_placements"]
 
 Box = tuple[tuple[int, int], ...]
-DimAxes = tuple[tuple[int, ...], ...]
-Partials = tuple[tuple[int, str], ...]
 
 _INTERNED: dict[tuple[Any, ...], Layout] = {}
 # Spellings read before; two threads that race here write the same object.
@@ -117,9 +125,9 @@ class Layout:
 
     def __call__(self, *aliases: Any) -> Layout:
         """Place a tensor: alias per dim, or one list of placements (whose dims tell the number of dims)."""
-        if len(aliases) == 1 and isinstance(aliases[0], (list, tuple)) and _are_placements(aliases[0]):
+        if len(aliases) == 1 and isinstance(aliases[0], (list, tuple)) and are_placements(aliases[0]):
             placements = list(aliases[0])
-            ndim = 1 + max((_dim_of(place) for place in placements), default=-1)
+            ndim = 1 + max((dim_of(place) for place in placements), default=-1)
             dim_axes, partials = parse_placements(self.mesh, placements, ndim)
         else:
             dim_axes, partials = parse_placements(self.mesh, aliases, len(aliases))
@@ -154,7 +162,7 @@ class Layout:
     @property
     def alias_placements(self) -> tuple[Any, ...]:
         """Per dim the name of its axis, a tuple of names, or ``"None"``; the spelling does not show Partial axes."""
-        return tuple(_alias(tuple(self.mesh.names[axis] for axis in axes)) for axes in self.dim_axes)
+        return tuple(alias_of(tuple(self.mesh.names[axis] for axis in axes)) for axes in self.dim_axes)
 
     @property
     def tensor_map(self) -> tuple[Any, ...]:
@@ -280,99 +288,9 @@ def parse_placements(mesh: DeviceMesh, placements: Any, ndim: int) -> tuple[DimA
         return placements.dim_axes, placements.partials
     if isinstance(placements, Placement):
         placements = (placements,)
-    if _are_placements(placements):
-        return _from_placements(mesh, tuple(placements), ndim)
-    return _from_aliases(mesh, tuple(placements), ndim)
-
-
-def _are_placements(placements: Any) -> bool:
-    return bool(placements) and all(isinstance(place, Placement) for place in placements)
-
-
-def _from_placements(mesh: DeviceMesh, placements: tuple[Placement, ...], ndim: int) -> tuple[DimAxes, Partials]:
-    if len(placements) != mesh.ndim:
-        msg = (
-            f"placements: {len(placements)} given ({', '.join(map(repr, placements))}) "
-            f"for the {mesh.ndim} axes {mesh.names} of the mesh; give one per axis"
-        )
-        raise LayoutError(msg)
-    dims: list[list[int]] = [[] for _ in range(ndim)]
-    # Right to left: a split factor counts the axes further right that split the dim first.
-    for axis in reversed(range(mesh.ndim)):
-        place = placements[axis]
-        if isinstance(place, Shard):
-            dim = _normal_dim(place, ndim)
-            dims[dim].insert(_position(mesh, dims[dim], place), axis)
-    partials = tuple((axis, place.reduce_op) for axis, place in enumerate(placements) if isinstance(place, Partial))
-    return tuple(map(tuple, dims)), partials
-
-
-def _normal_dim(place: Shard, ndim: int) -> int:
-    if not -ndim <= place.dim < ndim:
-        msg = f"placements: {place!r} names dim {place.dim}, the tensor has {ndim} dims"
-        raise LayoutError(msg)
-    return place.dim % ndim
-
-
-def _position(mesh: DeviceMesh, inner: list[int], place: Shard) -> int:
-    factor = place.split_factor if isinstance(place, StridedShard) else 1
-    product = 1
-    for position in range(len(inner) + 1):
-        if product == factor:
-            return position
-        if position < len(inner):
-            product *= mesh.shape[inner[position]]
-    sizes = {mesh.names[axis]: mesh.shape[axis] for axis in inner}
-    msg = f"placements: {place!r} needs axes to its right that split dim {place.dim} first by {factor}; there: {sizes}"
-    raise LayoutError(msg)
-
-
-def _from_aliases(mesh: DeviceMesh, aliases: tuple[Any, ...], ndim: int) -> tuple[DimAxes, Partials]:
-    if len(aliases) != ndim:
-        msg = f"placements: {len(aliases)} aliases {aliases} given for a tensor of {ndim} dims; give one per dim"
-        raise LayoutError(msg)
-    dim_axes = tuple(tuple(mesh.axis(name) for name in _names(alias)) for alias in aliases)
-    used = [axis for axes in dim_axes for axis in axes]
-    if len(set(used)) != len(used):
-        msg = f"placements: aliases {aliases} use an axis twice"
-        raise LayoutError(msg)
-    return dim_axes, ()
-
-
-def _names(alias: Any) -> tuple[str, ...]:
-    if alias is None or alias == "None":
-        return ()
-    names = (alias,) if isinstance(alias, str) else alias
-    if not isinstance(names, (list, tuple)) or not all(isinstance(name, str) for name in names):
-        msg = f"placements: {alias!r} is neither an axis name, a tuple of axis names nor 'None'"
-        raise LayoutError(msg)
-    return tuple(name for name in names if name != "None")
-
-
-def _alias(names: tuple[str, ...]) -> Any:
-    return "None" if not names else names[0] if len(names) == 1 else names
-
-
-def _dim_of(place: Placement) -> int:
-    if isinstance(place, Shard):
-        if place.dim < 0:
-            msg = f"layout([...]): {place!r} needs the tensor's number of dims; give a non-negative dim"
-            raise LayoutError(msg)
-        return place.dim
-    return -1
-
-
-def _public_placements(mesh: DeviceMesh, dim_axes: DimAxes, partials: Partials) -> tuple[Placement, ...]:
-    found: list[Placement] = [Replicate()] * mesh.ndim
-    for axis, op in partials:
-        found[axis] = Partial(op)
-    for dim, axes in enumerate(dim_axes):
-        for position, axis in enumerate(axes):
-            factor = 1
-            for outer in axes[:position]:
-                factor *= mesh.shape[outer] if outer > axis else 1
-            found[axis] = Shard(dim) if factor == 1 else StridedShard(dim, factor)
-    return tuple(found)
+    if are_placements(placements):
+        return from_placements(mesh, tuple(placements), ndim)
+    return from_aliases(mesh, tuple(placements), ndim)
 
 
 def _intern(mesh: DeviceMesh, dim_axes: DimAxes | None, partials: Partials, shape: tuple[int, ...] | None) -> Layout:
@@ -386,7 +304,7 @@ def _intern(mesh: DeviceMesh, dim_axes: DimAxes | None, partials: Partials, shap
             found = object.__new__(Layout)
             found.mesh, found.partials, found.shape = mesh, partials, shape
             found.dim_axes = dim_axes  # type: ignore[assignment] # None only before placing
-            found.placements = () if dim_axes is None else _public_placements(mesh, dim_axes, partials)
+            found.placements = () if dim_axes is None else public_placements(mesh, dim_axes, partials)
             found.tensor_meta = None if shape is None else TensorMeta(shape, _dense(shape))
             found._local_shape = None
             _INTERNED[key] = found

@@ -15,6 +15,7 @@ from collections.abc import Sequence
 from contextvars import ContextVar
 from typing import TYPE_CHECKING, Any
 
+from hyper_parallel.core.dtensor.grid import grid_of, nest, ravel, unravel
 from hyper_parallel.errors import MeshError
 from hyper_parallel.platform.select import current_platform
 from hyper_parallel.transport.base import active_transport
@@ -70,7 +71,7 @@ class DeviceMesh:
         _rank: int | None = None,
     ) -> DeviceMesh:
         """Return the one mesh of these values."""
-        shape, ranks = _grid(mesh)
+        shape, ranks = grid_of(mesh)
         names = None if mesh_dim_names is None else tuple(mesh_dim_names)
         _check(device_type, shape, ranks, names)
         if _rank is None:
@@ -104,7 +105,7 @@ class DeviceMesh:
         self.device_type, self.shape, self.ranks, self.mesh_dim_names, self.rank = key
         self.names = self.mesh_dim_names or tuple(str(axis) for axis in range(len(self.shape)))
         index = self.ranks.index(self.rank) if self.rank in self.ranks else None
-        self.coordinate = None if index is None else _unravel(index, self.shape)
+        self.coordinate = None if index is None else unravel(index, self.shape)
         self.root = root or self
         self._along = {}
         return self
@@ -128,7 +129,7 @@ class DeviceMesh:
     @property
     def mesh(self) -> list[Any]:
         """The ranks as nested lists."""
-        return _nest(list(self.ranks), self.shape)
+        return nest(list(self.ranks), self.shape)
 
     def size(self, mesh_dim: int | str | None = None) -> int:
         """Number of ranks, or of those along one axis."""
@@ -165,7 +166,7 @@ class DeviceMesh:
 
     def coordinate_of(self, rank: int) -> tuple[int, ...]:
         """Position of the global rank ``rank``."""
-        return _unravel(self.ranks.index(rank), self.shape)
+        return unravel(self.ranks.index(rank), self.shape)
 
     def ranks_along(self, axes: tuple[int, ...]) -> tuple[int, ...]:
         """Global ranks that differ from this one along ``axes`` only, row-major in the order of ``axes``."""
@@ -180,7 +181,7 @@ class DeviceMesh:
             position = list(at)
             for axis, step in zip(axes, steps, strict=True):
                 position[axis] = step
-            found.append(self.ranks[_ravel(position, self.shape)])
+            found.append(self.ranks[ravel(position, self.shape)])
         return tuple(found)
 
     def get_rank_list_along_axis(self, axis: int | str) -> list[int]:
@@ -324,7 +325,7 @@ def init_device_mesh(
     if math.prod(shape) != len(rank_list):
         msg = f"init_device_mesh: mesh_shape {shape} needs {math.prod(shape)} ranks, {source}"
         raise MeshError(msg)
-    return DeviceMesh(device_type, _nest(list(rank_list), shape), mesh_dim_names=mesh_dim_names)
+    return DeviceMesh(device_type, nest(list(rank_list), shape), mesh_dim_names=mesh_dim_names)
 
 
 def get_current_mesh() -> DeviceMesh | None:
@@ -335,20 +336,6 @@ def get_current_mesh() -> DeviceMesh | None:
 
 def _rebuild(device_type: str, mesh: list[Any], names: tuple[str, ...] | None) -> DeviceMesh:
     return DeviceMesh(device_type, mesh, mesh_dim_names=names)
-
-
-def _grid(mesh: Any) -> tuple[tuple[int, ...], tuple[int, ...]]:
-    """Shape and row-major ranks of a nested sequence; ragged rows are an error."""
-    if hasattr(mesh, "tolist"):
-        mesh = mesh.tolist()
-    if isinstance(mesh, int):
-        return (), (mesh,)
-    rows = [_grid(row) for row in mesh]
-    if len({shape for shape, _ in rows}) > 1:
-        msg = f"DeviceMesh: mesh must be a regular grid of ranks, got {mesh!r}"
-        raise MeshError(msg)
-    inner = rows[0][0] if rows else ()
-    return (len(rows), *inner), tuple(rank for _, ranks in rows for rank in ranks)
 
 
 def _check(device_type: str, shape: tuple[int, ...], ranks: tuple[int, ...], names: tuple[Any, ...] | None) -> None:
@@ -375,25 +362,3 @@ def _check_world(ranks: tuple[int, ...], world: int) -> None:
     if outside:
         msg = f"DeviceMesh: ranks {outside} are outside the world of {world}"
         raise MeshError(msg)
-
-
-def _unravel(index: int, shape: tuple[int, ...]) -> tuple[int, ...]:
-    position = []
-    for size in reversed(shape):
-        index, step = divmod(index, size)
-        position.append(step)
-    return tuple(reversed(position))
-
-
-def _ravel(position: Sequence[int], shape: tuple[int, ...]) -> int:
-    index = 0
-    for step, size in zip(position, shape, strict=True):
-        index = index * size + step
-    return index
-
-
-def _nest(flat: list[Any], shape: tuple[int, ...]) -> list[Any]:
-    if len(shape) <= 1:
-        return flat
-    inner = math.prod(shape[1:])
-    return [_nest(flat[start : start + inner], shape[1:]) for start in range(0, len(flat), inner)]

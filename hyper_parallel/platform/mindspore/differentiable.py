@@ -50,7 +50,9 @@ class MindSporeDifferentiable(DifferentiableFacet):
             outs[:] = fn(*xs)
             given = seeds(outs) if callable(seeds) else seeds
             pairs = [
-                (out, seed) for out, seed in zip(outs, given, strict=True) if seed is not None and out._requires_grad  # noqa: SLF001 - no public spelling
+                (out, seed)
+                for out, seed in zip(outs, given, strict=True)
+                if seed is not None and out._requires_grad  # noqa: SLF001 - no public spelling
             ]
             return _Seeded.apply([seed for _, seed in pairs], *(out for out, _ in pairs))
 

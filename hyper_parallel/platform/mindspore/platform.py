@@ -81,7 +81,7 @@ class MindSporePlatform(MindSporeTensors, MindSporeModules, MindSporeDifferentia
 
     def local_op(self, op: str) -> Callable[..., Any]:
         """From the table."""
-        from hyper_parallel.platform.mindspore.op_table import LOCAL
+        from hyper_parallel.platform.mindspore.local_ops import LOCAL
 
         return LOCAL[op]
 

@@ -19,6 +19,7 @@ import torch
 import torch.nn.functional as F  # noqa: N812 - the field's name for it
 from torch import Tensor, distributed
 from torch.distributed import tensor as peer
+from torch.distributed.device_mesh import init_device_mesh as init_peer_mesh
 
 from hyper_parallel.core.dtensor.dtensor import DTensor
 from hyper_parallel.core.dtensor.mesh import init_device_mesh
@@ -88,7 +89,7 @@ class _Bench:
     def __init__(self, repeats: int, rounds: int) -> None:
         self.repeats, self.rounds = repeats, rounds
         self.ours = init_device_mesh("cpu", (WORLD,), mesh_dim_names=("tp",))
-        self.peer = peer.init_device_mesh("cpu", (WORLD,), mesh_dim_names=("tp",))
+        self.peer = init_peer_mesh("cpu", (WORLD,), mesh_dim_names=("tp",))
 
     def tensors(self, dim: int | None, *shape: int, grad: bool = False) -> Placed:
         """The same local values plain, in PyTorch's DTensor and in ours; sharded along ``dim``, or replicated."""

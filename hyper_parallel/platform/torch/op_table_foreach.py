@@ -21,7 +21,11 @@ __all__ = ["LOCAL", "add_functions", "add_overloads"]
 LOCAL: dict[str, Callable[..., Any]] = {}
 
 Spell = Callable[..., None]
-UNARY = ["abs", "neg", "sqrt", "rsqrt", "exp", "expm1", "log", "log1p", "log2", "log10", "reciprocal", "sign", "floor", "ceil", "round", "trunc", "sin", "cos", "tan", "sinh", "cosh", "tanh", "asin", "acos", "atan", "sigmoid", "erf", "erfc", "lgamma", "frac"]  # fmt: skip
+UNARY = [
+    "abs", "neg", "sqrt", "rsqrt", "exp", "expm1", "log", "log1p", "log2", "log10", "reciprocal", "sign", "floor",
+    "ceil", "round", "trunc", "sin", "cos", "tan", "sinh", "cosh", "tanh", "asin", "acos", "atan", "sigmoid", "erf",
+    "erfc", "lgamma", "frac",
+]  # fmt: skip
 BINARY = ["add", "sub", "mul", "div", "pow", "maximum", "minimum", "clamp_min", "clamp_max", "lerp"]
 TERNARY = ["addcmul", "addcdiv"]
 SIGNATURE = "x, y=None, third=None, fourth=None, *, alpha=None, value=None, scalars=None, weight=None"

@@ -34,8 +34,10 @@ DUNDERS = {
     "bitwise_and": "and rand", "bitwise_or": "or ror", "bitwise_xor": "xor rxor",
 }  # fmt: skip
 REVERSED = {"sub": "rsub", "div": "rtruediv rdiv", "floor_divide": "rfloordiv", "remainder": "rmod", "pow": "rpow"}
-WRITING = {"add": "add", "sub": "sub", "mul": "mul", "div": "truediv div", "floor_divide": "floordiv",
-           "remainder": "mod", "pow": "pow", "bitwise_and": "and", "bitwise_or": "or", "bitwise_xor": "xor"}  # fmt: skip
+WRITING = {
+    "add": "add", "sub": "sub", "mul": "mul", "div": "truediv div", "floor_divide": "floordiv", "remainder": "mod",
+    "pow": "pow", "bitwise_and": "and", "bitwise_or": "or", "bitwise_xor": "xor",
+}  # fmt: skip
 CASTS = {
     "float": torch.float32, "double": torch.float64, "half": torch.float16, "bfloat16": torch.bfloat16,
     "long": torch.int64, "int": torch.int32, "short": torch.int16, "char": torch.int8, "byte": torch.uint8,

@@ -21,7 +21,10 @@ assert reduce.__name__  # noqa: S101 - imported for the rules that it registers
 Spell = Callable[..., None]
 aten = torch.ops.aten
 
-SAME_NAME = ["sum", "nansum", "count_nonzero", "mean", "any", "all", "amax", "amin", "prod", "argmax", "argmin", "logsumexp", "cumsum", "cumprod", "logcumsumexp", "max", "min"]  # fmt: skip
+SAME_NAME = [
+    "sum", "nansum", "count_nonzero", "mean", "any", "all", "amax", "amin", "prod", "argmax", "argmin", "logsumexp",
+    "cumsum", "cumprod", "logcumsumexp", "max", "min",
+]  # fmt: skip
 VARIANCES = ("var", "std", "var_mean", "std_mean")
 
 

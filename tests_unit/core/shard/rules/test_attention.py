@@ -35,10 +35,16 @@ ATTENTION = {
     "causal": (lambda q, k, v: attend(q, k, v, is_causal=True), Q, Q, Q),
     "causal and longer": (lambda q, k, v: attend(q, k, v, is_causal=True, scale=0.3), (2, 4, 3), (2, 6, 3), (2, 6, 5)),
     "mask": (attend, Q, K, (2, 4, 6, 3), (4, 5, 6)),
-    "boolean mask": (lambda q, k, v, m: attend(q, k, v, attn_mask=m > 0), Q, K, (2, 4, 6, 3), np.tile([1, 0, 1], (2, 1, 1, 2))),
+    "boolean mask": (
+        lambda q, k, v, m: attend(q, k, v, attn_mask=m > 0), Q, K, (2, 4, 6, 3), np.tile([1, 0, 1], (2, 1, 1, 2)),
+    ),
     "grouped": (lambda q, k, v: attend(q, k, v, enable_gqa=True), (2, 8, 5, 3), (2, 4, 6, 3), (2, 4, 6, 3)),
-    "grouped, causal": (lambda q, k, v: attend(q, k, v, is_causal=True, enable_gqa=True), (2, 6, 5, 3), (2, 2, 5, 3), (2, 2, 5, 3)),
-    "grouped with mask": (lambda q, k, v, m: attend(q, k, v, m, enable_gqa=True), (2, 8, 5, 3), (2, 4, 6, 3), (2, 4, 6, 3), (8, 5, 6)),
+    "grouped, causal": (
+        lambda q, k, v: attend(q, k, v, is_causal=True, enable_gqa=True), (2, 6, 5, 3), (2, 2, 5, 3), (2, 2, 5, 3),
+    ),
+    "grouped with mask": (
+        lambda q, k, v, m: attend(q, k, v, m, enable_gqa=True), (2, 8, 5, 3), (2, 4, 6, 3), (2, 4, 6, 3), (8, 5, 6),
+    ),
 }  # fmt: skip
 
 

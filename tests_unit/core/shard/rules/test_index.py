@@ -43,7 +43,7 @@ BY_TENSOR = {
     "behind a number": (lambda x, i: x[0, :, i], (4, 5, 6), (6, (3,))),
     "mask": (lambda x, m: x[m > 0], (4, 5, 6), (2, (4, 5))),
     "mask further in": (lambda x, m: x[:, m], (4, 5, 6), MASK),
-    "masked_select": (lambda x, m: torch.masked_select(x, m), (4, 5), MASK),
+    "masked_select": (torch.masked_select, (4, 5), MASK),
     "nonzero": (lambda m: m.nonzero(), (2, (4, 5))),
     "nonzero as tuple": (lambda m: torch.nonzero(m, as_tuple=True), (2, (4, 5))),
     "gather": (lambda x, i: x.gather(1, i), (4, 5), (5, (4, 3))),
@@ -52,7 +52,7 @@ BY_TENSOR = {
     "index_select": (lambda x, i: x.index_select(0, i), (4, 5), (4, (7,))),
     "index_select last": (lambda x, i: torch.index_select(x, -1, i), (4, 5), (5, (3,))),
     "take_along_dim": (lambda x, i: torch.take_along_dim(x, i, 1), (4, 5), (5, (1, 3))),
-    "take_along_dim flat": (lambda x, i: torch.take_along_dim(x, i), (4, 5), (20, (3,))),
+    "take_along_dim flat": (torch.take_along_dim, (4, 5), (20, (3,))),
     "scatter": (
         lambda x, i, s: x.scatter(1, i, s), (4, 5), np.array([[0, 2], [1, 4], [3, 0], [2, 1]]), (4, 2),
     ),
@@ -62,7 +62,7 @@ BY_TENSOR = {
     "index_add": (lambda x, i, s: x.index_add(0, i, s), (4, 5), (4, (3,)), (3, 5)),
     "index_add times": (lambda x, i, s: torch.index_add(x, 1, i, s, alpha=2), (4, 5), (5, (3,)), (4, 3)),
     "one_hot": (lambda x: F.one_hot(x, 7), (6, (4, 3))),
-    "one_hot of the largest": (lambda x: F.one_hot(x), (6, (4, 3))),
+    "one_hot of the largest": (F.one_hot, (6, (4, 3))),
 }  # fmt: skip
 
 

@@ -173,7 +173,7 @@ def test_a_target_that_is_no_class_is_refused():
     def run():
         mesh = init_device_mesh("cpu", (2,), mesh_dim_names=["tp"])
         x = placed(torch.randn(3, 4), mesh, Shard(1))
-        with vocab_parallel_loss(), pytest.raises(IndexError, match="Target 8 is out of bounds."):
+        with vocab_parallel_loss(), pytest.raises(IndexError, match=r"Target 8 is out of bounds."):
             F.cross_entropy(x, placed(torch.tensor([7, 8, 0]), mesh, Replicate()))
         with pytest.raises(LayoutError) as caught:
             F.cross_entropy(x, placed(torch.tensor([7, 8]), mesh, Replicate()))

@@ -74,7 +74,7 @@ def test_two_uneven_axes(holds):
 
 
 def test_row_then_column_costs_one_all_reduce(ranks):
-    """A column-parallel and a row-parallel linear communicate once forward and once backward, and the bias joins once."""
+    """A column-parallel and a row-parallel linear communicate once forward, once backward; the bias joins once."""
 
     def run(mesh):
         x = DTensor.from_local(torch.ones(3, 4, requires_grad=True), mesh, [Replicate()])

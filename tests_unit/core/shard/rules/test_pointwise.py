@@ -43,7 +43,7 @@ UNARY = [
     lambda x: F.gelu(x, approximate="tanh"), lambda x: F.leaky_relu(x, 0.2), lambda x: F.softplus(x, beta=2),
     lambda x: torch.round(x, decimals=1), lambda x: F.threshold(x, 0.1, 7.0), lambda x: x.contiguous() * 2,
     lambda x: x.clamp(-0.5, 0.7), lambda x: x.clamp(min=0.1), lambda x: torch.clip(x, max=0.3), lambda x: -x,
-    lambda x: abs(x), lambda x: +x, F.tanhshrink, F.hardshrink, lambda x: F.softshrink(x, 0.3),
+    abs, lambda x: +x, F.tanhshrink, F.hardshrink, lambda x: F.softshrink(x, 0.3),
 ]  # fmt: skip
 POSITIVE = [torch.log, torch.log1p, torch.log2, torch.log10, torch.sqrt, torch.rsqrt, torch.lgamma, torch.acosh]
 
@@ -69,7 +69,8 @@ def test_extrema_pass_only_where_ties_keep_their_gradient(fn):
 BINARY = [
     torch.add, torch.sub, torch.mul, torch.div, torch.maximum, torch.minimum, torch.atan2, torch.fmod, torch.remainder,
     torch.eq, torch.ne, torch.lt, torch.ge, torch.logical_and, torch.hypot, torch.rsub,
-    lambda x, y: torch.add(x, y, alpha=3), lambda x, y: torch.sub(x, other=y, alpha=0.5), lambda x, y: x.detach() // y.detach(),
+    lambda x, y: torch.add(x, y, alpha=3), lambda x, y: torch.sub(x, other=y, alpha=0.5),
+    lambda x, y: x.detach() // y.detach(),
     lambda x, y: torch.div(x, y, rounding_mode="floor"), lambda x, y: x % y, lambda x, y: x.exp() ** y,
     lambda x, y: x > y, lambda x, y: x.lerp(y, 0.3), torch.true_divide,
 ]  # fmt: skip
@@ -77,7 +78,7 @@ BINARY = [
 
 @pytest.mark.parametrize("fn", BINARY)
 def test_binary(fn):
-    """Operators of two tensors broadcast, pass summands by their linearity only, and reduce the small one's gradient."""
+    """Operators of two tensors broadcast, pass summands by their linearity, and reduce the small one's gradient."""
     holds(fn, [values(5, 3), values(3, seed=1) + 3])
 
 
@@ -91,7 +92,8 @@ def test_binary_on_every_mesh(fn, mesh):
 NUMBERS = [
     lambda x: x + 2, lambda x: 2 + x, lambda x: x - 2, lambda x: 2 - x, lambda x: x * 3, lambda x: 3 * x,
     lambda x: x / 2, lambda x: 2 / x, lambda x: x**2, lambda x: 2**x, lambda x: x.detach() // 2, lambda x: x % 2,
-    lambda x: 20 // x.detach(), lambda x: 5 % x.detach(), lambda x: x == 1, lambda x: x * -1.5, lambda x: torch.rsub(x, 2),
+    lambda x: 20 // x.detach(), lambda x: 5 % x.detach(), lambda x: x == 1, lambda x: x * -1.5,
+    lambda x: torch.rsub(x, 2),
     lambda x: x + torch.tensor(2.0, dtype=torch.float64), lambda x: x * torch.tensor(2.0, dtype=torch.float64),
     lambda x: (x + 1) + (x + 2), lambda x: torch.add(x, x, alpha=2) - torch.add(x, x, alpha=-3),
 ]  # fmt: skip
@@ -104,8 +106,8 @@ def test_numbers(fn):
 
 
 TERNARY = [
-    lambda x, y, z: torch.lerp(x, y, z), lambda x, y, z: torch.addcmul(x, y, z, value=0.5),
-    lambda x, y, z: torch.addcdiv(x, y, z, value=-2), lambda x, y, z: torch.clamp(x, y, z),
+    torch.lerp, lambda x, y, z: torch.addcmul(x, y, z, value=0.5),
+    lambda x, y, z: torch.addcdiv(x, y, z, value=-2), torch.clamp,
     lambda x, y, z: torch.where(z > 3, x, y), lambda x, y, z: torch.where(z > 3, x * y, 0.0),
     lambda x, y, z: torch.where(z > 3, 1.0, x * y), lambda x, y, z: (x * y).masked_fill(z > 3, 0),
     lambda x, y, z: (x * y).masked_fill(z > 3, 2.5), lambda x, y, z: x.where(z > 3, y),

@@ -134,7 +134,7 @@ def test_filling_a_pending_sum_is_refused():
 
     def run():
         mesh = init_device_mesh("cpu", (2,), mesh_dim_names=["tp"])
-        with pytest.raises(UnsupportedOperatorError, match="normal.*would have to change the layout of x"):
+        with pytest.raises(UnsupportedOperatorError, match=r"normal.*would have to change the layout of x"):
             DTensor.from_local(torch.ones(4), mesh, [Partial()]).normal_()
         return random.get_state()
 

@@ -55,12 +55,13 @@ WHOLE = [
     lambda x: tuple(torch.min(x, dim=0, keepdim=True)),
     torch.argmax, lambda x: x.argmax(0), lambda x: x.argmin(-1, keepdim=True), torch.var, torch.std,
     lambda x: x.var(0), lambda x: x.var(0, unbiased=False), lambda x: x.std(1, correction=0, keepdim=True),
-    lambda x: torch.var_mean(x, dim=1), lambda x: torch.std_mean(x), lambda x: x.var(False),
+    lambda x: torch.var_mean(x, dim=1), torch.std_mean, lambda x: x.var(False),
     lambda x: torch.logsumexp(x, 1), lambda x: x.logsumexp((0, 1)), torch.norm, lambda x: x.norm(dim=0),
     lambda x: x.norm(p=1), lambda x: x.norm(float("inf"), dim=1), lambda x: torch.linalg.vector_norm(x, 3, dim=0),
-    lambda x: torch.linalg.vector_norm(x), torch.any, lambda x: (x > 0).all(0), lambda x: (x > 1).any(1, keepdim=True),
+    torch.linalg.vector_norm, torch.any, lambda x: (x > 0).all(0), lambda x: (x > 1).any(1, keepdim=True),
     lambda x: (x > 0).all(), torch.count_nonzero, lambda x: torch.count_nonzero(x, dim=0), lambda x: x.softmax(1),
-    lambda x: F.softmax(x, dim=-1), lambda x: F.log_softmax(x, 0), lambda x: torch.log_softmax(x, 1, dtype=torch.float64),
+    lambda x: F.softmax(x, dim=-1), lambda x: F.log_softmax(x, 0),
+    lambda x: torch.log_softmax(x, 1, dtype=torch.float64),
     lambda x: F.softmin(x, 1), lambda x: x.cumprod(0), lambda x: torch.logcumsumexp(x, 0),
 ]  # fmt: skip
 
@@ -108,7 +109,7 @@ def test_a_dim_that_does_not_exist():
 
 
 def test_communication_of_the_family():
-    """Sums and means over a sharded dim cost nothing until read; an extremum moves its operand once; backward is free."""
+    """Sums and means over a sharded dim are free until read; an extremum moves its operand once; backward is free."""
 
     def run():
         mesh = init_device_mesh("cpu", (2,), mesh_dim_names=["dp"])

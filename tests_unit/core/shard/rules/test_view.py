@@ -20,7 +20,7 @@ SHAPES = [
 ]  # fmt: skip
 
 
-@pytest.mark.parametrize(("source", "target"), SHAPES, ids=str)
+@pytest.mark.parametrize("source, target", SHAPES, ids=str)
 def test_view(holds, source, target):
     """Merging and splitting dims under any placement gives the plain tensor."""
     holds(lambda x: x.reshape(target), source, drawn={(2,): 20, (3,): 7, (4,): 7, (2, 2): 30})
@@ -50,7 +50,7 @@ DIMS = {
     "narrow to all": lambda x: torch.narrow(x, 1, 0, 5),
     "select": lambda x: x.select(1, -1),
     "unbind": lambda x: x.unbind(1),
-    "torch.unbind": lambda x: torch.unbind(x),
+    "torch.unbind": torch.unbind,
     "split": lambda x: x.split(2, 1),
     "split by sizes": lambda x: torch.split(x, [1, 4], dim=1),
     "split into one": lambda x: x.split(7),
