@@ -1,6 +1,5 @@
 """Indexing, gathering and scattering on plain MindSpore tensors, with canonical names and CPU kernels."""
 
-
 from __future__ import annotations
 
 from collections.abc import Callable

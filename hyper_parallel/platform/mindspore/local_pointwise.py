@@ -1,6 +1,5 @@
 """Pointwise operators on plain MindSpore tensors, with canonical parameter names and CPU kernels."""
 
-
 from __future__ import annotations
 
 import math

@@ -1,6 +1,5 @@
 """Reductions, running sums, softmaxes and what random operators need, on plain MindSpore tensors."""
 
-
 from __future__ import annotations
 
 import math

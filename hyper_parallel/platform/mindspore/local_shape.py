@@ -1,6 +1,5 @@
 """The matmul family, views, joins and reductions on plain MindSpore tensors, with canonical names and CPU kernels."""
 
-
 from __future__ import annotations
 
 import math
