@@ -24,7 +24,7 @@ Erf erf  Erfc erfc  Erfinv erfinv  Sigmoid sigmoid  Sign sign  Ceil ceil  Floor 
 Frac frac  Reciprocal reciprocal  Sinc sinc  NanToNum nan_to_num  IsFinite isfinite  IsInf isinf  IsNegInf isneginf
 LogicalNot logical_not  BitwiseNot bitwise_not  Lgamma lgamma  Digamma digamma
 ReLU relu  ReLU6 relu6  SiLU silu  GeluExt gelu  HSwish hardswish  HSigmoid hardsigmoid  MishExt mish  Mish mish
-SoftShrink softshrink  HShrink hardshrink  LogSigmoid logsigmoid  SeLUExt selu  SeLU selu  LeakyReLUExt leaky_relu
+SoftShrink softshrink  HShrink hardshrink  SeLUExt selu  SeLU selu  LeakyReLUExt leaky_relu
 LeakyReLU leaky_relu  EluExt elu  SoftplusExt softplus  Hardtanh hardtanh  Threshold threshold
 AddExt add  AddScalar add  Add add  SubExt sub  SubScalar sub  Sub sub  Mul mul  Muls mul
 Div div  Divs div  RealDiv div  Pow pow  PowTensorScalar pow  PowScalarTensor pow  Maximum maximum  Minimum minimum

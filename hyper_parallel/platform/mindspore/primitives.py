@@ -261,6 +261,12 @@ def unless(given: Any, constant: int) -> Any:
     return None if bool((given.asnumpy() == constant).all()) else given
 
 
+@composed("LogSigmoid")
+def _log_sigmoid(ops: Any, _: Any, x: Any) -> Any:
+    """With the buffer that MindSpore keeps for backward, which nothing here needs."""
+    return ops.logsigmoid(x), None
+
+
 @composed("RmsNorm")
 def _rms_norm(ops: Any, _: Any, x: Any, gamma: Any, eps: float = 1e-6) -> Any:
     """With the reciprocal root of the mean square, as MindSpore returns it."""

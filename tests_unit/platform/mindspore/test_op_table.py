@@ -1,0 +1,154 @@
+"""MindSpore's own spellings on DTensors: functions, methods, operators, layers and legacy primitives."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+
+from hyper_parallel.core.dtensor.dtensor import DTensor
+from hyper_parallel.platform.select import platform_named
+from hyper_parallel.verify.check import check_function
+
+pytestmark = pytest.mark.platforms("mindspore")
+
+RNG = np.random.default_rng(0)
+
+
+def real(*shape):
+    """Normal values."""
+    return RNG.standard_normal(shape).astype(np.float32)
+
+
+def positive(*shape):
+    """Values away from zero."""
+    return RNG.uniform(0.3, 2.0, shape).astype(np.float32)
+
+
+def whole(high, *shape):
+    """Indices."""
+    return RNG.integers(0, high, shape).astype(np.int64)
+
+
+def truth(*shape):
+    """Booleans."""
+    return RNG.integers(0, 2, shape).astype(bool)
+
+
+X, Y, P, Q = real(5, 3), real(4, 2, 3), positive(5, 3), positive(5, 3)
+
+# Expressions over x, y, z as a MindSpore program writes them -> operands. Plain tensors run the same expression.
+SPELLED = [
+    (
+        (X,),
+        """
+        mint.abs(x) | -x | mint.exp(x) | mint.square(x) | mint.tanh(x) | mint.sigmoid(x) | mint.floor(x) | mint.round(x)
+        mint.isfinite(x) | F.relu(x) | F.silu(x) | F.hardswish(x) | ops.gelu(x) | x + 1 | 1 + x | x - 1 | 1 - x | x * 2
+        2 * x | x / 2 | x > 0 | x == 0 | x ** 2 | 2 ** x | x % 2 | x.float() | x * ops.stop_gradient(x)
+        ops.zeros_like(x) + x | ops.full_like(x, 3.0) + x | mint.clamp(x, -0.5, 0.5) | x.clamp(min=0.0) | x.masked_fill(x > 0, 2.0)
+        mint.sum(x) | mint.sum(x, 0) | x.sum(axis=0) | x.sum(1, keepdims=True) | mint.mean(x) | x.mean(axis=0) | mint.mean(x, (0, 1))
+        ops.ReduceSum(keep_dims=True)(x, 0) | ops.ReduceMean()(x, 1) | mint.amax(x, 0) | mint.prod(x, 0) | mint.max(x)
+        mint.max(x, 1) | ops.max(x, 1)[0] | ops.cumsum(x, 0) | mint.cumprod(x, 1) | ops.argmax(x, 1) | x.norm() | ops.norm(x)
+        F.softmax(x, -1) | ops.softmax(x, 0) | ops.log_softmax(x, 0) | mint.nansum(x) | x.T | mint.t(x) | ops.flatten(x)
+        x[[0, 2, 1]] | mint.triu(x) | x.max(axis=0) | ops.leaky_relu(x) | ops.relu6(x) | ops.logsumexp(x, 0)
+    """,
+    ),
+    (
+        (Y,),
+        """
+        x.reshape(2, 2, 6) | x.reshape((-1, 6)) | x.view(8, 3) | x.transpose(2, 0, 1) | mint.permute(x, (1, 0, 2))
+        mint.transpose(x, 0, 2) | x.swapaxes(0, 1) | mint.flatten(x, 1) | x.ravel() | mint.unsqueeze(x, 1) | x.expand_dims(0)
+        mint.squeeze(mint.unsqueeze(x, 1), 1) | mint.tile(x, (2, 1, 1)) | mint.broadcast_to(x, (2, 4, 2, 3))
+        x.broadcast_to((2, 4, 2, 3)) | mint.split(x, 2, 0) | mint.split(x, [1, 3], 0) | mint.chunk(x, 2, 0) | x.split(2, 0)
+        x.chunk(2, 0) | mint.narrow(x, 0, 1, 2) | mint.flip(x, (0,)) | ops.transpose(x, (2, 1, 0)) | ops.reshape(x, (4, 6))
+        ops.movedim(x, 0, 2) | x[0] | x[1:3] | x[:, 1:] | x[..., None] | x[::2] | x[-1] | list(x) | ops.split(x, 2, 0)
+        ops.tile(x, (1, 2, 1)) | ops.squeeze(ops.expand_dims(x, 0), 0)
+    """,
+    ),
+    ((P,), "mint.log(x) | mint.sqrt(x) | mint.rsqrt(x) | 2 / x | mint.reciprocal(x)"),
+    (
+        (P, Q),
+        """
+        x + y | x - y | x * y | x / y | x // y | mint.maximum(x, y) | mint.minimum(x, y) | mint.pow(x, y) | x <= y | x != y
+        mint.fmod(x, y) | mint.remainder(x, y) | mint.xlogy(x, y) | mint.lerp(x, y, 0.3) | mint.add(x, y, alpha=2)
+        mint.add(x, other=y) | mint.div(x, y, rounding_mode="floor") | ops.mse_loss(x, y) | F.smooth_l1_loss(x, y)
+        mint.cat([x, y], 0) | ops.cat([x, y], 1) | ops.stack([x, y], 0) | ops.addn([x, y]) | mint.where(x > y, x, y)
+    """,
+    ),
+    (
+        (truth(5, 3), truth(5, 3)),
+        "x & y | mint.logical_or(x, y) | mint.logical_xor(x, y) | ~x | mint.any(x, 0) | mint.all(y, 1)",
+    ),
+    ((X, real(3, 4)), "mint.matmul(x, y) | x @ y | ops.matmul(x, y)"),
+    ((X, real(4, 3)), "ops.MatMul(transpose_b=True)(x, y) | F.linear(x, y)"),
+    ((X, real(4, 3), real(4)), "F.linear(x, y, z) | ops.bias_add(ops.MatMul(transpose_b=True)(x, y), z)"),
+    ((real(2, 5, 3), real(2, 4, 3)), "ops.BatchMatMul(transpose_b=True)(x, y)"),
+    ((X, whole(5, 4, 3)), "mint.gather(x, 0, y) | ops.gather_elements(x, 0, y)"),
+    ((X, whole(3, 4)), "ops.gather(x, y, 0) | ops.gather(x, y, 1) | x[y] | x[:, y]"),
+    ((whole(5, 4),), "ops.one_hot(x, 5)"),
+]
+
+# Expressions that plain tensors cannot run on CPU: the canonical operator on them says what is right.
+REFERRED = [
+    ((X,), {
+        "F.gelu(x)": "gelu(x)", "F.elu(x)": "elu(x)", "F.selu(x)": "selu(x)", "F.leaky_relu(x)": "leaky_relu(x)",
+        "F.hardtanh(x)": "hardtanh(x)", "F.mish(x)": "mish(x)", "F.softplus(x)": "softplus(x)", "mint.frac(x)": "frac(x)",
+        "F.logsigmoid(x)": "logsigmoid(x)", "mint.exp2(x)": "exp2(x)", "mint.atan(x)": "atan(x)", "x.clone()": "clone(x)",
+        "mint.ones_like(x) + x": "add(x, 1)", "mint.var(x, dim=0)": "var(x, 0)", "mint.std(x)": "std(x)",
+        "mint.argmax(x, dim=0)": "argmax(x, 0)", "mint.logsumexp(x, dim=0)": "logsumexp(x, 0)", "mint.norm(x)": "vector_norm(x)",
+        "mint.cumsum(x, dim=0)": "cumsum(x, 0)", "mint.count_nonzero(x)": "count_nonzero(x)", "mint.roll(x, 1, 0)": "roll(x, 1, 0)",
+        "mint.var_mean(x, dim=0)": "var_mean(x, 0)", "F.log_softmax(x, -1)": "log_softmax(x, -1)", "mint.tril(x)": "tril(x)",
+        "mint.repeat_interleave(x, 2, 1)": "repeat_interleave(x, 2, 1)", "mint.unbind(x, 1)": "unbind(x, 1)",
+        "mint.select(x, 1, 1)": "select(x, 1, 1)", "F.layer_norm(x, (3,))": "layer_norm(x, (3,))", "x.repeat(2, 1)": "repeat(x, 2, 1)",
+    }),
+    ((P,), {"mint.log2(x)": "log2(x)", "mint.log10(x)": "log10(x)"}),
+    ((X, P), {
+        "mint.atan2(x, y)": "atan2(x, y)", "mint.logaddexp(x, y)": "logaddexp(x, y)", "mint.stack([x, y], 1)": "stack([x, y], 1)",
+        "F.mse_loss(x, y)": "mse_loss(x, y)", "F.l1_loss(x, y)": "l1_loss(x, y)",
+    }),
+    ((X, real(3, 4)), {"mint.mm(x, y)": "mm(x, y)"}),
+    ((X, real(3)), {"mint.mv(x, y)": "mv(x, y)"}),
+    ((real(4), X, real(3, 4)), {"mint.addmm(x, y, z)": "addmm(x, y, z)"}),
+    ((whole(7, 4, 2), real(7, 3)), {"F.embedding(x, y)": "embedding(x, y)", "F.embedding(x, y, 2)": "embedding(x, y, 2)"}),
+    ((X, real(3), real(3)), {"F.layer_norm(x, (3,), y, z)": "layer_norm(x, (3,), y, z)",
+                            "ops.LayerNorm(1, 1, 1e-5)(x, y, z)[0]": "layer_norm(x, (3,), y, z, 1e-5)"}),
+    ((real(3, 4, 2), real(4), real(4)), {"F.group_norm(x, 2, y, z)": "group_norm(x, 2, y, z)"}),
+    ((X, real(3)), {"ops.rms_norm(x, y)[0]": "rms_norm(x, (3,), y, 1e-6)"}),
+    ((real(5, 7), whole(7, 5)), {"F.cross_entropy(x, y)": "cross_entropy(x, y)",
+                                "F.nll_loss(x, y, reduction='sum')": "nll_loss(x, y, reduction='sum')"}),
+]  # fmt: skip
+
+CASES = [
+    (one.strip(), one.strip(), arrays)
+    for arrays, text in SPELLED
+    for one in text.replace("\n", " | ").split(" | ")
+    if one.strip()
+]
+REFERENCES = [(one, right, arrays) for arrays, pairs in REFERRED for one, right in pairs.items()]
+
+
+def _spelled(expression, right):
+    """The expression on DTensors, what is right on plain tensors."""
+
+    def run(*tensors):
+        import mindspore
+        from mindspore import mint, ops
+
+        names = {"mindspore": mindspore, "mint": mint, "ops": ops, "F": mint.nn.functional}
+        operands = dict(zip("xyz", tensors, strict=False))
+        if right == expression or any(isinstance(one, DTensor) for one in tensors):
+            return eval(expression, names | operands)
+        canonical = platform_named("mindspore").dispatcher.ops
+        return eval(f"canonical.{right}", {"canonical": canonical} | operands)
+
+    return run
+
+
+@pytest.mark.parametrize("mesh", [(2,), (3,)], ids=str)
+@pytest.mark.parametrize(
+    ("expression", "right", "arrays"), CASES + REFERENCES, ids=[one[0] for one in CASES + REFERENCES]
+)
+def test_spelling_means_the_same_on_dtensors(expression, right, arrays, mesh):
+    """What a MindSpore program writes arrives, is dispatched, and is right forward and backward in every placement."""
+    report = check_function(_spelled(expression, right), list(arrays), mesh, platform="mindspore", limit=8)
+    assert report.ok, report.wrong[:3] or report.rejected[:3]
+    assert not report.rejected, report.rejected[:3]
