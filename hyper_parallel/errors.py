@@ -14,8 +14,11 @@ __all__ = [
     "HyperParallelError",
     "LayoutError",
     "MeshError",
+    "MeshLookupError",
     "MeshMismatchError",
     "MixedTensorError",
+    "NotPlainError",
+    "PlacementError",
     "PlanError",
     "RankFailedError",
     "ShardMismatchError",
@@ -32,16 +35,32 @@ class HyperParallelError(Exception):
     """Base of every error that this library raises on purpose."""
 
 
-class MeshError(HyperParallelError, ValueError):
-    """A device mesh that cannot exist: wrong world size, duplicate names or ranks, unknown axis."""
+class MeshError(HyperParallelError, ValueError, RuntimeError):
+    """A device mesh that cannot exist: wrong world size, duplicate names or ranks; or none where one is needed."""
 
 
-class MeshMismatchError(HyperParallelError, RuntimeError):
-    """Operands that live on different meshes meet in one operation."""
+class MeshLookupError(MeshError, KeyError, IndexError):
+    """An axis or a rank that the mesh does not have."""
+
+    def __str__(self) -> str:
+        """The plain message; a KeyError would show its repr."""
+        return Exception.__str__(self)
 
 
-class LayoutError(HyperParallelError, ValueError):
-    """Placements that do not describe the tensor: a dim that does not exist, a wrong count."""
+class MeshMismatchError(HyperParallelError, NotImplementedError, ValueError):
+    """Operands that live on different meshes meet in one operation (NotImplementedError is a RuntimeError)."""
+
+
+class LayoutError(HyperParallelError, ValueError, RuntimeError):
+    """Placements that do not describe the tensor."""
+
+
+class PlacementError(LayoutError, IndexError, AssertionError):
+    """Not one placement per axis, or a dim that the tensor does not have; PyTorch indexes or asserts there."""
+
+
+class NotPlainError(HyperParallelError, TypeError, RuntimeError):
+    """A DTensor where a plain tensor is wanted."""
 
 
 class ShardMismatchError(HyperParallelError, ValueError):

@@ -54,7 +54,7 @@ def test_decompositions_reduce_to_the_value(op, mesh_shape):
     array, count = sample(4, 3), int(np.prod(mesh_shape))
     pieces = []
     for rank in range(count):
-        mesh = DeviceMesh._interned("cpu", mesh_shape, tuple(range(count)), None, rank, None)
+        mesh = DeviceMesh._interned("cpu", mesh_shape, tuple(range(count)), None, rank)
         places = [Partial(op)] + [R] * (len(mesh_shape) - 1)
         pieces.append(decompose(array, Layout.place(mesh, places, array.shape), 7))
     along = pieces[:: count // mesh_shape[0]]

@@ -15,7 +15,14 @@ from hyper_parallel.core.dtensor.mesh import DeviceMesh, get_current_mesh
 from hyper_parallel.core.dtensor.placements import Partial, Replicate, Shard
 from hyper_parallel.core.dtensor.redistribute import gathered_view, redistribute
 from hyper_parallel.core.dtensor.transition import plan
-from hyper_parallel.errors import LayoutError, MeshMismatchError, ShardMismatchError
+from hyper_parallel.errors import (
+    LayoutError,
+    MeshError,
+    MeshMismatchError,
+    NotPlainError,
+    PlacementError,
+    ShardMismatchError,
+)
 from hyper_parallel.platform.select import platform_of
 
 if TYPE_CHECKING:
@@ -80,12 +87,13 @@ class DTensor:
 
         Raises:
             LayoutError: the placements do not fit mesh or tensor.
+            MeshMismatchError: the placements are a layout of another mesh.
             ShardMismatchError: the piece is not what this rank holds of ``shape``, or ranks disagree.
         """
         mesh = resolve_mesh(device_mesh)
         if isinstance(local, DTensor):
             msg = f"from_local: local must be a plain tensor, got {local!r}"
-            raise TypeError(msg)
+            raise NotPlainError(msg)
         platform = platform_of(local)
         local_shape = tuple(local.shape)
         if placements is None:
@@ -105,7 +113,7 @@ class DTensor:
             raise ShardMismatchError(_piece_message(layout, local_shape))
         return platform.wrap(local, layout)
 
-    def to_local(self, *, grad_placements: Sequence[Any] | None = None) -> Any:
+    def to_local(self, grad_placements: Sequence[Any] | None = None) -> Any:
         """This rank's piece, on the graph.
 
         Args:
@@ -129,6 +137,10 @@ class DTensor:
             device_mesh: must be this tensor's mesh, if given.
             placements: placements or aliases; all Replicate by default.
             async_op: accepted; the result is always complete.
+
+        Raises:
+            LayoutError: the placements do not fit mesh or tensor.
+            MeshMismatchError: the tensor, or the layout given as placements, lives on another mesh.
         """
         del async_op
         layout = self._layout
@@ -150,9 +162,9 @@ class DTensor:
             moved._origin = (self._local, platform.version(self._local), steps)
         return moved
 
-    def full_tensor(self, *, grad_placements: Sequence[Any] | None = None) -> Any:
+    def full_tensor(self, grad_placements: Sequence[Any] | None = None) -> Any:
         """The whole tensor, plain, on every rank."""
-        return self.redistribute().to_local(grad_placements=grad_placements)
+        return self.redistribute().to_local(grad_placements)
 
     def reduce_partial(self) -> Any:
         """The same tensor with every pending reduction done."""
@@ -244,7 +256,7 @@ def resolve_mesh(device_mesh: DeviceMesh | None) -> DeviceMesh:
     mesh = device_mesh if device_mesh is not None else get_current_mesh()
     if mesh is None:
         msg = "device_mesh: none given and none is current; pass one, or use 'with mesh:'"
-        raise ValueError(msg)
+        raise MeshError(msg)
     return mesh
 
 
@@ -253,7 +265,7 @@ def _varying_axes(layout: Layout, grad_placements: Sequence[Any]) -> tuple[int, 
     wanted = tuple(grad_placements)
     if len(wanted) != layout.mesh.ndim:
         msg = f"to_local: {len(wanted)} grad_placements given for the {layout.mesh.ndim} axes {layout.mesh.names}"
-        raise LayoutError(msg)
+        raise PlacementError(msg)
     varying = []
     for axis, grad in enumerate(wanted):
         held = layout.placement_on(axis)

@@ -48,17 +48,17 @@ def full(
         device = held.mesh.device_type
         return platform.full(held.local_shape, fill_value, dtype=dtype, device=device)
 
-    return _made(_size((size,)), constant, requires_grad, device_mesh, placements)
+    return _made(_size((size,), {}), constant, requires_grad, device_mesh, placements)
 
 
 def zeros(*size: Any, **options: Any) -> Any:
-    """Zeros; ``size`` as ints or one sequence, options as :func:`full`."""
-    return full(_size(size), 0.0, **options)
+    """Zeros; ``size`` as ints, one sequence or by keyword, options as :func:`full`."""
+    return full(_size(size, options), 0.0, **options)
 
 
 def ones(*size: Any, **options: Any) -> Any:
-    """Ones; ``size`` as ints or one sequence, options as :func:`full`."""
-    return full(_size(size), 1.0, **options)
+    """Ones; ``size`` as ints, one sequence or by keyword, options as :func:`full`."""
+    return full(_size(size, options), 1.0, **options)
 
 
 def empty(*size: Any, **options: Any) -> Any:
@@ -69,18 +69,18 @@ def empty(*size: Any, **options: Any) -> Any:
 def rand(*size: Any, dtype: Any = None, **options: Any) -> Any:
     """Uniform in ``[0, 1)``, the same for every layout, mesh and framework; :func:`manual_seed` starts the stream.
 
-    ``size`` as ints or one sequence, options as :func:`full`.
+    ``size`` as ints, one sequence or by keyword, options as :func:`full`.
     """
 
     def drawn(held: Layout, like: Any) -> Any:
         return random.uniform(held, _DIGITS.get(short_dtype(like.dtype), 53))
 
-    return _random(_size(size), drawn, dtype, **options)
+    return _random(_size(size, options), drawn, dtype, **options)
 
 
 def randn(*size: Any, dtype: Any = None, **options: Any) -> Any:
     """Standard normal, otherwise as :func:`rand`."""
-    return _random(_size(size), lambda held, _: random.normal(held), dtype, **options)
+    return _random(_size(size, options), lambda held, _: random.normal(held), dtype, **options)
 
 
 def _random(size: tuple[int, ...], draw: Callable[[Layout, Any], Any], dtype: Any, **options: Any) -> Any:
@@ -108,5 +108,11 @@ def _made(
     return platform.set_tensor_requires_grad(made) if requires_grad else made
 
 
-def _size(size: tuple[Any, ...]) -> tuple[int, ...]:
+def _size(size: tuple[Any, ...], options: dict[str, Any]) -> tuple[int, ...]:
+    """The size as it was given: ints, one sequence, or by keyword, which is taken out of ``options``."""
+    if "size" in options:
+        if size:
+            msg = f"size: given twice, by position {size} and by keyword {options['size']!r}"
+            raise TypeError(msg)
+        size = (options.pop("size"),)
     return tuple(size[0]) if len(size) == 1 and not isinstance(size[0], int) else tuple(size)

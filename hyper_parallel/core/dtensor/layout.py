@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Sequence
-from typing import Any, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 from hyper_parallel.core.dtensor.mesh import DeviceMesh
 from hyper_parallel.core.dtensor.placements import Partial, Placement, Replicate, Shard
@@ -18,19 +18,22 @@ from hyper_parallel.core.dtensor.spelling import (
     Partials,
     alias_of,
     are_placements,
-    dim_of,
+    check_count,
     from_aliases,
     from_placements,
+    partials_of,
     public_placements,
 )
-from hyper_parallel.errors import LayoutError, notation
+from hyper_parallel.errors import LayoutError, MeshMismatchError, PlacementError, notation
 
 __all__ = ["Box", "Layout", "chunk_bounds", "parse_placements"]
 
 Box = tuple[tuple[int, int], ...]
 
+# Both grow without bound on purpose: an entry is a few tuples, a program has few layouts and repeats them, and dropping
+# one would break "equal layouts are one object" for whoever still holds it.
 _INTERNED: dict[tuple[Any, ...], Layout] = {}
-# Spellings read before; two threads that race here write the same object.
+# Spellings read before.
 _PLACED: dict[Any, Layout] = {}
 _LOCK = threading.Lock()
 
@@ -47,7 +50,9 @@ class Layout:
 
     ``Layout(mesh_shape, alias_name, rank_list)`` names a mesh only; calling it places a tensor on it:
     ``layout("dp", "None")``, ``layout(("dp", "tp"), "None")``, ``layout([Shard(0), Replicate()])`` or ``layout()``
-    (a 0-d tensor).
+    (a 0-d tensor). One placement per axis does not tell the number of dims: that layout waits for its tensor, and is
+    placed once it is given as the placements of one, or a shape with ``with_shape``. Until then, as before the call,
+    what depends on the dims is a LayoutError.
 
     Args:
         mesh_shape: sizes of the axes.
@@ -56,12 +61,16 @@ class Layout:
 
     Attributes:
         mesh: the device mesh.
-        dim_axes: per tensor dim the axes that split it, outermost first; None before the layout is placed.
+        dim_axes: per tensor dim the axes that split it, outermost first.
+        placements: one placement per axis.
         partials: pairs of axis and reduction, in the order of the axes.
         shape: global sizes, or None when no tensor is attached.
     """
 
-    __slots__ = ("__weakref__", "_local_shape", "dim_axes", "mesh", "partials", "placements", "shape", "tensor_meta")
+    __slots__ = (
+        "__weakref__", "_is_placed", "_local_shape", "_waiting", "dim_axes", "mesh", "partials", "placements", "shape",
+        "tensor_meta",
+    )  # fmt: skip
 
     mesh: DeviceMesh
     dim_axes: DimAxes
@@ -70,6 +79,8 @@ class Layout:
     placements: tuple[Placement, ...]
     tensor_meta: TensorMeta | None
     _local_shape: tuple[int, ...] | None
+    _is_placed: bool
+    _waiting: tuple[Placement, ...] | None
 
     def __new__(  # noqa: PYI034 - layouts are interned, and nobody subclasses them
         cls, mesh_shape: Sequence[int], alias_name: Sequence[str], rank_list: Sequence[int] | None = None
@@ -118,23 +129,38 @@ class Layout:
             dim_axes, partials = parse_placements(mesh, placements, len(shape))
             found = _intern(mesh, dim_axes, partials, tuple(shape))
             if key is not None:
-                _PLACED[key] = found
+                with _LOCK:
+                    _PLACED[key] = found
         return found
 
     # -- placing -------------------------------------------------------------------------------------------------
 
     def __call__(self, *aliases: Any) -> Layout:
-        """Place a tensor: alias per dim, or one list of placements (whose dims tell the number of dims)."""
+        """Place a tensor: alias per dim, or one list of placements, which waits for the tensor's number of dims."""
         if len(aliases) == 1 and isinstance(aliases[0], (list, tuple)) and are_placements(aliases[0]):
-            placements = list(aliases[0])
-            ndim = 1 + max((dim_of(place) for place in placements), default=-1)
-            dim_axes, partials = parse_placements(self.mesh, placements, ndim)
-        else:
-            dim_axes, partials = parse_placements(self.mesh, aliases, len(aliases))
+            waiting = tuple(aliases[0])
+            check_count(self.mesh, waiting)
+            return _intern(self.mesh, None, partials_of(waiting), None, waiting)
+        dim_axes, partials = parse_placements(self.mesh, aliases, len(aliases))
         return _intern(self.mesh, dim_axes, partials, None)
+
+    def of_ndim(self, ndim: int) -> Layout:
+        """This layout for a tensor of ``ndim`` dims: itself, or what a list of placements becomes.
+
+        Raises:
+            LayoutError: it is of another number of dims, or was never called.
+        """
+        if not self._is_placed and self._waiting is not None:
+            return _intern(self.mesh, *from_placements(self.mesh, self._waiting, ndim), None)
+        if self.ndim != ndim:
+            msg = f"layout {self!r} does not place a tensor of {ndim} dims"
+            raise PlacementError(msg)
+        return self
 
     def with_shape(self, shape: Sequence[int] | None) -> Layout:
         """The same placement with another global shape."""
+        if not self._is_placed and self._waiting is not None:
+            return self if shape is None else self.of_ndim(len(shape)).with_shape(shape)
         return _intern(self.mesh, self.dim_axes, self.partials, None if shape is None else tuple(shape))
 
     def with_placement(self, axis: int, placement: Placement) -> Layout:
@@ -203,6 +229,8 @@ class Layout:
         """Global shape of even shards of ``local_shape``; the attached shape, where there is one, is returned as is."""
         if self.shape is not None:
             return self.shape
+        if not self._is_placed:
+            return self.of_ndim(len(local_shape)).get_global_shape(local_shape)
         return tuple(size * self.shard_count(dim) for dim, size in enumerate(local_shape))
 
     # -- boxes ---------------------------------------------------------------------------------------------------
@@ -225,11 +253,12 @@ class Layout:
 
     def box_at(self, coordinate: Sequence[int]) -> Box:
         """Half-open index range per dim of the rank at ``coordinate``."""
+        dim_axes = self.dim_axes
         if self.shape is None:
             msg = "layout has no global shape; use with_shape(...) first"
             raise LayoutError(msg)
         box = []
-        for size, axes in zip(self.shape, self.dim_axes, strict=True):
+        for size, axes in zip(self.shape, dim_axes, strict=True):
             start, stop = 0, size
             for axis in axes:
                 low, high = chunk_bounds(stop - start, self.mesh.shape[axis], coordinate[axis])
@@ -252,12 +281,15 @@ class Layout:
 
     def __repr__(self) -> str:
         """The one notation, on the mesh."""
-        placed: Any = self.dim_axes
-        return f"Layout({self.mesh!r})" if placed is None else f"Layout({self.notation()} on {self.mesh!r})"
+        if self._is_placed:
+            return f"Layout({self.notation()} on {self.mesh!r})"
+        return f"Layout({self.mesh!r})" if self._waiting is None else f"Layout({list(self._waiting)} on {self.mesh!r})"
 
     def __reduce__(self) -> tuple[Any, ...]:
         """Pickle by value."""
-        return (_intern, (self.mesh, self.dim_axes, self.partials, self.shape))
+        if self._is_placed:
+            return (_intern, (self.mesh, self.dim_axes, self.partials, self.shape))
+        return (_intern, (self.mesh, None, partials_of(self._waiting or ()), None, self._waiting))
 
     def __copy__(self) -> Layout:
         """Immutable: the layout itself."""
@@ -266,6 +298,23 @@ class Layout:
     def __deepcopy__(self, memo: dict[int, Any]) -> Layout:
         """Immutable: the layout itself."""
         return self
+
+    if not TYPE_CHECKING:  # or every misspelt attribute would have a type
+
+        def __getattr__(self, name: str) -> Any:
+            """What an unplaced layout does not know is left unset, so that a placed one pays for no check."""
+            if name not in _UNKNOWN:
+                msg = f"{type(self).__name__!r} object has no attribute {name!r}"
+                raise AttributeError(msg)
+            if self._waiting is None:
+                fix = 'names a mesh only; call it first to place a tensor: layout("None", ...), an alias per dim'
+            else:
+                fix = "waits for the number of dims of its tensor; say layout.with_shape(...) first"
+            msg = f"layout {self!r} {fix}"
+            raise LayoutError(msg)
+
+
+_UNKNOWN = ("dim_axes", "partials", "placements")
 
 
 def chunk_bounds(size: int, parts: int, index: int) -> tuple[int, int]:
@@ -279,13 +328,12 @@ def parse_placements(mesh: DeviceMesh, placements: Any, ndim: int) -> tuple[DimA
 
     Raises:
         LayoutError: (a ValueError) wrong count, a dim or axis that does not exist, an axis used twice.
+        MeshMismatchError: a layout of another mesh.
     """
     if isinstance(placements, Layout):
-        placed: Any = placements.dim_axes
-        if placed is None or placements.ndim != ndim:
-            msg = f"layout {placements!r} does not place a tensor of {ndim} dims"
-            raise LayoutError(msg)
-        return placements.dim_axes, placements.partials
+        _check_mesh(mesh, placements)
+        placed = placements.of_ndim(ndim)
+        return placed.dim_axes, placed.partials
     if isinstance(placements, Placement):
         placements = (placements,)
     if are_placements(placements):
@@ -293,8 +341,22 @@ def parse_placements(mesh: DeviceMesh, placements: Any, ndim: int) -> tuple[DimA
     return from_aliases(mesh, tuple(placements), ndim)
 
 
-def _intern(mesh: DeviceMesh, dim_axes: DimAxes | None, partials: Partials, shape: tuple[int, ...] | None) -> Layout:
-    key = (mesh, dim_axes, partials, shape)
+def _check_mesh(mesh: DeviceMesh, layout: Layout) -> None:
+    """The layout's axes are those of ``mesh``; one of ``Layout(mesh_shape, names)`` knows no device and no viewer."""
+    own = layout.mesh
+    if own is not mesh and (own.shape, own.names, own.ranks) != (mesh.shape, mesh.names, mesh.ranks):
+        msg = f"placements: the layout lives on {own!r}, the tensor on {mesh!r}; give a layout of the tensor's mesh"
+        raise MeshMismatchError(msg)
+
+
+def _intern(
+    mesh: DeviceMesh,
+    dim_axes: DimAxes | None,
+    partials: Partials,
+    shape: tuple[int, ...] | None,
+    waiting: tuple[Placement, ...] | None = None,
+) -> Layout:
+    key = (mesh, dim_axes, partials, shape, waiting)
     found = _INTERNED.get(key)
     if found is not None:
         return found
@@ -302,9 +364,13 @@ def _intern(mesh: DeviceMesh, dim_axes: DimAxes | None, partials: Partials, shap
         found = _INTERNED.get(key)
         if found is None:
             found = object.__new__(Layout)
-            found.mesh, found.partials, found.shape = mesh, partials, shape
-            found.dim_axes = dim_axes  # type: ignore[assignment] # None only before placing
-            found.placements = () if dim_axes is None else public_placements(mesh, dim_axes, partials)
+            found.mesh, found.shape, found._waiting = mesh, shape, waiting
+            found._is_placed = dim_axes is not None
+            if dim_axes is not None:
+                found.dim_axes, found.partials = dim_axes, partials
+                found.placements = public_placements(mesh, dim_axes, partials)
+            elif waiting is not None:
+                found.placements, found.partials = waiting, partials
             found.tensor_meta = None if shape is None else TensorMeta(shape, _dense(shape))
             found._local_shape = None
             _INTERNED[key] = found

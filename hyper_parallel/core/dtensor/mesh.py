@@ -16,7 +16,7 @@ from contextvars import ContextVar
 from typing import TYPE_CHECKING, Any
 
 from hyper_parallel.core.dtensor.grid import grid_of, nest, ravel, unravel
-from hyper_parallel.errors import MeshError
+from hyper_parallel.errors import MeshError, MeshLookupError
 from hyper_parallel.platform.select import current_platform
 from hyper_parallel.transport.base import active_transport
 
@@ -49,7 +49,8 @@ class DeviceMesh:
         coordinate: its position, or None when it is not a member.
 
     Raises:
-        MeshError: (a ValueError) unknown device, ragged rows, duplicate ranks or names, ranks outside the world.
+        MeshError: (a ValueError and RuntimeError) unknown device, ragged rows, duplicate ranks or names,
+            ranks outside the world.
     """
 
     device_type: str
@@ -59,7 +60,6 @@ class DeviceMesh:
     names: tuple[str, ...]
     rank: int
     coordinate: tuple[int, ...] | None
-    root: DeviceMesh
     _along: dict[tuple[int, ...], tuple[int, ...]]
 
     def __new__(  # noqa: PYI034 - meshes are interned and the class is final in all but name
@@ -78,7 +78,7 @@ class DeviceMesh:
             transport = current_platform().transport()
             _check_world(ranks, transport.world_size)
             _rank = transport.rank
-        return cls._interned(device_type, shape, ranks, names, _rank, None)
+        return cls._interned(device_type, shape, ranks, names, _rank)
 
     @classmethod
     def _interned(
@@ -88,7 +88,6 @@ class DeviceMesh:
         ranks: tuple[int, ...],
         names: tuple[str, ...] | None,
         rank: int,
-        root: DeviceMesh | None,
     ) -> DeviceMesh:
         key = (device_type, shape, ranks, names, rank)
         found = _INTERNED.get(key)
@@ -96,17 +95,16 @@ class DeviceMesh:
             with _LOCK:
                 found = _INTERNED.get(key)
                 if found is None:
-                    found = _INTERNED[key] = cls._build(key, root)
+                    found = _INTERNED[key] = cls._build(key)
         return found
 
     @classmethod
-    def _build(cls, key: tuple[Any, ...], root: DeviceMesh | None) -> DeviceMesh:
+    def _build(cls, key: tuple[Any, ...]) -> DeviceMesh:
         self = object.__new__(cls)
         self.device_type, self.shape, self.ranks, self.mesh_dim_names, self.rank = key
         self.names = self.mesh_dim_names or tuple(str(axis) for axis in range(len(self.shape)))
         index = self.ranks.index(self.rank) if self.rank in self.ranks else None
         self.coordinate = None if index is None else unravel(index, self.shape)
-        self.root = root or self
         self._along = {}
         return self
 
@@ -117,7 +115,7 @@ class DeviceMesh:
         """A mesh to plan with: no world needs to exist; the current rank is rank 0 where none runs."""
         _check(device_type, shape, ranks, names)
         transport = active_transport()
-        return cls._interned(device_type, shape, ranks, names, 0 if transport is None else transport.rank, None)
+        return cls._interned(device_type, shape, ranks, names, 0 if transport is None else transport.rank)
 
     # -- facts ---------------------------------------------------------------------------------------------------
 
@@ -139,14 +137,14 @@ class DeviceMesh:
         """Number of the axis called ``name``; negative numbers count from the right.
 
         Raises:
-            MeshError: no such axis.
+            MeshLookupError: (a MeshError, KeyError and IndexError) no such axis.
         """
         if isinstance(name, str) and name in self.names:
             return self.names.index(name)
         if isinstance(name, int) and not isinstance(name, bool) and -self.ndim <= name < self.ndim:
             return name % self.ndim
         msg = f"mesh has no axis {name!r}; its axes are {self.names} of sizes {self.shape}"
-        raise MeshError(msg)
+        raise MeshLookupError(msg)
 
     def get_coordinate(self) -> list[int] | None:
         """Position of the current rank, or None when it is not in the mesh."""
@@ -165,7 +163,13 @@ class DeviceMesh:
         return self.rank
 
     def coordinate_of(self, rank: int) -> tuple[int, ...]:
-        """Position of the global rank ``rank``."""
+        """Position of the global rank ``rank``.
+
+        Raises:
+            MeshLookupError: (a MeshError) the rank is not in the mesh.
+        """
+        if rank not in self.ranks:
+            raise self._stranger(rank)
         return unravel(self.ranks.index(rank), self.shape)
 
     def ranks_along(self, axes: tuple[int, ...]) -> tuple[int, ...]:
@@ -247,12 +251,12 @@ class DeviceMesh:
             return self
         shape = tuple(self.shape[axis] for axis in axes)
         sub_names = None if self.mesh_dim_names is None else tuple(self.names[axis] for axis in axes)
-        return self._interned(self.device_type, shape, self.ranks_along(axes), sub_names, self.rank, self.root)
+        return self._interned(self.device_type, shape, self.ranks_along(axes), sub_names, self.rank)
 
     def flatten(self, mesh_dim_name: str | None = None) -> DeviceMesh:
         """One-axis mesh over the same ranks, called ``mesh_dim_name`` or the names joined by ``_``."""
         name = mesh_dim_name or "_".join(self.names)
-        return self._interned(self.device_type, (len(self.ranks),), self.ranks, (name,), self.rank, self.root)
+        return self._interned(self.device_type, (len(self.ranks),), self.ranks, (name,), self.rank)
 
     # -- context -------------------------------------------------------------------------------------------------
 
@@ -288,9 +292,11 @@ class DeviceMesh:
 
     def _member(self) -> tuple[int, ...]:
         if self.coordinate is None:
-            msg = f"rank {self.rank} is not in {self!r}"
-            raise MeshError(msg)
+            raise self._stranger(self.rank)
         return self.coordinate
+
+    def _stranger(self, rank: int) -> MeshLookupError:
+        return MeshLookupError(f"rank {rank} is not in {self!r}")
 
     def _only_axis(self, mesh_dim: int | str | None, caller: str) -> int:
         if mesh_dim is not None:
@@ -311,7 +317,8 @@ def init_device_mesh(
     """Arrange the world (or ``rank_list``) in a grid of ``mesh_shape``, row-major.
 
     Raises:
-        MeshError: (a ValueError) the grid does not fit the world or the list, or names or ranks repeat.
+        MeshError: (a ValueError and RuntimeError) the grid does not fit the world or the list, or names or ranks
+            repeat.
     """
     shape: tuple[Any, ...] = tuple(mesh_shape)  # callers may be untyped
     if not shape or any(not isinstance(size, int) or size < 1 for size in shape):

@@ -47,6 +47,7 @@ def distribute_tensor(
 
     Raises:
         LayoutError: (a ValueError) placements that do not fit, or a DTensor that is laid out otherwise.
+        MeshMismatchError: (a RuntimeError and a ValueError) the placements are a layout of another mesh.
         MeshError: (a ValueError) ``src_data_rank`` is no position in the mesh.
     """
     mesh = resolve_mesh(device_mesh)

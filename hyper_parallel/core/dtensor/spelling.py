@@ -6,16 +6,17 @@ from typing import Any
 
 from hyper_parallel.core.dtensor.mesh import DeviceMesh
 from hyper_parallel.core.dtensor.placements import Partial, Placement, Replicate, Shard, StridedShard
-from hyper_parallel.errors import LayoutError
+from hyper_parallel.errors import LayoutError, PlacementError
 
 __all__ = [
     "DimAxes",
     "Partials",
     "alias_of",
     "are_placements",
-    "dim_of",
+    "check_count",
     "from_aliases",
     "from_placements",
+    "partials_of",
     "public_placements",
 ]
 
@@ -30,12 +31,7 @@ def are_placements(placements: Any) -> bool:
 
 def from_placements(mesh: DeviceMesh, placements: tuple[Placement, ...], ndim: int) -> tuple[DimAxes, Partials]:
     """Read one placement per axis."""
-    if len(placements) != mesh.ndim:
-        msg = (
-            f"placements: {len(placements)} given ({', '.join(map(repr, placements))}) "
-            f"for the {mesh.ndim} axes {mesh.names} of the mesh; give one per axis"
-        )
-        raise LayoutError(msg)
+    check_count(mesh, placements)
     dims: list[list[int]] = [[] for _ in range(ndim)]
     # Right to left: a split factor counts the axes further right that split the dim first.
     for axis in reversed(range(mesh.ndim)):
@@ -43,14 +39,32 @@ def from_placements(mesh: DeviceMesh, placements: tuple[Placement, ...], ndim: i
         if isinstance(place, Shard):
             dim = _normal_dim(place, ndim)
             dims[dim].insert(_position(mesh, dims[dim], place), axis)
-    partials = tuple((axis, place.reduce_op) for axis, place in enumerate(placements) if isinstance(place, Partial))
-    return tuple(map(tuple, dims)), partials
+    return tuple(map(tuple, dims)), partials_of(placements)
+
+
+def check_count(mesh: DeviceMesh, placements: tuple[Placement, ...]) -> None:
+    """There is one placement per axis.
+
+    Raises:
+        PlacementError: there is not.
+    """
+    if len(placements) != mesh.ndim:
+        msg = (
+            f"placements: {len(placements)} given ({', '.join(map(repr, placements))}) "
+            f"for the {mesh.ndim} axes {mesh.names} of the mesh; give one per axis"
+        )
+        raise PlacementError(msg)
+
+
+def partials_of(placements: tuple[Placement, ...]) -> Partials:
+    """The axes that hold summands, and their reductions."""
+    return tuple((axis, place.reduce_op) for axis, place in enumerate(placements) if isinstance(place, Partial))
 
 
 def _normal_dim(place: Shard, ndim: int) -> int:
     if not -ndim <= place.dim < ndim:
         msg = f"placements: {place!r} names dim {place.dim}, the tensor has {ndim} dims"
-        raise LayoutError(msg)
+        raise PlacementError(msg)
     return place.dim % ndim
 
 
@@ -71,7 +85,7 @@ def from_aliases(mesh: DeviceMesh, aliases: tuple[Any, ...], ndim: int) -> tuple
     """Read one alias per dim: an axis name, a tuple of them or ``"None"``."""
     if len(aliases) != ndim:
         msg = f"placements: {len(aliases)} aliases {aliases} given for a tensor of {ndim} dims; give one per dim"
-        raise LayoutError(msg)
+        raise PlacementError(msg)
     dim_axes = tuple(tuple(mesh.axis(name) for name in _names(alias)) for alias in aliases)
     used = [axis for axes in dim_axes for axis in axes]
     if len(set(used)) != len(used):
@@ -93,16 +107,6 @@ def _names(alias: Any) -> tuple[str, ...]:
 def alias_of(names: tuple[str, ...]) -> Any:
     """The alias of a dim that the axes ``names`` split."""
     return "None" if not names else names[0] if len(names) == 1 else names
-
-
-def dim_of(place: Placement) -> int:
-    """The dim that ``place`` splits, or -1."""
-    if isinstance(place, Shard):
-        if place.dim < 0:
-            msg = f"layout([...]): {place!r} needs the tensor's number of dims; give a non-negative dim"
-            raise LayoutError(msg)
-        return place.dim
-    return -1
 
 
 def public_placements(mesh: DeviceMesh, dim_axes: DimAxes, partials: Partials) -> tuple[Placement, ...]:

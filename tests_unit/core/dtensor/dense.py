@@ -18,7 +18,7 @@ REDUCE = {"sum": np.add.reduce, "avg": lambda a: np.mean(a, axis=0), "max": np.m
 def grid(shape, rank=0):
     """A mesh to look at from ``rank``, axes called a, b, c."""
     ranks = tuple(range(math.prod(shape)))
-    return DeviceMesh._interned("cpu", tuple(shape), ranks, tuple("abcd"[: len(shape)]), rank, None)
+    return DeviceMesh._interned("cpu", tuple(shape), ranks, tuple("abcd"[: len(shape)]), rank)
 
 
 def chunks(size, parts):

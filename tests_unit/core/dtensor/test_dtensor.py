@@ -7,8 +7,10 @@ import pytest
 
 import hyper_parallel.core.dtensor.dtensor as unit
 from hyper_parallel.core.dtensor.dtensor import DTensor
+from hyper_parallel.core.dtensor.factories import zeros
 from hyper_parallel.core.dtensor.layout import Layout
 from hyper_parallel.core.dtensor.mesh import init_device_mesh
+from hyper_parallel.core.dtensor.module import distribute_tensor
 from hyper_parallel.core.dtensor.placements import Partial, Replicate, Shard
 from hyper_parallel.errors import LayoutError, MeshMismatchError, ShardMismatchError
 from hyper_parallel.platform.select import get_torch_platform
@@ -265,3 +267,56 @@ def test_reduce_partial_does_what_is_pending():
         assert torch.equal(y.full_tensor(), torch.full((4,), 2.0))
 
     on_ranks(on_rank, 2, 2)
+
+
+@pytest.mark.parametrize("aliases", [("None", "a"), ("None", "b")])
+def test_a_layout_of_another_mesh_places_nothing(aliases):
+    """A layout as placements must be of the tensor's own mesh, whichever door it comes through."""
+    import torch
+
+    def on_rank(m3):
+        x, foreign = torch.zeros(4, 6), Layout((2, 2), ("a", "b"))(*aliases)
+        held = distribute_tensor(x, m3, [S0])
+        doors = (
+            lambda: distribute_tensor(x, m3, Layout((2, 2), ("a", "b"))(*aliases)),
+            lambda: held.redistribute(m3, foreign),
+            lambda: DTensor.from_local(x, m3, foreign),
+            lambda: zeros(4, 6, device_mesh=m3, placements=foreign),
+        )
+        return [text_of(MeshMismatchError, door) for door in doors]
+
+    lines = on_ranks(on_rank, 3)[0]
+    text = (
+        "placements: the layout lives on DeviceMesh(cpu, a=2, b=2, ranks=[0, 1, 2, 3]), the tensor on "
+        "DeviceMesh(cpu, tp=3, ranks=[0, 1, 2]); give a layout of the tensor's mesh"
+    )
+    assert lines == [text] * 4
+
+
+def test_a_layout_of_an_equal_mesh_places():
+    """A layout made by the public constructor knows no device and no viewer: shape, names and ranks count."""
+    import torch
+
+    def on_rank(mesh):
+        layout = Layout((2, 2), ("dp", "tp"))
+        x = torch.arange(24.0).reshape(4, 6)
+        for spelled in (layout("dp", "None"), layout([S0, R]), layout([Shard(-2), R])):
+            made = distribute_tensor(x, mesh, spelled)
+            assert made.placements == (S0, R)
+            assert made.redistribute(mesh, spelled) is made
+            assert torch.equal(made.full_tensor(), x)
+
+    on_ranks(on_rank, 2, 2)
+
+
+def test_grad_placements_by_position():
+    """to_local and full_tensor take them either way."""
+    import torch
+
+    def on_rank(mesh):
+        held = spread(torch.arange(6.0), mesh, S0).requires_grad_()
+        (held.full_tensor([P]) * (mesh.rank + 1)).sum().backward()
+        assert torch.equal(held.grad.to_local(), torch.full((3,), 3.0))
+        assert torch.equal(held.to_local([S0]), held.to_local(grad_placements=[S0]))
+
+    on_ranks(on_rank, 2)

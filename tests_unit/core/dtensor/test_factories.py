@@ -64,6 +64,20 @@ def test_options():
     assert on_mesh(rank) == [(2,), (2,), (1,)]
 
 
+@pytest.mark.parametrize("make", [zeros, ones, empty, rand, randn])
+def test_the_size_may_come_by_keyword(make):
+    """``size=`` is the positional size, and giving it twice is an error."""
+
+    def rank(mesh):
+        assert make(size=(3, 4), device_mesh=mesh, placements=[Shard(0)]).shape == (3, 4)
+        assert make(size=3, device_mesh=mesh).shape == (3,)
+        with pytest.raises(TypeError) as caught:
+            make(3, size=(3, 4), device_mesh=mesh)
+        return str(caught.value)
+
+    assert on_mesh(rank, 1) == ["size: given twice, by position (3,) and by keyword (3, 4)"]
+
+
 @pytest.mark.parametrize("make", [rand, randn])
 @pytest.mark.parametrize("placements", [None, [Shard(0)], [Shard(1)], [Partial()]])
 def test_random_values_do_not_depend_on_layout_or_mesh(make, placements):

@@ -95,7 +95,7 @@ def test_a_layout_built_by_its_own_spelling():
     """Layout(mesh_shape, names) called with aliases, placements or nothing places a tensor."""
     layout = Layout((2, 3), ("dp", "tp"))
     assert layout("dp", "tp") is Layout.from_device_mesh(MESH)("dp", "tp")
-    assert layout([S0, S1]) is layout("dp", "tp")
+    assert layout([S0, S1]).with_shape((4, 6)) is layout("dp", "tp").with_shape((4, 6))
     assert layout().ndim == 0
     assert layout(("dp", "tp"), "None").tensor_map == ((1, 0), -1)
     assert layout("tp", "None").tensor_map == (0, -1)
@@ -104,8 +104,10 @@ def test_a_layout_built_by_its_own_spelling():
 
 @pytest.mark.parametrize("make, text", [
     (lambda: Layout((2, 3), ("dp", "tp"), [0, 1]), "Layout: mesh_shape (2, 3) needs 6 ranks, rank_list has 2"),
-    (lambda: Layout((2, 3), ("dp", "tp"))([Shard(-1), R]),
-     "layout([...]): Shard(-1) needs the tensor's number of dims; give a non-negative dim"),
+    (lambda: Layout((2, 3), ("dp", "tp"))([S0]),
+     "placements: 1 given (Shard(0)) for the 2 axes ('dp', 'tp') of the mesh; give one per axis"),
+    (lambda: Layout((2, 3), ("dp", "tp"))([Shard(2), R]).with_shape((4, 6)),
+     "placements: Shard(2) names dim 2, the tensor has 2 dims"),
     (lambda: Layout((2, 3), ("dp", "tp"))("dp").local_box(), "layout has no global shape; use with_shape(...) first"),
     (lambda: Layout.place(MESH, Layout.place(MESH, [S0, R], (4,)), (4, 6)),
      ("layout Layout([4@dp] on DeviceMesh(cpu, dp=2, tp=3, ranks=[0, 1, 2, 3, 4, 5])) does not place a tensor of "
@@ -116,6 +118,69 @@ def test_a_layout_that_cannot_be_says_why(make, text):
     with pytest.raises(LayoutError) as caught:
         make()
     assert str(caught.value) == text
+
+
+def test_a_list_of_placements_waits_for_the_dims_of_its_tensor():
+    """Trailing whole dims and negative dims: the list is read once a shape, or a tensor, tells the number of dims."""
+    layout = Layout((2, 3), ("dp", "tp"))
+    first, last = layout([S0, Partial()]), layout([Shard(-1), R])
+    assert first is layout((S0, Partial()))
+    assert first.with_shape((4, 6, 5)).dim_axes == ((0,), (), ())
+    assert last.with_shape((4, 6)) is layout("None", "dp").with_shape((4, 6))
+    assert last.with_shape(None) is last
+    assert last.get_global_shape((4, 6, 5)) == (4, 6, 10)
+    assert Layout.place(MESH, last, (4, 6)) is Layout.place(MESH, [Shard(-1), R], (4, 6))
+    assert first.placements == (S0, Partial())
+    assert first.is_partial("tp")
+    remake, parts = first.__reduce__()
+    assert remake(*parts) is first
+    assert repr(last) == "Layout([Shard(-1), Replicate()] on DeviceMesh(cpu, dp=2, tp=3, ranks=[0, 1, 2, 3, 4, 5]))"
+
+
+@pytest.mark.parametrize("read", [
+    lambda layout: layout.ndim,
+    lambda layout: layout.dim_axes,
+    lambda layout: layout.tensor_map,
+    lambda layout: layout.alias_placements,
+    lambda layout: layout.local_shape,
+    lambda layout: layout.local_box(0),
+    lambda layout: layout.shard_count(0),
+    lambda layout: layout.notation(),
+    lambda layout: layout.placement_on(0),
+    lambda layout: layout.with_placement(0, R),
+    lambda layout: layout.is_replicated,
+    lambda layout: layout.get_global_shape((2, 2)),
+    lambda layout: layout.with_shape((2, 2)),
+    lambda layout: layout.placements,
+    lambda layout: layout.is_partial(),
+    lambda layout: layout.get_partial_by_dev_id("dp"),
+    lambda layout: Layout.place(MESH, layout, (2, 2)),
+])  # fmt: skip
+def test_an_unplaced_layout_says_to_call_it(read):
+    """Whatever depends on placements is one LayoutError before there are any; a waiting list never fails otherwise."""
+    mesh = "DeviceMesh(cpu, dp=2, tp=3, ranks=[0, 1, 2, 3, 4, 5])"
+    blank = Layout((2, 3), ("dp", "tp"))
+    remake, parts = blank.__reduce__()
+    assert remake(*parts) is blank
+    with pytest.raises(LayoutError) as caught:
+        read(blank)
+    assert str(caught.value) == (
+        f"layout Layout({mesh}) names a mesh only; call it first to place a tensor: "
+        'layout("None", ...), an alias per dim'
+    )
+    try:
+        read(blank([S0, R]))
+    except LayoutError as error:
+        assert str(error) == (  # noqa: PT017 - several of them know enough
+            f"layout Layout([Shard(0), Replicate()] on {mesh}) waits for the number of dims of its tensor; "
+            "say layout.with_shape(...) first"
+        )
+
+
+def test_other_attributes_are_missing_as_ever():
+    """The guard is for what placing sets."""
+    with pytest.raises(AttributeError, match="'Layout' object has no attribute 'nope'"):
+        _ = Layout((2, 3), ("dp", "tp")).nope
 
 
 def test_partial_queries():

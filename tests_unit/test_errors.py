@@ -1,0 +1,124 @@
+from __future__ import annotations
+
+import pickle
+
+import pytest
+
+import hyper_parallel
+from hyper_parallel.errors import HyperParallelError, MeshLookupError
+from hyper_parallel.verify.simulate import simulate
+
+pytestmark = pytest.mark.platforms("torch")
+
+
+class Given:
+    """One library's names, and a tensor on its mesh of two axes: what a mistake is made with."""
+
+    def __init__(self, names, init, mesh_type):
+        """Build the meshes of a world of four."""
+        import torch
+
+        self.names, self.init, self.mesh_type = names, init, mesh_type
+        self.mesh = init("cpu", (2, 2), mesh_dim_names=("dp", "tp"))
+        self.flat = init("cpu", (4,), mesh_dim_names=("all",))
+        self.unnamed = init("cpu", (4,))
+        self.places = [names.Shard(0), names.Replicate()]
+        self.plain = torch.zeros(4, 4)
+        self.held = names.distribute_tensor(self.plain, self.mesh, self.places)
+
+
+def far(on):
+    """Placements of a dim that no tensor here has."""
+    return [on.names.Shard(5), on.names.Replicate()]
+
+
+# What PyTorch accepts, or raises only by accident (an AttributeError of an int), is not here.
+MISTAKES = {
+    "the world is smaller": lambda on: on.init("cpu", (3, 2)),
+    "names repeat": lambda on: on.init("cpu", (2, 2), mesh_dim_names=("a", "a")),
+    "too few names": lambda on: on.init("cpu", (2, 2), mesh_dim_names=("a",)),
+    "a device with an index": lambda on: on.init("cuda:0", (2, 2)),
+    "a size below zero": lambda on: on.init("cpu", (-1, 4)),
+    "a size that is a string": lambda on: on.init("cpu", ("a",)),
+    "ragged rows": lambda on: on.mesh_type("cpu", [[0, 1], [2]]),
+    "a rank below zero": lambda on: on.mesh_type("cpu", [0, -1]),
+    "an unknown axis": lambda on: on.mesh["nope"],
+    "an axis of a mesh without names": lambda on: on.unnamed["nope"],
+    "an axis twice": lambda on: on.mesh["dp", "dp"],
+    "the group of an unknown axis": lambda on: on.mesh.get_group("nope"),
+    "the group of no axis": lambda on: on.mesh.get_group(),
+    "the group of an axis number too far": lambda on: on.mesh.get_group(7),
+    "the place on no axis": lambda on: on.mesh.get_local_rank(),
+    "the place on an unknown axis": lambda on: on.mesh.get_local_rank("nope"),
+    "the place of an outsider": lambda on: on.mesh_type("cpu", [on.mesh.get_rank() ^ 1]).get_local_rank(),
+    "the size of an axis number too far": lambda on: on.mesh.size(7),
+    "from_local: a dim too far": lambda on: on.names.DTensor.from_local(on.plain, on.mesh, far(on)),
+    "from_local: no placements": lambda on: on.names.DTensor.from_local(on.plain, on.mesh, [0, 1]),
+    "from_local: a DTensor": lambda on: on.names.DTensor.from_local(on.held, on.mesh, on.places),
+    "from_local: no mesh": lambda on: on.names.DTensor.from_local(on.plain, None, on.places),
+    "redistribute: too few": lambda on: on.held.redistribute(on.mesh, on.places[:1]),
+    "redistribute: a dim too far": lambda on: on.held.redistribute(on.mesh, far(on)),
+    "redistribute: another mesh": lambda on: on.held.redistribute(on.flat, on.places[:1]),
+    "distribute_tensor: too few": lambda on: on.names.distribute_tensor(on.plain, on.mesh, on.places[:1]),
+    "distribute_tensor: a dim too far": lambda on: on.names.distribute_tensor(on.plain, on.mesh, far(on)),
+    "distribute_tensor: a dim too low": lambda on: on.names.distribute_tensor(
+        on.plain, on.mesh, [on.names.Shard(-5), on.names.Replicate()]
+    ),
+    "distribute_tensor: no placements": lambda on: on.names.distribute_tensor(on.plain, on.mesh, [0, 1]),
+    "distribute_tensor: another mesh": lambda on: on.names.distribute_tensor(on.held, on.flat, on.places[:1]),
+    "distribute_tensor: another layout": lambda on: on.names.distribute_tensor(on.held, on.mesh, on.places[::-1]),
+    "zeros: too few": lambda on: on.names.zeros(4, 4, device_mesh=on.mesh, placements=on.places[:1]),
+    "zeros: a dim too far": lambda on: on.names.zeros(4, 4, device_mesh=on.mesh, placements=far(on)),
+    "a plain operand": lambda on: on.held + on.plain,
+    "operands of two meshes": lambda on: on.held @ on.names.distribute_tensor(on.plain, on.flat, on.places[:1]),
+}
+
+
+def raised(given):
+    """What each mistake raises."""
+    found = {}
+    for name, mistake in MISTAKES.items():
+        with pytest.raises(Exception) as caught:  # noqa: PT011 - which one is the question
+            mistake(given)
+        found[name] = caught.value
+    return found
+
+
+@pytest.fixture(scope="module")
+def theirs():
+    """What PyTorch raises, in a pretended world of four."""
+    import torch.distributed as dist
+    import torch.distributed.tensor as names
+    from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
+    from torch.testing._internal.distributed.fake_pg import FakeStore
+
+    dist.init_process_group("fake", store=FakeStore(), rank=0, world_size=4)
+    try:
+        return raised(Given(names, init_device_mesh, DeviceMesh))
+    finally:
+        dist.destroy_process_group()
+
+
+@pytest.fixture(scope="module")
+def ours():
+    """What this library raises on rank 0 of a simulated world of four."""
+
+    def rank():
+        return raised(Given(hyper_parallel, hyper_parallel.init_device_mesh, hyper_parallel.DeviceMesh))
+
+    return simulate(rank, 4, "torch")[0]
+
+
+@pytest.mark.parametrize("mistake", MISTAKES)
+def test_what_caught_the_mistake_on_pytorch_catches_it_here(mistake, theirs, ours):
+    """Our error of a mistake is an instance of the type that PyTorch raises for it, and of our own base."""
+    assert isinstance(ours[mistake], HyperParallelError)
+    assert isinstance(ours[mistake], type(theirs[mistake]))
+
+
+def test_a_lookup_error_reads_plainly():
+    """A KeyError shows the repr of its message; ours does not, also after a journey between ranks."""
+    error = MeshLookupError("mesh has no axis 'x'")
+    copied = pickle.loads(pickle.dumps(error))  # noqa: S301 - its own bytes
+    assert str(error) == str(copied) == "mesh has no axis 'x'"
+    assert isinstance(copied, KeyError)
