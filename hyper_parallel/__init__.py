@@ -2,77 +2,53 @@
 
 from __future__ import annotations
 
-import importlib
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
+
+from hyper_parallel._lazy import lazy
 
 if TYPE_CHECKING:
-    from hyper_parallel.core.dtensor.dtensor import DTensor
-    from hyper_parallel.core.dtensor.events import Event, EventLog, implicit_budget, record_events, strict
-    from hyper_parallel.core.dtensor.factories import empty, full, ones, rand, randn, zeros
-    from hyper_parallel.core.dtensor.layout import Layout
-    from hyper_parallel.core.dtensor.mesh import DeviceMesh, get_current_mesh, init_device_mesh
-    from hyper_parallel.core.dtensor.module import distribute_module, distribute_tensor
-    from hyper_parallel.core.dtensor.placements import Partial, Placement, Replicate, Shard, StridedShard
-    from hyper_parallel.core.dtensor.random import manual_seed
-    from hyper_parallel.core.shard.dfunction import DFunction
-    from hyper_parallel.core.shard.dispatch import implicit_replication
-    from hyper_parallel.core.shard.distributed_op import DistributedOp
-    from hyper_parallel.core.tensor_parallel.clip import clip_grad_norm_
-    from hyper_parallel.core.tensor_parallel.loss import loss_parallel
-    from hyper_parallel.core.tensor_parallel.parallelize import parallelize_module
-    from hyper_parallel.core.tensor_parallel.styles.base import ParallelStyle
-    from hyper_parallel.core.tensor_parallel.styles.colwise import ColwiseParallel
-    from hyper_parallel.core.tensor_parallel.styles.no_parallel import NoParallel
-    from hyper_parallel.core.tensor_parallel.styles.prepare_input import PrepareModuleInput
-    from hyper_parallel.core.tensor_parallel.styles.prepare_input_output import PrepareModuleInputOutput
-    from hyper_parallel.core.tensor_parallel.styles.prepare_output import PrepareModuleOutput
-    from hyper_parallel.core.tensor_parallel.styles.rowwise import RowwiseParallel
-    from hyper_parallel.core.tensor_parallel.styles.sequence import SequenceParallel
+    from hyper_parallel.core.dtensor import (
+        DeviceMesh,
+        DTensor,
+        Event,
+        EventLog,
+        Layout,
+        Partial,
+        Placement,
+        Replicate,
+        Shard,
+        StridedShard,
+        distribute_module,
+        distribute_tensor,
+        empty,
+        full,
+        get_current_mesh,
+        implicit_budget,
+        init_device_mesh,
+        manual_seed,
+        ones,
+        rand,
+        randn,
+        record_events,
+        strict,
+        zeros,
+    )
+    from hyper_parallel.core.shard import DFunction, DistributedOp, implicit_replication
+    from hyper_parallel.core.tensor_parallel import (
+        ColwiseParallel,
+        NoParallel,
+        ParallelStyle,
+        PrepareModuleInput,
+        PrepareModuleInputOutput,
+        PrepareModuleOutput,
+        RowwiseParallel,
+        SequenceParallel,
+        clip_grad_norm_,
+        loss_parallel,
+        parallelize_module,
+    )
+    from hyper_parallel.platform.autodiff import value_and_grad
     from hyper_parallel.platform.select import get_mindspore_platform, get_platform, get_torch_platform
-
-_HOMES = {
-    "ColwiseParallel": "hyper_parallel.core.tensor_parallel.styles.colwise",
-    "DFunction": "hyper_parallel.core.shard.dfunction",
-    "DTensor": "hyper_parallel.core.dtensor.dtensor",
-    "DeviceMesh": "hyper_parallel.core.dtensor.mesh",
-    "DistributedOp": "hyper_parallel.core.shard.distributed_op",
-    "Event": "hyper_parallel.core.dtensor.events",
-    "EventLog": "hyper_parallel.core.dtensor.events",
-    "Layout": "hyper_parallel.core.dtensor.layout",
-    "NoParallel": "hyper_parallel.core.tensor_parallel.styles.no_parallel",
-    "ParallelStyle": "hyper_parallel.core.tensor_parallel.styles.base",
-    "Partial": "hyper_parallel.core.dtensor.placements",
-    "Placement": "hyper_parallel.core.dtensor.placements",
-    "PrepareModuleInput": "hyper_parallel.core.tensor_parallel.styles.prepare_input",
-    "PrepareModuleInputOutput": "hyper_parallel.core.tensor_parallel.styles.prepare_input_output",
-    "PrepareModuleOutput": "hyper_parallel.core.tensor_parallel.styles.prepare_output",
-    "Replicate": "hyper_parallel.core.dtensor.placements",
-    "RowwiseParallel": "hyper_parallel.core.tensor_parallel.styles.rowwise",
-    "SequenceParallel": "hyper_parallel.core.tensor_parallel.styles.sequence",
-    "Shard": "hyper_parallel.core.dtensor.placements",
-    "StridedShard": "hyper_parallel.core.dtensor.placements",
-    "clip_grad_norm_": "hyper_parallel.core.tensor_parallel.clip",
-    "distribute_module": "hyper_parallel.core.dtensor.module",
-    "distribute_tensor": "hyper_parallel.core.dtensor.module",
-    "empty": "hyper_parallel.core.dtensor.factories",
-    "full": "hyper_parallel.core.dtensor.factories",
-    "get_current_mesh": "hyper_parallel.core.dtensor.mesh",
-    "get_mindspore_platform": "hyper_parallel.platform.select",
-    "get_platform": "hyper_parallel.platform.select",
-    "get_torch_platform": "hyper_parallel.platform.select",
-    "implicit_budget": "hyper_parallel.core.dtensor.events",
-    "implicit_replication": "hyper_parallel.core.shard.dispatch",
-    "init_device_mesh": "hyper_parallel.core.dtensor.mesh",
-    "loss_parallel": "hyper_parallel.core.tensor_parallel.loss",
-    "manual_seed": "hyper_parallel.core.dtensor.random",
-    "ones": "hyper_parallel.core.dtensor.factories",
-    "parallelize_module": "hyper_parallel.core.tensor_parallel.parallelize",
-    "rand": "hyper_parallel.core.dtensor.factories",
-    "randn": "hyper_parallel.core.dtensor.factories",
-    "record_events": "hyper_parallel.core.dtensor.events",
-    "strict": "hyper_parallel.core.dtensor.events",
-    "zeros": "hyper_parallel.core.dtensor.factories",
-}
 
 __all__ = [
     "ColwiseParallel",
@@ -115,20 +91,54 @@ __all__ = [
     "randn",
     "record_events",
     "strict",
+    "value_and_grad",
     "zeros",
 ]
 
-
-def __getattr__(name: str) -> Any:
-    """Import the home of a public name when it is first asked for."""
-    home = _HOMES.get(name)
-    if home is None:
-        msg = f"module {__name__!r} has no attribute {name!r}"
-        raise AttributeError(msg)
-    value = globals()[name] = getattr(importlib.import_module(home), name)
-    return value
-
-
-def __dir__() -> list[str]:
-    """Public names, imported or not."""
-    return sorted({*globals(), *__all__})
+__getattr__, __dir__ = lazy(
+    globals(),
+    {
+        "hyper_parallel.core.dtensor": (
+            "DTensor",
+            "DeviceMesh",
+            "Event",
+            "EventLog",
+            "Layout",
+            "Partial",
+            "Placement",
+            "Replicate",
+            "Shard",
+            "StridedShard",
+            "distribute_module",
+            "distribute_tensor",
+            "empty",
+            "full",
+            "get_current_mesh",
+            "implicit_budget",
+            "init_device_mesh",
+            "manual_seed",
+            "ones",
+            "rand",
+            "randn",
+            "record_events",
+            "strict",
+            "zeros",
+        ),
+        "hyper_parallel.core.shard": ("DFunction", "DistributedOp", "implicit_replication"),
+        "hyper_parallel.core.tensor_parallel": (
+            "ColwiseParallel",
+            "NoParallel",
+            "ParallelStyle",
+            "PrepareModuleInput",
+            "PrepareModuleInputOutput",
+            "PrepareModuleOutput",
+            "RowwiseParallel",
+            "SequenceParallel",
+            "clip_grad_norm_",
+            "loss_parallel",
+            "parallelize_module",
+        ),
+        "hyper_parallel.platform.autodiff": ("value_and_grad",),
+        "hyper_parallel.platform.select": ("get_mindspore_platform", "get_platform", "get_torch_platform"),
+    },
+)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import pytest
 
+from hyper_parallel.verify.faults import FAULTS
 from hyper_parallel.verify.model import verify_scenario
 from hyper_parallel.verify.scenarios import SCENARIOS
 
@@ -15,9 +16,10 @@ def test_a_scenario_trains_like_one_device(platform_name, scenario):
     assert report.ok, str(report)
 
 
-@pytest.mark.parametrize("fault", ["drop-allreduce", "double-bias"])
+@pytest.mark.parametrize("fault", FAULTS)
 def test_a_fault_is_found(platform_name, fault):
-    """A parallel run with a seeded fault does not pass over real processes either."""
+    """A seeded fault does not pass over real processes either, and the module that it was seeded into is named."""
     report = verify_scenario(SCENARIOS[1], platform=platform_name, launch="processes", steps=1, inject=fault)
     assert not report.ok
     assert sum(report.counts.values()) > 0
+    assert report.faulty_module == FAULTS[fault][0], str(report)

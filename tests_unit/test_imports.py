@@ -31,9 +31,10 @@ FRAMEWORK_HOMES = {
 }
 
 # Zone -> zones that it may import besides itself. A module belongs to the zone with the longest matching name.
-BASE = {"errors", "platform.contract", "platform", "transport"}
+BASE = {"_lazy", "errors", "platform.contract", "platform", "transport"}
 CORE = {"core.dtensor", "core.shard", "core.tensor_parallel"}
 ARROWS = {
+    "_lazy": set(),
     "errors": set(),
     # The transport is part of what a platform answers with: contracts name its interface.
     "platform.contract": {"errors", "transport"},
@@ -52,7 +53,7 @@ ARROWS = {
     "cli": BASE | CORE | {"verify", ""},
     "": BASE | CORE | {"verify"},  # hyper_parallel/__init__.py: public names, lazily
 }
-EAGER_AT_TOP = {"errors", ""}
+EAGER_AT_TOP = {"_lazy", "errors", ""}
 
 
 @dataclass(frozen=True)

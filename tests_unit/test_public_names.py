@@ -46,3 +46,22 @@ def test_a_script_ports_by_changing_its_imports():
     parallelize_module ColwiseParallel RowwiseParallel SequenceParallel PrepareModuleInput PrepareModuleOutput
     PrepareModuleInputOutput ParallelStyle ones zeros empty full"""
     assert set(names.split()) <= set(hyper_parallel.__all__)
+
+
+def test_the_event_log_is_also_where_operators_are():
+    """``strict``, ``implicit_budget`` and ``record_events`` have one home and are public beside the dispatcher."""
+    from hyper_parallel.core import dtensor, shard
+
+    for name in ("strict", "implicit_budget", "record_events"):
+        assert getattr(shard, name) is getattr(dtensor, name)
+
+
+@pytest.mark.platforms("torch")
+def test_value_and_grad_on_torch_names_what_to_do():
+    """PyTorch keeps gradients on tensors: the error says how to get them."""
+    import hyper_parallel
+    from hyper_parallel.errors import UnsupportedOnBackend
+    from hyper_parallel.platform.select import use_platform
+
+    with use_platform("torch"), pytest.raises(UnsupportedOnBackend, match=r"call loss\.backward\(\)"):
+        hyper_parallel.value_and_grad(abs)

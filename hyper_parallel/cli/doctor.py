@@ -12,6 +12,8 @@ from dataclasses import asdict, dataclass
 from importlib import metadata
 from typing import Any
 
+from hyper_parallel.platform.select import FRAMEWORKS
+
 __all__ = ["Finding", "add_parser", "findings", "run"]
 
 _PYTHONS = ((3, 10), (3, 12))
@@ -58,9 +60,9 @@ def run(arguments: argparse.Namespace) -> int:
 
 def findings() -> list[Finding]:
     """All facts about this environment."""
-    versions = {name: _version(name) for name in ("torch", "mindspore", "numpy", "torch_npu", "cloudpickle")}
-    found = [_python(), *(_framework(name, versions) for name in ("torch", "mindspore"))]
-    if versions["torch"] is None and versions["mindspore"] is None:
+    versions = {name: _version(name) for name in (*FRAMEWORKS, "numpy", "torch_npu", "cloudpickle")}
+    found = [_python(), *(_framework(name, versions) for name in FRAMEWORKS)]
+    if all(versions[name] is None for name in FRAMEWORKS):
         fix = "pip install 'hyper-parallel[torch]'"
         found.append(Finding("frameworks", "wrong", "neither framework is installed", fix))
     found += [_numpy(versions), *_npu(versions), *_transports(versions), _loopback()]

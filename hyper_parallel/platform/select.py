@@ -27,6 +27,7 @@ __all__ = [
     "FRAMEWORKS",
     "MissingFrameworkError",
     "current_platform",
+    "default_framework",
     "get_mindspore_platform",
     "get_platform",
     "get_torch_platform",
@@ -57,7 +58,7 @@ def get_platform() -> Platform:
         MissingFrameworkError: (an ImportError) neither framework is installed, or the one asked for is not.
     """
     chosen = _CHOSEN.get()
-    return platform_named(chosen if chosen is not None else _default_name())
+    return platform_named(chosen if chosen is not None else default_framework())
 
 
 def get_torch_platform() -> Platform:
@@ -119,7 +120,13 @@ def installed_frameworks() -> tuple[str, ...]:
     return tuple(name for name in FRAMEWORKS if name in sys.modules or importlib.util.find_spec(name) is not None)
 
 
-def _default_name() -> str:
+def default_framework() -> str:
+    """Name of the framework that runs where nothing is chosen explicitly; imports none.
+
+    Raises:
+        ValueError: the environment names something else than a framework.
+        MissingFrameworkError: (an ImportError) neither is installed.
+    """
     asked = os.environ.get(ENVIRONMENT_VARIABLE)
     if asked:
         if asked.lower() not in FRAMEWORKS:

@@ -15,11 +15,11 @@ from pathlib import Path
 from typing import Any, NoReturn
 
 from hyper_parallel.errors import RankFailedError
+from hyper_parallel.platform.select import FRAMEWORKS, default_framework
 from hyper_parallel.transport.failures import world_failed, world_timed_out
 from hyper_parallel.transport.shipping import pack, unpack
 from hyper_parallel.transport.worker_main import Report, Task
 from hyper_parallel.verify import _worker
-from hyper_parallel.verify.simulate import default_platform
 
 __all__ = ["launch"]
 
@@ -45,7 +45,7 @@ def launch(
     Args:
         fn: what every rank runs.
         world_size: number of ranks, at least one.
-        platform: ``"torch"`` or ``"mindspore"``; None takes PyTorch if it is installed.
+        platform: ``"torch"`` or ``"mindspore"``; None takes the default framework.
         args: arguments of ``fn``, the same on every rank.
         timeout: seconds after which every rank's stack is shown and the processes are ended.
 
@@ -56,9 +56,9 @@ def launch(
     if world_size < 1:
         msg = f"world_size is {world_size}; a world has at least one rank"
         raise ValueError(msg)
-    platform = platform or default_platform()
-    if platform not in ("torch", "mindspore"):
-        msg = f"platform is {platform!r}; it must be 'torch' or 'mindspore'"
+    platform = platform or default_framework()
+    if platform not in FRAMEWORKS:
+        msg = f"platform is {platform!r}; it must be {' or '.join(map(repr, FRAMEWORKS))}"
         raise ValueError(msg)
     with tempfile.TemporaryDirectory(prefix="hyper_parallel_launch_") as name:
         folder = Path(name)

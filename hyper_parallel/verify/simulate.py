@@ -3,26 +3,12 @@
 from __future__ import annotations
 
 import functools
-import importlib.util
 from collections.abc import Callable, Sequence
 from typing import Any
 
-from hyper_parallel.platform.select import use_platform
+from hyper_parallel.platform.select import FRAMEWORKS, default_framework, use_platform
 
-__all__ = ["default_platform", "simulate"]
-
-
-def default_platform() -> str:
-    """``torch`` if it can be imported, else ``mindspore``.
-
-    Raises:
-        ImportError: neither is installed.
-    """
-    for name in ("torch", "mindspore"):
-        if importlib.util.find_spec(name) is not None:
-            return name
-    msg = "neither torch nor mindspore is installed: pip install one of them"
-    raise ImportError(msg)
+__all__ = ["simulate"]
 
 
 def simulate(
@@ -43,7 +29,7 @@ def simulate(
     Args:
         fn: what every rank runs.
         world_size: number of ranks, at least one.
-        platform: ``"torch"`` or ``"mindspore"``; None takes PyTorch if it is installed.
+        platform: ``"torch"`` or ``"mindspore"``; None takes the default framework.
         args: arguments of ``fn``, the same on every rank.
         timeout: seconds after which every rank's stack is shown instead of waiting on.
 
@@ -55,7 +41,7 @@ def simulate(
     if world_size < 1:
         msg = f"world_size is {world_size}; a world has at least one rank"
         raise ValueError(msg)
-    platform = platform or default_platform()
+    platform = platform or default_framework()
     if platform == "torch":
         from hyper_parallel.transport.c10d import TorchOps  # the other framework stays unimported
         from hyper_parallel.transport.threads import run_threads
@@ -65,7 +51,7 @@ def simulate(
         from hyper_parallel.transport.workers import run_workers
 
         return run_workers(_on_platform, (platform, fn, *args), world_size, timeout)
-    msg = f"platform is {platform!r}; it must be 'torch' or 'mindspore'"
+    msg = f"platform is {platform!r}; it must be {' or '.join(map(repr, FRAMEWORKS))}"
     raise ValueError(msg)
 
 

@@ -146,3 +146,15 @@ def test_a_tensor_tells_its_platform():
 
     for value in (torch.ones(1), torch.nn.Parameter(torch.ones(1)), torch.nn.Linear(1, 1)):
         assert select.platform_of(value) is select.get_torch_platform()
+
+
+def test_the_default_is_told_without_an_import(bare, monkeypatch):
+    """MindSpore before PyTorch, the only imported one before that, the environment before all; nothing is imported."""
+    made = built(monkeypatch)
+    bare.update(select.FRAMEWORKS)
+    assert select.default_framework() == "mindspore"
+    monkeypatch.setitem(sys.modules, "torch", types.ModuleType("torch"))
+    assert select.default_framework() == "torch"
+    monkeypatch.setenv(select.ENVIRONMENT_VARIABLE, "MindSpore")
+    assert select.default_framework() == "mindspore"
+    assert made == {}

@@ -1,6 +1,5 @@
 """The front door to simulated worlds."""
 
-import importlib.util
 import statistics
 import time
 
@@ -9,7 +8,7 @@ import pytest
 from hyper_parallel.errors import RankFailedError
 from hyper_parallel.transport.base import active_transport
 from hyper_parallel.verify.conformance import check_transport
-from hyper_parallel.verify.simulate import default_platform, simulate
+from hyper_parallel.verify.simulate import simulate
 
 
 def everyone():
@@ -55,16 +54,6 @@ def test_world_size_and_platform_must_exist():
         simulate(everyone, 0)
     with pytest.raises(ValueError, match="'torch' or 'mindspore'"):
         simulate(everyone, 1, "jax")
-
-
-def test_default_platform_is_what_is_installed(monkeypatch):
-    """PyTorch is the default where it is installed, then MindSpore; with neither the error says what to install."""
-    for installed, expected in (({"torch", "mindspore"}, "torch"), ({"mindspore"}, "mindspore")):
-        monkeypatch.setattr(importlib.util, "find_spec", lambda name, known=installed: name in known or None)
-        assert default_platform() == expected
-    monkeypatch.setattr(importlib.util, "find_spec", lambda _: None)
-    with pytest.raises(ImportError, match="pip install"):
-        default_platform()
 
 
 @pytest.mark.platforms("torch")

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-import importlib
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
+
+from hyper_parallel._lazy import lazy
 
 if TYPE_CHECKING:
     from hyper_parallel.core.dtensor.dtensor import DTensor
@@ -14,33 +15,6 @@ if TYPE_CHECKING:
     from hyper_parallel.core.dtensor.module import distribute_module, distribute_tensor
     from hyper_parallel.core.dtensor.placements import Partial, Placement, Replicate, Shard, StridedShard
     from hyper_parallel.core.dtensor.random import manual_seed
-
-_HOMES = {
-    "DTensor": "hyper_parallel.core.dtensor.dtensor",
-    "DeviceMesh": "hyper_parallel.core.dtensor.mesh",
-    "Event": "hyper_parallel.core.dtensor.events",
-    "EventLog": "hyper_parallel.core.dtensor.events",
-    "Layout": "hyper_parallel.core.dtensor.layout",
-    "Partial": "hyper_parallel.core.dtensor.placements",
-    "Placement": "hyper_parallel.core.dtensor.placements",
-    "Replicate": "hyper_parallel.core.dtensor.placements",
-    "Shard": "hyper_parallel.core.dtensor.placements",
-    "StridedShard": "hyper_parallel.core.dtensor.placements",
-    "distribute_module": "hyper_parallel.core.dtensor.module",
-    "distribute_tensor": "hyper_parallel.core.dtensor.module",
-    "empty": "hyper_parallel.core.dtensor.factories",
-    "full": "hyper_parallel.core.dtensor.factories",
-    "get_current_mesh": "hyper_parallel.core.dtensor.mesh",
-    "implicit_budget": "hyper_parallel.core.dtensor.events",
-    "init_device_mesh": "hyper_parallel.core.dtensor.mesh",
-    "manual_seed": "hyper_parallel.core.dtensor.random",
-    "ones": "hyper_parallel.core.dtensor.factories",
-    "rand": "hyper_parallel.core.dtensor.factories",
-    "randn": "hyper_parallel.core.dtensor.factories",
-    "record_events": "hyper_parallel.core.dtensor.events",
-    "strict": "hyper_parallel.core.dtensor.events",
-    "zeros": "hyper_parallel.core.dtensor.factories",
-}
 
 __all__ = [
     "DTensor",
@@ -69,17 +43,16 @@ __all__ = [
     "zeros",
 ]
 
-
-def __getattr__(name: str) -> Any:
-    """Import the home of a public name when it is first asked for."""
-    home = _HOMES.get(name)
-    if home is None:
-        msg = f"module {__name__!r} has no attribute {name!r}"
-        raise AttributeError(msg)
-    value = globals()[name] = getattr(importlib.import_module(home), name)
-    return value
-
-
-def __dir__() -> list[str]:
-    """Public names, imported or not."""
-    return sorted({*globals(), *__all__})
+__getattr__, __dir__ = lazy(
+    globals(),
+    {
+        "hyper_parallel.core.dtensor.dtensor": ("DTensor",),
+        "hyper_parallel.core.dtensor.events": ("Event", "EventLog", "implicit_budget", "record_events", "strict"),
+        "hyper_parallel.core.dtensor.factories": ("empty", "full", "ones", "rand", "randn", "zeros"),
+        "hyper_parallel.core.dtensor.layout": ("Layout",),
+        "hyper_parallel.core.dtensor.mesh": ("DeviceMesh", "get_current_mesh", "init_device_mesh"),
+        "hyper_parallel.core.dtensor.module": ("distribute_module", "distribute_tensor"),
+        "hyper_parallel.core.dtensor.placements": ("Partial", "Placement", "Replicate", "Shard", "StridedShard"),
+        "hyper_parallel.core.dtensor.random": ("manual_seed",),
+    },
+)

@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 from hyper_parallel.core.dtensor.dtensor import DTensor
 from hyper_parallel.core.shard.binder import Binder
+from hyper_parallel.core.shard.compiled import marked
 from hyper_parallel.core.shard.dispatch import Entry
 from hyper_parallel.core.shard.distributed_op import user_op
 from hyper_parallel.core.shard.rule import Rule, find_rule
@@ -53,13 +54,14 @@ class DFunction:
     @classmethod
     def apply(cls, *args: Any, **kwargs: Any) -> Any:
         """Run on plain tensors directly, on DTensors under ``_op_name``."""
-        tensors = list(_leaves((args, tuple(kwargs.values()))))
+        tensors = list(_tensors((args, tuple(kwargs.values()))))
         if not tensors:
             msg = f"{cls.__name__}.apply: no tensor among the arguments"
             raise TypeError(msg)
-        platform = platform_of(next((one for one in tensors if isinstance(one, DTensor)), tensors[0]))
+        distributed = [platform for platform, one in tensors if isinstance(one, DTensor)]
+        platform = distributed[0] if distributed else tensors[0][0]
         native = _native(cls, platform)
-        if any(isinstance(one, DTensor) for one in tensors):
+        if distributed:
             return cls._dispatched(platform, native, args, kwargs)
         return native(*args, **kwargs)
 
@@ -88,17 +90,26 @@ class DFunction:
 
 
 class _SignatureBinder(Binder):
-    """Binds by the user's ``forward``; its parameters stand for the rule's, in order."""
+    """Binds by the user's ``forward``; its positions stand for the rule's, in order, its keywords by name.
+
+    What the rule has no parameter for says nothing about layouts: it goes to ``forward``, unless it is a tensor.
+    """
 
     def __init__(self, cls: type[DFunction], rule: Rule) -> None:
         super().__init__(rule.signature)
         self.forward = _signature(cls)
+        kinds = [one.kind for one in self.parameters.values()]
+        self.room = None if self.starred else sum(kind is inspect.Parameter.POSITIONAL_OR_KEYWORD for kind in kinds)
 
     def bind(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> dict[str, Any]:
         """The rule's parameters by name."""
         bound = self.forward.bind(*args, **kwargs)
         bound.apply_defaults()
-        return super().bind(tuple(bound.arguments.values()), {})
+        args, kwargs = bound.args, bound.kwargs
+        if not any(marked(args[self.room :])):
+            args = args[: self.room]
+        named = {name: value for name, value in kwargs.items() if name in self.parameters or any(marked([value]))}
+        return super().bind(args, named)
 
 
 def _signature(cls: type[DFunction]) -> inspect.Signature:
@@ -107,7 +118,7 @@ def _signature(cls: type[DFunction]) -> inspect.Signature:
 
 
 def _native(cls: type[DFunction], platform: Platform) -> Callable[..., Any]:
-    """``cls`` as a function of the framework; keywords are bound to positions, which is all its ``apply`` takes."""
+    """``cls`` as a function of the framework."""
     key = (cls, platform.platform_type)
     with _LOCK:
         if key not in _NATIVE:
@@ -117,33 +128,54 @@ def _native(cls: type[DFunction], platform: Platform) -> Callable[..., Any]:
 
 
 def _make_native(cls: type[DFunction], platform: Platform) -> Callable[..., Any]:
+    """Positions are all that a framework tracks: keywords follow the positions, in the order of the signature."""
     signature = _signature(cls)
-    native: Any = type(cls.__name__, (platform.Function,), {
-        "forward": staticmethod(cls.forward),
-        "backward": staticmethod(cls.backward),
-    })  # fmt: skip
+    packed: dict[tuple[str, ...], Any] = {}
 
     def call(*args: Any, **kwargs: Any) -> Any:
-        if kwargs:
-            bound = signature.bind(*args, **kwargs)
-            bound.apply_defaults()
-            if bound.kwargs:
-                msg = (
-                    f"{cls.__name__}.apply: keyword-only arguments {sorted(bound.kwargs)} cannot be tracked; "
-                    "make them positional"
-                )
-                raise TypeError(msg)
-            args = bound.args
-        return native.apply(*args)
+        bound = signature.bind(*args, **kwargs)
+        bound.apply_defaults()
+        names = tuple(bound.kwargs)
+        if names not in packed:
+            packed[names] = _packed(cls, platform, names)
+        return packed[names].apply(*bound.args, *bound.kwargs.values())
 
     call.__name__ = cls.__name__
     call.__signature__ = signature  # type: ignore[attr-defined] # what users' rules bind by
     return call
 
 
-def _leaves(tree: Any) -> Iterator[Any]:
+def _packed(cls: type[DFunction], platform: Platform, names: tuple[str, ...]) -> Any:
+    """The framework's custom function whose last arguments are the keywords ``names`` of ``cls.forward``."""
+
+    def forward(ctx: Any, *flat: Any) -> Any:
+        ctx.hyper_parallel_arguments = len(flat)
+        split = len(flat) - len(names)
+        return cls.forward(ctx, *flat[:split], **dict(zip(names, flat[split:], strict=True)))
+
+    def backward(ctx: Any, *grads: Any) -> Any:
+        """As many gradients as arguments: defaults that ``backward`` says nothing about have none."""
+        found = cls.backward(ctx, *grads)
+        several = tuple(found) if isinstance(found, (list, tuple)) else (found,)
+        count = ctx.hyper_parallel_arguments
+        if any(one is not None for one in several[count:]):
+            msg = f"{cls.__name__}.backward returned {len(several)} gradients, forward has {count} arguments"
+            raise RuntimeError(msg)
+        return (*several[:count], *(None,) * (count - len(several)))
+
+    methods = {"forward": staticmethod(forward), "backward": staticmethod(backward)}
+    return type(cls.__name__, (platform.Function,), methods)
+
+
+def _tensors(tree: Any) -> Iterator[tuple[Platform, Any]]:
+    """Tensors in nested sequences, each with its platform."""
     if isinstance(tree, (list, tuple)):
         for item in tree:
-            yield from _leaves(item)
-    elif isinstance(tree, DTensor) or type(tree).__name__ in {"Tensor", "Parameter"} or hasattr(tree, "dtype"):
-        yield tree
+            yield from _tensors(item)
+        return
+    try:
+        platform = platform_of(tree)
+    except TypeError:
+        return  # of no framework
+    if platform.is_tensor(tree):
+        yield platform, tree

@@ -75,7 +75,7 @@ def check(module: Any, device_mesh: DeviceMesh, plan: ParallelStyle | Mapping[st
     found = matches(module, plan)
     misfits = _misfits(found)
     fitting = [one for one in found if one.style.complaint(one.module) is None]
-    placed = _placed(platform, fitting)
+    placed = _placed(fitting)
     problems = [
         *_unmatched(platform, module, plan, found),
         *misfits,
@@ -149,10 +149,9 @@ def _misfits(found: list[Match]) -> list[str]:
     return [f"{path or 'the module'}: {complaint}" for path, complaint in complaints if complaint is not None]
 
 
-def _placed(platform: Platform, found: list[Match]) -> dict[str, list[tuple[Placement, Match]]]:
+def _placed(found: list[Match]) -> dict[str, list[tuple[Placement, Match]]]:
     """Placement on the parallel axis, by the parameter's path, from every style that lays it out."""
     placed: dict[str, list[tuple[Placement, Match]]] = {}
-    del platform
     for one in found:
         for name, placement in one.style.placements_for(one.module).items():
             path = f"{one.path}.{name}" if one.path else name

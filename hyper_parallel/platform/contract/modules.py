@@ -60,13 +60,12 @@ class ModulesFacet(abc.ABC):
     def set_gradient(self, parameter: Any, gradient: Any) -> None:
         """Replace the gradient kept on ``parameter``."""
 
-    @abc.abstractmethod
     def register_forward_pre_hook(
         self, module: Any, hook: Callable[..., Any], *, prepend: bool = False, with_kwargs: bool = False
     ) -> Any:
         """``hook(module, args)`` or ``hook(module, args, kwargs)`` before forward; it may return replacements."""
+        return module.register_forward_pre_hook(hook, prepend=prepend, with_kwargs=with_kwargs)
 
-    @abc.abstractmethod
     def register_forward_hook(
         self,
         module: Any,
@@ -80,3 +79,4 @@ class ModulesFacet(abc.ABC):
 
         With ``always_call`` it runs even when forward raises, with None as output.
         """
+        return module.register_forward_hook(hook, prepend=prepend, with_kwargs=with_kwargs, always_call=always_call)

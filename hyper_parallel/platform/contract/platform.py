@@ -91,6 +91,19 @@ class Platform(
         msg = f"benchmark: {self.platform_type} has no distributed tensor of its own to compare with; measure on torch"
         raise UnsupportedOnBackend(msg)
 
+    def value_and_grad(self, fn: Callable[..., Any], *how: Any) -> Callable[..., tuple[Any, Any]]:
+        """The framework's function that differentiates functions, with gradients of DTensors as DTensors.
+
+        Raises:
+            UnsupportedOnBackend: the framework keeps gradients on tensors.
+        """
+        del fn, how
+        msg = (
+            f"value_and_grad: {self.platform_type} keeps gradients on tensors; "
+            "call loss.backward() and read parameter.grad"
+        )
+        raise UnsupportedOnBackend(msg)
+
     @abc.abstractmethod
     def local_op(self, op: str) -> Callable[..., Any]:
         """The framework's implementation of canonical operator ``op`` on plain tensors, with canonical parameters."""

@@ -77,24 +77,6 @@ class MindSporeModules(ModulesFacet):
         target = parameter.to_local() if isinstance(parameter, DTensor) else parameter
         target.copy_(gradient.to_local() if isinstance(gradient, DTensor) else gradient)
 
-    def register_forward_pre_hook(
-        self, module: Any, hook: Callable[..., Any], *, prepend: bool = False, with_kwargs: bool = False
-    ) -> Any:
-        """MindSpore's own."""
-        return module.register_forward_pre_hook(hook, prepend=prepend, with_kwargs=with_kwargs)
-
-    def register_forward_hook(
-        self,
-        module: Any,
-        hook: Callable[..., Any],
-        *,
-        prepend: bool = False,
-        with_kwargs: bool = False,
-        always_call: bool = False,
-    ) -> Any:
-        """MindSpore's own."""
-        return module.register_forward_hook(hook, prepend=prepend, with_kwargs=with_kwargs, always_call=always_call)
-
 
 def _walk(cell: mindspore.nn.Cell, path: str) -> Iterator[tuple[str, Any]]:
     yield path, cell

@@ -79,6 +79,12 @@ class MindSporePlatform(MindSporeTensors, MindSporeModules, MindSporeDifferentia
         """Only for what an operation made: inputs and parameters live on into the next differentiation."""
         return not tensor._local._is_leaf  # noqa: SLF001 - no public spelling
 
+    def value_and_grad(self, fn: Callable[..., Any], *how: Any) -> Callable[..., tuple[Any, Any]]:
+        """MindSpore's own, with layouts."""
+        from hyper_parallel.platform.mindspore.autodiff import value_and_grad
+
+        return value_and_grad(fn, *how)
+
     def local_op(self, op: str) -> Callable[..., Any]:
         """From the table."""
         from hyper_parallel.platform.mindspore.local_ops import LOCAL

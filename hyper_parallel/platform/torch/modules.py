@@ -66,21 +66,3 @@ class TorchModules(ModulesFacet):
     def set_gradient(self, parameter: Any, gradient: Any) -> None:
         """Assign ``grad``."""
         parameter.grad = gradient
-
-    def register_forward_pre_hook(
-        self, module: Any, hook: Callable[..., Any], *, prepend: bool = False, with_kwargs: bool = False
-    ) -> Any:
-        """PyTorch's own."""
-        return module.register_forward_pre_hook(hook, prepend=prepend, with_kwargs=with_kwargs)
-
-    def register_forward_hook(
-        self,
-        module: Any,
-        hook: Callable[..., Any],
-        *,
-        prepend: bool = False,
-        with_kwargs: bool = False,
-        always_call: bool = False,
-    ) -> Any:
-        """PyTorch's own."""
-        return module.register_forward_hook(hook, prepend=prepend, with_kwargs=with_kwargs, always_call=always_call)

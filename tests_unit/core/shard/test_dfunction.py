@@ -157,18 +157,3 @@ def test_what_cannot_be():
         "Unknown: no rule is registered for _op_name 'nobody knows it'; register a DistributedOp of that name",
         "Nameless.apply: no tensor among the arguments",
     ]
-
-
-def test_keyword_only_arguments_cannot_be_tracked():
-    """The framework's custom functions take positions only; a keyword-only argument is an error that says so."""
-    import torch
-
-    class Named(Nameless):
-        @staticmethod
-        def forward(ctx, x, *, factor):
-            del ctx
-            return x * factor
-
-    assert text_of(TypeError, lambda: Named.apply(torch.ones(1), factor=2.0)) == (
-        "Named.apply: keyword-only arguments ['factor'] cannot be tracked; make them positional"
-    )

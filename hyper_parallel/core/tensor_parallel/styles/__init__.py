@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-import importlib
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
+
+from hyper_parallel._lazy import lazy
 
 if TYPE_CHECKING:
     from hyper_parallel.core.tensor_parallel.styles.base import ParallelStyle
@@ -14,17 +15,6 @@ if TYPE_CHECKING:
     from hyper_parallel.core.tensor_parallel.styles.prepare_output import PrepareModuleOutput
     from hyper_parallel.core.tensor_parallel.styles.rowwise import RowwiseParallel
     from hyper_parallel.core.tensor_parallel.styles.sequence import SequenceParallel
-
-_HOMES = {
-    "ColwiseParallel": "hyper_parallel.core.tensor_parallel.styles.colwise",
-    "NoParallel": "hyper_parallel.core.tensor_parallel.styles.no_parallel",
-    "ParallelStyle": "hyper_parallel.core.tensor_parallel.styles.base",
-    "PrepareModuleInput": "hyper_parallel.core.tensor_parallel.styles.prepare_input",
-    "PrepareModuleInputOutput": "hyper_parallel.core.tensor_parallel.styles.prepare_input_output",
-    "PrepareModuleOutput": "hyper_parallel.core.tensor_parallel.styles.prepare_output",
-    "RowwiseParallel": "hyper_parallel.core.tensor_parallel.styles.rowwise",
-    "SequenceParallel": "hyper_parallel.core.tensor_parallel.styles.sequence",
-}
 
 __all__ = [
     "ColwiseParallel",
@@ -37,17 +27,16 @@ __all__ = [
     "SequenceParallel",
 ]
 
-
-def __getattr__(name: str) -> Any:
-    """Import the home of a public name when it is first asked for."""
-    home = _HOMES.get(name)
-    if home is None:
-        msg = f"module {__name__!r} has no attribute {name!r}"
-        raise AttributeError(msg)
-    value = globals()[name] = getattr(importlib.import_module(home), name)
-    return value
-
-
-def __dir__() -> list[str]:
-    """Public names, imported or not."""
-    return sorted({*globals(), *__all__})
+__getattr__, __dir__ = lazy(
+    globals(),
+    {
+        "hyper_parallel.core.tensor_parallel.styles.base": ("ParallelStyle",),
+        "hyper_parallel.core.tensor_parallel.styles.colwise": ("ColwiseParallel",),
+        "hyper_parallel.core.tensor_parallel.styles.no_parallel": ("NoParallel",),
+        "hyper_parallel.core.tensor_parallel.styles.prepare_input": ("PrepareModuleInput",),
+        "hyper_parallel.core.tensor_parallel.styles.prepare_input_output": ("PrepareModuleInputOutput",),
+        "hyper_parallel.core.tensor_parallel.styles.prepare_output": ("PrepareModuleOutput",),
+        "hyper_parallel.core.tensor_parallel.styles.rowwise": ("RowwiseParallel",),
+        "hyper_parallel.core.tensor_parallel.styles.sequence": ("SequenceParallel",),
+    },
+)

@@ -8,17 +8,17 @@ from collections.abc import Callable, Mapping
 from typing import TYPE_CHECKING, Any
 
 from hyper_parallel.core.dtensor.dtensor import DTensor
-from hyper_parallel.core.dtensor.module import place_parameter
+from hyper_parallel.core.dtensor.module import place_parameter, replicate_module
+from hyper_parallel.core.dtensor.placements import Placement, Replicate
 from hyper_parallel.core.tensor_parallel.styles.boundary import Boundary, on_axis, parallel_axis
 from hyper_parallel.errors import UnsupportedModuleError
 from hyper_parallel.platform.select import platform_of
 
 if TYPE_CHECKING:
     from hyper_parallel.core.dtensor.mesh import DeviceMesh
-    from hyper_parallel.core.dtensor.placements import Placement
     from hyper_parallel.platform.contract.platform import Platform
 
-__all__ = ["LayerStyle", "ParallelStyle", "convert_first", "first_argument", "options", "to_local"]
+__all__ = ["LayerStyle", "ParallelStyle", "WholeStyle", "convert_first", "first_argument", "options", "to_local"]
 
 _STYLED = "_hyper_parallel_style"
 
@@ -142,6 +142,40 @@ class LayerStyle(ParallelStyle):
     def __repr__(self) -> str:
         """Every option."""
         return options(self, "input_layouts", "output_layouts", "use_local_output")
+
+
+class WholeStyle(ParallelStyle):
+    """A style of any module, whose parameters stay whole on every rank, and which converts input and output."""
+
+    def placements_for(self, module: Any) -> Mapping[str, Placement]:
+        """All of them whole."""
+        return dict.fromkeys(platform_of(module).parameters_dict(module), Replicate())
+
+    def apply(self, module: Any, device_mesh: DeviceMesh) -> Any:
+        """Replicate parameters and buffers, hook input and output."""
+        platform = platform_of(module)
+        axis, name = parallel_axis(device_mesh), first_argument(platform, module)
+        replicate_module(platform, module, device_mesh, src_data_rank=self.src_data_rank)
+
+        def before(cell: Any, args: Args, kwargs: Kwargs) -> tuple[Args, Kwargs]:
+            edge = Boundary(type(self).__name__, cell, device_mesh, axis)
+            return convert_first(edge, name, args, kwargs, lambda value: self._enter(edge, value, name))
+
+        def after(cell: Any, _: Any, output: Any) -> Any:
+            edge = Boundary(type(self).__name__, cell, device_mesh, axis)
+            return platform.tree_map(lambda one: self._leave(edge, one), output)
+
+        platform.register_forward_pre_hook(module, before, with_kwargs=True)
+        platform.register_forward_hook(module, after)
+        return module
+
+    @abc.abstractmethod
+    def _enter(self, edge: Boundary, value: Any, name: str) -> DTensor:
+        """The first argument as the module computes on it."""
+
+    @abc.abstractmethod
+    def _leave(self, edge: Boundary, value: Any) -> Any:
+        """One leaf of the output as the caller wants it."""
 
 
 def options(style: Any, *names: str) -> str:
