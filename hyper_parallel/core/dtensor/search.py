@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING
 from hyper_parallel.core.dtensor.boxes import contains, coordinates, intersect, volume
 from hyper_parallel.core.dtensor.exchange import Exchange, ReduceExchange
 from hyper_parallel.core.dtensor.layout import Layout
+from hyper_parallel.core.dtensor.spelling import DimAxes
 from hyper_parallel.core.dtensor.steps import AllGather, AllReduce, AllToAll, ReduceScatter, Slice, Step
 
 if TYPE_CHECKING:
@@ -32,8 +33,6 @@ SECONDS_PER_LAUNCH = 2e-9
 MEAN_LOAD_WEIGHT = 0.05
 PLANNING_ITEMSIZE = 4
 MOST_STATES = 2000
-
-DimAxes = tuple[tuple[int, ...], ...]
 
 
 @dataclass(frozen=True)

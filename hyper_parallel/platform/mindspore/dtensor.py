@@ -19,6 +19,7 @@ from hyper_parallel.core.dtensor.dtensor import DTensor
 from hyper_parallel.core.dtensor.layout import Layout
 from hyper_parallel.errors import LayoutError, UnsupportedOperatorError
 from hyper_parallel.platform.mindspore import bypasses, intercept, op_table
+from hyper_parallel.platform.mindspore.op_line import Line
 
 __all__ = ["MindSporeDTensor", "wrap"]
 
@@ -319,9 +320,9 @@ def install(platform: Any) -> None:
     dispatcher, _ = intercept.start(platform, op_table.lines())
     platform.dispatcher = dispatcher
     for name, operator in _BINARY.items():
-        setattr(MindSporeDTensor, name, dispatcher.binary(op_table.Line(name, operator).entry))
+        setattr(MindSporeDTensor, name, dispatcher.binary(Line(name, operator).entry))
     for name, operator in _UNARY.items():
-        setattr(MindSporeDTensor, name, dispatcher.unary(op_table.Line(name, operator).entry))
+        setattr(MindSporeDTensor, name, dispatcher.unary(Line(name, operator).entry))
     bypasses.close()
 
 

@@ -35,12 +35,13 @@ def normalised(x: Any, index: Any) -> tuple[Any, bool]:
     return tuple(found), True
 
 
-def positions(mask: Any, like: Any) -> list[Any]:
+def positions(mask: Any, like: DTensor) -> list[Any]:
     """Where ``mask`` is true, one replicated integer tensor per dim."""
     whole = mask.full_tensor() if isinstance(mask, DTensor) else mask
     return [replicated(Tensor(one.astype(np.int64)), like) for one in np.nonzero(whole.asnumpy())]
 
 
-def replicated(plain: Tensor, like: Any) -> Any:
+def replicated(plain: Tensor, like: DTensor) -> Any:
     """A DTensor that every rank of the mesh of ``like`` holds whole."""
-    return like._platform.wrap(plain, Layout.of(like.device_mesh, ((),) * plain.ndim, (), tuple(plain.shape)))  # noqa: SLF001 - the class' own
+    layout = Layout.of(like.device_mesh, ((),) * plain.ndim, (), tuple(plain.shape))
+    return like._platform.wrap(plain, layout)  # noqa: SLF001 - the class' own

@@ -37,7 +37,7 @@ class Interception(NamedTuple):
     """
 
     dispatcher: Dispatcher
-    lines: dict[str, Callable[..., Any]]
+    lines: dict[str, Any]
 
 
 _STARTED: dict[str, Interception] = {}

@@ -1,6 +1,5 @@
 """Indexing, gathering and scattering on plain MindSpore tensors, with canonical names and CPU kernels."""
 
-# ruff: noqa: PLW0108 - the names of a lambda's parameters are the canonical ones
 from __future__ import annotations
 
 from collections.abc import Callable

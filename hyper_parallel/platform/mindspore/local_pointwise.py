@@ -1,6 +1,5 @@
 """Pointwise operators on plain MindSpore tensors, with canonical parameter names and CPU kernels."""
 
-# ruff: noqa: PLW0108 - the names of a lambda's parameters are the canonical ones
 from __future__ import annotations
 
 import math

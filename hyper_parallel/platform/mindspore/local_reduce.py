@@ -1,6 +1,5 @@
 """Reductions, running sums, softmaxes and what random operators need, on plain MindSpore tensors."""
 
-# ruff: noqa: PLW0108 - the names of a lambda's parameters are the canonical ones
 from __future__ import annotations
 
 import math

@@ -10,19 +10,10 @@ from collections.abc import Callable
 from functools import cache
 from typing import Any
 
-from hyper_parallel.core.shard import rules
-from hyper_parallel.core.shard.binder import Binder, binder
-from hyper_parallel.core.shard.dispatch import Dispatcher, Entry
-from hyper_parallel.core.shard.rule import Decomposition, find_rule
-from hyper_parallel.errors import UnsupportedOperatorError
-from hyper_parallel.platform.mindspore.indexing import normalised
-from hyper_parallel.platform.mindspore.local_ops import LOCAL, WRITING
 from hyper_parallel.platform.mindspore.losses import COMPOSED
-from hyper_parallel.platform.mindspore.tensors import BY_NUMBER
+from hyper_parallel.platform.mindspore.op_line import Line
 
-__all__ = ["LOCAL", "Line", "lines"]
-
-rules.load()
+__all__ = ["lines"]
 
 # MindSpore's operator name -> canonical operator, with the rule's own parameters.
 SAME = """
@@ -58,12 +49,11 @@ FlattenExt flatten  Tile tile  Repeat repeat  RepeatInterleaveInt repeat_interle
 Concat cat  StackExt stack  SplitTensor split  SplitTensorView split  SplitWithSize split  SplitWithSizeView split
 Chunk chunk  ChunkView chunk  UnstackExt unbind  UnstackExtView unbind  NarrowView narrow  Narrow narrow
 SelectExt select  SelectExtView select  ReverseV2 flip  Roll roll  TrilExt tril  Triu triu  Tril tril
-GatherD gather
-IndexSelect index_select  ScatterAddExt scatter_add  IndexAddExt index_add
+GatherD gather  IndexSelect index_select  ScatterAddExt scatter_add  IndexAddExt index_add
 Addbmm addbmm
-MeanExt mean  ProdExt prod  Nansum nansum  CountNonZero count_nonzero  Any any
-AnyExt any  ReduceAny any  All all  ReduceAll all
-ReduceMax amax  ReduceMin amin  AMax amax  AMin amin  ArgMaxExt argmax  ArgMinExt argmin  Max max  Min min
+MeanExt mean  ProdExt prod  Nansum nansum  CountNonZero count_nonzero  Any any  AnyExt any  ReduceAny any  All all
+ReduceAll all  ReduceMax amax  ReduceMin amin  AMax amax  AMin amin  ArgMaxExt argmax  ArgMinExt argmin  Max max
+Min min
 MaxDim max_along  MinDim min_along  LogSumExp logsumexp  LogSumExpExt logsumexp  CumsumExt cumsum
 LogCumsumExp logcumsumexp  LinalgVectorNorm vector_norm  MedianDim median_along
 """
@@ -125,90 +115,6 @@ IN_PLACE_REORDERED = {
     "InplaceBernoulliScalar": ("bernoulli_fill", "x, p=0.5, seed=None, offset=None"),
 }
 
-# Names that callers may use as keywords.
-KEYWORDS = {
-    "input": "x",
-    "self": "x",
-    "other": "y",
-    "axis": "dim",
-    "dims": "dim",
-    "keep_dims": "keepdim",
-    "keepdims": "keepdim",
-    "exponent": "y",
-    "mat2": "y",
-    "vec": "y",
-    "ddof": "correction",
-    "min_value": "min",
-    "max_value": "max",
-}
-
-
-# Parameters that a rule does not know and that change nothing here: random numbers go by global index, locals stay on
-# the mesh's device.
-IGNORED = frozenset({"seed", "offset", "device"})
-
-
-class Line:
-    """One spelling: brings arguments into the rule's names and dispatches."""
-
-    __slots__ = ("entry", "limit", "name", "names", "own", "typed")
-
-    def __init__(self, name: str, op: str, signature: str | None = None, *, in_place: bool = False) -> None:
-        """Tie ``name`` to the rule of ``op``; ``signature`` has MindSpore's order.
-
-        Raises:
-            ValueError: there is no such rule.
-        """
-        rule = find_rule(op)
-        if rule is None:
-            msg = f"table line for {name}: canonical operator {op!r} has no rule"
-            raise ValueError(msg)
-        local = _no_local if isinstance(rule, Decomposition) else (WRITING if in_place else LOCAL)[op]
-        bound = binder(rule.signature)
-        canonical = bound.starred is not None or in_place
-        self.name, self.own = name, None if signature is None else binder(signature)
-        self.entry = Entry(op, local, bound, rule, local, canonical=canonical, in_place=in_place)
-        self.names = frozenset(bound.names if self.own is None else self.own.names)
-        self.typed = "dtype" in bound.names
-        keyword_only = any(one.kind is one.KEYWORD_ONLY for one in bound.parameters.values())
-        self.limit = _positional(bound) if keyword_only and bound.starred is None else None
-
-    def __call__(self, dispatcher: Dispatcher, primitive: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
-        """Dispatch; a primitive's own attributes play no part here."""
-        del primitive
-        if kwargs:
-            kwargs = {name if name in self.names else KEYWORDS.get(name, name): value for name, value in kwargs.items()}
-        if self.own is not None:
-            args, kwargs = self._canonical(args, kwargs)
-        elif self.limit is not None and len(args) > self.limit:
-            # MindSpore fills in by position what the rule takes by name only.
-            extra = zip(self.entry.binder.names[self.limit :], args[self.limit :], strict=False)
-            args, kwargs = args[: self.limit], {**dict(extra), **kwargs}
-        if self.typed and type(kwargs.get("dtype")) is int:
-            kwargs = {**kwargs, "dtype": BY_NUMBER[kwargs["dtype"]]}
-        return dispatcher.dispatch(self.entry, args, kwargs)
-
-    def _canonical(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> tuple[tuple[Any, ...], dict[str, Any]]:
-        """The first argument alone, and the others by the rule's names.
-
-        Raises:
-            UnsupportedOperatorError: a parameter that the rule does not know is not at its default.
-        """
-        own = self.own
-        assert own is not None  # noqa: S101 - the caller's condition
-        bound = own.bind(args, kwargs)
-        known = self.entry.binder.parameters
-        for name in [one for one in bound if one not in known]:
-            value = bound.pop(name)
-            if name not in IGNORED and value != own.parameters[name].default:
-                msg = (
-                    f"operator {self.name}: {name}={value!r} has no sharding rule; "
-                    "redistribute the operands and use to_local()"
-                )
-                raise UnsupportedOperatorError(msg)
-        first = own.names[0]
-        return (bound.pop(first),), bound
-
 
 @cache
 def lines() -> dict[str, Any]:
@@ -220,27 +126,9 @@ def lines() -> dict[str, Any]:
         {name: Line(name, op, signature, in_place=True) for name, (op, signature) in IN_PLACE_REORDERED.items()}
     )
     table.update(COMPOSED)
-    table["__setitem__"] = _setitem
     return table
-
-
-def _positional(bound: Binder) -> int:
-    return sum(one.kind is not one.KEYWORD_ONLY for one in bound.parameters.values())
-
-
-def _setitem(dispatcher: Dispatcher, _: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
-    x, index, value = args
-    return dispatcher.dispatch(_SETITEM.entry, (x, normalised(x, index)[0], value), kwargs)
-
-
-def _no_local(*_: Any, **__: Any) -> Any:
-    msg = "a decomposition has no local implementation"
-    raise AssertionError(msg)
 
 
 def _pairs(text: str) -> list[tuple[str, str]]:
     words = text.split()
     return list(zip(words[::2], words[1::2], strict=True))
-
-
-_SETITEM = Line("__setitem__", "setitem", in_place=True)

@@ -12,6 +12,7 @@ from hyper_parallel.core.dtensor.dtensor import DTensor
 from hyper_parallel.core.shard.dispatch import Dispatcher
 from hyper_parallel.errors import UnsupportedOperatorError
 from hyper_parallel.platform.mindspore.indexing import normalised, positions
+from hyper_parallel.platform.mindspore.op_line import line_of
 from hyper_parallel.platform.mindspore.tensors import BY_NUMBER
 
 __all__ = ["COMPOSED", "composed", "unless"]
@@ -32,13 +33,6 @@ def composed(*names: str) -> Callable[[Callable[..., Any]], Callable[..., Any]]:
         return run
 
     return declare
-
-
-def unless(given: Any, constant: int) -> Any:
-    """None for the constant tensor that MindSpore's Python layer makes of a missing weight or bias."""
-    if given is None or isinstance(given, (DTensor, Parameter)) or given._requires_grad:  # noqa: SLF001 - no public spelling
-        return given
-    return None if bool((given.asnumpy() == constant).all()) else given
 
 
 # -- matrices and layers ---------------------------------------------------------------------------------------------
@@ -161,6 +155,14 @@ def _getitem(ops: Any, _: Any, x: Any, index: Any) -> Any:
     return ops.index(x, found) if advanced else ops.getitem(x, found)
 
 
+def _write(dispatcher: Dispatcher, _: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+    x, index, value = args
+    return dispatcher.dispatch(line_of("setitem", in_place=True).entry, (x, normalised(x, index)[0], value), kwargs)
+
+
+COMPOSED["__setitem__"] = _write
+
+
 @composed("Gather")
 def _gather(ops: Any, _: Any, x: Any, index: Any, axis: int, batch_dims: int = 0) -> Any:
     """Rows along ``axis``; ``nn.Embedding`` looks up its table this way."""
@@ -250,6 +252,13 @@ def _layer_norm_ext(
 def _group_norm(ops: Any, _: Any, x: Any, groups: int, weight: Any = None, bias: Any = None, eps: float = 1e-5) -> Any:
     """The mean and the deviation, which no caller in MindSpore uses, are not computed."""
     return ops.group_norm(x, groups, unless(weight, 1), unless(bias, 0), eps), None, None
+
+
+def unless(given: Any, constant: int) -> Any:
+    """None for the constant tensor that MindSpore's Python layer makes of a missing weight or bias."""
+    if given is None or isinstance(given, (DTensor, Parameter)) or given._requires_grad:  # noqa: SLF001 - no public spelling
+        return given
+    return None if bool((given.asnumpy() == constant).all()) else given
 
 
 @composed("RmsNorm")
