@@ -176,10 +176,11 @@ def _has(dtype: str, op: str) -> bool:
 
 
 def _equal(got: Array, want: Array, *, exact: bool) -> bool:
+    tolerance = None
     if got.dtype == BFLOAT16:
-        got, want, tolerance = widen(got), widen(want), 2**-6
-    else:
-        tolerance = 2**-8 if got.dtype == np.float16 else 2**-18
+        got, want, tolerance = widen(got), widen(want), 2**-6  # two units in the last place
     if exact or not np.issubdtype(got.dtype, np.inexact):
         return bool(np.array_equal(got, want, equal_nan=np.issubdtype(got.dtype, np.inexact)))
+    if tolerance is None:
+        tolerance = float((4 if got.dtype == np.float16 else 32) * np.finfo(got.dtype).eps)
     return bool(np.allclose(got, want, rtol=tolerance, atol=tolerance))

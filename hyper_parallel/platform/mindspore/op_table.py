@@ -78,6 +78,7 @@ REORDERED = {
     "DeprecatedMin": ("amin", "x, dim=None, keepdim=False, initial=None, where=True, return_indices=False"),
     "DeprecatedAny": ("any", "x, dim=None, keepdim=False"),
     "DeprecatedAll": ("all", "x, dim=None, keepdim=False"),
+    "GeLU": ("gelu", "x, approximate='tanh'"),  # what ops.gelu and nn.GELU make of that approximation
     "CumProd": ("cumprod", "x, dim, exclusive=False, reverse=False"),
     "Scatter": ("scatter", "x, dim, index, src, reduction=0"),
     "CumSum": ("cumsum", "x, dim, exclusive=False, reverse=False"),

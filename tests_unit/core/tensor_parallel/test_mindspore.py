@@ -15,7 +15,7 @@ def arrays():
     rng = np.random.default_rng(0)
     width, hidden, out = WIDTHS
     shapes = [(hidden, width), (hidden,), (out, hidden), (out,), (4, width), (4, out)]
-    return [rng.standard_normal(shape).astype(np.float32) for shape in shapes]
+    return [rng.standard_normal(shape) for shape in shapes]
 
 
 def numpy_run(w1, b1, w2, b2, x, g):
@@ -38,8 +38,8 @@ def rank_run(values):
     class MLP(nn.Cell):
         def __init__(self):
             super().__init__()
-            self.fc1 = nn.Dense(7, 10, weight_init=Tensor(w1), bias_init=Tensor(b1))
-            self.fc2 = nn.Dense(10, 5, weight_init=Tensor(w2), bias_init=Tensor(b2))
+            self.fc1 = nn.Dense(7, 10, weight_init=Tensor(w1), bias_init=Tensor(b1), dtype=mindspore.float64)
+            self.fc2 = nn.Dense(10, 5, weight_init=Tensor(w2), bias_init=Tensor(b2), dtype=mindspore.float64)
 
         def construct(self, x):
             return self.fc2(self.fc1(x).tanh())
@@ -65,9 +65,9 @@ def test_column_then_row_equals_numpy():
     values = arrays()
     expected, gradients = numpy_run(*values)
     for y, found, layouts in simulate(rank_run, 3, "mindspore", (values,), timeout=300):
-        np.testing.assert_allclose(y, expected, rtol=2e-3, atol=2e-3)  # MindSpore approximates tanh on CPU
+        np.testing.assert_allclose(y, expected, rtol=1e-12, atol=1e-12)
         for mine, theirs in zip(found, gradients, strict=True):
-            np.testing.assert_allclose(mine, theirs, rtol=2e-3, atol=2e-3)
+            np.testing.assert_allclose(mine, theirs, rtol=1e-12, atol=1e-12)
         assert layouts == ["(Shard(0),)", "(Shard(0),)", "(Shard(1),)", "(Replicate(),)"]
 
 
@@ -84,8 +84,8 @@ def rank_clip(value):
 
 def test_clipping_gradients_that_are_values():
     """Gradients of ``value_and_grad`` are clipped as they are, in place."""
-    value = arrays()[0]
+    value = arrays()[0].astype(np.float32)
     norm = np.linalg.norm(value)
     for found, clipped in simulate(rank_clip, 3, "mindspore", (value,), timeout=300):
-        np.testing.assert_allclose(found, norm, rtol=1e-5)
-        np.testing.assert_allclose(clipped, value / (norm + 1e-6), rtol=1e-4)
+        np.testing.assert_allclose(found, norm, rtol=2**-20)
+        np.testing.assert_allclose(clipped, value / (norm + 1e-6), rtol=2**-20)

@@ -11,7 +11,7 @@ from hyper_parallel.core.shard import rules
 from hyper_parallel.core.shard.binder import binder
 from hyper_parallel.core.shard.rule import find_rule, rule_names
 from hyper_parallel.platform.select import platform_named
-from hyper_parallel.verify.check import check_function
+from hyper_parallel.verify.check import _difference, check_function
 
 rules.load()
 RNG = np.random.default_rng(7)
@@ -237,7 +237,7 @@ def _seed(platform, rng, out):
 @pytest.mark.platforms("torch", "mindspore", together=True)
 @pytest.mark.parametrize("name, args, kwargs", [case for case, _ in SHARED], ids=[name for _, name in SHARED])
 def test_operator_equals_pytorchs(name, args, kwargs):
-    """The two frameworks' implementations of a canonical operator agree, values and gradients."""
+    """The two frameworks' implementations of a canonical operator agree, values and gradients, dtypes and shapes."""
     found = {}
     for framework in ("torch", "mindspore"):
         platform, arrays = platform_named(framework), _arrays(args)
@@ -255,4 +255,5 @@ def test_operator_equals_pytorchs(name, args, kwargs):
         outs, grads = platform.vjp(run, [platform.from_numpy(one) for one in arrays], seeds, wanted)
         found[framework] = [platform.tensor_to_numpy(one) for one in [*outs, *grads] if one is not None]
     for ours, theirs in zip(found["mindspore"], found["torch"], strict=True):
-        np.testing.assert_allclose(ours.astype(np.float64), theirs.astype(np.float64), rtol=2e-4, atol=2e-5)
+        # The worst is the gradient of sinc, a difference of near values: 20 units in the last place, of 64.
+        assert _difference(ours, theirs, None) is None

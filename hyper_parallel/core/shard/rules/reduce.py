@@ -22,6 +22,8 @@ if TYPE_CHECKING:
 
 __all__ = ["reduced_dims", "reduced_labels"]
 
+HALF = 2  # bytes
+
 
 def reduced_dims(dim: Any, ndim: int) -> tuple[int, ...]:
     """Normalised dims that ``dim`` (None, int or sequence) names.
@@ -100,8 +102,12 @@ def _global_mean(call: OpCall, targets: tuple[Layout, ...], outputs: tuple[Layou
     count, mine = math.prod([x.shape[dim] for dim in dims]), math.prod([held[dim] for dim in dims])
 
     def run(platform: Any, args: dict[str, Any]) -> Any:
-        # Mean first: a sum of half precision may overflow where the mean does not. Of nothing, the sum is zero.
-        return platform.local_op("mean")(**args) * (mine / count) if mine else platform.local_op("sum")(**args)
+        if not mine:
+            return platform.local_op("sum")(**args)  # of nothing it is zero, the mean is not
+        found = platform.local_op("mean")(**args)
+        # A sum of half precision may overflow where the mean does not. Otherwise whole numbers only: MindSpore rounds
+        # other Python scalars to float32.
+        return found * (mine / count) if platform.itemsize(found) <= HALF else found * mine / count
 
     return LocalCall(run=run)
 
