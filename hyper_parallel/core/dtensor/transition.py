@@ -253,7 +253,9 @@ def _adjoint_of(forward: Plan) -> Plan:
         msg = f"{forward!r} is not linear and has no adjoint"
         raise LayoutError(msg)
     source, target = _essential(forward.source), _essential(forward.target)
-    varying = tuple(axis for axis in forward.varying if forward.source.mesh.shape[axis] > 1)
+    # Copies that all hold the extremum tie, and each gets its share of the gradient: the shares add up.
+    tied = {axis for axis, op in target.partials if op in ("max", "min") and (axis, op) not in source.partials}
+    varying = tuple(sorted(tied | {axis for axis in forward.varying if forward.source.mesh.shape[axis] > 1}))
     start, end = dual(target, varying), dual(source)
     steps = _linear_steps(start, end)
     factor = _averaged(target) / _averaged(source)
