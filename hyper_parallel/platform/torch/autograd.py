@@ -70,6 +70,9 @@ def grad(
         raise UnsupportedOperatorError(msg)
     roots, seeds = _rooted(outputs, grad_outputs, "grad")
     wanted = _sequence(inputs)
+    if options.get("create_graph"):
+        for one in wanted:
+            _refuse_partial(one, "grad: create_graph")
     found = torch.autograd.grad(roots, [_watched(one, "grad: inputs") for one in wanted], seeds, **options)
     return tuple(
         wrap(one, dual(given._layout)) if isinstance(given, DTensor) and isinstance(one, torch.Tensor) else one  # noqa: SLF001
@@ -88,6 +91,16 @@ def _rooted(tensors: Any, seeds: Any, what: str) -> tuple[list[Any], list[Any]]:
         for one, seed in zip(given, cotangents, strict=True)
     ]
     return [root for root, _ in pairs], [seed for _, seed in pairs]
+
+
+def _refuse_partial(tensor: Any, what: str) -> None:
+    """A gradient of summands is meant per rank inside the graph; used as one value its own gradient would be summed."""
+    if isinstance(tensor, DTensor) and tensor._layout.partials:  # noqa: SLF001
+        msg = (
+            f"{what}: the gradient of {tensor._layout.notation()} cannot be differentiated again; "  # noqa: SLF001
+            "use x = x.reduce_partial() in its place"
+        )
+        raise UnsupportedOperatorError(msg)
 
 
 def _watched(tensor: Any, what: str) -> Any:

@@ -137,6 +137,12 @@ class TorchDTensor(DTensor, Tensor):  # type: ignore[misc] # "layout" is ours: a
             return None
         kept = self._grad_kept
         if kept is None or kept[0] is not local:
+            if local.requires_grad and self._layout.partials:
+                msg = (
+                    f"grad of {self._layout.notation(self.dtype)} cannot be differentiated again; "
+                    "use x = x.reduce_partial() in its place"
+                )
+                raise UnsupportedOperatorError(msg)
             kept = self._grad_kept = (local, wrap(local, dual(self._layout)))
         return kept[1]
 
