@@ -12,7 +12,7 @@ import pickle
 import sys
 import sysconfig
 import threading
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from types import ModuleType
 from typing import Any
 
@@ -75,14 +75,21 @@ def _by_value(module: ModuleType, owner: Callable[..., Any] | None) -> bool:
 
 
 @functools.lru_cache(maxsize=4096)
-def _findable(name: str, path: str, _search: tuple[str, ...]) -> bool:
-    """Whether importing ``name`` in a fresh process with the same ``sys.path`` finds ``path``."""
-    parent = name.rpartition(".")[0]
-    package = sys.modules.get(parent) if parent else None
-    if parent and package is None:
-        return False
-    try:
-        spec = importlib.machinery.PathFinder.find_spec(name, getattr(package, "__path__", None))
-    except (ImportError, ValueError):
-        return False
-    return spec is not None and spec.origin == path
+def _findable(name: str, path: str, search: tuple[str, ...]) -> bool:
+    """Whether importing ``name`` in a fresh process with ``sys.path`` = ``search`` finds ``path``.
+
+    Every step from the top-level package down is looked up anew: a package in ``sys.modules`` proves nothing, for test
+    runners and notebooks put packages there that no search path leads to.
+    """
+    parts = name.split(".")
+    where: Sequence[str] = search
+    for depth in range(1, len(parts) + 1):
+        try:
+            spec = importlib.machinery.PathFinder.find_spec(".".join(parts[:depth]), where)
+        except (ImportError, ValueError):
+            return False
+        if spec is None:
+            return False
+        if depth < len(parts):
+            where = list(spec.submodule_search_locations or ())
+    return spec.origin == path

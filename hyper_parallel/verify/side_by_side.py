@@ -12,9 +12,10 @@ import numpy as np
 from hyper_parallel.core.dtensor.events import module_scope, record_events
 from hyper_parallel.core.dtensor.mesh import DeviceMesh, init_device_mesh
 from hyper_parallel.core.dtensor.placements import Replicate
+from hyper_parallel.platform.contract.training import first_paths
 from hyper_parallel.platform.select import current_platform
 from hyper_parallel.verify.case import InputError, ModelCase, ParallelPlan, as_case, as_plan
-from hyper_parallel.verify.compare import Bound, Check, Comparison
+from hyper_parallel.verify.compare import Bound, Check, Comparison, magnitude
 from hyper_parallel.verify.observe import Observer, gather, whole
 
 if TYPE_CHECKING:
@@ -59,7 +60,7 @@ def run_rank(
     mesh = init_device_mesh("cpu", mesh_shape, mesh_dim_names=mesh_names)
     reference = _Reference(platform, case)
     model = case.build()
-    platform.load_arrays(model, reference.weights)
+    platform.load_arrays(model, reference.state)
     plan = as_plan(make_plan(mesh), mesh.names)
     return _SideBySide(platform, reference, _Parallel(platform, case, model, mesh, plan, fault)).train(steps)
 
@@ -72,26 +73,28 @@ class _Truth:
         outputs: of every module in forward order: its path, the output's name, the value.
         loss: the scalar.
         gradients: by path; None where the loss does not depend on the parameter.
-        weights: by path, after the step.
+        weights: by path, after the step; those that are not trained too.
+        buffers: by path, after the step.
     """
 
     outputs: list[tuple[str, str, Any]]
     loss: Any
     gradients: dict[str, Any]
     weights: dict[str, Any]
+    buffers: dict[str, Any]
 
 
 class _Reference:
     """The single-device model: rank 0 trains it, every rank learns what came out.
 
     Attributes:
-        weights: initial values by path, the same on every rank.
+        state: initial parameters and buffers by path, the same on every rank.
     """
 
     def __init__(self, platform: Platform, case: ModelCase) -> None:
         self._platform = platform
         self._run = _Run(platform, case, case.build()) if platform.transport().rank == 0 else None
-        self.weights: dict[str, Any] = self._tell(self._weights)
+        self.state: dict[str, Any] = self._tell(lambda run: {**self._weights(run), **self._buffers(run)})
 
     def step(self, number: int) -> _Truth:
         """One step of training."""
@@ -111,10 +114,17 @@ class _Reference:
             array(result.loss),
             {path: None if one is None else array(one) for path, one in result.gradients.items()},
             self._weights(run),
+            self._buffers(run),
         )
 
     def _weights(self, run: _Run) -> dict[str, Any]:
-        return {path: self._array(value) for path, value in self._platform.trainable(run.model).items()}
+        return self._arrays(first_paths(self._platform.parameters_dict(run.model)))
+
+    def _buffers(self, run: _Run) -> dict[str, Any]:
+        return self._arrays(self._platform.buffers(run.model))
+
+    def _arrays(self, values: dict[str, Any]) -> dict[str, Any]:
+        return {path: self._array(value) for path, value in values.items()}
 
     def _array(self, value: Any) -> Any:
         """A copy: the optimizer writes into what it trains."""
@@ -237,12 +247,14 @@ class _SideBySide:
         comparison.compare("loss", "(loss)", "loss", step, whole(self.platform, found.loss), wanted.loss)
         backwards = dict(reversed(wanted.gradients.items()))
         self._by_path("gradient", step, comparison, found.gradients, backwards)
-        self._by_path("weight", step, comparison, self.platform.trainable(self.parallel.model), wanted.weights)
+        model = self.parallel.model
+        self._by_path("weight", step, comparison, first_paths(self.platform.parameters_dict(model)), wanted.weights)
+        self._by_path("buffer", step, comparison, self.platform.buffers(model), wanted.buffers)
 
     def _bound(self, wanted: _Truth) -> Bound:
-        arrays = list(self.reference.weights.values())
+        arrays = list(self.reference.state.values())
         floating = [one.dtype for one in arrays if one.dtype.kind == "f"]
-        if not floating:
+        if not floating or not self.platform.trainable(self.parallel.model):
             msg = "SPEC: the model has no floating parameter that requires grad; there is nothing to train"
             raise InputError(msg)
         coarsest = max(floating, key=lambda dtype: float(np.finfo(dtype).eps))
@@ -264,8 +276,7 @@ class _SideBySide:
                 comparison.compare("output", module, name, step, value, array)
 
     def _by_path(self, kind: str, step: int, comparison: Comparison, found: Any, wanted: dict[str, Any]) -> None:
-        sizes = [float(np.abs(one).max()) for one in wanted.values() if one is not None and one.size]
-        largest = max(sizes, default=0.0)
+        largest = max((magnitude(one) for one in wanted.values() if one is not None), default=0.0)
         for path, array in wanted.items():
             module = path.rpartition(".")[0]
             other = None if found.get(path) is None else whole(self.platform, found[path])

@@ -1,6 +1,7 @@
 """Functions, arguments and results on their way between processes."""
 
 import functools
+import importlib
 import subprocess
 import sys
 import types
@@ -55,6 +56,18 @@ def test_submodule_of_an_unknown_package_is_shipped():
         assert _by_value(module, None)
     finally:
         del sys.modules[module.__name__]
+
+
+def test_module_of_a_package_that_only_this_process_has_is_shipped(tmp_path, monkeypatch):
+    """A package that only this process has, as pytest makes them, does not make its modules findable elsewhere."""
+    (tmp_path / "part.py").write_text("def f(x):\n    return x\n")
+    package = types.ModuleType("made_by_a_runner")
+    package.__path__ = [str(tmp_path)]
+    monkeypatch.setitem(sys.modules, package.__name__, package)
+    module = importlib.import_module("made_by_a_runner.part")
+    monkeypatch.setitem(sys.modules, module.__name__, module)
+    assert _by_value(module, None)
+    assert elsewhere(pack(module.f)) == 4
 
 
 def test_class_comes_back_as_itself():

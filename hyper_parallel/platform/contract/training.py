@@ -105,6 +105,14 @@ class TrainingFacet(ModulesFacet):
     def trainable(self, model: Any) -> dict[str, Any]:
         """Parameters that receive gradients, each once, under its first path."""
 
+    def buffers(self, model: Any) -> dict[str, Any]:
+        """What a model holds besides parameters, each once, under its first path."""
+        held: dict[str, Any] = {}
+        for path, cell in self.get_cells_and_names(model):
+            start = f"{path}." if path else ""
+            held.update({f"{start}{name}": value for name, value in self.direct_buffers(cell).items()})
+        return first_paths(held)
+
     @abc.abstractmethod
     def training_step(self, model: Any, compute_loss: Callable[[], Any]) -> StepResult:
         """Run ``compute_loss`` (which calls ``model``) and differentiate its scalar, seeded with 1."""
