@@ -83,6 +83,7 @@ def _findable(name: str, path: str, search: tuple[str, ...]) -> bool:
     """
     parts = name.split(".")
     where: Sequence[str] = search
+    origin = None
     for depth in range(1, len(parts) + 1):
         try:
             spec = importlib.machinery.PathFinder.find_spec(".".join(parts[:depth]), where)
@@ -90,6 +91,5 @@ def _findable(name: str, path: str, search: tuple[str, ...]) -> bool:
             return False
         if spec is None:
             return False
-        if depth < len(parts):
-            where = list(spec.submodule_search_locations or ())
-    return spec.origin == path
+        where, origin = list(spec.submodule_search_locations or ()), spec.origin
+    return origin == path
