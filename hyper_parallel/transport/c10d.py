@@ -148,7 +148,8 @@ class C10dTransport(Transport):
             check_ranks(ranks, self.rank, self.world_size)
             self._checked.add(ranks)
         if len(ranks) > 1 and x.numel() and self._native(x.dtype, op):
-            total = x.detach().clone(memory_format=torch.contiguous_format)
+            own = x.detach() if x.requires_grad else x
+            total = own.clone(memory_format=torch.contiguous_format)
             # The group's own call: the module-level function costs as much again in logging.
             self.group(ranks).allreduce([total], _NATIVE_OPTIONS[op]).wait()
             return total.div_(len(ranks)) if op == "avg" else total

@@ -121,29 +121,30 @@ def _resumed(grad: Any, steps: Plan, call: _Call) -> Any:
     platform = call.platform
     if call.passed is not None:
         call.passed()
-    call = _Call(platform, call.cause, call.module, call.listening, None, "backward")
-    if platform.grad_enabled() and platform.needs_grad(grad):
-        return grad if steps.is_trivial else _functions(platform).linear.apply(grad, steps, call)
-    return _run(grad, steps, call) if steps.steps else grad
+    if not (platform.needs_grad(grad) and platform.grad_enabled()):
+        return _run(grad, steps, call, "backward") if steps.steps else grad
+    if steps.is_trivial:
+        return grad
+    return _functions(platform).linear.apply(grad, steps, call._replace(passed=None, phase="backward"))
 
 
-def _run(local: Any, steps: Plan, call: _Call) -> Any:
-    """Check, announce, and do all steps."""
+def _run(local: Any, steps: Plan, call: _Call, phase: str = "") -> Any:
+    """Check, announce, and do all steps; ``phase`` is the call's unless it says another."""
     _check(local, steps, call.platform)
     if steps.communicates:
-        _announce(local, steps, call)
+        _announce(local, steps, call, phase or call.phase)
     for step in steps.steps:
         local = step.apply(local, call.platform)
     return local
 
 
-def _announce(local: Any, steps: Plan, call: _Call) -> None:
+def _announce(local: Any, steps: Plan, call: _Call, phase: str) -> None:
     # A backward on an engine thread does not see the watchers of the program; forward's are then the ones meant.
     listening = watchers() or call.listening
     if listening:
         module = call.module or module_path()
         size = call.platform.itemsize(local)
-        announce(listening, Occurrence(steps, local.dtype, size, call.cause, module, call.phase))
+        announce(listening, Occurrence(steps, local.dtype, size, call.cause, module, phase))
 
 
 def _check(local: Any, steps: Plan, platform: Platform) -> None:
@@ -228,7 +229,7 @@ def _extremum_function(base: Any) -> Any:
             layout = ctx.steps.linear.adjoint.target
             # Every rank weighs the same gradient its own way: a varying use, whose adjoint is the sum.
             view = plan(layout, layout, ctx.steps.extremum.axes)
-            ties = _run(ctx.attained, view.adjoint, ctx.call._replace(phase="backward"))
+            ties = _run(ctx.attained, view.adjoint, ctx.call, "backward")
             return _resumed(grad, view, ctx.call) * (ctx.attained / ties), None, None
 
     return Extremum

@@ -22,15 +22,25 @@ from hyper_parallel.platform.torch.dtensor import wrap
 
 __all__ = ["LocalFunction", "backward", "grad", "install"]
 
+_transformed = torch._C._are_functorch_transforms_active  # noqa: SLF001 - no public spelling
 _plain_apply: Any = torch.autograd.Function.__dict__["apply"].__func__
 _ONCE = once_differentiable(lambda _: None).__code__
 _NATIVE = "_hyper_parallel_native"
 
 
 class LocalFunction(torch.autograd.Function):
-    """PyTorch's custom function as PyTorch made it, for functions that never see a DTensor."""
+    """PyTorch's custom function as PyTorch made it, for functions that never see a DTensor.
 
-    apply: Any = classmethod(_plain_apply)
+    Function transforms (vmap and its kin) need the Python half of ``apply``; without one, its look-ups cost more than
+    the node itself, so the native half is called.
+    """
+
+    _native = torch._C._FunctionBase.__dict__["apply"]  # noqa: SLF001 - no public spelling
+
+    @classmethod
+    def apply(cls, *args: Any, **kwargs: Any) -> Any:
+        """See ``torch.autograd.Function``."""
+        return _plain_apply(cls, *args, **kwargs) if _transformed() or kwargs else cls._native(*args)
 
 
 def install() -> None:

@@ -48,7 +48,7 @@ class TorchPlatform(TorchTensors, TorchModules, TorchDifferentiable, TorchTraini
         active = active_transport()
         if active is not None:
             return active
-        return self._engine if distributed.is_available() and distributed.is_initialized() else _ALONE
+        return self._engine if _joined() else _ALONE
 
     @cached_property
     def _engine(self) -> Transport:
@@ -93,6 +93,7 @@ class TorchPlatform(TorchTensors, TorchModules, TorchDifferentiable, TorchTraini
 
 
 _ALONE = SingleTransport(TorchOps())
+_joined: Callable[[], bool] = distributed.is_initialized if distributed.is_available() else bool
 
 
 def build() -> TorchPlatform:
