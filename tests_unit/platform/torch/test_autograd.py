@@ -2,7 +2,6 @@ from __future__ import annotations
 
 import pytest
 
-from hyper_parallel.core.dtensor.dtensor import DTensor
 from hyper_parallel.core.dtensor.layout import Layout
 from hyper_parallel.core.dtensor.mesh import init_device_mesh
 from hyper_parallel.core.dtensor.placements import Partial, Replicate, Shard
@@ -299,11 +298,11 @@ def test_internal_functions_refuse_transforms_as_pytorch_does():
 
     class Same(get_torch_platform().Function):
         @staticmethod
-        def forward(ctx, x):
+        def forward(_, x):
             return x.clone()
 
         @staticmethod
-        def backward(ctx, grad):
+        def backward(_, grad):
             return grad
 
     x = torch.randn(3, 2, requires_grad=True)
