@@ -102,7 +102,7 @@ def _global_mean(call: OpCall, targets: tuple[Layout, ...], outputs: tuple[Layou
     count, mine = math.prod([x.shape[dim] for dim in dims]), math.prod([held[dim] for dim in dims])
 
     def run(platform: Any, args: dict[str, Any]) -> Any:
-        if not mine:
+        if count and not mine:
             return platform.local_op("sum")(**args)  # of nothing it is zero, the mean is not
         found = platform.local_op("mean")(**args)
         # A sum of half precision may overflow where the mean does not. Otherwise whole numbers only: MindSpore rounds

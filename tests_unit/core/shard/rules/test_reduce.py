@@ -8,6 +8,7 @@ import torch.nn.functional as F  # noqa: N812
 from hyper_parallel.core.dtensor.dtensor import DTensor
 from hyper_parallel.core.dtensor.events import record_events
 from hyper_parallel.core.dtensor.mesh import init_device_mesh
+from hyper_parallel.core.dtensor.module import distribute_tensor
 from hyper_parallel.core.dtensor.placements import Partial, Shard
 from hyper_parallel.errors import LayoutError
 from hyper_parallel.verify.check import check_function
@@ -83,6 +84,19 @@ INTEGER = [torch.amax, lambda x: x.amin(0), lambda x: x.amax(1, keepdim=True), t
 def test_integers(fn, mesh):
     """Extrema of integers may stay pending; empty shards have no extremum and are not asked for one."""
     holds(fn, [np.random.default_rng(0).integers(-9, 9, (5, 3))], mesh)
+
+
+def test_mean_of_nothing():
+    """The mean over a dim of size zero is no number, on any number of ranks."""
+
+    def means():
+        mesh = init_device_mesh("cpu", (2,), mesh_dim_names=("tp",))
+        x = distribute_tensor(torch.zeros(3, 0), mesh, [Shard(1)])
+        return x.mean(1).full_tensor().numpy(), x.mean().full_tensor().numpy()
+
+    for along, total in simulate(means, 2, platform="torch"):
+        np.testing.assert_array_equal(along, np.full(3, np.nan, np.float32))
+        assert np.isnan(total)
 
 
 def test_extremum_of_two_tensors():
