@@ -187,7 +187,7 @@ class TorchDTensor(DTensor, Tensor):  # type: ignore[misc] # "layout" is ours: a
             msg = f"{what}: grad can be implicitly created only for scalar outputs, not for {held}"
             raise RuntimeError(msg)
         if gradient is not None and not self._layout.partials:
-            return self._local, self._as_gradient(gradient, what)
+            return self._local, self._as_gradient(gradient, f"{what}: gradient")
         if any(op not in {"sum", "avg"} for _, op in self._layout.partials):
             with torch.enable_grad():
                 return self.reduce_partial()._root(gradient, what)  # noqa: SLF001 - of its own class
