@@ -33,7 +33,7 @@ if TYPE_CHECKING:
         strict,
         zeros,
     )
-    from hyper_parallel.core.shard import DFunction, DistributedOp, implicit_replication
+    from hyper_parallel.core.shard import DFunction, DistributedOp, custom_shard, implicit_replication, local_map
     from hyper_parallel.core.tensor_parallel import (
         ColwiseParallel,
         NoParallel,
@@ -72,6 +72,7 @@ __all__ = [
     "Shard",
     "StridedShard",
     "clip_grad_norm_",
+    "custom_shard",
     "distribute_module",
     "distribute_tensor",
     "empty",
@@ -83,6 +84,7 @@ __all__ = [
     "implicit_budget",
     "implicit_replication",
     "init_device_mesh",
+    "local_map",
     "loss_parallel",
     "manual_seed",
     "ones",
@@ -124,7 +126,13 @@ __getattr__, __dir__ = lazy(
             "strict",
             "zeros",
         ),
-        "hyper_parallel.core.shard": ("DFunction", "DistributedOp", "implicit_replication"),
+        "hyper_parallel.core.shard": (
+            "DFunction",
+            "DistributedOp",
+            "custom_shard",
+            "implicit_replication",
+            "local_map",
+        ),
         "hyper_parallel.core.tensor_parallel": (
             "ColwiseParallel",
             "NoParallel",

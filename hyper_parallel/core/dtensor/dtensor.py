@@ -29,7 +29,7 @@ if TYPE_CHECKING:
     from hyper_parallel.core.dtensor.events import Cause
     from hyper_parallel.platform.contract.platform import Platform
 
-__all__ = ["DTensor", "resolve_mesh"]
+__all__ = ["DTensor", "resolve_mesh", "varying_axes"]
 
 
 class DTensor:
@@ -125,7 +125,7 @@ class DTensor:
         """
         if grad_placements is None:
             return self._local
-        axes = _varying_axes(self._layout, grad_placements)
+        axes = varying_axes(self._layout, grad_placements, "to_local")
         return self.local_for(self._layout, axes)
 
     def redistribute(
@@ -260,11 +260,16 @@ def resolve_mesh(device_mesh: DeviceMesh | None) -> DeviceMesh:
     return mesh
 
 
-def _varying_axes(layout: Layout, grad_placements: Sequence[Any]) -> tuple[int, ...]:
-    """Axes along which a replicated tensor's gradient arrives as summands; anything else but the dual is an error."""
+def varying_axes(layout: Layout, grad_placements: Sequence[Any], where: str) -> tuple[int, ...]:
+    """Axes along which a replicated tensor's gradient arrives as summands.
+
+    Raises:
+        PlacementError: not one placement per axis; ``where`` starts the message.
+        LayoutError: a gradient placement that is neither that nor the dual.
+    """
     wanted = tuple(grad_placements)
     if len(wanted) != layout.mesh.ndim:
-        msg = f"to_local: {len(wanted)} grad_placements given for the {layout.mesh.ndim} axes {layout.mesh.names}"
+        msg = f"{where}: {len(wanted)} grad_placements given for the {layout.mesh.ndim} axes {layout.mesh.names}"
         raise PlacementError(msg)
     varying = []
     for axis, grad in enumerate(wanted):
@@ -276,7 +281,7 @@ def _varying_axes(layout: Layout, grad_placements: Sequence[Any]) -> tuple[int, 
             whole = "Replicate() or Partial(sum)" if held == Replicate() else "Replicate()"
             can_be = repr(held) if isinstance(held, Shard) else whole
             msg = (
-                f"to_local: on axis {layout.mesh.names[axis]} the tensor is {held!r}; its gradient can be {can_be}, "
+                f"{where}: on axis {layout.mesh.names[axis]} the tensor is {held!r}; its gradient can be {can_be}, "
                 f"not {grad!r}"
             )
             raise LayoutError(msg)

@@ -11,12 +11,15 @@ if TYPE_CHECKING:
     from hyper_parallel.core.shard.dfunction import DFunction
     from hyper_parallel.core.shard.dispatch import implicit_replication
     from hyper_parallel.core.shard.distributed_op import DistributedOp
+    from hyper_parallel.core.shard.local_map import custom_shard, local_map
 
 __all__ = [
     "DFunction",
     "DistributedOp",
+    "custom_shard",
     "implicit_budget",
     "implicit_replication",
+    "local_map",
     "record_events",
     "strict",
 ]
@@ -28,5 +31,6 @@ __getattr__, __dir__ = lazy(
         "hyper_parallel.core.shard.dfunction": ("DFunction",),
         "hyper_parallel.core.shard.dispatch": ("implicit_replication",),
         "hyper_parallel.core.shard.distributed_op": ("DistributedOp",),
+        "hyper_parallel.core.shard.local_map": ("custom_shard", "local_map"),
     },
 )

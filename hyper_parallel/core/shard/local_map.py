@@ -1,0 +1,416 @@
+"""A user's function of local tensors, called with DTensors: one operator whose layouts the user declares."""
+
+from __future__ import annotations
+
+import functools
+import inspect
+import threading
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+from hyper_parallel.core.dtensor.dtensor import DTensor, varying_axes
+from hyper_parallel.core.dtensor.events import Cause
+from hyper_parallel.core.dtensor.layout import Layout
+from hyper_parallel.core.dtensor.pieces import exchanged_layout
+from hyper_parallel.core.dtensor.placements import Placement, Shard
+from hyper_parallel.errors import (
+    LayoutError,
+    MeshMismatchError,
+    MixedTensorError,
+    NotPlainError,
+    PlacementError,
+    ShardMismatchError,
+)
+
+if TYPE_CHECKING:
+    from hyper_parallel.core.dtensor.mesh import DeviceMesh
+    from hyper_parallel.platform.contract.platform import Platform
+
+__all__ = ["custom_shard", "local_map"]
+
+_KEEP = object()
+_MOST_KNOWN = 1024
+_LOCK = threading.Lock()  # one for all: a function that holds a lock cannot travel to another process
+_Leaf = tuple[str, Any]
+
+
+def local_map(
+    func: Callable[..., Any] | None = None,
+    out_placements: Any = None,
+    in_placements: Any = None,
+    in_grad_placements: Any = None,
+    device_mesh: DeviceMesh | None = None,
+    *,
+    redistribute_inputs: bool = False,
+) -> Callable[..., Any]:
+    """``func``, which works on local tensors, as a function of DTensors.
+
+    Gradients follow the same contract as those of any operator: an operand that is whole along an axis on which
+    another operand, or an output, is not, gets its gradient summed over that axis. What ``func`` communicates itself
+    must be differentiable.
+
+    Args:
+        func: takes local tensors where the caller passes DTensors, in any nesting, by position or keyword. Without
+            it a decorator is returned.
+        out_placements: placements (objects or aliases) of the output; for several outputs, a sequence or mapping of
+            them nested like the output, with None for what is no tensor.
+        in_placements: one entry per positional value (nested sequences and mappings count each of their values),
+            None for what is no DTensor; or a mapping from parameter name to that parameter's entry, or to a list of
+            them. Without it, and for keyword arguments without an entry, DTensors enter as they are laid out.
+        in_grad_placements: in which placements ``func`` produces the gradients, spelled like ``in_placements``; None
+            stands for the contract above.
+        device_mesh: the mesh; by default that of the DTensors.
+        redistribute_inputs: bring DTensors to ``in_placements`` instead of refusing those that are laid out
+            otherwise.
+
+    Returns:
+        The wrapped function. Its outputs are DTensors. The sizes of sharded outputs are exchanged on the first call
+        with given layouts, and must be the same in later ones. Without a DTensor among the arguments it is ``func``.
+
+    Raises:
+        LayoutError: (a ValueError) by the wrapped function: a DTensor is not laid out as declared, or the number or
+            nesting of entries does not fit the call.
+        MixedTensorError: a plain tensor has an entry.
+        MeshMismatchError: DTensors of another mesh.
+        ShardMismatchError: (a ValueError) the outputs of the ranks make no tensor in ``out_placements``.
+        NotPlainError: ``func`` returned a DTensor.
+    """
+    options = (out_placements, in_placements, in_grad_placements, device_mesh)
+    if func is None:
+        return lambda given: local_map(given, *options, redistribute_inputs=redistribute_inputs)
+    region = _Region(func, *options, redistribute_inputs)
+
+    @functools.wraps(func)
+    def call(*args: Any, **kwargs: Any) -> Any:
+        return region.run(args, kwargs)
+
+    return call
+
+
+custom_shard = local_map
+"""The same function under the name that MindSpore's users know."""
+
+
+@dataclass(frozen=True)
+class _Entered:
+    """One call's operands.
+
+    Attributes:
+        platform: of the DTensors.
+        mesh: of the DTensors.
+        targets: layouts in which they enter, in order.
+        args: positional arguments with locals in their place.
+        kwargs: keyword arguments likewise.
+    """
+
+    platform: Platform
+    mesh: DeviceMesh
+    targets: tuple[Layout, ...]
+    args: tuple[Any, ...]
+    kwargs: dict[str, Any]
+
+
+class _Region:
+    """A wrapped function with its declarations, and the global shapes of its outputs as far as they are known."""
+
+    def __init__(
+        self,
+        func: Callable[..., Any],
+        out_placements: Any,
+        in_placements: Any,
+        in_grad_placements: Any,
+        device_mesh: DeviceMesh | None,
+        redistribute_inputs: bool,
+    ) -> None:
+        self.func, self.out, self.mesh, self.moves = func, out_placements, device_mesh, redistribute_inputs
+        self.entries, self.grads = in_placements, in_grad_placements
+        self.name = getattr(func, "__name__", type(func).__name__)
+        self._known: dict[Any, tuple[tuple[int, ...], Layout]] = {}
+
+    def run(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+        """Enter, call, leave."""
+        leaves = [*_named_leaves(args, kwargs, self.func)]
+        first = next((value for _, value in leaves if isinstance(value, DTensor)), None)
+        if first is None:
+            return self.func(*args, **kwargs)
+        entered = self._enter(first, leaves, args, kwargs)
+        found = self.func(*entered.args, **entered.kwargs)
+        key = (entered.targets, tuple(_constant(value) for _, value in leaves if not isinstance(value, DTensor)))
+        return self._leave(found, self.out, entered, key, "")
+
+    # -- in --------------------------------------------------------------------------------------------------------
+
+    def _enter(self, first: Any, leaves: list[_Leaf], args: tuple[Any, ...], kwargs: dict[str, Any]) -> _Entered:
+        mesh = first.device_mesh if self.mesh is None else self.mesh
+        platform = first._platform  # noqa: SLF001 - the class' own room
+        entries = self._aligned("in_placements", self.entries, leaves, args, kwargs)
+        grads = self._aligned("in_grad_placements", self.grads, leaves, args, kwargs)
+        targets = [
+            None if leaf[1] is None else self._target(mesh, platform, leaf, entry)
+            for leaf, entry in zip(leaves, entries, strict=True)
+        ]
+        placed = [one for one in targets if one is not None]
+        axes = self._varying(mesh, placed)
+        entering = iter(
+            [
+                value if target is None else self._local(name, value, target, axes, grad)
+                for (name, value), target, grad in zip(leaves, targets, grads, strict=True)
+            ]
+        )
+        return _Entered(
+            platform,
+            mesh,
+            tuple(placed),
+            tuple(_refilled(one, entering) for one in args),
+            {name: _refilled(one, entering) for name, one in kwargs.items()},
+        )
+
+    def _target(self, mesh: DeviceMesh, platform: Platform, leaf: _Leaf, entry: Any) -> Layout | None:
+        """The layout in which a value enters; None for what is no DTensor."""
+        name, value = leaf
+        if not isinstance(value, DTensor):
+            if entry is not _KEEP and entry is not None:
+                kind = "a plain tensor" if platform.is_tensor(value) else f"a {type(value).__name__}"
+                msg = (
+                    f"local_map({self.name}): {name} is {kind}, its entry of in_placements is {entry!r}; "
+                    f"say None there, or pass a DTensor"
+                )
+                raise MixedTensorError(msg) if platform.is_tensor(value) else LayoutError(msg)
+            return None
+        if value.device_mesh is not mesh:
+            msg = f"local_map({self.name}): {name} lives on {value.device_mesh!r}, the function on {mesh!r}"
+            raise MeshMismatchError(msg)
+        if entry is _KEEP:
+            return value.layout
+        if entry is None:
+            msg = f"local_map({self.name}): {name} is a DTensor, in_placements says None there; give its placements"
+            raise LayoutError(msg)
+        target = Layout.place(mesh, entry, tuple(value.shape))
+        if target is not value.layout and not self.moves:
+            msg = (
+                f"local_map({self.name}): {name} is laid out as {value.layout.notation(value.dtype)}, in_placements "
+                f"says {target.notation(value.dtype)}; use {name}.redistribute(placements={list(target.placements)}), "
+                f"or redistribute_inputs=True"
+            )
+            raise LayoutError(msg)
+        return target
+
+    def _varying(self, mesh: DeviceMesh, targets: Sequence[Layout]) -> tuple[int, ...]:
+        """Axes along which the function computes different things: there an operand or an output is not whole."""
+        outs = list(_layouts(mesh, self.out))
+        return tuple(
+            axis
+            for axis in range(mesh.ndim)
+            if not all(one.placement_on(axis).is_replicate() for one in (*targets, *outs))
+        )
+
+    def _local(self, name: str, value: Any, target: Layout, axes: tuple[int, ...], grad: Any) -> Any:
+        if grad is _KEEP or grad is None:
+            varying = tuple(axis for axis in axes if target.placement_on(axis).is_replicate())
+        else:
+            varying = varying_axes(target, grad, f"local_map({self.name}): {name}")
+        return value.local_for(target, varying, Cause(f"local_map({self.name})", name))
+
+    def _aligned(
+        self, option: str, entries: Any, leaves: list[_Leaf], args: tuple[Any, ...], kwargs: dict[str, Any]
+    ) -> list[Any]:
+        """One entry per leaf."""
+        count = len(leaves)
+        if entries is None:
+            return [_KEEP] * count
+        if isinstance(entries, Mapping):
+            return self._by_name(option, entries, leaves)
+        positional = count - sum(1 for value in kwargs.values() for _ in _leaves("", value))
+        given = list(entries)
+        if len(given) != positional:
+            msg = (
+                f"local_map({self.name}): {option} has {len(given)} entries, the call has {positional} positional "
+                f"values in {len(args)} arguments; give one entry each, None for what is no DTensor"
+            )
+            raise PlacementError(msg)
+        return given + [_KEEP] * (count - positional)
+
+    def _by_name(self, option: str, entries: Mapping[str, Any], leaves: list[_Leaf]) -> list[Any]:
+        names = [name.partition("[")[0] for name, _ in leaves]
+        unknown = sorted(set(entries) - set(names))
+        if unknown:
+            msg = (
+                f"local_map({self.name}): {option} names {unknown[0]!r}; the call has {', '.join(dict.fromkeys(names))}"
+            )
+            raise PlacementError(msg)
+        found: list[Any] = [_KEEP] * len(leaves)
+        for name, entry in entries.items():
+            at = [index for index, one in enumerate(names) if one == name]
+            several = [entry] if len(at) == 1 and "[" not in leaves[at[0]][0] else list(entry)
+            if len(several) != len(at):
+                msg = f"local_map({self.name}): {option}[{name!r}] has {len(several)} entries for {len(at)} values"
+                raise PlacementError(msg)
+            for index, one in zip(at, several, strict=True):
+                found[index] = one
+        return found
+
+    # -- out -------------------------------------------------------------------------------------------------------
+
+    def _leave(self, found: Any, placements: Any, entered: _Entered, key: Any, where: str) -> Any:
+        """Wrap what came out, nested as it is."""
+        if isinstance(found, DTensor):
+            msg = f"local_map({self.name}): output{where} is a DTensor; return local tensors"
+            raise NotPlainError(msg)
+        if entered.platform.is_tensor(found):
+            return self._wrapped(found, placements, entered, key, where)
+        if isinstance(found, Mapping):
+            if not isinstance(placements, Mapping) or placements.keys() != found.keys():
+                raise self._misfit(found, placements, where, f"a mapping with the keys {list(found)}")
+            made = {
+                name: self._leave(one, placements[name], entered, key, f"{where}[{name!r}]")
+                for name, one in found.items()
+            }
+            return _rebuilt(found, made)
+        if isinstance(found, (list, tuple)) and placements is not None:
+            if _is_one(placements) or not isinstance(placements, Sequence) or len(placements) != len(found):
+                raise self._misfit(found, placements, where, f"a sequence of {len(found)}")
+            return _rebuilt(
+                found,
+                [
+                    self._leave(one, spec, entered, key, f"{where}[{index}]")
+                    for index, (one, spec) in enumerate(zip(found, placements, strict=True))
+                ],
+            )
+        if placements is not None:
+            raise self._misfit(found, placements, where, "None")
+        if any(entered.platform.is_tensor(one) for _, one in _leaves("", found)):
+            raise self._misfit(found, placements, where, "placements")
+        return found
+
+    def _wrapped(self, found: Any, placements: Any, entered: _Entered, key: Any, where: str) -> Any:
+        if placements is None or not _is_entry(placements):
+            raise self._misfit(found, placements, where, "the placements of one tensor")
+        mine = tuple(found.shape)
+        layout = Layout.place(entered.mesh, placements, (0,) * len(mine)).with_shape(None)
+        if not any(layout.dim_axes):
+            return entered.platform.wrap(found, layout.with_shape(mine))
+        known = self._known.get((key, where))
+        if known is None:
+            told = exchanged_layout(layout, mine, entered.platform, f"local_map({self.name}): output{where}")
+            known = (mine, told)
+            with _LOCK:
+                if len(self._known) >= _MOST_KNOWN:  # an argument that counts steps must not fill the memory
+                    self._known.clear()
+                self._known[key, where] = known
+        before, layout = known
+        if before != mine:
+            msg = (
+                f"local_map({self.name}): output{where} has the local shape {list(mine)}, and had {list(before)} in an "
+                "earlier call with the same layouts and arguments; sizes that depend on values cannot be known to the "
+                "other ranks"
+            )
+            raise ShardMismatchError(msg)
+        return entered.platform.wrap(found, layout)
+
+    def _misfit(self, found: Any, placements: Any, where: str, wanted: str) -> LayoutError:
+        kind = type(found).__name__
+        return PlacementError(
+            f"local_map({self.name}): output{where} is a {kind}, its out_placements are {placements!r}; "
+            f"they must be {wanted}"
+        )
+
+
+# -- nested values -----------------------------------------------------------------------------------------------------
+
+
+def _named_leaves(args: tuple[Any, ...], kwargs: dict[str, Any], func: Callable[..., Any]) -> Iterator[_Leaf]:
+    """Every value in the arguments with a name for it, in order: positions, then keywords."""
+    names = _positions(func)
+    for index, arg in enumerate(args):
+        yield from _leaves(names[index] if index < len(names) else f"args[{index}]", arg)
+    for name, value in kwargs.items():
+        yield from _leaves(name, value)
+
+
+@functools.lru_cache(maxsize=1024)
+def _positions(func: Callable[..., Any]) -> tuple[str, ...]:
+    try:
+        parameters = inspect.signature(func).parameters.values()
+    except (TypeError, ValueError):
+        return ()  # functions of C often have none
+    kinds = (inspect.Parameter.POSITIONAL_ONLY, inspect.Parameter.POSITIONAL_OR_KEYWORD)
+    return tuple(one.name for one in parameters if one.kind in kinds)
+
+
+def _leaves(name: str, value: Any) -> Iterator[_Leaf]:
+    if isinstance(value, Mapping):
+        for key, item in value.items():
+            yield from _leaves(f"{name}[{key!r}]", item)
+    elif isinstance(value, (list, tuple)):
+        for index, item in enumerate(value):
+            yield from _leaves(f"{name}[{index}]", item)
+    else:
+        yield name, value
+
+
+def _refilled(value: Any, leaves: Iterator[Any]) -> Any:
+    """``value`` with its leaves replaced, in order."""
+    if isinstance(value, Mapping):
+        return _rebuilt(value, {key: _refilled(item, leaves) for key, item in value.items()})
+    if isinstance(value, (list, tuple)):
+        return _rebuilt(value, [_refilled(item, leaves) for item in value])
+    return next(leaves)
+
+
+def _rebuilt(like: Any, items: Any) -> Any:
+    """``items`` in a container of the type of ``like``."""
+    if type(like) in (dict, list):
+        return items
+    if isinstance(like, tuple) and hasattr(like, "_fields"):
+        return type(like)(*items)
+    return type(like)(items)
+
+
+def _is_entry(placements: Any) -> bool:
+    """Whether these may be the placements of one tensor, in any spelling."""
+    if isinstance(placements, (Layout, Placement)):
+        return True
+    return isinstance(placements, Sequence) and all(
+        isinstance(one, (Placement, str)) or _names(one) for one in placements
+    )
+
+
+def _is_one(placements: Any) -> bool:
+    """Whether these can only be one tensor's placements: tuples of axis names alone may also be several tensors'."""
+    if isinstance(placements, (Layout, Placement)):
+        return True
+    return _is_entry(placements) and any(isinstance(one, (Placement, str)) for one in placements)
+
+
+def _names(value: Any) -> bool:
+    return isinstance(value, tuple) and bool(value) and all(isinstance(one, str) for one in value)
+
+
+def _layouts(mesh: DeviceMesh, placements: Any) -> Iterator[Layout]:
+    """Layouts that out_placements declare, for tensors of unknown sizes."""
+    if placements is None:
+        return
+    if _is_one(placements):
+        yield _placed(mesh, placements)
+    elif isinstance(placements, Mapping):
+        for one in placements.values():
+            yield from _layouts(mesh, one)
+    elif isinstance(placements, Sequence) and not isinstance(placements, str):
+        for one in placements:
+            yield from _layouts(mesh, one)
+
+
+def _placed(mesh: DeviceMesh, placements: Any) -> Layout:
+    if isinstance(placements, Layout):
+        return placements
+    several = (placements,) if isinstance(placements, Placement) else tuple(placements)
+    dims = [one.dim for one in several if isinstance(one, Shard)]
+    aliases = sum(not isinstance(one, Placement) for one in several)
+    ndim = aliases or max((dim + 1 if dim >= 0 else -dim for dim in dims), default=0)
+    return Layout.place(mesh, several, (0,) * ndim)
+
+
+def _constant(value: Any) -> Any:
+    """What an argument adds to the key of known sizes: the same on every rank, or all would not ask at once."""
+    return (type(value), value) if type(value) in (int, bool, str) else type(value)

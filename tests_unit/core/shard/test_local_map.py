@@ -1,0 +1,247 @@
+"""Functions of local tensors called with DTensors: values and gradients of one device, misuse refused."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+
+from hyper_parallel.core.dtensor.mesh import init_device_mesh
+from hyper_parallel.core.dtensor.module import distribute_tensor
+from hyper_parallel.core.dtensor.placements import Partial, Replicate, Shard
+from hyper_parallel.core.shard.local_map import local_map
+from hyper_parallel.errors import LayoutError, MeshMismatchError, MixedTensorError, NotPlainError, ShardMismatchError
+from hyper_parallel.verify.check import check_function
+from hyper_parallel.verify.simulate import simulate
+
+both = pytest.mark.platforms("torch", "mindspore")
+torch_only = pytest.mark.platforms("torch")
+
+
+def values(*shape, seed=0):
+    """Numbers of both signs."""
+    return np.random.default_rng(seed).uniform(-2.0, 2.0, shape)
+
+
+def holds(platform_name, out, entries, shapes, mesh):
+    """Assert that `x @ w` on pieces means what it means on one device, gradients included, wherever x and w lie."""
+    region = local_map(lambda x, w: x @ w, out, entries, redistribute_inputs=True)
+    arrays = [values(*shape, seed=seed) for seed, shape in enumerate(shapes)]
+    report = check_function(region, arrays, mesh, platform=platform_name)
+    assert report.ok, report.wrong[:3]
+    assert not report.rejected, report.rejected[:3]
+
+
+@both
+@pytest.mark.parametrize("world", [2, 3])
+def test_whole_operand_of_a_sharded_computation_has_its_gradient_summed(platform_name, world):
+    """`x @ w` on pieces of x: the gradient of the whole w is the sum over the pieces, uneven ones too."""
+    holds(platform_name, [Shard(0)], ([Shard(0)], [Replicate()]), [(5, 3), (3, 4)], (world,))
+
+
+@both
+def test_contraction_leaves_a_sum_pending(platform_name):
+    """Pieces along the contracted dim give summands, declared as Partial."""
+    holds(platform_name, [Partial()], ([Shard(1)], [Shard(0)]), [(2, 7), (7, 4)], (3,))
+
+
+@both
+def test_two_axes(platform_name):
+    """On a 2x2 mesh each axis is judged by itself."""
+    entries = ([Shard(0), Replicate()], [Replicate(), Shard(1)])
+    holds(platform_name, [Shard(0), Shard(1)], entries, [(5, 3), (3, 7)], (2, 2))
+
+
+@torch_only
+def test_aliases():
+    """Aliases say the same as placements, for one output and for several."""
+    import torch
+
+    def body():
+        mesh = init_device_mesh("cpu", (2, 2), mesh_dim_names=("dp", "tp"))
+        x = distribute_tensor(torch.arange(20.0).reshape(4, 5), mesh, ("dp", "None"))
+        w = distribute_tensor(torch.ones(5, 6), mesh, ("None", "tp"))
+        one = local_map(lambda x, w: x @ w, ("dp", "tp"), (("dp", "None"), ("None", "tp")))(x, w)
+        two = local_map(lambda x, w: (x + 1, w * 2), (("dp", "None"), ("None", "tp")))(x, w)
+        assert one.placements == (Shard(0), Shard(1))
+        assert torch.equal(one.full_tensor(), x.full_tensor() @ w.full_tensor())
+        assert [part.placements for part in two] == [x.placements, w.placements]
+        return True
+
+    assert all(simulate(body, 4, platform="torch"))
+
+
+@torch_only
+def test_nested_outputs_and_keywords():
+    """Outputs keep their nesting; keyword arguments enter as they are laid out, or as the mapping says."""
+    import torch
+
+    def body():
+        mesh = init_device_mesh("cpu", (3,), mesh_dim_names=("tp",))
+        x = torch.arange(10.0).reshape(5, 2)
+        wrapped = local_map(
+            lambda x, *, scale, note: {"a": (x * scale, x.sum(0)), "n": note},
+            {"a": ([Shard(0)], [Partial()]), "n": None},
+            {"x": [Shard(0)], "scale": [Replicate()]},
+            redistribute_inputs=True,
+        )
+        found = wrapped(distribute_tensor(x, mesh), scale=distribute_tensor(torch.tensor(2.0), mesh), note="kept")
+        assert found["n"] == "kept"
+        assert found["a"][0].placements == (Shard(0),)
+        assert torch.equal(found["a"][0].full_tensor(), 2 * x)
+        assert torch.equal(found["a"][1].full_tensor(), x.sum(0))
+        return True
+
+    assert all(simulate(body, 3, platform="torch"))
+
+
+@torch_only
+def test_plain_call_is_the_function():
+    """Without a DTensor nothing is wrapped."""
+    import torch
+
+    def body():
+        return float(local_map(lambda x: x + 1, [Shard(0)])(torch.zeros(())))
+
+    assert simulate(body, 2, platform="torch") == [1.0, 1.0]
+
+
+@torch_only
+def test_declared_gradients_replace_the_contract():
+    """`in_grad_placements` says that the function's own gradient is whole already: it is not summed again."""
+    import torch
+
+    def body():
+        mesh = init_device_mesh("cpu", (2,), mesh_dim_names=("tp",))
+        w = distribute_tensor(torch.ones(3, requires_grad=True), mesh)
+        x = distribute_tensor(torch.arange(6.0).reshape(2, 3), mesh, [Shard(0)])
+        for grads, factor in ((None, 2.0), ((None, [Replicate()]), 1.0)):
+            w.grad = None
+            out = local_map(lambda x, w: x * 0 + w, [Shard(0)], None, grads)(x, w)
+            out.sum().backward()
+            assert torch.equal(w.grad.full_tensor(), torch.full((3,), factor))
+        return True
+
+    assert all(simulate(body, 2, platform="torch"))
+
+
+def refused(kind, call, *operands):
+    """The message with which `call` on DTensors is refused, on rank 0."""
+
+    def body():
+        mesh = init_device_mesh("cpu", (2,), mesh_dim_names=("tp",))
+        with pytest.raises(kind) as caught:
+            call(*[one(mesh) for one in operands])
+        return str(caught.value)
+
+    return simulate(body, 2, platform="torch")[0]
+
+
+def rows(mesh):
+    """A DTensor of four rows, sharded."""
+    import torch
+
+    return distribute_tensor(torch.zeros(4, 2), mesh, [Shard(0)])
+
+
+def plain(mesh):
+    """A plain tensor."""
+    import torch
+
+    del mesh
+    return torch.zeros(4, 2)
+
+
+def same(x, y=None):
+    """The first argument."""
+    del y
+    return x
+
+
+@torch_only
+@pytest.mark.parametrize(
+    "kind, options, operands, message",
+    [
+        (LayoutError, {"out_placements": [Shard(0)], "in_placements": ([Replicate()],)}, (rows,),
+         ("local_map(same): x is laid out as f32[4@tp, 2], in_placements says f32[4, 2]; use "
+         "x.redistribute(placements=[Replicate()]), or redistribute_inputs=True")),
+        (LayoutError, {"out_placements": [Shard(0)], "in_placements": ([Shard(0)], None)}, (rows,),
+         ("local_map(same): in_placements has 2 entries, the call has 1 positional values in 1 arguments; give one "
+         "entry each, None for what is no DTensor")),
+        (LayoutError, {"out_placements": [Shard(0)], "in_placements": (None,)}, (rows,),
+         "local_map(same): x is a DTensor, in_placements says None there; give its placements"),
+        (LayoutError, {"out_placements": [Shard(0)], "in_placements": {"z": [Shard(0)]}}, (rows,),
+         "local_map(same): in_placements names 'z'; the call has x"),
+        (MixedTensorError, {"out_placements": [Shard(0)], "in_placements": ([Shard(0)], [Shard(0)])}, (rows, plain),
+         ("local_map(same): y is a plain tensor, its entry of in_placements is [Shard(0)]; say None there, or pass "
+         "a DTensor")),
+        (LayoutError, {"out_placements": ([Shard(0)], [Shard(0)])}, (rows,),
+         ("local_map(same): output is a Tensor, its out_placements are ([Shard(0)], [Shard(0)]); they must be "
+         "the placements of one tensor")),
+        (LayoutError, {"out_placements": None}, (rows,),
+         "local_map(same): output is a Tensor, its out_placements are None; they must be the placements of one tensor"),
+    ],
+)  # fmt: skip
+def test_declarations_that_do_not_fit(kind, options, operands, message):
+    """What is declared and what is passed must agree; the error names argument, facts and fix."""
+    assert refused(kind, local_map(same, **options), *operands) == message
+
+
+@torch_only
+def test_output_that_is_a_dtensor():
+    """The function returns local tensors."""
+
+    def call(x):
+        return local_map(lambda _: x, [Shard(0)])(x)
+
+    assert refused(NotPlainError, call, rows) == ("local_map(<lambda>): output is a DTensor; return local tensors")
+
+
+@torch_only
+def test_pieces_that_make_no_tensor():
+    """Sizes are exchanged, and pieces that do not follow the ceil rule are refused on every rank."""
+
+    def body():
+        mesh = init_device_mesh("cpu", (2,), mesh_dim_names=("tp",))
+        x = rows(mesh)
+        with pytest.raises(ShardMismatchError) as caught:
+            local_map(lambda x: x[: 1 + mesh.rank], [Shard(0)])(x)
+        return str(caught.value)
+
+    message = (
+        "local_map(<lambda>): output: the pieces do not make one tensor of [3, 2] under (Shard(0),): rank 0 should "
+        "hold [2, 2] (rank 0: [1, 2], rank 1: [2, 2])"
+    )
+    assert simulate(body, 2, platform="torch") == [message] * 2
+
+
+@torch_only
+def test_sizes_that_depend_on_values():
+    """A later call whose piece has another size than the first is refused: the other ranks could not know."""
+
+    def body():
+        mesh = init_device_mesh("cpu", (2,), mesh_dim_names=("tp",))
+        sizes = iter([2, 1])
+        cut = local_map(lambda x: x[: next(sizes)], [Shard(0)])
+        assert tuple(cut(rows(mesh)).shape) == (4, 2)
+        with pytest.raises(ShardMismatchError) as caught:
+            cut(rows(mesh))
+        return str(caught.value)
+
+    assert simulate(body, 2, platform="torch")[0] == (
+        "local_map(<lambda>): output has the local shape [1, 2], and had [2, 2] in an earlier call with the same "
+        "layouts and arguments; sizes that depend on values cannot be known to the other ranks"
+    )
+
+
+@torch_only
+def test_another_mesh():
+    """A DTensor of another mesh than the declared one is refused."""
+
+    def body():
+        mesh = init_device_mesh("cpu", (2,), mesh_dim_names=("tp",))
+        other = init_device_mesh("cpu", (2,), mesh_dim_names=("dp",))
+        with pytest.raises(MeshMismatchError) as caught:
+            local_map(same, [Shard(0)], device_mesh=other)(rows(mesh))
+        return str(caught.value).startswith("local_map(same): x lives on DeviceMesh(")
+
+    assert all(simulate(body, 2, platform="torch"))
