@@ -1,9 +1,9 @@
-"""The global shape that pieces of known sizes make, or why they make none. Pure, but for the exchange of sizes."""
+"""Ranks agree on the global sizes of a tensor of which each knows its piece."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from typing import TYPE_CHECKING
+from collections.abc import Collection
+from typing import TYPE_CHECKING, Any
 
 from hyper_parallel.errors import ShardMismatchError
 
@@ -11,42 +11,35 @@ if TYPE_CHECKING:
     from hyper_parallel.core.dtensor.layout import Layout
     from hyper_parallel.platform.contract.platform import Platform
 
-__all__ = ["exchanged_layout", "layout_of_pieces"]
-
-Shape = tuple[int, ...]
+__all__ = ["agreed_layout"]
 
 
-def layout_of_pieces(layout: Layout, pieces: Mapping[int, Shape], where: str) -> Layout:
-    """``layout`` with the global shape that the pieces make.
+def agreed_layout(platform: Platform, local: Any, layout: Layout, where: str, known: Collection[int] = ()) -> Layout:
+    """``layout`` with the global shape that the pieces of all ranks make; a collective call unless all is known.
 
     Args:
-        layout: placements; its own shape does not count.
-        pieces: sizes of every rank's piece, by rank.
-        where: start of the message.
+        platform: the framework of ``local``.
+        local: this rank's piece.
+        layout: its placements, with global sizes in the dims ``known`` (any in the others).
+        where: whose pieces, for the message: ``"fc1 (Linear)": the pieces of input``.
+        known: dims of which the global size is known.
 
     Raises:
-        ShardMismatchError: (a ValueError) the pieces are not those of one tensor in this layout.
+        ShardMismatchError: (a ValueError) the pieces are not those of one tensor: shards follow the ceil rule.
     """
+    given = layout.shape or ()
+    shape = [given[dim] if dim in known else size for dim, size in enumerate(local.shape)]
+    unknown = [dim for dim, axes in enumerate(layout.dim_axes) if dim not in known and layout.shard_count(dim) > 1]
+    if not unknown:
+        return layout.with_shape(shape)
     mesh = layout.mesh
-    # Along this rank's own line; that every other line agrees is what the comparison shows.
-    shape = [sum(pieces[rank][dim] for rank in mesh.ranks_along(axes)) for dim, axes in enumerate(layout.dim_axes)]
-    found = layout.with_shape(shape)
-    wrong = [rank for rank in mesh.ranks if pieces[rank] != found.local_shape_at(mesh.coordinate_of(rank))]
-    if wrong:
-        facts = ", ".join(f"rank {rank}: {list(pieces[rank])}" for rank in mesh.ranks)
-        wanted = list(found.local_shape_at(mesh.coordinate_of(wrong[0])))
-        msg = (
-            f"{where}: the pieces do not make one tensor of {shape} under {layout.placements}: "
-            f"rank {wrong[0]} should hold {wanted} ({facts})"
-        )
+    ranks = mesh.ranks_along(tuple(sorted({axis for dim in unknown for axis in layout.dim_axes[dim]})))
+    held = dict(zip(ranks, platform.transport().all_gather_object(tuple(local.shape), ranks), strict=True))
+    for dim in unknown:
+        shape[dim] = sum(held[rank][dim] for rank in mesh.ranks_along(layout.dim_axes[dim]))
+    whole = layout.with_shape(shape)
+    if any(whole.local_shape_at(mesh.coordinate_of(rank)) != sizes for rank, sizes in held.items()):
+        facts = ", ".join(f"rank {rank}: {list(sizes)}" for rank, sizes in held.items())
+        msg = f"{where} are not those of one {whole.notation(local.dtype)} ({facts}); shards follow the ceil rule"
         raise ShardMismatchError(msg)
-    return found
-
-
-def exchanged_layout(layout: Layout, mine: Shape, platform: Platform, where: str) -> Layout:
-    """:func:`layout_of_pieces` from the sizes that all ranks of the mesh tell each other; a collective call."""
-    if not any(layout.dim_axes):
-        return layout.with_shape(mine)
-    mesh = layout.mesh
-    told = platform.transport().all_gather_object(tuple(mine), mesh.ranks)
-    return layout_of_pieces(layout, dict(zip(mesh.ranks, told, strict=True)), where)
+    return whole

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any
 from hyper_parallel.core.dtensor.dtensor import DTensor, varying_axes
 from hyper_parallel.core.dtensor.events import Cause
 from hyper_parallel.core.dtensor.layout import Layout
-from hyper_parallel.core.dtensor.pieces import exchanged_layout
+from hyper_parallel.core.dtensor.pieces import agreed_layout
 from hyper_parallel.core.dtensor.placements import Placement, Shard
 from hyper_parallel.errors import (
     LayoutError,
@@ -292,7 +292,9 @@ class _Region:
             return entered.platform.wrap(found, layout.with_shape(mine))
         known = self._known.get((key, where))
         if known is None:
-            told = exchanged_layout(layout, mine, entered.platform, f"local_map({self.name}): output{where}")
+            told = agreed_layout(
+                entered.platform, found, layout, f"local_map({self.name}): the pieces of output{where}"
+            )
             known = (mine, told)
             with _LOCK:
                 if len(self._known) >= _MOST_KNOWN:  # an argument that counts steps must not fill the memory

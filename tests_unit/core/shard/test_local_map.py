@@ -208,8 +208,8 @@ def test_pieces_that_make_no_tensor():
         return str(caught.value)
 
     message = (
-        "local_map(<lambda>): output: the pieces do not make one tensor of [3, 2] under (Shard(0),): rank 0 should "
-        "hold [2, 2] (rank 0: [1, 2], rank 1: [2, 2])"
+        "local_map(<lambda>): the pieces of output are not those of one f32[3@tp, 2] (rank 0: [1, 2], rank 1: [2, 2]); "
+        "shards follow the ceil rule"
     )
     assert simulate(body, 2, platform="torch") == [message] * 2
 

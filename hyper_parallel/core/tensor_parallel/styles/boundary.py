@@ -6,13 +6,14 @@ others), or the whole story, a tuple of one placement per mesh axis or of one al
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 from hyper_parallel.core.dtensor.dtensor import DTensor
 from hyper_parallel.core.dtensor.events import Cause
 from hyper_parallel.core.dtensor.layout import Layout
+from hyper_parallel.core.dtensor.pieces import agreed_layout
 from hyper_parallel.core.dtensor.placements import Placement, Replicate, Shard
 from hyper_parallel.core.tensor_parallel.paths import label
 from hyper_parallel.errors import LayoutError, MeshError, MeshMismatchError, MixedTensorError, ShardMismatchError
@@ -110,8 +111,7 @@ class Boundary:
             return self._same_mesh(value, argument)
         platform = self._platform_of(value, argument)
         layout = self._layout(value, spec, argument)
-        shape = self._global_shape(platform, value, layout, known or {}, argument)
-        layout = layout.with_shape(shape)
+        layout = self._sized(platform, value, layout, known or {}, argument)
         if layout.local_shape != tuple(value.shape):
             msg = (
                 f"{self.module}: {argument} should hold {list(layout.local_shape)} of {layout.notation(value.dtype)} "
@@ -189,35 +189,9 @@ class Boundary:
 
     # -- sizes ---------------------------------------------------------------------------------------------------
 
-    def _global_shape(
-        self, platform: Platform, value: Any, layout: Layout, known: Mapping[int, int], argument: str
-    ) -> tuple[int, ...]:
-        shape = list(value.shape)
-        cut = [dim for dim, axes in enumerate(layout.dim_axes) if axes]
-        for dim in cut:
-            if dim in known:
-                shape[dim] = known[dim]
-        open_dims = [dim for dim in cut if dim not in known and layout.shard_count(dim) > 1]
-        if open_dims:
-            self._agree(platform, value, layout, shape, open_dims, argument)
-        return tuple(shape)
-
-    def _agree(
-        self, platform: Platform, value: Any, layout: Layout, shape: list[int], dims: Sequence[int], argument: str
-    ) -> None:
-        """Fill in the global sizes of ``dims``: every rank tells what it holds, and all of it must fit together."""
-        mesh = self.mesh
-        axes = tuple(sorted({axis for dim in dims for axis in layout.dim_axes[dim]}))
-        ranks = mesh.ranks_along(axes)
-        held = dict(zip(ranks, platform.transport().all_gather_object(tuple(value.shape), ranks), strict=True))
-        for dim in dims:
-            mine = mesh.ranks_along(layout.dim_axes[dim])
-            shape[dim] = sum(held[rank][dim] for rank in mine)
-        whole = layout.with_shape(tuple(shape))
-        if any(whole.local_shape_at(mesh.coordinate_of(rank)) != held[rank] for rank in ranks):
-            facts = ", ".join(f"rank {rank}: {list(sizes)}" for rank, sizes in held.items())
-            msg = (
-                f"{self.module}: the pieces of {argument} are not those of one {whole.notation(value.dtype)} "
-                f"({facts}); shards follow the ceil rule"
-            )
-            raise ShardMismatchError(msg)
+    def _sized(self, platform: Platform, value: Any, layout: Layout, known: Mapping[int, int], argument: str) -> Layout:
+        cut = {dim: size for dim, size in known.items() if layout.dim_axes[dim]}
+        shape = [cut.get(dim, size) for dim, size in enumerate(value.shape)]
+        return agreed_layout(
+            platform, value, layout.with_shape(shape), f"{self.module}: the pieces of {argument}", cut.keys()
+        )
