@@ -33,7 +33,15 @@ if TYPE_CHECKING:
         strict,
         zeros,
     )
-    from hyper_parallel.core.shard import DFunction, DistributedOp, custom_shard, implicit_replication, local_map
+    from hyper_parallel.core.shard import (
+        DFunction,
+        DistributedOp,
+        ShardingPlan,
+        custom_shard,
+        implicit_replication,
+        local_map,
+        shard_module,
+    )
     from hyper_parallel.core.tensor_parallel import (
         ColwiseParallel,
         NoParallel,
@@ -70,6 +78,7 @@ __all__ = [
     "RowwiseParallel",
     "SequenceParallel",
     "Shard",
+    "ShardingPlan",
     "StridedShard",
     "clip_grad_norm_",
     "custom_shard",
@@ -92,6 +101,7 @@ __all__ = [
     "rand",
     "randn",
     "record_events",
+    "shard_module",
     "strict",
     "value_and_grad",
     "zeros",
@@ -129,9 +139,11 @@ __getattr__, __dir__ = lazy(
         "hyper_parallel.core.shard": (
             "DFunction",
             "DistributedOp",
+            "ShardingPlan",
             "custom_shard",
             "implicit_replication",
             "local_map",
+            "shard_module",
         ),
         "hyper_parallel.core.tensor_parallel": (
             "ColwiseParallel",

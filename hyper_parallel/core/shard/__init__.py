@@ -12,15 +12,18 @@ if TYPE_CHECKING:
     from hyper_parallel.core.shard.dispatch import implicit_replication
     from hyper_parallel.core.shard.distributed_op import DistributedOp
     from hyper_parallel.core.shard.local_map import custom_shard, local_map
+    from hyper_parallel.core.shard.shard_module import ShardingPlan, shard_module
 
 __all__ = [
     "DFunction",
     "DistributedOp",
+    "ShardingPlan",
     "custom_shard",
     "implicit_budget",
     "implicit_replication",
     "local_map",
     "record_events",
+    "shard_module",
     "strict",
 ]
 
@@ -32,5 +35,6 @@ __getattr__, __dir__ = lazy(
         "hyper_parallel.core.shard.dispatch": ("implicit_replication",),
         "hyper_parallel.core.shard.distributed_op": ("DistributedOp",),
         "hyper_parallel.core.shard.local_map": ("custom_shard", "local_map"),
+        "hyper_parallel.core.shard.shard_module": ("ShardingPlan", "shard_module"),
     },
 )

@@ -14,6 +14,7 @@ from hyper_parallel.core.dtensor.events import Cause
 from hyper_parallel.core.dtensor.layout import Layout
 from hyper_parallel.core.dtensor.pieces import agreed_layout
 from hyper_parallel.core.dtensor.placements import Placement, Shard
+from hyper_parallel.core.shard.entries import is_entry, is_one, rebuilt
 from hyper_parallel.errors import (
     LayoutError,
     MeshMismatchError,
@@ -266,11 +267,11 @@ class _Region:
                 name: self._leave(one, placements[name], entered, key, f"{where}[{name!r}]")
                 for name, one in found.items()
             }
-            return _rebuilt(found, made)
+            return rebuilt(found, made)
         if isinstance(found, (list, tuple)) and placements is not None:
-            if _is_one(placements) or not isinstance(placements, Sequence) or len(placements) != len(found):
+            if is_one(placements) or not isinstance(placements, Sequence) or len(placements) != len(found):
                 raise self._misfit(found, placements, where, f"a sequence of {len(found)}")
-            return _rebuilt(
+            return rebuilt(
                 found,
                 [
                     self._leave(one, spec, entered, key, f"{where}[{index}]")
@@ -284,7 +285,7 @@ class _Region:
         return found
 
     def _wrapped(self, found: Any, placements: Any, entered: _Entered, key: Any, where: str) -> Any:
-        if placements is None or not _is_entry(placements):
+        if placements is None or not is_entry(placements):
             raise self._misfit(found, placements, where, "the placements of one tensor")
         mine = tuple(found.shape)
         layout = Layout.place(entered.mesh, placements, (0,) * len(mine)).with_shape(None)
@@ -354,46 +355,17 @@ def _leaves(name: str, value: Any) -> Iterator[_Leaf]:
 def _refilled(value: Any, leaves: Iterator[Any]) -> Any:
     """``value`` with its leaves replaced, in order."""
     if isinstance(value, Mapping):
-        return _rebuilt(value, {key: _refilled(item, leaves) for key, item in value.items()})
+        return rebuilt(value, {key: _refilled(item, leaves) for key, item in value.items()})
     if isinstance(value, (list, tuple)):
-        return _rebuilt(value, [_refilled(item, leaves) for item in value])
+        return rebuilt(value, [_refilled(item, leaves) for item in value])
     return next(leaves)
-
-
-def _rebuilt(like: Any, items: Any) -> Any:
-    """``items`` in a container of the type of ``like``."""
-    if type(like) in (dict, list):
-        return items
-    if isinstance(like, tuple) and hasattr(like, "_fields"):
-        return type(like)(*items)
-    return type(like)(items)
-
-
-def _is_entry(placements: Any) -> bool:
-    """Whether these may be the placements of one tensor, in any spelling."""
-    if isinstance(placements, (Layout, Placement)):
-        return True
-    return isinstance(placements, Sequence) and all(
-        isinstance(one, (Placement, str)) or _names(one) for one in placements
-    )
-
-
-def _is_one(placements: Any) -> bool:
-    """Whether these can only be one tensor's placements: tuples of axis names alone may also be several tensors'."""
-    if isinstance(placements, (Layout, Placement)):
-        return True
-    return _is_entry(placements) and any(isinstance(one, (Placement, str)) for one in placements)
-
-
-def _names(value: Any) -> bool:
-    return isinstance(value, tuple) and bool(value) and all(isinstance(one, str) for one in value)
 
 
 def _layouts(mesh: DeviceMesh, placements: Any) -> Iterator[Layout]:
     """Layouts that out_placements declare, for tensors of unknown sizes."""
     if placements is None:
         return
-    if _is_one(placements):
+    if is_one(placements):
         yield _placed(mesh, placements)
     elif isinstance(placements, Mapping):
         for one in placements.values():

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
-from fnmatch import fnmatchcase
 from typing import TYPE_CHECKING, Any
 
+from hyper_parallel.core.dtensor.patterns import fits, nearest
 from hyper_parallel.core.dtensor.placements import Placement, Shard
 from hyper_parallel.core.dtensor.ties import slots_by_parameter
 from hyper_parallel.core.tensor_parallel.styles.base import ParallelStyle
@@ -96,7 +96,7 @@ def matches(module: Any, plan: ParallelStyle | Mapping[str, Any]) -> list[Match]
         Match(pattern, path, child, style)
         for pattern, style in _flat(plan)
         for path, child in modules
-        if _fits(pattern, path)
+        if fits(pattern, path)
     ]
 
 
@@ -115,15 +115,6 @@ def _flat(plan: Any, prefix: str = "") -> Iterator[tuple[str, ParallelStyle]]:
         raise TypeError(msg)
 
 
-def _fits(pattern: str, path: str) -> bool:
-    if not pattern or not path:  # "" is the module itself, and no glob means it
-        return pattern == path
-    wanted, parts = pattern.split("."), path.split(".")
-    return len(wanted) == len(parts) and all(
-        fnmatchcase(part, token) for token, part in zip(wanted, parts, strict=True)
-    )
-
-
 # -- problems ------------------------------------------------------------------------------------------------------
 
 
@@ -132,16 +123,7 @@ def _unmatched(platform: Platform, module: Any, plan: Any, found: list[Match]) -
     paths = [path for path, _ in platform.get_cells_and_names(module)]
     for pattern, style in _flat(plan):
         if pattern not in used:
-            yield f"{pattern!r} ({type(style).__name__}) matches no module; {_nearest(pattern, paths)}"
-
-
-def _nearest(pattern: str, paths: list[str]) -> str:
-    """What there is where the pattern stops matching; at the latest that is the module itself."""
-    tokens = pattern.split(".")
-    heads = (".".join(tokens[:depth]) for depth in reversed(range(len(tokens))))
-    parent = next(path for head in heads for path in paths if _fits(head, path))
-    children = [path.rpartition(".")[2] for path in paths if path and _parent(path) == parent]
-    return f"children of {parent or 'the module'}: {', '.join(children) or 'none'}"
+            yield f"{pattern!r} ({type(style).__name__}) matches no module; {nearest(pattern, paths)}"
 
 
 def _misfits(found: list[Match]) -> list[str]:

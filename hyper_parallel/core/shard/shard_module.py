@@ -1,0 +1,254 @@
+"""A module's parameters, inputs and outputs laid out by path."""
+
+from __future__ import annotations
+
+import inspect
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Any
+
+from hyper_parallel.core.dtensor.dtensor import DTensor, resolve_mesh
+from hyper_parallel.core.dtensor.events import Cause
+from hyper_parallel.core.dtensor.layout import Layout
+from hyper_parallel.core.dtensor.module import place_parameter, replicate_module
+from hyper_parallel.core.dtensor.patterns import fits, nearest
+from hyper_parallel.core.dtensor.pieces import agreed_layout
+from hyper_parallel.core.dtensor.ties import Ties, slots_by_parameter
+from hyper_parallel.core.shard.entries import is_one, rebuilt
+from hyper_parallel.errors import MeshMismatchError, PlacementError, PlanError
+from hyper_parallel.platform.select import platform_of
+
+if TYPE_CHECKING:
+    from hyper_parallel.core.dtensor.mesh import DeviceMesh
+    from hyper_parallel.platform.contract.platform import Platform
+
+__all__ = ["ShardingPlan", "shard_module"]
+
+
+@dataclass(frozen=True)
+class ShardingPlan:
+    """Layouts by path; a segment of a path may be a glob, and ``""`` is the module itself.
+
+    Placements are written as objects (one per mesh axis) or aliases (one per dim).
+
+    Attributes:
+        plan: placements by path of a parameter or buffer: ``{"layers.*.fc1.weight": ("tp", "None")}``. What no
+            pattern names is replicated.
+        input_plan: by path of a module, what its forward gets: placements for its one tensor argument, a sequence
+            with an entry per positional argument (None leaves one alone), or a mapping by parameter name. A plain
+            tensor is this rank's piece; a DTensor is brought to the placements.
+        output_plan: by path of a module, what it returns: placements, or a sequence or mapping nested like the
+            output.
+        return_local_tensor: paths of modules that return this rank's pieces as plain tensors.
+    """
+
+    plan: Mapping[str, Any] = field(default_factory=dict)
+    input_plan: Mapping[str, Any] | None = None
+    output_plan: Mapping[str, Any] | None = None
+    return_local_tensor: Sequence[str] | None = None
+
+
+def shard_module(module: Any, device_mesh: DeviceMesh | None, sharding_plan: ShardingPlan) -> Any:
+    """Lay out ``module`` in place, as ``sharding_plan`` says.
+
+    Args:
+        module: the model; every parameter and buffer becomes a DTensor.
+        device_mesh: the mesh; None takes the current one.
+        sharding_plan: what lies where.
+
+    Returns:
+        ``module``. A parameter that was reachable under two paths still is, as one object.
+
+    Raises:
+        PlanError: (a ValueError) everything that is wrong with the plan, before any weight is touched: patterns that
+            name nothing, placements that do not fit, a tied parameter with two layouts.
+        TypeError: ``sharding_plan`` is no :class:`ShardingPlan`.
+    """
+    if not isinstance(sharding_plan, ShardingPlan):
+        msg = f"shard_module: sharding_plan must be a ShardingPlan, got {type(sharding_plan).__name__}"  # type: ignore[unreachable]
+        raise TypeError(msg)
+    mesh = resolve_mesh(device_mesh)
+    platform = platform_of(module)
+    layouts = _checked(platform, module, mesh, sharding_plan)
+    owners = dict(platform.get_cells_and_names(module))
+    ties = Ties(platform, module)
+    for path, layout in layouts.items():
+        owner, _, name = path.rpartition(".")
+        place_parameter(platform, owners[owner], name, mesh, layout)
+        ties.restore()
+    replicate_module(platform, module, mesh)
+    local = sharding_plan.return_local_tensor or ()
+    for path, cell in owners.items():
+        edge = _Edge(platform, mesh, path or type(module).__name__)
+        entering = _entry(sharding_plan.input_plan, path)
+        if entering is not None:
+            _before(platform, cell, edge, entering)
+        leaving, plain = _entry(sharding_plan.output_plan, path), any(fits(one, path) for one in local)
+        if leaving is not None or plain:
+            _after(platform, cell, edge, leaving, plain=plain)
+    return module
+
+
+# -- checking ----------------------------------------------------------------------------------------------------------
+
+
+def _checked(platform: Platform, module: Any, mesh: DeviceMesh, plan: ShardingPlan) -> dict[str, Layout]:
+    """Layout by path of every parameter and buffer that the plan names."""
+    values = dict(_values(platform, module))
+    cells = [path for path, _ in platform.get_cells_and_names(module)]
+    problems: list[str] = []
+    layouts: dict[str, Layout] = {}
+    for pattern, placements in plan.plan.items():
+        found = [path for path in values if fits(pattern, path)]
+        if not found:
+            problems.append(f"plan: {pattern!r} names no parameter; {nearest(pattern, ['', *cells, *values])}")
+        for path in found:
+            placed = _placed(mesh, placements, tuple(values[path].shape))
+            if isinstance(placed, Layout):
+                layouts[path] = placed
+            else:
+                problems.append(f"plan: {path} {list(values[path].shape)}: {placed}")
+    named = {
+        "input_plan": plan.input_plan or (),
+        "output_plan": plan.output_plan or (),
+        "return_local_tensor": plan.return_local_tensor or (),
+    }
+    problems.extend(
+        f"{option}: {pattern!r} names no module; {nearest(pattern, cells)}"
+        for option, patterns in named.items()
+        for pattern in patterns
+        if not any(fits(pattern, path) for path in cells)
+    )
+    problems.extend(_conflicts(platform, module, layouts))
+    if problems:
+        count = f"{len(problems)} problem{'s' if len(problems) > 1 else ''}"
+        head = f"shard_module: the plan does not fit the module ({count}); no weight was touched:"
+        raise PlanError("\n  - ".join([head, *problems]))
+    return layouts
+
+
+def _placed(mesh: DeviceMesh, placements: Any, shape: tuple[int, ...]) -> Layout | ValueError:
+    """The layout, or why there is none."""
+    try:
+        return Layout.place(mesh, placements, shape)
+    except ValueError as error:
+        return error
+
+
+def _values(platform: Platform, module: Any) -> Iterator[tuple[str, Any]]:
+    for path, cell in platform.get_cells_and_names(module):
+        for name, value in {**platform.direct_parameters(cell), **platform.direct_buffers(cell)}.items():
+            yield (f"{path}.{name}" if path else name), value
+
+
+def _conflicts(platform: Platform, module: Any, layouts: dict[str, Layout]) -> Iterator[str]:
+    for slots in slots_by_parameter(platform, module).values():
+        wanted = {path: layouts[path] for path, _, _ in slots if path in layouts}
+        if len(set(wanted.values())) > 1:
+            facts = ", ".join(f"{path} -> {list(layout.placements)}" for path, layout in wanted.items())
+            yield f"plan: tied weight with conflicting layouts: {facts}"
+
+
+def _entry(plans: Mapping[str, Any] | None, path: str) -> Any:
+    """What the last pattern that names ``path`` says, or None."""
+    found = [entry for pattern, entry in (plans or {}).items() if fits(pattern, path)]
+    return found[-1] if found else None
+
+
+# -- hooks -------------------------------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True)
+class _Edge:
+    """Where tensors enter and leave one module.
+
+    Attributes:
+        platform: the framework.
+        mesh: the mesh.
+        name: of the module, for messages and the event log.
+    """
+
+    platform: Platform
+    mesh: DeviceMesh
+    name: str
+
+    def place(self, value: Any, placements: Any, what: str) -> Any:
+        """A tensor in these placements: a plain one is this rank's piece, a DTensor is brought there."""
+        where = f"shard_module({self.name}): {what}"
+        if isinstance(value, DTensor):
+            if value.device_mesh is not self.mesh:
+                msg = f"{where} lives on {value.device_mesh!r}, the module on {self.mesh!r}"
+                raise MeshMismatchError(msg)
+            target = Layout.place(self.mesh, placements, tuple(value.shape))
+            return value.redistribute_to(target, Cause(f"shard_module({self.name})", what))
+        if not self.platform.is_tensor(value):
+            msg = f"{where} must be a tensor to be laid out as {placements!r}, got {type(value).__name__}"
+            raise PlacementError(msg)
+        layout = Layout.place(self.mesh, placements, (0,) * len(value.shape))
+        layout = agreed_layout(self.platform, value, layout, f"shard_module({self.name}): the pieces of {what}")
+        return self.platform.wrap(value, layout)
+
+    def nested(self, value: Any, entry: Any, what: str) -> Any:
+        """The values in ``value`` in the placements that ``entry``, nested alike, says; None leaves one alone."""
+        if entry is None:
+            return value
+        if isinstance(value, Mapping) and isinstance(entry, Mapping):
+            unknown = [name for name in entry if name not in value]
+            if unknown:
+                msg = f"shard_module({self.name}): {what} has no {unknown[0]!r}; it has {', '.join(map(str, value))}"
+                raise PlacementError(msg)
+            return rebuilt(
+                value, {name: self.nested(one, entry.get(name), f"{what}[{name!r}]") for name, one in value.items()}
+            )
+        if isinstance(value, (list, tuple)):
+            if is_one(entry) or isinstance(entry, Mapping) or len(entry) != len(value):
+                msg = f"shard_module({self.name}): {what} is a sequence of {len(value)}, its entry is {entry!r}"
+                raise PlacementError(msg)
+            pairs = enumerate(zip(value, entry, strict=True))
+            return rebuilt(value, [self.nested(one, spec, f"{what}[{index}]") for index, (one, spec) in pairs])
+        return self.place(value, entry, what)
+
+    def plain(self, value: Any) -> Any:
+        """``value`` with this rank's pieces in place of DTensors."""
+        if isinstance(value, DTensor):
+            return value.to_local()
+        if isinstance(value, Mapping):
+            return rebuilt(value, {name: self.plain(one) for name, one in value.items()})
+        return rebuilt(value, [self.plain(one) for one in value]) if isinstance(value, (list, tuple)) else value
+
+
+def _before(platform: Platform, cell: Any, edge: _Edge, entry: Any) -> None:
+    signature = inspect.signature(platform.get_cell_construct(cell))
+
+    def hook(_: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> tuple[tuple[Any, ...], dict[str, Any]]:
+        bound = signature.bind(*args, **kwargs)
+        for name, placements in _by_parameter(edge, entry, bound, len(args)).items():
+            bound.arguments[name] = edge.nested(bound.arguments[name], placements, name)
+        return bound.args, bound.kwargs
+
+    platform.register_forward_pre_hook(cell, hook, with_kwargs=True)
+
+
+def _by_parameter(edge: _Edge, entry: Any, bound: inspect.BoundArguments, count: int) -> dict[str, Any]:
+    """The entries of one call by parameter name."""
+    names = list(bound.arguments)
+    if isinstance(entry, Mapping):
+        unknown = [name for name in entry if name not in names]
+        if unknown:
+            msg = f"shard_module({edge.name}): input_plan names {unknown[0]!r}; the call has {', '.join(names)}"
+            raise PlacementError(msg)
+        return dict(entry)
+    several = [entry] if is_one(entry) else list(entry)
+    if len(several) != count:
+        msg = f"shard_module({edge.name}): input_plan has {len(several)} entries, the call {count} positional arguments"
+        raise PlacementError(msg)
+    return dict(zip(names, several, strict=False))
+
+
+def _after(platform: Platform, cell: Any, edge: _Edge, entry: Any, *, plain: bool) -> None:
+    def hook(_: Any, args: Any, output: Any) -> Any:
+        del args
+        placed = edge.nested(output, entry, "output")
+        return edge.plain(placed) if plain else placed
+
+    platform.register_forward_hook(cell, hook)

@@ -1,0 +1,186 @@
+"""Modules laid out by path: outputs and gradients of one device, plans that do not fit refused whole."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+
+from hyper_parallel.core.dtensor.dtensor import DTensor
+from hyper_parallel.core.dtensor.mesh import init_device_mesh
+from hyper_parallel.core.dtensor.module import distribute_tensor
+from hyper_parallel.core.dtensor.placements import Replicate, Shard
+from hyper_parallel.core.shard.shard_module import ShardingPlan, shard_module
+from hyper_parallel.errors import PlacementError, PlanError, ShardMismatchError
+from hyper_parallel.platform.select import current_platform
+from hyper_parallel.verify.simulate import simulate
+
+torch_only = pytest.mark.platforms("torch")
+
+
+def network(*, tied=False):
+    """Two linear layers with a norm between them; sizes that two and three ranks do not divide."""
+    import torch
+
+    torch.manual_seed(3)
+    layers = torch.nn.Sequential(torch.nn.Linear(5, 7), torch.nn.LayerNorm(7), torch.nn.Linear(7, 5)).double()
+    if tied:
+        layers[2].weight = torch.nn.Parameter(layers[0].weight.detach())
+        layers = torch.nn.ModuleList([layers[0], torch.nn.Linear(5, 7).double()])
+        layers[1].weight = layers[0].weight
+    return layers
+
+
+PLAN = {"0.weight": ("tp", "None"), "0.bias": ("tp",), "2.weight": ("None", "tp")}
+
+
+@torch_only
+@pytest.mark.parametrize("world", [2, 3])
+def test_trains_like_one_device(world):
+    """Output and every gradient equal the plain module's, with uneven shards and inputs given as pieces."""
+    import torch
+
+    def body():
+        mesh = init_device_mesh("cpu", (world,), mesh_dim_names=("tp",))
+        plain, sharded = network(), network()
+        shard_module(sharded, mesh, ShardingPlan(PLAN, {"": ([Replicate()],)}, {"": [Shard(0)]}))
+        x = torch.from_numpy(np.random.default_rng(0).uniform(-1, 1, (4, 5)))
+        seed = torch.from_numpy(np.random.default_rng(1).uniform(-1, 1, (4, 5)))
+        out, wanted = sharded(x), plain(x)
+        assert out.placements == (Shard(0),)
+        out.backward(distribute_tensor(seed, mesh, [Shard(0)]))
+        wanted.backward(seed)
+        torch.testing.assert_close(out.full_tensor(), wanted, rtol=1e-12, atol=1e-12)
+        compared = 0
+        for (path, one), other in zip(sharded.named_parameters(), plain.parameters(), strict=True):
+            assert isinstance(one, DTensor), path
+            torch.testing.assert_close(one.grad.full_tensor(), other.grad, rtol=1e-12, atol=1e-12)
+            compared += 1
+        return compared
+
+    assert simulate(body, world, platform="torch") == [6] * world
+
+
+@pytest.mark.platforms("mindspore")
+def test_the_same_on_mindspore():
+    """A cell is laid out by the same plan, and its gradients are those of one device."""
+
+    def body():
+        import mindspore as ms
+        from mindspore import mint
+
+        class Net(ms.nn.Cell):
+            def __init__(self):
+                super().__init__()
+                self.up, self.down = mint.nn.Linear(5, 7), mint.nn.Linear(7, 4)
+
+            def construct(self, x):
+                """Two layers."""
+                return self.down(mint.nn.functional.silu(self.up(x)))
+
+        platform = current_platform()
+        mesh = init_device_mesh("cpu", (3,), mesh_dim_names=("tp",))
+        plain, sharded = Net(), Net()
+        weights = {name: np.random.default_rng(len(name)).uniform(-1, 1, one.shape).astype(np.float32)
+                   for name, one in platform.parameters_dict(plain).items()}  # fmt: skip
+        platform.load_arrays(plain, weights)
+        platform.load_arrays(sharded, weights)
+        plan = {"up.weight": ("tp", "None"), "up.bias": ("tp",), "down.weight": ("None", "tp")}
+        shard_module(sharded, mesh, ShardingPlan(plan, {"": [Replicate()]}, {"": [Replicate()]}))
+        x = platform.from_numpy(np.random.default_rng(0).uniform(-1, 1, (4, 5)).astype(np.float32))
+        compared = 0
+        steps = [platform.training_step(net, lambda net=net: (net(x) * net(x)).sum()) for net in (plain, sharded)]
+        for path, wanted in steps[0].gradients.items():
+            found = steps[1].gradients[path].full_tensor()
+            np.testing.assert_allclose(found.asnumpy(), wanted.asnumpy(), rtol=2e-5, atol=2e-5)
+            compared += 1
+        return compared
+
+    assert simulate(body, 3, platform="mindspore") == [4] * 3
+
+
+@torch_only
+def test_local_outputs_and_named_inputs():
+    """`return_local_tensor` gives pieces; inputs may be named; the pieces of an uneven batch are put together."""
+    import torch
+
+    def body():
+        mesh = init_device_mesh("cpu", (3,), mesh_dim_names=("tp",))
+        model = network()
+        plan = ShardingPlan({}, {"0": {"input": [Shard(0)]}}, None, [""])
+        shard_module(model, mesh, plan)
+        rows = (2, 2, 1)[mesh.rank]
+        out = model(torch.ones(rows, 5, dtype=torch.float64))
+        assert not isinstance(out, DTensor)
+        return tuple(out.shape)
+
+    assert simulate(body, 3, platform="torch") == [(2, 5), (2, 5), (1, 5)]
+
+
+@torch_only
+def test_everything_wrong_with_a_plan_is_said_at_once():
+    """Patterns without match, placements that do not fit and torn ties are one error, and no weight is touched."""
+
+    def body():
+        mesh = init_device_mesh("cpu", (2,), mesh_dim_names=("tp",))
+        model = network(tied=True)
+        plan = ShardingPlan(
+            {"0.weight": [Shard(0)], "1.weight": [Shard(1)], "0.bias": [Shard(1)], "5.weight": [Shard(0)]},
+            {"x": [Shard(0)]},
+        )
+        with pytest.raises(PlanError) as caught:
+            shard_module(model, mesh, plan)
+        assert not any(isinstance(one, DTensor) for one in model.parameters())
+        return str(caught.value)
+
+    assert simulate(body, 2, platform="torch")[0].splitlines() == [
+        "shard_module: the plan does not fit the module (4 problems); no weight was touched:",
+        "  - plan: 0.bias [7]: placements: Shard(1) names dim 1, the tensor has 1 dims",
+        "  - plan: '5.weight' names no parameter; children of the module: 0, 1",
+        "  - input_plan: 'x' names no module; children of the module: 0, 1",
+        "  - plan: tied weight with conflicting layouts: 0.weight -> [Shard(0)], 1.weight -> [Shard(1)]",
+    ]
+
+
+@torch_only
+def test_inputs_that_do_not_fit_the_plan():
+    """A wrong count, an unknown name, a value that is no tensor, and pieces of no tensor are refused by name."""
+    import torch
+
+    def body():
+        mesh = init_device_mesh("cpu", (2,), mesh_dim_names=("tp",))
+        x = torch.ones(2, 5, dtype=torch.float64)
+        found = []
+        for entry, given, kind in (
+            (([Shard(0)], None), x, PlacementError),
+            ({"y": [Shard(0)]}, x, PlacementError),
+            ([Shard(0)], 3, PlacementError),
+            ([Shard(0)], torch.ones(1 + mesh.rank, 5), ShardMismatchError),
+        ):
+            model = network()
+            shard_module(model, mesh, ShardingPlan({}, {"0": entry}))
+            with pytest.raises(kind) as caught:
+                model[0](given)
+            found.append(str(caught.value))
+        return found
+
+    assert simulate(body, 2, platform="torch")[0] == [
+        "shard_module(0): input_plan has 2 entries, the call 1 positional arguments",
+        "shard_module(0): input_plan names 'y'; the call has input",
+        "shard_module(0): input must be a tensor to be laid out as [Shard(0)], got int",
+        (
+            "shard_module(0): the pieces of input are not those of one f32[3@tp, 5] (rank 0: [1, 5], rank 1: [2, 5]); "
+            "shards follow the ceil rule"
+        ),
+    ]
+
+
+@torch_only
+def test_what_is_no_plan():
+    """A mapping in the plan's place is refused by type."""
+
+    def body():
+        with pytest.raises(TypeError) as caught:
+            shard_module(network(), init_device_mesh("cpu", (2,)), {"0.weight": [Shard(0)]})
+        return str(caught.value)
+
+    assert simulate(body, 2, platform="torch")[0] == "shard_module: sharding_plan must be a ShardingPlan, got dict"
