@@ -15,6 +15,7 @@ if TYPE_CHECKING:
     from hyper_parallel.core.dtensor.module import distribute_module, distribute_tensor
     from hyper_parallel.core.dtensor.placements import Partial, Placement, Replicate, Shard, StridedShard
     from hyper_parallel.core.dtensor.random import manual_seed
+    from hyper_parallel.core.dtensor.skip import SkipDTensorDispatch
 
 __all__ = [
     "DTensor",
@@ -26,6 +27,7 @@ __all__ = [
     "Placement",
     "Replicate",
     "Shard",
+    "SkipDTensorDispatch",
     "StridedShard",
     "distribute_module",
     "distribute_tensor",
@@ -54,5 +56,6 @@ __getattr__, __dir__ = lazy(
         "hyper_parallel.core.dtensor.module": ("distribute_module", "distribute_tensor"),
         "hyper_parallel.core.dtensor.placements": ("Partial", "Placement", "Replicate", "Shard", "StridedShard"),
         "hyper_parallel.core.dtensor.random": ("manual_seed",),
+        "hyper_parallel.core.dtensor.skip": ("SkipDTensorDispatch",),
     },
 )

@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Any
 
 from hyper_parallel.core.dtensor.dtensor import DTensor
 from hyper_parallel.core.dtensor.layout import Layout
+from hyper_parallel.core.dtensor.skip import any_block, local_operands, skipped
 from hyper_parallel.core.shard.binder import binder
 from hyper_parallel.core.shard.call import OpCall, Operand, Ref
 from hyper_parallel.core.shard.compiled import Mark, Run, compile_plan, marked
@@ -105,10 +106,12 @@ class Dispatcher:
         self.wrap = platform.wrap
         self.ops = Ops(self)
 
-    def dispatch(  # noqa: C901 - the hot path, in line
+    def dispatch(  # noqa: C901, PLR0912 - the hot path, in line
         self, entry: Entry, args: tuple[Any, ...], kwargs: dict[str, Any]
     ) -> Any:
         """Run ``entry`` on arguments of which at least one is, or contains, a DTensor."""
+        if any_block() and skipped(entry.func, entry.name, entry.rule.op):
+            return self._on_locals(entry, args, kwargs)
         if entry.composed is not None:
             return entry.composed(self.ops, **entry.binder.bind(args, kwargs))
         kind, loose = self.kind, entry.loose
@@ -151,7 +154,7 @@ class Dispatcher:
         get, full = entry.cache.get, self.dispatch
 
         def call(x: Any) -> Any:
-            run = get((x._layout,))  # noqa: SLF001
+            run = None if any_block() else get((x._layout,))  # noqa: SLF001
             return full(entry, (x,), _NO_KWARGS) if run is None else run((x,), _NO_KWARGS)
 
         return (lambda x: full(entry, (x,), _NO_KWARGS)) if _keyed(entry) else call
@@ -163,7 +166,9 @@ class Dispatcher:
 
         def call(x: Any, y: Any) -> Any:
             of = type(y)
-            if of is kind:
+            if any_block():
+                run = None
+            elif of is kind:
                 run = get((x._layout, y._layout))  # noqa: SLF001
             elif of in loose:
                 run = get((x._layout, of))  # noqa: SLF001
@@ -172,6 +177,18 @@ class Dispatcher:
             return full(entry, (x, y), _NO_KWARGS) if run is None else run((x, y), _NO_KWARGS)
 
         return (lambda x, y: full(entry, (x, y), _NO_KWARGS)) if _keyed(entry) else call
+
+    def _on_locals(self, entry: Entry, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+        """The call on local tensors, as the caller spelled it."""
+        locals_, named = local_operands(args), local_operands(kwargs)
+        if entry.composed is not None:
+            return entry.composed(self.ops, **entry.binder.bind(locals_, named))
+        found = entry.local(**entry.binder.bind(locals_, named)) if entry.canonical else entry.func(*locals_, **named)
+        written = args[0] if args and entry.in_place else None
+        if isinstance(written, DTensor):
+            written.drop_views()
+            return written
+        return found
 
     # -- keys ------------------------------------------------------------------------------------------------------
 

@@ -14,6 +14,7 @@ from mindspore._c_expression import NoFallbackGuard
 from mindspore.ops import Primitive
 
 from hyper_parallel.core.dtensor.dtensor import DTensor
+from hyper_parallel.core.dtensor.skip import local_operands, skipped
 from hyper_parallel.core.shard.dispatch import Dispatcher
 from hyper_parallel.core.shard.distributed_op import user_op
 from hyper_parallel.errors import UnsupportedOperatorError
@@ -64,6 +65,8 @@ def fallback(_self: Any, func: Any, args: Any, kwargs: dict[str, Any] | None = N
     line = doors.lines.get(name)
     if line is not None:
         return line(doors.dispatcher, primitive, tuple(given), kwargs)
+    if skipped(func, name):
+        return _rebuilt(func, primitive)(*local_operands(tuple(given)), **local_operands(kwargs))
     user = user_op(name)
     if user is not None:
         return user.run(doors.dispatcher, _rebuilt(func, primitive), tuple(given), kwargs)

@@ -16,6 +16,7 @@ import torch
 from torch.overrides import enable_reentrant_dispatch
 
 from hyper_parallel.core.dtensor.dtensor import DTensor
+from hyper_parallel.core.dtensor.skip import local_operands, skipped
 from hyper_parallel.core.shard.dispatch import Dispatcher, Entry
 from hyper_parallel.core.shard.distributed_op import user_op
 from hyper_parallel.errors import LayoutError, UnsupportedOperatorError
@@ -63,7 +64,9 @@ def interception() -> Interception:
     return _STARTED["torch"]
 
 
-def function(func: Callable[..., Any], types: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+def function(  # noqa: PLR0911 - one line per door
+    func: Callable[..., Any], types: Any, args: tuple[Any, ...], kwargs: dict[str, Any]
+) -> Any:
     """Dispatch a call of the Python API."""
     del types
     doors = interception()
@@ -73,11 +76,13 @@ def function(func: Callable[..., Any], types: Any, args: tuple[Any, ...], kwargs
             return _into(doors.dispatcher, entry, args, dict(kwargs))
         return doors.dispatcher.dispatch(entry, args, kwargs)
     user = user_op(getattr(func, "__name__", ""))
-    if user is not None:
+    if user is not None and not skipped(func):
         return user.run(doors.dispatcher, func, args, kwargs)
     whole = GRAPH_FUNCTIONS.get(func)
     if whole is not None:
         return whole(*args, **kwargs)
+    if skipped(func):
+        return func(*local_operands(args), **local_operands(kwargs))
     opened = _opened(func)
     if opened is not None:
         return opened(*args, **kwargs)

@@ -1,0 +1,157 @@
+"""Blocks in which operations act on local tensors."""
+
+from __future__ import annotations
+
+import asyncio
+import threading
+
+import pytest
+
+from hyper_parallel.core.dtensor.dtensor import DTensor
+from hyper_parallel.core.dtensor.mesh import init_device_mesh
+from hyper_parallel.core.dtensor.module import distribute_tensor
+from hyper_parallel.core.dtensor.placements import Shard
+from hyper_parallel.core.dtensor.skip import SkipDTensorDispatch
+from hyper_parallel.errors import MixedTensorError
+from hyper_parallel.platform.select import current_platform
+from hyper_parallel.verify.simulate import simulate
+
+both = pytest.mark.platforms("torch", "mindspore")
+torch_only = pytest.mark.platforms("torch")
+
+
+def rows(world=2):
+    """Five rows over the ranks: uneven."""
+    import numpy as np
+
+    platform = current_platform()
+    mesh = init_device_mesh("cpu", (world,), mesh_dim_names=("tp",))
+    return distribute_tensor(platform.from_numpy(np.arange(10.0).reshape(5, 2)), mesh, [Shard(0)])
+
+
+@both
+def test_inside_operations_are_local_and_after_it_they_are_not(platform_name):
+    """Sums are of this rank's rows inside, of all rows outside; an exception closes the block too."""
+
+    def body():
+        x = rows()
+        with SkipDTensorDispatch():
+            inside, doubled = (x + x).sum(), -x
+        with pytest.raises(KeyError), SkipDTensorDispatch():
+            raise KeyError
+        outside = (x + x).sum()
+        assert not isinstance(inside, DTensor)
+        assert not isinstance(doubled, DTensor)
+        return float(inside), float(outside.full_tensor())
+
+    assert simulate(body, 2, platform=platform_name) == [(30.0, 90.0), (60.0, 90.0)]
+
+
+@both
+def test_named_operators_are_dispatched(platform_name):
+    """`no_skip` names operators that act on the whole as always; the innermost block counts."""
+
+    def body():
+        x = rows()
+        with SkipDTensorDispatch(no_skip={"sum"}):
+            whole, local = x.sum(), x * 2
+            with SkipDTensorDispatch():
+                part = x.sum()
+            again = x.sum()
+        kinds = [isinstance(one, DTensor) for one in (whole, local, part, again)]
+        return kinds, float(whole.full_tensor())
+
+    assert simulate(body, 2, platform=platform_name) == [([True, False, False, True], 45.0)] * 2
+
+
+@torch_only
+def test_operators_are_named_by_object_too():
+    """A function, the name of a spelling and a canonical name all name an operator."""
+    import torch
+
+    def body():
+        x, found = rows(), []
+        for name in (torch.Tensor.mul, "mul", torch.nn.functional.gelu, "gelu", "linear"):
+            with SkipDTensorDispatch(no_skip={name}):
+                found.append((isinstance(x.mul(2.0), DTensor), isinstance(torch.nn.functional.gelu(x), DTensor)))
+        return found
+
+    assert simulate(body, 2, platform="torch")[0] == [(True, False)] * 2 + [(False, True)] * 2 + [(False, False)]
+
+
+@torch_only
+def test_a_piece_does_not_meet_a_dtensor_unnoticed():
+    """What an operation inside returned is plain, and refused by an operator that is dispatched."""
+
+    def body():
+        x = rows()
+        with SkipDTensorDispatch(no_skip="matmul"), pytest.raises(MixedTensorError) as caught:
+            x @ x.transpose(0, 1)
+        return str(caught.value).split(";")[0]
+
+    assert simulate(body, 2, platform="torch")[0] == (
+        "argument y is a plain tensor [2, 3] and meets DTensors on DeviceMesh(cpu, tp=2, ranks=[0, 1])"
+    )
+
+
+@torch_only
+def test_writing_in_place_writes_the_piece():
+    """The DTensor comes back, with its piece changed; views kept from before are forgotten."""
+
+    def body():
+        x = rows()
+        with SkipDTensorDispatch():
+            same = x.mul_(3.0)
+        assert same is x
+        return float(x.sum().full_tensor())
+
+    assert simulate(body, 2, platform="torch") == [135.0, 135.0]
+
+
+@torch_only
+def test_functions_without_a_rule_run_locally():
+    """What has no rule is refused outside and runs inside; gradients flow as in local code."""
+    import torch
+
+    def body():
+        x = rows().requires_grad_()
+        with SkipDTensorDispatch():
+            total = torch.special.i0e(x).sum() + torch.nn.functional.pad(x, (1, 1)).sum()
+        total.backward()
+        return tuple(x.grad.full_tensor().shape)
+
+    assert simulate(body, 2, platform="torch") == [(5, 2)] * 2
+
+
+@torch_only
+def test_blocks_hold_for_one_thread_and_one_task():
+    """Another thread and another asyncio task do not see the block; as a decorator it opens per call."""
+
+    def body():
+        x = rows(1)
+        seen = {}
+
+        def other():
+            seen["thread"] = isinstance(-x, DTensor)
+
+        async def inside():
+            with SkipDTensorDispatch():
+                await asyncio.sleep(0)
+                seen["task"] = isinstance(-x, DTensor)
+
+        async def beside():
+            await asyncio.sleep(0)
+            seen["beside"] = isinstance(-x, DTensor)
+
+        async def together():
+            await asyncio.gather(inside(), beside())
+
+        with SkipDTensorDispatch():
+            thread = threading.Thread(target=other)
+            thread.start()
+            thread.join()
+        asyncio.run(together())
+        seen["decorated"] = isinstance(SkipDTensorDispatch()(lambda: -x)(), DTensor)
+        return seen
+
+    assert simulate(body, 1, platform="torch") == [{"thread": True, "task": False, "beside": True, "decorated": False}]
