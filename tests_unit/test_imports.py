@@ -19,7 +19,6 @@ import pytest
 
 ROOT = Path(__file__).resolve().parents[1]
 TOP = "hyper_parallel"
-BUDGET_US = 100_000
 
 FRAMEWORKS = {"torch", "torch_npu", "mindspore"}
 TORCH_ZONES = {"platform.torch", "transport.c10d"}
@@ -347,14 +346,9 @@ def test_import_loads_no_framework(tmp_path):
     assert fresh_python("-c", code, tmp_path=tmp_path).stdout.strip() == "[]"
 
 
-def cumulative_us(log, module=TOP):
-    """Microseconds of one module and all that it imports, from the log of `-X importtime`."""
-    rows = (line.removeprefix("import time:").split("|") for line in log.splitlines() if line.count("|") == 2)
-    (value,) = [int(row[1]) for row in rows if row[2].strip() == module]
-    return value
-
-
-def test_import_is_fast(tmp_path):
-    """`import hyper_parallel` takes less than 100 ms; the best of several runs, for the machine may be busy."""
-    logs = (fresh_python("-X", "importtime", "-c", f"import {TOP}", tmp_path=tmp_path).stderr for _ in range(5))
-    assert min(map(cumulative_us, logs)) < BUDGET_US
+def test_import_brings_almost_nothing(tmp_path):
+    """`import hyper_parallel` loads two modules of the library and none of another package: that is what it costs."""
+    code = f"import sys; before = set(sys.modules); import {TOP}; print(*sorted(set(sys.modules) - before))"
+    loaded = fresh_python("-c", code, tmp_path=tmp_path).stdout.split()
+    assert [name for name in loaded if name.split(".")[0] == TOP] == [TOP, f"{TOP}._lazy"]
+    assert {name.split(".")[0] for name in loaded} - {TOP} <= sys.stdlib_module_names

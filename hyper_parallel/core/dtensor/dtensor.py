@@ -113,6 +113,16 @@ class DTensor:
             raise ShardMismatchError(_piece_message(layout, local_shape))
         return platform.wrap(local, layout)
 
+    @staticmethod
+    def from_torch(tensor: Any) -> Any:
+        """A ``torch.distributed.tensor.DTensor`` as a DTensor of ours: same storage, same graph.
+
+        Raises:
+            NotPlainError: (a TypeError) it is none.
+            UnsupportedOperatorError: a placement that only PyTorch has.
+        """
+        return platform_of(tensor).from_torch(tensor)
+
     def to_local(self, grad_placements: Sequence[Any] | None = None) -> Any:
         """This rank's piece, on the graph.
 

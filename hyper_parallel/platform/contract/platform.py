@@ -91,6 +91,15 @@ class Platform(
         msg = f"benchmark: {self.platform_type} has no distributed tensor of its own to compare with; measure on torch"
         raise UnsupportedOnBackend(msg)
 
+    def from_torch(self, tensor: Any) -> Any:
+        """PyTorch's own DTensor as a DTensor of this library.
+
+        Raises:
+            UnsupportedOnBackend: the framework is another.
+        """
+        msg = f"from_torch: expected a torch.distributed.tensor.DTensor, got a {type(tensor).__name__}"
+        raise UnsupportedOnBackend(msg)
+
     def value_and_grad(self, fn: Callable[..., Any], *how: Any) -> Callable[..., tuple[Any, Any]]:
         """The framework's function that differentiates functions, with gradients of DTensors as DTensors.
 

@@ -255,6 +255,17 @@ class TorchDTensor(DTensor, Tensor):  # type: ignore[misc] # "layout" is ours: a
         """Address of the local storage, which tells tied tensors."""
         return self._local.data_ptr()
 
+    def to_torch(self) -> Any:
+        """The same tensor as ``torch.distributed.tensor.DTensor``: same storage, same graph.
+
+        Raises:
+            UnsupportedOnBackend: ``torch.distributed`` is not initialised.
+            UnsupportedOperatorError: a layout that PyTorch's DTensor does not have.
+        """
+        from hyper_parallel.platform.torch.interop import to_torch
+
+        return to_torch(self)
+
     # -- leaving the device mesh ---------------------------------------------------------------------------------
 
     def item(self) -> Any:

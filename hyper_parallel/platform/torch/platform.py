@@ -85,6 +85,12 @@ class TorchPlatform(TorchTensors, TorchModules, TorchDifferentiable, TorchTraini
 
         return list(benchmark.run(repeats))
 
+    def from_torch(self, tensor: Any) -> Any:
+        """Over the same storage."""
+        from hyper_parallel.platform.torch.interop import from_torch
+
+        return self.wrap(*from_torch(tensor))
+
     def local_op(self, op: str) -> Callable[..., Any]:
         """From the table."""
         from hyper_parallel.platform.torch.op_table import LOCAL

@@ -1,0 +1,139 @@
+"""To and from ``torch.distributed.tensor.DTensor``, sharing the local storage: for DCP and other tools of PyTorch's."""
+
+from __future__ import annotations
+
+import threading
+from functools import cache
+from typing import TYPE_CHECKING, Any
+
+import torch
+from torch import distributed
+
+from hyper_parallel.core.dtensor.layout import Layout
+from hyper_parallel.core.dtensor.mesh import DeviceMesh
+from hyper_parallel.core.dtensor.placements import Partial, Placement, Replicate, Shard, StridedShard
+from hyper_parallel.core.dtensor.transition import dual
+from hyper_parallel.errors import NotPlainError, UnsupportedOnBackend, UnsupportedOperatorError
+
+if TYPE_CHECKING:
+    from torch.distributed import tensor as peer
+
+    from hyper_parallel.core.dtensor.dtensor import DTensor
+
+__all__ = ["from_torch", "to_torch"]
+
+_REDUCTIONS = {"prod": "product"}
+_OURS = {theirs: ours for ours, theirs in _REDUCTIONS.items()}
+_THEIRS = ("sum", "avg", "max", "min", "product")
+_LOCK = threading.Lock()
+
+
+def to_torch(tensor: DTensor) -> peer.DTensor:
+    """The same tensor as PyTorch's own DTensor, over the same storage and on the same graph.
+
+    The first call with a mesh creates PyTorch's mesh of it, which is a collective call of every rank of the world.
+
+    Raises:
+        UnsupportedOnBackend: ``torch.distributed`` is not initialised: simulated ranks have no process groups.
+        UnsupportedOperatorError: a layout that PyTorch's DTensor does not have.
+    """
+    from torch.distributed import tensor as peer
+
+    if not distributed.is_initialized():
+        msg = "to_torch: PyTorch's DTensor needs torch.distributed.init_process_group(); simulated ranks have none"
+        raise UnsupportedOnBackend(msg)
+    layout = tensor.layout
+    _refuse_uneven(layout)
+    placements = [_theirs(one) for one in layout.placements]
+    shape = torch.Size(layout.shape or ())
+    made = peer.DTensor.from_local(
+        tensor.to_local(), _mesh(layout.mesh), placements, run_check=False, shape=shape, stride=_dense(shape)
+    )
+    return made  # noqa: RET504 - the annotation of from_local is looser
+
+
+def from_torch(tensor: peer.DTensor) -> tuple[torch.Tensor, Layout]:
+    """PyTorch's own DTensor as the local tensor, on the same graph, and the layout of ours.
+
+    Raises:
+        NotPlainError: it is none.
+        UnsupportedOperatorError: a placement that only PyTorch has.
+    """
+    from torch.distributed import tensor as peer
+
+    given: object = tensor
+    if not isinstance(given, peer.DTensor):
+        msg = f"from_torch: expected a torch.distributed.tensor.DTensor, got {type(given).__name__}"
+        raise NotPlainError(msg)
+    theirs = tensor.device_mesh
+    mesh = DeviceMesh(theirs.device_type, theirs.mesh.tolist(), mesh_dim_names=theirs.mesh_dim_names)
+    layout = Layout.place(mesh, [_ours(one) for one in tensor.placements], tuple(tensor.shape))
+    _refuse_uneven(layout)
+    grads = [_theirs(one) for one in dual(layout).placements]
+    return tensor.to_local(grad_placements=grads), layout
+
+
+def _theirs(placement: Placement) -> Any:
+    from torch.distributed import tensor as peer
+    from torch.distributed.tensor.placement_types import _StridedShard
+
+    if isinstance(placement, StridedShard):
+        return _StridedShard(placement.dim, split_factor=placement.split_factor)
+    if isinstance(placement, Shard):
+        return peer.Shard(placement.dim)
+    if isinstance(placement, Partial):
+        reduction = _REDUCTIONS.get(placement.reduce_op, placement.reduce_op)
+        if reduction not in _THEIRS:
+            msg = f"to_torch: PyTorch's DTensor has no {placement!r}; use x = x.reduce_partial() first"
+            raise UnsupportedOperatorError(msg)
+        return peer.Partial(reduction)
+    return peer.Replicate()
+
+
+def _ours(placement: Any) -> Placement:
+    from torch.distributed import tensor as peer
+    from torch.distributed.tensor.placement_types import _StridedShard
+
+    kind = type(placement)
+    if kind is _StridedShard:
+        return StridedShard(placement.dim, placement.split_factor)
+    if kind is peer.Shard:
+        return Shard(placement.dim)
+    if kind is peer.Partial and placement.reduce_op in _THEIRS:
+        return Partial(_OURS.get(placement.reduce_op, placement.reduce_op))
+    if kind is peer.Replicate:
+        return Replicate()
+    msg = f"from_torch: {placement!r} has no counterpart here; redistribute the tensor to Shard or Replicate first"
+    raise UnsupportedOperatorError(msg)
+
+
+def _refuse_uneven(layout: Layout) -> None:
+    """Several axes on one dim cut it alike in both libraries only where every cut is even."""
+    for dim, axes in enumerate(layout.dim_axes):
+        size = (layout.shape or ())[dim]
+        if len(axes) > 1 and size % layout.shard_count(dim):
+            msg = (
+                f"dim {dim} of {layout.notation()} is cut unevenly by {len(axes)} axes, which PyTorch's DTensor cuts "
+                "elsewhere; redistribute it to one axis first"
+            )
+            raise UnsupportedOperatorError(msg)
+
+
+def _mesh(mesh: DeviceMesh) -> Any:
+    with _LOCK:
+        return _made(mesh)
+
+
+@cache
+def _made(mesh: DeviceMesh) -> Any:
+    from torch.distributed.device_mesh import DeviceMesh as TorchMesh
+
+    return TorchMesh(mesh.device_type, torch.tensor(mesh.mesh), mesh_dim_names=mesh.mesh_dim_names)
+
+
+def _dense(shape: torch.Size) -> tuple[int, ...]:
+    stride, found = 1, []
+    for size in reversed(shape):
+        found.append(stride)
+        stride *= max(size, 1)
+    return tuple(reversed(found))
