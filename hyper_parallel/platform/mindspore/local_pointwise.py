@@ -10,7 +10,7 @@ import mindspore
 from mindspore import Tensor, mint, ops
 from mindspore.mint.nn import functional as F  # noqa: N812 - the field's name for it
 
-__all__ = ["IN_PLACE_ONLY", "LOCAL"]
+__all__ = ["IN_PLACE_ONLY", "LOCAL", "clone"]
 
 INFINITY = float("inf")
 
@@ -67,7 +67,8 @@ def _cast(x: Tensor, dtype: Any = None, device: Any = None, **_: Any) -> Tensor:
     return x if dtype is None else ops.cast(x, dtype)
 
 
-def _clone(x: Tensor, *, memory_format: Any = None) -> Tensor:
+def clone(x: Tensor, *, memory_format: Any = None) -> Tensor:
+    """The same values in new storage, on the graph; ``mint.clone`` has no CPU kernel."""
     del memory_format
     return mint.logical_or(x, x) if x.dtype == mindspore.bool_ else x * 1
 
@@ -189,7 +190,7 @@ OTHERS: dict[str, Callable[..., Any]] = {
     "addcdiv": lambda x, tensor1, tensor2, *, value=1: x + tensor1 / tensor2 * value,
     "masked_fill": lambda x, mask, value: x.masked_fill(mask, value),
     "cast": _cast,
-    "clone": _clone,
+    "clone": clone,
     "contiguous": lambda x, memory_format=None: x.contiguous(),  # noqa: ARG005 - MindSpore has one format
     "detach": lambda x: ops.stop_gradient(x),
     "zeros_like": _like(0),
