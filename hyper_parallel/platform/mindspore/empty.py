@@ -37,8 +37,8 @@ UNCHANGED = frozenset({"scatter", "scatter_add", "index_add"})
 # Operands that no gradient reaches. Every rank must run the same collectives in backward, so an empty piece may not
 # have a gradient where the others have none.
 FLAT: dict[str, tuple[int, ...]] = {"copysign": (1,), "heaviside": (0,), "floor_divide": (0, 1)}
-# Kernels that are right about empty operands by themselves.
-RELIABLE = frozenset({"cat"})
+# Right about empty operands by themselves; the last two may return their operand.
+RELIABLE = frozenset({"cat", "cast", "contiguous"})
 # Operators whose arguments say sizes: their kernels are right about shapes.
 SIZED = frozenset({"view", "expand", "narrow", "split", "select", "unbind", "linear", "matmul"})
 

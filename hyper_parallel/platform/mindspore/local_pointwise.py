@@ -10,9 +10,13 @@ import mindspore
 from mindspore import Tensor, mint, ops
 from mindspore.mint.nn import functional as F  # noqa: N812 - the field's name for it
 
+from hyper_parallel.platform.mindspore.empty import tolerant
+
 __all__ = ["IN_PLACE_ONLY", "LOCAL", "clone"]
 
 INFINITY = float("inf")
+
+_converted = tolerant("convert", lambda x, dtype: ops.cast(x, dtype))
 
 
 def _add(x: Any, y: Any, *, alpha: float = 1) -> Any:
@@ -62,9 +66,16 @@ def _clamp(x: Tensor, min: Any = None, max: Any = None) -> Tensor:  # noqa: A002
     return mint.clamp(x, min, max)
 
 
-def _cast(x: Tensor, dtype: Any = None, device: Any = None, **_: Any) -> Tensor:
+def _cast(x: Tensor, dtype: Any = None, device: Any = None, *, copy: bool = False, **_: Any) -> Tensor:
     del device
-    return x if dtype is None else ops.cast(x, dtype)
+    if dtype is None or dtype == x.dtype:
+        return clone(x) if copy else x
+    return _converted(x, dtype)
+
+
+def _contiguous(x: Tensor, memory_format: Any = None) -> Tensor:
+    del memory_format  # MindSpore has one
+    return x if 0 in x.shape else x.contiguous()
 
 
 def clone(x: Tensor, *, memory_format: Any = None) -> Tensor:
@@ -191,7 +202,7 @@ OTHERS: dict[str, Callable[..., Any]] = {
     "masked_fill": lambda x, mask, value: x.masked_fill(mask, value),
     "cast": _cast,
     "clone": clone,
-    "contiguous": lambda x, memory_format=None: x.contiguous(),  # noqa: ARG005 - MindSpore has one format
+    "contiguous": _contiguous,
     "detach": lambda x: ops.stop_gradient(x),
     "zeros_like": _like(0),
     "ones_like": _like(1),
