@@ -77,8 +77,14 @@ def compile_plan(
     if entry.in_place:
         run = _writing(call, plan)
         return run, run
-    inherit = _reader(marks[0], args, kwargs, _READONLY) if entry.rule.view else None  # type: ignore[union-attr]
+    rule: Rule = entry.rule  # type: ignore[assignment] # decompositions are not compiled
+    inherit = _reader(marks[0], args, kwargs, _READONLY) if rule.view else None
     checked = _checking(call, plan)
+    if rule.itself:
+        given = _reader(marks[0], args, kwargs, _same)
+        return tuple(_unless_itself(platform, plan, one, given, inherit) for one in (checked, call))  # type: ignore[return-value] # two
+    if inherit is not None and platform.loses_writes_through_views:
+        inherit = _lost
     first = _wrapped(platform, plan, checked, inherit)
     fused = _fused(platform, entry, plan, args, kwargs, fetches) if whole and inherit is None else None
     return first, fused or _wrapped(platform, plan, call, inherit)
@@ -290,6 +296,34 @@ def _wrapped(platform: Platform, plan: OpPlan, call: Run, inherit: Run | None) -
         return made
 
     return run_view
+
+
+def _unless_itself(platform: Platform, plan: OpPlan, call: Run, given: Run, inherit: Run | None) -> Run:
+    """The operand itself where the local call returned its local itself: one storage, one object."""
+    wrap, (layout,), copied = platform.wrap, plan.choice.outputs, _readonly(plan)
+
+    def run(args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+        x, out = given(args, kwargs), call(args, kwargs)
+        readonly = None if inherit is None else copied or inherit(args, kwargs)
+        if out is x._local:  # noqa: SLF001 - as above
+            if inherit is None or not platform.dense_by_chance(out, layout):
+                return x
+            out = platform.local_op("clone")(out, memory_format=None)  # as the other ranks had to do
+        made = wrap(out, layout)
+        if readonly is not None:
+            made._readonly = readonly  # noqa: SLF001 - as above
+        return made
+
+    return run
+
+
+def _lost(args: tuple[Any, ...], kwargs: dict[str, Any]) -> str:
+    """Why a view is read-only on a framework whose views do not write through."""
+    del args, kwargs
+    return (
+        "it is a view, through which this framework loses what is written; write to the tensor itself, "
+        "as in x[index] = value, or use the out-of-place form"
+    )
 
 
 def _views(run: Run, copied: str | None, inherit: Run) -> Run:

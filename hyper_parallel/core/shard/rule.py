@@ -104,6 +104,7 @@ class Rule:
         by_dtype: True where placement depends on the operands' dtype.
         view: True where the output shares storage with the first operand: if that had to move, writing through the
             output would be lost, so it is read-only.
+        itself: True where the framework may return its first operand itself; then so does the call on DTensors.
     """
 
     op: str
@@ -112,6 +113,7 @@ class Rule:
     by_value: bool = True
     by_dtype: bool = False
     view: bool = False
+    itself: bool = False
 
 
 @final

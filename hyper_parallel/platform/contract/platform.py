@@ -77,6 +77,9 @@ class Platform(
     def version(self, local: Any) -> int:
         """Counts writes into ``local`` where the framework does; a constant elsewhere."""
 
+    loses_writes_through_views = False
+    """True where values or gradients written through a view do not reach the tensor that it is a view of."""
+
     @abc.abstractmethod
     def may_keep_view(self, tensor: Any) -> bool:
         """False for a DTensor whose derived views must not outlive one differentiation."""

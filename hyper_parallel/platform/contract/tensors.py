@@ -36,6 +36,11 @@ class TensorsFacet(abc.ABC):
     def copy(self, data: Any) -> Any:
         """The same values in new storage, off the graph."""
 
+    def dense_by_chance(self, local: Any, layout: Any) -> bool:
+        """True when ``local`` is a view that counts as dense only because a dim that is cut has one element here."""
+        del local, layout
+        return False
+
     @abc.abstractmethod
     def detach(self, data: Any) -> Any:
         """The same storage, off the graph."""

@@ -27,10 +27,10 @@ __all__ = ["MindSporeDTensor", "wrap"]
 class MindSporeDTensor(DTensor, Tensor):
     """A DTensor that is a ``mindspore.Tensor``."""
 
-    _platform = None  # type: ignore[assignment] # set by the platform's first wrap
+    _platform: Any = None  # set by the platform's first wrap
     _views = None
     _origin = None
-    _readonly = None
+    _readonly: str | None = None
 
     __fallback__ = intercept.fallback
 
@@ -206,6 +206,11 @@ class MindSporeDTensor(DTensor, Tensor):
         """Element by element: has it no imaginary part?"""
         return intercept.call("isreal", (self,))
 
+    def drop_views(self) -> None:
+        """As :meth:`DTensor.drop_views`, and what was derived from tensors of the same storage is out of date."""
+        super().drop_views()
+        self._platform.wrote()
+
     def _overwrite(self, data: Any, member: str) -> None:
         """Write a DTensor of any layout, this rank's piece, or (if it is not piece-shaped) nothing at all."""
         if isinstance(data, DTensor):
@@ -221,6 +226,9 @@ class MindSporeDTensor(DTensor, Tensor):
                 f"the data has {list(local.shape)}; pass a DTensor, or this rank's piece"
             )
             raise LayoutError(msg)
+        if self._readonly is not None:
+            msg = f"{member}: {self._layout.notation(self.dtype)} cannot be written to: {self._readonly}"
+            raise UnsupportedOperatorError(msg)
         self.drop_views()
         if 0 not in self.local_shape:
             self._local.copy_(local.astype(self.dtype))

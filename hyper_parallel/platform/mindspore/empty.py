@@ -10,13 +10,14 @@ from collections.abc import Callable, Iterator
 from functools import wraps
 from typing import Any
 
+import numpy as np
 from mindspore import Tensor, mint, ops
 from mindspore.common._grad_function import _Function
 from mindspore.common.api import _no_grad
 
 from hyper_parallel.errors import UnsupportedOperatorError
 
-__all__ = ["tolerant"]
+__all__ = ["nothing", "tolerant"]
 
 # What a reduction over no element gives.
 IDENTITY: dict[str, Any] = {
@@ -36,10 +37,10 @@ UNCHANGED = frozenset({"scatter", "scatter_add", "index_add"})
 # Operands that no gradient reaches. Every rank must run the same collectives in backward, so an empty piece may not
 # have a gradient where the others have none.
 FLAT: dict[str, tuple[int, ...]] = {"copysign": (1,), "heaviside": (0,), "floor_divide": (0, 1)}
-# Kernels that are right about empty operands by themselves.
-RELIABLE = frozenset({"cat"})
+# Right about empty operands by themselves; the last two may return their operand.
+RELIABLE = frozenset({"cat", "cast", "contiguous"})
 # Operators whose arguments say sizes: their kernels are right about shapes.
-SIZED = frozenset({"view", "expand", "narrow", "split", "slice", "select", "getitem", "unbind", "linear", "matmul"})
+SIZED = frozenset({"view", "expand", "narrow", "split", "select", "unbind", "linear", "matmul"})
 
 
 class _Constant(_Function):
@@ -73,6 +74,11 @@ class _Unchanged(_Function):
         return (grad, *(mint.zeros(shape, dtype=dtype) for shape, dtype in ctx.like))
 
 
+def nothing(like: Tensor, *inputs: Tensor) -> Tensor:
+    """No element, of the shape and dtype of ``like``: made of ``inputs``, whose gradients are zero."""
+    return _Constant.apply([mint.zeros(tuple(like.shape), dtype=like.dtype)], *inputs)
+
+
 def tolerant(op: str, compute: Callable[..., Any]) -> Callable[..., Any]:
     """``compute``, right also where a piece is empty."""
     if op in RELIABLE:
@@ -95,7 +101,7 @@ def _run_empty(op: str, compute: Callable[..., Any], args: tuple[Any, ...], kwar
     if op in UNCHANGED and 0 not in operands[0].shape:
         return _Unchanged.apply(*operands)
     with _no_grad():
-        outs = (_as_computed if op in SIZED else _extrapolated)(compute, args, kwargs)
+        outs = INDEXING[op](*args, **kwargs) if op in INDEXING else _computed(op, compute, args, kwargs)
     many = isinstance(outs, list)
     made = [_value(op, shape, dtype) for shape, dtype in (outs if many else [outs])]
     flat = (0, 1) if kwargs.get("rounding_mode") is not None else FLAT.get(op, ())
@@ -104,6 +110,24 @@ def _run_empty(op: str, compute: Callable[..., Any], args: tuple[Any, ...], kwar
     if not many:
         return found
     return (found,) if len(made) == 1 else tuple(found)
+
+
+def _indexed(x: Tensor, index: Any) -> tuple[tuple[int, ...], Any]:
+    """Shape and dtype of ``x[index]``, by NumPy: MindSpore's own slicing of an empty tensor may divide by zero."""
+    return np.broadcast_to(0, tuple(x.shape))[index].shape, x.dtype
+
+
+def _sliced(
+    x: Tensor, dim: int = 0, start: int | None = None, end: int | None = None, step: int = 1
+) -> tuple[tuple[int, ...], Any]:
+    return _indexed(x, (slice(None),) * (dim % x.ndim) + (slice(start, end, step),))
+
+
+INDEXING: dict[str, Callable[..., Any]] = {"getitem": _indexed, "slice": _sliced}
+
+
+def _computed(op: str, compute: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+    return (_as_computed if op in SIZED else _extrapolated)(compute, args, kwargs)
 
 
 def _as_computed(compute: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:

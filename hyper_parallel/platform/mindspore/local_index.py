@@ -7,6 +7,8 @@ from typing import Any
 
 from mindspore import Tensor, mint, ops
 
+from hyper_parallel.platform.mindspore.empty import nothing
+
 __all__ = ["LOCAL", "setitem"]
 
 
@@ -99,8 +101,11 @@ def _one_hot(x: Tensor, num_classes: int = -1) -> Tensor:
 
 
 def setitem(x: Tensor, index: Any, value: Any) -> None:
-    """``x[index] = value``."""
-    x[index] = value
+    """``x[index] = value``; an empty piece is written, too: every rank must have the same graph."""
+    if 0 in x.shape:
+        x.copy_(nothing(x, x, value) if isinstance(value, Tensor) else nothing(x, x))
+    else:
+        x[index] = value
 
 
 LOCAL: dict[str, Callable[..., Any]] = {

@@ -15,6 +15,7 @@ from hyper_parallel.platform.mindspore import (
     local_shape,
 )
 from hyper_parallel.platform.mindspore.empty import tolerant
+from hyper_parallel.platform.mindspore.local_pointwise import clone
 
 if TYPE_CHECKING:
     from mindspore import Tensor
@@ -23,15 +24,18 @@ __all__ = ["LOCAL", "WRITING", "write_back"]
 
 
 def write_back(compute: Callable[..., Any]) -> Callable[..., Any]:
-    """``compute``, its result written into its first argument: MindSpore's in-place kernels on CPU leave that out."""
+    """``compute``, its result written into its first argument: MindSpore's in-place kernels on CPU leave that out.
+
+    Empty pieces are written, too: what is written has a gradient, whose collectives every rank must run.
+    """
 
     def write(x: Tensor, *args: Any, **kwargs: Any) -> Tensor:
-        result = compute(x, *args, **kwargs)
+        # Backward may need the values from before the write; of the tensor itself it would find the new ones.
+        result = compute(clone(x) if x._requires_grad else x, *args, **kwargs)  # noqa: SLF001 - no public spelling
         if result.dtype != x.dtype:
             msg = f"a result of {result.dtype} cannot be written into a tensor of {x.dtype}; use the out-of-place form"
             raise UnsupportedOperatorError(msg)
-        if 0 not in x.shape:
-            x.copy_(result)
+        x.copy_(result)
         return x
 
     return write

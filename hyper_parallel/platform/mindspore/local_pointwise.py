@@ -10,9 +10,13 @@ import mindspore
 from mindspore import Tensor, mint, ops
 from mindspore.mint.nn import functional as F  # noqa: N812 - the field's name for it
 
-__all__ = ["IN_PLACE_ONLY", "LOCAL"]
+from hyper_parallel.platform.mindspore.empty import tolerant
+
+__all__ = ["IN_PLACE_ONLY", "LOCAL", "clone"]
 
 INFINITY = float("inf")
+
+_converted = tolerant("convert", lambda x, dtype: ops.cast(x, dtype))
 
 
 def _add(x: Any, y: Any, *, alpha: float = 1) -> Any:
@@ -62,12 +66,20 @@ def _clamp(x: Tensor, min: Any = None, max: Any = None) -> Tensor:  # noqa: A002
     return mint.clamp(x, min, max)
 
 
-def _cast(x: Tensor, dtype: Any = None, device: Any = None, **_: Any) -> Tensor:
+def _cast(x: Tensor, dtype: Any = None, device: Any = None, *, copy: bool = False, **_: Any) -> Tensor:
     del device
-    return x if dtype is None else ops.cast(x, dtype)
+    if dtype is None or dtype == x.dtype:
+        return clone(x) if copy else x
+    return _converted(x, dtype)
 
 
-def _clone(x: Tensor, *, memory_format: Any = None) -> Tensor:
+def _contiguous(x: Tensor, memory_format: Any = None) -> Tensor:
+    del memory_format  # MindSpore has one
+    return x if 0 in x.shape else x.contiguous()
+
+
+def clone(x: Tensor, *, memory_format: Any = None) -> Tensor:
+    """The same values in new storage, on the graph; ``mint.clone`` has no CPU kernel."""
     del memory_format
     return mint.logical_or(x, x) if x.dtype == mindspore.bool_ else x * 1
 
@@ -189,8 +201,8 @@ OTHERS: dict[str, Callable[..., Any]] = {
     "addcdiv": lambda x, tensor1, tensor2, *, value=1: x + tensor1 / tensor2 * value,
     "masked_fill": lambda x, mask, value: x.masked_fill(mask, value),
     "cast": _cast,
-    "clone": _clone,
-    "contiguous": lambda x, memory_format=None: x.contiguous(),  # noqa: ARG005 - MindSpore has one format
+    "clone": clone,
+    "contiguous": _contiguous,
     "detach": lambda x: ops.stop_gradient(x),
     "zeros_like": _like(0),
     "ones_like": _like(1),

@@ -283,6 +283,51 @@ def test_what_grad_cannot_do():
     ]
 
 
+def test_gradients_of_summands_are_differentiated_once():
+    """A gradient with respect to a Partial tensor is refused as soon as it could be differentiated again."""
+    import torch
+
+    def on_rank(mesh):
+        x = spread(values(4, 3), mesh, P).requires_grad_()
+        once = torch.autograd.grad((x * 1).square().sum(), x)[0]
+        texts = [
+            text_of(
+                UnsupportedOperatorError,
+                lambda: torch.autograd.grad((x * 1).square().sum(), [x], create_graph=True),
+            )
+        ]
+        (x * 1).square().sum().backward(create_graph=True)
+        texts.append(text_of(UnsupportedOperatorError, lambda: x.grad))
+        return texts, once.placements, (once.to_local() - 2 * x.full_tensor()).abs().max().item()
+
+    texts, placements, error = on_ranks(on_rank, 3)[0]
+    refused = "cannot be differentiated again; use x = x.reduce_partial() in its place"
+    assert texts == [
+        f"grad: create_graph: the gradient of [4, 3] + Partial(sum)@tp {refused}",
+        f"grad of f32[4, 3] + Partial(sum)@tp {refused}",
+    ]
+    assert placements == (R,)
+    assert error < 1e-5
+
+
+def test_the_cure_for_second_derivatives_of_summands():
+    """After ``x = x.reduce_partial()`` second derivatives are the dense ones."""
+    import torch
+
+    whole = values(4, 3)
+    plain = whole.clone().requires_grad_()
+    first = torch.autograd.grad(plain.pow(3).sum(), plain, create_graph=True)[0]
+    wanted = torch.autograd.grad((first * first).sum(), plain)[0]
+
+    def on_rank(mesh):
+        x = spread(whole, mesh, S0).redistribute(mesh, [P]).detach().requires_grad_()
+        reduced = x.reduce_partial()
+        found = torch.autograd.grad(reduced.pow(3).sum(), reduced, create_graph=True)[0]
+        assert_whole(torch.autograd.grad((found * found).sum(), x)[0], wanted)
+
+    on_ranks(on_rank, 3)
+
+
 def test_internal_functions_take_no_detour():
     """The library's own custom functions are PyTorch's, untouched by what users' functions go through."""
     import torch

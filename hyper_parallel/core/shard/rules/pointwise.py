@@ -228,10 +228,16 @@ for _name, _signature in {
 }.items():
     register_rule(Rule(f"{_name}_elements", _signature, _nonlinear))
 register_rule(Rule("clone", "x, *, memory_format=None", _identity))
-register_rule(Rule("contiguous", "x, memory_format=None", _identity, view=True))
-register_rule(Rule("detach", "x", _identity, view=True))
+register_rule(Rule("contiguous", "x, memory_format=None", _identity, view=True, itself=True))
+register_rule(Rule("detach", "x", _identity, view=True, itself=True))
 register_rule(
-    Rule("cast", "x, dtype=None, device=None, non_blocking=False, copy=False, memory_format=None", _cast, by_dtype=True)
+    Rule(
+        "cast",
+        "x, dtype=None, device=None, non_blocking=False, copy=False, memory_format=None",
+        _cast,
+        by_dtype=True,
+        itself=True,
+    )
 )
 for _name in ("zeros_like", "ones_like", "empty_like"):
     register_rule(Rule(_name, f"x, *, {_OPTIONS}, memory_format=None", _like))

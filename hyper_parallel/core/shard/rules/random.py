@@ -66,7 +66,7 @@ def _drop(call: OpCall, targets: tuple[Layout, ...], outputs: tuple[Layout, ...]
     return LocalCall(run=run)
 
 
-register_rule(Rule("dropout", "x, p=0.5, training=True", _dropout))
+register_rule(Rule("dropout", "x, p=0.5, training=True", _dropout, itself=True))
 
 
 # -- filling -----------------------------------------------------------------------------------------------------------

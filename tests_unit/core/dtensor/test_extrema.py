@@ -1,0 +1,62 @@
+"""Pending extrema that ranks make of one value: every copy attains them, and the shares of the copies add up."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+
+from hyper_parallel.core.dtensor.dtensor import DTensor
+from hyper_parallel.core.dtensor.placements import Partial, Replicate, Shard
+from hyper_parallel.verify.check import all_placements, check_function
+
+MESHES = [(2,), (3,), (4,), (2, 2)]
+
+
+def made_pending(op, dims):
+    """A function that is the identity on plain tensors, and goes through ``Partial(op)`` on DTensors."""
+
+    def identity(x):
+        if not isinstance(x, DTensor):
+            return x * 1
+        for placements in ([Partial(op)] * x.device_mesh.ndim, dims * x.device_mesh.ndim):
+            x = x.redistribute(x.device_mesh, placements)
+        return x * 1
+
+    return identity
+
+
+@pytest.mark.parametrize("mesh", MESHES, ids=str)
+@pytest.mark.parametrize("dims", [[Replicate()], [Shard(0)]], ids=str)
+@pytest.mark.parametrize("op", ["max", "min"])
+def test_a_fresh_extremum_is_the_identity(platform_name, op, dims, mesh):
+    """A value made Partial(max) or Partial(min) and reduced again keeps its true gradient: one, not one per copy."""
+    values = np.random.default_rng(3).standard_normal((5, 3))
+    report = check_function(made_pending(op, dims), [values], mesh, platform=platform_name, partial=("sum", op))
+    assert report.ok, report.wrong[:3]
+    assert not report.rejected, report.rejected[:3]
+
+
+def joining(name, platform):
+    """``cat`` along dim 0 or ``stack`` along dim 1, spelled as the framework does."""
+    if platform == "torch":
+        import torch as framework
+    else:
+        from mindspore import ops as framework
+    join = getattr(framework, name)
+    return lambda x, y: join([x, y], 0 if name == "cat" else 1)
+
+
+@pytest.mark.parametrize("mesh", MESHES, ids=str)
+@pytest.mark.parametrize("op", ["max", "min"])
+@pytest.mark.parametrize("name", ["cat", "stack"])
+def test_joining_what_is_pending_with_what_is_not(platform_name, name, op, mesh):
+    """Cat and stack of a pending extremum with a replicated, sharded or pending tensor have the plain gradients."""
+    rng = np.random.default_rng(4)
+    x, y = rng.standard_normal((5, 3)), rng.standard_normal((5, 3))
+    every = all_placements(2, len(mesh), partial=(op,))
+    pending = [one for one in every if Partial(op) in one]
+    join = joining(name, platform_name)
+    for given in ([pending, every], [every, pending]):
+        report = check_function(join, [x, y], mesh, platform=platform_name, placements=given, limit=12)
+        assert report.ok, report.wrong[:3]
+        assert not report.rejected, report.rejected[:3]
