@@ -86,6 +86,7 @@ class Sample:
         writes: the first operand is written, and is the result.
         drawn: the result is random: it must be what one rank draws.
         constant: the result may be constant.
+        unset: the result has a shape and no values.
         dtypes: floating dtypes to try, the first that the framework has kernels for.
     """
 
@@ -94,6 +95,7 @@ class Sample:
     writes: bool = False
     drawn: bool = False
     constant: bool = False
+    unset: bool = False
     dtypes: tuple[str, ...] = ("float64", "float32")
 
 

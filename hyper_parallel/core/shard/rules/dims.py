@@ -9,6 +9,7 @@ from hyper_parallel.core.dtensor.placements import Shard
 from hyper_parallel.core.shard.call import LocalCall
 from hyper_parallel.core.shard.rule import Row, Strategies, decomposition, rule
 from hyper_parallel.core.shard.rules.view import passing_rows
+from hyper_parallel.core.shard.sample import real, sample, size
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -344,3 +345,49 @@ def repeat_interleave(call: OpCall) -> Strategies:
 
 def _without_size(*_: Any) -> LocalCall:
     return LocalCall({"output_size": None})
+
+
+sample("transpose", real("abc"), 0, 2)
+sample("transpose", real("ab"), -1, 0)
+sample("permute", real("abc"), (2, 0, 1))
+sample("movedim", real("abc"), 0, 2)
+sample("movedim", real("abc"), (0, 1), (2, 0))
+sample("t reversed_dims", real("ab"))
+sample("reversed_dims matrix_transpose", real("abc"))
+sample("squeeze", real("a1b"), 1)
+sample("squeeze", real("a1b1"))
+sample("squeeze", real("ab"), 0)
+sample("unsqueeze", real("ab"), 1)
+sample("unsqueeze", real("ab"), -1)
+sample("expand", real("a1c"), (5, size("a"), 2, size("c")))
+sample("expand", real("ab"), (-1, -1))
+sample("expand_as", real("a1"), real("ab").fixed)
+sample("narrow", real(9, "b"), 0, 1, 7)
+sample("narrow", real("ab"), 1, 0, size("b"))
+sample("narrow", real("a", 9), 1, -4, 3)
+sample("slice", real(9, "b"), 0, 1, 8, 2)
+sample("slice", real("a", 9), 1, -3)
+sample("slice", real("ab"), 1)
+sample("select", real("abc"), 1, 0)
+sample("select", real("abc"), 2, -1)
+sample("diagonal", real("abc"), 0, 0, 2)
+sample("diagonal", real("ab"), 1)
+sample("diagonal", real("ab"), -1)
+sample("unfold", real("a", 9), 1, 3, 2)
+sample("unfold", real(9, "b"), 0, 2, 4)
+sample("unbind", real("abc"), 1)
+sample("unbind", real("ab"))
+sample("split", real("ab"), 2, 0)
+sample("split", real("a", 9), (2, 3, 4), 1)
+sample("split", real("ab"), size("b"), 1)
+sample("chunk", real("ab"), 2)
+sample("chunk", real("a", 9), 4, 1)
+sample("tensor_split", real(9, "b"), 4)
+sample("tensor_split", real("a", 9), (2, 5), 1)
+sample("repeat", real("ab"), (2, 1))
+sample("repeat", real("ab"), (3, 1, 2))
+sample("tile", real("ab"), (2,))
+sample("tile", real("ab"), (2, 1, 3))
+sample("repeat_interleave", real("abc"), 2, 1)
+sample("repeat_interleave", real("ab"), 3)
+sample("repeat_interleave", real("ab"), 2, 0)
