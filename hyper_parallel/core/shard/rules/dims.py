@@ -9,7 +9,7 @@ from hyper_parallel.core.dtensor.placements import Shard
 from hyper_parallel.core.shard.call import LocalCall
 from hyper_parallel.core.shard.rule import Row, Strategies, decomposition, rule
 from hyper_parallel.core.shard.rules.view import passing_rows
-from hyper_parallel.core.shard.sample import real, sample, size
+from hyper_parallel.core.shard.sample import real, sample, size, truth
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -391,3 +391,19 @@ sample("tile", real("ab"), (2, 1, 3))
 sample("repeat_interleave", real("abc"), 2, 1)
 sample("repeat_interleave", real("ab"), 3)
 sample("repeat_interleave", real("ab"), 2, 0)
+sample("transpose", truth("ab"), 0, 1)
+sample("permute", truth("abc"), (2, 0, 1))
+sample("movedim", truth("abc"), 0, 2)
+sample("t reversed_dims matrix_transpose", truth("ab"))
+sample("squeeze", truth("a1b"), 1)
+sample("unsqueeze", truth("ab"), 1)
+sample("expand", truth("a1"), (size("a"), 4))
+sample("narrow", truth(9, "b"), 0, 1, 7)
+sample("slice", truth(9, "b"), 0, 1, 8, 2)
+sample("select", truth("ab"), 1, 0)
+sample("diagonal", truth("ab"))
+sample("unfold", truth("a", 9), 1, 3, 2)
+sample("unbind", truth("ab"))
+sample("split", truth("ab"), 2, 0)
+sample("repeat", truth("ab"), (2, 1))
+sample("repeat_interleave", truth("ab"), 2, 0)

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any
 from hyper_parallel.core.shard.call import LocalCall
 from hyper_parallel.core.shard.rule import Strategies, decomposition, rule
 from hyper_parallel.core.shard.rules.dims import keep_dims, normal_dim
-from hyper_parallel.core.shard.sample import real, sample
+from hyper_parallel.core.shard.sample import real, sample, truth
 from hyper_parallel.core.shard.signature import Labels, labelled_rows
 
 if TYPE_CHECKING:
@@ -133,3 +133,6 @@ sample("tril triu", real("abc"), 1)
 sample("tril triu", real("abc"), -1)
 sample("glu", real("a", 6))
 sample("glu", real(6, "b"), 0)
+sample("roll", truth("ab"), 1, 0)
+sample("flip", truth("ab"), (1,))
+sample("tril triu", truth("ab"))

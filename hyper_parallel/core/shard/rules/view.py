@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 from hyper_parallel.core.dtensor.placements import Partial, Shard
 from hyper_parallel.core.shard.call import LocalCall
 from hyper_parallel.core.shard.rule import Row, Strategies, decomposition, replicated_row, rule
-from hyper_parallel.core.shard.sample import real, sample, size
+from hyper_parallel.core.shard.sample import real, sample, size, truth
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
@@ -160,3 +160,4 @@ sample("flatten", real("abc"), 1)
 sample("unflatten", real("a", 12), 1, (3, 4))
 sample("unflatten", real(6, "b"), 0, (2, -1))
 sample("view_as", real("ab"), real("ba").fixed)
+sample("view", truth("abc"), (size("ab"), size("c")))
