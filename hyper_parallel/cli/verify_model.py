@@ -138,6 +138,7 @@ def _scenario_jobs(arguments: argparse.Namespace, launches: list[str]) -> Iterat
 
 
 def platforms(asked: str | None) -> list[str]:
+    """The frameworks that ``--platform`` names, or all that are installed; each one can be imported."""
     if asked is None:
         names = list(installed_frameworks())
         if not names:

@@ -28,7 +28,7 @@ def _make_like(x: Tensor, drawn: Tensor, dtype: Any) -> Tensor:
     return drawn.to(x.dtype if dtype is None else dtype)
 
 
-def _drawn_by_rule(**_: Any) -> Any:
+def _drawn_by_rule(*_: Any, **__: Any) -> Any:
     """Stands for operators whose numbers are drawn by the plan."""
     msg = "random operators are drawn by their rule"
     raise AssertionError(msg)
@@ -41,7 +41,10 @@ LOCAL: dict[str, Callable[..., Any]] = {
     "dropout": lambda x, p, training: F.dropout(x, p, training),
     "randint_like": lambda x, low, high, dtype, **_: torch.randint_like(x, low, high, dtype=dtype),
     "bernoulli": lambda x, generator: torch.bernoulli(x, generator=generator),
-} | dict.fromkeys(("uniform", "normal", "bernoulli_fill", "random_fill", "rand_like", "randn_like"), _drawn_by_rule)
+}
+LOCAL.update(
+    dict.fromkeys(("uniform", "normal", "bernoulli_fill", "random_fill", "rand_like", "randn_like"), _drawn_by_rule)
+)
 
 
 def _dropout(ops: Any, x: Any, p: float, training: bool, inplace: bool) -> Any:

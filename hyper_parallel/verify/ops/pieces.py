@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from hyper_parallel.core.dtensor.boxes import coordinates
+from hyper_parallel.core.dtensor.boxes import coordinates, members
 from hyper_parallel.core.dtensor.transition import dual
 
 if TYPE_CHECKING:
@@ -128,9 +128,9 @@ def reduced(pieces: Sequence[Any], layout: Layout, partials: Sequence[tuple[int,
         merged = {}
         for at in by_at:
             if at[axis] == 0:
-                parts = [by_at[(*at[:axis], step, *at[axis + 1 :])] for step in range(shape[axis])]
+                parts = [by_at[one] for one in members(layout.mesh, (axis,), at)]
                 value = reduce(REDUCE[op], parts)
-                merged[at] = value / shape[axis] if op == "avg" else value
+                merged[at] = np.asarray(value / shape[axis], parts[0].dtype) if op == "avg" else value
         by_at = merged
     return list(by_at.items())
 
@@ -139,11 +139,11 @@ def shares(gradient: Any, layout: Layout, pieces: Sequence[Any]) -> list[Any]:
     """Per rank its share of a gradient: ranks that attain the extremum share it evenly, the others get nothing."""
     local = dual(layout)
     found: list[Any] = [None] * len(pieces)
-    for at, members in groups(layout, [axis for axis, _ in layout.partials]):
-        stacked = np.stack([pieces[member] for member in members])
+    for at, together in groups(layout, [axis for axis, _ in layout.partials]):
+        stacked = np.stack([pieces[member] for member in together])
         largest = layout.partials[0][1] == "max"
         attained = stacked == (stacked.max(0) if largest else stacked.min(0))
         share = np.asarray(box_of(gradient, local, at)) / attained.sum(0)
-        for member, mask in zip(members, attained, strict=True):
+        for member, mask in zip(together, attained, strict=True):
             found[member] = np.where(mask, share, 0).astype(gradient.dtype)
     return found

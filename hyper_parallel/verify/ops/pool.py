@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import os
 import selectors
+import signal
 import subprocess
 import sys
 from collections import deque
@@ -43,7 +44,7 @@ class _Zygote:
     def start(self, task: dict[str, Any]) -> None:
         """Hand over a task."""
         self.task, self.current, self.done = task, "", []
-        assert self.process.stdin is not None  # noqa: S101 - it is a pipe
+        assert self.process.stdin is not None
         self.process.stdin.write((json.dumps(task) + "\n").encode())
         self.process.stdin.flush()
 
@@ -58,9 +59,9 @@ class _Zygote:
     def close(self) -> None:
         """End it, and what it runs."""
         os.close(self.read)
-        for stop in (lambda: os.killpg(self.process.pid, 15), lambda: os.killpg(self.process.pid, 9)):
+        for stop in (signal.SIGTERM, signal.SIGKILL):
             if self.process.poll() is None:
-                stop()
+                os.killpg(self.process.pid, stop)
                 try:
                     self.process.wait(_TERM_SECONDS)
                 except subprocess.TimeoutExpired:

@@ -10,9 +10,9 @@ import numpy as np
 
 from hyper_parallel.core.dtensor import random
 from hyper_parallel.core.shard.call import LocalCall, Ref
+from hyper_parallel.core.shard.rule import Strategies
 from hyper_parallel.verify.ops.equal import is_dyadic
 from hyper_parallel.verify.ops.rows import Problem, filled_in, mesh_of, problem_of
-
 from hyper_parallel.verify.ops.values import Slot, substitute
 
 if TYPE_CHECKING:
@@ -38,8 +38,8 @@ class Caller:
     def __init__(self, platform: Platform, problem: Problem, sample: Sample) -> None:
         self.platform, self.args, self.sample = platform, problem.call.args, sample
         self.func = platform.local_op(problem.call.op)
-        self.first = next((name for name, value in self.args.items() if value == Ref(0)), None)
-        self.clone: Callable[..., Any] | None = platform.local_op("clone") if sample.writes else None
+        self.written = next((name for name, value in self.args.items() if value == Ref(0)), "") if sample.writes else ""
+        self.clone = platform.local_op("clone")
 
     def __call__(self, operands: Sequence[Any], local: LocalCall | None) -> list[Any]:
         """The outputs."""
@@ -47,13 +47,13 @@ class Caller:
         run = None
         if local is not None:
             args, run = {**args, **(local.args or {})}, local.run
-        if self.clone is not None and self.first is not None:
-            args[self.first] = self.clone(x=args[self.first], memory_format=None)
+        if self.written:
+            args[self.written] = self.clone(x=args[self.written], memory_format=None)
         if self.sample.drawn:
             random.manual_seed(SEED)
         out = self.func(**args) if run is None else run(self.platform, args)
-        if self.clone is not None and out is None:
-            out = args[self.first]
+        if self.written and out is None:
+            out = args[self.written]
         return as_list(out)
 
 
@@ -135,10 +135,11 @@ def _differentiated(
 def _drawn(problem: Problem) -> LocalCall | None:
     """What one rank draws."""
     strategies = problem.rule.strategies(problem.call)
+    if not isinstance(strategies, Strategies) or strategies.localize is None:
+        return None
     layouts = tuple(one.layout for one in problem.call.operands)
-    shapes = strategies.outputs  # type: ignore[union-attr] # rules of files answer in rows
-    outputs = tuple(layouts[0].with_shape(shape) for shape in shapes)  # type: ignore[arg-type]
-    return strategies.localize(problem.call, layouts, outputs)  # type: ignore[union-attr, misc, arg-type]
+    outputs = tuple(layouts[0].with_shape(shape) for shape in strategies.outputs)
+    return strategies.localize(problem.call, layouts, outputs)
 
 
 def cotangents(outputs: Sequence[Any], rng: Any, *, integral: bool) -> list[Any]:

@@ -196,7 +196,8 @@ class SweepReport:
         outcomes = ", ".join(f"{count} {name}" for name, count in counts.most_common())
         return (
             f"{platform}: {len(mine)} operators ({outcomes}); {checks} checks, {backward} with gradients, "
-            f"{public} of them on DTensors; {refused} placements refused; {sum(one.seconds for one in mine):.0f} s of work"
+            f"{public} of them on DTensors; {refused} placements refused; "
+            f"{sum(one.seconds for one in mine):.0f} s of work"
         )
 
     def json(self) -> dict[str, Any]:

@@ -133,9 +133,9 @@ def commute(picked: Sequence[Row]) -> bool:
 def _orders(picked: Sequence[Row]) -> Iterator[tuple[int, ...]]:
     axes = tuple(range(len(picked)))
     yield axes
-    if len(axes) > 1 and all(row is picked[0] for row in picked):
-        if any(isinstance(place, Shard) for place in picked[0].inputs):
-            yield axes[::-1]
+    alike = len(axes) > 1 and all(row is picked[0] for row in picked)
+    if alike and any(isinstance(place, Shard) for place in picked[0].inputs):
+        yield axes[::-1]
 
 
 def whole(layouts: Sequence[Layout]) -> bool:

@@ -68,7 +68,7 @@ class Bench:
 
     def __init__(self, platform: Platform, sample: Sample, reference: Reference, mesh: DeviceMesh, seed: int) -> None:
         self.platform, self.sample, self.reference, self.mesh, self.seed = platform, sample, reference, mesh, seed
-        assert reference.problem is not None  # noqa: S101 - rules have one
+        assert reference.problem is not None
         self.problem = reference.problem
         self.filled = self.problem.filled
         self.caller = Caller(platform, self.problem, sample)
@@ -82,7 +82,7 @@ class Bench:
         """Check all ``claims`` in one differentiation; one by one where that fails."""
         try:
             return self._run(claims, draw)
-        except Exception as error:
+        except Exception as error:  # noqa: BLE001 - whatever an operator raises is what became of the check
             if len(claims) > 1:
                 return [result for claim in claims for result in self.run([claim], draw)]
             text = f"{type(error).__name__}: {error}"
@@ -225,10 +225,8 @@ class Bench:
         layout, wanted = claim.choice.outputs[index], self.reference.outputs[index]
         for at, out in zip(self.at, outs, strict=True):
             if out.shape != layout.local_shape_at(at):
-                return [
-                    f"output {index} at {list(at)} has shape {list(out.shape)}, "
-                    f"{layout.notation()} says {list(layout.local_shape_at(at))}"
-                ]
+                found, wanted_shape = list(out.shape), list(layout.local_shape_at(at))
+                return [f"output {index} at {list(at)} has shape {found}, {layout.notation()} says {wanted_shape}"]
         if self.sample.unset:
             return []
         local, exact = dual(layout), self._exact(claim)

@@ -45,12 +45,11 @@ def check_one(
     """
     report = OperatorReport(op, platform)
     platform_named(platform)
-    if file is None:
-        what, rule, samples = op, find_rule(op), samples_of(op)
-    else:
-        what, rule = load_user_file(platform, file)[op], None
-        samples = samples_of_user(what)
-    assert isinstance(what, (str, UserOperator))  # noqa: S101 - one of the two
+    what: str | UserOperator = op
+    rule, samples = find_rule(op), samples_of(op)
+    if file is not None:
+        user = load_user_file(platform, file)[op]
+        what, rule, samples = user, None, samples_of_user(user)
     with use_platform(platform):
         sweep = Sweep(report, platform, what, rule, samples, Effort(meshes=(tuple(mesh),)))
         sweep.only(sample, sizes, dtype, tuple(tuple(one) for one in places), integral=integral)

@@ -22,8 +22,8 @@ from hyper_parallel.verify.ops.equal import says_nothing
 from hyper_parallel.verify.ops.pieces import allows
 from hyper_parallel.verify.ops.public import Outcome, Places, PublicJob, check_public, operator
 from hyper_parallel.verify.ops.reference import Reference, plain_run, refer
-from hyper_parallel.verify.ops.reproduce import program
 from hyper_parallel.verify.ops.report import Finding, OperatorReport
+from hyper_parallel.verify.ops.reproduce import program
 from hyper_parallel.verify.ops.rows import Claim, claims, commute, mesh_of, possible, problem_of
 from hyper_parallel.verify.ops.rule_level import Bench, Result
 from hyper_parallel.verify.ops.user import UserOperator
@@ -271,8 +271,8 @@ class Sweep:
     def _job(self, case: _Case, shape: tuple[int, ...], places: Sequence[Places]) -> PublicJob:
         found = case.reference
         return PublicJob(
-            self.report.platform, self.op, case.sample, case.filled, found.outputs, found.seeds, found.grads, found.exact,
-            shape, places, case.seed,
+            self.report.platform, self.op, case.sample, case.filled, found.outputs, found.seeds, found.grads,
+            found.exact, shape, places, case.seed,
         )  # fmt: skip
 
     def _note_public(self, case: _Case, mesh: tuple[int, ...], places: Places, outcome: Outcome, *, new: bool) -> None:

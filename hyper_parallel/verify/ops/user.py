@@ -87,8 +87,8 @@ def _load(platform: str, path: str) -> None:
         before = set(rule_names())
         _DECLARED.clear()
         spec = importlib.util.spec_from_file_location(file.stem, file)
-        assert spec is not None  # noqa: S101 - it has a loader: it is a Python file
-        assert spec.loader is not None  # noqa: S101
+        assert spec is not None
+        assert spec.loader is not None
         module = importlib.util.module_from_spec(spec)
         sys.modules.setdefault(file.stem, module)
         with use_platform(platform):
