@@ -16,7 +16,7 @@ from mindspore.common.api import _no_grad
 
 from hyper_parallel.errors import UnsupportedOperatorError
 
-__all__ = ["tolerant"]
+__all__ = ["nothing", "tolerant"]
 
 # What a reduction over no element gives.
 IDENTITY: dict[str, Any] = {
@@ -71,6 +71,11 @@ class _Unchanged(_Function):
     def backward(ctx: Any, grad: Tensor) -> tuple[Any, ...]:
         """Everything to the first operand."""
         return (grad, *(mint.zeros(shape, dtype=dtype) for shape, dtype in ctx.like))
+
+
+def nothing(shape: tuple[int, ...], *inputs: Tensor) -> Tensor:
+    """An empty result of ``inputs``, whose gradients are zero: kernels sum over no element and leave what was there."""
+    return _Constant.apply([mint.zeros(shape, dtype=inputs[0].dtype)], *inputs)
 
 
 def tolerant(op: str, compute: Callable[..., Any]) -> Callable[..., Any]:

@@ -7,7 +7,7 @@ from typing import Any
 
 import numpy as np
 
-__all__ = ["difference", "is_dyadic", "says_nothing"]
+__all__ = ["coarsest", "difference", "is_dyadic", "says_nothing"]
 
 UNITS = 64
 """Units in the last place of the largest magnitude that another order of summation may cost."""
@@ -22,21 +22,21 @@ def is_dyadic(arrays: Iterable[Any]) -> bool:
         if array is None or array.dtype.kind not in "fc":
             continue
         parts = array.view(array.real.dtype) if array.dtype.kind == "c" and array.ndim else array.real
-        finite = parts[np.isfinite(parts)] * _GRAIN
-        if (np.abs(finite) > _LARGEST).any() or (finite != np.round(finite)).any():
+        finite = np.clip(parts[np.isfinite(parts)], -_LARGEST, _LARGEST) * _GRAIN
+        if (np.abs(finite) >= _LARGEST).any() or (finite != np.round(finite)).any():
             return False
     return True
 
 
-def difference(found: Any, wanted: Any, *, exact: bool) -> str | None:
-    """None where ``found`` is ``wanted``, else what is wrong with it."""
+def difference(found: Any, wanted: Any, *, exact: bool, eps: float = 0.0) -> str | None:
+    """None where ``found`` is ``wanted``, else what is wrong with it; ``eps`` of the coarsest dtype on the way."""
     if found.shape != wanted.shape:
         return f"has shape {list(found.shape)}, should have {list(wanted.shape)}"
     if found.dtype != wanted.dtype:
         return f"has dtype {found.dtype}, should have {wanted.dtype}"
     if found.tobytes() == wanted.tobytes():
         return None
-    same = _same(found, wanted, exact=exact)
+    same = _same(found, wanted, exact=exact, eps=eps)
     if same.all():
         return None
     worst = tuple(int(one) for one in np.unravel_index(np.argmin(same), same.shape))
@@ -44,7 +44,7 @@ def difference(found: Any, wanted: Any, *, exact: bool) -> str | None:
     return f"is {found[worst]} at {list(worst)}, should be {wanted[worst]} ({count} of {same.size} differ)"
 
 
-def _same(found: Any, wanted: Any, *, exact: bool) -> Any:
+def _same(found: Any, wanted: Any, *, exact: bool, eps: float) -> Any:
     if wanted.dtype.kind not in "fc":
         return found == wanted
     same = (found == wanted) | (np.isnan(found) & np.isnan(wanted))
@@ -52,10 +52,19 @@ def _same(found: Any, wanted: Any, *, exact: bool) -> Any:
         return same
     finite = np.isfinite(wanted) & np.isfinite(found)
     magnitude = np.abs(wanted[finite])
-    bound = UNITS * float(np.finfo(wanted.dtype).eps) * max(1.0, float(magnitude.max()) if magnitude.size else 1.0)
+    bound = (
+        UNITS
+        * max(float(np.finfo(wanted.dtype).eps), eps)
+        * max(1.0, float(magnitude.max()) if magnitude.size else 1.0)
+    )
     with np.errstate(invalid="ignore", over="ignore"):
         near = np.abs(found - wanted) <= bound
     return same | (finite & near)
+
+
+def coarsest(arrays: Iterable[Any]) -> float:
+    """The largest rounding unit among floating arrays."""
+    return max((float(np.finfo(one.dtype).eps) for one in arrays if one.dtype.kind in "fc"), default=0.0)
 
 
 def says_nothing(outputs: Iterable[Any], *, constant: bool) -> bool:

@@ -52,6 +52,7 @@ class PublicJob:
         seeds: cotangents.
         grads: gradients of the plain run.
         exact: the plain run made no rounding error.
+        eps: rounding unit of the coarsest dtype.
         mesh: shape.
         places: per check the placements of every operand.
         seed: of the summands.
@@ -65,6 +66,7 @@ class PublicJob:
     seeds: Sequence[Any]
     grads: Sequence[Any]
     exact: bool
+    eps: float
     mesh: tuple[int, ...]
     places: Sequence[Places]
     seed: int
@@ -227,7 +229,9 @@ class _Rank:
             whole = self.platform.tensor_to_numpy(self.platform.detach(out.full_tensor()))
             if self.job.sample.unset:
                 whole = np.broadcast_to(wanted, whole.shape) if whole.shape == wanted.shape else whole
-            problem = difference(np.ascontiguousarray(whole).reshape(whole.shape), wanted, exact=exact)
+            problem = difference(
+                np.ascontiguousarray(whole).reshape(whole.shape), wanted, exact=exact, eps=self.job.eps
+            )
             if problem is not None:
                 problems.append(f"output {index} {list(out.placements)} {problem}")
         return problems
@@ -242,5 +246,5 @@ class _Rank:
         else:
             factor = math.prod(self.mesh.shape[axis] for axis, op in layout.partials if op == "avg")
             wanted = np.asarray(box_of(gradient, dual(layout), self.at) / factor, gradient.dtype)
-        problem = difference(self.platform.tensor_to_numpy(grad), wanted, exact=exact)
+        problem = difference(self.platform.tensor_to_numpy(grad), wanted, exact=exact, eps=self.job.eps)
         return [] if problem is None else [f"gradient of operand {index} {problem}"]

@@ -11,7 +11,7 @@ import numpy as np
 from hyper_parallel.core.dtensor import random
 from hyper_parallel.core.shard.call import LocalCall, Ref
 from hyper_parallel.core.shard.rule import Strategies
-from hyper_parallel.verify.ops.equal import is_dyadic
+from hyper_parallel.verify.ops.equal import coarsest, is_dyadic
 from hyper_parallel.verify.ops.rows import Problem, filled_in, mesh_of, problem_of
 from hyper_parallel.verify.ops.values import Slot, substitute
 
@@ -73,6 +73,7 @@ class Reference:
         seeds: cotangent per output, None where it has none.
         grads: gradient per operand, None where it has none.
         exact: the operator made no rounding error on these values.
+        eps: rounding unit of the coarsest dtype among operands and results.
     """
 
     problem: Problem | None
@@ -81,6 +82,7 @@ class Reference:
     seeds: list[Any]
     grads: list[Any]
     exact: bool
+    eps: float
 
 
 def refer(platform: Platform, rule: Rule, sample: Sample, filled: Filled, rng: Any) -> Reference:
@@ -129,7 +131,8 @@ def _differentiated(
     outputs = [platform.tensor_to_numpy(platform.detach(one)) for one in outs]
     gradients = [None if one is None else platform.tensor_to_numpy(one) for one in grads]
     exact = filled.integral and is_dyadic(outputs) and is_dyadic(gradients)
-    return Reference(problem, tensors, outputs, found, gradients, exact)
+    eps = coarsest([*filled.arrays, *outputs])
+    return Reference(problem, tensors, outputs, found, gradients, exact, eps)
 
 
 def _drawn(problem: Problem) -> LocalCall | None:

@@ -56,6 +56,8 @@ def _plain(
     arguments += [f"{name}={_source(value, names)}" for name, value in filled.kwargs.items()]
     if any("<" in one for one in arguments):
         return None
+    if any(f"{platform}." in one for one in arguments):
+        head.append(f"import {platform}")
     lines = [
         "import numpy as np",
         "from hyper_parallel import Partial, Replicate, Shard",

@@ -231,7 +231,7 @@ class Bench:
             return []
         local, exact = dual(layout), self._exact(claim)
         for at, value in reduced(outs, layout, layout.partials):
-            problem = difference(np.asarray(value), box_of(wanted, local, at), exact=exact)
+            problem = difference(np.asarray(value), box_of(wanted, local, at), exact=exact, eps=self.reference.eps)
             if problem is not None:
                 return [f"output {index} at {list(at)} {problem}"]
         return []
@@ -243,7 +243,7 @@ class Bench:
         # A tie of three ranks gives each a third.
         exact = self._exact(claim) and not any(op in EXTREMA for _, op in layout.partials)
         for at, found in reduced(arrays, layout, [(axis, "sum") for axis in varying]):
-            problem = difference(np.asarray(found), wanted[at], exact=exact)
+            problem = difference(np.asarray(found), wanted[at], exact=exact, eps=self.reference.eps)
             if problem is not None:
                 return [f"gradient of operand {index} at {list(at)} {problem}"]
         return []

@@ -137,24 +137,31 @@ class Sweep:
         for position, sizes in enumerate(size_choices(sample, self.effort.choices)):
             if position and time.monotonic() > self.until:
                 return
-            counted = False  # a second set of values is no further check
+            skipped: list[str] = []
+            cases = []
             for integral in _modes(position, exact=exact):
-                case = self._case(number, sample, sizes, integral=integral)
-                if case is None:
-                    continue
-                if position == 0 and integral:
-                    exact = case.reference.exact
-                if position and not exact:
-                    case.reference.exact = False
-                if integral and not case.reference.exact and position:
-                    continue
-                if self.effort.rule_level and isinstance(self.rule, Rule):
-                    self._rule_level(case, self.rule, counts=not counted)
-                if self.effort.public and position == 0:
-                    self._public(case, again=counted)
-                counted = True
+                case = self._case(number, sample, sizes, skipped, integral=integral)
+                if case is not None:
+                    cases.append(case)
+            if position == 0:
+                exact = any(case.reference.exact for case in cases)
+            for again, case in enumerate(cases):
+                # One element may be a whole number by accident.
+                case.reference.exact = case.reference.exact and exact
+                self._check(case, first=position == 0, again=bool(again))
+            if not cases:
+                self.report.skipped.update(skipped[:1])
 
-    def _case(self, number: int, sample: Sample, sizes: dict[str, int], *, integral: bool) -> _Case | None:
+    def _check(self, case: _Case, *, first: bool, again: bool) -> None:
+        """Both levels; a second set of values for the same sizes is no further check."""
+        if self.effort.rule_level and isinstance(self.rule, Rule):
+            self._rule_level(case, self.rule, counts=not again)
+        if self.effort.public and first:
+            self._public(case, again=again)
+
+    def _case(
+        self, number: int, sample: Sample, sizes: dict[str, int], skipped: list[str], *, integral: bool
+    ) -> _Case | None:
         """The plain run, in the first dtype that the framework serves; None where there is nothing to compare."""
         seed = seed_of(self.report.op, number, sorted(sizes.items()))
         problem = ""
@@ -168,10 +175,10 @@ class Sweep:
                 problem = problem or f"sample {number} has no plain result: {type(error).__name__}: {error}"
                 continue
             if says_nothing(reference.outputs, constant=sample.constant):
-                self.report.skipped[f"sample {number} gives outputs that say nothing"] += 1
+                skipped.append(f"sample {number} gives outputs that say nothing")
                 return None
             return _Case(number, sample, filled, reference, seed)
-        self.report.skipped[problem[:200]] += 1
+        skipped.append(problem[:200])
         return None
 
     def _refer(self, sample: Sample, filled: Filled, rng: Any) -> Reference:
@@ -182,8 +189,10 @@ class Sweep:
     def only(self, number: int, sizes: dict[str, int], dtype: str, places: Places, *, integral: bool) -> None:
         """One sample, one choice of sizes, one mesh, one tuple of placements: both levels."""
         sample = replace(self.samples[number], dtypes=(dtype,))
-        case = self._case(number, sample, sizes, integral=integral)
+        skipped: list[str] = []
+        case = self._case(number, sample, sizes, skipped, integral=integral)
         if case is None:
+            self.report.skipped.update(skipped)
             return
         self.chosen = places
         self.effort = replace(self.effort, reproducers=False)
@@ -272,7 +281,7 @@ class Sweep:
         found = case.reference
         return PublicJob(
             self.report.platform, self.op, case.sample, case.filled, found.outputs, found.seeds, found.grads,
-            found.exact, shape, places, case.seed,
+            found.exact, found.eps, shape, places, case.seed,
         )  # fmt: skip
 
     def _note_public(self, case: _Case, mesh: tuple[int, ...], places: Places, outcome: Outcome, *, new: bool) -> None:
@@ -356,7 +365,8 @@ def _partial(claim: Claim) -> bool:
 
 
 def _row_text(row: Row) -> str:
-    return f"{', '.join(map(str, row.inputs))} -> {', '.join(map(str, row.outputs))}"
+    outputs = row.outputs[:1] if len(set(row.outputs)) == 1 else row.outputs
+    return f"{', '.join(map(str, row.inputs))} -> {', '.join(map(str, outputs))}"
 
 
 def _features(mesh: tuple[int, ...], layouts: Sequence[Layout]) -> Iterator[str]:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import gc
+import warnings
 from collections.abc import Callable, Sequence
 from dataclasses import replace
 from typing import Any
@@ -53,6 +54,7 @@ def _effort_json(effort: Effort) -> dict[str, Any]:
 
 def run(task: dict[str, Any], say: Say) -> None:
     """Sweep the task's operators; one event when each begins, one with its report."""
+    warnings.simplefilter("ignore")
     gc.disable()  # the child is short-lived, and its many small objects are all alive
     effort = Effort(**{**task["effort"], "meshes": tuple(tuple(one) for one in task["effort"]["meshes"])})
     users, ops = {}, task["ops"]

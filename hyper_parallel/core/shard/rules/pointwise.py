@@ -260,11 +260,12 @@ register_rule(Rule("fill", "x, value", _fill, by_value=False))
 
 _ANY = (
     "abs neg exp expm1 exp2 square sin cos tan sinh cosh tanh asinh atan erf erfc sigmoid sinc frac relu silu gelu "
-    "hardswish hardsigmoid mish relu6 softplus logsigmoid elu celu selu hardtanh leaky_relu softshrink hardshrink sgn "
-    "floor ceil trunc round sign clone contiguous detach"
+    "hardswish hardsigmoid mish softplus logsigmoid elu celu selu leaky_relu sgn floor ceil trunc round sign clone "
+    "contiguous detach"
 )
 sample(f"{_ANY} isnan isinf isfinite isneginf isposinf nan_to_num signbit", odd("ab"))
-sample(_ANY, real("ab"))
+# What PyTorch makes of no number in the gradient of the last four depends on where it stands in a vector register.
+sample(f"{_ANY} relu6 hardtanh softshrink hardshrink", real("ab"))
 sample("abs neg relu tanh floor round sign clone", real("abc"))
 sample("abs neg square sign clone signbit isnan", integers(-9, 9, "ab"))
 sample("reciprocal log log1p log2 log10 sqrt rsqrt lgamma digamma", between(0.3, 9.0, "ab"))
