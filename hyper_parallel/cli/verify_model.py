@@ -16,7 +16,7 @@ from hyper_parallel.platform.select import FRAMEWORKS, MissingFrameworkError, in
 if TYPE_CHECKING:
     from hyper_parallel.verify.report import ModelReport
 
-__all__ = ["add_parser", "run"]
+__all__ = ["add_parser", "platforms", "run"]
 
 Job = tuple[str, Callable[[], "ModelReport"]]
 
@@ -125,7 +125,7 @@ def _scenario_jobs(arguments: argparse.Namespace, launches: list[str]) -> Iterat
         if not chosen:
             msg = f"no embedded scenario has the mesh {'x'.join(map(str, shape))}; there are {', '.join(meshes)}"
             raise ValueError(msg)
-    for platform in _platforms(arguments.platform):
+    for platform in platforms(arguments.platform):
         for launch in launches:
             for one in chosen:
                 yield (
@@ -137,7 +137,8 @@ def _scenario_jobs(arguments: argparse.Namespace, launches: list[str]) -> Iterat
                 )  # fmt: skip
 
 
-def _platforms(asked: str | None) -> list[str]:
+def platforms(asked: str | None) -> list[str]:
+    """The frameworks that ``--platform`` names, or all that are installed; each one can be imported."""
     if asked is None:
         names = list(installed_frameworks())
         if not names:
@@ -156,15 +157,15 @@ def _user_platforms(arguments: argparse.Namespace) -> list[str]:
 
     before = set(sys.modules)
     if arguments.platform is not None:
-        platforms = _platforms(arguments.platform)
+        asked = platforms(arguments.platform)
     resolve(arguments.spec, "SPEC")
     resolve(arguments.plan, "PLAN")
     if arguments.platform is not None:
-        return platforms
+        return asked
     imported = [name for name in FRAMEWORKS if name in set(sys.modules) - before]
     if len(imported) != 1:
         # The framework may have been there before, or be chosen inside the function: then only the user knows.
-        usable = _platforms(None)
+        usable = platforms(None)
         if len(usable) == 1:
             return usable
         msg = f"SPEC {arguments.spec!r} does not tell its framework; add --platform torch or --platform mindspore"

@@ -11,24 +11,61 @@ from hyper_parallel.verify.launch import launch
 from hyper_parallel.verify.simulate import simulate
 
 if TYPE_CHECKING:
+    from hyper_parallel.core.shard.sample import (
+        between,
+        complex_,
+        dtype,
+        integers,
+        odd,
+        real,
+        shuffled,
+        size,
+        truth,
+        whole,
+    )
     from hyper_parallel.verify.case import ModelCase, ParallelPlan
     from hyper_parallel.verify.check import check_function
     from hyper_parallel.verify.model import verify_model
+    from hyper_parallel.verify.ops.user import operator_sample
 
 __all__ = [
     "ModelCase",
     "ParallelPlan",
+    "between",
     "check_function",
+    "complex_",
+    "dtype",
+    "integers",
     "launch",
+    "odd",
+    "operator_sample",
+    "real",
+    "shuffled",
     "simulate",
+    "size",
+    "truth",
     "verify_model",
+    "whole",
 ]
 
 __getattr__, __dir__ = lazy(
     globals(),
     {
+        "hyper_parallel.core.shard.sample": (
+            "between",
+            "complex_",
+            "dtype",
+            "integers",
+            "odd",
+            "real",
+            "shuffled",
+            "size",
+            "truth",
+            "whole",
+        ),
         "hyper_parallel.verify.case": ("ModelCase", "ParallelPlan"),
         "hyper_parallel.verify.check": ("check_function",),
         "hyper_parallel.verify.model": ("verify_model",),
+        "hyper_parallel.verify.ops.user": ("operator_sample",),
     },
 )

@@ -117,6 +117,10 @@ class DeviceMesh:
         transport = active_transport()
         return cls._interned(device_type, shape, ranks, names, 0 if transport is None else transport.rank)
 
+    def seen_by(self, rank: int) -> DeviceMesh:
+        """The same mesh as the global rank ``rank`` looks at it: for plans, which need no world."""
+        return self._interned(self.device_type, self.shape, self.ranks, self.mesh_dim_names, rank)
+
     # -- facts ---------------------------------------------------------------------------------------------------
 
     @property

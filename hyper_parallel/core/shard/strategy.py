@@ -14,7 +14,7 @@ if TYPE_CHECKING:
     from hyper_parallel.core.shard.call import OpCall
     from hyper_parallel.core.shard.rule import Row, Strategies
 
-__all__ = ["Choice", "choose", "move_cost"]
+__all__ = ["Choice", "choose", "combine", "move_cost"]
 
 IMPOSSIBLE = math.inf
 
@@ -43,12 +43,26 @@ def choose(call: OpCall, strategies: Strategies, *, in_place: bool = False) -> C
         if best is None:
             return None
         picked.append(best)
-        for index, place in enumerate(best.inputs):
-            if isinstance(place, Shard):
-                at = (index, place.dim)
-                cuts[at] = cuts.get(at, 1) * call.mesh.shape[axis]
+        _count_cuts(best, call.mesh.shape[axis], cuts)
     choice = _expand(call, strategies, picked, in_place=in_place)
     return choice if not in_place or _stays(call, choice) else None
+
+
+def combine(call: OpCall, strategies: Strategies, picked: Sequence[Row], order: Sequence[int]) -> Choice | None:
+    """What one given row per axis means when axes that share a dim cut it in ``order``; None where sizes forbid it."""
+    cuts: dict[tuple[int, int], int] = {}
+    for axis, row in enumerate(picked):
+        if not _fits(call, row, axis, cuts):
+            return None
+        _count_cuts(row, call.mesh.shape[axis], cuts)
+    return _arranged(call, strategies, picked, order)
+
+
+def _count_cuts(row: Row, size: int, cuts: dict[tuple[int, int], int]) -> None:
+    for index, place in enumerate(row.inputs):
+        if isinstance(place, Shard):
+            at = (index, place.dim)
+            cuts[at] = cuts.get(at, 1) * size
 
 
 def _stays(call: OpCall, choice: Choice) -> bool:
@@ -135,7 +149,10 @@ def move_cost(now: Placement, wanted: Placement, elements: int, size: int) -> fl
 
 
 def _expand(call: OpCall, strategies: Strategies, picked: list[Row], *, in_place: bool) -> Choice:
-    order = _axis_order(call, picked, in_place=in_place)
+    return _arranged(call, strategies, picked, _axis_order(call, picked, in_place=in_place))
+
+
+def _arranged(call: OpCall, strategies: Strategies, picked: Sequence[Row], order: Sequence[int]) -> Choice:
     targets = tuple(
         _layout(call, [row.inputs[index] for row in picked], operand.shape, order)
         for index, operand in enumerate(call.operands)
@@ -164,7 +181,7 @@ def _axis_order(call: OpCall, picked: list[Row], *, in_place: bool) -> list[int]
     return order
 
 
-def _layout(call: OpCall, places: list[Placement], shape: Sequence[int], order: list[int]) -> Layout:
+def _layout(call: OpCall, places: list[Placement], shape: Sequence[int], order: Sequence[int]) -> Layout:
     dims: list[list[int]] = [[] for _ in shape]
     for axis in order:
         place = places[axis]
@@ -174,7 +191,7 @@ def _layout(call: OpCall, places: list[Placement], shape: Sequence[int], order: 
     return Layout.of(call.mesh, dims, partials, shape)
 
 
-def _varying(picked: list[Row], index: int) -> tuple[int, ...]:
+def _varying(picked: Sequence[Row], index: int) -> tuple[int, ...]:
     return tuple(
         axis
         for axis, row in enumerate(picked)

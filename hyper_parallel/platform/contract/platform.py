@@ -119,3 +119,7 @@ class Platform(
     @abc.abstractmethod
     def local_op(self, op: str) -> Callable[..., Any]:
         """The framework's implementation of canonical operator ``op`` on plain tensors, with canonical parameters."""
+
+    def writing_op(self, op: str) -> Callable[..., Any]:
+        """The same where its first argument is written and returned: what in-place calls run on locals."""
+        return self.local_op(op)

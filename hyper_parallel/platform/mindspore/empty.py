@@ -74,9 +74,12 @@ class _Unchanged(_Function):
         return (grad, *(mint.zeros(shape, dtype=dtype) for shape, dtype in ctx.like))
 
 
-def nothing(like: Tensor, *inputs: Tensor) -> Tensor:
-    """No element, of the shape and dtype of ``like``: made of ``inputs``, whose gradients are zero."""
-    return _Constant.apply([mint.zeros(tuple(like.shape), dtype=like.dtype)], *inputs)
+def nothing(shape: tuple[int, ...], *inputs: Tensor) -> Tensor:
+    """A result without elements, of the first input's dtype, made of ``inputs``, whose gradients are zero.
+
+    Kernels sum over no element and leave what was there.
+    """
+    return _Constant.apply([mint.zeros(shape, dtype=inputs[0].dtype)], *inputs)
 
 
 def tolerant(op: str, compute: Callable[..., Any]) -> Callable[..., Any]:

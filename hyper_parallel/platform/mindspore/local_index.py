@@ -103,7 +103,7 @@ def _one_hot(x: Tensor, num_classes: int = -1) -> Tensor:
 def setitem(x: Tensor, index: Any, value: Any) -> None:
     """``x[index] = value``; an empty piece is written, too: every rank must have the same graph."""
     if 0 in x.shape:
-        x.copy_(nothing(x, x, value) if isinstance(value, Tensor) else nothing(x, x))
+        x.copy_(nothing(tuple(x.shape), x, *([value] if isinstance(value, Tensor) else [])))
     else:
         x[index] = value
 

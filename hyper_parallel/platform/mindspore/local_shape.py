@@ -11,7 +11,7 @@ from mindspore import Tensor, mint, ops
 from mindspore.mint.nn import functional as F  # noqa: N812 - the field's name for it
 
 from hyper_parallel.platform.mindspore.einsum import einsum_by
-from hyper_parallel.platform.mindspore.empty import tolerant
+from hyper_parallel.platform.mindspore.empty import nothing, tolerant
 
 __all__ = ["LOCAL", "matmul"]
 
@@ -43,7 +43,10 @@ def matmul(x: Tensor, y: Tensor) -> Tensor:
 
 
 def _one_batch(x: Tensor, batch: tuple[int, ...]) -> Tensor:
-    wide = x if tuple(x.shape[:-2]) == batch else mint.broadcast_to(x, (*batch, *x.shape[-2:]))
+    shape = (*batch, *x.shape[-2:])
+    if tuple(x.shape) != shape and 0 in batch:
+        return nothing((0, *x.shape[-2:]), x)
+    wide = x if tuple(x.shape) == shape else mint.broadcast_to(x, shape)
     return wide.reshape((math.prod(batch), *x.shape[-2:]))
 
 

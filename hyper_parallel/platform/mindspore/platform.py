@@ -98,6 +98,12 @@ class MindSporePlatform(MindSporeTensors, MindSporeModules, MindSporeDifferentia
 
         return LOCAL[op]
 
+    def writing_op(self, op: str) -> Callable[..., Any]:
+        """From the table of those that write what they computed."""
+        from hyper_parallel.platform.mindspore.local_ops import WRITING
+
+        return WRITING[op]
+
 
 _ALONE = NumpyBridge(SingleTransport(NumpyOps()))
 

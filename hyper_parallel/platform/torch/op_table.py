@@ -7,6 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable
 from functools import cache, partial
+from types import BuiltinFunctionType, MethodDescriptorType, WrapperDescriptorType
 from typing import Any
 
 from hyper_parallel.core.shard import rules
@@ -66,7 +67,16 @@ def _lines(table: dict[Any, Entry], lines: Iterable[Line]) -> None:
             _spelling(table, line.op, func, line.signature, canonical=line.canonical, in_place=line.in_place)
 
 
-LOCAL: dict[str, Callable[..., Any]] = {op: func for family in (*PATTERNS, *LISTS) for op, func in family.LOCAL.items()}
+def _by_name(op: str, func: Callable[..., Any]) -> Callable[..., Any]:
+    """``func`` with canonical parameter names: those written in C have names of their own."""
+    if isinstance(func, (BuiltinFunctionType, MethodDescriptorType, WrapperDescriptorType)):
+        return op_table_pointwise.keyword_call(func, find_rule(op).signature)  # type: ignore[union-attr] # it is loaded
+    return func
+
+
+LOCAL: dict[str, Callable[..., Any]] = {
+    op: _by_name(op, func) for family in (*PATTERNS, *LISTS) for op, func in family.LOCAL.items()
+}
 
 
 @cache

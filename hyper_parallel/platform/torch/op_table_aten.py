@@ -17,7 +17,7 @@ SHAPE = [
     Line("dot", (aten.dot.default,)),
     Line("addmm", (aten.addmm.default,)),
     Line("baddbmm", (aten.baddbmm.default,)),
-    Line("addmv", (aten.addmv.default,)),
+    Line("addmv", (aten.addmv.default,), canonical=True),
     Line("addbmm", (aten.addbmm.default,)),
     Line("view", (aten.view.default, aten._unsafe_view.default, aten.reshape.default), canonical=True),  # noqa: SLF001
     Line("t", (aten.t.default,)),

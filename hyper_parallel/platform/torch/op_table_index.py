@@ -89,6 +89,10 @@ def embedding(
     return F.embedding(local, table, _padding(padding_idx, window)).masked_fill(~inside[..., None], 0)
 
 
+def _lookup(weight: Tensor, x: Tensor, padding_idx: int | None = -1, **rest: Any) -> Tensor:
+    return embedding(x, weight, None if padding_idx is None or padding_idx < 0 else padding_idx, **rest)
+
+
 def _padding(padding_idx: int | None, window: Window) -> int | None:
     start, stop, _ = window
     return padding_idx - start if padding_idx is not None and start <= padding_idx < stop else None
@@ -105,7 +109,7 @@ LOCAL: dict[str, Callable[..., Any]] = {
     "index_add": lambda x, dim, index, source, alpha=1: torch.index_add(x, dim, index, source, alpha=alpha),
     "one_hot": F.one_hot,
     "embedding": embedding,
-    "lookup": embedding,
+    "lookup": _lookup,
 }
 
 

@@ -23,6 +23,8 @@ aten = torch.ops.aten
 UNARY = f"{pointwise.STEPWISE} {pointwise.NONLINEAR} neg".split()
 BINARY = f"{pointwise.BINARY} add sub rsub mul div".split()
 OTHERS = ["lerp", "addcmul", "addcdiv", "clamp", "masked_fill"]
+LIKES = ("zeros_like", "ones_like", "empty_like", "full_like")
+NEW = ("new_zeros", "new_ones", "new_empty", "new_full")
 SYNONYMS = {
     "abs": "absolute", "neg": "negative", "trunc": "fix", "mul": "multiply", "sub": "subtract", "clamp": "clip",
     "lt": "less", "le": "less_equal", "gt": "greater", "ge": "greater_equal", "ne": "not_equal", "atan2": "arctan2",
@@ -71,6 +73,13 @@ def _local_functions() -> dict[str, Callable[..., Any]]:
         local[name] = keyword_call(func, find_rule(name).signature)  # type: ignore[union-attr] # the family is loaded
     local["clone"] = lambda x, memory_format: x.clone()  # noqa: ARG005 - locals are dense
     local["detach"] = lambda x: x.detach()
+    local["contiguous"] = lambda x, memory_format: x.contiguous()  # noqa: ARG005 - the same
+    local["copy"] = lambda x, y, non_blocking: x.copy_(y, non_blocking)
+    local["zero"] = lambda x: x.zero_()
+    local["fill"] = lambda x, value: x.fill_(value)
+    for name in (*LIKES, *NEW):
+        func = getattr(torch, name, None) or getattr(Tensor, name)
+        local[name] = keyword_call(func, find_rule(name).signature)  # type: ignore[union-attr] # as above
     local["cast"] = lambda x, dtype, device, non_blocking, copy, memory_format: x.to(  # noqa: ARG005
         device=device, dtype=dtype, non_blocking=non_blocking, copy=copy
     )
@@ -129,9 +138,9 @@ def _add_the_rest(spell: Spell) -> None:
     spell("clone", Tensor.clone)
     spell("contiguous", Tensor.contiguous)
     spell("detach", torch.detach)
-    for name in ("zeros_like", "ones_like", "empty_like", "full_like"):
+    for name in LIKES:
         spell(name, getattr(torch, name))
-    for name in ("new_zeros", "new_ones", "new_empty", "new_full"):
+    for name in NEW:
         spell(name, getattr(Tensor, name))
     spell("copy", Tensor.copy_, in_place=True)
     spell("zero", Tensor.zero_, in_place=True)

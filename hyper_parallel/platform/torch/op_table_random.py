@@ -28,6 +28,12 @@ def _make_like(x: Tensor, drawn: Tensor, dtype: Any) -> Tensor:
     return drawn.to(x.dtype if dtype is None else dtype)
 
 
+def _drawn_by_rule(*_: Any, **__: Any) -> Any:
+    """Stands for operators whose numbers are drawn by the plan."""
+    msg = "random operators are drawn by their rule"
+    raise AssertionError(msg)
+
+
 LOCAL: dict[str, Callable[..., Any]] = {
     "cast_as": lambda x, other: x.to(other.dtype),
     "write": _write,
@@ -36,6 +42,9 @@ LOCAL: dict[str, Callable[..., Any]] = {
     "randint_like": lambda x, low, high, dtype, **_: torch.randint_like(x, low, high, dtype=dtype),
     "bernoulli": lambda x, generator: torch.bernoulli(x, generator=generator),
 }
+LOCAL.update(
+    dict.fromkeys(("uniform", "normal", "bernoulli_fill", "random_fill", "rand_like", "randn_like"), _drawn_by_rule)
+)
 
 
 def _dropout(ops: Any, x: Any, p: float, training: bool, inplace: bool) -> Any:

@@ -24,7 +24,7 @@ MATMUL = [
     both("outer", "outer", "ger"),
     both("addmm"),
     both("baddbmm"),
-    both("addmv"),
+    both("addmv", canonical=True),
     both("addbmm"),
     Line("einsum", (torch.einsum,), canonical=True),
 ]
@@ -91,7 +91,8 @@ LOCAL: dict[str, Callable[..., Any]] = {
     "outer": torch.outer,
     "addmm": lambda bias, x, y, beta=1, alpha=1: torch.addmm(bias, x, y, beta=beta, alpha=alpha),
     "baddbmm": lambda bias, x, y, beta=1, alpha=1: torch.baddbmm(bias, x, y, beta=beta, alpha=alpha),
-    "addmv": lambda bias, x, y, beta=1, alpha=1: torch.addmv(bias, x, y, beta=beta, alpha=alpha),
+    # A bias of one element beside an empty contraction is not broadcast by PyTorch.
+    "addmv": lambda bias, x, y, beta=1, alpha=1: torch.addmv(bias.expand(x.shape[0]), x, y, beta=beta, alpha=alpha),
     "addbmm": lambda bias, x, y, beta=1, alpha=1: torch.addbmm(bias, x, y, beta=beta, alpha=alpha),
     "einsum": lambda equation, operands: torch.einsum(equation, *operands),
     "view": lambda x, shape: x.reshape(shape),

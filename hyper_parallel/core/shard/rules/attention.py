@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING
 from hyper_parallel.core.dtensor.placements import Shard
 from hyper_parallel.core.shard.call import LocalCall, Operand
 from hyper_parallel.core.shard.rule import R, Row, Strategies, rule
+from hyper_parallel.core.shard.sample import real, sample, truth
 from hyper_parallel.core.shard.signature import Labels, broadcast_labels, labelled_rows
 
 if TYPE_CHECKING:
@@ -94,3 +95,12 @@ def _local_mask(call: OpCall, targets: tuple[Layout, ...], outputs: tuple[Layout
     if not queries.dim_axes[-2]:
         return None
     return LocalCall({"is_causal": False, "first_query": queries.local_box()[-2][0]})
+
+
+_ATTENTION = "scaled_dot_product_attention"
+sample(_ATTENTION, real("abld"), real("absd"), real("absf"))
+sample(_ATTENTION, real("hld"), real("hsd"), real("hsf"), real("ls").fixed)
+sample(_ATTENTION, real("hld"), real("hsd"), real("hsf"), truth("hl1"))
+sample(_ATTENTION, real("abld"), real("abld"), real("abld"), is_causal=True)
+sample(_ATTENTION, real("ld"), real("sd"), real("sf"), scale=0.5)
+sample(_ATTENTION, real("b", 4, "ld"), real("b", 2, "sd"), real("b", 2, "sf"), enable_gqa=True)

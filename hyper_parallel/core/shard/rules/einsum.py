@@ -6,6 +6,7 @@ from collections import Counter
 from typing import TYPE_CHECKING
 
 from hyper_parallel.core.shard.rule import Strategies, rule
+from hyper_parallel.core.shard.sample import real, sample
 from hyper_parallel.core.shard.signature import Labels, labelled_rows
 
 if TYPE_CHECKING:
@@ -81,3 +82,12 @@ def _term(text: str, ndim: int, equation: str) -> Names:
         raise ValueError(msg)
     middle = tuple(f"...{position}" for position in reversed(range(ndim - named))) if found else ()
     return (*before, *middle, *after)
+
+
+sample("einsum", "bij,jk->bik", real("bij"), real("jk"))
+sample("einsum", "ij,jk,kl->il", real("ij"), real("jk"), real("kl"))
+sample("einsum", "...i,ij->...j", real("abi"), real("ij"))
+sample("einsum", "ij,ij->", real("ij"), real("ij"))
+sample("einsum", "ij->ji", real("ij"))
+sample("einsum", "ii->i", real("ii"))
+sample("einsum", "bi,bj->bij", real("bi"), real("bj"))

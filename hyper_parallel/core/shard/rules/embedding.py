@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING
 from hyper_parallel.core.shard.call import LocalCall
 from hyper_parallel.core.shard.rule import Strategies, rule
 from hyper_parallel.core.shard.rules.gather import lookup, window
+from hyper_parallel.core.shard.sample import real, sample, whole
 from hyper_parallel.core.shard.signature import Labels, labelled_rows
 
 if TYPE_CHECKING:
@@ -67,3 +68,11 @@ def lookup_(call: OpCall) -> Strategies:
         return LocalCall({**window(targets[0], 0), "padding_idx": None if padding < 0 else padding})
 
     return Strategies(rows, ((*x.shape, weight.shape[1]),), local)
+
+
+sample("embedding", whole("v", "ab"), real("vh"))
+sample("embedding", whole("v", "a"), real("vh"))
+sample("embedding", whole(7, "ab"), real(7, "h"), 2)
+sample("embedding", whole(7, "a"), real(7, "h"), -1)
+sample("lookup", real("vh"), whole("v", "ab"))
+sample("lookup", real(7, "h"), whole(7, "ab"), 2)

@@ -8,6 +8,7 @@ from hyper_parallel.core.dtensor.placements import Partial, Placement, Shard
 from hyper_parallel.core.shard.call import LocalCall, Operand
 from hyper_parallel.core.shard.rule import R, Row, Strategies, decomposition, rule
 from hyper_parallel.core.shard.rules.dims import normal_dim
+from hyper_parallel.core.shard.sample import real, sample, shuffled, size, whole
 from hyper_parallel.core.shard.signature import Labels, labelled_rows
 
 if TYPE_CHECKING:
@@ -166,3 +167,23 @@ def one_hot(call: OpCall) -> Strategies:
         raise ValueError(msg)
     names = tuple(f"d{dim}" for dim in range(x.ndim))
     return Strategies(labelled_rows(Labels((names,), ((*names, None),), reduce=None)), ((*x.shape, count),))
+
+
+sample("gather", real("ab"), 0, whole("a", "ib"))
+sample("gather", real("ab"), 1, whole("b", "ai"))
+sample("gather", real("a", 6, "c"), 0, whole("a", "i", 4, "c"))
+sample("index_select", real("abc"), 1, whole("b", "i"))
+sample("index_select", real("ab"), 0, whole("a", "i"))
+sample("take_along_dim", real("ab"), whole("b", "ai"), 1)
+sample("take_along_dim", real("ab"), whole("b", "1i"), 1)
+sample("take_along_dim", real("ab"), whole("ab", "i"))
+sample("scatter", real(9, "b"), 0, shuffled(9, 4, "b"), real(4, "b"))
+sample("scatter", real("a", 9), 1, shuffled(9, "a", 4, dim=1), real("a", 4))
+sample("scatter", real("a", 9), 1, shuffled(9, "a", 4, dim=1), 1.5)
+sample("scatter_add", real("ab"), 0, whole("a", "ib"), real("ib"))
+sample("scatter_add", real("ab"), 1, whole("b", "ai"), real("ai"))
+sample("scatter_add", real("a", 6), 0, whole("a", "i", 4), real("i", 5).fixed)
+sample("index_add", real("abc"), 0, whole("a", "i"), real("ibc"))
+sample("index_add", real("ab"), 1, whole("b", "i"), real("ai"), alpha=2)
+sample("one_hot", whole(5, "ab"), 5)
+sample("one_hot", whole("k", "a"), size("k"))

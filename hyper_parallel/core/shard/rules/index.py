@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Any
 from hyper_parallel.core.dtensor.placements import Partial
 from hyper_parallel.core.shard.call import Operand
 from hyper_parallel.core.shard.rule import R, Row, Strategies, rule
+from hyper_parallel.core.shard.sample import Sample, real, sample, sample_call, shuffled, whole
 from hyper_parallel.core.shard.signature import Labels, broadcast_labels, labelled_rows
 
 if TYPE_CHECKING:
@@ -147,3 +148,19 @@ def _value_dims(value: Operand, picked: Picked) -> tuple[str | None, ...]:
         for size, wanted, name in zip(shape[extra:], tail, picked.dims[missing:], strict=True)
     ]
     return (*(None,) * extra, *kept)
+
+
+sample("getitem", real(4, "bc"), (slice(1, 3), None, 0))
+sample("getitem", real("abc"), (Ellipsis, -1))
+sample("getitem", real("abc"), (slice(None), None, slice(None, None, 2)))
+sample("getitem", real("ab"), 0)
+sample("index", real("abc"), (whole("a", "i"),))
+sample("index", real("abc"), (slice(None), whole("b", "ij")))
+sample("index", real("abc"), (whole("a", "i"), whole("b", "i")))
+sample("index", real("abc"), (whole("a", "i"), slice(None), whole("c", "i")))
+sample("index", real("abc"), (whole("a", "i1"), whole("b", "j")))
+sample_call("setitem", Sample((real(4, "bc"), (slice(1, 3),), real("c")), writes=True))
+sample_call("setitem", Sample((real(4, "bc"), (slice(1, 3),), real(2, "bc")), writes=True))
+sample_call("setitem", Sample((real("ab"), (slice(None), 0), 1.5), writes=True))
+sample_call("setitem", Sample((real("abc"), (0,), real("b1")), writes=True))
+sample_call("setitem", Sample((real("abc"), (shuffled("a", 1),), real("bc")), writes=True))

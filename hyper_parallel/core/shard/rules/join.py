@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Any
 from hyper_parallel.core.shard.call import LocalCall
 from hyper_parallel.core.shard.rule import Strategies, decomposition, rule
 from hyper_parallel.core.shard.rules.dims import keep_dims, normal_dim
+from hyper_parallel.core.shard.sample import real, sample, truth
 from hyper_parallel.core.shard.signature import Labels, labelled_rows
 
 if TYPE_CHECKING:
@@ -112,3 +113,26 @@ def glu(ops: Any, x: Any, dim: int) -> Any:
         raise ValueError(msg)
     value, gate = ops.split(x, size // 2, dim)
     return ops.mul(value, ops.sigmoid(gate))
+
+
+sample("cat", (real("ab"), real("cb")), 0)
+sample("cat", (real("ab"), real("ac"), real("a1")), 1)
+sample("cat", (real("ab"), real(0)), 0)
+sample("stack", (real("ab"), real("ab")), 1)
+sample("stack", (real("ab"), real("ab"), real("ab")))
+sample("hstack", (real("ab"), real("ac")))
+sample("hstack", (real("a"), real("b")))
+sample("vstack", (real("ab"), real("b")))
+sample("roll", real("abc"), 1, 0)
+sample("roll", real("ab"), (2, -1), (0, 1))
+sample("roll", real("ab"), 2)
+sample("flip", real("abc"), (0, 2))
+sample("flip", real("ab"), (1,))
+sample("tril triu", real("ab"))
+sample("tril triu", real("abc"), 1)
+sample("tril triu", real("abc"), -1)
+sample("glu", real("a", 6))
+sample("glu", real(6, "b"), 0)
+sample("roll", truth("ab"), 1, 0)
+sample("flip", truth("ab"), (1,))
+sample("tril triu", truth("ab"))

@@ -18,6 +18,7 @@ from hyper_parallel.core.dtensor.events import Cause
 from hyper_parallel.core.dtensor.layout import Layout
 from hyper_parallel.core.shard.call import LocalCall
 from hyper_parallel.core.shard.rule import Strategies, decomposition, rule
+from hyper_parallel.core.shard.sample import between, real, sample, whole
 from hyper_parallel.core.shard.signature import Labels, labelled_rows
 from hyper_parallel.errors import short_dtype
 
@@ -275,3 +276,27 @@ def weighted_loss(ops: Any, rows: Any, weight: Any, reduction: str) -> Any:
         return rows
     total = ops.sum(rows)
     return total if reduction == "sum" else ops.div(total, ops.sum(weight))
+
+
+# -- samples -----------------------------------------------------------------------------------------------------------
+
+sample("take_class", real("ncd"), whole("c", "nd"), 1)
+sample("take_class", real("nc"), whole("c", "n"), 1)
+sample("take_weight", real("c"), whole("c", "nd"))
+sample("class_max", real("nc").fixed, 1)
+sample("class_max", real("ncd").fixed, 1)
+sample("cross_entropy nll_loss", real("nc"), whole("c", "n"))
+sample("cross_entropy nll_loss", real("ncd"), whole("c", "nd"), between(0.3, 2.0, "c").fixed, ignore_index=0)
+sample("cross_entropy nll_loss", real("nc"), whole("c", "n"), reduction="none")
+sample("cross_entropy", real("nc"), whole("c", "n"), label_smoothing=0.25, reduction="sum")
+sample("cross_entropy", real("nc"), between(0.0, 1.0, "nc"), label_smoothing=0.25)
+_PLAIN = "mse_loss l1_loss smooth_l1_loss huber_loss"
+sample(_PLAIN, real("ab"), real("ab"))
+sample(_PLAIN, real("ab"), real("ab"), reduction="sum")
+sample(f"{_PLAIN}", real("ab"), real("ab"), reduction="none")
+sample("soft_margin_loss", real("ab"), real("ab").fixed)
+sample("binary_cross_entropy", between(0.1, 0.9, "ab"), between(0.1, 0.9, "ab").fixed)
+sample("binary_cross_entropy_with_logits", real("ab"), between(0.1, 0.9, "ab").fixed)
+sample("kl_div", real("ab"), between(0.1, 0.9, "ab"))
+sample("kl_div", real("ab"), between(0.1, 0.9, "ab"), reduction="batchmean")
+sample("weighted_loss", real("ab"), between(0.3, 2.0, "ab"))

@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from hyper_parallel.core.shard.rule import Strategies, rule
+from hyper_parallel.core.shard.sample import real, sample
 from hyper_parallel.core.shard.signature import Labels, broadcast_labels, labelled_rows
 
 if TYPE_CHECKING:
@@ -144,3 +145,29 @@ def addmv(call: OpCall) -> Strategies:
 def addbmm(call: OpCall) -> Strategies:
     """``mn, bmk, bkn -> mn``; the bias broadcasts and joins once."""
     return contract(call, ("bmk", "bkn"), "mn", call["bias"])
+
+
+sample("linear", real("bk"), real("nk"), real("n"))
+sample("linear", real("abk"), real("nk"))
+sample("linear", real("k"), real("nk"), real("n"))
+sample("linear", real("bk"), real("k"))
+sample("linear", real("bk"), real("nk"), real(1))
+sample("matmul", real("mk"), real("kn"))
+sample("matmul", real("bmk"), real("kn"))
+sample("matmul", real("bmk"), real("a1kn"))
+sample("matmul", real("k"), real("kn"))
+sample("matmul", real("bmk"), real("k"))
+sample("matmul dot", real("k"), real("k"))
+sample("mm", real("mk"), real("kn"))
+sample("bmm", real("bmk"), real("bkn"))
+sample("mv", real("mk"), real("k"))
+sample("outer", real("m"), real("n"))
+sample("addmm", real("mn"), real("mk"), real("kn"), beta=2, alpha=3)
+sample("addmm", real("n"), real("mk"), real("kn"))
+sample("addmm", real("m1"), real("mk"), real("kn"))
+sample("baddbmm", real("bmn"), real("bmk"), real("bkn"), beta=2, alpha=3)
+sample("baddbmm", real("n"), real("bmk"), real("bkn"))
+sample("addbmm", real("mn"), real("bmk"), real("bkn"), beta=2, alpha=3)
+sample("addbmm", real("n"), real("bmk"), real("bkn"))
+sample("addmv", real("m"), real("mk"), real("k"))
+sample("addmv", real(1), real("mk"), real("k"), beta=2, alpha=3)

@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from hyper_parallel.core.shard.rule import Strategies, rule
+from hyper_parallel.core.shard.sample import real, sample, size
 from hyper_parallel.core.shard.signature import Labels, labelled_rows
 
 if TYPE_CHECKING:
@@ -60,3 +61,13 @@ def group_norm(call: OpCall) -> Strategies:
     names = ("n", *(f"c{dim}" for dim in range(1, x.ndim)))
     labels = Labels((names, *(("c1",) for _ in call.operands[1:])), (names,), whole=frozenset(names[1:]))
     return Strategies(labelled_rows(labels), (x.shape,))
+
+
+sample("layer_norm", real("abh"), (size("h"),), real("h"), real("h"))
+sample("layer_norm", real("agh"), (size("g"), size("h")), real("gh"))
+sample("layer_norm", real("ah"), (size("h"),))
+sample("native_layer_norm", real("abh"), (size("h"),), real("h"), real("h"), 1e-5)
+sample("rms_norm", real("abh"), (size("h"),), real("h"), 1e-6)
+sample("rms_norm", real("agh"), (size("g"), size("h")))
+sample("group_norm", real("a", 4, "b"), 2, real(4), real(4))
+sample("group_norm", real("a", 6, "bc"), 3)

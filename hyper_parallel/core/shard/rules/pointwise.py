@@ -12,6 +12,18 @@ from typing import TYPE_CHECKING
 from hyper_parallel.core.dtensor.placements import PARTIAL_OPS, Partial, Placement, Shard
 from hyper_parallel.core.shard.call import Operand
 from hyper_parallel.core.shard.rule import R, Row, Rule, Strategies, register_rule
+from hyper_parallel.core.shard.sample import (
+    Sample,
+    between,
+    dtype,
+    integers,
+    odd,
+    real,
+    sample,
+    sample_call,
+    size,
+    truth,
+)
 from hyper_parallel.core.shard.signature import LINEAR_OPS, Labels, broadcast_labels, labelled_rows
 
 if TYPE_CHECKING:
@@ -248,3 +260,118 @@ register_rule(Rule("new_full", f"x, size, fill_value, *, {_OPTIONS}", _new))
 register_rule(Rule("copy", "x, y, non_blocking=False", _copy, by_dtype=True))
 register_rule(Rule("zero", "x", _zero))
 register_rule(Rule("fill", "x, value", _fill, by_value=False))
+
+
+# -- samples -----------------------------------------------------------------------------------------------------------
+
+_ANY = (
+    "abs neg exp expm1 exp2 square sin cos tan sinh cosh tanh asinh atan erf erfc sigmoid sinc frac relu silu gelu "
+    "hardswish hardsigmoid mish softplus logsigmoid elu celu selu leaky_relu sgn floor ceil trunc round sign clone "
+    "contiguous detach"
+)
+sample(f"{_ANY} isnan isinf isfinite isneginf isposinf nan_to_num signbit", odd("ab"))
+# What PyTorch makes of no number in the gradient of the last four depends on where it stands in a vector register.
+sample(f"{_ANY} relu6 hardtanh softshrink hardshrink", real("ab"))
+sample("abs neg relu tanh floor round sign clone", real("abc"))
+sample("abs neg square sign clone signbit isnan", integers(-9, 9, "ab"))
+sample("reciprocal log log1p log2 log10 sqrt rsqrt lgamma digamma", between(0.3, 9.0, "ab"))
+sample("asin acos atanh erfinv", between(-0.9, 0.9, "ab"))
+sample("acosh", between(1.3, 9.0, "ab"))
+sample("logit", between(0.1, 0.9, "ab"))
+sample("logit", real("ab"), 0.25)
+sample("threshold", real("ab"), 0.25, -2.0)
+sample("logical_not bitwise_not", truth("ab"))
+sample("bitwise_not", integers(-9, 9, "ab"))
+sample("gelu", real("ab"), approximate="tanh")
+sample("round", real("ab"), decimals=1)
+sample("softplus", real("ab"), 2.0, 1.0)
+sample("elu", real("ab"), 0.5)
+sample("celu", real("ab"), 0.5)
+sample("leaky_relu", real("ab"), 0.25)
+sample("hardtanh", real("ab"), -0.5, 0.25)
+sample("hardshrink softshrink", real("ab"), 0.25)
+sample("nan_to_num", odd("ab"), 0.5, 3.0, -3.0)
+
+_COMPARED = "eq ne lt le gt ge"
+_SMOOTH = "add sub rsub mul maximum minimum atan2 logaddexp fmod remainder fmax fmin hypot copysign isclose"
+sample(f"{_SMOOTH} {_COMPARED}", real("ab"), between(0.3, 4.0, "ab"))
+sample(f"{_SMOOTH} {_COMPARED}", real("ab"), between(0.3, 4.0, "b"))
+sample(f"add sub rsub mul maximum minimum hypot {_COMPARED}", real("b1"), real("abc"))
+sample(f"add sub rsub mul maximum minimum {_COMPARED}", real("a1c"), real("b1"))
+sample("add sub mul div", real("ab"), real())
+sample("add sub rsub mul div eq lt pow remainder fmod floor_divide", between(0.3, 4.0, "ab"), 1.5)
+sample(f"add sub mul maximum minimum {_COMPARED}", integers(-3, 4, "ab"), integers(-3, 4, "b"))
+sample("add sub rsub", real("ab"), real("b"), alpha=3)
+sample("div floor_divide", real("ab"), between(0.3, 4.0, "ab"))
+sample("div floor_divide", real("a1"), between(0.3, 4.0, "b"))
+sample("div", real("ab"), between(0.3, 4.0, "b"), rounding_mode="floor")
+sample("div", real("ab"), between(0.3, 4.0, "b"), rounding_mode="trunc")
+sample("pow xlogy", between(0.3, 3.0, "ab"), between(0.3, 3.0, "ab"))
+sample("pow xlogy", between(0.3, 3.0, "a1"), between(0.3, 3.0, "b"))
+sample("pow", real("ab"), 2)
+sample("heaviside", real("ab").fixed, real("b").fixed)
+sample("logical_and logical_or logical_xor bitwise_and bitwise_or bitwise_xor", truth("ab"), truth("ab"))
+sample("logical_and logical_or logical_xor bitwise_and bitwise_or bitwise_xor", truth("a1"), truth("b"))
+sample("bitwise_and bitwise_or bitwise_xor", integers(-9, 9, "ab"), integers(-9, 9, "b"))
+sample("lerp", real("ab"), real("ab"), 0.25)
+sample("lerp", real("ab"), real("b"), between(0.0, 1.0, "a1"))
+sample("addcmul addcdiv", real("ab"), real("ab"), between(0.3, 4.0, "ab"), value=2)
+sample("addcmul addcdiv", real("ab"), real("a1"), between(0.3, 4.0, "b"))
+sample("where", truth("ab"), real("ab"), real("ab"))
+sample("where", truth("a1"), real("ab"), real("b"))
+sample("where", truth("ab"), real("ab"), 0.0)
+sample("where", truth("ab"), 1.5, real("b"))
+sample("clamp", real("ab"), -0.5, 1.0)
+sample("clamp", real("ab"), 0.5)
+sample("clamp", real("ab"), max=0.5)
+sample("clamp", real("ab"), real("b"), real("a1"))
+sample("masked_fill", real("ab"), truth("ab"), 2.0)
+sample("masked_fill", real("ab"), truth("b"), 0)
+sample("masked_fill", real("ab"), truth("a1"), real())
+sample("mse_loss_elements l1_loss_elements", real("ab"), real("ab"))
+sample("mse_loss_elements l1_loss_elements", real("a1"), real("b"))
+sample("smooth_l1_loss_elements", real("ab"), real("ab"), 0.5)
+sample("huber_loss_elements", real("ab"), real("ab"), 0.75)
+sample("soft_margin_loss_elements", real("ab"), real("ab").fixed)
+sample("binary_cross_entropy_elements", between(0.1, 0.9, "ab"), between(0.1, 0.9, "ab").fixed)
+sample(
+    "binary_cross_entropy_elements",
+    between(0.1, 0.9, "ab"),
+    between(0.1, 0.9, "ab").fixed,
+    between(0.3, 2.0, "b").fixed,
+)
+sample(
+    "binary_cross_entropy_with_logits_elements",
+    real("ab"),
+    between(0.1, 0.9, "ab").fixed,
+    between(0.3, 2.0, "b").fixed,
+    between(0.3, 2.0, "b").fixed,
+)
+sample("kl_div_elements", real("ab"), between(0.1, 0.9, "ab"))
+sample("kl_div_elements", real("ab"), real("ab"), log_target=True)
+sample("cast", real("ab"), dtype("float32"))
+sample("cast", between(0.3, 4.0, "ab"), dtype("int64"))
+sample("cast", integers(-3, 4, "ab"), dtype("float32"))
+sample_call("zeros_like ones_like", Sample((real("ab"),), constant=True))
+sample_call("empty_like", Sample((real("ab"),), constant=True, unset=True))
+sample_call("full_like", Sample((real("ab"), 3.0), constant=True))
+sample_call("new_zeros new_ones", Sample((real("ab"), (size("b"), 2)), constant=True))
+sample_call("new_empty", Sample((real("ab"), (size("b"), 2)), constant=True, unset=True))
+sample_call("new_full", Sample((real("ab"), (size("b"), 2), 3.0), constant=True))
+sample_call("zero", Sample((real("ab"),), writes=True, constant=True))
+sample_call("fill", Sample((real("ab"), 3.0), writes=True, constant=True))
+sample_call("fill", Sample((real("ab"), real()), writes=True, constant=True))
+sample_call("copy", Sample((real("ab"), real("ab")), writes=True))
+sample_call("copy", Sample((real("ab"), real("b")), writes=True))
+sample_call("copy", Sample((real("ab"), integers(-3, 4, "ab")), writes=True))
+sample("clone contiguous detach", truth("ab"))
+sample("cast", truth("ab"), dtype("bool"))
+sample("cast", real("ab"), dtype("float64"))
+sample_call("copy", Sample((truth("ab"), truth("ab")), writes=True))
+sample_call("zeros_like ones_like", Sample((truth("ab"),), constant=True))
+sample_call("empty_like", Sample((truth("ab"),), constant=True, unset=True))
+sample_call("full_like", Sample((truth("ab"), True), constant=True))
+sample_call("new_zeros new_ones", Sample((truth("ab"), (size("b"), 2)), constant=True))
+sample_call("new_empty", Sample((truth("ab"), (size("b"), 2)), constant=True, unset=True))
+sample_call("new_full", Sample((truth("ab"), (size("b"), 2), True), constant=True))
+sample_call("zero", Sample((truth("ab"),), writes=True, constant=True))

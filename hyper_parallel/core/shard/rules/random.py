@@ -13,6 +13,7 @@ from hyper_parallel.core.dtensor.placements import PARTIAL_OPS, Partial
 from hyper_parallel.core.shard.call import LocalCall
 from hyper_parallel.core.shard.rule import R, Row, Rule, Strategies, register_rule
 from hyper_parallel.core.shard.rules.pointwise import elementwise, pending
+from hyper_parallel.core.shard.sample import Sample, between, dtype, real, sample_call, truth
 from hyper_parallel.errors import short_dtype
 
 if TYPE_CHECKING:
@@ -154,3 +155,15 @@ _likeness("rand_like", f"x, *, low=0.0, high=1.0, {_LIKE}", _uniform)
 _likeness("randn_like", f"x, *, mean=0.0, std=1.0, {_LIKE}", _normal)
 _likeness("randint_like", f"x, low, high, *, {_LIKE}", _integers)
 register_rule(Rule("bernoulli", "x, *, generator=None", _sampled))
+
+
+sample_call("dropout", Sample((real("ab"), 0.4), drawn=True))
+sample_call("dropout", Sample((real("ab"), 0.4, False)))
+sample_call("uniform normal bernoulli_fill", Sample((real("ab"),), writes=True, drawn=True))
+sample_call("random_fill", Sample((real("ab"), -3, 9), writes=True, drawn=True))
+sample_call("rand_like randn_like", Sample((real("ab"),), drawn=True))
+sample_call("randint_like", Sample((real("ab"), -3, 9), drawn=True))
+sample_call("bernoulli", Sample((between(0.1, 0.9, "ab").fixed,), drawn=True))
+sample_call("dropout", Sample((truth("ab"), 0.4, False)))
+sample_call("rand_like randn_like", Sample((truth("ab"),), {"dtype": dtype("float32")}, drawn=True))
+sample_call("randint_like", Sample((truth("ab"), -3, 9), {"dtype": dtype("int64")}, drawn=True))

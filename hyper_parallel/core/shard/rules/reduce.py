@@ -13,6 +13,7 @@ from hyper_parallel.core.dtensor.placements import Partial, Shard
 from hyper_parallel.core.shard.call import LocalCall
 from hyper_parallel.core.shard.rule import Row, Rule, Strategies, decomposition, register_rule, rule
 from hyper_parallel.core.shard.rules.pointwise import is_floating_dtype
+from hyper_parallel.core.shard.sample import dtype, integers, odd, real, sample, truth
 from hyper_parallel.core.shard.signature import Labels, labelled_rows
 from hyper_parallel.errors import UnsupportedOperatorError
 
@@ -237,3 +238,39 @@ def norm(ops: Any, x: Any, p: Any, dim: Any, keepdim: Any, dtype: Any) -> Any:
         msg = f"norm: p={p!r} needs the whole matrix; x = x.full_tensor() first"
         raise UnsupportedOperatorError(msg)
     return ops.vector_norm(x, 2 if p in ("fro", None) else p, dim, keepdim, dtype=dtype)
+
+
+# -- samples -----------------------------------------------------------------------------------------------------------
+
+_VALUES = "sum mean amax amin var std vector_norm prod"
+sample(f"{_VALUES} nansum count_nonzero", real("ab"))
+sample(f"{_VALUES} nansum count_nonzero argmax argmin logsumexp", real("abc"), dim=1)
+sample("sum mean nansum amax amin var std logsumexp vector_norm count_nonzero", real("abc"), dim=(0, 2))
+sample("sum mean nansum amax amin var std logsumexp vector_norm", real("abc"), dim=(0, -1), keepdim=True)
+sample("sum mean prod", real("ab"), dim=0, dtype=dtype("float32"))
+sample("sum amax amin prod count_nonzero", integers(-3, 4, "ab"), dim=0)
+sample("sum amax amin", integers(-3, 4, "ab"))
+sample("nansum", odd("ab"), dim=0)
+sample("any all", truth("ab"), dim=1)
+sample("any all", truth("ab"), dim=0, keepdim=True)
+sample("any all", truth("ab"))
+sample("argmax argmin", real("ab"))
+sample("argmax argmin", integers(-2, 3, "ab"), dim=0, keepdim=True)
+sample("max_along min_along median_along", real("abc"), 1)
+sample("max_along min_along median_along", real("ab"), 0, True)
+sample("extreme_all", real("ab"), True)
+sample("extreme_all", real("ab"), False)
+sample("max min", real("ab"))
+sample("max min", real("ab"), 1)
+sample("max min", real("ab"), y=real("b"))
+sample("var std", real("ab"), correction=0)
+sample("var_mean std_mean", real("abc"), 1)
+sample("var_mean std_mean", real("abc"), (0, 2), correction=0, keepdim=True)
+sample("vector_norm", real("ab"), 3, 1)
+sample("vector_norm", real("ab"), float("inf"), 0)
+sample("norm", real("ab"))
+sample("norm", real("ab"), 1, 0)
+sample("cumsum cumprod logcumsumexp softmax softmin log_softmax", real("abc"), 1)
+sample("cumsum cumprod logcumsumexp softmax softmin log_softmax", real("ab"), -1)
+sample("cumsum", real("ab"), 0, dtype=dtype("float32"))
+sample("softmax log_softmax", real("ab"), 0, dtype=dtype("float32"))

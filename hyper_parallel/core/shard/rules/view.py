@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Any
 from hyper_parallel.core.dtensor.placements import Partial, Shard
 from hyper_parallel.core.shard.call import LocalCall
 from hyper_parallel.core.shard.rule import Row, Strategies, decomposition, replicated_row, rule
+from hyper_parallel.core.shard.sample import real, sample, size, truth
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
@@ -144,3 +145,19 @@ def unflatten(ops: Any, x: Any, dim: int, sizes: Sequence[int]) -> Any:
 def view_as(ops: Any, x: Any, other: Any) -> Any:
     """The shape of another tensor, wherever that one is."""
     return ops.view(x, tuple(other.shape))
+
+
+sample("view", real("abc"), (size("ab"), size("c")))
+sample("view", real("abc"), (size("a"), -1))
+sample("view", real("abc"), (-1,))
+sample("view", real("ab"), (size("b"), size("a")))
+sample("view", real(4, "b", 6), (2, 2, size("b"), 3, 2))
+sample("view", real(12, "b"), (3, 4, size("b")))
+sample("view", real(2, 6, "b"), (12, size("b")))
+sample("view", real("ab"), (size("a"), 1, size("b"), 1))
+sample("flatten", real("abc"))
+sample("flatten", real("abc"), 1)
+sample("unflatten", real("a", 12), 1, (3, 4))
+sample("unflatten", real(6, "b"), 0, (2, -1))
+sample("view_as", real("ab"), real("ba").fixed)
+sample("view", truth("abc"), (size("ab"), size("c")))

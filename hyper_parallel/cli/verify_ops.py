@@ -1,0 +1,200 @@
+"""``hyper-parallel verify ops``."""
+
+from __future__ import annotations
+
+import argparse
+import ast
+import json
+import time
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from hyper_parallel.cli.progress import Progress
+from hyper_parallel.cli.verify_model import platforms
+from hyper_parallel.platform.select import FRAMEWORKS, require_framework
+
+if TYPE_CHECKING:
+    from hyper_parallel.verify.ops.report import OperatorReport, SweepReport
+    from hyper_parallel.verify.ops.sweep import Effort
+
+__all__ = ["add_parser", "run"]
+
+_DESCRIPTION = """\
+Check every sharding rule on every sample it brings: all claimed placements of all operands, uneven and empty shards
+and pending reductions included, forward and backward with random cotangents, against the plain operator.
+
+Without FILE: the library's own rules. With FILE: a Python file that registers operators of yours and says on which
+calls to check them, with hyper_parallel.verify.operator_sample(function, real("ab"), ...).
+
+A check is one operator, one sample with one choice of sizes, one tuple of placements, one mesh: outputs, and the
+gradient of every differentiable input, on every rank. Most run on plain per-rank tensors in one process; every rule
+also runs on DTensors in the simulated cluster. Placements that are refused with a clear error are counted apart.
+
+Exit status: 0 if everything was checked and held, 1 if not, 2 for input that makes no sense, 130 after Ctrl-C."""
+
+
+def add_parser(kinds: Any) -> None:
+    """Declare the subcommand."""
+    one = kinds.add_parser(
+        "ops",
+        help="check sharding rules, forward and backward, in every placement",
+        description=_DESCRIPTION,
+        formatter_class=argparse.RawDescriptionHelpFormatter,
+    )
+    one.add_argument("file", nargs="?", metavar="FILE", help="a Python file with operators of yours")
+    one.add_argument("--op", nargs="+", metavar="NAME", help="only these operators")
+    one.add_argument("--platform", metavar="torch,mindspore", help="default: what is installed, or what FILE imports")
+    one.add_argument("--mesh", metavar="3,2x3", help="only these meshes (default: 1,2,3,4,2x2,2x3,3x2)")
+    one.add_argument("--quick", action="store_true", help="fewer sizes and meshes: under a minute")
+    one.add_argument("--json", action="store_true", help="the report as JSON on stdout")
+    one.add_argument("--report", metavar="PATH", help="also write the report here; JSON if PATH ends in .json")
+    one.set_defaults(run=run)
+
+
+def run(arguments: argparse.Namespace) -> int:
+    """Run the sweep; 0 if all held."""
+    from hyper_parallel.verify.ops.report import SweepReport
+
+    tasks, planned = _tasks(arguments)
+    report, progress, started = SweepReport(planned=planned), Progress(len(tasks)), time.monotonic()
+    try:
+        for found in _results(tasks, progress):
+            _add(report, found)
+            progress.finish()
+            if not found.holds and not arguments.json:
+                print(found.text(), end="\n\n", flush=True)
+    except KeyboardInterrupt:
+        progress.clear()
+        report.interrupted = "interrupted; the rest was not verified"
+        report.seconds = time.monotonic() - started
+        _write(arguments, report)
+        raise KeyboardInterrupt(report.text()) from None
+    report.seconds = time.monotonic() - started
+    if arguments.file is not None:
+        report.planned = max(len(report.operators), 1)  # only running the file tells
+    print(json.dumps(report.json(), indent=2) if arguments.json else report.text())
+    _write(arguments, report)
+    return 0 if report.ok else 1
+
+
+def _results(tasks: Sequence[dict[str, Any]], progress: Progress) -> Iterator[OperatorReport]:
+    from hyper_parallel.verify.ops.pool import run_tasks
+
+    yield from run_tasks(tasks, lambda platform, op: progress.start(f"{op} on {platform}"))
+
+
+def _add(report: SweepReport, found: OperatorReport) -> None:
+    """Both levels of an operator are one report."""
+    for known in report.operators:
+        if (known.op, known.platform) == (found.op, found.platform):
+            known.merge(found)
+            return
+    report.operators.append(found)
+
+
+# -- what to run -----------------------------------------------------------------------------------------------------
+
+
+def _tasks(arguments: argparse.Namespace) -> tuple[list[dict[str, Any]], int]:
+    """Tasks for children, and how many operators they are."""
+    from hyper_parallel.verify.ops import tasks
+
+    if arguments.file is not None:
+        return _user_tasks(arguments)
+    effort = _effort(arguments)
+    found, planned = [], 0
+    for platform in platforms(arguments.platform):
+        ops = _operators(arguments.op, quick=arguments.quick)
+        planned += len(ops)
+        found.extend(tasks.library_tasks(platform, ops, effort))
+    return found, planned
+
+
+def _operators(asked: Sequence[str] | None, *, quick: bool) -> list[str]:
+    from hyper_parallel.core.shard import rules
+    from hyper_parallel.core.shard.rule import rule_names
+
+    del quick
+    rules.load()
+    known = rule_names()
+    unknown = [name for name in asked or () if name not in known]
+    if unknown:
+        import difflib
+
+        near = difflib.get_close_matches(unknown[0], known, 3)
+        msg = f"--op: no rule is called {', '.join(map(repr, unknown))}" + (
+            f"; near: {', '.join(near)}" if near else ""
+        )
+        raise ValueError(msg)
+    return list(dict.fromkeys(asked)) if asked else list(known)
+
+
+def _effort(arguments: argparse.Namespace) -> Effort:
+    from hyper_parallel.verify.ops.sweep import MESHES, QUICK, Effort
+
+    effort = QUICK if arguments.quick else Effort()
+    if arguments.mesh is None:
+        return effort
+    from dataclasses import replace
+
+    return replace(effort, meshes=tuple(_mesh(text) for text in arguments.mesh.split(",")) or MESHES)
+
+
+def _mesh(text: str) -> tuple[int, ...]:
+    sizes = text.strip().split("x")
+    if not all(size.isdigit() and int(size) > 0 for size in sizes) or len(sizes) > 3:  # noqa: PLR2004 - axes
+        msg = f"--mesh {text!r}: write sizes like 3 or 2x3, several separated by commas"
+        raise ValueError(msg)
+    return tuple(map(int, sizes))
+
+
+def _user_tasks(arguments: argparse.Namespace) -> tuple[list[dict[str, Any]], int]:
+    from hyper_parallel.verify.ops import tasks
+    from hyper_parallel.verify.ops.sweep import USER
+
+    path = Path(arguments.file)
+    if not path.is_file():
+        msg = f"FILE {arguments.file!r}: no such file"
+        raise ValueError(msg)
+    effort = USER if arguments.mesh is None else _with_meshes(arguments, USER)
+    frameworks = platforms(arguments.platform) if arguments.platform else _imported(path)
+    found = [tasks.task_of(one, arguments.op or ["*"], effort, file=str(path.resolve())) for one in frameworks]
+    return found, 0
+
+
+def _with_meshes(arguments: argparse.Namespace, effort: Effort) -> Effort:
+    from dataclasses import replace
+
+    return replace(effort, meshes=_effort(arguments).meshes)
+
+
+def _imported(path: Path) -> list[str]:
+    """The frameworks that the file imports; all that are installed where it imports none."""
+    try:
+        tree = ast.parse(path.read_text(encoding="utf-8"))
+    except SyntaxError as error:
+        msg = f"FILE {path}: {error}"
+        raise ValueError(msg) from error
+    roots = set()
+    for node in ast.walk(tree):
+        if isinstance(node, ast.Import):
+            roots |= {one.name.split(".")[0] for one in node.names}
+        elif isinstance(node, ast.ImportFrom) and node.module:
+            roots.add(node.module.split(".")[0])
+    found = [name for name in FRAMEWORKS if name in roots]
+    for name in found:
+        require_framework(name)
+    return found or platforms(None)
+
+
+def _write(arguments: argparse.Namespace, report: SweepReport) -> None:
+    if arguments.report is None:
+        return
+    path = Path(arguments.report)
+    text = json.dumps(report.json(), indent=2) if path.suffix == ".json" else report.full_text()
+    try:
+        path.write_text(text + "\n", encoding="utf-8")
+    except OSError as error:
+        msg = f"--report {arguments.report}: cannot write: {error.strerror}"
+        raise ValueError(msg) from error

@@ -1,0 +1,177 @@
+"""Samples: calls on which a rule is verified, declared beside it.
+
+A sample names operands by what they hold, and their sizes by letters: ``sample("matmul", real("mk"), real("kn"))``.
+The verifier gives the letters sizes, no two alike, some of them 1, indivisible or smaller than the number of ranks; so
+one line stands for many shapes. No array is made here, and nothing is imported that could make one.
+"""
+
+from __future__ import annotations
+
+import threading
+from dataclasses import dataclass, field, replace
+from typing import Any
+
+__all__ = [
+    "DType",
+    "Sample",
+    "Size",
+    "Value",
+    "between",
+    "complex_",
+    "dtype",
+    "integers",
+    "odd",
+    "real",
+    "sample",
+    "sample_call",
+    "samples_of",
+    "shuffled",
+    "size",
+    "truth",
+    "whole",
+]
+
+Dims = str | int
+Shape = tuple[Dims, ...]
+
+
+@dataclass(frozen=True)
+class Value:
+    """An operand to be: what it holds, and its shape in letters and numbers.
+
+    Attributes:
+        kind: ``real``, ``between``, ``integers``, ``truth``, ``shuffled``, ``odd`` or ``complex``.
+        shape: a letter or a number per dim.
+        low: smallest value.
+        high: largest value; integers stay below it. A letter (or several, multiplied) means that size.
+        dim: along which shuffled integers differ from each other.
+        grad: whether its gradient is compared; integers and truths have none anyway.
+    """
+
+    kind: str
+    shape: Shape
+    low: float = 0
+    high: float | str = 0
+    dim: int = 0
+    grad: bool = True
+
+    @property
+    def fixed(self) -> Value:
+        """The same operand where no gradient is wanted: the frameworks do not differentiate by it."""
+        return replace(self, grad=False)
+
+
+@dataclass(frozen=True)
+class Size:
+    """An argument that is the product of the sizes of letters, plus a number."""
+
+    letters: str
+    plus: int = 0
+
+
+@dataclass(frozen=True)
+class DType:
+    """An argument that is the framework's dtype of this name."""
+
+    name: str
+
+
+@dataclass(frozen=True)
+class Sample:
+    """One call of a canonical operator.
+
+    Attributes:
+        args: positional arguments; :class:`Value`, :class:`Size` and :class:`DType` are filled in.
+        kwargs: keyword arguments likewise.
+        writes: the first operand is written, and is the result.
+        drawn: the result is random: it must be what one rank draws.
+        constant: the result may be constant.
+        unset: the result has a shape and no values.
+        dtypes: floating dtypes to try, the first that the framework has kernels for.
+    """
+
+    args: tuple[Any, ...]
+    kwargs: dict[str, Any] = field(default_factory=dict, hash=False)
+    writes: bool = False
+    drawn: bool = False
+    constant: bool = False
+    unset: bool = False
+    dtypes: tuple[str, ...] = ("float64", "float32")
+
+
+def real(*shape: Dims) -> Value:
+    """Numbers of either sign: ``real("ab")``, ``real(4, 1, "b")``."""
+    return Value("real", _shape(shape), -2.0, 2.0)
+
+
+def between(low: float, high: float, *shape: Dims) -> Value:
+    """Numbers from ``low`` to ``high``."""
+    return Value("between", _shape(shape), low, high)
+
+
+def odd(*shape: Dims) -> Value:
+    """Numbers of either sign, and among them both infinities, both zeros and what is no number."""
+    return Value("odd", _shape(shape), -2.0, 2.0)
+
+
+def integers(low: int, high: int, *shape: Dims) -> Value:
+    """Integers from ``low`` to below ``high``."""
+    return Value("integers", _shape(shape), low, high)
+
+
+def whole(below: int | str, *shape: Dims) -> Value:
+    """Indices: integers from 0 to below a number, or below the size of a letter."""
+    return Value("integers", _shape(shape), 0, below)
+
+
+def shuffled(below: int | str, *shape: Dims, dim: int = 0) -> Value:
+    """Indices of which no two along ``dim`` are equal."""
+    return Value("shuffled", _shape(shape), 0, below, dim)
+
+
+def truth(*shape: Dims) -> Value:
+    """Truth values."""
+    return Value("truth", _shape(shape))
+
+
+def complex_(*shape: Dims) -> Value:
+    """Complex numbers."""
+    return Value("complex", _shape(shape), -2.0, 2.0)
+
+
+def size(letters: str, plus: int = 0) -> Size:
+    """An argument: the product of the letters' sizes, plus a number."""
+    return Size(letters, plus)
+
+
+def dtype(name: str) -> DType:
+    """An argument: the framework's dtype ``name``."""
+    return DType(name)
+
+
+def _shape(dims: tuple[Dims, ...]) -> Shape:
+    found: list[Dims] = []
+    for dim in dims:
+        found.extend([dim] if isinstance(dim, int) else [int(one) if one.isdigit() else one for one in dim])
+    return tuple(found)
+
+
+_SAMPLES: dict[str, list[Sample]] = {}
+_LOCK = threading.Lock()
+
+
+def sample(ops: str, /, *args: Any, **kwargs: Any) -> None:
+    """Add one call to the samples of each operator in ``ops``, with the arguments in the rule's own names."""
+    sample_call(ops, Sample(args, kwargs))
+
+
+def sample_call(ops: str, call: Sample) -> None:
+    """Add a call that needs saying more about it: what writes, draws, or gives constants."""
+    with _LOCK:
+        for op in ops.split():
+            _SAMPLES.setdefault(op, []).append(call)
+
+
+def samples_of(op: str) -> tuple[Sample, ...]:
+    """The samples of canonical operator ``op``, as declared."""
+    return tuple(_SAMPLES.get(op, ()))

@@ -1,0 +1,159 @@
+"""Two zygotes per framework at most, tasks handed out as they fall idle, events as they come."""
+
+from __future__ import annotations
+
+import json
+import os
+import selectors
+import signal
+import subprocess
+import sys
+from collections import deque
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import ExitStack
+from typing import Any
+
+from hyper_parallel.verify.ops.report import Finding, OperatorReport
+
+__all__ = ["run_tasks"]
+
+_TERM_SECONDS = 5.0
+
+
+class _Zygote:
+    """One process that serves tasks of one framework, one at a time."""
+
+    def __init__(self, platform: str) -> None:
+        self.platform = platform
+        self.read, write = os.pipe()
+        environment = {"MS_DEV_LAUNCH_BLOCKING": "1", "GLOG_v": "4", "OMP_NUM_THREADS": "1", **os.environ}
+        environment["PYTHONPATH"] = os.pathsep.join(entry for entry in sys.path if entry)
+        self.process = subprocess.Popen(  # noqa: S603 - this interpreter, this package
+            [sys.executable, "-m", "hyper_parallel.verify.ops.zygote", platform, str(write)],
+            stdin=subprocess.PIPE,
+            pass_fds=[write],
+            env=environment,
+            start_new_session=True,
+        )
+        os.close(write)
+        self.task: dict[str, Any] | None = None
+        self.current = ""
+        self.done: list[str] = []
+        self._rest = b""
+
+    def start(self, task: dict[str, Any]) -> None:
+        """Hand over a task."""
+        self.task, self.current, self.done = task, "", []
+        assert self.process.stdin is not None
+        self.process.stdin.write((json.dumps(task) + "\n").encode())
+        self.process.stdin.flush()
+
+    def events(self) -> list[dict[str, Any]] | None:
+        """What it has said since; None when it has gone."""
+        data = os.read(self.read, 1 << 20)
+        if not data:
+            return None
+        *lines, self._rest = (self._rest + data).split(b"\n")
+        return [json.loads(line) for line in lines]
+
+    def close(self) -> None:
+        """End it, and what it runs."""
+        os.close(self.read)
+        for stop in (signal.SIGTERM, signal.SIGKILL):
+            if self.process.poll() is None:
+                os.killpg(self.process.pid, stop)
+                try:
+                    self.process.wait(_TERM_SECONDS)
+                except subprocess.TimeoutExpired:
+                    continue
+        if self.process.stdin is not None:
+            self.process.stdin.close()
+
+
+def run_tasks(
+    tasks: Sequence[dict[str, Any]], started: Callable[[str, str], None], workers: int = 2
+) -> Iterator[OperatorReport]:
+    """Reports in the order in which they are ready; one per operator of every task, whatever happens to its process.
+
+    Args:
+        tasks: from :func:`hyper_parallel.verify.ops.tasks.task_of`.
+        started: called with the framework and the operator that begins.
+        workers: tasks that run at the same time.
+    """
+    waiting = deque(tasks)
+    with ExitStack() as stack, selectors.DefaultSelector() as chosen:
+        busy: set[_Zygote] = set()
+        idle: dict[str, list[_Zygote]] = {}
+        while waiting or busy:
+            while waiting and len(busy) < workers:
+                _begin(waiting.popleft(), idle, busy, stack, chosen)
+            for key, _ in chosen.select():
+                zygote: _Zygote = key.data
+                events = zygote.events()
+                yield from _hear(zygote, events, waiting, started)
+                if events is None:
+                    chosen.unregister(zygote.read)
+                    busy.discard(zygote)
+                elif zygote.task is None:
+                    busy.discard(zygote)
+                    idle.setdefault(zygote.platform, []).append(zygote)
+
+
+def _begin(
+    task: dict[str, Any],
+    idle: dict[str, list[_Zygote]],
+    busy: set[_Zygote],
+    stack: ExitStack,
+    chosen: selectors.DefaultSelector,
+) -> None:
+    ready = idle.setdefault(task["platform"], [])
+    if ready:
+        zygote = ready.pop()
+    else:
+        zygote = _Zygote(task["platform"])
+        stack.callback(zygote.close)
+        chosen.register(zygote.read, selectors.EVENT_READ, zygote)
+    zygote.start(task)
+    busy.add(zygote)
+
+
+def _hear(
+    zygote: _Zygote,
+    events: list[dict[str, Any]] | None,
+    waiting: deque[dict[str, Any]],
+    started: Callable[[str, str], None],
+) -> Iterator[OperatorReport]:
+    if events is None:
+        events = [{"event": "end", "died": "the process that starts operators has gone"}]
+    for event in events:
+        task = zygote.task
+        if task is None:
+            continue
+        if event["event"] == "start":
+            zygote.current = event["op"]
+            started(task["platform"], event["op"])
+        elif event["event"] == "report":
+            zygote.done.append(event["report"]["op"])
+            yield OperatorReport.from_json(event["report"])
+        else:
+            yield from _ended(zygote, task, event["died"], waiting)
+            zygote.task = None
+
+
+def _ended(
+    zygote: _Zygote, task: dict[str, Any], died: str, waiting: deque[dict[str, Any]]
+) -> Iterator[OperatorReport]:
+    """A child that died costs the operator that it was at; what it had not begun is given to another one."""
+    left = [op for op in task["ops"] if op not in zygote.done]
+    if task["ops"] == ["*"]:
+        left = (
+            [zygote.current or task["file"]] if died else []
+        )  # the file says what comes next, and it is not asked again
+    if not left:
+        return
+    lost = zygote.current if zygote.current in left else left[0]
+    finding = Finding("process", "", {}, (), "", died or "ended without a report")
+    yield OperatorReport(lost, task["platform"], crash=[finding])
+    rest = [op for op in left if op != lost]
+    if rest:
+        waiting.append({**task, "ops": rest})

@@ -1,0 +1,125 @@
+"""A finding as a program of at most 15 lines that a person can run and step through."""
+
+from __future__ import annotations
+
+import io
+from collections.abc import Sequence
+from contextlib import redirect_stderr, redirect_stdout
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from hyper_parallel.core.dtensor.placements import Partial
+from hyper_parallel.verify.ops.user import UserOperator
+from hyper_parallel.verify.ops.values import Slot
+
+if TYPE_CHECKING:
+    from hyper_parallel.core.dtensor.placements import Placement
+    from hyper_parallel.core.shard.sample import Sample
+    from hyper_parallel.verify.ops.values import Filled
+
+__all__ = ["program"]
+
+Places = Sequence[Sequence["Placement"]]
+
+
+def program(
+    platform: str,
+    op: str | UserOperator,
+    number: int,
+    sample: Sample,
+    filled: Filled,
+    mesh: tuple[int, ...],
+    places: Places,
+) -> str:
+    """The program; the plain one of :func:`check_function` where that shows the problem, the verifier's otherwise."""
+    plain = _plain(platform, op, sample, filled, mesh, places)
+    return plain if plain is not None and _shows(plain) else _by_number(platform, op, number, filled, mesh, places)
+
+
+def _plain(
+    platform: str, op: str | UserOperator, sample: Sample, filled: Filled, mesh: tuple[int, ...], places: Places
+) -> str | None:
+    differentiates = all(
+        want or array.dtype.kind not in "fc" for want, array in zip(filled.wanted, filled.arrays, strict=True)
+    )
+    if sample.writes or sample.drawn or sample.unset or not differentiates:
+        return None
+    names = [f"x{index}" for index in range(len(filled.arrays))]
+    if isinstance(op, UserOperator):
+        head = ["import runpy"]
+        call = f"runpy.run_path({op.file!r})[{op.name!r}]"
+    else:
+        head = ["from hyper_parallel.platform.select import platform_named"]
+        call = f"platform_named({platform!r}).dispatcher.ops.{op}"
+    arguments = [_source(value, names) for value in filled.args]
+    arguments += [f"{name}={_source(value, names)}" for name, value in filled.kwargs.items()]
+    if any("<" in one for one in arguments):
+        return None
+    if any(f"{platform}." in one for one in arguments):
+        head.append(f"import {platform}")
+    lines = [
+        "import numpy as np",
+        "from hyper_parallel import Partial, Replicate, Shard",
+        *head,
+        "from hyper_parallel.verify import check_function",
+        *(f"{name} = {_array(array)}" for name, array in zip(names, filled.arrays, strict=True)),
+        f"def run({', '.join(names)}):",
+        f"    return {call}({', '.join(arguments)})",
+        f"places = [{', '.join(f'[{_places(one)}]' for one in places)}]",
+        f"report = check_function(run, [{', '.join(names)}], {mesh}, platform={platform!r}, placements=places)",
+        "assert report.ok, report.wrong",
+    ]
+    return "\n".join(lines) if len(lines) <= 15 else None  # noqa: PLR2004 - what fits a page of an issue
+
+
+def _by_number(
+    platform: str, op: str | UserOperator, number: int, filled: Filled, mesh: tuple[int, ...], places: Places
+) -> str:
+    what = f"{op.name!r}, file={op.file!r}" if isinstance(op, UserOperator) else repr(op)
+    dtype = next((str(one.dtype) for one in filled.arrays if one.dtype.kind in "fc"), "float64")
+    return "\n".join(
+        [
+            "from hyper_parallel import Partial, Replicate, Shard",
+            "from hyper_parallel.verify.ops.single import check_one",
+            f"places = [{', '.join(_places(one) for one in places)}]",
+            f"report = check_one({platform!r}, {what}, sample={number}, sizes={filled.sizes}, dtype={dtype!r},",
+            f"                   integral={filled.integral}, mesh={mesh}, places=places)",
+            "assert report.holds, report.text()",
+        ]
+    )
+
+
+def _places(places: Sequence[Placement]) -> str:
+    texts = (f"Partial({one.reduce_op!r})" if isinstance(one, Partial) else repr(one) for one in places)
+    return f"({', '.join(texts)},)"
+
+
+def _array(array: Any) -> str:
+    with np.printoptions(precision=17, floatmode="maxprec", threshold=10**6, linewidth=10**6):
+        text = " ".join(np.array2string(array, separator=",").split())
+    text = text.replace("nan", "np.nan").replace("inf", "np.inf")
+    return f"np.array({text}, np.{array.dtype.name if array.dtype.name != 'bool' else 'bool_'})" + (
+        f".reshape({array.shape})" if 0 in array.shape else ""
+    )
+
+
+def _source(value: Any, names: Sequence[str]) -> str:
+    if isinstance(value, Slot):
+        return names[value.index]
+    if isinstance(value, (list, tuple)):
+        inner = ", ".join(_source(item, names) for item in value)
+        return f"[{inner}]" if isinstance(value, list) else f"({inner},)" if value else "()"
+    if isinstance(value, float) and value in (float("inf"), float("-inf")):
+        return f"float('{value}')"
+    return repr(value) if not isinstance(value, type(...)) else "..."
+
+
+def _shows(text: str) -> bool:
+    """Run it: does it fail?"""
+    try:
+        with redirect_stdout(io.StringIO()), redirect_stderr(io.StringIO()):
+            exec(compile(text, "<reproducer>", "exec"), {"__name__": "reproducer"})  # noqa: S102 - our own program
+    except Exception:  # noqa: BLE001 - that is the point
+        return True
+    return False

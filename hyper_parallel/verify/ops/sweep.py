@@ -1,0 +1,385 @@
+"""One operator on one framework: all samples, all meshes, all claimed placements, and the public path."""
+
+from __future__ import annotations
+
+import itertools
+import math
+import time
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, replace
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from hyper_parallel.core.dtensor.boxes import coordinates
+from hyper_parallel.core.dtensor.placements import PARTIAL_OPS, Partial, Placement, Replicate, Shard
+from hyper_parallel.core.shard.rule import Decomposition, Row, Rule, Strategies, find_rule
+from hyper_parallel.core.shard.sample import Sample, samples_of
+from hyper_parallel.core.shard.strategy import combine
+from hyper_parallel.errors import HyperParallelError
+from hyper_parallel.platform.select import platform_named, use_platform
+from hyper_parallel.verify.ops.equal import says_nothing
+from hyper_parallel.verify.ops.pieces import allows
+from hyper_parallel.verify.ops.public import Outcome, Places, PublicJob, check_public, operator
+from hyper_parallel.verify.ops.reference import Reference, plain_run, refer
+from hyper_parallel.verify.ops.report import Finding, OperatorReport
+from hyper_parallel.verify.ops.reproduce import program
+from hyper_parallel.verify.ops.rows import Claim, claims, commute, mesh_of, possible, problem_of
+from hyper_parallel.verify.ops.rule_level import Bench, Result
+from hyper_parallel.verify.ops.user import UserOperator
+from hyper_parallel.verify.ops.values import Filled, fill, seed_of, size_choices
+
+if TYPE_CHECKING:
+    from hyper_parallel.core.dtensor.layout import Layout
+
+__all__ = ["MESHES", "QUICK", "USER", "Effort", "Sweep", "sweep_operator"]
+
+MESHES: tuple[tuple[int, ...], ...] = ((1,), (2,), (3,), (4,), (2, 2), (2, 3), (3, 2))
+_BATCH = 24
+_REPRODUCED = 3
+
+
+@dataclass(frozen=True)
+class Effort:
+    """How much is checked.
+
+    Attributes:
+        meshes: shapes.
+        choices: choices of sizes per sample.
+        draws: random splits into summands.
+        rule_level: check claimed rows on plain tensors.
+        public: run every row on DTensors, on every mesh.
+        moved: how many further placements per sample and mesh go through implicit redistribution.
+        seconds: after which no further choice of sizes is begun.
+        reproducers: write programs that show what is wrong.
+    """
+
+    meshes: tuple[tuple[int, ...], ...] = MESHES
+    choices: int = 6
+    draws: int = 2
+    rule_level: bool = True
+    public: bool = True
+    moved: int = 8
+    seconds: float = 60.0
+    reproducers: bool = True
+
+
+QUICK = Effort(meshes=((2,), (3,), (2, 2)), choices=1, draws=1, moved=2, seconds=10.0)
+USER = Effort(choices=2, moved=16, seconds=8.0)
+
+
+@dataclass(frozen=True)
+class _Case:
+    """A filled sample with its plain result."""
+
+    number: int
+    sample: Sample
+    filled: Filled
+    reference: Reference
+    seed: int
+
+    @property
+    def name(self) -> str:
+        return f"sample {self.number}"
+
+
+def sweep_operator(platform: str, op: str, effort: Effort) -> OperatorReport:
+    """Check canonical operator ``op`` on ``platform``."""
+    started = time.monotonic()
+    report = OperatorReport(op, platform)
+    with use_platform(platform):
+        Sweep(report, platform, op, find_rule(op), samples_of(op), effort).run()
+    report.seconds = time.monotonic() - started
+    return report
+
+
+class Sweep:
+    """One operator's samples on their way through both levels.
+
+    Args:
+        report: what is filled.
+        platform: name of the framework.
+        op: canonical name, or a user's function.
+        rule: of the operator, None for a user's function.
+        samples: as declared.
+        effort: how much is checked.
+    """
+
+    def __init__(
+        self,
+        report: OperatorReport,
+        platform: str,
+        op: str | UserOperator,
+        rule: Rule | Decomposition | None,
+        samples: Sequence[Sample],
+        effort: Effort,
+    ) -> None:
+        self.report, self.op, self.rule, self.samples, self.effort = report, op, rule, samples, effort
+        self.platform = platform_named(platform)
+        self.claimed: dict[str, bool] = {}
+        self.chosen: Places | None = None
+        self.until = time.monotonic() + effort.seconds
+
+    def run(self) -> None:
+        """All samples; then what was claimed and never reached."""
+        if isinstance(self.rule, Rule):
+            try:
+                self.platform.local_op(self.rule.op)
+            except KeyError:
+                self.report.absent = True
+                return
+        for number, sample in enumerate(self.samples):
+            self._sample(number, sample)
+        self.report.unexercised.extend(row for row, reached in self.claimed.items() if not reached)
+
+    def _sample(self, number: int, sample: Sample) -> None:
+        exact = False
+        for position, sizes in enumerate(size_choices(sample, self.effort.choices)):
+            if position and time.monotonic() > self.until:
+                return
+            skipped: list[str] = []
+            cases = []
+            for integral in _modes(position, exact=exact):
+                case = self._case(number, sample, sizes, skipped, integral=integral)
+                if case is not None:
+                    cases.append(case)
+            if position == 0:
+                exact = any(case.reference.exact for case in cases)
+            for again, case in enumerate(cases):
+                # One element may be a whole number by accident.
+                case.reference.exact = case.reference.exact and exact
+                self._check(case, first=position == 0, again=bool(again))
+            if not cases:
+                self.report.skipped.update(skipped[:1])
+
+    def _check(self, case: _Case, *, first: bool, again: bool) -> None:
+        """Both levels; a second set of values for the same sizes is no further check."""
+        if self.effort.rule_level and isinstance(self.rule, Rule):
+            self._rule_level(case, self.rule, counts=not again)
+        if self.effort.public and first:
+            self._public(case, again=again)
+
+    def _case(
+        self, number: int, sample: Sample, sizes: dict[str, int], skipped: list[str], *, integral: bool
+    ) -> _Case | None:
+        """The plain run, in the first dtype that the framework serves; None where there is nothing to compare."""
+        seed = seed_of(self.report.op, number, sorted(sizes.items()))
+        problem = ""
+        for dtype in sample.dtypes:
+            filled = fill(sample, sizes, dtype, seed, integral=integral, to_dtype=self.platform.str_to_dtype)
+            if filled is None:
+                return None
+            try:
+                reference = self._refer(sample, filled, np.random.default_rng([seed, 1]))
+            except Exception as error:  # noqa: BLE001 - whatever a framework says to sizes or dtypes it does not take
+                problem = problem or f"sample {number} has no plain result: {type(error).__name__}: {error}"
+                continue
+            if says_nothing(reference.outputs, constant=sample.constant):
+                skipped.append(f"sample {number} gives outputs that say nothing")
+                return None
+            return _Case(number, sample, filled, reference, seed)
+        skipped.append(problem[:200])
+        return None
+
+    def _refer(self, sample: Sample, filled: Filled, rng: Any) -> Reference:
+        if isinstance(self.rule, Rule):
+            return refer(self.platform, self.rule, sample, filled, rng)
+        return plain_run(self.platform, operator(self.platform, self.op, sample), filled, rng)
+
+    def only(self, number: int, sizes: dict[str, int], dtype: str, places: Places, *, integral: bool) -> None:
+        """One sample, one choice of sizes, one mesh, one tuple of placements: both levels."""
+        sample = replace(self.samples[number], dtypes=(dtype,))
+        skipped: list[str] = []
+        case = self._case(number, sample, sizes, skipped, integral=integral)
+        if case is None:
+            self.report.skipped.update(skipped)
+            return
+        self.chosen = places
+        self.effort = replace(self.effort, reproducers=False)
+        if isinstance(self.rule, Rule):
+            self._rule_level(case, self.rule, counts=True)
+        (shape,) = self.effort.meshes
+        (outcome,) = check_public(self._job(case, shape, [places]))
+        self._note_public(case, shape, places, outcome, new=True)
+
+    # -- rule level --------------------------------------------------------------------------------------------------
+
+    def _rule_level(self, case: _Case, rule: Rule, *, counts: bool) -> None:
+        for shape in self.effort.meshes:
+            mesh = mesh_of(shape)
+            problem = problem_of(self.platform, rule, case.filled, mesh, case.reference.tensors)
+            try:
+                strategies = rule.strategies(problem.call)
+            except ValueError as error:
+                self.report.rejected[f"{rule.op}: {error}"] += 1
+                return
+            if not isinstance(strategies, Strategies):
+                return
+            for row in strategies.rows:
+                self.claimed.setdefault(_row_text(row), False)
+            bench = Bench(self.platform, case.sample, case.reference, mesh, case.seed)
+            found = [one for one in claims(problem, strategies) if self.chosen in (None, one.places)]
+            for start in range(0, len(found), _BATCH):
+                self._batch(case, bench, found[start : start + _BATCH], counts=counts)
+
+    def _batch(self, case: _Case, bench: Bench, batch: Sequence[Claim], *, counts: bool) -> None:
+        for draw in range(self.effort.draws):
+            chosen = batch if draw == 0 else [one for one in batch if _partial(one)]
+            if not chosen:
+                return
+            for result in bench.run(chosen, draw):
+                self._note(case, bench.mesh.shape, result, counts=counts and draw == 0)
+
+    def _note(self, case: _Case, mesh: tuple[int, ...], result: Result, *, counts: bool) -> None:
+        claim, report = result.claim, self.report
+        for row in claim.rows:
+            self.claimed[_row_text(row)] = True
+        if result.rejected:
+            report.rejected[result.rejected[:300]] += 1
+            return
+        if counts:
+            self._count(mesh, claim.choice.targets, backward=result.backward)
+        if result.crash or result.problems:
+            kind = report.crash if result.crash else report.wrong
+            problem = result.crash or result.problems[0]
+            kind.append(self._finding("rule", case, mesh, claim.places, problem))
+        elif counts:
+            report.ok += 1
+
+    def _count(self, mesh: tuple[int, ...], layouts: Sequence[Layout], *, backward: bool) -> None:
+        report = self.report
+        report.checks += 1
+        report.backward += backward
+        report.by_mesh["x".join(map(str, mesh))] += 1
+        for feature in _features(mesh, layouts):
+            report.features[feature] += 1
+
+    def _finding(self, where: str, case: _Case, mesh: tuple[int, ...], places: Places, problem: str) -> Finding:
+        text = ", ".join(str(list(one)) for one in places)
+        source = ""
+        if self.effort.reproducers and len(self.report.wrong) + len(self.report.crash) < _REPRODUCED:
+            source = program(self.report.platform, self.op, case.number, case.sample, case.filled, mesh, places)
+        return Finding(where, case.name, case.filled.sizes, mesh, text, problem, source)
+
+    # -- public path -------------------------------------------------------------------------------------------------
+
+    def _public(self, case: _Case, *, again: bool) -> None:
+        """Integers first; averages that round only of real numbers, for integers lie where operators bend."""
+        for shape in self.effort.meshes:
+            claimed = list(dict.fromkeys(self._row_places(case, shape)))
+            moved = self._moved_places(case, shape, set(claimed))
+            places = [
+                one for one in (*claimed, *moved) if again == _rounds(one, shape) or not (case.filled.integral or again)
+            ]
+            claimed = [one for one in claimed if one in places]
+            if not places:
+                continue
+            for position, outcome in enumerate(check_public(self._job(case, shape, places))):
+                self._note_public(case, shape, places[position], outcome, new=position >= len(claimed))
+
+    def _job(self, case: _Case, shape: tuple[int, ...], places: Sequence[Places]) -> PublicJob:
+        found = case.reference
+        return PublicJob(
+            self.report.platform, self.op, case.sample, case.filled, found.outputs, found.seeds, found.grads,
+            found.exact, found.eps, shape, places, case.seed,
+        )  # fmt: skip
+
+    def _note_public(self, case: _Case, mesh: tuple[int, ...], places: Places, outcome: Outcome, *, new: bool) -> None:
+        report = self.report
+        if outcome.kind == "rejected":
+            report.rejected[outcome.text[:300]] += 1
+            return
+        report.public += 1
+        if new or not self.effort.rule_level:
+            report.checks += 1
+            report.backward += outcome.backward
+            report.ok += outcome.kind == "ok"
+            report.by_mesh["x".join(map(str, mesh))] += 1
+        if outcome.kind != "ok":
+            kind = report.wrong if outcome.kind == "wrong" else report.crash
+            kind.append(self._finding("public", case, mesh, places, outcome.text))
+
+    def _row_places(self, case: _Case, shape: tuple[int, ...]) -> Iterator[Places]:
+        """Placements in which every row is used on every axis once."""
+        if not isinstance(self.rule, Rule):
+            return
+        problem = problem_of(self.platform, self.rule, case.filled, mesh_of(shape), case.reference.tensors)
+        try:
+            strategies = self.rule.strategies(problem.call)
+        except (ValueError, HyperParallelError):
+            return
+        if not isinstance(strategies, Strategies):
+            return
+        rows = [row for row in dict.fromkeys(strategies.rows) if possible(row, case.filled)]
+        # With itself and with the next one: on two axes, every row comes twice on each.
+        for shift in range(min(2, len(rows)) if len(shape) > 1 else 1):
+            for position, row in enumerate(rows):
+                picked = (row, *(rows[(position + shift) % len(rows)] for _ in shape[1:]))
+                choice = combine(problem.call, strategies, picked, range(len(shape)))
+                if choice is not None and commute(picked):
+                    yield tuple(layout.placements for layout in choice.targets)
+
+    def _moved_places(self, case: _Case, shape: tuple[int, ...], known: set[Places]) -> list[Places]:
+        """Further placements, drawn at random from all there are: operands have to move, or are refused."""
+        rng = np.random.default_rng([case.seed, *shape])
+        options = [_placements(array, len(shape)) for array in case.filled.arrays]
+        total = math.prod(map(len, options))
+        wanted = self.effort.moved if isinstance(self.rule, Rule) else 4 * self.effort.moved
+        if total <= wanted:
+            return [one for one in itertools.product(*options) if one not in known]
+        found: dict[Places, None] = {}
+        for _ in range(4 * wanted):
+            one = tuple(held[int(rng.integers(len(held)))] for held in options)
+            if one not in known:
+                found[one] = None
+            if len(found) == wanted:
+                break
+        return list(found)
+
+
+def _modes(position: int, *, exact: bool) -> tuple[bool, ...]:
+    """Integers and real numbers at first; afterwards mostly integers where the operator is exact on them."""
+    if position == 0:
+        return (True, False)
+    return (True,) if exact and position % 3 else (False,)
+
+
+def _rounds(places: Places, shape: tuple[int, ...]) -> bool:
+    """True when an average over other than a power of two ranks is among ``places``."""
+    return any(
+        place == Partial("avg") and size & (size - 1)
+        for held in places
+        for place, size in zip(held, shape, strict=True)
+    )
+
+
+def _placements(array: Any, axes: int) -> list[tuple[Placement, ...]]:
+    kinds: list[Placement] = [Replicate(), *(Shard(dim) for dim in range(array.ndim))]
+    kinds += [Partial(op) for op in PARTIAL_OPS if allows(array, op)]
+    found = itertools.product(kinds, repeat=axes)
+    return [one for one in found if len({place for place in one if isinstance(place, Partial)}) <= 1]
+
+
+def _partial(claim: Claim) -> bool:
+    return any(layout.partials for layout in claim.choice.targets)
+
+
+def _row_text(row: Row) -> str:
+    outputs = row.outputs[:1] if len(set(row.outputs)) == 1 else row.outputs
+    return f"{', '.join(map(str, row.inputs))} -> {', '.join(map(str, outputs))}"
+
+
+def _features(mesh: tuple[int, ...], layouts: Sequence[Layout]) -> Iterator[str]:
+    if len(mesh) > 1:
+        yield "several axes"
+    if any(layout.partials for layout in layouts):
+        yield "partial"
+    for layout in layouts:
+        if any(size % layout.shard_count(dim) for dim, size in enumerate(layout.shape or ())):
+            yield "uneven"
+            break
+    for layout in layouts:
+        last = list(coordinates(layout.mesh))[-1]
+        if any(layout.dim_axes) and 0 in layout.local_shape_at(last):
+            yield "empty"
+            break

@@ -1,0 +1,81 @@
+"""What a child does: one task, its findings streamed as they come."""
+
+from __future__ import annotations
+
+import gc
+import warnings
+from collections.abc import Callable, Sequence
+from dataclasses import replace
+from typing import Any
+
+from hyper_parallel.verify.ops.report import Finding, OperatorReport
+from hyper_parallel.verify.ops.sweep import Effort, sweep_operator
+from hyper_parallel.verify.ops.user import load_user_file, sweep_user_operator, user_rules
+
+__all__ = ["library_tasks", "run", "task_of"]
+
+_SHARES = 2
+
+Say = Callable[[dict[str, Any]], None]
+
+
+def task_of(
+    platform: str, ops: list[str], effort: Effort, *, file: str | None = None, seconds: float = 120.0
+) -> dict[str, Any]:
+    """A task: operators to sweep one after the other in one child, which ends after ``seconds`` each."""
+    return {
+        "platform": platform,
+        "ops": ops,
+        "effort": _effort_json(effort),
+        "file": file,
+        "seconds": seconds * max(len(ops), 1),
+    }
+
+
+def library_tasks(platform: str, ops: Sequence[str], effort: Effort) -> list[dict[str, Any]]:
+    """Tasks for the library's own operators.
+
+    MindSpore's simulated ranks are processes that cost seconds to start: there the public path of many operators shares
+    one child, and an operator that kills a rank costs itself only.
+    """
+    if platform != "mindspore":
+        return [task_of(platform, [op], effort) for op in ops]
+    found = [task_of(platform, [op], replace(effort, public=False)) for op in ops]
+    if effort.public:
+        alone = replace(effort, rule_level=False, choices=1)
+        found = [task_of(platform, list(ops[start::_SHARES]), alone) for start in range(_SHARES)] + found
+    return found
+
+
+def _effort_json(effort: Effort) -> dict[str, Any]:
+    """As JSON knows it."""
+    return {**effort.__dict__, "meshes": [list(one) for one in effort.meshes]}
+
+
+def run(task: dict[str, Any], say: Say) -> None:
+    """Sweep the task's operators; one event when each begins, one with its report."""
+    warnings.simplefilter("ignore")
+    gc.disable()  # the child is short-lived, and its many small objects are all alive
+    effort = Effort(**{**task["effort"], "meshes": tuple(tuple(one) for one in task["effort"]["meshes"])})
+    users, ops = {}, task["ops"]
+    if task["file"] is not None:
+        users = load_user_file(task["platform"], task["file"])
+        own = [*users, *user_rules(task["platform"], task["file"])]
+        ops = own if ops == ["*"] else ops
+    for op in ops:
+        say({"event": "start", "op": op})
+        report = _sweep(task["platform"], op, effort, users)
+        say({"event": "report", "report": report.json()})
+
+
+def _sweep(platform: str, op: str, effort: Effort, users: dict[str, Any]) -> OperatorReport:
+    try:
+        if op in users:
+            return sweep_user_operator(platform, users[op], effort)
+        return sweep_operator(platform, op, effort)
+    except Exception as error:  # noqa: BLE001 - a rule that raises anything else must not stop the sweep
+        import traceback
+
+        where = traceback.format_exc(limit=-3)
+        finding = Finding("rule", "", {}, (), "", f"{type(error).__name__}: {error}\n{where}")
+        return OperatorReport(op, platform, crash=[finding])

@@ -1,0 +1,120 @@
+"""Operators in a user's own file: loaded where they are checked, and checked like the library's own."""
+
+from __future__ import annotations
+
+import importlib.util
+import sys
+import threading
+import time
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from hyper_parallel.core.shard.rule import rule_names
+from hyper_parallel.core.shard.sample import Sample
+from hyper_parallel.platform.select import platform_named, use_platform
+from hyper_parallel.verify.ops.report import OperatorReport
+
+__all__ = [
+    "UserOperator",
+    "load_user_file",
+    "operator_sample",
+    "resolve",
+    "samples_of_user",
+    "sweep_user_operator",
+    "user_rules",
+]
+
+
+@dataclass(frozen=True)
+class UserOperator:
+    """A function of a user's file, by the name it has there: ranks in other processes load the file themselves.
+
+    Attributes:
+        file: path.
+        name: of the function, unique in the file.
+    """
+
+    file: str
+    name: str
+
+
+_LOCK = threading.RLock()
+_DECLARED: dict[str, tuple[Callable[..., Any], list[Sample]]] = {}
+_LOADED: dict[str, tuple[dict[str, tuple[Callable[..., Any], list[Sample]]], list[str]]] = {}
+
+
+def operator_sample(fn: Callable[..., Any], *args: Any, **kwargs: Any) -> None:
+    """Declare a call of ``fn`` on which ``hyper-parallel verify ops FILE`` checks it.
+
+    Args:
+        fn: what users call, on plain tensors and on DTensors.
+        args: positional arguments; operands by what they hold: ``real("ab")``, ``whole("v", "ab")``.
+        kwargs: keyword arguments likewise.
+    """
+    name = str(getattr(fn, "__name__", None) or getattr(fn, "_op_name", None) or fn)
+    with _LOCK:
+        _DECLARED.setdefault(name, (fn, []))[1].append(Sample(args, kwargs))
+
+
+def load_user_file(platform: str, path: str) -> dict[str, UserOperator]:
+    """Run the file once; the functions for which it declares samples, by name.
+
+    Raises:
+        ValueError: there is no such file.
+    """
+    _load(platform, path)
+    functions, _ = _LOADED[path]
+    return {name: UserOperator(path, name) for name in functions}
+
+
+def user_rules(platform: str, path: str) -> list[str]:
+    """Names of the rules that the file registers."""
+    _load(platform, path)
+    return _LOADED[path][1]
+
+
+def _load(platform: str, path: str) -> None:
+    with _LOCK:
+        if path in _LOADED:
+            return
+        file = Path(path)
+        if not file.is_file():
+            msg = f"{path}: no such file"
+            raise ValueError(msg)
+        platform_named(platform)  # its rules come first
+        before = set(rule_names())
+        _DECLARED.clear()
+        spec = importlib.util.spec_from_file_location(file.stem, file)
+        assert spec is not None
+        assert spec.loader is not None
+        module = importlib.util.module_from_spec(spec)
+        sys.modules.setdefault(file.stem, module)
+        with use_platform(platform):
+            spec.loader.exec_module(module)
+        _LOADED[path] = (dict(_DECLARED), [name for name in rule_names() if name not in before])
+
+
+def resolve(platform: str, user: UserOperator) -> Callable[..., Any]:
+    """The function itself."""
+    _load(platform, user.file)
+    return _LOADED[user.file][0][user.name][0]
+
+
+def sweep_user_operator(platform: str, user: UserOperator, effort: Any) -> OperatorReport:
+    """Check a user's function on DTensors, every placement of every operand where there are not too many."""
+    from hyper_parallel.verify.ops.sweep import Sweep
+
+    started = time.monotonic()
+    report = OperatorReport(user.name, platform)
+    samples = samples_of_user(user)
+    with use_platform(platform):
+        Sweep(report, platform, user, None, samples, effort).run()
+    report.seconds = time.monotonic() - started
+    return report
+
+
+def samples_of_user(user: UserOperator) -> tuple[Sample, ...]:
+    """The samples that the file declares for the function."""
+    return tuple(_LOADED[user.file][0][user.name][1])
