@@ -20,13 +20,15 @@ Spell = Callable[..., None]
 nn = torch._C._nn  # noqa: SLF001 - where PyTorch keeps activations
 aten = torch.ops.aten
 
-UNARY = f"{pointwise.STEPWISE} {pointwise.NONLINEAR} neg".split()
+UNARY = f"{pointwise.STEPWISE} {pointwise.NONLINEAR} neg deg2rad rad2deg frexp".split()
 BINARY = f"{pointwise.BINARY} add sub rsub mul div".split()
 OTHERS = ["lerp", "addcmul", "addcdiv", "clamp", "masked_fill"]
 SYNONYMS = {
     "abs": "absolute", "neg": "negative", "trunc": "fix", "mul": "multiply", "sub": "subtract", "clamp": "clip",
     "lt": "less", "le": "less_equal", "gt": "greater", "ge": "greater_equal", "ne": "not_equal", "atan2": "arctan2",
-    "logsigmoid": "log_sigmoid", "asin": "arcsin", "acos": "arccos", "atan": "arctan",
+    "logsigmoid": "log_sigmoid", "asin": "arcsin", "acos": "arccos", "atan": "arctan", "asinh": "arcsinh",
+    "acosh": "arccosh", "atanh": "arctanh", "sigmoid": "expit", "lgamma": "gammaln", "digamma": "psi",
+    "igamma": "gammainc", "igammac": "gammaincc", "mvlgamma": "multigammaln",
 }  # fmt: skip
 DUNDERS = {
     "add": "add radd", "sub": "sub", "mul": "mul rmul", "div": "truediv div", "floor_divide": "floordiv",
@@ -69,6 +71,8 @@ def _local_functions() -> dict[str, Callable[..., Any]]:
     for name in (*UNARY, *BINARY, *OTHERS, "where"):
         func = next((one for one in _spellings(name) if not _is_wrapped(one)), None) or getattr(F, name)
         local[name] = keyword_call(func, find_rule(name).signature)  # type: ignore[union-attr] # the family is loaded
+    local["polygamma"] = lambda x, n: torch.polygamma(n, x)
+    local["dropout_backward"] = lambda x, mask, scale: aten.native_dropout_backward(x, mask, scale)
     local["clone"] = lambda x, memory_format: x.clone()  # noqa: ARG005 - locals are dense
     local["detach"] = lambda x: x.detach()
     local["cast"] = lambda x, dtype, device, non_blocking, copy, memory_format: x.to(  # noqa: ARG005
@@ -81,7 +85,7 @@ def _add_unary_and_binary(spell: Spell) -> None:
     for name in (*UNARY, *BINARY, *OTHERS):
         for func in _spellings(name):
             if not _is_wrapped(func):
-                spell(name, func)
+                spell(name, func, "n, x" if name == "polygamma" and func is not Tensor.polygamma else None)
         for home in (torch, Tensor, nn):
             for one in (name, *SYNONYMS.get(name, "").split()):
                 writing = getattr(home, f"{one}_", None)
@@ -138,6 +142,7 @@ def _add_the_rest(spell: Spell) -> None:
     spell("zero", torch.zero_, in_place=True)
     spell("fill", Tensor.fill_, in_place=True)
     spell("fill", torch.fill_, in_place=True)
+    spell("fill", torch.fill)
 
 
 # -- calls that are other calls ----------------------------------------------------------------------------------------
@@ -234,11 +239,16 @@ OVERLOADS = ("where", "clone", "detach", "zeros_like", "ones_like", "empty_like"
 def add_overloads(spell: Spell) -> None:
     """Add what arrives from C++."""
     for name in (*UNARY, *BINARY, *OTHERS, *OVERLOADS):
-        _spell_packet(spell, name, name)
+        signature = "n, x" if name == "polygamma" else None
+        for packet in (name, f"special_{name}"):
+            _spell_packet(spell, name, packet, signature)
         if name not in OVERLOADS:
             _spell_packet(spell, name, f"{name}_", in_place=True)
     for name in ("copy", "zero", "fill"):
         _spell_packet(spell, name, f"{name}_", in_place=True)
+    _spell_packet(spell, "fill", "fill")
+    spell("dropout_backward", aten.native_dropout_backward.default)
+    spell("clone", aten.alias_copy.default, "x, *, memory_format=None")
     spell(
         "cast",
         aten._to_copy.default,  # noqa: SLF001 - an operator's name
@@ -246,11 +256,13 @@ def add_overloads(spell: Spell) -> None:
     )
 
 
-def _spell_packet(spell: Spell, name: str, packet: str, *, in_place: bool = False) -> None:
+def _spell_packet(
+    spell: Spell, name: str, packet: str, signature: str | None = None, *, in_place: bool = False
+) -> None:
     found = getattr(aten, packet, None)
     for one in [] if found is None else found.overloads():
         if "out" not in one:
-            spell(name, getattr(found, one), in_place=in_place)
+            spell(name, getattr(found, one), signature, in_place=in_place)
 
 
 LOCAL = _local_functions()
