@@ -15,6 +15,7 @@ from hyper_parallel.core.shard.dispatch import Entry
 from hyper_parallel.core.shard.rule import find_rule
 from hyper_parallel.platform.torch import (
     op_table_aten,
+    op_table_bins,
     op_table_foreach,
     op_table_index,
     op_table_loss,
@@ -32,7 +33,7 @@ rules.load()
 
 # Families whose spellings follow from name patterns, and families that list their lines.
 PATTERNS = (op_table_pointwise, op_table_reduce, op_table_random, op_table_loss, op_table_foreach)
-LISTS = (op_table_shape, op_table_index, op_table_nn)
+LISTS = (op_table_shape, op_table_index, op_table_nn, op_table_bins)
 
 
 def _spelling(
@@ -88,4 +89,6 @@ def overloads() -> dict[Any, Entry]:
     for family in PATTERNS:
         family.add_overloads(partial(_spelling, table))
     _lines(table, op_table_aten.OVERLOADS)
+    _lines(table, op_table_bins.OVERLOADS)
+    table.update(op_table_index.overloads_by_value())
     return table

@@ -33,12 +33,17 @@ SYNONYMS = {
 DUNDERS = {
     "add": "add radd", "sub": "sub", "mul": "mul rmul", "div": "truediv div", "floor_divide": "floordiv",
     "remainder": "mod", "pow": "pow", "eq": "eq", "ne": "ne", "lt": "lt", "le": "le", "gt": "gt", "ge": "ge",
-    "bitwise_and": "and rand", "bitwise_or": "or ror", "bitwise_xor": "xor rxor",
+    "bitwise_and": "and rand", "bitwise_or": "or ror", "bitwise_xor": "xor rxor", "bitwise_left_shift": "lshift",
+    "bitwise_right_shift": "rshift",
 }  # fmt: skip
-REVERSED = {"sub": "rsub", "div": "rtruediv rdiv", "floor_divide": "rfloordiv", "remainder": "rmod", "pow": "rpow"}
+REVERSED = {
+    "sub": "rsub", "div": "rtruediv rdiv", "floor_divide": "rfloordiv", "remainder": "rmod", "pow": "rpow",
+    "bitwise_left_shift": "rlshift", "bitwise_right_shift": "rrshift",
+}  # fmt: skip
 WRITING = {
     "add": "add", "sub": "sub", "mul": "mul", "div": "truediv div", "floor_divide": "floordiv", "remainder": "mod",
-    "pow": "pow", "bitwise_and": "and", "bitwise_or": "or", "bitwise_xor": "xor",
+    "pow": "pow", "bitwise_and": "and", "bitwise_or": "or", "bitwise_xor": "xor", "bitwise_left_shift": "lshift",
+    "bitwise_right_shift": "rshift",
 }  # fmt: skip
 CASTS = {
     "float": torch.float32, "double": torch.float64, "half": torch.float16, "bfloat16": torch.bfloat16,
@@ -135,8 +140,10 @@ def _add_the_rest(spell: Spell) -> None:
     spell("detach", torch.detach)
     for name in ("zeros_like", "ones_like", "empty_like", "full_like"):
         spell(name, getattr(torch, name))
-    for name in ("new_zeros", "new_ones", "new_empty", "new_full"):
+    for name in ("new_zeros", "new_ones", "new_empty", "new_full", "new_empty_strided"):
         spell(name, getattr(Tensor, name))
+    for name in ("linspace", "logspace"):
+        spell(name, getattr(torch, name))
     spell("copy", Tensor.copy_, in_place=True)
     spell("zero", Tensor.zero_, in_place=True)
     spell("zero", torch.zero_, in_place=True)
@@ -233,7 +240,7 @@ def add_functions(table: dict[Any, Entry], spell: Spell) -> None:
 # -- overloads ---------------------------------------------------------------------------------------------------------
 
 OVERLOADS = ("where", "clone", "detach", "zeros_like", "ones_like", "empty_like", "full_like", "new_zeros", "new_ones",
-             "new_empty", "new_full", "contiguous")  # fmt: skip
+             "new_empty", "new_empty_strided", "new_full", "contiguous", "linspace", "logspace")  # fmt: skip
 
 
 def add_overloads(spell: Spell) -> None:

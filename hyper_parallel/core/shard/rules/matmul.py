@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import TYPE_CHECKING
 
+from hyper_parallel.core.dtensor.placements import Shard
 from hyper_parallel.core.shard.rule import Strategies, rule
 from hyper_parallel.core.shard.signature import Labels, broadcast_labels, labelled_rows
 
@@ -158,7 +160,13 @@ def bilinear(call: OpCall) -> Strategies:
     if bias is not None:
         inputs.append(("n",))
     labels = Labels(tuple(inputs), ((*batch, "n"),), each=(0, 1, 2), joins=(3,) if bias is not None else ())
-    return Strategies(labelled_rows(labels), ((*x.shape[:-1], weight.shape[0]),))
+    # The kernel refuses a product over nothing.
+    features = {(0, Shard(x.ndim - 1)): x.ndim - 1, (1, Shard(y.ndim - 1)): y.ndim - 1}
+    rows = [
+        replace(row, full=tuple((index, dim) for (index, place), dim in features.items() if row.inputs[index] == place))
+        for row in labelled_rows(labels)
+    ]
+    return Strategies(tuple(rows), ((*x.shape[:-1], weight.shape[0]),))
 
 
 @rule("block_diag", "*tensors")

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING
 
 from hyper_parallel.core.dtensor.placements import PARTIAL_OPS, Partial, Placement, Shard
 from hyper_parallel.core.shard.call import Operand
-from hyper_parallel.core.shard.rule import R, Row, Rule, Strategies, register_rule
+from hyper_parallel.core.shard.rule import R, Row, Rule, Strategies, register_rule, replicated_row
 from hyper_parallel.core.shard.signature import LINEAR_OPS, Labels, broadcast_labels, labelled_rows
 
 if TYPE_CHECKING:
@@ -229,6 +229,11 @@ def _new(call: OpCall) -> Strategies:
     return Strategies(tuple(Row((place,), (R,)) for place in held), (shape,))
 
 
+def _range(call: OpCall) -> Strategies:
+    """Between two numbers, either of which may be a 0-d tensor."""
+    return Strategies((replicated_row(len(call.operands)),), ((call["steps"],),))
+
+
 def _zero(call: OpCall) -> Strategies:
     return elementwise(call, extra=pending(1, (0,), PARTIAL_OPS))
 
@@ -262,7 +267,10 @@ for _name in ("zeros_like", "ones_like", "empty_like"):
 register_rule(Rule("full_like", f"x, fill_value, *, {_OPTIONS}, memory_format=None", _like, by_value=False))
 for _name in ("new_zeros", "new_ones", "new_empty"):
     register_rule(Rule(_name, f"x, *size, {_OPTIONS}", _new))
+register_rule(Rule("new_empty_strided", f"x, size, stride, *, {_OPTIONS}", _new))
 register_rule(Rule("new_full", f"x, size, fill_value, *, {_OPTIONS}", _new))
+for _name, _base in (("linspace", ""), ("logspace", ", base=10.0")):
+    register_rule(Rule(_name, f"start, end, steps{_base}, *, {_OPTIONS}", _range))
 register_rule(Rule("copy", "x, y, non_blocking=False", _copy, by_dtype=True))
 register_rule(Rule("zero", "x", _zero))
 register_rule(Rule("fill", "x, value", _fill, by_value=False))

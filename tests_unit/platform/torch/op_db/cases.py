@@ -7,10 +7,15 @@ from dataclasses import dataclass
 from typing import Any
 
 import torch
-from torch.testing._internal import common_methods_invocations as database
-from torch.utils._pytree import tree_flatten, tree_unflatten
 
-from hyper_parallel.core.dtensor.placements import Replicate, Shard
+from hyper_parallel.platform.select import get_torch_platform
+
+get_torch_platform()  # as a user's first import does, before the database takes hold of PyTorch's functions
+
+from torch.testing._internal import common_methods_invocations as database  # noqa: E402 - after the platform
+from torch.utils._pytree import tree_flatten, tree_unflatten  # noqa: E402 - the same
+
+from hyper_parallel.core.dtensor.placements import Replicate, Shard  # noqa: E402 - the same
 
 # The database seeds PyTorch's generator for some random operators; here it must show that they are random.
 database.wrapper_set_seed = lambda op, *args, **kwargs: op(*args, **kwargs)
@@ -18,7 +23,7 @@ database.wrapper_set_seed = lambda op, *args, **kwargs: op(*args, **kwargs)
 SAMPLES = 4
 DRAWN = 8
 SINGLE = 16
-MAX_ELEMENTS = 3000
+MAX_ELEMENTS = 20000
 DTYPES = {"float32": torch.float32, "float64": torch.float64, "complex128": torch.complex128, "int64": torch.int64,
           "bool": torch.bool}  # fmt: skip
 

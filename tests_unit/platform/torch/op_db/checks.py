@@ -70,6 +70,7 @@ class Plain:
     cotangents: list[Any]
     certain: bool
     unset: bool
+    bound: float
 
 
 def function(op, variant):
@@ -123,7 +124,7 @@ def run_plain(call, op, sample, certain):
     outs = _plain_outs(call, sample, 1)
     floating = [value.is_floating_point() or value.is_complex() for value in sample.values]
     marked = [want and value.requires_grad for want, value in zip(floating, sample.values, strict=True)]
-    plain = Plain(outs, None, [False] * len(floating), [], certain, op.name in UNSET)
+    plain = Plain(outs, None, [False] * len(floating), [], certain, op.name in UNSET, _bound(sample))
     if not op.supports_autograd:
         return plain
     for wants in (floating, marked):
@@ -132,6 +133,11 @@ def run_plain(call, op, sample, certain):
             plain.grads, plain.cotangents, plain.wants = grads, seeds, wants
             break
     return plain
+
+
+def _bound(sample):
+    """What the coarsest operand allows."""
+    return max((TOLERANCE.get(value.dtype, 0.0) for value in sample.values), default=0.0)
 
 
 def _plain_outs(call, sample, seed):
@@ -249,6 +255,9 @@ class _Run:
         torch.manual_seed(mesh.coordinate[0])  # ranks draw apart: only the library's stream is common
         leaves = []
         for value, place, want in zip(self.sample.values, combo, self.plain.wants, strict=True):
+            if value.layout is not torch.strided:
+                leaves.append(DTensor.from_local(value.detach(), mesh, (place,), shape=tuple(value.shape)))
+                continue
             layout = Layout.place(mesh, (place,), tuple(value.shape))
             local = value.detach()[tuple(slice(*bounds) for bounds in layout.local_box())].clone()
             leaves.append(wrap(local.requires_grad_(want), layout))
@@ -295,7 +304,7 @@ class _Run:
         grads = self._gradients(mesh, leaves, outs)
         for index, grad in enumerate(grads or ()):
             source = self.plain.grads if reference is None else reference[1]
-            problem = _gradient(grad, source[index]) if self.plain.wants[index] else None
+            problem = _gradient(grad, source[index], self.plain.bound) if self.plain.wants[index] else None
             if problem:
                 problems.append(f"gradient of operand {index} {problem}")
         return ("wrong", "; ".join(problems)) if problems else ("ok", "")
@@ -306,8 +315,8 @@ class _Run:
         full = one.full_tensor()
         problem = _unlike(full, plain)
         if problem or self.plain.certain:
-            return problem or difference(full, plain)
-        return None if self.plain.unset else difference(full, same)
+            return problem or difference(full, plain, self.plain.bound)
+        return None if self.plain.unset else difference(full, same, self.plain.bound)
 
 
 # -- comparing ---------------------------------------------------------------------------------------------------------
@@ -319,13 +328,13 @@ def _equal(one, other):
     return one.shape == other.shape and difference(one, other) is None
 
 
-def _gradient(grad, wanted):
+def _gradient(grad, wanted, bound):
     if wanted is None or grad is None:
         given = wanted if grad is None else grad
         if given is None or not given.any():
             return None
         return "is missing" if grad is None else "is there, and should not be"
-    return _unlike(grad, wanted) or difference(grad, wanted)
+    return _unlike(grad, wanted) or difference(grad, wanted, bound)
 
 
 def _unlike(found, wanted):
@@ -336,7 +345,7 @@ def _unlike(found, wanted):
     return None
 
 
-def difference(found, wanted):
+def difference(found, wanted, bound=0.0):
     """What differs between two plain tensors of one shape, or None."""
     if wanted.layout is not torch.strided:
         found, wanted = found.to_dense(), wanted.to_dense()
@@ -345,7 +354,7 @@ def difference(found, wanted):
         return f"differs in {wrong} of {wanted.numel()} elements" if wrong else None
     if not wanted.numel():
         return None
-    bound = TOLERANCE[wanted.dtype]
+    bound = max(bound, TOLERANCE[wanted.dtype])
     finite = wanted[wanted.isfinite()]
     scale = max(1.0, float(finite.abs().max())) if finite.numel() else 1.0
     same = torch.isclose(found, wanted, rtol=bound, atol=bound * scale, equal_nan=True)
