@@ -65,12 +65,13 @@ def interception() -> Interception:
 
 def function(func: Callable[..., Any], types: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
     """Dispatch a call of the Python API."""
-    del types
     doors = interception()
     entry = doors.functions.get(func)
+    if "out" in kwargs:
+        rest = {name: value for name, value in kwargs.items() if name != "out"}
+        name = entry.name if entry is not None else getattr(func, "__name__", str(func))
+        return _into(doors.dispatcher.kind, name, kwargs["out"], function(func, types, args, rest))
     if entry is not None:
-        if "out" in kwargs:
-            return _into(doors.dispatcher, entry, args, dict(kwargs))
         return doors.dispatcher.dispatch(entry, args, kwargs)
     user = user_op(getattr(func, "__name__", ""))
     if user is not None:
@@ -85,17 +86,30 @@ def function(func: Callable[..., Any], types: Any, args: tuple[Any, ...], kwargs
         return func(*args, **kwargs)
 
 
-def _into(dispatcher: Dispatcher, entry: Entry, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+def _into(kind: Any, name: str, out: Any, result: Any) -> Any:
     """A call with ``out=``: the result moves to the layout of what is written."""
-    out: Any = kwargs.pop("out")
-    result: Any = dispatcher.dispatch(entry, args, kwargs)
     if out is None:
         return result
-    if not isinstance(out, cast("Any", dispatcher.kind)):
-        msg = f"{entry.name}: out must be one DTensor, got {type(out).__name__}; write y = {entry.name}(...) instead"
+    many = isinstance(result, (list, tuple))
+    if many and isinstance(out, (list, tuple)) and len(out) == len(result):
+        written = [_written(kind, name, *pair) for pair in zip(out, result, strict=True)]
+        # PyTorch has a named tuple of its own for these.
+        return getattr(torch.return_types, f"{type(result).__name__}_out", type(result))(written)
+    if many:
+        msg = f"{name}: out must be {len(result)} DTensors, got {type(out).__name__}; write y = {name}(...) instead"
+        raise UnsupportedOperatorError(msg)
+    return _written(kind, name, out, result)
+
+
+def _written(kind: Any, name: str, out: Any, result: Any) -> Any:
+    if not isinstance(out, kind):
+        msg = f"{name}: out must be one DTensor, got {type(out).__name__}; write y = {name}(...) instead"
         raise UnsupportedOperatorError(msg)
     if out.shape != result.shape:
-        msg = f"{entry.name}: out has shape {list(out.shape)}, the result has {list(result.shape)}"
+        msg = f"{name}: out has shape {list(out.shape)}, the result has {list(result.shape)}"
+        raise LayoutError(msg)
+    if not torch.can_cast(result.dtype, out.dtype):
+        msg = f"{name}: out has dtype {out.dtype}, and the result's {result.dtype} can't be cast to it"
         raise LayoutError(msg)
     return out.copy_(result)
 

@@ -1,13 +1,14 @@
 """One call of an operator on DTensors held against the same call on plain tensors: values, types and gradients."""
 
 import contextlib
+import functools
 import warnings
 from dataclasses import dataclass, field
 from typing import Any
 
 import cases
 import torch
-from torch.utils._pytree import tree_flatten, tree_leaves
+from torch.utils._pytree import tree_flatten, tree_leaves, tree_map
 
 from hyper_parallel.core.dtensor.dtensor import DTensor
 from hyper_parallel.core.dtensor.layout import Layout
@@ -79,9 +80,22 @@ def function(op, variant):
         return op.op
     if variant == "method":
         return op.method_variant
+    if variant == "out":
+        return functools.partial(_into, op.op) if op.supports_out else None
     if op.inplace_variant is None:
         return None
     return lambda x, *args, **kwargs: op.inplace_variant(x.clone(), *args, **kwargs)
+
+
+def _into(op, *args, **kwargs):
+    """A call with ``out=``, which is not differentiable."""
+    with torch.no_grad():
+        found = op(*args, **kwargs)
+        if not all(isinstance(one, torch.Tensor) for one in tree_leaves(found)):
+            msg = "not only tensors"
+            raise TypeError(msg)
+        out = tree_map(torch.zeros_like, found)
+        return op(*args, **kwargs, out=out if isinstance(out, torch.Tensor) else tuple(tree_leaves(out))), out
 
 
 def check_entry(name, op, dtype, worlds, variant="function", count=cases.SAMPLES):
