@@ -29,7 +29,7 @@ if TYPE_CHECKING:
     from hyper_parallel.core.dtensor.events import Cause
     from hyper_parallel.platform.contract.platform import Platform
 
-__all__ = ["DTensor", "resolve_mesh", "varying_axes"]
+__all__ = ["DTensor", "require_dense", "resolve_mesh", "varying_axes"]
 
 
 class DTensor:
@@ -88,13 +88,14 @@ class DTensor:
         Raises:
             LayoutError: the placements do not fit mesh or tensor.
             MeshMismatchError: the placements are a layout of another mesh.
+            NotPlainError: ``local`` is a DTensor, or sparse.
             ShardMismatchError: the piece is not what this rank holds of ``shape``, or ranks disagree.
         """
         mesh = resolve_mesh(device_mesh)
         if isinstance(local, DTensor):
             msg = f"from_local: local must be a plain tensor, got {local!r}"
             raise NotPlainError(msg)
-        platform = platform_of(local)
+        platform = require_dense(local, "from_local: local")
         local_shape = tuple(local.shape)
         if placements is None:
             placements = [Replicate()] * mesh.ndim
@@ -296,6 +297,19 @@ def varying_axes(layout: Layout, grad_placements: Sequence[Any], where: str) -> 
             )
             raise LayoutError(msg)
     return tuple(varying)
+
+
+def require_dense(tensor: Any, what: str) -> Platform:
+    """The platform of ``tensor``, whose elements have to be in places of their own.
+
+    Raises:
+        NotPlainError: it is sparse.
+    """
+    platform = platform_of(tensor)
+    if not platform.is_dense(tensor):
+        msg = f"{what} has sparse storage, of which no rank can hold a piece; use tensor.to_dense()"
+        raise NotPlainError(msg)
+    return platform
 
 
 def _check_pieces(platform: Platform, local: Any, layout: Layout) -> None:

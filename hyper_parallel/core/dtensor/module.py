@@ -8,7 +8,7 @@ import warnings
 from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, Any
 
-from hyper_parallel.core.dtensor.dtensor import DTensor, resolve_mesh
+from hyper_parallel.core.dtensor.dtensor import DTensor, require_dense, resolve_mesh
 from hyper_parallel.core.dtensor.layout import Layout
 from hyper_parallel.core.dtensor.placements import Replicate
 from hyper_parallel.core.dtensor.redistribute import redistribute
@@ -49,13 +49,14 @@ def distribute_tensor(
         LayoutError: (a ValueError) placements that do not fit, or a DTensor that is laid out otherwise.
         MeshMismatchError: (a RuntimeError and a ValueError) the placements are a layout of another mesh.
         MeshError: (a ValueError) ``src_data_rank`` is no position in the mesh.
+        NotPlainError: (a TypeError) a sparse tensor.
     """
     mesh = resolve_mesh(device_mesh)
     placements = [Replicate()] * mesh.ndim if placements is None else placements
     layout = Layout.place(mesh, placements, tuple(tensor.shape))
     if isinstance(tensor, DTensor):
         return _already(tensor, layout)
-    platform = platform_of(tensor)
+    platform = require_dense(tensor, "distribute_tensor: tensor")
     whole = platform.to_device(platform.detach(tensor), mesh.device_type)
     summed = Layout.of(mesh, layout.dim_axes, (), layout.shape)
     piece = redistribute(_piece(platform, whole, summed, src_data_rank), plan(summed, layout), platform)

@@ -232,8 +232,11 @@ class Dispatcher:
         mesh = self._mesh(entry, bound)
         marks: list[Mark] = []
         operands: list[Operand] = []
-        template = {name: self._refer(name, value, mesh, operands, marks) for name, value in bound.items()}
         rule: Rule = entry.rule  # type: ignore[assignment] # decompositions are not compiled
+        # A spelling may name the parameters in another order; operands are counted in the rule's.
+        order = [name for name in binder(rule.signature).names if name in bound]
+        bound = {name: bound[name] for name in dict.fromkeys((*order, *bound))}
+        template = {name: self._refer(name, value, mesh, operands, marks) for name, value in bound.items()}
         call = OpCall(rule.op, mesh, tuple(operands), template)
         plan = propagate(call, rule, in_place=entry.in_place)
         return compile_plan(self.platform, entry, plan, marked_args, named, marks)

@@ -117,6 +117,10 @@ class TensorsFacet(abc.ABC):
         """True for a tensor that has a shape and no values."""
         return str(getattr(data, "device", "")).startswith("meta")
 
+    def is_dense(self, data: Any) -> bool:
+        """False for sparse storage, whose elements have no place of their own."""
+        return type(data).__name__ not in {"COOTensor", "CSRTensor", "RowTensor"}
+
     def tree_map(self, fn: Callable[[Any], Any], tree: Any) -> Any:
         """Apply ``fn`` to every leaf; lists, tuples, named tuples and dicts keep their types."""
         if isinstance(tree, tuple) and hasattr(tree, "_fields"):

@@ -9,6 +9,7 @@ from __future__ import annotations
 import copy
 import math
 from collections.abc import Callable, Sequence
+from contextvars import ContextVar
 from typing import Any
 
 import torch
@@ -20,7 +21,7 @@ from hyper_parallel.core.dtensor.transition import dual
 from hyper_parallel.errors import LayoutError, MixedTensorError, UnsupportedOperatorError
 from hyper_parallel.platform.torch import intercept
 
-__all__ = ["TorchDTensor", "wrap"]
+__all__ = ["STORAGE_FORMAT", "TorchDTensor", "wrap"]
 
 
 class TorchDTensor(DTensor, Tensor):  # type: ignore[misc] # "layout" is ours: a DTensor has no storage format
@@ -125,6 +126,11 @@ class TorchDTensor(DTensor, Tensor):  # type: ignore[misc] # "layout" is ours: a
         """Set ``requires_grad`` in place."""
         self._local.requires_grad_(requires_grad)
         return self
+
+    @property
+    def layout(self) -> Any:
+        """The layout, global shape included; to PyTorch's own Python code, the storage format of the locals."""
+        return torch.strided if STORAGE_FORMAT.get() else self._layout
 
     # -- gradients -----------------------------------------------------------------------------------------------
 
@@ -337,6 +343,9 @@ class TorchDTensor(DTensor, Tensor):  # type: ignore[misc] # "layout" is ours: a
         del protocol
         return (_rebuild, (self._local, self._layout, self._extras()))
 
+
+# True inside functions of PyTorch that were not written with overriding in mind, and ask for ``layout`` in its sense.
+STORAGE_FORMAT: ContextVar[bool] = ContextVar("hyper_parallel_storage_format", default=False)
 
 # Entries by function, filled once before the first DTensor exists.
 _ENTRIES: dict[Any, Any] = {}

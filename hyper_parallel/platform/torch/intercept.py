@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from functools import cache
-from types import FunctionType
+from types import CellType, FunctionType
 from typing import TYPE_CHECKING, Any, NamedTuple, cast
 
 import torch
@@ -68,12 +68,13 @@ def function(  # noqa: PLR0911 - one line per door
     func: Callable[..., Any], types: Any, args: tuple[Any, ...], kwargs: dict[str, Any]
 ) -> Any:
     """Dispatch a call of the Python API."""
-    del types
     doors = interception()
     entry = doors.functions.get(func)
+    if "out" in kwargs:
+        rest = {name: value for name, value in kwargs.items() if name != "out"}
+        name = entry.name if entry is not None else getattr(func, "__name__", str(func))
+        return _into(doors.dispatcher.kind, name, kwargs["out"], function(func, types, args, rest))
     if entry is not None:
-        if "out" in kwargs:
-            return _into(doors.dispatcher, entry, args, dict(kwargs))
         return doors.dispatcher.dispatch(entry, args, kwargs)
     user = user_op(getattr(func, "__name__", ""))
     if user is not None and not skipped(func):
@@ -90,17 +91,30 @@ def function(  # noqa: PLR0911 - one line per door
         return func(*args, **kwargs)
 
 
-def _into(dispatcher: Dispatcher, entry: Entry, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+def _into(kind: Any, name: str, out: Any, result: Any) -> Any:
     """A call with ``out=``: the result moves to the layout of what is written."""
-    out: Any = kwargs.pop("out")
-    result: Any = dispatcher.dispatch(entry, args, kwargs)
     if out is None:
         return result
-    if not isinstance(out, cast("Any", dispatcher.kind)):
-        msg = f"{entry.name}: out must be one DTensor, got {type(out).__name__}; write y = {entry.name}(...) instead"
+    many = isinstance(result, (list, tuple))
+    if many and isinstance(out, (list, tuple)) and len(out) == len(result):
+        written = [_written(kind, name, *pair) for pair in zip(out, result, strict=True)]
+        # PyTorch has a named tuple of its own for these.
+        return getattr(torch.return_types, f"{type(result).__name__}_out", type(result))(written)
+    if many:
+        msg = f"{name}: out must be {len(result)} DTensors, got {type(out).__name__}; write y = {name}(...) instead"
+        raise UnsupportedOperatorError(msg)
+    return _written(kind, name, out, result)
+
+
+def _written(kind: Any, name: str, out: Any, result: Any) -> Any:
+    if not isinstance(out, kind):
+        msg = f"{name}: out must be one DTensor, got {type(out).__name__}; write y = {name}(...) instead"
         raise UnsupportedOperatorError(msg)
     if out.shape != result.shape:
-        msg = f"{entry.name}: out has shape {list(out.shape)}, the result has {list(result.shape)}"
+        msg = f"{name}: out has shape {list(out.shape)}, the result has {list(result.shape)}"
+        raise LayoutError(msg)
+    if not torch.can_cast(result.dtype, out.dtype):
+        msg = f"{name}: out has dtype {out.dtype}, and the result's {result.dtype} can't be cast to it"
         raise LayoutError(msg)
     return out.copy_(result)
 
@@ -108,17 +122,41 @@ def _into(dispatcher: Dispatcher, entry: Entry, args: tuple[Any, ...], kwargs: d
 @cache
 def _opened(func: Callable[..., Any]) -> Callable[..., Any] | None:
     """A function that PyTorch wrote in Python, without its own hand-over: what it calls arrives here one by one."""
-    if type(func) is not FunctionType or func.__module__ not in _PYTHON_WRITTEN:
-        return None
-    names = {name: _never for name in func.__globals__ if name.startswith("has_torch_function")}
-    opened = FunctionType(
-        func.__code__, {**func.__globals__, **names}, func.__name__, func.__defaults__, func.__closure__
-    )
-    opened.__kwdefaults__ = func.__kwdefaults__
-    return opened
+    return _open(func, {}) if _python_written(func) else None
 
 
 _PYTHON_WRITTEN = frozenset({"torch.functional", "torch.nn.functional"})
+
+
+def _python_written(func: Any) -> bool:
+    return type(func) is FunctionType and func.__module__ in _PYTHON_WRITTEN
+
+
+def _open(func: FunctionType, known: dict[Any, Any]) -> FunctionType:
+    """``func`` over a copy of its module, in which nothing is handed over but calls of other public functions."""
+    if func in known:
+        return cast("FunctionType", known[func])
+    space: dict[str, Any] = known.setdefault(id(func.__globals__), {})
+    cells = None if func.__closure__ is None else tuple(CellType(_inner(one, known)) for one in func.__closure__)
+    known[func] = opened = FunctionType(func.__code__, space, func.__name__, func.__defaults__, cells)
+    opened.__kwdefaults__ = func.__kwdefaults__
+    if not space:
+        space.update(func.__globals__)
+        for name, value in func.__globals__.items():
+            if name.startswith("has_torch_function"):
+                space[name] = _never
+            elif name.startswith("_") and _python_written(value):
+                space[name] = _open(value, known)
+    return opened
+
+
+def _inner(cell: CellType, known: dict[Any, Any]) -> Any:
+    """What a switch between two functions (``return_indices=``) holds: its private halves hand over to the switch."""
+    held = cell.cell_contents
+    if not _python_written(held):
+        return held
+    private = held.__name__.startswith("_") or held.__globals__.get("__name__") != held.__module__
+    return _open(held, known) if private else held
 
 
 def _never(*_: Any) -> bool:

@@ -10,12 +10,17 @@ from functools import cache, partial
 from types import BuiltinFunctionType, MethodDescriptorType, WrapperDescriptorType
 from typing import Any
 
+import torch
+from torch import Tensor
+
 from hyper_parallel.core.shard import rules
 from hyper_parallel.core.shard.binder import binder
 from hyper_parallel.core.shard.dispatch import Entry
 from hyper_parallel.core.shard.rule import find_rule
+from hyper_parallel.errors import LayoutError
 from hyper_parallel.platform.torch import (
     op_table_aten,
+    op_table_bins,
     op_table_foreach,
     op_table_index,
     op_table_loss,
@@ -26,6 +31,7 @@ from hyper_parallel.platform.torch import (
     op_table_shape,
 )
 from hyper_parallel.platform.torch.op_line import Line
+from hyper_parallel.platform.torch.op_table_pointwise import routed
 
 __all__ = ["LOCAL", "functions", "overloads"]
 
@@ -33,7 +39,7 @@ rules.load()
 
 # Families whose spellings follow from name patterns, and families that list their lines.
 PATTERNS = (op_table_pointwise, op_table_reduce, op_table_random, op_table_loss, op_table_foreach)
-LISTS = (op_table_shape, op_table_index, op_table_nn)
+LISTS = (op_table_shape, op_table_index, op_table_nn, op_table_bins)
 
 
 def _spelling(
@@ -88,7 +94,36 @@ def functions() -> dict[Any, Entry]:
     for listed in LISTS:
         _lines(table, listed.FUNCTIONS)
     table.update(op_table_index.by_value())
+    _add_writing(table)
     return table
+
+
+# Methods that write what their namesake without underscore returns, and have no rule of their own.
+WRITING = (
+    "addbmm addmm addmv addr baddbmm cumprod cumsum index_add index_copy index_fill index_put index_reduce "
+    "masked_scatter put scatter scatter_add scatter_reduce tril triu conj_physical float_power"
+)
+
+
+def _add_writing(table: dict[Any, Entry]) -> None:
+    for name in WRITING.split():
+        func, plain = getattr(Tensor, f"{name}_"), table.get(getattr(Tensor, name))
+        if func not in table and plain is not None:
+            routed(table, func, plain.binder.text, partial(_write, plain, f"{name}_"))
+
+
+def _write(plain: Entry, name: str, ops: Any, **given: Any) -> Any:
+    """Compute, then copy: shape and dtype stay."""
+    del ops
+    named = {one: given.pop(one) for one, kind in plain.binder.parameters.items() if kind.kind is kind.KEYWORD_ONLY}
+    x, *rest = given.values()
+    # Backward may need what is overwritten.
+    read = x.clone() if x.requires_grad and torch.is_grad_enabled() else x
+    found = plain.func(read, *rest, **named)
+    if found.shape != x.shape or found.dtype != x.dtype:
+        msg = f"{name}: the result is {found.dtype} {list(found.shape)}, and x is {x.dtype} {list(x.shape)}"
+        raise LayoutError(msg)
+    return x.copy_(found)
 
 
 @cache
@@ -98,4 +133,6 @@ def overloads() -> dict[Any, Entry]:
     for family in PATTERNS:
         family.add_overloads(partial(_spelling, table))
     _lines(table, op_table_aten.OVERLOADS)
+    _lines(table, op_table_bins.OVERLOADS)
+    table.update(op_table_index.overloads_by_value())
     return table

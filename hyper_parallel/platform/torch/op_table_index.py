@@ -21,9 +21,10 @@ from hyper_parallel.core.dtensor.layout import Layout
 from hyper_parallel.core.shard.binder import binder
 from hyper_parallel.core.shard.dispatch import Entry
 from hyper_parallel.core.shard.rule import Decomposition, find_rule
+from hyper_parallel.errors import LayoutError
 from hyper_parallel.platform.torch.op_line import Line, both, method
 
-__all__ = ["FUNCTIONS", "LOCAL", "by_value"]
+__all__ = ["FUNCTIONS", "LOCAL", "by_value", "overloads_by_value"]
 
 FUNCTIONS = [
     both("gather"),
@@ -161,6 +162,15 @@ def one_hot(ops: Any, x: Any, num_classes: int = -1) -> Any:
     return _dispatch(ops, "one_hot", x, num_classes)
 
 
+def combinations(ops: Any, x: Any, r: int, with_replacement: bool) -> Any:
+    """Rows of ``r`` elements, whose places follow from the size."""
+    if x.ndim != 1:
+        msg = f"combinations: expected a vector, x has {x.ndim} dims"
+        raise LayoutError(msg)
+    places = torch.combinations(torch.arange(x.shape[0], device=x.device), r, with_replacement)
+    return x[_replicated(ops, places, x._layout)]  # noqa: SLF001 - the dispatcher is the class' other half
+
+
 def equal(_ops: Any, x: Any, y: Any) -> bool:
     """Whether shapes and all values are equal, on every rank."""
     return tuple(x.shape) == tuple(y.shape) and bool((x == y).all())
@@ -221,6 +231,16 @@ def _composed(run: Callable[..., Any], signature: str) -> Entry:
     return Entry(name, run, binder(signature), Decomposition(name, signature, run), run)
 
 
+def overloads_by_value() -> dict[Any, Entry]:
+    """The same for what arrives from C++."""
+    aten = torch.ops.aten
+    return {
+        aten.equal.default: _composed(equal, "x, y"),
+        aten.masked_select.default: _composed(masked_select, "x, mask"),
+        aten.nonzero.default: _composed(nonzero, "x"),
+    }
+
+
 @cache
 def by_value() -> dict[Any, Entry]:
     """Entries of the functions for which layouts do not say enough."""
@@ -234,6 +254,7 @@ def by_value() -> dict[Any, Entry]:
         torch.argwhere: _composed(nonzero, "x"),
         Tensor.argwhere: _composed(nonzero, "x"),
         F.one_hot: _composed(one_hot, "x, num_classes=-1"),
+        torch.combinations: _composed(combinations, "x, r=2, with_replacement=False"),
         torch.equal: _composed(equal, "x, y"),
         Tensor.equal: _composed(equal, "x, y"),
         torch.allclose: _composed(allclose, "x, y, rtol=1e-05, atol=1e-08, equal_nan=False"),

@@ -20,7 +20,7 @@ Spell = Callable[..., None]
 nn = torch._C._nn  # noqa: SLF001 - where PyTorch keeps activations
 aten = torch.ops.aten
 
-UNARY = f"{pointwise.STEPWISE} {pointwise.NONLINEAR} neg".split()
+UNARY = f"{pointwise.STEPWISE} {pointwise.NONLINEAR} neg deg2rad rad2deg frexp".split()
 BINARY = f"{pointwise.BINARY} add sub rsub mul div".split()
 OTHERS = ["lerp", "addcmul", "addcdiv", "clamp", "masked_fill"]
 LIKES = ("zeros_like", "ones_like", "empty_like", "full_like")
@@ -28,17 +28,24 @@ NEW = ("new_zeros", "new_ones", "new_empty", "new_full")
 SYNONYMS = {
     "abs": "absolute", "neg": "negative", "trunc": "fix", "mul": "multiply", "sub": "subtract", "clamp": "clip",
     "lt": "less", "le": "less_equal", "gt": "greater", "ge": "greater_equal", "ne": "not_equal", "atan2": "arctan2",
-    "logsigmoid": "log_sigmoid", "asin": "arcsin", "acos": "arccos", "atan": "arctan",
+    "logsigmoid": "log_sigmoid", "asin": "arcsin", "acos": "arccos", "atan": "arctan", "asinh": "arcsinh",
+    "acosh": "arccosh", "atanh": "arctanh", "sigmoid": "expit", "lgamma": "gammaln", "digamma": "psi",
+    "igamma": "gammainc", "igammac": "gammaincc", "mvlgamma": "multigammaln",
 }  # fmt: skip
 DUNDERS = {
     "add": "add radd", "sub": "sub", "mul": "mul rmul", "div": "truediv div", "floor_divide": "floordiv",
     "remainder": "mod", "pow": "pow", "eq": "eq", "ne": "ne", "lt": "lt", "le": "le", "gt": "gt", "ge": "ge",
-    "bitwise_and": "and rand", "bitwise_or": "or ror", "bitwise_xor": "xor rxor",
+    "bitwise_and": "and rand", "bitwise_or": "or ror", "bitwise_xor": "xor rxor", "bitwise_left_shift": "lshift",
+    "bitwise_right_shift": "rshift",
 }  # fmt: skip
-REVERSED = {"sub": "rsub", "div": "rtruediv rdiv", "floor_divide": "rfloordiv", "remainder": "rmod", "pow": "rpow"}
+REVERSED = {
+    "sub": "rsub", "div": "rtruediv rdiv", "floor_divide": "rfloordiv", "remainder": "rmod", "pow": "rpow",
+    "bitwise_left_shift": "rlshift", "bitwise_right_shift": "rrshift",
+}  # fmt: skip
 WRITING = {
     "add": "add", "sub": "sub", "mul": "mul", "div": "truediv div", "floor_divide": "floordiv", "remainder": "mod",
-    "pow": "pow", "bitwise_and": "and", "bitwise_or": "or", "bitwise_xor": "xor",
+    "pow": "pow", "bitwise_and": "and", "bitwise_or": "or", "bitwise_xor": "xor", "bitwise_left_shift": "lshift",
+    "bitwise_right_shift": "rshift",
 }  # fmt: skip
 CASTS = {
     "float": torch.float32, "double": torch.float64, "half": torch.float16, "bfloat16": torch.bfloat16,
@@ -71,6 +78,8 @@ def _local_functions() -> dict[str, Callable[..., Any]]:
     for name in (*UNARY, *BINARY, *OTHERS, "where"):
         func = next((one for one in _spellings(name) if not _is_wrapped(one)), None) or getattr(F, name)
         local[name] = keyword_call(func, find_rule(name).signature)  # type: ignore[union-attr] # the family is loaded
+    local["polygamma"] = lambda x, n: torch.polygamma(n, x)
+    local["dropout_backward"] = lambda x, mask, scale: aten.native_dropout_backward(x, mask, scale)
     local["clone"] = lambda x, memory_format: x.clone()  # noqa: ARG005 - locals are dense
     local["detach"] = lambda x: x.detach()
     local["contiguous"] = lambda x, memory_format: x.contiguous()  # noqa: ARG005 - the same
@@ -90,7 +99,7 @@ def _add_unary_and_binary(spell: Spell) -> None:
     for name in (*UNARY, *BINARY, *OTHERS):
         for func in _spellings(name):
             if not _is_wrapped(func):
-                spell(name, func)
+                spell(name, func, "n, x" if name == "polygamma" and func is not Tensor.polygamma else None)
         for home in (torch, Tensor, nn):
             for one in (name, *SYNONYMS.get(name, "").split()):
                 writing = getattr(home, f"{one}_", None)
@@ -140,13 +149,16 @@ def _add_the_rest(spell: Spell) -> None:
     spell("detach", torch.detach)
     for name in LIKES:
         spell(name, getattr(torch, name))
-    for name in NEW:
+    for name in (*NEW, "new_empty_strided"):
         spell(name, getattr(Tensor, name))
+    for name in ("linspace", "logspace"):
+        spell(name, getattr(torch, name))
     spell("copy", Tensor.copy_, in_place=True)
     spell("zero", Tensor.zero_, in_place=True)
     spell("zero", torch.zero_, in_place=True)
     spell("fill", Tensor.fill_, in_place=True)
     spell("fill", torch.fill_, in_place=True)
+    spell("fill", torch.fill)
 
 
 # -- calls that are other calls ----------------------------------------------------------------------------------------
@@ -237,17 +249,22 @@ def add_functions(table: dict[Any, Entry], spell: Spell) -> None:
 # -- overloads ---------------------------------------------------------------------------------------------------------
 
 OVERLOADS = ("where", "clone", "detach", "zeros_like", "ones_like", "empty_like", "full_like", "new_zeros", "new_ones",
-             "new_empty", "new_full", "contiguous")  # fmt: skip
+             "new_empty", "new_empty_strided", "new_full", "contiguous", "linspace", "logspace")  # fmt: skip
 
 
 def add_overloads(spell: Spell) -> None:
     """Add what arrives from C++."""
     for name in (*UNARY, *BINARY, *OTHERS, *OVERLOADS):
-        _spell_packet(spell, name, name)
+        signature = "n, x" if name == "polygamma" else None
+        for packet in (name, f"special_{name}"):
+            _spell_packet(spell, name, packet, signature)
         if name not in OVERLOADS:
             _spell_packet(spell, name, f"{name}_", in_place=True)
     for name in ("copy", "zero", "fill"):
         _spell_packet(spell, name, f"{name}_", in_place=True)
+    _spell_packet(spell, "fill", "fill")
+    spell("dropout_backward", aten.native_dropout_backward.default)
+    spell("clone", aten.alias_copy.default, "x, *, memory_format=None")
     spell(
         "cast",
         aten._to_copy.default,  # noqa: SLF001 - an operator's name
@@ -255,11 +272,13 @@ def add_overloads(spell: Spell) -> None:
     )
 
 
-def _spell_packet(spell: Spell, name: str, packet: str, *, in_place: bool = False) -> None:
+def _spell_packet(
+    spell: Spell, name: str, packet: str, signature: str | None = None, *, in_place: bool = False
+) -> None:
     found = getattr(aten, packet, None)
     for one in [] if found is None else found.overloads():
         if "out" not in one:
-            spell(name, getattr(found, one), in_place=in_place)
+            spell(name, getattr(found, one), signature, in_place=in_place)
 
 
 LOCAL = _local_functions()

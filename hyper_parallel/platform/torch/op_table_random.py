@@ -34,17 +34,36 @@ def _drawn_by_rule(*_: Any, **__: Any) -> Any:
     raise AssertionError(msg)
 
 
+def _pick(x: Tensor, drawn: Tensor, num_samples: int, replacement: bool) -> Tensor:
+    """Places by their weights: the first to arrive, or where each number falls among the weights' running sum."""
+    weights = x.double()
+    positive = weights > 0
+    if bool((weights < 0).any()) or not bool(weights.isfinite().all()) or not bool(positive.any(-1).all()):
+        msg = "multinomial: weights must be finite, not negative, and not all zero"
+        raise RuntimeError(msg)
+    if replacement:
+        running = weights.cumsum(-1)
+        found = torch.searchsorted(running, drawn * running[..., -1:], right=True)
+        places = torch.arange(x.shape[-1], device=x.device).expand_as(x)
+        return found.minimum(torch.where(positive, places, 0).amax(-1, keepdim=True))
+    if bool((positive.sum(-1) < num_samples).any()):
+        msg = f"multinomial: fewer than {num_samples} weights are positive, and none may be drawn twice"
+        raise RuntimeError(msg)
+    return torch.where(positive, weights / -torch.log1p(-drawn), -1.0).topk(num_samples, -1).indices
+
+
 LOCAL: dict[str, Callable[..., Any]] = {
     "cast_as": lambda x, other: x.to(other.dtype),
     "write": _write,
     "make_like": _make_like,
     "dropout": lambda x, p, training: F.dropout(x, p, training),
     "randint_like": lambda x, low, high, dtype, **_: torch.randint_like(x, low, high, dtype=dtype),
+    "pick": _pick,
+    "rand_like": lambda x, **_: torch.rand_like(x),
+    "randn_like": lambda x, **_: torch.randn_like(x),
     "bernoulli": lambda x, generator: torch.bernoulli(x, generator=generator),
 }
-LOCAL.update(
-    dict.fromkeys(("uniform", "normal", "bernoulli_fill", "random_fill", "rand_like", "randn_like"), _drawn_by_rule)
-)
+LOCAL.update(dict.fromkeys(("uniform", "normal", "bernoulli_fill", "random_fill"), _drawn_by_rule))
 
 
 def _dropout(ops: Any, x: Any, p: float, training: bool, inplace: bool) -> Any:
@@ -79,9 +98,16 @@ def add_functions(table: dict[Any, Entry], spell: Spell) -> None:
     for name in ("rand_like", "randn_like"):
         spell(name, getattr(torch, name))
     routed(
-        table, torch.randint_like, "x, low, high=None, *, dtype=None",
-        lambda ops, x, low, high, dtype: ops.randint_like(x, *((0, low) if high is None else (low, high)), dtype=dtype),
+        table, torch.randint_like,
+        "x, low, high=None, *, dtype=None, layout=None, device=None, pin_memory=None, requires_grad=False, "
+        "memory_format=None",
+        lambda ops, x, low, high, dtype, **_: ops.randint_like(x, *((0, low) if high is None else (low, high)), dtype=dtype),
     )  # fmt: skip
+    for name in ("exponential", "cauchy", "geometric", "log_normal"):
+        spell(name, getattr(Tensor, f"{name}_"), in_place=True)
+    for func in (torch.multinomial, Tensor.multinomial):
+        spell("multinomial", func)
+    spell("normal_around", torch.normal)
     spell("bernoulli", torch.bernoulli)
     spell("bernoulli", Tensor.bernoulli)
     for init, (signature, run) in _INIT.items():
@@ -110,6 +136,11 @@ def add_overloads(spell: Spell) -> None:
     spell("uniform", aten.uniform_.default, in_place=True)
     spell("normal", aten.normal_.default, in_place=True)
     spell("bernoulli_fill", aten.bernoulli_.float, in_place=True)
+    for name in ("exponential", "cauchy", "geometric", "log_normal"):
+        spell(name, getattr(aten, f"{name}_").default, in_place=True)
+    spell("multinomial", aten.multinomial.default)
+    for one in ("Tensor_Tensor", "Tensor_float", "float_Tensor"):
+        spell("normal_around", getattr(aten.normal, one))
     spell("rand_like", aten.rand_like.default)
     spell("randn_like", aten.randn_like.default)
     spell("bernoulli", aten.bernoulli.default)

@@ -23,18 +23,22 @@ aten = torch.ops.aten
 
 SAME_NAME = [
     "sum", "nansum", "count_nonzero", "mean", "any", "all", "amax", "amin", "prod", "argmax", "argmin", "logsumexp",
-    "cumsum", "cumprod", "logcumsumexp", "max", "min",
+    "cumsum", "cumprod", "logcumsumexp", "max", "min", "median", "nanmedian",
 ]  # fmt: skip
+DECOMPOSED = ("max", "min", "median", "nanmedian")
+AS_THEY_ARE = ("hash_tensor", "mode", "aminmax", "trace", "dist", "renorm", "cummax", "cummin")
 VARIANCES = ("var", "std", "var_mean", "std_mean")
 
 
 def _local_functions() -> dict[str, Callable[..., Any]]:
-    plain = {name: getattr(torch, name) for name in SAME_NAME if name not in ("max", "min")}
+    plain = {name: getattr(torch, name) for name in SAME_NAME if name not in DECOMPOSED}
     local = {name: _without_none(keyword_call(func, find_rule(name).signature), func) for name, func in plain.items()}  # type: ignore[union-attr] # the family is loaded
     local.update((name, _variance(getattr(torch, name))) for name in VARIANCES)
     local["max_along"] = lambda x, dim, keepdim: torch.max(x, dim, keepdim)
     local["min_along"] = lambda x, dim, keepdim: torch.min(x, dim, keepdim)
     local["median_along"] = lambda x, dim, keepdim: torch.median(x, dim, keepdim)
+    local["nanmedian_along"] = lambda x, dim, keepdim: torch.nanmedian(x, dim, keepdim)
+    local["median_all"] = lambda x, skip_nan: torch.nanmedian(x) if skip_nan else torch.median(x)
     local["extreme_all"] = lambda x, largest: torch.max(x) if largest else torch.min(x)
     local["vector_norm"] = lambda x, ord, dim, keepdim, dtype: torch.linalg.vector_norm(  # noqa: A006 - its name
         x, ord, dim, keepdim, dtype=dtype
@@ -72,6 +76,11 @@ def add_functions(table: dict[Any, Entry], spell: Spell) -> None:
         spell(name, getattr(torch, name), canonical=True)
         if hasattr(Tensor, name):
             spell(name, getattr(Tensor, name), canonical=True)
+    for name in AS_THEY_ARE:
+        for home in (torch, Tensor):
+            if hasattr(home, name):
+                spell(name, getattr(home, name))
+    spell("renorm", Tensor.renorm_, in_place=True)
     for name in VARIANCES:
         for home in (torch, Tensor):
             if hasattr(home, name):
@@ -104,7 +113,11 @@ OVERLOADS = {
     "sum": ("default", "dim_IntList"), "mean": ("default", "dim"), "any": ("default", "dim", "dims"),
     "all": ("default", "dim", "dims"), "amax": ("default",), "amin": ("default",), "argmax": ("default",),
     "argmin": ("default",), "logsumexp": ("default",), "cumsum": ("default",), "prod": ("default", "dim_int"),
-    "count_nonzero": ("default", "dim_IntList"),
+    "count_nonzero": ("default", "dim_IntList"), "nansum": ("default",), "cumprod": ("default",),
+    "logcumsumexp": ("default",), "max": ("default", "dim", "other"), "min": ("default", "dim", "other"),
+    "median": ("default", "dim"), "nanmedian": ("default", "dim"), "mode": ("default",), "aminmax": ("default",),
+    "trace": ("default",), "dist": ("default",), "renorm": ("default",), "cummax": ("default",),
+    "cummin": ("default",), "hash_tensor": ("default",),
 }  # fmt: skip
 
 
@@ -112,9 +125,11 @@ def add_overloads(spell: Spell) -> None:
     """Add what arrives from C++."""
     for name, overloads in OVERLOADS.items():
         for one in overloads:
-            spell(name, getattr(getattr(aten, name), one), canonical=True)
-    for one, largest in (("max", "max_along"), ("min", "min_along")):
-        spell(largest, getattr(aten, one).dim)
+            spell(name, getattr(getattr(aten, name), one), canonical=name not in AS_THEY_ARE)
+    spell("item", aten._local_scalar_dense.default)  # noqa: SLF001 - an operator's name
+    spell("safe_softmax", aten._safe_softmax.default)  # noqa: SLF001 - the same
+    for one in ("ScalarOpt_dim", "Scalar", "ScalarOpt_dim_dtype", "ScalarOpt_dtype"):
+        spell("norm", getattr(aten.norm, one), "x, p, dim=None, keepdim=False, *, dtype=None")
     spell("vector_norm", aten.linalg_vector_norm.default, canonical=True)
     spell("softmax", aten._softmax.default, "x, dim, half_to_float=False")  # noqa: SLF001 - an operator's name
     spell("log_softmax", aten._log_softmax.default, "x, dim, half_to_float=False")  # noqa: SLF001

@@ -26,6 +26,9 @@ MATMUL = [
     both("baddbmm"),
     both("addmv", canonical=True),
     both("addbmm"),
+    both("addr"),
+    Line("bilinear", (F.bilinear, torch.bilinear)),
+    Line("block_diag", (torch.block_diag,), canonical=True),
     Line("einsum", (torch.einsum,), canonical=True),
 ]
 
@@ -94,6 +97,9 @@ LOCAL: dict[str, Callable[..., Any]] = {
     # A bias of one element beside an empty contraction is not broadcast by PyTorch.
     "addmv": lambda bias, x, y, beta=1, alpha=1: torch.addmv(bias.expand(x.shape[0]), x, y, beta=beta, alpha=alpha),
     "addbmm": lambda bias, x, y, beta=1, alpha=1: torch.addbmm(bias, x, y, beta=beta, alpha=alpha),
+    "addr": lambda bias, x, y, beta=1, alpha=1: torch.addr(bias, x, y, beta=beta, alpha=alpha),
+    "bilinear": F.bilinear,
+    "block_diag": lambda tensors: torch.block_diag(*tensors),
     "einsum": lambda equation, operands: torch.einsum(equation, *operands),
     "view": lambda x, shape: x.reshape(shape),
     "transpose": lambda x, dim0, dim1: x.transpose(dim0, dim1),

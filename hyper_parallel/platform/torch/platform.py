@@ -104,9 +104,10 @@ _joined: Callable[[], bool] = distributed.is_initialized if distributed.is_avail
 
 def build() -> TorchPlatform:
     """The platform, with the DTensor class completed for it."""
-    from hyper_parallel.platform.torch import autograd, dtensor
+    from hyper_parallel.platform.torch import autograd, dtensor, masked
 
     platform = TorchPlatform()
     dtensor.install(platform)
     autograd.install()
+    masked.install()
     return platform

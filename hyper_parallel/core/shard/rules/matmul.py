@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import TYPE_CHECKING
 
+from hyper_parallel.core.dtensor.placements import Shard
 from hyper_parallel.core.shard.rule import Strategies, rule
 from hyper_parallel.core.shard.sample import real, sample
 from hyper_parallel.core.shard.signature import Labels, broadcast_labels, labelled_rows
@@ -139,6 +141,45 @@ def baddbmm(call: OpCall) -> Strategies:
 def addmv(call: OpCall) -> Strategies:
     """``m, mk, k -> m``; the bias broadcasts and joins once."""
     return contract(call, ("mk", "k"), "m", call["bias"])
+
+
+@rule("addr", "bias, x, y, *, beta=1, alpha=1", by_value=False)
+def addr(call: OpCall) -> Strategies:
+    """``mn, m, n -> mn``; the bias broadcasts and joins once."""
+    return contract(call, ("m", "n"), "mn", call["bias"])
+
+
+@rule("bilinear", "x, y, weight, bias=None")
+def bilinear(call: OpCall) -> Strategies:
+    """``…i, …j, nij -> …n``; the bias joins once, whatever the axis does."""
+    x, y, weight, bias = call["x"], call["y"], call["weight"], call["bias"]
+    if x.shape[:-1] != y.shape[:-1] or (x.shape[-1], y.shape[-1]) != weight.shape[1:]:
+        msg = f"x {list(x.shape)}, y {list(y.shape)} and weight {list(weight.shape)} do not fit as …i, …j, nij"
+        raise ValueError(msg)
+    batch = tuple(f"b{dim}" for dim in range(x.ndim - 1))
+    inputs: list[Dims] = [(*batch, "i"), (*batch, "j"), ("n", "i", "j")]
+    if bias is not None:
+        inputs.append(("n",))
+    labels = Labels(tuple(inputs), ((*batch, "n"),), each=(0, 1, 2), joins=(3,) if bias is not None else ())
+    # The kernel refuses a product over nothing.
+    features = {(0, Shard(x.ndim - 1)): x.ndim - 1, (1, Shard(y.ndim - 1)): y.ndim - 1}
+    rows = [
+        replace(row, full=tuple((index, dim) for (index, place), dim in features.items() if row.inputs[index] == place))
+        for row in labelled_rows(labels)
+    ]
+    return Strategies(tuple(rows), ((*x.shape[:-1], weight.shape[0]),))
+
+
+@rule("block_diag", "*tensors")
+def block_diag(call: OpCall) -> Strategies:
+    """Blocks along a diagonal: both dims of all of them are whole; linear in all together."""
+    shapes = [(1,) * (2 - one.ndim) + one.shape for one in call.operands]
+    if any(len(shape) > 2 for shape in shapes):  # noqa: PLR2004 - matrices
+        msg = f"blocks are matrices, got {[list(one.shape) for one in call.operands]}"
+        raise ValueError(msg)
+    inputs = tuple((None,) * one.ndim for one in call.operands)
+    labels = Labels(inputs, ((None, None),), None, joint=tuple(range(len(inputs))))
+    return Strategies(labelled_rows(labels), (tuple(map(sum, zip(*shapes, strict=True))),))
 
 
 @rule("addbmm", "bias, x, y, *, beta=1, alpha=1", by_value=False)

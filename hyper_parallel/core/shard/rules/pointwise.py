@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING
 
 from hyper_parallel.core.dtensor.placements import PARTIAL_OPS, Partial, Placement, Shard
 from hyper_parallel.core.shard.call import Operand
-from hyper_parallel.core.shard.rule import R, Row, Rule, Strategies, register_rule
+from hyper_parallel.core.shard.rule import R, Row, Rule, Strategies, register_rule, replicated_row
 from hyper_parallel.core.shard.sample import (
     Sample,
     between,
@@ -39,11 +39,12 @@ def elementwise(
     joint: Sequence[int] = (),
     monotone: Sequence[str] = (),
     extra: Sequence[Row] = (),
+    outputs: int = 1,
 ) -> Strategies:
     """Broadcast all operands; pass summands as declared."""
     inputs, output, shape = broadcast_labels([one.shape for one in call.operands])
-    labels = Labels(inputs, (output,), None, each=tuple(each), joint=tuple(joint), monotone=tuple(monotone))
-    return Strategies((*labelled_rows(labels), *extra), (shape,))
+    labels = Labels(inputs, (output,) * outputs, None, each=tuple(each), joint=tuple(joint), monotone=tuple(monotone))
+    return Strategies((*labelled_rows(labels), *extra), (shape,) * outputs, many=outputs > 1)
 
 
 def pending(count: int, held: Sequence[int], ops: Sequence[str] = LINEAR_OPS) -> tuple[Row, ...]:
@@ -70,6 +71,14 @@ def _stepwise(call: OpCall) -> Strategies:
 
 def _linear(call: OpCall) -> Strategies:
     return elementwise(call, joint=(0,))
+
+
+def _mantissa(call: OpCall) -> Strategies:
+    return elementwise(call, outputs=2)
+
+
+def _masked_scale(call: OpCall) -> Strategies:
+    return elementwise(call, each=_indices(call, "x"))
 
 
 def _additive(call: OpCall) -> Strategies:
@@ -128,11 +137,20 @@ NONLINEAR = (
     "abs exp exp2 expm1 log log1p log2 log10 sqrt rsqrt reciprocal square sin cos tan asin acos atan sinh cosh asinh "
     "acosh atanh tanh sigmoid erf erfc erfinv silu gelu softplus elu selu celu leaky_relu hardtanh relu6 hardswish "
     "hardsigmoid mish logsigmoid threshold logit lgamma digamma frac nan_to_num isnan isinf isfinite isneginf isposinf "
-    "signbit sgn sinc hardshrink softshrink logical_not bitwise_not"
+    "signbit sgn sinc hardshrink softshrink logical_not bitwise_not angle polygamma mvlgamma entr erfcx log_ndtr ndtr "
+    "ndtri i0 i0e i1 i1e airy_ai bessel_j0 bessel_j1 bessel_y0 bessel_y1 modified_bessel_i0 modified_bessel_i1 "
+    "modified_bessel_k0 modified_bessel_k1 scaled_modified_bessel_k0 scaled_modified_bessel_k1 spherical_bessel_j0"
+)
+POLYNOMIALS = (
+    "chebyshev_polynomial_t chebyshev_polynomial_u chebyshev_polynomial_v chebyshev_polynomial_w hermite_polynomial_h "
+    "hermite_polynomial_he laguerre_polynomial_l legendre_polynomial_p shifted_chebyshev_polynomial_t "
+    "shifted_chebyshev_polynomial_u shifted_chebyshev_polynomial_v shifted_chebyshev_polynomial_w"
 )
 BINARY = (
-    "pow maximum minimum fmax fmin atan2 fmod remainder floor_divide hypot copysign logaddexp xlogy heaviside eq ne lt "
-    "le gt ge isclose logical_and logical_or logical_xor bitwise_and bitwise_or bitwise_xor"
+    "pow maximum minimum fmax fmin atan2 fmod remainder floor_divide hypot copysign logaddexp logaddexp2 xlogy xlog1py "
+    "heaviside eq ne lt le gt ge isclose logical_and logical_or logical_xor bitwise_and bitwise_or bitwise_xor "
+    "bitwise_left_shift bitwise_right_shift gcd lcm ldexp nextafter igamma igammac zeta complex polar "
+    f"{POLYNOMIALS}"
 )
 UNARY_SIGNATURES = {
     "gelu": "x, approximate='none'",
@@ -147,11 +165,17 @@ UNARY_SIGNATURES = {
     "nan_to_num": "x, nan=0.0, posinf=None, neginf=None",
     "hardshrink": "x, lambd=0.5",
     "softshrink": "x, lambd=0.5",
+    "polygamma": "x, n",
+    "mvlgamma": "x, p",
 }
 BINARY_SIGNATURES = {"isclose": "x, y, rtol=1e-05, atol=1e-08, equal_nan=False"}
 _OTHERS: tuple[tuple[str, str, Callable[[OpCall], Strategies], bool], ...] = (
     # canonical name, signature, class, whether numbers influence placement
     ("neg", "x", _linear, False),
+    ("deg2rad", "x", _linear, False),
+    ("rad2deg", "x", _linear, False),
+    ("frexp", "x", _mantissa, False),
+    ("dropout_backward", "x, mask, scale", _masked_scale, False),
     ("add", "x, y, *, alpha=1", _additive, False),
     ("sub", "x, y, *, alpha=1", _additive, False),
     ("rsub", "x, y, *, alpha=1", _additive, False),
@@ -217,6 +241,11 @@ def _new(call: OpCall) -> Strategies:
     return Strategies(tuple(Row((place,), (R,)) for place in held), (shape,))
 
 
+def _range(call: OpCall) -> Strategies:
+    """Between two numbers, either of which may be a 0-d tensor."""
+    return Strategies((replicated_row(len(call.operands)),), ((call["steps"],),))
+
+
 def _zero(call: OpCall) -> Strategies:
     return elementwise(call, extra=pending(1, (0,), PARTIAL_OPS))
 
@@ -256,7 +285,10 @@ for _name in ("zeros_like", "ones_like", "empty_like"):
 register_rule(Rule("full_like", f"x, fill_value, *, {_OPTIONS}, memory_format=None", _like, by_value=False))
 for _name in ("new_zeros", "new_ones", "new_empty"):
     register_rule(Rule(_name, f"x, *size, {_OPTIONS}", _new))
+register_rule(Rule("new_empty_strided", f"x, size, stride, *, {_OPTIONS}", _new))
 register_rule(Rule("new_full", f"x, size, fill_value, *, {_OPTIONS}", _new))
+for _name, _base in (("linspace", ""), ("logspace", ", base=10.0")):
+    register_rule(Rule(_name, f"start, end, steps{_base}, *, {_OPTIONS}", _range))
 register_rule(Rule("copy", "x, y, non_blocking=False", _copy, by_dtype=True))
 register_rule(Rule("zero", "x", _zero))
 register_rule(Rule("fill", "x, value", _fill, by_value=False))

@@ -8,13 +8,16 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
 
+import numpy as np
+
 from hyper_parallel.core.dtensor import random
 from hyper_parallel.core.dtensor.placements import PARTIAL_OPS, Partial
 from hyper_parallel.core.shard.call import LocalCall
-from hyper_parallel.core.shard.rule import R, Row, Rule, Strategies, register_rule
+from hyper_parallel.core.shard.rule import R, Row, Rule, Strategies, decomposition, register_rule, rule
 from hyper_parallel.core.shard.rules.pointwise import elementwise, pending
 from hyper_parallel.core.shard.sample import Sample, between, dtype, real, sample_call, truth
-from hyper_parallel.errors import short_dtype
+from hyper_parallel.core.shard.signature import Labels, labelled_rows
+from hyper_parallel.errors import LayoutError, short_dtype
 
 if TYPE_CHECKING:
     from hyper_parallel.core.dtensor.layout import Layout
@@ -89,6 +92,26 @@ def _bernoulli(layout: Layout, args: dict[str, Any]) -> Any:
     return random.keep(layout, args["p"])
 
 
+def _exponential(layout: Layout, args: dict[str, Any]) -> Any:
+    return -np.log1p(-random.uniform(layout)) / args["lambd"]
+
+
+def _cauchy(layout: Layout, args: dict[str, Any]) -> Any:
+    return args["median"] + args["sigma"] * np.tan(np.pi * (random.uniform(layout) - 0.5))
+
+
+def _geometric(layout: Layout, args: dict[str, Any]) -> Any:
+    p = args["p"]
+    if not 0 < p < 1:
+        msg = f"geometric: p is {p}; it lies between 0 and 1"
+        raise LayoutError(msg)
+    return np.maximum(np.ceil(np.log1p(-random.uniform(layout)) / np.log1p(-p)), 1.0)
+
+
+def _log_normal(layout: Layout, args: dict[str, Any]) -> Any:
+    return np.exp(args["mean"] + args["std"] * random.normal(layout))
+
+
 def _integers(layout: Layout, args: dict[str, Any]) -> Any:
     return random.integers(layout, args["low"], args["high"])
 
@@ -154,7 +177,49 @@ _LIKE = "dtype=None, layout=None, device=None, pin_memory=None, requires_grad=Fa
 _likeness("rand_like", f"x, *, low=0.0, high=1.0, {_LIKE}", _uniform)
 _likeness("randn_like", f"x, *, mean=0.0, std=1.0, {_LIKE}", _normal)
 _likeness("randint_like", f"x, low, high, *, {_LIKE}", _integers)
+_filling("exponential", "x, lambd=1.0, *, generator=None", _exponential)
+_filling("cauchy", "x, median=0.0, sigma=1.0, *, generator=None", _cauchy)
+_filling("geometric", "x, p, *, generator=None", _geometric)
+_filling("log_normal", "x, mean=1.0, std=2.0, *, generator=None", _log_normal)
 register_rule(Rule("bernoulli", "x, *, generator=None", _sampled))
+
+
+# -- drawn around values -----------------------------------------------------------------------------------------------
+
+
+@decomposition("normal_around", "mean, std=1.0, *, generator=None")
+def normal_around(ops: Any, mean: Any, std: Any, generator: Any) -> Any:
+    """A normal number per element, whose mean, deviation or both are the elements; it has no gradient."""
+    del generator
+    mean, std = (ops.detach(one) if ops.platform.is_tensor(one) else one for one in (mean, std))
+    return ops.add(ops.mul(ops.randn_like(ops.add(mean, std)), std), mean)
+
+
+@rule("multinomial", "x, num_samples, replacement=False, *, generator=None")
+def multinomial(call: OpCall) -> Strategies:
+    """``…[d] -> …[n]``: places drawn by their weights."""
+    x, count = call["x"], call["num_samples"]
+    if x.ndim not in (1, 2):
+        msg = f"x has {x.ndim} dims; weights are a vector or a matrix of one vector per row"
+        raise ValueError(msg)
+    if not call["replacement"] and count > x.shape[-1]:
+        msg = f"cannot draw {count} of {x.shape[-1]} places without replacement"
+        raise ValueError(msg)
+    rows = ("b",) * (x.ndim - 1)
+    labels = Labels(((*rows, None),), ((*rows, None),), None)
+    return Strategies(labelled_rows(labels), ((*x.shape[:-1], count),), _pick)
+
+
+def _pick(call: OpCall, targets: tuple[Layout, ...], outputs: tuple[Layout, ...]) -> LocalCall:
+    """One number per place, or per draw where places may repeat: by its global index, as always."""
+    (numbered,) = outputs if call["replacement"] else targets
+
+    def run(platform: Any, args: dict[str, Any]) -> Any:
+        x = args["x"]
+        drawn = platform.from_numpy(random.uniform(numbered), device=x.device)
+        return platform.local_op("pick")(platform.detach(x), drawn, args["num_samples"], args["replacement"])
+
+    return LocalCall(run=run)
 
 
 sample_call("dropout", Sample((real("ab"), 0.4), drawn=True))

@@ -15,7 +15,7 @@ from hyper_parallel.core.shard.rule import Row, Rule, Strategies, decomposition,
 from hyper_parallel.core.shard.rules.pointwise import is_floating_dtype
 from hyper_parallel.core.shard.sample import dtype, integers, odd, real, sample, truth
 from hyper_parallel.core.shard.signature import Labels, labelled_rows
-from hyper_parallel.errors import UnsupportedOperatorError
+from hyper_parallel.errors import LayoutError, UnsupportedOperatorError
 
 if TYPE_CHECKING:
     from hyper_parallel.core.dtensor.layout import Layout
@@ -161,6 +161,7 @@ for _name, _signature in {
     "argmax": "x, dim=None, keepdim=False",
     "argmin": "x, dim=None, keepdim=False",
     "logsumexp": "x, dim, keepdim=False",
+    "hash_tensor": "x, dim=None, *, keepdim=False, mode=0",
     "var": _VAR,
     "std": _VAR,
     "vector_norm": "x, ord=2, dim=None, keepdim=False, *, dtype=None",
@@ -170,6 +171,9 @@ for _name, _signature in {
     "max_along": "x, dim, keepdim=False",
     "min_along": "x, dim, keepdim=False",
     "median_along": "x, dim, keepdim=False",
+    "nanmedian_along": "x, dim, keepdim=False",
+    "mode": "x, dim=-1, keepdim=False",
+    "aminmax": "x, *, dim=None, keepdim=False",
     "var_mean": _VAR,
     "std_mean": _VAR,
 }.items():
@@ -181,6 +185,57 @@ def extreme_all(call: OpCall) -> Strategies:
     """The one largest or smallest element."""
     x = call["x"]
     return Strategies(labelled_rows(Labels(((None,) * x.ndim,), ((),), None)), ((),))
+
+
+@rule("median_all", "x, skip_nan=False")
+def median_all(call: OpCall) -> Strategies:
+    """The one element in the middle."""
+    return extreme_all(call)
+
+
+def _median(op: str) -> None:
+    @decomposition(op, "x, dim=None, keepdim=False")
+    def run(ops: Any, x: Any, dim: Any, keepdim: Any) -> Any:
+        """Of all elements, or along a dim with its place."""
+        if dim is None:
+            return ops.median_all(x, op == "nanmedian")
+        return (ops.nanmedian_along if op == "nanmedian" else ops.median_along)(x, dim, keepdim)
+
+
+_median("median")
+_median("nanmedian")
+
+
+@decomposition("trace", "x")
+def trace(ops: Any, x: Any) -> Any:
+    """The sum of the diagonal."""
+    if x.ndim != 2:  # noqa: PLR2004 - a matrix
+        msg = f"trace: expected a matrix, x has {x.ndim} dims"
+        raise LayoutError(msg)
+    return ops.sum(ops.diagonal(x))
+
+
+@decomposition("dist", "x, y, p=2")
+def dist(ops: Any, x: Any, y: Any, p: Any) -> Any:
+    """The norm of the difference."""
+    return ops.vector_norm(ops.sub(x, y), p)
+
+
+@decomposition("item", "x")
+def item(ops: Any, x: Any) -> Any:
+    """The one element as a Python number."""
+    del ops
+    return x.item()
+
+
+@rule("renorm", "x, p, dim, maxnorm")
+def renorm(call: OpCall) -> Strategies:
+    """Each slice along ``dim`` has a norm of its own, for which its other dims are whole."""
+    x = call["x"]
+    (dim,) = reduced_dims(call["dim"], x.ndim)
+    names = tuple(f"d{one}" for one in range(x.ndim))
+    labels = Labels((names,), (names,), None, frozenset(names) - {f"d{dim}"})
+    return Strategies(labelled_rows(labels), (x.shape,))
 
 
 def _extreme(op: str) -> None:
@@ -212,6 +267,10 @@ def _along(call: OpCall, *, linear: bool = False, outputs: int = 1) -> Strategie
     return Strategies(labelled_rows(labels), (x.shape,) * outputs, many=outputs > 1)
 
 
+def _cumulative_pair(call: OpCall) -> Strategies:
+    return _along(call, outputs=2)
+
+
 def _cumsum(call: OpCall) -> Strategies:
     return _along(call, linear=call["dtype"] is None)
 
@@ -219,6 +278,9 @@ def _cumsum(call: OpCall) -> Strategies:
 register_rule(Rule("cumsum", "x, dim, *, dtype=None", _cumsum))
 register_rule(Rule("cumprod", "x, dim, *, dtype=None", _along))
 register_rule(Rule("logcumsumexp", "x, dim", _along))
+register_rule(Rule("cummax", "x, dim", _cumulative_pair))
+register_rule(Rule("cummin", "x, dim", _cumulative_pair))
+register_rule(Rule("safe_softmax", "x, dim, dtype=None", _along))
 register_rule(Rule("softmax", "x, dim, dtype=None", _along))
 register_rule(Rule("softmin", "x, dim, dtype=None", _along))
 register_rule(Rule("log_softmax", "x, dim, dtype=None", _along))

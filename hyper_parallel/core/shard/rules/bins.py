@@ -1,0 +1,126 @@
+"""Which bin a value falls into, how many fall into each, and distances: values run through, tables are whole."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import TYPE_CHECKING, Any
+
+from hyper_parallel.core.dtensor.placements import Partial, Shard
+from hyper_parallel.core.shard.call import LocalCall, Operand
+from hyper_parallel.core.shard.rule import Row, Rule, Strategies, decomposition, register_rule, replicated_row, rule
+from hyper_parallel.core.shard.signature import Labels, broadcast_labels, labelled_rows
+
+if TYPE_CHECKING:
+    from hyper_parallel.core.dtensor.layout import Layout
+    from hyper_parallel.core.shard.call import OpCall
+
+Dims = tuple[str | None, ...]
+MANY_POINTS = 25  # from here on PyTorch computes Euclidean distances by a matrix product
+
+
+def _looked_up(call: OpCall, value: str) -> Strategies:
+    """The values' dims run through; whatever they are compared with is whole."""
+    x = call[value]
+    shape = x.shape if isinstance(x, Operand) else ()
+    names: Dims = tuple(f"d{dim}" for dim in range(len(shape)))
+    inputs = tuple(names if one is x else (None,) * one.ndim for one in call.operands)
+    return Strategies(labelled_rows(Labels(inputs, (names,), None)), (shape,))
+
+
+@rule("bucketize", "x, boundaries, *, out_int32=False, right=False")
+def bucketize(call: OpCall) -> Strategies:
+    """``…, [n] -> …``."""
+    return _looked_up(call, "x")
+
+
+@rule("isin", "x, y, *, assume_unique=False, invert=False")
+def isin(call: OpCall) -> Strategies:
+    """``…, […] -> …``."""
+    return _looked_up(call, "x")
+
+
+@rule("searchsorted", "table, x, *, out_int32=False, right=False, side=None, sorter=None")
+def searchsorted(call: OpCall) -> Strategies:
+    """``[n], … -> …``, or row by row, ``b[n], bm -> bm``."""
+    table, x, sorter = call["table"], call["x"], call["sorter"]
+    if table.ndim <= 1 or not isinstance(x, Operand):
+        return _looked_up(call, "x")
+    if x.shape[:-1] != table.shape[:-1]:
+        msg = f"table {list(table.shape)} and x {list(x.shape)} must agree in all dims but the last"
+        raise ValueError(msg)
+    rows: Dims = tuple(f"d{dim}" for dim in range(x.ndim - 1))
+    inputs = tuple((*rows, "m") if one is x else (*rows, None) for one in (table, x, sorter) if one is not None)
+    return Strategies(labelled_rows(Labels(inputs, ((*rows, "m"),), None)), (x.shape,))
+
+
+# -- histograms --------------------------------------------------------------------------------------------------------
+
+
+@rule("histc", "x, bins=100, min=0, max=0")
+def histc(call: OpCall) -> Strategies:
+    """``… -> [bins]``; counts add up where the range is given, and not found in the values."""
+    x = call["x"]
+    given = call["min"] != call["max"]
+    cut = tuple(Row((Shard(dim),), (Partial("sum"),)) for dim in range(x.ndim)) if given else ()
+    return Strategies((replicated_row(1), *cut), ((call["bins"],),))
+
+
+@rule("histogram", "x, bins, *, range=None, weight=None, density=False")
+def histogram(call: OpCall) -> Strategies:
+    """All values are whole: counts per bin, and the bins' edges."""
+    bins = call["bins"]
+    edges = bins.shape[0] if isinstance(bins, Operand) else bins + 1
+    return Strategies((replicated_row(len(call.operands), 2),), ((edges - 1,), (edges,)), many=True)
+
+
+@rule("histogramdd_edges", "x, bins, *, range=None, weight=None, density=False")
+def histogramdd_edges(call: OpCall) -> Strategies:
+    """The edges of the bins of each column; the points are whole."""
+    shapes = tuple((count + 1,) for count in call["bins"])
+    return Strategies((replicated_row(len(call.operands), len(shapes)),), shapes, many=True)
+
+
+@rule("histogramdd_counts", "x, bins, *, range=None, weight=None, density=False")
+def histogramdd_counts(call: OpCall) -> Strategies:
+    """Counts in all bins of all columns; the points are whole."""
+    shape = tuple(one.shape[0] - 1 if isinstance(one, Operand) else one for one in call["bins"])
+    return Strategies((replicated_row(len(call.operands)),), (shape,))
+
+
+@rule("bincount_to", "x, weights, count")
+def bincount_to(call: OpCall) -> Strategies:
+    """``n, n -> [count]``: counts, or sums of weights, add up."""
+    inputs: tuple[Dims, ...] = (("n",),) * len(call.operands)
+    each = (1,) if len(inputs) > 1 else ()
+    return Strategies(labelled_rows(Labels(inputs, ((None,),), each=each)), ((call["count"],),))
+
+
+@decomposition("bincount", "x, weights=None, minlength=0")
+def bincount(ops: Any, x: Any, weights: Any, minlength: int) -> Any:
+    """The result is as long as the largest value says, which is asked for first."""
+    largest = int(ops.amax(x)) if x.shape[0] else -1
+    return ops.bincount_to(x, weights, max(largest + 1, minlength))
+
+
+# -- distances ---------------------------------------------------------------------------------------------------------
+
+
+def _cdist(call: OpCall) -> Strategies:
+    """``…p[m], …r[m] -> …pr``; batch dims broadcast."""
+    x, y = call["x"], call["y"]
+    (left, right), batch, sizes = broadcast_labels([x.shape[:-2], y.shape[:-2]], "b")
+    labels = Labels(((*left, "p", "m"), (*right, "r", "m")), ((*batch, "p", "r"),), None, frozenset({"m"}))
+    found = Strategies(labelled_rows(labels), ((*sizes, x.shape[-2], y.shape[-2]),))
+    return replace(found, localize=_cdist_mode)
+
+
+def _cdist_mode(call: OpCall, targets: tuple[Layout, ...], outputs: tuple[Layout, ...]) -> LocalCall | None:
+    """The way to compute follows from the global sizes, so that every rank rounds as one device does."""
+    del targets, outputs
+    if call["compute_mode"] not in (None, "use_mm_for_euclid_dist_if_necessary"):
+        return None
+    many = max(call["x"].shape[-2], call["y"].shape[-2]) > MANY_POINTS
+    return LocalCall({"compute_mode": f"{'' if many else 'donot_'}use_mm_for_euclid_dist"})
+
+
+register_rule(Rule("cdist", "x, y, p=2.0, compute_mode='use_mm_for_euclid_dist_if_necessary'", _cdist))

@@ -1,0 +1,52 @@
+"""PyTorch's names of bins, histograms and distances."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from hyper_parallel.platform.torch.op_line import Line, both
+
+__all__ = ["FUNCTIONS", "LOCAL", "OVERLOADS"]
+
+aten = torch.ops.aten
+
+FUNCTIONS = [
+    Line("bucketize", (torch.bucketize,)),
+    Line("searchsorted", (torch.searchsorted,)),
+    Line("isin", (torch.isin,)),
+    both("histc"),
+    both("histogram"),
+    both("bincount"),
+    Line("cdist", (torch.cdist,), "x, y, p=2.0, compute_mode='use_mm_for_euclid_dist_if_necessary'"),
+]
+
+OVERLOADS = [
+    Line("bucketize", (aten.bucketize.Tensor, aten.bucketize.Scalar)),
+    Line("searchsorted", (aten.searchsorted.Tensor, aten.searchsorted.Scalar)),
+    Line("isin", (aten.isin.Tensor_Tensor, aten.isin.Tensor_Scalar, aten.isin.Scalar_Tensor)),
+    Line("histc", (aten.histc.default,)),
+    Line("histogram", (aten.histogram.bins_tensor,), "x, bins, *, weight=None, density=False"),
+    Line("histogram", (aten.histogram.bin_ct,)),
+    Line("histogramdd_edges", (aten._histogramdd_bin_edges.default,)),  # noqa: SLF001 - an operator's name
+    Line("histogramdd_counts", (aten._histogramdd_from_bin_cts.default,)),  # noqa: SLF001 - the same
+    Line(
+        "histogramdd_counts",
+        (aten._histogramdd_from_bin_tensors.default,),  # noqa: SLF001 - the same
+        "x, bins, *, weight=None, density=False",
+    ),
+    Line("bincount", (aten.bincount.default,)),
+]
+
+
+def _bincount_to(x: Tensor, weights: Tensor | None, count: int) -> Tensor:
+    return torch.bincount(x, weights, count)
+
+
+LOCAL: dict[str, Callable[..., Any]] = {
+    "bincount_to": _bincount_to,
+    "cdist": lambda x, y, p, compute_mode: torch.cdist(x, y, p, compute_mode or "use_mm_for_euclid_dist_if_necessary"),
+}

@@ -1,0 +1,377 @@
+"""One call of an operator on DTensors held against the same call on plain tensors: values, types and gradients."""
+
+import contextlib
+import functools
+import warnings
+from dataclasses import dataclass, field
+from typing import Any
+
+import cases
+import torch
+from torch.utils._pytree import tree_flatten, tree_leaves, tree_map
+
+from hyper_parallel.core.dtensor.dtensor import DTensor
+from hyper_parallel.core.dtensor.layout import Layout
+from hyper_parallel.core.dtensor.mesh import init_device_mesh
+from hyper_parallel.core.dtensor.placements import Replicate
+from hyper_parallel.core.dtensor.random import manual_seed
+from hyper_parallel.errors import (
+    CollectiveMismatchError,
+    HyperParallelError,
+    MixedTensorError,
+    RankFailedError,
+    ShardMismatchError,
+)
+from hyper_parallel.platform.torch.dtensor import wrap
+from hyper_parallel.verify.simulate import simulate
+
+# What nobody reads: the values of new memory.
+UNSET = frozenset({"empty", "empty_like", "new_empty", "new_empty_strided", "empty_strided", "empty_permuted",
+                   "resize_", "resize_as_"})  # fmt: skip
+TOLERANCE = {torch.float64: 1e-9, torch.complex128: 1e-9, torch.float32: 2e-4, torch.complex64: 2e-4,
+             torch.float16: 2e-2, torch.bfloat16: 5e-2}  # fmt: skip
+CRASHES = 3
+ORDER = ("wrong", "plain", "crash", "rejects", "ok")
+WHOLE = (Replicate(),)
+
+
+@dataclass
+class Outcome:
+    """What became of one entry.
+
+    Attributes:
+        name: of the entry.
+        outcome: the worst of its checks, or ``unexercised`` or ``no tensor``.
+        counts: checks per outcome.
+        backward: checks that compared gradients.
+        messages: for each outcome but ok, what was seen first and where.
+    """
+
+    name: str
+    outcome: str = "unexercised"
+    counts: dict[str, int] = field(default_factory=dict)
+    backward: int = 0
+    messages: dict[str, str] = field(default_factory=dict)
+
+    def add(self, kind, message, where):
+        """Count one check."""
+        self.counts[kind] = self.counts.get(kind, 0) + 1
+        if kind != "ok":
+            self.messages.setdefault(kind, f"{where}: {message}")
+        self.outcome = next(one for one in ORDER if self.counts.get(one))
+
+
+@dataclass
+class Plain:
+    """The single-device run."""
+
+    outs: Any
+    grads: list[Any] | None
+    wants: list[bool]
+    cotangents: list[Any]
+    certain: bool
+    unset: bool
+    bound: float
+
+
+def function(op, variant):
+    """What is called: the function, the method, or the method that writes to a copy of its operand."""
+    if variant == "function":
+        return op.op
+    if variant == "method":
+        return op.method_variant
+    if variant == "out":
+        return functools.partial(_into, op.op) if op.supports_out else None
+    if op.inplace_variant is None:
+        return None
+    return lambda x, *args, **kwargs: op.inplace_variant(x.clone(), *args, **kwargs)
+
+
+def _into(op, *args, **kwargs):
+    """A call with ``out=``, which is not differentiable."""
+    with torch.no_grad():
+        found = op(*args, **kwargs)
+        if not all(isinstance(one, torch.Tensor) for one in tree_leaves(found)):
+            msg = "not only tensors"
+            raise TypeError(msg)
+        out = tree_map(torch.zeros_like, found)
+        return op(*args, **kwargs, out=out if isinstance(out, torch.Tensor) else tuple(tree_leaves(out))), out
+
+
+def check_entry(name, op, dtype, worlds, variant="function", count=cases.SAMPLES):
+    """Check every sample of one entry in every placement on every world."""
+    warnings.simplefilter("ignore")
+    found = Outcome(name)
+    call = function(op, variant)
+    if call is None:
+        return found
+    chosen = cases.samples(op, dtype, count)
+    held = [sample for sample in chosen if sample.tensors]
+    if chosen and not held:
+        found.outcome = "no tensor"
+    certain = op.name not in UNSET and all(_repeats(call, sample) for sample in held)
+    for sample in held:
+        try:
+            plain = run_plain(call, op, sample, certain)
+        except Exception as error:  # noqa: BLE001 - an operator that this build cannot run at all
+            found.messages.setdefault("unexercised", f"{sample.text}: {type(error).__name__}: {error}"[:300])
+            continue
+        for world in worlds:
+            _check_sample(found, call, op, sample, plain, world)
+    return found
+
+
+# -- the plain run -----------------------------------------------------------------------------------------------------
+
+
+def _repeats(call, sample):
+    """False for a call that draws random numbers."""
+    try:
+        first, *others = (tree_leaves(_plain_outs(call, sample, seed)) for seed in range(5))
+    except Exception:  # noqa: BLE001 - it cannot run, which is reported elsewhere
+        return True
+    return all(len(first) == len(other) and all(map(_equal, first, other)) for other in others)
+
+
+def run_plain(call, op, sample, certain):
+    """Outputs and gradients of the single-device run; gradients where PyTorch gives any."""
+    outs = _plain_outs(call, sample, 1)
+    floating = [value.is_floating_point() or value.is_complex() for value in sample.values]
+    marked = [want and value.requires_grad for want, value in zip(floating, sample.values, strict=True)]
+    plain = Plain(outs, None, [False] * len(floating), [], certain, op.name in UNSET, _bound(sample))
+    if not op.supports_autograd:
+        return plain
+    for wants in (floating, marked):
+        with contextlib.suppress(Exception):
+            grads, seeds = _plain_grads(call, sample, wants)
+            plain.grads, plain.cotangents, plain.wants = grads, seeds, wants
+            break
+    return plain
+
+
+def _bound(sample):
+    """What the coarsest operand allows."""
+    return max((TOLERANCE.get(value.dtype, 0.0) for value in sample.values), default=0.0)
+
+
+def _plain_outs(call, sample, seed):
+    torch.manual_seed(seed)
+    args, kwargs = sample.arguments([value.detach().clone() for value in sample.values])
+    return call(*args, **kwargs)
+
+
+def _plain_grads(call, sample, wants):
+    torch.manual_seed(1)
+    leaves = [value.detach().clone().requires_grad_(want) for value, want in zip(sample.values, wants, strict=True)]
+    args, kwargs = sample.arguments(leaves)
+    roots = _roots(sample.process(call(*args, **kwargs)))
+    seeds = [torch.randn_like(root) if root is not None else None for root in roots]
+    return _grads(roots, leaves, wants, seeds), seeds
+
+
+def _roots(outs):
+    return [one if isinstance(one, torch.Tensor) and one.requires_grad else None for one in tree_leaves(outs)]
+
+
+def _grads(roots, leaves, wants, seeds):
+    pairs = [(root, seed) for root, seed in zip(roots, seeds, strict=True) if root is not None and seed is not None]
+    wanted = [leaf for leaf, want in zip(leaves, wants, strict=True) if want]
+    if not pairs or not wanted:
+        return [None] * len(leaves)
+    found = iter(
+        torch.autograd.grad([root for root, _ in pairs], wanted, [seed for _, seed in pairs], allow_unused=True)
+    )
+    return [next(found) if want else None for want in wants]
+
+
+# -- the distributed run -----------------------------------------------------------------------------------------------
+
+
+def _check_sample(found, call, op, sample, plain, world):
+    combos = cases.placements(sample, found.name)
+    start, crashes = 0, 0
+    while start < len(combos) and crashes < CRASHES:
+        done = [{} for _ in range(world)]
+        run = _Run(call, sample, plain, combos, start, done)
+        error = None
+        try:
+            simulate(run.rank, world, "torch", timeout=40)
+        except RankFailedError as failed:
+            error = failed
+        reached = min(max(one, default=start) for one in done)
+        for index in range(start, reached + 1):
+            where = f"{sample.text} as {_spelled(combos[index])} on {world}"
+            kind, message = _merged([one.get(index) for one in done], error)
+            found.add(kind, message[:600], where)
+            found.backward += plain.grads is not None
+        if error is None and reached == len(combos) - 1:
+            return
+        crashes += 1
+        start = reached + 1
+
+
+def _spelled(combo):
+    return " ".join("R" if place.is_replicate() else f"S({place.dim})" for place in combo)
+
+
+def _merged(outcomes, error):
+    """What the ranks say together: they have to agree."""
+    kinds = {one[0] if one is not None else "crash" for one in outcomes}
+    if kinds & {"rejects"} and kinds - {"rejects"}:
+        return "crash", f"ranks disagree: {outcomes} {_cause(error)}"
+    for kind in ORDER:
+        for one in outcomes:
+            if one is not None and one[0] == kind:
+                return one
+        if kind == "crash" and None in outcomes:
+            return "crash", _cause(error)
+    return "crash", _cause(error)
+
+
+def _cause(error):
+    cause = error if error is None or error.__cause__ is None else error.__cause__
+    return f"{type(cause).__name__}: {cause}"
+
+
+class _Run:
+    """One sample on one world, combination by combination."""
+
+    def __init__(self, call, sample, plain, combos, start, done):
+        self.call, self.sample, self.plain, self.combos, self.start = call, sample, plain, combos, start
+        self.done = done
+        self.reference = None
+
+    def rank(self):
+        """The body of each rank."""
+        warnings.simplefilter("ignore")
+        world = len(self.done)
+        mesh = init_device_mesh("cpu", (world,), mesh_dim_names=("m",))
+        mine = self.done[mesh.coordinate[0]]
+        for index in range(self.start, len(self.combos)):
+            try:
+                if index == self.start and not self.plain.certain:
+                    whole = self._wholes(mesh, self.combos[0])
+                    self.reference = self.reference or whole  # the first rank's, for all ranks
+                mine[index] = self._check(mesh, self.combos[index])
+            except (CollectiveMismatchError, ShardMismatchError) as error:
+                mine[index] = ("wrong", f"{type(error).__name__}: {error}")
+                raise
+            except MixedTensorError as error:
+                mine[index] = ("rejects", f"{type(error).__name__}: {error}")
+            except HyperParallelError as error:
+                mine[index] = ("rejects", f"{type(error).__name__}: {error}")
+            except Exception as error:
+                mine[index] = ("crash", f"{type(error).__name__}: {error}")
+                raise
+
+    def _run(self, mesh, combo):
+        manual_seed(7)
+        torch.manual_seed(mesh.coordinate[0])  # ranks draw apart: only the library's stream is common
+        leaves = []
+        for value, place, want in zip(self.sample.values, combo, self.plain.wants, strict=True):
+            if value.layout is not torch.strided:
+                leaves.append(DTensor.from_local(value.detach(), mesh, (place,), shape=tuple(value.shape)))
+                continue
+            layout = Layout.place(mesh, (place,), tuple(value.shape))
+            local = value.detach()[tuple(slice(*bounds) for bounds in layout.local_box())].clone()
+            leaves.append(wrap(local.requires_grad_(want), layout))
+        args, kwargs = self.sample.arguments(leaves)
+        return leaves, self.call(*args, **kwargs)
+
+    def _wholes(self, mesh, combo):
+        """A random operator's outputs and gradients on whole operands: what every other placement has to give."""
+        leaves, outs = self._run(mesh, combo)
+        values = [one.full_tensor().detach() if isinstance(one, DTensor) else one for one in tree_leaves(outs)]
+        return values, self._gradients(mesh, leaves, outs)
+
+    def _gradients(self, mesh, leaves, outs):
+        if self.plain.grads is None:
+            return None
+        roots = _roots(self.sample.process(outs))
+        whole = [None if one is None else Layout.place(mesh, WHOLE, tuple(one.shape)) for one in self.plain.cotangents]
+        seeds = [
+            None if one is None else wrap(one, layout) for one, layout in zip(self.plain.cotangents, whole, strict=True)
+        ]
+        grads = _grads(roots, leaves, self.plain.wants, seeds)
+        return [None if one is None else one.full_tensor() for one in grads]
+
+    def _check(self, mesh, combo):
+        reference = self.reference
+        leaves, outs = self._run(mesh, combo)
+        expected = self.plain.outs
+        (found, spec), (wanted, plain_spec) = tree_flatten(outs), tree_flatten(expected)
+        if spec != plain_spec:
+            return "wrong", f"returns {spec}, should return {plain_spec}"
+        lost = [
+            f"output {index} is a plain {type(one).__name__}"
+            for index, (one, plain) in enumerate(zip(found, wanted, strict=True))
+            if isinstance(plain, torch.Tensor) and not isinstance(one, DTensor)
+        ]
+        if lost:
+            return "plain", "; ".join(lost)
+        problems = []
+        for index, (one, plain) in enumerate(zip(found, wanted, strict=True)):
+            problem = self._value(one, plain, None if reference is None else reference[0][index])
+            if problem:
+                problems.append(f"output {index} {problem}")
+        grads = self._gradients(mesh, leaves, outs)
+        for index, grad in enumerate(grads or ()):
+            source = self.plain.grads if reference is None else reference[1]
+            problem = _gradient(grad, source[index], self.plain.bound) if self.plain.wants[index] else None
+            if problem:
+                problems.append(f"gradient of operand {index} {problem}")
+        return ("wrong", "; ".join(problems)) if problems else ("ok", "")
+
+    def _value(self, one, plain, same):
+        if not isinstance(plain, torch.Tensor):
+            return None if one == plain or not self.plain.certain else f"is {one!r}, should be {plain!r}"
+        full = one.full_tensor()
+        problem = _unlike(full, plain)
+        if problem or self.plain.certain:
+            return problem or difference(full, plain, self.plain.bound)
+        return None if self.plain.unset else difference(full, same, self.plain.bound)
+
+
+# -- comparing ---------------------------------------------------------------------------------------------------------
+
+
+def _equal(one, other):
+    if not isinstance(one, torch.Tensor):
+        return one == other
+    return one.shape == other.shape and difference(one, other) is None
+
+
+def _gradient(grad, wanted, bound):
+    if wanted is None or grad is None:
+        given = wanted if grad is None else grad
+        if given is None or not given.any():
+            return None
+        return "is missing" if grad is None else "is there, and should not be"
+    return _unlike(grad, wanted) or difference(grad, wanted, bound)
+
+
+def _unlike(found, wanted):
+    if found.shape != wanted.shape:
+        return f"has shape {list(found.shape)}, should have {list(wanted.shape)}"
+    if found.dtype != wanted.dtype:
+        return f"has dtype {found.dtype}, should have {wanted.dtype}"
+    return None
+
+
+def difference(found, wanted, bound=0.0):
+    """What differs between two plain tensors of one shape, or None."""
+    if wanted.layout is not torch.strided:
+        found, wanted = found.to_dense(), wanted.to_dense()
+    if wanted.dtype not in TOLERANCE:
+        wrong = int((found != wanted).sum())
+        return f"differs in {wrong} of {wanted.numel()} elements" if wrong else None
+    if not wanted.numel():
+        return None
+    bound = max(bound, TOLERANCE[wanted.dtype])
+    finite = wanted[wanted.isfinite()]
+    scale = max(1.0, float(finite.abs().max())) if finite.numel() else 1.0
+    same = torch.isclose(found, wanted, rtol=bound, atol=bound * scale, equal_nan=True)
+    if bool(same.all()):
+        return None
+    at = tuple(int(index) for index in (~same).nonzero()[0])
+    return f"is {found[at].item()!r} at {at}, should be {wanted[at].item()!r} ({int((~same).sum())} of {same.numel()})"
