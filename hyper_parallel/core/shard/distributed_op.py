@@ -13,26 +13,24 @@ from hyper_parallel.core.dtensor.layout import Layout
 from hyper_parallel.core.shard.binder import Binder
 from hyper_parallel.core.shard.call import OpCall, Operand, Ref
 from hyper_parallel.core.shard.dispatch import Entry
-from hyper_parallel.core.shard.rule import Fixed, Rule, find_rule
+from hyper_parallel.core.shard.rule import Fixed, Listed, Rule, Strategies, find_rule
 from hyper_parallel.errors import LayoutError
 
 if TYPE_CHECKING:
     from hyper_parallel.core.shard.dispatch import Dispatcher
 
-__all__ = ["DistributedOp", "user_op"]
+__all__ = ["DistributedOp", "UserOp", "user_op"]
 
-_USER_OPS: dict[str, DistributedOp] = {}
+_USER_OPS: dict[str, UserOp] = {}
 _LOCK = threading.Lock()
 
 
-class DistributedOp:
-    """A user's rule for one operator: subclass, implement :meth:`infer_layout`, instantiate once to register.
-
-    The operands stay where they are; an operand that is whole along an axis on which another one differs gets its
-    gradient summed over that axis. Local results must be what the returned layouts say.
+class UserOp:
+    """An operator that is registered while the program runs.
 
     Args:
-        op_name: name of the function (``func.__name__``), of the MindSpore primitive, or a ``DFunction._op_name``.
+        op_name: name of the function (``func.__name__``), of the operator overload (``aten.gelu.default``), of the
+            MindSpore primitive, or a ``DFunction._op_name``.
 
     Raises:
         ValueError: an operator of this name has a rule already.
@@ -44,7 +42,7 @@ class DistributedOp:
         self._entries: dict[Any, Entry] = {}
         with _LOCK:
             if op_name in _USER_OPS or find_rule(op_name) is not None:
-                msg = f"DistributedOp: operator {op_name!r} already has a rule"
+                msg = f"{type(self).__name__}: operator {op_name!r} already has a rule"
                 raise ValueError(msg)
             _USER_OPS[op_name] = self
 
@@ -52,6 +50,38 @@ class DistributedOp:
         """Forget the operator, as if it had not been registered."""
         with _LOCK:
             _USER_OPS.pop(self.op_name, None)
+
+    def answer(self, func: Callable[..., Any], call: OpCall) -> Strategies | Fixed | Listed:
+        """Where the operands of a call must lie, and where its outputs do."""
+        raise NotImplementedError
+
+    def run(
+        self, dispatcher: Dispatcher, func: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]
+    ) -> Any:
+        """Dispatch a call of ``func`` under this operator."""
+        return dispatcher.dispatch(self.entry(func), args, kwargs)
+
+    def entry(self, func: Callable[..., Any]) -> Entry:
+        """The dispatcher's entry for ``func``, a spelling of this operator; its plans are kept."""
+        entry = self._entries.get(func)
+        if entry is None:
+            rule = Rule(self.op_name, "*args", partial(self.answer, func), by_dtype=True)
+            entry = self._entries[func] = Entry(self.op_name, func, _FreeBinder(func), rule, func)
+        return entry
+
+
+class DistributedOp(UserOp):
+    """A user's rule for one operator: subclass, implement :meth:`infer_layout`, instantiate once to register.
+
+    The operands stay where they are; an operand that is whole along an axis on which another one differs gets its
+    gradient summed over that axis. Local results must be what the returned layouts say.
+
+    Args:
+        op_name: name of the function (``func.__name__``), of the MindSpore primitive, or a ``DFunction._op_name``.
+
+    Raises:
+        ValueError: an operator of this name has a rule already.
+    """
 
     def infer_layout(self, layouts: Sequence[Layout], extra_args: Sequence[Any] | None = None) -> Any:
         """Layout of the output, or a tuple of layouts.
@@ -82,7 +112,8 @@ class DistributedOp:
         del layouts
         return output
 
-    def _fixed(self, func: Callable[..., Any], call: OpCall) -> Fixed:
+    def answer(self, func: Callable[..., Any], call: OpCall) -> Fixed:
+        """The user's answer, checked."""
         layouts = tuple(operand.layout for operand in call.operands)
         extra = tuple(value for value in _flat(call.args) if not isinstance(value, Ref))
         answer = self.infer_layout(layouts, extra)
@@ -107,15 +138,11 @@ class DistributedOp:
     ) -> Any:
         """Dispatch a call of ``func`` under this operator."""
         args, kwargs = self.preprocess(args, kwargs)
-        entry = self._entries.get(func)
-        if entry is None:
-            rule = Rule(self.op_name, "*args", partial(self._fixed, func), by_dtype=True)
-            entry = self._entries[func] = Entry(self.op_name, func, _FreeBinder(func), rule, func)
         tensors = [one for one in dispatcher.tensors((args, tuple(kwargs.values()))) if isinstance(one, DTensor)]
-        return self.wrap_output(dispatcher.dispatch(entry, args, kwargs), [one.layout for one in tensors])
+        return self.wrap_output(super().run(dispatcher, func, args, kwargs), [one.layout for one in tensors])
 
 
-def user_op(name: str) -> DistributedOp | None:
+def user_op(name: str) -> UserOp | None:
     """The operator that a user registered under ``name``, or None."""
     return _USER_OPS.get(name)
 

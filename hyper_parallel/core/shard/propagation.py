@@ -5,8 +5,8 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
-from hyper_parallel.core.shard.rule import Fixed
-from hyper_parallel.core.shard.strategy import Choice, choose
+from hyper_parallel.core.shard.rule import Fixed, Listed
+from hyper_parallel.core.shard.strategy import Choice, cheapest, choose, varying_operands
 from hyper_parallel.errors import LayoutError, UnsupportedOperatorError
 
 if TYPE_CHECKING:
@@ -58,26 +58,16 @@ def propagate(call: OpCall, rule: Rule, *, in_place: bool = False) -> OpPlan:
         msg = f"{describe(call)}: {error}"
         raise LayoutError(msg) from error
     if isinstance(strategies, Fixed):
-        return OpPlan(call, _stay(call, strategies), None, strategies.many, strategies.impl)
+        layouts = tuple(one.layout for one in call.operands)
+        stay = Choice(layouts, strategies.outputs, varying_operands(call, layouts))
+        return OpPlan(call, stay, None, strategies.many, strategies.impl)
+    if isinstance(strategies, Listed):
+        return OpPlan(call, cheapest(call, strategies), None, strategies.many)
     choice = choose(call, strategies, in_place=in_place)
     if choice is None:
         raise UnsupportedOperatorError(_in_place_message(call))
     local = strategies.localize(call, choice.targets, choice.outputs) if strategies.localize else None
     return OpPlan(call, choice, local, strategies.many)
-
-
-def _stay(call: OpCall, fixed: Fixed) -> Choice:
-    """Operands as they are; whole ones vary along the axes on which another one differs."""
-    places = [[one.layout.placement_on(axis) for one in call.operands] for axis in range(call.mesh.ndim)]
-    varying = tuple(
-        tuple(
-            axis
-            for axis, held in enumerate(places)
-            if held[index].is_replicate() and not all(place.is_replicate() for place in held)
-        )
-        for index in range(len(call.operands))
-    )
-    return Choice(tuple(one.layout for one in call.operands), fixed.outputs, varying)
 
 
 def describe(call: OpCall) -> str:

@@ -20,6 +20,7 @@ if TYPE_CHECKING:
 __all__ = [
     "Decomposition",
     "Fixed",
+    "Listed",
     "R",
     "Row",
     "Rule",
@@ -93,6 +94,20 @@ class Fixed:
 
 
 @dataclass(frozen=True)
+class Listed:
+    """An answer in whole layouts to choose from: the cheapest one to reach is taken.
+
+    Attributes:
+        options: layouts of the operands, layouts of the outputs, and what reaching them costs: bytes that one rank
+            receives, negative where a local slice saves more than it takes; None has it computed.
+        many: True when the operator returns a sequence.
+    """
+
+    options: tuple[tuple[tuple[Layout, ...], tuple[Layout, ...], float | None], ...]
+    many: bool = False
+
+
+@dataclass(frozen=True)
 class Rule:
     """A canonical operator: its name, its parameters and its placement function.
 
@@ -109,7 +124,7 @@ class Rule:
 
     op: str
     signature: str
-    strategies: Callable[[OpCall], Strategies | Fixed]
+    strategies: Callable[[OpCall], Strategies | Fixed | Listed]
     by_value: bool = True
     by_dtype: bool = False
     view: bool = False

@@ -9,10 +9,11 @@ from typing import TYPE_CHECKING
 
 from hyper_parallel.core.dtensor.layout import Layout
 from hyper_parallel.core.dtensor.placements import Partial, Placement, Replicate, Shard
+from hyper_parallel.core.dtensor.transition import plan
 
 if TYPE_CHECKING:
     from hyper_parallel.core.shard.call import OpCall
-    from hyper_parallel.core.shard.rule import Row, Strategies
+    from hyper_parallel.core.shard.rule import Listed, Row, Strategies
 
 __all__ = ["Choice", "choose", "combine", "move_cost"]
 
@@ -63,6 +64,34 @@ def _count_cuts(row: Row, size: int, cuts: dict[tuple[int, int], int]) -> None:
         if isinstance(place, Shard):
             at = (index, place.dim)
             cuts[at] = cuts.get(at, 1) * size
+
+
+def cheapest(call: OpCall, listed: Listed) -> Choice:
+    """The option that costs least to reach; among equals the one that moves the fewest operands, then the first."""
+    best = min(listed.options, key=lambda option: _reach(call, *option))
+    return Choice(best[0], best[1], varying_operands(call, best[0]))
+
+
+def _reach(
+    call: OpCall, targets: tuple[Layout, ...], outputs: tuple[Layout, ...], given: float | None
+) -> tuple[float, int]:
+    del outputs
+    moves = [(one.layout, target) for one, target in zip(call.operands, targets, strict=True)]
+    cost = float(sum(plan(now, target).cost(1).bytes for now, target in moves)) if given is None else given
+    return cost, sum(now is not target for now, target in moves)
+
+
+def varying_operands(call: OpCall, layouts: Sequence[Layout]) -> tuple[tuple[int, ...], ...]:
+    """Per operand in these layouts, the axes on which it is whole while another one differs."""
+    places = [[one.placement_on(axis) for one in layouts] for axis in range(call.mesh.ndim)]
+    return tuple(
+        tuple(
+            axis
+            for axis, held in enumerate(places)
+            if held[index].is_replicate() and not all(place.is_replicate() for place in held)
+        )
+        for index in range(len(layouts))
+    )
 
 
 def _stays(call: OpCall, choice: Choice) -> bool:
