@@ -12,12 +12,32 @@ if TYPE_CHECKING:
     from hyper_parallel.core.shard.dispatch import implicit_replication
     from hyper_parallel.core.shard.distributed_op import DistributedOp
     from hyper_parallel.core.shard.local_map import custom_shard, local_map
+    from hyper_parallel.core.shard.propagator import ShardingPropagator
+    from hyper_parallel.core.shard.replicated_op import ReplicatedOp
+    from hyper_parallel.core.shard.schema import (
+        OpInfo,
+        OpSchema,
+        OpSpec,
+        OpStrategy,
+        OutputSharding,
+        RuntimeSchemaInfo,
+        TupleStrategy,
+    )
     from hyper_parallel.core.shard.shard_module import ShardingPlan, shard_module
 
 __all__ = [
     "DFunction",
     "DistributedOp",
+    "OpInfo",
+    "OpSchema",
+    "OpSpec",
+    "OpStrategy",
+    "OutputSharding",
+    "ReplicatedOp",
+    "RuntimeSchemaInfo",
     "ShardingPlan",
+    "ShardingPropagator",
+    "TupleStrategy",
     "custom_shard",
     "implicit_budget",
     "implicit_replication",
@@ -35,6 +55,17 @@ __getattr__, __dir__ = lazy(
         "hyper_parallel.core.shard.dispatch": ("implicit_replication",),
         "hyper_parallel.core.shard.distributed_op": ("DistributedOp",),
         "hyper_parallel.core.shard.local_map": ("custom_shard", "local_map"),
+        "hyper_parallel.core.shard.propagator": ("ShardingPropagator",),
+        "hyper_parallel.core.shard.replicated_op": ("ReplicatedOp",),
+        "hyper_parallel.core.shard.schema": (
+            "OpInfo",
+            "OpSchema",
+            "OpSpec",
+            "OpStrategy",
+            "OutputSharding",
+            "RuntimeSchemaInfo",
+            "TupleStrategy",
+        ),
         "hyper_parallel.core.shard.shard_module": ("ShardingPlan", "shard_module"),
     },
 )

@@ -36,13 +36,15 @@ class UserOp:
         ValueError: an operator of this name has a rule already.
     """
 
+    _kind = "UserOp"
+
     def __init__(self, op_name: str) -> None:
         """Register under ``op_name``."""
         self.op_name = op_name
         self._entries: dict[Any, Entry] = {}
         with _LOCK:
             if op_name in _USER_OPS or find_rule(op_name) is not None:
-                msg = f"{type(self).__name__}: operator {op_name!r} already has a rule"
+                msg = f"{self._kind}: operator {op_name!r} already has a rule"
                 raise ValueError(msg)
             _USER_OPS[op_name] = self
 
@@ -82,6 +84,8 @@ class DistributedOp(UserOp):
     Raises:
         ValueError: an operator of this name has a rule already.
     """
+
+    _kind = "DistributedOp"
 
     def infer_layout(self, layouts: Sequence[Layout], extra_args: Sequence[Any] | None = None) -> Any:
         """Layout of the output, or a tuple of layouts.

@@ -101,10 +101,13 @@ class Listed:
         options: layouts of the operands, layouts of the outputs, and what reaching them costs: bytes that one rank
             receives, negative where a local slice saves more than it takes; None has it computed.
         many: True when the operator returns a sequence.
+        varying: per operand, the axes on which it is whole while an operand that it meets differs; None where every
+            operand meets every other one.
     """
 
     options: tuple[tuple[tuple[Layout, ...], tuple[Layout, ...], float | None], ...]
     many: bool = False
+    varying: tuple[tuple[int, ...], ...] | None = None
 
 
 @dataclass(frozen=True)

@@ -69,7 +69,8 @@ def _count_cuts(row: Row, size: int, cuts: dict[tuple[int, int], int]) -> None:
 def cheapest(call: OpCall, listed: Listed) -> Choice:
     """The option that costs least to reach; among equals the one that moves the fewest operands, then the first."""
     best = min(listed.options, key=lambda option: _reach(call, *option))
-    return Choice(best[0], best[1], varying_operands(call, best[0]))
+    varying = varying_operands(call, best[0]) if listed.varying is None else listed.varying
+    return Choice(best[0], best[1], varying)
 
 
 def _reach(

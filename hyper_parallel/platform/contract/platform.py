@@ -94,6 +94,10 @@ class Platform(
         msg = f"benchmark: {self.platform_type} has no distributed tensor of its own to compare with; measure on torch"
         raise UnsupportedOnBackend(msg)
 
+    @abc.abstractmethod
+    def operator_entry(self, op: Any) -> Any:
+        """The dispatcher's entry for an operator, given as the framework knows it or by name; None without one."""
+
     def from_torch(self, tensor: Any) -> Any:
         """PyTorch's own DTensor as a DTensor of this library.
 

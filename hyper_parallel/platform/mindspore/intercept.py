@@ -24,7 +24,7 @@ if TYPE_CHECKING:
 
     from hyper_parallel.platform.contract.platform import Platform
 
-__all__ = ["Interception", "call", "fallback", "holds_dtensor", "start"]
+__all__ = ["Interception", "call", "fallback", "holds_dtensor", "interception", "start"]
 
 LEGACY_PARTS = 3  # a legacy primitive arrives as [primitive, name, arguments]
 
@@ -49,6 +49,11 @@ def start(platform: Platform, lines: dict[str, Any]) -> Interception:
     _STARTED["mindspore"] = Interception(Dispatcher(platform), lines)
     # A plain tensor or a Parameter may stand first, where MindSpore looks for the handler.
     Tensor.__fallback__ = fallback
+    return _STARTED["mindspore"]
+
+
+def interception() -> Interception:
+    """The one interception of the process."""
     return _STARTED["mindspore"]
 
 
@@ -105,8 +110,8 @@ def _message(name: str, args: tuple[Any, ...], kwargs: dict[str, Any]) -> str:
     seen = ", ".join(f"{one._layout.notation(one.dtype)}" for one in _dtensors((args, tuple(kwargs.values()))))  # noqa: SLF001
     return (
         f"operator {name} has no sharding rule (layouts: {seen}); "
-        "add one with hyper_parallel.DistributedOp, or run it whole: x = x.redistribute() on every operand, then "
-        "to_local(), the operation, and DTensor.from_local(result, mesh)"
+        "add one with hyper_parallel.DistributedOp, or let it run whole on every rank: "
+        f"hyper_parallel.ReplicatedOp({name!r})"
     )
 
 

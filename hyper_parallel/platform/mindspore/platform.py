@@ -92,6 +92,14 @@ class MindSporePlatform(MindSporeTensors, MindSporeModules, MindSporeDifferentia
 
         return value_and_grad(fn, *how)
 
+    def operator_entry(self, op: Any) -> Any:
+        """From the table: the name of an operator, or what carries one."""
+        from hyper_parallel.platform.mindspore.intercept import interception
+
+        name = op if isinstance(op, str) else getattr(op, "name", None) or getattr(op, "__name__", "")
+        line = interception().lines.get(str(name))
+        return getattr(line, "entry", None)
+
     def local_op(self, op: str) -> Callable[..., Any]:
         """From the table."""
         from hyper_parallel.platform.mindspore.local_ops import LOCAL

@@ -169,7 +169,11 @@ def operator(func: OpOverload[..., Any], types: Any, args: tuple[Any, ...], kwar
     doors = interception()
     entry = doors.overloads.get(func)
     if entry is None:
-        raise UnsupportedOperatorError(_message(func, args, kwargs))
+        user = user_op(str(func))
+        if user is None:
+            raise UnsupportedOperatorError(_message(func, args, kwargs))
+        with enable_reentrant_dispatch():
+            return user.run(doors.dispatcher, func, args, kwargs)
     with enable_reentrant_dispatch():
         return doors.dispatcher.dispatch(entry, args, kwargs)
 
@@ -182,6 +186,6 @@ def _message(func: OpOverload[..., Any], args: tuple[Any, ...], kwargs: dict[str
     )
     return (
         f"operator {func} has no sharding rule (layouts: {seen}); "
-        "add one with hyper_parallel.DistributedOp, or run it whole: x = x.redistribute() on every operand, then "
-        "to_local(), the operation, and DTensor.from_local(result, mesh)"
+        "add one with hyper_parallel.DistributedOp, or let it run whole on every rank: "
+        f"hyper_parallel.ReplicatedOp({str(func)!r})"
     )

@@ -91,6 +91,17 @@ class TorchPlatform(TorchTensors, TorchModules, TorchDifferentiable, TorchTraini
 
         return self.wrap(*from_torch(tensor))
 
+    def operator_entry(self, op: Any) -> Any:
+        """From the table: a function, a method, an operator overload, or the name of a function or method."""
+        from hyper_parallel.platform.torch.intercept import interception
+
+        doors = interception()
+        spelled = [op]
+        if isinstance(op, str):
+            spelled = [getattr(owner, op, None) for owner in (torch, torch.Tensor, torch.nn.functional)]
+        found = (doors.functions.get(one) or doors.overloads.get(one) for one in spelled if one is not None)
+        return next((entry for entry in found if entry is not None), None)
+
     def local_op(self, op: str) -> Callable[..., Any]:
         """From the table."""
         from hyper_parallel.platform.torch.op_table import LOCAL

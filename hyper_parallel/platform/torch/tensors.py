@@ -46,12 +46,9 @@ class TorchTensors(TensorsFacet):
 
     def dense_by_chance(self, local: Any, layout: Any) -> bool:
         """A dim that is cut to one element has the stride of a view; PyTorch does not count it."""
-        return (
-            local._is_view()
-            and any(  # noqa: SLF001 - public by usage
-                size <= 1 < whole and local.stride(dim) != max(1, local.shape[dim + 1 :].numel())
-                for dim, (size, whole) in enumerate(zip(local.shape, layout.shape, strict=True))
-            )
+        return local._is_view() and any(
+            size <= 1 < whole and local.stride(dim) != max(1, local.shape[dim + 1 :].numel())
+            for dim, (size, whole) in enumerate(zip(local.shape, layout.shape, strict=True))
         )
 
     def detach(self, data: Any) -> Any:

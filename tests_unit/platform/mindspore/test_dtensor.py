@@ -252,8 +252,8 @@ def test_an_operator_without_rule_says_what_to_do():
     """What has no table line is refused by name, with the layouts seen and the ways out."""
     assert simulate(_unknown, 2, platform="mindspore")[0] == (
         "operator MatrixInverseExt has no sharding rule (layouts: f32[3@m0, 3]); "
-        "add one with hyper_parallel.DistributedOp, or run it whole: x = x.redistribute() on every operand, then "
-        "to_local(), the operation, and DTensor.from_local(result, mesh)"
+        "add one with hyper_parallel.DistributedOp, or let it run whole on every rank: "
+        "hyper_parallel.ReplicatedOp('MatrixInverseExt')"
     )
 
 

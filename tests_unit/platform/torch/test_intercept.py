@@ -60,8 +60,8 @@ def test_an_unknown_operator_says_what_to_do():
 
     assert on_ranks(on_rank)[0] == (
         "operator aten._linalg_slogdet.default has no sharding rule (layouts: f32[4@tp, 4]); "
-        "add one with hyper_parallel.DistributedOp, or run it whole: x = x.redistribute() on every operand, then "
-        "to_local(), the operation, and DTensor.from_local(result, mesh)"
+        "add one with hyper_parallel.DistributedOp, or let it run whole on every rank: "
+        "hyper_parallel.ReplicatedOp('aten._linalg_slogdet.default')"
     )
 
 

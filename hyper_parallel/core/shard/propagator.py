@@ -1,0 +1,270 @@
+"""Strategies and sharding rules that users register as functions, and propagation without any tensor."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable, Sequence
+from typing import Any
+
+from hyper_parallel.core.dtensor.layout import Layout
+from hyper_parallel.core.shard.binder import binder
+from hyper_parallel.core.shard.call import OpCall, Operand, Ref
+from hyper_parallel.core.shard.dispatch import Entry
+from hyper_parallel.core.shard.distributed_op import UserOp, user_op
+from hyper_parallel.core.shard.propagation import OpPlan, propagate
+from hyper_parallel.core.shard.rule import Listed, Rule, find_rule
+from hyper_parallel.core.shard.schema import (
+    OpInfo,
+    OpSchema,
+    OpSpec,
+    OpStrategy,
+    OutputSharding,
+    RuntimeSchemaInfo,
+    TupleStrategy,
+)
+from hyper_parallel.core.shard.strategy import cheapest
+from hyper_parallel.errors import LayoutError, MeshMismatchError, UnsupportedOperatorError
+from hyper_parallel.platform.select import current_platform
+
+__all__ = ["ShardingPropagator"]
+
+Strategy = Callable[[OpSchema], "OpStrategy | TupleStrategy"]
+PropRule = Callable[[OpSchema], OutputSharding]
+
+
+class _Registered(UserOp):
+    """An operator whose strategies a function lists."""
+
+    _kind = "ShardingPropagator"
+
+    def __init__(self, op_name: str, strategy: Strategy, schema_info: RuntimeSchemaInfo | None) -> None:
+        super().__init__(op_name)
+        self._strategy, self._info = strategy, schema_info
+
+    def answer(self, func: Callable[..., Any], call: OpCall) -> Listed:
+        """The options of one call."""
+        del func
+        found = self._strategy(OpSchema(self.op_name, *_schema_arguments(call), self._info))
+        if isinstance(found, TupleStrategy):
+            return _by_element(self.op_name, call, found)
+        given: object = found  # callers may be untyped
+        if not isinstance(given, OpStrategy) or not given.strategies:
+            msg = f"{self.op_name}: a strategy must return an OpStrategy with at least one OpSpec, got {found!r}"
+            raise LayoutError(msg)
+        many = not isinstance(found.strategies[0].output_specs, Layout)
+        return Listed(tuple(_option(self.op_name, call.operands, one) for one in found.strategies), many=many)
+
+
+class ShardingPropagator:
+    """Where operators meet layouts: registration by function, and propagation without tensors.
+
+    What is registered here counts for every dispatched call, like a rule of the library; what is asked here is
+    answered by the same plans that dispatch runs.
+    """
+
+    def __init__(self) -> None:
+        self._kept = threading.local()
+
+    # -- registering -----------------------------------------------------------------------------------------------
+
+    def register_op_strategy(self, op: Any, strategy: Strategy, schema_info: RuntimeSchemaInfo | None = None) -> UserOp:
+        """Add an operator by a function that lists its strategies.
+
+        Args:
+            op: the operator: a function, an operator overload, or its name.
+            strategy: from the call's :class:`OpSchema` to an :class:`OpStrategy`, or a :class:`TupleStrategy` for
+                operators of lists.
+            schema_info: which arguments belong to the key of :meth:`propagate_op_sharding`.
+
+        Returns:
+            The registration; its ``unregister()`` takes it back.
+
+        Raises:
+            ValueError: the operator has a rule already.
+        """
+        return _Registered(_name(op), strategy, schema_info)
+
+    def register_sharding_prop_rule(
+        self, op: Any, rule: PropRule, schema_info: RuntimeSchemaInfo | None = None
+    ) -> UserOp:
+        """Add an operator by a function that says where its outputs are, and where its operands have to be.
+
+        Args:
+            op: the operator: a function, an operator overload, or its name.
+            rule: from the call's :class:`OpSchema` to an :class:`OutputSharding`.
+            schema_info: as for :meth:`register_op_strategy`.
+
+        Returns:
+            The registration; its ``unregister()`` takes it back.
+
+        Raises:
+            ValueError: the operator has a rule already.
+        """
+
+        def strategy(schema: OpSchema) -> OpStrategy:
+            found = rule(schema)
+            wanted = found.redistribute_schema
+            return OpStrategy([OpSpec(found.output_spec, None if wanted is None else wanted.args_spec)])
+
+        return _Registered(_name(op), strategy, schema_info)
+
+    # -- asking ----------------------------------------------------------------------------------------------------
+
+    def propagate(self, op_info: OpInfo) -> OutputSharding:
+        """Fill in ``op_info.output_sharding``, and return it."""
+        op_info.output_sharding = self.propagate_op_sharding(op_info.schema)
+        return op_info.output_sharding
+
+    def propagate_op_sharding(self, op_schema: OpSchema) -> OutputSharding:
+        """Where the operands of a call would have to be, and where its outputs would be; kept per thread.
+
+        Floating operands are assumed.
+
+        Raises:
+            UnsupportedOperatorError: (a NotImplementedError) the operator has neither rule nor strategy.
+            MeshMismatchError: layouts of different meshes.
+            LayoutError: (a ValueError) the operator does not accept the shapes.
+        """
+        kept: dict[OpSchema, OutputSharding] = self._kept.__dict__.setdefault("found", {})
+        found = kept.get(op_schema)
+        if found is None:
+            found = kept[op_schema] = _found(op_schema)
+        return found
+
+
+def _found(schema: OpSchema) -> OutputSharding:
+    name = _name(schema.op)
+    user = user_op(name)
+    func = schema.op if callable(schema.op) else _nameless
+    entry = user.entry(func) if user is not None else _entry(schema.op, name)
+    layouts = schema.args_spec
+    if entry is None or entry.composed is not None or not isinstance(entry.rule, Rule) or not layouts:
+        raise UnsupportedOperatorError(_without_rule(name, layouts, composed=entry is not None))
+    if len({layout.mesh for layout in layouts}) > 1:
+        first, second = list(dict.fromkeys(layout.mesh for layout in layouts))[:2]
+        msg = f"{name}: operands live on different meshes, {first!r} and {second!r}; bring them to one mesh first"
+        raise MeshMismatchError(msg)
+    bound = entry.binder.bind(schema.args_schema, schema.kwargs_schema)
+    operands: list[Operand] = []
+    template = {name: _referred(name, value, operands) for name, value in bound.items()}
+    plan = propagate(OpCall(entry.rule.op, layouts[0].mesh, tuple(operands), template), entry.rule)
+    return _sharding(schema, plan)
+
+
+def _entry(op: Any, name: str) -> Entry | None:
+    """The framework's spelling, or the canonical operator of that name."""
+    spelled: Entry | None = current_platform().operator_entry(op)
+    rule = find_rule(name)
+    if spelled is not None or rule is None:
+        return spelled
+    return Entry(name, _nameless, binder(rule.signature), rule, _nameless, canonical=True)
+
+
+def _sharding(schema: OpSchema, plan: OpPlan) -> OutputSharding:
+    outputs = plan.choice.outputs if plan.many else plan.choice.outputs[0]
+    replaced = {} if plan.local is None or plan.local.args is None else plan.local.args
+    if not plan.moves and not replaced:
+        return OutputSharding(outputs)
+    targets = plan.choice.targets
+    arguments = {name: _placed(replaced.get(name, value), targets) for name, value in plan.call.args.items()}
+    return OutputSharding(outputs, OpSchema(schema.op, (), arguments, schema.schema_info), plan.moves)
+
+
+def _without_rule(name: str, layouts: Sequence[Layout], *, composed: bool) -> str:
+    seen = ", ".join(layout.notation() for layout in layouts) or "none"
+    if composed:
+        return f"operator {name} is composed of others (layouts: {seen}); ask for those it calls"
+    return (
+        f"operator {name} has no sharding rule (layouts: {seen}); add one with "
+        "ShardingPropagator().register_op_strategy or hyper_parallel.DistributedOp, or let it run whole on every rank: "
+        f"hyper_parallel.ReplicatedOp({name!r})"
+    )
+
+
+# -- between schemas and calls -----------------------------------------------------------------------------------------
+
+
+def _name(op: Any) -> str:
+    """How an operator is registered: an overload under its full name, a function under its own, a primitive too."""
+    if isinstance(op, str):
+        return op
+    if type(op).__name__ == "OpOverload":
+        return str(op)
+    return str(getattr(op, "__name__", None) or getattr(op, "name", op))
+
+
+def _nameless(*_: Any, **__: Any) -> Any:
+    """Stands for an operator that is known by name only."""
+    msg = "an operator that is known by name only cannot be called"
+    raise AssertionError(msg)
+
+
+def _schema_arguments(call: OpCall) -> tuple[tuple[Any, ...], dict[str, Any]]:
+    layouts = tuple(operand.layout for operand in call.operands)
+    return tuple(_placed(value, layouts) for value in call.args.values()), {}
+
+
+def _placed(value: Any, layouts: Sequence[Layout]) -> Any:
+    """Layouts in place of operands."""
+    if isinstance(value, Ref):
+        return layouts[value.index]
+    if isinstance(value, (list, tuple)):
+        return type(value)(_placed(item, layouts) for item in value)
+    return value
+
+
+def _referred(name: str, value: Any, operands: list[Operand]) -> Any:
+    """Operands in place of layouts."""
+    if isinstance(value, Layout):
+        operands.append(Operand(name, value))
+        return Ref(len(operands) - 1)
+    if isinstance(value, (list, tuple)):
+        return type(value)(_referred(f"{name}[{index}]", item, operands) for index, item in enumerate(value))
+    return value
+
+
+def _option(
+    name: str, operands: Sequence[Operand], spec: OpSpec
+) -> tuple[tuple[Layout, ...], tuple[Layout, ...], float | None]:
+    given = [one.layout for one in operands] if spec.input_specs is None else list(spec.input_specs)
+    if len(given) != len(operands):
+        msg = f"{name}: an OpSpec has {len(given)} input_specs, the call has {len(operands)} tensors"
+        raise LayoutError(msg)
+    targets = tuple(layout.with_shape(one.shape) for layout, one in zip(given, operands, strict=True))
+    pairs = zip(operands, targets, strict=True)
+    wrong = next((one.name for one, layout in pairs if layout.mesh is not one.layout.mesh), "")
+    if wrong:
+        msg = f"{name}: the layout of {wrong} in input_specs lives on another mesh than {wrong}"
+        raise MeshMismatchError(msg)
+    for layout in spec.outputs:
+        if layout.shape is None:
+            msg = f"{name}: output_specs hold {layout!r} without a global shape; use layout.with_shape(...)"
+            raise LayoutError(msg)
+    return targets, spec.outputs, spec.cost
+
+
+def _by_element(name: str, call: OpCall, found: TupleStrategy) -> Listed:
+    """The best option of each element, as one option of the whole call."""
+    lists = [value for value in call.args.values() if isinstance(value, (list, tuple)) and _all_refs(value)]
+    count = len(found.children)
+    if not lists or any(len(one) != count for one in lists):
+        sizes = [len(one) for one in lists]
+        msg = f"{name}: a TupleStrategy of {count} children for lists of {sizes or 'no'} tensors"
+        raise LayoutError(msg)
+    targets: dict[int, Layout] = {index: one.layout for index, one in enumerate(call.operands)}
+    varying: dict[int, tuple[int, ...]] = {}
+    outputs: list[Layout] = []
+    for index, child in enumerate(found.children):
+        chosen = [one[index].index for one in lists]
+        part = OpCall(call.op, call.mesh, tuple(call.operands[one] for one in chosen), {})
+        best = cheapest(part, Listed(tuple(_option(name, part.operands, one) for one in child.strategies)))
+        targets.update(zip(chosen, best.targets, strict=True))
+        varying.update(zip(chosen, best.varying, strict=True))
+        outputs.extend(best.outputs)
+    every = range(len(call.operands))
+    whole = (tuple(targets[index] for index in every), tuple(outputs), None)
+    return Listed((whole,), many=True, varying=tuple(varying.get(index, ()) for index in every))
+
+
+def _all_refs(value: Sequence[Any]) -> bool:
+    return bool(value) and all(isinstance(item, Ref) for item in value)

@@ -1,0 +1,82 @@
+"""Operators that a user lets run whole on every rank, because they have no rule."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from typing import TYPE_CHECKING, Any
+
+from hyper_parallel.core.dtensor.dtensor import DTensor
+from hyper_parallel.core.dtensor.events import Cause
+from hyper_parallel.core.dtensor.layout import Layout
+from hyper_parallel.core.shard.distributed_op import UserOp
+from hyper_parallel.core.shard.entries import rebuilt
+from hyper_parallel.errors import MeshMismatchError, MixedTensorError, UnsupportedOperatorError
+
+if TYPE_CHECKING:
+    from hyper_parallel.core.shard.dispatch import Dispatcher
+
+__all__ = ["ReplicatedOp"]
+
+
+class ReplicatedOp(UserOp):
+    """Opt one operator into replication: instantiate once to register.
+
+    Every rank gathers the operands, computes everything and holds the whole result. The gathering is recorded as
+    implicit, so ``strict()`` forbids it and the event log shows what it costs. The operator must give the same result
+    on every rank: random ones do not.
+
+    Args:
+        op_name: name of the function (``func.__name__``), operator overload or MindSpore primitive.
+
+    Raises:
+        ValueError: an operator of this name has a rule already.
+    """
+
+    _kind = "ReplicatedOp"
+
+    def run(
+        self, dispatcher: Dispatcher, func: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]
+    ) -> Any:
+        """Gather, call ``func`` and wrap what comes out."""
+        platform = dispatcher.platform
+        operands = list(_operands((args, tuple(kwargs.values())), platform.is_tensor))
+        meshes = list(dict.fromkeys(one.device_mesh for one in operands if isinstance(one, DTensor)))
+        if len(meshes) > 1:
+            msg = f"{self.op_name}: operands live on different meshes, {meshes[0]!r} and {meshes[1]!r}"
+            raise MeshMismatchError(msg)
+        plain = next((one for one in operands if not isinstance(one, DTensor)), None)
+        if plain is not None:
+            msg = f"{self.op_name}: a plain tensor {list(plain.shape)} meets DTensors on {meshes[0]!r}"
+            raise MixedTensorError(msg)
+        if any(not one.layout.is_replicated for one in operands) and self.op_name.endswith("_"):
+            msg = f"{self.op_name}: what is written in place must be whole; use x = x.redistribute() first"
+            raise UnsupportedOperatorError(msg)
+        found = func(*self._whole(args), **{name: self._whole(value) for name, value in kwargs.items()})
+        return _wrapped(found, lambda local: platform.wrap(local, _whole_layout(meshes[0], local)), platform.is_tensor)
+
+    def _whole(self, value: Any) -> Any:
+        """``value`` with the gathered local tensor in place of each DTensor."""
+        if isinstance(value, DTensor):
+            return value.local_for(
+                _whole_layout(value.device_mesh, value), (), Cause(self.op_name, "operand", implicit=True)
+            )
+        return rebuilt(value, [self._whole(one) for one in value]) if isinstance(value, (list, tuple)) else value
+
+
+def _whole_layout(mesh: Any, tensor: Any) -> Layout:
+    shape = tuple(tensor.shape)
+    return Layout.of(mesh, ((),) * len(shape), (), shape)
+
+
+def _operands(values: Any, is_tensor: Callable[[Any], bool]) -> Iterator[Any]:
+    for one in values:
+        if isinstance(one, (list, tuple)):
+            yield from _operands(one, is_tensor)
+        elif is_tensor(one):
+            yield one
+
+
+def _wrapped(found: Any, wrap: Callable[[Any], Any], is_tensor: Callable[[Any], bool]) -> Any:
+    if isinstance(found, (list, tuple)):
+        return rebuilt(found, [_wrapped(one, wrap, is_tensor) for one in found])
+    return wrap(found) if is_tensor(found) else found

@@ -1,0 +1,250 @@
+"""Strategies registered as functions, propagation without tensors, and operators let run whole."""
+
+from __future__ import annotations
+
+import contextlib
+
+import numpy as np
+import pytest
+
+from hyper_parallel.core.dtensor.events import record_events, strict
+from hyper_parallel.core.dtensor.layout import Layout
+from hyper_parallel.core.dtensor.mesh import init_device_mesh
+from hyper_parallel.core.dtensor.module import distribute_tensor
+from hyper_parallel.core.dtensor.placements import Partial, Replicate, Shard
+from hyper_parallel.core.shard.propagator import ShardingPropagator
+from hyper_parallel.core.shard.replicated_op import ReplicatedOp
+from hyper_parallel.core.shard.schema import (
+    OpInfo,
+    OpSchema,
+    OpSpec,
+    OpStrategy,
+    OutputSharding,
+    RuntimeSchemaInfo,
+    TupleStrategy,
+)
+from hyper_parallel.errors import LayoutError, StrictModeError, UnsupportedOperatorError
+from hyper_parallel.verify.check import check_function
+from hyper_parallel.verify.simulate import simulate
+
+torch_only = pytest.mark.platforms("torch")
+
+
+def values(*shape, seed=0):
+    """Numbers of both signs."""
+    return np.random.default_rng(seed).uniform(-2.0, 2.0, shape)
+
+
+@contextlib.contextmanager
+def registered(op):
+    """An operator that is forgotten at the end."""
+    try:
+        yield op
+    finally:
+        op.unregister()
+
+
+def pairwise(schema):
+    """For `x @ w`: x by rows with w whole, w by columns with x whole, or both whole."""
+    x, w = schema.args_spec
+    mesh, (rows, _), (_, columns) = x.mesh, x.shape, w.shape
+    place = lambda placement, shape: Layout.place(mesh, [placement], shape)  # noqa: E731 - a table follows
+    whole = Replicate()
+    table = [(whole, whole, whole), (Shard(0), whole, Shard(0)), (whole, Shard(1), Shard(1))]
+    return OpStrategy([OpSpec(place(c, (rows, columns)), (place(a, x.shape), place(b, w.shape))) for a, b, c in table])
+
+
+def product_of_a_test(x, w):
+    """A function that announces itself, as PyTorch's own do."""
+    import torch
+
+    if torch.overrides.has_torch_function((x, w)):
+        return torch.overrides.handle_torch_function(product_of_a_test, (x, w), x, w)
+    return torch.matmul(x, w)
+
+
+@torch_only
+@pytest.mark.parametrize("world", [2, 3])
+def test_a_registered_strategy_is_dispatched(world):
+    """Wherever the operands lie, values and gradients are those of one device."""
+    with registered(ShardingPropagator().register_op_strategy(product_of_a_test, pairwise)):
+        report = check_function(product_of_a_test, [values(5, 4), values(4, 7, seed=1)], (world,), platform="torch")
+    assert report.ok, report.wrong[:3]
+    assert not report.rejected, report.rejected[:3]
+
+
+@torch_only
+def test_the_cheapest_strategy_is_taken():
+    """What costs nothing beats what moves; at equal cost nothing moves; a declared negative cost wins over all."""
+
+    def body():
+        mesh = init_device_mesh("cpu", (2,), mesh_dim_names=("tp",))
+        rows = Layout.place(mesh, [Shard(0)], (4, 6))
+        whole = Layout.place(mesh, [Replicate()], (4, 6))
+        found = []
+        for name, cost in (("computed", None), ("negative", (-1.0,))):
+            propagator = ShardingPropagator()
+
+            def strategy(schema, cost=cost):
+                (x,) = schema.args_spec
+                options = [OpSpec(whole, (whole,), cost or None), OpSpec(x, (x,))]
+                return OpStrategy(options)
+
+            with registered(propagator.register_op_strategy(name, strategy)):
+                sharding = propagator.propagate_op_sharding(OpSchema(name, (rows,)))
+                found.append((sharding.output_spec is whole, sharding.needs_redistribute))
+                kept = propagator.propagate_op_sharding(OpSchema(name, (whole,)))
+                found.append((kept.output_spec is whole, kept.needs_redistribute))
+        return found
+
+    assert simulate(body, 2, platform="torch")[0] == [(False, False), (True, False), (True, True), (True, False)]
+
+
+@torch_only
+def test_lists_choose_per_element():
+    """Each tensor of a list stays as it lies; gradients of whole elements are not summed because others are cut."""
+    import torch
+
+    def double_all(xs):
+        if torch.overrides.has_torch_function(tuple(xs)):
+            return torch.overrides.handle_torch_function(double_all, tuple(xs), xs)
+        return [x * 2 for x in xs]
+
+    def strategy(schema):
+        return TupleStrategy([OpStrategy([OpSpec(x, (x,))]) for x in schema.args_spec])
+
+    def body():
+        mesh = init_device_mesh("cpu", (2,), mesh_dim_names=("tp",))
+        whole = distribute_tensor(torch.ones(3, requires_grad=True), mesh)
+        cut = distribute_tensor(torch.ones(3, requires_grad=True), mesh, [Shard(0)])
+        one, two = double_all([whole, cut])
+        (one.sum() + two.sum()).backward()
+        assert (one.placements, two.placements) == ((Replicate(),), (Shard(0),))
+        return [whole.grad.full_tensor().tolist(), cut.grad.full_tensor().tolist()]
+
+    with registered(ShardingPropagator().register_op_strategy("double_all", strategy)):
+        assert simulate(body, 2, platform="torch") == [[[2.0] * 3, [2.0] * 3]] * 2
+
+
+@torch_only
+def test_a_rule_says_where_operands_have_to_be():
+    """A sharding rule's redistribute_schema is where the operands are brought before the call."""
+    import torch
+
+    def whole_sum(x):
+        if torch.overrides.has_torch_function((x,)):
+            return torch.overrides.handle_torch_function(whole_sum, (x,), x)
+        return x.sum()
+
+    def rule(schema):
+        (x,) = schema.args_spec
+        rows = Layout.place(x.mesh, [Shard(0)], x.shape)
+        out = Layout.place(x.mesh, [Partial()], ())
+        return OutputSharding(out, OpSchema(schema.op, (rows,)))
+
+    with registered(ShardingPropagator().register_sharding_prop_rule(whole_sum, rule)):
+        report = check_function(whole_sum, [values(5, 3)], (3,), platform="torch")
+    assert report.ok, report.wrong[:3]
+    assert not report.rejected, report.rejected[:3]
+
+
+@pytest.mark.platforms("torch", "mindspore")
+def test_rules_of_the_library_are_asked_without_tensors(platform_name):
+    """A view's sizes come back local, an operand that must move comes back where it must be."""
+
+    def body():
+        mesh = init_device_mesh("cpu", (2,), mesh_dim_names=("tp",))
+        x = Layout.place(mesh, [Shard(0)], (4, 6))
+        propagator = ShardingPropagator()
+        info = OpInfo(OpSchema("view", (x, (4, 2, 3))))
+        view = propagator.propagate(info)
+        assert info.output_sharding is view
+        assert propagator.propagate_op_sharding(OpSchema("view", (x, (4, 2, 3)))) is view
+        soft = propagator.propagate_op_sharding(OpSchema("softmax", (x, 0)))
+        return (
+            view.output_spec.notation(),
+            [value for value in view.redistribute_schema.kwargs_schema.values() if isinstance(value, tuple)],
+            view.needs_redistribute,
+            soft.needs_redistribute,
+            soft.redistribute_schema.args_spec[0].notation(),
+        )
+
+    assert simulate(body, 2, platform=platform_name)[0] == (
+        "[4@tp, 2, 3]", [(2, 2, 3)], False, True, "[4, 6@tp]",
+    )  # fmt: skip
+
+
+@torch_only
+def test_static_arguments_tell_calls_apart():
+    """Arguments before static_argnum and keywords that are not named share a plan."""
+    info = RuntimeSchemaInfo(static_argnum=2, static_kwargkey=("dim",))
+    first = OpSchema("f", ("a", 1, 2), {"dim": 0, "note": 1}, info)
+    assert first == OpSchema("f", ("a", 9, 2), {"dim": 0, "note": 2}, info)
+    assert first != OpSchema("f", ("a", 1, 3), {"dim": 0, "note": 1}, info)
+    assert first != OpSchema("f", ("a", 1, 2), {"dim": 1, "note": 1}, info)
+    assert OpSchema("f", (1,)) != OpSchema("f", (True,))
+
+
+@torch_only
+def test_an_operator_without_rule():
+    """Propagation names the operator, the layouts seen and the ways out."""
+
+    def body():
+        mesh = init_device_mesh("cpu", (2,), mesh_dim_names=("tp",))
+        with pytest.raises(UnsupportedOperatorError) as caught:
+            ShardingPropagator().propagate_op_sharding(OpSchema("nobody", (Layout.place(mesh, [Shard(0)], (4,)),)))
+        return str(caught.value)
+
+    assert simulate(body, 2, platform="torch")[0] == (
+        "operator nobody has no sharding rule (layouts: [4@tp]); add one with "
+        "ShardingPropagator().register_op_strategy or hyper_parallel.DistributedOp, or let it run whole on every rank: "
+        "hyper_parallel.ReplicatedOp('nobody')"
+    )
+
+
+@torch_only
+@pytest.mark.parametrize(
+    "answer, message",
+    [
+        (lambda _: OpStrategy([]), ("a strategy must return an OpStrategy with at least one OpSpec, got "
+                                   "OpStrategy(strategies=())")),
+        (lambda x: OpStrategy([OpSpec(x, (x, x))]), "an OpSpec has 2 input_specs, the call has 1 tensors"),
+        (lambda x: OpStrategy([OpSpec(x.with_shape(None), (x,))]), ("output_specs hold Layout([?@tp] on "
+         "DeviceMesh(cpu, tp=2, ranks=[0, 1])) without a global shape; use layout.with_shape(...)")),
+        (lambda _: TupleStrategy([]), "a TupleStrategy of 0 children for lists of [1] tensors"),
+    ],
+)  # fmt: skip
+def test_answers_that_are_none(answer, message):
+    """A strategy that does not fit the call is refused by name."""
+
+    def body():
+        layout = Layout.place(init_device_mesh("cpu", (2,), mesh_dim_names=("tp",)), [Shard(0)], (4,))
+        with pytest.raises(LayoutError) as caught:
+            ShardingPropagator().propagate_op_sharding(OpSchema("strange", (layout,)))
+        return str(caught.value)
+
+    with registered(ShardingPropagator().register_op_strategy("strange", lambda schema: answer(*schema.args_spec))):
+        assert simulate(body, 2, platform="torch")[0] == f"strange(_[0]=[4@tp]): strange: {message}"
+
+
+@torch_only
+def test_an_operator_may_be_let_run_whole():
+    """ReplicatedOp gathers, records it as implicit, computes everywhere, and passes gradients; strict() forbids it."""
+    import torch
+
+    with registered(ReplicatedOp("aten._linalg_slogdet.default")):
+
+        def body():
+            mesh = init_device_mesh("cpu", (2,), mesh_dim_names=("tp",))
+            x = distribute_tensor(torch.from_numpy(values(3, 3)).requires_grad_(), mesh, [Shard(0)])
+            with record_events() as log:
+                _, logarithm = torch.linalg.slogdet(x)
+            logarithm.backward()
+            plain = torch.from_numpy(values(3, 3)).requires_grad_()
+            torch.linalg.slogdet(plain)[1].backward()
+            torch.testing.assert_close(x.grad.full_tensor(), plain.grad)
+            with strict(), pytest.raises(StrictModeError):
+                torch.linalg.slogdet(x)
+            return [(event.collective, event.implicit) for event in log]
+
+        assert simulate(body, 2, platform="torch")[0] == [("all_gather", True)]
