@@ -94,6 +94,11 @@ class Transport(abc.ABC):
         result = getattr(self, operation)(*args)
         return Pending(operation, lambda: result)
 
+    def build_group(self, ranks: Ranks, **options: Any) -> Any:
+        """As :meth:`group`, with options of the engine where it has any: timeout, pg_options, group_desc."""
+        del options
+        return self.group(ranks)
+
     def known_group(self, ranks: Ranks) -> Any:
         """The cached handle of these ranks, or None."""
         del ranks

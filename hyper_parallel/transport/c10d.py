@@ -357,6 +357,12 @@ class C10dTransport(Transport):
             )
             raise MeshError(msg) from error
 
+    def build_group(self, ranks: Ranks, **options: Any) -> Any:
+        """See :meth:`Transport.build_group`."""
+        key = tuple(sorted(ranks))
+        self._groups[key] = dist.new_group(list(key), use_local_synchronization=True, **options)
+        return self._groups[key]
+
     def known_group(self, ranks: Ranks) -> Any:
         """See :meth:`Transport.known_group`."""
         return self._groups.get(tuple(sorted(ranks)))

@@ -393,8 +393,12 @@ class HcclTransport(Transport):
         self._engine.destroy_process_group()
 
 
-def connect(backend: str = "hccl") -> HcclTransport:
+def connect(backend: str = "hccl", **options: Any) -> HcclTransport:
     """Join the world that msrun describes, over HCCL.
+
+    Args:
+        backend: ``hccl``.
+        options: of ``mindspore.mint.distributed.init_process_group``.
 
     Raises:
         UnsupportedOnBackend: another backend; MCCL in particular computes wrong results silently.
@@ -408,7 +412,7 @@ def connect(backend: str = "hccl") -> HcclTransport:
     if backend != "hccl":
         msg = f"backend {backend!r} is none of MindSpore's; there is 'hccl'"
         raise UnsupportedOnBackend(msg)
-    distributed.init_process_group("hccl")
+    distributed.init_process_group("hccl", **options)
     return HcclTransport()
 
 
