@@ -10,7 +10,10 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 __all__ = [
+    "CheckpointError",
+    "CheckpointWriteError",
     "CollectiveMismatchError",
+    "HandleError",
     "HyperParallelError",
     "LayoutError",
     "MeshError",
@@ -21,6 +24,7 @@ __all__ = [
     "PlacementError",
     "PlanError",
     "RankFailedError",
+    "RendezvousError",
     "ShardMismatchError",
     "StrictModeError",
     "UnsupportedModuleError",
@@ -93,6 +97,26 @@ class UnsupportedOnBackend(HyperParallelError, NotImplementedError):  # noqa: N8
 
 class CollectiveMismatchError(HyperParallelError, RuntimeError):
     """Ranks met in one collective with different operations, shapes, dtypes or reductions, or one never came."""
+
+
+class HandleError(HyperParallelError, RuntimeError):
+    """A handle that was used up: a collective waited for twice, a hook removed twice."""
+
+
+class RendezvousError(HyperParallelError, TimeoutError, RuntimeError):
+    """A thread that waited for its partner in vain."""
+
+
+class CheckpointError(HyperParallelError, ValueError):
+    """A file that is no checkpoint of the format that was asked for, or a format that does not exist."""
+
+
+class CheckpointWriteError(HyperParallelError, OSError):
+    """A checkpoint that could not be written; what was there before is still there."""
+
+    def __str__(self) -> str:
+        """The plain message; an OSError would look for an error number."""
+        return Exception.__str__(self)
 
 
 class RankFailedError(HyperParallelError, RuntimeError):

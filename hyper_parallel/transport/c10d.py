@@ -8,17 +8,18 @@ complex, float64 on HCCL) it gathers and folds in the order of ``ranks``, which 
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import numpy as np
 import torch
 import torch.distributed as dist
 
-from hyper_parallel.errors import CollectiveMismatchError
+from hyper_parallel.errors import CollectiveMismatchError, MeshError
 from hyper_parallel.transport.base import Ranks, Shape, Transport
 from hyper_parallel.transport.calls import check_ranks, check_reduction
 from hyper_parallel.transport.numpy_ops import BFLOAT16
+from hyper_parallel.transport.pending import Pending
 
 __all__ = ["C10dTransport", "TorchOps", "from_host", "reduce_in_order", "start_gloo", "to_host"]
 
@@ -165,54 +166,21 @@ class C10dTransport(Transport):
 
     def all_gather(self, x: torch.Tensor, ranks: Ranks, shapes: Sequence[Shape]) -> list[torch.Tensor]:
         """See :meth:`Transport.all_gather`; uneven shapes travel padded to the largest."""
-        _check_told("all_gather", x, shapes, check_ranks(ranks, self.rank, self.world_size), len(ranks))
-        sizes = [math.prod(shape) * x.element_size() for shape in shapes]
-        largest = max(sizes)
-        if len(ranks) == 1 or not largest:
-            return [x.detach().clone(memory_format=torch.contiguous_format) if _own(shape, x) else x.new_empty(shape)
-                    for shape in shapes]  # fmt: skip
-        ours = _bytes(x)
-        if ours.numel() < largest:
-            ours = torch.cat([ours, ours.new_zeros(largest - ours.numel())])
-        parts = [torch.empty_like(ours) for _ in ranks]
-        dist.all_gather([parts[place] for place in _by_rank(ranks)], ours, group=self.group(ranks))
-        return [_unbytes(part, size, x.dtype, shape) for part, size, shape in zip(parts, sizes, shapes, strict=True)]
+        found: list[torch.Tensor] = self._all_gather(x, ranks, shapes).wait()
+        return found
 
     def reduce_scatter(self, chunks: Sequence[torch.Tensor], op: str, ranks: Ranks) -> torch.Tensor:
         """See :meth:`Transport.reduce_scatter`."""
-        position = check_ranks(ranks, self.rank, self.world_size)
-        first = chunks[0]
-        check_reduction(op, inexact=first.is_floating_point() or first.is_complex())
-        own = tuple(chunks[position].shape)
-        if len(ranks) > 1 and self._native(first.dtype, op):
-            return self._native_reduce_scatter(chunks, op, ranks, own)
-        return reduce_in_order(self.all_to_all(chunks, ranks, [own] * len(ranks)), op)
+        return self._reduce_scatter(chunks, op, ranks).wait()
 
     def all_to_all(self, chunks: Sequence[torch.Tensor], ranks: Ranks, shapes: Sequence[Shape]) -> list[torch.Tensor]:
         """See :meth:`Transport.all_to_all`; one collective, whatever the shapes."""
-        position = check_ranks(ranks, self.rank, self.world_size)
-        _check_told("all_to_all", chunks[position], shapes, position, len(ranks))
-        dtype, item = chunks[0].dtype, chunks[0].element_size()
-        sizes = [math.prod(shape) * item for shape in shapes]
-        order = _by_rank(ranks)
-        outgoing = [_bytes(chunks[place]) for place in order]
-        if len(ranks) == 1:
-            return [_unbytes(outgoing[0].clone(), sizes[0], dtype, shapes[0])]
-        received = outgoing[0].new_empty(sum(sizes))
-        in_splits, out_splits = [part.numel() for part in outgoing], [sizes[place] for place in order]
-        dist.all_to_all_single(received, torch.cat(outgoing), out_splits, in_splits, group=self.group(ranks))
-        arrived = dict(zip(order, torch.split(received, out_splits), strict=True))
-        # Cloned, since results that share a storage share a version counter, which autograd would trip over.
-        return [_unbytes(arrived[place].clone(), sizes[place], dtype, shapes[place]) for place in range(len(ranks))]
+        found: list[torch.Tensor] = self._all_to_all(chunks, ranks, shapes).wait()
+        return found
 
     def broadcast(self, x: torch.Tensor, src: int, ranks: Ranks) -> torch.Tensor:
         """See :meth:`Transport.broadcast`."""
-        check_ranks(ranks, self.rank, self.world_size)
-        check_ranks(ranks, src, self.world_size)
-        carried = _bytes(x).clone()
-        if len(ranks) > 1 and carried.numel():
-            dist.broadcast(carried, src, group=self.group(ranks))
-        return _unbytes(carried, carried.numel(), x.dtype, tuple(x.shape))
+        return self._broadcast(x, src, ranks).wait()
 
     def send(self, x: torch.Tensor, dst: int, tag: int = 0) -> None:
         """See :meth:`Transport.send`; an empty tensor needs no message."""
@@ -221,11 +189,129 @@ class C10dTransport(Transport):
 
     def recv(self, like: torch.Tensor, src: int, tag: int = 0) -> torch.Tensor:
         """See :meth:`Transport.recv`."""
+        return self._recv(like, src, tag).wait()
+
+    def start(self, operation: str, *args: Any) -> Pending:
+        """See :meth:`Transport.start`; the engine carries it while the caller goes on."""
+        starts: dict[str, Callable[..., Pending]] = {
+            "all_reduce": self._all_reduce,
+            "all_gather": self._all_gather,
+            "reduce_scatter": self._reduce_scatter,
+            "all_to_all": self._all_to_all,
+            "broadcast": self._broadcast,
+            "send": self._send,
+            "recv": self._recv,
+        }
+        return starts[operation](*args)
+
+    def _all_reduce(self, x: torch.Tensor, op: str, ranks: Ranks) -> Pending:
+        check_ranks(ranks, self.rank, self.world_size)
+        check_reduction(op, inexact=x.is_floating_point() or x.is_complex())
+        if len(ranks) == 1 or not x.numel() or not self._native(x.dtype, op):
+            # In one collective: the two steps of large blocking ones would need somebody to begin the second.
+            return self._all_gather(x, ranks, [tuple(x.shape)] * len(ranks)).then(
+                lambda parts: reduce_in_order(parts, op)
+            )
+        total = x.detach().clone(memory_format=torch.contiguous_format)
+        work = self.group(ranks).allreduce([total], _NATIVE_OPTIONS[op])
+
+        def finish() -> torch.Tensor:
+            work.wait()
+            return total.div_(len(ranks)) if op == "avg" else total
+
+        return Pending("all_reduce", finish, total)
+
+    def _all_gather(self, x: torch.Tensor, ranks: Ranks, shapes: Sequence[Shape]) -> Pending:
+        _check_told("all_gather", x, shapes, check_ranks(ranks, self.rank, self.world_size), len(ranks))
+        sizes = [math.prod(shape) * x.element_size() for shape in shapes]
+        largest = max(sizes)
+        if len(ranks) == 1 or not largest:
+            own = [x.detach().clone(memory_format=torch.contiguous_format) if _own(shape, x) else x.new_empty(shape)
+                   for shape in shapes]  # fmt: skip
+            return Pending("all_gather", lambda: own)
+        ours = _bytes(x)
+        if ours.numel() < largest:
+            ours = torch.cat([ours, ours.new_zeros(largest - ours.numel())])
+        parts = [torch.empty_like(ours) for _ in ranks]
+        work = _started(
+            dist.all_gather([parts[place] for place in _by_rank(ranks)], ours, group=self.group(ranks), async_op=True)
+        )
+
+        def finish() -> list[torch.Tensor]:
+            work(ours)
+            return [_unbytes(part, size, x.dtype, shape)
+                    for part, size, shape in zip(parts, sizes, shapes, strict=True)]  # fmt: skip
+
+        return Pending("all_gather", finish)
+
+    def _reduce_scatter(self, chunks: Sequence[torch.Tensor], op: str, ranks: Ranks) -> Pending:
+        position = check_ranks(ranks, self.rank, self.world_size)
+        first = chunks[0]
+        check_reduction(op, inexact=first.is_floating_point() or first.is_complex())
+        own = tuple(chunks[position].shape)
+        if len(ranks) > 1 and self._native(first.dtype, op):
+            return self._native_reduce_scatter(chunks, op, ranks, own)
+        return self._all_to_all(chunks, ranks, [own] * len(ranks)).then(lambda parts: reduce_in_order(parts, op))
+
+    def _all_to_all(self, chunks: Sequence[torch.Tensor], ranks: Ranks, shapes: Sequence[Shape]) -> Pending:
+        position = check_ranks(ranks, self.rank, self.world_size)
+        _check_told("all_to_all", chunks[position], shapes, position, len(ranks))
+        dtype, item = chunks[0].dtype, chunks[0].element_size()
+        sizes = [math.prod(shape) * item for shape in shapes]
+        order = _by_rank(ranks)
+        outgoing = [_bytes(chunks[place]) for place in order]
+        if len(ranks) == 1:
+            kept = _unbytes(outgoing[0].clone(), sizes[0], dtype, shapes[0])
+            return Pending("all_to_all", lambda: [kept])
+        received, given = outgoing[0].new_empty(sum(sizes)), torch.cat(outgoing)
+        in_splits, out_splits = [part.numel() for part in outgoing], [sizes[place] for place in order]
+        work = _started(
+            dist.all_to_all_single(received, given, out_splits, in_splits, group=self.group(ranks), async_op=True)
+        )
+
+        def finish() -> list[torch.Tensor]:
+            work(given)
+            arrived = dict(zip(order, torch.split(received, out_splits), strict=True))
+            # Cloned, since results that share a storage share a version counter, which autograd would trip over.
+            return [_unbytes(arrived[place].clone(), sizes[place], dtype, shapes[place]) for place in range(len(ranks))]
+
+        return Pending("all_to_all", finish)
+
+    def _broadcast(self, x: torch.Tensor, src: int, ranks: Ranks) -> Pending:
+        check_ranks(ranks, self.rank, self.world_size)
+        check_ranks(ranks, src, self.world_size)
+        carried = _bytes(x).clone()
+        result = _unbytes(carried, carried.numel(), x.dtype, tuple(x.shape))
+        if len(ranks) == 1 or not carried.numel():
+            return Pending("broadcast", lambda: result)
+        work = _started(dist.broadcast(carried, src, group=self.group(ranks), async_op=True))
+
+        def finish() -> torch.Tensor:
+            work(carried)
+            return result
+
+        return Pending("broadcast", finish, result)
+
+    def _send(self, x: torch.Tensor, dst: int, tag: int = 0) -> Pending:
+        if not x.numel():
+            return Pending("send", lambda: None)
+        carried = _bytes(x).clone()
+        work = _started(dist.isend(carried, dst, tag=tag))
+        return Pending("send", lambda: work(carried))
+
+    def _recv(self, like: torch.Tensor, src: int, tag: int = 0) -> Pending:
         size = like.numel() * like.element_size()
         carried = torch.empty(size, dtype=torch.uint8, device=like.device)
-        if size:
-            dist.recv(carried, src, tag=tag)
-        return _unbytes(carried, size, like.dtype, tuple(like.shape))
+        result = _unbytes(carried, size, like.dtype, tuple(like.shape))
+        if not size:
+            return Pending("recv", lambda: result)
+        work = _started(dist.irecv(carried, src, tag=tag))
+
+        def finish() -> torch.Tensor:
+            work(carried)
+            return result
+
+        return Pending("recv", finish)
 
     def all_gather_object(self, obj: Any, ranks: Ranks) -> list[Any]:
         """See :meth:`Transport.all_gather_object`."""
@@ -254,24 +340,83 @@ class C10dTransport(Transport):
         return self._groups[key]
 
     def ranks_of(self, group: Any) -> Ranks:
-        """See :meth:`Transport.ranks_of`."""
-        return tuple(range(self.world_size)) if group is None else tuple(dist.get_process_group_ranks(group))
+        """See :meth:`Transport.ranks_of`.
+
+        Raises:
+            MeshError: ``group`` is no group of this world, or was destroyed.
+        """
+        if group is None:
+            return tuple(range(self.world_size))
+        try:
+            return tuple(dist.get_process_group_ranks(group))
+        except (KeyError, TypeError, ValueError, AttributeError) as error:
+            known = [list(ranks) for ranks in self._groups]
+            msg = (
+                f"{group!r} is no group of this world, or was destroyed; "
+                f"known are the groups of ranks {known}; create_group builds one"
+            )
+            raise MeshError(msg) from error
+
+    def build_group(self, ranks: Ranks, **options: Any) -> Any:
+        """See :meth:`Transport.build_group`."""
+        key = tuple(sorted(ranks))
+        self._groups[key] = dist.new_group(list(key), use_local_synchronization=True, **options)
+        return self._groups[key]
+
+    def known_group(self, ranks: Ranks) -> Any:
+        """See :meth:`Transport.known_group`."""
+        return self._groups.get(tuple(sorted(ranks)))
+
+    def adopt(self, group: Any) -> None:
+        """See :meth:`Transport.adopt`."""
+        self._groups[tuple(sorted(self.ranks_of(group)))] = group
+
+    def drop(self, group: Any) -> None:
+        """See :meth:`Transport.drop`."""
+        ranks = tuple(sorted(self.ranks_of(group)))
+        dist.destroy_process_group(group)
+        if self._groups.get(ranks) is group:
+            del self._groups[ranks]
+
+    def close(self) -> None:
+        """See :meth:`Transport.close`."""
+        self._groups.clear()
+        dist.destroy_process_group()
 
     def _native(self, dtype: torch.dtype, op: str) -> bool:
         whole = op == "avg" and not dtype.is_floating_point
         return op in _NATIVE_OPS and not whole and dtype in _NATIVE_DTYPES.get(self.backend, ())
 
-    def _native_reduce_scatter(self, chunks: Sequence[torch.Tensor], op: str, ranks: Ranks, own: Shape) -> torch.Tensor:
+    def _native_reduce_scatter(self, chunks: Sequence[torch.Tensor], op: str, ranks: Ranks, own: Shape) -> Pending:
         """The engine's own reduce-scatter, on chunks padded to the largest."""
         largest = max(chunk.numel() for chunk in chunks)
         padded = chunks[0].new_zeros((len(chunks), largest))
         for row, place in enumerate(_by_rank(ranks)):
             padded[row, : chunks[place].numel()] = chunks[place].detach().reshape(-1)
         mine = padded.new_empty(largest)
-        if largest:
-            dist.reduce_scatter(mine, list(padded.unbind()), _NATIVE_OPS[op], group=self.group(ranks))
-        kept = mine[: math.prod(own)].clone().reshape(own)
-        return kept.div_(len(ranks)) if op == "avg" else kept
+        work = _started(
+            dist.reduce_scatter(mine, list(padded.unbind()), _NATIVE_OPS[op], group=self.group(ranks), async_op=True)
+            if largest
+            else None
+        )
+
+        def finish() -> torch.Tensor:
+            work(padded)
+            kept = mine[: math.prod(own)].clone().reshape(own)
+            return kept.div_(len(ranks)) if op == "avg" else kept
+
+        return Pending("reduce_scatter", finish)
+
+
+def _started(work: Any) -> Callable[[Any], None]:
+    """Waits for the engine's ``work`` (None has nothing to wait for), holding what it reads until then."""
+
+    def wait(held: Any) -> None:
+        del held
+        if work is not None:
+            work.wait()
+
+    return wait
 
 
 def start_gloo(rank: int, world_size: int, init_method: str) -> C10dTransport:

@@ -50,6 +50,7 @@ class Call:
         sends: shape of each outgoing chunk, where they may differ between members; else None.
         expects: shape that this member expects from each member; else None.
         site: where it was called.
+        ticket: what the member will wait for, a positive number; None if it waits at once.
     """
 
     operation: str
@@ -59,6 +60,7 @@ class Call:
     site: Site
     sends: tuple[Shape, ...] | None = None
     expects: tuple[Shape, ...] | None = None
+    ticket: int | None = None
 
     def __str__(self) -> str:
         return describe(self.operation, self.facts, self.sends)

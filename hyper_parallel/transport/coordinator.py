@@ -68,6 +68,9 @@ class Coordinator:
         self._counts: dict[tuple[int, Ranks], int] = {}
         self._meetings: dict[tuple[Ranks, int], _Meeting] = {}
         self._mail: dict[tuple[int, int, int], deque[Message]] = {}
+        # Collectives that were started: in flight, and settled but not yet waited for; by rank and ticket.
+        self._open: dict[tuple[int, int], tuple[_Meeting, Call]] = {}
+        self._settled: dict[tuple[int, int], Outcome] = {}
 
     # -- what ranks do --------------------------------------------------------------------------------------------
 
@@ -77,6 +80,28 @@ class Coordinator:
         if self.aborted:
             self._release(rank, Outcome(error=RankAbortedError()))
             return
+        self._meet(rank, call)
+
+    def start(self, rank: int, call: Call) -> None:
+        """``rank`` deposits its part in a collective with a ticket and goes on; :meth:`await_ticket` is the rest."""
+        if not self.aborted:
+            self._meet(rank, call)
+
+    def await_ticket(self, rank: int, ticket: int) -> None:
+        """``rank`` waits for what it started; it becomes ready when the last member has come or something is wrong."""
+        self._ready.discard(rank)
+        settled = self._settled.pop((rank, ticket), None)
+        if self.aborted:
+            self._release(rank, Outcome(error=RankAbortedError()))
+        elif settled is not None:
+            self._release(rank, settled)
+        else:
+            meeting, call = self._waiting[rank] = self._open[rank, ticket]
+            problem = self._absence(meeting, rank, call)
+            if problem is not None:
+                self._fail_meeting(meeting, problem)
+
+    def _meet(self, rank: int, call: Call) -> None:
         number = self._counts.get((rank, call.ranks), 0)
         self._counts[rank, call.ranks] = number + 1
         key = (call.ranks, number)
@@ -85,11 +110,13 @@ class Coordinator:
             meeting = self._meetings[key] = _Meeting(call.ranks, number)
         problem = meeting.failed or self._disagreement(meeting, rank, call) or self._absence(meeting, rank, call)
         meeting.joined[rank] = call
+        if call.ticket is not None:
+            self._open[rank, call.ticket] = (meeting, call)
         if problem is not None:
             self._fail_meeting(meeting, problem)
         elif len(meeting.joined) == len(call.ranks):
             self._complete(meeting)
-        else:
+        elif call.ticket is None:
             self._waiting[rank] = (meeting, call)
 
     def send(self, message: Message) -> None:
@@ -197,6 +224,19 @@ class Coordinator:
         self._outcomes[rank] = outcome
         self._ready.add(rank)
 
+    def _settle(self, rank: int, call: Call, outcome: Outcome) -> None:
+        """Hand ``rank`` the outcome of ``call``: now if it waits for it, else when it does."""
+        waits = self._waiting.get(rank)
+        waiting = waits is not None and not isinstance(waits, Message) and waits[1] is call
+        if call.ticket is not None:
+            del self._open[rank, call.ticket]
+            if not waiting:
+                self._settled[rank, call.ticket] = outcome
+                return
+        if waiting:
+            del self._waiting[rank]
+        self._release(rank, outcome)
+
     @staticmethod
     def _error(text: str) -> Outcome:
         return Outcome(error=CollectiveMismatchError(text))
@@ -212,16 +252,19 @@ class Coordinator:
         del self._meetings[meeting.ranks, meeting.number]
         calls = [meeting.joined[rank] for rank in meeting.ranks]
         for position, rank in enumerate(meeting.ranks):
-            self._waiting.pop(rank, None)
-            self._release(rank, Outcome([call.outgoing[position] for call in calls]))
+            self._settle(rank, meeting.joined[rank], Outcome([call.outgoing[position] for call in calls]))
 
     def _fail_meeting(self, meeting: _Meeting, problem: str) -> None:
         """Everyone who has come gets the error now, everyone else when they come."""
         meeting.failed = problem
-        for rank in meeting.joined:
-            if rank not in self._outcomes and rank not in self._ended and self._belongs(rank, meeting):
-                self._waiting.pop(rank, None)
-                self._release(rank, self._error(problem))
+        for rank, call in meeting.joined.items():
+            if rank in self._ended:
+                continue
+            if call.ticket is not None:
+                if (rank, call.ticket) in self._open:
+                    self._settle(rank, call, self._error(problem))
+            elif rank not in self._outcomes and self._belongs(rank, meeting):
+                self._settle(rank, call, self._error(problem))
         meeting.left = len(meeting.ranks) - len(meeting.joined)
         if not meeting.left:
             del self._meetings[meeting.ranks, meeting.number]
@@ -267,7 +310,7 @@ class Coordinator:
                 if wait.source == gone:
                     del self._waiting[rank]
                     self._release(rank, self._error(self._never_sent(wait)))
-            elif gone in wait[0].ranks:
+            elif gone in wait[0].ranks and gone not in wait[0].joined:
                 self._fail_meeting(wait[0], self._absent(wait[0], [gone], wait[0].joined))
 
     def _never_sent(self, wish: Message) -> str:
@@ -299,6 +342,7 @@ class Coordinator:
             wait = self._waiting.pop(rank)
             if not isinstance(wait, Message):
                 wait[0].failed = problem
+                self._open.pop((rank, wait[1].ticket or 0), None)
             self._release(rank, self._error(problem))
 
 

@@ -15,6 +15,7 @@ from hyper_parallel.errors import UnsupportedOnBackend
 from hyper_parallel.transport.base import Ranks, Shape, Transport
 from hyper_parallel.transport.calls import check_ranks, check_reduction
 from hyper_parallel.transport.numpy_ops import BFLOAT16
+from hyper_parallel.transport.pending import Pending
 
 __all__ = ["HcclTransport", "NumpyBridge", "connect", "from_host", "start_rank", "start_rehearsal", "to_host"]
 
@@ -104,6 +105,34 @@ class NumpyBridge(Transport):
         """See :meth:`Transport.barrier`."""
         self._inner.barrier(ranks)
 
+    def start(self, operation: str, *args: Any) -> Pending:
+        """See :meth:`Transport.start`."""
+        first, *rest = args
+        several = operation in ("reduce_scatter", "all_to_all")
+        given = [self._to_host(one) for one in first] if several else self._to_host(first)
+        return self._inner.start(operation, given, *rest).then(self._arrived)
+
+    def _arrived(self, result: Any) -> Any:
+        if isinstance(result, list):
+            return [self._from_host(one) for one in result]
+        return None if result is None else self._from_host(result)
+
+    def known_group(self, ranks: Ranks) -> Any:
+        """See :meth:`Transport.known_group`."""
+        return self._inner.known_group(ranks)
+
+    def adopt(self, group: Any) -> None:
+        """See :meth:`Transport.adopt`."""
+        self._inner.adopt(group)
+
+    def drop(self, group: Any) -> None:
+        """See :meth:`Transport.drop`."""
+        self._inner.drop(group)
+
+    def close(self) -> None:
+        """See :meth:`Transport.close`."""
+        self._inner.close()
+
     def group(self, ranks: Ranks) -> Any:
         """See :meth:`Transport.group`."""
         return self._inner.group(ranks)
@@ -168,67 +197,23 @@ class HcclTransport(Transport):
 
     def all_reduce(self, x: Tensor, op: str, ranks: Ranks) -> Tensor:
         """See :meth:`Transport.all_reduce`."""
-        check_ranks(ranks, self.rank, self.world_size)
-        check_reduction(op, inexact=_inexact(x))
-        if len(ranks) == 1 or 0 in x.shape or not _native(x, op):
-            return _fold(self.all_gather(x, ranks, [x.shape] * len(ranks)), op)
-        flat = _fresh(x.reshape(-1))
-        self._engine.all_reduce(flat, _HCCL_OPS[op], self.group(ranks))
-        total = flat.reshape(x.shape)
-        return mint.div(total, len(ranks)) if op == "avg" else total
+        return self._all_reduce(x, op, ranks).wait()
 
     def all_gather(self, x: Tensor, ranks: Ranks, shapes: Sequence[Shape]) -> list[Tensor]:
         """See :meth:`Transport.all_gather`; uneven shapes travel padded to the largest."""
-        check_ranks(ranks, self.rank, self.world_size)
-        sizes = [math.prod(shape) * _width(x) for shape in shapes]
-        flat = _pad(_flat(x), max(sizes))
-        if len(ranks) == 1 or not max(sizes):
-            return [_unflat(_fresh(flat), x, shape) for shape in shapes]
-        parts = [_empty_like(flat) for _ in ranks]
-        self._engine.all_gather([parts[place] for place in _by_rank(ranks)], flat, self.group(ranks))
-        return [_unflat(_head(part, size), x, shape) for part, size, shape in zip(parts, sizes, shapes, strict=True)]
+        return self._all_gather(x, ranks, shapes).wait()
 
     def reduce_scatter(self, chunks: Sequence[Tensor], op: str, ranks: Ranks) -> Tensor:
         """See :meth:`Transport.reduce_scatter`; uneven chunks travel padded to the largest."""
-        position = check_ranks(ranks, self.rank, self.world_size)
-        check_reduction(op, inexact=_inexact(chunks[0]))
-        own = chunks[position]
-        largest = max(math.prod(chunk.shape) for chunk in chunks)
-        if len(ranks) == 1 or not largest or not _native(own, op):
-            return _fold(self.all_to_all(chunks, ranks, [own.shape] * len(ranks)), op)
-        rows = mint.cat([_pad(_flat(chunks[place]), largest) for place in _by_rank(ranks)])
-        mine = mint.zeros((largest,), dtype=own.dtype)
-        self._engine.reduce_scatter_tensor(mine, rows, _HCCL_OPS[op], self.group(ranks))
-        kept = _unflat(_head(mine, math.prod(own.shape)), own, own.shape)
-        return mint.div(kept, len(ranks)) if op == "avg" else kept
+        return self._reduce_scatter(chunks, op, ranks).wait()
 
     def all_to_all(self, chunks: Sequence[Tensor], ranks: Ranks, shapes: Sequence[Shape]) -> list[Tensor]:
         """See :meth:`Transport.all_to_all`; one collective, whatever the shapes."""
-        check_ranks(ranks, self.rank, self.world_size)
-        like = chunks[0]
-        order = _by_rank(ranks)
-        flats = [_flat(chunks[place]) for place in order]
-        if len(ranks) == 1:
-            return [_unflat(_fresh(flats[0]), like, shapes[0])]
-        sent = [flat.shape[0] for flat in flats]
-        received = [math.prod(shapes[place]) * _width(like) for place in order]
-        arrived = mint.zeros((sum(received),), dtype=flats[0].dtype)
-        self._engine.all_to_all_single(arrived, mint.cat(flats), received, sent, self.group(ranks))
-        results: dict[int, Tensor] = {}
-        start = 0
-        for place, size in zip(order, received, strict=True):
-            results[place] = _unflat(_fresh(arrived[start : start + size]), like, shapes[place])
-            start += size
-        return [results[place] for place in range(len(ranks))]
+        return self._all_to_all(chunks, ranks, shapes).wait()
 
     def broadcast(self, x: Tensor, src: int, ranks: Ranks) -> Tensor:
         """See :meth:`Transport.broadcast`."""
-        check_ranks(ranks, self.rank, self.world_size)
-        check_ranks(ranks, src, self.world_size)
-        carried = _fresh(_flat(x))
-        if len(ranks) > 1 and carried.shape[0]:
-            self._engine.broadcast(carried, src, self.group(ranks))
-        return _unflat(carried, x, x.shape)
+        return self._broadcast(x, src, ranks).wait()
 
     def send(self, x: Tensor, dst: int, tag: int = 0) -> None:
         """See :meth:`Transport.send`; an empty tensor needs no message."""
@@ -241,6 +226,124 @@ class HcclTransport(Transport):
         if 0 not in like.shape:
             self._engine.recv(carried, src, tag=tag)
         return _unflat(carried, like, like.shape)
+
+    def start(self, operation: str, *args: Any) -> Pending:
+        """See :meth:`Transport.start`; the engine carries it while the caller goes on."""
+        starts: dict[str, Callable[..., Pending]] = {
+            "all_reduce": self._all_reduce,
+            "all_gather": self._all_gather,
+            "reduce_scatter": self._reduce_scatter,
+            "all_to_all": self._all_to_all,
+            "broadcast": self._broadcast,
+            "send": self._send,
+            "recv": self._recv,
+        }
+        return starts[operation](*args)
+
+    def _all_reduce(self, x: Tensor, op: str, ranks: Ranks) -> Pending:
+        check_ranks(ranks, self.rank, self.world_size)
+        check_reduction(op, inexact=_inexact(x))
+        if len(ranks) == 1 or 0 in x.shape or not _native(x, op):
+            return self._all_gather(x, ranks, [x.shape] * len(ranks)).then(lambda parts: _fold(parts, op))
+        flat = _fresh(x.reshape(-1))
+        work = self._engine.all_reduce(flat, _HCCL_OPS[op], self.group(ranks), async_op=True)
+
+        def finish() -> Tensor:
+            _finish(work)
+            total = flat.reshape(x.shape)
+            return mint.div(total, len(ranks)) if op == "avg" else total
+
+        return Pending("all_reduce", finish)
+
+    def _all_gather(self, x: Tensor, ranks: Ranks, shapes: Sequence[Shape]) -> Pending:
+        check_ranks(ranks, self.rank, self.world_size)
+        sizes = [math.prod(shape) * _width(x) for shape in shapes]
+        flat = _pad(_flat(x), max(sizes))
+        if len(ranks) == 1 or not max(sizes):
+            own = [_unflat(_fresh(flat), x, shape) for shape in shapes]
+            return Pending("all_gather", lambda: own)
+        parts = [_empty_like(flat) for _ in ranks]
+        ordered = [parts[place] for place in _by_rank(ranks)]
+        work = self._engine.all_gather(ordered, flat, self.group(ranks), async_op=True)
+
+        def finish() -> list[Tensor]:
+            _finish(work)
+            return [_unflat(_head(part, size), x, shape)
+                    for part, size, shape in zip(parts, sizes, shapes, strict=True)]  # fmt: skip
+
+        return Pending("all_gather", finish)
+
+    def _reduce_scatter(self, chunks: Sequence[Tensor], op: str, ranks: Ranks) -> Pending:
+        position = check_ranks(ranks, self.rank, self.world_size)
+        check_reduction(op, inexact=_inexact(chunks[0]))
+        own = chunks[position]
+        largest = max(math.prod(chunk.shape) for chunk in chunks)
+        if len(ranks) == 1 or not largest or not _native(own, op):
+            exchanged = self._all_to_all(chunks, ranks, [own.shape] * len(ranks))
+            return exchanged.then(lambda parts: _fold(parts, op))
+        rows = mint.cat([_pad(_flat(chunks[place]), largest) for place in _by_rank(ranks)])
+        mine = mint.zeros((largest,), dtype=own.dtype)
+        work = self._engine.reduce_scatter_tensor(mine, rows, _HCCL_OPS[op], self.group(ranks), async_op=True)
+
+        def finish() -> Tensor:
+            _finish(work)
+            kept = _unflat(_head(mine, math.prod(own.shape)), own, own.shape)
+            return mint.div(kept, len(ranks)) if op == "avg" else kept
+
+        return Pending("reduce_scatter", finish)
+
+    def _all_to_all(self, chunks: Sequence[Tensor], ranks: Ranks, shapes: Sequence[Shape]) -> Pending:
+        check_ranks(ranks, self.rank, self.world_size)
+        like = chunks[0]
+        order = _by_rank(ranks)
+        flats = [_flat(chunks[place]) for place in order]
+        if len(ranks) == 1:
+            kept = _unflat(_fresh(flats[0]), like, shapes[0])
+            return Pending("all_to_all", lambda: [kept])
+        sent = [flat.shape[0] for flat in flats]
+        received = [math.prod(shapes[place]) * _width(like) for place in order]
+        arrived = mint.zeros((sum(received),), dtype=flats[0].dtype)
+        given = mint.cat(flats)
+        work = self._engine.all_to_all_single(arrived, given, received, sent, self.group(ranks), async_op=True)
+
+        def finish() -> list[Tensor]:
+            _finish(work)
+            results: dict[int, Tensor] = {}
+            start = 0
+            for place, size in zip(order, received, strict=True):
+                results[place] = _unflat(_fresh(arrived[start : start + size]), like, shapes[place])
+                start += size
+            return [results[place] for place in range(len(ranks))]
+
+        return Pending("all_to_all", finish)
+
+    def _broadcast(self, x: Tensor, src: int, ranks: Ranks) -> Pending:
+        check_ranks(ranks, self.rank, self.world_size)
+        check_ranks(ranks, src, self.world_size)
+        carried = _fresh(_flat(x))
+        work = None
+        if len(ranks) > 1 and carried.shape[0]:
+            work = self._engine.broadcast(carried, src, self.group(ranks), async_op=True)
+
+        def finish() -> Tensor:
+            _finish(work)
+            return _unflat(carried, x, x.shape)
+
+        return Pending("broadcast", finish)
+
+    def _send(self, x: Tensor, dst: int, tag: int = 0) -> Pending:
+        work = self._engine.isend(_fresh(_flat(x)), dst, tag=tag) if 0 not in x.shape else None
+        return Pending("send", lambda: _finish(work))
+
+    def _recv(self, like: Tensor, src: int, tag: int = 0) -> Pending:
+        carried = _empty_like(_flat(like))
+        work = self._engine.irecv(carried, src, tag=tag) if 0 not in like.shape else None
+
+        def finish() -> Tensor:
+            _finish(work)
+            return _unflat(carried, like, like.shape)
+
+        return Pending("recv", finish)
 
     def all_gather_object(self, obj: Any, ranks: Ranks) -> list[Any]:
         """See :meth:`Transport.all_gather_object`."""
@@ -269,9 +372,33 @@ class HcclTransport(Transport):
             return tuple(range(self.world_size))
         return tuple(self._engine.get_process_group_ranks(group))
 
+    def known_group(self, ranks: Ranks) -> Any:
+        """See :meth:`Transport.known_group`."""
+        return self._groups.get(tuple(sorted(ranks)))
 
-def connect(backend: str = "hccl") -> HcclTransport:
+    def adopt(self, group: Any) -> None:
+        """See :meth:`Transport.adopt`."""
+        self._groups[tuple(sorted(self.ranks_of(group)))] = group
+
+    def drop(self, group: Any) -> None:
+        """See :meth:`Transport.drop`."""
+        ranks = tuple(sorted(self.ranks_of(group)))
+        self._engine.destroy_process_group(group)
+        if self._groups.get(ranks) == group:
+            del self._groups[ranks]
+
+    def close(self) -> None:
+        """See :meth:`Transport.close`."""
+        self._groups.clear()
+        self._engine.destroy_process_group()
+
+
+def connect(backend: str = "hccl", **options: Any) -> HcclTransport:
     """Join the world that msrun describes, over HCCL.
+
+    Args:
+        backend: ``hccl``.
+        options: of ``mindspore.mint.distributed.init_process_group``.
 
     Raises:
         UnsupportedOnBackend: another backend; MCCL in particular computes wrong results silently.
@@ -285,8 +412,14 @@ def connect(backend: str = "hccl") -> HcclTransport:
     if backend != "hccl":
         msg = f"backend {backend!r} is none of MindSpore's; there is 'hccl'"
         raise UnsupportedOnBackend(msg)
-    distributed.init_process_group("hccl")
+    distributed.init_process_group("hccl", **options)
     return HcclTransport()
+
+
+def _finish(work: Any) -> None:
+    """Wait for the engine; None is what it gives where there is nothing to wait for."""
+    if work is not None:
+        work.wait()
 
 
 def _inexact(x: Tensor) -> bool:

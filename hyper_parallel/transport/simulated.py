@@ -9,13 +9,15 @@ that later writes into its tensor changes nobody else's.
 from __future__ import annotations
 
 import pickle
-from collections.abc import Sequence
+from collections import deque
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any, Protocol
 
-from hyper_parallel.errors import CollectiveMismatchError
+from hyper_parallel.errors import CollectiveMismatchError, MeshError
 from hyper_parallel.transport.base import Ranks, Shape, Transport
 from hyper_parallel.transport.calls import Call, Message, call_site, check_ranks, check_reduction
+from hyper_parallel.transport.pending import Pending
 
 __all__ = ["Endpoint", "HostOps", "SimulatedGroup", "SimulatedTransport"]
 
@@ -51,6 +53,12 @@ class Endpoint(Protocol):
     def exchange(self, call: Call) -> list[Any]:
         """Join a collective; what each member deposited for this rank, in the order of ``call.ranks``."""
 
+    def start(self, call: Call) -> None:
+        """Deposit the part in a collective that has a ticket, and go on."""
+
+    def wait(self, ticket: int) -> list[Any]:
+        """What each member of the collective of ``ticket`` deposited for this rank; once per ticket."""
+
     def send(self, message: Message) -> None:
         """Deposit a message."""
 
@@ -69,6 +77,14 @@ class SimulatedGroup:
         return len(self.ranks)
 
 
+@dataclass(frozen=True)
+class _Part:
+    """One rank's part in a collective, and what it makes of the others' parts."""
+
+    call: Call
+    finish: Callable[[list[Any]], Any]
+
+
 class SimulatedTransport(Transport):
     """One simulated rank's transport: ``ops`` computes, ``endpoint`` talks to the coordinator.
 
@@ -82,33 +98,77 @@ class SimulatedTransport(Transport):
         self.world_size = world_size
         self._ops = ops
         self._endpoint = endpoint
+        self._tickets = 0
+        self._groups: dict[Ranks, SimulatedGroup] = {}
+        self._wishes: dict[tuple[int, int, int], deque[Message]] = {}
+        self._arrived: dict[int, tuple[Any, CollectiveMismatchError | None]] = {}
 
     def all_reduce(self, x: Any, op: str, ranks: Ranks) -> Any:
         """Reduce in rank order; see :meth:`Transport.all_reduce`."""
-        check_reduction(op, inexact=self._ops.inexact(x))
-        payload = self._ops.copy(x)
-        facts = (*self._facts(x), ("reduction", op))
-        return self._ops.reduce(self._exchange("all_reduce", ranks, facts, [payload] * len(ranks)), op)
+        return self._run(self._all_reduce(x, op, ranks))
 
     def all_gather(self, x: Any, ranks: Ranks, shapes: Sequence[Shape]) -> list[Any]:
         """See :meth:`Transport.all_gather`."""
-        told = _tuples(shapes)
-        self._check_told("all_gather", self._ops.shape(x), told, ranks)
-        facts = (("dtype", self._ops.dtype(x)), ("shapes", told))
-        parts = self._exchange("all_gather", ranks, facts, [self._ops.copy(x)] * len(ranks))
-        return [self._ops.copy(part) for part in parts]
+        found: list[Any] = self._run(self._all_gather(x, ranks, shapes))
+        return found
 
     def reduce_scatter(self, chunks: Sequence[Any], op: str, ranks: Ranks) -> Any:
         """Reduce in rank order; see :meth:`Transport.reduce_scatter`."""
+        return self._run(self._reduce_scatter(chunks, op, ranks))
+
+    def all_to_all(self, chunks: Sequence[Any], ranks: Ranks, shapes: Sequence[Shape]) -> list[Any]:
+        """See :meth:`Transport.all_to_all`."""
+        found: list[Any] = self._run(self._all_to_all(chunks, ranks, shapes))
+        return found
+
+    def broadcast(self, x: Any, src: int, ranks: Ranks) -> Any:
+        """See :meth:`Transport.broadcast`."""
+        return self._run(self._broadcast(x, src, ranks))
+
+    def start(self, operation: str, *args: Any) -> Pending:
+        """See :meth:`Transport.start`."""
+        if operation == "send":
+            self.send(*args)
+            return Pending("send", lambda: None)
+        if operation == "recv":
+            return self._post(*args)
+        parts: dict[str, Callable[..., _Part]] = {
+            "all_reduce": self._all_reduce,
+            "all_gather": self._all_gather,
+            "reduce_scatter": self._reduce_scatter,
+            "all_to_all": self._all_to_all,
+            "broadcast": self._broadcast,
+        }
+        part = parts[operation](*args)
+        if len(part.call.ranks) == 1:
+            return Pending(operation, lambda: part.finish(list(part.call.outgoing)))
+        self._tickets += 1
+        ticket = part.call.ticket = self._tickets
+        self._endpoint.start(part.call)
+        return Pending(operation, lambda: part.finish(self._endpoint.wait(ticket)))
+
+    def _all_reduce(self, x: Any, op: str, ranks: Ranks) -> _Part:
+        check_reduction(op, inexact=self._ops.inexact(x))
+        facts = (*self._facts(x), ("reduction", op))
+        payloads = [self._ops.copy(x)] * len(ranks)
+        return self._part("all_reduce", ranks, facts, payloads, lambda parts: self._ops.reduce(parts, op))
+
+    def _all_gather(self, x: Any, ranks: Ranks, shapes: Sequence[Shape]) -> _Part:
+        told = _tuples(shapes)
+        self._check_told("all_gather", self._ops.shape(x), told, ranks)
+        facts = (("dtype", self._ops.dtype(x)), ("shapes", told))
+        payloads = [self._ops.copy(x)] * len(ranks)
+        return self._part("all_gather", ranks, facts, payloads, lambda parts: [self._ops.copy(part) for part in parts])
+
+    def _reduce_scatter(self, chunks: Sequence[Any], op: str, ranks: Ranks) -> _Part:
         _check_count("reduce_scatter", len(chunks), ranks)
         check_reduction(op, inexact=self._ops.inexact(chunks[0]))
         shapes = tuple(self._ops.shape(chunk) for chunk in chunks)
         facts = (("dtype", self._ops.dtype(chunks[0])), ("shapes", shapes), ("reduction", op))
-        parts = self._exchange("reduce_scatter", ranks, facts, [self._ops.copy(chunk) for chunk in chunks])
-        return self._ops.reduce(parts, op)
+        payloads = [self._ops.copy(chunk) for chunk in chunks]
+        return self._part("reduce_scatter", ranks, facts, payloads, lambda parts: self._ops.reduce(parts, op))
 
-    def all_to_all(self, chunks: Sequence[Any], ranks: Ranks, shapes: Sequence[Shape]) -> list[Any]:
-        """See :meth:`Transport.all_to_all`."""
+    def _all_to_all(self, chunks: Sequence[Any], ranks: Ranks, shapes: Sequence[Shape]) -> _Part:
         _check_count("all_to_all", len(chunks), ranks)
         expects = _tuples(shapes)
         sends = tuple(self._ops.shape(chunk) for chunk in chunks)
@@ -116,15 +176,14 @@ class SimulatedTransport(Transport):
         self._check_told("all_to_all", sends[position], expects, ranks)
         payloads = [self._ops.copy(chunk) for chunk in chunks]
         facts = (("dtype", self._ops.dtype(chunks[0])),)
-        return self._exchange("all_to_all", ranks, facts, payloads, sends, expects)
+        return self._part("all_to_all", ranks, facts, payloads, list, sends, expects)
 
-    def broadcast(self, x: Any, src: int, ranks: Ranks) -> Any:
-        """See :meth:`Transport.broadcast`."""
+    def _broadcast(self, x: Any, src: int, ranks: Ranks) -> _Part:
         _check_source(src, ranks)
         payload = self._ops.copy(x) if src == self.rank else None
         facts = (*self._facts(x), ("src", src))
-        parts = self._exchange("broadcast", ranks, facts, [payload] * len(ranks))
-        return self._ops.copy(parts[ranks.index(src)])
+        place = ranks.index(src)
+        return self._part("broadcast", ranks, facts, [payload] * len(ranks), lambda parts: self._ops.copy(parts[place]))
 
     def send(self, x: Any, dst: int, tag: int = 0) -> None:
         """Deposit a copy in the mailbox of ``dst`` and return at once."""
@@ -133,43 +192,94 @@ class SimulatedTransport(Transport):
 
     def recv(self, like: Any, src: int, tag: int = 0) -> Any:
         """See :meth:`Transport.recv`."""
+        return self._post(like, src, tag).wait()
+
+    def _post(self, like: Any, src: int, tag: int = 0) -> Pending:
+        """Wish for a message; wishes for one mailbox are served in the order in which they were made."""
         self._check_peer("recv", src)
-        return self._endpoint.receive(Message(src, self.rank, tag, self._facts(like), call_site()))
+        wish = Message(src, self.rank, tag, self._facts(like), call_site())
+        self._wishes.setdefault(wish.key, deque()).append(wish)
+        return Pending("recv", lambda: self._receive(wish))
+
+    def _receive(self, wish: Message) -> Any:
+        queue = self._wishes[wish.key]
+        while id(wish) not in self._arrived:
+            first = queue.popleft()
+            try:
+                self._arrived[id(first)] = (self._endpoint.receive(first), None)
+            except CollectiveMismatchError as error:
+                self._arrived[id(first)] = (None, error)
+        value, refused = self._arrived.pop(id(wish))
+        if refused is not None:
+            raise refused
+        return value
 
     def all_gather_object(self, obj: Any, ranks: Ranks) -> list[Any]:
         """Objects travel pickled, so no two ranks share one."""
         payload = pickle.dumps(obj)
-        parts = self._exchange("all_gather_object", ranks, (), [payload] * len(ranks))
+        parts = self._run(self._part("all_gather_object", ranks, (), [payload] * len(ranks), list))
         return [pickle.loads(part) for part in parts]  # noqa: S301 - written by the ranks of this very program
 
     def barrier(self, ranks: Ranks) -> None:
         """See :meth:`Transport.barrier`."""
-        self._exchange("barrier", ranks, (), [None] * len(ranks))
+        self._run(self._part("barrier", ranks, (), [None] * len(ranks), list))
 
     def group(self, ranks: Ranks) -> SimulatedGroup:
         """A handle; equal ranks give equal handles, and no communication happens."""
-        return SimulatedGroup(tuple(ranks))
+        return self._groups.setdefault(tuple(ranks), SimulatedGroup(tuple(ranks)))
+
+    def known_group(self, ranks: Ranks) -> SimulatedGroup | None:
+        """See :meth:`Transport.known_group`."""
+        return self._groups.get(tuple(ranks))
+
+    def adopt(self, group: SimulatedGroup) -> None:
+        """See :meth:`Transport.adopt`."""
+        self._groups[group.ranks] = group
+
+    def drop(self, group: SimulatedGroup) -> None:
+        """See :meth:`Transport.drop`."""
+        self.ranks_of(group)
+        del self._groups[group.ranks]
+
+    def close(self) -> None:
+        """Forget every group; the world itself ends with the simulation."""
+        self._groups.clear()
 
     def ranks_of(self, group: Any) -> Ranks:
-        """See :meth:`Transport.ranks_of`."""
-        return tuple(range(self.world_size)) if group is None else group.ranks
+        """See :meth:`Transport.ranks_of`.
+
+        Raises:
+            MeshError: ``group`` is no group of this world, or was destroyed.
+        """
+        if group is None:
+            return tuple(range(self.world_size))
+        if not isinstance(group, SimulatedGroup) or group.ranks not in self._groups:
+            msg = (
+                f"{group!r} is no group of this world, or was destroyed; "
+                f"known are the groups of ranks {[list(ranks) for ranks in self._groups]}; create_group builds one"
+            )
+            raise MeshError(msg)
+        return group.ranks
 
     def _facts(self, x: Any) -> tuple[tuple[str, Any], ...]:
         return (("shape", self._ops.shape(x)), ("dtype", self._ops.dtype(x)))
 
-    def _exchange(
+    def _part(
         self,
         operation: str,
         ranks: Ranks,
         facts: tuple[tuple[str, Any], ...],
         outgoing: list[Any],
+        finish: Callable[[list[Any]], Any],
         sends: tuple[Shape, ...] | None = None,
         expects: tuple[Shape, ...] | None = None,
-    ) -> list[Any]:
+    ) -> _Part:
         check_ranks(ranks, self.rank, self.world_size)
-        if len(ranks) == 1:
-            return outgoing
-        return self._endpoint.exchange(Call(operation, ranks, facts, outgoing, call_site(), sends, expects))
+        return _Part(Call(operation, ranks, facts, outgoing, call_site(), sends, expects), finish)
+
+    def _run(self, part: _Part) -> Any:
+        alone = len(part.call.ranks) == 1
+        return part.finish(list(part.call.outgoing) if alone else self._endpoint.exchange(part.call))
 
     def _check_told(self, operation: str, own: Shape, told: tuple[Shape, ...], ranks: Ranks) -> None:
         _check_count(operation, len(told), ranks)

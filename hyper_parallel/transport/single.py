@@ -19,6 +19,14 @@ class _Alone:
         msg = f"{call} needs ranks {call.ranks}; this world has one rank"
         raise CollectiveMismatchError(msg)
 
+    def start(self, call: Call) -> None:
+        """Refuse: there is no other rank."""
+        self.exchange(call)
+
+    def wait(self, ticket: int) -> list[Any]:
+        """Nothing was ever started."""
+        raise CollectiveMismatchError(f"ticket {ticket} was never given out")
+
     def send(self, message: Message) -> None:
         """Refuse: there is no other rank."""
         msg = f"rank {message.destination} does not exist; this world has one rank"

@@ -35,6 +35,18 @@ class _Endpoint:
         result: list[Any] = self._world.pause(self._rank)
         return result
 
+    def start(self, call: Call) -> None:
+        """See :class:`Endpoint`."""
+        if self._world.coordinator.aborted:
+            raise RankAbortedError
+        self._world.coordinator.start(self._rank, call)
+
+    def wait(self, ticket: int) -> list[Any]:
+        """See :class:`Endpoint`."""
+        self._world.coordinator.await_ticket(self._rank, ticket)
+        result: list[Any] = self._world.pause(self._rank)
+        return result
+
     def send(self, message: Message) -> None:
         """See :class:`Endpoint`."""
         self._world.coordinator.send(message)

@@ -65,6 +65,15 @@ class _PipeEndpoint:
         result: list[Any] = self._ask(("join", call))
         return result
 
+    def start(self, call: Call) -> None:
+        """See :class:`Endpoint`."""
+        self._line.send(("start", call))
+
+    def wait(self, ticket: int) -> list[Any]:
+        """See :class:`Endpoint`."""
+        result: list[Any] = self._ask(("await", ticket))
+        return result
+
     def send(self, message: Message) -> None:
         """See :class:`Endpoint`."""
         self._line.send(("send", message))

@@ -101,8 +101,13 @@ class _World:
             if not self.coordinator.aborted:
                 self.coordinator.send(content)
             return True
+        if kind == "start":
+            self.coordinator.start(rank, content)
+            return True
         if kind == "join":
             self.coordinator.join(rank, content)
+        elif kind == "await":
+            self.coordinator.await_ticket(rank, content)
         elif kind == "receive":
             self.coordinator.receive(content)
         else:

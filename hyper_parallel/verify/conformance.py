@@ -10,6 +10,7 @@ import numpy as np
 
 from hyper_parallel.transport.base import REDUCTIONS, Ranks, Shape, Transport, active_transport
 from hyper_parallel.transport.numpy_ops import BFLOAT16, NumpyOps, narrow, widen
+from hyper_parallel.transport.pending import Pending
 
 __all__ = ["DTYPES", "check_transport"]
 
@@ -49,8 +50,10 @@ def check_transport(platform: str, *, exact: bool = True, seed: int = 0) -> list
             for dtype in DTYPES:
                 check.gathers(dtype, ranks)
                 check.reductions(dtype, ranks)
+                check.started(dtype, ranks)
             check.objects(ranks)
     check.messages()
+    check.posted()
     return check.results
 
 
@@ -110,6 +113,43 @@ class _Check:
                 got = self._transport.reduce_scatter(chunks, op, ranks)
                 want = self._ops.reduce([self._draw(dtype, rank + 7 * me, sizes[me]) for rank in ranks], op)
                 self._same(f"reduce_scatter {op} {dtype} {ranks}", [got], [want])
+
+    def started(self, dtype: str, ranks: Ranks) -> None:
+        """All five collectives in flight at once, waited for in another order on every rank, each once."""
+        me = ranks.index(self._transport.rank)
+        sizes: list[Shape] = [(i + 1, 2) for i in range(len(ranks))]
+        parts = [self._draw(dtype, rank, sizes[i]) for i, rank in enumerate(ranks)]
+        same = [self._draw(dtype, rank, (5, 3)) for rank in ranks]
+        chunks = [self._tensor(self._draw(dtype, ranks[me] + 7 * i, sizes[i])) for i in range(len(ranks))]
+        mine = [self._draw(dtype, rank + 7 * me, sizes[me]) for rank in ranks]
+        op = "sum"
+        begin = self._transport.start
+        flights: list[tuple[str, Pending, list[Array]]] = [
+            ("all_gather", begin("all_gather", self._tensor(parts[me]), ranks, sizes), parts),
+            ("all_to_all", begin("all_to_all", chunks, ranks, [sizes[me]] * len(ranks)), mine),
+            ("all_reduce", begin("all_reduce", self._tensor(same[me]), op, ranks), [self._ops.reduce(same, op)]),
+            ("reduce_scatter", begin("reduce_scatter", chunks, op, ranks), [self._ops.reduce(mine, op)]),
+            ("broadcast", begin("broadcast", self._tensor(same[me]), ranks[-1], ranks), [same[-1]]),
+        ]
+        for name, pending, want in flights[me % 5 :] + flights[: me % 5]:
+            got = pending.wait()
+            self._same(f"started {name} {dtype} {ranks}", got if isinstance(got, list) else [got], want)
+            assert pending.waited, f"{name} {dtype}"
+
+    def posted(self) -> None:
+        """Two receptions from one rank are served in the order in which they were posted, whoever is waited for."""
+        size, rank = self._transport.world_size, self._transport.rank
+        if size == 1:
+            return
+        target, source = (rank + 1) % size, (rank - 1) % size
+        like = self._tensor(self._draw("float32", rank, (2,)))
+        posted = [self._transport.start("recv", like, source, 5) for _ in range(2)]
+        drawn = [[self._draw("float32", one + 11 * turn, (2,)) for turn in range(2)] for one in range(size)]
+        sent = [self._transport.start("send", self._tensor(array), target, 5) for array in drawn[rank]]
+        second = posted[1].wait()
+        self._same("posted receptions", [posted[0].wait(), second], drawn[source])
+        for one in sent:
+            one.wait()
 
     def objects(self, ranks: Ranks) -> None:
         """all_gather_object, barrier and group handles."""

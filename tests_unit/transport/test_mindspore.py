@@ -34,37 +34,42 @@ class Engine:
         """Imitates ``mint.distributed.get_process_group_ranks``."""
         return group
 
-    def all_reduce(self, tensor, op, group):
+    def all_reduce(self, tensor, op, group, async_op):
         """Imitates ``mint.distributed.all_reduce``."""
-        self._put(tensor, self.carrier.all_reduce(tensor, op, tuple(group)))
+        return self._start(async_op, lambda total: self._put(tensor, total), "all_reduce", tensor, op, tuple(group))
 
-    def all_gather(self, tensors, tensor, group):
+    def all_gather(self, tensors, tensor, group, async_op):
         """Imitates ``mint.distributed.all_gather``."""
-        for target, part in zip(
-            tensors, self.carrier.all_gather(tensor, tuple(group), [tensor.shape] * len(group)), strict=True
-        ):
-            self._put(target, part)
 
-    def all_to_all_single(self, output, given, received, sent, group):
+        def put(parts):
+            for target, part in zip(tensors, parts, strict=True):
+                self._put(target, part)
+
+        return self._start(async_op, put, "all_gather", tensor, tuple(group), [tensor.shape] * len(group))
+
+    def all_to_all_single(self, output, given, received, sent, group, async_op):
         """Imitates ``mint.distributed.all_to_all_single``."""
         from mindspore import Tensor
 
         array = given.asnumpy()
         starts = np.cumsum([0, *sent])
         chunks = [Tensor(array[starts[i] : starts[i + 1]]) for i in range(len(sent))]
-        parts = self.carrier.all_to_all(chunks, tuple(group), [(size,) for size in received])
-        self._put(output, Tensor(np.concatenate([part.asnumpy() for part in parts])))
 
-    def reduce_scatter_tensor(self, output, given, op, group):
+        def put(parts):
+            self._put(output, Tensor(np.concatenate([part.asnumpy() for part in parts])))
+
+        return self._start(async_op, put, "all_to_all", chunks, tuple(group), [(size,) for size in received])
+
+    def reduce_scatter_tensor(self, output, given, op, group, async_op):
         """Imitates ``mint.distributed.reduce_scatter_tensor``."""
         from mindspore import Tensor
 
         chunks = [Tensor(chunk) for chunk in np.split(given.asnumpy(), len(group))]
-        self._put(output, self.carrier.reduce_scatter(chunks, op, tuple(group)))
+        return self._start(async_op, lambda mine: self._put(output, mine), "reduce_scatter", chunks, op, tuple(group))
 
-    def broadcast(self, tensor, src, group):
+    def broadcast(self, tensor, src, group, async_op):
         """Imitates ``mint.distributed.broadcast``."""
-        self._put(tensor, self.carrier.broadcast(tensor, src, tuple(group)))
+        return self._start(async_op, lambda value: self._put(tensor, value), "broadcast", tensor, src, tuple(group))
 
     def send(self, tensor, dst, tag):
         """Imitates ``mint.distributed.send``."""
@@ -73,6 +78,19 @@ class Engine:
     def recv(self, tensor, src, tag):
         """Imitates ``mint.distributed.recv``."""
         self._put(tensor, self.carrier.recv(tensor, src, tag))
+
+    def isend(self, tensor, dst, tag):
+        """Imitates ``mint.distributed.isend``."""
+        return self._start(True, lambda _: None, "send", tensor, dst, tag)
+
+    def irecv(self, tensor, src, tag):
+        """Imitates ``mint.distributed.irecv``."""
+        return self._start(True, lambda value: self._put(tensor, value), "recv", tensor, src, tag)
+
+    def _start(self, async_op, put, *call):
+        """A handle whose wait fills what the engine was to fill."""
+        assert async_op
+        return self.carrier.start(*call).then(put)
 
     def all_gather_object(self, found, obj, group):
         """Imitates ``mint.distributed.all_gather_object``."""

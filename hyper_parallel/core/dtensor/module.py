@@ -22,7 +22,7 @@ if TYPE_CHECKING:
     from hyper_parallel.core.dtensor.mesh import DeviceMesh
     from hyper_parallel.platform.contract.platform import Platform
 
-__all__ = ["distribute_module", "distribute_tensor", "place_parameter", "replicate_module"]
+__all__ = ["distribute_module", "distribute_tensor", "fitting_piece", "place_parameter", "replicate_module"]
 
 _APPLIED = "_distribute_module_applied"
 _HOOK_ARGUMENTS = 3
@@ -135,6 +135,31 @@ def place_parameter(
 
 def _local(value: Any) -> Any:
     return value.to_local() if isinstance(value, DTensor) else value
+
+
+def fitting_piece(holder: Any, data: Any) -> Any:
+    """The plain tensor of ``data`` that this rank's piece of ``holder`` takes.
+
+    Args:
+        holder: a plain tensor or a DTensor, the destination.
+        data: a DTensor of any layout on its mesh, this rank's piece, or the whole tensor.
+
+    Raises:
+        LayoutError: (a ValueError) ``data`` is none of them.
+    """
+    if isinstance(data, DTensor):
+        data = data.redistribute_to(holder.layout).to_local() if isinstance(holder, DTensor) else data.full_tensor()
+    local = tuple(holder.local_shape if isinstance(holder, DTensor) else holder.shape)
+    if tuple(data.shape) == local:
+        return data
+    if isinstance(holder, DTensor) and tuple(data.shape) == tuple(holder.shape):
+        everything = tuple((0, size) for size in data.shape)
+        return narrow_box(data, everything, holder.layout.local_box(), platform_of(data))
+    whole = (
+        f"{list(holder.shape)}, of which this rank holds {list(local)}" if isinstance(holder, DTensor) else list(local)
+    )
+    msg = f"update_param_data: the parameter is {whole}; the data is {list(data.shape)}"
+    raise LayoutError(msg)
 
 
 def replicate_module(platform: Platform, module: Any, mesh: DeviceMesh, *, src_data_rank: int | None = 0) -> None:

@@ -2,31 +2,44 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any
+import math
+import pickle
+from collections.abc import Sequence
+from typing import Any
 
-from hyper_parallel.errors import UnsupportedOnBackend
+from hyper_parallel.errors import CollectiveMismatchError
 from hyper_parallel.platform.contract.identity import IdentityFacet
-
-if TYPE_CHECKING:
-    from hyper_parallel.transport.base import Ranks
+from hyper_parallel.platform.contract.tensors import TensorsFacet
+from hyper_parallel.transport.base import Ranks
+from hyper_parallel.transport.pending import Pending
 
 __all__ = ["CollectivesFacet"]
 
 
-class CollectivesFacet(IdentityFacet):
-    """Facet *collectives*: results are new tensors, reductions are computed in rank order."""
+class CollectivesFacet(IdentityFacet, TensorsFacet):
+    """Facet *collectives*: results are new tensors, reductions are computed in rank order.
+
+    With ``async_op=True`` a call returns before completion, with ``(output, handle)``: ``handle.wait()``, once, fills
+    ``output`` and returns it. Inputs must not be written before that. ``group`` is a handle, a tuple or list of
+    global ranks, or None for the world; results are in the order in which it names its members.
+    """
 
     def all_reduce(self, data: Any, group_info: Any = None, async_op: bool = False, *, op: str = "sum") -> Any:
         """Reduction of every member's ``data`` (equal shapes), on every member."""
-        self._only_blocking("all_reduce", async_op=async_op)
-        return self.transport().all_reduce(data, op, self.ranks_of(group_info))
+        ranks = self.ranks_of(group_info)
+        if not async_op:
+            return self.transport().all_reduce(data, op, ranks)
+        return self._in_flight(self.transport().start("all_reduce", data, op, ranks), data, tuple(data.shape))
 
     def all_gather_into_tensor(self, data: Any, group_info: Any = None, async_op: bool = False) -> Any:
         """Every member's ``data`` (equal shapes) concatenated along dim 0."""
-        self._only_blocking("all_gather_into_tensor", async_op=async_op)
         ranks = self.ranks_of(group_info)
-        parts = self.transport().all_gather(data, ranks, [tuple(data.shape)] * len(ranks))
-        return self._cat(parts, 0)
+        shapes = [tuple(data.shape)] * len(ranks)
+        if not async_op:
+            return self._cat(self.transport().all_gather(data, ranks, shapes), 0)
+        pending = self.transport().start("all_gather", data, ranks, shapes)
+        whole = (len(ranks) * data.shape[0], *tuple(data.shape)[1:])
+        return self._in_flight(pending.then(lambda parts: self._cat(parts, 0)), data, whole)
 
     def reduce_scatter_tensor(
         self, data: Any, group_info: Any = None, async_op: bool = False, *, op: str = "sum"
@@ -36,29 +49,115 @@ class CollectivesFacet(IdentityFacet):
         Raises:
             ValueError: dim 0 does not divide by the number of members.
         """
-        self._only_blocking("reduce_scatter_tensor", async_op=async_op)
         ranks = self.ranks_of(group_info)
-        return self.transport().reduce_scatter(self._rows(data, ranks), op, ranks)
+        chunks = self._rows("reduce_scatter_tensor", data, ranks)
+        if not async_op:
+            return self.transport().reduce_scatter(chunks, op, ranks)
+        pending = self.transport().start("reduce_scatter", chunks, op, ranks)
+        return self._in_flight(pending, data, tuple(chunks[0].shape))
 
     def broadcast(self, data: Any, src: int, group: Any = None, async_op: bool = False) -> Any:
         """The ``data`` of global rank ``src``."""
-        self._only_blocking("broadcast", async_op=async_op)
-        return self.transport().broadcast(data, src, self.ranks_of(group))
+        ranks = self.ranks_of(group)
+        if not async_op:
+            return self.transport().broadcast(data, src, ranks)
+        return self._in_flight(self.transport().start("broadcast", data, src, ranks), data, tuple(data.shape))
+
+    def all_to_all_single(
+        self, input_tensor: Any, output_shape: Sequence[int], group: Any = None, async_op: bool = False
+    ) -> tuple[Any, Any]:
+        """Equal slices along dim 0, one to each member; what arrives, in the members' order, in ``output_shape``.
+
+        Returns:
+            the output, and its handle (None without ``async_op``).
+
+        Raises:
+            ValueError: dim 0 does not divide by the number of members, or the sizes do not give ``output_shape``.
+        """
+        ranks = self.ranks_of(group)
+        chunks = self._rows("all_to_all_single", input_tensor, ranks)
+        shape = tuple(output_shape)
+        if math.prod(shape) != math.prod(input_tensor.shape):
+            msg = f"all_to_all_single: an input of {list(input_tensor.shape)} gives no output of {list(shape)}"
+            raise ValueError(msg)
+        shapes = [tuple(chunks[0].shape)] * len(ranks)
+        if not async_op:
+            return self.reshape(self._cat(self.transport().all_to_all(chunks, ranks, shapes), 0), shape), None
+        pending = self.transport().start("all_to_all", chunks, ranks, shapes)
+        joined = pending.then(lambda parts: self.reshape(self._cat(parts, 0), shape))
+        output, handle = self._in_flight(joined, input_tensor, shape)
+        return output, handle
+
+    def isend(self, tensor: Any, dst: int, group: Any = None, tag: int = 0) -> Pending:
+        """Begin to send ``tensor`` to global rank ``dst``; a handle to wait for before it is written again.
+
+        Raises:
+            CollectiveMismatchError: ``dst`` is this rank or not in ``group``.
+        """
+        return self.transport().start("send", tensor, self._peer("isend", dst, group), tag)
+
+    def irecv(self, tensor: Any, src: int, group: Any = None, tag: int = 0) -> Pending:
+        """Begin to receive into ``tensor`` from global rank ``src``; ``wait()`` fills and returns it.
+
+        Raises:
+            CollectiveMismatchError: ``src`` is this rank or not in ``group``.
+        """
+        pending = self.transport().start("recv", tensor, self._peer("irecv", src, group), tag)
+        return pending.then(lambda value: self.fill_(tensor, value), tensor)
 
     def all_gather_object(self, object_list: list[Any], obj: Any, group: Any = None) -> None:
         """Fill ``object_list`` with every member's picklable ``obj``."""
         object_list[:] = self.transport().all_gather_object(obj, self.ranks_of(group))
 
-    def _only_blocking(self, member: str, *, async_op: bool) -> None:
-        if async_op:
-            backend = self.transport().backend
-            msg = f"{member}: async_op=True is not served by the {backend} transport; use async_op=False"
-            raise UnsupportedOnBackend(msg)
+    def send_object_list(self, obj_list: Sequence[Any], dst: int, group: Any = None) -> None:
+        """Send picklable objects to global rank ``dst``."""
+        import numpy as np
 
-    def _rows(self, data: Any, ranks: Ranks) -> list[Any]:
-        rows, rest = divmod(data.shape[0], len(ranks))
-        if rest:
-            msg = f"reduce_scatter_tensor: dim 0 of size {data.shape[0]} does not divide by {len(ranks)} ranks"
+        peer, transport = self._peer("send_object_list", dst, group), self.transport()
+        payload = np.frombuffer(pickle.dumps(list(obj_list)), np.uint8)
+        transport.send(self.from_numpy(np.array([len(payload)], np.int64)), peer)
+        transport.send(self.from_numpy(payload), peer)
+
+    def recv_object_list(self, obj_list: list[Any], src: int, group: Any = None) -> int:
+        """Fill ``obj_list`` with what global rank ``src`` sent by :meth:`send_object_list`; returns ``src``.
+
+        Raises:
+            CollectiveMismatchError: the list that was sent has another length than ``obj_list``.
+        """
+        import numpy as np
+
+        peer, transport = self._peer("recv_object_list", src, group), self.transport()
+        size = transport.recv(self.from_numpy(np.zeros(1, np.int64)), peer)
+        count = int(self.tensor_to_numpy(size)[0])
+        payload = transport.recv(self.from_numpy(np.zeros(count, np.uint8)), peer)
+        found = pickle.loads(self.tensor_to_numpy(payload).tobytes())  # noqa: S301 - a rank of this very program
+        if len(found) != len(obj_list):
+            msg = f"recv_object_list: rank {src} sent {len(found)} objects, obj_list has room for {len(obj_list)}"
+            raise CollectiveMismatchError(msg)
+        obj_list[:] = found
+        return src
+
+    def _in_flight(self, pending: Pending, like: Any, shape: tuple[int, ...]) -> tuple[Any, Pending]:
+        """The output that ``pending`` will fill, and its handle."""
+        output = pending.output
+        if output is None:
+            output = self.new_tensor(shape, like.dtype, self.device_of(like))
+        return output, pending.then(lambda result: output if result is output else self.fill_(output, result), output)
+
+    def _peer(self, member: str, peer: int, group: Any) -> int:
+        ranks = self.ranks_of(group)
+        if peer not in ranks or peer == self.get_rank():
+            msg = (
+                f"{member}: rank {peer} must be another rank of the group {list(ranks)}; this is rank {self.get_rank()}"
+            )
+            raise CollectiveMismatchError(msg)
+        return peer
+
+    def _rows(self, member: str, data: Any, ranks: Ranks) -> list[Any]:
+        size = data.shape[0] if len(data.shape) else 0
+        rows, rest = divmod(size, len(ranks))
+        if rest or not len(data.shape):
+            msg = f"{member}: dim 0 of size {size} does not divide by {len(ranks)} ranks"
             raise ValueError(msg)
         return [data[rows * index : rows * (index + 1)] for index in range(len(ranks))]
 

@@ -3,16 +3,32 @@
 from __future__ import annotations
 
 import abc
+import threading
 from collections.abc import Callable, Sequence
 from typing import Any
 
-from hyper_parallel.platform.contract.identity import IdentityFacet
+from hyper_parallel.errors import CollectiveMismatchError, UnsupportedOperatorError
+from hyper_parallel.platform.contract import async_wait, functions
+from hyper_parallel.platform.contract.collectives import CollectivesFacet
+from hyper_parallel.platform.contract.coordinator import HookCoordinator
+from hyper_parallel.platform.contract.functions import Functions, Reduction, Route, Swap
+from hyper_parallel.transport.base import Ranks
 
 __all__ = ["DifferentiableFacet"]
 
+_LOCK = threading.Lock()
+_DIFFERENTIABLE = ("sum", "avg", "max", "min")
 
-class DifferentiableFacet(IdentityFacet):
-    """Facet *differentiable*."""
+
+class DifferentiableFacet(CollectivesFacet):
+    """Facet *differentiable*, on plain tensors.
+
+    A result that every rank holds (of a gather or an all-reduce) is taken to be used by all ranks alike, so every
+    rank's gradient of it is the true one and none is added up. Say ``varying=True`` where each rank goes on with it
+    in its own way: then the ranks' gradients are summed. ``group`` as in the collectives.
+    """
+
+    Function: Any
 
     @abc.abstractmethod
     def vjp(
@@ -33,3 +49,253 @@ class DifferentiableFacet(IdentityFacet):
         Returns:
             the outputs, and per input its gradient (zeros where it does not matter), None where it is not wanted.
         """
+
+    def differentiable_all_gather_concat(
+        self, data: Any, group: Any, concat_size: int, concat_dim: int = 0, *, varying: bool = False
+    ) -> Any:
+        """Every member's ``data`` (equal shapes) along ``concat_dim``; backward takes the own slice.
+
+        Args:
+            data: this rank's part.
+            group: who takes part.
+            concat_size: number of members.
+            concat_dim: dim along which parts are put together.
+            varying: ranks use the result differently; backward is a reduce-scatter.
+
+        Raises:
+            ValueError: ``concat_size`` is not the size of the group, or there is no such dim.
+        """
+        ranks = self._of_size("differentiable_all_gather_concat", group, "concat_size", concat_size)
+        dim = _dim("differentiable_all_gather_concat", "concat_dim", concat_dim, data)
+        return self._functions.gather.apply(data, self._reduction(ranks, dim, varying=varying))
+
+    def differentiable_all_reduce(self, data: Any, op: str = "sum", group: Any = None, *, varying: bool = False) -> Any:
+        """The reduction on every member; backward is the identity (avg: divided; max, min: to those that attained it).
+
+        Args:
+            data: this rank's summand.
+            op: a reduction of the algebra.
+            group: who takes part.
+            varying: ranks use the result differently; their gradients are summed first.
+
+        Raises:
+            UnsupportedOperatorError: a gradient is needed through prod, all or any.
+        """
+        self._check_gradient("differentiable_all_reduce", data, op)
+        return self._functions.reduce.apply(data, self._reduction(self.ranks_of(group), 0, op, varying=varying))
+
+    def differentiable_reduce_scatter(
+        self, data: Any, dev_num: int, axis: int, op: str = "sum", group: Any = None
+    ) -> Any:
+        """This member's slice along ``axis`` of the reduction; backward gathers (avg: divided; max, min: shared).
+
+        Args:
+            data: this rank's summand.
+            dev_num: number of members.
+            axis: dim that is scattered.
+            op: a reduction of the algebra.
+            group: who takes part.
+
+        Raises:
+            ValueError: ``dev_num`` is not the size of the group, or the dim does not divide by it.
+            UnsupportedOperatorError: a gradient is needed through prod, all or any.
+        """
+        member = "differentiable_reduce_scatter"
+        ranks = self._of_size(member, group, "dev_num", dev_num)
+        dim = _dim(member, "axis", axis, data)
+        if data.shape[dim] % dev_num:
+            msg = f"{member}: dim {dim} of size {data.shape[dim]} does not divide by {dev_num} ranks"
+            raise ValueError(msg)
+        self._check_gradient(member, data, op)
+        return self._functions.reduce_scatter.apply(data, self._reduction(ranks, dim, op))
+
+    def differentiable_all_to_all(self, input_data: Any, output_shape: Sequence[int], group: Any = None) -> Any:
+        """Equal slices along dim 0, one to each member; what arrives, in ``output_shape``. Backward is the reverse.
+
+        Raises:
+            ValueError: dim 0 does not divide by the number of members, or the sizes do not give ``output_shape``.
+        """
+        ranks, shape = self.ranks_of(group), tuple(output_shape)
+        rows = self._rows("differentiable_all_to_all", input_data, ranks)[0].shape[0]
+        if _volume(shape) != _volume(input_data.shape):
+            msg = f"differentiable_all_to_all: an input of {list(input_data.shape)} gives no output of {list(shape)}"
+            raise ValueError(msg)
+        even = (rows,) * len(ranks)
+        return self.reshape(self._functions.all_to_all.apply(input_data, Route(self._self(), ranks, even, even)), shape)
+
+    def differentiable_all_to_all_single(
+        self,
+        input_tensor: Any,
+        input_splits: Sequence[int] | None = None,
+        output_splits: Sequence[int] | None = None,
+        group: Any = None,
+    ) -> Any:
+        """Rows of dim 0 to their ranks; backward sends their gradients back.
+
+        Args:
+            input_tensor: rows, in the order of the members that they go to.
+            input_splits: how many go to each member; equal parts by default.
+            output_splits: how many come from each member; equal parts by default.
+            group: who takes part.
+
+        Raises:
+            ValueError: splits that are not one per member, are negative, or do not add up to the rows.
+        """
+        route = self._route("differentiable_all_to_all_single", input_tensor, input_splits, output_splits, group)
+        return self._functions.all_to_all.apply(input_tensor, route)
+
+    def differentiable_all_to_all_single_async(
+        self,
+        input_tensor: Any,
+        input_splits: Sequence[int] | None = None,
+        output_splits: Sequence[int] | None = None,
+        group: Any = None,
+    ) -> Any:
+        """As :meth:`differentiable_all_to_all_single`, returning after launch; the result's first use waits."""
+        route = self._route("differentiable_all_to_all_single_async", input_tensor, input_splits, output_splits, group)
+        launched: list[Any] = []
+        output = self._functions.all_to_all.apply(input_tensor, route._replace(launched=launched))
+        return self._awaited_on_use(output, launched[0])
+
+    @abc.abstractmethod
+    def _awaited_on_use(self, output: Any, pending: Any) -> Any:
+        """``output``, on its graph, such that ``pending`` is waited for before anything reads it."""
+
+    def differentiable_async_a2a_wait(
+        self,
+        x: Any,
+        work: Any,
+        out_perm: Any,
+        group: Any,
+        world_size: int,
+        concat_dim: int,
+        split_dim: int,
+        handle_box: list[Any] | None = None,
+    ) -> Any:
+        """Wait for a pre-launched all-to-all and rebuild its result; backward launches the reverse.
+
+        The launch sent, to each member, its part of ``x`` along ``split_dim``: ``all_to_all_single(stacked,
+        stacked.shape, group, async_op=True)`` of the parts stacked along a new dim 0.
+
+        Args:
+            x: what was sent; the result's gradient goes to it.
+            work: the handle of the launch, or None if it is complete.
+            out_perm: the launch's output, parts stacked along dim 0.
+            group: who took part.
+            world_size: number of members.
+            concat_dim: dim of ``x`` along which the parts are put together.
+            split_dim: dim of ``x`` that was split.
+            handle_box: where backward appends ``(work, buffer)``. ``work.wait()``, to be called by the backward
+                pre-hook of what made ``x`` (its only consumer being this), returns the gradient of ``x``; ``buffer``
+                then holds its parts. Until then the gradient is NaN. Without a box backward waits itself.
+
+        Raises:
+            ValueError: ``world_size`` is not the size of the group, or ``out_perm`` has not that many parts.
+        """
+        member = "differentiable_async_a2a_wait"
+        ranks = self._of_size(member, group, "world_size", world_size)
+        concat, split = _dim(member, "concat_dim", concat_dim, x), _dim(member, "split_dim", split_dim, x)
+        part = [size // (world_size if dim == split else 1) for dim, size in enumerate(x.shape)]
+        if list(out_perm.shape) != [world_size, *part] or x.shape[split] % world_size:
+            msg = (
+                f"{member}: x of {list(x.shape)} split along dim {split} over {world_size} ranks arrives as "
+                f"{[world_size, *part]}, out_perm is {list(out_perm.shape)}"
+            )
+            raise ValueError(msg)
+        rebuild = async_wait.Rebuild(self._self(), ranks, work, out_perm, concat, split, handle_box)
+        return self._async_wait.apply(x, rebuild)
+
+    def differentiable_sync_hook(self, x: Any, hook_name: str, coordinator: HookCoordinator) -> Any:
+        """``x``; forward and backward meet the coordinator's other thread at position ``hook_name`` (A, B, C or D)."""
+        return self._functions.meet.apply(x, hook_name, coordinator)
+
+    def p2p_exchange(self, tensor: Any, peer_rank: int, group: Any = None) -> Any:
+        """The tensor of global rank ``peer_rank``, which gets this one (equal shapes); backward is the same swap.
+
+        Raises:
+            CollectiveMismatchError: ``peer_rank`` is not in ``group``.
+        """
+        ranks = self.ranks_of(group)
+        if peer_rank not in ranks:
+            msg = f"p2p_exchange: rank {peer_rank} is not in the group of ranks {list(ranks)}"
+            raise CollectiveMismatchError(msg)
+        if peer_rank == self.get_rank():
+            return tensor
+        return self._functions.swap.apply(tensor, Swap(self._self(), peer_rank))
+
+    # -- inside --------------------------------------------------------------------------------------------------
+
+    def _self(self) -> Any:
+        return self
+
+    def _reduction(self, ranks: Ranks, dim: int, op: str = "sum", *, varying: bool = False) -> Reduction:
+        return Reduction(self._self(), ranks, dim, op, varying)
+
+    @property
+    def _functions(self) -> Functions:
+        built: Functions = self._built("_hyper_parallel_functions", functions.build)
+        return built
+
+    @property
+    def _async_wait(self) -> Any:
+        return self._built("_hyper_parallel_async_wait", async_wait.build)
+
+    def _built(self, name: str, build: Callable[[Any], Any]) -> Any:
+        """Classes over the framework's ``Function``, made once and kept on the platform."""
+        found = self.__dict__.get(name)
+        if found is None:
+            with _LOCK:
+                found = self.__dict__.setdefault(name, build(self.Function))
+        return found
+
+    def _of_size(self, member: str, group: Any, name: str, count: int) -> Ranks:
+        ranks = self.ranks_of(group)
+        if count != len(ranks):
+            msg = f"{member}: {name} is {count}, the group of ranks {list(ranks)} has {len(ranks)} members"
+            raise ValueError(msg)
+        return ranks
+
+    def _route(
+        self, member: str, data: Any, sent: Sequence[int] | None, received: Sequence[int] | None, group: Any
+    ) -> Route:
+        ranks = self.ranks_of(group)
+        if sent is None or received is None:
+            rows = self._rows(member, data, ranks)[0].shape[0]
+            sent = (rows,) * len(ranks) if sent is None else sent
+            received = (rows,) * len(ranks) if received is None else received
+        for name, splits in (("input_splits", sent), ("output_splits", received)):
+            if len(splits) != len(ranks) or min(splits) < 0:
+                msg = f"{member}: {name} {list(splits)} must be one row count per rank of the group {list(ranks)}"
+                raise ValueError(msg)
+        if sum(sent) != data.shape[0]:
+            msg = f"{member}: input_splits {list(sent)} add up to {sum(sent)}, the input has {data.shape[0]} rows"
+            raise ValueError(msg)
+        return Route(self._self(), ranks, tuple(map(int, sent)), tuple(map(int, received)))
+
+    def _check_gradient(self, member: str, data: Any, op: str) -> None:
+        if op not in _DIFFERENTIABLE and self.is_floating(data) and self.needs_grad(data) and self.grad_enabled():
+            msg = f"{member}: no gradient passes the reduction {op!r}; detach() the tensor first"
+            raise UnsupportedOperatorError(msg)
+
+    @abc.abstractmethod
+    def grad_enabled(self) -> bool:
+        """True when operations are being recorded for backward."""
+
+    @abc.abstractmethod
+    def needs_grad(self, local: Any) -> bool:
+        """True when ``local`` (a plain tensor) may receive a gradient."""
+
+
+def _dim(member: str, name: str, dim: int, data: Any) -> int:
+    count = len(data.shape)
+    if not -count <= dim < count:
+        msg = f"{member}: {name} is {dim}, the tensor has {count} dims"
+        raise ValueError(msg)
+    return dim % count
+
+
+def _volume(shape: Sequence[int]) -> int:
+    total = 1
+    for size in shape:
+        total *= size
+    return total

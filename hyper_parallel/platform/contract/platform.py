@@ -10,7 +10,12 @@ from hyper_parallel.platform.contract.collectives import CollectivesFacet
 from hyper_parallel.platform.contract.differentiable import DifferentiableFacet
 from hyper_parallel.platform.contract.groups import GroupsFacet
 from hyper_parallel.platform.contract.identity import IdentityFacet
+from hyper_parallel.platform.contract.ledger import LedgerFacet
+from hyper_parallel.platform.contract.memory import MemoryFacet
 from hyper_parallel.platform.contract.modules import ModulesFacet
+from hyper_parallel.platform.contract.persistence import PersistenceFacet
+from hyper_parallel.platform.contract.pipeline import PipelineFacet
+from hyper_parallel.platform.contract.runtime import RuntimeFacet
 from hyper_parallel.platform.contract.tensors import TensorsFacet
 from hyper_parallel.platform.contract.training import TrainingFacet
 
@@ -24,10 +29,15 @@ __all__ = ["Platform"]
 
 class Platform(
     GroupsFacet,
-    CollectivesFacet,
     DifferentiableFacet,
+    CollectivesFacet,
+    RuntimeFacet,
+    MemoryFacet,
+    PersistenceFacet,
+    PipelineFacet,
     IdentityFacet,
     TensorsFacet,
+    LedgerFacet,
     TrainingFacet,
     ModulesFacet,
     abc.ABC,

@@ -3,10 +3,20 @@
 from __future__ import annotations
 
 import abc
+import copy
+import dataclasses
 from collections.abc import Callable, Sequence
 from typing import Any
 
-__all__ = ["TensorsFacet"]
+__all__ = ["TensorsFacet", "dtype_name"]
+
+_HOMES = ("torch", "mindspore")
+
+
+def dtype_name(dtype_str: str) -> str:
+    """The bare name in ``"torch.float32"``, ``"mindspore.float32"``, ``"Float32"`` or ``"float32"``; else as it is."""
+    home, dot, name = dtype_str.rpartition(".")
+    return name.lower() if not dot or home in _HOMES else dtype_str
 
 
 class TensorsFacet(abc.ABC):
@@ -121,12 +131,125 @@ class TensorsFacet(abc.ABC):
         """False for sparse storage, whose elements have no place of their own."""
         return type(data).__name__ not in {"COOTensor", "CSRTensor", "RowTensor"}
 
+    @abc.abstractmethod
+    def get_op_name(self, func: Any) -> str:
+        """The plain name of a function, method, operator overload or primitive: ``add``, ``MatMul``."""
+
+    def chunk(self, data: Any, split_dim: int, split_size: int, index: int) -> Any:
+        """Piece ``index`` of ``split_size`` pieces along ``split_dim``, by the ceil rule: the last ones may be empty.
+
+        Raises:
+            ValueError: no such dim, no such piece.
+        """
+        dims = len(data.shape)
+        if not -dims <= split_dim < dims or split_size < 1 or not 0 <= index < split_size:
+            msg = f"chunk: a tensor of {list(data.shape)} has no piece {index} of {split_size} along dim {split_dim}"
+            raise ValueError(msg)
+        size = data.shape[split_dim]
+        rows = -(-size // split_size)
+        start = min(rows * index, size)
+        return self.narrow(data, split_dim % dims, start, min(start + rows, size) - start)
+
+    @abc.abstractmethod
+    def tensor_type_cast(self, input_data: Any, cast_type: Any) -> Any:
+        """``input_data`` in another dtype, given as dtype or as a name that :meth:`str_to_dtype` knows."""
+
+    def cast_fp_tensor(self, dtype: Any, x: Any) -> Any:
+        """A real floating tensor in ``dtype``; everything else as it is."""
+        return self.tensor_type_cast(x, dtype) if self.is_tensor(x) and self.is_real_floating(x) else x
+
+    @abc.abstractmethod
+    def is_real_floating(self, data: Any) -> bool:
+        """True for floating tensors that are not complex."""
+
+    @abc.abstractmethod
+    def get_tensor_storage_size(self, tensor: Any) -> int:
+        """Bytes of the storage behind the tensor (behind a view, of what it is a view of); a DTensor's own piece."""
+
+    def get_element_size(self, tensor: Any) -> int:
+        """Bytes per element."""
+        return self.itemsize(tensor)
+
+    @abc.abstractmethod
+    def ones(self, size: Sequence[int], dtype: Any = None, device: Any = None) -> Any:
+        """Ones of ``size``."""
+
+    def empty(self, size: Sequence[int], dtype: Any = None, device: Any = None) -> Any:
+        """A tensor of ``size`` whose values nobody promised anything about."""
+        return self.new_tensor(size, dtype, device)
+
+    @abc.abstractmethod
+    def full_like(self, tensor: Any, fill_value: Any, dtype: Any = None) -> Any:
+        """A constant of the shape, device and (by default) dtype of ``tensor``."""
+
+    @abc.abstractmethod
+    def empty_like(self, tensor: Any, *, dtype: Any = None, device: Any = None, pin_memory: bool = False) -> Any:
+        """Shape of ``tensor``, values nobody promised anything about.
+
+        ``pin_memory`` locks its pages for transfers to a device; where this process has no device it means nothing.
+        """
+
+    @abc.abstractmethod
+    def new_tensor(self, tensor_shape: Sequence[int], tensor_type: Any = None, device: Any = None) -> Any:
+        """A tensor of this shape and dtype whose values nobody promised anything about."""
+
+    @abc.abstractmethod
+    def device_of(self, data: Any) -> Any:
+        """Where ``data`` is, as the creating functions take it."""
+
+    @abc.abstractmethod
+    def fill_(self, target: Any, source: Any) -> Any:
+        """Write the values of ``source`` into the plain ``target``, off the graph; ``target`` itself."""
+
+    @abc.abstractmethod
+    def list_to_size(self, size_list: Sequence[int]) -> Any:
+        """The framework's own type of a shape."""
+
+    def construct_strided_slice(
+        self, x: Any, begin: Sequence[int], end: Sequence[int], stride: Sequence[int] | None = None
+    ) -> Any:
+        """``x[begin[0]:end[0]:stride[0], ...]``; dims that are not named are whole.
+
+        Raises:
+            ValueError: lists of different or too great length, or a stride that is not positive.
+        """
+        steps = [1] * len(begin) if stride is None else list(stride)
+        if not len(begin) == len(end) == len(steps) <= len(x.shape) or min(steps, default=1) < 1:
+            msg = (
+                f"construct_strided_slice: begin {list(begin)}, end {list(end)} and stride {steps} must have one entry "
+                f"per leading dim of {list(x.shape)}, and strides must be positive"
+            )
+            raise ValueError(msg)
+        return x[tuple(slice(*one) for one in zip(begin, end, steps, strict=True))]
+
+    def get_tensor_transform(self) -> Any:
+        """What moves a DTensor to a layout on another mesh of the same ranks: ``transform(x, layout)``."""
+        return self._transform
+
+    @property
+    @abc.abstractmethod
+    def _transform(self) -> Any:
+        """The planner's entry; a platform reaches up to it."""
+
     def tree_map(self, fn: Callable[[Any], Any], tree: Any) -> Any:
-        """Apply ``fn`` to every leaf; lists, tuples, named tuples and dicts keep their types."""
+        """Apply ``fn`` to every leaf; lists, tuples, named tuples, dicts and dataclasses keep their types."""
         if isinstance(tree, tuple) and hasattr(tree, "_fields"):
             return type(tree)(*(self.tree_map(fn, item) for item in tree))
         if isinstance(tree, (list, tuple)):
             return type(tree)(self.tree_map(fn, item) for item in tree)
         if isinstance(tree, dict):
-            return type(tree)((key, self.tree_map(fn, item)) for key, item in tree.items())
+            made = copy.copy(tree)  # keeps a default factory, and an order of its own
+            for key, item in tree.items():
+                made[key] = self.tree_map(fn, item)
+            return made
+        if dataclasses.is_dataclass(tree) and not isinstance(tree, type):
+            changed = copy.copy(tree)
+            for field in dataclasses.fields(tree):
+                # Not by setattr: it may be frozen.
+                object.__setattr__(changed, field.name, self.tree_map(fn, getattr(tree, field.name)))
+            return changed
         return fn(tree)
+
+    def apply_to_tensors(self, fn: Callable[[Any], Any], container: Any) -> Any:
+        """Apply ``fn`` to every tensor in a structure; everything else stays, containers keep their types."""
+        return self.tree_map(lambda leaf: fn(leaf) if self.is_tensor(leaf) else leaf, container)

@@ -64,3 +64,8 @@ class MindSporeDifferentiable(DifferentiableFacet):
         for position, grad in zip(positions, found if len(positions) > 1 else (found,), strict=True):
             grads[position] = grad
         return outs, grads
+
+    def _awaited_on_use(self, output: Any, pending: Any) -> Any:
+        """``output``, complete: on Ascend waiting only orders streams, on CPU it finishes what was launched."""
+        pending.wait()
+        return output

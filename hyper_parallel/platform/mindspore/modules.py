@@ -3,13 +3,17 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
+from contextlib import AbstractContextManager
 from typing import Any
 
-import mindspore
-from mindspore import Parameter, mint, nn
+from mindspore import Parameter, mint, nn, ops
 
 from hyper_parallel.core.dtensor.dtensor import DTensor
-from hyper_parallel.platform.contract.modules import ModulesFacet
+from hyper_parallel.core.dtensor.module import distribute_tensor, fitting_piece
+from hyper_parallel.core.tensor_parallel.clip import clip_grad_norm_
+from hyper_parallel.platform.contract.modules import HookHandle, ModulesFacet
+from hyper_parallel.platform.mindspore import backward_hooks, delayed
+from hyper_parallel.platform.mindspore.cells import walk
 
 __all__ = ["MindSporeModules"]
 
@@ -19,13 +23,13 @@ class MindSporeModules(ModulesFacet):
 
     def get_cells_and_names(self, cell: Any) -> Iterator[tuple[str, Any]]:
         """Depth first; shared cells once per path, which ``cells_and_names`` does not give."""
-        yield from _walk(cell, "")
+        yield from walk(cell, "")
 
     def parameters_dict(self, cell: Any) -> dict[str, Any]:
         """By path, not by ``Parameter.name``; shared parameters once per path."""
         return {
             f"{path}.{name}" if path else name: value
-            for path, one in _walk(cell, "")
+            for path, one in walk(cell, "")
             for name, value in self.direct_parameters(one).items()
         }
 
@@ -77,12 +81,65 @@ class MindSporeModules(ModulesFacet):
         target = parameter.to_local() if isinstance(parameter, DTensor) else parameter
         target.copy_(gradient.to_local() if isinstance(gradient, DTensor) else gradient)
 
+    def set_layout_into_parameter(self, param: Any, layout: Any) -> Any:
+        """``Parameter`` of this rank's piece, under the same name."""
+        piece = distribute_tensor(ops.stop_gradient(param), layout.mesh, layout, src_data_rank=None)
+        return Parameter(piece, name=param.name, requires_grad=param.requires_grad)
 
-def _walk(cell: mindspore.nn.Cell, path: str) -> Iterator[tuple[str, Any]]:
-    yield path, cell
-    for name, child in cell._cells.items():  # noqa: SLF001
-        if child is not None:
-            yield from _walk(child, f"{path}.{name}" if path else name)
+    def get_param_local_shape(self, param: Any) -> tuple[int, ...]:
+        """Of the piece."""
+        return tuple(param.local_shape if isinstance(param, DTensor) else param.shape)
+
+    def get_param_local_data(self, param: Any) -> Any:
+        """Off the graph."""
+        return ops.stop_gradient(param.to_local() if isinstance(param, DTensor) else param)
+
+    def update_param_data(self, param: Any, data: Any) -> None:
+        """``copy_`` into the storage, which optimizers share."""
+        piece = fitting_piece(param, data)
+        if 0 not in piece.shape:
+            local = param.to_local() if isinstance(param, DTensor) else param
+            local.copy_(ops.stop_gradient(piece).astype(local.dtype))
+        if isinstance(param, DTensor):
+            param.drop_views()
+
+    def get_param_type_size(self, param: Any) -> int:
+        """``itemsize``."""
+        return int(param.itemsize)
+
+    def new_zero_parameter(
+        self, param_shape: Any, param_type: Any = None, requires_grad: bool = True, device: Any = None
+    ) -> Any:
+        """``Parameter`` of zeros; MindSpore chooses the device itself."""
+        del device
+        return Parameter(mint.zeros(tuple(param_shape), dtype=param_type), requires_grad=requires_grad)
+
+    def init_parameters(self, module: Any, stage_index: int = 0) -> None:
+        """By the initializers that the parameters were declared with."""
+        delayed.materialise(module, stage_index)
+
+    def init_on_device(self, device: Any, include_buffers: bool = False) -> AbstractContextManager[Any]:
+        """``no_init_parameters`` for meta; elsewhere MindSpore computes where it computes."""
+        del include_buffers  # buffers are given with their values
+        return delayed.parameters_on(device)
+
+    @property
+    def meta_device(self) -> Any:
+        """``"meta"``, also a context."""
+        return delayed.MetaDevice("meta")
+
+    def _clip(self, *args: Any) -> Any:
+        return clip_grad_norm_(*args)
+
+    def register_full_backward_hook(self, module: Any, hook: Callable[..., Any], prepend: bool = False) -> HookHandle:
+        """Over ``register_backward_hook``, which has no ``prepend``."""
+        return backward_hooks.register(module, "hook", hook, prepend=prepend)
+
+    def register_full_backward_pre_hook(
+        self, module: Any, hook: Callable[..., Any], prepend: bool = False
+    ) -> HookHandle:
+        """Over ``register_backward_pre_hook``, which has no ``prepend``."""
+        return backward_hooks.register(module, "pre_hook", hook, prepend=prepend)
 
 
 def _unnamed(parameter: Parameter) -> bool:

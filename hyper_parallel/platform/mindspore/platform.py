@@ -16,7 +16,12 @@ from mindspore.common.api import _pynative_executor
 
 from hyper_parallel.platform.contract.platform import Platform
 from hyper_parallel.platform.mindspore.differentiable import MindSporeDifferentiable
+from hyper_parallel.platform.mindspore.gaps import GAPS
+from hyper_parallel.platform.mindspore.groups import MindSporeGroups
+from hyper_parallel.platform.mindspore.memory import MindSporeMemory
 from hyper_parallel.platform.mindspore.modules import MindSporeModules
+from hyper_parallel.platform.mindspore.persistence import MindSporePersistence
+from hyper_parallel.platform.mindspore.runtime import MindSporeRuntime
 from hyper_parallel.platform.mindspore.tensors import MindSporeTensors
 from hyper_parallel.platform.mindspore.training import MindSporeTraining
 from hyper_parallel.transport.base import Transport, active_transport
@@ -27,10 +32,21 @@ from hyper_parallel.transport.single import SingleTransport
 __all__ = ["MindSporePlatform", "build"]
 
 
-class MindSporePlatform(MindSporeTensors, MindSporeModules, MindSporeDifferentiable, MindSporeTraining, Platform):
+class MindSporePlatform(
+    MindSporeTensors,
+    MindSporeGroups,
+    MindSporeModules,
+    MindSporeDifferentiable,
+    MindSporeRuntime,
+    MindSporeMemory,
+    MindSporePersistence,
+    MindSporeTraining,
+    Platform,
+):
     """Everything hyper_parallel asks of MindSpore."""
 
     platform_type = "mindspore"
+    gaps = GAPS
     Tensor = mindspore.Tensor
     Parameter = mindspore.Parameter
     Module = mindspore.nn.Cell
@@ -51,7 +67,17 @@ class MindSporePlatform(MindSporeTensors, MindSporeModules, MindSporeDifferentia
         active = active_transport()
         if active is not None:
             return active
+        if self._rehearsal is not None:
+            return self._rehearsal
         return self._engine if mindspore.mint.distributed.is_initialized() else _ALONE
+
+    _rehearsal: Transport | None = None  # joined by init_process_group on CPU
+
+    def _leave(self, transport: Transport) -> None:
+        transport.close()
+        if transport is self._rehearsal:
+            self._rehearsal = None
+        self.__dict__.pop("_engine", None)
 
     @cached_property
     def _engine(self) -> Transport:

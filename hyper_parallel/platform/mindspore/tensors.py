@@ -10,7 +10,9 @@ import numpy as np
 from mindspore import Tensor, mint, ops
 from mindspore.ops.auto_generate.gen_ops_prim import dtype_to_type_id
 
-from hyper_parallel.platform.contract.tensors import TensorsFacet
+from hyper_parallel.platform.contract.tensors import TensorsFacet, dtype_name
+from hyper_parallel.platform.mindspore.delayed import is_delayed, without_values
+from hyper_parallel.platform.mindspore.runtime import device_type
 
 __all__ = ["BY_NUMBER", "MindSporeTensors"]
 
@@ -36,7 +38,9 @@ class MindSporeTensors(TensorsFacet):
         return mint.cat(parts, dim)
 
     def narrow(self, data: Any, dim: int, start: int, length: int) -> Any:
-        """A view."""
+        """A view; of a delayed tensor a delayed one."""
+        if is_delayed(data):
+            return without_values(data, (*data.shape[:dim], length, *data.shape[dim + 1 :]))
         return mint.narrow(data, dim, start, length)
 
     def reshape(self, data: Any, shape: Sequence[int]) -> Any:
@@ -44,16 +48,20 @@ class MindSporeTensors(TensorsFacet):
         return data.reshape(tuple(shape))
 
     def contiguous(self, data: Any) -> Any:
-        """Densely stored values."""
-        return data.contiguous()
+        """Densely stored values; a delayed tensor has none."""
+        return data if is_delayed(data) else data.contiguous()
 
     def copy(self, data: Any) -> Any:
         """New storage, off the graph."""
         return Tensor.from_numpy(np.array(data.asnumpy(), order="C", copy=True))
 
     def detach(self, data: Any) -> Any:
-        """Same storage, off the graph."""
-        return ops.stop_gradient(data)
+        """Same storage, off the graph; a delayed tensor has no storage."""
+        return without_values(data, tuple(data.shape)) if is_delayed(data) else ops.stop_gradient(data)
+
+    def is_meta(self, data: Any) -> bool:
+        """Delayed, or on the meta device."""
+        return is_delayed(data) or str(data.device).startswith("meta")
 
     def zeros(self, size: Sequence[int], dtype: Any = None, device: Any = None) -> Any:
         """Zeros; MindSpore chooses the device itself."""
@@ -98,7 +106,7 @@ class MindSporeTensors(TensorsFacet):
 
     def str_to_dtype(self, dtype_str: str) -> Any:
         """A ``mindspore`` dtype."""
-        name = dtype_str.rsplit(".", maxsplit=1)[-1].lower().rstrip("_")
+        name = dtype_name(dtype_str).rstrip("_")
         if name not in DTYPES:
             msg = f"str_to_dtype: unknown dtype {dtype_str!r}; known: {', '.join(sorted(DTYPES))}"
             raise ValueError(msg)
@@ -133,3 +141,66 @@ class MindSporeTensors(TensorsFacet):
     def scale_(self, data: Any, factor: Any) -> None:
         """``copy_`` of the product: in-place arithmetic does nothing on the CPU build."""
         data.copy_(ops.stop_gradient(data) * factor.astype(data.dtype))
+
+    def get_op_name(self, func: Any) -> str:
+        """Name of a function, a method, or a primitive."""
+        for name in (getattr(func, "name", None), getattr(func, "__name__", None)):
+            if isinstance(name, str):
+                return name
+        return type(func).__name__
+
+    def tensor_type_cast(self, input_data: Any, cast_type: Any) -> Any:
+        """``Tensor.astype``."""
+        return input_data.astype(self.str_to_dtype(cast_type) if isinstance(cast_type, str) else cast_type)
+
+    def is_real_floating(self, data: Any) -> bool:
+        """Floating."""
+        return data.dtype in _FLOATING and data.dtype not in (mindspore.complex64, mindspore.complex128)
+
+    def get_tensor_storage_size(self, tensor: Any) -> int:
+        """``untyped_storage().nbytes()``."""
+        return int(getattr(tensor, "_local", tensor).untyped_storage().nbytes())
+
+    def ones(self, size: Sequence[int], dtype: Any = None, device: Any = None) -> Any:
+        """Ones."""
+        del device
+        return mint.ones(tuple(size), dtype=dtype)
+
+    def full_like(self, tensor: Any, fill_value: Any, dtype: Any = None) -> Any:
+        """``ops.full_like``, which has a CPU kernel."""
+        return ops.full_like(tensor, fill_value, dtype=tensor.dtype if dtype is None else dtype)
+
+    def empty_like(self, tensor: Any, *, dtype: Any = None, device: Any = None, pin_memory: bool = False) -> Any:
+        """``mint.empty``; pinned where there is a device to pin for."""
+        pinned = pin_memory and device_type() != "cpu"
+        wanted = tensor.dtype if dtype is None else dtype
+        return mint.empty(tuple(tensor.shape), dtype=wanted, device=device, pin_memory=pinned)
+
+    def new_tensor(self, tensor_shape: Sequence[int], tensor_type: Any = None, device: Any = None) -> Any:
+        """``mint.empty``."""
+        wanted = None if device is None else _DEVICES.get(str(device).lower(), device)
+        return mint.empty(tuple(tensor_shape), dtype=tensor_type or mindspore.float32, device=wanted)
+
+    def device_of(self, data: Any) -> Any:
+        """The device's name without its number."""
+        return str(data.device).partition(":")[0]
+
+    def fill_(self, target: Any, source: Any) -> Any:
+        """``copy_`` of a whole tensor."""
+        if 0 not in target.shape:
+            ops.stop_gradient(target).copy_(ops.stop_gradient(source).astype(target.dtype))
+        return target
+
+    def list_to_size(self, size_list: Sequence[int]) -> Any:
+        """A tuple."""
+        return tuple(size_list)
+
+    @property
+    def _transform(self) -> Any:
+        from hyper_parallel.core.dtensor.transform import TensorTransform
+
+        return TensorTransform()
+
+
+# What contract and meshes call devices, and what MindSpore does.
+_DEVICES = {"cpu": "CPU", "npu": "Ascend", "meta": "meta"}

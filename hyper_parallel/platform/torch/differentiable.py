@@ -34,3 +34,9 @@ class TorchDifferentiable(DifferentiableFacet):
             for leaf, want in zip(leaves, wanted, strict=True)
         ]
         return outs, grads
+
+    def _awaited_on_use(self, output: Any, pending: Any) -> Any:
+        """A tensor whose first use waits."""
+        from hyper_parallel.platform.torch.lazy import lazy
+
+        return lazy(output, pending)

@@ -3,11 +3,17 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
+from contextlib import AbstractContextManager
 from typing import Any
 
+import torch
 from torch import nn
 
-from hyper_parallel.platform.contract.modules import ModulesFacet
+from hyper_parallel.core.dtensor.dtensor import DTensor
+from hyper_parallel.core.dtensor.module import distribute_tensor, fitting_piece
+from hyper_parallel.core.tensor_parallel.clip import clip_grad_norm_
+from hyper_parallel.platform.contract.modules import HookHandle, ModulesFacet
+from hyper_parallel.platform.torch import delayed
 
 __all__ = ["TorchModules"]
 
@@ -66,3 +72,61 @@ class TorchModules(ModulesFacet):
     def set_gradient(self, parameter: Any, gradient: Any) -> None:
         """Assign ``grad``."""
         parameter.grad = gradient
+
+    def set_layout_into_parameter(self, param: Any, layout: Any) -> Any:
+        """``nn.Parameter`` of this rank's piece."""
+        piece = distribute_tensor(param.detach(), layout.mesh, layout, src_data_rank=None)
+        return nn.Parameter(piece, requires_grad=param.requires_grad)
+
+    def get_param_local_shape(self, param: Any) -> tuple[int, ...]:
+        """Of the piece."""
+        return tuple(param.local_shape if isinstance(param, DTensor) else param.shape)
+
+    def get_param_local_data(self, param: Any) -> Any:
+        """Detached."""
+        return (param.to_local() if isinstance(param, DTensor) else param).detach()
+
+    def update_param_data(self, param: Any, data: Any) -> None:
+        """``copy_`` off the graph."""
+        with torch.no_grad():
+            self.get_param_local_data(param).copy_(fitting_piece(param, data))
+        if isinstance(param, DTensor):
+            param.drop_views()
+
+    def get_param_type_size(self, param: Any) -> int:
+        """``element_size``."""
+        return param.element_size()
+
+    def new_zero_parameter(
+        self, param_shape: Any, param_type: Any = None, requires_grad: bool = True, device: Any = None
+    ) -> Any:
+        """``nn.Parameter`` of zeros."""
+        return nn.Parameter(torch.zeros(tuple(param_shape), dtype=param_type, device=device), requires_grad)
+
+    def init_parameters(self, module: Any, stage_index: int = 0) -> None:
+        """By every module's own ``reset_parameters``."""
+        delayed.materialise(module, stage_index)
+
+    def init_on_device(self, device: Any, include_buffers: bool = False) -> AbstractContextManager[Any]:
+        """``torch.device`` as a context, or a hook that moves parameters as they are registered."""
+        return torch.device(device) if include_buffers else delayed.parameters_on(torch.device(device))
+
+    @property
+    def meta_device(self) -> Any:
+        """``torch.device("meta")``."""
+        return torch.device("meta")
+
+    def _clip(self, *args: Any) -> Any:
+        return clip_grad_norm_(*args)
+
+    def register_full_backward_hook(self, module: Any, hook: Callable[..., Any], prepend: bool = False) -> HookHandle:
+        """PyTorch's."""
+        held = module.register_full_backward_hook(hook, prepend=prepend)
+        return HookHandle("backward hook", module, held.remove)
+
+    def register_full_backward_pre_hook(
+        self, module: Any, hook: Callable[..., Any], prepend: bool = False
+    ) -> HookHandle:
+        """PyTorch's."""
+        held = module.register_full_backward_pre_hook(hook, prepend=prepend)
+        return HookHandle("backward pre-hook", module, held.remove)

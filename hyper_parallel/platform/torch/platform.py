@@ -11,7 +11,12 @@ from torch import distributed
 
 from hyper_parallel.platform.contract.platform import Platform
 from hyper_parallel.platform.torch.differentiable import TorchDifferentiable
+from hyper_parallel.platform.torch.gaps import GAPS
+from hyper_parallel.platform.torch.groups import TorchGroups
+from hyper_parallel.platform.torch.memory import TorchMemory
 from hyper_parallel.platform.torch.modules import TorchModules
+from hyper_parallel.platform.torch.persistence import TorchPersistence
+from hyper_parallel.platform.torch.runtime import TorchRuntime
 from hyper_parallel.platform.torch.tensors import TorchTensors
 from hyper_parallel.platform.torch.training import TorchTraining
 from hyper_parallel.transport.base import Transport, active_transport
@@ -21,10 +26,21 @@ from hyper_parallel.transport.single import SingleTransport
 __all__ = ["TorchPlatform", "build"]
 
 
-class TorchPlatform(TorchTensors, TorchModules, TorchDifferentiable, TorchTraining, Platform):
+class TorchPlatform(
+    TorchTensors,
+    TorchGroups,
+    TorchModules,
+    TorchDifferentiable,
+    TorchRuntime,
+    TorchMemory,
+    TorchPersistence,
+    TorchTraining,
+    Platform,
+):
     """Everything hyper_parallel asks of PyTorch."""
 
     platform_type = "torch"
+    gaps = GAPS
     Tensor = torch.Tensor
     Parameter = torch.nn.Parameter
     Module = torch.nn.Module
@@ -49,6 +65,10 @@ class TorchPlatform(TorchTensors, TorchModules, TorchDifferentiable, TorchTraini
         if active is not None:
             return active
         return self._engine if _joined() else _ALONE
+
+    def _leave(self, transport: Transport) -> None:
+        transport.close()
+        self.__dict__.pop("_engine", None)
 
     @cached_property
     def _engine(self) -> Transport:

@@ -7,7 +7,8 @@ from typing import Any
 
 import torch
 
-from hyper_parallel.platform.contract.tensors import TensorsFacet
+from hyper_parallel.platform.contract.tensors import TensorsFacet, dtype_name
+from hyper_parallel.platform.torch.runtime import device_type
 
 __all__ = ["TorchTensors"]
 
@@ -94,7 +95,7 @@ class TorchTensors(TensorsFacet):
 
     def str_to_dtype(self, dtype_str: str) -> Any:
         """A ``torch.dtype``."""
-        name = dtype_str.rsplit(".", maxsplit=1)[-1].lower()
+        name = dtype_name(dtype_str)
         if name not in _DTYPES:
             msg = f"str_to_dtype: unknown dtype {dtype_str!r}; known: {', '.join(sorted(_DTYPES))}"
             raise ValueError(msg)
@@ -131,3 +132,58 @@ class TorchTensors(TensorsFacet):
     def scale_(self, data: Any, factor: Any) -> None:
         """``mul_``."""
         data.detach().mul_(factor.to(device=data.device, dtype=data.dtype))
+
+    def get_op_name(self, func: Any) -> str:
+        """Name of a function, a method or an operator overload."""
+        packet = getattr(func, "overloadpacket", func)
+        name = getattr(packet, "__name__", None)
+        return str(name if isinstance(name, str) else type(packet).__name__)
+
+    def tensor_type_cast(self, input_data: Any, cast_type: Any) -> Any:
+        """``Tensor.to``."""
+        return input_data.to(self.str_to_dtype(cast_type) if isinstance(cast_type, str) else cast_type)
+
+    def is_real_floating(self, data: Any) -> bool:
+        """Floating."""
+        return data.dtype.is_floating_point
+
+    def get_tensor_storage_size(self, tensor: Any) -> int:
+        """``untyped_storage().nbytes()``."""
+        local = getattr(tensor, "_local", tensor)
+        return local.untyped_storage().nbytes()
+
+    def ones(self, size: Sequence[int], dtype: Any = None, device: Any = None) -> Any:
+        """Ones."""
+        return torch.ones(tuple(size), dtype=dtype, device=device)
+
+    def full_like(self, tensor: Any, fill_value: Any, dtype: Any = None) -> Any:
+        """``torch.full_like``."""
+        return torch.full_like(tensor, fill_value, dtype=dtype)
+
+    def empty_like(self, tensor: Any, *, dtype: Any = None, device: Any = None, pin_memory: bool = False) -> Any:
+        """``torch.empty_like``."""
+        pinned = pin_memory and device_type() != "cpu"
+        return torch.empty_like(tensor, dtype=dtype, device=device, pin_memory=pinned)
+
+    def new_tensor(self, tensor_shape: Sequence[int], tensor_type: Any = None, device: Any = None) -> Any:
+        """``torch.empty``."""
+        return torch.empty(tuple(tensor_shape), dtype=tensor_type, device=device)
+
+    def device_of(self, data: Any) -> Any:
+        """``device``."""
+        return data.device
+
+    def fill_(self, target: Any, source: Any) -> Any:
+        """``copy_`` through a detached alias."""
+        target.detach().copy_(source.detach())
+        return target
+
+    def list_to_size(self, size_list: Sequence[int]) -> Any:
+        """``torch.Size``."""
+        return torch.Size(size_list)
+
+    @property
+    def _transform(self) -> Any:
+        from hyper_parallel.core.dtensor.transform import TensorTransform
+
+        return TensorTransform()

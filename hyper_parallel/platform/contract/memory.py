@@ -1,0 +1,139 @@
+"""Activations: recomputed, kept selectively, or moved away until backward wants them."""
+
+from __future__ import annotations
+
+import abc
+from collections.abc import Callable
+from contextlib import AbstractContextManager
+from typing import Any
+
+from hyper_parallel.platform.contract.ledger import LedgerFacet
+
+__all__ = ["MemoryFacet", "Offloaded", "Wrapped"]
+
+_SMALL = 4096
+
+
+class Offloaded(abc.ABC):
+    """A saved tensor that is somewhere else until backward wants it."""
+
+    @abc.abstractmethod
+    def restore(self) -> Any:
+        """The tensor, where it was."""
+
+
+class Wrapped:
+    """Mixed into the class of a wrapped module: its forward goes through ``_around``."""
+
+    _around: Callable[..., Any]
+
+
+class MemoryFacet(LedgerFacet):
+    """Facet *memory*.
+
+    A wrapped module is another object with the same parameters, submodules and buffers: the same paths, the same
+    state-dict keys, the same type for ``isinstance``. The module that was given is as before.
+    """
+
+    @property
+    @abc.abstractmethod
+    def checkpoint(self) -> Callable[..., Any]:
+        """``checkpoint(fn, *args, **kwargs)``: run ``fn`` without keeping its activations; backward runs it again.
+
+        Random numbers of DTensors are drawn again as they were; keyword options are the framework's own.
+        """
+
+    def ckpt_wrapper(
+        self, module: Any, checkpoint_fn: Callable[..., Any] | None = None, **checkpoint_fn_kwargs: Any
+    ) -> Any:
+        """``module`` whose forward runs under ``checkpoint_fn``.
+
+        Args:
+            module: left as it is.
+            checkpoint_fn: ``(fn, *args, **kwargs)``; :attr:`checkpoint` by default.
+            checkpoint_fn_kwargs: more keyword arguments for it, for example ``context_fn``.
+        """
+        run = self.checkpoint if checkpoint_fn is None else checkpoint_fn
+
+        def around(forward: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+            return run(forward, *args, **checkpoint_fn_kwargs, **kwargs)
+
+        return self._wrapped(module, around)
+
+    @property
+    @abc.abstractmethod
+    def noop_context_fn(self) -> Callable[[], tuple[AbstractContextManager[Any], AbstractContextManager[Any]]]:
+        """What ``context_fn`` of :attr:`checkpoint` is by default: two contexts that do nothing."""
+
+    @abc.abstractmethod
+    def create_selective_checkpoint_contexts(
+        self, policy_fn_or_list: Any, allow_cache_entry_mutation: bool = False
+    ) -> tuple[AbstractContextManager[Any], AbstractContextManager[Any]]:
+        """Contexts of forward and recomputation between which the outputs of chosen operators are kept.
+
+        Args:
+            policy_fn_or_list: operators to keep, or ``(ctx, op, *args, **kwargs)`` that returns the framework's policy.
+            allow_cache_entry_mutation: kept outputs may have been written to.
+
+        Raises:
+            UnsupportedOnBackend: the framework cannot keep one and recompute another.
+        """
+
+    def swap_wrapper(self, module: Any, policy_fn: Callable[[Any], Any] | None = None) -> Any:
+        """``module`` whose saved activations are away between forward and backward; see :meth:`async_save_on_cpu`."""
+
+        def around(forward: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+            kept = self._storages_of(module)
+
+            def moves(tensor: Any) -> bool:
+                return self._storage_of(tensor) not in kept and _wanted(policy_fn, tensor, self._bytes_of(tensor))
+
+            with self._saving_away(moves):
+                return forward(*args, **kwargs)
+
+        return self._wrapped(module, around)
+
+    def async_save_on_cpu(self, policy_fn: Callable[[Any], Any] | None = None) -> AbstractContextManager[Any]:
+        """What operations inside save for backward goes to the next slower memory until backward wants it.
+
+        From a device that is pinned host memory, over a stream of its own; from host memory it is an unnamed
+        temporary file. Parameters stay.
+
+        Args:
+            policy_fn: truth for tensors that go; by default those of a page and more.
+        """
+
+        def moves(tensor: Any) -> bool:
+            return not self._is_leaf(tensor) and _wanted(policy_fn, tensor, self._bytes_of(tensor))
+
+        return self._saving_away(moves)
+
+    # -- what a framework does -------------------------------------------------------------------------------------
+
+    @abc.abstractmethod
+    def _wrapped(self, module: Any, around: Callable[..., Any]) -> Any:
+        """Another module over the same contents whose forward is ``around(forward, args, kwargs)``."""
+
+    @abc.abstractmethod
+    def _saving_away(self, moves: Callable[[Any], bool]) -> AbstractContextManager[Any]:
+        """The framework's saved-tensor hooks; what ``moves`` is true for goes away."""
+
+    @abc.abstractmethod
+    def _storages_of(self, module: Any) -> frozenset[int]:
+        """Addresses of the storages of parameters and buffers."""
+
+    @abc.abstractmethod
+    def _storage_of(self, tensor: Any) -> int:
+        """Address of the storage."""
+
+    @abc.abstractmethod
+    def _bytes_of(self, tensor: Any) -> int:
+        """Bytes of the values."""
+
+    @abc.abstractmethod
+    def _is_leaf(self, tensor: Any) -> bool:
+        """True for (views of) what somebody else holds as a leaf: parameters and inputs."""
+
+
+def _wanted(policy_fn: Callable[[Any], Any] | None, tensor: Any, size: int) -> bool:
+    return size >= _SMALL if policy_fn is None else bool(policy_fn(tensor))

@@ -1,0 +1,177 @@
+"""State dicts, and checkpoint files that are whole or not there."""
+
+from __future__ import annotations
+
+import abc
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from hyper_parallel.errors import CheckpointError, CheckpointWriteError
+from hyper_parallel.platform.contract import safetensors_file
+from hyper_parallel.platform.contract.identity import IdentityFacet
+
+__all__ = ["PersistenceFacet", "StateDictOptions"]
+
+
+@dataclass(frozen=True)
+class StateDictOptions:
+    """How a state dict is wanted; an object of another library with these attributes will do.
+
+    Attributes:
+        full_state_dict: whole tensors on every rank, instead of every rank's DTensors.
+        cpu_offload: tensors on the host.
+        ignore_frozen_params: leave out parameters that are not trained.
+    """
+
+    full_state_dict: bool = False
+    cpu_offload: bool = False
+    ignore_frozen_params: bool = False
+
+
+class PersistenceFacet(IdentityFacet):
+    """Facet *persistence*."""
+
+    def get_model_state_dict(self, model: Any, *, options: Any = None) -> dict[str, Any]:
+        """Parameters and persistent buffers by path, off the graph.
+
+        Args:
+            model: plain or of DTensors.
+            options: a :class:`StateDictOptions`; with ``full_state_dict`` all ranks must call this together.
+
+        Raises:
+            ValueError: an option that is set and not served.
+        """
+        wanted = _options(options)
+        state = self._state(model, ignore_frozen=wanted.ignore_frozen_params)
+        if wanted.full_state_dict:
+            state = {name: self._whole(value) for name, value in state.items()}
+        if wanted.cpu_offload:
+            state = {name: self._on_host(value) for name, value in state.items()}
+        return state
+
+    def save_checkpoint(self, cell: Any, file_path: Any, ckpt_format: str = "safetensors") -> None:
+        """Write a model or a state dict; the file is the old one, or none, until the new one is whole.
+
+        A state with DTensors is written whole, by rank 0 of the world; all ranks call this together, and all raise
+        if it fails. Without DTensors every rank that calls this writes.
+
+        Args:
+            cell: a module, or a mapping of names to tensors.
+            file_path: where to.
+            ckpt_format: ``safetensors``, or the framework's own.
+
+        Raises:
+            CheckpointError: (a ValueError) an unknown format, or values that are no tensors.
+            CheckpointWriteError: (an OSError) the file cannot be written; whatever was there is unchanged.
+        """
+        self._check_format("save_checkpoint", ckpt_format)
+        given = dict(cell) if isinstance(cell, Mapping) else self.get_model_state_dict(cell)
+        if odd := [name for name, value in given.items() if not self._is_savable(value)]:
+            msg = f"save_checkpoint: {', '.join(map(str, odd))} {'is' if len(odd) == 1 else 'are'} no tensor of a name"
+            raise CheckpointError(msg)
+        path = Path(file_path)
+        if not any(hasattr(value, "full_tensor") for value in given.values()):
+            self._write(given, path, ckpt_format)
+            return
+        state = {name: self._whole(value) for name, value in given.items()}
+        everyone = tuple(range(self.get_world_size()))
+        failure = self._attempt(state, path, ckpt_format) if self.get_rank() == 0 else None
+        failure = self.transport().all_gather_object(failure, everyone)[0]
+        if failure is not None:
+            raise CheckpointWriteError(failure)
+
+    def load_checkpoint(self, file_path: Any, ckpt_format: str = "safetensors") -> dict[str, Any]:
+        """The tensors of a file by name, on the host; nothing of it is executed.
+
+        Args:
+            file_path: where from.
+            ckpt_format: ``safetensors``, or the framework's own.
+
+        Raises:
+            FileNotFoundError: no such file.
+            CheckpointError: (a ValueError) an unknown format, or the file is truncated or of another format.
+        """
+        self._check_format("load_checkpoint", ckpt_format)
+        path = Path(file_path)
+        if ckpt_format != "safetensors":
+            return self._load_own(path)
+        return {name: self._from_host(array) for name, array in safetensors_file.read(path).items()}
+
+    # -- inside --------------------------------------------------------------------------------------------------
+
+    own_format: str
+
+    def _check_format(self, member: str, ckpt_format: str) -> None:
+        known = ("safetensors", self.own_format)
+        if ckpt_format not in known:
+            msg = f"{member}: ckpt_format {ckpt_format!r} is unknown; known: {', '.join(known)}"
+            raise CheckpointError(msg)
+
+    def _is_savable(self, value: Any) -> bool:
+        return bool(self.is_tensor(value))
+
+    @abc.abstractmethod
+    def is_tensor(self, obj: Any) -> bool:
+        """As facet *tensors* says."""
+
+    def _attempt(self, state: dict[str, Any], path: Path, ckpt_format: str) -> str | None:
+        """Write, and say what went wrong."""
+        try:
+            self._write(state, path, ckpt_format)
+        except CheckpointWriteError as error:
+            return str(error)
+        return None
+
+    def _write(self, state: dict[str, Any], path: Path, ckpt_format: str) -> None:
+        if ckpt_format == "safetensors":
+            arrays = {name: self._to_host(value) for name, value in state.items()}
+            safetensors_file.write(arrays, path)
+        else:
+            safetensors_file.atomically(path, lambda part: self._save_own(state, part))
+
+    def _whole(self, value: Any) -> Any:
+        return self._detached(value).full_tensor() if hasattr(value, "full_tensor") else value
+
+    @abc.abstractmethod
+    def _state(self, model: Any, *, ignore_frozen: bool) -> dict[str, Any]:
+        """Parameters and persistent buffers, off the graph."""
+
+    @abc.abstractmethod
+    def _detached(self, value: Any) -> Any:
+        """Off the graph."""
+
+    @abc.abstractmethod
+    def _on_host(self, value: Any) -> Any:
+        """The tensor on the CPU."""
+
+    @abc.abstractmethod
+    def _to_host(self, value: Any) -> Any:
+        """A NumPy array, bfloat16 as the transports carry it."""
+
+    @abc.abstractmethod
+    def _from_host(self, array: Any) -> Any:
+        """A tensor that takes over the array's memory."""
+
+    @abc.abstractmethod
+    def _save_own(self, state: dict[str, Any], path: Path) -> None:
+        """Write the framework's own format."""
+
+    @abc.abstractmethod
+    def _load_own(self, path: Path) -> dict[str, Any]:
+        """Read the framework's own format."""
+
+
+_SERVED = ("full_state_dict", "cpu_offload", "ignore_frozen_params")
+# Options of PyTorch's class, with the values that ask for nothing.
+_NEUTRAL = {"broadcast_from_rank0": False, "keep_submodule_prefixes": True, "flatten_optimizer_state_dict": False}
+
+
+def _options(given: Any) -> StateDictOptions:
+    if given is None:
+        return StateDictOptions()
+    if odd := [name for name, value in _NEUTRAL.items() if getattr(given, name, value) != value]:
+        msg = f"get_model_state_dict: option {', '.join(odd)} is not served; served are {', '.join(_SERVED)}"
+        raise ValueError(msg)
+    return StateDictOptions(**{name: bool(getattr(given, name, False)) for name in _SERVED})

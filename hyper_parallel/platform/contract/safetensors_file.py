@@ -1,0 +1,135 @@
+"""Files of the safetensors format: arrays of every dtype, written atomically, read without executing anything."""
+
+from __future__ import annotations
+
+import json
+import os
+import uuid
+from collections.abc import Callable, Mapping
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from hyper_parallel.errors import CheckpointError, CheckpointWriteError
+from hyper_parallel.transport.numpy_ops import BFLOAT16
+
+if TYPE_CHECKING:
+    import numpy as np
+
+__all__ = ["atomically", "read", "write"]
+
+# What other formats begin with.
+_PICKLE, _ZIP = b"\x80", b"PK\x03\x04"
+_NUMPY = {
+    "F64": "float64", "F32": "float32", "F16": "float16", "C64": "complex64",
+    "I64": "int64", "I32": "int32", "I16": "int16", "I8": "int8",
+    "U64": "uint64", "U32": "uint32", "U16": "uint16", "U8": "uint8", "BOOL": "bool",
+}  # fmt: skip
+_CODES = {name: code for code, name in _NUMPY.items()}
+
+
+def write(arrays: Mapping[str, np.ndarray[Any, Any]], path: Path) -> None:
+    """Write a new file, or replace an old one when the new one is whole.
+
+    Raises:
+        CheckpointError: (a ValueError) a dtype that the format has not.
+        CheckpointWriteError: (an OSError) it cannot be written.
+    """
+    import numpy as np
+    from safetensors import TensorSpec, serialize_file
+
+    table, kept = {}, []
+    for name, array in arrays.items():
+        plain = np.ascontiguousarray(array).reshape(array.shape)
+        dtype = "bfloat16" if array.dtype == BFLOAT16 else str(array.dtype)
+        if dtype not in _CODES and dtype != "bfloat16":
+            msg = f"save_checkpoint: {name} is {dtype}, which safetensors has not; convert it first"
+            raise CheckpointError(msg)
+        kept.append(plain)  # the table holds addresses only
+        table[name] = TensorSpec(
+            dtype=dtype, shape=list(array.shape), data_ptr=plain.ctypes.data, data_len=plain.nbytes
+        )
+    atomically(path, lambda part: serialize_file(table, str(part), {"format": "hyper_parallel"}))
+
+
+def atomically(path: Path, fill: Callable[[Path], Any]) -> None:
+    """Let ``fill`` write a neighbour of ``path``, and rename it when it is on disk.
+
+    Raises:
+        CheckpointWriteError: (an OSError) it cannot be written; whatever was at ``path`` is unchanged.
+    """
+    part = path.with_name(f".{path.name}.{uuid.uuid4().hex}.part")
+    try:
+        fill(part)
+        with part.open("rb+") as file:
+            os.fsync(file.fileno())
+        part.replace(path)
+        _sync_folder(path.parent)
+    except Exception as error:
+        part.unlink(missing_ok=True) if path.parent.is_dir() else None
+        msg = f"save_checkpoint: {path} cannot be written ({error}); what was there before is unchanged"
+        raise CheckpointWriteError(msg) from error
+    except BaseException:
+        part.unlink(missing_ok=True)
+        raise
+
+
+def _sync_folder(folder: Path) -> None:
+    """So that the new name survives a power failure, too."""
+    handle = os.open(folder, os.O_RDONLY)
+    try:
+        os.fsync(handle)
+    finally:
+        os.close(handle)
+
+
+def read(path: Path) -> dict[str, np.ndarray[Any, Any]]:
+    """The arrays of a file by name, each in memory of its own.
+
+    Raises:
+        FileNotFoundError: no such file.
+        CheckpointError: (a ValueError) the file is truncated or of another format.
+    """
+    import numpy as np
+    from safetensors import SafetensorError, safe_open
+
+    with path.open("rb") as file:
+        start = file.read(8)
+        _check_start(path, start)
+        try:
+            with safe_open(str(path), framework="np"):  # checks sizes and offsets against the file
+                pass
+        except SafetensorError as error:
+            msg = f"load_checkpoint: {path} is no whole safetensors file ({error}); load another copy"
+            raise CheckpointError(msg) from error
+        length = int.from_bytes(start, "little")
+        header = json.loads(file.read(length))
+        header.pop("__metadata__", None)
+        found = {}
+        for name, entry in header.items():
+            dtype = _dtype(path, name, entry["dtype"])
+            begin, end = entry["data_offsets"]
+            file.seek(8 + length + begin)
+            values = np.fromfile(file, np.uint8, end - begin)
+            found[name] = values.view(dtype).reshape(entry["shape"])
+    return found
+
+
+def _dtype(path: Path, name: str, code: str) -> Any:
+    import numpy as np
+
+    if code == "BF16":
+        return BFLOAT16
+    if code not in _NUMPY:
+        msg = f"load_checkpoint: {name} in {path} is {code}; served are BF16, {', '.join(sorted(_NUMPY))}"
+        raise CheckpointError(msg)
+    return np.dtype(_NUMPY[code])
+
+
+def _check_start(path: Path, start: bytes) -> None:
+    kind = "a zip archive, as torch.save writes" if start.startswith(_ZIP) else None
+    # The length of a header has zeros in its upper bytes; a pickle has opcodes there.
+    if start.startswith(_PICKLE) and any(start[4:]):
+        kind = "a pickle"
+    if kind is not None:
+        msg = f"load_checkpoint: {path} is {kind}, not safetensors; it was not loaded, since that may execute code"
+        raise CheckpointError(msg)

@@ -1,0 +1,152 @@
+"""Parameters without storage, and the moment at which every rank gives its own pieces theirs."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Iterator
+from contextlib import AbstractContextManager, ExitStack, contextmanager, nullcontext
+from types import TracebackType
+from typing import Any
+
+import mindspore
+import numpy as np
+from mindspore import Parameter, Tensor
+from mindspore.common import initializer as initializers
+from mindspore.nn.utils import no_init_parameters
+
+from hyper_parallel.core.dtensor import random
+from hyper_parallel.core.dtensor.dtensor import DTensor
+from hyper_parallel.core.dtensor.layout import Layout
+from hyper_parallel.errors import PlanError
+from hyper_parallel.platform.mindspore.cells import walk
+
+__all__ = ["MetaDevice", "is_delayed", "materialise", "parameters_on", "without_values"]
+
+
+class MetaDevice(str):
+    """The name ``meta``, and a context in which cells are built on it."""
+
+    __slots__ = ("_stack",)
+
+    def __enter__(self) -> MetaDevice:  # noqa: PYI034 - typing has no Self in Python 3.10
+        self._stack = ExitStack()
+        self._stack.enter_context(no_init_parameters())
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self._stack.close()
+
+
+def parameters_on(device: Any) -> AbstractContextManager[Any]:
+    """Parameters of cells built inside are delayed on meta; elsewhere they are where MindSpore computes."""
+    return no_init_parameters() if str(device) == "meta" else nullcontext()
+
+
+def is_delayed(data: Any) -> bool:
+    """True for a tensor that knows how to be initialised and is not."""
+    return bool(getattr(data, "has_init", False))
+
+
+def without_values(data: Any, shape: tuple[int, ...]) -> Tensor:
+    """A delayed tensor of another shape that is initialised the same way."""
+    source = data.init_mode if isinstance(data, Parameter) else data
+    return Tensor(shape=shape, dtype=data.dtype, init=source.init)
+
+
+def materialise(module: Any, stage_index: int) -> None:
+    """Initialise every delayed parameter; a DTensor's values are those of the whole, each rank drawing its piece."""
+    places = [
+        (cell, name, one)
+        for _, cell in walk(module, "")
+        for name, one in cell._params.items()  # noqa: SLF001 - no public spelling
+        if one is not None and is_delayed(_local(one))
+    ]
+    unknown = [f"{name} ({type(_init_of(one)).__name__})" for _, name, one in places
+               if isinstance(one, DTensor) and type(_init_of(one)) not in _DRAWS]  # fmt: skip
+    if unknown:
+        known = ", ".join(sorted(kind.__name__ for kind in _DRAWS))
+        msg = f"init_parameters: no piece can be drawn of {', '.join(unknown)}; initializers that can: {known}"
+        raise PlanError(msg)
+    made: dict[int, Any] = {}
+    with _stage(stage_index):
+        for cell, name, one in places:
+            if not isinstance(one, DTensor):
+                one.init_data()
+                continue
+            if id(one) not in made:
+                made[id(one)] = _filled(one)
+            cell.insert_param_to_cell(name, made[id(one)], check_name_contain_dot=False)
+
+
+def _filled(param: Any) -> Any:
+    layout, init = param.layout, _init_of(param)
+    values = np.asarray(_DRAWS[type(init)](init, layout))
+    local = Tensor.from_numpy(np.array(values, np.float64, order="C")).astype(param.dtype)
+    whole = param._platform.wrap(local, layout)  # noqa: SLF001 - the other half of the DTensor
+    return Parameter(whole, name=param.name, requires_grad=param.requires_grad)
+
+
+def _local(value: Any) -> Any:
+    return value.to_local() if isinstance(value, DTensor) else value
+
+
+def _init_of(param: Any) -> Any:
+    local = _local(param)
+    return (local.init_mode if isinstance(local, Parameter) else local).init
+
+
+def _uniform(low: float, high: float, layout: Layout) -> Any:
+    return low + (high - low) * random.uniform(layout)
+
+
+def _fan(init: Any, layout: Layout) -> float:
+    shape = layout.shape or ()
+    fan_in, fan_out = initializers._calculate_fan_in_and_fan_out(shape)  # noqa: SLF001 - the framework's own rule
+    return float(fan_in if init.mode == "fan_in" else fan_out)
+
+
+def _he(init: Any, layout: Layout) -> float:
+    gain = initializers._calculate_gain(init.nonlinearity, init.negative_slope)  # noqa: SLF001
+    return float(gain / math.sqrt(_fan(init, layout)))
+
+
+def _xavier(init: Any, layout: Layout) -> float:
+    fans = initializers._calculate_fan_in_and_fan_out(layout.shape or ())  # noqa: SLF001
+    return float(init.gain * math.sqrt(2.0 / sum(fans)))
+
+
+def _truncated(init: Any, layout: Layout) -> Any:
+    """By the inverse of the distribution function."""
+    from scipy.special import ndtr, ndtri
+
+    low, high = ndtr(init.a), ndtr(init.b)
+    return init.mean + init.sigma * ndtri(low + (high - low) * random.uniform(layout))
+
+
+_DRAWS: dict[type, Callable[[Any, Layout], Any]] = {
+    initializers.Zero: lambda _, layout: np.zeros(layout.local_shape),
+    initializers.One: lambda _, layout: np.ones(layout.local_shape),
+    initializers.Constant: lambda init, layout: np.full(layout.local_shape, init.value),
+    initializers.Uniform: lambda init, layout: _uniform(-init.scale, init.scale, layout),
+    initializers.Normal: lambda init, layout: init.mean + init.sigma * random.normal(layout),
+    initializers.TruncatedNormal: _truncated,
+    initializers.HeUniform: lambda init, layout: _uniform(-1, 1, layout) * (math.sqrt(3.0) * _he(init, layout)),
+    initializers.HeNormal: lambda init, layout: _he(init, layout) * random.normal(layout),
+    initializers.XavierUniform: lambda init, layout: _uniform(-1, 1, layout) * (math.sqrt(3.0) * _xavier(init, layout)),
+    initializers.XavierNormal: lambda init, layout: _xavier(init, layout) * random.normal(layout),
+}
+
+
+@contextmanager
+def _stage(stage_index: int) -> Iterator[None]:
+    """Later stages draw from seeds of their own; the first one goes on with the program's."""
+    if not stage_index:
+        yield
+        return
+    seed, calls = random.get_state()
+    with random.preserved():
+        random.set_state((seed + stage_index, calls))
+        mindspore.set_seed((mindspore.get_seed() or 0) + stage_index)
+        yield

@@ -1,0 +1,16 @@
+"""PyTorch's gap ledger."""
+
+from __future__ import annotations
+
+from hyper_parallel.platform.contract.ledger import Gap
+
+__all__ = ["GAPS"]
+
+GAPS = (
+    Gap(
+        "get_symmetric_memory_handler",
+        "PyTorch has symmetric memory on CUDA devices only",
+        "use the collectives of the platform",
+        devices=("cpu", "npu"),
+    ),
+)

@@ -1,0 +1,25 @@
+"""Facet *groups* on PyTorch."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+from torch import distributed
+
+from hyper_parallel.platform.contract.groups import GroupsFacet
+
+__all__ = ["TorchGroups"]
+
+
+class TorchGroups(GroupsFacet):
+    """Worlds and groups of ``torch.distributed``."""
+
+    def _join(self, asked: dict[str, Any]) -> None:
+        """``torch.distributed.init_process_group``."""
+        given = {name: value for name, value in asked.items() if value is not None}
+        distributed.init_process_group(**given)
+
+    def _token(self) -> Any:
+        device = {"nccl": "cuda", "hccl": "npu"}.get(self.transport().backend, "cpu")
+        return torch.zeros(1, device=device)

@@ -1,0 +1,145 @@
+"""Facet *memory* on PyTorch."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from contextlib import AbstractContextManager, contextmanager
+from typing import Any
+
+import torch
+from torch import nn
+from torch.utils import checkpoint as torch_checkpoint
+
+from hyper_parallel.core.dtensor import random
+from hyper_parallel.platform.contract.memory import MemoryFacet, Offloaded, Wrapped
+from hyper_parallel.platform.contract.replay import replayed
+from hyper_parallel.platform.contract.spill import SpillFile
+from hyper_parallel.platform.torch.runtime import device_type
+from hyper_parallel.transport.c10d import from_host, to_host
+
+__all__ = ["TorchMemory"]
+
+
+class TorchMemory(MemoryFacet):
+    """Activations of PyTorch."""
+
+    @property
+    def checkpoint(self) -> Callable[..., Any]:
+        """``torch.utils.checkpoint.checkpoint``, not reentrant unless asked for."""
+        return _checkpoint
+
+    @property
+    def noop_context_fn(self) -> Callable[[], tuple[AbstractContextManager[Any], AbstractContextManager[Any]]]:
+        """``torch.utils.checkpoint.noop_context_fn``."""
+        return torch_checkpoint.noop_context_fn
+
+    def create_selective_checkpoint_contexts(
+        self, policy_fn_or_list: Any, allow_cache_entry_mutation: bool = False
+    ) -> tuple[AbstractContextManager[Any], AbstractContextManager[Any]]:
+        """PyTorch's own."""
+        return torch_checkpoint.create_selective_checkpoint_contexts(policy_fn_or_list, allow_cache_entry_mutation)
+
+    def _wrapped(self, module: Any, around: Callable[..., Any]) -> Any:
+        kind = type(module)
+        made: Any = object.__new__(type(kind.__name__, (_Wrapped, kind), {"__module__": kind.__module__}))
+        made.__dict__.update(module.__dict__)  # the dictionaries of parameters, buffers and submodules are shared
+        own = made.__dict__.pop("forward", None)
+        made.__dict__.update(_around=around, _own_forward=own)
+        return made
+
+    def _saving_away(self, moves: Callable[[Any], bool]) -> AbstractContextManager[Any]:
+        keeper = _Keeper()
+
+        def pack(tensor: torch.Tensor) -> Any:
+            return keeper.take(tensor) if moves(tensor) else tensor
+
+        def unpack(packed: Any) -> torch.Tensor:
+            return packed.restore() if isinstance(packed, Offloaded) else packed
+
+        return torch.autograd.graph.saved_tensors_hooks(pack, unpack)
+
+    def _storages_of(self, module: Any) -> frozenset[int]:
+        held = [*module.parameters(), *module.buffers()]
+        return frozenset(self._storage_of(getattr(one, "_local", one)) for one in held)
+
+    def _storage_of(self, tensor: Any) -> int:
+        return tensor.untyped_storage().data_ptr()
+
+    def _bytes_of(self, tensor: Any) -> int:
+        return tensor.numel() * tensor.element_size()
+
+    def _is_leaf(self, tensor: Any) -> bool:
+        origin = tensor if tensor._base is None else tensor._base  # noqa: SLF001 - no public spelling
+        return origin.is_leaf and origin.requires_grad
+
+
+class _Wrapped(Wrapped, nn.Module):
+    """A module whose forward goes through ``_around``."""
+
+    _own_forward: Callable[..., Any] | None
+
+    def forward(self, *args: Any, **kwargs: Any) -> Any:
+        """Around the forward of the class (or of the object, where it has one of its own)."""
+        forward = self._own_forward or super().forward
+        return self._around(forward, args, kwargs)
+
+
+def _checkpoint(fn: Callable[..., Any], *args: Any, use_reentrant: bool = False, **options: Any) -> Any:
+    """PyTorch's, with the random numbers of DTensors drawn again as they were."""
+    again = replayed(fn, random.get_state, _again_from)
+    return torch_checkpoint.checkpoint(again, *args, use_reentrant=use_reentrant, **options)
+
+
+@contextmanager
+def _again_from(state: tuple[int, int]) -> Iterator[None]:
+    with random.preserved():
+        random.set_state(state)
+        yield
+
+
+class _Keeper:
+    """Takes saved tensors to the next slower memory; one temporary file or stream for what one context saves."""
+
+    def __init__(self) -> None:
+        self._file: SpillFile | None = None
+        self._stream: Any = None
+
+    def take(self, tensor: torch.Tensor) -> Offloaded:
+        """The tensor, somewhere else."""
+        if tensor.device.type == "cpu":
+            if self._file is None:
+                self._file = SpillFile()
+            return _OnDisk(self._file.write(to_host(tensor.contiguous())))
+        if self._stream is None:
+            self._stream = getattr(torch, device_type()).Stream()
+        return _OnHost(tensor, self._stream)
+
+
+class _OnDisk(Offloaded):
+    """A host tensor in a file."""
+
+    def __init__(self, record: Any) -> None:
+        self._record = record
+
+    def restore(self) -> torch.Tensor:
+        """Read."""
+        return from_host(self._record.array())
+
+
+class _OnHost(Offloaded):
+    """A device tensor in pinned host memory; copied there by ``stream`` while the device computes on."""
+
+    def __init__(self, tensor: torch.Tensor, stream: Any) -> None:
+        engine = getattr(torch, tensor.device.type)
+        self._device, self._event = tensor.device, engine.Event()
+        self._host = torch.empty(tensor.shape, dtype=tensor.dtype, pin_memory=True)
+        stream.wait_stream(engine.current_stream())
+        with engine.stream(stream):
+            self._host.copy_(tensor, non_blocking=True)
+        tensor.record_stream(stream)  # its memory is not given to others before the copy is done
+        self._event.record(stream)
+
+    def restore(self) -> torch.Tensor:
+        """Copy back, once the copy there is done."""
+        getattr(torch, self._device.type).current_stream().wait_event(self._event)
+        return self._host.to(self._device, non_blocking=True)

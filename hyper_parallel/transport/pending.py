@@ -1,0 +1,49 @@
+"""What a started collective leaves behind: something to wait for, exactly once."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable
+from typing import Any
+
+from hyper_parallel.errors import HandleError
+
+__all__ = ["Pending"]
+
+
+class Pending:
+    """A collective in flight.
+
+    Args:
+        what: its name, for messages.
+        finish: waits for it and gives its result; called once.
+        output: the tensor that will hold the result, where it exists already; else None.
+    """
+
+    def __init__(self, what: str, finish: Callable[[], Any], output: Any = None) -> None:
+        self.what = what
+        self.output = output
+        self._finish: Callable[[], Any] | None = finish
+        self._lock = threading.Lock()
+
+    @property
+    def waited(self) -> bool:
+        """Whether somebody has waited for it."""
+        return self._finish is None
+
+    def wait(self) -> Any:
+        """Return once it is complete; its result.
+
+        Raises:
+            HandleError: it was waited for before.
+        """
+        with self._lock:
+            finish, self._finish = self._finish, None
+        if finish is None:
+            msg = f"{self.what}: this handle was waited for before; wait once and keep the result"
+            raise HandleError(msg)
+        return finish()
+
+    def then(self, follow: Callable[[Any], Any], output: Any = None) -> Pending:
+        """The same collective, whose result ``follow`` makes of this one's."""
+        return Pending(self.what, lambda: follow(self.wait()), output)

@@ -1,0 +1,68 @@
+"""The contract as data against what each platform has: no member is missing, renamed, or refused without a reason."""
+
+from __future__ import annotations
+
+import inspect
+
+import pytest
+
+from hyper_parallel.platform import select
+from hyper_parallel.platform.contract.inventory import ATTRIBUTES, MEMBERS, PROPERTIES, SELECTION
+
+NAMES = [(facet, member) for facet, members in MEMBERS.items() for member in members]
+
+
+def test_the_contract_has_95_members_and_3_selectors():
+    """The table is whole: nothing of the contract was left out of it."""
+    assert sum(map(len, MEMBERS.values())) == 95
+    assert len(SELECTION) == 3
+    assert all(callable(getattr(select, name)) for name in SELECTION)
+
+
+def parameters(member):
+    """Names of positional parameters, then ``*`` and the keyword-only ones that have no default of their own."""
+    found, starred = [], False
+    for name, one in inspect.signature(member).parameters.items():
+        if one.kind is inspect.Parameter.KEYWORD_ONLY and not starred:
+            found, starred = [*found, "*"], True
+        found.append({one.VAR_KEYWORD: "**", one.VAR_POSITIONAL: "*"}.get(one.kind, "") + name)
+    return found
+
+
+@pytest.mark.parametrize("facet, member", NAMES)
+def test_a_member_exists_with_its_parameters(platform_name, facet, member):
+    """Every member is there, under its name, and takes its parameters in their order; more are keyword-only."""
+    platform = select.platform_named(platform_name)
+    if member in PROPERTIES:
+        assert getattr(platform, member) is not None
+        return
+    wanted, found = MEMBERS[facet][member].split(), parameters(getattr(platform, member))
+    assert found[: len(wanted)] == wanted
+    extra = found[len(wanted) :]
+    assert not extra or extra[0] == "*" or "*" in wanted, f"{extra} could be given by position"
+
+
+@pytest.mark.parametrize("name", ATTRIBUTES)
+def test_an_attribute_exists(platform_name, name):
+    """Every attribute of the contract is there."""
+    assert getattr(select.platform_named(platform_name), name) is not None
+
+
+def test_the_ledger_names_members_with_reasons(platform_name):
+    """A gap is of a member of the contract, once per device, with a reason and a substitute."""
+    members = {member for _, member in NAMES}
+    seen = set()
+    for gap in select.platform_named(platform_name).gaps:
+        assert gap.member in members
+        assert gap.reason
+        assert gap.substitute
+        for device in gap.devices or ("*",):
+            assert (gap.member, device) not in seen
+            seen.add((gap.member, device))
+
+
+def test_what_is_not_in_the_ledger_cannot_be_refused(platform_name):
+    """A refusal is made from a ledger entry; without one it is a mistake in the library."""
+    platform = select.platform_named(platform_name)
+    with pytest.raises(KeyError, match=f"get_rank is not in the gap ledger of {platform_name} on cpu"):
+        raise platform.unsupported("get_rank")
