@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import hashlib
 from collections.abc import Callable
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
@@ -17,6 +18,7 @@ from hyper_parallel.platform.select import current_platform
 from hyper_parallel.verify.case import InputError, ModelCase, ParallelPlan, as_case, as_plan
 from hyper_parallel.verify.compare import Bound, Check, Comparison, magnitude
 from hyper_parallel.verify.observe import Observer, gather, whole
+from hyper_parallel.verify.settle import Settlement
 
 if TYPE_CHECKING:
     from hyper_parallel.core.dtensor.events import Event
@@ -94,6 +96,7 @@ class _Reference:
     def __init__(self, platform: Platform, case: ModelCase) -> None:
         self._platform = platform
         self._run = _Run(platform, case, case.build()) if platform.transport().rank == 0 else None
+        self._random = None if self._run is None else platform.watch_random(self._run.model)
         self.state: dict[str, Any] = self._tell(lambda run: {**self._weights(run), **self._buffers(run)})
 
     def step(self, number: int) -> _Truth:
@@ -109,6 +112,13 @@ class _Reference:
 
     def _truth(self, run: _Run, number: int) -> _Truth:
         result, array = run.step(number), self._array
+        random = None if self._random is None else self._random()
+        if random is not None:
+            msg = (
+                f"SPEC: module {random or '(model)'} draws random numbers in forward, and a parallel run draws others; "
+                "set its dropout to 0, or put it into evaluation mode"
+            )
+            raise InputError(msg)
         return _Truth(
             [(seen.module, name, array(seen.value)) for name, seen in run.outer.seen.items()],
             array(result.loss),
@@ -149,7 +159,11 @@ class _Run:
             result = self.platform.training_step(self.model, lambda: self._loss(batch))
             if self._step is None:
                 self._step = self.platform.optimizer(self.model, self.case.optimizer, self.case.learning_rate)
-            self._step(result)
+            self._step(self._settled(result))
+        return result
+
+    def _settled(self, result: StepResult) -> StepResult:
+        """What the optimizer sees."""
         return result
 
     def _loss(self, batch: tuple[Any, ...]) -> Any:
@@ -180,6 +194,7 @@ class _Parallel(_Run):
     ) -> None:
         super().__init__(platform, case, model)
         self.mesh, self.plan, self.fault = mesh, plan, fault
+        self.settlement: Settlement | None = None
         if fault is not None:
             fault.before_parallel(platform, model)
         _parallelize(model, mesh, plan)
@@ -195,6 +210,9 @@ class _Parallel(_Run):
             stack.enter_context(self.plan.context())
         return stack
 
+    def _settled(self, result: StepResult) -> StepResult:
+        return result if self.settlement is None else self.settlement(self.platform, result)
+
     def _tensors(self, batch: tuple[Any, ...]) -> tuple[Any, ...]:
         plain = super()._tensors(batch)
         if self.plan.batch is None:
@@ -203,6 +221,25 @@ class _Parallel(_Run):
 
         placements = [self.plan.batch.get(name, Replicate()) for name in self.mesh.names]
         return tuple(distribute_tensor(one, self.mesh, placements, src_data_rank=None) for one in plain)
+
+
+def _same_on_every_rank(platform: Platform, case: ModelCase, step: int) -> None:
+    """A batch drawn anew by every rank would make a correct plan look wrong.
+
+    Raises:
+        InputError: ranks have different batches.
+    """
+    held = [platform.tensor_to_numpy(one) if platform.is_tensor(one) else np.asarray(one) for one in case.batch(step)]
+    mine = [(one.shape, str(one.dtype), hashlib.sha256(np.ascontiguousarray(one).tobytes()).digest()) for one in held]
+    transport = platform.transport()
+    every = transport.all_gather_object(mine, tuple(range(transport.world_size)))
+    for rank, other in enumerate(every):
+        if other != every[0]:
+            msg = (
+                f"SPEC: the batch of step {step + 1} on rank {rank} is not that of rank 0; every rank calls SPEC, so "
+                "draw batches from a generator with a fixed seed, such as numpy.random.default_rng(0)"
+            )
+            raise InputError(msg)
 
 
 def _parallelize(model: Any, mesh: DeviceMesh, plan: ParallelPlan) -> None:
@@ -226,7 +263,11 @@ class _SideBySide:
         losses: list[float] = []
         events: list[Event] = []
         for number in range(steps):
+            _same_on_every_rank(self.platform, self.parallel.case, number)
             wanted = self.reference.step(number)
+            if self.comparison is None:
+                self.comparison = Comparison(self._bound(wanted), self.platform.transport().rank)
+            self.parallel.settlement = self._settlement(self.comparison, number, wanted)
             with record_events() as log:  # what comparing itself gathers is not recorded
                 log.step = number
                 found = self.parallel.step(number)
@@ -240,9 +281,10 @@ class _SideBySide:
         return RankResult(self.comparison.checks, self.comparison.skipped, losses, events, str(self.comparison.bound))
 
     def _compare(self, step: int, found: StepResult, wanted: _Truth) -> None:
-        if self.comparison is None:
-            self.comparison = Comparison(self._bound(wanted), self.platform.transport().rank)
-        comparison = self.comparison
+        comparison: Comparison = self.comparison  # type: ignore[assignment] # made before the first step
+        settlement = self.parallel.settlement
+        if settlement is not None and settlement.settled:
+            comparison.skip(f"AdamW's step {step + 1}", str(settlement))
         self._outputs(step, comparison, wanted)
         comparison.compare("loss", "(loss)", "loss", step, whole(self.platform, found.loss), wanted.loss)
         backwards = dict(reversed(wanted.gradients.items()))
@@ -250,6 +292,12 @@ class _SideBySide:
         model = self.parallel.model
         self._by_path("weight", step, comparison, first_paths(self.platform.parameters_dict(model)), wanted.weights)
         self._by_path("buffer", step, comparison, self.platform.buffers(model), wanted.buffers)
+
+    def _settlement(self, comparison: Comparison, step: int, wanted: _Truth) -> Settlement | None:
+        case = self.parallel.case
+        if case.optimizer != "adamw":
+            return None
+        return Settlement(comparison.bound, step, case.learning_rate, wanted.gradients, wanted.weights)
 
     def _bound(self, wanted: _Truth) -> Bound:
         arrays = list(self.reference.state.values())

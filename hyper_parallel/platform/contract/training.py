@@ -10,6 +10,7 @@ from typing import Any
 from hyper_parallel.platform.contract.modules import ModulesFacet
 
 __all__ = [
+    "ADAMW_EPSILON",
     "OPTIMIZERS",
     "LanguageModelConfig",
     "StepResult",
@@ -21,6 +22,8 @@ __all__ = [
 ]
 
 OPTIMIZERS = ("sgd", "adamw")
+ADAMW_EPSILON = 1e-8
+"""What both frameworks' AdamW adds to the magnitude that it divides by."""
 
 
 @dataclass(frozen=True)
@@ -129,6 +132,14 @@ class TrainingFacet(ModulesFacet):
         Raises:
             ValueError: unknown name.
         """
+
+    @abc.abstractmethod
+    def overwritten(self, local: Any, array: Any) -> Any:
+        """The plain gradient ``local`` with other values, where the optimizer finds it."""
+
+    @abc.abstractmethod
+    def watch_random(self, model: Any) -> Callable[[], str | None]:
+        """Watch ``model`` from now on; the result tells the first module whose forward drew random numbers, or None."""
 
     def unknown_optimizer(self, name: str) -> ValueError:
         """The error for a name that is none of :data:`OPTIMIZERS`."""

@@ -81,6 +81,20 @@ class MindSporeTraining(TrainingFacet):
 
         return apply
 
+    def overwritten(self, local: Any, array: Any) -> Any:
+        """A new tensor: optimizers are handed their gradients."""
+        del local
+        return mindspore.Tensor(array)
+
+    def watch_random(self, model: Any) -> Callable[[], str | None]:
+        """MindSpore's CPU generators do not tell their state: name a dropout layer that is active."""
+        found = [
+            path
+            for path, cell in self.get_cells_and_names(model)
+            if "Dropout" in type(cell).__name__ and cell.training and float(getattr(cell, "p", 0.0) or 0.0) > 0
+        ]
+        return lambda: found[0] if found else None
+
     def _gradient(self, parameter: Any, grad: Any) -> Any:
         if not isinstance(parameter, DTensor) or isinstance(grad, DTensor):
             return grad

@@ -105,10 +105,6 @@ class TorchTensors(TensorsFacet):
         """``Tensor.to``; meta tensors stay where they are."""
         return data if data.device.type in (device_type, "meta") else data.to(device_type)
 
-    def is_dense(self, data: Any) -> bool:
-        """By storage format; dense with a layout of its own (as oneDNN's) is not meant either."""
-        return data.layout is torch.strided
-
     def set_tensor_requires_grad(self, input_tensor: Any) -> Any:
         """``requires_grad_()``."""
         return input_tensor.requires_grad_()

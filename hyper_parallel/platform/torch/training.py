@@ -65,3 +65,28 @@ class TorchTraining(TrainingFacet):
         else:
             raise self.unknown_optimizer(name)
         return lambda _: engine.step()
+
+    def overwritten(self, local: Any, array: Any) -> Any:
+        """In place: ``torch.optim`` reads gradients from the parameters."""
+        with torch.no_grad():
+            return local.copy_(torch.as_tensor(array))
+
+    def watch_random(self, model: Any) -> Callable[[], str | None]:
+        """Compare the state of the default generator around the forward of every module, innermost first."""
+        state: list[Any] = [None]
+        found: list[str] = []
+
+        def before(*_: Any) -> None:
+            state[0] = torch.get_rng_state()
+
+        def after(path: str) -> Callable[..., None]:
+            def look(*_: Any) -> None:
+                if not found and not torch.equal(state[0], torch.get_rng_state()):
+                    found.append(path)
+
+            return look
+
+        model.register_forward_pre_hook(before)
+        for path, module in model.named_modules():
+            module.register_forward_hook(after(path))
+        return lambda: found[0] if found else None

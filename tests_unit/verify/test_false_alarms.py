@@ -1,0 +1,127 @@
+"""Correct plans that used to be called wrong, and input that cannot be compared."""
+
+from __future__ import annotations
+
+import itertools
+
+import numpy as np
+import pytest
+
+from hyper_parallel.core.tensor_parallel import ColwiseParallel, RowwiseParallel
+from hyper_parallel.verify.case import InputError, ModelCase
+from hyper_parallel.verify.compare import Bound
+from hyper_parallel.verify.model import verify_model
+from hyper_parallel.verify.settle import Settlement, undetermined
+
+pytestmark = pytest.mark.platforms("torch")
+
+
+def attention(dropout=0.0, dtype="float32"):
+    """One attention layer whose key bias cancels in softmax, so that its true gradient is zero."""
+    import torch
+    from torch import nn
+
+    class Attention(nn.Module):
+        def __init__(self):
+            super().__init__()
+            torch.manual_seed(0)
+            self.q, self.k, self.v = (nn.Linear(6, 12) for _ in range(3))
+            self.o = nn.Linear(12, 6)
+            self.drop = nn.Dropout(dropout)
+
+        def forward(self, x):
+            q, k, v = (one(x).unflatten(-1, (-1, 2)).transpose(1, 2) for one in (self.q, self.k, self.v))
+            scores = torch.softmax(q @ k.transpose(-1, -2), -1)
+            return self.o(self.drop((scores @ v).transpose(1, 2).flatten(2)))
+
+    return Attention().to(getattr(torch, dtype))
+
+
+def case(batches=None, optimizer="adamw", **options):
+    """The layer with data and a loss."""
+    import torch
+
+    rng = np.random.default_rng(1)
+    dtype = options.get("dtype", "float32")
+    made = [tuple(rng.standard_normal((2, 5, 6)).astype(dtype) for _ in range(2)) for _ in range(3)]
+    return ModelCase(
+        lambda: attention(**options),
+        made if batches is None else batches,
+        lambda output, batch: torch.nn.functional.mse_loss(output, batch[-1]),
+        optimizer=optimizer,
+        learning_rate=0.05,
+    )
+
+
+def plan(mesh):
+    """Column and row parallel."""
+    del mesh
+    return {"q": ColwiseParallel(), "k": ColwiseParallel(), "v": ColwiseParallel(), "o": RowwiseParallel()}
+
+
+def checked(made, **options):
+    """The report on three ranks."""
+    return verify_model(made, plan, (3,), ("tp",), platform="torch", name="attention", **options)
+
+
+@pytest.mark.parametrize("dtype", ["float32", "float64"])
+def test_adamw_on_a_gradient_that_is_zero_but_for_rounding(dtype):
+    """A weight whose true gradient is zero steps alike in both runs; all is compared, and the report tells."""
+    report = checked(lambda: case(dtype=dtype), steps=3)
+    assert report.ok, report.text()
+    assert report.counts == {"output": 3 * 3 * 5, "loss": 9, "gradient": 3 * 3 * 8, "weight": 3 * 3 * 8}
+    if dtype == "float32":
+        settled = [line for line in report.skipped if "single device's gradient was taken" in line]
+        assert [line.partition(":")[0] for line in settled] == ["AdamW's step 1", "AdamW's step 2", "AdamW's step 3"]
+
+
+@pytest.mark.parametrize("fault", ["drop-allreduce@o", "double-bias@o"])
+def test_faults_are_found_under_adamw_all_the_same(fault):
+    """Settling AdamW's step hides no fault: gradients and outputs are compared before it."""
+    report = checked(case, steps=2, inject=fault)
+    assert not report.ok
+    assert report.first is not None
+    assert report.first.step == 0
+
+
+def test_what_is_undetermined_is_derived():
+    """An element is settled where its gradient is equal and its difference moves the weight too far, nowhere else."""
+    wanted = np.array([1.0, 1e-2, 1e-9, -1e-12, 0.0, 0.5])
+    found = wanted + np.array([1e-12, 1e-12, 1e-12, 2e-12, 0.0, 1e-3])
+    where = undetermined(found, wanted, error=1e-9, allowed=1e-6)
+    np.testing.assert_array_equal(where, [False, False, True, True, False, False])
+
+
+def test_what_a_settlement_says():
+    """The report tells how many elements were taken from the single device, and why."""
+    made = Settlement(Bound("float32", 3, 4), 0, 0.1, {}, {}, settled=3, total=40)
+    assert str(made) == (
+        "for 3 of rank 0's 40 elements the single device's gradient was taken: it is equal, but so small that its "
+        "rounding error decides about the step"
+    )
+
+
+def test_active_dropout_is_refused():
+    """A module that draws random numbers is named, and the cure with it: no plan is called wrong for it."""
+    with pytest.raises(InputError) as caught:
+        checked(lambda: case(optimizer="sgd", dropout=0.5))
+    assert str(caught.value) == (
+        "SPEC: module drop draws random numbers in forward, and a parallel run draws others; "
+        "set its dropout to 0, or put it into evaluation mode"
+    )
+
+
+def test_batches_that_differ_between_ranks_are_refused():
+    """Batches that every rank draws for itself are told from a wrong plan."""
+    numbers = itertools.count()
+
+    def drawn():
+        rng = np.random.default_rng(next(numbers))
+        return case([tuple(rng.standard_normal((2, 5, 6)).astype("float32") for _ in range(2))], optimizer="sgd")
+
+    with pytest.raises(InputError) as caught:
+        checked(drawn)
+    assert str(caught.value) == (
+        "SPEC: the batch of step 1 on rank 1 is not that of rank 0; every rank calls SPEC, so draw batches from a "
+        "generator with a fixed seed, such as numpy.random.default_rng(0)"
+    )
