@@ -64,7 +64,7 @@ class PlacementError(LayoutError, IndexError, AssertionError):
 
 
 class NotPlainError(HyperParallelError, TypeError, RuntimeError):
-    """A DTensor where a plain tensor is wanted."""
+    """Something else where a plain tensor, a module or a mesh is wanted."""
 
 
 class ShardMismatchError(HyperParallelError, ValueError):

@@ -15,7 +15,7 @@ from contextlib import contextmanager
 from contextvars import ContextVar
 from typing import TYPE_CHECKING, Any
 
-from hyper_parallel.errors import HyperParallelError
+from hyper_parallel.errors import HyperParallelError, NotPlainError
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -34,6 +34,7 @@ __all__ = [
     "installed_frameworks",
     "platform_named",
     "platform_of",
+    "platform_of_argument",
     "require_framework",
     "use_platform",
 ]
@@ -113,6 +114,24 @@ def platform_of(value: Any) -> Platform:
             return platform_named(name)
     msg = f"expected a tensor of {' or '.join(FRAMEWORKS)}, got {type(value).__name__}"
     raise TypeError(msg)
+
+
+def platform_of_argument(value: Any, what: str, *, module: bool = False) -> Platform:
+    """The platform of a user's argument ``what``, such as ``"distribute_tensor: tensor"``.
+
+    Raises:
+        NotPlainError: (a TypeError) ``value`` is no tensor, or no module, of either framework.
+    """
+    try:
+        platform = platform_of(value)
+    except TypeError:
+        platform = None
+    if platform is not None and (isinstance(value, platform.Module) if module else platform.is_tensor(value)):
+        return platform
+    wanted = "a torch.nn.Module or a mindspore.nn.Cell" if module else "a tensor of torch or mindspore"
+    fix = "" if module else "; make one of it first, as in torch.tensor(data) or mindspore.Tensor(data)"
+    msg = f"{what} must be {wanted}, got {type(value).__name__}{fix}"
+    raise NotPlainError(msg)
 
 
 def installed_frameworks() -> tuple[str, ...]:

@@ -73,8 +73,8 @@ class Settlement:
     def __str__(self) -> str:
         """What was not compared."""
         return (
-            f"for {self.settled} of rank 0's {self.total} elements the single device's gradient was taken: it is equal, "
-            "but so small that its rounding error decides about the step"
+            f"for {self.settled} of rank 0's {self.total} elements the single device's gradient was taken: it is "
+            "equal, but so small that its rounding error decides about the step"
         )
 
 

@@ -23,7 +23,7 @@ from hyper_parallel.errors import (
     PlacementError,
     ShardMismatchError,
 )
-from hyper_parallel.platform.select import platform_of
+from hyper_parallel.platform.select import platform_of_argument
 
 if TYPE_CHECKING:
     from hyper_parallel.core.dtensor.events import Cause
@@ -263,12 +263,17 @@ def resolve_mesh(device_mesh: DeviceMesh | None) -> DeviceMesh:
 
     Raises:
         ValueError: neither is there.
+        TypeError: it is something else.
     """
     mesh = device_mesh if device_mesh is not None else get_current_mesh()
     if mesh is None:
         msg = "device_mesh: none given and none is current; pass one, or use 'with mesh:'"
         raise MeshError(msg)
-    return mesh
+    given: object = mesh  # users are not checked by mypy
+    if not isinstance(given, DeviceMesh):
+        msg = f"device_mesh must be a DeviceMesh, got {type(given).__name__}; init_device_mesh makes one"
+        raise NotPlainError(msg)
+    return given
 
 
 def varying_axes(layout: Layout, grad_placements: Sequence[Any], where: str) -> tuple[int, ...]:
@@ -303,9 +308,9 @@ def require_dense(tensor: Any, what: str) -> Platform:
     """The platform of ``tensor``, whose elements have to be in places of their own.
 
     Raises:
-        NotPlainError: it is sparse.
+        NotPlainError: (a TypeError) it is sparse, or no tensor.
     """
-    platform = platform_of(tensor)
+    platform = platform_of_argument(tensor, what)
     if not platform.is_dense(tensor):
         msg = f"{what} has sparse storage, of which no rank can hold a piece; use tensor.to_dense()"
         raise NotPlainError(msg)

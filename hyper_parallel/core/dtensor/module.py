@@ -16,7 +16,7 @@ from hyper_parallel.core.dtensor.steps import narrow_box
 from hyper_parallel.core.dtensor.ties import Ties
 from hyper_parallel.core.dtensor.transition import plan
 from hyper_parallel.errors import LayoutError, MeshError
-from hyper_parallel.platform.select import platform_of
+from hyper_parallel.platform.select import platform_of_argument
 
 if TYPE_CHECKING:
     from hyper_parallel.core.dtensor.mesh import DeviceMesh
@@ -49,14 +49,15 @@ def distribute_tensor(
         LayoutError: (a ValueError) placements that do not fit, or a DTensor that is laid out otherwise.
         MeshMismatchError: (a RuntimeError and a ValueError) the placements are a layout of another mesh.
         MeshError: (a ValueError) ``src_data_rank`` is no position in the mesh.
-        NotPlainError: (a TypeError) a sparse tensor.
+        NotPlainError: (a TypeError) a sparse tensor, or none.
     """
     mesh = resolve_mesh(device_mesh)
+    platform = platform_of_argument(tensor, "distribute_tensor: tensor")
     placements = [Replicate()] * mesh.ndim if placements is None else placements
     layout = Layout.place(mesh, placements, tuple(tensor.shape))
     if isinstance(tensor, DTensor):
         return _already(tensor, layout)
-    platform = require_dense(tensor, "distribute_tensor: tensor")
+    require_dense(tensor, "distribute_tensor: tensor")
     whole = platform.to_device(platform.detach(tensor), mesh.device_type)
     summed = Layout.of(mesh, layout.dim_axes, (), layout.shape)
     piece = redistribute(_piece(platform, whole, summed, src_data_rank), plan(summed, layout), platform)
@@ -197,7 +198,7 @@ def distribute_module(
         ValueError: a hook that takes neither two nor three arguments.
     """
     mesh = resolve_mesh(device_mesh)
-    platform = platform_of(module)
+    platform = platform_of_argument(module, "distribute_module: module", module=True)
     if getattr(module, _APPLIED, False):
         msg = f"distribute_module was applied to this {type(module).__name__} before; apply it once"
         raise RuntimeError(msg)

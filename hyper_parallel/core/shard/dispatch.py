@@ -230,6 +230,8 @@ class Dispatcher:
             msg = f"{entry.name}({entry.binder.text}): {error}"
             raise TypeError(msg) from None
         mesh = self._mesh(entry, bound)
+        if entry.in_place:
+            self._refuse_plain_target(entry, marked_args)
         marks: list[Mark] = []
         operands: list[Operand] = []
         rule: Rule = entry.rule  # type: ignore[assignment] # decompositions are not compiled
@@ -240,6 +242,16 @@ class Dispatcher:
         call = OpCall(rule.op, mesh, tuple(operands), template)
         plan = propagate(call, rule, in_place=entry.in_place)
         return compile_plan(self.platform, entry, plan, marked_args, named, marks)
+
+    def _refuse_plain_target(self, entry: Entry, args: Any) -> None:
+        """A rank's plain tensor is no place for a distributed value."""
+        if args and isinstance(args[0], Mark) and not isinstance(args[0].tensor, DTensor):
+            msg = (
+                f"{entry.name}: a plain tensor {list(args[0].tensor.shape)} cannot be written with DTensors; write "
+                "what full_tensor() gives, and clip gradients of plain and distributed parameters with "
+                "hyper_parallel.clip_grad_norm_"
+            )
+            raise MixedTensorError(msg)
 
     def _mark(self, value: Any) -> Any:
         """The same structure with each occurrence of a tensor made distinguishable: one may be passed twice."""

@@ -47,7 +47,9 @@ class TorchTensors(TensorsFacet):
 
     def dense_by_chance(self, local: Any, layout: Any) -> bool:
         """A dim that is cut to one element has the stride of a view; PyTorch does not count it."""
-        return local._is_view() and any(
+        if not local._is_view():  # noqa: SLF001 - no public spelling
+            return False
+        return any(
             size <= 1 < whole and local.stride(dim) != max(1, local.shape[dim + 1 :].numel())
             for dim, (size, whole) in enumerate(zip(local.shape, layout.shape, strict=True))
         )
@@ -104,6 +106,10 @@ class TorchTensors(TensorsFacet):
     def to_device(self, data: Any, device_type: str) -> Any:
         """``Tensor.to``; meta tensors stay where they are."""
         return data if data.device.type in (device_type, "meta") else data.to(device_type)
+
+    def is_dense(self, data: Any) -> bool:
+        """By storage format; dense with a layout of its own (as oneDNN's) is not meant either."""
+        return data.layout is torch.strided
 
     def set_tensor_requires_grad(self, input_tensor: Any) -> Any:
         """``requires_grad_()``."""

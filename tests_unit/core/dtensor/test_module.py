@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+import numpy as np
 import pytest
 
 from hyper_parallel import (
@@ -12,7 +13,14 @@ from hyper_parallel import (
     distribute_tensor,
     init_device_mesh,
 )
-from hyper_parallel.errors import LayoutError, MeshError, MeshMismatchError, MixedTensorError, ShardMismatchError
+from hyper_parallel.errors import (
+    LayoutError,
+    MeshError,
+    MeshMismatchError,
+    MixedTensorError,
+    NotPlainError,
+    ShardMismatchError,
+)
 from hyper_parallel.verify import simulate
 
 pytestmark = pytest.mark.platforms("torch")
@@ -148,6 +156,22 @@ def test_a_dtensor_is_returned_or_refused():
      "ranks=[0, 1]); bring them to one mesh first")),
     (lambda *_: init_device_mesh("cpu", (3,)), MeshError,
      "init_device_mesh: mesh_shape (3,) needs 3 ranks, the world has 2"),
+    (lambda _, mesh: distribute_tensor([1, 2, 3], mesh, [Shard(0)]), NotPlainError,
+     ("distribute_tensor: tensor must be a tensor of torch or mindspore, got list; make one of it first, as in "
+     "torch.tensor(data) or mindspore.Tensor(data)")),
+    (lambda _, mesh: distribute_tensor(np.ones(3), mesh, [Shard(0)]), NotPlainError,
+     ("distribute_tensor: tensor must be a tensor of torch or mindspore, got ndarray; make one of it first, as in "
+     "torch.tensor(data) or mindspore.Tensor(data)")),
+    (lambda _, mesh: DTensor.from_local(3.0, mesh, [Shard(0)]), NotPlainError,
+     ("from_local: local must be a tensor of torch or mindspore, got float; make one of it first, as in "
+     "torch.tensor(data) or mindspore.Tensor(data)")),
+    (distribute_module, NotPlainError,
+     "distribute_module: module must be a torch.nn.Module or a mindspore.nn.Cell, got Tensor"),
+    (lambda x, _: distribute_tensor(x, [0, 1], [Shard(0)]), NotPlainError,
+     "device_mesh must be a DeviceMesh, got list; init_device_mesh makes one"),
+    (lambda x, mesh: x.mul_(distribute_tensor(x, mesh, [Shard(0)])), MixedTensorError,
+     ("mul_: a plain tensor [4, 6] cannot be written with DTensors; write what full_tensor() gives, and clip gradients "
+     "of plain and distributed parameters with hyper_parallel.clip_grad_norm_")),
 ])  # fmt: skip
 def test_bad_input_is_refused_in_these_words(call, kind, message):
     """Each mistake has its type, which PyTorch's handlers catch, and says what is wrong and what to do."""
