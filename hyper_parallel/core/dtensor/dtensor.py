@@ -23,7 +23,7 @@ from hyper_parallel.errors import (
     PlacementError,
     ShardMismatchError,
 )
-from hyper_parallel.platform.select import platform_of_argument
+from hyper_parallel.platform.select import platform_of, platform_of_argument
 
 if TYPE_CHECKING:
     from hyper_parallel.core.dtensor.events import Cause
