@@ -119,8 +119,9 @@ def test_what_from_local_takes():
         return nested.partition("got")[0], text_of(TypeError, lambda: DTensor.from_local([1.0], mesh))
 
     assert on_ranks(on_rank, 2)[0] == (
-        "from_local: local must be a plain tensor, ", ("from_local: local must be a tensor of torch or mindspore, got list; make one of it first, as in "
-         "torch.tensor(data) or mindspore.Tensor(data)")
+        "from_local: local must be a plain tensor, ",
+        ("from_local: local must be a tensor of torch or mindspore, got list; make one of it first, as in "
+         "torch.tensor(data) or mindspore.Tensor(data)"),
     )  # fmt: skip
     assert text_of(ValueError, lambda: unit.resolve_mesh(None)) == (
         "device_mesh: none given and none is current; pass one, or use 'with mesh:'"
