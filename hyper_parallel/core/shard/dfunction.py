@@ -85,8 +85,34 @@ class DFunction:
                 "register a DistributedOp of that name"
             )
             raise UnsupportedOperatorError(msg)
-        entry = Entry(cls._op_name, native, _SignatureBinder(cls, rule), rule, native)
+        bound = _SignatureBinder(cls, rule)
+        entry = Entry(cls._op_name, native, bound, rule, _localized(cls, native, bound))
         return dispatcher.dispatch(entry, args, kwargs)
+
+
+def _localized(cls: type[DFunction], native: Callable[..., Any], rule: _SignatureBinder) -> Callable[..., Any]:
+    """``native`` by the rule's names, for rules that replace arguments of the local call."""
+    own = [one for one in rule.forward.parameters.values() if one.kind is not inspect.Parameter.VAR_KEYWORD]
+    names = {one.name for one in own}
+    spelled = {known: one.name for known, one in zip(rule.names, own, strict=False) if known not in names}
+
+    def call(**arguments: Any) -> Any:
+        given = {spelled.get(name, name): value for name, value in arguments.items()}
+        if len(own) == len(rule.forward.parameters):
+            extra = [name for name in given if name not in names]
+            said = [
+                name for name in extra if name not in rule.parameters or given[name] != rule.parameters[name].default
+            ]
+            if said:
+                msg = (
+                    f"{cls.__name__}: with this layout operator {cls._op_name} computes a rank's part by the arguments "
+                    f"{', '.join(said)}, which {cls.__name__}.forward does not take; redistribute the operands first"
+                )
+                raise UnsupportedOperatorError(msg)
+            given = {name: value for name, value in given.items() if name in names}
+        return native(**given)
+
+    return call
 
 
 class _SignatureBinder(Binder):

@@ -141,6 +141,76 @@ def test_the_librarys_rules_serve(mesh):
     assert report.ok
 
 
+def localizing():
+    """Functions whose rules replace arguments of a rank's call, under names of their own."""
+    import torch
+
+    class Reshape(DFunction):
+        _op_name = "view"
+
+        @staticmethod
+        def forward(ctx, a, sizes):
+            ctx.sizes = a.shape
+            return a.reshape(sizes) * 1
+
+        @staticmethod
+        def backward(ctx, grad):
+            return grad.reshape(ctx.sizes), None
+
+    class Triangle(DFunction):
+        _op_name = "tril"
+
+        @staticmethod
+        def forward(ctx, a, offset=0):
+            ctx.offset = offset
+            return torch.tril(a, offset)
+
+        @staticmethod
+        def backward(ctx, grad):
+            return torch.tril(grad, ctx.offset), None
+
+    class Rows(DFunction):
+        _op_name = "embedding"
+
+        @staticmethod
+        def forward(ctx, index, table):
+            ctx.index, ctx.rows = index, table.shape[0]
+            return table[index]
+
+        @staticmethod
+        def backward(ctx, grad):
+            found = torch.zeros(ctx.rows, grad.shape[-1], dtype=grad.dtype)
+            return None, found.index_add(0, ctx.index.reshape(-1), grad.flatten(0, -2))
+
+    return Reshape, Triangle, Rows
+
+
+@pytest.mark.parametrize("mesh", [(2,), (3,), (2, 2)])
+def test_rules_that_replace_arguments_serve(mesh):
+    """Each rank's call gets its own sizes and offsets; where the function cannot take them, the call is refused."""
+    import numpy as np
+
+    rng = np.random.default_rng(0)
+    reshape, triangle, rows = localizing()
+    for function, *arrays in (
+        (lambda x: reshape.apply(x, (12,)), rng.standard_normal((4, 3))),
+        (lambda x: reshape.apply(x, (2, 2, 3)), rng.standard_normal((4, 3))),
+        (triangle.apply, rng.standard_normal((5, 4))),
+    ):
+        report = check_function(function, arrays, mesh, platform="torch", limit=16)
+        assert report.wrong == report.rejected == []
+        assert report.ok
+    operands = [rng.integers(0, 5, (4, 3)), rng.standard_normal((5, 3))]
+    report = check_function(rows.apply, operands, mesh, platform="torch", limit=16)
+    assert report.ok, report.wrong
+    assert report.rejected
+    text = (
+        "Rows: with this layout operator embedding computes a rank's part by the arguments window, which Rows.forward "
+        "does not take; redistribute the operands first"
+    )
+    assert {one.partition(": ")[2] for one in report.rejected} == {text}
+
+
 def test_what_cannot_be():
     """Without a name, a rule or a tensor, apply says so, naming the class."""
 
