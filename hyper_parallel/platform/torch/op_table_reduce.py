@@ -45,6 +45,8 @@ def _local_functions() -> dict[str, Callable[..., Any]]:
     )
     local["softmax"] = lambda x, dim, dtype: torch.softmax(x, dim, dtype)
     local["softmin"] = lambda x, dim, dtype: torch.softmax(-x, dim, dtype)
+    local["softmax_backward"] = aten._softmax_backward_data  # noqa: SLF001 - an operator's name
+    local["log_softmax_backward"] = aten._log_softmax_backward_data  # noqa: SLF001 - the same
     local["log_softmax"] = lambda x, dim, dtype: torch.log_softmax(x, dim, dtype)
     return local
 

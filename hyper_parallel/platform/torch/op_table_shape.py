@@ -61,6 +61,17 @@ VIEWS = [
     both("repeat_interleave", canonical=True),
 ]
 
+COMPLEX = [
+    both("conj"),
+    both("conj_physical"),
+    both("resolve_conj"),
+    both("resolve_neg"),
+    Line("view_as_real", (torch.view_as_real,)),
+    Line("view_as_complex", (torch.view_as_complex,)),
+    Line("real", (torch.real, Tensor.real.__get__)),  # type: ignore[attr-defined]
+    Line("imag", (torch.imag, Tensor.imag.__get__)),  # type: ignore[attr-defined]
+]
+
 JOINS = [
     Line("cat", (torch.cat, torch.concat, torch.concatenate), "tensors, dim=0"),
     Line("stack", (torch.stack,)),
@@ -73,7 +84,7 @@ JOINS = [
     both("triu"),
 ]
 
-FUNCTIONS = [*MATMUL, *VIEWS, *JOINS]
+FUNCTIONS = [*MATMUL, *VIEWS, *COMPLEX, *JOINS]
 
 
 def _squeeze(x: Tensor, dim: Any = None) -> Tensor:

@@ -267,6 +267,14 @@ def _along(call: OpCall, *, linear: bool = False, outputs: int = 1) -> Strategie
     return Strategies(labelled_rows(labels), (x.shape,) * outputs, many=outputs > 1)
 
 
+def _along_both(call: OpCall) -> Strategies:
+    """A gradient and an output of one shape, whole along ``dim``."""
+    x = call["x"]
+    names = tuple(f"d{one}" for one in range(x.ndim))
+    whole = frozenset(f"d{one}" for one in reduced_dims(call["dim"], x.ndim))
+    return Strategies(labelled_rows(Labels((names, names), (names,), None, whole)), (x.shape,))
+
+
 def _cumulative_pair(call: OpCall) -> Strategies:
     return _along(call, outputs=2)
 
@@ -281,6 +289,8 @@ register_rule(Rule("logcumsumexp", "x, dim", _along))
 register_rule(Rule("cummax", "x, dim", _cumulative_pair))
 register_rule(Rule("cummin", "x, dim", _cumulative_pair))
 register_rule(Rule("safe_softmax", "x, dim, dtype=None", _along))
+register_rule(Rule("softmax_backward", "x, output, dim, input_dtype", _along_both))
+register_rule(Rule("log_softmax_backward", "x, output, dim, input_dtype", _along_both))
 register_rule(Rule("softmax", "x, dim, dtype=None", _along))
 register_rule(Rule("softmin", "x, dim, dtype=None", _along))
 register_rule(Rule("log_softmax", "x, dim, dtype=None", _along))
