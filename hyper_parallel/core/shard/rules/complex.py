@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import TYPE_CHECKING
 
-from hyper_parallel.core.dtensor.placements import PARTIAL_OPS
-from hyper_parallel.core.shard.rule import Rule, Strategies, register_rule, rule
+from hyper_parallel.core.dtensor.placements import PARTIAL_OPS, Placement, Shard
+from hyper_parallel.core.shard.rule import Row, Rule, Strategies, register_rule, rule
 from hyper_parallel.core.shard.rules.pointwise import elementwise, pending
+from hyper_parallel.core.shard.sample import complex_, real, sample
 from hyper_parallel.core.shard.signature import Labels, labelled_rows
 
 if TYPE_CHECKING:
@@ -38,7 +40,7 @@ def view_as_real(call: OpCall) -> Strategies:
     x = call["x"]
     names = tuple(f"d{dim}" for dim in range(x.ndim))
     labels = Labels((names,), ((*names, None),), None, joint=(0,))
-    return Strategies(labelled_rows(labels), ((*x.shape, PAIR),))
+    return Strategies(_filled(labels), ((*x.shape, PAIR),))
 
 
 @rule("view_as_complex", "x", view=True)
@@ -50,4 +52,20 @@ def view_as_complex(call: OpCall) -> Strategies:
         raise ValueError(msg)
     names = tuple(f"d{dim}" for dim in range(x.ndim - 1))
     labels = Labels(((*names, None),), (names,), None, joint=(0,))
-    return Strategies(labelled_rows(labels), (x.shape[:-1],))
+    return Strategies(_filled(labels), (x.shape[:-1],))
+
+
+def _filled(labels: Labels) -> tuple[Row, ...]:
+    """No empty pieces: PyTorch asks them for strides, which nothing does not have (backward included)."""
+    dims: dict[Placement, int] = {Shard(dim): dim for dim in range(len(labels.inputs[0]))}
+    return tuple(
+        replace(row, full=((0, dims[row.inputs[0]]),)) if row.inputs[0] in dims else row
+        for row in labelled_rows(labels)
+    )
+
+
+# -- samples -----------------------------------------------------------------------------------------------------------
+
+sample("conj conj_physical real imag view_as_real resolve_conj resolve_neg", complex_("ab"))
+sample("conj conj_physical real resolve_conj resolve_neg", real("ab"))
+sample("view_as_complex", real("ab2"))
