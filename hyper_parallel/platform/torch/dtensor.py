@@ -24,7 +24,7 @@ from hyper_parallel.platform.torch import intercept
 __all__ = ["STORAGE_FORMAT", "TorchDTensor", "wrap"]
 
 
-class TorchDTensor(DTensor, Tensor):  # type: ignore[misc] # "layout" is ours: a DTensor has no storage format
+class TorchDTensor(DTensor, Tensor):
     """A DTensor that is a ``torch.Tensor``."""
 
     _platform = None  # type: ignore[assignment] # set by the platform's first wrap
@@ -128,7 +128,7 @@ class TorchDTensor(DTensor, Tensor):  # type: ignore[misc] # "layout" is ours: a
         return self
 
     @property
-    def layout(self) -> Any:
+    def layout(self) -> Any:  # type: ignore[override] # ours is read-only, and no storage format
         """The layout, global shape included; to PyTorch's own Python code, the storage format of the locals."""
         return torch.strided if STORAGE_FORMAT.get() else self._layout
 

@@ -122,7 +122,7 @@ def _written(kind: Any, name: str, out: Any, result: Any) -> Any:
 @cache
 def _opened(func: Callable[..., Any]) -> Callable[..., Any] | None:
     """A function that PyTorch wrote in Python, without its own hand-over: what it calls arrives here one by one."""
-    return _open(func, {}) if _python_written(func) else None
+    return _open(cast("FunctionType", func), {}) if _python_written(func) else None
 
 
 _PYTHON_WRITTEN = frozenset({"torch.functional", "torch.nn.functional"})

@@ -26,7 +26,7 @@ _REPLACED = "_hyper_parallel_masked"
 
 def install() -> None:
     """Replace the functions of ``torch.masked``; again does nothing new."""
-    inner: Any = torch.masked._ops  # type: ignore[attr-defined] # noqa: SLF001 - where the functions live
+    inner: Any = torch.masked._ops  # noqa: SLF001 - where the functions live
     for name in torch.masked.__all__:
         func = getattr(inner, name, None)
         if type(func) is FunctionType and not hasattr(func, _REPLACED):

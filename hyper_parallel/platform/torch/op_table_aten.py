@@ -59,6 +59,14 @@ INNER = [
     Line("dot", (aten.vdot.default,)),
     Line("diagonal", (aten.diagonal.default,)),
     Line("unfold", (aten.unfold.default,)),
+    Line("addr", (aten.addr.default,)),
+    Line("conj", (aten._conj.default,)),  # noqa: SLF001 - an operator's name
+    Line("conj_physical", (aten._conj_physical.default, aten.conj_physical.default)),  # noqa: SLF001 - the same
+    Line("view_as_real", (aten.view_as_real.default,)),
+    Line("view_as_complex", (aten.view_as_complex.default,)),
+    Line("block_diag", (aten.block_diag.default,), canonical=True),
+    Line("softmax_backward", (aten._softmax_backward_data.default,)),  # noqa: SLF001 - the same
+    Line("log_softmax_backward", (aten._log_softmax_backward_data.default,)),  # noqa: SLF001 - the same
 ]
 
 OVERLOADS = [*SHAPE, *INDEXED, *INNER]

@@ -8,9 +8,14 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from hyper_parallel.core.shard.rule import find_rule
+from hyper_parallel.core.shard.rules import bins
 from hyper_parallel.platform.torch.op_line import Line, both
+from hyper_parallel.platform.torch.op_table_pointwise import keyword_call
 
 __all__ = ["FUNCTIONS", "LOCAL", "OVERLOADS"]
+
+assert bins.__name__  # noqa: S101 - imported for the rules that it registers
 
 aten = torch.ops.aten
 
@@ -46,7 +51,21 @@ def _bincount_to(x: Tensor, weights: Tensor | None, count: int) -> Tensor:
     return torch.bincount(x, weights, count)
 
 
+def _histogram(x: Tensor, bins: Any, **options: Any) -> Any:
+    if isinstance(bins, Tensor):
+        options.pop("range", None)
+    return torch.histogram(x, bins, **options)
+
+
+def _by_name(name: str) -> Callable[..., Any]:
+    return keyword_call(getattr(torch, name), find_rule(name).signature)  # type: ignore[union-attr] # the family is loaded
+
+
 LOCAL: dict[str, Callable[..., Any]] = {
+    **{name: _by_name(name) for name in ("bucketize", "searchsorted", "isin", "histc")},
+    "histogram": _histogram,
+    "histogramdd_edges": lambda x, bins, **options: aten._histogramdd_bin_edges(x, bins, **options),  # noqa: SLF001 - its name
+    "histogramdd_counts": lambda x, bins, **options: aten._histogramdd_from_bin_cts(x, bins, **options),  # noqa: SLF001 - its name
     "bincount_to": _bincount_to,
     "cdist": lambda x, y, p, compute_mode: torch.cdist(x, y, p, compute_mode or "use_mm_for_euclid_dist_if_necessary"),
 }

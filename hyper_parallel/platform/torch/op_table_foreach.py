@@ -105,7 +105,10 @@ def _written(first: Any) -> None:
 
 
 def _wrapped(platform: Any, outs: Any, first: Any) -> list[Any]:
-    return [platform.wrap(out, one._layout) for out, one in zip(outs, first, strict=True)]
+    return [
+        platform.wrap(out, one._layout)  # noqa: SLF001 - the dispatcher is the class' other half
+        for out, one in zip(outs, first, strict=True)
+    ]
 
 
 def _norm(ops: Any, x: Any, ord: Any, dtype: Any) -> list[Any]:  # noqa: A002 - the framework's name

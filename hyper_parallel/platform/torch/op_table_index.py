@@ -162,6 +162,11 @@ def one_hot(ops: Any, x: Any, num_classes: int = -1) -> Any:
     return _dispatch(ops, "one_hot", x, num_classes)
 
 
+def item(_ops: Any, x: Any) -> Any:
+    """The one element as a Python number."""
+    return x.item()
+
+
 def combinations(ops: Any, x: Any, r: int, with_replacement: bool) -> Any:
     """Rows of ``r`` elements, whose places follow from the size."""
     if x.ndim != 1:
@@ -238,6 +243,7 @@ def overloads_by_value() -> dict[Any, Entry]:
         aten.equal.default: _composed(equal, "x, y"),
         aten.masked_select.default: _composed(masked_select, "x, mask"),
         aten.nonzero.default: _composed(nonzero, "x"),
+        aten._local_scalar_dense.default: _composed(item, "x"),  # noqa: SLF001 - an operator's name
     }
 
 

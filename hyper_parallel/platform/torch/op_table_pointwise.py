@@ -80,6 +80,9 @@ def _local_functions() -> dict[str, Callable[..., Any]]:
         local[name] = keyword_call(func, find_rule(name).signature)  # type: ignore[union-attr] # the family is loaded
     local["polygamma"] = lambda x, n: torch.polygamma(n, x)
     local["dropout_backward"] = lambda x, mask, scale: aten.native_dropout_backward(x, mask, scale)
+    for name in ("linspace", "logspace"):
+        local[name] = keyword_call(getattr(torch, name), find_rule(name).signature)  # type: ignore[union-attr] # as above
+    local["new_empty_strided"] = lambda x, size, stride, **options: x.new_empty_strided(size, stride, **options)
     local["clone"] = lambda x, memory_format: x.clone()  # noqa: ARG005 - locals are dense
     local["detach"] = lambda x: x.detach()
     local["contiguous"] = lambda x, memory_format: x.contiguous()  # noqa: ARG005 - the same

@@ -63,7 +63,9 @@ LOCAL: dict[str, Callable[..., Any]] = {
     "randn_like": lambda x, **_: torch.randn_like(x),
     "bernoulli": lambda x, generator: torch.bernoulli(x, generator=generator),
 }
-LOCAL.update(dict.fromkeys(("uniform", "normal", "bernoulli_fill", "random_fill"), _drawn_by_rule))
+FILLS = ("exponential", "cauchy", "geometric", "log_normal")
+LOCAL.update(dict.fromkeys(("uniform", "normal", "bernoulli_fill", "random_fill", *FILLS), _drawn_by_rule))
+LOCAL.update(dict.fromkeys(("multinomial", "normal_around"), _drawn_by_rule))
 
 
 def _dropout(ops: Any, x: Any, p: float, training: bool, inplace: bool) -> Any:
@@ -101,12 +103,14 @@ def add_functions(table: dict[Any, Entry], spell: Spell) -> None:
         table, torch.randint_like,
         "x, low, high=None, *, dtype=None, layout=None, device=None, pin_memory=None, requires_grad=False, "
         "memory_format=None",
-        lambda ops, x, low, high, dtype, **_: ops.randint_like(x, *((0, low) if high is None else (low, high)), dtype=dtype),
+        lambda ops, x, low, high, dtype, **_: ops.randint_like(
+            x, *((0, low) if high is None else (low, high)), dtype=dtype
+        ),
     )  # fmt: skip
-    for name in ("exponential", "cauchy", "geometric", "log_normal"):
+    for name in FILLS:
         spell(name, getattr(Tensor, f"{name}_"), in_place=True)
-    for func in (torch.multinomial, Tensor.multinomial):
-        spell("multinomial", func)
+    spell("multinomial", torch.multinomial)
+    spell("multinomial", Tensor.multinomial)
     spell("normal_around", torch.normal)
     spell("bernoulli", torch.bernoulli)
     spell("bernoulli", Tensor.bernoulli)
@@ -136,7 +140,7 @@ def add_overloads(spell: Spell) -> None:
     spell("uniform", aten.uniform_.default, in_place=True)
     spell("normal", aten.normal_.default, in_place=True)
     spell("bernoulli_fill", aten.bernoulli_.float, in_place=True)
-    for name in ("exponential", "cauchy", "geometric", "log_normal"):
+    for name in FILLS:
         spell(name, getattr(aten, f"{name}_").default, in_place=True)
     spell("multinomial", aten.multinomial.default)
     for one in ("Tensor_Tensor", "Tensor_float", "float_Tensor"):

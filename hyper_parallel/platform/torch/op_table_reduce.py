@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Callable
 from typing import Any
 
@@ -45,8 +46,21 @@ def _local_functions() -> dict[str, Callable[..., Any]]:
     )
     local["softmax"] = lambda x, dim, dtype: torch.softmax(x, dim, dtype)
     local["softmin"] = lambda x, dim, dtype: torch.softmax(-x, dim, dtype)
+    for name in ("hash_tensor", "mode", "aminmax", "renorm", "cummax", "cummin"):
+        local[name] = _given(getattr(torch, name), find_rule(name).signature)  # type: ignore[union-attr] # the family is loaded
+    local["safe_softmax"] = lambda x, dim, dtype: aten._safe_softmax(x, dim, dtype)  # noqa: SLF001 - an operator's name
+    backward = (aten._softmax_backward_data, aten._log_softmax_backward_data)  # noqa: SLF001 - operators' names
+    for name, func in zip(("softmax_backward", "log_softmax_backward"), backward, strict=True):
+        local[name] = keyword_call(func, find_rule(name).signature)  # type: ignore[union-attr] # as above
     local["log_softmax"] = lambda x, dim, dtype: torch.log_softmax(x, dim, dtype)
     return local
+
+
+def _given(func: Callable[..., Any], signature: str) -> Callable[..., Any]:
+    """``func`` by canonical names; it takes no None for a dim that is not given."""
+    by_name = keyword_call(func, signature)
+    short = keyword_call(func, ", ".join(part for part in signature.split(", ") if not part.startswith("dim=")))
+    return lambda **given: short(**given) if given.get("dim", 0) is None else by_name(**given)
 
 
 def _without_none(by_name: Callable[..., Any], func: Callable[..., Any]) -> Callable[..., Any]:
@@ -76,15 +90,13 @@ def add_functions(table: dict[Any, Entry], spell: Spell) -> None:
         spell(name, getattr(torch, name), canonical=True)
         if hasattr(Tensor, name):
             spell(name, getattr(Tensor, name), canonical=True)
-    for name in AS_THEY_ARE:
-        for home in (torch, Tensor):
-            if hasattr(home, name):
-                spell(name, getattr(home, name))
+    for name, home in itertools.product(AS_THEY_ARE, (torch, Tensor)):
+        if hasattr(home, name):
+            spell(name, getattr(home, name))
     spell("renorm", Tensor.renorm_, in_place=True)
-    for name in VARIANCES:
-        for home in (torch, Tensor):
-            if hasattr(home, name):
-                _add_variance(table, home, name)
+    for name, home in itertools.product(VARIANCES, (torch, Tensor)):
+        if hasattr(home, name):
+            _add_variance(table, home, name)
     for func in (torch.softmax, Tensor.softmax):
         spell("softmax", func, canonical=True)
     for func in (torch.log_softmax, Tensor.log_softmax):
@@ -126,7 +138,6 @@ def add_overloads(spell: Spell) -> None:
     for name, overloads in OVERLOADS.items():
         for one in overloads:
             spell(name, getattr(getattr(aten, name), one), canonical=name not in AS_THEY_ARE)
-    spell("item", aten._local_scalar_dense.default)  # noqa: SLF001 - an operator's name
     spell("safe_softmax", aten._safe_softmax.default)  # noqa: SLF001 - the same
     for one in ("ScalarOpt_dim", "Scalar", "ScalarOpt_dim_dtype", "ScalarOpt_dtype"):
         spell("norm", getattr(aten.norm, one), "x, p, dim=None, keepdim=False, *, dtype=None")

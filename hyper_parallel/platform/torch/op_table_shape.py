@@ -61,6 +61,17 @@ VIEWS = [
     both("repeat_interleave", canonical=True),
 ]
 
+COMPLEX = [
+    both("conj"),
+    both("conj_physical"),
+    both("resolve_conj"),
+    both("resolve_neg"),
+    Line("view_as_real", (torch.view_as_real,)),
+    Line("view_as_complex", (torch.view_as_complex,)),
+    Line("real", (torch.real, Tensor.real.__get__)),  # type: ignore[attr-defined]
+    Line("imag", (torch.imag, Tensor.imag.__get__)),  # type: ignore[attr-defined]
+]
+
 JOINS = [
     Line("cat", (torch.cat, torch.concat, torch.concatenate), "tensors, dim=0"),
     Line("stack", (torch.stack,)),
@@ -73,7 +84,7 @@ JOINS = [
     both("triu"),
 ]
 
-FUNCTIONS = [*MATMUL, *VIEWS, *JOINS]
+FUNCTIONS = [*MATMUL, *VIEWS, *COMPLEX, *JOINS]
 
 
 def _squeeze(x: Tensor, dim: Any = None) -> Tensor:
@@ -109,6 +120,14 @@ LOCAL: dict[str, Callable[..., Any]] = {
     "reversed_dims": lambda x: x.permute(tuple(range(x.ndim))[::-1]),
     "matrix_transpose": lambda x: x.mT,
     "squeeze": _squeeze,
+    "conj": lambda x: x.conj(),
+    "conj_physical": lambda x: x.conj_physical(),
+    "resolve_conj": lambda x: x.resolve_conj(),
+    "resolve_neg": lambda x: x.resolve_neg(),
+    "real": lambda x: x.real,
+    "imag": lambda x: x.imag,
+    "view_as_real": lambda x: torch.view_as_real(x),
+    "view_as_complex": lambda x: torch.view_as_complex(x),
     "unsqueeze": lambda x, dim: x.unsqueeze(dim),
     "expand": lambda x, shape, **_: x.expand(shape),
     "narrow": lambda x, dim, start, length: x.narrow(dim, start, length),

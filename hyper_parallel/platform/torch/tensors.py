@@ -39,6 +39,8 @@ class TorchTensors(TensorsFacet):
 
     def contiguous(self, data: Any) -> Any:
         """Densely stored values."""
+        if data.is_conj() or data.is_neg():
+            data = data.resolve_conj().resolve_neg()  # bits of a view, which no transport would carry
         return data.contiguous()
 
     def copy(self, data: Any) -> Any:

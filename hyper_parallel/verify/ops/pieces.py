@@ -76,7 +76,7 @@ def cut(array: Any, op: str, count: int, rng: Any, *, integral: bool, ties: bool
     if op == "prod":
         factors = [rng.choice(np.array([-1, 1] if array.dtype.kind in "iu" else [-2, -1, -0.5, 0.5, 1, 2]), array.shape)
                    .astype(array.dtype) for _ in range(count - 1)]  # fmt: skip
-        return [array / reduce(np.multiply, factors) if factors and array.dtype.kind == "f" else
+        return [array / reduce(np.multiply, factors) if factors and array.dtype.kind in "fc" else
                 reduce(np.multiply, factors, array), *factors]  # fmt: skip
     other = rng.integers(0, 2, (count, *array.shape)).astype(bool)
     winner = np.asarray(rng.integers(0, count, array.shape)) == np.arange(count).reshape(-1, *(1 for _ in array.shape))

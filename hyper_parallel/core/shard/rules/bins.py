@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Any
 from hyper_parallel.core.dtensor.placements import Partial, Shard
 from hyper_parallel.core.shard.call import LocalCall, Operand
 from hyper_parallel.core.shard.rule import Row, Rule, Strategies, decomposition, register_rule, replicated_row, rule
+from hyper_parallel.core.shard.sample import between, integers, real, sample
 from hyper_parallel.core.shard.signature import Labels, broadcast_labels, labelled_rows
 
 if TYPE_CHECKING:
@@ -124,3 +125,26 @@ def _cdist_mode(call: OpCall, targets: tuple[Layout, ...], outputs: tuple[Layout
 
 
 register_rule(Rule("cdist", "x, y, p=2.0, compute_mode='use_mm_for_euclid_dist_if_necessary'", _cdist))
+
+
+# -- samples -----------------------------------------------------------------------------------------------------------
+
+_TABLE = real("n").fixed  # in no order: then every rank goes astray in the same way
+sample("bucketize", real("ab").fixed, _TABLE)
+sample("bucketize", real("ab").fixed, _TABLE, right=True)
+sample("searchsorted", _TABLE, real("ab").fixed)
+sample("searchsorted", real("an").fixed, real("am").fixed, side="right")
+sample("isin", integers(0, 5, "ab"), integers(0, 9, "n"))
+sample("isin", real("ab").fixed, real("n").fixed, invert=True)
+sample("isin", integers(0, 5, "ab"), 3)
+sample("histc", real("ab").fixed, 4, -1, 1)
+sample("histc", real("ab").fixed, 3)
+sample("histogram", real("ab").fixed, 4)
+sample("histogram", real("ab").fixed, 4, range=(-1.0, 1.0), weight=between(0.3, 2.0, "ab").fixed, density=True)
+sample("histogramdd_edges histogramdd_counts", real("a2").fixed, [3, 4])
+sample("bincount_to", integers(0, 5, "n"), None, 7)
+sample("bincount_to", integers(0, 5, "n"), real("n").fixed, 5)
+sample("bincount", integers(0, 5, "n"))
+sample("bincount", integers(0, 5, "n"), real("n").fixed, 9)
+sample("cdist", real("pm"), real("rm"))
+sample("cdist", real("bpm"), real("1rm"), 1.0)

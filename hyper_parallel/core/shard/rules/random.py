@@ -13,7 +13,7 @@ import numpy as np
 from hyper_parallel.core.dtensor import random
 from hyper_parallel.core.dtensor.placements import PARTIAL_OPS, Partial
 from hyper_parallel.core.shard.call import LocalCall
-from hyper_parallel.core.shard.rule import R, Row, Rule, Strategies, decomposition, register_rule, rule
+from hyper_parallel.core.shard.rule import R, Row, Rule, Strategies, register_rule, rule
 from hyper_parallel.core.shard.rules.pointwise import elementwise, pending
 from hyper_parallel.core.shard.sample import Sample, between, dtype, real, sample_call, truth
 from hyper_parallel.core.shard.signature import Labels, labelled_rows
@@ -187,12 +187,25 @@ register_rule(Rule("bernoulli", "x, *, generator=None", _sampled))
 # -- drawn around values -----------------------------------------------------------------------------------------------
 
 
-@decomposition("normal_around", "mean, std=1.0, *, generator=None")
-def normal_around(ops: Any, mean: Any, std: Any, generator: Any) -> Any:
+@rule("normal_around", "mean, std=1.0, *, generator=None")
+def normal_around(call: OpCall) -> Strategies:
     """A normal number per element, whose mean, deviation or both are the elements; it has no gradient."""
-    del generator
-    mean, std = (ops.detach(one) if ops.platform.is_tensor(one) else one for one in (mean, std))
-    return ops.add(ops.mul(ops.randn_like(ops.add(mean, std)), std), mean)
+    found = elementwise(call)
+    return Strategies(found.rows, found.outputs, _around)
+
+
+def _around(call: OpCall, targets: tuple[Layout, ...], outputs: tuple[Layout, ...]) -> LocalCall:
+    del call, targets
+    (layout,) = outputs
+
+    def run(platform: Any, args: dict[str, Any]) -> Any:
+        given = (args["mean"], args["std"])
+        mean, std = (platform.detach(one) if platform.is_tensor(one) else one for one in given)
+        like = mean + std
+        drawn = platform.from_numpy(random.normal(layout), device=like.device)
+        return platform.local_op("cast_as")(drawn, like) * std + mean
+
+    return LocalCall(run=run)
 
 
 @rule("multinomial", "x, num_samples, replacement=False, *, generator=None")
@@ -232,3 +245,8 @@ sample_call("bernoulli", Sample((between(0.1, 0.9, "ab").fixed,), drawn=True))
 sample_call("dropout", Sample((truth("ab"), 0.4, False)))
 sample_call("rand_like randn_like", Sample((truth("ab"),), {"dtype": dtype("float32")}, drawn=True))
 sample_call("randint_like", Sample((truth("ab"), -3, 9), {"dtype": dtype("int64")}, drawn=True))
+sample_call("exponential cauchy log_normal", Sample((real("ab"),), writes=True, drawn=True))
+sample_call("geometric", Sample((real("ab"), 0.4), writes=True, drawn=True))
+sample_call("normal_around", Sample((real("ab").fixed, between(0.3, 2.0, "b").fixed), drawn=True))
+sample_call("multinomial", Sample((between(0.3, 2.0, "a9"), 4), drawn=True))
+sample_call("multinomial", Sample((between(0.3, 2.0, "ab"), 4, True), drawn=True))

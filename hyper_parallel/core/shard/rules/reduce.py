@@ -221,13 +221,6 @@ def dist(ops: Any, x: Any, y: Any, p: Any) -> Any:
     return ops.vector_norm(ops.sub(x, y), p)
 
 
-@decomposition("item", "x")
-def item(ops: Any, x: Any) -> Any:
-    """The one element as a Python number."""
-    del ops
-    return x.item()
-
-
 @rule("renorm", "x, p, dim, maxnorm")
 def renorm(call: OpCall) -> Strategies:
     """Each slice along ``dim`` has a norm of its own, for which its other dims are whole."""
@@ -267,6 +260,14 @@ def _along(call: OpCall, *, linear: bool = False, outputs: int = 1) -> Strategie
     return Strategies(labelled_rows(labels), (x.shape,) * outputs, many=outputs > 1)
 
 
+def _along_both(call: OpCall) -> Strategies:
+    """A gradient and an output of one shape, whole along ``dim``."""
+    x = call["x"]
+    names = tuple(f"d{one}" for one in range(x.ndim))
+    whole = frozenset(f"d{one}" for one in reduced_dims(call["dim"], x.ndim))
+    return Strategies(labelled_rows(Labels((names, names), (names,), None, whole)), (x.shape,))
+
+
 def _cumulative_pair(call: OpCall) -> Strategies:
     return _along(call, outputs=2)
 
@@ -281,6 +282,8 @@ register_rule(Rule("logcumsumexp", "x, dim", _along))
 register_rule(Rule("cummax", "x, dim", _cumulative_pair))
 register_rule(Rule("cummin", "x, dim", _cumulative_pair))
 register_rule(Rule("safe_softmax", "x, dim, dtype=None", _along))
+register_rule(Rule("softmax_backward", "x, output, dim, input_dtype", _along_both))
+register_rule(Rule("log_softmax_backward", "x, output, dim, input_dtype", _along_both))
 register_rule(Rule("softmax", "x, dim, dtype=None", _along))
 register_rule(Rule("softmin", "x, dim, dtype=None", _along))
 register_rule(Rule("log_softmax", "x, dim, dtype=None", _along))
@@ -336,3 +339,19 @@ sample("cumsum cumprod logcumsumexp softmax softmin log_softmax", real("abc"), 1
 sample("cumsum cumprod logcumsumexp softmax softmin log_softmax", real("ab"), -1)
 sample("cumsum", real("ab"), 0, dtype=dtype("float32"))
 sample("softmax log_softmax", real("ab"), 0, dtype=dtype("float32"))
+sample("mode aminmax nanmedian_along", real("abc"), dim=1)
+sample("mode nanmedian_along", integers(-2, 3, "ab"), 0, True)
+sample("aminmax", real("ab"))
+sample("aminmax", integers(-2, 3, "ab"), dim=0, keepdim=True)
+sample("median nanmedian median_all", real("ab"))
+sample("median nanmedian", real("ab"), 0)
+sample("median_all", odd("ab"), True)
+sample("hash_tensor", integers(-9, 9, "ab"))
+sample("hash_tensor", integers(-9, 9, "abc"), 1, keepdim=True)
+sample("cummax cummin", real("abc"), 1)
+sample("cummax cummin", integers(-2, 3, "ab"), 0)
+sample("safe_softmax", real("abc"), 1)
+sample("renorm", real("abc"), 2, 1, 0.5)
+sample("trace", real("ab"))
+sample("dist", real("ab"), real("b"), 3)
+sample("softmax_backward log_softmax_backward", real("abc"), real("abc"), 1, dtype("float64"))

@@ -90,12 +90,21 @@ def _text(leaf):
     return f"{str(leaf.dtype).removeprefix('torch.')}{list(leaf.shape)}"
 
 
-def placements(sample, name):
-    """Placement tuples on one axis: all whole, each operand split along each dim, some drawn at random."""
+def placements(sample, name, axes=1):
+    """Per operand one placement per axis: all whole, each operand split along each dim, some drawn at random."""
+    draw = random.Random(zlib.crc32(f"{name} {sample.text}".encode()))  # noqa: S311 - no secret
+    if axes == 1:
+        return [tuple((place,) for place in combo) for combo in _on_one_axis(sample, draw)]
+    kinds = [[Replicate(), *(Shard(dim) for dim in range(value.ndim))] for value in sample.values]
+    whole = tuple((kind[0],) * axes for kind in kinds)
+    drawn = [tuple(tuple(draw.choices(kind, k=axes)) for kind in kinds) for _ in range(DRAWN + SINGLE)]
+    return list(dict.fromkeys([whole, *drawn]))
+
+
+def _on_one_axis(sample, draw):
     kinds = [[Replicate(), *(Shard(dim) for dim in range(value.ndim))] for value in sample.values]
     whole = tuple(kind[0] for kind in kinds)
     singles = [(*whole[:index], place, *whole[index + 1 :]) for index, kind in enumerate(kinds) for place in kind[1:]]
-    draw = random.Random(zlib.crc32(f"{name} {sample.text}".encode()))  # noqa: S311 - no secret
     if len(singles) > SINGLE:
         singles = draw.sample(singles, SINGLE)
     drawn = [tuple(draw.choice(kind) for kind in kinds) for _ in range(DRAWN)]

@@ -27,7 +27,7 @@ def _arguments():
     parser.add_argument("names", nargs="*", help="entries or patterns, such as 'linalg.*'; all by default")
     parser.add_argument("--out", type=Path, default=Path("op_db.jsonl"), help="file of JSON lines")
     parser.add_argument("--jobs", type=int, default=2, help="child processes")
-    parser.add_argument("--worlds", default="2,3", help="world sizes")
+    parser.add_argument("--meshes", default="2,3", help="shapes, such as 2,3,2x2")
     parser.add_argument("--dtype", default="float64", help="of the samples; entries are those that take float32")
     parser.add_argument("--variant", default="function", choices=("function", "method", "inplace", "out"))
     parser.add_argument("--samples", type=int, default=4, help="per entry, at most")
@@ -50,14 +50,14 @@ def _child(options):
 
     names = cases.entries("float32")
     print(json.dumps(sorted(names)), flush=True)
-    worlds = [int(one) for one in options.worlds.split(",")]
+    meshes = [tuple(map(int, one.split("x"))) for one in options.meshes.split(",")]
     for line in sys.stdin:
         name = line.strip()
         op = names[name]
         dtype = options.dtype if cases.DTYPES[options.dtype] in op.dtypes else "float32"
         started = time.perf_counter()
         try:
-            found = checks.check_entry(name, op, dtype, worlds, options.variant, options.samples)
+            found = checks.check_entry(name, op, dtype, meshes, options.variant, options.samples)
         except Exception as error:  # noqa: BLE001 - the sweep goes on
             found = checks.Outcome(name, "crash", messages={"crash": f"the check: {type(error).__name__}: {error}"})
         print(json.dumps({**asdict(found), "seconds": round(time.perf_counter() - started, 2)}), flush=True)
