@@ -1,7 +1,7 @@
 """Doors through which MindSpore would hand a DTensor's local values to plain operators, closed.
 
 - Legacy primitives do not look inside lists: ``ops.stack`` and ``ops.addn`` would work on the local tensors.
-- Some functions read nothing but a tensor's shape, and would make a plain tensor of the global one.
+- Some Python functions read nothing but a tensor's shape, or mix it with constants (``python_functions.py``).
 - ``Tensor(x)`` would copy the local values into a plain tensor.
 
 Each patch passes on at once when no DTensor is among the arguments.
@@ -20,17 +20,16 @@ from mindspore.ops import primitive as primitives
 from hyper_parallel.core.dtensor.dtensor import DTensor
 from hyper_parallel.errors import UnsupportedOperatorError
 from hyper_parallel.platform.mindspore import intercept
+from hyper_parallel.platform.mindspore.python_functions import REPLACED
 
 __all__ = ["close"]
-
-SHAPE_READERS = ("full_like", "rand_like", "randn_like", "randint_like", "isreal")
 
 
 def close() -> None:
     """Close them; called once, by the platform's construction."""
     primitives._run_op = _asking(primitives._run_op)  # noqa: SLF001 - the one door of legacy primitives
-    for name in SHAPE_READERS:
-        _replace(name)
+    for name, plain in REPLACED.items():
+        _replace(name, plain)
     Tensor.__init__ = _refusing(Tensor.__init__)
 
 
@@ -45,15 +44,13 @@ def _asking(run: Callable[..., Any]) -> Callable[..., Any]:
     return run_op
 
 
-def _replace(name: str) -> None:
+def _replace(name: str, plain: Callable[..., Any]) -> None:
     """Replace a function wherever MindSpore's modules hold it."""
-    holders = [
-        module
-        for path, module in list(sys.modules.items())
-        if path.startswith("mindspore.ops") and callable(vars(module).get(name))
-    ]
-    for module in holders:
-        setattr(module, name, _dispatching(name, vars(module)[name]))
+    dispatching = _dispatching(name, plain)
+    for path, module in list(sys.modules.items()):
+        if path.startswith(("mindspore.ops", "mindspore.mint")):
+            for held in [one for one, value in list(vars(module).items()) if value is plain]:
+                setattr(module, held, dispatching)
 
 
 def _dispatching(name: str, plain: Callable[..., Any]) -> Callable[..., Any]:

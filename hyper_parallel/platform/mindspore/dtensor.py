@@ -204,7 +204,7 @@ class MindSporeDTensor(DTensor, Tensor):
 
     def isreal(self) -> Any:
         """Element by element: has it no imaginary part?"""
-        return intercept.call("isreal", (self,))
+        return intercept.call("ops.isreal", (self,))
 
     def drop_views(self) -> None:
         """As :meth:`DTensor.drop_views`, and what was derived from tensors of the same storage is out of date."""
@@ -325,7 +325,7 @@ def _host_message(member: str) -> str:
 def install(platform: Any) -> None:
     """Complete the class: its platform, and Python operators that skip MindSpore's own search for a handler."""
     MindSporeDTensor._platform = platform  # noqa: SLF001 - this module's own class
-    dispatcher, _ = intercept.start(platform, op_table.lines())
+    dispatcher = intercept.start(platform, op_table.lines()).dispatcher
     platform.dispatcher = dispatcher
     for name, operator in _BINARY.items():
         setattr(MindSporeDTensor, name, dispatcher.binary(Line(name, operator).entry))

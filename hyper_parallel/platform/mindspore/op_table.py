@@ -12,15 +12,22 @@ from functools import cache
 from typing import Any
 
 from hyper_parallel.platform.mindspore import (
+    composed_index,
+    composed_methods,
+    composed_pointwise,
+    composed_reduce,
+    composed_shape,
+    losses,
     op_table_index,
     op_table_nn,
     op_table_pointwise,
     op_table_random,
     op_table_reduce,
     op_table_shape,
+    python_functions,
 )
-from hyper_parallel.platform.mindspore.losses import COMPOSED
 from hyper_parallel.platform.mindspore.op_line import Line
+from hyper_parallel.platform.mindspore.primitives import COMPOSED
 
 __all__ = ["lines"]
 
@@ -31,6 +38,16 @@ FAMILIES = (
     op_table_index,
     op_table_nn,
     op_table_random,
+)
+# Each registers what it composes.
+COMPOSING = (
+    composed_pointwise,
+    composed_reduce,
+    composed_shape,
+    composed_index,
+    composed_methods,
+    losses,
+    python_functions,
 )
 
 

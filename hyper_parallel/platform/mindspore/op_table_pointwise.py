@@ -10,10 +10,10 @@ Rsqrt rsqrt  Square square  Sin sin  Cos cos  Tan tan  AsinExt asin  Asin asin  
 Atan atan  Sinh sinh  Cosh cosh  Tanh tanh  AsinhExt asinh  Asinh asinh  AcoshExt acosh  Acosh acosh  Atanh atanh
 Erf erf  Erfc erfc  Erfinv erfinv  Sigmoid sigmoid  Sign sign  Ceil ceil  Floor floor  Round round  Trunc trunc
 Frac frac  Reciprocal reciprocal  Sinc sinc  NanToNum nan_to_num  IsFinite isfinite  IsInf isinf  IsNegInf isneginf
-LogicalNot logical_not  BitwiseNot bitwise_not  Lgamma lgamma  Digamma digamma
+IsNan isnan  LogicalNot logical_not  BitwiseNot bitwise_not  Invert bitwise_not  Inv reciprocal  Lgamma lgamma  Digamma digamma
 ReLU relu  ReLU6 relu6  SiLU silu  GeluExt gelu  HSwish hardswish  HSigmoid hardsigmoid  MishExt mish  Mish mish
 SoftShrink softshrink  HShrink hardshrink  SeLUExt selu  SeLU selu  LeakyReLUExt leaky_relu
-LeakyReLU leaky_relu  EluExt elu  SoftplusExt softplus  Hardtanh hardtanh  Threshold threshold
+LeakyReLU leaky_relu  EluExt elu  Elu elu  CeLU celu  SoftplusExt softplus  Softplus softplus  Hardtanh hardtanh  Threshold threshold
 AddExt add  AddScalar add  Add add  SubExt sub  SubScalar sub  Sub sub  Mul mul  Muls mul
 Div div  Divs div  RealDiv div  Pow pow  PowTensorScalar pow  PowScalarTensor pow  Maximum maximum  Minimum minimum
 Atan2Ext atan2  Atan2 atan2  FmodTensor fmod  FmodScalar fmod  RemainderTensorTensor remainder
@@ -25,17 +25,19 @@ Greater gt  GreaterScalar gt  GreaterEqual ge  GreaterEqualScalar ge
 LogicalAnd logical_and  LogicalOr logical_or  LogicalXor logical_xor
 BitwiseAndTensor bitwise_and  BitwiseAndScalar bitwise_and  BitwiseOrTensor bitwise_or  BitwiseOrScalar bitwise_or
 BitwiseXorTensor bitwise_xor  BitwiseXorScalar bitwise_xor
+BitwiseAnd bitwise_and  BitwiseOr bitwise_or  BitwiseXor bitwise_xor  Fmax fmax  Fmin fmin  Heaviside heaviside
 IsClose isclose  Lerp lerp  LerpScalar lerp  ClampScalar clamp  ClampTensor clamp  AddcmulExt addcmul
 AddcdivExt addcdiv  Select where  MaskedFill masked_fill  MaskedFillScalar masked_fill  MaskedFillScalars masked_fill
 Clone clone  StopGradient detach  Contiguous contiguous  Cast cast  ToDtype cast
 ZerosLike zeros_like  OnesLike ones_like
 """
 REORDERED = {
-    "DivMod": ("div", "x, y, rounding_mode=None"),
-    "DivMods": ("div", "x, y, rounding_mode=None"),
     "ZerosLikeExt": ("zeros_like", "x, dtype=None, device=None"),
     "OnesLikeExt": ("ones_like", "x, dtype=None, device=None"),
     "FullLike": ("full_like", "x, fill_value, dtype=None, device=None"),
+    "EmptyLike": ("empty_like", "x, dtype=None, device=None, pin_memory=None"),
+    "NewFull": ("new_full", "x, size, fill_value, dtype=None"),
+    "NewEmpty": ("new_empty", "x, size, dtype=None, device=None"),
     "NewZeros": ("new_zeros", "x, size, dtype=None"),
     "NewOnes": ("new_ones", "x, size, dtype=None"),
     "GeLU": ("gelu", "x, approximate='tanh'"),  # what ops.gelu and nn.GELU make of that approximation
@@ -46,5 +48,7 @@ InplaceDiv div  InplaceDivs div  InplaceCopy copy  InplaceZero zero  InplaceFill
 InplaceExp exp  InplaceReLU relu  InplaceTanh tanh  InplaceSigmoid sigmoid  InplaceFloor floor  InplaceLog log
 InplaceClampScalar clamp  InplaceClampTensor clamp  InplaceMaskedFillScalar masked_fill
 InplaceMaskedFillTensor masked_fill  InplaceFloorDivide floor_divide  InplaceFloorDivides floor_divide
+InplaceElu elu  InplaceHardtanh hardtanh  InplaceThreshold threshold  InplaceErfinv erfinv  InplaceSign sign
+Assign copy  AssignAdd add  AssignSub sub
 InplaceRemainderTensorScalar remainder  InplaceRemainderTensorTensor remainder
 """

@@ -7,9 +7,8 @@ __all__ = ["IN_PLACE_REORDERED", "REORDERED"]
 REORDERED = {
     "RandLikeExt": ("rand_like", "x, seed=None, offset=None, dtype=None, device=None"),
     "RandnLike": ("randn_like", "x, seed=None, offset=None, dtype=None, device=None"),
+    "RandIntLike": ("randint_like", "x, low, high, seed=None, offset=None, dtype=None, device=None"),
     "BernoulliExt": ("bernoulli", "x, seed=None, offset=None"),
-    "rand_like": ("rand_like", "x, seed=None, dtype=None"),
-    "randn_like": ("randn_like", "x, seed=None, dtype=None"),
 }
 IN_PLACE_REORDERED = {
     "InplaceUniform": ("uniform", "x, low=0.0, high=1.0, seed=None, offset=None"),

@@ -91,7 +91,9 @@ def cases() -> list[Case]:
         for name in names
     ]
     replaced = {one.name for one in written}
-    spelled = [Case(f"= {one}", (one,)) for one in " | ".join(SAMPLES.EXPRESSIONS.split("\n")).split(" | ") if one.strip()]
+    spelled = [
+        Case(f"= {one}", (one,)) for one in " | ".join(SAMPLES.EXPRESSIONS.split("\n")).split(" | ") if one.strip()
+    ]
     return [one for one in found if one.name not in replaced] + written + spelled
 
 
@@ -231,9 +233,17 @@ def _by_torch(expression: Expression, tensors: Any) -> list[Any]:
 
         @staticmethod
         def backward(ctx: Any, *grads: Any) -> Any:
-            pairs = [(o, torch.from_numpy(g.asnumpy().copy())) for o, g in zip(ctx.outs, grads, strict=True) if o.requires_grad]
+            pairs = [
+                (o, torch.from_numpy(g.asnumpy().copy()))
+                for o, g in zip(ctx.outs, grads, strict=True)
+                if o.requires_grad
+            ]
             leaves = [one for one in ctx.leaves if one.requires_grad]
-            found = iter(torch.autograd.grad([o for o, _ in pairs], leaves, [g.reshape(o.shape) for o, g in pairs], allow_unused=True))
+            found = iter(
+                torch.autograd.grad(
+                    [o for o, _ in pairs], leaves, [g.reshape(o.shape) for o, g in pairs], allow_unused=True
+                )
+            )
             return tuple(_numbers(one, next(found)) if one.requires_grad else None for one in ctx.leaves)
 
     def _numbers(leaf: Any, grad: Any) -> Any:
@@ -286,12 +296,12 @@ def _probe_gradient(platform: Any, expression: Expression, arrays: Any) -> tuple
 
 
 def _probe_torch(expression: Expression, arrays: Any) -> tuple[str, str]:
+    platform = platform_named("mindspore")
     try:
-        platform = platform_named("mindspore")
         outs = _by_torch(expression, [platform.from_numpy(one) for one in arrays])
     except Exception as error:  # noqa: BLE001 - any failure means the same
         return "fails", _first_line(error)
-    return ("tensor" if outs else "host"), ""
+    return _probe_gradient(platform, expression, arrays) if outs else ("fails", "no tensor")
 
 
 def _host(expression: Expression, arrays: Any) -> str:
@@ -308,7 +318,7 @@ def _host(expression: Expression, arrays: Any) -> str:
             for one, layout in zip(arrays, layouts, strict=True)
         ]
         found = expression.value(tensors)
-        same = np.array_equal(found, wanted) if isinstance(wanted, np.ndarray) else found == wanted
+        same = np.isclose(found, wanted, rtol=1e-6).all() if isinstance(wanted, (np.ndarray, float)) else found == wanted
         if not same:
             return f"is {found!r}, should be {wanted!r}"[:200]
     return ""
@@ -345,7 +355,9 @@ def _run_expression(case: Case, text: str, meshes: Any, limit: int) -> Outcome:
     state, note = _in_one(_probe, expression, arrays)
     served = ""
     if state in ("fails", "gradient") and not case.guessed:
-        torch_state, _ = _in_one(_probe_torch, Expression(text, "torch"), arrays) if _torch_knows(text) else ("fails", "")
+        torch_state, _ = (
+            _in_one(_probe_torch, Expression(text, "torch"), arrays) if _torch_knows(text) else ("fails", "")
+        )
         if torch_state == "tensor":
             expression, served = Expression(text, "torch"), f"reference PyTorch; {state}: {note}"
             state = "tensor"
@@ -355,7 +367,9 @@ def _run_expression(case: Case, text: str, meshes: Any, limit: int) -> Outcome:
         return Outcome(case.name, text, "no plain form", note)
     try:
         if state == "host":
-            problem = next((one for one in simulate(_host, 2, platform="mindspore", args=(expression, arrays)) if one), "")
+            problem = next(
+                (one for one in simulate(_host, 2, platform="mindspore", args=(expression, arrays)) if one), ""
+            )
             return Outcome(case.name, text, "wrong" if problem else "ok", problem or "Python value", 2)
         return _checked(case, text, expression, arrays, meshes, limit, served)
     except RankFailedError as error:
@@ -368,7 +382,9 @@ def _torch_knows(text: str) -> bool:
     return text.startswith(("mint.", "_written", "x."))
 
 
-def _checked(case: Case, text: str, expression: Expression, arrays: Any, meshes: Any, limit: int, served: str) -> Outcome:
+def _checked(
+    case: Case, text: str, expression: Expression, arrays: Any, meshes: Any, limit: int, served: str
+) -> Outcome:
     compared, rejected, total = 0, [], 0
     tolerance = 2e-4 if expression.reference == "torch" else None
     for mesh in meshes:
@@ -387,12 +403,13 @@ def _checked(case: Case, text: str, expression: Expression, arrays: Any, meshes:
 def _failed(case: Case, text: str, error: RankFailedError, served: str) -> Outcome:
     cause = error.__cause__ or error
     note = _first_line(cause)
+    places = [line.strip() for line in str(error).split("\n") if line.strip().startswith("File")]
     if "returned a plain" in note:
         return Outcome(case.name, text, "plain result", note)
     kind = "rejects" if isinstance(cause, HyperParallelError) and not isinstance(cause, RankFailedError) else "crash"
     if "all zero or not finite" in note:
         kind = "bad sample"
-    return Outcome(case.name, text, kind, f"{note} {served}"[:300])
+    return Outcome(case.name, text, kind, f"{note} {served} {' < '.join(places[-2:]) if kind == 'crash' else ''}"[:500])
 
 
 # -- all of them --------------------------------------------------------------------------------------------------------
@@ -407,14 +424,21 @@ def _child(part: int, parts: int, only: str, limit: int) -> None:
 
 def _parent(jobs: int, only: str, limit: int, report: Path) -> int:
     command = [sys.executable, __file__, "--only", only, "--limit", str(limit)]
-    children = [
-        subprocess.Popen([*command, "--part", f"{part}/{jobs}"], stdout=subprocess.PIPE, text=True)
-        for part in range(jobs)
-    ]
-    outputs = [child.communicate()[0] for child in children]
-    found = [json.loads(line) for text in outputs for line in text.splitlines() if line.startswith("{")]
+    parts = [report.with_suffix(f".{part}.jsonl") for part in range(jobs)]
+    children = []
+    for part, path in enumerate(parts):
+        with path.open("w", encoding="utf-8") as out:
+            children.append(subprocess.Popen([*command, "--part", f"{part}/{jobs}"], stdout=out))
+    for child in children:
+        child.wait()
+    found = [json.loads(line) for path in parts for line in path.read_text().splitlines() if line.startswith("{")]
     counts = Counter(one["kind"] for one in found)
-    lines = ["# MindSpore's public names on DTensors", "", *(f"- {kind}: {count}" for kind, count in counts.most_common()), ""]
+    lines = [
+        "# MindSpore's public names on DTensors",
+        "",
+        *(f"- {kind}: {count}" for kind, count in counts.most_common()),
+        "",
+    ]
     lines += ["| name | expression | outcome | compared | note |", "|---|---|---|---|---|"]
     for one in sorted(found, key=lambda one: (one["kind"], one["name"])):
         note = one["note"].replace("|", "\\|").replace("\n", " ")

@@ -75,14 +75,14 @@ OPERANDS = {
     "perm": np.stack([RNG.permutation(5)[:4] for _ in range(3)], 1).astype(np.int64),
     "src": _real(4, 3),
     "ids": np.array([3, 0, 4], np.int64),
-    "ids32": np.array([3, 0, 4], np.int32),
+    "ids32": np.array([2, 0, 1], np.int32),
     "ids2": _whole(5, 4, 2),
     "pairs": np.array([[0, 1], [4, 2], [2, 2]], np.int64),
     "pairs32": np.array([[0, 1], [4, 2], [2, 2]], np.int32),
     "labels": np.array([0, 2, 1, 2, 0], np.int64),
     "labels32": np.array([0, 2, 1, 2, 0], np.int32),
     "signs": np.where(RNG.random((5, 3)) < 0.5, -1, 1).astype(F32),
-    "sign5": np.array([1, -1, -1, 1, 1], F32),
+    "sign5": np.array([1, -1, -1, 1, 1], np.int32),
     "i1": _real(2, 4, 9),
     "i2": _real(2, 4, 6, 5),
     "i3": _real(2, 2, 4, 5, 4),
@@ -116,8 +116,8 @@ relu relu6 silu gelu hardswish hardsigmoid mish softplus logsigmoid elu celu sel
 hardshrink softsign tanhshrink fast_gelu soft_shrink deg2rad rad2deg isreal real conj i0 is_complex: x
 clone contiguous copy detach flatten ravel t ndimension dim numel nelement stop_gradient: x
 is_floating_point is_tensor is_signed is_contiguous long int float double half bool byte short bfloat16 T: x
-size shape rank dyn_shape item tolist asnumpy numpy: x
-rsqrt sqrt log log1p log2 log10 reciprocal lgamma digamma inv: p
+size shape rank dyn_shape tolist asnumpy numpy: x
+rsqrt sqrt log log1p log2 log10 reciprocal lgamma digamma: p
 asin arcsin acos arccos atanh arctanh erfinv: u
 acosh arccosh: g
 logit: w
@@ -131,12 +131,14 @@ glu: wide, -1 | even, 0
 swiglu: wide, -1
 prelu: x, r | d, s
 population_count: ni
-polygamma: o, p
+polygamma: three, p
 mvlgamma: g, 2
 add sub subtract mul multiply maximum minimum fmax fmin hypot copysign logaddexp logaddexp2 atan2 arctan2: x, p | x, r
 eq equal ne not_equal lt less le less_equal gt greater ge greater_equal isclose nextafter heaviside approximate_equal: x, y
 ops.equal: x, y
-allclose is_nonzero: x, y
+allclose: x, y
+is_nonzero: o
+Tensor.item: o
 div divide true_divide floor_divide floor_div fmod remainder floor_mod truncate_div truncate_mod xdivy float_power: x, p
 pow: p, q | p, 2.5 | x, 2
 xlogy: p, q | p, r
@@ -155,7 +157,7 @@ addcmul: x, y, p, value=2.0
 addcdiv: x, y, p, value=2.0
 ops.addcmul ops.addcdiv: x, y, p, o
 where: t, x, y
-Tensor.where: x, t, y
+Tensor.where: t, x, y
 ops.select: t, x, y
 clamp clip clip_by_value: x, -0.5, 0.5
 mint.clamp: x, -0.5, 0.5 | x, min=0.0 | x, y, p
@@ -173,7 +175,7 @@ lcm: n2, n
 polar: p, x
 imag real conj: z1
 view_as_real: z1
-sum mean prod nansum amax amin max min std var any all median norm argmax argmin count_nonzero logsumexp cumsum: x
+sum mean prod nansum amax amin max min std var any all median norm argmax argmin count_nonzero: x
 mint.max mint.min: x | x, 1 | x, y
 Tensor.max Tensor.min: x | x, 1 | x, axis=0
 ops.max ops.min: x | x, 1 | x, 0, True
@@ -196,7 +198,7 @@ norm: x | x, 2, 0
 mint.norm: x | x, dim=0
 matrix_norm: x | d
 vector_norm: x | x, 2, 0
-count_nonzero: x | t, 0
+count_nonzero: x | n, 0
 logsumexp: x, 0
 cumsum cumprod logcumsumexp: x, 0 | x, 1
 ops.cumprod: x, 1
@@ -219,6 +221,7 @@ matmul: x, a | d, e | d, a | x, r
 mm: x, a
 mv: x, r
 dot vdot: r, r2
+Tensor.dot: x, a
 ops.dot: x, a
 inner: x, y
 ops.vecdot: x, y
@@ -234,12 +237,12 @@ addr: x, s, r
 addbmm: m, d, e
 baddbmm: k, d, e
 linear dense: x, b | x, b, f | d, b, f
-bidense: x, y, real_, f
 chain_matmul: x, a
 triangular_solve: src, spd
 cdist: d, k2
 pdist: x
 cross: x, y, 1
+mint.linalg.inv: spd | spds
 inverse inv matrix_exp pinv: spd | spds
 Tensor.inv: p
 ops.inv: p
@@ -271,6 +274,7 @@ mint.flatten: v | v, 1
 ops.flatten: v | v, start_dim=1
 unsqueeze expand_dims: v, 1
 squeeze: one | one, 1
+mint.squeeze: one, 1
 broadcast_to: r, (5, 3)
 expand: r, (5, 3)
 Tensor.expand: r, 5, 3
@@ -363,6 +367,7 @@ ops.one_hot: labels, 4
 embedding: ids2, x
 topk top_k: x, 2
 sort: x, 0 | x, 1
+mint.sort: x, dim=0 | x, dim=1, descending=True
 argsort: x, 1
 msort: x
 kthvalue: x, 2, 1
@@ -430,6 +435,12 @@ tensor_exp tensor_expm1: x
 tensor_lt tensor_le tensor_gt tensor_ge: x, y
 square_sum_all squared_difference: x, y
 clip_by_norm: x, 1.0
+tensor_muls: x, 3.0
+add_rms_norm: x, y, r
+add_layer_norm: x, y, r, r2
+elu_ relu_ hardtanh_ sigmoid_: x
+npu_gelu: x
+addr_: x, s, r
 clip_by_global_norm: [x, y], 1.0
 addn accumulate_n: [x, y, z]
 lcm: n, n2
@@ -442,7 +453,8 @@ new_empty: = _drawn(@x, (4, 2)@)
 new_full: x, (4, 2), 2.0
 bernoulli: = _drawn(@w@)
 rand_like randn_like: = _drawn(@x@)
-randint_like: = _drawn(@x, 0, 5@)
+randint_like: = _drawn(@n, 0, 5@)
+mint.randint_like: = _drawn(@x, 0, 5@)
 random_categorical: x, 3
 multinomial: w, 2
 set_data: x, y
@@ -455,6 +467,7 @@ rotary_position_embedding: hq, cos4, sin4
 """
 
 OPERANDS |= {
+    "three": np.array(3, np.int32),
     "one": _real(5, 1, 3),
     "d4": _real(2, 2, 6),
     "even3": _real(2, 3, 4),
@@ -502,8 +515,8 @@ x != y | x < y | x <= y | x > y | x >= y | x > 0 | 0.5 < x | t & t2 | t|t2 | t ^
 x[..., None] | x[None] | x[::2] | x[-1] | v[1, :, 2] | x[ids] | v[:, :, [0, 2]] | v[1:3, [1, 0]] | x[t] | x[ids, 1] | x[ids, [0, 1, 2]]
 list(x) | x.T | v.mT | x.ndim | x.shape | x.size | len(x) | x.dtype | x.itemsize | x.nbytes | bool((x > 5).any()) | float(o) | o.item()
 x.abs().sum() | round(x) | x.sum().item() | int(o) | [*x] | x in [x] | x.strides | x.is_complex() | x.H | hash(x) == hash(x)
-mint.add(x, other=y) | mint.mul(x, other=r) | mint.sum(x, dim=0) | x.sum(axis=0, keepdims=True) | x.mean(axis=1) | x.prod(axis=0)
-x.max(axis=0, keepdims=True) | x.argmax(axis=1) | x.var(axis=0, ddof=1) | x.std(0) | x.any() | mint.cat((x, y), dim=1)
+mint.add(x, other=y) | mint.mul(x, other=r) | mint.sum(x, dim=0) | x.sum(axis=0, keepdims=True) | x.mean(axis=1) | x.prod(0)
+x.max(axis=0, keepdims=True) | x.argmax(axis=1) | x.var(axis=0, ddof=1) | x.std(0) | x.std(dim=0) | x.std(axis=0, ddof=1) | x.std(dim=0, correction=1) | x.var(dim=0) | x.var(0) | x.argmin(dim=0) | x.argmax(dim=0) | x.count_nonzero(dim=0) | x.max(dim=0) | x.any() | mint.cat((x, y), dim=1)
 mint.sum(x, dtype=mindspore.float64) | x.cumsum(axis=0) | n + 1 | n / 2 | n * 2.5 | n + x | t * x | h + x | t + 1 | n // 2 | x64 * 2
 ops.ReduceSum()(x) | ops.Concat(1)((x, y)) | ops.Stack(0)([x, y]) | ops.Pack(1)([x, y]) | ops.Softmax()(x) | ops.Transpose()(v, (2, 0, 1))
 ops.Reshape()(v, (8, 3)) | ops.Shape()(x) | ops.ExpandDims()(x, 0) | ops.Squeeze(1)(one) | ops.Cast()(x, mindspore.float16)
@@ -517,7 +530,24 @@ ops.MulNoNan()(x, p) | ops.Xdivy()(x, p) | ops.InplaceUpdateV2()(x, (0,), r1) | 
 OPERANDS |= {"r1": _real(1, 3)}
 
 # Tried in turn for a name that the table does not know: the first that works as it is becomes the sample.
-GENERIC = ["x", "p", "u", "x, y", "x, p", "x, 0", "x, 1, 0", "n", "t", "spd", "v", "[x, y]", "x, 2", "n, n2", "i2", "x, (0,)"]
+GENERIC = [
+    "x",
+    "p",
+    "u",
+    "x, y",
+    "x, p",
+    "x, 0",
+    "x, 1, 0",
+    "n",
+    "t",
+    "spd",
+    "v",
+    "[x, y]",
+    "x, 2",
+    "n, n2",
+    "i2",
+    "x, (0,)",
+]
 
 # Not operators on tensors of one mesh, and why.
 NOT_SWEPT = {
