@@ -17,9 +17,26 @@ from hyper_parallel.platform.mindspore.primitives import composed, expect
 __all__: list[str] = []
 
 
+def _check_places(index: Any, sizes: tuple[int, ...]) -> None:
+    """MindSpore refuses places outside of a tensor; this rank looks at its own, where that costs nothing.
+
+    Raises:
+        IndexError: a place does not exist.
+    """
+    local = index._local if isinstance(index, DTensor) else index  # noqa: SLF001 - its own piece
+    if not local.size or not str(local.device).upper().startswith("CPU"):
+        return
+    values = local.asnumpy().reshape(-1, len(sizes))
+    outside = ((values < 0) | (values >= np.array(sizes))).any(axis=1)
+    if outside.any():
+        msg = f"index {values[outside][0].tolist()} does not exist in dims of sizes {list(sizes)}"
+        raise IndexError(msg)
+
+
 @composed("GatherNd")
 def _gather_nd(ops: Any, _: Any, x: Any, index: Any) -> Any:
     """The last dim of the index names a place in the first dims of ``x``."""
+    _check_places(index, tuple(x.shape[: index.shape[-1]]))
     return ops.index(x, tuple(ops.select(index, -1, at) for at in range(index.shape[-1])))
 
 
@@ -40,6 +57,7 @@ def _take(ops: Any, _: Any, x: Any, index: Any) -> Any:
 def _rows(ops: Any, x: Any, index: Any, updates: Any) -> tuple[Any, Any, Any]:
     """``x`` with the dims that the index names made one, the index into that dim, and the updates likewise."""
     depth = index.shape[-1]
+    _check_places(index, tuple(x.shape[:depth]))
     places = None
     for at in range(depth):
         step = ops.mul(ops.select(index, -1, at), math.prod(x.shape[at + 1 : depth]))
@@ -71,10 +89,12 @@ def _scatter_elements(ops: Any, _: Any, x: Any, index: Any, updates: Any, axis: 
 
 @composed("UnsortedSegmentSum")
 def _segment_sum(ops: Any, _: Any, x: Any, segments: Any, count: int) -> Any:
-    """Rows added into numbered segments."""
+    """Rows added into numbered segments; those of negative numbers are left out."""
     rest = tuple(x.shape[len(segments.shape) :])
     zeros = ops.new_zeros(x, (count, *rest))
-    return ops.index_add(zeros, 0, ops.view(segments, (-1,)), ops.view(x, (-1, *rest)))
+    numbers, rows = ops.view(segments, (-1,)), ops.view(x, (-1, *rest))
+    left_out = ops.view(ops.lt(numbers, 0), (-1, *(1,) * len(rest)))
+    return ops.index_add(zeros, 0, ops.clamp(numbers, min=0), ops.where(left_out, 0, rows))
 
 
 @composed("InplaceAdd", "InplaceSub", "InplaceUpdate", "InplaceUpdateV2")

@@ -14,6 +14,7 @@ from typing import Any
 from hyper_parallel.platform.mindspore import (
     composed_index,
     composed_methods,
+    composed_nn,
     composed_pointwise,
     composed_reduce,
     composed_shape,
@@ -46,6 +47,7 @@ COMPOSING = (
     composed_shape,
     composed_index,
     composed_methods,
+    composed_nn,
     losses,
     python_functions,
 )

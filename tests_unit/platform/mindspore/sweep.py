@@ -318,7 +318,9 @@ def _host(expression: Expression, arrays: Any) -> str:
             for one, layout in zip(arrays, layouts, strict=True)
         ]
         found = expression.value(tensors)
-        same = np.isclose(found, wanted, rtol=1e-6).all() if isinstance(wanted, (np.ndarray, float)) else found == wanted
+        same = (
+            np.isclose(found, wanted, rtol=1e-6).all() if isinstance(wanted, (np.ndarray, float)) else found == wanted
+        )
         if not same:
             return f"is {found!r}, should be {wanted!r}"[:200]
     return ""
