@@ -97,18 +97,6 @@ def _segment_sum(ops: Any, _: Any, x: Any, segments: Any, count: int) -> Any:
     return ops.index_add(zeros, 0, ops.clamp(numbers, min=0), ops.where(left_out, 0, rows))
 
 
-@composed("InplaceAdd", "InplaceSub", "InplaceUpdate", "InplaceUpdateV2")
-def _at_rows(ops: Any, primitive: Any, x: Any, *args: Any) -> Any:
-    """``ops.inplace_add`` and its like: new tensors, whatever the name says."""
-    indices, values = args if len(args) > 1 else (primitive.indices, *args)
-    rows = [indices] if isinstance(indices, int) else list(indices)
-    index = replicated(Tensor(rows, mindspore.int64), x)
-    if primitive.name in ("InplaceAdd", "InplaceSub"):
-        return ops.index_add(x, 0, index, values, alpha=1 if primitive.name == "InplaceAdd" else -1)
-    wide = ops.expand(ops.view(index, (-1, *(1,) * (len(x.shape) - 1))), tuple(values.shape))
-    return ops.scatter(x, 0, wide, values)
-
-
 @composed("IndexFill")
 def _index_fill(ops: Any, _: Any, x: Any, dim: Any, index: Any, value: Any) -> Any:
     """Rows along ``dim`` become ``value``."""

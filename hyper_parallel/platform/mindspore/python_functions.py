@@ -146,7 +146,9 @@ def _min(ops: Any, x: Any, axis: Any = None, keepdims: bool = False, *, initial:
 
 @replacing("count_nonzero")
 def _count_nonzero(ops: Any, x: Any, axis: Any = (), keep_dims: bool = False, dtype: Any = mindspore.int32) -> Any:
-    return ops.sum(ops.cast(ops.ne(x, 0), dtype=dtype), None if axis == () else axis, keep_dims)
+    """Sums of 32-bit numbers are wider; the dtype is said."""
+    found = ops.sum(ops.cast(ops.ne(x, 0), dtype=dtype), None if axis == () else axis, keep_dims)
+    return ops.cast(found, dtype=dtype)
 
 
 @replacing("diff")

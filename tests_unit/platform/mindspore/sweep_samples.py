@@ -139,7 +139,7 @@ ops.equal: x, y
 allclose: x, y
 is_nonzero: o
 Tensor.item: o
-div divide true_divide floor_divide floor_div fmod remainder floor_mod truncate_div truncate_mod xdivy float_power: x, p
+div divide true_divide floor_divide floor_div fmod remainder floor_mod truncate_div truncate_mod xdivy float_power float_power_ext: p64, 2.5 | p64, x64
 pow: p, q | p, 2.5 | x, 2
 xlogy: p, q | p, r
 add sub: x, y | x, 2.5
@@ -428,7 +428,7 @@ flash_attention_score: hq, hk, hv, 4, input_layout="BNSD", scalar_value=0.35
 fft ifft hfft: x
 ihfft rfft irfft: x
 fft2 ifft2 rfft2 irfft2 fftn ifftn rfftn irfftn fftshift ifftshift hfft2 hfftn ihfft2 ihfftn: x
-assign assign_add assign_sub: x, y
+assign assign_add assign_sub: = _written(x, lambda c: @c, y@)
 bias_add: x, r
 tensor_add tensor_sub tensor_mul tensor_div tensor_floordiv tensor_mod tensor_pow: p, q
 tensor_exp tensor_expm1: x
@@ -467,6 +467,7 @@ rotary_position_embedding: hq, cos4, sin4
 """
 
 OPERANDS |= {
+    "p64": RNG.uniform(0.3, 2.0, (5, 3)),
     "three": np.array(3, np.int32),
     "one": _real(5, 1, 3),
     "d4": _real(2, 2, 6),
