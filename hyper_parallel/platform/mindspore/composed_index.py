@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Sequence
 from typing import Any
 
-import mindspore
 import numpy as np
 from mindspore import Tensor
 
@@ -17,27 +17,27 @@ from hyper_parallel.platform.mindspore.primitives import composed, expect
 __all__: list[str] = []
 
 
-def _check_places(index: Any, sizes: tuple[int, ...]) -> None:
-    """MindSpore refuses places outside of a tensor; this rank looks at its own, where that costs nothing.
+def _places(ops: Any, index: Any, at: int, size: int) -> Any:
+    """Column ``at`` of an index whose rows are places; this rank looks at its own, where that costs nothing.
 
     Raises:
-        IndexError: a place does not exist.
+        IndexError: a place does not exist, which MindSpore refuses too.
     """
-    local = index._local if isinstance(index, DTensor) else index  # noqa: SLF001 - its own piece
-    if not local.size or not str(local.device).upper().startswith("CPU"):
-        return
-    values = local.asnumpy().reshape(-1, len(sizes))
-    outside = ((values < 0) | (values >= np.array(sizes))).any(axis=1)
-    if outside.any():
-        msg = f"index {values[outside][0].tolist()} does not exist in dims of sizes {list(sizes)}"
-        raise IndexError(msg)
+    found = ops.select(index, -1, at)
+    local = found._local if isinstance(found, DTensor) else found  # noqa: SLF001 - its own piece
+    if local.size and str(local.device).upper().startswith("CPU"):
+        values = local.asnumpy()
+        outside = values[(values < 0) | (values >= size)]
+        if outside.size:
+            msg = f"index {int(outside[0])} does not exist in dim {at} of size {size}"
+            raise IndexError(msg)
+    return found
 
 
 @composed("GatherNd")
 def _gather_nd(ops: Any, _: Any, x: Any, index: Any) -> Any:
     """The last dim of the index names a place in the first dims of ``x``."""
-    _check_places(index, tuple(x.shape[: index.shape[-1]]))
-    return ops.index(x, tuple(ops.select(index, -1, at) for at in range(index.shape[-1])))
+    return ops.index(x, tuple(_places(ops, index, at, x.shape[at]) for at in range(index.shape[-1])))
 
 
 @composed("MaskedSelect")
@@ -57,27 +57,36 @@ def _take(ops: Any, _: Any, x: Any, index: Any) -> Any:
 def _rows(ops: Any, x: Any, index: Any, updates: Any) -> tuple[Any, Any, Any]:
     """``x`` with the dims that the index names made one, the index into that dim, and the updates likewise."""
     depth = index.shape[-1]
-    _check_places(index, tuple(x.shape[:depth]))
     places = None
     for at in range(depth):
-        step = ops.mul(ops.select(index, -1, at), math.prod(x.shape[at + 1 : depth]))
+        step = ops.mul(_places(ops, index, at, x.shape[at]), math.prod(x.shape[at + 1 : depth]))
         places = step if places is None else ops.add(places, step)
     rest = tuple(x.shape[depth:])
     return ops.view(x, (-1, *rest)), ops.view(places, (-1,)), ops.view(updates, (-1, *rest))
 
 
-@composed("TensorScatterAdd", "TensorScatterSub", "ScatterNd", "TensorScatterUpdate")
-def _scatter_nd(ops: Any, primitive: Any, x: Any, index: Any, updates: Any) -> Any:
-    """Of ``ScatterNd`` the first argument is the index, and the last the shape of the zeros that are added to."""
-    if primitive.name == "ScatterNd":
-        x, index, updates = ops.new_zeros(index, tuple(updates), dtype=index.dtype), x, index
+@composed("TensorScatterAdd")
+def _scatter_nd_add(ops: Any, _: Any, x: Any, index: Any, updates: Any) -> Any:
     rows, places, values = _rows(ops, x, index, updates)
-    if primitive.name == "TensorScatterUpdate":
-        wide = ops.expand(ops.view(places, (-1, *(1,) * (len(rows.shape) - 1))), tuple(values.shape))
-        found = ops.scatter(rows, 0, wide, values)
-    else:
-        found = ops.index_add(rows, 0, places, values, alpha=-1 if primitive.name == "TensorScatterSub" else 1)
-    return ops.view(found, tuple(x.shape))
+    return ops.view(ops.index_add(rows, 0, places, values), tuple(x.shape))
+
+
+@composed("TensorScatterSub")
+def _scatter_nd_sub(ops: Any, _: Any, x: Any, index: Any, updates: Any) -> Any:
+    return _scatter_nd_add(ops, _, x, index, ops.neg(updates))
+
+
+@composed("ScatterNd")
+def _scatter_nd(ops: Any, _: Any, index: Any, updates: Any, shape: Sequence[int]) -> Any:
+    """Added into zeros."""
+    return _scatter_nd_add(ops, _, ops.new_zeros(updates, tuple(shape)), index, updates)
+
+
+@composed("TensorScatterUpdate")
+def _scatter_nd_update(ops: Any, _: Any, x: Any, index: Any, updates: Any) -> Any:
+    rows, places, values = _rows(ops, x, index, updates)
+    wide = ops.expand(ops.view(places, (-1, *(1,) * (len(rows.shape) - 1))), tuple(values.shape))
+    return ops.view(ops.scatter(rows, 0, wide, values), tuple(x.shape))
 
 
 @composed("TensorScatterElements")

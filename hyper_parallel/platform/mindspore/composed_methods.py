@@ -8,7 +8,9 @@ from __future__ import annotations
 from typing import Any
 
 import mindspore
+from mindspore.common.api import _no_grad
 
+from hyper_parallel.errors import UnsupportedOperatorError
 from hyper_parallel.platform.mindspore.primitives import METHOD, composed
 
 __all__: list[str] = []
@@ -78,6 +80,26 @@ def _into(x: Any, result: Any) -> Any:
     """``result`` written into ``x``, which is returned."""
     x.copy_(result)
     return x
+
+
+@composed("Assign", "AssignAdd", "AssignSub")
+def _assign(ops: Any, primitive: Any, x: Any, value: Any) -> Any:
+    """MindSpore writes and records nothing for backward: right for parameters and buffers, wrong for results.
+
+    Raises:
+        UnsupportedOperatorError: gradients flow through ``x``.
+    """
+    local = x._local  # noqa: SLF001 - of a DTensor
+    if local._requires_grad and not local._is_leaf:  # noqa: SLF001 - no public spelling
+        msg = f"operator {primitive.name}: MindSpore's derivative of it is none; use the in-place methods of tensors"
+        raise UnsupportedOperatorError(msg)
+    with _no_grad():
+        result = {
+            "Assign": lambda: value,
+            "AssignAdd": lambda: ops.add(x, value),
+            "AssignSub": lambda: ops.sub(x, value),
+        }
+        return _into(x, result[primitive.name]())
 
 
 @composed("InplaceAddmm")

@@ -25,7 +25,7 @@ DEFAULT, WHOLE, CAUSAL = 0, 1, 2
 
 
 @composed("FlashAttentionScore")
-def _flash(  # noqa: PLR0917 - MindSpore's order
+def _flash(
     ops: Any, _: Any, q: Any, k: Any, v: Any, shift: Any, drop: Any, padding: Any, mask: Any, prefix: Any,
     lengths: Any, key_lengths: Any, heads: int, keep: float, scale: float, before: int, after: int, precise: int,
     layout: Any, sparse: int,
@@ -44,7 +44,7 @@ def _flash(  # noqa: PLR0917 - MindSpore's order
 
 
 @composed("SpeedFusionAttention")
-def _fusion(  # noqa: PLR0917 - MindSpore's order
+def _fusion(
     ops: Any, _: Any, q: Any, k: Any, v: Any, heads: int, layout: Any, seed: Any, offset: Any, shift: Any, padding: Any,
     mask: Any, scale: float, keep: float, before: int, after: int, precise: int, prefix: Any, lengths: Any,
     key_lengths: Any, sparse: int, parallel: bool, sync: bool, kind: int, start: Any, key_start: Any,
@@ -60,16 +60,22 @@ def _fusion(  # noqa: PLR0917 - MindSpore's order
 
 
 @composed("PromptFlashAttention")
-def _prompt(  # noqa: PLR0917 - MindSpore's order
+def _prompt(
     ops: Any, _: Any, q: Any, k: Any, v: Any, mask: Any, lengths: Any, key_lengths: Any, shift: Any, first: Any,
     second: Any, third: Any, fourth: Any, fifth: Any, heads: int, scale: float, before: int, after: int, layout: Any,
     key_heads: int, sparse: int, precise: int,
 ) -> Any:  # fmt: skip
     """Attention in inference: without a mask every query sees every key."""
     del key_heads, precise
-    absent = dict(zip(("actual_seq_lengths", "actual_seq_lengths_kv", "quantization"),
-                      (lengths, key_lengths, next((one for one in (first, second, third, fourth, fifth) if one is not None),
-                                                  None)), strict=True))  # fmt: skip
+    absent = {
+        "actual_seq_lengths": lengths,
+        "actual_seq_lengths_kv": key_lengths,
+        "dequant_scale1": first,
+        "quant_scale1": second,
+        "dequant_scale2": third,
+        "quant_scale2": fourth,
+        "quant_offset2": fifth,
+    }
     # The number of later keys that a query sees is 0 by default, and means nothing without a mask.
     _plain("PromptFlashAttention", absent, 1.0, before, UNLIMITED if after == 0 and mask is None else after)
     return _attention(ops, "PromptFlashAttention", (q, k, v), heads, scale, layout, sparse, mask, shift)
@@ -85,7 +91,7 @@ def _plain(operator: str, absent: dict[str, Any], keep: float, before: int, afte
     expect(operator, "next_tokens", after, UNLIMITED)
 
 
-def _attention(  # noqa: PLR0917 - internal, one per option
+def _attention(
     ops: Any, operator: str, qkv: tuple[Any, Any, Any], heads: int, scale: float, layout: Any, sparse: int, mask: Any,
     shift: Any,
 ) -> Any:  # fmt: skip

@@ -4,7 +4,9 @@ from __future__ import annotations
 
 from typing import Any
 
-from hyper_parallel.platform.mindspore.primitives import composed
+from mindspore import Tensor
+
+from hyper_parallel.platform.mindspore.primitives import composed, expect
 
 __all__: list[str] = []
 
@@ -14,6 +16,14 @@ def _deviation(ops: Any, _: Any, x: Any, dim: Any = (), unbiased: bool = True, k
     """With the mean."""
     dims = None if dim in ((), []) else tuple(dim) if isinstance(dim, (list, tuple)) else (dim,)
     return tuple(ops.std_mean(x, dims, correction=int(unbiased), keepdim=keepdim))
+
+
+@composed("CumulativeLogsumexp")
+def _running(ops: Any, primitive: Any, x: Any, dim: Any) -> Any:
+    """The dim comes as a tensor."""
+    for name in ("exclusive", "reverse"):
+        expect("CumulativeLogsumexp", name, primitive.init_attrs[name], False)
+    return ops.logcumsumexp(x, dim.asnumpy().item() if isinstance(dim, Tensor) else dim)
 
 
 @composed("LpNorm")

@@ -201,6 +201,12 @@ class MindSporeDTensor(DTensor, Tensor):
         raise UnsupportedOperatorError(msg)
 
     set_ = cauchy = log_normal = fill = from_dlpack = to_dlpack = get_bytes = itemset = _refused
+    to_coo = to_csr = storage = untyped_storage = _refused
+
+    def move_to(self, to: Any, blocking: bool = True) -> Any:
+        """The tensor itself: locals stay on the device of the mesh."""
+        del to, blocking
+        return self
 
     def isreal(self) -> Any:
         """Element by element: has it no imaginary part?"""

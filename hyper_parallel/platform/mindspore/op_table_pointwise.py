@@ -9,11 +9,14 @@ Abs abs  Neg neg  Exp exp  Exp2 exp2  Expm1 expm1  Log log  Log2 log2  Log10 log
 Rsqrt rsqrt  Square square  Sin sin  Cos cos  Tan tan  AsinExt asin  Asin asin  AcosExt acos  ACos acos  AtanExt atan
 Atan atan  Sinh sinh  Cosh cosh  Tanh tanh  AsinhExt asinh  Asinh asinh  AcoshExt acosh  Acosh acosh  Atanh atanh
 Erf erf  Erfc erfc  Erfinv erfinv  Sigmoid sigmoid  Sign sign  Ceil ceil  Floor floor  Round round  Trunc trunc
-Frac frac  Reciprocal reciprocal  Sinc sinc  NanToNum nan_to_num  IsFinite isfinite  IsInf isinf  IsNegInf isneginf
-IsNan isnan  LogicalNot logical_not  BitwiseNot bitwise_not  Invert bitwise_not  Inv reciprocal  Lgamma lgamma  Digamma digamma
+Frac frac  Reciprocal reciprocal  Sinc sinc  NanToNum nan_to_num
+IsFinite isfinite  IsInf isinf  IsNegInf isneginf
+IsNan isnan  LogicalNot logical_not  BitwiseNot bitwise_not  Invert bitwise_not
+Inv reciprocal  Lgamma lgamma  Digamma digamma
 ReLU relu  ReLU6 relu6  SiLU silu  GeluExt gelu  HSwish hardswish  HSigmoid hardsigmoid  MishExt mish  Mish mish
 SoftShrink softshrink  HShrink hardshrink  SeLUExt selu  SeLU selu  LeakyReLUExt leaky_relu
-LeakyReLU leaky_relu  EluExt elu  Elu elu  CeLU celu  SoftplusExt softplus  Softplus softplus  Hardtanh hardtanh  Threshold threshold
+LeakyReLU leaky_relu  EluExt elu  Elu elu
+CeLU celu  SoftplusExt softplus  Softplus softplus  Hardtanh hardtanh  Threshold threshold
 AddExt add  AddScalar add  Add add  SubExt sub  SubScalar sub  Sub sub  Mul mul  Muls mul
 Div div  Divs div  RealDiv div  Pow pow  PowTensorScalar pow  PowScalarTensor pow  Maximum maximum  Minimum minimum
 Atan2Ext atan2  Atan2 atan2  FmodTensor fmod  FmodScalar fmod  RemainderTensorTensor remainder
@@ -49,6 +52,5 @@ InplaceExp exp  InplaceReLU relu  InplaceTanh tanh  InplaceSigmoid sigmoid  Inpl
 InplaceClampScalar clamp  InplaceClampTensor clamp  InplaceMaskedFillScalar masked_fill
 InplaceMaskedFillTensor masked_fill  InplaceFloorDivide floor_divide  InplaceFloorDivides floor_divide
 InplaceElu elu  InplaceHardtanh hardtanh  InplaceThreshold threshold  InplaceErfinv erfinv  InplaceSign sign
-Assign copy  AssignAdd add  AssignSub sub
 InplaceRemainderTensorScalar remainder  InplaceRemainderTensorTensor remainder
 """

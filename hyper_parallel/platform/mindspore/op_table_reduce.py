@@ -23,7 +23,6 @@ REORDERED = {
     "DeprecatedAll": ("all", "x, dim=None, keepdim=False"),
     "CumProd": ("cumprod", "x, dim, exclusive=False, reverse=False"),
     "CumSum": ("cumsum", "x, dim, exclusive=False, reverse=False"),
-    "CumulativeLogsumexp": ("logcumsumexp", "x, dim, exclusive=False, reverse=False"),
     "LogSoftmaxExt": ("log_softmax", "x, dim=-1, dtype=None"),
     "Var": ("var", "x, dim=None, correction=1, keepdim=False"),
     "Std": ("std", "x, dim=None, correction=1, keepdim=False"),

@@ -117,12 +117,11 @@ def _gumbel_softmax(ops: Any, x: Any, tau: float = 1.0, hard: bool = False, dim:
 # -- reductions and differences ----------------------------------------------------------------------------------------
 
 
-def _extreme(ops: Any, along: Any, whole: Any, x: Any, axis: Any, keepdims: bool) -> Any:
+def _extreme(along: Any, whole: Any, x: Any, axis: Any, keepdims: bool) -> Any:
     """Values and places; without an axis the extreme of all, and place 0 as MindSpore has it."""
     if axis is None:
         return whole(x), replicated(Tensor(0, mindspore.int64), x)
-    values, places = along(x, axis, keepdims)
-    return values, ops.cast(places, dtype=mindspore.int32)
+    return tuple(along(x, axis, keepdims))
 
 
 def _unconditional(name: str, initial: Any, where: Any) -> None:
@@ -135,13 +134,13 @@ def _unconditional(name: str, initial: Any, where: Any) -> None:
 @replacing("max")
 def _max(ops: Any, x: Any, axis: Any = None, keepdims: bool = False, *, initial: Any = None, where: Any = None) -> Any:
     _unconditional("ops.max", initial, where)
-    return _extreme(ops, ops.max_along, ops.max, x, axis, keepdims)
+    return _extreme(ops.max_along, ops.max, x, axis, keepdims)
 
 
 @replacing("min")
 def _min(ops: Any, x: Any, axis: Any = None, keepdims: bool = False, *, initial: Any = None, where: Any = None) -> Any:
     _unconditional("ops.min", initial, where)
-    return _extreme(ops, ops.min_along, ops.min, x, axis, keepdims)
+    return _extreme(ops.min_along, ops.min, x, axis, keepdims)
 
 
 @replacing("count_nonzero")
@@ -149,6 +148,19 @@ def _count_nonzero(ops: Any, x: Any, axis: Any = (), keep_dims: bool = False, dt
     """Sums of 32-bit numbers are wider; the dtype is said."""
     found = ops.sum(ops.cast(ops.ne(x, 0), dtype=dtype), None if axis == () else axis, keep_dims)
     return ops.cast(found, dtype=dtype)
+
+
+@replacing("nanmean")
+def _nanmean(ops: Any, x: Any, axis: Any = None, keepdims: bool = False, *, dtype: Any = None) -> Any:
+    """MindSpore gives it a derivative of its own, which would count the elements of one rank."""
+    count = ops.sum(ops.cast(ops.eq(x, x), dtype=x.dtype), axis, keepdims)
+    return ops.div(ops.nansum(x, axis, keepdims, dtype=dtype), count)
+
+
+@replacing("move_to")
+def _move_to(ops: Any, x: Any, to: Any, blocking: bool = True) -> Any:
+    del ops, to, blocking
+    return x
 
 
 @replacing("diff")

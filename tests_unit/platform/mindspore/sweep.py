@@ -128,7 +128,7 @@ def _call(home: str, name: str, args: str) -> str:
 
 
 def _public(home: str) -> list[str]:
-    import mindspore  # noqa: PLC0415 - tests of other frameworks import this file's neighbours
+    import mindspore
 
     if home == "Tensor":
         names = [one for one in dir(mindspore.Tensor) if not one.startswith("_")]
@@ -309,7 +309,7 @@ def _host(expression: Expression, arrays: Any) -> str:
     platform = platform_named("mindspore")
     mesh = init_device_mesh("cpu", (2,), mesh_dim_names=("m",))
     wanted = expression.value([platform.from_numpy(one) for one in arrays])
-    for place in (lambda one: Replicate(), lambda one: Shard(0) if one.ndim else Replicate()):
+    for place in (lambda _: Replicate(), lambda one: Shard(0) if one.ndim else Replicate()):
         from hyper_parallel.core.dtensor.layout import Layout
 
         layouts = [Layout.place(mesh, [place(one)], one.shape) for one in arrays]

@@ -139,7 +139,8 @@ ops.equal: x, y
 allclose: x, y
 is_nonzero: o
 Tensor.item: o
-div divide true_divide floor_divide floor_div fmod remainder floor_mod truncate_div truncate_mod xdivy float_power float_power_ext: p64, 2.5 | p64, x64
+div divide true_divide floor_divide floor_div fmod remainder floor_mod truncate_div truncate_mod xdivy: x, p
+float_power float_power_ext: p64, 2.5 | p64, x64
 pow: p, q | p, 2.5 | x, 2
 xlogy: p, q | p, r
 add sub: x, y | x, 2.5
