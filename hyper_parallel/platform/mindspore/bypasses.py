@@ -1,8 +1,10 @@
 """Doors through which MindSpore would hand a DTensor's local values to plain operators, closed.
 
 - Legacy primitives do not look inside lists: ``ops.stack`` and ``ops.addn`` would work on the local tensors.
-- Some functions read nothing but a tensor's shape, and would make a plain tensor of the global one.
+- Some Python functions read nothing but a tensor's shape, or mix it with constants (``python_functions.py``).
 - ``Tensor(x)`` would copy the local values into a plain tensor.
+- Compiled functions, functions with a derivative of their own (``_Function``, Cells with a ``bprop``) and sparse
+  conversions would work on the local tensors.
 
 Each patch passes on at once when no DTensor is among the arguments.
 """
@@ -15,23 +17,61 @@ from functools import wraps
 from typing import Any
 
 from mindspore import Tensor
+from mindspore.common._grad_function import _Function
+from mindspore.common.api import _CellGraphExecutor, _JitExecutor, _PyNativeExecutor
+from mindspore.common.recompute import _RecomputeCell
+from mindspore.nn import Cell
 from mindspore.ops import primitive as primitives
 
 from hyper_parallel.core.dtensor.dtensor import DTensor
 from hyper_parallel.errors import UnsupportedOperatorError
 from hyper_parallel.platform.mindspore import intercept
+from hyper_parallel.platform.mindspore.python_functions import REPLACED
 
 __all__ = ["close"]
-
-SHAPE_READERS = ("full_like", "rand_like", "randn_like", "randint_like", "isreal")
 
 
 def close() -> None:
     """Close them; called once, by the platform's construction."""
     primitives._run_op = _asking(primitives._run_op)  # noqa: SLF001 - the one door of legacy primitives
-    for name in SHAPE_READERS:
-        _replace(name)
+    for name, plain in REPLACED.items():
+        _replace(name, plain)
     Tensor.__init__ = _refusing(Tensor.__init__)
+    for owner, name, what, instead in REFUSING:
+        setattr(owner, name, _without_dtensors(vars(owner)[name], what, instead))
+    plain = vars(_Function)["apply"].__func__
+    _Function.apply = classmethod(_without_dtensors(plain, "_Function.apply", DIFFERENTIABLE))
+
+
+DIFFERENTIABLE = "use hyper_parallel.DFunction, whose rule says how its results are placed"
+# Where, what, how messages call it, and what to do instead.
+REFUSING = (
+    (_JitExecutor, "__call__", "a function compiled by ms.jit", "call it uncompiled, or on x.to_local() by local_map"),
+    (_CellGraphExecutor, "__call__", "a Cell in graph mode", "use ms.set_context(mode=ms.PYNATIVE_MODE)"),
+    (_PyNativeExecutor, "call_custom_bprop", "a Cell with a bprop of its own", DIFFERENTIABLE),
+)
+
+
+def _without_dtensors(plain: Callable[..., Any], what: str, instead: str) -> Callable[..., Any]:
+    """``plain``, refused where it would be given local tensors for DTensors."""
+
+    @wraps(plain)
+    def call(*args: Any, **kwargs: Any) -> Any:
+        meets = intercept.holds_dtensor(args) or (kwargs and intercept.holds_dtensor(kwargs.values())) or _owns(args[0])
+        if meets and not any(
+            isinstance(one, _RecomputeCell) for one in args
+        ):  # that one differentiates DTensors itself
+            msg = f"{what}: it would see this rank's pieces as if they were whole; {instead}"
+            raise UnsupportedOperatorError(msg)
+        return plain(*args, **kwargs)
+
+    return call
+
+
+def _owns(caller: Any) -> bool:
+    """True for a compiled Cell with a DTensor among its parameters."""
+    cell = getattr(caller, "obj", None)
+    return isinstance(cell, Cell) and intercept.holds_dtensor(cell.get_parameters())
 
 
 def _asking(run: Callable[..., Any]) -> Callable[..., Any]:
@@ -45,15 +85,13 @@ def _asking(run: Callable[..., Any]) -> Callable[..., Any]:
     return run_op
 
 
-def _replace(name: str) -> None:
+def _replace(name: str, plain: Callable[..., Any]) -> None:
     """Replace a function wherever MindSpore's modules hold it."""
-    holders = [
-        module
-        for path, module in list(sys.modules.items())
-        if path.startswith("mindspore.ops") and callable(vars(module).get(name))
-    ]
-    for module in holders:
-        setattr(module, name, _dispatching(name, vars(module)[name]))
+    dispatching = _dispatching(name, plain)
+    for path, module in list(sys.modules.items()):
+        if path.startswith(("mindspore.ops", "mindspore.mint")):
+            for held in [one for one, value in list(vars(module).items()) if value is plain]:
+                setattr(module, held, dispatching)
 
 
 def _dispatching(name: str, plain: Callable[..., Any]) -> Callable[..., Any]:

@@ -201,10 +201,16 @@ class MindSporeDTensor(DTensor, Tensor):
         raise UnsupportedOperatorError(msg)
 
     set_ = cauchy = log_normal = fill = from_dlpack = to_dlpack = get_bytes = itemset = _refused
+    to_coo = to_csr = storage = untyped_storage = _refused
+
+    def move_to(self, to: Any, blocking: bool = True) -> Any:
+        """The tensor itself: locals stay on the device of the mesh."""
+        del to, blocking
+        return self
 
     def isreal(self) -> Any:
         """Element by element: has it no imaginary part?"""
-        return intercept.call("isreal", (self,))
+        return intercept.call("ops.isreal", (self,))
 
     def drop_views(self) -> None:
         """As :meth:`DTensor.drop_views`, and what was derived from tensors of the same storage is out of date."""
@@ -325,7 +331,7 @@ def _host_message(member: str) -> str:
 def install(platform: Any) -> None:
     """Complete the class: its platform, and Python operators that skip MindSpore's own search for a handler."""
     MindSporeDTensor._platform = platform  # noqa: SLF001 - this module's own class
-    dispatcher, _ = intercept.start(platform, op_table.lines())
+    dispatcher = intercept.start(platform, op_table.lines()).dispatcher
     platform.dispatcher = dispatcher
     for name, operator in _BINARY.items():
         setattr(MindSporeDTensor, name, dispatcher.binary(Line(name, operator).entry))

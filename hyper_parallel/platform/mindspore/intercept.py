@@ -10,7 +10,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from mindspore import Tensor
-from mindspore._c_expression import NoFallbackGuard
+from mindspore._c_expression import NoFallbackGuard, TensorOverloadCall
 from mindspore.ops import Primitive
 
 from hyper_parallel.core.dtensor.dtensor import DTensor
@@ -26,6 +26,7 @@ if TYPE_CHECKING:
 
 __all__ = ["Interception", "call", "fallback", "holds_dtensor", "interception", "start"]
 
+METHOD = "Tensor."  # starts the names of lines of methods
 LEGACY_PARTS = 3  # a legacy primitive arrives as [primitive, name, arguments]
 
 
@@ -35,10 +36,12 @@ class Interception(NamedTuple):
     Attributes:
         dispatcher: the hot path.
         lines: what to call per operator name.
+        methods: the same for tensor methods that differ from functions of their operator name.
     """
 
     dispatcher: Dispatcher
     lines: dict[str, Any]
+    methods: dict[str, Any]
 
 
 _STARTED: dict[str, Interception] = {}
@@ -46,7 +49,8 @@ _STARTED: dict[str, Interception] = {}
 
 def start(platform: Platform, lines: dict[str, Any]) -> Interception:
     """Make the interception of ``platform``; called once, before the platform is handed out."""
-    _STARTED["mindspore"] = Interception(Dispatcher(platform), lines)
+    methods = {name.removeprefix(METHOD): line for name, line in lines.items() if name.startswith(METHOD)}
+    _STARTED["mindspore"] = Interception(Dispatcher(platform), lines, methods)
     # A plain tensor or a Parameter may stand first, where MindSpore looks for the handler.
     Tensor.__fallback__ = fallback
     return _STARTED["mindspore"]
@@ -68,6 +72,8 @@ def fallback(_self: Any, func: Any, args: Any, kwargs: dict[str, Any] | None = N
             return func(*args, **kwargs)
     doors = _STARTED["mindspore"]
     line = doors.lines.get(name)
+    if type(func) is TensorOverloadCall:
+        line = doors.methods.get(name, line)
     if line is not None:
         return line(doors.dispatcher, primitive, tuple(given), kwargs)
     if skipped(func, name):

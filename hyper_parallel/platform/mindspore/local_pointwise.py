@@ -114,6 +114,22 @@ def _signbit(x: Tensor) -> Tensor:
     return mint.logical_or(x < 0, mint.logical_and(x == 0, mint.reciprocal(x) < 0))
 
 
+def _whole_pair(func: Callable[..., Tensor]) -> Callable[..., Tensor]:
+    """``func`` takes tensors only; numbers become tensors of the other operand's dtype."""
+
+    def compute(x: Any, y: Any) -> Tensor:
+        return func(x, y if isinstance(y, Tensor) else Tensor(y, x.dtype))
+
+    return compute
+
+
+def _floor_divide(x: Any, y: Any) -> Tensor:
+    # The kernels for numbers are missing on CPU; a number meets integers as one of their kind, if it is whole.
+    if not isinstance(y, Tensor):
+        return ops.stop_gradient(x // y)
+    return ops.stop_gradient(mint.floor_divide(x, y))
+
+
 def _xlogy(x: Any, y: Any) -> Any:
     return mint.xlogy(x, y)
 
@@ -177,10 +193,13 @@ UNARY: dict[str, Callable[..., Any]] = {
 BINARY: dict[str, Callable[..., Any]] = {
     **_binary(
         mint,
-        "pow maximum minimum fmod remainder eq ne lt le gt ge logical_and logical_or logical_xor bitwise_and",
+        "pow maximum minimum fmod remainder eq ne lt le gt ge logical_and logical_or logical_xor",
     ),
-    **_binary(ops, "bitwise_or bitwise_xor atan2 logaddexp fmax hypot"),
-    "floor_divide": lambda x, y: ops.stop_gradient(mint.floor_divide(x, y)),
+    **_binary(ops, "atan2 logaddexp fmax hypot"),
+    "bitwise_and": _whole_pair(mint.bitwise_and),
+    "bitwise_or": _whole_pair(ops.bitwise_or),
+    "bitwise_xor": _whole_pair(ops.bitwise_xor),
+    "floor_divide": _floor_divide,
     "isclose": lambda x, y, rtol=1e-05, atol=1e-08, equal_nan=False: mint.isclose(x, y, rtol, atol, equal_nan),
     "add": _add,
     "sub": _sub,

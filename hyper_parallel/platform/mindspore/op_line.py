@@ -34,6 +34,9 @@ KEYWORDS = {
     "max_value": "max",
 }
 
+# What a legacy primitive was constructed with and what changes no value.
+NEUTRAL = frozenset({"name", "use_lock", "dtype"})
+
 # Parameters that a rule does not know and that change nothing here: random numbers go by global index, locals stay on
 # the mesh's device.
 IGNORED = frozenset({"seed", "offset", "device"})
@@ -65,8 +68,9 @@ class Line:
         self.limit = _positional(bound) if keyword_only and bound.starred is None else None
 
     def __call__(self, dispatcher: Dispatcher, primitive: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
-        """Dispatch; a primitive's own attributes play no part here."""
-        del primitive
+        """Dispatch; what a primitive was constructed with counts as given by keyword."""
+        if primitive is not None:
+            kwargs = self._constructed(primitive, args, kwargs)
         if kwargs:
             kwargs = {name if name in self.names else KEYWORDS.get(name, name): value for name, value in kwargs.items()}
         if self.own is not None:
@@ -75,9 +79,43 @@ class Line:
             # MindSpore fills in by position what the rule takes by name only.
             extra = zip(self.entry.binder.names[self.limit :], args[self.limit :], strict=False)
             args, kwargs = args[: self.limit], {**dict(extra), **kwargs}
-        if self.typed and type(kwargs.get("dtype")) is int:
-            kwargs = {**kwargs, "dtype": BY_NUMBER[kwargs["dtype"]]}
+        if self.typed:
+            args, kwargs = self._with_dtype(args, kwargs)
         return dispatcher.dispatch(self.entry, args, kwargs)
+
+    def _constructed(self, primitive: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> dict[str, Any]:
+        """The keywords of the call with the attributes of ``primitive``.
+
+        Generated primitives append their attributes to the arguments by themselves; hand-written ones keep them.
+
+        Raises:
+            UnsupportedOperatorError: an attribute that the line does not know.
+        """
+        if "auto_generate" in type(primitive).__module__:
+            return kwargs
+        names = (self.entry.binder if self.own is None else self.own).names
+        found = dict(kwargs)
+        for attribute, value in getattr(primitive, "init_attrs", {}).items():
+            name = attribute if attribute in names else KEYWORDS.get(attribute, attribute)
+            if name in names:
+                if name not in names[: len(args)]:
+                    found.setdefault(name, value)
+            elif attribute not in NEUTRAL:
+                msg = (
+                    f"operator {self.name}: {attribute}={value!r} has no sharding rule; "
+                    "redistribute the operands and use to_local()"
+                )
+                raise UnsupportedOperatorError(msg)
+        return found
+
+    def _with_dtype(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> tuple[tuple[Any, ...], dict[str, Any]]:
+        """MindSpore's Python layer passes dtypes by number."""
+        if type(kwargs.get("dtype")) is int:
+            return args, {**kwargs, "dtype": BY_NUMBER[kwargs["dtype"]]}
+        at = self.entry.binder.names.index("dtype")
+        if len(args) > at and type(args[at]) is int:
+            return (*args[:at], BY_NUMBER[args[at]], *args[at + 1 :]), kwargs
+        return args, kwargs
 
     def _canonical(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> tuple[tuple[Any, ...], dict[str, Any]]:
         """The first argument alone, and the others by the rule's names.

@@ -11,11 +11,12 @@ from mindspore import Parameter, Tensor
 from hyper_parallel.core.dtensor.dtensor import DTensor
 from hyper_parallel.core.shard.dispatch import Dispatcher
 from hyper_parallel.errors import UnsupportedOperatorError
-from hyper_parallel.platform.mindspore.indexing import normalised, positions
+from hyper_parallel.platform.mindspore.indexing import normalised, positions, replicated
+from hyper_parallel.platform.mindspore.intercept import METHOD
 from hyper_parallel.platform.mindspore.op_line import line_of
 from hyper_parallel.platform.mindspore.tensors import BY_NUMBER
 
-__all__ = ["COMPOSED", "composed", "unless"]
+__all__ = ["COMPOSED", "MATRIX", "METHOD", "composed", "expect", "gather_rows", "unless"]
 
 MATRIX = 2
 
@@ -35,6 +36,20 @@ def composed(*names: str) -> Callable[[Callable[..., Any]], Callable[..., Any]]:
     return declare
 
 
+def expect(operator: str, name: str, given: Any, served: Any) -> None:
+    """Refuse an option that has no rule.
+
+    Raises:
+        UnsupportedOperatorError: ``given`` is not what is ``served``.
+    """
+    if given != served:
+        msg = (
+            f"operator {operator}: {name}={given!r} has no sharding rule, {name}={served!r} has; "
+            "redistribute the operands and use to_local()"
+        )
+        raise UnsupportedOperatorError(msg)
+
+
 # -- matrices and layers ---------------------------------------------------------------------------------------------
 
 
@@ -49,8 +64,9 @@ def _matmul(ops: Any, _: Any, x: Any, y: Any, transpose_x: bool = False, transpo
 
 
 @composed("BiasAdd")
-def _bias_add(ops: Any, _: Any, x: Any, bias: Any, *__: Any) -> Any:
+def _bias_add(ops: Any, primitive: Any, x: Any, bias: Any, *__: Any) -> Any:
     """``nn.Dense`` adds its bias this way; the channel of more than two dims is dim 1."""
+    expect("BiasAdd", "data_format", primitive.init_attrs["data_format"], "NCHW")
     if len(x.shape) != MATRIX:
         bias = ops.view(bias, (-1, *(1,) * (len(x.shape) - MATRIX)))
     return ops.add(x, bias)
@@ -104,8 +120,9 @@ def _add_n(ops: Any, primitive: Any, tensors: Any, *__: Any) -> Any:
 
 @composed("Split")
 def _split(ops: Any, primitive: Any, x: Any, *args: Any) -> Any:
-    """``ops.Split(axis, output_num)`` splits into equal parts."""
+    """``ops.Split(axis, output_num)`` splits into equal parts, or fails."""
     axis, count = args if len(args) == MATRIX else (primitive.axis, primitive.output_num)
+    expect("Split", f"the rest of size {x.shape[axis]} in {count} parts", x.shape[axis] % count, 0)
     return ops.split(x, x.shape[axis] // count, axis)
 
 
@@ -117,16 +134,6 @@ def _view_as(ops: Any, _: Any, x: Any, other: Any) -> Any:
 @composed("ExpandAs")
 def _expand_as(ops: Any, _: Any, x: Any, other: Any) -> Any:
     return ops.expand(x, tuple(other.shape))
-
-
-@composed("full_like")
-def _full_like(ops: Any, _: Any, x: Any, fill_value: Any, *, dtype: Any = None) -> Any:
-    return ops.full_like(x, fill_value, dtype=dtype)
-
-
-@composed("isreal")
-def _isreal(ops: Any, _: Any, x: Any) -> Any:
-    return ops.eq(x, x) if x.is_complex() else ops.eq(ops.zeros_like(x), 0)
 
 
 @composed("TypeAs")
@@ -165,10 +172,15 @@ COMPOSED["__setitem__"] = _write
 
 @composed("Gather")
 def _gather(ops: Any, _: Any, x: Any, index: Any, axis: int, batch_dims: int = 0) -> Any:
+    return gather_rows(ops, x, index, axis, batch_dims)
+
+
+def gather_rows(ops: Any, x: Any, index: Any, axis: int, batch_dims: int = 0) -> Any:
     """Rows along ``axis``; ``nn.Embedding`` looks up its table this way."""
     if batch_dims:
         msg = f"Gather: batch_dims={batch_dims} has no sharding rule; use mint.gather"
         raise UnsupportedOperatorError(msg)
+    index = index if isinstance(index, DTensor) else replicated(index, x)  # made by MindSpore's Python layer
     axis = axis % len(x.shape)
     if axis == 0 and len(x.shape) == MATRIX:
         return ops.embedding(index, x)
@@ -196,6 +208,8 @@ def _one_hot(ops: Any, _: Any, x: Any, depth: int, on: Any, off: Any, axis: int 
 @composed("ReduceSum", "ReduceMean", "ReduceProd")
 def _reduced(ops: Any, primitive: Any, x: Any, dim: Any = (), keepdim: bool | None = None, *_: Any) -> Any:
     """Legacy reductions carry ``keep_dims`` as an attribute."""
+    if getattr(primitive, "skip_mode", False) and dim == ():
+        return x
     keep = bool(getattr(primitive, "keep_dims", False) if keepdim is None else keepdim)
     op = {"ReduceSum": ops.sum, "ReduceMean": ops.mean, "ReduceProd": ops.prod}[primitive.name]
     return op(x, None if dim == () else dim, keep)

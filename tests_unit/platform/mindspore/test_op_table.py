@@ -36,7 +36,7 @@ def truth(*shape):
 
 X, Y, P, Q = real(5, 3), real(4, 2, 3), positive(5, 3), positive(5, 3)
 
-# Expressions over x, y, z as a MindSpore program writes them -> operands. Plain tensors run the same expression.
+# Expressions over x, y, z, w as a MindSpore program writes them -> operands. Plain tensors run the same expression.
 SPELLED = [
     (
         (X,),
@@ -115,6 +115,37 @@ REFERRED = [
     ((X, real(3)), {"ops.rms_norm(x, y)[0]": "rms_norm(x, (3,), y, 1e-6)"}),
     ((real(5, 7), whole(7, 5)), {"F.cross_entropy(x, y)": "cross_entropy(x, y)",
                                 "F.nll_loss(x, y, reduction='sum')": "nll_loss(x, y, reduction='sum')"}),
+    # Kernels that only NPU has: their values are those of the reference, here and on any device.
+    ((real(2, 4, 5, 6), real(2, 4, 3, 6), real(2, 4, 3, 6)), {
+        "ops.flash_attention_score(x, y, z, 4, input_layout='BNSD', scalar_value=0.3)":
+            "scaled_dot_product_attention(x, y, z, scale=0.3)",
+        "ops.flash_attention_score(x, y, z, 4, input_layout='BNSD', sparse_mode=2)":
+            "scaled_dot_product_attention(x, y, z, is_causal=True, scale=1.0)",
+        "ops.prompt_flash_attention(x, y, z, num_heads=4, scale_value=0.3, input_layout='BNSD')":
+            "scaled_dot_product_attention(x, y, z, scale=0.3)",
+        "ops.speed_fusion_attention(x, y, z, 4, 'BNSD', scale=0.3)[0]": "scaled_dot_product_attention(x, y, z, scale=0.3)",
+    }),
+    ((real(2, 4, 5, 6), real(2, 2, 3, 6), real(2, 2, 3, 6)), {
+        "ops.flash_attention_score(x, y, z, 4, input_layout='BNSD')":
+            "scaled_dot_product_attention(x, y, z, scale=1.0, enable_gqa=True)"}),
+    ((real(2, 5, 8), real(2, 3, 8), real(2, 3, 8)), {
+        "ops.flash_attention_score(x, y, z, 4, scalar_value=0.3)": f"view(canonical.permute(canonical."
+            f"scaled_dot_product_attention({', '.join(f'canonical.permute(canonical.view({one}, (2, -1, 4, 2)), (0, 2, 1, 3))' for one in 'xyz')}"
+            ", scale=0.3), (0, 2, 1, 3)), (2, 5, 8))",
+    }),
+    ((real(5, 2, 8), real(3, 2, 8), real(3, 2, 8)), {
+        "ops.flash_attention_score(x, y, z, 4, input_layout='SBH')": f"view(canonical.permute(canonical."
+            f"scaled_dot_product_attention({', '.join(f'canonical.permute(canonical.view({one}, (-1, 2, 4, 2)), (1, 2, 0, 3))' for one in 'xyz')}"
+            ", scale=1.0), (2, 0, 1, 3)), (5, 2, 8))",
+    }),
+    ((real(2, 4, 5, 6), real(1, 1, 5, 6), real(1, 1, 5, 6)), {
+        "ops.rotary_position_embedding(x, y, z)":
+            "add(x * y, canonical.cat([-x[..., 3:], x[..., :3]], -1) * z)",
+        "ops.rotary_position_embedding(x, y, z, 1)":
+            "add(x * y, canonical.view(canonical.stack([-x[..., 1::2], x[..., ::2]], -1), (2, 4, 5, 6)) * z)"}),
+    ((X, real(5, 3), real(3)), {"ops.add_rms_norm(x, y, z)[0]": "rms_norm(x + y, (3,), z, 1e-6)"}),
+    ((X, real(5, 3), real(3), real(3)), {"ops.add_layer_norm(x, y, z, w)[0]": "layer_norm(x + y, (3,), z, w)"}),
+    ((real(5, 6),), {"ops.swiglu(x, -1)": "mul(canonical.silu(x[:, :3]), x[:, 3:])", "mint.npu_gelu(x)": "gelu(x)"}),
 ]  # fmt: skip
 
 CASES = [
@@ -134,7 +165,7 @@ def _spelled(expression, right):
         from mindspore import mint, ops
 
         names = {"mindspore": mindspore, "mint": mint, "ops": ops, "F": mint.nn.functional}
-        operands = dict(zip("xyz", tensors, strict=False))
+        operands = dict(zip("xyzw", tensors, strict=False))
         if right == expression or any(isinstance(one, DTensor) for one in tensors):
             return eval(expression, names | operands)
         canonical = platform_named("mindspore").dispatcher.ops

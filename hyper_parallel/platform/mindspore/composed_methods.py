@@ -1,0 +1,136 @@
+"""Tensor methods that mean something else than the function which arrives under the same operator name.
+
+MindSpore picks the meaning of some methods by device: on CPU it falls back to older ones, with other defaults.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import mindspore
+from mindspore.common.api import _no_grad
+
+from hyper_parallel.errors import UnsupportedOperatorError
+from hyper_parallel.platform.mindspore.primitives import METHOD, composed
+
+__all__: list[str] = []
+
+
+def _older(x: Any) -> bool:
+    return str(x._local.device).upper().startswith("CPU")  # noqa: SLF001 - of a DTensor
+
+
+@composed(METHOD + "Std")
+def _std(ops: Any, _: Any, x: Any, dim: Any = None, *, correction: Any = None, keepdim: bool = False) -> Any:
+    """On CPU nothing is subtracted from the count, unless it is said."""
+    chosen = (0 if _older(x) else 1) if correction is None else correction
+    return ops.std(x, dim, correction=chosen, keepdim=keepdim)
+
+
+@composed(METHOD + "ArgMinExt")
+def _argmin(ops: Any, _: Any, x: Any, dim: Any = None, keepdim: bool = False) -> Any:
+    """On CPU places are 32-bit numbers."""
+    found = ops.argmin(x, dim, keepdim)
+    return ops.cast(found, dtype=mindspore.int32) if _older(x) else found
+
+
+@composed(METHOD + "CountNonZero")
+def _count_nonzero(ops: Any, _: Any, x: Any, dim: Any = None) -> Any:
+    """On CPU counts are 32-bit numbers."""
+    found = ops.count_nonzero(x, dim)
+    return ops.cast(found, dtype=mindspore.int32) if _older(x) else found
+
+
+@composed("DeprecatedCumsum")
+def _cumsum(ops: Any, _: Any, x: Any, axis: int | None = None, dtype: Any = None) -> Any:
+    """Without an axis, of all elements in a row."""
+    x = x if dtype is None else ops.cast(x, dtype=dtype)
+    return ops.cumsum(ops.view(x, (-1,)), 0) if axis is None else ops.cumsum(x, axis)
+
+
+@composed("DeprecatedRepeatInterleave")
+def _repeat_interleave(ops: Any, _: Any, x: Any, repeats: int, dim: int | None = None) -> Any:
+    return ops.repeat_interleave(x, repeats, dim)
+
+
+@composed("DeprecatedAllclose", METHOD + "AllClose")
+def _allclose(
+    ops: Any, _: Any, x: Any, other: Any, rtol: float = 1e-05, atol: float = 1e-08, equal_nan: bool = False
+) -> bool:
+    return bool(ops.all(ops.isclose(x, other, rtol, atol, equal_nan)).item())
+
+
+@composed("DeprecatedGather")
+def _gather(ops: Any, _: Any, x: Any, index: Any, axis: int, batch_dims: int = 0) -> Any:
+    """Rows along ``axis``, as ``ops.gather``."""
+    from hyper_parallel.platform.mindspore.primitives import gather_rows
+
+    return gather_rows(ops, x, index, axis, batch_dims)
+
+
+@composed("TraceV2")
+def _trace(ops: Any, _: Any, x: Any, offset: int = 0, axis1: int = 0, axis2: int = 1, dtype: Any = None) -> Any:
+    return ops.sum(ops.diagonal(x, offset, axis1, axis2), -1, dtype=dtype)
+
+
+# -- writing -----------------------------------------------------------------------------------------------------------
+
+
+def _into(x: Any, result: Any) -> Any:
+    """``result`` written into ``x``, which is returned."""
+    x.copy_(result)
+    return x
+
+
+@composed("Assign", "AssignAdd", "AssignSub")
+def _assign(ops: Any, primitive: Any, x: Any, value: Any) -> Any:
+    """MindSpore writes and records nothing for backward: right for parameters and buffers, wrong for results.
+
+    Raises:
+        UnsupportedOperatorError: gradients flow through ``x``.
+    """
+    local = x._local  # noqa: SLF001 - of a DTensor
+    if local._requires_grad and not local._is_leaf:  # noqa: SLF001 - no public spelling
+        msg = f"operator {primitive.name}: MindSpore's derivative of it is none; use the in-place methods of tensors"
+        raise UnsupportedOperatorError(msg)
+    with _no_grad():
+        result = {
+            "Assign": lambda: value,
+            "AssignAdd": lambda: ops.add(x, value),
+            "AssignSub": lambda: ops.sub(x, value),
+        }
+        return _into(x, result[primitive.name]())
+
+
+@composed("InplaceAddmm")
+def _addmm(ops: Any, _: Any, x: Any, left: Any, right: Any, beta: float = 1, alpha: float = 1) -> Any:
+    return _into(x, ops.addmm(x, left, right, beta=beta, alpha=alpha))
+
+
+@composed("InplaceAddr")
+def _addr(ops: Any, _: Any, x: Any, left: Any, right: Any, beta: float = 1, alpha: float = 1) -> Any:
+    outer = ops.outer(left, right)
+    return _into(x, ops.add(ops.mul(x, beta), ops.mul(outer, alpha)))
+
+
+@composed("InplaceScatterSrc")
+def _scatter(ops: Any, _: Any, x: Any, dim: int, index: Any, src: Any) -> Any:
+    return _into(x, ops.scatter(x, dim, index, src))
+
+
+@composed("InplaceIndexCopy")
+def _index_copy(ops: Any, _: Any, x: Any, dim: int, index: Any, source: Any) -> Any:
+    return _into(x, ops.scatter(x, dim, _along(ops, x, dim, index, tuple(source.shape)), source))
+
+
+@composed("InplaceIndexFillScalar")
+def _index_fill(ops: Any, _: Any, x: Any, dim: int, index: Any, value: float) -> Any:
+    at = dim % len(x.shape)
+    shape = (*x.shape[:at], index.shape[0], *x.shape[at + 1 :])
+    return _into(x, ops.scatter(x, dim, _along(ops, x, dim, index, shape), ops.new_full(x, shape, value)))
+
+
+def _along(ops: Any, x: Any, dim: int, index: Any, shape: tuple[int, ...]) -> Any:
+    """A vector of places along ``dim``, stretched to ``shape``."""
+    at = dim % len(x.shape)
+    return ops.expand(ops.view(index, tuple(-1 if one == at else 1 for one in range(len(shape)))), shape)

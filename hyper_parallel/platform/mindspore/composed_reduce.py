@@ -1,0 +1,50 @@
+"""MindSpore's reductions that are several canonical ones."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from mindspore import Tensor
+
+from hyper_parallel.platform.mindspore.primitives import composed, expect
+
+__all__: list[str] = []
+
+
+@composed("ReduceStd")
+def _deviation(ops: Any, _: Any, x: Any, dim: Any = (), unbiased: bool = True, keepdim: bool = False) -> Any:
+    """With the mean."""
+    dims = None if dim in ((), []) else tuple(dim) if isinstance(dim, (list, tuple)) else (dim,)
+    return tuple(ops.std_mean(x, dims, correction=int(unbiased), keepdim=keepdim))
+
+
+@composed("CumulativeLogsumexp")
+def _running(ops: Any, primitive: Any, x: Any, dim: Any) -> Any:
+    """The dim comes as a tensor."""
+    for name in ("exclusive", "reverse"):
+        expect("CumulativeLogsumexp", name, primitive.init_attrs[name], False)
+    return ops.logcumsumexp(x, dim.asnumpy().item() if isinstance(dim, Tensor) else dim)
+
+
+@composed("LpNorm")
+def _norm(ops: Any, primitive: Any, x: Any) -> Any:
+    """The smallest norm is ``epsilon``."""
+    p, keep, epsilon = (getattr(primitive, name) for name in ("p", "keep_dims", "epsilon"))
+    dims = primitive.axis if isinstance(primitive.axis, (list, tuple)) else (primitive.axis,)
+    return ops.clamp(ops.vector_norm(x, p, tuple(dims), keep), min=epsilon)
+
+
+@composed("L2Loss")
+def _half_square(ops: Any, _: Any, x: Any) -> Any:
+    return ops.div(ops.sum(ops.square(x)), 2)
+
+
+@composed("L2Normalize")
+def _normalised(ops: Any, primitive: Any, x: Any) -> Any:
+    total = ops.sum(ops.square(x), primitive.axis, True)
+    return ops.mul(x, ops.rsqrt(ops.clamp(total, min=primitive.epsilon)))
+
+
+@composed("SquareSumAll")
+def _square_sums(ops: Any, _: Any, x: Any, y: Any) -> Any:
+    return ops.sum(ops.square(x)), ops.sum(ops.square(y))

@@ -1,0 +1,187 @@
+"""A subset of the sweep over MindSpore's public names, and what the sweep has brought to light."""
+
+from __future__ import annotations
+
+import importlib.util
+import sys
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from hyper_parallel.core.dtensor.dtensor import DTensor
+from hyper_parallel.core.dtensor.mesh import init_device_mesh
+from hyper_parallel.core.dtensor.placements import Replicate
+from hyper_parallel.errors import UnsupportedOperatorError
+from hyper_parallel.platform.select import platform_named, use_platform
+from hyper_parallel.verify.check import check_function
+
+pytestmark = pytest.mark.platforms("mindspore")
+
+
+def _sweep():
+    path = Path(__file__).with_name("sweep.py")
+    spec = importlib.util.spec_from_file_location("hyper_parallel_mindspore_sweep", path)
+    module = importlib.util.module_from_spec(spec)
+    sys.modules[spec.name] = module
+    spec.loader.exec_module(module)
+    return module
+
+
+SWEEP = _sweep()
+# One spelling of each way in: functions replaced whole, composed primitives, methods of their own, writers, operators.
+EXPRESSIONS = """
+ops.max(x) | ops.min(x, 0, True) | ops.tril(x, 1) | ops.squeeze(one) | ops.softmax(x, 0) | ops.float_power(p64, 2.5)
+ops.div(x, p, rounding_mode="floor") | ops.fmod(x, p) | n & 3 | n // 2 | x // 2.0 | ops.isposinf(x) | ops.count_nonzero(x)
+ops.diff(x) | ops.trapz(x) | ops.clip_by_global_norm([x, y], 1.0) | ops.diag_embed(x) | ops.diag(r) | ops.addcmul(x, y, p, o)
+ops.meshgrid(s, r, indexing="xy") | ops.slice(x, (1, 0), (3, 2)) | ops.strided_slice(x, (0, 0), (5, 3), (2, 1)) | ops.trace(sq)
+ops.std(x) | ops.var(x, 1) | ops.norm(x, 2, 0) | ops.gather_nd(x, pairs) | ops.masked_select(x, t)
+ops.tensor_scatter_add(x, pairs, r) | ops.tensor_scatter_elements(x, rows, src, 0, "add") | ops.unsorted_segment_sum(x, seg32, 3)
+ops.scatter_nd(pairs, r, (5, 3)) | ops.prelu(x, r) | ops.kl_div(x, w) | ops.softsign(x) | x.std(0) | x.argmin() | x.count_nonzero()
+_written(x, lambda c: c.mul_(y)) | _written(x, lambda c: c.scatter_(0, perm, src))
+x[0] | [*x]
+"""
+CASES = [one.strip() for one in EXPRESSIONS.replace("\n", " | ").split(" | ") if one.strip()]
+
+
+@pytest.mark.parametrize("text", CASES)
+def test_name_means_the_same_on_dtensors(text):
+    """Values, dtypes and gradients are those of plain tensors, in every placement tried on two ranks."""
+    (found,) = SWEEP.run_case(SWEEP.Case(text, (text,)), meshes=((2,),), limit=3)
+    assert (found.kind, found.note.partition("reference")[0].strip()) == ("ok", "")
+    assert found.compared > 0
+
+
+@pytest.fixture
+def dtensor():
+    """A function that makes a DTensor of an array on a mesh of one rank."""
+    with use_platform("mindspore"):
+        mesh = init_device_mesh("cpu", (1,), mesh_dim_names=("m",))
+        make = platform_named("mindspore").from_numpy
+        yield lambda array: DTensor.from_local(make(np.asarray(array)), mesh, [Replicate()])
+
+
+def test_options_of_primitives_without_a_rule_are_refused(dtensor):
+    """What a legacy primitive was constructed with is served or refused; it is never ignored."""
+    from mindspore import ops
+
+    x = dtensor(np.ones((2, 3), np.float32))
+    with pytest.raises(UnsupportedOperatorError) as caught:
+        ops.CumSum(exclusive=True)(x, 0)
+    assert str(caught.value) == (
+        "operator CumSum: exclusive=True has no sharding rule; redistribute the operands and use to_local()"
+    )
+    with pytest.raises(UnsupportedOperatorError) as caught:
+        ops.flash_attention_score(x.reshape(1, 2, 3), x.reshape(1, 2, 3), x.reshape(1, 2, 3), 3, keep_prob=0.5)
+    assert str(caught.value) == (
+        "operator FlashAttentionScore: keep_prob=0.5 has no sharding rule, keep_prob=1.0 has; "
+        "redistribute the operands and use to_local()"
+    )
+
+
+def test_places_outside_of_a_tensor_are_refused(dtensor):
+    """A place that does not exist is an error, as it is to MindSpore, and never another element."""
+    from mindspore import ops
+
+    x, places = dtensor(np.ones((5, 3), np.float32)), dtensor(np.array([[0, 7]], np.int64))
+    with pytest.raises(IndexError, match=r"^index 7 does not exist in dim 1 of size 3$"):
+        ops.gather_nd(x, places)
+
+
+def test_what_would_work_on_local_tensors_is_refused(dtensor):
+    """Compiled functions, functions and Cells with a derivative of their own, and sparse conversions are refused."""
+    import mindspore
+    from mindspore import nn
+    from mindspore.common._grad_function import _Function
+
+    class Doubled(_Function):
+        @staticmethod
+        def forward(ctx, x):
+            return x * 2
+
+        @staticmethod
+        def backward(ctx, grad):
+            return grad * 2
+
+    class Own(nn.Cell):
+        def construct(self, x):
+            return x * 2
+
+        def bprop(self, x, out, dout):
+            return (dout * 2,)
+
+    x = dtensor(np.ones((2, 3), np.float32))
+    what = "it would see this rank's pieces as if they were whole; "
+    rule = "use hyper_parallel.DFunction, whose rule says how its results are placed"
+    calls = {
+        f"_Function.apply: {what}{rule}": lambda: Doubled.apply(x),
+        f"a Cell with a bprop of its own: {what}{rule}": lambda: Own()(x),
+        f"a function compiled by ms.jit: {what}call it uncompiled, or on x.to_local() by local_map": lambda: (
+            mindspore.jit(_doubled)(x)
+        ),
+        "this method of MindSpore acts on storage, of which a rank has a piece only; use to_local() for the piece": x.to_coo,
+    }
+    for message, call in calls.items():
+        with pytest.raises(UnsupportedOperatorError) as caught:
+            call()
+        assert str(caught.value) == message
+
+
+def _doubled(x):
+    return x * 2
+
+
+def test_recomputed_cells_take_dtensors():
+    """``ms.recompute`` has a bprop, which differentiates what it is given: values and gradients are right."""
+
+    def run(x, y):
+        import mindspore
+        from mindspore import mint, nn
+
+        class Layer(nn.Cell):
+            def construct(self, x, y):
+                return mint.exp(mint.matmul(x, y)).sum(0)
+
+        return mindspore.recompute(Layer(), x, y)
+
+    arrays = [SWEEP.SAMPLES.OPERANDS[name] for name in ("x", "a")]
+    report = check_function(run, arrays, (2,), platform="mindspore", limit=6)
+    assert report.ok, report.wrong[:3]
+    assert not report.rejected
+
+
+def test_assigning_writes_parameters_and_refuses_results(dtensor):
+    """``ops.assign_add`` writes into storage; MindSpore has no derivative of it, so a result that has one is refused."""
+    from mindspore import Parameter, ops
+
+    weight = Parameter(dtensor(np.ones((2, 3), np.float32)), name="weight")
+    ops.assign_add(weight, dtensor(np.full((2, 3), 2, np.float32)))
+    assert (weight.full_tensor().asnumpy() == 3).all()
+
+    def assigned(x):
+        return ops.assign(x * 1, x)
+
+    with pytest.raises(UnsupportedOperatorError) as caught:
+        platform_named("mindspore").value_and_grad(assigned)(dtensor(np.ones((2, 3), np.float32)))
+    assert str(caught.value) == (
+        "operator Assign: MindSpore's derivative of it is none; use the in-place methods of tensors"
+    )
+
+
+def test_mindspore_works_after_a_failed_differentiation():
+    """After an exception in a differentiated function, tensors can be indexed: MindSpore alone would refuse it."""
+    from mindspore import ops
+
+    platform = platform_named("mindspore")
+    x = platform.from_numpy(np.ones((5, 3), np.float32))
+
+    def failing(one):
+        return [one * 2, 1 / 0]
+
+    for _ in range(2):
+        with pytest.raises(ZeroDivisionError):
+            platform.vjp(failing, [x], [None, None], [True])
+        with pytest.raises(ZeroDivisionError):
+            platform.value_and_grad(lambda one: failing(one)[0])(x)
+    assert x[0].shape == (3,)
+    assert ops.stop_gradient(x)[0].shape == (3,)
