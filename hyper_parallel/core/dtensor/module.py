@@ -16,7 +16,7 @@ from hyper_parallel.core.dtensor.steps import narrow_box
 from hyper_parallel.core.dtensor.ties import Ties
 from hyper_parallel.core.dtensor.transition import plan
 from hyper_parallel.errors import LayoutError, MeshError
-from hyper_parallel.platform.select import platform_of_argument
+from hyper_parallel.platform.select import platform_of, platform_of_argument
 
 if TYPE_CHECKING:
     from hyper_parallel.core.dtensor.mesh import DeviceMesh
