@@ -8,12 +8,12 @@ reduces by addition; a label in ``whole`` may not be sharded. A dim labelled Non
 from __future__ import annotations
 
 from collections.abc import Hashable, Iterable, Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from hyper_parallel.core.dtensor.placements import Partial, Placement, Shard
 from hyper_parallel.core.shard.rule import R, Row, replicated_row
 
-__all__ = ["Labels", "broadcast_labels", "labelled_rows"]
+__all__ = ["Labels", "broadcast_labels", "held_row", "held_rows", "labelled_rows"]
 
 Label = Hashable
 LINEAR_OPS = ("sum", "avg")
@@ -50,6 +50,20 @@ def labelled_rows(labels: Labels) -> tuple[Row, ...]:
     rows.extend(_shard_rows(labels))
     rows.extend(_partial_rows(labels))
     return tuple(rows)
+
+
+def held_rows(labels: Labels) -> tuple[Row, ...]:
+    """As :func:`labelled_rows`, for local calls that do not work on nothing."""
+    return tuple(map(held_row, labelled_rows(labels)))
+
+
+def held_row(row: Row) -> Row:
+    """The same where no rank's piece is empty.
+
+    An empty call may fail, or record no backward, for whose collectives the other ranks would wait.
+    """
+    cut = tuple((index, place.dim) for index, place in enumerate(row.inputs) if isinstance(place, Shard))
+    return replace(row, full=cut)
 
 
 def _shard_rows(labels: Labels) -> Iterator[Row]:

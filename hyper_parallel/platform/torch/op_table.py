@@ -27,8 +27,10 @@ from hyper_parallel.platform.torch import (
     op_table_nn,
     op_table_pointwise,
     op_table_random,
+    op_table_recurrent,
     op_table_reduce,
     op_table_shape,
+    op_table_spatial,
 )
 from hyper_parallel.platform.torch.op_line import Line
 from hyper_parallel.platform.torch.op_table_pointwise import routed
@@ -39,7 +41,8 @@ rules.load()
 
 # Families whose spellings follow from name patterns, and families that list their lines.
 PATTERNS = (op_table_pointwise, op_table_reduce, op_table_random, op_table_loss, op_table_foreach)
-LISTS = (op_table_shape, op_table_index, op_table_nn, op_table_bins)
+LISTS = (op_table_shape, op_table_index, op_table_nn, op_table_bins, op_table_spatial)
+ROUTES = (op_table_nn, op_table_spatial, op_table_recurrent)
 
 
 def _spelling(
@@ -81,7 +84,7 @@ def _by_name(op: str, func: Callable[..., Any]) -> Callable[..., Any]:
 
 
 LOCAL: dict[str, Callable[..., Any]] = {
-    op: _by_name(op, func) for family in (*PATTERNS, *LISTS) for op, func in family.LOCAL.items()
+    op: _by_name(op, func) for family in (*PATTERNS, *LISTS, op_table_recurrent) for op, func in family.LOCAL.items()
 }
 
 
@@ -94,6 +97,8 @@ def functions() -> dict[Any, Entry]:
     for listed in LISTS:
         _lines(table, listed.FUNCTIONS)
     table.update(op_table_index.by_value())
+    for routes in ROUTES:
+        routes.add_routes(table)
     _add_writing(table)
     return table
 
@@ -132,7 +137,7 @@ def overloads() -> dict[Any, Entry]:
     table: dict[Any, Entry] = {}
     for family in PATTERNS:
         family.add_overloads(partial(_spelling, table))
-    _lines(table, op_table_aten.OVERLOADS)
-    _lines(table, op_table_bins.OVERLOADS)
+    for listed in (op_table_aten, op_table_bins, op_table_spatial):
+        _lines(table, listed.OVERLOADS)
     table.update(op_table_index.overloads_by_value())
     return table

@@ -67,6 +67,7 @@ INNER = [
     Line("block_diag", (aten.block_diag.default,), canonical=True),
     Line("softmax_backward", (aten._softmax_backward_data.default,)),  # noqa: SLF001 - the same
     Line("log_softmax_backward", (aten._log_softmax_backward_data.default,)),  # noqa: SLF001 - the same
+    Line("prelu", (aten._prelu_kernel.default,)),  # noqa: SLF001 - an operator's name
 ]
 
 OVERLOADS = [*SHAPE, *INDEXED, *INNER]

@@ -11,12 +11,13 @@ from torch import Tensor
 
 from hyper_parallel.core.shard.dispatch import Entry
 from hyper_parallel.core.shard.rule import find_rule
-from hyper_parallel.core.shard.rules import loss
+from hyper_parallel.core.shard.rules import loss, margin
+from hyper_parallel.platform.torch.intercept import _opened as opened  # what a fall-through runs
 from hyper_parallel.platform.torch.op_table_pointwise import routed
 
 __all__ = ["LOCAL", "add_functions", "add_overloads"]
 
-assert loss.__name__  # noqa: S101 - imported for the rules that it registers
+assert loss.__name__ and margin.__name__  # noqa: PT018, S101 - imported for the rules that they register
 
 Spell = Callable[..., None]
 
@@ -60,7 +61,23 @@ def _class_max(x: Tensor, dim: int) -> Tensor:
     return plain.new_full([1 if one == dim else size for one, size in enumerate(plain.shape)], -torch.inf)
 
 
+def _ctc(
+    log_probs: Tensor, targets: Tensor, input_lengths: Any, target_lengths: Any, blank: int = 0, zero_infinity: bool = False,
+    per_target: bool = False,
+) -> Tensor:  # fmt: skip
+    rows = torch.ctc_loss(log_probs, targets, input_lengths, target_lengths, blank, 0, zero_infinity)
+    if not per_target:
+        return rows
+    lengths = torch.as_tensor(target_lengths, dtype=rows.dtype, device=rows.device)
+    return rows / lengths.clamp(min=1).reshape(rows.shape)
+
+
 LOCAL: dict[str, Callable[..., Any]] = {
+    "ctc_loss_elements": _ctc,
+    "multi_margin_loss_elements": lambda x, target, p=1, margin=1.0, weight=None: F.multi_margin_loss(
+        x, target, p, margin, weight, reduction="none"
+    ),
+    "multilabel_margin_loss_elements": lambda x, target: F.multilabel_margin_loss(x, target, reduction="none"),
     "take_class": _take_class,
     "take_weight": _take_weight,
     "class_max": _class_max,
@@ -85,6 +102,8 @@ SIGNATURES = {
     "binary_cross_entropy_with_logits": f"x, target, weight=None, {OLD}, pos_weight=None",
     "kl_div": f"x, target, {OLD}, log_target=False",
     "smooth_l1_loss": f"x, target, {OLD}, beta=1.0",
+    "multi_margin_loss": f"x, target, p=1, margin=1.0, weight=None, {OLD}",
+    "multilabel_margin_loss": f"x, target, {OLD}",
 }
 WEIGHTED = {
     "mse_loss": f"x, target, {OLD}, weight=None",
@@ -104,15 +123,48 @@ def _weighted(name: str) -> Callable[..., Any]:
     return run
 
 
+def _wide(name: str) -> Callable[..., Any]:
+    """The loss ``name``; under autocast in float32, all of it, as PyTorch's own is."""
+
+    def run(ops: Any, x: Any, **rest: Any) -> Any:
+        if not torch.is_autocast_enabled(x.device.type):
+            return getattr(ops, name)(x, **rest)
+        given = {key: _float32(value) for key, value in {"x": x, **rest}.items()}
+        with torch.autocast(x.device.type, enabled=False):
+            return getattr(ops, name)(**given)
+
+    return run
+
+
+def _float32(value: Any) -> Any:
+    return value.float() if isinstance(value, Tensor) and value.dtype in {torch.bfloat16, torch.float16} else value
+
+
+def _gaussian(ops: Any, x: Any, target: Any, var: Any, **rest: Any) -> Any:
+    """As PyTorch wrote it; only that a sum pending in ``var`` cannot be clamped in place."""
+    del ops
+    run = opened(F.gaussian_nll_loss)
+    return run(x, target, loss.settled(var, "gaussian_nll_loss", "var"), **rest)  # type: ignore[misc] # it is in Python
+
+
 def add_functions(table: dict[Any, Entry], spell: Spell) -> None:
     """Add every spelling of the Python API."""
     for name in ("cross_entropy", "nll_loss"):
-        spell(name, getattr(F, name))
+        routed(table, getattr(F, name), find_rule(name).signature, _wide(name))  # type: ignore[union-attr] # see above
     for name, signature in SIGNATURES.items():
         spell(name, getattr(F, name), signature)
     for name, signature in WEIGHTED.items():
         routed(table, getattr(F, name), signature, _weighted(name))
-    assert find_rule("cross_entropy") is not None  # noqa: S101 - as above
+    routed(
+        table, F.gaussian_nll_loss, "x, target, var, full=False, eps=1e-06, reduction='mean'", _gaussian
+    )
+    names = "log_probs, targets, input_lengths, target_lengths, blank=0, reduction='mean', zero_infinity=False"
+    routed(table, F.ctc_loss, names, lambda ops, **given: ops.ctc_loss(**given))
+    names = "log_probs, targets, input_lengths, target_lengths, blank=0, reduction=1, zero_infinity=False"
+    routed(
+        table, torch.ctc_loss, names,
+        lambda ops, reduction, **given: ops.ctc_loss(reduction=("none", "mean", "sum")[reduction], **given),
+    )  # fmt: skip
 
 
 def add_overloads(spell: Spell) -> None:

@@ -9,9 +9,14 @@ import torch
 import torch.nn.functional as F  # noqa: N812 - the field's name for it
 from torch import Tensor
 
+from hyper_parallel.core.dtensor.dtensor import DTensor
+from hyper_parallel.core.shard.dispatch import Entry
+from hyper_parallel.core.shard.rules.batch_norm import unbiased
+from hyper_parallel.errors import MixedTensorError
 from hyper_parallel.platform.torch.op_line import Line
+from hyper_parallel.platform.torch.op_table_pointwise import routed
 
-__all__ = ["FUNCTIONS", "LOCAL"]
+__all__ = ["FUNCTIONS", "LOCAL", "add_routes"]
 
 FUNCTIONS = [
     Line("layer_norm", (F.layer_norm,)),
@@ -23,12 +28,78 @@ FUNCTIONS = [
     Line("rms_norm", (F.rms_norm, torch.rms_norm)),
     Line("group_norm", (F.group_norm,)),
     Line("embedding", (F.embedding,), canonical=True),
-    Line(
-        "scaled_dot_product_attention",
-        (F.scaled_dot_product_attention,),
-        "q, k, v, attn_mask=None, dropout_p=0.0, is_causal=False, *, scale=None, enable_gqa=False",
-    ),
+    Line("embedding_bag", (F.embedding_bag,)),
 ]
+
+
+# -- calls that are other calls ----------------------------------------------------------------------------------------
+
+
+def _attention_call(ops: Any, dropout_p: float, **given: Any) -> Any:
+    if dropout_p > 0.0:
+        return ops.attention_with_dropout(dropout_p=dropout_p, **given)
+    return ops.scaled_dot_product_attention(**given)
+
+
+def _normal(ops: Any, x: Any, dims: list[int], running: tuple[Any, Any], affine: tuple[Any, Any], rest: Any) -> Any:
+    """Normalise by the statistics of ``x`` over ``dims``; running ones take their share of them."""
+    momentum, eps = rest
+    for name, held in zip(("running_mean", "running_var"), running, strict=True):
+        if isinstance(held, Tensor) and not isinstance(held, DTensor):
+            msg = (
+                f"batch_norm: {name} is a plain tensor {list(held.shape)} and the input a DTensor; make it one too: "
+                f"module.{name} = hyper_parallel.distribute_tensor(module.{name}, mesh, [Replicate()])"
+            )
+            raise MixedTensorError(msg)
+    out, mean, var = ops.statistics_norm(x, dims, *affine, eps)
+    with torch.no_grad():
+        for held, found, scale in zip(running, (mean, var), (1.0, unbiased(x.shape, dims)), strict=True):
+            if held is not None:
+                per_channel = found.detach().mean([dim for dim in range(x.ndim) if dim != 1]) * scale
+                held.copy_(held * (1.0 - momentum) + per_channel * momentum)
+    return out
+
+
+def _batch_norm(
+    ops: Any, x: Any, running_mean: Any, running_var: Any, weight: Any, bias: Any, training: bool, momentum: float,
+    eps: float, **_: Any,
+) -> Any:  # fmt: skip
+    if not training:
+        return ops.channel_norm(x, running_mean, running_var, weight, bias, eps)
+    dims = [dim for dim in range(x.ndim) if dim != 1]
+    if x.ndim < 2 or x.numel() == x.shape[1]:  # noqa: PLR2004 - samples and channels
+        msg = f"Expected more than 1 value per channel when training, got input size {x.shape}"
+        raise ValueError(msg)
+    return _normal(ops, x, dims, (running_mean, running_var), (weight, bias), (momentum, eps))
+
+
+def _instance_norm(
+    ops: Any, x: Any, running_mean: Any, running_var: Any, weight: Any, bias: Any, use_input_stats: bool,
+    momentum: float, eps: float, **_: Any,
+) -> Any:  # fmt: skip
+    if not use_input_stats:
+        return ops.channel_norm(x, running_mean, running_var, weight, bias, eps)
+    if x.ndim < 3 or x.numel() == x.shape[0] * x.shape[1]:  # noqa: PLR2004 - samples, channels, places
+        msg = f"Expected more than 1 spatial element when training, got input size {x.shape}"
+        raise ValueError(msg)
+    return _normal(ops, x, [*range(2, x.ndim)], (running_mean, running_var), (weight, bias), (momentum, eps))
+
+
+_STATS = "x, weight, bias, running_mean, running_var"
+ROUTES: dict[Any, tuple[str, Callable[..., Any]]] = {
+    F.scaled_dot_product_attention: (
+        "q, k, v, attn_mask=None, dropout_p=0.0, is_causal=False, *, scale=None, enable_gqa=False",
+        _attention_call,
+    ),
+    torch.batch_norm: (f"{_STATS}, training, momentum, eps, cudnn_enabled", _batch_norm),
+    torch.instance_norm: (f"{_STATS}, use_input_stats, momentum, eps, cudnn_enabled", _instance_norm),
+}
+
+
+def add_routes(table: dict[Any, Entry]) -> None:
+    """Add what is made of several operators."""
+    for func, (signature, run) in ROUTES.items():
+        routed(table, func, signature, run)
 
 
 def _attention(
@@ -58,5 +129,9 @@ LOCAL: dict[str, Callable[..., Any]] = {
         x, num_groups, weight, bias, eps
     ),
     "scaled_dot_product_attention": _attention,
+    "channel_norm": lambda x, mean, var, weight=None, bias=None, eps=1e-05: F.batch_norm(
+        x, mean, var, weight, bias, training=False, eps=eps
+    ),
+    "embedding_bag": F.embedding_bag,
     "native_layer_norm": torch.native_layer_norm,
 }

@@ -10,7 +10,6 @@ import torch.nn.functional as F  # noqa: N812 - the field's name for it
 from torch import Tensor
 
 from hyper_parallel.core.shard.dispatch import Entry
-from hyper_parallel.errors import UnsupportedOperatorError
 from hyper_parallel.platform.torch.op_table_pointwise import routed
 
 __all__ = ["LOCAL", "add_functions", "add_overloads"]
@@ -73,16 +72,88 @@ def _dropout(ops: Any, x: Any, p: float, training: bool, inplace: bool) -> Any:
     return x.copy_(dropped) if inplace and dropped is not x and training else dropped
 
 
-def _channel_dropout(ops: Any, x: Any, p: float, training: bool, inplace: bool) -> Any:
+def _noise(x: Any, p: float, *, channels: bool) -> Any:
+    """Ones, and zeros with probability ``p``: one per element, or per sample and channel."""
+    if not 0.0 <= p <= 1.0:
+        msg = f"dropout probability has to be between 0 and 1, but got {p}"
+        raise ValueError(msg)
+    if not channels:
+        return torch.empty_like(x).bernoulli_(1.0 - p)
+    if x.ndim < 2:  # noqa: PLR2004 - samples and channels
+        msg = "Feature dropout requires at least 2 dimensions in the input"
+        raise RuntimeError(msg)
+    return x.new_empty((*x.shape[:2], *(1 for _ in range(x.ndim - 2)))).bernoulli_(1.0 - p)
+
+
+def _feature_dropout(x: Any, p: float) -> Any:
     """Whole channels: one draw per sample and channel."""
-    if x.ndim < 3:  # noqa: PLR2004 - batch, channel, and what is dropped with it
-        msg = f"feature dropout needs batch, channel and a further dim, got {list(x.shape)}; use F.dropout"
-        raise UnsupportedOperatorError(msg)
-    if not training or p == 0.0:
-        return x
-    head = (slice(None), slice(None), *(slice(0, 1) for _ in range(x.ndim - 2)))
-    mask = ops.dropout(torch.ones_like(x[head]), p, True)
-    return x.mul_(mask) if inplace else x * mask
+    return _noise(x, p, channels=True) * (0.0 if p == 1.0 else 1.0 / (1.0 - p)), None
+
+
+SATURATION = 1.7580993408473766  # of SELU: what alpha dropout puts in place of an element
+
+
+def _alpha_dropout(x: Any, p: float, *, channels: bool = False) -> Any:
+    """Dropped elements saturate; scale and shift keep mean and variance."""
+    if p == 1.0:
+        return torch.zeros_like(x), None
+    noise = _noise(x, p, channels=channels)
+    scale = ((SATURATION * SATURATION * p + 1.0) * (1.0 - p)) ** -0.5
+    return noise * scale, (noise - 1.0) * (SATURATION * scale) + SATURATION * scale * p
+
+
+def _feature_alpha_dropout(x: Any, p: float) -> Any:
+    return _alpha_dropout(x, p, channels=True)
+
+
+def _dropping(draw: Callable[..., Any], *, in_place: bool) -> Callable[..., Any]:
+    """``x`` times one factor and plus one term that ``draw`` makes."""
+
+    def run(ops: Any, x: Any, p: float, train: bool) -> Any:
+        del ops
+        if not train or p == 0.0:
+            return x
+        factor, term = draw(x.detach(), p)
+        if in_place:
+            x.mul_(factor)
+            return x if term is None else x.add_(term)
+        return x * factor if term is None else x * factor + term
+
+    return run
+
+
+def _rrelu(*, in_place: bool) -> Callable[..., Any]:
+    def run(ops: Any, x: Any, lower: float, upper: float, training: bool, generator: Any) -> Any:
+        """A slope per element below zero: drawn, or the middle of the range."""
+        del ops, generator
+        if not training:
+            return (torch._C._nn.leaky_relu_ if in_place else torch._C._nn.leaky_relu)(x, (lower + upper) / 2.0)  # noqa: SLF001
+        slope = torch.empty_like(x).uniform_(lower, upper)
+        if in_place:
+            return x.mul_(torch.where(x.detach() > 0, torch.ones_like(slope), slope))
+        return torch.where(x > 0, x, x * slope)
+
+    return run
+
+
+def _gumbel_softmax(ops: Any, logits: Any, tau: float, hard: bool, eps: float, dim: int) -> Any:
+    """Softmax of logits with noise; hard ones are one-hot and have the soft ones' gradient."""
+    del ops, eps  # PyTorch has no use for it either
+    # The smallest number keeps the logarithm finite.
+    drawn = torch.empty_like(logits).uniform_(torch.finfo(logits.dtype).tiny, 1.0)
+    noise = -(-torch.log1p(-drawn)).log()
+    soft = ((logits + noise) / tau).softmax(dim)
+    if not hard:
+        return soft
+    index = soft.max(dim, keepdim=True)[1]
+    return torch.zeros_like(soft).scatter(dim, index, 1.0) - soft.detach() + soft
+
+
+DROPOUTS: dict[str, Callable[..., Any]] = {
+    "feature_dropout": _feature_dropout,
+    "alpha_dropout": _alpha_dropout,
+    "feature_alpha_dropout": _feature_alpha_dropout,
+}
 
 
 def add_functions(table: dict[Any, Entry], spell: Spell) -> None:
@@ -92,8 +163,13 @@ def add_functions(table: dict[Any, Entry], spell: Spell) -> None:
     routed(
         table, torch.dropout_, "x, p, train", lambda ops, x, p, train: x.copy_(ops.dropout(x, p, train)) if train else x
     )
-    for func in (F.dropout1d, F.dropout2d, F.dropout3d):
-        routed(table, func, "x, p=0.5, training=True, inplace=False", _channel_dropout)
+    for name, draw in DROPOUTS.items():
+        routed(table, getattr(torch, name), "x, p, train", _dropping(draw, in_place=False))
+        routed(table, getattr(torch, f"{name}_"), "x, p, train", _dropping(draw, in_place=True))
+    routed(table, F.gumbel_softmax, "logits, tau=1, hard=False, eps=1e-10, dim=-1", _gumbel_softmax)
+    signature = "x, lower=0.125, upper=0.3333333333333333, training=False, generator=None"
+    routed(table, torch.rrelu, signature, _rrelu(in_place=False))
+    routed(table, torch.rrelu_, signature, _rrelu(in_place=True))
     spell("uniform", Tensor.uniform_, in_place=True)
     spell("normal", Tensor.normal_, in_place=True)
     spell("bernoulli_fill", Tensor.bernoulli_, in_place=True)

@@ -2,14 +2,15 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
-from typing import TYPE_CHECKING
+import math
+from typing import TYPE_CHECKING, Any
 
 from hyper_parallel.core.dtensor.placements import Shard
 from hyper_parallel.core.shard.call import LocalCall, Operand
-from hyper_parallel.core.shard.rule import R, Row, Strategies, rule
+from hyper_parallel.core.shard.rule import R, Row, Strategies, decomposition, rule
 from hyper_parallel.core.shard.sample import real, sample, truth
-from hyper_parallel.core.shard.signature import Labels, broadcast_labels, labelled_rows
+from hyper_parallel.core.shard.signature import Labels, broadcast_labels, held_row, held_rows
+from hyper_parallel.errors import short_dtype
 
 if TYPE_CHECKING:
     from hyper_parallel.core.dtensor.layout import Layout
@@ -36,16 +37,10 @@ def attention(call: OpCall) -> Strategies:
     if isinstance(mask, Operand):
         inputs.append(_mask_dims(mask, out, shape, k.shape[-2]))
     labels = Labels(tuple(inputs), (out,), whole=frozenset({"s", "e", "hq", "hk"}), each=(2,))
-    rows = list(labelled_rows(labels))
+    rows = list(held_rows(labels))
     if grouped:
-        rows.append(_grouped_row(call, mask))
-    return Strategies(tuple(map(_never_empty, rows)), (shape,), _local_mask if call["is_causal"] else None)
-
-
-def _never_empty(row: Row) -> Row:
-    """An empty attention records no backward, and the others would wait for its gradient."""
-    cut = tuple((index, place.dim) for index, place in enumerate(row.inputs) if isinstance(place, Shard))
-    return replace(row, full=cut)
+        rows.append(held_row(_grouped_row(call, mask)))
+    return Strategies(tuple(rows), (shape,), _local_mask if call["is_causal"] else None)
 
 
 def _check(call: OpCall) -> None:
@@ -95,6 +90,40 @@ def _local_mask(call: OpCall, targets: tuple[Layout, ...], outputs: tuple[Layout
     if not queries.dim_axes[-2]:
         return None
     return LocalCall({"is_causal": False, "first_query": queries.local_box()[-2][0]})
+
+
+@decomposition(
+    "attention_with_dropout",
+    "q, k, v, attn_mask=None, dropout_p=0.0, is_causal=False, scale=None, enable_gqa=False",
+)
+def attention_with_dropout(
+    ops: Any, q: Any, k: Any, v: Any, attn_mask: Any, dropout_p: float, is_causal: bool, scale: float | None,
+    enable_gqa: bool,
+) -> Any:  # fmt: skip
+    """Attention in single steps, its weights dropped by the library's generator: alike for every layout."""
+    if is_causal and attn_mask is not None:
+        msg = "scaled_dot_product_attention: attn_mask and is_causal exclude each other"
+        raise ValueError(msg)
+    if enable_gqa:
+        k, v = (ops.repeat_interleave(one, q.shape[-3] // one.shape[-3], -3) for one in (k, v))
+    scores = ops.mul(ops.matmul(q, ops.transpose(k, -2, -1)), q.shape[-1] ** -0.5 if scale is None else scale)
+    if is_causal:
+        hidden = ops.triu(ops.ones_like(scores, dtype=ops.platform.str_to_dtype("bool")), 1)
+        scores = ops.masked_fill(scores, hidden, -math.inf)
+    elif attn_mask is not None and short_dtype(attn_mask.dtype) == "bool":
+        scores = ops.masked_fill(scores, ops.logical_not(attn_mask), -math.inf)
+    elif attn_mask is not None:
+        scores = ops.add(scores, attn_mask)
+    weights = _weights(ops, scores, masked=is_causal or attn_mask is not None)
+    return ops.matmul(ops.dropout(weights, dropout_p, True), v)
+
+
+def _weights(ops: Any, scores: Any, *, masked: bool) -> Any:
+    """Softmax of scores; a query that sees no key has weights of zero."""
+    if not masked:
+        return ops.softmax(scores, -1)
+    blind = ops.all(ops.eq(scores, -math.inf), -1, True)
+    return ops.masked_fill(ops.softmax(ops.masked_fill(scores, blind, 0.0), -1), blind, 0.0)
 
 
 _ATTENTION = "scaled_dot_product_attention"

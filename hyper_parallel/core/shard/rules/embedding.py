@@ -8,7 +8,7 @@ from hyper_parallel.core.shard.call import LocalCall
 from hyper_parallel.core.shard.rule import Strategies, rule
 from hyper_parallel.core.shard.rules.gather import lookup, window
 from hyper_parallel.core.shard.sample import real, sample, whole
-from hyper_parallel.core.shard.signature import Labels, labelled_rows
+from hyper_parallel.core.shard.signature import Labels, held_rows, labelled_rows
 
 if TYPE_CHECKING:
     from hyper_parallel.core.dtensor.layout import Layout
@@ -68,6 +68,28 @@ def lookup_(call: OpCall) -> Strategies:
         return LocalCall({**window(targets[0], 0), "padding_idx": None if padding < 0 else padding})
 
     return Strategies(rows, ((*x.shape, weight.shape[1]),), local)
+
+
+@rule(
+    "embedding_bag",
+    "x, weight, offsets=None, max_norm=None, norm_type=2, scale_grad_by_freq=False, mode='mean', sparse=False, "
+    "per_sample_weights=None, include_last_offset=False, padding_idx=None",
+)
+def embedding_bag(call: OpCall) -> Strategies:
+    """``n[i], [v]h, n[i] -> nh``; bags that follow each other in one row of ids are whole."""
+    x, weight, offsets, scale = (call[name] for name in ("x", "weight", "offsets", "per_sample_weights"))
+    if weight.ndim != 2 or x.ndim != (2 if offsets is None else 1):  # noqa: PLR2004 - a matrix
+        msg = f"x has {x.ndim} dims and weight {weight.ndim}: bags are rows of a matrix, or a vector and offsets"
+        raise ValueError(msg)
+    _only_whole(call)
+    ids = ("n", None) if offsets is None else (None,)
+    names = {"x": ids, "weight": (None, "h"), "offsets": (None,), "per_sample_weights": ids}
+    inputs = tuple(names[one.name] for one in call.operands)
+    linear = [one for one in ("weight", "per_sample_weights") if call["mode"] != "max" and call[one] is not None]
+    each = tuple(call.index_of(one) for one in linear)
+    count = x.shape[0] if offsets is None else offsets.shape[0] - bool(call["include_last_offset"])
+    labels = Labels(inputs, ((ids[0], "h"),), each=each)  # type: ignore[arg-type] # they are operands
+    return Strategies(held_rows(labels), ((count, weight.shape[1]),))
 
 
 sample("embedding", whole("v", "ab"), real("vh"))

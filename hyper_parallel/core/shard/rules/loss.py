@@ -25,7 +25,7 @@ from hyper_parallel.errors import short_dtype
 if TYPE_CHECKING:
     from hyper_parallel.core.shard.call import OpCall
 
-__all__ = ["VOCAB_PARALLEL", "vocab_parallel_loss"]
+__all__ = ["VOCAB_PARALLEL", "plain_loss", "reduced", "reduction_name", "settled", "vocab_parallel_loss"]
 
 VOCAB_PARALLEL: ContextVar[bool] = ContextVar("hyper_parallel_vocab_parallel", default=False)
 
@@ -102,12 +102,12 @@ def cross_entropy(
     if not 0.0 <= label_smoothing <= 1.0:
         msg = f"cross_entropy: label_smoothing must lie between 0 and 1, got {label_smoothing}"
         raise ValueError(msg)
-    reduction = _reduction_name("cross_entropy", reduction, size_average, reduce)
+    reduction = reduction_name("cross_entropy", reduction, size_average, reduce)
     dim = min(1, x.ndim - 1)
     z, log_s = _log_probabilities(ops, x, dim)
     if tuple(target.shape) == tuple(x.shape):
         rows = _expected(ops, z, log_s, target, _broadcast(ops, weight, x, dim), dim, label_smoothing)
-        return _reduced(ops, rows, reduction, math.prod(x.shape) // x.shape[dim])
+        return reduced(ops, rows, reduction, math.prod(x.shape) // x.shape[dim])
     hard = _Hard(ops, target, ignore_index, weight)
     loss = hard.reduce(hard.rows(z, log_s, dim), reduction)
     if not label_smoothing:
@@ -124,21 +124,21 @@ def nll_loss(
     ops: Any, x: Any, target: Any, weight: Any, size_average: Any, ignore_index: int, reduce: Any, reduction: str
 ) -> Any:
     """Negative log likelihood of log probabilities, classes in dim 1 (dim 0 of an unbatched row)."""
-    reduction = _reduction_name("nll_loss", reduction, size_average, reduce)
+    reduction = reduction_name("nll_loss", reduction, size_average, reduce)
     hard = _Hard(ops, target, ignore_index, weight)
-    return hard.reduce(hard.rows(_settled(x, "nll_loss"), None, min(1, x.ndim - 1)), reduction)
+    return hard.reduce(hard.rows(settled(x, "nll_loss"), None, min(1, x.ndim - 1)), reduction)
 
 
 def _log_probabilities(ops: Any, x: Any, dim: int) -> tuple[Any, Any]:
     """``z`` and ``log s``; the second is None where ``z`` already is the log probability."""
-    x = _settled(x, "cross_entropy")
+    x = settled(x, "cross_entropy")
     if not (VOCAB_PARALLEL.get() and isinstance(x, DTensor) and x.layout.dim_axes[dim]):
         return ops.log_softmax(x, dim), None
-    z = ops.sub(x, _settled(ops.class_max(x, dim), "cross_entropy", "maximum"))
-    return z, ops.log(_settled(ops.sum(ops.exp(z), dim), "cross_entropy", "sum of exponentials"))
+    z = ops.sub(x, settled(ops.class_max(x, dim), "cross_entropy", "maximum"))
+    return z, ops.log(settled(ops.sum(ops.exp(z), dim), "cross_entropy", "sum of exponentials"))
 
 
-def _settled(x: Any, op: str, what: str = "x") -> Any:
+def settled(x: Any, op: str, what: str = "x") -> Any:
     """``x`` with its pending reductions done once, instead of by each of several consumers."""
     if not isinstance(x, DTensor) or not x.layout.partials:
         return x
@@ -183,7 +183,7 @@ def _smooth(ops: Any, z: Any, log_s: Any, along: Any, weight: Any, dim: int) -> 
     total = ops.sum(z if along is None else ops.mul(z, along), dim)
     if log_s is None:
         return ops.neg(total)
-    scaled = ops.mul(log_s, z.shape[dim] if weight is None else _settled(ops.sum(weight), "cross_entropy", "weights"))
+    scaled = ops.mul(log_s, z.shape[dim] if weight is None else settled(ops.sum(weight), "cross_entropy", "weights"))
     return ops.sub(scaled, total)
 
 
@@ -205,7 +205,7 @@ def _broadcast(ops: Any, weight: Any, x: Any, dim: int) -> Any:
 # -- reductions --------------------------------------------------------------------------------------------------------
 
 
-def _reduction_name(op: str, reduction: str, size_average: bool | None = None, reduce: bool | None = None) -> str:
+def reduction_name(op: str, reduction: str, size_average: bool | None = None, reduce: bool | None = None) -> str:
     """One of none, mean, sum, also from the two flags of old programs."""
     if size_average is not None or reduce is not None:
         return "none" if reduce is False else "sum" if size_average is False else "mean"
@@ -228,7 +228,7 @@ def _narrow(ops: Any, total: Any, rows: Any) -> Any:
     return ops.cast(total, dtype=rows.dtype) if _is_half(rows) else total
 
 
-def _reduced(ops: Any, rows: Any, reduction: str, count: int | None = None) -> Any:
+def reduced(ops: Any, rows: Any, reduction: str, count: int | None = None) -> Any:
     if reduction == "none":
         return rows
     if reduction == "mean" and count is None:
@@ -240,7 +240,7 @@ def _reduced(ops: Any, rows: Any, reduction: str, count: int | None = None) -> A
 # -- element by element ------------------------------------------------------------------------------------------------
 
 
-def _plain_loss(op: str, extra: str) -> None:
+def plain_loss(op: str, extra: str) -> None:
     """``op`` as its elements' loss and a reduction."""
     names = [part.split("=")[0].strip() for part in extra.split(",") if part.strip()]
     tail = f", {extra}" if extra else ""
@@ -248,11 +248,11 @@ def _plain_loss(op: str, extra: str) -> None:
     @decomposition(op, f"x, target{tail}, size_average=None, reduce=None, reduction='mean'")
     def run(ops: Any, x: Any, target: Any, size_average: Any, reduce: Any, reduction: str, **rest: Any) -> Any:
         """The elements' loss, reduced."""
-        reduction = _reduction_name(op, reduction, size_average, reduce)
+        reduction = reduction_name(op, reduction, size_average, reduce)
         rows = getattr(ops, f"{op}_elements")(x, target, *(rest[name] for name in names))
         if reduction == "batchmean":
-            return _reduced(ops, rows, "mean", x.shape[0])
-        return _reduced(ops, rows, reduction)
+            return reduced(ops, rows, "mean", x.shape[0])
+        return reduced(ops, rows, reduction)
 
 
 for _op, _extra in {
@@ -265,7 +265,7 @@ for _op, _extra in {
     "binary_cross_entropy_with_logits": "weight=None, pos_weight=None",
     "kl_div": "log_target=False",
 }.items():
-    _plain_loss(_op, _extra)
+    plain_loss(_op, _extra)
 
 
 @decomposition("weighted_loss", "rows, weight, reduction='mean'")

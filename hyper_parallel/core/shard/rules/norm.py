@@ -4,11 +4,14 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from hyper_parallel.core.shard.rule import Strategies, rule
+from hyper_parallel.core.dtensor.placements import Shard
+from hyper_parallel.core.shard.call import LocalCall
+from hyper_parallel.core.shard.rule import Row, Strategies, rule
 from hyper_parallel.core.shard.sample import real, sample, size
-from hyper_parallel.core.shard.signature import Labels, labelled_rows
+from hyper_parallel.core.shard.signature import Labels, held_row, held_rows, labelled_rows
 
 if TYPE_CHECKING:
+    from hyper_parallel.core.dtensor.layout import Layout
     from hyper_parallel.core.shard.call import OpCall
 
 
@@ -56,11 +59,22 @@ def native_layer_norm(call: OpCall) -> Strategies:
 
 @rule("group_norm", "x, num_groups, weight=None, bias=None, eps=1e-05")
 def group_norm(call: OpCall) -> Strategies:
-    """``n[c…], [c], [c] -> n[c…]``."""
-    x = call["x"]
-    names = ("n", *(f"c{dim}" for dim in range(1, x.ndim)))
-    labels = Labels((names, *(("c1",) for _ in call.operands[1:])), (names,), whole=frozenset(names[1:]))
-    return Strategies(labelled_rows(labels), (x.shape,))
+    """``n[c…], [c], [c] -> n[c…]``; channels may be sharded where groups stay together."""
+    x, groups = call["x"], call["num_groups"]
+    if x.ndim < 2 or any(one.shape != x.shape[1:2] for one in call.operands[1:]):  # noqa: PLR2004 - samples, channels
+        shapes = ", ".join(f"{one.name} {list(one.shape)}" for one in call.operands)
+        msg = f"x needs samples and channels, the others one number per channel: {shapes}"
+        raise ValueError(msg)
+    names = ("n", *(None for _ in range(1, x.ndim)))
+    rows = held_rows(Labels((names, *((None,) for _ in call.operands[1:])), (names,)))
+    channels = Row((Shard(1), *(Shard(0) for _ in call.operands[1:])), (Shard(1),), sizes=((0, 1, groups),))
+    return Strategies((*rows, held_row(channels)), (x.shape,), _own_groups)
+
+
+def _own_groups(call: OpCall, targets: tuple[Layout, ...], outputs: tuple[Layout, ...]) -> LocalCall | None:
+    del outputs
+    channels, held = call["x"].shape[1], targets[0].local_shape[1]
+    return LocalCall({"num_groups": call["num_groups"] * held // channels}) if held != channels else None
 
 
 sample("layer_norm", real("abh"), (size("h"),), real("h"), real("h"))

@@ -268,6 +268,7 @@ for _name, _signature in {
     "kl_div": "x, target, log_target=False",
 }.items():
     register_rule(Rule(f"{_name}_elements", _signature, _nonlinear))
+register_rule(Rule("prelu", "x, weight", _nonlinear))  # the weight as it broadcasts
 register_rule(Rule("clone", "x, *, memory_format=None", _identity))
 register_rule(Rule("contiguous", "x, memory_format=None", _identity, view=True, itself=True))
 register_rule(Rule("detach", "x", _identity, view=True, itself=True))

@@ -272,6 +272,15 @@ def _cumulative_pair(call: OpCall) -> Strategies:
     return _along(call, outputs=2)
 
 
+def _soft(call: OpCall) -> Strategies:
+    x, dim = call["x"], call["dim"]
+    if dim is None:  # the frameworks' old default: classes come first in a row, in a volume, and second otherwise
+        dim = 0 if x.ndim in {0, 1, 3} else 1
+    names = tuple(f"d{one}" for one in range(x.ndim))
+    labels = Labels((names,), (names,), None, frozenset({f"d{one}" for one in reduced_dims(dim, x.ndim)}))
+    return Strategies(labelled_rows(labels), (x.shape,))
+
+
 def _cumsum(call: OpCall) -> Strategies:
     return _along(call, linear=call["dtype"] is None)
 
@@ -284,9 +293,8 @@ register_rule(Rule("cummin", "x, dim", _cumulative_pair))
 register_rule(Rule("safe_softmax", "x, dim, dtype=None", _along))
 register_rule(Rule("softmax_backward", "x, output, dim, input_dtype", _along_both))
 register_rule(Rule("log_softmax_backward", "x, output, dim, input_dtype", _along_both))
-register_rule(Rule("softmax", "x, dim, dtype=None", _along))
-register_rule(Rule("softmin", "x, dim, dtype=None", _along))
-register_rule(Rule("log_softmax", "x, dim, dtype=None", _along))
+for _name in ("softmax", "softmin", "log_softmax"):
+    register_rule(Rule(_name, "x, dim, dtype=None", _soft))
 
 
 # -- norms -------------------------------------------------------------------------------------------------------------

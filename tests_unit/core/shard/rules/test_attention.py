@@ -1,14 +1,17 @@
 """Normalisations and attention."""
 
+import math
+
 import numpy as np
 import pytest
 import torch
 import torch.nn.functional as F  # noqa: N812
 
+from hyper_parallel import distribute_tensor
 from hyper_parallel.core.dtensor.dtensor import DTensor
 from hyper_parallel.core.dtensor.events import record_events
-from hyper_parallel.core.dtensor.placements import Replicate, Shard
-from hyper_parallel.errors import LayoutError
+from hyper_parallel.core.dtensor.placements import Partial, Replicate, Shard
+from hyper_parallel.core.dtensor.random import manual_seed
 
 pytestmark = pytest.mark.platforms("torch")
 
@@ -70,16 +73,68 @@ def test_heads_and_queries_cost_nothing(ranks):
     assert ranks(2, run) == [([], (Shard(1),), (Shard(2),))] * 2
 
 
-def test_dropout_in_attention_is_refused(ranks):
-    """A mask drawn by every rank for itself would depend on the layout."""
+DROPPED = {
+    "plain": {},
+    "causal": {"is_causal": True},
+    "masked": {"attn_mask": "lower"},
+    "biased": {"attn_mask": "scores", "scale": 0.3},
+    "grouped": {"enable_gqa": True},
+}
+
+
+@pytest.mark.parametrize("name", DROPPED)
+def test_dropout_in_attention(ranks, name):
+    """The same weights are dropped for every layout, with every argument, and gradients are those of one rank."""
+
+    def one(mesh, place):
+        manual_seed(5)
+        options = dict(DROPPED[name])
+        q, k, v = (
+            distribute_tensor(torch.linspace(-1, 1, math.prod(shape)).double().sin().view(shape), mesh, [place])
+            for shape in ((2, 4, 5, 3), (2, 2 if "enable_gqa" in options else 4, 5, 3), (2, 2 if "enable_gqa" in options else 4, 5, 6))
+        )
+        tensors = [each.requires_grad_() for each in (q, k, v)]
+        if "attn_mask" in options:
+            scores = (q @ k.mT).detach()
+            options["attn_mask"] = (scores > 0.1).tril(-1) if options["attn_mask"] == "lower" else scores
+        out = attend(*tensors, dropout_p=0.4, **options)
+        out.square().sum().backward()
+        return [each.full_tensor().detach() for each in (out, *(tensor.grad for tensor in tensors))]
+
+    def run(mesh):
+        return [one(mesh, place) for place in (Replicate(), Shard(0), Shard(1), Shard(2), Partial())]
+
+    (alone, *_), = ranks(1, run)
+    assert all(torch.isfinite(value).all() for value in alone)
+    assert bool((alone[0] == 0).all(-1).any()) == (name in {"causal", "masked"})  # who sees no key, or lost the only one
+    for world in (2, 3):
+        for found in ranks(world, run)[0]:
+            for value, wanted in zip(found, alone, strict=True):
+                torch.testing.assert_close(value, wanted)
+
+
+def test_attention_drops_its_share():
+    """Kept weights are divided by the probability of keeping, so that the mean stays."""
+    from hyper_parallel.core.dtensor.mesh import init_device_mesh
+    from hyper_parallel.verify.simulate import simulate
+
+    def run():
+        mesh = init_device_mesh("cpu", (1,), mesh_dim_names=["tp"])
+        q = distribute_tensor(torch.zeros(1, 50, 4), mesh, [Shard(0)])
+        v = distribute_tensor(torch.eye(50)[None], mesh, [Shard(0)])
+        return attend(q, q, v, dropout_p=0.25).full_tensor()
+
+    (weights,) = simulate(run, 1, "torch")
+    torch.testing.assert_close(weights.unique(), torch.tensor([0.0, 1 / 50 / 0.75]))
+    assert abs(float((weights == 0).double().mean()) - 0.25) < 0.03
+
+
+def test_a_mask_and_causality_exclude_each_other(ranks):
+    """With dropout as without it."""
 
     def run(mesh):
         q = DTensor.from_local(torch.ones(2, 3, 5), mesh, [Shard(0)])
-        with pytest.raises(LayoutError) as caught:
-            attend(q, q, q, dropout_p=0.1)
-        return str(caught.value)
+        with pytest.raises(ValueError, match="attn_mask and is_causal exclude each other"):
+            attend(q, q, q, attn_mask=q @ q.mT, is_causal=True, dropout_p=0.1)
 
-    assert ranks(2, run)[0] == (
-        "scaled_dot_product_attention(q=f32[4@tp, 3, 5], k=f32[4@tp, 3, 5], v=f32[4@tp, 3, 5]): dropout_p > 0 would "
-        "draw another mask on every rank; use dropout_p=0.0, or softmax, dropout and matmul one by one"
-    )
+    ranks(2, run)

@@ -50,6 +50,20 @@ DRAWS = {
     "kaiming": lambda x: torch.nn.init.kaiming_uniform_(torch.zeros_like(x)),
     "trunc": lambda x: torch.nn.init.trunc_normal_(torch.zeros_like(x)),
     "randint": lambda x: torch.randint_like(x, 3, 9),
+    "channel dropout": lambda x: F.dropout2d(x[..., None, None] * torch.ones_like(x), 0.4),
+    "channel dropout without samples": lambda x: F.dropout1d(x, 0.4),
+    "channel dropout in place": lambda x: F.dropout2d((x * 1)[..., None], 0.4, inplace=True),
+    "alpha_dropout": lambda x: F.alpha_dropout(x, 0.4, training=True),
+    "alpha_dropout_in_place": lambda x: F.alpha_dropout(x * 1, 0.4, training=True, inplace=True),
+    "alpha channel dropout": lambda x: F.feature_alpha_dropout(x[..., None], 0.4, training=True),
+    "rrelu, dropout": lambda x: F.rrelu(x - 4, training=True),
+    "rrelu in place, dropout": lambda x: F.rrelu(x - 4, training=True, inplace=True),
+    "gumbel, dropout": lambda x: F.gumbel_softmax(x, 0.7),
+    "hard gumbel, dropout": lambda x: F.gumbel_softmax(x, hard=True, dim=0),
+    "fractional pooling": lambda x: F.fractional_max_pool2d(x[:, None], 2, output_size=(2, 2)),
+    "fractional pooling of a volume": lambda x: F.fractional_max_pool3d(
+        x[:, None, None].expand(5, 1, 3, 3, 3), 2, output_ratio=0.7, return_indices=True
+    )[0],
 }
 
 

@@ -1,0 +1,90 @@
+"""Convolutions: samples and channels may be sharded, what a window slides over is whole."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import TYPE_CHECKING
+
+from hyper_parallel.core.dtensor.placements import Shard
+from hyper_parallel.core.shard.call import LocalCall
+from hyper_parallel.core.shard.rule import Row, Strategies, rule
+from hyper_parallel.core.shard.signature import Labels, held_rows
+
+if TYPE_CHECKING:
+    from hyper_parallel.core.dtensor.layout import Layout
+    from hyper_parallel.core.shard.call import OpCall
+
+__all__ = ["spread", "window_count"]
+
+
+def spread(value: int | Sequence[int], count: int) -> tuple[int, ...]:
+    """One number per dim that a window slides over: a single one stands for all."""
+    given = (value,) if isinstance(value, int) else tuple(value)
+    return given * count if len(given) == 1 else given
+
+
+def window_count(size: int, kernel: int, stride: int, padding: int, dilation: int = 1) -> int:
+    """Positions of a window in a padded dim."""
+    return (size + 2 * padding - dilation * (kernel - 1) - 1) // stride + 1
+
+
+@rule("convolution", "x, weight, bias, stride, padding, dilation, transposed, output_padding, groups")
+def convolution(call: OpCall) -> Strategies:
+    """``nc…, oc…, o -> no…`` (a transposed weight is ``co…``); the bias joins once; groups stay together."""
+    x, weight, groups = call["x"], call["weight"], call["groups"]
+    out, inner = (1, 0) if call["transposed"] else (0, 1)
+    _check(call, inner)
+    places = (None,) * (x.ndim - 2)
+    channels = weight.shape[out] * (groups if call["transposed"] else 1)
+    count = len(call.operands)
+    kernel = [None, None, *places]
+    if groups == 1:
+        kernel[out], kernel[inner] = "o", "c"  # type: ignore[call-overload] # labels are names or None
+    inputs = (("n", "c" if groups == 1 else None, *places), tuple(kernel), ("o" if groups == 1 else None,))[:count]
+    output = ("n", "o" if groups == 1 else None, *places)
+    joins = (2,) if count > 2 else ()  # noqa: PLR2004 - there is a bias
+    rows = held_rows(Labels(inputs, (output,), each=(0, 1), joins=joins))
+    if groups > 1:
+        rows = (*rows, Row((Shard(1), Shard(0), Shard(0))[:count], (Shard(1),), sizes=((0, 1, groups),)))
+    return Strategies(rows, ((x.shape[0], channels, *_sizes(call)),), _local_groups if groups > 1 else None)
+
+
+def _check(call: OpCall, inner: int) -> None:
+    x, weight, groups = call["x"], call["weight"], call["groups"]
+    if x.ndim != weight.ndim or x.ndim < 3:  # noqa: PLR2004 - samples, channels, and what a window slides over
+        msg = f"x has {x.ndim} dims and weight {weight.ndim}; both need samples or outputs, channels, and the same more"
+        raise ValueError(msg)
+    wanted = weight.shape[inner] * (1 if call["transposed"] else groups)
+    if x.shape[1] != wanted or x.shape[1] % groups:
+        msg = f"x has {x.shape[1]} channels, weight {list(weight.shape)} in {groups} group(s) takes {wanted}"
+        raise ValueError(msg)
+
+
+def _sizes(call: OpCall) -> tuple[int, ...]:
+    """What the windows leave of each dim that they slide over."""
+    x, kernel = call["x"].shape[2:], call["weight"].shape[2:]
+    stride, padding, dilation, more = (
+        spread(call[name], len(x)) for name in ("stride", "padding", "dilation", "output_padding")
+    )
+    if not call["transposed"]:
+        return tuple(map(window_count, x, kernel, stride, padding, dilation))
+    return tuple(
+        (size - 1) * step - 2 * pad + wide * (window - 1) + rest + 1
+        for size, window, step, pad, wide, rest in zip(x, kernel, stride, padding, dilation, more, strict=True)
+    )
+
+
+def _local_groups(call: OpCall, targets: tuple[Layout, ...], outputs: tuple[Layout, ...]) -> LocalCall:
+    del outputs
+    return LocalCall({"groups": call["groups"] * targets[0].local_shape[1] // call["x"].shape[1]})
+
+
+@rule("conv_tbc", "x, weight, bias, pad=0")
+def conv_tbc(call: OpCall) -> Strategies:
+    """``[t]bc, [k]co, o -> [t]bo``: time comes first; the bias joins once."""
+    x, weight = call["x"], call["weight"]
+    labels = Labels(
+        ((None, "b", "c"), (None, "c", "o"), ("o",)), ((None, "b", "o"),), each=(0, 1), joins=(2,)
+    )
+    times = window_count(x.shape[0], weight.shape[0], 1, call["pad"])
+    return Strategies(held_rows(labels), ((times, x.shape[1], weight.shape[2]),))

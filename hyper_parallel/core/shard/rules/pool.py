@@ -1,0 +1,115 @@
+"""Pooling: samples and channels may be sharded, the dims that are pooled are whole."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import TYPE_CHECKING
+
+from hyper_parallel.core.shard.rule import Rule, Strategies, register_rule
+from hyper_parallel.core.shard.rules.conv import spread, window_count
+from hyper_parallel.core.shard.signature import Labels, held_rows
+
+if TYPE_CHECKING:
+    from hyper_parallel.core.shard.call import OpCall
+
+__all__ = ["inner_dims"]
+
+Names = tuple[str | None, ...]
+
+
+def inner_dims(
+    call: OpCall,
+    sizes: Sequence[int],
+    *,
+    others: Sequence[Names] = (),
+    outputs: int = 1,
+    joint: tuple[int, ...] = (),
+    each: tuple[int, ...] = (),
+) -> Strategies:
+    """The last dims of ``x`` are whole and get new sizes; the dims before (``b0``, ``b1``) pass."""
+    x = call["x"]
+    lead = x.ndim - len(sizes)
+    if lead < 0:
+        msg = f"x has {x.ndim} dims, at least {len(sizes)} are needed"
+        raise ValueError(msg)
+    names: Names = (*(f"b{dim}" for dim in range(lead)), *(None for _ in sizes))
+    labels = Labels((names, *others), (names,) * outputs, None, joint=joint, each=each)
+    shape = (*x.shape[:lead], *sizes)
+    return Strategies(held_rows(labels), (shape,) * outputs, many=outputs > 1)
+
+
+def _pooled(call: OpCall, count: int) -> tuple[int, ...]:
+    """Sizes that pooling windows leave of the last ``count`` dims."""
+    kernel = spread(call["kernel_size"], count)
+    stride = spread(call["stride"], count) if call["stride"] not in (None, (), []) else kernel
+    padding, dilation = spread(call["padding"], count), spread(call["dilation"] or 1, count)
+    sizes = call["x"].shape[-count:]
+    return tuple(
+        _positions(*one, ceil=call["ceil_mode"]) for one in zip(sizes, kernel, stride, padding, dilation, strict=True)
+    )
+
+
+def _positions(size: int, kernel: int, stride: int, padding: int, dilation: int, *, ceil: bool) -> int:
+    if not ceil:
+        return window_count(size, kernel, stride, padding, dilation)
+    found = -(-(size + 2 * padding - dilation * (kernel - 1) - 1) // stride) + 1
+    # A window that would start in the padding on the right is left out.
+    return found - 1 if (found - 1) * stride >= size + padding else found
+
+
+def _average(count: int) -> Callable[[OpCall], Strategies]:
+    return lambda call: inner_dims(call, _pooled(call, count), joint=(0,))
+
+
+def _maximum(count: int) -> Callable[[OpCall], Strategies]:
+    # Indices are places in one sample's channel: the same for every piece.
+    return lambda call: inner_dims(call, _pooled(call, count), outputs=2)
+
+
+def _adaptive(count: int, *, maximum: bool) -> Callable[[OpCall], Strategies]:
+    def strategies(call: OpCall) -> Strategies:
+        sizes = spread(call["output_size"], count)
+        return inner_dims(call, sizes, outputs=2) if maximum else inner_dims(call, sizes, joint=(0,))
+
+    return strategies
+
+
+def _fractional(count: int) -> Callable[[OpCall], Strategies]:
+    def strategies(call: OpCall) -> Strategies:
+        """One random number per sample, channel and pooled dim says where the windows are."""
+        batched = call["x"].ndim > count + 1
+        samples = ("b0", "b1", None) if batched else (None, "b0", None)
+        return inner_dims(call, spread(call["output_size"], count), others=(samples,), outputs=2)
+
+    return strategies
+
+
+def _unpooled(count: int) -> Callable[[OpCall], Strategies]:
+    def strategies(call: OpCall) -> Strategies:
+        x = call["x"]
+        if call["indices"].shape != x.shape:
+            msg = f"indices have shape {list(call['indices'].shape)}, x has {list(x.shape)}"
+            raise ValueError(msg)
+        names = (*(f"b{dim}" for dim in range(x.ndim - count)), *(None,) * count)
+        return inner_dims(call, spread(call["output_size"], count), others=(names,), each=(0,))
+
+    return strategies
+
+
+_WINDOWS = "x, kernel_size, stride=(), padding=0"
+for _count in (2, 3):
+    register_rule(
+        Rule(
+            f"avg_pool{_count}d",
+            f"{_WINDOWS}, ceil_mode=False, count_include_pad=True, divisor_override=None",
+            _average(_count),
+        )
+    )
+    register_rule(Rule(f"max_pool{_count}d", f"{_WINDOWS}, dilation=1, ceil_mode=False", _maximum(_count)))
+    register_rule(Rule(f"adaptive_avg_pool{_count}d", "x, output_size", _adaptive(_count, maximum=False)))
+    register_rule(Rule(f"adaptive_max_pool{_count}d", "x, output_size", _adaptive(_count, maximum=True)))
+    register_rule(
+        Rule(f"fractional_max_pool{_count}d", "x, kernel_size, output_size, samples", _fractional(_count))
+    )
+register_rule(Rule("max_unpool2d", "x, indices, output_size", _unpooled(2)))
+register_rule(Rule("max_unpool3d", "x, indices, output_size, stride, padding", _unpooled(3)))

@@ -1,0 +1,61 @@
+"""Recurrent layers and cells: samples may be sharded, time, features and weights are whole."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from hyper_parallel.core.shard.call import Operand
+from hyper_parallel.core.shard.rule import Rule, Strategies, register_rule
+from hyper_parallel.core.shard.signature import Labels, held_rows
+
+if TYPE_CHECKING:
+    from hyper_parallel.core.shard.call import OpCall
+
+LAYERS = "x, hx, params, has_biases, num_layers, dropout, train, bidirectional, batch_first"
+CELL = "x, hx, weight_ih, weight_hh, bias_ih=None, bias_hh=None"
+
+
+def _states(call: OpCall) -> list[Operand]:
+    hx = call["hx"]
+    return [hx] if isinstance(hx, Operand) else list(hx)
+
+
+def _weights(count: int, call: OpCall) -> tuple[tuple[None, ...], ...]:
+    return tuple((None,) * one.ndim for one in call.operands[count:])
+
+
+def _layers(call: OpCall) -> Strategies:
+    """``tnc, lnh… -> tnh, lnh…`` (``ntc`` where the batch comes first)."""
+    x, states = call["x"], _states(call)
+    if call["dropout"] > 0 and call["train"] and call["num_layers"] > 1:
+        msg = (
+            "dropout between layers would draw another mask on every rank; "
+            "use dropout=0.0, or one module per layer with F.dropout between them"
+        )
+        raise ValueError(msg)
+    row = ("n", None, None) if call["batch_first"] else (None, "n", None)
+    at = row.index("n")
+    if x.ndim != 3 or any(one.ndim != 3 or one.shape[1] != x.shape[at] for one in states):  # noqa: PLR2004 - samples
+        msg = f"x {list(x.shape)} and hx {[list(one.shape) for one in states]} need the same samples"
+        raise ValueError(msg)
+    state = (None, "n", None)
+    inputs = (row, *(state for _ in states), *_weights(1 + len(states), call))
+    rows = held_rows(Labels(inputs, (row, *(state for _ in states)), None))
+    features = states[0].shape[-1] * (2 if call["bidirectional"] else 1)
+    return Strategies(rows, ((*x.shape[:-1], features), *(one.shape for one in states)), many=True)
+
+
+def _cell(call: OpCall) -> Strategies:
+    """``nc, nh… -> nh…``."""
+    x, states = call["x"], _states(call)
+    batch = ("n",) * (x.ndim - 1)
+    inputs = (*((*batch, None) for _ in (x, *states)), *_weights(1 + len(states), call))
+    outputs = tuple((*batch, None) for _ in states)
+    return Strategies(
+        held_rows(Labels(inputs, outputs, None)), tuple(one.shape for one in states), many=len(states) > 1
+    )
+
+
+for _name in ("lstm", "gru", "rnn_tanh", "rnn_relu"):
+    register_rule(Rule(_name, LAYERS, _layers))
+    register_rule(Rule(f"{_name}_cell", CELL, _cell))

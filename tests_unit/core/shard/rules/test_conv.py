@@ -1,0 +1,148 @@
+"""Convolutions and recurrent layers: samples and channels may be sharded, windows and time are whole."""
+
+import copy
+
+import pytest
+import torch
+import torch.nn.functional as F  # noqa: N812
+from torch.func import functional_call
+
+from hyper_parallel import distribute_tensor
+from hyper_parallel.core.dtensor.dtensor import DTensor
+from hyper_parallel.core.dtensor.events import record_events
+from hyper_parallel.core.dtensor.placements import Partial, Replicate, Shard
+from hyper_parallel.errors import LayoutError, MixedTensorError, UnsupportedOperatorError
+
+pytestmark = pytest.mark.platforms("torch")
+
+FEW = {(2,): 8, (3,): 4, (4,): 3, (2, 2): 3}
+CONVOLUTIONS = {
+    "1d": (lambda x, w, b: F.conv1d(x, w, b, stride=2, padding=1), (5, 3, 7), (4, 3, 3), (4,)),
+    "2d": (lambda x, w, b: F.conv2d(x, w, b, padding=1), (5, 3, 6, 7), (4, 3, 3, 2), (4,)),
+    "3d": (F.conv3d, (3, 2, 4, 5, 4), (5, 2, 2, 3, 2), (5,)),
+    "same": (lambda x, w: F.conv2d(x, w, padding="same", dilation=2), (5, 3, 6, 7), (4, 3, 3, 2)),
+    "no samples": (F.conv2d, (3, 6, 7), (4, 3, 3, 2), (4,)),
+    "groups": (lambda x, w, b: F.conv2d(x, w, b, groups=4), (3, 8, 4, 5), (12, 2, 3, 2), (12,)),
+    "odd groups": (lambda x, w: F.conv2d(x, w, groups=3), (2, 6, 4, 5), (3, 2, 3, 2)),
+    "channel by channel": (lambda x, w, b: F.conv2d(x, w, b, groups=4), (3, 4, 6, 5), (4, 1, 3, 2), (4,)),
+    "transposed 1d": (
+        lambda x, w, b: F.conv_transpose1d(x, w, b, stride=2, output_padding=1), (5, 3, 7), (3, 4, 3), (4,),
+    ),
+    "transposed 2d": (
+        lambda x, w, b: F.conv_transpose2d(x, w, b, stride=2, padding=1, groups=2), (3, 4, 5, 6), (4, 3, 3, 2), (6,),
+    ),
+    "transposed 3d": (F.conv_transpose3d, (3, 2, 3, 4, 2), (2, 3, 2, 2, 2)),
+    "time first": (lambda x, w, b: F.conv_tbc(x, w, b, 1), (7, 5, 3), (3, 3, 4), (4,)),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("name", CONVOLUTIONS)
+def test_convolutions(holds, name):
+    """Values and the gradients of input, weight and bias are the plain ones, uneven and empty shards included."""
+    holds(CONVOLUTIONS[name][0], *CONVOLUTIONS[name][1:], drawn=FEW)
+
+
+def test_what_a_convolution_costs(ranks):
+    """Sharded samples, output channels and whole groups cost nothing forward; input channels leave a sum pending."""
+
+    def run(mesh):
+        def one(x, w, b, groups=1):
+            tensors = [
+                distribute_tensor(torch.randn(*shape), mesh, [place])
+                for shape, place in zip(((4, 6, 5, 5), (8, 6 // groups, 3, 3), (8,)), (x, w, b), strict=True)
+            ]
+            with record_events() as log:
+                out = F.conv2d(*tensors, groups=groups)
+            return out.placements, log.collectives()
+
+        whole = Replicate()
+        return [
+            one(Shard(0), whole, whole),
+            one(whole, Shard(0), Shard(0)),
+            one(Shard(1), Shard(1), Partial()),
+            one(Shard(1), Shard(0), Shard(0), groups=2),
+        ]
+
+    assert ranks(2, run)[0] == [
+        ((Shard(0),), []),
+        ((Shard(1),), []),
+        ((Partial(),), []),
+        ((Shard(1),), []),
+    ]
+
+
+def test_a_convolution_that_does_not_fit_is_refused(ranks):
+    """Channels that the weight does not take, named with what it takes; a weight that is no DTensor."""
+
+    def run(mesh):
+        x = distribute_tensor(torch.randn(4, 3, 5, 5), mesh, [Shard(0)])
+        with pytest.raises(LayoutError) as caught:
+            F.conv2d(x, distribute_tensor(torch.randn(4, 2, 3, 3), mesh, [Replicate()]))
+        with pytest.raises(MixedTensorError, match=r"argument weight is a plain tensor \[4, 3, 3, 3\]"):
+            F.conv2d(x, torch.randn(4, 3, 3, 3))
+        return str(caught.value)
+
+    assert ranks(2, run)[0] == (
+        "convolution(x=f32[4@tp, 3, 5, 5], weight=f32[4, 2, 3, 3]): "
+        "x has 3 channels, weight [4, 2, 3, 3] in 1 group(s) takes 2"
+    )
+
+
+RECURRENT = {
+    "LSTM": (lambda: torch.nn.LSTM(4, 3), (5, 3, 4)),
+    "LSTM both ways": (lambda: torch.nn.LSTM(4, 3, num_layers=2, bidirectional=True, proj_size=2), (5, 3, 4)),
+    "GRU": (lambda: torch.nn.GRU(4, 3, batch_first=True), (3, 5, 4)),
+    "RNN": (lambda: torch.nn.RNN(4, 3, nonlinearity="relu"), (5, 3, 4)),
+    "LSTMCell": (lambda: torch.nn.LSTMCell(4, 3), (5, 4)),
+    "GRUCell": (lambda: torch.nn.GRUCell(4, 3), (5, 4)),
+    "RNNCell": (lambda: torch.nn.RNNCell(4, 3), (5, 4)),
+}
+
+
+@pytest.mark.parametrize("name", RECURRENT)
+def test_recurrent_modules(name):
+    """Recurrent modules take DTensors, start from zeros by themselves, and give every weight its gradient."""
+    from hyper_parallel.verify.check import check_function
+
+    torch.manual_seed(0)
+    make, shape = RECURRENT[name]
+    module = make().double()
+    names = [one for one, _ in module.named_parameters()]
+
+    def run(x, *parameters):
+        given = dict(zip(names, parameters, strict=True))
+        return torch.utils._pytree.tree_leaves(functional_call(copy.deepcopy(module), given, (x,)))
+
+    arrays = [torch.randn(*shape).double().numpy(), *(one.detach().numpy() for one in module.parameters())]
+    for places in ([Shard(0)], [Shard(1)], [Replicate()], [Partial()]):
+        weights = [[(Shard(0) if index == 1 else Replicate(),)] for index in range(len(names))]
+        for world in (2, 4):
+            report = check_function(run, arrays, (world,), platform="torch", placements=[[tuple(places)], *weights])
+            assert report.ok, report.wrong[:3]
+            assert not report.rejected, report.rejected[:1]
+
+
+def test_what_recurrent_layers_refuse(ranks):
+    """Dropout between layers, packed sequences, and states that may differ between ranks."""
+
+    def run(mesh):
+        def whole(*shape):
+            return distribute_tensor(torch.randn(*shape), mesh, [Replicate()])
+
+        weights = [whole(12, 4), whole(12, 3), whole(12), whole(12)]
+        deep = [*weights, whole(12, 3), *weights[1:]]
+        x, state = whole(5, 2, 4), whole(2, 2, 3)
+        with pytest.raises(LayoutError) as dropout:
+            torch.lstm(x, [state, state], deep, True, 2, 0.5, True, False, False)
+        with pytest.raises(UnsupportedOperatorError) as packed:
+            torch.lstm(x, torch.tensor([2]), [state, state], weights, True, 1, 0.0, True, False)
+        with pytest.raises(MixedTensorError, match=r"argument hx\[0\] is a plain tensor \[1, 2, 3\]"):
+            torch.lstm(x, [torch.ones(1, 2, 3)] * 2, weights, True, 1, 0.0, True, False, False)
+        assert isinstance(torch.lstm(x, [torch.zeros(1, 2, 3)] * 2, weights, True, 1, 0.0, True, False, False)[0], DTensor)
+        return str(dropout.value).rsplit("): ", maxsplit=1)[1], str(packed.value)
+
+    assert ranks(2, run)[0] == (
+        "dropout between layers would draw another mask on every rank; "
+        "use dropout=0.0, or one module per layer with F.dropout between them",
+        "lstm: packed sequences of DTensors are not supported; pad them, and mask what the padding gives",
+    )
