@@ -8,9 +8,7 @@ functions decompose by themselves and stay differentiable.
 from __future__ import annotations
 
 from collections.abc import Callable
-from functools import cache
-from types import CellType, FunctionType
-from typing import TYPE_CHECKING, Any, NamedTuple, cast
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import torch
 from torch.overrides import enable_reentrant_dispatch
@@ -20,6 +18,7 @@ from hyper_parallel.core.dtensor.skip import local_operands, skipped
 from hyper_parallel.core.shard.dispatch import Dispatcher, Entry
 from hyper_parallel.core.shard.distributed_op import user_op
 from hyper_parallel.errors import LayoutError, UnsupportedOperatorError
+from hyper_parallel.platform.torch.opened import opened
 
 if TYPE_CHECKING:
     from torch._ops import OpOverload
@@ -84,9 +83,9 @@ def function(  # noqa: PLR0911 - one line per door
         return whole(*args, **kwargs)
     if skipped(func):
         return func(*local_operands(args), **local_operands(kwargs))
-    opened = _opened(func)
-    if opened is not None:
-        return opened(*args, **kwargs)
+    python = opened(func)
+    if python is not None:
+        return python(*args, **kwargs)
     with _disabled():
         return func(*args, **kwargs)
 
@@ -117,50 +116,6 @@ def _written(kind: Any, name: str, out: Any, result: Any) -> Any:
         msg = f"{name}: out has dtype {out.dtype}, and the result's {result.dtype} can't be cast to it"
         raise LayoutError(msg)
     return out.copy_(result)
-
-
-@cache
-def _opened(func: Callable[..., Any]) -> Callable[..., Any] | None:
-    """A function that PyTorch wrote in Python, without its own hand-over: what it calls arrives here one by one."""
-    return _open(cast("FunctionType", func), {}) if _python_written(func) else None
-
-
-_PYTHON_WRITTEN = frozenset({"torch.functional", "torch.nn.functional"})
-
-
-def _python_written(func: Any) -> bool:
-    return type(func) is FunctionType and func.__module__ in _PYTHON_WRITTEN
-
-
-def _open(func: FunctionType, known: dict[Any, Any]) -> FunctionType:
-    """``func`` over a copy of its module, in which nothing is handed over but calls of other public functions."""
-    if func in known:
-        return cast("FunctionType", known[func])
-    space: dict[str, Any] = known.setdefault(id(func.__globals__), {})
-    cells = None if func.__closure__ is None else tuple(CellType(_inner(one, known)) for one in func.__closure__)
-    known[func] = opened = FunctionType(func.__code__, space, func.__name__, func.__defaults__, cells)
-    opened.__kwdefaults__ = func.__kwdefaults__
-    if not space:
-        space.update(func.__globals__)
-        for name, value in func.__globals__.items():
-            if name.startswith("has_torch_function"):
-                space[name] = _never
-            elif name.startswith("_") and _python_written(value):
-                space[name] = _open(value, known)
-    return opened
-
-
-def _inner(cell: CellType, known: dict[Any, Any]) -> Any:
-    """What a switch between two functions (``return_indices=``) holds: its private halves hand over to the switch."""
-    held = cell.cell_contents
-    if not _python_written(held):
-        return held
-    private = held.__name__.startswith("_") or held.__globals__.get("__name__") != held.__module__
-    return _open(held, known) if private else held
-
-
-def _never(*_: Any) -> bool:
-    return False
 
 
 def operator(func: OpOverload[..., Any], types: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:

@@ -12,8 +12,8 @@ from torch import Tensor
 from hyper_parallel.core.shard.dispatch import Entry
 from hyper_parallel.core.shard.rule import find_rule
 from hyper_parallel.core.shard.rules import loss, margin
-from hyper_parallel.platform.torch.intercept import _opened as opened  # what a fall-through runs
 from hyper_parallel.platform.torch.op_table_pointwise import routed
+from hyper_parallel.platform.torch.opened import opened
 
 __all__ = ["LOCAL", "add_functions", "add_overloads"]
 

@@ -14,9 +14,9 @@ import torch.nn.functional as F  # noqa: N812 - the field's name for it
 from torch import Tensor
 
 from hyper_parallel.core.shard.dispatch import Entry
-from hyper_parallel.platform.torch.intercept import _opened as opened  # what a fall-through runs
 from hyper_parallel.platform.torch.op_line import Line
 from hyper_parallel.platform.torch.op_table_pointwise import routed
+from hyper_parallel.platform.torch.opened import opened
 
 __all__ = ["FUNCTIONS", "LOCAL", "OVERLOADS", "add_routes"]
 
@@ -70,8 +70,6 @@ OVERLOADS = [
     Line("conv_tbc", (aten.conv_tbc.default,)),
     *POOLING,
     *RESIZING,
-    Line("cdist", (aten._cdist_forward.default,)),  # noqa: SLF001
-    Line("cdist", (aten._euclidean_dist.default,), "x, y"),  # noqa: SLF001
     Line("pdist", (aten._pdist_forward.default,)),  # noqa: SLF001
 ]
 
@@ -86,7 +84,6 @@ LOCAL: dict[str, Callable[..., Any]] = {
     ),
     "conv_tbc": lambda x, weight, bias, pad=0: torch.conv_tbc(x, weight, bias, pad),
     "affine_grid": lambda theta, size, align_corners=False: torch.affine_grid_generator(theta, size, align_corners),
-    "cdist": lambda x, y, p=2.0, compute_mode=None: aten._cdist_forward(x, y, p, compute_mode),  # noqa: SLF001
     "pdist": lambda x, p=2.0: F.pdist(x, p),
 }
 

@@ -5,22 +5,10 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any
 
 from hyper_parallel.core.shard.rule import Strategies, decomposition, rule
-from hyper_parallel.core.shard.signature import Labels, broadcast_labels, held_rows
+from hyper_parallel.core.shard.signature import Labels, held_rows
 
 if TYPE_CHECKING:
     from hyper_parallel.core.shard.call import OpCall
-
-@rule("cdist", "x, y, p=2.0, compute_mode=None")
-def cdist(call: OpCall) -> Strategies:
-    """``…p[m], …r[m] -> …pr``; whether matrices are multiplied was decided by the global number of vectors."""
-    x, y = call["x"], call["y"]
-    if min(x.ndim, y.ndim) < 2 or x.shape[-1] != y.shape[-1]:  # noqa: PLR2004 - matrices
-        msg = f"x {list(x.shape)} and y {list(y.shape)} must be …pm and …rm"
-        raise ValueError(msg)
-    (first, second), batch, sizes = broadcast_labels([x.shape[:-2], y.shape[:-2]], "b")
-    labels = Labels(((*first, "p", None), (*second, "r", None)), ((*batch, "p", "r"),))
-    return Strategies(held_rows(labels), ((*sizes, x.shape[-2], y.shape[-2]),))
-
 
 @rule("pdist", "x, p=2.0")
 def pdist(call: OpCall) -> Strategies:
