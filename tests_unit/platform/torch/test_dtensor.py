@@ -9,8 +9,9 @@ import pytest
 from hyper_parallel.core.dtensor.dtensor import DTensor
 from hyper_parallel.core.dtensor.layout import Layout
 from hyper_parallel.core.dtensor.mesh import init_device_mesh
+from hyper_parallel.core.dtensor.module import distribute_tensor
 from hyper_parallel.core.dtensor.placements import Partial, Replicate, Shard
-from hyper_parallel.errors import LayoutError, MixedTensorError, UnsupportedOperatorError
+from hyper_parallel.errors import LayoutError, MixedTensorError, NotPlainError, UnsupportedOperatorError
 from hyper_parallel.platform.select import get_torch_platform
 from hyper_parallel.verify.simulate import simulate
 
@@ -411,3 +412,26 @@ def test_gradients_through_writes(world):
         assert_whole(other.grad, plain_y.grad)
 
     on_ranks(on_rank, world)
+
+
+def test_sparse_tensors_are_refused():
+    """No rank can hold a piece of a sparse tensor: neither door lets one in."""
+    import torch
+
+    def run():
+        mesh = init_device_mesh("cpu", (2,), mesh_dim_names=("tp",))
+        sparse = torch.eye(3).to_sparse()
+        messages = []
+        for call in (
+            lambda: DTensor.from_local(sparse, mesh, [Replicate()]),
+            lambda: distribute_tensor(sparse.to_sparse_csr(), mesh, [Shard(0)]),
+        ):
+            with pytest.raises(NotPlainError) as raised:
+                call()
+            messages.append(str(raised.value))
+        return messages
+
+    assert simulate(run, 2, "torch")[0] == [
+        "from_local: local has sparse storage, of which no rank can hold a piece; use tensor.to_dense()",
+        "distribute_tensor: tensor has sparse storage, of which no rank can hold a piece; use tensor.to_dense()",
+    ]

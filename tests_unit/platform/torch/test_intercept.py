@@ -5,9 +5,10 @@ import pytest
 from hyper_parallel.core.dtensor.dtensor import DTensor
 from hyper_parallel.core.dtensor.layout import Layout
 from hyper_parallel.core.dtensor.mesh import init_device_mesh
+from hyper_parallel.core.dtensor.module import distribute_tensor
 from hyper_parallel.core.dtensor.placements import Replicate, Shard
 from hyper_parallel.core.shard.distributed_op import DistributedOp
-from hyper_parallel.errors import UnsupportedOperatorError
+from hyper_parallel.errors import LayoutError, UnsupportedOperatorError
 from hyper_parallel.platform.select import get_torch_platform
 from hyper_parallel.platform.torch import intercept
 from hyper_parallel.verify.check import check_function
@@ -100,3 +101,86 @@ def test_nothing_comes_back_plain():
         assert x.is_floating_point()
 
     on_ranks(on_rank)
+
+
+def test_out_takes_several_results():
+    """`out=` is written whether the function has a rule or decomposes, and several outputs come in PyTorch's type."""
+    import torch
+
+    def run():
+        mesh = init_device_mesh("cpu", (2,), mesh_dim_names=("tp",))
+        x = distribute_tensor(torch.arange(15.0).reshape(5, 3), mesh, [Shard(0)])
+        low, high = torch.zeros_like(x[:, 0]), torch.zeros_like(x[:, 0])
+        found = torch.aminmax(x, dim=1, out=(low, high))
+        power = torch.zeros_like(x, dtype=torch.float64)
+        torch.float_power(x, 2, out=power)
+        return (
+            type(found).__name__,
+            found.min is low,
+            high.full_tensor().tolist(),
+            torch.equal(power.full_tensor(), torch.arange(15.0).reshape(5, 3).double() ** 2),
+        )
+
+    assert simulate(run, 2, "torch") == [("aminmax_out", True, [2.0, 5.0, 8.0, 11.0, 14.0], True)] * 2
+
+
+def test_what_out_cannot_be():
+    """One DTensor per result, of its shape, and of a dtype that can hold it."""
+    import torch
+
+    def run():
+        mesh = init_device_mesh("cpu", (2,), mesh_dim_names=("tp",))
+        x = distribute_tensor(torch.ones(4, 3), mesh, [Shard(0)])
+        messages = []
+        for call in (
+            lambda: intercept.function(torch.aminmax, (), (x,), {"dim": 1, "out": x}),  # as Python code may call it
+            lambda: torch.add(x, x, out=torch.zeros(4, 3)),
+            lambda: torch.add(x, x, out=torch.zeros_like(x[0])),
+            lambda: torch.add(x, x, out=torch.zeros_like(x, dtype=torch.int64)),
+        ):
+            with pytest.raises((UnsupportedOperatorError, LayoutError)) as raised:
+                call()
+            messages.append(str(raised.value))
+        return messages
+
+    assert simulate(run, 2, "torch")[0] == [
+        "aminmax: out must be 2 DTensors, got TorchDTensor; write y = aminmax(...) instead",
+        "add: out must be one DTensor, got Tensor; write y = add(...) instead",
+        "add: out has shape [3], the result has [4, 3]",
+        "add: out has dtype torch.int64, and the result's torch.float32 can't be cast to it",
+    ]
+
+
+def test_methods_that_write_keep_layout_shape_and_dtype():
+    """`cumprod_`, `addmm_` and their like write where the tensor is, gradient included, or say what does not fit."""
+    import torch
+
+    def run():
+        mesh = init_device_mesh("cpu", (2,), mesh_dim_names=("tp",))
+        values = torch.arange(1.0, 7.0).reshape(2, 3)
+        leaf = distribute_tensor(values.clone().requires_grad_(), mesh, [Shard(1)])
+        x = leaf * 1
+        before = x.placements
+        x.cumprod_(1).sum().backward()
+        plain = values.clone().requires_grad_()
+        (plain * 1).cumprod_(1).sum().backward()
+        with pytest.raises(LayoutError) as raised:
+            (leaf.detach() * 1)[0].addbmm_(x.detach().reshape(1, 2, 3), x.detach().reshape(1, 3, 2))
+        return x.placements == before, torch.equal(leaf.grad.full_tensor(), plain.grad), str(raised.value)
+
+    found = simulate(run, 2, "torch")
+    assert [one[:2] for one in found] == [(True, True)] * 2
+    assert found[0][2] == "addbmm(bias=f32[3@tp], x=f32[1, 2, 3@tp], y=f32[1, 3, 2]): [3] does not broadcast to [2, 2]"
+
+
+def test_switches_between_two_functions_are_opened():
+    """`meshgrid` and `unique` hand over to themselves from a private half, and arrive all the same."""
+    import torch
+
+    def run():
+        mesh = init_device_mesh("cpu", (2,), mesh_dim_names=("tp",))
+        x = distribute_tensor(torch.arange(3.0), mesh, [Shard(0)])
+        first, second = torch.meshgrid(x, x, indexing="ij")
+        return torch.equal(first.full_tensor(), second.full_tensor().T)
+
+    assert simulate(run, 2, "torch") == [True] * 2

@@ -49,6 +49,11 @@ DRAWS = {
     "init": lambda x: torch.nn.init.normal_(torch.zeros_like(x), std=0.02),
     "kaiming": lambda x: torch.nn.init.kaiming_uniform_(torch.zeros_like(x)),
     "trunc": lambda x: torch.nn.init.trunc_normal_(torch.zeros_like(x)),
+    "exponential": lambda x: torch.zeros_like(x).exponential_(2.0),
+    "cauchy": lambda x: torch.zeros_like(x).cauchy_(1.0, 2.0),
+    "geometric": lambda x: torch.zeros_like(x).geometric_(0.3),
+    "log_normal": lambda x: torch.zeros_like(x).log_normal_(0.5, 0.25),
+    "normal_around": lambda x: torch.normal(torch.zeros_like(x), torch.ones_like(x)),
     "randint": lambda x: torch.randint_like(x, 3, 9),
     "channel dropout": lambda x: F.dropout2d(x[..., None, None] * torch.ones_like(x), 0.4),
     "channel dropout without samples": lambda x: F.dropout1d(x, 0.4),
@@ -177,3 +182,102 @@ def test_box_of_the_whole():
     """Indices of a piece are the global row-major ones."""
     whole = np.arange(30, dtype=np.uint64).reshape(5, 6)
     assert (random.element_indices((5, 6), ((1, 4), (2, 6))) == whole[1:4, 2:6]).all()
+
+
+MOMENTS = [
+    # call, and the mean and the variance that the distribution has
+    (lambda x: x.exponential_(2.0), 0.5, 0.25),
+    (lambda x: x.geometric_(0.25), 4.0, 12.0),
+    (lambda x: x.log_normal_(0.5, 0.25), np.exp(0.5 + 0.25**2 / 2), (np.exp(0.25**2) - 1) * np.exp(1 + 0.25**2)),
+    (lambda x: torch.normal(x + 3.0, 2.0), 3.0, 4.0),
+    (lambda x: torch.normal(1.5, x + 2.0), 1.5, 4.0),
+    (lambda x: (x.cauchy_(1.0, 2.0) > 3.0).double(), 0.25, 0.1875),
+]
+
+
+@pytest.mark.parametrize("draw, mean, variance", MOMENTS)
+def test_distributions_have_their_moments(draw, mean, variance):
+    """A hundred thousand numbers have the mean and the variance of their distribution."""
+
+    def run():
+        mesh = init_device_mesh("cpu", (2,), mesh_dim_names=("tp",))
+        layout = Layout.place(mesh, [Shard(0)], (100_001,))
+        zeros = torch.zeros(layout.local_shape, dtype=torch.float64)
+        return draw(DTensor.from_local(zeros, mesh, [Shard(0)], shape=(100_001,))).full_tensor()
+
+    (first, second) = simulate(run, 2, "torch")
+    assert torch.equal(first, second)
+    assert float(first.mean()) == pytest.approx(mean, rel=0.03)
+    assert float(first.var()) == pytest.approx(variance, rel=0.08)
+
+
+@pytest.mark.parametrize("repeats", [False, True])
+@pytest.mark.parametrize("world_size", [1, 2, 3])
+def test_multinomial_draws_the_same_places_for_every_layout(world_size, repeats):
+    """Whole, or split along either dim: the places are those of one rank."""
+    weights = torch.rand(5, 7, generator=torch.Generator().manual_seed(1), dtype=torch.float64)
+
+    def run():
+        mesh = init_device_mesh("cpu", (world_size,), mesh_dim_names=("tp",))
+        found = []
+        for where in (Replicate(), Shard(0), Shard(1)):
+            layout = Layout.place(mesh, [where], (5, 7))
+            piece = weights[tuple(slice(*bounds) for bounds in layout.local_box())].clone()
+            random.manual_seed(3)
+            x = DTensor.from_local(piece, mesh, [where], shape=(5, 7))
+            found.append(torch.multinomial(x, 4, repeats).full_tensor().tolist())
+        return found
+
+    def alone():
+        mesh = init_device_mesh("cpu", (1,), mesh_dim_names=("tp",))
+        random.manual_seed(3)
+        return torch.multinomial(DTensor.from_local(weights, mesh, [Replicate()]), 4, repeats).full_tensor().tolist()
+
+    (expected,) = simulate(alone, 1, "torch")
+    assert simulate(run, world_size, "torch") == [[expected] * 3] * world_size
+
+
+@pytest.mark.parametrize("repeats", [False, True])
+def test_multinomial_draws_by_draws_by_weight(repeats):
+    """The first place drawn comes as often as its weight says; a weight of zero never does."""
+    weights = torch.tensor([0.1, 0.0, 0.6, 0.3], dtype=torch.float64)
+
+    def run():
+        mesh = init_device_mesh("cpu", (3,), mesh_dim_names=("tp",))
+        layout = Layout.place(mesh, [Shard(0)], (20_000, 4))
+        rows = weights.expand(layout.local_shape).clone()
+        x = DTensor.from_local(rows, mesh, [Shard(0)], shape=(20_000, 4))
+        return torch.multinomial(x, 3, repeats).full_tensor()
+
+    found = simulate(run, 3, "torch")[1]
+    shares = torch.bincount(found[:, 0], minlength=4) / 20_000
+    assert torch.allclose(shares.double(), weights, atol=0.02)
+    assert repeats or all(len(set(row)) == 3 for row in found.tolist())
+
+
+def test_what_multinomial_refuses():
+    """Weights that are no distribution, and more places than there are, raise on every rank."""
+
+    def run():
+        mesh = init_device_mesh("cpu", (2,), mesh_dim_names=("tp",))
+        x = DTensor.from_local(torch.tensor([0.5, 0.0, 0.5]), mesh, [Replicate()])
+        messages = []
+        for call in (
+            lambda: torch.multinomial(x, 4),
+            lambda: torch.multinomial(x, 3),
+            lambda: torch.multinomial(-x, 1),
+            lambda: torch.multinomial(x.reshape(1, 1, 3), 1),
+            lambda: torch.zeros_like(x).geometric_(1.5),
+        ):
+            with pytest.raises(RuntimeError) as raised:
+                call()
+            messages.append(str(raised.value))
+        return messages
+
+    assert simulate(run, 2, "torch")[0] == [
+        "multinomial(x=f32[3]): cannot draw 4 of 3 places without replacement",
+        "multinomial: fewer than 3 weights are positive, and none may be drawn twice",
+        "multinomial: weights must be finite, not negative, and not all zero",
+        "multinomial(x=f32[1, 1, 3]): x has 3 dims; weights are a vector or a matrix of one vector per row",
+        "geometric: p is 1.5; it lies between 0 and 1",
+    ]

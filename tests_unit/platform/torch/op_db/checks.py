@@ -307,6 +307,13 @@ class _Run:
         ]
         if lost:
             return "plain", "; ".join(lost)
+        unlike = [
+            f"output {index} {_unlike(one, plain)}"
+            for index, (one, plain) in enumerate(zip(found, wanted, strict=True))
+            if isinstance(plain, torch.Tensor) and _unlike(one, plain)
+        ]
+        if unlike:
+            return "wrong", "; ".join(unlike)
         problems = []
         for index, (one, plain) in enumerate(zip(found, wanted, strict=True)):
             problem = self._value(one, plain, None if reference is None else reference[0][index])
@@ -324,9 +331,10 @@ class _Run:
         if not isinstance(plain, torch.Tensor):
             return None if one == plain or not self.plain.certain else f"is {one!r}, should be {plain!r}"
         full = one.full_tensor()
-        problem = _unlike(full, plain)
-        if problem or self.plain.certain:
-            return problem or difference(full, plain, self.plain.bound)
+        if full.shape != plain.shape:
+            return f"is {list(full.shape)} as a whole, should be {list(plain.shape)}"
+        if self.plain.certain:
+            return difference(full, plain, self.plain.bound)
         return None if self.plain.unset else difference(full, same, self.plain.bound)
 
 

@@ -1,0 +1,110 @@
+"""A sweep of PyTorch's operator database: in small for every change, in whole as a slow test."""
+
+import json
+import subprocess
+import sys
+from pathlib import Path
+from types import SimpleNamespace
+
+import pytest
+
+pytestmark = pytest.mark.platforms("torch")
+
+SWEEP = Path(__file__).with_name("sweep.py")
+# One or more of each family; most entries of the database are relatives of these.
+QUICK = [
+    "add", "clamp", "special.i1", "frexp", "polar", "__rmatmul__", "addr", "block_diag", "sum", "var_mean", "median",
+    "aminmax", "cummax", "masked.softmax", "bucketize", "histc", "multinomial", "normal", "cat", "item",
+    "nn.functional.linear", "nn.functional.bilinear", "linspace.tensor_overload", "combinations", "cov",
+]  # fmt: skip
+# Entries that were ok when this line was last touched; never lower it.
+FLOOR = 430
+
+
+def swept(tmp_path, *arguments):
+    """Results by entry, and what the command printed."""
+    out = tmp_path / "out.jsonl"
+    done = subprocess.run(
+        [sys.executable, str(SWEEP), "--out", str(out), *arguments], capture_output=True, text=True, check=False
+    )
+    return {one["name"]: one for one in map(json.loads, out.read_text().splitlines())}, done
+
+
+def test_a_part_of_each_family_holds(tmp_path):
+    """Values, dtypes, shapes and gradients of these entries are the plain ones, in every placement drawn."""
+    found, done = swept(tmp_path, "--samples", "2", "--meshes", "3", "--jobs", "1", *QUICK)
+    assert {name: one["messages"] for name, one in found.items() if one["outcome"] != "ok"} == {}, done.stdout
+    assert sorted(found) == sorted(QUICK)
+    assert done.returncode == 0
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("variant", ["function", "inplace", "out"])
+def test_no_entry_is_wrong(tmp_path, variant):
+    """No entry of the database gives a wrong value, a wrong gradient or a plain tensor, and most of them run."""
+    found, done = swept(tmp_path, "--variant", variant, *(() if variant == "function" else ("--samples", "2")))
+    assert done.returncode == 0, done.stdout
+    assert variant != "function" or sum(one["outcome"] == "ok" for one in found.values()) >= FLOOR, done.stdout
+
+
+@pytest.fixture
+def checked(monkeypatch):
+    """`checked(call)`: what the sweep says of a function of one tensor."""
+    monkeypatch.syspath_prepend(str(SWEEP.parent))
+    import cases
+    import checks
+    import torch
+
+    def check(call):
+        values = torch.arange(1.0, 11.0, dtype=torch.float64).reshape(5, 2)
+        leaves, spec = cases.tree_flatten(((values,), {}))
+        sample = cases.Sample(leaves, spec, [0], lambda out: out, "float64[5, 2]")
+        monkeypatch.setattr(cases, "samples", lambda *_: [sample])
+        op = SimpleNamespace(name="it", op=call, supports_autograd=True)
+        return checks.check_entry("it", op, "float64", [(2,)])
+
+    return check
+
+
+def distributed(x):
+    """Whether this is the run on DTensors."""
+    from hyper_parallel import DTensor
+
+    return isinstance(x, DTensor)
+
+
+BROKEN = {
+    "wrong value": ("wrong", lambda x: x * 2 + 1e-6 if distributed(x) else x * 2),
+    "wrong gradient": ("wrong", lambda x: x * x.detach() if distributed(x) else x * x),
+    "lost gradient": ("wrong", lambda x: (x * x).detach() if distributed(x) else x * x),
+    "wrong dtype": ("wrong", lambda x: x.float() if distributed(x) else x * 1),
+    "wrong shape": ("wrong", lambda x: x.sum(0, keepdim=True) if distributed(x) else x.sum(0)),
+    "wrong type": ("wrong", lambda x: list(x.max(0)) if distributed(x) else x.max(0)),
+    "plain": ("plain", lambda x: x.to_local() if distributed(x) else x * 1),
+    "crash": ("crash", lambda x: x.no_such_thing if distributed(x) else x * 1),
+    "one rank only": ("crash", lambda x: 1 / x.device_mesh.rank if distributed(x) else x * 1),
+    "refused": ("rejects", lambda x: x.numpy() if distributed(x) else x * 1),
+    "right": ("ok", lambda x: x * 2),
+}
+
+
+@pytest.mark.parametrize("what", BROKEN)
+def test_what_is_broken_is_seen(checked, what):
+    """The sweep tells a wrong value, gradient, dtype, shape or type, a plain tensor, a crash and a refusal apart."""
+    outcome, call = BROKEN[what]
+    assert checked(call).outcome == outcome
+
+
+def test_numbers_drawn_apart_are_seen(checked):
+    """A random call that draws from each rank's own generator is wrong; one that uses the common stream is ok."""
+    import torch
+
+    from hyper_parallel import DTensor
+
+    def apart(x):
+        if not distributed(x):
+            return torch.rand_like(x)
+        return DTensor.from_local(torch.rand_like(x.to_local()), x.device_mesh, x.placements, shape=x.shape)
+
+    assert checked(apart).outcome == "wrong"
+    assert checked(torch.rand_like).outcome == "ok"
