@@ -104,14 +104,6 @@ def _npu_gelu(ops: Any, _: Any, x: Any, approximate: str = "none") -> Any:
     return ops.gelu(x, approximate)
 
 
-@composed("PReLU")
-def _prelu(ops: Any, _: Any, x: Any, weight: Any) -> Any:
-    """A slope for each channel, dim 1, or one for all."""
-    if len(x.shape) > 1 and weight.shape[0] > 1:
-        weight = ops.view(weight, (-1, *(1,) * (len(x.shape) - 2)))
-    return ops.where(ops.gt(x, 0), x, ops.mul(x, weight))
-
-
 @composed("Swiglu")
 def _swiglu(ops: Any, _: Any, x: Any, dim: int = -1) -> Any:
     """Half of the dim gates the other half."""

@@ -14,6 +14,7 @@ from hyper_parallel.platform.mindspore import (
     local_pointwise,
     local_reduce,
     local_shape,
+    local_spatial,
     local_special,
 )
 from hyper_parallel.platform.mindspore.empty import tolerant
@@ -69,6 +70,7 @@ _FAMILIES = (
     local_loss.LOCAL,
     local_special.LOCAL,
     local_bins.LOCAL,
+    local_spatial.LOCAL,
 )
 # The matmul family sees to empty pieces itself, writing by index has no result, makers reduce nothing.
 _OWN = frozenset(
