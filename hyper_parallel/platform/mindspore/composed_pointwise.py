@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-import math
 from typing import Any
 
+from hyper_parallel.core.dtensor.dtensor import DTensor
 from hyper_parallel.platform.mindspore.primitives import composed, expect
 
 __all__: list[str] = []
@@ -57,10 +57,12 @@ def _addcdiv(ops: Any, _: Any, x: Any, first: Any, second: Any, value: Any = 1) 
     return ops.add(x, ops.mul(ops.div(first, second), value))
 
 
-@composed("LogAddExp2")
-def _log_add_exp2(ops: Any, _: Any, x: Any, y: Any) -> Any:
-    scale = math.log(2)
-    return ops.div(ops.logaddexp(ops.mul(x, scale), ops.mul(y, scale)), scale)
+@composed("Polygamma")
+def _polygamma(ops: Any, _: Any, order: Any, x: Any) -> Any:
+    """The order comes as a tensor, and is one number."""
+    whole = order.full_tensor() if isinstance(order, DTensor) else order
+    expect("Polygamma", "the number of orders", whole.size, 1)
+    return ops.polygamma(x, int(whole.asnumpy().item()))
 
 
 @composed("Logit")
@@ -100,14 +102,6 @@ def _fast_gelu(ops: Any, _: Any, x: Any) -> Any:
 @composed("NpuGelu")
 def _npu_gelu(ops: Any, _: Any, x: Any, approximate: str = "none") -> Any:
     return ops.gelu(x, approximate)
-
-
-@composed("PReLU")
-def _prelu(ops: Any, _: Any, x: Any, weight: Any) -> Any:
-    """A slope for each channel, dim 1, or one for all."""
-    if len(x.shape) > 1 and weight.shape[0] > 1:
-        weight = ops.view(weight, (-1, *(1,) * (len(x.shape) - 2)))
-    return ops.where(ops.gt(x, 0), x, ops.mul(x, weight))
 
 
 @composed("Swiglu")

@@ -4,9 +4,11 @@ from __future__ import annotations
 
 from typing import Any
 
+import mindspore
 from mindspore import Tensor
 
 from hyper_parallel.platform.mindspore.primitives import composed, expect
+from hyper_parallel.platform.mindspore.tensors import BY_NUMBER
 
 __all__: list[str] = []
 
@@ -48,3 +50,29 @@ def _normalised(ops: Any, primitive: Any, x: Any) -> Any:
 @composed("SquareSumAll")
 def _square_sums(ops: Any, _: Any, x: Any, y: Any) -> Any:
     return ops.sum(ops.square(x)), ops.sum(ops.square(y))
+
+
+@composed("Histogram")
+def _histogram(ops: Any, primitive: Any, x: Any) -> Any:
+    """Counts as 32-bit numbers."""
+    bins, low, high = (primitive.init_attrs[name] for name in ("bins", "min", "max"))
+    return ops.cast(ops.histc(ops.cast(x, dtype=mindspore.float32), bins, low, high), dtype=mindspore.int32)
+
+
+@composed("Median")
+def _median(ops: Any, primitive: Any, x: Any) -> Any:
+    """With the place; of all elements together, with place 0 as nobody reads it."""
+    whole, axis, keep, skip = (
+        primitive.init_attrs[name] for name in ("global_median", "axis", "keep_dims", "ignore_nan")
+    )
+    if whole:
+        return ops.median_all(x, skip), None
+    return tuple((ops.nanmedian_along if skip else ops.median_along)(x, axis, keep))
+
+
+@composed("SearchSorted")
+def _search_sorted(
+    ops: Any, _: Any, table: Any, x: Any, sorter: Any = None, dtype: Any = mindspore.int64, right: bool = False
+) -> Any:
+    narrow = BY_NUMBER.get(dtype, dtype) == mindspore.int32
+    return ops.searchsorted(table, x, sorter=sorter, out_int32=narrow, right=right)

@@ -7,12 +7,15 @@ from typing import TYPE_CHECKING, Any
 
 from hyper_parallel.errors import UnsupportedOperatorError
 from hyper_parallel.platform.mindspore import (
+    local_bins,
     local_index,
     local_loss,
     local_nn,
     local_pointwise,
     local_reduce,
     local_shape,
+    local_spatial,
+    local_special,
 )
 from hyper_parallel.platform.mindspore.empty import tolerant
 from hyper_parallel.platform.mindspore.local_pointwise import clone
@@ -65,6 +68,9 @@ _FAMILIES = (
     local_index.LOCAL,
     local_nn.LOCAL,
     local_loss.LOCAL,
+    local_special.LOCAL,
+    local_bins.LOCAL,
+    local_spatial.LOCAL,
 )
 # The matmul family sees to empty pieces itself, writing by index has no result, makers reduce nothing.
 _OWN = frozenset(

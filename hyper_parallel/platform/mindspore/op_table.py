@@ -18,6 +18,7 @@ from hyper_parallel.platform.mindspore import (
     composed_pointwise,
     composed_reduce,
     composed_shape,
+    composed_spatial,
     losses,
     op_table_index,
     op_table_nn,
@@ -48,6 +49,7 @@ COMPOSING = (
     composed_index,
     composed_methods,
     composed_nn,
+    composed_spatial,
     losses,
     python_functions,
 )

@@ -6,5 +6,9 @@ __all__ = ["SAME"]
 
 SAME = """
 Dense linear  MatMulExt matmul  BatchMatMulExt bmm  Mm mm  Mv mv  Dot dot  Outer outer  Addmm addmm  Baddbmm baddbmm
-Addmv addmv  Addbmm addbmm  Ger outer  Vdot dot  GLU glu
+Addmv addmv  Addbmm addbmm  Ger outer  Vdot dot  GLU glu  PReLU prelu  PixelShuffle pixel_shuffle
+PixelUnshuffle pixel_unshuffle  ChannelShuffle channel_shuffle  AdaptiveAvgPool2D adaptive_avg_pool2d
+AdaptiveAvgPool2DExt adaptive_avg_pool2d  AdaptiveAvgPool3D adaptive_avg_pool3d
+AdaptiveAvgPool3DExt adaptive_avg_pool3d  AdaptiveMaxPool2D adaptive_max_pool2d  GridSampler2D grid_sample
+Im2ColExt im2col  Col2ImExt col2im
 """

@@ -29,6 +29,13 @@ LogicalAnd logical_and  LogicalOr logical_or  LogicalXor logical_xor
 BitwiseAndTensor bitwise_and  BitwiseAndScalar bitwise_and  BitwiseOrTensor bitwise_or  BitwiseOrScalar bitwise_or
 BitwiseXorTensor bitwise_xor  BitwiseXorScalar bitwise_xor
 BitwiseAnd bitwise_and  BitwiseOr bitwise_or  BitwiseXor bitwise_xor  Fmax fmax  Fmin fmin  Heaviside heaviside
+BesselJ0 bessel_j0  BesselJ1 bessel_j1  BesselY0 bessel_y0  BesselY1 bessel_y1  BesselI0 i0  BesselI0e i0e
+BesselI1 i1  BesselI1e i1e  BesselK0 modified_bessel_k0  BesselK1 modified_bessel_k1
+BesselK0e scaled_modified_bessel_k0  BesselK1e scaled_modified_bessel_k1  Gcd gcd  Lcm lcm  Igamma igamma
+Igammac igammac  Zeta zeta  NextAfter nextafter
+Polar polar  Complex complex  Real real  RealView real  Imag imag  ImagView imag  Conj conj
+LeftShift bitwise_left_shift
+RightShift bitwise_right_shift  Mvlgamma mvlgamma  LogAddExp2 logaddexp2  Renorm renorm
 IsClose isclose  Lerp lerp  LerpScalar lerp  ClampScalar clamp  ClampTensor clamp  AddcmulExt addcmul
 AddcdivExt addcdiv  Select where  MaskedFill masked_fill  MaskedFillScalar masked_fill  MaskedFillScalars masked_fill
 Clone clone  StopGradient detach  Contiguous contiguous  Cast cast  ToDtype cast

@@ -9,8 +9,12 @@ SumExt sum  MeanExt mean  ProdExt prod  Nansum nansum  CountNonZero count_nonzer
 All all  ReduceAll all  ReduceMax amax  ReduceMin amin  AMax amax  AMin amin  ArgMaxExt argmax  ArgMinExt argmin
 Max max  Min min  MaxDim max_along  MinDim min_along  LogSumExp logsumexp  LogSumExpExt logsumexp  CumsumExt cumsum
 LogCumsumExp logcumsumexp  LinalgVectorNorm vector_norm  MedianDim median_along
+Cummax cummax  Cummin cummin  CumminExt cummin  MedianExt median_all
 """
 REORDERED = {
+    "HistcExt": ("histc", "x, bins=100, min=0, max=0"),
+    "BincountExt": ("bincount", "x, weights=None, minlength=0"),
+    "Cdist": ("cdist", "x, y, p=2.0"),
     "DeprecatedSum": ("sum", "x, dim=None, dtype=None, keepdim=False"),
     "DeprecatedMean": ("mean", "x, dim=None, keepdim=False"),
     "DeprecatedProd": ("prod", "x, dim=None, keepdim=False, dtype=None"),

@@ -14,6 +14,7 @@ import mindspore
 from mindspore.common._grad_function import _Function
 from mindspore.common.api import _pynative_executor
 
+from hyper_parallel.errors import UnsupportedOperatorError
 from hyper_parallel.platform.contract.platform import Platform
 from hyper_parallel.platform.mindspore.differentiable import MindSporeDifferentiable
 from hyper_parallel.platform.mindspore.gaps import GAPS
@@ -130,6 +131,9 @@ class MindSporePlatform(
         """From the table."""
         from hyper_parallel.platform.mindspore.local_ops import LOCAL
 
+        if op not in LOCAL:
+            msg = f"operator {op} is not implemented on MindSpore; write it with others, or use PyTorch"
+            raise UnsupportedOperatorError(msg)
         return LOCAL[op]
 
     def writing_op(self, op: str) -> Callable[..., Any]:

@@ -214,6 +214,24 @@ def _diag_embed(ops: Any, x: Any, offset: int = 0, dim1: int = -2, dim2: int = -
     return ops.movedim(on_diagonals(ops, x, offset), (-2, -1), (first, second))
 
 
+@replacing("block_diag")
+def _block_diag(ops: Any, *blocks: Any) -> Any:
+    return ops.block_diag(*blocks)
+
+
+@replacing("bucketize")
+def _bucketize(ops: Any, x: Any, boundaries: Any, *, right: bool = False) -> Any:
+    edges = boundaries if isinstance(boundaries, DTensor) else replicated(Tensor(boundaries, x.dtype), x)
+    return ops.bucketize(x, edges, out_int32=True, right=right)
+
+
+@replacing("bincount")
+def _bincount(ops: Any, x: Any, weights: Any = None, minlength: int = 0) -> Any:
+    """Counts as 32-bit numbers."""
+    found = ops.bincount(x, weights, minlength)
+    return found if weights is not None else ops.cast(found, dtype=mindspore.int32)
+
+
 @replacing("einsum", functions, mint)
 def _einsum(ops: Any, equation: str, *operands: Any) -> Any:
     several = operands[0] if len(operands) == 1 and isinstance(operands[0], (list, tuple)) else operands

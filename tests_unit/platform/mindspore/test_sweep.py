@@ -96,19 +96,19 @@ def test_what_would_work_on_local_tensors_is_refused(dtensor):
 
     class Doubled(_Function):
         @staticmethod
-        def forward(ctx, x):
+        def forward(_, x):
             return x * 2
 
         @staticmethod
-        def backward(ctx, grad):
+        def backward(_, grad):
             return grad * 2
 
     class Own(nn.Cell):
         def construct(self, x):
             return x * 2
 
-        def bprop(self, x, out, dout):
-            return (dout * 2,)
+        def bprop(self, *given):
+            return (given[-1] * 2,)
 
     x = dtensor(np.ones((2, 3), np.float32))
     what = "it would see this rank's pieces as if they were whole; "
