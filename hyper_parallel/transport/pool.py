@@ -73,6 +73,7 @@ class Worker:
         os.close(handle)
         self.line, theirs = multiprocessing.Pipe()
         self.process = start_process(main, (theirs, self._stack_path, *args), "hyper-parallel-rank", framework)
+        register_rank(self.process.pid or 0, self._stack_path)
         theirs.close()
 
     def alive(self) -> bool:
@@ -130,15 +131,19 @@ def start_process(
     with _LOCK, _environment(), _no_main(), _server(framework):
         process = context.Process(target=target, args=args, name=name, daemon=True)  # type: ignore[arg-type]
         process.start()
-    register_rank(process.pid or 0, name)
     return process
 
 
-def register_rank(pid: int, name: str) -> None:
-    """Write a started rank into the ledger, where one is kept."""
+def register_rank(pid: int, stack: str) -> None:
+    """Write a started rank into the ledger, where one is kept.
+
+    Args:
+        pid: its process number.
+        stack: file into which it writes its stack on SIGUSR1.
+    """
     ledger = os.environ.get(LEDGER_VARIABLE)
     if ledger and Path(ledger).is_dir():
-        (Path(ledger) / str(pid)).write_text(name)
+        (Path(ledger) / str(pid)).write_text(f"hyper-parallel-rank\n{stack}")
 
 
 def preload(framework: str, module: str) -> None:

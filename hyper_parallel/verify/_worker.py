@@ -28,8 +28,7 @@ def serve(folder_name: str, rank: int, platform: str) -> None:
     folder = Path(folder_name)
     pid = folder / f"{rank}.pid"
     pid.write_text(str(os.getpid()))
-    if platform == "torch":  # the others were written down by whoever started them
-        register_rank(os.getpid(), f"rank-{rank}")
+    register_rank(os.getpid(), str(folder / f"{rank}.stack"))
     with (folder / f"{rank}.stack").open("w", encoding="utf-8") as stack:
         faulthandler.enable(file=stack, all_threads=False)
         faulthandler.register(signal.SIGUSR1, file=stack, all_threads=False)

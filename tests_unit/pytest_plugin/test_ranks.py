@@ -1,5 +1,6 @@
 """Tests on ranks: every rank runs, the culprit is named, and one failure costs no other test."""
 
+import importlib
 import importlib.util
 import os
 import subprocess
@@ -11,6 +12,7 @@ from pathlib import Path
 import pytest
 
 import hyper_parallel
+from hyper_parallel.platform.select import platform_named
 
 PLUGIN = ("-p", "hyper_parallel.pytest_plugin")
 
@@ -48,6 +50,16 @@ def test_after(rank):
 def run(pytester, monkeypatch, platform_name):
     """Run test code with the plugin on one framework."""
     monkeypatch.setenv("HP_TEST_PLATFORMS", platform_name)
+    # An inner run forgets the modules that it imported; a framework that is imported twice ends the process.
+    platform_named(platform_name)
+    for module in (
+        "transport.live",
+        "transport.threads",
+        "transport.workers",
+        "verify.simulate",
+        "core.dtensor.factories",
+    ):
+        importlib.import_module(f"hyper_parallel.{module}")
 
     def start(code, *options, head=HEAD, tail=TAIL):
         pytester.makepyfile(head + code + tail)

@@ -72,7 +72,8 @@ class Store:
 
     def launched(self, environment: str) -> dict[int, str]:
         """Process numbers of the ranks that were started, with their names."""
-        return {int(path.name): path.read_text() for path in self.ledger(environment).glob("[0-9]*")}
+        ledger = self.ledger(environment).glob("[0-9]*")
+        return {int(path.name): path.read_text().partition("\n")[0] for path in ledger}
 
     def measured(self, environment: str) -> list[int]:
         """Process numbers of the data files that are not combined yet."""
