@@ -50,6 +50,7 @@ ARROWS = {
     "core.tensor_parallel": BASE | {"core.dtensor", "core.shard"},
     "verify": BASE | CORE | {"transport.c10d", "transport.mindspore", ""},
     "cli": BASE | CORE | {"verify", ""},
+    "pytest_plugin": {"errors", "platform", "transport", "verify", ""},
     "": BASE | CORE | {"verify"},  # hyper_parallel/__init__.py: public names, lazily
 }
 EAGER_AT_TOP = {"_lazy", "errors", ""}

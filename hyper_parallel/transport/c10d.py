@@ -21,7 +21,16 @@ from hyper_parallel.transport.calls import check_ranks, check_reduction
 from hyper_parallel.transport.numpy_ops import BFLOAT16
 from hyper_parallel.transport.pending import Pending
 
-__all__ = ["C10dTransport", "TorchOps", "from_host", "reduce_in_order", "start_gloo", "to_host"]
+__all__ = [
+    "C10dTransport",
+    "TorchOps",
+    "from_host",
+    "reduce_in_order",
+    "seed_rank",
+    "start_gloo",
+    "start_world",
+    "to_host",
+]
 
 _ACCUMULATE = {
     "sum": torch.add,
@@ -423,6 +432,24 @@ def start_gloo(rank: int, world_size: int, init_method: str) -> C10dTransport:
     """Join a gloo world, by ``env://`` under torchrun or by a shared ``file://``, and its transport."""
     dist.init_process_group("gloo", init_method=init_method, rank=rank, world_size=world_size)
     return C10dTransport()
+
+
+def start_world(device: str, rank: int, world_size: int, init_method: str) -> C10dTransport:
+    """Join a world on ``cpu`` (gloo), ``cuda`` (NCCL) or ``npu`` (HCCL), where rank i takes card i."""
+    if device == "cpu":
+        return start_gloo(rank, world_size, init_method)
+    cards: Any = getattr(torch, device)  # torch_npu adds torch.npu when PyTorch is imported
+    cards.set_device(rank)
+    backend = {"cuda": "nccl", "npu": "hccl"}[device]
+    dist.init_process_group(backend, init_method=init_method, rank=rank, world_size=world_size)
+    return C10dTransport()
+
+
+def seed_rank() -> None:
+    """A fixed seed and the usual default dtype, since the process may have served another run."""
+    torch.manual_seed(0)
+    if torch.get_default_dtype() is not torch.float32:
+        torch.set_default_dtype(torch.float32)
 
 
 def _by_rank(ranks: Ranks) -> list[int]:

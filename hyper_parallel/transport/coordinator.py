@@ -178,6 +178,15 @@ class Coordinator:
         later = [rank for rank in self._ready if rank > after]
         return min(later or self._ready)
 
+    def answers(self, asking: set[int]) -> dict[int, Outcome]:
+        """For carriers whose ranks run side by side: what each of the ``asking`` ranks is to be told now.
+
+        If every rank waits, all of them learn that this is a deadlock.
+        """
+        if not self._ready and self._waiting:
+            self._deadlock()
+        return {rank: self._outcomes.pop(rank) for rank in sorted(asking) if rank in self._outcomes}
+
     def take(self, rank: int) -> Any:
         """The result of the call that ``rank`` waited in.
 

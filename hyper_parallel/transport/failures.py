@@ -3,17 +3,20 @@
 from __future__ import annotations
 
 import traceback
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 
 from hyper_parallel.errors import CollectiveMismatchError, RankFailedError
 
-__all__ = ["WorldFailedError", "trace", "world_failed", "world_timed_out"]
+__all__ = ["WorldFailedError", "lost_peer", "trace", "world_failed", "world_timed_out"]
 
 _OWN = (
     "transport/threads.py",
     "transport/coordinator.py",
     "transport/workers.py",
     "transport/worker_main.py",
+    "transport/live_main.py",
+    "transport/guarded.py",
+    "pytest_plugin/ranks.py",
     "verify/_worker.py",
 )
 
@@ -37,6 +40,12 @@ def trace(error: BaseException) -> str:
     if kept:
         shown.stack = traceback.StackSummary.from_list(kept)
     return "".join(shown.format()).rstrip()
+
+
+def lost_peer(error: BaseException) -> bool:
+    """Whether gloo raised ``error`` because another rank closed its connection: an echo, never the cause."""
+    text = str(error)
+    return isinstance(error, RuntimeError) and "gloo" in text and ("onnection" in text or "Read error" in text)
 
 
 def world_failed(
@@ -69,10 +78,13 @@ def world_failed(
     return failed
 
 
-def world_timed_out(timeout: float, world_size: int, stacks: Mapping[int, str]) -> WorldFailedError:
-    """The error for a world that did not end in time, with every rank's stack."""
+def world_timed_out(
+    timeout: float, world_size: int, stacks: Mapping[int, str], first: Sequence[int] = ()
+) -> WorldFailedError:
+    """The error for a world that did not end in time, with every rank's stack; ``first`` those of these ranks."""
     lines = [f"{world_size} ranks did not finish within {timeout:g} s"]
-    for rank, stack in sorted(stacks.items()):
+    order = [*first, *(rank for rank in sorted(stacks) if rank not in first)]
+    for rank, stack in ((rank, stacks[rank]) for rank in order):
         lines += [f"--- rank {rank}: {stack.rstrip()}"]
-    failures = {rank: TimeoutError(f"rank {rank} did not finish within {timeout:g} s") for rank in sorted(stacks)}
+    failures = {rank: TimeoutError(f"rank {rank} did not finish within {timeout:g} s") for rank in order}
     return WorldFailedError("\n".join(lines), failures)

@@ -17,7 +17,17 @@ from hyper_parallel.transport.calls import check_ranks, check_reduction
 from hyper_parallel.transport.numpy_ops import BFLOAT16
 from hyper_parallel.transport.pending import Pending
 
-__all__ = ["HcclTransport", "NumpyBridge", "connect", "from_host", "start_rank", "start_rehearsal", "to_host"]
+__all__ = [
+    "HcclTransport",
+    "NumpyBridge",
+    "connect",
+    "from_host",
+    "rehearse_over",
+    "seed_rank",
+    "start_rank",
+    "start_rehearsal",
+    "to_host",
+]
 
 _NATIVE_BFLOAT16: np.dtype[Any] = Tensor([0.0], mindspore.bfloat16).asnumpy().dtype
 _FLOATING = (mindspore.float16, mindspore.bfloat16, mindspore.float32, mindspore.float64)
@@ -163,11 +173,19 @@ def start_rehearsal(rank: int, world_size: int, init_method: str) -> NumpyBridge
         msg = "the CPU rehearsal carries MindSpore tensors over PyTorch's gloo: pip install torch (a CPU build will do)"
         raise UnsupportedOnBackend(msg) from error
     mindspore.manual_seed(0)
-    return NumpyBridge(
-        c10d.start_gloo(rank, world_size, init_method),
-        lambda x: c10d.from_host(to_host(x)),
-        lambda y: from_host(c10d.to_host(y)),
-    )
+    return rehearse_over(c10d.start_gloo(rank, world_size, init_method))
+
+
+def rehearse_over(inner: Transport) -> NumpyBridge:
+    """MindSpore tensors over a transport of PyTorch's tensors in the same process."""
+    from hyper_parallel.transport import c10d  # an optional dependency of this rehearsal alone
+
+    return NumpyBridge(inner, lambda x: c10d.from_host(to_host(x)), lambda y: from_host(c10d.to_host(y)))
+
+
+def seed_rank() -> None:
+    """A fixed seed, since the process may have served another run."""
+    mindspore.manual_seed(0)
 
 
 # What HCCL reduces itself; every other dtype and reduction is gathered and folded in rank order.

@@ -1,15 +1,18 @@
-"""Warm worker processes: started from a fork server that has MindSpore imported, reused from run to run."""
+"""Warm worker processes: started from a fork server that has the framework imported, reused from run to run."""
 
 from __future__ import annotations
 
 import multiprocessing
+import multiprocessing.forkserver
 import os
 import signal
 import sys
 import tempfile
 import threading
 import time
+from collections.abc import Callable
 from contextlib import contextmanager
+from pathlib import Path
 from types import ModuleType
 from typing import TYPE_CHECKING
 
@@ -19,26 +22,58 @@ if TYPE_CHECKING:
     from collections.abc import Iterator
     from multiprocessing.context import ForkServerProcess
 
-__all__ = ["Worker", "check_in", "check_out", "close_all", "end_processes", "start_process"]
+__all__ = [
+    "LEDGER_VARIABLE",
+    "Worker",
+    "check_in",
+    "check_out",
+    "close_all",
+    "end_processes",
+    "preload",
+    "register_rank",
+    "start_process",
+]
+
+LEDGER_VARIABLE = "HP_RANK_LEDGER"
+"""Names a folder in which every started rank leaves a file called by its process number: whoever counts what ranks
+leave behind (coverage data) learns here how many there were. Unset it for a rank that is to be killed on purpose."""
 
 # Read by MindSpore at import: errors at the operator that fails (and far less waiting on few cores); a quiet log.
 _ENVIRONMENT = {"MS_DEV_LAUNCH_BLOCKING": "1", "GLOG_v": "4"}
-_PRELOAD = ["mindspore", "cloudpickle", "hyper_parallel.transport.mindspore", "hyper_parallel.transport.worker_main"]
+_PRELOAD = {
+    "mindspore": ["mindspore", "hyper_parallel.transport.mindspore"],
+    # MindSpore's real processes on CPU borrow gloo from PyTorch; its simulated ones never see PyTorch.
+    "rehearsal": ["mindspore", "hyper_parallel.transport.mindspore", "hyper_parallel.transport.c10d"],
+    "torch": ["torch", "hyper_parallel.transport.c10d"],
+}
 _STACK_SECONDS = 0.5
 _TERM_SECONDS = 3.0
 
 _LOCK = threading.Lock()
 _IDLE: dict[int, list[list[Worker]]] = {}
+_SERVERS: dict[str, multiprocessing.forkserver.ForkServer] = {}
 
 
 class Worker:
-    """One warm process and the line to it."""
+    """One warm process and the line to it.
 
-    def __init__(self) -> None:
+    Args:
+        main: what the process runs, called with its end of the line, the path of its stack file and ``args``.
+        args: more arguments of ``main``.
+        framework: what the process has imported: ``torch``, ``mindspore``, or ``rehearsal``, which is both.
+    """
+
+    def __init__(
+        self,
+        main: Callable[..., None] = worker_main,
+        args: tuple[object, ...] = (),
+        framework: str = "mindspore",
+    ) -> None:
         handle, self._stack_path = tempfile.mkstemp(prefix="hyper_parallel_rank_", suffix=".stack")
         os.close(handle)
         self.line, theirs = multiprocessing.Pipe()
-        self.process = start_process(worker_main, (theirs, self._stack_path), "hyper-parallel-rank")
+        self.process = start_process(main, (theirs, self._stack_path, *args), "hyper-parallel-rank", framework)
+        register_rank(self.process.pid or 0, self._stack_path)
         theirs.close()
 
     def alive(self) -> bool:
@@ -54,9 +89,13 @@ class Worker:
         text = ""
         while time.monotonic() < deadline and not text:
             time.sleep(0.02)
-            with open(self._stack_path, encoding="utf-8", errors="replace") as file:  # noqa: PTH123
-                text = file.read()
+            text = self.last_words()
         return text or "(the process does not answer)"
+
+    def last_words(self) -> str:
+        """What the process has written about its stack, which it may have done while it died."""
+        with open(self._stack_path, encoding="utf-8", errors="replace") as file:  # noqa: PTH123
+            return file.read()
 
     def close(self) -> None:
         """Let an idle process end, or kill one that does not."""
@@ -84,14 +123,34 @@ def check_in(team: list[Worker]) -> None:
         _IDLE.setdefault(len(team), []).append(team)
 
 
-def start_process(target: object, args: tuple[object, ...], name: str) -> ForkServerProcess:
-    """Start a daemon process from the fork server; it does not import this process's ``__main__`` again."""
+def start_process(
+    target: object, args: tuple[object, ...], name: str, framework: str = "mindspore"
+) -> ForkServerProcess:
+    """Start a daemon process from the framework's fork server; it does not import our ``__main__`` again."""
     context = multiprocessing.get_context("forkserver")
-    with _LOCK, _environment(), _no_main():
-        context.set_forkserver_preload(_PRELOAD)
+    with _LOCK, _environment(), _no_main(), _server(framework):
         process = context.Process(target=target, args=args, name=name, daemon=True)  # type: ignore[arg-type]
         process.start()
     return process
+
+
+def register_rank(pid: int, stack: str) -> None:
+    """Write a started rank into the ledger, where one is kept.
+
+    Args:
+        pid: its process number.
+        stack: file into which it writes its stack on SIGUSR1.
+    """
+    ledger = os.environ.get(LEDGER_VARIABLE)
+    if ledger and Path(ledger).is_dir():
+        (Path(ledger) / str(pid)).write_text(f"hyper-parallel-rank\n{stack}")
+
+
+def preload(framework: str, module: str) -> None:
+    """Let ranks of ``framework`` find ``module`` imported; of no effect once its fork server runs."""
+    with _LOCK:
+        if module not in _PRELOAD[framework]:
+            _PRELOAD[framework].append(module)
 
 
 def end_processes(processes: list[ForkServerProcess]) -> None:
@@ -122,6 +181,21 @@ def _environment() -> Iterator[None]:
                 os.environ.pop(name, None)
             else:
                 os.environ[name] = value
+
+
+@contextmanager
+def _server(framework: str) -> Iterator[None]:
+    """Processes that start inside come from a fork server of their own framework: neither pays for the other."""
+    server = _SERVERS.get(framework)
+    if server is None:
+        server = _SERVERS[framework] = multiprocessing.forkserver.ForkServer()
+        server.set_forkserver_preload([*_PRELOAD[framework], "cloudpickle", "hyper_parallel.transport.live_main"])
+    usual = multiprocessing.forkserver.connect_to_new_process
+    multiprocessing.forkserver.connect_to_new_process = server.connect_to_new_process
+    try:
+        yield
+    finally:
+        multiprocessing.forkserver.connect_to_new_process = usual
 
 
 @contextmanager

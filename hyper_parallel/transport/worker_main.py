@@ -23,7 +23,7 @@ from hyper_parallel.transport.numpy_ops import NumpyOps
 from hyper_parallel.transport.shipping import pack_back, pack_error, unpack
 from hyper_parallel.transport.simulated import SimulatedTransport
 
-__all__ = ["Report", "Task", "resolve", "worker_main"]
+__all__ = ["PipeEndpoint", "Report", "Task", "resolve", "run_rank", "worker_main"]
 
 
 @dataclass
@@ -54,7 +54,7 @@ class Report:
     trace: str = ""
 
 
-class _PipeEndpoint:
+class PipeEndpoint:
     """A process rank's line to the coordinator in the parent."""
 
     def __init__(self, line: Connection) -> None:
@@ -117,7 +117,7 @@ def _serve(task: Task, line: Connection) -> Report:
     os.chdir(task.folder)
     random.seed(0)
     np.random.seed(0)  # noqa: NPY002 - the global state that rank code may draw from
-    transport: Transport = SimulatedTransport(task.rank, task.world_size, NumpyOps(), _PipeEndpoint(line))
+    transport: Transport = SimulatedTransport(task.rank, task.world_size, NumpyOps(), PipeEndpoint(line))
     return run_rank(task, transport)
 
 

@@ -14,6 +14,7 @@ from pathlib import Path
 
 from hyper_parallel.transport.base import Transport
 from hyper_parallel.transport.failures import trace
+from hyper_parallel.transport.pool import register_rank
 from hyper_parallel.transport.shipping import pack_error
 from hyper_parallel.transport.worker_main import Report, Task, run_rank
 
@@ -27,6 +28,7 @@ def serve(folder_name: str, rank: int, platform: str) -> None:
     folder = Path(folder_name)
     pid = folder / f"{rank}.pid"
     pid.write_text(str(os.getpid()))
+    register_rank(os.getpid(), str(folder / f"{rank}.stack"))
     with (folder / f"{rank}.stack").open("w", encoding="utf-8") as stack:
         faulthandler.enable(file=stack, all_threads=False)
         faulthandler.register(signal.SIGUSR1, file=stack, all_threads=False)

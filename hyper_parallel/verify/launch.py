@@ -16,7 +16,7 @@ from typing import Any, NoReturn
 
 from hyper_parallel.errors import RankFailedError
 from hyper_parallel.platform.select import FRAMEWORKS, default_framework
-from hyper_parallel.transport.failures import world_failed, world_timed_out
+from hyper_parallel.transport.failures import lost_peer, world_failed, world_timed_out
 from hyper_parallel.transport.shipping import pack, unpack
 from hyper_parallel.transport.worker_main import Report, Task
 from hyper_parallel.verify import _worker
@@ -195,7 +195,7 @@ def _results(folder: Path, world_size: int, codes: dict[int, int]) -> list[Any]:
 
 def _fail(folder: Path, reports: dict[int, Report | None], failures: dict[int, BaseException]) -> NoReturn:
     """Raise for ``failures``; an error that only says that a peer has gone is folded beside the peer's own."""
-    causes = {rank: error for rank, error in failures.items() if not _echoes(error)} or failures
+    causes = {rank: error for rank, error in failures.items() if not lost_peer(error)} or failures
     traces: dict[int, str] = {}
     folded: dict[int, str] = {}
     for rank, report in reports.items():
@@ -206,12 +206,6 @@ def _fail(folder: Path, reports: dict[int, Report | None], failures: dict[int, B
         else:
             folded[rank] = "was ended in\n" + (_text(folder, rank).rstrip() or "(unknown)")
     raise world_failed(len(reports), causes, folded, traces)
-
-
-def _echoes(error: BaseException) -> bool:
-    """Whether gloo raised ``error`` because another rank closed its connection."""
-    text = str(error)
-    return isinstance(error, RuntimeError) and "gloo" in text and ("onnection" in text or "Read error" in text)
 
 
 def _died(folder: Path, rank: int) -> bool:

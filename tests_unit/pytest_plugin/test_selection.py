@@ -1,11 +1,8 @@
-"""`tests_unit/conftest.py`: tests are selected by framework, and what is left out is counted."""
+"""`hyper_parallel.pytest_plugin.selection`: tests are selected by framework, and what is left out is counted."""
 
 import importlib.util
-from pathlib import Path
 
 import pytest
-
-CONFTEST = Path(__file__).with_name("conftest.py")
 
 CASES = """
 import pytest
@@ -40,10 +37,8 @@ def run(pytester, monkeypatch):
 
         monkeypatch.setattr(importlib.util, "find_spec", fake)
         monkeypatch.setenv("HP_TEST_PLATFORMS", asked)
-        pytester.makeini("[pytest]\nmarkers = platforms: frameworks")
-        pytester.makeconftest(CONFTEST.read_text())
         pytester.makepyfile(cases)
-        return pytester.runpytest_inprocess("-v")
+        return pytester.runpytest_inprocess("-v", "-p", "hyper_parallel.pytest_plugin")
 
     return start
 

@@ -1,0 +1,122 @@
+"""``hyper-parallel coverage``: combine the data of all processes, hold it against the floors, publish."""
+
+from __future__ import annotations
+
+import argparse
+import importlib.util
+import json
+import sys
+from pathlib import Path
+from typing import Any
+
+__all__ = ["add_parser"]
+
+_DESCRIPTION = """\
+Floors are kept in pyproject.toml, [tool.hyper_parallel.coverage]; data and reports lie in coverage_reports/.
+`erase ENV` goes before the tests of an environment, `gate ENV` after them; `combine` and `html` after all.
+
+Exit status: 0 if everything that was checked held, 1 if not, 2 for input that makes no sense."""
+
+
+def add_parser(commands: Any) -> None:
+    """Declare the subcommands."""
+    top = commands.add_parser(
+        "coverage",
+        help="combine, gate and publish coverage",
+        description=_DESCRIPTION,
+        formatter_class=argparse.RawDescriptionHelpFormatter,
+    )
+    kinds = top.add_subparsers(required=True, metavar="WHAT")
+    _one(kinds, "erase", _erase, "drop data and reports of earlier runs of an environment").add_argument("env")
+    gate = _one(kinds, "gate", _gate, "combine one environment, write its reports, hold it against every gate")
+    gate.add_argument("env")
+    gate.add_argument("--base", metavar="REVISION", help="also gate the lines that changed since this revision")
+    gate.add_argument("--update-baseline", action="store_true", help="raise the ratchet to this run, if it held")
+    combine = _one(kinds, "combine", _combine, "one report over environments; shared code must be reached from each")
+    combine.add_argument("env", nargs="*", help="default: all whose data is there")
+    _one(kinds, "html", _html, "write coverage_reports/index.html").add_argument("env", nargs="*", help="were to run")
+    diff = _one(kinds, "diff", _diff, "changed lines that no test ran")
+    diff.add_argument("env", help="environment, or combined")
+    diff.add_argument("--base", metavar="REVISION", default="origin/main", help="default: origin/main")
+
+
+def _one(kinds: Any, name: str, run: Any, text: str) -> argparse.ArgumentParser:
+    one: argparse.ArgumentParser = kinds.add_parser(name, help=text, description=text)
+    one.add_argument("--root", default=".", metavar="FOLDER", help="of the project (default: here)")
+    one.add_argument("--json", action="store_true", help="the outcome as JSON")
+    one.set_defaults(run=run)
+    return one
+
+
+def _open(arguments: argparse.Namespace) -> tuple[Any, Any]:
+    """Store and settings of the project."""
+    if importlib.util.find_spec("coverage") is None:
+        msg = "the coverage tool is not installed: pip install 'hyper-parallel[test]'"
+        raise ImportError(msg)
+    from hyper_parallel.verify.coverage.settings import read_settings
+    from hyper_parallel.verify.coverage.store import Store
+
+    root = Path(arguments.root).resolve()
+    return Store(root), read_settings(root / "pyproject.toml")
+
+
+def _erase(arguments: argparse.Namespace) -> int:
+    store, _ = _open(arguments)
+    store.erase(arguments.env)
+    if arguments.json:
+        print(json.dumps({"ok": True, "env": arguments.env}))
+    return 0
+
+
+def _gate(arguments: argparse.Namespace) -> int:
+    from hyper_parallel.verify.coverage.verdict import gate, write_baseline
+
+    store, settings = _open(arguments)
+    verdict = gate(store, settings, arguments.env, arguments.base)
+    status = _tell(arguments, verdict)
+    if arguments.update_baseline and verdict.ok:
+        count = write_baseline(store, settings, arguments.env)
+        print(f"{settings.baseline}: {count} files of {arguments.env}", file=sys.stderr)
+    return status
+
+
+def _combine(arguments: argparse.Namespace) -> int:
+    from hyper_parallel.verify.coverage.verdict import gate_shared
+
+    store, settings = _open(arguments)
+    report = store.combine(arguments.env or store.environments())
+    return _tell(arguments, gate_shared(store, settings, report))
+
+
+def _html(arguments: argparse.Namespace) -> int:
+    from hyper_parallel.verify.coverage.index import write_index
+
+    store, settings = _open(arguments)
+    path = write_index(store, settings, tuple(arguments.env))
+    print(json.dumps({"ok": True, "path": str(path)}) if arguments.json else path)
+    return 0
+
+
+def _diff(arguments: argparse.Namespace) -> int:
+    from hyper_parallel.verify.coverage.gates import changed_percent
+    from hyper_parallel.verify.coverage.verdict import diff_against
+
+    store, settings = _open(arguments)
+    changed = diff_against(store.root, arguments.base)
+    actual, missed = changed_percent(store.report(arguments.env), changed)
+    ok = actual >= settings.changed
+    if arguments.json:
+        print(json.dumps({"ok": ok, "percent": actual, "floor": settings.changed, "missing": missed}, indent=2))
+    else:
+        for name, lines in missed.items():
+            print(f"{name}: {', '.join(map(str, lines))}")
+        print(f"{actual:.2f} % of the lines changed since {arguments.base} ran; the floor is {settings.changed:g} %")
+    return 0 if ok else 1
+
+
+def _tell(arguments: argparse.Namespace, verdict: Any) -> int:
+    if arguments.json:
+        print(json.dumps(verdict.json(), indent=2))
+    else:
+        print(verdict.text(), file=sys.stdout if verdict.ok else sys.stderr)
+    return 0 if verdict.ok else 1

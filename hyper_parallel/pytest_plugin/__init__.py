@@ -1,0 +1,47 @@
+"""The pytest plugin: tests that run on every rank of a world, on each framework, and say which rank failed and why.
+
+pytest finds it by entry point; ``-p no:hyper_parallel.pytest_plugin`` leaves it out. Nothing here imports a framework.
+"""
+
+from __future__ import annotations
+
+from hyper_parallel.pytest_plugin.capability import SkipReason, skip_without
+from hyper_parallel.pytest_plugin.fixtures import device, launch_name, mesh, rank, world_size
+from hyper_parallel.pytest_plugin.hooks import (
+    pytest_addoption,
+    pytest_collection_modifyitems,
+    pytest_configure,
+    pytest_fixture_setup,
+    pytest_generate_tests,
+    pytest_ignore_collect,
+    pytest_pyfunc_call,
+    pytest_runtest_makereport,
+    pytest_runtest_setup,
+    pytest_sessionfinish,
+    pytest_terminal_summary,
+    pytest_unconfigure,
+)
+from hyper_parallel.pytest_plugin.marks import arg_mark
+
+__all__ = [
+    "SkipReason",
+    "arg_mark",
+    "device",
+    "launch_name",
+    "mesh",
+    "pytest_addoption",
+    "pytest_collection_modifyitems",
+    "pytest_configure",
+    "pytest_fixture_setup",
+    "pytest_generate_tests",
+    "pytest_ignore_collect",
+    "pytest_pyfunc_call",
+    "pytest_runtest_makereport",
+    "pytest_runtest_setup",
+    "pytest_sessionfinish",
+    "pytest_terminal_summary",
+    "pytest_unconfigure",
+    "rank",
+    "skip_without",
+    "world_size",
+]

@@ -1,0 +1,74 @@
+"""What this machine has, what a run requires, and the closed list of reasons for which a test may be skipped."""
+
+from __future__ import annotations
+
+import os
+import re
+from dataclasses import dataclass
+from enum import Enum
+from pathlib import Path
+from typing import NoReturn
+
+import pytest
+
+__all__ = ["DEVICES", "SkipReason", "count_cards", "reason_of", "requirement", "skip_without"]
+
+DEVICES = ("cpu", "npu", "cuda")
+
+_NODES = {"npu": "davinci", "cuda": "nvidia"}
+_VISIBLE = {"npu": "ASCEND_RT_VISIBLE_DEVICES", "cuda": "CUDA_VISIBLE_DEVICES"}
+_REASON = re.compile(r"\[([a-z-]+)\]")
+
+
+class SkipReason(str, Enum):
+    """The only reasons for which a test may be skipped; the text of a skip begins with one in brackets."""
+
+    NO_CARD = "no-card"
+    TOO_FEW_CARDS = "too-few-cards"
+    NO_FRAMEWORK = "no-framework"
+    NO_TRANSPORT = "no-transport"
+    NO_TOOL = "no-tool"
+    OTHER_PYTHON = "other-python"
+
+
+@dataclass(frozen=True)
+class Requirement:
+    """``npu:8``: so many cards of a device must be here, or the run fails."""
+
+    device: str
+    cards: int
+
+
+def count_cards(device: str, folder: Path = Path("/dev")) -> int:
+    """Cards of ``device`` that this process may use, without any framework; CPU counts as unlimited."""
+    if device == "cpu":
+        return 1 << 16
+    prefix = _NODES[device]
+    present = len([path for path in folder.glob(f"{prefix}*") if path.name[len(prefix) :].isdigit()])
+    visible = os.environ.get(_VISIBLE[device])
+    if visible is None:
+        return present
+    return min(present, len([one for one in visible.split(",") if one.strip() and one.strip() != "-1"]))
+
+
+def requirement(text: str, source: str) -> Requirement | None:
+    """Read ``npu:8`` or ``npu``; an empty text requires nothing."""
+    if not text:
+        return None
+    device, _, cards = text.partition(":")
+    if device not in _NODES or not (cards or "1").isdigit() or int(cards or "1") < 1:
+        msg = f"{source}={text}: expected {' or '.join(_NODES)}, with the number of cards after a colon, such as npu:8"
+        raise pytest.UsageError(msg)
+    return Requirement(device, int(cards or "1"))
+
+
+def skip_without(reason: SkipReason, detail: str) -> NoReturn:
+    """Skip the running test for a reason of the closed list."""
+    pytest.skip(f"[{reason.value}] {detail}")
+
+
+def reason_of(text: str) -> str | None:
+    """The reason of the closed list with which the text of a skip begins, or None."""
+    found = _REASON.match(text.removeprefix("Skipped: "))
+    known = {reason.value for reason in SkipReason}
+    return found.group(1) if found is not None and found.group(1) in known else None

@@ -1,0 +1,291 @@
+"""The hooks, by which pytest meets the rest of the plugin."""
+
+from __future__ import annotations
+
+import os
+import sys
+from collections import Counter
+from collections.abc import Generator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from hyper_parallel.pytest_plugin.capability import (
+    DEVICES,
+    Requirement,
+    SkipReason,
+    count_cards,
+    reason_of,
+    requirement,
+    skip_without,
+)
+from hyper_parallel.pytest_plugin.fixtures import RankCall, deferred
+from hyper_parallel.pytest_plugin.marks import ARG_MARKS, MARKS, world_sizes
+from hyper_parallel.pytest_plugin.ranks import LAUNCHES, Outcome, ranked_test, run_ranked
+from hyper_parallel.pytest_plugin.report import RanksRepr, rank_of_failure
+from hyper_parallel.pytest_plugin.selection import REMOVED, allowed, allows, module_mark, selected, split
+
+TALLY = pytest.StashKey["Tally"]()
+_SHOWN_CALLS = 5
+
+
+class Tally:
+    """What happened in this run, for the checks at its end."""
+
+    def __init__(self) -> None:
+        self.executed = 0
+        self.on_device: Counter[str] = Counter()
+        self.skipped: Counter[str] = Counter()
+        self.other_skips: list[str] = []
+        self.ranked = 0
+        self.problems: list[str] = []
+
+
+# -- start ---------------------------------------------------------------------------------------------------------
+
+
+def pytest_addoption(parser: pytest.Parser) -> None:
+    """Declare the options."""
+    group = parser.getgroup("hyper_parallel", "tests on ranks (hyper-parallel)")
+    group.addoption(
+        "--hp-platforms", metavar="torch,mindspore", help="frameworks (or HP_TEST_PLATFORMS); all installed"
+    )
+    group.addoption("--hp-launch", default="simulated", choices=LAUNCHES, help="how ranks are made, without a mark")
+    group.addoption("--hp-rank-timeout", type=float, default=60.0, metavar="SECONDS", help="for each ranked test (60)")
+    group.addoption("--device", dest="hp_device", default="cpu", choices=DEVICES, help="what ranks compute on (cpu)")
+    group.addoption("--require-npu", action="store_true", help="fail if no test ran on an NPU")
+    group.addoption("--hp-require", metavar="npu:8", help="fail unless so many cards are here (or HP_REQUIRE)")
+    group.addoption("--hp-min-executed", type=int, metavar="N", help="fail if fewer tests ran (or HP_MIN_EXECUTED)")
+    parser.addini("hp_closed_skips", "every skip must give a reason of the closed list", type="bool", default=False)
+
+
+def pytest_configure(config: pytest.Config) -> None:
+    """Register the marks, and refuse what this machine cannot do before anything is collected."""
+    for mark in MARKS:
+        config.addinivalue_line("markers", mark)
+    for name, text in ARG_MARKS.items():
+        config.addinivalue_line("markers", f"{name}: {text}")
+    config.stash[REMOVED] = Counter()
+    config.stash[TALLY] = Tally()
+    selected(config)
+    wanted = _requirement(config)
+    if wanted is not None and count_cards(wanted.device) < wanted.cards:
+        msg = f"{wanted.cards} {wanted.device} cards are required, and {count_cards(wanted.device)} are here"
+        raise pytest.UsageError(msg)
+    _floor(config)
+
+
+def _requirement(config: pytest.Config) -> Requirement | None:
+    option = config.getoption("hp_require")
+    return requirement(option, "--hp-require") or requirement(os.environ.get("HP_REQUIRE", ""), "HP_REQUIRE")
+
+
+def _floor(config: pytest.Config) -> int:
+    option: int | None = config.getoption("hp_min_executed")
+    text = os.environ.get("HP_MIN_EXECUTED", "0")
+    if option is None and not text.isdigit():
+        msg = f"HP_MIN_EXECUTED={text}: expected a number of tests"
+        raise pytest.UsageError(msg)
+    return int(text) if option is None else option
+
+
+# -- collection ----------------------------------------------------------------------------------------------------
+
+
+def pytest_ignore_collect(collection_path: Path, config: pytest.Config) -> bool | None:
+    """Leave out a module of frameworks that are not selected before it is imported, and count it."""
+    name = collection_path.name
+    if not (name.endswith("_test.py") or (name.startswith("test_") and name.endswith(".py"))):
+        return None
+    mark = module_mark(collection_path)
+    if mark is None or allows(mark, selected(config)):
+        return None
+    config.stash[REMOVED][f"{', '.join(mark.args)} (whole modules)"] += 1
+    return True
+
+
+def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
+    """Run a test once per framework, world size and launch that it asks for."""
+    sizes = world_sizes(metafunc.definition.get_closest_marker)
+    if sizes and "platform_name" not in metafunc.fixturenames:
+        metafunc.fixturenames.append("platform_name")
+    if "platform_name" in metafunc.fixturenames:
+        mark = metafunc.definition.get_closest_marker("platforms")
+        names = selected(metafunc.config)
+        allows(mark, names)
+        metafunc.parametrize("platform_name", allowed(mark, names), scope="session")
+    if len(sizes) > 1:
+        _parametrize(metafunc, "world_size", sizes, [f"{size}ranks" for size in sizes])
+    launch = metafunc.definition.get_closest_marker("launch")
+    if launch is not None:
+        if not launch.args or set(launch.args) - set(LAUNCHES):
+            msg = f"mark launch{launch.args}: known are {', '.join(LAUNCHES)}"
+            raise pytest.UsageError(msg)
+        if len(launch.args) > 1:
+            _parametrize(metafunc, "launch_name", list(launch.args), list(launch.args))
+
+
+def _parametrize(metafunc: pytest.Metafunc, name: str, values: list[Any], ids: list[str]) -> None:
+    if name not in metafunc.fixturenames:
+        metafunc.fixturenames.append(name)
+    metafunc.parametrize(name, values, ids=ids)
+
+
+def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
+    """Deselect what belongs to frameworks that are not selected, and count it."""
+    kept, removed = split(config, items)
+    if removed:
+        config.hook.pytest_deselected(items=removed)
+        items[:] = kept
+
+
+# -- one test ------------------------------------------------------------------------------------------------------
+
+
+def pytest_runtest_setup(item: pytest.Item) -> None:
+    """Skip a test that needs cards which are not here; the run's requirement makes that a failure instead."""
+    mark = item.get_closest_marker("device")
+    if mark is None:
+        return
+    name, cards = mark.args[0] if mark.args else "", mark.kwargs.get("cards", 1)
+    if name not in DEVICES:
+        msg = f"mark device{mark.args}: known are {', '.join(DEVICES)}"
+        raise pytest.UsageError(msg)
+    here = count_cards(name)
+    if here < cards:
+        skip_without(SkipReason.TOO_FEW_CARDS if here else SkipReason.NO_CARD, f"needs {cards} {name}, has {here}")
+    item.user_properties.append(("device", name))
+
+
+def pytest_fixture_setup(fixturedef: pytest.FixtureDef[Any], request: pytest.FixtureRequest) -> object:
+    """Leave a fixture that asks for ``rank``, ``mesh`` or ``device`` to the ranks."""
+    values = {name: request.getfixturevalue(name) for name in fixturedef.argnames}
+    if not any(map(deferred, values.values())):
+        return None
+    if "request" in values:
+        msg = f"fixture {fixturedef.argname!r} runs on ranks, where there is no `request`; ask for world_size instead"
+        raise pytest.UsageError(msg)
+    call = RankCall(fixturedef.argname, fixturedef.func, values)
+    fixturedef.cached_result = (call, fixturedef.cache_key(request), None)  # type: ignore[arg-type]
+    return call
+
+
+@pytest.hookimpl(tryfirst=True)
+def pytest_pyfunc_call(pyfuncitem: pytest.Function) -> bool | None:
+    """Run a ranked test on its ranks."""
+    test = ranked_test(pyfuncitem)
+    if test is None:
+        return None
+    pyfuncitem.user_properties.extend(test.properties())
+    names = pyfuncitem._fixtureinfo.argnames  # noqa: SLF001 - what pytest itself passes to the function
+    outcome = run_ranked(test, pyfuncitem.obj, {name: pyfuncitem.funcargs[name] for name in names})
+    _tell(pyfuncitem, outcome)
+    if outcome.failure is not None:
+        first = rank_of_failure(outcome.failure)
+        pyfuncitem.user_properties.append(("rank_of_failure", "none" if first is None else first))
+        raise outcome.failure
+    _judge(outcome.verdicts)
+    return True
+
+
+def _tell(item: pytest.Function, outcome: Outcome) -> None:
+    """What ranks printed, and, when the test failed, their last collectives, as sections of the report."""
+    for rank, text in enumerate(outcome.outputs):
+        if text:
+            item.add_report_section("call", f"stdout of rank {rank}", text)
+    if outcome.failure is not None:
+        for rank, calls in enumerate(outcome.history):
+            if calls:
+                item.add_report_section("call", f"collectives of rank {rank}", "\n".join(calls[-_SHOWN_CALLS:]))
+
+
+def _judge(verdicts: list[tuple[str, str]]) -> None:
+    """A test is skipped, or expected to fail, on all ranks or on none."""
+    kinds = {kind for kind, _ in verdicts}
+    if len(kinds) > 1:
+        told = "; ".join(f"rank {rank} {kind} {text}".rstrip() for rank, (kind, text) in enumerate(verdicts))
+        pytest.fail(f"ranks disagree about the test: {told}", pytrace=False)
+    if kinds == {"skipped"}:
+        pytest.skip(verdicts[0][1])
+    if kinds == {"xfailed"}:
+        pytest.xfail(verdicts[0][1])
+
+
+@pytest.hookimpl(wrapper=True)
+def pytest_runtest_makereport(
+    item: pytest.Item, call: pytest.CallInfo[None]
+) -> Generator[None, pytest.TestReport, pytest.TestReport]:
+    """Show a failed world in its own words instead of the plugin's traceback."""
+    report = yield
+    failure = call.excinfo.value if call.excinfo is not None else None
+    if call.when == "call" and report.failed and failure is not None and hasattr(failure, "failures"):
+        path, line, _ = item.location
+        report.longrepr = RanksRepr(str(failure), path, (line or 0) + 1, failure)
+    return report
+
+
+# -- the end -------------------------------------------------------------------------------------------------------
+
+
+def pytest_sessionfinish(session: pytest.Session) -> None:
+    """Fail a run in which too little ran, or which skipped for a reason that is not on the list."""
+    config = session.config
+    if hasattr(config, "workerinput"):  # a worker of pytest-xdist: its controller has all reports
+        return
+    tally = _tally(config)
+    floor = _floor(config)
+    if tally.executed < floor:
+        tally.problems.append(f"{tally.executed} tests ran, fewer than the {floor} that must")
+    if config.getoption("require_npu") and not tally.on_device["npu"]:
+        tally.problems.append("--require-npu: no test ran on an NPU")
+    if config.getini("hp_closed_skips"):
+        tally.problems += [f"skipped for a reason that is not on the list: {text}" for text in tally.other_skips]
+    if tally.problems and session.exitstatus in (pytest.ExitCode.OK, pytest.ExitCode.NO_TESTS_COLLECTED):
+        session.exitstatus = pytest.ExitCode.TESTS_FAILED
+
+
+def _tally(config: pytest.Config) -> Tally:
+    """Count the reports that the terminal reporter keeps, those of other processes included."""
+    tally = config.stash[TALLY]
+    reporter: Any = config.pluginmanager.get_plugin("terminalreporter")
+    for kind, reports in reporter.stats.items() if reporter is not None else ():
+        for report in reports:
+            if isinstance(report, pytest.TestReport):
+                _count(tally, kind, report)
+    return tally
+
+
+def _count(tally: Tally, kind: str, report: pytest.TestReport) -> None:
+    if kind == "skipped":
+        text = str(report.longrepr[2]) if isinstance(report.longrepr, tuple) else str(report.longrepr)
+        reason = reason_of(text)
+        tally.skipped[reason or "(not on the list)"] += 1
+        if reason is None:
+            tally.other_skips.append(f"{report.nodeid}: {text.removeprefix('Skipped: ')}")
+    elif report.when == "call":
+        tally.executed += 1
+        properties = dict(report.user_properties)
+        tally.ranked += "world_size" in properties
+        tally.on_device[str(properties.get("device", "cpu"))] += 1
+
+
+def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter, config: pytest.Config) -> None:
+    """Print what was selected, left out and skipped: a small number of tests must not look like all of them."""
+    tally, removed = config.stash[TALLY], config.stash[REMOVED]
+    if removed or tally.ranked or os.environ.get("HP_TEST_PLATFORMS") or config.getoption("hp_platforms"):
+        terminalreporter.write_line(f"platforms: {', '.join(selected(config)) or 'none is installed'}")
+    for names, count in sorted(removed.items()):
+        terminalreporter.write_line(f"deselected: {count} {'of' if 'modules' in names else 'tests of'} {names}")
+    if config.getini("hp_closed_skips"):
+        for reason, count in sorted(tally.skipped.items()):
+            terminalreporter.write_line(f"skipped: {count} tests, {reason}")
+    for problem in tally.problems:
+        terminalreporter.write_line(f"FAILED RUN: {problem}", red=True)
+
+
+def pytest_unconfigure() -> None:
+    """End the warm ranks, if there are any."""
+    live: Any = sys.modules.get("hyper_parallel.transport.live")
+    if live is not None:
+        live.close_live_teams()

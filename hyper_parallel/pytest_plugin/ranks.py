@@ -1,0 +1,162 @@
+"""A test on every rank of a world: simulated ranks, or warm processes over a real transport."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from contextlib import ExitStack
+from dataclasses import dataclass, field
+from typing import Any
+
+import pytest
+
+from hyper_parallel.pytest_plugin.capability import SkipReason, count_cards, skip_without
+from hyper_parallel.pytest_plugin.fixtures import resolve
+from hyper_parallel.pytest_plugin.marks import mesh_shape, world_sizes
+
+__all__ = ["LAUNCHES", "Outcome", "RankedTest", "ranked_test", "run_ranked"]
+
+LAUNCHES = ("simulated", "processes")
+_USUAL = ("hyper_parallel.core.dtensor.factories", "hyper_parallel.core.tensor_parallel.parallelize")
+
+
+@dataclass(frozen=True)
+class RankedTest:
+    """What a ranked test runs on.
+
+    Attributes:
+        world_size: number of ranks.
+        framework: ``torch`` or ``mindspore``.
+        launch: ``simulated`` or ``processes``.
+        device: ``cpu``, ``npu`` or ``cuda``.
+        shape, names: of the mesh.
+        timeout: seconds after which the ranks are ended.
+    """
+
+    world_size: int
+    framework: str
+    launch: str
+    device: str
+    shape: tuple[int, ...]
+    names: tuple[str, ...]
+    timeout: float
+
+    def properties(self) -> list[tuple[str, object]]:
+        """For reports."""
+        return [
+            ("world_size", self.world_size),
+            ("framework", self.framework),
+            ("launch", self.launch),
+            ("device", self.device),
+        ]
+
+
+@dataclass
+class Outcome:
+    """How a ranked test ended.
+
+    Attributes:
+        verdicts: per rank ``passed``, ``skipped`` or ``xfailed`` with the reason; empty if it failed.
+        failure: what failed, or None.
+        outputs, history: what ranks printed and which collectives they called, where they were processes.
+    """
+
+    verdicts: list[tuple[str, str]] = field(default_factory=list)
+    failure: Exception | None = None
+    outputs: list[str] = field(default_factory=list)
+    history: list[list[str]] = field(default_factory=list)
+
+
+def ranked_test(item: pytest.Function) -> RankedTest | None:
+    """What ``item`` runs on, or None if it is an ordinary test."""
+    sizes = world_sizes(item.get_closest_marker)
+    if not sizes:
+        return None
+    params: dict[str, Any] = dict(item.callspec.params) if hasattr(item, "callspec") else {}
+    world_size = int(params.get("world_size", sizes[0]))
+    mark = item.get_closest_marker("mesh")
+    shape = mesh_shape(mark) or (world_size,)
+    names = (mark.kwargs.get("names") if mark is not None else None) or _axis_names(len(shape))
+    launch = item.get_closest_marker("launch")
+    timeout = item.get_closest_marker("rank_timeout")
+    return RankedTest(
+        world_size,
+        params["platform_name"],
+        params.get("launch_name") or (launch.args[0] if launch is not None else item.config.getoption("hp_launch")),
+        item.config.getoption("hp_device"),
+        shape,
+        tuple(names),
+        float(timeout.args[0] if timeout is not None else item.config.getoption("hp_rank_timeout")),
+    )
+
+
+def _axis_names(count: int) -> tuple[str, ...]:
+    """``tp``, or ``dp`` by ``tp``, as the command names them; beyond that by number."""
+    usual = {1: ("tp",), 2: ("dp", "tp")}
+    return usual.get(count) or tuple(f"axis{number}" for number in range(count))
+
+
+def run_ranked(test: RankedTest, function: Callable[..., Any], arguments: dict[str, Any]) -> Outcome:
+    """Run ``function`` on every rank; every rank gets its own copy of the arguments."""
+    from hyper_parallel.transport.shipping import pack
+
+    if test.device != "cpu":
+        _need_cards(test)
+    body = pack((function, arguments), function)
+    return (_run_simulated if test.launch == "simulated" else _run_processes)(test, body)
+
+
+def _need_cards(test: RankedTest) -> None:
+    here = count_cards(test.device)
+    if here < test.world_size:
+        reason = SkipReason.TOO_FEW_CARDS if here else SkipReason.NO_CARD
+        skip_without(reason, f"{test.world_size} ranks need as many {test.device} cards, there are {here}")
+    if test.launch != "processes":
+        msg = f"--device {test.device} needs real processes: --hp-launch processes"
+        raise pytest.UsageError(msg)
+
+
+def _run_simulated(test: RankedTest, body: bytes) -> Outcome:
+    from hyper_parallel.errors import RankFailedError
+    from hyper_parallel.verify.simulate import simulate
+
+    try:
+        verdicts = simulate(on_rank, test.world_size, test.framework, (test, body), timeout=test.timeout)
+    except RankFailedError as failure:
+        return Outcome(failure=failure)
+    return Outcome(verdicts)
+
+
+def _run_processes(test: RankedTest, body: bytes) -> Outcome:
+    from hyper_parallel.transport.live import run_live, warm_up
+    from hyper_parallel.transport.shipping import pack
+
+    for module in (*_USUAL, f"hyper_parallel.platform.{test.framework}.dtensor"):
+        warm_up(test.framework, module)
+    run = run_live(pack((on_rank, (test, body))), test.world_size, test.framework, test.timeout, test.device)
+    return Outcome(run.results, run.failure, run.outputs, run.history)
+
+
+def on_rank(test: RankedTest, body: bytes) -> tuple[str, str]:
+    """On a rank: set up its fixtures, run the test function, and say how it ended if it did not fail."""
+    from hyper_parallel.platform.select import use_platform
+    from hyper_parallel.transport.base import active_transport
+    from hyper_parallel.transport.shipping import unpack
+
+    transport = active_transport()
+    number = transport.rank if transport is not None else 0
+    known: dict[str, Any] = {"rank": lambda: number, "device": lambda: test.device, "mesh": lambda: _mesh(test)}
+    with use_platform(test.framework), ExitStack() as stack:
+        function, arguments = unpack(body)
+        try:
+            function(**{name: resolve(value, known, stack) for name, value in arguments.items()})
+        except pytest.skip.Exception as skipped:
+            return "skipped", str(skipped)
+        except pytest.xfail.Exception as failed:
+            return "xfailed", str(failed)
+    return "passed", ""
+
+
+def _mesh(test: RankedTest) -> Any:
+    from hyper_parallel import init_device_mesh
+
+    return init_device_mesh(test.device, test.shape, mesh_dim_names=test.names)

@@ -1,0 +1,96 @@
+"""Tests are selected by framework, and what is left out is counted.
+
+- ``@pytest.mark.platforms("torch")``: deselected where torch is not selected. Several names: any one is enough, or all
+  of them with ``together=True`` (for tests that compare frameworks with each other).
+- The fixture ``platform_name``: the test runs once for each selected framework that its mark allows.
+- Tests with neither run everywhere, and must not need a framework.
+- ``HP_TEST_TOGETHER=1`` leaves only the tests marked ``together=True``.
+"""
+
+from __future__ import annotations
+
+import ast
+import importlib.util
+import os
+from collections import Counter
+from pathlib import Path
+
+import pytest
+
+__all__ = ["PLATFORMS", "REMOVED", "allowed", "allows", "module_mark", "selected", "split"]
+
+PLATFORMS = ("torch", "mindspore")
+REMOVED = pytest.StashKey[Counter[str]]()
+
+
+def selected(config: pytest.Config) -> tuple[str, ...]:
+    """Frameworks that this run is about; one that is asked for and missing is an error, never a skip."""
+    option = config.getoption("hp_platforms")
+    source, asked = ("--hp-platforms", option) if option else ("HP_TEST_PLATFORMS", os.environ.get("HP_TEST_PLATFORMS"))
+    if not asked:
+        return tuple(name for name in PLATFORMS if importlib.util.find_spec(name))
+    names = tuple(name.strip() for name in asked.split(","))
+    if unknown := [name for name in names if name not in PLATFORMS]:
+        msg = f"{source} names {unknown}; known are {', '.join(PLATFORMS)}"
+        raise pytest.UsageError(msg)
+    if missing := [name for name in names if importlib.util.find_spec(name) is None]:
+        msg = f"{source} asks for {missing}, which is not installed here"
+        raise pytest.UsageError(msg)
+    return names
+
+
+def allows(mark: pytest.Mark | None, names: tuple[str, ...]) -> bool:
+    """Tell whether a ``platforms`` mark can be served by these frameworks."""
+    if mark is None:
+        return True
+    if not mark.args or set(mark.args) - set(PLATFORMS):
+        msg = f"mark platforms{mark.args}: known are {', '.join(PLATFORMS)}"
+        raise pytest.UsageError(msg)
+    return (all if _together(mark) else any)(name in names for name in mark.args)
+
+
+def allowed(mark: pytest.Mark | None, names: tuple[str, ...]) -> list[str]:
+    """The selected frameworks on which a test with this mark runs."""
+    return [name for name in names if mark is None or name in mark.args]
+
+
+def module_mark(path: Path) -> pytest.Mark | None:
+    """Read the ``platforms`` mark of a whole test module without importing it: its imports may need the framework."""
+    try:
+        body = ast.parse(path.read_text(encoding="utf-8")).body
+    except (SyntaxError, ValueError):  # pytest itself reports the file
+        return None
+    for node in body:
+        if isinstance(node, ast.Assign) and any(getattr(one, "id", None) == "pytestmark" for one in node.targets):
+            for call in ast.walk(node.value):
+                if isinstance(call, ast.Call) and getattr(call.func, "attr", None) == "platforms":
+                    return _literal_mark(call)
+    return None
+
+
+def _literal_mark(call: ast.Call) -> pytest.Mark | None:
+    try:
+        together = any(word.arg == "together" and ast.literal_eval(word.value) for word in call.keywords)
+        names = tuple(ast.literal_eval(one) for one in call.args)
+    except ValueError:  # computed names: the module is imported to learn them
+        return None
+    return pytest.mark.platforms(*names, together=together).mark
+
+
+def split(config: pytest.Config, items: list[pytest.Item]) -> tuple[list[pytest.Item], list[pytest.Item]]:
+    """Items that run here, and those that do not, which are counted."""
+    names, kept, removed = selected(config), [], []
+    only_together = bool(os.environ.get("HP_TEST_TOGETHER"))
+    for item in items:
+        mark = item.get_closest_marker("platforms")
+        if allows(mark, names) and (_together(mark) or not only_together):
+            kept.append(item)
+        else:
+            removed.append(item)
+            config.stash[REMOVED][", ".join(mark.args) if mark else "no framework"] += 1
+    return kept, removed
+
+
+def _together(mark: pytest.Mark | None) -> bool:
+    """Tell whether a mark asks for all its frameworks in one process."""
+    return mark is not None and bool(mark.kwargs.get("together"))

@@ -1,0 +1,338 @@
+"""Ranks of a real world as warm processes: all of them run at once, and a coordinator here knows what each waits for.
+
+A team joins its gloo world once and serves run after run in it. A run that fails costs its team, which is ended and
+replaced: nothing of the failure can reach the next run.
+"""
+
+from __future__ import annotations
+
+import os
+import shutil
+import sys
+import tempfile
+import threading
+import time
+from collections import deque
+from dataclasses import dataclass, field
+from multiprocessing.connection import wait
+from pathlib import Path
+from typing import Any
+
+from hyper_parallel.errors import CollectiveMismatchError, RankFailedError
+from hyper_parallel.transport.calls import Call, Message
+from hyper_parallel.transport.coordinator import Coordinator
+from hyper_parallel.transport.failures import WorldFailedError, lost_peer, world_failed, world_timed_out
+from hyper_parallel.transport.live_main import Seat, live_main
+from hyper_parallel.transport.pool import Worker, end_processes, preload
+from hyper_parallel.transport.shipping import unpack
+from hyper_parallel.transport.worker_main import Report, Task
+
+__all__ = ["LiveRun", "close_live_teams", "run_live", "warm_up"]
+
+_GRACE_SECONDS = 2.0
+_HISTORY = 64
+_OUTPUT_CHARACTERS = 20_000
+_MAX_PROCESSES = 12
+_START_SECONDS = 120.0
+_SERVER = {"torch": "torch", "mindspore": "rehearsal"}
+
+_LOCK = threading.Lock()
+_IDLE: dict[tuple[str, int, str], list[_Team]] = {}
+
+
+@dataclass
+class LiveRun:
+    """What became of a run.
+
+    Attributes:
+        results: per rank what it returned; empty if the run failed.
+        failure: why it failed, or None.
+        outputs: per rank what it printed.
+        history: per rank its last collectives and messages, oldest first.
+    """
+
+    results: list[Any] = field(default_factory=list)
+    failure: WorldFailedError | None = None
+    outputs: list[str] = field(default_factory=list)
+    history: list[list[str]] = field(default_factory=list)
+
+
+class _Team:
+    """The processes of one world."""
+
+    def __init__(self, framework: str, world_size: int, device: str) -> None:
+        self.key = (framework, world_size, device)
+        self._folder = Path(tempfile.mkdtemp(prefix="hyper_parallel_world_"))
+        self._outputs = [self._folder / f"{rank}.output" for rank in range(world_size)]
+        self.workers: list[Worker] = []
+        for rank, output in enumerate(self._outputs):
+            output.touch()
+            store = str(self._folder / "store")
+            seat = Seat(framework, device, rank, world_size, store, str(output), os.getpid())
+            self.workers.append(Worker(live_main, (seat,), _SERVER[framework]))
+        self._await_ready()
+
+    def _await_ready(self) -> None:
+        """Return when every rank has joined the world.
+
+        Raises:
+            RankFailedError: one could not; it says why.
+        """
+        deadline = time.monotonic() + _START_SECONDS
+        for rank, worker in enumerate(self.workers):
+            problem = None if worker.line.poll(max(0.0, deadline - time.monotonic())) else "did not start in time"
+            try:
+                report = None if problem else worker.line.recv()[1]
+                problem = problem or (report and report.trace)
+            except (EOFError, OSError):
+                problem = "died"
+            if problem:
+                told = "\n".join(filter(None, [problem, _shorten(worker.last_words()), self.output(rank)]))
+                self.close()
+                msg = f"rank {rank} of {len(self.workers)} could not join its world: {told}"
+                raise RankFailedError(msg)
+
+    def well(self) -> bool:
+        """Whether every process lives."""
+        return all(worker.alive() for worker in self.workers)
+
+    def output(self, rank: int) -> str:
+        """What ``rank`` has printed during this run; the end of it, if it is long."""
+        text = self._outputs[rank].read_text(encoding="utf-8", errors="replace")
+        return text[-_OUTPUT_CHARACTERS:]
+
+    def close(self) -> None:
+        """End the processes: those that wait leave by themselves, others get SIGTERM and then SIGKILL."""
+        for worker in self.workers:
+            worker.line.close()
+        end_processes([worker.process for worker in self.workers])
+        for worker in self.workers:
+            worker.close()
+        shutil.rmtree(self._folder, ignore_errors=True)
+
+
+class _World:
+    """One run of a team."""
+
+    def __init__(self, team: _Team, deadline: float) -> None:
+        self.coordinator = Coordinator(len(team.workers))
+        self.reports: dict[int, Report] = {}
+        self.failures: dict[int, BaseException] = {}
+        self.traces: dict[int, str] = {}
+        self.ended_in: dict[int, str] = {}
+        self.history: list[deque[str]] = [deque(maxlen=_HISTORY) for _ in team.workers]
+        self._team = team
+        self._running = set(range(len(team.workers)))
+        self._asking: set[int] = set()
+        self._deadline = deadline
+
+    def start(self, tasks: list[tuple[Task, dict[str, str]]]) -> None:
+        """Hand every rank its task."""
+        for rank, task in enumerate(tasks):
+            self._send(rank, task)
+
+    def run(self) -> bool:
+        """Serve the ranks until all have ended; False when time was up."""
+        while self._running:
+            if not self._listen():
+                if not self.coordinator.aborted:
+                    return False
+                self._give_up()
+            for rank, outcome in self.coordinator.answers(self._asking).items():
+                self._asking.discard(rank)
+                self._send(rank, outcome)
+        return True
+
+    def _listen(self) -> bool:
+        """Take one message of each rank that has one; False if none came in time."""
+        lines = {self._team.workers[rank].line: rank for rank in self._running}
+        heard = wait(list(lines), max(0.0, self._deadline - time.monotonic()))
+        for line, rank in lines.items():
+            if line in heard:
+                self._take(rank)
+        return bool(heard)
+
+    def _take(self, rank: int) -> None:
+        try:
+            kind, content = self._team.workers[rank].line.recv()
+        except (EOFError, OSError):
+            self._died(rank)
+        else:
+            self._handle(rank, kind, content)
+
+    def _handle(self, rank: int, kind: str, content: Any) -> None:
+        if kind == "done":
+            self._report(rank, content)
+            return
+        self._note(rank, content)
+        if kind == "send":
+            if not self.coordinator.aborted:
+                self.coordinator.send(content)
+            return
+        self._asking.add(rank)
+        if kind == "join":
+            self.coordinator.join(rank, content)
+        else:
+            self.coordinator.receive(content)
+
+    def _note(self, rank: int, content: Call | Message) -> None:
+        text = content.text(sending=content.source == rank) if isinstance(content, Message) else str(content)
+        self.history[rank].append(f"{text} at {content.site}")
+        if self.coordinator.aborted:
+            self.ended_in[rank] = f"came to {self.history[rank][-1]} after the failure"
+
+    def _report(self, rank: int, report: Report) -> None:
+        self._running.discard(rank)
+        self.reports[rank] = report
+        if report.how == "returned":
+            self.coordinator.finish(rank)
+            return
+        if report.how == "raised":
+            self.failures[rank] = unpack(report.packed)
+            self.traces[rank] = report.trace
+        self._fail(rank, report.how)
+
+    def _died(self, rank: int) -> None:
+        worker = self._team.workers[rank]
+        worker.process.join(1.0)
+        last = f"; last in {self.history[rank][-1]}" if self.history[rank] else ""
+        text = f"rank {rank} died with exit code {worker.process.exitcode}; it {self.coordinator.describe(rank)}{last}"
+        self._running.discard(rank)
+        self._asking.discard(rank)
+        self.failures[rank] = RankFailedError(text)
+        self.traces[rank] = "\n".join(filter(None, [text, _shorten(worker.last_words())]))
+        self._fail(rank, f"died with exit code {worker.process.exitcode}")
+
+    def _fail(self, rank: int, how: str) -> None:
+        self.coordinator.fail(rank, how)
+        # Whoever still runs gets a moment to come to its next collective, where it unwinds.
+        self._deadline = min(self._deadline, time.monotonic() + _GRACE_SECONDS)
+
+    def _send(self, rank: int, what: object) -> None:
+        try:
+            self._team.workers[rank].line.send(what)
+        except OSError:
+            self._died(rank)
+
+    def _give_up(self) -> None:
+        """Note what the ranks are in that do not come to a collective; they are ended."""
+        for rank in sorted(self._running):
+            self.ended_in[rank] = "was ended in\n" + _shorten(self._team.workers[rank].stack())
+        self._running.clear()
+
+    def timed_out(self, timeout: float) -> WorldFailedError:
+        """Every rank with what it is in: first those that run, with their stacks, for the others wait for them."""
+        told = {rank: self.coordinator.describe(rank) for rank in range(len(self.history))}
+        running = sorted(self._running - self._asking)
+        told.update({rank: f"was running in\n{_shorten(self._team.workers[rank].stack())}" for rank in running})
+        return world_timed_out(timeout, len(told), told, running)
+
+    def failure(self) -> WorldFailedError | None:
+        """Why the run failed; an error that only says that a peer has gone is folded beside the peer's own."""
+        if not self.failures:
+            lost = self.coordinator.undelivered()
+            if lost is None:
+                return None
+            failed = WorldFailedError(lost, {})
+            failed.__cause__ = CollectiveMismatchError(lost)
+            return failed
+        causes = {rank: error for rank, error in self.failures.items() if not lost_peer(error)} or self.failures
+        echoes = {rank: "lost its peer:\n" + self.traces[rank] for rank in self.failures if rank not in causes}
+        folded = {**self.coordinator.folded, **self.ended_in, **echoes}
+        return world_failed(len(self.history), causes, folded, self.traces)
+
+
+def warm_up(framework: str, module: str) -> None:
+    """Let ranks of real worlds of ``framework`` start with ``module`` imported, where none has started yet."""
+    preload(_SERVER[framework], module)
+
+
+def run_live(body: bytes, world_size: int, framework: str, timeout: float, device: str = "cpu") -> LiveRun:
+    """Run a packed pair of function and arguments on every rank of a real world; what became of it.
+
+    Args:
+        body: from :func:`hyper_parallel.transport.shipping.pack`.
+        world_size: number of ranks, at least one.
+        framework: ``"torch"`` or ``"mindspore"``.
+        timeout: seconds after which every rank's stack is taken and the processes are ended.
+        device: ``cpu`` (gloo), ``cuda`` (NCCL) or ``npu`` (HCCL); rank i takes card i.
+    """
+    path = [entry or str(Path.cwd()) for entry in sys.path]
+    tasks = [
+        (Task(rank, world_size, body, None, path, str(Path.cwd())), dict(os.environ)) for rank in range(world_size)
+    ]
+    team = _check_out(framework, world_size, device)  # starting it is not counted
+    world = _World(team, time.monotonic() + timeout)
+    run = LiveRun()
+    try:
+        world.start(tasks)
+        run.failure = world.failure() if world.run() else world.timed_out(timeout)
+        if run.failure is None:
+            run.results = [unpack(world.reports[rank].packed) for rank in range(world_size)]
+        run.outputs = [team.output(rank) for rank in range(world_size)]
+        run.history = [list(calls) for calls in world.history]
+        healthy = run.failure is None
+    except BaseException:
+        team.close()
+        raise
+    if healthy:
+        with _LOCK:
+            _IDLE.setdefault(team.key, []).append(team)
+    else:
+        team.close()
+    return run
+
+
+def _check_out(framework: str, world_size: int, device: str) -> _Team:
+    """A team that lives: the one of last time if it is idle and well, else a new one."""
+    with _LOCK:
+        idle = _IDLE.get((framework, world_size, device), [])
+        team = idle.pop() if idle else None
+    if team is not None and team.well():
+        return team
+    if team is not None:
+        team.close()
+    _make_room(world_size)
+    return _Team(framework, world_size, device)
+
+
+def _make_room(world_size: int) -> None:
+    """End idle teams, the largest first, while this process would have too many ranks."""
+    with _LOCK:
+        idle = sorted((team for teams in _IDLE.values() for team in teams), key=lambda team: len(team.workers))
+        spare = []
+        while idle and world_size + sum(len(team.workers) for team in idle) > _MAX_PROCESSES:
+            spare.append(idle.pop())
+            _IDLE[spare[-1].key].remove(spare[-1])
+    for team in spare:
+        team.close()
+
+
+def _shorten(stack: str) -> str:
+    """A stack from ``faulthandler`` without the frames of the machinery that runs the rank."""
+    lines = [line for line in stack.splitlines() if not any(name in line for name in _MACHINERY)]
+    return "\n".join(lines).rstrip()
+
+
+_MACHINERY = (
+    "transport/live_main.py",
+    "transport/worker_main.py",
+    "Extension modules:",
+    "multiprocessing/forkserver.py",
+    "multiprocessing/spawn.py",
+    "multiprocessing/process.py",
+    "coverage/multiproc.py",
+    '"<string>"',
+)
+
+
+def close_live_teams() -> None:
+    """End every idle team; the next run starts a new one."""
+    with _LOCK:
+        teams = [team for teams in _IDLE.values() for team in teams]
+        _IDLE.clear()
+    for team in teams:
+        for worker in team.workers:
+            worker.line.close()
+    for team in teams:
+        team.close()

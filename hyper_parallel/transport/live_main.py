@@ -1,0 +1,146 @@
+"""What a warm rank of a real world does: join it once, then serve task after task in it."""
+
+from __future__ import annotations
+
+import contextlib
+import faulthandler
+import importlib
+import os
+import random
+import signal
+import sys
+import threading
+import time
+from collections.abc import Mapping
+from dataclasses import dataclass
+from multiprocessing.connection import Connection
+from typing import IO, Any
+
+import numpy as np
+
+from hyper_parallel.errors import UnsupportedOnBackend
+from hyper_parallel.transport.base import Transport
+from hyper_parallel.transport.failures import trace
+from hyper_parallel.transport.guarded import GuardedTransport
+from hyper_parallel.transport.shipping import pack_error
+from hyper_parallel.transport.simulated import Endpoint
+from hyper_parallel.transport.worker_main import PipeEndpoint, Report, Task, run_rank
+
+__all__ = ["Seat", "live_main"]
+
+_FOLLOW_SECONDS = 1.0
+_HOME = {"torch": "hyper_parallel.transport.c10d", "mindspore": "hyper_parallel.transport.mindspore"}
+
+
+@dataclass(frozen=True)
+class Seat:
+    """A rank's place in its world.
+
+    Attributes:
+        framework: whose tensors it carries.
+        device: ``cpu``, ``cuda`` or ``npu``.
+        rank, world_size: who it is.
+        store: file through which the ranks meet.
+        output: file that receives what the rank prints.
+        launcher: process without which the rank ends.
+    """
+
+    framework: str
+    device: str
+    rank: int
+    world_size: int
+    store: str
+    output: str
+    launcher: int
+
+
+def live_main(line: Connection, stack_path: str, seat: Seat) -> None:
+    """Serve tasks until the parent closes the line; never returns."""
+    leave = os._exit
+    signal.signal(signal.SIGINT, signal.SIG_IGN)
+    with open(stack_path, "w", encoding="utf-8") as stack:  # noqa: PTH123
+        faulthandler.enable(file=stack, all_threads=False)
+        faulthandler.register(signal.SIGUSR1, file=stack, all_threads=False)
+        os._exit = _telling_exit(stack)
+        output = os.open(seat.output, os.O_WRONLY | os.O_APPEND)
+        os.dup2(output, 1)
+        os.dup2(output, 2)
+        threading.Thread(target=_follow, args=(seat.launcher, leave), daemon=True).start()
+        try:
+            rank = _Rank(seat, PipeEndpoint(line))
+            line.send(("ready", rank.report))
+            while True:
+                task = line.recv()
+                for file in (stack.fileno(), output):
+                    os.ftruncate(file, 0)
+                os.lseek(stack.fileno(), 0, os.SEEK_SET)
+                report = rank.serve(*task)
+                sys.stdout.flush()
+                sys.stderr.flush()
+                line.send(("done", report))
+        except (EOFError, OSError):
+            pass
+        finally:
+            leave(0)
+
+
+class _Rank:
+    """One rank of the world that it joins; ``report`` says why it could not, or is None."""
+
+    def __init__(self, seat: Seat, endpoint: Endpoint) -> None:
+        self.report: Report | None = None
+        self._environment: set[str] = set()
+        try:
+            self._home: Any = importlib.import_module(_HOME[seat.framework])
+            self._transport = _join(seat, endpoint)
+        except Exception as error:  # noqa: BLE001 - goes into the report
+            self.report = Report("raised", pack_error(error), trace(error))
+
+    def serve(self, task: Task, environment: Mapping[str, str]) -> Report:
+        """Run one task with the parent's search path, folder and environment."""
+        for name in self._environment - set(environment):
+            os.environ.pop(name, None)
+        os.environ.update(environment)
+        self._environment = set(environment)
+        sys.path[:] = task.path
+        os.chdir(task.folder)
+        self._home.seed_rank()
+        random.seed(0)
+        np.random.seed(0)  # noqa: NPY002 - the global state that rank code may draw from
+        return run_rank(task, self._transport)
+
+
+def _join(seat: Seat, endpoint: Endpoint) -> Transport:
+    """Join the real world; every collective is agreed upon with the parent first."""
+    if seat.framework != "torch" and seat.device != "cpu":
+        msg = f"warm ranks of MindSpore run on cpu; on {seat.device} its ranks are started by msrun"
+        raise UnsupportedOnBackend(msg)
+    c10d: Any = importlib.import_module(_HOME["torch"])  # gloo comes with PyTorch, for both frameworks
+    real = c10d.start_world(seat.device, seat.rank, seat.world_size, f"file://{seat.store}")
+    guarded = GuardedTransport(real, c10d.TorchOps(), endpoint)
+    if seat.framework == "torch":
+        return guarded
+    bridged: Transport = importlib.import_module(_HOME["mindspore"]).rehearse_over(guarded)
+    return bridged
+
+
+def _telling_exit(stack: IO[str]) -> Any:
+    """``os._exit`` that writes down where it was called: a rank that leaves that way says nothing else."""
+    leave = os._exit
+
+    def tell(status: int) -> None:
+        faulthandler.dump_traceback(file=stack, all_threads=False)
+        leave(status)
+
+    return tell
+
+
+def _follow(launcher: int, leave: Any) -> None:
+    """Leave when the parent has gone, however it went: no rank outlives it."""
+    while True:
+        time.sleep(_FOLLOW_SECONDS)
+        with contextlib.suppress(PermissionError):
+            try:
+                os.kill(launcher, 0)
+            except ProcessLookupError:
+                leave(1)

@@ -1,0 +1,1 @@
+"""Coverage that cannot lie: data of every process, floors that fire, and reports that say what was not measured."""

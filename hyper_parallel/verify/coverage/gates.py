@@ -1,0 +1,165 @@
+"""The gates: each takes numbers and returns one line per failure, with file, floor, actual value and what is missing.
+
+Lines and branches count together. Nothing here reads a file or starts a program, so every gate is tested with reports
+that must not pass.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterable, Mapping
+from typing import Any
+
+from hyper_parallel.verify.coverage.settings import EnvironmentSettings, SharedSettings
+
+__all__ = [
+    "changed_lines",
+    "changed_percent",
+    "check_baseline",
+    "check_changed",
+    "check_floors",
+    "check_ranks",
+    "check_shared",
+    "percent",
+]
+
+Report = Mapping[str, Any]
+"""Coverage's own JSON report."""
+
+_SHOWN = 20
+
+
+def percent(summary: Mapping[str, Any]) -> float:
+    """Percentage of a summary, lines and branches together; nothing to cover is 100."""
+    todo = summary["num_statements"] + summary.get("num_branches", 0)
+    done = summary["covered_lines"] + summary.get("covered_branches", 0)
+    return 100.0 * done / todo if todo else 100.0
+
+
+def check_floors(report: Report, settings: EnvironmentSettings) -> list[str]:
+    """The whole and each file against their floors; a report about nothing, and a floor for no file, fail."""
+    files = report["files"]
+    if not files:
+        return ["no file was measured"]
+    found = []
+    total = percent(report["totals"])
+    if total < settings.total:
+        found.append(f"total: {total:.2f} % is below the floor of {settings.total:g} %")
+    for name, entry in files.items():
+        floor, actual = settings.floor(name), percent(entry["summary"])
+        if floor is not None and actual < floor:
+            found.append(f"{name}: {actual:.2f} % is below the floor of {floor:g} %; {_missing(entry)}")
+    for pattern, floor in settings.files.items():
+        if not any(_matches(name, pattern) for name in files):
+            found.append(f"{pattern}: has a floor of {floor:g} % but matches no measured file")
+    return found
+
+
+def check_baseline(report: Report, baseline: Mapping[str, float], slack: float, existing: Iterable[str]) -> list[str]:
+    """No file falls below what it had: the ratchet.
+
+    Args:
+        report: of this run.
+        baseline: file to its percentage when the baseline was written.
+        slack: percentage points that a file may fall short.
+        existing: files that are still there.
+    """
+    files, here, found = report["files"], set(existing), []
+    for name, before in baseline.items():
+        if name in files:
+            actual = percent(files[name]["summary"])
+            if actual < before - slack:
+                found.append(f"{name}: fell from {before:.2f} % to {actual:.2f} %; {_missing(files[name])}")
+        elif name in here:
+            found.append(f"{name}: had {before:.2f} % and was not measured this time")
+    return found
+
+
+def changed_lines(diff: str) -> dict[str, set[int]]:
+    """Lines that a unified diff adds or changes, per Python file of the new side."""
+    lines: dict[str, set[int]] = {}
+    name = ""
+    for row in diff.splitlines():
+        if row.startswith("+++ "):
+            name = row[4:].split("\t")[0].removeprefix("b/")
+        elif (head := re.match(r"@@ -\S+ \+(\d+)(?:,(\d+))? @@", row)) and name.endswith(".py"):
+            start, count = int(head[1]), int(head[2] or 1)
+            lines.setdefault(name, set()).update(range(start, start + count))
+    return {name: numbers for name, numbers in lines.items() if numbers}
+
+
+def changed_percent(report: Report, changed: Mapping[str, set[int]]) -> tuple[float, dict[str, list[int]]]:
+    """Percentage of changed lines that ran, of those that can run, and per file those that did not."""
+    done, missed = 0, {}
+    for name, numbers in changed.items():
+        entry = report["files"].get(name, {})
+        done += len(numbers & set(entry.get("executed_lines", ())))
+        missing = sorted(numbers & set(entry.get("missing_lines", ())))
+        if missing:
+            missed[name] = missing
+    todo = done + sum(map(len, missed.values()))
+    return (100.0 * done / todo if todo else 100.0), missed
+
+
+def check_changed(report: Report, changed: Mapping[str, set[int]], floor: float) -> list[str]:
+    """Enough of what was changed was run."""
+    actual, missed = changed_percent(report, changed)
+    if actual >= floor:
+        return []
+    where = "; ".join(f"{name}: {_numbers(numbers)}" for name, numbers in missed.items())
+    return [f"changed lines: {actual:.2f} % is below the floor of {floor:g} %; missing lines: {where}"]
+
+
+def check_shared(reports: Mapping[str, Report], settings: SharedSettings) -> list[str]:
+    """Each environment reaches every shared file; one whose report is not there fails as well."""
+    found = [f"shared code: there is no report of {name}" for name in settings.environments if name not in reports]
+    names = sorted({name for report in reports.values() for name in report["files"] if settings.covers(name)})
+    if not names and settings.files:
+        found.append(f"shared code: {', '.join(settings.files)} match no measured file")
+    for environment in settings.environments:
+        files = reports[environment]["files"] if environment in reports else {}
+        for name in names if environment in reports else ():
+            actual = percent(files[name]["summary"]) if name in files else 0.0
+            if actual < settings.floor:
+                reached = f"{environment} reaches {actual:.2f} %"
+                found.append(f"shared code: {name}: {reached}, below the floor of {settings.floor:g} %")
+    return found
+
+
+def check_ranks(launched: Mapping[int, str], measured: Iterable[int]) -> list[str]:
+    """Every rank that was started left data: a lost rank is red, and never just a lower number.
+
+    Args:
+        launched: process number to the name of the rank.
+        measured: process numbers of the data files.
+    """
+    lost = sorted(set(launched) - set(measured))
+    if not lost:
+        return []
+    named = ", ".join(f"{launched[pid]} (process {pid})" for pid in lost[:_SHOWN])
+    more = f" and {len(lost) - _SHOWN} more" if len(lost) > _SHOWN else ""
+    return [f"{len(lost)} of {len(launched)} started ranks left no coverage data: {named}{more}"]
+
+
+def _matches(name: str, pattern: str) -> bool:
+    return EnvironmentSettings(files={pattern: 0.0}).floor(name) is not None
+
+
+def _missing(entry: Mapping[str, Any]) -> str:
+    lines, branches = entry.get("missing_lines", []), entry.get("missing_branches", [])
+    parts = [f"missing lines: {_numbers(lines)}"] if lines else []
+    if branches:
+        shown = ", ".join(f"{start}->{'exit' if end < 0 else end}" for start, end in branches[:_SHOWN])
+        parts.append(f"missing branches: {shown}")
+    return "; ".join(parts) or "no line is missing"
+
+
+def _numbers(lines: Iterable[int]) -> str:
+    """``7, 9-12``."""
+    spans: list[list[int]] = []
+    for line in sorted(lines):
+        if spans and line == spans[-1][1] + 1:
+            spans[-1][1] = line
+        else:
+            spans.append([line, line])
+    return ", ".join(str(start) if start == end else f"{start}-{end}" for start, end in spans)

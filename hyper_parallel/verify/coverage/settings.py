@@ -1,0 +1,128 @@
+"""The floors, read from ``pyproject.toml``: the one place where they are kept."""
+
+from __future__ import annotations
+
+import importlib
+import sys
+from dataclasses import dataclass, field
+from fnmatch import fnmatch
+from pathlib import Path
+from typing import Any
+
+__all__ = ["EnvironmentSettings", "Settings", "SharedSettings", "read_settings"]
+
+_TABLE = "[tool.hyper_parallel.coverage]"
+
+
+@dataclass(frozen=True)
+class EnvironmentSettings:
+    """Floors of one tox environment.
+
+    Attributes:
+        total: percentage over all files that are not omitted.
+        omit: patterns of files that cannot run there.
+        files: pattern to the percentage that each matching file must have; the longest matching pattern counts.
+    """
+
+    total: float = 0.0
+    omit: tuple[str, ...] = ()
+    files: dict[str, float] = field(default_factory=dict)
+
+    def floor(self, name: str) -> float | None:
+        """The floor of file ``name``, or None."""
+        matching = [pattern for pattern in self.files if fnmatch(name, pattern)]
+        return self.files[max(matching, key=len)] if matching else None
+
+
+@dataclass(frozen=True)
+class SharedSettings:
+    """Code that belongs to no framework must be run by each.
+
+    Attributes:
+        environments: the environments that must reach it.
+        files: patterns of the files.
+        floor: percentage of each file that each environment must reach.
+    """
+
+    environments: tuple[str, ...] = ()
+    files: tuple[str, ...] = ()
+    floor: float = 0.0
+
+    def covers(self, name: str) -> bool:
+        """Whether file ``name`` is shared code."""
+        return any(fnmatch(name, pattern) for pattern in self.files)
+
+
+@dataclass(frozen=True)
+class Settings:
+    """All floors.
+
+    Attributes:
+        environments: by name.
+        shared: code that each framework must run.
+        baseline: file with the percentages below which no file may fall, relative to the root.
+        slack: percentage points that a file may fall short of its baseline.
+        changed: percentage of changed lines that must be covered.
+    """
+
+    environments: dict[str, EnvironmentSettings]
+    shared: SharedSettings
+    baseline: str
+    slack: float
+    changed: float
+
+    def environment(self, name: str) -> EnvironmentSettings:
+        """Floors of environment ``name``; none where it has no entry."""
+        return self.environments.get(name, EnvironmentSettings())
+
+
+def read_settings(pyproject: Path) -> Settings:
+    """Read the table.
+
+    Raises:
+        ValueError: the file or the table is not there, or a floor is no percentage.
+    """
+    try:
+        table = _parse(pyproject.read_text(encoding="utf-8"))["tool"]["hyper_parallel"]["coverage"]
+    except OSError as error:
+        msg = f"{pyproject}: {error.strerror}; run this where the project's pyproject.toml is, or give --root"
+        raise ValueError(msg) from error
+    except KeyError as error:
+        msg = f"{pyproject} has no table {_TABLE}: there are no floors to hold"
+        raise ValueError(msg) from error
+    shared = table.get("shared", {})
+    ratchet = table.get("ratchet", {})
+    return Settings(
+        {name: _environment(name, entry) for name, entry in table.get("env", {}).items()},
+        SharedSettings(
+            tuple(shared.get("environments", ())),
+            tuple(shared.get("files", ())),
+            _percentage("shared.floor", shared.get("floor", 0)),
+        ),
+        ratchet.get("baseline", "ci/coverage_baseline.json"),
+        _percentage("ratchet.slack", ratchet.get("slack", 0)),
+        _percentage("changed", table.get("changed", 0)),
+    )
+
+
+def _parse(text: str) -> dict[str, Any]:
+    # Python 3.10 has no tomllib; coverage[toml] brings the same parser under its old name.
+    parser = importlib.import_module("tomllib" if sys.version_info >= (3, 11) else "tomli")
+    parsed: dict[str, Any] = parser.loads(text)
+    return parsed
+
+
+def _environment(name: str, entry: dict[str, Any]) -> EnvironmentSettings:
+    files = {
+        pattern: _percentage(f"env.{name}.files.{pattern}", floor) for pattern, floor in entry.get("files", {}).items()
+    }
+    return EnvironmentSettings(
+        _percentage(f"env.{name}.total", entry.get("total", 0)), tuple(entry.get("omit", ())), files
+    )
+
+
+def _percentage(where: str, value: Any) -> float:
+    if isinstance(value, bool) or not isinstance(value, (int, float)) or not 0 <= value <= 100:  # noqa: PLR2004
+        msg = f"{_TABLE} {where} = {value!r} is no percentage from 0 to 100"
+        raise ValueError(msg)
+    return float(value)

@@ -1,0 +1,144 @@
+"""Where coverage data and reports lie, and the coverage tool that reads and writes them."""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+import shutil
+import subprocess
+import sys
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+__all__ = ["CoverageToolError", "Store"]
+
+_PID = re.compile(r"\.pid(\d+)\.")
+_OWNER = "owner"
+
+
+class CoverageToolError(ValueError):
+    """The coverage tool refused; the message has its own words."""
+
+
+@dataclass(frozen=True)
+class Store:
+    """The folder ``coverage_reports`` of the project at ``root``."""
+
+    root: Path
+
+    @property
+    def reports(self) -> Path:
+        """Everything that is generated."""
+        return self.root / "coverage_reports"
+
+    def data(self, environment: str) -> Path:
+        """Data files of an environment."""
+        return self.reports / "data" / environment
+
+    def ledger(self, environment: str) -> Path:
+        """One file per rank that was started."""
+        return self.data(environment) / "ranks"
+
+    def folder(self, environment: str) -> Path:
+        """Reports of an environment."""
+        return self.reports / environment
+
+    def erase(self, environment: str) -> None:
+        """Drop data and reports of earlier runs: an old data file must not lift today's number.
+
+        Raises:
+            ValueError: another run writes there now, or the folder cannot be written.
+        """
+        owner = self.data(environment) / _OWNER
+        mine = os.getppid()  # tox, or the shell: whoever runs erase, the tests and the gate
+        if (
+            owner.exists()
+            and (other := int(owner.read_text() or 0)) not in (mine, 0)
+            and Path(f"/proc/{other}").exists()
+        ):
+            msg = f"process {other} is writing coverage of {environment} in {self.reports}: two runs cannot share it"
+            raise ValueError(msg)
+        try:
+            for folder in (self.folder(environment), self.data(environment)):
+                shutil.rmtree(folder, ignore_errors=True)
+            self.ledger(environment).mkdir(parents=True)
+            owner.write_text(str(mine))
+        except OSError as error:
+            msg = f"{self.reports} cannot be written: {error.strerror}"
+            raise ValueError(msg) from error
+
+    def launched(self, environment: str) -> dict[int, str]:
+        """Process numbers of the ranks that were started, with their names."""
+        ledger = self.ledger(environment).glob("[0-9]*")
+        return {int(path.name): path.read_text().partition("\n")[0] for path in ledger}
+
+    def measured(self, environment: str) -> list[int]:
+        """Process numbers of the data files that are not combined yet."""
+        names = (path.name for path in self.data(environment).glob(".coverage.*"))
+        return [int(found[1]) for name in names if (found := _PID.search(name))]
+
+    def publish(self, environment: str, omit: Sequence[str]) -> dict[str, Any]:
+        """Combine the data of all processes, write text, HTML, XML and JSON, and return the JSON report."""
+        data = self.data(environment)
+        self.coverage("combine", "--quiet", f"--data-file={data / '.coverage'}", str(data))
+        (data / _OWNER).unlink(missing_ok=True)
+        return self._write(environment, data / ".coverage", omit)
+
+    def combine(self, environments: Sequence[str]) -> dict[str, Any]:
+        """Combine environments into one report, whose lines tell which environment ran them."""
+        missing = [name for name in environments if not (self.data(name) / ".coverage").exists()]
+        if missing or not environments:
+            msg = f"there is no combined data of {', '.join(missing) or 'any environment'}; run `tox -e <env>` first"
+            raise ValueError(msg)
+        shutil.rmtree(self.folder("combined"), ignore_errors=True)
+        target = self.data("combined") / ".coverage"
+        target.parent.mkdir(parents=True, exist_ok=True)
+        sources = [str(self.data(name) / ".coverage") for name in environments]
+        self.coverage("combine", "--keep", "--quiet", f"--data-file={target}", *sources)
+        return self._write("combined", target, ())
+
+    def environments(self) -> list[str]:
+        """Environments whose reports are there."""
+        found = sorted(path.parent.name for path in self.reports.glob("*/coverage.json"))
+        return [name for name in found if name != "combined"]
+
+    def report(self, environment: str) -> dict[str, Any]:
+        """The JSON report of an environment.
+
+        Raises:
+            ValueError: there is none.
+        """
+        path = self.folder(environment) / "coverage.json"
+        try:
+            report: dict[str, Any] = json.loads(path.read_text(encoding="utf-8"))
+        except (OSError, ValueError) as error:
+            msg = f"{path} cannot be read; run `tox -e {environment}` first"
+            raise ValueError(msg) from error
+        return report
+
+    def coverage(self, *arguments: str) -> None:
+        """Run the coverage tool in the root.
+
+        Raises:
+            CoverageToolError: it failed, for example on a data file that another version wrote.
+        """
+        command = [sys.executable, "-m", "coverage", *arguments]
+        done = subprocess.run(  # noqa: S603 - our own interpreter, arguments made here
+            command, cwd=self.root, text=True, capture_output=True, check=False
+        )
+        if done.returncode:
+            told = (done.stdout + done.stderr).strip()
+            msg = f"`coverage {arguments[0]}` failed: {told}"
+            raise CoverageToolError(msg)
+
+    def _write(self, name: str, data: Path, omit: Sequence[str]) -> dict[str, Any]:
+        out = self.folder(name)
+        out.mkdir(parents=True, exist_ok=True)
+        options = [f"--data-file={data}", *([f"--omit={','.join(omit)}"] if omit else [])]
+        self.coverage("html", "--quiet", *options, f"--directory={out / 'html'}")
+        self.coverage("xml", "--quiet", *options, "-o", str(out / "coverage.xml"))
+        self.coverage("json", "--quiet", *options, "-o", str(out / "coverage.json"))
+        return self.report(name)

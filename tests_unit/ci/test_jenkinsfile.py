@@ -1,0 +1,149 @@
+"""`ci/Jenkinsfile` holds against the table of sections and the project's own rules, and the checker fires."""
+
+import importlib.util
+import sys
+from pathlib import Path
+
+import pytest
+
+CI = Path(__file__).resolve().parents[2] / "ci"
+
+
+@pytest.fixture(scope="module")
+def checker():
+    """The script as a module."""
+    spec = importlib.util.spec_from_file_location("jenkinsfile", CI / "jenkinsfile.py")
+    module = importlib.util.module_from_spec(spec)
+    sys.modules["jenkinsfile"] = module  # dataclasses look their module up
+    spec.loader.exec_module(module)
+    return module
+
+
+GOOD = """\
+pipeline {
+    agent none
+    triggers { cron('H 2 * * *') }
+    options { timeout(time: 1, unit: 'HOURS') }
+    stages {
+        stage('CPU') {
+            matrix {
+                agent { label 'cpu' }
+                axes {
+                    axis {
+                        name 'FRAMEWORK'
+                        values 'torch', 'mindspore'
+                    }
+                }
+                options {
+                    retry(count: 2, conditions: [agent(), nonresumable()])
+                    timeout(time: 9, unit: 'MINUTES')
+                }
+                stages {
+                    stage('unit') {
+                        when { anyOf { branch 'main' } }
+                        steps {
+                            checkout scm
+                            script { lock(label: 'npu', quantity: 2) { sh 'npu-smi info' } }
+                            sh 'python3 ci/guarded_run.py --minutes 8 -- tox -e ${FRAMEWORK}'
+                        }
+                    }
+                }
+                post {
+                    always {
+                        junit testResults: 'reports/*.xml'
+                        archiveArtifacts artifacts: 'reports/**'
+                    }
+                    cleanup { sh 'python3 ci/guarded_run.py --end' }
+                }
+            }
+        }
+        stage('Coverage') {
+            agent { label 'cpu' }
+            steps { echo 'x' }
+            post {
+                always {
+                    recordCoverage(tools: [[parser: 'COBERTURA']], qualityGates: [[threshold: 80.0]])
+                    publishHTML(target: [reportDir: 'coverage_reports'])
+                }
+            }
+        }
+    }
+}
+"""
+
+# old, new, message: each is the good file with one fault.
+BAD = {
+    "a section mistyped": ("    stages {\n        stage('CPU')", "    stags {\n        stage('CPU')", "`stags` is not allowed"),
+    "a brace missing": ("agent none", "agent none {", "is never closed"),
+    "a brace too many": ("agent none", "agent none }", "closes nothing"),
+    "a string without end": ("'H 2 * * *'", "'H 2 * * *", "cannot read"),
+    "a bracket closed by another": ("[agent(), nonresumable()]", "[agent(), nonresumable())", "closes nothing"),
+    "no agent": ("    agent none\n", "", "`pipeline` needs `agent`"),
+    "an agent that is a word": ("agent none", "agent cpu", "`agent` is `any`, `none` or a block"),
+    "a scripted file": ("pipeline {", "node {", "one `pipeline { }` block and nothing else"),
+    "something beside the pipeline": ("pipeline {", "def x = 1\npipeline {", "and nothing else"),
+    "two triggers": ("    agent none\n", "    agent none\n    triggers { cron('x') }\n", "`triggers` stands more than once"),
+    "a stage without a name": ("stage('unit')", "stage()", "`stage` needs a name"),
+    "a stage with two bodies": ("steps { echo 'x' }", "steps { echo 'x' }\nstages { stage('y') { steps { echo 'y' } } }",
+                                "this one has steps and stages"),
+    "a stage without a body": ("steps { echo 'x' }", "", "this one has none"),
+    "steps without a step": ("steps { echo 'x' }", "steps { }", "`steps` needs something in it"),
+    "a step that no plugin has": ("checkout scm", "checkuot scm", "`checkuot` is not allowed in `steps`"),
+    "a condition that post does not know": ("cleanup {", "finally {", "`finally` is not allowed in `post`"),
+    "a matrix without axes": ("axes {\n                    axis {", "excludes {\n                    exclude {",
+                              "`matrix` needs `axes`"),
+    "an axis without a name": ("                        name 'FRAMEWORK'\n", "", "`axis` needs `name`"),
+    "an option that no stage has": ("timeout(time: 9, unit: 'MINUTES')", "buildDiscarder(x)",
+                                    "`buildDiscarder` is not allowed in `options`"),
+    "an option that is no call": ("timeout(time: 1, unit: 'HOURS')", "timeout 1", "write `timeout(...)`"),
+    "a condition that when does not know": ("branch 'main'", "branches 'main'", "`branches` is not allowed in `when`"),
+    "not nightly": ("cron('H 2 * * *')", "pollSCM('x')", "rule: the run is nightly"),
+    "no end": ("timeout(time: 1, unit: 'HOURS')", "timestamps()", "rule: the whole run has an end"),
+    "a cell without end": ("                    timeout(time: 9, unit: 'MINUTES')\n", "", "each cell of a matrix has its own"),
+    "failed tests run again": (", conditions: [agent(), nonresumable()]", "", "runs failed tests again until they pass"),
+    "failed scripts run again": ("nonresumable()", "always()", "rule: `retry` on `always`"),
+    "no test results": ("junit testResults: 'reports/*.xml'", "echo 'x'", "rule: `junit` publishes test results"),
+    "no tests are fine": ("'reports/*.xml'", "'reports/*.xml', allowEmptyResults: true", "makes a run without tests green"),
+    "no HTML": ("publishHTML(target: [reportDir: 'coverage_reports'])", "", "rule: `publishHTML` publishes"),
+    "coverage without gates": (", qualityGates: [[threshold: 80.0]]", "", "without `qualityGates` checks nothing"),
+    "no logs": ("archiveArtifacts artifacts: 'reports/**'", "echo 'x'", "rule: `archiveArtifacts` publishes the logs"),
+    "clean-up by name": ("python3 ci/guarded_run.py --end", "pkill -f torch", "end recorded processes"),
+    "no clean-up": ("                    cleanup { sh 'python3 ci/guarded_run.py --end' }\n", "", "ends its ranks in `cleanup`"),
+    "a failure hidden": ("tox -e ${FRAMEWORK}", "tox -e ${FRAMEWORK} || true", "`|| true` hides a failure"),
+    "a guard without a limit": ("--minutes 8 -- tox", "tox", "needs --minutes or --end"),
+}  # fmt: skip
+
+
+def test_the_projects_own_file_holds(checker, capsys):
+    """The nightly run has every section and keeps every rule."""
+    assert checker.main([str(CI / "Jenkinsfile")]) == 0
+    assert "hold" in capsys.readouterr().out
+
+
+def test_the_good_file_holds(checker):
+    """The file that the faults below are injected into is itself right."""
+    assert checker.problems(GOOD) == []
+
+
+@pytest.mark.parametrize("fault", BAD)
+def test_a_bad_file_is_rejected(checker, fault):
+    """Each single fault is found, by its line and in words."""
+    old, new, message = BAD[fault]
+    assert GOOD.count(old) == 1
+    found = checker.problems(GOOD.replace(old, new))
+    assert any(message in one for one in found), found
+
+
+def test_there_are_enough_bad_files():
+    """At least twenty bad files are rejected."""
+    assert len(BAD) >= 20
+
+
+def test_exit_statuses(checker, tmp_path, capsys):
+    """0 for a good file, 1 for a bad one, 2 for none."""
+    path = tmp_path / "Jenkinsfile"
+    path.write_text(GOOD.replace("steps {", "stops {"))
+    assert checker.main([str(path)]) == 1
+    assert checker.main([str(tmp_path / "nothing")]) == 2
+    assert checker.main([]) == 2
+    assert "`stops` is not allowed in `stage`" in capsys.readouterr().err

@@ -1,0 +1,368 @@
+"""Tests on ranks: every rank runs, the culprit is named, and one failure costs no other test."""
+
+import importlib
+import importlib.util
+import os
+import subprocess
+import sys
+import time
+import xml.etree.ElementTree as ET
+from pathlib import Path
+
+import pytest
+
+import hyper_parallel
+from hyper_parallel.platform.select import platform_named
+
+PLUGIN = ("-p", "hyper_parallel.pytest_plugin")
+
+HEAD = """
+import os, signal, time
+import numpy as np
+import pytest
+from hyper_parallel.platform.select import current_platform
+from hyper_parallel.transport.base import active_transport
+
+def reduce(size=3, op="sum", dtype="float32"):
+    t = active_transport()
+    x = current_platform().from_numpy(np.ones(size, dtype))
+    return current_platform().tensor_to_numpy(t.all_reduce(x, op, tuple(range(t.world_size))))
+
+def barrier():
+    t = active_transport()
+    t.barrier(tuple(range(t.world_size)))
+
+@pytest.mark.launch("processes")
+@pytest.mark.world_size(2)
+def test_before(rank):
+    barrier()
+"""
+
+TAIL = """
+@pytest.mark.launch("processes")
+@pytest.mark.world_size(2)
+def test_after(rank):
+    barrier()
+"""
+
+
+@pytest.fixture
+def run(pytester, monkeypatch, platform_name):
+    """Run test code with the plugin on one framework."""
+    monkeypatch.setenv("HP_TEST_PLATFORMS", platform_name)
+    # An inner run forgets the modules that it imported; a framework that is imported twice ends the process.
+    platform_named(platform_name)
+    for module in (
+        "transport.live",
+        "transport.threads",
+        "transport.workers",
+        "verify.simulate",
+        "core.dtensor.factories",
+    ):
+        importlib.import_module(f"hyper_parallel.{module}")
+
+    def start(code, *options, head=HEAD, tail=TAIL):
+        pytester.makepyfile(head + code + tail)
+        return pytester.runpytest_inprocess("-p", "no:cacheprovider", *PLUGIN, *options)
+
+    return start
+
+
+def test_a_test_runs_on_every_rank_with_its_mesh(run):
+    """Marked tests run once per size and launch, on every rank, with its number and a mesh over the world."""
+    result = run("""
+@pytest.mark.launch("simulated", "processes")
+@pytest.mark.world_size(1, 3)
+def test_sizes(rank, world_size, mesh, device, launch_name):
+    assert mesh.size() == world_size and device == "cpu" and launch_name in ("simulated", "processes")
+    assert rank == active_transport().rank
+    assert reduce().tolist() == [world_size] * 3
+
+@pytest.mark.launch("processes")
+@pytest.mark.mesh(2, 2, names=("rows", "columns"))
+def test_grid(mesh, world_size):
+    assert world_size == 4 and tuple(mesh.mesh_dim_names) == ("rows", "columns")
+""")
+    result.assert_outcomes(passed=7)
+
+
+def test_a_failing_rank_comes_first_and_the_others_are_folded(run):
+    """The failing rank's own traceback is the headline; each other rank is one line that says what it waited in."""
+    result = run("""
+@pytest.mark.launch("processes")
+@pytest.mark.world_size(3)
+def test_fails(rank):
+    print("I am", rank)
+    time.sleep(0.5 * (rank == 1))
+    assert rank != 1
+    reduce()
+""")
+    result.assert_outcomes(passed=2, failed=1)
+    result.stdout.fnmatch_lines(
+        [
+            "rank 1 of 3 failed",
+            "--- rank 1:",
+            "*assert rank != 1",
+            "AssertionError: assert 1 != 1",
+            "--- rank 0: * all_reduce(f32[[]3], sum)* at *test_a_failing*.py:*",
+            "*Captured stdout of rank 1*",
+            "I am 1",
+            "FAILED *test_fails* - rank 1: AssertionError: assert 1 != 1",
+        ]
+    )
+
+
+MISTAKES = {
+    "order": ("reduce() if rank else barrier()", "disagree about the operation"),
+    "shape": ("reduce(3 + (rank == 1))", "disagree about the shape"),
+    "dtype": ('reduce(dtype="int32" if rank else "float32")', "disagree about the dtype"),
+    "reduction": ('reduce(op="max" if rank else "sum")', "disagree about the reduction"),
+    "absence": ("None if rank else reduce()", "rank 1 returned without joining"),
+    "crash": ("os._exit(3) if rank else barrier()", "rank 1 died with exit code 3"),
+    "kill": ("os.kill(os.getpid(), signal.SIGKILL) if rank else barrier()", "rank 1 died with exit code -9"),
+    "abort": ("os.abort() if rank else barrier()", "rank 1 died with exit code -6"),
+}
+
+
+@pytest.mark.parametrize("mistake", MISTAKES)
+def test_a_mistake_is_told_within_five_seconds_and_other_tests_go_on(run, monkeypatch, mistake):
+    """Order, shape, dtype, reduction, absence and death: culprit, collective and source line, and no test is lost."""
+    monkeypatch.delenv("HP_RANK_LEDGER", raising=False)  # what is killed here leaves no coverage, on purpose
+    line, message = MISTAKES[mistake]
+    started = time.monotonic()
+    result = run(f"""
+@pytest.mark.launch("processes")
+@pytest.mark.world_size(2)
+def test_mistake(rank):
+    barrier()
+    {line}
+""", "--durations=0", "-vv")  # fmt: skip
+    result.assert_outcomes(passed=2, failed=1)
+    text = result.stdout.str()
+    assert message in text
+    assert ".py:" in text
+    assert "barrier()" in text or "all_reduce(" in text
+    (spent,) = [row.split("s ")[0] for row in result.outlines if "call" in row and "::test_mistake" in row]
+    assert float(spent) < 5, time.monotonic() - started
+
+
+def test_a_hang_ends_at_its_timeout_with_the_stacks(run, monkeypatch):
+    """A rank that never comes is shown with its stack, before those that wait for it, soon after the timeout."""
+    monkeypatch.delenv("HP_RANK_LEDGER", raising=False)
+    result = run("""
+def stuck():
+    while True:
+        time.sleep(0.01)
+
+@pytest.mark.rank_timeout(1)
+@pytest.mark.launch("processes")
+@pytest.mark.world_size(2)
+def test_hangs(rank):
+    stuck() if rank else barrier()
+""", "--durations=0", "-vv")  # fmt: skip
+    result.assert_outcomes(passed=2, failed=1)
+    result.stdout.fnmatch_lines(
+        [
+            "2 ranks did not finish within 1 s",
+            "--- rank 1: was running in",
+            "*in stuck",
+            "--- rank 0: waited in barrier() (collective 0 of ranks (0, 1)) for ranks [[]1] at *.py:*",
+        ]
+    )
+    (spent,) = [row.split("s ")[0] for row in result.outlines if "call" in row and "::test_hangs" in row]
+    assert float(spent) < 6
+
+
+def test_fixtures_that_ask_for_ranks_run_on_ranks(run):
+    """A fixture that uses rank or mesh runs on every rank, with its teardown; others run once."""
+    result = run("""
+@pytest.fixture
+def numbers():
+    return [1]
+
+@pytest.fixture
+def own(rank, numbers):
+    numbers.append(rank)
+    yield numbers
+    print("torn down on", rank)
+
+@pytest.fixture
+def twice(own):
+    return own * 2
+
+@pytest.mark.launch("simulated", "processes")
+@pytest.mark.world_size(2)
+def test_own(rank, own, twice, numbers):
+    assert own == [1, rank] and twice == [1, rank, 1, rank]
+""", "-s", "-rA")  # fmt: skip
+    result.assert_outcomes(passed=4)
+    result.stdout.fnmatch_lines(["torn down on 1"])
+
+
+LATE = """
+@pytest.fixture
+def late(request):
+    request.getfixturevalue("mesh").size()
+
+@pytest.mark.world_size(2)
+def test_x(late): pass
+"""
+
+WRONG_USE = [
+    ("def test_x(mesh): pass", "fixture 'mesh' belongs to tests on ranks: mark the test with world_size(n)"),
+    ("@pytest.mark.world_size(0)\ndef test_x(): pass", "sizes are positive integers"),
+    ("@pytest.mark.mesh()\ndef test_x(): pass", "sizes of the axes are positive integers"),
+    ("@pytest.mark.world_size(3)\n@pytest.mark.mesh(2, 2)\ndef test_x(): pass", "that mesh has 4 ranks"),
+    ("@pytest.mark.launch('cloud')\n@pytest.mark.world_size(2)\ndef test_x(): pass", "known are simulated, processes"),
+    (
+        "@pytest.fixture\ndef f(rank, request): pass\n@pytest.mark.world_size(2)\ndef test_x(f): pass",
+        "fixture 'f' runs on ranks, where there is no `request`",
+    ),
+    (
+        LATE,
+        "fixture 'mesh' has its value on ranks only",
+    ),
+]
+
+
+@pytest.mark.parametrize("code, message", WRONG_USE)
+def test_wrong_use_is_an_error_that_says_so(run, code, message):
+    """A mark or fixture that makes no sense fails in words, and never runs a test on fewer ranks than it names."""
+    result = run("import pytest\n" + code, head="", tail="")
+    assert result.ret != 0
+    assert message in result.stdout.str() + result.stderr.str()
+
+
+def test_ranks_skip_together_or_fail(run):
+    """A skip on all ranks is a skip; one on some ranks is a failure, for the others checked something else."""
+    result = run("""
+@pytest.mark.world_size(2)
+def test_all(rank):
+    pytest.skip("[no-tool] nothing to do")
+
+@pytest.mark.world_size(2)
+def test_some(rank):
+    if rank:
+        pytest.skip("[no-tool] nothing to do")
+
+@pytest.mark.world_size(2)
+def test_expected(rank):
+    pytest.xfail("known")
+""", tail="")  # fmt: skip
+    result.assert_outcomes(passed=1, skipped=1, failed=1, xfailed=1)
+    result.stdout.fnmatch_lines(["*ranks disagree about the test: rank 0 passed; rank 1 skipped [[]no-tool]*"])
+
+
+def test_junit_names_world_framework_and_culprit(run, pytester, platform_name):
+    """The JUnit file has one case per test, with world size, framework, launch, and the rank that failed first."""
+    run("""
+@pytest.mark.launch("processes")
+@pytest.mark.world_size(2)
+def test_fails(rank):
+    assert rank == 0
+""", "--junitxml=out.xml")  # fmt: skip
+    cases = {case.get("name").split("[")[0]: case for case in ET.parse("out.xml").iter("testcase")}  # noqa: S314
+    found = {one.get("name"): one.get("value") for one in cases["test_fails"].iter("property")}
+    expected = {"world_size": "2", "framework": platform_name, "launch": "processes", "device": "cpu"}
+    assert found == {**expected, "rank_of_failure": "1"}
+    assert cases["test_fails"].find("failure").get("message") == "rank 1: AssertionError: assert 1 == 0"
+    assert {one.get("name") for one in cases["test_after"].iter("property")} == set(expected)
+
+
+def test_selection_and_last_failed_work(run, pytester):
+    """`-k` selects ranked tests by name and parameter, and `--lf` runs again what failed."""
+    code = """
+@pytest.mark.launch("processes")
+@pytest.mark.world_size(1, 2)
+def test_fails(rank, world_size):
+    assert world_size == 1
+"""
+    pytester.makepyfile(HEAD + code + TAIL)
+    pytester.runpytest_inprocess(*PLUGIN, "-k", "test_fails").assert_outcomes(passed=1, failed=1, deselected=2)
+    pytester.runpytest_inprocess(*PLUGIN, "--lf").assert_outcomes(failed=1)
+
+
+def test_a_world_that_cannot_be_joined_says_why(run, monkeypatch):
+    """A transport that does not exist here is an error of the test that needs it."""
+    result = run("""
+@pytest.mark.launch("processes")
+@pytest.mark.world_size(2)
+def test_card(rank): pass
+""", "--device", "npu", head="import pytest\n", tail="")  # fmt: skip
+    result.assert_outcomes(skipped=1)
+    result.stdout.fnmatch_lines(["SKIPPED*no-card] 2 ranks need as many npu cards, there are 0"])
+
+
+# What needs a process of its own
+
+
+def fresh(folder, *options, **env):
+    """Run pytest in a new process."""
+    path = os.pathsep.join([str(Path(hyper_parallel.__file__).parents[1]), *sys.path])
+    command = [sys.executable, "-m", "pytest", "-p", "no:cacheprovider", *options]
+    environment = {**os.environ, "PYTHONPATH": path, **env}
+    return subprocess.run(
+        command, cwd=folder, env=environment, text=True, capture_output=True, timeout=120, check=False
+    )
+
+
+def test_collection_imports_no_framework(pytester):
+    """Collecting ranked tests of both frameworks imports neither: a large suite starts at once."""
+    pytester.makepyfile("""
+import pytest
+@pytest.mark.world_size(2)
+def test_x(mesh): pass
+""")
+    pytester.makeconftest("""
+import sys
+def pytest_collection_finish(session):
+    print("IMPORTED", sorted({"torch", "mindspore"} & set(sys.modules)))
+""")
+    text = fresh(pytester.path, *PLUGIN, "--collect-only", "-s").stdout
+    assert "IMPORTED []" in text
+
+
+def test_the_plugin_can_be_left_out(pytester):
+    """`-p no:` leaves the plugin out: its options and marks are unknown then, and nothing else breaks."""
+    pytester.makepyfile("def test_x(): pass")
+    assert fresh(pytester.path, "-p", "no:hyper_parallel.pytest_plugin").returncode == 0
+    done = fresh(pytester.path, "-p", "no:hyper_parallel.pytest_plugin", "--hp-launch", "processes")
+    assert done.returncode == pytest.ExitCode.USAGE_ERROR
+
+
+@pytest.mark.platforms("torch")
+@pytest.mark.skipif(importlib.util.find_spec("xdist") is None, reason="[no-tool] pytest-xdist is not installed")
+def test_processes_of_xdist_have_their_own_ranks(pytester):
+    """With `-n 2` each worker runs its own warm ranks, and the run's checks count all of their tests."""
+    pytester.makepyfile(HEAD + TAIL)
+    done = fresh(
+        pytester.path, *PLUGIN, "-n", "2", "--hp-min-executed", "2", env={"HP_TEST_PLATFORMS": "torch"}.items()
+    )
+    assert "2 passed" in done.stdout, done.stdout + done.stderr
+    assert done.returncode == 0
+
+
+@pytest.mark.platforms("torch")
+def test_no_rank_outlives_the_run(pytester):
+    """A run that is killed leaves no rank behind, not even one that computes for ever."""
+    pytester.makepyfile("""
+import os, pathlib, signal, time, pytest
+@pytest.mark.launch("processes")
+@pytest.mark.world_size(2)
+def test_x(rank):
+    pathlib.Path(f"{rank}.pid").write_text(str(os.getpid()))
+    while len(list(pathlib.Path().glob("*.pid"))) < 2:
+        time.sleep(0.01)
+    if rank == 0:
+        os.kill(int(os.environ["RUN"]), signal.SIGKILL)
+    while True:
+        time.sleep(0.01)
+""")
+    pytester.makeconftest("import os\nos.environ['RUN'] = str(os.getpid())")
+    assert fresh(pytester.path, *PLUGIN, HP_TEST_PLATFORMS="torch", HP_RANK_LEDGER="").returncode == -9
+    deadline = time.monotonic() + 10
+    pids = [int(path.read_text()) for path in pytester.path.glob("*.pid")]
+    while any(Path(f"/proc/{pid}").exists() for pid in pids) and time.monotonic() < deadline:
+        time.sleep(0.05)
+    assert len(pids) == 2
+    assert not [pid for pid in pids if Path(f"/proc/{pid}").exists()]

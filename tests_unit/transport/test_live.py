@@ -1,0 +1,105 @@
+"""Ranks of a real world as warm processes."""
+
+import multiprocessing
+import os
+import time
+
+import pytest
+
+from hyper_parallel.errors import RankFailedError
+from hyper_parallel.transport import live
+from hyper_parallel.transport.base import active_transport
+from hyper_parallel.transport.live import close_live_teams, run_live
+from hyper_parallel.transport.shipping import pack
+from hyper_parallel.verify.conformance import check_transport
+
+
+def run(fn, platform, world_size=2, args=(), timeout=60.0):
+    """Run a function on a warm world, which must not fail."""
+    done = run_live(pack((fn, args), fn), world_size, platform, timeout)
+    assert done.failure is None, str(done.failure)
+    return done
+
+
+def test_every_collective_equals_numpy(platform_name):
+    """The check in front of each collective changes none of its results."""
+    results = run(check_transport, platform_name, 3, (platform_name,)).results
+    assert all(len(one) > 100 for one in results)
+
+
+def test_processes_are_reused_and_printing_is_kept_apart(platform_name):
+    """Two runs are served by the same processes; each run has what its ranks printed, and what they called."""
+
+    def body():
+        transport = active_transport()
+        print("rank", transport.rank)  # noqa: T201 - what is tested
+        transport.barrier((0, 1))
+        return os.getpid()
+
+    first, second = run(body, platform_name), run(body, platform_name)
+    assert first.results == second.results
+    assert second.outputs == ["rank 0\n", "rank 1\n"]
+    assert all(len(calls) == 1 and calls[0].startswith("barrier() at ") for calls in second.history)
+
+
+def test_variables_of_one_run_do_not_reach_the_next(platform_name, monkeypatch):
+    """Ranks see this process's environment as it is now, not as it was."""
+
+    def body():
+        return os.environ.get("HP_LIVE_PROBE")
+
+    monkeypatch.setenv("HP_LIVE_PROBE", "1")
+    assert run(body, platform_name).results == ["1", "1"]
+    monkeypatch.delenv("HP_LIVE_PROBE")
+    assert run(body, platform_name).results == [None, None]
+
+
+def test_messages_are_matched(platform_name):
+    """A message that nobody receives is told, or its sender is shown where it waits."""
+
+    def body():
+        transport = active_transport()
+        if transport.rank == 0:
+            transport.all_gather_object(None, (0, 1))
+            transport.recv(make(), 1)
+        else:
+            transport.all_gather_object(None, (0, 1))
+
+    def make():
+        import numpy as np
+
+        from hyper_parallel.platform.select import platform_named
+
+        return platform_named(platform_name).from_numpy(np.ones(2, "float32"))
+
+    done = run_live(pack((body, ()), body), 2, platform_name, 30.0)
+    assert "rank 1 returned without sending what rank 0 waits for" in str(done.failure)
+
+
+def test_too_many_idle_ranks_are_ended(platform_name, monkeypatch):
+    """A new world makes room by ending idle ones, the largest first."""
+    close_live_teams()
+    monkeypatch.setattr(live, "_MAX_PROCESSES", 3)
+    first = run(os.getpid, platform_name, 2).results
+    run(os.getpid, platform_name, 1)
+    third = run(os.getpid, platform_name, 2).results
+    assert third == first
+    run(os.getpid, platform_name, 3)
+    assert not {child.pid for child in multiprocessing.active_children()} & set(first)
+    close_live_teams()
+
+
+def test_a_world_that_cannot_be_joined_says_why(platform_name, monkeypatch):
+    """A device that this machine does not have is an error that names the rank, at once."""
+    with pytest.raises(RankFailedError, match=r"rank 0 of 1 could not join its world: "):
+        run_live(pack((os.getpid, ())), 1, platform_name, 10.0, "npu")
+
+
+def test_a_dead_idle_rank_is_replaced(platform_name):
+    """A process that died between two runs costs no run."""
+    first = run(os.getpid, platform_name).results
+    os.kill(first[1], 15)
+    deadline = time.monotonic() + 10
+    while any(child.pid == first[1] for child in multiprocessing.active_children()) and time.monotonic() < deadline:
+        time.sleep(0.01)
+    assert first[1] not in run(os.getpid, platform_name).results

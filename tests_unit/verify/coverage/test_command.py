@@ -1,0 +1,248 @@
+"""`hyper-parallel coverage`: from data files of several processes to a verdict and pages."""
+
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from hyper_parallel.cli import main
+
+pytest.importorskip("coverage", reason="[no-tool] coverage is not installed")
+
+PYPROJECT = """
+[tool.coverage.run]
+branch = true
+parallel = true
+relative_files = true
+source = ["lib"]
+[tool.hyper_parallel.coverage]
+changed = 90
+[tool.hyper_parallel.coverage.shared]
+environments = ["torch", "mindspore"]
+files = ["lib/*"]
+floor = 50
+[tool.hyper_parallel.coverage.env.torch]
+total = 60
+omit = ["lib/other.py"]
+[tool.hyper_parallel.coverage.env.mindspore]
+total = 60
+"""
+LIBRARY = "def f(x):\n    if x:\n        return 1\n    return 2\n"
+
+
+@pytest.fixture
+def project(tmp_path, monkeypatch):
+    """A project with one file, as a git repository of one commit."""
+    for name in [name for name in os.environ if name.startswith(("COVERAGE", "COV_", "GIT_"))]:
+        monkeypatch.delenv(name)
+    (tmp_path / "lib").mkdir()
+    (tmp_path / "lib" / "__init__.py").write_text("")
+    (tmp_path / "lib" / "shared.py").write_text(LIBRARY)
+    (tmp_path / "pyproject.toml").write_text(PYPROJECT)
+    for command in (["init", "-q", "-b", "main"], ["add", "."], ["commit", "-qm", "first"]):
+        identity = ["-c", "user.name=t", "-c", "user.email=t@example.org"]
+        subprocess.run(["git", *identity, *command], cwd=tmp_path, check=True)  # noqa: S607
+    return tmp_path
+
+
+@pytest.fixture
+def command(project, capsys):
+    """Run the command in the project: exit status, stdout and stderr."""
+
+    def start(*arguments):
+        status = main(["coverage", *arguments, "--root", str(project)])
+        return status, *capsys.readouterr()
+
+    return start
+
+
+def measure(project, environment, code="f(1)\nf(0)"):
+    """Run code as a rank of an environment, which writes itself into the ledger; its process number."""
+    data = project / "coverage_reports" / "data" / environment
+    script = project / "run.py"
+    script.write_text(f"import os\nfrom lib.shared import f\n{code}\nprint(os.getpid())\n")
+    done = subprocess.run(
+        [sys.executable, "-m", "coverage", "run", "run.py"],
+        cwd=project,
+        env={**os.environ, "COVERAGE_FILE": str(data / ".coverage")},
+        text=True,
+        capture_output=True,
+        check=True,
+    )
+    pid = done.stdout.strip()
+    (data / "ranks" / pid).write_text("rank-0")
+    return int(pid)
+
+
+def test_a_run_is_gated_and_published(project, command):
+    """erase, tests, gate: data of all processes is combined, every report is written, and the verdict is kept."""
+    assert command("erase", "torch")[0] == 0
+    measure(project, "torch", "f(1)")
+    measure(project, "torch", "f(0)")
+    status, out, _ = command("gate", "torch")
+    assert status == 0, out
+    assert "coverage of torch: 100.00 % of lines and branches" in out
+    assert "held: data of 2 started ranks" in out
+    assert "not checked: ratchet: ci/coverage_baseline.json has no entry for torch" in out
+    folder = project / "coverage_reports" / "torch"
+    assert {path.name for path in folder.iterdir()} == {"coverage.json", "coverage.xml", "gate.json", "html"}
+    assert json.loads((folder / "gate.json").read_text())["ok"] is True
+
+
+def test_a_lost_rank_is_red(project, command):
+    """A rank that was started and left no data fails the gate, though every line is covered."""
+    command("erase", "torch")
+    measure(project, "torch")
+    (project / "coverage_reports" / "data" / "torch" / "ranks" / "999999").write_text("rank-3")
+    status, _, err = command("gate", "torch")
+    assert status == 1
+    assert "FAILED: 1 of 2 started ranks left no coverage data: rank-3 (process 999999)" in err
+
+
+def test_a_floor_that_does_not_hold_is_red(project, command):
+    """A total below its floor fails."""
+    command("erase", "torch")
+    measure(project, "torch", "pass")
+    status, out, _ = command("gate", "torch", "--json")
+    verdict = json.loads(out)
+    assert status == 1
+    assert verdict["failures"] == ["total: 16.67 % is below the floor of 60 %"]
+
+
+def test_the_ratchet_holds_what_was_reached(project, command):
+    """A baseline that was written once fails a later run that reaches less; a failed run raises nothing."""
+    (project / "ci").mkdir()
+    command("erase", "torch")
+    measure(project, "torch")
+    assert command("gate", "torch", "--update-baseline")[0] == 0
+    baseline = project / "ci" / "coverage_baseline.json"
+    assert json.loads(baseline.read_text())["torch"]["lib/shared.py"] == 100.0
+    before = baseline.read_text()
+    command("erase", "torch")
+    measure(project, "torch", "f(1)")
+    status, _, err = command("gate", "torch", "--update-baseline")
+    assert status == 1
+    assert "lib/shared.py: fell from 100.00 % to 66.67 %; missing lines: 4; missing branches: 2->4" in err
+    assert baseline.read_text() == before
+
+
+def test_changed_lines_are_gated(project, command):
+    """New lines that no test ran fail `gate --base` and are listed by `diff`."""
+    (project / "lib" / "shared.py").write_text(LIBRARY + "def g():\n    return 3\n")
+    command("erase", "torch")
+    measure(project, "torch")
+    status, _, err = command("gate", "torch", "--base", "main")
+    assert status == 1
+    assert "changed lines: 50.00 % is below the floor of 90 %; missing lines: lib/shared.py: 6" in err
+    status, out, _ = command("diff", "torch", "--base", "main")
+    assert status == 1
+    assert "lib/shared.py: 6" in out
+
+
+def test_shared_code_must_be_reached_from_each_framework(project, command):
+    """`combine` fails where one environment hardly reaches a shared file, and passes where both do."""
+    for name, code in (("torch", "f(1)"), ("mindspore", "f(1)")):
+        command("erase", name)
+        measure(project, name, code)
+        command("gate", name)
+    assert command("combine")[0] == 0
+    command("erase", "mindspore")
+    measure(project, "mindspore", "pass")
+    command("gate", "mindspore")
+    status, _, err = command("combine", "torch", "mindspore")
+    assert status == 1
+    assert "shared code: lib/shared.py: mindspore reaches 16.67 %, below the floor of 50 %" in err
+
+
+def test_the_index_says_what_was_skipped_and_why(project, command):
+    """The page lists each environment with its verdict, and what did not run, was omitted or skipped."""
+    command("erase", "torch")
+    measure(project, "torch")
+    command("gate", "torch")
+    (project / "reports").mkdir()
+    (project / "reports" / "torch.xml").write_text(
+        '<testsuite><testcase><skipped message="[no-card] needs 8"/></testcase></testsuite>'
+    )
+    status, out, _ = command("html")
+    assert status == 0
+    page = Path(out.strip()).read_text()
+    for text in (
+        '<a href="torch/html/index.html">lines</a>',
+        "100.00 %",
+        "mindspore: no report; the environment did not run",
+        "torch: lib/other.py is omitted",
+        "torch: 1 tests were skipped: [no-card] needs 8",
+        "prefers-color-scheme: dark",
+    ):
+        assert text in page
+    assert "http" not in page
+
+
+# Bad input
+
+
+def test_a_run_without_data_is_an_error(command):
+    """When nothing was measured, the gate ends with status 2 and the tool's own words."""
+    command("erase", "torch")
+    status, _, err = command("gate", "torch")
+    assert status == 2
+    assert "`coverage combine` failed: No data to combine" in err
+
+
+def test_data_of_another_version_is_an_error(project, command):
+    """A data file that cannot be read ends with status 2, never with a lower number."""
+    command("erase", "torch")
+    (project / "coverage_reports" / "data" / "torch" / ".coverage.host.pid1.Xabcdefx").write_text("not a database")
+    status, _, err = command("gate", "torch")
+    assert status == 2
+    assert "failed: " in err
+
+
+def test_two_runs_in_one_folder_are_refused(project, command):
+    """While another run owns the folder, erase refuses; the leftovers of a dead one are taken over."""
+    command("erase", "torch")
+    owner = project / "coverage_reports" / "data" / "torch" / "owner"
+    owner.write_text("1")
+    status, _, err = command("erase", "torch")
+    assert status == 2
+    assert "process 1 is writing coverage of torch" in err
+    owner.write_text("99999999")
+    assert command("erase", "torch")[0] == 0
+
+
+@pytest.mark.parametrize(
+    "arguments, message",
+    [
+        (["combine"], "there is no combined data of any environment"),
+        (["combine", "torch"], "there is no combined data of torch"),
+        (["diff", "torch", "--base", "nowhere"], "--base nowhere: git says: fatal: Not a valid object name nowhere"),
+        (["diff", "torch", "--base", "main"], "run `tox -e torch` first"),
+    ],
+)
+def test_input_that_makes_no_sense_is_an_error(command, arguments, message):
+    """Status 2, with what is missing and what to do."""
+    status, _, err = command(*arguments)
+    assert status == 2
+    assert message in err
+
+
+def test_a_baseline_that_is_no_json_is_an_error(project, command):
+    """A broken baseline must not turn the ratchet off."""
+    (project / "ci").mkdir()
+    (project / "ci" / "coverage_baseline.json").write_text("{")
+    command("erase", "torch")
+    measure(project, "torch")
+    status, _, err = command("gate", "torch")
+    assert status == 2
+    assert "is no JSON" in err
+
+
+def test_a_folder_that_cannot_be_written_is_an_error(project, command):
+    """A report folder that is a file is told in one line."""
+    (project / "coverage_reports").write_text("")
+    status, _, err = command("erase", "torch")
+    assert status == 2
+    assert "cannot be written" in err

@@ -1,0 +1,246 @@
+"""Every coverage gate fires: each fault below is injected into a report that would otherwise pass."""
+
+from pathlib import Path
+
+import pytest
+
+from hyper_parallel.verify.coverage.gates import (
+    changed_lines,
+    changed_percent,
+    check_baseline,
+    check_changed,
+    check_floors,
+    check_ranks,
+    check_shared,
+    percent,
+)
+from hyper_parallel.verify.coverage.settings import EnvironmentSettings, SharedSettings, read_settings
+
+
+def entry(lines, covered, branches=0, taken=0, missing=(), executed=(), missing_branches=()):
+    """One file as in coverage's JSON report."""
+    summary = {"num_statements": lines, "covered_lines": covered, "num_branches": branches, "covered_branches": taken}
+    rows = {"missing_lines": list(missing), "executed_lines": list(executed)}
+    return {"summary": summary, **rows, "missing_branches": list(missing_branches)}
+
+
+def report(**changes):
+    """A report of two files, with changes."""
+    files = {
+        "core/a.py": entry(5, 5, 5, 5, executed=[1, 2, 3]),
+        "core/b.py": entry(5, 3, 5, 3, missing=[7, 9, 10], executed=[1, 2], missing_branches=[[3, 7], [8, -1]]),
+        **changes,
+    }
+    return {"totals": entry(10, 8, 10, 8)["summary"], "files": {name: one for name, one in files.items() if one}}
+
+
+def floors(total=0, **files):
+    """Settings of an environment."""
+    return EnvironmentSettings(total, (), {name.replace("__", "/"): floor for name, floor in files.items()})
+
+
+SHARED = SharedSettings(("torch", "mindspore"), ("core/*",), 50)
+
+
+def test_a_good_report_passes_every_gate():
+    """Floors, baseline and changed lines equal to the actual values hold, and all ranks are there."""
+    settings = EnvironmentSettings(80, (), {"core/*": 60, "core/a.py": 100})
+    assert check_floors(report(), settings) == []
+    assert check_baseline(report(), {"core/b.py": 60, "gone.py": 90}, 0, ["core/b.py"]) == []
+    assert check_changed(report(), {"core/a.py": {1, 2}, "README.md": {5}}, 100) == []
+    assert check_shared({"torch": report(), "mindspore": report()}, SHARED) == []
+    assert check_ranks({7: "rank-0"}, [7, 8]) == []
+
+
+def _fault_total():
+    return check_floors(report(), EnvironmentSettings(80.5)), "total: 80.00 % is below the floor of 80.5 %"
+
+
+def _fault_file():
+    message = "core/b.py: 60.00 % is below the floor of 61 %; missing lines: 7, 9-10; missing branches: 3->7, 8->exit"
+    return check_floors(report(), EnvironmentSettings(0, (), {"core/b.py": 61})), message
+
+
+def _fault_pattern():
+    found = check_floors(report(), EnvironmentSettings(0, (), {"*": 0, "core/*": 61}))
+    return [one.split(";")[0] for one in found], "core/b.py: 60.00 % is below the floor of 61 %"
+
+
+def _fault_floor_without_file():
+    found = check_floors(report(), EnvironmentSettings(0, (), {"core/c.py": 10}))
+    return found, "core/c.py: has a floor of 10 % but matches no measured file"
+
+
+def _fault_nothing_measured():
+    return check_floors({"totals": entry(0, 0)["summary"], "files": {}}, EnvironmentSettings(0)), "no file was measured"
+
+
+def _fault_branch():
+    found = check_floors(report(**{"core/a.py": entry(5, 5, 5, 4)}), EnvironmentSettings(0, (), {"core/a.py": 100}))
+    return found, "core/a.py: 90.00 % is below the floor of 100 %; no line is missing"
+
+
+def _fault_ratchet():
+    found = check_baseline(report(), {"core/b.py": 62}, 1, ["core/b.py"])
+    return [one.split(";")[0] for one in found], "core/b.py: fell from 62.00 % to 60.00 %"
+
+
+def _fault_ratchet_unmeasured():
+    found = check_baseline(report(**{"core/b.py": None}), {"core/b.py": 60}, 1, ["core/b.py"])
+    return found, "core/b.py: had 60.00 % and was not measured this time"
+
+
+def _fault_changed():
+    found = check_changed(report(), {"core/b.py": {1, 2, 7, 9}}, 90)
+    return found, "changed lines: 50.00 % is below the floor of 90 %; missing lines: core/b.py: 7, 9"
+
+
+def _fault_shared_low():
+    low = report(**{"core/b.py": entry(5, 1, missing=[3])})
+    found = check_shared({"torch": report(), "mindspore": low}, SHARED)
+    return found, "shared code: core/b.py: mindspore reaches 20.00 %, below the floor of 50 %"
+
+
+def _fault_shared_file_absent():
+    found = check_shared({"torch": report(), "mindspore": report(**{"core/b.py": None})}, SHARED)
+    return found, "shared code: core/b.py: mindspore reaches 0.00 %, below the floor of 50 %"
+
+
+def _fault_shared_environment_absent():
+    return check_shared({"torch": report()}, SHARED), "shared code: there is no report of mindspore"
+
+
+def _fault_shared_pattern():
+    settings = SharedSettings(("torch",), ("cone/*",), 50)
+    return check_shared({"torch": report()}, settings), "shared code: cone/* match no measured file"
+
+
+def _fault_lost_rank():
+    found = check_ranks({7: "rank-0", 8: "rank-1"}, [7, 9])
+    return found, "1 of 2 started ranks left no coverage data: rank-1 (process 8)"
+
+
+def _fault_all_ranks_lost():
+    found = check_ranks(dict.fromkeys(range(30), "rank"), [])
+    return [one[:50] + one[-12:] for one in found], "30 of 30 started ranks left no coverage data: rank and 10 more"
+
+
+FAULTS = [value for name, value in sorted(globals().items()) if name.startswith("_fault_")]
+
+
+@pytest.mark.parametrize("fault", FAULTS, ids=lambda one: one.__name__)
+def test_an_injected_fault_turns_its_gate_red(fault):
+    """Each fault is one failure that names file, floor, actual value and what is missing."""
+    found, message = fault()
+    assert found == [message]
+
+
+def test_there_are_enough_faults():
+    """At least twelve faults, each caught by the test above."""
+    assert len(FAULTS) >= 12
+
+
+def test_lines_and_branches_count_together():
+    """All lines and half the branches is 75 %; nothing to cover is 100 %."""
+    assert percent(entry(10, 10, 10, 5)["summary"]) == 75
+    assert percent(entry(0, 0)["summary"]) == 100
+
+
+DIFF = """\
+--- a/core/a.py
++++ b/core/a.py
+@@ -1,2 +1,3 @@ def f():
+@@ -9 +10 @@
+@@ -20,3 +19,0 @@
+--- a/README.md
++++ b/README.md
+@@ -1 +1 @@
+--- a/core/gone.py
++++ /dev/null
+@@ -1,5 +0,0 @@
+"""
+
+
+def test_changed_lines_are_read_from_a_diff():
+    """Added and changed lines of Python files count; removed lines and other files do not."""
+    assert changed_lines(DIFF) == {"core/a.py": {1, 2, 3, 10}}
+
+
+def test_changed_lines_that_cannot_run_do_not_count():
+    """Comments and blank lines are neither executed nor missing."""
+    assert changed_percent(report(), {"core/a.py": {2, 50}}) == (100.0, {})
+
+
+# Settings
+
+GOOD = """
+[tool.hyper_parallel.coverage]
+changed = 90
+[tool.hyper_parallel.coverage.env.torch]
+total = 80
+omit = ["x/*"]
+[tool.hyper_parallel.coverage.env.torch.files]
+"core/*" = 95
+"core/a.py" = 100
+[tool.hyper_parallel.coverage.shared]
+environments = ["torch"]
+files = ["core/*"]
+floor = 40
+"""
+
+
+@pytest.fixture
+def project(tmp_path):
+    """Write a pyproject.toml and read its settings."""
+
+    def write(text):
+        path = tmp_path / "pyproject.toml"
+        path.write_text(text)
+        return read_settings(path)
+
+    return write
+
+
+def test_floors_are_read_from_pyproject(project):
+    """Environments, patterns, shared code and the ratchet come from one table; the longest pattern counts."""
+    settings = project(GOOD)
+    torch = settings.environment("torch")
+    assert (torch.floor("core/a.py"), torch.floor("core/b.py"), torch.floor("z.py")) == (100, 95, None)
+    assert settings.environment("lint") == EnvironmentSettings()
+    assert settings.shared.covers("core/x/y.py")
+    assert (settings.changed, settings.slack) == (90, 0)
+
+
+@pytest.mark.parametrize(
+    "old, new, message",
+    [
+        ("total = 80", "total = 180", r"env.torch.total = 180 is no percentage"),
+        ("total = 80", 'total = "80"', r"env.torch.total = '80' is no percentage"),
+        ('"core/*" = 95', '"core/*" = true', r"env.torch.files.core/\* = True is no percentage"),
+        ("floor = 40", "floor = -1", r"shared.floor = -1 is no percentage"),
+        ("changed = 90", "changed = 900", r"changed = 900 is no percentage"),
+    ],
+)
+def test_a_floor_that_is_no_percentage_is_refused(project, old, new, message):
+    """A mistyped floor must not turn its gate off."""
+    with pytest.raises(ValueError, match=message):
+        project(GOOD.replace(old, new))
+
+
+def test_a_project_without_floors_is_refused(project, tmp_path):
+    """No table, or no file, is an error: a gate without floors would hold for ever."""
+    with pytest.raises(ValueError, match="there are no floors to hold"):
+        project("[project]\nname = 'x'")
+    with pytest.raises(ValueError, match="give --root"):
+        read_settings(tmp_path / "nowhere.toml")
+
+
+def test_the_projects_own_floors(monkeypatch):
+    """Each framework's environment has a floor, and leaves out nothing but the other framework's own files."""
+    settings = read_settings(Path(__file__).resolve().parents[3] / "pyproject.toml")
+    for name, other, transport in (("torch", "mindspore", "mindspore"), ("mindspore", "torch", "c10d")):
+        own = settings.environment(name)
+        assert own.total >= 80
+        assert own.omit == (f"hyper_parallel/platform/{other}/*", f"hyper_parallel/transport/{transport}.py")
+    assert settings.shared.environments == ("torch", "mindspore")
+    assert settings.shared.covers("hyper_parallel/core/shard/rule.py")
