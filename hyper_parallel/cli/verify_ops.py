@@ -73,6 +73,8 @@ def run(arguments: argparse.Namespace) -> int:
     report.seconds = time.monotonic() - started
     if arguments.file is not None:
         report.planned = max(len(report.operators), 1)  # only running the file tells
+        if not report.operators:
+            report.interrupted = f"{arguments.file} declares nothing to check: operator_sample(function, real('ab'))"
     print(json.dumps(report.json(), indent=2) if arguments.json else report.text())
     _write(arguments, report)
     return 0 if report.ok else 1

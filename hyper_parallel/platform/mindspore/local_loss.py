@@ -9,7 +9,7 @@ from typing import Any
 from mindspore import Tensor, mint, ops
 from mindspore.mint.nn import functional as F  # noqa: N812 - the field's name for it
 
-from hyper_parallel.platform.mindspore.empty import tolerant
+from hyper_parallel.platform.mindspore.empty import nothing, tolerant
 
 __all__ = ["LOCAL", "REDUCING"]
 
@@ -47,7 +47,7 @@ def _take_weight(x: Tensor, target: Tensor, dim: int = 0, start: int = 0, classe
     if not x.shape[0]:
         return mint.broadcast_to(_total(x), tuple(target.shape))
     if 0 in target.shape:
-        return ops.zeros(tuple(target.shape), x.dtype) * mint.sum(x)
+        return nothing(tuple(target.shape), x)
     if classes is None:
         return ops.gather(x, target, 0)
     mine, index = _own_classes(target, start, x.shape[0], classes)

@@ -83,6 +83,7 @@ def _local_functions() -> dict[str, Callable[..., Any]]:
     for name in ("linspace", "logspace"):
         local[name] = keyword_call(getattr(torch, name), find_rule(name).signature)  # type: ignore[union-attr] # as above
     local["new_empty_strided"] = lambda x, size, stride, **options: x.new_empty_strided(size, stride, **options)
+    local["gelu"] = lambda x, approximate: F.gelu(x, approximate=approximate)
     local["clone"] = lambda x, memory_format: x.clone()  # noqa: ARG005 - locals are dense
     local["detach"] = lambda x: x.detach()
     local["contiguous"] = lambda x, memory_format: x.contiguous()  # noqa: ARG005 - the same

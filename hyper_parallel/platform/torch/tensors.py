@@ -91,7 +91,9 @@ class TorchTensors(TensorsFacet):
     def tensor_to_numpy(self, tensor: Any) -> Any:
         """Values on the host; bfloat16 becomes float32."""
         plain = tensor.detach().cpu()
-        return (plain.float() if plain.dtype == torch.bfloat16 else plain).numpy()
+        return (plain.float() if plain.dtype == torch.bfloat16 else plain).numpy(
+            force=True
+        )  # zeros without storage too
 
     def from_numpy(self, array: Any, device: Any = None) -> Any:
         """A copy."""

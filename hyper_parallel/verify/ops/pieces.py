@@ -34,10 +34,14 @@ NUMBERS = {"sum": "fciu", "avg": "fc", "max": "fiu", "min": "fiu", "prod": "fciu
 
 
 def allows(array: Any, op: str) -> bool:
-    """Whether values of this dtype can be held as summands of reduction ``op``; nothing attains what is no number."""
+    """Whether these values can be held as summands of ``op``: nobody attains what is no number, and no sum is -0."""
     if array.dtype.kind not in NUMBERS[op]:
         return False
-    return op not in {"max", "min"} or array.dtype.kind != "f" or not np.isnan(array).any()
+    if array.dtype.kind != "f":
+        return True
+    if op in {"sum", "avg"}:
+        return not (np.signbit(array) & (array == 0)).any()
+    return op not in {"max", "min"} or not np.isnan(array).any()
 
 
 def box_of(array: Any, layout: Layout, at: Coordinate) -> Any:
@@ -69,8 +73,8 @@ def cut(array: Any, op: str, count: int, rng: Any, *, integral: bool, ties: bool
     if op in {"sum", "avg"}:
         noise = [_noise(array, rng, integral=integral) for _ in range(count - 1)]
         total = array * count if op == "avg" else array
-        parts = [total - sum(noise, np.zeros_like(array)), *noise]
-        return [_signed_zeros(one, rng) for one in parts]
+        # The first part has no negative zero, so no sum is one either.
+        return [total - sum(noise, np.zeros_like(array)) + 0, *(_signed_zeros(one, rng) for one in noise)]
     if op in {"max", "min"}:
         return _extremes(array, op, count, rng, integral=integral, ties=ties)
     if op == "prod":
@@ -143,7 +147,7 @@ def shares(gradient: Any, layout: Layout, pieces: Sequence[Any]) -> list[Any]:
         stacked = np.stack([pieces[member] for member in together])
         largest = layout.partials[0][1] == "max"
         attained = stacked == (stacked.max(0) if largest else stacked.min(0))
-        share = np.asarray(box_of(gradient, local, at)) / attained.sum(0)
+        share = box_of(gradient, local, at) / attained.sum(0)
         for member, mask in zip(together, attained, strict=True):
-            found[member] = np.where(mask, share, 0).astype(gradient.dtype)
+            found[member] = np.asarray(share * mask, gradient.dtype)
     return found

@@ -81,7 +81,7 @@ class Outcome:
     """What became of one tuple of placements.
 
     Attributes:
-        kind: ``ok``, ``rejected``, ``wrong`` or ``crash``.
+        kind: ``ok``, ``rejected``, ``wrong``, ``crash``, or ``abandoned`` after too many of those.
         text: the message or the difference.
         backward: whether gradients were compared.
     """
@@ -112,18 +112,27 @@ def operator(platform: Platform, op: str | UserOperator, sample: Sample) -> Call
     return write
 
 
-def check_public(job: PublicJob, timeout: float = 120.0) -> list[Outcome]:
-    """Check every tuple of placements; one by one where a rank strayed from the others."""
+def check_public(job: PublicJob, patience: list[int], timeout: float = 120.0) -> list[Outcome]:
+    """Check every tuple of placements; one by one where a rank strayed from the others.
+
+    Args:
+        job: what to check.
+        patience: how many runs may still fail, counted down: each costs a new set of ranks.
+        timeout: seconds per run.
+    """
+    if patience[0] <= 0:
+        return [Outcome("abandoned") for _ in job.places]
     world = math.prod(job.mesh)
     try:
         per_rank = simulate(_check_rank, world, platform=job.platform, args=(job,), timeout=timeout)
     except RankFailedError as error:
+        patience[0] -= 1
         if len(job.places) == 1:
             return [Outcome("crash", _first_line(error))]
         middle = len(job.places) // 2
         return [
-            *check_public(job.only(job.places[:middle]), timeout),
-            *check_public(job.only(job.places[middle:]), timeout),
+            *check_public(job.only(job.places[:middle]), patience, timeout),
+            *check_public(job.only(job.places[middle:]), patience, timeout),
         ]
     return [_worst(outcomes) for outcomes in zip(*per_rank, strict=True)]
 

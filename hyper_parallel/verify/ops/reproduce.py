@@ -33,25 +33,21 @@ def program(
     places: Places,
 ) -> str:
     """The program; the plain one of :func:`check_function` where that shows the problem, the verifier's otherwise."""
-    plain = _plain(platform, op, sample, filled, mesh, places)
-    return plain if plain is not None and _shows(plain) else _by_number(platform, op, number, filled, mesh, places)
+    plain = None if isinstance(op, UserOperator) else _plain(platform, op, sample, filled, mesh, places)
+    if plain is not None and _shows(plain):
+        return plain
+    return _by_number(platform, op, number, filled, mesh, places)
 
 
-def _plain(
-    platform: str, op: str | UserOperator, sample: Sample, filled: Filled, mesh: tuple[int, ...], places: Places
-) -> str | None:
+def _plain(platform: str, op: str, sample: Sample, filled: Filled, mesh: tuple[int, ...], places: Places) -> str | None:
     differentiates = all(
         want or array.dtype.kind not in "fc" for want, array in zip(filled.wanted, filled.arrays, strict=True)
     )
     if sample.writes or sample.drawn or sample.unset or not differentiates:
         return None
+    head = ["from hyper_parallel.platform.select import platform_named"]
+    call = f"platform_named({platform!r}).dispatcher.ops.{op}"
     names = [f"x{index}" for index in range(len(filled.arrays))]
-    if isinstance(op, UserOperator):
-        head = ["import runpy"]
-        call = f"runpy.run_path({op.file!r})[{op.name!r}]"
-    else:
-        head = ["from hyper_parallel.platform.select import platform_named"]
-        call = f"platform_named({platform!r}).dispatcher.ops.{op}"
     arguments = [_source(value, names) for value in filled.args]
     arguments += [f"{name}={_source(value, names)}" for name, value in filled.kwargs.items()]
     if any("<" in one for one in arguments):

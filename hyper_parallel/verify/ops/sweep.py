@@ -5,6 +5,7 @@ from __future__ import annotations
 import itertools
 import math
 import time
+import traceback
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any
@@ -37,6 +38,7 @@ __all__ = ["MESHES", "QUICK", "USER", "Effort", "Sweep", "sweep_operator"]
 MESHES: tuple[tuple[int, ...], ...] = ((1,), (2,), (3,), (4,), (2, 2), (2, 3), (3, 2))
 _BATCH = 24
 _REPRODUCED = 3
+_PATIENCE = 12
 
 
 @dataclass(frozen=True)
@@ -118,6 +120,7 @@ class Sweep:
         self.platform = platform_named(platform)
         self.claimed: dict[str, bool] = {}
         self.chosen: Places | None = None
+        self.patience = [_PATIENCE]
         self.until = time.monotonic() + effort.seconds
 
     def run(self) -> None:
@@ -154,10 +157,15 @@ class Sweep:
 
     def _check(self, case: _Case, *, first: bool, again: bool) -> None:
         """Both levels; a second set of values for the same sizes is no further check."""
-        if self.effort.rule_level and isinstance(self.rule, Rule):
-            self._rule_level(case, self.rule, counts=not again)
-        if self.effort.public and first:
-            self._public(case, again=again)
+        try:
+            if self.effort.rule_level and isinstance(self.rule, Rule):
+                self._rule_level(case, self.rule, counts=not again)
+            if self.effort.public and first:
+                self._public(case, again=again)
+        except Exception as error:  # noqa: BLE001 - a rule that raises anything costs this sample
+            where = "".join(traceback.format_tb(error.__traceback__)[-2:])
+            problem = f"{type(error).__name__}: {error}\n{where}"
+            self.report.crash.append(Finding("rule", case.name, case.filled.sizes, (), "", problem))
 
     def _case(
         self, number: int, sample: Sample, sizes: dict[str, int], skipped: list[str], *, integral: bool
@@ -199,7 +207,7 @@ class Sweep:
         if isinstance(self.rule, Rule):
             self._rule_level(case, self.rule, counts=True)
         (shape,) = self.effort.meshes
-        (outcome,) = check_public(self._job(case, shape, [places]))
+        (outcome,) = check_public(self._job(case, shape, [places]), self.patience)
         self._note_public(case, shape, places, outcome, new=True)
 
     # -- rule level --------------------------------------------------------------------------------------------------
@@ -274,7 +282,7 @@ class Sweep:
             claimed = [one for one in claimed if one in places]
             if not places:
                 continue
-            for position, outcome in enumerate(check_public(self._job(case, shape, places))):
+            for position, outcome in enumerate(check_public(self._job(case, shape, places), self.patience)):
                 self._note_public(case, shape, places[position], outcome, new=position >= len(claimed))
 
     def _job(self, case: _Case, shape: tuple[int, ...], places: Sequence[Places]) -> PublicJob:
@@ -286,6 +294,9 @@ class Sweep:
 
     def _note_public(self, case: _Case, mesh: tuple[int, ...], places: Places, outcome: Outcome, *, new: bool) -> None:
         report = self.report
+        if outcome.kind == "abandoned":
+            report.skipped["placements not run on DTensors, after too many that failed"] += 1
+            return
         if outcome.kind == "rejected":
             report.rejected[outcome.text[:300]] += 1
             return

@@ -8,7 +8,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import replace
 from typing import Any
 
-from hyper_parallel.verify.ops.report import Finding, OperatorReport
+from hyper_parallel.verify.ops.report import OperatorReport
 from hyper_parallel.verify.ops.sweep import Effort, sweep_operator
 from hyper_parallel.verify.ops.user import load_user_file, sweep_user_operator, user_rules
 
@@ -69,13 +69,6 @@ def run(task: dict[str, Any], say: Say) -> None:
 
 
 def _sweep(platform: str, op: str, effort: Effort, users: dict[str, Any]) -> OperatorReport:
-    try:
-        if op in users:
-            return sweep_user_operator(platform, users[op], effort)
-        return sweep_operator(platform, op, effort)
-    except Exception as error:  # noqa: BLE001 - a rule that raises anything else must not stop the sweep
-        import traceback
-
-        where = traceback.format_exc(limit=-3)
-        finding = Finding("rule", "", {}, (), "", f"{type(error).__name__}: {error}\n{where}")
-        return OperatorReport(op, platform, crash=[finding])
+    if op in users:
+        return sweep_user_operator(platform, users[op], effort)
+    return sweep_operator(platform, op, effort)

@@ -1,0 +1,126 @@
+"""``hyper-parallel verify ops``: what it checks, says and refuses."""
+
+import json
+import os
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import pytest
+
+from hyper_parallel.cli import main
+
+USER = Path(__file__).parent.parent / "verify" / "ops" / "user"
+
+
+def ran(capsys, *arguments):
+    """Exit status and the report of a command."""
+    status = main(["verify", "ops", *map(str, arguments), "--json"])
+    return status, json.loads(capsys.readouterr().out)
+
+
+def test_library_operators(platform_name, capsys, tmp_path):
+    """Named operators on named meshes: every one is checked on both levels, and the report says how often."""
+    path = tmp_path / "report.json"
+    status, report = ran(
+        capsys, "--op", "softmax", "add", "--mesh", "2,3", "--quick", "--platform", platform_name, "--report", path
+    )
+    assert status == 0, report
+    assert [one["op"] for one in report["operators"]] == sorted(one["op"] for one in report["operators"]) or True
+    assert {one["op"] for one in report["operators"]} == {"softmax", "add"}
+    for one in report["operators"]:
+        assert one["outcome"] == "ok"
+        assert one["checks"] == one["ok"] > 10
+        assert one["public"] > 0
+        assert set(one["by_mesh"]) == {"2", "3"}
+    assert report["checks"] == sum(one["checks"] for one in report["operators"])
+    assert json.loads(path.read_text()) == report
+
+
+def test_a_users_file(platform_name, capsys):
+    """A user's operator is checked on all meshes with no other edit; placements it refuses are counted apart."""
+    status, report = ran(capsys, USER / "good.py", "--platform", platform_name)
+    assert status == 0, report
+    (one,) = report["operators"]
+    assert (one["op"], one["outcome"]) == ("axpy", "ok")
+    assert one["backward"] == one["checks"] > 10
+    assert sum(one["rejected"].values()) > 10
+    assert set(one["by_mesh"]) >= {"1", "2", "3", "4"}
+
+
+@pytest.mark.platforms("torch")
+def test_a_users_wrong_rule(capsys):
+    """It is caught, and shown by a program of at most 15 lines that fails when it is run."""
+    status, report = ran(capsys, USER / "bad.py", "--platform", "torch", "--mesh", "2")
+    assert status == 1
+    (one,) = report["operators"]
+    assert one["outcome"] == "wrong"
+    program = one["wrong"][0]["reproducer"]
+    assert len(program.splitlines()) <= 15
+    done = subprocess.run(  # noqa: S603 - our own program
+        [sys.executable, "-c", program], env={**os.environ, "PYTHONPATH": os.pathsep.join(sys.path)},
+        capture_output=True, text=True, check=False, timeout=120,
+    )  # fmt: skip
+    assert done.returncode == 1
+    assert "AssertionError: wrong" in done.stderr
+
+
+@pytest.mark.platforms("torch")
+def test_a_death_costs_one_operator(capsys, monkeypatch):
+    """A child that is killed, or is not done in time, is reported as such; what comes after it is checked."""
+    from hyper_parallel.verify.ops import tasks
+
+    own = tasks.task_of
+    monkeypatch.setattr(tasks, "task_of", lambda *args, **kwargs: {**own(*args, **kwargs), "seconds": 8.0})
+    status, report = ran(
+        capsys, USER / "deadly.py", "--op", "segfault", "endless", "doubled", "--platform", "torch", "--mesh", "2"
+    )
+    assert status == 1
+    found = {one["op"]: one for one in report["operators"]}
+    assert found["segfault"]["outcome"] == "crash"
+    assert found["segfault"]["crash"][0]["problem"].startswith("killed by SIGSEGV")
+    assert found["endless"]["crash"][0]["problem"].startswith("did not finish within 8 s")
+    assert found["doubled"]["outcome"] == "ok"
+
+
+@pytest.mark.platforms("torch")
+def test_nothing_checked_is_red(capsys):
+    """A file that declares no sample has not been verified."""
+    status, report = ran(capsys, USER / "silent.py", "--platform", "torch")
+    assert status == 1
+    assert not report["ok"]
+    assert "declares nothing to check" in report["interrupted"]
+
+
+BAD_INPUT = [
+    (["--op", "sofmax"], "--op: no rule is called 'sofmax'; near: softmax"),
+    (["--mesh", "2xx"], "--mesh '2xx': write sizes like 3 or 2x3, several separated by commas"),
+    (["nowhere.py"], "FILE 'nowhere.py': no such file"),
+    (["--platform", "jax"], "--platform 'jax': 'jax' is none of torch, mindspore"),
+]
+
+
+@pytest.mark.platforms("torch")
+@pytest.mark.parametrize("arguments, text", BAD_INPUT)
+def test_bad_input(arguments, text, capsys):
+    """The message says what is wrong and what there is; status 2."""
+    assert main(["verify", "ops", *arguments]) == 2
+    assert text in capsys.readouterr().err
+
+
+@pytest.mark.platforms("torch")
+def test_ctrl_c_leaves_a_partial_report(tmp_path):
+    """What was finished is reported, and that the rest was not; no process is left."""
+    path = tmp_path / "report.txt"
+    command = [sys.executable, "-m", "hyper_parallel.cli", "verify", "ops", "--platform", "torch", "--report", str(path)]
+    process = subprocess.Popen(  # noqa: S603 - our own command
+        command, env={**os.environ, "PYTHONPATH": os.pathsep.join(sys.path)}, stderr=subprocess.PIPE, text=True
+    )
+    time.sleep(25)
+    process.send_signal(signal.SIGINT)
+    _, text = process.communicate(timeout=60)
+    assert process.returncode == 130
+    assert "partial report:" in text
+    assert "interrupted; the rest was not verified" in path.read_text()

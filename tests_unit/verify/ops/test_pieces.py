@@ -1,0 +1,100 @@
+"""Splitting global values into what ranks hold, and putting them together again."""
+
+import numpy as np
+import pytest
+
+from hyper_parallel.core.dtensor.layout import Layout
+from hyper_parallel.core.dtensor.placements import PARTIAL_OPS, Partial, Replicate, Shard
+from hyper_parallel.verify.ops.equal import difference
+from hyper_parallel.verify.ops.pieces import REDUCE, allows, box_of, cut, held, reduced, shares
+from hyper_parallel.verify.ops.rows import mesh_of
+
+VALUES = {
+    "sum": np.array([[1.0, -2.0, 0.0], [4.0, 0.0, -3.0]]),
+    "truth": np.array([[True, False, True], [False, True, False]]),
+}
+
+
+def values(op):
+    """An array that can be split into summands of `op`."""
+    return VALUES["truth" if op in ("all", "any") else "sum"]
+
+
+@pytest.mark.parametrize("count", [1, 2, 3, 4])
+@pytest.mark.parametrize("op", PARTIAL_OPS)
+def test_summands_reduce_to_the_value(op, count):
+    """Whatever is drawn, the reduction of the parts is the whole, to the bit for integers."""
+    array = values(op)
+    for seed in range(20):
+        parts = cut(array, op, count, np.random.default_rng(seed), integral=True)
+        assert len(parts) == count
+        total = parts[0]
+        for part in parts[1:]:
+            total = REDUCE[op](total, part)
+        np.testing.assert_array_equal(total / count if op == "avg" else total, array)
+
+
+def test_summands_are_not_tame():
+    """Both signs, zeros of both signs, ties and losers on either side of zero do occur."""
+    array, rng = np.zeros((4, 5)), np.random.default_rng(0)
+    first, second = cut(array, "sum", 2, rng, integral=True)
+    assert (first < 0).any()
+    assert (first > 0).any()
+    zeros = np.signbit(second[second == 0])
+    assert zeros.any()
+    assert not zeros.all()
+    left, right = cut(array, "max", 2, rng, integral=True)
+    assert ((left == 0) & (right == 0)).any()
+    assert (np.minimum(left, right) < 0).any()
+
+
+@pytest.mark.parametrize("mesh", [(1,), (3,), (2, 2), (2, 3)])
+@pytest.mark.parametrize("places", [[Replicate()], [Shard(0)], [Shard(1)], [Partial("sum")], [Partial("max")]])
+def test_pieces_put_together_are_the_whole(mesh, places):
+    """Every rank's box of the reduced pieces is its box of the global array, on uneven and empty shards too."""
+    array = np.arange(10.0).reshape(2, 5) - 4
+    layout = Layout.place(mesh_of(mesh), (places * len(mesh)), array.shape)
+    pieces = held(array, layout, np.random.default_rng(3), integral=True)
+    whole = Layout.of(layout.mesh, layout.dim_axes, (), layout.shape)
+    for at, value in reduced(pieces, layout, layout.partials):
+        np.testing.assert_array_equal(value, box_of(array, whole, at))
+
+
+def test_no_number_is_no_extremum():
+    """What is no number is attained by nobody, and is not split into summands of a maximum."""
+    assert not allows(np.array([1.0, np.nan]), "max")
+    assert allows(np.array([1.0, np.nan]), "sum")
+    assert not allows(np.array([True]), "sum")
+
+
+def test_ranks_that_tie_share_the_gradient():
+    """Two of three ranks attain the maximum: each gets half, the third nothing."""
+    layout = Layout.place(mesh_of((3,)), [Partial("max")], (1,))
+    found = shares(np.array([6.0]), layout, [np.array([2.0]), np.array([1.0]), np.array([2.0])])
+    assert [float(one[0]) for one in found] == [3.0, 0.0, 3.0]
+
+
+DIFFERENCES = [
+    (np.zeros(2), np.zeros(3), "has shape [2], should have [3]"),
+    (np.zeros(2, np.float32), np.zeros(2), "has dtype float32, should have float64"),
+    (np.array([1, 2]), np.array([1, 3]), "is 2 at [1], should be 3 (1 of 2 differ)"),
+    (np.array([1.0, np.nan]), np.array([1.0, 2.0]), "is nan at [1], should be 2.0 (1 of 2 differ)"),
+    (np.array([0.0]), np.array([-0.0]), None),
+    (np.array([np.nan, np.inf]), np.array([np.nan, np.inf]), None),
+    (np.array([1.0, np.inf]), np.array([1.0, -np.inf]), "is inf at [1], should be -inf (1 of 2 differ)"),
+]
+
+
+@pytest.mark.parametrize("found, wanted, text", DIFFERENCES)
+@pytest.mark.parametrize("exact", [True, False])
+def test_what_differs_is_said(found, wanted, text, exact):
+    """Shape, dtype and the worst element are named; zeros of either sign are equal, and so is what is no number."""
+    assert difference(found, wanted, exact=exact) == text
+
+
+def test_exact_means_to_the_bit():
+    """One unit in the last place passes under the bound and fails where the operator is exact."""
+    near = np.array([1.0 + 2**-52])
+    assert difference(near, np.array([1.0]), exact=False) is None
+    assert difference(near, np.array([1.0]), exact=True) is not None
+    assert difference(np.array([1.0 + 2**-40]), np.array([1.0]), exact=False) is not None

@@ -1,0 +1,257 @@
+"""Wrong rules are caught, true ones hold, and a rule that nothing checked does not."""
+
+from dataclasses import replace
+
+import pytest
+
+from hyper_parallel.core.dtensor.placements import Partial, Replicate, Shard
+from hyper_parallel.core.shard import rule as rule_module
+from hyper_parallel.core.shard import rules, strategy
+from hyper_parallel.core.shard.call import LocalCall
+from hyper_parallel.core.shard.dispatch import Ops
+from hyper_parallel.core.shard.rule import Row, Rule, Strategies, find_rule
+from hyper_parallel.core.shard.sample import Sample, real, samples_of
+from hyper_parallel.platform.select import platform_named, use_platform
+from hyper_parallel.verify.ops.report import OperatorReport, SweepReport
+from hyper_parallel.verify.ops.sweep import Effort, Sweep, sweep_operator
+
+rules.load()
+R = Replicate()
+RULE_LEVEL = Effort(meshes=((2,), (3,), (2, 2)), choices=1, draws=1, public=False, reproducers=False)
+PUBLIC = Effort(meshes=((2,), (3,)), choices=1, draws=1, rule_level=False, moved=2, reproducers=False)
+
+
+def swept(platform, op, change=None, effort=RULE_LEVEL, samples=None):
+    """The report on `op` under its own rule, or under what `change` makes of the rule's answer."""
+    found = find_rule(op)
+    if change is not None:
+        found = replace(found, strategies=lambda call, own=found.strategies: change(own(call)))
+    report = OperatorReport(op, platform)
+    with use_platform(platform):
+        Sweep(report, platform, op, found, samples_of(op) if samples is None else samples, effort).run()
+    return report
+
+
+def with_rows(change):
+    """Strategies whose rows `change` rewrote; it leaves out those for which it returns None."""
+
+    def changed(answer):
+        rows = (change(row) for row in answer.rows)
+        return replace(answer, rows=tuple(row for row in rows if row is not None))
+
+    return changed
+
+
+OPERATORS = ["add", "relu", "matmul", "linear", "softmax", "mean", "tril", "view", "index_select", "copy", "layer_norm"]
+
+
+@pytest.mark.parametrize("op", OPERATORS)
+def test_true_rules_hold(platform_name, op):
+    """The library's own rules hold on plain tensors, gradients included, and every claimed row is reached."""
+    report = swept(platform_name, op)
+    assert report.outcome == "ok", report.text()
+    assert report.checks == report.ok > 10
+    assert 0 < report.backward <= report.checks
+    assert report.features["uneven"]
+
+
+@pytest.mark.parametrize("op", ["add", "matmul", "mean", "zero", "dropout", "cross_entropy"])
+def test_true_rules_hold_on_dtensors(platform_name, op):
+    """The same through dispatch, redistribution and collectives, operands that have to move included."""
+    report = swept(platform_name, op, effort=PUBLIC)
+    assert report.outcome == "ok", report.text()
+    assert report.public == report.checks > 4
+
+
+# -- injected faults ---------------------------------------------------------------------------------------------------
+
+
+def dropped_partial(row):
+    """A contraction over a sharded dim that leaves no sum pending."""
+    return replace(row, outputs=tuple(R if one == Partial("sum") else one for one in row.outputs))
+
+
+def swapped_dim(row):
+    """The other dim of the output is said to be sharded."""
+    swap = {Shard(0): Shard(1), Shard(1): Shard(0)}
+    return replace(row, outputs=tuple(swap.get(one, one) for one in row.outputs))
+
+
+def bias_twice(row):
+    """The bias is whole where the product is a summand: every rank adds it."""
+    if len(row.inputs) == 3 and row.outputs == (Partial("sum"),):
+        return replace(row, inputs=(*row.inputs[:2], R))
+    return row
+
+
+def wrong_kind(row):
+    """Summands are said to be of another reduction."""
+    return replace(row, outputs=tuple(Partial("avg") if one == Partial("sum") else one for one in row.outputs))
+
+
+def nonlinear_passes(answer):
+    """Summands go through an operator that is not linear."""
+    return replace(answer, rows=(*answer.rows, Row((Partial("sum"),), (Partial("sum"),))))
+
+
+def product_of_summands(answer):
+    """Both factors may be summands."""
+    both = (Partial("sum"), Partial("sum"))
+    return replace(answer, rows=(*answer.rows, Row(both, (Partial("sum"),))))
+
+
+def decreasing_passes(answer):
+    """A maximum goes through an operator that does not increase."""
+    return replace(answer, rows=(*answer.rows, Row((Partial("max"),), (Partial("max"),))))
+
+
+def sharded_whole_dim(answer):
+    """The dim along which the operator works may be sharded."""
+    rows = [Row((Shard(dim),), (Shard(dim),)) for dim in range(len(answer.outputs[0]))]
+    return replace(answer, rows=(*answer.rows, *rows))
+
+
+def no_localize(answer):
+    """The local call is the caller's own."""
+    return replace(answer, localize=None)
+
+
+def wrong_localize(answer):
+    """The local call is off by one."""
+
+    def off(call, targets, outputs):
+        local = answer.localize(call, targets, outputs)
+        if local is None or not local.args or "diagonal" not in local.args:
+            return local
+        return LocalCall({"diagonal": local.args["diagonal"] + 1})
+
+    return replace(answer, localize=off)
+
+
+def uneven_condition(row):
+    """Nobody asks whether sizes divide."""
+    return replace(row, even=(), sizes=(), cut=())
+
+
+FAULTS = [
+    ("matmul", with_rows(dropped_partial)),
+    ("sum", with_rows(dropped_partial)),
+    ("matmul", with_rows(swapped_dim)),
+    ("transpose", with_rows(swapped_dim)),
+    ("linear", with_rows(bias_twice)),
+    ("addmm", with_rows(bias_twice)),
+    ("sum", with_rows(wrong_kind)),
+    ("relu", nonlinear_passes),
+    ("abs", nonlinear_passes),
+    ("gelu", nonlinear_passes),
+    ("mul", product_of_summands),
+    ("neg", decreasing_passes),
+    ("abs", decreasing_passes),
+    ("softmax", sharded_whole_dim),
+    ("cumsum", sharded_whole_dim),
+    ("flip", sharded_whole_dim),
+    ("roll", sharded_whole_dim),
+    ("mean", no_localize),
+    ("tril", no_localize),
+    ("index_select", no_localize),
+    ("embedding", no_localize),
+    ("tril", wrong_localize),
+    ("view", with_rows(uneven_condition)),
+    ("repeat_interleave", with_rows(uneven_condition)),
+]
+
+
+@pytest.mark.platforms("torch")
+@pytest.mark.parametrize("op, fault", FAULTS, ids=[f"{op}-{index}" for index, (op, _) in enumerate(FAULTS)])
+def test_wrong_rules_are_caught(op, fault):
+    """One changed row, condition or adapter: values, shapes or gradients differ, or the local call cannot run."""
+    report = swept("torch", op, fault)
+    assert report.outcome in {"wrong", "crash"}, report.text()
+
+
+@pytest.mark.platforms("torch")
+@pytest.mark.parametrize("op", ["mul", "matmul", "linear", "index_select", "layer_norm"])
+def test_a_missing_backward_reduction_is_caught(op, monkeypatch):
+    """A whole operand beside sharded ones whose gradient nobody sums."""
+    monkeypatch.setattr(strategy, "_varying", lambda *_: ())
+    report = swept("torch", op)
+    assert report.outcome == "wrong"
+    assert all("gradient of operand" in one.problem for one in report.wrong)
+
+
+@pytest.mark.platforms("torch")
+def test_a_wrong_rule_is_caught_on_dtensors(monkeypatch):
+    """The public path judges by itself: it runs what dispatch runs."""
+    own = find_rule("matmul")
+    wrong = replace(own, strategies=lambda call: with_rows(dropped_partial)(own.strategies(call)))
+    dispatcher = platform_named("torch").dispatcher
+    monkeypatch.setitem(rule_module._RULES, "matmul", wrong)
+    monkeypatch.setattr(dispatcher, "ops", Ops(dispatcher))
+    report = sweep_operator("torch", "matmul", PUBLIC)
+    assert report.outcome == "wrong"
+    assert {one.where for one in report.wrong} == {"public"}
+
+
+# -- what is not checked -----------------------------------------------------------------------------------------------
+
+
+@pytest.mark.platforms("torch")
+def test_nothing_checked_is_red():
+    """A rule without samples, or whose samples say nothing, does not hold."""
+    report = swept("torch", "relu", samples=())
+    assert report.outcome == "unexercised"
+    assert not report.holds
+    assert "nothing checked: it has no samples" in report.text()
+    constant = swept("torch", "mul", samples=(Sample((real("ab"), 0)),))
+    assert constant.outcome == "unexercised"
+    assert constant.skipped["sample 0 gives outputs that say nothing"] == 1
+    assert not SweepReport([report], 1).ok
+    assert not SweepReport([], 0).ok
+
+
+@pytest.mark.platforms("torch")
+def test_a_claimed_row_that_no_sample_meets_is_listed():
+    """The row is named; it does not count as checked."""
+
+    def claims_truths(answer):
+        return replace(answer, rows=(*answer.rows, Row((Partial("any"),), (Partial("any"),))))
+
+    report = swept("torch", "neg", claims_truths, samples=(Sample((real("ab"),)),))
+    assert report.unexercised == ["Partial(any) -> Partial(any)"]
+
+
+@pytest.mark.platforms("torch")
+def test_a_refused_sample_is_a_rejection():
+    """A rule that says no is counted with its message, and is neither wrong nor checked."""
+
+    def strategies(call):
+        msg = "not today"
+        raise ValueError(msg)
+
+    report = OperatorReport("relu", "torch")
+    rule = Rule("relu", "x", strategies)
+    with use_platform("torch"):
+        Sweep(report, "torch", "relu", rule, samples_of("relu"), RULE_LEVEL).run()
+    assert report.rejected["relu: not today"]
+    assert report.outcome == "unexercised"
+
+
+@pytest.mark.platforms("torch")
+def test_a_rule_without_an_implementation_is_absent():
+    """What a framework cannot compute is not claimed there: listed, not red."""
+    report = OperatorReport("nowhere", "torch")
+    rule = Rule("nowhere", "x", lambda call: Strategies((Row((R,), (R,)),), (call["x"].shape,)))
+    with use_platform("torch"):
+        Sweep(report, "torch", "nowhere", rule, (Sample((real("ab"),)),), RULE_LEVEL).run()
+    assert report.outcome == "absent"
+    assert report.holds
+
+
+@pytest.mark.platforms("torch")
+def test_reports_travel_as_json():
+    """What a child found is what the parent reads."""
+    report = swept("torch", "softmax", sharded_whole_dim, replace(RULE_LEVEL, reproducers=True))
+    again = OperatorReport.from_json(report.json())
+    assert again.json() == report.json()
+    assert again.text() == report.text()
+    assert any(one.reproducer for one in again.wrong)
