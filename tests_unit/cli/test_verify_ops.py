@@ -59,7 +59,7 @@ def test_a_users_wrong_rule(capsys):
     assert one["outcome"] == "wrong"
     program = one["wrong"][0]["reproducer"]
     assert len(program.splitlines()) <= 15
-    done = subprocess.run(  # noqa: S603 - our own program
+    done = subprocess.run(
         [sys.executable, "-c", program], env={**os.environ, "PYTHONPATH": os.pathsep.join(sys.path)},
         capture_output=True, text=True, check=False, timeout=120,
     )  # fmt: skip
@@ -114,8 +114,18 @@ def test_bad_input(arguments, text, capsys):
 def test_ctrl_c_leaves_a_partial_report(tmp_path):
     """What was finished is reported, and that the rest was not; no process is left."""
     path = tmp_path / "report.txt"
-    command = [sys.executable, "-m", "hyper_parallel.cli", "verify", "ops", "--platform", "torch", "--report", str(path)]
-    process = subprocess.Popen(  # noqa: S603 - our own command
+    command = [
+        sys.executable,
+        "-m",
+        "hyper_parallel.cli",
+        "verify",
+        "ops",
+        "--platform",
+        "torch",
+        "--report",
+        str(path),
+    ]
+    process = subprocess.Popen(
         command, env={**os.environ, "PYTHONPATH": os.pathsep.join(sys.path)}, stderr=subprocess.PIPE, text=True
     )
     time.sleep(25)

@@ -19,6 +19,8 @@ __all__ = [
     "between",
     "complex_",
     "dtype",
+    "exempt",
+    "exemption",
     "integers",
     "odd",
     "real",
@@ -157,6 +159,7 @@ def _shape(dims: tuple[Dims, ...]) -> Shape:
 
 
 _SAMPLES: dict[str, list[Sample]] = {}
+_EXEMPT: dict[str, str] = {}
 _LOCK = threading.Lock()
 
 
@@ -175,3 +178,14 @@ def sample_call(ops: str, call: Sample) -> None:
 def samples_of(op: str) -> tuple[Sample, ...]:
     """The samples of canonical operator ``op``, as declared."""
     return tuple(_SAMPLES.get(op, ()))
+
+
+def exempt(op: str, reason: str) -> None:
+    """Say why ``op`` can have no samples; the verifier lists it with the reason."""
+    with _LOCK:
+        _EXEMPT[op] = reason
+
+
+def exemption(op: str) -> str:
+    """The reason why ``op`` has no samples, or nothing."""
+    return _EXEMPT.get(op, "")

@@ -35,7 +35,7 @@ from hyper_parallel.platform.torch import (
 from hyper_parallel.platform.torch.op_line import Line
 from hyper_parallel.platform.torch.op_table_pointwise import routed
 
-__all__ = ["LOCAL", "functions", "overloads"]
+__all__ = ["LOCAL", "functions", "local_op", "overloads"]
 
 rules.load()
 
@@ -141,3 +141,19 @@ def overloads() -> dict[Any, Entry]:
         _lines(table, listed.OVERLOADS)
     table.update(op_table_index.overloads_by_value())
     return table
+
+
+@cache
+def local_op(op: str) -> Callable[..., Any]:
+    """The canonical operator on plain tensors: the family's own, or else a spelling that takes the same arguments.
+
+    Raises:
+        KeyError: there is neither.
+    """
+    if op in LOCAL:
+        return LOCAL[op]
+    for table in (functions(), overloads()):
+        for func, entry in table.items():
+            if entry.rule.op == op and entry.composed is None:
+                return op_table_pointwise.keyword_call(func, entry.binder.text)
+    raise KeyError(op)

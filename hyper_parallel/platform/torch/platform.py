@@ -124,9 +124,9 @@ class TorchPlatform(
 
     def local_op(self, op: str) -> Callable[..., Any]:
         """From the table."""
-        from hyper_parallel.platform.torch.op_table import LOCAL
+        from hyper_parallel.platform.torch.op_table import local_op
 
-        return LOCAL[op]
+        return local_op(op)
 
 
 _ALONE = SingleTransport(TorchOps())

@@ -63,6 +63,7 @@ class OperatorReport:
         missing: placements that would be true and are not claimed.
         skipped: samples that say nothing, by reason.
         absent: the framework has no implementation of the operator.
+        exempt: why it can have no samples.
         seconds: spent.
     """
 
@@ -81,23 +82,26 @@ class OperatorReport:
     missing: list[str] = field(default_factory=list)
     skipped: Counter[str] = field(default_factory=Counter)
     absent: bool = False
+    exempt: str = ""
     seconds: float = 0.0
 
     @property
     def outcome(self) -> str:
-        """``wrong``, ``crash``, ``unexercised``, ``absent`` or ``ok``: the worst that happened."""
+        """``wrong``, ``crash``, ``unexercised``, ``absent``, ``exempt`` or ``ok``: the worst that happened."""
         if self.wrong:
             return "wrong"
         if self.crash:
             return "crash"
         if self.absent:
             return "absent"
+        if self.exempt:
+            return "exempt"
         return "ok" if self.checks else "unexercised"
 
     @property
     def holds(self) -> bool:
         """True when something was checked and nothing was wrong."""
-        return self.outcome in {"ok", "absent"}
+        return self.outcome in {"ok", "absent", "exempt"}
 
     def merge(self, other: OperatorReport) -> None:
         """Add what another process found for the same operator."""

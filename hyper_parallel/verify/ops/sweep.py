@@ -15,7 +15,7 @@ import numpy as np
 from hyper_parallel.core.dtensor.boxes import coordinates
 from hyper_parallel.core.dtensor.placements import PARTIAL_OPS, Partial, Placement, Replicate, Shard
 from hyper_parallel.core.shard.rule import Decomposition, Row, Rule, Strategies, find_rule
-from hyper_parallel.core.shard.sample import Sample, samples_of
+from hyper_parallel.core.shard.sample import Sample, exemption, samples_of
 from hyper_parallel.core.shard.strategy import combine
 from hyper_parallel.errors import HyperParallelError
 from hyper_parallel.platform.select import platform_named, use_platform
@@ -125,6 +125,7 @@ class Sweep:
 
     def run(self) -> None:
         """All samples; then what was claimed and never reached."""
+        self.report.exempt = exemption(self.report.op) if not self.samples else ""
         if isinstance(self.rule, Rule):
             try:
                 self.platform.local_op(self.rule.op)
