@@ -43,6 +43,8 @@ def _gather(x: Tensor, dim: int, index: Tensor, *, sparse_grad: bool = False, wi
     del sparse_grad
     if window is None:
         return mint.gather(x, dim, index)
+    if 0 in index.shape:
+        return nothing(tuple(index.shape), x)
     table, local, inside = _found(x, dim, index, window)
     return mint.gather(table, dim, local).masked_fill(mint.logical_not(inside), 0)
 
@@ -50,6 +52,10 @@ def _gather(x: Tensor, dim: int, index: Tensor, *, sparse_grad: bool = False, wi
 def _index_select(x: Tensor, dim: int, index: Tensor, window: Window | None = None) -> Tensor:
     if window is None:
         return ops.gather(x, index, dim % x.ndim)
+    at = dim % x.ndim
+    made = (*x.shape[:at], *index.shape, *x.shape[at + 1 :])
+    if 0 in made:
+        return nothing(made, x)
     table, local, inside = _found(x, dim, index, window)
     shape = [1] * x.ndim
     shape[dim] = -1
@@ -71,12 +77,27 @@ def embedding(
         msg = "embedding: max_norm, scale_grad_by_freq and sparse are not served on MindSpore"
         raise NotImplementedError(msg)
     del norm_type
-    padded = None if padding_idx is None or padding_idx < 0 else x == padding_idx
+    padded = None if padding_idx is None else x == padding_idx % (window[2] if window else weight.shape[0])
     if window is None:
         return _without_gradient(ops.gather(weight, x, 0), padded)
+    made = (*x.shape, *weight.shape[1:])
+    if 0 in made:
+        return nothing(made, weight)
     table, local, inside = _found(weight, 0, x, window)
     rows = _without_gradient(ops.gather(table, local, 0), padded)
     return rows.masked_fill(mint.logical_not(inside)[..., None], 0)
+
+
+def _lookup(
+    weight: Tensor,
+    x: Tensor,
+    padding_idx: int | None = -1,
+    scale_grad_by_freq: bool = False,
+    sparse: bool = False,
+    window: Window | None = None,
+) -> Tensor:
+    padding = None if padding_idx is None or padding_idx < 0 else padding_idx
+    return embedding(x, weight, padding, None, 2.0, scale_grad_by_freq, sparse, window)
 
 
 def _without_gradient(rows: Tensor, where: Tensor | None) -> Tensor:
@@ -119,7 +140,5 @@ LOCAL: dict[str, Callable[..., Any]] = {
     "index_add": _index_add,
     "one_hot": _one_hot,
     "embedding": embedding,
-    "lookup": lambda weight, x, padding_idx=-1, scale_grad_by_freq=False, sparse=False, window=None: embedding(
-        x, weight, padding_idx, None, 2.0, scale_grad_by_freq, sparse, window
-    ),
+    "lookup": _lookup,
 }

@@ -154,7 +154,13 @@ class Bench:
                 self._output_seeds(index, layout, [outs[start + rank * width + index] for rank in range(ranks)])
                 for index, layout in enumerate(claim.choice.outputs)
             ]
-            found.extend(per_output[index][rank] for rank in range(ranks) for index in range(width))
+            for rank in range(ranks):
+                for index in range(width):
+                    # An output of a wrong shape is reported as such; its cotangent would not fit.
+                    fits = outs[start + rank * width + index].shape == claim.choice.outputs[index].local_shape_at(
+                        self.at[rank]
+                    )
+                    found.append(per_output[index][rank] if fits else None)
         return found
 
     def _output_seeds(self, index: int, layout: Layout, outs: Sequence[Any]) -> list[Any]:

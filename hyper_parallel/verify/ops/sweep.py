@@ -20,6 +20,7 @@ from hyper_parallel.core.shard.strategy import combine
 from hyper_parallel.errors import HyperParallelError
 from hyper_parallel.platform.select import platform_named, use_platform
 from hyper_parallel.verify.ops.equal import says_nothing
+from hyper_parallel.verify.ops.missing import unclaimed
 from hyper_parallel.verify.ops.pieces import allows
 from hyper_parallel.verify.ops.public import Outcome, Places, PublicJob, check_public, operator
 from hyper_parallel.verify.ops.reference import Reference, plain_run, refer
@@ -54,6 +55,7 @@ class Effort:
         moved: how many further placements per sample and mesh go through implicit redistribution.
         seconds: after which no further choice of sizes is begun.
         reproducers: write programs that show what is wrong.
+        missing: number of samples on which to look for placements that are true and not claimed.
     """
 
     meshes: tuple[tuple[int, ...], ...] = MESHES
@@ -64,9 +66,10 @@ class Effort:
     moved: int = 8
     seconds: float = 60.0
     reproducers: bool = True
+    missing: int = 2
 
 
-QUICK = Effort(meshes=((2,), (3,), (2, 2)), choices=1, draws=1, moved=2, seconds=10.0)
+QUICK = Effort(meshes=((2,), (3,), (2, 2)), choices=1, draws=1, moved=2, seconds=10.0, missing=0)
 USER = Effort(choices=2, moved=16, seconds=8.0)
 
 
@@ -79,6 +82,7 @@ class _Case:
     filled: Filled
     reference: Reference
     seed: int
+    first: bool
 
     @property
     def name(self) -> str:
@@ -120,6 +124,8 @@ class Sweep:
         self.platform = platform_named(platform)
         self.claimed: dict[str, bool] = {}
         self.chosen: Places | None = None
+        self.absent: dict[str, set[Any]] = {}
+        self.looked: dict[str, set[Any]] = {}
         self.patience = [_PATIENCE]
         self.until = time.monotonic() + effort.seconds
 
@@ -135,6 +141,9 @@ class Sweep:
         for number, sample in enumerate(self.samples):
             self._sample(number, sample)
         self.report.unexercised.extend(row for row, reached in self.claimed.items() if not reached)
+        for text, held in self.absent.items():
+            if held == self.looked[text.partition(":")[0]]:
+                self.report.missing.append(text)
 
     def _sample(self, number: int, sample: Sample) -> None:
         exact = False
@@ -144,7 +153,7 @@ class Sweep:
             skipped: list[str] = []
             cases = []
             for integral in _modes(position, exact=exact):
-                case = self._case(number, sample, sizes, skipped, integral=integral)
+                case = self._case(number, sample, sizes, skipped, integral=integral, first=position == 0)
                 if case is not None:
                     cases.append(case)
             if position == 0:
@@ -152,16 +161,16 @@ class Sweep:
             for again, case in enumerate(cases):
                 # One element may be a whole number by accident.
                 case.reference.exact = case.reference.exact and exact
-                self._check(case, first=position == 0, again=bool(again))
+                self._check(case, again=bool(again))
             if not cases:
                 self.report.skipped.update(skipped[:1])
 
-    def _check(self, case: _Case, *, first: bool, again: bool) -> None:
+    def _check(self, case: _Case, *, again: bool) -> None:
         """Both levels; a second set of values for the same sizes is no further check."""
         try:
             if self.effort.rule_level and isinstance(self.rule, Rule):
                 self._rule_level(case, self.rule, counts=not again)
-            if self.effort.public and first:
+            if self.effort.public and case.first:
                 self._public(case, again=again)
         except Exception as error:  # noqa: BLE001 - a rule that raises anything costs this sample
             where = "".join(traceback.format_tb(error.__traceback__)[-2:])
@@ -169,7 +178,14 @@ class Sweep:
             self.report.crash.append(Finding("rule", case.name, case.filled.sizes, (), "", problem))
 
     def _case(
-        self, number: int, sample: Sample, sizes: dict[str, int], skipped: list[str], *, integral: bool
+        self,
+        number: int,
+        sample: Sample,
+        sizes: dict[str, int],
+        skipped: list[str],
+        *,
+        integral: bool,
+        first: bool = False,
     ) -> _Case | None:
         """The plain run, in the first dtype that the framework serves; None where there is nothing to compare."""
         seed = seed_of(self.report.op, number, sorted(sizes.items()))
@@ -186,7 +202,7 @@ class Sweep:
             if says_nothing(reference.outputs, constant=sample.constant):
                 skipped.append(f"sample {number} gives outputs that say nothing")
                 return None
-            return _Case(number, sample, filled, reference, seed)
+            return _Case(number, sample, filled, reference, seed, first=first)
         skipped.append(problem[:200])
         return None
 
@@ -230,6 +246,16 @@ class Sweep:
             found = [one for one in claims(problem, strategies) if self.chosen in (None, one.places)]
             for start in range(0, len(found), _BATCH):
                 self._batch(case, bench, found[start : start + _BATCH], counts=counts)
+            if shape in ((2,), (3,)) and case.first and case.number < self.effort.missing:
+                self._look_for_missing(case, bench, unclaimed(bench, problem, strategies))
+
+    def _look_for_missing(self, case: _Case, bench: Bench, found: Iterator[Row]) -> None:
+        """A row is missing if it holds for all values on both meshes."""
+        mine = {f"{case.name}: {_row_text(row)}" for row in found}
+        key = (bench.mesh.shape, case.filled.integral)
+        for text in mine:
+            self.absent.setdefault(text, set()).add(key)
+        self.looked.setdefault(case.name, set()).add(key)
 
     def _batch(self, case: _Case, bench: Bench, batch: Sequence[Claim], *, counts: bool) -> None:
         for draw in range(self.effort.draws):

@@ -42,7 +42,7 @@ def library_tasks(platform: str, ops: Sequence[str], effort: Effort) -> list[dic
         return [task_of(platform, [op], effort) for op in ops]
     found = [task_of(platform, [op], replace(effort, public=False)) for op in ops]
     if effort.public:
-        alone = replace(effort, rule_level=False, choices=1)
+        alone = replace(effort, rule_level=False, choices=1, missing=0)
         found = [task_of(platform, list(ops[start::_SHARES]), alone) for start in range(_SHARES)] + found
     return found
 

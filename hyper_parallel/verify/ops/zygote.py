@@ -88,8 +88,11 @@ def _child(task: dict[str, Any], out: int, trouble: int, run: Any) -> None:
 
 def _say(out: int, event: dict[str, Any]) -> None:
     data = (json.dumps(event) + "\n").encode()
-    while data:
-        data = data[os.write(out, data) :]
+    try:
+        while data:
+            data = data[os.write(out, data) :]
+    except BrokenPipeError:
+        os._exit(1)  # nobody listens any more
 
 
 if __name__ == "__main__":
