@@ -49,9 +49,11 @@ class Effort:
     Attributes:
         meshes: shapes.
         choices: choices of sizes per sample.
-        draws: random splits into summands.
+        draws: random splits into summands, of the first choice of sizes.
+        both: check the first choice of sizes with integers and with real numbers, not with one of them only.
         rule_level: check claimed rows on plain tensors.
-        public: run every row on DTensors, on every mesh.
+        public: run every row on DTensors.
+        public_meshes: on these meshes; None for all.
         moved: how many further placements per sample and mesh go through implicit redistribution.
         seconds: after which no further choice of sizes is begun.
         reproducers: write programs that show what is wrong.
@@ -59,17 +61,21 @@ class Effort:
     """
 
     meshes: tuple[tuple[int, ...], ...] = MESHES
-    choices: int = 6
+    choices: int = 14
     draws: int = 2
+    both: bool = True
     rule_level: bool = True
     public: bool = True
-    moved: int = 8
+    public_meshes: tuple[tuple[int, ...], ...] | None = None
+    moved: int = 1
     seconds: float = 60.0
     reproducers: bool = True
     missing: int = 2
 
 
-QUICK = Effort(meshes=((2,), (3,), (2, 2)), choices=1, draws=1, moved=2, seconds=10.0, missing=0)
+QUICK = Effort(
+    meshes=((3,), (2, 2)), choices=1, draws=1, both=False, public_meshes=((2,),), moved=0, seconds=10.0, missing=0
+)
 USER = Effort(choices=2, moved=16, seconds=8.0)
 
 
@@ -127,6 +133,7 @@ class Sweep:
         self.absent: dict[str, set[Any]] = {}
         self.looked: dict[str, set[Any]] = {}
         self.patience = [_PATIENCE]
+        self.shown: set[Any] = set()
         self.until = time.monotonic() + effort.seconds
 
     def run(self) -> None:
@@ -151,8 +158,10 @@ class Sweep:
             if position and time.monotonic() > self.until:
                 return
             skipped: list[str] = []
-            cases = []
+            cases: list[_Case] = []
             for integral in _modes(position, exact=exact):
+                if cases and not self.effort.both:
+                    break
                 case = self._case(number, sample, sizes, skipped, integral=integral, first=position == 0)
                 if case is not None:
                     cases.append(case)
@@ -258,7 +267,7 @@ class Sweep:
         self.looked.setdefault(case.name, set()).add(key)
 
     def _batch(self, case: _Case, bench: Bench, batch: Sequence[Claim], *, counts: bool) -> None:
-        for draw in range(self.effort.draws):
+        for draw in range(self.effort.draws if case.first else 1):
             chosen = batch if draw == 0 else [one for one in batch if _partial(one)]
             if not chosen:
                 return
@@ -300,8 +309,8 @@ class Sweep:
 
     def _public(self, case: _Case, *, again: bool) -> None:
         """Integers first; averages that round only of real numbers, for integers lie where operators bend."""
-        for shape in self.effort.meshes:
-            claimed = list(dict.fromkeys(self._row_places(case, shape)))
+        for shape in self.effort.public_meshes or self.effort.meshes:
+            claimed = list(dict.fromkeys(self._row_places(case, shape, again=again)))
             moved = self._moved_places(case, shape, set(claimed))
             places = [
                 one for one in (*claimed, *moved) if again == _rounds(one, shape) or not (case.filled.integral or again)
@@ -337,8 +346,8 @@ class Sweep:
             kind = report.wrong if outcome.kind == "wrong" else report.crash
             kind.append(self._finding("public", case, mesh, places, outcome.text))
 
-    def _row_places(self, case: _Case, shape: tuple[int, ...]) -> Iterator[Places]:
-        """Placements in which every row is used on every axis once."""
+    def _row_places(self, case: _Case, shape: tuple[int, ...], *, again: bool) -> Iterator[Places]:
+        """Placements in which every row that no sample has shown on this mesh is used."""
         if not isinstance(self.rule, Rule):
             return
         problem = problem_of(self.platform, self.rule, case.filled, mesh_of(shape), case.reference.tensors)
@@ -354,7 +363,9 @@ class Sweep:
             for position, row in enumerate(rows):
                 picked = (row, *(rows[(position + shift) % len(rows)] for _ in shape[1:]))
                 choice = combine(problem.call, strategies, picked, range(len(shape)))
-                if choice is not None and commute(picked):
+                fresh = {(shape, _row_text(one)) for one in picked} - self.shown
+                if choice is not None and commute(picked) and (fresh or again):
+                    self.shown |= fresh
                     yield tuple(layout.placements for layout in choice.targets)
 
     def _moved_places(self, case: _Case, shape: tuple[int, ...], known: set[Places]) -> list[Places]:

@@ -17,8 +17,8 @@ from hyper_parallel.verify.ops.sweep import Effort, Sweep, sweep_operator
 
 rules.load()
 R = Replicate()
-RULE_LEVEL = Effort(meshes=((2,), (3,), (2, 2)), choices=1, draws=1, public=False, reproducers=False)
-PUBLIC = Effort(meshes=((2,), (3,)), choices=1, draws=1, rule_level=False, moved=2, reproducers=False)
+RULE_LEVEL = Effort(meshes=((2,), (3,), (2, 2)), choices=1, draws=1, public=False, reproducers=False, missing=0)
+PUBLIC = Effort(meshes=((2,), (3,)), choices=1, draws=1, rule_level=False, moved=2, reproducers=False, missing=0)
 
 
 def swept(platform, op, change=None, effort=RULE_LEVEL, samples=None):
