@@ -132,6 +132,6 @@ LOCAL: dict[str, Callable[..., Any]] = {
     "channel_norm": lambda x, mean, var, weight=None, bias=None, eps=1e-05: F.batch_norm(
         x, mean, var, weight, bias, training=False, eps=eps
     ),
-    "embedding_bag": F.embedding_bag,
+    "embedding_bag": lambda x, **rest: F.embedding_bag(x, **rest),
     "native_layer_norm": torch.native_layer_norm,
 }

@@ -373,7 +373,7 @@ class Sweep:
         rng = np.random.default_rng([case.seed, *shape])
         options = [_placements(array, len(shape)) for array in case.filled.arrays]
         total = math.prod(map(len, options))
-        wanted = self.effort.moved if isinstance(self.rule, Rule) else 4 * self.effort.moved
+        wanted = self.effort.moved if isinstance(self.rule, Rule) else max(6, 4 * self.effort.moved)
         if total <= wanted:
             return [one for one in itertools.product(*options) if one not in known]
         found: dict[Places, None] = {}

@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 from hyper_parallel.core.shard.rule import Strategies, decomposition, rule
 from hyper_parallel.core.shard.rules.loss import settled
+from hyper_parallel.core.shard.sample import between, real, sample
 from hyper_parallel.core.shard.signature import Labels, held_rows
 from hyper_parallel.errors import short_dtype
 
@@ -51,3 +52,8 @@ def unbiased(shape: Sequence[int], dims: Sequence[int]) -> float:
     """What makes a biased variance over ``dims`` the estimate that running statistics take."""
     count = math.prod(shape[dim] for dim in dims)
     return count / max(count - 1, 1)
+
+
+sample("channel_norm", real("nch"), real("c").fixed, between(0.3, 2.0, "c").fixed, real("c"), real("c"))
+sample("channel_norm", real("nchw"), real("c").fixed, between(0.3, 2.0, "c").fixed)
+sample("statistics_norm", real("nch"), (0, 2), real("c"), real("c"))

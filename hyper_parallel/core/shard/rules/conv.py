@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING
 from hyper_parallel.core.dtensor.placements import Shard
 from hyper_parallel.core.shard.call import LocalCall
 from hyper_parallel.core.shard.rule import Row, Strategies, rule
+from hyper_parallel.core.shard.sample import real, sample
 from hyper_parallel.core.shard.signature import Labels, held_rows
 
 if TYPE_CHECKING:
@@ -83,8 +84,13 @@ def _local_groups(call: OpCall, targets: tuple[Layout, ...], outputs: tuple[Layo
 def conv_tbc(call: OpCall) -> Strategies:
     """``[t]bc, [k]co, o -> [t]bo``: time comes first; the bias joins once."""
     x, weight = call["x"], call["weight"]
-    labels = Labels(
-        ((None, "b", "c"), (None, "c", "o"), ("o",)), ((None, "b", "o"),), each=(0, 1), joins=(2,)
-    )
+    labels = Labels(((None, "b", "c"), (None, "c", "o"), ("o",)), ((None, "b", "o"),), each=(0, 1), joins=(2,))
     times = window_count(x.shape[0], weight.shape[0], 1, call["pad"])
     return Strategies(held_rows(labels), ((times, x.shape[1], weight.shape[2]),))
+
+
+sample("convolution", real("nc", 7, 6), real("oc", 3, 2), real("o"), (2, 1), (1, 0), (1, 1), False, (0, 0), 1)
+sample("convolution", real("nc", 9), real("oc", 3), None, (1,), (1,), (2,), False, (0,), 1)
+sample("convolution", real("n", 4, 7), real(6, 2, 3), real(6), (1,), (1,), (1,), False, (0,), 2)
+sample("convolution", real("nc", 5), real("co", 3), real("o"), (2,), (1,), (1,), True, (1,), 1)
+sample("conv_tbc", real(7, "bc"), real(3, "co"), real("o"))

@@ -98,3 +98,8 @@ sample("embedding", whole(7, "ab"), real(7, "h"), 2)
 sample("embedding", whole(7, "a"), real(7, "h"), -1)
 sample("lookup", real("vh"), whole("v", "ab"))
 sample("lookup", real(7, "h"), whole(7, "ab"), 2)
+
+
+sample("embedding_bag", whole("v", "ni"), real("vh"))
+sample("embedding_bag", whole("v", "ni"), real("vh"), mode="sum")
+sample("embedding_bag", whole("v", "ni"), real("vh"), mode="max")

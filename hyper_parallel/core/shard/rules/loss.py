@@ -300,3 +300,7 @@ sample("binary_cross_entropy_with_logits", real("ab"), between(0.1, 0.9, "ab").f
 sample("kl_div", real("ab"), between(0.1, 0.9, "ab"))
 sample("kl_div", real("ab"), between(0.1, 0.9, "ab"), reduction="batchmean")
 sample("weighted_loss", real("ab"), between(0.3, 2.0, "ab"))
+
+
+sample("multi_margin_loss", real("nc"), whole("c", "n"))
+sample("multilabel_margin_loss", real("nc"), whole("c", "nc"))

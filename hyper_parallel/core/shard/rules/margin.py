@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any
 from hyper_parallel.core.shard.call import LocalCall, Operand
 from hyper_parallel.core.shard.rule import Strategies, decomposition, rule
 from hyper_parallel.core.shard.rules.loss import plain_loss, reduced, reduction_name
+from hyper_parallel.core.shard.sample import between, integers, real, sample, whole
 from hyper_parallel.core.shard.signature import Labels, held_rows
 
 if TYPE_CHECKING:
@@ -48,7 +49,8 @@ plain_loss("multilabel_margin_loss", "")
 
 
 @rule(
-    "ctc_loss_elements", "log_probs, targets, input_lengths, target_lengths, blank=0, zero_infinity=False, per_target=False"
+    "ctc_loss_elements",
+    "log_probs, targets, input_lengths, target_lengths, blank=0, zero_infinity=False, per_target=False",
 )
 def ctc_loss_elements(call: OpCall) -> Strategies:
     """``[t]n[c], n[s], n, n -> n``; targets that follow each other in one row keep everything whole."""
@@ -77,11 +79,9 @@ def _own_lengths(call: OpCall, targets: tuple[Layout, ...], outputs: tuple[Layou
     del targets
     if not outputs[0].shape:
         return None
-    (start, stop), = outputs[0].local_box()
+    ((start, stop),) = outputs[0].local_box()
     named = {name: call[name] for name in ("input_lengths", "target_lengths")}
-    return LocalCall(
-        {name: list(value)[start:stop] for name, value in named.items() if not isinstance(value, Operand)}
-    )
+    return LocalCall({name: list(value)[start:stop] for name, value in named.items() if not isinstance(value, Operand)})
 
 
 @decomposition(
@@ -97,3 +97,9 @@ def ctc_loss(
         log_probs, targets, input_lengths, target_lengths, blank, zero_infinity, reduction == "mean"
     )
     return reduced(ops, rows, reduction)
+
+
+sample("multi_margin_loss_elements", real("nc"), whole("c", "n"))
+sample("multi_margin_loss_elements", real("nc"), whole("c", "n"), 2, 0.5, between(0.3, 2.0, "c").fixed)
+sample("multilabel_margin_loss_elements", real("nc"), whole("c", "nc"))
+sample("ctc_loss ctc_loss_elements", real(9, "n", 5), integers(1, 5, "n", 3), integers(7, 9, "n"), integers(1, 3, "n"))

@@ -435,3 +435,7 @@ sample(POLYNOMIALS, between(0.1, 0.9, "a1").fixed, integers(0, 5, "b"))
 sample_call("new_empty_strided", Sample((real("ab"), (3, 2), (2, 1)), constant=True, unset=True))
 sample("linspace logspace", real(), real().fixed, 5)
 sample("linspace logspace", 0.5, real(), 4)
+
+
+sample("prelu", real("nch"), real("c1"))
+sample("prelu", real("nc"), real(1))

@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING
 
 from hyper_parallel.core.shard.rule import Rule, Strategies, register_rule
 from hyper_parallel.core.shard.rules.conv import spread, window_count
+from hyper_parallel.core.shard.sample import between, real, sample, shuffled, whole
 from hyper_parallel.core.shard.signature import Labels, held_rows
 
 if TYPE_CHECKING:
@@ -108,8 +109,17 @@ for _count in (2, 3):
     register_rule(Rule(f"max_pool{_count}d", f"{_WINDOWS}, dilation=1, ceil_mode=False", _maximum(_count)))
     register_rule(Rule(f"adaptive_avg_pool{_count}d", "x, output_size", _adaptive(_count, maximum=False)))
     register_rule(Rule(f"adaptive_max_pool{_count}d", "x, output_size", _adaptive(_count, maximum=True)))
-    register_rule(
-        Rule(f"fractional_max_pool{_count}d", "x, kernel_size, output_size, samples", _fractional(_count))
-    )
+    register_rule(Rule(f"fractional_max_pool{_count}d", "x, kernel_size, output_size, samples", _fractional(_count)))
 register_rule(Rule("max_unpool2d", "x, indices, output_size", _unpooled(2)))
 register_rule(Rule("max_unpool3d", "x, indices, output_size, stride, padding", _unpooled(3)))
+
+
+sample("adaptive_avg_pool2d adaptive_max_pool2d", real("nc", 6, 5), (3, 2))
+sample("adaptive_avg_pool3d adaptive_max_pool3d", real("nc", 6, 5, 4), (3, 2, 2))
+sample("avg_pool2d max_pool2d", real("nc", 7, 6), (3, 2), (2, 1), (1, 0))
+sample("avg_pool2d max_pool2d", real("c", 7, 6), (2, 2))
+sample("avg_pool3d max_pool3d", real("nc", 5, 6, 4), (2, 3, 2))
+sample("fractional_max_pool2d", real("nc", 7, 6), (2, 2), (3, 3), between(0.1, 0.9, "nc", 2).fixed)
+sample("fractional_max_pool3d", real("nc", 5, 6, 7), (2, 2, 2), (3, 3, 3), between(0.1, 0.9, "nc", 3).fixed)
+sample("max_unpool2d", real("nc", 3, 2), shuffled(6, "nc", 3, 2, dim=1), (6, 4))
+sample("max_unpool3d", real("nc", 3, 2, 2), whole(12, "nc", 3, 2, 2), (6, 4, 4), (2, 2, 2), (0, 0, 0))

@@ -6,6 +6,7 @@ from typing import TYPE_CHECKING
 
 from hyper_parallel.core.shard.call import Operand
 from hyper_parallel.core.shard.rule import Rule, Strategies, register_rule
+from hyper_parallel.core.shard.sample import real, sample
 from hyper_parallel.core.shard.signature import Labels, held_rows
 
 if TYPE_CHECKING:
@@ -59,3 +60,15 @@ def _cell(call: OpCall) -> Strategies:
 for _name in ("lstm", "gru", "rnn_tanh", "rnn_relu"):
     register_rule(Rule(_name, LAYERS, _layers))
     register_rule(Rule(f"{_name}_cell", CELL, _cell))
+
+
+sample("rnn_tanh_cell rnn_relu_cell", real("bi"), real("bh"), real("hi"), real("hh"), real("h"), real("h"))
+sample("gru_cell", real("bi"), real("b", 3), real(9, "i"), real(9, 3), real(9), real(9))
+sample("lstm_cell", real("bi"), (real("b", 3), real("b", 3)), real(12, "i"), real(12, 3), real(12), real(12))
+_LAYER = (True, 1, 0.0, True, False, False)
+_RNN = (real(3, "i"), real(3, 3), real(3), real(3))
+_GRU = (real(9, "i"), real(9, 3), real(9), real(9))
+_LSTM = (real(12, "i"), real(12, 3), real(12), real(12))
+sample("rnn_tanh rnn_relu", real("tbi"), real(1, "b", 3), _RNN, *_LAYER)
+sample("gru", real("tbi"), real(1, "b", 3), _GRU, *_LAYER)
+sample("lstm", real("tbi"), (real(1, "b", 3), real(1, "b", 3)), _LSTM, *_LAYER)

@@ -13,7 +13,7 @@ from hyper_parallel.core.dtensor.placements import Partial, Shard
 from hyper_parallel.core.shard.call import LocalCall
 from hyper_parallel.core.shard.rule import Row, Rule, Strategies, decomposition, register_rule, rule
 from hyper_parallel.core.shard.rules.pointwise import is_floating_dtype
-from hyper_parallel.core.shard.sample import dtype, exempt, integers, odd, real, sample, truth
+from hyper_parallel.core.shard.sample import dtype, integers, odd, real, sample, truth
 from hyper_parallel.core.shard.signature import Labels, labelled_rows
 from hyper_parallel.errors import LayoutError, UnsupportedOperatorError
 

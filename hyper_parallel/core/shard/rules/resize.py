@@ -9,6 +9,7 @@ from hyper_parallel.core.shard.call import LocalCall
 from hyper_parallel.core.shard.rule import Strategies, decomposition, rule
 from hyper_parallel.core.shard.rules.conv import spread, window_count
 from hyper_parallel.core.shard.rules.pool import inner_dims
+from hyper_parallel.core.shard.sample import between, exempt, real, sample, size
 from hyper_parallel.core.shard.signature import Labels, held_rows
 
 if TYPE_CHECKING:
@@ -116,9 +117,7 @@ def pixel_unshuffle(ops: Any, x: Any, factor: int) -> Any:
     lead = len(batch)
     split = ops.view(x, (*batch, channels, height // factor, factor, width // factor, factor))
     order = (*range(lead + 1), lead + 2, lead + 4, lead + 1, lead + 3)
-    return ops.view(
-        ops.permute(split, order), (*batch, channels * factor**2, height // factor, width // factor)
-    )
+    return ops.view(ops.permute(split, order), (*batch, channels * factor**2, height // factor, width // factor))
 
 
 @decomposition("channel_shuffle", "x, groups")
@@ -130,3 +129,15 @@ def channel_shuffle(ops: Any, x: Any, groups: int) -> Any:
         raise ValueError(msg)
     split = ops.view(x, (batch, groups, channels // groups, *places))
     return ops.view(ops.transpose(split, 1, 2), (batch, channels, *places))
+
+
+exempt("upsample", "each interpolation has a kernel with arguments of its own; their spellings are checked instead")
+sample("affine_grid", real("n", 2, 3), (size("n"), 2, 4, 5))
+sample("channel_shuffle", real("n", 6, "hw"), 3)
+sample("col2im", real("n", 8, 6), (4, 3), (2, 2), (1, 1), (0, 0), (1, 1))
+sample("grid_sample", real("nc", 4, 5), between(-0.9, 0.9, "n", 3, 6, 2))
+sample("im2col", real("nc", 5, 4), (2, 2), (1, 1), (0, 0), (1, 1))
+sample("pad", real("abc"), (1, 2))
+sample("pad", real("abc"), (0, 0, 2, 1), 1.5)
+sample("pixel_shuffle", real("n", 8, "hw"), 2)
+sample("pixel_unshuffle", real("nc", 4, 6), 2)
