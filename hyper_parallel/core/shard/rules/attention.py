@@ -110,7 +110,7 @@ def attention_with_dropout(
     if is_causal:
         hidden = ops.triu(ops.ones_like(scores, dtype=ops.platform.str_to_dtype("bool")), 1)
         scores = ops.masked_fill(scores, hidden, -math.inf)
-    elif attn_mask is not None and short_dtype(attn_mask.dtype) == "bool":
+    elif attn_mask is not None and short_dtype(attn_mask.dtype) == "b8":
         scores = ops.masked_fill(scores, ops.logical_not(attn_mask), -math.inf)
     elif attn_mask is not None:
         scores = ops.add(scores, attn_mask)
