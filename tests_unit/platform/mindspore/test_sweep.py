@@ -39,7 +39,7 @@ ops.std(x) | ops.var(x, 1) | ops.norm(x, 2, 0) | ops.gather_nd(x, pairs) | ops.m
 ops.tensor_scatter_add(x, pairs, r) | ops.tensor_scatter_elements(x, rows, src, 0, "add") | ops.unsorted_segment_sum(x, seg32, 3)
 ops.scatter_nd(pairs, r, (5, 3)) | ops.prelu(x, r) | ops.kl_div(x, w) | ops.softsign(x) | x.std(0) | x.argmin() | x.count_nonzero()
 _written(x, lambda c: c.mul_(y)) | _written(x, lambda c: c.scatter_(0, perm, src))
-x[0] | [*x]
+x[0] | [*x] | ops.real(z1) | ops.view_as_real(z1)
 """
 CASES = [one.strip() for one in EXPRESSIONS.replace("\n", " | ").split(" | ") if one.strip()]
 
