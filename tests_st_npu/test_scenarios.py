@@ -9,13 +9,14 @@ from hyper_parallel.verify.model import verify_scenario
 from hyper_parallel.verify.scenarios import SCENARIOS
 
 
-@pytest.mark.parametrize("scenario", SCENARIOS, ids=lambda one: one.name)
+@pytest.mark.usefixtures("on_processor")
 def test_a_scenario_trains_like_one_device(platform_name, scenario):
     """Over real processes every output, gradient and updated weight equals the single device's."""
     report = verify_scenario(scenario, platform=platform_name, launch="processes")
     assert report.ok, str(report)
 
 
+@pytest.mark.usefixtures("on_processor")
 @pytest.mark.parametrize("fault", FAULTS)
 def test_a_fault_is_found(platform_name, fault):
     """A seeded fault does not pass over real processes either, and the module that it was seeded into is named."""

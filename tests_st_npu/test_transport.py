@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import numpy as np
+import pytest
 
 from hyper_parallel.verify.conformance import check_transport
 from hyper_parallel.verify.launch import launch
 
 
+@pytest.mark.usefixtures("on_processor")
 def test_every_collective_equals_numpy(platform_name):
     """Every collective, dtype, shape and rank order gives what numpy gives, on three processes."""
     results = launch(check_transport, 3, platform_name, (platform_name,))

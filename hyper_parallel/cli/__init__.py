@@ -8,7 +8,7 @@ import os
 import sys
 from collections.abc import Sequence
 
-from hyper_parallel.cli import bench, coverage, doctor, verify_model, verify_ops
+from hyper_parallel.cli import bench, coverage, doctor, self_test, verify_model, verify_ops
 from hyper_parallel.errors import HyperParallelError
 
 __all__ = ["INTERRUPTED", "main"]
@@ -53,6 +53,7 @@ def parser() -> argparse.ArgumentParser:
     bench.add_parser(commands)
     coverage.add_parser(commands)
     doctor.add_parser(commands)
+    self_test.add_parser(commands)
     return top
 
 

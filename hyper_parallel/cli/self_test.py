@@ -1,0 +1,68 @@
+"""``hyper-parallel self-test``: what the harness must catch is made to happen here, and must be caught."""
+
+from __future__ import annotations
+
+import argparse
+import json
+from dataclasses import asdict
+from typing import Any
+
+from hyper_parallel.cli.progress import Progress
+from hyper_parallel.platform.select import FRAMEWORKS, MissingFrameworkError, installed_frameworks, require_framework
+
+__all__ = ["add_parser", "run"]
+
+_LAUNCHES = ("simulated", "processes")
+
+
+def add_parser(commands: Any) -> None:
+    """Declare the subcommand."""
+    text = "inject wrong models, hangs, crashes, mismatches and lost coverage, and show each caught"
+    one = commands.add_parser("self-test", help=text, description=text)
+    one.add_argument("--platform", choices=FRAMEWORKS, action="append", help="default: what is installed; repeatable")
+    one.add_argument("--launch", choices=_LAUNCHES, action="append", help="default: both; repeatable")
+    one.add_argument("--json", action="store_true", help="the results as JSON")
+    one.set_defaults(run=run)
+
+
+def run(arguments: argparse.Namespace) -> int:
+    """Run every injection; 0 if all were caught."""
+    from hyper_parallel.verify.self_test import injections
+
+    jobs = [
+        (platform, launch, injection)
+        for platform in _platforms(arguments.platform)
+        for launch in arguments.launch or _LAUNCHES
+        for injection in injections(platform, launch)
+    ]
+    progress, rows = Progress(len(jobs)), []
+    for platform, launch, injection in jobs:
+        progress.start(f"{injection.name} on {platform} ({launch})")
+        result = injection.run()
+        progress.finish()
+        rows.append({"platform": platform, "launch": launch, **asdict(result)})
+        if not arguments.json:
+            _print(rows[-1])
+    caught = sum(row["caught"] for row in rows)
+    if arguments.json:
+        print(json.dumps({"ok": caught == len(rows), "results": rows}, indent=2))
+    else:
+        print(f"{caught} of {len(rows)} as they must be")
+    return 0 if caught == len(rows) else 1
+
+
+def _platforms(asked: list[str] | None) -> list[str]:
+    names = list(dict.fromkeys(asked or installed_frameworks()))
+    if not names:
+        msg = "neither PyTorch nor MindSpore is installed; hyper-parallel doctor says what to do"
+        raise MissingFrameworkError(msg)
+    for name in names:
+        require_framework(name)
+    return names
+
+
+def _print(row: dict[str, Any]) -> None:
+    state = "as it must be" if row["caught"] else "MISSED"
+    what = f"{row['name']} on {row['platform']} ({row['launch']})"
+    told = row["told"] if not row["caught"] else row["told"].splitlines()[0]
+    print(f"{state:13}  {row['seconds']:5.1f} s  {what}: {told}", flush=True)

@@ -1,0 +1,40 @@
+"""Options of the system tests: `--scenario NAME` (repeatable) and `--cards N` beside the plugin's `--device`."""
+
+from __future__ import annotations
+
+import pytest
+
+from hyper_parallel.pytest_plugin import SkipReason, skip_without
+from hyper_parallel.verify.scenarios import SCENARIOS, scenario_named
+
+_SIZES = (1, 2, 4, 8)
+_REHEARSED = (1, 2, 4)  # eight processes on two cores rehearse nothing that four do not
+
+
+def pytest_addoption(parser):
+    """Declare the options."""
+    parser.addoption("--scenario", action="append", metavar="NAME", help="only this embedded scenario; repeatable")
+    parser.addoption("--cards", type=int, choices=_SIZES, help="only worlds of this size (default: 1, 2, 4; 8 on NPUs)")
+
+
+def pytest_generate_tests(metafunc):
+    """Scenarios and world sizes of this run."""
+    config = metafunc.config
+    if "scenario" in metafunc.fixturenames:
+        try:
+            chosen = [scenario_named(name) for name in config.getoption("scenario") or ()] or list(SCENARIOS)
+        except ValueError as error:
+            raise pytest.UsageError(f"--scenario: {error}") from error
+        metafunc.parametrize("scenario", chosen, ids=lambda one: one.name)
+    if "world_size" in metafunc.fixturenames:
+        cards = config.getoption("cards")
+        sizes = (cards,) if cards else _REHEARSED if config.getoption("hp_device") == "cpu" else _SIZES
+        metafunc.parametrize("world_size", sizes, ids=lambda one: f"{one}cards")
+
+
+@pytest.fixture
+def on_processor(request):
+    """Skip what has no way to a card yet; it is rehearsed on CPU."""
+    device = request.config.getoption("hp_device")
+    if device != "cpu":
+        skip_without(SkipReason.NO_TRANSPORT, f"`verify model` starts its ranks on CPU only, not on {device}")

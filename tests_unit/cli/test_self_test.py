@@ -1,0 +1,51 @@
+"""`hyper-parallel self-test`: everything that is injected is caught, and the command says what is not."""
+
+import json
+
+import pytest
+
+from hyper_parallel.cli import main
+from hyper_parallel.verify import self_test
+
+
+@pytest.mark.parametrize("launch", ["simulated", "processes"])
+def test_every_injection_is_caught(platform_name, launch, monkeypatch, capsys):
+    """Wrong models, hangs, crashes, mismatches and lost coverage are caught; a run without a fault passes."""
+    monkeypatch.delenv("HP_RANK_LEDGER", raising=False)  # ranks are killed on purpose
+    status = main(["self-test", "--platform", platform_name, "--launch", launch, "--json"])
+    rows = json.loads(capsys.readouterr().out)["results"]
+    assert [row["told"] for row in rows if not row["caught"]] == []
+    assert status == 0
+    names = {row["name"] for row in rows}
+    expected = {"nothing (must pass)", "rank raises", "rank hangs", "mismatched reduction"}
+    only = {"processes": {"rank calls os._exit", "rank gets SIGKILL", "lost coverage"}}
+    assert expected | only.get(launch, {"wrong model: drop-allreduce"}) <= names
+
+
+def test_a_miss_is_told_and_is_the_exit_status(monkeypatch, capsys):
+    """If something is not caught, the command names it and ends with status 1."""
+    injected = [
+        self_test.Injection("a", lambda: (True, "told\nmore")),
+        self_test.Injection("b", lambda: (False, "nothing was noticed")),
+    ]
+    monkeypatch.setattr(self_test, "injections", lambda _platform, _launch: injected)
+    monkeypatch.setattr("hyper_parallel.cli.self_test.require_framework", lambda _name: None)
+    assert main(["self-test", "--platform", "torch", "--launch", "simulated"]) == 1
+    out = capsys.readouterr().out
+    assert "MISSED" in out
+    assert "b on torch (simulated): nothing was noticed" in out
+    assert "1 of 2 as they must be" in out
+
+
+@pytest.mark.parametrize(
+    "run, expected",
+    [
+        (lambda *_: None, "nothing was noticed"),
+        (lambda *_: RuntimeError("rank 1 failed"), "was noticed, but not told: culprit"),
+    ],
+)
+def test_a_harness_that_is_blind_or_mute_fails_the_test(run, expected):
+    """No failure, or one without the culprit in its words, counts as missed."""
+    caught, told = self_test._fails(run, "torch", None, ("culprit",))
+    assert not caught
+    assert told.startswith(expected)
