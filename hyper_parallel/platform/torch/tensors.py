@@ -91,6 +91,7 @@ class TorchTensors(TensorsFacet):
     def tensor_to_numpy(self, tensor: Any) -> Any:
         """Values on the host; bfloat16 becomes float32."""
         plain = tensor.detach().cpu()
+        plain = plain.resolve_conj().resolve_neg()
         return (plain.float() if plain.dtype == torch.bfloat16 else plain).numpy()
 
     def from_numpy(self, array: Any, device: Any = None) -> Any:
