@@ -107,6 +107,9 @@ LOCAL: dict[str, Callable[..., Any]] = {
     "setitem": Tensor.__setitem__,
     "gather": _gather,
     "index_select": _index_select,
+    "scatter": lambda x, dim, index, src=None, value=None, reduce=None: torch.scatter(
+        x, dim, index, value if src is None else src, **({} if reduce is None else {"reduce": reduce})
+    ),
     "index_put": torch.index_put,
     "scatter_add": torch.scatter_add,
     "index_add": lambda x, dim, index, source, alpha=1: torch.index_add(x, dim, index, source, alpha=alpha),

@@ -9,6 +9,7 @@ import torch
 from torch import Tensor, linalg
 
 from hyper_parallel.platform.torch.op_line import Line, both
+from hyper_parallel.platform.torch.op_table_pointwise import by_name
 
 __all__ = ["FUNCTIONS", "LOCAL", "OVERLOADS"]
 
@@ -98,6 +99,13 @@ OVERLOADS = [
 
 
 LOCAL: dict[str, Callable[..., Any]] = {
+    **by_name([*OVERLOADS, *FUNCTIONS]),
+    "pinv": lambda x, rcond=None, hermitian=False, atol=None, rtol=None: linalg.pinv(
+        x, atol=atol, rtol=rcond if rtol is None else rtol, hermitian=hermitian
+    ),
+    "matrix_rank": lambda x, tol=None, hermitian=False, atol=None, rtol=None: linalg.matrix_rank(
+        x, atol=tol if atol is None else atol, rtol=rtol, hermitian=hermitian
+    ),
     "cross": lambda x, y, dim=-1: linalg.cross(x, y, dim=dim),
     "lu_solve": lambda LU, pivots, y, left=True, adjoint=False: linalg.lu_solve(  # noqa: N803 - PyTorch's name
         LU, pivots, y, left=left, adjoint=adjoint

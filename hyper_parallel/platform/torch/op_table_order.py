@@ -10,6 +10,7 @@ from torch import Tensor, fft
 
 from hyper_parallel.core.shard.rules.fft import KINDS
 from hyper_parallel.platform.torch.op_line import Line, both
+from hyper_parallel.platform.torch.op_table_pointwise import by_name
 
 __all__ = ["FUNCTIONS", "LOCAL", "OVERLOADS"]
 
@@ -52,7 +53,11 @@ OVERLOADS = [
 
 
 LOCAL: dict[str, Callable[..., Any]] = {
+    **by_name([*OVERLOADS, *FUNCTIONS]),
     "sort": lambda x, dim=-1, descending=False, stable=False: torch.sort(
+        x, dim=dim, descending=descending, stable=stable
+    ),
+    "argsort": lambda x, dim=-1, descending=False, stable=False: torch.argsort(
         x, dim=dim, descending=descending, stable=stable
     ),
     "counts_to_index": lambda repeats, output_size=None: torch.repeat_interleave(repeats, output_size=output_size),

@@ -1,4 +1,4 @@
-"""PyTorch's names of diagonals, complex numbers, writes into part of a tensor, and copying views."""
+"""PyTorch's names of diagonals, writes into part of a tensor, and copying views."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from hyper_parallel.core.shard.dispatch import Entry
 from hyper_parallel.core.shard.rule import find_rule
 from hyper_parallel.errors import UnsupportedOperatorError
 from hyper_parallel.platform.torch.op_line import Line, both
-from hyper_parallel.platform.torch.op_table_pointwise import routed
+from hyper_parallel.platform.torch.op_table_pointwise import by_name, routed
 
 __all__ = ["FUNCTIONS", "LOCAL", "OVERLOADS", "add_routes"]
 
@@ -21,15 +21,7 @@ aten = torch.ops.aten
 
 DIAGONALS = [both("diag_embed"), both("diag"), both("diagflat")]
 
-COMPLEX = [
-    both("view_as_real"),
-    both("view_as_complex"),
-    both("conj"),
-    both("conj_physical"),
-    both("resolve_conj"),
-    both("resolve_neg"),
-    Line("real", (torch.real, Tensor.real.__get__)),  # type: ignore[attr-defined]
-    Line("imag", (torch.imag, Tensor.imag.__get__)),  # type: ignore[attr-defined]
+MOVES = [
     both("as_strided"),
     both("as_strided_scatter"),
     both("rot90"),
@@ -48,17 +40,10 @@ PARTS = [
     both("masked_scatter"),
 ]
 
-FUNCTIONS = [*DIAGONALS, *COMPLEX, *PARTS]
+FUNCTIONS = [*DIAGONALS, *MOVES, *PARTS]
 
 OVERLOADS = [
     Line("diag_embed", (aten.diag_embed.default,)),
-    Line("view_as_real", (aten.view_as_real.default,)),
-    Line("view_as_complex", (aten.view_as_complex.default,)),
-    Line("conj", (aten._conj.default,)),  # noqa: SLF001 - an operator's name, as below
-    Line("conj_physical", (aten._conj_physical.default, aten.conj_physical.default)),  # noqa: SLF001
-    Line("neg_view", (aten._neg_view.default,)),  # noqa: SLF001
-    Line("resolve_conj", (aten.resolve_conj.default,)),
-    Line("resolve_neg", (aten.resolve_neg.default,)),
     Line("select_scatter", (aten.select_scatter.default,)),
     Line("slice_scatter", (aten.slice_scatter.default,)),
     Line("diagonal_scatter", (aten.diagonal_scatter.default,)),
@@ -134,10 +119,9 @@ def add_routes(table: dict[Any, Entry]) -> None:
 
 
 LOCAL: dict[str, Callable[..., Any]] = {
+    **by_name([*OVERLOADS, *FUNCTIONS]),
     "diag_embed": lambda x, offset=0, dim1=-2, dim2=-1: torch.diag_embed(x, offset, dim1, dim2),
     "as_strided": lambda x, size, stride, storage_offset=None: torch.as_strided(x, size, stride, storage_offset),
-    "view_as_real": torch.view_as_real,
-    "view_as_complex": torch.view_as_complex,
     "take": lambda x, index: torch.take(x, index),
     "index_put": lambda x, indices, values, accumulate=False: torch.index_put(x, indices, values, accumulate),
 }

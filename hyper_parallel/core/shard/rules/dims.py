@@ -9,7 +9,7 @@ from hyper_parallel.core.dtensor.placements import Partial, Placement, Shard
 from hyper_parallel.core.shard.call import LocalCall
 from hyper_parallel.core.shard.rule import Row, Strategies, decomposition, rule
 from hyper_parallel.core.shard.rules.view import passing_rows
-from hyper_parallel.core.shard.sample import real, sample, size, truth
+from hyper_parallel.core.shard.sample import real, sample, size, truth, whole
 from hyper_parallel.core.shard.signature import LINEAR_OPS
 
 if TYPE_CHECKING:
@@ -443,3 +443,6 @@ sample("unbind", truth("ab"))
 sample("split", truth("ab"), 2, 0)
 sample("repeat", truth("ab"), (2, 1))
 sample("repeat_interleave", truth("ab"), 2, 0)
+sample("repeat_each", real("a4"), whole(3, "4"), 1)
+sample("repeat_each", real("ab"), 2, 0)
+sample("repeat_each", whole(3, "n"))

@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Any
 from hyper_parallel.core.shard.pattern import nonempty
 from hyper_parallel.core.shard.rule import Rule, Strategies, register_rule, whole
 from hyper_parallel.core.shard.rules.dims import keep_sums, normal_dim
+from hyper_parallel.core.shard.sample import between, complex_, real, sample
 
 if TYPE_CHECKING:
     from hyper_parallel.core.shard.call import OpCall
@@ -106,3 +107,19 @@ for _name, _signature in {
     "istft": _FRAMES.format(middle="", last="length=None, return_complex=False"),
 }.items():
     register_rule(Rule(_name, _signature, whole))
+
+
+# -- samples -----------------------------------------------------------------------------------------------------------
+
+sample("fft rfft ihfft", real("abc"))
+sample("fft rfft ihfft", real("ab"), 7, 0)
+sample("fft ifft", complex_("ab"), norm="ortho")
+sample("irfft hfft", complex_("ab"), 5)
+sample("irfft hfft", complex_("a4c"), dim=1)
+sample("fft2 rfft2 ihfft2", real("abc"))
+sample("fftn rfftn ihfftn", real("abc"), dim=(1,))
+sample("ifft2 ifftn", complex_("abc"), dim=(0, 2))
+sample("irfft2 irfftn hfft2 hfftn", complex_("a34"), s=(3, 5), dim=(1, 2))
+sample("fftn", real("abc"), s=(3, -1))
+sample("stft", real("a", 19), 6, 2, window=between(0.5, 1.0, "6").fixed, return_complex=True)
+sample("istft", complex_("a", 4, 7), 6, 2, window=between(0.5, 1.0, "6").fixed)

@@ -176,3 +176,5 @@ sample_call("setitem", Sample((real(4, "bc"), (slice(1, 3),), real(2, "bc")), wr
 sample_call("setitem", Sample((real("ab"), (slice(None), 0), 1.5), writes=True))
 sample_call("setitem", Sample((real("abc"), (0,), real("b1")), writes=True))
 sample_call("setitem", Sample((real("abc"), (shuffled("a", 1),), real("bc")), writes=True))
+sample("index_put", real("ab"), (shuffled("a", "1"),), real("1b"))
+sample("index_put", real("ab"), (None, whole("b", "i")), real("ai"), accumulate=True)

@@ -9,6 +9,7 @@ from hyper_parallel.core.shard.pattern import pattern, patterned
 from hyper_parallel.core.shard.rule import Rule, Strategies, decomposition, register_rule, rule, whole
 from hyper_parallel.core.shard.rules.dims import normal_dim
 from hyper_parallel.core.shard.rules.reduce import reduced_dims, reduced_labels
+from hyper_parallel.core.shard.sample import between, integers, real, sample
 from hyper_parallel.core.shard.signature import Labels, broadcast_labels, labelled_rows
 
 if TYPE_CHECKING:
@@ -252,3 +253,58 @@ def linalg_norm(ops: Any, x: Any, ord: Any, dim: Any, keepdim: bool, dtype: Any)
     if ord is None or dims is None or len(dims) == 1:
         return ops.vector_norm(x, 2 if ord is None else ord, dims, keepdim, dtype=dtype)
     return ops.matrix_norm(x, ord, dims, keepdim, dtype=dtype)
+
+
+# -- samples -----------------------------------------------------------------------------------------------------------
+
+_ONE = between(0.5, 2.0, "a11")  # a matrix that is positive definite whatever is drawn
+_SQUARE, _OBLONG = real("ann"), real("amn")
+sample("cholesky cholesky_ex cholesky_inverse logdet", _ONE)
+sample("cholesky_ex", between(0.5, 2.0, "ab11"), upper=True)
+sample("cholesky_solve", real("a1k"), _ONE)
+sample("inv inv_ex det slogdet det_parts slogdet_parts matrix_exp cond eigvals", _SQUARE)
+sample("inv det slogdet", real("ab22"))
+sample("eig eigvals", real("ann").fixed)
+sample("eigh eigvalsh eigh_parts", _SQUARE)
+sample("eigh_parts", real("ann").fixed, "U", compute_v=False)
+sample("matrix_power", _SQUARE, 2)
+sample("pinv cond svd svdvals svd_parts", _OBLONG)
+sample("matrix_rank", _OBLONG)
+sample("svd", real("amn").fixed, full_matrices=True)
+sample("svd", _OBLONG, full_matrices=False)
+sample("svd_parts", real("amn").fixed, compute_uv=False)
+sample("svd_transposed", _OBLONG)
+sample("svd_transposed", real("amn").fixed, compute_uv=False)
+sample("qr", real("a53"))
+sample("qr", real("a35").fixed, "complete")
+sample("qr", real("a35").fixed, "r")
+sample("lu lu_factor lu_factor_ex geqrf", real("amn").fixed)
+sample("lu lu_factor lu_factor_ex", _SQUARE)
+sample("ldl_factor ldl_factor_ex", real("ann").fixed)
+sample("ldl_solve", _ONE, integers(1, 2, "a1"), real("a1k"))
+sample("lu_unpack", _SQUARE, integers(1, 2, "an"), unpack_pivots=False)
+sample("householder_product", real("a53"), real("a3"))
+sample("ormqr", real("a53").fixed, real("a3").fixed, real("a5k").fixed)
+sample("triangular_solve", real("a2k"), between(1.0, 2.0, "a22"))
+sample("solve solve_ex solve_parts", between(1.0, 2.0, "a11"), real("a1k"))
+sample("solve", real("ann"), real("ank"))
+sample("solve", real("ann"), real("akn"), left=False)
+sample("solve", real(4, 2, 2), real(2, 2))
+sample("solve", real("ann"), real("an"))
+sample("solve_triangular", between(1.0, 2.0, "a22"), real("a2k"), upper=False)
+sample("lu_solve", between(1.0, 2.0, "a11"), integers(1, 2, "a1"), real("a1k"))
+sample("lu_solve_first", real("a1k"), between(1.0, 2.0, "a11"), integers(1, 2, "a1"))
+sample("lstsq", real("a53").fixed, real("a5k").fixed)
+sample("cov", real("vo"))
+sample("cov", real("vo"), correction=0, aweights=between(0.5, 2.0, "o").fixed)
+sample("matrix_norm", real("abc"), "fro", (0, 2))
+sample("matrix_norm", real("amn"), "nuc", keepdim=True)
+sample("linalg_norm", real("amn"))
+sample("linalg_norm", real("mn"), 1)
+sample("linalg_norm", real("amn"), "fro", (1, 2))
+sample("linalg_norm", real("amn"), 3, -1)
+sample("cross", real("ab3"), real("ab3"))
+sample("cross", real("a3c"), real("13c"), 1)
+sample("cross_default", real("a3"), real("a3"))
+sample("vander", real("an"))
+sample("vander", real("n"), 3)

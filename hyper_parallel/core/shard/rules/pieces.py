@@ -1,13 +1,13 @@
-"""Diagonals as matrices, complex numbers as pairs, and writing into part of a copy."""
+"""Diagonals as matrices, storage by address, and writing into part of a copy."""
 
 from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
 from hyper_parallel.core.shard.call import Operand
-from hyper_parallel.core.shard.pattern import patterned
 from hyper_parallel.core.shard.rule import R, Row, Rule, Strategies, decomposition, register_rule, replicated_row, rule
 from hyper_parallel.core.shard.rules.dims import diagonal_length, keep_sums, normal_dim
+from hyper_parallel.core.shard.sample import real, sample, shuffled, truth, whole
 from hyper_parallel.core.shard.signature import Labels, broadcast_labels, labelled_rows
 from hyper_parallel.errors import UnsupportedOperatorError
 
@@ -50,24 +50,6 @@ def diag(ops: Any, x: Any, diagonal: int) -> Any:
 def diagflat(ops: Any, x: Any, offset: int) -> Any:
     """A matrix with all elements on its diagonal."""
     return ops.diag_embed(ops.view(x, (-1,)), offset)
-
-
-# -- complex numbers ---------------------------------------------------------------------------------------------------
-
-for _op, _text in {
-    "view_as_real": "x ... -> ...[pair]",
-    "view_as_complex": "x ...[pair] -> ...",
-    "real": "x ... -> ...",
-    "imag": "x ... -> ...",
-    "conj": "x ... -> ...",
-    "conj_physical": "x ... -> ...",
-    "resolve_conj": "x ... -> ...",
-    "resolve_neg": "x ... -> ...",
-    "neg_view": "x ... -> ...",
-}.items():
-    _shares = _op not in ("conj_physical", "resolve_conj", "resolve_neg")
-    _full = _op == "view_as_complex"  # empty pieces have no strides to speak of
-    register_rule(Rule(_op, "x", patterned(_text, each=("x",), full=_full, pair=2), view=_shares))
 
 
 # -- storage -----------------------------------------------------------------------------------------------------------
@@ -219,3 +201,28 @@ def masked_scatter(call: OpCall) -> Strategies:
     """Everything is whole: the source is used up in the order of all elements."""
     _, _, shape = broadcast_labels([call["x"].shape, call["mask"].shape])
     return Strategies((replicated_row(len(call.operands)),), (shape,))
+
+
+# -- samples -----------------------------------------------------------------------------------------------------------
+
+sample("diag_embed", real("ab"))
+sample("diag_embed", real("ab"), -1, 0, 2)
+sample("diag", real("n"), 1)
+sample("diag", real("ab"), -1)
+sample("diagflat", real("ab"), 1)
+sample("as_strided", real("6"), (2, 3), (1, 2))
+sample("as_strided_scatter", real("6"), real("22"), (2, 2), (1, 2))
+sample("select_scatter", real("abc"), real("ac"), 1, 0)
+sample("slice_scatter", real("a", 9), real("a", 4), 1, 0, 8, 2)
+sample("slice_scatter", real("ab"), real("ab"))
+sample("diagonal_scatter", real("a44"), real("a4"), 0, 1, 2)
+sample("index_copy", real("a", 9), 1, shuffled(9, "3"), real("a3"))
+sample("index_copy", real(6, "b"), 0, shuffled(6, "2"), real("2b"))
+sample("index_fill", real("abc"), 1, whole("b", "i"), 0.5)
+sample("index_fill", real("ab"), 0, whole("a", "i"), 0)
+sample("index_reduce", real("ab"), 0, whole("a", "i"), real("ib"), "mean")
+sample("index_reduce", real("ab"), 1, whole("b", "i"), real("ai"), "amax", include_self=False)
+sample("take", real("ab"), whole("ab", "ij"))
+sample("put", real("ab"), shuffled("ab", "1"), real("1"))
+sample("put", real("ab"), whole("ab", "n"), real("n"), accumulate=True)
+sample("masked_scatter", real("ab"), truth("ab"), real("ab"))

@@ -9,6 +9,7 @@ from hyper_parallel.core.shard.pattern import nonempty
 from hyper_parallel.core.shard.rule import R, Row, Rule, Strategies, decomposition, register_rule, rule, whole
 from hyper_parallel.core.shard.rules.dims import normal_dim
 from hyper_parallel.core.shard.rules.reduce import reduced_labels
+from hyper_parallel.core.shard.sample import between, integers, real, sample, truth
 from hyper_parallel.core.shard.signature import Labels, labelled_rows
 
 if TYPE_CHECKING:
@@ -83,3 +84,25 @@ for _name, _signature in {
 def nonzero_static(call: OpCall) -> Strategies:
     """The first ``size`` places; the whole is looked at."""
     return Strategies((Row((R,), (R,)),), ((call["size"], call["x"].ndim),))
+
+
+# -- samples -----------------------------------------------------------------------------------------------------------
+
+sample("sort", real("abc"), 1)
+sample("sort", real("ab"), 0, True)
+sample("sort argsort", integers(0, 4, "ab"), stable=True)
+sample("argsort", real("ab").fixed, 0)
+sample("msort", real("ab"))
+sample("topk", real("a", 7), 3)
+sample("topk", real(5, "b"), 2, 0, largest=False)
+sample("kthvalue", real("a", 7), 3)
+sample("kthvalue", real(5, "b"), 2, 0, keepdim=True)
+sample("quantile nanquantile", real("ab"), 0.3, 1)
+sample("quantile nanquantile", real("ab"), 0.5, interpolation="lower")
+sample("quantile", real("ab"), between(0.1, 0.9, "q").fixed, 0, keepdim=True)
+sample("unique", integers(0, 5, "ab"))
+sample("unique", integers(0, 3, "ab"), return_inverse=True, return_counts=True)
+sample("unique unique_consecutive", integers(0, 2, "a2"), dim=0)
+sample("unique_consecutive", integers(0, 2, "n"), return_counts=True)
+sample("counts_to_index", integers(0, 4, "n"))
+sample("nonzero_static", truth("ab"), size=5)
