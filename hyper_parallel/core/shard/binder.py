@@ -14,7 +14,7 @@ __all__ = ["Binder", "binder"]
 
 EMPTY = inspect.Parameter.empty
 # What both frameworks call the operands where rules say x and y.
-ALIASES = {"input": "x", "self": "x", "other": "y"}
+ALIASES = {"input": "x", "self": "x", "other": "y", "A": "x", "B": "y"}
 
 
 class Binder:

@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Any
 
 from hyper_parallel.core.dtensor.dtensor import DTensor
 from hyper_parallel.core.dtensor.events import Cause
+from hyper_parallel.core.dtensor.layout import Layout
 from hyper_parallel.core.shard.call import Ref
 from hyper_parallel.core.shard.propagation import describe
 from hyper_parallel.errors import ShardMismatchError, UnsupportedOperatorError
@@ -77,6 +78,9 @@ def compile_plan(
     if entry.in_place:
         run = _writing(call, plan)
         return run, run
+    if plan.open:
+        opened = _open(platform, plan, call)
+        return opened, opened
     rule: Rule = entry.rule  # type: ignore[assignment] # decompositions are not compiled
     inherit = _reader(marks[0], args, kwargs, _READONLY) if rule.view else None
     checked = _checking(call, plan)
@@ -324,6 +328,19 @@ def _lost(args: tuple[Any, ...], kwargs: dict[str, Any]) -> str:
         "it is a view, through which this framework loses what is written; write to the tensor itself, "
         "as in x[index] = value, or use the out-of-place form"
     )
+
+
+def _open(platform: Platform, plan: OpPlan, call: Run) -> Run:
+    """The call, every tensor that it returns being whole; sizes are its own."""
+    mesh = plan.call.mesh
+
+    def wrapped(out: Any) -> Any:
+        if platform.is_tensor(out):
+            shape = tuple(out.shape)
+            return platform.wrap(out, Layout.of(mesh, ((),) * len(shape), (), shape))
+        return _like(out, [wrapped(one) for one in out]) if isinstance(out, (list, tuple)) else out
+
+    return lambda args, kwargs: wrapped(call(args, kwargs))
 
 
 def _views(run: Run, copied: str | None, inherit: Run) -> Run:

@@ -28,6 +28,7 @@ class OpPlan:
         local: the local call where it differs from the caller's.
         many: True when the outputs come as a sequence.
         impl: what to call on locals instead of the spelled function, or None.
+        open: True when the outputs, all of them whole, are only known after the call.
     """
 
     call: OpCall
@@ -35,6 +36,7 @@ class OpPlan:
     local: LocalCall | None
     many: bool
     impl: Callable[..., Any] | None = None
+    open: bool = False
 
     @property
     def moves(self) -> bool:
@@ -67,7 +69,7 @@ def propagate(call: OpCall, rule: Rule, *, in_place: bool = False) -> OpPlan:
     if choice is None:
         raise UnsupportedOperatorError(_in_place_message(call))
     local = strategies.localize(call, choice.targets, choice.outputs) if strategies.localize else None
-    return OpPlan(call, choice, local, strategies.many)
+    return OpPlan(call, choice, local, strategies.many, open=strategies.open)
 
 
 def describe(call: OpCall) -> str:

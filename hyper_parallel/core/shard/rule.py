@@ -31,6 +31,7 @@ __all__ = [
     "replicated_row",
     "rule",
     "rule_names",
+    "whole",
 ]
 
 R = Replicate()
@@ -70,12 +71,14 @@ class Strategies:
         outputs: global shape per output.
         localize: how the local call differs from the caller's, given the operands' and outputs' final layouts.
         many: True when the operator returns a tuple or list, also of one tensor.
+        open: True where only the values tell how many outputs there are and how large; see :func:`whole`.
     """
 
     rows: tuple[Row, ...]
     outputs: tuple[Shape, ...]
     localize: Localize | None = None
     many: bool = False
+    open: bool = False
 
 
 @dataclass(frozen=True)
@@ -203,3 +206,8 @@ def rule_names() -> tuple[str, ...]:
 def replicated_row(inputs: int, outputs: int = 1) -> Row:
     """The row that is true of every deterministic operator: whole operands give whole outputs."""
     return Row((R,) * inputs, (R,) * outputs)
+
+
+def whole(call: OpCall) -> Strategies:
+    """The placement function of an operator whose operands must all be whole, and whose results say their own sizes."""
+    return Strategies((replicated_row(len(call.operands), 0),), (), open=True)

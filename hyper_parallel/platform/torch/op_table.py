@@ -23,8 +23,11 @@ from hyper_parallel.platform.torch import (
     op_table_bins,
     op_table_foreach,
     op_table_index,
+    op_table_linalg,
     op_table_loss,
     op_table_nn,
+    op_table_order,
+    op_table_pieces,
     op_table_pointwise,
     op_table_random,
     op_table_recurrent,
@@ -41,8 +44,17 @@ rules.load()
 
 # Families whose spellings follow from name patterns, and families that list their lines.
 PATTERNS = (op_table_pointwise, op_table_reduce, op_table_random, op_table_loss, op_table_foreach)
-LISTS = (op_table_shape, op_table_index, op_table_nn, op_table_bins, op_table_spatial)
-ROUTES = (op_table_nn, op_table_spatial, op_table_recurrent)
+LISTS = (
+    op_table_shape,
+    op_table_index,
+    op_table_nn,
+    op_table_bins,
+    op_table_spatial,
+    op_table_linalg,
+    op_table_order,
+    op_table_pieces,
+)
+ROUTES = (op_table_nn, op_table_spatial, op_table_recurrent, op_table_pieces)
 
 
 def _spelling(
@@ -137,7 +149,7 @@ def overloads() -> dict[Any, Entry]:
     table: dict[Any, Entry] = {}
     for family in PATTERNS:
         family.add_overloads(partial(_spelling, table))
-    for listed in (op_table_aten, op_table_bins, op_table_spatial):
+    for listed in (op_table_aten, op_table_bins, op_table_spatial, op_table_linalg, op_table_order, op_table_pieces):
         _lines(table, listed.OVERLOADS)
     table.update(op_table_index.overloads_by_value())
     return table

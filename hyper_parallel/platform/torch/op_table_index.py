@@ -21,10 +21,12 @@ from hyper_parallel.core.dtensor.layout import Layout
 from hyper_parallel.core.shard.binder import binder
 from hyper_parallel.core.shard.dispatch import Entry
 from hyper_parallel.core.shard.rule import Decomposition, find_rule
-from hyper_parallel.errors import LayoutError
+from hyper_parallel.errors import LayoutError, MixedTensorError
 from hyper_parallel.platform.torch.op_line import Line, both, method
 
 __all__ = ["FUNCTIONS", "LOCAL", "by_value", "overloads_by_value"]
+
+aten = torch.ops.aten
 
 FUNCTIONS = [
     both("gather"),
@@ -105,7 +107,10 @@ LOCAL: dict[str, Callable[..., Any]] = {
     "setitem": Tensor.__setitem__,
     "gather": _gather,
     "index_select": _index_select,
-    "scatter": lambda x, dim, index, src, reduce=None: torch.scatter(x, dim, index, src),  # noqa: ARG005
+    "scatter": lambda x, dim, index, src=None, value=None, reduce=None: torch.scatter(
+        x, dim, index, value if src is None else src, **({} if reduce is None else {"reduce": reduce})
+    ),
+    "index_put": torch.index_put,
     "scatter_add": torch.scatter_add,
     "index_add": lambda x, dim, index, source, alpha=1: torch.index_add(x, dim, index, source, alpha=alpha),
     "one_hot": F.one_hot,
@@ -121,12 +126,14 @@ def _entry(op: str, *, in_place: bool = False) -> Entry:
     return Entry(op, LOCAL[op], binder(rule.signature), rule, LOCAL[op], in_place=in_place)
 
 
-def _dispatch(ops: Any, op: str, *args: Any) -> Any:
-    return ops.platform.dispatcher.dispatch(_entry(op, in_place=op == "setitem"), args, {})
+def _dispatch(ops: Any, op: str, *args: Any, in_place: bool = False) -> Any:
+    return ops.platform.dispatcher.dispatch(_entry(op, in_place=in_place), args, {})
 
 
 def getitem(ops: Any, x: Any, index: Any) -> Any:
     """``x[index]``."""
+    if _is_mask(index) and not index.ndim:
+        return getitem(ops, ops.unsqueeze(x, 0), index.reshape(1))
     found, advanced = _index(ops, x, index, "__getitem__")
     return _dispatch(ops, "index" if advanced else "getitem", x, found)
 
@@ -137,16 +144,36 @@ def setitem(ops: Any, x: Any, index: Any, value: Any) -> None:
         x.masked_fill_(index.reshape(*index.shape, *(1,) * (x.ndim - index.ndim)), value)
         return
     found, _ = _index(ops, x, index, "__setitem__")
-    _dispatch(ops, "setitem", x, found, value)
+    _dispatch(ops, "setitem", x, found, value, in_place=True)
+
+
+def index_put(ops: Any, x: Any, indices: Any, values: Any, accumulate: bool) -> Any:
+    """A copy of ``x`` with ``values`` put, or added, at ``indices``."""
+    return _dispatch(ops, "index_put", x, _places(ops, x, indices, values), values, accumulate)
+
+
+def index_put_(ops: Any, x: Any, indices: Any, values: Any, accumulate: bool) -> Any:
+    """The same in place."""
+    return x.copy_(index_put(ops, x, indices, values, accumulate))
+
+
+def _places(ops: Any, x: Any, indices: Any, values: Any) -> tuple[Any, ...]:
+    if not isinstance(values, DTensor):
+        msg = f"index_put: values must be a DTensor, got a plain tensor {list(values.shape)}"
+        raise MixedTensorError(msg)
+    found, _ = _index(ops, x, tuple(slice(None) if one is None else one for one in indices), "index_put")
+    return tuple(None if isinstance(one, slice) else one for one in found)
 
 
 def masked_select(_ops: Any, x: Any, mask: Any) -> Any:
     """Where ``mask`` is true, in one dim."""
     shape = torch.broadcast_shapes(tuple(x.shape), tuple(mask.shape))
+    if not shape:
+        return x.reshape(1)[mask.reshape(1)]
     return x.expand(shape)[mask.expand(shape)]
 
 
-def nonzero(ops: Any, x: Any, *, as_tuple: bool = False) -> Any:
+def nonzero(ops: Any, x: Any, as_tuple: bool = False) -> Any:
     """Indices of what is not zero; the whole is gathered."""
     layout = x._layout  # noqa: SLF001
     found = _whole(x, "nonzero")
@@ -199,7 +226,10 @@ def _replicated(ops: Any, plain: Tensor, layout: Layout) -> Any:
 
 
 def _is_mask(item: Any) -> bool:
-    return isinstance(item, DTensor) and getattr(item, "dtype", None) in (torch.bool, torch.uint8)
+    return isinstance(item, DTensor) and getattr(item, "dtype", None) in _TRUTHS
+
+
+_TRUTHS = (torch.bool, torch.uint8)
 
 
 def _numbers(item: Any) -> Any:
@@ -223,6 +253,12 @@ def _index(ops: Any, x: Any, index: Any, op: str) -> tuple[Any, bool]:
     for item in items:
         if isinstance(item, list) or (hasattr(item, "__array__") and not isinstance(item, Tensor)):
             item = _replicated(ops, torch.as_tensor(item), layout)  # noqa: PLW2901
+        elif isinstance(item, Tensor) and not isinstance(item, DTensor) and item.dtype in _TRUTHS and item.ndim:
+            msg = f"{op}: the mask is a plain tensor {list(item.shape)}; make it a DTensor first"
+            raise MixedTensorError(msg)
+        if getattr(item, "dtype", None) in _TRUTHS and not item.ndim:
+            msg = f"{op}: a mask without dims is supported as the only index, as a DTensor"
+            raise LayoutError(msg)
         if _is_mask(item):
             parts = torch.nonzero(_whole(item, op), as_tuple=True)
             found.extend(_replicated(ops, part, layout) for part in parts)
@@ -236,15 +272,31 @@ def _composed(run: Callable[..., Any], signature: str) -> Entry:
     return Entry(name, run, binder(signature), Decomposition(name, signature, run), run)
 
 
+PUT = "x, indices, values, accumulate=False"
+
+
+@cache
 def overloads_by_value() -> dict[Any, Entry]:
-    """The same for what arrives from C++."""
-    aten = torch.ops.aten
+    """The same for operator overloads."""
     return {
+        aten.index.Tensor: _composed(_index_list, "x, indices"),
+        aten.index_put.default: _composed(index_put, PUT),
+        aten.index_put_.default: _composed(index_put_, PUT),
         aten.equal.default: _composed(equal, "x, y"),
         aten.masked_select.default: _composed(masked_select, "x, mask"),
         aten.nonzero.default: _composed(nonzero, "x"),
         aten._local_scalar_dense.default: _composed(item, "x"),  # noqa: SLF001 - an operator's name
+        aten._linalg_check_errors.default: _composed(check_errors, "x, api_name, *, is_matrix"),  # noqa: SLF001
     }
+
+
+def check_errors(_ops: Any, x: Any, api_name: str, is_matrix: bool) -> None:
+    """Raise, on every rank, what linear algebra reports about any of its matrices."""
+    aten._linalg_check_errors(_whole(x, api_name), api_name, is_matrix=is_matrix)  # noqa: SLF001 - an operator's name
+
+
+def _index_list(ops: Any, x: Any, indices: Any) -> Any:
+    return getitem(ops, x, tuple(slice(None) if one is None else one for one in indices))
 
 
 @cache
@@ -259,6 +311,8 @@ def by_value() -> dict[Any, Entry]:
         Tensor.nonzero: _composed(nonzero, "x, *, as_tuple=False"),
         torch.argwhere: _composed(nonzero, "x"),
         Tensor.argwhere: _composed(nonzero, "x"),
+        torch.index_put: _composed(index_put, PUT),
+        Tensor.index_put: _composed(index_put, PUT),
         F.one_hot: _composed(one_hot, "x, num_classes=-1"),
         torch.combinations: _composed(combinations, "x, r=2, with_replacement=False"),
         torch.equal: _composed(equal, "x, y"),

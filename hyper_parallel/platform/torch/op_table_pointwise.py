@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from typing import Any
 
 import torch
@@ -11,8 +11,9 @@ from torch import Tensor
 
 from hyper_parallel.core.shard.binder import binder
 from hyper_parallel.core.shard.dispatch import Entry
-from hyper_parallel.core.shard.rule import Decomposition, find_rule
-from hyper_parallel.core.shard.rules import pointwise
+from hyper_parallel.core.shard.rule import Decomposition, Rule, find_rule
+from hyper_parallel.core.shard.rules import load, pointwise
+from hyper_parallel.platform.torch.op_line import Line
 
 __all__ = ["LOCAL", "add_functions", "add_overloads", "keyword_call", "routed"]
 
@@ -60,6 +61,19 @@ def keyword_call(func: Callable[..., Any], signature: str) -> Callable[..., Any]
     plain = [one.name for one in parameters if one.kind is not one.KEYWORD_ONLY]
     named = [one.name for one in parameters if one.kind is one.KEYWORD_ONLY]
     return lambda **given: func(*[given[name] for name in plain], **{name: given[name] for name in named})
+
+
+def by_name(lines: Iterable[Line]) -> dict[str, Callable[..., Any]]:
+    """The canonical operators of ``lines`` that are rules, each by the last spelling that has its arguments."""
+    load()
+    found: dict[str, Callable[..., Any]] = {}
+    for line in lines:
+        rule = find_rule(line.op)
+        assert rule is not None, line.op  # noqa: S101 - the rules are loaded
+        signature = line.signature or rule.signature
+        if isinstance(rule, Rule) and set(binder(signature).names) == set(binder(rule.signature).names):
+            found[line.op] = keyword_call(line.funcs[0], signature)
+    return found
 
 
 def _spellings(name: str) -> list[Callable[..., Any]]:

@@ -54,11 +54,13 @@ VIEWS = [
     both("unbind"),
     both("split"),
     both("split", "split_with_sizes", signature="x, split_size_or_sections, dim=0"),
-    both("chunk"),
+    both("split", "unsafe_split"),
+    both("split", "unsafe_split_with_sizes", signature="x, split_size_or_sections, dim=0"),
+    both("chunk", "chunk", "unsafe_chunk"),
     both("tensor_split"),
     both("repeat"),
     both("tile"),
-    both("repeat_interleave", canonical=True),
+    both("repeat_each", "repeat_interleave"),
 ]
 
 COMPLEX = [

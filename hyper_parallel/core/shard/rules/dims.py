@@ -5,11 +5,12 @@ from __future__ import annotations
 import math
 from typing import TYPE_CHECKING, Any
 
-from hyper_parallel.core.dtensor.placements import Shard
+from hyper_parallel.core.dtensor.placements import Partial, Placement, Shard
 from hyper_parallel.core.shard.call import LocalCall
 from hyper_parallel.core.shard.rule import Row, Strategies, decomposition, rule
 from hyper_parallel.core.shard.rules.view import passing_rows
-from hyper_parallel.core.shard.sample import real, sample, size, truth
+from hyper_parallel.core.shard.sample import real, sample, size, truth, whole
+from hyper_parallel.core.shard.signature import LINEAR_OPS
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -17,7 +18,7 @@ if TYPE_CHECKING:
     from hyper_parallel.core.dtensor.layout import Layout
     from hyper_parallel.core.shard.call import OpCall
 
-__all__ = ["keep_dims", "normal_dim"]
+__all__ = ["diagonal_length", "keep_dims", "keep_sums", "normal_dim"]
 
 
 def normal_dim(dim: int, ndim: int) -> int:
@@ -38,6 +39,15 @@ def keep_dims(kept: Sequence[int | None], outputs: int = 1) -> tuple[Row, ...]:
         *passing_rows(1, outputs),
         *(Row((Shard(dim),), (Shard(out),) * outputs) for out, dim in enumerate(kept) if dim is not None),
     )
+
+
+def keep_sums(kept: Sequence[int | None]) -> tuple[Row, ...]:
+    """As :func:`keep_dims`, of a linear operator that does more than move elements: only sums pass."""
+    return tuple(row for row in keep_dims(kept) if all(_is_sum(place) for place in row.inputs))
+
+
+def _is_sum(place: Placement) -> bool:
+    return not isinstance(place, Partial) or place.reduce_op in LINEAR_OPS
 
 
 def _permuted(call: OpCall, order: Sequence[int]) -> Strategies:
@@ -212,10 +222,15 @@ def diagonal(call: OpCall) -> Strategies:
     if pair[0] == pair[1]:
         msg = f"dim1 and dim2 are both {pair[0]}"
         raise ValueError(msg)
-    rows, columns = (x.shape[dim] for dim in pair)
-    length = max(min(rows, columns - offset) if offset >= 0 else min(rows + offset, columns), 0)
+    length = diagonal_length(x.shape, pair, offset)
     kept = [dim for dim in range(x.ndim) if dim not in pair]
     return Strategies(keep_dims([*kept, None]), ((*(x.shape[dim] for dim in kept), length),))
+
+
+def diagonal_length(shape: Sequence[int], pair: Sequence[int], offset: int) -> int:
+    """Elements of the diagonal of the two dims ``pair``."""
+    rows, columns = (shape[dim] for dim in pair)
+    return max(min(rows, columns - offset) if offset >= 0 else min(rows + offset, columns), 0)
 
 
 @rule("unfold", "x, dimension, size, step", view=True)
@@ -223,8 +238,10 @@ def unfold(call: OpCall) -> Strategies:
     """Windows of a whole dim; a window's elements are the last dim."""
     x, size, step = call["x"], call["size"], call["step"]
     at = normal_dim(call["dimension"], x.ndim)
-    if size > x.shape[at] or step < 1:
-        msg = f"windows of {size} every {step} do not fit dim {at} of size {x.shape[at]}"
+    if not x.ndim and size in (0, 1):
+        return Strategies(keep_dims([None]), ((size,),))
+    if not x.ndim or size > x.shape[at] or step < 1:
+        msg = f"windows of {size} every {step} do not fit dim {at} of {list(x.shape)}"
         raise ValueError(msg)
     count = (x.shape[at] - size) // step + 1
     kept = [None if dim == at else dim for dim in range(x.ndim)]
@@ -293,12 +310,14 @@ def chunk(ops: Any, x: Any, chunks: int, dim: int) -> Any:
 def tensor_split(ops: Any, x: Any, indices_or_sections: Any, dim: int) -> Any:
     """Runs between given indices, or a number of runs that differ by one at most."""
     size, wanted = tuple(x.shape)[dim], indices_or_sections
+    if ops.platform.is_tensor(wanted):
+        wanted = wanted.tolist()
     if isinstance(wanted, int):
         base, more = divmod(size, wanted)
         lengths = [base + (position < more) for position in range(wanted)]
         return ops.split(x, lengths, dim)
     if not isinstance(wanted, (list, tuple)):
-        msg = "tensor_split: indices must be a list of Python numbers"
+        msg = "tensor_split: indices must be a list of numbers, or a tensor of them"
         raise TypeError(msg)
     ends = [slice(None, one).indices(size)[1] for one in wanted]
     starts = [0, *ends]
@@ -345,6 +364,23 @@ def repeat_interleave(call: OpCall) -> Strategies:
 
 def _without_size(*_: Any) -> LocalCall:
     return LocalCall({"output_size": None})
+
+
+@decomposition("repeat_each", "x, repeats=None, dim=None, *, output_size=None")
+def repeat_each(ops: Any, x: Any, repeats: Any, dim: int | None, output_size: int | None) -> Any:
+    """``repeat_interleave`` by one number, or by a count per element, whose values say how long the result is."""
+    if repeats is None:
+        return ops.counts_to_index(x, output_size=output_size)
+    if not ops.platform.is_tensor(repeats):
+        return ops.repeat_interleave(x, repeats, dim, output_size=output_size)
+    if dim is None:
+        x, dim = ops.view(x, (-1,)), 0
+    size = tuple(x.shape)[normal_dim(dim, len(tuple(x.shape)))]
+    counts = ops.expand(ops.view(repeats, (-1,)), (size,)) if math.prod(tuple(repeats.shape)) == 1 else repeats
+    if tuple(counts.shape) != (size,):
+        msg = f"repeat_interleave: {list(counts.shape)} repeats for dim {dim} of {list(x.shape)}"
+        raise ValueError(msg)
+    return ops.index_select(x, dim, ops.counts_to_index(counts, output_size=output_size))
 
 
 sample("transpose", real("abc"), 0, 2)
@@ -407,3 +443,6 @@ sample("unbind", truth("ab"))
 sample("split", truth("ab"), 2, 0)
 sample("repeat", truth("ab"), (2, 1))
 sample("repeat_interleave", truth("ab"), 2, 0)
+sample("repeat_each", real("a4"), whole(3, "4"), 1)
+sample("repeat_each", real("ab"), 2, 0)
+sample("repeat_each", whole(3, "n"))

@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
+import math
 from typing import TYPE_CHECKING, Any
 
 from hyper_parallel.core.dtensor.placements import Partial, Placement, Shard
 from hyper_parallel.core.shard.call import LocalCall, Operand
-from hyper_parallel.core.shard.rule import R, Row, Strategies, decomposition, rule
+from hyper_parallel.core.shard.rule import R, Row, Strategies, decomposition, replicated_row, rule
 from hyper_parallel.core.shard.rules.dims import normal_dim
 from hyper_parallel.core.shard.sample import real, sample, shuffled, size, whole
 from hyper_parallel.core.shard.signature import Labels, labelled_rows
@@ -48,8 +49,10 @@ def gather(call: OpCall) -> Strategies:
     x, index = call["x"], call["index"]
     dim = normal_dim(call["dim"], x.ndim)
     if x.ndim != index.ndim:
-        msg = f"x has {x.ndim} dims, index has {index.ndim}"
-        raise ValueError(msg)
+        if max(x.ndim, index.ndim) > 1 and 0 not in index.shape:
+            msg = f"x has {x.ndim} dims, index has {index.ndim}"
+            raise ValueError(msg)
+        return Strategies((replicated_row(2),), (index.shape,))
     shapes = (x.shape, index.shape)
     whole = _whole(shapes, dim, "x")
     names = _names(index.shape, shapes, dim, "i")
@@ -75,9 +78,11 @@ def index_select(call: OpCall) -> Strategies:
     """``…k…, i -> …i…``: the other dims run through; a sharded ``k`` is looked up where it lives."""
     x, index = call["x"], call["index"]
     dim = normal_dim(call["dim"], x.ndim)
-    if not x.ndim or index.ndim > 1:
-        msg = f"x needs a dim and index at most one; they have {x.ndim} and {index.ndim}"
+    if index.ndim > 1:
+        msg = f"index has {index.ndim} dims, it needs at most 1"
         raise ValueError(msg)
+    if not x.ndim:
+        return Strategies((replicated_row(2),), ((),))
     names = tuple("x" if one == dim else f"d{one}" for one in range(x.ndim))
     (count,) = index.shape or (1,)
     out = (*names[:dim], "i" if index.ndim else None, *names[dim + 1 :])
@@ -96,21 +101,24 @@ def index_select(call: OpCall) -> Strategies:
 def take_along_dim(ops: Any, x: Any, indices: Any, dim: int | None) -> Any:
     """``gather`` with the other dims broadcast."""
     if dim is None:
-        return ops.gather(ops.view(x, (-1,)), 0, ops.view(indices, (-1,)))
+        return ops.take(x, ops.view(indices, (-1,)))
     left, right = tuple(x.shape), tuple(indices.shape)
     if len(left) != len(right):
         msg = f"take_along_dim: x has {len(left)} dims, indices have {len(right)}"
         raise ValueError(msg)
-    at = dim % len(left)
+    at = normal_dim(dim, len(left))
+    indices = ops.add(indices, ops.mul(ops.lt(indices, 0), left[at]))  # gather does not count from the end
     common = [max(pair) if 0 not in pair else 0 for pair in zip(left, right, strict=True)]
     wide = [(*common[:at], sizes[at], *common[at + 1 :]) for sizes in (left, right)]
     return ops.gather(ops.expand(x, wide[0]), at, ops.expand(indices, wide[1]))
 
 
-def _scattered(call: OpCall, source: Any, *, adds: bool) -> Strategies:
+def _scattered(call: OpCall, source: Any, *, adds: bool, linear: bool = True) -> Strategies:
     x, index = call["x"], call["index"]
     dim = normal_dim(call["dim"], x.ndim)
     tensors = [x, index, source] if isinstance(source, Operand) else [x, index]
+    if 0 in index.shape or (max(one.ndim for one in tensors) <= 1 and not all(one.ndim for one in tensors)):
+        return Strategies((replicated_row(len(tensors)),), (x.shape,))
     if any(one.ndim != x.ndim for one in tensors):
         msg = f"{', '.join(f'{one.name} has {one.ndim} dims' for one in tensors)}; they must have as many"
         raise ValueError(msg)
@@ -122,20 +130,24 @@ def _scattered(call: OpCall, source: Any, *, adds: bool) -> Strategies:
     inputs = tuple(_names(shape, shapes, dim, own) for shape, own in zip(shapes, owns, strict=False))
     if not aligned:
         whole |= {"i", "s"}
-    joint = (0, 2) if len(tensors) == 3 and source.floating == x.floating else ()  # noqa: PLR2004
+    joint = (0, 2) if linear and len(tensors) == 3 and source.floating == x.floating else ()  # noqa: PLR2004
     labels = Labels(
         inputs, (inputs[0],), whole=frozenset(whole), joint=joint, joins=(0,) if aligned else (), reduce="sum"
     )
     return Strategies(labelled_rows(labels), (x.shape,))
 
 
-@rule("scatter", "x, dim, index, src, *, reduce=None")
+@rule("scatter", "x, dim, index, src=None, *, value=None, reduce=None")
 def scatter(call: OpCall) -> Strategies:
-    """The other dims run together; the scattered one is whole."""
-    if call["reduce"] is not None:
-        msg = "scatter: reduce= is not supported; use scatter_add"
-        raise ValueError(msg)
-    return _scattered(call, call["src"], adds=False)
+    """The other dims run together; the scattered one is whole. Linear, unless what is there takes part."""
+    source = call["value"] if call["src"] is None else call["src"]
+    return _scattered(call, source, adds=False, linear=call["reduce"] is None)
+
+
+@rule("scatter_reduce", "x, dim, index, src, reduce, *, include_self=True")
+def scatter_reduce(call: OpCall) -> Strategies:
+    """As ``scatter``; what reaches one place is reduced there."""
+    return _scattered(call, call["src"], adds=False, linear=False)
 
 
 @rule("scatter_add", "x, dim, index, src")
@@ -149,6 +161,8 @@ def index_add(call: OpCall) -> Strategies:
     """``…k…, i, …i… -> …k…``: sources sharded along ``i`` leave a sum pending, which ``x`` joins once."""
     x, source, index = call["x"], call["source"], call["index"]
     dim = normal_dim(call["dim"], x.ndim)
+    if not x.ndim and math.prod(source.shape) == math.prod(index.shape) == 1:
+        return Strategies((replicated_row(3),), ((),))
     rests = [one.shape[:dim] + one.shape[dim + 1 :] for one in (x, source)]
     if not x.ndim or index.ndim != 1 or rests[0] != rests[1] or source.shape[dim] != index.shape[0]:
         msg = f"x {list(x.shape)}, index {list(index.shape)} and source {list(source.shape)} do not fit along dim {dim}"
@@ -187,3 +201,8 @@ sample("index_add", real("abc"), 0, whole("a", "i"), real("ibc"))
 sample("index_add", real("ab"), 1, whole("b", "i"), real("ai"), alpha=2)
 sample("one_hot", whole(5, "ab"), 5)
 sample("one_hot", whole("k", "a"), size("k"))
+sample("scatter_reduce", real("ab"), 1, whole("b", "ai"), real("ai"), "sum")
+sample("scatter_reduce", real("ab"), 0, whole("a", "ib"), real("ib"), "mean", include_self=False)
+sample("scatter_reduce", real("ab"), 0, whole("a", "ib"), real("ib"), "amax")
+sample("scatter", real("ab").fixed, 0, whole("a", "ib"), real("ib").fixed, reduce="add")
+sample("scatter", real("a", 9), 1, shuffled(9, "a", 4, dim=1), value=1.5)

@@ -133,6 +133,18 @@ def setitem(call: OpCall) -> Strategies:
     return Strategies(labelled_rows(labels), (x.shape,))
 
 
+@rule("index_put", "x, indices, values, accumulate=False")
+def index_put(call: OpCall) -> Strategies:
+    """As ``setitem`` in a copy; accumulating, it is linear in both and takes its indices in any order."""
+    x, values = call["x"], call["values"]
+    picked = pick(x, tuple(slice(None) if one is None else one for one in call["indices"]))
+    names = tuple(f"d{dim}" for dim in range(x.ndim))
+    inputs = (names, *((None,) * len(dims) for dims in picked.indices), _value_dims(values, picked))
+    joint = (0, len(inputs) - 1) if values.floating == x.floating else ()
+    labels = Labels(inputs, (names,), None, frozenset(names[dim] for dim in picked.touched), joint=joint)
+    return Strategies(labelled_rows(labels), (x.shape,))
+
+
 def _value_dims(value: Operand, picked: Picked) -> tuple[str | None, ...]:
     shape = list(value.shape)
     extra = max(len(shape) - len(picked.shape), 0)
@@ -164,3 +176,5 @@ sample_call("setitem", Sample((real(4, "bc"), (slice(1, 3),), real(2, "bc")), wr
 sample_call("setitem", Sample((real("ab"), (slice(None), 0), 1.5), writes=True))
 sample_call("setitem", Sample((real("abc"), (0,), real("b1")), writes=True))
 sample_call("setitem", Sample((real("abc"), (shuffled("a", 1),), real("bc")), writes=True))
+sample("index_put", real("ab"), (shuffled("a", "1"),), real("1b"))
+sample("index_put", real("ab"), (None, whole("b", "i")), real("ai"), accumulate=True)

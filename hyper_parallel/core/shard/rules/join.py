@@ -85,6 +85,15 @@ def flip(call: OpCall) -> Strategies:
     return _moved(call, call["dims"])
 
 
+@decomposition("rot90", "x, k=1, dims=(0, 1)")
+def rot90(ops: Any, x: Any, k: int, dims: Any) -> Any:
+    """Quarter turns in the plane of two dims: one is reversed, and both change places."""
+    first, second = dims
+    if k % 2:
+        return ops.clone(ops.transpose(ops.flip(x, (first if k % 4 == 3 else second,)), first, second))  # noqa: PLR2004
+    return ops.flip(x, (first, second)) if k % 4 else ops.clone(x)
+
+
 def _triangle(call: OpCall) -> Strategies:
     """All dims may be sharded: the local call shifts the diagonal by where its piece starts."""
     x = call["x"]
@@ -136,3 +145,6 @@ sample("glu", real(6, "b"), 0)
 sample("roll", truth("ab"), 1, 0)
 sample("flip", truth("ab"), (1,))
 sample("tril triu", truth("ab"))
+sample("rot90", real("ab"))
+sample("rot90", real("abc"), -1, (2, 0))
+sample("rot90", real("ab"), 2)

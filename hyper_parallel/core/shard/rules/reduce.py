@@ -15,7 +15,7 @@ from hyper_parallel.core.shard.rule import Row, Rule, Strategies, decomposition,
 from hyper_parallel.core.shard.rules.pointwise import is_floating_dtype
 from hyper_parallel.core.shard.sample import dtype, integers, odd, real, sample, truth
 from hyper_parallel.core.shard.signature import Labels, labelled_rows
-from hyper_parallel.errors import LayoutError, UnsupportedOperatorError
+from hyper_parallel.errors import LayoutError
 
 if TYPE_CHECKING:
     from hyper_parallel.core.dtensor.layout import Layout
@@ -302,14 +302,9 @@ for _name in ("softmax", "softmin", "log_softmax"):
 
 @decomposition("norm", "x, p='fro', dim=None, keepdim=False, dtype=None")
 def norm(ops: Any, x: Any, p: Any, dim: Any, keepdim: Any, dtype: Any) -> Any:
-    """``torch.norm``: a vector norm, the Frobenius norm included.
-
-    Raises:
-        UnsupportedOperatorError: the nuclear norm.
-    """
-    if isinstance(p, str) and p != "fro":
-        msg = f"norm: p={p!r} needs the whole matrix; x = x.full_tensor() first"
-        raise UnsupportedOperatorError(msg)
+    """``torch.norm``: a vector norm, the Frobenius norm included, or the nuclear norm of matrices."""
+    if p == "nuc":
+        return ops.matrix_norm(x, p, (-2, -1) if dim is None else dim, keepdim, dtype=dtype)
     return ops.vector_norm(x, 2 if p in ("fro", None) else p, dim, keepdim, dtype=dtype)
 
 

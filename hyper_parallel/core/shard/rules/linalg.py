@@ -1,0 +1,310 @@
+"""Linear algebra: leading dims run through, matrices are whole."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+from hyper_parallel.core.shard.call import LocalCall
+from hyper_parallel.core.shard.pattern import pattern, patterned
+from hyper_parallel.core.shard.rule import Rule, Strategies, decomposition, register_rule, rule, whole
+from hyper_parallel.core.shard.rules.dims import normal_dim
+from hyper_parallel.core.shard.rules.reduce import reduced_dims, reduced_labels
+from hyper_parallel.core.shard.sample import between, integers, real, sample
+from hyper_parallel.core.shard.signature import Labels, broadcast_labels, labelled_rows
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping
+
+    from hyper_parallel.core.shard.call import OpCall
+
+
+def _least(sizes: Mapping[str, int]) -> int:
+    return min(sizes["m"], sizes["n"])
+
+
+# -- one text for every call -------------------------------------------------------------------------------------------
+
+SAME = "x ...[n][n] -> ...[n][n]"
+PLAIN: dict[str, tuple[str, str]] = {
+    "cholesky": ("x, upper=False", SAME),
+    "cholesky_ex": ("x, upper=False, check_errors=False", f"{SAME}, ..."),
+    "cholesky_inverse": ("x, upper=False", SAME),
+    "cholesky_solve": ("x, L, upper=False", "x ...[n][k], L ...[n][n] -> ...[n][k]"),
+    "inv": ("x", SAME),
+    "inv_ex": ("x, *, check_errors=False", f"{SAME}, ..."),
+    "matrix_exp": ("x", SAME),
+    "matrix_power": ("x, n", SAME),
+    "pinv": ("x, rcond=None, hermitian=False, *, atol=None, rtol=None",
+             "x ...[m][n], rcond ..., atol ..., rtol ... -> ...[n][m]"),
+    "matrix_rank": ("x, tol=None, hermitian=False, *, atol=None, rtol=None",
+                    "x ...[m][n], tol ..., atol ..., rtol ... -> ..."),
+    "cond": ("x, p=None", "x ...[m][n] -> ..."),
+    "det": ("x", "x ...[n][n] -> ..."),
+    "logdet": ("x", "x ...[n][n] -> ..."),
+    "slogdet": ("x", "x ...[n][n] -> ..., ..."),
+    "det_parts": ("x", "x ...[n][n] -> ..., ...[n][n], ...[n]"),
+    "slogdet_parts": ("x", "x ...[n][n] -> ..., ..., ...[n][n], ...[n]"),
+    "eig": ("x", "x ...[n][n] -> ...[n], ...[n][n]"),
+    "eigvals": ("x", "x ...[n][n] -> ...[n]"),
+    "eigh": ("x, UPLO='L'", "x ...[n][n] -> ...[n], ...[n][n]"),
+    "eigvalsh": ("x, UPLO='L'", "x ...[n][n] -> ...[n]"),
+    "svdvals": ("x, *, driver=None", "x ...[m][n] -> ...[k]"),
+    "lu_factor": ("x, *, pivot=True", "x ...[m][n] -> ...[m][n], ...[k]"),
+    "lu_factor_ex": ("x, *, pivot=True, check_errors=False", "x ...[m][n] -> ...[m][n], ...[k], ..."),
+    "ldl_factor": ("x, *, hermitian=False", "x ...[n][n] -> ...[n][n], ...[n]"),
+    "ldl_factor_ex": ("x, *, hermitian=False, check_errors=False", "x ...[n][n] -> ...[n][n], ...[n], ..."),
+    "ldl_solve": ("LD, pivots, y, *, hermitian=False", "LD ...[n][n], pivots ...[n], y ...[n][k] -> ...[n][k]"),
+    "householder_product": ("x, tau", "x ...[m][n], tau ...[j] -> ...[m][n]"),
+    "geqrf": ("x", "x ...[m][n] -> ...[m][n], ...[k]"),
+    "ormqr": ("x, tau, y, left=True, transpose=False", "x ...[r][q], tau ...[j], y ...[m][n] -> ...[m][n]"),
+    "triangular_solve": ("x, A, upper=True, transpose=False, unitriangular=False",
+                         "x ...[m][n], A ...[m][m] -> ...[m][n], ...[m][m]"),
+}  # fmt: skip
+SOLVES = {"cholesky_solve": ("x",), "ldl_solve": ("y",)}
+"""Operators linear in their right-hand side."""
+SPECTRAL = frozenset({"svdvals", "lu_factor", "lu_factor_ex", "geqrf"})
+"""Operators of whose results a dim is as long as the shorter side of the matrix."""
+
+for _op, (_signature, _text) in PLAIN.items():
+    _sizes = {"k": _least} if _op in SPECTRAL else {}
+    register_rule(Rule(_op, _signature, patterned(_text, each=SOLVES.get(_op, ()), full=True, **_sizes)))
+for _op, _signature in {
+    "lstsq": "x, y, rcond=None, *, driver=None",
+    "cov": "x, *, correction=1, fweights=None, aweights=None",
+}.items():
+    register_rule(Rule(_op, _signature, whole))
+
+
+# -- results that depend on options ------------------------------------------------------------------------------------
+
+
+@rule("svd", "x, full_matrices=True, *, driver=None")
+def svd(call: OpCall) -> Strategies:
+    """Both bases, in full or as far as there are singular values."""
+    sides = "...[m][m], ...[k], ...[n][n]" if call["full_matrices"] else "...[m][k], ...[k], ...[k][n]"
+    return pattern(call, f"x ...[m][n] -> {sides}", {"k": _least}, full=True)
+
+
+@rule("svd_parts", "x, full_matrices=False, compute_uv=True, *, driver=None")
+def svd_parts(call: OpCall) -> Strategies:
+    """As ``svd``; bases that are not asked for come back empty."""
+    if call["compute_uv"]:
+        return svd(call)
+    return pattern(call, "x ...[m][n] -> [none], ...[k], [none]", {"k": _least, "none": 0}, full=True)
+
+
+@rule("svd_transposed", "x, some=True, compute_uv=True")
+def svd_transposed(call: OpCall) -> Strategies:
+    """``torch.svd``: the second basis stands in columns; bases that are not asked for are square zeros."""
+    reduced = call["some"] and call["compute_uv"]
+    sides = "...[m][k], ...[k], ...[n][k]" if reduced else "...[m][m], ...[k], ...[n][n]"
+    return pattern(call, f"x ...[m][n] -> {sides}", {"k": _least}, full=True)
+
+
+@rule("eigh_parts", "x, UPLO='L', compute_v=True")
+def eigh_parts(call: OpCall) -> Strategies:
+    """As ``eigh``; vectors that are not asked for come back empty."""
+    vectors = "...[n][n]" if call["compute_v"] else "[none]"
+    return pattern(call, f"x ...[n][n] -> ...[n], {vectors}", {"none": 0}, full=True)
+
+
+QR = {
+    "reduced": "...[m][k], ...[k][n]",
+    "complete": "...[m][m], ...[m][n]",
+    "r": "[none], ...[k][n]",
+}
+
+
+@rule("qr", "x, mode='reduced'")
+def qr(call: OpCall) -> Strategies:
+    """An orthonormal basis and a triangle."""
+    mode = {True: "reduced", False: "complete"}.get(call["mode"], call["mode"])
+    if mode not in QR:
+        msg = f"mode {mode!r} is none of {', '.join(map(repr, QR))}"
+        raise ValueError(msg)
+    return pattern(call, f"x ...[m][n] -> {QR[mode]}", {"k": _least, "none": 0}, full=True)
+
+
+@rule("lu", "x, *, pivot=True")
+def lu(call: OpCall) -> Strategies:
+    """A permutation, a lower and an upper triangle."""
+    first = "...[m][m]" if call["pivot"] else "[none]"
+    return pattern(call, f"x ...[m][n] -> {first}, ...[m][k], ...[k][n]", {"k": _least, "none": 0}, full=True)
+
+
+@rule("lu_unpack", "x, pivots, unpack_data=True, unpack_pivots=True")
+def lu_unpack(call: OpCall) -> Strategies:
+    """As ``lu``, from its compact form; what is not asked for comes back empty."""
+    first = "...[m][m]" if call["unpack_pivots"] else "[none]"
+    rest = "...[m][k], ...[k][n]" if call["unpack_data"] else "[none], [none]"
+    return pattern(call, f"x ...[m][n], pivots ...[j] -> {first}, {rest}", {"k": _least, "none": 0}, full=True)
+
+
+# -- equations ---------------------------------------------------------------------------------------------------------
+
+
+def _sides(call: OpCall, *, extra: str = "") -> Strategies:
+    """``A x = y`` or ``x A = y``; one vector per matrix where the shapes say so."""
+    a, y, left = call["A"], call["y"], call["left"]
+    vector = y.ndim == 1 or (left and y.ndim == a.ndim - 1 and y.shape == a.shape[:-1])
+    side = "...[n]" if vector else "...[n][k]" if left else "...[k][n]"
+    found = pattern(call, f"A ...[n][n], y {side} -> {side}{extra}", each=() if extra else ("y",), full=True)
+    if vector or y.ndim != a.ndim - 1:
+        return found
+    # Matrices cut along their leading dim might match the right-hand side's shape, and be taken for one vector each.
+    return Strategies(found.rows[:1], found.outputs, many=found.many)
+
+
+@rule("solve", "A, y, *, left=True")
+def solve(call: OpCall) -> Strategies:
+    """Linear in the right-hand side."""
+    return _sides(call)
+
+
+@rule("solve_ex", "A, y, *, left=True, check_errors=False")
+def solve_ex(call: OpCall) -> Strategies:
+    """As ``solve``, and an error number per matrix."""
+    return _sides(call, extra=", ...")
+
+
+@rule("solve_parts", "A, y, *, left=True, check_errors=False")
+def solve_parts(call: OpCall) -> Strategies:
+    """As ``solve``, with the factors of the matrices and their error numbers."""
+    return _sides(call, extra=", ...[n][n], ...[n], ...")
+
+
+@rule("solve_triangular", "A, y, *, upper, left=True, unitriangular=False")
+def solve_triangular(call: OpCall) -> Strategies:
+    """Right-hand sides are matrices; linear in them."""
+    side = "...[n][k]" if call["left"] else "...[k][n]"
+    return pattern(call, f"A ...[n][n], y {side} -> {side}", each=("y",), full=True)
+
+
+@rule("lu_solve", "LU, pivots, y, *, left=True, adjoint=False")
+def lu_solve(call: OpCall) -> Strategies:
+    """Right-hand sides are matrices; linear in them."""
+    side = "...[n][k]" if call["left"] else "...[k][n]"
+    return pattern(call, f"LU ...[n][n], pivots ...[n], y {side} -> {side}", each=("y",), full=True)
+
+
+@decomposition("lu_solve_first", "y, LU, pivots")
+def lu_solve_first(ops: Any, y: Any, LU: Any, pivots: Any) -> Any:  # noqa: N803 - its name
+    """``torch.lu_solve``: the right-hand side comes first."""
+    return ops.lu_solve(LU, pivots, y)
+
+
+# -- norms, products, powers -------------------------------------------------------------------------------------------
+
+
+@rule("matrix_norm", "x, ord='fro', dim=(-2, -1), keepdim=False, *, dtype=None")
+def matrix_norm(call: OpCall) -> Strategies:
+    """Two whole dims; the others run through."""
+    x = call["x"]
+    dims = reduced_dims(call["dim"], x.ndim)
+    names, out, shape = reduced_labels(x.shape, dims, keepdim=call["keepdim"])
+    return Strategies(labelled_rows(Labels((names,), (out,), None)), (shape,))
+
+
+@rule("cross", "x, y, dim=-1")
+def cross(call: OpCall) -> Strategies:
+    """A whole dim of size 3; the others broadcast. Linear in each."""
+    x, y = call["x"], call["y"]
+    inputs, out, shape = broadcast_labels([x.shape, y.shape])
+    dim = normal_dim(call["dim"], len(shape))
+    if x.ndim != y.ndim or x.shape[dim] != y.shape[dim]:
+        msg = f"x {list(x.shape)} and y {list(y.shape)} do not fit along dim {dim}"
+        raise ValueError(msg)
+    labels = Labels(inputs, (out,), None, whole=frozenset({f"d{dim}"}), each=(0, 1))
+    return Strategies(labelled_rows(labels), (shape,))
+
+
+@decomposition("cross_default", "x, y, dim=None")
+def cross_default(ops: Any, x: Any, y: Any, dim: int | None) -> Any:
+    """``torch.cross``: without a dim, the first one whose global size is 3."""
+    if dim is None:
+        left, right = (1,) * (y.ndim - x.ndim) + tuple(x.shape), (1,) * (x.ndim - y.ndim) + tuple(y.shape)
+        found = [at for at, pair in enumerate(zip(left, right, strict=True)) if pair == (3, 3)]
+        if not found:
+            msg = f"cross: no dim of size 3 in {list(left)} and {list(right)}"
+            raise ValueError(msg)
+        dim = found[0] - len(left)
+    return ops.cross(x, y, dim)
+
+
+@rule("vander", "x, N=None")
+def vander(call: OpCall) -> Strategies:
+    """A new last dim of powers; all others run through."""
+    x, count = call["x"], call["N"]
+    if not x.ndim:
+        msg = "x needs at least 1 dim"
+        raise ValueError(msg)
+    wanted = x.shape[-1] if count is None else count
+    found = pattern(call, "x ...n -> ...n[powers]", {"powers": wanted})
+    return Strategies(found.rows, found.outputs, lambda *_: LocalCall({"N": wanted}))
+
+
+@decomposition("linalg_norm", "x, ord=None, dim=None, keepdim=False, *, dtype=None")
+def linalg_norm(ops: Any, x: Any, ord: Any, dim: Any, keepdim: bool, dtype: Any) -> Any:  # noqa: A002 - its name
+    """Of vectors or of matrices, as dims, or where they are not given the shape, say."""
+    ndim = len(tuple(x.shape))
+    dims = None if dim is None else (dim,) if isinstance(dim, int) else tuple(dim)
+    if ord is not None and dims is None and ndim > 1:
+        dims = (-2, -1) if ndim == 2 else tuple(range(ndim))  # noqa: PLR2004 - a matrix
+    if ord is None or dims is None or len(dims) == 1:
+        return ops.vector_norm(x, 2 if ord is None else ord, dims, keepdim, dtype=dtype)
+    return ops.matrix_norm(x, ord, dims, keepdim, dtype=dtype)
+
+
+# -- samples -----------------------------------------------------------------------------------------------------------
+
+_ONE = between(0.5, 2.0, "a11")  # a matrix that is positive definite whatever is drawn
+_SQUARE, _OBLONG = real("ann"), real("amn")
+sample("cholesky cholesky_ex cholesky_inverse logdet", _ONE)
+sample("cholesky_ex", between(0.5, 2.0, "ab11"), upper=True)
+sample("cholesky_solve", real("a1k"), _ONE)
+sample("inv inv_ex det slogdet det_parts slogdet_parts matrix_exp cond eigvals", _SQUARE)
+sample("inv det slogdet", real("ab22"))
+sample("eig eigvals", real("ann").fixed)
+sample("eigh eigvalsh eigh_parts", _SQUARE)
+sample("eigh_parts", real("ann").fixed, "U", compute_v=False)
+sample("matrix_power", _SQUARE, 2)
+sample("pinv cond svd svdvals svd_parts", _OBLONG)
+sample("matrix_rank", _OBLONG)
+sample("svd", real("amn").fixed, full_matrices=True)
+sample("svd", _OBLONG, full_matrices=False)
+sample("svd_parts", real("amn").fixed, compute_uv=False)
+sample("svd_transposed", _OBLONG)
+sample("svd_transposed", real("amn").fixed, compute_uv=False)
+sample("qr", real("a53"))
+sample("qr", real("a35").fixed, "complete")
+sample("qr", real("a35").fixed, "r")
+sample("lu lu_factor lu_factor_ex geqrf", real("amn").fixed)
+sample("lu lu_factor lu_factor_ex", _SQUARE)
+sample("ldl_factor ldl_factor_ex", real("ann").fixed)
+sample("ldl_solve", _ONE, integers(1, 2, "a1"), real("a1k"))
+sample("lu_unpack", _SQUARE, integers(1, 2, "an"), unpack_pivots=False)
+sample("householder_product", real("a53"), real("a3"))
+sample("ormqr", real("a53").fixed, real("a3").fixed, real("a5k").fixed)
+sample("triangular_solve", real("a2k"), between(1.0, 2.0, "a22"))
+sample("solve solve_ex solve_parts", between(1.0, 2.0, "a11"), real("a1k"))
+sample("solve", real("ann"), real("ank"))
+sample("solve", real("ann"), real("akn"), left=False)
+sample("solve", real(4, 2, 2), real(2, 2))
+sample("solve", real("ann"), real("an"))
+sample("solve_triangular", between(1.0, 2.0, "a22"), real("a2k"), upper=False)
+sample("lu_solve", between(1.0, 2.0, "a11"), integers(1, 2, "a1"), real("a1k"))
+sample("lu_solve_first", real("a1k"), between(1.0, 2.0, "a11"), integers(1, 2, "a1"))
+sample("lstsq", real("a53").fixed, real("a5k").fixed)
+sample("cov", real("vo"))
+sample("cov", real("vo"), correction=0, aweights=between(0.5, 2.0, "o").fixed)
+sample("matrix_norm", real("abc"), "fro", (0, 2))
+sample("matrix_norm", real("amn"), "nuc", keepdim=True)
+sample("linalg_norm", real("amn"))
+sample("linalg_norm", real("mn"), 1)
+sample("linalg_norm", real("amn"), "fro", (1, 2))
+sample("linalg_norm", real("amn"), 3, -1)
+sample("cross", real("ab3"), real("ab3"))
+sample("cross", real("a3c"), real("13c"), 1)
+sample("cross_default", real("a3"), real("a3"))
+sample("vander", real("an"))
+sample("vander", real("n"), 3)

@@ -1,0 +1,75 @@
+"""Fourier transforms: transformed dims are gathered, the others may be sharded."""
+
+import numpy as np
+import pytest
+import torch
+from torch import fft
+
+from hyper_parallel.core.dtensor.dtensor import DTensor
+from hyper_parallel.core.dtensor.events import record_events
+from hyper_parallel.core.dtensor.placements import Partial, Shard
+
+pytestmark = pytest.mark.platforms("torch")
+
+COMPLEX = np.random.default_rng(5).standard_normal((3, 4, 5, 2)).view(np.complex128)[..., 0]
+REAL = np.random.default_rng(6).standard_normal((3, 4, 5))
+
+TRANSFORMS = {
+    "fft": (fft.fft, REAL),
+    "fft of complex": (fft.fft, COMPLEX),
+    "ifft": (lambda x: fft.ifft(x, norm="ortho"), COMPLEX),
+    "fft of more points": (lambda x: fft.fft(x, 7, dim=1), REAL),
+    "fft of fewer points": (lambda x: fft.fft(x, n=2, dim=0), COMPLEX),
+    "rfft": (fft.rfft, REAL),
+    "rfft of even points": (lambda x: fft.rfft(x, dim=1), REAL),
+    "irfft": (fft.irfft, COMPLEX),
+    "irfft of odd points": (lambda x: fft.irfft(x, 5), COMPLEX),
+    "hfft": (lambda x: fft.hfft(x, dim=0), COMPLEX),
+    "ihfft": (fft.ihfft, REAL),
+    "fft2": (fft.fft2, REAL),
+    "ifft2": (lambda x: fft.ifft2(x, dim=(0, 2)), COMPLEX),
+    "rfft2": (lambda x: fft.rfft2(x, s=(6, 3)), REAL),
+    "irfft2": (fft.irfft2, COMPLEX),
+    "fftn": (fft.fftn, REAL),
+    "fftn of some dims": (lambda x: fft.fftn(x, s=(3, -1)), REAL),
+    "ifftn": (lambda x: fft.ifftn(x, dim=(1,)), COMPLEX),
+    "rfftn": (lambda x: fft.rfftn(x, dim=(2, 0)), REAL),
+    "irfftn": (lambda x: fft.irfftn(x, dim=(0, 1)), COMPLEX),
+    "hfft2": (fft.hfft2, COMPLEX),
+    "ihfftn": (fft.ihfftn, REAL),
+    "fftshift": (fft.fftshift, REAL),
+    "ifftshift": (lambda x: fft.ifftshift(x, dim=1), COMPLEX),
+}
+
+
+@pytest.mark.parametrize("name", TRANSFORMS)
+def test_transforms(holds, name):
+    """Spectra and gradients do not depend on layouts, for even and odd numbers of points."""
+    holds(*TRANSFORMS[name])
+
+
+def test_short_time_transforms(holds):
+    """Windowed spectra of signals in pieces, and the signals back from them."""
+
+    def there(x, window):
+        return torch.stft(x, 6, 2, window=window, return_complex=True)
+
+    def and_back(x, window):
+        return torch.istft(there(x, window), 6, 2, window=window)
+
+    window = np.hanning(8)[1:-1]
+    holds(there, (3, 19), window, drawn={(2,): 10, (3,): 5})
+    holds(and_back, (3, 19), window, drawn={(2,): 10, (3,): 5})
+
+
+def test_other_dims_stay_sharded(ranks):
+    """A transform along a whole dim moves nothing, and summands stay summands."""
+
+    def run(mesh):
+        x = DTensor.from_local(torch.ones(2, 5), mesh, [Shard(0)])
+        y = DTensor.from_local(torch.ones(2, 5), mesh, [Partial()])
+        with record_events() as events:
+            found = fft.rfft(x), fft.rfft(y)
+        return len(events), [one.placements for one in found]
+
+    assert ranks(2, run) == [(0, [(Shard(0),), (Partial("sum"),)])] * 2

@@ -1,0 +1,177 @@
+"""Linear algebra: leading dims may be sharded, matrices are gathered."""
+
+import numpy as np
+import pytest
+import torch
+from torch import linalg
+
+from hyper_parallel.core.dtensor.dtensor import DTensor
+from hyper_parallel.core.dtensor.events import record_events
+from hyper_parallel.core.dtensor.placements import Partial, Replicate, Shard
+
+pytestmark = pytest.mark.platforms("torch")
+
+
+def matrices(*shape, seed=3):
+    """Well-conditioned matrices of leading dims `shape[:-2]`."""
+    rng = np.random.default_rng(seed)
+    return rng.standard_normal(shape) + 3 * np.eye(shape[-2], shape[-1])
+
+
+def symmetric(x):
+    """Positive definite matrices made of any."""
+    return x @ x.mT + 2 * torch.eye(x.shape[-1], dtype=torch.float64) if not isinstance(x, DTensor) else _shifted(x)
+
+
+def _shifted(x):
+    eye = DTensor.from_local(2 * torch.eye(x.shape[-1], dtype=torch.float64), x.device_mesh)
+    return x @ x.mT + eye
+
+
+SQUARE = {
+    "cholesky": lambda x: linalg.cholesky(symmetric(x)),
+    "cholesky upper": lambda x: torch.cholesky(symmetric(x), upper=True),
+    "cholesky_ex": lambda x: linalg.cholesky_ex(symmetric(x)),
+    "cholesky_inverse": lambda x: torch.cholesky_inverse(linalg.cholesky(symmetric(x))),
+    "inv": linalg.inv,
+    "inverse": lambda x: x.inverse(),
+    "inv_ex": linalg.inv_ex,
+    "det": torch.det,
+    "logdet": lambda x: symmetric(x).logdet(),
+    "slogdet": linalg.slogdet,
+    "eigh": lambda x: linalg.eigh(symmetric(x)),
+    "eigvalsh": lambda x: linalg.eigvalsh(symmetric(x)),
+    "matrix_power": lambda x: linalg.matrix_power(x, 3),
+    "negative power": lambda x: torch.matrix_power(x, -2),
+    "matrix_exp": torch.matrix_exp,
+    "lu_factor": linalg.lu_factor,
+    "lu_solve": lambda x: torch.lu_solve(x, *linalg.lu_factor(x)),
+    "ldl_factor": lambda x: linalg.ldl_factor(symmetric(x).detach()),
+    "nuclear norm": lambda x: linalg.matrix_norm(x, "nuc"),
+    "spectral norm": lambda x: linalg.norm(x, 2, dim=(-2, -1)),
+    "cond": linalg.cond,
+    "two norms": lambda x: linalg.norm(x, "fro", (0, 2), keepdim=True),
+}
+
+
+@pytest.mark.parametrize("name", SQUARE)
+def test_square_matrices(holds, name):
+    """Values and gradients of functions of square matrices do not depend on how these are laid out."""
+    holds(SQUARE[name], matrices(4, 3, 3))
+
+
+OBLONG = {
+    "qr": linalg.qr,
+    "qr complete": lambda x: linalg.qr(x.mT.contiguous(), "complete"),
+    "qr without a basis": lambda x: linalg.qr(x.detach(), mode="r")[1],
+    "svd": lambda x: linalg.svd(x, full_matrices=False),
+    "full svd": lambda x: linalg.svd(x.detach()),
+    "transposed svd": torch.svd,
+    "svdvals": linalg.svdvals,
+    "pinv": linalg.pinv,
+    "pinverse": lambda x: x.pinverse(),
+    "lu": linalg.lu,
+    "matrix_rank": linalg.matrix_rank,
+    "geqrf": lambda x: torch.geqrf(x.detach()),
+}
+
+
+@pytest.mark.parametrize("name", OBLONG)
+def test_oblong_matrices(holds, name):
+    """Values and gradients of functions of oblong matrices do not depend on how these are laid out."""
+    holds(OBLONG[name], matrices(3, 5, 4))
+
+
+EQUATIONS = {
+    "solve": (linalg.solve, (4, 3, 3), (4, 3, 2)),
+    "solve from the right": (lambda a, b: linalg.solve(a, b, left=False), (4, 3, 3), (4, 2, 3)),
+    "solve for vectors": (linalg.solve, (4, 3, 3), (4, 3)),
+    "solve for one vector": (linalg.solve, (3, 3), (3,)),
+    "solve broadcast": (linalg.solve, (4, 3, 3), (1, 3, 5)),
+    "solve_ex": (linalg.solve_ex, (4, 3, 3), (4, 3, 2)),
+    "solve_triangular": (lambda a, b: linalg.solve_triangular(a, b, upper=True), (4, 3, 3), (4, 3, 2)),
+    "triangular_solve": (lambda a, b: torch.triangular_solve(b, a), (4, 3, 3), (4, 3, 2)),
+    "cholesky_solve": (lambda a, b: torch.cholesky_solve(b, linalg.cholesky(symmetric(a))), (4, 3, 3), (4, 3, 2)),
+    "lstsq": (lambda a, b: linalg.lstsq(a, b).solution, (3, 5, 2), (3, 5, 4)),
+    "tensorsolve": (linalg.tensorsolve, (2, 3, 6), (2, 3)),
+    "householder_product": (lambda a, t: linalg.householder_product(a / 8, t / 4), (4, 5, 3), (4, 3)),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("name", EQUATIONS)
+def test_equations(holds, name):
+    """Solutions and their gradients do not depend on how either side is laid out; sides broadcast."""
+    fn, left, right = EQUATIONS[name]
+    holds(fn, matrices(*left) if len(left) > 1 else left, right)
+
+
+def test_a_right_hand_side_is_never_taken_for_vectors(holds):
+    """Four matrices on two ranks are two on each, as many as the right-hand side has rows: it stays a matrix."""
+    holds(linalg.solve, matrices(4, 2, 2), (2, 2), drawn={(2,): 20, (4,): 10, (2, 2): 10})
+
+
+PRODUCTS = {
+    "cross": (linalg.cross, (4, 3), (4, 3)),
+    "cross broadcast": (lambda x, y: linalg.cross(x, y, dim=1), (4, 3, 5), (1, 3, 5)),
+    "cross by size": (torch.cross, (3, 4, 3), (3, 4, 3)),
+    "multi_dot": (lambda x, y: linalg.multi_dot([x, y, x]), (4, 5), (5, 4)),
+    "vecdot": (linalg.vecdot, (4, 5), (4, 5)),
+}
+
+
+@pytest.mark.parametrize("name", PRODUCTS)
+def test_products(holds, name):
+    """Products of vectors and matrices, where the dim of size 3 is that of the whole tensor."""
+    holds(*PRODUCTS[name])
+
+
+def test_vander(holds):
+    """Powers of elements need nothing but the element; how many there are is counted in the whole."""
+    holds(linalg.vander, (4, 5))
+    holds(lambda x: linalg.vander(x, N=3), (7,))
+
+
+def test_covariance(holds):
+    """Variables and observations are whole, weights too."""
+    holds(torch.cov, (4, 7))
+    holds(lambda x, w: torch.cov(x, correction=0, aweights=w * w), (4, 7), (7,))
+    holds(torch.corrcoef, (4, 7))
+
+
+@pytest.mark.parametrize("fn", [linalg.inv, linalg.eigh, linalg.svd, linalg.qr, linalg.det])
+def test_sharded_leading_dims_cost_nothing(ranks, fn):
+    """Each rank works on its own matrices; nothing moves."""
+
+    def run(mesh):
+        x = DTensor.from_local(torch.eye(3).expand(2, 3, 3).contiguous(), mesh, [Shard(0)])
+        with record_events() as events:
+            out = fn(x)
+        first = out[0] if isinstance(out, tuple) else out
+        return len(events), first.placements
+
+    assert ranks(2, run) == [(0, (Shard(0),))] * 2
+
+
+def test_sharded_matrices_are_gathered_once(ranks):
+    """A matrix in pieces is gathered, on the record."""
+
+    def run(mesh):
+        x = DTensor.from_local(torch.eye(4).chunk(2)[mesh.coordinate[0]], mesh, [Shard(0)])
+        with record_events() as events:
+            out = linalg.inv(x)
+        return [event.collective for event in events], out.placements
+
+    assert ranks(2, run) == [(["all_gather"], (Replicate(),))] * 2
+
+
+def test_right_hand_sides_may_be_summands(ranks):
+    """Solutions are linear in the right-hand side: summands of it give summands of them, without communication."""
+
+    def run(mesh):
+        a = DTensor.from_local(torch.eye(3) * 2, mesh)
+        b = DTensor.from_local(torch.ones(3, 2), mesh, [Partial()])
+        with record_events() as events:
+            out = linalg.solve(a, b)
+        return len(events), out.placements, out.full_tensor().tolist()
+
+    assert ranks(2, run) == [(0, (Partial("sum"),), [[1.0, 1.0]] * 3)] * 2

@@ -1,0 +1,193 @@
+"""A write through a view updates the tensor that it looks at, or raises; it is never lost."""
+
+import numpy as np
+import pytest
+import torch
+
+from hyper_parallel.core.dtensor.dtensor import DTensor
+from hyper_parallel.core.dtensor.layout import Layout
+from hyper_parallel.core.dtensor.mesh import init_device_mesh
+from hyper_parallel.core.dtensor.placements import Partial, Replicate, Shard
+from hyper_parallel.errors import HyperParallelError, UnsupportedOperatorError
+from hyper_parallel.verify.check import decompose
+from hyper_parallel.verify.simulate import simulate
+
+pytestmark = pytest.mark.platforms("torch")
+
+VIEWS = {
+    "number": lambda x: x[1],
+    "last number": lambda x: x[..., -1],
+    "range": lambda x: x[1:3],
+    "inner range": lambda x: x[:, 1:, 2:4],
+    "step": lambda x: x[:, ::2],
+    "everything": lambda x: x[...],
+    "new dim": lambda x: x[:, None],
+    "twice": lambda x: x[1:][0],
+    "select": lambda x: x.select(1, 2),
+    "narrow": lambda x: torch.narrow(x, 2, 1, 2),
+    "slice of a slice": lambda x: x.narrow(1, 1, 3).narrow(0, 0, 2),
+    "chunk": lambda x: x.chunk(2)[1],
+    "chunk inside": lambda x: torch.chunk(x, 2, 1)[0],
+    "one chunk": lambda x: x.chunk(1)[0],
+    "split": lambda x: x.split([1, 3])[1],
+    "split inside": lambda x: x.split(3, -1)[1],
+    "tensor_split": lambda x: torch.tensor_split(x, 3, 2)[1],
+    "hsplit": lambda x: torch.hsplit(x, [2])[0],
+    "vsplit": lambda x: torch.vsplit(x, 2)[1],
+    "dsplit": lambda x: torch.dsplit(x, 3)[2],
+    "unbind": lambda x: x.unbind(1)[3],
+    "iteration": lambda x: list(x)[1],
+    "view": lambda x: x.view(-1),
+    "view merged": lambda x: x.view(20, 6),
+    "view split": lambda x: x.view(2, 2, 5, 6),
+    "reshape": lambda x: x.reshape(4, 5, 2, 3),
+    "flatten": lambda x: x.flatten(1),
+    "unflatten": lambda x: x.unflatten(0, (2, 2)),
+    "ravel": lambda x: x.ravel(),
+    "transpose": lambda x: x.transpose(0, 1),
+    "permute": lambda x: x.permute(2, 0, 1)[0],
+    "movedim": lambda x: torch.movedim(x, 0, 2),
+    "swapaxes": lambda x: x.swapaxes(1, 2)[:, 1],
+    "mT": lambda x: x.mT,
+    "T": lambda x: x[0].T,
+    "H": lambda x: x[:, 0].H,
+    "squeeze": lambda x: x[:1].squeeze(0),
+    "unsqueeze": lambda x: x.unsqueeze(1),
+    "expanded where it is": lambda x: x.expand(4, 5, 6),
+    "diagonal": lambda x: x.diagonal(),
+    "diagonal inside": lambda x: torch.diagonal(x, 1, 1, 2),
+    "unfold": lambda x: x.unfold(1, 2, 2),
+    "atleast_3d": lambda x: torch.atleast_3d(x)[0],
+    "view_as": lambda x: x.view_as(x)[1],
+    "detach": lambda x: x.detach()[0],
+    "real": lambda x: x.real[0],
+}  # fmt: skip
+
+
+def filled(y, _):
+    """A constant."""
+    y.fill_(3)
+
+
+def doubled(y, _):
+    """What is there takes part."""
+    y.mul_(2)
+
+
+def assigned(y, _):
+    """Python's own spelling of a write."""
+    y[...] = -1
+
+
+def partly(y, _):
+    """A write into part of the view."""
+    y[0] = 0.5
+
+
+def added(y, one):
+    """A replicated tensor is added."""
+    y += one
+
+
+def masked(y, _):
+    """Where a condition holds."""
+    y.masked_fill_(y > 0, 0)
+
+
+WRITES = [filled, doubled, assigned, partly, added, masked]
+PLACEMENTS = [Replicate(), Shard(0), Shard(1), Shard(2), Partial()]
+VALUES = np.round(np.random.default_rng(1).standard_normal((4, 5, 6)) * 64) / 64
+
+
+def outcome(name, write, placement, mesh):
+    """What became of one write: `written`, `refused`, or what is wrong."""
+    plain = torch.tensor(VALUES)
+    write(VIEWS[name](plain), torch.ones(()))
+    layout = Layout.place(mesh, [placement], VALUES.shape)
+    x = DTensor.from_local(torch.tensor(decompose(VALUES, layout, 0)), mesh, [placement], shape=VALUES.shape)
+    before = x.to_local().clone()
+    try:
+        write(VIEWS[name](x), torch.ones(()))
+    except HyperParallelError:
+        return "refused" if torch.equal(x.to_local(), before) else "refused, and written in part"
+    return "written" if torch.allclose(x.full_tensor(), plain, rtol=0, atol=1e-9) else "lost, or wrong"
+
+
+@pytest.mark.parametrize("name", VIEWS)
+def test_no_write_is_lost(name):
+    """Whatever the layout, a write through a view of it is in the tensor afterwards, or was refused as a whole."""
+
+    def rank():
+        mesh = init_device_mesh("cpu", (2 + (name == "number"),), mesh_dim_names=("tp",))
+        return {
+            (write.__name__, repr(held)): outcome(name, write, held, mesh) for write in WRITES for held in PLACEMENTS
+        }
+
+    for found in simulate(rank, 2 + (name == "number"), "torch"):
+        assert set(found.values()) <= {"written", "refused"}, found
+        whole = [seen for (_, held), seen in found.items() if held == "Replicate()"]
+        assert whole == ["written"] * len(WRITES)
+
+
+def test_writes_into_chunks_of_other_dims_arrive(ranks):
+    """Pieces along a dim that is not sharded share storage with the tensor."""
+
+    def run(mesh):
+        x = DTensor.from_local(torch.zeros(2, 6), mesh, [Shard(0)])
+        first, second = x.chunk(2, dim=1)
+        first.add_(1)
+        second[:, 0] = 5
+        return x.full_tensor().tolist()
+
+    assert ranks(2, run) == [[[1.0, 1.0, 1.0, 5.0, 0.0, 0.0]] * 4] * 2
+
+
+def test_a_piece_that_had_to_move_says_why_it_cannot_be_written(ranks):
+    """The message names the view, what moved, and what to write to instead."""
+
+    def run(mesh):
+        x = DTensor.from_local(torch.zeros(2, 3), mesh, [Shard(0)])
+        with pytest.raises(UnsupportedOperatorError) as caught:
+            x[0].fill_(1)
+        with pytest.raises(UnsupportedOperatorError) as further:
+            x.narrow(0, 1, 2).transpose(0, 1)[0] += 1
+        return str(caught.value), str(further.value)
+
+    copied, viewed = ranks(2, run)[0]
+    assert copied == (
+        "fill(x=f32[3@tp]): x cannot be written to: it is a copy: getitem(x=f32[4@tp, 3]) had to move x to "
+        "f32[4, 3@tp], so a write would be lost; write to x itself"
+    )
+    assert viewed == (
+        "add(x=f32[2@tp]): x cannot be written to: it is a copy: getitem(x=f32[3@tp, 2]) had to move x to "
+        "f32[3, 2@tp], so a write would be lost; write to x itself"
+    )
+
+
+def test_gradients_pass_through_what_was_written_through_a_view(holds):
+    """A write through a view of a value that takes part in autograd changes gradients as it does on one device."""
+
+    def run(x, value):
+        y = x * 1.0
+        y[:, 1:3].mul_(2.0)
+        y.narrow(2, 0, 1).copy_(value)
+        y.transpose(0, 1)[4].zero_()
+        return y * y
+
+    holds(run, (4, 5, 6), (4, 5, 1), refused=True, drawn={(2,): 20, (3,): 7, (2, 2): 6})
+
+
+def test_kept_views_see_writes_through_slices(ranks):
+    """A varying view made before a write through a slice is not used after it."""
+
+    def run(mesh):
+        weight = DTensor.from_local(torch.ones(3, 2), mesh).requires_grad_()
+        x = DTensor.from_local(torch.ones(1, 3), mesh, [Shard(0)])
+        scaled = weight * 1.0
+        first = (x @ scaled).sum()
+        scaled[0].mul_(5)
+        second = (x @ scaled).sum()
+        (first.detach() + second).backward()
+        return second.item(), weight.grad.full_tensor().tolist()
+
+    assert ranks(2, run) == [(28.0, [[10.0, 10.0], [2.0, 2.0], [2.0, 2.0]])] * 2
