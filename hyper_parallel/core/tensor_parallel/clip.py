@@ -102,7 +102,7 @@ def _global_norm(platform: Platform, gradients: list[Any], order: float) -> Any:
     for spread, amount in held.items():
         whole = _reduced(platform, amount, spread, "max" if order == math.inf else "sum")
         total = whole if total is None else join(total, whole)
-    return total if order in (1.0, math.inf) else total ** (1.0 / order)  # type: ignore[operator]
+    return total if order in (1.0, math.inf) else platform.root(total, order)
 
 
 def _spread(gradient: Any) -> Spread:

@@ -64,8 +64,12 @@ def atomically(path: Path, fill: Callable[[Path], Any]) -> None:
             os.fsync(file.fileno())
         part.replace(path)
         _sync_folder(path.parent)
+    except CheckpointError:  # the values' fault, not the disk's
+        part.unlink(missing_ok=True)
+        raise
     except Exception as error:
-        part.unlink(missing_ok=True) if path.parent.is_dir() else None
+        if path.parent.is_dir():
+            part.unlink(missing_ok=True)
         msg = f"save_checkpoint: {path} cannot be written ({error}); what was there before is unchanged"
         raise CheckpointWriteError(msg) from error
     except BaseException:

@@ -111,6 +111,10 @@ class TensorsFacet(abc.ABC):
     def power_sum(self, data: Any, p: float) -> Any:
         """Sum of ``|x| ** p`` over all elements (largest ``|x|`` for ``inf``), 0-d, in f32 or wider; 0 if empty."""
 
+    def root(self, data: Any, p: float) -> Any:
+        """The ``p``-th root of a 0-d tensor, as exact as its dtype."""
+        return data ** (1.0 / p)
+
     @abc.abstractmethod
     def maximum(self, first: Any, second: Any) -> Any:
         """Element by element the larger one; NaN wins."""

@@ -141,6 +141,18 @@ class TrainingFacet(ModulesFacet):
     def watch_random(self, model: Any) -> Callable[[], str | None]:
         """Watch ``model`` from now on; the result tells the first module whose forward drew random numbers, or None."""
 
+    @abc.abstractmethod
+    def linear_layer(self, inputs: int, outputs: int, *, dtype: Any) -> Any:
+        """The framework's linear layer with a bias, initialised as the framework does it."""
+
+    @abc.abstractmethod
+    def parameter_with_gradient(self, gradient: Any) -> Any:
+        """What :meth:`gradient_of` gives ``gradient`` for."""
+
+    @abc.abstractmethod
+    def kept_operators(self) -> list[Any]:
+        """Operators of the reference model that selective checkpointing may keep: its matrix products."""
+
     def unknown_optimizer(self, name: str) -> ValueError:
         """The error for a name that is none of :data:`OPTIMIZERS`."""
         return ValueError(f"optimizer {name!r} is unknown; known: {', '.join(OPTIMIZERS)}")

@@ -7,6 +7,7 @@ from contextlib import AbstractContextManager
 from typing import Any
 
 from mindspore import Parameter, mint, nn, ops
+from mindspore.common.api import _no_grad
 
 from hyper_parallel.core.dtensor.dtensor import DTensor
 from hyper_parallel.core.dtensor.module import distribute_tensor, fitting_piece
@@ -99,7 +100,8 @@ class MindSporeModules(ModulesFacet):
         piece = fitting_piece(param, data)
         if 0 not in piece.shape:
             local = param.to_local() if isinstance(param, DTensor) else param
-            local.copy_(ops.stop_gradient(piece).astype(local.dtype))
+            with _no_grad():
+                local.copy_(ops.stop_gradient(piece).astype(local.dtype))
         if isinstance(param, DTensor):
             param.drop_views()
 

@@ -6,7 +6,7 @@ from pathlib import Path
 from typing import Any
 
 import mindspore
-from mindspore import Parameter, Tensor, ops
+from mindspore import Parameter, ops
 
 from hyper_parallel.errors import CheckpointError
 from hyper_parallel.platform.contract.persistence import PersistenceFacet
@@ -49,9 +49,12 @@ class MindSporePersistence(PersistenceFacet):
         return from_host(array)
 
     def _save_own(self, state: dict[str, Any], path: Path) -> None:
-        """``mindspore.save_checkpoint``, which insists on its suffix."""
+        """``mindspore.save_checkpoint``, which insists on its suffix, and leaves out empty tensors without a word."""
+        if empty := [name for name, value in state.items() if 0 in value.shape]:
+            msg = f"save_checkpoint: ckpt files hold no empty tensors ({', '.join(empty)}); use safetensors"
+            raise CheckpointError(msg)
         named = path.with_name(path.name + ".ckpt")
-        listed = [{"name": name, "data": Tensor(self._to_host(value))} for name, value in state.items()]
+        listed = [{"name": name, "data": self._detached(value)} for name, value in state.items()]
         mindspore.save_checkpoint(listed, str(named))
         named.replace(path)
 

@@ -126,9 +126,15 @@ class MindSporeTensors(TensorsFacet):
         size = mint.abs(ops.stop_gradient(data))
         if data.dtype not in (mindspore.float32, mindspore.float64):
             size = size.astype(mindspore.float32)
+        if 0 in size.shape:  # of which MindSpore's sum is whatever memory holds
+            return mint.zeros((), dtype=size.dtype)
         if p == float("inf"):
-            return size.max() if size.size else mint.zeros((), dtype=size.dtype)
+            return size.max()
         return mint.sum(size if p == 1 else mint.pow(size, p))
+
+    def root(self, data: Any, p: float) -> Any:
+        """On the host: MindSpore takes an exponent in f32, whatever the base is."""
+        return Tensor.from_numpy(np.asarray(data.asnumpy() ** (1.0 / p), data.asnumpy().dtype))
 
     def maximum(self, first: Any, second: Any) -> Any:
         """``mint.maximum``."""

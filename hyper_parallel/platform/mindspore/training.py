@@ -54,6 +54,18 @@ class MindSporeTraining(TrainingFacet):
         """Parameters that require grad."""
         return first_paths({path: one for path, one in self.parameters_dict(model).items() if one.requires_grad})
 
+    def linear_layer(self, inputs: int, outputs: int, *, dtype: Any) -> Any:
+        """``mint.nn.Linear``."""
+        return mindspore.mint.nn.Linear(inputs, outputs, dtype=dtype)
+
+    def parameter_with_gradient(self, gradient: Any) -> Any:
+        """The gradient, which is a value."""
+        return gradient
+
+    def kept_operators(self) -> list[Any]:
+        """None: nothing can be kept."""
+        return []
+
     def training_step(self, model: Any, compute_loss: Callable[[], Any]) -> StepResult:
         """``value_and_grad`` over the parameters; local gradients are in the dual of their parameter's layout."""
         held = self.trainable(model)

@@ -46,6 +46,21 @@ class TorchTraining(TrainingFacet):
         every = dict(model.named_parameters(remove_duplicate=False))
         return first_paths({path: value for path, value in every.items() if value.requires_grad})
 
+    def linear_layer(self, inputs: int, outputs: int, *, dtype: Any) -> Any:
+        """``nn.Linear``."""
+        return torch.nn.Linear(inputs, outputs, dtype=dtype)
+
+    def parameter_with_gradient(self, gradient: Any) -> Any:
+        """A parameter of zeros whose ``grad`` it is."""
+        parameter = torch.nn.Parameter(torch.zeros_like(gradient))
+        parameter.grad = gradient
+        return parameter
+
+    def kept_operators(self) -> list[Any]:
+        """Products of ``aten``."""
+        aten = torch.ops.aten
+        return [aten.mm.default, aten.addmm.default, aten.bmm.default]
+
     def training_step(self, model: Any, compute_loss: Callable[[], Any]) -> StepResult:
         """Clear gradients, run, ``backward()``."""
         held = self.trainable(model)

@@ -1,0 +1,196 @@
+"""Facet *differentiable*: forward and backward against NumPy, with random cotangents."""
+
+from __future__ import annotations
+
+import threading
+from functools import partial
+from typing import Any
+
+import numpy as np
+
+from hyper_parallel.errors import CollectiveMismatchError, RendezvousError, UnsupportedOperatorError
+from hyper_parallel.platform.contract.coordinator import HookCoordinator
+from hyper_parallel.verify.contract.world import Contract, World, covers, raises
+
+__all__ = ["DIFFERENTIABLE"]
+
+DIFFERENTIABLE: Contract = []
+_CLOSE = 1e-12
+
+
+@covers(DIFFERENTIABLE, "differentiable_all_gather_concat")
+def gathering(w: World) -> None:
+    """Along any dim; backward is the own slice, or the ranks' sum where their uses differ."""
+    p, shape = w.platform, (2, 3)
+    for dim in (0, 1, -1):
+        parts, own = w.everyone(shape), shape[dim]
+        for varying in (False, True):
+            whole = np.concatenate(parts, dim)
+            seeds = [w.draw(whole.shape, 0 if not varying else rank, 5) for rank in w.ranks]
+            out, grad = w.gradient(
+                partial(
+                    p.differentiable_all_gather_concat,
+                    group=None,
+                    concat_size=w.size,
+                    concat_dim=dim,
+                    varying=varying,
+                ),
+                parts[w.rank],
+                seeds[w.rank],
+            )
+            w.same(out, whole)
+            total = sum(seeds) if varying else seeds[0]
+            w.same(grad, np.take(total, range(own * w.rank, own * (w.rank + 1)), dim), _CLOSE)
+    with raises(ValueError, f"concat_size is {w.size + 1}, the group of ranks {list(w.ranks)} has {w.size} members"):
+        p.differentiable_all_gather_concat(w.tensor(parts[0]), None, w.size + 1, 0)
+    with raises(ValueError, "concat_dim is 2, the tensor has 2 dims"):
+        p.differentiable_all_gather_concat(w.tensor(parts[0]), None, w.size, 2)
+
+
+@covers(DIFFERENTIABLE, "differentiable_all_reduce")
+def reducing(w: World) -> None:
+    """Sum, avg, max and min with ties; the gradient is the algebra's, without a factor."""
+    p, parts = w.platform, np.stack(w.everyone((3, 4)))
+    parts[:, 0, 0] = parts[0, 0, 0]  # a tie of all ranks
+    seed = w.draw((3, 4), 0, 7)
+    for op in ("sum", "avg", "max", "min"):
+        want = {"sum": parts.sum(0), "avg": parts.mean(0), "max": parts.max(0), "min": parts.min(0)}[op]
+        out, grad = w.gradient(partial(p.differentiable_all_reduce, op=op), parts[w.rank], seed)
+        w.same(out, want, _CLOSE)
+        attained = (parts == want) / (parts == want).sum(0) if op in ("max", "min") else np.ones_like(parts)
+        w.same(grad, seed * attained[w.rank] / (w.size if op == "avg" else 1), _CLOSE)
+    seeds = w.everyone((3, 4), 8)
+    _, grad = w.gradient(lambda x: p.differentiable_all_reduce(x, "sum", varying=True), parts[w.rank], seeds[w.rank])
+    w.same(grad, sum(seeds), _CLOSE)
+    with raises(UnsupportedOperatorError, "no gradient passes the reduction 'prod'; detach() the tensor first"):
+        w.gradient(lambda x: p.differentiable_all_reduce(x, "prod"), parts[w.rank], seed)
+    w.same(p.differentiable_all_reduce(w.tensor(parts[w.rank]), "prod"), parts.prod(0), _CLOSE)
+
+
+@covers(DIFFERENTIABLE, "differentiable_reduce_scatter")
+def scattering(w: World) -> None:
+    """Along any dim and for every reduction that has a gradient; backward gathers."""
+    p = w.platform
+    for axis, shape in ((0, (2 * w.size, 3)), (1, (3, 2 * w.size)), (-1, (w.size,))):
+        parts = np.stack(w.everyone(shape))
+        seeds = w.everyone(tuple(np.split(parts[0], w.size, axis)[0].shape), 3)
+        for op in ("sum", "avg", "max", "min"):
+            want = {"sum": parts.sum(0), "avg": parts.mean(0), "max": parts.max(0), "min": parts.min(0)}[op]
+            out, grad = w.gradient(
+                partial(p.differentiable_reduce_scatter, dev_num=w.size, axis=axis, op=op), parts[w.rank], seeds[w.rank]
+            )
+            w.same(out, np.split(want, w.size, axis)[w.rank], _CLOSE)
+            attained = (parts == want) / (parts == want).sum(0) if op in ("max", "min") else np.ones_like(parts)
+            whole = np.concatenate(seeds, axis) / (w.size if op == "avg" else 1)
+            w.same(grad, whole * attained[w.rank], _CLOSE)
+    with raises(ValueError, f"dim 0 of size {w.size + 1} does not divide by {w.size} ranks"):
+        p.differentiable_reduce_scatter(w.tensor(np.ones(w.size + 1)), w.size, 0)
+    with raises(ValueError, "dev_num is 1"):
+        p.differentiable_reduce_scatter(w.tensor(np.ones(w.size)), 1, 0)
+
+
+@covers(DIFFERENTIABLE, "differentiable_all_to_all")
+def exchanging(w: World) -> None:
+    """Even slices in another shape, there and back."""
+    p, parts = w.platform, w.everyone((w.size, 2))
+    seeds = w.everyone((2 * w.size,), 4)
+    out, grad = w.gradient(lambda x: p.differentiable_all_to_all(x, (2 * w.size,)), parts[w.rank], seeds[w.rank])
+    w.same(out, np.stack([part[w.rank] for part in parts]).reshape(-1))
+    w.same(grad, np.stack([seed.reshape(w.size, 2)[w.rank] for seed in seeds]))
+    with raises(ValueError, "gives no output of [5]"):
+        p.differentiable_all_to_all(w.tensor(parts[0]), (5,))
+
+
+@covers(DIFFERENTIABLE, "differentiable_all_to_all_single", "differentiable_all_to_all_single_async")
+def routing(w: World) -> None:
+    """Rows of any number, none included, there and back; splits that do not fit are refused before anything is sent."""
+    p = w.platform
+    table = np.array([[(sender + 2 * receiver) % 3 for receiver in w.ranks] for sender in w.ranks])
+    sent, received = table[w.rank].tolist(), table[:, w.rank].tolist()
+    rows = [w.draw((int(table[rank].sum()), 2), rank) for rank in w.ranks]
+    seeds = [w.draw((int(table[:, rank].sum()), 2), rank, 6) for rank in w.ranks]
+
+    def cut(values: Any, sizes: Any, place: int) -> Any:
+        return np.split(values, np.cumsum(sizes)[:-1])[place]
+
+    for member in (p.differentiable_all_to_all_single, p.differentiable_all_to_all_single_async):
+
+        def read(x: Any, routed: Any = member) -> Any:
+            return p.narrow(routed(x, sent, received), 0, 0, sum(received))
+
+        out, grad = w.gradient(read, rows[w.rank], seeds[w.rank])
+        w.same(out, np.concatenate([cut(rows[rank], table[rank], w.rank) for rank in w.ranks]))
+        w.same(grad, np.concatenate([cut(seeds[rank], table[:, rank], w.rank) for rank in w.ranks]))
+        mine = w.tensor(rows[w.rank])
+        with raises(ValueError, f"input_splits {[9] * w.size} add up to {9 * w.size}, the input has {sum(sent)} rows"):
+            member(mine, [9] * w.size, received)
+        with raises(ValueError, "output_splits [1] must be one row count per rank"):
+            member(mine, sent, [1])
+        with raises(ValueError, "must be one row count per rank"):
+            member(mine, sent, [-1] * w.size)
+
+
+@covers(DIFFERENTIABLE, "differentiable_async_a2a_wait")
+def overlapping(w: World) -> None:
+    """Rebuilt along one dim from parts of another; backward waits itself, or leaves its handle in the box."""
+    p, n = w.platform, w.size
+    shape, concat, split = (2, 2 * n, 3), 0, 1
+    parts = w.everyone(shape)
+    gathered = np.concatenate([np.split(part, n, split)[w.rank] for part in parts], concat)
+    seeds = w.everyone(gathered.shape, 9)
+    wanted = np.concatenate([np.split(seed, n, concat)[w.rank] for seed in seeds], split)
+    boxes: tuple[list[Any] | None, ...] = (None, [])
+    for box in boxes:
+
+        def forward(x: Any, kept: list[Any] | None = box) -> Any:
+            stacked = w.tensor(np.stack(np.split(parts[w.rank], n, split)))
+            out_perm, work = p.all_to_all_single(stacked, stacked.shape, None, True)
+            return p.differentiable_async_a2a_wait(x, work, out_perm, None, n, concat, split, kept)
+
+        out, grad = w.gradient(forward, parts[w.rank], seeds[w.rank])
+        w.same(out, gathered)
+        if box is not None:
+            assert np.isnan(w.array(grad)).all(), "a gradient that nobody waited for must be seen"
+            (_, buffer), found = box[0], box[0][0].wait()
+            w.same(found, wanted)
+            w.same(buffer, np.stack(np.split(wanted, n, split)))
+            grad = found
+        w.same(grad, wanted)
+    with raises(ValueError, "out_perm is [1, 1]"):
+        p.differentiable_async_a2a_wait(w.tensor(parts[0]), None, w.tensor(np.ones((1, 1))), None, n, concat, split)
+
+
+@covers(DIFFERENTIABLE, "differentiable_sync_hook")
+def meeting(w: World) -> None:
+    """Identity both ways; it meets the other thread, and says who it waited for in vain."""
+    p, x, seed = w.platform, w.draw((2, 3)), w.draw((2, 3), turn=2)
+    coordinator, met = HookCoordinator(timeout=20.0), []
+
+    def partner() -> None:
+        with coordinator.taking_part():
+            met.extend([coordinator.rendezvous("C", "backward"), coordinator.rendezvous("D", "backward")])
+
+    other = threading.Thread(target=partner, name="partner")
+    other.start()
+    out, grad = w.gradient(lambda t: p.differentiable_sync_hook(t, "A", coordinator), x, seed)
+    other.join()
+    w.same(out, x)
+    w.same(grad, seed)
+    assert met == ["A (forward)", "A (backward)"], met
+    lonely = HookCoordinator(timeout=0.05)
+    with raises(RendezvousError, "waited 0.05 s at B (forward) for its partner, which never came to any position"):
+        p.differentiable_sync_hook(w.tensor(x), "B", lonely)
+    with raises(ValueError, "position 'E' is none of A, B, C, D"):
+        p.differentiable_sync_hook(w.tensor(x), "E", coordinator)
+
+
+@covers(DIFFERENTIABLE, "p2p_exchange")
+def swapping(w: World) -> None:
+    """Pairs swap, backward swaps back, and with oneself it is the identity."""
+    p, peer = w.platform, w.rank ^ 1
+    peer = peer if peer < w.size else w.rank
+    out, grad = w.gradient(lambda x: p.p2p_exchange(x, peer), w.draw((2, 3)), w.draw((2, 3), turn=1))
+    w.same(out, w.draw((2, 3), peer))
+    w.same(grad, w.draw((2, 3), peer, 1))
+    with raises(CollectiveMismatchError, f"rank {w.size} is not in the group of ranks {list(w.ranks)}"):
+        p.p2p_exchange(w.tensor(np.ones(2)), w.size)

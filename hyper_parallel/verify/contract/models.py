@@ -1,0 +1,371 @@
+"""Facets *modules*, *memory* and *persistence*: on the reference transformer, plain and of DTensors."""
+
+from __future__ import annotations
+
+import math
+import tempfile
+from contextlib import contextmanager
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from hyper_parallel.core.dtensor.layout import Layout
+from hyper_parallel.core.dtensor.mesh import DeviceMesh
+from hyper_parallel.core.dtensor.module import distribute_tensor, place_parameter, replicate_module
+from hyper_parallel.core.dtensor.placements import Replicate, Shard
+from hyper_parallel.errors import CheckpointError, CheckpointWriteError, HandleError, LayoutError
+from hyper_parallel.platform.contract.persistence import StateDictOptions
+from hyper_parallel.platform.contract.training import LanguageModelConfig
+from hyper_parallel.verify.contract.world import Contract, World, covers, noted, raises
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+__all__ = ["MEMORY", "MODULES", "PERSISTENCE"]
+
+MODULES: Contract = []
+MEMORY: Contract = []
+PERSISTENCE: Contract = []
+
+_CONFIG = LanguageModelConfig(vocab=23, dim=12, layers=2, heads=2, kv_heads=1, head_dim=4, ffn=14, length=5)
+
+
+def _model(w: World, seed: int = 0) -> Any:
+    """The transformer with the same values on every rank."""
+    p = w.platform
+    model = p.reference_model(_CONFIG)
+    random = np.random.default_rng(seed)
+    held = p.parameters_dict(model)
+    p.load_arrays(model, {path: random.standard_normal(tuple(one.shape)) / 3 for path, one in sorted(held.items())})
+    return model
+
+
+def _step(w: World, model: Any) -> Any:
+    """Loss and gradients on this rank's tokens."""
+    p, random = w.platform, np.random.default_rng(w.rank)
+    tokens = [w.tensor(random.integers(0, _CONFIG.vocab, (2, _CONFIG.length))) for _ in range(2)]
+    return p.training_step(model, lambda: p.reference_loss(model(tokens[0]), tokens[1]))
+
+
+def _some_weight(w: World, model: Any) -> str:
+    """Path of a linear layer's weight inside the first block."""
+    p = w.platform
+    paths = [path for path, one in p.get_cells_and_names(model) if p.is_linear_module(one)]
+    return f"{paths[0]}.weight"
+
+
+@covers(MODULES, "get_cell_construct", "get_cells_and_names", "parameters_dict", "search_parameter_by_name",
+        "update_parameter_by_name", "is_linear_module", "is_embedding_module")  # fmt: skip
+def trees(w: World) -> None:
+    """Modules and parameters by path; a parameter is found with its owner, and replaced there."""
+    p, model = w.platform, _model(w)
+    paths = dict(p.get_cells_and_names(model))
+    assert paths[""] is model
+    assert p.get_cell_construct(model) is not None
+    assert any(p.is_linear_module(one) for one in paths.values())
+    assert any(p.is_embedding_module(one) for one in paths.values())
+    assert not p.is_linear_module(model)
+    name = _some_weight(w, model)
+    found = p.search_parameter_by_name(model, name)
+    assert found is not None
+    owner, short, held = found
+    assert (owner, short) == (paths[name.rpartition(".")[0]], "weight")
+    assert held is p.parameters_dict(model)[name]
+    assert p.search_parameter_by_name(model, "no.such.weight") is None
+    other = p.new_zero_parameter(held.shape, held.dtype)
+    p.update_parameter_by_name(model, found, other)
+    assert p.parameters_dict(model)[name] is other
+
+
+@covers(MODULES, "set_layout_into_parameter", "get_param_local_shape", "get_param_local_data", "update_param_data",
+        "load_into_param", "get_param_type_size", "new_zero_parameter")  # fmt: skip
+def parameters(w: World) -> None:
+    """A parameter becomes one of pieces; whole, piece and DTensor can be written to it; nothing else can."""
+    p, array = w.platform, w.draw((5, 3), 0)
+    plain = p.new_parameter(w.tensor(array), requires_grad=True, name="plain")
+    mesh = DeviceMesh("cpu", list(w.ranks))
+    param = p.set_layout_into_parameter(plain, Layout.place(mesh, [Shard(0)], (5, 3)))
+    assert isinstance(param, p.Parameter)
+    low, high = param.layout.local_box()[0]
+    assert p.get_param_local_shape(param) == (high - low, 3)
+    w.same(p.get_param_local_data(param), array[low:high])
+    w.same(p.get_param_local_data(plain), array)
+    assert p.get_param_type_size(param) == 8
+    for turn, write in enumerate((p.update_param_data, p.load_into_param), 1):
+        fresh = w.draw((5, 3), 0, turn)
+        for data in (w.tensor(fresh), w.tensor(fresh[low:high]), distribute_tensor(w.tensor(fresh), mesh, [Shard(1)])):
+            write(param, w.tensor(array))
+            write(param, data)
+            w.same(param.full_tensor(), fresh)
+        write(plain, w.tensor(fresh))
+        w.same(plain, fresh)
+    with raises(LayoutError, "the parameter is [5, 3]; the data is [4, 4]"):
+        p.update_param_data(plain, w.tensor(np.ones((4, 4))))
+    zero = p.new_zero_parameter((2, 3), p.str_to_dtype("float64"), requires_grad=False)
+    w.same(zero, np.zeros((2, 3)))
+    assert isinstance(zero, p.Parameter)
+
+
+@covers(MODULES, "init_parameters", "init_on_device", "meta_device")
+def delaying(w: World) -> None:
+    """Built without storage, laid out, and filled: every rank allocates its own pieces only, and all draw one whole."""
+    p = w.platform
+    with p.init_on_device(p.meta_device):
+        model = p.linear_layer(12, 8 * w.size + 1, dtype=p.str_to_dtype("float32"))
+    assert all(p.is_meta(one) for one in p.parameters_dict(model).values())
+    mesh = DeviceMesh("cpu", list(w.ranks))
+    place_parameter(p, model, "weight", mesh, [Shard(0)])
+    replicate_module(p, model, mesh)
+    p.init_parameters(model)
+    held = p.parameters_dict(model)
+    weight = held["weight"]
+    assert not p.is_meta(p.get_param_local_data(weight))
+    local = p.get_param_local_data(weight)
+    assert p.get_tensor_storage_size(weight) == math.prod(p.get_param_local_shape(weight)) * 4
+    assert tuple(local.shape) == weight.layout.local_shape
+    whole = w.array(weight.full_tensor())
+    bound = 1 / math.sqrt(12)  # of both frameworks' uniform initialisation of linear layers
+    assert whole.shape == (8 * w.size + 1, 12)
+    assert 0.9 * bound < np.abs(whole).max() <= bound * (1 + 1e-6)
+    assert abs(whole.mean()) < bound / 5
+    assert len(np.unique(whole)) > 0.95 * whole.size
+    biases = [None] * w.size
+    p.all_gather_object(biases, w.array(held["bias"].full_tensor()).tolist())
+    assert all(one == biases[0] for one in biases)
+    with p.meta_device:
+        later = p.linear_layer(3, 2, dtype=p.str_to_dtype("float32"))
+    p.init_parameters(later, 1)
+    assert not any(p.is_meta(one) for one in p.parameters_dict(later).values())
+
+
+@covers(MODULES, "register_forward_pre_hook", "register_full_backward_hook", "register_full_backward_pre_hook")
+def hooks(w: World) -> None:
+    """Hooks see and replace what passes, in their order, keyword arguments included; each is removed once."""
+    p = w.platform
+    log: list[Any] = []
+    layer = p.linear_layer(3, 2, dtype=p.str_to_dtype("float64"))
+    x = w.draw((4, 3))
+
+    def gradient() -> tuple[Any, Any]:
+        return w.gradient(layer, x, np.ones((4, 2)))
+
+    out, grad = (w.array(one) for one in gradient())
+    handles = [
+        p.register_forward_pre_hook(layer, lambda _, args: (args[0] * 2,)),
+        p.register_forward_pre_hook(layer, lambda _, args, kwargs: noted(log, kwargs, (args, {})), False, True),
+        p.register_full_backward_hook(layer, lambda _, inputs, __: noted(log, "second", (inputs[0] * 3,))),
+        p.register_full_backward_hook(layer, lambda *_: noted(log, "first"), True),
+        p.register_full_backward_pre_hook(layer, lambda _, outputs: noted(log, "before", (outputs[0] * 5,))),
+    ]
+    doubled, changed = gradient()
+    bias = w.array(p.parameters_dict(layer)["bias"])
+    w.same(doubled, 2 * (out - bias) + bias, 1e-12)
+    w.same(changed, 30 * grad, 1e-12)
+    assert log == [{}, "before", "first", "second"], log
+    with p.no_grad():
+        layer(w.tensor(x), unknown=1)  # taken away by the hook
+    assert log[-1] == {"unknown": 1}
+    for handle, kind in zip(handles, ("forward pre-hook", "forward pre-hook", "backward hook", "backward hook",
+                                      "backward pre-hook"), strict=True):  # fmt: skip
+        handle.remove()
+        with raises(HandleError, f"this {kind} of ", "was removed before; remove it once"):
+            handle.remove()
+    log.clear()
+    w.same(gradient()[1], grad)
+    assert log == []
+
+
+@covers(MODULES, "clip_grad_norm_")
+def clipping(w: World) -> None:
+    """The true global norm over two meshes and plain parameters, for every order; the gradients are scaled by it."""
+    p, arrays = w.platform, [w.draw((5, 3), 0), w.draw((4,), 0, 1), w.draw((2, 2), 0, 2)]
+    line = DeviceMesh("cpu", list(w.ranks), mesh_dim_names=("x",))
+    grid = DeviceMesh("cpu", [[rank] for rank in w.ranks], mesh_dim_names=("a", "b"))
+    every = np.concatenate([one.reshape(-1) for one in arrays])
+    for order in (1, 2, 3, math.inf):
+        gradients = [
+            distribute_tensor(w.tensor(arrays[0]), line, [Shard(0)]),
+            distribute_tensor(w.tensor(arrays[1]), grid, [Shard(0), Replicate()]),
+            w.tensor(arrays[2]),
+        ]
+        held = [p.parameter_with_gradient(one) for one in gradients]
+        norm = np.linalg.norm(every, order)
+        w.same(p.clip_grad_norm_(held, 0.5, order), norm, 1e-9)
+        for one, array in zip(held, arrays, strict=True):
+            clipped = p.gradient_of(one)
+            w.same(clipped.full_tensor() if hasattr(clipped, "full_tensor") else clipped, array * 0.5 / norm, 1e-5)
+    with raises(ValueError, "norm_type must be positive, got 0"):
+        p.clip_grad_norm_(held, 1.0, 0)
+    bad = [p.parameter_with_gradient(w.tensor(np.array([np.inf])))]
+    with raises(RuntimeError, "nothing was scaled"):
+        p.clip_grad_norm_(bad, 1.0, 2.0, True)
+
+
+def _same_training(w: World, plain: Any, wrapped: Any) -> None:
+    """Equal losses, gradients and state-dict keys."""
+    p, one, other = w.platform, _step(w, plain), _step(w, wrapped)
+    w.same(other.loss, w.array(one.loss))
+    assert set(one.gradients) == set(other.gradients)
+    for path, gradient in one.gradients.items():
+        w.same(other.gradients[path], w.array(gradient), 1e-12)
+    assert list(p.get_model_state_dict(wrapped)) == list(p.get_model_state_dict(plain))
+    assert isinstance(wrapped, type(plain))
+
+
+def _wrap_blocks(w: World, model: Any, wrap: Any) -> Any:
+    """Replace every block by its wrapped self."""
+    p = w.platform
+    cells = dict(p.get_cells_and_names(model))
+    for index in range(_CONFIG.layers):
+        layers = cells["layers"]
+        layers[index] = wrap(layers[index])
+    return model
+
+
+@covers(MEMORY, "checkpoint", "ckpt_wrapper", "noop_context_fn")
+def recomputing(w: World) -> None:
+    """A wrapped module trains like the plain one, and runs again in backward."""
+    p = w.platform
+    _same_training(w, _model(w), _wrap_blocks(w, _model(w), p.ckpt_wrapper))
+    _same_training(w, _model(w), _wrap_blocks(w, _model(w), lambda one: p.ckpt_wrapper(one, p.checkpoint)))
+    runs = []
+
+    def twice(x: Any) -> Any:
+        runs.append(1)
+        return x * x
+
+    x, seed = w.draw((3,)), w.draw((3,), turn=1)
+    out, grad = w.gradient(lambda t: p.checkpoint(twice, t, use_reentrant=False, context_fn=p.noop_context_fn), x, seed)
+    w.same(out, x * x, 1e-12)
+    w.same(grad, 2 * x * seed, 1e-12)
+    assert len(runs) == 2
+    assert len(p.noop_context_fn()) == 2
+
+
+@covers(MEMORY, "create_selective_checkpoint_contexts")
+def selecting(w: World) -> None:
+    """Kept operators do not run again; gradients are the same."""
+    p = w.platform
+    contexts = lambda: p.create_selective_checkpoint_contexts(p.kept_operators())  # noqa: E731 - called per forward
+    _same_training(w, _model(w), _wrap_blocks(w, _model(w), lambda one: p.ckpt_wrapper(one, context_fn=contexts)))
+
+
+@covers(MEMORY, "swap_wrapper", "async_save_on_cpu")
+def swapping(w: World) -> None:
+    """What is swapped comes back as it was; the policy sees what is saved, and parameters stay."""
+    p = w.platform
+    seen: list[Any] = []
+    everything = lambda tensor: noted(seen, tuple(tensor.shape), True)  # noqa: E731 - a policy
+    _same_training(w, _model(w), _wrap_blocks(w, _model(w), lambda one: p.swap_wrapper(one, everything)))
+    assert seen
+    _same_training(w, _model(w), _wrap_blocks(w, _model(w), p.swap_wrapper))
+    x, seed = w.draw((64, 33)), w.draw((64, 33), turn=1)
+    for policy in (None, lambda _: True, lambda _: False):
+
+        def saved(t: Any, chosen: Any = policy) -> Any:
+            with p.async_save_on_cpu(chosen):
+                return (t * 2) * (t * 3)
+
+        out, grad = w.gradient(saved, x, seed)
+        w.same(out, 6 * x * x, 1e-12)
+        w.same(grad, 12 * x * seed, 1e-12)
+
+
+@contextmanager
+def _folder(w: World) -> Iterator[Path]:
+    """One folder for all ranks."""
+    with tempfile.TemporaryDirectory(prefix="hyper_parallel_contract_") as name:
+        names = [None] * w.size
+        w.platform.all_gather_object(names, name)
+        yield Path(str(names[0]))
+        w.platform.barrier()
+
+
+@covers(PERSISTENCE, "get_model_state_dict")
+def states(w: World) -> None:
+    """Sharded or whole, on the host or not, off the graph, with the plain model's keys."""
+    p, plain, model = w.platform, _model(w), _model(w)
+    mesh, name = DeviceMesh("cpu", list(w.ranks)), _some_weight(w, plain)
+    found = p.search_parameter_by_name(model, name)
+    assert found is not None
+    pieces = p.set_layout_into_parameter(found[2], Layout.place(mesh, [Shard(0)], found[2].shape))
+    p.update_parameter_by_name(model, found, pieces)
+    want = p.get_model_state_dict(plain)
+    sharded = p.get_model_state_dict(model)
+    whole = p.get_model_state_dict(model, options=StateDictOptions(full_state_dict=True, cpu_offload=True))
+    assert list(want) == list(sharded) == list(whole)
+    assert set(p.parameters_dict(plain)) <= set(want)
+    assert isinstance(sharded[name], p.DTensorBase)
+    for key, value in whole.items():
+        assert not isinstance(value, p.DTensorBase)
+        w.same(value, w.array(want[key]))
+
+    class Odd:
+        """Options of another library, one of which is not served."""
+
+        broadcast_from_rank0 = True
+
+    with raises(ValueError, "option broadcast_from_rank0 is not served; served are full_state_dict"):
+        p.get_model_state_dict(model, options=Odd())
+
+
+@covers(PERSISTENCE, "save_checkpoint", "load_checkpoint")
+def files(w: World) -> None:
+    """Every dtype comes back, DTensors whole; what is no whole file is refused, and a failed write leaves the old."""
+    p, mesh = w.platform, DeviceMesh("cpu", list(w.ranks))
+    names = ("float64", "float32", "float16", "bfloat16", "int64", "int32", "uint8", "bool")
+    state = {name: p.tensor_type_cast(w.tensor(w.draw((3, 2), 0)), name) for name in names}
+    state.update(scalar=w.tensor(np.array(2.5)))
+    with _folder(w) as folder:
+        for kind in (p.own_format, "safetensors"):
+            if kind == "safetensors":  # MindSpore's own has no empty tensors
+                state.update(empty=w.tensor(np.zeros((0, 3))))
+            path = folder / f"{w.rank}.{kind}"
+            p.save_checkpoint(state, path, kind)
+            found = p.load_checkpoint(path, kind)
+            assert set(found) == set(state)
+            for name, value in state.items():
+                assert found[name].dtype == value.dtype
+                w.same(found[name], w.array(value))
+        shared = folder / "shared.safetensors"
+        whole = w.draw((5, 3), 0)
+        p.save_checkpoint({"x": distribute_tensor(w.tensor(whole), mesh, [Shard(0)])}, shared)
+        w.same(p.load_checkpoint(shared)["x"], whole)
+        _refusals(w, folder, folder / f"{w.rank}.safetensors", state)
+        with raises(CheckpointWriteError, "nowhere", "what was there before is unchanged"):
+            p.save_checkpoint({"x": distribute_tensor(w.tensor(whole), mesh, [Shard(0)])}, folder / "nowhere" / "x")
+        model = _model(w)
+        p.save_checkpoint(model, folder / f"{w.rank}.model")
+        found = p.load_checkpoint(folder / f"{w.rank}.model")
+        assert set(found) == set(p.get_model_state_dict(model))
+        p.barrier()
+        assert not list(folder.glob(".*")), "a partial file was left"
+
+
+def _refusals(w: World, folder: Path, good: Path, state: dict[str, Any]) -> None:
+    p, data = w.platform, good.read_bytes()
+    with raises(FileNotFoundError, "missing"):
+        p.load_checkpoint(folder / "missing")
+    wrong = folder / f"{w.rank}.wrong"
+    for content in (data[:-1], data[:20], b"", b"not a file of tensors at all"):
+        wrong.write_bytes(content)
+        with raises(CheckpointError, str(wrong), "is no whole safetensors file"):
+            p.load_checkpoint(wrong)
+    ran = folder / f"{w.rank}.ran"
+    # A pickle that would create a file when loaded.
+    wrong.write_bytes(b"\x80\x04cpathlib\nPath\n(V" + str(ran).encode() + b"\ntR.")
+    with raises(CheckpointError, "is a pickle, not safetensors; it was not loaded"):
+        p.load_checkpoint(wrong)
+    wrong.write_bytes(b"PK\x03\x04 and so on")
+    with raises(CheckpointError, "is a zip archive, as torch.save writes, not safetensors"):
+        p.load_checkpoint(wrong)
+    assert not ran.exists()
+    for member in (lambda: p.load_checkpoint(good, "pickle"), lambda: p.save_checkpoint(state, good, "pickle")):
+        with raises(CheckpointError, f"ckpt_format 'pickle' is unknown; known: safetensors, {p.own_format}"):
+            member()
+    with raises(CheckpointError, "a is no tensor of a name"):
+        p.save_checkpoint({"a": 1}, good)
+    with raises(CheckpointWriteError, "cannot be written", "what was there before is unchanged"):
+        p.save_checkpoint(state, good / "below a file")
+    assert good.read_bytes() == data

@@ -1,0 +1,103 @@
+"""Runs the checks of the contract on one rank, and over a simulated or a real world."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+from hyper_parallel.errors import UnsupportedOnBackend
+from hyper_parallel.platform.contract.inventory import MEMBERS
+from hyper_parallel.platform.select import platform_named
+from hyper_parallel.verify.contract.communication import COLLECTIVES, GROUPS, IDENTITY
+from hyper_parallel.verify.contract.gradients import DIFFERENTIABLE
+from hyper_parallel.verify.contract.models import MEMORY, MODULES, PERSISTENCE
+from hyper_parallel.verify.contract.plain import PIPELINE, RUNTIME, TENSORS
+from hyper_parallel.verify.contract.world import Contract, World
+
+__all__ = ["CHECKS", "check_contract", "run_contract"]
+
+CHECKS: dict[str, Contract] = {
+    "identity": IDENTITY,
+    "groups": GROUPS,
+    "collectives": COLLECTIVES,
+    "differentiable": DIFFERENTIABLE,
+    "tensors": TENSORS,
+    "modules": MODULES,
+    "runtime": RUNTIME,
+    "memory": MEMORY,
+    "persistence": PERSISTENCE,
+    "pipeline": PIPELINE,
+}
+
+# How to call the members that a ledger may list; what they are given does not matter.
+_PROBES: dict[str, tuple[Any, ...]] = {
+    "get_symmetric_memory_handler": (),
+    "create_selective_checkpoint_contexts": ([],),
+}
+
+
+def check_contract(platform_name: str, facets: Sequence[str] = tuple(CHECKS)) -> dict[str, str]:
+    """Check every member of ``facets`` on this rank; all ranks of a world call this together.
+
+    Args:
+        platform_name: ``torch`` or ``mindspore``.
+        facets: names of facets; all by default.
+
+    Returns:
+        per member ``served``, or ``gap: `` and the ledger's reason.
+
+    Raises:
+        AssertionError: a member does not do what the contract says, refuses without standing in the ledger, or stands
+            there and works.
+    """
+    platform = platform_named(platform_name)
+    world, found = World(platform), {}
+    for facet in facets:
+        for check in CHECKS[facet]:
+            gaps = [gap for gap in map(platform.gap, check.members) if gap is not None]
+            if gaps:
+                found.update({gap.member: f"gap: {gap.reason}" for gap in gaps})
+                for gap in gaps:
+                    _must_refuse(platform, gap.member)
+                continue
+            try:
+                check.run(world)
+            except UnsupportedOnBackend as error:
+                msg = f"{', '.join(check.members)}: refused, but not in the gap ledger: {error}"
+                raise AssertionError(msg) from error
+            found.update(dict.fromkeys(check.members, "served"))
+    missing = [member for facet in facets for member in MEMBERS[facet] if member not in found]
+    assert not missing, f"no check covers {missing}"
+    return found
+
+
+def _must_refuse(platform: Any, member: str) -> None:
+    try:
+        getattr(platform, member)(*_PROBES[member])
+    except UnsupportedOnBackend:
+        return
+    msg = f"{member} stands in the gap ledger of {platform.platform_type} and works; take it out"
+    raise AssertionError(msg)
+
+
+def run_contract(
+    platform_name: str, world_size: int = 2, launch: str = "simulated", facets: Sequence[str] = tuple(CHECKS)
+) -> dict[str, str]:
+    """Run :func:`check_contract` on every rank of a world; rank 0's answer.
+
+    Args:
+        platform_name: ``torch`` or ``mindspore``.
+        world_size: number of ranks, at least two.
+        launch: ``simulated``, or ``processes`` for real ones.
+        facets: names of facets; all by default.
+
+    Raises:
+        RankFailedError: a check failed on a rank.
+    """
+    from hyper_parallel.verify.launch import launch as launched
+    from hyper_parallel.verify.simulate import simulate
+
+    runner = simulate if launch == "simulated" else launched
+    results = runner(check_contract, world_size, platform_name, (platform_name, tuple(facets)), timeout=280.0)
+    first: dict[str, str] = results[0]
+    return first
