@@ -253,7 +253,7 @@ def _index(ops: Any, x: Any, index: Any, op: str) -> tuple[Any, bool]:
     for item in items:
         if isinstance(item, list) or (hasattr(item, "__array__") and not isinstance(item, Tensor)):
             item = _replicated(ops, torch.as_tensor(item), layout)  # noqa: PLW2901
-        elif isinstance(item, Tensor) and not isinstance(item, DTensor) and item.dtype in _TRUTHS and item.ndim:
+        elif not isinstance(item, DTensor) and getattr(item, "dtype", None) in _TRUTHS and item.ndim:
             msg = f"{op}: the mask is a plain tensor {list(item.shape)}; make it a DTensor first"
             raise MixedTensorError(msg)
         if getattr(item, "dtype", None) in _TRUTHS and not item.ndim:

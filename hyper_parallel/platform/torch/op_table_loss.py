@@ -155,9 +155,7 @@ def add_functions(table: dict[Any, Entry], spell: Spell) -> None:
         spell(name, getattr(F, name), signature)
     for name, signature in WEIGHTED.items():
         routed(table, getattr(F, name), signature, _weighted(name))
-    routed(
-        table, F.gaussian_nll_loss, "x, target, var, full=False, eps=1e-06, reduction='mean'", _gaussian
-    )
+    routed(table, F.gaussian_nll_loss, "x, target, var, full=False, eps=1e-06, reduction='mean'", _gaussian)
     names = "log_probs, targets, input_lengths, target_lengths, blank=0, reduction='mean', zero_infinity=False"
     routed(table, F.ctc_loss, names, lambda ops, **given: ops.ctc_loss(**given))
     names = "log_probs, targets, input_lengths, target_lengths, blank=0, reduction=1, zero_infinity=False"

@@ -45,7 +45,7 @@ def _normal(ops: Any, x: Any, dims: list[int], running: tuple[Any, Any], affine:
     """Normalise by the statistics of ``x`` over ``dims``; running ones take their share of them."""
     momentum, eps = rest
     for name, held in zip(("running_mean", "running_var"), running, strict=True):
-        if isinstance(held, Tensor) and not isinstance(held, DTensor):
+        if held is not None and not isinstance(held, DTensor):
             msg = (
                 f"batch_norm: {name} is a plain tensor {list(held.shape)} and the input a DTensor; make it one too: "
                 f"module.{name} = hyper_parallel.distribute_tensor(module.{name}, mesh, [Replicate()])"

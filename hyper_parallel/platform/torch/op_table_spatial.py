@@ -11,7 +11,6 @@ from typing import Any
 
 import torch
 import torch.nn.functional as F  # noqa: N812 - the field's name for it
-from torch import Tensor
 
 from hyper_parallel.core.shard.dispatch import Entry
 from hyper_parallel.platform.torch.op_line import Line
@@ -37,7 +36,9 @@ POOLING = [
     Line("max_unpool3d", (aten.max_unpool3d.default,)),
 ]
 
-PADS = tuple(getattr(aten, f"{kind}_pad{count}d").default for kind in ("reflection", "replication") for count in (1, 2, 3))
+PADS = tuple(
+    getattr(aten, f"{kind}_pad{count}d").default for kind in ("reflection", "replication") for count in (1, 2, 3)
+)
 EXACT = "x, output_size, scales_d=None, scales_h=None, scales_w=None"
 ALIGNED = "x, output_size, align_corners, scales_d=None, scales_h=None, scales_w=None"
 NEAREST = tuple(

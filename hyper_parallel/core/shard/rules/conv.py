@@ -40,7 +40,7 @@ def convolution(call: OpCall) -> Strategies:
     count = len(call.operands)
     kernel = [None, None, *places]
     if groups == 1:
-        kernel[out], kernel[inner] = "o", "c"  # type: ignore[call-overload] # labels are names or None
+        kernel[out], kernel[inner] = "o", "c"
     inputs = (("n", "c" if groups == 1 else None, *places), tuple(kernel), ("o" if groups == 1 else None,))[:count]
     output = ("n", "o" if groups == 1 else None, *places)
     joins = (2,) if count > 2 else ()  # noqa: PLR2004 - there is a bias

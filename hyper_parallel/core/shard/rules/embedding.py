@@ -77,7 +77,7 @@ def lookup_(call: OpCall) -> Strategies:
 )
 def embedding_bag(call: OpCall) -> Strategies:
     """``n[i], [v]h, n[i] -> nh``; bags that follow each other in one row of ids are whole."""
-    x, weight, offsets, scale = (call[name] for name in ("x", "weight", "offsets", "per_sample_weights"))
+    x, weight, offsets = (call[name] for name in ("x", "weight", "offsets"))
     if weight.ndim != 2 or x.ndim != (2 if offsets is None else 1):  # noqa: PLR2004 - a matrix
         msg = f"x has {x.ndim} dims and weight {weight.ndim}: bags are rows of a matrix, or a vector and offsets"
         raise ValueError(msg)

@@ -138,7 +138,9 @@ def test_what_recurrent_layers_refuse(ranks):
             torch.lstm(x, torch.tensor([2]), [state, state], weights, True, 1, 0.0, True, False)
         with pytest.raises(MixedTensorError, match=r"argument hx\[0\] is a plain tensor \[1, 2, 3\]"):
             torch.lstm(x, [torch.ones(1, 2, 3)] * 2, weights, True, 1, 0.0, True, False, False)
-        assert isinstance(torch.lstm(x, [torch.zeros(1, 2, 3)] * 2, weights, True, 1, 0.0, True, False, False)[0], DTensor)
+        assert isinstance(
+            torch.lstm(x, [torch.zeros(1, 2, 3)] * 2, weights, True, 1, 0.0, True, False, False)[0], DTensor
+        )
         return str(dropout.value).rsplit("): ", maxsplit=1)[1], str(packed.value)
 
     assert ranks(2, run)[0] == (

@@ -69,7 +69,10 @@ def test_pooling(holds, name):
 
 
 PADDING = {
-    f"{mode} of {count}": (lambda x, mode=mode, count=count: F.pad(x, (1, 2, 2, 1, 1, 0)[: 2 * count], mode=mode), shape)
+    f"{mode} of {count}": (
+        lambda x, mode=mode, count=count: F.pad(x, (1, 2, 2, 1, 1, 0)[: 2 * count], mode=mode),
+        shape,
+    )
     for mode in ("constant", "reflect", "replicate", "circular")
     for count, shape in ((1, ROW), (2, PLANE), (3, VOLUME))
 }

@@ -65,7 +65,9 @@ DRAWS = {
     "rrelu in place, dropout": lambda x: F.rrelu(x - 4, training=True, inplace=True),
     "gumbel, dropout": lambda x: F.gumbel_softmax(x, 0.7),
     "hard gumbel, dropout": lambda x: F.gumbel_softmax(x, hard=True, dim=0),
-    "fractional pooling": lambda x: F.fractional_max_pool2d(x[:, :, None, None].expand(5, 3, 4, 5).cumsum(3), 2, output_size=2),
+    "fractional pooling": lambda x: F.fractional_max_pool2d(
+        x[:, :, None, None].expand(5, 3, 4, 5).cumsum(3), 2, output_size=2
+    ),
     "fractional pooling of a volume": lambda x: F.fractional_max_pool3d(
         x[:, :, None, None, None].expand(5, 3, 4, 4, 4).cumsum(4), 2, output_ratio=0.5, return_indices=True
     )[0],

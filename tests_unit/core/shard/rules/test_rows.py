@@ -76,9 +76,7 @@ def test_one_row(holds):
     holds(F.multi_margin_loss, (4,), np.array(2), drawn=FEW)
     holds(lambda x, t: F.multilabel_margin_loss(x, t, reduction="sum"), (4,), SEVERAL[0], drawn=FEW)
     holds(lambda x, t: F.ctc_loss(x.log_softmax(1), t, (7,), (3,)), (7, 4), SPOKEN[0], drawn=FEW)
-    holds(
-        lambda x, t: torch.ctc_loss(x.log_softmax(2), t, (7,) * 5, (3,) * 5, 0, 2, False), FRAMES, SPOKEN, drawn=FEW
-    )
+    holds(lambda x, t: torch.ctc_loss(x.log_softmax(2), t, (7,) * 5, (3,) * 5, 0, 2, False), FRAMES, SPOKEN, drawn=FEW)
 
 
 def test_a_number_for_the_variance(holds):
@@ -87,7 +85,10 @@ def test_a_number_for_the_variance(holds):
 
 
 DISTANCES = {
-    **{f"cdist {p}": (lambda x, y, p=p: torch.cdist(x, y, p=p), (3, 5, 4), (3, 6, 4)) for p in (0.0, 1.0, 2.0, 3.0, np.inf)},
+    **{
+        f"cdist {p}": (lambda x, y, p=p: torch.cdist(x, y, p=p), (3, 5, 4), (3, 6, 4))
+        for p in (0.0, 1.0, 2.0, 3.0, np.inf)
+    },
     "cdist of many": (torch.cdist, (26, 2), (3, 2)),
     "cdist, broadcast": (torch.cdist, (5, 4), (3, 6, 4)),
     "pdist": (lambda x: F.pdist(x, 3.0), ROWS),
