@@ -28,13 +28,13 @@ from hyper_parallel.verify.ops.report import Finding, OperatorReport
 from hyper_parallel.verify.ops.reproduce import program
 from hyper_parallel.verify.ops.rows import Claim, claims, commute, mesh_of, possible, problem_of
 from hyper_parallel.verify.ops.rule_level import Bench, Result
-from hyper_parallel.verify.ops.user import UserOperator
+from hyper_parallel.verify.ops.user import UserOperator, samples_of_user
 from hyper_parallel.verify.ops.values import Filled, fill, seed_of, size_choices
 
 if TYPE_CHECKING:
     from hyper_parallel.core.dtensor.layout import Layout
 
-__all__ = ["MESHES", "QUICK", "USER", "Effort", "Sweep", "sweep_operator"]
+__all__ = ["MESHES", "QUICK", "USER", "Effort", "Sweep", "sweep_operator", "sweep_user_operator"]
 
 MESHES: tuple[tuple[int, ...], ...] = ((1,), (2,), (3,), (4,), (2, 2), (2, 3), (3, 2))
 _BATCH = 24
@@ -101,6 +101,16 @@ def sweep_operator(platform: str, op: str, effort: Effort) -> OperatorReport:
     report = OperatorReport(op, platform)
     with use_platform(platform):
         Sweep(report, platform, op, find_rule(op), samples_of(op), effort).run()
+    report.seconds = time.monotonic() - started
+    return report
+
+
+def sweep_user_operator(platform: str, user: UserOperator, effort: Effort) -> OperatorReport:
+    """Check a user's function on DTensors, every placement of every operand where there are not too many."""
+    started = time.monotonic()
+    report = OperatorReport(user.name, platform)
+    with use_platform(platform):
+        Sweep(report, platform, user, None, samples_of_user(user), effort).run()
     report.seconds = time.monotonic() - started
     return report
 

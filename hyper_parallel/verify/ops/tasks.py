@@ -9,8 +9,8 @@ from dataclasses import replace
 from typing import Any
 
 from hyper_parallel.verify.ops.report import OperatorReport
-from hyper_parallel.verify.ops.sweep import Effort, sweep_operator
-from hyper_parallel.verify.ops.user import load_user_file, sweep_user_operator, user_rules
+from hyper_parallel.verify.ops.sweep import Effort, sweep_operator, sweep_user_operator
+from hyper_parallel.verify.ops.user import load_user_file, user_rules
 
 __all__ = ["library_tasks", "run", "task_of"]
 

@@ -5,7 +5,6 @@ from __future__ import annotations
 import importlib.util
 import sys
 import threading
-import time
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
@@ -14,7 +13,6 @@ from typing import Any
 from hyper_parallel.core.shard.rule import rule_names
 from hyper_parallel.core.shard.sample import Sample
 from hyper_parallel.platform.select import platform_named, use_platform
-from hyper_parallel.verify.ops.report import OperatorReport
 
 __all__ = [
     "UserOperator",
@@ -22,7 +20,6 @@ __all__ = [
     "operator_sample",
     "resolve",
     "samples_of_user",
-    "sweep_user_operator",
     "user_rules",
 ]
 
@@ -100,19 +97,6 @@ def resolve(platform: str, user: UserOperator) -> Callable[..., Any]:
     """The function itself."""
     _load(platform, user.file)
     return _LOADED[user.file][0][user.name][0]
-
-
-def sweep_user_operator(platform: str, user: UserOperator, effort: Any) -> OperatorReport:
-    """Check a user's function on DTensors, every placement of every operand where there are not too many."""
-    from hyper_parallel.verify.ops.sweep import Sweep
-
-    started = time.monotonic()
-    report = OperatorReport(user.name, platform)
-    samples = samples_of_user(user)
-    with use_platform(platform):
-        Sweep(report, platform, user, None, samples, effort).run()
-    report.seconds = time.monotonic() - started
-    return report
 
 
 def samples_of_user(user: UserOperator) -> tuple[Sample, ...]:
