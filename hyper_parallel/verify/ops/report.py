@@ -92,7 +92,7 @@ class OperatorReport:
             return "wrong"
         if self.crash:
             return "crash"
-        if self.absent:
+        if self.absent and not self.checks:
             return "absent"
         if self.exempt:
             return "exempt"

@@ -17,7 +17,7 @@ from hyper_parallel.core.dtensor.placements import PARTIAL_OPS, Partial, Placeme
 from hyper_parallel.core.shard.rule import Decomposition, Row, Rule, Strategies, find_rule
 from hyper_parallel.core.shard.sample import Sample, exemption, samples_of
 from hyper_parallel.core.shard.strategy import combine
-from hyper_parallel.errors import HyperParallelError
+from hyper_parallel.errors import HyperParallelError, UnsupportedOperatorError
 from hyper_parallel.platform.select import platform_named, use_platform
 from hyper_parallel.verify.ops.equal import says_nothing
 from hyper_parallel.verify.ops.missing import unclaimed
@@ -152,7 +152,7 @@ class Sweep:
         if isinstance(self.rule, Rule):
             try:
                 self.platform.local_op(self.rule.op)
-            except KeyError:
+            except (KeyError, UnsupportedOperatorError):
                 self.report.absent = True
                 return
         for number, sample in enumerate(self.samples):
@@ -215,6 +215,9 @@ class Sweep:
                 return None
             try:
                 reference = self._refer(sample, filled, np.random.default_rng([seed, 1]))
+            except UnsupportedOperatorError:
+                self.report.absent = True  # unless another sample can be computed
+                return None
             except Exception as error:  # noqa: BLE001 - whatever a framework says to sizes or dtypes it does not take
                 problem = problem or f"sample {number} has no plain result: {type(error).__name__}: {error}"
                 continue
@@ -257,8 +260,8 @@ class Sweep:
             except ValueError as error:
                 self.report.rejected[f"{rule.op}: {error}"] += 1
                 return
-            if not isinstance(strategies, Strategies):
-                return
+            if not isinstance(strategies, Strategies) or not strategies.outputs:
+                return  # whole layouts, or a shape that only the call tells: the public path checks those
             for row in strategies.rows:
                 self.claimed.setdefault(_row_text(row), False)
             bench = Bench(self.platform, case.sample, case.reference, mesh, case.seed)

@@ -41,7 +41,8 @@ def library_tasks(platform: str, ops: Sequence[str], effort: Effort) -> list[dic
     if platform != "mindspore":
         return [task_of(platform, [op], effort) for op in ops]
     # A gradient costs ten times what it costs on PyTorch; the rules are the same.
-    slower = replace(effort, public=False, choices=min(effort.choices, 2))
+    meshes = effort.meshes if effort.choices > 1 else effort.meshes[:1]
+    slower = replace(effort, public=False, choices=min(effort.choices, 2), meshes=meshes)
     found = [task_of(platform, [op], slower) for op in ops]
     if effort.public:
         alone = replace(effort, rule_level=False, choices=1, missing=0)
