@@ -61,10 +61,10 @@ DRAWS = {
     "alpha_dropout": lambda x: F.alpha_dropout(x, 0.4, training=True),
     "alpha_dropout_in_place": lambda x: F.alpha_dropout(x * 1, 0.4, training=True, inplace=True),
     "alpha channel dropout": lambda x: F.feature_alpha_dropout(x[..., None], 0.4, training=True),
-    "rrelu, dropout": lambda x: F.rrelu(x - 4, training=True),
-    "rrelu in place, dropout": lambda x: F.rrelu(x - 4, training=True, inplace=True),
-    "gumbel, dropout": lambda x: F.gumbel_softmax(x, 0.7),
-    "hard gumbel, dropout": lambda x: F.gumbel_softmax(x, hard=True, dim=0),
+    "rrelu": lambda x: F.rrelu(x - 4, training=True),
+    "rrelu in place": lambda x: F.rrelu(x - 4, training=True, inplace=True),
+    "gumbel": lambda x: F.gumbel_softmax(x, 0.7),
+    "hard gumbel": lambda x: F.gumbel_softmax(x, hard=True, dim=0),
     "fractional pooling": lambda x: F.fractional_max_pool2d(
         x[:, :, None, None].expand(5, 3, 4, 5).cumsum(3), 2, output_size=2
     ),
@@ -72,6 +72,9 @@ DRAWS = {
         x[:, :, None, None, None].expand(5, 3, 4, 4, 4).cumsum(4), 2, output_ratio=0.5, return_indices=True
     )[0],
 }
+
+COMPUTED = {name for name in DRAWS if any(word in name for word in ("dropout", "bernoulli", "rrelu", "gumbel", "pool"))}
+COMPUTED.remove("bernoulli_")
 
 
 def drawn(fn, array, mesh_shape):
@@ -97,7 +100,7 @@ def test_equal_for_every_layout(name):
     array = np.random.default_rng(0).integers(1, 9, (5, 3)).astype(float)
     alone = drawn(DRAWS[name], array, (1,))[0].numpy()
     assert len(np.unique(alone)) > 1
-    exact = "dropout" not in name and name != "bernoulli"
+    exact = name not in COMPUTED  # with, from summands that are rounded
     for shape in ((2,), (3,), (2, 2)):
         for other in drawn(DRAWS[name], array, shape):
             if exact:
