@@ -54,9 +54,16 @@ def _square_sums(ops: Any, _: Any, x: Any, y: Any) -> Any:
 
 @composed("Histogram")
 def _histogram(ops: Any, primitive: Any, x: Any) -> Any:
-    """Counts as 32-bit numbers."""
+    """Counts in the dtype of ``x``."""
     bins, low, high = (primitive.init_attrs[name] for name in ("bins", "min", "max"))
-    return ops.cast(ops.histc(ops.cast(x, dtype=mindspore.float32), bins, low, high), dtype=mindspore.int32)
+    return ops.histc(x, bins, low, high)
+
+
+@composed("Cummin")
+def _running_least(ops: Any, _: Any, x: Any, dim: int) -> Any:
+    """The places are 32-bit numbers."""
+    values, places = ops.cummin(x, dim)
+    return values, ops.cast(places, dtype=mindspore.int32)
 
 
 @composed("Median")

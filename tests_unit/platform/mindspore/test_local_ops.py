@@ -163,6 +163,7 @@ sample("igamma igammac", positive(5, 3), positive(5, 3))
 sample("zeta", positive(5, 3) + 1, positive(5, 3))
 sample("nextafter logaddexp2", X, real(5, 3))
 sample("ldexp", X, whole(4, 5, 3))
+sample("xlog1py", positive(5, 3), positive(5, 3))
 sample("mvlgamma", positive(5, 3) + 1, 2)
 sample("polygamma", positive(5, 3), 1)
 sample("renorm", X, 2.0, 0, 1.0)
@@ -265,7 +266,11 @@ FIRST_ONLY = {
     "soft_margin_loss_elements",
 }
 # PyTorch calls these under its own names; its table has no implementation by canonical ones.
-SPELLED = {"contiguous", "full_like", "ones_like", "gelu"}
+SPELLED = {
+    "contiguous", "full_like", "ones_like", "gelu", "adaptive_avg_pool2d", "adaptive_avg_pool3d",
+    "adaptive_max_pool2d", "avg_pool2d", "avg_pool3d", "max_pool2d", "max_pool3d", "col2im", "im2col", "grid_sample",
+    "pad", "prelu",
+}  # fmt: skip
 SHARED = [(case, name) for case, name in zip(CASES, IDS, strict=True) if case[0] not in SPELLED]
 
 
