@@ -10,6 +10,7 @@ All all  ReduceAll all  ReduceMax amax  ReduceMin amin  AMax amax  AMin amin  Ar
 Max max  Min min  MaxDim max_along  MinDim min_along  LogSumExp logsumexp  LogSumExpExt logsumexp  CumsumExt cumsum
 LogCumsumExp logcumsumexp  LinalgVectorNorm vector_norm  MedianDim median_along
 Cummax cummax  CumminExt cummin  MedianExt median_all
+SortExt sort  ArgSort argsort  TopkExt topk  Kthvalue kthvalue
 """
 REORDERED = {
     "HistcExt": ("histc", "x, bins=100, min=0, max=0"),

@@ -196,6 +196,13 @@ sample("im2col", real(2, 3, 6, 5), (3, 2), (1, 1), (1, 0), (1, 1))
 sample("col2im", real(2, 12, 20), (6, 5), (2, 2), (1, 1), (0, 0), (1, 1))
 sample("pad", X, (1, 2, 0, 1), 1.5)
 sample("prelu", X, real(3))
+sample("sort", X, 1, True)
+sample("argsort", X, 0)
+sample("topk", X, 2, 1)
+sample("kthvalue", X, 2, 1)
+sample("cross", X, real(5, 3), 1)
+sample("inv det slogdet", np.eye(3, dtype=F32) * 3 + real(2, 3, 3) / 3)
+sample("hfft irfft", real(5, 3))
 
 CASES = [(name, *one) for name in sorted(SAMPLES) for one in SAMPLES[name]]
 IDS = [f"{name}-{index}" for name in sorted(SAMPLES) for index in range(len(SAMPLES[name]))]
@@ -205,8 +212,9 @@ ELSEWHERE = {
     "setitem", "zero", "zeros_like", "fill", "copy", "cast", "empty_like", "new_zeros", "new_ones", "new_empty",
     "new_full", "dropout", "uniform", "normal", "bernoulli", "bernoulli_fill", "random_fill", "rand_like",
     "randn_like", "randint_like", "lookup",
-    # Complex numbers, in test_sweep.py.
-    "real", "imag", "conj", "view_as_real", "complex", "polar",
+    # Complex numbers, and what has no derivative on CPU, by the sweep.
+    "fft", "fft2", "fftn", "ifft", "ifft2", "ifftn", "hfft2", "hfftn", "ihfft", "ihfft2", "ihfftn", "rfft", "rfft2",
+    "rfftn", "irfft2", "irfftn", "cholesky", "real", "imag", "conj", "view_as_real", "complex", "polar",
 }  # fmt: skip
 
 
