@@ -54,9 +54,16 @@ def _square_sums(ops: Any, _: Any, x: Any, y: Any) -> Any:
 
 @composed("Histogram")
 def _histogram(ops: Any, primitive: Any, x: Any) -> Any:
-    """Counts as 32-bit numbers."""
+    """Counts in the dtype of ``x``."""
     bins, low, high = (primitive.init_attrs[name] for name in ("bins", "min", "max"))
-    return ops.cast(ops.histc(ops.cast(x, dtype=mindspore.float32), bins, low, high), dtype=mindspore.int32)
+    return ops.histc(x, bins, low, high)
+
+
+@composed("Cummin")
+def _running_least(ops: Any, _: Any, x: Any, dim: int) -> Any:
+    """The places are 32-bit numbers."""
+    values, places = ops.cummin(x, dim)
+    return values, ops.cast(places, dtype=mindspore.int32)
 
 
 @composed("Median")
@@ -76,3 +83,34 @@ def _search_sorted(
 ) -> Any:
     narrow = BY_NUMBER.get(dtype, dtype) == mindspore.int32
     return ops.searchsorted(table, x, sorter=sorter, out_int32=narrow, right=right)
+
+
+@composed("Sort")
+def _sorted(ops: Any, primitive: Any, x: Any) -> Any:
+    """The places are 32-bit numbers."""
+    values, places = ops.sort(x, primitive.init_attrs["axis"], primitive.init_attrs["descending"])
+    return values, ops.cast(places, dtype=mindspore.int32)
+
+
+@composed("TopK")
+def _largest(ops: Any, _: Any, x: Any, k: int) -> Any:
+    """Along the last dim; the places are 32-bit numbers."""
+    values, places = ops.topk(x, k)
+    return values, ops.cast(places, dtype=mindspore.int32)
+
+
+@composed("Cross")
+def _cross(ops: Any, _: Any, x: Any, y: Any, dim: int = -65530) -> Any:
+    """Without a dim, along the first of size 3."""
+    return ops.cross(x, y, next(at for at, size in enumerate(x.shape) if size == 3) if dim == -65530 else dim)  # noqa: PLR2004
+
+
+@composed("LogMatrixDeterminant")
+def _log_determinant(ops: Any, _: Any, x: Any) -> Any:
+    return tuple(ops.slogdet(x))
+
+
+@composed("MatrixInverse")
+def _inverse(ops: Any, primitive: Any, x: Any) -> Any:
+    expect("MatrixInverse", "adjoint", primitive.init_attrs["adjoint"], False)
+    return ops.inv(x)

@@ -7,6 +7,7 @@ from typing import Any
 
 from mindspore import Tensor
 
+from hyper_parallel.core.shard.rules.conv import spread
 from hyper_parallel.platform.mindspore.primitives import composed, expect
 
 __all__: list[str] = []
@@ -98,14 +99,15 @@ def _legacy_average(ops: Any, primitive: Any, x: Any) -> Any:
     attrs = primitive.attrs
     pads = _symmetric(attrs["pad"]) if str(attrs["pad_mode"]).lower() == "pad" else (0, 0, 0)
     expect("AvgPool3D", "pad_mode", str(attrs["pad_mode"]).lower() in ("pad", "valid"), True)
-    kernel, stride = (tuple(attrs[name])[-3:] for name in ("kernel_size", "strides"))
+    kernel, stride = (spread(attrs[name], 3)[-3:] for name in ("kernel_size", "strides"))
     divisor = attrs["divisor_override"] or None
     return ops.avg_pool3d(x, kernel, stride, pads, attrs["ceil_mode"], attrs["count_include_pad"], divisor)
 
 
 def _symmetric(pads: Sequence[int]) -> tuple[int, ...]:
-    expect("pooling", "paddings of both sides", tuple(pads[::2]), tuple(pads[1::2]))
-    return tuple(pads[::2])
+    sides = spread(pads, 6)
+    expect("pooling", "paddings of both sides", sides[::2], sides[1::2])
+    return sides[::2]
 
 
 @composed("FuncMaxPool2D")
@@ -129,11 +131,12 @@ def _legacy_maximum(ops: Any, primitive: Any, x: Any) -> Any:
 
 
 @composed("MaxPool", "AvgPool")
-def _layer_pool(ops: Any, primitive: Any, x: Any) -> Any:
+def _layer_pool(ops: Any, primitive: Any, x: Any, *given: Any) -> Any:
     """Behind ``nn.MaxPool2d`` and ``nn.AvgPool2d``."""
-    attrs = primitive.attrs
+    del given  # the attributes once more
+    attrs = primitive.init_attrs
     expect(primitive.name, "pad_mode", str(attrs["pad_mode"]).lower(), "valid")
-    kernel, stride = (tuple(attrs[name])[-2:] for name in ("kernel_size", "strides"))
+    kernel, stride = (spread(attrs[name], 2)[-2:] for name in ("kernel_size", "strides"))
     return ops.avg_pool2d(x, kernel, stride) if primitive.name == "AvgPool" else ops.max_pool2d(x, kernel, stride)[0]
 
 
@@ -165,6 +168,8 @@ def _batch_norm(
     expect("BatchNorm", "is_training", training, False)
     expect("BatchNorm", "data_format", layout, 0)
     shape = (-1, *(1,) * (len(x.shape) - 2))
+    # Statistics get no gradient.
+    mean, variance = ops.detach(mean), ops.detach(variance)
     scale, bias, mean, variance = (ops.view(one, shape) for one in (scale, bias, mean, variance))
     out = ops.mul(ops.mul(ops.sub(x, mean), ops.rsqrt(ops.add(variance, eps))), scale)
     return ops.add(out, bias), None, None, None, None

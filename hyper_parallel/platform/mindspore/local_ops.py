@@ -11,6 +11,7 @@ from hyper_parallel.platform.mindspore import (
     local_index,
     local_loss,
     local_nn,
+    local_order,
     local_pointwise,
     local_reduce,
     local_shape,
@@ -71,6 +72,7 @@ _FAMILIES = (
     local_special.LOCAL,
     local_bins.LOCAL,
     local_spatial.LOCAL,
+    local_order.LOCAL,
 )
 # The matmul family sees to empty pieces itself, writing by index has no result, makers reduce nothing.
 _OWN = frozenset(

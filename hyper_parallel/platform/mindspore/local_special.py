@@ -24,7 +24,7 @@ def _logaddexp2(x: Tensor, y: Tensor) -> Tensor:
 
 
 def _renorm(x: Tensor, p: float, dim: int, maxnorm: float) -> Tensor:
-    return ops.renorm(x, p, dim, maxnorm)
+    return ops.renorm(x, int(p) if p == int(p) else p, dim, float(maxnorm))  # the kernel takes whole exponents only
 
 
 # MindSpore's names of the modified Bessel functions that have other names elsewhere.

@@ -9,7 +9,8 @@ SumExt sum  MeanExt mean  ProdExt prod  Nansum nansum  CountNonZero count_nonzer
 All all  ReduceAll all  ReduceMax amax  ReduceMin amin  AMax amax  AMin amin  ArgMaxExt argmax  ArgMinExt argmin
 Max max  Min min  MaxDim max_along  MinDim min_along  LogSumExp logsumexp  LogSumExpExt logsumexp  CumsumExt cumsum
 LogCumsumExp logcumsumexp  LinalgVectorNorm vector_norm  MedianDim median_along
-Cummax cummax  Cummin cummin  CumminExt cummin  MedianExt median_all
+Cummax cummax  CumminExt cummin  MedianExt median_all
+SortExt sort  ArgSort argsort  TopkExt topk  Kthvalue kthvalue
 """
 REORDERED = {
     "HistcExt": ("histc", "x, bins=100, min=0, max=0"),

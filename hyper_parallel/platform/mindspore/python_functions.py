@@ -227,9 +227,9 @@ def _bucketize(ops: Any, x: Any, boundaries: Any, *, right: bool = False) -> Any
 
 @replacing("bincount")
 def _bincount(ops: Any, x: Any, weights: Any = None, minlength: int = 0) -> Any:
-    """Counts as 32-bit numbers."""
+    """Counts are floating."""
     found = ops.bincount(x, weights, minlength)
-    return found if weights is not None else ops.cast(found, dtype=mindspore.int32)
+    return found if weights is not None else ops.cast(found, dtype=mindspore.float32)
 
 
 @replacing("einsum", functions, mint)

@@ -113,7 +113,7 @@ TABLE = """
 abs absolute neg negative exp exp2 expm1 square sin cos tan sinh cosh tanh asinh arcsinh atan arctan erf erfc sigmoid: x
 sign sgn ceil floor trunc round frac sinc isnan isfinite isinf isneginf isposinf nan_to_num signbit angle positive: x
 relu relu6 silu gelu hardswish hardsigmoid mish softplus logsigmoid elu celu selu hardtanh leaky_relu softshrink: x
-hardshrink softsign tanhshrink fast_gelu soft_shrink deg2rad rad2deg isreal real conj i0 is_complex: x
+hardshrink softsign tanhshrink fast_gelu soft_shrink deg2rad rad2deg isreal conj i0 is_complex: x
 clone contiguous copy detach flatten ravel t ndimension dim numel nelement stop_gradient: x
 is_floating_point is_tensor is_signed is_contiguous long int float double half bool byte short bfloat16 T: x
 size shape rank dyn_shape tolist asnumpy numpy: x
@@ -174,7 +174,9 @@ type_as: x, h
 full_like fills: x, 3.0
 lcm: n2, n
 polar: p, x
-imag real conj: z1
+imag: z1
+mint.real Tensor.real ops.real: z1
+conj: z1
 view_as_real: z1
 sum mean prod nansum amax amin max min std var any all median norm argmax argmin count_nonzero: x
 mint.max mint.min: x | x, 1 | x, y

@@ -163,6 +163,7 @@ sample("igamma igammac", positive(5, 3), positive(5, 3))
 sample("zeta", positive(5, 3) + 1, positive(5, 3))
 sample("nextafter logaddexp2", X, real(5, 3))
 sample("ldexp", X, whole(4, 5, 3))
+sample("xlog1py", positive(5, 3), positive(5, 3))
 sample("mvlgamma", positive(5, 3) + 1, 2)
 sample("polygamma", positive(5, 3), 1)
 sample("renorm", X, 2.0, 0, 1.0)
@@ -195,6 +196,13 @@ sample("im2col", real(2, 3, 6, 5), (3, 2), (1, 1), (1, 0), (1, 1))
 sample("col2im", real(2, 12, 20), (6, 5), (2, 2), (1, 1), (0, 0), (1, 1))
 sample("pad", X, (1, 2, 0, 1), 1.5)
 sample("prelu", X, real(3))
+sample("sort", X, 1, True)
+sample("argsort", X, 0)
+sample("topk", X, 2, 1)
+sample("kthvalue", X, 2, 1)
+sample("cross", X, real(5, 3), 1)
+sample("inv det slogdet", np.eye(3, dtype=F32) * 3 + real(2, 3, 3) / 3)
+sample("hfft irfft", real(5, 3))
 
 CASES = [(name, *one) for name in sorted(SAMPLES) for one in SAMPLES[name]]
 IDS = [f"{name}-{index}" for name in sorted(SAMPLES) for index in range(len(SAMPLES[name]))]
@@ -204,8 +212,9 @@ ELSEWHERE = {
     "setitem", "zero", "zeros_like", "fill", "copy", "cast", "empty_like", "new_zeros", "new_ones", "new_empty",
     "new_full", "dropout", "uniform", "normal", "bernoulli", "bernoulli_fill", "random_fill", "rand_like",
     "randn_like", "randint_like", "lookup",
-    # Complex numbers, in test_sweep.py.
-    "real", "imag", "conj", "view_as_real", "complex", "polar",
+    # Complex numbers, and what has no derivative on CPU, by the sweep.
+    "fft", "fft2", "fftn", "ifft", "ifft2", "ifftn", "hfft2", "hfftn", "ihfft", "ihfft2", "ihfftn", "rfft", "rfft2",
+    "rfftn", "irfft2", "irfftn", "cholesky", "real", "imag", "conj", "view_as_real", "complex", "polar",
 }  # fmt: skip
 
 
@@ -265,7 +274,11 @@ FIRST_ONLY = {
     "soft_margin_loss_elements",
 }
 # PyTorch calls these under its own names; its table has no implementation by canonical ones.
-SPELLED = {"contiguous", "full_like", "ones_like", "gelu"}
+SPELLED = {
+    "contiguous", "full_like", "ones_like", "gelu", "adaptive_avg_pool2d", "adaptive_avg_pool3d",
+    "adaptive_max_pool2d", "avg_pool2d", "avg_pool3d", "max_pool2d", "max_pool3d", "col2im", "im2col", "grid_sample",
+    "pad", "prelu",
+}  # fmt: skip
 SHARED = [(case, name) for case, name in zip(CASES, IDS, strict=True) if case[0] not in SPELLED]
 
 

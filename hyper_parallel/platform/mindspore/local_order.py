@@ -1,0 +1,77 @@
+"""Order, Fourier transforms and linear algebra on plain MindSpore tensors, with canonical names and CPU kernels."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import numpy as np
+from mindspore import Tensor, mint, ops
+
+__all__ = ["LOCAL"]
+
+
+def _order(x: Tensor, dim: int, *, descending: bool) -> Tensor:
+    """Places in order, found on the host; equal elements keep theirs, and what is no number is the greatest."""
+    values = x.asnumpy()
+    if not x.ndim:
+        return Tensor(np.zeros((), np.int64))
+    if not descending:
+        return Tensor(np.argsort(values, axis=dim, kind="stable").astype(np.int64))
+    back = np.argsort(np.flip(values, dim), axis=dim, kind="stable")
+    return Tensor((values.shape[dim] - 1 - np.flip(back, dim)).astype(np.int64))
+
+
+def _sort(x: Tensor, dim: int = -1, descending: bool = False, stable: bool = False) -> tuple[Tensor, Tensor]:
+    del stable  # always
+    places = _order(x, dim, descending=descending)
+    return (mint.gather(x, dim, places) if x.ndim else x * 1), places
+
+
+def _topk(x: Tensor, k: int, dim: int = -1, largest: bool = True, sorted: bool = True) -> tuple[Tensor, Tensor]:  # noqa: A002
+    del sorted  # always
+    places = mint.narrow(_order(x, dim, descending=largest), dim, 0, k)
+    return mint.gather(x, dim, places), places
+
+
+def _kthvalue(x: Tensor, k: int, dim: int = -1, keepdim: bool = False) -> tuple[Tensor, Tensor]:
+    places = mint.narrow(_order(x, dim, descending=False), dim, k - 1, 1)
+    found = mint.gather(x, dim, places)
+    if keepdim:
+        return found, places
+    shape = tuple(size for at, size in enumerate(x.shape) if at != dim % x.ndim)
+    return found.reshape(shape), places.reshape(shape)
+
+
+def _cross(x: Tensor, y: Tensor, dim: int = -1) -> Tensor:
+    def turned(one: Tensor, by: int) -> Tensor:
+        return mint.cat([mint.narrow(one, dim, by, 3 - by), mint.narrow(one, dim, 0, by)], dim)
+
+    return turned(x, 1) * turned(y, 2) - turned(x, 2) * turned(y, 1)
+
+
+def _along(name: str) -> Callable[..., Tensor]:
+    func = getattr(ops, name)
+    return lambda x, n=None, dim=-1, norm=None: func(x, n, dim, norm)
+
+
+def _over(name: str) -> Callable[..., Tensor]:
+    func, every = getattr(ops, name), (-2, -1) if name.endswith("2") else None
+    return lambda x, s=None, dim=every, norm=None: func(x, s, dim, norm)
+
+
+KINDS = ("fft", "ifft", "hfft", "ihfft", "rfft", "irfft")
+
+LOCAL: dict[str, Callable[..., Any]] = {
+    "sort": _sort,
+    "argsort": lambda x, dim=-1, descending=False, stable=False: _order(x, dim, descending=descending),  # noqa: ARG005
+    "topk": _topk,
+    "kthvalue": _kthvalue,
+    "cross": _cross,
+    "inv": lambda x: ops.inverse(x),
+    "cholesky": lambda x, upper=False: ops.cholesky(x, upper),
+    "det": lambda x: ops.det(x),
+    "slogdet": lambda x: tuple(ops.slogdet(x)),
+    **{name: _along(name) for name in KINDS},
+    **{f"{name}{more}": _over(f"{name}{more}") for name in KINDS for more in ("2", "n")},
+}
