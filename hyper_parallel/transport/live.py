@@ -13,6 +13,7 @@ import tempfile
 import threading
 import time
 from collections import deque
+from collections.abc import Collection
 from dataclasses import dataclass, field
 from multiprocessing.connection import wait
 from pathlib import Path
@@ -101,13 +102,13 @@ class _Team:
         text = self._outputs[rank].read_text(encoding="utf-8", errors="replace")
         return text[-_OUTPUT_CHARACTERS:]
 
-    def close(self) -> None:
-        """End the processes: those that wait leave by themselves, others get SIGTERM and then SIGKILL."""
+    def close(self, busy: Collection[int] = ()) -> None:
+        """End the processes: those that wait leave by themselves, ``busy`` ones get SIGTERM and then SIGKILL."""
         for worker in self.workers:
             worker.line.close()
-        end_processes([worker.process for worker in self.workers])
+        end_processes([self.workers[rank].process for rank in busy])
         for worker in self.workers:
-            worker.close()
+            worker.close(idle=True)
         shutil.rmtree(self._folder, ignore_errors=True)
 
 
@@ -120,6 +121,7 @@ class _World:
         self.failures: dict[int, BaseException] = {}
         self.traces: dict[int, str] = {}
         self.ended_in: dict[int, str] = {}
+        self.given_up: set[int] = set()
         self.history: list[deque[str]] = [deque(maxlen=_HISTORY) for _ in team.workers]
         self._team = team
         self._running = set(range(len(team.workers)))
@@ -218,7 +220,13 @@ class _World:
         """Note what the ranks are in that do not come to a collective; they are ended."""
         for rank in sorted(self._running):
             self.ended_in[rank] = "was ended in\n" + _shorten(self._team.workers[rank].stack())
+        self.given_up = set(self._running)
         self._running.clear()
+
+    @property
+    def busy(self) -> set[int]:
+        """Ranks that have not come to an end by themselves."""
+        return self._running | self.given_up
 
     def timed_out(self, timeout: float) -> WorldFailedError:
         """Every rank with what it is in: first those that run, with their stacks, for the others wait for them."""
@@ -273,13 +281,13 @@ def run_live(body: bytes, world_size: int, framework: str, timeout: float, devic
         run.history = [list(calls) for calls in world.history]
         healthy = run.failure is None
     except BaseException:
-        team.close()
+        team.close(range(world_size))
         raise
     if healthy:
         with _LOCK:
             _IDLE.setdefault(team.key, []).append(team)
     else:
-        team.close()
+        team.close(world.busy)
     return run
 
 

@@ -47,7 +47,8 @@ _PRELOAD = {
     "torch": ["torch", "hyper_parallel.transport.c10d"],
 }
 _STACK_SECONDS = 0.5
-_TERM_SECONDS = 3.0
+_TERM_SECONDS = 5.0
+_LEAVE_SECONDS = 10.0
 
 _LOCK = threading.Lock()
 _IDLE: dict[int, list[list[Worker]]] = {}
@@ -97,9 +98,15 @@ class Worker:
         with open(self._stack_path, encoding="utf-8", errors="replace") as file:  # noqa: PTH123
             return file.read()
 
-    def close(self) -> None:
-        """Let an idle process end, or kill one that does not."""
+    def close(self, *, idle: bool = False) -> None:
+        """Let an idle process end, or end one that is busy.
+
+        An idle process leaves when its line closes. It is not signalled while it does: it may be writing down what it
+        measured, and half a file is as good as none.
+        """
         self.line.close()
+        if idle:
+            self.process.join(_LEAVE_SECONDS)
         end_processes([self.process])
         if os.path.exists(self._stack_path):  # noqa: PTH110
             os.unlink(self._stack_path)  # noqa: PTH108
@@ -113,7 +120,7 @@ def check_out(world_size: int) -> list[Worker]:
     if team and all(worker.alive() for worker in team):
         return team
     for worker in team:
-        worker.close()
+        worker.close(idle=True)
     return [Worker() for _ in range(world_size)]
 
 
@@ -219,4 +226,4 @@ def close_all() -> None:
             worker.line.close()
     for team in teams:
         for worker in team:
-            worker.close()
+            worker.close(idle=True)

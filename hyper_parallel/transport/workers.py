@@ -138,6 +138,10 @@ class _World:
         self._running.discard(rank)
         self.coordinator.fail(rank, how)
 
+    def ended(self, rank: int) -> bool:
+        """Whether ``rank`` has reported, or died."""
+        return rank not in self._running
+
     def stacks(self) -> dict[int, str]:
         """Per rank what it is in, with its stack."""
         return {
@@ -183,8 +187,8 @@ def run_workers(
         if healthy:
             check_in(team)
         else:
-            for worker in team:
-                worker.close()
+            for rank, worker in enumerate(team):
+                worker.close(idle=world.ended(rank))
     return _results(world, world_size)
 
 

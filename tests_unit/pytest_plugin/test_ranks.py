@@ -287,15 +287,15 @@ def test_fails(rank, world_size):
     pytester.runpytest_inprocess(*PLUGIN, "--lf").assert_outcomes(failed=1)
 
 
-def test_a_world_that_cannot_be_joined_says_why(run, monkeypatch):
-    """A transport that does not exist here is an error of the test that needs it."""
+def test_ranks_without_cards_are_skipped_with_their_reason(run):
+    """With --device npu and no NPU, a ranked test is skipped for a reason of the closed list."""
     result = run("""
 @pytest.mark.launch("processes")
 @pytest.mark.world_size(2)
 def test_card(rank): pass
-""", "--device", "npu", head="import pytest\n", tail="")  # fmt: skip
+""", "--device", "npu", "-rs", head="import pytest\n", tail="")  # fmt: skip
     result.assert_outcomes(skipped=1)
-    result.stdout.fnmatch_lines(["SKIPPED*no-card] 2 ranks need as many npu cards, there are 0"])
+    result.stdout.fnmatch_lines(["SKIPPED*[[]no-card] 2 ranks need as many npu cards, there are 0"])
 
 
 # What needs a process of its own

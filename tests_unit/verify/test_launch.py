@@ -8,6 +8,7 @@ import pytest
 
 from hyper_parallel.errors import RankFailedError
 from hyper_parallel.transport.base import active_transport
+from hyper_parallel.transport.pool import LEDGER_VARIABLE
 from hyper_parallel.verify.conformance import check_transport
 from hyper_parallel.verify.launch import launch
 from hyper_parallel.verify.simulate import simulate
@@ -73,8 +74,9 @@ def test_exception_is_told_and_everyone_ends(tmp_path):
     assert 'raise LookupError("own")' in str(error)
 
 
-def test_killed_rank_is_told(tmp_path):
+def test_killed_rank_is_told(tmp_path, monkeypatch):
     """A rank that dies without a word is named."""
+    monkeypatch.delenv(LEDGER_VARIABLE, raising=False)  # it leaves no coverage, on purpose
 
     def body(folder):
         t = begin(folder)

@@ -7,7 +7,7 @@ that must not pass.
 from __future__ import annotations
 
 import re
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
 from hyper_parallel.verify.coverage.settings import EnvironmentSettings, SharedSettings
@@ -126,19 +126,21 @@ def check_shared(reports: Mapping[str, Report], settings: SharedSettings) -> lis
     return found
 
 
-def check_ranks(launched: Mapping[int, str], measured: Iterable[int]) -> list[str]:
+def check_ranks(launched: Mapping[int, str], measured: Iterable[int], broken: Sequence[str] = ()) -> list[str]:
     """Every rank that was started left data: a lost rank is red, and never just a lower number.
 
     Args:
         launched: process number to the name of the rank.
         measured: process numbers of the data files.
+        broken: names of data files that cannot be read, of ranks or of other processes.
     """
     lost = sorted(set(launched) - set(measured))
+    halves = [f"{len(broken)} data files are broken: {', '.join(broken[:_SHOWN])}"] if broken else []
     if not lost:
-        return []
+        return halves
     named = ", ".join(f"{launched[pid]} (process {pid})" for pid in lost[:_SHOWN])
     more = f" and {len(lost) - _SHOWN} more" if len(lost) > _SHOWN else ""
-    return [f"{len(lost)} of {len(launched)} started ranks left no coverage data: {named}{more}"]
+    return [f"{len(lost)} of {len(launched)} started ranks left no coverage data: {named}{more}", *halves]
 
 
 def _matches(name: str, pattern: str) -> bool:

@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 import os
 import re
 import shutil
+import sqlite3
 import subprocess
 import sys
 from collections.abc import Sequence
@@ -75,10 +77,15 @@ class Store:
         ledger = self.ledger(environment).glob("[0-9]*")
         return {int(path.name): path.read_text().partition("\n")[0] for path in ledger}
 
-    def measured(self, environment: str) -> list[int]:
-        """Process numbers of the data files that are not combined yet."""
-        names = (path.name for path in self.data(environment).glob(".coverage.*"))
-        return [int(found[1]) for name in names if (found := _PID.search(name))]
+    def measured(self, environment: str) -> tuple[list[int], list[str]]:
+        """Process numbers of the data files that are not combined yet, and names of files that are broken.
+
+        A process that is ended while it writes leaves half a file, which the coverage tool passes over.
+        """
+        files = sorted(self.data(environment).glob(".coverage.*"))
+        broken = [path.name for path in files if not _readable(path)]
+        names = [path.name for path in files if path.name not in broken]
+        return [int(found[1]) for name in names if (found := _PID.search(name))], broken
 
     def publish(self, environment: str, omit: Sequence[str]) -> dict[str, Any]:
         """Combine the data of all processes, write text, HTML, XML and JSON, and return the JSON report."""
@@ -142,3 +149,11 @@ class Store:
         self.coverage("xml", "--quiet", *options, "-o", str(out / "coverage.xml"))
         self.coverage("json", "--quiet", *options, "-o", str(out / "coverage.json"))
         return self.report(name)
+
+
+def _readable(path: Path) -> bool:
+    try:
+        with contextlib.closing(sqlite3.connect(f"file:{path}?mode=ro", uri=True)) as data:
+            return bool(data.execute("select version from coverage_schema").fetchone())
+    except sqlite3.Error:
+        return False

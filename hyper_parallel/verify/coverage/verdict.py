@@ -72,7 +72,8 @@ def gate(store: Store, settings: Settings, environment: str, base: str | None) -
     verdict = Verdict(environment)
     own, launched = settings.environment(environment), store.launched(environment)
     verdict.ranks = len(launched)
-    _note(verdict, f"data of {len(launched)} started ranks", check_ranks(launched, store.measured(environment)))
+    measured, broken = store.measured(environment)
+    _note(verdict, f"data of {len(launched)} started ranks", check_ranks(launched, measured, broken))
     report = store.publish(environment, own.omit)
     verdict.total = percent(report["totals"])
     if own.total or own.files:

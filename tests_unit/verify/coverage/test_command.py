@@ -181,6 +181,19 @@ def test_the_index_says_what_was_skipped_and_why(project, command):
     assert "http" not in page
 
 
+def test_half_a_data_file_is_red(project, command):
+    """A rank that was ended while it wrote its data counts as lost; the coverage tool itself would pass over it."""
+    command("erase", "torch")
+    measure(project, "torch")
+    data = project / "coverage_reports" / "data" / "torch"
+    (data / ".coverage.host.pid999999.Xhalf").write_bytes(b"")
+    (data / "ranks" / "999999").write_text("rank-3")
+    status, _, err = command("gate", "torch")
+    assert status == 1
+    assert "left no coverage data: rank-3 (process 999999)" in err
+    assert "1 data files are broken: .coverage.host.pid999999.Xhalf" in err
+
+
 # Bad input
 
 

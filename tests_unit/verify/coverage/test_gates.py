@@ -120,6 +120,12 @@ def _fault_lost_rank():
     return found, "1 of 2 started ranks left no coverage data: rank-1 (process 8)"
 
 
+def _fault_broken_data():
+    return check_ranks(
+        {7: "rank-0"}, [7], [".coverage.host.pid8.Xa"]
+    ), "1 data files are broken: .coverage.host.pid8.Xa"
+
+
 def _fault_all_ranks_lost():
     found = check_ranks(dict.fromkeys(range(30), "rank"), [])
     return [one[:50] + one[-12:] for one in found], "30 of 30 started ranks left no coverage data: rank and 10 more"
