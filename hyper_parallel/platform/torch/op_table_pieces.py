@@ -119,7 +119,7 @@ def add_routes(table: dict[Any, Entry]) -> None:
 
 
 LOCAL: dict[str, Callable[..., Any]] = {
-    **by_name([*OVERLOADS, *FUNCTIONS]),
+    **by_name([*FUNCTIONS, *OVERLOADS]),
     "diag_embed": lambda x, offset=0, dim1=-2, dim2=-1: torch.diag_embed(x, offset, dim1, dim2),
     "as_strided": lambda x, size, stride, storage_offset=None: torch.as_strided(x, size, stride, storage_offset),
     "take": lambda x, index: torch.take(x, index),
