@@ -60,9 +60,9 @@ def test_an_unknown_operator_says_what_to_do():
         return str(caught.value)
 
     assert on_ranks(on_rank)[0] == (
-        "operator aten._linalg_slogdet.default has no sharding rule (layouts: f32[4@tp, 4]); "
+        "operator aten._to_sparse.default has no sharding rule (layouts: f32[4@tp, 4]); "
         "add one with hyper_parallel.DistributedOp, or let it run whole on every rank: "
-        "hyper_parallel.ReplicatedOp('aten._linalg_slogdet.default')"
+        "hyper_parallel.ReplicatedOp('aten._to_sparse.default')"
     )
 
 
