@@ -31,6 +31,7 @@ SHAPE = [
     Line("unbind", (aten.unbind.int,)),
     Line("cat", (aten.cat.default,)),
     Line("stack", (aten.stack.default,)),
+    Line("split", (aten.unsafe_split.Tensor, aten.unsafe_split_with_sizes.default), canonical=True),
     Line("split", (aten.split.Tensor, aten.split_with_sizes.default), canonical=True),
     Line("repeat", (aten.repeat.default,)),
     Line("roll", (aten.roll.default,)),

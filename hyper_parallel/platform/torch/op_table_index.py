@@ -267,9 +267,9 @@ def _index(ops: Any, x: Any, index: Any, op: str) -> tuple[Any, bool]:
     return tuple(found), True
 
 
-def _composed(run: Callable[..., Any], signature: str) -> Entry:
+def _composed(run: Callable[..., Any], signature: str, func: Callable[..., Any] | None = None) -> Entry:
     name = run.__name__
-    return Entry(name, run, binder(signature), Decomposition(name, signature, run), run)
+    return Entry(name, func or run, binder(signature), Decomposition(name, signature, run), func or run)
 
 
 PUT = "x, indices, values, accumulate=False"
@@ -311,8 +311,8 @@ def by_value() -> dict[Any, Entry]:
         Tensor.nonzero: _composed(nonzero, "x, *, as_tuple=False"),
         torch.argwhere: _composed(nonzero, "x"),
         Tensor.argwhere: _composed(nonzero, "x"),
-        torch.index_put: _composed(index_put, PUT),
-        Tensor.index_put: _composed(index_put, PUT),
+        torch.index_put: _composed(index_put, PUT, torch.index_put),
+        Tensor.index_put: _composed(index_put, PUT, torch.index_put),
         F.one_hot: _composed(one_hot, "x, num_classes=-1"),
         torch.combinations: _composed(combinations, "x, r=2, with_replacement=False"),
         torch.equal: _composed(equal, "x, y"),

@@ -99,7 +99,7 @@ OVERLOADS = [
 
 
 LOCAL: dict[str, Callable[..., Any]] = {
-    **by_name([*OVERLOADS, *FUNCTIONS]),
+    **by_name([*FUNCTIONS, *OVERLOADS]),
     "pinv": lambda x, rcond=None, hermitian=False, atol=None, rtol=None: linalg.pinv(
         x, atol=atol, rtol=rcond if rtol is None else rtol, hermitian=hermitian
     ),
@@ -108,7 +108,10 @@ LOCAL: dict[str, Callable[..., Any]] = {
     ),
     "cross": lambda x, y, dim=-1: linalg.cross(x, y, dim=dim),
     "lu_solve": lambda LU, pivots, y, left=True, adjoint=False: linalg.lu_solve(  # noqa: N803 - PyTorch's name
-        LU, pivots, y, left=left, adjoint=adjoint
+        LU, pivots.int(), y, left=left, adjoint=adjoint
+    ),
+    "ldl_solve": lambda LD, pivots, y, hermitian=False: linalg.ldl_solve(  # noqa: N803 - PyTorch's name
+        LD, pivots.int(), y, hermitian=hermitian
     ),
     "vander": lambda x, N: linalg.vander(x, N=N),  # noqa: N803 - PyTorch's name
     "matrix_norm": lambda x, ord="fro", dim=(-2, -1), keepdim=False, dtype=None: linalg.matrix_norm(  # noqa: A006

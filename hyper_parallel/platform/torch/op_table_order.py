@@ -53,7 +53,7 @@ OVERLOADS = [
 
 
 LOCAL: dict[str, Callable[..., Any]] = {
-    **by_name([*OVERLOADS, *FUNCTIONS]),
+    **by_name([*FUNCTIONS, *OVERLOADS]),
     "sort": lambda x, dim=-1, descending=False, stable=False: torch.sort(
         x, dim=dim, descending=descending, stable=stable
     ),

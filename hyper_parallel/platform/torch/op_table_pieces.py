@@ -53,7 +53,6 @@ OVERLOADS = [
     Line("take", (aten.take.default,)),
     Line("put", (aten.put.default,)),
     Line("masked_scatter", (aten.masked_scatter.default,)),
-    Line("split", (aten.unsafe_split.Tensor, aten.unsafe_split_with_sizes.default), canonical=True),
 ]
 
 
@@ -119,9 +118,8 @@ def add_routes(table: dict[Any, Entry]) -> None:
 
 
 LOCAL: dict[str, Callable[..., Any]] = {
-    **by_name([*OVERLOADS, *FUNCTIONS]),
+    **by_name([*FUNCTIONS, *OVERLOADS]),
     "diag_embed": lambda x, offset=0, dim1=-2, dim2=-1: torch.diag_embed(x, offset, dim1, dim2),
     "as_strided": lambda x, size, stride, storage_offset=None: torch.as_strided(x, size, stride, storage_offset),
     "take": lambda x, index: torch.take(x, index),
-    "index_put": lambda x, indices, values, accumulate=False: torch.index_put(x, indices, values, accumulate),
 }

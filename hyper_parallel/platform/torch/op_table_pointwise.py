@@ -64,7 +64,7 @@ def keyword_call(func: Callable[..., Any], signature: str) -> Callable[..., Any]
 
 
 def by_name(lines: Iterable[Line]) -> dict[str, Callable[..., Any]]:
-    """The canonical operators of ``lines`` that are rules, each by the last spelling that has its arguments."""
+    """The canonical operators of ``lines`` that are rules, each by the first spelling that has its arguments."""
     load()
     found: dict[str, Callable[..., Any]] = {}
     for line in lines:
@@ -72,7 +72,7 @@ def by_name(lines: Iterable[Line]) -> dict[str, Callable[..., Any]]:
         assert rule is not None, line.op  # noqa: S101 - the rules are loaded
         signature = line.signature or rule.signature
         if isinstance(rule, Rule) and set(binder(signature).names) == set(binder(rule.signature).names):
-            found[line.op] = keyword_call(line.funcs[0], signature)
+            found.setdefault(line.op, keyword_call(line.funcs[0], signature))
     return found
 
 

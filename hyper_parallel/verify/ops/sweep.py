@@ -14,7 +14,7 @@ import numpy as np
 
 from hyper_parallel.core.dtensor.boxes import coordinates
 from hyper_parallel.core.dtensor.placements import PARTIAL_OPS, Partial, Placement, Replicate, Shard
-from hyper_parallel.core.shard.rule import Decomposition, Row, Rule, Strategies, find_rule
+from hyper_parallel.core.shard.rule import Decomposition, Row, Rule, Strategies, find_rule, replicated_row
 from hyper_parallel.core.shard.sample import Sample, exemption, samples_of
 from hyper_parallel.core.shard.strategy import combine
 from hyper_parallel.errors import HyperParallelError, UnsupportedOperatorError
@@ -260,8 +260,11 @@ class Sweep:
             except ValueError as error:
                 self.report.rejected[f"{rule.op}: {error}"] += 1
                 return
-            if not isinstance(strategies, Strategies) or not strategies.outputs:
-                return  # whole layouts, or a shape that only the call tells: the public path checks those
+            if not isinstance(strategies, Strategies):
+                return  # whole layouts: the public path checks those
+            strategies = _closed(strategies, case)
+            if not strategies.outputs:
+                return  # a shape that only the call tells: likewise
             for row in strategies.rows:
                 self.claimed.setdefault(_row_text(row), False)
             bench = Bench(self.platform, case.sample, case.reference, mesh, case.seed)
@@ -420,6 +423,14 @@ def _placements(array: Any, axes: int) -> list[tuple[Placement, ...]]:
     kinds += [Partial(op) for op in PARTIAL_OPS if allows(array, op)]
     found = itertools.product(kinds, repeat=axes)
     return [one for one in found if len({place for place in one if isinstance(place, Partial)}) <= 1]
+
+
+def _closed(strategies: Strategies, case: _Case) -> Strategies:
+    """What an operator claims whose results only its values tell: as many as the plain call returned, all whole."""
+    if not strategies.open:
+        return strategies
+    outputs = case.reference.outputs
+    return Strategies((replicated_row(len(case.filled.arrays), len(outputs)),), tuple(one.shape for one in outputs))
 
 
 def _partial(claim: Claim) -> bool:

@@ -9,7 +9,7 @@ from hyper_parallel.core.shard.pattern import pattern, patterned
 from hyper_parallel.core.shard.rule import Rule, Strategies, decomposition, register_rule, rule, whole
 from hyper_parallel.core.shard.rules.dims import normal_dim
 from hyper_parallel.core.shard.rules.reduce import reduced_dims, reduced_labels
-from hyper_parallel.core.shard.sample import between, integers, real, sample
+from hyper_parallel.core.shard.sample import Sample, between, integers, real, sample, sample_call
 from hyper_parallel.core.shard.signature import Labels, broadcast_labels, labelled_rows
 
 if TYPE_CHECKING:
@@ -269,7 +269,7 @@ sample("eigh eigvalsh eigh_parts", _SQUARE)
 sample("eigh_parts", real("ann").fixed, "U", compute_v=False)
 sample("matrix_power", _SQUARE, 2)
 sample("pinv cond svd svdvals svd_parts", _OBLONG)
-sample("matrix_rank", _OBLONG)
+sample_call("matrix_rank", Sample((real("amn").fixed,), constant=True))
 sample("svd", real("amn").fixed, full_matrices=True)
 sample("svd", _OBLONG, full_matrices=False)
 sample("svd_parts", real("amn").fixed, compute_uv=False)
@@ -281,7 +281,7 @@ sample("qr", real("a35").fixed, "r")
 sample("lu lu_factor lu_factor_ex geqrf", real("amn").fixed)
 sample("lu lu_factor lu_factor_ex", _SQUARE)
 sample("ldl_factor ldl_factor_ex", real("ann").fixed)
-sample("ldl_solve", _ONE, integers(1, 2, "a1"), real("a1k"))
+sample("ldl_solve", _ONE.fixed, integers(1, 2, "a1"), real("a1k").fixed)
 sample("lu_unpack", _SQUARE, integers(1, 2, "an"), unpack_pivots=False)
 sample("householder_product", real("a53"), real("a3"))
 sample("ormqr", real("a53").fixed, real("a3").fixed, real("a5k").fixed)
