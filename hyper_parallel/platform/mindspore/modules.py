@@ -92,8 +92,9 @@ class MindSporeModules(ModulesFacet):
         return tuple(param.local_shape if isinstance(param, DTensor) else param.shape)
 
     def get_param_local_data(self, param: Any) -> Any:
-        """Off the graph."""
-        return ops.stop_gradient(param.to_local() if isinstance(param, DTensor) else param)
+        """Off the graph; a delayed parameter has none yet."""
+        local = param.to_local() if isinstance(param, DTensor) else param
+        return local if delayed.is_delayed(local) else ops.stop_gradient(local)
 
     def update_param_data(self, param: Any, data: Any) -> None:
         """``copy_`` into the storage, which optimizers share."""

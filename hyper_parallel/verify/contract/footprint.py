@@ -1,0 +1,72 @@
+"""How much memory activations take: peaks of whole processes, one per way of keeping activations."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from hyper_parallel.platform.contract.training import LanguageModelConfig
+from hyper_parallel.platform.select import platform_named, use_platform
+
+__all__ = ["MODES", "footprints", "peak"]
+
+MODES = ("plain", "checkpoint", "swap")
+_CONFIG = LanguageModelConfig(
+    dim=128, layers=12, heads=4, kv_heads=4, head_dim=32, ffn=512, length=192, dtype="float32"
+)
+_BATCH = 4
+
+
+def footprints(platform_name: str) -> dict[str, int]:
+    """Peak bytes that a training step of a 12-layer transformer adds to a process, by mode; each in its own process.
+
+    Linux only: the kernel's own high-water mark of resident memory.
+    """
+    # Freed blocks go back to the system at once, so that the mark tells what was alive together.
+    environment = {**os.environ, "MALLOC_MMAP_THRESHOLD_": "65536", "MALLOC_TRIM_THRESHOLD_": "65536"}
+    path = os.pathsep.join(entry for entry in sys.path if entry)
+    found = {}
+    for mode in MODES:
+        code = f"from hyper_parallel.verify.contract.footprint import peak; print(peak({platform_name!r}, {mode!r}))"
+        done = subprocess.run(  # noqa: S603 - our own interpreter with our own module
+            [sys.executable, "-c", code],
+            env={**environment, "PYTHONPATH": path},
+            capture_output=True,
+            text=True,
+            check=True,
+        )
+        found[mode] = int(json.loads(done.stdout.splitlines()[-1]))
+    return found
+
+
+def peak(platform_name: str, mode: str) -> int:
+    """Peak bytes that one step adds to this process, which has made a small one before."""
+    with use_platform(platform_name):
+        platform = platform_named(platform_name)
+        model = platform.reference_model(_CONFIG)
+        wrap = {"plain": lambda one: one, "checkpoint": platform.ckpt_wrapper, "swap": platform.swap_wrapper}[mode]
+        layers = dict(platform.get_cells_and_names(model))["layers"]
+        for index in range(_CONFIG.layers):
+            layers[index] = wrap(layers[index])
+        _step(platform, model, 1)
+        Path("/proc/self/clear_refs").write_text("5")  # the mark starts over
+        before = _mark()
+        _step(platform, model, _BATCH)
+        return _mark() - before
+
+
+def _step(platform: Any, model: Any, batch: int) -> None:
+    tokens = np.random.default_rng(0).integers(0, _CONFIG.vocab, (batch, _CONFIG.length))
+    given = platform.from_numpy(tokens)
+    platform.training_step(model, lambda: platform.reference_loss(model(given), given))
+
+
+def _mark() -> int:
+    (line,) = [one for one in Path("/proc/self/status").read_text().splitlines() if one.startswith("VmHWM")]
+    return int(line.split()[1]) * 1024

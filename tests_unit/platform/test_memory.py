@@ -1,0 +1,73 @@
+"""Activations that are not kept: measured footprints, random numbers, and what cannot be run again."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+
+from hyper_parallel.errors import UnsupportedOperatorError
+from hyper_parallel.platform.contract.spill import SpillFile
+from hyper_parallel.platform.select import platform_named
+from hyper_parallel.verify.contract.footprint import footprints
+from hyper_parallel.verify.simulate import simulate
+
+
+@pytest.mark.slow
+def test_checkpoint_and_swap_halve_the_activations(platform_name):
+    """In a 12-layer transformer either takes at most half of what plain training adds to the process."""
+    found = footprints(platform_name)
+    assert found["checkpoint"] <= 0.5 * found["plain"], found
+    assert found["swap"] <= 0.5 * found["plain"], found
+
+
+def test_a_spill_file_gives_back_what_it_took():
+    """Arrays of any dtype and shape come back, in any order, each in memory of its own."""
+    file, arrays = SpillFile(), [np.arange(6.0).reshape(2, 3), np.zeros((0, 2)), np.array(True), np.int32([7])]
+    records = [file.write(array) for array in arrays]
+    for array, record in reversed(list(zip(arrays, records, strict=True))):
+        np.testing.assert_array_equal(record.array(), array, strict=True)
+    first = records[0].array()
+    first[:] = 9
+    np.testing.assert_array_equal(records[0].array(), arrays[0])
+
+
+@pytest.mark.platforms("torch")
+def test_dropout_of_a_dtensor_is_drawn_again_as_it_was():
+    """A checkpointed dropout of a DTensor drops in its second run what it dropped in the first."""
+
+    def rank():
+        import torch
+
+        from hyper_parallel import DTensor, Shard, init_device_mesh
+
+        platform = platform_named("torch")
+        mesh = init_device_mesh("cpu", (2,))
+        local = torch.ones(64, 3, requires_grad=True)
+        x = DTensor.from_local(local, mesh, [Shard(0)])
+        y = platform.checkpoint(lambda t: torch.nn.functional.dropout(t, 0.5), x)
+        values = y.to_local().detach().clone()
+        y.sum().backward()
+        return torch.equal(local.grad, values), 0 < values.count_nonzero() < values.numel()
+
+    assert simulate(rank, 2, "torch") == [(True, True)] * 2
+
+
+@pytest.mark.platforms("mindspore")
+def test_what_cannot_be_run_again_is_refused():
+    """MindSpore draws the mask of nn.Dropout anew on CPU: recomputing it is an error, never a wrong gradient."""
+
+    def rank():
+        import mindspore
+        from mindspore import Tensor, nn
+
+        platform = platform_named("mindspore")
+        drop = nn.Dropout(p=0.5)
+        drop.set_train()
+        try:
+            mindspore.grad(lambda x: platform.checkpoint(drop, x).sum())(Tensor(np.ones((8, 9), np.float32)))
+        except UnsupportedOperatorError as error:
+            return str(error)
+        return "nothing"
+
+    (text,) = simulate(rank, 1, "mindspore")
+    assert "checkpoint: running again gave another result, so its gradients would be wrong" in text

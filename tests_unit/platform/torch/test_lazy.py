@@ -1,0 +1,86 @@
+"""A tensor whose values are under way: facts at once, values after one wait."""
+
+from __future__ import annotations
+
+import pytest
+
+from hyper_parallel.transport.pending import Pending
+
+pytestmark = pytest.mark.platforms("torch")
+
+
+def started():
+    """A lazy tensor of a leaf, and the list of its waits."""
+    import torch
+
+    from hyper_parallel.platform.torch.lazy import lazy
+
+    leaf, waits = torch.zeros(2, 3, requires_grad=True), []
+    output = leaf * 1
+
+    def arrive():
+        waits.append(1)
+        output.detach().fill_(7)
+
+    return leaf, lazy(output, Pending("all_to_all", arrive)), waits
+
+
+def test_facts_do_not_wait():
+    """Shape, dtype and the like are known before the values are."""
+    _, x, waits = started()
+    assert (tuple(x.shape), x.dtype.is_floating_point, x.requires_grad, x.size(0), x.ndim) == ((2, 3), True, True, 2, 2)
+    assert waits == []
+
+
+@pytest.mark.parametrize(
+    "use",
+    [
+        lambda x: (x + 1) - 1,
+        lambda x: x.reshape(3, 2),
+        lambda x: x[0],
+        lambda x: __import__("torch").cat([x, x]),
+        lambda x: __import__("torch").nn.functional.relu(x) + 0,
+        lambda x: x.detach().numpy() * 1,
+        lambda x: x.to_sparse().to_dense(),
+    ],
+)
+def test_the_first_use_waits_once(use):
+    """Whatever reads it sees the values, is a plain tensor, and waits once."""
+    import torch
+
+    _, x, waits = started()
+    found = use(x)
+    assert type(found) is torch.Tensor or not isinstance(found, torch.Tensor)
+    assert (found == 7).all()
+    use(x)
+    assert waits == [1]
+
+
+def test_gradients_pass():
+    """Its use is on the graph of what it came from."""
+    leaf, x, _ = started()
+    (x * 3).sum().backward()
+    assert leaf.grad.unique().tolist() == [3]
+
+
+def test_functions_of_the_user_wait():
+    """A custom autograd function that gets it reads the values."""
+    import torch
+
+    class Double(torch.autograd.Function):
+        @staticmethod
+        def forward(ctx, x):  # noqa: ARG004 - the signature is PyTorch's
+            """Twice."""
+            return x * 2
+
+        @staticmethod
+        def backward(ctx, grad):  # noqa: ARG004 - the same
+            """Twice."""
+            return grad * 2
+
+    leaf, x, waits = started()
+    out = Double.apply(x)
+    assert out.detach().unique().tolist() == [14]
+    out.sum().backward()
+    assert waits == [1]
+    assert leaf.grad.unique().tolist() == [2]
