@@ -62,7 +62,8 @@ def _class_max(x: Tensor, dim: int) -> Tensor:
 
 
 def _ctc(
-    log_probs: Tensor, targets: Tensor, input_lengths: Any, target_lengths: Any, blank: int = 0, zero_infinity: bool = False,
+    log_probs: Tensor, targets: Tensor, input_lengths: Any, target_lengths: Any, blank: int = 0,
+    zero_infinity: bool = False,
     per_target: bool = False,
 ) -> Tensor:  # fmt: skip
     rows = torch.ctc_loss(log_probs, targets, input_lengths, target_lengths, blank, 0, zero_infinity)

@@ -50,7 +50,7 @@ def peak(platform_name: str, mode: str) -> int:
     with use_platform(platform_name):
         platform = platform_named(platform_name)
         model = platform.reference_model(_CONFIG)
-        wrap = {"plain": lambda one: one, "checkpoint": platform.ckpt_wrapper, "swap": platform.swap_wrapper}[mode]
+        wrap: Any = {"plain": lambda one: one, "checkpoint": platform.ckpt_wrapper, "swap": platform.swap_wrapper}[mode]
         layers = dict(platform.get_cells_and_names(model))["layers"]
         for index in range(_CONFIG.layers):
             layers[index] = wrap(layers[index])

@@ -229,6 +229,7 @@ def _narrow(ops: Any, total: Any, rows: Any) -> Any:
 
 
 def reduced(ops: Any, rows: Any, reduction: str, count: int | None = None) -> Any:
+    """Losses per row as they are, their sum, or their mean (over ``count`` rows where some do not count)."""
     if reduction == "none":
         return rows
     if reduction == "mean" and count is None:

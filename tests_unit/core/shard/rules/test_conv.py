@@ -144,7 +144,9 @@ def test_what_recurrent_layers_refuse(ranks):
         return str(dropout.value).rsplit("): ", maxsplit=1)[1], str(packed.value)
 
     assert ranks(2, run)[0] == (
-        "dropout between layers would draw another mask on every rank; "
-        "use dropout=0.0, or one module per layer with F.dropout between them",
+        (
+            "dropout between layers would draw another mask on every rank; "
+            "use dropout=0.0, or one module per layer with F.dropout between them"
+        ),
         "lstm: packed sequences of DTensors are not supported; pad them, and mask what the padding gives",
     )

@@ -131,8 +131,10 @@ REFUSED = {
     "bags": (lambda ids, x: F.embedding_bag(ids[:, 0], x), "bags are rows of a matrix, or a vector and offsets"),
     "renormalised bags": (
         lambda ids, x: F.embedding_bag(ids, x, max_norm=1.0),
-        "max_norm looks at rows or counts of the whole table, so it needs whole operands: "
-        "x = x.redistribute(); weight = weight.redistribute()",
+        (
+            "max_norm looks at rows or counts of the whole table, so it needs whole operands: "
+            "x = x.redistribute(); weight = weight.redistribute()"
+        ),
     ),
     "margins": (lambda ids, x: F.multi_margin_loss(x, ids[:3, 0]), "x [4, 4] needs a target [4], got [3]"),
     "lengths": (

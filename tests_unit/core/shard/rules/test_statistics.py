@@ -136,10 +136,16 @@ def test_what_is_refused(ranks):
         return [str(one.value) for one in (plain, sizes, groups)]
 
     assert ranks(2, run)[0] == [
-        "batch_norm: running_mean is a plain tensor [3] and the input a DTensor; make it one too: "
-        "module.running_mean = hyper_parallel.distribute_tensor(module.running_mean, mesh, [Replicate()])",
-        "channel_norm(x=f32[4@tp, 3], mean=f32[4], var=f32[4]): "
-        "x needs samples and channels, the others one number per channel: x [4, 3], mean [4], var [4]",
-        "group_norm(x=f32[4@tp, 3], weight=f32[2]): "
-        "x needs samples and channels, the others one number per channel: x [4, 3], weight [2]",
+        (
+            "batch_norm: running_mean is a plain tensor [3] and the input a DTensor; make it one too: "
+            "module.running_mean = hyper_parallel.distribute_tensor(module.running_mean, mesh, [Replicate()])"
+        ),
+        (
+            "channel_norm(x=f32[4@tp, 3], mean=f32[4], var=f32[4]): "
+            "x needs samples and channels, the others one number per channel: x [4, 3], mean [4], var [4]"
+        ),
+        (
+            "group_norm(x=f32[4@tp, 3], weight=f32[2]): "
+            "x needs samples and channels, the others one number per channel: x [4, 3], weight [2]"
+        ),
     ]
