@@ -68,6 +68,8 @@ def by_name(lines: Iterable[Line]) -> dict[str, Callable[..., Any]]:
     load()
     found: dict[str, Callable[..., Any]] = {}
     for line in lines:
+        if line.canonical:
+            continue  # the spelling cannot run on locals as it is
         rule = find_rule(line.op)
         assert rule is not None, line.op  # noqa: S101 - the rules are loaded
         signature = line.signature or rule.signature

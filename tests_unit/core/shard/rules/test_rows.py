@@ -94,6 +94,7 @@ DISTANCES = {
     "pdist": (lambda x: F.pdist(x, 3.0), ROWS),
     "pairwise": (F.pairwise_distance, ROWS, ROWS),
     "pairwise, broadcast": (lambda x, y: F.pairwise_distance(x, y, p=1.0, keepdim=True), ROWS, (1, 4)),
+    "glu": (F.glu, (5, 6)),
     "prelu": (F.prelu, (5, 3, 4), (3,)),
     "prelu, one weight": (F.prelu, (5, 3, 4), (1,)),
     "softmin by its old default": (F.softmin, ROWS),
