@@ -353,7 +353,7 @@ class Sweep:
             report.rejected[outcome.text[:300]] += 1
             return
         report.public += 1
-        if new or not self.effort.rule_level:
+        if new or not self.effort.rule_level or not self.claimed:
             report.checks += 1
             report.backward += outcome.backward
             report.ok += outcome.kind == "ok"
