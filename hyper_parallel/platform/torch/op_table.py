@@ -95,8 +95,11 @@ def _by_name(op: str, func: Callable[..., Any]) -> Callable[..., Any]:
     return func
 
 
+# The first family that implements an operator counts: later ones may spell it in passing.
 LOCAL: dict[str, Callable[..., Any]] = {
-    op: _by_name(op, func) for family in (*PATTERNS, *LISTS, op_table_recurrent) for op, func in family.LOCAL.items()
+    op: _by_name(op, func)
+    for family in reversed((*PATTERNS, *LISTS, op_table_recurrent))
+    for op, func in family.LOCAL.items()
 }
 
 
