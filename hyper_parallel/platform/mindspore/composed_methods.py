@@ -11,7 +11,8 @@ import mindspore
 from mindspore.common.api import _no_grad
 
 from hyper_parallel.errors import UnsupportedOperatorError
-from hyper_parallel.platform.mindspore.primitives import METHOD, composed
+from hyper_parallel.platform.mindspore.composed_shape import on_diagonals
+from hyper_parallel.platform.mindspore.primitives import METHOD, composed, expect
 
 __all__: list[str] = []
 
@@ -39,6 +40,15 @@ def _count_nonzero(ops: Any, _: Any, x: Any, dim: Any = None) -> Any:
     """On CPU counts are 32-bit numbers."""
     found = ops.count_nonzero(x, dim)
     return ops.cast(found, dtype=mindspore.int32) if _older(x) else found
+
+
+@composed(METHOD + "DiagExt")
+def _diag(ops: Any, _: Any, x: Any, offset: int = 0) -> Any:
+    """On CPU a matrix becomes a diagonal of four dims, for which there is no rule; elsewhere its diagonal is taken."""
+    if len(x.shape) == 1:
+        return on_diagonals(ops, x, offset)
+    expect("Tensor.diag", "the number of dims on CPU", _older(x), False)
+    return ops.diagonal(x, offset, 0, 1)
 
 
 @composed("DeprecatedCumsum")
