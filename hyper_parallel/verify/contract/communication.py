@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from functools import partial
 from typing import Any
 
 import numpy as np
@@ -210,7 +211,7 @@ def disagreements(w: World) -> None:
     """Unequal shapes, dtypes and reductions are told on every rank, with what each was about to do; nothing hangs."""
     p, first = w.platform, w.rank == 0
     uneven = w.tensor(np.ones(2 if first else 3))
-    for member in (p.all_reduce, p.all_gather_into_tensor, lambda x: p.broadcast(x, 0)):
+    for member in (p.all_reduce, p.all_gather_into_tensor, partial(p.broadcast, src=0)):
         with raises(CollectiveMismatchError, "f64"):
             member(uneven)
     with raises(CollectiveMismatchError, "f32[2]", "f64[2]"):
