@@ -345,7 +345,9 @@ class C10dTransport(Transport):
             return found
         key = tuple(sorted(ranks))
         if key not in self._groups:
-            self._groups[key] = dist.new_group(list(key), use_local_synchronization=True)
+            whole = key == tuple(range(self.world_size))
+            made = dist.group.WORLD if whole else dist.new_group(list(key), use_local_synchronization=True)
+            self._groups[key] = made
         return self._groups[key]
 
     def ranks_of(self, group: Any) -> Ranks:
@@ -383,7 +385,8 @@ class C10dTransport(Transport):
     def drop(self, group: Any) -> None:
         """See :meth:`Transport.drop`."""
         ranks = tuple(sorted(self.ranks_of(group)))
-        dist.destroy_process_group(group)
+        if group is not dist.group.WORLD:  # whose end would be that of every other group, too: see close()
+            dist.destroy_process_group(group)
         if self._groups.get(ranks) is group:
             del self._groups[ranks]
 

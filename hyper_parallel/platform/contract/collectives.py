@@ -7,7 +7,7 @@ import pickle
 from collections.abc import Sequence
 from typing import Any
 
-from hyper_parallel.errors import CollectiveMismatchError
+from hyper_parallel.errors import CollectiveMismatchError, short_dtype
 from hyper_parallel.platform.contract.identity import IdentityFacet
 from hyper_parallel.platform.contract.tensors import TensorsFacet
 from hyper_parallel.transport.base import Ranks
@@ -28,6 +28,7 @@ class CollectivesFacet(IdentityFacet, TensorsFacet):
         """Reduction of every member's ``data`` (equal shapes), on every member."""
         ranks = self.ranks_of(group_info)
         if not async_op:
+            self._agree("all_reduce", data, ranks, op)
             return self.transport().all_reduce(data, op, ranks)
         return self._in_flight(self.transport().start("all_reduce", data, op, ranks), data, tuple(data.shape))
 
@@ -36,6 +37,7 @@ class CollectivesFacet(IdentityFacet, TensorsFacet):
         ranks = self.ranks_of(group_info)
         shapes = [tuple(data.shape)] * len(ranks)
         if not async_op:
+            self._agree("all_gather_into_tensor", data, ranks)
             return self._cat(self.transport().all_gather(data, ranks, shapes), 0)
         pending = self.transport().start("all_gather", data, ranks, shapes)
         whole = (len(ranks) * data.shape[0], *tuple(data.shape)[1:])
@@ -52,6 +54,7 @@ class CollectivesFacet(IdentityFacet, TensorsFacet):
         ranks = self.ranks_of(group_info)
         chunks = self._rows("reduce_scatter_tensor", data, ranks)
         if not async_op:
+            self._agree("reduce_scatter_tensor", data, ranks, op)
             return self.transport().reduce_scatter(chunks, op, ranks)
         pending = self.transport().start("reduce_scatter", chunks, op, ranks)
         return self._in_flight(pending, data, tuple(chunks[0].shape))
@@ -60,6 +63,7 @@ class CollectivesFacet(IdentityFacet, TensorsFacet):
         """The ``data`` of global rank ``src``."""
         ranks = self.ranks_of(group)
         if not async_op:
+            self._agree("broadcast", data, ranks, f"src={src}")
             return self.transport().broadcast(data, src, ranks)
         return self._in_flight(self.transport().start("broadcast", data, src, ranks), data, tuple(data.shape))
 
@@ -82,6 +86,7 @@ class CollectivesFacet(IdentityFacet, TensorsFacet):
             raise ValueError(msg)
         shapes = [tuple(chunks[0].shape)] * len(ranks)
         if not async_op:
+            self._agree("all_to_all_single", input_tensor, ranks)
             return self.reshape(self._cat(self.transport().all_to_all(chunks, ranks, shapes), 0), shape), None
         pending = self.transport().start("all_to_all", chunks, ranks, shapes)
         joined = pending.then(lambda parts: self.reshape(self._cat(parts, 0), shape))
@@ -136,6 +141,38 @@ class CollectivesFacet(IdentityFacet, TensorsFacet):
             raise CollectiveMismatchError(msg)
         obj_list[:] = found
         return src
+
+    def _agree(self, member: str, data: Any, ranks: Ranks, *facts: str) -> None:
+        """Compare what the members of a blocking collective are about to do, where nobody else would.
+
+        The simulation compares by itself; gloo ends the process, or hands out wrong values, when sizes differ. An
+        accelerator's engine is asked for nothing more: there it would cost as much as a small collective.
+        """
+        transport = self.transport()
+        if transport.backend != "gloo" or len(ranks) == 1:
+            return
+        dtype = short_dtype(data.dtype)
+        mine = f"{member}({', '.join((f'{dtype}{list(data.shape)}', *facts))})"
+        found = transport.all_gather_object(mine, ranks)
+        if any(one != found[0] for one in found):
+            told = "\n".join(f"  rank {rank}: {one}" for rank, one in zip(ranks, found, strict=True))
+            msg = f"members of the group {list(ranks)} do different things:\n{told}"
+            raise CollectiveMismatchError(msg)
+
+    def _agree_on_rows(self, member: str, route: Any) -> None:
+        """Compare who sends how many rows with who expects how many, as :meth:`_agree`."""
+        transport, ranks = self.transport(), route.ranks
+        if transport.backend != "gloo" or len(ranks) == 1:
+            return
+        found = transport.all_gather_object((route.sent, route.received), ranks)
+        for sender, (sent, _) in enumerate(found):
+            for receiver, (_, received) in enumerate(found):
+                if sent[receiver] != received[sender]:
+                    msg = (
+                        f"{member}: rank {ranks[sender]} sends {sent[receiver]} rows to rank {ranks[receiver]}, "
+                        f"which expects {received[sender]}"
+                    )
+                    raise CollectiveMismatchError(msg)
 
     def _in_flight(self, pending: Pending, like: Any, shape: tuple[int, ...]) -> tuple[Any, Pending]:
         """The output that ``pending`` will fill, and its handle."""

@@ -67,6 +67,7 @@ class DifferentiableFacet(CollectivesFacet):
         """
         ranks = self._of_size("differentiable_all_gather_concat", group, "concat_size", concat_size)
         dim = _dim("differentiable_all_gather_concat", "concat_dim", concat_dim, data)
+        self._agree("differentiable_all_gather_concat", data, ranks, f"concat_dim={dim}")
         return self._functions.gather.apply(data, self._reduction(ranks, dim, varying=varying))
 
     def differentiable_all_reduce(self, data: Any, op: str = "sum", group: Any = None, *, varying: bool = False) -> Any:
@@ -82,7 +83,9 @@ class DifferentiableFacet(CollectivesFacet):
             UnsupportedOperatorError: a gradient is needed through prod, all or any.
         """
         self._check_gradient("differentiable_all_reduce", data, op)
-        return self._functions.reduce.apply(data, self._reduction(self.ranks_of(group), 0, op, varying=varying))
+        ranks = self.ranks_of(group)
+        self._agree("differentiable_all_reduce", data, ranks, op)
+        return self._functions.reduce.apply(data, self._reduction(ranks, 0, op, varying=varying))
 
     def differentiable_reduce_scatter(
         self, data: Any, dev_num: int, axis: int, op: str = "sum", group: Any = None
@@ -107,6 +110,7 @@ class DifferentiableFacet(CollectivesFacet):
             msg = f"{member}: dim {dim} of size {data.shape[dim]} does not divide by {dev_num} ranks"
             raise ValueError(msg)
         self._check_gradient(member, data, op)
+        self._agree(member, data, ranks, op, f"axis={dim}")
         return self._functions.reduce_scatter.apply(data, self._reduction(ranks, dim, op))
 
     def differentiable_all_to_all(self, input_data: Any, output_shape: Sequence[int], group: Any = None) -> Any:
@@ -142,6 +146,7 @@ class DifferentiableFacet(CollectivesFacet):
             ValueError: splits that are not one per member, are negative, or do not add up to the rows.
         """
         route = self._route("differentiable_all_to_all_single", input_tensor, input_splits, output_splits, group)
+        self._agree_on_rows("differentiable_all_to_all_single", route)
         return self._functions.all_to_all.apply(input_tensor, route)
 
     def differentiable_all_to_all_single_async(

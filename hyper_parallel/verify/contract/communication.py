@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from functools import partial
 from typing import Any
 
 import numpy as np
@@ -63,7 +64,7 @@ def joining(w: World) -> None:
 def groups(w: World) -> None:
     """A group of the same ranks is the same; destroyed, it is gone; adopted, it is found."""
     p = w.platform
-    members = list(w.ranks[:2])
+    members = list(w.ranks[:-1])  # not the world, which is not destroyed by a handle
     if w.rank in members:
         handle = p.create_group(members[::-1])
         assert p.create_group(members) is handle
@@ -203,3 +204,18 @@ def objects(w: World) -> None:
         assert room == [1, "two", {3: 4}]
         with raises(CollectiveMismatchError, "rank 0 sent 1 objects, obj_list has room for 3"):
             p.recv_object_list(room, 0)
+
+
+@covers(COLLECTIVES, "all_reduce", "all_gather_into_tensor", "broadcast")
+def disagreements(w: World) -> None:
+    """Unequal shapes, dtypes and reductions are told on every rank, with what each was about to do; nothing hangs."""
+    p, first = w.platform, w.rank == 0
+    uneven = w.tensor(np.ones(2 if first else 3))
+    for member in (p.all_reduce, p.all_gather_into_tensor, partial(p.broadcast, src=0)):
+        with raises(CollectiveMismatchError, "f64"):
+            member(uneven)
+    with raises(CollectiveMismatchError, "f32[2]", "f64[2]"):
+        p.all_reduce(w.tensor(np.ones(2, np.float32 if first else np.float64)))
+    with raises(CollectiveMismatchError, "sum", "max"):
+        p.all_reduce(w.tensor(np.ones(2)), op="sum" if first else "max")
+    p.barrier()

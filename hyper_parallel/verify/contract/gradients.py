@@ -128,6 +128,12 @@ def routing(w: World) -> None:
             member(mine, sent, [1])
         with raises(ValueError, "must be one row count per rank"):
             member(mine, sent, [-1] * w.size)
+    if w.size > 1:
+        # Rank 0 expects a row more from every other rank than is sent.
+        with raises(CollectiveMismatchError):
+            more = [rows + (w.rank == 0 != sender) for sender, rows in enumerate(received)]
+            p.differentiable_all_to_all_single(mine, sent, more)
+    p.barrier()
 
 
 @covers(DIFFERENTIABLE, "differentiable_async_a2a_wait")
