@@ -230,6 +230,8 @@ def _extremum_function(base: Any) -> Any:
             # Every rank weighs the same gradient its own way: a varying use, whose adjoint is the sum.
             view = plan(layout, layout, ctx.steps.extremum.axes)
             ties = _run(ctx.attained, view.adjoint, ctx.call, "backward")
-            return _resumed(grad, view, ctx.call) * (ctx.attained / ties), None, None
+            share = _resumed(grad, view, ctx.call) / ties
+            # Selected, not multiplied: a gradient that is not finite must not reach ranks that lost.
+            return ctx.call.platform.local_op("masked_fill")(x=share, mask=ctx.attained == 0, value=0.0), None, None
 
     return Extremum

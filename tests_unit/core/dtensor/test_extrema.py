@@ -6,8 +6,10 @@ import numpy as np
 import pytest
 
 from hyper_parallel.core.dtensor.dtensor import DTensor
+from hyper_parallel.core.dtensor.mesh import init_device_mesh
 from hyper_parallel.core.dtensor.placements import Partial, Replicate, Shard
 from hyper_parallel.verify.check import all_placements, check_function
+from hyper_parallel.verify.simulate import simulate
 
 MESHES = [(2,), (3,), (4,), (2, 2)]
 
@@ -60,3 +62,20 @@ def test_joining_what_is_pending_with_what_is_not(platform_name, name, op, mesh)
         report = check_function(join, [x, y], mesh, platform=platform_name, placements=given, limit=12)
         assert report.ok, report.wrong[:3]
         assert not report.rejected, report.rejected[:3]
+
+
+@pytest.mark.platforms("torch")
+def test_a_gradient_that_is_not_finite_stays_with_the_winner():
+    """Where the winner's gradient is infinite or no number, ranks that lost get zero, as they would without it."""
+    import torch
+
+    def body():
+        mesh = init_device_mesh("cpu", (2,), mesh_dim_names=("tp",))
+        mine = torch.tensor(([0.0, 3.0], [-1.0, 5.0])[mesh.rank], requires_grad=True)
+        root = torch.sqrt(DTensor.from_local(mine, mesh, [Partial("max")]).redistribute())
+        root.sum().backward()
+        return mine.grad.tolist()
+
+    winner, loser = simulate(body, 2, platform="torch")
+    assert winner == [float("inf"), 0.0]
+    assert loser == [0.0, pytest.approx(0.5 / 5.0**0.5)]
