@@ -7,11 +7,14 @@ collective only when all members have said the same.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections import deque
+from collections.abc import Callable, Sequence
 from typing import Any
 
+from hyper_parallel.errors import CollectiveMismatchError
 from hyper_parallel.transport.base import Ranks, Shape, Transport
 from hyper_parallel.transport.calls import Call, Message, call_site, check_ranks, check_reduction
+from hyper_parallel.transport.pending import Pending
 from hyper_parallel.transport.simulated import Endpoint, HostOps
 
 __all__ = ["GuardedTransport"]
@@ -30,6 +33,10 @@ class GuardedTransport(Transport):
         self._inner = inner
         self._ops = ops
         self._endpoint = endpoint
+        # What was started and has not run: collectives, and receptions by mailbox, each in the order of starting.
+        self._begun: deque[_Begun] = deque()
+        self._catching_up = False
+        self._posted: dict[tuple[int, int], deque[_Begun]] = {}
 
     def all_reduce(self, x: Any, op: str, ranks: Ranks) -> Any:
         """See :meth:`Transport.all_reduce`."""
@@ -67,8 +74,47 @@ class GuardedTransport(Transport):
 
     def recv(self, like: Any, src: int, tag: int = 0) -> Any:
         """See :meth:`Transport.recv`."""
-        self._endpoint.receive(Message(src, self.rank, tag, self._facts(like), call_site()))
-        return self._inner.recv(like, src, tag)
+        return self._post(like, src, tag).wait()
+
+    def start(self, operation: str, *args: Any) -> Pending:
+        """See :meth:`Transport.start`.
+
+        Agreement cannot be reached without waiting for the others, so a collective runs when it is waited for, or
+        before the next one that is: in the order of starting, which is the same on all its members.
+        """
+        if operation == "send":
+            x, dst, *tag = args
+            self._endpoint.send(Message(self.rank, dst, tag[0] if tag else 0, self._facts(x), call_site()))
+            return self._inner.start("send", *args)
+        if operation == "recv":
+            return self._post(*args)
+        begun = _Begun(lambda: getattr(self, operation)(*args))
+        self._begun.append(begun)
+        return Pending(operation, lambda: self._catch_up(begun))
+
+    def _catch_up(self, begun: _Begun | None) -> Any:
+        """Run what was started, in its order, up to and with ``begun``, whose result it is; all of it for None."""
+        before, self._catching_up = self._catching_up, True
+        try:
+            if begun is not None:
+                return begun.after(self._begun)
+            while self._begun:
+                self._begun.popleft().run()
+        finally:
+            self._catching_up = before
+        return None
+
+    def _post(self, like: Any, src: int, tag: int = 0) -> Pending:
+        wish = Message(src, self.rank, tag, self._facts(like), call_site())
+
+        def receive() -> Any:
+            self._endpoint.receive(wish)
+            return self._inner.recv(like, src, tag)
+
+        queue = self._posted.setdefault((src, tag), deque())
+        begun = _Begun(receive)
+        queue.append(begun)
+        return Pending("recv", lambda: begun.after(queue))
 
     def all_gather_object(self, obj: Any, ranks: Ranks) -> list[Any]:
         """See :meth:`Transport.all_gather_object`."""
@@ -83,6 +129,25 @@ class GuardedTransport(Transport):
     def group(self, ranks: Ranks) -> Any:
         """See :meth:`Transport.group`."""
         return self._inner.group(ranks)
+
+    def build_group(self, ranks: Ranks, **options: Any) -> Any:
+        """See :meth:`Transport.build_group`."""
+        return self._inner.build_group(ranks, **options)
+
+    def known_group(self, ranks: Ranks) -> Any:
+        """See :meth:`Transport.known_group`."""
+        return self._inner.known_group(ranks)
+
+    def adopt(self, group: Any) -> None:
+        """See :meth:`Transport.adopt`."""
+        self._inner.adopt(group)
+
+    def drop(self, group: Any) -> None:
+        """See :meth:`Transport.drop`."""
+        self._inner.drop(group)
+
+    def close(self) -> None:
+        """The world is the launcher's, and serves others after this rank."""
 
     def ranks_of(self, group: Any) -> Ranks:
         """See :meth:`Transport.ranks_of`."""
@@ -103,10 +168,38 @@ class GuardedTransport(Transport):
         expects: tuple[Shape, ...] | None = None,
     ) -> None:
         """Return once every member is about to do the same."""
+        if not self._catching_up:
+            self._catch_up(None)
         check_ranks(ranks, self.rank, self.world_size)
         if len(ranks) > 1:
             nothing = [None] * len(ranks)
             self._endpoint.exchange(Call(operation, ranks, facts, nothing, call_site(), sends, expects))
+
+
+class _Begun:
+    """A call that runs later, once; its result or error is kept for whoever waits for it."""
+
+    def __init__(self, call: Callable[[], Any]) -> None:
+        self._call: Callable[[], Any] | None = call
+        self._value: Any = None
+        self._error: CollectiveMismatchError | None = None
+
+    def run(self) -> None:
+        """Run, unless it has."""
+        call, self._call = self._call, None
+        if call is not None:
+            try:
+                self._value = call()
+            except CollectiveMismatchError as error:
+                self._error = error
+
+    def after(self, queue: deque[_Begun]) -> Any:
+        """Run whatever is before it in ``queue``, and it; its result."""
+        while self._call is not None:
+            queue.popleft().run()
+        if self._error is not None:
+            raise self._error
+        return self._value
 
 
 def _tuples(shapes: Sequence[Shape]) -> tuple[Shape, ...]:

@@ -103,3 +103,25 @@ def test_a_dead_idle_rank_is_replaced(platform_name):
     while any(child.pid == first[1] for child in multiprocessing.active_children()) and time.monotonic() < deadline:
         time.sleep(0.01)
     assert first[1] not in run(os.getpid, platform_name).results
+
+
+def test_started_collectives_keep_their_order(platform_name):
+    """Ranks that wait in different orders, or start later, run their group's collectives in one order."""
+
+    def body():
+        import numpy as np
+
+        from hyper_parallel.platform.select import platform_named
+
+        platform, rank = platform_named(platform_name), active_transport().rank
+        x = platform.from_numpy(np.full(2, rank + 1.0))
+        first = platform.all_reduce(x, None, True)[1]
+        if rank:
+            total = platform.tensor_to_numpy(first.wait()).tolist()
+            largest = platform.all_reduce(x, None, True, op="max")[1]
+        else:
+            largest = platform.all_reduce(x, None, True, op="max")[1]
+            total = platform.tensor_to_numpy(first.wait()).tolist()
+        return total, platform.tensor_to_numpy(largest.wait()).tolist()
+
+    assert run(body, platform_name).results == [([3, 3], [2, 2])] * 2
