@@ -3,6 +3,7 @@
 import importlib
 import importlib.util
 import os
+import re
 import subprocess
 import sys
 import time
@@ -296,6 +297,16 @@ def test_card(rank): pass
 """, "--device", "npu", "-rs", head="import pytest\n", tail="")  # fmt: skip
     result.assert_outcomes(skipped=1)
     result.stdout.fnmatch_lines(["SKIPPED*[[]no-card] 2 ranks need as many npu cards, there are 0"])
+
+
+README = Path(hyper_parallel.__file__).parent / "pytest_plugin" / "README.md"
+
+
+@pytest.mark.skipif(not README.exists(), reason="[no-tool] the README is not installed")
+def test_the_readmes_example_runs(run):
+    """The code of the README passes as it stands there, on each launch and size."""
+    (code,) = re.findall(r"```python\n(.*?)```", README.read_text(encoding="utf-8"), re.DOTALL)
+    run(code, head="", tail="").assert_outcomes(passed=4)
 
 
 # What needs a process of its own
