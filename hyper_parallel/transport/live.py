@@ -166,14 +166,20 @@ class _World:
         if kind == "done":
             self._report(rank, content)
             return
-        self._note(rank, content)
+        if kind != "await":
+            self._note(rank, content)
         if kind == "send":
             if not self.coordinator.aborted:
                 self.coordinator.send(content)
             return
+        if kind == "start":
+            self.coordinator.start(rank, content)
+            return
         self._asking.add(rank)
         if kind == "join":
             self.coordinator.join(rank, content)
+        elif kind == "await":
+            self.coordinator.await_ticket(rank, content)
         else:
             self.coordinator.receive(content)
 

@@ -119,6 +119,7 @@ def _join(seat: Seat, endpoint: Endpoint) -> Transport:
     real = c10d.start_world(seat.device, seat.rank, seat.world_size, f"file://{seat.store}")
     guarded = GuardedTransport(real, c10d.TorchOps(), endpoint)
     if seat.framework == "torch":
+        c10d.guard_functions(guarded.agree)
         return guarded
     bridged: Transport = importlib.import_module(_HOME["mindspore"]).rehearse_over(guarded)
     return bridged

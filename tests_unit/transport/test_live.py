@@ -125,3 +125,59 @@ def test_started_collectives_keep_their_order(platform_name):
         return total, platform.tensor_to_numpy(largest.wait()).tolist()
 
     assert run(body, platform_name).results == [([3, 3], [2, 2])] * 2
+
+
+@pytest.mark.platforms("torch")
+def test_torchs_own_collectives_work_as_before():
+    """Collectives that are called on torch.distributed itself give what they give without the check."""
+
+    def body():
+        import torch
+        import torch.distributed as dist
+
+        rank, size = dist.get_rank(), dist.get_world_size()
+        total = torch.full((2,), float(rank + 1))
+        dist.all_reduce(total, op=dist.ReduceOp.MAX)
+        parts = [torch.empty(1) for _ in range(size)]
+        dist.all_gather(parts, torch.tensor([float(rank)]))
+        objects = [None] * size
+        dist.all_gather_object(objects, {"rank": rank})
+        handle = dist.all_reduce(torch.ones(1), async_op=True)
+        handle.wait()
+        root = torch.tensor([rank])
+        dist.broadcast(root, src=1)
+        pair = dist.new_group([0, 2])
+        if rank != 1:
+            dist.barrier(group=pair)
+        dist.barrier()
+        return total.tolist(), [part.item() for part in parts], objects, root.item()
+
+    expected = ([3.0, 3.0], [0.0, 1.0, 2.0], [{"rank": 0}, {"rank": 1}, {"rank": 2}], 1)
+    assert run(body, "torch", 3).results == [expected] * 3
+
+
+@pytest.mark.platforms("torch")
+@pytest.mark.parametrize(
+    "mistake, message",
+    [
+        ("dist.all_reduce(torch.ones(2), op=dist.ReduceOp.MAX)", "disagree about the reduction"),
+        ("dist.all_reduce(torch.ones(3))", "disagree about the shape"),
+        ("dist.all_reduce(torch.ones(2).int())", "disagree about the dtype"),
+        ("dist.barrier()", "disagree about the operation"),
+        ("None", "rank 1 returned without joining"),
+    ],
+)
+def test_mistakes_in_torchs_own_collectives_are_told(mistake, message):
+    """A user's direct calls of torch.distributed are agreed upon, too: gloo would hang, or add to a maximum."""
+
+    def body():
+        import torch
+        import torch.distributed as dist
+
+        names = {"torch": torch, "dist": dist}
+        eval(mistake if dist.get_rank() == 1 else "dist.all_reduce(torch.ones(2))", names)  # noqa: S307
+
+    failure = str(run_live(pack((body, ()), body), 2, "torch", 30.0).failure)
+    assert message in failure
+    assert "dist.all_reduce(f32[2], SUM)" in failure
+    assert "in body" in failure
