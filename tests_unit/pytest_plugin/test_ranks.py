@@ -351,9 +351,7 @@ def test_the_plugin_can_be_left_out(pytester):
 def test_processes_of_xdist_have_their_own_ranks(pytester):
     """With `-n 2` each worker runs its own warm ranks, and the run's checks count all of their tests."""
     pytester.makepyfile(HEAD + TAIL)
-    done = fresh(
-        pytester.path, *PLUGIN, "-n", "2", "--hp-min-executed", "2", HP_TEST_PLATFORMS="torch"
-    )
+    done = fresh(pytester.path, *PLUGIN, "-n", "2", "--hp-min-executed", "2", HP_TEST_PLATFORMS="torch")
     assert "2 passed" in done.stdout, done.stdout + done.stderr
     assert done.returncode == 0
 
