@@ -16,11 +16,11 @@ from collections.abc import Callable
 from functools import wraps
 from typing import Any
 
-from mindspore import Tensor
+from mindspore import Tensor, nn
 from mindspore.common._grad_function import _Function
 from mindspore.common.api import _CellGraphExecutor, _JitExecutor, _PyNativeExecutor
 from mindspore.common.recompute import _RecomputeCell
-from mindspore.nn import Cell
+from mindspore.experimental import optim
 from mindspore.ops import primitive as primitives
 
 from hyper_parallel.core.dtensor.dtensor import DTensor
@@ -43,6 +43,12 @@ def close() -> None:
     _Function.apply = classmethod(_without_dtensors(plain, "_Function.apply", DIFFERENTIABLE))
 
 
+BY_ELEMENT = frozenset({
+    nn.ASGD, nn.Adagrad, nn.Adam, nn.AdaMax, nn.AdamWeightDecay, nn.FTRL, nn.Momentum, nn.ProximalAdagrad, nn.RMSProp,
+    nn.Rprop, nn.SGD, optim.ASGD, optim.Adadelta, optim.Adagrad, optim.Adam, optim.Adamax, optim.AdamW, optim.NAdam,
+    optim.RAdam, optim.RMSprop, optim.Rprop, optim.SGD,
+})  # fmt: skip
+
 DIFFERENTIABLE = "use hyper_parallel.DFunction, whose rule says how its results are placed"
 # Where, what, how messages call it, and what to do instead.
 REFUSING = (
@@ -58,9 +64,8 @@ def _without_dtensors(plain: Callable[..., Any], what: str, instead: str) -> Cal
     @wraps(plain)
     def call(*args: Any, **kwargs: Any) -> Any:
         meets = intercept.holds_dtensor(args) or (kwargs and intercept.holds_dtensor(kwargs.values())) or _owns(args[0])
-        if meets and not any(
-            isinstance(one, _RecomputeCell) for one in args
-        ):  # that one differentiates DTensors itself
+        # Recomputation differentiates DTensors itself; an optimizer's step by elements is right on pieces.
+        if meets and not (any(isinstance(one, _RecomputeCell) for one in args) or _steps_by_element(args)):
             msg = f"{what}: it would see this rank's pieces as if they were whole; {instead}"
             raise UnsupportedOperatorError(msg)
         return plain(*args, **kwargs)
@@ -71,7 +76,28 @@ def _without_dtensors(plain: Callable[..., Any], what: str, instead: str) -> Cal
 def _owns(caller: Any) -> bool:
     """True for a compiled Cell with a DTensor among its parameters."""
     cell = getattr(caller, "obj", None)
-    return isinstance(cell, Cell) and intercept.holds_dtensor(cell.get_parameters())
+    return isinstance(cell, nn.Cell) and intercept.holds_dtensor(cell.get_parameters())
+
+
+def _steps_by_element(args: tuple[Any, ...]) -> bool:
+    """True for the compiled step of an optimizer that updates each element by itself, with gradients laid out alike.
+
+    Norms of layers, factored moments and centralised gradients look at whole parameters, so those are not among them.
+    """
+    optimizer: Any = getattr(args[0], "obj", None)
+    if type(optimizer) not in BY_ELEMENT or any(getattr(optimizer, "grad_centralization_flags", ())):
+        return False
+    lists = (
+        one for one in args[1:] if isinstance(one, (list, tuple)) and all(isinstance(item, Tensor) for item in one)
+    )
+    gradients = next(lists, args[1:])
+    pairs = zip(optimizer.parameters, gradients, strict=False)
+    return len(gradients) == len(optimizer.parameters) and all(
+        tuple(held.local_shape if isinstance(held, DTensor) else held.shape)
+        == tuple(one.local_shape if isinstance(one, DTensor) else one.shape)
+        and not (isinstance(one, DTensor) and one.layout.partials)
+        for held, one in pairs
+    )
 
 
 def _asking(run: Callable[..., Any]) -> Callable[..., Any]:

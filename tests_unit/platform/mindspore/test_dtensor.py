@@ -244,16 +244,16 @@ def _unknown():
     from mindspore import mint
 
     with pytest.raises(UnsupportedOperatorError) as caught:
-        mint.inverse(_placed(RNG.standard_normal((3, 3)).astype(np.float32), Shard(0)))
+        mint.linalg.qr(_placed(RNG.standard_normal((3, 3)).astype(np.float32), Shard(0)))
     return str(caught.value)
 
 
 def test_an_operator_without_rule_says_what_to_do():
     """What has no table line is refused by name, with the layouts seen and the ways out."""
     assert simulate(_unknown, 2, platform="mindspore")[0] == (
-        "operator MatrixInverseExt has no sharding rule (layouts: f32[3@m0, 3]); "
+        "operator LinalgQr has no sharding rule (layouts: f32[3@m0, 3]); "
         "add one with hyper_parallel.DistributedOp, or let it run whole on every rank: "
-        "hyper_parallel.ReplicatedOp('MatrixInverseExt')"
+        "hyper_parallel.ReplicatedOp('LinalgQr')"
     )
 
 
