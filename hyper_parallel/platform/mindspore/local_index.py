@@ -7,6 +7,7 @@ from typing import Any
 
 from mindspore import Tensor, mint, ops
 
+from hyper_parallel.errors import UnsupportedOperatorError
 from hyper_parallel.platform.mindspore.empty import nothing
 
 __all__ = ["LOCAL", "setitem"]
@@ -104,6 +105,15 @@ def _without_gradient(rows: Tensor, where: Tensor | None) -> Tensor:
     return rows if where is None else mint.where(where[..., None], ops.stop_gradient(rows), rows)
 
 
+def _scatter(
+    x: Tensor, dim: int, index: Tensor, src: Any = None, *, value: Any = None, reduce: str | None = None
+) -> Tensor:
+    if reduce is not None:
+        msg = f"scatter with reduce={reduce!r}: MindSpore has no such operator; scatter_add adds"
+        raise UnsupportedOperatorError(msg)
+    return mint.scatter(x, dim, index, value if src is None else src)
+
+
 def _scatter_add(x: Tensor, dim: int, index: Tensor, src: Tensor) -> Tensor:
     return ops.tensor_scatter_elements(x, index, src, axis=dim % x.ndim, reduction="add")
 
@@ -135,7 +145,7 @@ LOCAL: dict[str, Callable[..., Any]] = {
     "setitem": setitem,
     "gather": _gather,
     "index_select": _index_select,
-    "scatter": lambda x, dim, index, src, *, reduce=None: mint.scatter(x, dim, index, src),  # noqa: ARG005
+    "scatter": _scatter,
     "scatter_add": _scatter_add,
     "index_add": _index_add,
     "one_hot": _one_hot,

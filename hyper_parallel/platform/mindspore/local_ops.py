@@ -47,8 +47,8 @@ def write_back(compute: Callable[..., Any]) -> Callable[..., Any]:
 
 def drawn_by_rule(*_: Any, **__: Any) -> Any:
     """Stands for random operators, whose numbers are drawn by the plan."""
-    msg = "random operators are drawn by their rule"
-    raise AssertionError(msg)
+    msg = "random operators are drawn by their rule, which needs a DTensor"
+    raise UnsupportedOperatorError(msg)
 
 
 DRAWN = [

@@ -60,7 +60,29 @@ def _over(name: str) -> Callable[..., Tensor]:
     return lambda x, s=None, dim=every, norm=None: func(x, s, dim, norm)
 
 
-KINDS = ("fft", "ifft", "hfft", "ihfft", "rfft", "irfft")
+# The kernels of hfft and ihfft are right in every other call only; these are the transforms that they are made of.
+TURNED = {None: "forward", "backward": "forward", "forward": "backward", "ortho": "ortho"}
+
+
+def _from_half(compute: Callable[..., Tensor]) -> Callable[..., Tensor]:
+    def run(x: Tensor, *args: Any, norm: str | None = None, **kwargs: Any) -> Tensor:
+        return compute(ops.conj(x), *args, norm=TURNED[norm], **kwargs)
+
+    return run
+
+
+def _to_half(compute: Callable[..., Tensor]) -> Callable[..., Tensor]:
+    def run(x: Tensor, *args: Any, norm: str | None = None, **kwargs: Any) -> Tensor:
+        return ops.conj(compute(x, *args, norm=TURNED[norm], **kwargs))
+
+    return run
+
+
+KINDS = ("fft", "ifft", "rfft", "irfft")
+TRANSFORMS: dict[str, Callable[..., Tensor]] = {
+    **{name: _along(name) for name in KINDS},
+    **{f"{name}{more}": _over(f"{name}{more}") for name in KINDS for more in ("2", "n")},
+}
 
 LOCAL: dict[str, Callable[..., Any]] = {
     "sort": _sort,
@@ -72,6 +94,7 @@ LOCAL: dict[str, Callable[..., Any]] = {
     "cholesky": lambda x, upper=False: ops.cholesky(x, upper),
     "det": lambda x: ops.det(x),
     "slogdet": lambda x: tuple(ops.slogdet(x)),
-    **{name: _along(name) for name in KINDS},
-    **{f"{name}{more}": _over(f"{name}{more}") for name in KINDS for more in ("2", "n")},
+    **TRANSFORMS,
+    **{f"hfft{more}": _from_half(TRANSFORMS[f"irfft{more}"]) for more in ("", "2", "n")},
+    **{f"ihfft{more}": _to_half(TRANSFORMS[f"rfft{more}"]) for more in ("", "2", "n")},
 }

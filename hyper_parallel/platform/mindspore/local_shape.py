@@ -21,7 +21,8 @@ _batches = tolerant("matmul", mint.bmm)
 
 
 def _linear(x: Tensor, weight: Tensor, bias: Tensor | None = None) -> Tensor:
-    if bias is not None and x.shape[-1] == 0:  # nothing to contract, but the bias has a gradient
+    # Nothing to contract, but the bias has a gradient; and that of a bias of one element comes in the wrong shape.
+    if bias is not None and (x.shape[-1] == 0 or bias.shape != weight.shape[:1]):
         return _plain_linear(x, weight, None) + bias
     return _plain_linear(x, weight, bias)
 

@@ -7,6 +7,7 @@ from collections.abc import Callable
 from typing import Any
 
 import mindspore
+import numpy as np
 from mindspore import Tensor, mint, ops
 
 from hyper_parallel.platform.mindspore.local_pointwise import _binary, _unary, _whole_pair
@@ -23,6 +24,16 @@ def _logaddexp2(x: Tensor, y: Tensor) -> Tensor:
     return ops.logaddexp(x * scale, y * scale) / scale
 
 
+def _broadcast(func: Callable[..., Tensor]) -> Callable[..., Tensor]:
+    """``func`` takes operands of one shape; of others, its kernel reads what is not theirs."""
+
+    def compute(x: Tensor, y: Tensor) -> Tensor:
+        shape = np.broadcast_shapes(x.shape, y.shape)
+        return func(*(one if one.shape == shape else mint.broadcast_to(one, shape) for one in (x, y)))
+
+    return compute
+
+
 def _renorm(x: Tensor, p: float, dim: int, maxnorm: float) -> Tensor:
     return ops.renorm(x, int(p) if p == int(p) else p, dim, float(maxnorm))  # the kernel takes whole exponents only
 
@@ -37,8 +48,10 @@ BESSEL = {
 LOCAL: dict[str, Callable[..., Any]] = {
     **_unary(ops, "bessel_j0 bessel_j1 bessel_y0 bessel_y1"),
     **{name: _of_one(getattr(ops, f"bessel_{own}")) for name, own in BESSEL.items()},
-    **_binary(ops, "gcd lcm igamma igammac zeta nextafter polar"),
-    "complex": lambda x, y: ops.Complex()(x, y),
+    **_binary(ops, "gcd lcm igamma igammac nextafter"),
+    "zeta": _broadcast(ops.zeta),
+    "polar": _broadcast(ops.polar),
+    "complex": _broadcast(ops.Complex()),
     "bitwise_left_shift": _whole_pair(ops.bitwise_left_shift),
     "bitwise_right_shift": _whole_pair(ops.bitwise_right_shift),
     "mvlgamma": lambda x, p: ops.mvlgamma(x, p),

@@ -7,11 +7,13 @@ from typing import Any
 
 import numpy as np
 
-__all__ = ["coarsest", "difference", "is_dyadic", "says_nothing"]
+__all__ = ["coarsest", "difference", "in_single", "is_dyadic", "says_nothing"]
 
 UNITS = 64
 """Units in the last place of the largest magnitude that another order of summation may cost."""
 
+_SHORT = 2.0**19
+_SEVERAL = 3
 _GRAIN = 64.0
 _LARGEST = 2.0**20
 
@@ -65,6 +67,21 @@ def _same(found: Any, wanted: Any, *, exact: bool, eps: float) -> Any:
 def coarsest(arrays: Iterable[Any]) -> float:
     """The largest rounding unit among floating arrays."""
     return max((float(np.finfo(one.dtype).eps) for one in arrays if one.dtype.kind in "fc"), default=0.0)
+
+
+def in_single(arrays: Iterable[Any]) -> bool:
+    """True when an array of doubles was computed in single precision: long fractions, none longer than it holds."""
+    for array in arrays:
+        if array is None or array.dtype not in (np.float64, np.complex128):
+            continue
+        parts = np.ravel(np.ascontiguousarray(array)).view(np.float64)
+        parts = parts[np.isfinite(parts) & (parts != np.round(parts))]
+        head = np.frexp(parts)[0] * _SHORT
+        long = np.count_nonzero(head != np.round(head))
+        with np.errstate(over="ignore", under="ignore"):
+            if long >= _SEVERAL and (parts.astype(np.float32) == parts).all():
+                return True
+    return False
 
 
 def says_nothing(outputs: Iterable[Any], *, constant: bool) -> bool:

@@ -11,7 +11,7 @@ import numpy as np
 from hyper_parallel.core.dtensor import random
 from hyper_parallel.core.shard.call import LocalCall, Ref
 from hyper_parallel.core.shard.rule import Strategies
-from hyper_parallel.verify.ops.equal import coarsest, is_dyadic
+from hyper_parallel.verify.ops.equal import coarsest, in_single, is_dyadic
 from hyper_parallel.verify.ops.rows import Problem, filled_in, mesh_of, problem_of
 from hyper_parallel.verify.ops.values import Slot, substitute
 
@@ -132,6 +132,8 @@ def _differentiated(
     gradients = [None if one is None else platform.tensor_to_numpy(one) for one in grads]
     exact = filled.integral and is_dyadic(outputs) and is_dyadic(gradients)
     eps = coarsest([*filled.arrays, *outputs])
+    if in_single([*outputs, *gradients]):
+        eps = max(eps, float(np.finfo(np.float32).eps))
     return Reference(problem, tensors, outputs, found, gradients, exact, eps)
 
 

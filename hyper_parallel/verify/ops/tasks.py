@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import faulthandler
 import gc
 import warnings
 from collections.abc import Callable, Sequence
 from dataclasses import replace
 from typing import Any
 
+from hyper_parallel.core.shard.rule import Rule, find_rule
 from hyper_parallel.verify.ops.report import OperatorReport
 from hyper_parallel.verify.ops.sweep import Effort, sweep_operator, sweep_user_operator
 from hyper_parallel.verify.ops.user import load_user_file, user_rules
@@ -15,6 +17,7 @@ from hyper_parallel.verify.ops.user import load_user_file, user_rules
 __all__ = ["library_tasks", "run", "task_of"]
 
 _SHARES = 2
+_BATCH = 12  # quick operators take less time than a child takes to start and to find its kernels
 
 Say = Callable[[dict[str, Any]], None]
 
@@ -38,16 +41,24 @@ def library_tasks(platform: str, ops: Sequence[str], effort: Effort) -> list[dic
     MindSpore's simulated ranks are processes that cost seconds to start: there the public path of many operators shares
     one child, and an operator that kills a rank costs itself only.
     """
+    each = _BATCH if effort.choices == 1 else 1
     if platform != "mindspore":
-        return [task_of(platform, [op], effort) for op in ops]
+        return [task_of(platform, some, effort) for some in _batches(ops, each)]
     # A gradient costs ten times what it costs on PyTorch; the rules are the same.
     meshes = effort.meshes if effort.choices > 1 else effort.meshes[:1]
     slower = replace(effort, public=False, choices=min(effort.choices, 2), meshes=meshes)
-    found = [task_of(platform, [op], slower) for op in ops]
+    with_rows = [op for op in ops if isinstance(find_rule(op), Rule)]  # decompositions run on DTensors only
+    found = [task_of(platform, some, slower) for some in _batches(with_rows if effort.public else ops, each)]
     if effort.public:
         alone = replace(effort, rule_level=False, choices=1, missing=0)
         found = [task_of(platform, list(ops[start::_SHARES]), alone) for start in range(_SHARES)] + found
     return found
+
+
+def _batches(ops: Sequence[str], each: int) -> list[list[str]]:
+    """Neighbours in the alphabet cost alike: they go to different children."""
+    count = -(-len(ops) // each)
+    return [list(ops[start::count]) for start in range(count)]
 
 
 def _effort_json(effort: Effort) -> dict[str, Any]:
@@ -75,8 +86,11 @@ def run(task: dict[str, Any], say: Say) -> None:
         ops = own if ops == ["*"] else ops
     for op in ops:
         say({"event": "start", "op": op})
+        if len(task["ops"]) > 1:  # one that hangs must not cost the time of all
+            faulthandler.dump_traceback_later(task["seconds"] / len(task["ops"]), exit=True)
         report = _sweep(task["platform"], op, effort, users)
         say({"event": "report", "report": report.json()})
+    faulthandler.cancel_dump_traceback_later()
 
 
 def _sweep(platform: str, op: str, effort: Effort, users: dict[str, Any]) -> OperatorReport:
