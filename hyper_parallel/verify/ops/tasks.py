@@ -25,13 +25,13 @@ Say = Callable[[dict[str, Any]], None]
 def task_of(
     platform: str, ops: list[str], effort: Effort, *, file: str | None = None, seconds: float = 120.0
 ) -> dict[str, Any]:
-    """A task: operators to sweep one after the other in one child, which ends after ``seconds`` each."""
+    """A task: operators to sweep one after the other in one child, which has ``seconds`` for each."""
     return {
         "platform": platform,
         "ops": ops,
         "effort": _effort_json(effort),
         "file": file,
-        "seconds": seconds * max(len(ops), 1),
+        "seconds": seconds,
     }
 
 
@@ -80,14 +80,14 @@ def run(task: dict[str, Any], say: Say) -> None:
     gc.disable()  # the child is short-lived, and its many small objects are all alive
     effort = _effort(task["effort"])
     users, ops = {}, task["ops"]
+    faulthandler.dump_traceback_later(task["seconds"], exit=True)
     if task["file"] is not None:
         users = load_user_file(task["platform"], task["file"])
         own = [*users, *user_rules(task["platform"], task["file"])]
         ops = own if ops == ["*"] else ops
     for op in ops:
         say({"event": "start", "op": op})
-        if len(task["ops"]) > 1:  # one that hangs must not cost the time of all
-            faulthandler.dump_traceback_later(task["seconds"] / len(task["ops"]), exit=True)
+        faulthandler.dump_traceback_later(task["seconds"], exit=True)
         report = _sweep(task["platform"], op, effort, users)
         say({"event": "report", "report": report.json()})
     faulthandler.cancel_dump_traceback_later()

@@ -18,6 +18,10 @@ from typing import Any
 
 __all__ = ["main"]
 
+_SHOWN = 2000  # characters of what a child said
+_MANY = 100
+_WATCHDOG = "Timeout ("  # what faulthandler writes above the stacks
+
 
 def main(platform: str, out: int) -> None:
     """Serve tasks until stdin closes."""
@@ -40,16 +44,24 @@ def _in_child(task: dict[str, Any], out: int, run: Any) -> str:
         os.close(trouble)
         _child(task, out, theirs, run)
     os.close(theirs)
-    text, late = _listen(child, trouble, task["seconds"])
+    text, late = _listen(child, trouble, task["seconds"] * _operators(task))
     os.close(trouble)
     _, status = os.waitpid(child, 0)
-    if late:
-        return f"did not finish within {task['seconds']:g} s" + (f"\n{text}" if text else "")
     code = os.waitstatus_to_exitcode(status)
+    _, watched, stacks = text.rpartition(_WATCHDOG)
+    if late or (code == 1 and watched):
+        text = (watched + stacks if watched else text)[:_SHOWN]
+        return f"did not finish within {task['seconds']:g} s" + (f"\n{text}" if text else "")
+    text = text[-_SHOWN:]
     if code == 0:
         return ""
     how = f"killed by {signal.Signals(-code).name}" if code < 0 else f"left with status {code}"
     return how + (f"\n{text}" if text else "")
+
+
+def _operators(task: dict[str, Any]) -> int:
+    """As many as there can be; the child itself watches over each, unless it cannot any more."""
+    return _MANY if task["ops"] == ["*"] else len(task["ops"]) + 1
 
 
 def _listen(child: int, trouble: int, seconds: float) -> tuple[str, bool]:
@@ -60,10 +72,10 @@ def _listen(child: int, trouble: int, seconds: float) -> tuple[str, bool]:
         ready, _, _ = select.select([trouble], [], [], max(left, 0.0))
         if not ready:
             os.kill(child, signal.SIGKILL)
-            return text.decode(errors="replace")[-2000:], True
+            return text.decode(errors="replace"), True
         part = os.read(trouble, 65536)
         if not part:
-            return text.decode(errors="replace")[-2000:], False
+            return text.decode(errors="replace"), False
         text = (text + part)[-65536:]
 
 
