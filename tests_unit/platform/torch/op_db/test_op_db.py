@@ -1,4 +1,4 @@
-"""A sweep of PyTorch's operator database: in small for every change, in whole as a slow test."""
+"""A sweep of PyTorch's operator database: in small for every change, in whole by `tox -e sweeps`."""
 
 import json
 import subprocess
@@ -38,7 +38,7 @@ def test_a_part_of_each_family_holds(tmp_path):
     assert done.returncode == 0
 
 
-@pytest.mark.slow
+@pytest.mark.sweep
 @pytest.mark.parametrize("variant", ["function", "inplace", "out"])
 def test_no_entry_is_wrong(tmp_path, variant):
     """No entry of the database gives a wrong value, a wrong gradient or a plain tensor, and most of them run."""
