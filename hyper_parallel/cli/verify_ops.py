@@ -107,17 +107,16 @@ def _tasks(arguments: argparse.Namespace) -> tuple[list[dict[str, Any]], int]:
     effort = _effort(arguments)
     found, planned = [], 0
     for platform in platforms(arguments.platform):
-        ops = _operators(arguments.op, quick=arguments.quick)
+        ops = _operators(arguments.op)
         planned += len(ops)
         found.extend(tasks.library_tasks(platform, ops, effort))
     return found, planned
 
 
-def _operators(asked: Sequence[str] | None, *, quick: bool) -> list[str]:
+def _operators(asked: Sequence[str] | None) -> list[str]:
     from hyper_parallel.core.shard import rules
     from hyper_parallel.core.shard.rule import rule_names
 
-    del quick
     rules.load()
     known = rule_names()
     unknown = [name for name in asked or () if name not in known]
@@ -140,7 +139,8 @@ def _effort(arguments: argparse.Namespace) -> Effort:
         return effort
     from dataclasses import replace
 
-    return replace(effort, meshes=tuple(_mesh(text) for text in arguments.mesh.split(",")) or MESHES)
+    asked = tuple(_mesh(text) for text in arguments.mesh.split(",")) or MESHES
+    return replace(effort, meshes=asked, public_meshes=None)
 
 
 def _mesh(text: str) -> tuple[int, ...]:

@@ -28,7 +28,6 @@ def test_library_operators(platform_name, capsys, tmp_path):
         capsys, "--op", "softmax", "add", "--mesh", "2,3", "--quick", "--platform", platform_name, "--report", path
     )
     assert status == 0, report
-    assert [one["op"] for one in report["operators"]] == sorted(one["op"] for one in report["operators"]) or True
     assert {one["op"] for one in report["operators"]} == {"softmax", "add"}
     for one in report["operators"]:
         assert one["outcome"] == "ok"
