@@ -38,6 +38,18 @@ def test_names_come_without_a_framework(package):
     subprocess.run([sys.executable, "-c", code], check=True)
 
 
+@pytest.mark.parametrize("package", PACKAGES)
+def test_no_public_name_turns_into_a_module(package):
+    """A public name means the same in whatever order names and modules are imported; it is never a module's."""
+    code = (
+        f"import importlib, pkgutil, types; import {package} as p; "
+        "[importlib.import_module(p.__name__ + '.' + one.name) for one in pkgutil.iter_modules(p.__path__)]; "
+        "wrong = [name for name in p.__all__ if isinstance(getattr(p, name), types.ModuleType)]; "
+        "assert not wrong, wrong"
+    )
+    subprocess.run([sys.executable, "-c", code], check=True)
+
+
 def test_a_script_ports_by_changing_its_imports():
     """The names of torch.distributed.tensor and its parallel package are all here."""
     import hyper_parallel

@@ -11,7 +11,8 @@ if TYPE_CHECKING:
     from hyper_parallel.core.shard.dfunction import DFunction
     from hyper_parallel.core.shard.dispatch import implicit_replication
     from hyper_parallel.core.shard.distributed_op import DistributedOp
-    from hyper_parallel.core.shard.local_map import custom_shard, local_map
+    from hyper_parallel.core.shard.local_region import custom_shard, local_map
+    from hyper_parallel.core.shard.module_plan import ShardingPlan, shard_module
     from hyper_parallel.core.shard.propagator import ShardingPropagator
     from hyper_parallel.core.shard.replicated_op import ReplicatedOp
     from hyper_parallel.core.shard.schema import (
@@ -23,7 +24,6 @@ if TYPE_CHECKING:
         RuntimeSchemaInfo,
         TupleStrategy,
     )
-    from hyper_parallel.core.shard.shard_module import ShardingPlan, shard_module
 
 __all__ = [
     "DFunction",
@@ -54,7 +54,7 @@ __getattr__, __dir__ = lazy(
         "hyper_parallel.core.shard.dfunction": ("DFunction",),
         "hyper_parallel.core.shard.dispatch": ("implicit_replication",),
         "hyper_parallel.core.shard.distributed_op": ("DistributedOp",),
-        "hyper_parallel.core.shard.local_map": ("custom_shard", "local_map"),
+        "hyper_parallel.core.shard.local_region": ("custom_shard", "local_map"),
         "hyper_parallel.core.shard.propagator": ("ShardingPropagator",),
         "hyper_parallel.core.shard.replicated_op": ("ReplicatedOp",),
         "hyper_parallel.core.shard.schema": (
@@ -66,6 +66,6 @@ __getattr__, __dir__ = lazy(
             "RuntimeSchemaInfo",
             "TupleStrategy",
         ),
-        "hyper_parallel.core.shard.shard_module": ("ShardingPlan", "shard_module"),
+        "hyper_parallel.core.shard.module_plan": ("ShardingPlan", "shard_module"),
     },
 )

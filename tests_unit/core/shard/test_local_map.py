@@ -8,7 +8,7 @@ import pytest
 from hyper_parallel.core.dtensor.mesh import init_device_mesh
 from hyper_parallel.core.dtensor.module import distribute_tensor
 from hyper_parallel.core.dtensor.placements import Partial, Replicate, Shard
-from hyper_parallel.core.shard.local_map import local_map
+from hyper_parallel.core.shard.local_region import local_map
 from hyper_parallel.errors import LayoutError, MeshMismatchError, MixedTensorError, NotPlainError, ShardMismatchError
 from hyper_parallel.verify.check import check_function
 from hyper_parallel.verify.simulate import simulate
