@@ -90,6 +90,10 @@ def function(  # noqa: PLR0911 - one line per door
         return func(*args, **kwargs)
 
 
+# With ``out=`` PyTorch returns None from these.
+_WITHOUT_RESULT = frozenset({"split_copy", "split_with_sizes_copy", "unbind_copy"})
+
+
 def _into(kind: Any, name: str, out: Any, result: Any) -> Any:
     """A call with ``out=``: the result moves to the layout of what is written."""
     if out is None:
@@ -97,8 +101,10 @@ def _into(kind: Any, name: str, out: Any, result: Any) -> Any:
     many = isinstance(result, (list, tuple))
     if many and isinstance(out, (list, tuple)) and len(out) == len(result):
         written = [_written(kind, name, *pair) for pair in zip(out, result, strict=True)]
+        if name in _WITHOUT_RESULT:
+            return None
         # PyTorch has a named tuple of its own for these.
-        return getattr(torch.return_types, f"{type(result).__name__}_out", type(result))(written)
+        return getattr(torch.return_types, f"{type(result).__name__}_out", tuple)(written)
     if many:
         msg = f"{name}: out must be {len(result)} DTensors, got {type(out).__name__}; write y = {name}(...) instead"
         raise UnsupportedOperatorError(msg)

@@ -12,7 +12,7 @@ from torch import Tensor
 from hyper_parallel.core.dtensor.dtensor import DTensor
 from hyper_parallel.core.shard.dispatch import Entry
 from hyper_parallel.core.shard.rules.batch_norm import unbiased
-from hyper_parallel.errors import MixedTensorError
+from hyper_parallel.errors import LayoutError, MixedTensorError
 from hyper_parallel.platform.torch.op_line import Line
 from hyper_parallel.platform.torch.op_table_pointwise import routed
 
@@ -67,7 +67,10 @@ def _batch_norm(
     if not training:
         return ops.channel_norm(x, running_mean, running_var, weight, bias, eps)
     dims = [dim for dim in range(x.ndim) if dim != 1]
-    if x.ndim < 2 or x.numel() == x.shape[1]:  # noqa: PLR2004 - samples and channels
+    if x.ndim < 2:  # noqa: PLR2004 - samples and channels
+        msg = f"batch_norm: x needs samples and channels, got {list(x.shape)}"
+        raise LayoutError(msg)
+    if x.numel() == x.shape[1]:
         msg = f"Expected more than 1 value per channel when training, got input size {x.shape}"
         raise ValueError(msg)
     return _normal(ops, x, dims, (running_mean, running_var), (weight, bias), (momentum, eps))
