@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from _pytest.unittest import TestCaseFunction
 
 from hyper_parallel.pytest_plugin.capability import (
     DEVICES,
@@ -134,6 +135,10 @@ def _parametrize(metafunc: pytest.Metafunc, name: str, values: list[Any], ids: l
 
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
     """Deselect what belongs to frameworks that are not selected, and count it."""
+    for item in items:
+        if isinstance(item, TestCaseFunction) and world_sizes(item.get_closest_marker):
+            msg = f"{item.nodeid}: mark world_size has no effect on methods of unittest.TestCase; use a plain class"
+            raise pytest.UsageError(msg)
     kept, removed = split(config, items)
     if removed:
         config.hook.pytest_deselected(items=removed)

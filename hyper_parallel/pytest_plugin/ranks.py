@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import inspect
 from collections.abc import Callable
 from contextlib import ExitStack
 from dataclasses import dataclass, field
@@ -148,11 +149,16 @@ def on_rank(test: RankedTest, body: bytes) -> tuple[str, str]:
     with use_platform(test.framework), ExitStack() as stack:
         function, arguments = unpack(body)
         try:
-            function(**{name: resolve(value, known, stack) for name, value in arguments.items()})
+            found = function(**{name: resolve(value, known, stack) for name, value in arguments.items()})
         except pytest.skip.Exception as skipped:
             return "skipped", str(skipped)
         except pytest.xfail.Exception as failed:
             return "xfailed", str(failed)
+    if inspect.isawaitable(found) or inspect.isasyncgen(found):
+        if inspect.iscoroutine(found):
+            found.close()  # nobody will await it, and that was said
+        msg = "the test function is asynchronous, and ranks do not await: none of it ran; use asyncio.run(...) inside"
+        raise TypeError(msg)
     return "passed", ""
 
 

@@ -224,6 +224,11 @@ WRONG_USE = [
         "@pytest.fixture\ndef f(rank, request): pass\n@pytest.mark.world_size(2)\ndef test_x(f): pass",
         "fixture 'f' runs on ranks, where there is no `request`",
     ),
+    ("@pytest.mark.world_size(2)\nasync def test_x(): pass", "the test function is asynchronous"),
+    (
+        "import unittest\n@pytest.mark.world_size(2)\nclass TestX(unittest.TestCase):\n    def test_x(self): pass",
+        "mark world_size has no effect on methods of unittest.TestCase",
+    ),
     (
         LATE,
         "fixture 'mesh' has its value on ranks only",
