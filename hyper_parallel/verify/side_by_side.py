@@ -305,6 +305,14 @@ class _SideBySide:
         if not floating or not self.platform.trainable(self.parallel.model):
             msg = "SPEC: the model has no floating parameter that requires grad; there is nothing to train"
             raise InputError(msg)
+        held = self.platform.parameters_dict(self.parallel.model)
+        half = next((path for path, one in held.items() if str(one.dtype).lower().endswith("bfloat16")), None)
+        if half is not None:
+            msg = (
+                f"SPEC: parameter {half} is bfloat16, in which rounding hides what a wrong plan does; build the model "
+                "in float64 or float32, where the same plan does the same"
+            )
+            raise InputError(msg)
         coarsest = max(floating, key=lambda dtype: float(np.finfo(dtype).eps))
         tokens = max((int(np.prod(np.shape(one))) for one in self.parallel.case.batch(0)), default=1)
         longest = max([tokens, *(size for array in arrays for size in array.shape)])

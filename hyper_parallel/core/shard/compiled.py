@@ -29,7 +29,6 @@ Run = Callable[[tuple[Any, ...], dict[str, Any]], Any]
 Fetch = Callable[[Any], Any]
 
 _LOCAL = attrgetter("_local")
-_READONLY = attrgetter("_readonly")
 
 
 class Mark:
@@ -82,7 +81,7 @@ def compile_plan(
         opened = _open(platform, plan, call)
         return opened, opened
     rule: Rule = entry.rule  # type: ignore[assignment] # decompositions are not compiled
-    inherit = _reader(marks[0], args, kwargs, _READONLY) if rule.view else None
+    inherit = _reader(marks[0], args, kwargs, _same) if rule.view else None
     checked = _checking(call, plan)
     if rule.itself:
         given = _reader(marks[0], args, kwargs, _same)
@@ -287,19 +286,28 @@ def _wrapped(platform: Platform, plan: OpPlan, call: Run, inherit: Run | None) -
             outs = call(args, kwargs)
             return _like(outs, [wrap(out, layout) for out, layout in zip(outs, layouts, strict=True)])
 
-        return run_many if inherit is None else _views(run_many, _readonly(plan), inherit)
+        return run_many if inherit is None else _views(platform, run_many, _readonly(plan), inherit)
     (layout,) = layouts
     if inherit is None:
         return lambda args, kwargs: wrap(call(args, kwargs), layout)
     copied = _readonly(plan)
 
     def run_view(args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
-        made, readonly = wrap(call(args, kwargs), layout), copied or inherit(args, kwargs)
-        if readonly is not None:
-            made._readonly = readonly  # noqa: SLF001 - as above
+        made = wrap(call(args, kwargs), layout)
+        _protect(platform, made, copied, inherit(args, kwargs))
         return made
 
     return run_view
+
+
+def _protect(platform: Platform, made: Any, copied: str | None, base: Any) -> None:
+    """A view that had to be a copy may not be written, nor may views of it; nor read once its base was written."""
+    lost = type(base) is str
+    reason = copied or (base if lost else base._readonly)  # noqa: SLF001 - as above
+    if reason is not None:
+        made._readonly = reason  # noqa: SLF001 - as above
+        if not lost:
+            platform.follow(made, base)
 
 
 def _unless_itself(platform: Platform, plan: OpPlan, call: Run, given: Run, inherit: Run | None) -> Run:
@@ -308,14 +316,13 @@ def _unless_itself(platform: Platform, plan: OpPlan, call: Run, given: Run, inhe
 
     def run(args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         x, out = given(args, kwargs), call(args, kwargs)
-        readonly = None if inherit is None else copied or inherit(args, kwargs)
         if out is x._local:  # noqa: SLF001 - as above
             if inherit is None or not platform.dense_by_chance(out, layout):
                 return x
             out = platform.local_op("clone")(out, memory_format=None)  # as the other ranks had to do
         made = wrap(out, layout)
-        if readonly is not None:
-            made._readonly = readonly  # noqa: SLF001 - as above
+        if inherit is not None:
+            _protect(platform, made, copied, inherit(args, kwargs))
         return made
 
     return run
@@ -343,14 +350,13 @@ def _open(platform: Platform, plan: OpPlan, call: Run) -> Run:
     return lambda args, kwargs: wrapped(call(args, kwargs))
 
 
-def _views(run: Run, copied: str | None, inherit: Run) -> Run:
+def _views(platform: Platform, run: Run, copied: str | None, inherit: Run) -> Run:
     """Views of what may not be written may not be written either, nor may those that had to be copies."""
 
     def views(args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
-        made, readonly = run(args, kwargs), copied or inherit(args, kwargs)
-        if readonly is not None:
-            for one in made:
-                one._readonly = readonly  # noqa: SLF001 - as above
+        made, base = run(args, kwargs), inherit(args, kwargs)
+        for one in made:
+            _protect(platform, one, copied, base)
         return made
 
     return views

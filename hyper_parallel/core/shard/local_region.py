@@ -22,6 +22,7 @@ from hyper_parallel.errors import (
     NotPlainError,
     PlacementError,
     ShardMismatchError,
+    UnsupportedOperatorError,
 )
 
 if TYPE_CHECKING:
@@ -76,6 +77,8 @@ def local_map(
         MeshMismatchError: DTensors of another mesh.
         ShardMismatchError: (a ValueError) the outputs of the ranks make no tensor in ``out_placements``.
         NotPlainError: ``func`` returned a DTensor.
+        UnsupportedOperatorError: ``func`` wrote into an operand that had to be moved. Seen where the framework counts
+            writes into plain tensors, which MindSpore does not: there, return new values.
     """
     options = (out_placements, in_placements, in_grad_placements, device_mesh)
     if func is None:
@@ -103,6 +106,7 @@ class _Entered:
         targets: layouts in which they enter, in order.
         args: positional arguments with locals in their place.
         kwargs: keyword arguments likewise.
+        moved: name, layout and local of each operand that is not the caller's own storage, or differs along an axis.
     """
 
     platform: Platform
@@ -110,6 +114,7 @@ class _Entered:
     targets: tuple[Layout, ...]
     args: tuple[Any, ...]
     kwargs: dict[str, Any]
+    moved: tuple[tuple[str, Layout, Any], ...]
 
 
 class _Region:
@@ -136,7 +141,16 @@ class _Region:
         if first is None:
             return self.func(*args, **kwargs)
         entered = self._enter(first, leaves, args, kwargs)
+        platform = entered.platform
+        before = [platform.version(local) for _, _, local in entered.moved]
         found = self.func(*entered.args, **entered.kwargs)
+        for (name, layout, local), version in zip(entered.moved, before, strict=True):
+            if platform.version(local) != version:
+                msg = (
+                    f"local_map({self.name}): {name} was written in place, but had to be moved to "
+                    f"{layout.notation(local.dtype)} first, so the write is lost; return the new value instead"
+                )
+                raise UnsupportedOperatorError(msg)
         key = (entered.targets, tuple(_constant(value) for _, value in leaves if not isinstance(value, DTensor)))
         return self._leave(found, self.out, entered, key, "")
 
@@ -153,11 +167,15 @@ class _Region:
         ]
         placed = [one for one in targets if one is not None]
         axes = self._varying(mesh, placed)
-        entering = iter(
-            [
-                value if target is None else self._local(name, value, target, axes, grad)
-                for (name, value), target, grad in zip(leaves, targets, grads, strict=True)
-            ]
+        locals_ = [
+            value if target is None else self._local(name, value, target, axes, grad)
+            for (name, value), target, grad in zip(leaves, targets, grads, strict=True)
+        ]
+        entering = iter(locals_)
+        moved = tuple(
+            (name, target, local)
+            for (name, value), target, local in zip(leaves, targets, locals_, strict=True)
+            if target is not None and local is not value._local  # noqa: SLF001 - the class' own room
         )
         return _Entered(
             platform,
@@ -165,6 +183,7 @@ class _Region:
             tuple(placed),
             tuple(_refilled(one, entering) for one in args),
             {name: _refilled(one, entering) for name, one in kwargs.items()},
+            moved,
         )
 
     def _target(self, mesh: DeviceMesh, platform: Platform, leaf: _Leaf, entry: Any) -> Layout | None:
@@ -289,10 +308,9 @@ class _Region:
             raise self._misfit(found, placements, where, "the placements of one tensor")
         mine = tuple(found.shape)
         layout = Layout.place(entered.mesh, placements, (0,) * len(mine)).with_shape(None)
-        if not any(layout.dim_axes):
-            return entered.platform.wrap(found, layout.with_shape(mine))
         known = self._known.get((key, where))
         if known is None:
+            self._all_alike(found, layout, entered, where)
             told = agreed_layout(
                 entered.platform, found, layout, f"local_map({self.name}): the pieces of output{where}"
             )
@@ -310,6 +328,20 @@ class _Region:
             )
             raise ShardMismatchError(msg)
         return entered.platform.wrap(found, layout)
+
+    def _all_alike(self, found: Any, layout: Layout, entered: _Entered, where: str) -> None:
+        """Dims that no axis cuts have one size on all ranks."""
+        mesh = entered.mesh
+        told = entered.platform.transport().all_gather_object(tuple(found.shape), mesh.ranks)
+        cut = [bool(axes) for axes in layout.dim_axes]
+        whole = {tuple(size for size, is_cut in zip(one, cut, strict=False) if not is_cut) for one in told}
+        if len(whole) > 1 or len({len(one) for one in told}) > 1:
+            facts = ", ".join(f"rank {rank}: {list(one)}" for rank, one in zip(mesh.ranks, told, strict=True))
+            msg = (
+                f"local_map({self.name}): ranks returned different sizes of output{where} in dims that "
+                f"{layout.placements} leave whole ({facts})"
+            )
+            raise ShardMismatchError(msg)
 
     def _misfit(self, found: Any, placements: Any, where: str, wanted: str) -> LayoutError:
         kind = type(found).__name__

@@ -42,8 +42,7 @@ class _Registered(UserOp):
         self._strategy, self._info = strategy, schema_info
 
     def answer(self, func: Callable[..., Any], call: OpCall) -> Listed:
-        """The options of one call."""
-        del func
+        """The options of one call; an operator that writes in place has only those that move nothing."""
         found = self._strategy(OpSchema(self.op_name, *_schema_arguments(call), self._info))
         if isinstance(found, TupleStrategy):
             return _by_element(self.op_name, call, found)
@@ -52,7 +51,14 @@ class _Registered(UserOp):
             msg = f"{self.op_name}: a strategy must return an OpStrategy with at least one OpSpec, got {found!r}"
             raise LayoutError(msg)
         many = not isinstance(found.strategies[0].output_specs, Layout)
-        return Listed(tuple(_option(self.op_name, call.operands, one) for one in found.strategies), many=many)
+        options = tuple(_option(self.op_name, call.operands, one) for one in found.strategies)
+        if _writes(func, self.op_name):
+            layouts = tuple(one.layout for one in call.operands)
+            options = tuple(one for one in options if one[0] == layouts)
+            if not options:
+                msg = f"{self.op_name}: it writes in place, and no OpSpec leaves every operand where it is"
+                raise LayoutError(msg)
+        return Listed(options, many=many)
 
 
 class ShardingPropagator:
@@ -191,6 +197,12 @@ def _name(op: Any) -> str:
     if type(op).__name__ == "OpOverload":
         return str(op)
     return str(getattr(op, "__name__", None) or getattr(op, "name", op))
+
+
+def _writes(func: Any, name: str) -> bool:
+    """Whether an operator writes into an operand, as far as its schema or its name tells."""
+    schema = getattr(func, "_schema", None)
+    return bool(getattr(schema, "is_mutable", False)) or (name.endswith("_") and not name.endswith("__"))
 
 
 def _nameless(*_: Any, **__: Any) -> Any:

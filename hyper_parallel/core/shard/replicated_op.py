@@ -51,7 +51,21 @@ class ReplicatedOp(UserOp):
         if any(not one.layout.is_replicated for one in operands) and self.op_name.endswith("_"):
             msg = f"{self.op_name}: what is written in place must be whole; use x = x.redistribute() first"
             raise UnsupportedOperatorError(msg)
-        found = func(*self._whole(args), **{name: self._whole(value) for name, value in kwargs.items()})
+        whole, named = self._whole(args), {name: self._whole(value) for name, value in kwargs.items()}
+        gathered = [
+            (one, local)
+            for one, local in zip(operands, _operands((whole, tuple(named.values())), platform.is_tensor), strict=True)
+            if local is not one._local  # noqa: SLF001 - the class' other half
+        ]
+        before = [platform.version(local) for _, local in gathered]
+        found = func(*whole, **named)
+        for (one, local), version in zip(gathered, before, strict=True):
+            if platform.version(local) != version:
+                msg = (
+                    f"{self.op_name}: it writes into {one.layout.notation(one.dtype)}, which was gathered first, so "
+                    "the write is lost; use x = x.redistribute() first"
+                )
+                raise UnsupportedOperatorError(msg)
         return _wrapped(found, lambda local: platform.wrap(local, _whole_layout(meshes[0], local)), platform.is_tensor)
 
     def _whole(self, value: Any) -> Any:

@@ -108,6 +108,10 @@ class Platform(
     def operator_entry(self, op: Any) -> Any:
         """The dispatcher's entry for an operator, given as the framework knows it or by name; None without one."""
 
+    def follow(self, copy: Any, base: Any) -> None:
+        """Refuse reads of ``copy``, a view of ``base`` that had to be a copy, once ``base`` is written; or nothing."""
+        del copy, base
+
     def from_torch(self, tensor: Any) -> Any:
         """PyTorch's own DTensor as a DTensor of this library.
 

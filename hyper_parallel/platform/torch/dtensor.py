@@ -272,6 +272,22 @@ class TorchDTensor(DTensor, Tensor):
 
         return to_torch(self)
 
+    def to_local(self, grad_placements: Sequence[Any] | None = None) -> Any:
+        """See :meth:`DTensor.to_local`; a leaf's piece may be written past the version counter, through ``.data``."""
+        if self._local.is_leaf:
+            self._data_taken = True
+            self._views = None
+        return super().to_local(grad_placements)
+
+    def share_memory_(self) -> Any:
+        """Refused: the storage is this rank's piece."""
+        raise UnsupportedOperatorError("share_memory_() of a DTensor: say x.to_local().share_memory_() for this piece")
+
+    def apply_(self, callable: Any) -> Any:  # noqa: A002 - PyTorch's name
+        """Refused: it would see this rank's piece."""
+        del callable
+        raise UnsupportedOperatorError("apply_() of a DTensor: say x.to_local().apply_(...) for this rank's piece")
+
     # -- leaving the device mesh ---------------------------------------------------------------------------------
 
     def item(self) -> Any:
@@ -346,6 +362,43 @@ class TorchDTensor(DTensor, Tensor):
 
 # True inside functions of PyTorch that were not written with overriding in mind, and ask for ``layout`` in its sense.
 STORAGE_FORMAT: ContextVar[bool] = ContextVar("hyper_parallel_storage_format", default=False)
+
+
+class MovedView(TorchDTensor):
+    """A view that had to be a copy, because its operand had to move: stale once the operand is written.
+
+    Layout and local tensor are properties here, so that every use asks, and no other tensor pays for the question.
+    """
+
+    _followed: tuple[Tensor, int]
+
+    def _fresh(self) -> dict[str, Any]:
+        base, version = self._followed
+        if base._version != version:  # noqa: SLF001 - no public spelling
+            msg = (
+                f"a view of a tensor that was written since is stale: {self._readonly}; take the view anew after the "
+                "write, or clone() it before"
+            )
+            raise UnsupportedOperatorError(msg)
+        return self.__dict__
+
+    @property
+    def _local(self) -> Any:  # read-only here
+        return self._fresh()["_local"]
+
+    @property
+    def _layout(self) -> Any:  # type: ignore[override] # read-only here
+        return self._fresh()["_layout"]
+
+
+def follow(copy: TorchDTensor, base: TorchDTensor) -> None:
+    """Make ``copy`` stale when ``base`` is written; where ``base`` is such a view itself, when its own base is."""
+    held = base._followed if isinstance(base, MovedView) else (base._local, base._local._version)  # noqa: SLF001
+    if copy._local is base.__dict__["_local"] or base._local.is_inference():  # noqa: SLF001 - of its own class
+        return
+    copy.__class__ = MovedView
+    vars(copy)["_followed"] = held
+
 
 # Entries by function, filled once before the first DTensor exists.
 _ENTRIES: dict[Any, Any] = {}

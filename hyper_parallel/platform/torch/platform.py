@@ -105,6 +105,12 @@ class TorchPlatform(
 
         return list(benchmark.run(repeats))
 
+    def follow(self, copy: Any, base: Any) -> None:
+        """By the version of the base's storage, which aliases share."""
+        from hyper_parallel.platform.torch.dtensor import follow
+
+        follow(copy, base)
+
     def from_torch(self, tensor: Any) -> Any:
         """Over the same storage."""
         from hyper_parallel.platform.torch.interop import from_torch

@@ -9,7 +9,15 @@ from hyper_parallel.core.dtensor.mesh import init_device_mesh
 from hyper_parallel.core.dtensor.module import distribute_tensor
 from hyper_parallel.core.dtensor.placements import Partial, Replicate, Shard
 from hyper_parallel.core.shard.local_region import local_map
-from hyper_parallel.errors import LayoutError, MeshMismatchError, MixedTensorError, NotPlainError, ShardMismatchError
+from hyper_parallel.errors import (
+    LayoutError,
+    MeshMismatchError,
+    MixedTensorError,
+    NotPlainError,
+    ShardMismatchError,
+    UnsupportedOperatorError,
+)
+from hyper_parallel.platform.select import current_platform
 from hyper_parallel.verify.check import check_function
 from hyper_parallel.verify.simulate import simulate
 
@@ -245,3 +253,41 @@ def test_another_mesh():
         return str(caught.value).startswith("local_map(same): x lives on DeviceMesh(")
 
     assert all(simulate(body, 2, platform="torch"))
+
+
+@torch_only
+def test_a_write_into_an_operand_that_moved_is_refused():
+    """Written in place where it lies, an operand changes; one that had to be moved would lose the write."""
+
+    def double(t):
+        t *= 2
+        return t
+
+    def body():
+        platform = current_platform()
+        mesh = init_device_mesh("cpu", (2,), mesh_dim_names=("tp",))
+        x = distribute_tensor(platform.from_numpy(np.ones(4)), mesh)
+        with pytest.raises(UnsupportedOperatorError) as caught:
+            local_map(double, [Shard(0)], ([Shard(0)],), redistribute_inputs=True)(x)
+        return str(caught.value)
+
+    assert simulate(body, 2, platform="torch")[0] == (
+        "local_map(double): t was written in place, but had to be moved to f64[4@tp] first, so the write is lost; "
+        "return the new value instead"
+    )
+
+
+@torch_only
+def test_whole_outputs_have_one_size():
+    """An output declared whole must have the same sizes on all ranks; pieces would pass for it."""
+
+    def body():
+        mesh = init_device_mesh("cpu", (2,), mesh_dim_names=("tp",))
+        with pytest.raises(ShardMismatchError) as caught:
+            local_map(lambda x: x[: 1 + mesh.rank], [Replicate()])(rows(mesh))
+        return str(caught.value)
+
+    assert simulate(body, 2, platform="torch") == [
+        ("local_map(<lambda>): ranks returned different sizes of output in dims that (Replicate(),) leave whole "
+        "(rank 0: [1, 2], rank 1: [2, 2])"),
+    ] * 2  # fmt: skip

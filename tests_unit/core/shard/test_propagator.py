@@ -248,3 +248,33 @@ def test_an_operator_may_be_let_run_whole():
             return [(event.collective, event.implicit) for event in log]
 
         assert simulate(body, 2, platform="torch")[0] == [("all_gather", True)]
+
+
+@torch_only
+def test_an_operator_that_writes_is_not_gathered_unnoticed():
+    """A write into what had to be gathered would be lost, so it is refused; into what is whole it arrives."""
+    import torch
+
+    def triple(x):
+        x.mul_(3)
+
+    with torch.library._scoped_library("hp_test", "DEF") as library:
+        library.define("triple_(Tensor(a!) x) -> ()")
+        library.impl("triple_", triple, "CPU")
+
+        def body():
+            mesh = init_device_mesh("cpu", (2,), mesh_dim_names=("tp",))
+            whole = distribute_tensor(torch.ones(3), mesh)
+            torch.ops.hp_test.triple_(whole)
+            with pytest.raises(UnsupportedOperatorError) as caught:
+                torch.ops.hp_test.triple_(distribute_tensor(torch.ones(3), mesh, [Shard(0)]))
+            return whole.full_tensor().tolist(), str(caught.value)
+
+        with registered(ReplicatedOp("hp_test.triple_.default")):
+            assert simulate(body, 2, platform="torch")[0] == (
+                [3.0] * 3,
+                (
+                    "hp_test.triple_.default: it writes into f32[3@tp], which was gathered first, so the write is "
+                    "lost; use x = x.redistribute() first"
+                ),
+            )

@@ -435,3 +435,33 @@ def test_sparse_tensors_are_refused():
         "from_local: local has sparse storage, of which no rank can hold a piece; use tensor.to_dense()",
         "distribute_tensor: tensor has sparse storage, of which no rank can hold a piece; use tensor.to_dense()",
     ]
+
+
+def test_a_piece_that_was_handed_out_may_be_written_past_the_counter():
+    """After `to_local()` of a leaf no derived view is kept, for `.data` writes do not count."""
+    import torch
+
+    def on_rank(mesh):
+        x = spread(values(4), mesh, R).requires_grad_()
+        k = spread(values(4), mesh, S0)
+        first = (x * k).full_tensor()
+        x.to_local().data.mul_(2)
+        return bool(torch.equal((x * k).full_tensor(), 2 * first))
+
+    assert on_ranks(on_rank, 2) == [True, True]
+
+
+def test_methods_that_would_reach_for_storage_are_refused():
+    """share_memory_ and apply_ crashed the process; they say what to call instead."""
+
+    def on_rank(mesh):
+        x = spread(values(4), mesh, S0)
+        return [
+            text_of(UnsupportedOperatorError, x.share_memory_),
+            text_of(UnsupportedOperatorError, lambda: x.apply_(abs)),
+        ]
+
+    assert on_ranks(on_rank, 2)[0] == [
+        "share_memory_() of a DTensor: say x.to_local().share_memory_() for this piece",
+        "apply_() of a DTensor: say x.to_local().apply_(...) for this rank's piece",
+    ]

@@ -191,3 +191,34 @@ def test_kept_views_see_writes_through_slices(ranks):
         return second.item(), weight.grad.full_tensor().tolist()
 
     assert ranks(2, run) == [(28.0, [[10.0, 10.0], [2.0, 2.0], [2.0, 2.0]])] * 2
+
+
+@pytest.mark.parametrize(
+    "view", [lambda x: x[1:3], lambda x: x[1:3].t(), lambda x: x.diagonal(), lambda x: x.chunk(2)[1]],
+)  # fmt: skip
+def test_a_copy_in_a_views_place_is_stale_once_its_base_is_written(view):
+    """A view that had to be a copy would not show the write, so reading it after one is refused, and only then."""
+    import torch
+
+    from hyper_parallel import Shard, distribute_tensor, init_device_mesh
+    from hyper_parallel.errors import UnsupportedOperatorError
+    from hyper_parallel.verify.simulate import simulate
+
+    def body():
+        mesh = init_device_mesh("cpu", (3,), mesh_dim_names=("tp",))
+        plain = torch.arange(8.0).reshape(4, 2)
+        x = distribute_tensor(plain, mesh, [Shard(0)])
+        seen = view(x)
+        before, kept = seen.full_tensor(), seen.clone()
+        assert torch.equal(before, view(plain))
+        x.detach().add_(5)
+        refused = 0
+        for use in (seen.full_tensor, seen.to_local, lambda: seen + 1, lambda: -seen, lambda: torch.add(kept, seen)):
+            with pytest.raises(UnsupportedOperatorError, match="written since is stale"):
+                use()
+            refused += 1
+        assert torch.equal(kept.full_tensor(), before)
+        assert torch.equal(view(x).full_tensor(), view(plain + 5))
+        return refused
+
+    assert simulate(body, 3, platform="torch") == [5] * 3
