@@ -364,3 +364,33 @@ def test_scatter_of_a_value_and_with_a_reduction():
     with pytest.raises(UnsupportedOperatorError) as caught:
         _ran("scatter", x, 0, places, real(1, 3), reduce="add")
     assert str(caught.value) == "scatter with reduce='add': MindSpore has no such operator; scatter_add adds"
+
+
+@pytest.mark.platforms("mindspore")
+def test_no_sum_is_lost_where_places_repeat():
+    """MindSpore's own kernel for places along a dim adds in several threads at once, and loses every tenth sum here."""
+    rng = np.random.default_rng(0)
+    for dim in (0, 1):
+        for _ in range(100):
+            x, index = rng.integers(-4, 5, (50, 20)).astype(np.float64), rng.integers(0, 20, (200, 20))
+            index = index if dim == 0 else index.reshape(50, 80)
+            source = rng.integers(-4, 5, index.shape).astype(np.float64)
+            wanted = x.copy()
+            np.add.at(wanted, (index, np.arange(20)) if dim == 0 else (np.arange(50)[:, None], index), source)
+            assert (_ran("scatter_add", x, dim, index, source) == wanted).all()
+
+
+@pytest.mark.platforms("mindspore")
+def test_places_beyond_the_end_are_an_error():
+    """A place that does not exist is refused, and is not one in the next row; negative ones count from the end."""
+    x, source = np.zeros((3, 4), np.float32), np.ones((1, 2), np.float32)
+    assert _ran("scatter_add", x, 1, np.array([[-1, 0]]), source)[0].tolist() == [1, 0, 0, 1]
+    with pytest.raises((RuntimeError, ValueError, IndexError)):
+        _ran("scatter_add", x, 1, np.array([[4, 0]]), source)
+
+
+@pytest.mark.platforms("mindspore")
+def test_operands_of_two_shapes_are_broadcast():
+    """MindSpore's own kernel of nextafter reads past the end of the smaller operand."""
+    x, y = real(5, 3).astype(np.float64), real(3).astype(np.float64)
+    assert (_ran("nextafter", x, y) == np.nextafter(x, y)).all()
