@@ -12,6 +12,8 @@ import mindspore
 import numpy as np
 from mindspore import Tensor, mint, ops
 
+from hyper_parallel.platform.mindspore.local_index import scatter_add
+
 __all__ = ["LOCAL"]
 
 
@@ -62,7 +64,7 @@ def _bincount_to(x: Tensor, weights: Tensor | None, count: int) -> Tensor:
     values = x.asnumpy()
     if weights is None:
         return Tensor(np.bincount(values, minlength=count).astype(np.int64))
-    return ops.tensor_scatter_elements(mint.zeros((count,), dtype=weights.dtype), x, weights, 0, "add")
+    return scatter_add(mint.zeros((count,), dtype=weights.dtype), 0, x, weights)
 
 
 def _histc(x: Tensor, bins: int = 100, min: float = 0, max: float = 0) -> Tensor:  # noqa: A002 - canonical names

@@ -5,12 +5,14 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any
 
+import mindspore
+import numpy as np
 from mindspore import Tensor, mint, ops
 
 from hyper_parallel.errors import UnsupportedOperatorError
 from hyper_parallel.platform.mindspore.empty import nothing
 
-__all__ = ["LOCAL", "setitem"]
+__all__ = ["LOCAL", "scatter_add", "setitem"]
 
 
 # First and last index that are held here, and the size of the whole dim.
@@ -114,8 +116,16 @@ def _scatter(
     return mint.scatter(x, dim, index, value if src is None else src)
 
 
-def _scatter_add(x: Tensor, dim: int, index: Tensor, src: Tensor) -> Tensor:
-    return ops.tensor_scatter_elements(x, index, src, axis=dim % x.ndim, reduction="add")
+def scatter_add(x: Tensor, dim: int, index: Tensor, src: Tensor) -> Tensor:
+    """``x`` with ``src`` added, by whole positions: the kernel for places along a dim loses sums to a race on CPU."""
+    if not x.ndim:
+        return scatter_add(x.reshape((1,)), 0, index.reshape((-1,)), src.reshape((-1,))).reshape(())
+    at, shape = dim % x.ndim, tuple(index.shape)
+    steps = [Tensor(one) for one in np.indices(shape, np.int64)]
+    steps[at] = mint.where(index < 0, index + x.shape[at], index).astype(mindspore.int64)
+    read = src if src.shape == shape else src[tuple(slice(size) for size in shape)]
+    places = mint.cat([one.reshape((-1, 1)) for one in steps], 1)
+    return ops.tensor_scatter_add(x, places, read.reshape((-1,)))
 
 
 def _index_add(x: Tensor, dim: int, index: Tensor, source: Tensor, *, alpha: float = 1) -> Tensor:
@@ -123,7 +133,7 @@ def _index_add(x: Tensor, dim: int, index: Tensor, source: Tensor, *, alpha: flo
     shape = [1] * x.ndim
     shape[at] = -1
     wide = mint.broadcast_to(index.reshape(tuple(shape)), tuple(source.shape))
-    return _scatter_add(x, at, wide, source if alpha == 1 else source * alpha)
+    return scatter_add(x, at, wide, source if alpha == 1 else source * alpha)
 
 
 def _one_hot(x: Tensor, num_classes: int = -1) -> Tensor:
@@ -146,7 +156,7 @@ LOCAL: dict[str, Callable[..., Any]] = {
     "gather": _gather,
     "index_select": _index_select,
     "scatter": _scatter,
-    "scatter_add": _scatter_add,
+    "scatter_add": scatter_add,
     "index_add": _index_add,
     "one_hot": _one_hot,
     "embedding": embedding,

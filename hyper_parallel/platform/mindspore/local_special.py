@@ -48,8 +48,9 @@ BESSEL = {
 LOCAL: dict[str, Callable[..., Any]] = {
     **_unary(ops, "bessel_j0 bessel_j1 bessel_y0 bessel_y1"),
     **{name: _of_one(getattr(ops, f"bessel_{own}")) for name, own in BESSEL.items()},
-    **_binary(ops, "gcd lcm igamma igammac nextafter"),
+    **_binary(ops, "gcd lcm igamma igammac"),
     "zeta": _broadcast(ops.zeta),
+    "nextafter": _broadcast(ops.nextafter),
     "polar": _broadcast(ops.polar),
     "complex": _broadcast(ops.Complex()),
     "bitwise_left_shift": _whole_pair(ops.bitwise_left_shift),

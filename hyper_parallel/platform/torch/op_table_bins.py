@@ -48,6 +48,8 @@ OVERLOADS = [
 
 
 def _bincount_to(x: Tensor, weights: Tensor | None, count: int) -> Tensor:
+    if weights is not None and not x.numel():  # of an empty piece PyTorch counts, in integers
+        return torch.bincount(x.new_zeros(1), weights.new_zeros(1), count)[:count]
     return torch.bincount(x, weights, count)
 
 

@@ -5,7 +5,7 @@ import pytest
 
 from hyper_parallel.core.dtensor.layout import Layout
 from hyper_parallel.core.dtensor.placements import PARTIAL_OPS, Partial, Replicate, Shard
-from hyper_parallel.verify.ops.equal import difference
+from hyper_parallel.verify.ops.equal import difference, in_single
 from hyper_parallel.verify.ops.pieces import REDUCE, allows, box_of, cut, held, reduced, shares
 from hyper_parallel.verify.ops.rows import mesh_of
 
@@ -98,3 +98,13 @@ def test_exact_means_to_the_bit():
     assert difference(near, np.array([1.0]), exact=False) is None
     assert difference(near, np.array([1.0]), exact=True) is not None
     assert difference(np.array([1.0 + 2**-40]), np.array([1.0]), exact=False) is not None
+
+
+def test_doubles_computed_in_single_precision():
+    """Rounded random numbers are told from doubles, from short fractions and from whole numbers."""
+    array = np.random.default_rng(0).standard_normal((5, 3))
+    rounded = array.astype(np.float32)
+    assert in_single([array, rounded.astype(np.float64)])
+    assert in_single([rounded.astype(np.complex128)])
+    for one in (array, rounded, np.arange(1e6), np.arange(64) / 64, 2.0 ** -np.arange(300), np.full(5, np.nan), None):
+        assert not in_single([one])

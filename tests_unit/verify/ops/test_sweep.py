@@ -10,7 +10,7 @@ from hyper_parallel.core.shard import rules, strategy
 from hyper_parallel.core.shard.call import LocalCall
 from hyper_parallel.core.shard.dispatch import Ops
 from hyper_parallel.core.shard.rule import Row, Rule, Strategies, find_rule
-from hyper_parallel.core.shard.sample import Sample, real, samples_of
+from hyper_parallel.core.shard.sample import Sample, between, real, samples_of
 from hyper_parallel.platform.select import platform_named, use_platform
 from hyper_parallel.verify.ops.report import OperatorReport, SweepReport
 from hyper_parallel.verify.ops.sweep import Effort, Sweep, sweep_operator
@@ -234,6 +234,18 @@ def test_a_refused_sample_is_a_rejection():
         Sweep(report, "torch", "relu", rule, samples_of("relu"), RULE_LEVEL).run()
     assert report.rejected["relu: not today"]
     assert report.outcome == "unexercised"
+
+
+@pytest.mark.platforms("torch")
+def test_an_operator_without_a_gradient_is_compared_forward():
+    """Where the framework has no derivative outputs are still compared, and the report says what is not."""
+    values = between(0.3, 4.0, "ab")
+    report = swept("torch", "igamma", samples=[Sample((values, values))])
+    assert report.outcome == "ok", report.text()
+    assert report.checks > 0
+    assert report.backward == 0
+    (said,) = report.skipped
+    assert said.startswith("gradients of sample 0 has no plain result: NotImplementedError: the derivative for"), said
 
 
 @pytest.mark.platforms("torch")

@@ -100,6 +100,7 @@ def bincount_to(call: OpCall) -> Strategies:
 def bincount(ops: Any, x: Any, weights: Any, minlength: int) -> Any:
     """The result is as long as the largest value says, which is asked for first."""
     largest = int(ops.amax(x)) if x.shape[0] else -1
+    weights = weights if x.shape[0] else None  # PyTorch: of nothing there are counts, not sums
     return ops.bincount_to(x, weights, max(largest + 1, minlength))
 
 
