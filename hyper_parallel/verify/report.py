@@ -13,7 +13,8 @@ if TYPE_CHECKING:
 
 __all__ = ["ModelReport", "Traffic", "traffic"]
 
-KINDS = ("output", "loss", "gradient", "weight")
+REQUIRED = ("output", "loss", "gradient", "weight")
+KINDS = (*REQUIRED, "buffer")  # a model need not have buffers
 
 
 @dataclass(frozen=True)
@@ -76,13 +77,13 @@ class ModelReport:
     @property
     def ok(self) -> bool:
         """True when outputs, losses, gradients and weights were all compared, and all of them held."""
-        return not self.error and all(self.counts[kind] for kind in KINDS) and all(one.ok for one in self.checks)
+        return not self.error and all(self.counts[kind] for kind in REQUIRED) and all(one.ok for one in self.checks)
 
     @property
     def counts(self) -> dict[str, int]:
         """Tensors compared, per kind."""
         found = Counter(one.kind for one in self.checks if one.values)
-        return {kind: found[kind] for kind in KINDS}
+        return {kind: found[kind] for kind in KINDS if kind in REQUIRED or found[kind]}
 
     @property
     def first(self) -> Check | None:

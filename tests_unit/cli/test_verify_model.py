@@ -12,7 +12,7 @@ import pytest
 
 from hyper_parallel.cli import main
 from hyper_parallel.verify.compare import Check
-from hyper_parallel.verify.report import KINDS, ModelReport
+from hyper_parallel.verify.report import REQUIRED, ModelReport
 from hyper_parallel.verify.scenarios import SCENARIOS
 
 USER = Path(__file__).parent.parent / "verify" / "user"
@@ -20,7 +20,7 @@ USER = Path(__file__).parent.parent / "verify" / "user"
 
 def held(scenario, *, platform="torch", launch="simulated", **_):
     """A report of a run in which everything held."""
-    checks = [Check(kind, "a", "a.x", 0, 0, 3, 0.0, 1e-9) for kind in KINDS]
+    checks = [Check(kind, "a", "a.x", 0, 0, 3, 0.0, 1e-9) for kind in REQUIRED]
     return ModelReport(scenario.name, platform, launch, "tp=2", 1, checks)
 
 

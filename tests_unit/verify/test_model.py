@@ -7,13 +7,14 @@ from hyper_parallel.verify.faults import FAULTS, parse_fault
 from hyper_parallel.verify.model import parse_mesh, verify_scenario
 from hyper_parallel.verify.scenarios import SCENARIOS, scenario_named
 
+BUFFERS = 3  # two tables of angles and the causal mask
 PARAMETERS = {"2x2-rms-tied": 34, "2x2-layer-untied": 40, "3-rms-untied": 35, "3-layer-tied": 39}
 MODULES = 28  # root, embedding, 2 blocks of 12, final norm, head
 
 
 @pytest.mark.parametrize("name", [one.name for one in SCENARIOS])
 def test_every_scenario_trains_like_one_device(platform_name, name):
-    """Outputs of every module, the loss, every gradient and every weight are equal on every rank after each step."""
+    """Outputs of every module, the loss, every gradient, weight and buffer are equal on every rank after each step."""
     scenario, steps = scenario_named(name), 2
     report = verify_scenario(scenario, platform=platform_name, steps=steps)
     assert report.ok, report.text()
@@ -23,6 +24,7 @@ def test_every_scenario_trains_like_one_device(platform_name, name):
         "loss": ranks * steps,
         "gradient": ranks * steps * PARAMETERS[name],
         "weight": ranks * steps * PARAMETERS[name],
+        "buffer": ranks * steps * BUFFERS,
     }
     assert report.skipped == []
     assert report.losses[1] < report.losses[0]

@@ -6,7 +6,7 @@ import pytest
 
 from hyper_parallel.core.dtensor.events import Event
 from hyper_parallel.verify.compare import Check
-from hyper_parallel.verify.report import KINDS, ModelReport, traffic
+from hyper_parallel.verify.report import REQUIRED, ModelReport, traffic
 
 
 def check(kind="output", module="a", step=0, rank=0, why="", values=3, error=0.0):
@@ -25,18 +25,18 @@ def test_all_kinds_must_have_been_compared():
     assert report().verdict() == (
         "toy on torch (tp=2, simulated, 1.0 s): NOT VERIFIED: nothing compared of kind output, loss, gradient, weight"
     )
-    for left_out in KINDS:
-        some = report(*(check(kind) for kind in KINDS if kind != left_out))
+    for left_out in REQUIRED:
+        some = report(*(check(kind) for kind in REQUIRED if kind != left_out))
         assert not some.ok
         assert some.verdict().endswith(f"NOT VERIFIED: nothing compared of kind {left_out}")
-    empty = report(*(check(kind, values=0) for kind in KINDS))
+    empty = report(*(check(kind, values=0) for kind in REQUIRED))
     assert not empty.ok
-    assert report(*(check(kind) for kind in KINDS)).ok
+    assert report(*(check(kind) for kind in REQUIRED)).ok
 
 
 def test_an_error_is_never_ok():
     """A run that ended with an error is not ok, whatever it compared before."""
-    ended = report(*(check(kind) for kind in KINDS), error="rank 0 failed\ntraceback", cause="ValueError: no")
+    ended = report(*(check(kind) for kind in REQUIRED), error="rank 0 failed\ntraceback", cause="ValueError: no")
     assert not ended.ok
     assert ended.verdict() == "toy on torch (tp=2, simulated, 1.0 s): ENDED: ValueError: no"
     assert "  traceback" in ended.text().splitlines()
