@@ -156,6 +156,7 @@ class C10dTransport(Transport):
         self.backend = str(dist.get_backend())
         self._checked: set[Ranks] = set()
         self._groups: dict[Ranks, Any] = {tuple(range(self.world_size)): dist.group.WORLD}
+        self._retired: dict[Ranks, Any] = {}
 
     def all_reduce(self, x: torch.Tensor, op: str, ranks: Ranks) -> torch.Tensor:
         """See :meth:`Transport.all_reduce`."""
@@ -351,8 +352,7 @@ class C10dTransport(Transport):
         key = tuple(sorted(ranks))
         if key not in self._groups:
             whole = key == tuple(range(self.world_size))
-            made = dist.group.WORLD if whole else dist.new_group(list(key), use_local_synchronization=True)
-            self._groups[key] = made
+            self._groups[key] = dist.group.WORLD if whole else self._built(key, {})
         return self._groups[key]
 
     def ranks_of(self, group: Any) -> Ranks:
@@ -364,6 +364,8 @@ class C10dTransport(Transport):
         if group is None:
             return tuple(range(self.world_size))
         try:
+            if any(one is group for one in self._retired.values()):
+                raise ValueError(group)  # noqa: TRY301 - it is told like what torch.distributed does not know
             return tuple(dist.get_process_group_ranks(group))
         except (KeyError, TypeError, ValueError, AttributeError) as error:
             known = [list(ranks) for ranks in self._groups]
@@ -376,8 +378,12 @@ class C10dTransport(Transport):
     def build_group(self, ranks: Ranks, **options: Any) -> Any:
         """See :meth:`Transport.build_group`."""
         key = tuple(sorted(ranks))
-        self._groups[key] = dist.new_group(list(key), use_local_synchronization=True, **options)
+        self._groups[key] = self._built(key, options)
         return self._groups[key]
+
+    def _built(self, key: Ranks, options: dict[str, Any]) -> Any:
+        retired = None if options else self._retired.pop(key, None)
+        return retired or dist.new_group(list(key), use_local_synchronization=True, **options)
 
     def known_group(self, ranks: Ranks) -> Any:
         """See :meth:`Transport.known_group`."""
@@ -390,7 +396,11 @@ class C10dTransport(Transport):
     def drop(self, group: Any) -> None:
         """See :meth:`Transport.drop`."""
         ranks = tuple(sorted(self.ranks_of(group)))
-        if group is not dist.group.WORLD:  # whose end would be that of every other group, too: see close()
+        # A second gloo group of the same ranks may find the first one's addresses in the store, and wait forever: the
+        # first is kept for the next that asks. The end of the world's would be that of every other group: see close().
+        if self.backend == "gloo" and group is not dist.group.WORLD:
+            self._retired[ranks] = group
+        elif group is not dist.group.WORLD:
             dist.destroy_process_group(group)
         if self._groups.get(ranks) is group:
             del self._groups[ranks]

@@ -112,11 +112,19 @@ def _swiglu(ops: Any, _: Any, x: Any, dim: int = -1) -> Any:
     return ops.mul(ops.silu(gate), value)
 
 
-@composed("Softmax", "LogSoftmax")
-def _softmax(ops: Any, primitive: Any, x: Any, dim: Any = -1) -> Any:
-    """The dim may come as a sequence of one."""
-    if isinstance(dim, (list, tuple)):
-        expect("Softmax", "the number of dims", len(dim), 1)
-        (dim,) = dim
-    kind = ops.log_softmax if primitive is not None and primitive.name == "LogSoftmax" else ops.softmax
-    return kind(x, dim)
+@composed("Softmax")
+def _softmax(ops: Any, _: Any, x: Any, dim: Any = -1) -> Any:
+    return ops.softmax(x, _only("Softmax", dim))
+
+
+@composed("LogSoftmax")
+def _log_softmax(ops: Any, _: Any, x: Any, dim: Any = -1) -> Any:
+    return ops.log_softmax(x, _only("LogSoftmax", dim))
+
+
+def _only(name: str, dim: Any) -> Any:
+    """The dim, which may come as a sequence of one."""
+    if not isinstance(dim, (list, tuple)):
+        return dim
+    expect(name, "the number of dims", len(dim), 1)
+    return dim[0]

@@ -15,7 +15,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-__all__ = ["CoverageToolError", "Store"]
+__all__ = ["CoverageToolError", "Store", "process_of"]
 
 _PID = re.compile(r"\.pid(\d+)\.")
 _OWNER = "owner"
@@ -85,7 +85,7 @@ class Store:
         files = sorted(self.data(environment).glob(".coverage.*"))
         broken = [path.name for path in files if not _readable(path)]
         names = [path.name for path in files if path.name not in broken]
-        return [int(found[1]) for name in names if (found := _PID.search(name))], broken
+        return [pid for name in names if (pid := process_of(name)) is not None], broken
 
     def publish(self, environment: str, omit: Sequence[str]) -> dict[str, Any]:
         """Combine the data of all processes, write text, HTML, XML and JSON, and return the JSON report."""
@@ -157,3 +157,9 @@ def _readable(path: Path) -> bool:
             return bool(data.execute("select version from coverage_schema").fetchone())
     except sqlite3.Error:
         return False
+
+
+def process_of(name: str) -> int | None:
+    """Process number in the name of a data file, or None."""
+    found = _PID.search(name)
+    return int(found[1]) if found else None

@@ -259,3 +259,13 @@ def test_a_folder_that_cannot_be_written_is_an_error(project, command):
     status, _, err = command("erase", "torch")
     assert status == 2
     assert "cannot be written" in err
+
+
+def test_half_a_data_file_of_a_process_that_is_no_rank_is_told(project, command):
+    """Tests end processes on purpose: what those leave is told, and lowers nothing silently but is not a lost rank."""
+    command("erase", "torch")
+    measure(project, "torch")
+    (project / "coverage_reports" / "data" / "torch" / ".coverage.host.pid999999.Xhalf").write_bytes(b"")
+    _, out, err = command("gate", "torch")
+    assert "half data files of processes that are no ranks: .coverage.host.pid999999.Xhalf" in out + err
+    assert "data files are broken" not in out + err
