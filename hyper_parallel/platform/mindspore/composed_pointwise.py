@@ -28,10 +28,18 @@ def _rest(ops: Any, _: Any, x: Any, y: Any) -> Any:
     return ops.fmod(x, y)
 
 
-@composed("Xdivy", "DivNoNan")
-def _safe_quotient(ops: Any, primitive: Any, x: Any, y: Any) -> Any:
-    """Zero where the numerator is (``Xdivy``), or the denominator (``DivNoNan``)."""
-    zero = ops.eq(x if primitive is None or primitive.name == "Xdivy" else y, 0)
+@composed("Xdivy")
+def _xdivy(ops: Any, _: Any, x: Any, y: Any) -> Any:
+    return _safe_quotient(ops, x, y, ops.eq(x, 0))
+
+
+@composed("DivNoNan")
+def _div_no_nan(ops: Any, _: Any, x: Any, y: Any) -> Any:
+    return _safe_quotient(ops, x, y, ops.eq(y, 0))
+
+
+def _safe_quotient(ops: Any, x: Any, y: Any, zero: Any) -> Any:
+    """A quotient that is zero where ``zero``."""
     return ops.mul(ops.div(x, ops.masked_fill(y, zero, 1)), ops.cast(ops.logical_not(zero), dtype=y.dtype))
 
 
