@@ -115,7 +115,7 @@ def test_what_would_work_on_local_tensors_is_refused(dtensor):
     rule = "use hyper_parallel.DFunction, whose rule says how its results are placed"
     calls = {
         f"_Function.apply: {what}{rule}": lambda: Doubled.apply(x),
-        f"a Cell with a bprop of its own: {what}{rule}": lambda: Own()(x),
+        f"a Cell with a bprop of its own: {what}{rule}": lambda: mindspore.grad(lambda y: Own()(y).sum())(x),
         f"a function compiled by ms.jit: {what}call it uncompiled, or on x.to_local() by local_map": lambda: (
             mindspore.jit(_doubled)(x)
         ),
