@@ -244,9 +244,9 @@ def test_a_project_without_floors_is_refused(project, tmp_path):
 def test_the_projects_own_floors(monkeypatch):
     """Each framework's environment has a floor, and leaves out nothing but the other framework's own files."""
     settings = read_settings(Path(__file__).resolve().parents[3] / "pyproject.toml")
-    for name, other, transport in (("torch", "mindspore", "mindspore"), ("mindspore", "torch", "c10d")):
+    for name, other, transport, least in (("torch", "mindspore", "mindspore", 92), ("mindspore", "torch", "c10d", 60)):
         own = settings.environment(name)
-        assert own.total >= 80
+        assert own.total >= least
         assert own.omit == (f"hyper_parallel/platform/{other}/*", f"hyper_parallel/transport/{transport}.py")
     assert settings.shared.environments == ("torch", "mindspore")
     assert settings.shared.covers("hyper_parallel/core/shard/rule.py")
