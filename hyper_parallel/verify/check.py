@@ -22,7 +22,7 @@ from hyper_parallel.errors import CollectiveMismatchError, HyperParallelError, S
 from hyper_parallel.platform.select import platform_named
 from hyper_parallel.verify.simulate import simulate
 
-__all__ = ["Report", "all_placements", "check_function", "decompose"]
+__all__ = ["Report", "all_placements", "check_function", "decompose", "seedable"]
 
 
 @dataclass
@@ -178,13 +178,7 @@ class _Checker:
         def on_locals(*locals_: Any) -> list[Any]:
             wrapped = [platform.wrap(local, layout) for local, layout in zip(locals_, layouts, strict=True)]
             outs = _as_list(self.fn(*wrapped))
-            for out in outs:
-                if not isinstance(out, DTensor):
-                    msg = f"returned a plain {type(out).__name__} instead of a DTensor"
-                    raise TypeError(msg)
-            # Averages and extrema have gradients of their own (``design/semantics``, section 2): let them be reduced.
-            outs = [out if all(op == "sum" for _, op in out.layout.partials) else out.reduce_partial() for out in outs]
-            kept[:] = outs
+            kept[:] = outs = seedable(outs)
             return [out._local for out in outs]  # noqa: SLF001 - the harness looks inside
 
         def seeds_for(outs: Sequence[Any]) -> list[Any]:
@@ -245,6 +239,20 @@ def _summand(rng: Any, array: Any, op: str, count: int, position: int) -> Any:
 
 def _own(array: Any, layout: Layout) -> Any:
     return array[tuple(slice(start, stop) for start, stop in layout.local_box())]
+
+
+def seedable(outs: Sequence[Any]) -> list[Any]:
+    """Outputs of a function of DTensors, in layouts whose cotangent is known on each rank.
+
+    Raises:
+        TypeError: one is no DTensor.
+    """
+    for out in outs:
+        if not isinstance(out, DTensor):
+            msg = f"returned a plain {type(out).__name__} instead of a DTensor"
+            raise TypeError(msg)
+    # Averages and extrema have gradients of their own (``design/semantics``, section 2): let them be reduced.
+    return [out if all(op == "sum" for _, op in out.layout.partials) else out.reduce_partial() for out in outs]
 
 
 def _as_list(out: Any) -> list[Any]:

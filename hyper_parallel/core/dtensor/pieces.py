@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection
+from collections.abc import Collection, Mapping
 from typing import TYPE_CHECKING, Any
 
 from hyper_parallel.errors import ShardMismatchError
@@ -11,7 +11,7 @@ if TYPE_CHECKING:
     from hyper_parallel.core.dtensor.layout import Layout
     from hyper_parallel.platform.contract.platform import Platform
 
-__all__ = ["agreed_layout"]
+__all__ = ["agreed_layout", "layout_of_pieces"]
 
 
 def agreed_layout(platform: Platform, local: Any, layout: Layout, where: str, known: Collection[int] = ()) -> Layout:
@@ -35,11 +35,30 @@ def agreed_layout(platform: Platform, local: Any, layout: Layout, where: str, kn
     mesh = layout.mesh
     ranks = mesh.ranks_along(tuple(sorted({axis for dim in unknown for axis in layout.dim_axes[dim]})))
     held = dict(zip(ranks, platform.transport().all_gather_object(tuple(local.shape), ranks), strict=True))
+    return layout_of_pieces(layout.with_shape(shape), held, local.dtype, where, unknown)
+
+
+def layout_of_pieces(
+    layout: Layout, held: Mapping[int, tuple[int, ...]], dtype: Any, where: str, unknown: Collection[int]
+) -> Layout:
+    """``layout`` with the sizes that pieces make in the dims ``unknown``; it carries those of the others.
+
+    Args:
+        layout: placements, and global sizes of the dims that are known.
+        held: sizes of the pieces by rank, at least of the ranks along the axes that cut the dims ``unknown``.
+        dtype: for the message.
+        where: whose pieces, for the message.
+        unknown: dims to find the size of.
+
+    Raises:
+        ShardMismatchError: (a ValueError) the pieces are not those of one tensor.
+    """
+    mesh, shape = layout.mesh, list(layout.shape or ())
     for dim in unknown:
         shape[dim] = sum(held[rank][dim] for rank in mesh.ranks_along(layout.dim_axes[dim]))
     whole = layout.with_shape(shape)
     if any(whole.local_shape_at(mesh.coordinate_of(rank)) != sizes for rank, sizes in held.items()):
         facts = ", ".join(f"rank {rank}: {list(sizes)}" for rank, sizes in held.items())
-        msg = f"{where} are not those of one {whole.notation(local.dtype)} ({facts}); shards follow the ceil rule"
+        msg = f"{where} are not those of one {whole.notation(dtype)} ({facts}); shards follow the ceil rule"
         raise ShardMismatchError(msg)
     return whole

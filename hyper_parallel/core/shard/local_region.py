@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any
 from hyper_parallel.core.dtensor.dtensor import DTensor, varying_axes
 from hyper_parallel.core.dtensor.events import Cause
 from hyper_parallel.core.dtensor.layout import Layout
-from hyper_parallel.core.dtensor.pieces import agreed_layout
+from hyper_parallel.core.dtensor.pieces import layout_of_pieces
 from hyper_parallel.core.dtensor.placements import Placement, Shard
 from hyper_parallel.core.shard.entries import is_entry, is_one, rebuilt
 from hyper_parallel.errors import (
@@ -310,10 +310,7 @@ class _Region:
         layout = Layout.place(entered.mesh, placements, (0,) * len(mine)).with_shape(None)
         known = self._known.get((key, where))
         if known is None:
-            self._all_alike(found, layout, entered, where)
-            told = agreed_layout(
-                entered.platform, found, layout, f"local_map({self.name}): the pieces of output{where}"
-            )
+            told = self._agreed(found, layout, entered, where)
             known = (mine, told)
             with _LOCK:
                 if len(self._known) >= _MOST_KNOWN:  # an argument that counts steps must not fill the memory
@@ -329,19 +326,22 @@ class _Region:
             raise ShardMismatchError(msg)
         return entered.platform.wrap(found, layout)
 
-    def _all_alike(self, found: Any, layout: Layout, entered: _Entered, where: str) -> None:
-        """Dims that no axis cuts have one size on all ranks."""
-        mesh = entered.mesh
-        told = entered.platform.transport().all_gather_object(tuple(found.shape), mesh.ranks)
-        cut = [bool(axes) for axes in layout.dim_axes]
-        whole = {tuple(size for size, is_cut in zip(one, cut, strict=False) if not is_cut) for one in told}
-        if len(whole) > 1 or len({len(one) for one in told}) > 1:
-            facts = ", ".join(f"rank {rank}: {list(one)}" for rank, one in zip(mesh.ranks, told, strict=True))
+    def _agreed(self, found: Any, layout: Layout, entered: _Entered, where: str) -> Layout:
+        """``layout`` with the global shape: every rank tells what it returned, and all of it must fit together."""
+        ranks = entered.mesh.ranks
+        told = entered.platform.transport().all_gather_object(tuple(found.shape), ranks)
+        cut = [dim for dim, axes in enumerate(layout.dim_axes) if axes]
+        whole = {tuple(size for dim, size in enumerate(sizes) if dim not in cut) for sizes in told}
+        if len(whole) > 1 or len({len(sizes) for sizes in told}) > 1:
+            facts = ", ".join(f"rank {rank}: {list(sizes)}" for rank, sizes in zip(ranks, told, strict=True))
             msg = (
                 f"local_map({self.name}): ranks returned different sizes of output{where} in dims that "
                 f"{layout.placements} leave whole ({facts})"
             )
             raise ShardMismatchError(msg)
+        held = dict(zip(ranks, told, strict=True))
+        what = f"local_map({self.name}): the pieces of output{where}"
+        return layout_of_pieces(layout.with_shape(found.shape), held, found.dtype, what, cut)
 
     def _misfit(self, found: Any, placements: Any, where: str, wanted: str) -> LayoutError:
         kind = type(found).__name__

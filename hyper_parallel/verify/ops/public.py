@@ -11,7 +11,6 @@ import numpy as np
 
 from hyper_parallel.core.dtensor import random
 from hyper_parallel.core.dtensor.boxes import coordinates
-from hyper_parallel.core.dtensor.dtensor import DTensor
 from hyper_parallel.core.dtensor.layout import Layout
 from hyper_parallel.core.dtensor.mesh import init_device_mesh
 from hyper_parallel.core.dtensor.placements import Placement
@@ -21,6 +20,7 @@ from hyper_parallel.core.shard.dispatch import Entry
 from hyper_parallel.core.shard.rule import Rule, find_rule
 from hyper_parallel.errors import CollectiveMismatchError, HyperParallelError, RankFailedError, ShardMismatchError
 from hyper_parallel.platform.select import platform_named
+from hyper_parallel.verify.check import seedable
 from hyper_parallel.verify.ops.equal import difference
 from hyper_parallel.verify.ops.pieces import box_of, held, shares
 from hyper_parallel.verify.ops.reference import SEED, as_list
@@ -213,13 +213,7 @@ class _Rank:
             if self.job.sample.drawn:
                 random.manual_seed(SEED)
             outs = self.run(substitute(filled.args, one), substitute(filled.kwargs, one))
-            for out in outs:
-                if not isinstance(out, DTensor):
-                    msg = f"returned a plain {type(out).__name__} instead of a DTensor"
-                    raise TypeError(msg)
-            # Averages and extrema have gradients of their own: let them be reduced.
-            outs = [out if all(op == "sum" for _, op in out.layout.partials) else out.reduce_partial() for out in outs]
-            kept[:] = outs
+            kept[:] = outs = seedable(outs)
             return [out._local for out in outs]  # noqa: SLF001 - the harness looks inside
 
         def seeds(_: Sequence[Any]) -> list[Any]:
