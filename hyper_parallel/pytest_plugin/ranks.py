@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import importlib.util
 import inspect
 from collections.abc import Callable
 from contextlib import ExitStack
@@ -14,7 +15,7 @@ from hyper_parallel.pytest_plugin.capability import SkipReason, count_cards, ski
 from hyper_parallel.pytest_plugin.fixtures import resolve
 from hyper_parallel.pytest_plugin.marks import mesh_shape, world_sizes
 
-__all__ = ["LAUNCHES", "Outcome", "RankedTest", "ranked_test", "run_ranked"]
+__all__ = ["LAUNCHES", "Outcome", "RankedTest", "need_carrier", "ranked_test", "run_ranked"]
 
 LAUNCHES = ("simulated", "processes")
 _USUAL = ("hyper_parallel.core.dtensor.factories", "hyper_parallel.core.tensor_parallel.parallelize")
@@ -102,6 +103,8 @@ def run_ranked(test: RankedTest, function: Callable[..., Any], arguments: dict[s
 
     if test.device != "cpu":
         _need_cards(test)
+    elif test.launch == "processes":
+        need_carrier(test.framework)
     body = pack((function, arguments), function)
     return (_run_simulated if test.launch == "simulated" else _run_processes)(test, body)
 
@@ -114,6 +117,14 @@ def _need_cards(test: RankedTest) -> None:
     if test.launch != "processes":
         msg = f"--device {test.device} needs real processes: --hp-launch processes"
         raise pytest.UsageError(msg)
+
+
+def need_carrier(framework: str) -> None:
+    """Skip the running test if this machine has nothing that carries real worlds of ``framework`` on CPU."""
+    from hyper_parallel.transport.failures import NEEDS_GLOO
+
+    if framework == "mindspore" and importlib.util.find_spec("torch") is None:
+        skip_without(SkipReason.NO_TRANSPORT, NEEDS_GLOO)
 
 
 def _run_simulated(test: RankedTest, body: bytes) -> Outcome:

@@ -7,7 +7,10 @@ from collections.abc import Mapping, Sequence
 
 from hyper_parallel.errors import CollectiveMismatchError, RankFailedError
 
-__all__ = ["WorldFailedError", "lost_peer", "trace", "world_failed", "world_timed_out"]
+__all__ = ["NEEDS_GLOO", "WorldFailedError", "lost_peer", "trace", "world_failed", "world_timed_out"]
+
+NEEDS_GLOO = "on CPU, real processes of MindSpore talk over PyTorch's gloo: pip install torch (a CPU build will do)"
+"""Why a real world of MindSpore cannot be had, and the fix."""
 
 _OWN = (
     "transport/threads.py",

@@ -20,7 +20,7 @@ import numpy as np
 
 from hyper_parallel.errors import UnsupportedOnBackend
 from hyper_parallel.transport.base import Transport
-from hyper_parallel.transport.failures import trace
+from hyper_parallel.transport.failures import NEEDS_GLOO, trace
 from hyper_parallel.transport.guarded import GuardedTransport
 from hyper_parallel.transport.shipping import pack_error
 from hyper_parallel.transport.simulated import Endpoint
@@ -115,7 +115,10 @@ def _join(seat: Seat, endpoint: Endpoint) -> Transport:
     if seat.framework != "torch" and seat.device != "cpu":
         msg = f"warm ranks of MindSpore run on cpu; on {seat.device} its ranks are started by msrun"
         raise UnsupportedOnBackend(msg)
-    c10d: Any = importlib.import_module(_HOME["torch"])  # gloo comes with PyTorch, for both frameworks
+    try:
+        c10d: Any = importlib.import_module(_HOME["torch"])  # gloo comes with PyTorch, for both frameworks
+    except ImportError as error:
+        raise UnsupportedOnBackend(NEEDS_GLOO) from error
     real = c10d.start_world(seat.device, seat.rank, seat.world_size, f"file://{seat.store}")
     guarded = GuardedTransport(real, c10d.TorchOps(), endpoint)
     if seat.framework == "torch":

@@ -14,6 +14,7 @@ from mindspore.mint import distributed
 from hyper_parallel.errors import UnsupportedOnBackend
 from hyper_parallel.transport.base import Ranks, Shape, Transport
 from hyper_parallel.transport.calls import check_ranks, check_reduction
+from hyper_parallel.transport.failures import NEEDS_GLOO
 from hyper_parallel.transport.numpy_ops import BFLOAT16
 from hyper_parallel.transport.pending import Pending
 
@@ -170,8 +171,7 @@ def start_rehearsal(rank: int, world_size: int, init_method: str) -> NumpyBridge
     try:
         from hyper_parallel.transport import c10d  # an optional dependency of this rehearsal alone
     except ImportError as error:
-        msg = "the CPU rehearsal carries MindSpore tensors over PyTorch's gloo: pip install torch (a CPU build will do)"
-        raise UnsupportedOnBackend(msg) from error
+        raise UnsupportedOnBackend(NEEDS_GLOO) from error
     mindspore.manual_seed(0)
     return rehearse_over(c10d.start_gloo(rank, world_size, init_method))
 

@@ -5,12 +5,15 @@ import json
 import pytest
 
 from hyper_parallel.cli import main
+from hyper_parallel.pytest_plugin.ranks import need_carrier
 from hyper_parallel.verify import self_test
 
 
 @pytest.mark.parametrize("launch", ["simulated", "processes"])
 def test_every_injection_is_caught(platform_name, launch, monkeypatch, capsys):
     """Wrong models, hangs, crashes, mismatches and lost coverage are caught; a run without a fault passes."""
+    if launch == "processes":
+        need_carrier(platform_name)
     monkeypatch.delenv("HP_RANK_LEDGER", raising=False)  # ranks are killed on purpose
     status = main(["self-test", "--platform", platform_name, "--launch", launch, "--json"])
     rows = json.loads(capsys.readouterr().out)["results"]

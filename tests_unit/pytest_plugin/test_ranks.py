@@ -14,6 +14,7 @@ import pytest
 
 import hyper_parallel
 from hyper_parallel.platform.select import platform_named
+from hyper_parallel.pytest_plugin.ranks import need_carrier
 
 PLUGIN = ("-p", "hyper_parallel.pytest_plugin")
 
@@ -68,7 +69,10 @@ def run(loaded, pytester, monkeypatch):
     monkeypatch.setenv("HP_TEST_PLATFORMS", loaded)
 
     def start(code, *options, head=HEAD, tail=TAIL):
-        pytester.makepyfile(head + code + tail)
+        code = head + code + tail
+        if 'launch("' in code:
+            need_carrier(loaded)
+        pytester.makepyfile(code)
         return pytester.runpytest_inprocess("-p", "no:cacheprovider", *PLUGIN, *options)
 
     return start
@@ -280,8 +284,9 @@ def test_fails(rank):
     assert {one.get("name") for one in cases["test_after"].iter("property")} == set(expected)
 
 
-def test_selection_and_last_failed_work(run, pytester):
+def test_selection_and_last_failed_work(loaded, run, pytester):
     """`-k` selects ranked tests by name and parameter, and `--lf` runs again what failed."""
+    need_carrier(loaded)
     code = """
 @pytest.mark.launch("processes")
 @pytest.mark.world_size(1, 2)
@@ -291,6 +296,14 @@ def test_fails(rank, world_size):
     pytester.makepyfile(HEAD + code + TAIL)
     pytester.runpytest_inprocess(*PLUGIN, "-k", "test_fails").assert_outcomes(passed=1, failed=1, deselected=2)
     pytester.runpytest_inprocess(*PLUGIN, "--lf").assert_outcomes(failed=1)
+
+
+def test_real_ranks_without_a_carrier_are_skipped_with_their_reason(monkeypatch):
+    """Where MindSpore is alone, its real ranks on CPU are skipped for a reason of the closed list, with the fix."""
+    monkeypatch.setattr(importlib.util, "find_spec", lambda _name: None)
+    need_carrier("torch")
+    with pytest.raises(pytest.skip.Exception, match=r"^\[no-transport\] on CPU, .* gloo: pip install torch"):
+        need_carrier("mindspore")
 
 
 def test_ranks_without_cards_are_skipped_with_their_reason(run):

@@ -7,11 +7,19 @@ import time
 import pytest
 
 from hyper_parallel.errors import RankFailedError
+from hyper_parallel.pytest_plugin.ranks import need_carrier
 from hyper_parallel.transport import live
 from hyper_parallel.transport.base import active_transport
 from hyper_parallel.transport.live import close_live_teams, run_live
 from hyper_parallel.transport.shipping import pack
 from hyper_parallel.verify.conformance import check_transport
+
+
+@pytest.fixture(autouse=True)
+def _carrier(request):
+    """Real ranks of MindSpore on CPU need PyTorch's gloo."""
+    if "platform_name" in request.fixturenames:
+        need_carrier(request.getfixturevalue("platform_name"))
 
 
 def run(fn, platform, world_size=2, args=(), timeout=60.0):
