@@ -52,7 +52,7 @@ class DTensor:
     shape: Any
     _platform: Platform
     _views: dict[Any, Any] | None
-    _origin: tuple[Any, int, Any] | None
+    _origin: tuple[Any, tuple[int, int], Any] | None
     _readonly: str | None
     _passed_by = False  # gradients went straight to what this was redistributed from
 
@@ -135,6 +135,7 @@ class DTensor:
             LayoutError: a gradient placement that this layout cannot have.
         """
         if grad_placements is None:
+            self._origin = None  # who holds the piece may hook it: from here on, every gradient goes through it
             return self._local
         axes = varying_axes(self._layout, grad_placements, "to_local")
         return self.local_for(self._layout, axes)
@@ -170,7 +171,8 @@ class DTensor:
         steps = plan(self._layout, target)
         moved: DTensor = platform.wrap(redistribute(self._local, steps, platform, cause), target)
         if platform.grad_enabled() and platform.needs_grad(self._local):
-            moved._origin = (self._local, platform.version(self._local), steps)
+            written = (platform.version(self._local), platform.version(moved._local))
+            moved._origin = (self._local, written, steps)
         return moved
 
     def full_tensor(self, grad_placements: Sequence[Any] | None = None) -> Any:
@@ -208,9 +210,10 @@ class DTensor:
 
     def _enter(self, target: Layout, varying: tuple[int, ...], cause: Cause | None, passed: _Forget | None) -> Any:
         if self._origin is not None and target is self._layout:
-            source, version, steps = self._origin
-            # Written since: its node is no longer the one that was gathered.
-            if version == self._platform.version(source) and steps.gathers_along(varying):
+            source, written, steps = self._origin
+            version = self._platform.version
+            # Either one written since: its node is no longer the one that was gathered, or that was gathered into.
+            if written == (version(source), version(self._local)) and steps.gathers_along(varying):
                 self._passed_by = True
                 return gathered_view(source, self._local, steps, varying, self._platform, passed)
         return redistribute(self._local, plan(self._layout, target, varying), self._platform, cause, passed)

@@ -168,3 +168,58 @@ def test_what_a_refused_write_says():
             f"setitem(x=f64[2, 3@tp]): {reason}",
         ]
         np.testing.assert_array_equal(values, WHOLE + np.array([[0], [1], [1], [0], [0]]))
+
+
+WRITES = {
+    "view": lambda g, _piece: g.view(3, 1).mul_(3.0),
+    "slice": lambda g, _piece: g[0:2].mul_(3.0),
+    "piece": lambda _g, piece: piece().mul_(3.0),
+    "itself": lambda g, _piece: g.mul_(3.0),
+}
+
+
+@pytest.mark.platforms("torch")
+@pytest.mark.parametrize("write", WRITES)
+def test_a_gradient_passes_what_was_written_after_a_gather(write):
+    """What was written into a gathered tensor, through a view or the piece too, is on its gradient's way back."""
+    import torch
+
+    values = torch.tensor([1.0, 2.0, 5.0], dtype=torch.float64)
+    weight = torch.arange(1.0, 7.0, dtype=torch.float64).view(3, 2)
+    seed = torch.tensor([0.5, -2.0], dtype=torch.float64)
+
+    dense = values.clone().requires_grad_(True)
+    g = dense * 1.0
+    WRITES[write](g, lambda: g)
+    expected = g @ weight
+    expected.backward(seed)
+
+    def on_rank():
+        mesh = init_device_mesh("cpu", (2,), mesh_dim_names=("tp",))
+        x = distribute_tensor(values, mesh, [Shard(0)]).requires_grad_(True)
+        g = x.redistribute(placements=[Replicate()])
+        WRITES[write](g, g.to_local)
+        out = g @ distribute_tensor(weight, mesh, [Shard(1)])
+        out.backward(distribute_tensor(seed, mesh, [Shard(0)]))
+        return out.full_tensor().detach(), x.grad.full_tensor()
+
+    for out, grad in simulate(on_rank, 2, "torch"):
+        assert torch.equal(out, expected.detach())
+        assert torch.equal(grad, dense.grad)
+
+
+@pytest.mark.platforms("torch")
+def test_a_hook_on_a_gathered_piece_sees_its_gradient():
+    """A hook on to_local() of a gathered tensor sees, and may replace, every gradient that follows."""
+    import torch
+
+    def on_rank():
+        mesh = init_device_mesh("cpu", (2,), mesh_dim_names=("tp",))
+        x = distribute_tensor(torch.tensor([1.0, 2.0, 5.0]), mesh, [Shard(0)]).requires_grad_(True)
+        w = distribute_tensor(torch.arange(1.0, 7.0).view(3, 2), mesh, [Shard(1)])
+        gathered = x.redistribute(placements=[Replicate()])
+        gathered.to_local().register_hook(lambda grad: grad * 10)
+        (gathered @ w).sum().backward()
+        return x.grad.full_tensor().tolist()
+
+    assert simulate(on_rank, 2, "torch") == [[30.0, 70.0, 110.0]] * 2
