@@ -19,7 +19,7 @@ TOKENS = re.compile(
     (?P<space>\s+|//[^\n]*|/\*.*?\*/)
   | (?P<string>'{3}.*?'{3}|"{3}.*?"{3}|'(?:\\.|[^'\\\n])*'|"(?:\\.|[^"\\\n])*")
   | (?P<word>[A-Za-z_][\w.]*|\d[\w.]*)
-  | (?P<sign>[{}()\[\],:=;<>!&|?+*%-])
+  | (?P<sign>[{}()\[\],.:=;<>!&|?+*%-])
     """,
     re.VERBOSE | re.DOTALL,
 )
@@ -307,7 +307,7 @@ def _check_rules(pipeline: Node, tokens: list[Token]) -> list[str]:
     ungated = [node for node in nodes if node.name == "recordCoverage" and "qualityGates" not in node.words()]
     found += [f"line {node.line}: rule: `recordCoverage` without `qualityGates` checks nothing" for node in ungated]
     found += [problem for node in nodes if node.name == "matrix" for problem in _check_matrix(node)]
-    return found + _check_shell(tokens)
+    return found + _check_locks(tokens) + _check_shell(tokens)
 
 
 def _names(node: Node | None) -> set[str]:
@@ -340,6 +340,21 @@ def _check_matrix(node: Node) -> list[str]:
     post = next((child for child in node.children or () if child.name == "post"), None)
     if not {"always", "cleanup"} <= _names(post):
         found.append(f"line {node.line}: rule: a matrix reports in `always` and ends its ranks in `cleanup`")
+    return found
+
+
+def _check_locks(tokens: list[Token]) -> list[str]:
+    found = []
+    for place, token in enumerate(tokens):
+        if token.text != "lock" or tokens[place + 1].text != "(":
+            continue
+        names = [one.text for one in tokens[place:]]
+        call = names[: names.index("{")]
+        variable = call[call.index("variable") + 2].strip("'\"") if "variable" in call else None
+        if variable is None or not any(variable in name for name in names[len(call) :]):
+            found.append(
+                f"line {token.line}: rule: what `lock` gave is in its `variable`; read it, or others use it too"
+            )
     return found
 
 

@@ -239,9 +239,12 @@ def pytest_sessionfinish(session: pytest.Session) -> None:
     if hasattr(config, "workerinput"):  # a worker of pytest-xdist: its controller has all reports
         return
     tally = _tally(config)
-    floor = _floor(config)
-    if tally.executed < floor:
-        tally.problems.append(f"{tally.executed} tests ran, fewer than the {floor} that must")
+    floor, device = _floor(config), config.getoption("hp_device")
+    # Where the run is about a device, tests that ran beside it prove nothing about it.
+    executed = tally.executed if device == "cpu" else tally.on_device[device]
+    if executed < floor:
+        where = "" if device == "cpu" else f" on {device}"
+        tally.problems.append(f"{executed} tests ran{where}, fewer than the {floor} that must")
     if config.getoption("require_npu") and not tally.on_device["npu"]:
         tally.problems.append("--require-npu: no test ran on an NPU")
     if config.getini("hp_closed_skips"):

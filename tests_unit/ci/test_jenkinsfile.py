@@ -43,7 +43,7 @@ pipeline {
                         when { anyOf { branch 'main' } }
                         steps {
                             checkout scm
-                            script { lock(label: 'npu', quantity: 2) { sh 'npu-smi info' } }
+                            script { lock(label: 'npu', quantity: 2, variable: 'CARDS') { sh 'echo ${CARDS}' } }
                             sh 'python3 ci/guarded_run.py --minutes 8 -- tox -e ${FRAMEWORK}'
                         }
                     }
@@ -110,6 +110,8 @@ BAD = {
     "clean-up by name": ("python3 ci/guarded_run.py --end", "pkill -f torch", "end recorded processes"),
     "no clean-up": ("                    cleanup { sh 'python3 ci/guarded_run.py --end' }\n", "", "ends its ranks in `cleanup`"),
     "a failure hidden": ("tox -e ${FRAMEWORK}", "tox -e ${FRAMEWORK} || true", "`|| true` hides a failure"),
+    "cards that nobody uses": ("sh 'echo ${CARDS}'", "sh 'npu-smi info'", "what `lock` gave is in its `variable`"),
+    "cards that nobody knows": (", variable: 'CARDS'", "", "what `lock` gave is in its `variable`"),
     "a guard without a limit": ("--minutes 8 -- tox", "tox", "needs --minutes or --end"),
 }  # fmt: skip
 

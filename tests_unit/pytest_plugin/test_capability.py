@@ -86,6 +86,13 @@ def test_too_few_executed_tests_fail_the_run(run, how):
     result.stdout.fnmatch_lines(["FAILED RUN: 1 tests ran, fewer than the 2 that must"])
 
 
+def test_the_floor_of_a_run_on_a_device_counts_what_ran_there(run):
+    """With `--device npu`, tests that ran beside it do not count towards the floor."""
+    result = run("--device", "npu", "--hp-min-executed", "1")
+    assert result.ret == pytest.ExitCode.TESTS_FAILED
+    result.stdout.fnmatch_lines(["FAILED RUN: 0 tests ran on npu, fewer than the 1 that must"])
+
+
 def test_enough_executed_tests_pass(run):
     """The floor itself is enough."""
     assert run("--hp-min-executed", "1").ret == 0
