@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Callable, Sequence
 from functools import wraps
+from types import FrameType
 from typing import Any
 
 import mindspore
@@ -25,15 +27,24 @@ def recovering(differentiated: Callable[..., Any]) -> Callable[..., Any]:
 
     @wraps(differentiated)
     def run(*args: Any, **kwargs: Any) -> Any:
-        inner = _pynative_executor.grad_flag()
         try:
             return differentiated(*args, **kwargs)
         except BaseException:
-            if not inner:
+            if not _differentiating():
                 _pynative_executor.clear_res()
             raise
 
     return run
+
+
+def _differentiating() -> bool:
+    """Whether a differentiation is at work above; MindSpore's own flag stays set after one that failed."""
+    frame: FrameType | None = sys._getframe(1)  # noqa: SLF001 - the interpreter's only door to it
+    while frame is not None:
+        if frame.f_code.co_name == "_pynative_func_grad_forward":
+            return True
+        frame = frame.f_back
+    return False
 
 
 class _Seeded(_Function):
