@@ -34,7 +34,9 @@ def add_parser(commands: Any) -> None:
     gate.add_argument("--update-baseline", action="store_true", help="raise the ratchet to this run, if it held")
     combine = _one(kinds, "combine", _combine, "one report over environments; shared code must be reached from each")
     combine.add_argument("env", nargs="*", help="default: all whose data is there")
-    _one(kinds, "html", _html, "write coverage_reports/index.html").add_argument("env", nargs="*", help="were to run")
+    _one(kinds, "html", _html, "write coverage_reports/index.html and what it links").add_argument(
+        "env", nargs="*", help="were to run"
+    )
     diff = _one(kinds, "diff", _diff, "changed lines that no test ran")
     diff.add_argument("env", help="environment, or combined")
     diff.add_argument("--base", metavar="REVISION", default="origin/main", help="default: origin/main")
@@ -89,9 +91,10 @@ def _combine(arguments: argparse.Namespace) -> int:
 
 
 def _html(arguments: argparse.Namespace) -> int:
-    from hyper_parallel.verify.coverage.index import write_index
+    from hyper_parallel.verify.coverage.index import write_index, write_others
 
     store, settings = _open(arguments)
+    write_others(store)
     path = write_index(store, settings, tuple(arguments.env))
     print(json.dumps({"ok": True, "path": str(path)}) if arguments.json else path)
     return 0

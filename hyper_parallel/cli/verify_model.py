@@ -54,6 +54,7 @@ def add_parser(kinds: Any) -> None:
     one.add_argument("--inject", metavar="FAULT[@MODULE]", help=f"seed a fault that must be noticed: {faults}")
     one.add_argument("--json", action="store_true", help="the report as JSON on stdout")
     one.add_argument("--report", metavar="PATH", help="also write the report here; JSON if PATH ends in .json")
+    one.add_argument("--html", metavar="FILE", help="also write a page: losses, gradients, collectives, layouts")
     one.set_defaults(run=run)
 
 
@@ -219,6 +220,11 @@ def _document(done: list[ModelReport], interrupted: str = "") -> dict[str, Any]:
 
 
 def _write(arguments: argparse.Namespace, done: list[ModelReport], interrupted: str) -> None:
+    if arguments.html is not None:
+        from hyper_parallel.verify.pages import write_page
+        from hyper_parallel.verify.pages.model_page import model_page
+
+        write_page(arguments.html, model_page(done, interrupted))
     if arguments.report is None:
         return
     path = Path(arguments.report)

@@ -11,8 +11,9 @@ from typing import Any
 from hyper_parallel.verify.coverage.settings import Settings
 from hyper_parallel.verify.coverage.store import Store
 from hyper_parallel.verify.pages import Column, Html, escape, page, table, write_page
+from hyper_parallel.verify.pages.operators_page import operators_page, read_report
 
-__all__ = ["skipped_tests", "write_index"]
+__all__ = ["skipped_tests", "write_index", "write_others"]
 
 
 def write_index(store: Store, settings: Settings, planned: tuple[str, ...] = ()) -> Path:
@@ -63,6 +64,19 @@ def _gates(verdict: dict[str, Any]) -> Html:
     head = '<span class="good">held</span>' if verdict["ok"] else '<span class="bad">FAILED</span>'
     unchecked = "".join(f"<br>not checked: {escape(one)}" for one in verdict["unchecked"])
     return Html(head + failures + unchecked)
+
+
+def write_others(store: Store) -> list[Path]:
+    """Write the operator matrix from the reports of ``verify ops``, where there are any.
+
+    Raises:
+        ValueError: a report cannot be read, or was written by another version.
+    """
+    sweeps = sorted((store.root / "reports").glob("operators-*.json"))
+    if not sweeps:
+        return []
+    text = operators_page([read_report(path) for path in sweeps])
+    return [write_page(store.reports / "operators.html", text)]
 
 
 def _other_reports(store: Store) -> str:
