@@ -11,6 +11,7 @@ from typing import Any
 from hyper_parallel.verify.coverage.settings import Settings
 from hyper_parallel.verify.coverage.store import Store
 from hyper_parallel.verify.pages import Column, Html, escape, page, table, write_page
+from hyper_parallel.verify.pages.mutation_page import mutation_page, read_mutation
 from hyper_parallel.verify.pages.operators_page import operators_page, read_report
 
 __all__ = ["skipped_tests", "write_index", "write_others"]
@@ -67,16 +68,21 @@ def _gates(verdict: dict[str, Any]) -> Html:
 
 
 def write_others(store: Store) -> list[Path]:
-    """Write the operator matrix from the reports of ``verify ops``, where there are any.
+    """Write the operator matrix and the power of the verifier from what ``verify ops`` reported, where it did.
 
     Raises:
         ValueError: a report cannot be read, or was written by another version.
     """
-    sweeps = sorted((store.root / "reports").glob("operators-*.json"))
-    if not sweeps:
-        return []
-    text = operators_page([read_report(path) for path in sweeps])
-    return [write_page(store.reports / "operators.html", text)]
+    reports = store.root / "reports"
+    written = []
+    sweeps = sorted(reports.glob("operators-*.json"))
+    if sweeps:
+        text = operators_page([read_report(path) for path in sweeps])
+        written.append(write_page(store.reports / "operators.html", text))
+    power = reports / "mutation.json"
+    if power.exists():
+        written.append(write_page(store.reports / "mutation.html", mutation_page(read_mutation(power))))
+    return written
 
 
 def _other_reports(store: Store) -> str:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from collections import Counter
 from collections.abc import Sequence
 from pathlib import Path
@@ -10,6 +9,7 @@ from typing import Any
 
 from hyper_parallel.verify.pages.document import page
 from hyper_parallel.verify.pages.markup import Html, escape
+from hyper_parallel.verify.pages.reading import other_version, read_json
 from hyper_parallel.verify.pages.tables import Cell, Column, Value, table
 
 __all__ = ["operators_page", "read_report"]
@@ -19,7 +19,7 @@ _INTRODUCTION = (
     "placement of every operand, one mesh, compared with the plain operator. <em>n/a</em>: no placement of this "
     'operator can show it. <span class="bad">none</span>: some could, and none was tried.</p>'
 )
-_LONG = 90
+_LONG = 60
 _HINTS = {
     "forward": "outputs compared",
     "backward": "gradients of every input compared",
@@ -36,19 +36,11 @@ def read_report(path: Path) -> dict[str, Any]:
     Raises:
         ValueError: it cannot be read, or another version wrote it.
     """
-    try:
-        report: Any = json.loads(path.read_text(encoding="utf-8"))
-    except (OSError, ValueError) as error:
-        msg = f"{path} is no report of `hyper-parallel verify ops --report {path.name}`: {error}"
-        raise ValueError(msg) from error
-    needed = {"columns", "operators"}
-    missing = needed - set(report) if isinstance(report, dict) else needed
-    if missing or any("coverage" not in one for one in report["operators"]):
-        what = ", ".join(sorted(missing)) or "coverage"
-        msg = f"{path} has no {what}: another version wrote it; run `hyper-parallel verify ops` again"
-        raise ValueError(msg)
-    found: dict[str, Any] = report
-    return found
+    command = f"hyper-parallel verify ops --report {path.name}"
+    report = read_json(path, ("columns", "operators"), command)
+    if any("coverage" not in one for one in report["operators"]):
+        raise ValueError(other_version(path, ["coverage"], command))
+    return report
 
 
 def operators_page(reports: Sequence[dict[str, Any]]) -> str:
@@ -110,8 +102,8 @@ def _matrix(operators: Sequence[dict[str, Any]], columns: Sequence[str]) -> Html
         Column("framework", choice=True),
         Column("outcome", choice=True),
         *(Column(name, number=True, hint=_HINTS.get(name, "")) for name in columns),
-        Column("not exercised", choice=True, hint="what could have been tried and was not"),
-        "not verified, and why",
+        Column("gaps", choice=True, hint="what could have been tried and was not"),
+        Column("notes", hint="what was not verified, and why"),
     ]
     ordered = sorted(operators, key=lambda one: (one["op"], -len(one["platform"]), one["platform"]))
     rows = [_operator(one, columns) for one in ordered]
@@ -126,7 +118,7 @@ def _operator(one: dict[str, Any], columns: Sequence[str]) -> list[Value]:
         one["platform"],
         Cell(outcome, kind=_KINDS.get(outcome, "bad")),
         *(_count(one["coverage"].get(name)) for name in columns),
-        Cell(", ".join(gaps), kind="bad" if gaps else ""),
+        Cell(", ".join(gaps).replace(" a", "\N{NO-BREAK SPACE}a"), key=", ".join(gaps), kind="bad" if gaps else ""),
         _why(one),
     ]
 

@@ -181,6 +181,35 @@ def test_the_index_says_what_was_skipped_and_why(project, command):
     assert "://" not in page  # no address outside: it must be readable where there is no network
 
 
+def test_what_other_commands_reported_becomes_pages(project, command):
+    """Reports on operators and on the verifier's power are written beside the index, which links them."""
+    page = Path(command("html")[1].strip())
+    assert "operators by framework and direction: not generated" in page.read_text()
+    assert not (page.parent / "operators.html").exists()
+    reports = project / "reports"
+    reports.mkdir()
+    counts = dict.fromkeys(("mutants", "killed", "equivalent", "survived"), 0)
+    (reports / "operators-torch.json").write_text(json.dumps({"ok": True, "columns": ["forward"], "operators": []}))
+    lists = {"kinds": {}, "operators": {}, "survivors": [], "equivalents": []}
+    (reports / "mutation.json").write_text(json.dumps({**counts, **lists, "score": 0.0}))
+    assert command("html")[0] == 0
+    assert '<a href="operators.html">' in page.read_text()
+    assert '<a href="mutation.html">' in page.read_text()
+    assert "no operator was checked" in (page.parent / "operators.html").read_text()
+    assert "0 of 0 changed rules noticed" in (page.parent / "mutation.html").read_text()
+
+
+def test_a_report_of_another_version_is_an_error(project, command):
+    """A report without what the page shows is not passed over: the error names the file and the cure."""
+    path = project / "reports" / "operators-torch.json"
+    path.parent.mkdir()
+    path.write_text("{}")
+    status, out, err = command("html")
+    again = "run `hyper-parallel verify ops --report operators-torch.json` again"
+    said = f"{path} has no columns, operators: another version wrote it; {again}"
+    assert (status, out, err) == (2, "", f"hyper-parallel: error: {said}\n")
+
+
 def test_half_a_data_file_is_red(project, command):
     """A rank that was ended while it wrote its data counts as lost; the coverage tool itself would pass over it."""
     command("erase", "torch")

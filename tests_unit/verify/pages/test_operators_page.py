@@ -30,7 +30,7 @@ def test_not_applicable_and_not_exercised_are_told_apart(samples):
     (row,) = [one for one in body(page, "Checks per operator") if ">argsort<" in one]
     assert '<td class="number quiet" data-key="">n/a</td>' in row
     assert '<td class="number bad" data-key="0">none</td>' in row
-    assert '<td class="bad">uneven</td>' in row
+    assert '<td class="bad" data-key="uneven">uneven</td>' in row
     (framework,) = [one for one in body(page, "What was verified per framework") if "torch" in one]
     assert '<td class="number warn" data-key="2">2 of 3</td>' in framework
     assert '<td class="number good" data-key="3">3 of 3</td>' in framework
@@ -61,7 +61,7 @@ def test_a_report_of_another_version_is_rejected(samples, tmp_path):
     path.write_text(json.dumps(samples.sweep()))
     assert read_report(path)["ok"]
     path.write_text('{"operators": []}')
-    again = "another version wrote it; run `hyper-parallel verify ops` again"
+    again = "another version wrote it; run `hyper-parallel verify ops --report operators-torch.json` again"
     with pytest.raises(ValueError, match=f"^{re.escape(f'{path} has no columns: {again}')}$"):
         read_report(path)
     path.write_text('{"columns": [], "operators": [{"op": "add"}]}')

@@ -1,11 +1,15 @@
 """The shared style of every page, and its tables."""
 
+import re
 from html.parser import HTMLParser
+from pathlib import Path
 
 import pytest
 
+from hyper_parallel.verify import pages
 from hyper_parallel.verify.pages import Cell, Column, Html, page, palette, table, write_page
 
+README = Path(pages.__file__).with_name("README.md")
 OWN = ("page", "panel")
 TEXTS = ("text", "quiet", "link", "good", "bad", "warn")
 SERIES = ("one", "two", "three", "four", "five", "six")
@@ -90,6 +94,15 @@ def test_a_table_says_what_it_is():
     assert '<tr><th scope="row"><i>x</i></th><td class="number" data-key="">none</td></tr>' in text
     assert "<table data-sort>" in text
     assert "data-filter" in str(table("t", ["a"], [["x"]], search=True))
+
+
+@pytest.mark.skipif(not README.exists(), reason="[no-tool] the README is not installed")
+def test_the_example_of_the_readme_runs(tmp_path, monkeypatch):
+    """The code in the room's README runs as it stands."""
+    monkeypatch.chdir(tmp_path)
+    (code,) = re.findall(r"```python\n(.*?)```", README.read_text(), re.DOTALL)
+    exec(code, {})  # noqa: S102 - our own page
+    assert "[5@tp, 4] on dp=2 x tp=3" in (tmp_path / "layout.html").read_text()
 
 
 def test_an_empty_table_says_so():
