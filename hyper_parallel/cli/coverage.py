@@ -9,6 +9,8 @@ import sys
 from pathlib import Path
 from typing import Any
 
+from hyper_parallel.cli.progress import Progress
+
 __all__ = ["add_parser"]
 
 _DESCRIPTION = """\
@@ -16,6 +18,9 @@ Floors are kept in pyproject.toml, [tool.hyper_parallel.coverage]; data and repo
 `erase ENV` goes before the tests of an environment, `gate ENV` after them; `combine` and `html` after all.
 
 Exit status: 0 if everything that was checked held, 1 if not, 2 for input that makes no sense."""
+
+
+_CALLS = 4  # of the coverage tool: combine, html, xml and json take seconds each
 
 
 def add_parser(commands: Any) -> None:
@@ -59,7 +64,9 @@ def _open(arguments: argparse.Namespace) -> tuple[Any, Any]:
     from hyper_parallel.verify.coverage.store import Store
 
     root = Path(arguments.root).resolve()
-    return Store(root), read_settings(root / "pyproject.toml")
+    progress = Progress(_CALLS)
+    arguments.progress = progress
+    return Store(root, progress.next), read_settings(root / "pyproject.toml")
 
 
 def _erase(arguments: argparse.Namespace) -> int:
@@ -118,6 +125,7 @@ def _diff(arguments: argparse.Namespace) -> int:
 
 
 def _tell(arguments: argparse.Namespace, verdict: Any) -> int:
+    arguments.progress.clear()
     if arguments.json:
         print(json.dumps(verdict.json(), indent=2))
     else:

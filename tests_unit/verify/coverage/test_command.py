@@ -1,7 +1,9 @@
 """`hyper-parallel coverage`: from data files of several processes to a verdict and pages."""
 
+import contextlib
 import json
 import os
+import sqlite3
 import subprocess
 import sys
 from pathlib import Path
@@ -243,6 +245,23 @@ def test_data_of_another_version_is_an_error(project, command):
     assert "failed: " in err
 
 
+def test_data_of_another_format_is_an_error(project, command):
+    """The coverage tool leaves such a file out with a warning, which would lower the number: status 2 instead."""
+    command("erase", "torch")
+    measure(project, "torch", "f(1)")
+    measure(project, "torch", "f(0)")
+    data = sorted((project / "coverage_reports" / "data" / "torch").glob(".coverage.*"))
+    with contextlib.closing(sqlite3.connect(data[0])) as one, one:
+        (here,) = one.execute("select version from coverage_schema").fetchone()
+        one.execute("update coverage_schema set version = 99")
+    status, out, err = command("gate", "torch")
+    assert (status, out) == (2, "")
+    assert err == (
+        f"hyper-parallel: error: {data[0]} was written by another version of the coverage tool (format 99, here "
+        f"{here}); run `hyper-parallel coverage erase torch` and the tests again\n"
+    )
+
+
 def test_two_runs_in_one_folder_are_refused(project, command):
     """While another run owns the folder, erase refuses; the leftovers of a dead one are taken over."""
     command("erase", "torch")
@@ -250,7 +269,9 @@ def test_two_runs_in_one_folder_are_refused(project, command):
     owner.write_text("1")
     status, _, err = command("erase", "torch")
     assert status == 2
-    assert "process 1 is writing coverage of torch" in err
+    where = project / "coverage_reports"
+    said = f"process 1 is writing coverage of torch in {where}: two runs cannot share it"
+    assert err == f"hyper-parallel: error: {said}\n"
     owner.write_text("99999999")
     assert command("erase", "torch")[0] == 0
 
@@ -287,7 +308,7 @@ def test_a_folder_that_cannot_be_written_is_an_error(project, command):
     (project / "coverage_reports").write_text("")
     status, _, err = command("erase", "torch")
     assert status == 2
-    assert "cannot be written" in err
+    assert err == f"hyper-parallel: error: {project / 'coverage_reports'} cannot be written: Not a directory\n"
 
 
 def test_half_a_data_file_of_a_process_that_is_no_rank_is_told(project, command):
