@@ -7,6 +7,7 @@ import json
 from dataclasses import asdict
 from typing import Any
 
+from hyper_parallel.cli.progress import Progress
 from hyper_parallel.platform.select import platform_named
 
 __all__ = ["add_parser", "run"]
@@ -29,7 +30,7 @@ def run(arguments: argparse.Namespace) -> int:
     if arguments.repeats < 1:
         msg = f"--repeats {arguments.repeats} must be at least 1"
         raise ValueError(msg)
-    rows = platform_named("torch").benchmark(arguments.repeats)
+    rows = _measured(arguments.repeats)
     if arguments.json:
         print(json.dumps([{**asdict(row), "ratio": row.ratio} for row in rows], indent=2))
     else:
@@ -38,3 +39,15 @@ def run(arguments: argparse.Namespace) -> int:
             print(f"{row.name:34}{row.plain:10.1f}{row.peer:10.1f}{row.ours:10.1f}{row.ratio:8.2f}{row.budget:8.2f}")
         print("ratio: our overhead over the plain operation / PyTorch DTensor's; for the block: ours / written by hand")
     return 0 if all(row.ratio <= row.budget for row in rows) else 1
+
+
+def _measured(repeats: int) -> list[Any]:
+    count, rows = platform_named("torch").benchmark(repeats)
+    progress, done = Progress(count), []
+    progress.start("measuring")
+    for row in rows:
+        done.append(row)
+        progress.finish()
+        progress.start(f"after {row.name}")
+    progress.clear()
+    return done

@@ -9,6 +9,8 @@ import sys
 from pathlib import Path
 from typing import Any
 
+from hyper_parallel.cli.progress import Progress
+
 __all__ = ["add_parser"]
 
 _DESCRIPTION = """\
@@ -16,6 +18,9 @@ Floors are kept in pyproject.toml, [tool.hyper_parallel.coverage]; data and repo
 `erase ENV` goes before the tests of an environment, `gate ENV` after them; `combine` and `html` after all.
 
 Exit status: 0 if everything that was checked held, 1 if not, 2 for input that makes no sense."""
+
+
+_CALLS = 4  # of the coverage tool: combine, html, xml and json take seconds each
 
 
 def add_parser(commands: Any) -> None:
@@ -34,7 +39,9 @@ def add_parser(commands: Any) -> None:
     gate.add_argument("--update-baseline", action="store_true", help="raise the ratchet to this run, if it held")
     combine = _one(kinds, "combine", _combine, "one report over environments; shared code must be reached from each")
     combine.add_argument("env", nargs="*", help="default: all whose data is there")
-    _one(kinds, "html", _html, "write coverage_reports/index.html").add_argument("env", nargs="*", help="were to run")
+    _one(kinds, "html", _html, "write coverage_reports/index.html and what it links").add_argument(
+        "env", nargs="*", help="were to run"
+    )
     diff = _one(kinds, "diff", _diff, "changed lines that no test ran")
     diff.add_argument("env", help="environment, or combined")
     diff.add_argument("--base", metavar="REVISION", default="origin/main", help="default: origin/main")
@@ -57,7 +64,9 @@ def _open(arguments: argparse.Namespace) -> tuple[Any, Any]:
     from hyper_parallel.verify.coverage.store import Store
 
     root = Path(arguments.root).resolve()
-    return Store(root), read_settings(root / "pyproject.toml")
+    progress = Progress(_CALLS)
+    arguments.progress = progress
+    return Store(root, progress.next), read_settings(root / "pyproject.toml")
 
 
 def _erase(arguments: argparse.Namespace) -> int:
@@ -89,9 +98,10 @@ def _combine(arguments: argparse.Namespace) -> int:
 
 
 def _html(arguments: argparse.Namespace) -> int:
-    from hyper_parallel.verify.coverage.index import write_index
+    from hyper_parallel.verify.coverage.index import write_index, write_others
 
     store, settings = _open(arguments)
+    write_others(store)
     path = write_index(store, settings, tuple(arguments.env))
     print(json.dumps({"ok": True, "path": str(path)}) if arguments.json else path)
     return 0
@@ -115,6 +125,7 @@ def _diff(arguments: argparse.Namespace) -> int:
 
 
 def _tell(arguments: argparse.Namespace, verdict: Any) -> int:
+    arguments.progress.clear()
     if arguments.json:
         print(json.dumps(verdict.json(), indent=2))
     else:

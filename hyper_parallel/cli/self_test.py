@@ -35,10 +35,16 @@ def run(arguments: argparse.Namespace) -> int:
         for launch in arguments.launch or _LAUNCHES
         for injection in injections(platform, launch)
     ]
-    progress, rows = Progress(len(jobs)), []
+    progress, rows = Progress(len(jobs)), list[dict[str, Any]]()
     for platform, launch, injection in jobs:
         progress.start(f"{injection.name} on {platform} ({launch})")
-        result = injection.run()
+        try:
+            result = injection.run()
+        except KeyboardInterrupt:
+            progress.clear()
+            caught = sum(row["caught"] for row in rows)
+            msg = f"partial report: {len(rows)} of {len(jobs)} injections ran, {caught} of them as they must be"
+            raise KeyboardInterrupt(msg) from None
         progress.finish()
         rows.append({"platform": platform, "launch": launch, **asdict(result)})
         if not arguments.json:

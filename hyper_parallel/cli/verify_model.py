@@ -10,6 +10,7 @@ from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from hyper_parallel.cli.output import can_be_written
 from hyper_parallel.cli.progress import Progress
 from hyper_parallel.platform.select import FRAMEWORKS, MissingFrameworkError, installed_frameworks, require_framework
 
@@ -54,12 +55,15 @@ def add_parser(kinds: Any) -> None:
     one.add_argument("--inject", metavar="FAULT[@MODULE]", help=f"seed a fault that must be noticed: {faults}")
     one.add_argument("--json", action="store_true", help="the report as JSON on stdout")
     one.add_argument("--report", metavar="PATH", help="also write the report here; JSON if PATH ends in .json")
+    one.add_argument("--html", metavar="FILE", help="also write a page: losses, gradients, collectives, layouts")
     one.set_defaults(run=run)
 
 
 def run(arguments: argparse.Namespace) -> int:
     """Run every job; 0 if all held."""
     jobs = list(_jobs(arguments))
+    can_be_written("--report", arguments.report)
+    can_be_written("--html", arguments.html)
     done: list[ModelReport] = []
     progress = Progress(len(jobs))
     try:
@@ -219,6 +223,11 @@ def _document(done: list[ModelReport], interrupted: str = "") -> dict[str, Any]:
 
 
 def _write(arguments: argparse.Namespace, done: list[ModelReport], interrupted: str) -> None:
+    if arguments.html is not None:
+        from hyper_parallel.verify.pages.document import write_page
+        from hyper_parallel.verify.pages.model_page import model_page
+
+        write_page(arguments.html, model_page(done, interrupted))
     if arguments.report is None:
         return
     path = Path(arguments.report)

@@ -10,6 +10,7 @@ from __future__ import annotations
 import functools
 import inspect
 import math
+import re
 import sys
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
@@ -19,7 +20,7 @@ import torch
 import torch.distributed as dist
 from torch.distributed import distributed_c10d
 
-from hyper_parallel.errors import CollectiveMismatchError, MeshError
+from hyper_parallel.errors import CollectiveMismatchError, MeshError, RendezvousError
 from hyper_parallel.transport.base import Ranks, Shape, Transport
 from hyper_parallel.transport.calls import check_ranks, check_reduction
 from hyper_parallel.transport.numpy_ops import BFLOAT16
@@ -446,9 +447,28 @@ def _started(work: Any) -> Callable[[Any], None]:
     return wait
 
 
+def join_world(**given: Any) -> None:
+    """``torch.distributed.init_process_group``.
+
+    Raises:
+        RendezvousError: the port at which ranks are to meet is in use.
+    """
+    try:
+        dist.init_process_group(**given)
+    except dist.DistNetworkError as error:
+        if "EADDRINUSE" not in str(error):
+            raise
+        port = re.search(r"port: (\d+)", str(error))
+        msg = (
+            f"init_process_group: port {port[1] if port else '?'}, at which ranks are to meet, is in use; end what "
+            "listens there, set MASTER_PORT to a free port, or let `torchrun --standalone` choose one"
+        )
+        raise RendezvousError(msg) from error
+
+
 def start_gloo(rank: int, world_size: int, init_method: str) -> C10dTransport:
     """Join a gloo world, by ``env://`` under torchrun or by a shared ``file://``, and its transport."""
-    dist.init_process_group("gloo", init_method=init_method, rank=rank, world_size=world_size)
+    join_world(backend="gloo", init_method=init_method, rank=rank, world_size=world_size)
     return C10dTransport()
 
 
@@ -459,7 +479,7 @@ def start_world(device: str, rank: int, world_size: int, init_method: str) -> C1
     cards: Any = getattr(torch, device)  # torch_npu adds torch.npu when PyTorch is imported
     cards.set_device(rank)
     backend = {"cuda": "nccl", "npu": "hccl"}[device]
-    dist.init_process_group(backend, init_method=init_method, rank=rank, world_size=world_size)
+    join_world(backend=backend, init_method=init_method, rank=rank, world_size=world_size)
     return C10dTransport()
 
 

@@ -94,6 +94,9 @@ def verify_model(
         raise InputError(msg)
     mesh = " x ".join(f"{axis}={size}" for axis, size in zip(mesh_names, mesh_shape, strict=True))
     report = ModelReport(name or str(spec), platform, launch, mesh, steps)
+    report.axes = dict(zip(mesh_names, mesh_shape, strict=True))
+    if inject:
+        report.settings["injected fault"] = inject
     started = time.perf_counter()
     arguments = (_maker(spec, "SPEC"), _maker(plan, "PLAN"), (tuple(mesh_shape), tuple(mesh_names)), steps)
     fault = parse_fault(inject)
@@ -149,6 +152,9 @@ def _fill(report: ModelReport, ranks: Sequence[RankResult]) -> None:
     report.checks = [check for rank in ranks for check in rank.checks]
     report.skipped = ranks[0].skipped
     report.losses = ranks[0].losses
+    report.parallel_losses = ranks[0].parallel_losses
+    report.placed = ranks[0].placed
+    report.settings.update(ranks[0].settings)
     report.traffic = traffic([event for event in ranks[0].events if event.step == 0])
     report.bound = ranks[0].bound
 

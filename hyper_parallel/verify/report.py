@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections import Counter
 from collections.abc import Iterable, Sequence
 from dataclasses import asdict, dataclass, field
@@ -10,8 +11,9 @@ from typing import TYPE_CHECKING, Any
 if TYPE_CHECKING:
     from hyper_parallel.core.dtensor.events import Event
     from hyper_parallel.verify.compare import Check
+    from hyper_parallel.verify.placed import Placed
 
-__all__ = ["ModelReport", "Traffic", "traffic"]
+__all__ = ["ModelReport", "Summary", "Traffic", "traffic"]
 
 REQUIRED = ("output", "loss", "gradient", "weight")
 KINDS = (*REQUIRED, "buffer")  # a model need not have buffers
@@ -40,6 +42,31 @@ class Traffic:
     implicit: int
 
 
+@dataclass(frozen=True)
+class Summary:
+    """All comparisons of one kind in one module, over ranks and steps.
+
+    Attributes:
+        module: path.
+        kind: ``output``, ``loss``, ``gradient``, ``weight`` or ``buffer``.
+        tensors: compared.
+        values: numbers in them.
+        wrong: tensors that differ.
+        worst: the largest error, relative to what was allowed.
+        first: the module in which the run diverged first.
+        since: the first step in which a tensor differs; None where all are equal.
+    """
+
+    module: str
+    kind: str
+    tensors: int
+    values: int
+    wrong: int
+    worst: Check
+    first: bool
+    since: int | None
+
+
 @dataclass
 class ModelReport:
     """One model on one mesh, framework and way of launching.
@@ -58,6 +85,10 @@ class ModelReport:
         seconds: of the whole run.
         error: what ended the run, with every rank's traceback, or empty.
         cause: the same in one line.
+        axes: sizes of the mesh by name.
+        parallel_losses: the parallel run's loss per step.
+        placed: where the pieces of every parameter lie.
+        settings: optimizer, plan and the like, in words.
     """
 
     name: str
@@ -73,6 +104,10 @@ class ModelReport:
     seconds: float = 0.0
     error: str = ""
     cause: str = ""
+    axes: dict[str, int] = field(default_factory=dict)
+    parallel_losses: list[float] = field(default_factory=list)
+    placed: list[Placed] = field(default_factory=list)
+    settings: dict[str, str] = field(default_factory=dict)
 
     @property
     def ok(self) -> bool:
@@ -103,6 +138,22 @@ class ModelReport:
     def worst(self) -> Check | None:
         """The largest error, relative to what was allowed."""
         return max(self.checks, key=lambda one: one.error / one.bound, default=None)
+
+    def summaries(self, kind: str | None = None) -> list[Summary]:
+        """Comparisons per module and kind: the module that diverged first, others as they did, and the rest."""
+        groups: dict[tuple[str, str], list[Check]] = {}
+        for one in self.checks:
+            if kind in {None, one.kind}:
+                groups.setdefault((one.module, one.kind), []).append(one)
+        found = [self._summary(module, kind, checks) for (module, kind), checks in groups.items()]
+        return sorted(found, key=lambda one: (not one.first, one.since is None, one.since or 0))
+
+    def _summary(self, module: str, kind: str, checks: Sequence[Check]) -> Summary:
+        values, wrong = sum(one.values for one in checks), sum(not one.ok for one in checks)
+        worst = max(checks, key=lambda one: (not one.ok, one.error / one.bound))
+        first = self.first is not None and module == self.faulty_module
+        since = min((one.step for one in checks if not one.ok), default=None)
+        return Summary(module, kind, len(checks), values, wrong, worst, first, since)
 
     def _indexed(self) -> Iterable[tuple[int, Check]]:
         """Checks with their position on their own rank."""
@@ -164,6 +215,8 @@ class ModelReport:
             "largest_error": _finite(self.worst.error) if self.worst is not None else None,
             "allowed_error": self.bound,
             "losses": self.losses,
+            "parallel_losses": [_finite(one) for one in self.parallel_losses],
+            "settings": self.settings,
             "not_compared": self.skipped,
             "collectives": [asdict(one) for one in self.traffic],
             "seconds": round(self.seconds, 3),
@@ -209,4 +262,4 @@ def _plural(kind: str) -> str:
 
 def _finite(number: float) -> float | None:
     """JSON knows no infinity."""
-    return number if number < float("inf") else None
+    return number if math.isfinite(number) else None

@@ -5,7 +5,7 @@ from __future__ import annotations
 import contextlib
 import hashlib
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -18,6 +18,7 @@ from hyper_parallel.platform.select import current_platform
 from hyper_parallel.verify.case import InputError, ModelCase, ParallelPlan, as_case, as_plan
 from hyper_parallel.verify.compare import Bound, Check, Comparison, magnitude
 from hyper_parallel.verify.observe import Observer, gather, whole
+from hyper_parallel.verify.placed import Placed, placed
 from hyper_parallel.verify.settle import Settlement
 
 if TYPE_CHECKING:
@@ -39,6 +40,9 @@ class RankResult:
         losses: of the single-device run, per step.
         events: collectives of the parallel run's training steps.
         bound: the allowed error, in words.
+        parallel_losses: of the parallel run, per step.
+        placed: where the pieces of every parameter of the parallel model lie.
+        settings: what was trained and how, in words.
     """
 
     checks: list[Check]
@@ -46,6 +50,9 @@ class RankResult:
     losses: list[float]
     events: list[Event]
     bound: str
+    parallel_losses: list[float] = field(default_factory=list)
+    placed: list[Placed] = field(default_factory=list)
+    settings: dict[str, str] = field(default_factory=dict)
 
 
 def run_rank(
@@ -261,7 +268,9 @@ class _SideBySide:
     def train(self, steps: int) -> RankResult:
         """Run and compare ``steps`` steps."""
         losses: list[float] = []
+        parallel_losses: list[float] = []
         events: list[Event] = []
+        where = placed(first_paths(self.platform.parameters_dict(self.parallel.model)))
         for number in range(steps):
             _same_on_every_rank(self.platform, self.parallel.case, number)
             wanted = self.reference.step(number)
@@ -273,25 +282,42 @@ class _SideBySide:
                 found = self.parallel.step(number)
             events.extend(log)
             losses.append(float(wanted.loss))
-            self._compare(number, found, wanted)
+            parallel_losses.append(self._compare(number, found, wanted))
         if self.parallel.fault is not None:
             self.parallel.fault.must_have_hit()
         if self.comparison is None:
             return RankResult([], [], losses, events, "")
-        return RankResult(self.comparison.checks, self.comparison.skipped, losses, events, str(self.comparison.bound))
+        comparison = self.comparison
+        return RankResult(
+            comparison.checks, comparison.skipped, losses, events, str(comparison.bound),
+            parallel_losses, where, self._settings(),
+        )  # fmt: skip
 
-    def _compare(self, step: int, found: StepResult, wanted: _Truth) -> None:
+    def _settings(self) -> dict[str, str]:
+        case, plan = self.parallel.case, self.parallel.plan
+        return {
+            "optimizer": f"{case.optimizer}, learning rate {case.learning_rate:g}",
+            "plan": ", ".join(f"{path or '(model)'}: {type(style).__name__}" for path, style in plan.styles.items()),
+            "batch": "plain, whole on every rank"
+            if plan.batch is None
+            else ", ".join(f"{axis}: {one}" for axis, one in plan.batch.items()) or "replicated",
+        }
+
+    def _compare(self, step: int, found: StepResult, wanted: _Truth) -> float:
+        """Compare everything of one step; the parallel run's loss."""
         comparison: Comparison = self.comparison  # type: ignore[assignment] # made before the first step
         settlement = self.parallel.settlement
         if settlement is not None and settlement.settled:
             comparison.skip(f"AdamW's step {step + 1}", str(settlement))
         self._outputs(step, comparison, wanted)
-        comparison.compare("loss", "(loss)", "loss", step, whole(self.platform, found.loss), wanted.loss)
+        loss = whole(self.platform, found.loss)
+        comparison.compare("loss", "(loss)", "loss", step, loss, wanted.loss)
         backwards = dict(reversed(wanted.gradients.items()))
         self._by_path("gradient", step, comparison, found.gradients, backwards)
         model = self.parallel.model
         self._by_path("weight", step, comparison, first_paths(self.platform.parameters_dict(model)), wanted.weights)
         self._by_path("buffer", step, comparison, self.platform.buffers(model), wanted.buffers)
+        return float(loss) if np.size(loss) == 1 else float("nan")  # of another shape: the check above tells
 
     def _settlement(self, comparison: Comparison, step: int, wanted: _Truth) -> Settlement | None:
         case = self.parallel.case

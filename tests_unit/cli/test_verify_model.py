@@ -245,13 +245,25 @@ def test_report_file(runs, name, tmp_path, capsys):
     capsys.readouterr()
 
 
-def test_report_that_cannot_be_written(runs, tmp_path, capsys):
-    """A report that cannot be written is an error, not a success without report."""
-    path = tmp_path / "absent" / "report.txt"
-    assert main(["verify", "model", "--platform", "torch", "--report", str(path)]) == 2
-    assert capsys.readouterr().err == (
-        f"hyper-parallel: error: --report {path}: cannot write: No such file or directory\n"
-    )
+@pytest.mark.parametrize("option", ["--report", "--html"])
+def test_report_that_cannot_be_written(runs, option, tmp_path, capsys):
+    """A report that will not have a place is an error before anything runs; folders are made."""
+    (tmp_path / "file").write_text("")
+    for path, problem in ((tmp_path / "file" / "report", "File exists"), (tmp_path, "is a folder")):
+        assert main(["verify", "model", "--platform", "torch", option, str(path)]) == 2
+        assert capsys.readouterr().err == f"hyper-parallel: error: {option} {path}: cannot write: {problem}\n"
+    assert not runs
+    assert main(["verify", "model", "--platform", "torch", option, str(tmp_path / "new" / "report")]) == 0
+    assert (tmp_path / "new" / "report").read_text()
+
+
+def test_html_page(runs, tmp_path, capsys):
+    """--html writes one page over all runs, also when the command is interrupted."""
+    path = tmp_path / "model.html"
+    assert main(["verify", "model", "--platform", "torch", "--html", str(path)]) == 0
+    page = path.read_text()
+    assert "4 of 4 runs equal to one device" in page
+    assert all(one.name in page for one in SCENARIOS)
 
 
 @pytest.mark.parametrize("as_json", [True, False])

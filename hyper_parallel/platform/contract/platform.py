@@ -20,7 +20,7 @@ from hyper_parallel.platform.contract.tensors import TensorsFacet
 from hyper_parallel.platform.contract.training import TrainingFacet
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
+    from collections.abc import Callable, Iterator
 
     from hyper_parallel.transport.base import Transport
 
@@ -94,8 +94,10 @@ class Platform(
     def may_keep_view(self, tensor: Any) -> bool:
         """False for a DTensor whose derived views must not outlive one differentiation."""
 
-    def benchmark(self, repeats: int) -> list[Any]:
-        """Host costs per operation beside PyTorch's DTensor: rows with ``name, plain, peer, ours, budget, ratio``.
+    def benchmark(self, repeats: int) -> tuple[int, Iterator[Any]]:
+        """Host costs per operation beside PyTorch's DTensor: their number, and rows as they are measured.
+
+        A row has ``name, plain, peer, ours, budget, ratio``.
 
         Raises:
             UnsupportedOnBackend: the framework has no distributed tensor of its own to compare with.

@@ -5,9 +5,9 @@ from __future__ import annotations
 from typing import Any
 
 import torch
-from torch import distributed
 
 from hyper_parallel.platform.contract.groups import GroupsFacet
+from hyper_parallel.transport.c10d import join_world
 
 __all__ = ["TorchGroups"]
 
@@ -18,7 +18,7 @@ class TorchGroups(GroupsFacet):
     def _join(self, asked: dict[str, Any]) -> None:
         """``torch.distributed.init_process_group``."""
         given = {name: value for name, value in asked.items() if value is not None}
-        distributed.init_process_group(**given)
+        join_world(**given)
 
     def _token(self) -> Any:
         device = {"nccl": "cuda", "hccl": "npu"}.get(self.transport().backend, "cpu")

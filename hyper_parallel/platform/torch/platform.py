@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from functools import cached_property
 from typing import Any
 
@@ -99,11 +99,11 @@ class TorchPlatform(
         """Unless ``.data`` was handed out: other writes change the version, those through it do not."""
         return not tensor._data_taken  # noqa: SLF001 - the other half of the DTensor
 
-    def benchmark(self, repeats: int) -> list[Any]:
+    def benchmark(self, repeats: int) -> tuple[int, Iterator[Any]]:
         """Against ``torch.distributed.tensor``, in this process."""
         from hyper_parallel.platform.torch import benchmark
 
-        return list(benchmark.run(repeats))
+        return benchmark.ROWS, benchmark.run(repeats)
 
     def follow(self, copy: Any, base: Any) -> None:
         """By the version of the base's storage, which aliases share."""

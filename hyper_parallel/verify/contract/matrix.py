@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-import html
 from collections.abc import Mapping, Sequence
 
 from hyper_parallel.platform.contract.inventory import MEMBERS
+from hyper_parallel.verify import pages
 
 __all__ = ["Column", "page", "summary"]
 
@@ -25,15 +25,20 @@ def summary(columns: Sequence[Column]) -> str:
 
 def page(columns: Sequence[Column]) -> str:
     """An HTML table: a row per member, a column per run; a gap shows its reason."""
-    heads = "".join(f"<th>{html.escape(' / '.join(names))}</th>" for names, _ in columns)
-    rows = []
-    for facet, members in MEMBERS.items():
-        rows.append(f'<tr><th colspan="{len(columns) + 1}">{facet}</th></tr>')
-        for member in members:
-            cells = "".join(f"<td>{html.escape(found.get(member, 'not run'))}</td>" for _, found in columns)
-            rows.append(f"<tr><td><code>{member}</code></td>{cells}</tr>")
-    body = "\n".join(rows)
-    return (
-        '<!doctype html><html lang="en"><meta charset="utf-8"><title>Conformance matrix</title>\n'
-        f"<h1>Platform contract</h1>\n<table>\n<tr><th>member</th>{heads}</tr>\n{body}\n</table>\n</html>\n"
-    )
+    heads: list[pages.Column | str] = [
+        "member",
+        pages.Column("facet", choice=True),
+        *(" / ".join(names) for names, _ in columns),
+    ]
+    rows: list[list[pages.Value]] = [
+        [pages.Html(f"<code>{member}</code>"), facet, *(_cell(found.get(member, "not run")) for _, found in columns)]
+        for facet, members in MEMBERS.items()
+        for member in members
+    ]
+    text = "What a platform must offer, and which framework offers it on which device and transport"
+    return pages.page("Platform contract", pages.table(text, heads, rows, search=True, tall=True))
+
+
+def _cell(found: str) -> pages.Cell:
+    kind = {"served": "good", "not run": "quiet"}.get(found, "bad")
+    return pages.Cell(found, kind=kind)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import html
 import json
 import xml.etree.ElementTree as ET
 from collections import Counter
@@ -11,18 +10,11 @@ from typing import Any
 
 from hyper_parallel.verify.coverage.settings import Settings
 from hyper_parallel.verify.coverage.store import Store
+from hyper_parallel.verify.pages import Column, Html, escape, page, table, write_page
+from hyper_parallel.verify.pages.mutation_page import mutation_page, read_mutation
+from hyper_parallel.verify.pages.operators_page import operators_page, read_report
 
-__all__ = ["skipped_tests", "write_index"]
-
-_STYLE = """
-:root { color-scheme: light dark; --line: #8884; --bad: #c62828; --good: #2e7d32; }
-@media (prefers-color-scheme: dark) { :root { --bad: #ff8a80; --good: #a5d6a7; } }
-body { font: 16px/1.5 system-ui, sans-serif; max-width: 68rem; margin: 2rem auto; padding: 0 1rem; }
-table { border-collapse: collapse; width: 100%; }
-th, td { text-align: left; padding: .35rem .7rem; border-bottom: 1px solid var(--line); vertical-align: top; }
-td.number { text-align: right; font-variant-numeric: tabular-nums; }
-.bad { color: var(--bad); font-weight: 600; } .good { color: var(--good); }
-"""
+__all__ = ["skipped_tests", "write_index", "write_others"]
 
 
 def write_index(store: Store, settings: Settings, planned: tuple[str, ...] = ()) -> Path:
@@ -38,55 +30,59 @@ def write_index(store: Store, settings: Settings, planned: tuple[str, ...] = ())
     wanted = [*settings.environments, *planned]
     absent = [name for name in dict.fromkeys(wanted) if name not in there]
     body = [
-        "<h1>Coverage</h1>",
         "<p>Lines and branches together, over every process of an environment, ranks included.</p>",
         _table(store, [*there, *combined]),
         _other_reports(store),
         _left_out(store, settings, there, absent),
     ]
-    page = (
-        '<!doctype html>\n<html lang="en"><head><meta charset="utf-8"><title>Coverage</title>'
-        f'<meta name="viewport" content="width=device-width"><style>{_STYLE}</style></head>\n'
-        f"<body>{''.join(body)}</body></html>\n"
-    )
-    path = store.reports / "index.html"
-    try:
-        path.parent.mkdir(parents=True, exist_ok=True)
-        path.write_text(page, encoding="utf-8")
-    except OSError as error:
-        msg = f"{path} cannot be written: {error.strerror}"
-        raise ValueError(msg) from error
-    return path
+    return write_page(store.reports / "index.html", page("Coverage", "\n".join(map(str, body))))
 
 
-def _table(store: Store, names: list[str]) -> str:
-    head = "<tr><th>environment</th><th>covered</th><th>ranks</th><th>gates</th><th>reports</th></tr>"
-    rows = [_row(store, name) for name in names] or ['<tr><td colspan="5">nothing was measured</td></tr>']
-    return f"<table><thead>{head}</thead><tbody>{''.join(rows)}</tbody></table>"
+def _table(store: Store, names: list[str]) -> Html:
+    columns: list[Column | str] = [
+        "environment",
+        Column("covered", number=True),
+        Column("ranks", number=True),
+        "gates",
+        "reports",
+    ]
+    rows = [_row(store, name) for name in names]
+    return table("What every environment measured", columns, rows, empty="nothing was measured")
 
 
-def _row(store: Store, name: str) -> str:
+def _row(store: Store, name: str) -> list[str | Html]:
     path = store.folder(name) / "gate.json"
     verdict: dict[str, Any] = json.loads(path.read_text(encoding="utf-8")) if path.exists() else {}
     total = f"{verdict['total']:.2f} %" if verdict else "?"
-    links = f'<a href="{name}/html/index.html">lines</a> · <a href="{name}/coverage.xml">Cobertura</a>'
-    cells = [
-        f"<td>{html.escape(name)}</td>",
-        f'<td class="number">{total}</td>',
-        f'<td class="number">{verdict.get("ranks", "")}</td>',
-        f"<td>{_gates(verdict)}</td>",
-        f"<td>{links}</td>",
-    ]
-    return f"<tr>{''.join(cells)}</tr>"
+    links = f'<a href="{escape(name)}/html/index.html">lines</a> · <a href="{escape(name)}/coverage.xml">Cobertura</a>'
+    return [name, total, str(verdict.get("ranks", "")), _gates(verdict), Html(links)]
 
 
-def _gates(verdict: dict[str, Any]) -> str:
+def _gates(verdict: dict[str, Any]) -> Html:
     if not verdict:
-        return '<span class="bad">not gated</span>'
-    failures = "".join(f'<br><span class="bad">{html.escape(one)}</span>' for one in verdict["failures"])
+        return Html('<span class="bad">not gated</span>')
+    failures = "".join(f'<br><span class="bad">{escape(one)}</span>' for one in verdict["failures"])
     head = '<span class="good">held</span>' if verdict["ok"] else '<span class="bad">FAILED</span>'
-    unchecked = "".join(f"<br>not checked: {html.escape(one)}" for one in verdict["unchecked"])
-    return head + failures + unchecked
+    unchecked = "".join(f"<br>not checked: {escape(one)}" for one in verdict["unchecked"])
+    return Html(head + failures + unchecked)
+
+
+def write_others(store: Store) -> list[Path]:
+    """Write the operator matrix and the power of the verifier from what ``verify ops`` reported, where it did.
+
+    Raises:
+        ValueError: a report cannot be read, or was written by another version.
+    """
+    reports = store.root / "reports"
+    written = []
+    sweeps = sorted(reports.glob("operators-*.json"))
+    if sweeps:
+        text = operators_page([read_report(path) for path in sweeps])
+        written.append(write_page(store.reports / "operators.html", text))
+    power = reports / "mutation.json"
+    if power.exists():
+        written.append(write_page(store.reports / "mutation.html", mutation_page(read_mutation(power))))
+    return written
 
 
 def _other_reports(store: Store) -> str:
@@ -107,7 +103,7 @@ def _left_out(store: Store, settings: Settings, there: list[str], absent: list[s
         items += [f"{name}: {pattern} is omitted, for it cannot run there" for pattern in omit]
         for reason, count in sorted(skipped_tests(store.root / "reports" / f"{name}.xml").items()):
             items.append(f"{name}: {count} tests were skipped: {reason}")
-    rows = "".join(f"<li>{html.escape(item)}</li>" for item in items) or "<li>nothing</li>"
+    rows = "".join(f"<li>{escape(item)}</li>" for item in items) or "<li>nothing</li>"
     return f"<h2>What was skipped, and why</h2><ul>{rows}</ul>"
 
 

@@ -10,7 +10,7 @@ import shutil
 import sqlite3
 import subprocess
 import sys
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -27,9 +27,15 @@ class CoverageToolError(ValueError):
 
 @dataclass(frozen=True)
 class Store:
-    """The folder ``coverage_reports`` of the project at ``root``."""
+    """The folder ``coverage_reports`` of the project at ``root``.
+
+    Attributes:
+        root: of the project.
+        starts: told the name of each call of the coverage tool before it runs, which may take seconds.
+    """
 
     root: Path
+    starts: Callable[[str], None] = lambda _: None
 
     @property
     def reports(self) -> Path:
@@ -90,6 +96,7 @@ class Store:
     def publish(self, environment: str, omit: Sequence[str]) -> dict[str, Any]:
         """Combine the data of all processes, write text, HTML, XML and JSON, and return the JSON report."""
         data = self.data(environment)
+        self._refuse_other_versions(environment)
         self.coverage("combine", "--quiet", f"--data-file={data / '.coverage'}", str(data))
         (data / _OWNER).unlink(missing_ok=True)
         return self._write(environment, data / ".coverage", omit)
@@ -100,6 +107,8 @@ class Store:
         if missing or not environments:
             msg = f"there is no combined data of {', '.join(missing) or 'any environment'}; run `tox -e <env>` first"
             raise ValueError(msg)
+        for name in environments:
+            self._refuse_other_versions(name)
         shutil.rmtree(self.folder("combined"), ignore_errors=True)
         target = self.data("combined") / ".coverage"
         target.parent.mkdir(parents=True, exist_ok=True)
@@ -132,6 +141,7 @@ class Store:
         Raises:
             CoverageToolError: it failed, for example on a data file that another version wrote.
         """
+        self.starts(arguments[0])
         command = [sys.executable, "-m", "coverage", *arguments]
         done = subprocess.run(  # noqa: S603 - our own interpreter, arguments made here
             command, cwd=self.root, text=True, capture_output=True, check=False
@@ -140,6 +150,19 @@ class Store:
             told = (done.stdout + done.stderr).strip()
             msg = f"`coverage {arguments[0]}` failed: {told}"
             raise CoverageToolError(msg)
+
+    def _refuse_other_versions(self, environment: str) -> None:
+        """The coverage tool warns of data of another version and leaves it out: the number would silently be lower."""
+        from coverage.sqldata import SCHEMA_VERSION
+
+        for path in sorted(self.data(environment).glob(".coverage*")):
+            version = _schema(path)
+            if version not in {None, SCHEMA_VERSION}:
+                msg = (
+                    f"{path} was written by another version of the coverage tool (format {version}, here "
+                    f"{SCHEMA_VERSION}); run `hyper-parallel coverage erase {environment}` and the tests again"
+                )
+                raise ValueError(msg)
 
     def _write(self, name: str, data: Path, omit: Sequence[str]) -> dict[str, Any]:
         out = self.folder(name)
@@ -152,11 +175,17 @@ class Store:
 
 
 def _readable(path: Path) -> bool:
+    return _schema(path) is not None
+
+
+def _schema(path: Path) -> int | None:
+    """Version of a data file's format, or None where it is no data file."""
     try:
         with contextlib.closing(sqlite3.connect(f"file:{path}?mode=ro", uri=True)) as data:
-            return bool(data.execute("select version from coverage_schema").fetchone())
+            row = data.execute("select version from coverage_schema").fetchone()
     except sqlite3.Error:
-        return False
+        return None
+    return None if row is None else int(row[0])
 
 
 def process_of(name: str) -> int | None:

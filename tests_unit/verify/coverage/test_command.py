@@ -1,7 +1,9 @@
 """`hyper-parallel coverage`: from data files of several processes to a verdict and pages."""
 
+import contextlib
 import json
 import os
+import sqlite3
 import subprocess
 import sys
 from pathlib import Path
@@ -178,7 +180,36 @@ def test_the_index_says_what_was_skipped_and_why(project, command):
         "prefers-color-scheme: dark",
     ):
         assert text in page
-    assert "http" not in page
+    assert "://" not in page  # no address outside: it must be readable where there is no network
+
+
+def test_what_other_commands_reported_becomes_pages(project, command):
+    """Reports on operators and on the verifier's power are written beside the index, which links them."""
+    page = Path(command("html")[1].strip())
+    assert "operators by framework and direction: not generated" in page.read_text()
+    assert not (page.parent / "operators.html").exists()
+    reports = project / "reports"
+    reports.mkdir()
+    counts = dict.fromkeys(("mutants", "killed", "equivalent", "survived"), 0)
+    (reports / "operators-torch.json").write_text(json.dumps({"ok": True, "columns": ["forward"], "operators": []}))
+    lists = {"kinds": {}, "operators": {}, "survivors": [], "equivalents": []}
+    (reports / "mutation.json").write_text(json.dumps({**counts, **lists, "score": 0.0}))
+    assert command("html")[0] == 0
+    assert '<a href="operators.html">' in page.read_text()
+    assert '<a href="mutation.html">' in page.read_text()
+    assert "no operator was checked" in (page.parent / "operators.html").read_text()
+    assert "0 of 0 changed rules noticed" in (page.parent / "mutation.html").read_text()
+
+
+def test_a_report_of_another_version_is_an_error(project, command):
+    """A report without what the page shows is not passed over: the error names the file and the cure."""
+    path = project / "reports" / "operators-torch.json"
+    path.parent.mkdir()
+    path.write_text("{}")
+    status, out, err = command("html")
+    again = "run `hyper-parallel verify ops --report operators-torch.json` again"
+    said = f"{path} has no columns, operators: another version wrote it; {again}"
+    assert (status, out, err) == (2, "", f"hyper-parallel: error: {said}\n")
 
 
 def test_half_a_data_file_is_red(project, command):
@@ -214,6 +245,23 @@ def test_data_of_another_version_is_an_error(project, command):
     assert "failed: " in err
 
 
+def test_data_of_another_format_is_an_error(project, command):
+    """The coverage tool leaves such a file out with a warning, which would lower the number: status 2 instead."""
+    command("erase", "torch")
+    measure(project, "torch", "f(1)")
+    measure(project, "torch", "f(0)")
+    data = sorted((project / "coverage_reports" / "data" / "torch").glob(".coverage.*"))
+    with contextlib.closing(sqlite3.connect(data[0])) as one, one:
+        (here,) = one.execute("select version from coverage_schema").fetchone()
+        one.execute("update coverage_schema set version = 99")
+    status, out, err = command("gate", "torch")
+    assert (status, out) == (2, "")
+    assert err == (
+        f"hyper-parallel: error: {data[0]} was written by another version of the coverage tool (format 99, here "
+        f"{here}); run `hyper-parallel coverage erase torch` and the tests again\n"
+    )
+
+
 def test_two_runs_in_one_folder_are_refused(project, command):
     """While another run owns the folder, erase refuses; the leftovers of a dead one are taken over."""
     command("erase", "torch")
@@ -221,7 +269,9 @@ def test_two_runs_in_one_folder_are_refused(project, command):
     owner.write_text("1")
     status, _, err = command("erase", "torch")
     assert status == 2
-    assert "process 1 is writing coverage of torch" in err
+    where = project / "coverage_reports"
+    said = f"process 1 is writing coverage of torch in {where}: two runs cannot share it"
+    assert err == f"hyper-parallel: error: {said}\n"
     owner.write_text("99999999")
     assert command("erase", "torch")[0] == 0
 
@@ -258,7 +308,7 @@ def test_a_folder_that_cannot_be_written_is_an_error(project, command):
     (project / "coverage_reports").write_text("")
     status, _, err = command("erase", "torch")
     assert status == 2
-    assert "cannot be written" in err
+    assert err == f"hyper-parallel: error: {project / 'coverage_reports'} cannot be written: Not a directory\n"
 
 
 def test_half_a_data_file_of_a_process_that_is_no_rank_is_told(project, command):

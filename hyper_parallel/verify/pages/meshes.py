@@ -1,0 +1,237 @@
+"""Pictures of a mesh, and of how the pieces of a tensor lie on its ranks, uneven and empty ones too."""
+
+from __future__ import annotations
+
+import hashlib
+import itertools
+import math
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+
+from hyper_parallel.core.dtensor.layout import Box, Layout
+from hyper_parallel.core.dtensor.mesh import DeviceMesh
+from hyper_parallel.verify.pages import svg
+from hyper_parallel.verify.pages.markup import Html
+
+__all__ = ["layout_svg", "mesh_svg"]
+
+SHOWN = 8
+"""Positions of an axis that are drawn; larger axes end in dots."""
+
+SLICES = 4
+"""Positions of all axes but the last two together: each is a grid of its own."""
+
+_GAP = 8.0
+_EDGE = 1.0
+_ROOM = (92.0, 60.0)  # for the outline of a tensor
+_LEAST = 9.0  # of the side of an outline
+
+Coordinate = tuple[int, ...]
+
+
+def mesh_svg(mesh: DeviceMesh) -> Html:
+    """A picture of a mesh: axes named, positions numbered from 0, global ranks in the boxes.
+
+    Args:
+        mesh: any number of axes; the last two are columns and rows, each position of the others is a grid of its own.
+    """
+
+    def box(at: Coordinate) -> list[str]:
+        rank = mesh.ranks[_flat(at, mesh.shape)]
+        return [svg.text(26, 22, rank, anchor="middle", bold=True)]
+
+    title = f"mesh {_axes(mesh)}"
+    ranks = ", ".join(map(str, mesh.ranks[:64])) + (", …" if len(mesh.ranks) > 64 else "")  # noqa: PLR2004 - a line
+    return _Grid(mesh, 52, 34, box).draw(title, f"ranks in row-major order: {ranks}")
+
+
+def layout_svg(layout: Layout) -> Html:
+    """A picture of what every rank of the mesh holds of a tensor.
+
+    In every rank's box the outline is the whole tensor, the filled part what the rank holds: nothing where its piece
+    is empty, striped and marked with a sum sign where the rank holds a share that is still to be reduced.
+
+    Args:
+        layout: placed and with a global shape (``layout.with_shape(...)``).
+
+    Raises:
+        LayoutError: it has no shape, or names a mesh only.
+    """
+    layout.box_at((0,) * layout.mesh.ndim)  # says what is missing
+    outline = _Outline(layout)
+    width = max(_ROOM[0], 84.0) + 20
+    height = outline.height + 58
+
+    def box(at: Coordinate) -> list[str]:
+        return outline.draw(at, layout.box_at(at), layout.mesh.ranks[_flat(at, layout.mesh.shape)], width)
+
+    places = ", ".join(f"{name}: {layout.placement_on(axis)}" for axis, name in enumerate(layout.mesh.names))
+    told = [_told(layout, at) for at in itertools.islice(_coordinates(layout.mesh.shape), 64)]
+    hatch = [_hatch(outline.fill)] if layout.partials else []
+    grid = _Grid(layout.mesh, width, height, box)
+    return grid.draw(f"{layout.notation()} on {_axes(layout.mesh)} ({places})", "; ".join(told), hatch)
+
+
+def _hatch(name: str) -> str:
+    """A fill of stripes; its name is unique in a page, for a picture that is folded away lends its fills to nobody."""
+    return (
+        f'<defs><pattern id="{name}" width="6" height="6" patternUnits="userSpaceOnUse" '
+        f'patternTransform="rotate(45)"><rect width="3" height="6" style="fill:{svg.colour("one")}"/></pattern></defs>'
+    )
+
+
+@dataclass(frozen=True)
+class _Grid:
+    """Boxes of all positions of a mesh, with the names of its axes.
+
+    Attributes:
+        mesh: what is drawn.
+        width: of a box.
+        height: of a box.
+        content: what is inside a box, drawn from its upper left corner.
+    """
+
+    mesh: DeviceMesh
+    width: float
+    height: float
+    content: Callable[[Coordinate], Sequence[str]]
+
+    def draw(self, title: str, description: str, extra: Sequence[str] = ()) -> Html:
+        """The picture."""
+        rows, columns = self._rows(), self.mesh.shape[-1] if self.mesh.ndim else 1
+        shown = min(columns, SHOWN)
+        longest = max((len(self._row_label(row)) for row in range(min(rows, SHOWN))), default=0)
+        left = svg.FONT * svg.CHARACTER * longest + (14 if longest else 0)
+        wide = left + shown * (self.width + _GAP) + (20 if columns > SHOWN else 0)
+        heads = list(itertools.islice(_coordinates(self.mesh.shape[:-2]), SLICES + 1))
+        parts, top = list(extra), 0.0
+        for head in heads[:SLICES]:
+            parts.append(f'<g transform="translate(0 {top:.1f})">')
+            drawn, deep = self._slice(head, left)
+            parts += [*drawn, "</g>"]
+            top += deep
+        if len(heads) > SLICES:
+            total = math.prod(self.mesh.shape[:-2])
+            parts.append(svg.text(0, top + 14, f"… {total} grids in all", fill="quiet"))
+            top += 24
+        return svg.picture(max(wide, 60.0), top + _EDGE, title, description, parts)
+
+    def _rows(self) -> int:
+        return self.mesh.shape[-2] if self.mesh.ndim > 1 else 1
+
+    def _row_label(self, row: int) -> str:
+        return f"{self.mesh.names[-2]} {row}" if self.mesh.ndim > 1 else ""
+
+    def _slice(self, head: Coordinate, left: float) -> tuple[list[str], float]:
+        """One grid: the last two axes at fixed positions of the others; what is drawn, and how high it is."""
+        parts, top = [], 0.0
+        if head:
+            fixed = ", ".join(f"{name} {at}" for name, at in zip(self.mesh.names, head, strict=False))
+            parts.append(svg.text(0, 14, fixed, bold=True))
+            top = 24.0
+        columns, rows = self.mesh.shape[-1], self._rows()
+        for column in range(min(columns, SHOWN)):
+            x = left + column * (self.width + _GAP) + self.width / 2
+            parts.append(svg.text(x, top + 14, f"{self.mesh.names[-1]} {column}", anchor="middle", fill="quiet"))
+        top += 22
+        for row in range(min(rows, SHOWN)):
+            y = top + row * (self.height + _GAP)
+            parts.append(svg.text(0, y + self.height / 2 + 4, self._row_label(row), fill="quiet"))
+            for column in range(min(columns, SHOWN)):
+                at = (*head, *((row,) if self.mesh.ndim > 1 else ()), column)
+                parts += self._box(left + column * (self.width + _GAP), y, at)
+            if columns > SHOWN:
+                x = left + SHOWN * (self.width + _GAP)
+                parts.append(svg.text(x, y + self.height / 2 + 4, "…", fill="quiet"))
+        top += min(rows, SHOWN) * (self.height + _GAP)
+        if rows > SHOWN or columns > SHOWN:
+            parts.append(svg.text(left, top + 12, f"… {rows * columns} ranks in all", fill="quiet"))
+            top += 22
+        return parts, top + (_GAP if head else 0)
+
+    def _box(self, x: float, y: float, at: Coordinate) -> list[str]:
+        where = ", ".join(f"{name} {index}" for name, index in zip(self.mesh.names, at, strict=True))
+        style = f"fill:{svg.colour('panel')};stroke:{svg.colour('line')}"
+        return [
+            f'<g transform="translate({x:.1f} {y:.1f})">',
+            svg.rect(_EDGE, _EDGE, self.width - 2, self.height - 2, style=style, hint=where, radius=5),
+            *self.content(at),
+            "</g>",
+        ]
+
+
+class _Outline:
+    """The whole tensor in small: two of its dims, the split ones first."""
+
+    def __init__(self, layout: Layout) -> None:
+        self.layout = layout
+        self.shape: tuple[int, ...] = layout.shape or ()
+        self.dims = self._chosen()
+        sizes = [self.shape[dim] for dim in self.dims]
+        across, down = (sizes[-1] if sizes else 1), (sizes[0] if len(sizes) > 1 else 1)
+        unit = min(_ROOM[0] / max(across, 1), _ROOM[1] / max(down, 1), 22.0)
+        self.width, self.height = max(across * unit, _LEAST), max(down * unit, _LEAST)
+        self.across, self.down = across, down
+        self.fill = f"summand-{hashlib.sha256(repr(layout).encode()).hexdigest()[:12]}"
+
+    def _chosen(self) -> tuple[int, ...]:
+        order = sorted(range(len(self.shape)), key=lambda dim: (not self.layout.dim_axes[dim], dim))
+        return tuple(sorted(order[:2]))
+
+    def draw(self, at: Coordinate, box: Box, rank: int, width: float) -> list[str]:
+        """Outline, piece, and two lines of text."""
+        x, y = (width - self.width) / 2, 28.0
+        sizes = tuple(stop - start for start, stop in box)
+        empty = 0 in sizes
+        dashed = f"fill:none;stroke:{svg.colour('quiet')};stroke-dasharray:3 2"
+        parts = [
+            svg.text(width / 2, 19, f"rank {rank}", anchor="middle", bold=True),
+            svg.rect(x, y, self.width, self.height, style=dashed),
+        ]
+        if not empty:
+            parts.append(self._piece(x, y, box, _told(self.layout, at)))
+        shown = "empty" if empty else _product(sizes) + (" \N{N-ARY SUMMATION}" if self.layout.partials else "")
+        parts.append(svg.text(width / 2, y + self.height + 18, shown, anchor="middle", size=12,
+                              fill="warn" if empty else "text"))  # fmt: skip
+        return parts
+
+    def _piece(self, x: float, y: float, box: Box, hint: str) -> str:
+        left, right = box[self.dims[-1]] if self.dims else (0, 1)
+        upper, lower = box[self.dims[0]] if len(self.dims) > 1 else (0, 1)
+        fill = f"url(#{self.fill})" if self.layout.partials else svg.colour("one")
+        style = f"fill:{fill};fill-opacity:.75;stroke:{svg.colour('one')}"
+        per_x, per_y = self.width / max(self.across, 1), self.height / max(self.down, 1)
+        return svg.rect(
+            x + left * per_x, y + upper * per_y, (right - left) * per_x, (lower - upper) * per_y, style=style, hint=hint
+        )
+
+
+def _told(layout: Layout, at: Coordinate) -> str:
+    """What the rank at a coordinate holds, in words."""
+    box = layout.box_at(at)
+    rank = layout.mesh.ranks[_flat(at, layout.mesh.shape)]
+    if any(start == stop for start, stop in box):
+        return f"rank {rank}: empty"
+    ranges = ", ".join(f"{start}:{stop}" for start, stop in box)
+    owed = "".join(f", to be reduced by {op} over {layout.mesh.names[axis]}" for axis, op in layout.partials)
+    return f"rank {rank}: [{ranges}]{owed}"
+
+
+def _product(sizes: Sequence[int]) -> str:
+    return " \N{MULTIPLICATION SIGN} ".join(map(str, sizes)) or "one value"
+
+
+def _axes(mesh: DeviceMesh) -> str:
+    return " x ".join(f"{name}={size}" for name, size in zip(mesh.names, mesh.shape, strict=True))
+
+
+def _coordinates(shape: Sequence[int]) -> itertools.product[Coordinate]:
+    return itertools.product(*map(range, shape))
+
+
+def _flat(at: Coordinate, shape: Sequence[int]) -> int:
+    """Row-major number of a coordinate."""
+    number = 0
+    for index, size in zip(at, shape, strict=True):
+        number = number * size + index
+    return number

@@ -1,0 +1,57 @@
+"""Where the pieces of a parameter lie, as plain data: it crosses processes, where a mesh would need its world."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any
+
+from hyper_parallel.core.dtensor.dtensor import DTensor
+from hyper_parallel.core.dtensor.layout import Layout
+from hyper_parallel.core.dtensor.mesh import DeviceMesh
+
+__all__ = ["Placed", "placed"]
+
+
+@dataclass(frozen=True)
+class Placed:
+    """One parameter of the parallel model.
+
+    Attributes:
+        path: of the parameter.
+        shape: global.
+        mesh_shape: sizes of the axes; empty where the parameter is a plain tensor, whole on every rank.
+        mesh_names: names of the axes.
+        ranks: of the mesh, row-major.
+        dim_axes: per dim the axes that split it, outermost first.
+        partials: pairs of axis and reduction.
+    """
+
+    path: str
+    shape: tuple[int, ...]
+    mesh_shape: tuple[int, ...] = ()
+    mesh_names: tuple[str, ...] = ()
+    ranks: tuple[int, ...] = ()
+    dim_axes: tuple[tuple[int, ...], ...] = ()
+    partials: tuple[tuple[int, str], ...] = ()
+
+    @property
+    def layout(self) -> Layout | None:
+        """The layout, on a mesh to look at; None for a plain tensor."""
+        if not self.mesh_shape:
+            return None
+        mesh = DeviceMesh.grid("cpu", self.mesh_shape, self.ranks, self.mesh_names)
+        return Layout.of(mesh, self.dim_axes, self.partials, self.shape)
+
+
+def placed(parameters: Mapping[str, Any]) -> list[Placed]:
+    """Every parameter of a model, by path."""
+    return [_one(path, value) for path, value in parameters.items()]
+
+
+def _one(path: str, value: Any) -> Placed:
+    shape = tuple(int(size) for size in value.shape)
+    if not isinstance(value, DTensor):
+        return Placed(path, shape)
+    layout, mesh = value.layout, value.layout.mesh
+    return Placed(path, shape, mesh.shape, mesh.names, mesh.ranks, layout.dim_axes, layout.partials)

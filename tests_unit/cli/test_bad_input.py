@@ -1,0 +1,187 @@
+"""Input that makes no sense, and Ctrl-C: one clear error, the documented exit status, nothing left behind."""
+
+import argparse
+import contextlib
+import json
+import os
+import re
+import signal
+import socket
+import subprocess
+import sys
+import time
+import uuid
+from pathlib import Path
+
+import pytest
+
+from hyper_parallel.cli import main, parser
+
+USER = Path(__file__).parent.parent / "verify" / "user"
+ROOT = Path(__file__).parents[2]
+
+
+def leaves(one, name="hyper-parallel"):
+    """Every command that runs something, with its parser."""
+    nested = [action for action in one._actions if isinstance(action, argparse._SubParsersAction)]
+    if not nested:
+        yield name, one
+    for action in nested:
+        for word, child in action.choices.items():
+            yield from leaves(child, f"{name} {word}")
+
+
+@pytest.mark.parametrize("name, one", list(leaves(parser())), ids=lambda value: value if isinstance(value, str) else "")
+def test_every_command_answers_in_json(name, one):
+    """Every command has --json."""
+    assert "--json" in one._option_string_actions
+
+
+@pytest.mark.parametrize(
+    "arguments, said",
+    [
+        (["verify", "model", "--bogus"], "hyper-parallel: error: unrecognized arguments: --bogus"),
+        (["verify", "ops", "--op"], "hyper-parallel verify ops: error: argument --op: expected at least one argument"),
+        (["bench", "--repeats", "many"], "hyper-parallel bench: error: argument --repeats: invalid int value: 'many'"),
+        (["doctor", "now"], "hyper-parallel: error: unrecognized arguments: now"),
+        (["coverage", "gate"], "hyper-parallel coverage gate: error: the following arguments are required: env"),
+    ],
+)
+def test_unknown_options_are_status_2(arguments, said, capsys):
+    """An option that does not exist, or lacks its value, is told with status 2."""
+    with pytest.raises(SystemExit) as ended:
+        main(arguments)
+    assert ended.value.code == 2
+    assert capsys.readouterr().err.splitlines()[-1] == said
+
+
+@pytest.mark.platforms("torch")
+@pytest.mark.parametrize("as_json", [False, True])
+def test_a_plan_that_does_not_parse_is_status_2(as_json, tmp_path, capsys):
+    """The error names the file, the line and what is wrong with it, in either form."""
+    path = tmp_path / "bad_plan.py"
+    path.write_text("def plan(mesh):\n    return {,}\n")
+    spec = f"{USER / 'torch_case.py'}:case"
+    arguments = ["verify", "model", spec, "--plan", f"{path}:plan", "--mesh", "2", *["--json"] * as_json]
+    assert main(arguments) == 2
+    said = f"PLAN: cannot import {path}: SyntaxError: invalid syntax (bad_plan.py, line 2)"
+    captured = capsys.readouterr()
+    assert captured.err == f"hyper-parallel: error: {said}\n"
+    assert captured.out == ("" if not as_json else json.dumps({"ok": False, "error": said}) + "\n")
+
+
+PORT = """
+import os, socket
+server = socket.create_server(("127.0.0.1", 0))
+port = server.getsockname()[1]
+os.environ.update(MASTER_ADDR="127.0.0.1", MASTER_PORT=str(port), RANK="0", WORLD_SIZE="1", LOCAL_RANK="0")
+from hyper_parallel.platform.select import platform_named
+try:
+    platform_named("torch").init_process_group("gloo")
+except Exception as error:
+    print(type(error).__name__, str(error).replace(str(port), "PORT"))
+"""
+
+
+@pytest.mark.platforms("torch")
+def test_a_port_in_use_is_told():
+    """A world that cannot meet because its port is taken says which port, and what to do."""
+    environment = {**os.environ, "PYTHONPATH": os.pathsep.join(filter(None, sys.path))}
+    done = subprocess.run(
+        [sys.executable, "-c", PORT], env=environment, capture_output=True, text=True, check=True, timeout=60
+    )
+    assert done.stdout == (
+        "RendezvousError init_process_group: port PORT, at which ranks are to meet, is in use; end what listens there, "
+        "set MASTER_PORT to a free port, or let `torchrun --standalone` choose one\n"
+    )
+
+
+@pytest.mark.platforms("torch")
+def test_our_own_ranks_meet_whatever_port_is_taken(monkeypatch):
+    """Real ranks choose a free port: a MASTER_PORT that is in use does not matter to them."""
+    from hyper_parallel.verify.launch import launch
+
+    with socket.create_server(("127.0.0.1", 0)) as taken:
+        monkeypatch.setenv("MASTER_ADDR", "127.0.0.1")
+        monkeypatch.setenv("MASTER_PORT", str(taken.getsockname()[1]))
+        assert launch(_rank, 2, "torch", timeout=60) == [0, 1]
+
+
+def _rank():
+    from hyper_parallel.platform.select import current_platform
+
+    return current_platform().transport().rank
+
+
+ENDLESS = """
+import time
+from torch_case import *
+
+def endless():
+    def counted(output, batch):
+        open(f"started-{time.monotonic_ns()}", "w").close()
+        return loss(output, batch)
+    return Net, batches(), counted
+"""
+
+
+@pytest.mark.platforms("torch")
+@pytest.mark.parametrize("launch", ["simulated", "processes"])
+def test_ctrl_c_leaves_no_process(launch, tmp_path):
+    """SIGINT in the middle of training ends every process that the command started, with status 130."""
+    (tmp_path / "torch_case.py").write_text((USER / "torch_case.py").read_text())
+    (tmp_path / "endless_case.py").write_text(ENDLESS)
+    mark = uuid.uuid4().hex
+    command = [sys.executable, "-m", "hyper_parallel.cli", "verify", "model", "endless_case:endless",
+               "--plan", "endless_case:plan", "--mesh", "2", "--platform", "torch", "--steps", "1000000",
+               "--launch", launch, "--html", "page.html"]  # fmt: skip
+    environment = {**os.environ, "PYTHONPATH": os.pathsep.join(filter(None, sys.path)), "HP_TEST_MARK": mark}
+    process = subprocess.Popen(command, cwd=tmp_path, env=environment, stderr=subprocess.PIPE, text=True)
+    deadline = time.monotonic() + 90
+    while not list(tmp_path.glob("started-*")) and process.poll() is None and time.monotonic() < deadline:
+        time.sleep(0.05)
+    assert len(_marked(mark)) > (launch == "processes")
+    process.send_signal(signal.SIGINT)
+    _, said = process.communicate(timeout=60)
+    assert process.returncode == 130, said
+    assert _marked(mark) == []
+    assert "partial report: 0 of 1 runs finished" in (tmp_path / "page.html").read_text()
+
+
+def _marked(mark):
+    """Command lines of the processes that carry the mark in their environment."""
+    found = []
+    for path in Path("/proc").glob("[0-9]*/environ"):
+        with contextlib.suppress(OSError):  # gone, or not ours
+            if mark.encode() in path.read_bytes():
+                found.append(path.with_name("cmdline").read_bytes())
+    return found
+
+
+def test_an_interrupted_self_test_says_how_far_it_came(monkeypatch, capsys):
+    """Ctrl-C between injections tells how many ran, and is no success."""
+
+    class Stopped:
+        name = "stopped"
+
+        def run(self):
+            raise KeyboardInterrupt
+
+    monkeypatch.setattr("hyper_parallel.cli.self_test._platforms", lambda _: ["torch"])
+    monkeypatch.setattr("hyper_parallel.verify.self_test.injections", lambda *_: [Stopped()] * 3)
+    assert main(["self-test", "--launch", "simulated", "--json"]) == 130
+    said = "partial report: 0 of 3 injections ran, 0 of them as they must be"
+    captured = capsys.readouterr()
+    assert captured.err == f"hyper-parallel: interrupted: {said}\n"
+    assert json.loads(captured.out) == {"ok": False, "interrupted": said}
+
+
+@pytest.mark.skipif(not (ROOT / "README.md").exists(), reason="[no-tool] the README is not installed")
+def test_the_table_of_exit_statuses_is_complete():
+    """The README's table has every exit status of the command, and no other."""
+    from hyper_parallel import cli
+
+    text = (ROOT / "README.md").read_text()
+    table = text[text.index("| exit status |") :].partition("\n\n")[0]
+    told = {int(one) for one in re.findall(r"^\| (\d+) \|", table, re.MULTILINE)}
+    assert told == {0, 1, cli._BAD_INPUT, cli.INTERRUPTED}

@@ -1,0 +1,108 @@
+"""Small data of every page, for structure tests and for the browser."""
+
+from hyper_parallel.core.dtensor.layout import Layout
+from hyper_parallel.core.dtensor.mesh import DeviceMesh
+from hyper_parallel.verify.compare import Check
+from hyper_parallel.verify.placed import Placed
+from hyper_parallel.verify.report import REQUIRED, ModelReport, Traffic
+
+COLUMNS = ("forward", "backward", "uneven", "several axes", "partial")
+
+
+def mesh(*shape, names=("pp", "dp", "tp")):
+    """A mesh to look at."""
+    size = 1
+    for one in shape:
+        size *= one
+    return DeviceMesh.grid("cpu", shape, tuple(range(size)), tuple(names[len(names) - len(shape) :]))
+
+
+def layout(on, placements, shape):
+    """A layout to look at."""
+    return Layout.place(on, placements, shape)
+
+
+def check(kind, module="a", *, step=0, rank=0, why="", error=0.0):
+    """One comparison."""
+    return Check(kind, module, f"{module}.x", step, rank, 3, error, 1e-9, why)
+
+
+def run(*, wrong=False, error="", modules=("layers.0.up", "layers.0.down")):
+    """One run: equal, diverged in the second module, or ended."""
+    why = "0.5, single device 0.25 (error 1.0e+00, bound 1.0e-09)" if wrong else ""
+    checks = [check(kind, one) for kind in REQUIRED for one in modules]
+    checks[1] = check("output", modules[1], why=why, error=1.0 if wrong else 1e-16)
+    checks[5] = check("gradient", modules[1], why=why, error=float("inf") if wrong else 2e-12)
+    return ModelReport(
+        "toy <1>",
+        "torch",
+        "simulated",
+        "dp=2 x tp=2",
+        3,
+        checks,
+        skipped=["output of <norm>: why not"],
+        losses=[3.0, 2.0, 1.5],
+        parallel_losses=[3.0, 2.0, 1.75 if wrong else 1.5],
+        traffic=[Traffic(modules[1], "forward", "all_reduce", ("tp",), 2, 640, 1)],
+        bound="1e-9 x step",
+        error=error,
+        cause="ValueError: <no>" if error else "",
+        axes={"dp": 2, "tp": 2},
+        placed=[
+            Placed("up.weight", (7, 3), (2, 2), ("dp", "tp"), (0, 1, 2, 3), ((1,), ())),
+            Placed("up.bias", (7,), (2, 2), ("dp", "tp"), (0, 1, 2, 3), ((),)),
+            Placed("scale", (1,)),
+        ],
+        settings={"optimizer": "sgd, learning rate 0.1"},
+    )
+
+
+def operator(name, platform, outcome="ok", **counts):
+    """One operator's entry in a report of verify ops."""
+    coverage = {column: {"checked": 0, "state": "not applicable"} for column in COLUMNS}
+    for column, count in counts.items():
+        state = "checked" if count else "not exercised"
+        coverage[column.replace("_", " ")] = {"checked": count, "state": state}
+    return {
+        "op": name,
+        "platform": platform,
+        "outcome": outcome,
+        "checks": counts.get("forward", 0),
+        "coverage": coverage,
+        "wrong": [],
+        "crash": [],
+        "exempt": "why <not>" if outcome == "exempt" else "",
+        "skipped": {},
+        "unexercised": [],
+        "rejected": {},
+    }
+
+
+def sweep(platform="torch", *operators):
+    """A report of verify ops."""
+    found = operators or (
+        operator("add", platform, forward=1200, backward=600, uneven=90, several_axes=40, partial=7),
+        operator("argsort", platform, forward=20, uneven=0, several_axes=3),
+        operator("zeros", platform, "exempt"),
+        operator("matmul", platform, forward=90, backward=80, uneven=10, several_axes=9, partial=8),
+    )
+    return {"ok": True, "mode": "quick", "columns": list(COLUMNS), "operators": list(found)}
+
+
+def mutation(survived=1):
+    """A report on the verifier's power."""
+    counts = {"mutants": 9 + survived, "killed": 7, "equivalent": 2, "survived": survived}
+    slip = {"op": "matmul", "kind": "dropped <Partial>", "change": "row 3: Partial(sum) is Replicate"}
+    return {
+        "platform": "torch",
+        "wanted": 10,
+        "seed": 0,
+        "generated": 400,
+        **counts,
+        "score": 7 / (7 + survived),
+        "seconds": 61.2,
+        "kinds": {"dropped <Partial>": counts, "swapped dim": dict.fromkeys(counts, 0)},
+        "operators": {"matmul": counts},
+        "survivors": [{**slip, "full": "held"}] * survived,
+        "equivalents": [{**slip, "reason": "the row is claimed by another"}] * 2,
+    }

@@ -1,0 +1,205 @@
+"""Pages in headless Chromium: sorting, filtering, both colour schemes, narrow and wide windows, nothing fetched."""
+
+from functools import cache
+
+import pytest
+
+from hyper_parallel.core.dtensor.placements import Partial, Shard
+from hyper_parallel.verify.pages import layout_svg, page
+from hyper_parallel.verify.pages.model_page import model_page
+from hyper_parallel.verify.pages.mutation_page import mutation_page
+from hyper_parallel.verify.pages.operators_page import operators_page
+
+pytestmark = [pytest.mark.slow]
+
+NAMES = ("model", "diverged", "ended", "operators", "mutation", "pictures")
+
+OVERFLOW = """
+const wide = [...document.querySelectorAll("main *")].filter(
+  (one) => one.getBoundingClientRect().right > innerWidth + 1 && !one.closest(".scroll table, figure > *"));
+const page = document.documentElement.scrollWidth;
+return { window: innerWidth, page, wide: wide.map((one) => one.outerHTML.slice(0, 90)) };
+"""
+
+# Contrast of every text with the nearest ground behind it, as WCAG 2 computes it.
+CONTRAST = """
+const parts = (colour) => colour.match(/[\\d.]+/g).map(Number);
+const light = ([r, g, b]) => [r, g, b].map((one) => one / 255)
+  .map((one) => one <= 0.04045 ? one / 12.92 : ((one + 0.055) / 1.055) ** 2.4)
+  .reduce((sum, one, at) => sum + one * [0.2126, 0.7152, 0.0722][at], 0);
+const ground = (one) => {
+  for (; one; one = one.parentElement) {
+    const colour = parts(getComputedStyle(one).backgroundColor);
+    if (colour.length === 3 || colour[3] === 1) return colour;
+  }
+  throw new Error("no ground");
+};
+const weak = [];
+let count = 0;
+const walker = document.createTreeWalker(document.body, NodeFilter.SHOW_TEXT);
+while (walker.nextNode()) {
+  const one = walker.currentNode.parentElement;
+  if (!walker.currentNode.data.trim() || one.closest("script, title, desc, option")) continue;
+  const style = getComputedStyle(one);
+  const [a, b] = [light(parts(one.closest("svg") ? style.fill : style.color)), light(ground(one))];
+  const ratio = (Math.max(a, b) + 0.05) / (Math.min(a, b) + 0.05);
+  count += 1;
+  if (ratio < 4.5) weak.push([walker.currentNode.data, ratio]);
+}
+return { count, weak, dark: light(ground(document.querySelector("h1"))) < 0.2 };
+"""
+
+COLUMN = """
+const table = [...document.querySelectorAll("table")].find((one) => one.caption.textContent.startsWith("Checks per"));
+const at = (name) => [...table.tHead.rows[0].cells].findIndex((one) => one.textContent === name);
+const click = (name) => table.tHead.rows[0].cells[at(name)].querySelector("button").click();
+const rows = () => [...table.tBodies[0].rows].filter((one) => !one.hidden);
+const column = (name) => rows().map((one) => one.cells[at(name)].textContent);
+const controls = table.closest(".scroll").previousElementSibling;
+const set = (control, value) => {
+  control.value = value;
+  control.dispatchEvent(new Event("input", { bubbles: true }));
+};
+"""
+
+
+@pytest.fixture(scope="module")
+def pages(samples):
+    """Every kind of page, by name."""
+    mesh = samples.mesh(2, 12)
+    layout = samples.layout(mesh, [Partial(), Shard(0)], (29, 7))
+    return {
+        "model": model_page([samples.run(), samples.run(wrong=True)]),
+        "diverged": model_page([samples.run(wrong=True, modules=("a" * 60, "layers.0." * 12))]),
+        "ended": model_page([samples.run(error="rank 0 failed\n" + "x" * 300)]),
+        "operators": operators_page([samples.sweep("torch"), samples.sweep("mindspore")]),
+        "mutation": mutation_page(samples.mutation()),
+        "pictures": page("pictures", f"<figure>{layout_svg(layout)}</figure>"),
+    }
+
+
+FETCHED = """
+const parts = document.querySelectorAll("script, link, img, iframe, object");
+return { asked: performance.getEntriesByType("resource").map((one) => one.name),
+         sources: [...parts].filter((one) => one.src || one.href || one.data).length };
+"""
+
+each_page = pytest.mark.parametrize("name", NAMES)
+each_way = pytest.mark.parametrize("width, dark", [(400, True), (1280, False)], ids=["narrow-dark", "wide-light"])
+
+
+@pytest.fixture(scope="module")
+def seen(browser, pages, tmp_path_factory):
+    """What every probe finds in a page, in a window of a width, in a scheme; loaded once."""
+    script = "return { " + ", ".join(
+        f"{name}: (() => {{ {body} }})()"
+        for name, body in {"overflow": OVERFLOW, "contrast": CONTRAST, "fetched": FETCHED}.items()
+    ) + " };"  # fmt: skip
+
+    @cache
+    def look(name, width, dark):
+        return browser.ask(tmp_path_factory.mktemp("page"), pages[name], script, width=width, dark=dark)
+
+    return look
+
+
+@each_way
+@each_page
+def test_no_page_is_wider_than_its_window(seen, name, width, dark):
+    """At 400 and at 1280 pixels nothing sticks out: what is wide scrolls inside itself."""
+    assert seen(name, width, dark)["overflow"] == {"window": width, "page": width, "wide": []}
+
+
+@each_way
+@each_page
+def test_every_text_can_be_read(seen, name, width, dark):
+    """In the scheme that the reader's system prefers, every text has a contrast of at least 4.5 to its ground."""
+    found = seen(name, width, dark)["contrast"]
+    assert found["dark"] is dark
+    assert found["weak"] == []
+    assert found["count"] > 20
+
+
+@each_page
+def test_a_page_fetches_nothing(seen, name):
+    """Loading a page asks for nothing, and nothing in it has an address."""
+    assert seen(name, 1280, False)["fetched"] == {"asked": [], "sources": 0}
+
+
+def test_what_a_page_tries_to_fetch_is_forbidden(browser, tmp_path):
+    """The page's own policy stops an image that slipped in."""
+    script = """return { width: document.querySelector("img").naturalWidth,
+                         asked: performance.getEntriesByType("resource").filter((one) => one.transferSize).length };"""
+    dot = "data:image/gif;base64,R0lGODlhAQABAAAAACwAAAAAAQABAAA="
+    found = browser.ask(tmp_path, page("t", f'<img src="{dot}" alt="">'), script)
+    assert found == {"width": 0, "asked": 0}
+
+
+def test_a_probe_that_must_fail_does(browser, tmp_path):
+    """The probes themselves: text of too little contrast, and a box that is too wide, are found."""
+    bad = page("t", '<p style="width:900px">wide</p><p style="color:#888;background:#777">grey</p>')
+    assert browser.ask(tmp_path, bad, OVERFLOW, width=400)["page"] > 400
+    assert [one[0] for one in browser.ask(tmp_path, bad, CONTRAST)["weak"]] == ["grey"]
+
+
+def test_light_and_dark_look_different(browser, pages, tmp_path):
+    """The same page is another picture in the other scheme."""
+    assert browser.screenshot(tmp_path, pages["model"]) != browser.screenshot(tmp_path, pages["model"], dark=True)
+
+
+def test_a_click_on_a_head_sorts(browser, pages, tmp_path):
+    """Numbers sort as numbers, up and then down, what has none stays at the end, and the head says the direction."""
+    script = (
+        COLUMN
+        + """
+    const shown = [];
+    click("uneven"); shown.push(column("uneven"));
+    const up = table.tHead.rows[0].cells[at("uneven")].ariaSort;
+    click("uneven"); shown.push(column("uneven"));
+    const down = table.tHead.rows[0].cells[at("uneven")].ariaSort;
+    click("operator"); shown.push(column("operator"));
+    return { shown, up, down, left: table.tHead.rows[0].cells[at("uneven")].ariaSort };
+    """
+    )
+    found = browser.ask(tmp_path, pages["operators"], script)
+    assert found["shown"][0] == ["none", "none", "10", "10", "90", "90", "n/a", "n/a"]
+    assert found["shown"][1] == ["90", "90", "10", "10", "none", "none", "n/a", "n/a"]
+    assert found["shown"][2] == [one for one in ("add", "argsort", "matmul", "zeros") for _ in range(2)]
+    assert (found["up"], found["down"], found["left"]) == ("ascending", "descending", None)
+
+
+def test_search_and_choices_filter(browser, pages, tmp_path):
+    """Words that must all occur, and one value of a column, leave the rows that have them, and their number is said."""
+    script = (
+        COLUMN
+        + """
+    const shown = [];
+    const [search, framework, outcome, gaps] = controls.querySelectorAll("input, select");
+    const keep = () => shown.push([column("operator").join(" "), controls.querySelector("output").textContent]);
+    keep();
+    set(search, "TORCH add"); keep();
+    set(search, ""); set(framework, "mindspore"); keep();
+    set(outcome, "exempt"); keep();
+    set(outcome, ""); set(gaps, "uneven"); keep();
+    set(search, "nothing has this"); keep();
+    return { shown, offered: [...framework.options].map((one) => one.textContent) };
+    """
+    )
+    found = browser.ask(tmp_path, pages["operators"], script)
+    assert found["shown"] == [
+        ["add add argsort argsort matmul matmul zeros zeros", "8 of 8 rows"],
+        ["add", "1 of 8 rows"],
+        ["add argsort matmul zeros", "4 of 8 rows"],
+        ["zeros", "1 of 8 rows"],
+        ["argsort", "1 of 8 rows"],
+        ["", "0 of 8 rows"],
+    ]
+    assert found["offered"] == ["any", "mindspore", "torch"]
+
+
+def test_without_its_script_a_page_is_whole(browser, pages, tmp_path):
+    """Where scripts are forbidden, every row is there, and no dead button or field."""
+    still = pages["operators"][: pages["operators"].rindex("<script>")] + "</body></html>"
+    script = """return { rows: document.querySelectorAll("tbody tr").length,
+                         dead: document.querySelectorAll("button, input, select").length };"""
+    assert browser.ask(tmp_path, still, script) == {"rows": 10, "dead": 0}

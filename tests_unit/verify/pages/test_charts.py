@@ -1,0 +1,78 @@
+"""Curves over each other, and errors against what was allowed."""
+
+import math
+import re
+
+import pytest
+
+from hyper_parallel.verify.pages.charts import Dot, bar, curves, dots
+
+
+def polylines(picture):
+    """Points of every curve."""
+    found = re.findall(r'<polyline points="([^"]*)"', str(picture))
+    return [[tuple(map(float, point.split(","))) for point in one.split()] for one in found]
+
+
+def ticks(picture):
+    """Numbers at the lines of a chart, from below."""
+    return [float(one) for one in re.findall(r'text-anchor="end"[^>]*>([^<]+)<', str(picture))]
+
+
+def test_equal_curves_lie_on_each_other():
+    """Equal values are drawn at equal places, whatever else differs; a higher value is drawn higher."""
+    one, two = polylines(curves("t", {"single": [3.0, 2.0, 1.0], "parallel": [3.0, 2.0, 1.5]}, x="step", y="loss"))
+    assert one[:2] == two[:2]
+    assert two[2][0] == one[2][0]
+    assert two[2][1] < one[2][1]
+    assert [point[1] for point in one] == sorted(point[1] for point in one)
+
+
+@pytest.mark.parametrize("values", [[0.1], [2.0, 2.0], [0.0, 0.0], [-3.0, 1e-9], [5.0, 5.0 + 1e-12], [1e30, 1.0]])
+def test_every_value_is_inside_the_frame(values):
+    """One value, equal ones, zeros, tiny and huge ranges: round ticks in order, and every point between them."""
+    picture = curves("t", {"a": values}, x="step", y="loss")
+    assert ticks(picture) == sorted(ticks(picture))
+    assert 2 <= len(ticks(picture)) <= 8
+    for x, y in polylines(picture)[0]:
+        assert 66 <= x <= 628
+        assert 29 <= y <= 201
+
+
+def test_what_is_no_number_is_left_out():
+    """A loss that is not finite has no point, and is written in the description."""
+    picture = curves("t", {"a": [1.0, math.nan, 2.0], "b": [math.inf] * 3}, x="step", y="loss")
+    assert [len(one) for one in polylines(picture)] == [2, 0]
+    assert "a: 1, nan, 2; b: inf, inf, inf" in str(picture)
+
+
+def test_dots_stand_left_or_right_of_what_was_allowed():
+    """A dot is left of its tick when it is smaller; 0 is at the left edge and says equal, infinity at the right."""
+    rows = [Dot("a", 1e-12, 1e-9, ok=True), Dot("b", 1e-6, 1e-9, ok=False), Dot("c", 0.0, 1e-9, ok=True),
+            Dot("d", math.inf, 1e-9, ok=False, hint="<why>")]  # fmt: skip
+    picture = str(dots("t", rows))
+    centers = [float(one) for one in re.findall(r'<circle cx="([\d.]+)"', picture)]
+    bounds = [float(one) for one in re.findall(r'<line x1="([\d.]+)"[^>]*stroke-width:2"', picture)]
+    assert [center < bound for center, bound in zip(centers, bounds, strict=True)] == [True, False, True, False]
+    assert centers[2] < centers[0] < centers[1] < centers[3]
+    assert [one for one in re.findall(r">([^<]+)</text>", picture) if one in {"equal", "differs"}] == [
+        "equal",
+        "differs",
+    ]
+    assert "<title>&lt;why&gt;</title>" in picture
+
+
+def test_long_paths_keep_their_end():
+    """The end of a module's path tells more than its beginning."""
+    path = "model.decoder." * 6 + "layers.3.mlp"
+    picture = str(dots("t", [Dot(path, 0.0, 1.0, ok=True)]))
+    assert re.search(r">…[^<]{43}<", picture)
+    assert "layers.3.mlp<" in picture
+
+
+def test_no_rows_are_a_picture_too():
+    """A chart of nothing is empty, not an error; a bar stays inside its cell."""
+    assert "<svg" in str(dots("t", []))
+    assert "<svg" in str(curves("t", {}, x="x", y="y"))
+    assert 'width="90.0"' in str(bar(7.0, "more"))
+    assert 'width="0.0"' in str(bar(-1.0, "less"))

@@ -1,0 +1,73 @@
+"""The operator matrix shows what the sweep's report says, and invents nothing."""
+
+import json
+import re
+
+import pytest
+
+from hyper_parallel.verify.pages.operators_page import operators_page, read_report
+
+
+def body(page, caption):
+    """Rows of a table by its caption."""
+    return re.search(rf"<caption>{caption}.*?<tbody>(.*?)</tbody>", page, re.DOTALL)[1].split("</tr>")
+
+
+def test_every_operator_of_every_framework_is_a_row(samples):
+    """Rows are sorted by operator, the frameworks beside each other; numbers keep a key to sort by."""
+    page = operators_page([samples.sweep("torch"), samples.sweep("mindspore")])
+    rows = body(page, "Checks per operator and framework")
+    names = [re.findall(r"<code>(\w+)</code>.*?<td>(\w+)</td>", row, re.DOTALL) for row in rows]
+    assert [one for found in names for one in found] == [
+        (op, platform) for op in ("add", "argsort", "matmul", "zeros") for platform in ("mindspore", "torch")
+    ]
+    assert '<td class="number" data-key="1200">1,200</td>' in rows[0]
+
+
+def test_not_applicable_and_not_exercised_are_told_apart(samples):
+    """What cannot be tried is quiet; what could have been and was not is loud, counted, and can be filtered."""
+    page = operators_page([samples.sweep()])
+    (row,) = [one for one in body(page, "Checks per operator") if ">argsort<" in one]
+    assert '<td class="number quiet" data-key="">n/a</td>' in row
+    assert '<td class="number bad" data-key="0">none</td>' in row
+    assert '<td class="bad" data-key="uneven">uneven</td>' in row
+    (framework,) = [one for one in body(page, "What was verified per framework") if "torch" in one]
+    assert '<td class="number warn" data-key="2">2 of 3</td>' in framework
+    assert '<td class="number good" data-key="3">3 of 3</td>' in framework
+
+
+def test_what_was_not_verified_says_why(samples):
+    """Findings, exemptions, absences, skipped samples, rows without a sample and refusals are all in the row."""
+    one = {
+        **samples.operator("f", "torch", "wrong", forward=3),
+        "wrong": [{"problem": "is <2>", "places": "Shard(0)"}], "skipped": {"all zero": 2},
+        "unexercised": ["Shard(5)"], "rejected": {"PlacementError: no": 7},
+    }  # fmt: skip
+    report = {**samples.sweep("torch", one, samples.operator("g", "torch", "absent")), "ok": False}
+    page = operators_page([report])
+    for text in (
+        "is &lt;2&gt; (Shard(0))", "all zero (2 samples)", "claimed rows without a sample: Shard(5)",
+        "7 placements were refused with an error: PlacementError: no", "torch has no such operator", "FAILED",
+        "(4 notes)",
+    ):  # fmt: skip
+        assert text in page
+    assert "exempt: why &lt;not&gt;" in operators_page([samples.sweep()])
+    assert "INTERRUPTED" in operators_page([{**report, "interrupted": "Ctrl-C"}])
+
+
+def test_a_report_of_another_version_is_rejected(samples, tmp_path):
+    """A file that is no report, or that lacks the columns, is an error that names it and the cure."""
+    path = tmp_path / "operators-torch.json"
+    path.write_text(json.dumps(samples.sweep()))
+    assert read_report(path)["ok"]
+    path.write_text('{"operators": []}')
+    again = "another version wrote it; run `hyper-parallel verify ops --report operators-torch.json` again"
+    with pytest.raises(ValueError, match=f"^{re.escape(f'{path} has no columns: {again}')}$"):
+        read_report(path)
+    path.write_text('{"columns": [], "operators": [{"op": "add"}]}')
+    with pytest.raises(ValueError, match="has no coverage: another version wrote it"):
+        read_report(path)
+    path.write_text("{")
+    said = f"{path} is no report of `hyper-parallel verify ops --report operators-torch.json`: Expecting property name"
+    with pytest.raises(ValueError, match=f"^{re.escape(said)}"):
+        read_report(path)

@@ -1,0 +1,128 @@
+"""The shared style of every page, and its tables."""
+
+import re
+from html.parser import HTMLParser
+from pathlib import Path
+
+import pytest
+
+from hyper_parallel.verify import pages
+from hyper_parallel.verify.pages import Cell, Column, Html, page, palette, table, write_page
+
+README = Path(pages.__file__).with_name("README.md")
+OWN = ("page", "panel")
+TEXTS = ("text", "quiet", "link", "good", "bad", "warn")
+SERIES = ("one", "two", "three", "four", "five", "six")
+
+
+def luminance(colour):
+    """Relative luminance, as WCAG 2 defines it."""
+    parts = [int(colour[at : at + 2], 16) / 255 for at in (1, 3, 5)]
+    linear = [part / 12.92 if part <= 0.04045 else ((part + 0.055) / 1.055) ** 2.4 for part in parts]
+    return sum(share * part for share, part in zip((0.2126, 0.7152, 0.0722), linear, strict=True))
+
+
+def contrast(one, other):
+    """Contrast of two colours, from 1 to 21."""
+    high, low = sorted((luminance(one), luminance(other)), reverse=True)
+    return (high + 0.05) / (low + 0.05)
+
+
+class Balanced(HTMLParser):
+    """Every element that is opened is closed, in order."""
+
+    def __init__(self):
+        super().__init__()
+        self.stack, self.seen, self.links = [], [], []
+
+    def handle_starttag(self, tag, attrs):
+        """Remember it."""
+        self.seen.append((tag, dict(attrs)))
+        self.links += [value for name, value in attrs if name in {"href", "src", "action", "data", "poster", "srcset"}]
+        if tag not in {"meta", "br", "input"}:
+            self.stack.append(tag)
+
+    def handle_endtag(self, tag):
+        """It closes what was opened last."""
+        assert self.stack.pop() == tag
+
+
+def parsed(text):
+    """The elements of a page that is well formed."""
+    parser = Balanced()
+    parser.feed(text)
+    assert not parser.stack
+    return parser
+
+
+@pytest.mark.parametrize("scheme", [palette.LIGHT, palette.DARK], ids=["light", "dark"])
+def test_text_and_series_stand_out_from_what_is_behind_them(scheme):
+    """Text has a contrast of at least 4.5 to every ground, and so have curves and bars, whose labels share it."""
+    assert set(scheme) == {*OWN, *TEXTS, *SERIES, "line"}
+    weak = {(name, own): contrast(scheme[name], scheme[own]) for name in (*TEXTS, *SERIES) for own in OWN}
+    assert not {pair: value for pair, value in weak.items() if value < 4.5}
+
+
+def test_a_page_is_whole_and_asks_for_nothing():
+    """A page is well formed, has no address outside itself, and forbids its own script to fetch anything."""
+    text = page("A & B", table("x < y", ["a", "b"], [["<i>", 1]], search=True), footer="by <me>")
+    found = parsed(text)
+    assert text.startswith('<!doctype html>\n<html lang="en">')
+    assert found.links == []
+    assert "url(" not in text
+    assert "@import" not in text
+    policies = [attrs["content"] for tag, attrs in found.seen if attrs.get("http-equiv") == "Content-Security-Policy"]
+    assert policies == ["default-src 'none'; style-src 'unsafe-inline'; script-src 'unsafe-inline'"]
+    assert "<title>A &amp; B</title>" in text
+    assert "<footer>by &lt;me&gt;</footer>" in text
+    assert "prefers-color-scheme: dark" in text
+
+
+def test_a_table_says_what_it_is():
+    """A table has a caption, and every head its scope; text is escaped, markup is not; numbers stand to the right."""
+    text = str(
+        table(
+            "what < it",
+            ["name", Column("count", number=True, choice=True, hint="how many")],
+            [["<b>", Cell(3, kind="bad")], [Html("<i>x</i>"), Cell("none", key="")]],
+        )
+    )
+    parsed(text)
+    assert "<caption>what &lt; it</caption>" in text
+    assert '<th scope="col">name</th><th scope="col" class="number" data-choice="count" title="how many">count' in text
+    assert '<tr><th scope="row">&lt;b&gt;</th><td class="number bad">3</td></tr>' in text
+    assert '<tr><th scope="row"><i>x</i></th><td class="number" data-key="">none</td></tr>' in text
+    assert "<table data-sort>" in text
+    assert "data-filter" in str(table("t", ["a"], [["x"]], search=True))
+
+
+@pytest.mark.skipif(not README.exists(), reason="[no-tool] the README is not installed")
+def test_the_example_of_the_readme_runs(tmp_path, monkeypatch):
+    """The code in the room's README runs as it stands."""
+    monkeypatch.chdir(tmp_path)
+    (code,) = re.findall(r"```python\n(.*?)```", README.read_text(), re.DOTALL)
+    exec(code, {})  # noqa: S102 - our own page
+    assert "[5@tp, 4] on dp=2 x tp=3" in (tmp_path / "layout.html").read_text()
+
+
+def test_an_empty_table_says_so():
+    """No rows are one row that says so, with nothing to sort."""
+    text = str(table("t", ["a", "b"], [], search=True, empty="nothing ran"))
+    assert '<td colspan="2" class="quiet">nothing ran</td>' in text
+    assert "data-sort" not in text
+
+
+def test_a_row_that_does_not_fit_is_rejected():
+    """A row needs a value per column, and a kind must be one that the style knows."""
+    with pytest.raises(ValueError, match=r"^table 't': a row has 1 values for 2 columns$"):
+        table("t", ["a", "b"], [["x"]])
+    with pytest.raises(ValueError, match=r"^Cell: kind 'red' is none of '', 'good', 'bad', 'warn', 'quiet'$"):
+        Cell("x", kind="red")
+
+
+def test_a_page_that_cannot_be_written_is_a_clear_error(tmp_path):
+    """Folders are made; a file in a folder's place is an error that names the path."""
+    path = write_page(tmp_path / "new" / "x.html", "text")
+    assert path.read_text() == "text"
+    with pytest.raises(ValueError, match=r"^.*/new/x\.html/y\.html cannot be written: (Not a directory|File exists)$"):
+        write_page(path / "y.html", "text")
