@@ -57,7 +57,11 @@ def run(arguments: argparse.Namespace) -> int:
     from hyper_parallel.verify.ops.report import SweepReport
 
     tasks, planned = _tasks(arguments)
-    report, progress, started = SweepReport(planned=planned), Progress(len(tasks)), time.monotonic()
+    report, progress, started = (
+        SweepReport(planned=planned, mode="quick" if arguments.quick else "full"),
+        Progress(len(tasks)),
+        time.monotonic(),
+    )
     try:
         for found in _results(tasks, progress):
             _add(report, found)
@@ -196,6 +200,7 @@ def _write(arguments: argparse.Namespace, report: SweepReport) -> None:
     path = Path(arguments.report)
     text = json.dumps(report.json(), indent=2) if path.suffix == ".json" else report.full_text()
     try:
+        path.parent.mkdir(parents=True, exist_ok=True)
         path.write_text(text + "\n", encoding="utf-8")
     except OSError as error:
         msg = f"--report {arguments.report}: cannot write: {error.strerror}"

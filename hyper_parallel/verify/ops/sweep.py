@@ -8,11 +8,12 @@ import time
 import traceback
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
 
 from hyper_parallel.core.dtensor.boxes import coordinates
+from hyper_parallel.core.dtensor.layout import Layout
 from hyper_parallel.core.dtensor.placements import PARTIAL_OPS, Partial, Placement, Replicate, Shard
 from hyper_parallel.core.shard.rule import Decomposition, Row, Rule, Strategies, find_rule, replicated_row
 from hyper_parallel.core.shard.sample import Sample, exemption, samples_of
@@ -21,6 +22,7 @@ from hyper_parallel.errors import HyperParallelError, UnsupportedOperatorError
 from hyper_parallel.platform.select import platform_named, use_platform
 from hyper_parallel.verify.ops.equal import says_nothing
 from hyper_parallel.verify.ops.missing import unclaimed
+from hyper_parallel.verify.ops.offers import offered, offered_by_operands
 from hyper_parallel.verify.ops.pieces import allows
 from hyper_parallel.verify.ops.public import Outcome, Places, PublicJob, check_public, operator
 from hyper_parallel.verify.ops.reference import Reference, plain_run, refer
@@ -30,9 +32,6 @@ from hyper_parallel.verify.ops.rows import Claim, claims, commute, mesh_of, poss
 from hyper_parallel.verify.ops.rule_level import Bench, Result
 from hyper_parallel.verify.ops.user import UserOperator, samples_of_user
 from hyper_parallel.verify.ops.values import Filled, fill, seed_of, size_choices
-
-if TYPE_CHECKING:
-    from hyper_parallel.core.dtensor.layout import Layout
 
 __all__ = ["MESHES", "QUICK", "USER", "Effort", "Sweep", "sweep_operator", "sweep_user_operator"]
 
@@ -184,6 +183,28 @@ class Sweep:
             if not cases:
                 self.report.skipped.update(skipped[:1])
 
+    def _offers(self, case: _Case) -> set[str]:
+        """Columns of the coverage matrix that placements of this case can have."""
+        found = {"forward", "several axes"}
+        differentiated = any(case.filled.wanted) and any(one is not None for one in case.reference.seeds)
+        if differentiated:
+            found.add("backward")
+        strategies = self._strategies(case, (2,))
+        if strategies is None:
+            return found | offered_by_operands(case.filled.arrays)
+        return found | offered(row for row in strategies.rows if possible(row, case.filled))
+
+    def _strategies(self, case: _Case, shape: tuple[int, ...]) -> Strategies | None:
+        """What the rule claims of the case, whole operands; None where it answers otherwise, or refuses."""
+        if not isinstance(self.rule, Rule):
+            return None
+        problem = problem_of(self.platform, self.rule, case.filled, mesh_of(shape), case.reference.tensors)
+        try:
+            found = self.rule.strategies(problem.call)
+        except (ValueError, HyperParallelError):
+            return None
+        return found if isinstance(found, Strategies) else None
+
     def _check(self, case: _Case, *, again: bool) -> None:
         """Both levels; a second set of values for the same sizes is no further check."""
         try:
@@ -191,6 +212,7 @@ class Sweep:
                 self._rule_level(case, self.rule, counts=not again)
             if self.effort.public and case.first:
                 self._public(case, again=again)
+            self.report.offers |= self._offers(case)
         except Exception as error:  # noqa: BLE001 - a rule that raises anything costs this sample
             where = "".join(traceback.format_tb(error.__traceback__)[-2:])
             problem = f"{type(error).__name__}: {error}\n{where}"
@@ -304,7 +326,7 @@ class Sweep:
             report.rejected[result.rejected[:300]] += 1
             return
         if counts:
-            self._count(mesh, claim.choice.targets, backward=result.backward)
+            self._count(mesh, (*claim.choice.targets, *claim.choice.outputs), backward=result.backward)
         if result.crash or result.problems:
             kind = report.crash if result.crash else report.wrong
             problem = result.crash or result.problems[0]
@@ -317,8 +339,11 @@ class Sweep:
         report.checks += 1
         report.backward += backward
         report.by_mesh["x".join(map(str, mesh))] += 1
+        self._count_features(mesh, layouts)
+
+    def _count_features(self, mesh: tuple[int, ...], layouts: Sequence[Layout]) -> None:
         for feature in _features(mesh, layouts):
-            report.features[feature] += 1
+            self.report.features[feature] += 1
 
     def _finding(self, where: str, case: _Case, mesh: tuple[int, ...], places: Places, problem: str) -> Finding:
         text = ", ".join(str(list(one)) for one in places)
@@ -364,6 +389,7 @@ class Sweep:
             report.backward += outcome.backward
             report.ok += outcome.kind == "ok"
             report.by_mesh["x".join(map(str, mesh))] += 1
+            self._count_features(mesh, _layouts(case, mesh, places))
         if outcome.kind != "ok":
             kind = report.wrong if outcome.kind == "wrong" else report.crash
             kind.append(self._finding("public", case, mesh, places, outcome.text))
@@ -429,6 +455,13 @@ def _placements(array: Any, axes: int) -> list[tuple[Placement, ...]]:
     kinds += [Partial(op) for op in PARTIAL_OPS if allows(array, op)]
     found = itertools.product(kinds, repeat=axes)
     return [one for one in found if len({place for place in one if isinstance(place, Partial)}) <= 1]
+
+
+def _layouts(case: _Case, mesh: tuple[int, ...], places: Places) -> list[Layout]:
+    """Of the operands."""
+    return [
+        Layout.place(mesh_of(mesh), one, array.shape) for one, array in zip(places, case.filled.arrays, strict=True)
+    ]
 
 
 def _closed(strategies: Strategies, case: _Case) -> Strategies:
