@@ -21,6 +21,7 @@ from hyper_parallel.core.shard.strategy import combine
 from hyper_parallel.errors import HyperParallelError, UnsupportedOperatorError
 from hyper_parallel.platform.select import platform_named, use_platform
 from hyper_parallel.verify.ops.equal import says_nothing
+from hyper_parallel.verify.ops.local_calls import Calls
 from hyper_parallel.verify.ops.missing import unclaimed
 from hyper_parallel.verify.ops.offers import offered, offered_by_operands
 from hyper_parallel.verify.ops.pieces import allows
@@ -280,6 +281,7 @@ class Sweep:
     # -- rule level --------------------------------------------------------------------------------------------------
 
     def _rule_level(self, case: _Case, rule: Rule, *, counts: bool) -> None:
+        calls = Calls(self.platform, case.reference, case.filled, case.seed)
         for shape in self.effort.meshes:
             mesh = mesh_of(shape)
             problem = problem_of(self.platform, rule, case.filled, mesh, case.reference.tensors)
@@ -295,7 +297,7 @@ class Sweep:
                 return  # a shape that only the call tells: likewise
             for row in strategies.rows:
                 self.claimed.setdefault(_row_text(row), False)
-            bench = Bench(self.platform, case.sample, case.reference, mesh, case.seed)
+            bench = Bench(case.sample, calls, mesh)
             found = [one for one in claims(problem, strategies) if self.chosen in (None, one.places)]
             for start in range(0, len(found), _BATCH):
                 self._batch(case, bench, found[start : start + _BATCH], counts=counts)
