@@ -174,5 +174,5 @@ def shares(gradient: Any, layout: Layout, pieces: Sequence[Any]) -> list[Any]:
         attained = stacked == (stacked.max(0) if largest else stacked.min(0))
         share = box_of(gradient, local, at) / attained.sum(0)
         for member, mask in zip(together, attained, strict=True):
-            found[member] = np.asarray(share * mask, gradient.dtype)
+            found[member] = np.asarray(np.where(mask, share, 0), gradient.dtype)  # nothing, not zero times it
     return found
