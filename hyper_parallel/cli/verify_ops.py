@@ -18,7 +18,7 @@ if TYPE_CHECKING:
     from hyper_parallel.verify.ops.report import OperatorReport, SweepReport
     from hyper_parallel.verify.ops.sweep import Effort
 
-__all__ = ["add_parser", "run"]
+__all__ = ["add_parser", "operators", "run"]
 
 _DESCRIPTION = """\
 Check every sharding rule on every sample it brings: all claimed placements of all operands, uneven and empty shards
@@ -86,8 +86,9 @@ def run(arguments: argparse.Namespace) -> int:
 
 def _results(tasks: Sequence[dict[str, Any]], progress: Progress) -> Iterator[OperatorReport]:
     from hyper_parallel.verify.ops.pool import run_tasks
+    from hyper_parallel.verify.ops.report import OperatorReport
 
-    yield from run_tasks(tasks, lambda platform, op: progress.start(f"{op} on {platform}"))
+    yield from run_tasks(OperatorReport, tasks, lambda platform, op: progress.start(f"{op} on {platform}"))
 
 
 def _add(report: SweepReport, found: OperatorReport) -> None:
@@ -111,13 +112,18 @@ def _tasks(arguments: argparse.Namespace) -> tuple[list[dict[str, Any]], int]:
     effort = _effort(arguments)
     found, planned = [], 0
     for platform in platforms(arguments.platform):
-        ops = _operators(arguments.op)
+        ops = operators(arguments.op)
         planned += len(ops)
         found.extend(tasks.library_tasks(platform, ops, effort))
     return found, planned
 
 
-def _operators(asked: Sequence[str] | None) -> list[str]:
+def operators(asked: Sequence[str] | None) -> list[str]:
+    """The rules that are asked for, all where none is.
+
+    Raises:
+        ValueError: there is none of a name.
+    """
     from hyper_parallel.core.shard import rules
     from hyper_parallel.core.shard.rule import rule_names
 

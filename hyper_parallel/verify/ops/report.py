@@ -157,6 +157,11 @@ class OperatorReport:
         return {**plain, **findings, **derived, "seconds": round(self.seconds, 3)}
 
     @classmethod
+    def lost(cls, op: str, platform: str, died: str) -> OperatorReport:
+        """The operator whose process died."""
+        return cls(op, platform, crash=[Finding("process", "", {}, (), "", died)])
+
+    @classmethod
     def from_json(cls, data: dict[str, Any]) -> OperatorReport:
         """What :meth:`json` wrote."""
         data = {name: value for name, value in data.items() if name not in {"outcome", "coverage"}}

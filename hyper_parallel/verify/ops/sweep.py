@@ -29,17 +29,21 @@ from hyper_parallel.verify.ops.public import Outcome, Places, PublicJob, check_p
 from hyper_parallel.verify.ops.reference import Reference, plain_run, refer
 from hyper_parallel.verify.ops.report import Finding, OperatorReport
 from hyper_parallel.verify.ops.reproduce import program
-from hyper_parallel.verify.ops.rows import Claim, claims, commute, mesh_of, possible, problem_of
+from hyper_parallel.verify.ops.rows import Claim, Problem, claims, commute, mesh_of, possible, problem_of
 from hyper_parallel.verify.ops.rule_level import Bench, Result
 from hyper_parallel.verify.ops.user import UserOperator, samples_of_user
 from hyper_parallel.verify.ops.values import Filled, fill, seed_of, size_choices
 
-__all__ = ["MESHES", "QUICK", "USER", "Effort", "Sweep", "sweep_operator", "sweep_user_operator"]
+__all__ = ["MESHES", "QUICK", "USER", "Effort", "Enough", "Sweep", "sweep_operator", "sweep_user_operator"]
 
 MESHES: tuple[tuple[int, ...], ...] = ((1,), (2,), (3,), (4,), (2, 2), (2, 3), (3, 2))
 _BATCH = 24
 _REPRODUCED = 3
 _PATIENCE = 12
+
+
+class Enough(Exception):  # noqa: N818 - no error
+    """Raised by who needs to know no more of a sweep."""
 
 
 @dataclass(frozen=True)
@@ -214,6 +218,8 @@ class Sweep:
             if self.effort.public and case.first:
                 self._public(case, again=again)
             self.report.offers |= self._offers(case)
+        except Enough:
+            raise
         except Exception as error:  # noqa: BLE001 - a rule that raises anything costs this sample
             where = "".join(traceback.format_tb(error.__traceback__)[-2:])
             problem = f"{type(error).__name__}: {error}\n{where}"
@@ -257,6 +263,14 @@ class Sweep:
         skipped.append(problem[:200])
         return None
 
+    def case(self, number: int, sample: Sample, sizes: dict[str, int], *, first: bool) -> _Case | None:
+        """The plain run on small integers, or on real numbers where there are none."""
+        for integral in (True, False):
+            found = self._case(number, sample, sizes, [], integral=integral, first=first)
+            if found is not None:
+                return found
+        return None
+
     def _refer(self, sample: Sample, filled: Filled, rng: Any) -> Reference:
         if isinstance(self.rule, Rule):
             return refer(self.platform, self.rule, sample, filled, rng)
@@ -281,7 +295,7 @@ class Sweep:
     # -- rule level --------------------------------------------------------------------------------------------------
 
     def _rule_level(self, case: _Case, rule: Rule, *, counts: bool) -> None:
-        calls = Calls(self.platform, case.reference, case.filled, case.seed)
+        calls = self._calls(case)
         for shape in self.effort.meshes:
             mesh = mesh_of(shape)
             problem = problem_of(self.platform, rule, case.filled, mesh, case.reference.tensors)
@@ -298,11 +312,17 @@ class Sweep:
             for row in strategies.rows:
                 self.claimed.setdefault(_row_text(row), False)
             bench = Bench(case.sample, calls, mesh)
-            found = [one for one in claims(problem, strategies) if self.chosen in (None, one.places)]
+            found = [one for one in self._claims(problem, strategies) if self.chosen in (None, one.places)]
             for start in range(0, len(found), _BATCH):
                 self._batch(case, bench, found[start : start + _BATCH], counts=counts)
             if shape in ((2,), (3,)) and case.first and case.number < self.effort.missing:
                 self._look_for_missing(case, bench, unclaimed(bench, problem, strategies))
+
+    def _calls(self, case: _Case) -> Calls:
+        return Calls(self.platform, case.reference, case.filled, case.seed)
+
+    def _claims(self, problem: Problem, strategies: Strategies) -> Iterator[Claim]:
+        return claims(problem, strategies)
 
     def _look_for_missing(self, case: _Case, bench: Bench, found: Iterator[Row]) -> None:
         """A row is missing if it holds for all values on both meshes."""
