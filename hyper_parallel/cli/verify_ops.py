@@ -7,6 +7,7 @@ import ast
 import json
 import time
 from collections.abc import Iterator, Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -19,6 +20,11 @@ if TYPE_CHECKING:
     from hyper_parallel.verify.ops.sweep import Effort
 
 __all__ = ["add_parser", "operators", "run"]
+
+_WORK = 900.0
+"""Seconds of work on further sizes that operators share: the whole takes about ten minutes on two idle cores."""
+
+_LEAST = 1.5
 
 _DESCRIPTION = """\
 Check every sharding rule on every sample it brings: all claimed placements of all operands, uneven and empty shards
@@ -109,10 +115,13 @@ def _tasks(arguments: argparse.Namespace) -> tuple[list[dict[str, Any]], int]:
 
     if arguments.file is not None:
         return _user_tasks(arguments)
-    effort = _effort(arguments)
     found, planned = [], 0
-    for platform in platforms(arguments.platform):
-        ops = operators(arguments.op)
+    ops, frameworks = operators(arguments.op), platforms(arguments.platform)
+    effort = _effort(arguments)
+    if not arguments.quick:
+        share = _WORK / len(ops) / len(frameworks)
+        effort = replace(effort, seconds=min(max(share, _LEAST), effort.seconds))
+    for platform in frameworks:
         planned += len(ops)
         found.extend(tasks.library_tasks(platform, ops, effort))
     return found, planned
@@ -147,8 +156,6 @@ def _effort(arguments: argparse.Namespace) -> Effort:
     effort = QUICK if arguments.quick else Effort()
     if arguments.mesh is None:
         return effort
-    from dataclasses import replace
-
     asked = tuple(_mesh(text) for text in arguments.mesh.split(",")) or MESHES
     return replace(effort, meshes=asked, public_meshes=None)
 
@@ -176,8 +183,6 @@ def _user_tasks(arguments: argparse.Namespace) -> tuple[list[dict[str, Any]], in
 
 
 def _with_meshes(arguments: argparse.Namespace, effort: Effort) -> Effort:
-    from dataclasses import replace
-
     return replace(effort, meshes=_effort(arguments).meshes)
 
 

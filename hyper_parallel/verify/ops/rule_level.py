@@ -133,19 +133,36 @@ class Bench:
             refused = isinstance(error, HyperParallelError)
             return [Result(claims[0], rejected=text) if refused else Result(claims[0], crash=text)]
 
+    def forward(self, claims: Sequence[Claim]) -> list[bool]:
+        """Which ``claims`` give the outputs they say; no gradient is computed.
+
+        Raises:
+            Exception: whatever the operator raises.
+        """
+        placed = [self._placed(claim, 0, seeded=False) for claim in claims]
+        self._compute(placed)
+        return [not any(self._outputs_differ(index, one) for index in range(len(self.reference.outputs)))
+                for one in placed]  # fmt: skip
+
     def _run(self, claims: Sequence[Claim], draw: int) -> list[Result]:
         placed = [self._placed(claim, draw) for claim in claims]
+        self._compute(placed)
+        return [self._judged(one, draw) for one in placed]
+
+    def _compute(self, placed: Sequence[_Placed]) -> None:
         waiting = {id(call): call for one in placed for call in one.calls if call.outs is None}
         if waiting:
             self.calls.compute(list(waiting.values()), self.caller, lambda: self._late_seeds(placed))
-        return [self._judged(one, draw) for one in placed]
 
     # -- local calls -----------------------------------------------------------------------------------------------
 
-    def _placed(self, claim: Claim, draw: int) -> _Placed:
+    def _placed(self, claim: Claim, draw: int, *, seeded: bool = True) -> _Placed:
         placed = _Placed(claim, self.at)
+        if not seeded:
+            placed.late = []
         operands = [self.calls.operand(index, layout, draw) for index, layout in enumerate(claim.choice.targets)]
-        seeds = [self._seeds(index, layout) for index, layout in enumerate(claim.choice.outputs)]
+        outputs = enumerate(claim.choice.outputs)
+        seeds = [self._seeds(index, layout) if seeded else None for index, layout in outputs]
         for rank in range(len(self.at)):
             pieces = tuple(held[rank] for held in operands)
             mine = tuple(None if one is None else one[rank] for one in seeds)

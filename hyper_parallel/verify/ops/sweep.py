@@ -65,7 +65,7 @@ class Effort:
     """
 
     meshes: tuple[tuple[int, ...], ...] = MESHES
-    choices: int = 14
+    choices: int = 60
     draws: int = 2
     both: bool = True
     rule_level: bool = True
@@ -159,18 +159,25 @@ class Sweep:
             except (KeyError, UnsupportedOperatorError):
                 self.report.absent = True
                 return
-        for number, sample in enumerate(self.samples):
-            self._sample(number, sample)
+        self._take_turns([self._sample(number, sample) for number, sample in enumerate(self.samples)])
         self.report.unexercised.extend(row for row, reached in self.claimed.items() if not reached)
         for text, held in self.absent.items():
             if held == self.looked[text.partition(":")[0]]:
                 self.report.missing.append(text)
 
-    def _sample(self, number: int, sample: Sample) -> None:
+    def _take_turns(self, samples: list[Iterator[None]]) -> None:
+        """The first sizes of every sample, whatever they cost; the next ones of each as long as there is time."""
+        for turn in range(self.effort.choices):
+            for one in list(samples):
+                if turn and time.monotonic() > self.until:
+                    return
+                if next(one, self) is self:
+                    samples.remove(one)
+
+    def _sample(self, number: int, sample: Sample) -> Iterator[None]:
+        """One choice of sizes after the other."""
         exact = False
         for position, sizes in enumerate(size_choices(sample, self.effort.choices)):
-            if position and time.monotonic() > self.until:
-                return
             skipped: list[str] = []
             cases: list[_Case] = []
             for integral in _modes(position, exact=exact):
@@ -187,6 +194,7 @@ class Sweep:
                 self._check(case, again=bool(again))
             if not cases:
                 self.report.skipped.update(skipped[:1])
+            yield
 
     def _offers(self, case: _Case) -> set[str]:
         """Columns of the coverage matrix that placements of this case can have."""

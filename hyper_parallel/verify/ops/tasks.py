@@ -47,7 +47,7 @@ def library_tasks(platform: str, ops: Sequence[str], effort: Effort) -> list[dic
         return [task_of(platform, some, effort) for some in _batches(ops, each)]
     # A gradient costs ten times what it costs on PyTorch; the rules are the same.
     meshes = effort.meshes if effort.choices > 1 else effort.meshes[:1]
-    slower = replace(effort, public=False, choices=min(effort.choices, 2), meshes=meshes)
+    slower = replace(effort, public=False, meshes=meshes)
     with_rows = [op for op in ops if isinstance(find_rule(op), Rule)]  # decompositions run on DTensors only
     found = [task_of(platform, some, slower) for some in _batches(with_rows if effort.public else ops, each)]
     if effort.public:

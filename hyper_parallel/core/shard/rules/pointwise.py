@@ -303,7 +303,7 @@ _ANY = (
     "contiguous detach"
 )
 # PyTorch's gradients of what is no number depend on where in memory it lies.
-_UNSETTLED = ("celu", "elu", "hardswish")
+_UNSETTLED = ("celu", "elu", "hardswish", "selu")
 _ODD = " ".join(op for op in _ANY.split() if op not in _UNSETTLED)
 sample(f"{_ODD} isnan isinf isfinite isneginf isposinf nan_to_num signbit", odd("ab"))
 sample(" ".join(_UNSETTLED), odd("ab").fixed)
