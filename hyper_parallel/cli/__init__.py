@@ -8,7 +8,7 @@ import os
 import sys
 from collections.abc import Sequence
 
-from hyper_parallel.cli import bench, coverage, doctor, self_test, verify_model, verify_ops
+from hyper_parallel.cli import bench, coverage, doctor, self_test, verify_model, verify_mutants, verify_ops
 from hyper_parallel.errors import HyperParallelError
 
 __all__ = ["INTERRUPTED", "main"]
@@ -50,6 +50,7 @@ def parser() -> argparse.ArgumentParser:
     kinds = verify.add_subparsers(required=True, metavar="WHAT")
     verify_model.add_parser(kinds)
     verify_ops.add_parser(kinds)
+    verify_mutants.add_parser(kinds)
     bench.add_parser(commands)
     coverage.add_parser(commands)
     doctor.add_parser(commands)

@@ -7,6 +7,7 @@ import ast
 import json
 import time
 from collections.abc import Iterator, Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -18,7 +19,12 @@ if TYPE_CHECKING:
     from hyper_parallel.verify.ops.report import OperatorReport, SweepReport
     from hyper_parallel.verify.ops.sweep import Effort
 
-__all__ = ["add_parser", "run"]
+__all__ = ["add_parser", "operators", "run"]
+
+_WORK = 900.0
+"""Seconds of work on further sizes that operators share: the whole takes about ten minutes on two idle cores."""
+
+_LEAST = 1.5
 
 _DESCRIPTION = """\
 Check every sharding rule on every sample it brings: all claimed placements of all operands, uneven and empty shards
@@ -57,7 +63,11 @@ def run(arguments: argparse.Namespace) -> int:
     from hyper_parallel.verify.ops.report import SweepReport
 
     tasks, planned = _tasks(arguments)
-    report, progress, started = SweepReport(planned=planned), Progress(len(tasks)), time.monotonic()
+    report, progress, started = (
+        SweepReport(planned=planned, mode="quick" if arguments.quick else "full"),
+        Progress(len(tasks)),
+        time.monotonic(),
+    )
     try:
         for found in _results(tasks, progress):
             _add(report, found)
@@ -82,8 +92,9 @@ def run(arguments: argparse.Namespace) -> int:
 
 def _results(tasks: Sequence[dict[str, Any]], progress: Progress) -> Iterator[OperatorReport]:
     from hyper_parallel.verify.ops.pool import run_tasks
+    from hyper_parallel.verify.ops.report import OperatorReport
 
-    yield from run_tasks(tasks, lambda platform, op: progress.start(f"{op} on {platform}"))
+    yield from run_tasks(OperatorReport, tasks, lambda platform, op: progress.start(f"{op} on {platform}"))
 
 
 def _add(report: SweepReport, found: OperatorReport) -> None:
@@ -104,16 +115,24 @@ def _tasks(arguments: argparse.Namespace) -> tuple[list[dict[str, Any]], int]:
 
     if arguments.file is not None:
         return _user_tasks(arguments)
-    effort = _effort(arguments)
     found, planned = [], 0
-    for platform in platforms(arguments.platform):
-        ops = _operators(arguments.op)
+    ops, frameworks = operators(arguments.op), platforms(arguments.platform)
+    effort = _effort(arguments)
+    if not arguments.quick:
+        share = _WORK / len(ops) / len(frameworks)
+        effort = replace(effort, seconds=min(max(share, _LEAST), effort.seconds))
+    for platform in frameworks:
         planned += len(ops)
         found.extend(tasks.library_tasks(platform, ops, effort))
     return found, planned
 
 
-def _operators(asked: Sequence[str] | None) -> list[str]:
+def operators(asked: Sequence[str] | None) -> list[str]:
+    """The rules that are asked for, all where none is.
+
+    Raises:
+        ValueError: there is none of a name.
+    """
     from hyper_parallel.core.shard import rules
     from hyper_parallel.core.shard.rule import rule_names
 
@@ -137,8 +156,6 @@ def _effort(arguments: argparse.Namespace) -> Effort:
     effort = QUICK if arguments.quick else Effort()
     if arguments.mesh is None:
         return effort
-    from dataclasses import replace
-
     asked = tuple(_mesh(text) for text in arguments.mesh.split(",")) or MESHES
     return replace(effort, meshes=asked, public_meshes=None)
 
@@ -166,8 +183,6 @@ def _user_tasks(arguments: argparse.Namespace) -> tuple[list[dict[str, Any]], in
 
 
 def _with_meshes(arguments: argparse.Namespace, effort: Effort) -> Effort:
-    from dataclasses import replace
-
     return replace(effort, meshes=_effort(arguments).meshes)
 
 
@@ -196,6 +211,7 @@ def _write(arguments: argparse.Namespace, report: SweepReport) -> None:
     path = Path(arguments.report)
     text = json.dumps(report.json(), indent=2) if path.suffix == ".json" else report.full_text()
     try:
+        path.parent.mkdir(parents=True, exist_ok=True)
         path.write_text(text + "\n", encoding="utf-8")
     except OSError as error:
         msg = f"--report {arguments.report}: cannot write: {error.strerror}"

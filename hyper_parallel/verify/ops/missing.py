@@ -39,17 +39,26 @@ def _kinds(array: Any) -> list[Placement]:
 
 
 def _true_row(bench: Bench, problem: Problem, strategies: Strategies, inputs: Sequence[Placement]) -> Row | None:
+    """Outputs of all candidates come from the same local calls; only those that hold are differentiated."""
+    candidates = []
     for outputs in _candidates(bench):
         row = Row(tuple(inputs), outputs)
         plain = Strategies((row,), strategies.outputs, None, strategies.many)
         choice = combine(problem.call, plain, (row,), (0,))
-        if choice is None:
+        if choice is not None:
+            candidates.append(Claim((row,), choice, plain))
+    try:
+        holds = bench.forward(candidates)
+    except Exception:  # noqa: BLE001 - the local call cannot run on these pieces, whatever is said of the output
+        return None
+    for claim, true in zip(candidates, holds, strict=True):
+        if not true:
             continue
-        (result,) = bench.run([Claim((row,), choice, plain)])
+        (result,) = bench.run([claim])
         if result.crash or result.rejected:
-            return None  # the local call cannot run on these pieces, whatever is said of the output
+            return None
         if not result.problems:
-            return row
+            return claim.rows[0]
     return None
 
 

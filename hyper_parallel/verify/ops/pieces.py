@@ -12,14 +12,26 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from hyper_parallel.core.dtensor.boxes import coordinates, members
+from hyper_parallel.core.dtensor.boxes import coordinates
 from hyper_parallel.core.dtensor.transition import dual
 
 if TYPE_CHECKING:
     from hyper_parallel.core.dtensor.boxes import Coordinate
     from hyper_parallel.core.dtensor.layout import Layout
 
-__all__ = ["allows", "box_of", "cut", "groups", "held", "reduced", "shares"]
+__all__ = [
+    "allows",
+    "box_of",
+    "cut",
+    "groups",
+    "held",
+    "joined",
+    "pending",
+    "reduced",
+    "shares",
+    "steps_at",
+    "summands",
+]
 
 REDUCE: dict[str, Callable[[Any, Any], Any]] = {
     "sum": np.add,
@@ -51,21 +63,32 @@ def box_of(array: Any, layout: Layout, at: Coordinate) -> Any:
 
 def held(array: Any, layout: Layout, rng: Any, *, integral: bool) -> list[Any]:
     """Per rank, row-major, its piece of ``array``."""
+    parts = summands(array, pending(layout), rng, integral=integral)
+    return [np.array(box_of(parts[steps_at(layout, at)], layout, at), order="C") for at in coordinates(layout.mesh)]
+
+
+def pending(layout: Layout) -> tuple[tuple[str, int], ...]:
+    """Per axis with a pending reduction, its kind and the number of ranks."""
+    return tuple((op, layout.mesh.shape[axis]) for axis, op in layout.partials)
+
+
+def steps_at(layout: Layout, at: Coordinate) -> Coordinate:
+    """Which of the summands the rank at ``at`` holds: its steps along the axes with a pending reduction."""
+    return tuple(at[axis] for axis, _ in layout.partials)
+
+
+def summands(array: Any, kinds: Sequence[tuple[str, int]], rng: Any, *, integral: bool) -> dict[Coordinate, Any]:
+    """Global arrays that reduce to ``array``, one axis after another, by the steps along these axes."""
     # Which of several tied ranks gets how much depends on the order in which axes are reduced: ties on one axis only.
-    ties = len(layout.partials) == 1
-    summands: dict[Coordinate, Any] = {(): array}
-    for axis, op in layout.partials:
-        count = layout.mesh.shape[axis]
-        summands = {
+    ties = len(kinds) == 1
+    found: dict[Coordinate, Any] = {(): array}
+    for op, count in kinds:
+        found = {
             (*at, step): one
-            for at, value in summands.items()
+            for at, value in found.items()
             for step, one in enumerate(cut(value, op, count, rng, integral=integral, ties=ties))
         }
-    axes = [axis for axis, _ in layout.partials]
-    return [
-        np.array(box_of(summands[tuple(at[axis] for axis in axes)], layout, at), order="C")
-        for at in coordinates(layout.mesh)
-    ]
+    return found
 
 
 def cut(array: Any, op: str, count: int, rng: Any, *, integral: bool, ties: bool = True) -> list[Any]:
@@ -124,19 +147,21 @@ def groups(layout: Layout, axes: Sequence[int]) -> list[tuple[Coordinate, list[i
 
 def reduced(pieces: Sequence[Any], layout: Layout, partials: Sequence[tuple[int, str]]) -> list[tuple[Coordinate, Any]]:
     """The value that each group of ranks holds together: pending reductions done, the last axis first."""
-    if not partials:
-        return list(zip(coordinates(layout.mesh), pieces, strict=True))
-    shape = layout.mesh.shape
-    by_at = dict(zip(coordinates(layout.mesh), pieces, strict=True))
-    for axis, op in reversed(partials):
-        merged = {}
-        for at in by_at:
-            if at[axis] == 0:
-                parts = [by_at[one] for one in members(layout.mesh, (axis,), at)]
-                value = reduce(REDUCE[op], parts)
-                merged[at] = np.asarray(value / shape[axis], parts[0].dtype) if op == "avg" else value
-        by_at = merged
-    return list(by_at.items())
+    kinds = [(op, layout.mesh.shape[axis]) for axis, op in partials]
+    together = groups(layout, [axis for axis, _ in partials])
+    return [(at, joined([pieces[member] for member in ranks], kinds)) for at, ranks in together]
+
+
+def joined(parts: Sequence[Any], kinds: Sequence[tuple[str, int]]) -> Any:
+    """What the ranks of one group hold together: ``parts`` row-major, a kind and a number of ranks per axis."""
+    for op, size in reversed(kinds):
+        parts = [_merged(parts[start : start + size], op) for start in range(0, len(parts), size)]
+    return parts[0]
+
+
+def _merged(parts: Sequence[Any], op: str) -> Any:
+    value = reduce(REDUCE[op], parts)
+    return np.asarray(value / len(parts), parts[0].dtype) if op == "avg" else value
 
 
 def shares(gradient: Any, layout: Layout, pieces: Sequence[Any]) -> list[Any]:
@@ -149,5 +174,5 @@ def shares(gradient: Any, layout: Layout, pieces: Sequence[Any]) -> list[Any]:
         attained = stacked == (stacked.max(0) if largest else stacked.min(0))
         share = box_of(gradient, local, at) / attained.sum(0)
         for member, mask in zip(together, attained, strict=True):
-            found[member] = np.asarray(share * mask, gradient.dtype)
+            found[member] = np.asarray(np.where(mask, share, 0), gradient.dtype)  # nothing, not zero times it
     return found

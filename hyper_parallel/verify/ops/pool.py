@@ -11,13 +11,28 @@ import sys
 from collections import deque
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack
-from typing import Any
+from typing import Any, Protocol, TypeVar
 
-from hyper_parallel.verify.ops.report import Finding, OperatorReport
+from typing_extensions import Self
 
-__all__ = ["run_tasks"]
+__all__ = ["Found", "run_tasks"]
 
 _TERM_SECONDS = 5.0
+
+
+T = TypeVar("T", bound="Found")
+
+
+class Found(Protocol):
+    """What tasks find, one per entry of their ``ops``."""
+
+    @classmethod
+    def from_json(cls, data: dict[str, Any]) -> Self:
+        """What the child reported."""
+
+    @classmethod
+    def lost(cls, op: str, platform: str, died: str) -> Self:
+        """What becomes of an entry whose process died."""
 
 
 class _Zygote:
@@ -71,11 +86,12 @@ class _Zygote:
 
 
 def run_tasks(
-    tasks: Sequence[dict[str, Any]], started: Callable[[str, str], None], workers: int = 2
-) -> Iterator[OperatorReport]:
+    kind: type[T], tasks: Sequence[dict[str, Any]], started: Callable[[str, str], None], workers: int = 2
+) -> Iterator[T]:
     """Reports in the order in which they are ready; one per operator of every task, whatever happens to its process.
 
     Args:
+        kind: of the reports.
         tasks: from :func:`hyper_parallel.verify.ops.tasks.task_of`.
         started: called with the framework and the operator that begins.
         workers: tasks that run at the same time.
@@ -90,7 +106,7 @@ def run_tasks(
             for key, _ in chosen.select():
                 zygote: _Zygote = key.data
                 events = zygote.events()
-                yield from _hear(zygote, events, waiting, started)
+                yield from _hear(kind, zygote, events, waiting, started)
                 if events is None:
                     chosen.unregister(zygote.read)
                     busy.discard(zygote)
@@ -118,11 +134,12 @@ def _begin(
 
 
 def _hear(
+    kind: type[T],
     zygote: _Zygote,
     events: list[dict[str, Any]] | None,
     waiting: deque[dict[str, Any]],
     started: Callable[[str, str], None],
-) -> Iterator[OperatorReport]:
+) -> Iterator[T]:
     if events is None:
         events = [{"event": "end", "died": "the process that starts operators has gone"}]
     for event in events:
@@ -134,15 +151,15 @@ def _hear(
             started(task["platform"], event["op"])
         elif event["event"] == "report":
             zygote.done.append(event["report"]["op"])
-            yield OperatorReport.from_json(event["report"])
+            yield kind.from_json(event["report"])
         else:
-            yield from _ended(zygote, task, event["died"], waiting)
+            yield from _ended(kind, zygote, task, event["died"], waiting)
             zygote.task = None
 
 
 def _ended(
-    zygote: _Zygote, task: dict[str, Any], died: str, waiting: deque[dict[str, Any]]
-) -> Iterator[OperatorReport]:
+    kind: type[T], zygote: _Zygote, task: dict[str, Any], died: str, waiting: deque[dict[str, Any]]
+) -> Iterator[T]:
     """A child that died costs the operator that it was at; what it had not begun is given to another one."""
     left = [op for op in task["ops"] if op not in zygote.done]
     if task["ops"] == ["*"]:
@@ -152,8 +169,7 @@ def _ended(
     if not left:
         return
     lost = zygote.current if zygote.current in left else left[0]
-    finding = Finding("process", "", {}, (), "", died or "ended without a report")
-    yield OperatorReport(lost, task["platform"], crash=[finding])
+    yield kind.lost(lost, task["platform"], died or "ended without a report")
     rest = [op for op in left if op != lost]
     if rest:
         waiting.append({**task, "ops": rest})

@@ -6,7 +6,10 @@ from collections import Counter
 from dataclasses import asdict, dataclass, field
 from typing import Any
 
-__all__ = ["Finding", "OperatorReport", "SweepReport"]
+__all__ = ["COLUMNS", "Finding", "OperatorReport", "SweepReport"]
+
+COLUMNS = ("forward", "backward", "uneven", "several axes", "partial")
+"""What the coverage matrix tells of an operator on a framework."""
 
 _SHOWN = 5
 
@@ -55,6 +58,7 @@ class OperatorReport:
         public: how many of them ran on DTensors.
         by_mesh: checks per mesh.
         features: checks per property: uneven, empty, several axes, Partial.
+        offers: columns of the coverage matrix that placements of this operator can have.
         ok: checks that held.
         rejected: refusals by message.
         wrong: checks whose values differ.
@@ -74,6 +78,7 @@ class OperatorReport:
     public: int = 0
     by_mesh: Counter[str] = field(default_factory=Counter)
     features: Counter[str] = field(default_factory=Counter)
+    offers: set[str] = field(default_factory=set)
     ok: int = 0
     rejected: Counter[str] = field(default_factory=Counter)
     wrong: list[Finding] = field(default_factory=list)
@@ -111,7 +116,24 @@ class OperatorReport:
             getattr(self, name).update(getattr(other, name))
         for name in ("wrong", "crash", "unexercised", "missing"):
             getattr(self, name).extend(one for one in getattr(other, name) if one not in getattr(self, name))
+        self.offers |= other.offers
         self.absent = self.absent or other.absent
+        self.exempt = self.exempt or other.exempt
+
+    def coverage(self) -> dict[str, dict[str, Any]]:
+        """Per column of the matrix how many checks there were, and what none means.
+
+        ``checked``; ``not applicable``: no placement that could be checked has the property; ``not exercised``: some
+        have, and none was checked.
+        """
+        counts = {"forward": self.checks, "backward": self.backward, **self.features}
+        return {name: {"checked": counts.get(name, 0), "state": self._state(name, counts)} for name in COLUMNS}
+
+    def _state(self, column: str, counts: dict[str, int]) -> str:
+        if counts.get(column):
+            return "checked"
+        applies = column in self.offers and self.outcome not in {"absent", "exempt"}
+        return "not exercised" if applies else "not applicable"
 
     def text(self) -> str:
         """What a person must see of it."""
@@ -131,12 +153,19 @@ class OperatorReport:
         """Everything, for programs."""
         plain = {name: dict(value) if isinstance(value, Counter) else value for name, value in vars(self).items()}
         findings = {name: [asdict(one) for one in plain[name]] for name in ("wrong", "crash")}
-        return {**plain, **findings, "outcome": self.outcome, "seconds": round(self.seconds, 3)}
+        derived = {"outcome": self.outcome, "coverage": self.coverage(), "offers": sorted(self.offers)}
+        return {**plain, **findings, **derived, "seconds": round(self.seconds, 3)}
+
+    @classmethod
+    def lost(cls, op: str, platform: str, died: str) -> OperatorReport:
+        """The operator whose process died."""
+        return cls(op, platform, crash=[Finding("process", "", {}, (), "", died)])
 
     @classmethod
     def from_json(cls, data: dict[str, Any]) -> OperatorReport:
         """What :meth:`json` wrote."""
-        data = {name: value for name, value in data.items() if name != "outcome"}
+        data = {name: value for name, value in data.items() if name not in {"outcome", "coverage"}}
+        data["offers"] = set(data["offers"])
         for name in ("by_mesh", "features", "rejected", "skipped"):
             data[name] = Counter(data[name])
         for name in ("wrong", "crash"):
@@ -151,12 +180,14 @@ class SweepReport:
     Attributes:
         operators: what was found, in the order in which it was found.
         planned: how many operators were to be checked, counted per framework.
+        mode: ``quick`` or ``full``.
         interrupted: what cut the sweep short, or empty.
         seconds: of wall time.
     """
 
     operators: list[OperatorReport] = field(default_factory=list)
     planned: int = 0
+    mode: str = "full"
     interrupted: str = ""
     seconds: float = 0.0
 
@@ -208,6 +239,8 @@ class SweepReport:
         """Everything, for programs."""
         return {
             "ok": self.ok,
+            "mode": self.mode,
+            "columns": list(COLUMNS),
             "planned": self.planned,
             "finished": len(self.operators),
             "outcomes": dict(self.outcomes()),

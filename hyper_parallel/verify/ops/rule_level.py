@@ -2,37 +2,32 @@
 
 Operands are cut from the global values, the local call that the plan names runs once per rank, outputs are put
 together again, and so are the gradients. Nothing communicates, so nothing can hide behind a collective. Many checks
-share one differentiation.
+share one differentiation, and ranks that compute the same share what they computed.
 """
 
 from __future__ import annotations
 
-import math
 from collections.abc import Sequence
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any
-
-import numpy as np
+from functools import cached_property
+from typing import TYPE_CHECKING
 
 from hyper_parallel.core.dtensor.boxes import coordinates
 from hyper_parallel.core.dtensor.layout import Layout
-from hyper_parallel.core.dtensor.transition import dual
 from hyper_parallel.errors import HyperParallelError
-from hyper_parallel.verify.ops.equal import difference
-from hyper_parallel.verify.ops.pieces import box_of, held, reduced, shares
-from hyper_parallel.verify.ops.reference import Caller, Reference
+from hyper_parallel.verify.ops.local_calls import EXTREMA, Call, Calls, Piece
+from hyper_parallel.verify.ops.pieces import groups, shares
+from hyper_parallel.verify.ops.reference import Caller
 
 if TYPE_CHECKING:
     from hyper_parallel.core.dtensor.boxes import Coordinate
     from hyper_parallel.core.dtensor.mesh import DeviceMesh
     from hyper_parallel.core.shard.call import LocalCall
     from hyper_parallel.core.shard.sample import Sample
-    from hyper_parallel.platform.contract.platform import Platform
     from hyper_parallel.verify.ops.rows import Claim
 
 __all__ = ["Bench", "Result"]
 
-EXTREMA = ("max", "min")
 UNDIFFERENTIATED = ("prod", "all", "any")
 
 
@@ -55,28 +50,77 @@ class Result:
     backward: bool = False
 
 
+@dataclass
+class _Held:
+    """How an output or a gradient is held together.
+
+    Attributes:
+        kinds: pending reductions, with numbers of ranks.
+        groups: position of the first rank, and all ranks, of every group that holds a value together.
+    """
+
+    kinds: tuple[tuple[str, int], ...]
+    groups: list[tuple[Coordinate, list[int]]]
+
+
+class _Placed:
+    """A claim with what is the same for every draw.
+
+    Args:
+        claim: the placements.
+        at: coordinates of all ranks.
+    """
+
+    def __init__(self, claim: Claim, at: Sequence[Coordinate]) -> None:
+        self.claim, self.at = claim, at
+        self.calls: list[Call] = []
+
+    @property
+    def layouts(self) -> tuple[Layout, ...]:
+        """Of operands and outputs."""
+        return (*self.claim.choice.targets, *self.claim.choice.outputs)
+
+    @cached_property
+    def differentiable(self) -> bool:
+        """No gradient passes the reduction of a product or of truths."""
+        return not any(op in UNDIFFERENTIATED for layout in self.layouts for _, op in layout.partials)
+
+    @cached_property
+    def rounds(self) -> bool:
+        """Averages over other than a power of two ranks round."""
+        return any(op == "avg" and layout.mesh.shape[axis] not in (1, 2, 4)
+                   for layout in self.layouts for axis, op in layout.partials)  # fmt: skip
+
+    @cached_property
+    def late(self) -> list[int]:
+        """Outputs whose cotangents depend on who attains the extremum."""
+        return [
+            index
+            for index, layout in enumerate(self.claim.choice.outputs)
+            if any(op in EXTREMA for _, op in layout.partials)
+        ]
+
+
 class Bench:
     """One filled sample on one mesh, with everything that many checks share.
 
     Args:
-        platform: the framework.
         sample: as declared.
-        reference: the plain run.
+        calls: local calls of the sample, on whatever mesh.
         mesh: as rank 0 sees it.
-        seed: of the summands.
     """
 
-    def __init__(self, platform: Platform, sample: Sample, reference: Reference, mesh: DeviceMesh, seed: int) -> None:
-        self.platform, self.sample, self.reference, self.mesh, self.seed = platform, sample, reference, mesh, seed
-        assert reference.problem is not None
-        self.problem = reference.problem
-        self.filled = self.problem.filled
-        self.caller = Caller(platform, self.problem, sample)
+    def __init__(self, sample: Sample, calls: Calls, mesh: DeviceMesh) -> None:
+        self.sample, self.calls, self.mesh = sample, calls, mesh
+        self.reference, self.filled = calls.reference, calls.filled
+        assert self.reference.problem is not None
+        self.problem = self.reference.problem
+        self.caller = Caller(calls.platform, self.problem, sample)
         self.at = list(coordinates(mesh))
         self.meshes = [mesh.seen_by(rank) for rank in mesh.ranks]
-        self._pieces: dict[tuple[int, Layout, int], tuple[list[Any], list[Any]]] = {}
-        self._gradients: dict[tuple[int, Layout, int], dict[Coordinate, Any]] = {}
-        self._seeds: dict[tuple[int, Layout], list[Any]] = {}
+        self._held: dict[tuple[tuple[int, str], ...], _Held] = {}
+        self._shapes: dict[Layout, list[tuple[int, ...]]] = {}
+        self._seen: dict[tuple[Layout, int], Layout] = {}
 
     def run(self, claims: Sequence[Claim], draw: int = 0) -> list[Result]:
         """Check all ``claims`` in one differentiation; one by one where that fails."""
@@ -89,176 +133,130 @@ class Bench:
             refused = isinstance(error, HyperParallelError)
             return [Result(claims[0], rejected=text) if refused else Result(claims[0], crash=text)]
 
+    def forward(self, claims: Sequence[Claim]) -> list[bool]:
+        """Which ``claims`` give the outputs they say; no gradient is computed.
+
+        Raises:
+            Exception: whatever the operator raises.
+        """
+        placed = [self._placed(claim, 0, seeded=False) for claim in claims]
+        self._compute(placed)
+        return [not any(self._outputs_differ(index, one) for index in range(len(self.reference.outputs)))
+                for one in placed]  # fmt: skip
+
     def _run(self, claims: Sequence[Claim], draw: int) -> list[Result]:
-        calls: list[tuple[int, int, LocalCall | None]] = []
-        leaves: list[Any] = []
-        operands = len(self.filled.arrays)
-        for number, claim in enumerate(claims):
-            tensors = [self._piece(index, layout, draw)[1] for index, layout in enumerate(claim.choice.targets)]
-            for rank in range(len(self.at)):
-                calls.append((number, rank, self._local(claim, rank)))
-                leaves.extend(one[rank] for one in tensors)
-        counts: list[int] = []
+        placed = [self._placed(claim, draw) for claim in claims]
+        self._compute(placed)
+        return [self._judged(one, draw) for one in placed]
 
-        def run(*given: Any) -> list[Any]:
-            found: list[Any] = []
-            counts.clear()
-            for place, (_, _, local) in enumerate(calls):
-                outs = self.caller(given[place * operands : (place + 1) * operands], local)
-                counts.append(len(outs))
-                found.extend(outs)
-            return found
+    def _compute(self, placed: Sequence[_Placed]) -> None:
+        waiting = {id(call): call for one in placed for call in one.calls if call.outs is None}
+        if waiting:
+            self.calls.compute(list(waiting.values()), self.caller, lambda: self._late_seeds(placed))
 
-        kept: list[Any] = []
+    # -- local calls -----------------------------------------------------------------------------------------------
 
-        def seeds(outs: Sequence[Any]) -> list[Any]:
-            kept[:] = [self.platform.tensor_to_numpy(self.platform.detach(one)) for one in outs]
-            return self._all_seeds(claims, kept, len(outs))
-
-        wanted = list(self.filled.wanted) * len(calls)
-        _, grads = self.platform.vjp(run, leaves, seeds, wanted)
-        return self._judge(claims, kept, counts, grads, draw)
-
-    # -- what ranks hold -------------------------------------------------------------------------------------------
-
-    def _piece(self, index: int, layout: Layout, draw: int) -> tuple[list[Any], list[Any]]:
-        """Operand ``index`` on all ranks, as arrays and as tensors."""
-        key = (index, layout, draw if layout.partials else 0)
-        found = self._pieces.get(key)
-        if found is None:
-            rng = np.random.default_rng([self.seed, index, draw, len(self._pieces)])
-            arrays = held(self.filled.arrays[index], layout, rng, integral=self.filled.integral)
-            found = self._pieces[key] = (arrays, [self.platform.from_numpy(one) for one in arrays])
-        return found
+    def _placed(self, claim: Claim, draw: int, *, seeded: bool = True) -> _Placed:
+        placed = _Placed(claim, self.at)
+        if not seeded:
+            placed.late = []
+        operands = [self.calls.operand(index, layout, draw) for index, layout in enumerate(claim.choice.targets)]
+        outputs = enumerate(claim.choice.outputs)
+        seeds = [self._seeds(index, layout) if seeded else None for index, layout in outputs]
+        for rank in range(len(self.at)):
+            pieces = tuple(held[rank] for held in operands)
+            mine = tuple(None if one is None else one[rank] for one in seeds)
+            local = self._local(claim, rank)
+            placed.calls.append(Call(pieces, local, mine) if placed.late else self.calls.call(pieces, local, mine))
+        return placed
 
     def _local(self, claim: Claim, rank: int) -> LocalCall | None:
         localize = claim.strategies.localize
         if localize is None:
             return None
-        mesh = self.meshes[rank]
-        targets = tuple(_seen(layout, mesh) for layout in claim.choice.targets)
-        outputs = tuple(_seen(layout, mesh) for layout in claim.choice.outputs)
-        return localize(self.problem.placed(targets, mesh), targets, outputs)
+        targets = tuple(self._seen_by(layout, rank) for layout in claim.choice.targets)
+        outputs = tuple(self._seen_by(layout, rank) for layout in claim.choice.outputs)
+        return localize(self.problem.placed(targets, self.meshes[rank]), targets, outputs)
 
-    # -- cotangents ------------------------------------------------------------------------------------------------
-
-    def _all_seeds(self, claims: Sequence[Claim], outs: Sequence[Any], count: int) -> list[Any]:
-        ranks, width = len(self.at), len(self.reference.outputs)
-        if count != len(claims) * ranks * width:
-            msg = f"the local call returned {count / len(claims) / ranks:g} outputs, the plain one {width}"
-            raise ValueError(msg)
-        found: list[Any] = []
-        for number, claim in enumerate(claims):
-            start = number * ranks * width
-            per_output = [
-                self._output_seeds(index, layout, [outs[start + rank * width + index] for rank in range(ranks)])
-                for index, layout in enumerate(claim.choice.outputs)
-            ]
-            for rank in range(ranks):
-                for index in range(width):
-                    # An output of a wrong shape is reported as such; its cotangent would not fit.
-                    fits = outs[start + rank * width + index].shape == claim.choice.outputs[index].local_shape_at(
-                        self.at[rank]
-                    )
-                    found.append(per_output[index][rank] if fits else None)
-        return found
-
-    def _output_seeds(self, index: int, layout: Layout, outs: Sequence[Any]) -> list[Any]:
-        """Per rank the cotangent of output ``index``: that of the global one, in the dual layout."""
-        seed = self.reference.seeds[index]
-        if seed is None or any(op in UNDIFFERENTIATED for _, op in layout.partials):
-            return [None] * len(self.at)
-        if any(op in EXTREMA for _, op in layout.partials):
-            return [self.platform.from_numpy(one) for one in shares(seed, layout, outs)]
-        found = self._seeds.get((index, layout))
+    def _seen_by(self, layout: Layout, rank: int) -> Layout:
+        found = self._seen.get((layout, rank))
         if found is None:
-            local, factor = dual(layout), _averaged(layout)
-            found = self._seeds[(index, layout)] = [
-                self.platform.from_numpy(np.asarray(box_of(seed, local, at) / factor, seed.dtype)) for at in self.at
-            ]
+            found = Layout.of(self.meshes[rank], layout.dim_axes, layout.partials, layout.shape)
+            self._seen[(layout, rank)] = found
         return found
+
+    def _seeds(self, index: int, layout: Layout) -> list[Piece] | None:
+        """Per rank the cotangent of output ``index``; none yet where it depends on the outputs."""
+        if self.reference.seeds[index] is None:
+            return None
+        if any(op in UNDIFFERENTIATED or op in EXTREMA for _, op in layout.partials):
+            return None
+        return self.calls.seed_of(index, layout)
+
+    def _late_seeds(self, placed: Sequence[_Placed]) -> None:
+        """Ranks that attain an extremum share its cotangent."""
+        for one in placed:
+            for index in one.late:
+                seed, layout = self.reference.seeds[index], one.claim.choice.outputs[index]
+                if seed is None or any(op in UNDIFFERENTIATED for _, op in layout.partials):
+                    continue
+                outs = [call.outs[index] for call in one.calls if call.outs is not None]
+                for call, share in zip(one.calls, shares(seed, layout, outs), strict=True):
+                    call.seeds[index] = Piece(share)
 
     # -- judgement -------------------------------------------------------------------------------------------------
 
-    def _judge(
-        self, claims: Sequence[Claim], outs: Sequence[Any], counts: Sequence[int], grads: Sequence[Any], draw: int
-    ) -> list[Result]:
-        del counts
-        ranks, width, operands = len(self.at), len(self.reference.outputs), len(self.filled.arrays)
-        results = []
-        for number, claim in enumerate(claims):
-            result = Result(claim)
-            start = number * ranks
-            for index in range(width):
-                mine = [outs[(start + rank) * width + index] for rank in range(ranks)]
-                result.problems.extend(self._outputs_differ(index, claim, mine))
-            for index in range(operands):
-                if self.filled.wanted[index] and self._differentiable(claim):
-                    mine = [grads[(start + rank) * operands + index] for rank in range(ranks)]
-                    result.problems.extend(self._gradients_differ(index, claim, mine, draw))
-                    result.backward = True
-            results.append(result)
-        return results
+    def _judged(self, placed: _Placed, draw: int) -> Result:
+        result = Result(placed.claim)
+        for index in range(len(self.reference.outputs)):
+            result.problems.extend(self._outputs_differ(index, placed))
+        for index, wanted in enumerate(self.filled.wanted):
+            if wanted and placed.differentiable:
+                result.problems.extend(self._gradients_differ(index, placed, draw))
+                result.backward = True
+        return result
 
-    def _wanted(self, index: int, layout: Layout, draw: int) -> dict[Coordinate, Any]:
-        """What the gradient of operand ``index`` must be, by position."""
-        extremum = any(op in EXTREMA for _, op in layout.partials)
-        key = (index, layout, draw if extremum else 0)
-        found = self._gradients.get(key)
+    def _together(self, layout: Layout, partials: tuple[tuple[int, str], ...]) -> _Held:
+        found = self._held.get(partials)
         if found is None:
-            gradient = self.reference.grads[index]
-            if extremum:
-                values = shares(gradient, layout, self._piece(index, layout, draw)[0])
-            else:
-                local, factor = dual(layout), _averaged(layout)
-                values = [np.asarray(box_of(gradient, local, at) / factor, gradient.dtype) for at in self.at]
-            found = self._gradients[key] = dict(zip(self.at, values, strict=True))
+            kinds = tuple((op, self.mesh.shape[axis]) for axis, op in partials)
+            found = self._held[partials] = _Held(kinds, groups(layout, [axis for axis, _ in partials]))
         return found
 
-    def _exact(self, claim: Claim) -> bool:
-        """Averages over other than a power of two ranks round."""
-        if not self.reference.exact:
-            return False
-        layouts = (*claim.choice.targets, *claim.choice.outputs)
-        return all(op != "avg" or self.mesh.shape[axis] in (1, 2, 4) for one in layouts for axis, op in one.partials)
+    def _shapes_of(self, layout: Layout) -> list[tuple[int, ...]]:
+        found = self._shapes.get(layout)
+        if found is None:
+            found = self._shapes[layout] = [layout.local_shape_at(at) for at in self.at]
+        return found
 
-    @staticmethod
-    def _differentiable(claim: Claim) -> bool:
-        layouts = (*claim.choice.targets, *claim.choice.outputs)
-        return not any(op in UNDIFFERENTIATED for layout in layouts for _, op in layout.partials)
-
-    def _outputs_differ(self, index: int, claim: Claim, outs: Sequence[Any]) -> list[str]:
-        layout, wanted = claim.choice.outputs[index], self.reference.outputs[index]
-        for at, out in zip(self.at, outs, strict=True):
-            if out.shape != layout.local_shape_at(at):
-                found, wanted_shape = list(out.shape), list(layout.local_shape_at(at))
+    def _outputs_differ(self, index: int, placed: _Placed) -> list[str]:
+        layout = placed.claim.choice.outputs[index]
+        for at, call, shape in zip(self.at, placed.calls, self._shapes_of(layout), strict=True):
+            assert call.outs is not None
+            out = call.outs[index]
+            if out.shape != shape:
+                found, wanted_shape = list(out.shape), list(shape)
                 return [f"output {index} at {list(at)} has shape {found}, {layout.notation()} says {wanted_shape}"]
         if self.sample.unset:
             return []
-        local, exact = dual(layout), self._exact(claim)
-        for at, value in reduced(outs, layout, layout.partials):
-            problem = difference(np.asarray(value), box_of(wanted, local, at), exact=exact, eps=self.reference.eps)
+        wanted, exact = self.calls.output(index, layout), self.reference.exact and not placed.rounds
+        held = self._together(layout, layout.partials)
+        for at, ranks in held.groups:
+            mine = tuple([placed.calls[rank] for rank in ranks])
+            problem = self.calls.output_differs(index, mine, held.kinds, wanted[ranks[0]], exact=exact)
             if problem is not None:
                 return [f"output {index} at {list(at)} {problem}"]
         return []
 
-    def _gradients_differ(self, index: int, claim: Claim, grads: Sequence[Any], draw: int) -> list[str]:
-        layout, varying = claim.choice.targets[index], claim.choice.varying[index]
-        arrays = [self.platform.tensor_to_numpy(one) for one in grads]
-        wanted = self._wanted(index, layout, draw)
+    def _gradients_differ(self, index: int, placed: _Placed, draw: int) -> list[str]:
+        layout, varying = placed.claim.choice.targets[index], placed.claim.choice.varying[index]
+        wanted = self.calls.gradient(index, layout, draw)
         # A tie of three ranks gives each a third.
-        exact = self._exact(claim) and not any(op in EXTREMA for _, op in layout.partials)
-        for at, found in reduced(arrays, layout, [(axis, "sum") for axis in varying]):
-            problem = difference(np.asarray(found), wanted[at], exact=exact, eps=self.reference.eps)
+        exact = self.reference.exact and not placed.rounds and not any(op in EXTREMA for _, op in layout.partials)
+        held = self._together(layout, tuple((axis, "sum") for axis in varying))
+        for at, ranks in held.groups:
+            mine = tuple([placed.calls[rank] for rank in ranks])
+            problem = self.calls.gradient_differs(index, mine, held.kinds, wanted[ranks[0]], exact=exact)
             if problem is not None:
                 return [f"gradient of operand {index} at {list(at)} {problem}"]
         return []
-
-
-def _averaged(layout: Layout) -> int:
-    """Number of ranks over which ``layout`` averages."""
-    return math.prod(layout.mesh.shape[axis] for axis, op in layout.partials if op == "avg")
-
-
-def _seen(layout: Layout, mesh: DeviceMesh) -> Layout:
-    return Layout.of(mesh, layout.dim_axes, layout.partials, layout.shape)

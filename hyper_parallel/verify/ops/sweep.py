@@ -8,11 +8,12 @@ import time
 import traceback
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
 
 from hyper_parallel.core.dtensor.boxes import coordinates
+from hyper_parallel.core.dtensor.layout import Layout
 from hyper_parallel.core.dtensor.placements import PARTIAL_OPS, Partial, Placement, Replicate, Shard
 from hyper_parallel.core.shard.rule import Decomposition, Row, Rule, Strategies, find_rule, replicated_row
 from hyper_parallel.core.shard.sample import Sample, exemption, samples_of
@@ -20,26 +21,29 @@ from hyper_parallel.core.shard.strategy import combine
 from hyper_parallel.errors import HyperParallelError, UnsupportedOperatorError
 from hyper_parallel.platform.select import platform_named, use_platform
 from hyper_parallel.verify.ops.equal import says_nothing
+from hyper_parallel.verify.ops.local_calls import Calls
 from hyper_parallel.verify.ops.missing import unclaimed
+from hyper_parallel.verify.ops.offers import offered, offered_by_operands
 from hyper_parallel.verify.ops.pieces import allows
 from hyper_parallel.verify.ops.public import Outcome, Places, PublicJob, check_public, operator
 from hyper_parallel.verify.ops.reference import Reference, plain_run, refer
 from hyper_parallel.verify.ops.report import Finding, OperatorReport
 from hyper_parallel.verify.ops.reproduce import program
-from hyper_parallel.verify.ops.rows import Claim, claims, commute, mesh_of, possible, problem_of
+from hyper_parallel.verify.ops.rows import Claim, Problem, claims, commute, mesh_of, possible, problem_of
 from hyper_parallel.verify.ops.rule_level import Bench, Result
 from hyper_parallel.verify.ops.user import UserOperator, samples_of_user
 from hyper_parallel.verify.ops.values import Filled, fill, seed_of, size_choices
 
-if TYPE_CHECKING:
-    from hyper_parallel.core.dtensor.layout import Layout
-
-__all__ = ["MESHES", "QUICK", "USER", "Effort", "Sweep", "sweep_operator", "sweep_user_operator"]
+__all__ = ["MESHES", "QUICK", "USER", "Effort", "Enough", "Sweep", "sweep_operator", "sweep_user_operator"]
 
 MESHES: tuple[tuple[int, ...], ...] = ((1,), (2,), (3,), (4,), (2, 2), (2, 3), (3, 2))
 _BATCH = 24
 _REPRODUCED = 3
 _PATIENCE = 12
+
+
+class Enough(Exception):  # noqa: N818 - no error
+    """Raised by who needs to know no more of a sweep."""
 
 
 @dataclass(frozen=True)
@@ -61,7 +65,7 @@ class Effort:
     """
 
     meshes: tuple[tuple[int, ...], ...] = MESHES
-    choices: int = 14
+    choices: int = 60
     draws: int = 2
     both: bool = True
     rule_level: bool = True
@@ -155,18 +159,25 @@ class Sweep:
             except (KeyError, UnsupportedOperatorError):
                 self.report.absent = True
                 return
-        for number, sample in enumerate(self.samples):
-            self._sample(number, sample)
+        self._take_turns([self._sample(number, sample) for number, sample in enumerate(self.samples)])
         self.report.unexercised.extend(row for row, reached in self.claimed.items() if not reached)
         for text, held in self.absent.items():
             if held == self.looked[text.partition(":")[0]]:
                 self.report.missing.append(text)
 
-    def _sample(self, number: int, sample: Sample) -> None:
+    def _take_turns(self, samples: list[Iterator[None]]) -> None:
+        """The first sizes of every sample, whatever they cost; the next ones of each as long as there is time."""
+        for turn in range(self.effort.choices):
+            for one in list(samples):
+                if turn and time.monotonic() > self.until:
+                    return
+                if next(one, self) is self:
+                    samples.remove(one)
+
+    def _sample(self, number: int, sample: Sample) -> Iterator[None]:
+        """One choice of sizes after the other."""
         exact = False
         for position, sizes in enumerate(size_choices(sample, self.effort.choices)):
-            if position and time.monotonic() > self.until:
-                return
             skipped: list[str] = []
             cases: list[_Case] = []
             for integral in _modes(position, exact=exact):
@@ -183,6 +194,29 @@ class Sweep:
                 self._check(case, again=bool(again))
             if not cases:
                 self.report.skipped.update(skipped[:1])
+            yield
+
+    def _offers(self, case: _Case) -> set[str]:
+        """Columns of the coverage matrix that placements of this case can have."""
+        found = {"forward", "several axes"}
+        differentiated = any(case.filled.wanted) and any(one is not None for one in case.reference.seeds)
+        if differentiated:
+            found.add("backward")
+        strategies = self._strategies(case, (2,))
+        if strategies is None:
+            return found | offered_by_operands(case.filled.arrays)
+        return found | offered(row for row in strategies.rows if possible(row, case.filled))
+
+    def _strategies(self, case: _Case, shape: tuple[int, ...]) -> Strategies | None:
+        """What the rule claims of the case, whole operands; None where it answers otherwise, or refuses."""
+        if not isinstance(self.rule, Rule):
+            return None
+        problem = problem_of(self.platform, self.rule, case.filled, mesh_of(shape), case.reference.tensors)
+        try:
+            found = self.rule.strategies(problem.call)
+        except (ValueError, HyperParallelError):
+            return None
+        return found if isinstance(found, Strategies) else None
 
     def _check(self, case: _Case, *, again: bool) -> None:
         """Both levels; a second set of values for the same sizes is no further check."""
@@ -191,6 +225,9 @@ class Sweep:
                 self._rule_level(case, self.rule, counts=not again)
             if self.effort.public and case.first:
                 self._public(case, again=again)
+            self.report.offers |= self._offers(case)
+        except Enough:
+            raise
         except Exception as error:  # noqa: BLE001 - a rule that raises anything costs this sample
             where = "".join(traceback.format_tb(error.__traceback__)[-2:])
             problem = f"{type(error).__name__}: {error}\n{where}"
@@ -234,6 +271,14 @@ class Sweep:
         skipped.append(problem[:200])
         return None
 
+    def case(self, number: int, sample: Sample, sizes: dict[str, int], *, first: bool) -> _Case | None:
+        """The plain run on small integers, or on real numbers where there are none."""
+        for integral in (True, False):
+            found = self._case(number, sample, sizes, [], integral=integral, first=first)
+            if found is not None:
+                return found
+        return None
+
     def _refer(self, sample: Sample, filled: Filled, rng: Any) -> Reference:
         if isinstance(self.rule, Rule):
             return refer(self.platform, self.rule, sample, filled, rng)
@@ -258,6 +303,7 @@ class Sweep:
     # -- rule level --------------------------------------------------------------------------------------------------
 
     def _rule_level(self, case: _Case, rule: Rule, *, counts: bool) -> None:
+        calls = self._calls(case)
         for shape in self.effort.meshes:
             mesh = mesh_of(shape)
             problem = problem_of(self.platform, rule, case.filled, mesh, case.reference.tensors)
@@ -273,12 +319,18 @@ class Sweep:
                 return  # a shape that only the call tells: likewise
             for row in strategies.rows:
                 self.claimed.setdefault(_row_text(row), False)
-            bench = Bench(self.platform, case.sample, case.reference, mesh, case.seed)
-            found = [one for one in claims(problem, strategies) if self.chosen in (None, one.places)]
+            bench = Bench(case.sample, calls, mesh)
+            found = [one for one in self._claims(problem, strategies) if self.chosen in (None, one.places)]
             for start in range(0, len(found), _BATCH):
                 self._batch(case, bench, found[start : start + _BATCH], counts=counts)
             if shape in ((2,), (3,)) and case.first and case.number < self.effort.missing:
                 self._look_for_missing(case, bench, unclaimed(bench, problem, strategies))
+
+    def _calls(self, case: _Case) -> Calls:
+        return Calls(self.platform, case.reference, case.filled, case.seed)
+
+    def _claims(self, problem: Problem, strategies: Strategies) -> Iterator[Claim]:
+        return claims(problem, strategies)
 
     def _look_for_missing(self, case: _Case, bench: Bench, found: Iterator[Row]) -> None:
         """A row is missing if it holds for all values on both meshes."""
@@ -304,7 +356,7 @@ class Sweep:
             report.rejected[result.rejected[:300]] += 1
             return
         if counts:
-            self._count(mesh, claim.choice.targets, backward=result.backward)
+            self._count(mesh, (*claim.choice.targets, *claim.choice.outputs), backward=result.backward)
         if result.crash or result.problems:
             kind = report.crash if result.crash else report.wrong
             problem = result.crash or result.problems[0]
@@ -317,8 +369,11 @@ class Sweep:
         report.checks += 1
         report.backward += backward
         report.by_mesh["x".join(map(str, mesh))] += 1
+        self._count_features(mesh, layouts)
+
+    def _count_features(self, mesh: tuple[int, ...], layouts: Sequence[Layout]) -> None:
         for feature in _features(mesh, layouts):
-            report.features[feature] += 1
+            self.report.features[feature] += 1
 
     def _finding(self, where: str, case: _Case, mesh: tuple[int, ...], places: Places, problem: str) -> Finding:
         text = ", ".join(str(list(one)) for one in places)
@@ -364,6 +419,7 @@ class Sweep:
             report.backward += outcome.backward
             report.ok += outcome.kind == "ok"
             report.by_mesh["x".join(map(str, mesh))] += 1
+            self._count_features(mesh, _layouts(case, mesh, places))
         if outcome.kind != "ok":
             kind = report.wrong if outcome.kind == "wrong" else report.crash
             kind.append(self._finding("public", case, mesh, places, outcome.text))
@@ -429,6 +485,13 @@ def _placements(array: Any, axes: int) -> list[tuple[Placement, ...]]:
     kinds += [Partial(op) for op in PARTIAL_OPS if allows(array, op)]
     found = itertools.product(kinds, repeat=axes)
     return [one for one in found if len({place for place in one if isinstance(place, Partial)}) <= 1]
+
+
+def _layouts(case: _Case, mesh: tuple[int, ...], places: Places) -> list[Layout]:
+    """Of the operands."""
+    return [
+        Layout.place(mesh_of(mesh), one, array.shape) for one, array in zip(places, case.filled.arrays, strict=True)
+    ]
 
 
 def _closed(strategies: Strategies, case: _Case) -> Strategies:

@@ -10,11 +10,12 @@ from dataclasses import replace
 from typing import Any
 
 from hyper_parallel.core.shard.rule import Rule, find_rule
+from hyper_parallel.verify.ops.mutation import judged
 from hyper_parallel.verify.ops.report import OperatorReport
 from hyper_parallel.verify.ops.sweep import Effort, sweep_operator, sweep_user_operator
 from hyper_parallel.verify.ops.user import load_user_file, user_rules
 
-__all__ = ["library_tasks", "run", "task_of"]
+__all__ = ["library_tasks", "mutant_tasks", "run", "task_of"]
 
 _SHARES = 2
 _BATCH = 12  # quick operators take less time than a child takes to start and to find its kernels
@@ -46,13 +47,22 @@ def library_tasks(platform: str, ops: Sequence[str], effort: Effort) -> list[dic
         return [task_of(platform, some, effort) for some in _batches(ops, each)]
     # A gradient costs ten times what it costs on PyTorch; the rules are the same.
     meshes = effort.meshes if effort.choices > 1 else effort.meshes[:1]
-    slower = replace(effort, public=False, choices=min(effort.choices, 2), meshes=meshes)
+    slower = replace(effort, public=False, meshes=meshes)
     with_rows = [op for op in ops if isinstance(find_rule(op), Rule)]  # decompositions run on DTensors only
     found = [task_of(platform, some, slower) for some in _batches(with_rows if effort.public else ops, each)]
     if effort.public:
         alone = replace(effort, rule_level=False, choices=1, missing=0)
         found = [task_of(platform, list(ops[start::_SHARES]), alone) for start in range(_SHARES)] + found
     return found
+
+
+def mutant_tasks(platform: str, ops: Sequence[str], each: int, seed: int) -> list[dict[str, Any]]:
+    """``each`` mutants of every operator that has a rule; those of one operator share a child."""
+    with_rows = [op for op in ops if isinstance(find_rule(op), Rule)]
+    return [
+        {**task_of(platform, [f"{op}#{number}" for op in some for number in range(each)], Effort()), "seed": seed}
+        for some in _batches(with_rows, _BATCH)
+    ]
 
 
 def _batches(ops: Sequence[str], each: int) -> list[list[str]]:
@@ -88,12 +98,14 @@ def run(task: dict[str, Any], say: Say) -> None:
     for op in ops:
         say({"event": "start", "op": op})
         faulthandler.dump_traceback_later(task["seconds"], exit=True)
-        report = _sweep(task["platform"], op, effort, users)
-        say({"event": "report", "report": report.json()})
+        mutant = "seed" in task
+        found = judged(task["platform"], op, task["seed"]) if mutant else _sweep(task, op, effort, users)
+        say({"event": "report", "report": found.json()})
     faulthandler.cancel_dump_traceback_later()
 
 
-def _sweep(platform: str, op: str, effort: Effort, users: dict[str, Any]) -> OperatorReport:
+def _sweep(task: dict[str, Any], op: str, effort: Effort, users: dict[str, Any]) -> OperatorReport:
+    platform = task["platform"]
     if op in users:
         return sweep_user_operator(platform, users[op], effort)
     return sweep_operator(platform, op, effort)

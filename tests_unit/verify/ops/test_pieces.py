@@ -108,3 +108,12 @@ def test_doubles_computed_in_single_precision():
     assert in_single([rounded.astype(np.complex128)])
     for one in (array, rounded, np.arange(1e6), np.arange(64) / 64, 2.0 ** -np.arange(300), np.full(5, np.nan), None):
         assert not in_single([one])
+
+
+def test_losers_of_an_extremum_get_nothing():
+    """Where the gradient is no number the rank that attains the maximum gets it, the others get zero."""
+    layout = Layout.place(mesh_of((2,)), [Partial("max")], (3,))
+    pieces = [np.array([1.0, 5.0, 2.0]), np.array([4.0, 0.0, 2.0])]
+    first, second = shares(np.array([np.nan, 1.0, 3.0]), layout, pieces)
+    np.testing.assert_array_equal(first, [0.0, 1.0, 1.5])
+    np.testing.assert_array_equal(second, [np.nan, 0.0, 1.5])

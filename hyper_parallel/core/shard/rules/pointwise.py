@@ -302,9 +302,11 @@ _ANY = (
     "hardswish hardsigmoid mish softplus logsigmoid elu celu selu leaky_relu sgn floor ceil trunc round sign clone "
     "contiguous detach"
 )
-_ODD = _ANY.replace(" celu ", " ")
+# PyTorch's gradients of what is no number depend on where in memory it lies.
+_UNSETTLED = ("celu", "elu", "hardswish", "selu")
+_ODD = " ".join(op for op in _ANY.split() if op not in _UNSETTLED)
 sample(f"{_ODD} isnan isinf isfinite isneginf isposinf nan_to_num signbit", odd("ab"))
-sample("celu", odd("ab").fixed)  # PyTorch's gradient of what is no number depends on where in memory it lies
+sample(" ".join(_UNSETTLED), odd("ab").fixed)
 # What PyTorch makes of no number in the gradient of the last four depends on where it stands in a vector register.
 sample(f"{_ANY} relu6 hardtanh softshrink hardshrink", real("ab"))
 sample("abs neg relu tanh floor round sign clone", real("abc"))

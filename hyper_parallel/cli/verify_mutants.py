@@ -1,0 +1,86 @@
+"""``hyper-parallel verify mutants``."""
+
+from __future__ import annotations
+
+import argparse
+import json
+import time
+from pathlib import Path
+from typing import Any
+
+from hyper_parallel.cli.progress import Progress
+from hyper_parallel.cli.verify_model import platforms
+from hyper_parallel.cli.verify_ops import operators
+
+__all__ = ["add_parser", "run"]
+
+_DESCRIPTION = """\
+Change sharding rules, one place at a time, and count how many changes the quick sweep notices: a reduction forgotten or
+of another kind, a dim shifted, a summand on every rank, an operator taken for linear, a condition nobody checks, the
+adapter of the neighbour, a gradient not reduced.
+
+Every operator gives the same number of mutants, drawn with a seed. One that claims nothing that the rule does not claim
+too is equivalent, and not counted. What survives is listed, with what the full mode says of it.
+
+Exit status: 0 if the score reaches the floor, 1 if not, 2 for input that makes no sense, 130 after Ctrl-C."""
+_EACH = 5  # of every operator, at first; four hundred have a rule
+
+
+def add_parser(kinds: Any) -> None:
+    """Declare the subcommand."""
+    one = kinds.add_parser(
+        "mutants",
+        help="how many changed rules the verifier notices",
+        description=_DESCRIPTION,
+        formatter_class=argparse.RawDescriptionHelpFormatter,
+    )
+    one.add_argument("--op", nargs="+", metavar="NAME", help="only mutants of these operators")
+    one.add_argument("--platform", default="torch", metavar="torch", help="one framework (default: torch)")
+    one.add_argument("--each", type=int, default=_EACH, metavar="N", help=f"mutants per operator (default: {_EACH})")
+    one.add_argument("--wanted", type=int, default=0, metavar="N", help="fail if there are fewer in all")
+    one.add_argument("--floor", type=float, default=99.5, metavar="PERCENT", help="least score (default: 99.5)")
+    one.add_argument("--seed", type=int, default=0, metavar="N", help="what draws the mutants (default: 0)")
+    one.add_argument("--json", action="store_true", help="the report as JSON on stdout")
+    one.add_argument("--report", metavar="PATH", help="also write the report there, as JSON")
+    one.set_defaults(run=run)
+
+
+def run(arguments: argparse.Namespace) -> int:
+    """Run the mutants; 0 if enough were noticed."""
+    from hyper_parallel.verify.ops import tasks
+    from hyper_parallel.verify.ops.mutation import Score, Verdict
+    from hyper_parallel.verify.ops.pool import run_tasks
+
+    if arguments.each < 1:
+        msg = f"--each {arguments.each}: at least 1"
+        raise ValueError(msg)
+    (platform,) = platforms(arguments.platform)[:1]
+    asked = tasks.mutant_tasks(platform, operators(arguments.op), arguments.each, arguments.seed)
+    score = Score(platform, arguments.wanted, arguments.seed)
+    progress, started = Progress(sum(len(one["ops"]) for one in asked)), time.monotonic()
+    try:
+        for verdict in run_tasks(Verdict, asked, lambda _, op: progress.start(op)):
+            score.add(verdict)
+            progress.finish()
+    except KeyboardInterrupt:
+        progress.clear()
+        score.interrupted = "interrupted; the other mutants were not run"
+        score.seconds = time.monotonic() - started
+        _write(arguments, score.json())
+        raise KeyboardInterrupt(score.text()) from None
+    score.seconds = time.monotonic() - started
+    print(json.dumps(score.json(), indent=2) if arguments.json else score.text())
+    _write(arguments, score.json())
+    return 0 if score.ok(arguments.floor / 100) else 1
+
+
+def _write(arguments: argparse.Namespace, report: dict[str, Any]) -> None:
+    if arguments.report is None:
+        return
+    path = Path(arguments.report)
+    try:
+        path.parent.mkdir(parents=True, exist_ok=True)
+        path.write_text(json.dumps(report, indent=2) + "\n", encoding="utf-8")
+    except OSError as error:
+        msg = f"--report {arguments.report}: cannot write: {error.strerror}"
+        raise ValueError(msg) from error

@@ -1,0 +1,71 @@
+"""The coverage matrix: what was checked of an operator, what cannot be, and what nobody did."""
+
+import pytest
+
+from hyper_parallel.core.dtensor.placements import Partial, Replicate, Shard
+from hyper_parallel.core.shard import rules
+from hyper_parallel.core.shard.rule import Decomposition, Row, find_rule
+from hyper_parallel.verify.ops.offers import offered
+from hyper_parallel.verify.ops.report import COLUMNS, OperatorReport
+from hyper_parallel.verify.ops.sweep import Effort, sweep_operator
+
+rules.load()
+QUICK = Effort(meshes=((3,), (2, 2)), choices=1, draws=1, both=False, public_meshes=((2,),), moved=0, missing=0)
+
+
+def states(report):
+    """Per column its state."""
+    return {name: one["state"] for name, one in report.json()["coverage"].items()}
+
+
+def test_columns_of_a_rule(platform_name):
+    """A contraction is checked in every column; an operator on truths has no gradient, and says so."""
+    report = sweep_operator(platform_name, "matmul", QUICK)
+    assert tuple(report.json()["coverage"]) == COLUMNS
+    assert set(states(report).values()) == {"checked"}
+    assert report.coverage()["forward"]["checked"] == report.checks
+    assert report.coverage()["partial"]["checked"] == report.features["partial"] > 0
+    assert states(sweep_operator(platform_name, "logical_not", QUICK))["backward"] == "not applicable"
+
+
+@pytest.mark.platforms("torch")
+def test_columns_of_a_decomposition():
+    """It has no rows: what its operands' placements can show counts, with what the public path checked."""
+    assert isinstance(find_rule("diagflat"), Decomposition)
+    report = sweep_operator("torch", "diagflat", QUICK)
+    assert report.json()["coverage"]["uneven"]["state"] == "checked"
+    assert report.features["uneven"] <= report.checks
+
+
+@pytest.mark.platforms("torch")
+def test_what_was_not_tried_is_not_exercised():
+    """Only one axis: several axes are not exercised, and a pending reduction that gelu has not is not applicable."""
+    report = sweep_operator("torch", "gelu", Effort(meshes=((2,),), choices=1, draws=1, moved=0, missing=0))
+    assert states(report)["several axes"] == "not exercised"
+    assert states(report)["partial"] == "not applicable"
+
+
+def test_a_condition_that_sizes_divide_is_never_uneven():
+    """A dim that must divide offers even chunks only; summands in the result alone are pending reductions too."""
+    even = Row((Shard(0),), (Shard(0),), even=((0, 0),))
+    assert offered([even]) == set()
+    assert offered([even, Row((Shard(1),), (Partial("sum"),))]) == {"uneven", "partial"}
+    assert offered([Row((Replicate(),), (Replicate(),))]) == set()
+
+
+def test_reports_of_one_operator_are_one_line():
+    """What two processes found adds up, and what either one could have shown is applicable."""
+    one, two = (OperatorReport("f", "torch", checks=2, offers={"forward"}), OperatorReport("f", "torch"))
+    two.offers.add("uneven")
+    one.merge(two)
+    assert states(one) == {
+        "forward": "checked", "backward": "not applicable", "uneven": "not exercised",
+        "several axes": "not applicable", "partial": "not applicable",
+    }  # fmt: skip
+    assert OperatorReport.from_json(one.json()).coverage() == one.coverage()
+
+
+def test_an_operator_that_a_framework_lacks():
+    """Nothing is applicable to it."""
+    report = OperatorReport("f", "torch", offers={"uneven"}, absent=True)
+    assert set(states(report).values()) == {"not applicable"}
