@@ -23,6 +23,7 @@ from torch.distributed import distributed_c10d
 from hyper_parallel.errors import CollectiveMismatchError, MeshError, RendezvousError
 from hyper_parallel.transport.base import Ranks, Shape, Transport
 from hyper_parallel.transport.calls import check_ranks, check_reduction
+from hyper_parallel.transport.generators import GeneratorStates, restore_generators, save_generators
 from hyper_parallel.transport.numpy_ops import BFLOAT16
 from hyper_parallel.transport.pending import Pending
 
@@ -115,16 +116,17 @@ class TorchOps:
         """Fold ``parts`` from the left with ``op``; ``avg`` divides the sum once, at the end."""
         return reduce_in_order(parts, op)
 
-    def save_state(self) -> tuple[torch.Tensor, torch.dtype]:
-        """State of the default CPU generator, and the default dtype."""
-        return torch.default_generator.get_state(), torch.get_default_dtype()
+    def save_state(self) -> tuple[torch.Tensor, torch.dtype, GeneratorStates]:
+        """States of the generators (PyTorch's default one for CPU, Python's, NumPy's), and the default dtype."""
+        return torch.default_generator.get_state(), torch.get_default_dtype(), save_generators()
 
-    def restore_state(self, state: tuple[torch.Tensor, torch.dtype]) -> None:
+    def restore_state(self, state: tuple[torch.Tensor, torch.dtype, GeneratorStates]) -> None:
         """Put back what :meth:`save_state` returned."""
-        generator, dtype = state
+        generator, dtype, others = state
         torch.default_generator.set_state(generator)
         if torch.get_default_dtype() is not dtype:
             torch.set_default_dtype(dtype)
+        restore_generators(others)
 
 
 def reduce_in_order(parts: Sequence[torch.Tensor], op: str) -> torch.Tensor:

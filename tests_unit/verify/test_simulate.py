@@ -1,8 +1,10 @@
 """The front door to simulated worlds."""
 
+import random
 import statistics
 import time
 
+import numpy as np
 import pytest
 
 from hyper_parallel.errors import RankFailedError
@@ -79,6 +81,28 @@ def test_random_state_belongs_to_the_rank():
         assert torch.equal(drawn, torch.rand(6).reshape(-1)) or torch.equal(
             drawn, torch.cat([torch.rand(2, generator=torch.Generator().manual_seed(5 + rank)), drawn[2:]])
         )
+
+
+@pytest.mark.platforms("torch")
+def test_generators_of_python_and_numpy_belong_to_the_rank():
+    """Ranks that seed Python's and NumPy's generators alike draw alike, as processes would; the caller's stay put."""
+
+    def body():
+        t, ranks = everyone()
+        random.seed(5)
+        np.random.seed(5)  # noqa: NPY002 - the stream that a process has
+        found, expected = [], []
+        python, numpy = random.Random(5), np.random.RandomState(5)  # noqa: S311
+        for step in range(4):
+            t.barrier(ranks)
+            count = (t.rank + step) % 3  # normal numbers come in pairs, whose second one is kept for the next call
+            found.append([random.random(), random.gauss(0, 1), *np.random.normal(size=count)])  # noqa: NPY002, S311
+            expected.append([python.random(), python.gauss(0, 1), *numpy.normal(size=count)])
+        return found == expected
+
+    before = random.getstate(), np.random.get_state()[2:]  # noqa: NPY002
+    assert simulate(body, 3, "torch") == [True] * 3
+    assert (random.getstate(), np.random.get_state()[2:]) == before  # noqa: NPY002
 
 
 @pytest.mark.platforms("torch")

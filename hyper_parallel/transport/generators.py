@@ -1,0 +1,83 @@
+"""The random generators of Python and NumPy, of which a process has one each and a simulated rank one of its own.
+
+Reading their states costs more than handing the baton from rank to rank, and ranks seldom draw from them. So what is
+compared first is the memory that the generators keep their states in, and only a change makes them be read or set.
+"""
+
+from __future__ import annotations
+
+import _random
+import ctypes
+import random
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+
+__all__ = ["GeneratorStates", "restore_generators", "save_generators"]
+
+_TWISTER_BYTES = 625 * 4  # NumPy's Mersenne twister: 624 words and a position
+_HEADER = object.__basicsize__
+
+
+@dataclass(frozen=True)
+class _State:
+    """One generator's state, and its mark: bytes of memory that change when it advances; None where none tell."""
+
+    mark: Any
+    value: Any
+
+
+@dataclass(frozen=True)
+class GeneratorStates:
+    """Both, as :func:`save_generators` found them."""
+
+    python: _State
+    numpy: _State
+
+
+_LAST = GeneratorStates(_State(None, None), _State(None, None))  # what was last saved or put back; replaced whole
+
+
+def save_generators() -> GeneratorStates:
+    """The states of both."""
+    global _LAST  # noqa: PLW0603 - see above
+    last, python, numpy = _LAST, _python_mark(), _numpy_mark()
+    found = GeneratorStates(
+        last.python if python == last.python.mark else _State(python, random.getstate()),
+        last.numpy if numpy is not None and numpy == last.numpy.mark else _read_numpy(numpy),
+    )
+    _LAST = found
+    return found
+
+
+def restore_generators(states: GeneratorStates) -> None:
+    """Put back what :func:`save_generators` returned."""
+    global _LAST  # noqa: PLW0603 - see above
+    if _python_mark() != states.python.mark:
+        random.setstate(states.python.value)
+    # Equal marks of two states do not make them equal; a state's own mark is lost when it advances.
+    if states.numpy is not _LAST.numpy or states.numpy.mark is None or _numpy_mark() != states.numpy.mark:
+        np.random.set_state(states.numpy.value)  # noqa: NPY002 - the stream that a process has
+    _LAST = states
+
+
+def _python_mark() -> Any:
+    """All that Python's generator consists of, without its object's header, which counts references."""
+    generator: Any = random.random.__self__  # type: ignore[attr-defined] # a bound method
+    size = _random.Random.__basicsize__ - _HEADER
+    return ctypes.string_at(id(generator) + _HEADER, size), generator.gauss_next
+
+
+def _numpy_mark() -> Any:
+    """The twister's words and position; None where the generator is another."""
+    twister = np.random.get_bit_generator()
+    if type(twister) is not np.random.MT19937:
+        return None
+    return ctypes.string_at(twister.ctypes.state_address, _TWISTER_BYTES)
+
+
+def _read_numpy(mark: Any) -> _State:
+    """NumPy's state; a normal number kept for the next call is none of the twister's, so it makes the mark unsure."""
+    value: Any = np.random.get_state(legacy=False)  # noqa: NPY002 - as above
+    return _State(None if value.get("has_gauss") else mark, value)
