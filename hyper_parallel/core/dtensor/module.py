@@ -15,7 +15,7 @@ from hyper_parallel.core.dtensor.redistribute import redistribute
 from hyper_parallel.core.dtensor.steps import narrow_box
 from hyper_parallel.core.dtensor.ties import Ties
 from hyper_parallel.core.dtensor.transition import plan
-from hyper_parallel.errors import LayoutError, MeshError
+from hyper_parallel.errors import LayoutError, MeshError, NotPlainError
 from hyper_parallel.platform.select import platform_of, platform_of_argument
 
 if TYPE_CHECKING:
@@ -49,7 +49,8 @@ def distribute_tensor(
         LayoutError: (a ValueError) placements that do not fit, or a DTensor that is laid out otherwise.
         MeshMismatchError: (a RuntimeError and a ValueError) the placements are a layout of another mesh.
         MeshError: (a ValueError) ``src_data_rank`` is no position in the mesh.
-        NotPlainError: (a TypeError) a sparse tensor, or none.
+        NotPlainError: (a TypeError and a RuntimeError) a sparse tensor, none, or one through which a gradient would
+            flow on to what it was computed from: the result is a leaf. :meth:`DTensor.from_local` keeps the gradient.
     """
     mesh = resolve_mesh(device_mesh)
     platform = platform_of_argument(tensor, "distribute_tensor: tensor")
@@ -58,6 +59,8 @@ def distribute_tensor(
     if isinstance(tensor, DTensor):
         return _already(tensor, layout)
     require_dense(tensor, "distribute_tensor: tensor")
+    if platform.passes_gradient(tensor):
+        raise NotPlainError(_cut_message(tensor, layout))
     whole = platform.to_device(platform.detach(tensor), mesh.device_type)
     summed = Layout.of(mesh, layout.dim_axes, (), layout.shape)
     piece = redistribute(_piece(platform, whole, summed, src_data_rank), plan(summed, layout), platform)
@@ -76,6 +79,16 @@ def _already(tensor: Any, layout: Layout) -> Any:
         f"tensor.redistribute(placements={list(layout.placements)})"
     )
     raise LayoutError(msg)
+
+
+def _cut_message(tensor: Any, layout: Layout) -> str:
+    whole = ", ".join(["Replicate()"] * layout.mesh.ndim)
+    return (
+        f"distribute_tensor: the tensor {list(tensor.shape)} is part of a graph, and the result would be a leaf, so "
+        f"no gradient would come back; hyper_parallel.DTensor.from_local(tensor, mesh, [{whole}])"
+        f".redistribute(placements={list(layout.placements)}) keeps the gradient if every rank holds the same values; "
+        "detach the tensor if none is wanted"
+    )
 
 
 def _piece(platform: Platform, whole: Any, layout: Layout, source: int | None) -> Any:

@@ -35,6 +35,8 @@ _KEEP = object()
 _MOST_KNOWN = 1024
 _LOCK = threading.Lock()  # one for all: a function that holds a lock cannot travel to another process
 _Leaf = tuple[str, Any]
+_Out = tuple[str, Any, "Layout | None"]
+_Known = tuple[Mapping[str, tuple[int, ...]], Mapping[str, Layout]]
 
 
 def local_map(
@@ -68,7 +70,8 @@ def local_map(
 
     Returns:
         The wrapped function. Its outputs are DTensors. The sizes of sharded outputs are exchanged on the first call
-        with given layouts, and must be the same in later ones. Without a DTensor among the arguments it is ``func``.
+        with given layouts, and must be the same in later ones, whatever the other arguments are. Without a DTensor
+        among the arguments it is ``func``.
 
     Raises:
         LayoutError: (a ValueError) by the wrapped function: a DTensor is not laid out as declared, or the number or
@@ -132,7 +135,7 @@ class _Region:
         self.func, self.out, self.mesh, self.moves = func, out_placements, device_mesh, redistribute_inputs
         self.entries, self.grads = in_placements, in_grad_placements
         self.name = getattr(func, "__name__", type(func).__name__)
-        self._known: dict[Any, tuple[tuple[int, ...], Layout]] = {}
+        self._known: dict[DeviceMesh, dict[tuple[Layout, ...], _Known]] = {}  # a mesh is one rank's
 
     def run(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         """Enter, call, leave."""
@@ -151,8 +154,7 @@ class _Region:
                     f"{layout.notation(local.dtype)} first, so the write is lost; return the new value instead"
                 )
                 raise UnsupportedOperatorError(msg)
-        key = (entered.targets, tuple(_constant(value) for _, value in leaves if not isinstance(value, DTensor)))
-        return self._leave(found, self.out, entered, key, "")
+        return self._leave(found, entered)
 
     # -- in --------------------------------------------------------------------------------------------------------
 
@@ -272,74 +274,103 @@ class _Region:
 
     # -- out -------------------------------------------------------------------------------------------------------
 
-    def _leave(self, found: Any, placements: Any, entered: _Entered, key: Any, where: str) -> Any:
+    def _leave(self, found: Any, entered: _Entered) -> Any:
         """Wrap what came out, nested as it is."""
+        leaves = list(self._outputs(found, self.out, entered, ""))
+        outs = {where: (one, layout) for where, one, layout in leaves if layout is not None}
+        layouts = self._sized(outs, entered)
+        wrap = entered.platform.wrap
+        made = iter([one if layout is None else wrap(one, layouts[where]) for where, one, layout in leaves])
+        return _refilled(found, made)
+
+    def _outputs(self, found: Any, placements: Any, entered: _Entered, where: str) -> Iterator[_Out]:
+        """Every value that came out, in order: where it is, and its layout without sizes if it is a tensor."""
         if isinstance(found, DTensor):
             msg = f"local_map({self.name}): output{where} is a DTensor; return local tensors"
             raise NotPlainError(msg)
         if entered.platform.is_tensor(found):
-            return self._wrapped(found, placements, entered, key, where)
+            if placements is None or not is_entry(placements):
+                raise self._misfit(found, placements, where, "the placements of one tensor")
+            yield where, found, Layout.place(entered.mesh, placements, (0,) * len(found.shape)).with_shape(None)
+        elif isinstance(found, Mapping) or (isinstance(found, (list, tuple)) and placements is not None):
+            for one, spec, inner in self._inside(found, placements, where):
+                yield from self._outputs(one, spec, entered, where + inner)
+        elif placements is not None:
+            raise self._misfit(found, placements, where, "None")
+        else:
+            values = [one for _, one in _leaves("", found)]
+            if any(entered.platform.is_tensor(one) for one in values):
+                raise self._misfit(found, placements, where, "placements")
+            yield from ((where, one, None) for one in values)
+
+    def _inside(self, found: Any, placements: Any, where: str) -> list[tuple[Any, Any, str]]:
+        """The values of a mapping or sequence, each with its placements and its place."""
         if isinstance(found, Mapping):
             if not isinstance(placements, Mapping) or placements.keys() != found.keys():
                 raise self._misfit(found, placements, where, f"a mapping with the keys {list(found)}")
-            made = {
-                name: self._leave(one, placements[name], entered, key, f"{where}[{name!r}]")
-                for name, one in found.items()
-            }
-            return rebuilt(found, made)
-        if isinstance(found, (list, tuple)) and placements is not None:
-            if is_one(placements) or not isinstance(placements, Sequence) or len(placements) != len(found):
-                raise self._misfit(found, placements, where, f"a sequence of {len(found)}")
-            return rebuilt(
-                found,
-                [
-                    self._leave(one, spec, entered, key, f"{where}[{index}]")
-                    for index, (one, spec) in enumerate(zip(found, placements, strict=True))
-                ],
-            )
-        if placements is not None:
-            raise self._misfit(found, placements, where, "None")
-        if any(entered.platform.is_tensor(one) for _, one in _leaves("", found)):
-            raise self._misfit(found, placements, where, "placements")
-        return found
+            return [(one, placements[name], f"[{name!r}]") for name, one in found.items()]
+        if is_one(placements) or not isinstance(placements, Sequence) or len(placements) != len(found):
+            raise self._misfit(found, placements, where, f"a sequence of {len(found)}")
+        return [(one, spec, f"[{index}]") for index, (one, spec) in enumerate(zip(found, placements, strict=True))]
 
-    def _wrapped(self, found: Any, placements: Any, entered: _Entered, key: Any, where: str) -> Any:
-        if placements is None or not is_entry(placements):
-            raise self._misfit(found, placements, where, "the placements of one tensor")
-        mine = tuple(found.shape)
-        layout = Layout.place(entered.mesh, placements, (0,) * len(mine)).with_shape(None)
-        known = self._known.get((key, where))
+    def _sized(self, outs: Mapping[str, tuple[Any, Layout]], entered: _Entered) -> Mapping[str, Layout]:
+        """The outputs' layouts with global sizes, exchanged in the first call with these layouts.
+
+        Whether to exchange is decided by what is the same on every rank: layouts, not the other arguments, and not
+        what came out here. A rank that decided otherwise than the others would wait for them for ever.
+        """
+        mine = {where: tuple(one.shape) for where, (one, _) in outs.items()}
+        with _LOCK:
+            regions = self._known.setdefault(entered.mesh, {})
+            known = regions.get(entered.targets)
         if known is None:
-            told = self._agreed(found, layout, entered, where)
-            known = (mine, told)
+            known = (mine, self._agreed(outs, entered))
             with _LOCK:
-                if len(self._known) >= _MOST_KNOWN:  # an argument that counts steps must not fill the memory
-                    self._known.clear()
-                self._known[key, where] = known
-        before, layout = known
+                if len(regions) >= _MOST_KNOWN:  # sequences of many lengths must not fill the memory
+                    regions.clear()
+                regions[entered.targets] = known
+        before, layouts = known
         if before != mine:
-            msg = (
-                f"local_map({self.name}): output{where} has the local shape {list(mine)}, and had {list(before)} in an "
-                "earlier call with the same layouts and arguments; sizes that depend on values cannot be known to the "
-                "other ranks"
-            )
-            raise ShardMismatchError(msg)
-        return entered.platform.wrap(found, layout)
+            raise self._changed(before, mine)
+        return layouts
 
-    def _agreed(self, found: Any, layout: Layout, entered: _Entered, where: str) -> Layout:
-        """``layout`` with the global shape: every rank tells what it returned, and all of it must fit together."""
+    def _changed(self, before: Mapping[str, tuple[int, ...]], mine: Mapping[str, tuple[int, ...]]) -> Exception:
+        where = next(one for one in (*mine, *before) if before.get(one) != mine.get(one))
+        now, then = (f"the local shape {list(one[where])}" if where in one else "no tensor" for one in (mine, before))
+        return ShardMismatchError(
+            f"local_map({self.name}): output{where} has {now}, and had {then} in an earlier call with the same "
+            "layouts; the other ranks cannot know. Where an argument decides on sizes, wrap the function for each of "
+            "its values: local_map(functools.partial(func, argument=value), ...)"
+        )
+
+    def _agreed(self, outs: Mapping[str, tuple[Any, Layout]], entered: _Entered) -> Mapping[str, Layout]:
+        """Layouts with global shapes: every rank tells what it returned, and all of it must fit together."""
         ranks = entered.mesh.ranks
-        told = entered.platform.transport().all_gather_object(tuple(found.shape), ranks)
+        mine = {where: tuple(one.shape) for where, (one, _) in outs.items()}
+        told = entered.platform.transport().all_gather_object(mine, ranks)
+        if len({tuple(one) for one in told}) > 1:
+            facts = ", ".join(
+                f"rank {rank}: {', '.join(f'output{where}' for where in one) or 'none'}"
+                for rank, one in zip(ranks, told, strict=True)
+            )
+            msg = f"local_map({self.name}): ranks returned tensors in different places ({facts})"
+            raise ShardMismatchError(msg)
+        return {
+            where: self._whole(one, layout, dict(zip(ranks, [shapes[where] for shapes in told], strict=True)), where)
+            for where, (one, layout) in outs.items()
+        }
+
+    def _whole(self, found: Any, layout: Layout, held: Mapping[int, tuple[int, ...]], where: str) -> Layout:
+        """``layout`` with the global shape that the pieces of all ranks make."""
         cut = [dim for dim, axes in enumerate(layout.dim_axes) if axes]
-        whole = {tuple(size for dim, size in enumerate(sizes) if dim not in cut) for sizes in told}
-        if len(whole) > 1 or len({len(sizes) for sizes in told}) > 1:
-            facts = ", ".join(f"rank {rank}: {list(sizes)}" for rank, sizes in zip(ranks, told, strict=True))
+        whole = {tuple(size for dim, size in enumerate(sizes) if dim not in cut) for sizes in held.values()}
+        if len(whole) > 1 or len({len(sizes) for sizes in held.values()}) > 1:
+            facts = ", ".join(f"rank {rank}: {list(sizes)}" for rank, sizes in held.items())
             msg = (
                 f"local_map({self.name}): ranks returned different sizes of output{where} in dims that "
                 f"{layout.placements} leave whole ({facts})"
             )
             raise ShardMismatchError(msg)
-        held = dict(zip(ranks, told, strict=True))
         what = f"local_map({self.name}): the pieces of output{where}"
         return layout_of_pieces(layout.with_shape(found.shape), held, found.dtype, what, cut)
 
@@ -415,8 +446,3 @@ def _placed(mesh: DeviceMesh, placements: Any) -> Layout:
     aliases = sum(not isinstance(one, Placement) for one in several)
     ndim = aliases or max((dim + 1 if dim >= 0 else -dim for dim in dims), default=0)
     return Layout.place(mesh, several, (0,) * ndim)
-
-
-def _constant(value: Any) -> Any:
-    """What an argument adds to the key of known sizes: the same on every rank, or all would not ask at once."""
-    return (type(value), value) if type(value) in (int, bool, str) else type(value)

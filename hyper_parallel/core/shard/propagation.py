@@ -7,13 +7,13 @@ from typing import TYPE_CHECKING, Any
 
 from hyper_parallel.core.shard.rule import Fixed, Listed
 from hyper_parallel.core.shard.strategy import Choice, cheapest, choose, varying_operands
-from hyper_parallel.errors import LayoutError, UnsupportedOperatorError
+from hyper_parallel.errors import LayoutError, ShardMismatchError, UnsupportedOperatorError
 
 if TYPE_CHECKING:
     from collections.abc import Callable
 
     from hyper_parallel.core.shard.call import LocalCall, OpCall
-    from hyper_parallel.core.shard.rule import Rule
+    from hyper_parallel.core.shard.rule import Rule, Strategies
 
 __all__ = ["OpPlan", "propagate"]
 
@@ -53,6 +53,7 @@ def propagate(call: OpCall, rule: Rule, *, in_place: bool = False) -> OpPlan:
     Raises:
         UnsupportedOperatorError: an in-place call that would have to move what it writes to.
         LayoutError: the rule does not accept the shapes.
+        ShardMismatchError: a row of the rule is not about as many tensors as the call has.
     """
     try:
         strategies = rule.strategies(call)
@@ -65,11 +66,25 @@ def propagate(call: OpCall, rule: Rule, *, in_place: bool = False) -> OpPlan:
         return OpPlan(call, stay, None, strategies.many, strategies.impl)
     if isinstance(strategies, Listed):
         return OpPlan(call, cheapest(call, strategies), None, strategies.many)
+    _check_rows(call, strategies)
     choice = choose(call, strategies, in_place=in_place)
     if choice is None:
         raise UnsupportedOperatorError(_in_place_message(call))
     local = strategies.localize(call, choice.targets, choice.outputs) if strategies.localize else None
     return OpPlan(call, choice, local, strategies.many, open=strategies.open)
+
+
+def _check_rows(call: OpCall, strategies: Strategies) -> None:
+    """A row for another number of tensors says nothing about this call."""
+    wanted = (len(call.operands), len(strategies.outputs))
+    for row in strategies.rows:
+        given = (len(row.inputs), len(row.outputs))
+        if given != wanted:
+            msg = (
+                f"{describe(call)}: a row of the rule is about {given[0]} operands and {given[1]} outputs, the call "
+                f"has {wanted[0]} and {wanted[1]}; this is a wrong rule, please report it"
+            )
+            raise ShardMismatchError(msg)
 
 
 def describe(call: OpCall) -> str:

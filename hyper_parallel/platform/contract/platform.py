@@ -84,6 +84,10 @@ class Platform(
         """True when ``local`` (a plain tensor) may receive a gradient."""
 
     @abc.abstractmethod
+    def passes_gradient(self, plain: Any) -> bool:
+        """True when a new leaf with the values of ``plain`` would keep a gradient that now flows on to somewhere."""
+
+    @abc.abstractmethod
     def version(self, local: Any) -> int:
         """Counts writes into ``local`` where the framework does; a constant elsewhere."""
 

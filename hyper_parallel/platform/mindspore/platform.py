@@ -100,6 +100,10 @@ class MindSporePlatform(
         """True where the gradient engine has a node for the tensor."""
         return bool(local._requires_grad)  # noqa: SLF001 - no public spelling
 
+    def passes_gradient(self, plain: Any) -> bool:
+        """While a function is differentiated: inputs and parameters too get theirs through the graph."""
+        return self.grad_enabled() and self.needs_grad(plain)
+
     def version(self, local: Any) -> int:
         """Writes through any DTensor so far: MindSpore's own counter misses some, and views share storage."""
         del local

@@ -91,6 +91,10 @@ class TorchPlatform(
         """``requires_grad``."""
         return local.requires_grad
 
+    def passes_gradient(self, plain: Any) -> bool:
+        """Unless it is a leaf: a leaf's own ``grad`` is where gradients end."""
+        return not plain.is_leaf
+
     def version(self, local: Any) -> int:
         """PyTorch's version counter (0 for inference tensors, which have none)."""
         return 0 if local.is_inference() else local._version  # noqa: SLF001 - no public spelling

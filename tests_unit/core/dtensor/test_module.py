@@ -304,3 +304,47 @@ def test_a_second_time_is_refused():
             distribute_module(model, mesh)
 
     on_mesh((1,), rank)
+
+
+def test_a_tensor_on_the_graph_is_refused():
+    """A leaf made of a computed tensor would cut the graph: refused as PyTorch does, and from_local keeps it."""
+
+    def rank(mesh):
+        w = value(4, 6).requires_grad_()
+        with pytest.raises(RuntimeError) as caught:
+            distribute_tensor(w * 2, mesh, [Shard(0)])
+        DTensor.from_local(w * 2, mesh, [Replicate()]).redistribute(placements=[Shard(0)]).sum().backward()
+        assert (w.grad == 2).all()
+        assert not distribute_tensor((w * 2).detach(), mesh, [Shard(0)]).requires_grad
+        return type(caught.value), str(caught.value)
+
+    kind, text = on_mesh((3,), rank)[0]
+    assert kind is NotPlainError
+    assert text == (
+        "distribute_tensor: the tensor [4, 6] is part of a graph, and the result would be a leaf, so no gradient "
+        "would come back; hyper_parallel.DTensor.from_local(tensor, mesh, [Replicate()])"
+        ".redistribute(placements=[Shard(0)]) keeps the gradient if every rank holds the same values; detach the "
+        "tensor if none is wanted"
+    )
+
+
+@pytest.mark.platforms("mindspore")
+def test_an_input_of_a_differentiated_function_is_refused():
+    """MindSpore returns gradients of inputs: while a function is differentiated, any tensor with one is refused."""
+
+    def rank():
+        import mindspore
+
+        mesh = init_device_mesh("cpu", (2,))
+        w = mindspore.Tensor(np.ones((4, 6), np.float32))
+
+        def loss(w):
+            return (DTensor.from_local(w * 2, mesh, [Replicate()]) * distribute_tensor(held, mesh, [Shard(0)])).sum()
+
+        held = mindspore.Tensor(np.full((4, 6), 3, np.float32))
+        for cut in (lambda w: w, lambda w: w * 2):
+            with pytest.raises(NotPlainError, match="would be a leaf"):
+                mindspore.grad(lambda w, cut=cut: distribute_tensor(cut(w), mesh, [Shard(0)]).sum().full_tensor())(w)
+        return float(mindspore.grad(lambda w: loss(w).full_tensor())(w).asnumpy().min())
+
+    assert simulate(rank, 2, "mindspore") == [6.0, 6.0]

@@ -236,8 +236,9 @@ def test_sizes_that_depend_on_values():
         return str(caught.value)
 
     assert simulate(body, 2, platform="torch")[0] == (
-        "local_map(<lambda>): output has the local shape [1, 2], and had [2, 2] in an earlier call with the same "
-        "layouts and arguments; sizes that depend on values cannot be known to the other ranks"
+        "local_map(<lambda>): output has the local shape [1, 2], and had the local shape [2, 2] in an earlier call "
+        "with the same layouts; the other ranks cannot know. Where an argument decides on sizes, wrap the function for "
+        "each of its values: local_map(functools.partial(func, argument=value), ...)"
     )
 
 
@@ -290,4 +291,63 @@ def test_whole_outputs_have_one_size():
     assert simulate(body, 2, platform="torch") == [
         ("local_map(<lambda>): ranks returned different sizes of output in dims that (Replicate(),) leave whole "
         "(rank 0: [1, 2], rank 1: [2, 2])"),
+    ] * 2  # fmt: skip
+
+
+@torch_only
+def test_an_argument_that_differs_between_ranks_does_not_part_them():
+    """Every rank exchanges sizes in the same calls, whatever number, flag or text each one passes."""
+    import torch
+
+    def body():
+        mesh = init_device_mesh("cpu", (2,), mesh_dim_names=("tp",))
+        scaled = local_map(lambda x, n: x * (len(n) if isinstance(n, str) else int(n)), [Shard(0)])
+        x = distribute_tensor(torch.ones(5, 2), mesh, [Shard(0)])
+        rank = mesh.rank
+        for first, second in ((1, 1 + rank), (True, rank == 0), ("a", "ab"[: 1 + rank]), (1, (1, "ab")[rank])):
+            assert scaled(x, first).sum().full_tensor() == 10
+            mine = scaled(x, second).to_local()
+            assert torch.equal(mine, torch.full_like(mine, float(mine[0, 0])))
+        return [tuple(scaled(x, 1 + rank).shape), scaled(x, 1 + rank).sum().full_tensor().item()]
+
+    assert simulate(body, 2, platform="torch") == [[(5, 2), 3 * 2 + 2 * 2 * 2]] * 2
+
+
+@torch_only
+def test_sizes_that_an_argument_decides():
+    """The argument bound beforehand: each of its values has sizes of its own."""
+    import functools
+
+    import torch
+
+    def repeated(x, times):
+        return x.repeat(1, times)
+
+    def body():
+        mesh = init_device_mesh("cpu", (3,), mesh_dim_names=("tp",))
+        x = distribute_tensor(torch.ones(4, 2), mesh, [Shard(0)])
+        once = local_map(repeated, [Shard(0)])
+        assert tuple(once(x, 2).shape) == (4, 4)
+        with pytest.raises(ShardMismatchError, match=r"wrap the function for each of its values"):
+            once(x, 3)
+        return [tuple(local_map(functools.partial(repeated, times=times), [Shard(0)])(x).shape) for times in (1, 2, 3)]
+
+    assert simulate(body, 3, platform="torch") == [[(4, 2), (4, 4), (4, 6)]] * 3
+
+
+@torch_only
+def test_outputs_in_different_places():
+    """Ranks that return tensors in different places of one structure are told apart, not left waiting."""
+
+    def body():
+        mesh = init_device_mesh("cpu", (2,), mesh_dim_names=("tp",))
+        with pytest.raises(ShardMismatchError) as caught:
+            local_map(lambda x: {"a": x, "b": [x] * mesh.rank}, {"a": [Shard(0)], "b": [[Shard(0)]] * mesh.rank})(
+                rows(mesh)
+            )
+        return str(caught.value)
+
+    assert simulate(body, 2, platform="torch") == [
+        ("local_map(<lambda>): ranks returned tensors in different places "
+        "(rank 0: output['a'], rank 1: output['a'], output['b'][0])"),
     ] * 2  # fmt: skip

@@ -8,7 +8,7 @@ from hyper_parallel.core.dtensor.placements import Partial, Replicate, Shard
 from hyper_parallel.core.shard.call import LocalCall, OpCall, Operand, Ref
 from hyper_parallel.core.shard.propagation import describe, propagate
 from hyper_parallel.core.shard.rule import Fixed, Row, Rule, Strategies
-from hyper_parallel.errors import LayoutError, UnsupportedOperatorError
+from hyper_parallel.errors import LayoutError, ShardMismatchError, UnsupportedOperatorError
 
 MESH = DeviceMesh.grid("cpu", (2, 3), tuple(range(6)), ("dp", "tp"))
 R, P, S0 = Replicate(), Partial(), Shard(0)
@@ -62,6 +62,17 @@ def test_what_a_rule_refuses_names_the_call():
     with pytest.raises(LayoutError) as caught:
         propagate(call_of((S0, P)), Rule("op", "x", refuse))
     assert str(caught.value) == "op(x=f32[6@dp, 2] + Partial(sum)@tp): no such dim"
+
+
+def test_a_row_for_another_number_of_tensors_is_a_wrong_rule():
+    """What a row says about one operand says nothing about two, nor about the second output."""
+    for row in (Row((R,), (R,)), Row((R, R), (R, R))):
+        with pytest.raises(ShardMismatchError) as caught:
+            propagate(call_of((S0, R), (R, R)), rule_of(Strategies((row,), ((6, 2),))))
+        assert str(caught.value) == (
+            f"op(x=f32[6@dp, 2], y=f32[6, 2]): a row of the rule is about {len(row.inputs)} operands and "
+            f"{len(row.outputs)} outputs, the call has 2 and 1; this is a wrong rule, please report it"
+        )
 
 
 def test_in_place_that_would_move():

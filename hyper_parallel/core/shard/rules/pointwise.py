@@ -232,13 +232,19 @@ def _copy(call: OpCall) -> Strategies:
 
 def _like(call: OpCall) -> Strategies:
     # The result does not depend on the values: pending reductions are of no concern and leave it whole.
-    return elementwise(call, extra=[Row((Partial(op),), (R,)) for op in PARTIAL_OPS])
+    return elementwise(call, extra=[Row(_beside(call, Partial(op)), (R,)) for op in PARTIAL_OPS])
 
 
 def _new(call: OpCall) -> Strategies:
     x, shape = call["x"], tuple(call["size"])
     held = [R, *(Shard(dim) for dim in range(x.ndim)), *(Partial(op) for op in PARTIAL_OPS)]
-    return Strategies(tuple(Row((place,), (R,)) for place in held), (shape,))
+    return Strategies(tuple(Row(_beside(call, place), (R,)) for place in held), (shape,))
+
+
+def _beside(call: OpCall, place: Placement) -> tuple[Placement, ...]:
+    """``x`` in ``place``; a value to fill with, if it is a tensor, whole."""
+    x = call.index_of("x")
+    return tuple(place if index == x else R for index in range(len(call.operands)))
 
 
 def _range(call: OpCall) -> Strategies:

@@ -138,7 +138,8 @@ def test_casts(fn):
 LIKES = [
     torch.ones_like, lambda x: torch.full_like(x, 3.0) + torch.full_like(x, 4.0),
     lambda x: torch.ones_like(x, dtype=torch.float32), lambda x: x.new_ones(4, 2), lambda x: x.new_full((3,), 2.0),
-    lambda x: torch.zeros_like(x) + 1,
+    lambda x: torch.zeros_like(x) + 1, lambda x: torch.full_like(x, torch.tensor(2.0)),
+    lambda x: x.new_full((3,), torch.tensor(2.0)),
 ]  # fmt: skip
 
 
@@ -148,6 +149,12 @@ def test_likes(fn):
     with record_events() as log:
         holds(fn, [values(5, 3)], partial=("sum", "max"))
     assert not log.collectives()
+
+
+def test_likes_of_a_distributed_value():
+    """A 0-d DTensor to fill with is one operand more: reduced before it counts, whatever the first one owes."""
+    for fn in (lambda x, value: torch.full_like(x.detach(), value.detach()) * value, lambda x, value: x * value):
+        holds(fn, [values(5, 3), values()], partial=("sum", "max"))
 
 
 IN_PLACE = {
