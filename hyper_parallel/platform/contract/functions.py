@@ -123,7 +123,7 @@ def build(base: Any) -> Functions:  # noqa: C901 - one small class after the oth
             ctx.call = call
             total = call.platform.transport().all_reduce(data, call.op, call.ranks)
             if call.op in _EXTREMA:
-                ctx.share = _share(call, data, total)
+                ctx.attained = _attained(call, data, total)
             return total
 
         @staticmethod
@@ -144,7 +144,7 @@ def build(base: Any) -> Functions:  # noqa: C901 - one small class after the oth
             platform = call.platform
             if call.op in _EXTREMA:
                 total = platform.transport().all_reduce(data, call.op, call.ranks)
-                ctx.share = _share(call, data, total)
+                ctx.attained = _attained(call, data, total)
                 return platform.contiguous(call.chunks(total)[call.position])
             chunks = [platform.contiguous(chunk) for chunk in call.chunks(data)]
             return platform.transport().reduce_scatter(chunks, call.op, call.ranks)
@@ -217,13 +217,17 @@ def build(base: Any) -> Functions:  # noqa: C901 - one small class after the oth
 _EXTREMA = ("max", "min")
 
 
-def _share(call: Reduction, data: Any, total: Any) -> Any:
-    """This rank's share of the gradient of an extremum: ranks that attained it share evenly."""
-    attained = call.platform.ones_like(data) * (data == total)
-    return attained / call.platform.transport().all_reduce(attained, "sum", call.ranks)
+def _attained(call: Reduction, data: Any, total: Any) -> tuple[Any, Any]:
+    """Where this rank did not attain the extremum, and how many ranks did; NaN is attained by those who hold it."""
+    ones = call.platform.ones_like(data)
+    attained = ones * (data == total) + ones * (data != data)  # noqa: PLR0124 - true of NaN alone
+    return attained == 0, call.platform.transport().all_reduce(attained, "sum", call.ranks)
 
 
 def _shared(grad: Any, ctx: Any, call: Reduction) -> Any:
+    """This rank's part of the gradient."""
     if call.op in _EXTREMA:
-        return grad * ctx.share
+        lost, ties = ctx.attained
+        # Selected, not multiplied: a gradient that is not finite must not reach ranks that lost.
+        return call.platform.local_op("masked_fill")(x=grad / ties, mask=lost, value=0.0)
     return grad / len(call.ranks) if call.op == "avg" else grad

@@ -67,6 +67,24 @@ def reducing(w: World) -> None:
     w.same(p.differentiable_all_reduce(w.tensor(parts[w.rank]), "prod"), parts.prod(0), _CLOSE)
 
 
+@covers(DIFFERENTIABLE, "differentiable_all_reduce", "differentiable_reduce_scatter")
+def extrema(w: World) -> None:
+    """A gradient that is not finite stays with the rank that attained the extremum, as one of an extremum NaN does."""
+    p, odd = w.platform, np.array([np.inf, -np.inf, np.nan, 1.5] * w.size)
+    everyone = np.stack([np.full_like(odd, rank) for rank in w.ranks])
+    everyone[0, -1] = np.nan
+    calls = (
+        (p.differentiable_all_reduce, odd),
+        (partial(p.differentiable_reduce_scatter, dev_num=w.size, axis=0), odd[:4]),
+    )
+    for call, seed in calls:
+        for op, winner in (("max", w.size - 1), ("min", 0)):
+            _, grad = w.gradient(partial(call, op=op), everyone[w.rank], seed)
+            holder = np.where(np.isnan(everyone).any(0), 0, winner)  # NaN is greater and less than everything
+            wanted = np.where(holder == w.rank, odd, 0.0)
+            assert np.array_equal(w.array(grad), wanted, equal_nan=True), f"{grad}, wanted {wanted}"
+
+
 @covers(DIFFERENTIABLE, "differentiable_reduce_scatter")
 def scattering(w: World) -> None:
     """Along any dim and for every reduction that has a gradient; backward gathers."""
