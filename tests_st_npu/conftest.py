@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from pathlib import Path
+
 import pytest
 
 from hyper_parallel.pytest_plugin import SkipReason, skip_without
@@ -30,6 +32,13 @@ def pytest_generate_tests(metafunc):
         cards = config.getoption("cards")
         sizes = (cards,) if cards else _REHEARSED if config.getoption("hp_device") == "cpu" else _SIZES
         metafunc.parametrize("world_size", sizes, ids=lambda one: f"{one}cards")
+
+
+@pytest.fixture
+def reports(request, tmp_path):
+    """The folder of the JUnit report, where one is asked for; else one that is thrown away."""
+    junit = request.config.getoption("xmlpath")
+    return Path(junit).resolve().parent if junit else tmp_path
 
 
 @pytest.fixture

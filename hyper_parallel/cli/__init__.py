@@ -8,7 +8,16 @@ import os
 import sys
 from collections.abc import Sequence
 
-from hyper_parallel.cli import bench, coverage, doctor, self_test, verify_model, verify_mutants, verify_ops
+from hyper_parallel.cli import (
+    bench,
+    coverage,
+    doctor,
+    self_test,
+    verify_contract,
+    verify_model,
+    verify_mutants,
+    verify_ops,
+)
 from hyper_parallel.errors import HyperParallelError
 
 __all__ = ["INTERRUPTED", "main"]
@@ -51,6 +60,7 @@ def parser() -> argparse.ArgumentParser:
     verify_model.add_parser(kinds)
     verify_ops.add_parser(kinds)
     verify_mutants.add_parser(kinds)
+    verify_contract.add_parser(kinds)
     bench.add_parser(commands)
     coverage.add_parser(commands)
     doctor.add_parser(commands)

@@ -17,7 +17,7 @@ from hyper_parallel.platform.select import FRAMEWORKS, MissingFrameworkError, in
 if TYPE_CHECKING:
     from hyper_parallel.verify.report import ModelReport
 
-__all__ = ["add_parser", "platforms", "run"]
+__all__ = ["add_parser", "names_of", "platforms", "run"]
 
 Job = tuple[str, Callable[[], "ModelReport"]]
 
@@ -90,7 +90,7 @@ def run(arguments: argparse.Namespace) -> int:
 
 
 def _jobs(arguments: argparse.Namespace) -> Iterator[Job]:
-    launches = _names(arguments.launch, "--launch", ("simulated", "processes"))
+    launches = names_of(arguments.launch, "--launch", ("simulated", "processes"))
     if arguments.spec is None:
         yield from _scenario_jobs(arguments, launches)
         return
@@ -149,7 +149,7 @@ def platforms(asked: str | None) -> list[str]:
             msg = "neither PyTorch nor MindSpore is installed; hyper-parallel doctor says what to do"
             raise MissingFrameworkError(msg)
     else:
-        names = _names(asked, "--platform", FRAMEWORKS)
+        names = names_of(asked, "--platform", FRAMEWORKS)
     for name in names:
         require_framework(name)
     return names
@@ -178,7 +178,8 @@ def _user_platforms(arguments: argparse.Namespace) -> list[str]:
     return imported
 
 
-def _names(text: str, option: str, known: tuple[str, ...]) -> list[str]:
+def names_of(text: str, option: str, known: tuple[str, ...]) -> list[str]:
+    """The names that an option lists, each once, all of them known."""
     names = [name.strip() for name in text.split(",") if name.strip()]
     unknown = [name for name in names if name not in known]
     if unknown or not names:

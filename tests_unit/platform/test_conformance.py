@@ -10,18 +10,30 @@ from hyper_parallel.platform.contract.ledger import Gap
 from hyper_parallel.platform.select import platform_named
 from hyper_parallel.verify.contract import suite
 from hyper_parallel.verify.contract.matrix import page, summary
-from hyper_parallel.verify.contract.suite import CHECKS, check_contract, run_contract
+from hyper_parallel.verify.contract.outcome import Footprint, Outcome, examine, load
+from hyper_parallel.verify.contract.suite import CHECKS, run_contract
 from hyper_parallel.verify.contract.world import Check
 
 
-@pytest.mark.parametrize("facet", CHECKS)
-@pytest.mark.parametrize("world", [2, 3])
-def test_a_facet_does_what_the_contract_says(platform_name, world, facet):
-    """Every member of a facet works on every rank, or refuses and stands in the ledger with the reason."""
-    found = run_contract(platform_name, world, facets=[facet])
-    assert set(found) == set(MEMBERS[facet])
+def expected(platform_name, facets=tuple(MEMBERS)):
+    """What every member must do: be served, or refuse for the ledger's reason."""
     gaps = {gap.member: f"gap: {gap.reason}" for gap in platform_named(platform_name).gaps}
-    assert found == {member: gaps.get(member, "served") for member in found}
+    return {member: gaps.get(member, "served") for facet in facets for member in MEMBERS[facet]}
+
+
+@pytest.mark.parametrize("facet", CHECKS)
+def test_a_facet_does_what_the_contract_says(platform_name, facet):
+    """Every member of a facet works on both ranks, or refuses and stands in the ledger with the reason."""
+    assert run_contract(platform_name, 2, facets=[facet]) == expected(platform_name, [facet])
+
+
+def test_every_member_on_three_ranks(platform_name, reports):
+    """All facets in one world of an odd size; the outcome is written for the page over all reports."""
+    found = examine(platform_name, 3)
+    path = found.write(reports)
+    assert found.members == expected(platform_name), found.failures()
+    assert path.name == f"contract-{platform_name}-cpu-simulated.json"
+    assert found in load(reports)[0]
 
 
 def test_four_ranks(platform_name):
@@ -60,11 +72,79 @@ def test_a_member_without_a_check_is_found(monkeypatch):
         run_contract("torch", 2, facets=["pipeline"])
 
 
+@pytest.mark.platforms("torch")
+def test_a_failure_is_part_of_the_outcome(monkeypatch):
+    """Where a facet fails the others still run, and the outcome says on which rank and why."""
+
+    def fail(w):
+        if w.rank == 1:
+            raise AssertionError("three\nlines\n")
+
+    monkeypatch.setitem(suite.CHECKS, "pipeline", [Check(("micro_batch",), fail)])
+    found = examine("torch", 2, facets=["identity", "pipeline"])
+    failed = {"micro_batch": "failed: rank 1: AssertionError: three lines"}
+    assert found.members == {**expected("torch", ["identity"]), **failed}
+    assert not found.ok
+    assert found.failures() == failed
+
+
+def outcomes():
+    """A run with everything that a page must show."""
+    members = {"get_rank": "served", "checkpoint": "gap: <none>", "swap_wrapper": "failed: rank 1: x < y"}
+    gap = {"member": "checkpoint", "reason": "<none>", "substitute": "nothing", "devices": ["cpu", "npu"]}
+    return Outcome("torch", "cpu", "simulated", 2, members, [gap], "2026-01-02T03:04:05+00:00")
+
+
 def test_the_matrix_shows_every_member():
-    """The page has a row per member and tells a gap's reason."""
-    column = (("torch", "cpu", "simulated"), {"get_rank": "served", "checkpoint": "gap: <none>"})
-    shown = page([column])
+    """The page has a row per member, and tells what failed, a gap's reason, and who was not run."""
+    shown = page([outcomes()], [])
     assert all(f"<code>{member}</code>" in shown for members in MEMBERS.values() for member in members)
+    assert shown.count("not run</td>") == 95 - 3
     assert "gap: &lt;none&gt;" in shown
-    assert summary([column]) == "torch / cpu / simulated: 1 of 2 served\n  checkpoint: <none>"
-    assert callable(check_contract)
+    assert "failed: rank 1: x &lt; y" in shown
+    assert '<th scope="row">torch / cpu / simulated</th><td class="number">2</td>' in shown
+    assert "<td>2026-01-02T03:04:05+00:00</td>" in shown
+    assert "<td>checkpoint</td><td>cpu, npu</td><td>&lt;none&gt;</td><td>nothing</td>" in shown
+    assert summary(outcomes()) == (
+        "torch / cpu / simulated, 2 ranks: 1 of 3 served\n  checkpoint: gap: <none>\n"
+        "  swap_wrapper: failed: rank 1: x < y"
+    )
+
+
+def test_the_memory_figures_are_shown():
+    """Peaks, their part of plain training, and which of them is more than half."""
+    found = Footprint("mindspore", {"plain": 10 << 20, "checkpoint": 5 << 20, "swap": 6 << 20}, "today")
+    shown = page([], [found])
+    good, bad = '<td class="good">yes</td>', '<td class="bad">failed: more than half</td>'
+    for mode, size, share, verdict in (("checkpoint", "5.0", "0.50", good), ("swap", "6.0", "0.60", bad)):
+        numbers = f'<td class="number">{size}</td><td class="number">{share}</td>'
+        assert f'<th scope="row">mindspore, {mode}</th>{numbers}{verdict}' in shown
+    assert shown.count("failed: more than half") == 1
+    assert not found.ok
+
+
+def test_results_are_read_as_they_were_written(tmp_path):
+    """Results come back from their files as they were."""
+    figures = Footprint("torch", {"plain": 8, "checkpoint": 4, "swap": 1}, "today")
+    paths = [outcomes().write(tmp_path), figures.write(tmp_path)]
+    assert [path.name for path in paths] == ["contract-torch-cpu-simulated.json", "footprint-torch.json"]
+    assert load(tmp_path) == ([outcomes()], [figures])
+
+
+@pytest.mark.parametrize(
+    "content, reason",
+    [
+        ("{", "Expecting property name enclosed in double quotes: line 1 column 2 (char 1)"),
+        ("[]", "it is no object"),
+        ('{"platform": "torch"}', "Footprint.__init__() missing 1 required positional argument: 'peaks'"),
+        ('{"platform": "torch", "peaks": {"swap": 1}}', "'plain'"),
+    ],
+)
+def test_a_foreign_result_is_refused(tmp_path, content, reason):
+    """A file of that name with something else in it is named, with what to do."""
+    path = tmp_path / "footprint-torch.json"
+    path.write_text(content)
+    with pytest.raises(ValueError, match="footprint-torch") as caught:
+        load(tmp_path)
+    told = f"{path} is no result of `hyper-parallel verify contract` ({reason}); delete it, or run that again"
+    assert str(caught.value) == told

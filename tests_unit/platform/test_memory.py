@@ -8,16 +8,17 @@ import pytest
 from hyper_parallel.errors import UnsupportedOperatorError
 from hyper_parallel.platform.contract.spill import SpillFile
 from hyper_parallel.platform.select import platform_named
-from hyper_parallel.verify.contract.footprint import footprints
+from hyper_parallel.verify.contract.outcome import measure
 from hyper_parallel.verify.simulate import simulate
 
 
 @pytest.mark.slow
-def test_checkpoint_and_swap_halve_the_activations(platform_name):
+def test_checkpoint_and_swap_halve_the_activations(platform_name, reports):
     """In a 12-layer transformer either takes at most half of what plain training adds to the process."""
-    found = footprints(platform_name)
-    assert found["checkpoint"] <= 0.5 * found["plain"], found
-    assert found["swap"] <= 0.5 * found["plain"], found
+    found = measure(platform_name)
+    found.write(reports)
+    assert found.peaks["checkpoint"] <= 0.5 * found.peaks["plain"], found
+    assert found.peaks["swap"] <= 0.5 * found.peaks["plain"], found
 
 
 def test_a_spill_file_gives_back_what_it_took():

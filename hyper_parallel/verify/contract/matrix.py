@@ -1,44 +1,95 @@
-"""The conformance matrix: member by framework, device and transport, as data and as a page."""
+"""The page of the contract: member by framework, device and transport; memory figures; gap ledgers."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 
 from hyper_parallel.platform.contract.inventory import MEMBERS
 from hyper_parallel.verify import pages
+from hyper_parallel.verify.contract.outcome import Footprint, Outcome
 
-__all__ = ["Column", "page", "summary"]
+__all__ = ["page", "summary"]
 
-# Framework, device and transport, and what was found per member.
-Column = tuple[tuple[str, str, str], Mapping[str, str]]
-
-
-def summary(columns: Sequence[Column]) -> str:
-    """A line per column: how many members are served, and the gaps with their reasons."""
-    lines = []
-    for names, found in columns:
-        gaps = [f"  {member}: {value.removeprefix('gap: ')}" for member, value in found.items() if value != "served"]
-        served = sum(value == "served" for value in found.values())
-        lines += [f"{' / '.join(names)}: {served} of {len(found)} served", *gaps]
-    return "\n".join(lines)
+_KINDS = {"served": "good", "gap": "warn", "failed": "bad", "not run": "quiet"}
+_MIB = 1 << 20
+_MEMORY = (
+    "Memory that one training step adds to a process on CPU: a transformer of 12 layers; checkpoint and swap must take "
+    "at most half of plain training"
+)
+_INTRODUCTION = (
+    "<p>Every member with its documented errors, checked on every rank. A gap stands in the framework's ledger; the "
+    "run fails when a listed gap works and when an unlisted one appears.</p>"
+)
 
 
-def page(columns: Sequence[Column]) -> str:
-    """An HTML table: a row per member, a column per run; a gap shows its reason."""
+def summary(outcome: Outcome) -> str:
+    """How many members are served; a line per member that is not, with its reason."""
+    served = sum(found == "served" for found in outcome.members.values())
+    rest = [f"  {member}: {found}" for member, found in outcome.members.items() if found != "served"]
+    head = f"{' / '.join(outcome.names)}, {outcome.world_size} ranks: {served} of {len(outcome.members)} served"
+    return "\n".join([head, *rest])
+
+
+def page(outcomes: Sequence[Outcome], footprints: Sequence[Footprint]) -> str:
+    """The whole page."""
+    body = [_INTRODUCTION, _matrix(outcomes), _runs(outcomes), _memory(footprints), _ledgers(outcomes)]
+    return pages.page("Platform contract", "\n".join(map(str, body)), footer="hyper-parallel verify contract --memory")
+
+
+def _matrix(outcomes: Sequence[Outcome]) -> pages.Html:
     heads: list[pages.Column | str] = [
         "member",
         pages.Column("facet", choice=True),
-        *(" / ".join(names) for names, _ in columns),
+        *(pages.Column(" / ".join(one.names), choice=True) for one in outcomes),
     ]
     rows: list[list[pages.Value]] = [
-        [pages.Html(f"<code>{member}</code>"), facet, *(_cell(found.get(member, "not run")) for _, found in columns)]
+        [
+            pages.Html(f"<code>{member}</code>"),
+            facet,
+            *(_state(one.members.get(member, "not run")) for one in outcomes),
+        ]
         for facet, members in MEMBERS.items()
         for member in members
     ]
     text = "What a platform must offer, and which framework offers it on which device and transport"
-    return pages.page("Platform contract", pages.table(text, heads, rows, search=True, tall=True))
+    return pages.table(text, heads, rows, search=True, tall=True)
 
 
-def _cell(found: str) -> pages.Cell:
-    kind = {"served": "good", "not run": "quiet"}.get(found, "bad")
-    return pages.Cell(found, kind=kind)
+def _state(found: str) -> pages.Cell:
+    kind = found.partition(":")[0]
+    return pages.Cell(found, key=kind, kind=_KINDS.get(kind, "bad"))
+
+
+def _runs(outcomes: Sequence[Outcome]) -> pages.Html:
+    rows: list[list[pages.Value]] = [
+        [" / ".join(one.names), one.world_size, sum(found == "served" for found in one.members.values()),
+         sum(found.startswith("gap:") for found in one.members.values()), len(one.failures()), one.written]
+        for one in outcomes
+    ]  # fmt: skip
+    numbers = [pages.Column(name, number=True) for name in ("ranks", "served", "gaps", "failed")]
+    return pages.table("The runs", ["run", *numbers, "written"], rows, empty="not run")
+
+
+def _memory(footprints: Sequence[Footprint]) -> pages.Html:
+    rows: list[list[pages.Value]] = [
+        [f"{one.platform}, {mode}", f"{one.peaks[mode] / _MIB:.1f}", f"{share:.2f}", _held(one, mode), one.written]
+        for one in footprints
+        for mode, share in one.shares().items()
+    ]
+    numbers = [pages.Column(name, number=True) for name in ("MiB", "of plain")]
+    return pages.table(_MEMORY, ["activations", *numbers, "at most half", "written"], rows, empty="not run")
+
+
+def _held(one: Footprint, mode: str) -> pages.Value:
+    if mode == "plain":
+        return ""
+    return pages.Cell("yes", kind="good") if one.holds(mode) else pages.Cell("failed: more than half", kind="bad")
+
+
+def _ledgers(outcomes: Sequence[Outcome]) -> pages.Html:
+    seen = {
+        (one.platform, gap["member"], ", ".join(gap["devices"]) or "all", gap["reason"], gap["substitute"])
+        for one in outcomes
+        for gap in one.gaps
+    }
+    return pages.table("Gap ledgers", ["framework", "member", "devices", "reason", "instead"], sorted(seen))

@@ -8,6 +8,8 @@ from collections import Counter
 from pathlib import Path
 from typing import Any
 
+from hyper_parallel.verify.contract import matrix
+from hyper_parallel.verify.contract.outcome import load
 from hyper_parallel.verify.coverage.settings import Settings
 from hyper_parallel.verify.coverage.store import Store
 from hyper_parallel.verify.pages import Column, Html, escape, page, table, write_page
@@ -68,7 +70,7 @@ def _gates(verdict: dict[str, Any]) -> Html:
 
 
 def write_others(store: Store) -> list[Path]:
-    """Write the operator matrix and the power of the verifier from what ``verify ops`` reported, where it did.
+    """Write the operator matrix, the power of the verifier and the platform contract, each from its reports if any.
 
     Raises:
         ValueError: a report cannot be read, or was written by another version.
@@ -82,12 +84,19 @@ def write_others(store: Store) -> list[Path]:
     power = reports / "mutation.json"
     if power.exists():
         written.append(write_page(store.reports / "mutation.html", mutation_page(read_mutation(power))))
+    outcomes, footprints = load(reports)
+    if outcomes or footprints:
+        written.append(write_page(store.reports / "contract.html", matrix.page(outcomes, footprints)))
     return written
 
 
 def _other_reports(store: Store) -> str:
     """Links to whatever else lies beside the coverage: semantic coverage, mutation."""
-    known = {"operators.html": "operators by framework and direction", "mutation.html": "power of the verifier"}
+    known = {
+        "operators.html": "operators by framework and direction",
+        "mutation.html": "power of the verifier",
+        "contract.html": "platform contract by framework, device and transport; memory figures; gap ledgers",
+    }
     items = [
         f'<a href="{name}">{text}</a>' if (store.reports / name).exists() else f"{text}: not generated"
         for name, text in known.items()

@@ -11,6 +11,7 @@ from pathlib import Path
 import pytest
 
 from hyper_parallel.cli import main
+from hyper_parallel.verify.contract.outcome import Outcome
 
 pytest.importorskip("coverage", reason="[no-tool] coverage is not installed")
 
@@ -210,6 +211,22 @@ def test_a_report_of_another_version_is_an_error(project, command):
     again = "run `hyper-parallel verify ops --report operators-torch.json` again"
     said = f"{path} has no columns, operators: another version wrote it; {again}"
     assert (status, out, err) == (2, "", f"hyper-parallel: error: {said}\n")
+
+
+def test_the_contract_has_a_page(project, command):
+    """Results of the platform contract become a page that the index links to; a broken result is named."""
+    found = Outcome("torch", "cpu", "simulated", 3, {"get_rank": "served"}, [], "today")
+    path = found.write(project / "reports")
+    status, out, _ = command("html")
+    assert status == 0
+    assert '<a href="contract.html">platform contract by framework' in Path(out.strip()).read_text()
+    shown = Path(out.strip()).with_name("contract.html").read_text()
+    assert "torch / cpu / simulated" in shown
+    assert "http" not in shown
+    path.write_text("not data")
+    status, _, err = command("html")
+    assert status == 2
+    assert f"{path} is no result of `hyper-parallel verify contract`" in err
 
 
 def test_half_a_data_file_is_red(project, command):

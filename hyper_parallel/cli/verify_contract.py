@@ -1,0 +1,101 @@
+"""``hyper-parallel verify contract``."""
+
+from __future__ import annotations
+
+import argparse
+import json
+from collections.abc import Sequence
+from dataclasses import asdict
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from hyper_parallel.cli.progress import Progress
+from hyper_parallel.cli.verify_model import names_of, platforms
+from hyper_parallel.platform.contract.inventory import MEMBERS
+
+if TYPE_CHECKING:
+    from hyper_parallel.verify.contract.outcome import Footprint, Outcome
+
+__all__ = ["add_parser", "run"]
+
+_LAUNCHES = ("simulated", "processes")
+_DESCRIPTION = """\
+Check every member of the platform contract, its documented errors included, on every rank of a world: collectives and
+their gradients, groups, checkpoints, delayed parameters, memory and the rest. A member that a framework or device
+cannot serve must refuse as its gap ledger says; a listed gap that works fails the run as an unlisted one does.
+
+Exit status: 0 if everything was checked and held, 1 if not, 2 for input that makes no sense, 130 after Ctrl-C."""
+
+
+def add_parser(kinds: Any) -> None:
+    """Declare the subcommand."""
+    one = kinds.add_parser(
+        "contract",
+        help="check every member that a framework's platform must serve",
+        description=_DESCRIPTION,
+        formatter_class=argparse.RawDescriptionHelpFormatter,
+    )
+    one.add_argument("--platform", metavar="torch,mindspore", help="default: what is installed")
+    one.add_argument("--launch", default="simulated", metavar="simulated,processes", help="default: simulated")
+    one.add_argument("--world-size", type=int, default=3, metavar="N", help="number of ranks, at least 2 (default: 3)")
+    one.add_argument("--facet", metavar="tensors,groups", help="only these facets of the contract")
+    one.add_argument("--memory", action="store_true", help="also measure checkpointing and swapping of activations")
+    one.add_argument("--json", action="store_true", help="the results as JSON on stdout")
+    one.add_argument("--report", metavar="FOLDER", help="also write a JSON file per result here, for coverage html")
+    one.set_defaults(run=run)
+
+
+def run(arguments: argparse.Namespace) -> int:
+    """Run every check; 0 if all held."""
+    from hyper_parallel.verify.contract.outcome import examine, measure
+
+    facets = names_of(arguments.facet, "--facet", tuple(MEMBERS)) if arguments.facet else list(MEMBERS)
+    launches = names_of(arguments.launch, "--launch", _LAUNCHES)
+    if arguments.world_size < 2:  # noqa: PLR2004 - one rank has nobody to talk to
+        msg = f"--world-size {arguments.world_size}: the checks need at least 2 ranks"
+        raise ValueError(msg)
+    frameworks = platforms(arguments.platform)
+    jobs: list[tuple[str, Any, tuple[Any, ...]]] = [
+        (f"{platform} ({launch})", examine, (platform, arguments.world_size, launch, facets))
+        for platform in frameworks
+        for launch in launches
+    ]
+    if arguments.memory:
+        jobs += [(f"memory on {platform}", measure, (platform,)) for platform in frameworks]
+    done: list[Outcome | Footprint] = []
+    try:
+        _all(jobs, arguments, done)
+    except KeyboardInterrupt:
+        line = f"partial: {len(done)} of {len(jobs)} parts finished; the rest was not checked"
+        raise KeyboardInterrupt(line) from None
+    if arguments.json:
+        print(json.dumps({"ok": all(one.ok for one in done), "results": [asdict(one) for one in done]}, indent=2))
+    return 0 if all(one.ok for one in done) else 1
+
+
+def _all(
+    jobs: Sequence[tuple[str, Any, tuple[Any, ...]]], arguments: argparse.Namespace, done: list[Outcome | Footprint]
+) -> None:
+    """Run one after the other; each is told and written when it is finished."""
+    progress = Progress(len(jobs))
+    try:
+        for name, job, given in jobs:
+            progress.start(name)
+            done.append(job(*given))
+            progress.finish()
+            if arguments.report is not None:
+                done[-1].write(Path(arguments.report))
+            if not arguments.json:
+                print(_text(done[-1]), flush=True)
+    finally:
+        progress.clear()
+
+
+def _text(one: Outcome | Footprint) -> str:
+    from hyper_parallel.verify.contract.matrix import summary
+    from hyper_parallel.verify.contract.outcome import Footprint
+
+    if not isinstance(one, Footprint):
+        return summary(one)
+    shares = ", ".join(f"{mode} {share:.2f}" for mode, share in one.shares().items())
+    return f"{one.platform} / cpu: activations in memory, of plain: {shares}{'' if one.ok else ' (more than half)'}"

@@ -1,0 +1,182 @@
+"""What a run of the contract found, as data: written beside other reports, and shown by ``matrix``."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict, dataclass, field
+from datetime import datetime, timezone
+from pathlib import Path
+from typing import Any
+
+from hyper_parallel.errors import RankFailedError
+from hyper_parallel.platform.contract.inventory import MEMBERS
+
+__all__ = ["Footprint", "Outcome", "examine", "load", "measure"]
+
+_ALL = tuple(MEMBERS)
+_LIMIT = 0.5
+
+
+@dataclass(frozen=True)
+class Outcome:
+    """One run of the contract's checks.
+
+    Attributes:
+        platform: name of the framework.
+        device: device type on which tensors were made.
+        launch: ``simulated`` or ``processes``.
+        world_size: number of ranks.
+        members: per member ``served``, ``gap: `` and the ledger's reason, or ``failed: `` and what failed.
+        gaps: the framework's gap ledger, an entry per line.
+        written: when, in UTC.
+    """
+
+    platform: str
+    device: str
+    launch: str
+    world_size: int
+    members: dict[str, str]
+    gaps: list[dict[str, Any]] = field(default_factory=list)
+    written: str = ""
+
+    @property
+    def ok(self) -> bool:
+        """Whether every member that ran is served, or refuses as the ledger says."""
+        return bool(self.members) and not self.failures()
+
+    def failures(self) -> dict[str, str]:
+        """What failed, by member."""
+        return {name: found for name, found in self.members.items() if found.startswith("failed: ")}
+
+    @property
+    def names(self) -> tuple[str, str, str]:
+        """Framework, device and transport."""
+        return self.platform, self.device, self.launch
+
+    def write(self, folder: Path) -> Path:
+        """Write ``contract-<framework>-<device>-<launch>.json`` into ``folder``."""
+        return _write(self, folder / f"contract-{'-'.join(self.names)}.json")
+
+
+@dataclass(frozen=True)
+class Footprint:
+    """How much memory a training step adds to a process on CPU, by the way of keeping activations.
+
+    Attributes:
+        platform: name of the framework.
+        peaks: bytes by mode: ``plain``, ``checkpoint``, ``swap``.
+        written: when, in UTC.
+    """
+
+    platform: str
+    peaks: dict[str, int]
+    written: str = ""
+
+    @property
+    def ok(self) -> bool:
+        """Whether every mode takes at most half of plain training."""
+        return all(self.holds(mode) for mode in self.peaks if mode != "plain")
+
+    def holds(self, mode: str) -> bool:
+        """Whether ``mode`` takes at most half of plain training."""
+        return self.peaks[mode] <= _LIMIT * self.peaks["plain"]
+
+    def shares(self) -> dict[str, float]:
+        """Every mode's part of plain training."""
+        return {mode: peak / self.peaks["plain"] for mode, peak in self.peaks.items()}
+
+    def write(self, folder: Path) -> Path:
+        """Write ``footprint-<framework>.json`` into ``folder``."""
+        return _write(self, folder / f"footprint-{self.platform}.json")
+
+
+def examine(
+    platform_name: str, world_size: int = 3, launch: str = "simulated", facets: Sequence[str] = _ALL
+) -> Outcome:
+    """Run the checks of ``facets``; a check that fails is part of the answer, and the others still run.
+
+    Args:
+        platform_name: ``torch`` or ``mindspore``.
+        world_size: number of ranks, at least two.
+        launch: ``simulated`` or ``processes``.
+        facets: names of facets; all by default.
+    """
+    from hyper_parallel.platform.select import platform_named
+
+    platform = platform_named(platform_name)
+    return Outcome(
+        platform_name,
+        platform.device_type(),
+        launch,
+        world_size,
+        _found(platform_name, world_size, launch, facets),
+        [{**asdict(gap), "devices": list(gap.devices)} for gap in platform.gaps],
+        _now(),
+    )
+
+
+def measure(platform_name: str) -> Footprint:
+    """Measure the footprints; see :func:`.footprint.footprints`."""
+    from hyper_parallel.verify.contract.footprint import footprints
+
+    return Footprint(platform_name, footprints(platform_name), _now())
+
+
+def load(folder: Path) -> tuple[list[Outcome], list[Footprint]]:
+    """What lies in ``folder``.
+
+    Raises:
+        ValueError: a file of such a name with something else in it.
+    """
+    outcomes = [_read(path, Outcome) for path in sorted(folder.glob("contract-*.json"))]
+    return outcomes, [_read(path, Footprint) for path in sorted(folder.glob("footprint-*.json"))]
+
+
+def _found(platform_name: str, world_size: int, launch: str, facets: Sequence[str]) -> dict[str, str]:
+    """What each member did; where the facets fail together each is run alone, for an error ends a world."""
+    from hyper_parallel.verify.contract.suite import run_contract
+
+    try:
+        return run_contract(platform_name, world_size, launch, facets)
+    except RankFailedError as error:
+        if len(facets) == 1:
+            return dict.fromkeys(MEMBERS[facets[0]], f"failed: {_reason(error)}")
+    found: dict[str, str] = {}
+    for facet in facets:
+        found.update(_found(platform_name, world_size, launch, [facet]))
+    return found
+
+
+def _reason(error: RankFailedError) -> str:
+    """The error of the rank that failed first, in one line."""
+    failures: Mapping[int, BaseException] = getattr(error, "failures", {})
+    told = [f"rank {rank}: {type(one).__name__}: {one}" for rank, one in failures.items()] or [str(error)]
+    return " ".join(told[0].split())
+
+
+def _now() -> str:
+    return datetime.now(timezone.utc).isoformat(timespec="seconds")
+
+
+def _write(one: Outcome | Footprint, path: Path) -> Path:
+    try:
+        path.parent.mkdir(parents=True, exist_ok=True)
+        path.write_text(json.dumps(asdict(one), indent=2) + "\n", encoding="utf-8")
+    except OSError as error:
+        msg = f"{path} cannot be written: {error.strerror}"
+        raise ValueError(msg) from error
+    return path
+
+
+def _read(path: Path, kind: Any) -> Any:
+    try:
+        found = json.loads(path.read_text(encoding="utf-8"))
+        if not isinstance(found, Mapping):
+            raise TypeError("it is no object")  # noqa: TRY301 - one message for everything that it may be
+        one = kind(**found)
+        one.ok  # noqa: B018 - reads what a page shows
+    except (OSError, ValueError, TypeError, AttributeError, KeyError, ZeroDivisionError) as error:
+        msg = f"{path} is no result of `hyper-parallel verify contract` ({error}); delete it, or run that again"
+        raise ValueError(msg) from error
+    return one

@@ -1,0 +1,84 @@
+"""``hyper-parallel verify contract``: what it checks, writes and refuses."""
+
+import json
+
+import pytest
+
+from hyper_parallel.cli import main
+from hyper_parallel.platform.contract.inventory import MEMBERS
+from hyper_parallel.verify.contract import outcome, suite
+from hyper_parallel.verify.contract.world import Check
+
+
+def ran(capsys, *arguments):
+    """Exit status and what was printed."""
+    status = main(["verify", "contract", *map(str, arguments)])
+    return status, *capsys.readouterr()
+
+
+def test_facets_are_checked_and_written(platform_name, capsys, tmp_path):
+    """Named facets are checked on every rank; the result is printed, and written as a file."""
+    status, out, _ = ran(
+        capsys, "--platform", platform_name, "--facet", "identity,pipeline", "--world-size", 2, "--report", tmp_path
+    )
+    assert status == 0, out
+    assert out == f"{platform_name} / cpu / simulated, 2 ranks: 7 of 7 served\n"
+    ((found,), _) = outcome.load(tmp_path)
+    assert found.members == dict.fromkeys([*MEMBERS["identity"], *MEMBERS["pipeline"]], "served")
+
+
+@pytest.mark.platforms("torch")
+def test_a_failure_is_told(capsys, monkeypatch):
+    """Exit status 1, and the member with what failed, as text and as JSON."""
+
+    def fail(_):
+        raise AssertionError("wrong")
+
+    monkeypatch.setitem(suite.CHECKS, "pipeline", [Check(("micro_batch",), fail)])
+    asked = ["--platform", "torch", "--facet", "pipeline", "--world-size", 2]
+    status, out, _ = ran(capsys, *asked)
+    assert status == 1
+    assert "  micro_batch: failed: rank " in out
+    status, out, _ = ran(capsys, *asked, "--json")
+    document = json.loads(out)
+    assert (status, document["ok"]) == (1, False)
+    assert document["results"][0]["members"]["micro_batch"].endswith("AssertionError: wrong")
+
+
+@pytest.mark.platforms("torch")
+def test_memory_is_measured_where_asked(capsys, monkeypatch):
+    """The figures are part of the results, and more than half of plain training is a failure."""
+    peaks = {"plain": 100, "checkpoint": 10, "swap": 51}
+    monkeypatch.setattr(outcome, "measure", lambda platform: outcome.Footprint(platform, peaks, "today"))
+    status, out, _ = ran(capsys, "--platform", "torch", "--facet", "pipeline", "--world-size", 2, "--memory")
+    assert status == 1
+    assert out.splitlines()[-1] == (
+        "torch / cpu: activations in memory, of plain: plain 1.00, checkpoint 0.10, swap 0.51 (more than half)"
+    )
+
+
+@pytest.mark.platforms("torch")
+@pytest.mark.parametrize(
+    "arguments, text",
+    [
+        (["--facet", "tensor"], "--facet 'tensor': 'tensor' is none of identity, groups, collectives, "),
+        (["--launch", "threads"], "--launch 'threads': 'threads' is none of simulated, processes"),
+        (["--world-size", "1"], "--world-size 1: the checks need at least 2 ranks"),
+        (["--platform", "jax"], "--platform 'jax': 'jax' is none of torch, mindspore"),
+    ],
+)
+def test_input_that_makes_no_sense(capsys, arguments, text):
+    """Exit status 2, and what would."""
+    status, _, err = ran(capsys, *arguments)
+    assert status == 2
+    assert text in err
+
+
+@pytest.mark.platforms("torch")
+def test_a_report_that_cannot_be_written(capsys, tmp_path):
+    """The path and the reason; exit status 2."""
+    (tmp_path / "file").write_text("")
+    asked = ["--platform", "torch", "--facet", "identity", "--world-size", 2, "--report", tmp_path / "file"]
+    status, _, err = ran(capsys, *asked)
+    assert status == 2
+    assert f"{tmp_path / 'file'}/contract-torch-cpu-simulated.json cannot be written: File exists" in err
