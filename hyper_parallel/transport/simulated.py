@@ -232,8 +232,15 @@ class SimulatedTransport(Transport):
         """See :meth:`Transport.known_group`."""
         return self._groups.get(tuple(ranks))
 
-    def adopt(self, group: SimulatedGroup) -> None:
-        """See :meth:`Transport.adopt`."""
+    def adopt(self, group: Any) -> None:
+        """See :meth:`Transport.adopt`.
+
+        Raises:
+            MeshError: ``group`` is no group of a simulated world.
+        """
+        if not isinstance(group, SimulatedGroup):
+            msg = f"{group!r} is no group of this world; create_group builds one"
+            raise MeshError(msg)
         self._groups[group.ranks] = group
 
     def drop(self, group: SimulatedGroup) -> None:

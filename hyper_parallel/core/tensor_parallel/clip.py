@@ -44,13 +44,16 @@ def clip_grad_norm_(
         the norm before clipping, a plain 0-d tensor, equal on all ranks.
 
     Raises:
-        ValueError: ``norm_type`` is not positive.
+        ValueError: ``norm_type`` is not positive, or ``max_norm`` is negative or NaN.
         RuntimeError: the norm is not finite and ``error_if_nonfinite`` is set.
     """
     del foreach
     order = float(norm_type)
     if not order > 0:
         msg = f"clip_grad_norm_: norm_type must be positive, got {norm_type}"
+        raise ValueError(msg)
+    if not max_norm >= 0:  # a negative bound would turn the gradients around
+        msg = f"clip_grad_norm_: max_norm must not be negative, got {max_norm}"
         raise ValueError(msg)
     listed = _listed(parameters)
     platform = platform_of(listed[0]) if listed else current_platform()

@@ -7,8 +7,8 @@ import pickle
 from collections.abc import Sequence
 from typing import Any
 
-from hyper_parallel.errors import CollectiveMismatchError, short_dtype
-from hyper_parallel.platform.contract.identity import IdentityFacet
+from hyper_parallel.errors import CollectiveMismatchError, NotPlainError, short_dtype
+from hyper_parallel.platform.contract.identity import IdentityFacet, is_integer
 from hyper_parallel.platform.contract.tensors import TensorsFacet
 from hyper_parallel.transport.base import Ranks
 from hyper_parallel.transport.pending import Pending
@@ -24,17 +24,28 @@ class CollectivesFacet(IdentityFacet, TensorsFacet):
     global ranks, or None for the world; results are in the order in which it names its members.
     """
 
+    platform_type: str
+
     def all_reduce(self, data: Any, group_info: Any = None, async_op: bool = False, *, op: str = "sum") -> Any:
         """Reduction of every member's ``data`` (equal shapes), on every member."""
         ranks = self.ranks_of(group_info)
+        self._plain("all_reduce", data)
         if not async_op:
             self._agree("all_reduce", data, ranks, op)
             return self.transport().all_reduce(data, op, ranks)
         return self._in_flight(self.transport().start("all_reduce", data, op, ranks), data, tuple(data.shape))
 
     def all_gather_into_tensor(self, data: Any, group_info: Any = None, async_op: bool = False) -> Any:
-        """Every member's ``data`` (equal shapes) concatenated along dim 0."""
+        """Every member's ``data`` (equal shapes) concatenated along dim 0.
+
+        Raises:
+            ValueError: ``data`` has no dim.
+        """
         ranks = self.ranks_of(group_info)
+        self._plain("all_gather_into_tensor", data)
+        if not len(data.shape):
+            msg = "all_gather_into_tensor: the tensor has no dim along which to concatenate; reshape it to (1,)"
+            raise ValueError(msg)
         shapes = [tuple(data.shape)] * len(ranks)
         if not async_op:
             self._agree("all_gather_into_tensor", data, ranks)
@@ -60,8 +71,16 @@ class CollectivesFacet(IdentityFacet, TensorsFacet):
         return self._in_flight(pending, data, tuple(chunks[0].shape))
 
     def broadcast(self, data: Any, src: int, group: Any = None, async_op: bool = False) -> Any:
-        """The ``data`` of global rank ``src``."""
+        """The ``data`` of global rank ``src``.
+
+        Raises:
+            CollectiveMismatchError: ``src`` is no member of ``group``.
+        """
         ranks = self.ranks_of(group)
+        if not is_integer(src) or src not in ranks:
+            msg = f"broadcast from rank {src!r}, which is not among ranks {ranks}; src is a global rank"
+            raise CollectiveMismatchError(msg)
+        self._plain("broadcast", data)
         if not async_op:
             self._agree("broadcast", data, ranks, f"src={src}")
             return self.transport().broadcast(data, src, ranks)
@@ -80,10 +99,7 @@ class CollectivesFacet(IdentityFacet, TensorsFacet):
         """
         ranks = self.ranks_of(group)
         chunks = self._rows("all_to_all_single", input_tensor, ranks)
-        shape = tuple(output_shape)
-        if math.prod(shape) != math.prod(input_tensor.shape):
-            msg = f"all_to_all_single: an input of {list(input_tensor.shape)} gives no output of {list(shape)}"
-            raise ValueError(msg)
+        shape = self._of_equal_volume("all_to_all_single", input_tensor, output_shape)
         shapes = [tuple(chunks[0].shape)] * len(ranks)
         if not async_op:
             self._agree("all_to_all_single", input_tensor, ranks)
@@ -99,6 +115,7 @@ class CollectivesFacet(IdentityFacet, TensorsFacet):
         Raises:
             CollectiveMismatchError: ``dst`` is this rank or not in ``group``.
         """
+        self._plain("isend", tensor)
         return self.transport().start("send", tensor, self._peer("isend", dst, group), tag)
 
     def irecv(self, tensor: Any, src: int, group: Any = None, tag: int = 0) -> Pending:
@@ -107,6 +124,7 @@ class CollectivesFacet(IdentityFacet, TensorsFacet):
         Raises:
             CollectiveMismatchError: ``src`` is this rank or not in ``group``.
         """
+        self._plain("irecv", tensor)
         pending = self.transport().start("recv", tensor, self._peer("irecv", src, group), tag)
         return pending.then(lambda value: self.fill_(tensor, value), tensor)
 
@@ -152,7 +170,7 @@ class CollectivesFacet(IdentityFacet, TensorsFacet):
         if transport.backend != "gloo" or len(ranks) == 1:
             return
         dtype = short_dtype(data.dtype)
-        mine = f"{member}({', '.join((f'{dtype}{list(data.shape)}', *facts))})"
+        mine = f"{member}({', '.join((f'{dtype}{list(data.shape)}', *map(str, facts)))})"
         found = transport.all_gather_object(mine, ranks)
         if any(one != found[0] for one in found):
             told = "\n".join(f"  rank {rank}: {one}" for rank, one in zip(ranks, found, strict=True))
@@ -183,20 +201,37 @@ class CollectivesFacet(IdentityFacet, TensorsFacet):
 
     def _peer(self, member: str, peer: int, group: Any) -> int:
         ranks = self.ranks_of(group)
-        if peer not in ranks or peer == self.get_rank():
+        if not is_integer(peer) or peer not in ranks or peer == self.get_rank():
             msg = (
                 f"{member}: rank {peer} must be another rank of the group {list(ranks)}; this is rank {self.get_rank()}"
             )
             raise CollectiveMismatchError(msg)
-        return peer
+        return int(peer)
 
     def _rows(self, member: str, data: Any, ranks: Ranks) -> list[Any]:
+        self._plain(member, data)
         size = data.shape[0] if len(data.shape) else 0
         rows, rest = divmod(size, len(ranks))
         if rest or not len(data.shape):
             msg = f"{member}: dim 0 of size {size} does not divide by {len(ranks)} ranks"
             raise ValueError(msg)
         return [data[rows * index : rows * (index + 1)] for index in range(len(ranks))]
+
+    def _plain(self, member: str, data: Any) -> None:
+        """Refuse what is no plain tensor: of a DTensor it is not said whether its piece or its whole is meant."""
+        if self.is_tensor(data) and not hasattr(data, "full_tensor"):
+            return
+        msg = f"{member}: expected a plain tensor of {self.platform_type}, got {type(data).__name__}"
+        raise NotPlainError(msg + ("; give its to_local()" if hasattr(data, "full_tensor") else ""))
+
+    @staticmethod
+    def _of_equal_volume(member: str, data: Any, output_shape: Any) -> tuple[int, ...]:
+        """``output_shape``, which has as many elements as ``data``."""
+        shape = tuple(output_shape)
+        if not all(is_integer(size) and size >= 0 for size in shape) or math.prod(shape) != math.prod(data.shape):
+            msg = f"{member}: an input of {list(data.shape)} gives no output of {list(shape)}"
+            raise ValueError(msg)
+        return tuple(map(int, shape))
 
     def _cat(self, parts: list[Any], dim: int) -> Any:
         raise NotImplementedError

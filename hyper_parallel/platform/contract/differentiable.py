@@ -12,6 +12,7 @@ from hyper_parallel.platform.contract import async_wait, functions
 from hyper_parallel.platform.contract.collectives import CollectivesFacet
 from hyper_parallel.platform.contract.coordinator import HookCoordinator
 from hyper_parallel.platform.contract.functions import Functions, Reduction, Route, Swap
+from hyper_parallel.platform.contract.identity import is_integer
 from hyper_parallel.transport.base import Ranks
 
 __all__ = ["DifferentiableFacet"]
@@ -65,6 +66,7 @@ class DifferentiableFacet(CollectivesFacet):
         Raises:
             ValueError: ``concat_size`` is not the size of the group, or there is no such dim.
         """
+        self._plain("differentiable_all_gather_concat", data)
         ranks = self._of_size("differentiable_all_gather_concat", group, "concat_size", concat_size)
         dim = _dim("differentiable_all_gather_concat", "concat_dim", concat_dim, data)
         self._agree("differentiable_all_gather_concat", data, ranks, f"concat_dim={dim}")
@@ -82,6 +84,7 @@ class DifferentiableFacet(CollectivesFacet):
         Raises:
             UnsupportedOperatorError: a gradient is needed through prod, all or any.
         """
+        self._plain("differentiable_all_reduce", data)
         self._check_gradient("differentiable_all_reduce", data, op)
         ranks = self.ranks_of(group)
         self._agree("differentiable_all_reduce", data, ranks, op)
@@ -104,6 +107,7 @@ class DifferentiableFacet(CollectivesFacet):
             UnsupportedOperatorError: a gradient is needed through prod, all or any.
         """
         member = "differentiable_reduce_scatter"
+        self._plain(member, data)
         ranks = self._of_size(member, group, "dev_num", dev_num)
         dim = _dim(member, "axis", axis, data)
         if data.shape[dim] % dev_num:
@@ -119,11 +123,10 @@ class DifferentiableFacet(CollectivesFacet):
         Raises:
             ValueError: dim 0 does not divide by the number of members, or the sizes do not give ``output_shape``.
         """
-        ranks, shape = self.ranks_of(group), tuple(output_shape)
+        ranks = self.ranks_of(group)
         rows = self._rows("differentiable_all_to_all", input_data, ranks)[0].shape[0]
-        if _volume(shape) != _volume(input_data.shape):
-            msg = f"differentiable_all_to_all: an input of {list(input_data.shape)} gives no output of {list(shape)}"
-            raise ValueError(msg)
+        shape = self._of_equal_volume("differentiable_all_to_all", input_data, output_shape)
+        self._agree("differentiable_all_to_all", input_data, ranks)
         even = (rows,) * len(ranks)
         return self.reshape(self._functions.all_to_all.apply(input_data, Route(self._self(), ranks, even, even)), shape)
 
@@ -199,6 +202,8 @@ class DifferentiableFacet(CollectivesFacet):
         """
         member = "differentiable_async_a2a_wait"
         ranks = self._of_size(member, group, "world_size", world_size)
+        self._plain(member, x)
+        self._plain(member, out_perm)
         concat, split = _dim(member, "concat_dim", concat_dim, x), _dim(member, "split_dim", split_dim, x)
         part = [size // (world_size if dim == split else 1) for dim, size in enumerate(x.shape)]
         if list(out_perm.shape) != [world_size, *part] or x.shape[split] % world_size:
@@ -212,6 +217,7 @@ class DifferentiableFacet(CollectivesFacet):
 
     def differentiable_sync_hook(self, x: Any, hook_name: str, coordinator: HookCoordinator) -> Any:
         """``x``; forward and backward meet the coordinator's other thread at position ``hook_name`` (A, B, C or D)."""
+        self._plain("differentiable_sync_hook", x)
         return self._functions.meet.apply(x, hook_name, coordinator)
 
     def p2p_exchange(self, tensor: Any, peer_rank: int, group: Any = None) -> Any:
@@ -221,9 +227,10 @@ class DifferentiableFacet(CollectivesFacet):
             CollectiveMismatchError: ``peer_rank`` is not in ``group``.
         """
         ranks = self.ranks_of(group)
-        if peer_rank not in ranks:
-            msg = f"p2p_exchange: rank {peer_rank} is not in the group of ranks {list(ranks)}"
+        if not is_integer(peer_rank) or peer_rank not in ranks:
+            msg = f"p2p_exchange: rank {peer_rank!r} is not in the group of ranks {list(ranks)}"
             raise CollectiveMismatchError(msg)
+        self._plain("p2p_exchange", tensor)
         if peer_rank == self.get_rank():
             return tensor
         return self._functions.swap.apply(tensor, Swap(self._self(), peer_rank))
@@ -263,13 +270,17 @@ class DifferentiableFacet(CollectivesFacet):
     def _route(
         self, member: str, data: Any, sent: Sequence[int] | None, received: Sequence[int] | None, group: Any
     ) -> Route:
+        self._plain(member, data)
         ranks = self.ranks_of(group)
+        if not len(data.shape):
+            msg = f"{member}: the tensor has no dim of rows"
+            raise ValueError(msg)
         if sent is None or received is None:
             rows = self._rows(member, data, ranks)[0].shape[0]
             sent = (rows,) * len(ranks) if sent is None else sent
             received = (rows,) * len(ranks) if received is None else received
         for name, splits in (("input_splits", sent), ("output_splits", received)):
-            if len(splits) != len(ranks) or min(splits) < 0:
+            if len(splits) != len(ranks) or not all(is_integer(rows) and rows >= 0 for rows in splits):
                 msg = f"{member}: {name} {list(splits)} must be one row count per rank of the group {list(ranks)}"
                 raise ValueError(msg)
         if sum(sent) != data.shape[0]:
@@ -293,14 +304,7 @@ class DifferentiableFacet(CollectivesFacet):
 
 def _dim(member: str, name: str, dim: int, data: Any) -> int:
     count = len(data.shape)
-    if not -count <= dim < count:
-        msg = f"{member}: {name} is {dim}, the tensor has {count} dims"
+    if not is_integer(dim) or not -count <= dim < count:
+        msg = f"{member}: {name} is {dim!r}, the tensor has {count} dims"
         raise ValueError(msg)
     return dim % count
-
-
-def _volume(shape: Sequence[int]) -> int:
-    total = 1
-    for size in shape:
-        total *= size
-    return total

@@ -7,7 +7,7 @@ from collections.abc import Iterable, Sequence
 from typing import Any
 
 from hyper_parallel.errors import MeshError
-from hyper_parallel.platform.contract.identity import IdentityFacet
+from hyper_parallel.platform.contract.identity import IdentityFacet, distinct_ranks
 from hyper_parallel.transport.base import Transport, active_transport
 
 __all__ = ["BACKENDS", "GroupsFacet"]
@@ -117,9 +117,16 @@ class GroupsFacet(IdentityFacet):
         return self.transport().known_group(self._distinct("get_created_group", rank_list))
 
     def mark_created_groups(self, process_group: Any) -> None:
-        """Adopt one group, or several, that the framework's own functions built: they are found from now on."""
+        """Adopt one group, or several, that the framework's own functions built: they are found from now on.
+
+        Raises:
+            MeshError: (a ValueError) it is no group of this world.
+        """
         several = isinstance(process_group, Iterable) and not isinstance(process_group, str)
         for one in process_group if several else (process_group,):
+            if one is None:
+                msg = "mark_created_groups: None is the world, not a group of it; give what built the group returned"
+                raise MeshError(msg)
             self.transport().adopt(one)
 
     def split_group(
@@ -143,12 +150,14 @@ class GroupsFacet(IdentityFacet):
             MeshError: (a ValueError) no list, an empty or overlapping one, or a rank outside ``parent_pg``.
         """
         parent = self.ranks_of(parent_pg)
-        parts = [self._distinct("split_group", ranks) for ranks in split_ranks or ()]
+        listed: list[Any] = list(split_ranks or ())
+        given = [list(one) if isinstance(one, Iterable) else one for one in listed]
+        parts = [distinct_ranks(one, self.get_world_size()) or () for one in given]
         named = [rank for ranks in parts for rank in ranks]
-        if not parts or len(set(named)) != len(named) or set(named) - set(parent):
-            given = [list(ranks) for ranks in split_ranks or ()]
+        if not parts or () in parts or len(set(named)) != len(named) or set(named) - set(parent):
             msg = f"split_group: split_ranks {given} must be disjoint lists of ranks of the group {list(parent)}"
             raise MeshError(msg)
+        parts = [tuple(sorted(ranks)) for ranks in parts]
         options = {"timeout": timeout, "pg_options": pg_options, "group_desc": group_desc}
         given_options = {name: value for name, value in options.items() if value is not None}
         for ranks in parts:
@@ -176,12 +185,13 @@ class GroupsFacet(IdentityFacet):
     def _token(self) -> Any:
         """A small tensor where this rank's engine carries tensors."""
 
-    def _distinct(self, member: str, rank_list: Sequence[int]) -> tuple[int, ...]:
-        ranks, world = tuple(sorted(rank_list)), self.get_world_size()
-        if not ranks or len(set(ranks)) != len(ranks) or ranks[0] < 0 or ranks[-1] >= world:
-            msg = f"{member}: rank_list {list(rank_list)} must name different ranks of the world of {world}"
+    def _distinct(self, member: str, rank_list: Any) -> tuple[int, ...]:
+        ranks, world = distinct_ranks(rank_list, self.get_world_size()), self.get_world_size()
+        if ranks is None:
+            given = list(rank_list) if isinstance(rank_list, Iterable) and not isinstance(rank_list, str) else rank_list
+            msg = f"{member}: rank_list {given!r} must name different ranks of the world of {world}"
             raise MeshError(msg)
-        return ranks
+        return tuple(sorted(ranks))
 
 
 def _check_agreement(asked: dict[str, Any], known: dict[str, Any]) -> None:

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import abc
+from collections.abc import Iterable
+from operator import index
 from typing import TYPE_CHECKING, Any
 
 from hyper_parallel.errors import MeshError
@@ -10,7 +12,29 @@ from hyper_parallel.errors import MeshError
 if TYPE_CHECKING:
     from hyper_parallel.transport.base import Ranks, Transport
 
-__all__ = ["IdentityFacet"]
+__all__ = ["IdentityFacet", "distinct_ranks", "is_integer"]
+
+
+def is_integer(value: Any) -> bool:
+    """Whether ``value`` is an integer, of Python or NumPy; a truth is none, and 1.0 neither."""
+    if isinstance(value, bool):
+        return False
+    try:
+        index(value)
+    except TypeError:
+        return False
+    return True
+
+
+def distinct_ranks(given: Any, world_size: int) -> Ranks | None:
+    """``given`` in its order, as plain integers; None where it names no rank, one twice, or one that is not there."""
+    listed = tuple(given) if isinstance(given, Iterable) else ()
+    if not all(map(is_integer, listed)):
+        return None
+    ranks = tuple(map(index, listed))
+    if not ranks or len(set(ranks)) != len(ranks) or min(ranks) < 0 or max(ranks) >= world_size:
+        return None
+    return ranks
 
 
 class IdentityFacet(abc.ABC):
@@ -21,12 +45,18 @@ class IdentityFacet(abc.ABC):
         """Who carries the bytes here."""
 
     def ranks_of(self, group: Any = None) -> Ranks:
-        """Global ranks of a group handle, a rank tuple, or the world."""
-        if isinstance(group, tuple):
-            return group
-        if isinstance(group, list):
-            return tuple(group)
-        return self.transport().ranks_of(group)
+        """Global ranks of a group handle, a rank tuple, or the world.
+
+        Raises:
+            MeshError: (a ValueError) no group of this world, or ranks that repeat, lie outside it or are no integers.
+        """
+        if not isinstance(group, (tuple, list)):
+            return self.transport().ranks_of(group)
+        ranks = distinct_ranks(group, self.get_world_size())
+        if ranks is None:
+            msg = f"group {group} must name different ranks of the world of {self.get_world_size()}"
+            raise MeshError(msg)
+        return ranks
 
     def get_rank(self) -> int:
         """Global rank of the caller."""
@@ -59,8 +89,8 @@ class IdentityFacet(abc.ABC):
             MeshError: (a ValueError) the group has no such position.
         """
         ranks = self.ranks_of(group)
-        if not 0 <= group_rank < len(ranks):
-            msg = f"get_global_rank: group_rank {group_rank} is outside the group of ranks {list(ranks)}"
+        if not is_integer(group_rank) or not 0 <= group_rank < len(ranks):
+            msg = f"get_global_rank: group_rank {group_rank!r} is outside the group of ranks {list(ranks)}"
             raise MeshError(msg)
         return ranks[group_rank]
 

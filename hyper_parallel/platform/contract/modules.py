@@ -10,7 +10,7 @@ from typing import Any
 
 from hyper_parallel.errors import HandleError
 
-__all__ = ["HookHandle", "ModulesFacet"]
+__all__ = ["HookHandle", "ModulesFacet", "check_hook"]
 
 
 class HookHandle:
@@ -39,6 +39,17 @@ class HookHandle:
             msg = f"this {self._what} of {self._kind} was removed before; remove it once"
             raise HandleError(msg)
         remove()
+
+
+def check_hook(member: str, hook: Any) -> None:
+    """Refuse at once what would fail in some later step.
+
+    Raises:
+        TypeError: ``hook`` cannot be called.
+    """
+    if not callable(hook):
+        msg = f"{member}: hook {hook!r} cannot be called"
+        raise TypeError(msg)
 
 
 class ModulesFacet(abc.ABC):
@@ -189,6 +200,7 @@ class ModulesFacet(abc.ABC):
         self, module: Any, hook: Callable[..., Any], prepend: bool = False, with_kwargs: bool = False
     ) -> HookHandle:
         """``hook(module, args)`` or ``hook(module, args, kwargs)`` before forward; it may return replacements."""
+        check_hook("register_forward_pre_hook", hook)
         held = module.register_forward_pre_hook(hook, prepend=prepend, with_kwargs=with_kwargs)
         return HookHandle("forward pre-hook", module, held.remove)
 
@@ -205,6 +217,7 @@ class ModulesFacet(abc.ABC):
 
         With ``always_call`` it runs even when forward raises, with None as output.
         """
+        check_hook("register_forward_hook", hook)
         held = module.register_forward_hook(hook, prepend=prepend, with_kwargs=with_kwargs, always_call=always_call)
         return HookHandle("forward hook", module, held.remove)
 

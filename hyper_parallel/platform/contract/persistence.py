@@ -67,8 +67,11 @@ class PersistenceFacet(IdentityFacet):
             CheckpointWriteError: (an OSError) the file cannot be written; whatever was there is unchanged.
         """
         self._check_format("save_checkpoint", ckpt_format)
+        if cell is None:
+            msg = "save_checkpoint: None is no module and no mapping of names to tensors"
+            raise CheckpointError(msg)
         given = dict(cell) if isinstance(cell, Mapping) else self.get_model_state_dict(cell)
-        if odd := [name for name, value in given.items() if not self._is_savable(value)]:
+        if odd := [name for name, value in given.items() if not isinstance(name, str) or not self._is_savable(value)]:
             msg = f"save_checkpoint: {', '.join(map(str, odd))} {'is' if len(odd) == 1 else 'are'} no tensor of a name"
             raise CheckpointError(msg)
         path = Path(file_path)
@@ -80,7 +83,7 @@ class PersistenceFacet(IdentityFacet):
         failure = self._attempt(state, path, ckpt_format) if self.get_rank() == 0 else None
         failure = self.transport().all_gather_object(failure, everyone)[0]
         if failure is not None:
-            raise CheckpointWriteError(failure)
+            raise failure
 
     def load_checkpoint(self, file_path: Any, ckpt_format: str = "safetensors") -> dict[str, Any]:
         """The tensors of a file by name, on the host; nothing of it is executed.
@@ -116,12 +119,16 @@ class PersistenceFacet(IdentityFacet):
     def is_tensor(self, obj: Any) -> bool:
         """As facet *tensors* says."""
 
-    def _attempt(self, state: dict[str, Any], path: Path, ckpt_format: str) -> str | None:
-        """Write, and say what went wrong."""
+    def _attempt(
+        self, state: dict[str, Any], path: Path, ckpt_format: str
+    ) -> CheckpointError | CheckpointWriteError | None:
+        """Write, and say what went wrong: whatever it is, the other ranks wait to hear of it."""
         try:
             self._write(state, path, ckpt_format)
-        except CheckpointWriteError as error:
-            return str(error)
+        except (CheckpointError, CheckpointWriteError) as error:
+            return type(error)(str(error))
+        except Exception as error:  # noqa: BLE001 - as said
+            return CheckpointWriteError(f"save_checkpoint: {path} cannot be written ({error})")
         return None
 
     def _write(self, state: dict[str, Any], path: Path, ckpt_format: str) -> None:
@@ -171,6 +178,9 @@ _NEUTRAL = {"broadcast_from_rank0": False, "keep_submodule_prefixes": True, "fla
 def _options(given: Any) -> StateDictOptions:
     if given is None:
         return StateDictOptions()
+    if not any(hasattr(given, name) for name in (*_SERVED, *_NEUTRAL)):
+        msg = f"get_model_state_dict: {given!r} are no options; it must have {', '.join(_SERVED)}"
+        raise ValueError(msg)
     if odd := [name for name, value in _NEUTRAL.items() if getattr(given, name, value) != value]:
         msg = f"get_model_state_dict: option {', '.join(odd)} is not served; served are {', '.join(_SERVED)}"
         raise ValueError(msg)

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import Any
 
+from hyper_parallel.platform.contract.identity import is_integer
 from hyper_parallel.platform.contract.tensors import TensorsFacet
 
 __all__ = ["MicroBatch", "PipelineFacet"]
@@ -30,8 +31,8 @@ class PipelineFacet(TensorsFacet):
         Raises:
             ValueError: no part at all.
         """
-        if micro_batch_num < 1:
-            msg = f"micro_batch: micro_batch_num is {micro_batch_num}; there must be at least one part"
+        if not is_integer(micro_batch_num) or micro_batch_num < 1:
+            msg = f"micro_batch: micro_batch_num is {micro_batch_num!r}; there must be at least one part"
             raise ValueError(msg)
         return MicroBatch(self, micro_batch_num, args_batch_dim, kwargs_batch_dim)
 

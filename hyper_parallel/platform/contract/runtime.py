@@ -11,6 +11,7 @@ from contextlib import AbstractContextManager, contextmanager
 from typing import Any
 from weakref import WeakKeyDictionary
 
+from hyper_parallel.errors import HandleError
 from hyper_parallel.platform.contract.identity import IdentityFacet
 from hyper_parallel.platform.contract.ledger import LedgerFacet
 from hyper_parallel.transport.base import Transport
@@ -150,7 +151,13 @@ class RuntimeFacet(IdentityFacet, LedgerFacet):
         Args:
             handle: what ``wait()`` is called on; None has nothing to wait for.
             post_process: called once after that, for example to put the reduced gradient in its place.
+
+        Raises:
+            HandleError: (a RuntimeError) the handle has no ``wait()``.
         """
+        if handle is not None and not callable(getattr(handle, "wait", None)):
+            msg = f"set_grad_reduce_handle: {handle!r} is no handle; it has no wait()"
+            raise HandleError(msg)
         self._grad_handles().add(handle, post_process)
 
     def wait_grad_handle(self) -> None:

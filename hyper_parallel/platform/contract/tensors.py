@@ -13,8 +13,10 @@ __all__ = ["TensorsFacet", "dtype_name"]
 _HOMES = ("torch", "mindspore")
 
 
-def dtype_name(dtype_str: str) -> str:
+def dtype_name(dtype_str: Any) -> str:
     """The bare name in ``"torch.float32"``, ``"mindspore.float32"``, ``"Float32"`` or ``"float32"``; else as it is."""
+    if not isinstance(dtype_str, str):
+        return ""  # which no dtype is called
     home, dot, name = dtype_str.rpartition(".")
     return name.lower() if not dot or home in _HOMES else dtype_str
 

@@ -23,6 +23,9 @@ from hyper_parallel.platform.mindspore.cells import walk
 __all__ = ["MetaDevice", "is_delayed", "materialise", "parameters_on", "without_values"]
 
 
+_DEVICES = ("meta", "cpu", "npu", "ascend", "cuda", "gpu")
+
+
 class MetaDevice(str):
     """The name ``meta``, and a context in which cells are built on it."""
 
@@ -40,7 +43,14 @@ class MetaDevice(str):
 
 
 def parameters_on(device: Any) -> AbstractContextManager[Any]:
-    """Parameters of cells built inside are delayed on meta; elsewhere they are where MindSpore computes."""
+    """Parameters of cells built inside are delayed on meta; elsewhere they are where MindSpore computes.
+
+    Raises:
+        ValueError: no such device.
+    """
+    if str(device).lower().partition(":")[0] not in _DEVICES:
+        msg = f"init_on_device: device {device!r} is none of {', '.join(_DEVICES)}"
+        raise ValueError(msg)
     return no_init_parameters() if str(device) == "meta" else nullcontext()
 
 

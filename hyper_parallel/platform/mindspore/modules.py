@@ -12,7 +12,7 @@ from mindspore.common.api import _no_grad
 from hyper_parallel.core.dtensor.dtensor import DTensor
 from hyper_parallel.core.dtensor.module import distribute_tensor, fitting_piece
 from hyper_parallel.core.tensor_parallel.clip import clip_grad_norm_
-from hyper_parallel.platform.contract.modules import HookHandle, ModulesFacet
+from hyper_parallel.platform.contract.modules import HookHandle, ModulesFacet, check_hook
 from hyper_parallel.platform.mindspore import backward_hooks, delayed
 from hyper_parallel.platform.mindspore.cells import walk
 
@@ -136,12 +136,14 @@ class MindSporeModules(ModulesFacet):
 
     def register_full_backward_hook(self, module: Any, hook: Callable[..., Any], prepend: bool = False) -> HookHandle:
         """Over ``register_backward_hook``, which has no ``prepend``."""
+        check_hook("register_full_backward_hook", hook)
         return backward_hooks.register(module, "hook", hook, prepend=prepend)
 
     def register_full_backward_pre_hook(
         self, module: Any, hook: Callable[..., Any], prepend: bool = False
     ) -> HookHandle:
         """Over ``register_backward_pre_hook``, which has no ``prepend``."""
+        check_hook("register_full_backward_pre_hook", hook)
         return backward_hooks.register(module, "pre_hook", hook, prepend=prepend)
 
 

@@ -66,7 +66,7 @@ class MindSporeTensors(TensorsFacet):
     def zeros(self, size: Sequence[int], dtype: Any = None, device: Any = None) -> Any:
         """Zeros; MindSpore chooses the device itself."""
         del device
-        return mint.zeros(tuple(size), dtype=dtype)
+        return mint.zeros(tuple(size), dtype=mindspore.float32 if dtype is None else dtype)  # None is refused for 0-d
 
     def full(self, size: Sequence[int], fill_value: Any, dtype: Any = None, device: Any = None) -> Any:
         """A constant."""
@@ -104,7 +104,7 @@ class MindSporeTensors(TensorsFacet):
         del device
         return Tensor.from_numpy(np.array(array, order="C", copy=True))
 
-    def str_to_dtype(self, dtype_str: str) -> Any:
+    def str_to_dtype(self, dtype_str: Any) -> Any:
         """A ``mindspore`` dtype."""
         name = dtype_name(dtype_str).rstrip("_")
         if name not in DTYPES:
@@ -157,7 +157,9 @@ class MindSporeTensors(TensorsFacet):
 
     def tensor_type_cast(self, input_data: Any, cast_type: Any) -> Any:
         """``Tensor.astype``."""
-        return input_data.astype(self.str_to_dtype(cast_type) if isinstance(cast_type, str) else cast_type)
+        return input_data.astype(
+            self.str_to_dtype(cast_type) if isinstance(cast_type, (str, type(None))) else cast_type
+        )
 
     def is_real_floating(self, data: Any) -> bool:
         """Floating."""
@@ -170,7 +172,7 @@ class MindSporeTensors(TensorsFacet):
     def ones(self, size: Sequence[int], dtype: Any = None, device: Any = None) -> Any:
         """Ones."""
         del device
-        return mint.ones(tuple(size), dtype=dtype)
+        return mint.ones(tuple(size), dtype=mindspore.float32 if dtype is None else dtype)  # as in zeros
 
     def full_like(self, tensor: Any, fill_value: Any, dtype: Any = None) -> Any:
         """``ops.full_like``, which has a CPU kernel."""

@@ -12,7 +12,7 @@ from torch import nn
 from hyper_parallel.core.dtensor.dtensor import DTensor
 from hyper_parallel.core.dtensor.module import distribute_tensor, fitting_piece
 from hyper_parallel.core.tensor_parallel.clip import clip_grad_norm_
-from hyper_parallel.platform.contract.modules import HookHandle, ModulesFacet
+from hyper_parallel.platform.contract.modules import HookHandle, ModulesFacet, check_hook
 from hyper_parallel.platform.torch import delayed
 
 __all__ = ["TorchModules"]
@@ -121,6 +121,7 @@ class TorchModules(ModulesFacet):
 
     def register_full_backward_hook(self, module: Any, hook: Callable[..., Any], prepend: bool = False) -> HookHandle:
         """PyTorch's."""
+        check_hook("register_full_backward_hook", hook)
         held = module.register_full_backward_hook(hook, prepend=prepend)
         return HookHandle("backward hook", module, held.remove)
 
@@ -128,5 +129,6 @@ class TorchModules(ModulesFacet):
         self, module: Any, hook: Callable[..., Any], prepend: bool = False
     ) -> HookHandle:
         """PyTorch's."""
+        check_hook("register_full_backward_pre_hook", hook)
         held = module.register_full_backward_pre_hook(hook, prepend=prepend)
         return HookHandle("backward pre-hook", module, held.remove)

@@ -99,7 +99,7 @@ class TorchTensors(TensorsFacet):
         """A copy."""
         return torch.tensor(array, device=device)
 
-    def str_to_dtype(self, dtype_str: str) -> Any:
+    def str_to_dtype(self, dtype_str: Any) -> Any:
         """A ``torch.dtype``."""
         name = dtype_name(dtype_str)
         if name not in _DTYPES:
@@ -147,7 +147,7 @@ class TorchTensors(TensorsFacet):
 
     def tensor_type_cast(self, input_data: Any, cast_type: Any) -> Any:
         """``Tensor.to``."""
-        return input_data.to(self.str_to_dtype(cast_type) if isinstance(cast_type, str) else cast_type)
+        return input_data.to(self.str_to_dtype(cast_type) if not isinstance(cast_type, torch.dtype) else cast_type)
 
     def is_real_floating(self, data: Any) -> bool:
         """Floating."""

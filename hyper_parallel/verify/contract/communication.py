@@ -8,7 +8,10 @@ from typing import Any
 
 import numpy as np
 
-from hyper_parallel.errors import CollectiveMismatchError, HandleError, MeshError
+from hyper_parallel.core.dtensor.mesh import DeviceMesh
+from hyper_parallel.core.dtensor.module import distribute_tensor
+from hyper_parallel.core.dtensor.placements import Shard
+from hyper_parallel.errors import CollectiveMismatchError, HandleError, MeshError, NotPlainError
 from hyper_parallel.transport.calls import ReductionError
 from hyper_parallel.verify.contract.world import Contract, World, covers, raises
 
@@ -40,6 +43,9 @@ def identity(w: World) -> None:
     assert p.get_backend(None) == p.get_backend(turned)
     with raises(MeshError, f"rank {w.rank} is not in the group of ranks"):
         p.get_group_local_rank(tuple(rank for rank in w.ranks if rank != w.rank))
+    for group in ((), (0.0, 1.0), (w.rank, w.rank), (w.rank, w.size), (w.rank, -1), [True]):
+        with raises(MeshError, f"group {group} must name different ranks of the world of {w.size}"):
+            p.get_process_group_ranks(group)
     with raises(MeshError, f"group_rank {w.size} is outside the group of ranks {list(turned)}"):
         p.get_global_rank(turned, w.size)
 
@@ -80,9 +86,12 @@ def groups(w: World) -> None:
         p.mark_created_groups([again])
         assert p.get_created_group(members[::-1]) is again
     p.barrier()
-    for wrong in ([0, 0], [0, w.size], []):
-        with raises(MeshError, f"rank_list {wrong} must name different ranks of the world of {w.size}"):
-            p.create_group(wrong)
+    for wrong in ([0, 0], [0, w.size], [], None, 1, "01", [0.0, 1.0], [True, False]):
+        with raises(MeshError, f"rank_list {wrong!r} must name different ranks of the world of {w.size}"):
+            p.create_group(wrong)  # type: ignore[arg-type] # wrong
+    for stranger in (None, "abc", object()):
+        with raises(MeshError):
+            p.mark_created_groups([stranger])
 
 
 @covers(GROUPS, "split_group")
@@ -130,6 +139,12 @@ def reductions(w: World) -> None:
     w.same(p.all_reduce(truth, op="any"), (parts > 0).any(0))
     w.same(p.all_reduce(truth, op="all"), (parts > 0).all(0))
     w.same(mine, parts[w.rank])
+    for wrong in (np.ones(2), [1.0]):
+        with raises(NotPlainError, f"expected a plain tensor of {p.platform_type}, got {type(wrong).__name__}"):
+            p.all_reduce(wrong)
+    pieces = distribute_tensor(w.tensor(np.ones((w.size, 2))), DeviceMesh("cpu", list(w.ranks)), [Shard(0)])
+    with raises(NotPlainError, "all_reduce: expected a plain tensor of ", "; give its to_local()"):
+        p.all_reduce(pieces)
     with raises(ReductionError, "unknown reduction 'median'"):
         p.all_reduce(mine, op="median")
     with raises(ReductionError, "the average of integers or booleans is not an integer"):
@@ -161,6 +176,10 @@ def movements(w: World) -> None:
                 handle.wait()
     with raises(ValueError, "all_to_all_single: dim 0 of size"):
         p.all_to_all_single(w.tensor(np.ones((w.size + 1, 2))), (2,))
+    with raises(ValueError, f"gives no output of [-1, {-2 * w.size}]"):
+        p.all_to_all_single(w.tensor(np.ones((w.size, 2))), (-1, -2 * w.size))
+    with raises(ValueError, "the tensor has no dim along which to concatenate; reshape it to (1,)"):
+        p.all_gather_into_tensor(w.tensor(np.array(1.0)))
     with raises(ValueError, "gives no output of [7, 7]"):
         p.all_to_all_single(w.tensor(np.ones((w.size, 2))), (7, 7))
     stranger = ((w.rank + 1) % w.size,)

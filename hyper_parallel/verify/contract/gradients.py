@@ -43,8 +43,10 @@ def gathering(w: World) -> None:
             w.same(grad, np.take(total, range(own * w.rank, own * (w.rank + 1)), dim), _CLOSE)
     with raises(ValueError, f"concat_size is {w.size + 1}, the group of ranks {list(w.ranks)} has {w.size} members"):
         p.differentiable_all_gather_concat(w.tensor(parts[0]), None, w.size + 1, 0)
-    with raises(ValueError, "concat_dim is 2, the tensor has 2 dims"):
-        p.differentiable_all_gather_concat(w.tensor(parts[0]), None, w.size, 2)
+    wrong: Any
+    for wrong in (2, 0.5, None):
+        with raises(ValueError, f"concat_dim is {wrong}, the tensor has 2 dims"):
+            p.differentiable_all_gather_concat(w.tensor(parts[0]), None, w.size, wrong)
 
 
 @covers(DIFFERENTIABLE, "differentiable_all_reduce")
@@ -146,6 +148,8 @@ def routing(w: World) -> None:
             member(mine, sent, [1])
         with raises(ValueError, "must be one row count per rank"):
             member(mine, sent, [-1] * w.size)
+        with raises(ValueError, "must be one row count per rank"):
+            member(mine, sent, [0.5] * w.size)  # type: ignore[list-item] # wrong
     if w.size > 1:
         # Rank 0 expects a row more from every other rank than is sent.
         with raises(CollectiveMismatchError):

@@ -133,6 +133,8 @@ def delaying(w: World) -> None:
     biases = [None] * w.size
     p.all_gather_object(biases, w.array(held["bias"].full_tensor()).tolist())
     assert all(one == biases[0] for one in biases)
+    with raises((ValueError, RuntimeError), "mars"):
+        p.init_on_device("mars").__enter__()
     with p.meta_device:
         later = p.linear_layer(3, 2, dtype=p.str_to_dtype("float32"))
     p.init_parameters(later, 1)
@@ -171,6 +173,9 @@ def hooks(w: World) -> None:
         handle.remove()
         with raises(HandleError, f"this {kind} of ", "was removed before; remove it once"):
             handle.remove()
+    for register in (p.register_forward_pre_hook, p.register_full_backward_hook, p.register_full_backward_pre_hook):
+        with raises(TypeError, "hook None cannot be called"):
+            register(layer, None)  # type: ignore[arg-type] # wrong
     log.clear()
     w.same(gradient()[1], grad)
     assert log == []
@@ -197,6 +202,10 @@ def clipping(w: World) -> None:
             w.same(clipped.full_tensor() if hasattr(clipped, "full_tensor") else clipped, array * 0.5 / norm, 1e-5)
     with raises(ValueError, "norm_type must be positive, got 0"):
         p.clip_grad_norm_(held, 1.0, 0)
+    for bound in (-1.0, math.nan):
+        with raises(ValueError, f"max_norm must not be negative, got {bound}"):
+            p.clip_grad_norm_(held, bound)
+    w.same(p.clip_grad_norm_([], 1.0), np.zeros(()))
     bad = [p.parameter_with_gradient(w.tensor(np.array([np.inf])))]
     with raises(RuntimeError, "nothing was scaled"):
         p.clip_grad_norm_(bad, 1.0, 2.0, True)
@@ -308,6 +317,8 @@ def states(w: World) -> None:
 
     with raises(ValueError, "option broadcast_from_rank0 is not served; served are full_state_dict"):
         p.get_model_state_dict(model, options=Odd())
+    with raises(ValueError, "'full' are no options; it must have full_state_dict, cpu_offload, ignore_frozen_params"):
+        p.get_model_state_dict(model, options="full")
 
 
 @covers(PERSISTENCE, "save_checkpoint", "load_checkpoint")
@@ -335,6 +346,9 @@ def files(w: World) -> None:
         _refusals(w, folder, folder / f"{w.rank}.safetensors", state)
         with raises(CheckpointWriteError, "nowhere", "what was there before is unchanged"):
             p.save_checkpoint({"x": distribute_tensor(w.tensor(whole), mesh, [Shard(0)])}, folder / "nowhere" / "x")
+        with raises(CheckpointError, "y is complex128, which safetensors has not; convert it first"):
+            odd = {"x": distribute_tensor(w.tensor(whole), mesh, [Shard(0)]), "y": w.tensor(np.ones(2, "complex128"))}
+            p.save_checkpoint(odd, folder / "odd")
         model = _model(w)
         p.save_checkpoint(model, folder / f"{w.rank}.model")
         found = p.load_checkpoint(folder / f"{w.rank}.model")
@@ -366,6 +380,10 @@ def _refusals(w: World, folder: Path, good: Path, state: dict[str, Any]) -> None
             member()
     with raises(CheckpointError, "a is no tensor of a name"):
         p.save_checkpoint({"a": 1}, good)
+    with raises(CheckpointError, "1 is no tensor of a name"):
+        p.save_checkpoint({1: w.tensor(np.ones(2))}, good)
+    with raises(CheckpointError, "None is no module and no mapping of names to tensors"):
+        p.save_checkpoint(None, good)
     with raises(CheckpointWriteError, "cannot be written", "what was there before is unchanged"):
         p.save_checkpoint(state, good / "below a file")
     assert good.read_bytes() == data

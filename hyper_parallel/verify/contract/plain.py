@@ -13,7 +13,7 @@ from hyper_parallel.core.dtensor.layout import Layout
 from hyper_parallel.core.dtensor.mesh import DeviceMesh
 from hyper_parallel.core.dtensor.module import distribute_tensor
 from hyper_parallel.core.dtensor.placements import Partial, Replicate, Shard
-from hyper_parallel.errors import MeshMismatchError, NotPlainError, ShardMismatchError
+from hyper_parallel.errors import HandleError, MeshMismatchError, NotPlainError, ShardMismatchError
 from hyper_parallel.verify.contract.world import Contract, World, covers, raises
 
 __all__ = ["PIPELINE", "RUNTIME", "TENSORS"]
@@ -70,9 +70,9 @@ def casting(w: World) -> None:
     assert p.cast_fp_tensor(half, x).dtype == half
     assert p.cast_fp_tensor(half, whole) is whole
     assert p.cast_fp_tensor(half, "text") == "text"
-    for wrong in ("float33", "numpy.float32", ""):
+    for wrong in ("float33", "numpy.float32", "", None, 5):
         with raises(ValueError, f"unknown dtype {wrong!r}; known: bfloat16, b"):
-            p.str_to_dtype(wrong)
+            p.str_to_dtype(wrong)  # type: ignore[arg-type] # wrong
 
 
 @covers(TENSORS, "get_tensor_storage_size", "get_element_size")
@@ -92,6 +92,8 @@ def creating(w: World) -> None:
     w.same(p.arange(2, 11, 3), np.arange(2, 11, 3))
     w.same(p.arange(0, 4, dtype=f64), np.arange(4.0))
     w.same(p.zeros((2, 0)), np.zeros((2, 0)))
+    w.same(p.zeros(()), np.zeros(()))
+    w.same(p.ones(()), np.ones(()))
     w.same(p.ones((2,), f64), np.ones(2))
     w.same(p.full((2,), 7, f64), np.full(2, 7.0))
     w.same(p.full_like(x, 2.5), np.full((2, 3), 2.5))
@@ -240,6 +242,8 @@ def reductions_in_flight(w: World) -> None:
         p.wait_grad_handle()
     p.wait_grad_handle()
     assert (done[-1], bad.waits, good.waits) == ("good", 1, 1)
+    with raises(HandleError, "set_grad_reduce_handle: 5 is no handle; it has no wait()"):
+        p.set_grad_reduce_handle(5)
     output, handle = p.all_reduce(w.tensor(np.ones(2)), None, True)
     p.set_grad_reduce_handle(handle, lambda: done.append(w.array(output).tolist()))
     p.wait_grad_handle()
@@ -296,5 +300,6 @@ def batches(w: World) -> None:
         p.micro_batch(2, [0])([x, x])
     with raises(ValueError, "args[0] of [4, 6] has no dim 2"):
         p.micro_batch(2, [2])([x])
-    with raises(ValueError, "micro_batch_num is 0"):
-        p.micro_batch(0)
+    for wrong in (0, 1.5, "2", True):
+        with raises(ValueError, f"micro_batch_num is {wrong!r}; there must be at least one part"):
+            p.micro_batch(wrong)  # type: ignore[arg-type] # which is the point
