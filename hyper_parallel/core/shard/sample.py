@@ -89,6 +89,7 @@ class Sample:
         drawn: the result is random: it must be what one rank draws.
         constant: the result may be constant.
         unset: the result has a shape and no values.
+        sharp: the operator rounds nothing, whatever its values: results are equal to the bit.
         dtypes: floating dtypes to try, the first that the framework has kernels for.
     """
 
@@ -98,6 +99,7 @@ class Sample:
     drawn: bool = False
     constant: bool = False
     unset: bool = False
+    sharp: bool = False
     dtypes: tuple[str, ...] = ("float64", "float32")
 
 

@@ -24,6 +24,7 @@ __all__ = ["Mutant", "mutants_of"]
 
 SUM, MAX = Partial("sum"), Partial("max")
 _OTHER = {"sum": "avg", "avg": "sum", "max": "min", "min": "max", "prod": "sum", "all": "any", "any": "all"}
+_IDEMPOTENT = ("avg", "max", "min", "all", "any")
 _CONDITIONS = ("even", "full", "sizes", "cut")
 
 
@@ -67,11 +68,18 @@ def _of_rows(call: OpCall, answer: Strategies) -> Iterator[Mutant]:
     known = {(row.inputs, row.outputs) for row in answer.rows}
     for row in dict.fromkeys(answer.rows):
         for kind, new in _edits(row, [one.ndim for one in call.operands], [len(one) for one in answer.outputs]):
-            if (new.inputs, new.outputs) not in known:
+            if (new.inputs, new.outputs) not in known and not _holds_anyway(new):
                 yield Mutant(kind, f"{_text(row)} becomes {_text(new)}", _instead(row, new))
         for name in _CONDITIONS:
             if getattr(row, name):
                 yield Mutant("condition dropped", f"{_text(row)} without {name}", _unbound(row, name))
+
+
+def _holds_anyway(row: Row) -> bool:
+    """What is whole is its own average, maximum, minimum, all and any."""
+    pending = [place.reduce_op for place in row.outputs if isinstance(place, Partial)]
+    whole = all(isinstance(place, Replicate) for place in row.inputs)
+    return whole and len(pending) == len(row.outputs) and all(op in _IDEMPOTENT for op in pending)
 
 
 def _edits(row: Row, inputs: Sequence[int], outputs: Sequence[int]) -> Iterator[tuple[str, Row]]:
@@ -102,7 +110,8 @@ def _output_edits(place: Placement, ndim: int) -> Iterator[tuple[str, Placement]
 
 def _input_edits(place: Placement, ndim: int) -> Iterator[tuple[str, Placement]]:
     if isinstance(place, Partial):
-        yield "summand on every rank", R
+        if place.reduce_op not in _IDEMPOTENT:  # of those, what is whole is one more way to hold it
+            yield "summand on every rank", R
         yield "another reduction", Partial(_OTHER[place.reduce_op])
     elif isinstance(place, Shard):
         yield "label dropped", R

@@ -16,7 +16,7 @@ from hyper_parallel.core.dtensor.boxes import coordinates
 from hyper_parallel.core.dtensor.layout import Layout
 from hyper_parallel.errors import HyperParallelError
 from hyper_parallel.verify.ops.local_calls import EXTREMA, Call, Calls, Piece
-from hyper_parallel.verify.ops.pieces import groups, shares
+from hyper_parallel.verify.ops.pieces import NUMBERS, groups, shares
 from hyper_parallel.verify.ops.reference import Caller
 
 if TYPE_CHECKING:
@@ -237,6 +237,10 @@ class Bench:
             if out.shape != shape:
                 found, wanted_shape = list(out.shape), list(shape)
                 return [f"output {index} at {list(at)} has shape {found}, {layout.notation()} says {wanted_shape}"]
+        kind = self.reference.outputs[index].dtype.kind
+        odd = [op for _, op in layout.partials if kind not in NUMBERS[op]]
+        if odd:
+            return [f"output {index} has dtype {self.reference.outputs[index].dtype}, of which no {odd[0]} is taken"]
         if self.sample.unset:
             return []
         wanted, exact = self.calls.output(index, layout), self.reference.exact and not placed.rounds

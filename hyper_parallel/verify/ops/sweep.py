@@ -40,6 +40,7 @@ MESHES: tuple[tuple[int, ...], ...] = ((1,), (2,), (3,), (4,), (2, 2), (2, 3), (
 _BATCH = 24
 _REPRODUCED = 3
 _PATIENCE = 12
+_EMPTY = 3  # among so many choices of sizes one leaves some rank with nothing, of every dim
 
 
 class Enough(Exception):  # noqa: N818 - no error
@@ -143,6 +144,7 @@ class Sweep:
         self.report, self.op, self.rule, self.samples, self.effort = report, op, rule, samples, effort
         self.platform = platform_named(platform)
         self.claimed: dict[str, bool] = {}
+        self.conditional = False
         self.chosen: Places | None = None
         self.absent: dict[str, set[Any]] = {}
         self.looked: dict[str, set[Any]] = {}
@@ -167,7 +169,9 @@ class Sweep:
 
     def _take_turns(self, samples: list[Iterator[None]]) -> None:
         """The first sizes of every sample, whatever they cost; the next ones of each as long as there is time."""
-        for turn in range(self.effort.choices):
+        for turn in itertools.count():
+            if not samples:
+                return
             for one in list(samples):
                 if turn and time.monotonic() > self.until:
                     return
@@ -177,7 +181,7 @@ class Sweep:
     def _sample(self, number: int, sample: Sample) -> Iterator[None]:
         """One choice of sizes after the other."""
         exact = False
-        for position, sizes in enumerate(size_choices(sample, self.effort.choices)):
+        for position, sizes in enumerate(self._sizes(sample)):
             skipped: list[str] = []
             cases: list[_Case] = []
             for integral in _modes(position, exact=exact):
@@ -190,7 +194,7 @@ class Sweep:
                 exact = any(case.reference.exact for case in cases)
             for again, case in enumerate(cases):
                 # One element may be a whole number by accident.
-                case.reference.exact = case.reference.exact and exact
+                case.reference.exact = (case.reference.exact and exact) or sample.sharp
                 self._check(case, again=bool(again))
             if not cases:
                 self.report.skipped.update(skipped[:1])
@@ -217,6 +221,12 @@ class Sweep:
         except (ValueError, HyperParallelError):
             return None
         return found if isinstance(found, Strategies) else None
+
+    def _sizes(self, sample: Sample) -> Iterator[dict[str, int]]:
+        """As many as are asked for, and some that leave ranks with nothing where a rule has a condition for that."""
+        yield from size_choices(sample, self.effort.choices)
+        if self.effort.choices < _EMPTY and self.conditional:
+            yield from size_choices(sample, _EMPTY)[-1:]
 
     def _check(self, case: _Case, *, again: bool) -> None:
         """Both levels; a second set of values for the same sizes is no further check."""
@@ -317,6 +327,7 @@ class Sweep:
             strategies = _closed(strategies, case)
             if not strategies.outputs:
                 return  # a shape that only the call tells: likewise
+            self.conditional = self.conditional or any(row.full for row in strategies.rows)
             for row in strategies.rows:
                 self.claimed.setdefault(_row_text(row), False)
             bench = Bench(case.sample, calls, mesh)
