@@ -75,7 +75,7 @@ def compile_plan(
     else:
         call = _spelled(plan.impl or entry.func, args, kwargs, fetches)
     if entry.in_place:
-        run = _writing(call, plan)
+        run = _writing(call, plan, entry.target)
         return run, run
     if plan.open:
         opened = _open(platform, plan, call)
@@ -407,9 +407,9 @@ def _readonly(plan: OpPlan) -> str | None:
     )
 
 
-def _writing(call: Run, plan: OpPlan) -> Run:
+def _writing(call: Run, plan: OpPlan, target: Run) -> Run:
     def write(args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
-        written = args[0]
+        written = target(args, kwargs)
         if written._readonly is not None:  # noqa: SLF001
             name, reason = plan.call.operands[0].name, written._readonly  # noqa: SLF001
             msg = f"{describe(plan.call)}: {name} cannot be written to: {reason}"

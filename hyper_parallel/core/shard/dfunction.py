@@ -23,6 +23,7 @@ if TYPE_CHECKING:
 __all__ = ["DFunction"]
 
 _NATIVE: dict[tuple[type, str], Any] = {}
+_ENTRIES: dict[tuple[type, str, Rule], Entry] = {}
 _LOCK = threading.Lock()
 
 
@@ -85,9 +86,7 @@ class DFunction:
                 "register a DistributedOp of that name"
             )
             raise UnsupportedOperatorError(msg)
-        bound = _SignatureBinder(cls, rule)
-        entry = Entry(cls._op_name, native, bound, rule, _localized(cls, native, bound))
-        return dispatcher.dispatch(entry, args, kwargs)
+        return dispatcher.dispatch(_entry(cls, platform, rule), args, kwargs)
 
 
 def _localized(cls: type[DFunction], native: Callable[..., Any], rule: _SignatureBinder) -> Callable[..., Any]:
@@ -118,7 +117,8 @@ def _localized(cls: type[DFunction], native: Callable[..., Any], rule: _Signatur
 class _SignatureBinder(Binder):
     """Binds by the user's ``forward``; its positions stand for the rule's, in order, its keywords by name.
 
-    What the rule has no parameter for says nothing about layouts: it goes to ``forward``, unless it is a tensor.
+    What the rule has no parameter for says nothing about layouts: it goes to ``forward`` under the name that it has
+    there, unless it is a tensor.
     """
 
     def __init__(self, cls: type[DFunction], rule: Rule) -> None:
@@ -128,19 +128,42 @@ class _SignatureBinder(Binder):
         self.room = None if self.starred else sum(kind is inspect.Parameter.POSITIONAL_OR_KEYWORD for kind in kinds)
 
     def bind(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> dict[str, Any]:
-        """The rule's parameters by name."""
+        """The rule's parameters by name, then those that only ``forward`` has."""
         bound = self.forward.bind(*args, **kwargs)
         bound.apply_defaults()
+        own = self._own(bound)
         args, kwargs = bound.args, bound.kwargs
         if not any(marked(args[self.room :])):
             args = args[: self.room]
         named = {name: value for name, value in kwargs.items() if name in self.parameters or any(marked([value]))}
-        return super().bind(args, named)
+        return {**super().bind(args, named), **own}
+
+    def _own(self, bound: inspect.BoundArguments) -> dict[str, Any]:
+        """Arguments of ``forward`` that no parameter of the rule stands for."""
+        named = {
+            name: value
+            for name, value in bound.arguments.items()
+            if self.forward.parameters[name].kind
+            not in (inspect.Parameter.VAR_POSITIONAL, inspect.Parameter.VAR_KEYWORD)
+        }
+        beyond = list(named)[self.room :] if self.room is not None else []
+        return {name: named[name] for name in beyond if name not in self.parameters and not any(marked([named[name]]))}
 
 
 def _signature(cls: type[DFunction]) -> inspect.Signature:
     whole = inspect.signature(cls.forward)
     return whole.replace(parameters=list(whole.parameters.values())[1:])
+
+
+def _entry(cls: type[DFunction], platform: Platform, rule: Rule) -> Entry:
+    """``cls`` as a spelling of the rule's operator; its plans are kept."""
+    key = (cls, platform.platform_type, rule)
+    native = _native(cls, platform)
+    with _LOCK:
+        if key not in _ENTRIES:
+            bound = _SignatureBinder(cls, rule)
+            _ENTRIES[key] = Entry(rule.op, native, bound, rule, _localized(cls, native, bound))
+        return _ENTRIES[key]
 
 
 def _native(cls: type[DFunction], platform: Platform) -> Callable[..., Any]:

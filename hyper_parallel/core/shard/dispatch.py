@@ -95,6 +95,10 @@ class Entry:
         self.loose = _SCALARS if isinstance(rule, Rule) and not rule.by_value else _NONE
         self.cache: dict[Any, Run] = {}
 
+    def target(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+        """What an in-place call writes: the first parameter, given by position or keyword."""
+        return args[0] if args else next(iter(self.binder.bind(args, kwargs).values()))
+
 
 class Dispatcher:
     """Dispatch for one framework."""
@@ -184,7 +188,7 @@ class Dispatcher:
         if entry.composed is not None:
             return entry.composed(self.ops, **entry.binder.bind(locals_, named))
         found = entry.local(**entry.binder.bind(locals_, named)) if entry.canonical else entry.func(*locals_, **named)
-        written = args[0] if args and entry.in_place else None
+        written = entry.target(args, kwargs) if entry.in_place else None
         if isinstance(written, DTensor):
             written.drop_views()
             return written
@@ -231,7 +235,7 @@ class Dispatcher:
             raise TypeError(msg) from None
         mesh = self._mesh(entry, bound)
         if entry.in_place:
-            self._refuse_plain_target(entry, marked_args)
+            self._refuse_plain_target(entry, entry.target(marked_args, named))
         marks: list[Mark] = []
         operands: list[Operand] = []
         rule: Rule = entry.rule  # type: ignore[assignment] # decompositions are not compiled
@@ -243,11 +247,11 @@ class Dispatcher:
         plan = propagate(call, rule, in_place=entry.in_place)
         return compile_plan(self.platform, entry, plan, marked_args, named, marks)
 
-    def _refuse_plain_target(self, entry: Entry, args: Any) -> None:
+    def _refuse_plain_target(self, entry: Entry, target: Any) -> None:
         """A rank's plain tensor is no place for a distributed value."""
-        if args and isinstance(args[0], Mark) and not isinstance(args[0].tensor, DTensor):
+        if isinstance(target, Mark) and not isinstance(target.tensor, DTensor):
             msg = (
-                f"{entry.name}: a plain tensor {list(args[0].tensor.shape)} cannot be written with DTensors; write "
+                f"{entry.name}: a plain tensor {list(target.tensor.shape)} cannot be written with DTensors; write "
                 "what full_tensor() gives, and clip gradients of plain and distributed parameters with "
                 "hyper_parallel.clip_grad_norm_"
             )

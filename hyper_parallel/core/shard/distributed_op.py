@@ -19,10 +19,11 @@ from hyper_parallel.errors import LayoutError
 if TYPE_CHECKING:
     from hyper_parallel.core.shard.dispatch import Dispatcher
 
-__all__ = ["DistributedOp", "UserOp", "user_op"]
+__all__ = ["DistributedOp", "UserOp", "registrations", "user_op", "writes"]
 
 _USER_OPS: dict[str, UserOp] = {}
 _LOCK = threading.Lock()
+_generation = 0  # changed under the lock with what is registered
 
 
 class UserOp:
@@ -42,16 +43,21 @@ class UserOp:
         """Register under ``op_name``."""
         self.op_name = op_name
         self._entries: dict[Any, Entry] = {}
+        global _generation  # noqa: PLW0603 - under the lock
         with _LOCK:
             if op_name in _USER_OPS or find_rule(op_name) is not None:
                 msg = f"{self._kind}: operator {op_name!r} already has a rule"
                 raise ValueError(msg)
             _USER_OPS[op_name] = self
+            _generation += 1
 
     def unregister(self) -> None:
         """Forget the operator, as if it had not been registered."""
+        global _generation  # noqa: PLW0603 - under the lock
         with _LOCK:
-            _USER_OPS.pop(self.op_name, None)
+            if _USER_OPS.get(self.op_name) is self:
+                del _USER_OPS[self.op_name]
+                _generation += 1
 
     def answer(self, func: Callable[..., Any], call: OpCall) -> Strategies | Fixed | Listed:
         """Where the operands of a call must lie, and where its outputs do."""
@@ -68,7 +74,8 @@ class UserOp:
         entry = self._entries.get(func)
         if entry is None:
             rule = Rule(self.op_name, "*args", partial(self.answer, func), by_dtype=True)
-            entry = self._entries[func] = Entry(self.op_name, func, _FreeBinder(func), rule, func)
+            entry = Entry(self.op_name, func, _FreeBinder(func), rule, func, in_place=writes(func, self.op_name))
+            self._entries[func] = entry
         return entry
 
 
@@ -149,6 +156,22 @@ class DistributedOp(UserOp):
 def user_op(name: str) -> UserOp | None:
     """The operator that a user registered under ``name``, or None."""
     return _USER_OPS.get(name)
+
+
+def registrations() -> int:
+    """Differs whenever an operator was registered or unregistered since."""
+    return _generation
+
+
+def writes(func: Any, name: str) -> bool:
+    """Whether an operator writes into its first operand and returns it, as far as its schema or its name tells."""
+    schema = getattr(func, "_schema", None)
+    if schema is None:
+        own = getattr(func, "__name__", name)  # a function under the operator's name may have another
+        return own.endswith("_") and not own.endswith("__")
+    first = schema.arguments[0].alias_info if schema.arguments else None
+    back = schema.returns[0].alias_info if len(schema.returns) == 1 else None
+    return first is not None and first.is_write and back is not None and back.is_write
 
 
 class _FreeBinder(Binder):

@@ -63,15 +63,31 @@ def propagate(call: OpCall, rule: Rule, *, in_place: bool = False) -> OpPlan:
     if isinstance(strategies, Fixed):
         layouts = tuple(one.layout for one in call.operands)
         stay = Choice(layouts, strategies.outputs, varying_operands(call, layouts))
+        _check_written(call, stay, in_place=in_place)
         return OpPlan(call, stay, None, strategies.many, strategies.impl)
     if isinstance(strategies, Listed):
-        return OpPlan(call, cheapest(call, strategies), None, strategies.many)
+        best = cheapest(call, strategies)
+        _check_written(call, best, in_place=in_place)
+        return OpPlan(call, best, None, strategies.many)
     _check_rows(call, strategies)
     choice = choose(call, strategies, in_place=in_place)
     if choice is None:
         raise UnsupportedOperatorError(_in_place_message(call))
     local = strategies.localize(call, choice.targets, choice.outputs) if strategies.localize else None
     return OpPlan(call, choice, local, strategies.many, open=strategies.open)
+
+
+def _check_written(call: OpCall, choice: Choice, *, in_place: bool) -> None:
+    """What is written keeps its layout; the rows of a rule cannot say otherwise, whole layouts can."""
+    if not in_place:
+        return
+    first, (output, *_) = call.operands[0], choice.outputs
+    if output.with_shape(first.shape) is not first.layout:
+        msg = (
+            f"{describe(call)}: it writes into {first.name}, which stays {first.layout.notation()}; "
+            f"its rule says that the result is {output.with_shape(first.shape).notation()}"
+        )
+        raise LayoutError(msg)
 
 
 def _check_rows(call: OpCall, strategies: Strategies) -> None:

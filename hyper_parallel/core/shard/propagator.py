@@ -4,13 +4,15 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Callable, Sequence
+from dataclasses import replace
+from functools import partial
 from typing import Any
 
 from hyper_parallel.core.dtensor.layout import Layout
 from hyper_parallel.core.shard.binder import binder
 from hyper_parallel.core.shard.call import OpCall, Operand, Ref
 from hyper_parallel.core.shard.dispatch import Entry
-from hyper_parallel.core.shard.distributed_op import UserOp, user_op
+from hyper_parallel.core.shard.distributed_op import UserOp, registrations, user_op, writes
 from hyper_parallel.core.shard.propagation import OpPlan, propagate
 from hyper_parallel.core.shard.rule import Listed, Rule, find_rule
 from hyper_parallel.core.shard.schema import (
@@ -28,6 +30,7 @@ from hyper_parallel.platform.select import current_platform
 
 __all__ = ["ShardingPropagator"]
 
+_MOST_KEPT = 4096
 Strategy = Callable[[OpSchema], "OpStrategy | TupleStrategy"]
 PropRule = Callable[[OpSchema], OutputSharding]
 
@@ -39,11 +42,11 @@ class _Registered(UserOp):
 
     def __init__(self, op_name: str, strategy: Strategy, schema_info: RuntimeSchemaInfo | None) -> None:
         super().__init__(op_name)
-        self._strategy, self._info = strategy, schema_info
+        self._strategy, self.schema_info = strategy, schema_info
 
     def answer(self, func: Callable[..., Any], call: OpCall) -> Listed:
         """The options of one call; an operator that writes in place has only those that move nothing."""
-        found = self._strategy(OpSchema(self.op_name, *_schema_arguments(call), self._info))
+        found = self._strategy(OpSchema(self.op_name, *_schema_arguments(call), self.schema_info))
         if isinstance(found, TupleStrategy):
             return _by_element(self.op_name, call, found)
         given: object = found  # callers may be untyped
@@ -52,7 +55,7 @@ class _Registered(UserOp):
             raise LayoutError(msg)
         many = not isinstance(found.strategies[0].output_specs, Layout)
         options = tuple(_option(self.op_name, call.operands, one) for one in found.strategies)
-        if _writes(func, self.op_name):
+        if _mutates(func, self.op_name):
             layouts = tuple(one.layout for one in call.operands)
             options = tuple(one for one in options if one[0] == layouts)
             if not options:
@@ -80,7 +83,8 @@ class ShardingPropagator:
             op: the operator: a function, an operator overload, or its name.
             strategy: from the call's :class:`OpSchema` to an :class:`OpStrategy`, or a :class:`TupleStrategy` for
                 operators of lists.
-            schema_info: which arguments belong to the key of :meth:`propagate_op_sharding`.
+            schema_info: which arguments belong to the key of :meth:`propagate_op_sharding`, unless the schema that is
+                asked about says so itself.
 
         Returns:
             The registration; its ``unregister()`` takes it back.
@@ -131,11 +135,25 @@ class ShardingPropagator:
             MeshMismatchError: layouts of different meshes.
             LayoutError: (a ValueError) the operator does not accept the shapes.
         """
-        kept: dict[OpSchema, OutputSharding] = self._kept.__dict__.setdefault("found", {})
-        found = kept.get(op_schema)
+        user = user_op(_name(op_schema.op))
+        if op_schema.schema_info is None and isinstance(user, _Registered):
+            op_schema = replace(op_schema, schema_info=user.schema_info)
+        kept: dict[Any, tuple[OpSchema, OutputSharding]] = self._kept.__dict__.setdefault("found", {})
+        key = (registrations(), current_platform().platform_type, op_schema)
+        asked, found = kept.get(key, (None, None))
         if found is None:
-            found = kept[op_schema] = _found(op_schema)
+            found = _found(op_schema)
+            if len(kept) >= _MOST_KEPT:
+                kept.clear()
+            kept[key] = (op_schema, found)
+        elif found.redistribute_schema is not None and asked is not None and not _same_arguments(asked, op_schema):
+            found = _found(op_schema)  # the answer repeats arguments that the key leaves out
         return found
+
+
+def _same_arguments(first: OpSchema, second: OpSchema) -> bool:
+    """Whether calls are the same in every argument."""
+    return bool(replace(first, schema_info=None).key == replace(second, schema_info=None).key)
 
 
 def _found(schema: OpSchema) -> OutputSharding:
@@ -153,7 +171,9 @@ def _found(schema: OpSchema) -> OutputSharding:
     bound = entry.binder.bind(schema.args_schema, schema.kwargs_schema)
     operands: list[Operand] = []
     template = {name: _referred(name, value, operands) for name, value in bound.items()}
-    plan = propagate(OpCall(entry.rule.op, layouts[0].mesh, tuple(operands), template), entry.rule)
+    plan = propagate(
+        OpCall(entry.rule.op, layouts[0].mesh, tuple(operands), template), entry.rule, in_place=entry.in_place
+    )
     return _sharding(schema, plan)
 
 
@@ -199,16 +219,17 @@ def _name(op: Any) -> str:
     return str(getattr(op, "__name__", None) or getattr(op, "name", op))
 
 
-def _writes(func: Any, name: str) -> bool:
-    """Whether an operator writes into an operand, as far as its schema or its name tells."""
-    schema = getattr(func, "_schema", None)
-    return bool(getattr(schema, "is_mutable", False)) or (name.endswith("_") and not name.endswith("__"))
+def _mutates(func: Any, name: str) -> bool:
+    """Whether an operator writes into any operand, as far as its schema or its name tells."""
+    return bool(getattr(getattr(func, "_schema", None), "is_mutable", False)) or writes(func, name)
 
 
-def _nameless(*_: Any, **__: Any) -> Any:
-    """Stands for an operator that is known by name only."""
+def _unknown(*_: Any, **__: Any) -> Any:
     msg = "an operator that is known by name only cannot be called"
     raise AssertionError(msg)
+
+
+_nameless = partial(_unknown)  # stands for an operator that is known by name only, and has none itself
 
 
 def _schema_arguments(call: OpCall) -> tuple[tuple[Any, ...], dict[str, Any]]:

@@ -5,6 +5,7 @@ import pytest
 from hyper_parallel.core.dtensor.layout import Layout
 from hyper_parallel.core.dtensor.mesh import init_device_mesh
 from hyper_parallel.core.dtensor.placements import Replicate, Shard
+from hyper_parallel.core.shard import dispatch
 from hyper_parallel.core.shard.dfunction import DFunction
 from hyper_parallel.core.shard.distributed_op import DistributedOp
 from hyper_parallel.errors import UnsupportedOperatorError
@@ -211,6 +212,35 @@ def test_rules_that_replace_arguments_serve(mesh):
     assert {one.partition(": ")[2] for one in report.rejected} == {text}
 
 
+@pytest.mark.parametrize("mesh", [(2,), (3,), (2, 2)])
+def test_arguments_of_its_own_reach_every_rank(mesh):
+    """Where the rule replaces arguments of a rank's call, those that only ``forward`` has arrive as given."""
+    import numpy as np
+    import torch
+
+    class Scaled(DFunction):
+        _op_name = "tril"
+
+        @staticmethod
+        def forward(ctx, a, offset=0, scale=1.0, *, shift=0.0):
+            ctx.offset, ctx.scale = offset, scale
+            return torch.tril(a, offset) * scale + torch.tril(torch.full_like(a, shift), offset)
+
+        @staticmethod
+        def backward(ctx, grad):
+            return torch.tril(grad, ctx.offset) * ctx.scale, None, None, None
+
+    x = np.random.default_rng(0).standard_normal((5, 4))
+    for call in (lambda x: Scaled.apply(x, 0, 3.0), lambda x: Scaled.apply(x, scale=3.0, offset=-1)):
+        report = check_function(call, [x], mesh, platform="torch", limit=16)
+        assert report.wrong == report.rejected == []
+        assert report.ok
+    shifted = check_function(
+        lambda x: Scaled.apply(x, 1, shift=2.0), [x], mesh, platform="torch", placements=[[(Shard(0),) * len(mesh)]]
+    )
+    assert shifted.wrong == shifted.rejected == []
+
+
 def test_what_cannot_be():
     """Without a name, a rule or a tensor, apply says so, naming the class."""
 
@@ -227,3 +257,20 @@ def test_what_cannot_be():
         "Unknown: no rule is registered for _op_name 'nobody knows it'; register a DistributedOp of that name",
         "Nameless.apply: no tensor among the arguments",
     ]
+
+
+def test_plans_are_kept(monkeypatch):
+    """Fifty calls of a function under a canonical name are planned once on each rank."""
+    planned = []
+    original = dispatch.propagate
+    monkeypatch.setattr(dispatch, "propagate", lambda *given, **how: planned.append(1) or original(*given, **how))
+
+    class Twice(Product):
+        """A class of its own: nobody planned it before."""
+
+    def on_rank(mesh):
+        x = held(mesh, Shard(0))
+        return [Twice.apply(x, x).to_local().tolist() for _ in range(50)][-1]
+
+    assert on_ranks(on_rank) == [[1.0, 1.0]] * 2
+    assert len(planned) == 2

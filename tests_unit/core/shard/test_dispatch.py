@@ -8,6 +8,7 @@ import pytest
 from hyper_parallel.core.dtensor.layout import Layout
 from hyper_parallel.core.dtensor.mesh import DeviceMesh, init_device_mesh
 from hyper_parallel.core.dtensor.placements import Partial, Replicate, Shard
+from hyper_parallel.core.dtensor.skip import SkipDTensorDispatch
 from hyper_parallel.core.shard.dispatch import implicit_replication
 from hyper_parallel.errors import MeshMismatchError, MixedTensorError, UnsupportedOperatorError
 from hyper_parallel.platform.select import get_torch_platform
@@ -309,3 +310,23 @@ def test_decompositions_reach_operators_by_name():
     plain = ops.linear(values(5, 3), values(4, 3))
     assert torch.equal(plain, torch.nn.functional.linear(values(5, 3), values(4, 3)))
     assert text_of(AttributeError, lambda: ops.no_such_thing) == "no canonical operator 'no_such_thing'"
+
+
+def test_in_place_functions_called_by_keyword():
+    """What is written is the first parameter, however it is passed: dispatched, on locals, and refused where plain."""
+    import torch
+
+    def rank(mesh):
+        x = spread(values(5, 2), mesh, S0)
+        assert torch.relu_(input=x) is x
+        assert_whole(x, values(5, 2).relu())
+        assert torch.dropout_(p=0.0, train=True, input=x) is x
+        with SkipDTensorDispatch():
+            assert torch.exp_(input=x) is x
+        assert_whole(x, values(5, 2).relu().exp())
+        assert torch.nn.init.constant_(val=2.0, tensor=x) is x
+        assert_whole(x, torch.full((5, 2), 2.0))
+        return text_of(MixedTensorError, lambda: torch.ones(5, 2).add_(other=x))
+
+    for text in on_ranks(rank, 2):
+        assert text.startswith("add_: a plain tensor [5, 2] cannot be written with DTensors; write what full_tensor")

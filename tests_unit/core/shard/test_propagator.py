@@ -278,3 +278,102 @@ def test_an_operator_that_writes_is_not_gathered_unnoticed():
                     "lost; use x = x.redistribute() first"
                 ),
             )
+
+
+@torch_only
+def test_what_is_registered_anew_is_asked_anew():
+    """An answer is forgotten with its registration, whose own unregister takes back no later one."""
+
+    def answer(placement):
+        def strategy(schema):
+            (x,) = schema.args_spec
+            return OpStrategy([OpSpec(Layout.place(x.mesh, [placement], x.shape))])
+
+        return strategy
+
+    propagator = ShardingPropagator()
+
+    def body():
+        layout = Layout.place(init_device_mesh("cpu", (1,)), [Replicate()], (4,))
+        ask = lambda: propagator.propagate_op_sharding(OpSchema("of a test", (layout,))).output_spec.placements  # noqa: E731
+        first = propagator.register_op_strategy("of a test", answer(Replicate()))
+        found = [ask()]
+        first.unregister()
+        with pytest.raises(UnsupportedOperatorError):
+            ask()
+        with registered(propagator.register_op_strategy("of a test", answer(Shard(0)))):
+            first.unregister()
+            return [*found, ask()]
+
+    assert simulate(body, 1, platform="torch") == [[(Replicate(),), (Shard(0),)]]
+
+
+@torch_only
+def test_the_registered_key_is_the_key():
+    """Arguments that the registration leaves out of the key share an answer, which still repeats their own values."""
+    asked = []
+
+    def strategy(schema):
+        asked.append(schema.args_schema)
+        (x,) = schema.args_spec
+        rows = Layout.place(x.mesh, [Shard(0)], x.shape)
+        return OpStrategy([OpSpec(rows, (rows,))])
+
+    def body():
+        whole = Layout.place(init_device_mesh("cpu", (1,)), [Replicate()], (4,))
+        propagator = ShardingPropagator()
+        ask = lambda *args: propagator.propagate_op_sharding(OpSchema("of a test", (whole, *args)))  # noqa: E731
+        found = [ask(1, 5), ask(1, 5), ask(1, 6), ask(2, 5)]
+        assert found[0] is found[1]
+        return [one.redistribute_schema.kwargs_schema["_"][1:] for one in found]
+
+    info = RuntimeSchemaInfo(static_argnum=2)
+    with registered(ShardingPropagator().register_op_strategy("of a test", strategy, info)):
+        assert simulate(body, 1, platform="torch") == [[(1, 5), (1, 5), (1, 6), (2, 5)]]
+
+
+def bump_(x):
+    """A function that writes, announced as PyTorch's own are."""
+    import torch
+
+    if torch.overrides.has_torch_function((x,)):
+        return torch.overrides.handle_torch_function(bump_, (x,), x)
+    return x.add_(1)
+
+
+@torch_only
+def test_a_registered_write_is_a_write():
+    """The operand itself comes back, views kept of its old values are dropped, and a copy is not written."""
+    import torch
+
+    def stays(schema):
+        (x,) = schema.args_spec
+        return OpStrategy([OpSpec(x, (x,))])
+
+    def body():
+        mesh = init_device_mesh("cpu", (2,), mesh_dim_names=("tp",))
+        d = distribute_tensor(torch.zeros(4, 2), mesh, [Shard(0)])
+        assert bump_(d) is d
+        assert bump_(x=d) is d
+        assert d.full_tensor().tolist() == [[2.0, 2.0]] * 4
+        with pytest.raises(UnsupportedOperatorError) as caught:
+            bump_(distribute_tensor(torch.zeros(4, 2), mesh, [Shard(1)]).view(8))
+        return str(caught.value)
+
+    with registered(ShardingPropagator().register_op_strategy(bump_, stays)):
+        assert "cannot be written to: it is a copy" in simulate(body, 2, platform="torch")[0]
+    moves = lambda schema: OpStrategy([OpSpec(schema.args_spec[0].with_placement(0, Replicate()), schema.args_spec)])  # noqa: E731
+    with registered(ShardingPropagator().register_op_strategy(bump_, moves)):
+        assert simulate(refused_write, 2, platform="torch")[0] == (
+            "bump_(x=f32[4@tp, 2]): it writes into x, which stays [4@tp, 2]; its rule says that the result is [4, 2]"
+        )
+
+
+def refused_write():
+    """The message with which writing rows is refused."""
+    import torch
+
+    mesh = init_device_mesh("cpu", (2,), mesh_dim_names=("tp",))
+    with pytest.raises(LayoutError) as caught:
+        bump_(distribute_tensor(torch.zeros(4, 2), mesh, [Shard(0)]))
+    return str(caught.value)
