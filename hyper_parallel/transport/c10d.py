@@ -12,6 +12,7 @@ import inspect
 import math
 import re
 import sys
+import zlib
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
@@ -20,7 +21,7 @@ import torch
 import torch.distributed as dist
 from torch.distributed import distributed_c10d
 
-from hyper_parallel.errors import CollectiveMismatchError, MeshError, RendezvousError
+from hyper_parallel.errors import CollectiveMismatchError, MeshError, RendezvousError, short_dtype
 from hyper_parallel.transport.base import Ranks, Shape, Transport
 from hyper_parallel.transport.calls import check_ranks, check_reduction
 from hyper_parallel.transport.generators import GeneratorStates, restore_generators, save_generators
@@ -201,8 +202,10 @@ class C10dTransport(Transport):
         return self._broadcast(x, src, ranks).wait()
 
     def send(self, x: torch.Tensor, dst: int, tag: int = 0) -> None:
-        """See :meth:`Transport.send`; an empty tensor needs no message."""
-        if x.numel():
+        """See :meth:`Transport.send`; an empty tensor needs no message, but on gloo, which see :func:`_label`."""
+        if self.backend == "gloo":
+            dist.send(torch.cat([_label(x), _bytes(x)]), dst, tag=tag)
+        elif x.numel():
             dist.send(_bytes(x), dst, tag=tag)
 
     def recv(self, like: torch.Tensor, src: int, tag: int = 0) -> torch.Tensor:
@@ -311,23 +314,26 @@ class C10dTransport(Transport):
         return Pending("broadcast", finish, result)
 
     def _send(self, x: torch.Tensor, dst: int, tag: int = 0) -> Pending:
-        if not x.numel():
+        labelled = self.backend == "gloo"
+        if not x.numel() and not labelled:
             return Pending("send", lambda: None)
-        carried = _bytes(x).clone()
+        carried = torch.cat([_label(x), _bytes(x)]) if labelled else _bytes(x).clone()
         work = _started(dist.isend(carried, dst, tag=tag))
         return Pending("send", lambda: work(carried))
 
     def _recv(self, like: torch.Tensor, src: int, tag: int = 0) -> Pending:
         size = like.numel() * like.element_size()
-        carried = torch.empty(size, dtype=torch.uint8, device=like.device)
-        result = _unbytes(carried, size, like.dtype, tuple(like.shape))
-        if not size:
-            return Pending("recv", lambda: result)
+        wanted = _label(like) if self.backend == "gloo" else torch.empty(0, dtype=torch.uint8)
+        carried = torch.empty(len(wanted) + size, dtype=torch.uint8, device=like.device)
+        if not len(carried):
+            return Pending("recv", lambda: torch.empty_like(like, memory_format=torch.contiguous_format))
         work = _started(dist.irecv(carried, src, tag=tag))
 
         def finish() -> torch.Tensor:
             work(carried)
-            return result
+            if len(wanted):
+                _check_label(carried[: len(wanted)], wanted, src)
+            return _unbytes(carried[len(wanted) :].clone(), size, like.dtype, tuple(like.shape))
 
         return Pending("recv", finish)
 
@@ -572,6 +578,28 @@ def _unbytes(carried: torch.Tensor, size: int, dtype: torch.dtype, shape: Shape)
     """The first ``size`` bytes as a tensor; of its own memory where ``carried`` is longer."""
     exact = carried if carried.numel() == size else carried[:size].clone()
     return exact.view(dtype).reshape(tuple(shape))
+
+
+_LABEL = 64
+
+
+def _label(x: torch.Tensor) -> torch.Tensor:
+    """What a message over gloo begins with: gloo takes a message that is too short for whole, and the rest is garbage.
+
+    Dtype and shape in bytes of a fixed number; of very many dims the rest is told by a digest.
+    """
+    text = f"{short_dtype(x.dtype)}{list(x.shape)}".encode()
+    if len(text) > _LABEL:
+        text = text[: _LABEL - 8] + zlib.crc32(text).to_bytes(4, "big").hex().encode()
+    return torch.frombuffer(bytearray(text.ljust(_LABEL)), dtype=torch.uint8)
+
+
+def _check_label(found: torch.Tensor, wanted: torch.Tensor, src: int) -> None:
+    if torch.equal(found, wanted):
+        return
+    sent, expected = (bytes(one.tolist()).decode().strip() for one in (found, wanted))
+    msg = f"recv: rank {src} sent {sent}, {expected} was expected"
+    raise CollectiveMismatchError(msg)
 
 
 def _own(shape: Shape, x: torch.Tensor) -> bool:

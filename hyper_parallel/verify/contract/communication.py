@@ -201,6 +201,13 @@ def messages(w: World) -> None:
         w.same(buffers[turn], w.draw((2, 3), before, turn))
     with raises(HandleError, "recv: this handle was waited for before"):
         posted[0].wait()
+    if w.rank == 0:  # what is longer than it was sent would be garbage at its end
+        p.isend(w.tensor(np.ones(2)), 1).wait()
+        p.isend(w.tensor(np.ones((0, 2))), 1).wait()
+    elif w.rank == 1:
+        for told in ("f64[2]", "f64[0, 2]"):
+            with raises(CollectiveMismatchError, told, "f64[3]"):
+                p.irecv(w.tensor(np.zeros(3)), 0).wait()
     for member in (p.isend, p.irecv):
         with raises(CollectiveMismatchError, "must be another rank of the group"):
             member(buffers[0], w.rank)

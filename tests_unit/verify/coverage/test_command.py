@@ -222,7 +222,8 @@ def test_the_contract_has_a_page(project, command):
     assert '<a href="contract.html">platform contract by framework' in Path(out.strip()).read_text()
     shown = Path(out.strip()).with_name("contract.html").read_text()
     assert "torch / cpu / simulated" in shown
-    assert "http" not in shown
+    assert "http:" not in shown
+    assert "https:" not in shown
     path.write_text("not data")
     status, _, err = command("html")
     assert status == 2
