@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 import pickle
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
 from hyper_parallel.errors import CollectiveMismatchError, NotPlainError, short_dtype
@@ -182,15 +182,26 @@ class CollectivesFacet(IdentityFacet, TensorsFacet):
         transport, ranks = self.transport(), route.ranks
         if transport.backend != "gloo" or len(ranks) == 1:
             return
-        found = transport.all_gather_object((route.sent, route.received), ranks)
-        for sender, (sent, _) in enumerate(found):
-            for receiver, (_, received) in enumerate(found):
-                if sent[receiver] != received[sender]:
-                    msg = (
-                        f"{member}: rank {ranks[sender]} sends {sent[receiver]} rows to rank {ranks[receiver]}, "
-                        f"which expects {received[sender]}"
-                    )
-                    raise CollectiveMismatchError(msg)
+        _compare_rows(member, ranks, transport.all_gather_object((route.sent, route.received), ranks))
+
+    def _agree_on_rows_later(self, member: str, route: Any) -> Callable[[Pending], Pending]:
+        """The same for what is launched: the row counts travel with it, and are compared when it is waited for."""
+        transport, ranks = self.transport(), route.ranks
+        if transport.backend != "gloo" or len(ranks) == 1:
+            return lambda pending: pending
+        import numpy as np
+
+        mine = self.from_numpy(np.array([route.sent, route.received], np.int64))
+        told = transport.start("all_gather", mine, ranks, [(2, len(ranks))] * len(ranks))
+
+        def checked(pending: Pending) -> Pending:
+            def finish() -> Any:
+                _compare_rows(member, ranks, [self.tensor_to_numpy(one).tolist() for one in told.wait()])
+                return pending.wait()
+
+            return Pending(member, finish, pending.output)
+
+        return checked
 
     def _in_flight(self, pending: Pending, like: Any, shape: tuple[int, ...]) -> tuple[Any, Pending]:
         """The output that ``pending`` will fill, and its handle."""
@@ -235,3 +246,14 @@ class CollectivesFacet(IdentityFacet, TensorsFacet):
 
     def _cat(self, parts: list[Any], dim: int) -> Any:
         raise NotImplementedError
+
+
+def _compare_rows(member: str, ranks: Ranks, found: Sequence[Sequence[Sequence[int]]]) -> None:
+    for sender, (sent, _) in enumerate(found):
+        for receiver, (_, received) in enumerate(found):
+            if sent[receiver] != received[sender]:
+                msg = (
+                    f"{member}: rank {ranks[sender]} sends {sent[receiver]} rows to rank {ranks[receiver]}, "
+                    f"which expects {received[sender]}"
+                )
+                raise CollectiveMismatchError(msg)

@@ -161,9 +161,10 @@ class DifferentiableFacet(CollectivesFacet):
     ) -> Any:
         """As :meth:`differentiable_all_to_all_single`, returning after launch; the result's first use waits."""
         route = self._route("differentiable_all_to_all_single_async", input_tensor, input_splits, output_splits, group)
+        checked = self._agree_on_rows_later("differentiable_all_to_all_single_async", route)
         launched: list[Any] = []
         output = self._functions.all_to_all.apply(input_tensor, route._replace(launched=launched))
-        return self._awaited_on_use(output, launched[0])
+        return self._awaited_on_use(output, checked(launched[0]))
 
     @abc.abstractmethod
     def _awaited_on_use(self, output: Any, pending: Any) -> Any:

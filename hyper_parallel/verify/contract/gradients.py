@@ -155,6 +155,8 @@ def routing(w: World) -> None:
         with raises(CollectiveMismatchError):
             more = [rows + (w.rank == 0 != sender) for sender, rows in enumerate(received)]
             p.differentiable_all_to_all_single(mine, sent, more)
+        with raises(CollectiveMismatchError):
+            p.narrow(p.differentiable_all_to_all_single_async(mine, sent, more), 0, 0, 1)
     p.barrier()
 
 
