@@ -1,0 +1,193 @@
+"""The sweep's samples on PyTorch's own DTensor: what it gets wrong, on two real processes.
+
+``python -m hyper_parallel.platform.torch.audit RANK STORE add relu`` is one rank; rank 0 prints a line of JSON when it
+begins an operator, and one when it is done with it.
+"""
+
+from __future__ import annotations
+
+import itertools
+import json
+import sys
+import warnings
+from collections import Counter
+from collections.abc import Iterator, Sequence
+from datetime import timedelta
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+import torch
+from torch import distributed
+from torch.distributed import tensor as peer
+from torch.distributed.device_mesh import init_device_mesh
+
+from hyper_parallel.core.dtensor.layout import Layout
+from hyper_parallel.core.dtensor.placements import Partial, Placement, Replicate, Shard
+from hyper_parallel.core.shard import rules
+from hyper_parallel.core.shard.rule import Rule, find_rule
+from hyper_parallel.core.shard.sample import samples_of
+from hyper_parallel.platform.select import use_platform
+from hyper_parallel.verify.ops.equal import difference
+from hyper_parallel.verify.ops.pieces import allows, held
+from hyper_parallel.verify.ops.reference import Caller, as_list
+from hyper_parallel.verify.ops.report import OperatorReport
+from hyper_parallel.verify.ops.rows import mesh_of
+from hyper_parallel.verify.ops.sweep import QUICK, Sweep
+from hyper_parallel.verify.ops.values import seed_of, size_choices
+
+if TYPE_CHECKING:
+    from hyper_parallel.core.shard.sample import Sample
+
+__all__ = ["WORLD", "main"]
+
+WORLD = 2
+_MOST = 40  # tuples of placements per sample
+_SECONDS = 20
+_ORDER = ("crash", "wrong", "plain", "rejects", "ok")
+_REFUSALS = ("strategy", "not supported", "not implemented", "unsupported", "DTensor", "lacement", "redistribute")
+Places = tuple[Placement, ...]
+
+
+def main(rank: int, store: str, ops: Sequence[str]) -> None:
+    """Check ``ops`` as one of the ranks."""
+    warnings.simplefilter("ignore")
+    distributed.init_process_group(
+        "gloo", init_method=f"file://{store}", rank=rank, world_size=WORLD, timeout=timedelta(seconds=_SECONDS)
+    )
+    rules.load()
+    mesh = init_device_mesh("cpu", (WORLD,))
+    for op in ops:
+        _say(rank, {"begin": op})
+        with use_platform("torch"):
+            found, shown = _Audit(op, mesh, rank).run()
+        _say(rank, {"op": op, "counts": found, "shown": shown})
+    distributed.destroy_process_group()
+
+
+def _say(rank: int, line: dict[str, Any]) -> None:
+    if rank == 0:
+        sys.stdout.write(json.dumps(line) + "\n")
+        sys.stdout.flush()
+
+
+class _Audit:
+    """One operator, as one rank sees it.
+
+    Args:
+        op: canonical name; it has a rule.
+        mesh: PyTorch's.
+        rank: of this process.
+    """
+
+    def __init__(self, op: str, mesh: Any, rank: int) -> None:
+        self.op, self.mesh, self.rank = op, mesh, rank
+        self.rule = find_rule(op)
+        self.sweep = Sweep(OperatorReport(op, "torch"), "torch", op, self.rule, samples_of(op), QUICK)
+
+    def run(self) -> tuple[dict[str, int], list[str]]:
+        """Counts of outcomes, and the first of each kind that should not be."""
+        counts: Counter[str] = Counter()
+        shown: dict[str, str] = {}
+        for number, sample in enumerate(self.sweep.samples if isinstance(self.rule, Rule) else ()):
+            sizes = size_choices(sample, 1)[0]
+            case = None if sample.drawn or sample.writes else self.sweep.case(number, sample, sizes, first=True)
+            if case is None or case.reference.problem is None:
+                continue
+            for places in _tuples(case.filled.arrays, seed_of(self.op, number)):
+                outcome, text = self._agreed(*self._check(case, sample, places))
+                counts[outcome] += 1
+                if outcome in {"wrong", "crash", "plain"}:
+                    held_as = ", ".join(map(str, places))
+                    shown.setdefault(outcome, f"sample {number} {sizes or ''} [{held_as}]: {text}"[:400])
+        return dict(counts), [f"{kind}: {text}" for kind, text in shown.items()]
+
+    def _agreed(self, outcome: str, text: str) -> tuple[str, str]:
+        """The worst that any rank saw."""
+        seen: list[Any] = [None] * WORLD
+        distributed.all_gather_object(seen, (outcome, text))
+        worst: tuple[str, str] = min(seen, key=lambda one: _ORDER.index(one[0]))
+        return worst
+
+    def _check(self, case: Any, sample: Sample, places: Places) -> tuple[str, str]:
+        try:
+            return self._compare(case, sample, places)
+        except Exception as error:  # noqa: BLE001 - whatever it raises is what became of the check
+            text = f"{type(error).__name__}: {error}"
+            refused = isinstance(error, (RuntimeError, NotImplementedError, ValueError, AssertionError))
+            return "rejects" if refused and any(one in text for one in _REFUSALS) else "crash", text
+
+    def _compare(self, case: Any, sample: Sample, places: Places) -> tuple[str, str]:
+        reference, filled = case.reference, case.filled
+        leaves = [
+            self._distributed(array, place, index, case).requires_grad_(want)
+            for index, (array, place, want) in enumerate(zip(filled.arrays, places, filled.wanted, strict=True))
+        ]
+        outs = as_list(Caller(self.sweep.platform, reference.problem, sample)(leaves, None))
+        if not all(isinstance(one, peer.DTensor) for one in outs):
+            return "plain", "a result is a plain tensor"
+        for index, (out, wanted) in enumerate(zip(outs, reference.outputs, strict=True)):
+            problem = "" if sample.unset else self._differs(out, wanted, reference)
+            if problem:
+                return "wrong", f"output {index} {list(out.placements)} {problem}"
+        return self._gradients(leaves, outs, case)
+
+    def _gradients(self, leaves: Sequence[Any], outs: Sequence[Any], case: Any) -> tuple[str, str]:
+        seeded = [
+            (out, peer.DTensor.from_local(torch.from_numpy(np.array(seed)), self.mesh, [peer.Replicate()]))
+            for out, seed in zip(outs, case.reference.seeds, strict=True)
+            if seed is not None and out.requires_grad
+        ]
+        if not seeded:
+            return "ok", ""
+        torch.autograd.backward([out for out, _ in seeded], [seed for _, seed in seeded])
+        for index, (leaf, wanted) in enumerate(zip(leaves, case.reference.grads, strict=True)):
+            if not leaf.requires_grad:
+                continue
+            if leaf.grad is None:
+                problem = "is none" if wanted.any() else ""
+            elif not isinstance(leaf.grad, peer.DTensor):
+                return "plain", f"gradient of operand {index} is a plain tensor"
+            else:
+                problem = self._differs(leaf.grad, wanted, case.reference)
+            if problem:
+                return "wrong", f"gradient of operand {index} {problem}"
+        return "ok", ""
+
+    def _distributed(self, array: Any, place: Placement, index: int, case: Any) -> Any:
+        layout = Layout.place(mesh_of((WORLD,)), [place], array.shape)
+        rng = np.random.default_rng([case.seed, index])
+        piece = held(array, layout, rng, integral=case.filled.integral)[self.rank]
+        shape, stride = torch.Size(array.shape), torch.empty(array.shape).stride()
+        return peer.DTensor.from_local(
+            torch.from_numpy(piece), self.mesh, [_theirs(place)], run_check=False, shape=shape, stride=stride
+        )
+
+    @staticmethod
+    def _differs(found: Any, wanted: Any, reference: Any) -> str:
+        whole = found.detach().full_tensor().resolve_conj().resolve_neg().contiguous().numpy()
+        return difference(whole, wanted, exact=reference.exact, eps=reference.eps) or ""
+
+
+def _theirs(place: Placement) -> Any:
+    if isinstance(place, Shard):
+        return peer.Shard(place.dim)
+    return peer.Partial("sum") if isinstance(place, Partial) else peer.Replicate()
+
+
+def _tuples(arrays: Sequence[Any], seed: int) -> Iterator[Places]:
+    """All placements of all operands; drawn where there are too many."""
+    options: list[list[Placement]] = []
+    for array in arrays:
+        kinds: list[Placement] = [Replicate(), *(Shard(dim) for dim in range(array.ndim))]
+        if array.dtype.kind in "fc" and allows(array, "sum"):
+            kinds.append(Partial("sum"))
+        options.append(kinds)
+    found = list(itertools.islice(itertools.product(*options), 20000))
+    if len(found) > _MOST:
+        order = np.random.default_rng(seed).permutation(len(found))[:_MOST]
+        found = [found[int(one)] for one in sorted(order)]
+    return iter(found)
+
+
+if __name__ == "__main__":
+    main(int(sys.argv[1]), sys.argv[2], sys.argv[3:])
