@@ -11,6 +11,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from hyper_parallel.cli.output import can_be_written
 from hyper_parallel.cli.progress import Progress
 from hyper_parallel.cli.verify_model import platforms
 from hyper_parallel.platform.select import FRAMEWORKS, require_framework
@@ -56,6 +57,7 @@ def add_parser(kinds: Any) -> None:
     one.add_argument("--target", metavar="torch-dtensor", help="audit PyTorch's own DTensor on two processes instead")
     one.add_argument("--json", action="store_true", help="the report as JSON on stdout")
     one.add_argument("--report", metavar="PATH", help="also write the report here; JSON if PATH ends in .json")
+    one.add_argument("--html", metavar="FILE", help="also write the matrix of operators as a page")
     one.set_defaults(run=run)
 
 
@@ -65,6 +67,8 @@ def run(arguments: argparse.Namespace) -> int:
         return _audit(arguments)
     from hyper_parallel.verify.ops.report import SweepReport
 
+    can_be_written("--report", arguments.report)
+    can_be_written("--html", arguments.html)
     tasks, planned = _tasks(arguments)
     report, progress, started = (
         SweepReport(planned=planned, mode="quick" if arguments.quick else "full"),
@@ -235,6 +239,11 @@ def _imported(path: Path) -> list[str]:
 
 
 def _write(arguments: argparse.Namespace, report: SweepReport) -> None:
+    if arguments.html is not None:
+        from hyper_parallel.verify.pages.document import write_page
+        from hyper_parallel.verify.pages.operators_page import operators_page
+
+        write_page(arguments.html, operators_page([report.json()]))
     if arguments.report is None:
         return
     as_json = Path(arguments.report).suffix == ".json"

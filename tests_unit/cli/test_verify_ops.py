@@ -93,6 +93,18 @@ def test_nothing_checked_is_red(capsys):
     assert "declares nothing to check" in report["interrupted"]
 
 
+@pytest.mark.platforms("torch")
+def test_the_matrix_as_a_page(capsys, tmp_path):
+    """--html writes what was found as a page; one that will have no place is an error before anything runs."""
+    path = tmp_path / "new" / "operators.html"
+    assert ran(capsys, USER / "good.py", "--platform", "torch", "--html", str(path))[0] == 0
+    page = path.read_text()
+    assert "Checks per operator and framework" in page
+    assert '<td class="good">held</td>' in page
+    assert main(["verify", "ops", "--html", str(tmp_path)]) == 2
+    assert capsys.readouterr().err == f"hyper-parallel: error: --html {tmp_path}: cannot write: is a folder\n"
+
+
 BAD_INPUT = [
     (["--op", "sofmax"], "--op: no rule is called 'sofmax'; near: softmax"),
     (["--mesh", "2xx"], "--mesh '2xx': write sizes like 3 or 2x3, several separated by commas"),

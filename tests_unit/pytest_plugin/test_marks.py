@@ -27,6 +27,18 @@ def test_weekly(): pass
         pytester.runpytest_inprocess(*options, expression).assert_outcomes(passed=passed, deselected=2 - passed)
 
 
+def test_a_mistyped_mark_or_option_is_told(pytester):
+    """Under --strict-markers a mark that does not exist fails the collection, and so does an unknown option."""
+    pytester.makepyfile("import pytest\n@pytest.mark.wrld_size(2)\ndef test_x(): pass\n")
+    options = ("-p", "hyper_parallel.pytest_plugin", "--strict-markers")
+    result = pytester.runpytest_inprocess(*options)
+    result.stdout.fnmatch_lines(["'wrld_size' not found in `markers` configuration option"])
+    assert result.ret == pytest.ExitCode.INTERRUPTED
+    result = pytester.runpytest_inprocess(*options, "--hp-lunch", "processes")
+    result.stderr.fnmatch_lines(["*error: unrecognized arguments: --hp-lunch*"])
+    assert result.ret == pytest.ExitCode.USAGE_ERROR
+
+
 @pytest.mark.parametrize(
     "wrong, message",
     [

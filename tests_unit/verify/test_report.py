@@ -72,6 +72,27 @@ def test_traffic_sums_per_module_and_collective():
     assert text.splitlines()[-1] == "    3 collectives, 24 bytes"
 
 
+def test_summaries_lead_with_the_first_divergence():
+    """The module that diverged first leads, then others in the order in which they differ, then what is equal."""
+    found = report(
+        check(module="a"), check(module="b", why="x", error=2.0), check("gradient", "b"),
+        check(module="c", step=1, why="x"), check(module="d", step=0, why="x"), check(module="a", rank=1, error=1e-10),
+    ).summaries()  # fmt: skip
+    assert [(one.module, one.kind, one.wrong, one.since, one.first) for one in found] == [
+        ("b", "output", 1, 0, True), ("b", "gradient", 0, None, True), ("d", "output", 1, 0, False),
+        ("c", "output", 1, 1, False), ("a", "output", 0, None, False),
+    ]  # fmt: skip
+    assert (found[-1].tensors, found[-1].values, found[-1].worst.error) == (2, 6, 1e-10)
+    assert not any(one.first for one in report(check()).summaries())
+
+
+def test_json_has_both_losses_without_infinities():
+    """Losses of both runs are in the JSON; what is no number is null there."""
+    document = report(losses=[1.0, 2.0], parallel_losses=[1.0, float("nan")], settings={"optimizer": "sgd"}).json()
+    assert (document["losses"], document["parallel_losses"]) == ([1.0, 2.0], [1.0, None])
+    assert document["settings"] == {"optimizer": "sgd"}
+
+
 @pytest.mark.parametrize("error", [0.0, float("inf")])
 def test_json_is_json(error):
     """The JSON of a report has no infinity in it, and tells the faulty module."""

@@ -96,9 +96,9 @@ def _run(report: ModelReport, number: int, *, alone: bool) -> str:
         _verdict(report),
         _settings(report),
         f'<div class="pictures">{_mesh(report)}{_losses(report)}</div>',
-        _steps(report),
         _gradients(report),
         _compared(report),
+        _steps(report),
         _collectives(report),
         _layouts(report, open_=alone),
         _left_out(report),
@@ -136,7 +136,6 @@ def _settings(report: ModelReport) -> str:
         "framework": f"{report.platform}, ranks are {report.launch}",
         "steps": str(report.steps),
         **report.settings,
-        "compared": ", ".join(f"{count} of kind {kind}" for kind, count in report.counts.items()),
         "allowed error": report.bound,
         "time": f"{report.seconds:.1f} s",
     }
