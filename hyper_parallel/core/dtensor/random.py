@@ -19,8 +19,8 @@ if TYPE_CHECKING:
     from hyper_parallel.core.dtensor.layout import Box, Layout
     from hyper_parallel.core.dtensor.mesh import DeviceMesh
 
-__all__ = ["RandomState", "bits", "get_state", "integers", "keep", "manual_seed", "normal", "preserved", "set_state",
-           "uniform"]  # fmt: skip
+__all__ = ["RandomState", "bits", "get_state", "integers", "keep", "manual_seed", "normal", "preserved", "replaying",
+           "set_state", "uniform"]  # fmt: skip
 
 ROUNDS = 10
 _MULTIPLY = (np.uint64(0xD2511F53), np.uint64(0xCD9E8D57))
@@ -82,6 +82,14 @@ def preserved() -> Iterator[None]:
         yield
     finally:
         set_state(before)
+
+
+@contextmanager
+def replaying(state: tuple[int, int]) -> Iterator[None]:
+    """What is drawn inside starts from ``state``, for a function that runs again, and leaves the stream as it was."""
+    with preserved():
+        set_state(state)
+        yield
 
 
 def next_call() -> tuple[int, int]:

@@ -1,4 +1,4 @@
-"""A function that draws the same random numbers of DTensors whenever it runs again."""
+"""Functions that draw the same random numbers of DTensors whenever they run again."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from collections.abc import Callable
 from contextlib import AbstractContextManager
 from typing import Any
 
-__all__ = ["replayed"]
+__all__ = ["replayed", "rerun"]
 
 
 def replayed(
@@ -22,14 +22,26 @@ def replayed(
         get_state: the state of the generators that the framework does not know.
         again_from: a context in which the generators start from a state, and after which they are as before.
     """
-    start, lock, runs = get_state(), threading.Lock(), [0]
+    again, lock, runs = rerun(fn, get_state, again_from), threading.Lock(), [0]
 
     def run(*args: Any, **kwargs: Any) -> Any:
         with lock:
             runs[0] += 1
             first = runs[0] == 1
-        if first:
-            return fn(*args, **kwargs)
+        return fn(*args, **kwargs) if first else again(*args, **kwargs)
+
+    return run
+
+
+def rerun(
+    fn: Callable[..., Any],
+    get_state: Callable[[], Any],
+    again_from: Callable[[Any], AbstractContextManager[Any]],
+) -> Callable[..., Any]:
+    """``fn`` as every run starts from the state of now; for what runs again only. Arguments as :func:`replayed`."""
+    start = get_state()
+
+    def run(*args: Any, **kwargs: Any) -> Any:
         with again_from(start):
             return fn(*args, **kwargs)
 

@@ -18,7 +18,7 @@ from mindspore.common.initializer import initializer
 from hyper_parallel.core.dtensor.dtensor import DTensor
 from hyper_parallel.core.dtensor.layout import Layout
 from hyper_parallel.errors import LayoutError, UnsupportedOperatorError
-from hyper_parallel.platform.mindspore import bypasses, intercept, op_table
+from hyper_parallel.platform.mindspore import bypasses, intercept, op_table, recompute
 from hyper_parallel.platform.mindspore.op_line import Line
 
 __all__ = ["MindSporeDTensor", "wrap"]
@@ -338,6 +338,7 @@ def install(platform: Any) -> None:
     for name, operator in _UNARY.items():
         setattr(MindSporeDTensor, name, dispatcher.unary(Line(name, operator).entry))
     bypasses.close()
+    recompute.install()
 
 
 _BINARY = {

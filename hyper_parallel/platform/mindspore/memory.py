@@ -45,13 +45,7 @@ class MindSporeMemory(MemoryFacet):
         raise self.unsupported("create_selective_checkpoint_contexts")
 
     def _wrapped(self, module: Any, around: Callable[..., Any]) -> Any:
-        kind = type(module)
-        wrapped: Any = type(kind.__name__, (_Wrapped, kind), {"__module__": kind.__module__})
-        made = wrapped.__new__(wrapped)
-        mindspore._c_expression.Cell_.__init__(made, kind.__name__)  # noqa: SLF001 - the base behind nn.Cell
-        made.__dict__.update(module.__dict__)  # the dictionaries of parameters, buffers and cells are shared
-        made.__dict__["_around"] = around
-        return made
+        return _second(module, around)
 
     def _saving_away(self, moves: Callable[[Any], bool]) -> AbstractContextManager[Any]:
         keeper = _Keeper()
@@ -86,6 +80,16 @@ class _Wrapped(Wrapped, nn.Cell):
         return self._around(super().construct, args, kwargs)
 
 
+def _second(module: Any, around: Callable[..., Any]) -> Any:
+    kind = type(module)
+    wrapped: Any = type(kind.__name__, (_Wrapped, kind), {"__module__": kind.__module__})
+    made = wrapped.__new__(wrapped)
+    mindspore._c_expression.Cell_.__init__(made, kind.__name__)  # noqa: SLF001 - the base behind nn.Cell
+    made.__dict__.update(module.__dict__)  # the dictionaries of parameters, buffers and cells are shared
+    made.__dict__["_around"] = around
+    return made
+
+
 def _noop_contexts() -> tuple[AbstractContextManager[Any], AbstractContextManager[Any]]:
     return nullcontext(), nullcontext()
 
@@ -96,11 +100,23 @@ def _checkpoint(fn: Callable[..., Any], *args: Any, use_reentrant: bool = False,
     On CPU what ``ops`` draws inside comes from a stream of its own, since MindSpore's has no state to return to, and
     the second run's results are compared with the first's: ``nn.Dropout`` of plain tensors draws anew.
     """
-    again = replayed(_compared(fn) if device_type() == "cpu" else fn, _state, _again_from)
     if use_reentrant:
-        return mindspore.recompute(fn, *args, use_reentrant=True, **options)
+        return mindspore.recompute(_replaying(fn), *args, use_reentrant=True, **options)
+    again = replayed(_compared(fn) if device_type() == "cpu" else fn, _state, _again_from)
     # Stopping early leaves the gradient engine unbalanced where the last operator is a legacy primitive.
     return mindspore.recompute(again, *args, use_reentrant=False, early_stop=False, **options)
+
+
+def _replaying(cell: Any) -> Any:
+    """``cell`` as a second object that runs again as it ran; reentrant recomputation takes cells only, and says so."""
+    if not isinstance(cell, nn.Cell):
+        return cell
+
+    def construct(forward: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
+        return forward(*args, **kwargs)
+
+    again = replayed(_compared(construct) if device_type() == "cpu" else construct, _state, _again_from)
+    return _second(cell, lambda forward, args, kwargs: again(forward, *args, **kwargs))
 
 
 def _compared(fn: Callable[..., Any]) -> Callable[..., Any]:
@@ -147,8 +163,7 @@ def _reseed(seed: int) -> None:
 
 @contextmanager
 def _again_from(state: tuple[tuple[int, int], int]) -> Iterator[None]:
-    with random.preserved():
-        random.set_state(state[0])
+    with random.replaying(state[0]):
         _reseed(state[1])
         try:
             yield

@@ -2,17 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
-from contextlib import AbstractContextManager, contextmanager
+from collections.abc import Callable
+from contextlib import AbstractContextManager
 from typing import Any
 
 import torch
 from torch import nn
 from torch.utils import checkpoint as torch_checkpoint
 
-from hyper_parallel.core.dtensor import random
 from hyper_parallel.platform.contract.memory import MemoryFacet, Offloaded, Wrapped
-from hyper_parallel.platform.contract.replay import replayed
 from hyper_parallel.platform.contract.spill import SpillFile
 from hyper_parallel.platform.torch.runtime import device_type
 from hyper_parallel.transport.c10d import from_host, to_host
@@ -85,16 +83,8 @@ class _Wrapped(Wrapped, nn.Module):
 
 
 def _checkpoint(fn: Callable[..., Any], *args: Any, use_reentrant: bool = False, **options: Any) -> Any:
-    """PyTorch's, with the random numbers of DTensors drawn again as they were."""
-    again = replayed(fn, random.get_state, _again_from)
-    return torch_checkpoint.checkpoint(again, *args, use_reentrant=use_reentrant, **options)
-
-
-@contextmanager
-def _again_from(state: tuple[int, int]) -> Iterator[None]:
-    with random.preserved():
-        random.set_state(state)
-        yield
+    """PyTorch's, which draws the random numbers of DTensors again as they were (``recompute.py``)."""
+    return torch_checkpoint.checkpoint(fn, *args, use_reentrant=use_reentrant, **options)
 
 
 class _Keeper:

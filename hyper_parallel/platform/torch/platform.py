@@ -145,10 +145,11 @@ _joined: Callable[[], bool] = distributed.is_initialized if distributed.is_avail
 
 def build() -> TorchPlatform:
     """The platform, with the DTensor class completed for it."""
-    from hyper_parallel.platform.torch import autograd, dtensor, masked
+    from hyper_parallel.platform.torch import autograd, dtensor, masked, recompute
 
     platform = TorchPlatform()
     dtensor.install(platform)
     autograd.install()
     masked.install()
+    recompute.install()
     return platform

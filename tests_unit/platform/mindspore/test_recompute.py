@@ -1,0 +1,116 @@
+"""MindSpore's own ways to recompute: what DTensors drew in forward is drawn again."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+
+from hyper_parallel.core.dtensor import random
+from hyper_parallel.core.dtensor.layout import Layout
+from hyper_parallel.core.dtensor.mesh import init_device_mesh
+from hyper_parallel.core.dtensor.placements import Replicate, Shard
+from hyper_parallel.errors import UnsupportedOperatorError
+from hyper_parallel.platform.select import platform_named
+from hyper_parallel.verify.check import decompose
+from hyper_parallel.verify.simulate import simulate
+
+pytestmark = pytest.mark.platforms("mindspore")
+
+A, C = (np.random.default_rng(seed).uniform(0.5, 2.0, (9, 7)).astype(np.float32) for seed in (5, 6))
+WAYS = [
+    "recompute, reentrant",
+    "recompute",
+    "recompute to the end",
+    "cell, reentrant",
+    "cell",
+    "platform, reentrant",
+    "platform",
+]
+
+
+def _cell():
+    from mindspore import nn
+    from mindspore.mint.nn import functional as F  # noqa: N812 - the field's name for it
+
+    class Dropping(nn.Cell):
+        """Dropout twice, so that a mask drawn out of turn shows."""
+
+        def construct(self, x):
+            """What is kept twice, times its own sine."""
+            return F.dropout(F.dropout(x, 0.3, True) * x.sin(), 0.4, True)
+
+    return Dropping()
+
+
+def _way(name, cell):
+    import mindspore
+
+    platform = platform_named("mindspore")
+    reentrant = "reentrant" in name
+    if name == "plain":
+        return cell
+    if name.startswith("recompute"):
+        options = {} if reentrant else {"early_stop": "end" not in name}
+        return lambda x: mindspore.recompute(cell, x, use_reentrant=reentrant, **options)
+    if name.startswith("cell"):
+        cell.recompute(use_reentrant=reentrant)
+        return cell
+    return lambda x: platform.checkpoint(cell, x, use_reentrant=reentrant)
+
+
+def _gradients(place):
+    """Loss, gradient, and where the stream was before backward: plain, then by every way."""
+    platform = platform_named("mindspore")
+    mesh = init_device_mesh("cpu", (platform.get_world_size(),), mesh_dim_names=["tp"])
+    layout = Layout.place(mesh, (place,), A.shape)
+    x, seed = (platform.wrap(platform.from_numpy(decompose(one, layout, 0)), layout) for one in (A, C))
+    found = {}
+    for name in ("plain", *WAYS):
+        random.manual_seed(3)
+        apply, calls = _way(name, _cell()), []
+
+        def loss(x, apply=apply, calls=calls):
+            y = apply(x) + apply(x * 2)
+            calls.append(random.get_state())
+            return (y * seed).sum()
+
+        value, grad = platform.value_and_grad(loss)(x)
+        assert calls == [random.get_state()]
+        found[name] = float(value.full_tensor().asnumpy()), grad.full_tensor().asnumpy().tolist(), calls
+    return found
+
+
+@pytest.mark.parametrize("world, place", [(2, Shard(0)), (3, Replicate())])
+def test_gradients_are_those_without_recomputation(world, place):
+    """By every way into MindSpore's recomputation, dropout has its plain loss and gradient, up to rounding."""
+    for found in simulate(_gradients, world, "mindspore", (place,)):
+        plain = found.pop("plain")
+        assert (np.array(plain[1]) == 0).any()
+        for name, (loss, grad, calls) in found.items():
+            assert (name, loss, calls) == (name, plain[0], plain[2])
+            np.testing.assert_array_equal(np.array(grad) == 0, np.array(plain[1]) == 0)
+            np.testing.assert_allclose(grad, plain[1], rtol=1e-5, err_msg=name)  # float32, summed in another order
+
+
+def test_what_cannot_be_run_again_is_refused_reentrantly_too():
+    """The mask that nn.Dropout of a plain tensor draws anew is an error in either mode, never a wrong gradient."""
+
+    def rank():
+        import mindspore
+        from mindspore import Tensor, nn
+
+        platform = platform_named("mindspore")
+        drop = nn.Dropout(p=0.5)
+        drop.set_train()
+        messages = []
+        for reentrant in (False, True):
+            with pytest.raises(UnsupportedOperatorError) as raised:
+                mindspore.grad(lambda x: platform.checkpoint(drop, x, use_reentrant=reentrant).sum())(  # noqa: B023
+                    Tensor(np.ones((8, 9), np.float32))
+                )
+            messages.append(str(raised.value))
+        return messages
+
+    ((first, second),) = simulate(rank, 1, "mindspore")
+    assert first == second
+    assert first.startswith("checkpoint: running again gave another result, so its gradients would be wrong")

@@ -1,0 +1,116 @@
+"""PyTorch's own ways to recompute: what DTensors drew in forward is drawn again."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+import torch
+import torch.nn.functional as F  # noqa: N812
+from torch.distributed._composable import checkpoint as composable
+from torch.distributed.algorithms._checkpoint import checkpoint_wrapper as wrappers
+from torch.utils import checkpoint as ways
+
+from hyper_parallel.core.dtensor import random
+from hyper_parallel.core.dtensor.dtensor import DTensor
+from hyper_parallel.core.dtensor.mesh import init_device_mesh
+from hyper_parallel.core.dtensor.module import distribute_tensor
+from hyper_parallel.core.dtensor.placements import Replicate, Shard
+from hyper_parallel.platform.select import platform_named
+from hyper_parallel.verify.simulate import simulate
+
+pytestmark = pytest.mark.platforms("torch")
+
+
+class Dropping(torch.nn.Module):
+    """Dropout twice, so that a mask drawn out of turn shows."""
+
+    def forward(self, x):
+        """Whatever is kept twice, times its own sine."""
+        return F.dropout(F.dropout(x, 0.3) * x.sin(), 0.4)
+
+
+def selected():
+    """A policy that keeps products and recomputes the rest."""
+    return ways.create_selective_checkpoint_contexts([torch.ops.aten.mul.Tensor])
+
+
+def composed(fn, x):
+    """PyTorch's composable checkpoint of a module."""
+    return composable(fn)(x)
+
+
+WAYS = {
+    "not reentrant": lambda fn, x: ways.checkpoint(fn, x, use_reentrant=False),
+    "reentrant": lambda fn, x: ways.checkpoint(fn, x, use_reentrant=True),
+    "without PyTorch's generators": lambda fn, x: ways.checkpoint(fn, x, use_reentrant=False, preserve_rng_state=False),
+    "reentrant without PyTorch's generators": lambda fn, x: ways.checkpoint(
+        fn, x, use_reentrant=True, preserve_rng_state=False
+    ),
+    "to the end": lambda fn, x: ways.checkpoint(fn, x, use_reentrant=False, early_stop=False),
+    "selective": lambda fn, x: ways.checkpoint(fn, x, use_reentrant=False, context_fn=selected),
+    "function": lambda fn, x: ways.CheckpointFunction.apply(fn, True, x),
+    "sequential": lambda fn, x: ways.checkpoint_sequential([fn, torch.sin, fn], 2, x, use_reentrant=False),
+    "sequential, reentrant": lambda fn, x: ways.checkpoint_sequential([fn, torch.sin, fn], 2, x, use_reentrant=True),
+    "wrapper": lambda fn, x: wrappers.checkpoint_wrapper(fn)(x),
+    "wrapper, reentrant": lambda fn, x: wrappers.checkpoint_wrapper(fn, wrappers.CheckpointImpl.REENTRANT)(x),
+    "composable": composed,
+    "nested": lambda fn, x: ways.checkpoint(
+        lambda y: ways.checkpoint(fn, fn(y), use_reentrant=False), x, use_reentrant=True
+    ),
+    "nested, reentrant": lambda fn, x: ways.checkpoint(
+        lambda y: ways.checkpoint(fn, fn(y), use_reentrant=True), x, use_reentrant=True
+    ),
+    "platform": lambda fn, x: platform_named("torch").checkpoint(fn, x),
+    "platform, reentrant": lambda fn, x: platform_named("torch").checkpoint(fn, x, use_reentrant=True),
+}
+PLAIN = {
+    "sequential": lambda fn, x: fn(torch.sin(fn(x))),
+    "sequential, reentrant": lambda fn, x: fn(torch.sin(fn(x))),
+    "nested": lambda fn, x: fn(fn(x)),
+    "nested, reentrant": lambda fn, x: fn(fn(x)),
+}
+
+
+def gradients(way, place, mesh_shape):
+    """Value, gradient, and where the stream is after forward and after backward of two applications."""
+    mesh = init_device_mesh("cpu", mesh_shape)
+    draw = torch.Generator().manual_seed(1)
+    whole, seed = (torch.randn(7, 5, generator=draw, dtype=torch.float64) for _ in range(2))
+    places = [place] * len(mesh_shape)
+    x = distribute_tensor(whole, mesh, places).requires_grad_()
+    random.manual_seed(11)
+    y = way(Dropping(), x) + way(Dropping(), x * 2)
+    after = random.get_state()
+    y.backward(distribute_tensor(seed, mesh, places))
+    assert random.get_state() == after
+    return [y.full_tensor().detach().tolist(), x.grad.full_tensor().tolist(), after]
+
+
+@pytest.mark.parametrize(
+    "world, mesh_shape, place", [(2, (2,), Shard(0)), (3, (3,), Replicate()), (4, (2, 2), Shard(1))]
+)
+@pytest.mark.parametrize("name", WAYS)
+def test_gradients_are_those_without_recomputation(name, world, mesh_shape, place):
+    """By every way into PyTorch's checkpoint, dropout has its plain values, and its plain gradients up to rounding."""
+    plain = PLAIN.get(name, lambda fn, x: fn(x))
+    expected = simulate(gradients, world, "torch", (plain, place, mesh_shape))
+    found = simulate(gradients, world, "torch", (WAYS[name], place, mesh_shape))
+    for mine, other in zip(found, expected, strict=True):
+        assert (mine[0], mine[2]) == (other[0], other[2])
+        np.testing.assert_allclose(mine[1], other[1], rtol=1e-13, atol=1e-14)  # summed in another order
+    assert any(0.0 in row for row in expected[0][0])
+
+
+def test_backward_twice_draws_the_same_twice():
+    """A kept graph that is differentiated again is recomputed again, with the numbers of its forward."""
+
+    def rank():
+        mesh = init_device_mesh("cpu", (2,))
+        local = torch.linspace(1, 2, 32, requires_grad=True)
+        x = DTensor.from_local(local, mesh, [Shard(0)])
+        y = ways.checkpoint(Dropping(), x, use_reentrant=False)
+        F.dropout(x)  # the stream goes on
+        found = [torch.autograd.grad(y.sum(), x, retain_graph=True)[0].to_local() for _ in range(2)]
+        return torch.equal(*found)
+
+    assert simulate(rank, 2, "torch") == [True, True]
