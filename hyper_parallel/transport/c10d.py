@@ -203,8 +203,8 @@ class C10dTransport(Transport):
 
     def send(self, x: torch.Tensor, dst: int, tag: int = 0) -> None:
         """See :meth:`Transport.send`; an empty tensor needs no message, but on gloo, which see :func:`_label`."""
-        if self.backend == "gloo":
-            dist.send(torch.cat([_label(x), _bytes(x)]), dst, tag=tag)
+        if self.backend == "gloo" and dst != self.rank:
+            dist.send(_labelled(x), dst, tag=tag)
         elif x.numel():
             dist.send(_bytes(x), dst, tag=tag)
 
@@ -314,16 +314,17 @@ class C10dTransport(Transport):
         return Pending("broadcast", finish, result)
 
     def _send(self, x: torch.Tensor, dst: int, tag: int = 0) -> Pending:
-        labelled = self.backend == "gloo"
+        labelled = self.backend == "gloo" and dst != self.rank
         if not x.numel() and not labelled:
             return Pending("send", lambda: None)
-        carried = torch.cat([_label(x), _bytes(x)]) if labelled else _bytes(x).clone()
+        carried = _labelled(x) if labelled else _bytes(x).clone()
         work = _started(dist.isend(carried, dst, tag=tag))
         return Pending("send", lambda: work(carried))
 
     def _recv(self, like: torch.Tensor, src: int, tag: int = 0) -> Pending:
         size = like.numel() * like.element_size()
-        wanted = _label(like) if self.backend == "gloo" else torch.empty(0, dtype=torch.uint8)
+        labelled = self.backend == "gloo" and src != self.rank
+        wanted = _label(like) if labelled else torch.empty(0, dtype=torch.uint8)
         carried = torch.empty(len(wanted) + size, dtype=torch.uint8, device=like.device)
         if not len(carried):
             return Pending("recv", lambda: torch.empty_like(like, memory_format=torch.contiguous_format))
@@ -592,6 +593,11 @@ def _label(x: torch.Tensor) -> torch.Tensor:
     if len(text) > _LABEL:
         text = text[: _LABEL - 8] + zlib.crc32(text).to_bytes(4, "big").hex().encode()
     return torch.frombuffer(bytearray(text.ljust(_LABEL)), dtype=torch.uint8)
+
+
+def _labelled(x: torch.Tensor) -> torch.Tensor:
+    """The label and the bytes."""
+    return torch.cat([_label(x), _bytes(x)]) if x.numel() else _label(x)
 
 
 def _check_label(found: torch.Tensor, wanted: torch.Tensor, src: int) -> None:
