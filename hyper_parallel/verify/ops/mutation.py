@@ -34,7 +34,7 @@ if TYPE_CHECKING:
 __all__ = ["Score", "Verdict", "judged"]
 
 NOTICING = replace(QUICK, public=False, reproducers=False)
-FULL = Effort(choices=6, public=False, reproducers=False, missing=0, seconds=20.0)
+FULL = Effort(choices=6, public=False, reproducers=False, missing=0, seconds=60.0)
 
 
 @dataclass(frozen=True)
@@ -46,8 +46,8 @@ class Verdict:
         platform: the framework.
         kind: what slipped.
         change: where.
-        outcome: ``killed``, ``equivalent``, ``survived``, ``none`` where the operator has no further mutant, or
-            ``broken`` where the rule itself does not hold.
+        outcome: ``killed``, ``equivalent``, ``true`` (what it claims holds in the full mode), ``survived``, ``none``
+            where the operator has no further mutant, or ``broken`` where the rule itself does not hold.
         detail: what noticed it, why it is equivalent, or what the full mode says.
         generated: number of mutants of the operator.
     """
@@ -76,8 +76,9 @@ class Verdict:
 
     @classmethod
     def lost(cls, op: str, platform: str, died: str) -> Verdict:
-        """The process that ran it died, or was not done in time: nobody overlooks that."""
-        return cls(op, platform, "death of the process", "", "killed", died)
+        """The process that ran it died, which nobody overlooks; one that was not done in time noticed nothing."""
+        outcome = "survived" if died.startswith("did not finish") else "killed"
+        return cls(op, platform, "death of the process", died.partition("\n")[0], outcome, "not finished")
 
 
 def judged(platform: str, op: str, seed: int) -> Verdict:
@@ -212,8 +213,11 @@ class _Hunt:
             return replace(found, outcome="killed", detail=noticed)
         if self._claims_nothing_new(mutant):
             return replace(found, outcome="equivalent", detail="all that it claims the rule claims too")
-        noticed = _Trial(self, mutant, FULL).noticed()
-        return replace(found, outcome="survived", detail="killed" if noticed else "held")
+        trial = _Trial(self, mutant, FULL)
+        if trial.noticed():
+            return replace(found, outcome="survived", detail="killed")
+        said = f"the full mode checked {trial.report.checks} claims, and all hold"
+        return replace(found, outcome="true", detail=said)
 
     # -- equivalence -------------------------------------------------------------------------------------------------
 
@@ -295,7 +299,13 @@ class Score:
 
     @property
     def score(self) -> float:
-        """Killed of those that are not equivalent."""
+        """Killed of those that claim what is false."""
+        counts = Counter(one.outcome for one in self.verdicts)
+        return counts["killed"] / max(len(self.verdicts) - counts["equivalent"] - counts["true"], 1)
+
+    @property
+    def strict(self) -> float:
+        """Killed of those that are not equivalent, whether or not what they claim is true."""
         counts = Counter(one.outcome for one in self.verdicts)
         return counts["killed"] / max(len(self.verdicts) - counts["equivalent"], 1)
 
@@ -318,6 +328,7 @@ class Score:
             ]
             for name, outcome, key in (
                 ("survivors", "survived", "full"),
+                ("true_claims", "true", "reason"),
                 ("equivalents", "equivalent", "reason"),
                 ("broken", "broken", "reason"),
             )
@@ -329,6 +340,7 @@ class Score:
             "generated": sum(self.generated.values()),
             **_counts(self.verdicts),
             "score": round(self.score, 5),
+            "strict": round(self.strict, 5),
             "seconds": round(self.seconds, 3),
             **({"interrupted": self.interrupted} if self.interrupted else {}),
             "kinds": _grouped(self.verdicts, "kind"),
@@ -346,8 +358,9 @@ class Score:
         lines.extend(f"broken      {one['op']}: the rule itself: {one['reason']}" for one in data["broken"])
         lines.append(
             f"{self.platform}: {data['mutants']} mutants of {data['generated']} (seed {self.seed}): "
-            f"{data['killed']} killed, {data['survived']} survived, {data['equivalent']} equivalent; "
-            f"score {100 * self.score:.2f} %; {self.seconds:.0f} s"
+            f"{data['killed']} killed, {data['survived']} survived, {data['equivalent']} equivalent, "
+            f"{data['true']} true; score {100 * self.score:.2f} % ({100 * self.strict:.2f} % with true ones counted as "
+            f"missed); {self.seconds:.0f} s"
         )
         if self.interrupted:
             lines.append(self.interrupted)
@@ -356,7 +369,7 @@ class Score:
 
 def _counts(verdicts: Sequence[Verdict]) -> dict[str, int]:
     counts = Counter(one.outcome for one in verdicts)
-    return {"mutants": len(verdicts), **{name: counts[name] for name in ("killed", "equivalent", "survived")}}
+    return {"mutants": len(verdicts), **{name: counts[name] for name in ("killed", "equivalent", "true", "survived")}}
 
 
 def _grouped(verdicts: Sequence[Verdict], by: str) -> dict[str, dict[str, int]]:

@@ -17,8 +17,8 @@ from typing import Any
 
 __all__ = ["TARGETS", "Audited", "audit", "summary"]
 
-TARGETS = {"torch-dtensor": ("torch", "hyper_parallel.platform.torch.audit")}
-"""Targets: the framework that each needs, and the module that is one rank."""
+TARGETS = {"torch-dtensor": ("torch", "hyper_parallel.platform.torch.peer")}
+"""Targets: the framework that each needs, and the module that has them."""
 
 _WORLD = 2
 _SECONDS = 90.0
@@ -86,7 +86,7 @@ def _lines(target: str, ops: Sequence[str], store: Path) -> Iterator[dict[str, A
     environment = {"OMP_NUM_THREADS": "1", **os.environ, "PYTHONPATH": os.pathsep.join(one for one in sys.path if one)}
     ranks = [
         subprocess.Popen(  # noqa: S603 - this interpreter, this package
-            [sys.executable, "-m", module, str(rank), str(store), *ops],
+            [sys.executable, "-m", "hyper_parallel.verify.ops.audit", module, str(rank), str(store), *ops],
             stdout=subprocess.PIPE if rank == 0 else subprocess.DEVNULL, stderr=subprocess.DEVNULL, env=environment,
         )
         for rank in range(_WORLD)

@@ -58,16 +58,16 @@ def test_what_is_noticed_and_what_is_none(monkeypatch):
     found = verdicts(hunt(claiming(Row((S0,), (S0,))), monkeypatch))
     by = {(one.kind, one.change): one for one in found}
     outcomes = {one.outcome for one in found}
-    assert outcomes == {"killed", "equivalent", "survived"}
+    assert outcomes == {"killed", "equivalent", "true"}
     assert by["taken for linear", "Partial(sum) -> Partial(sum) is claimed"].outcome == "killed"
     none = by["gradient not reduced", "of operand 0"]
     assert (none.outcome, none.detail) == ("equivalent", "all that it claims the rule claims too")
-    # True, and not claimed by this rule: nothing tells it from a rule that is right, so it counts as survived.
-    true = [one for one in found if one.outcome == "survived"]
+    # Not claimed by this rule: nothing tells it from a rule that is right.
+    true = [one for one in found if one.outcome == "true"]
     assert {one.change for one in true} == {
         "Partial(max) -> Partial(max) is claimed", "Shard(1) -> Shard(1) is claimed",
     }  # fmt: skip
-    assert {one.detail for one in true} == {"held"}
+    assert all(one.detail.endswith("claims, and all hold") for one in true)
 
 
 @pytest.mark.platforms("torch")
@@ -102,20 +102,24 @@ def test_a_mutant_by_its_number(platform_name):
 def test_the_score():
     """Equivalents do not count; a mutant that killed its process does; too few, or too few killed, is red."""
     score = Score("torch", 3, 0)
-    for number, outcome in enumerate(["killed", "equivalent", "survived", "none"]):
+    for number, outcome in enumerate(["killed", "equivalent", "survived", "none", "true"]):
         score.add(Verdict(f"f#{number}", "torch", "k", "c", outcome, "d", 9))
-    assert score.score == 0.5
+    assert score.score == 1 / 2
+    assert score.strict == 1 / 3
     score.add(Verdict.lost("g#0", "torch", "killed by SIGSEGV"))
     data = score.json()
-    assert {name: data[name] for name in ("mutants", "killed", "equivalent", "survived", "generated")} == {
-        "mutants": 4, "killed": 2, "equivalent": 1, "survived": 1, "generated": 9,
+    assert {name: data[name] for name in ("mutants", "killed", "equivalent", "true", "survived", "generated")} == {
+        "mutants": 5, "killed": 2, "equivalent": 1, "true": 1, "survived": 1, "generated": 9,
     }  # fmt: skip
     assert data["survivors"] == [{"op": "f", "kind": "k", "change": "c", "full": "d"}]
-    assert data["operators"]["f"] == {"mutants": 3, "killed": 1, "equivalent": 1, "survived": 1}
+    assert data["operators"]["f"] == {
+        "mutants": 4, "killed": 1, "equivalent": 1, "true": 1, "survived": 1,
+    }  # fmt: skip
     assert score.ok(0.6)
     assert not score.ok(0.7)
-    score.wanted = 5
+    score.wanted = 6
     assert not score.ok(0.6)
+    assert Verdict.lost("g#1", "torch", "did not finish within 120 s\nstack").outcome == "survived"
 
 
 def test_the_command(platform_name, tmp_path, capsys):
@@ -125,7 +129,7 @@ def test_the_command(platform_name, tmp_path, capsys):
     assert main(["verify", "mutants", *asked, "--wanted", "6"]) == 0
     data = json.loads(path.read_text())
     assert (data["mutants"], data["killed"], data["survivors"]) == (6, 6, [])
-    assert "6 killed, 0 survived, 0 equivalent; score 100.00 %" in capsys.readouterr().out
+    assert "6 killed, 0 survived, 0 equivalent, 0 true; score 100.00 %" in capsys.readouterr().out
     assert main(["verify", "mutants", *asked, "--wanted", "7"]) == 1
     assert main(["verify", "mutants", "--each", "0"]) == 2
     assert "--each 0: at least 1" in capsys.readouterr().err

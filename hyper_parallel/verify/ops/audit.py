@@ -1,25 +1,21 @@
-"""The sweep's samples on PyTorch's own DTensor: what it gets wrong, on two real processes.
+"""The sweep's samples on somebody else's distributed tensors: what they get wrong, on two real processes.
 
-``python -m hyper_parallel.platform.torch.audit RANK STORE add relu`` is one rank; rank 0 prints a line of JSON when it
-begins an operator, and one when it is done with it.
+``python -m hyper_parallel.verify.ops.audit MODULE RANK STORE add relu`` is one rank; rank 0 prints a line of JSON when
+it begins an operator, and one when it is done with it. MODULE has a class ``Peer``: the distributed tensors to audit.
 """
 
 from __future__ import annotations
 
+import importlib
 import itertools
 import json
 import sys
 import warnings
 from collections import Counter
 from collections.abc import Iterator, Sequence
-from datetime import timedelta
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
-import torch
-from torch import distributed
-from torch.distributed import tensor as peer
-from torch.distributed.device_mesh import init_device_mesh
 
 from hyper_parallel.core.dtensor.layout import Layout
 from hyper_parallel.core.dtensor.placements import Partial, Placement, Replicate, Shard
@@ -48,20 +44,17 @@ _REFUSALS = ("strategy", "not supported", "not implemented", "unsupported", "DTe
 Places = tuple[Placement, ...]
 
 
-def main(rank: int, store: str, ops: Sequence[str]) -> None:
+def main(module: str, rank: int, store: str, ops: Sequence[str]) -> None:
     """Check ``ops`` as one of the ranks."""
     warnings.simplefilter("ignore")
-    distributed.init_process_group(
-        "gloo", init_method=f"file://{store}", rank=rank, world_size=WORLD, timeout=timedelta(seconds=_SECONDS)
-    )
+    peer = importlib.import_module(module).Peer(rank, WORLD, store, _SECONDS)
     rules.load()
-    mesh = init_device_mesh("cpu", (WORLD,))
     for op in ops:
         _say(rank, {"begin": op})
         with use_platform("torch"):
-            found, shown = _Audit(op, mesh, rank).run()
+            found, shown = _Audit(op, peer, rank).run()
         _say(rank, {"op": op, "counts": found, "shown": shown})
-    distributed.destroy_process_group()
+    peer.close()
 
 
 def _say(rank: int, line: dict[str, Any]) -> None:
@@ -75,12 +68,12 @@ class _Audit:
 
     Args:
         op: canonical name; it has a rule.
-        mesh: PyTorch's.
+        peer: the distributed tensors.
         rank: of this process.
     """
 
-    def __init__(self, op: str, mesh: Any, rank: int) -> None:
-        self.op, self.mesh, self.rank = op, mesh, rank
+    def __init__(self, op: str, peer: Any, rank: int) -> None:
+        self.op, self.peer, self.rank = op, peer, rank
         self.rule = find_rule(op)
         self.sweep = Sweep(OperatorReport(op, "torch"), "torch", op, self.rule, samples_of(op), QUICK)
 
@@ -103,9 +96,7 @@ class _Audit:
 
     def _agreed(self, outcome: str, text: str) -> tuple[str, str]:
         """The worst that any rank saw."""
-        seen: list[Any] = [None] * WORLD
-        distributed.all_gather_object(seen, (outcome, text))
-        worst: tuple[str, str] = min(seen, key=lambda one: _ORDER.index(one[0]))
+        worst: tuple[str, str] = min(self.peer.gathered((outcome, text)), key=lambda one: _ORDER.index(one[0]))
         return worst
 
     def _check(self, case: Any, sample: Sample, places: Places) -> tuple[str, str]:
@@ -119,11 +110,11 @@ class _Audit:
     def _compare(self, case: Any, sample: Sample, places: Places) -> tuple[str, str]:
         reference, filled = case.reference, case.filled
         leaves = [
-            self._distributed(array, place, index, case).requires_grad_(want)
-            for index, (array, place, want) in enumerate(zip(filled.arrays, places, filled.wanted, strict=True))
+            self._distributed(index, place, case, differentiated=want)
+            for index, (place, want) in enumerate(zip(places, filled.wanted, strict=True))
         ]
         outs = as_list(Caller(self.sweep.platform, reference.problem, sample)(leaves, None))
-        if not all(isinstance(one, peer.DTensor) for one in outs):
+        if not all(self.peer.is_wrapped(one) for one in outs):
             return "plain", "a result is a plain tensor"
         for index, (out, wanted) in enumerate(zip(outs, reference.outputs, strict=True)):
             problem = "" if sample.unset else self._differs(out, wanted, reference)
@@ -132,20 +123,17 @@ class _Audit:
         return self._gradients(leaves, outs, case)
 
     def _gradients(self, leaves: Sequence[Any], outs: Sequence[Any], case: Any) -> tuple[str, str]:
-        seeded = [
-            (out, peer.DTensor.from_local(torch.from_numpy(np.array(seed)), self.mesh, [peer.Replicate()]))
-            for out, seed in zip(outs, case.reference.seeds, strict=True)
-            if seed is not None and out.requires_grad
+        seeds = [
+            None if seed is None else self.peer.wrap(np.array(seed), Replicate(), seed.shape)
+            for seed in case.reference.seeds
         ]
-        if not seeded:
-            return "ok", ""
-        torch.autograd.backward([out for out, _ in seeded], [seed for _, seed in seeded])
+        self.peer.backward(outs, seeds)
         for index, (leaf, wanted) in enumerate(zip(leaves, case.reference.grads, strict=True)):
-            if not leaf.requires_grad:
+            if not leaf.requires_grad or not any(out.requires_grad for out in outs):
                 continue
             if leaf.grad is None:
                 problem = "is none" if wanted.any() else ""
-            elif not isinstance(leaf.grad, peer.DTensor):
+            elif not self.peer.is_wrapped(leaf.grad):
                 return "plain", f"gradient of operand {index} is a plain tensor"
             else:
                 problem = self._differs(leaf.grad, wanted, case.reference)
@@ -153,25 +141,15 @@ class _Audit:
                 return "wrong", f"gradient of operand {index} {problem}"
         return "ok", ""
 
-    def _distributed(self, array: Any, place: Placement, index: int, case: Any) -> Any:
+    def _distributed(self, index: int, place: Placement, case: Any, *, differentiated: bool) -> Any:
+        array = case.filled.arrays[index]
         layout = Layout.place(mesh_of((WORLD,)), [place], array.shape)
         rng = np.random.default_rng([case.seed, index])
         piece = held(array, layout, rng, integral=case.filled.integral)[self.rank]
-        shape, stride = torch.Size(array.shape), torch.empty(array.shape).stride()
-        return peer.DTensor.from_local(
-            torch.from_numpy(piece), self.mesh, [_theirs(place)], run_check=False, shape=shape, stride=stride
-        )
+        return self.peer.wrap(piece, place, array.shape, differentiated=differentiated)
 
-    @staticmethod
-    def _differs(found: Any, wanted: Any, reference: Any) -> str:
-        whole = found.detach().full_tensor().resolve_conj().resolve_neg().contiguous().numpy()
-        return difference(whole, wanted, exact=reference.exact, eps=reference.eps) or ""
-
-
-def _theirs(place: Placement) -> Any:
-    if isinstance(place, Shard):
-        return peer.Shard(place.dim)
-    return peer.Partial("sum") if isinstance(place, Partial) else peer.Replicate()
+    def _differs(self, found: Any, wanted: Any, reference: Any) -> str:
+        return difference(self.peer.whole(found), wanted, exact=reference.exact, eps=reference.eps) or ""
 
 
 def _tuples(arrays: Sequence[Any], seed: int) -> Iterator[Places]:
@@ -190,4 +168,4 @@ def _tuples(arrays: Sequence[Any], seed: int) -> Iterator[Places]:
 
 
 if __name__ == "__main__":
-    main(int(sys.argv[1]), sys.argv[2], sys.argv[3:])
+    main(sys.argv[1], int(sys.argv[2]), sys.argv[3], sys.argv[4:])
