@@ -125,7 +125,8 @@ def _derived(seed: int, name: str) -> int:
 def manual_seed(seed: int, mesh: DeviceMesh | None = None) -> None:
     """Start the stream of every DTensor over from ``seed``; call it on all ranks with the same number.
 
-    All threads of the rank draw from it; see the module's text. Inside ``named`` it starts that stream alone.
+    All threads of the rank draw from it; see the module's text. Inside ``named`` it starts that stream alone. The
+    frameworks' own seeds (``torch.manual_seed``, ``mindspore.set_seed``) do not move it: ranks may seed those apart.
 
     Args:
         seed: any int; its low 64 bits count.
@@ -226,8 +227,8 @@ def next_call() -> tuple[int, int]:
 _RERUN = (
     "backward runs a forward again that draws random numbers of DTensors: what recomputes it does not know their "
     "stream, so they would differ from the first ones, and the gradients be wrong; recompute by "
-    "torch.utils.checkpoint.checkpoint, or take state = hyper_parallel.core.dtensor.random.get_state() before the first run and run again "
-    "`with hyper_parallel.core.dtensor.random.replaying(state):`"
+    "torch.utils.checkpoint.checkpoint, or take state = hyper_parallel.core.dtensor.random.get_state() before the first "
+    "run and run again `with hyper_parallel.core.dtensor.random.replaying(state):`"
 )
 
 
