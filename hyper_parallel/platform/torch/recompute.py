@@ -1,7 +1,8 @@
 """PyTorch's own ways to recompute, which return to the state of its generators and know none of the DTensors'.
 
 Whatever recomputes without reentrant backward makes a ``_CheckpointFrame``, before forward runs; whatever does it
-with, applies ``CheckpointFunction``. Both are replaced in place, so it does not matter who imported what before.
+with, applies ``CheckpointFunction``. Both are replaced in place, so it does not matter who imported what before. Where
+others recompute, drawing anew is refused.
 """
 
 from __future__ import annotations
@@ -10,6 +11,7 @@ from collections.abc import Callable
 from functools import wraps
 from typing import Any
 
+import torch
 from torch.utils import checkpoint
 
 from hyper_parallel.core.dtensor import random
@@ -29,6 +31,12 @@ def install() -> None:
     function: Any = checkpoint.CheckpointFunction
     function.forward = staticmethod(_replaying(function.forward))
     setattr(function, _DONE, True)
+    random.refuse_while(_reruns)
+
+
+def _reruns() -> bool:
+    """True where backward records operations: a forward runs again, by some other way than the two."""
+    return torch._C._current_graph_task_id() >= 0 and torch.is_grad_enabled()  # noqa: SLF001 - no public spelling
 
 
 def _rerunning(plain: Callable[..., None]) -> Callable[..., None]:

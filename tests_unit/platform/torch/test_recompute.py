@@ -15,6 +15,7 @@ from hyper_parallel.core.dtensor.dtensor import DTensor
 from hyper_parallel.core.dtensor.mesh import init_device_mesh
 from hyper_parallel.core.dtensor.module import distribute_tensor
 from hyper_parallel.core.dtensor.placements import Replicate, Shard
+from hyper_parallel.errors import UnsupportedOperatorError
 from hyper_parallel.platform.select import platform_named
 from hyper_parallel.verify.simulate import simulate
 
@@ -114,3 +115,48 @@ def test_backward_twice_draws_the_same_twice():
         return torch.equal(*found)
 
     assert simulate(rank, 2, "torch") == [True, True]
+
+
+class Foreign(torch.autograd.Function):
+    """Recomputation as others write it."""
+
+    @staticmethod
+    def forward(ctx, fn, x, state):
+        """Run without a graph."""
+        ctx.fn, ctx.state = fn, state
+        ctx.save_for_backward(x)
+        with torch.no_grad():
+            return fn(x)
+
+    @staticmethod
+    def backward(ctx, grad):
+        """Run again, with one."""
+        (x,) = ctx.saved_tensors
+        x = x.detach().requires_grad_()
+        with torch.enable_grad(), random.preserved() if ctx.state is None else random.replaying(ctx.state):
+            y = ctx.fn(x)
+        y.backward(grad)
+        return None, x.grad, None
+
+
+def test_recomputation_by_others_is_refused_unless_it_replays():
+    """A recomputation that does not know the stream raises where it would draw anew; one that replays is right."""
+
+    def rank():
+        mesh = init_device_mesh("cpu", (2,))
+        local = torch.linspace(1, 2, 32, requires_grad=True)
+        x = DTensor.from_local(local, mesh, [Shard(0)])
+        with pytest.raises(UnsupportedOperatorError) as raised:
+            Foreign.apply(lambda t: F.dropout(t, 0.5), x, None).sum().backward()
+        y = Foreign.apply(lambda t: F.dropout(t, 0.5), x, random.get_state())
+        y.sum().backward()
+        return str(raised.value), torch.equal(local.grad * local.detach(), y.to_local())
+
+    for message, right in simulate(rank, 2, "torch"):
+        assert right
+        assert message == (
+            "backward runs a forward again that draws random numbers of DTensors: what recomputes it does not know "
+            "their stream, so they would differ from the first ones, and the gradients be wrong; recompute by "
+            "torch.utils.checkpoint.checkpoint, or take state = hyper_parallel.core.dtensor.random.get_state() "
+            "before the first run and run again `with hyper_parallel.core.dtensor.random.replaying(state):`"
+        )
