@@ -60,7 +60,7 @@ class Effort:
         public: run every row on DTensors.
         public_meshes: on these meshes; None for all.
         moved: how many further placements per sample and mesh go through implicit redistribution.
-        seconds: after which no further choice of sizes is begun.
+        seconds: of processor time after which no further choice of sizes is begun.
         reproducers: write programs that show what is wrong.
         missing: number of samples on which to look for placements that are true and not claimed.
     """
@@ -73,7 +73,7 @@ class Effort:
     public: bool = True
     public_meshes: tuple[tuple[int, ...], ...] | None = None
     moved: int = 1
-    seconds: float = 60.0
+    seconds: float = 30.0
     reproducers: bool = True
     missing: int = 2
 
@@ -150,7 +150,7 @@ class Sweep:
         self.looked: dict[str, set[Any]] = {}
         self.patience = [_PATIENCE]
         self.shown: set[Any] = set()
-        self.until = time.monotonic() + effort.seconds
+        self.until = time.process_time() + effort.seconds
 
     def run(self) -> None:
         """All samples; then what was claimed and never reached."""
@@ -173,7 +173,7 @@ class Sweep:
             if not samples:
                 return
             for one in list(samples):
-                if turn and time.monotonic() > self.until:
+                if turn and time.process_time() > self.until:
                     return
                 if next(one, self) is self:
                     samples.remove(one)
