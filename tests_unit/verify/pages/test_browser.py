@@ -5,6 +5,8 @@ from functools import cache
 import pytest
 
 from hyper_parallel.core.dtensor.placements import Partial, Shard
+from hyper_parallel.verify.contract import matrix
+from hyper_parallel.verify.contract.outcome import Outcome
 from hyper_parallel.verify.pages import layout_svg, page
 from hyper_parallel.verify.pages.model_page import model_page
 from hyper_parallel.verify.pages.mutation_page import mutation_page
@@ -12,7 +14,7 @@ from hyper_parallel.verify.pages.operators_page import operators_page
 
 pytestmark = [pytest.mark.slow]
 
-NAMES = ("model", "diverged", "ended", "operators", "mutation", "pictures")
+NAMES = ("model", "diverged", "ended", "operators", "mutation", "contract", "pictures")
 
 OVERFLOW = """
 const wide = [...document.querySelectorAll("main *")].filter(
@@ -63,6 +65,13 @@ const set = (control, value) => {
 """
 
 
+def _outcome(platform):
+    """A run of the contract's checks: a gap with a long reason, a failure, and members that did not run."""
+    members = {"get_rank": "served", "checkpoint": f"gap: {'why ' * 40}", "swap_wrapper": "failed: rank 1: x < y"}
+    gap = {"member": "checkpoint", "reason": "<none>", "substitute": "nothing", "devices": ["cpu", "npu"]}
+    return Outcome(platform, "cpu", "simulated", 2, members, [gap], "2026-01-02T03:04:05+00:00")
+
+
 @pytest.fixture(scope="module")
 def pages(samples):
     """Every kind of page, by name."""
@@ -74,6 +83,7 @@ def pages(samples):
         "ended": model_page([samples.run(error="rank 0 failed\n" + "x" * 300)]),
         "operators": operators_page([samples.sweep("torch"), samples.sweep("mindspore")]),
         "mutation": mutation_page(samples.mutation()),
+        "contract": matrix.page([_outcome("torch"), _outcome("mindspore")], []),
         "pictures": page("pictures", f"<figure>{layout_svg(layout)}</figure>"),
     }
 
