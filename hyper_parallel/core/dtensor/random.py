@@ -227,8 +227,8 @@ def next_call() -> tuple[int, int]:
 _RERUN = (
     "backward runs a forward again that draws random numbers of DTensors: what recomputes it does not know their "
     "stream, so they would differ from the first ones, and the gradients be wrong; recompute by "
-    "torch.utils.checkpoint.checkpoint, or take state = hyper_parallel.core.dtensor.random.get_state() before the first "
-    "run and run again `with hyper_parallel.core.dtensor.random.replaying(state):`"
+    "torch.utils.checkpoint.checkpoint, or take state = hyper_parallel.core.dtensor.random.get_state() before the "
+    "first run and run again `with hyper_parallel.core.dtensor.random.replaying(state):`"
 )
 
 
