@@ -7,7 +7,7 @@ from typing import Any
 
 import numpy as np
 
-__all__ = ["Bound", "Check", "Comparison", "difference", "magnitude"]
+__all__ = ["Bound", "Check", "Comparison", "difference", "magnitude", "noise_floor"]
 
 NOISE_SHARE = 1e-3
 """A tensor that cancels to almost nothing is measured against this share of the largest value of its kind."""
@@ -94,14 +94,14 @@ class Comparison:
         self.skipped: list[str] = []
 
     def compare(
-        self, kind: str, module: str, name: str, step: int, found: Any, wanted: Any, largest: float = 0.0
+        self, kind: str, module: str, name: str, step: int, found: Any, wanted: Any, floor: float = 0.0
     ) -> None:
-        """Compare two NumPy arrays; ``largest`` is the largest magnitude among all tensors of this kind."""
+        """Compare two NumPy arrays; their magnitude counts as at least ``floor``."""
         bound = self.bound.at(step)
         why = ""
         if kind == "buffer":  # a mask of -inf is no accident; an infinite loss or weight is
             found, wanted, why = _finite_part(np.asarray(found), np.asarray(wanted))
-        error, why = (float("inf"), why) if why else difference(found, wanted, bound, largest * NOISE_SHARE)
+        error, why = (float("inf"), why) if why else difference(found, wanted, bound, floor)
         self.checks.append(Check(kind, module, name, step, self.rank, int(np.size(wanted)), error, bound, why))
 
     def missing(self, kind: str, module: str, name: str, step: int, why: str) -> None:
@@ -120,6 +120,17 @@ def magnitude(array: Any) -> float:
     if array.dtype.kind in "fc":
         array = array[np.isfinite(array)]
     return float(np.abs(array).max()) if array.size else 0.0
+
+
+def noise_floor(largest: float, summands: float = 0.0) -> float:
+    """The least magnitude that a tensor is measured against.
+
+    Args:
+        largest: the largest magnitude among all tensors of its kind.
+        summands: the largest magnitude that was added up in it, where that is known: rounding a sum costs by the
+            size of what is summed, however much of it cancels.
+    """
+    return max(largest * NOISE_SHARE, summands)
 
 
 def _finite_part(found: Any, wanted: Any) -> tuple[Any, Any, str]:

@@ -18,7 +18,7 @@ import numpy as np
 
 from hyper_parallel.core.dtensor.dtensor import DTensor
 from hyper_parallel.platform.contract.training import ADAMW_EPSILON, StepResult
-from hyper_parallel.verify.compare import NOISE_SHARE, Bound, magnitude
+from hyper_parallel.verify.compare import Bound, magnitude, noise_floor
 
 if TYPE_CHECKING:
     from hyper_parallel.platform.contract.platform import Platform
@@ -35,6 +35,7 @@ class Settlement:
         step: number of the step, from 0.
         learning_rate: of AdamW.
         gradients: the single device's, by path.
+        summands: largest magnitude that was summed in a bias's gradient, by path.
         weights: the single device's after the step, by path.
         settled: number of this rank's elements that were taken from the single device.
         total: number of this rank's elements.
@@ -44,6 +45,7 @@ class Settlement:
     step: int
     learning_rate: float
     gradients: Mapping[str, Any]
+    summands: Mapping[str, float]
     weights: Mapping[str, Any]
     settled: int = 0
     total: int = 0
@@ -59,9 +61,10 @@ class Settlement:
             box = tuple(slice(*one) for one in given.layout.local_box()) if isinstance(given, DTensor) else ()
             if local is None or tuple(local.shape) != wanted[box].shape:
                 continue  # the comparison says so
-            error = self.bound.at(self.step) * max(magnitude(wanted), NOISE_SHARE * largest[0])
+            floor = noise_floor(largest[0], self.summands.get(path, 0.0))
+            error = self.bound.at(self.step) * max(magnitude(wanted), floor)
             # A weight's allowance grows by the same share each step: that share is this step's.
-            allowed = self.bound.at(0) * max(magnitude(self.weights[path]), NOISE_SHARE * largest[1])
+            allowed = self.bound.at(0) * max(magnitude(self.weights[path]), noise_floor(largest[1]))
             own = platform.tensor_to_numpy(local)
             where = undetermined(own, wanted[box], error, allowed / self.learning_rate)
             self.settled, self.total = self.settled + int(where.sum()), self.total + where.size

@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import contextlib
 import hashlib
-from collections.abc import Callable
+import math
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
+from types import MappingProxyType
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -16,7 +18,8 @@ from hyper_parallel.core.dtensor.placements import Replicate
 from hyper_parallel.platform.contract.training import first_paths
 from hyper_parallel.platform.select import current_platform
 from hyper_parallel.verify.case import InputError, ModelCase, ParallelPlan, as_case, as_plan
-from hyper_parallel.verify.compare import Bound, Check, Comparison, magnitude
+from hyper_parallel.verify.compare import Bound, Check, Comparison, magnitude, noise_floor
+from hyper_parallel.verify.cotangents import Cotangents
 from hyper_parallel.verify.observe import Observer, gather, whole
 from hyper_parallel.verify.placed import Placed, placed
 from hyper_parallel.verify.settle import Settlement
@@ -28,6 +31,12 @@ if TYPE_CHECKING:
     from hyper_parallel.verify.faults import Fault
 
 __all__ = ["RankResult", "run_rank"]
+
+_NO_GRADIENT = (
+    "SPEC: the first step gives no parameter a gradient other than zero, so nothing would be verified; the loss must "
+    "depend on the model's output, without detach() or no_grad() on the way"
+)
+_NOTHING: Mapping[str, float] = MappingProxyType({})
 
 
 @dataclass
@@ -82,6 +91,7 @@ class _Truth:
         outputs: of every module in forward order: its path, the output's name, the value.
         loss: the scalar.
         gradients: by path; None where the loss does not depend on the parameter.
+        summands: largest magnitude that was summed in a bias's gradient, by path.
         weights: by path, after the step; those that are not trained too.
         buffers: by path, after the step.
     """
@@ -89,6 +99,7 @@ class _Truth:
     outputs: list[tuple[str, str, Any]]
     loss: Any
     gradients: dict[str, Any]
+    summands: dict[str, float]
     weights: dict[str, Any]
     buffers: dict[str, Any]
 
@@ -104,6 +115,7 @@ class _Reference:
         self._platform = platform
         self._run = _Run(platform, case, case.build()) if platform.transport().rank == 0 else None
         self._random = None if self._run is None else platform.watch_random(self._run.model)
+        self._cotangents = None if self._run is None else Cotangents(platform, self._run.model)
         self.state: dict[str, Any] = self._tell(lambda run: {**self._weights(run), **self._buffers(run)})
 
     def step(self, number: int) -> _Truth:
@@ -118,6 +130,9 @@ class _Reference:
         return transport.all_gather_object(own, tuple(range(transport.world_size)))[0]
 
     def _truth(self, run: _Run, number: int) -> _Truth:
+        _must_train(self._platform, run.model)
+        cotangents: Cotangents = self._cotangents  # type: ignore[assignment] # made with the run
+        cotangents.clear()
         result, array = run.step(number), self._array
         random = None if self._random is None else self._random()
         if random is not None:
@@ -126,10 +141,13 @@ class _Reference:
                 "set its dropout to 0, or put it into evaluation mode"
             )
             raise InputError(msg)
+        if number == 0 and not any(one is not None and magnitude(array(one)) for one in result.gradients.values()):
+            raise InputError(_NO_GRADIENT)
         return _Truth(
             [(seen.module, name, array(seen.value)) for name, seen in run.outer.seen.items()],
             array(result.loss),
             {path: None if one is None else array(one) for path, one in result.gradients.items()},
+            dict(cotangents.largest),
             self._weights(run),
             self._buffers(run),
         )
@@ -176,7 +194,23 @@ class _Run:
     def _loss(self, batch: tuple[Any, ...]) -> Any:
         output = self.model(*self.case.model_inputs(batch))
         with module_scope("(loss)"):
-            return self.case.loss(output, batch)
+            loss = self.case.loss(output, batch)
+        self._check_loss(loss)
+        return loss
+
+    def _check_loss(self, loss: Any) -> None:
+        """Raise an InputError where nothing can be trained by ``loss``."""
+        if not self.platform.is_tensor(loss):
+            msg = f"SPEC: loss(output, batch) returned {type(loss).__name__}; it must return a tensor of one number"
+            raise InputError(msg)
+        if math.prod(loss.shape) != 1:
+            msg = (
+                f"SPEC: loss(output, batch) returned a tensor {list(loss.shape)}; only one number can be trained on: "
+                "add .mean() or .sum()"
+            )
+            raise InputError(msg)
+        if not self.platform.needs_grad(loss):
+            raise InputError(_NO_GRADIENT)
 
     def _tensors(self, batch: tuple[Any, ...]) -> tuple[Any, ...]:
         return tuple(
@@ -217,6 +251,9 @@ class _Parallel(_Run):
             stack.enter_context(self.plan.context())
         return stack
 
+    def _check_loss(self, loss: Any) -> None:
+        """Nothing: the single-device run has come first."""
+
     def _settled(self, result: StepResult) -> StepResult:
         return result if self.settlement is None else self.settlement(self.platform, result)
 
@@ -247,6 +284,18 @@ def _same_on_every_rank(platform: Platform, case: ModelCase, step: int) -> None:
                 "draw batches from a generator with a fixed seed, such as numpy.random.default_rng(0)"
             )
             raise InputError(msg)
+
+
+def _must_train(platform: Platform, model: Any) -> None:
+    """Raise an InputError where no parameter requires grad."""
+    held = platform.trainable(model)
+    if not any(platform.is_floating(one) for one in held.values()):
+        every = len(first_paths(platform.parameters_dict(model)))
+        msg = (
+            f"SPEC: none of the model's {every} parameters is floating and requires grad, so there is nothing to "
+            "train; leave at least one unfrozen"
+        )
+        raise InputError(msg)
 
 
 def _parallelize(model: Any, mesh: DeviceMesh, plan: ParallelPlan) -> None:
@@ -313,7 +362,7 @@ class _SideBySide:
         loss = whole(self.platform, found.loss)
         comparison.compare("loss", "(loss)", "loss", step, loss, wanted.loss)
         backwards = dict(reversed(wanted.gradients.items()))
-        self._by_path("gradient", step, comparison, found.gradients, backwards)
+        self._by_path("gradient", step, comparison, found.gradients, backwards, wanted.summands)
         model = self.parallel.model
         self._by_path("weight", step, comparison, first_paths(self.platform.parameters_dict(model)), wanted.weights)
         self._by_path("buffer", step, comparison, self.platform.buffers(model), wanted.buffers)
@@ -323,14 +372,12 @@ class _SideBySide:
         case = self.parallel.case
         if case.optimizer != "adamw":
             return None
-        return Settlement(comparison.bound, step, case.learning_rate, wanted.gradients, wanted.weights)
+        given = (wanted.gradients, wanted.summands, wanted.weights)
+        return Settlement(comparison.bound, step, case.learning_rate, *given)
 
     def _bound(self, wanted: _Truth) -> Bound:
         arrays = list(self.reference.state.values())
         floating = [one.dtype for one in arrays if one.dtype.kind == "f"]
-        if not floating or not self.platform.trainable(self.parallel.model):
-            msg = "SPEC: the model has no floating parameter that requires grad; there is nothing to train"
-            raise InputError(msg)
         held = self.platform.parameters_dict(self.parallel.model)
         half = next((path for path, one in held.items() if str(one.dtype).lower().endswith("bfloat16")), None)
         if half is not None:
@@ -357,7 +404,15 @@ class _SideBySide:
             else:
                 comparison.compare("output", module, name, step, value, array)
 
-    def _by_path(self, kind: str, step: int, comparison: Comparison, found: Any, wanted: dict[str, Any]) -> None:
+    def _by_path(
+        self,
+        kind: str,
+        step: int,
+        comparison: Comparison,
+        found: Any,
+        wanted: dict[str, Any],
+        summands: Mapping[str, float] = _NOTHING,
+    ) -> None:
         largest = max((magnitude(one) for one in wanted.values() if one is not None), default=0.0)
         for path, array in wanted.items():
             module = path.rpartition(".")[0]
@@ -368,4 +423,5 @@ class _SideBySide:
                 who = "parallel" if other is None else "single-device"
                 comparison.missing(kind, module, path, step, f"the {who} run has none")
             else:
-                comparison.compare(kind, module, path, step, other, array, largest)
+                floor = noise_floor(largest, summands.get(path, 0.0))
+                comparison.compare(kind, module, path, step, other, array, floor)

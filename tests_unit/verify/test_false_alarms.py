@@ -94,7 +94,7 @@ def test_what_is_undetermined_is_derived():
 
 def test_what_a_settlement_says():
     """The report tells how many elements were taken from the single device, and why."""
-    made = Settlement(Bound("float32", 3, 4), 0, 0.1, {}, {}, settled=3, total=40)
+    made = Settlement(Bound("float32", 3, 4), 0, 0.1, {}, {}, {}, settled=3, total=40)
     assert str(made) == (
         "for 3 of rank 0's 40 elements the single device's gradient was taken: it is equal, but so small that its "
         "rounding error decides about the step"

@@ -142,6 +142,10 @@ class TrainingFacet(ModulesFacet):
         """Watch ``model`` from now on; the result tells the first module whose forward drew random numbers, or None."""
 
     @abc.abstractmethod
+    def watch_gradient(self, tensor: Any, keep: Callable[[Any], None]) -> None:
+        """Have ``keep`` called with the gradient of a plain ``tensor`` when backward computes it, if it does."""
+
+    @abc.abstractmethod
     def linear_layer(self, inputs: int, outputs: int, *, dtype: Any) -> Any:
         """The framework's linear layer with a bias, initialised as the framework does it."""
 

@@ -98,6 +98,11 @@ class MindSporeTraining(TrainingFacet):
         del local
         return mindspore.Tensor(array)
 
+    def watch_gradient(self, tensor: Any, keep: Callable[[Any], None]) -> None:
+        """A hook of the tensor."""
+        if tensor._requires_grad:  # noqa: SLF001 - no public spelling
+            tensor.register_hook(keep)
+
     def watch_random(self, model: Any) -> Callable[[], str | None]:
         """MindSpore's CPU generators do not tell their state: name a dropout layer that is active."""
         found = [

@@ -86,6 +86,11 @@ class TorchTraining(TrainingFacet):
         with torch.no_grad():
             return local.copy_(torch.as_tensor(array))
 
+    def watch_gradient(self, tensor: Any, keep: Callable[[Any], None]) -> None:
+        """A hook of the tensor."""
+        if tensor.requires_grad:
+            tensor.register_hook(keep)
+
     def watch_random(self, model: Any) -> Callable[[], str | None]:
         """Compare the state of the default generator around the forward of every module, innermost first."""
         state: list[Any] = [None]

@@ -69,3 +69,34 @@ def wrong_key(mesh):
 def no_plan(mesh):
     del mesh
     return [1]
+
+
+def centred():
+    class Centred(Net):
+        def construct(self, x):
+            inner = self.fc1(x)
+            return self.fc2(mint.tanh(inner - inner.mean(0, keep_dims=True)))
+
+    return ModelCase(Centred, batches(), loss)
+
+
+def frozen():
+    def build():
+        net = Net()
+        for parameter in net.get_parameters():
+            parameter.requires_grad = False
+        return net
+
+    return ModelCase(build, batches(), loss)
+
+
+def detached_loss():
+    return Net, batches(), lambda output, batch: loss(mindspore.ops.stop_gradient(output), batch)
+
+
+def loss_per_column():
+    return Net, batches(), lambda output, batch: (output - batch[1]).mean(0)
+
+
+def loss_as_number():
+    return Net, batches(), lambda output, batch: float(loss(output, batch))

@@ -69,3 +69,28 @@ def wrong_key(mesh):
 def no_plan(mesh):
     del mesh
     return [1]
+
+
+def centred():
+    class Centred(Net):
+        def forward(self, x):
+            inner = self.fc1(x)
+            return self.fc2(torch.tanh(inner - inner.mean(0, keepdim=True)))
+
+    return ModelCase(Centred, batches(), loss)
+
+
+def frozen():
+    return ModelCase(lambda: Net().requires_grad_(False), batches(), loss)
+
+
+def detached_loss():
+    return Net, batches(), lambda output, batch: loss(output.detach(), batch)
+
+
+def loss_per_column():
+    return Net, batches(), lambda output, batch: (output - batch[1]).mean(0)
+
+
+def loss_as_number():
+    return Net, batches(), lambda output, batch: float(loss(output.detach(), batch))
