@@ -338,6 +338,12 @@ def parse_placements(mesh: DeviceMesh, placements: Any, ndim: int) -> tuple[DimA
         placements = (placements,)
     if are_placements(placements):
         return from_placements(mesh, tuple(placements), ndim)
+    if not isinstance(placements, (list, tuple)):
+        msg = (
+            f"placements: got {placements!r}; give one placement per mesh axis, such as "
+            f"[{', '.join(['Replicate()'] * mesh.ndim)}], or one alias per dim"
+        )
+        raise PlacementError(msg)
     return from_aliases(mesh, tuple(placements), ndim)
 
 

@@ -93,6 +93,9 @@ class StridedShard(Shard):
 class Partial(Placement):
     """Reducing what the ranks along the axis hold, with ``reduce_op``, gives the tensor.
 
+    The gradient of what a rank holds is the tensor's own for ``sum``, and that divided by the number of ranks for
+    ``avg``: ``grad`` of such a leaf is divided already, so its value moves by less than the same leaf's, replicated.
+
     Raises:
         ValueError: ``reduce_op`` is not one of :data:`PARTIAL_OPS`.
     """

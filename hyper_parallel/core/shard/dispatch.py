@@ -145,7 +145,11 @@ class Dispatcher:
         if entry.by_dtype:
             parts.extend(one.dtype for one in self.tensors((args, tuple(kwargs.values()))))
         key = tuple(parts)
-        run = entry.cache.get(key)
+        try:
+            run = entry.cache.get(key)
+        except TypeError:
+            self._refuse_unhashable(entry, (*args, *kwargs.values()))
+            raise
         if run is None:
             first, run = self._compile(entry, args, kwargs)
             done = first(args, kwargs)  # a call that fails must not leave a plan behind
@@ -215,6 +219,16 @@ class Dispatcher:
         if isinstance(value, (list, tuple)):
             return (of, *map(self._key, value))
         return (of, value)
+
+    def _refuse_unhashable(self, entry: Entry, values: tuple[Any, ...]) -> None:
+        """An array is no operand: nothing says how its values lie on the ranks."""
+        for value in values:
+            if hasattr(value, "__array__") and not self.platform.is_tensor(value):
+                msg = (
+                    f"{entry.name}: a {type(value).__name__} {list(value.shape)} meets DTensors; make it a tensor of "
+                    "the framework, and lay that out: hyper_parallel.distribute_tensor(tensor, mesh, placements)"
+                )
+                raise MixedTensorError(msg)
 
     def tensors(self, tree: Any) -> Iterator[Any]:
         """Tensors in nested sequences, in order."""
@@ -309,7 +323,8 @@ class Dispatcher:
         msg = (
             f"argument {name} is a plain tensor {list(shape)} and meets DTensors on {mesh!r}; "
             f"{name} = hyper_parallel.DTensor.from_local({name}, mesh, [{', '.join(['Replicate()'] * mesh.ndim)}]) "
-            "if every rank holds the same values"
+            "if every rank holds the same values; if it is a piece that a parallel style handed out, give that style "
+            "use_local_output=False"
         )
         raise MixedTensorError(msg)
 

@@ -67,6 +67,10 @@ def shard_module(module: Any, device_mesh: DeviceMesh | None, sharding_plan: Sha
     if not isinstance(sharding_plan, ShardingPlan):
         msg = f"shard_module: sharding_plan must be a ShardingPlan, got {type(sharding_plan).__name__}"  # type: ignore[unreachable]
         raise TypeError(msg)
+    given: object = sharding_plan.plan  # callers may be untyped
+    if not isinstance(given, Mapping):
+        msg = f"shard_module: plan must map paths to placements, got {type(given).__name__}; {{}} replicates everything"
+        raise TypeError(msg)
     mesh = resolve_mesh(device_mesh)
     platform = platform_of(module)
     layouts = _checked(platform, module, mesh, sharding_plan)

@@ -17,6 +17,7 @@ from mindspore.common.initializer import initializer
 
 from hyper_parallel.core.dtensor.dtensor import DTensor
 from hyper_parallel.core.dtensor.layout import Layout
+from hyper_parallel.core.dtensor.skip import any_block, skipped
 from hyper_parallel.errors import LayoutError, UnsupportedOperatorError
 from hyper_parallel.platform.mindspore import bypasses, intercept, op_table, recompute
 from hyper_parallel.platform.mindspore.op_line import Line
@@ -167,6 +168,8 @@ class MindSporeDTensor(DTensor, Tensor):
 
     def detach(self) -> Any:
         """The same storage, off the graph."""
+        if any_block() and skipped(None, "detach"):
+            return ops.stop_gradient(self._local)
         return wrap(ops.stop_gradient(self._local), self._layout)
 
     @property

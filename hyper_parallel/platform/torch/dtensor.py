@@ -17,6 +17,7 @@ from torch import Tensor
 
 from hyper_parallel.core.dtensor.dtensor import DTensor
 from hyper_parallel.core.dtensor.layout import Layout
+from hyper_parallel.core.dtensor.skip import any_block, skipped
 from hyper_parallel.core.dtensor.transition import dual
 from hyper_parallel.errors import LayoutError, MixedTensorError, UnsupportedOperatorError
 from hyper_parallel.platform.torch import intercept
@@ -85,7 +86,7 @@ class TorchDTensor(DTensor, Tensor):
     def __len__(self) -> int:
         """Global size of dim 0."""
         if not self._layout.shape:
-            msg = "len() of a 0-d tensor"
+            msg = "len() of a 0-d tensor (to make one tensor of several DTensors, say torch.stack)"
             raise TypeError(msg)
         return self._layout.shape[0]
 
@@ -136,7 +137,10 @@ class TorchDTensor(DTensor, Tensor):
 
     @property
     def grad(self) -> Any:
-        """The gradient in the dual layout: a true gradient, nothing is pending."""
+        """The gradient in the dual layout: a true gradient, nothing is pending.
+
+        Of a Partial(avg) tensor it is the gradient of what each rank holds, which is the mean's divided by the ranks.
+        """
         local = self._local.grad
         if local is None:
             self._grad_kept = None
@@ -232,6 +236,8 @@ class TorchDTensor(DTensor, Tensor):
 
     def detach(self) -> Any:
         """The same storage, off the graph."""
+        if any_block() and skipped(Tensor.detach, "detach"):
+            return self._local.detach()
         return self._alias(self._local.detach())
 
     def _alias(self, local: Tensor) -> Any:

@@ -139,12 +139,23 @@ def operator(func: OpOverload[..., Any], types: Any, args: tuple[Any, ...], kwar
         return doors.dispatcher.dispatch(entry, args, kwargs)
 
 
+# PyTorch's own code reads the wrapper's sizes in C++, which nothing but a new wrapper changes.
+_RESHAPING = frozenset({"squeeze_", "unsqueeze_", "t_", "transpose_", "swapaxes_", "swapdims_"})
+
+
 def _message(func: OpOverload[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]) -> str:
     seen = ", ".join(
         f"{one._layout.notation(one.dtype)}"  # noqa: SLF001
         for one in torch.utils._pytree.tree_leaves((args, kwargs))  # noqa: SLF001 - the public tree_leaves came later
         if isinstance(one, DTensor)
     )
+    name = str(func).split(".")[1]
+    if name in _RESHAPING:
+        plain = name.removesuffix("_")
+        return (
+            f"{name}() of a DTensor ({seen}): the shape of a DTensor cannot change in place; "
+            f"write x = x.{plain}(...) instead"
+        )
     return (
         f"operator {func} has no sharding rule (layouts: {seen}); "
         "add one with hyper_parallel.DistributedOp, or let it run whole on every rank: "

@@ -182,6 +182,13 @@ def nonzero(ops: Any, x: Any, as_tuple: bool = False) -> Any:
     return _replicated(ops, torch.nonzero(found), layout)
 
 
+def where(ops: Any, condition: Any, x: Any = None, y: Any = None) -> Any:
+    """``torch.where``: elements of ``x`` or ``y``; without them the places where ``condition`` holds."""
+    if x is None and y is None:
+        return nonzero(ops, condition, as_tuple=True)
+    return ops.where(condition, x, y)
+
+
 def one_hot(ops: Any, x: Any, num_classes: int = -1) -> Any:
     """One dim more; without ``num_classes`` the largest class is looked for in the whole."""
     if num_classes < 0:
@@ -313,6 +320,7 @@ def by_value() -> dict[Any, Entry]:
         Tensor.argwhere: _composed(nonzero, "x"),
         torch.index_put: _composed(index_put, PUT, torch.index_put),
         Tensor.index_put: _composed(index_put, PUT, torch.index_put),
+        torch.where: _composed(where, "condition, x=None, y=None"),
         F.one_hot: _composed(one_hot, "x, num_classes=-1"),
         torch.combinations: _composed(combinations, "x, r=2, with_replacement=False"),
         torch.equal: _composed(equal, "x, y"),

@@ -161,7 +161,6 @@ def _spell_dunder(
 
 
 def _add_the_rest(spell: Spell) -> None:
-    spell("where", torch.where)
     spell("where", Tensor.where, "x, condition, y")
     spell("clone", torch.clone)
     spell("clone", Tensor.clone)

@@ -64,6 +64,24 @@ def test_named_operators_are_dispatched(platform_name):
     assert simulate(body, 2, platform=platform_name) == [([True, False, False, True], 45.0)] * 2
 
 
+@both
+def test_detach_is_an_operation_too(platform_name):
+    """Inside, `detach` gives this rank's piece, unless it is named."""
+
+    def body():
+        x = rows()
+        with SkipDTensorDispatch():
+            inside = x.detach()
+        with SkipDTensorDispatch(no_skip={"detach"}):
+            named = x.detach()
+        return [isinstance(one, DTensor) for one in (inside, named, x.detach())], tuple(inside.shape)
+
+    assert simulate(body, 2, platform=platform_name) == [
+        ([False, True, True], (3, 2)),
+        ([False, True, True], (2, 2)),
+    ]
+
+
 @torch_only
 def test_operators_are_named_by_object_too():
     """A function, the name of a spelling and a canonical name all name an operator."""

@@ -204,7 +204,8 @@ def test_plain_tensors_are_not_guessed():
     assert on_ranks(on_rank, 2, 2)[0] == (
         "argument weight is a plain tensor [4, 3] and meets DTensors on DeviceMesh(cpu, dp=2, tp=2, "
         "ranks=[0, 1, 2, 3]); weight = hyper_parallel.DTensor.from_local(weight, mesh, [Replicate(), Replicate()]) "
-        "if every rank holds the same values"
+        "if every rank holds the same values; if it is a piece that a parallel style handed out, give that style "
+        "use_local_output=False"
     )
 
 

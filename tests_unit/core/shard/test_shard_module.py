@@ -124,7 +124,13 @@ def test_everything_wrong_with_a_plan_is_said_at_once():
         mesh = init_device_mesh("cpu", (2,), mesh_dim_names=("tp",))
         model = network(tied=True)
         plan = ShardingPlan(
-            {"0.weight": [Shard(0)], "1.weight": [Shard(1)], "0.bias": [Shard(1)], "5.weight": [Shard(0)]},
+            {
+                "0.weight": [Shard(0)],
+                "1.weight": [Shard(1)],
+                "0.bias": [Shard(1)],
+                "5.weight": [Shard(0)],
+                "1.bias": None,
+            },
             {"x": [Shard(0)]},
         )
         with pytest.raises(PlanError) as caught:
@@ -133,9 +139,13 @@ def test_everything_wrong_with_a_plan_is_said_at_once():
         return str(caught.value)
 
     assert simulate(body, 2, platform="torch")[0].splitlines() == [
-        "shard_module: the plan does not fit the module (4 problems); no weight was touched:",
+        "shard_module: the plan does not fit the module (5 problems); no weight was touched:",
         "  - plan: 0.bias [7]: placements: Shard(1) names dim 1, the tensor has 1 dims",
         "  - plan: '5.weight' names no parameter; children of the module: 0, 1",
+        (
+            "  - plan: 1.bias [7]: placements: got None; give one placement per mesh axis, such as [Replicate()], "
+            "or one alias per dim"
+        ),
         "  - input_plan: 'x' names no module; children of the module: 0, 1",
         "  - plan: tied weight with conflicting layouts: 0.weight -> [Shard(0)], 1.weight -> [Shard(1)]",
     ]
@@ -176,11 +186,17 @@ def test_inputs_that_do_not_fit_the_plan():
 
 @torch_only
 def test_what_is_no_plan():
-    """A mapping in the plan's place is refused by type."""
+    """A mapping in the plan's place, and nothing in the mapping's, are refused by type."""
 
     def body():
-        with pytest.raises(TypeError) as caught:
-            shard_module(network(), init_device_mesh("cpu", (2,)), {"0.weight": [Shard(0)]})
-        return str(caught.value)
+        found = []
+        for plan in ({"0.weight": [Shard(0)]}, ShardingPlan(None)):
+            with pytest.raises(TypeError) as caught:
+                shard_module(network(), init_device_mesh("cpu", (2,)), plan)
+            found.append(str(caught.value))
+        return found
 
-    assert simulate(body, 2, platform="torch")[0] == "shard_module: sharding_plan must be a ShardingPlan, got dict"
+    assert simulate(body, 2, platform="torch")[0] == [
+        "shard_module: sharding_plan must be a ShardingPlan, got dict",
+        "shard_module: plan must map paths to placements, got NoneType; {} replicates everything",
+    ]

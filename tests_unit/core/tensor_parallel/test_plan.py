@@ -130,6 +130,22 @@ def test_one_error_tells_all(twin):
     assert isinstance(caught.value, (PlanError, ValueError, NotImplementedError))
 
 
+def test_a_layer_whose_weight_is_computed(twin):
+    """A style on a layer with weight norm is refused before any weight is touched, with what to do first."""
+    from torch import nn
+
+    def build():
+        return nn.ModuleDict({"fc": nn.utils.parametrizations.weight_norm(nn.Linear(3, 5))})
+
+    assert checked(twin, build, {"fc": ColwiseParallel()}).problems == (
+        (
+            "fc: ColwiseParallel lays out parameters, and 'weight' of this ParametrizedLinear is none, but computed "
+            "from others (as weight_norm, spectral_norm and pruning do); make it one again first, with "
+            "remove_parametrizations, remove_weight_norm or remove"
+        ),
+    )
+
+
 @pytest.mark.parametrize("plan, message", [
     (3, "parallelize_plan must be a ParallelStyle or a mapping of paths to them, got int"),
     ({"fc1": "colwise"}, "parallelize_plan must be a ParallelStyle or a mapping of paths to them, got str under 'fc1'"),

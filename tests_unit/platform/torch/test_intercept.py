@@ -8,7 +8,7 @@ from hyper_parallel.core.dtensor.mesh import init_device_mesh
 from hyper_parallel.core.dtensor.module import distribute_tensor
 from hyper_parallel.core.dtensor.placements import Replicate, Shard
 from hyper_parallel.core.shard.distributed_op import DistributedOp
-from hyper_parallel.errors import LayoutError, UnsupportedOperatorError
+from hyper_parallel.errors import LayoutError, MixedTensorError, UnsupportedOperatorError
 from hyper_parallel.platform.select import get_torch_platform
 from hyper_parallel.platform.torch import intercept
 from hyper_parallel.verify.check import check_function
@@ -184,3 +184,57 @@ def test_switches_between_two_functions_are_opened():
         return torch.equal(first.full_tensor(), second.full_tensor().T)
 
     assert simulate(run, 2, "torch") == [True] * 2
+
+
+@pytest.mark.parametrize("name, arguments", [("squeeze_", (1,)), ("unsqueeze_", (0,)), ("transpose_", (0, 1))])
+def test_a_shape_does_not_change_in_place(name, arguments):
+    """What would change a DTensor's shape in place is refused with the spelling that works, and changes nothing."""
+    import torch
+
+    def on_rank(mesh):
+        x = spread(torch.ones(5, 1, 3), mesh, Shard(0))
+        with pytest.raises(UnsupportedOperatorError) as caught:
+            getattr(x, name)(*arguments)
+        assert tuple(x.shape) == (5, 1, 3)
+        return str(caught.value)
+
+    assert on_ranks(on_rank)[0] == (
+        f"{name}() of a DTensor (f32[5@tp, 1, 3]): the shape of a DTensor cannot change in place; "
+        f"write x = x.{name[:-1]}(...) instead"
+    )
+
+
+def test_arrays_and_lists_are_not_guessed():
+    """A NumPy array that meets a DTensor, and a Python list of DTensors as data, are refused with what to say."""
+    import numpy as np
+    import torch
+
+    def on_rank(mesh):
+        x = spread(torch.ones(5, 3), mesh, Shard(0))
+        with pytest.raises(MixedTensorError) as first:
+            np.ones(3) * x
+        with pytest.raises(TypeError) as second:
+            torch.tensor([x.sum(), x.sum()])
+        return str(first.value), str(second.value)
+
+    assert on_ranks(on_rank)[0] == (
+        (
+            "__rmul__: a ndarray [3] meets DTensors; make it a tensor of the framework, and lay that out: "
+            "hyper_parallel.distribute_tensor(tensor, mesh, placements)"
+        ),
+        "len() of a 0-d tensor (to make one tensor of several DTensors, say torch.stack)",
+    )
+
+
+@pytest.mark.parametrize("placement", [Replicate(), Shard(0), Shard(1)], ids=repr)
+def test_where_of_a_condition_alone(placement):
+    """``torch.where(condition)`` gives the places, each whole on every rank, as ``nonzero`` does."""
+    import torch
+
+    whole = torch.arange(15.0).reshape(5, 3) % 4 > 1
+
+    def on_rank(mesh):
+        found = torch.where(spread(whole, mesh, placement))
+        return [one.to_local().tolist() for one in found]
+
+    assert on_ranks(on_rank, 3) == [[one.tolist() for one in torch.where(whole)]] * 3

@@ -75,8 +75,20 @@ class LayerStyle(ParallelStyle):
         platform = platform_of(module)
         if platform.is_linear_module(module) or platform.is_embedding_module(module):
             by = module.__dict__.get(_STYLED)
-            return None if by is None else f"it is parallelized already, by {by}"
+            return self._without_parameter(platform, module) if by is None else f"it is parallelized already, by {by}"
         return f"{type(self).__name__} takes linear and embedding layers, this is {type(module).__name__}"
+
+    def _without_parameter(self, platform: Platform, module: Any) -> str | None:
+        """A parametrized layer computes what the style would lay out."""
+        held = {**platform.direct_parameters(module), **platform.direct_buffers(module)}
+        computed = [name for name in self.placements_for(module) if name not in held]
+        if not computed:
+            return None
+        return (
+            f"{type(self).__name__} lays out parameters, and {computed[0]!r} of this {type(module).__name__} is none, "
+            "but computed from others (as weight_norm, spectral_norm and pruning do); make it one again first, with "
+            "remove_parametrizations, remove_weight_norm or remove"
+        )
 
     def apply(self, module: Any, device_mesh: DeviceMesh) -> Any:
         """Shard the parameters, hook input and output.

@@ -182,9 +182,9 @@ class Boundary:
         batch = ", ".join("Replicate()" if axis == self.axis else "Shard(0)" for axis in range(len(names)))
         return (
             f"{self.module}: {argument} is a plain tensor {list(value.shape)}; {spec!r} says how it lies along "
-            f"{names[self.axis]}, but not along {others} of {self.mesh!r}; distribute the batch: "
-            f"hyper_parallel.distribute_tensor(batch, mesh, [{batch}]), and let styles upstream have "
-            f"use_local_output=False"
+            f"{names[self.axis]}, but not along {others} of {self.mesh!r}; give the style that "
+            f"made it use_local_output=False, or, where it is the batch, distribute it: "
+            f"hyper_parallel.distribute_tensor(batch, mesh, [{batch}])"
         )
 
     # -- sizes ---------------------------------------------------------------------------------------------------

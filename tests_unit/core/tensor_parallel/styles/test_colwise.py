@@ -144,9 +144,9 @@ def test_plain_tensors_are_refused_on_several_axes(twin):
 
     assert twin.on_mesh((2, 2), rank, ("dp", "tp"))[0] == (
         "fc1 (Linear): input is a plain tensor [4, 7]; Replicate() says how it lies along tp, but not along dp of "
-        "DeviceMesh(cpu, dp=2, tp=2, ranks=[0, 1, 2, 3]); distribute the batch: "
-        "hyper_parallel.distribute_tensor(batch, mesh, [Shard(0), Replicate()]), and let styles upstream have "
-        "use_local_output=False"
+        "DeviceMesh(cpu, dp=2, tp=2, ranks=[0, 1, 2, 3]); give the style that made it use_local_output=False, "
+        "or, where it is the batch, distribute it: "
+        "hyper_parallel.distribute_tensor(batch, mesh, [Shard(0), Replicate()])"
     )
 
 
