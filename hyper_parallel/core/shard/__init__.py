@@ -22,6 +22,7 @@ if TYPE_CHECKING:
         OpStrategy,
         OutputSharding,
         RuntimeSchemaInfo,
+        TensorMeta,
         TupleStrategy,
     )
 
@@ -37,6 +38,7 @@ __all__ = [
     "RuntimeSchemaInfo",
     "ShardingPlan",
     "ShardingPropagator",
+    "TensorMeta",
     "TupleStrategy",
     "custom_shard",
     "implicit_budget",
@@ -64,6 +66,7 @@ __getattr__, __dir__ = lazy(
             "OpStrategy",
             "OutputSharding",
             "RuntimeSchemaInfo",
+            "TensorMeta",
             "TupleStrategy",
         ),
         "hyper_parallel.core.shard.module_plan": ("ShardingPlan", "shard_module"),

@@ -22,9 +22,11 @@ from hyper_parallel.core.shard.schema import (
     OpStrategy,
     OutputSharding,
     RuntimeSchemaInfo,
+    TensorMeta,
     TupleStrategy,
 )
 from hyper_parallel.core.shard.strategy import cheapest
+from hyper_parallel.core.shard.tensor_meta import meta_of
 from hyper_parallel.errors import LayoutError, MeshMismatchError, UnsupportedOperatorError
 from hyper_parallel.platform.select import current_platform
 
@@ -149,6 +151,40 @@ class ShardingPropagator:
         elif found.redistribute_schema is not None and asked is not None and not _same_arguments(asked, op_schema):
             found = _found(op_schema)  # the answer repeats arguments that the key leaves out
         return found
+
+    def propagate_tensor_meta(self, op_schema: OpSchema, dtypes: Sequence[Any]) -> TensorMeta | tuple[TensorMeta, ...]:
+        """Global shape and dtype of every output, type promotion and arguments such as ``dtype`` included.
+
+        Args:
+            op_schema: the call.
+            dtypes: of its tensors, in order; the framework's.
+
+        Raises:
+            UnsupportedOperatorError: (a NotImplementedError) nobody knows how to call the operator.
+            LayoutError: (a ValueError) not one dtype per tensor.
+        """
+        kept: dict[Any, TensorMeta | tuple[TensorMeta, ...]] = self._kept.__dict__.setdefault("metas", {})
+        key = (op_schema, tuple(map(str, dtypes)))
+        found = kept.get(key)
+        if found is None:
+            found = kept[key] = meta_of(op_schema, _callable(op_schema), dtypes)
+        return found
+
+
+def _callable(schema: OpSchema) -> Callable[..., Any]:
+    """The operator on plain tensors: itself, the framework's function of its name, or the canonical one."""
+    if callable(schema.op):
+        function: Callable[..., Any] = schema.op
+        return function
+    name = _name(schema.op)
+    rule = find_rule(name)
+    if isinstance(rule, Rule):
+        local, bind = current_platform().local_op(name), binder(rule.signature).bind
+        return lambda *args, **kwargs: local(**bind(args, kwargs))
+    entry: Entry | None = current_platform().operator_entry(name)
+    if entry is None:
+        raise UnsupportedOperatorError(_without_rule(name, schema.args_spec, composed=False))
+    return entry.func
 
 
 def _same_arguments(first: OpSchema, second: OpSchema) -> bool:

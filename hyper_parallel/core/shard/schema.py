@@ -15,6 +15,7 @@ __all__ = [
     "OpStrategy",
     "OutputSharding",
     "RuntimeSchemaInfo",
+    "TensorMeta",
     "TupleStrategy",
 ]
 
@@ -148,6 +149,19 @@ class TupleStrategy:
     def __init__(self, children: Sequence[OpStrategy]) -> None:
         """Keep them as a tuple."""
         object.__setattr__(self, "children", tuple(children))
+
+
+@dataclass(frozen=True)
+class TensorMeta:
+    """What is known of a tensor without its values.
+
+    Attributes:
+        shape: the global shape.
+        dtype: the framework's.
+    """
+
+    shape: tuple[int, ...]
+    dtype: Any
 
 
 @dataclass(frozen=True)

@@ -174,6 +174,41 @@ def test_rules_of_the_library_are_asked_without_tensors(platform_name):
     )  # fmt: skip
 
 
+@pytest.mark.platforms("torch", "mindspore")
+def test_shape_and_dtype_of_outputs_are_asked_without_values(platform_name):
+    """Promotion, comparison, indices and several outputs have the dtypes that the framework gives them."""
+
+    def body():
+        from hyper_parallel.platform.select import current_platform
+
+        platform = current_platform()
+        single, double, whole = (platform.from_numpy(np.zeros(1, kind)).dtype for kind in ("f4", "f8", "i4"))
+        x = Layout.place(init_device_mesh("cpu", (2,), mesh_dim_names=("tp",)), [Shard(0)], (5, 3))
+        propagator = ShardingPropagator()
+        ask = lambda op, args, *dtypes: propagator.propagate_tensor_meta(OpSchema(op, args), dtypes)  # noqa: E731 - short
+        assert ask("add", (x, x), single, double) is ask("add", (x, x), single, double)
+        with pytest.raises(LayoutError) as caught:
+            ask("add", (x, x), single)
+        described = lambda one: (one.shape, str(one.dtype).rpartition(".")[2].lower())  # noqa: E731 - short
+        return (
+            described(ask("add", (x, x), single, double)),
+            described(ask("add", (x, 2), whole)),
+            described(ask("lt", (x, x), single, single)),
+            described(ask("cat", ([x, x], 0), single, single)),
+            [described(one) for one in ask("topk", (x, 2, 0), double)],
+            str(caught.value),
+        )
+
+    assert simulate(body, 2, platform=platform_name)[0] == (
+        ((5, 3), "float64"),
+        ((5, 3), "int32"),
+        ((5, 3), "bool"),
+        ((10, 3), "float32"),
+        [((2, 3), "float64"), ((2, 3), "int64")],
+        "add: 1 dtypes for 2 tensors; give one per tensor, in order",
+    )
+
+
 @torch_only
 def test_static_arguments_tell_calls_apart():
     """Arguments before static_argnum and keywords that are not named share a plan."""
