@@ -17,6 +17,7 @@ from hyper_parallel.cli import (
     verify_model,
     verify_mutants,
     verify_ops,
+    verify_redistribute,
 )
 from hyper_parallel.errors import HyperParallelError
 
@@ -59,6 +60,7 @@ def parser() -> argparse.ArgumentParser:
     kinds = verify.add_subparsers(required=True, metavar="WHAT")
     verify_model.add_parser(kinds)
     verify_ops.add_parser(kinds)
+    verify_redistribute.add_parser(kinds)
     verify_mutants.add_parser(kinds)
     verify_contract.add_parser(kinds)
     bench.add_parser(commands)

@@ -20,7 +20,7 @@ if TYPE_CHECKING:
     from hyper_parallel.verify.ops.report import OperatorReport, SweepReport
     from hyper_parallel.verify.ops.sweep import Effort
 
-__all__ = ["add_parser", "operators", "run"]
+__all__ = ["add_parser", "mesh_sizes", "operators", "run"]
 
 _WORK = 1100.0
 """Seconds of processor time that operators share: the whole takes about ten minutes on two idle cores."""
@@ -189,11 +189,12 @@ def _effort(arguments: argparse.Namespace) -> Effort:
     effort = QUICK if arguments.quick else Effort()
     if arguments.mesh is None:
         return effort
-    asked = tuple(_mesh(text) for text in arguments.mesh.split(",")) or MESHES
+    asked = tuple(mesh_sizes(text) for text in arguments.mesh.split(",")) or MESHES
     return replace(effort, meshes=asked, public_meshes=None)
 
 
-def _mesh(text: str) -> tuple[int, ...]:
+def mesh_sizes(text: str) -> tuple[int, ...]:
+    """Sizes of a mesh, as in ``2x3``."""
     sizes = text.strip().split("x")
     if not all(size.isdigit() and int(size) > 0 for size in sizes) or len(sizes) > 3:  # noqa: PLR2004 - axes
         msg = f"--mesh {text!r}: write sizes like 3 or 2x3, several separated by commas"

@@ -1,0 +1,76 @@
+"""``hyper-parallel verify redistribute``."""
+
+from __future__ import annotations
+
+import argparse
+import json
+from typing import TYPE_CHECKING
+
+from hyper_parallel.cli.progress import Progress
+from hyper_parallel.cli.verify_model import platforms
+from hyper_parallel.cli.verify_ops import mesh_sizes
+
+if TYPE_CHECKING:
+    from typing import Any
+
+    from hyper_parallel.verify.redistribution import RedistributionReport
+
+__all__ = ["add_parser", "run"]
+
+_DESCRIPTION = """\
+Bring a tensor from every placement to every placement on simulated ranks: values, and the gradient of each change, are
+compared with those of one device, and the elements received with the fewest that any algorithm could receive.
+
+Exit status: 0 if every change that has a plan held, 1 if not, 2 for input that makes no sense, 130 after Ctrl-C."""
+
+
+def add_parser(kinds: Any) -> None:
+    """Declare the subcommand."""
+    one = kinds.add_parser(
+        "redistribute",
+        help="every placement to every placement, values, gradients and bytes",
+        description=_DESCRIPTION,
+        formatter_class=argparse.RawDescriptionHelpFormatter,
+    )
+    one.add_argument("--platform", metavar="torch,mindspore", help="default: what is installed")
+    one.add_argument("--mesh", metavar="3,2x3", help="only these meshes (default: 2,3,4,2x2,2x3)")
+    one.add_argument("--shape", metavar="7x5", help="global shape of the tensor (default: 7x5)")
+    one.add_argument("--quick", action="store_true", help="meshes 2, 3 and 2x2 only")
+    one.add_argument("--json", action="store_true", help="the report as JSON on stdout")
+    one.set_defaults(run=run)
+
+
+def run(arguments: argparse.Namespace) -> int:
+    """Run every mesh on every framework; 0 if all held."""
+    from hyper_parallel.verify.redistribution import MESHES, QUICK_MESHES, SHAPE, verify_redistribution
+
+    meshes = QUICK_MESHES if arguments.quick else MESHES
+    if arguments.mesh is not None:
+        meshes = tuple(mesh_sizes(text) for text in arguments.mesh.split(","))
+    shape = SHAPE if arguments.shape is None else _shape(arguments.shape)
+    jobs = [(platform, mesh) for platform in platforms(arguments.platform) for mesh in meshes]
+    done: list[RedistributionReport] = []
+    progress = Progress(len(jobs))
+    try:
+        for platform, mesh in jobs:
+            progress.start(f"{'x'.join(map(str, mesh))} on {platform}")
+            done.append(verify_redistribution(platform, mesh, shape))
+            progress.finish()
+            if not arguments.json:
+                print(done[-1].text(), flush=True)
+    except KeyboardInterrupt:
+        progress.clear()
+        line = f"partial report: {len(done)} of {len(jobs)} meshes finished; the rest was not verified"
+        raise KeyboardInterrupt(line) from None
+    ok = bool(done) and all(one.ok for one in done)
+    if arguments.json:
+        print(json.dumps({"ok": ok, "runs": [one.json() for one in done]}, indent=2))
+    return 0 if ok else 1
+
+
+def _shape(text: str) -> tuple[int, ...]:
+    sizes = text.strip().split("x")
+    if not all(size.isdigit() for size in sizes):
+        msg = f"--shape {text!r}: write sizes like 7x5"
+        raise ValueError(msg)
+    return tuple(map(int, sizes))

@@ -1,0 +1,77 @@
+"""``hyper-parallel verify redistribute``: what it checks, counts and refuses."""
+
+from __future__ import annotations
+
+import json
+
+import pytest
+
+from hyper_parallel.cli import main
+from hyper_parallel.core.dtensor.layout import Layout
+from hyper_parallel.core.dtensor.mesh import DeviceMesh
+from hyper_parallel.core.dtensor.placements import Partial, Replicate, Shard
+from hyper_parallel.core.dtensor.steps import AllToAll
+from hyper_parallel.verify.redistribution import least_received, verify_redistribution
+
+
+@pytest.mark.parametrize("mesh, transitions", [((2,), 49), ((3,), 49)])
+def test_every_placement_to_every_placement(platform_name, mesh, transitions):
+    """Every pair is run forward and backward on uneven pieces, and every value and gradient is right."""
+    report = verify_redistribution(platform_name, mesh, (5, 3))
+    assert report.ok, report.text()
+    assert (report.transitions, report.gradients, report.refused) == (transitions, transitions, [])
+
+
+@pytest.mark.platforms("torch")
+def test_sums_and_shards_receive_the_least():
+    """Only extrema, which are reduced before they are cut, receive more than the fewest elements."""
+    report = verify_redistribution("torch", (4,), (7, 5))
+    assert report.ok, report.text()
+    extrema = [one for one in report.above if "max" in one or "min" in one]
+    assert report.above == extrema
+    assert report.received >= report.least > 0
+
+
+@pytest.mark.platforms("torch")
+def test_a_wrong_step_is_found(monkeypatch):
+    """An exchange that hands on wrong values makes the report wrong, and says from where to where."""
+    apply = AllToAll.apply
+    monkeypatch.setattr(AllToAll, "apply", lambda self, local, platform: apply(self, local, platform) + 1)
+    report = verify_redistribution("torch", (2,), (4, 6))
+    assert not report.ok
+    assert any("[Shard(0)]" in one and "-> [Shard(1)]" in one for one in report.wrong)
+
+
+@pytest.mark.platforms("torch")
+@pytest.mark.parametrize(
+    "source, target, least",
+    [
+        (Shard(0), Replicate(), 6 * 2),  # two ranks lack a third, thrice
+        (Replicate(), Shard(0), 0),
+        (Shard(0), Shard(1), 4),  # each rank lacks two thirds of its column
+        (Partial(), Replicate(), 6 * 4),  # two terms to whoever adds, two results back
+        (Partial("avg"), Partial(), 0),
+        (Partial("max"), Shard(1), 6 * 2),
+        (Replicate(), Partial(), None),
+    ],
+)
+def test_the_fewest_elements(source, target, least):
+    """Counted element by element: what is lacking, and all terms but one of what is reduced."""
+    mesh = DeviceMesh._interned("cpu", (3,), (0, 1, 2), ("x",), 0)
+    layouts = [Layout.place(mesh, [one], (3, 2)) for one in (source, target)]
+    assert least_received(*layouts) == least
+
+
+@pytest.mark.platforms("torch")
+def test_the_command(capsys):
+    """It runs the meshes that were asked for, and refuses what is none."""
+    assert main(["verify", "redistribute", "--platform", "torch", "--mesh", "2", "--shape", "3x4", "--json"]) == 0
+    document = json.loads(capsys.readouterr().out)
+    assert document["ok"]
+    assert [(one["mesh"], one["shape"], one["transitions"]) for one in document["runs"]] == [([2], [3, 4], 49)]
+    assert main(["verify", "redistribute", "--platform", "torch", "--mesh", "2", "--shape", "3x4"]) == 0
+    assert capsys.readouterr().out.startswith("torch, mesh 2, tensor [3, 4]: equal, 49 changes of placement")
+    assert main(["verify", "redistribute", "--mesh", "x"]) == 2
+    assert "--mesh 'x': write sizes like 3 or 2x3" in capsys.readouterr().err
+    assert main(["verify", "redistribute", "--shape", "a"]) == 2
+    assert "--shape 'a': write sizes like 7x5" in capsys.readouterr().err
