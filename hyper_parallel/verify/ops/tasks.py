@@ -18,6 +18,7 @@ from hyper_parallel.verify.ops.user import load_user_file, user_rules
 __all__ = ["library_tasks", "mutant_tasks", "run", "task_of"]
 
 _SHARES = 2
+_NESTED = "view"  # has rows that only several axes, one after the other on one dim, can meet
 _BATCH = 12  # quick operators take less time than a child takes to start and to find its kernels
 
 Say = Callable[[dict[str, Any]], None]
@@ -49,7 +50,10 @@ def library_tasks(platform: str, ops: Sequence[str], effort: Effort) -> list[dic
     meshes = effort.meshes if effort.choices > 1 else effort.meshes[:1]
     slower = replace(effort, public=False, meshes=meshes)
     with_rows = [op for op in ops if isinstance(find_rule(op), Rule)]  # decompositions run on DTensors only
-    found = [task_of(platform, some, slower) for some in _batches(with_rows if effort.public else ops, each)]
+    by_rule = with_rows if effort.public else ops
+    found = [task_of(platform, some, slower) for some in _batches([one for one in by_rule if one != _NESTED], each)]
+    if _NESTED in by_rule:
+        found.append(task_of(platform, [_NESTED], replace(slower, meshes=effort.meshes)))
     if effort.public:
         alone = replace(effort, rule_level=False, choices=1, missing=0)
         found = [task_of(platform, list(ops[start::_SHARES]), alone) for start in range(_SHARES)] + found

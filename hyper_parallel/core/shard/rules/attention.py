@@ -131,6 +131,8 @@ sample(_ATTENTION, real("abld"), real("absd"), real("absf"))
 sample(_ATTENTION, real("hld"), real("hsd"), real("hsf"), real("ls").fixed)
 sample(_ATTENTION, real("hld"), real("hsd"), real("hsf"), truth("hl1"))
 sample(_ATTENTION, real("abld"), real("abld"), real("abld"), is_causal=True)
+sample(_ATTENTION, real("hld"), real("hsd"), real("hs", 6), real("ls").fixed)
+sample(_ATTENTION, real("ld"), real("sd"), real("s", 6), scale=0.5)
 sample(_ATTENTION, real("ld"), real("sd"), real("sf"), scale=0.5)
 sample(_ATTENTION, real("b", 4, "ld"), real("b", 2, "sd"), real("b", 2, "sf"), enable_gqa=True)
 

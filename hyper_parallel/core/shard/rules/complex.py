@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 from hyper_parallel.core.dtensor.placements import PARTIAL_OPS, Placement, Shard
 from hyper_parallel.core.shard.rule import Row, Rule, Strategies, register_rule, rule
 from hyper_parallel.core.shard.rules.pointwise import elementwise, pending
-from hyper_parallel.core.shard.sample import complex_, real, sample
+from hyper_parallel.core.shard.sample import complex_, real, sample, truth
 from hyper_parallel.core.shard.signature import Labels, labelled_rows
 
 if TYPE_CHECKING:
@@ -68,4 +68,5 @@ def _filled(labels: Labels) -> tuple[Row, ...]:
 
 sample("conj conj_physical real imag view_as_real resolve_conj resolve_neg", complex_("ab"))
 sample("conj conj_physical real resolve_conj resolve_neg", real("ab"))
+sample("resolve_conj resolve_neg", truth("ab"))
 sample("view_as_complex", real("ab2"))

@@ -92,5 +92,6 @@ def conv_tbc(call: OpCall) -> Strategies:
 sample("convolution", real("nc", 7, 6), real("oc", 3, 2), real("o"), (2, 1), (1, 0), (1, 1), False, (0, 0), 1)
 sample("convolution", real("nc", 9), real("oc", 3), None, (1,), (1,), (2,), False, (0,), 1)
 sample("convolution", real("n", 4, 7), real(6, 2, 3), real(6), (1,), (1,), (1,), False, (0,), 2)
+sample("convolution", real("n", 6, 7), real(6, 2, 3), real(6), (1,), (1,), (1,), False, (0,), 3)
 sample("convolution", real("nc", 5), real("co", 3), real("o"), (2,), (1,), (1,), True, (1,), 1)
 sample("conv_tbc", real(7, "bc"), real(3, "co"), real("o"))

@@ -443,7 +443,8 @@ sample("gcd lcm bitwise_left_shift bitwise_right_shift", integers(0, 9, "ab"), i
 # Steeper ones make more of the rounding of summands than the bound allows.
 sample(POLYNOMIALS, between(0.3, 0.7, "ab").fixed, integers(0, 4, "ab"))
 sample(POLYNOMIALS, between(0.3, 0.7, "a1").fixed, integers(0, 4, "b"))
-sample_call("new_empty_strided", Sample((real("ab"), (3, 2), (2, 1)), constant=True, unset=True))
+for _x in (real("ab"), truth("ab")):
+    sample_call("new_empty_strided", Sample((_x, (3, 2), (2, 1)), constant=True, unset=True))
 sample("linspace logspace", real(), real().fixed, 5)
 sample("linspace logspace", 0.5, real(), 4)
 
