@@ -44,7 +44,7 @@ def run(arguments: argparse.Namespace) -> int:
     """Run every mesh on every framework; 0 if all held."""
     from hyper_parallel.verify.redistribution import MESHES, QUICK_MESHES, SHAPE, verify_redistribution
 
-    meshes = QUICK_MESHES if arguments.quick else MESHES
+    meshes: tuple[tuple[int, ...], ...] = QUICK_MESHES if arguments.quick else MESHES
     if arguments.mesh is not None:
         meshes = tuple(mesh_sizes(text) for text in arguments.mesh.split(","))
     shape = SHAPE if arguments.shape is None else _shape(arguments.shape)

@@ -129,14 +129,14 @@ def _counted(report: RedistributionReport, source: tuple[Placement, ...], target
     """Add up one plan's elements; False where there is none."""
     size = math.prod(report.mesh)
     mesh = DeviceMesh._interned("cpu", report.mesh, tuple(range(size)), _names(report.mesh), 0)  # noqa: SLF001 - no world
-    layouts = [Layout.place(mesh, places, report.shape) for places in (source, target)]
+    held, asked = (Layout.place(mesh, places, report.shape) for places in (source, target))
     what = f"{list(source)} -> {list(target)}"
     try:
-        steps = plan(*layouts)
+        steps = plan(held, asked)
     except LayoutError as error:
         report.refused.append(f"{what}: {error}")
         return False
-    least = least_received(*layouts)
+    least = least_received(held, asked)
     if least is None:
         return True
     received = _received(steps)

@@ -22,6 +22,7 @@ from hyper_parallel.platform.torch import (
     op_table_aten,
     op_table_bins,
     op_table_foreach,
+    op_table_fused,
     op_table_index,
     op_table_linalg,
     op_table_loss,
@@ -54,7 +55,7 @@ LISTS = (
     op_table_order,
     op_table_pieces,
 )
-ROUTES = (op_table_nn, op_table_spatial, op_table_recurrent, op_table_pieces)
+ROUTES = (op_table_nn, op_table_spatial, op_table_recurrent, op_table_pieces, op_table_fused)
 
 
 def _spelling(

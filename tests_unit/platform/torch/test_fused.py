@@ -1,0 +1,121 @@
+"""Fused optimizers of PyTorch on DTensor parameters, against the same optimizers on plain parameters."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+import torch
+
+from hyper_parallel.core.dtensor.dtensor import DTensor
+from hyper_parallel.core.dtensor.events import record_events
+from hyper_parallel.core.dtensor.mesh import init_device_mesh
+from hyper_parallel.core.dtensor.module import distribute_tensor
+from hyper_parallel.core.dtensor.placements import Partial, Replicate, Shard
+from hyper_parallel.errors import LayoutError, UnsupportedOperatorError
+from hyper_parallel.verify.simulate import simulate
+
+pytestmark = pytest.mark.platforms("torch")
+
+SHAPES = [(5, 3), (7,), (1, 4), (2, 3)]
+PLACED = {
+    (3,): [[Shard(0)], [Replicate()], [Shard(0)], None],
+    (2, 2): [[Shard(1), Shard(0)], [Shard(0), Shard(0)], [Replicate(), Shard(1)], [Shard(0), Replicate()]],
+}
+OPTIMIZERS = {
+    "adam": lambda ps: torch.optim.Adam(ps, 0.05, weight_decay=0.1, fused=True),
+    "amsgrad": lambda ps: torch.optim.AdamW(ps, 0.05, amsgrad=True, maximize=True, fused=True),
+    "adamw": lambda ps: torch.optim.AdamW(ps, torch.tensor(0.05), weight_decay=0.1, fused=True),
+    "sgd": lambda ps: torch.optim.SGD(ps, 0.1, fused=True),
+    "momentum": lambda ps: torch.optim.SGD(ps, 0.1, momentum=0.9, nesterov=True, weight_decay=0.1, fused=True),
+    "adagrad": lambda ps: torch.optim.Adagrad(ps, 0.1, fused=True),
+}
+
+
+def placed(array, mesh, placements):
+    """The values as a DTensor; plain where no placements are given."""
+    plain = torch.tensor(array)
+    return plain if placements is None else distribute_tensor(plain, mesh, placements)
+
+
+def trained(make, parameters, gradients):
+    """Parameters after as many steps as there are lists of gradients."""
+    optimizer = make(parameters)
+    for step in gradients:
+        for parameter, gradient in zip(parameters, step, strict=True):
+            parameter.grad = gradient
+        optimizer.step()
+    return parameters
+
+
+@pytest.mark.parametrize("mesh_shape", PLACED)
+@pytest.mark.parametrize("name", OPTIMIZERS)
+def test_three_steps(name, mesh_shape):
+    """One kernel steps uneven, empty, whole and plain parameters as on one device, and nothing is communicated."""
+    rng = np.random.default_rng(0)
+    values = [rng.standard_normal(shape) for shape in SHAPES]
+    steps = [[rng.standard_normal(shape) for shape in SHAPES] for _ in range(3)]
+    plain = [torch.nn.Parameter(torch.tensor(one)) for one in values]
+    expected = trained(OPTIMIZERS[name], plain, [[torch.tensor(one) for one in step] for step in steps])
+
+    def run():
+        mesh = init_device_mesh("cpu", mesh_shape, mesh_dim_names=[f"m{axis}" for axis in range(len(mesh_shape))])
+        places = PLACED[mesh_shape]
+        held = [torch.nn.Parameter(placed(*one)) for one in zip(values, [mesh] * 4, places, strict=True)]
+        given = [[placed(*one) for one in zip(step, [mesh] * 4, places, strict=True)] for step in steps]
+        with record_events() as log:
+            trained(OPTIMIZERS[name], held, given)
+        return [one.full_tensor() if isinstance(one, DTensor) else one.detach() for one in held], len(log)
+
+    for found, events in simulate(run, int(np.prod(mesh_shape)), "torch"):
+        assert events == 0
+        for one, wanted in zip(found, expected, strict=True):
+            torch.testing.assert_close(one.detach(), wanted.detach(), rtol=1e-12, atol=1e-14)
+
+
+def test_scaled_gradients():
+    """A scale, plain or a DTensor, divides the gradients; a step with an infinity among them is left out."""
+    whole, slope = torch.arange(10.0).reshape(5, 2), torch.ones(5, 2)
+    options = {
+        "weight_decay": 0.0, "momentum": 0.0, "lr": 0.5, "dampening": 0.0, "nesterov": False, "maximize": False,
+        "is_first_step": True,
+    }  # fmt: skip
+
+    def run():
+        mesh = init_device_mesh("cpu", (2,), mesh_dim_names=("tp",))
+        found = []
+        for stop in (0.0, 1.0):
+            x, grad = (distribute_tensor(one, mesh, [Shard(0)]) for one in (whole, slope))
+            scale = distribute_tensor(torch.tensor(4.0), mesh)
+            torch._fused_sgd_([x], [grad], [], grad_scale=scale, found_inf=torch.tensor(stop), **options)
+            found.append(x.full_tensor().tolist())
+        return found
+
+    assert simulate(run, 2, "torch") == [[(whole - 0.125).tolist(), whole.tolist()]] * 2
+
+
+def test_what_lies_apart_is_refused():
+    """Nothing moves in a fused step: other layouts, pending sums and read-only views are refused by name."""
+    options = {
+        "weight_decay": 0.0, "momentum": 0.0, "lr": 0.5, "dampening": 0.0, "nesterov": False, "maximize": False,
+        "is_first_step": True,
+    }  # fmt: skip
+
+    def run():
+        mesh = init_device_mesh("cpu", (2,), mesh_dim_names=("tp",))
+        values = torch.ones(5, 2)
+        rows, columns = (distribute_tensor(values, mesh, [Shard(dim)]) for dim in (0, 1))
+        pending = DTensor.from_local(values, mesh, [Partial()])
+        found = []
+        for x, grad in ((rows, columns), (pending, pending), (rows, values)):
+            with pytest.raises(LayoutError) as caught:
+                torch._fused_sgd_([x], [grad], [], **options)
+            found.append(str(caught.value).partition(": ")[2].partition(";")[0])
+        with pytest.raises(UnsupportedOperatorError):
+            torch._fused_sgd_([rows.t().reshape(-1)], [rows.t().reshape(-1)], [], **options)
+        return found
+
+    assert simulate(run, 2, "torch")[0] == [
+        "parameter 0 cannot be stepped in one kernel: self f32[5@tp, 2] and grads f32[5, 2@tp]",
+        "parameter 0 cannot be stepped in one kernel: self f32[5, 2] + Partial(sum)@tp",
+        "parameter 0 cannot be stepped in one kernel: self f32[5@tp, 2] and grads plain f32[5, 2]",
+    ]
