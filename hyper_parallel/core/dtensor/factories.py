@@ -80,7 +80,11 @@ def rand(*size: Any, dtype: Any = None, **options: Any) -> Any:
 
 def randn(*size: Any, dtype: Any = None, **options: Any) -> Any:
     """Standard normal, otherwise as :func:`rand`."""
-    return _random(_size(size, options), lambda held, _: random.normal(held), dtype, **options)
+
+    def drawn(held: Layout, like: Any) -> Any:
+        return random.normal(held, _DIGITS.get(short_dtype(like.dtype), 53))
+
+    return _random(_size(size, options), drawn, dtype, **options)
 
 
 def _random(size: tuple[int, ...], draw: Callable[[Layout, Any], Any], dtype: Any, **options: Any) -> Any:

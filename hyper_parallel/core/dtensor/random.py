@@ -1,7 +1,8 @@
 """Random numbers that do not depend on the layout: ``value = f(seed, call index, global element index)``.
 
-The generator is Philox 4x32-10, a counter-based one: element ``i`` of call ``c`` is the block of counter ``(i, c)``
-under the key ``seed``, so any rank computes exactly the elements that it holds, and no rank needs another's state.
+The generator is Philox 4x32-10, a counter-based one: block ``b`` of call ``c`` has four words of 32 bits under the key
+``seed``, element ``i`` has its own word (or two, in float64) in a block that its index tells, so any rank computes the
+elements that it holds, and no rank needs another's state.
 Seed and call index are equal on all ranks as long as all ranks run the same program.
 
 A rank has one stream, whichever thread asks. Two threads that draw from it in turn would do so in an order that differs
@@ -12,6 +13,7 @@ between ranks, so one thread at a time may: the one that drew first since seedin
 from __future__ import annotations
 
 import hashlib
+import math
 import threading
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
@@ -22,6 +24,7 @@ from weakref import WeakKeyDictionary
 
 import numpy as np
 
+from hyper_parallel.core.dtensor.philox import pieces
 from hyper_parallel.errors import UnsupportedOperatorError
 from hyper_parallel.transport.base import active_transport
 
@@ -33,11 +36,11 @@ if TYPE_CHECKING:
 __all__ = ["RandomState", "bits", "get_state", "integers", "keep", "manual_seed", "named", "normal", "preserved",
            "refuse_while", "replaying", "set_state", "uniform"]  # fmt: skip
 
-ROUNDS = 10
-_MULTIPLY = (np.uint64(0xD2511F53), np.uint64(0xCD9E8D57))
-_WEYL = (0x9E3779B9, 0xBB67AE85)
 _LOW, _WORD = np.uint64(0xFFFFFFFF), np.uint64(32)
 _SEEDS = 0xFFFFFFFFFFFFFFFF
+_KINDS = {1: "<u4", 2: "<u8"}
+_SHORT = 24
+"""Digits of float32: a value that needs no more is made of one word of 32 bits."""
 
 
 @dataclass
@@ -236,7 +239,7 @@ _RERUN = (
 
 
 def bits(seed: int, call: int, indices: Any) -> tuple[Any, Any, Any, Any]:
-    """Four words of 32 random bits (in uint64) for each global element index.
+    """Four words of 32 random bits (in uint64) for each counter.
 
     Args:
         seed: key.
@@ -244,67 +247,135 @@ def bits(seed: int, call: int, indices: Any) -> tuple[Any, Any, Any, Any]:
         indices: uint64 array, the counter's lower half.
     """
     indices = np.asarray(indices, np.uint64)
-    counter = [indices & _LOW, indices >> _WORD, *(np.full_like(indices, word) for word in _words(call))]
-    key = list(_words(seed))
-    for _ in range(ROUNDS):
-        first, second = _MULTIPLY[0] * counter[0], _MULTIPLY[1] * counter[2]
-        counter = [
-            (second >> _WORD) ^ counter[1] ^ np.uint64(key[0]),
-            second & _LOW,
-            (first >> _WORD) ^ counter[3] ^ np.uint64(key[1]),
-            first & _LOW,
-        ]
-        key = [(word + step) & 0xFFFFFFFF for word, step in zip(key, _WEYL, strict=True)]
-    return counter[0], counter[1], counter[2], counter[3]
+    found = np.concatenate([one.copy() for one in pieces(seed, call, indices.reshape(-1))])
+    found = found.reshape(*indices.shape, 2)
+    first, second = found[..., 0], found[..., 1]
+    return first >> _WORD, first & _LOW, second >> _WORD, second & _LOW
 
 
-def _words(value: int) -> tuple[int, int]:
-    return value & 0xFFFFFFFF, (value >> 32) & 0xFFFFFFFF
+@dataclass(frozen=True)
+class Runs:
+    """The elements of a box as runs of consecutive global indices, all of one length.
 
+    Attributes:
+        starts: global index of each run's first element.
+        length: elements in a run.
+    """
 
-def element_indices(shape: Sequence[int], box: Box) -> Any:
-    """Row-major global indices of the elements of ``box``, in its shape."""
-    found = np.zeros((), np.uint64)
-    for size, (start, stop) in zip(shape, box, strict=True):
-        found = found[..., None] * np.uint64(size) + np.arange(start, stop, dtype=np.uint64)
-    return found
+    starts: Any
+    length: int
+
+    @classmethod
+    def of(cls, shape: Sequence[int], box: Box) -> Runs:
+        """Those of ``box`` in a tensor of ``shape``, as long as they are."""
+        length, starts, step = 1, np.zeros(1, np.uint64), 1
+        joined = True
+        for size, (start, stop) in zip(reversed(shape), reversed(box), strict=True):
+            if joined:
+                starts = starts + np.uint64(start * step)
+                length *= stop - start
+                joined = stop - start == size
+            else:
+                outer = np.arange(start, stop, dtype=np.uint64) * np.uint64(step)
+                starts = (outer[:, None] + starts).reshape(-1)
+            step *= size
+        return cls(starts, length)
+
+    def values(self, seed: int, call: int, each: int, value: Callable[[Any], Any]) -> tuple[Any, Any]:
+        """``value`` of the words of every run's elements, and where in its row the run begins.
+
+        Args:
+            seed: key.
+            call: call index.
+            each: 32-bit words per element, 1 or 2; element ``i`` has words ``i * each`` and on of the whole sequence.
+            value: from an array with a row of words per block to one of the same shape.
+
+        Returns:
+            An array with a row per run, of whole blocks, and the number of elements in front of each run in its row.
+        """
+        per_block = 4 // each
+        skipped = (self.starts % np.uint64(per_block)).astype(np.intp)
+        # Enough blocks for the run wherever in its first block it begins.
+        spread = per_block - 1 if len(self.starts) > 1 else int(skipped[0])
+        blocks = -(-(self.length + spread) // per_block)
+        first = self.starts // np.uint64(per_block)
+        counters: Any = range(int(first[0]), int(first[0]) + blocks)
+        if len(first) > 1:
+            counters = (first[:, None] + np.arange(blocks, dtype=np.uint64)).reshape(-1)
+        found: Any = None
+        done = 0
+        for piece in pieces(seed, call, counters):
+            part = value(piece.astype("<u8", copy=False).view(_KINDS[each]))
+            if found is None:
+                found = np.empty((len(counters), per_block), part.dtype)
+            found[done : done + len(part)] = part
+            done += len(part)
+        return found.reshape(len(first), -1), skipped
+
+    def taken(self, rows: Any, skipped: Any, shape: Sequence[int]) -> Any:
+        """Of each row the run's own elements, in ``shape``."""
+        if (skipped == skipped[0]).all():
+            found = rows[:, skipped[0] : skipped[0] + self.length]
+        else:
+            found = np.take_along_axis(rows, skipped[:, None] + np.arange(self.length), 1)
+        return found.reshape(shape)
 
 
 # -- distributions -----------------------------------------------------------------------------------------------------
 
 
 def uniform(layout: Layout, digits: int = 53) -> Any:
-    """This rank's float64 values in ``[0, 1)``; advances the stream by one call.
+    """This rank's values in ``[0, 1)``, float32 where that holds the digits; advances the stream by one call.
 
     Args:
         layout: global shape and placement.
         digits: random bits; as many as the final dtype's significand, so that rounding never arrives at 1.
     """
-    return np.floor(_unit(*_draw(layout)[:2]) * 2.0**digits) * 2.0**-digits
+    if digits > _SHORT:
+        return _drawn(layout, 2, lambda words: (words >> np.uint64(64 - digits)) * 2.0**-digits)
+    return _drawn(
+        layout, 1, lambda words: (words >> np.uint32(32 - digits)).astype(np.float32) * np.float32(2.0**-digits)
+    )
 
 
-def normal(layout: Layout) -> Any:
-    """This rank's float64 values of the standard normal distribution (Box-Muller); advances the stream by one call."""
-    first, second, third, fourth = _draw(layout)
-    radius = np.sqrt(-2.0 * np.log1p(-_unit(first, second)))
-    return radius * np.cos(2.0 * np.pi * _unit(third, fourth))
+def normal(layout: Layout, digits: int = 53) -> Any:
+    """This rank's values of the standard normal distribution (Box-Muller); advances the stream by one call.
+
+    Two neighbours share a radius and an angle. Float32 where that holds the digits.
+    """
+    return _drawn(layout, 1 if digits <= _SHORT else 2, _gaussian)
 
 
 def integers(layout: Layout, low: int, high: int) -> Any:
     """This rank's int64 values in ``[low, high)``; advances the stream by one call."""
-    first, second, _, _ = _draw(layout)
-    return low + ((first << _WORD | second) % np.uint64(high - low)).astype(np.int64)
+    return _drawn(layout, 2, lambda words: low + (words % np.uint64(high - low)).astype(np.int64))
 
 
 def keep(layout: Layout, probability: float) -> Any:
     """This rank's truths, each with ``probability``; advances the stream by one call."""
-    return uniform(layout) < probability
+    bound = math.ceil(probability * 2.0**32)
+    return _drawn(layout, 1, lambda words: words < bound if bound < 2**32 else np.ones(words.shape, bool))
 
 
-def _draw(layout: Layout) -> tuple[Any, Any, Any, Any]:
+def _drawn(layout: Layout, each: int, value: Callable[[Any], Any]) -> Any:
+    """``value`` of the words of this rank's elements, ``each`` of 32 bits per element."""
     seed, call = next_call()
-    return bits(seed, call, element_indices(layout.shape, layout.local_box()))  # type: ignore[arg-type] # placed
+    shape = layout.local_shape
+    if 0 in shape:
+        return value(np.zeros((0, 4 // each), _KINDS[each])).reshape(shape)
+    runs = Runs.of(layout.shape, layout.local_box())  # type: ignore[arg-type] # placed
+    return runs.taken(*runs.values(seed, call, each, value), shape)
 
 
-def _unit(high: Any, low: Any) -> Any:
-    return ((high << np.uint64(21)) ^ (low >> np.uint64(11))).astype(np.float64) * 2.0**-53
+def _gaussian(words: Any) -> Any:
+    """Pairs of uniform words to pairs of normal values."""
+    found = np.empty(words.shape, f"f{words.dtype.itemsize}")
+    scale = found.dtype.type(2.0 ** -(8 * words.dtype.itemsize))
+    # The offset of half a step keeps the logarithm finite.
+    radius = words[:, ::2].astype(found.dtype) * scale + scale / 2
+    np.log(radius, out=radius)
+    np.sqrt(np.multiply(radius, -2, out=radius), out=radius)
+    angle = words[:, 1::2].astype(found.dtype) * (scale * found.dtype.type(2.0 * np.pi))
+    np.multiply(radius, np.cos(angle), out=found[:, ::2])
+    np.multiply(radius, np.sin(angle), out=found[:, 1::2])
+    return found

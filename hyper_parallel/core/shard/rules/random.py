@@ -79,13 +79,17 @@ register_rule(Rule("dropout", "x, p=0.5, training=True", _dropout, itself=True))
 DIGITS = {"f32": 24, "f16": 11, "bf16": 8}
 
 
+def _digits(args: dict[str, Any]) -> int:
+    """Of the dtype that is filled."""
+    return DIGITS.get(short_dtype(args["x"].dtype if args.get("dtype") is None else args["dtype"]), 53)
+
+
 def _uniform(layout: Layout, args: dict[str, Any]) -> Any:
-    dtype = args["x"].dtype if args.get("dtype") is None else args["dtype"]
-    return args["low"] + (args["high"] - args["low"]) * random.uniform(layout, DIGITS.get(short_dtype(dtype), 53))
+    return args["low"] + (args["high"] - args["low"]) * random.uniform(layout, _digits(args))
 
 
 def _normal(layout: Layout, args: dict[str, Any]) -> Any:
-    return args["mean"] + args["std"] * random.normal(layout)
+    return args["mean"] + args["std"] * random.normal(layout, _digits(args))
 
 
 def _bernoulli(layout: Layout, args: dict[str, Any]) -> Any:
@@ -202,7 +206,8 @@ def _around(call: OpCall, targets: tuple[Layout, ...], outputs: tuple[Layout, ..
         given = (args["mean"], args["std"])
         mean, std = (platform.detach(one) if platform.is_tensor(one) else one for one in given)
         like = mean + std
-        drawn = platform.from_numpy(random.normal(layout), device=like.device)
+        digits = DIGITS.get(short_dtype(like.dtype), 53)
+        drawn = platform.from_numpy(random.normal(layout, digits), device=like.device)
         return platform.local_op("cast_as")(drawn, like) * std + mean
 
     return LocalCall(run=run)

@@ -1,5 +1,7 @@
 """Random operators on PyTorch: the same numbers for every layout, mesh and world size."""
 
+import itertools
+
 import numpy as np
 import pytest
 import torch
@@ -9,7 +11,7 @@ from hyper_parallel.core.dtensor import random
 from hyper_parallel.core.dtensor.dtensor import DTensor
 from hyper_parallel.core.dtensor.events import record_events
 from hyper_parallel.core.dtensor.layout import Layout
-from hyper_parallel.core.dtensor.mesh import init_device_mesh
+from hyper_parallel.core.dtensor.mesh import DeviceMesh, init_device_mesh
 from hyper_parallel.core.dtensor.placements import Partial, Replicate, Shard
 from hyper_parallel.errors import UnsupportedOperatorError
 from hyper_parallel.verify.check import all_placements, decompose
@@ -181,10 +183,33 @@ def test_communication_of_the_family():
     assert simulate(run, 2, "torch") == [["reduce_scatter"]] * 2
 
 
-def test_box_of_the_whole():
-    """Indices of a piece are the global row-major ones."""
-    whole = np.arange(30, dtype=np.uint64).reshape(5, 6)
-    assert (random.element_indices((5, 6), ((1, 4), (2, 6))) == whole[1:4, 2:6]).all()
+@pytest.mark.parametrize("each", [1, 2])
+@pytest.mark.parametrize("shape", [(7, 5), (4, 6, 3), (9,), (), (5, 1, 3), (2, 3, 4, 5)])
+def test_an_element_has_its_own_words(shape, each):
+    """Whatever box is drawn, element ``i`` has words ``i * each`` and on of the sequence of all blocks."""
+    size = int(np.prod(shape))
+    blocks = random.bits(99, 3, np.arange(size, dtype=np.uint64))
+    pairs = np.stack([blocks[0] << np.uint64(32) | blocks[1], blocks[2] << np.uint64(32) | blocks[3]], -1)
+    words = pairs.view("<u8" if each == 2 else "<u4").reshape(-1)[:size].reshape(shape)
+    sides = [[(0, one), (0, max(1, one // 2)), (one // 2, one), (one - 1, one)] for one in shape]
+    for box in itertools.product(*sides):
+        runs = random.Runs.of(shape, box)
+        found = runs.taken(*runs.values(99, 3, each, lambda one: one), tuple(stop - start for start, stop in box))
+        np.testing.assert_array_equal(found, words[tuple(slice(*side) for side in box)])
+
+
+@pytest.mark.parametrize("digits", [24, 53])
+def test_normal_numbers_are_normal(digits):
+    """Mean, variance, fourth moment and tails of the normal distribution; neighbours are independent."""
+    mesh = DeviceMesh._interned("cpu", (1,), (0,), ("x",), 0)
+    random.manual_seed(5)
+    found = random.normal(Layout.place(mesh, [Replicate()], (400, 1000)), digits).astype(np.float64).reshape(-1)
+    assert abs(found.mean()) < 0.01
+    assert abs(found.var() - 1) < 0.01
+    assert abs((found**4).mean() - 3) < 0.1
+    assert abs((np.abs(found) > 2).mean() - 0.0455) < 0.002
+    assert abs((found[::2] * found[1::2]).mean()) < 0.01
+    assert abs((found[1:-1:2] * found[2::2]).mean()) < 0.01
 
 
 MOMENTS = [
