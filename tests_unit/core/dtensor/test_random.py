@@ -14,7 +14,6 @@ from hyper_parallel.platform.select import current_platform
 from hyper_parallel.transport.base import active_transport
 from hyper_parallel.verify.simulate import simulate
 
-
 PLACEMENTS = (Replicate(), Shard(0), Shard(1))
 
 
