@@ -156,20 +156,3 @@ def _pad(ops: Any, primitive: Any, x: Any, pads: Any, value: Any = 0) -> Any:
     pads = pads.asnumpy().tolist() if isinstance(pads, Tensor) else list(pads)
     number = value.asnumpy().item() if isinstance(value, Tensor) else value
     return ops.pad(x, pads, number or 0)
-
-
-@composed("BatchNorm")
-def _batch_norm(
-    ops: Any, _: Any, x: Any, scale: Any, bias: Any, mean: Any, variance: Any, training: bool = False,
-    eps: float = 1e-5, momentum: float = 0.1, layout: Any = 0,
-) -> Any:  # fmt: skip
-    """By given statistics; the results of training are refused, as it writes into them."""
-    del momentum
-    expect("BatchNorm", "is_training", training, False)
-    expect("BatchNorm", "data_format", layout, 0)
-    shape = (-1, *(1,) * (len(x.shape) - 2))
-    # Statistics get no gradient.
-    mean, variance = ops.detach(mean), ops.detach(variance)
-    scale, bias, mean, variance = (ops.view(one, shape) for one in (scale, bias, mean, variance))
-    out = ops.mul(ops.mul(ops.sub(x, mean), ops.rsqrt(ops.add(variance, eps))), scale)
-    return ops.add(out, bias), None, None, None, None

@@ -38,7 +38,7 @@ UNCHANGED = frozenset({"scatter", "scatter_add", "index_add"})
 # have a gradient where the others have none.
 FLAT: dict[str, tuple[int, ...]] = {"copysign": (1,), "heaviside": (0,), "floor_divide": (0, 1)}
 # Right about empty operands by themselves; the last two may return their operand.
-RELIABLE = frozenset({"cat", "cast", "contiguous"})
+RELIABLE = frozenset({"cat", "pick", "cast", "contiguous"})
 # Operators whose arguments say sizes: their kernels are right about shapes.
 SIZED = frozenset({"view", "expand", "narrow", "split", "select", "unbind", "linear", "matmul"})
 

@@ -59,6 +59,7 @@ DRAWN = [
     "random_fill",
     "rand_like",
     "randn_like",
+    "multinomial",
     "randint_like",
     "bernoulli",
 ]

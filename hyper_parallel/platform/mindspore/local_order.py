@@ -65,17 +65,60 @@ TURNED = {None: "forward", "backward": "forward", "forward": "backward", "ortho"
 
 
 def _from_half(compute: Callable[..., Tensor]) -> Callable[..., Tensor]:
-    def run(x: Tensor, *args: Any, norm: str | None = None, **kwargs: Any) -> Tensor:
-        return compute(ops.conj(x), *args, norm=TURNED[norm], **kwargs)
+    def run(x: Tensor, *args: Any, **kwargs: Any) -> Tensor:
+        sizes, norm = _norm_apart(args, kwargs)
+        return compute(ops.conj(x), *sizes, norm=norm, **kwargs)
 
     return run
 
 
 def _to_half(compute: Callable[..., Tensor]) -> Callable[..., Tensor]:
-    def run(x: Tensor, *args: Any, norm: str | None = None, **kwargs: Any) -> Tensor:
-        return ops.conj(compute(x, *args, norm=TURNED[norm], **kwargs))
+    def run(x: Tensor, *args: Any, **kwargs: Any) -> Tensor:
+        sizes, norm = _norm_apart(args, kwargs)
+        return ops.conj(compute(x, *sizes, norm=norm, **kwargs))
 
     return run
+
+
+def _norm_apart(args: tuple[Any, ...], kwargs: dict[str, Any]) -> tuple[tuple[Any, ...], str]:
+    """Size and dim, and the norm of the transform that this one is made of; it may come third."""
+    norm = args[2] if len(args) > 2 else kwargs.pop("norm", None)  # noqa: PLR2004 - x is apart
+    return args[:2], TURNED[norm]
+
+
+def _matrix_power(x: Tensor, n: int) -> Tensor:
+    """By squaring: the kernel's gradient is wrong in float64."""
+    if n < 0:
+        return _matrix_power(ops.inverse(x), -n)
+    found, square = None, x
+    while n:
+        if n % 2:
+            found = square if found is None else mint.matmul(found, square)
+        n //= 2
+        square = mint.matmul(square, square) if n else square
+    if found is not None:
+        return found if found is not x else x * 1
+    whole = Tensor(np.eye(x.shape[-1])).astype(x.dtype)
+    return x * 0 + whole
+
+
+def _pick(x: Tensor, drawn: Tensor, num_samples: int, replacement: bool) -> Tensor:
+    """Places by their weights: the first to arrive, or where each number falls among the weights' running sum."""
+    weights, numbers = x.asnumpy().astype(np.float64), drawn.asnumpy()
+    positive = weights > 0
+    if (weights < 0).any() or not np.isfinite(weights).all() or not positive.any(-1).all():
+        msg = "multinomial: weights must be finite, not negative, and not all zero"
+        raise RuntimeError(msg)
+    if replacement:
+        running = weights.cumsum(-1)
+        found = (running[..., None, :] <= (numbers * running[..., -1:])[..., None]).sum(-1)
+        last = np.where(positive, np.arange(weights.shape[-1]), 0).max(-1, keepdims=True)
+        return Tensor(np.minimum(found, last).astype(np.int64))
+    if (positive.sum(-1) < num_samples).any():
+        msg = f"multinomial: fewer than {num_samples} weights are positive, and none may be drawn twice"
+        raise RuntimeError(msg)
+    arrivals = np.where(positive, weights / -np.log1p(-numbers), -1.0)
+    return Tensor(np.argsort(-arrivals, -1, kind="stable")[..., :num_samples].astype(np.int64))
 
 
 KINDS = ("fft", "ifft", "rfft", "irfft")
@@ -91,6 +134,8 @@ LOCAL: dict[str, Callable[..., Any]] = {
     "kthvalue": _kthvalue,
     "cross": _cross,
     "inv": lambda x: ops.inverse(x),
+    "matrix_power": _matrix_power,
+    "pick": _pick,
     "cholesky": lambda x, upper=False: ops.cholesky(x, upper),
     "det": lambda x: ops.det(x),
     "slogdet": lambda x: tuple(ops.slogdet(x)),

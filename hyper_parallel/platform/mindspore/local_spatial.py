@@ -128,6 +128,7 @@ LOCAL: dict[str, Callable[..., Any]] = {
         x, Tensor(output_size, mindspore.int32), spread(kernel_size, 2), spread(dilation, 2), spread(padding, 2),
         spread(stride, 2),
     ),
+    "upsample": lambda x, output_size: mint.nn.functional.interpolate(x, tuple(output_size)),
     "pad": _pad,
     "prelu": _prelu,
     "real": lambda x: ops.real(x) if x.is_complex() else x * 1,

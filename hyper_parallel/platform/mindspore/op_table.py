@@ -12,7 +12,9 @@ from functools import cache
 from typing import Any
 
 from hyper_parallel.platform.mindspore import (
+    batch_norm,
     composed_index,
+    composed_linalg,
     composed_methods,
     composed_nn,
     composed_pointwise,
@@ -44,8 +46,10 @@ FAMILIES = (
 # Each registers what it composes.
 COMPOSING = (
     composed_pointwise,
+    composed_linalg,
     composed_reduce,
     composed_shape,
+    batch_norm,
     composed_index,
     composed_methods,
     composed_nn,

@@ -8,6 +8,7 @@ REORDERED = {
     "RandLikeExt": ("rand_like", "x, seed=None, offset=None, dtype=None, device=None"),
     "RandnLike": ("randn_like", "x, seed=None, offset=None, dtype=None, device=None"),
     "RandIntLike": ("randint_like", "x, low, high, seed=None, offset=None, dtype=None, device=None"),
+    "MultinomialExt": ("multinomial", "x, num_samples, replacement=False, seed=None, offset=None"),
     "BernoulliExt": ("bernoulli", "x, seed=None, offset=None"),
 }
 IN_PLACE_REORDERED = {

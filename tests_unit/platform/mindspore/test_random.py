@@ -37,12 +37,26 @@ def _drawn(name, place):
         "bernoulli": lambda: mint.bernoulli(x / 2),
         "normal_": x.normal_,
         "uniform_": x.uniform_,
+        "multinomial": lambda: mint.multinomial(x, 3),
+        "multinomial with replacement": lambda: mint.multinomial(x, 4, True),
     }
     return calls[name]().full_tensor().asnumpy()
 
 
 @pytest.mark.parametrize(
-    "name", ["dropout", "Dropout cell", "rand_like", "ops.rand_like", "randn_like", "bernoulli", "normal_", "uniform_"]
+    "name",
+    [
+        "dropout",
+        "Dropout cell",
+        "rand_like",
+        "ops.rand_like",
+        "randn_like",
+        "bernoulli",
+        "normal_",
+        "uniform_",
+        "multinomial",
+        "multinomial with replacement",
+    ],
 )
 def test_every_layout_draws_the_same(name):
     """Two and three ranks, whole, row- or column-sharded: one seed gives one global tensor, and it varies."""

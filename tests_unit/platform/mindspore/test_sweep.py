@@ -39,6 +39,8 @@ ops.std(x) | ops.var(x, 1) | ops.norm(x, 2, 0) | ops.gather_nd(x, pairs) | ops.m
 ops.tensor_scatter_add(x, pairs, r) | ops.tensor_scatter_elements(x, rows, src, 0, "add") | ops.unsorted_segment_sum(x, seg32, 3)
 ops.scatter_nd(pairs, r, (5, 3)) | ops.prelu(x, r) | ops.kl_div(x, w) | ops.softsign(x) | x.std(0) | x.argmin() | x.count_nonzero()
 _written(x, lambda c: c.mul_(y))
+mint.nn.functional.interpolate(i2, (9, 7)) | ops.interpolate(i2, (9, 7)) | ops.fftshift(x)
+ops.matrix_power(spd, 3) | ops.ifftshift(x) | ops.hfft(x) | ops.ihfft2(x)
 x[0] | [*x] | ops.real(z1) | ops.view_as_real(z1)
 """
 CASES = [one.strip() for one in EXPRESSIONS.replace("\n", " | ").split(" | ") if one.strip()]
@@ -197,3 +199,14 @@ def test_mindspore_works_after_a_failed_differentiation():
             platform.value_and_grad(lambda one: failing(one)[0])(x)
     assert x[0].shape == (3,)
     assert ops.stop_gradient(x)[0].shape == (3,)
+
+
+def test_scales_that_give_no_whole_size_are_refused(dtensor):
+    """Resizing by a scale counts places by the scale; where sizes are not whole, the size must be given."""
+    from mindspore import mint
+
+    x = dtensor(np.ones((1, 2, 3, 5), np.float32))
+    with pytest.raises(UnsupportedOperatorError) as caught:
+        mint.nn.functional.interpolate(x, scale_factor=(1.5, 1.0))
+    assert str(caught.value) == "interpolate: scale_factor [1.5, 1.0] of [3, 5] gives no whole sizes; give size="
+    assert mint.nn.functional.interpolate(x, scale_factor=(2.0, 3.0)).shape == (1, 2, 6, 15)

@@ -1,0 +1,89 @@
+"""Training batch normalization on MindSpore: statistics of the whole batch, wherever its samples are."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+
+from hyper_parallel.core.dtensor.mesh import init_device_mesh
+from hyper_parallel.core.dtensor.module import distribute_module, distribute_tensor
+from hyper_parallel.core.dtensor.placements import Replicate, Shard
+from hyper_parallel.errors import MixedTensorError
+from hyper_parallel.verify.simulate import simulate
+
+pytestmark = pytest.mark.platforms("mindspore")
+
+RNG = np.random.default_rng(0)
+X, C = (RNG.standard_normal((5, 3, 4, 2)).astype(np.float32) for _ in range(2))
+
+
+def _cell(kind):
+    from mindspore import Tensor, mint, nn
+
+    cell = nn.BatchNorm2d(3) if kind == "nn" else mint.nn.BatchNorm2d(3)
+    for number, parameter in enumerate(cell.trainable_params()):
+        parameter.set_data(Tensor(np.array([0.5, 1.5, -1.0], np.float32) + number))
+    return cell.set_train()
+
+
+def _stepped(cell, x, c):
+    """Output, gradients of the input and of what is trained, and running statistics of two steps, as arrays."""
+    import mindspore
+
+    from hyper_parallel import value_and_grad
+    from hyper_parallel.core.dtensor.dtensor import DTensor
+
+    weights = cell.trainable_params()
+    kept = []
+
+    def loss(one):
+        kept[:] = [cell(one)]
+        return (kept[0] * c).sum()
+
+    run = (value_and_grad if isinstance(x, DTensor) else mindspore.value_and_grad)(loss, 0, weights)
+    for _ in range(2):
+        _, (dx, dweights) = run(x)
+    held = [kept[0], dx, *dweights, *(one for one in cell.get_parameters() if not one.requires_grad)]
+    return [(one.full_tensor() if isinstance(one, DTensor) else one).asnumpy() for one in held if one.ndim]
+
+
+def _distributed(kind, place):
+    import mindspore
+
+    mesh = init_device_mesh("cpu", (3,), mesh_dim_names=("dp",))
+    x, c = (distribute_tensor(mindspore.Tensor(one), mesh, [place]) for one in (X, C))
+    return _stepped(distribute_module(_cell(kind), mesh), x, c)
+
+
+def _plain():
+    import mindspore
+
+    return _stepped(_cell("nn"), mindspore.Tensor(X), mindspore.Tensor(C))
+
+
+@pytest.mark.parametrize("place", [Shard(0), Shard(1), Replicate()], ids=repr)
+@pytest.mark.parametrize("kind", ["nn", "mint"])
+def test_training_is_that_of_the_whole_batch(kind, place):
+    """Outputs, all gradients and running statistics are those of one device; ``mint``'s, for NPU, are the same."""
+    expected = simulate(_plain, 1, "mindspore", timeout=200)[0]
+    for found in simulate(_distributed, 3, "mindspore", (kind, place), timeout=200):
+        assert len(found) == len(expected) == 6
+        for one, wanted in zip(found, expected, strict=True):
+            np.testing.assert_allclose(one, wanted, rtol=2e-5, atol=2e-5)
+
+
+def _half_distributed():
+    import mindspore
+
+    mesh = init_device_mesh("cpu", (2,), mesh_dim_names=("dp",))
+    with pytest.raises(MixedTensorError) as caught:
+        _cell("nn")(distribute_tensor(mindspore.Tensor(X), mesh, [Shard(0)]))
+    return str(caught.value)
+
+
+def test_statistics_of_one_rank_are_refused():
+    """Running statistics that are no DTensors would differ between ranks."""
+    assert simulate(_half_distributed, 2, "mindspore", timeout=200)[0] == (
+        "batch_norm: the running mean is a plain tensor [3] and the input a DTensor; distribute the module's "
+        "parameters too: hyper_parallel.distribute_module(module, mesh)"
+    )
