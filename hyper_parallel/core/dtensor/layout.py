@@ -2,7 +2,7 @@
 
 A layout is an immutable, interned value: comparing two is comparing identities, and a layout is its own cache key.
 Order is data: ``dim_axes[d]`` is the tuple of axes that split dim ``d``, outermost first. Every split follows the
-ceil rule (``semantics``, section 1), nested: an inner axis splits the chunk that the outer ones left.
+ceil rule (``core/dtensor/README.md``), nested: an inner axis splits the chunk that the outer ones left.
 """
 
 from __future__ import annotations

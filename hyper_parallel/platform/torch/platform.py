@@ -68,11 +68,11 @@ class TorchPlatform(
         if not _joined():
             return _ALONE
         world, engine = self._joined_world
-        return engine if world is distributed.group.WORLD else self._join()  # type: ignore[return-value] # with a world
+        return engine if world is distributed.group.WORLD else self._connected()  # type: ignore[return-value] # with a world
 
     _joined_world: tuple[Any, Transport | None] = (None, None)
 
-    def _join(self) -> Transport:
+    def _connected(self) -> Transport:
         """The transport of the default group; whoever left a world and joined another has other ranks and groups."""
         from hyper_parallel.transport.c10d import C10dTransport
 
