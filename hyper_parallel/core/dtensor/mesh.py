@@ -252,7 +252,8 @@ class DeviceMesh:
             MeshError: (a ValueError) no names, or an axis is named twice.
             MeshLookupError: (a MeshError, KeyError and IndexError) no such axis.
         """
-        if not isinstance(names, (str, tuple)) or not names:
+        given: object = names  # callers may be untyped
+        if not isinstance(given, (str, tuple)) or not given:
             # No IndexError: Python would take it for the end of a sequence.
             msg = (
                 f"mesh[{names!r}]: axes are chosen by name, as in mesh[{self.names[0]!r}]; the mesh has the axes "
