@@ -314,7 +314,11 @@ class DeviceMesh:
 
     def _member(self) -> tuple[int, ...]:
         if self.coordinate is None:
-            raise self._stranger(self.rank)
+            msg = (
+                f"{self._stranger(self.rank)}: it holds no piece of a tensor there, and takes no part in what its "
+                "ranks do; leave it out with 'if mesh.get_coordinate() is not None:'"
+            )
+            raise MeshLookupError(msg)
         return self.coordinate
 
     def _stranger(self, rank: int) -> MeshLookupError:

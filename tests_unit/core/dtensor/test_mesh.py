@@ -54,7 +54,10 @@ def test_a_rank_outside_has_no_place():
     mesh = DeviceMesh.grid("cpu", (2,), (4, 5), ("tp",))
     assert mesh.coordinate is None
     assert mesh.get_coordinate() is None
-    assert refused(lambda: mesh.get_local_rank("tp")) == "rank 0 is not in DeviceMesh(cpu, tp=2, ranks=[4, 5])"
+    assert refused(lambda: mesh.get_local_rank("tp")) == (
+        "rank 0 is not in DeviceMesh(cpu, tp=2, ranks=[4, 5]): it holds no piece of a tensor there, and takes no part "
+        "in what its ranks do; leave it out with 'if mesh.get_coordinate() is not None:'"
+    )
 
 
 def test_equal_meshes_are_one_object():
