@@ -46,6 +46,11 @@ class Report:
         """True when something was compared and nothing differed."""
         return self.forward > 0 and not self.wrong
 
+    @property
+    def all_held(self) -> bool:
+        """True when every placement was compared: nothing differed, and nothing was refused."""
+        return self.ok and not self.rejected
+
 
 def all_placements(ndim: int, mesh_ndim: int, *, partial: Sequence[str] = ("sum",)) -> list[tuple[Placement, ...]]:
     """Every tuple of placements of a tensor of ``ndim`` dims on ``mesh_ndim`` axes; one kind of Partial each."""
@@ -251,7 +256,7 @@ def seedable(outs: Sequence[Any]) -> list[Any]:
         if not isinstance(out, DTensor):
             msg = f"returned a plain {type(out).__name__} instead of a DTensor"
             raise TypeError(msg)
-    # Averages and extrema have gradients of their own (``design/semantics``, section 2): let them be reduced.
+    # The dual layout of averages and extrema is not all of their gradient (``core/dtensor/README.md``): reduce them.
     return [out if all(op == "sum" for _, op in out.layout.partials) else out.reduce_partial() for out in outs]
 
 

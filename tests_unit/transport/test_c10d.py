@@ -1,5 +1,8 @@
 """PyTorch's host operations, and its real transport in a world of one (several ranks: verify/test_launch.py)."""
 
+import subprocess
+import sys
+
 import numpy as np
 import pytest
 
@@ -108,3 +111,40 @@ def test_views_and_conjugates_travel(alone):
     assert torch.equal(alone.all_to_all([z], (0,), [(1,)])[0], z)
     assert alone.recv(torch.empty(0), 0).shape == (0,)
     alone.send(torch.empty(0), 0)
+
+
+WORLDS = """
+import sys
+import torch
+import torch.distributed as dist
+from hyper_parallel import DTensor, Replicate, Shard, init_device_mesh
+from hyper_parallel.platform.select import get_torch_platform
+
+rank, store = int(sys.argv[1]), sys.argv[2]
+for number, mine in enumerate((rank, 1 - rank)):
+    dist.init_process_group("gloo", init_method=f"file://{store}{number}", rank=mine, world_size=2)
+    transport = get_torch_platform().transport()
+    assert transport is get_torch_platform().transport()
+    mesh = init_device_mesh("cpu", (2,))
+    whole = DTensor.from_local(torch.full((1,), float(mine)), mesh, [Shard(0)]).full_tensor()
+    print(transport.rank, transport.world_size, whole.tolist())
+    dist.destroy_process_group()
+dist.init_process_group("gloo", init_method=f"file://{store}alone{rank}", rank=0, world_size=1)
+print(get_torch_platform().transport().world_size)
+dist.destroy_process_group()
+"""
+
+
+def test_another_world_has_another_transport(tmp_path):
+    """Whoever leaves the default group and joins another speaks with the new rank, world and groups."""
+    command = [sys.executable, "-c", WORLDS]
+    runs = [
+        subprocess.Popen([*command, str(rank), str(tmp_path / "store")], stdout=subprocess.PIPE, text=True)
+        for rank in range(2)
+    ]
+    told = [run.communicate(timeout=300)[0].splitlines() for run in runs]
+    assert [run.returncode for run in runs] == [0, 0]
+    assert told == [
+        ["0 2 [0.0, 1.0]", "1 2 [0.0, 1.0]", "1"],
+        ["1 2 [0.0, 1.0]", "0 2 [0.0, 1.0]", "1"],
+    ]

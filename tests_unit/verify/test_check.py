@@ -192,3 +192,12 @@ def test_differences_are_told():
     assert tell(nan, nan, None) is None
     assert tell(nan, one, None) is not None
     assert tell(np.ones(0), np.ones(0), None) is None
+
+
+def test_all_held_means_that_nothing_was_refused():
+    """A report with a rejection is ok, and did not hold everywhere; one that compared nothing is neither."""
+    assert Report(1, 0).all_held
+    assert Report(1, 0, ["no"]).ok
+    assert not Report(1, 0, ["no"]).all_held
+    assert not Report(1, 0, [], ["bad"]).all_held
+    assert not Report().all_held

@@ -208,9 +208,12 @@ _MODULE: ContextVar[str] = ContextVar("hyper_parallel_module", default="")
 
 @contextmanager
 def record_events() -> Iterator[EventLog]:
-    """Log every collective of redistributions inside, forward and backward; the log stays readable afterwards."""
+    """Log every collective of redistributions inside, forward and backward; the log stays readable afterwards.
+
+    The log tells what happened: a redistribution that :func:`strict` or :func:`implicit_budget` forbids is shown in
+    their message, and not here, wherever the blocks are opened.
+    """
     log = EventLog()
-    # First in line: what strict() forbids further in was announced, too, and helps to see what led to it.
     with watching(log):
         yield log
 

@@ -2,7 +2,7 @@
 
 A layout is an immutable, interned value: comparing two is comparing identities, and a layout is its own cache key.
 Order is data: ``dim_axes[d]`` is the tuple of axes that split dim ``d``, outermost first. Every split follows the
-ceil rule (``semantics``, section 1), nested: an inner axis splits the chunk that the outer ones left.
+ceil rule (``core/dtensor/README.md``), nested: an inner axis splits the chunk that the outer ones left.
 """
 
 from __future__ import annotations
@@ -10,6 +10,7 @@ from __future__ import annotations
 import threading
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any, NamedTuple
+from weakref import WeakValueDictionary
 
 from hyper_parallel.core.dtensor.mesh import DeviceMesh
 from hyper_parallel.core.dtensor.placements import Partial, Placement, Replicate, Shard
@@ -30,11 +31,12 @@ __all__ = ["Box", "Layout", "chunk_bounds", "parse_placements"]
 
 Box = tuple[tuple[int, int], ...]
 
-# Both grow without bound on purpose: an entry is a few tuples, a program has few layouts and repeats them, and dropping
-# one would break "equal layouts are one object" for whoever still holds it.
-_INTERNED: dict[tuple[Any, ...], Layout] = {}
-# Spellings read before.
+# Weak: "equal layouts are one object" has to hold for those that somebody still holds, and sizes that never come again
+# must not fill the memory.
+_INTERNED: WeakValueDictionary[tuple[Any, ...], Layout] = WeakValueDictionary()
+# Spellings read before; forgotten all at once, which costs reading them once more.
 _PLACED: dict[Any, Layout] = {}
+_MOST_PLACED = 16384
 _LOCK = threading.Lock()
 
 
@@ -130,6 +132,8 @@ class Layout:
             found = _intern(mesh, dim_axes, partials, tuple(shape))
             if key is not None:
                 with _LOCK:
+                    if len(_PLACED) >= _MOST_PLACED:
+                        _PLACED.clear()
                     _PLACED[key] = found
         return found
 

@@ -246,7 +246,20 @@ class DeviceMesh:
     # -- slicing -------------------------------------------------------------------------------------------------
 
     def __getitem__(self, names: str | tuple[str, ...]) -> DeviceMesh:
-        """Submesh through the current rank over the named axes, in the order given."""
+        """Submesh through the current rank over the named axes, in the order given.
+
+        Raises:
+            MeshError: (a ValueError) no names, or an axis is named twice.
+            MeshLookupError: (a MeshError, KeyError and IndexError) no such axis.
+        """
+        given: object = names  # callers may be untyped
+        if not isinstance(given, (str, tuple)) or not given:
+            # No IndexError: Python would take it for the end of a sequence.
+            msg = (
+                f"mesh[{names!r}]: axes are chosen by name, as in mesh[{self.names[0]!r}]; the mesh has the axes "
+                f"{self.names} of sizes {self.shape}"
+            )
+            raise MeshError(msg)
         axes = tuple(self.axis(name) for name in ((names,) if isinstance(names, str) else names))
         if len(set(axes)) != len(axes):
             msg = f"mesh[{names!r}]: an axis is named twice"
@@ -258,8 +271,13 @@ class DeviceMesh:
         return self._interned(self.device_type, shape, self.ranks_along(axes), sub_names, self.rank)
 
     def flatten(self, mesh_dim_name: str | None = None) -> DeviceMesh:
-        """One-axis mesh over the same ranks, called ``mesh_dim_name`` or the names joined by ``_``."""
-        name = mesh_dim_name or "_".join(self.names)
+        """One-axis mesh over the same ranks, called ``mesh_dim_name`` or the names joined by ``_``.
+
+        Raises:
+            MeshError: (a ValueError) no name for an axis.
+        """
+        name = "_".join(self.names) if mesh_dim_name is None else mesh_dim_name
+        _check(self.device_type, (len(self.ranks),), self.ranks, (name,))
         return self._interned(self.device_type, (len(self.ranks),), self.ranks, (name,), self.rank)
 
     # -- context -------------------------------------------------------------------------------------------------
@@ -296,7 +314,11 @@ class DeviceMesh:
 
     def _member(self) -> tuple[int, ...]:
         if self.coordinate is None:
-            raise self._stranger(self.rank)
+            msg = (
+                f"{self._stranger(self.rank)}: it holds no piece of a tensor there, and takes no part in what its "
+                "ranks do; leave it out with 'if mesh.get_coordinate() is not None:'"
+            )
+            raise MeshLookupError(msg)
         return self.coordinate
 
     def _stranger(self, rank: int) -> MeshLookupError:

@@ -49,6 +49,8 @@ def distribute_tensor(
         LayoutError: (a ValueError) placements that do not fit, or a DTensor that is laid out otherwise.
         MeshMismatchError: (a RuntimeError and a ValueError) the placements are a layout of another mesh.
         MeshError: (a ValueError) ``src_data_rank`` is no position in the mesh.
+        MeshLookupError: (a MeshError) this rank is not in the mesh. It is not given an empty piece, whose values would
+            look like the tensor's; ``mesh.get_coordinate() is not None`` tells the ranks that are.
         NotPlainError: (a TypeError and a RuntimeError) a sparse tensor, none, or one through which a gradient would
             flow on to what it was computed from: the result is a leaf. :meth:`DTensor.from_local` keeps the gradient.
     """

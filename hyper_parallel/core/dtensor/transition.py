@@ -24,6 +24,8 @@ __all__ = ["Cost", "Plan", "dual", "plan"]
 # Layouts are interned, so two threads that race here write the same object.
 _DUALS: dict[tuple[Layout, tuple[int, ...]], Layout] = {}
 _PLANS: dict[tuple[Layout, Layout, tuple[int, ...]], Plan] = {}
+# Sizes that never come again must not fill the memory: beyond so many all are forgotten, and made when asked for again.
+_MOST_KEPT = 16384
 # Re-entrant: building a plan may build the plan of its second half.
 _LOCK = threading.RLock()
 
@@ -135,7 +137,10 @@ def plan(source: Layout, target: Layout, varying: Sequence[int] = ()) -> Plan:
         with _LOCK:
             found = _PLANS.get(key)
             if found is None:
-                found = _PLANS[key] = _build(source, target, tuple(sorted(varying)))
+                found = _build(source, target, tuple(sorted(varying)))
+                if len(_PLANS) >= _MOST_KEPT:
+                    _PLANS.clear()
+                _PLANS[key] = found
     return found
 
 
@@ -243,7 +248,10 @@ def dual(layout: Layout, varying: tuple[int, ...] = ()) -> Layout:
     found = _DUALS.get(key)
     if found is None:
         partials = [(axis, "sum") for axis in varying]
-        found = _DUALS[key] = Layout.of(layout.mesh, layout.dim_axes, partials, layout.shape)
+        found = Layout.of(layout.mesh, layout.dim_axes, partials, layout.shape)
+        if len(_DUALS) >= _MOST_KEPT:
+            _DUALS.clear()
+        _DUALS[key] = found
     return found
 
 

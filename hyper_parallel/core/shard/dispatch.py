@@ -31,6 +31,7 @@ __all__ = ["Dispatcher", "Entry", "implicit_replication"]
 _REPLICATE_PLAIN: ContextVar[bool] = ContextVar("hyper_parallel_implicit_replication", default=False)
 _SCALARS = frozenset({int, float, bool, complex})
 _ATOMS = frozenset({int, float, bool, complex, str, type(None)})
+_MOST_PLANS = 4096
 _NONE: frozenset[type] = frozenset()
 _NO_KWARGS: dict[str, Any] = {}
 
@@ -153,6 +154,8 @@ class Dispatcher:
         if run is None:
             first, run = self._compile(entry, args, kwargs)
             done = first(args, kwargs)  # a call that fails must not leave a plan behind
+            if len(entry.cache) >= _MOST_PLANS:  # sizes and numbers that never come again must not fill the memory
+                entry.cache.clear()
             entry.cache[key] = run
             return done
         return run(args, kwargs)

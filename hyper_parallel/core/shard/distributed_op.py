@@ -19,7 +19,7 @@ from hyper_parallel.errors import LayoutError
 if TYPE_CHECKING:
     from hyper_parallel.core.shard.dispatch import Dispatcher
 
-__all__ = ["DistributedOp", "UserOp", "registrations", "user_op", "writes"]
+__all__ = ["DistributedOp", "UserOp", "mutates", "registrations", "user_op", "writes"]
 
 _USER_OPS: dict[str, UserOp] = {}
 _LOCK = threading.Lock()
@@ -172,6 +172,11 @@ def writes(func: Any, name: str) -> bool:
     first = schema.arguments[0].alias_info if schema.arguments else None
     back = schema.returns[0].alias_info if len(schema.returns) == 1 else None
     return first is not None and first.is_write and back is not None and back.is_write
+
+
+def mutates(func: Any, name: str) -> bool:
+    """Whether an operator writes into any operand, as far as its schema or its name tells."""
+    return bool(getattr(getattr(func, "_schema", None), "is_mutable", False)) or writes(func, name)
 
 
 class _FreeBinder(Binder):

@@ -12,7 +12,7 @@ from hyper_parallel.core.dtensor.layout import Layout
 from hyper_parallel.core.shard.binder import binder
 from hyper_parallel.core.shard.call import OpCall, Operand, Ref
 from hyper_parallel.core.shard.dispatch import Entry
-from hyper_parallel.core.shard.distributed_op import UserOp, registrations, user_op, writes
+from hyper_parallel.core.shard.distributed_op import UserOp, mutates, registrations, user_op
 from hyper_parallel.core.shard.propagation import OpPlan, propagate
 from hyper_parallel.core.shard.rule import Listed, Rule, find_rule
 from hyper_parallel.core.shard.schema import (
@@ -57,7 +57,7 @@ class _Registered(UserOp):
             raise LayoutError(msg)
         many = not isinstance(found.strategies[0].output_specs, Layout)
         options = tuple(_option(self.op_name, call.operands, one) for one in found.strategies)
-        if _mutates(func, self.op_name):
+        if mutates(func, self.op_name):
             layouts = tuple(one.layout for one in call.operands)
             options = tuple(one for one in options if one[0] == layouts)
             if not options:
@@ -253,11 +253,6 @@ def _name(op: Any) -> str:
     if type(op).__name__ == "OpOverload":
         return str(op)
     return str(getattr(op, "__name__", None) or getattr(op, "name", op))
-
-
-def _mutates(func: Any, name: str) -> bool:
-    """Whether an operator writes into any operand, as far as its schema or its name tells."""
-    return bool(getattr(getattr(func, "_schema", None), "is_mutable", False)) or writes(func, name)
 
 
 def _unknown(*_: Any, **__: Any) -> Any:

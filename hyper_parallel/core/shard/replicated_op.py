@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from typing import TYPE_CHECKING, Any
 
 from hyper_parallel.core.dtensor.dtensor import DTensor
 from hyper_parallel.core.dtensor.events import Cause
 from hyper_parallel.core.dtensor.layout import Layout
-from hyper_parallel.core.shard.distributed_op import UserOp
+from hyper_parallel.core.shard.distributed_op import UserOp, mutates, writes
 from hyper_parallel.core.shard.entries import rebuilt
 from hyper_parallel.errors import MeshMismatchError, MixedTensorError, UnsupportedOperatorError
 
@@ -48,9 +48,8 @@ class ReplicatedOp(UserOp):
         if plain is not None:
             msg = f"{self.op_name}: a plain tensor {list(plain.shape)} meets DTensors on {meshes[0]!r}"
             raise MixedTensorError(msg)
-        if any(not one.layout.is_replicated for one in operands) and self.op_name.endswith("_"):
-            msg = f"{self.op_name}: what is written in place must be whole; use x = x.redistribute() first"
-            raise UnsupportedOperatorError(msg)
+        written = operands if mutates(func, self.op_name) else []
+        self._require_writable(written)
         whole, named = self._whole(args), {name: self._whole(value) for name, value in kwargs.items()}
         gathered = [
             (one, local)
@@ -66,7 +65,20 @@ class ReplicatedOp(UserOp):
                     "the write is lost; use x = x.redistribute() first"
                 )
                 raise UnsupportedOperatorError(msg)
+        for one in written:
+            one.drop_views()
+        if writes(func, self.op_name):
+            return operands[0]
         return _wrapped(found, lambda local: platform.wrap(local, _whole_layout(meshes[0], local)), platform.is_tensor)
+
+    def _require_writable(self, operands: Iterable[Any]) -> None:
+        for one in operands:
+            if not one.layout.is_replicated:
+                msg = f"{self.op_name}: what is written in place must be whole; use x = x.redistribute() first"
+                raise UnsupportedOperatorError(msg)
+            if one._readonly is not None:  # noqa: SLF001 - the class' other half
+                msg = f"{self.op_name}: an operand cannot be written to: {one._readonly}"  # noqa: SLF001 - as above
+                raise UnsupportedOperatorError(msg)
 
     def _whole(self, value: Any) -> Any:
         """``value`` with the gathered local tensor in place of each DTensor."""

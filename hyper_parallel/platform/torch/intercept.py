@@ -16,7 +16,7 @@ from torch.overrides import enable_reentrant_dispatch
 from hyper_parallel.core.dtensor.dtensor import DTensor
 from hyper_parallel.core.dtensor.skip import local_operands, skipped
 from hyper_parallel.core.shard.dispatch import Dispatcher, Entry
-from hyper_parallel.core.shard.distributed_op import user_op
+from hyper_parallel.core.shard.distributed_op import mutates, user_op
 from hyper_parallel.errors import LayoutError, UnsupportedOperatorError
 from hyper_parallel.platform.torch.opened import opened
 
@@ -156,8 +156,7 @@ def _message(func: OpOverload[..., Any], args: tuple[Any, ...], kwargs: dict[str
             f"{name}() of a DTensor ({seen}): the shape of a DTensor cannot change in place; "
             f"write x = x.{plain}(...) instead"
         )
-    return (
-        f"operator {func} has no sharding rule (layouts: {seen}); "
-        "add one with hyper_parallel.DistributedOp, or let it run whole on every rank: "
-        f"hyper_parallel.ReplicatedOp({str(func)!r})"
-    )
+    said = f"operator {func} has no sharding rule (layouts: {seen}); add one with hyper_parallel.DistributedOp"
+    if mutates(func, str(func)) or torch.Tag.nondeterministic_seeded in func.tags:
+        return said  # run whole, a write would be lost, and every rank would draw numbers of its own
+    return f"{said}, or let it run whole on every rank: hyper_parallel.ReplicatedOp({str(func)!r})"

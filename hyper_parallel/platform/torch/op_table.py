@@ -33,6 +33,7 @@ from hyper_parallel.platform.torch import (
     op_table_random,
     op_table_recurrent,
     op_table_reduce,
+    op_table_scaler,
     op_table_shape,
     op_table_spatial,
 )
@@ -55,7 +56,7 @@ LISTS = (
     op_table_order,
     op_table_pieces,
 )
-ROUTES = (op_table_nn, op_table_spatial, op_table_recurrent, op_table_pieces, op_table_fused)
+ROUTES = (op_table_nn, op_table_spatial, op_table_recurrent, op_table_pieces, op_table_fused, op_table_scaler)
 
 
 def _spelling(

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import threading
 from collections.abc import Callable, Iterator
 from functools import cached_property
 from typing import Any
@@ -64,17 +65,27 @@ class TorchPlatform(
         active = active_transport()
         if active is not None:
             return active
-        return self._engine if _joined() else _ALONE
+        if not _joined():
+            return _ALONE
+        world, engine = self._joined_world
+        return engine if world is distributed.group.WORLD else self._connected()  # type: ignore[return-value] # with a world
+
+    _joined_world: tuple[Any, Transport | None] = (None, None)
+
+    def _connected(self) -> Transport:
+        """The transport of the default group; whoever left a world and joined another has other ranks and groups."""
+        from hyper_parallel.transport.c10d import C10dTransport
+
+        with _JOINING:
+            world, engine = self._joined_world
+            if engine is None or world is not distributed.group.WORLD:
+                engine = C10dTransport()
+                self._joined_world = (distributed.group.WORLD, engine)
+            return engine
 
     def _leave(self, transport: Transport) -> None:
         transport.close()
-        self.__dict__.pop("_engine", None)
-
-    @cached_property
-    def _engine(self) -> Transport:
-        from hyper_parallel.transport.c10d import C10dTransport
-
-        return C10dTransport()
+        self._joined_world = (None, None)
 
     @cached_property
     def wrap(self) -> Callable[[Any, Any], Any]:
@@ -139,6 +150,7 @@ class TorchPlatform(
         return local_op(op)
 
 
+_JOINING = threading.Lock()
 _ALONE = SingleTransport(TorchOps())
 _joined: Callable[[], bool] = distributed.is_initialized if distributed.is_available() else bool
 

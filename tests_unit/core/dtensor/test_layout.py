@@ -1,9 +1,12 @@
 from __future__ import annotations
 
+import gc
 import itertools
 
 import pytest
 
+from hyper_parallel.core.dtensor import layout as layout_module
+from hyper_parallel.core.dtensor import transition
 from hyper_parallel.core.dtensor.layout import Layout
 from hyper_parallel.core.dtensor.mesh import DeviceMesh
 from hyper_parallel.core.dtensor.placements import Partial, Replicate, Shard, StridedShard
@@ -204,3 +207,23 @@ def test_a_changed_layout_is_a_new_one():
     assert layout.with_shape((4, 4)).shape == (4, 4)
     assert layout.placements == (S0, R)
     assert layout.shape == (12, 5)
+
+
+def test_layouts_that_nobody_holds_are_forgotten(monkeypatch):
+    """Sizes that never come again do not fill the memory; equal layouts are one object as long as one is held."""
+    monkeypatch.setattr(layout_module, "_MOST_PLACED", 8)
+    monkeypatch.setattr(transition, "_MOST_KEPT", 8)
+    for kept in (layout_module._PLACED, transition._PLANS, transition._DUALS):
+        kept.clear()
+    mesh = DeviceMesh.grid("cpu", (2,), (0, 1), ("tp",))
+    held = Layout.place(mesh, [Shard(0)], (1_000_003,))
+    gc.collect()
+    before = len(layout_module._INTERNED)
+    for size in range(1_000_010, 1_000_110):
+        rows, whole = (Layout.place(mesh, [one], (size,)) for one in (Shard(0), Replicate()))
+        transition.dual(rows)
+        assert transition.plan(rows, whole).adjoint.adjoint is transition.plan(rows, whole)
+    assert max(len(layout_module._PLACED), len(transition._PLANS), len(transition._DUALS)) <= 8
+    gc.collect()
+    assert len(layout_module._INTERNED) - before < 50
+    assert Layout.place(mesh, [Shard(0)], (1_000_003,)) is held

@@ -54,7 +54,10 @@ def test_a_rank_outside_has_no_place():
     mesh = DeviceMesh.grid("cpu", (2,), (4, 5), ("tp",))
     assert mesh.coordinate is None
     assert mesh.get_coordinate() is None
-    assert refused(lambda: mesh.get_local_rank("tp")) == "rank 0 is not in DeviceMesh(cpu, tp=2, ranks=[4, 5])"
+    assert refused(lambda: mesh.get_local_rank("tp")) == (
+        "rank 0 is not in DeviceMesh(cpu, tp=2, ranks=[4, 5]): it holds no piece of a tensor there, and takes no part "
+        "in what its ranks do; leave it out with 'if mesh.get_coordinate() is not None:'"
+    )
 
 
 def test_equal_meshes_are_one_object():
@@ -182,3 +185,26 @@ def test_the_current_mesh_belongs_to_the_thread():
         other.join()
     assert seen == [None]
     assert get_current_mesh() is None
+
+
+@pytest.mark.parametrize("choice", [0, -1, slice(1), None, (), "", ["dp"]])
+def test_what_is_no_name_chooses_no_axis(choice):
+    """A mesh is sliced by names only; anything else is a ValueError with the facts, and no end of a sequence."""
+    with pytest.raises(MeshError) as caught:
+        GRID[choice]
+    assert str(caught.value) == (
+        f"mesh[{choice!r}]: axes are chosen by name, as in mesh['dp']; the mesh has the axes {GRID.names} of sizes "
+        f"{GRID.shape}"
+    )
+    assert isinstance(caught.value, ValueError)
+    assert not isinstance(caught.value, IndexError)
+
+
+@pytest.mark.parametrize("name", ["None", "", 3])
+def test_a_flattened_mesh_has_a_name(name):
+    """The name of a flattened mesh follows the rules of all names of axes."""
+    with pytest.raises(MeshError) as caught:
+        GRID.flatten(name)
+    assert str(caught.value) == (
+        f"DeviceMesh: mesh_dim_names must be non-empty strings other than 'None', got ({name!r},)"
+    )

@@ -21,7 +21,7 @@ from hyper_parallel.errors import (
     NotPlainError,
     ShardMismatchError,
 )
-from hyper_parallel.verify import simulate
+from hyper_parallel.verify import launch, simulate
 
 pytestmark = pytest.mark.platforms("torch")
 
@@ -349,3 +349,28 @@ def test_an_input_of_a_differentiated_function_is_refused():
         return float(mindspore.grad(lambda w: loss(w).full_tensor())(w).asnumpy().min())
 
     assert simulate(rank, 2, "mindspore") == [6.0, 6.0]
+
+
+def outside():
+    """What a rank outside of a mesh of the first two gets, and the sum that the others compute."""
+    import torch
+
+    mesh = init_device_mesh("cpu", (2,), rank_list=[0, 1])
+    if mesh.get_coordinate() is not None:
+        return distribute_tensor(torch.arange(5.0), mesh, [Shard(0)]).sum().full_tensor().item()
+    with pytest.raises(MeshError) as caught:
+        distribute_tensor(torch.arange(5.0), mesh, [Shard(0)])
+    return str(caught.value)
+
+
+@pytest.mark.parametrize("run", [simulate, launch], ids=["simulated", "processes"])
+def test_a_rank_outside_of_the_mesh(run):
+    """It is told so, at once; the ranks of the mesh need not wait for it, on real processes neither."""
+    assert run(outside, 3, "torch") == [
+        10.0,
+        10.0,
+        (
+            "rank 2 is not in DeviceMesh(cpu, 0=2, ranks=[0, 1]): it holds no piece of a tensor there, and takes no "
+            "part in what its ranks do; leave it out with 'if mesh.get_coordinate() is not None:'"
+        ),
+    ]

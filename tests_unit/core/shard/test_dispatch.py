@@ -9,6 +9,7 @@ from hyper_parallel.core.dtensor.layout import Layout
 from hyper_parallel.core.dtensor.mesh import DeviceMesh, init_device_mesh
 from hyper_parallel.core.dtensor.placements import Partial, Replicate, Shard
 from hyper_parallel.core.dtensor.skip import SkipDTensorDispatch
+from hyper_parallel.core.shard import dispatch
 from hyper_parallel.core.shard.dispatch import implicit_replication
 from hyper_parallel.errors import MeshMismatchError, MixedTensorError, UnsupportedOperatorError
 from hyper_parallel.platform.select import get_torch_platform
@@ -331,3 +332,23 @@ def test_in_place_functions_called_by_keyword():
 
     for text in on_ranks(rank, 2):
         assert text.startswith("add_: a plain tensor [5, 2] cannot be written with DTensors; write what full_tensor")
+
+
+def test_plans_are_bounded(monkeypatch):
+    """Numbers and sizes that never come again do not fill the memory, and what is dropped is planned anew."""
+    import torch
+
+    from hyper_parallel.platform.torch import intercept
+
+    monkeypatch.setattr(dispatch, "_MOST_PLANS", 4)
+    entry = intercept.interception().functions[torch.softmax]
+    entry.cache.clear()
+
+    def rank(mesh):
+        for size in (*range(2, 30), 2, 3):
+            x = spread(values(size, 2), mesh, S0)
+            assert_whole(torch.softmax(x, 1), values(size, 2).softmax(1))
+        return True
+
+    assert all(on_ranks(rank, 2))
+    assert 0 < len(entry.cache) <= 4

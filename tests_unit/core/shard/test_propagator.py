@@ -308,10 +308,7 @@ def test_an_operator_that_writes_is_not_gathered_unnoticed():
         with registered(ReplicatedOp("hp_test.triple_.default")):
             assert simulate(body, 2, platform="torch")[0] == (
                 [3.0] * 3,
-                (
-                    "hp_test.triple_.default: it writes into f32[3@tp], which was gathered first, so the write is "
-                    "lost; use x = x.redistribute() first"
-                ),
+                "hp_test.triple_.default: what is written in place must be whole; use x = x.redistribute() first",
             )
 
 

@@ -66,6 +66,35 @@ def test_an_unknown_operator_says_what_to_do():
     )
 
 
+def test_only_what_helps_is_advised():
+    """Run whole, a write would be lost and each rank would draw other numbers: no such advice for those operators."""
+    import torch
+
+    def on_rank(mesh):
+        x = spread(torch.ones(4, 4), mesh, Shard(0))
+        found = []
+        for call in (
+            lambda: torch.ops.aten._amp_update_scale_(x, x, x, 2.0, 0.5, 1),
+            lambda: torch.ops.aten._sample_dirichlet(x),
+        ):
+            with pytest.raises(UnsupportedOperatorError) as caught:
+                call()
+            found.append(str(caught.value))
+        return found
+
+    shown = "f32[4@tp, 4]"
+    assert on_ranks(on_rank)[0] == [
+        (
+            f"operator aten._amp_update_scale_.default has no sharding rule (layouts: {shown}, {shown}, {shown}); "
+            "add one with hyper_parallel.DistributedOp"
+        ),
+        (
+            f"operator aten._sample_dirichlet.default has no sharding rule (layouts: {shown}); "
+            "add one with hyper_parallel.DistributedOp"
+        ),
+    ]
+
+
 def test_users_operators_come_before_decomposition():
     """A function that a user gave a rule under its name is dispatched by it."""
     import torch
