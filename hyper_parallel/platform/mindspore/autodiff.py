@@ -13,7 +13,6 @@ import mindspore
 
 from hyper_parallel.core.dtensor.dtensor import DTensor
 from hyper_parallel.core.dtensor.transition import dual
-from hyper_parallel.platform.mindspore.differentiable import recovering
 from hyper_parallel.platform.mindspore.dtensor import wrap
 
 __all__ = ["value_and_grad"]
@@ -37,7 +36,7 @@ def value_and_grad(
     Returns:
         a function of the arguments of ``fn`` that returns the outputs and the gradients, nested as MindSpore does it.
     """
-    run = recovering(mindspore.value_and_grad(_settled(fn), grad_position, weights, has_aux))
+    run = mindspore.value_and_grad(_settled(fn), grad_position, weights, has_aux)
 
     def differentiated(*args: Any, **kwargs: Any) -> tuple[Any, Any]:
         value, grads = run(*args, **kwargs)

@@ -2,49 +2,16 @@
 
 from __future__ import annotations
 
-import sys
 from collections.abc import Callable, Sequence
-from functools import wraps
-from types import FrameType
 from typing import Any
 
 import mindspore
 from mindspore import Tensor, mint, ops
 from mindspore.common._grad_function import _Function
-from mindspore.common.api import _pynative_executor
 
 from hyper_parallel.platform.contract.differentiable import DifferentiableFacet
 
-__all__ = ["MindSporeDifferentiable", "recovering"]
-
-
-def recovering(differentiated: Callable[..., Any]) -> Callable[..., Any]:
-    """``differentiated``, after whose failure MindSpore still works.
-
-    An exception inside a function that is being differentiated leaves MindSpore's record of it half written, and every
-    later ``x[0]`` of any tensor fails. Inside another differentiation nothing is cleared: that one is still at work.
-    """
-
-    @wraps(differentiated)
-    def run(*args: Any, **kwargs: Any) -> Any:
-        try:
-            return differentiated(*args, **kwargs)
-        except BaseException:
-            if not _differentiating():
-                _pynative_executor.clear_res()
-            raise
-
-    return run
-
-
-def _differentiating() -> bool:
-    """Whether a differentiation is at work above; MindSpore's own flag stays set after one that failed."""
-    frame: FrameType | None = sys._getframe(1)  # noqa: SLF001 - the interpreter's only door to it
-    while frame is not None:
-        if frame.f_code.co_name == "_pynative_func_grad_forward":
-            return True
-        frame = frame.f_back
-    return False
+__all__ = ["MindSporeDifferentiable"]
 
 
 class _Seeded(_Function):
@@ -92,7 +59,7 @@ class MindSporeDifferentiable(DifferentiableFacet):
         if not positions:
             seeded(*leaves)
             return outs, [None] * len(leaves)
-        found = recovering(mindspore.grad(seeded, positions))(*leaves)
+        found = mindspore.grad(seeded, positions)(*leaves)
         grads: list[Any] = [None] * len(leaves)
         for position, grad in zip(positions, found if len(positions) > 1 else (found,), strict=True):
             grads[position] = grad

@@ -19,7 +19,7 @@ from hyper_parallel.core.dtensor.dtensor import DTensor
 from hyper_parallel.core.dtensor.layout import Layout
 from hyper_parallel.core.dtensor.skip import any_block, skipped
 from hyper_parallel.errors import LayoutError, UnsupportedOperatorError
-from hyper_parallel.platform.mindspore import bypasses, intercept, op_table, recompute
+from hyper_parallel.platform.mindspore import bypasses, intercept, op_table, recompute, recovery
 from hyper_parallel.platform.mindspore.op_line import Line
 
 __all__ = ["MindSporeDTensor", "wrap"]
@@ -341,6 +341,7 @@ def install(platform: Any) -> None:
     for name, operator in _UNARY.items():
         setattr(MindSporeDTensor, name, dispatcher.unary(Line(name, operator).entry))
     bypasses.close()
+    recovery.install()
     recompute.install()
 
 
