@@ -368,23 +368,30 @@ def _intern(
 ) -> Layout:
     key = (mesh, dim_axes, partials, shape, waiting)
     found = _INTERNED.get(key)
-    if found is not None:
-        return found
-    with _LOCK:
-        found = _INTERNED.get(key)
-        if found is None:
-            found = object.__new__(Layout)
-            found.mesh, found.shape, found._waiting = mesh, shape, waiting
-            found._is_placed = dim_axes is not None
-            if dim_axes is not None:
-                found.dim_axes, found.partials = dim_axes, partials
-                found.placements = public_placements(mesh, dim_axes, partials)
-            elif waiting is not None:
-                found.placements, found.partials = waiting, partials
-            found.tensor_meta = None if shape is None else TensorMeta(shape, _dense(shape))
-            found._local_shape = None
-            _INTERNED[key] = found
+    if found is None:
+        with _LOCK:  # another thread may have come first
+            found = _INTERNED[key] = _INTERNED.get(key) or _new(*key)
     return found
+
+
+def _new(
+    mesh: DeviceMesh,
+    dim_axes: DimAxes | None,
+    partials: Partials,
+    shape: tuple[int, ...] | None,
+    waiting: tuple[Placement, ...] | None,
+) -> Layout:
+    made = object.__new__(Layout)
+    made.mesh, made.shape, made._waiting = mesh, shape, waiting
+    made._is_placed = dim_axes is not None
+    if dim_axes is not None:
+        made.dim_axes, made.partials = dim_axes, partials
+        made.placements = public_placements(mesh, dim_axes, partials)
+    elif waiting is not None:
+        made.placements, made.partials = waiting, partials
+    made.tensor_meta = None if shape is None else TensorMeta(shape, _dense(shape))
+    made._local_shape = None
+    return made
 
 
 def _dense(shape: tuple[int, ...]) -> tuple[int, ...]:

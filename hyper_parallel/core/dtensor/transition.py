@@ -87,11 +87,11 @@ class Plan:
         Raises:
             LayoutError: the plan reduces by max, min, prod, all or any, which is not linear; see ``linear``.
         """
-        if self._adjoint is None:
-            with _LOCK:
-                if self._adjoint is None:
-                    self._adjoint = _adjoint_of(self)
-        return self._adjoint
+        found = self._adjoint
+        if found is None:
+            with _LOCK:  # another thread may have come first
+                found = self._adjoint = self._adjoint or _adjoint_of(self)
+        return found
 
     @property
     def is_trivial(self) -> bool:
@@ -134,13 +134,11 @@ def plan(source: Layout, target: Layout, varying: Sequence[int] = ()) -> Plan:
     key = (source, target, tuple(varying))
     found = _PLANS.get(key)
     if found is None:
-        with _LOCK:
-            found = _PLANS.get(key)
-            if found is None:
-                found = _build(source, target, tuple(sorted(varying)))
-                if len(_PLANS) >= _MOST_KEPT:
-                    _PLANS.clear()
-                _PLANS[key] = found
+        with _LOCK:  # another thread may have come first
+            found = _PLANS.get(key) or _build(source, target, tuple(sorted(varying)))
+            if len(_PLANS) >= _MOST_KEPT:
+                _PLANS.clear()
+            _PLANS[key] = found
     return found
 
 

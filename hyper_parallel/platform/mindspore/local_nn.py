@@ -72,16 +72,12 @@ def _attention(
     k: Tensor,
     v: Tensor,
     attn_mask: Tensor | None = None,
-    dropout_p: float = 0.0,
     is_causal: bool = False,
     scale: float | None = None,
     enable_gqa: bool = False,
     first_query: int | None = None,
 ) -> Tensor:
     """Softmax attention; ``first_query`` is where a causal run of queries starts among all of them."""
-    if dropout_p:
-        msg = "scaled_dot_product_attention: dropout_p is not served on MindSpore; apply dropout to the result"
-        raise NotImplementedError(msg)
     if enable_gqa and q.shape[-3] != k.shape[-3]:
         k, v = (_grouped(one, q.shape[-3] // one.shape[-3]) for one in (k, v))
     scores = matmul(q, mint.transpose(k, -2, -1)) * (1 / math.sqrt(q.shape[-1]) if scale is None else scale)

@@ -191,7 +191,7 @@ def where(ops: Any, condition: Any, x: Any = None, y: Any = None) -> Any:
 
 def one_hot(ops: Any, x: Any, num_classes: int = -1) -> Any:
     """One dim more; without ``num_classes`` the largest class is looked for in the whole."""
-    if num_classes < 0:
+    if num_classes == -1:
         num_classes = int(_whole(x, "one_hot").max()) + 1
     return _dispatch(ops, "one_hot", x, num_classes)
 

@@ -110,7 +110,6 @@ def _attention(
     k: Tensor,
     v: Tensor,
     attn_mask: Tensor | None = None,
-    dropout_p: float = 0.0,
     is_causal: bool = False,
     scale: float | None = None,
     enable_gqa: bool = False,
@@ -120,7 +119,7 @@ def _attention(
     if first_query is not None:
         seen = torch.ones(q.shape[-2], k.shape[-2], dtype=torch.bool, device=q.device)
         attn_mask = seen.tril(first_query)
-    return F.scaled_dot_product_attention(q, k, v, attn_mask, dropout_p, is_causal, scale=scale, enable_gqa=enable_gqa)
+    return F.scaled_dot_product_attention(q, k, v, attn_mask, 0.0, is_causal, scale=scale, enable_gqa=enable_gqa)
 
 
 LOCAL: dict[str, Callable[..., Any]] = {

@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+import copy
 import gc
 import itertools
 
@@ -31,6 +32,7 @@ R, S0, S1 = Replicate(), Shard(0), Shard(1)
     (("dp", "dp"), "placements: aliases ('dp', 'dp') use an axis twice"),
     ((("dp", "dp"), None), "placements: aliases (('dp', 'dp'), None) use an axis twice"),
     ((1, None), "placements: 1 is neither an axis name, a tuple of axis names nor 'None'"),
+    (((["dp"],), None), "placements: (['dp'],) is neither an axis name, a tuple of axis names nor 'None'"),
 ])  # fmt: skip
 def test_placements_that_do_not_fit_say_why(placements, text):
     """Wrong counts, dims that do not exist and axes used twice are a LayoutError, a ValueError with the facts."""
@@ -184,6 +186,18 @@ def test_other_attributes_are_missing_as_ever():
     """The guard is for what placing sets."""
     with pytest.raises(AttributeError, match="'Layout' object has no attribute 'nope'"):
         _ = Layout((2, 3), ("dp", "tp")).nope
+
+
+def test_a_copy_is_the_layout_itself():
+    """Layouts are immutable and compared by identity: copies, shallow, deep or pickled, are one object."""
+    layout = Layout.place(MESH, [S0, R], (12, 5))
+    assert copy.copy(layout) is copy.deepcopy({"weight": layout})["weight"] is layout
+
+
+def test_the_global_shape_of_what_a_rank_holds():
+    """An attached shape counts, uneven shards and all; without one, shards are taken to be even."""
+    assert Layout.place(MESH, [S0, R], (5, 7)).get_global_shape((3, 7)) == (5, 7)
+    assert Layout.place(MESH, [S0, R], (5, 7)).with_shape(None).get_global_shape((3, 7)) == (6, 7)
 
 
 def test_partial_queries():

@@ -21,10 +21,13 @@ Names = tuple[str | None, ...]
 
 @rule(
     "scaled_dot_product_attention",
-    "q, k, v, attn_mask=None, dropout_p=0.0, is_causal=False, scale=None, enable_gqa=False",
+    "q, k, v, attn_mask=None, is_causal=False, scale=None, enable_gqa=False",
 )
 def attention(call: OpCall) -> Strategies:
-    """``…hl[e], …h[s][e], …[s]f -> …hlf``: keys are whole, queries may be sharded, causally too; linear in ``v``."""
+    """``…hl[e], …h[s][e], …[s]f -> …hlf``: keys are whole, queries may be sharded, causally too; linear in ``v``.
+
+    It drops nothing: a rank would draw a mask of its own (``attention_with_dropout`` does).
+    """
     q, k, v, mask = call["q"], call["k"], call["v"], call["attn_mask"]
     _check(call)
     grouped = call["enable_gqa"] and q.ndim > 2 and q.shape[-3] != k.shape[-3]  # noqa: PLR2004 - a head dim
@@ -45,12 +48,6 @@ def attention(call: OpCall) -> Strategies:
 
 def _check(call: OpCall) -> None:
     q, k, v = call["q"], call["k"], call["v"]
-    if call["dropout_p"] > 0:
-        msg = (
-            "dropout_p > 0 would draw another mask on every rank; "
-            "use dropout_p=0.0, or softmax, dropout and matmul one by one"
-        )
-        raise ValueError(msg)
     if min(one.ndim for one in (q, k, v)) < 2 or q.shape[-1] != k.shape[-1] or k.shape[-2] != v.shape[-2]:  # noqa: PLR2004
         msg = "q, k and v must be …le, …se and …sf"
         raise ValueError(msg)

@@ -177,7 +177,7 @@ def narrow(call: OpCall) -> Strategies:
     x, start, length = call["x"], call["start"], call["length"]
     dim = normal_dim(call["dim"], x.ndim)
     if not isinstance(start, int):
-        msg = "start must be a Python number"
+        msg = f"start is {start!r}; it must be an integer"
         raise ValueError(msg)  # noqa: TRY004 - dispatch reports ValueErrors with the call
     size = x.shape[dim]
     if not -size <= start <= size or length < 0 or start % max(size, 1) * (start < size) + length > size:
@@ -350,7 +350,7 @@ def repeat_interleave(call: OpCall) -> Strategies:
     """Each element several times in a row: even shards stay even."""
     x, repeats, dim = call["x"], call["repeats"], call["dim"]
     if not isinstance(repeats, int):
-        msg = "repeats must be a Python number: the size of the result would depend on values"
+        msg = f"repeats is {repeats!r}; it must be an integer, or a tensor of them"
         raise ValueError(msg)  # noqa: TRY004 - dispatch reports ValueErrors with the call
     if dim is None:
         return Strategies(tuple(passing_rows()), ((math.prod(x.shape) * repeats,),), _without_size)

@@ -177,7 +177,7 @@ def one_hot(call: OpCall) -> Strategies:
     """Every dim of the classes' numbers runs through; the new one is whole."""
     x, count = call["x"], call["num_classes"]
     if count < 1:
-        msg = "num_classes must be given: the size of the result would depend on values"
+        msg = f"num_classes is {count}; give a positive number: the size of the result must not depend on values"
         raise ValueError(msg)
     names = tuple(f"d{dim}" for dim in range(x.ndim))
     return Strategies(labelled_rows(Labels((names,), ((*names, None),), reduce=None)), ((*x.shape, count),))

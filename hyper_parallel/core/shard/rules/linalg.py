@@ -248,8 +248,8 @@ def linalg_norm(ops: Any, x: Any, ord: Any, dim: Any, keepdim: bool, dtype: Any)
     """Of vectors or of matrices, as dims, or where they are not given the shape, say."""
     ndim = len(tuple(x.shape))
     dims = None if dim is None else (dim,) if isinstance(dim, int) else tuple(dim)
-    if ord is not None and dims is None and ndim > 1:
-        dims = (-2, -1) if ndim == 2 else tuple(range(ndim))  # noqa: PLR2004 - a matrix
+    if ord is not None and dims is None:
+        dims = tuple(range(ndim))
     if ord is None or dims is None or len(dims) == 1:
         return ops.vector_norm(x, 2 if ord is None else ord, dims, keepdim, dtype=dtype)
     return ops.matrix_norm(x, ord, dims, keepdim, dtype=dtype)

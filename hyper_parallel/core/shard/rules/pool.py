@@ -29,22 +29,29 @@ def inner_dims(
 ) -> Strategies:
     """The last dims of ``x`` are whole and get new sizes; the dims before (``b0``, ``b1``) pass."""
     x = call["x"]
-    lead = x.ndim - len(sizes)
-    if lead < 0:
-        msg = f"x has {x.ndim} dims, at least {len(sizes)} are needed"
-        raise ValueError(msg)
+    lead = _leading(call, len(sizes))
     names: Names = (*(f"b{dim}" for dim in range(lead)), *(None for _ in sizes))
     labels = Labels((names, *others), (names,) * outputs, None, joint=joint, each=each)
     shape = (*x.shape[:lead], *sizes)
     return Strategies(held_rows(labels), (shape,) * outputs, many=outputs > 1)
 
 
+def _leading(call: OpCall, count: int) -> int:
+    """How many dims are before the last ``count``."""
+    ndim = call["x"].ndim
+    if ndim < count:
+        msg = f"x has {ndim} dims, at least {count} are needed"
+        raise ValueError(msg)
+    return int(ndim - count)
+
+
 def _pooled(call: OpCall, count: int) -> tuple[int, ...]:
     """Sizes that pooling windows leave of the last ``count`` dims."""
+    lead = _leading(call, count)
     kernel = spread(call["kernel_size"], count)
     stride = spread(call["stride"], count) if call["stride"] not in (None, (), []) else kernel
     padding, dilation = spread(call["padding"], count), spread(call["dilation"] or 1, count)
-    sizes = call["x"].shape[-count:]
+    sizes = call["x"].shape[lead:]
     return tuple(
         _positions(*one, ceil=call["ceil_mode"]) for one in zip(sizes, kernel, stride, padding, dilation, strict=True)
     )

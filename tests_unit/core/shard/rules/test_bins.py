@@ -24,6 +24,7 @@ CALLS = [
     (lambda x: torch.bincount(x, minlength=9), [(6, (7,))]),
     (torch.cdist, [(2, 5, 3), (2, 4, 3)]),
     (lambda x, y: torch.cdist(x, y, p=1.0), [(5, 3), (4, 3)]),
+    (lambda x, y: torch.cdist(x, y, compute_mode="donot_use_mm_for_euclid_dist"), [(26, 3), (4, 3)]),
 ]
 
 

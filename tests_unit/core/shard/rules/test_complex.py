@@ -59,3 +59,22 @@ def test_pairs_become_complex_numbers_where_they_are(ranks):
         return x.placements, back.placements, torch.equal(back.full_tensor(), torch.view_as_real(VALUES))
 
     assert ranks(2, run) == [((Shard(0),), (Shard(0),), True)] * 2
+
+
+def test_resolved_conjugates_stay_where_they_are(ranks):
+    """`resolve_conj` and `resolve_neg` read the same values, in the same layout, with their gradient."""
+
+    def run(mesh):
+        x = placed(mesh, VALUES, Shard(1)).requires_grad_()
+        conjugate, negative = x.conj().resolve_conj(), x.conj().imag.resolve_neg()
+        (conjugate * conjugate).sum().real.backward()
+        return (
+            conjugate.placements == negative.placements == (Shard(1),)
+            and not conjugate.to_local().is_conj()
+            and not negative.to_local().is_neg()
+            and torch.equal(conjugate.full_tensor(), VALUES.conj())
+            and torch.equal(negative.full_tensor(), -VALUES.imag)
+            and torch.equal(x.grad.full_tensor(), 2 * VALUES.conj())
+        )
+
+    assert ranks(2, run) == [True] * 2

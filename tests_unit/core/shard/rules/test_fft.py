@@ -37,6 +37,7 @@ TRANSFORMS = {
     "irfftn": (lambda x: fft.irfftn(x, dim=(0, 1)), COMPLEX),
     "hfft2": (fft.hfft2, COMPLEX),
     "ihfftn": (fft.ihfftn, REAL),
+    "fftn of no dims": (lambda x: fft.fftn(x, dim=()), COMPLEX),
     "fftshift": (fft.fftshift, REAL),
     "ifftshift": (lambda x: fft.ifftshift(x, dim=1), COMPLEX),
 }

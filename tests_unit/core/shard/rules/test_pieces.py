@@ -57,6 +57,7 @@ SCATTERS = {
     "scatter_reduce amax": (lambda x, i, s: x.scatter_reduce(-1, i, s, "amax"), (4, 5), (5, (4, 3)), (4, 3)),
     "scatter_reduce prod": (lambda x, i, s: x.scatter_reduce(0, i, s, "prod"), (4, 5), (4, (3, 5)), (3, 5)),
     "index_copy": (lambda x, s: x.index_copy(1, index(x, 3, 0), s), (4, 5), (4, 2)),
+    "index_copy of a number": (lambda x, i, s: x.index_copy(0, i, s), (4,), np.array([2]), ()),
     "index_fill": (lambda x: x.index_fill(0, index(x, 2, 0), 0.5), (4, 5)),
     "index_fill with zeros": (lambda x: x.index_fill(1, index(x, 2, 0), 0), (4, 5)),
     "index_reduce": (lambda x, s: x.index_reduce(0, index(x, 1, 1, 3), s, "mean"), (4, 5), (3, 5)),
@@ -182,12 +183,14 @@ def test_conjugates_travel_by_value(ranks):
 
 
 def test_strides_need_the_whole_storage(ranks):
-    """``as_strided`` works on what every rank holds whole, and is refused otherwise."""
+    """``as_strided`` reads and writes what every rank holds whole, and is refused otherwise."""
 
     def run(mesh):
         whole = DTensor.from_local(torch.arange(6.0), mesh)
         with pytest.raises(LayoutError) as caught:
             torch.as_strided(DTensor.from_local(torch.arange(6.0), mesh, [Shard(0)]), (2, 2), (1, 2))
+        written = torch.as_strided_scatter(whole, DTensor.from_local(-torch.ones(2, 2), mesh), (2, 2), (1, 2))
+        assert written.full_tensor().tolist() == [-1.0, -1.0, -1.0, -1.0, 4.0, 5.0]
         return whole.as_strided((2, 2), (1, 2), 1).full_tensor().tolist(), str(caught.value)
 
     message = (

@@ -163,6 +163,7 @@ IN_PLACE = {
     "mul_": lambda x, y: (x * 1).mul_(y),
     "div_": lambda x, y: (x * 1).div_(y),
     "copy_": lambda x, y: (x * 1).copy_(y) + x,
+    "copy_number": lambda x, y: (x * 1).copy_(2.0) + y,
     "lerp_": lambda x, y: (x * 1).lerp_(y, 0.25),
     "addcmul_": lambda x, y: (x * 1).addcmul_(y, y, value=2),
     "addcdiv_": lambda x, y: (x * 1).addcdiv_(y, y + 4),
@@ -173,6 +174,12 @@ IN_PLACE = {
     "imul": lambda x, y: imul(x * 1, y),
     "masked_fill_zero": lambda x, y: (x * 1).masked_fill_(y > 0, 0),
 }
+
+
+def test_the_gradient_of_dropout():
+    """PyTorch's own backward of dropout scales what the mask kept; summands of it stay summands."""
+    native = torch.ops.aten.native_dropout_backward
+    holds(lambda x, mask: native(x, mask > 0, 2.5), [values(5, 3), np.random.default_rng(1).integers(0, 2, (5, 3))])
 
 
 def iadd(x, y):

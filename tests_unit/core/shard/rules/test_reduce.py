@@ -63,6 +63,9 @@ WHOLE = [
     lambda x: (x > 0).all(), torch.count_nonzero, lambda x: torch.count_nonzero(x, dim=0), lambda x: x.softmax(1),
     lambda x: F.softmax(x, dim=-1), lambda x: F.log_softmax(x, 0),
     lambda x: torch.log_softmax(x, 1, dtype=torch.float64),
+    lambda x: torch.ops.aten._softmax_backward_data(x, x.detach().softmax(1), 1, torch.float64),
+    lambda x: torch.norm(x, "nuc"), torch.trace, lambda x: torch.dist(x, x * x, 3),
+    lambda x: torch.renorm(x, 2, 1, 0.5),
     lambda x: F.softmin(x, 1), lambda x: x.cumprod(0), lambda x: torch.logcumsumexp(x, 0),
 ]  # fmt: skip
 
