@@ -10,6 +10,7 @@ from typing import Any
 
 from hyper_parallel.verify.contract import matrix
 from hyper_parallel.verify.contract.outcome import load
+from hyper_parallel.verify.coverage.pit import write_pit
 from hyper_parallel.verify.coverage.settings import Settings
 from hyper_parallel.verify.coverage.store import Store
 from hyper_parallel.verify.pages import Column, Html, escape, page, table, write_page
@@ -83,7 +84,9 @@ def write_others(store: Store) -> list[Path]:
         written.append(write_page(store.reports / "operators.html", text))
     power = reports / "mutation.json"
     if power.exists():
-        written.append(write_page(store.reports / "mutation.html", mutation_page(read_mutation(power))))
+        mutation = read_mutation(power)
+        written.append(write_page(store.reports / "mutation.html", mutation_page(mutation)))
+        written.append(write_pit(mutation, store.reports / "mutation.xml"))
     outcomes, footprints = load(reports)
     if outcomes or footprints:
         written.append(write_page(store.reports / "contract.html", matrix.page(outcomes, footprints)))

@@ -1,0 +1,27 @@
+"""The mutation report in PIT's XML."""
+
+import xml.etree.ElementTree as ET
+
+import pytest
+
+from hyper_parallel.verify.coverage.pit import write_pit
+
+REPORT = {
+    "operators": {"add": {"killed": 2}, "view": {"killed": 1}},
+    "survivors": [{"op": "view", "kind": "drop", "change": "x", "full": "killed"}],
+}
+
+
+def test_every_false_mutant_is_one_mutation(tmp_path):
+    """What was noticed is detected, what survived is not, and each has a place of its own."""
+    root = ET.parse(write_pit(REPORT, tmp_path / "new" / "mutation.xml")).getroot()  # noqa: S314 - our own file
+    found = [(one.findtext("mutatedMethod"), one.findtext("lineNumber"), one.get("detected")) for one in root]
+    assert found == [("add", "1", "true"), ("add", "2", "true"), ("view", "1", "true"), ("view", "2", "false")]
+    assert {one.get("status") for one in root} == {"KILLED", "SURVIVED"}
+
+
+def test_a_report_that_cannot_be_written_says_so(tmp_path):
+    """A file where the folder should be is named."""
+    (tmp_path / "file").write_text("")
+    with pytest.raises(ValueError, match=r"file/mutation\.xml cannot be written: "):
+        write_pit(REPORT, tmp_path / "file" / "mutation.xml")
