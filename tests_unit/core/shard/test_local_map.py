@@ -5,6 +5,7 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
+from hyper_parallel.core.dtensor.layout import Layout
 from hyper_parallel.core.dtensor.mesh import init_device_mesh
 from hyper_parallel.core.dtensor.module import distribute_tensor
 from hyper_parallel.core.dtensor.placements import Partial, Replicate, Shard
@@ -61,7 +62,7 @@ def test_two_axes(platform_name):
 
 @torch_only
 def test_aliases():
-    """Aliases say the same as placements, for one output and for several."""
+    """Aliases, and layouts, say the same as placements, for one output and for several."""
     import torch
 
     def body():
@@ -69,9 +70,12 @@ def test_aliases():
         x = distribute_tensor(torch.arange(20.0).reshape(4, 5), mesh, ("dp", "None"))
         w = distribute_tensor(torch.ones(5, 6), mesh, ("None", "tp"))
         one = local_map(lambda x, w: x @ w, ("dp", "tp"), (("dp", "None"), ("None", "tp")))(x, w)
+        laid = local_map(lambda x, w: x @ w, Layout.place(mesh, ("dp", "tp"), (4, 6)))(x, w)
         two = local_map(lambda x, w: (x + 1, w * 2), (("dp", "None"), ("None", "tp")))(x, w)
         assert one.placements == (Shard(0), Shard(1))
         assert torch.equal(one.full_tensor(), x.full_tensor() @ w.full_tensor())
+        assert laid.placements == one.placements
+        assert torch.equal(laid.to_local(), one.to_local())
         assert [part.placements for part in two] == [x.placements, w.placements]
         return True
 

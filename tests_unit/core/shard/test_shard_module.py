@@ -2,15 +2,18 @@
 
 from __future__ import annotations
 
+from typing import NamedTuple
+
 import numpy as np
 import pytest
 
 from hyper_parallel.core.dtensor.dtensor import DTensor
+from hyper_parallel.core.dtensor.layout import Layout
 from hyper_parallel.core.dtensor.mesh import init_device_mesh
 from hyper_parallel.core.dtensor.module import distribute_tensor
 from hyper_parallel.core.dtensor.placements import Replicate, Shard
 from hyper_parallel.core.shard.module_plan import ShardingPlan, shard_module
-from hyper_parallel.errors import PlacementError, PlanError, ShardMismatchError
+from hyper_parallel.errors import MeshMismatchError, PlacementError, PlanError, ShardMismatchError
 from hyper_parallel.platform.select import current_platform
 from hyper_parallel.verify.simulate import simulate
 
@@ -116,6 +119,47 @@ def test_local_outputs_and_named_inputs():
     assert simulate(body, 3, platform="torch") == [(2, 5), (2, 5), (1, 5)]
 
 
+class Pair(NamedTuple):
+    """Two tensors by name."""
+
+    left: object
+    right: object
+
+
+@torch_only
+@pytest.mark.parametrize("plain", [False, True])
+def test_nested_inputs_and_outputs(plain):
+    """Values in dicts, tuples and named tuples are laid out where the plan says, whose nesting is theirs."""
+    import torch
+
+    class Nested(torch.nn.Module):
+        def forward(self, batch, pair):
+            assert batch["note"] == "kept"
+            return {"sum": batch["x"] + pair.left, "both": Pair((pair.left * 2,), [pair.right])}
+
+    def body():
+        mesh = init_device_mesh("cpu", (2,), mesh_dim_names=("tp",))
+        model, rows = Nested(), [Shard(0)]
+        layout = Layout.place(mesh, rows, (4, 3)).with_shape(None)
+        outputs = {"sum": [Replicate()], "both": (([Shard(1)],), [None])}
+        inputs = ({"x": rows}, (layout, Shard(0)))
+        shard_module(model, mesh, ShardingPlan({}, {"": inputs}, {"": outputs}, [""] if plain else None))
+        whole = torch.arange(12.0).reshape(4, 3)
+        piece = whole.chunk(2)[mesh.rank]
+        out = model({"x": piece, "note": "kept"}, Pair(piece, distribute_tensor(whole, mesh, [Replicate()])))
+        found = [out["sum"], out["both"].left[0], out["both"].right[0]]
+        if plain:
+            wanted = [whole * 2, whole[:, :2] * 2 if mesh.rank == 0 else whole[:, 2:] * 2, piece]
+            return all(map(torch.equal, found, wanted))
+        assert [one.placements for one in found] == [(Replicate(),), (Shard(1),), (Shard(0),)]
+        return all(
+            torch.equal(one.full_tensor(), wanted)
+            for one, wanted in zip(found, (whole * 2, whole * 2, whole), strict=True)
+        )
+
+    assert simulate(body, 2, platform="torch") == [True] * 2
+
+
 @torch_only
 def test_everything_wrong_with_a_plan_is_said_at_once():
     """Patterns without match, placements that do not fit and torn ties are one error, and no weight is touched."""
@@ -158,6 +202,7 @@ def test_inputs_that_do_not_fit_the_plan():
 
     def body():
         mesh = init_device_mesh("cpu", (2,), mesh_dim_names=("tp",))
+        other = init_device_mesh("cpu", (2,), mesh_dim_names=("dp",))
         x = torch.ones(2, 5, dtype=torch.float64)
         found = []
         for entry, given, kind in (
@@ -165,6 +210,9 @@ def test_inputs_that_do_not_fit_the_plan():
             ({"y": [Shard(0)]}, x, PlacementError),
             ([Shard(0)], 3, PlacementError),
             ([Shard(0)], torch.ones(1 + mesh.rank, 5), ShardMismatchError),
+            (({"y": [Shard(0)]},), {"x": x}, PlacementError),
+            ((([Shard(0)], [Shard(0)]),), [x], PlacementError),
+            ([Shard(0)], distribute_tensor(x, other, [Shard(0)]), MeshMismatchError),
         ):
             model = network()
             shard_module(model, mesh, ShardingPlan({}, {"0": entry}))
@@ -180,6 +228,12 @@ def test_inputs_that_do_not_fit_the_plan():
         (
             "shard_module(0): the pieces of input are not those of one f32[3@tp, 5] (rank 0: [1, 5], rank 1: [2, 5]); "
             "shards follow the ceil rule"
+        ),
+        "shard_module(0): input has no 'y'; it has x",
+        "shard_module(0): input is a sequence of 1, its entry is ([Shard(0)], [Shard(0)])",
+        (
+            "shard_module(0): input lives on DeviceMesh(cpu, dp=2, ranks=[0, 1]), "
+            "the module on DeviceMesh(cpu, tp=2, ranks=[0, 1])"
         ),
     ]
 
