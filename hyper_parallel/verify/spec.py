@@ -57,10 +57,7 @@ def _file(name: str, what: str) -> Any:
     alias = f"_hyper_parallel_{path.stem}_{hashlib.sha256(str(path).encode()).hexdigest()[:12]}"
     if alias in sys.modules:
         return sys.modules[alias]
-    spec = importlib.util.spec_from_file_location(alias, path)
-    if spec is None or spec.loader is None:
-        msg = f"{what}: {path} is no Python file"
-        raise InputError(msg)
+    spec: Any = importlib.util.spec_from_file_location(alias, path)  # a file that ends in .py has one
     module = importlib.util.module_from_spec(spec)
     sys.modules[alias] = module
     folder = str(path.parent)

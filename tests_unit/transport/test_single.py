@@ -31,8 +31,20 @@ def test_nobody_is_at_the_other_end():
     site = Site(("a.py", 1))
     for use in (
         lambda: _Alone().exchange(Call("barrier", (0, 1), (), [], site)),
+        lambda: _Alone().start(Call("barrier", (0, 1), (), [], site)),
         lambda: _Alone().send(Message(0, 1, 0, (), site)),
         lambda: _Alone().receive(Message(1, 0, 0, (), site)),
     ):
         with pytest.raises(CollectiveMismatchError, match="one rank"):
             use()
+    with pytest.raises(CollectiveMismatchError) as caught:
+        _Alone().wait(7)
+    assert str(caught.value) == "ticket 7 was never given out"
+
+
+def test_what_was_started_alone_is_there():
+    """A collective that is started has its result, which later writes to the operand do not change."""
+    t, x = SingleTransport(NumpyOps()), np.arange(3.0)
+    pending = t.start("all_reduce", x, "sum", (0,))
+    x[:] = 9
+    assert pending.wait().tolist() == [0, 1, 2]

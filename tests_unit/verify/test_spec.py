@@ -1,5 +1,6 @@
 """Finding the user's function."""
 
+import sys
 from pathlib import Path
 
 import pytest
@@ -56,3 +57,22 @@ def test_missing_file(here):
     with pytest.raises(InputError) as caught:
         resolve("other.py:case", "PLAN")
     assert str(caught.value) == f"PLAN: there is no file {Path(here) / 'other.py'}"
+
+
+def test_a_file_that_cannot_be_run(here):
+    """A file that raises is named with its path; once it is mended it may be tried again."""
+    broken = here / "own_mended.py"
+    broken.write_text("raise OSError('not yet')\n")
+    with pytest.raises(InputError) as caught:
+        resolve(f"{broken}:case", "SPEC")
+    assert str(caught.value) == f"SPEC: cannot import {broken}: OSError: not yet"
+    broken.write_text("def case(): return 'mended by now'\n")
+    assert resolve(f"{broken}:case", "SPEC")() == "mended by now"
+
+
+def test_modules_are_found_where_the_command_runs(tmp_path, monkeypatch):
+    """The current folder counts, also where Python itself does not look for modules."""
+    (tmp_path / "own_here.py").write_text("def case(): return 5\n")
+    monkeypatch.setattr(sys, "path", [one for one in sys.path if one not in ("", str(tmp_path))])
+    monkeypatch.chdir(tmp_path)
+    assert resolve("own_here:case", "SPEC")() == 5
