@@ -73,7 +73,9 @@ def test_facts_are_global():
         assert x.data_ptr() == x.to_local().data_ptr()
         assert isinstance(x.shape, torch.Size)
         assert repr(x).startswith("DTensor(f32[5@tp, 3] on DeviceMesh(cpu, tp=2, ranks=[0, 1]), local=tensor(")
-        assert text_of(TypeError, lambda: len(x.sum())) == "len() of a 0-d tensor"
+        assert text_of(TypeError, lambda: len(x.sum())) == (
+            "len() of a 0-d tensor (to make one tensor of several DTensors, say torch.stack)"
+        )
         assert {x: 1}[x] == 1
 
     on_ranks(on_rank, 2)
