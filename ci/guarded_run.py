@@ -87,7 +87,7 @@ def end_ranks(root: Path, grace: float) -> int:
     return len(left)
 
 
-def run(command: list[str], seconds: float, grace: float, root: Path = ROOT) -> int:
+def run(command: list[str], seconds: float, grace: float, root: Path) -> int:
     """Run ``command``; its exit status, or 124."""
     with subprocess.Popen(command, start_new_session=True) as child:
         try:
@@ -130,7 +130,7 @@ def main(arguments: list[str]) -> int:
     if not asked.command or asked.minutes is None or asked.minutes <= 0:
         parser.error("give --minutes and a command after `--`, or --end")
     try:
-        return run(asked.command, asked.minutes * 60, asked.grace)
+        return run(asked.command, asked.minutes * 60, asked.grace, ROOT)
     except FileNotFoundError as error:
         print(f"guarded_run: {error.filename}: not found", file=sys.stderr)
         return 127
