@@ -208,6 +208,7 @@ sample("topk", X, 2, 1)
 sample("kthvalue", X, 2, 1)
 sample("cross", X, real(5, 3), 1)
 sample("inv det slogdet", np.eye(3, dtype=F32) * 3 + real(2, 3, 3) / 3)
+sample("matrix_power", np.eye(3, dtype=F32) + real(2, 3, 3) / 3, 3)
 sample("hfft irfft", real(5, 3))
 
 CASES = [(name, *one) for name in sorted(SAMPLES) for one in SAMPLES[name]]
@@ -217,10 +218,12 @@ IDS = [f"{name}-{index}" for name in sorted(SAMPLES) for index in range(len(SAMP
 ELSEWHERE = {
     "setitem", "zero", "zeros_like", "fill", "copy", "cast", "empty_like", "new_zeros", "new_ones", "new_empty",
     "new_full", "dropout", "uniform", "normal", "bernoulli", "bernoulli_fill", "random_fill", "rand_like",
-    "randn_like", "randint_like", "lookup",
+    "randn_like", "randint_like", "multinomial", "lookup",
     # Complex numbers, and what has no derivative on CPU, by the sweep.
     "fft", "fft2", "fftn", "ifft", "ifft2", "ifftn", "hfft2", "hfftn", "ihfft", "ihfft2", "ihfftn", "rfft", "rfft2",
     "rfftn", "irfft2", "irfftn", "cholesky", "real", "imag", "conj", "view_as_real", "complex", "polar",
+    # Every interpolation has arguments of its own: by their spellings, in the sweep.
+    "upsample",
 }  # fmt: skip
 
 
