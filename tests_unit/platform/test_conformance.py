@@ -8,7 +8,10 @@ from hyper_parallel.errors import RankFailedError, UnsupportedOnBackend
 from hyper_parallel.platform.contract.inventory import MEMBERS
 from hyper_parallel.platform.contract.ledger import Gap
 from hyper_parallel.platform.select import platform_named
+from hyper_parallel.transport.base import Transport
+from hyper_parallel.transport.simulated import SimulatedTransport
 from hyper_parallel.verify.contract import suite
+from hyper_parallel.verify.contract.communication import in_flight
 from hyper_parallel.verify.contract.matrix import page, summary
 from hyper_parallel.verify.contract.outcome import Footprint, Outcome, examine, load
 from hyper_parallel.verify.contract.suite import CHECKS, run_contract
@@ -70,6 +73,15 @@ def test_a_member_without_a_check_is_found(monkeypatch):
     monkeypatch.setitem(suite.CHECKS, "pipeline", [])
     with pytest.raises(RankFailedError, match=r"no check covers \['micro_batch'\]"):
         run_contract("torch", 2, facets=["pipeline"])
+
+
+@pytest.mark.platforms("torch")
+def test_a_start_that_completes_is_found(monkeypatch):
+    """A transport that carries a started collective out before it returns fails the suite, by a deadlock."""
+    monkeypatch.setattr(SimulatedTransport, "start", Transport.start)
+    monkeypatch.setitem(suite.CHECKS, "collectives", [Check(tuple(MEMBERS["collectives"]), in_flight)])
+    with pytest.raises(RankFailedError, match="deadlock, no rank can go on"):
+        run_contract("torch", 2, facets=["collectives"])
 
 
 @pytest.mark.platforms("torch")

@@ -2,46 +2,70 @@
 
 from __future__ import annotations
 
-import time
+import math
 
 import pytest
 
+from hyper_parallel.core.dtensor.mesh import DeviceMesh
+from hyper_parallel.core.dtensor.module import place_parameter
+from hyper_parallel.core.dtensor.placements import Shard
 from hyper_parallel.errors import PlanError
 from hyper_parallel.platform.select import platform_named
 from hyper_parallel.verify.simulate import simulate
 
+# What allocators and the descriptions of parameters take.
+SLACK = 16 << 20
+
 
 def test_8_gib_over_8_ranks_are_built_without_storage(platform_name):
-    """A model of 8 GiB of parameters is built and laid out over 8 ranks at once, and allocates nothing but its name."""
+    """A model of 8 GiB of parameters is built and laid out over 8 ranks, and the process grows by no part of it."""
 
     def rank():
-        import resource
+        from hyper_parallel.verify.contract.footprint import growth_of
 
-        from hyper_parallel.core.dtensor.mesh import DeviceMesh
-        from hyper_parallel.core.dtensor.module import place_parameter
-        from hyper_parallel.core.dtensor.placements import Shard
+        platform, held = platform_named(platform_name), []
+
+        def build():
+            for _ in range(8):
+                layer = delayed_layer(platform, 1 << 14)
+                for one in platform.parameters_dict(layer).values():
+                    assert platform.is_meta(platform.get_param_local_data(one))
+                    assert one.local_shape[0] == (1 << 14) // 8
+                    held.append(math.prod(one.shape) * platform.get_param_type_size(one))
+
+        delayed_layer(platform, 8)  # what the first one imports is not the model's
+        return growth_of(build), sum(held)
+
+    for grown, held in simulate(rank, 8, platform_name):
+        assert held > 8 << 30
+        assert grown < SLACK  # a weight is 1 GiB, and a rank's part of it 128 MiB
+
+
+def test_a_rank_materialises_its_shard_alone(platform_name):
+    """Of a weight of 64 MiB over 8 ranks each keeps its 8, and at no moment, drawing in float64 included, the whole."""
+
+    def rank():
+        from hyper_parallel.verify.contract.footprint import growth_of
 
         platform = platform_named(platform_name)
-        before, start = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss, time.process_time()
-        mesh = DeviceMesh("cpu", list(range(8)))
-        held = 0
-        for _ in range(8):
-            with platform.init_on_device(platform.meta_device):
-                layer = platform.linear_layer(1 << 14, 1 << 14, dtype=platform.str_to_dtype("float32"))
-            for name in ("weight", "bias"):
-                place_parameter(platform, layer, name, mesh, [Shard(0)])
-            for one in platform.parameters_dict(layer).values():
-                assert platform.is_meta(platform.get_param_local_data(one))
-                assert one.local_shape[0] == (1 << 14) // 8
-                held += one.shape[0] * (one.shape[1] if len(one.shape) > 1 else 1) * 4
-        seconds = time.process_time() - start
-        return held, seconds, (resource.getrusage(resource.RUSAGE_SELF).ru_maxrss - before) * 1024
+        platform.init_parameters(delayed_layer(platform, 8))
+        layer = delayed_layer(platform, 1 << 12)
+        grown = growth_of(lambda: platform.init_parameters(layer))
+        weight = platform.parameters_dict(layer)["weight"]
+        return grown, platform.get_tensor_storage_size(platform.get_param_local_data(weight))
 
-    found = simulate(rank, 8, platform_name)
-    for held, seconds, grown in found:
-        assert held > 8 << 30
-        assert seconds < 2
-        assert grown < 256 << 20
+    for grown, stored in simulate(rank, 8, platform_name):
+        assert stored == 8 << 20
+        assert grown < 64 << 20
+
+
+def delayed_layer(platform, size):
+    """A square linear layer without storage, its parameters sharded over the world of 8."""
+    with platform.init_on_device(platform.meta_device):
+        layer = platform.linear_layer(size, size, dtype=platform.str_to_dtype("float32"))
+    for name in ("weight", "bias"):
+        place_parameter(platform, layer, name, DeviceMesh("cpu", list(range(8))), [Shard(0)])
+    return layer
 
 
 @pytest.mark.platforms("torch")

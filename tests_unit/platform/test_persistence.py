@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
+import pickle
 import subprocess
 import sys
+from pathlib import Path
 
 import numpy as np
 import pytest
 
-from hyper_parallel.errors import CheckpointWriteError
+from hyper_parallel.errors import CheckpointError, CheckpointWriteError
 from hyper_parallel.platform.contract.safetensors_file import atomically
 from hyper_parallel.platform.select import platform_named
 
@@ -81,3 +83,112 @@ def test_files_are_read_by_the_other_framework_and_by_safetensors(tmp_path):
             np.testing.assert_array_equal(other.tensor_to_numpy(found[name]), want)
             np.testing.assert_array_equal(library[name].float().numpy(), want)
         np.testing.assert_array_equal(other.tensor_to_numpy(found["f32"]), values)
+
+
+OWN = {
+    "torch": "load_checkpoint: {} is no whole file of torch.save with tensors alone; nothing of it was executed; load "
+    "another copy",
+    "mindspore": "load_checkpoint: {} has no checksum at its end: it is truncated, of another format, or "
+    "mindspore.save_checkpoint wrote it without crc_check=True; load another copy, or save it with that",
+}
+DAMAGED = (
+    "load_checkpoint: {} is no whole file of mindspore.save_checkpoint: its checksum or its content is wrong; load "
+    "another copy"
+)
+
+
+class Touch:
+    """What creates a file when it is unpickled."""
+
+    def __init__(self, path):
+        self.path = path
+
+    def __reduce__(self):
+        return Path.touch, (self.path,)
+
+
+def own_file(platform, folder):
+    """A file of the framework's own format with three tensors, and what is in it; its name has no suffix."""
+    path = folder / "own"
+    state = {"a": np.arange(6.0).reshape(2, 3), "b": np.ones(5, np.float32), "c": np.array(2.5)}
+    given = {name: platform.from_numpy(array) for name, array in state.items()}
+    platform.save_checkpoint(given, path, platform.own_format)
+    return path, state
+
+
+def refused(platform, path):
+    """The words with which a file of the framework's own format is refused."""
+    with pytest.raises(CheckpointError) as caught:
+        platform.load_checkpoint(path, platform.own_format)
+    return str(caught.value)
+
+
+def test_the_frameworks_own_files_come_back(tmp_path, platform_name):
+    """A pt or ckpt file is loaded under the name under which it was saved, whatever its suffix."""
+    platform = platform_named(platform_name)
+    path, state = own_file(platform, tmp_path)
+    found = platform.load_checkpoint(path, platform.own_format)
+    assert list(found) == list(state)
+    for name, array in state.items():
+        np.testing.assert_array_equal(platform.tensor_to_numpy(found[name]), array, strict=True)
+    assert [one.name for one in tmp_path.iterdir()] == ["own"]
+
+
+def test_the_frameworks_own_file_cut_anywhere_is_refused(tmp_path, platform_name):
+    """A pt or ckpt file without its end, cut between two tensors too, is an error and never fewer tensors."""
+    platform, cut = platform_named(platform_name), tmp_path / "cut"
+    whole = own_file(platform, tmp_path)[0].read_bytes()
+    step = 1 if platform_name == "mindspore" else 61  # MindSpore's file is short
+    for size in [*range(0, len(whole), step), len(whole) - 1]:
+        cut.write_bytes(whole[:size])
+        assert refused(platform, cut) == OWN[platform_name].format(cut), size
+
+
+@pytest.mark.platforms("mindspore")
+def test_a_damaged_ckpt_file_is_refused(tmp_path):
+    """One changed bit of a number, or bytes that belong to no tensor, fail the checksum of a ckpt file."""
+    platform, wrong = platform_named("mindspore"), tmp_path / "wrong.ckpt"
+    whole = own_file(platform, tmp_path)[0].read_bytes()
+    place = whole.index(np.array(5.0).tobytes())
+    changed = whole[:place] + bytes([whole[place] ^ 1]) + whole[place + 1 :]
+    for content in (changed, b"not tensors" + whole, b"crc_num" + bytes(10)):
+        wrong.write_bytes(content)
+        assert refused(platform, wrong) == DAMAGED.format(wrong)
+
+
+@pytest.mark.filterwarnings("ignore:Detected pickle protocol:UserWarning")
+def test_a_foreign_file_is_refused_and_nothing_of_it_executed(tmp_path, platform_name):
+    """What is no file of the framework's own format is named; a pickle that would act is not executed."""
+    platform, wrong, ran = platform_named(platform_name), tmp_path / "wrong", tmp_path / "ran"
+    platform.save_checkpoint({"x": platform.from_numpy(np.ones(2))}, tmp_path / "good")
+    contents = [
+        b"not a file of tensors at all",
+        b"PK\x03\x04 and so on",
+        (tmp_path / "good").read_bytes(),
+        *(pickle.dumps({"x": Touch(ran)}, protocol) for protocol in (0, 2, 4)),
+    ]
+    for content in contents:
+        wrong.write_bytes(content)
+        assert refused(platform, wrong) == OWN[platform_name].format(wrong)
+    assert not ran.exists()
+    pickle.loads(contents[-1])  # noqa: S301 - our own, made above
+    assert ran.exists()  # so it would have acted
+    for member, error in ((tmp_path / "missing", FileNotFoundError), (tmp_path, IsADirectoryError)):
+        with pytest.raises(error, match=str(member)):
+            platform.load_checkpoint(member, platform.own_format)
+
+
+@pytest.mark.platforms("torch")
+def test_a_file_of_torch_save_that_acts_or_holds_no_state_is_refused(tmp_path):
+    """torch.save of an object that acts, in either of its formats, and of a tensor without a name, are refused."""
+    import torch
+
+    platform, wrong, ran = platform_named("torch"), tmp_path / "wrong.pt", tmp_path / "ran"
+    for zipped in (True, False):
+        torch.save({"x": Touch(ran)}, wrong, _use_new_zipfile_serialization=zipped)
+        assert refused(platform, wrong) == OWN["torch"].format(wrong)
+    assert not ran.exists()
+    for value, kind in ((torch.ones(2), "Tensor"), ([1, 2], "list")):
+        torch.save(value, wrong)
+        told = f"load_checkpoint: {wrong} holds a {kind}, not tensors by name; save a state dict"
+        assert refused(platform, wrong) == told

@@ -14,8 +14,8 @@ GAPS = (
     ),
     Gap(
         "create_selective_checkpoint_contexts",
-        "MindSpore records what an operator saves where it runs the operator, and cannot do one without the other, so "
-        "a kept output cannot stand in for a recomputed one",
+        "mindspore.recompute takes contexts and no policy of operators; its MsDispatchMode, which is experimental, can "
+        "let a kept output stand in for a recomputed one, and is not used for that yet",
         "use ckpt_wrapper on the submodules that are cheap to recompute",
     ),
 )

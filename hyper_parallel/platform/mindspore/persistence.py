@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import tempfile
 from pathlib import Path
 from typing import Any
 
@@ -14,6 +15,9 @@ from hyper_parallel.platform.mindspore.cells import walk
 from hyper_parallel.transport.mindspore import from_host, to_host
 
 __all__ = ["MindSporePersistence"]
+
+# ``crc_num`` and ten bytes of the number.
+_CHECKSUM_BYTES = 17
 
 
 class MindSporePersistence(PersistenceFacet):
@@ -49,24 +53,43 @@ class MindSporePersistence(PersistenceFacet):
         return from_host(array)
 
     def _save_own(self, state: dict[str, Any], path: Path) -> None:
-        """``mindspore.save_checkpoint``, which insists on its suffix, and leaves out empty tensors without a word."""
+        """``mindspore.save_checkpoint``, which insists on its suffix, and leaves out empty tensors without a word.
+
+        With its checksum at the end: without, a file cut between two tensors is one of fewer tensors.
+        """
         if empty := [name for name, value in state.items() if 0 in value.shape]:
             msg = f"save_checkpoint: ckpt files hold no empty tensors ({', '.join(empty)}); use safetensors"
             raise CheckpointError(msg)
         named = path.with_name(path.name + ".ckpt")
         listed = [{"name": name, "data": self._detached(value)} for name, value in state.items()]
-        mindspore.save_checkpoint(listed, str(named))
+        mindspore.save_checkpoint(listed, str(named), crc_check=True)
         named.replace(path)
 
     def _load_own(self, path: Path) -> dict[str, Any]:
-        """``mindspore.load_checkpoint``."""
-        if not path.exists():
-            raise FileNotFoundError(str(path))
-        try:
-            found = mindspore.load_checkpoint(str(path))
-        except (ValueError, TypeError, RuntimeError) as error:
-            msg = f"load_checkpoint: {path} is no whole file of mindspore.save_checkpoint ({error})"
-            raise CheckpointError(msg) from error
+        """``mindspore.load_checkpoint`` of a file with its checksum; it reads what has the suffix alone."""
+        if not _has_checksum(path):
+            msg = (
+                f"load_checkpoint: {path} has no checksum at its end: it is truncated, of another format, or "
+                f"mindspore.save_checkpoint wrote it without crc_check=True; load another copy, or save it with that"
+            )
+            raise CheckpointError(msg)
+        with tempfile.TemporaryDirectory() as folder:
+            named = Path(folder) / "linked.ckpt"
+            named.symlink_to(path.absolute())
+            try:
+                found = mindspore.load_checkpoint(str(named), crc_check=True)
+            except (ValueError, TypeError, RuntimeError) as error:
+                msg = (
+                    f"load_checkpoint: {path} is no whole file of mindspore.save_checkpoint: its checksum or its "
+                    f"content is wrong; load another copy"
+                )
+                raise CheckpointError(msg) from error
         return {
             name: from_host(to_host(one).copy()) if isinstance(one, Parameter) else one for name, one in found.items()
         }
+
+
+def _has_checksum(path: Path) -> bool:
+    with path.open("rb") as file:
+        file.seek(max(0, path.stat().st_size - _CHECKSUM_BYTES))
+        return file.read().startswith(b"crc_num")

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import pickle
 from pathlib import Path
 from typing import Any
 
@@ -42,11 +41,18 @@ class TorchPersistence(PersistenceFacet):
         torch.save(state, path)
 
     def _load_own(self, path: Path) -> dict[str, Any]:
-        """``torch.load`` of tensors alone."""
+        """``torch.load`` of tensors alone; its words are left out, since they advise to execute what is in the file."""
         try:
-            found: dict[str, Any] = torch.load(path, map_location="cpu", weights_only=True)
-        except (pickle.UnpicklingError, RuntimeError, EOFError) as error:
-            reason = str(error).splitlines()[0]
-            msg = f"load_checkpoint: {path} is no whole file of torch.save with tensors alone ({reason})"
+            found = torch.load(path, map_location="cpu", weights_only=True)
+        except OSError:
+            raise
+        except Exception as error:  # damaged pickles raise whatever their damage leads to
+            msg = (
+                f"load_checkpoint: {path} is no whole file of torch.save with tensors alone; nothing of it was "
+                f"executed; load another copy"
+            )
             raise CheckpointError(msg) from error
+        if not isinstance(found, dict):
+            msg = f"load_checkpoint: {path} holds a {type(found).__name__}, not tensors by name; save a state dict"
+            raise CheckpointError(msg)
         return found

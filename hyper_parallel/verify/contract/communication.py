@@ -187,6 +187,44 @@ def movements(w: World) -> None:
         p.all_gather_into_tensor(w.tensor(np.ones(2)), stranger)
 
 
+@covers(COLLECTIVES, "all_reduce", "all_gather_into_tensor", "reduce_scatter_tensor", "broadcast", "all_to_all_single",
+        "isend", "irecv")  # fmt: skip
+def in_flight(w: World) -> None:
+    """A started collective returns while another member has not joined it; it does so only once it is told to."""
+    p, last, parts = w.platform, w.size - 1, np.stack(w.everyone((w.size, 2)))
+    mine = w.tensor(parts[w.rank])
+    started: list[tuple[Callable[[], Any], Any]] = [
+        (lambda: p.all_reduce(mine, None, True), parts.sum(0)),
+        (lambda: p.all_gather_into_tensor(mine, None, True), np.concatenate(parts)),
+        (lambda: p.reduce_scatter_tensor(mine, None, True), parts.sum(0)[w.rank : w.rank + 1]),
+        (lambda: p.broadcast(mine, last, None, True), parts[last]),  # whose source is the one that comes late
+        (lambda: p.all_to_all_single(mine, (w.size, 2), None, True), parts[:, w.rank]),
+        (lambda: (None, p.barrier(None, True)), None),
+    ]
+    for number, (start, want) in enumerate(started):
+        if w.rank == last:  # joins after rank 0 has gone on, which is told by a message
+            w.same(p.irecv(w.tensor(np.zeros(1)), 0).wait(), np.full(1, number))
+        output, handle = start()
+        if w.rank == 0:
+            assert not handle.waited
+            p.isend(w.tensor(np.full(1, float(number))), last).wait()
+        assert handle.wait() is output
+        assert handle.waited
+        if output is not None:
+            w.same(output, want)
+        with raises(HandleError, "this handle was waited for before; wait once and keep the result"):
+            handle.wait()
+    if w.rank == last:  # a wish that nobody has answered does not block either
+        buffer = w.tensor(np.zeros(2))
+        wish = p.irecv(buffer, 0)
+        p.isend(w.tensor(np.ones(1)), 0).wait()
+        assert wish.wait() is buffer
+        w.same(buffer, np.full(2, 5.0))
+    elif w.rank == 0:
+        p.irecv(w.tensor(np.zeros(1)), last).wait()
+        p.isend(w.tensor(np.full(2, 5.0)), last).wait()
+
+
 @covers(COLLECTIVES, "isend", "irecv")
 def messages(w: World) -> None:
     """Two messages to the next rank arrive in order, waited for in the other order; strangers are refused."""

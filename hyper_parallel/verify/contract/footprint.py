@@ -6,6 +6,7 @@ import json
 import os
 import subprocess
 import sys
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -14,7 +15,7 @@ import numpy as np
 from hyper_parallel.platform.contract.training import LanguageModelConfig
 from hyper_parallel.platform.select import platform_named, use_platform
 
-__all__ = ["MODES", "footprints", "peak"]
+__all__ = ["MODES", "footprints", "growth_of", "peak"]
 
 MODES = ("plain", "checkpoint", "swap")
 _CONFIG = LanguageModelConfig(
@@ -55,10 +56,15 @@ def peak(platform_name: str, mode: str) -> int:
         for index in range(_CONFIG.layers):
             layers[index] = wrap(layers[index])
         _step(platform, model, 1)
-        Path("/proc/self/clear_refs").write_text("5")  # the mark starts over
-        before = _mark()
-        _step(platform, model, _BATCH)
-        return _mark() - before
+        return growth_of(lambda: _step(platform, model, _BATCH))
+
+
+def growth_of(call: Callable[[], Any]) -> int:
+    """Bytes by which resident memory at the peak of ``call`` exceeds what it was before."""
+    Path("/proc/self/clear_refs").write_text("5")  # the mark starts over
+    before = _mark()
+    call()
+    return _mark() - before
 
 
 def _step(platform: Any, model: Any, batch: int) -> None:
