@@ -14,11 +14,10 @@ from contextlib import contextmanager
 from contextvars import ContextVar
 from typing import TYPE_CHECKING, Any
 
-from hyper_parallel.errors import UnsupportedOnBackend
-from hyper_parallel.transport.pending import Pending
-
 if TYPE_CHECKING:
     from collections.abc import Iterator
+
+    from hyper_parallel.transport.pending import Pending
 
 __all__ = ["REDUCTIONS", "Ranks", "Shape", "Transport", "active_transport", "use_transport"]
 
@@ -81,39 +80,35 @@ class Transport(abc.ABC):
     def group(self, ranks: Ranks) -> Any:
         """The transport's own group handle for ``ranks``: built on first use, cached, needed only from members."""
 
+    @abc.abstractmethod
     def start(self, operation: str, *args: Any) -> Pending:
         """Begin a collective and return before it is complete; ``pending.wait()`` gives its result.
-
-        A transport that cannot do so completes it here.
 
         Args:
             operation: name of a method above: ``all_reduce``, ``all_gather``, ``reduce_scatter``, ``all_to_all``,
                 ``broadcast``, ``send`` or ``recv``.
             args: its arguments; tensors among them must not be written before the end.
         """
-        result = getattr(self, operation)(*args)
-        return Pending(operation, lambda: result)
 
     def build_group(self, ranks: Ranks, **options: Any) -> Any:
         """As :meth:`group`, with options of the engine where it has any: timeout, pg_options, group_desc."""
         del options
         return self.group(ranks)
 
+    @abc.abstractmethod
     def known_group(self, ranks: Ranks) -> Any:
         """The cached handle of these ranks, or None."""
-        del ranks
 
+    @abc.abstractmethod
     def adopt(self, group: Any) -> None:
         """Keep a handle that was built elsewhere as the cached one of its ranks."""
-        del group
-        raise UnsupportedOnBackend(f"adopt: the {self.backend} transport keeps no groups; use create_group")
 
+    @abc.abstractmethod
     def drop(self, group: Any) -> None:
         """Destroy a group and what was cached for it."""
-        del group
-        raise UnsupportedOnBackend(f"drop: the {self.backend} transport keeps no groups; there is nothing to destroy")
 
-    def close(self) -> None:  # noqa: B027 - most transports have nothing to leave
+    @abc.abstractmethod
+    def close(self) -> None:
         """Leave the world."""
 
     @abc.abstractmethod

@@ -9,18 +9,20 @@ from __future__ import annotations
 from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, cast
 
 import numpy as np
 
 from hyper_parallel.core.dtensor.dtensor import DTensor
 from hyper_parallel.core.dtensor.events import watching
-from hyper_parallel.transport.base import Transport, use_transport
+from hyper_parallel.transport.base import use_transport
+from hyper_parallel.transport.pending import Pending
 from hyper_parallel.verify.case import InputError
 
 if TYPE_CHECKING:
     from hyper_parallel.core.dtensor.events import Occurrence
     from hyper_parallel.platform.contract.platform import Platform
+    from hyper_parallel.transport.base import Transport
 
 __all__ = ["FAULTS", "Fault", "parse_fault"]
 
@@ -81,7 +83,7 @@ class Fault:
                 phase = "forward" if self.name == "drop-allreduce" else "backward"
                 deaf = _Deaf(platform.transport(), self)
                 stack.enter_context(watching(_Arm(deaf, self.module, phase)))
-                stack.enter_context(use_transport(deaf))
+                stack.enter_context(use_transport(cast("Transport", deaf)))
             yield
 
     def must_have_hit(self) -> None:
@@ -138,12 +140,15 @@ class _Arm:
         self.deaf.armed = occurrence.module == self.module and occurrence.phase == self.phase
 
 
-class _Deaf(Transport):
-    """A transport whose sums, while it is armed, are this rank's own summand."""
+class _Deaf:
+    """A transport whose sums, while it is armed, are this rank's own summand; all else is as the inner one does it."""
 
     def __init__(self, inner: Transport, fault: Fault) -> None:
         self.inner, self.fault, self.armed = inner, fault, False
-        self.rank, self.world_size, self.backend = inner.rank, inner.world_size, inner.backend
+
+    def __getattr__(self, name: str) -> Any:
+        """What is not told below."""
+        return getattr(self.inner, name)
 
     def all_reduce(self, x: Any, op: str, ranks: Any) -> Any:
         """The sum, or the own summand."""
@@ -157,40 +162,11 @@ class _Deaf(Transport):
         if not self.armed:
             return self.inner.reduce_scatter(chunks, op, ranks)
         self.fault.hits += 1
-        return chunks[ranks.index(self.rank)] * 1
+        return chunks[ranks.index(self.inner.rank)] * 1
 
-    def all_gather(self, x: Any, ranks: Any, shapes: Any) -> list[Any]:
-        """As it is."""
-        return self.inner.all_gather(x, ranks, shapes)
-
-    def all_to_all(self, chunks: Any, ranks: Any, shapes: Any) -> list[Any]:
-        """As it is."""
-        return self.inner.all_to_all(chunks, ranks, shapes)
-
-    def broadcast(self, x: Any, src: int, ranks: Any) -> Any:
-        """As it is."""
-        return self.inner.broadcast(x, src, ranks)
-
-    def send(self, x: Any, dst: int, tag: int = 0) -> None:
-        """As it is."""
-        self.inner.send(x, dst, tag)
-
-    def recv(self, like: Any, src: int, tag: int = 0) -> Any:
-        """As it is."""
-        return self.inner.recv(like, src, tag)
-
-    def all_gather_object(self, obj: Any, ranks: Any) -> list[Any]:
-        """As it is."""
-        return self.inner.all_gather_object(obj, ranks)
-
-    def barrier(self, ranks: Any) -> None:
-        """As it is."""
-        self.inner.barrier(ranks)
-
-    def group(self, ranks: Any) -> Any:
-        """As it is."""
-        return self.inner.group(ranks)
-
-    def ranks_of(self, group: Any) -> Any:
-        """As it is."""
-        return self.inner.ranks_of(group)
+    def start(self, operation: str, *args: Any) -> Pending:
+        """As it is; what is not summed is complete at once."""
+        if not self.armed or operation not in ("all_reduce", "reduce_scatter"):
+            return self.inner.start(operation, *args)
+        result = getattr(self, operation)(*args)
+        return Pending(operation, lambda: result)

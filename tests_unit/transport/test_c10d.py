@@ -6,6 +6,7 @@ import sys
 import numpy as np
 import pytest
 
+from hyper_parallel.errors import MeshError
 from hyper_parallel.transport.base import use_transport
 from hyper_parallel.transport.calls import ReductionError
 from hyper_parallel.verify.conformance import check_transport
@@ -37,6 +38,68 @@ def test_groups_are_built_once(alone):
     assert alone.group((0,)) is alone.group((0,)) is dist.group.WORLD
     assert alone.ranks_of(alone.group((0,))) == alone.ranks_of(None) == (0,)
     assert alone.backend == "gloo"
+
+
+def test_groups_are_kept_and_dropped(alone):
+    """A group built with options, or elsewhere, is the one of its ranks until it is dropped; then it is no group."""
+    import datetime as dt
+
+    import torch.distributed as dist
+
+    built = alone.build_group((0,), timeout=dt.timedelta(seconds=30))
+    assert built is not dist.group.WORLD
+    assert alone.known_group((0,)) is alone.group((0,)) is built
+    elsewhere = dist.new_group([0])
+    alone.adopt(elsewhere)
+    assert alone.known_group((0,)) is elsewhere
+    alone.drop(built)
+    assert alone.known_group((0,)) is elsewhere
+    alone.drop(elsewhere)
+    assert alone.known_group((0,)) is None
+    for gone, known in ((elsewhere, []), ("nonsense", [])):
+        with pytest.raises(MeshError) as caught:
+            alone.ranks_of(gone)
+        assert str(caught.value) == (
+            f"{gone!r} is no group of this world, or was destroyed; known are the groups of ranks {known}; "
+            "create_group builds one"
+        )
+    assert alone.build_group((0,)) is elsewhere  # gloo's are kept for the next that asks: see drop()
+    assert alone.group((0,)) is elsewhere
+    alone.drop(elsewhere)
+    assert alone.group((0,)) is dist.group.WORLD
+    alone.drop(dist.group.WORLD)
+    assert alone.known_group((0,)) is None
+    assert alone.group((0,)) is dist.group.WORLD
+
+
+def test_a_closed_world_is_left(tmp_path):
+    """After close() there is no process group, and another world can be joined."""
+    import torch.distributed as dist
+
+    from hyper_parallel.transport.c10d import start_world
+
+    for name in ("first", "second"):
+        transport = start_world("cpu", 0, 1, f"file://{tmp_path / name}")
+        assert dist.is_initialized()
+        transport.close()
+        assert not dist.is_initialized()
+
+
+def test_a_run_starts_with_float32():
+    """What an earlier run in this process left as default dtype does not reach the next."""
+    import torch
+
+    from hyper_parallel.transport.c10d import seed_rank
+
+    torch.set_default_dtype(torch.float64)
+    try:
+        seed_rank()
+        assert torch.get_default_dtype() is torch.float32
+        first = torch.rand(3)
+        seed_rank()
+        assert torch.equal(torch.rand(3), first)
+    finally:
+        torch.set_default_dtype(torch.float32)
 
 
 def test_told_shapes_must_be_right(alone):

@@ -35,6 +35,56 @@ def test_every_collective_equals_numpy(platform_name):
     assert all(len(one) > 100 for one in results)
 
 
+def _uneven_sums():
+    """Blocking and started sums over ranks in descending order, of uneven and of empty chunks.
+
+    gloo is trusted to reduce float64 itself, as NCCL and HCCL are.
+    """
+    import torch
+
+    from hyper_parallel.transport import c10d
+
+    c10d._NATIVE_DTYPES["gloo"] = frozenset({torch.float64})
+    try:
+        return _summed()
+    finally:
+        del c10d._NATIVE_DTYPES["gloo"]
+
+
+def _summed():
+    import torch
+
+    t = active_transport()
+    ranks, place = (2, 1, 0), 2 - t.rank
+    x = torch.arange(5, dtype=torch.float64, requires_grad=True) + t.rank
+    chunks = [torch.full((size,), 10.0 * t.rank + size, dtype=torch.float64) for size in (3, 0, 2)]
+    found = []
+    for op in ("sum", "avg", "max"):
+        scattered = t.reduce_scatter(chunks, op, ranks), t.start("reduce_scatter", chunks, op, ranks).wait()
+        total = t.all_reduce(x, op, ranks), t.start("all_reduce", x, op, ranks).wait()
+        assert torch.equal(*scattered)
+        assert torch.equal(*total)
+        assert scattered[0].shape == chunks[place].shape
+        assert not total[0].requires_grad
+        found.append((scattered[0].tolist(), total[0].tolist()))
+    empty = t.reduce_scatter([x.detach()[:0]] * 3, "sum", ranks)
+    return found, tuple(empty.shape), x.tolist()
+
+
+@pytest.mark.platforms("torch")
+def test_what_the_engine_reduces_itself_is_the_sum():
+    """The engine's own all-reduce and reduce-scatter, blocking or started: uneven, empty chunks, ranks in any order."""
+    sums = [[30.0 + 3 * size] * size for size in (3, 0, 2)]
+    for rank, (found, empty, x) in enumerate(run(_uneven_sums, "torch", 3).results):
+        own = sums[2 - rank]
+        whole = [3.0 * one + 3.0 for one in range(5)]
+        assert found[0] == (own, whole)
+        assert found[1] == ([one / 3 for one in own], [one / 3 for one in whole])
+        assert found[2] == ([20.0 + size for size in [len(own)] * len(own)], [one + 2.0 for one in range(5)])
+        assert empty == (0,)
+        assert x == [float(one + rank) for one in range(5)]
+
+
 def test_processes_are_reused_and_printing_is_kept_apart(platform_name):
     """Two runs are served by the same processes; each run has what its ranks printed, and what they called."""
 

@@ -16,7 +16,7 @@ class Engine:
     """The functions of mindspore.mint.distributed that the HCCL transport calls, over a simulated rank."""
 
     def __init__(self, carrier):
-        self.carrier = carrier
+        self.carrier, self.destroyed = carrier, []
 
     def get_rank(self):
         """Imitates ``mint.distributed.get_rank``."""
@@ -33,6 +33,10 @@ class Engine:
     def get_process_group_ranks(self, group):
         """Imitates ``mint.distributed.get_process_group_ranks``."""
         return group
+
+    def destroy_process_group(self, group=None):
+        """Imitates ``mint.distributed.destroy_process_group``."""
+        self.destroyed.append(group)
 
     def all_reduce(self, tensor, op, group, async_op):
         """Imitates ``mint.distributed.all_reduce``."""
@@ -116,6 +120,35 @@ def over_hccl(dtypes):
     transport = HcclTransport(Engine(active_transport()))
     with use_transport(transport):
         return len(check_transport("mindspore", exact=False))  # the engine adds in the order of its group
+
+
+def groups_over_hccl():
+    """What is cached after each step of a group's life, and what the engine destroyed."""
+    from hyper_parallel.transport.mindspore import HcclTransport
+
+    engine = Engine(active_transport())
+    transport = HcclTransport(engine)
+    found = [transport.known_group((0, 1)), transport.group((1, 0)), transport.known_group((0, 1))]
+    elsewhere = [0]
+    transport.adopt(elsewhere)
+    found.append(transport.known_group((0,)) is elsewhere)
+    transport.drop(elsewhere)
+    found.append(transport.known_group((0,)))
+    transport.adopt([1])
+    transport.drop([1, 0])  # another handle of the same ranks
+    found.append(transport.known_group((1, 0)))
+    transport.drop([0, 1])
+    found += [transport.known_group((1,)), transport.known_group((1, 0))]
+    transport.close()
+    return found, transport.known_group((1,)), engine.destroyed
+
+
+def test_groups_over_hccl_are_kept_and_dropped():
+    """A group is the cached one of its ranks, in any order, until it is dropped; close() leaves the world."""
+    found, after, destroyed = simulate(groups_over_hccl, 2, "mindspore")[1]
+    assert found == [None, [0, 1], [0, 1], True, None, [0, 1], [1], None]
+    assert after is None
+    assert destroyed == [[0], [1, 0], [0, 1], None]
 
 
 def averages_of_integers():

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import abc
 import inspect
 import threading
 from collections.abc import Callable, Sequence
@@ -26,7 +27,7 @@ _LOCK = threading.Lock()
 _generation = 0  # changed under the lock with what is registered
 
 
-class UserOp:
+class UserOp(abc.ABC):
     """An operator that is registered while the program runs.
 
     Args:
@@ -59,9 +60,9 @@ class UserOp:
                 del _USER_OPS[self.op_name]
                 _generation += 1
 
+    @abc.abstractmethod
     def answer(self, func: Callable[..., Any], call: OpCall) -> Strategies | Fixed | Listed:
         """Where the operands of a call must lie, and where its outputs do."""
-        raise NotImplementedError
 
     def run(
         self, dispatcher: Dispatcher, func: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]

@@ -264,7 +264,10 @@ class _Region:
         found: list[Any] = [_KEEP] * len(leaves)
         for name, entry in entries.items():
             at = [index for index, one in enumerate(names) if one == name]
-            several = [entry] if len(at) == 1 and "[" not in leaves[at[0]][0] else list(entry)
+            if entry is None:  # no DTensor anywhere in the argument
+                several = [None] * len(at)
+            else:
+                several = [entry] if len(at) == 1 and "[" not in leaves[at[0]][0] else list(entry)
             if len(several) != len(at):
                 msg = f"local_map({self.name}): {option}[{name!r}] has {len(several)} entries for {len(at)} values"
                 raise PlacementError(msg)

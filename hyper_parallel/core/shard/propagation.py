@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any
 
 from hyper_parallel.core.shard.rule import Fixed, Listed
 from hyper_parallel.core.shard.strategy import Choice, cheapest, choose, varying_operands
-from hyper_parallel.errors import LayoutError, ShardMismatchError, UnsupportedOperatorError
+from hyper_parallel.errors import LayoutError, MeshMismatchError, ShardMismatchError, UnsupportedOperatorError
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -53,13 +53,14 @@ def propagate(call: OpCall, rule: Rule, *, in_place: bool = False) -> OpPlan:
     Raises:
         UnsupportedOperatorError: an in-place call that would have to move what it writes to.
         LayoutError: the rule does not accept the shapes.
+        MeshMismatchError: a user's strategy names layouts of another mesh.
         ShardMismatchError: a row of the rule is not about as many tensors as the call has.
     """
     try:
         strategies = rule.strategies(call)
     except ValueError as error:
         msg = f"{describe(call)}: {error}"
-        raise LayoutError(msg) from error
+        raise (MeshMismatchError if isinstance(error, MeshMismatchError) else LayoutError)(msg) from error
     if isinstance(strategies, Fixed):
         layouts = tuple(one.layout for one in call.operands)
         stay = Choice(layouts, strategies.outputs, varying_operands(call, layouts))

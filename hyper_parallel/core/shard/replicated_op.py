@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NoReturn
 
 from hyper_parallel.core.dtensor.dtensor import DTensor
 from hyper_parallel.core.dtensor.events import Cause
@@ -13,6 +13,7 @@ from hyper_parallel.core.shard.entries import rebuilt
 from hyper_parallel.errors import MeshMismatchError, MixedTensorError, UnsupportedOperatorError
 
 if TYPE_CHECKING:
+    from hyper_parallel.core.shard.call import OpCall
     from hyper_parallel.core.shard.dispatch import Dispatcher
 
 __all__ = ["ReplicatedOp"]
@@ -33,6 +34,12 @@ class ReplicatedOp(UserOp):
     """
 
     _kind = "ReplicatedOp"
+
+    def answer(self, func: Callable[..., Any], call: OpCall) -> NoReturn:
+        """Nothing can be said without the call itself: the operands become whole, and so is whatever comes out."""
+        del func, call
+        msg = f"{self.op_name}: it runs whole on every rank (ReplicatedOp), so only a call tells what its outputs are"
+        raise UnsupportedOperatorError(msg)
 
     def run(
         self, dispatcher: Dispatcher, func: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]

@@ -171,3 +171,32 @@ def test_pending_sums_can_be_the_answer(register):
         return x_grad.to_local().tolist()[0], w_grad.to_local().tolist()
 
     assert on_rank_value(run(register(Total), 2.0)[0]) == ([6.0, 6.0], [12.0, 12.0])
+
+
+def test_operands_in_lists_and_functions_without_signature(register):
+    """Tensors in a list are operands like others; a function that tells no signature is called by position."""
+
+    class Whole(DistributedOp):
+        def infer_layout(self, layouts, extra_args=None):
+            self.seen = [one.placements for one in layouts], extra_args
+            return layouts[0]
+
+    class Mute:
+        __signature__ = "none"  # inspect.signature refuses it
+
+        def __call__(self, xs, factor):
+            return (xs[0] + xs[1]) * factor
+
+    mute = Mute()
+    user = register(Whole, "mute")
+
+    def on_rank():
+        import torch
+
+        platform, mesh = get_torch_platform(), init_device_mesh("cpu", (2,), mesh_dim_names=("tp",))
+        layout = Layout.place(mesh, [S0], (6, 2))
+        x, y = (platform.wrap(torch.full(layout.local_shape, float(one)), layout) for one in (1, 2))
+        return user.run(platform.dispatcher, mute, ([x, y], 4.0), {}).full_tensor()
+
+    assert simulate(on_rank, 2, "torch")[0].tolist() == [[12.0, 12.0]] * 6
+    assert user.seen == ([(S0,), (S0,)], (4.0,))

@@ -198,6 +198,63 @@ def test_declarations_that_do_not_fit(kind, options, operands, message):
     assert refused(kind, local_map(same, **options), *operands) == message
 
 
+def listed(xs):
+    """The sum of the tensors in a list."""
+    return xs[0] + xs[1]
+
+
+@torch_only
+def test_a_list_is_named_by_its_argument():
+    """A mapping has one entry per value of a list, or None where none of them is a DTensor."""
+    import torch
+
+    def body():
+        mesh = init_device_mesh("cpu", (2,), mesh_dim_names=("tp",))
+        x, y = rows(mesh) + 1.0, rows(mesh) + 2.0
+        kept = local_map(listed, [Shard(0)], {"xs": [[Shard(0)], [Shard(0)]]})([x, y])
+        scaled = local_map(lambda x, sizes: x * sum(sizes), [Shard(0)], {"x": [Shard(0)], "sizes": None})(x, [2, 3])
+        with pytest.raises(LayoutError) as caught:
+            local_map(listed, [Shard(0)], {"xs": [[Shard(0)]]})([x, y])
+        return kept.full_tensor(), scaled.full_tensor(), str(caught.value)
+
+    kept, scaled, message = simulate(body, 2, platform="torch")[0]
+    assert torch.equal(kept, torch.full((4, 2), 3.0))
+    assert torch.equal(scaled, torch.full((4, 2), 5.0))
+    assert message == "local_map(listed): in_placements['xs'] has 1 entries for 2 values"
+
+
+@torch_only
+def test_a_function_without_signature():
+    """A function of C is called by position, its arguments are named so, and the decorator form wraps it too."""
+
+    def body():
+        import operator
+
+        mesh = init_device_mesh("cpu", (2,), mesh_dim_names=("tp",))
+        assert local_map(out_placements=[Shard(0)])(operator.neg)(rows(mesh) + 1.0).full_tensor().sum() == -8.0
+        with pytest.raises(LayoutError) as caught:
+            local_map(max, [Shard(0)], ([Replicate()],))(rows(mesh))
+        return str(caught.value)
+
+    assert simulate(body, 2, platform="torch")[0] == (
+        "local_map(max): args[0] is laid out as f32[4@tp, 2], in_placements says f32[4, 2]; use "
+        "args[0].redistribute(placements=[Replicate()]), or redistribute_inputs=True"
+    )
+
+
+@torch_only
+def test_a_mapping_that_comes_out_has_placements_for_its_keys():
+    """The declared keys must be those of the output."""
+
+    def call(x):
+        return local_map(lambda x: {"a": x}, {"b": [Shard(0)]})(x)
+
+    assert refused(LayoutError, call, rows) == (
+        "local_map(<lambda>): output is a dict, its out_placements are {'b': [Shard(0)]}; "
+        "they must be a mapping with the keys ['a']"
+    )
+
+
 @torch_only
 def test_output_that_is_a_dtensor():
     """The function returns local tensors."""

@@ -9,7 +9,7 @@ import pytest
 
 from hyper_parallel.core.dtensor.events import record_events, strict
 from hyper_parallel.core.dtensor.layout import Layout
-from hyper_parallel.core.dtensor.mesh import init_device_mesh
+from hyper_parallel.core.dtensor.mesh import DeviceMesh, init_device_mesh
 from hyper_parallel.core.dtensor.module import distribute_tensor
 from hyper_parallel.core.dtensor.placements import Partial, Replicate, Shard
 from hyper_parallel.core.shard.propagator import ShardingPropagator
@@ -23,7 +23,13 @@ from hyper_parallel.core.shard.schema import (
     RuntimeSchemaInfo,
     TupleStrategy,
 )
-from hyper_parallel.errors import LayoutError, StrictModeError, UnsupportedOperatorError
+from hyper_parallel.errors import (
+    LayoutError,
+    MeshMismatchError,
+    MixedTensorError,
+    StrictModeError,
+    UnsupportedOperatorError,
+)
 from hyper_parallel.verify.check import check_function
 from hyper_parallel.verify.simulate import simulate
 
@@ -409,3 +415,126 @@ def refused_write():
     with pytest.raises(LayoutError) as caught:
         bump_(distribute_tensor(torch.zeros(4, 2), mesh, [Shard(0)]))
     return str(caught.value)
+
+
+@torch_only
+def test_a_registered_write_never_moves_its_operand():
+    """Options that move what is written are not taken; where all do, the strategy is refused."""
+
+    def body():
+        mesh = init_device_mesh("cpu", (2,), mesh_dim_names=("tp",))
+        return ShardingPropagator().propagate_op_sharding(OpSchema(bump_, (Layout.place(mesh, [Shard(0)], (4,)),)))
+
+    def cheaper(schema):
+        (x,) = schema.args_spec
+        whole = x.with_placement(0, Replicate())
+        return OpStrategy([OpSpec(whole, (whole,), [-9.0]), OpSpec(x, (x,))])
+
+    with registered(ShardingPropagator().register_op_strategy(bump_, cheaper)):
+        found = simulate(body, 2, platform="torch")[0]
+        assert (found.output_spec.notation(), found.needs_redistribute) == ("[4@tp]", False)
+
+    def moves(schema):
+        whole = schema.args_spec[0].with_placement(0, Replicate())
+        return OpStrategy([OpSpec(whole, (whole,))])
+
+    with registered(ShardingPropagator().register_op_strategy(bump_, moves)):
+        assert simulate(refused_write, 2, platform="torch")[0] == (
+            "bump_(x=f32[4@tp, 2]): bump_: it writes in place, and no OpSpec leaves every operand where it is"
+        )
+
+
+def asked(kind, schema_of):
+    """The message with which propagation is refused, on rank 0 of two."""
+
+    def body():
+        meshes = [init_device_mesh("cpu", (2,), mesh_dim_names=(name,)) for name in ("tp", "dp")]
+        layouts = [Layout.place(mesh, [Shard(0)], (4,)) for mesh in meshes]
+        with pytest.raises(kind) as caught:
+            ShardingPropagator().propagate_op_sharding(schema_of(*layouts))
+        return str(caught.value)
+
+    return simulate(body, 2, platform="torch")[0]
+
+
+@torch_only
+def test_layouts_of_different_meshes():
+    """Operands share a mesh, and a strategy's targets lie on it."""
+    assert asked(MeshMismatchError, lambda x, y: OpSchema("add", (x, y))) == (
+        "add: operands live on different meshes, DeviceMesh(cpu, tp=2, ranks=[0, 1]) and "
+        "DeviceMesh(cpu, dp=2, ranks=[0, 1]); bring them to one mesh first"
+    )
+    other = []
+
+    def strategy(schema):
+        return OpStrategy([OpSpec(schema.args_spec[0], (other[0],))])
+
+    def elsewhere(x, y):
+        other[:] = [y]
+        return OpSchema("elsewhere", (x,))
+
+    with registered(ShardingPropagator().register_op_strategy("elsewhere", strategy)):
+        assert asked(MeshMismatchError, elsewhere) == (
+            "elsewhere(_[0]=[4@tp]): elsewhere: the layout of _[0] in input_specs lives on another mesh than _[0]"
+        )
+
+
+@torch_only
+def test_an_operator_that_runs_whole_has_no_layouts_to_ask_for():
+    """ReplicatedOp knows the outputs from the call alone, and propagation says so."""
+    with registered(ReplicatedOp("whole_of_a_test")):
+        assert asked(UnsupportedOperatorError, lambda x, _: OpSchema("whole_of_a_test", (x,))) == (
+            "whole_of_a_test: it runs whole on every rank (ReplicatedOp), so only a call tells what its outputs are"
+        )
+
+
+def both_ways(x, y):
+    """Two outputs of two operands, announced as PyTorch's own functions are."""
+    import torch
+
+    if torch.overrides.has_torch_function((x, y)):
+        return torch.overrides.handle_torch_function(both_ways, (x, y), x, y)
+    return x + y, (x - y).tolist()
+
+
+@torch_only
+def test_operands_of_an_operator_that_runs_whole():
+    """Outputs keep their nesting, plain values stay; a plain tensor and a second mesh are refused."""
+    import torch
+
+    def body():
+        meshes = [init_device_mesh("cpu", (2,), mesh_dim_names=(name,)) for name in ("tp", "dp")]
+        x, y = (distribute_tensor(torch.arange(3.0), mesh, [Shard(0)]) for mesh in meshes)
+        total, difference = both_ways(x, x)
+        messages = []
+        for kind, other in ((MeshMismatchError, y), (MixedTensorError, torch.ones(3))):
+            with pytest.raises(kind) as caught:
+                both_ways(x, other)
+            messages.append(str(caught.value))
+        return total.placements, total.full_tensor().tolist(), difference, messages
+
+    with registered(ReplicatedOp("both_ways")):
+        assert simulate(body, 2, platform="torch")[1] == (
+            (Replicate(),),
+            [0.0, 2.0, 4.0],
+            [0.0] * 3,
+            [
+                (
+                    "both_ways: operands live on different meshes, DeviceMesh(cpu, tp=2, ranks=[0, 1]) and "
+                    "DeviceMesh(cpu, dp=2, ranks=[0, 1])"
+                ),
+                "both_ways: a plain tensor [3] meets DTensors on DeviceMesh(cpu, tp=2, ranks=[0, 1])",
+            ],
+        )
+
+
+@torch_only
+def test_schemas_tell_where_tensors_are():
+    """A schema's strategies are its layouts; dicts among arguments tell calls apart; one output is the output."""
+    mesh = DeviceMesh.grid("cpu", (2,), (0, 1), ("tp",))
+    x, y = Layout.place(mesh, [Shard(0)], (4,)), Layout.place(mesh, [Replicate()], (3,))
+    schema = OpSchema("f", (x, [y]), {"options": {"a": 1}})
+    assert [one.strategies[0].output_spec for one in schema.args_strategy] == [x, y]
+    assert schema == OpSchema("f", (x, [y]), {"options": {"a": 1}})
+    assert schema != OpSchema("f", (x, [y]), {"options": {"a": 2}})
+    assert schema != OpSchema("f", (x, [y]), {"options": {"a": True}})
