@@ -14,7 +14,7 @@ from hyper_parallel.platform.select import platform_named
 from hyper_parallel.verify.simulate import simulate
 
 # What allocators and the descriptions of parameters take.
-SLACK = 16 << 20
+SLACK = 4 << 20
 
 
 def test_8_gib_over_8_ranks_are_built_without_storage(platform_name):
