@@ -8,6 +8,8 @@ import numpy as np
 import pytest
 
 from hyper_parallel.core.tensor_parallel import ColwiseParallel, RowwiseParallel
+from hyper_parallel.platform.contract.training import StepResult
+from hyper_parallel.platform.select import get_torch_platform
 from hyper_parallel.verify.case import InputError, ModelCase
 from hyper_parallel.verify.compare import Bound
 from hyper_parallel.verify.model import verify_model
@@ -90,6 +92,20 @@ def test_what_is_undetermined_is_derived():
     found = wanted + np.array([1e-12, 1e-12, 1e-12, 2e-12, 0.0, 1e-3])
     where = undetermined(found, wanted, error=1e-9, allowed=1e-6)
     np.testing.assert_array_equal(where, [False, False, True, True, False, False])
+
+
+def test_a_plain_gradient_is_settled_too():
+    """The optimizer gets the single device's value, the result keeps backward's; another shape is left alone."""
+    import torch
+
+    wanted = {"w": np.array([1.0, 1e-9], "float32"), "v": np.ones(2, "float32"), "frozen": None}
+    settle = Settlement(Bound("float32", 3, 4), 0, 0.1, wanted, {}, {"w": np.ones(2), "v": np.ones(2)})
+    result = StepResult(0.5, {"w": torch.tensor([1.0, -1e-9]), "v": torch.zeros(3)})
+    found = settle(get_torch_platform(), result)
+    assert found.gradients["w"].tolist() == torch.tensor([1.0, 1e-9]).tolist()
+    assert result.gradients["w"].tolist() == torch.tensor([1.0, -1e-9]).tolist()
+    assert found.gradients["v"].tolist() == [0.0] * 3
+    assert (settle.settled, settle.total) == (1, 2)
 
 
 def test_what_a_settlement_says():

@@ -111,6 +111,8 @@ def run_tasks(
                 if events is None:
                     chosen.unregister(zygote.read)
                     busy.discard(zygote)
+                    if zygote in idle.get(zygote.platform, ()):  # it must not be handed another task
+                        idle[zygote.platform].remove(zygote)
                 elif zygote.task is None:
                     busy.discard(zygote)
                     idle.setdefault(zygote.platform, []).append(zygote)

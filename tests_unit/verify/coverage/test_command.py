@@ -95,6 +95,28 @@ def test_a_run_is_gated_and_published(project, command):
     assert json.loads((folder / "gate.json").read_text())["ok"] is True
 
 
+def test_an_environment_without_floors_must_have_measured(project, command):
+    """Nothing is held against a floor that is not there, and the verdict and the index say so."""
+    command("erase", "docs")
+    measure(project, "docs")
+    status, out, err = command("gate", "docs")
+    assert status == 0, err
+    assert "floors: docs has none" in out + err
+    assert "not checked: floors: docs has none" in Path(command("html")[1].strip()).read_text()
+
+
+def test_the_index_shows_what_failed(project, command):
+    """A gate that failed is shown with its reasons, data without a gate as not gated."""
+    for name in ("torch", "mindspore"):
+        command("erase", name)
+        measure(project, name, "f(1)")
+    (project / "pyproject.toml").write_text(PYPROJECT.replace("total = 60", "total = 99"))
+    assert command("gate", "torch")[0] == 1
+    page = Path(command("html")[1].strip()).read_text()
+    assert '<span class="bad">FAILED</span>' in page
+    assert "below the floor of 99 %" in page
+
+
 def test_a_lost_rank_is_red(project, command):
     """A rank that was started and left no data fails the gate, though every line is covered."""
     command("erase", "torch")
@@ -300,6 +322,7 @@ def test_two_runs_in_one_folder_are_refused(project, command):
         (["combine"], "there is no combined data of any environment"),
         (["combine", "torch"], "there is no combined data of torch"),
         (["diff", "torch", "--base", "nowhere"], "--base nowhere: git says: fatal: Not a valid object name nowhere"),
+        (["diff", "torch", "--base=-x"], "--base '-x' is no revision"),
         (["diff", "torch", "--base", "main"], "run `tox -e torch` first"),
     ],
 )

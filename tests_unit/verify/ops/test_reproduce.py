@@ -1,0 +1,58 @@
+"""Findings as programs that a person can run."""
+
+import numpy as np
+import pytest
+
+from hyper_parallel.core.dtensor.placements import Shard
+from hyper_parallel.core.shard.sample import Sample
+from hyper_parallel.verify.ops.reproduce import _plain, program
+from hyper_parallel.verify.ops.values import Filled, Slot
+
+pytestmark = pytest.mark.platforms("torch")
+
+X = np.array([[1.0, -2.0, 0.5]])
+
+
+def filled(*args, wanted=(True,), **kwargs):
+    """A call of one operand."""
+    return Filled(args, kwargs, (X,), wanted, {"a": 1, "b": 3}, integral=False)
+
+
+def plain(call, sample=None):
+    """The program that asks check_function."""
+    return _plain("torch", "permute", sample or Sample(()), call, (2,), ([Shard(1)],))
+
+
+def test_arguments_are_written_as_they_are():
+    """Nested sequences, infinities and ellipses come out as Python."""
+    line = next(one for one in plain(filled([Slot(0)], (2,), (), float("-inf"), k=...)).splitlines() if "return" in one)
+    assert line == ("    return platform_named('torch').dispatcher.ops.permute([x0], (2,), (), float('-inf'), k=...)")
+
+
+def test_what_check_function_does_not_compare_is_asked_by_number():
+    """Writes, draws, values that are not there, operands without gradient, arguments without spelling."""
+    assert plain(filled(Slot(0), (1, 0))) is not None
+    for sample in (Sample((), writes=True), Sample((), drawn=True), Sample((), unset=True)):
+        assert plain(filled(Slot(0)), sample) is None
+    assert plain(filled(Slot(0), wanted=(False,))) is None
+    assert plain(filled(Slot(0), object())) is None
+
+
+def test_a_program_that_shows_nothing_is_not_given():
+    """Where the public path is right, the program asks the verifier for the very sample."""
+    text = program("torch", "permute", 4, Sample(()), filled(Slot(0), (1, 0)), (2,), ([Shard(1)],))
+    assert text.splitlines() == [
+        "from hyper_parallel import Partial, Replicate, Shard",
+        "from hyper_parallel.verify.ops.single import check_one",
+        "places = [(Shard(1),)]",
+        "report = check_one('torch', 'permute', sample=4, sizes={'a': 1, 'b': 3}, dtype='float64',",
+        "                   integral=False, mesh=(2,), places=places)",
+        "assert report.holds, report.text()",
+    ]
+
+
+def test_a_program_that_fails_is_given():
+    """Where check_function fails on the call, its program is the shortest."""
+    text = program("torch", "permute", 4, Sample(()), filled(Slot(0), (7, 9)), (2,), ([Shard(1)],))
+    assert "from hyper_parallel.verify import check_function" in text.splitlines()
+    assert "x0 = np.array([[ 1. ,-2. , 0.5]], np.float64)" in text.splitlines()

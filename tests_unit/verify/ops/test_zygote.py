@@ -1,0 +1,117 @@
+"""Processes in which operators are checked: however one ends, the parent hears of it and goes on."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import sys
+import time
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+
+from hyper_parallel.verify.ops import pool, zygote
+from hyper_parallel.verify.ops.report import OperatorReport
+from hyper_parallel.verify.ops.sweep import USER
+from hyper_parallel.verify.ops.tasks import task_of
+from hyper_parallel.verify.ops.user import load_user_file
+
+pytestmark = pytest.mark.platforms("torch")
+
+
+def ended(run, seconds=20.0, *, deaf=False):
+    """How a child that does `run` ends, and the events that it told; `deaf` if nobody listens to those."""
+    read, write = os.pipe()
+    if deaf:
+        os.close(read)
+    died = zygote._in_child({"ops": ["one"], "seconds": seconds}, write, run)
+    os.close(write)
+    if deaf:
+        return died, None
+    with os.fdopen(read) as told:
+        return died, [json.loads(line) for line in told]
+
+
+def tell(task, say):
+    """Tell of the operator."""
+    say({"event": "start", "op": task["ops"][0]})
+
+
+def throw(task, say):
+    """Tell, and fail."""
+    sys.stderr = sys.__stderr__  # of this child, which has it to itself: not pytest's
+    tell(task, say)
+    raise ArithmeticError("oops")
+
+
+def kill(task, say):
+    """Tell, and be killed."""
+    tell(task, say)
+    os.kill(os.getpid(), signal.SIGKILL)
+
+
+def stay(task, say):
+    """Tell, and never end."""
+    tell(task, say)
+    time.sleep(60)
+
+
+def test_a_child_that_ends_well_says_nothing():
+    """Its events have arrived."""
+    assert ended(tell) == ("", [{"event": "start", "op": "one"}])
+
+
+def test_a_child_that_fails_shows_its_traceback():
+    """An exception in the machinery is told with the status and the traceback."""
+    died, told = ended(throw)
+    assert died.startswith("left with status 1\nTraceback")
+    assert died.rstrip().endswith("ArithmeticError: oops")
+    assert told == [{"event": "start", "op": "one"}]
+
+
+def test_a_child_that_is_killed_is_told_by_the_signal():
+    """So is one that a native crash ends."""
+    assert ended(kill) == ("killed by SIGKILL", [{"event": "start", "op": "one"}])
+
+
+def test_a_child_that_does_not_end_is_ended():
+    """Its time is that of its operators and one more."""
+    assert ended(stay, 0.5) == ("did not finish within 0.5 s", [{"event": "start", "op": "one"}])
+
+
+def test_a_child_that_nobody_listens_to_leaves():
+    """It does not go on computing for a parent that has gone."""
+    assert ended(tell, deaf=True) == ("left with status 1", None)
+
+
+def test_a_process_that_goes_costs_one_operator(monkeypatch):
+    """The operator that it was at is lost, the rest is done by another process, and so are later tasks."""
+    made = []
+
+    class Known(pool._Zygote):
+        def __init__(self, platform):
+            super().__init__(platform)
+            made.append(self)
+
+    def started(platform, op):
+        assert platform == "torch"
+        if len(made) == 1:
+            os.killpg(made[0].process.pid, signal.SIGKILL)
+
+    monkeypatch.setattr(pool, "_Zygote", Known)
+    effort = replace(USER, meshes=((2,),), reproducers=False, missing=0)
+    task = task_of("torch", ["endless", "doubled"], effort, file=str(Path(__file__).parent / "user" / "deadly.py"))
+    found = list(pool.run_tasks(OperatorReport, [task], started, workers=1))
+    assert [one.op for one in found] == ["endless", "doubled"]
+    assert [str(one) for one in found[0].crash] == ["the process that starts operators has gone"]
+    assert found[1].outcome == "ok"
+    assert len(made) == 2
+
+
+def test_a_file_that_is_not_there():
+    """It is named."""
+    with pytest.raises(ValueError, match="no such file") as caught:
+        load_user_file("torch", "/nowhere/mine.py")
+    assert str(caught.value) == "/nowhere/mine.py: no such file"

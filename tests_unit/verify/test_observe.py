@@ -1,0 +1,42 @@
+"""Outputs of modules as a forward produces them."""
+
+import pytest
+
+from hyper_parallel.platform.select import get_torch_platform
+from hyper_parallel.verify.observe import Observer
+
+pytestmark = pytest.mark.platforms("torch")
+
+
+def test_nested_outputs_have_names():
+    """Every tensor of every module is seen once, by its path, its call and its place in the output."""
+    import torch
+    from torch import nn
+
+    class Nested(nn.Module):
+        def forward(self, x):
+            return x + 1, {"a": [x + 2, "kept"], "n": 3}
+
+    class Model(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.inner = self.again = Nested()
+
+        def forward(self, x):
+            first, _ = self.inner(x)
+            return self.again(first)[1]["a"][0]
+
+    model = Model()
+    observer = Observer(get_torch_platform(), model)
+    model(torch.zeros(()))
+    assert {name: float(one.value) for name, one in observer.seen.items()} == {
+        "inner[0]": 1.0,
+        "inner[1]['a'][0]": 2.0,
+        "inner#2[0]": 2.0,
+        "inner#2[1]['a'][0]": 3.0,
+        "(model)": 3.0,
+    }
+    assert observer.seen["inner#2[0]"].module == "inner"
+    observer.clear()
+    model(torch.zeros(()))
+    assert "inner[0]" in observer.seen
