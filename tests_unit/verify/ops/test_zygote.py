@@ -8,12 +8,13 @@ import signal
 import sys
 import time
 from dataclasses import replace
+from pathlib import Path
 
 import pytest
 
 from hyper_parallel.verify.ops import pool, zygote
 from hyper_parallel.verify.ops.report import OperatorReport
-from hyper_parallel.verify.ops.sweep import QUICK
+from hyper_parallel.verify.ops.sweep import USER
 from hyper_parallel.verify.ops.tasks import task_of
 from hyper_parallel.verify.ops.user import load_user_file
 
@@ -100,12 +101,12 @@ def test_a_process_that_goes_costs_one_operator(monkeypatch):
             os.killpg(made[0].process.pid, signal.SIGKILL)
 
     monkeypatch.setattr(pool, "_Zygote", Known)
-    effort = replace(QUICK, meshes=((2,),), public=False, reproducers=False, missing=0)
-    found = list(pool.run_tasks(OperatorReport, [task_of("torch", ["matmul", "relu"], effort)], started, workers=1))
-    assert [one.op for one in found] == ["matmul", "relu"]
-    assert [one.text for one in found[0].crash] == ["the process that starts operators has gone"]
-    assert not found[1].crash
-    assert found[1].checks
+    effort = replace(USER, meshes=((2,),), reproducers=False, missing=0)
+    task = task_of("torch", ["endless", "doubled"], effort, file=str(Path(__file__).parent / "user" / "deadly.py"))
+    found = list(pool.run_tasks(OperatorReport, [task], started, workers=1))
+    assert [one.op for one in found] == ["endless", "doubled"]
+    assert [str(one) for one in found[0].crash] == ["the process that starts operators has gone"]
+    assert found[1].outcome == "ok"
     assert len(made) == 2
 
 
