@@ -55,3 +55,14 @@ def test_distances_are_computed_the_way_one_device_does(ranks):
         return float((found.full_tensor() - torch.cdist(x, x)).abs().max())
 
     assert max(ranks(3, run)) < 2e-3
+
+
+def test_weighted_counts_of_an_empty_piece_are_weights(ranks):
+    """A rank that holds nothing counts in the weights' dtype, where PyTorch itself counts in integers."""
+
+    def run(mesh):
+        x, weights = torch.tensor([1, 3]), torch.tensor([0.5, 2.25], dtype=torch.float64)
+        found = torch.bincount(distribute_tensor(x, mesh, [Shard(0)]), distribute_tensor(weights, mesh, [Shard(0)]))
+        return found.dtype is torch.float64, found.full_tensor().tolist()
+
+    assert ranks(3, run) == [(True, [0.0, 0.5, 0.0, 2.25])] * 3
