@@ -244,7 +244,7 @@ def test_a_project_without_floors_is_refused(project, tmp_path):
 def test_the_projects_own_floors(monkeypatch):
     """Each framework's environment has a floor, and leaves out nothing but the other framework's own files."""
     settings = read_settings(Path(__file__).resolve().parents[3] / "pyproject.toml")
-    for name, other, transport, least in (("torch", "mindspore", "mindspore", 92), ("mindspore", "torch", "c10d", 60)):
+    for name, other, transport, least in (("torch", "mindspore", "mindspore", 95), ("mindspore", "torch", "c10d", 83)):
         own = settings.environment(name)
         assert own.total >= least
         assert own.omit == (f"hyper_parallel/platform/{other}/*", f"hyper_parallel/transport/{transport}.py")
