@@ -6,7 +6,7 @@ import threading
 from collections.abc import Callable, Sequence
 from dataclasses import replace
 from functools import partial
-from typing import Any
+from typing import Any, TypeVar
 
 from hyper_parallel.core.dtensor.layout import Layout
 from hyper_parallel.core.shard.binder import binder
@@ -33,6 +33,7 @@ from hyper_parallel.platform.select import current_platform
 __all__ = ["ShardingPropagator"]
 
 _MOST_KEPT = 4096
+_Answer = TypeVar("_Answer")
 Strategy = Callable[[OpSchema], "OpStrategy | TupleStrategy"]
 PropRule = Callable[[OpSchema], OutputSharding]
 
@@ -140,15 +141,8 @@ class ShardingPropagator:
         user = user_op(_name(op_schema.op))
         if op_schema.schema_info is None and isinstance(user, _Registered):
             op_schema = replace(op_schema, schema_info=user.schema_info)
-        kept: dict[Any, tuple[OpSchema, OutputSharding]] = self._kept.__dict__.setdefault("found", {})
-        key = (registrations(), current_platform().platform_type, op_schema)
-        asked, found = kept.get(key, (None, None))
-        if found is None:
-            found = _found(op_schema)
-            if len(kept) >= _MOST_KEPT:
-                kept.clear()
-            kept[key] = (op_schema, found)
-        elif found.redistribute_schema is not None and asked is not None and not _same_arguments(asked, op_schema):
+        asked, found = self._once("sharding", op_schema, lambda: (op_schema, _found(op_schema)))
+        if found.redistribute_schema is not None and asked is not op_schema and not _same_arguments(asked, op_schema):
             found = _found(op_schema)  # the answer repeats arguments that the key leaves out
         return found
 
@@ -163,12 +157,20 @@ class ShardingPropagator:
             UnsupportedOperatorError: (a NotImplementedError) nobody knows how to call the operator.
             LayoutError: (a ValueError) not one dtype per tensor.
         """
-        kept: dict[Any, TensorMeta | tuple[TensorMeta, ...]] = self._kept.__dict__.setdefault("metas", {})
-        key = (op_schema, tuple(map(str, dtypes)))
-        found = kept.get(key)
-        if found is None:
-            found = kept[key] = meta_of(op_schema, _callable(op_schema), dtypes)
-        return found
+        # Every argument counts, also those that make no difference to placements.
+        key = (replace(op_schema, schema_info=None), tuple(map(str, dtypes)))
+        return self._once("meta", key, lambda: meta_of(op_schema, _callable(op_schema), dtypes))
+
+    def _once(self, kind: str, asked: Any, answer: Callable[[], _Answer]) -> _Answer:
+        """``answer()``, kept in this thread for what is asked again of the same framework and registrations."""
+        kept: dict[Any, _Answer] = self._kept.__dict__.setdefault(kind, {})
+        key = (registrations(), current_platform().platform_type, asked)
+        if key not in kept:
+            found = answer()
+            if len(kept) >= _MOST_KEPT:
+                kept.clear()
+            kept[key] = found
+        return kept[key]
 
 
 def _callable(schema: OpSchema) -> Callable[..., Any]:

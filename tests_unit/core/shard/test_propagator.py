@@ -216,6 +216,41 @@ def test_shape_and_dtype_of_outputs_are_asked_without_values(platform_name):
 
 
 @torch_only
+def test_every_argument_counts_for_shape_and_dtype():
+    """Arguments that make no difference to placements make one here, and 2 is not 2.0."""
+    import torch
+
+    propagator = ShardingPropagator()
+
+    def ask(op, *args):
+        x = Layout.place(init_device_mesh("cpu", (1,)), [Shard(0)], (5, 3))
+        return propagator.propagate_tensor_meta(OpSchema(op, (x, *args), {}, RuntimeSchemaInfo()), (torch.int32,))
+
+    assert [ask("add", 2).dtype, ask("add", 2.0).dtype] == [torch.int32, torch.float32]
+    assert [ask("narrow", 0, 0, size).shape for size in (2, 4)] == [(2, 3), (4, 3)]
+
+
+@torch_only
+def test_shape_and_dtype_follow_the_registrations():
+    """What a name meant before it was taken by an operator of the user's is not answered again."""
+    import torch
+
+    propagator, sizes = ShardingPropagator(), [5]
+
+    def twice(value):
+        return value.new_empty((sizes[0], 6))
+
+    def ask():
+        x = Layout.place(init_device_mesh("cpu", (1,)), [Shard(0)], (5, 3))
+        return propagator.propagate_tensor_meta(OpSchema(twice, (x,)), (torch.float32,)).shape
+
+    before = ask()
+    sizes[0] = 10
+    with registered(propagator.register_op_strategy(twice, pairwise)):
+        assert (before, ask()) == ((5, 6), (10, 6))
+
+
+@torch_only
 def test_static_arguments_tell_calls_apart():
     """Arguments before static_argnum and keywords that are not named share a plan."""
     info = RuntimeSchemaInfo(static_argnum=2, static_kwargkey=("dim",))
