@@ -10,6 +10,7 @@ from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 from weakref import ref
 
+from hyper_parallel.core.dtensor.events import watchers
 from hyper_parallel.core.dtensor.layout import Layout
 from hyper_parallel.core.dtensor.mesh import DeviceMesh, get_current_mesh
 from hyper_parallel.core.dtensor.placements import Partial, Replicate, Shard
@@ -194,18 +195,21 @@ class DTensor:
         platform, local = self._platform, self._local
         if not (platform.grad_enabled() and platform.needs_grad(local)):
             return local if target is self._layout else redistribute(local, plan(self._layout, target), platform, cause)
-        key = (target, varying)
-        views, version = self._views, platform.version(local)
+        key, views = (target, varying), self._views
+        version, listening = platform.version(local), watchers()
         if views is not None:
             kept = views.get(key)
-            if kept is not None and kept[0] == version:
+            # Its node tells those who listened when it was made.
+            if kept is not None and kept[0] == version and kept[2] is listening:
                 return kept[1]
         if not platform.may_keep_view(self):
             return self._enter(target, varying, cause, None)
-        made = self._enter(target, varying, cause, _Forget(self, key))
+        # Behind a leaf there is no graph that a kept view would hold: it serves the next forward too.
+        lasting = target is self._layout and not platform.passes_gradient(local)
+        made = self._enter(target, varying, cause, None if lasting else _Forget(self, key))
         if views is None:
             views = self._views = {}
-        views[key] = (version, made)
+        views[key] = (version, made, listening)
         return made
 
     def _enter(self, target: Layout, varying: tuple[int, ...], cause: Cause | None, passed: _Forget | None) -> Any:

@@ -11,7 +11,7 @@ from operator import attrgetter
 from typing import TYPE_CHECKING, Any
 
 from hyper_parallel.core.dtensor.dtensor import DTensor
-from hyper_parallel.core.dtensor.events import Cause
+from hyper_parallel.core.dtensor.events import Cause, watchers
 from hyper_parallel.core.dtensor.layout import Layout
 from hyper_parallel.core.shard.call import Ref
 from hyper_parallel.core.shard.propagation import describe
@@ -129,7 +129,9 @@ def _varying_fetch(platform: Platform, target: Any, varying: tuple[int, ...], ca
         views = tensor._views  # noqa: SLF001
         kept = None if views is None else views.get(key)
         # As in local_for, in line: the second and third consumer of a value come here.
-        return kept[1] if kept is not None and kept[0] == version(local) else tensor.local_for(target, varying, cause)
+        if kept is not None and kept[0] == version(local) and kept[2] is watchers():
+            return kept[1]
+        return tensor.local_for(target, varying, cause)
 
     return enter
 

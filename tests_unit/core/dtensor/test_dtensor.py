@@ -7,6 +7,7 @@ import pytest
 
 import hyper_parallel.core.dtensor.dtensor as unit
 from hyper_parallel.core.dtensor.dtensor import DTensor
+from hyper_parallel.core.dtensor.events import module_scope, record_events
 from hyper_parallel.core.dtensor.factories import zeros
 from hyper_parallel.core.dtensor.layout import Layout
 from hyper_parallel.core.dtensor.mesh import init_device_mesh
@@ -234,6 +235,32 @@ def test_a_view_lives_until_its_gradient_has_passed():
         assert torch.equal(x.grad.full_tensor(), torch.ones(4, 3))
 
     on_ranks(on_rank, 2)
+
+
+def test_a_view_of_a_leaf_serves_the_next_forward():
+    """Gradients accumulate over backward passes through one view, until the leaf is written or somebody listens."""
+    import torch
+
+    def on_rank(mesh):
+        x = spread(torch.arange(5.0), mesh, R).requires_grad_()
+        rank, first = mesh.get_local_rank(), x.local_for(x.layout, (0,))
+        for factor in (1.0, 10.0):
+            view = x.local_for(x.layout, (0,))
+            assert view is first
+            (view * view * (rank + 1) * factor).sum().backward()
+        assert torch.equal(x.grad.full_tensor(), 2 * torch.arange(5.0) * 11 * sum(range(1, mesh.size() + 1)))
+        with record_events() as log, module_scope("block"):
+            heard = x.local_for(x.layout, (0,))
+            assert heard is not first
+            heard.sum().backward()
+        assert [(event.collective, event.module) for event in log] == [("all_reduce", "block")]
+        with torch.no_grad():
+            x.add_(1.0)
+        written = x.local_for(x.layout, (0,))
+        assert written is not first
+        assert torch.equal(written.detach(), torch.arange(5.0) + 1)
+
+    on_ranks(on_rank, 3)
 
 
 @pytest.mark.parametrize("write", ["add_", "data", "detach", "local"])
