@@ -29,5 +29,5 @@ def can_be_written(option: str, given: str | None) -> None:
     except OSError as error:
         problem = error.strerror or type(error).__name__
     if problem:
-        msg = f"{option} {given}: cannot write: {problem}"
+        msg = f"{option} {given} cannot be written: {problem}"
         raise ValueError(msg)

@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Any
 from hyper_parallel.cli.output import can_be_written
 from hyper_parallel.cli.progress import Progress
 from hyper_parallel.platform.select import FRAMEWORKS, MissingFrameworkError, installed_frameworks, require_framework
+from hyper_parallel.verify.files import write_text
 
 if TYPE_CHECKING:
     from hyper_parallel.verify.report import ModelReport
@@ -225,19 +226,13 @@ def _document(done: list[ModelReport], interrupted: str = "") -> dict[str, Any]:
 
 def _write(arguments: argparse.Namespace, done: list[ModelReport], interrupted: str) -> None:
     if arguments.html is not None:
-        from hyper_parallel.verify.pages.document import write_page
         from hyper_parallel.verify.pages.model_page import model_page
 
-        write_page(arguments.html, model_page(done, interrupted))
+        write_text(arguments.html, model_page(done, interrupted), "--html")
     if arguments.report is None:
         return
-    path = Path(arguments.report)
-    if path.suffix == ".json":
+    if Path(arguments.report).suffix == ".json":
         text = json.dumps(_document(done, interrupted), indent=2)
     else:
         text = "\n\n".join([*(report.text() for report in done), interrupted or _summary(done)])
-    try:
-        path.write_text(text + "\n", encoding="utf-8")
-    except OSError as error:
-        msg = f"--report {arguments.report}: cannot write: {error.strerror}"
-        raise ValueError(msg) from error
+    write_text(arguments.report, text + "\n", "--report")

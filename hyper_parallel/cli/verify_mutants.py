@@ -5,12 +5,13 @@ from __future__ import annotations
 import argparse
 import json
 import time
-from pathlib import Path
 from typing import Any
 
+from hyper_parallel.cli.output import can_be_written
 from hyper_parallel.cli.progress import Progress
 from hyper_parallel.cli.verify_model import platforms
 from hyper_parallel.cli.verify_ops import operators
+from hyper_parallel.verify.files import write_text
 
 __all__ = ["add_parser", "run"]
 
@@ -55,6 +56,7 @@ def run(arguments: argparse.Namespace) -> int:
         msg = f"--each {arguments.each}: at least 1"
         raise ValueError(msg)
     (platform,) = platforms(arguments.platform)[:1]
+    can_be_written("--report", arguments.report)
     asked = tasks.mutant_tasks(platform, operators(arguments.op), arguments.each, arguments.seed)
     score = Score(platform, arguments.wanted, arguments.seed)
     progress, started = Progress(sum(len(one["ops"]) for one in asked)), time.monotonic()
@@ -75,12 +77,5 @@ def run(arguments: argparse.Namespace) -> int:
 
 
 def _write(arguments: argparse.Namespace, report: dict[str, Any]) -> None:
-    if arguments.report is None:
-        return
-    path = Path(arguments.report)
-    try:
-        path.parent.mkdir(parents=True, exist_ok=True)
-        path.write_text(json.dumps(report, indent=2) + "\n", encoding="utf-8")
-    except OSError as error:
-        msg = f"--report {arguments.report}: cannot write: {error.strerror}"
-        raise ValueError(msg) from error
+    if arguments.report is not None:
+        write_text(arguments.report, json.dumps(report, indent=2) + "\n", "--report")

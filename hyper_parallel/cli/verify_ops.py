@@ -15,6 +15,7 @@ from hyper_parallel.cli.output import can_be_written
 from hyper_parallel.cli.progress import Progress
 from hyper_parallel.cli.verify_model import platforms
 from hyper_parallel.platform.select import FRAMEWORKS, require_framework
+from hyper_parallel.verify.files import write_text
 
 if TYPE_CHECKING:
     from hyper_parallel.verify.ops.report import OperatorReport, SweepReport
@@ -119,7 +120,7 @@ def _audit(arguments: argparse.Namespace) -> int:
     said = {"target": arguments.target, "operators": [one.json() for one in found]}
     print(json.dumps(said, indent=2) if arguments.json else summary(arguments.target, found))
     if arguments.report is not None:
-        _write_text(arguments, json.dumps(said, indent=2))
+        write_text(arguments.report, json.dumps(said, indent=2) + "\n", "--report")
     return 0
 
 
@@ -241,21 +242,11 @@ def _imported(path: Path) -> list[str]:
 
 def _write(arguments: argparse.Namespace, report: SweepReport) -> None:
     if arguments.html is not None:
-        from hyper_parallel.verify.pages.document import write_page
         from hyper_parallel.verify.pages.operators_page import operators_page
 
-        write_page(arguments.html, operators_page([report.json()]))
+        write_text(arguments.html, operators_page([report.json()]), "--html")
     if arguments.report is None:
         return
     as_json = Path(arguments.report).suffix == ".json"
-    _write_text(arguments, json.dumps(report.json(), indent=2) if as_json else report.full_text())
-
-
-def _write_text(arguments: argparse.Namespace, text: str) -> None:
-    path = Path(arguments.report)
-    try:
-        path.parent.mkdir(parents=True, exist_ok=True)
-        path.write_text(text + "\n", encoding="utf-8")
-    except OSError as error:
-        msg = f"--report {arguments.report}: cannot write: {error.strerror}"
-        raise ValueError(msg) from error
+    text = json.dumps(report.json(), indent=2) if as_json else report.full_text()
+    write_text(arguments.report, text + "\n", "--report")

@@ -251,7 +251,7 @@ def test_report_that_cannot_be_written(runs, option, tmp_path, capsys):
     (tmp_path / "file").write_text("")
     for path, problem in ((tmp_path / "file" / "report", "File exists"), (tmp_path, "is a folder")):
         assert main(["verify", "model", "--platform", "torch", option, str(path)]) == 2
-        assert capsys.readouterr().err == f"hyper-parallel: error: {option} {path}: cannot write: {problem}\n"
+        assert capsys.readouterr().err == f"hyper-parallel: error: {option} {path} cannot be written: {problem}\n"
     assert not runs
     assert main(["verify", "model", "--platform", "torch", option, str(tmp_path / "new" / "report")]) == 0
     assert (tmp_path / "new" / "report").read_text()

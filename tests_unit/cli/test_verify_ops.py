@@ -102,7 +102,7 @@ def test_the_matrix_as_a_page(capsys, tmp_path):
     assert "Checks per operator and framework" in page
     assert '<td class="good">held</td>' in page
     assert main(["verify", "ops", "--html", str(tmp_path)]) == 2
-    assert capsys.readouterr().err == f"hyper-parallel: error: --html {tmp_path}: cannot write: is a folder\n"
+    assert capsys.readouterr().err == f"hyper-parallel: error: --html {tmp_path} cannot be written: is a folder\n"
 
 
 BAD_INPUT = [

@@ -5,9 +5,10 @@ from __future__ import annotations
 import threading
 from collections.abc import Callable
 from contextlib import AbstractContextManager
+from functools import wraps
 from typing import Any
 
-__all__ = ["replayed", "rerun"]
+__all__ = ["replayed", "rerun", "rerunning"]
 
 
 def replayed(
@@ -46,3 +47,23 @@ def rerun(
             return fn(*args, **kwargs)
 
     return run
+
+
+def rerunning(
+    init: Callable[..., None],
+    get_state: Callable[[], Any],
+    again_from: Callable[[Any], AbstractContextManager[Any]],
+) -> Callable[..., None]:
+    """``init`` of a framework's object that is made before forward runs, and given what will run again.
+
+    Args:
+        init: its constructor; the first argument is what runs again.
+        get_state: as for :func:`replayed`.
+        again_from: likewise.
+    """
+
+    @wraps(init)
+    def made(self: Any, function: Callable[..., Any], *args: Any, **kwargs: Any) -> None:
+        init(self, rerun(function, get_state, again_from), *args, **kwargs)
+
+    return made

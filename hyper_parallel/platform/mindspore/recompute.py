@@ -13,7 +13,7 @@ from typing import Any
 from mindspore.common.recompute import _RecomputeCell, _RecomputeHandle
 
 from hyper_parallel.core.dtensor import random
-from hyper_parallel.platform.contract.replay import rerun
+from hyper_parallel.platform.contract.replay import rerunning
 
 __all__ = ["install"]
 
@@ -23,17 +23,9 @@ _STATES = "_hyper_parallel_states"
 def install() -> None:
     """Let recomputed cells draw again what DTensors drew; called once, by the platform's construction."""
     handle: Any = _RecomputeHandle  # the one door of all that is not reentrant
-    handle.__init__ = _rerunning(handle.__init__)
+    handle.__init__ = rerunning(handle.__init__, random.get_state, random.replaying)
     cell: Any = _RecomputeCell  # and of all that is
     cell.construct, cell.bprop = _remembering(cell.construct), _replaying(cell.bprop)
-
-
-def _rerunning(plain: Callable[..., None]) -> Callable[..., None]:
-    @wraps(plain)
-    def init(self: Any, recompute_fn: Callable[..., Any], *args: Any, **kwargs: Any) -> None:
-        plain(self, rerun(recompute_fn, random.get_state, random.replaying), *args, **kwargs)
-
-    return init
 
 
 def _remembering(plain: Callable[..., Any]) -> Callable[..., Any]:

@@ -15,7 +15,7 @@ import torch
 from torch.utils import checkpoint
 
 from hyper_parallel.core.dtensor import random
-from hyper_parallel.platform.contract.replay import replayed, rerun
+from hyper_parallel.platform.contract.replay import replayed, rerunning
 
 __all__ = ["install"]
 
@@ -27,7 +27,7 @@ def install() -> None:
     if hasattr(checkpoint.CheckpointFunction, _DONE):
         return
     frame: Any = checkpoint._CheckpointFrame  # noqa: SLF001 - the one door of all that is not reentrant
-    frame.__init__ = _rerunning(frame.__init__)
+    frame.__init__ = rerunning(frame.__init__, random.get_state, random.replaying)
     function: Any = checkpoint.CheckpointFunction
     function.forward = staticmethod(_replaying(function.forward))
     setattr(function, _DONE, True)
@@ -37,14 +37,6 @@ def install() -> None:
 def _reruns() -> bool:
     """True where backward records operations: a forward runs again, by some other way than the two."""
     return torch._C._current_graph_task_id() >= 0 and torch.is_grad_enabled()  # noqa: SLF001 - no public spelling
-
-
-def _rerunning(plain: Callable[..., None]) -> Callable[..., None]:
-    @wraps(plain)
-    def init(self: Any, recompute_fn: Callable[..., Any], *args: Any, **kwargs: Any) -> None:
-        plain(self, rerun(recompute_fn, random.get_state, random.replaying), *args, **kwargs)
-
-    return init
 
 
 def _replaying(plain: Callable[..., Any]) -> Callable[..., Any]:

@@ -11,6 +11,7 @@ from typing import Any
 
 from hyper_parallel.errors import RankFailedError
 from hyper_parallel.platform.contract.inventory import MEMBERS
+from hyper_parallel.verify.files import write_text
 
 __all__ = ["Footprint", "Outcome", "examine", "load", "measure"]
 
@@ -160,13 +161,7 @@ def _now() -> str:
 
 
 def _write(one: Outcome | Footprint, path: Path) -> Path:
-    try:
-        path.parent.mkdir(parents=True, exist_ok=True)
-        path.write_text(json.dumps(asdict(one), indent=2) + "\n", encoding="utf-8")
-    except OSError as error:
-        msg = f"{path} cannot be written: {error.strerror}"
-        raise ValueError(msg) from error
-    return path
+    return write_text(path, json.dumps(asdict(one), indent=2) + "\n")
 
 
 def _read(path: Path, kind: Any) -> Any:

@@ -13,7 +13,8 @@ from hyper_parallel.verify.contract.outcome import load
 from hyper_parallel.verify.coverage.pit import write_pit
 from hyper_parallel.verify.coverage.settings import Settings
 from hyper_parallel.verify.coverage.store import Store
-from hyper_parallel.verify.pages import Column, Html, escape, page, table, write_page
+from hyper_parallel.verify.files import write_text
+from hyper_parallel.verify.pages import Column, Html, escape, page, table
 from hyper_parallel.verify.pages.mutation_page import mutation_page, read_mutation
 from hyper_parallel.verify.pages.operators_page import operators_page, read_report
 
@@ -38,7 +39,7 @@ def write_index(store: Store, settings: Settings, planned: tuple[str, ...] = ())
         _other_reports(store),
         _left_out(store, settings, there, absent),
     ]
-    return write_page(store.reports / "index.html", page("Coverage", "\n".join(map(str, body))))
+    return write_text(store.reports / "index.html", page("Coverage", "\n".join(map(str, body))))
 
 
 def _table(store: Store, names: list[str]) -> Html:
@@ -81,15 +82,15 @@ def write_others(store: Store) -> list[Path]:
     sweeps = sorted(reports.glob("operators-*.json"))
     if sweeps:
         text = operators_page([read_report(path) for path in sweeps])
-        written.append(write_page(store.reports / "operators.html", text))
+        written.append(write_text(store.reports / "operators.html", text))
     power = reports / "mutation.json"
     if power.exists():
         mutation = read_mutation(power)
-        written.append(write_page(store.reports / "mutation.html", mutation_page(mutation)))
+        written.append(write_text(store.reports / "mutation.html", mutation_page(mutation)))
         written.append(write_pit(mutation, store.reports / "mutation.xml"))
     outcomes, footprints = load(reports)
     if outcomes or footprints:
-        written.append(write_page(store.reports / "contract.html", matrix.page(outcomes, footprints)))
+        written.append(write_text(store.reports / "contract.html", matrix.page(outcomes, footprints)))
     return written
 
 

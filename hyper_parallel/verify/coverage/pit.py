@@ -8,6 +8,8 @@ from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
+from hyper_parallel.verify.files import write_text
+
 __all__ = ["write_pit"]
 
 
@@ -38,13 +40,7 @@ def write_pit(report: Mapping[str, Any], path: Path) -> Path:
         }
         for name, text in facts.items():
             ET.SubElement(mutation, name).text = text
-    try:
-        path.parent.mkdir(parents=True, exist_ok=True)
-        ET.ElementTree(root).write(path, encoding="utf-8", xml_declaration=True)
-    except OSError as error:
-        msg = f"{path} cannot be written: {error.strerror}"
-        raise ValueError(msg) from error
-    return path
+    return write_text(path, ET.tostring(root, "unicode", xml_declaration=True))
 
 
 def _mutants(report: Mapping[str, Any]) -> Iterator[tuple[str, int, str]]:

@@ -4,12 +4,11 @@ from __future__ import annotations
 
 from functools import cache
 from importlib import resources
-from pathlib import Path
 
 from hyper_parallel.verify.pages import palette
 from hyper_parallel.verify.pages.markup import Html, escape
 
-__all__ = ["page", "write_page"]
+__all__ = ["page"]
 
 # Says to the browser what the tests say to us: a page asks for nothing outside itself.
 _POLICY = "default-src 'none'; style-src 'unsafe-inline'; script-src 'unsafe-inline'"
@@ -32,22 +31,6 @@ def page(title: str, body: Html | str, *, footer: str = "") -> str:
         f"<body>\n<main>\n<h1>{escape(title)}</h1>\n{body}\n{foot}</main>\n"
         f"<script>\n{_asset('page.js')}</script>\n</body>\n</html>\n"
     )
-
-
-def write_page(path: Path | str, text: str) -> Path:
-    """Write a page, and the folder that it goes into.
-
-    Raises:
-        ValueError: it cannot be written.
-    """
-    path = Path(path)
-    try:
-        path.parent.mkdir(parents=True, exist_ok=True)
-        path.write_text(text, encoding="utf-8")
-    except OSError as error:
-        msg = f"{path} cannot be written: {error.strerror}"
-        raise ValueError(msg) from error
-    return path
 
 
 @cache

@@ -7,7 +7,8 @@ from pathlib import Path
 import pytest
 
 from hyper_parallel.verify import pages
-from hyper_parallel.verify.pages import Cell, Column, Html, page, palette, table, write_page
+from hyper_parallel.verify.files import write_text
+from hyper_parallel.verify.pages import Cell, Column, Html, page, palette, table
 
 README = Path(pages.__file__).with_name("README.md")
 OWN = ("page", "panel")
@@ -122,7 +123,7 @@ def test_a_row_that_does_not_fit_is_rejected():
 
 def test_a_page_that_cannot_be_written_is_a_clear_error(tmp_path):
     """Folders are made; a file in a folder's place is an error that names the path."""
-    path = write_page(tmp_path / "new" / "x.html", "text")
+    path = write_text(tmp_path / "new" / "x.html", "text")
     assert path.read_text() == "text"
     with pytest.raises(ValueError, match=r"^.*/new/x\.html/y\.html cannot be written: (Not a directory|File exists)$"):
-        write_page(path / "y.html", "text")
+        write_text(path / "y.html", "text")
