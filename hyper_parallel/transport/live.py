@@ -273,7 +273,8 @@ def run_live(body: bytes, world_size: int, framework: str, timeout: float, devic
     """
     path = [entry or str(Path.cwd()) for entry in sys.path]
     tasks = [
-        (Task(rank, world_size, body, None, path, str(Path.cwd())), dict(os.environ)) for rank in range(world_size)
+        (Task(rank, world_size, body, None, path, str(Path.cwd()), sys.gettrace() is not None), dict(os.environ))
+        for rank in range(world_size)
     ]
     team = _check_out(framework, world_size, device)  # starting it is not counted
     world = _World(team, time.monotonic() + timeout)

@@ -35,6 +35,7 @@ class Task:
         body: the packed pair of function and arguments.
         start: ``module:function`` that turns the numpy transport into the framework's, or None to keep numpy.
         path, folder: ``sys.path`` and working directory of the parent.
+        traced: False where the parent runs without trace function: a tracer of the rank's own then pauses too.
     """
 
     rank: int
@@ -43,6 +44,7 @@ class Task:
     start: str | None
     path: list[str]
     folder: str
+    traced: bool = True
 
 
 @dataclass
@@ -123,6 +125,17 @@ def _serve(task: Task, line: Connection) -> Report:
 
 def run_rank(task: Task, transport: Transport) -> Report:
     """Run the task's function with its transport active, and say how it ended."""
+    if task.traced:
+        return _run(task, transport)
+    tracer = sys.gettrace()
+    sys.settrace(None)
+    try:
+        return _run(task, transport)
+    finally:
+        sys.settrace(tracer)
+
+
+def _run(task: Task, transport: Transport) -> Report:
     try:
         if task.start is not None:
             transport = resolve(task.start)(transport)

@@ -171,7 +171,8 @@ def run_workers(
     """
     body = pack((fn, tuple(args)), fn)
     path = [entry or os.getcwd() for entry in sys.path]  # noqa: PTH109
-    tasks = [Task(rank, world_size, body, start, path, os.getcwd()) for rank in range(world_size)]  # noqa: PTH109
+    traced = sys.gettrace() is not None
+    tasks = [Task(rank, world_size, body, start, path, os.getcwd(), traced) for rank in range(world_size)]  # noqa: PTH109
     team = check_out(world_size)
     world = _World(team, tasks, time.monotonic() + timeout)
     healthy = False

@@ -13,6 +13,7 @@ from hyper_parallel.verify.simulate import simulate
 
 
 @pytest.mark.slow
+@pytest.mark.untraced
 def test_checkpoint_and_swap_halve_the_activations(platform_name, reports):
     """In a 12-layer transformer either takes at most half of what plain training adds to the process."""
     found = measure(platform_name)

@@ -69,6 +69,7 @@ def test_collectives_of_sequence_parallelism(platform_name):
 
 @pytest.mark.parametrize("name", ["2x2-layer-untied", "3-rms-untied"])
 @pytest.mark.parametrize("fault", FAULTS)
+@pytest.mark.untraced
 def test_a_seeded_fault_is_found_in_its_module(platform_name, fault, name):
     """Each fault makes the verification fail, and the module that it was seeded into is the first that is named."""
     report = verify_scenario(scenario_named(name), platform=platform_name, steps=1, inject=fault)
@@ -82,6 +83,7 @@ def test_a_seeded_fault_is_found_in_its_module(platform_name, fault, name):
 @pytest.mark.parametrize(
     "fault", ["drop-allreduce@layers.0.attn.o", "unreduced-norm-grad@norm", "double-bias@layers.0.mlp.down"]
 )
+@pytest.mark.untraced
 def test_a_fault_may_be_put_elsewhere(platform_name, fault):
     """NAME@MODULE seeds the fault into another module, and that one is named."""
     report = verify_scenario(scenario_named("3-layer-tied"), platform=platform_name, steps=1, inject=fault)

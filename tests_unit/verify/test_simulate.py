@@ -21,6 +21,7 @@ def everyone():
 
 @pytest.mark.platforms("torch", "mindspore")
 @pytest.mark.parametrize("world_size", [1, 2, 3, 4])
+@pytest.mark.untraced
 def test_every_collective_equals_numpy(platform_name, world_size):
     """On simulated ranks every collective gives, for every dtype and shape, what numpy gives."""
     assert all(simulate(check_transport, world_size, platform_name, (platform_name,)))

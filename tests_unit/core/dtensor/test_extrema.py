@@ -30,6 +30,7 @@ def made_pending(op, dims):
 @pytest.mark.parametrize("mesh", MESHES, ids=str)
 @pytest.mark.parametrize("dims", [[Replicate()], [Shard(0)]], ids=str)
 @pytest.mark.parametrize("op", ["max", "min"])
+@pytest.mark.untraced
 def test_a_fresh_extremum_is_the_identity(platform_name, op, dims, mesh):
     """A value made Partial(max) or Partial(min) and reduced again keeps its true gradient: one, not one per copy."""
     values = np.random.default_rng(3).standard_normal((5, 3))
@@ -51,6 +52,7 @@ def joining(name, platform):
 @pytest.mark.parametrize("mesh", MESHES, ids=str)
 @pytest.mark.parametrize("op", ["max", "min"])
 @pytest.mark.parametrize("name", ["cat", "stack"])
+@pytest.mark.untraced
 def test_joining_what_is_pending_with_what_is_not(platform_name, name, op, mesh):
     """Cat and stack of a pending extremum with a replicated, sharded or pending tensor have the plain gradients."""
     rng = np.random.default_rng(4)

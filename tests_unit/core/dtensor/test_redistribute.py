@@ -81,6 +81,7 @@ def inner(values, grads, layout, varying=()):
 
 
 @pytest.mark.parametrize("mesh, shape", WORLDS)
+@pytest.mark.untraced
 def test_every_transition_forward_and_backward(dense, mesh, shape):
     """Between any two layouts the value stays the same, and the true gradient arrives in the dual layout."""
     layouts = dense.every_layout(dense.grid(mesh), shape)
@@ -89,6 +90,7 @@ def test_every_transition_forward_and_backward(dense, mesh, shape):
 
 
 @pytest.mark.parametrize("mesh, shape", [((3,), (5, 3)), ((2, 2), (7, 5)), ((2, 3), (4,))])
+@pytest.mark.untraced
 def test_every_varying_consumer(dense, mesh, shape):
     """A consumer that differs along replicated axes returns summands whose sum reaches the source: <Ax,y> = <x,A'y>."""
     layouts = dense.every_layout(dense.grid(mesh), shape)
@@ -101,6 +103,7 @@ def test_every_varying_consumer(dense, mesh, shape):
     check(dense, cases, int(np.prod(mesh)))
 
 
+@pytest.mark.untraced
 def test_transitions_on_three_axes(dense):
     """Orders, partial axes that stay and axes that move mix freely on a 2x2x2 mesh, too."""
     layouts = dense.every_layout(dense.grid((2, 2, 2)), (7, 5))
@@ -117,6 +120,7 @@ def test_averages(dense):
 
 
 @pytest.mark.parametrize("op", ["max", "min", "prod"])
+@pytest.mark.untraced
 def test_other_reductions(dense, op):
     """Partial(max), (min) and (prod) become any layout, and are made from any, with the value unchanged."""
     import torch

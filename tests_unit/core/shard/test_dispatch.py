@@ -119,6 +119,7 @@ def test_names_and_their_order_do_not_matter():
 
 @pytest.mark.parametrize("mesh", [(2,), (3,), (4,), (2, 2), (2, 3)])
 @pytest.mark.parametrize("shape", [(5, 3), (1, 4), (0, 3), ()])
+@pytest.mark.untraced
 def test_one_tensor_twice(mesh, shape):
     """A tensor passed twice counts twice, in values and gradients, on every layout, uneven, empty and 0-d."""
     x = values(*shape).numpy() if shape else np.asarray(1.5, np.float32)
@@ -129,6 +130,7 @@ def test_one_tensor_twice(mesh, shape):
 
 
 @pytest.mark.parametrize("mesh", [(2, 2), (2, 3)])
+@pytest.mark.untraced
 def test_random_layouts_of_an_expression(mesh):
     """Sums, products and linear layers mixed agree with one device on drawn layouts, under random cotangents."""
     import torch.nn.functional as F  # noqa: N812 - the field's name for it

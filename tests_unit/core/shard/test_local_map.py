@@ -54,6 +54,7 @@ def test_contraction_leaves_a_sum_pending(platform_name):
 
 
 @both
+@pytest.mark.untraced
 def test_two_axes(platform_name):
     """On a 2x2 mesh each axis is judged by itself."""
     entries = ([Shard(0), Replicate()], [Replicate(), Shard(1)])

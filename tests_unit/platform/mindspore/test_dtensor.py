@@ -85,6 +85,7 @@ def _compared(name):
 
 @pytest.mark.parametrize("world", [2, 3])
 @pytest.mark.parametrize("name", ["SGD", "Adam", "Momentum", "experimental.AdamW", "experimental.SGD"])
+@pytest.mark.untraced
 def test_optimizer_steps_as_on_plain_parameters(name, world):
     """Three steps on a column- and a row-parallel layer move DTensor parameters as plain ones, without any factor."""
     for plain, found, shared in simulate(_compared, world, platform="mindspore", args=(name,)):
@@ -229,6 +230,7 @@ def _moves(shape):
 
 
 @pytest.mark.parametrize("shape, moves", [((3,), 16), ((2, 2), 256)])
+@pytest.mark.untraced
 def test_redistribution_forward_and_backward(shape, moves):
     """Any placement becomes any other; the gradient comes back in the source's dual layout, unscaled."""
     world = int(np.prod(shape))
@@ -324,6 +326,7 @@ def _through(name):
         "unpack",
     ],
 )
+@pytest.mark.untraced
 def test_bypass_is_closed(name, mesh):
     """What MindSpore computes on the local tensor without asking is dispatched, and right forward and backward."""
 

@@ -85,6 +85,7 @@ WRITERS = {
 
 @pytest.mark.parametrize("mesh", [(3,), (4,), (2, 2)], ids=str)
 @pytest.mark.parametrize("name", sorted(WRITERS))
+@pytest.mark.untraced
 def test_writes_into_empty_pieces_keep_every_rank_together(name, mesh):
     """What is written into a tensor of which a rank holds nothing has the plain values and gradients on every rank."""
     fn, y = WRITERS[name]

@@ -251,6 +251,7 @@ def test_every_rule_has_a_sample():
 
 @pytest.mark.platforms("mindspore")
 @pytest.mark.parametrize("name", sorted(SAMPLES))
+@pytest.mark.untraced
 def test_rules_hold_on_pieces(name):
     """What a rank computes of its pieces is its piece of the plain outputs and gradients, uneven and empty too."""
     effort = replace(QUICK, meshes=((3,),), public=False, reproducers=False)

@@ -176,6 +176,7 @@ def _spelled(expression, right):
 
 @pytest.mark.parametrize("mesh", [(2,), (3,)], ids=str)
 @pytest.mark.parametrize("expression, right, arrays", CASES + REFERENCES, ids=[one[0] for one in CASES + REFERENCES])
+@pytest.mark.untraced
 def test_spelling_means_the_same_on_dtensors(expression, right, arrays, mesh):
     """What a MindSpore program writes arrives, is dispatched, and is right forward and backward in every placement."""
     report = check_function(_spelled(expression, right), list(arrays), mesh, platform="mindspore", limit=8)

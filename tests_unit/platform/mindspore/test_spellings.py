@@ -66,6 +66,7 @@ OPERANDS = {
 
 @pytest.mark.parametrize("mesh", [(2,), (3,), (2, 2)], ids=str)
 @pytest.mark.parametrize("name", OPERANDS)
+@pytest.mark.untraced
 def test_spelling_means_the_same_on_dtensors(name, mesh):
     """Outputs and gradients equal the plain ones in float64 for placements drawn at random, pending sums included."""
 

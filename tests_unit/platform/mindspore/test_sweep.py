@@ -47,6 +47,7 @@ CASES = [one.strip() for one in EXPRESSIONS.replace("\n", " | ").split(" | ") if
 
 
 @pytest.mark.parametrize("text", CASES)
+@pytest.mark.untraced
 def test_name_means_the_same_on_dtensors(text):
     """Values, dtypes and gradients are those of plain tensors, in every placement tried on two ranks."""
     (found,) = SWEEP.run_case(SWEEP.Case(text, (text,)), meshes=((2,),), limit=3)

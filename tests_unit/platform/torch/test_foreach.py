@@ -39,6 +39,7 @@ def trained(make, foreach, parameters, inputs):
 @pytest.mark.parametrize("foreach", [False, True])
 @pytest.mark.parametrize("name", OPTIMIZERS)
 @pytest.mark.parametrize("mesh_shape", [(2,), (2, 2)])
+@pytest.mark.untraced
 def test_three_steps(name, foreach, mesh_shape):
     """Three steps give the parameters of the plain optimizer, whatever the placements of two uneven parameters."""
     rng = np.random.default_rng(0)

@@ -41,6 +41,7 @@ COMPOSED = {
 
 
 @pytest.mark.parametrize("name", COMPOSED)
+@pytest.mark.untraced
 def test_composed(holds, name):
     """A function that only its pieces have rules for has the plain values and the plain gradients of every input."""
     holds(COMPOSED[name][0], *COMPOSED[name][1:], drawn={(2,): 16, (3,): 5, (2, 2): 4})

@@ -63,6 +63,7 @@ POOLING = {
 
 
 @pytest.mark.parametrize("name", POOLING)
+@pytest.mark.untraced
 def test_pooling(holds, name):
     """Values, places and gradients are the plain ones, with and without samples, in every dimension."""
     holds(POOLING[name][0], *POOLING[name][1:], drawn=FEW)
@@ -112,6 +113,7 @@ RESIZING = {
 
 
 @pytest.mark.parametrize("name", RESIZING)
+@pytest.mark.untraced
 def test_resizing(holds, name):
     """Padding in every mode, every interpolation, grids, windows as columns and shuffles mean what they mean plain."""
     holds(RESIZING[name][0], *RESIZING[name][1:], drawn=FEW)

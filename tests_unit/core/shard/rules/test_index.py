@@ -76,6 +76,7 @@ BY_TENSOR = {
 
 
 @pytest.mark.parametrize("name", BY_TENSOR)
+@pytest.mark.untraced
 def test_index_by_tensor(holds, name):
     """Integer and boolean tensors of any layout pick what they pick of a plain tensor; gradients add up."""
     holds(BY_TENSOR[name][0], *BY_TENSOR[name][1:])

@@ -62,6 +62,7 @@ SQUARE = {
 
 
 @pytest.mark.parametrize("name", SQUARE)
+@pytest.mark.untraced
 def test_square_matrices(holds, name):
     """Values and gradients of functions of square matrices do not depend on how these are laid out."""
     holds(SQUARE[name], matrices(4, 3, 3))
@@ -108,6 +109,7 @@ EQUATIONS = {
 
 
 @pytest.mark.parametrize("name", EQUATIONS)
+@pytest.mark.untraced
 def test_equations(holds, name):
     """Solutions and their gradients do not depend on how either side is laid out; sides broadcast."""
     fn, left, right = EQUATIONS[name]

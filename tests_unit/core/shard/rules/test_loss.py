@@ -52,6 +52,7 @@ def entropy(reduction, smoothing, *, parallel, **rest):
 
 @pytest.mark.parametrize("parallel", [False, True])
 @pytest.mark.parametrize("reduction, smoothing, weighted", TABLE)
+@pytest.mark.untraced
 def test_cross_entropy(reduction, smoothing, weighted, parallel):
     """Reduction, smoothing, class weights and an ignored row, with uneven rows and an uneven vocabulary."""
     fn = entropy(reduction, smoothing, parallel=parallel)
@@ -115,6 +116,7 @@ PLAIN = [
 
 @pytest.mark.parametrize("fn", PLAIN)
 @pytest.mark.filterwarnings("ignore")
+@pytest.mark.untraced
 def test_losses_by_element(fn):
     """Means are over the global count; both arguments have their gradient."""
     arrays = [RNG.uniform(0.1, 0.9, (5, 3)), RNG.uniform(0.1, 0.9, (5, 3))]

@@ -20,6 +20,7 @@ SHAPES = [
 
 
 @pytest.mark.parametrize("shapes", SHAPES, ids=str)
+@pytest.mark.untraced
 def test_matmul(holds, shapes):
     """Ranks of all combinations multiply as plain ones, batch dims broadcasting."""
     holds(lambda x, y: x @ y, *shapes)
@@ -42,6 +43,7 @@ NAMED = {
 
 
 @pytest.mark.parametrize("name", NAMED)
+@pytest.mark.untraced
 def test_named(holds, name):
     """Each product has the plain values and gradients; what is added joins once, whatever is sharded."""
     holds(NAMED[name][0], *NAMED[name][1:])

@@ -40,6 +40,7 @@ VIEWS = {
 
 
 @pytest.mark.parametrize("name", VIEWS)
+@pytest.mark.untraced
 def test_rearranged(holds, name):
     """Elements arrive where they arrive on one device, from pieces of any layout."""
     holds(*VIEWS[name])
@@ -85,6 +86,7 @@ def index(x, *places):
 
 
 @pytest.mark.parametrize("name", SCATTERS)
+@pytest.mark.untraced
 def test_scattered(holds, name):
     """Values and gradients of what was written, added or reduced at places do not depend on layouts."""
     holds(*SCATTERS[name], drawn={(2,): 20, (3,): 7, (2, 2): 4})

@@ -84,6 +84,7 @@ def test_binary(fn):
 
 @pytest.mark.parametrize("fn", [torch.add, torch.mul, torch.div, torch.maximum])
 @pytest.mark.parametrize("mesh", [(3,), (4,), (2, 2), (2, 3)])
+@pytest.mark.untraced
 def test_binary_on_every_mesh(fn, mesh):
     """Uneven, empty and nested shards, size-1 dims and ties are no special case."""
     holds(fn, [whole(5, 1), whole(5, 3, seed=1) + 9], mesh, partial=("sum", "avg"), limit=60)
@@ -115,6 +116,7 @@ TERNARY = [
 
 
 @pytest.mark.parametrize("fn", TERNARY)
+@pytest.mark.untraced
 def test_ternary(fn):
     """Three operands together: linear in the pairs that are, in nothing else."""
     holds(fn, [values(4, 3), values(4, 1, seed=1), values(3, seed=2) + 3], limit=60)

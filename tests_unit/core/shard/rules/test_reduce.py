@@ -71,6 +71,7 @@ WHOLE = [
 
 
 @pytest.mark.parametrize("fn", WHOLE)
+@pytest.mark.untraced
 def test_reductions_of_whole_dims(fn):
     """What is not a sum is computed over whole dims, and has the plain gradient at ties too."""
     holds(fn, [values(5, 3)], (2,), partial=("sum", "max"))

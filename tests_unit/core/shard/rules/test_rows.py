@@ -65,6 +65,7 @@ LOSSES = {
 
 @pytest.mark.parametrize("reduction", ["none", "mean", "sum"])
 @pytest.mark.parametrize("name", LOSSES)
+@pytest.mark.untraced
 def test_losses(holds, name, reduction):
     """Every reduction is over all samples, wherever they are, and every argument has its gradient."""
     fn, *specs = LOSSES[name]

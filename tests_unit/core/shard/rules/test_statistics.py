@@ -49,6 +49,7 @@ NORMS = {
 
 
 @pytest.mark.parametrize("name", NORMS)
+@pytest.mark.untraced
 def test_norms(holds, name):
     """Output, running statistics and all gradients are those of the whole batch, uneven and empty shards included."""
     holds(NORMS[name][0], *NORMS[name][1:], drawn=FEW)

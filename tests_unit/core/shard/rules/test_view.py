@@ -21,6 +21,7 @@ SHAPES = [
 
 
 @pytest.mark.parametrize("source, target", SHAPES, ids=str)
+@pytest.mark.untraced
 def test_view(holds, source, target):
     """Merging and splitting dims under any placement gives the plain tensor."""
     holds(lambda x: x.reshape(target), source, drawn={(2,): 20, (3,): 7, (4,): 7, (2, 2): 30})
@@ -78,6 +79,7 @@ DIMS = {
 
 
 @pytest.mark.parametrize("name", DIMS)
+@pytest.mark.untraced
 def test_dims(holds, name):
     """Rearranging, cutting and stretching dims gives the plain tensor, also where a dim is 1 only locally."""
     holds(DIMS[name], (4, 5, 6))

@@ -30,6 +30,7 @@ def swept(tmp_path, *arguments):
     return {one["name"]: one for one in map(json.loads, out.read_text().splitlines())}, done
 
 
+@pytest.mark.untraced
 def test_a_part_of_each_family_holds(tmp_path):
     """Values, dtypes, shapes and gradients of these entries are the plain ones, in every placement drawn."""
     found, done = swept(tmp_path, "--samples", "2", "--meshes", "3", "--jobs", "1", *QUICK)
