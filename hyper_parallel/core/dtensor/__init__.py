@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING
 from hyper_parallel._lazy import lazy
 
 if TYPE_CHECKING:
+    from hyper_parallel.core.dtensor.defer import defer_grad_reduce
     from hyper_parallel.core.dtensor.dtensor import DTensor
     from hyper_parallel.core.dtensor.events import Event, EventLog, implicit_budget, record_events, strict
     from hyper_parallel.core.dtensor.factories import empty, full, ones, rand, randn, zeros
@@ -29,6 +30,7 @@ __all__ = [
     "Shard",
     "SkipDTensorDispatch",
     "StridedShard",
+    "defer_grad_reduce",
     "distribute_module",
     "distribute_tensor",
     "empty",
@@ -48,6 +50,7 @@ __all__ = [
 __getattr__, __dir__ = lazy(
     globals(),
     {
+        "hyper_parallel.core.dtensor.defer": ("defer_grad_reduce",),
         "hyper_parallel.core.dtensor.dtensor": ("DTensor",),
         "hyper_parallel.core.dtensor.events": ("Event", "EventLog", "implicit_budget", "record_events", "strict"),
         "hyper_parallel.core.dtensor.factories": ("empty", "full", "ones", "rand", "randn", "zeros"),

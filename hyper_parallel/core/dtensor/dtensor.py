@@ -10,6 +10,7 @@ from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 from weakref import ref
 
+from hyper_parallel.core.dtensor.defer import keeper
 from hyper_parallel.core.dtensor.events import watchers
 from hyper_parallel.core.dtensor.layout import Layout
 from hyper_parallel.core.dtensor.mesh import DeviceMesh, get_current_mesh
@@ -220,7 +221,8 @@ class DTensor:
             if written == (version(source), version(self._local)) and steps.gathers_along(varying):
                 self._passed_by = True
                 return gathered_view(source, self._local, steps, varying, self._platform, passed)
-        return redistribute(self._local, plan(self._layout, target, varying), self._platform, cause, passed)
+        keep = keeper(self, varying, cause) if target is self._layout else None
+        return redistribute(self._local, plan(self._layout, target, varying), self._platform, cause, passed, keep)
 
     def drop_views(self) -> None:
         """Forget what was derived from the values: they are about to change."""

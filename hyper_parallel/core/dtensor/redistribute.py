@@ -20,7 +20,7 @@ if TYPE_CHECKING:
     from hyper_parallel.core.dtensor.steps import AllReduce
     from hyper_parallel.platform.contract.platform import Platform
 
-__all__ = ["gathered_view", "redistribute"]
+__all__ = ["gathered_view", "redistribute", "reduced_gradient"]
 
 _LOCK = threading.Lock()
 _CACHE = "_hyper_parallel_redistribution"
@@ -35,6 +35,7 @@ class _Call(NamedTuple):
     listening: tuple[Watcher, ...]
     passed: Callable[[], None] | None = None
     phase: str = "forward"
+    keep: Callable[[Any], bool] | None = None
 
 
 class _Functions(NamedTuple):
@@ -51,6 +52,7 @@ def redistribute(
     platform: Platform,
     cause: Cause | None = None,
     passed: Callable[[], None] | None = None,
+    keep: Callable[[Any], bool] | None = None,
 ) -> Any:
     """The local tensor in the plan's target layout, on the graph.
 
@@ -60,6 +62,7 @@ def redistribute(
         platform: the framework of ``local``.
         cause: who asks, for the event log and ``strict()``; None is the program itself.
         passed: called when a gradient passes on its way back.
+        keep: asked in backward whether it keeps the gradient for later; then nothing is sent back.
 
     Raises:
         ShardMismatchError: (a ValueError) ``local`` has not the shape that the source layout gives this rank.
@@ -71,7 +74,7 @@ def redistribute(
         return _run(local, steps, _Call(platform, cause, "", ())) if steps.steps else local
     if steps.is_trivial:
         return local
-    return _differentiable(local, steps, _Call(platform, cause, module_path(), watchers(), passed))
+    return _differentiable(local, steps, _Call(platform, cause, module_path(), watchers(), passed, keep=keep))
 
 
 def gathered_view(
@@ -103,6 +106,11 @@ def gathered_view(
     return _functions(platform).gathered.apply(source_local, platform.detach(gathered_local), varying, call)
 
 
+def reduced_gradient(grad: Any, steps: Plan, platform: Platform, cause: Cause | None, module: str) -> Any:
+    """A gradient that was kept, by the rest of its way; ``cause`` and ``module`` are those of the forward."""
+    return _run(grad, steps, _Call(platform, cause, module, ()), "backward")
+
+
 def _differentiable(local: Any, steps: Plan, call: _Call) -> Any:
     if steps.extremum is None:
         return _functions(call.platform).linear.apply(local, steps, call)
@@ -125,7 +133,7 @@ def _resumed(grad: Any, steps: Plan, call: _Call) -> Any:
         return _run(grad, steps, call, "backward") if steps.steps else grad
     if steps.is_trivial:
         return grad
-    return _functions(platform).linear.apply(grad, steps, call._replace(passed=None, phase="backward"))
+    return _functions(platform).linear.apply(grad, steps, call._replace(passed=None, phase="backward", keep=None))
 
 
 def _run(local: Any, steps: Plan, call: _Call, phase: str = "") -> Any:
@@ -186,7 +194,9 @@ def _linear_function(base: Any) -> Any:
 
         @staticmethod
         def backward(ctx: Any, grad: Any) -> tuple[Any, None, None]:
-            """Run the adjoint."""
+            """Run the adjoint, unless the gradient is kept for later."""
+            if ctx.call.keep is not None and ctx.call.keep(grad):
+                return None, None, None
             return _resumed(grad, ctx.steps.adjoint, ctx.call), None, None
 
     return Redistribution

@@ -88,6 +88,17 @@ class Platform(
         """True when a new leaf with the values of ``plain`` would keep a gradient that now flows on to somewhere."""
 
     @abc.abstractmethod
+    def is_parameter(self, tensor: Any) -> bool:
+        """True for a DTensor that is the framework's ``Parameter``, and a leaf."""
+
+    @abc.abstractmethod
+    def accumulates_grad(self, local: Any) -> bool:
+        """In backward: True when what the leaf ``local`` receives is added up, and nobody sees it on its way."""
+
+    def accumulate_grad(self, local: Any, grad: Any) -> None:
+        """Add to the gradient that the leaf ``local`` keeps, where the framework's leaves keep one."""
+
+    @abc.abstractmethod
     def version(self, local: Any) -> int:
         """Counts writes into ``local`` where the framework does; a constant elsewhere."""
 

@@ -6,16 +6,21 @@ true gradients already; here they only get back the layout that says what they m
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 from typing import Any
 
 import mindspore
 
+from hyper_parallel.core.dtensor.defer import Pending, drop_pending, joined, pending_of
 from hyper_parallel.core.dtensor.dtensor import DTensor
 from hyper_parallel.core.dtensor.transition import dual
 from hyper_parallel.platform.mindspore.dtensor import wrap
 
-__all__ = ["value_and_grad"]
+__all__ = ["WANTED", "value_and_grad"]
+
+WANTED = "_hyper_parallel_wanted"
+"""Marks local tensors of parameters by which :func:`value_and_grad` differentiates now."""
 
 
 def value_and_grad(
@@ -35,19 +40,37 @@ def value_and_grad(
 
     Returns:
         a function of the arguments of ``fn`` that returns the outputs and the gradients, nested as MindSpore does it.
+        Inside ``defer_grad_reduce()`` the gradients of ``weights`` are ``Partial``.
     """
     run = mindspore.value_and_grad(_settled(fn), grad_position, weights, has_aux)
 
     def differentiated(*args: Any, **kwargs: Any) -> tuple[Any, Any]:
-        value, grads = run(*args, **kwargs)
-        if grad_position is None:
-            return value, _laid_out(grads, weights)
-        inputs = args[grad_position] if isinstance(grad_position, int) else [args[index] for index in grad_position]
-        if weights is None:
-            return value, _laid_out(grads, inputs)
-        return value, (_laid_out(grads[0], inputs), _laid_out(grads[1], weights))
+        with _wanting(weights):
+            value, grads = run(*args, **kwargs)
+            if grad_position is None:
+                return value, _laid_out(grads, weights)
+            inputs = args[grad_position] if isinstance(grad_position, int) else [args[index] for index in grad_position]
+            if weights is None:
+                return value, _laid_out(grads, inputs)
+            return value, (_laid_out(grads[0], inputs), _laid_out(grads[1], weights))
 
     return differentiated
+
+
+@contextmanager
+def _wanting(weights: Any) -> Iterator[None]:
+    """While ``weights`` are differentiated by; what their gradients owe is theirs, and forgotten afterwards."""
+    several = weights if isinstance(weights, (list, tuple)) else (weights,)
+    given = {id(one._local): one._local for one in several if isinstance(one, DTensor)}  # noqa: SLF001 - the platform's own class
+    locals_ = [one for one in given.values() if not hasattr(one, WANTED)]  # by an outer differentiation, perhaps
+    for local in locals_:
+        setattr(local, WANTED, True)
+    try:
+        yield
+    finally:
+        for local in locals_:
+            delattr(local, WANTED)
+            drop_pending(local)
 
 
 def _settled(fn: Callable[..., Any]) -> Callable[..., Any]:
@@ -71,4 +94,9 @@ def _laid_out(grads: Any, values: Any) -> Any:
         return type(grads)(_laid_out(grad, one) for grad, one in zip(grads, several, strict=True))
     if isinstance(values, (list, tuple)):
         (values,) = values
-    return wrap(grads, dual(values.layout)) if isinstance(values, DTensor) else grads
+    if not isinstance(values, DTensor):
+        return grads
+    held = pending_of(values._local)  # noqa: SLF001 - the platform's own class
+    true = Pending(dual(values.layout), grads, None, "")
+    whole = true if held is None else joined(held, true, values._platform)  # noqa: SLF001 - as above
+    return wrap(whole.summand, whole.layout)

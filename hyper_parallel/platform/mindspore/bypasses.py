@@ -23,6 +23,7 @@ from mindspore.common.recompute import _RecomputeCell
 from mindspore.experimental import optim
 from mindspore.ops import primitive as primitives
 
+from hyper_parallel.core.dtensor.defer import refuse_step
 from hyper_parallel.core.dtensor.dtensor import DTensor
 from hyper_parallel.errors import UnsupportedOperatorError
 from hyper_parallel.platform.mindspore import intercept
@@ -40,6 +41,8 @@ def close() -> None:
     for owner, name, what, instead in REFUSING:
         setattr(owner, name, _without_dtensors(vars(owner)[name], what, instead))
     plain = vars(_Function)["apply"].__func__
+    for optimizer in (nn.Optimizer, optim.Optimizer):
+        optimizer.__call__ = _stepping(optimizer.__call__)
     _Function.apply = classmethod(_without_dtensors(plain, "_Function.apply", DIFFERENTIABLE))
 
 
@@ -98,6 +101,21 @@ def _steps_by_element(args: tuple[Any, ...]) -> bool:
         and not (isinstance(one, DTensor) and one.layout.partials)
         for held, one in pairs
     )
+
+
+def _stepping(step: Callable[..., Any]) -> Callable[..., Any]:
+    """An optimizer's step, refused while a gradient is pending."""
+
+    @wraps(step)
+    def call(self: Any, *args: Any, **kwargs: Any) -> Any:
+        lists = [one for one in (*args, *kwargs.values()) if isinstance(one, (list, tuple))]
+        for grads in lists:
+            for parameter, grad in zip(self.parameters, grads, strict=False):
+                if isinstance(grad, DTensor):
+                    refuse_step(parameter.name, grad.layout, grad.dtype)
+        return step(self, *args, **kwargs)
+
+    return call
 
 
 def _asking(run: Callable[..., Any]) -> Callable[..., Any]:

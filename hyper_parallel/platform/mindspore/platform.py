@@ -104,6 +104,16 @@ class MindSporePlatform(
         """While a function is differentiated: inputs and parameters too get theirs through the graph."""
         return self.grad_enabled() and self.needs_grad(plain)
 
+    def is_parameter(self, tensor: Any) -> bool:
+        """``Parameter``."""
+        return isinstance(tensor, mindspore.Parameter)
+
+    def accumulates_grad(self, local: Any) -> bool:
+        """While ``hyper_parallel.value_and_grad`` differentiates by it, which returns what was kept."""
+        from hyper_parallel.platform.mindspore.autodiff import WANTED
+
+        return hasattr(local, WANTED)
+
     def version(self, local: Any) -> int:
         """Writes through any DTensor so far: MindSpore's own counter misses some, and views share storage."""
         del local

@@ -14,7 +14,9 @@ from typing import Any
 
 import torch
 from torch import Tensor
+from torch.optim.optimizer import register_optimizer_step_pre_hook
 
+from hyper_parallel.core.dtensor.defer import Pending, drop_pending, hold, joined, pending_of, refuse_step
 from hyper_parallel.core.dtensor.dtensor import DTensor
 from hyper_parallel.core.dtensor.layout import Layout
 from hyper_parallel.core.dtensor.skip import any_block, skipped
@@ -137,11 +139,14 @@ class TorchDTensor(DTensor, Tensor):
 
     @property
     def grad(self) -> Any:
-        """The gradient in the dual layout: a true gradient, nothing is pending.
+        """The gradient in the dual layout: a true gradient, nothing is pending, except as ``defer_grad_reduce`` says.
 
         Of a Partial(avg) tensor it is the gradient of what each rank holds, which is the mean's divided by the ranks.
         """
         local = self._local.grad
+        held = pending_of(self._local)
+        if held is not None:
+            return self._pending_grad(held, local)
         if local is None:
             self._grad_kept = None
             return None
@@ -158,11 +163,24 @@ class TorchDTensor(DTensor, Tensor):
 
     @grad.setter
     def grad(self, value: Any) -> None:
+        drop_pending(self._local)
         self._local.grad = None if value is None else self._as_gradient(value, "grad")
 
     @grad.deleter
     def grad(self) -> None:
+        drop_pending(self._local)
         self._local.grad = None
+
+    def _pending_grad(self, held: Pending, true: Tensor | None) -> Any:
+        """What is owed, with what came complete: one tensor, so that a write to it is not lost."""
+        if true is not None:
+            held = joined(held, Pending(dual(self._layout), true.detach(), None, ""), self._platform)  # type: ignore[arg-type] # set by now
+            hold(self._local, held)
+            self._local.grad = None
+        kept = self._grad_kept
+        if kept is None or kept[0] is not held.summand:
+            kept = self._grad_kept = (held.summand, wrap(held.summand, held.layout))
+        return kept[1]
 
     def _as_gradient(self, value: Any, what: str) -> Tensor:
         wanted = dual(self._layout)
@@ -457,11 +475,23 @@ def install(platform: Any) -> None:
     _ENTRIES.update(entries)
     TorchDTensor._dispatch = dispatcher.dispatch  # noqa: SLF001 - this module's own class
     platform.dispatcher = dispatcher
+    register_optimizer_step_pre_hook(_refuse_pending)
     for name in dir(Tensor):
         func = getattr(Tensor, name, None)
         entry = entries.get(func) if callable(func) else None
         if entry is not None and name not in TorchDTensor.__dict__:
             setattr(TorchDTensor, name, _method(dispatcher, entry, name))
+
+
+def _refuse_pending(optimizer: Any, args: Any, kwargs: Any) -> None:
+    """Before each step of any optimizer; nearly always nothing is pending."""
+    del args, kwargs
+    for number, group in enumerate(optimizer.param_groups):
+        for index, parameter in enumerate(group["params"]):
+            held = pending_of(parameter._local) if isinstance(parameter, TorchDTensor) else None  # noqa: SLF001 - of this module's class
+            if held is not None:
+                name = group.get("param_names", {index: f"parameter {index} of group {number}"})[index]
+                refuse_step(name, held.layout, parameter.dtype, held)
 
 
 def _method(dispatcher: Any, entry: Any, name: str) -> Callable[..., Any]:

@@ -106,6 +106,26 @@ class TorchPlatform(
         """Unless it is a leaf: a leaf's own ``grad`` is where gradients end."""
         return not plain.is_leaf
 
+    def is_parameter(self, tensor: Any) -> bool:
+        """``nn.Parameter``, while nothing was written into it on the tape."""
+        return isinstance(tensor, torch.nn.Parameter) and bool(tensor.is_leaf)
+
+    def accumulates_grad(self, local: Any) -> bool:
+        """Unless the leaf has hooks, or ``torch.autograd.grad`` runs, which adds nothing to ``grad``."""
+        if local._backward_hooks or local._post_accumulate_grad_hooks:  # noqa: SLF001 - no public spelling
+            return False
+        try:
+            return torch._C._will_engine_execute_node(torch.autograd.graph.get_gradient_edge(local).node)  # noqa: SLF001 - as above
+        except RuntimeError:  # how PyTorch says that grad() runs
+            return False
+
+    def accumulate_grad(self, local: Any, grad: Any) -> None:
+        """By a backward of its own; of a leaf that was frozen meanwhile, without."""
+        if local.requires_grad:
+            torch.autograd.backward(local, grad)
+        else:
+            local.grad = grad if local.grad is None else local.grad + grad
+
     def version(self, local: Any) -> int:
         """PyTorch's version counter (0 for inference tensors, which have none)."""
         return 0 if local.is_inference() else local._version  # noqa: SLF001 - no public spelling

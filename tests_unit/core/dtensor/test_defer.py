@@ -1,0 +1,332 @@
+"""``defer_grad_reduce``: gradients of replicated parameters wait, and are reduced once."""
+
+from __future__ import annotations
+
+import functools
+import math
+from contextlib import nullcontext
+
+import numpy as np
+import pytest
+
+from hyper_parallel.core.dtensor import Partial, Replicate, Shard, defer_grad_reduce, record_events
+from hyper_parallel.core.dtensor.layout import Layout
+from hyper_parallel.core.dtensor.mesh import init_device_mesh
+from hyper_parallel.errors import LayoutError
+from hyper_parallel.platform.select import platform_named
+from hyper_parallel.verify.simulate import simulate
+
+STEPS, ROWS, INNER, OUTER = 3, 7, 5, 3
+# Mesh, placements of the parameters, placements of the batch.
+WORLDS = [
+    ((2,), [Replicate()], [Shard(0)]),
+    ((3,), [Replicate()], [Shard(0)]),
+    ((4,), [Replicate()], [Shard(0)]),
+    ((2, 2), [Replicate(), Shard(0)], [Shard(0), Replicate()]),
+]
+
+
+def arrays(seed=0):
+    """Micro-batches, weight and bias, odd and unequal."""
+    rng = np.random.default_rng(seed)
+    batches = [rng.normal(size=(ROWS + step, INNER)).astype(np.float32) for step in range(STEPS)]
+    return batches, rng.normal(size=(OUTER, INNER)).astype(np.float32), rng.normal(size=OUTER).astype(np.float32)
+
+
+def dense_gradients(steps=STEPS):
+    """Of the sum over micro-batches of ``sum(linear(x, w, b) ** 2) + sum(w * w)``, in double precision."""
+    batches, w, b = (np.asarray(one, dtype=np.float64) if not isinstance(one, list) else one for one in arrays())
+    residues = [2 * (x @ w.T + b) for x in batches[:steps]]
+    gw = sum(r.T @ x for r, x in zip(residues, batches[:steps], strict=True)) + 2 * steps * w
+    return gw, sum(r.sum(0) for r in residues)
+
+
+def placed(platform, mesh, array, placements):
+    """This rank's piece, cut without communication."""
+    layout = Layout.place(mesh, placements, array.shape)
+    local = np.ascontiguousarray(array[tuple(slice(*box) for box in layout.local_box())])
+    return platform.wrap(platform.from_numpy(local), layout)
+
+
+def case(platform_name, world):
+    """On a rank: micro-batches, and weight and bias as parameters."""
+    platform = platform_named(platform_name)
+    shape, weight_at, batch_at = world
+    mesh = init_device_mesh("cpu", shape, mesh_dim_names=("dp", "tp")[: len(shape)])
+    batches, w, b = arrays()
+    if platform_name == "torch":
+        from torch.nn import Parameter
+    else:
+        from mindspore import Parameter
+    parameters = [Parameter(placed(platform, mesh, one, weight_at)) for one in (w, b)]
+    return [placed(platform, mesh, x, batch_at) for x in batches], *parameters
+
+
+def loss_of(x, w, b):
+    """The weight is used along with the batch, which differs between ranks, and by itself, which does not."""
+    if x._platform.platform_type == "torch":
+        from torch.nn.functional import linear
+    else:
+        from mindspore.mint.nn.functional import linear
+    y = linear(x, w, b)
+    return (y * y).sum() + (w * w).sum()
+
+
+def array_of(tensor):
+    """The whole, as NumPy, as it is now."""
+    return tensor._platform.tensor_to_numpy(tensor.full_tensor()).copy()
+
+
+def reductions(log):
+    """The all-reduces of backward over ``dp``, as argument names."""
+    return sorted(one.argument for one in log if one.phase == "backward" and one.axes == ("dp",))
+
+
+def torch_rank(world):
+    """Gradients at once and deferred, and which reductions they cost."""
+    found = {}
+    for deferring in (False, True):
+        batches, w, b = case("torch", world)
+        with record_events() as log, defer_grad_reduce() if deferring else nullcontext():
+            for x in batches:
+                loss_of(x, w, b).backward()
+            inside = reductions(log)
+            pending = [one.grad.placements[0] == Partial() for one in (w, b)]
+        found[deferring] = ([array_of(one.grad) for one in (w, b)], inside, pending, reductions(log))
+    return found
+
+
+def mindspore_rank(world):
+    """The same by ``value_and_grad``."""
+    from hyper_parallel import value_and_grad
+
+    found = {}
+    for deferring in (False, True):
+        batches, w, b = case("mindspore", world)
+        run = value_and_grad(functools.partial(loss_of, w=w, b=b), None, [w, b])
+        with record_events() as log:
+            with defer_grad_reduce() if deferring else nullcontext():
+                steps = [run(x)[1] for x in batches]
+                sums = [sum(rest, first) for first, *rest in zip(*steps, strict=True)]
+                inside = reductions(log)
+            pending = [one.placements[0] == Partial() for one in sums]
+            sums = [one.reduce_partial() for one in sums]
+        later = [] if not deferring else [name for name, one in zip(("weight", "bias"), pending, strict=True) if one]
+        found[deferring] = ([array_of(one) for one in sums], inside, pending, sorted(inside + later))
+    return found
+
+
+@pytest.mark.parametrize("world", WORLDS, ids=lambda world: "x".join(map(str, world[0])))
+def test_gradients_are_reduced_once_and_equal_those_of_the_dense_model(platform_name, world):
+    """Several micro-batches inside cost one all-reduce per parameter, and the gradients are the dense model's."""
+    on_rank = torch_rank if platform_name == "torch" else mindspore_rank
+    for found in simulate(on_rank, math.prod(world[0]), platform_name, (world,)):
+        for deferring in (False, True):
+            grads, inside, pending, reduced = found[deferring]
+            for got, wanted in zip(grads, dense_gradients(), strict=True):
+                np.testing.assert_allclose(got, wanted, rtol=2e-5, atol=2e-5)
+            assert pending == [deferring] * 2
+            assert inside == ([] if deferring else sorted(["bias", "weight"] * STEPS))
+            assert reduced == sorted(["bias", "weight"] * (1 if deferring else STEPS))
+
+
+@pytest.mark.platforms("torch")
+def test_uses_that_differ_along_different_axes_add_up():
+    """One parameter whose summands are pending along either axis, and along none, is reduced once over both."""
+    from torch.nn import Parameter
+
+    def rank():
+        platform = platform_named("torch")
+        mesh = init_device_mesh("cpu", (2, 2), mesh_dim_names=("dp", "tp"))
+        batches, w, b = arrays()
+        w, b = (Parameter(placed(platform, mesh, one, [Replicate(), Replicate()])) for one in (w, b))
+        places = [[Shard(0), Replicate()], [Replicate(), Shard(0)], [Replicate(), Replicate()]]
+        with record_events() as log:
+            with defer_grad_reduce():
+                for x, place in zip(batches, places, strict=True):
+                    loss_of(placed(platform, mesh, x, place), w, b).backward()
+                pending = w.grad.placements
+            return pending, [array_of(one.grad) for one in (w, b)], [(one.argument, one.axes) for one in log]
+
+    for pending, grads, events in simulate(rank, 4, "torch"):
+        assert pending == (Partial(), Partial())
+        assert sorted(events) == [("bias", ("dp", "tp")), ("weight", ("dp", "tp"))]
+        for got, wanted in zip(grads, dense_gradients(), strict=True):
+            np.testing.assert_allclose(got, wanted, rtol=2e-5, atol=2e-5)
+
+
+# -- what may go wrong -------------------------------------------------------------------------------------------------
+
+WORLD = WORLDS[0]
+
+
+def on_two(rank):
+    """``rank`` on both ranks of PyTorch's simulated world; the first rank's result, which the other one shares."""
+    first, second = simulate(rank, 2, "torch")
+    np.testing.assert_equal(first, second)
+    return first
+
+
+@pytest.mark.platforms("torch")
+def test_a_step_on_a_pending_gradient_names_the_parameter():
+    """Inside the block an optimizer's step is refused, by name where the optimizer knows one; after it steps."""
+    import torch
+
+    def rank():
+        (x, *_), w, b = case("torch", WORLD)
+        named, numbered = torch.optim.SGD([("head.weight", w)], lr=0.1), torch.optim.AdamW([w, b], lr=0.1)
+        said = []
+        with defer_grad_reduce():
+            loss_of(x, w, b).backward()
+            for optimizer in (named, numbered):
+                with pytest.raises(LayoutError) as error:
+                    optimizer.step()
+                said.append(str(error.value))
+        named.step()
+        return said, array_of(w)
+
+    said, stepped = on_two(rank)
+    rest = (
+        " (weight of linear) is still f32[3, 5] + Partial(sum)@dp; step after defer_grad_reduce() has ended, or reduce "
+        "it first: grad = grad.reduce_partial()"
+    )
+    assert said == [
+        f"optimizer step: the gradient of head.weight{rest}",
+        f"optimizer step: the gradient of parameter 0 of group 0{rest}",
+    ]
+    np.testing.assert_allclose(stepped, arrays()[1] - 0.1 * dense_gradients(1)[0], rtol=2e-5, atol=2e-5)
+
+
+@pytest.mark.platforms("mindspore")
+def test_a_step_on_a_pending_gradient_is_refused_on_mindspore():
+    """MindSpore's optimizers, compiled or not, refuse a gradient that is still Partial, and name the parameter."""
+    import mindspore
+    from mindspore.experimental import optim
+
+    from hyper_parallel import value_and_grad
+
+    def rank():
+        (x, *_), w, b = case("mindspore", WORLD)
+        w.name, b.name = "head.weight", "head.bias"
+        with defer_grad_reduce():
+            grads = value_and_grad(functools.partial(loss_of, w=w, b=b), None, [w, b])(x)[1]
+            raw = mindspore.grad(lambda x: loss_of(x, w, b), None, [w])(x)  # plain, and hence complete
+        said = []
+        for optimizer in (mindspore.nn.Momentum([w, b], 0.1, 0.9), optim.AdamW([w, b], lr=0.1)):
+            with pytest.raises(LayoutError) as error:
+                optimizer(tuple(grads))
+            said.append(str(error.value))
+        return said, raw[0].asnumpy()
+
+    for said, raw in simulate(rank, 2, "mindspore"):
+        wanted = (
+            "optimizer step: the gradient of head.weight is still f32[3, 5] + Partial(sum)@dp; step after "
+            "defer_grad_reduce() has ended, or reduce it first: grad = grad.reduce_partial()"
+        )
+        assert said == [wanted] * 2
+        np.testing.assert_allclose(raw, dense_gradients(1)[0], rtol=2e-5, atol=2e-5)
+
+
+def interrupted(x, w, b):
+    """A block left by an exception after a backward pass."""
+    with defer_grad_reduce():
+        loss_of(x, w, b).backward()
+        raise ZeroDivisionError
+
+
+@pytest.mark.platforms("torch")
+def test_a_block_left_by_an_exception_communicates_nothing():
+    """The gradient stays Partial, a step says so; clearing it, or assigning the reduced one, makes it true again."""
+    import torch
+
+    def rank():
+        (x, *_), w, b = case("torch", WORLD)
+        optimizer = torch.optim.SGD([w, b], lr=0.1)
+        with record_events() as log, pytest.raises(ZeroDivisionError):
+            interrupted(x, w, b)
+        assert reductions(log) == []
+        with pytest.raises(LayoutError, match="gradient of parameter 0 of group 0"):
+            optimizer.step()
+        w.grad = w.grad.reduce_partial()
+        reduced = array_of(w.grad)
+        for nothing in (False, True):
+            with pytest.raises(ZeroDivisionError):
+                interrupted(x, w, b)
+            optimizer.zero_grad(set_to_none=nothing)
+            assert w.grad is None or not array_of(w.grad).any()
+        optimizer.step()
+        del w.grad
+        return reduced, array_of(w)
+
+    reduced, kept = on_two(rank)
+    np.testing.assert_allclose(reduced, dense_gradients(1)[0], rtol=2e-5, atol=2e-5)
+    np.testing.assert_array_equal(kept, arrays()[1])
+
+
+@pytest.mark.platforms("torch")
+def test_views_and_graphs_belong_to_the_block_that_made_them():
+    """A view kept from outside is not used inside, nor the other way round; graphs may outlive or predate a block."""
+
+    def rank():
+        (x, *_), w, b = case("torch", WORLD)
+        with record_events() as log:
+            loss_of(x, w, b).backward()  # keeps a view, whose backward reduces
+            outside = reductions(log)
+            early = loss_of(x, w, b)
+            with defer_grad_reduce():
+                with defer_grad_reduce():  # an inner block ends nothing
+                    loss_of(x, w, b).backward()
+                inside = reductions(log)
+                early.backward()
+                early_too = reductions(log)
+                late = loss_of(x, w, b)
+            after = reductions(log)
+            late.backward()
+            loss_of(x, w, b).backward()
+            return [outside, inside, early_too, after, reductions(log)], array_of(w.grad)
+
+    seen, grad = on_two(rank)
+    pair = ["bias", "weight"]
+    assert seen == [sorted(pair * times) for times in (1, 1, 2, 3, 5)]
+    np.testing.assert_allclose(grad, 5 * dense_gradients(1)[0], rtol=2e-5, atol=2e-5)
+
+
+@pytest.mark.platforms("torch")
+def test_whoever_must_see_true_gradients_does():
+    """Hooks, ``torch.autograd.grad``, a second differentiation and inputs get reduced gradients inside the block."""
+    import torch
+
+    def rank():
+        (x, *_), w, b = case("torch", WORLD)
+        x = x.detach().requires_grad_()
+        hooked = []
+        with defer_grad_reduce():
+            handle = w.register_hook(lambda grad: hooked.append(array_of(grad)))
+            loss_of(x, w, b).backward()
+            handle.remove()
+            placements = [one.grad.placements for one in (x, w, b)]
+            (asked,) = torch.autograd.grad(loss_of(x, w, b), [w])
+            (twice,) = torch.autograd.grad(loss_of(x, w, b), [w], create_graph=True)
+            (second,) = torch.autograd.grad((twice * twice).sum(), [b])
+            assert b.grad is b.grad
+            b.grad.mul_(2)  # as clipping does: a write is not lost
+            piece = torch.autograd.grad(loss_of(x, w, b), [w.to_local()], allow_unused=True)[0]
+            b.requires_grad_(False)
+        return (
+            placements,
+            hooked[0],
+            array_of(asked),
+            array_of(w.grad),
+            array_of(b.grad),
+            array_of(second),
+            piece.numpy(),
+        )
+
+    placements, hooked, asked, accumulated, written, second, piece = on_two(rank)
+    assert placements == [(Shard(0),), (Replicate(),), (Partial(),)]
+    gw, gb = dense_gradients(1)
+    for got in (hooked, asked, accumulated, piece):
+        np.testing.assert_allclose(got, gw, rtol=2e-5, atol=2e-5)
+    np.testing.assert_allclose(written, 2 * gb, rtol=2e-5, atol=2e-5)
+    x = arrays()[0][0].astype(np.float64)
+    np.testing.assert_allclose(second, 4 * gw @ x.sum(0), rtol=2e-5, atol=2e-5)
