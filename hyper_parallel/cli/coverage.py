@@ -36,9 +36,10 @@ def add_parser(commands: Any) -> None:
     gate = _one(kinds, "gate", _gate, "combine one environment, write its reports, hold it against every gate")
     gate.add_argument("env")
     gate.add_argument("--base", metavar="REVISION", help="also gate the lines that changed since this revision")
-    gate.add_argument("--update-baseline", action="store_true", help="raise the ratchet to this run, if it held")
-    combine = _one(kinds, "combine", _combine, "one report over environments; shared code must be reached from each")
-    combine.add_argument("env", nargs="*", help="default: all whose data is there")
+    combine = _one(kinds, "combine", _combine, "one report over environments, held against the floors of every file")
+    combine.add_argument("env", nargs="*", help="default: those that pyproject.toml names, or all whose data is there")
+    for one in (gate, combine):
+        one.add_argument("--update-baseline", action="store_true", help="raise the ratchet to this run, if it held")
     _one(kinds, "html", _html, "write coverage_reports/index.html and what it links").add_argument(
         "env", nargs="*", help="were to run"
     )
@@ -78,23 +79,30 @@ def _erase(arguments: argparse.Namespace) -> int:
 
 
 def _gate(arguments: argparse.Namespace) -> int:
-    from hyper_parallel.verify.coverage.verdict import gate, write_baseline
+    from hyper_parallel.verify.coverage.verdict import gate
 
     store, settings = _open(arguments)
-    verdict = gate(store, settings, arguments.env, arguments.base)
-    status = _tell(arguments, verdict)
-    if arguments.update_baseline and verdict.ok:
-        count = write_baseline(store, settings, arguments.env)
-        print(f"{settings.baseline}: {count} files of {arguments.env}", file=sys.stderr)
-    return status
+    return _raise(arguments, store, settings, gate(store, settings, arguments.env, arguments.base))
 
 
 def _combine(arguments: argparse.Namespace) -> int:
-    from hyper_parallel.verify.coverage.verdict import gate_shared
+    from hyper_parallel.verify.coverage.verdict import gate_combined
 
     store, settings = _open(arguments)
-    report = store.combine(arguments.env or store.environments())
-    return _tell(arguments, gate_shared(store, settings, report))
+    environments = arguments.env or settings.combined or store.environments()
+    report = store.combine(environments)
+    return _raise(arguments, store, settings, gate_combined(store, settings, environments, report))
+
+
+def _raise(arguments: argparse.Namespace, store: Any, settings: Any, verdict: Any) -> int:
+    """Tell the verdict, and raise the ratchet to it where that was asked for; the exit status."""
+    from hyper_parallel.verify.coverage.baseline import write_baseline
+
+    status = _tell(arguments, verdict)
+    if arguments.update_baseline and verdict.ok:
+        count = write_baseline(store, settings, verdict.name)
+        print(f"{settings.baseline}: {count} files of {verdict.name}", file=sys.stderr)
+    return status
 
 
 def _html(arguments: argparse.Namespace) -> int:

@@ -7,7 +7,7 @@ that must not pass.
 from __future__ import annotations
 
 import re
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Container, Iterable, Mapping, Sequence
 from typing import Any
 
 from hyper_parallel.verify.coverage.settings import EnvironmentSettings, SharedSettings
@@ -17,6 +17,7 @@ __all__ = [
     "changed_percent",
     "check_baseline",
     "check_changed",
+    "check_exceptions",
     "check_floors",
     "check_ranks",
     "check_shared",
@@ -36,7 +37,7 @@ def percent(summary: Mapping[str, Any]) -> float:
     return 100.0 * done / todo if todo else 100.0
 
 
-def check_floors(report: Report, settings: EnvironmentSettings) -> list[str]:
+def check_floors(report: Report, settings: EnvironmentSettings, excepted: Container[str] = ()) -> list[str]:
     """The whole and each file against their floors; a report about nothing, and a floor for no file, fail."""
     files = report["files"]
     if not files:
@@ -47,11 +48,36 @@ def check_floors(report: Report, settings: EnvironmentSettings) -> list[str]:
         found.append(f"total: {total:.2f} % is below the floor of {settings.total:g} %")
     for name, entry in files.items():
         floor, actual = settings.floor(name), percent(entry["summary"])
-        if floor is not None and actual < floor:
+        if floor is not None and actual < floor and name not in excepted:
             found.append(f"{name}: {actual:.2f} % is below the floor of {floor:g} %; {_missing(entry)}")
     for pattern, floor in settings.files.items():
         if not any(_matches(name, pattern) for name in files):
             found.append(f"{pattern}: has a floor of {floor:g} % but matches no measured file")
+    return found
+
+
+def check_exceptions(
+    report: Report, settings: EnvironmentSettings, exceptions: Iterable[str], slack: float
+) -> list[str]:
+    """Exceptions from floors only become fewer: there are as many as the settings say, and each is still needed.
+
+    Args:
+        report: of this run.
+        settings: with the floors, and the number of exceptions.
+        exceptions: files that may be below their floor.
+        slack: percentage points above its floor at which a file needs its exception no more.
+    """
+    names, found = sorted(exceptions), []
+    if len(names) != settings.exceptions:
+        fix = "lower that number" if len(names) < settings.exceptions else "write tests instead"
+        found.append(f"{len(names)} files are excepted from their floor, and {settings.exceptions} are allowed: {fix}")
+    for name in names:
+        floor = settings.floor(name)
+        if floor is None or name not in report["files"]:
+            what = "was not measured" if floor is not None else "has no floor"
+            found.append(f"{name}: is excepted from its floor, but {what}: drop its exception")
+        elif (actual := percent(report["files"][name]["summary"])) >= min(floor + slack, 100.0):
+            found.append(f"{name}: {actual:.2f} % reaches the floor of {floor:g} %: drop its exception")
     return found
 
 

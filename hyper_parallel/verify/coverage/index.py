@@ -31,7 +31,7 @@ def write_index(store: Store, settings: Settings, planned: tuple[str, ...] = ())
     """
     there = store.environments()
     combined = ["combined"] if (store.folder("combined") / "coverage.json").exists() else []
-    wanted = [*settings.environments, *planned]
+    wanted = [*(name for name in settings.environments if name != "combined"), *planned]
     absent = [name for name in dict.fromkeys(wanted) if name not in there]
     body = [
         "<p>Lines and branches together, over every process of an environment, ranks included.</p>",

@@ -22,11 +22,13 @@ class EnvironmentSettings:
         total: percentage over all files that are not omitted.
         omit: patterns of files that cannot run there.
         files: pattern to the percentage that each matching file must have; the longest matching pattern counts.
+        exceptions: number of files that the baseline excepts from their floor.
     """
 
     total: float = 0.0
     omit: tuple[str, ...] = ()
     files: dict[str, float] = field(default_factory=dict)
+    exceptions: int = 0
 
     def floor(self, name: str) -> float | None:
         """The floor of file ``name``, or None."""
@@ -58,7 +60,8 @@ class Settings:
     """All floors.
 
     Attributes:
-        environments: by name.
+        environments: by name; ``combined`` has the floors of the combined report.
+        combined: the environments whose data must be in the combined report for its floors to count.
         shared: code that each framework must run.
         baseline: file with the percentages below which no file may fall, relative to the root.
         slack: percentage points that a file may fall short of its baseline.
@@ -66,6 +69,7 @@ class Settings:
     """
 
     environments: dict[str, EnvironmentSettings]
+    combined: tuple[str, ...]
     shared: SharedSettings
     baseline: str
     slack: float
@@ -94,6 +98,7 @@ def read_settings(pyproject: Path) -> Settings:
     ratchet = table.get("ratchet", {})
     return Settings(
         {name: _environment(name, entry) for name, entry in table.get("env", {}).items()},
+        tuple(table.get("combined", ())),
         SharedSettings(
             tuple(shared.get("environments", ())),
             tuple(shared.get("files", ())),
@@ -116,9 +121,12 @@ def _environment(name: str, entry: dict[str, Any]) -> EnvironmentSettings:
     files = {
         pattern: _percentage(f"env.{name}.files.{pattern}", floor) for pattern, floor in entry.get("files", {}).items()
     }
-    return EnvironmentSettings(
-        _percentage(f"env.{name}.total", entry.get("total", 0)), tuple(entry.get("omit", ())), files
-    )
+    exceptions = entry.get("exceptions", 0)
+    if type(exceptions) is not int or exceptions < 0:
+        msg = f"{_TABLE} env.{name}.exceptions = {exceptions!r} is no number of files"
+        raise ValueError(msg)
+    total = _percentage(f"env.{name}.total", entry.get("total", 0))
+    return EnvironmentSettings(total, tuple(entry.get("omit", ())), files, exceptions)
 
 
 def _percentage(where: str, value: Any) -> float:

@@ -4,23 +4,26 @@ from __future__ import annotations
 
 import json
 import subprocess
+from collections.abc import Sequence
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any
 
+from hyper_parallel.verify.coverage.baseline import read_baseline
 from hyper_parallel.verify.coverage.gates import (
     changed_lines,
     check_baseline,
     check_changed,
+    check_exceptions,
     check_floors,
     check_ranks,
     check_shared,
     percent,
 )
-from hyper_parallel.verify.coverage.settings import Settings
+from hyper_parallel.verify.coverage.settings import EnvironmentSettings, Settings
 from hyper_parallel.verify.coverage.store import Store, process_of
 
-__all__ = ["Verdict", "diff_against", "gate", "gate_shared", "write_baseline"]
+__all__ = ["Verdict", "diff_against", "gate", "gate_combined"]
 
 
 @dataclass
@@ -80,20 +83,27 @@ def gate(store: Store, settings: Settings, environment: str, base: str | None) -
         verdict.unchecked.append(f"half data files of processes that are no ranks: {', '.join(others)}")
     report = store.publish(environment, own.omit)
     verdict.total = percent(report["totals"])
-    if own.total or own.files:
-        _note(verdict, f"floors: total {own.total:g} %, {len(own.files)} patterns of files", check_floors(report, own))
-    else:
-        verdict.unchecked.append(f"floors: {environment} has none")
-        _note(verdict, "something was measured", [] if report["files"] else ["no file was measured"])
-    _ratchet(verdict, store, settings, report)
+    _floors_and_ratchet(verdict, store, settings, own, report)
     _changed(verdict, store, settings, report, base)
-    (store.folder(environment) / "gate.json").write_text(json.dumps(verdict.json(), indent=2), encoding="utf-8")
+    _keep(verdict, store)
     return verdict
 
 
-def gate_shared(store: Store, settings: Settings, report: dict[str, Any]) -> Verdict:
-    """Hold the combined report against the gate of shared code."""
+def gate_combined(store: Store, settings: Settings, environments: Sequence[str], report: dict[str, Any]) -> Verdict:
+    """Hold the combined report against the gate of shared code, and against its own floors and baseline.
+
+    Args:
+        store: where data lies.
+        settings: the floors.
+        environments: what the report combines; without all that the settings name, it is no measure of a file.
+        report: the combined one.
+    """
     verdict = Verdict("combined", percent(report["totals"]))
+    missing = [name for name in settings.combined if name not in environments]
+    if missing:
+        verdict.unchecked.append(f"floors and ratchet: they need the data of {', '.join(missing)} as well")
+    else:
+        _floors_and_ratchet(verdict, store, settings, settings.environment("combined"), report)
     shared = settings.shared
     if shared.environments:
         there = {name: store.report(name) for name in shared.environments if name in store.environments()}
@@ -101,8 +111,12 @@ def gate_shared(store: Store, settings: Settings, report: dict[str, Any]) -> Ver
         _note(verdict, what, check_shared(there, shared))
     else:
         verdict.unchecked.append("shared code: no environments are named")
-    (store.folder("combined") / "gate.json").write_text(json.dumps(verdict.json(), indent=2), encoding="utf-8")
+    _keep(verdict, store)
     return verdict
+
+
+def _keep(verdict: Verdict, store: Store) -> None:
+    (store.folder(verdict.name) / "gate.json").write_text(json.dumps(verdict.json(), indent=2), encoding="utf-8")
 
 
 def _note(verdict: Verdict, what: str, failures: list[str]) -> None:
@@ -111,15 +125,25 @@ def _note(verdict: Verdict, what: str, failures: list[str]) -> None:
         verdict.checked.append(what)
 
 
-def _ratchet(verdict: Verdict, store: Store, settings: Settings, report: dict[str, Any]) -> None:
-    baseline = _read_baseline(store.root / settings.baseline).get(verdict.name)
-    if not baseline:
-        fix = f"`hyper-parallel coverage gate {verdict.name} --update-baseline` writes one"
-        verdict.unchecked.append(f"ratchet: {settings.baseline} has no entry for {verdict.name}; {fix}")
-        return
-    existing = [name for name in baseline if (store.root / name).exists()]
-    failures = check_baseline(report, baseline, settings.slack, existing)
-    _note(verdict, f"ratchet: {len(baseline)} files are not below their baseline", failures)
+def _floors_and_ratchet(
+    verdict: Verdict, store: Store, settings: Settings, own: EnvironmentSettings, report: dict[str, Any]
+) -> None:
+    baseline = read_baseline(store.root / settings.baseline, verdict.name)
+    excepted = baseline.exceptions
+    if own.total or own.files:
+        failures = check_floors(report, own, excepted)
+        _note(verdict, f"floors: total {own.total:g} %, {len(own.files)} patterns of files", failures)
+        failures = check_exceptions(report, own, excepted, settings.slack)
+        _note(verdict, f"exceptions: {len(excepted)} files are below their floor, each with its reason", failures)
+    else:
+        verdict.unchecked.append(f"floors: {verdict.name} has none")
+        _note(verdict, "something was measured", [] if report["files"] else ["no file was measured"])
+    if baseline.files:
+        existing = [name for name in baseline.files if (store.root / name).exists()]
+        failures = check_baseline(report, baseline.files, settings.slack, existing)
+        _note(verdict, f"ratchet: {len(baseline.files)} files are not below their baseline", failures)
+    else:
+        verdict.unchecked.append(f"ratchet: {settings.baseline} has no entry for {verdict.name}")
 
 
 def _changed(verdict: Verdict, store: Store, settings: Settings, report: dict[str, Any], base: str | None) -> None:
@@ -156,27 +180,3 @@ def _git(root: Path, base: str, *arguments: str) -> str:
         msg = f"--base {base}: git says: {done.stderr.strip()}"
         raise ValueError(msg)
     return done.stdout
-
-
-def _read_baseline(path: Path) -> dict[str, dict[str, float]]:
-    if not path.exists():
-        return {}
-    try:
-        baseline: dict[str, dict[str, float]] = json.loads(path.read_text(encoding="utf-8"))
-    except ValueError as error:
-        msg = f"{path} is no JSON: {error}"
-        raise ValueError(msg) from error
-    return baseline
-
-
-def write_baseline(store: Store, settings: Settings, environment: str) -> int:
-    """Raise the baseline of ``environment`` to its report; number of entries. No file that exists is lowered."""
-    path = store.root / settings.baseline
-    baseline = _read_baseline(path)
-    before = baseline.get(environment, {})
-    now = {name: round(percent(one["summary"]), 2) for name, one in store.report(environment)["files"].items()}
-    kept = {name: value for name, value in before.items() if (store.root / name).exists()}
-    merged = {name: max(kept.get(name, 0.0), now.get(name, 0.0)) for name in sorted({*kept, *now})}
-    baseline[environment] = merged
-    path.write_text(json.dumps(baseline, indent=1, sort_keys=True) + "\n", encoding="utf-8")
-    return len(merged)

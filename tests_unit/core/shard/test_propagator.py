@@ -195,6 +195,8 @@ def test_shape_and_dtype_of_outputs_are_asked_without_values(platform_name):
         assert ask("add", (x, x), single, double) is ask("add", (x, x), single, double)
         with pytest.raises(LayoutError) as caught:
             ask("add", (x, x), single)
+        with pytest.raises(LayoutError) as shapeless:
+            ask("add", (x, x.with_shape(None)), single, double)
         described = lambda one: (one.shape, str(one.dtype).rpartition(".")[2].lower())  # noqa: E731 - short
         return (
             described(ask("add", (x, x), single, double)),
@@ -203,6 +205,7 @@ def test_shape_and_dtype_of_outputs_are_asked_without_values(platform_name):
             described(ask("cat", ([x, x], 0), single, single)),
             [described(one) for one in ask("topk", (x, 2, 0), double)],
             str(caught.value),
+            str(shapeless.value),
         )
 
     assert simulate(body, 2, platform=platform_name)[0] == (
@@ -212,6 +215,7 @@ def test_shape_and_dtype_of_outputs_are_asked_without_values(platform_name):
         ((10, 3), "float32"),
         [((2, 3), "float64"), ((2, 3), "int64")],
         "add: 1 dtypes for 2 tensors; give one per tensor, in order",
+        "Layout([?@tp, ?] on DeviceMesh(cpu, tp=2, ranks=[0, 1])) has no global shape; use layout.with_shape(...)",
     )
 
 

@@ -3,6 +3,7 @@
 import contextlib
 import json
 import os
+import re
 import sqlite3
 import subprocess
 import sys
@@ -12,6 +13,7 @@ import pytest
 
 from hyper_parallel.cli import main
 from hyper_parallel.verify.contract.outcome import Outcome
+from hyper_parallel.verify.coverage.baseline import read_baseline
 
 pytest.importorskip("coverage", reason="[no-tool] coverage is not installed")
 
@@ -144,7 +146,7 @@ def test_the_ratchet_holds_what_was_reached(project, command):
     measure(project, "torch")
     assert command("gate", "torch", "--update-baseline")[0] == 0
     baseline = project / "ci" / "coverage_baseline.json"
-    assert json.loads(baseline.read_text())["torch"]["lib/shared.py"] == 100.0
+    assert json.loads(baseline.read_text())["torch"]["files"]["lib/shared.py"] == 100.0
     before = baseline.read_text()
     command("erase", "torch")
     measure(project, "torch", "f(1)")
@@ -180,6 +182,66 @@ def test_shared_code_must_be_reached_from_each_framework(project, command):
     status, _, err = command("combine", "torch", "mindspore")
     assert status == 1
     assert "shared code: lib/shared.py: mindspore reaches 16.67 %, below the floor of 50 %" in err
+
+
+COMBINED = """
+[tool.hyper_parallel.coverage.env.combined]
+total = 60
+exceptions = 1
+[tool.hyper_parallel.coverage.env.combined.files]
+"lib/*" = 90
+"""
+
+
+def test_every_file_has_its_floor_in_the_combined_report(project, command):
+    """`combine` holds floors, exceptions and ratchet, but only over the data of all the environments that are named."""
+    text = PYPROJECT.replace("changed = 90", 'changed = 90\ncombined = ["torch", "mindspore"]')
+    (project / "pyproject.toml").write_text(text + COMBINED)
+    for name in ("torch", "mindspore"):
+        command("erase", name)
+        measure(project, name, "f(1)")
+        command("gate", name)
+    status, _, err = command("combine")
+    assert status == 1
+    missing = "missing lines: 4; missing branches: 2->4"
+    assert f"FAILED: lib/shared.py: 66.67 % is below the floor of 90 %; {missing}\n" in err
+    assert "FAILED: 0 files are excepted from their floor, and 1 are allowed: lower that number\n" in err
+    status, out, _ = command("combine", "torch")
+    assert "not checked: floors and ratchet: they need the data of mindspore as well\n" in out
+
+    baseline = project / "ci" / "coverage_baseline.json"
+    baseline.parent.mkdir()
+    excepted = {"exceptions": {"lib/shared.py": "needs a card"}}
+    baseline.write_text(json.dumps({"combined": excepted, "torch": {"files": {}}}))
+    status, out, _ = command("combine", "--update-baseline")
+    assert status == 0
+    assert "held: exceptions: 1 files are below their floor, each with its reason\n" in out
+    written = json.loads(baseline.read_text())
+    assert written == {
+        "combined": {**excepted, "files": {"lib/__init__.py": 100.0, "lib/shared.py": 66.67}},
+        "torch": {"files": {}},
+    }
+
+    written["combined"]["files"]["lib/shared.py"] = 80.0
+    baseline.write_text(json.dumps(written))
+    assert f"FAILED: lib/shared.py: fell from 80.00 % to 66.67 %; {missing}\n" in command("combine")[2]
+
+
+@pytest.mark.parametrize(
+    "text, message",
+    [
+        ("{", "is no JSON: Expecting property name"),
+        ('{"torch": {"lib/shared.py": 100.0}}', "torch must have `files` and `exceptions` only"),
+        ('{"torch": []}', "torch must have `files` and `exceptions` only"),
+        ('{"torch": {"exceptions": {"a.py": " "}}}', "torch: the exception of a.py has no reason"),
+    ],
+)
+def test_a_broken_baseline_is_an_error(tmp_path, text, message):
+    """A baseline that cannot be read, or an exception without a reason, must not turn a gate off."""
+    path = tmp_path / "coverage_baseline.json"
+    path.write_text(text)
+    with pytest.raises(ValueError, match=re.escape(f"{path}") + ":? " + re.escape(message)):
+        read_baseline(path, "torch")
 
 
 def test_the_index_says_what_was_skipped_and_why(project, command):

@@ -1,14 +1,17 @@
 """Every coverage gate fires: each fault below is injected into a report that would otherwise pass."""
 
+import configparser
 from pathlib import Path
 
 import pytest
 
+from hyper_parallel.verify.coverage.baseline import read_baseline
 from hyper_parallel.verify.coverage.gates import (
     changed_lines,
     changed_percent,
     check_baseline,
     check_changed,
+    check_exceptions,
     check_floors,
     check_ranks,
     check_shared,
@@ -39,6 +42,7 @@ def floors(total=0, **files):
     return EnvironmentSettings(total, (), {name.replace("__", "/"): floor for name, floor in files.items()})
 
 
+EXCEPTED = EnvironmentSettings(80, (), {"core/*": 61}, exceptions=1)
 SHARED = SharedSettings(("torch", "mindspore"), ("core/*",), 50)
 
 
@@ -48,6 +52,9 @@ def test_a_good_report_passes_every_gate():
     assert check_floors(report(), settings) == []
     assert check_baseline(report(), {"core/b.py": 60, "gone.py": 90}, 0, ["core/b.py"]) == []
     assert check_changed(report(), {"core/a.py": {1, 2}, "README.md": {5}}, 100) == []
+    assert (
+        check_floors(report(), EXCEPTED, ["core/b.py"]) == check_exceptions(report(), EXCEPTED, ["core/b.py"], 1) == []
+    )
     assert check_shared({"torch": report(), "mindspore": report()}, SHARED) == []
     assert check_ranks({7: "rank-0"}, [7, 8]) == []
 
@@ -88,6 +95,42 @@ def _fault_ratchet():
 def _fault_ratchet_unmeasured():
     found = check_baseline(report(**{"core/b.py": None}), {"core/b.py": 60}, 1, ["core/b.py"])
     return found, "core/b.py: had 60.00 % and was not measured this time"
+
+
+def _fault_exception_too_many():
+    message = "1 files are excepted from their floor, and 0 are allowed: write tests instead"
+    return check_exceptions(report(), EnvironmentSettings(0, (), {"core/*": 61}), ["core/b.py"], 1), message
+
+
+def _fault_exception_taken_out():
+    message = "0 files are excepted from their floor, and 1 are allowed: lower that number"
+    return check_exceptions(report(), EXCEPTED, [], 1), message
+
+
+def _fault_exception_is_over():
+    settings = EnvironmentSettings(0, (), {"core/*": 59}, exceptions=1)
+    message = "core/b.py: 60.00 % reaches the floor of 59 %: drop its exception"
+    return check_exceptions(report(), settings, ["core/b.py"], 1), message
+
+
+def _fault_exception_at_all_there_is():
+    found = check_exceptions(report(), EnvironmentSettings(0, (), {"*": 100}, exceptions=1), ["core/a.py"], 1)
+    return found, "core/a.py: 100.00 % reaches the floor of 100 %: drop its exception"
+
+
+def _fault_exception_without_file():
+    found = check_exceptions(report(), EXCEPTED, ["core/c.py"], 1)
+    return found, "core/c.py: is excepted from its floor, but was not measured: drop its exception"
+
+
+def _fault_exception_without_floor():
+    found = check_exceptions(report(), EnvironmentSettings(exceptions=1), ["core/b.py"], 1)
+    return found, "core/b.py: is excepted from its floor, but has no floor: drop its exception"
+
+
+def _fault_other_file_than_excepted():
+    found = check_floors(report(), EnvironmentSettings(0, (), {"*": 61}), ["core/a.py"])
+    return [one.split(";")[0] for one in found], "core/b.py: 60.00 % is below the floor of 61 %"
 
 
 def _fault_changed():
@@ -225,6 +268,8 @@ def test_floors_are_read_from_pyproject(project):
         ('"core/*" = 95', '"core/*" = true', r"env.torch.files.core/\* = True is no percentage"),
         ("floor = 40", "floor = -1", r"shared.floor = -1 is no percentage"),
         ("changed = 90", "changed = 900", r"changed = 900 is no percentage"),
+        ("total = 80", "exceptions = -1", r"env.torch.exceptions = -1 is no number of files"),
+        ("total = 80", "exceptions = true", r"env.torch.exceptions = True is no number of files"),
     ],
 )
 def test_a_floor_that_is_no_percentage_is_refused(project, old, new, message):
@@ -241,12 +286,60 @@ def test_a_project_without_floors_is_refused(project, tmp_path):
         read_settings(tmp_path / "nowhere.toml")
 
 
-def test_the_projects_own_floors(monkeypatch):
+PROJECT = Path(__file__).resolve().parents[3]
+
+
+def test_the_projects_own_floors():
     """Each framework's environment has a floor, and leaves out nothing but the other framework's own files."""
-    settings = read_settings(Path(__file__).resolve().parents[3] / "pyproject.toml")
+    settings = read_settings(PROJECT / "pyproject.toml")
     for name, other, transport, least in (("torch", "mindspore", "mindspore", 95), ("mindspore", "torch", "c10d", 83)):
         own = settings.environment(name)
         assert own.total >= least
         assert own.omit == (f"hyper_parallel/platform/{other}/*", f"hyper_parallel/transport/{transport}.py")
     assert settings.shared.environments == ("torch", "mindspore")
     assert settings.shared.covers("hyper_parallel/core/shard/rule.py")
+
+
+@pytest.mark.parametrize(
+    "name, floor",
+    [
+        ("core/shard/dispatch.py", 95),
+        ("core/shard/rules/gather.py", 100),
+        ("core/dtensor/transition.py", 100),
+        ("core/dtensor/steps.py", 100),
+        ("core/dtensor/layout.py", 100),
+        ("core/dtensor/grid.py", 95),
+        ("transport/live.py", 95),
+        ("verify/ops/sweep.py", 95),
+        ("platform/torch/autograd.py", 90),
+        ("platform/mindspore/batch_norm.py", 90),
+        ("cli/bench.py", 90),
+    ],
+)
+def test_the_floor_of_every_room(name, floor):
+    """No file of the project is without a floor, and nothing is left out of the combined report."""
+    combined = read_settings(PROJECT / "pyproject.toml").environment("combined")
+    assert combined.floor(f"hyper_parallel/{name}") == floor
+    assert combined.omit == ()
+    assert combined.total >= 96
+
+
+def test_the_committed_baseline_names_real_files():
+    """Every file of the baseline is there, and there are as many exceptions as pyproject.toml allows."""
+    settings = read_settings(PROJECT / "pyproject.toml")
+    baseline = read_baseline(PROJECT / settings.baseline, "combined")
+    gone = [name for name in {*baseline.files, *baseline.exceptions} if not (PROJECT / name).exists()]
+    assert gone == []
+    assert len(baseline.files) > 300
+    assert len(baseline.exceptions) == settings.environment("combined").exceptions
+
+
+def test_the_everyday_check_runs_the_combined_gate():
+    """A gate that nobody runs holds nothing: environment `coverage` is in tox's list, after all that it combines."""
+    tox = configparser.ConfigParser(interpolation=None)
+    tox.read(PROJECT / "tox.ini")
+    wanted = set(read_settings(PROJECT / "pyproject.toml").combined)
+    listed = {name.strip() for name in tox["tox"]["env_list"].split(",")}
+    assert wanted | {"coverage"} <= listed
+    assert wanted <= {name.strip() for name in tox["testenv:coverage"]["depends"].split(",")}
+    assert "hyper-parallel coverage combine {posargs}\n" in tox["testenv:coverage"]["commands"]

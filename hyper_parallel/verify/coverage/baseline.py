@@ -1,0 +1,74 @@
+"""The committed baseline: what each file reached, and which files may still be below their floor, with the reason."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from hyper_parallel.verify.coverage.gates import percent
+from hyper_parallel.verify.coverage.settings import Settings
+from hyper_parallel.verify.coverage.store import Store
+
+__all__ = ["Baseline", "read_baseline", "write_baseline"]
+
+_KEYS = {"exceptions", "files"}
+
+
+@dataclass(frozen=True)
+class Baseline:
+    """What is kept of one environment.
+
+    Attributes:
+        files: file to the percentage that it reached, below which it may not fall.
+        exceptions: file to the reason why it may be below its floor.
+    """
+
+    files: dict[str, float] = field(default_factory=dict)
+    exceptions: dict[str, str] = field(default_factory=dict)
+
+
+def read_baseline(path: Path, environment: str) -> Baseline:
+    """The baseline of an environment; empty where there is none.
+
+    Raises:
+        ValueError: the file is no baseline, or an exception has no reason.
+    """
+    entry: Any = _read(path).get(environment, {})
+    if not isinstance(entry, dict) or not set(entry) <= _KEYS:
+        msg = f"{path}: {environment} must have `files` and `exceptions` only"
+        raise ValueError(msg)
+    reasons = entry.get("exceptions", {})
+    for name, reason in reasons.items():
+        if not str(reason or "").strip():
+            msg = f"{path}: {environment}: the exception of {name} has no reason"
+            raise ValueError(msg)
+    return Baseline(entry.get("files", {}), reasons)
+
+
+def write_baseline(store: Store, settings: Settings, environment: str) -> int:
+    """Raise the baseline of ``environment`` to its report; number of files.
+
+    No file that exists is lowered, and exceptions are only dropped, with their files: both are for people to edit.
+    """
+    path = store.root / settings.baseline
+    before = read_baseline(path, environment)
+    now = {name: round(percent(one["summary"]), 2) for name, one in store.report(environment)["files"].items()}
+    kept = {name: value for name, value in before.files.items() if (store.root / name).exists()}
+    files = {name: max(kept.get(name, 0.0), now.get(name, 0.0)) for name in {*kept, *now}}
+    exceptions = {name: why for name, why in before.exceptions.items() if (store.root / name).exists()}
+    whole = {**_read(path), environment: {"exceptions": exceptions, "files": files}}
+    path.write_text(json.dumps(whole, indent=1, sort_keys=True) + "\n", encoding="utf-8")
+    return len(files)
+
+
+def _read(path: Path) -> dict[str, Any]:
+    if not path.exists():
+        return {}
+    try:
+        whole: dict[str, Any] = json.loads(path.read_text(encoding="utf-8"))
+    except ValueError as error:
+        msg = f"{path} is no JSON: {error}"
+        raise ValueError(msg) from error
+    return whole
