@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import os
 import shutil
-import sys
 import tempfile
 import threading
 import time
@@ -26,6 +25,7 @@ from hyper_parallel.transport.failures import WorldFailedError, lost_peer, world
 from hyper_parallel.transport.live_main import Seat, live_main
 from hyper_parallel.transport.pool import Worker, end_processes, preload
 from hyper_parallel.transport.shipping import unpack
+from hyper_parallel.transport.start import search_path
 from hyper_parallel.transport.worker_main import Report, Task
 
 __all__ = ["LiveRun", "close_live_teams", "run_live", "warm_up"]
@@ -271,9 +271,9 @@ def run_live(body: bytes, world_size: int, framework: str, timeout: float, devic
         timeout: seconds after which every rank's stack is taken and the processes are ended.
         device: ``cpu`` (gloo), ``cuda`` (NCCL) or ``npu`` (HCCL); rank i takes card i.
     """
-    path = [entry or str(Path.cwd()) for entry in sys.path]
+    traced = sys.gettrace() is not None
     tasks = [
-        (Task(rank, world_size, body, None, path, str(Path.cwd()), sys.gettrace() is not None), dict(os.environ))
+        (Task(rank, world_size, body, None, search_path(), str(Path.cwd()), traced), dict(os.environ))
         for rank in range(world_size)
     ]
     team = _check_out(framework, world_size, device)  # starting it is not counted

@@ -16,6 +16,7 @@ from pathlib import Path
 from types import ModuleType
 from typing import TYPE_CHECKING
 
+from hyper_parallel.transport.start import servers_search_here
 from hyper_parallel.transport.worker_main import worker_main
 
 if TYPE_CHECKING:
@@ -200,7 +201,8 @@ def _server(framework: str) -> Iterator[None]:
     usual = multiprocessing.forkserver.connect_to_new_process
     multiprocessing.forkserver.connect_to_new_process = server.connect_to_new_process
     try:
-        yield
+        with servers_search_here():
+            yield
     finally:
         multiprocessing.forkserver.connect_to_new_process = usual
 

@@ -14,6 +14,7 @@ from hyper_parallel.transport.coordinator import Coordinator, RankAbortedError
 from hyper_parallel.transport.failures import WorldFailedError, world_failed, world_timed_out
 from hyper_parallel.transport.pool import Worker, check_in, check_out
 from hyper_parallel.transport.shipping import pack, unpack
+from hyper_parallel.transport.start import search_path
 from hyper_parallel.transport.worker_main import Report, Task
 
 __all__ = ["run_workers"]
@@ -170,9 +171,8 @@ def run_workers(
         WorldFailedError: a rank raised, died, never finished, or left messages undelivered.
     """
     body = pack((fn, tuple(args)), fn)
-    path = [entry or os.getcwd() for entry in sys.path]  # noqa: PTH109
-    traced = sys.gettrace() is not None
-    tasks = [Task(rank, world_size, body, start, path, os.getcwd(), traced) for rank in range(world_size)]  # noqa: PTH109
+    traced, path, folder = sys.gettrace() is not None, search_path(), os.getcwd()  # noqa: PTH109
+    tasks = [Task(rank, world_size, body, start, path, folder, traced) for rank in range(world_size)]
     team = check_out(world_size)
     world = _World(team, tasks, time.monotonic() + timeout)
     healthy = False

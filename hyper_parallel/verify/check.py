@@ -48,7 +48,7 @@ class Report:
 
     @property
     def all_held(self) -> bool:
-        """True when every placement was compared: nothing differed, and nothing was refused."""
+        """True when every placement was compared, nothing differed, and nothing was refused."""
         return self.ok and not self.rejected
 
 

@@ -7,7 +7,6 @@ import os
 import pickle
 import signal
 import subprocess
-import sys
 import tempfile
 import time
 from collections.abc import Callable, Sequence
@@ -18,6 +17,7 @@ from hyper_parallel.errors import RankFailedError
 from hyper_parallel.platform.select import FRAMEWORKS, default_framework
 from hyper_parallel.transport.failures import lost_peer, world_failed, world_timed_out
 from hyper_parallel.transport.shipping import pack, unpack
+from hyper_parallel.transport.start import python_command, search_path
 from hyper_parallel.transport.worker_main import Report, Task
 from hyper_parallel.verify import _worker
 
@@ -76,10 +76,12 @@ class _Torchrun:
     """PyTorch ranks under torchrun."""
 
     def __init__(self, folder: Path, world_size: int) -> None:
-        command = [sys.executable, "-m", "torch.distributed.run", "--standalone", f"--nproc-per-node={world_size}"]
-        command += ["-m", "hyper_parallel.verify._worker", str(folder)]
-        path = os.pathsep.join(entry for entry in sys.path if entry)
-        environment = {"OMP_NUM_THREADS": "1", **os.environ, "PYTHONPATH": path}
+        command = python_command(
+            "torch.distributed.run", "--standalone", f"--nproc-per-node={world_size}",
+            "--no-python", *python_command("hyper_parallel.verify._worker", str(folder)),
+        )  # fmt: skip
+        # Unbuffered, as torchrun starts Python: what a rank printed is there when it is killed.
+        environment = {"OMP_NUM_THREADS": "1", "PYTHONUNBUFFERED": "1", **os.environ}
         self._log = (folder / "torchrun.log").open("w", encoding="utf-8")
         # In a session of its own, so that a Ctrl-C here reaches the ranks through us, once.
         self._agent = subprocess.Popen(  # noqa: S603 - our own interpreter with our own module
@@ -134,8 +136,7 @@ class _Processes:
 
 
 def _write_task(folder: Path, fn: Callable[..., Any], args: Sequence[Any], world_size: int) -> None:
-    path = [entry or str(Path.cwd()) for entry in sys.path]
-    task = Task(-1, world_size, pack((fn, tuple(args)), fn), None, path, str(Path.cwd()))
+    task = Task(-1, world_size, pack((fn, tuple(args)), fn), None, search_path(), str(Path.cwd()))
     (folder / "launcher").write_text(str(os.getpid()))
     (folder / "task").write_bytes(pickle.dumps(task))
 

@@ -80,7 +80,7 @@ def verify_model(
         platform: ``torch`` or ``mindspore``.
         launch: ``simulated`` or ``processes``.
         steps: training steps.
-        inject: a fault of :data:`hyper_parallel.verify.faults.FAULTS`, optionally ``name@module.path``.
+        inject: a fault of ``hyper_parallel.verify.faults.FAULTS``, optionally ``name@module.path``.
         name: in the report.
 
     Raises:

@@ -122,7 +122,7 @@ class ModelReport:
 
     @property
     def first(self) -> Check | None:
-        """The first divergence: outputs in forward order, then the loss, gradients in reverse order, weights."""
+        """The first divergence, among outputs in forward order, the loss, gradients in reverse order, then weights."""
         wrong = [(one.step, index, one.rank) for index, one in self._indexed() if not one.ok]
         if not wrong:
             return None

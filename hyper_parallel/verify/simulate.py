@@ -21,7 +21,7 @@ def simulate(
 ) -> list[Any]:
     """Call ``fn(*args)`` on every rank of a simulated world; the results in rank order.
 
-    Every rank has its own transport (:func:`hyper_parallel.transport.base.active_transport`), random state and
+    Every rank has its own transport (``hyper_parallel.transport.base.active_transport``), random state and
     context. PyTorch ranks are threads that see the same ``args`` objects; MindSpore ranks are warm processes, so
     ``fn``, ``args`` and results travel pickled (functions by value, tensors as tensors). Two runs of a
     deterministic ``fn`` are the same run.

@@ -97,7 +97,7 @@ class Partial(Placement):
     ``avg``: ``grad`` of such a leaf is divided already, so its value moves by less than the same leaf's, replicated.
 
     Raises:
-        ValueError: ``reduce_op`` is not one of :data:`PARTIAL_OPS`.
+        ValueError: ``reduce_op`` is not one of ``PARTIAL_OPS``.
     """
 
     reduce_op: str = "sum"

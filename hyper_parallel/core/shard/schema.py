@@ -39,7 +39,7 @@ class RuntimeSchemaInfo:
 
 @dataclass(frozen=True)
 class OpSchema:
-    """One call: every argument in order, with a :class:`Layout` (global shape included) in place of each tensor.
+    """One call: every argument in order, with a layout (global shape included) in place of each tensor.
 
     Attributes:
         op: the operator's name, function or overload.
@@ -60,7 +60,7 @@ class OpSchema:
 
     @property
     def args_strategy(self) -> tuple[OpStrategy, ...]:
-        """The same as strategies with one choice each: where the tensors are now."""
+        """The same as strategies, each with the one choice of where its tensor is now."""
         return tuple(OpStrategy((OpSpec(layout),)) for layout in self.args_spec)
 
     @property

@@ -151,14 +151,14 @@ class TrainingFacet(ModulesFacet):
 
     @abc.abstractmethod
     def parameter_with_gradient(self, gradient: Any) -> Any:
-        """What :meth:`gradient_of` gives ``gradient`` for."""
+        """What ``gradient_of`` gives ``gradient`` for."""
 
     @abc.abstractmethod
     def kept_operators(self) -> list[Any]:
         """Operators of the reference model that selective checkpointing may keep: its matrix products."""
 
     def unknown_optimizer(self, name: str) -> ValueError:
-        """The error for a name that is none of :data:`OPTIMIZERS`."""
+        """The error for a name that is none of ``OPTIMIZERS``."""
         return ValueError(f"optimizer {name!r} is unknown; known: {', '.join(OPTIMIZERS)}")
 
 

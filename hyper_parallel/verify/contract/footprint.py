@@ -14,6 +14,7 @@ import numpy as np
 
 from hyper_parallel.platform.contract.training import LanguageModelConfig
 from hyper_parallel.platform.select import platform_named, use_platform
+from hyper_parallel.transport.start import python_command
 
 __all__ = ["MODES", "footprints", "growth_of", "peak"]
 
@@ -31,13 +32,11 @@ def footprints(platform_name: str) -> dict[str, int]:
     """
     # Freed blocks go back to the system at once, so that the mark tells what was alive together.
     environment = {**os.environ, "MALLOC_MMAP_THRESHOLD_": "65536", "MALLOC_TRIM_THRESHOLD_": "65536"}
-    path = os.pathsep.join(entry for entry in sys.path if entry)
     found = {}
     for mode in MODES:
-        code = f"from hyper_parallel.verify.contract.footprint import peak; print(peak({platform_name!r}, {mode!r}))"
         done = subprocess.run(  # noqa: S603 - our own interpreter with our own module
-            [sys.executable, "-c", code],
-            env={**environment, "PYTHONPATH": path},
+            python_command("hyper_parallel.verify.contract.footprint", platform_name, mode),
+            env=environment,
             capture_output=True,
             text=True,
             check=True,
@@ -76,3 +75,7 @@ def _step(platform: Any, model: Any, batch: int) -> None:
 def _mark() -> int:
     (line,) = [one for one in Path("/proc/self/status").read_text().splitlines() if one.startswith("VmHWM")]
     return int(line.split()[1]) * 1024
+
+
+if __name__ == "__main__":
+    print(peak(*sys.argv[1:3]))  # noqa: T201 - read by the process that started this one

@@ -95,10 +95,11 @@ def write_others(store: Store) -> list[Path]:
 
 
 def _other_reports(store: Store) -> str:
-    """Links to whatever else lies beside the coverage: semantic coverage, mutation."""
+    """Links to whatever else lies beside the coverage: semantic coverage, mutation, the API reference."""
     known = {
         "operators.html": "operators by framework and direction",
         "mutation.html": "power of the verifier",
+        "reference/index.html": "API reference, from the docstrings (tox -e docs)",
         "contract.html": "platform contract by framework, device and transport; memory figures; gap ledgers",
     }
     items = [

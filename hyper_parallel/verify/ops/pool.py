@@ -7,11 +7,12 @@ import os
 import selectors
 import signal
 import subprocess
-import sys
 from collections import deque
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack
 from typing import TYPE_CHECKING, Any, Protocol, TypeVar
+
+from hyper_parallel.transport.start import python_command
 
 if TYPE_CHECKING:
     from typing_extensions import Self  # of the standard library from Python 3.11 on
@@ -43,9 +44,8 @@ class _Zygote:
         self.platform = platform
         self.read, write = os.pipe()
         environment = {"MS_DEV_LAUNCH_BLOCKING": "1", "GLOG_v": "4", "OMP_NUM_THREADS": "1", **os.environ}
-        environment["PYTHONPATH"] = os.pathsep.join(entry for entry in sys.path if entry)
         self.process = subprocess.Popen(  # noqa: S603 - this interpreter, this package
-            [sys.executable, "-m", "hyper_parallel.verify.ops.zygote", platform, str(write)],
+            python_command("hyper_parallel.verify.ops.zygote", platform, str(write)),
             stdin=subprocess.PIPE,
             pass_fds=[write],
             env=environment,

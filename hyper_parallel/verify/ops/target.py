@@ -6,7 +6,6 @@ import json
 import os
 import selectors
 import subprocess
-import sys
 import tempfile
 import time
 from collections import Counter
@@ -14,6 +13,8 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
+
+from hyper_parallel.transport.start import python_command
 
 __all__ = ["TARGETS", "Audited", "audit", "summary"]
 
@@ -83,10 +84,10 @@ def summary(target: str, found: Sequence[Audited]) -> str:
 def _lines(target: str, ops: Sequence[str], store: Path) -> Iterator[dict[str, Any]]:
     """What rank 0 says until it ends, or says nothing for too long."""
     _, module = TARGETS[target]
-    environment = {"OMP_NUM_THREADS": "1", **os.environ, "PYTHONPATH": os.pathsep.join(one for one in sys.path if one)}
+    environment = {"OMP_NUM_THREADS": "1", **os.environ}
     ranks = [
         subprocess.Popen(  # noqa: S603 - this interpreter, this package
-            [sys.executable, "-m", "hyper_parallel.verify.ops.audit", module, str(rank), str(store), *ops],
+            python_command("hyper_parallel.verify.ops.audit", module, str(rank), str(store), *ops),
             stdout=subprocess.PIPE if rank == 0 else subprocess.DEVNULL, stderr=subprocess.DEVNULL, env=environment,
         )
         for rank in range(_WORLD)

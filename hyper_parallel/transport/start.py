@@ -1,0 +1,57 @@
+"""How Python processes of ours are started: they find every module where this process does.
+
+``python -m`` and ``python -c`` put the current folder before everything else. In a checkout, a rank would then import
+what lies there, and its parent what is installed.
+"""
+
+from __future__ import annotations
+
+import multiprocessing.util
+import os
+import sys
+from contextlib import contextmanager
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+__all__ = ["python_command", "search_path", "servers_search_here"]
+
+_SERVER = "from multiprocessing.forkserver import main; "
+
+
+def search_path() -> list[str]:
+    """``sys.path`` for a process that may be in another folder."""
+    return [entry or os.getcwd() for entry in sys.path]  # noqa: PTH109
+
+
+def python_command(module: str, *arguments: str) -> list[str]:
+    """``python -m module arguments`` with the search path of this process and no other."""
+    code = f"{_searching_here()}import runpy; runpy.run_module({module!r}, run_name='__main__', alter_sys=True)"
+    return [sys.executable, "-c", code, *arguments]
+
+
+@contextmanager
+def servers_search_here() -> Iterator[None]:
+    """A fork server that starts inside has the search path of this process before it imports anything.
+
+    The standard library has no way to say so (from Python 3.11 on there is PYTHONSAFEPATH, which the ranks' own
+    children would inherit). Callers hold a lock.
+    """
+    usual = multiprocessing.util.spawnv_passfds
+
+    def start(path: Any, args: Any, passfds: Any) -> int:
+        *options, code = args
+        if code.startswith(_SERVER):
+            code = _searching_here() + code
+        return usual(path, [*options, code], passfds)
+
+    multiprocessing.util.spawnv_passfds = start
+    try:
+        yield
+    finally:
+        multiprocessing.util.spawnv_passfds = usual
+
+
+def _searching_here() -> str:
+    return f"import sys; sys.path[:] = {search_path()!r}; "

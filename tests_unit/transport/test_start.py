@@ -1,0 +1,68 @@
+"""Processes that the library starts find what their parent finds."""
+
+import importlib.util
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import hyper_parallel
+from hyper_parallel.transport.start import python_command
+
+# Every way in which the library starts Python: warm ranks, live teams, torchrun or the fork server, zygotes.
+SCRIPT = """
+import importlib.util, sys
+
+import hyper_parallel
+from hyper_parallel import cli
+from hyper_parallel.transport.live import run_live
+from hyper_parallel.transport.shipping import pack
+from hyper_parallel.verify import launch, simulate
+
+def home():
+    import hyper_parallel
+    return hyper_parallel.__file__
+
+if __name__ == "__main__":
+    platform = sys.argv[1]
+    found = simulate(home, 1, platform)
+    if importlib.util.find_spec("torch"):  # carries real worlds of both
+        run = run_live(pack((home, ()), home), 1, platform, 60.0)
+        assert run.failure is None, run.failure
+        found += launch(home, 1, platform) + run.results
+    assert set(found) == {hyper_parallel.__file__}, found
+    sys.exit(cli.main(["verify", "ops", "--quick", "--op", "abs", "--platform", platform]))
+"""
+
+
+def searching(folder):
+    """An environment in which Python finds this package, and has the current folder where it has it by itself."""
+    places = [str(Path(hyper_parallel.__file__).parents[1]), str(folder)]
+    environment = {key: value for key, value in os.environ.items() if key != "PYTHONSAFEPATH"}
+    return {**environment, "PYTHONPATH": os.pathsep.join(places)}
+
+
+def test_ranks_import_the_package_of_their_parent(platform_name, tmp_path):
+    """Where the current folder has a package of the same name, every process still imports the parent's."""
+    other = tmp_path / "checkout" / "hyper_parallel"
+    other.mkdir(parents=True)
+    (other / "__init__.py").write_text("raise RuntimeError('the package of the current folder')")
+    (tmp_path / "script.py").write_text(SCRIPT)
+    done = subprocess.run(
+        [sys.executable, str(tmp_path / "script.py"), platform_name],
+        cwd=other.parent, env=searching(tmp_path), capture_output=True, text=True, timeout=120, check=False,
+    )  # fmt: skip
+    assert done.returncode == 0, done.stdout + done.stderr
+    assert "the package of the current folder" not in done.stderr
+
+
+def test_a_command_has_the_search_path_and_the_arguments_that_it_was_given(tmp_path, monkeypatch):
+    """The child finds modules where its parent does, the current folder where that has it, and reads its arguments."""
+    (tmp_path / "there").mkdir()
+    (tmp_path / "told.py").write_text("import sys\nif __name__ == '__main__':\n    print(sys.path, sys.argv[1:])")
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr(sys, "path", ["", *sys.path])
+    command = python_command("told", "--word", "a b")
+    done = subprocess.run(command, cwd=tmp_path / "there", capture_output=True, text=True, check=True)
+    assert done.stdout.strip() == f"{[str(tmp_path), *sys.path[1:]]} ['--word', 'a b']"
+    assert importlib.util.find_spec("told") is not None
