@@ -224,3 +224,29 @@ def test_dead_idle_process_is_replaced(monkeypatch):
         if child.pid == first[0]:
             child.join()
     assert first[0] not in run(os.getpid)
+
+
+def test_a_rank_is_traced_while_its_parent_is():
+    """A rank's own tracer pauses in a run that starts without one, and goes on after it."""
+
+    def watched(*_):
+        return None
+
+    def start(tracer):
+        sys.settrace(tracer)
+
+    def tracer():
+        return getattr(sys.gettrace(), "__name__", None)
+
+    before = sys.gettrace()
+    try:
+        sys.settrace(watched)
+        found = [run(start, args=(watched,)), run(tracer)]
+        sys.settrace(None)
+        found.append(run(tracer))
+        sys.settrace(watched)
+        found += [run(tracer), run(start, args=(None,))]
+    finally:
+        sys.settrace(before)
+        pool.close_all()
+    assert found == [[None, None], ["watched", "watched"], [None, None], ["watched", "watched"], [None, None]]
