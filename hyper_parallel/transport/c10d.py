@@ -22,9 +22,10 @@ import torch.distributed as dist
 from torch.distributed import distributed_c10d
 
 from hyper_parallel.errors import CollectiveMismatchError, MeshError, RendezvousError, short_dtype
-from hyper_parallel.transport.base import Ranks, Shape, Transport
+from hyper_parallel.transport.base import Ranks, Shape
 from hyper_parallel.transport.calls import check_ranks, check_reduction
 from hyper_parallel.transport.generators import GeneratorStates, restore_generators, save_generators
+from hyper_parallel.transport.layers import EngineTransport
 from hyper_parallel.transport.numpy_ops import BFLOAT16
 from hyper_parallel.transport.pending import Pending
 
@@ -147,7 +148,7 @@ def reduce_in_order(parts: Sequence[torch.Tensor], op: str) -> torch.Tensor:
     return total.div_(len(parts)) if op == "avg" else total
 
 
-class C10dTransport(Transport):
+class C10dTransport(EngineTransport):
     """Collectives over an initialised ``torch.distributed`` world (gloo, NCCL, HCCL).
 
     Groups are built on first use, by their members only, and cached. ``torch.distributed`` orders the members of a
@@ -183,24 +184,6 @@ class C10dTransport(Transport):
         mine = self.reduce_scatter(pieces, op, ranks)
         return torch.cat(self.all_gather(mine, ranks, [tuple(piece.shape) for piece in pieces])).reshape(x.shape)
 
-    def all_gather(self, x: torch.Tensor, ranks: Ranks, shapes: Sequence[Shape]) -> list[torch.Tensor]:
-        """See :meth:`Transport.all_gather`; uneven shapes travel padded to the largest."""
-        found: list[torch.Tensor] = self._all_gather(x, ranks, shapes).wait()
-        return found
-
-    def reduce_scatter(self, chunks: Sequence[torch.Tensor], op: str, ranks: Ranks) -> torch.Tensor:
-        """See :meth:`Transport.reduce_scatter`."""
-        return self._reduce_scatter(chunks, op, ranks).wait()
-
-    def all_to_all(self, chunks: Sequence[torch.Tensor], ranks: Ranks, shapes: Sequence[Shape]) -> list[torch.Tensor]:
-        """See :meth:`Transport.all_to_all`; one collective, whatever the shapes."""
-        found: list[torch.Tensor] = self._all_to_all(chunks, ranks, shapes).wait()
-        return found
-
-    def broadcast(self, x: torch.Tensor, src: int, ranks: Ranks) -> torch.Tensor:
-        """See :meth:`Transport.broadcast`."""
-        return self._broadcast(x, src, ranks).wait()
-
     def send(self, x: torch.Tensor, dst: int, tag: int = 0) -> None:
         """See :meth:`Transport.send`; an empty tensor needs no message, but on gloo, which see :func:`_label`."""
         if self.backend == "gloo" and dst != self.rank:
@@ -211,19 +194,6 @@ class C10dTransport(Transport):
     def recv(self, like: torch.Tensor, src: int, tag: int = 0) -> torch.Tensor:
         """See :meth:`Transport.recv`."""
         return self._recv(like, src, tag).wait()
-
-    def start(self, operation: str, *args: Any) -> Pending:
-        """See :meth:`Transport.start`; the engine carries it while the caller goes on."""
-        starts: dict[str, Callable[..., Pending]] = {
-            "all_reduce": self._all_reduce,
-            "all_gather": self._all_gather,
-            "reduce_scatter": self._reduce_scatter,
-            "all_to_all": self._all_to_all,
-            "broadcast": self._broadcast,
-            "send": self._send,
-            "recv": self._recv,
-        }
-        return starts[operation](*args)
 
     def _all_reduce(self, x: torch.Tensor, op: str, ranks: Ranks) -> Pending:
         check_ranks(ranks, self.rank, self.world_size)

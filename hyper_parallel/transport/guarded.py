@@ -13,6 +13,7 @@ from typing import Any
 
 from hyper_parallel.transport.base import Ranks, Shape, Transport
 from hyper_parallel.transport.calls import Call, Message, call_site, check_ranks, check_reduction
+from hyper_parallel.transport.layers import TransportOver
 from hyper_parallel.transport.pending import Pending
 from hyper_parallel.transport.simulated import Endpoint, HostOps
 
@@ -21,17 +22,14 @@ __all__ = ["GuardedTransport"]
 Facts = tuple[tuple[str, Any], ...]
 
 
-class GuardedTransport(Transport):
+class GuardedTransport(TransportOver):
     """``inner`` with a check in front: ``ops`` describes tensors, ``endpoint`` asks the coordinator.
 
     Raises, from every method, :class:`CollectiveMismatchError` when members do not do the same thing.
     """
 
     def __init__(self, inner: Transport, ops: HostOps, endpoint: Endpoint) -> None:
-        self.rank = inner.rank
-        self.world_size = inner.world_size
-        self.backend = inner.backend
-        self._inner = inner
+        super().__init__(inner)
         self._ops = ops
         self._endpoint = endpoint
         self._tickets = 0
@@ -107,34 +105,6 @@ class GuardedTransport(Transport):
         """See :meth:`Transport.barrier`."""
         self.agree("barrier", ranks, ())
         self._inner.barrier(ranks)
-
-    def group(self, ranks: Ranks) -> Any:
-        """See :meth:`Transport.group`."""
-        return self._inner.group(ranks)
-
-    def ranks_of(self, group: Any) -> Ranks:
-        """See :meth:`Transport.ranks_of`."""
-        return self._inner.ranks_of(group)
-
-    def build_group(self, ranks: Ranks, **options: Any) -> Any:
-        """See :meth:`Transport.build_group`."""
-        return self._inner.build_group(ranks, **options)
-
-    def known_group(self, ranks: Ranks) -> Any:
-        """See :meth:`Transport.known_group`."""
-        return self._inner.known_group(ranks)
-
-    def adopt(self, group: Any) -> None:
-        """See :meth:`Transport.adopt`."""
-        self._inner.adopt(group)
-
-    def drop(self, group: Any) -> None:
-        """See :meth:`Transport.drop`."""
-        self._inner.drop(group)
-
-    def close(self) -> None:
-        """See :meth:`Transport.close`."""
-        self._inner.close()
 
     def agree(self, operation: str, ranks: Ranks, facts: Facts, *, wait: bool = True) -> None:
         """Say what this rank is about to do; return once every member is, or at once without ``wait``."""

@@ -15,6 +15,7 @@ from hyper_parallel.errors import UnsupportedOnBackend
 from hyper_parallel.transport.base import Ranks, Shape, Transport
 from hyper_parallel.transport.calls import check_ranks, check_reduction
 from hyper_parallel.transport.failures import NEEDS_GLOO
+from hyper_parallel.transport.layers import EngineTransport, TransportOver
 from hyper_parallel.transport.numpy_ops import BFLOAT16
 from hyper_parallel.transport.pending import Pending
 
@@ -57,7 +58,7 @@ def from_host(array: np.ndarray[Any, Any]) -> Tensor:
     return Tensor.from_numpy(array)
 
 
-class NumpyBridge(Transport):
+class NumpyBridge(TransportOver):
     """MindSpore tensors over any transport that works on host arrays.
 
     Args:
@@ -72,10 +73,7 @@ class NumpyBridge(Transport):
         to_host: Callable[[Tensor], Any] = to_host,
         from_host: Callable[[Any], Tensor] = from_host,
     ) -> None:
-        self.rank = inner.rank
-        self.world_size = inner.world_size
-        self.backend = inner.backend
-        self._inner = inner
+        super().__init__(inner)
         self._to_host = to_host
         self._from_host = from_host
 
@@ -128,30 +126,6 @@ class NumpyBridge(Transport):
             return [self._from_host(one) for one in result]
         return None if result is None else self._from_host(result)
 
-    def known_group(self, ranks: Ranks) -> Any:
-        """See :meth:`Transport.known_group`."""
-        return self._inner.known_group(ranks)
-
-    def adopt(self, group: Any) -> None:
-        """See :meth:`Transport.adopt`."""
-        self._inner.adopt(group)
-
-    def drop(self, group: Any) -> None:
-        """See :meth:`Transport.drop`."""
-        self._inner.drop(group)
-
-    def close(self) -> None:
-        """See :meth:`Transport.close`."""
-        self._inner.close()
-
-    def group(self, ranks: Ranks) -> Any:
-        """See :meth:`Transport.group`."""
-        return self._inner.group(ranks)
-
-    def ranks_of(self, group: Any) -> Ranks:
-        """See :meth:`Transport.ranks_of`."""
-        return self._inner.ranks_of(group)
-
 
 def start_rank(inner: Transport) -> NumpyBridge:
     """Begin a simulated rank in a worker process: a fixed seed, since the process may have served another run."""
@@ -193,7 +167,7 @@ _HCCL_OPS = {"sum": "sum", "avg": "sum", "prod": "prod", "max": "max", "min": "m
 _HCCL_DTYPES = (mindspore.float16, mindspore.bfloat16, mindspore.float32, mindspore.int8, mindspore.int32)
 
 
-class HcclTransport(Transport):
+class HcclTransport(EngineTransport):
     """Collectives of MindSpore tensors on Ascend devices, by ``mindspore.mint.distributed``.
 
     Written against the documented interface of MindSpore 2.10 and tested with an engine that imitates it, since it
@@ -213,26 +187,6 @@ class HcclTransport(Transport):
         self.world_size = engine.get_world_size()
         self._groups: dict[Ranks, Any] = {}
 
-    def all_reduce(self, x: Tensor, op: str, ranks: Ranks) -> Tensor:
-        """See :meth:`Transport.all_reduce`."""
-        return self._all_reduce(x, op, ranks).wait()
-
-    def all_gather(self, x: Tensor, ranks: Ranks, shapes: Sequence[Shape]) -> list[Tensor]:
-        """See :meth:`Transport.all_gather`; uneven shapes travel padded to the largest."""
-        return self._all_gather(x, ranks, shapes).wait()
-
-    def reduce_scatter(self, chunks: Sequence[Tensor], op: str, ranks: Ranks) -> Tensor:
-        """See :meth:`Transport.reduce_scatter`; uneven chunks travel padded to the largest."""
-        return self._reduce_scatter(chunks, op, ranks).wait()
-
-    def all_to_all(self, chunks: Sequence[Tensor], ranks: Ranks, shapes: Sequence[Shape]) -> list[Tensor]:
-        """See :meth:`Transport.all_to_all`; one collective, whatever the shapes."""
-        return self._all_to_all(chunks, ranks, shapes).wait()
-
-    def broadcast(self, x: Tensor, src: int, ranks: Ranks) -> Tensor:
-        """See :meth:`Transport.broadcast`."""
-        return self._broadcast(x, src, ranks).wait()
-
     def send(self, x: Tensor, dst: int, tag: int = 0) -> None:
         """See :meth:`Transport.send`; an empty tensor needs no message."""
         if 0 not in x.shape:
@@ -244,19 +198,6 @@ class HcclTransport(Transport):
         if 0 not in like.shape:
             self._engine.recv(carried, src, tag=tag)
         return _unflat(carried, like, like.shape)
-
-    def start(self, operation: str, *args: Any) -> Pending:
-        """See :meth:`Transport.start`; the engine carries it while the caller goes on."""
-        starts: dict[str, Callable[..., Pending]] = {
-            "all_reduce": self._all_reduce,
-            "all_gather": self._all_gather,
-            "reduce_scatter": self._reduce_scatter,
-            "all_to_all": self._all_to_all,
-            "broadcast": self._broadcast,
-            "send": self._send,
-            "recv": self._recv,
-        }
-        return starts[operation](*args)
 
     def _all_reduce(self, x: Tensor, op: str, ranks: Ranks) -> Pending:
         check_ranks(ranks, self.rank, self.world_size)
