@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import os
-import sys
 from collections import Counter
 from collections.abc import Generator
 from pathlib import Path
@@ -26,6 +25,7 @@ from hyper_parallel.pytest_plugin.marks import ARG_MARKS, MARKS, world_sizes
 from hyper_parallel.pytest_plugin.ranks import LAUNCHES, Outcome, ranked_test, run_ranked
 from hyper_parallel.pytest_plugin.report import RanksRepr, rank_of_failure
 from hyper_parallel.pytest_plugin.selection import REMOVED, allowed, allows, module_mark, selected, split
+from hyper_parallel.pytest_plugin.workers import end_ranks, end_worker, is_worker, start_worker
 
 TALLY = pytest.StashKey["Tally"]()
 _SHOWN_CALLS = 5
@@ -75,6 +75,8 @@ def pytest_configure(config: pytest.Config) -> None:
         msg = f"{wanted.cards} {wanted.device} cards are required, and {count_cards(wanted.device)} are here"
         raise pytest.UsageError(msg)
     _floor(config)
+    if is_worker(config):
+        start_worker(config)
 
 
 def _requirement(config: pytest.Config) -> Requirement | None:
@@ -236,7 +238,8 @@ def pytest_runtest_makereport(
 def pytest_sessionfinish(session: pytest.Session) -> None:
     """Fail a run in which too little ran, or which skipped for a reason that is not on the list."""
     config = session.config
-    if hasattr(config, "workerinput"):  # a worker of pytest-xdist: its controller has all reports
+    if is_worker(config):
+        end_worker()
         return
     tally = _tally(config)
     floor, device = _floor(config), config.getoption("hp_device")
@@ -294,6 +297,4 @@ def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter, config: p
 
 def pytest_unconfigure() -> None:
     """End the warm ranks, if there are any."""
-    live: Any = sys.modules.get("hyper_parallel.transport.live")
-    if live is not None:
-        live.close_live_teams()
+    end_ranks()

@@ -142,16 +142,17 @@ def start_process(
     return process
 
 
-def register_rank(pid: int, stack: str) -> None:
+def register_rank(pid: int, stack: str, name: str = "hyper-parallel-rank") -> None:
     """Write a started rank into the ledger, where one is kept.
 
     Args:
         pid: its process number.
-        stack: file into which it writes its stack on SIGUSR1.
+        stack: file into which it writes its stack on SIGUSR1, or "".
+        name: what it is called when it left no data.
     """
     ledger = os.environ.get(LEDGER_VARIABLE)
     if ledger and Path(ledger).is_dir():
-        (Path(ledger) / str(pid)).write_text(f"hyper-parallel-rank\n{stack}")
+        (Path(ledger) / str(pid)).write_text(f"{name}\n{stack}")
 
 
 def preload(framework: str, module: str) -> None:

@@ -398,3 +398,41 @@ def test_x(rank):
         time.sleep(0.05)
     assert len(pids) == 2
     assert not [pid for pid in pids if Path(f"/proc/{pid}").exists()]
+
+
+@pytest.mark.platforms("torch")
+@pytest.mark.skipif(importlib.util.find_spec("xdist") is None, reason="[no-tool] pytest-xdist is not installed")
+def test_a_worker_that_is_slow_to_end_loses_no_coverage(pytester):
+    """What a worker of pytest-xdist measured is saved before its process is killed for taking long; it is counted."""
+    pytester.makeini("[pytest]")
+    pytester.makepyfile(measured="def double(x):\n    return 2 * x\n")
+    pytester.makeconftest("""
+        import atexit, time, xdist.workermanage
+        xdist.workermanage.NodeManager.EXIT_TIMEOUT = 0.1
+        def pytest_configure(config):
+            if hasattr(config, "workerinput"):
+                atexit.register(time.sleep, 60)  # runs first: coverage's own hook was registered before
+    """)
+    pytester.makepyfile("from measured import double\ndef test_x():\n    assert double(2) == 4\n")
+    Path("settings").write_text("[run]\nparallel = true\nsource_pkgs = measured\npatch = subprocess\n")
+    ledger = pytester.mkdir("ledger")
+    data = str(pytester.path / ".coverage")
+    names = {
+        "HP_RANK_LEDGER": str(ledger),
+        "COVERAGE_FILE": data,
+        "COVERAGE_PROCESS_START": "",
+        "COVERAGE_PROCESS_CONFIG": "",
+    }
+    coverage = [sys.executable, "-m", "coverage"]
+    done = subprocess.run(
+        [*coverage, "run", "--rcfile=settings", "-m", "pytest", *PLUGIN, "-n", "1"],
+        check=False,
+        capture_output=True,
+        text=True,
+        timeout=50,
+        env={**os.environ, **names, "HP_TEST_PLATFORMS": "torch"},
+    )
+    assert "1 passed" in done.stdout, done.stdout + done.stderr
+    (worker,) = ledger.iterdir()
+    assert worker.read_text().startswith("pytest worker gw0\n")
+    assert [path for path in Path().glob(".coverage.*") if f"pid{worker.name}" in path.name]

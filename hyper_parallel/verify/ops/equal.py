@@ -30,15 +30,23 @@ def is_dyadic(arrays: Iterable[Any]) -> bool:
     return True
 
 
-def difference(found: Any, wanted: Any, *, exact: bool, eps: float = 0.0) -> str | None:
-    """None where ``found`` is ``wanted``, else what is wrong with it; ``eps`` of the coarsest dtype on the way."""
+def difference(found: Any, wanted: Any, *, exact: bool, eps: float = 0.0, summed: float = 0.0) -> str | None:
+    """None where ``found`` is ``wanted``, else what is wrong with it.
+
+    Args:
+        found: what an operator gave.
+        wanted: what it should be.
+        exact: to the bit.
+        eps: rounding unit of the coarsest dtype on the way.
+        summed: largest sum of magnitudes that was added up to ``found``, where it was: what cancels has rounded too.
+    """
     if found.shape != wanted.shape:
         return f"has shape {list(found.shape)}, should have {list(wanted.shape)}"
     if found.dtype != wanted.dtype:
         return f"has dtype {found.dtype}, should have {wanted.dtype}"
     if found.tobytes() == wanted.tobytes():
         return None
-    same = _same(found, wanted, exact=exact, eps=eps)
+    same = _same(found, wanted, exact=exact, eps=eps, summed=summed)
     if same.all():
         return None
     worst = tuple(int(one) for one in np.unravel_index(np.argmin(same), same.shape))
@@ -46,7 +54,7 @@ def difference(found: Any, wanted: Any, *, exact: bool, eps: float = 0.0) -> str
     return f"is {found[worst]} at {list(worst)}, should be {wanted[worst]} ({count} of {same.size} differ)"
 
 
-def _same(found: Any, wanted: Any, *, exact: bool, eps: float) -> Any:
+def _same(found: Any, wanted: Any, *, exact: bool, eps: float, summed: float) -> Any:
     if wanted.dtype.kind not in "fc":
         return found == wanted
     same = (found == wanted) | (np.isnan(found) & np.isnan(wanted))
@@ -57,7 +65,7 @@ def _same(found: Any, wanted: Any, *, exact: bool, eps: float) -> Any:
     bound = (
         UNITS
         * max(float(np.finfo(wanted.dtype).eps), eps)
-        * max(1.0, float(magnitude.max()) if magnitude.size else 1.0)
+        * max(1.0, summed, float(magnitude.max()) if magnitude.size else 1.0)
     )
     with np.errstate(invalid="ignore", over="ignore"):
         near = np.abs(found - wanted) <= bound

@@ -232,8 +232,8 @@ class Calls:
         """What is wrong with output ``index`` of ranks that hold it together."""
         key = ("output", index, calls, wanted, exact, tuple(kinds))
         if key not in self._judged:
-            found = joined([call.outs[index] for call in calls if call.outs is not None], kinds)
-            self._judged[key] = difference(np.asarray(found), wanted.array, exact=exact, eps=self.reference.eps)
+            parts = [call.outs[index] for call in calls if call.outs is not None]
+            self._judged[key] = self._differs(parts, kinds, wanted, exact=exact)
         return self._judged[key]
 
     def gradient_differs(
@@ -242,9 +242,23 @@ class Calls:
         """What is wrong with the gradient of operand ``index`` of ranks that hold it together."""
         key = ("gradient", index, calls, wanted, exact, tuple(kinds))
         if key not in self._judged:
-            found = joined([call.grads[index] for call in calls], kinds)
-            self._judged[key] = difference(np.asarray(found), wanted.array, exact=exact, eps=self.reference.eps)
+            self._judged[key] = self._differs([call.grads[index] for call in calls], kinds, wanted, exact=exact)
         return self._judged[key]
+
+    def _differs(
+        self, parts: Sequence[Any], kinds: Sequence[tuple[str, int]], wanted: Piece, *, exact: bool
+    ) -> str | None:
+        found, eps = np.asarray(joined(parts, kinds)), self.reference.eps
+        summed = 0.0 if exact else _magnitude(parts, kinds)
+        return difference(found, wanted.array, exact=exact, eps=eps, summed=summed)
+
+
+def _magnitude(parts: Sequence[Any], kinds: Sequence[tuple[str, int]]) -> float:
+    """The largest sum of magnitudes among summands; 0 where nothing is added up."""
+    if len(parts) < 2 or not any(op in {"sum", "avg"} for op, _ in kinds):  # noqa: PLR2004 - one cannot cancel
+        return 0.0
+    total = np.sum([np.abs(part) for part in parts], 0)
+    return float(np.max(total, initial=0.0, where=np.isfinite(total)))
 
 
 def averaged(layout: Layout) -> int:

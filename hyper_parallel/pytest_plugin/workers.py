@@ -1,0 +1,47 @@
+"""Processes of pytest-xdist: what they measured must not be lost with them.
+
+The controller waits for a worker's tests without limit, then ten seconds for its process, and kills it. On a busy
+machine that cost whole workers the coverage that they would have written at their exit, and only lowered a number.
+"""
+
+from __future__ import annotations
+
+import os
+import sys
+from typing import TYPE_CHECKING, Any
+
+from hyper_parallel.transport.pool import register_rank
+
+if TYPE_CHECKING:
+    import pytest
+
+__all__ = ["end_ranks", "end_worker", "is_worker", "start_worker"]
+
+
+def is_worker(config: pytest.Config) -> bool:
+    """Whether this process is a worker, and another one has all reports."""
+    return hasattr(config, "workerinput")
+
+
+def start_worker(config: pytest.Config) -> None:
+    """Write the worker down beside the ranks: a run in which it leaves no coverage is red."""
+    name: str = config.workerinput["workerid"]  # type: ignore[attr-defined] # pytest-xdist's
+    register_rank(os.getpid(), "", f"pytest worker {name}")
+
+
+def end_worker() -> None:
+    """End the ranks, and save what was measured, while the controller still waits."""
+    end_ranks()
+    coverage: Any = sys.modules.get("coverage")
+    current = None if coverage is None else coverage.Coverage.current()
+    if current is not None:
+        current.stop()
+        current.save()
+
+
+def end_ranks() -> None:
+    """Let warm ranks end, where any were started: they save what they measured, and take their files with them."""
+    for module, close in (("live", "close_live_teams"), ("pool", "close_all")):
+        found: Any = sys.modules.get(f"hyper_parallel.transport.{module}")
+        if found is not None:
+            getattr(found, close)()
