@@ -1,0 +1,130 @@
+"""No memory for another rank: a clear error and an exit status, and what can still run runs.
+
+Each test limits the address space of a process of its own (and of its children), so that memory really runs out there
+and nowhere else.
+"""
+
+import importlib.util
+import os
+import re
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+import hyper_parallel
+from hyper_parallel.transport.shortage import advice, is_shortage, starting
+
+LIMIT = """
+import os, resource, sys
+
+def allow(mib):
+    size = int(open("/proc/self/statm").read().split()[0]) * resource.getpagesize()
+    resource.setrlimit(resource.RLIMIT_AS, (size + (mib << 20), resource.RLIM_INFINITY))
+"""
+# A framework's libraries alone are larger.
+CONFTEST = LIMIT + "allow(100)"
+RANKED = """
+import pytest
+
+@pytest.mark.launch({launch!r})
+@pytest.mark.world_size(2)
+def test_ranks(rank): pass
+
+def test_other(): pass
+"""
+THREADS = (
+    LIMIT
+    + """
+import threading
+from hyper_parallel.errors import RankFailedError
+from hyper_parallel.transport.numpy_ops import NumpyOps
+from hyper_parallel.transport.threads import run_threads
+
+ran = []
+threading.stack_size(16 << 20)
+before = resource.getrlimit(resource.RLIMIT_AS)
+allow(100)
+try:
+    run_threads(lambda: ran.append(1), 20, NumpyOps(), 30.0)
+except RankFailedError as error:
+    print(error)
+assert not ran
+for thread in threading.enumerate()[1:]:
+    thread.join(10)
+assert threading.active_count() == 1, threading.enumerate()
+resource.setrlimit(resource.RLIMIT_AS, before)
+assert run_threads(lambda: 5, 3, NumpyOps(), 30.0) == [5, 5, 5]
+"""
+)
+COMMAND = LIMIT + "from hyper_parallel import cli\nallow(100)\nsys.exit(cli.main(sys.argv[1:]))"
+TOLD = (
+    r"there is no memory for so many ranks: \d+ MiB available now, \d+ MiB allowed for a process \(ulimit -v\)\. "
+    r"Run fewer at a time: a smaller world, a smaller model, or fewer pytest workers \(-n\)"
+)
+
+
+def python(folder, *arguments):
+    """Run Python in a new process that finds this package; ranks that have no memory for it leave no coverage."""
+    path = os.pathsep.join([str(Path(hyper_parallel.__file__).parents[1]), *filter(None, sys.path)])
+    unmeasured = {name: value for name, value in os.environ.items() if not name.startswith(("COVERAGE", "HP_RANK"))}
+    return subprocess.run(
+        [sys.executable, *arguments], cwd=folder, env={**unmeasured, "PYTHONPATH": path},
+        text=True, capture_output=True, timeout=120, check=False,
+    )  # fmt: skip
+
+
+def test_ranks_without_memory_fail_their_test_and_no_other(platform_name, tmp_path):
+    """A ranked test whose ranks find no memory says so, with the facts; the other tests go on; the status is 1."""
+    real = importlib.util.find_spec("torch") is not None  # carries real worlds of both
+    (tmp_path / "conftest.py").write_text(CONFTEST)
+    (tmp_path / "test_memory.py").write_text(RANKED.format(launch="processes" if real else "simulated"))
+    options = ("-p", "no:cacheprovider", "-p", "hyper_parallel.pytest_plugin", "--hp-platforms", platform_name)
+    done = python(tmp_path, "-m", "pytest", *options)
+    assert done.returncode == 1, done.stdout + done.stderr
+    assert "1 failed, 1 passed" in done.stdout
+    assert re.search(TOLD, done.stdout), done.stdout
+    assert "live.py" not in done.stdout  # what failed is told, and not how the plugin came to know
+
+
+def test_threads_without_memory_end():
+    """If one thread of a world cannot be started, none runs, all end, and the process can start smaller worlds."""
+    done = python(None, "-c", THREADS)
+    assert done.returncode == 0, done.stdout + done.stderr
+    assert re.match(r"rank-\d+ of 20 could not be started: RuntimeError: can't start new thread\n" + TOLD, done.stdout)
+
+
+def test_the_command_without_memory(platform_name):
+    """The command that runs out of memory says so, and its status is 1: nothing was wrong, and nothing was checked."""
+    done = python(None, "-c", COMMAND, "verify", "model", "--platform", platform_name, "--launch", "simulated")
+    assert done.returncode == 1, done.stdout + done.stderr
+    assert re.search(TOLD, done.stdout + done.stderr), done.stdout + done.stderr
+    assert "Traceback" not in done.stderr
+
+
+@pytest.mark.parametrize(
+    "told", ["MemoryError: ", "libx.so: failed to map segment from shared object", "std::bad_alloc"]
+)
+def test_what_says_that_memory_ran_out(told):
+    """Each way of saying it is recognised, and gets the facts and the fix."""
+    assert advice(told).startswith("there is no memory for so many ranks: ")
+    assert is_shortage(RuntimeError(told))
+
+
+def test_other_failures_are_passed_on():
+    """Advice about memory is given for nothing else, and a start that fails for another reason keeps its exception."""
+    assert advice("RuntimeError: shapes differ") == ""
+    with pytest.raises(FileNotFoundError), starting("rank 0"):
+        Path("/nowhere/at/all").read_text()
+
+
+def test_a_fork_server_that_ends_is_told():
+    """If the process that forks ranks has gone, the message says where its own words are, and what is likely."""
+    from hyper_parallel.errors import RankFailedError
+
+    told = (
+        r"rank 0 could not be started: the process that forks ranks has ended, and said why on stderr\. If memory ran"
+    )
+    with pytest.raises(RankFailedError, match=told), starting("rank 0"):
+        raise EOFError
