@@ -6,6 +6,7 @@ replaced: nothing of the failure can reach the next run.
 
 from __future__ import annotations
 
+import atexit
 import os
 import shutil
 import sys
@@ -357,3 +358,7 @@ def close_live_teams() -> None:
             worker.line.close()
     for team in teams:
         team.close()
+
+
+# As for idle simulated ranks: they leave by themselves, and take their files with them.
+atexit.register(close_live_teams)

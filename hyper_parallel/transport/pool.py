@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import atexit
 import multiprocessing
 import multiprocessing.forkserver
 import os
@@ -244,3 +245,7 @@ def close_all() -> None:
     for team in teams:
         for worker in team:
             worker.close(idle=True)
+
+
+# Idle ranks leave by themselves, and take their files with them, before multiprocessing ends what is left.
+atexit.register(close_all)
