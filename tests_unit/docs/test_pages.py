@@ -2,6 +2,7 @@
 
 import json
 import os
+import re
 import subprocess
 import sys
 from pathlib import Path
@@ -87,12 +88,16 @@ def test_python_blocks_run(platform_name, blocks, tmp_path):
 
 @pytest.mark.platforms("torch")
 def test_the_readmes_model_is_verified(blocks, tmp_path, monkeypatch, capsys):
-    """The README's own model and plan hold under the README's own command."""
+    """The README's model and plan hold under the README's command, and the fault that it says to try is caught."""
     (code,) = [block.code for block in blocks if block.code.startswith("# my_model.py\n")]
     (command,) = [block.code for block in blocks if "my_model.py:case" in block.code and block.language == "sh"]
     (tmp_path / "my_model.py").write_text(code)
     monkeypatch.chdir(tmp_path)
-    assert main(command.split()[1:]) == 0, capsys.readouterr().out
+    words = command.split()[1:]
+    assert main(words) == 0, capsys.readouterr().out
+    (fault,) = re.findall(r"`--inject (\S+)`", (ROOT / "README.md").read_text(encoding="utf-8"))
+    assert main([*words, "--steps", "1", "--inject", fault]) == 1
+    assert "first divergence in 2" in capsys.readouterr().out
 
 
 def test_command_lines_make_sense(pages, texts):
