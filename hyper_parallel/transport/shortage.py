@@ -21,7 +21,6 @@ _SIGNS = re.compile(
     r"\bMemoryError\b|Cannot allocate memory|failed to map segment|can't start new thread|bad_alloc|not enough memory"
 )
 _ERRNOS = (errno.ENOMEM, errno.EAGAIN)
-_MIB = 1 << 20
 
 
 def is_shortage(error: BaseException) -> bool:
@@ -37,19 +36,15 @@ def advice(told: str) -> str:
 
 
 def _facts_and_fix() -> str:
+    meminfo = Path("/proc/meminfo").read_text(encoding="ascii")
+    available = re.search(r"^MemAvailable: +(\d+) kB$", meminfo, re.MULTILINE)
     limit = resource.getrlimit(resource.RLIMIT_AS)[0]
-    facts = [f"{_available()} available now"]
-    if limit != resource.RLIM_INFINITY:
-        facts.append(f"{limit // _MIB} MiB allowed for a process (ulimit -v)")
+    facts = [
+        f"{int(available[1]) // 1024} MiB available now" if available else "",
+        f"{limit >> 20} MiB allowed for a process (ulimit -v)" if limit != resource.RLIM_INFINITY else "",
+    ]
     fix = "Run fewer at a time: a smaller world, a smaller model, or fewer pytest workers (-n)"
-    return f"{', '.join(facts)}. {fix}"
-
-
-def _available() -> str:
-    for line in Path("/proc/meminfo").read_text(encoding="ascii").splitlines():
-        if line.startswith("MemAvailable:"):
-            return f"{int(line.split()[1]) * 1024 // _MIB} MiB"
-    return "an unknown number of MiB"
+    return f"{', '.join(filter(None, facts))}. {fix}"
 
 
 @contextmanager
