@@ -20,6 +20,7 @@ from hyper_parallel.cli import (
     verify_redistribute,
 )
 from hyper_parallel.errors import HyperParallelError
+from hyper_parallel.transport.shortage import advice
 
 __all__ = ["INTERRUPTED", "main"]
 
@@ -27,13 +28,14 @@ INTERRUPTED = 130
 """Exit status after Ctrl-C: 128 and the number of the signal."""
 
 _BAD_INPUT = 2
+_NOT_CHECKED = 1
 
 
 def main(argv: Sequence[str] | None = None) -> int:
     """Run the command; its exit status.
 
-    0: everything that was claimed was checked and held. 1: it was checked and did not hold. 2: the input makes no
-    sense. 130: Ctrl-C.
+    0: everything that was claimed was checked and held. 1: it was checked and did not hold, or could not be checked,
+    as where there is no memory for another rank. 2: the input makes no sense. 130: Ctrl-C.
     """
     arguments = parser().parse_args(argv)
     try:
@@ -46,9 +48,11 @@ def main(argv: Sequence[str] | None = None) -> int:
         # Whoever read the output has gone; what is left in the buffer must not raise again at exit.
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         return 1
-    except (ValueError, HyperParallelError, ImportError) as error:
-        _tell(arguments, str(error), "error")
-        return _BAD_INPUT
+    except (ValueError, HyperParallelError, ImportError, MemoryError) as error:
+        told = f"{type(error).__name__}: {error}" if isinstance(error, MemoryError) else str(error)
+        short = advice(told)
+        _tell(arguments, told if short in told else f"{told}\n{short}", "error")
+        return _NOT_CHECKED if short else _BAD_INPUT
     return status
 
 

@@ -11,6 +11,7 @@ from typing import Any
 import pytest
 from _pytest.unittest import TestCaseFunction
 
+from hyper_parallel.errors import RankFailedError
 from hyper_parallel.pytest_plugin.capability import (
     DEVICES,
     Requirement,
@@ -226,7 +227,11 @@ def pytest_runtest_makereport(
     """Show a failed world in its own words instead of the plugin's traceback."""
     report = yield
     failure = call.excinfo.value if call.excinfo is not None else None
-    if call.when == "call" and report.failed and failure is not None and hasattr(failure, "failures"):
+    # A world that could not be started has no failures of ranks, and what it says is all that there is.
+    world = hasattr(failure, "failures") or (
+        isinstance(failure, RankFailedError) and bool(world_sizes(item.get_closest_marker))
+    )
+    if call.when == "call" and report.failed and failure is not None and world:
         path, line, _ = item.location
         report.longrepr = RanksRepr(str(failure), path, (line or 0) + 1, failure)
     return report

@@ -6,6 +6,7 @@ import traceback
 from collections.abc import Mapping, Sequence
 
 from hyper_parallel.errors import CollectiveMismatchError, RankFailedError
+from hyper_parallel.transport.shortage import advice
 
 __all__ = ["NEEDS_GLOO", "WorldFailedError", "lost_peer", "trace", "world_failed", "world_timed_out"]
 
@@ -76,7 +77,8 @@ def world_failed(
         told.setdefault(str(error), rank)
         lines += [f"--- rank {rank}:", (traces or {}).get(rank) or trace(error)]
     lines += [f"--- rank {rank}: {folded.get(rank, 'unknown')}" for rank in range(world_size) if rank not in failures]
-    failed = WorldFailedError("\n".join(lines), failures)
+    text = "\n".join(lines)
+    failed = WorldFailedError("\n".join(filter(None, [text, advice(text)])), failures)
     failed.__cause__ = cause
     return failed
 

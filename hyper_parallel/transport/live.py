@@ -6,6 +6,7 @@ replaced: nothing of the failure can reach the next run.
 
 from __future__ import annotations
 
+import atexit
 import os
 import shutil
 import sys
@@ -26,6 +27,7 @@ from hyper_parallel.transport.failures import WorldFailedError, lost_peer, world
 from hyper_parallel.transport.live_main import Seat, live_main
 from hyper_parallel.transport.pool import Worker, end_processes, preload
 from hyper_parallel.transport.shipping import unpack
+from hyper_parallel.transport.shortage import advice
 from hyper_parallel.transport.start import search_path
 from hyper_parallel.transport.worker_main import Report, Task
 
@@ -67,11 +69,15 @@ class _Team:
         self._folder = Path(tempfile.mkdtemp(prefix="hyper_parallel_world_"))
         self._outputs = [self._folder / f"{rank}.output" for rank in range(world_size)]
         self.workers: list[Worker] = []
-        for rank, output in enumerate(self._outputs):
-            output.touch()
-            store = str(self._folder / "store")
-            seat = Seat(framework, device, rank, world_size, store, str(output), os.getpid())
-            self.workers.append(Worker(live_main, (seat,), _SERVER[framework]))
+        try:
+            for rank, output in enumerate(self._outputs):
+                output.touch()
+                store = str(self._folder / "store")
+                seat = Seat(framework, device, rank, world_size, store, str(output), os.getpid())
+                self.workers.append(Worker(live_main, (seat,), _SERVER[framework]))
+        except BaseException:
+            self.close(range(len(self.workers)))
+            raise
         self._await_ready()
 
     def _await_ready(self) -> None:
@@ -92,7 +98,7 @@ class _Team:
                 told = "\n".join(filter(None, [problem, _shorten(worker.last_words()), self.output(rank)]))
                 self.close()
                 msg = f"rank {rank} of {len(self.workers)} could not join its world: {told}"
-                raise RankFailedError(msg)
+                raise RankFailedError("\n".join(filter(None, [msg, advice(told)])))
 
     def well(self) -> bool:
         """Whether every process lives."""
@@ -352,3 +358,7 @@ def close_live_teams() -> None:
             worker.line.close()
     for team in teams:
         team.close()
+
+
+# As for idle simulated ranks: they leave by themselves, and take their files with them.
+atexit.register(close_live_teams)

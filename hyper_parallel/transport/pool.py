@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import atexit
 import multiprocessing
 import multiprocessing.forkserver
 import os
@@ -16,6 +17,7 @@ from pathlib import Path
 from types import ModuleType
 from typing import TYPE_CHECKING
 
+from hyper_parallel.transport.shortage import starting
 from hyper_parallel.transport.start import servers_search_here
 from hyper_parallel.transport.worker_main import worker_main
 
@@ -74,7 +76,13 @@ class Worker:
         handle, self._stack_path = tempfile.mkstemp(prefix="hyper_parallel_rank_", suffix=".stack")
         os.close(handle)
         self.line, theirs = multiprocessing.Pipe()
-        self.process = start_process(main, (theirs, self._stack_path, *args), "hyper-parallel-rank", framework)
+        try:
+            self.process = start_process(main, (theirs, self._stack_path, *args), "hyper-parallel-rank", framework)
+        except BaseException:
+            self.line.close()
+            theirs.close()
+            os.unlink(self._stack_path)  # noqa: PTH108
+            raise
         register_rank(self.process.pid or 0, self._stack_path)
         theirs.close()
 
@@ -122,7 +130,15 @@ def check_out(world_size: int) -> list[Worker]:
         return team
     for worker in team:
         worker.close(idle=True)
-    return [Worker() for _ in range(world_size)]
+    team = []
+    try:
+        for _ in range(world_size):
+            team.append(Worker())
+    except BaseException:
+        for worker in team:
+            worker.close(idle=True)
+        raise
+    return team
 
 
 def check_in(team: list[Worker]) -> None:
@@ -136,7 +152,7 @@ def start_process(
 ) -> ForkServerProcess:
     """Start a daemon process from the framework's fork server; it does not import our ``__main__`` again."""
     context = multiprocessing.get_context("forkserver")
-    with _LOCK, _environment(), _no_main(), _server(framework):
+    with _LOCK, starting(f"process {name}"), _environment(), _no_main(), _server(framework):
         process = context.Process(target=target, args=args, name=name, daemon=True)  # type: ignore[arg-type]
         process.start()
     return process
@@ -230,3 +246,7 @@ def close_all() -> None:
     for team in teams:
         for worker in team:
             worker.close(idle=True)
+
+
+# Idle ranks leave by themselves, and take their files with them, before multiprocessing ends what is left.
+atexit.register(close_all)

@@ -10,11 +10,12 @@ import traceback
 from collections.abc import Callable
 from typing import Any
 
-from hyper_parallel.errors import CollectiveMismatchError
+from hyper_parallel.errors import CollectiveMismatchError, RankFailedError
 from hyper_parallel.transport.base import use_transport
 from hyper_parallel.transport.calls import Call, Message
 from hyper_parallel.transport.coordinator import Coordinator, RankAbortedError, unwinding
 from hyper_parallel.transport.failures import WorldFailedError, world_failed, world_timed_out
+from hyper_parallel.transport.shortage import starting
 from hyper_parallel.transport.simulated import HostOps, SimulatedTransport
 
 __all__ = ["run_threads"]
@@ -70,7 +71,7 @@ class _World:
         self._batons = [_locked() for _ in range(world_size)]
         self._done = _locked()
         self._holder = 0
-        self._abandoned = False
+        self._abandoned = self._stillborn = False
         self.threads = [
             threading.Thread(target=self._rank_main, args=(rank,), name=f"rank-{rank}", daemon=True)
             for rank in range(world_size)
@@ -78,14 +79,25 @@ class _World:
 
     def run(self, timeout: float) -> bool:
         """Run all ranks to their end; False if that took longer than ``timeout`` seconds."""
-        for thread in self.threads:
-            thread.start()
+        self._start()
         self._pass_on(-1)
         finished = self._done.acquire(timeout=timeout)
         if finished:
             for thread in self.threads:
                 thread.join()
         return finished
+
+    def _start(self) -> None:
+        try:
+            for thread in self.threads:
+                with starting(f"{thread.name} of {len(self.threads)}"):
+                    thread.start()
+        except RankFailedError:
+            self._stillborn = True
+            for thread, baton in zip(self.threads, self._batons, strict=True):
+                if thread.ident is not None:
+                    baton.release()
+            raise
 
     def pause(self, rank: int) -> Any:
         """Let others run until ``rank`` is chosen again; the outcome of what it waited in."""
@@ -99,6 +111,8 @@ class _World:
 
     def kill(self) -> None:
         """Unwind what still runs: an exception for the rank that holds the baton, then a baton for each other."""
+        if self._stillborn:
+            return
         self._abandoned = True
         self.coordinator.abort()
         holder = self.threads[self._holder]
@@ -123,6 +137,8 @@ class _World:
 
     def _rank_main(self, rank: int) -> None:
         self._batons[rank].acquire()
+        if self._stillborn:
+            return
         try:
             self._restore(rank)
             self.coordinator.take(rank)

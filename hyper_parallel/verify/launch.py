@@ -17,6 +17,7 @@ from hyper_parallel.errors import RankFailedError
 from hyper_parallel.platform.select import FRAMEWORKS, default_framework
 from hyper_parallel.transport.failures import lost_peer, world_failed, world_timed_out
 from hyper_parallel.transport.shipping import pack, unpack
+from hyper_parallel.transport.shortage import starting
 from hyper_parallel.transport.start import python_command, search_path
 from hyper_parallel.transport.worker_main import Report, Task
 from hyper_parallel.verify import _worker
@@ -84,9 +85,10 @@ class _Torchrun:
         environment = {"OMP_NUM_THREADS": "1", "PYTHONUNBUFFERED": "1", **os.environ}
         self._log = (folder / "torchrun.log").open("w", encoding="utf-8")
         # In a session of its own, so that a Ctrl-C here reaches the ranks through us, once.
-        self._agent = subprocess.Popen(  # noqa: S603 - our own interpreter with our own module
-            command, env=environment, start_new_session=True, stdout=None, stderr=self._log
-        )
+        with starting("torchrun"):
+            self._agent = subprocess.Popen(  # noqa: S603 - our own interpreter with our own module
+                command, env=environment, start_new_session=True, stdout=None, stderr=self._log
+            )
 
     def running(self) -> bool:
         """Whether torchrun has not ended."""

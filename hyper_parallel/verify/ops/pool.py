@@ -12,6 +12,7 @@ from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack
 from typing import TYPE_CHECKING, Any, Protocol, TypeVar
 
+from hyper_parallel.transport.shortage import starting
 from hyper_parallel.transport.start import python_command
 
 if TYPE_CHECKING:
@@ -44,13 +45,14 @@ class _Zygote:
         self.platform = platform
         self.read, write = os.pipe()
         environment = {"MS_DEV_LAUNCH_BLOCKING": "1", "GLOG_v": "4", "OMP_NUM_THREADS": "1", **os.environ}
-        self.process = subprocess.Popen(  # noqa: S603 - this interpreter, this package
-            python_command("hyper_parallel.verify.ops.zygote", platform, str(write)),
-            stdin=subprocess.PIPE,
-            pass_fds=[write],
-            env=environment,
-            start_new_session=True,
-        )
+        with starting(f"the process that starts operators on {platform}"):
+            self.process = subprocess.Popen(  # noqa: S603 - this interpreter, this package
+                python_command("hyper_parallel.verify.ops.zygote", platform, str(write)),
+                stdin=subprocess.PIPE,
+                pass_fds=[write],
+                env=environment,
+                start_new_session=True,
+            )
         os.close(write)
         self.task: dict[str, Any] | None = None
         self.current = ""

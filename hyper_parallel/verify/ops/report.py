@@ -213,9 +213,8 @@ class SweepReport:
         idle = sum(len(one.unexercised) for one in self.operators if one.checks)
         lines.append(f"{missing} rows are true and not claimed, {idle} claimed rows met no sample (--json lists them)")
         if self.interrupted:
-            lines.append(
-                f"partial report: {len(self.operators)} of {self.planned} operators finished; {self.interrupted}"
-            )
+            finished = f"{len(self.operators)} of {self.planned}" if self.planned else f"{len(self.operators)}"
+            lines.append(f"partial report: {finished} operators finished; {self.interrupted}")
         lines.extend(f"FAILED {one.op} on {one.platform}: {one.outcome}" for one in self.operators if not one.holds)
         return "\n".join(lines)
 

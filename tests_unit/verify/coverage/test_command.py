@@ -272,6 +272,7 @@ def test_what_other_commands_reported_becomes_pages(project, command):
     """Reports on operators and on the verifier's power are written beside the index, which links them."""
     page = Path(command("html")[1].strip())
     assert "operators by framework and direction: not generated" in page.read_text()
+    assert "API reference, from the docstrings (tox -e docs): not generated" in page.read_text()
     assert not (page.parent / "operators.html").exists()
     reports = project / "reports"
     reports.mkdir()

@@ -1,0 +1,71 @@
+"""No memory for another rank: how that shows, and what is said about it."""
+
+from __future__ import annotations
+
+import errno
+import re
+import resource
+from contextlib import contextmanager
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from hyper_parallel.errors import RankFailedError
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+__all__ = ["advice", "is_shortage", "starting"]
+
+# As Python, the dynamic loader, the C library, threads, C++ and the frameworks' allocators say it.
+_SIGNS = re.compile(
+    r"\bMemoryError\b|Cannot allocate memory|failed to map segment|can't start new thread|bad_alloc|not enough memory"
+)
+_ERRNOS = (errno.ENOMEM, errno.EAGAIN)
+
+
+def is_shortage(error: BaseException) -> bool:
+    """Whether ``error`` says that there was no memory, or no room for another process or thread."""
+    if isinstance(error, OSError) and error.errno in _ERRNOS:
+        return True
+    return bool(_SIGNS.search(f"{type(error).__name__}: {error}"))
+
+
+def advice(told: str) -> str:
+    """A line with the facts and the fix, if what failed says that memory ran out; else nothing."""
+    return f"there is no memory for so many ranks: {_facts_and_fix()}" if _SIGNS.search(told) else ""
+
+
+def _facts_and_fix() -> str:
+    meminfo = Path("/proc/meminfo").read_text(encoding="ascii")
+    available = re.search(r"^MemAvailable: +(\d+) kB$", meminfo, re.MULTILINE)
+    limit = resource.getrlimit(resource.RLIMIT_AS)[0]
+    facts = [
+        f"{int(available[1]) // 1024} MiB available now" if available else "",
+        f"{limit >> 20} MiB allowed for a process (ulimit -v)" if limit != resource.RLIM_INFINITY else "",
+    ]
+    fix = "Run fewer at a time: a smaller world, a smaller model, or fewer pytest workers (-n)"
+    return f"{', '.join(filter(None, facts))}. {fix}"
+
+
+@contextmanager
+def starting(what: str) -> Iterator[None]:
+    """Processes and threads are started inside.
+
+    Args:
+        what: is started, for the message.
+
+    Raises:
+        RankFailedError: there is no room for another one, or the fork server has ended.
+    """
+    try:
+        yield
+    except (EOFError, ConnectionError) as error:
+        said = "the process that forks ranks has ended, and said why on stderr. If memory ran out"
+        msg = f"{what} could not be started: {said}: {_facts_and_fix()}"
+        raise RankFailedError(msg) from error
+    except (MemoryError, OSError, RuntimeError) as error:
+        if not is_shortage(error):
+            raise
+        said = f"{type(error).__name__}: {error}"
+        msg = f"{what} could not be started: {said}\nthere is no memory for so many ranks: {_facts_and_fix()}"
+        raise RankFailedError(msg) from error

@@ -1,0 +1,187 @@
+"""No memory for another rank: a clear error and an exit status, and what can still run runs.
+
+Each test limits the address space of a process of its own (and of its children), so that memory really runs out there
+and nowhere else.
+"""
+
+import errno
+import importlib.util
+import os
+import re
+import subprocess
+import sys
+import tempfile
+from pathlib import Path
+
+import pytest
+
+import hyper_parallel
+from hyper_parallel.errors import RankFailedError
+from hyper_parallel.pytest_plugin.ranks import need_carrier
+from hyper_parallel.transport import live, pool
+from hyper_parallel.transport.shipping import pack
+from hyper_parallel.transport.shortage import advice, is_shortage, starting
+
+LIMIT = """
+import os, resource, sys
+
+def allow(mib):
+    size = int(open("/proc/self/statm").read().split()[0]) * resource.getpagesize()
+    resource.setrlimit(resource.RLIMIT_AS, (size + (mib << 20), resource.RLIM_INFINITY))
+"""
+# A framework's libraries alone are larger.
+CONFTEST = LIMIT + "allow(100)"
+RANKED = """
+import pytest
+
+@pytest.mark.launch({launch!r})
+@pytest.mark.world_size(2)
+def test_ranks(rank): pass
+
+def test_other(): pass
+"""
+THREADS = (
+    LIMIT
+    + """
+import threading
+from hyper_parallel.errors import RankFailedError
+from hyper_parallel.transport.numpy_ops import NumpyOps
+from hyper_parallel.transport.threads import run_threads
+
+ran = []
+threading.stack_size(16 << 20)
+before = resource.getrlimit(resource.RLIMIT_AS)
+allow(100)
+try:
+    run_threads(lambda: ran.append(1), 20, NumpyOps(), 30.0)
+except RankFailedError as error:
+    print(error)
+assert not ran
+for thread in threading.enumerate()[1:]:
+    thread.join(10)
+assert threading.active_count() == 1, threading.enumerate()
+resource.setrlimit(resource.RLIMIT_AS, before)
+assert run_threads(lambda: 5, 3, NumpyOps(), 30.0) == [5, 5, 5]
+"""
+)
+COMMAND = (
+    LIMIT
+    + """
+from hyper_parallel import cli
+
+before = resource.getrlimit(resource.RLIMIT_AS)
+allow(100)
+status = cli.main(sys.argv[1:])
+resource.setrlimit(resource.RLIMIT_AS, before)  # for what measures coverage
+sys.exit(status)
+"""
+)
+TOLD = (
+    r"there is no memory for so many ranks: \d+ MiB available now, \d+ MiB allowed for a process \(ulimit -v\)\. "
+    r"Run fewer at a time: a smaller world, a smaller model, or fewer pytest workers \(-n\)"
+)
+
+
+def python(folder, *arguments, ranks=True):
+    """Run Python in a new process that finds this package; ranks that have no memory for it leave no coverage."""
+    path = os.pathsep.join([str(Path(hyper_parallel.__file__).parents[1]), *filter(None, sys.path)])
+    unmeasured = {name: value for name, value in os.environ.items() if not name.startswith(("COVERAGE", "HP_RANK"))}
+    environment = unmeasured if ranks else dict(os.environ)
+    return subprocess.run(
+        [sys.executable, *arguments], cwd=folder, env={**environment, "PYTHONPATH": path},
+        text=True, capture_output=True, timeout=120, check=False,
+    )  # fmt: skip
+
+
+def test_ranks_without_memory_fail_their_test_and_no_other(platform_name, tmp_path):
+    """A ranked test whose ranks find no memory says so, with the facts; the other tests go on; the status is 1."""
+    real = importlib.util.find_spec("torch") is not None  # carries real worlds of both
+    (tmp_path / "conftest.py").write_text(CONFTEST)
+    (tmp_path / "test_memory.py").write_text(RANKED.format(launch="processes" if real else "simulated"))
+    options = ("-p", "no:cacheprovider", "-p", "hyper_parallel.pytest_plugin", "--hp-platforms", platform_name)
+    done = python(tmp_path, "-m", "pytest", *options)
+    assert done.returncode == 1, done.stdout + done.stderr
+    assert "1 failed, 1 passed" in done.stdout
+    assert re.search(TOLD, done.stdout), done.stdout
+    assert "live.py" not in done.stdout  # what failed is told, and not how the plugin came to know
+
+
+def test_threads_without_memory_end():
+    """If one thread of a world cannot be started, none runs, all end, and the process can start smaller worlds."""
+    done = python(None, "-c", THREADS, ranks=False)
+    assert done.returncode == 0, done.stdout + done.stderr
+    assert re.match(r"rank-\d+ of 20 could not be started: RuntimeError: can't start new thread\n" + TOLD, done.stdout)
+
+
+def test_the_command_without_memory(platform_name):
+    """The command that runs out of memory says so, and its status is 1: nothing was wrong, and nothing was checked."""
+    done = python(None, "-c", COMMAND, "verify", "model", "--platform", platform_name, "--launch", "simulated",
+                  ranks=platform_name != "torch")  # fmt: skip
+    assert done.returncode == 1, done.stdout + done.stderr
+    assert re.search(TOLD, done.stdout + done.stderr), done.stdout + done.stderr
+    assert "Traceback" not in done.stderr
+
+
+@pytest.mark.parametrize(
+    "told", ["MemoryError: ", "libx.so: failed to map segment from shared object", "std::bad_alloc"]
+)
+def test_what_says_that_memory_ran_out(told):
+    """Each way of saying it is recognised, and gets the facts and the fix."""
+    assert advice(told).startswith("there is no memory for so many ranks: ")
+    assert is_shortage(RuntimeError(told))
+
+
+def test_other_failures_are_passed_on():
+    """Advice about memory is given for nothing else, and a start that fails for another reason keeps its exception."""
+    assert advice("RuntimeError: shapes differ") == ""
+    with pytest.raises(FileNotFoundError), starting("rank 0"):
+        Path("/nowhere/at/all").read_text()
+    assert is_shortage(OSError(errno.ENOMEM, "fork"))
+    assert not is_shortage(OSError(errno.ENOENT, "fork"))
+
+
+def _second_fails(monkeypatch, tmp_path, start):
+    """Let the first start of a worker happen, and the second find no memory; the processes that were started."""
+    started = []
+
+    def limited(*args, **kwargs):
+        if started:
+            raise RankFailedError("no memory")
+        started.append(start(*args, **kwargs))
+        return started[-1]
+
+    monkeypatch.setattr(tempfile, "tempdir", str(tmp_path))
+    monkeypatch.setattr(pool, "start_process", limited)
+    return started
+
+
+@pytest.mark.platforms("mindspore")
+def test_simulated_ranks_that_were_started_are_let_go(monkeypatch, tmp_path):
+    """If there is room for one process of two, the one that was started ends, and no file of either is left."""
+    pool.close_all()
+    started = _second_fails(monkeypatch, tmp_path, pool.start_process)
+    with pytest.raises(RankFailedError, match="no memory"):
+        pool.check_out(2)
+    assert [process.exitcode for process in started] == [0]
+    assert not list(tmp_path.glob("hyper_parallel_*"))
+
+
+def test_real_ranks_that_were_started_are_ended(platform_name, monkeypatch, tmp_path):
+    """The same where ranks meet in a real world: the first, which waits for the others, is ended with its files."""
+    need_carrier(platform_name)
+    live.close_live_teams()
+    started = _second_fails(monkeypatch, tmp_path, pool.start_process)
+    monkeypatch.delenv(pool.LEDGER_VARIABLE, raising=False)  # it is ended wherever it is
+    with pytest.raises(RankFailedError, match="no memory"):
+        live.run_live(pack((int, ())), 2, platform_name, 60.0)
+    assert not started[0].is_alive()
+    assert not list(tmp_path.glob("hyper_parallel_*"))
+
+
+def test_a_fork_server_that_ends_is_told():
+    """If the process that forks ranks has gone, the message says where its own words are, and what is likely."""
+    told = (
+        r"rank 0 could not be started: the process that forks ranks has ended, and said why on stderr\. If memory ran"
+    )
+    with pytest.raises(RankFailedError, match=told), starting("rank 0"):
+        raise EOFError
