@@ -85,6 +85,16 @@ SPELLED = [
     ((X, whole(5, 4, 3)), "mint.gather(x, 0, y) | ops.gather_elements(x, 0, y)"),
     ((X, whole(3, 4)), "ops.gather(x, y, 0) | ops.gather(x, y, 1) | x[y] | x[:, y]"),
     ((whole(5, 4),), "ops.one_hot(x, 5)"),
+    (
+        (real(2, 3, 4, 6), real(4, 3, 2, 2)),
+        """
+        ops.Conv2D(4, 2, pad_mode="same")(x, y) | ops.Conv2D(4, 2, pad_mode="pad", pad=(1, 0, 2, 1), stride=2)(x, y)
+    """,
+    ),
+    ((real(2, 3, 4, 6),), "ops.MaxPool(2, 2)(x) | ops.AvgPool(2, 2)(x)"),
+    ((real(2, 3, 4, 4, 2),), 'ops.AvgPool3D(2, 2)(x) | ops.AvgPool3D(2, 2, "pad", 1)(x)'),
+    ((X, real(3)), "ops.trapz(x, y) | ops.trapz(x, dx=0.5)"),
+    ((X, P), 'ops.KLDivLoss("batchmean")(x, y)'),
 ]
 
 # Expressions that plain tensors cannot run on CPU: the canonical operator on them says what is right.
@@ -145,6 +155,18 @@ REFERRED = [
             "add(x * y, canonical.view(canonical.stack([-x[..., 1::2], x[..., ::2]], -1), (2, 4, 5, 6)) * z)"}),
     ((X, real(5, 3), real(3)), {"ops.add_rms_norm(x, y, z)[0]": "rms_norm(x + y, (3,), z, 1e-6)"}),
     ((X, real(5, 3), real(3), real(3)), {"ops.add_layer_norm(x, y, z, w)[0]": "layer_norm(x + y, (3,), z, w)"}),
+    ((X, real(3, 4)), {'mint.einsum("ij,jk->ik", x, y)': "matmul(x, y)", "mint.diag(x)": "diagonal(x, 0, 0, 1)"}),
+    ((whole(4, 5),), {"F.one_hot(x, 4)": "one_hot(x, 4)"}),
+    ((X,), {"F.pad(x, [1, 0, 0, 2], value=1.5)": "pad(x, [1, 0, 0, 2], 1.5)"}),
+    ((real(2, 3, 6),), {
+        "F.avg_pool1d(x, 3)": "mean(canonical.view(x, (2, 3, 2, 3)), -1)",
+        "F.adaptive_avg_pool1d(x, 3)": "mean(canonical.view(x, (2, 3, 3, 2)), -1)"}),
+    ((real(2, 3, 4, 6),), {
+        "F.avg_pool2d(x, 2)": "mean(canonical.view(x, (2, 3, 2, 2, 3, 2)), (3, 5))",
+        "F.max_pool2d(x, 2)": "amax(canonical.view(x, (2, 3, 2, 2, 3, 2)), (3, 5))"}),
+    ((real(2, 3, 5, 6), real(4, 3, 1, 1), real(4)), {
+        "F.conv2d(x, y, z)": "add(canonical.einsum('nchw,ocxy->nohw', x, y), canonical.view(z, (4, 1, 1)))",
+        "F.conv2d(x[0], y, z)": "add(canonical.einsum('chw,ocxy->ohw', x[0], y), canonical.view(z, (4, 1, 1)))"}),
     ((real(5, 6),), {"ops.swiglu(x, -1)": "mul(canonical.silu(x[:, :3]), x[:, 3:])", "mint.npu_gelu(x)": "gelu(x)"}),
 ]  # fmt: skip
 
