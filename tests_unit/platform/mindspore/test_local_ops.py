@@ -449,7 +449,7 @@ def test_sums_at_places_of_a_number():
 
 @pytest.mark.platforms("mindspore")
 def test_classes_of_a_part():
-    """A rank takes what lies in its classes, 0 of the others; no class or sample gives nothing; class 7 of 7 is none."""
+    """A rank takes what lies in its classes, 0 of the others; no class or sample gives nothing, 7 of 7 an error."""
     x, target = real(3, 5), np.array([1, 4, 6])
     assert _piece("take_class", x, target, 1, start=3, classes=7).tolist() == [0.0, x[1, 1], x[2, 3]]
     assert (_piece("take_class", x[:, :0], target, 1, start=3, classes=7) == np.zeros(3)).all()
