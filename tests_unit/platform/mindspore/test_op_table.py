@@ -6,7 +6,9 @@ import numpy as np
 import pytest
 
 from hyper_parallel.core.dtensor.dtensor import DTensor
-from hyper_parallel.platform.select import platform_named
+from hyper_parallel.core.dtensor.mesh import init_device_mesh
+from hyper_parallel.core.dtensor.placements import Replicate, Shard
+from hyper_parallel.platform.select import platform_named, use_platform
 from hyper_parallel.verify.check import check_function
 
 pytestmark = pytest.mark.platforms("mindspore")
@@ -194,6 +196,34 @@ def _spelled(expression, right):
         return eval(f"canonical.{right}", {"canonical": canonical} | operands)
 
     return run
+
+
+def on_one_rank(run, arrays):
+    """Results of ``run`` on plain tensors and on DTensors of a world of one, as arrays."""
+    platform = platform_named("mindspore")
+    with use_platform("mindspore"):
+        mesh = init_device_mesh("cpu", (1,), mesh_dim_names=("m",))
+        given = [platform.from_numpy(np.asarray(one)) for one in arrays]
+        held = [DTensor.from_local(one, mesh, [Shard(0) if one.ndim else Replicate()]) for one in given]
+        return _arrays(run(*given)), _arrays(run(*held))
+
+
+def _arrays(value):
+    if isinstance(value, (list, tuple)):
+        return [one for item in value for one in _arrays(item)]
+    if isinstance(value, DTensor):
+        value = value.full_tensor()
+    return [value.asnumpy()] if hasattr(value, "asnumpy") else []
+
+
+@pytest.mark.parametrize("expression, right, arrays", CASES + REFERENCES, ids=[one[0] for one in CASES + REFERENCES])
+def test_spelling_is_served_on_one_rank(expression, right, arrays):
+    """Alone in its world, a rank has the plain values, shapes and dtypes: the same as below, once and in this process."""
+    run = _spelled(expression, right)
+    plain, served = on_one_rank(run, arrays)
+    assert [(one.shape, one.dtype) for one in served] == [(one.shape, one.dtype) for one in plain]
+    for one, wanted in zip(served, plain, strict=True):
+        np.testing.assert_allclose(one, wanted, rtol=2e-5, atol=2e-5)
 
 
 @pytest.mark.parametrize("mesh", [(2,), (3,)], ids=str)

@@ -11,7 +11,7 @@ import pytest
 
 from hyper_parallel.core.dtensor.dtensor import DTensor
 from hyper_parallel.core.dtensor.mesh import init_device_mesh
-from hyper_parallel.core.dtensor.placements import Replicate
+from hyper_parallel.core.dtensor.placements import Replicate, Shard
 from hyper_parallel.errors import UnsupportedOperatorError
 from hyper_parallel.platform.select import platform_named, use_platform
 from hyper_parallel.verify.check import check_function
@@ -57,6 +57,23 @@ _drawn(ops.dropout3d(i3)) | _drawn(ops.gumbel_softmax(x)) | _drawn(ops.bernoulli
 _drawn(ops.randn_like(x)) | _drawn(ops.rrelu(x)) | ops.dyn_shape(x) | ops.bincount(line) | sq.trace()
 """
 CASES = [one.strip() for one in EXPRESSIONS.replace("\n", " | ").split(" | ") if one.strip()]
+
+
+@pytest.mark.parametrize("text", CASES)
+def test_name_is_served_on_one_rank(text):
+    """Alone in its world, a rank has the plain values and shapes: the same as below, once and in this process."""
+    expression = SWEEP.Expression(text)
+    platform = platform_named("mindspore")
+    given = [platform.from_numpy(np.asarray(one)) for one in expression.arrays()]
+    with use_platform("mindspore"):
+        mesh = init_device_mesh("cpu", (1,), mesh_dim_names=("m",))
+        held = [DTensor.from_local(one, mesh, [Shard(0) if one.ndim else Replicate()]) for one in given]
+        plain, served = SWEEP._tensors(expression.value(given)), SWEEP._tensors(expression.value(held))
+    assert len(served) == len(plain)
+    for one, wanted in zip(served, plain, strict=True):
+        found = (one.full_tensor() if isinstance(one, DTensor) else one).asnumpy()
+        assert found.dtype == wanted.asnumpy().dtype
+        np.testing.assert_allclose(found, wanted.asnumpy(), rtol=2e-5, atol=2e-5)
 
 
 @pytest.mark.parametrize("text", CASES)
