@@ -8,7 +8,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from hyper_parallel.verify.coverage.gates import percent
+from hyper_parallel.verify.coverage.gates import exceptions_over, percent
 from hyper_parallel.verify.coverage.settings import Settings
 from hyper_parallel.verify.coverage.store import Store
 
@@ -51,7 +51,8 @@ def read_baseline(path: Path, environment: str) -> Baseline:
 def write_baseline(store: Store, settings: Settings, environment: str, *, lower: bool = False) -> list[str]:
     """Raise the baseline of ``environment`` to its report.
 
-    Exceptions are only dropped, with their files: new ones and their reasons are for people to write.
+    Exceptions are only dropped, with their files or where they reach their floor: new ones, with their reasons, are for
+    people to write.
 
     Args:
         store: where the report lies.
@@ -68,7 +69,10 @@ def write_baseline(store: Store, settings: Settings, environment: str, *, lower:
     now = {name: math.floor(100 * percent(one["summary"])) / 100 for name, one in report.items()}
     kept = {name: value for name, value in before.files.items() if (store.root / name).exists()}
     files = now if lower else {name: max(kept.get(name, 0.0), now.get(name, 0.0)) for name in {*kept, *now}}
-    exceptions = {name: why for name, why in before.exceptions.items() if (store.root / name).exists()}
+    over = exceptions_over(store.report(environment), settings.environment(environment), before.exceptions)
+    exceptions = {
+        name: why for name, why in before.exceptions.items() if (store.root / name).exists() and name not in over
+    }
     whole = {**_read(path), environment: {"exceptions": exceptions, "files": files}}
     path.write_text(json.dumps(whole, indent=1, sort_keys=True) + "\n", encoding="utf-8")
     fallen = sorted(name for name, value in kept.items() if files.get(name, 0.0) < value)
