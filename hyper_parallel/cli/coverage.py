@@ -40,6 +40,7 @@ def add_parser(commands: Any) -> None:
     combine.add_argument("env", nargs="*", help="default: those that pyproject.toml names, or all whose data is there")
     for one in (gate, combine):
         one.add_argument("--update-baseline", action="store_true", help="raise the ratchet to this run, if it held")
+        one.add_argument("--lower-baseline", action="store_true", help="set it to this run, whatever that is")
     _one(kinds, "html", _html, "write coverage_reports/index.html and what it links").add_argument(
         "env", nargs="*", help="were to run"
     )
@@ -99,9 +100,10 @@ def _raise(arguments: argparse.Namespace, store: Any, settings: Any, verdict: An
     from hyper_parallel.verify.coverage.baseline import write_baseline
 
     status = _tell(arguments, verdict)
-    if arguments.update_baseline and verdict.ok:
-        count = write_baseline(store, settings, verdict.name)
-        print(f"{settings.baseline}: {count} files of {verdict.name}", file=sys.stderr)
+    if arguments.lower_baseline or (arguments.update_baseline and verdict.ok):
+        for line in write_baseline(store, settings, verdict.name, lower=arguments.lower_baseline):
+            print(line, file=sys.stderr)
+        print(f"{settings.baseline}: {verdict.name} is as this run", file=sys.stderr)
     return status
 
 

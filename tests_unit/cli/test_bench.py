@@ -6,6 +6,7 @@ import math
 import pytest
 
 from hyper_parallel.cli import main
+from hyper_parallel.platform.select import platform_named
 
 pytestmark = pytest.mark.platforms("torch")
 
@@ -21,6 +22,23 @@ def test_every_row_is_measured(capsys):
         assert set(row) == {"name", "plain", "peer", "ours", "budget", "ratio"}
         assert all(math.isfinite(row[name]) and row[name] > 0 for name in ("plain", "peer", "ours", "budget"))
         assert math.isfinite(row["ratio"])
+
+
+def test_rows_are_a_table(monkeypatch, capsys):
+    """Microseconds, ratio and budget stand in columns; the status says whether every ratio is within its budget."""
+    from hyper_parallel.platform.torch.benchmark import Row
+
+    rows = [Row("add", 1.0, 41.0, 21.0, 0.7), Row("linear", 2.0, 22.0, 12.0, 0.7)]
+    monkeypatch.setattr(platform_named("torch"), "benchmark", lambda _: (len(rows), iter(rows)), raising=False)
+    assert main(["bench"]) == 0
+    said = capsys.readouterr().out.splitlines()
+    assert [line.split() for line in said[1:3]] == [
+        ["add", "1.0", "41.0", "21.0", "0.50", "0.70"],
+        ["linear", "2.0", "22.0", "12.0", "0.50", "0.70"],
+    ]
+    assert said[0].split() == ["plain", "µs", "peer", "µs", "ours", "µs", "ratio", "budget"]
+    rows[1] = Row("linear", 2.0, 22.0, 32.0, 0.7)
+    assert main(["bench"]) == 1
 
 
 def test_no_repeats(capsys):

@@ -72,3 +72,36 @@ def test_python_out_of_range(versions, monkeypatch):
     """A Python for which the frameworks publish no wheels is named."""
     monkeypatch.setattr(doctor.sys, "version_info", (3, 13, 0))
     assert wrong()["python"][1] == "both frameworks publish wheels for Python 3.10 to 3.12"
+
+
+def test_what_lacks_is_named(versions, monkeypatch, capsys):
+    """Each thing that is wrong has its fix on the line below; status 1."""
+    del versions["numpy"], versions["cloudpickle"]
+
+    def taken(address):
+        raise OSError(98, "Address already in use")
+
+    monkeypatch.setattr(doctor.socket, "create_server", taken)
+    assert wrong() == {
+        "numpy": ("not installed", "pip install 'numpy<2'"),
+        "mindspore simulated": ("cloudpickle is missing", "pip install cloudpickle"),
+        "ports": ("cannot listen on 127.0.0.1: [Errno 98] Address already in use", "real processes need it to meet"),
+    }
+    assert main(["doctor"]) == 1
+    lines = capsys.readouterr().out.splitlines()
+    (at,) = [at for at, line in enumerate(lines) if line.startswith("wrong   numpy ")]
+    assert lines[at].endswith("  not installed")
+    assert lines[at + 1].strip() == "pip install 'numpy<2'"
+
+
+def test_torch_npu_with_toolkit(versions, monkeypatch):
+    """With the Ascend toolkit, torch_npu is a fact like the others."""
+    versions["torch_npu"] = "2.13.0"
+    monkeypatch.setattr(doctor.importlib.util, "find_spec", lambda name: object() if name == "acl" else None)
+    assert [(one.what, one.state, one.text) for one in doctor._npu(versions)] == [("torch_npu", "ok", "2.13.0")]
+
+
+def test_a_version_that_nobody_wrote_down(monkeypatch):
+    """A package without metadata is there all the same, one that is not there has no version."""
+    monkeypatch.setattr(doctor.importlib.util, "find_spec", lambda name: None if name == "absent" else object())
+    assert (doctor._version("absent"), doctor._version("no-such-distribution")) == (None, "of unknown version")

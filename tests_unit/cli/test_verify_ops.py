@@ -10,7 +10,8 @@ from pathlib import Path
 
 import pytest
 
-from hyper_parallel.cli import main
+from hyper_parallel.cli import main, verify_ops
+from hyper_parallel.cli.verify_ops import platforms
 
 USER = Path(__file__).parent.parent / "verify" / "ops" / "user"
 
@@ -103,6 +104,58 @@ def test_the_matrix_as_a_page(capsys, tmp_path):
     assert '<td class="good">held</td>' in page
     assert main(["verify", "ops", "--html", str(tmp_path)]) == 2
     assert capsys.readouterr().err == f"hyper-parallel: error: --html {tmp_path} cannot be written: is a folder\n"
+
+
+def _interrupted(found):
+    """Reports that were ready when Ctrl-C came."""
+
+    def run_tasks(*_, **__):
+        yield from found
+        raise KeyboardInterrupt
+
+    return run_tasks
+
+
+@pytest.mark.platforms("torch")
+def test_what_was_done_before_an_interrupt_is_reported(monkeypatch, capsys, tmp_path):
+    """What was found is on the screen and in the report, which says that the rest was not verified; status 130."""
+    from hyper_parallel.verify.ops import pool
+    from hyper_parallel.verify.ops.report import OperatorReport
+
+    path = tmp_path / "report.json"
+    monkeypatch.setattr(pool, "run_tasks", _interrupted([OperatorReport.lost("add", "torch", "killed by SIGSEGV")]))
+    assert main(["verify", "ops", "--platform", "torch", "--op", "add", "mul", "--report", str(path)]) == 130
+    written = json.loads(path.read_text())
+    assert [one["op"] for one in written["operators"]] == ["add"]
+    assert (written["ok"], written["interrupted"]) == (False, "interrupted; the rest was not verified")
+    said = capsys.readouterr()
+    assert "killed by SIGSEGV" in said.out
+    assert "interrupted; the rest was not verified" in said.err
+
+
+@pytest.mark.parametrize(
+    "text, frameworks",
+    [
+        ("import torch.nn as nn", ["torch"]),
+        ("from torch import nn\nimport numpy", ["torch"]),
+        ("from . import torch", None),
+        ("import numpy", None),
+    ],
+)
+@pytest.mark.platforms("torch")
+def test_a_file_is_verified_on_the_frameworks_that_it_imports(tmp_path, text, frameworks):
+    """Only those; a file that imports none is verified on all that are installed."""
+    path = tmp_path / "own.py"
+    path.write_text(text)
+    assert verify_ops._imported(path) == (platforms(None) if frameworks is None else frameworks)
+
+
+def test_a_file_that_does_not_parse(tmp_path, capsys):
+    """It is named, with what is wrong in it; status 2."""
+    path = tmp_path / "own.py"
+    path.write_text("def f(:\n")
+    assert main(["verify", "ops", str(path)]) == 2
+    assert f"FILE {path}: invalid syntax" in capsys.readouterr().err
 
 
 BAD_INPUT = [

@@ -239,3 +239,52 @@ def test_mistakes_in_torchs_own_collectives_are_told(mistake, message):
     assert message in failure
     assert "dist.all_reduce(f32[2], SUM)" in failure
     assert "in body" in failure
+
+
+def _unreadable():
+    raise ArithmeticError("no result can be made of it")
+
+
+class _Unreadable:
+    """What can be sent and not be read."""
+
+    def __reduce__(self):
+        return _unreadable, ()
+
+
+@pytest.mark.platforms("torch")
+def test_what_a_run_leaves_behind_is_told():
+    """A result that cannot be read is its own error, a started message nobody received fails the run."""
+    with pytest.raises(ArithmeticError, match="no result can be made of it"):
+        run_live(pack((_Unreadable, ()), _Unreadable), 2, "torch", 30.0)
+
+    def sends():
+        import torch
+
+        transport = active_transport()
+        if transport.rank == 1:
+            transport.start("send", torch.ones(2), 0)
+
+    done = run_live(pack((sends, ()), sends), 2, "torch", 30.0)
+    lost = "messages were lost:\n  rank 1: send(f32[2], dst=0, tag=0) was never received; sent at "
+    assert str(done.failure).startswith(lost)
+    assert f"{__file__}:" in str(done.failure)
+
+
+@pytest.mark.platforms("torch")
+def test_a_rank_that_never_comes_is_ended_and_shown(monkeypatch):
+    """After a failure the others unwind at their next collective; one that comes to none is ended, where it was."""
+    monkeypatch.setattr(live, "_GRACE_SECONDS", 0.5)
+
+    def body():
+        if active_transport().rank == 0:
+            raise ArithmeticError("rank 0 has had enough")
+        while True:
+            time.sleep(0.01)
+
+    started = time.monotonic()
+    done = run_live(pack((body, ()), body), 2, "torch", 60.0)
+    assert time.monotonic() - started < 50
+    text = str(done.failure)
+    assert text.index("rank 0 has had enough") < text.index("was ended in")
+    assert "in body" in text

@@ -1,7 +1,9 @@
 """The front door to worlds of real processes: few launches, each with much in it."""
 
 import os
+import pickle
 import signal
+import sys
 import time
 
 import pytest
@@ -9,6 +11,8 @@ import pytest
 from hyper_parallel.errors import RankFailedError
 from hyper_parallel.transport.base import active_transport
 from hyper_parallel.transport.pool import LEDGER_VARIABLE
+from hyper_parallel.transport.worker_main import Task
+from hyper_parallel.verify import _worker
 from hyper_parallel.verify.conformance import check_transport
 from hyper_parallel.verify.launch import launch
 from hyper_parallel.verify.simulate import simulate
@@ -111,3 +115,16 @@ def test_world_size_and_platform_must_exist():
         launch(int, 0)
     with pytest.raises(ValueError, match="'torch' or 'mindspore'"):
         launch(int, 1, "jax")
+
+
+def test_a_rank_that_cannot_join_reports_why(tmp_path, monkeypatch):
+    """What keeps it out of the world is in its report, as what its function raises would be."""
+    for name in ("MASTER_ADDR", "MASTER_PORT"):
+        monkeypatch.delenv(name, raising=False)
+    monkeypatch.setattr(sys, "path", [*sys.path])
+    monkeypatch.chdir(tmp_path)
+    task = Task(0, 2, b"", None, [*sys.path], str(tmp_path))
+    (tmp_path / "task").write_bytes(pickle.dumps(task))
+    report = _worker._run(tmp_path, 0, "torch")
+    assert report.how == "raised"
+    assert "MASTER_ADDR" in report.trace

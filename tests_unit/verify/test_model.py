@@ -1,12 +1,15 @@
 """The embedded scenarios: parallel training equals single-device training, and seeded faults are found."""
 
+import numpy as np
 import pytest
 
+from hyper_parallel.platform.select import platform_named
 from hyper_parallel.pytest_plugin.ranks import need_carrier
-from hyper_parallel.verify.case import InputError
+from hyper_parallel.verify.case import InputError, ModelCase
 from hyper_parallel.verify.faults import FAULTS, parse_fault
-from hyper_parallel.verify.model import parse_mesh, verify_scenario
+from hyper_parallel.verify.model import parse_mesh, verify_model, verify_scenario
 from hyper_parallel.verify.scenarios import SCENARIOS, scenario_named
+from hyper_parallel.verify.simulate import simulate
 
 BUFFERS = 3  # two tables of angles and the causal mask
 PARAMETERS = {"2x2-rms-tied": 34, "2x2-layer-untied": 40, "3-rms-untied": 35, "3-layer-tied": 39}
@@ -168,3 +171,63 @@ def test_a_fault_that_changes_nothing_is_an_error(platform_name, inject, text):
     """A fault that found nothing to change must not look like one that was tolerated."""
     with pytest.raises(InputError, match=text):
         verify_scenario(scenario_named("3-layer-tied"), platform=platform_name, steps=1, inject=inject)
+
+
+def _deaf(platform):
+    """What a transport that drops sums does with each call, armed and not."""
+    from hyper_parallel.transport.base import active_transport
+    from hyper_parallel.verify.faults import Fault, _Deaf
+
+    inner, ranks = active_transport(), (0, 1)
+    fault = Fault("drop-allreduce", "m")
+    deaf = _Deaf(inner, fault)
+    x = platform_named(platform).from_numpy(np.full(2, inner.rank + 1.0, np.float32))
+    value = lambda one: platform_named(platform).tensor_to_numpy(one).tolist()  # noqa: E731 - short
+    heard = value(deaf.start("all_reduce", x, "sum", ranks).wait())
+    deaf.armed = True
+    alone = value(deaf.start("all_reduce", x, "sum", ranks).wait())
+    chunk = value(deaf.start("reduce_scatter", [x[:1], x[1:]], "sum", ranks).wait())
+    return heard, alone, chunk, value(deaf.start("broadcast", x, 0, ranks).wait()), deaf.world_size, fault.hits
+
+
+def test_a_transport_that_drops_sums_drops_started_ones(platform_name):
+    """What is started is dropped as what is waited for: sums become the own summand, all else is as it was."""
+    for rank, found in enumerate(simulate(_deaf, 2, platform_name, (platform_name,))):
+        own = rank + 1.0
+        assert found == ([3.0, 3.0], [own, own], [own], [1.0, 1.0], 2, 2)
+
+
+@pytest.mark.platforms("torch")
+def test_what_a_model_raises_is_in_the_report():
+    """A model that fails is not verified: the report has the whole message and, in short, the cause."""
+    import torch
+    from torch import nn
+
+    class Failing(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.weight = nn.Parameter(torch.ones(3))
+
+        def forward(self, *_):
+            raise ArithmeticError("no more numbers\nsecond line")
+
+    batches = [(np.ones((2, 3), np.float32),)] * 3
+    case = ModelCase(Failing, batches, lambda output, _: output.sum())
+    report = verify_model(lambda: case, lambda _: {}, (2,), ("tp",), platform="torch", name="failing")
+    assert not report.ok
+    assert report.cause == "ArithmeticError: no more numbers"
+    assert "second line" in report.error
+
+
+@pytest.mark.parametrize(
+    "options, text",
+    [
+        ({"steps": 0}, "--steps is 0; at least one step must be compared"),
+        ({"launch": "threads"}, "--launch 'threads' must be simulated or processes"),
+    ],
+)
+def test_runs_that_make_no_sense_are_refused(options, text):
+    """Nothing is run that could compare nothing."""
+    with pytest.raises(InputError) as caught:
+        verify_model(dict, dict, (2,), ("tp",), platform="torch", **options)
+    assert str(caught.value) == text

@@ -7,10 +7,13 @@ import json
 import pytest
 
 from hyper_parallel.cli import main
+from hyper_parallel.core.dtensor.dtensor import DTensor
 from hyper_parallel.core.dtensor.layout import Layout
 from hyper_parallel.core.dtensor.mesh import DeviceMesh
 from hyper_parallel.core.dtensor.placements import Partial, Replicate, Shard
 from hyper_parallel.core.dtensor.steps import AllToAll
+from hyper_parallel.errors import LayoutError
+from hyper_parallel.verify import redistribution
 from hyper_parallel.verify.redistribution import least_received, verify_redistribution
 
 
@@ -75,3 +78,34 @@ def test_the_command(capsys):
     assert "--mesh 'x': write sizes like 3 or 2x3" in capsys.readouterr().err
     assert main(["verify", "redistribute", "--shape", "a"]) == 2
     assert "--shape 'a': write sizes like 7x5" in capsys.readouterr().err
+
+
+@pytest.mark.platforms("torch")
+def test_what_fails_is_told_and_the_rest_goes_on(monkeypatch):
+    """A step that raises is wrong for its target; a plan that is refused is no transition; a wrong layout is told."""
+
+    def failing(self, local, platform):
+        raise ArithmeticError("no exchange today")
+
+    with monkeypatch.context() as patch:
+        patch.setattr(AllToAll, "apply", failing)
+        report = verify_redistribution("torch", (2,), (4, 6))
+    assert not report.ok
+    assert {one.partition(": ")[2] for one in report.wrong} == {"no exchange today"}
+    assert {one.partition(": ")[0] for one in report.wrong} == {"to [Shard(0)]", "to [Shard(1)]"}
+    assert report.transitions > 0
+
+    def refusing(held, asked):
+        raise LayoutError("no way")
+
+    with monkeypatch.context() as patch:
+        patch.setattr(redistribution, "plan", refusing)
+        report = verify_redistribution("torch", (2,), (4,))
+    assert report.transitions == 0
+    assert "[Shard(0)] -> [Replicate()]: no way" in report.refused
+
+    with monkeypatch.context() as patch:
+        patch.setattr(DTensor, "redistribute", lambda self, **_: self * 1)
+        report = verify_redistribution("torch", (2,), (4,))
+    told = [*report.wrong, *report.refused]
+    assert any("asked for [Replicate()], got [4@" in one for one in told), told

@@ -103,7 +103,8 @@ def _attention(
         name if name in LAYOUTS.values() else layout,
         name if name in LAYOUTS.values() else "BNSD",
     )
-    expect(operator, "sparse_mode", sparse in (DEFAULT, WHOLE, CAUSAL), True)
+    if sparse not in (DEFAULT, WHOLE, CAUSAL):
+        expect(operator, "sparse_mode", sparse, DEFAULT)
     width = qkv[0].shape[-1] if name in ("BNSD", "BSND") else qkv[0].shape[-1] // heads
     q, k, v = (_to_heads(ops, one, name, width) for one in qkv)
     expect(operator, "head_num", heads, q.shape[1])
@@ -112,7 +113,7 @@ def _attention(
         hidden = ops.cast(mask, dtype=mindspore.bool_)
         bias = ops.logical_not(hidden) if shift is None else ops.masked_fill(shift, hidden, -math.inf)
     if sparse == CAUSAL:
-        expect(operator, "real_shift", shift, None)
+        expect(operator, "real_shift", shift if shift is None else "a tensor", None)
     out = ops.scaled_dot_product_attention(
         q, k, v, bias, is_causal=sparse == CAUSAL, scale=scale, enable_gqa=q.shape[1] != k.shape[1]
     )

@@ -97,8 +97,10 @@ def _one(value: Any) -> Any:
 @composed("AvgPool3D")
 def _legacy_average(ops: Any, primitive: Any, x: Any) -> Any:
     attrs = primitive.attrs
-    pads = _symmetric(attrs["pad"]) if str(attrs["pad_mode"]).lower() == "pad" else (0, 0, 0)
-    expect("AvgPool3D", "pad_mode", str(attrs["pad_mode"]).lower() in ("pad", "valid"), True)
+    mode = str(attrs["pad_mode"]).lower()
+    pads = _symmetric(attrs["pad"]) if mode == "pad" else (0, 0, 0)
+    if mode != "pad":
+        expect("AvgPool3D", "pad_mode", mode, "valid")
     kernel, stride = (spread(attrs[name], 3)[-3:] for name in ("kernel_size", "strides"))
     divisor = attrs["divisor_override"] or None
     return ops.avg_pool3d(x, kernel, stride, pads, attrs["ceil_mode"], attrs["count_include_pad"], divisor)

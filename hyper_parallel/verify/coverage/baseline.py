@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 import json
+import math
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from hyper_parallel.verify.coverage.gates import percent
+from hyper_parallel.verify.coverage.gates import exceptions_over, percent
 from hyper_parallel.verify.coverage.settings import Settings
 from hyper_parallel.verify.coverage.store import Store
 
@@ -47,20 +48,35 @@ def read_baseline(path: Path, environment: str) -> Baseline:
     return Baseline(entry.get("files", {}), reasons)
 
 
-def write_baseline(store: Store, settings: Settings, environment: str) -> int:
-    """Raise the baseline of ``environment`` to its report; number of files.
+def write_baseline(store: Store, settings: Settings, environment: str, *, lower: bool = False) -> list[str]:
+    """Raise the baseline of ``environment`` to its report.
 
-    No file that exists is lowered, and exceptions are only dropped, with their files: both are for people to edit.
+    Exceptions are only dropped, with their files or where they reach their floor: new ones, with their reasons, are for
+    people to write.
+
+    Args:
+        store: where the report lies.
+        settings: which file the baseline is.
+        environment: whose report.
+        lower: write lower numbers too; without it, no file that exists is lowered.
+
+    Returns:
+        one line per file that was lowered.
     """
     path = store.root / settings.baseline
     before = read_baseline(path, environment)
-    now = {name: round(percent(one["summary"]), 2) for name, one in store.report(environment)["files"].items()}
+    report = store.report(environment)["files"]
+    now = {name: math.floor(100 * percent(one["summary"])) / 100 for name, one in report.items()}
     kept = {name: value for name, value in before.files.items() if (store.root / name).exists()}
-    files = {name: max(kept.get(name, 0.0), now.get(name, 0.0)) for name in {*kept, *now}}
-    exceptions = {name: why for name, why in before.exceptions.items() if (store.root / name).exists()}
+    files = now if lower else {name: max(kept.get(name, 0.0), now.get(name, 0.0)) for name in {*kept, *now}}
+    over = exceptions_over(store.report(environment), settings.environment(environment), before.exceptions)
+    exceptions = {
+        name: why for name, why in before.exceptions.items() if (store.root / name).exists() and name not in over
+    }
     whole = {**_read(path), environment: {"exceptions": exceptions, "files": files}}
     path.write_text(json.dumps(whole, indent=1, sort_keys=True) + "\n", encoding="utf-8")
-    return len(files)
+    fallen = sorted(name for name, value in kept.items() if files.get(name, 0.0) < value)
+    return [f"{name}: lowered from {kept[name]:.2f} % to {files.get(name, 0.0):.2f} %" for name in fallen]
 
 
 def _read(path: Path) -> dict[str, Any]:

@@ -18,6 +18,7 @@ from hyper_parallel.verify.coverage.gates import (
     check_floors,
     check_ranks,
     check_shared,
+    exceptions_over,
     percent,
 )
 from hyper_parallel.verify.coverage.settings import EnvironmentSettings, Settings
@@ -133,8 +134,10 @@ def _floors_and_ratchet(
     if own.total or own.files:
         failures = check_floors(report, own, excepted)
         _note(verdict, f"floors: total {own.total:g} %, {len(own.files)} patterns of files", failures)
-        failures = check_exceptions(report, own, excepted, settings.slack)
-        _note(verdict, f"exceptions: {len(excepted)} files are below their floor, each with its reason", failures)
+        failures = check_exceptions(report, own, excepted)
+        _note(verdict, f"exceptions: {len(excepted)} files may be below their floor, each with its reason", failures)
+        if over := exceptions_over(report, own, excepted):
+            verdict.unchecked.append(f"needless exceptions, which reach their floor: {', '.join(over)}")
     else:
         verdict.unchecked.append(f"floors: {verdict.name} has none")
         _note(verdict, "something was measured", [] if report["files"] else ["no file was measured"])

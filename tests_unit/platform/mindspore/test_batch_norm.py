@@ -8,7 +8,7 @@ import pytest
 from hyper_parallel.core.dtensor.mesh import init_device_mesh
 from hyper_parallel.core.dtensor.module import distribute_module, distribute_tensor
 from hyper_parallel.core.dtensor.placements import Replicate, Shard
-from hyper_parallel.errors import MixedTensorError
+from hyper_parallel.errors import LayoutError, MixedTensorError
 from hyper_parallel.verify.simulate import simulate
 
 pytestmark = pytest.mark.platforms("mindspore")
@@ -87,3 +87,23 @@ def test_statistics_of_one_rank_are_refused():
         "batch_norm: the running mean is a plain tensor [3] and the input a DTensor; distribute the module's "
         "parameters too: hyper_parallel.distribute_module(module, mesh)"
     )
+
+
+def _without_spread():
+    import mindspore
+    from mindspore import mint
+
+    mesh = init_device_mesh("cpu", (1,), mesh_dim_names=("dp",))
+    one = distribute_tensor(mindspore.Tensor(X[:1, :, :1, :1]), mesh, [Shard(0)])
+    with pytest.raises(LayoutError) as caught:
+        mint.nn.functional.batch_norm(one, None, None, training=True)
+    x = distribute_tensor(mindspore.Tensor(X), mesh, [Shard(0)])
+    mean, variance = (distribute_tensor(mindspore.Tensor(np.full(3, by, np.float32)), mesh) for by in (0.5, 4.0))
+    return str(caught.value), mint.nn.functional.batch_norm(x, mean, variance, eps=0.0).full_tensor().asnumpy()
+
+
+def test_one_value_per_channel_has_no_variance():
+    """Training on it is refused; outside of training the given statistics are used, without a scale too."""
+    said, found = simulate(_without_spread, 1, "mindspore", timeout=200)[0]
+    assert said == "batch_norm: training needs more than one value per channel, got [1, 3, 1, 1]"
+    np.testing.assert_allclose(found, (X - 0.5) / 2, rtol=1e-6)

@@ -358,3 +358,41 @@ def test_conversions_to_plain_tensors_are_refused():
     )
     assert re.search(r"to_local\(\)", messages[2])
     assert data == "MindSporeDTensor"
+
+
+# -- protocol ----------------------------------------------------------------------------------------------------------
+
+
+def _protocol():
+    from mindspore import Parameter, Tensor
+
+    x, scalar = _placed(A, Shard(0)), _placed(np.asarray(3.5, np.float32), Replicate())
+    two = _placed(np.asarray(2, np.int64), Replicate())
+    refused = []
+    for call in (lambda: len(scalar), lambda: [*scalar], lambda: x.set_data(Tensor(np.ones(2, np.float32)))):
+        with pytest.raises((TypeError, HyperParallelError)) as caught:
+            call()
+        refused.append(str(caught.value))
+    same = type(x)(x)
+    same.data = x * 2
+    facts = (x.dim(), [10, 20, 30][two], A[1, 1] in same, A[1, 1] * 2 in same, scalar in x, x.move_to("cpu") is x)
+    weight = Parameter(_placed(A, Shard(0)), name="w")
+    zeros = weight.clone("zeros")
+    kept = (weight.local_param_info is None, copy.copy(weight).name, zeros.full_tensor().asnumpy().any())
+    written = weight.assign_value(3.0).full_tensor().asnumpy()
+    return refused, facts, kept, x.copy().full_tensor().asnumpy() / 2, (written == 3).all()
+
+
+def test_a_dtensor_is_asked_as_a_tensor_is():
+    """Length, membership, indices and copies are of the whole; a write reaches every tensor of the same storage."""
+    what = "pass a DTensor, or this rank's piece"
+    for rank, (refused, facts, kept, copied, written) in enumerate(simulate(_protocol, 2, platform="mindspore")):
+        assert refused == [
+            "len() of a 0-d tensor",
+            "iteration over a 0-d tensor",
+            f"set_data: this rank holds [{3 - rank}, 3] of f32[5@m0, 3], the data has [2]; {what}",
+        ]
+        assert facts == (2, 30, False, True, False, True)
+        assert kept == (False, "w", False)
+        assert (copied == A).all()
+        assert written

@@ -6,12 +6,17 @@ import numpy as np
 import pytest
 
 from hyper_parallel.core.dtensor.dtensor import DTensor
+from hyper_parallel.core.dtensor.mesh import init_device_mesh
+from hyper_parallel.core.dtensor.placements import Shard
+from hyper_parallel.platform.select import platform_named, use_platform
 from hyper_parallel.verify.check import check_function
 
 pytestmark = pytest.mark.platforms("mindspore")
 
 RNG = np.random.default_rng(0)
 X, Y, ROW = RNG.standard_normal((2, 3)), RNG.standard_normal((2, 3)) + 3, RNG.standard_normal(3) + 3
+
+SQUARE, FIRST = RNG.standard_normal((3, 3)), np.zeros(1, np.int64)
 
 
 def _written(z, write, plain):
@@ -20,6 +25,19 @@ def _written(z, write, plain):
         return plain(z)
     write(z)
     return z
+
+
+def _product(x, y):
+    from mindspore import mint
+
+    return mint.matmul(x, y)
+
+
+def _over(row, z):
+    """``row`` in place of the first of ``z``."""
+    from mindspore import mint
+
+    return mint.cat([row, z[1:]], 0)
 
 
 def _iadd(x, y):
@@ -80,7 +98,32 @@ WRITERS = {
     ),
     "fill_": (lambda x, y: (_written(x * 2, lambda z: z.fill_(2.0), lambda z: z * 0 + 2) + x) * y, ROW),
     "zero_": (lambda x, y: (_written(x * 2, lambda z: z.zero_(), lambda z: z * 0) + x) * y, ROW),
+    "addmm_": (lambda x, y: _written(x * 2, lambda z: z.addmm_(x, y), lambda z: z + _product(x, y)), SQUARE),
+    "index_copy_": (
+        lambda x, at: _written(x * 2, lambda z: z.index_copy_(0, at, x[:1]), lambda z: _over(x[:1], z)),
+        FIRST,
+    ),
+    "index_fill_": (
+        lambda x, at: _written(x * 2, lambda z: z.index_fill_(0, at, 1.5), lambda z: _over(z[:1] * 0 + 1.5, z)),
+        FIRST,
+    ),
+    "scatter_": (
+        lambda x, at: _written(x * 2, lambda z: z.scatter_(0, at, x[:1]), lambda z: _over(x[:1], z)),
+        np.zeros((1, 3), np.int64),
+    ),
 }
+
+
+@pytest.mark.parametrize("name", sorted(WRITERS))
+def test_writes_of_one_rank_are_plain_ones(name):
+    """Alone in its world, a rank writes the plain values: the same as below, once and in this process."""
+    fn, y = WRITERS[name]
+    platform = platform_named("mindspore")
+    with use_platform("mindspore"):
+        mesh = init_device_mesh("cpu", (1,), mesh_dim_names=("m",))
+        given = [platform.from_numpy(np.asarray(one)) for one in (X, y)]
+        found = fn(*(DTensor.from_local(one, mesh, [Shard(0)]) for one in given))
+        np.testing.assert_allclose(found.full_tensor().asnumpy(), fn(*given).asnumpy(), rtol=1e-6)
 
 
 @pytest.mark.parametrize("mesh", [(3,), (4,), (2, 2)], ids=str)

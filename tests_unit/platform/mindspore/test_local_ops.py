@@ -398,3 +398,93 @@ def test_operands_of_two_shapes_are_broadcast():
     """MindSpore's own kernel of nextafter reads past the end of the smaller operand."""
     x, y = real(5, 3).astype(np.float64), real(3).astype(np.float64)
     assert (_ran("nextafter", x, y) == np.nextafter(x, y)).all()
+
+
+def _piece(name, *args, **kwargs):
+    """The local implementation as dispatch calls it, with the arguments of pieces."""
+    platform = platform_named("mindspore")
+    given = [platform.from_numpy(one) if isinstance(one, np.ndarray) else one for one in args]
+    return platform.tensor_to_numpy(platform.local_op(name)(*given, **kwargs))
+
+
+def _rejected(kind, name, *args, **kwargs):
+    with pytest.raises(kind) as caught:
+        _piece(name, *args, **kwargs)
+    return str(caught.value)
+
+
+@pytest.mark.platforms("mindspore")
+def test_rows_of_a_part_of_a_table():
+    """Of rows 1 to 2 of a table of 4, others contribute nothing, a part without rows too, and no index gives no row."""
+    table, none = real(2, 3), np.zeros((0, 3), F32)
+    places = np.array([0, 1, 2, 3])
+    wanted = np.concatenate([np.zeros((1, 3), F32), table, np.zeros((1, 3), F32)])
+    for name, args in {
+        "index_select": (table, 0, places),
+        "gather": (table, 0, np.tile(places[:, None], (1, 3))),
+        "embedding": (places, table),
+    }.items():
+        assert (_piece(name, *args, window=(1, 3, 4)) == wanted).all()
+        empty = [none if one is table else one for one in args]
+        assert (_piece(name, *empty, window=(4, 4, 4)) == np.zeros((4, 3))).all()
+        nowhere = [one[:0] if isinstance(one, np.ndarray) and one.dtype == np.int64 else one for one in args]
+        assert _piece(name, *nowhere, window=(1, 3, 4)).shape == (0, 3)
+        beyond = [one + 4 if isinstance(one, np.ndarray) and one.dtype == np.int64 else one for one in args]
+        said = "index out of range: indices are 4 to 7, the dim has size 4"
+        assert _rejected(IndexError, name, *beyond, window=(1, 3, 4)) == said
+
+
+@pytest.mark.platforms("mindspore")
+def test_what_embedding_does_not_do_is_refused():
+    """Rows of bounded norm and gradients by frequency are PyTorch's."""
+    said = "embedding: max_norm, scale_grad_by_freq and sparse are not served on MindSpore"
+    assert _rejected(NotImplementedError, "embedding", whole(4, 2), real(4, 3), max_norm=1.0) == said
+
+
+@pytest.mark.platforms("mindspore")
+def test_sums_at_places_of_a_number():
+    """A tensor without dims has one place, 0."""
+    assert _piece("scatter_add", np.asarray(1.5, F32), 0, np.asarray(0), np.asarray(2.0, F32)) == 3.5
+
+
+@pytest.mark.platforms("mindspore")
+def test_classes_of_a_part():
+    """A rank takes what lies in its classes, 0 of the others; no class or sample gives nothing, 7 of 7 an error."""
+    x, target = real(3, 5), np.array([1, 4, 6])
+    assert _piece("take_class", x, target, 1, start=3, classes=7).tolist() == [0.0, x[1, 1], x[2, 3]]
+    assert (_piece("take_class", x[:, :0], target, 1, start=3, classes=7) == np.zeros(3)).all()
+    assert _piece("take_class", x[:0], target[:0], 1).shape == (0,)
+    weight = real(5)
+    assert _piece("take_weight", weight, target, start=3, classes=7).tolist() == [0.0, weight[1], weight[3]]
+    assert (_piece("take_weight", weight[:0], target, start=3, classes=7) == np.zeros(3)).all()
+    assert _piece("take_weight", weight, target[:0], start=3, classes=7).shape == (0,)
+    assert _rejected(IndexError, "take_class", x, target + 1, 1, start=3, classes=7) == "Target 7 is out of bounds."
+    assert np.isneginf(_piece("class_max", x[:, :0], 1)).all()
+
+
+@pytest.mark.platforms("mindspore")
+def test_powers_of_matrices():
+    """Negative powers are those of the inverse, the zeroth is 1, and the first is the matrix in storage of its own."""
+    x = np.array([[2.0, 1.0], [0.0, 4.0]])
+    for power in (-2, -1, 0, 1, 2, 5):
+        assert np.allclose(_piece("matrix_power", x, power), np.linalg.matrix_power(x, power), rtol=1e-12)
+
+
+@pytest.mark.platforms("mindspore")
+def test_orders_of_a_number():
+    """A tensor without dims is in order."""
+    for descending in (False, True):
+        assert _piece("argsort", np.asarray(2.0, F32), -1, descending=descending) == 0
+
+
+@pytest.mark.platforms("mindspore")
+def test_places_are_picked_by_their_weights():
+    """Only positive weights are drawn, none twice without replacement; what cannot be drawn from is refused."""
+    weights, drawn = np.array([[0.0, 1.0, 3.0, 0.0]]), np.array([[0.1, 0.3, 0.7, 0.9]])
+    assert _piece("pick", weights, drawn, 4, replacement=True).tolist() == [[1, 2, 2, 2]]
+    assert sorted(_piece("pick", weights, drawn, 2, replacement=False)[0].tolist()) == [1, 2]
+    few = "multinomial: fewer than 3 weights are positive, and none may be drawn twice"
+    assert _rejected(RuntimeError, "pick", weights, drawn, 3, replacement=False) == few
+    bad = "multinomial: weights must be finite, not negative, and not all zero"
+    for wrong in (-weights, weights * 0, np.where(weights > 0, np.inf, 0.0)):
+        assert _rejected(RuntimeError, "pick", wrong, drawn, 1, replacement=True) == bad

@@ -6,7 +6,9 @@ import numpy as np
 import pytest
 
 from hyper_parallel.core.dtensor.dtensor import DTensor
-from hyper_parallel.platform.select import platform_named
+from hyper_parallel.core.dtensor.mesh import init_device_mesh
+from hyper_parallel.core.dtensor.placements import Replicate, Shard
+from hyper_parallel.platform.select import platform_named, use_platform
 from hyper_parallel.verify.check import check_function
 
 pytestmark = pytest.mark.platforms("mindspore")
@@ -85,6 +87,16 @@ SPELLED = [
     ((X, whole(5, 4, 3)), "mint.gather(x, 0, y) | ops.gather_elements(x, 0, y)"),
     ((X, whole(3, 4)), "ops.gather(x, y, 0) | ops.gather(x, y, 1) | x[y] | x[:, y]"),
     ((whole(5, 4),), "ops.one_hot(x, 5)"),
+    (
+        (real(2, 3, 4, 6), real(4, 3, 2, 2)),
+        """
+        ops.Conv2D(4, 2, pad_mode="same")(x, y) | ops.Conv2D(4, 2, pad_mode="pad", pad=(1, 0, 2, 1), stride=2)(x, y)
+    """,
+    ),
+    ((real(2, 3, 4, 6),), "ops.MaxPool(2, 2)(x) | ops.AvgPool(2, 2)(x)"),
+    ((real(2, 3, 4, 4, 2),), 'ops.AvgPool3D(2, 2)(x) | ops.AvgPool3D(2, 2, "pad", 1)(x)'),
+    ((X, real(3)), "ops.trapz(x, y) | ops.trapz(x, dx=0.5)"),
+    ((X, P), 'ops.KLDivLoss("batchmean")(x, y)'),
 ]
 
 # Expressions that plain tensors cannot run on CPU: the canonical operator on them says what is right.
@@ -145,6 +157,18 @@ REFERRED = [
             "add(x * y, canonical.view(canonical.stack([-x[..., 1::2], x[..., ::2]], -1), (2, 4, 5, 6)) * z)"}),
     ((X, real(5, 3), real(3)), {"ops.add_rms_norm(x, y, z)[0]": "rms_norm(x + y, (3,), z, 1e-6)"}),
     ((X, real(5, 3), real(3), real(3)), {"ops.add_layer_norm(x, y, z, w)[0]": "layer_norm(x + y, (3,), z, w)"}),
+    ((X, real(3, 4)), {'mint.einsum("ij,jk->ik", x, y)': "matmul(x, y)", "mint.diag(x)": "diagonal(x, 0, 0, 1)"}),
+    ((whole(4, 5),), {"F.one_hot(x, 4)": "one_hot(x, 4)"}),
+    ((X,), {"F.pad(x, [1, 0, 0, 2], value=1.5)": "pad(x, [1, 0, 0, 2], 1.5)"}),
+    ((real(2, 3, 6),), {
+        "F.avg_pool1d(x, 3)": "mean(canonical.view(x, (2, 3, 2, 3)), -1)",
+        "F.adaptive_avg_pool1d(x, 3)": "mean(canonical.view(x, (2, 3, 3, 2)), -1)"}),
+    ((real(2, 3, 4, 6),), {
+        "F.avg_pool2d(x, 2)": "mean(canonical.view(x, (2, 3, 2, 2, 3, 2)), (3, 5))",
+        "F.max_pool2d(x, 2)": "amax(canonical.view(x, (2, 3, 2, 2, 3, 2)), (3, 5))"}),
+    ((real(2, 3, 5, 6), real(4, 3, 1, 1), real(4)), {
+        "F.conv2d(x, y, z)": "add(canonical.einsum('nchw,ocxy->nohw', x, y), canonical.view(z, (4, 1, 1)))",
+        "F.conv2d(x[0], y, z)": "add(canonical.einsum('chw,ocxy->ohw', x[0], y), canonical.view(z, (4, 1, 1)))"}),
     ((real(5, 6),), {"ops.swiglu(x, -1)": "mul(canonical.silu(x[:, :3]), x[:, 3:])", "mint.npu_gelu(x)": "gelu(x)"}),
 ]  # fmt: skip
 
@@ -172,6 +196,34 @@ def _spelled(expression, right):
         return eval(f"canonical.{right}", {"canonical": canonical} | operands)
 
     return run
+
+
+def on_one_rank(run, arrays):
+    """Results of ``run`` on plain tensors and on DTensors of a world of one, as arrays."""
+    platform = platform_named("mindspore")
+    with use_platform("mindspore"):
+        mesh = init_device_mesh("cpu", (1,), mesh_dim_names=("m",))
+        given = [platform.from_numpy(np.asarray(one)) for one in arrays]
+        held = [DTensor.from_local(one, mesh, [Shard(0) if one.ndim else Replicate()]) for one in given]
+        return _arrays(run(*given)), _arrays(run(*held))
+
+
+def _arrays(value):
+    if isinstance(value, (list, tuple)):
+        return [one for item in value for one in _arrays(item)]
+    if isinstance(value, DTensor):
+        value = value.full_tensor()
+    return [value.asnumpy()] if hasattr(value, "asnumpy") else []
+
+
+@pytest.mark.parametrize("expression, right, arrays", CASES + REFERENCES, ids=[one[0] for one in CASES + REFERENCES])
+def test_spelling_is_served_on_one_rank(expression, right, arrays):
+    """Alone in its world, a rank has the plain values, shapes and dtypes: the same as below, once and in this process."""
+    run = _spelled(expression, right)
+    plain, served = on_one_rank(run, arrays)
+    assert [(one.shape, one.dtype) for one in served] == [(one.shape, one.dtype) for one in plain]
+    for one, wanted in zip(served, plain, strict=True):
+        np.testing.assert_allclose(one, wanted, rtol=2e-5, atol=2e-5)
 
 
 @pytest.mark.parametrize("mesh", [(2,), (3,)], ids=str)

@@ -11,7 +11,7 @@ import pytest
 
 from hyper_parallel.core.dtensor.dtensor import DTensor
 from hyper_parallel.core.dtensor.mesh import init_device_mesh
-from hyper_parallel.core.dtensor.placements import Replicate
+from hyper_parallel.core.dtensor.placements import Replicate, Shard
 from hyper_parallel.errors import UnsupportedOperatorError
 from hyper_parallel.platform.select import platform_named, use_platform
 from hyper_parallel.verify.check import check_function
@@ -42,8 +42,38 @@ _written(x, lambda c: c.mul_(y))
 mint.nn.functional.interpolate(i2, (9, 7)) | ops.interpolate(i2, (9, 7)) | ops.fftshift(x)
 ops.matrix_power(spd, 3) | ops.ifftshift(x) | ops.hfft(x) | ops.ihfft2(x)
 x[0] | [*x] | ops.real(z1) | ops.view_as_real(z1)
+ops.conv2d(i2, c2, bias6) | ops.lp_pool2d(i2, 2.0, 2) | ops.max_pool2d(i2, 2) | ops.adaptive_avg_pool1d(i1, 3)
+ops.pad(x, [1, 0, 0, 2], value=1.5) | ops.batch_norm(i2, ch, chp, ch2, chp2) | ops.logcumsumexp(x, 0) | x.aminmax()
+ops.index_fill(x, 0, ids32, 2.0) | ops.nanmedian(x) | ops.nanmean(x) | ops.matrix_band_part(x, 1, 1) | ops.inverse(spd)
+ops.Softmax()(x) | ops.TopK()(x, 2) | ops.L2Normalize()(x) | ops.L2Loss()(x) | ops.MulNoNan()(x, p) | ops.Cast()(x, mindspore.float16)
+ops.SquaredDifference()(x, y) | ops.Identity()(x) | ops.Meshgrid(indexing="ij")((s, r)) | ops.matrix_diag(x) | r.diag()
+ops.tensor_scatter_update(x, pairs, r) | x.scatter_sub(pairs, r) | x.gather(ids, 0) | ops.argsort(x, 1) | ops.argmin(x)
+ops.bucketize(x, [-1.0, 0.0, 1.0]) | sorted_.searchsorted(x) | ops.logit(w) | ops.xdivy(x, p) | ops.polygamma(three, p)
+ops.atleast_3d(r) | ops.expand_as(r, x) | ops.view_as(v, d4) | ops.unbind(v, 1) | ops.block_diag(x, a) | x.repeat_interleave(2, 1)
+ops.truncate_div(x, p) | ops.truncate_mod(x, p) | ops.addcdiv(x, y, p, o) | ops.fast_gelu(x) | ops.log_matrix_determinant(spd)
+ops.isneginf(x) | ops.isreal(x) | x.isreal() | x.approximate_equal(y) | ops.argwhere(x) | x.cumsum(axis=0) | x.type_as(h)
+mint.cross(x, y, 1) | mint.nn.functional.binary_cross_entropy(w, w2) | mint.nn.functional.binary_cross_entropy_with_logits(x, w)
+_drawn(ops.dropout3d(i3)) | _drawn(ops.gumbel_softmax(x)) | _drawn(ops.bernoulli(w)) | _drawn(ops.randint_like(n, 0, 5))
+_drawn(ops.randn_like(x)) | _drawn(ops.rrelu(x)) | ops.dyn_shape(x) | ops.bincount(line) | sq.trace()
 """
 CASES = [one.strip() for one in EXPRESSIONS.replace("\n", " | ").split(" | ") if one.strip()]
+
+
+@pytest.mark.parametrize("text", CASES)
+def test_name_is_served_on_one_rank(text):
+    """Alone in its world, a rank has the plain values and shapes: the same as below, once and in this process."""
+    expression = SWEEP.Expression(text)
+    platform = platform_named("mindspore")
+    given = [platform.from_numpy(np.asarray(one)) for one in expression.arrays()]
+    with use_platform("mindspore"):
+        mesh = init_device_mesh("cpu", (1,), mesh_dim_names=("m",))
+        held = [DTensor.from_local(one, mesh, [Shard(0) if one.ndim else Replicate()]) for one in given]
+        plain, served = SWEEP._tensors(expression.value(given)), SWEEP._tensors(expression.value(held))
+    assert len(served) == len(plain)
+    for one, wanted in zip(served, plain, strict=True):
+        found = (one.full_tensor() if isinstance(one, DTensor) else one).asnumpy()
+        assert found.dtype == wanted.asnumpy().dtype
+        np.testing.assert_allclose(found, wanted.asnumpy(), rtol=2e-5, atol=2e-5)
 
 
 @pytest.mark.parametrize("text", CASES)

@@ -1,5 +1,6 @@
 """Functions of whole tensors that give a Python value."""
 
+import numpy as np
 import pytest
 import torch
 
@@ -7,6 +8,7 @@ from hyper_parallel.core.dtensor.dtensor import DTensor
 from hyper_parallel.core.dtensor.layout import Layout
 from hyper_parallel.core.dtensor.mesh import init_device_mesh
 from hyper_parallel.core.dtensor.placements import Partial, Replicate, Shard
+from hyper_parallel.verify.check import check_function
 from hyper_parallel.verify.simulate import simulate
 
 pytestmark = pytest.mark.platforms("torch")
@@ -44,3 +46,20 @@ def test_equality_is_the_same_on_every_rank(world_size, placement):
         )
 
     assert simulate(rank, world_size, "torch") == [(True, False, False, True, False, False, True)] * world_size
+
+
+@pytest.mark.parametrize(
+    "call",
+    [
+        lambda x, edges: torch.histogram(x.detach(), edges.detach()),
+        lambda x, _: torch.histogram(x.detach(), 4, range=(-2.0, 2.0)),
+        lambda x, _: torch.histogram(x.detach(), 4, range=(-2.0, 2.0), density=True),
+    ],
+    ids=["edges", "count", "density"],
+)
+def test_histograms_are_of_all_values(call):
+    """Counts and edges are those of the whole tensor, whatever piece of it a rank holds."""
+    edges = np.linspace(-2, 2, 5)
+    report = check_function(call, [np.random.default_rng(0).standard_normal(7), edges], (2,), platform="torch", limit=6)
+    assert report.ok, report.wrong[:3] or report.rejected[:3]
+    assert not report.rejected

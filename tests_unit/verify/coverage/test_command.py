@@ -156,6 +156,21 @@ def test_the_ratchet_holds_what_was_reached(project, command):
     assert baseline.read_text() == before
 
 
+def test_the_ratchet_is_lowered_when_asked_only(project, command):
+    """`--lower-baseline` writes what this run reached and says which files fell; the run itself stays red."""
+    (project / "ci").mkdir()
+    for code, option in (("f(1)\nf(0)", "--update-baseline"), ("f(1)", "--lower-baseline")):
+        command("erase", "torch")
+        measure(project, "torch", code)
+        status, _, err = command("gate", "torch", option)
+    assert status == 1
+    assert "lib/shared.py: lowered from 100.00 % to 66.66 %\n" in err
+    assert command("gate", "torch")[0] == 2  # its data is combined already
+    command("erase", "torch")
+    measure(project, "torch", "f(1)")
+    assert command("gate", "torch")[0] == 0
+
+
 def test_changed_lines_are_gated(project, command):
     """New lines that no test ran fail `gate --base` and are listed by `diff`."""
     (project / "lib" / "shared.py").write_text(LIBRARY + "def g():\n    return 3\n")
@@ -187,7 +202,7 @@ def test_shared_code_must_be_reached_from_each_framework(project, command):
 COMBINED = """
 [tool.hyper_parallel.coverage.env.combined]
 total = 60
-exceptions = 1
+exceptions = 2
 [tool.hyper_parallel.coverage.env.combined.files]
 "lib/*" = 90
 """
@@ -205,20 +220,21 @@ def test_every_file_has_its_floor_in_the_combined_report(project, command):
     assert status == 1
     missing = "missing lines: 4; missing branches: 2->4"
     assert f"FAILED: lib/shared.py: 66.67 % is below the floor of 90 %; {missing}\n" in err
-    assert "FAILED: 0 files are excepted from their floor, and 1 are allowed: lower that number\n" in err
     status, out, _ = command("combine", "torch")
     assert "not checked: floors and ratchet: they need the data of mindspore as well\n" in out
 
     baseline = project / "ci" / "coverage_baseline.json"
     baseline.parent.mkdir()
     excepted = {"exceptions": {"lib/shared.py": "needs a card"}}
-    baseline.write_text(json.dumps({"combined": excepted, "torch": {"files": {}}}))
+    needless = {"exceptions": {**excepted["exceptions"], "lib/__init__.py": "is over"}}
+    baseline.write_text(json.dumps({"combined": needless, "torch": {"files": {}}}))
     status, out, _ = command("combine", "--update-baseline")
     assert status == 0
-    assert "held: exceptions: 1 files are below their floor, each with its reason\n" in out
+    assert "not checked: needless exceptions, which reach their floor: lib/__init__.py\n" in out
+    assert "held: exceptions: 2 files may be below their floor, each with its reason\n" in out
     written = json.loads(baseline.read_text())
     assert written == {
-        "combined": {**excepted, "files": {"lib/__init__.py": 100.0, "lib/shared.py": 66.67}},
+        "combined": {**excepted, "files": {"lib/__init__.py": 100.0, "lib/shared.py": 66.66}},
         "torch": {"files": {}},
     }
 

@@ -15,6 +15,7 @@ from hyper_parallel.verify.coverage.gates import (
     check_floors,
     check_ranks,
     check_shared,
+    exceptions_over,
     percent,
 )
 from hyper_parallel.verify.coverage.settings import EnvironmentSettings, SharedSettings, read_settings
@@ -52,9 +53,8 @@ def test_a_good_report_passes_every_gate():
     assert check_floors(report(), settings) == []
     assert check_baseline(report(), {"core/b.py": 60, "gone.py": 90}, 0, ["core/b.py"]) == []
     assert check_changed(report(), {"core/a.py": {1, 2}, "README.md": {5}}, 100) == []
-    assert (
-        check_floors(report(), EXCEPTED, ["core/b.py"]) == check_exceptions(report(), EXCEPTED, ["core/b.py"], 1) == []
-    )
+    assert check_floors(report(), EXCEPTED, ["core/b.py"]) == []
+    assert check_exceptions(report(), EXCEPTED, ["core/b.py"]) == []
     assert check_shared({"torch": report(), "mindspore": report()}, SHARED) == []
     assert check_ranks({7: "rank-0"}, [7, 8]) == []
 
@@ -98,33 +98,17 @@ def _fault_ratchet_unmeasured():
 
 
 def _fault_exception_too_many():
-    message = "1 files are excepted from their floor, and 0 are allowed: write tests instead"
-    return check_exceptions(report(), EnvironmentSettings(0, (), {"core/*": 61}), ["core/b.py"], 1), message
-
-
-def _fault_exception_taken_out():
-    message = "0 files are excepted from their floor, and 1 are allowed: lower that number"
-    return check_exceptions(report(), EXCEPTED, [], 1), message
-
-
-def _fault_exception_is_over():
-    settings = EnvironmentSettings(0, (), {"core/*": 59}, exceptions=1)
-    message = "core/b.py: 60.00 % reaches the floor of 59 %: drop its exception"
-    return check_exceptions(report(), settings, ["core/b.py"], 1), message
-
-
-def _fault_exception_at_all_there_is():
-    found = check_exceptions(report(), EnvironmentSettings(0, (), {"*": 100}, exceptions=1), ["core/a.py"], 1)
-    return found, "core/a.py: 100.00 % reaches the floor of 100 %: drop its exception"
+    message = "1 files are excepted from their floor, at most 0 may be: write tests instead"
+    return check_exceptions(report(), EnvironmentSettings(0, (), {"core/*": 61}), ["core/b.py"]), message
 
 
 def _fault_exception_without_file():
-    found = check_exceptions(report(), EXCEPTED, ["core/c.py"], 1)
+    found = check_exceptions(report(), EXCEPTED, ["core/c.py"])
     return found, "core/c.py: is excepted from its floor, but was not measured: drop its exception"
 
 
 def _fault_exception_without_floor():
-    found = check_exceptions(report(), EnvironmentSettings(exceptions=1), ["core/b.py"], 1)
+    found = check_exceptions(report(), EnvironmentSettings(exceptions=1), ["core/b.py"])
     return found, "core/b.py: is excepted from its floor, but has no floor: drop its exception"
 
 
@@ -187,6 +171,11 @@ def test_an_injected_fault_turns_its_gate_red(fault):
 def test_there_are_enough_faults():
     """At least twelve faults, each caught by the test above."""
     assert len(FAULTS) >= 12
+
+
+def test_exceptions_that_are_over_are_named():
+    """A file that reaches its floor needs its exception no more; one below it, or not measured, does."""
+    assert exceptions_over(report(), EXCEPTED, ["core/b.py", "core/a.py", "core/c.py"]) == ["core/a.py"]
 
 
 def test_lines_and_branches_count_together():
@@ -325,13 +314,13 @@ def test_the_floor_of_every_room(name, floor):
 
 
 def test_the_committed_baseline_names_real_files():
-    """Every file of the baseline is there, and there are as many exceptions as pyproject.toml allows."""
+    """Every file of the baseline is there, and there are no more exceptions than pyproject.toml allows."""
     settings = read_settings(PROJECT / "pyproject.toml")
     baseline = read_baseline(PROJECT / settings.baseline, "combined")
     gone = [name for name in {*baseline.files, *baseline.exceptions} if not (PROJECT / name).exists()]
     assert gone == []
     assert len(baseline.files) > 300
-    assert len(baseline.exceptions) == settings.environment("combined").exceptions
+    assert len(baseline.exceptions) <= settings.environment("combined").exceptions
 
 
 def test_the_everyday_check_runs_the_combined_gate():

@@ -1,11 +1,12 @@
 """The coverage matrix: what was checked of an operator, what cannot be, and what nobody did."""
 
+import numpy as np
 import pytest
 
 from hyper_parallel.core.dtensor.placements import Partial, Replicate, Shard
 from hyper_parallel.core.shard import rules
 from hyper_parallel.core.shard.rule import Decomposition, Row, find_rule
-from hyper_parallel.verify.ops.offers import offered
+from hyper_parallel.verify.ops.offers import offered, offered_by_operands
 from hyper_parallel.verify.ops.report import COLUMNS, OperatorReport
 from hyper_parallel.verify.ops.sweep import Effort, sweep_operator
 
@@ -51,6 +52,13 @@ def test_a_condition_that_sizes_divide_is_never_uneven():
     assert offered([even]) == set()
     assert offered([even, Row((Shard(1),), (Partial("sum"),))]) == {"uneven", "partial"}
     assert offered([Row((Replicate(),), (Replicate(),))]) == set()
+
+
+def test_what_operands_offer_where_no_rows_say_it():
+    """A number has no dim to cut, and what is no number at all no reduction; a row of numbers has both."""
+    assert offered_by_operands([np.ones(3)]) == {"uneven", "partial"}
+    assert offered_by_operands([np.ones((), bool)]) == {"partial"}
+    assert offered_by_operands([np.array("a", object)]) == set()
 
 
 def test_reports_of_one_operator_are_one_line():

@@ -10,7 +10,7 @@ from hyper_parallel.core.shard import rules
 from hyper_parallel.core.shard.rule import Row, Rule, Strategies
 from hyper_parallel.core.shard.sample import Sample, real
 from hyper_parallel.platform.select import use_platform
-from hyper_parallel.verify.ops import mutation
+from hyper_parallel.verify.ops import mutation, pool
 from hyper_parallel.verify.ops.mutants import Mutant
 from hyper_parallel.verify.ops.mutation import Score, Verdict, judged
 
@@ -97,6 +97,27 @@ def test_a_mutant_by_its_number(platform_name):
     assert first.outcome == "killed"
     assert judged(platform_name, f"softmax#{first.generated}", 3).outcome == "none"
     assert len({judged(platform_name, f"softmax#{number}", 3).change for number in range(3)}) > 1
+
+
+@pytest.mark.platforms("torch")
+@pytest.mark.parametrize("as_json", [False, True])
+def test_mutants_before_an_interrupt_are_reported(as_json, monkeypatch, capsys, tmp_path):
+    """Their verdicts are written, and it is said that the others were not run; status 130."""
+    path = tmp_path / "mutation.json"
+
+    def run_tasks(*_, **__):
+        yield Verdict("add#0", "torch", "label dropped", "c", "survived", "killed", 3)
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(pool, "run_tasks", run_tasks)
+    asked = ["--platform", "torch", "--op", "add", "--report", str(path), *(["--json"] if as_json else [])]
+    assert main(["verify", "mutants", *asked]) == 130
+    assert json.loads(path.read_text())["survivors"] == [
+        {"op": "add", "kind": "label dropped", "change": "c", "full": "killed"}
+    ]
+    said = capsys.readouterr().err
+    assert "survived    add: label dropped: c (full mode: killed)" in said
+    assert "interrupted; the other mutants were not run" in said
 
 
 def test_the_score():

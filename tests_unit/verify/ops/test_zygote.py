@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import os
 import signal
+import subprocess
 import sys
 import time
 from dataclasses import replace
@@ -115,3 +116,17 @@ def test_a_file_that_is_not_there():
     with pytest.raises(ValueError, match="no such file") as caught:
         load_user_file("torch", "/nowhere/mine.py")
     assert str(caught.value) == "/nowhere/mine.py: no such file"
+
+
+def test_a_process_that_does_not_hear_is_killed(monkeypatch):
+    """One that takes no notice of SIGTERM is gone all the same when it is closed."""
+    monkeypatch.setattr(pool, "_TERM_SECONDS", 0.3)
+    zygote = pool._Zygote.__new__(pool._Zygote)
+    zygote.read, write = os.pipe()
+    deaf = "import os, signal, time; signal.signal(signal.SIGTERM, signal.SIG_IGN); os.write({}, b'x'); time.sleep(60)"
+    command = [sys.executable, "-c", deaf.format(write)]
+    zygote.process = subprocess.Popen(command, stdin=subprocess.PIPE, pass_fds=[write], start_new_session=True)
+    os.close(write)
+    assert os.read(zygote.read, 1) == b"x"
+    zygote.close()
+    assert zygote.process.wait(5) == -signal.SIGKILL

@@ -1,0 +1,39 @@
+"""Placements that a rule does not claim, though they are true."""
+
+from __future__ import annotations
+
+from types import SimpleNamespace
+
+import numpy as np
+import pytest
+
+from hyper_parallel.core.dtensor.placements import Partial, Replicate, Shard
+from hyper_parallel.core.shard import rules
+from hyper_parallel.verify.ops.missing import _candidates
+from hyper_parallel.verify.ops.sweep import Effort, sweep_operator
+
+rules.load()
+EFFORT = Effort(meshes=((2,),), choices=1, draws=1, public=False, reproducers=False, moved=0, missing=1)
+
+
+@pytest.mark.platforms("torch")
+@pytest.mark.parametrize(
+    "op, missing",
+    [
+        ("prod", ["Partial(prod) -> Partial(prod)", "Shard(0) -> Partial(prod)", "Shard(1) -> Partial(prod)"]),
+        ("slogdet", []),
+    ],
+)
+def test_true_rows_that_are_not_claimed_are_listed(op, missing):
+    """A product of all is the product of the ranks' products; what holds forward and not backward is not listed."""
+    found = sweep_operator("torch", op, EFFORT).missing
+    assert sorted(found) == [f"sample 0: {one}" for one in missing]
+
+
+def test_one_placement_for_all_outputs():
+    """A dim that one output lacks is no dim to cut all of them along."""
+    outputs = [np.ones((2, 3)), np.ones(2)]
+    bench = SimpleNamespace(reference=SimpleNamespace(outputs=outputs))
+    places = {one for one, _ in _candidates(bench)}
+    assert {Replicate(), Shard(0), Partial("sum")} <= places
+    assert Shard(1) not in places
