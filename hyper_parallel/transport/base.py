@@ -90,6 +90,14 @@ class Transport(abc.ABC):
             args: its arguments; tensors among them must not be written before the end.
         """
 
+    def claimed(self, statement: str, ranks: Ranks) -> str:
+        """What the first member said about the collective that is about to be started; it does not wait for others.
+
+        An engine that copes with members which disagree needs nobody's word: the member's own.
+        """
+        del ranks
+        return statement
+
     def build_group(self, ranks: Ranks, **options: Any) -> Any:
         """As :meth:`group`, with options of the engine where it has any: timeout, pg_options, group_desc."""
         del options
