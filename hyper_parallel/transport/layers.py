@@ -35,7 +35,7 @@ class TransportOver(Transport):
         """See :meth:`Transport.build_group`."""
         return self._inner.build_group(ranks, **options)
 
-    def claimed(self, statement: str, ranks: Ranks) -> str:
+    def claimed(self, statement: str, ranks: Ranks) -> list[str]:
         """See :meth:`Transport.claimed`."""
         return self._inner.claimed(statement, ranks)
 

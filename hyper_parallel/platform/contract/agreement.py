@@ -20,7 +20,7 @@ from hyper_parallel.transport.base import Ranks
 if TYPE_CHECKING:
     import numpy as np
 
-__all__ = ["LABEL", "Statement", "compare", "label", "text_of"]
+__all__ = ["LABEL", "Statement", "Transfer", "compare", "label", "text_of"]
 
 LABEL = 256
 """Bytes of a label."""
@@ -59,6 +59,44 @@ class Statement:
     def __str__(self) -> str:
         fact = f", src={self.fact}" if self.operation == "broadcast" else f", {self.fact}" if self.fact else ""
         return f"{self.member}({short_dtype(self.dtype)}{list(self.shape)}{fact})"
+
+
+@dataclass(frozen=True)
+class Transfer:
+    """An all-to-all of rows of different numbers, as what a member begins.
+
+    Attributes:
+        place: of the member among the ranks.
+        sent: how many rows go to each.
+        received: how many come from each.
+        dtype: name of the tensor's dtype.
+        rest: shape of a row.
+    """
+
+    place: int
+    sent: tuple[int, ...]
+    received: tuple[int, ...]
+    dtype: str
+    rest: tuple[int, ...]
+
+    @classmethod
+    def parsed(cls, text: str) -> Transfer:
+        """What :attr:`json` was made of."""
+        place, sent, received, dtype, rest = json.loads(text)
+        return cls(place, tuple(sent), tuple(received), dtype, tuple(rest))
+
+    @property
+    def json(self) -> str:
+        """For another member of the same program."""
+        return json.dumps([self.place, self.sent, self.received, self.dtype, self.rest])
+
+    def after(self, earlier: Sequence[Transfer]) -> Transfer:
+        """This one, with as many rows to and from earlier members as those expect and send, of the first one's kind."""
+        sent, received = list(self.sent), list(self.received)
+        for one in earlier:
+            sent[one.place], received[one.place] = one.received[self.place], one.sent[self.place]
+        kind = earlier[0] if earlier else self
+        return Transfer(self.place, tuple(sent), tuple(received), kind.dtype, kind.rest)
 
 
 def compare(ranks: Ranks, found: Sequence[str]) -> None:
