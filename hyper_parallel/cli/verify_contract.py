@@ -97,5 +97,9 @@ def _text(one: Outcome | Footprint) -> str:
 
     if not isinstance(one, Footprint):
         return summary(one)
-    shares = ", ".join(f"{mode} {share:.2f}" for mode, share in one.shares().items())
-    return f"{one.platform} / cpu: activations in memory, of plain: {shares}{'' if one.ok else ' (more than half)'}"
+    shares = ", ".join(f"{mode} {share:.2f}{_excess(one, mode)}" for mode, share in one.shares().items())
+    return f"{one.platform} / cpu: activations in memory, of plain: {shares}"
+
+
+def _excess(one: Footprint, mode: str) -> str:
+    return "" if mode == "plain" or one.holds(mode) else f" (more than {one.limit(mode):.2f})"

@@ -90,6 +90,14 @@ class Transport(abc.ABC):
             args: its arguments; tensors among them must not be written before the end.
         """
 
+    def claimed(self, statement: str, ranks: Ranks) -> list[str]:
+        """What members before this one said about the collective that is about to be started, in their order.
+
+        It does not wait for those that come later. An engine that copes with members which disagree is told nothing.
+        """
+        del statement, ranks
+        return []
+
     def build_group(self, ranks: Ranks, **options: Any) -> Any:
         """As :meth:`group`, with options of the engine where it has any: timeout, pg_options, group_desc."""
         del options

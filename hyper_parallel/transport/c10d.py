@@ -162,6 +162,7 @@ class C10dTransport(EngineTransport):
         self._checked: set[Ranks] = set()
         self._groups: dict[Ranks, Any] = {tuple(range(self.world_size)): dist.group.WORLD}
         self._retired: dict[Ranks, Any] = {}
+        self._claims: dict[Ranks, int] = {}
 
     def all_reduce(self, x: torch.Tensor, op: str, ranks: Ranks) -> torch.Tensor:
         """See :meth:`Transport.all_reduce`."""
@@ -354,6 +355,21 @@ class C10dTransport(EngineTransport):
                 f"known are the groups of ranks {known}; create_group builds one"
             )
             raise MeshError(msg) from error
+
+    def claimed(self, statement: str, ranks: Ranks) -> list[str]:
+        """See :meth:`Transport.claimed`; members count what they start, so that one number names it, and tidy up."""
+        check_ranks(ranks, self.rank, self.world_size)
+        key = tuple(sorted(ranks))
+        self._claims[key] = self._claims.get(key, 0) + 1
+        name = f"hyper_parallel/started/{'-'.join(map(str, key))}/{self._claims[key]}"
+        store = distributed_c10d._get_default_store()  # noqa: SLF001 - no public spelling
+        turn = store.add(name, 1)
+        store.set(f"{name}/{turn}", statement)
+        found = [store.get(f"{name}/{earlier}").decode() for earlier in range(1, turn)]
+        if store.add(f"{name}/read", 1) == len(key):  # nobody needs them any more
+            for one in ("", "/read", *(f"/{turn}" for turn in range(1, len(key) + 1))):
+                store.delete_key(name + one)
+        return found
 
     def build_group(self, ranks: Ranks, **options: Any) -> Any:
         """See :meth:`Transport.build_group`."""

@@ -35,6 +35,10 @@ class TransportOver(Transport):
         """See :meth:`Transport.build_group`."""
         return self._inner.build_group(ranks, **options)
 
+    def claimed(self, statement: str, ranks: Ranks) -> list[str]:
+        """See :meth:`Transport.claimed`."""
+        return self._inner.claimed(statement, ranks)
+
     def known_group(self, ranks: Ranks) -> Any:
         """See :meth:`Transport.known_group`."""
         return self._inner.known_group(ranks)

@@ -53,7 +53,7 @@ def test_memory_is_measured_where_asked(capsys, monkeypatch):
     status, out, _ = ran(capsys, "--platform", "torch", "--facet", "pipeline", "--world-size", 2, "--memory")
     assert status == 1
     assert out.splitlines()[-1] == (
-        "torch / cpu: activations in memory, of plain: plain 1.00, checkpoint 0.10, swap 0.51 (more than half)"
+        "torch / cpu: activations in memory, of plain: plain 1.00, checkpoint 0.10, swap 0.51 (more than 0.50)"
     )
 
 

@@ -15,6 +15,8 @@ from hyper_parallel.verify.simulate import simulate
 
 # What allocators and the descriptions of parameters take.
 SLACK = 4 << 20
+# What is drawn at a time, and rounded.
+SCRATCH = 2 << 20
 
 
 def test_8_gib_over_8_ranks_are_built_without_storage(platform_name):
@@ -42,7 +44,7 @@ def test_8_gib_over_8_ranks_are_built_without_storage(platform_name):
 
 
 def test_a_rank_materialises_its_shard_alone(platform_name):
-    """Of a weight of 64 MiB over 8 ranks each keeps its 8, and at no moment, drawing in float64 included, the whole."""
+    """Of a weight of 64 MiB over 8 ranks each takes its 8; what it draws with, in float64 too, is bounded."""
 
     def rank():
         from hyper_parallel.verify.contract.footprint import growth_of
@@ -56,7 +58,7 @@ def test_a_rank_materialises_its_shard_alone(platform_name):
 
     for grown, stored in simulate(rank, 8, platform_name):
         assert stored == 8 << 20
-        assert grown < 64 << 20
+        assert grown < stored + SCRATCH
 
 
 def delayed_layer(platform, size):

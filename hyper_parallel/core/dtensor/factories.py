@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
-from hyper_parallel.core.dtensor import random
+from hyper_parallel.core.dtensor import draws, random
 from hyper_parallel.core.dtensor.dtensor import resolve_mesh
 from hyper_parallel.core.dtensor.layout import Layout
 from hyper_parallel.core.dtensor.placements import Replicate
@@ -16,6 +16,7 @@ from hyper_parallel.platform.select import current_platform
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
 
+    from hyper_parallel.core.dtensor.draws import Distribution
     from hyper_parallel.core.dtensor.mesh import DeviceMesh
 
 __all__ = ["empty", "full", "ones", "rand", "randn", "zeros"]
@@ -71,28 +72,21 @@ def rand(*size: Any, dtype: Any = None, **options: Any) -> Any:
 
     ``size`` as ints, one sequence or by keyword, options as :func:`full`.
     """
-
-    def drawn(held: Layout, like: Any) -> Any:
-        return random.uniform(held, _DIGITS.get(short_dtype(like.dtype), 53))
-
-    return _random(_size(size, options), drawn, dtype, **options)
+    return _random(_size(size, options), draws.uniform, dtype, **options)
 
 
 def randn(*size: Any, dtype: Any = None, **options: Any) -> Any:
     """Standard normal, otherwise as :func:`rand`."""
-
-    def drawn(held: Layout, like: Any) -> Any:
-        return random.normal(held, _DIGITS.get(short_dtype(like.dtype), 53))
-
-    return _random(_size(size, options), drawn, dtype, **options)
+    return _random(_size(size, options), draws.normal, dtype, **options)
 
 
-def _random(size: tuple[int, ...], draw: Callable[[Layout, Any], Any], dtype: Any, **options: Any) -> Any:
+def _random(size: tuple[int, ...], draw: Callable[[int], Distribution], dtype: Any, **options: Any) -> Any:
     platform = current_platform()
 
     def values(held: Layout) -> Any:
         like = platform.zeros((), dtype=dtype, device=held.mesh.device_type)
-        return platform.local_op("cast_as")(platform.from_numpy(draw(held, like), device=held.mesh.device_type), like)
+        drawn = random.numbers(held, draw(_DIGITS.get(short_dtype(like.dtype), 53)))
+        return platform.local_op("make_like")(like, drawn, None)
 
     return _made(size, values, **options)
 

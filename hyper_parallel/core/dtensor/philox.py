@@ -1,59 +1,65 @@
 """Philox 4x32-10 (Salmon et al., Parallel Random Numbers: As Easy as 1, 2, 3, SC 2011) on arrays of counters.
 
-Two of the four 32-bit words share one uint64, and pieces of the counters that fit a core's cache go through all rounds
-before the next piece begins: what a round costs is memory traffic, and there is none.
+Two of the four 32-bit words share one uint64, and a piece of the counters that fits a core's cache goes through all
+rounds before the next one begins: what a round costs is memory traffic, and there is none.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from typing import Any
 
 import numpy as np
 
-__all__ = ["pieces"]
+__all__ = ["PIECE", "Philox"]
 
 _ROUNDS = 10
 _MULTIPLY = (np.uint64(0xD2511F53), np.uint64(0xCD9E8D57))
 _WEYL = (0x9E3779B9, 0xBB67AE85)
 _WORD, _LOW = np.uint64(32), 0xFFFFFFFF
-_PIECE = 8192
+
+PIECE = 8192
+"""Counters at a time."""
 
 
-def pieces(seed: int, call: int, counters: Any) -> Iterator[Any]:
-    """Two uint64 per counter, ``word 0 << 32 | word 1`` and ``word 2 << 32 | word 3``, some counters at a time.
+class Philox:
+    """Random words by counter; what it computes with, and the answer, are used again by the next call.
 
     Args:
         seed: key, 64 bits.
         call: the counter's upper half.
-        counters: the counter's lower half: a range, or a one-dimensional uint64 array.
-
-    Yields:
-        Arrays of shape ``(some, 2)``, which the next one overwrites.
+        most: the largest number of counters of one call; more than :data:`PIECE` no longer fit a core's cache.
     """
-    keys = _round_keys(seed)
-    upper = np.uint64(_swapped(call))
-    spare = np.empty((4, min(_PIECE, len(counters))), np.uint64)
-    pairs = np.empty((spare.shape[1], 2), np.uint64)
-    for start in range(0, len(counters), _PIECE):
-        lower = counters[start : start + _PIECE]
-        if isinstance(lower, range):
-            lower = np.arange(lower.start, lower.stop, dtype=np.uint64)
-        first, second, left, right = spare[:, : len(lower)]
-        np.left_shift(lower, _WORD, out=first)
-        np.right_shift(lower, _WORD, out=left)
+
+    def __init__(self, seed: int, call: int, most: int = PIECE) -> None:
+        self._keys = _round_keys(seed)
+        self._upper = np.uint64(_swapped(call))
+        self._spare = np.empty((4, most), np.uint64)
+        self._pairs = np.empty((most, 2), np.uint64)
+
+    def words(self, counters: Any) -> Any:
+        """Two uint64 per counter, ``word 0 << 32 | word 1`` and ``word 2 << 32 | word 3``.
+
+        Args:
+            counters: the counter's lower half, a one-dimensional uint64 array.
+
+        Returns:
+            An array of shape ``(len(counters), 2)``, which the next call overwrites.
+        """
+        first, second, left, right = self._spare[:, : len(counters)]
+        np.left_shift(counters, _WORD, out=first)
+        np.right_shift(counters, _WORD, out=left)
         np.bitwise_or(first, left, out=first)
-        second.fill(upper)
-        for key, other in keys:
+        second.fill(self._upper)
+        for key, other in self._keys:
             np.right_shift(first, _WORD, out=left)
             np.multiply(left, _MULTIPLY[0], out=left)
             np.right_shift(second, _WORD, out=right)
             np.multiply(right, _MULTIPLY[1], out=right)
             _mixed(first, key, right)
             _mixed(second, other, left)
-        found = pairs[: len(lower)]
+        found = self._pairs[: len(counters)]
         found[:, 0], found[:, 1] = first, second
-        yield found
+        return found
 
 
 def _mixed(half: Any, key: Any, product: Any) -> None:

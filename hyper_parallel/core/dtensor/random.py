@@ -13,9 +13,8 @@ between ranks, so one thread at a time may: the one that drew first since seedin
 from __future__ import annotations
 
 import hashlib
-import math
 import threading
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from contextvars import ContextVar
 from dataclasses import dataclass, field
@@ -24,23 +23,23 @@ from weakref import WeakKeyDictionary
 
 import numpy as np
 
-from hyper_parallel.core.dtensor.philox import pieces
+from hyper_parallel.core.dtensor import draws
+from hyper_parallel.core.dtensor.draws import Numbers, Runs
+from hyper_parallel.core.dtensor.philox import Philox
 from hyper_parallel.errors import UnsupportedOperatorError
 from hyper_parallel.transport.base import active_transport
 
 if TYPE_CHECKING:
-    from hyper_parallel.core.dtensor.layout import Box, Layout
+    from hyper_parallel.core.dtensor.draws import Distribution
+    from hyper_parallel.core.dtensor.layout import Layout
     from hyper_parallel.core.dtensor.mesh import DeviceMesh
     from hyper_parallel.transport.base import Transport
 
-__all__ = ["RandomState", "bits", "get_state", "integers", "keep", "manual_seed", "named", "normal", "preserved",
-           "refuse_while", "replaying", "set_state", "uniform"]  # fmt: skip
+__all__ = ["RandomState", "bits", "get_state", "integers", "keep", "manual_seed", "named", "normal", "numbers",
+           "preserved", "refuse_while", "replaying", "set_state", "uniform"]  # fmt: skip
 
 _LOW, _WORD = np.uint64(0xFFFFFFFF), np.uint64(32)
 _SEEDS = 0xFFFFFFFFFFFFFFFF
-_KINDS = {1: "<u4", 2: "<u8"}
-_SHORT = 24
-"""Digits of float32: a value that needs no more is made of one word of 32 bits."""
 
 
 @dataclass
@@ -247,81 +246,23 @@ def bits(seed: int, call: int, indices: Any) -> tuple[Any, Any, Any, Any]:
         indices: uint64 array, the counter's lower half.
     """
     indices = np.asarray(indices, np.uint64)
-    found = np.concatenate([one.copy() for one in pieces(seed, call, indices.reshape(-1))])
-    found = found.reshape(*indices.shape, 2)
+    found = Philox(seed, call, indices.size).words(indices.reshape(-1)).reshape(*indices.shape, 2)
     first, second = found[..., 0], found[..., 1]
     return first >> _WORD, first & _LOW, second >> _WORD, second & _LOW
 
 
-@dataclass(frozen=True)
-class Runs:
-    """The elements of a box as runs of consecutive global indices, all of one length.
-
-    Attributes:
-        starts: global index of each run's first element.
-        length: elements in a run.
-    """
-
-    starts: Any
-    length: int
-
-    @classmethod
-    def of(cls, shape: Sequence[int], box: Box) -> Runs:
-        """Those of ``box`` in a tensor of ``shape``, as long as they are."""
-        length, starts, step = 1, np.zeros(1, np.uint64), 1
-        joined = True
-        for size, (start, stop) in zip(reversed(shape), reversed(box), strict=True):
-            if joined:
-                starts = starts + np.uint64(start * step)
-                length *= stop - start
-                joined = stop - start == size
-            else:
-                outer = np.arange(start, stop, dtype=np.uint64) * np.uint64(step)
-                starts = (outer[:, None] + starts).reshape(-1)
-            step *= size
-        return cls(starts, length)
-
-    def values(self, seed: int, call: int, each: int, value: Callable[[Any], Any]) -> tuple[Any, Any]:
-        """``value`` of the words of every run's elements, and where in its row the run begins.
-
-        Args:
-            seed: key.
-            call: call index.
-            each: 32-bit words per element, 1 or 2; element ``i`` has words ``i * each`` and on of the whole sequence.
-            value: from an array with a row of words per block to one of the same shape.
-
-        Returns:
-            An array with a row per run, of whole blocks, and the number of elements in front of each run in its row.
-        """
-        per_block = 4 // each
-        skipped = (self.starts % np.uint64(per_block)).astype(np.intp)
-        # Enough blocks for the run wherever in its first block it begins.
-        spread = per_block - 1 if len(self.starts) > 1 else int(skipped[0])
-        blocks = -(-(self.length + spread) // per_block)
-        first = self.starts // np.uint64(per_block)
-        counters: Any = range(int(first[0]), int(first[0]) + blocks)
-        if len(first) > 1:
-            counters = (first[:, None] + np.arange(blocks, dtype=np.uint64)).reshape(-1)
-        found: Any = None
-        done = 0
-        for piece in pieces(seed, call, counters):
-            part = value(piece.astype("<u8", copy=False).view(_KINDS[each]))
-            if found is None:
-                found = np.empty((len(counters), per_block), part.dtype)
-            found[done : done + len(part)] = part
-            done += len(part)
-        return found.reshape(len(first), -1), skipped
-
-    def taken(self, rows: Any, skipped: Any, shape: Sequence[int]) -> Any:
-        """Of each row the run's own elements, in ``shape``."""
-        if (skipped == skipped[0]).all():
-            found = rows[:, skipped[0] : skipped[0] + self.length]
-        else:
-            found = np.take_along_axis(rows, skipped[:, None] + np.arange(self.length), 1)
-        return found.reshape(shape)
-
-
 # -- distributions -----------------------------------------------------------------------------------------------------
+
+
+def numbers(layout: Layout, distribution: Distribution) -> Numbers:
+    """This rank's numbers, computed when they are asked for; advances the stream by one call.
+
+    Args:
+        layout: global shape and placement.
+        distribution: how words of random bits become numbers.
+    """
+    seed, call = next_call()
+    return Numbers(layout.local_shape, Runs.of(layout.shape, layout.local_box()), seed, call, distribution)  # type: ignore[arg-type] # placed
 
 
 def uniform(layout: Layout, digits: int = 53) -> Any:
@@ -331,51 +272,22 @@ def uniform(layout: Layout, digits: int = 53) -> Any:
         layout: global shape and placement.
         digits: random bits; as many as the final dtype's significand, so that rounding never arrives at 1.
     """
-    if digits > _SHORT:
-        return _drawn(layout, 2, lambda words: (words >> np.uint64(64 - digits)) * 2.0**-digits)
-    return _drawn(
-        layout, 1, lambda words: (words >> np.uint32(32 - digits)).astype(np.float32) * np.float32(2.0**-digits)
-    )
+    return numbers(layout, draws.uniform(digits)).array()
 
 
 def normal(layout: Layout, digits: int = 53) -> Any:
-    """This rank's values of the standard normal distribution (Box-Muller); advances the stream by one call.
+    """This rank's values of the standard normal distribution; advances the stream by one call.
 
-    Two neighbours share a radius and an angle. Float32 where that holds the digits.
+    Float32 where that holds the digits.
     """
-    return _drawn(layout, 1 if digits <= _SHORT else 2, _gaussian)
+    return numbers(layout, draws.normal(digits)).array()
 
 
 def integers(layout: Layout, low: int, high: int) -> Any:
     """This rank's int64 values in ``[low, high)``; advances the stream by one call."""
-    return _drawn(layout, 2, lambda words: low + (words % np.uint64(high - low)).astype(np.int64))
+    return numbers(layout, draws.integers(low, high)).array()
 
 
 def keep(layout: Layout, probability: float) -> Any:
     """This rank's truths, each with ``probability``; advances the stream by one call."""
-    bound = math.ceil(probability * 2.0**32)
-    return _drawn(layout, 1, lambda words: words < bound if bound < 2**32 else np.ones(words.shape, bool))
-
-
-def _drawn(layout: Layout, each: int, value: Callable[[Any], Any]) -> Any:
-    """``value`` of the words of this rank's elements, ``each`` of 32 bits per element."""
-    seed, call = next_call()
-    shape = layout.local_shape
-    if 0 in shape:
-        return value(np.zeros((0, 4 // each), _KINDS[each])).reshape(shape)
-    runs = Runs.of(layout.shape, layout.local_box())  # type: ignore[arg-type] # placed
-    return runs.taken(*runs.values(seed, call, each, value), shape)
-
-
-def _gaussian(words: Any) -> Any:
-    """Pairs of uniform words to pairs of normal values."""
-    found = np.empty(words.shape, f"f{words.dtype.itemsize}")
-    scale = found.dtype.type(2.0 ** -(8 * words.dtype.itemsize))
-    # The offset of half a step keeps the logarithm finite.
-    radius = words[:, ::2].astype(found.dtype) * scale + scale / 2
-    np.log(radius, out=radius)
-    np.sqrt(np.multiply(radius, -2, out=radius), out=radius)
-    angle = words[:, 1::2].astype(found.dtype) * (scale * found.dtype.type(2.0 * np.pi))
-    np.multiply(radius, np.cos(angle), out=found[:, ::2])
-    np.multiply(radius, np.sin(angle), out=found[:, 1::2])
-    return found
+    return numbers(layout, draws.keep(probability)).array()

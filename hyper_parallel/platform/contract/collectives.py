@@ -8,6 +8,7 @@ from collections.abc import Callable, Sequence
 from typing import Any
 
 from hyper_parallel.errors import CollectiveMismatchError, NotPlainError, short_dtype
+from hyper_parallel.platform.contract.agreement import LABEL, Statement, Transfer, compare, label, text_of
 from hyper_parallel.platform.contract.identity import IdentityFacet, is_integer
 from hyper_parallel.platform.contract.tensors import TensorsFacet
 from hyper_parallel.transport.base import Ranks
@@ -33,7 +34,7 @@ class CollectivesFacet(IdentityFacet, TensorsFacet):
         if not async_op:
             self._agree("all_reduce", data, ranks, op)
             return self.transport().all_reduce(data, op, ranks)
-        return self._in_flight(self.transport().start("all_reduce", data, op, ranks), data, tuple(data.shape))
+        return self._in_flight(self._started("all_reduce", "all_reduce", data, ranks, op), data, tuple(data.shape))
 
     def all_gather_into_tensor(self, data: Any, group_info: Any = None, async_op: bool = False) -> Any:
         """Every member's ``data`` (equal shapes) concatenated along dim 0.
@@ -46,11 +47,10 @@ class CollectivesFacet(IdentityFacet, TensorsFacet):
         if not len(data.shape):
             msg = "all_gather_into_tensor: the tensor has no dim along which to concatenate; reshape it to (1,)"
             raise ValueError(msg)
-        shapes = [tuple(data.shape)] * len(ranks)
         if not async_op:
             self._agree("all_gather_into_tensor", data, ranks)
-            return self._cat(self.transport().all_gather(data, ranks, shapes), 0)
-        pending = self.transport().start("all_gather", data, ranks, shapes)
+            return self._cat(self.transport().all_gather(data, ranks, [tuple(data.shape)] * len(ranks)), 0)
+        pending = self._started("all_gather_into_tensor", "all_gather", data, ranks)
         whole = (len(ranks) * data.shape[0], *tuple(data.shape)[1:])
         return self._in_flight(pending.then(lambda parts: self._cat(parts, 0)), data, whole)
 
@@ -67,7 +67,7 @@ class CollectivesFacet(IdentityFacet, TensorsFacet):
         if not async_op:
             self._agree("reduce_scatter_tensor", data, ranks, op)
             return self.transport().reduce_scatter(chunks, op, ranks)
-        pending = self.transport().start("reduce_scatter", chunks, op, ranks)
+        pending = self._started("reduce_scatter_tensor", "reduce_scatter", data, ranks, op)
         return self._in_flight(pending, data, tuple(chunks[0].shape))
 
     def broadcast(self, data: Any, src: int, group: Any = None, async_op: bool = False) -> Any:
@@ -84,7 +84,7 @@ class CollectivesFacet(IdentityFacet, TensorsFacet):
         if not async_op:
             self._agree("broadcast", data, ranks, f"src={src}")
             return self.transport().broadcast(data, src, ranks)
-        return self._in_flight(self.transport().start("broadcast", data, src, ranks), data, tuple(data.shape))
+        return self._in_flight(self._started("broadcast", "broadcast", data, ranks, int(src)), data, tuple(data.shape))
 
     def all_to_all_single(
         self, input_tensor: Any, output_shape: Sequence[int], group: Any = None, async_op: bool = False
@@ -100,11 +100,11 @@ class CollectivesFacet(IdentityFacet, TensorsFacet):
         ranks = self.ranks_of(group)
         chunks = self._rows("all_to_all_single", input_tensor, ranks)
         shape = self._of_equal_volume("all_to_all_single", input_tensor, output_shape)
-        shapes = [tuple(chunks[0].shape)] * len(ranks)
         if not async_op:
             self._agree("all_to_all_single", input_tensor, ranks)
+            shapes = [tuple(chunks[0].shape)] * len(ranks)
             return self.reshape(self._cat(self.transport().all_to_all(chunks, ranks, shapes), 0), shape), None
-        pending = self.transport().start("all_to_all", chunks, ranks, shapes)
+        pending = self._started("all_to_all_single", "all_to_all", input_tensor, ranks)
         joined = pending.then(lambda parts: self.reshape(self._cat(parts, 0), shape))
         output, handle = self._in_flight(joined, input_tensor, shape)
         return output, handle
@@ -171,37 +171,86 @@ class CollectivesFacet(IdentityFacet, TensorsFacet):
             return
         dtype = short_dtype(data.dtype)
         mine = f"{member}({', '.join((f'{dtype}{list(data.shape)}', *map(str, facts)))})"
-        found = transport.all_gather_object(mine, ranks)
-        if any(one != found[0] for one in found):
-            told = "\n".join(f"  rank {rank}: {one}" for rank, one in zip(ranks, found, strict=True))
-            msg = f"members of the group {list(ranks)} do different things:\n{told}"
-            raise CollectiveMismatchError(msg)
+        compare(ranks, transport.all_gather_object(mine, ranks))
 
-    def _agree_on_rows(self, member: str, route: Any) -> None:
-        """Compare who sends how many rows with who expects how many, as :meth:`_agree`."""
-        transport, ranks = self.transport(), route.ranks
+    def _started(self, member: str, operation: str, data: Any, ranks: Ranks, fact: Any = None) -> Pending:
+        """Begin a collective; over gloo members that do different things learn of it when they wait (``agreement``).
+
+        That costs a visit to the store and a second, small collective.
+        """
+        transport = self.transport()
         if transport.backend != "gloo" or len(ranks) == 1:
+            return self._carried(operation, data, ranks, fact)
+        mine = Statement(member, operation, _name(data.dtype), tuple(data.shape), fact)
+        earlier = transport.claimed(mine.json, ranks)
+        first = Statement.parsed(earlier[0]) if earlier else mine
+        labels = transport.start("all_gather", self.from_numpy(label(str(mine))), ranks, [(LABEL,)] * len(ranks))
+        if first != mine:
+            data = self.zeros(first.shape, dtype=self.str_to_dtype(first.dtype))
+        pending = self._carried(first.operation, data, ranks, first.fact)
+
+        def finish() -> Any:
+            told, result = labels.wait(), pending.wait()
+            compare(ranks, [text_of(self.tensor_to_numpy(one)) for one in told])
+            return result
+
+        return Pending(operation, finish, pending.output if first == mine else None)
+
+    def _carried(self, operation: str, data: Any, ranks: Ranks, fact: Any) -> Pending:
+        """Begin what the transport does."""
+        start = self.transport().start
+        if operation in ("all_reduce", "broadcast"):
+            return start(operation, data, fact, ranks)
+        if operation == "all_gather":
+            return start(operation, data, ranks, [tuple(data.shape)] * len(ranks))
+        chunks = self._rows(operation, data, ranks)
+        if operation == "reduce_scatter":
+            return start(operation, chunks, fact, ranks)
+        return start(operation, chunks, ranks, [tuple(chunks[0].shape)] * len(ranks))
+
+    def _agree_on_rows(self, member: str, data: Any, route: Any) -> None:
+        """Compare who sends how many rows, and which, with who expects how many, as :meth:`_agree`."""
+        transport = self.transport()
+        if transport.backend != "gloo" or len(route.ranks) == 1:
             return
-        _compare_rows(member, ranks, transport.all_gather_object((route.sent, route.received), ranks))
+        ranks, route = tuple(sorted(route.ranks)), _by_rank(route)
+        found = transport.all_gather_object((_row(member, data), route.sent, route.received), ranks)
+        compare(ranks, [one for one, *_ in found])
+        _compare_rows(member, ranks, [rows for _, *rows in found])
 
-    def _agree_on_rows_later(self, member: str, route: Any) -> Callable[[Pending], Pending]:
-        """The same for what is launched: the row counts travel with it, and are compared when it is waited for."""
-        transport, ranks = self.transport(), route.ranks
-        if transport.backend != "gloo" or len(ranks) == 1:
-            return lambda pending: pending
+    def _rows_in_flight(self, member: str, data: Any, route: Any, launch: Callable[[], Any]) -> tuple[Any, Pending]:
+        """The same for what is launched, as :meth:`_started`: the output of ``launch``, and what to wait for."""
+        transport = self.transport()
+        if transport.backend != "gloo" or len(route.ranks) == 1:
+            output = launch()
+            return output, route.launched[0]
         import numpy as np
 
-        mine = self.from_numpy(np.array([route.sent, route.received], np.int64))
-        told = transport.start("all_gather", mine, ranks, [(2, len(ranks))] * len(ranks))
+        own, route = route, _by_rank(route)
+        ranks = route.ranks
+        mine = Transfer(
+            ranks.index(self.get_rank()), route.sent, route.received, _name(data.dtype), tuple(data.shape)[1:]
+        )
+        fitting = mine.after([Transfer.parsed(one) for one in transport.claimed(mine.json, ranks)])
+        kind = self.from_numpy(label(_row(member, data)))
+        rows = self.from_numpy(np.array([route.sent, route.received], np.int64))
+        told = transport.start("all_gather", kind, ranks, [(LABEL,)] * len(ranks))
+        counted = transport.start("all_gather", rows, ranks, [(2, len(ranks))] * len(ranks))
+        if fitting == mine:
+            output, pending = launch(), own.launched[0]
+        else:
+            output = self.zeros((sum(route.received), *mine.rest), dtype=data.dtype)
+            zeros = self.zeros((sum(fitting.sent), *fitting.rest), dtype=self.str_to_dtype(fitting.dtype))
+            other = route._replace(sent=fitting.sent, received=fitting.received)
+            pending = transport.start("all_to_all", *other.arguments(zeros))
 
-        def checked(pending: Pending) -> Pending:
-            def finish() -> Any:
-                _compare_rows(member, ranks, [self.tensor_to_numpy(one).tolist() for one in told.wait()])
-                return pending.wait()
+        def finish() -> Any:
+            texts, counts, result = told.wait(), counted.wait(), pending.wait()
+            compare(ranks, [text_of(self.tensor_to_numpy(one)) for one in texts])
+            _compare_rows(member, ranks, [self.tensor_to_numpy(one).tolist() for one in counts])
+            return result
 
-            return Pending(member, finish, pending.output)
-
-        return checked
+        return output, Pending(member, finish, pending.output)
 
     def _in_flight(self, pending: Pending, like: Any, shape: tuple[int, ...]) -> tuple[Any, Pending]:
         """The output that ``pending`` will fill, and its handle."""
@@ -246,6 +295,22 @@ class CollectivesFacet(IdentityFacet, TensorsFacet):
 
     def _cat(self, parts: list[Any], dim: int) -> Any:
         raise NotImplementedError
+
+
+def _name(dtype: Any) -> str:
+    return str(dtype).rpartition(".")[2].lower()
+
+
+def _row(member: str, data: Any) -> str:
+    """What every member's rows must be alike in."""
+    return f"{member}(rows of {short_dtype(data.dtype)}{list(data.shape)[1:]})"
+
+
+def _by_rank(route: Any) -> Any:
+    """The same route with members in the order of their numbers: each may name them in an order of its own."""
+    order = sorted(range(len(route.ranks)), key=route.ranks.__getitem__)
+    put = [tuple(one[place] for place in order) for one in (route.ranks, route.sent, route.received)]
+    return route._replace(ranks=put[0], sent=put[1], received=put[2])
 
 
 def _compare_rows(member: str, ranks: Ranks, found: Sequence[Sequence[Sequence[int]]]) -> None:

@@ -149,7 +149,7 @@ class DifferentiableFacet(CollectivesFacet):
             ValueError: splits that are not one per member, are negative, or do not add up to the rows.
         """
         route = self._route("differentiable_all_to_all_single", input_tensor, input_splits, output_splits, group)
-        self._agree_on_rows("differentiable_all_to_all_single", route)
+        self._agree_on_rows("differentiable_all_to_all_single", input_tensor, route)
         return self._functions.all_to_all.apply(input_tensor, route)
 
     def differentiable_all_to_all_single_async(
@@ -161,10 +161,14 @@ class DifferentiableFacet(CollectivesFacet):
     ) -> Any:
         """As :meth:`differentiable_all_to_all_single`, returning after launch; the result's first use waits."""
         route = self._route("differentiable_all_to_all_single_async", input_tensor, input_splits, output_splits, group)
-        checked = self._agree_on_rows_later("differentiable_all_to_all_single_async", route)
-        launched: list[Any] = []
-        output = self._functions.all_to_all.apply(input_tensor, route._replace(launched=launched))
-        return self._awaited_on_use(output, checked(launched[0]))
+        route = route._replace(launched=[])
+        output, pending = self._rows_in_flight(
+            "differentiable_all_to_all_single_async",
+            input_tensor,
+            route,
+            lambda: self._functions.all_to_all.apply(input_tensor, route),
+        )
+        return self._awaited_on_use(output, pending)
 
     @abc.abstractmethod
     def _awaited_on_use(self, output: Any, pending: Any) -> Any:

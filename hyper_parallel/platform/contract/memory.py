@@ -72,11 +72,10 @@ class MemoryFacet(LedgerFacet):
         """Contexts of forward and recomputation between which the outputs of chosen operators are kept.
 
         Args:
-            policy_fn_or_list: operators to keep, or ``(ctx, op, *args, **kwargs)`` that returns the framework's policy.
+            policy_fn_or_list: operators to keep, or ``(ctx, op, *args, **kwargs)`` that says so, in a bool or in
+                PyTorch's ``CheckpointPolicy``. An operator is an overload on PyTorch (``torch.ops.aten.mm.default``)
+                and a name on MindSpore (``"MatMulExt"``).
             allow_cache_entry_mutation: kept outputs may have been written to.
-
-        Raises:
-            UnsupportedOnBackend: the framework cannot keep one and recompute another.
         """
 
     def swap_wrapper(self, module: Any, policy_fn: Callable[[Any], Any] | None = None) -> Any:

@@ -9,16 +9,17 @@ from types import TracebackType
 from typing import Any
 
 import mindspore
-import numpy as np
 from mindspore import Parameter, Tensor
 from mindspore.common import initializer as initializers
 from mindspore.nn.utils import no_init_parameters
 
-from hyper_parallel.core.dtensor import random
+from hyper_parallel.core.dtensor import draws, random
+from hyper_parallel.core.dtensor.draws import Distribution
 from hyper_parallel.core.dtensor.dtensor import DTensor
 from hyper_parallel.core.dtensor.layout import Layout
 from hyper_parallel.errors import PlanError
 from hyper_parallel.platform.mindspore.cells import walk
+from hyper_parallel.platform.mindspore.drawing import constant, drawn
 
 __all__ = ["MetaDevice", "is_delayed", "materialise", "parameters_on", "without_values"]
 
@@ -92,8 +93,11 @@ def materialise(module: Any, stage_index: int) -> None:
 
 def _filled(param: Any) -> Any:
     layout, init = param.layout, _init_of(param)
-    values = np.asarray(_DRAWS[type(init)](init, layout))
-    local = Tensor.from_numpy(np.array(values, np.float64, order="C")).astype(param.dtype)
+    made = _DRAWS[type(init)](init, layout)
+    if isinstance(made, Distribution):
+        local = drawn(random.numbers(layout, made), param.dtype)
+    else:
+        local = constant(made, layout.local_shape, param.dtype)
     whole = param._platform.wrap(local, layout)  # noqa: SLF001 - the other half of the DTensor
     return Parameter(whole, name=param.name, requires_grad=param.requires_grad)
 
@@ -107,8 +111,12 @@ def _init_of(param: Any) -> Any:
     return (local.init_mode if isinstance(local, Parameter) else local).init
 
 
-def _uniform(low: float, high: float, layout: Layout) -> Any:
-    return low + (high - low) * random.uniform(layout)
+def _uniform(low: float, high: float) -> Distribution:
+    return draws.uniform().then(lambda one: low + (high - low) * one)
+
+
+def _scaled(distribution: Distribution, scale: float) -> Distribution:
+    return distribution.then(lambda one: one * scale)
 
 
 def _fan(init: Any, layout: Layout) -> float:
@@ -127,25 +135,27 @@ def _xavier(init: Any, layout: Layout) -> float:
     return float(init.gain * math.sqrt(2.0 / sum(fans)))
 
 
-def _truncated(init: Any, layout: Layout) -> Any:
+def _truncated(init: Any, layout: Layout) -> Distribution:
     """By the inverse of the distribution function."""
     from scipy.special import ndtr, ndtri
 
+    del layout
     low, high = ndtr(init.a), ndtr(init.b)
-    return init.mean + init.sigma * ndtri(low + (high - low) * random.uniform(layout))
+    return draws.uniform().then(lambda one: init.mean + init.sigma * ndtri(low + (high - low) * one))
 
 
-_DRAWS: dict[type, Callable[[Any, Layout], Any]] = {
-    initializers.Zero: lambda _, layout: np.zeros(layout.local_shape),
-    initializers.One: lambda _, layout: np.ones(layout.local_shape),
-    initializers.Constant: lambda init, layout: np.full(layout.local_shape, init.value),
-    initializers.Uniform: lambda init, layout: _uniform(-init.scale, init.scale, layout),
-    initializers.Normal: lambda init, layout: init.mean + init.sigma * random.normal(layout),
+# What an initializer gives every element, or how it draws.
+_DRAWS: dict[type, Callable[[Any, Layout], Distribution | float]] = {
+    initializers.Zero: lambda *_: 0.0,
+    initializers.One: lambda *_: 1.0,
+    initializers.Constant: lambda init, _: init.value,
+    initializers.Uniform: lambda init, _: _uniform(-init.scale, init.scale),
+    initializers.Normal: lambda init, _: draws.normal().then(lambda one: init.mean + init.sigma * one),
     initializers.TruncatedNormal: _truncated,
-    initializers.HeUniform: lambda init, layout: _uniform(-1, 1, layout) * (math.sqrt(3.0) * _he(init, layout)),
-    initializers.HeNormal: lambda init, layout: _he(init, layout) * random.normal(layout),
-    initializers.XavierUniform: lambda init, layout: _uniform(-1, 1, layout) * (math.sqrt(3.0) * _xavier(init, layout)),
-    initializers.XavierNormal: lambda init, layout: _xavier(init, layout) * random.normal(layout),
+    initializers.HeUniform: lambda init, layout: _scaled(_uniform(-1, 1), math.sqrt(3.0) * _he(init, layout)),
+    initializers.HeNormal: lambda init, layout: _scaled(draws.normal(), _he(init, layout)),
+    initializers.XavierUniform: lambda init, layout: _scaled(_uniform(-1, 1), math.sqrt(3.0) * _xavier(init, layout)),
+    initializers.XavierNormal: lambda init, layout: _scaled(draws.normal(), _xavier(init, layout)),
 }
 
 

@@ -12,10 +12,4 @@ GAPS = (
         "MindSpore has no symmetric memory",
         "use the collectives of the platform",
     ),
-    Gap(
-        "create_selective_checkpoint_contexts",
-        "mindspore.recompute takes contexts and no policy of operators; its MsDispatchMode, which is experimental, can "
-        "let a kept output stand in for a recomputed one, and is not used for that yet",
-        "use ckpt_wrapper on the submodules that are cheap to recompute",
-    ),
 )

@@ -10,6 +10,9 @@ import mindspore
 from mindspore import Tensor, mint, ops
 from mindspore.mint.nn import functional as F  # noqa: N812 - the field's name for it
 
+from hyper_parallel.core.dtensor.draws import Numbers
+from hyper_parallel.platform.mindspore.drawing import drawn
+
 __all__ = ["LOCAL"]
 
 
@@ -122,9 +125,9 @@ def _in(x: Tensor, dtype: Any) -> Tensor:
     return x if dtype is None else ops.cast(x, dtype)
 
 
-def _write(x: Tensor, drawn: Tensor, dtype: Any) -> Tensor:
+def _write(x: Tensor, numbers: Numbers, dtype: Any) -> Tensor:
     del dtype
-    x.copy_(ops.cast(drawn, x.dtype))  # an empty piece, too: every rank must have the same graph
+    x.copy_(drawn(numbers, x.dtype))  # an empty piece, too: every rank must have the same graph
     return x
 
 
@@ -159,5 +162,5 @@ LOCAL: dict[str, Callable[..., Any]] = {
     # Random operators draw by global index and need only these.
     "cast_as": lambda x, other: ops.cast(x, other.dtype),
     "write": _write,
-    "make_like": lambda x, drawn, dtype: ops.cast(drawn, x.dtype if dtype is None else dtype),
+    "make_like": lambda x, numbers, dtype: drawn(numbers, x.dtype if dtype is None else dtype),
 }

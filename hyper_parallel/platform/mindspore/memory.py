@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import zlib
 from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from typing import Any
@@ -13,12 +12,13 @@ from mindspore import Tensor, nn, ops
 from mindspore.common import saved_tensors_hooks
 
 from hyper_parallel.core.dtensor import random
-from hyper_parallel.core.dtensor.dtensor import DTensor
 from hyper_parallel.errors import UnsupportedOperatorError
 from hyper_parallel.platform.contract.memory import MemoryFacet, Offloaded, Wrapped
 from hyper_parallel.platform.contract.replay import replayed
 from hyper_parallel.platform.contract.spill import SpillFile
+from hyper_parallel.platform.mindspore import selective
 from hyper_parallel.platform.mindspore.runtime import device_type
+from hyper_parallel.platform.mindspore.selective import fingerprint
 from hyper_parallel.transport.mindspore import from_host, to_host
 
 __all__ = ["MindSporeMemory"]
@@ -40,9 +40,8 @@ class MindSporeMemory(MemoryFacet):
     def create_selective_checkpoint_contexts(
         self, policy_fn_or_list: Any, allow_cache_entry_mutation: bool = False
     ) -> tuple[AbstractContextManager[Any], AbstractContextManager[Any]]:
-        """Not served."""
-        del policy_fn_or_list, allow_cache_entry_mutation
-        raise self.unsupported("create_selective_checkpoint_contexts")
+        """By ``MsDispatchMode``; operators are told by the names that it gives, for example ``MatMulExt``."""
+        return selective.contexts(policy_fn_or_list, mutation=allow_cache_entry_mutation)
 
     def _wrapped(self, module: Any, around: Callable[..., Any]) -> Any:
         return _second(module, around)
@@ -124,7 +123,7 @@ def _compared(fn: Callable[..., Any]) -> Callable[..., Any]:
 
     def run(*args: Any, **kwargs: Any) -> Any:
         result = fn(*args, **kwargs)
-        print_ = _fingerprint(result)
+        print_ = fingerprint(result)
         if first and first[0] != print_:
             msg = (
                 "checkpoint: running again gave another result, so its gradients would be wrong; on CPU MindSpore "
@@ -135,17 +134,6 @@ def _compared(fn: Callable[..., Any]) -> Callable[..., Any]:
         return result
 
     return run
-
-
-def _fingerprint(result: Any) -> Any:
-    if isinstance(result, (list, tuple)):
-        return tuple(_fingerprint(one) for one in result)
-    if isinstance(result, dict):
-        return tuple((key, _fingerprint(one)) for key, one in result.items())
-    local = result.to_local() if isinstance(result, DTensor) else result
-    if not isinstance(local, Tensor):
-        return None
-    return zlib.crc32(np.ascontiguousarray(to_host(ops.stop_gradient(local))).view(np.uint8).data)
 
 
 def _state() -> tuple[tuple[int, int], int]:

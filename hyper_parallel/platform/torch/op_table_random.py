@@ -9,6 +9,7 @@ import torch
 import torch.nn.functional as F  # noqa: N812 - the field's name for it
 from torch import Tensor
 
+from hyper_parallel.core.dtensor.draws import Numbers
 from hyper_parallel.core.shard.dispatch import Entry
 from hyper_parallel.platform.torch.op_table_pointwise import routed
 
@@ -18,13 +19,25 @@ Spell = Callable[..., None]
 aten = torch.ops.aten
 
 
-def _write(x: Tensor, drawn: Tensor, dtype: Any) -> Tensor:
+def _write(x: Tensor, drawn: Numbers, dtype: Any) -> Tensor:
+    """Into the memory of ``x``, block after block, unless autograd has to record it."""
     del dtype
-    return x.copy_(drawn)
+    if x.is_contiguous() and not (x.requires_grad and torch.is_grad_enabled()):
+        _fill(x.detach(), drawn)
+        return x
+    return x.copy_(_fill(torch.empty(drawn.shape, dtype=x.dtype, device=x.device), drawn))
 
 
-def _make_like(x: Tensor, drawn: Tensor, dtype: Any) -> Tensor:
-    return drawn.to(x.dtype if dtype is None else dtype)
+def _make_like(x: Tensor, drawn: Numbers, dtype: Any) -> Tensor:
+    return _fill(torch.empty(drawn.shape, dtype=x.dtype if dtype is None else dtype, device=x.device), drawn)
+
+
+def _fill(x: Tensor, drawn: Numbers) -> Tensor:
+    """Numbers of ``drawn`` in the places of a contiguous tensor."""
+    places = x.view(drawn.rows)
+    for rows, columns, values in () if x.is_meta else drawn.blocks():
+        places[rows, columns].copy_(torch.from_numpy(values))
+    return x
 
 
 def _drawn_by_rule(*_: Any, **__: Any) -> Any:

@@ -270,7 +270,7 @@ def objects(w: World) -> None:
             p.recv_object_list(room, 0)
 
 
-@covers(COLLECTIVES, "all_reduce", "all_gather_into_tensor", "broadcast")
+@covers(COLLECTIVES, "all_reduce", "all_gather_into_tensor", "reduce_scatter_tensor", "broadcast", "all_to_all_single")
 def disagreements(w: World) -> None:
     """Unequal shapes, dtypes and reductions are told on every rank, with what each was about to do; nothing hangs."""
     p, first = w.platform, w.rank == 0
@@ -282,4 +282,29 @@ def disagreements(w: World) -> None:
         p.all_reduce(w.tensor(np.ones(2, np.float32 if first else np.float64)))
     with raises(CollectiveMismatchError, "sum", "max"):
         p.all_reduce(w.tensor(np.ones(2)), op="sum" if first else "max")
+    _started_apart(w)
     p.barrier()
+
+
+def _started_apart(w: World) -> None:
+    """Launched, they are told while they are waited for; whoever has the larger part, and what follows is right."""
+    p = w.platform
+    members: list[Callable[[Any], Any]] = [
+        lambda x: p.all_reduce(x, None, True),
+        lambda x: p.all_gather_into_tensor(x, None, True),
+        lambda x: p.reduce_scatter_tensor(x, None, True),
+        lambda x: p.broadcast(x, 0, None, True),
+        lambda x: p.all_to_all_single(x, tuple(x.shape), None, True),
+    ]
+    for larger in (0, w.size - 1):
+        size = w.size * (5000 if w.rank == larger else 3)
+        for member in members:
+            with raises(CollectiveMismatchError, "f64"):
+                member(w.tensor(np.ones(size)))[1].wait()
+            output, handle = p.all_reduce(w.tensor(w.draw((3,))), None, True)
+            handle.wait()
+            w.same(output, np.sum(w.everyone((3,)), 0))
+    with raises(CollectiveMismatchError, "f32[2]", "f64[2]"):
+        p.all_reduce(w.tensor(np.ones(2, np.float32 if w.rank == 0 else np.float64)), None, True)[1].wait()
+    with raises(CollectiveMismatchError, "sum", "max"):
+        p.all_reduce(w.tensor(np.ones(2)), None, True, op="sum" if w.rank == 0 else "max")[1].wait()

@@ -18,7 +18,7 @@ from hyper_parallel.transport.start import python_command
 
 __all__ = ["MODES", "footprints", "growth_of", "peak"]
 
-MODES = ("plain", "checkpoint", "swap")
+MODES = ("plain", "checkpoint", "selective", "swap")
 _CONFIG = LanguageModelConfig(
     dim=128, layers=12, heads=4, kv_heads=4, head_dim=32, ffn=512, length=192, dtype="float32"
 )
@@ -50,7 +50,13 @@ def peak(platform_name: str, mode: str) -> int:
     with use_platform(platform_name):
         platform = platform_named(platform_name)
         model = platform.reference_model(_CONFIG)
-        wrap: Any = {"plain": lambda one: one, "checkpoint": platform.ckpt_wrapper, "swap": platform.swap_wrapper}[mode]
+        contexts = lambda: platform.create_selective_checkpoint_contexts(platform.kept_operators())  # noqa: E731
+        wrap: Any = {
+            "plain": lambda one: one,
+            "checkpoint": platform.ckpt_wrapper,
+            "selective": lambda one: platform.ckpt_wrapper(one, context_fn=contexts),
+            "swap": platform.swap_wrapper,
+        }[mode]
         layers = dict(platform.get_cells_and_names(model))["layers"]
         for index in range(_CONFIG.layers):
             layers[index] = wrap(layers[index])

@@ -157,6 +157,14 @@ def routing(w: World) -> None:
             p.differentiable_all_to_all_single(mine, sent, more)
         with raises(CollectiveMismatchError):
             p.narrow(p.differentiable_all_to_all_single_async(mine, sent, more), 0, 0, 1)
+        # Far less than is sent, and rows of another size; what follows is right.
+        large = w.tensor(np.ones((w.size * 4000, 3)))
+        less = [4000 - (w.rank == 0 != sender) * 3999 for sender in w.ranks]
+        for given, expected in ((large, less), (large if w.rank else p.narrow(large, 1, 0, 2), None)):
+            for member in (p.differentiable_all_to_all_single, p.differentiable_all_to_all_single_async):
+                with raises(CollectiveMismatchError, "rank"):
+                    p.narrow(member(given, None, expected), 0, 0, 1)
+                w.same(member(mine, sent, received), w.array(out))
     p.barrier()
 
 

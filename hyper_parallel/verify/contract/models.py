@@ -254,10 +254,16 @@ def recomputing(w: World) -> None:
 
 @covers(MEMORY, "create_selective_checkpoint_contexts")
 def selecting(w: World) -> None:
-    """Kept operators do not run again; gradients are the same."""
+    """Whatever is kept, by operators or by a policy, gradients and state-dict keys are the same."""
     p = w.platform
-    contexts = lambda: p.create_selective_checkpoint_contexts(p.kept_operators())  # noqa: E731 - called per forward
-    _same_training(w, _model(w), _wrap_blocks(w, _model(w), lambda one: p.ckpt_wrapper(one, context_fn=contexts)))
+    asked: list[bool] = []
+    named = lambda ctx, op, *_, **__: noted(asked, ctx.is_recompute, op in p.kept_operators())  # noqa: E731 - a policy
+    policies: list[Any] = [p.kept_operators(), [], named, lambda *_, **__: False]
+    for policy in policies:
+        contexts = lambda chosen=policy: p.create_selective_checkpoint_contexts(chosen)  # noqa: E731 - per forward
+        wrapped = _wrap_blocks(w, _model(w), lambda one: p.ckpt_wrapper(one, context_fn=contexts))  # noqa: B023
+        _same_training(w, _model(w), wrapped)
+    assert False in asked
 
 
 @covers(MEMORY, "swap_wrapper", "async_save_on_cpu")

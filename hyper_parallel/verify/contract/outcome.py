@@ -16,7 +16,7 @@ from hyper_parallel.verify.files import write_text
 __all__ = ["Footprint", "Outcome", "examine", "load", "measure"]
 
 _ALL = tuple(MEMBERS)
-_LIMIT = 0.5
+_LIMITS = {"checkpoint": 0.5, "selective": 0.9, "swap": 0.5}
 
 
 @dataclass(frozen=True)
@@ -66,7 +66,7 @@ class Footprint:
 
     Attributes:
         platform: name of the framework.
-        peaks: bytes by mode: ``plain``, ``checkpoint``, ``swap``.
+        peaks: bytes by mode: ``plain``, ``checkpoint``, ``selective`` (which keeps the matrix products), ``swap``.
         written: when, in UTC.
     """
 
@@ -76,12 +76,17 @@ class Footprint:
 
     @property
     def ok(self) -> bool:
-        """Whether every mode takes at most half of plain training."""
+        """Whether every mode takes at most its part of plain training."""
         return all(self.holds(mode) for mode in self.peaks if mode != "plain")
 
     def holds(self, mode: str) -> bool:
-        """Whether ``mode`` takes at most half of plain training."""
-        return self.peaks[mode] <= _LIMIT * self.peaks["plain"]
+        """Whether ``mode`` takes at most :meth:`limit` of plain training."""
+        return self.peaks[mode] <= self.limit(mode) * self.peaks["plain"]
+
+    @staticmethod
+    def limit(mode: str) -> float:
+        """The part of plain training that ``mode`` may take."""
+        return _LIMITS[mode]
 
     def shares(self) -> dict[str, float]:
         """Every mode's part of plain training."""

@@ -32,7 +32,6 @@ CHECKS: dict[str, Contract] = {
 # How to call the members that a ledger may list; what they are given does not matter.
 _PROBES: dict[str, tuple[Any, ...]] = {
     "get_symmetric_memory_handler": (),
-    "create_selective_checkpoint_contexts": ([],),
 }
 
 

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import inspect
-
 import numpy as np
 import pytest
 
@@ -116,19 +114,6 @@ def test_what_cannot_be_run_again_is_refused_reentrantly_too():
     ((first, second),) = simulate(rank, 1, "mindspore")
     assert first == second
     assert first.startswith("checkpoint: running again gave another result, so its gradients would be wrong")
-
-
-def test_mindspore_itself_has_no_selective_checkpoint():
-    """The ledger's gap is MindSpore's own: its recompute takes no policy of operators, and nothing else names one.
-
-    When this fails, MindSpore has something by which ``create_selective_checkpoint_contexts`` can be served.
-    """
-    import mindspore
-
-    takes = list(inspect.signature(mindspore.recompute).parameters)
-    assert takes == ["block", "args", "use_reentrant", "output_recompute", "early_stop", "context_fn", "kwargs"]
-    homes = [mindspore, mindspore.common, mindspore.utils, mindspore.ops, mindspore.nn, mindspore.nn.Cell]
-    assert [name for home in homes for name in dir(home) if "selective" in name.lower()] == []
 
 
 def test_mindspore_itself_has_no_symmetric_memory():

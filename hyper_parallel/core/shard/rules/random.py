@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from hyper_parallel.core.dtensor import random
+from hyper_parallel.core.dtensor import draws, random
 from hyper_parallel.core.dtensor.placements import PARTIAL_OPS, Partial
 from hyper_parallel.core.shard.call import LocalCall
 from hyper_parallel.core.shard.rule import R, Row, Rule, Strategies, register_rule, rule
@@ -20,12 +20,13 @@ from hyper_parallel.core.shard.signature import Labels, labelled_rows
 from hyper_parallel.errors import LayoutError, short_dtype
 
 if TYPE_CHECKING:
+    from hyper_parallel.core.dtensor.draws import Distribution
     from hyper_parallel.core.dtensor.layout import Layout
     from hyper_parallel.core.shard.call import OpCall
 
 __all__ = ["dropout_mask"]
 
-Draw = Callable[["Layout", dict[str, Any]], Any]
+Draw = Callable[[dict[str, Any]], "Distribution"]
 
 
 def dropout_mask(platform: Any, like: Any, layout: Layout, p: float) -> Any:
@@ -84,40 +85,40 @@ def _digits(args: dict[str, Any]) -> int:
     return DIGITS.get(short_dtype(args["x"].dtype if args.get("dtype") is None else args["dtype"]), 53)
 
 
-def _uniform(layout: Layout, args: dict[str, Any]) -> Any:
-    return args["low"] + (args["high"] - args["low"]) * random.uniform(layout, _digits(args))
+def _uniform(args: dict[str, Any]) -> Distribution:
+    return draws.uniform(_digits(args)).then(lambda one: args["low"] + (args["high"] - args["low"]) * one)
 
 
-def _normal(layout: Layout, args: dict[str, Any]) -> Any:
-    return args["mean"] + args["std"] * random.normal(layout, _digits(args))
+def _normal(args: dict[str, Any]) -> Distribution:
+    return draws.normal(_digits(args)).then(lambda one: args["mean"] + args["std"] * one)
 
 
-def _bernoulli(layout: Layout, args: dict[str, Any]) -> Any:
-    return random.keep(layout, args["p"])
+def _bernoulli(args: dict[str, Any]) -> Distribution:
+    return draws.keep(args["p"])
 
 
-def _exponential(layout: Layout, args: dict[str, Any]) -> Any:
-    return -np.log1p(-random.uniform(layout)) / args["lambd"]
+def _exponential(args: dict[str, Any]) -> Distribution:
+    return draws.uniform().then(lambda one: -np.log1p(-one) / args["lambd"])
 
 
-def _cauchy(layout: Layout, args: dict[str, Any]) -> Any:
-    return args["median"] + args["sigma"] * np.tan(np.pi * (random.uniform(layout) - 0.5))
+def _cauchy(args: dict[str, Any]) -> Distribution:
+    return draws.uniform().then(lambda one: args["median"] + args["sigma"] * np.tan(np.pi * (one - 0.5)))
 
 
-def _geometric(layout: Layout, args: dict[str, Any]) -> Any:
+def _geometric(args: dict[str, Any]) -> Distribution:
     p = args["p"]
     if not 0 < p < 1:
         msg = f"geometric: p is {p}; it lies between 0 and 1"
         raise LayoutError(msg)
-    return np.maximum(np.ceil(np.log1p(-random.uniform(layout)) / np.log1p(-p)), 1.0)
+    return draws.uniform().then(lambda one: np.maximum(np.ceil(np.log1p(-one) / np.log1p(-p)), 1.0))
 
 
-def _log_normal(layout: Layout, args: dict[str, Any]) -> Any:
-    return np.exp(args["mean"] + args["std"] * random.normal(layout))
+def _log_normal(args: dict[str, Any]) -> Distribution:
+    return draws.normal().then(lambda one: np.exp(args["mean"] + args["std"] * one))
 
 
-def _integers(layout: Layout, args: dict[str, Any]) -> Any:
-    return random.integers(layout, args["low"], args["high"])
+def _integers(args: dict[str, Any]) -> Distribution:
+    return draws.integers(args["low"], args["high"])
 
 
 def _filling(name: str, signature: str, draw: Draw) -> None:
@@ -146,9 +147,8 @@ def _drawing(draw: Draw, how: str) -> Callable[..., LocalCall]:
         (layout,) = outputs
 
         def run(platform: Any, args: dict[str, Any]) -> Any:
-            x = args["x"]
-            drawn = platform.from_numpy(draw(layout, args), device=x.device)
-            return platform.local_op(how)(x, drawn, args.get("dtype"))
+            drawn = random.numbers(layout, draw(args))
+            return platform.local_op(how)(args["x"], drawn, args.get("dtype"))
 
         return LocalCall(run=run)
 

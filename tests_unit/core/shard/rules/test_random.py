@@ -7,7 +7,7 @@ import pytest
 import torch
 import torch.nn.functional as F  # noqa: N812
 
-from hyper_parallel.core.dtensor import random
+from hyper_parallel.core.dtensor import draws, random
 from hyper_parallel.core.dtensor.dtensor import DTensor
 from hyper_parallel.core.dtensor.events import record_events
 from hyper_parallel.core.dtensor.layout import Layout
@@ -194,9 +194,9 @@ def test_an_element_has_its_own_words(shape, each):
     words = pairs.view("<u8" if each == 2 else "<u4").reshape(-1)[:size].reshape(shape)
     sides = [[(0, one), (0, max(1, one // 2)), (one // 2, one), (one - 1, one)] for one in shape]
     for box in itertools.product(*sides):
-        runs = random.Runs.of(shape, box)
-        found = runs.taken(*runs.values(99, 3, each, lambda one: one), tuple(stop - start for start, stop in box))
-        np.testing.assert_array_equal(found, words[tuple(slice(*side) for side in box)])
+        held = tuple(stop - start for start, stop in box)
+        found = draws.Numbers(held, draws.Runs.of(shape, box), 99, 3, draws.Distribution(each, lambda one: one))
+        np.testing.assert_array_equal(found.array(), words[tuple(slice(*side) for side in box)])
 
 
 @pytest.mark.parametrize("digits", [24, 53])
