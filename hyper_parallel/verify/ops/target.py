@@ -97,10 +97,11 @@ def reproduced(target: str, programs: Sequence[str]) -> tuple[str | None, str]:
     """
     if not programs:
         return None, ""
+    environment = {"OMP_NUM_THREADS": "1", **os.environ}
     try:
         ended = subprocess.run(  # noqa: S603 - this interpreter, this package
             python_command(_CONFIRM[target]),
-            input=json.dumps(list(programs)), capture_output=True, text=True, env={"OMP_NUM_THREADS": "1", **os.environ},
+            input=json.dumps(list(programs)), capture_output=True, text=True, env=environment,
             timeout=_MOST_SECONDS, check=True,
         )  # fmt: skip
     except (subprocess.TimeoutExpired, subprocess.CalledProcessError):
