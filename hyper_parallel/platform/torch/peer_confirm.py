@@ -7,6 +7,7 @@ processes are forked, so that each starts from the same state, whatever the one 
 
 from __future__ import annotations
 
+import importlib
 import json
 import os
 import signal
@@ -21,10 +22,13 @@ __all__ = ["main"]
 
 _WORLD = 2
 _SECONDS = 20.0
+_SHARED = ("torch", "torch.distributed.tensor", "torch._dynamo")  # what every program imports, once
 
 
 def main() -> None:
     """Run them one after the other."""
+    for name in _SHARED:
+        importlib.import_module(name)
     found = None
     for index, program in enumerate(json.load(sys.stdin)):
         printed = _printed(program)
