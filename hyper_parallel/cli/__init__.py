@@ -12,6 +12,7 @@ from hyper_parallel.cli import (
     bench,
     coverage,
     doctor,
+    explain,
     self_test,
     verify_contract,
     verify_model,
@@ -70,6 +71,7 @@ def parser() -> argparse.ArgumentParser:
     bench.add_parser(commands)
     coverage.add_parser(commands)
     doctor.add_parser(commands)
+    explain.add_parser(commands)
     self_test.add_parser(commands)
     return top
 

@@ -18,7 +18,7 @@ from hyper_parallel.verify.files import write_text
 if TYPE_CHECKING:
     from hyper_parallel.verify.report import ModelReport
 
-__all__ = ["add_parser", "names_of", "platforms", "run"]
+__all__ = ["add_parser", "names_of", "platforms", "run", "user_platforms"]
 
 Job = tuple[str, Callable[[], "ModelReport"]]
 
@@ -104,7 +104,7 @@ def _jobs(arguments: argparse.Namespace) -> Iterator[Job]:
     from hyper_parallel.verify.model import parse_mesh, verify_model
 
     shape, names = parse_mesh(arguments.mesh, arguments.world_size)
-    for platform in _user_platforms(arguments):
+    for platform in user_platforms(arguments):
         for launch in launches:
             yield (
                 f"{arguments.spec} on {platform} ({launch})",
@@ -156,7 +156,7 @@ def platforms(asked: str | None) -> list[str]:
     return names
 
 
-def _user_platforms(arguments: argparse.Namespace) -> list[str]:
+def user_platforms(arguments: argparse.Namespace) -> list[str]:
     """What was asked for, else the one framework that SPEC and PLAN import."""
     from hyper_parallel.verify.spec import resolve
 

@@ -23,6 +23,9 @@ adapter of the neighbour, a gradient not reduced.
 Every operator gives the same number of mutants, drawn with a seed. One that claims nothing that the rule does not claim
 too is equivalent, and not counted. What survives is listed, with what the full mode says of it.
 
+With --source: mutants of the code of redistribution instead, held against hyper-parallel verify redistribute --quick;
+nothing tells the equivalent ones, so every one that survives is listed.
+
 Exit status: 0 if the score reaches the floor, 1 if not, 2 for input that makes no sense, 130 after Ctrl-C."""
 _EACH = 5  # of every operator, at first; four hundred have a rule
 
@@ -36,6 +39,7 @@ def add_parser(kinds: Any) -> None:
         formatter_class=argparse.RawDescriptionHelpFormatter,
     )
     one.add_argument("--op", nargs="+", metavar="NAME", help="only mutants of these operators")
+    one.add_argument("--source", action="store_true", help="mutants of redistribution's own code")
     one.add_argument("--platform", default="torch", metavar="torch", help="one framework (default: torch)")
     one.add_argument("--each", type=int, default=_EACH, metavar="N", help=f"mutants per operator (default: {_EACH})")
     one.add_argument("--wanted", type=int, default=0, metavar="N", help="fail if there are fewer in all")
@@ -57,7 +61,14 @@ def run(arguments: argparse.Namespace) -> int:
         raise ValueError(msg)
     (platform,) = platforms(arguments.platform)[:1]
     can_be_written("--report", arguments.report)
-    asked = tasks.mutant_tasks(platform, operators(arguments.op), arguments.each, arguments.seed)
+    if arguments.source and arguments.op:
+        msg = "--op: operators have rules; --source changes the code of redistribution, which has none"
+        raise ValueError(msg)
+    asked = (
+        tasks.source_tasks(platform, arguments.each, arguments.seed)
+        if arguments.source
+        else tasks.mutant_tasks(platform, operators(arguments.op), arguments.each, arguments.seed)
+    )
     score = Score(platform, arguments.wanted, arguments.seed)
     progress, started = Progress(sum(len(one["ops"]) for one in asked)), time.monotonic()
     try:

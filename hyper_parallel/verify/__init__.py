@@ -25,6 +25,7 @@ if TYPE_CHECKING:
     )
     from hyper_parallel.verify.case import ModelCase, ParallelPlan
     from hyper_parallel.verify.check import check_function
+    from hyper_parallel.verify.explain import explain_model
     from hyper_parallel.verify.model import verify_model
     from hyper_parallel.verify.ops.user import operator_sample
 
@@ -35,6 +36,7 @@ __all__ = [
     "check_function",
     "complex_",
     "dtype",
+    "explain_model",
     "integers",
     "launch",
     "odd",
@@ -65,6 +67,7 @@ __getattr__, __dir__ = lazy(
         ),
         "hyper_parallel.verify.case": ("ModelCase", "ParallelPlan"),
         "hyper_parallel.verify.check": ("check_function",),
+        "hyper_parallel.verify.explain": ("explain_model",),
         "hyper_parallel.verify.model": ("verify_model",),
         "hyper_parallel.verify.ops.user": ("operator_sample",),
     },

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import copy
-import functools
 import math
 import time
 from collections.abc import Callable, Sequence
@@ -16,7 +15,7 @@ from hyper_parallel.verify.launch import launch as launch_processes
 from hyper_parallel.verify.report import ModelReport, traffic
 from hyper_parallel.verify.side_by_side import RankResult, run_rank
 from hyper_parallel.verify.simulate import simulate
-from hyper_parallel.verify.spec import resolve
+from hyper_parallel.verify.spec import maker
 
 if TYPE_CHECKING:
     from hyper_parallel.verify.faults import Fault
@@ -98,7 +97,7 @@ def verify_model(
     if inject:
         report.settings["injected fault"] = inject
     started = time.perf_counter()
-    arguments = (_maker(spec, "SPEC"), _maker(plan, "PLAN"), (tuple(mesh_shape), tuple(mesh_names)), steps)
+    arguments = (maker(spec, "SPEC"), maker(plan, "PLAN"), (tuple(mesh_shape), tuple(mesh_names)), steps)
     fault = parse_fault(inject)
     try:
         world = simulate if launch == "simulated" else launch_processes
@@ -137,15 +136,6 @@ def _run(  # simulated ranks share their arguments: each counts on a fault of it
     fault: Fault | None,
 ) -> RankResult:
     return run_rank(make_case, make_plan, *mesh, steps, copy.copy(fault))
-
-
-def _maker(given: str | Callable[..., Any], what: str) -> Callable[..., Any]:
-    """A function that finds the named one where it runs: on a rank."""
-    return functools.partial(_call, given, what) if isinstance(given, str) else given
-
-
-def _call(given: str, what: str, *args: Any) -> Any:
-    return resolve(given, what)(*args)
 
 
 def _fill(report: ModelReport, ranks: Sequence[RankResult]) -> None:

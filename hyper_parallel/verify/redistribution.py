@@ -20,7 +20,8 @@ from hyper_parallel.core.dtensor.transition import Plan, plan
 from hyper_parallel.errors import LayoutError, RankFailedError, ShardMismatchError
 from hyper_parallel.verify.check import all_placements, check_function
 
-__all__ = ["MESHES", "QUICK_MESHES", "RedistributionReport", "least_received", "verify_redistribution"]
+__all__ = ["MESHES", "QUICK_MESHES", "RedistributionReport", "first_wrong", "least_received", "least_work",
+           "verify_redistribution"]  # fmt: skip
 
 MESHES = ((2,), (3,), (4,), (2, 2), (2, 3))
 QUICK_MESHES = ((2,), (3,), (2, 2))
@@ -107,6 +108,30 @@ def verify_redistribution(
         report.wrong.extend(f"{one} -> {list(target)}" for one in found.wrong)
     report.seconds = time.perf_counter() - started
     return report
+
+
+def first_wrong(platform: str, mesh: Sequence[int], shape: Sequence[int] = SHAPE, *, seed: int = 0) -> str:
+    """The first change of placement that does not hold, or nothing; targets in an order that ``seed`` draws."""
+    places = all_placements(len(shape), len(mesh), partial=PARTIAL)
+    rng = np.random.default_rng(seed)
+    values = rng.standard_normal(shape)
+    for index in rng.permutation(len(places)):
+        target = places[int(index)]
+        report = RedistributionReport(platform, tuple(mesh), tuple(shape))
+        sources = [one for one in places if _counted(report, one, target)]
+        if sources:
+            found = check_function(_Move(target), [values], mesh, platform=platform, placements=[sources], seed=seed)
+            if found.wrong:
+                return f"{found.wrong[0]} -> {list(target)}"
+    return ""
+
+
+def least_work(mesh: Sequence[int], shape: Sequence[int] = SHAPE) -> tuple[int, int]:
+    """Changes of placement that have a plan, and elements that all of them together receive."""
+    report = RedistributionReport("", tuple(mesh), tuple(shape))
+    places = all_placements(len(shape), len(mesh), partial=PARTIAL)
+    planned = sum(_counted(report, one, target) for one in places for target in places)
+    return planned, report.received
 
 
 @dataclass(frozen=True)

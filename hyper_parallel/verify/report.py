@@ -13,7 +13,7 @@ if TYPE_CHECKING:
     from hyper_parallel.verify.compare import Check
     from hyper_parallel.verify.placed import Placed
 
-__all__ = ["ModelReport", "Summary", "Traffic", "traffic"]
+__all__ = ["ModelReport", "Summary", "Traffic", "table", "traffic"]
 
 REQUIRED = ("output", "loss", "gradient", "weight")
 KINDS = (*REQUIRED, "buffer")  # a model need not have buffers
@@ -194,7 +194,7 @@ class ModelReport:
         if wrong:
             modules = list(dict.fromkeys(one.module for one in wrong))
             lines.append(f"  {len(wrong)} of {len(self.checks)} tensors differ, in {len(modules)} modules")
-        lines.extend(_table(self.traffic) if not self.error else ["  " + line for line in self.error.splitlines()])
+        lines.extend(table(self.traffic) if not self.error else ["  " + line for line in self.error.splitlines()])
         return "\n".join(lines)
 
     def json(self) -> dict[str, Any]:
@@ -237,7 +237,8 @@ def traffic(events: Sequence[Event]) -> list[Traffic]:
     return [Traffic(*key, counts[key], volume[key], implicit[key]) for key in counts]
 
 
-def _table(rows: Sequence[Traffic]) -> list[str]:
+def table(rows: Sequence[Traffic]) -> list[str]:
+    """Lines of text, a row each."""
     if not rows:
         return ["  no collectives"]
     cells = [("module", "phase", "collective", "over", "count", "bytes", "implicit")]

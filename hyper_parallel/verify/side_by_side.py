@@ -12,9 +12,11 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
+from hyper_parallel.core.dtensor.dtensor import DTensor
 from hyper_parallel.core.dtensor.events import module_scope, record_events
 from hyper_parallel.core.dtensor.mesh import DeviceMesh, init_device_mesh
 from hyper_parallel.core.dtensor.placements import Replicate
+from hyper_parallel.errors import short_dtype
 from hyper_parallel.platform.contract.training import first_paths
 from hyper_parallel.platform.select import current_platform
 from hyper_parallel.verify.case import InputError, ModelCase, ParallelPlan, as_case, as_plan
@@ -30,7 +32,7 @@ if TYPE_CHECKING:
     from hyper_parallel.platform.contract.training import StepResult
     from hyper_parallel.verify.faults import Fault
 
-__all__ = ["RankResult", "run_rank"]
+__all__ = ["RankResult", "Rehearsed", "rehearse", "run_rank"]
 
 _NO_GRADIENT = (
     "SPEC: the first step gives no parameter a gradient other than zero, so nothing would be verified; the loss must "
@@ -81,6 +83,43 @@ def run_rank(
     platform.load_arrays(model, reference.state)
     plan = as_plan(make_plan(mesh), mesh.names)
     return _SideBySide(platform, reference, _Parallel(platform, case, model, mesh, plan, fault)).train(steps)
+
+
+@dataclass(frozen=True)
+class Rehearsed:
+    """One training step of the parallel model alone, on one rank.
+
+    Attributes:
+        placed: where the pieces of every parameter lie.
+        dtypes: of the parameters, by path, in short.
+        itemsizes: bytes of an element, by path.
+        events: collectives.
+    """
+
+    placed: list[Placed]
+    dtypes: dict[str, str]
+    itemsizes: dict[str, int]
+    events: list[Event]
+
+
+def rehearse(
+    make_case: Callable[[], Any],
+    make_plan: Callable[[Any], Any],
+    mesh_shape: tuple[int, ...],
+    mesh_names: tuple[str, ...],
+) -> Rehearsed:
+    """Run the parallel model on this rank for one step, and compare nothing."""
+    platform = current_platform()
+    case = as_case(make_case())
+    mesh = init_device_mesh("cpu", mesh_shape, mesh_dim_names=mesh_names)
+    model = case.build()
+    run = _Parallel(platform, case, model, mesh, as_plan(make_plan(mesh), mesh.names), None)
+    held = first_paths(platform.parameters_dict(model))
+    with record_events() as log:
+        run.step(0)
+    dtypes = {path: short_dtype(one.dtype) for path, one in held.items()}
+    sizes = {path: platform.itemsize(one.to_local() if isinstance(one, DTensor) else one) for path, one in held.items()}
+    return Rehearsed(placed(held), dtypes, sizes, list(log))
 
 
 @dataclass(frozen=True)

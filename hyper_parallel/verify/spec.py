@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import hashlib
 import importlib
 import importlib.util
@@ -12,7 +13,7 @@ from typing import Any
 
 from hyper_parallel.verify.case import InputError
 
-__all__ = ["resolve"]
+__all__ = ["maker", "resolve"]
 
 
 def resolve(spec: str, what: str) -> Callable[..., Any]:
@@ -36,6 +37,15 @@ def resolve(spec: str, what: str) -> Callable[..., Any]:
         msg = f"{what} {spec!r}: {where} has no function {name!r}; it has {', '.join(functions) or 'none'}"
         raise InputError(msg)
     return found  # type: ignore[no-any-return] # callable, checked above
+
+
+def maker(given: str | Callable[..., Any], what: str) -> Callable[..., Any]:
+    """A function that finds the named one where it runs: on a rank."""
+    return functools.partial(_call, given, what) if isinstance(given, str) else given
+
+
+def _call(given: str, what: str, *args: Any) -> Any:
+    return resolve(given, what)(*args)
 
 
 def _module(name: str, what: str) -> Any:

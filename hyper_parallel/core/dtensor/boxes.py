@@ -155,6 +155,9 @@ def reduction_pieces(
     mesh = source.mesh
     at = members(mesh, slice_axes, first)
     index_of = {position: index for index, position in enumerate(at)}
+    # Groups are known by their first member: of thousands of ranks, each group is listed once.
+    firsts = [anchor(one, reduced) for one in at]
+    group_of = {one: tuple(index_of[member] for member in members(mesh, reduced, one)) for one in dict.fromkeys(firsts)}
     held = [source.box_at(one) for one in at]
     wanted_boxes = [target.box_at(one) for one in at]
     edges = cuts([*held, *wanted_boxes], source.ndim)
@@ -162,13 +165,9 @@ def reduction_pieces(
     found: list[Piece] = []
     for cell in itertools.product(*cells_of(whole, edges)):
         wanted = tuple(i for i, box in enumerate(wanted_boxes) if contains(box, cell))
-        groups = {
-            tuple(index_of[one] for one in members(mesh, reduced, at[i]))
-            for i, box in enumerate(held)
-            if contains(box, cell)
-        }
+        groups = {firsts[i] for i, box in enumerate(held) if contains(box, cell)}
         if groups and wanted:
-            found.extend(_shared(cell, sorted(groups), wanted))
+            found.extend(_shared(cell, sorted(group_of[one] for one in groups), wanted))
     return tuple(found)
 
 

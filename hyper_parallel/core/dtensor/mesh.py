@@ -27,6 +27,7 @@ __all__ = ["DeviceMesh", "get_current_mesh", "init_device_mesh"]
 
 DEVICE_TYPES = ("cpu", "cuda", "npu")
 
+_MOST_SHOWN = 64  # ranks, by what prints a mesh
 _INTERNED: dict[tuple[Any, ...], DeviceMesh] = {}
 _LOCK = threading.Lock()
 _CURRENT: ContextVar[tuple[DeviceMesh, ...]] = ContextVar("hyper_parallel_mesh", default=())
@@ -310,7 +311,10 @@ class DeviceMesh:
     def __repr__(self) -> str:
         """``DeviceMesh(cpu, dp=2, tp=3, ranks=[0..5])``."""
         axes = ", ".join(f"{name}={size}" for name, size in zip(self.names, self.shape, strict=True))
-        return f"DeviceMesh({self.device_type}, {axes}, ranks={list(self.ranks)})"
+        ranks = ", ".join(map(str, self.ranks))
+        if len(self.ranks) > _MOST_SHOWN:
+            ranks = f"{self.ranks[0]}, {self.ranks[1]}, ..., {self.ranks[-1]}"
+        return f"DeviceMesh({self.device_type}, {axes}, ranks=[{ranks}])"
 
     def _member(self) -> tuple[int, ...]:
         if self.coordinate is None:

@@ -19,7 +19,7 @@ from hyper_parallel.errors import LayoutError, MeshMismatchError
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-__all__ = ["Cost", "Plan", "dual", "plan"]
+__all__ = ["Cost", "Plan", "dual", "forget", "plan"]
 
 # Layouts are interned, so two threads that race here write the same object.
 _DUALS: dict[tuple[Layout, tuple[int, ...]], Layout] = {}
@@ -140,6 +140,13 @@ def plan(source: Layout, target: Layout, varying: Sequence[int] = ()) -> Plan:
                 _PLANS.clear()
             _PLANS[key] = found
     return found
+
+
+def forget() -> None:
+    """Make every plan anew from here on."""
+    with _LOCK:
+        _PLANS.clear()
+        _DUALS.clear()
 
 
 def _build(source: Layout, target: Layout, varying: tuple[int, ...]) -> Plan:

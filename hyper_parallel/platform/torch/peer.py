@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from datetime import timedelta
 from typing import Any
 
@@ -55,6 +55,22 @@ class Peer:
             shape=torch.Size(shape), stride=torch.empty(tuple(shape)).stride(),
         )  # fmt: skip
         return found.requires_grad_(differentiated)
+
+    @staticmethod
+    def call(
+        run: Callable[[Sequence[Any]], Sequence[Any]], filled: Any, pieces: Any, places: Sequence[Placement]
+    ) -> Any:
+        """A call that :meth:`program` can write down."""
+        from hyper_parallel.platform.torch.peer_program import Call
+
+        return Call(run, filled.arrays, pieces, places, filled.wanted)
+
+    @staticmethod
+    def program(call: Any, seeds: Any, gradient: bool, index: int, right: Any, before: Any = None) -> str | None:
+        """A finding as a program of at most 15 lines, or None; see ``peer_program.program``."""
+        from hyper_parallel.platform.torch.peer_program import Finding, program
+
+        return program(Finding(call, seeds, gradient, index, right), before)
 
     @staticmethod
     def is_wrapped(value: Any) -> bool:

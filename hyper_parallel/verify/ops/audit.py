@@ -39,9 +39,11 @@ __all__ = ["WORLD", "main"]
 WORLD = 2
 _MOST = 40  # tuples of placements per sample
 _SECONDS = 20
+_EARLIER = 100  # calls of the same operator that may have left something behind
 _ORDER = ("crash", "wrong", "plain", "rejects", "ok")
 _REFUSALS = ("strategy", "not supported", "not implemented", "unsupported", "DTensor", "lacement", "redistribute")
 Places = tuple[Placement, ...]
+Where = tuple[str, int]
 
 
 def main(module: str, rank: int, store: str, ops: Sequence[str]) -> None:
@@ -52,8 +54,8 @@ def main(module: str, rank: int, store: str, ops: Sequence[str]) -> None:
     for op in ops:
         _say(rank, {"begin": op})
         with use_platform("torch"):
-            found, shown = _Audit(op, peer, rank).run()
-        _say(rank, {"op": op, "counts": found, "shown": shown})
+            found, shown, programs = _Audit(op, peer, rank).run()
+        _say(rank, {"op": op, "counts": found, "shown": shown, "programs": programs})
     peer.close()
 
 
@@ -74,29 +76,53 @@ class _Audit:
 
     def __init__(self, op: str, peer: Any, rank: int) -> None:
         self.op, self.peer, self.rank = op, peer, rank
+        self.where: Where = ("", 0)  # of the last wrong value: an output or a gradient, and which
         self.rule = find_rule(op)
         self.sweep = Sweep(OperatorReport(op, "torch"), "torch", op, self.rule, samples_of(op), QUICK)
 
-    def run(self) -> tuple[dict[str, int], list[str]]:
-        """Counts of outcomes, and the first of each kind that should not be."""
+    def run(self) -> tuple[dict[str, int], list[str], list[str]]:
+        """Counts of outcomes, the first of each kind that should not be, and programs that may show the wrong one."""
         counts: Counter[str] = Counter()
         shown: dict[str, str] = {}
+        programs: list[str] = []
+        earlier: list[tuple[Any, Sample, Places]] = []
         for number, sample in enumerate(self.sweep.samples if isinstance(self.rule, Rule) else ()):
             sizes = size_choices(sample, 1)[0]
             case = None if sample.drawn or sample.writes else self.sweep.case(number, sample, sizes, first=True)
             if case is None or case.reference.problem is None:
                 continue
             for places in _tuples(case.filled.arrays, seed_of(self.op, number)):
-                outcome, text = self._agreed(*self._check(case, sample, places))
+                outcome, text, where = self._agreed(*self._check(case, sample, places))
                 counts[outcome] += 1
+                if outcome == "wrong" and "wrong" not in shown and self.rank == 0:
+                    programs = self._programs(case, sample, places, where, earlier)
+                earlier.append((case, sample, places))
                 if outcome in {"wrong", "crash", "plain"}:
                     held_as = ", ".join(map(str, places))
                     shown.setdefault(outcome, f"sample {number} {sizes or ''} [{held_as}]: {text}"[:400])
-        return dict(counts), [f"{kind}: {text}" for kind, text in shown.items()]
+        return dict(counts), [f"{kind}: {text}" for kind, text in shown.items()], programs
 
-    def _agreed(self, outcome: str, text: str) -> tuple[str, str]:
+    def _programs(self, case: Any, sample: Sample, places: Places, where: Where, earlier: Sequence[Any]) -> list[str]:
+        """The call by itself; and after each of the calls before it, since what was wrong may be what they left."""
+        kind, index = where
+        gradient = kind == "gradient"
+        right = (case.reference.grads if gradient else case.reference.outputs)[index]
+        tail = (case.reference.seeds, gradient, index, right)
+        finding = self._written(case, sample, places)
+        befores = [None, *(self._written(*one) for one in reversed(earlier[-_EARLIER:]))]
+        found = (self.peer.program(finding, *tail, before) for before in befores)
+        return list(dict.fromkeys(one for one in found if one is not None))
+
+    def _written(self, case: Any, sample: Sample, places: Places) -> Any:
+        caller = Caller(self.sweep.platform, case.reference.problem, sample)
+        pieces = [self._pieces(number, place, case) for number, place in enumerate(places)]
+        return self.peer.call(lambda operands: caller(operands, None), case.filled, pieces, places)
+
+    def _agreed(self, outcome: str, text: str) -> tuple[str, str, Where]:
         """The worst that any rank saw."""
-        worst: tuple[str, str] = min(self.peer.gathered((outcome, text)), key=lambda one: _ORDER.index(one[0]))
+        worst: tuple[str, str, Where] = min(
+            self.peer.gathered((outcome, text, self.where)), key=lambda one: _ORDER.index(one[0])
+        )
         return worst
 
     def _check(self, case: Any, sample: Sample, places: Places) -> tuple[str, str]:
@@ -119,6 +145,7 @@ class _Audit:
         for index, (out, wanted) in enumerate(zip(outs, reference.outputs, strict=True)):
             problem = "" if sample.unset else self._differs(out, wanted, reference)
             if problem:
+                self.where = ("output", index)
                 return "wrong", f"output {index} {list(out.placements)} {problem}"
         return self._gradients(leaves, outs, case)
 
@@ -138,15 +165,20 @@ class _Audit:
             else:
                 problem = self._differs(leaf.grad, wanted, case.reference)
             if problem:
+                self.where = ("gradient", index)
                 return "wrong", f"gradient of operand {index} {problem}"
         return "ok", ""
 
     def _distributed(self, index: int, place: Placement, case: Any, *, differentiated: bool) -> Any:
+        piece = self._pieces(index, place, case)[self.rank]
+        return self.peer.wrap(piece, place, case.filled.arrays[index].shape, differentiated=differentiated)
+
+    def _pieces(self, index: int, place: Placement, case: Any) -> Sequence[Any]:
+        """What each rank holds."""
         array = case.filled.arrays[index]
         layout = Layout.place(mesh_of((WORLD,)), [place], array.shape)
         rng = np.random.default_rng([case.seed, index])
-        piece = held(array, layout, rng, integral=case.filled.integral)[self.rank]
-        return self.peer.wrap(piece, place, array.shape, differentiated=differentiated)
+        return held(array, layout, rng, integral=case.filled.integral)
 
     def _differs(self, found: Any, wanted: Any, reference: Any) -> str:
         return difference(self.peer.whole(found), wanted, exact=reference.exact, eps=reference.eps) or ""

@@ -21,6 +21,9 @@ __all__ = ["TARGETS", "Audited", "audit", "summary"]
 TARGETS = {"torch-dtensor": ("torch", "hyper_parallel.platform.torch.peer")}
 """Targets: the framework that each needs, and the module that has them."""
 
+_CONFIRM = {"torch-dtensor": "hyper_parallel.platform.torch.peer_confirm"}
+_MOST_SECONDS = 120.0
+
 _WORLD = 2
 _SECONDS = 90.0
 
@@ -33,11 +36,15 @@ class Audited:
         op: canonical name.
         counts: placements by outcome: ``ok``, ``rejects``, ``wrong``, ``crash``, ``plain``.
         shown: the first of each kind that should not be.
+        program: prints the first wrong value, if it can be said in few lines.
+        printed: what it printed on two new processes, or nothing.
     """
 
     op: str
     counts: Counter[str] = field(default_factory=Counter)
     shown: list[str] = field(default_factory=list)
+    program: str | None = None
+    printed: str = ""
 
     @property
     def outcome(self) -> str:
@@ -45,13 +52,24 @@ class Audited:
         return next((one for one in ("wrong", "crash", "plain", "rejects", "ok") if self.counts[one]), "unexercised")
 
     def text(self) -> str:
-        """One line, and one for each kind of finding."""
+        """One line, one for each kind of finding, and a program that shows the wrong one."""
         counts = ", ".join(f"{count} {name}" for name, count in sorted(self.counts.items())) or "no sample"
-        return "\n".join([f"{self.outcome:<12}{self.op}: {counts}", *(f"    {one}" for one in self.shown)])
+        return "\n".join(
+            [f"{self.outcome:<12}{self.op}: {counts}", *(f"    {one}" for one in self.shown), *self._told()]
+        )
+
+    def _told(self) -> list[str]:
+        if not self.counts["wrong"]:
+            return []
+        if self.program is None:
+            return ["    no program of few lines shows it"]
+        seen = f"prints {self.printed}"[:200] if self.printed else "needs what the operators before it left behind"
+        return [f"    reproducer, {seen}", *(f"        {line}" for line in self.program.split("\n"))]
 
     def json(self) -> dict[str, Any]:
         """For programs."""
-        return {"op": self.op, "outcome": self.outcome, "counts": dict(self.counts), "shown": self.shown}
+        return {"op": self.op, "outcome": self.outcome, "counts": dict(self.counts), "shown": self.shown,
+                "program": self.program, "printed": self.printed}  # fmt: skip
 
 
 def audit(target: str, ops: Sequence[str]) -> Iterator[Audited]:
@@ -65,10 +83,31 @@ def audit(target: str, ops: Sequence[str]) -> Iterator[Audited]:
                     current = line["begin"]
                 else:
                     left.remove(line["op"])
-                    yield Audited(line["op"], Counter(line["counts"]), line["shown"])
+                    program, printed = reproduced(target, line.get("programs", []))
+                    yield Audited(line["op"], Counter(line["counts"]), line["shown"], program, printed)
         if left:  # they died, or one waits for the other
             left.remove(current)
             yield Audited(current, Counter(crash=1), [f"crash: its processes died or did not finish in {_SECONDS:g} s"])
+
+
+def reproduced(target: str, programs: Sequence[str]) -> tuple[str | None, str]:
+    """The first of ``programs`` that prints a wrong value on two new processes, and what it prints.
+
+    Where none does, the first of all, and nothing.
+    """
+    if not programs:
+        return None, ""
+    environment = {"OMP_NUM_THREADS": "1", **os.environ}
+    try:
+        ended = subprocess.run(  # noqa: S603 - this interpreter, this package
+            python_command(_CONFIRM[target]),
+            input=json.dumps(list(programs)), capture_output=True, text=True, env=environment,
+            timeout=_MOST_SECONDS, check=True,
+        )  # fmt: skip
+    except (subprocess.TimeoutExpired, subprocess.CalledProcessError):
+        return programs[0], ""
+    found = json.loads(ended.stdout)
+    return (programs[0], "") if found is None else (programs[found["index"]], found["printed"])
 
 
 def summary(target: str, found: Sequence[Audited]) -> str:

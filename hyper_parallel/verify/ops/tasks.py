@@ -10,15 +10,17 @@ from dataclasses import replace
 from typing import Any
 
 from hyper_parallel.core.shard.rule import Rule, find_rule
-from hyper_parallel.verify.ops.mutation import judged
+from hyper_parallel.verify.ops import sources
+from hyper_parallel.verify.ops.mutation import Verdict, judged
 from hyper_parallel.verify.ops.report import OperatorReport
 from hyper_parallel.verify.ops.sweep import Effort, sweep_operator, sweep_user_operator
 from hyper_parallel.verify.ops.user import load_user_file, user_rules
 
-__all__ = ["library_tasks", "mutant_tasks", "run", "task_of"]
+__all__ = ["library_tasks", "mutant_tasks", "run", "source_tasks", "task_of"]
 
 _SHARES = 2
 _NESTED = "view"  # has rows that only several axes, one after the other on one dim, can meet
+_SOURCE_SECONDS = 300.0
 _BATCH = 12  # quick operators take less time than a child takes to start and to find its kernels
 
 Say = Callable[[dict[str, Any]], None]
@@ -69,6 +71,15 @@ def mutant_tasks(platform: str, ops: Sequence[str], each: int, seed: int) -> lis
     ]
 
 
+def source_tasks(platform: str, each: int, seed: int) -> list[dict[str, Any]]:
+    """``each`` mutants of every module of redistribution, each in a child of its own, whose functions it changes."""
+    return [
+        {**task_of(platform, [f"{module}#{number}"], Effort(), seconds=_SOURCE_SECONDS), "seed": seed}
+        for module in sources.SOURCES
+        for number in range(each)
+    ]
+
+
 def _batches(ops: Sequence[str], each: int) -> list[list[str]]:
     """Neighbours in the alphabet cost alike: they go to different children."""
     count = -(-len(ops) // each)
@@ -102,10 +113,14 @@ def run(task: dict[str, Any], say: Say) -> None:
     for op in ops:
         say({"event": "start", "op": op})
         faulthandler.dump_traceback_later(task["seconds"], exit=True)
-        mutant = "seed" in task
-        found = judged(task["platform"], op, task["seed"]) if mutant else _sweep(task, op, effort, users)
+        found = _judged(task, op) if "seed" in task else _sweep(task, op, effort, users)
         say({"event": "report", "report": found.json()})
     faulthandler.cancel_dump_traceback_later()
+
+
+def _judged(task: dict[str, Any], op: str) -> Verdict:
+    judge = sources.judged if op.partition("#")[0] in sources.SOURCES else judged
+    return judge(task["platform"], op, task["seed"])
 
 
 def _sweep(task: dict[str, Any], op: str, effort: Effort, users: dict[str, Any]) -> OperatorReport:

@@ -1,0 +1,65 @@
+"""One rank of a world of any size: results have the right shape, and what only others know is refused."""
+
+from __future__ import annotations
+
+import re
+
+import numpy as np
+import pytest
+
+from hyper_parallel.errors import CollectiveMismatchError, UnsupportedOnBackend
+from hyper_parallel.transport.numpy_ops import NumpyOps
+from hyper_parallel.transport.rehearsed import RehearsedTransport
+from hyper_parallel.transport.simulated import SimulatedTransport
+
+RANKS = (2, 0, 1)
+
+
+@pytest.fixture
+def transport():
+    """Rank 0 of four thousand."""
+    return RehearsedTransport(4000, NumpyOps(), lambda like, shape: np.zeros(shape, like.dtype))
+
+
+def test_results_have_the_right_shapes_and_share_no_memory(transport):
+    """This rank's part is there, others' parts are zeros, and nothing shares memory with what was given."""
+    x, whole = np.ones((2, 3), np.float32), tuple(range(4000))
+    for found in (transport.all_reduce(x, "sum", whole), transport.broadcast(x, 2, RANKS)):
+        assert found.tolist() == x.tolist()
+        assert found is not x
+    gathered = transport.all_gather(x, RANKS, [(1, 3), (2, 3), (0, 3)])
+    assert [(one.shape, float(one.sum())) for one in gathered] == [((1, 3), 0.0), ((2, 3), 6.0), ((0, 3), 0.0)]
+    chunks = [x[:1], x, x[:0]]
+    assert transport.reduce_scatter(chunks, "max", RANKS).tolist() == x.tolist()
+    told = transport.all_to_all(chunks, RANKS, [(5,), (2, 3), (4, 1)])
+    assert [(one.shape, float(one.sum()), one.dtype.name) for one in told] == [
+        ((5,), 0.0, "float32"), ((2, 3), 6.0, "float32"), ((4, 1), 0.0, "float32")
+    ]  # fmt: skip
+    transport.send(x, 3999)
+    assert isinstance(transport, SimulatedTransport)
+
+
+def test_what_others_know_is_refused(transport):
+    """Objects, messages and handles of other ranks are not made up."""
+    x = np.ones(3, np.float32)
+    text = (
+        "recv(f32[3], src=1, tag=0): only the other ranks know its result, and in a rehearsal there are none; run the "
+        "program in a simulated world: hyper-parallel verify model"
+    )
+    with pytest.raises(UnsupportedOnBackend, match=re.escape(text.partition(":")[2])):
+        transport.recv(x, 1)
+    with pytest.raises(UnsupportedOnBackend, match="all_gather_object"):
+        transport.all_gather_object("mine", RANKS)
+    with pytest.raises(UnsupportedOnBackend, match="all_reduce"):
+        transport.start("all_reduce", x, "sum", RANKS)
+    with pytest.raises(UnsupportedOnBackend, match="only the other ranks know"):
+        transport._endpoint.wait(1)
+    assert transport.all_gather_object("alone", (0,)) == ["alone"]
+
+
+def test_a_wrong_call_is_still_one(transport):
+    """Arguments are checked as in any world."""
+    with pytest.raises(CollectiveMismatchError, match="of which it is no member"):
+        transport.all_reduce(np.ones(3), "sum", (1, 2))
+    with pytest.raises(CollectiveMismatchError, match="must be distinct and lie in"):
+        transport.all_reduce(np.ones(3), "sum", (0, 4000))
