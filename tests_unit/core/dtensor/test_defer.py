@@ -377,3 +377,24 @@ def test_copies_owe_nothing():
     assert found == [None] * 3
     for got in grads:
         np.testing.assert_allclose(got, dense_gradients(1)[0], rtol=2e-5, atol=2e-5)
+
+
+@pytest.mark.platforms("mindspore")
+def test_hooks_of_mindspore_parameters_see_true_gradients():
+    """A parameter with a hook reduces its gradient inside, as the hook has to see it; without the hook it waits."""
+    from hyper_parallel import value_and_grad
+
+    def rank():
+        (x, *_), w, b = case("mindspore", WORLD)
+        hook = w.register_hook(lambda grad: grad * 3)
+        run = value_and_grad(functools.partial(loss_of, w=w, b=b), None, [w, b])
+        with defer_grad_reduce():
+            hooked = run(x)[1]
+            hook.remove()
+            free = run(x)[1]
+        return [one[0].placements[0] == Partial() for one in (hooked, free)], *map(array_of, (hooked[0], free[0]))
+
+    for waiting, hooked, free in simulate(rank, 2, "mindspore"):
+        assert waiting == [False, True]
+        np.testing.assert_allclose(hooked, 3 * dense_gradients(1)[0], rtol=2e-5, atol=6e-5)
+        np.testing.assert_allclose(free, dense_gradients(1)[0], rtol=2e-5, atol=2e-5)
