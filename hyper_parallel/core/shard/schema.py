@@ -206,4 +206,6 @@ def _frozen(value: Any) -> Any:
         return (type(value), *map(_frozen, value))
     if isinstance(value, dict):
         return (dict, *((name, _frozen(item)) for name, item in value.items()))
+    if isinstance(value, slice):
+        return (slice, *map(_frozen, (value.start, value.stop, value.step)))
     return (type(value), value)

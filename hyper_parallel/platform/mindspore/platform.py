@@ -109,10 +109,10 @@ class MindSporePlatform(
         return isinstance(tensor, mindspore.Parameter)
 
     def accumulates_grad(self, local: Any) -> bool:
-        """While ``hyper_parallel.value_and_grad`` differentiates by it, which returns what was kept."""
+        """While ``hyper_parallel.value_and_grad`` differentiates by it, which returns what was kept; without hooks."""
         from hyper_parallel.platform.mindspore.autodiff import WANTED
 
-        return hasattr(local, WANTED)
+        return hasattr(local, WANTED) and not local.hooks()
 
     def version(self, local: Any) -> int:
         """Writes through any DTensor so far: MindSpore's own counter misses some, and views share storage."""

@@ -366,10 +366,11 @@ class TorchDTensor(DTensor, Tensor):
         return format(self.item(), spec) if not self._layout.shape else object.__format__(self, spec)
 
     def __deepcopy__(self, memo: dict[int, Any]) -> Any:
-        """A leaf of its own storage."""
+        """A leaf of its own storage; a parameter's gradient is not copied, as PyTorch has it."""
         if id(self) in memo:
             return memo[id(self)]
-        made = _rebuild(copy.deepcopy(self._local, memo), self._layout, copy.deepcopy(self._extras(), memo))
+        local = self._leaf() if isinstance(self, torch.nn.Parameter) else self._local
+        made = _rebuild(copy.deepcopy(local, memo), self._layout, copy.deepcopy(self._extras(), memo))
         made._readonly = None  # noqa: SLF001 - of its own class
         memo[id(self)] = made
         return made
@@ -379,9 +380,13 @@ class TorchDTensor(DTensor, Tensor):
         return {name: value for name, value in vars(self).items() if name not in _OWN}
 
     def __reduce_ex__(self, protocol: Any) -> Any:
-        """Pickle the local tensor and the layout."""
+        """Pickle the local tensor and the layout; a gradient, pending or not, stays behind."""
         del protocol
-        return (_rebuild, (self._local, self._layout, self._extras()))
+        return (_rebuild, (self._leaf(), self._layout, self._extras()))
+
+    def _leaf(self) -> Tensor:
+        """The local tensor's values as a leaf of its own, without gradient."""
+        return self._local.detach().requires_grad_(self._local.requires_grad)
 
 
 # True inside functions of PyTorch that were not written with overriding in mind, and ask for ``layout`` in its sense.

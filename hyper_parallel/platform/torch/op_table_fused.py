@@ -6,7 +6,7 @@ whatever the other parameters of the list do.
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from functools import partial
 from typing import Any
 
@@ -17,7 +17,7 @@ from hyper_parallel.core.shard.dispatch import Entry
 from hyper_parallel.errors import LayoutError, UnsupportedOperatorError, notation
 from hyper_parallel.platform.torch.op_table_pointwise import routed
 
-__all__ = ["add_routes"]
+__all__ = ["add_routes", "wrote"]
 
 _ADAM = "self, grads, exp_avgs, exp_avg_sqs, max_exp_avg_sqs, state_steps, *, lr, beta1, beta2, weight_decay, eps, "
 _SCALED = "maximize, grad_scale=None, found_inf=None"
@@ -47,11 +47,16 @@ def _step(func: Callable[..., Any], op: str, ops: Any, **given: Any) -> None:
     for index, parameter in enumerate(lists["self"]):
         _refuse_unlike(op, index, parameter, {name: one[index] for name, one in lists.items() if name != _STEPS})
     func(**{name: _local(value) for name, value in given.items()})
-    for name, values in lists.items():
-        if name != _STEPS:
-            for one in values:
-                if isinstance(one, DTensor):
-                    one.drop_views()
+    wrote(one for name, values in lists.items() if name != _STEPS for one in values)
+
+
+def wrote(values: Iterable[Any]) -> None:
+    """Tell of a write by a kernel that leaves version counters as they were: aliases and copies ask those."""
+    for one in values:
+        if isinstance(one, DTensor):
+            one.drop_views()
+            if not one._local.is_inference():  # noqa: SLF001 - the class' other half
+                torch.autograd.graph.increment_version(one._local)  # noqa: SLF001 - as above
 
 
 def _refuse_unlike(op: str, index: int, parameter: Any, row: dict[str, Any]) -> None:

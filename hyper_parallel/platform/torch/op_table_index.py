@@ -274,9 +274,12 @@ def _index(ops: Any, x: Any, index: Any, op: str) -> tuple[Any, bool]:
     return tuple(found), True
 
 
-def _composed(run: Callable[..., Any], signature: str, func: Callable[..., Any] | None = None) -> Entry:
-    name = run.__name__
-    return Entry(name, func or run, binder(signature), Decomposition(name, signature, run), func or run)
+def _composed(lines: dict[Any, tuple[Callable[..., Any], str]]) -> dict[Any, Entry]:
+    """Entries of functions that are what a composition makes of their arguments."""
+    return {
+        func: Entry(run.__name__, func, binder(signature), Decomposition(run.__name__, signature, run), func)
+        for func, (run, signature) in lines.items()
+    }
 
 
 PUT = "x, indices, values, accumulate=False"
@@ -285,16 +288,17 @@ PUT = "x, indices, values, accumulate=False"
 @cache
 def overloads_by_value() -> dict[Any, Entry]:
     """The same for operator overloads."""
-    return {
-        aten.index.Tensor: _composed(_index_list, "x, indices"),
-        aten.index_put.default: _composed(index_put, PUT),
-        aten.index_put_.default: _composed(index_put_, PUT),
-        aten.equal.default: _composed(equal, "x, y"),
-        aten.masked_select.default: _composed(masked_select, "x, mask"),
-        aten.nonzero.default: _composed(nonzero, "x"),
-        aten._local_scalar_dense.default: _composed(item, "x"),  # noqa: SLF001 - an operator's name
-        aten._linalg_check_errors.default: _composed(check_errors, "x, api_name, *, is_matrix"),  # noqa: SLF001
+    lines: dict[Any, tuple[Callable[..., Any], str]] = {
+        aten.index.Tensor: (_index_list, "x, indices"),
+        aten.index_put.default: (index_put, PUT),
+        aten.index_put_.default: (index_put_, PUT),
+        aten.equal.default: (equal, "x, y"),
+        aten.masked_select.default: (masked_select, "x, mask"),
+        aten.nonzero.default: (nonzero, "x"),
+        aten._local_scalar_dense.default: (item, "x"),  # noqa: SLF001 - an operator's name
+        aten._linalg_check_errors.default: (check_errors, "x, api_name, *, is_matrix"),  # noqa: SLF001
     }
+    return _composed(lines)
 
 
 def check_errors(_ops: Any, x: Any, api_name: str, is_matrix: bool) -> None:
@@ -309,22 +313,23 @@ def _index_list(ops: Any, x: Any, indices: Any) -> Any:
 @cache
 def by_value() -> dict[Any, Entry]:
     """Entries of the functions for which layouts do not say enough."""
-    return {
-        Tensor.__getitem__: _composed(getitem, "x, index"),
-        Tensor.__setitem__: _composed(setitem, "x, index, value"),
-        torch.masked_select: _composed(masked_select, "x, mask"),
-        Tensor.masked_select: _composed(masked_select, "x, mask"),
-        torch.nonzero: _composed(nonzero, "x, *, as_tuple=False"),
-        Tensor.nonzero: _composed(nonzero, "x, *, as_tuple=False"),
-        torch.argwhere: _composed(nonzero, "x"),
-        Tensor.argwhere: _composed(nonzero, "x"),
-        torch.index_put: _composed(index_put, PUT, torch.index_put),
-        Tensor.index_put: _composed(index_put, PUT, torch.index_put),
-        torch.where: _composed(where, "condition, x=None, y=None"),
-        F.one_hot: _composed(one_hot, "x, num_classes=-1"),
-        torch.combinations: _composed(combinations, "x, r=2, with_replacement=False"),
-        torch.equal: _composed(equal, "x, y"),
-        Tensor.equal: _composed(equal, "x, y"),
-        torch.allclose: _composed(allclose, "x, y, rtol=1e-05, atol=1e-08, equal_nan=False"),
-        Tensor.allclose: _composed(allclose, "x, y, rtol=1e-05, atol=1e-08, equal_nan=False"),
+    lines: dict[Any, tuple[Callable[..., Any], str]] = {
+        Tensor.__getitem__: (getitem, "x, index"),
+        Tensor.__setitem__: (setitem, "x, index, value"),
+        torch.masked_select: (masked_select, "x, mask"),
+        Tensor.masked_select: (masked_select, "x, mask"),
+        torch.nonzero: (nonzero, "x, *, as_tuple=False"),
+        Tensor.nonzero: (nonzero, "x, *, as_tuple=False"),
+        torch.argwhere: (nonzero, "x"),
+        Tensor.argwhere: (nonzero, "x"),
+        torch.index_put: (index_put, PUT),
+        Tensor.index_put: (index_put, PUT),
+        torch.where: (where, "condition, x=None, y=None"),
+        F.one_hot: (one_hot, "x, num_classes=-1"),
+        torch.combinations: (combinations, "x, r=2, with_replacement=False"),
+        torch.equal: (equal, "x, y"),
+        Tensor.equal: (equal, "x, y"),
+        torch.allclose: (allclose, "x, y, rtol=1e-05, atol=1e-08, equal_nan=False"),
+        Tensor.allclose: (allclose, "x, y, rtol=1e-05, atol=1e-08, equal_nan=False"),
     }
+    return _composed(lines)

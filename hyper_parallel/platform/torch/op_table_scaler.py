@@ -13,6 +13,7 @@ from hyper_parallel.core.dtensor.layout import Layout
 from hyper_parallel.core.dtensor.mesh import DeviceMesh
 from hyper_parallel.core.shard.dispatch import Entry
 from hyper_parallel.errors import UnsupportedOperatorError
+from hyper_parallel.platform.torch.op_table_fused import wrote
 from hyper_parallel.platform.torch.op_table_pointwise import routed
 
 __all__ = ["add_routes"]
@@ -28,8 +29,7 @@ def _unscale(ops: Any, x: Sequence[Any], found_inf: Any, inv_scale: Any) -> None
             _require_writable(index, one)
     _UNSCALE([_local(one) for one in x], _local(found_inf), _local(inv_scale))
     written = [one for one in x if isinstance(one, DTensor)]
-    for one in written:
-        one.drop_views()
+    wrote(written)
     meshes = list(dict.fromkeys(one.device_mesh for one in written))
     for mesh in meshes * len(meshes):  # what a rank hears over one mesh it tells over the others
         _local(found_inf).copy_(_anywhere(ops.platform, mesh, _local(found_inf)))

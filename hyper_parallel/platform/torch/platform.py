@@ -112,7 +112,7 @@ class TorchPlatform(
 
     def accumulates_grad(self, local: Any) -> bool:
         """Unless the leaf has hooks, or ``torch.autograd.grad`` runs, which adds nothing to ``grad``."""
-        if local._backward_hooks or local._post_accumulate_grad_hooks:  # noqa: SLF001 - no public spelling
+        if _has_hooks(local):
             return False
         try:
             return torch._C._will_engine_execute_node(torch.autograd.graph.get_gradient_edge(local).node)  # noqa: SLF001 - as above
@@ -120,11 +120,14 @@ class TorchPlatform(
             return False
 
     def accumulate_grad(self, local: Any, grad: Any) -> None:
-        """By a backward of its own; of a leaf that was frozen meanwhile, without."""
-        if local.requires_grad:
+        """By a backward of its own; past hooks, which are all of later passes, and where it was frozen meanwhile."""
+        if local.requires_grad and not _has_hooks(local):
             torch.autograd.backward(local, grad)
+        elif local.grad is None:
+            local.grad = grad
         else:
-            local.grad = grad if local.grad is None else local.grad + grad
+            with torch.no_grad():
+                local.grad.add_(grad)
 
     def version(self, local: Any) -> int:
         """PyTorch's version counter (0 for inference tensors, which have none)."""
@@ -173,6 +176,10 @@ class TorchPlatform(
 _JOINING = threading.Lock()
 _ALONE = SingleTransport(TorchOps())
 _joined: Callable[[], bool] = distributed.is_initialized if distributed.is_available() else bool
+
+
+def _has_hooks(local: Any) -> bool:
+    return bool(local._backward_hooks or local._post_accumulate_grad_hooks)  # noqa: SLF001 - no public spelling
 
 
 def build() -> TorchPlatform:

@@ -330,3 +330,71 @@ def test_whoever_must_see_true_gradients_does():
     np.testing.assert_allclose(written, 2 * gb, rtol=2e-5, atol=2e-5)
     x = arrays()[0][0].astype(np.float64)
     np.testing.assert_allclose(second, 4 * gw @ x.sum(0), rtol=2e-5, atol=2e-5)
+
+
+@pytest.mark.platforms("torch")
+def test_a_hook_sees_passes_after_it_only():
+    """What waits since before a hook was registered is added past the hook, as it was of a pass without one."""
+
+    def rank():
+        (x, *_), w, b = case("torch", WORLD)
+        seen = []
+        with defer_grad_reduce():
+            loss_of(x, w, b).backward()
+            hook = w.register_hook(lambda grad: grad * 3)
+            later = b.register_post_accumulate_grad_hook(lambda one: seen.append(array_of(one.grad)))
+        once = array_of(w.grad)
+        with defer_grad_reduce():
+            loss_of(x, w, b).backward()
+        hook.remove()
+        later.remove()
+        return once, array_of(w.grad), array_of(b.grad), len(seen)
+
+    once, after, bias, seen = on_two(rank)
+    gw, gb = dense_gradients(1)
+    np.testing.assert_allclose(once, gw, rtol=2e-5, atol=2e-5)
+    np.testing.assert_allclose(after, 4 * gw, rtol=2e-5, atol=4e-5)
+    np.testing.assert_allclose(bias, 2 * gb, rtol=2e-5, atol=2e-5)
+    assert seen == 1
+
+
+@pytest.mark.platforms("torch")
+def test_copies_owe_nothing():
+    """A copy that is taken inside, by deepcopy or pickle, is a parameter without gradient; the original's is whole."""
+    import copy
+    import pickle
+
+    def rank():
+        (x, *_), w, b = case("torch", WORLD)
+        with defer_grad_reduce():
+            loss_of(x, w, b).backward()
+            copies = [copy.copy(w), copy.deepcopy(w), pickle.loads(pickle.dumps(w))]  # noqa: S301 - our own bytes
+            found = [one.grad for one in copies]
+            loss_of(x, copies[1], b).backward()
+        return found, array_of(w.grad), array_of(copies[1].grad)
+
+    found, *grads = on_two(rank)
+    assert found == [None] * 3
+    for got in grads:
+        np.testing.assert_allclose(got, dense_gradients(1)[0], rtol=2e-5, atol=2e-5)
+
+
+@pytest.mark.platforms("mindspore")
+def test_hooks_of_mindspore_parameters_see_true_gradients():
+    """A parameter with a hook reduces its gradient inside, as the hook has to see it; without the hook it waits."""
+    from hyper_parallel import value_and_grad
+
+    def rank():
+        (x, *_), w, b = case("mindspore", WORLD)
+        hook = w.register_hook(lambda grad: grad * 3)
+        run = value_and_grad(functools.partial(loss_of, w=w, b=b), None, [w, b])
+        with defer_grad_reduce():
+            hooked = run(x)[1]
+            hook.remove()
+            free = run(x)[1]
+        return [one[0].placements[0] == Partial() for one in (hooked, free)], *map(array_of, (hooked[0], free[0]))
+
+    for waiting, hooked, free in simulate(rank, 2, "mindspore"):
+        assert waiting == [False, True]
+        np.testing.assert_allclose(hooked, 3 * dense_gradients(1)[0], rtol=2e-5, atol=6e-5)
+        np.testing.assert_allclose(free, dense_gradients(1)[0], rtol=2e-5, atol=2e-5)

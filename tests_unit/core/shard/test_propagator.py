@@ -235,6 +235,26 @@ def test_every_argument_counts_for_shape_and_dtype():
 
 
 @torch_only
+def test_shape_and_dtype_of_indexing_and_of_composed_operators():
+    """Slices are arguments like others, each its own; what is composed of others is asked by function and by name."""
+    import torch
+
+    propagator = ShardingPropagator()
+
+    def ask(op, *args, dtype=torch.float32):
+        x = Layout.place(init_device_mesh("cpu", (1,)), [Shard(0)], (5, 3))
+        found = propagator.propagate_tensor_meta(OpSchema(op, (x, *args)), (dtype,))
+        return found.shape, found.dtype
+
+    for getitem in (torch.Tensor.__getitem__, "__getitem__", "getitem"):
+        assert ask(getitem, slice(1, 4)) == ((3, 3), torch.float32)
+        assert ask(getitem, slice(1, 3)) == ((2, 3), torch.float32)
+        assert ask(getitem, (slice(None), 1), dtype=torch.int64) == ((5,), torch.int64)
+        assert ask(getitem, (..., None, slice(None, None, 2))) == ((5, 1, 2), torch.float32)
+    assert ask("one_hot", 4, dtype=torch.int64) == ((5, 3, 4), torch.int64)
+
+
+@torch_only
 def test_shape_and_dtype_follow_the_registrations():
     """What a name meant before it was taken by an operator of the user's is not answered again."""
     import torch

@@ -93,6 +93,29 @@ def test_scaled_gradients():
     assert simulate(run, 2, "torch") == [[(whole - 0.125).tolist(), whole.tolist()]] * 2
 
 
+@pytest.mark.parametrize("name", ["adamw", "sgd", "adagrad"])
+def test_aliases_see_a_step(name):
+    """An alias that was used before a step computes with the new values after it; a view that moved is stale."""
+    weight, rows = torch.arange(12.0, dtype=torch.float64).reshape(4, 3), torch.ones(2, 3, dtype=torch.float64)
+    plain = torch.nn.Parameter(weight.clone())
+    expected = trained(OPTIMIZERS[name], [plain], [[torch.ones_like(weight)]])[0].detach()
+
+    def run():
+        mesh = init_device_mesh("cpu", (2,), mesh_dim_names=("tp",))
+        held = torch.nn.Parameter(distribute_tensor(weight, mesh, [Shard(0)]))
+        batch = distribute_tensor(rows, mesh, [Shard(0)])
+        alias, moved = held.detach().requires_grad_(), held.detach().view(3, 4)
+        before = torch.nn.functional.linear(batch, alias).full_tensor()
+        trained(OPTIMIZERS[name], [held], [[distribute_tensor(torch.ones_like(weight), mesh, [Shard(0)])]])
+        with pytest.raises(UnsupportedOperatorError, match="a view of a tensor that was written since is stale"):
+            moved.sum()
+        return before, torch.nn.functional.linear(batch, alias).full_tensor()
+
+    for before, after in simulate(run, 2, "torch"):
+        torch.testing.assert_close(before.detach(), rows @ weight.T)
+        torch.testing.assert_close(after.detach(), rows @ expected.T)
+
+
 def test_what_lies_apart_is_refused():
     """Nothing moves in a fused step: other layouts, pending sums and read-only views are refused by name."""
     options = {
