@@ -12,15 +12,15 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from hyper_parallel.core.dtensor.philox import PIECE, Philox
+from hyper_parallel.core.dtensor.philox import BLOCK, PIECE, Philox
 
 if TYPE_CHECKING:
     from hyper_parallel.core.dtensor.layout import Box
 
 __all__ = ["Distribution", "Numbers", "Runs", "integers", "keep", "normal", "uniform"]
 
-_WORDS = 4
-"""Words of 32 bits that one counter gives: a block."""
+_WORDS = 2 * BLOCK
+"""Words of 32 bits in a block."""
 _KINDS = {1: "<u4", 2: "<u8"}
 _SHORT = 24
 """Digits of float32: a value that needs no more is made of one word of 32 bits."""
@@ -137,12 +137,11 @@ class Numbers:
         """As many whole runs at a time as fit."""
         count, length, every = self.runs.count, self.runs.length, slice(None)
         many = min(count, PIECE // width)
-        philox = Philox(self.seed, self.call, many * width)
+        philox = Philox(self.seed, self.call)
         for low in range(0, count, many):
             starts = self.runs.starts(low, min(low + many, count))
             skipped = (starts % np.uint64(per_block)).astype(np.intp)
-            counters = (starts // np.uint64(per_block))[:, None] + np.arange(width, dtype=np.uint64)
-            values = self._values(philox, counters.reshape(-1)).reshape(len(starts), -1)
+            values = self._values(philox.runs(starts // np.uint64(per_block), width))
             if (skipped == skipped[0]).all():
                 values = values[:, skipped[0] : skipped[0] + length]
             else:
@@ -156,13 +155,12 @@ class Numbers:
         for start in range(0, length + skipped, PIECE * per_block):
             count = min(PIECE, -(-(length + skipped - start) // per_block))
             block = first + start // per_block
-            values = self._values(philox, np.arange(block, block + count, dtype=np.uint64)).reshape(1, -1)
+            values = self._values(philox.words(block, count).reshape(1, -1))
             low, high = max(start - skipped, 0), min(start - skipped + count * per_block, length)
             yield slice(row, row + 1), slice(low, high), values[:, low + skipped - start : high + skipped - start]
 
-    def _values(self, philox: Philox, counters: Any) -> Any:
-        words = philox.words(counters).astype("<u8", copy=False).view(_KINDS[self.distribution.each])
-        return self.distribution.value(words)
+    def _values(self, words: Any) -> Any:
+        return self.distribution.value(words.astype("<u8", copy=False).view(_KINDS[self.distribution.each]))
 
 
 def uniform(digits: int = 53) -> Distribution:

@@ -1,82 +1,74 @@
-"""Philox 4x32-10 (Salmon et al., Parallel Random Numbers: As Easy as 1, 2, 3, SC 2011) on arrays of counters.
+"""Philox 4x64-10 (Salmon et al., Parallel Random Numbers: As Easy as 1, 2, 3, SC 2011), NumPy's: words by their place.
 
-Two of the four 32-bit words share one uint64, and a piece of the counters that fits a core's cache goes through all
-rounds before the next one begins: what a round costs is memory traffic, and there is none.
+A block of four words of 64 bits has a counter of its own, so any stretch of blocks can be computed without what comes
+before it. NumPy goes on from where it is; going elsewhere costs as much as some hundred blocks.
 """
 
 from __future__ import annotations
 
+import itertools
 from typing import Any
 
 import numpy as np
 
-__all__ = ["PIECE", "Philox"]
+__all__ = ["BLOCK", "PIECE", "Philox"]
 
-_ROUNDS = 10
-_MULTIPLY = (np.uint64(0xD2511F53), np.uint64(0xCD9E8D57))
-_WEYL = (0x9E3779B9, 0xBB67AE85)
-_WORD, _LOW = np.uint64(32), 0xFFFFFFFF
-
-PIECE = 8192
-"""Counters at a time."""
+BLOCK = 4
+"""Words of 64 bits in a block."""
+PIECE = 4096
+"""Blocks at a time: they stay in a core's cache."""
+_NEAR = 128
+"""Blocks that are drawn and dropped rather than gone around."""
+_COUNTERS = 1 << 256
+_CALL, _KEYS = 128, (1 << 64) - 1
 
 
 class Philox:
-    """Random words by counter; what it computes with, and the answer, are used again by the next call.
+    """The words of one call.
 
     Args:
-        seed: key, 64 bits.
+        seed: key, of which 64 bits count.
         call: the counter's upper half.
-        most: the largest number of counters of one call; more than :data:`PIECE` no longer fit a core's cache.
     """
 
-    def __init__(self, seed: int, call: int, most: int = PIECE) -> None:
-        self._keys = _round_keys(seed)
-        self._upper = np.uint64(_swapped(call))
-        self._spare = np.empty((4, most), np.uint64)
-        self._pairs = np.empty((most, 2), np.uint64)
+    def __init__(self, seed: int, call: int) -> None:
+        # NumPy counts before it computes: the first block comes of the counter after this one.
+        self._source: Any = np.random.Philox(key=seed & _KEYS, counter=((call << _CALL) - 1) % _COUNTERS)
+        self._next = 0
 
-    def words(self, counters: Any) -> Any:
-        """Two uint64 per counter, ``word 0 << 32 | word 1`` and ``word 2 << 32 | word 3``.
+    def words(self, block: int, count: int) -> Any:
+        """The words of ``count`` blocks from number ``block`` on, an array of uint64."""
+        if block != self._next:
+            self._source.advance((block - self._next) % _COUNTERS)
+        self._next = block + count
+        return self._source.random_raw(BLOCK * count)
+
+    def runs(self, first: Any, width: int) -> Any:
+        """The words of several stretches of blocks.
 
         Args:
-            counters: the counter's lower half, a one-dimensional uint64 array.
+            first: the number of each one's first block, ascending; an array of integers.
+            width: blocks in each.
 
         Returns:
-            An array of shape ``(len(counters), 2)``, which the next call overwrites.
+            A row of words per stretch.
         """
-        first, second, left, right = self._spare[:, : len(counters)]
-        np.left_shift(counters, _WORD, out=first)
-        np.right_shift(counters, _WORD, out=left)
-        np.bitwise_or(first, left, out=first)
-        second.fill(self._upper)
-        for key, other in self._keys:
-            np.right_shift(first, _WORD, out=left)
-            np.multiply(left, _MULTIPLY[0], out=left)
-            np.right_shift(second, _WORD, out=right)
-            np.multiply(right, _MULTIPLY[1], out=right)
-            _mixed(first, key, right)
-            _mixed(second, other, left)
-        found = self._pairs[: len(counters)]
-        found[:, 0], found[:, 1] = first, second
-        return found
+        found = np.empty((len(first), width, BLOCK), np.uint64)
+        steps = np.diff(first)
+        far = np.flatnonzero(steps > width + _NEAR) + 1
+        # So many that what is drawn at once, with what lies between, stays small.
+        many = max(1, PIECE // int(np.max(steps, initial=1, where=steps <= width + _NEAR)))
+        for low, high in itertools.pairwise((0, *far.tolist(), len(first))):
+            for start in range(low, high, many):
+                stop = min(start + many, high)
+                self._draw(first[start:stop], width, found[start:stop])
+        return found.reshape(len(first), BLOCK * width)
 
-
-def _mixed(half: Any, key: Any, product: Any) -> None:
-    """``product`` with its upper word mixed with the half's lower word and the round's key; in place."""
-    np.left_shift(half, _WORD, out=half)
-    np.bitwise_xor(half, key, out=half)
-    np.bitwise_xor(half, product, out=half)
-
-
-def _round_keys(seed: int) -> list[tuple[Any, Any]]:
-    keys, key = [], (seed & _LOW, seed >> 32 & _LOW)
-    for _ in range(_ROUNDS):
-        keys.append((np.uint64(key[0] << 32), np.uint64(key[1] << 32)))
-        key = ((key[0] + _WEYL[0]) & _LOW, (key[1] + _WEYL[1]) & _LOW)
-    return keys
-
-
-def _swapped(value: int) -> int:
-    """The lower word first."""
-    return (value & _LOW) << 32 | (value >> 32 & _LOW)
+    def _draw(self, first: Any, width: int, found: Any) -> None:
+        begin = int(first[0])
+        if len(first) == 1:
+            found[0] = self.words(begin, width).reshape(width, BLOCK)
+            return
+        drawn = self.words(begin, int(first[-1]) + width - begin).reshape(-1, BLOCK)
+        places = (first - first[0]).astype(np.intp)[:, None] + np.arange(width)
+        np.take(drawn, places, 0, out=found, mode="clip")  # within bounds; the default copies what it writes to

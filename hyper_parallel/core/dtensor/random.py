@@ -1,6 +1,6 @@
 """Random numbers that do not depend on the layout: ``value = f(seed, call index, global element index)``.
 
-The generator is Philox 4x32-10, a counter-based one: block ``b`` of call ``c`` has four words of 32 bits under the key
+The generator is Philox 4x64-10, a counter-based one: block ``b`` of call ``c`` has eight words of 32 bits under the key
 ``seed``, element ``i`` has its own word (or two, in float64) in a block that its index tells, so any rank computes the
 elements that it holds, and no rank needs another's state.
 Seed and call index are equal on all ranks as long as all ranks run the same program.
@@ -25,7 +25,6 @@ import numpy as np
 
 from hyper_parallel.core.dtensor import draws
 from hyper_parallel.core.dtensor.draws import Numbers, Runs
-from hyper_parallel.core.dtensor.philox import Philox
 from hyper_parallel.errors import UnsupportedOperatorError
 from hyper_parallel.transport.base import active_transport
 
@@ -35,7 +34,7 @@ if TYPE_CHECKING:
     from hyper_parallel.core.dtensor.mesh import DeviceMesh
     from hyper_parallel.transport.base import Transport
 
-__all__ = ["RandomState", "bits", "get_state", "integers", "keep", "manual_seed", "named", "normal", "numbers",
+__all__ = ["RandomState", "get_state", "integers", "keep", "manual_seed", "named", "normal", "numbers",
            "preserved", "refuse_while", "replaying", "set_state", "uniform"]  # fmt: skip
 
 _LOW, _WORD = np.uint64(0xFFFFFFFF), np.uint64(32)
@@ -232,23 +231,6 @@ _RERUN = (
     "torch.utils.checkpoint.checkpoint, or take state = hyper_parallel.core.dtensor.random.get_state() before the "
     "first run and run again `with hyper_parallel.core.dtensor.random.replaying(state):`"
 )
-
-
-# -- the generator -----------------------------------------------------------------------------------------------------
-
-
-def bits(seed: int, call: int, indices: Any) -> tuple[Any, Any, Any, Any]:
-    """Four words of 32 random bits (in uint64) for each counter.
-
-    Args:
-        seed: key.
-        call: call index, the counter's upper half.
-        indices: uint64 array, the counter's lower half.
-    """
-    indices = np.asarray(indices, np.uint64)
-    found = Philox(seed, call, indices.size).words(indices.reshape(-1)).reshape(*indices.shape, 2)
-    first, second = found[..., 0], found[..., 1]
-    return first >> _WORD, first & _LOW, second >> _WORD, second & _LOW
 
 
 # -- distributions -----------------------------------------------------------------------------------------------------
