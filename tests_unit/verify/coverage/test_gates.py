@@ -310,7 +310,7 @@ def test_the_floor_of_every_room(name, floor):
     combined = read_settings(PROJECT / "pyproject.toml").environment("combined")
     assert combined.floor(f"hyper_parallel/{name}") == floor
     assert combined.omit == ()
-    assert combined.total >= 96
+    assert combined.total >= 95
 
 
 def test_the_committed_baseline_names_real_files():
@@ -319,7 +319,7 @@ def test_the_committed_baseline_names_real_files():
     baseline = read_baseline(PROJECT / settings.baseline, "combined")
     gone = [name for name in {*baseline.files, *baseline.exceptions} if not (PROJECT / name).exists()]
     assert gone == []
-    assert len(baseline.files) > 300
+    assert len(baseline.files) > 200
     assert len(baseline.exceptions) <= settings.environment("combined").exceptions
 
 
