@@ -39,7 +39,11 @@ def add_parser(kinds: Any) -> None:
     one.add_argument("--launch", default="simulated", metavar="simulated,processes", help="default: simulated")
     one.add_argument("--world-size", type=int, default=3, metavar="N", help="number of ranks, at least 2 (default: 3)")
     one.add_argument("--facet", metavar="tensors,groups", help="only these facets of the contract")
-    one.add_argument("--memory", action="store_true", help="also measure checkpointing and swapping of activations")
+    one.add_argument(
+        "--memory",
+        action="store_true",
+        help="also measure checkpointing, swapping and building",
+    )
     one.add_argument("--json", action="store_true", help="the results as JSON on stdout")
     one.add_argument("--report", metavar="FOLDER", help="also write a JSON file per result here, for coverage html")
     one.set_defaults(run=run)
@@ -98,7 +102,11 @@ def _text(one: Outcome | Footprint) -> str:
     if not isinstance(one, Footprint):
         return summary(one)
     shares = ", ".join(f"{mode} {share:.2f}{_excess(one, mode)}" for mode, share in one.shares().items())
-    return f"{one.platform} / cpu: activations in memory, of plain: {shares}"
+    lines = [f"{one.platform} / cpu: activations in memory, of plain: {shares}"]
+    if one.building:
+        excess = one.excess()
+        lines.append(f"{one.platform} / cpu: {one.built()}{' (' + ', '.join(excess) + ')' if excess else ''}")
+    return "\n".join(lines)
 
 
 def _excess(one: Footprint, mode: str) -> str:

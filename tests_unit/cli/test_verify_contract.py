@@ -49,12 +49,17 @@ def test_a_failure_is_told(capsys, monkeypatch):
 def test_memory_is_measured_where_asked(capsys, monkeypatch):
     """The figures are part of the results, and more than half of plain training is a failure."""
     peaks = {"plain": 100, "checkpoint": 10, "swap": 51}
-    monkeypatch.setattr(outcome, "measure", lambda platform: outcome.Footprint(platform, peaks, "today"))
+    built = {"parameters": 8 << 30, "seconds": 2.5, "grown": 1 << 20, "shard": 8 << 20, "filling": 9 << 20}
+    monkeypatch.setattr(outcome, "measure", lambda platform: outcome.Footprint(platform, peaks, "today", built))
     status, out, _ = ran(capsys, "--platform", "torch", "--facet", "pipeline", "--world-size", 2, "--memory")
     assert status == 1
-    assert out.splitlines()[-1] == (
-        "torch / cpu: activations in memory, of plain: plain 1.00, checkpoint 0.10, swap 0.51 (more than 0.50)"
-    )
+    assert out.splitlines()[-2:] == [
+        "torch / cpu: activations in memory, of plain: plain 1.00, checkpoint 0.10, swap 0.51 (more than 0.50)",
+        (
+            "torch / cpu: 8.0 GiB of parameters over 8 simulated ranks are laid out in 2.50 s of computing, growing a "
+            "process by 1.0 MiB; a shard of 8.0 MiB is filled in 9.0 MiB (more than 2 s)"
+        ),
+    ]
 
 
 @pytest.mark.platforms("torch")

@@ -116,7 +116,7 @@ def test_the_matrix_shows_every_member():
     """The page has a row per member, and tells what failed, a gap's reason, and who was not run."""
     shown = page([outcomes()], [])
     assert all(f"<code>{member}</code>" in shown for members in MEMBERS.values() for member in members)
-    assert shown.count("not run</td>") == 95 - 3 + 1  # and no memory figures
+    assert shown.count("not run</td>") == 95 - 3 + 2  # and no memory figures
     assert "gap: &lt;none&gt;" in shown
     assert "failed: rank 1: x &lt; y" in shown
     assert '<th scope="row">torch / cpu / simulated</th><td class="number">2</td>' in shown
@@ -128,10 +128,13 @@ def test_the_matrix_shows_every_member():
     )
 
 
+BUILT = {"parameters": 8 << 30, "seconds": 0.12, "grown": 200_000, "shard": 8 << 20, "filling": 9 << 20}
+
+
 def test_the_memory_figures_are_shown():
     """Peaks, their part of plain training, and which of them is more than it may be."""
     found = Footprint(
-        "mindspore", {"plain": 10 << 20, "checkpoint": 5 << 20, "selective": 8 << 20, "swap": 6 << 20}, "today"
+        "mindspore", {"plain": 10 << 20, "checkpoint": 5 << 20, "selective": 8 << 20, "swap": 6 << 20}, "today", BUILT
     )
     shown = page([], [found])
     good, bad = '<td class="good">yes, at most {}</td>', '<td class="bad">failed: more than {}</td>'
@@ -143,6 +146,17 @@ def test_the_memory_figures_are_shown():
         numbers = f'<td class="number">{size}</td><td class="number">{share}</td>'
         assert f'<th scope="row">mindspore, {mode}</th>{numbers}{verdict}' in shown
     assert shown.count("failed: more than") == 1
+    line = (
+        "8.0 GiB of parameters over 8 simulated ranks are laid out in 0.12 s of computing, growing a process by "
+        "0.2 MiB; a shard of 8.0 MiB is filled in 9.0 MiB"
+    )
+    assert f'<th scope="row">mindspore</th><td>{line}</td><td class="good">yes</td>' in shown
+    assert found.built() == line
+    slow = Footprint("torch", {"plain": 1}, "today", {**BUILT, "seconds": 2.1, "grown": 5 << 20, "filling": 11 << 20})
+    assert not slow.ok
+    assert slow.excess() == ["more than 2 s", "growth of more than 4 MiB", "more than 2 MiB beside the shard"]
+    failed = "failed: more than 2 s, growth of more than 4 MiB, more than 2 MiB beside the shard"
+    assert f'<td class="bad">{failed}</td>' in page([], [slow])
     assert not found.ok
 
 

@@ -2,72 +2,48 @@
 
 from __future__ import annotations
 
-import math
-
 import pytest
 
-from hyper_parallel.core.dtensor.mesh import DeviceMesh
-from hyper_parallel.core.dtensor.module import place_parameter
-from hyper_parallel.core.dtensor.placements import Shard
+from hyper_parallel.core.dtensor import random
 from hyper_parallel.errors import PlanError
 from hyper_parallel.platform.select import platform_named
+from hyper_parallel.verify.contract.footprint import building, delayed_layer
 from hyper_parallel.verify.simulate import simulate
-
-# What allocators and the descriptions of parameters take.
-SLACK = 4 << 20
-# What is drawn at a time, and rounded.
-SCRATCH = 2 << 20
 
 
 def test_8_gib_over_8_ranks_are_built_without_storage(platform_name):
-    """A model of 8 GiB of parameters is built and laid out over 8 ranks, and the process grows by no part of it."""
+    """A model of 8 GiB is laid out over 8 ranks in 2 s, and no process grows by any of it; a shard is filled in place.
+
+    The weights are 1 GiB each, and a rank's part 128 MiB; what filling draws with, in float64 too, is bounded.
+    """
+    found = building(platform_name)
+    assert found["parameters"] > 8 << 30
+    assert found["seconds"] < 2
+    assert found["grown"] < 4 << 20
+    assert found["shard"] == 8 << 20
+    assert found["filling"] < found["shard"] + (2 << 20)
+
+
+def test_a_rank_holds_its_shard_alone(platform_name):
+    """Of a weight over 8 ranks each gets its rows, none on the last one; they are those of one weight, gathered."""
 
     def rank():
-        from hyper_parallel.verify.contract.footprint import growth_of
-
-        platform, held = platform_named(platform_name), []
-
-        def build():
-            for _ in range(8):
-                layer = delayed_layer(platform, 1 << 14)
-                for one in platform.parameters_dict(layer).values():
-                    assert platform.is_meta(platform.get_param_local_data(one))
-                    assert one.local_shape[0] == (1 << 14) // 8
-                    held.append(math.prod(one.shape) * platform.get_param_type_size(one))
-
-        delayed_layer(platform, 8)  # what the first one imports is not the model's
-        return growth_of(build), sum(held)
-
-    for grown, held in simulate(rank, 8, platform_name):
-        assert held > 8 << 30
-        assert grown < SLACK  # a weight is 1 GiB, and a rank's part of it 128 MiB
-
-
-def test_a_rank_materialises_its_shard_alone(platform_name):
-    """Of a weight of 64 MiB over 8 ranks each takes its 8; what it draws with, in float64 too, is bounded."""
-
-    def rank():
-        from hyper_parallel.verify.contract.footprint import growth_of
-
         platform = platform_named(platform_name)
-        platform.init_parameters(delayed_layer(platform, 8))
-        layer = delayed_layer(platform, 1 << 12)
-        grown = growth_of(lambda: platform.init_parameters(layer))
+        layer = delayed_layer(platform, 20)
+        random.manual_seed(7)
+        platform.init_parameters(layer)
         weight = platform.parameters_dict(layer)["weight"]
-        return grown, platform.get_tensor_storage_size(platform.get_param_local_data(weight))
+        low, high = weight.layout.local_box()[0]
+        whole, piece = (
+            platform.tensor_to_numpy(platform.detach(one)) for one in (weight.full_tensor(), weight.to_local())
+        )
+        return piece.shape == (high - low, 20) and (whole[low:high] == piece).all(), whole.tolist(), high - low
 
-    for grown, stored in simulate(rank, 8, platform_name):
-        assert stored == 8 << 20
-        assert grown < stored + SCRATCH
-
-
-def delayed_layer(platform, size):
-    """A square linear layer without storage, its parameters sharded over the world of 8."""
-    with platform.init_on_device(platform.meta_device):
-        layer = platform.linear_layer(size, size, dtype=platform.str_to_dtype("float32"))
-    for name in ("weight", "bias"):
-        place_parameter(platform, layer, name, DeviceMesh("cpu", list(range(8))), [Shard(0)])
-    return layer
+    found = simulate(rank, 8, platform_name)
+    assert all(equal for equal, *_ in found)
+    assert all(whole == found[0][1] for _, whole, _ in found)
+    assert len({value for row in found[0][1] for value in row}) > 300  # drawn, and no row twice
+    assert [rows for *_, rows in found] == [3] * 6 + [2, 0]
 
 
 @pytest.mark.platforms("torch")

@@ -1,28 +1,35 @@
-"""How much memory activations take: peaks of whole processes, one per way of keeping activations."""
+"""How much memory activations take, one process per way of keeping them; and what building without storage takes."""
 
 from __future__ import annotations
 
 import json
+import math
 import os
 import subprocess
 import sys
+import time
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 
+from hyper_parallel.core.dtensor.mesh import DeviceMesh
+from hyper_parallel.core.dtensor.module import place_parameter
+from hyper_parallel.core.dtensor.placements import Shard
 from hyper_parallel.platform.contract.training import LanguageModelConfig
 from hyper_parallel.platform.select import platform_named, use_platform
 from hyper_parallel.transport.start import python_command
+from hyper_parallel.verify.simulate import simulate
 
-__all__ = ["MODES", "footprints", "growth_of", "peak"]
+__all__ = ["MODES", "building", "delayed_layer", "footprints", "growth_of", "peak"]
 
 MODES = ("plain", "checkpoint", "selective", "swap")
 _CONFIG = LanguageModelConfig(
     dim=128, layers=12, heads=4, kv_heads=4, head_dim=32, ffn=512, length=192, dtype="float32"
 )
 _BATCH = 4
+_RANKS, _LAYERS, _WIDE, _NARROW = 8, 8, 1 << 14, 1 << 12
 
 
 def footprints(platform_name: str) -> dict[str, int]:
@@ -62,6 +69,49 @@ def peak(platform_name: str, mode: str) -> int:
             layers[index] = wrap(layers[index])
         _step(platform, model, 1)
         return growth_of(lambda: _step(platform, model, _BATCH))
+
+
+def building(platform_name: str) -> dict[str, float]:
+    """What 8 simulated ranks need to lay out 8 GiB of parameters without storage, and one to fill its shard of 64 MiB.
+
+    Returns:
+        ``parameters``: bytes of the model; ``seconds``: of computing, on all ranks together; ``grown``: bytes by which
+        building lets a process grow at most; ``shard`` and ``filling``: bytes of the shard, and by which filling does.
+    """
+    found = simulate(_built, _RANKS, platform_name, (platform_name,))
+    seconds = sum(one["seconds"] for one in found)
+    return {**{name: max(one[name] for one in found) for name in found[0]}, "seconds": seconds}
+
+
+def _built(platform_name: str) -> dict[str, float]:
+    platform = platform_named(platform_name)
+    platform.init_parameters(delayed_layer(platform, _RANKS))  # what the first one imports is not the model's
+    held: list[Any] = []
+    start = time.thread_time()
+    grown = growth_of(lambda: held.extend(delayed_layer(platform, _WIDE) for _ in range(_LAYERS)))
+    seconds = time.thread_time() - start
+    weights = [one for layer in held for one in platform.parameters_dict(layer).values()]
+    assert all(platform.is_meta(platform.get_param_local_data(one)) for one in weights)
+    layer = delayed_layer(platform, _NARROW)
+    filling = growth_of(lambda: platform.init_parameters(layer))
+    return {
+        "parameters": sum(math.prod(one.shape) * platform.get_param_type_size(one) for one in weights),
+        "seconds": seconds,
+        "grown": grown,
+        "shard": platform.get_tensor_storage_size(
+            platform.get_param_local_data(platform.parameters_dict(layer)["weight"])
+        ),
+        "filling": filling,
+    }
+
+
+def delayed_layer(platform: Any, size: int) -> Any:
+    """A square linear layer without storage, its parameters sharded over the world of 8."""
+    with platform.init_on_device(platform.meta_device):
+        layer = platform.linear_layer(size, size, dtype=platform.str_to_dtype("float32"))
+    for name in ("weight", "bias"):
+        place_parameter(platform, layer, name, DeviceMesh("cpu", list(range(_RANKS))), [Shard(0)])
+    return layer
 
 
 def growth_of(call: Callable[[], Any]) -> int:

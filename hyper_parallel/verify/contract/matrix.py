@@ -77,7 +77,18 @@ def _memory(footprints: Sequence[Footprint]) -> pages.Html:
         for mode, share in one.shares().items()
     ]
     numbers = [pages.Column(name, number=True) for name in ("MiB", "of plain")]
-    return pages.table(_MEMORY, ["activations", *numbers, "as little as it must", "written"], rows, empty="not run")
+    shown = pages.table(_MEMORY, ["activations", *numbers, "as little as it must", "written"], rows, empty="not run")
+    return pages.Html(f"{shown}\n{_building(footprints)}")
+
+
+def _building(footprints: Sequence[Footprint]) -> pages.Html:
+    rows: list[list[pages.Value]] = [[one.platform, one.built(), _fits(one)] for one in footprints if one.building]
+    return pages.table("Building without storage", ["framework", "measured", "holds"], rows, empty="not run")
+
+
+def _fits(one: Footprint) -> pages.Cell:
+    excess = one.excess()
+    return pages.Cell(f"failed: {', '.join(excess)}", kind="bad") if excess else pages.Cell("yes", kind="good")
 
 
 def _held(one: Footprint, mode: str) -> pages.Value:

@@ -17,6 +17,7 @@ __all__ = ["Footprint", "Outcome", "examine", "load", "measure"]
 
 _ALL = tuple(MEMBERS)
 _LIMITS = {"checkpoint": 0.5, "selective": 0.9, "swap": 0.5}
+_SECONDS, _GROWTH, _SCRATCH = 2, 4 << 20, 2 << 20
 
 
 @dataclass(frozen=True)
@@ -62,22 +63,45 @@ class Outcome:
 
 @dataclass(frozen=True)
 class Footprint:
-    """How much memory a training step adds to a process on CPU, by the way of keeping activations.
+    """How much memory a training step adds to a process on CPU, by the way of keeping activations; and building.
 
     Attributes:
         platform: name of the framework.
         peaks: bytes by mode: ``plain``, ``checkpoint``, ``selective`` (which keeps the matrix products), ``swap``.
         written: when, in UTC.
+        building: what building without storage takes; see :func:`.footprint.building`.
     """
 
     platform: str
     peaks: dict[str, int]
     written: str = ""
+    building: dict[str, float] = field(default_factory=dict)
 
     @property
     def ok(self) -> bool:
-        """Whether every mode takes at most its part of plain training."""
-        return all(self.holds(mode) for mode in self.peaks if mode != "plain")
+        """Whether every mode takes at most its part of plain training, and building is quick and small."""
+        return all(self.holds(mode) for mode in self.peaks if mode != "plain") and not self.excess()
+
+    def excess(self) -> list[str]:
+        """What building takes too much of."""
+        if not self.building:
+            return []
+        of, above = self.building, self.building["filling"] - self.building["shard"]
+        found = {
+            f"more than {_SECONDS} s": of["seconds"] > _SECONDS,
+            f"growth of more than {_GROWTH >> 20} MiB": of["grown"] > _GROWTH,
+            f"more than {_SCRATCH >> 20} MiB beside the shard": above > _SCRATCH,
+        }
+        return [text for text, wrong in found.items() if wrong]
+
+    def built(self) -> str:
+        """A line about building."""
+        of, mib = self.building, float(1 << 20)
+        return (
+            f"{of['parameters'] / (1 << 30):.1f} GiB of parameters over 8 simulated ranks are laid out in "
+            f"{of['seconds']:.2f} s of computing, growing a process by {of['grown'] / mib:.1f} MiB; a shard of "
+            f"{of['shard'] / mib:.1f} MiB is filled in {of['filling'] / mib:.1f} MiB"
+        )
 
     def holds(self, mode: str) -> bool:
         """Whether ``mode`` takes at most :meth:`limit` of plain training."""
@@ -123,10 +147,10 @@ def examine(
 
 
 def measure(platform_name: str) -> Footprint:
-    """Measure the footprints; see :func:`.footprint.footprints`."""
-    from hyper_parallel.verify.contract.footprint import footprints
+    """Measure the footprints; see :mod:`.footprint`."""
+    from hyper_parallel.verify.contract.footprint import building, footprints
 
-    return Footprint(platform_name, footprints(platform_name), _now())
+    return Footprint(platform_name, footprints(platform_name), _now(), building(platform_name))
 
 
 def load(folder: Path) -> tuple[list[Outcome], list[Footprint]]:
