@@ -23,7 +23,7 @@ adapter of the neighbour, a gradient not reduced.
 Every operator gives the same number of mutants, drawn with a seed. One that claims nothing that the rule does not claim
 too is equivalent, and not counted. What survives is listed, with what the full mode says of it.
 
-With --source: mutants of the code of redistribution instead, held against hyper-parallel verify redistribute --quick;
+With --source: mutants of the code of redistribution instead, held against hyper-parallel verify redistribute;
 nothing tells the equivalent ones, so every one that survives is listed.
 
 Exit status: 0 if the score reaches the floor, 1 if not, 2 for input that makes no sense, 130 after Ctrl-C."""

@@ -18,7 +18,7 @@ import numpy as np
 
 from hyper_parallel.core.dtensor import transition
 from hyper_parallel.verify.ops.mutation import Verdict
-from hyper_parallel.verify.redistribution import QUICK_MESHES, first_wrong, least_work
+from hyper_parallel.verify.redistribution import MESHES, first_wrong, least_work
 
 __all__ = ["SOURCES", "SourceMutant", "applied", "judged", "source_mutants"]
 
@@ -27,8 +27,8 @@ SOURCES = ("hyper_parallel.core.dtensor.steps", "hyper_parallel.core.dtensor.tra
 
 _Work = dict[tuple[int, ...], tuple[int, int]]
 
-# What only refuses or only prints is not held against values.
-_SPARED = ("_check", "_check_reductions", "__repr__", "__str__", "describe")
+# What only refuses or prints is not held against values, nor is a price by which plans with equal values are chosen.
+_SPARED = ("_check", "_check_reductions", "__repr__", "__str__", "describe", "messages")
 _COMPARISONS: dict[type[ast.cmpop], type[ast.cmpop]] = {
     ast.Eq: ast.NotEq, ast.NotEq: ast.Eq, ast.Lt: ast.LtE, ast.LtE: ast.Lt, ast.Gt: ast.GtE, ast.GtE: ast.Gt,
     ast.In: ast.NotIn, ast.NotIn: ast.In, ast.Is: ast.IsNot, ast.IsNot: ast.Is,
@@ -67,7 +67,7 @@ def judged(platform: str, op: str, seed: int) -> Verdict:
     if int(number) >= len(found):
         return Verdict(op, platform, generated=len(found))
     mutant = found[int(order[int(number)])]
-    before: _Work = {mesh: least_work(mesh) for mesh in QUICK_MESHES}
+    before: _Work = {mesh: least_work(mesh) for mesh in MESHES}
     if not applied(mutant):
         return Verdict(op, platform, mutant.kind, mutant.change, "equivalent", "the same code", len(found))
     try:
@@ -116,6 +116,8 @@ def _is_spared(node: ast.AST) -> bool:
         return any(isinstance(one, ast.Name) and one.id == "msg" for one in node.targets)
     if isinstance(node, ast.If):  # guards a refusal
         return isinstance(node.body[-1], ast.Raise)
+    if isinstance(node, ast.keyword):
+        return node.arg == "strict"
     return isinstance(node, (ast.Raise, ast.JoinedStr, ast.AnnAssign, ast.arguments))
 
 
