@@ -7,6 +7,7 @@ framework's tensor type. Autograd runs on the locals; the class adds no node of 
 from __future__ import annotations
 
 from collections.abc import Sequence
+from operator import index
 from typing import TYPE_CHECKING, Any
 from weakref import ref
 
@@ -101,7 +102,7 @@ class DTensor:
         local_shape = tuple(local.shape)
         if placements is None:
             placements = [Replicate()] * mesh.ndim
-        layout = Layout.place(mesh, placements, (0,) * len(local_shape) if shape is None else tuple(shape))
+        layout = Layout.place(mesh, placements, (0,) * len(local_shape) if shape is None else _sizes(shape))
         if len(layout.dim_axes) != len(local_shape):
             msg = (
                 f"from_local: shape {list(shape or ())} has {layout.ndim} dims, "
@@ -324,6 +325,17 @@ def require_dense(tensor: Any, what: str) -> Platform:
         msg = f"{what} has sparse storage, of which no rank can hold a piece; use tensor.to_dense()"
         raise NotPlainError(msg)
     return platform
+
+
+def _sizes(shape: Sequence[int]) -> tuple[int, ...]:
+    try:
+        sizes = tuple(index(size) for size in shape)
+    except TypeError:
+        sizes = (-1,)
+    if any(size < 0 for size in sizes):
+        msg = f"from_local: shape must give an int per dim, none negative, got {shape!r}"
+        raise LayoutError(msg)
+    return sizes
 
 
 def _check_pieces(platform: Platform, local: Any, layout: Layout) -> None:

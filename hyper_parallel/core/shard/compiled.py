@@ -23,12 +23,16 @@ if TYPE_CHECKING:
     from hyper_parallel.core.shard.rule import Rule
     from hyper_parallel.platform.contract.platform import Platform
 
-__all__ = ["Mark", "Run", "compile_plan", "marked"]
+__all__ = ["Mark", "Run", "UnknownOperandError", "compile_plan", "marked"]
 
 Run = Callable[[tuple[Any, ...], dict[str, Any]], Any]
 Fetch = Callable[[Any], Any]
 
 _LOCAL = attrgetter("_local")
+
+
+class UnknownOperandError(TypeError):
+    """The framework's operator does not know the other operand, and leaves it to the other one to answer."""
 
 
 class Mark:
@@ -267,6 +271,8 @@ def _checking(call: Run, plan: OpPlan) -> Run:
 
     def run(args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         out = call(args, kwargs)
+        if out is NotImplemented:
+            raise _not_understood(plan)
         for one, layout in zip(out if plan.many else (out,), plan.choice.outputs, strict=True):
             if layout.shape is not None and tuple(one.shape) != layout.local_shape:
                 msg = (
@@ -277,6 +283,11 @@ def _checking(call: Run, plan: OpPlan) -> Run:
         return out
 
     return run
+
+
+def _not_understood(plan: OpPlan) -> UnknownOperandError:
+    others = [f"{name} a {type(value).__name__}" for name, value in plan.call.args.items() if type(value) is not Ref]
+    return UnknownOperandError(f"{describe(plan.call)}: the operator does not take {', '.join(others)}")
 
 
 def _wrapped(platform: Platform, plan: OpPlan, call: Run, inherit: Run | None) -> Run:
@@ -416,7 +427,8 @@ def _writing(call: Run, plan: OpPlan, target: Run) -> Run:
             name, reason = plan.call.operands[0].name, written._readonly  # noqa: SLF001
             msg = f"{describe(plan.call)}: {name} cannot be written to: {reason}"
             raise UnsupportedOperatorError(msg)
-        call(args, kwargs)
+        if call(args, kwargs) is NotImplemented:
+            raise _not_understood(plan)
         written.drop_views()
         return written
 

@@ -15,7 +15,7 @@ from hyper_parallel.core.dtensor.layout import Layout
 from hyper_parallel.core.dtensor.skip import any_block, local_operands, skipped
 from hyper_parallel.core.shard.binder import binder
 from hyper_parallel.core.shard.call import OpCall, Operand, Ref
-from hyper_parallel.core.shard.compiled import Mark, Run, compile_plan, marked
+from hyper_parallel.core.shard.compiled import Mark, Run, UnknownOperandError, compile_plan, marked
 from hyper_parallel.core.shard.propagation import propagate
 from hyper_parallel.core.shard.rule import Decomposition, Rule, find_rule
 from hyper_parallel.errors import MeshMismatchError, MixedTensorError, UnsupportedOperatorError
@@ -175,6 +175,12 @@ class Dispatcher:
         get, full, kind = entry.cache.get, self.dispatch, self.kind
         loose = entry.loose
 
+        def whole(x: Any, y: Any) -> Any:
+            try:
+                return full(entry, (x, y), _NO_KWARGS)
+            except UnknownOperandError:
+                return NotImplemented  # Python asks y, and compares identities or says that it cannot
+
         def call(x: Any, y: Any) -> Any:
             of = type(y)
             if any_block():
@@ -185,9 +191,9 @@ class Dispatcher:
                 run = get((x._layout, of))  # noqa: SLF001
             else:
                 run = None
-            return full(entry, (x, y), _NO_KWARGS) if run is None else run((x, y), _NO_KWARGS)
+            return whole(x, y) if run is None else run((x, y), _NO_KWARGS)
 
-        return (lambda x, y: full(entry, (x, y), _NO_KWARGS)) if _keyed(entry) else call
+        return whole if _keyed(entry) else call
 
     def _on_locals(self, entry: Entry, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         """The call on local tensors, as the caller spelled it."""

@@ -10,7 +10,7 @@ from hyper_parallel.core.dtensor.module import replicate_module
 from hyper_parallel.core.dtensor.ties import Ties
 from hyper_parallel.core.tensor_parallel.paths import name_modules, trace_modules
 from hyper_parallel.core.tensor_parallel.plan import check, matches
-from hyper_parallel.platform.select import platform_of
+from hyper_parallel.platform.select import platform_of_argument
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
@@ -47,13 +47,13 @@ def parallelize_module(
 
     Raises:
         PlanError: (a ValueError) everything that is wrong with the plan, before any weight is touched.
-        TypeError: a plan that is neither a style nor a mapping to styles.
+        TypeError: ``module`` is none, or a plan that is neither a style nor a mapping of paths to styles.
     """
     mesh = resolve_mesh(device_mesh)
     if parallelize_plan is None:
         warnings.warn("parallelize_module: no parallelize_plan given; the module stays as it is", stacklevel=2)
         return module
-    platform = platform_of(module)
+    platform = platform_of_argument(module, "parallelize_module: module", module=True)
     name_modules(platform, module)
     report = check(module, mesh, parallelize_plan)
     report.raise_problems()

@@ -106,12 +106,16 @@ def _flat(plan: Any, prefix: str = "") -> Iterator[tuple[str, ParallelStyle]]:
         yield prefix, plan
     elif isinstance(plan, Mapping):
         for key, inner in plan.items():
+            if not isinstance(key, str):
+                msg = f"parallelize_plan: a path must be a str such as 'layers.0', got {key!r}"
+                raise TypeError(msg)
             yield from _flat(inner, f"{prefix}.{key}" if prefix and key else prefix or key)
     else:
         where = f" under {prefix!r}" if prefix else ""
-        msg = (
-            f"parallelize_plan must be a ParallelStyle or a mapping of paths to them, got {type(plan).__name__}{where}"
-        )
+        got = f"the class {plan.__name__}" if isinstance(plan, type) else type(plan).__name__
+        msg = f"parallelize_plan must be a ParallelStyle or a mapping of paths to them, got {got}{where}"
+        if isinstance(plan, type) and issubclass(plan, ParallelStyle):
+            msg = f"{msg}; make one: {plan.__name__}()"
         raise TypeError(msg)
 
 

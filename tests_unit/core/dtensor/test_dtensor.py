@@ -95,6 +95,16 @@ def test_pieces_that_cannot_belong_together():
             ),
         ]
 
+    def sizes(mesh):
+        return [
+            text_of(LayoutError, lambda shape=shape: DTensor.from_local(torch.ones(0), mesh, [S0], shape=shape))
+            for shape in ((-4,), (4.0,), "4", 4)
+        ]
+
+    assert on_ranks(sizes, 2)[0] == [
+        f"from_local: shape must give an int per dim, none negative, got {shape}"
+        for shape in ("(-4,)", "(4.0,)", "'4'", "4")
+    ]
     first, second = on_ranks(on_rank, 2)
     assert first[0] == "from_local: rank 0 holds [3, 3] of [5@tp, 3], but local has [3, 2]"
     assert second[0] == "from_local: rank 1 holds [2, 3] of [5@tp, 3], but local has [3, 2]"

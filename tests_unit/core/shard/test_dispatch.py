@@ -269,6 +269,30 @@ def test_arguments_that_do_not_fit():
     assert on_ranks(on_rank, 2)[0] == "add(x, y, *, alpha=1): got an unexpected keyword argument 'beta'"
 
 
+def test_operators_of_python_leave_strangers_to_python():
+    """What is no operand equals nothing, cannot be added, and is not lost in place."""
+
+    def on_rank(mesh):
+        held = spread(values(4), mesh, S0)
+        assert (held == None, held != None, held == "a") == (False, True, False)  # noqa: E711 - on purpose
+        assert held not in (None, "a")
+        said = [text_of(TypeError, lambda other=other: held + other) for other in (None, "a", [1.0], object())]
+        said.append(text_of(TypeError, lambda: None - held))
+        said.append(text_of(TypeError, lambda: held < None))
+        for wrong in (None, [1.0]):
+            with pytest.raises(TypeError):
+                held += wrong
+        assert_whole(held, values(4))
+        return said
+
+    pair = "unsupported operand type(s) for"
+    assert on_ranks(on_rank, 2)[0] == [
+        *(f"{pair} +: 'TorchDTensor' and '{kind}'" for kind in ("NoneType", "str", "list", "object")),
+        f"{pair} -: 'NoneType' and 'TorchDTensor'",
+        "'<' not supported between instances of 'TorchDTensor' and 'NoneType'",
+    ]
+
+
 def test_out_is_written():
     """A spelling with out= writes the DTensor given and returns it."""
     import torch

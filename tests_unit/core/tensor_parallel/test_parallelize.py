@@ -139,7 +139,7 @@ def test_globs_nested_mappings_and_the_module_itself(twin):
 
 
 def test_the_current_mesh_is_the_default(twin):
-    """Without a mesh the one of ``with mesh:`` counts; without either the error says so."""
+    """Without a mesh the one of ``with mesh:`` counts; without either, or without a module, the error says so."""
     from torch import nn
 
     def rank(mesh):
@@ -147,6 +147,10 @@ def test_the_current_mesh_is_the_default(twin):
             assert parallelize_module(nn.Linear(4, 4), parallelize_plan=ColwiseParallel()).weight.device_mesh is mesh
         with pytest.raises(ValueError, match="none given and none is current"):
             parallelize_module(nn.Linear(4, 4), parallelize_plan=ColwiseParallel())
+        with pytest.raises(TypeError) as caught:
+            parallelize_module(nn.Linear, mesh, ColwiseParallel())
+        wanted = "parallelize_module: module must be a torch.nn.Module or a mindspore.nn.Cell, got type"
+        assert str(caught.value) == wanted
 
     twin.on_mesh((2,), rank)
 

@@ -151,6 +151,10 @@ def test_a_layer_whose_weight_is_computed(twin):
     ({"fc1": "colwise"}, "parallelize_plan must be a ParallelStyle or a mapping of paths to them, got str under 'fc1'"),
     ({"a": {"b": None}},
      "parallelize_plan must be a ParallelStyle or a mapping of paths to them, got NoneType under 'a.b'"),
+    ({"fc1": ColwiseParallel},
+     ("parallelize_plan must be a ParallelStyle or a mapping of paths to them, got the class ColwiseParallel under "
+      "'fc1'; make one: ColwiseParallel()")),
+    ({0: ColwiseParallel()}, "parallelize_plan: a path must be a str such as 'layers.0', got 0"),
 ])  # fmt: skip
 def test_what_is_no_plan(twin, plan, message):
     """A TypeError, as in PyTorch, that says where."""
