@@ -4,6 +4,7 @@ import importlib.util
 import os
 import subprocess
 import sys
+import tempfile
 from pathlib import Path
 
 import hyper_parallel
@@ -48,15 +49,15 @@ def test_ranks_import_the_package_of_their_parent(platform_name, tmp_path):
     other.mkdir(parents=True)
     (other / "__init__.py").write_text("raise RuntimeError('the package of the current folder')")
     (tmp_path / "script.py").write_text(SCRIPT)
-    (tmp_path / "temporary").mkdir()
-    done = subprocess.run(
-        [sys.executable, str(tmp_path / "script.py"), platform_name],
-        cwd=other.parent, env={**searching(tmp_path), "TMPDIR": str(tmp_path / "temporary")},
-        capture_output=True, text=True, timeout=300, check=False,
-    )  # fmt: skip
-    assert done.returncode == 0, done.stdout + done.stderr
-    assert "the package of the current folder" not in done.stderr
-    assert not list((tmp_path / "temporary").glob("hyper_parallel_*"))
+    with tempfile.TemporaryDirectory() as temporary:  # pytest's own is too long a name for a socket
+        done = subprocess.run(
+            [sys.executable, str(tmp_path / "script.py"), platform_name],
+            cwd=other.parent, env={**searching(tmp_path), "TMPDIR": temporary},
+            capture_output=True, text=True, timeout=300, check=False,
+        )  # fmt: skip
+        assert done.returncode == 0, done.stdout + done.stderr
+        assert "the package of the current folder" not in done.stderr
+        assert not list(Path(temporary).glob("hyper_parallel_*"))
 
 
 def test_a_command_has_the_search_path_and_the_arguments_that_it_was_given(tmp_path, monkeypatch):

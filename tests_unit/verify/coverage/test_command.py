@@ -72,7 +72,7 @@ def measure(project, environment, code="f(1)\nf(0)"):
     done = subprocess.run(
         [sys.executable, "-m", "coverage", "run", "run.py"],
         cwd=project,
-        env={**os.environ, "COVERAGE_FILE": str(data / ".coverage")},
+        env={**os.environ, "COVERAGE_FILE": str(data / ".coverage"), "PYTHONPATH": str(project)},
         text=True,
         capture_output=True,
         check=True,
