@@ -72,28 +72,29 @@ class Peer:
         """What each rank saw."""
         return [own, ("ok", "", ("", 0))]
 
-    def call(self, *_):
-        """Nothing that could be written down."""
+    def call(self, *given):
+        """A call as it is written in a program; here, where it held what."""
+        return given[-1]
 
-    def program(self, *_):
-        """No program: nobody else can run what these tensors do."""
+    def program(self, call, _seeds, gradient, index, _right, before):
+        """A program that shows a wrong value; here, which one."""
+        return f"{'gradient' if gradient else 'output'} {index} of {call} after {before}"
 
 
 def audited(fault):
-    """Counts, and what is shown first."""
+    """Counts, what is shown first, and the programs that may show it."""
     with use_platform("torch"):
-        counts, shown, programs = _Audit("relu", Peer(fault), 0).run()
-    assert programs == []
-    return counts, shown
+        return _Audit("relu", Peer(fault), 0).run()
 
 
 def test_pieces_taken_for_the_whole_are_wrong():
     """What is whole is right, and what the worst rank saw of a piece is told with the sample, the sizes and where."""
-    counts, (shown,) = audited("")
+    counts, (shown,), programs = audited("")
     assert counts["ok"] > 0
     assert set(counts) == {"ok", "wrong"}
     assert shown.startswith("wrong: sample 0 {")
     assert "[Shard(0)]: output 0 ['whole'] has shape [" in shown
+    assert programs[:2] == ["output 0 of (Shard(0),) after None", "output 0 of (Shard(0),) after (Replicate(),)"]
 
 
 @pytest.mark.parametrize(
@@ -107,7 +108,7 @@ def test_pieces_taken_for_the_whole_are_wrong():
 )
 def test_each_way_to_be_wrong_is_told(fault, outcome, text):
     """An exception, a plain result, a gradient that is missing and one that is plain, where all else is right."""
-    counts, shown = audited(fault)
+    counts, shown, _ = audited(fault)
     assert counts[outcome] > 0
     (said,) = [one for one in shown if one.startswith(f"{outcome}: ") and "[Replicate()]" in one]
     assert said.endswith(text)
@@ -115,8 +116,8 @@ def test_each_way_to_be_wrong_is_told(fault, outcome, text):
 
 def test_a_refusal_is_no_fault():
     """What says that it has no strategy is counted, and not shown."""
-    counts, shown = audited("refuses")
-    assert (set(counts), shown) == ({"rejects"}, [])
+    counts, shown, programs = audited("refuses")
+    assert (set(counts), shown, programs) == ({"rejects"}, [], [])
 
 
 def test_placements_are_drawn_where_there_are_too_many():
