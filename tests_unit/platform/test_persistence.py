@@ -19,25 +19,33 @@ import resource, sys
 from pathlib import Path
 import numpy as np
 from hyper_parallel.errors import CheckpointWriteError
-from hyper_parallel.platform.contract import safetensors_file
-path = Path(sys.argv[1])
-safetensors_file.write({"x": np.ones(4)}, path)
-old = path.read_bytes()
-resource.setrlimit(resource.RLIMIT_FSIZE, (4096, 4096))
-try:
-    safetensors_file.write({"x": np.ones(100000)}, path)
-except CheckpointWriteError as error:
-    assert str(path) in str(error)
-    print("refused", path.read_bytes() == old, [one.name for one in path.parent.iterdir()])
+from hyper_parallel.platform.select import platform_named
+platform, folder = platform_named(sys.argv[1]), Path(sys.argv[2])
+small, large = ({"x": platform.from_numpy(np.ones(count))} for count in (4, 100000))
+for kind in ("safetensors", platform.own_format):
+    path = folder / kind
+    platform.save_checkpoint(small, path, kind)
+    old = path.read_bytes()
+    resource.setrlimit(resource.RLIMIT_FSIZE, (4096, resource.RLIM_INFINITY))
+    try:
+        platform.save_checkpoint(large, path, kind)
+    except CheckpointWriteError as error:
+        assert str(path) in str(error)
+        print("refused", kind, path.read_bytes() == old)
+    resource.setrlimit(resource.RLIMIT_FSIZE, (resource.RLIM_INFINITY, resource.RLIM_INFINITY))
+print(sorted(one.name for one in folder.iterdir()))
 """
 
 
-def test_a_full_disk_leaves_the_old_file(tmp_path):
+def test_a_full_disk_leaves_the_old_file(tmp_path, platform_name):
     """When no more can be written, the error names the file, the old one is whole, and no partial file stays."""
     done = subprocess.run(
-        [sys.executable, "-c", FULL, str(tmp_path / "x.safetensors")], capture_output=True, text=True, check=True
+        [sys.executable, "-c", FULL, platform_name, str(tmp_path)], capture_output=True, text=True, check=False
     )
-    assert done.stdout.strip() == "refused True ['x.safetensors']", done.stderr
+    own = platform_named(platform_name).own_format
+    kinds = ["safetensors", own]
+    wanted = [*(f"refused {kind} True" for kind in kinds), str(sorted(kinds))]
+    assert done.stdout.splitlines()[-3:] == wanted, done.stderr
 
 
 def test_a_crash_half_way_leaves_the_old_file(tmp_path):

@@ -62,8 +62,14 @@ class MindSporePersistence(PersistenceFacet):
             raise CheckpointError(msg)
         named = path.with_name(path.name + ".ckpt")
         listed = [{"name": name, "data": self._detached(value)} for name, value in state.items()]
-        mindspore.save_checkpoint(listed, str(named), crc_check=True)
-        named.replace(path)
+        try:
+            mindspore.save_checkpoint(listed, str(named), crc_check=True)
+            named.replace(path)
+        except BaseException:  # MindSpore leaves a neighbour of its own, half written, where the disk is full
+            for left in path.parent.iterdir():
+                if left.name.startswith(path.name):
+                    left.unlink()
+            raise
 
     def _load_own(self, path: Path) -> dict[str, Any]:
         """``mindspore.load_checkpoint`` of a file with its checksum; it reads what has the suffix alone."""
