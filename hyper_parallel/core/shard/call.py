@@ -9,7 +9,11 @@ if TYPE_CHECKING:
     from hyper_parallel.core.dtensor.layout import Layout
     from hyper_parallel.core.dtensor.mesh import DeviceMesh
 
-__all__ = ["LocalCall", "OpCall", "Operand", "Ref"]
+__all__ = ["LocalCall", "OpCall", "Operand", "Ref", "UnknownOperandError"]
+
+
+class UnknownOperandError(TypeError):
+    """The operator does not know the other operand, and leaves it to that one to answer."""
 
 
 @dataclass(frozen=True)

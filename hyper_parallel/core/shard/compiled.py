@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any
 from hyper_parallel.core.dtensor.dtensor import DTensor
 from hyper_parallel.core.dtensor.events import Cause, watchers
 from hyper_parallel.core.dtensor.layout import Layout
-from hyper_parallel.core.shard.call import Ref
+from hyper_parallel.core.shard.call import Ref, UnknownOperandError
 from hyper_parallel.core.shard.propagation import describe
 from hyper_parallel.errors import ShardMismatchError, UnsupportedOperatorError
 
@@ -23,16 +23,12 @@ if TYPE_CHECKING:
     from hyper_parallel.core.shard.rule import Rule
     from hyper_parallel.platform.contract.platform import Platform
 
-__all__ = ["Mark", "Run", "UnknownOperandError", "compile_plan", "marked"]
+__all__ = ["Mark", "Run", "compile_plan", "marked"]
 
 Run = Callable[[tuple[Any, ...], dict[str, Any]], Any]
 Fetch = Callable[[Any], Any]
 
 _LOCAL = attrgetter("_local")
-
-
-class UnknownOperandError(TypeError):
-    """The framework's operator does not know the other operand, and leaves it to the other one to answer."""
 
 
 class Mark:

@@ -14,8 +14,8 @@ from hyper_parallel.core.dtensor.dtensor import DTensor
 from hyper_parallel.core.dtensor.layout import Layout
 from hyper_parallel.core.dtensor.skip import any_block, local_operands, skipped
 from hyper_parallel.core.shard.binder import binder
-from hyper_parallel.core.shard.call import OpCall, Operand, Ref
-from hyper_parallel.core.shard.compiled import Mark, Run, UnknownOperandError, compile_plan, marked
+from hyper_parallel.core.shard.call import OpCall, Operand, Ref, UnknownOperandError
+from hyper_parallel.core.shard.compiled import Mark, Run, compile_plan, marked
 from hyper_parallel.core.shard.propagation import propagate
 from hyper_parallel.core.shard.rule import Decomposition, Rule, find_rule
 from hyper_parallel.errors import MeshMismatchError, MixedTensorError, UnsupportedOperatorError

@@ -10,7 +10,7 @@ from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING
 
 from hyper_parallel.core.dtensor.placements import PARTIAL_OPS, Partial, Placement, Shard
-from hyper_parallel.core.shard.call import Operand
+from hyper_parallel.core.shard.call import Operand, UnknownOperandError
 from hyper_parallel.core.shard.rule import R, Row, Rule, Strategies, register_rule, replicated_row
 from hyper_parallel.core.shard.sample import (
     Sample,
@@ -41,7 +41,16 @@ def elementwise(
     extra: Sequence[Row] = (),
     outputs: int = 1,
 ) -> Strategies:
-    """Broadcast all operands; pass summands as declared."""
+    """Broadcast all operands; pass summands as declared.
+
+    Raises:
+        UnknownOperandError: (a TypeError) a list in an operand's place: every rank's piece would meet all of it.
+    """
+    for name in ("x", "y"):
+        if isinstance(call.args.get(name), (list, tuple)):
+            kind = type(call.args[name]).__name__
+            msg = f"{call.op}: {name} is a {kind}; make it a tensor of the framework, and lay that out as a DTensor"
+            raise UnknownOperandError(msg)
     inputs, output, shape = broadcast_labels([one.shape for one in call.operands])
     labels = Labels(inputs, (output,) * outputs, None, each=tuple(each), joint=tuple(joint), monotone=tuple(monotone))
     return Strategies((*labelled_rows(labels), *extra), (shape,) * outputs, many=outputs > 1)
