@@ -217,15 +217,22 @@ def _kl_div(ops: Any, primitive: Any, x: Any, target: Any) -> Any:
 
 @composed("SigmoidCrossEntropyWithLogits")
 def _with_logits(ops: Any, _: Any, x: Any, target: Any) -> Any:
-    return ops.binary_cross_entropy_with_logits(x, target, reduction="none")
+    """The target is a constant to MindSpore's derivative."""
+    return ops.binary_cross_entropy_with_logits(x, ops.detach(target), reduction="none")
 
 
 @composed("SoftmaxCrossEntropyWithLogits")
 def _softmax_cross_entropy(ops: Any, _: Any, x: Any, target: Any) -> Any:
-    """With the derivative by ``x``, as the primitive returns it."""
-    rows = ops.log_softmax(x, -1)
-    slope = ops.detach(ops.sub(ops.exp(rows), target))
-    return ops.neg(ops.sum(ops.mul(rows, ops.detach(target)), -1)), slope
+    """With the derivative by ``x``, as the primitive returns it; it is also the one that backward uses.
+
+    For targets that do not add up to 1 that is not the loss' own derivative, but MindSpore's. Its derivative takes the
+    target and the second output for constants.
+    """
+    rows, fixed = ops.log_softmax(ops.detach(x), -1), ops.detach(target)
+    slope = ops.sub(ops.exp(rows), fixed)
+    loss = ops.neg(ops.sum(ops.mul(rows, fixed), -1))
+    nothing = ops.sub(x, ops.detach(x))
+    return ops.add(loss, ops.sum(ops.mul(nothing, slope), -1)), slope
 
 
 @composed("CosineEmbeddingLoss")

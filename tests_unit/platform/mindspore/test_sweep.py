@@ -54,6 +54,7 @@ ops.truncate_div(x, p) | ops.truncate_mod(x, p) | ops.addcdiv(x, y, p, o) | ops.
 ops.isneginf(x) | ops.isreal(x) | x.isreal() | x.approximate_equal(y) | ops.argwhere(x) | x.cumsum(axis=0) | x.type_as(h)
 mint.cross(x, y, 1) | mint.nn.functional.binary_cross_entropy(w, w2) | mint.nn.functional.binary_cross_entropy_with_logits(x, w)
 _drawn(ops.dropout3d(i3)) | _drawn(ops.gumbel_softmax(x)) | _drawn(ops.bernoulli(w)) | _drawn(ops.randint_like(n, 0, 5))
+ops.SoftmaxCrossEntropyWithLogits()(x, w) | ops.SigmoidCrossEntropyWithLogits()(x, w)
 _drawn(ops.randn_like(x)) | _drawn(ops.rrelu(x)) | ops.dyn_shape(x) | ops.bincount(line) | sq.trace()
 """
 CASES = [one.strip() for one in EXPRESSIONS.replace("\n", " | ").split(" | ") if one.strip()]
