@@ -8,6 +8,7 @@ import pytest
 from hyper_parallel.errors import CollectiveMismatchError
 from hyper_parallel.platform.contract.agreement import LABEL, Statement, Transfer, compare, label, text_of
 from hyper_parallel.platform.select import platform_named
+from hyper_parallel.pytest_plugin.ranks import need_carrier
 from hyper_parallel.verify.launch import launch
 
 
@@ -33,6 +34,7 @@ def _told(platform_name):
 
 def test_started_apart_is_told_on_every_rank(platform_name):
     """Gloo ends nobody's process: every member learns, while it waits, what each was about to do, and goes on."""
+    need_carrier(platform_name)
     routed = "differentiable_all_to_all_single_async: rank 0 sends {} rows to rank 1, which expects {}"
     wanted = []
     for first, second, sent, expected in (("[9000, 2]", "[2, 2]", 4500, 1), ("[2, 2]", "[9000, 2]", 1, 4500)):
