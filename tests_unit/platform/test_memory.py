@@ -13,7 +13,6 @@ from hyper_parallel.verify.simulate import simulate
 
 
 @pytest.mark.slow
-@pytest.mark.untraced
 def test_checkpoint_and_swap_halve_the_activations(platform_name, reports):
     """In a 12-layer transformer either adds at most half of what plain training does; keeping products is between."""
     found = measure(platform_name)

@@ -128,7 +128,6 @@ def test_writes_of_one_rank_are_plain_ones(name):
 
 @pytest.mark.parametrize("mesh", [(3,), (4,), (2, 2)], ids=str)
 @pytest.mark.parametrize("name", sorted(WRITERS))
-@pytest.mark.untraced
 def test_writes_into_empty_pieces_keep_every_rank_together(name, mesh):
     """What is written into a tensor of which a rank holds nothing has the plain values and gradients on every rank."""
     fn, y = WRITERS[name]

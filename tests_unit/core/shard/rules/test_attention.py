@@ -52,7 +52,6 @@ ATTENTION = {
 
 
 @pytest.mark.parametrize("name", ATTENTION)
-@pytest.mark.untraced
 def test_attention(holds, name):
     """Batch, heads and queries may be sharded, causal ones too; grouped heads stay with their own keys."""
     holds(ATTENTION[name][0], *ATTENTION[name][1:], drawn={(2,): 14, (3,): 7, (4,): 4, (2, 2): 3})

@@ -44,7 +44,6 @@ TRANSFORMS = {
 
 
 @pytest.mark.parametrize("name", TRANSFORMS)
-@pytest.mark.untraced
 def test_transforms(holds, name):
     """Spectra and gradients do not depend on layouts, for even and odd numbers of points."""
     holds(*TRANSFORMS[name])

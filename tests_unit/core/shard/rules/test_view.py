@@ -79,7 +79,6 @@ DIMS = {
 
 
 @pytest.mark.parametrize("name", DIMS)
-@pytest.mark.untraced
 def test_dims(holds, name):
     """Rearranging, cutting and stretching dims gives the plain tensor, also where a dim is 1 only locally."""
     holds(DIMS[name], (4, 5, 6))
