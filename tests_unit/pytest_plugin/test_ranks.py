@@ -17,6 +17,7 @@ from hyper_parallel.platform.select import platform_named
 from hyper_parallel.pytest_plugin.ranks import need_carrier
 
 PLUGIN = ("-p", "hyper_parallel.pytest_plugin")
+PATIENCE = 40
 
 HEAD = """
 import os, signal, time
@@ -153,7 +154,8 @@ def test_mistake(rank):
     assert ".py:" in text
     assert "barrier()" in text or "all_reduce(" in text
     (spent,) = [row.split("s ")[0] for row in result.outlines if "call" in row and "::test_mistake" in row]
-    assert float(spent) < 5, time.monotonic() - started
+    # Five seconds where nothing else runs; a busy machine is slower, and waiting for the timeout takes far longer.
+    assert float(spent) < PATIENCE, time.monotonic() - started
 
 
 def test_a_hang_ends_at_its_timeout_with_the_stacks(run, monkeypatch):
@@ -180,7 +182,7 @@ def test_hangs(rank):
         ]
     )
     (spent,) = [row.split("s ")[0] for row in result.outlines if "call" in row and "::test_hangs" in row]
-    assert float(spent) < 6
+    assert float(spent) < 1 + PATIENCE
 
 
 def test_fixtures_that_ask_for_ranks_run_on_ranks(run):
@@ -392,7 +394,7 @@ def test_x(rank):
 """)
     pytester.makeconftest("import os\nos.environ['RUN'] = str(os.getpid())")
     assert fresh(pytester.path, *PLUGIN, HP_TEST_PLATFORMS="torch", HP_RANK_LEDGER="").returncode == -9
-    deadline = time.monotonic() + 10
+    deadline = time.monotonic() + 60
     pids = [int(path.read_text()) for path in pytester.path.glob("*.pid")]
     while any(Path(f"/proc/{pid}").exists() for pid in pids) and time.monotonic() < deadline:
         time.sleep(0.05)
