@@ -25,6 +25,7 @@ def test_every_collective_is_a_copy():
     t.barrier((0,))
     assert (t.rank, t.world_size, t.backend) == (0, 1, "single")
     assert t.build_group((0,), timeout=1) is t.group((0,))
+    assert t.claimed("what it does", (0,)) == []
 
 
 def test_nobody_is_at_the_other_end():
