@@ -26,7 +26,8 @@ from hyper_parallel.pytest_plugin.marks import ARG_MARKS, MARKS, world_sizes
 from hyper_parallel.pytest_plugin.ranks import LAUNCHES, Outcome, ranked_test, run_ranked
 from hyper_parallel.pytest_plugin.report import RanksRepr, rank_of_failure
 from hyper_parallel.pytest_plugin.selection import REMOVED, allowed, allows, module_mark, selected, split
-from hyper_parallel.pytest_plugin.workers import end_ranks, end_worker, is_worker, start_worker
+from hyper_parallel.pytest_plugin.workers import end_worker, is_worker, start_worker
+from hyper_parallel.transport.start import end_ranks
 
 TALLY = pytest.StashKey["Tally"]()
 _SHOWN_CALLS = 5

@@ -11,11 +11,12 @@ import sys
 from typing import TYPE_CHECKING, Any
 
 from hyper_parallel.transport.pool import register_rank
+from hyper_parallel.transport.start import end_ranks
 
 if TYPE_CHECKING:
     import pytest
 
-__all__ = ["end_ranks", "end_worker", "is_worker", "start_worker"]
+__all__ = ["end_worker", "is_worker", "start_worker"]
 
 
 def is_worker(config: pytest.Config) -> bool:
@@ -37,11 +38,3 @@ def end_worker() -> None:
     if current is not None:
         current.stop()
         current.save()
-
-
-def end_ranks() -> None:
-    """Let warm ranks end, where any were started: they save what they measured, and take their files with them."""
-    for module, close in (("live", "close_live_teams"), ("pool", "close_all")):
-        found: Any = sys.modules.get(f"hyper_parallel.transport.{module}")
-        if found is not None:
-            getattr(found, close)()

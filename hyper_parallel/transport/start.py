@@ -1,4 +1,4 @@
-"""How Python processes of ours are started: they find every module where this process does.
+"""How Python processes of ours are started, and warm ones ended. They find every module where this process does.
 
 ``python -m`` and ``python -c`` put the current folder before everything else. In a checkout, a rank would then import
 what lies there, and its parent what is installed.
@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Any
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
-__all__ = ["python_command", "search_path", "servers_search_here"]
+__all__ = ["end_ranks", "python_command", "search_path", "servers_search_here"]
 
 _SERVER = "from multiprocessing.forkserver import main; "
 
@@ -55,3 +55,11 @@ def servers_search_here() -> Iterator[None]:
 
 def _searching_here() -> str:
     return f"import sys; sys.path[:] = {search_path()!r}; "
+
+
+def end_ranks() -> None:
+    """Let warm ranks end, where any were started: they save what they measured, and take their files with them."""
+    for module, close in (("live", "close_live_teams"), ("pool", "close_all")):
+        found: Any = sys.modules.get(f"hyper_parallel.transport.{module}")
+        if found is not None:
+            getattr(found, close)()

@@ -16,7 +16,7 @@ from hyper_parallel.platform.select import use_platform
 from hyper_parallel.transport.base import Transport, use_transport
 from hyper_parallel.transport.numpy_ops import NumpyOps
 from hyper_parallel.transport.rehearsed import RehearsedTransport
-from hyper_parallel.verify.report import Traffic, table, traffic
+from hyper_parallel.verify.report import Traffic, aligned, table, traffic
 from hyper_parallel.verify.side_by_side import rehearse
 from hyper_parallel.verify.spec import maker
 
@@ -53,12 +53,7 @@ class Explanation:
         rows = [("parameter", "layout", "bytes on a rank", "of")]
         rows += [(one.path, self._layout(one), str(self._held(one)), str(self._whole(one))) for one in self.parameters]
         held, whole = (sum(map(count, self.parameters)) for count in (self._held, self._whole))
-        widths = [max(len(row[column]) for row in rows) for column in range(4)]
-        lines = [f"{self.name} on {self.platform}, mesh {self.mesh}"]
-        for row in rows:
-            cells = [cell.rjust(width) if column > 1 else cell.ljust(width)
-                     for column, (cell, width) in enumerate(zip(row, widths, strict=True))]  # fmt: skip
-            lines.append("    " + "  ".join(cells))
+        lines = [f"{self.name} on {self.platform}, mesh {self.mesh}", *aligned(rows, text=2)]
         lines.append(f"    {len(self.parameters)} parameters, {held} of {whole} bytes on a rank")
         return "\n".join([*lines, *table(self.traffic)])
 

@@ -13,7 +13,7 @@ if TYPE_CHECKING:
     from hyper_parallel.verify.compare import Check
     from hyper_parallel.verify.placed import Placed
 
-__all__ = ["ModelReport", "Summary", "Traffic", "table", "traffic"]
+__all__ = ["ModelReport", "Summary", "Traffic", "aligned", "table", "traffic"]
 
 REQUIRED = ("output", "loss", "gradient", "weight")
 KINDS = (*REQUIRED, "buffer")  # a model need not have buffers
@@ -237,6 +237,17 @@ def traffic(events: Sequence[Event]) -> list[Traffic]:
     return [Traffic(*key, counts[key], volume[key], implicit[key]) for key in counts]
 
 
+def aligned(rows: Sequence[Sequence[str]], text: int) -> list[str]:
+    """Lines of text, a row each: the first ``text`` columns to the left, those of numbers to the right."""
+    widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
+    lines = []
+    for row in rows:
+        padded = [cell.ljust(width) if column < text else cell.rjust(width)
+                  for column, (cell, width) in enumerate(zip(row, widths, strict=True))]  # fmt: skip
+        lines.append(("    " + "  ".join(padded)).rstrip())
+    return lines
+
+
 def table(rows: Sequence[Traffic]) -> list[str]:
     """Lines of text, a row each."""
     if not rows:
@@ -247,12 +258,7 @@ def table(rows: Sequence[Traffic]) -> list[str]:
          str(one.implicit) if one.implicit else "")
         for one in rows
     ]  # fmt: skip
-    widths = [max(len(row[column]) for row in cells) for column in range(len(cells[0]))]
-    lines = ["  collectives of one training step, bytes received by the worst rank:"]
-    for row in cells:
-        padded = [cell.rjust(width) if column in (4, 5, 6) else cell.ljust(width)
-                  for column, (cell, width) in enumerate(zip(row, widths, strict=True))]  # fmt: skip
-        lines.append(("    " + "  ".join(padded)).rstrip())
+    lines = ["  collectives of one training step, bytes received by the worst rank:", *aligned(cells, text=4)]
     count, volume = sum(one.count for one in rows), sum(one.bytes for one in rows)
     return [*lines, f"    {count} collectives, {volume} bytes"]
 

@@ -21,8 +21,6 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 from weakref import WeakKeyDictionary
 
-import numpy as np
-
 from hyper_parallel.core.dtensor import draws
 from hyper_parallel.core.dtensor.draws import Numbers, Runs
 from hyper_parallel.errors import UnsupportedOperatorError
@@ -37,7 +35,6 @@ if TYPE_CHECKING:
 __all__ = ["RandomState", "get_state", "integers", "keep", "manual_seed", "named", "normal", "numbers",
            "preserved", "refuse_while", "replaying", "set_state", "uniform"]  # fmt: skip
 
-_LOW, _WORD = np.uint64(0xFFFFFFFF), np.uint64(32)
 _SEEDS = 0xFFFFFFFFFFFFFFFF
 
 

@@ -184,17 +184,22 @@ class CollectivesFacet(IdentityFacet, TensorsFacet):
         mine = Statement(member, operation, _name(data.dtype), tuple(data.shape), fact)
         earlier = transport.claimed(mine.json, ranks)
         first = Statement.parsed(earlier[0]) if earlier else mine
-        labels = transport.start("all_gather", self.from_numpy(label(str(mine))), ranks, [(LABEL,)] * len(ranks))
+        said = self._said(str(mine), ranks)
         if first != mine:
             data = self.zeros(first.shape, dtype=self.str_to_dtype(first.dtype))
         pending = self._carried(first.operation, data, ranks, first.fact)
 
         def finish() -> Any:
-            told, result = labels.wait(), pending.wait()
-            compare(ranks, [text_of(self.tensor_to_numpy(one)) for one in told])
+            told, result = said.wait(), pending.wait()
+            compare(ranks, told)
             return result
 
         return Pending(operation, finish, pending.output if first == mine else None)
+
+    def _said(self, text: str, ranks: Ranks) -> Pending:
+        """What every member says, beside a started collective."""
+        labels = self.transport().start("all_gather", self.from_numpy(label(text)), ranks, [(LABEL,)] * len(ranks))
+        return labels.then(lambda parts: [text_of(self.tensor_to_numpy(one)) for one in parts])
 
     def _carried(self, operation: str, data: Any, ranks: Ranks, fact: Any) -> Pending:
         """Begin what the transport does."""
@@ -232,9 +237,8 @@ class CollectivesFacet(IdentityFacet, TensorsFacet):
             ranks.index(self.get_rank()), route.sent, route.received, _name(data.dtype), tuple(data.shape)[1:]
         )
         fitting = mine.after([Transfer.parsed(one) for one in transport.claimed(mine.json, ranks)])
-        kind = self.from_numpy(label(_row(member, data)))
         rows = self.from_numpy(np.array([route.sent, route.received], np.int64))
-        told = transport.start("all_gather", kind, ranks, [(LABEL,)] * len(ranks))
+        said = self._said(_row(member, data), ranks)
         counted = transport.start("all_gather", rows, ranks, [(2, len(ranks))] * len(ranks))
         if fitting == mine:
             output, pending = launch(), own.launched[0]
@@ -245,8 +249,8 @@ class CollectivesFacet(IdentityFacet, TensorsFacet):
             pending = transport.start("all_to_all", *other.arguments(zeros))
 
         def finish() -> Any:
-            texts, counts, result = told.wait(), counted.wait(), pending.wait()
-            compare(ranks, [text_of(self.tensor_to_numpy(one)) for one in texts])
+            told, counts, result = said.wait(), counted.wait(), pending.wait()
+            compare(ranks, told)
             _compare_rows(member, ranks, [self.tensor_to_numpy(one).tolist() for one in counts])
             return result
 

@@ -65,11 +65,11 @@ def write_baseline(store: Store, settings: Settings, environment: str, *, lower:
     """
     path = store.root / settings.baseline
     before = read_baseline(path, environment)
-    report = store.report(environment)["files"]
-    now = {name: math.floor(100 * percent(one["summary"])) / 100 for name, one in report.items()}
+    report = store.report(environment)
+    now = {name: math.floor(100 * percent(one["summary"])) / 100 for name, one in report["files"].items()}
     kept = {name: value for name, value in before.files.items() if (store.root / name).exists()}
     files = now if lower else {name: max(kept.get(name, 0.0), now.get(name, 0.0)) for name in {*kept, *now}}
-    over = exceptions_over(store.report(environment), settings.environment(environment), before.exceptions)
+    over = exceptions_over(report, settings.environment(environment), before.exceptions)
     exceptions = {
         name: why for name, why in before.exceptions.items() if (store.root / name).exists() and name not in over
     }

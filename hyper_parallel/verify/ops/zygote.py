@@ -16,6 +16,8 @@ import sys
 import time
 from typing import Any
 
+from hyper_parallel.transport.start import end_ranks
+
 __all__ = ["main"]
 
 _SHOWN = 2000  # characters of what a child said
@@ -87,7 +89,7 @@ def _child(task: dict[str, Any], out: int, trouble: int, run: Any) -> None:
         os.dup2(os.open(os.devnull, os.O_WRONLY), 1)
         faulthandler.enable()
         run(task, lambda event: _say(out, event))
-        _let_ranks_go()
+        end_ranks()  # a child that leaves with os._exit runs no exit hooks
         code = 0
     except BaseException:  # noqa: BLE001 - whatever it is, the parent must hear of it
         import traceback
@@ -97,13 +99,6 @@ def _child(task: dict[str, Any], out: int, trouble: int, run: Any) -> None:
         sys.stderr.flush()
         # The framework's own exit hooks may wait for threads that a forked process does not have.
         os._exit(code)
-
-
-def _let_ranks_go() -> None:
-    """End idle ranks here: a child that leaves with ``os._exit`` runs no exit hooks."""
-    pool: Any = sys.modules.get("hyper_parallel.transport.pool")
-    if pool is not None:
-        pool.close_all()
 
 
 def _say(out: int, event: dict[str, Any]) -> None:
