@@ -28,7 +28,7 @@ OLDEST, NEWEST = (3, 10), (3, 12)
 # Name of the environment -> what pip installs into it. The checkout itself is editable: new code needs no reinstall.
 REQUIREMENTS = {
     "run": ["--editable", f"{ROOT}[torch,mindspore]"],
-    "tox": ["tox"],
+    "tox": ["tox", "uv"],
 }
 # Blocking launches are 20 times faster on few cores, and report an error where it happened; 4 silences the C++ log.
 FRAMEWORK_ENV = {"MS_DEV_LAUNCH_BLOCKING": "1", "GLOG_v": "4"}
