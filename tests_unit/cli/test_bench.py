@@ -19,7 +19,7 @@ def test_every_row_is_measured(capsys):
     assert [row["name"] for row in rows][: len(light)] == light
     assert rows[-1]["name"] == "block"
     for row in rows:
-        assert set(row) == {"name", "plain", "peer", "ours", "budget", "ratio"}
+        assert set(row) == {"name", "plain", "peer", "ours", "budget", "ratio", "ok"}
         assert all(math.isfinite(row[name]) and row[name] > 0 for name in ("plain", "peer", "ours", "budget"))
         assert math.isfinite(row["ratio"])
 
@@ -45,3 +45,24 @@ def test_no_repeats(capsys):
     """Nothing measured is no result."""
     assert main(["bench", "--repeats", "0"]) == 2
     assert capsys.readouterr().err == "hyper-parallel: error: --repeats 0 must be at least 1\n"
+
+
+def test_the_harness_is_timed_into_a_report(monkeypatch, capsys, tmp_path):
+    """Seconds stand beside budgets, the report has what is printed, and what failed decides the status."""
+    from hyper_parallel.cli import bench
+    from hyper_parallel.verify.timings import Figure
+
+    jobs = [Figure("quick", 2.0, lambda: (1.0, "")), Figure("broken", 2.0, lambda: (0.5, "exit status 1: no"))]
+    monkeypatch.setattr(bench, "figures", lambda _: jobs)
+    monkeypatch.chdir(tmp_path)
+    assert main(["bench", "--harness", "--report", "reports/bench-harness.json"]) == 1
+    said = capsys.readouterr().out.splitlines()
+    assert [line.split(maxsplit=3) for line in said[1:]] == [
+        ["quick", "1.00", "2.0"],
+        ["broken", "0.50", "2.0", "exit status 1: no"],
+    ]
+    rows = json.loads((tmp_path / "reports" / "bench-harness.json").read_text())
+    assert [row["ok"] for row in rows] == [True, False]
+    jobs.pop()
+    assert main(["bench", "--harness", "--json"]) == 0
+    assert json.loads(capsys.readouterr().out) == rows[:1]

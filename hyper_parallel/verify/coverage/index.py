@@ -15,6 +15,7 @@ from hyper_parallel.verify.coverage.settings import Settings
 from hyper_parallel.verify.coverage.store import Store
 from hyper_parallel.verify.files import write_text
 from hyper_parallel.verify.pages import Column, Html, escape, page, table
+from hyper_parallel.verify.pages.bench_page import RATIOS, TIMINGS, bench_page, read_rows
 from hyper_parallel.verify.pages.mutation_page import mutation_page, read_mutation
 from hyper_parallel.verify.pages.operators_page import operators_page, read_report
 
@@ -72,7 +73,7 @@ def _gates(verdict: dict[str, Any]) -> Html:
 
 
 def write_others(store: Store) -> list[Path]:
-    """Write the operator matrix, the power of the verifier and the platform contract, each from its reports if any.
+    """Write the matrix of operators, the verifier's power, the costs and the contract, each from its reports if any.
 
     Raises:
         ValueError: a report cannot be read, or was written by another version.
@@ -88,6 +89,9 @@ def write_others(store: Store) -> list[Path]:
         mutation = read_mutation(power)
         written.append(write_text(store.reports / "mutation.html", mutation_page(mutation)))
         written.append(write_pit(mutation, store.reports / "mutation.xml"))
+    ratios, timings = (read_rows(reports, name) for name in (RATIOS, TIMINGS))
+    if ratios or timings:
+        written.append(write_text(store.reports / "bench.html", bench_page(ratios, timings)))
     outcomes, footprints = load(reports)
     if outcomes or footprints:
         written.append(write_text(store.reports / "contract.html", matrix.page(outcomes, footprints)))
@@ -99,6 +103,7 @@ def _other_reports(store: Store) -> str:
     known = {
         "operators.html": "operators by framework and direction",
         "mutation.html": "power of the verifier",
+        "bench.html": "what it costs: operations beside PyTorch's DTensor, and the harness",
         "reference/index.html": "API reference, from the docstrings (tox -e docs)",
         "contract.html": "platform contract by framework, device and transport; memory figures; gap ledgers",
     }

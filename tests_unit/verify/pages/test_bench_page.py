@@ -1,0 +1,49 @@
+"""The page of costs: what is over its budget is said in words, and what was not measured too."""
+
+import json
+
+import pytest
+
+from hyper_parallel.verify.pages.bench_page import RATIOS, TIMINGS, bench_page, read_rows
+
+_ROW = {"name": "add", "plain": 1.0, "peer": 41.0, "ours": 21.0, "ratio": 0.5, "budget": 0.7, "ok": True}
+_LATE = {"name": "verify <model>", "seconds": 90.0, "budget": 60.0, "problem": "", "ok": False}
+
+
+def test_what_is_over_its_budget_is_named():
+    """The verdict counts and names it, and its cell says how far it is over."""
+    text = bench_page([_ROW], [_LATE])
+    assert "1 of 2 figures within their budgets" in text
+    assert "over: verify &lt;model&gt;" in text
+    assert "150%, not within" in text
+    assert "71%" in text
+
+
+def test_what_was_not_measured_says_how():
+    """Each table without rows names the command that fills it."""
+    text = bench_page([], [])
+    assert "not measured: hyper-parallel bench --harness" in text
+    assert "not measured: hyper-parallel bench<" in text
+
+
+def test_reports_are_read_from_a_folder(tmp_path):
+    """A report that is not there has no rows; what was written is what is read."""
+    assert read_rows(tmp_path, RATIOS) == []
+    (tmp_path / TIMINGS).write_text(json.dumps([_LATE]))
+    assert read_rows(tmp_path, TIMINGS) == [_LATE]
+
+
+@pytest.mark.parametrize(
+    "written, said",
+    [
+        ("{", "is no report of `hyper-parallel bench`: "),
+        ("7", "is no report of `hyper-parallel bench`: "),
+        ('[{"name": "add"}]', "has no plain, peer, ours, ratio, budget, ok: another version wrote it"),
+    ],
+)
+def test_what_is_no_report_is_refused(tmp_path, written, said):
+    """A file that does not parse, or of another version, is an error that names it."""
+    (tmp_path / RATIOS).write_text(written)
+    with pytest.raises(ValueError, match=r"bench\.json") as error:
+        read_rows(tmp_path, RATIOS)
+    assert said in str(error.value)
