@@ -362,3 +362,5 @@ def close_live_teams() -> None:
 
 # As for idle simulated ranks: they leave by themselves, and take their files with them.
 atexit.register(close_live_teams)
+# A forked child has copies of them, but they listen to its parent.
+os.register_at_fork(after_in_child=_IDLE.clear)

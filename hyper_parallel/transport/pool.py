@@ -250,3 +250,6 @@ def close_all() -> None:
 
 # Idle ranks leave by themselves, and take their files with them, before multiprocessing ends what is left.
 atexit.register(close_all)
+# A forked child has copies of them, but they listen to its parent.
+os.register_at_fork(after_in_child=_IDLE.clear)
+os.register_at_fork(after_in_child=_SERVERS.clear)

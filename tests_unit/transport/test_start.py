@@ -8,7 +8,10 @@ import tempfile
 from pathlib import Path
 
 import hyper_parallel
-from hyper_parallel.transport.start import python_command
+from hyper_parallel.pytest_plugin.ranks import need_carrier
+from hyper_parallel.transport.live import run_live
+from hyper_parallel.transport.shipping import pack
+from hyper_parallel.transport.start import end_ranks, python_command
 
 # Every way in which the library starts Python: warm ranks, live teams, torchrun or the fork server, zygotes.
 SCRIPT = """
@@ -70,3 +73,19 @@ def test_a_command_has_the_search_path_and_the_arguments_that_it_was_given(tmp_p
     done = subprocess.run(command, cwd=tmp_path / "there", capture_output=True, text=True, check=True)
     assert done.stdout.strip() == f"{[str(tmp_path), *sys.path[1:]]} ['--word', 'a b']"
     assert importlib.util.find_spec("told") is not None
+
+
+def test_a_forked_child_leaves_its_parents_ranks_alone(platform_name):
+    """Warm ranks listen to the process that started them: what a forked child ends is its own."""
+    need_carrier(platform_name)
+    ranks = [run_live(pack((os.getpid, ()), os.getpid), 2, platform_name, 60.0).results]
+    child = os.fork()
+    if not child:
+        try:
+            end_ranks()
+        except BaseException:  # noqa: BLE001 - the child must not go on as pytest
+            os._exit(1)
+        os._exit(0)
+    assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == 0
+    ranks.append(run_live(pack((os.getpid, ()), os.getpid), 2, platform_name, 60.0).results)
+    assert ranks[0] == ranks[1]
