@@ -19,6 +19,7 @@ from hyper_parallel.core.dtensor.placements import Replicate
 from hyper_parallel.errors import short_dtype
 from hyper_parallel.platform.contract.training import first_paths
 from hyper_parallel.platform.select import current_platform
+from hyper_parallel.verify.blame import called, told
 from hyper_parallel.verify.case import InputError, ModelCase, ParallelPlan, as_case, as_plan
 from hyper_parallel.verify.compare import Bound, Check, Comparison, magnitude, noise_floor
 from hyper_parallel.verify.cotangents import Cotangents
@@ -38,6 +39,8 @@ _NO_GRADIENT = (
     "SPEC: the first step gives no parameter a gradient other than zero, so nothing would be verified; the loss must "
     "depend on the model's output, without detach() or no_grad() on the way"
 )
+_BUILD = "SPEC: the function that builds the model"
+_ALONE = "SPEC: the model on a single device"
 _NOTHING: Mapping[str, float] = MappingProxyType({})
 
 
@@ -79,7 +82,7 @@ def run_rank(
     case = as_case(make_case())
     mesh = init_device_mesh("cpu", mesh_shape, mesh_dim_names=mesh_names)
     reference = _Reference(platform, case)
-    model = case.build()
+    model = called(_BUILD, case.build)
     platform.load_arrays(model, reference.state)
     plan = as_plan(make_plan(mesh), mesh.names)
     return _SideBySide(platform, reference, _Parallel(platform, case, model, mesh, plan, fault)).train(steps)
@@ -112,7 +115,7 @@ def rehearse(
     platform = current_platform()
     case = as_case(make_case())
     mesh = init_device_mesh("cpu", mesh_shape, mesh_dim_names=mesh_names)
-    model = case.build()
+    model = called(_BUILD, case.build)
     run = _Parallel(platform, case, model, mesh, as_plan(make_plan(mesh), mesh.names), None)
     held = first_paths(platform.parameters_dict(model))
     with record_events() as log:
@@ -152,7 +155,7 @@ class _Reference:
 
     def __init__(self, platform: Platform, case: ModelCase) -> None:
         self._platform = platform
-        self._run = _Run(platform, case, case.build()) if platform.transport().rank == 0 else None
+        self._run = _Run(platform, case, called(_BUILD, case.build)) if platform.transport().rank == 0 else None
         self._random = None if self._run is None else platform.watch_random(self._run.model)
         self._cotangents = None if self._run is None else Cotangents(platform, self._run.model)
         self.state: dict[str, Any] = self._tell(lambda run: {**self._weights(run), **self._buffers(run)})
@@ -172,7 +175,9 @@ class _Reference:
         _must_train(self._platform, run.model)
         cotangents: Cotangents = self._cotangents  # type: ignore[assignment] # made with the run
         cotangents.clear()
-        result, array = run.step(number), self._array
+        array = self._array
+        with told(_ALONE):
+            result = run.step(number)
         random = None if self._random is None else self._random()
         if random is not None:
             msg = (

@@ -11,6 +11,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+from hyper_parallel.verify.blame import called
 from hyper_parallel.verify.case import InputError
 
 __all__ = ["maker", "resolve"]
@@ -40,12 +41,12 @@ def resolve(spec: str, what: str) -> Callable[..., Any]:
 
 
 def maker(given: str | Callable[..., Any], what: str) -> Callable[..., Any]:
-    """A function that finds the named one where it runs: on a rank."""
-    return functools.partial(_call, given, what) if isinstance(given, str) else given
+    """A function that finds the named one where it runs, on a rank, and tells what it raises as an InputError."""
+    return functools.partial(_call, given, what)
 
 
-def _call(given: str, what: str, *args: Any) -> Any:
-    return resolve(given, what)(*args)
+def _call(given: str | Callable[..., Any], what: str, *args: Any) -> Any:
+    return called(what, resolve(given, what) if isinstance(given, str) else given, *args)
 
 
 def _module(name: str, what: str) -> Any:

@@ -5,7 +5,7 @@ import pytest
 
 from hyper_parallel.platform.select import platform_named
 from hyper_parallel.pytest_plugin.ranks import need_carrier
-from hyper_parallel.verify.case import InputError, ModelCase
+from hyper_parallel.verify.case import InputError, ModelCase, ParallelPlan
 from hyper_parallel.verify.faults import FAULTS, parse_fault
 from hyper_parallel.verify.model import parse_mesh, verify_model, verify_scenario
 from hyper_parallel.verify.scenarios import SCENARIOS, scenario_named
@@ -199,7 +199,7 @@ def test_a_transport_that_drops_sums_drops_started_ones(platform_name):
 
 @pytest.mark.platforms("torch")
 def test_what_a_model_raises_is_in_the_report():
-    """A model that fails is not verified: the report has the whole message and, in short, the cause."""
+    """A model that fails when it is parallel is not verified: the report has the message and, in short, the cause."""
     import torch
     from torch import nn
 
@@ -208,12 +208,15 @@ def test_what_a_model_raises_is_in_the_report():
             super().__init__()
             self.weight = nn.Parameter(torch.ones(3))
 
-        def forward(self, *_):
-            raise ArithmeticError("no more numbers\nsecond line")
+        def forward(self, x):
+            if hasattr(self.weight, "placements"):
+                raise ArithmeticError("no more numbers\nsecond line")
+            return x * self.weight
 
     batches = [(np.ones((2, 3), np.float32),)] * 3
-    case = ModelCase(Failing, batches, lambda output, _: output.sum())
-    report = verify_model(lambda: case, lambda _: {}, (2,), ("tp",), platform="torch", name="failing")
+    case = ModelCase(Failing, batches, lambda output, _: output.sum(), inputs=1)
+    plan = ParallelPlan({}, {})
+    report = verify_model(lambda: case, lambda _: plan, (2,), ("tp",), platform="torch", name="failing")
     assert not report.ok
     assert report.cause == "ArithmeticError: no more numbers"
     assert "second line" in report.error

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Collection, Iterator
-from contextlib import ContextDecorator
+from contextlib import ContextDecorator, contextmanager
 from contextvars import ContextVar
 from typing import TYPE_CHECKING, Any
 
@@ -12,7 +12,7 @@ from hyper_parallel.core.dtensor.dtensor import DTensor
 if TYPE_CHECKING:
     from types import TracebackType
 
-__all__ = ["SkipDTensorDispatch", "any_block", "local_operands", "skipped"]
+__all__ = ["SkipDTensorDispatch", "any_block", "local_operands", "outside_blocks", "skipped"]
 
 # Per context: the surrounding blocks, the innermost last.
 _OPEN: ContextVar[tuple[SkipDTensorDispatch, ...]] = ContextVar("hyper_parallel_skip", default=())
@@ -57,6 +57,16 @@ def skipped(func: Callable[..., Any] | None, *names: str) -> bool:
         return True
     own = getattr(func, "__name__", "")
     return func not in kept and own not in kept and not any(name in kept for name in names)
+
+
+@contextmanager
+def outside_blocks() -> Iterator[None]:
+    """As if no block surrounded this: an operator that was named is dispatched with all that it is made of."""
+    token = _OPEN.set(())
+    try:
+        yield
+    finally:
+        _OPEN.reset(token)
 
 
 def local_operands(value: Any) -> Any:

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any
 
 from hyper_parallel.core.dtensor.dtensor import DTensor
 from hyper_parallel.core.dtensor.layout import Layout
-from hyper_parallel.core.dtensor.skip import any_block, local_operands, skipped
+from hyper_parallel.core.dtensor.skip import any_block, local_operands, outside_blocks, skipped
 from hyper_parallel.core.shard.binder import binder
 from hyper_parallel.core.shard.call import OpCall, Operand, Ref, UnknownOperandError
 from hyper_parallel.core.shard.compiled import Mark, Run, compile_plan, marked
@@ -26,7 +26,7 @@ if TYPE_CHECKING:
     from hyper_parallel.core.shard.binder import Binder
     from hyper_parallel.platform.contract.platform import Platform
 
-__all__ = ["Dispatcher", "Entry", "implicit_replication"]
+__all__ = ["Dispatcher", "Entry", "implicit_replication", "no_function"]
 
 _REPLICATE_PLAIN: ContextVar[bool] = ContextVar("hyper_parallel_implicit_replication", default=False)
 _SCALARS = frozenset({int, float, bool, complex})
@@ -115,8 +115,12 @@ class Dispatcher:
         self, entry: Entry, args: tuple[Any, ...], kwargs: dict[str, Any]
     ) -> Any:
         """Run ``entry`` on arguments of which at least one is, or contains, a DTensor."""
-        if any_block() and skipped(entry.func, entry.name, entry.rule.op):
-            return self._on_locals(entry, args, kwargs)
+        if any_block():
+            if skipped(entry.func, entry.name, entry.rule.op):
+                return self._on_locals(entry, args, kwargs)
+            if entry.composed is not None:
+                with outside_blocks():
+                    return entry.composed(self.ops, **entry.binder.bind(args, kwargs))
         if entry.composed is not None:
             return entry.composed(self.ops, **entry.binder.bind(args, kwargs))
         kind, loose = self.kind, entry.loose
@@ -199,12 +203,31 @@ class Dispatcher:
         """The call on local tensors, as the caller spelled it."""
         locals_, named = local_operands(args), local_operands(kwargs)
         if entry.composed is not None:
-            return entry.composed(self.ops, **entry.binder.bind(locals_, named))
+            return self._composed_on_locals(entry, args, kwargs, locals_, named)
         found = entry.local(**entry.binder.bind(locals_, named)) if entry.canonical else entry.func(*locals_, **named)
         written = entry.target(args, kwargs) if entry.in_place else None
         if isinstance(written, DTensor):
             written.drop_views()
             return written
+        return found
+
+    def _composed_on_locals(
+        self, entry: Entry, args: tuple[Any, ...], kwargs: dict[str, Any], locals_: Any, named: Any
+    ) -> Any:
+        """The caller's function itself; what it is composed of may ask DTensors what local tensors cannot tell.
+
+        Nothing says what it writes: that is seen.
+        """
+        if entry.func is no_function:
+            return entry.composed(self.ops, **entry.binder.bind(locals_, named))  # type: ignore[misc] # the caller's condition
+        version = self.platform.version
+        given = [one for one in self.tensors((args, tuple(kwargs.values()))) if isinstance(one, DTensor)]
+        before = [version(one._local) for one in given]  # noqa: SLF001 - the class' other half
+        found = entry.func(*locals_, **named)
+        for one, old in zip(given, before, strict=True):
+            if version(one._local) != old:  # noqa: SLF001 - as above
+                one.drop_views()
+                found = one if found is one._local else found  # noqa: SLF001 - as above
         return found
 
     # -- keys ------------------------------------------------------------------------------------------------------
@@ -357,7 +380,8 @@ class Ops:
         dispatcher, local = self._dispatcher, None
         if isinstance(found, Rule):
             local = self.platform.local_op(op)
-        entry = Entry(op, local or _same, binder(found.signature), found, local or _same, canonical=True)
+        run = local or no_function
+        entry = Entry(op, run, binder(found.signature), found, run, canonical=True)
 
         def call(*args: Any, **kwargs: Any) -> Any:
             tensors = dispatcher.tensors((args, tuple(kwargs.values())))
@@ -369,8 +393,10 @@ class Ops:
         return call
 
 
-def _same(value: Any) -> Any:
-    return value
+def no_function(*_: Any, **__: Any) -> Any:
+    """In place of the function of a decomposition that is called by its canonical name."""
+    msg = "a decomposition has no local implementation"
+    raise AssertionError(msg)
 
 
 def _keyed(entry: Entry) -> bool:

@@ -10,6 +10,7 @@ from typing import Any
 import mindspore
 from mindspore.common.api import _no_grad
 
+from hyper_parallel.core.dtensor.dtensor import DTensor
 from hyper_parallel.errors import UnsupportedOperatorError
 from hyper_parallel.platform.mindspore.composed_shape import on_diagonals
 from hyper_parallel.platform.mindspore.primitives import METHOD, composed, expect
@@ -99,7 +100,7 @@ def _assign(ops: Any, primitive: Any, x: Any, value: Any) -> Any:
     Raises:
         UnsupportedOperatorError: gradients flow through ``x``.
     """
-    local = x._local  # noqa: SLF001 - of a DTensor
+    local = x._local if isinstance(x, DTensor) else x  # noqa: SLF001 - a piece, where dispatch is left out
     if local._requires_grad and not local._is_leaf:  # noqa: SLF001 - no public spelling
         msg = f"operator {primitive.name}: MindSpore's derivative of it is none; use the in-place methods of tensors"
         raise UnsupportedOperatorError(msg)

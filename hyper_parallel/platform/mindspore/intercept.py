@@ -14,7 +14,7 @@ from mindspore._c_expression import NoFallbackGuard, TensorOverloadCall
 from mindspore.ops import Primitive
 
 from hyper_parallel.core.dtensor.dtensor import DTensor
-from hyper_parallel.core.dtensor.skip import local_operands, skipped
+from hyper_parallel.core.dtensor.skip import any_block, local_operands, outside_blocks, skipped
 from hyper_parallel.core.shard.dispatch import Dispatcher
 from hyper_parallel.core.shard.distributed_op import user_op
 from hyper_parallel.errors import UnsupportedOperatorError
@@ -75,6 +75,9 @@ def fallback(_self: Any, func: Any, args: Any, kwargs: dict[str, Any] | None = N
     if type(func) is TensorOverloadCall:
         line = doors.methods.get(name, line)
     if line is not None:
+        if any_block() and not skipped(func, name):
+            with outside_blocks():  # it was named: so is what it is composed of
+                return line(doors.dispatcher, primitive, tuple(given), kwargs)
         return line(doors.dispatcher, primitive, tuple(given), kwargs)
     if skipped(func, name):
         return _rebuilt(func, primitive)(*local_operands(tuple(given)), **local_operands(kwargs))
@@ -98,8 +101,10 @@ def call(name: str, args: tuple[Any, ...], kwargs: dict[str, Any] | None = None,
 
 
 def _rebuilt(func: Any, primitive: Any) -> Callable[..., Any]:
-    """The caller's operator, to be called on local tensors."""
-    return func if primitive is None else primitive.__call__
+    """The caller's operator, to be called on local tensors with the arguments that came."""
+    if primitive is None:
+        return func
+    return lambda *given, **named: func(primitive, func.name, given, **named)
 
 
 def holds_dtensor(values: Any) -> bool:

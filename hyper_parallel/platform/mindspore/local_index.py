@@ -113,7 +113,12 @@ def _scatter(
     if reduce is not None:
         msg = f"scatter with reduce={reduce!r}: MindSpore has no such operator; scatter_add adds"
         raise UnsupportedOperatorError(msg)
-    return mint.scatter(x, dim, index, value if src is None else src)
+    if not str(x.device).upper().startswith("CPU") or not x.ndim:
+        return mint.scatter(x, dim, index, value if src is None else src)
+    # The CPU kernel behind mint.scatter uses the sizes of an earlier call for a vector, and writes elsewhere.
+    given = value if src is None else src
+    updates = given if isinstance(given, Tensor) else ops.full(tuple(index.shape), given, dtype=x.dtype)
+    return ops.tensor_scatter_elements(x, index, updates, dim)
 
 
 def scatter_add(x: Tensor, dim: int, index: Tensor, src: Tensor) -> Tensor:

@@ -7,7 +7,7 @@ from typing import Any
 
 from hyper_parallel.core.shard import rules
 from hyper_parallel.core.shard.binder import Binder, binder
-from hyper_parallel.core.shard.dispatch import Dispatcher, Entry
+from hyper_parallel.core.shard.dispatch import Dispatcher, Entry, no_function
 from hyper_parallel.core.shard.rule import Decomposition, find_rule
 from hyper_parallel.errors import UnsupportedOperatorError
 from hyper_parallel.platform.mindspore.local_ops import LOCAL, WRITING
@@ -57,7 +57,7 @@ class Line:
         if rule is None:
             msg = f"table line for {name}: canonical operator {op!r} has no rule"
             raise ValueError(msg)
-        local = _no_local if isinstance(rule, Decomposition) else (WRITING if in_place else LOCAL)[op]
+        local = no_function if isinstance(rule, Decomposition) else (WRITING if in_place else LOCAL)[op]
         bound = binder(rule.signature)
         canonical = bound.starred is not None or in_place
         self.name, self.own = name, None if signature is None else binder(signature)
@@ -147,8 +147,3 @@ def _positional(bound: Binder) -> int:
 def line_of(op: str, *, in_place: bool = False) -> Line:
     """The line of canonical operator ``op`` under its own name."""
     return Line(op, op, in_place=in_place)
-
-
-def _no_local(*_: Any, **__: Any) -> Any:
-    msg = "a decomposition has no local implementation"
-    raise AssertionError(msg)

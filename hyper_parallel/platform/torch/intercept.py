@@ -14,7 +14,7 @@ import torch
 from torch.overrides import enable_reentrant_dispatch
 
 from hyper_parallel.core.dtensor.dtensor import DTensor
-from hyper_parallel.core.dtensor.skip import local_operands, skipped
+from hyper_parallel.core.dtensor.skip import any_block, local_operands, outside_blocks, skipped
 from hyper_parallel.core.shard.dispatch import Dispatcher, Entry
 from hyper_parallel.core.shard.distributed_op import mutates, user_op
 from hyper_parallel.errors import LayoutError, UnsupportedOperatorError
@@ -83,6 +83,14 @@ def function(  # noqa: PLR0911 - one line per door
         return whole(*args, **kwargs)
     if skipped(func):
         return func(*local_operands(args), **local_operands(kwargs))
+    if any_block():
+        with outside_blocks():  # it was named: so is what it is made of
+            return _made_of_others(func, args, kwargs)
+    return _made_of_others(func, args, kwargs)
+
+
+def _made_of_others(func: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+    """A function without a rule, as PyTorch wrote it: its operators are dispatched."""
     python = opened(func)
     if python is not None:
         return python(*args, **kwargs)

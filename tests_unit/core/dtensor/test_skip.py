@@ -173,3 +173,93 @@ def test_blocks_hold_for_one_thread_and_one_task():
         return seen
 
     assert simulate(body, 1, platform="torch") == [{"thread": True, "task": False, "beside": True, "decorated": False}]
+
+
+@torch_only
+def test_what_is_composed_of_others_is_called_as_it_was_written():
+    """Each function that is served by calls of others runs itself on local tensors: nothing else is asked of them."""
+    from hyper_parallel.core.shard.dispatch import Entry
+    from hyper_parallel.platform.torch import op_table
+    from hyper_parallel.platform.torch.intercept import interception
+
+    def body():
+        x, wrong = rows(1), []
+        table = {**op_table.functions(), **op_table.overloads()}
+        composed = {func: entry for func, entry in table.items() if entry.composed is not None}
+        for func, entry in composed.items():
+            seen = []
+            spy = Entry(entry.name, lambda *args, _to=seen, **named: _to.append((args, named)), entry.binder,
+                        entry.rule, entry.local, canonical=entry.canonical)  # fmt: skip
+            with SkipDTensorDispatch():
+                interception().dispatcher.dispatch(spy, (x, 1), {"other": [x]})
+            if entry.func is not func or seen != [((x._local, 1), {"other": [x._local]})]:
+                wrong.append(entry.name)
+        return wrong, len(composed) > 250
+
+    assert simulate(body, 1, platform="torch") == [([], True)]
+
+
+@torch_only
+def test_results_of_composed_functions_are_of_this_ranks_piece():
+    """Sizes that depend on values, indices, casts and in-place options: as on the local tensor, which is written."""
+    import torch
+    from torch.nn import functional
+
+    def body():
+        x, place = rows(), torch.tensor([0])
+        local = x.to_local().clone()
+        with SkipDTensorDispatch():
+            pairs = [
+                (x.nonzero(), local.nonzero()),
+                (torch.argwhere(x), torch.argwhere(local)),
+                (torch.where(x > 3)[0], torch.where(local > 3)[0]),
+                (x[place, 1], local[place, 1]),
+                (x[x > 3], local[local > 3]),
+                (torch.masked_select(x, x > 3), local[local > 3]),
+                (x.index_put((place,), local[:1]), local.index_put((place,), local[:1])),
+                (torch.combinations(x[0]), torch.combinations(local[0])),
+                (x.var(0), local.var(0)),
+                (x.median(), local.median()),
+                (x.max(0).indices, local.max(0).indices),
+                (functional.cross_entropy(x, x), functional.cross_entropy(local, local)),
+                (x.double(), local.double()),
+            ]
+            plain = [not isinstance(found, DTensor) and torch.equal(found, wanted) for found, wanted in pairs]
+            same = functional.relu(x.neg_(), inplace=True), x.cumsum_(0), x.to(torch.float64)
+        return plain, same[0].abs().sum().item(), same[1] is x, isinstance(same[2], DTensor)
+
+    assert [(all(one), *rest) for one, *rest in simulate(body, 2, platform="torch")] == [(True, 0.0, True, False)] * 2
+
+
+@both
+def test_a_named_operator_is_dispatched_with_all_that_it_is_made_of(platform_name):
+    """An operator that is several others acts on the whole when it is named, not on pieces inside."""
+
+    def body(named):
+        import numpy as np
+
+        platform, x = current_platform(), rows()
+        with SkipDTensorDispatch(no_skip=named):
+            found = x.nonzero()
+        wanted = x.nonzero()
+        assert isinstance(found, DTensor)
+        return bool(np.array_equal(*(platform.tensor_to_numpy(one.full_tensor()) for one in (found, wanted))))
+
+    named = {"torch": "nonzero", "mindspore": "NonZero"}[platform_name]
+    assert simulate(body, 2, platform=platform_name, args=(named,)) == [True, True]
+
+
+@pytest.mark.platforms("mindspore")
+def test_primitives_without_a_rule_run_locally():
+    """What MindSpore wrote in Python around a primitive runs on the pieces too, and can be assigned to."""
+
+    def body():
+        from mindspore import Tensor, ops
+
+        x = rows(1)
+        with SkipDTensorDispatch():
+            values = ops.svd(x, compute_uv=False)
+            written = ops.assign(-x, x)
+        return isinstance(values, Tensor), tuple(values.shape), isinstance(written, DTensor), float(written.sum())
+
+    assert simulate(body, 1, platform="mindspore") == [(True, (2,), False, 45.0)]

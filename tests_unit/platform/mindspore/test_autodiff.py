@@ -84,3 +84,25 @@ def test_aux_outputs_pass_through():
         assert value == pytest.approx(float((X * X).sum()))
         assert aux == pytest.approx(float(X.sum()), abs=1e-5)
         np.testing.assert_allclose(grad, 2 * X, rtol=1e-6)
+
+
+def _second(exponent):
+    import mindspore
+
+    platform = platform_named("mindspore")
+    mesh = init_device_mesh("cpu", (2,), mesh_dim_names=["tp"])
+    x = _placed(platform, mesh, X + 2, Shard(0))
+
+    def slope(one):
+        grad = mindspore.grad(lambda piece: platform.wrap(piece, x.layout) ** exponent)(one)
+        return (grad * grad).sum()
+
+    return platform.wrap(mindspore.grad(slope)(x.to_local()), x.layout).full_tensor().asnumpy()
+
+
+@pytest.mark.parametrize("exponent", [2, 2.5])
+def test_powers_can_be_differentiated_twice(exponent):
+    """The gradient of a power has a gradient, for numbers of either kind as exponents."""
+    wanted = 2 * exponent**2 * (exponent - 1) * (X + 2.0) ** (2 * exponent - 3)
+    for found in simulate(_second, 2, platform="mindspore", args=(exponent,)):
+        np.testing.assert_allclose(found, wanted, rtol=1e-5)

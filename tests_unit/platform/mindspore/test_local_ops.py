@@ -358,6 +358,31 @@ def test_places_depend_on_the_element_alone():
 
 
 @pytest.mark.platforms("mindspore")
+def test_scatter_into_a_vector_after_one_into_a_matrix():
+    """MindSpore's CPU kernel uses the matrix' sizes for the vector then, and writes elsewhere: values and gradients."""
+    import mindspore
+    from mindspore import Tensor, mint
+
+    local = platform_named("mindspore").local_op("scatter")
+    matrix, vector, weights = real(5, 3), real(15), Tensor(real(15))
+    for _ in range(3):
+        mint.scatter(Tensor(matrix), 0, Tensor(np.zeros((1, 3), np.int64)), Tensor(real(1, 3)))
+        places, source = RNG.permutation(15)[:4], real(4)
+        wanted = vector.copy()
+        wanted[places] = source
+        assert (_ran("scatter", vector, 0, places, source) == wanted).all()
+
+        def weighed(x, src, places=places):
+            return (local(x=x, dim=0, index=Tensor(places), src=src) * weights).sum()
+
+        grads = mindspore.grad(weighed, (0, 1))(Tensor(vector), Tensor(source))
+        kept = weights.asnumpy().copy()
+        kept[places] = 0
+        assert (grads[0].asnumpy() == kept).all()
+        assert (grads[1].asnumpy() == weights.asnumpy()[places]).all()
+
+
+@pytest.mark.platforms("mindspore")
 def test_scatter_of_a_value_and_with_a_reduction():
     """A number is written by either name; a reduction that MindSpore lacks is refused, never left out."""
     x, places = real(5, 3), np.array([[0, 1, 2]])

@@ -1,0 +1,69 @@
+"""What the user's own functions raise, told as the user's own mistake: what, and where in the user's code."""
+
+from __future__ import annotations
+
+import contextlib
+import inspect
+import sysconfig
+import traceback
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import hyper_parallel
+from hyper_parallel.errors import PlanError
+from hyper_parallel.verify.case import InputError
+
+__all__ = ["called", "told"]
+
+_LIBRARY = Path(hyper_parallel.__file__).resolve().parent
+_INSTALLED = tuple({Path(sysconfig.get_path(name)).resolve() for name in ("stdlib", "purelib", "platlib")})
+
+
+@contextlib.contextmanager
+def told(what: str) -> Iterator[None]:
+    """Exceptions inside become an :class:`InputError` that says ``what`` raised them, and in which line.
+
+    What says it all by itself passes, and so does the end of memory.
+    """
+    try:
+        yield
+    except (InputError, PlanError, MemoryError):
+        raise
+    except (Exception, SystemExit) as error:
+        first = (str(error).splitlines() or [""])[0]
+        said = f"{type(error).__name__}: {first}" if first else type(error).__name__
+        msg = f"{what} raised {said}{_where(error)}"
+        raise InputError(msg) from error
+
+
+def called(what: str, function: Callable[..., Any], *args: Any) -> Any:
+    """What a function of the user's returns for ``args``.
+
+    Raises:
+        InputError: it raises, or does not take ``args``.
+    """
+    try:
+        inspect.signature(function).bind(*args)
+    except TypeError as error:
+        name = getattr(function, "__qualname__", type(function).__name__)
+        given = ", ".join(type(one).__name__ for one in args) or "no argument"
+        msg = f"{what}: {name}{inspect.signature(function)} is called with {given}: {error}"
+        raise InputError(msg) from None
+    except ValueError:
+        pass  # written in C: it says itself what it takes
+    with told(what):
+        return function(*args)
+
+
+def _where(error: BaseException) -> str:
+    """The innermost line of the user's own code; without one, the outermost line that is not this library's."""
+    frames = traceback.extract_tb(error.__traceback__)
+    theirs = [one for one in frames if not _in(one.filename, _LIBRARY)]
+    own = [one for one in theirs if not any(_in(one.filename, folder) for folder in _INSTALLED)]
+    found = own[-1] if own else theirs[0] if theirs else None
+    return "" if found is None else f"\n  {found.filename}:{found.lineno}, in {found.name}: {found.line}"
+
+
+def _in(filename: str, folder: Path) -> bool:
+    return filename.startswith("<") or Path(filename).resolve().is_relative_to(folder)
