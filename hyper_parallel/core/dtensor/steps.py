@@ -17,6 +17,7 @@ from hyper_parallel.errors import LayoutError
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
+    from fractions import Fraction
 
     from hyper_parallel.core.dtensor.boxes import Coordinate
     from hyper_parallel.core.dtensor.layout import Box, Layout
@@ -124,10 +125,10 @@ class Slice(LocalStep):
 class Scale(LocalStep):
     """Multiply by ``factor``: the price of writing ``Partial(avg)`` as ``Partial(sum)``."""
 
-    factor: float
+    factor: Fraction
 
     def apply(self, local: Any, platform: Platform) -> Any:
-        """``local * factor``; a fraction divides, which rounds once.
+        """``local * factor``, by whole numbers: a third has no floating number.
 
         Raises:
             LayoutError: ``local`` is an integer tensor, whose average is none.
@@ -135,7 +136,9 @@ class Scale(LocalStep):
         if not platform.is_floating(local):
             msg = f"Partial(avg) of {local.dtype}: an average of integers is no integer; cast to a floating dtype first"
             raise LayoutError(msg)
-        return local * self.factor if self.factor >= 1 else local / round(1 / self.factor)
+        up, down = self.factor.numerator, self.factor.denominator
+        grown = local if up == 1 else local * up
+        return grown if down == 1 else grown / down
 
 
 class ToPartial(LocalStep):

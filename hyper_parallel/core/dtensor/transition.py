@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import math
 import threading
+from fractions import Fraction
 from typing import TYPE_CHECKING
 
 from hyper_parallel.core.dtensor.layout import Layout
@@ -213,7 +214,7 @@ def _linear_steps(source: Layout, target: Layout) -> tuple[Step, ...]:
     before, after = _summed(source), _summed(target)
     kept = [pair for pair in after.partials if pair in before.partials]
     steps = search(before, _embeddable(before, after, kept))
-    factor = _averaged(target) / _averaged(source)
+    factor = Fraction(_averaged(target), _averaged(source))
     fresh = tuple(axis for axis, op in after.partials if (axis, op) not in kept)
     if fresh:
         middle = steps[-1].target if steps else before
@@ -271,7 +272,7 @@ def _adjoint_of(forward: Plan) -> Plan:
     varying = tuple(sorted(tied | {axis for axis in forward.varying if forward.source.mesh.shape[axis] > 1}))
     start, end = dual(target, varying), dual(source)
     steps = _linear_steps(start, end)
-    factor = _averaged(target) / _averaged(source)
+    factor = Fraction(_averaged(target), _averaged(source))
     if factor != 1:
         steps = (*steps, Scale(end, end, (), factor))
     back = Plan(start, end, tuple(axis for axis, _ in source.partials), steps)

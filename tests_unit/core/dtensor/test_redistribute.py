@@ -5,6 +5,7 @@ import itertools
 import numpy as np
 import pytest
 
+from hyper_parallel.core.dtensor.dtensor import DTensor
 from hyper_parallel.core.dtensor.layout import Layout
 from hyper_parallel.core.dtensor.placements import Partial, Replicate, Shard
 from hyper_parallel.core.dtensor.redistribute import gathered_view, redistribute
@@ -12,6 +13,7 @@ from hyper_parallel.core.dtensor.transition import plan
 from hyper_parallel.errors import LayoutError, MeshError, ShardMismatchError, UnsupportedOperatorError
 from hyper_parallel.platform.select import get_torch_platform
 from hyper_parallel.transport.base import active_transport
+from hyper_parallel.verify.check import check_function
 from hyper_parallel.verify.simulate import simulate
 
 pytestmark = pytest.mark.platforms("torch")
@@ -117,6 +119,21 @@ def test_averages(dense):
     layouts = dense.every_layout(dense.grid((2, 2)), (5, 3), partials=("sum", "avg"))
     pairs = itertools.islice(itertools.product(layouts, layouts), 0, None, 3)
     check(dense, [Case(dense, one, other, seed=i) for i, (one, other) in enumerate(pairs)], 4)
+
+
+def test_an_average_moves_between_axes_of_unequal_size():
+    """From three ranks to two the scale is two thirds, no whole number's inverse: all values hold."""
+    places = [(Replicate(), Partial("avg")), (Partial("avg"), Replicate()), (Partial("avg"), Partial("avg")),
+              (Shard(0), Partial("avg")), (Partial("avg"), Shard(0)), (Replicate(), Replicate())]  # fmt: skip
+    values = [np.random.default_rng(0).standard_normal((5, 3))]
+    for mesh, target in itertools.product([(2, 3), (3, 2)], places):
+
+        def moved(x, target=target):
+            return x.redistribute(placements=target) if isinstance(x, DTensor) else x * 1
+
+        report = check_function(moved, values, mesh, platform="torch", placements=[places])
+        assert report.all_held, (mesh, target, report.wrong, report.rejected)
+        assert report.backward == len(places)
 
 
 @pytest.mark.parametrize("op", ["max", "min", "prod"])
