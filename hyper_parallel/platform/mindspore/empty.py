@@ -24,6 +24,8 @@ IDENTITY: dict[str, Any] = {
     "sum": 0,
     "nansum": 0,
     "count_nonzero": 0,
+    "bincount_to": 0,
+    "histc": 0,
     "vector_norm": 0,
     "mean": float("nan"),
     "prod": 1,

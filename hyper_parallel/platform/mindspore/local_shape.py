@@ -18,12 +18,13 @@ __all__ = ["LOCAL", "matmul"]
 _plain_linear = tolerant("linear", lambda x, weight, bias: F.linear(x, weight, bias))
 _matrices = tolerant("matmul", mint.matmul)
 _batches = tolerant("matmul", mint.bmm)
+_plus = tolerant("add", mint.add)  # the gradient of what is broadcast sums over no element where the other is empty
 
 
 def _linear(x: Tensor, weight: Tensor, bias: Tensor | None = None) -> Tensor:
     # Nothing to contract, but the bias has a gradient; and that of a bias of one element comes in the wrong shape.
     if bias is not None and (x.shape[-1] == 0 or bias.shape != weight.shape[:1]):
-        return _plain_linear(x, weight, None) + bias
+        return _plus(_plain_linear(x, weight, None), bias)
     return _plain_linear(x, weight, bias)
 
 
@@ -53,7 +54,7 @@ def _one_batch(x: Tensor, batch: tuple[int, ...]) -> Tensor:
 
 def _biased(bias: Tensor, x: Tensor, y: Tensor, *, beta: float = 1, alpha: float = 1) -> Tensor:
     product = matmul(x, y)
-    return (bias if beta == 1 else bias * beta) + (product if alpha == 1 else product * alpha)
+    return _plus(bias if beta == 1 else bias * beta, product if alpha == 1 else product * alpha)
 
 
 def _summed_batches(bias: Tensor, x: Tensor, y: Tensor, *, beta: float = 1, alpha: float = 1) -> Tensor:

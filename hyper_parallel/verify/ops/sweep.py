@@ -257,7 +257,11 @@ class Sweep:
         seed = seed_of(self.report.op, number, sorted(sizes.items()))
         problem = ""
         for differentiated, dtype in itertools.product((True, False), sample.dtypes):
-            filled = fill(sample, sizes, dtype, seed, integral=integral, to_dtype=self.platform.str_to_dtype)
+            try:
+                filled = fill(sample, sizes, dtype, seed, integral=integral, to_dtype=self.platform.str_to_dtype)
+            except ValueError as error:  # sizes that its values do not have: the sample's own mistake
+                self.report.crash.append(Finding("sample", f"sample {number}", sizes, (), "", f"ValueError: {error}"))
+                return None
             if filled is None:
                 return None
             if not differentiated:  # a framework may have the operator and not its gradient

@@ -192,6 +192,9 @@ def _odd(array: Any, rng: Any, *, integral: bool) -> Any:
 def _shuffled(shape: Sequence[int], high: int, dim: int, rng: Any) -> Any:
     found = np.empty(shape, np.int64)
     lines = np.moveaxis(found, dim, -1)
+    if lines.shape[-1] > high:
+        msg = f"{lines.shape[-1]} indices along dim {dim}, of which no two are equal, are not below {high}"
+        raise ValueError(msg)
     for index in np.ndindex(*lines.shape[:-1]):
         lines[index] = rng.permutation(high)[: lines.shape[-1]]
     return found

@@ -513,3 +513,27 @@ def test_places_are_picked_by_their_weights():
     bad = "multinomial: weights must be finite, not negative, and not all zero"
     for wrong in (-weights, weights * 0, np.where(weights > 0, np.inf, 0.0)):
         assert _rejected(RuntimeError, "pick", wrong, drawn, 1, replacement=True) == bad
+
+
+@pytest.mark.platforms("mindspore")
+def test_what_is_added_to_an_empty_product_has_no_gradient():
+    """Kernels leave memory as it was where they sum over no element: a bias that is broadcast gets zeros."""
+    import mindspore
+
+    platform = platform_named("mindspore")
+    for name, shapes in (("linear", [(0, 5), (3, 5), (1,)]), ("addmm", [(3,), (0, 5), (5, 3)])):
+        run = platform.local_op(name)
+        operands = [mindspore.Tensor(real(*shape)) for shape in shapes]
+        for _ in range(5):
+            junk = [real(*shape) + 1 for shape in shapes for _ in range(20)]  # to be found by who leaves it
+            del junk
+            grads = mindspore.grad(lambda *args, run=run: run(*args).sum(), (0, 1, 2))(*operands)
+            assert [one.shape for one in grads] == shapes
+            assert not any(one.asnumpy().any() for one in grads)
+
+
+@pytest.mark.platforms("mindspore")
+def test_counts_of_no_element_are_zero():
+    """A rank whose piece is empty counts nothing, and goes on to the sum over all ranks."""
+    assert _ran("bincount_to", whole(5, 0), None, 7).tolist() == [0] * 7
+    assert _ran("histc", real(0), 4, -1, 1).tolist() == [0.0] * 4

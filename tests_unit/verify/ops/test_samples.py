@@ -102,3 +102,15 @@ def test_operators_share_lines():
     """One line adds the call to each operator that it names."""
     sample("first_of_this_test second_of_this_test", real("a"), 2)
     assert samples_of("first_of_this_test") == samples_of("second_of_this_test") == (Sample((real("a"), 2)),)
+
+
+def test_indices_that_are_too_many_to_be_unequal():
+    """They are refused with a sentence, and no library sample asks for such, whatever its sizes."""
+    with pytest.raises(ValueError, match="no two are equal") as caught:
+        filled(shuffled(6, "a2"), sizes={"a": 8})
+    assert str(caught.value) == "8 indices along dim 0, of which no two are equal, are not below 6"
+    for op in rule_names():
+        for one in samples_of(op):
+            if "shuffled" in repr(one):
+                for sizes in size_choices(one, 60):
+                    fill(one, sizes, "float64", 7, integral=True, to_dtype=str)

@@ -10,7 +10,7 @@ from hyper_parallel.core.shard import rules, strategy
 from hyper_parallel.core.shard.call import LocalCall
 from hyper_parallel.core.shard.dispatch import Ops
 from hyper_parallel.core.shard.rule import Row, Rule, Strategies, find_rule
-from hyper_parallel.core.shard.sample import Sample, between, real, samples_of
+from hyper_parallel.core.shard.sample import Sample, between, real, samples_of, shuffled
 from hyper_parallel.platform.select import platform_named, use_platform
 from hyper_parallel.verify.ops.report import OperatorReport, SweepReport
 from hyper_parallel.verify.ops.sweep import Effort, Sweep, sweep_operator
@@ -241,6 +241,17 @@ def test_a_refused_sample_is_a_rejection():
         Sweep(report, "torch", "relu", rule, samples_of("relu"), RULE_LEVEL).run()
     assert report.rejected["relu: not today"]
     assert report.outcome == "unexercised"
+
+
+@pytest.mark.platforms("torch")
+def test_a_sample_that_has_no_values_costs_itself():
+    """The finding names the sizes; the other samples are checked."""
+    broken = Sample((real("ab"), 0, shuffled(1, "ab"), real("ab")))
+    report = swept("torch", "scatter", samples=(broken, *samples_of("scatter")[:1]))
+    assert report.outcome == "crash"
+    (said,) = {one.problem for one in report.crash}
+    assert said == "ValueError: 5 indices along dim 0, of which no two are equal, are not below 1"
+    assert report.ok == report.checks > 10
 
 
 @pytest.mark.platforms("torch")
