@@ -25,6 +25,7 @@ from hyper_parallel.errors import CollectiveMismatchError, MeshError, Rendezvous
 from hyper_parallel.transport.base import Ranks, Shape
 from hyper_parallel.transport.calls import check_ranks, check_reduction
 from hyper_parallel.transport.generators import GeneratorStates, restore_generators, save_generators
+from hyper_parallel.transport.inbox import Inbox
 from hyper_parallel.transport.layers import EngineTransport
 from hyper_parallel.transport.numpy_ops import BFLOAT16
 from hyper_parallel.transport.pending import Pending
@@ -163,6 +164,8 @@ class C10dTransport(EngineTransport):
         self._groups: dict[Ranks, Any] = {tuple(range(self.world_size)): dist.group.WORLD}
         self._retired: dict[Ranks, Any] = {}
         self._claims: dict[Ranks, int] = {}
+        self._inboxes: dict[tuple[int, int], Inbox] = {}
+        self._unfinished: dict[int, list[Any]] = {}
 
     def all_reduce(self, x: torch.Tensor, op: str, ranks: Ranks) -> torch.Tensor:
         """See :meth:`Transport.all_reduce`."""
@@ -186,9 +189,9 @@ class C10dTransport(EngineTransport):
         return torch.cat(self.all_gather(mine, ranks, [tuple(piece.shape) for piece in pieces])).reshape(x.shape)
 
     def send(self, x: torch.Tensor, dst: int, tag: int = 0) -> None:
-        """See :meth:`Transport.send`; an empty tensor needs no message, but on gloo, which see :func:`_label`."""
-        if self.backend == "gloo" and dst != self.rank:
-            dist.send(_labelled(x), dst, tag=tag)
+        """See :meth:`Transport.send`; an empty tensor needs no message, but on gloo, which see :func:`_head`."""
+        if self._by_pieces(dst):
+            self._send(x, dst, tag).wait()
         elif x.numel():
             dist.send(_bytes(x), dst, tag=tag)
 
@@ -284,28 +287,59 @@ class C10dTransport(EngineTransport):
 
         return Pending("broadcast", finish, result)
 
+    def _by_pieces(self, peer: int) -> bool:
+        """Whether messages to and from ``peer`` travel in pieces: only gloo needs it."""
+        return self.backend == "gloo" and peer != self.rank
+
     def _send(self, x: torch.Tensor, dst: int, tag: int = 0) -> Pending:
-        labelled = self.backend == "gloo" and dst != self.rank
-        if not x.numel() and not labelled:
+        if self._by_pieces(dst):
+            return self._send_pieces(torch.cat([_head(x), _bytes(x)]) if x.numel() else _head(x), dst, tag)
+        if not x.numel():
             return Pending("send", lambda: None)
-        carried = _labelled(x) if labelled else _bytes(x).clone()
+        carried = _bytes(x).clone()
         work = _started(dist.isend(carried, dst, tag=tag))
         return Pending("send", lambda: work(carried))
 
+    def _send_pieces(self, carried: torch.Tensor, dst: int, tag: int) -> Pending:
+        works = [_started(dist.isend(piece, dst, tag=tag)) for piece in carried.split(_PIECE)]
+        self._unfinished[id(works)] = works  # gloo forgets to send what nobody holds any more
+
+        def finish() -> None:
+            if any(len(started) > 1 for started in list(self._unfinished.values())):
+                # The peer takes what it did not expect when it waits, maybe for a message from here, as this rank does.
+                for inbox in list(self._inboxes.values()):
+                    inbox.serve_meanwhile()
+            for work in works:
+                work(carried)
+            del self._unfinished[id(works)]
+
+        return Pending("send", finish)
+
     def _recv(self, like: torch.Tensor, src: int, tag: int = 0) -> Pending:
+        if self._by_pieces(src):
+            return self._recv_pieces(like, src, tag)
         size = like.numel() * like.element_size()
-        labelled = self.backend == "gloo" and src != self.rank
-        wanted = _label(like) if labelled else torch.empty(0, dtype=torch.uint8)
-        carried = torch.empty(len(wanted) + size, dtype=torch.uint8, device=like.device)
-        if not len(carried):
+        if not size:
             return Pending("recv", lambda: torch.empty_like(like, memory_format=torch.contiguous_format))
+        carried = torch.empty(size, dtype=torch.uint8, device=like.device)
         work = _started(dist.irecv(carried, src, tag=tag))
 
         def finish() -> torch.Tensor:
             work(carried)
-            if len(wanted):
-                _check_label(carried[: len(wanted)], wanted, src)
-            return _unbytes(carried[len(wanted) :].clone(), size, like.dtype, tuple(like.shape))
+            return _unbytes(carried, size, like.dtype, tuple(like.shape))
+
+        return Pending("recv", finish)
+
+    def _recv_pieces(self, like: torch.Tensor, src: int, tag: int) -> Pending:
+        inbox = self._inboxes.setdefault((src, tag), Inbox(functools.partial(_receive_piece, src, tag), _count))
+        wanted = _head(like)
+        arrived = inbox.expect(_count(wanted))
+
+        def finish() -> torch.Tensor:
+            pieces = arrived()
+            _check_head(pieces[0][:_HEAD], wanted, src)
+            size = like.numel() * like.element_size()
+            return _unbytes(_body(pieces, size), size, like.dtype, tuple(like.shape))
 
         return Pending("recv", finish)
 
@@ -567,10 +601,14 @@ def _unbytes(carried: torch.Tensor, size: int, dtype: torch.dtype, shape: Shape)
     return exact.view(dtype).reshape(tuple(shape))
 
 
+# A message over gloo: the head (a mark, the bytes of the body, what it is), and the body; in pieces of one size.
+_MARK = b"message:"
 _LABEL = 64
+_HEAD = len(_MARK) + 8 + _LABEL
+_PIECE = 1 << 20
 
 
-def _label(x: torch.Tensor) -> torch.Tensor:
+def _head(x: torch.Tensor) -> torch.Tensor:
     """What a message over gloo begins with: gloo takes a message that is too short for whole, and the rest is garbage.
 
     Dtype and shape in bytes of a fixed number; of very many dims the rest is told by a digest.
@@ -578,20 +616,48 @@ def _label(x: torch.Tensor) -> torch.Tensor:
     text = f"{short_dtype(x.dtype)}{list(x.shape)}".encode()
     if len(text) > _LABEL:
         text = text[: _LABEL - 8] + zlib.crc32(text).to_bytes(4, "big").hex().encode()
-    return torch.frombuffer(bytearray(text.ljust(_LABEL)), dtype=torch.uint8)
+    size = (x.numel() * x.element_size()).to_bytes(8, "little")
+    return torch.frombuffer(bytearray(_MARK + size + text.ljust(_LABEL)), dtype=torch.uint8)
 
 
-def _labelled(x: torch.Tensor) -> torch.Tensor:
-    """The label and the bytes."""
-    return torch.cat([_label(x), _bytes(x)]) if x.numel() else _label(x)
+def _count(first: torch.Tensor) -> int:
+    """Of how many pieces the message is that begins with this head; one, if the platform has not sent it."""
+    head = first[: _HEAD - _LABEL].numpy().tobytes()
+    body = int.from_bytes(head[len(_MARK) :], "little") if head.startswith(_MARK) else 0
+    return -(-(_HEAD + body) // _PIECE)
 
 
-def _check_label(found: torch.Tensor, wanted: torch.Tensor, src: int) -> None:
+def _receive_piece(src: int, tag: int) -> Callable[[], torch.Tensor]:
+    """Begin to receive a piece; what waits for it, and gives room of which it may fill the beginning."""
+    room = torch.empty(_PIECE, dtype=torch.uint8)
+    room[: len(_MARK)] = 0  # a message that is shorter than a head must not find another one's here
+    work = _started(dist.irecv(room, src, tag=tag))
+
+    def wait() -> torch.Tensor:
+        work(room)
+        return room
+
+    return wait
+
+
+def _body(pieces: list[torch.Tensor], size: int) -> torch.Tensor:
+    """What follows the head, in memory of its own."""
+    left = _HEAD + size - (len(pieces) - 1) * _PIECE
+    parts = [*pieces[:-1], pieces[-1][:left]]
+    return torch.cat([parts[0][_HEAD:], *parts[1:]])
+
+
+def _check_head(found: torch.Tensor, wanted: torch.Tensor, src: int) -> None:
     if torch.equal(found, wanted):
         return
-    sent, expected = (bytes(one.tolist()).decode().strip() for one in (found, wanted))
+    sent, expected = (_told(one.numpy().tobytes()) for one in (found, wanted))
     msg = f"recv: rank {src} sent {sent}, {expected} was expected"
     raise CollectiveMismatchError(msg)
+
+
+def _told(head: bytes) -> str:
+    label = head[-_LABEL:].decode(errors="replace").rstrip()
+    return label if head.startswith(_MARK) else "a message by other means than isend, send_object_list or p2p_exchange"
 
 
 def _own(shape: Shape, x: torch.Tensor) -> bool:

@@ -7,10 +7,13 @@ collective only when all members have said the same.
 
 from __future__ import annotations
 
+import threading
 from collections import deque
 from collections.abc import Callable, Sequence
+from contextlib import suppress
 from typing import Any
 
+from hyper_parallel.errors import CollectiveMismatchError, HyperParallelError
 from hyper_parallel.transport.base import Ranks, Shape, Transport
 from hyper_parallel.transport.calls import Call, Message, call_site, check_ranks, check_reduction
 from hyper_parallel.transport.layers import TransportOver
@@ -93,8 +96,7 @@ class GuardedTransport(TransportOver):
 
     def recv(self, like: Any, src: int, tag: int = 0) -> Any:
         """See :meth:`Transport.recv`."""
-        self._receive(self._wish(like, src, tag))
-        return self._inner.recv(like, src, tag)
+        return self._post(like, src, tag).wait()
 
     def all_gather_object(self, obj: Any, ranks: Ranks) -> list[Any]:
         """See :meth:`Transport.all_gather_object`."""
@@ -177,7 +179,12 @@ class GuardedTransport(TransportOver):
         pending = self._inner.start("recv", like, src, tag)
 
         def finish() -> Any:
-            self._receive(wish)
+            try:
+                self._receive(wish)
+            except CollectiveMismatchError:
+                # What was sent is on its way all the same: taken here, or whoever receives next would get it.
+                threading.Thread(target=_drop, args=(pending,), daemon=True).start()
+                raise
             return pending.wait()
 
         return Pending("recv", finish, pending.output)
@@ -187,6 +194,11 @@ class GuardedTransport(TransportOver):
         queue = self._posted[wish.key]
         while any(one is wish for one in queue):
             self._endpoint.receive(queue.popleft())
+
+
+def _drop(pending: Pending) -> None:
+    with suppress(HyperParallelError, RuntimeError):  # what is wrong has been told
+        pending.wait()
 
 
 def _tuples(shapes: Sequence[Shape]) -> tuple[Shape, ...]:

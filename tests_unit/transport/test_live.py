@@ -6,7 +6,7 @@ import time
 
 import pytest
 
-from hyper_parallel.errors import RankFailedError
+from hyper_parallel.errors import CollectiveMismatchError, RankFailedError
 from hyper_parallel.pytest_plugin.ranks import need_carrier
 from hyper_parallel.transport import live
 from hyper_parallel.transport.base import active_transport
@@ -132,6 +132,34 @@ def test_messages_are_matched(platform_name):
 
     done = run_live(pack((body, ()), body), 2, platform_name, 30.0)
     assert "rank 1 returned without sending what rank 0 waits for" in str(done.failure)
+
+
+def test_a_refused_message_is_not_received_later(platform_name):
+    """Of another size than expected it is told, whatever its size, and whoever receives next gets the next one."""
+
+    def body():
+        import numpy as np
+
+        from hyper_parallel.platform.select import platform_named
+
+        platform, transport = platform_named(platform_name), active_transport()
+
+        def make(size, value=0.0):
+            return platform.from_numpy(np.full(size, value))
+
+        if transport.rank == 0:
+            for size in (2, 300_000, 2):
+                transport.send(make(size, float(size)), 1)
+            return transport.send(make(2, 7.0), 1)
+        told = []
+        for receive in (transport.recv, lambda *given: transport.start("recv", *given).wait(), transport.recv):
+            with pytest.raises(CollectiveMismatchError) as caught:
+                receive(make(3), 0)
+            told.append(str(caught.value).splitlines()[0])
+        return told, platform.tensor_to_numpy(transport.recv(make(2), 0)).tolist()
+
+    told = "ranks 0 and 1 disagree about the shape of a message:"
+    assert run(body, platform_name).results == [None, ([told] * 3, [7.0, 7.0])]
 
 
 def test_too_many_idle_ranks_are_ended(platform_name, monkeypatch):

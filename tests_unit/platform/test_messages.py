@@ -1,0 +1,130 @@
+"""Messages that are not what the receiver expects, over gloo in real processes."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+
+from hyper_parallel.errors import CollectiveMismatchError
+from hyper_parallel.platform.select import platform_named
+from hyper_parallel.pytest_plugin.ranks import need_carrier
+from hyper_parallel.verify.launch import launch
+
+LONG = (700, 1000)
+"""Shape of a message of several pieces."""
+UNEQUAL = (
+    (("float32", LONG), ("float32", (3,))),
+    (("float64", LONG), ("float32", LONG)),
+    (("float32", (5, 2)), ("float32", LONG)),
+    (("int64", (4,)), ("float32", (0, 2))),
+    (("float32", (2, 0)), ("int64", (4,))),
+    (("float32", (2, 3)), ("float32", (3, 2))),
+)
+"""What is sent, and what is expected."""
+SENT = ["f32[700, 1000]", "f64[700, 1000]", "f32[5, 2]", "i64[4]", "f32[2, 0]", "f32[2, 3]"]
+EXPECTED = ["f32[3]", "f32[700, 1000]", "f32[700, 1000]", "f32[0, 2]", "i64[4]", "f32[3, 2]"]
+STRANGE = "recv: rank 0 sent a message by other means than isend, send_object_list or p2p_exchange, f32[9] was expected"
+
+
+def _told(wait, *given):
+    with pytest.raises(CollectiveMismatchError) as caught:
+        wait(*given)
+    return str(caught.value)
+
+
+class _Ring:
+    """One rank, which sends to the next one and receives from the one before."""
+
+    def __init__(self, platform_name):
+        self.platform = platform = platform_named(platform_name)
+        self.me, size = platform.get_rank(), platform.get_world_size()
+        self.after, self.before = (self.me + 1) % size, (self.me - 1) % size
+
+    def make(self, what, value=0.0):
+        """A tensor of this dtype and shape."""
+        return self.platform.from_numpy(np.full(what[1], value, what[0]))
+
+    def right(self, shape):
+        """Two messages on their way at once, both what is expected, waited for in the other order."""
+        wishes = [self.platform.irecv(self.make(("float32", shape)), self.before) for _ in range(2)]
+        values = [self.make(("float32", shape), self.me + 10.0 * turn) for turn in range(2)]
+        sent = [self.platform.isend(value, self.after) for value in values]
+        arrived = [self.platform.tensor_to_numpy(wish.wait()) for wish in reversed(wishes)]
+        for one in sent:
+            one.wait()
+        for turn, array in enumerate(reversed(arrived)):
+            want = np.full(shape, self.before + 10.0 * turn, np.float32)
+            np.testing.assert_array_equal(array, want, strict=True)
+
+    def one_by_one(self):
+        """Who waits for the sending first finds all others doing the same."""
+        told = []
+        for sends, expects in UNEQUAL:
+            wish = self.platform.irecv(self.make(expects), self.before)
+            self.platform.isend(self.make(sends), self.after).wait()
+            told.append(_told(wish.wait))
+            self.right((2, 3))
+        return told
+
+    def at_once(self):
+        """All on their way, and the last one waited for first."""
+        wishes = [self.platform.irecv(self.make(expects), self.before) for _, expects in UNEQUAL]
+        sent = [self.platform.isend(self.make(sends), self.after) for sends, _ in UNEQUAL]
+        told = [_told(wish.wait) for wish in reversed(wishes)]
+        for one in reversed(sent):
+            one.wait()
+        self.right(LONG)
+        return told[::-1]
+
+    def blocking(self):
+        """From rank 0 to rank 1, in the end one that this library has not sent."""
+        import torch  # whose gloo carries MindSpore's, too
+        import torch.distributed as dist
+
+        transport = self.platform.transport()
+        if self.me == 0:
+            for sends, _ in UNEQUAL:
+                transport.send(self.make(sends), 1)
+            dist.send(torch.ones(9), 1)
+        wishes = [*(expects for _, expects in UNEQUAL), ("float32", (9,))] if self.me == 1 else []
+        told = [_told(transport.recv, self.make(expects), 0) for expects in wishes]
+        self.right((0, 2))
+        return told
+
+    def swapped(self):
+        """Of a pair either one has more."""
+        told = []
+        for larger in range(2) if self.me < 2 else ():
+            mine = self.make(("float32", LONG if self.me == larger else (3,)))
+            told.append(_told(self.platform.p2p_exchange, mine, 1 - self.me))
+        self.right(LONG)
+        return told
+
+
+def _unequal(platform_name):
+    """What each rank is told in every form there is, and a sum afterwards."""
+    ring = _Ring(platform_name)
+    told = [form() for form in (ring.one_by_one, ring.at_once, ring.blocking, ring.swapped)]
+    total = ring.platform.all_reduce(ring.make(("float32", (2,)), ring.me))
+    return told, ring.platform.tensor_to_numpy(total).tolist()
+
+
+def test_a_message_that_is_not_expected_is_told(platform_name):
+    """Longer, shorter, of another dtype or shape: its receiver is told, nobody hangs or ends, and all go on."""
+    need_carrier(platform_name)
+    for world_size in (2, 3) if platform_name == "torch" else (3,):
+        found = launch(_unequal, world_size, platform_name, (platform_name,), timeout=120)
+        _compare(found, world_size)
+
+
+def _compare(found, world_size):
+    for me, ((one_by_one, at_once, blocking, swapped), total) in enumerate(found):
+        before = (me - 1) % world_size
+        wanted = [f"recv: rank {before} sent {sent}, {expected} was expected"
+                  for sent, expected in zip(SENT, EXPECTED, strict=True)]  # fmt: skip
+        assert one_by_one == at_once == wanted
+        assert blocking == ([*wanted, STRANGE] if me == 1 else [])
+        more = f"recv: rank {1 - me} sent f32[700, 1000], f32[3] was expected"
+        less = f"recv: rank {1 - me} sent f32[3], f32[700, 1000] was expected"
+        assert swapped == [[less, more], [more, less], []][me]
+        assert total == [world_size * (world_size - 1) / 2] * 2
