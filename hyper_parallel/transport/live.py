@@ -25,7 +25,7 @@ from hyper_parallel.transport.calls import Call, Message
 from hyper_parallel.transport.coordinator import Coordinator
 from hyper_parallel.transport.failures import WorldFailedError, lost_peer, world_failed, world_timed_out
 from hyper_parallel.transport.live_main import Seat, live_main
-from hyper_parallel.transport.pool import Worker, end_processes, preload
+from hyper_parallel.transport.pool import Worker, end_processes, preload, stacks_of
 from hyper_parallel.transport.shipping import unpack
 from hyper_parallel.transport.shortage import advice
 from hyper_parallel.transport.start import search_path
@@ -231,8 +231,7 @@ class _World:
 
     def _give_up(self) -> None:
         """Note what the ranks are in that do not come to a collective; they are ended."""
-        for rank in sorted(self._running):
-            self.ended_in[rank] = "was ended in\n" + _shorten(self._team.workers[rank].stack())
+        self.ended_in.update({rank: f"was ended in\n{stack}" for rank, stack in self._stacks(self._running).items()})
         self.given_up = set(self._running)
         self._running.clear()
 
@@ -244,9 +243,13 @@ class _World:
     def timed_out(self, timeout: float) -> WorldFailedError:
         """Every rank with what it is in: first those that run, with their stacks, for the others wait for them."""
         told = {rank: self.coordinator.describe(rank) for rank in range(len(self.history))}
-        running = sorted(self._running - self._asking)
-        told.update({rank: f"was running in\n{_shorten(self._team.workers[rank].stack())}" for rank in running})
-        return world_timed_out(timeout, len(told), told, running)
+        running = self._stacks(self._running - self._asking)
+        told.update({rank: f"was running in\n{stack}" for rank, stack in running.items()})
+        return world_timed_out(timeout, len(told), told, list(running))
+
+    def _stacks(self, ranks: set[int]) -> dict[int, str]:
+        found = stacks_of({rank: self._team.workers[rank] for rank in sorted(ranks)})
+        return {rank: _shorten(stack) for rank, stack in found.items()}
 
     def failure(self) -> WorldFailedError | None:
         """Why the run failed; an error that only says that a peer has gone is folded beside the peer's own."""

@@ -22,7 +22,7 @@ from hyper_parallel.transport.start import servers_search_here
 from hyper_parallel.transport.worker_main import worker_main
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
+    from collections.abc import Iterator, Mapping
     from multiprocessing.context import ForkServerProcess
 
 __all__ = [
@@ -34,6 +34,7 @@ __all__ = [
     "end_processes",
     "preload",
     "register_rank",
+    "stacks_of",
     "start_process",
 ]
 
@@ -49,7 +50,7 @@ _PRELOAD = {
     "rehearsal": ["mindspore", "hyper_parallel.transport.mindspore", "hyper_parallel.transport.c10d"],
     "torch": ["torch", "hyper_parallel.transport.c10d"],
 }
-_STACK_SECONDS = 0.5
+_STACK_SECONDS = 2.0
 _TERM_SECONDS = 5.0
 _LEAVE_SECONDS = 10.0
 
@@ -90,17 +91,10 @@ class Worker:
         """Whether the process runs."""
         return self.process.is_alive()
 
-    def stack(self) -> str:
-        """The Python stack of what the process is doing now."""
-        if not self.alive():
-            return "(the process is gone)"
-        os.kill(self.process.pid or 0, signal.SIGUSR1)
-        deadline = time.monotonic() + _STACK_SECONDS
-        text = ""
-        while time.monotonic() < deadline and not text:
-            time.sleep(0.02)
-            text = self.last_words()
-        return text or "(the process does not answer)"
+    def ask_for_stack(self) -> None:
+        """Let the process write down what it is doing now: :meth:`last_words`."""
+        if self.alive():
+            os.kill(self.process.pid or 0, signal.SIGUSR1)
 
     def last_words(self) -> str:
         """What the process has written about its stack, which it may have done while it died."""
@@ -176,6 +170,17 @@ def preload(framework: str, module: str) -> None:
     with _LOCK:
         if module not in _PRELOAD[framework]:
             _PRELOAD[framework].append(module)
+
+
+def stacks_of(workers: Mapping[int, Worker]) -> dict[int, str]:
+    """The Python stack of what each process is doing now; all are asked at once, and given time together."""
+    for one in workers.values():
+        one.ask_for_stack()
+    deadline = time.monotonic() + _STACK_SECONDS
+    while time.monotonic() < deadline and any(one.alive() and not one.last_words() for one in workers.values()):
+        time.sleep(0.02)
+    silent = {True: "(the process does not answer)", False: "(the process is gone)"}
+    return {rank: one.last_words() or silent[one.alive()] for rank, one in workers.items()}
 
 
 def end_processes(processes: list[ForkServerProcess]) -> None:

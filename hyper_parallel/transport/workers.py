@@ -12,7 +12,7 @@ from typing import Any
 from hyper_parallel.errors import CollectiveMismatchError, RankFailedError
 from hyper_parallel.transport.coordinator import Coordinator, RankAbortedError
 from hyper_parallel.transport.failures import WorldFailedError, world_failed, world_timed_out
-from hyper_parallel.transport.pool import Worker, check_in, check_out
+from hyper_parallel.transport.pool import Worker, check_in, check_out, stacks_of
 from hyper_parallel.transport.shipping import pack, unpack
 from hyper_parallel.transport.start import search_path
 from hyper_parallel.transport.worker_main import Report, Task
@@ -145,10 +145,8 @@ class _World:
 
     def stacks(self) -> dict[int, str]:
         """Per rank what it is in, with its stack."""
-        return {
-            rank: f"{self.coordinator.describe(rank)}\n{worker.stack() if rank in self._running else ''}"
-            for rank, worker in enumerate(self._team)
-        }
+        found = stacks_of({rank: worker for rank, worker in enumerate(self._team) if rank in self._running})
+        return {rank: f"{self.coordinator.describe(rank)}\n{found.get(rank, '')}" for rank in range(len(self._team))}
 
 
 def run_workers(
