@@ -63,7 +63,7 @@ class Call:
     ticket: int | None = None
 
     def __str__(self) -> str:
-        return describe(self.operation, self.facts, self.sends)
+        return describe(self.operation, self.facts, self.sends, self.expects)
 
 
 @dataclass
@@ -85,24 +85,36 @@ class Message:
     def text(self, *, sending: bool) -> str:
         """``send(f32[2], dst=1, tag=0)`` or ``recv(f32[2], src=0, tag=0)``."""
         peer = f"dst={self.destination}" if sending else f"src={self.source}"
-        return describe("send" if sending else "recv", self.facts, None)[:-1] + f", {peer}, tag={self.tag})"
+        return describe("send" if sending else "recv", self.facts)[:-1] + f", {peer}, tag={self.tag})"
 
 
-def describe(operation: str, facts: Facts, sends: tuple[Shape, ...] | None) -> str:
-    """``all_reduce(f32[2, 3], sum)``: the operation with the facts that tell it from another."""
+def describe(
+    operation: str, facts: Facts, sends: Sequence[Shape] | None = None, expects: Sequence[Shape] | None = None
+) -> str:
+    """``all_reduce(f32[2, 3], sum)``: the operation with the facts that tell it from another.
+
+    Of chunks, what goes to each member and what is to come from each: ``all_to_all(f32[1] f32[2], expects f32[1]
+    f32[3])``.
+    """
     known = dict(facts)
     parts: list[str] = []
     dtype = short_dtype(known.pop("dtype")) if "dtype" in known else ""
     if "shape" in known:
         parts.append(f"{dtype}{list(known.pop('shape'))}")
     elif sends is not None:
-        parts.append(" ".join(f"{dtype}{list(shape)}" for shape in sends))
+        parts.append(_chunks(dtype, sends))
+        if expects is not None:
+            parts.append(f"expects {_chunks(dtype, expects)}")
     elif dtype:
         parts.append(dtype)
     if "reduction" in known:
         parts.append(str(known.pop("reduction")))
     parts.extend(f"{name}={_plain(value)}" for name, value in known.items())
     return f"{operation}({', '.join(parts)})"
+
+
+def _chunks(dtype: str, shapes: Sequence[Shape]) -> str:
+    return " ".join(f"{dtype}{list(shape)}" for shape in shapes)
 
 
 def _plain(value: Any) -> str:

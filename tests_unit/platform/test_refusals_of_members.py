@@ -74,7 +74,7 @@ WRONG = {
         f"{SPLITS}_async: input_splits [1, 1] add up to 2, the input has 4 rows",
     ),
     "a handle waited for twice": ("HandleError", f"all_reduce: {WAITED}"),
-    "a barrier waited for twice": ("HandleError", f"all_reduce: {WAITED}"),
+    "a barrier waited for twice": ("HandleError", f"barrier: {WAITED}"),
     "a forward pre-hook removed twice": (
         "HandleError",
         "this forward pre-hook of {linear} was removed before; remove it once",

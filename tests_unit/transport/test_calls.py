@@ -22,9 +22,11 @@ def test_site_inside_the_library_names_the_user_too():
 def test_call_in_words():
     """A call is described by its operation, dtype, shape and reduction in the library's notation."""
     facts = (("shape", (2, 3)), ("dtype", "torch.float32"), ("reduction", "sum"))
-    assert in_words("all_reduce", facts, None) == "all_reduce(f32[2, 3], sum)"
-    assert in_words("all_to_all", (("dtype", "int64"),), ((1,), ())) == "all_to_all(i64[1] i64[])"
-    assert in_words("all_gather", (("dtype", "bool"), ("shapes", ((1,), (0,)))), None) == (
+    assert in_words("all_reduce", facts) == "all_reduce(f32[2, 3], sum)"
+    assert in_words("all_to_all", (("dtype", "int64"),), ((1,), ()), ((1,), (2,))) == (
+        "all_to_all(i64[1] i64[], expects i64[1] i64[2])"
+    )
+    assert in_words("all_gather", (("dtype", "bool"), ("shapes", ((1,), (0,))))) == (
         "all_gather(b8, shapes=[[1], [0]])"
     )
 

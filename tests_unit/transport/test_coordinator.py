@@ -63,12 +63,18 @@ def test_disagreement_names_both_ranks(other, what):
 
 
 def test_chunks_must_fit_what_is_expected():
-    """A chunk whose receiver expects another shape is an error of both."""
-    world = Coordinator(2)
-    world.join(0, call(0, sends=((1,), (2,)), expects=((1,), (4,))))
-    world.join(1, call(1, sends=((3,), (1,)), expects=((2,), (1,))))
-    with pytest.raises(CollectiveMismatchError, match="chunk shapes"):
-        world.take(0)
+    """A chunk whose receiver expects another shape is an error of both, which shows what each sends and expects."""
+    world, facts = Coordinator(2), (("dtype", "float32"),)
+    world.join(0, call(0, operation="all_to_all", facts=facts, sends=((1,), (2,)), expects=((1,), (4,))))
+    world.join(1, call(1, operation="all_to_all", facts=facts, sends=((3,), (1,)), expects=((2,), (1,))))
+    for rank in (0, 1):
+        with pytest.raises(CollectiveMismatchError) as caught:
+            world.take(rank)
+        assert str(caught.value) == (
+            "ranks 0 and 1 disagree about the chunk shapes of collective 0 of ranks (0, 1):\n"
+            "  rank 0: all_to_all(f32[1] f32[2], expects f32[1] f32[4]) at train.py:1\n"
+            "  rank 1: all_to_all(f32[3] f32[1], expects f32[2] f32[1]) at train.py:1"
+        )
 
 
 def test_late_member_learns_of_the_failure():

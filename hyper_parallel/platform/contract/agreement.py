@@ -1,9 +1,12 @@
 """What members of a collective say about it, so that gloo is never asked to carry what does not fit together.
 
-Gloo ends the process that is sent more than it has room for, and takes garbage for the rest where it is sent less. A
-started collective may not wait for the others to say what they do. So whoever begins it first says what it is, in the
-world's store; who comes later and has something else in mind joins that one instead, with zeros, and everybody learns
-of it while waiting: what each member said travels beside the collective, in labels of one size.
+Gloo ends the process that is sent more than it has room for, and takes garbage for the rest where it is sent less. So
+every member first says what it is about to do, in labels of one size.
+
+Whoever blocks waits for the labels and goes on if all are alike. A started collective may not wait for the others, so
+whoever begins it first also claims, in the world's store, what is carried out; who comes later and has something else
+in mind joins that one instead, with zeros, and everybody learns of it while waiting. Labels tell whether their member
+waits: if another has started the collective, members that block claim after it, and join it in the same way.
 """
 
 from __future__ import annotations
@@ -11,7 +14,7 @@ from __future__ import annotations
 import json
 import zlib
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import astuple, dataclass, replace
 from typing import TYPE_CHECKING, Any
 
 from hyper_parallel.errors import CollectiveMismatchError, short_dtype
@@ -20,11 +23,14 @@ from hyper_parallel.transport.base import Ranks
 if TYPE_CHECKING:
     import numpy as np
 
-__all__ = ["LABEL", "Statement", "Transfer", "compare", "label", "text_of"]
+__all__ = ["BARRIER", "LABEL", "Statement", "Transfer", "claim", "claimed", "compare", "label", "started", "text_of"]
 
 LABEL = 256
-"""Bytes of a label."""
+"""Bytes of a label: whether the collective was started, and what it is."""
+BARRIER = "barrier"
+"""The operation that carries nothing: members are together once all have said so."""
 _DIGEST = 8
+_STARTED, _BLOCKING = b"+", b" "
 
 
 @dataclass(frozen=True)
@@ -32,6 +38,7 @@ class Statement:
     """One collective, as what a member begins.
 
     Attributes:
+        place: of the member among the ranks, in their order.
         member: name of the platform's member.
         operation: what the transport does.
         dtype: name of the tensor's dtype.
@@ -39,24 +46,24 @@ class Statement:
         fact: the reduction or the source, where there is one.
     """
 
+    place: int
     member: str
     operation: str
     dtype: str
     shape: tuple[int, ...]
     fact: Any = None
 
-    @classmethod
-    def parsed(cls, text: str) -> Statement:
-        """What :attr:`json` was made of."""
-        member, operation, dtype, shape, fact = json.loads(text)
-        return cls(member, operation, dtype, tuple(shape), fact)
+    def same(self, other: Statement | Transfer) -> bool:
+        """Whether the other member begins the same collective."""
+        return isinstance(other, Statement) and replace(other, place=self.place) == self
 
-    @property
-    def json(self) -> str:
-        """For another member of the same program."""
-        return json.dumps([self.member, self.operation, self.dtype, self.shape, self.fact])
+    def transfer(self, count: int) -> Transfer:
+        """Its part in an all-to-all of rows that others of the ``count`` members mean: none."""
+        return Transfer(self.place, (0,) * count, (0,) * count, self.dtype, ())
 
     def __str__(self) -> str:
+        if self.operation == BARRIER:
+            return f"{self.member}()"
         fact = f", src={self.fact}" if self.operation == "broadcast" else f", {self.fact}" if self.fact else ""
         return f"{self.member}({short_dtype(self.dtype)}{list(self.shape)}{fact})"
 
@@ -79,24 +86,37 @@ class Transfer:
     dtype: str
     rest: tuple[int, ...]
 
-    @classmethod
-    def parsed(cls, text: str) -> Transfer:
-        """What :attr:`json` was made of."""
-        place, sent, received, dtype, rest = json.loads(text)
-        return cls(place, tuple(sent), tuple(received), dtype, tuple(rest))
-
-    @property
-    def json(self) -> str:
-        """For another member of the same program."""
-        return json.dumps([self.place, self.sent, self.received, self.dtype, self.rest])
+    def transfer(self, count: int) -> Transfer:
+        """Itself, since ``count`` members mean it."""
+        del count
+        return self
 
     def after(self, earlier: Sequence[Transfer]) -> Transfer:
-        """This one, with as many rows to and from earlier members as those expect and send, of the first one's kind."""
+        """This one, with as many rows to and from earlier members as those expect and send, of the first one's kind.
+
+        To itself it sends as many as it says that it sends.
+        """
         sent, received = list(self.sent), list(self.received)
+        received[self.place] = sent[self.place]
         for one in earlier:
             sent[one.place], received[one.place] = one.received[self.place], one.sent[self.place]
         kind = earlier[0] if earlier else self
         return Transfer(self.place, tuple(sent), tuple(received), kind.dtype, kind.rest)
+
+
+def claim(what: Statement | Transfer) -> str:
+    """What another member of the same program reads with :func:`claimed`."""
+    return json.dumps([isinstance(what, Transfer), *astuple(what)])
+
+
+def claimed(text: str) -> Statement | Transfer:
+    """What :func:`claim` was made of."""
+    routed, *given = json.loads(text)
+    if routed:
+        place, sent, received, dtype, rest = given
+        return Transfer(place, tuple(sent), tuple(received), dtype, tuple(rest))
+    place, member, operation, dtype, shape, fact = given
+    return Statement(place, member, operation, dtype, tuple(shape), fact)
 
 
 def compare(ranks: Ranks, found: Sequence[str]) -> None:
@@ -111,16 +131,21 @@ def compare(ranks: Ranks, found: Sequence[str]) -> None:
         raise CollectiveMismatchError(msg)
 
 
-def label(text: str) -> np.ndarray[Any, Any]:
-    """``text`` in :data:`LABEL` bytes; of a longer one the beginning and a checksum."""
+def label(text: str, *, started: bool = False) -> np.ndarray[Any, Any]:
+    """Whether the collective is ``started``, and ``text``, in :data:`LABEL` bytes; a long one ends in a checksum."""
     import numpy as np
 
-    told = text.encode()
-    if len(told) > LABEL:
-        told = told[: LABEL - _DIGEST] + f"{zlib.crc32(told):08x}".encode()
-    return np.frombuffer(told.ljust(LABEL), np.uint8)
+    told, room = text.encode(), LABEL - 1
+    if len(told) > room:
+        told = told[: room - _DIGEST] + f"{zlib.crc32(told):08x}".encode()
+    return np.frombuffer((_STARTED if started else _BLOCKING) + told.ljust(room), np.uint8)
 
 
 def text_of(told: np.ndarray[Any, Any]) -> str:
-    """What :func:`label` was made of."""
-    return told.tobytes().decode(errors="replace").rstrip()
+    """The text of a :func:`label`."""
+    return told[1:].tobytes().decode(errors="replace").rstrip()
+
+
+def started(told: np.ndarray[Any, Any]) -> bool:
+    """Whether a :func:`label` is of a started collective."""
+    return told[:1].tobytes() == _STARTED

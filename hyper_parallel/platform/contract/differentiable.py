@@ -149,8 +149,11 @@ class DifferentiableFacet(CollectivesFacet):
             ValueError: splits that are not one per member, are negative, or do not add up to the rows.
         """
         route = self._route("differentiable_all_to_all_single", input_tensor, input_splits, output_splits, group)
-        self._agree_on_rows("differentiable_all_to_all_single", input_tensor, route)
-        return self._functions.all_to_all.apply(input_tensor, route)
+        apply = self._functions.all_to_all.apply
+        joined = self._agree_on_rows(
+            "differentiable_all_to_all_single", input_tensor, route, lambda launched: apply(input_tensor, launched)
+        )
+        return apply(input_tensor, route) if joined is None else joined
 
     def differentiable_all_to_all_single_async(
         self,
@@ -161,12 +164,11 @@ class DifferentiableFacet(CollectivesFacet):
     ) -> Any:
         """As :meth:`differentiable_all_to_all_single`, returning after launch; the result's first use waits."""
         route = self._route("differentiable_all_to_all_single_async", input_tensor, input_splits, output_splits, group)
-        route = route._replace(launched=[])
         output, pending = self._rows_in_flight(
             "differentiable_all_to_all_single_async",
             input_tensor,
             route,
-            lambda: self._functions.all_to_all.apply(input_tensor, route),
+            lambda launched: self._functions.all_to_all.apply(input_tensor, launched),
         )
         return self._awaited_on_use(output, pending)
 

@@ -7,8 +7,11 @@ from collections.abc import Iterable, Sequence
 from typing import Any
 
 from hyper_parallel.errors import MeshError
-from hyper_parallel.platform.contract.identity import IdentityFacet, distinct_ranks
+from hyper_parallel.platform.contract.agreed import AgreedFacet
+from hyper_parallel.platform.contract.agreement import BARRIER
+from hyper_parallel.platform.contract.identity import distinct_ranks
 from hyper_parallel.transport.base import Transport, active_transport
+from hyper_parallel.transport.pending import Pending
 
 __all__ = ["BACKENDS", "GroupsFacet"]
 
@@ -16,7 +19,7 @@ __all__ = ["BACKENDS", "GroupsFacet"]
 BACKENDS = {"cpu": ("gloo", "mccl"), "cuda": ("nccl",), "npu": ("hccl",)}
 
 
-class GroupsFacet(IdentityFacet):
+class GroupsFacet(AgreedFacet):
     """Facet *groups*, over the transport."""
 
     def init_process_group(
@@ -176,10 +179,13 @@ class GroupsFacet(IdentityFacet):
             device_ids: accepted; the device of a rank is known.
         """
         del device_ids
+        ranks = self.ranks_of(group)
+        if self._speaks(ranks):
+            return self._started("barrier", BARRIER, None, ranks) if async_op else self._agree_without("barrier", ranks)
         if not async_op:
-            self.transport().barrier(self.ranks_of(group))
-            return None
-        return self.transport().start("all_reduce", self._token(), "sum", self.ranks_of(group)).then(lambda _: None)
+            return self.transport().barrier(ranks)
+        pending = self.transport().start("all_reduce", self._token(), "sum", ranks)
+        return Pending("barrier", lambda: (pending.wait(), None)[1])
 
     @abc.abstractmethod
     def _token(self) -> Any:
