@@ -130,6 +130,10 @@ def _check_rank(
     return report
 
 
+class _OtherCountError(Exception):
+    """The function returned more or fewer outputs than on plain tensors."""
+
+
 class _Checker:
     """One function and its plain results, compared again and again."""
 
@@ -163,6 +167,10 @@ class _Checker:
             # Ranks that went different ways, or a local result that is not what the rule says: no rejection.
             report.wrong.append(f"{what}: {error}")
             raise
+        except _OtherCountError as error:
+            report.forward += 1
+            report.wrong.append(f"{what}: {error}")
+            return
         except HyperParallelError as error:
             report.rejected.append(f"{what}: {error}")
             return
@@ -183,6 +191,9 @@ class _Checker:
         def on_locals(*locals_: Any) -> list[Any]:
             wrapped = [platform.wrap(local, layout) for local, layout in zip(locals_, layouts, strict=True)]
             outs = _as_list(self.fn(*wrapped))
+            if len(outs) != len(self.expected):
+                msg = f"gives {len(outs)} outputs, should give {len(self.expected)}"
+                raise _OtherCountError(msg)
             kept[:] = outs = seedable(outs)
             return [out._local for out in outs]  # noqa: SLF001 - the harness looks inside
 

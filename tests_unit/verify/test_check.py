@@ -63,6 +63,20 @@ def test_decompositions_reduce_to_the_value(op, mesh_shape):
     assert not np.array_equal(along[0], along[1])
 
 
+@pytest.mark.platforms("torch", "mindspore")
+def test_another_number_of_outputs_is_wrong(platform_name):
+    """A function that returns one output where plain tensors give two is wrong, and no crash."""
+
+    def pair(x):
+        return x * 2 if hasattr(x, "placements") else (x * 2, x)
+
+    report = check_function(pair, [sample(3)], (2,), platform=platform_name, partial=())
+    assert report.wrong == [
+        f"rank {rank}: [{place!r}]: gives 1 outputs, should give 2" for rank in (0, 1) for place in (R, S0)
+    ]
+    assert (report.forward, report.backward) == (2, 0)
+
+
 @pytest.mark.platforms("torch")
 def test_a_right_rule_passes_everywhere():
     """A right rule is right on every placement, and the counts say how much was compared."""

@@ -2,7 +2,7 @@
 
 - Legacy primitives do not look inside lists: ``ops.stack`` and ``ops.addn`` would work on the local tensors.
 - Some Python functions read nothing but a tensor's shape, or mix it with constants (``python_functions.py``).
-- ``Tensor(x)`` would copy the local values into a plain tensor.
+- ``Tensor(x)`` would copy the local values into a plain tensor, and so would ``Parameter(p)`` of a parameter.
 - Compiled functions, functions with a derivative of their own (``_Function``, Cells with a ``bprop``) and sparse
   conversions would work on the local tensors.
 
@@ -16,7 +16,7 @@ from collections.abc import Callable
 from functools import wraps
 from typing import Any
 
-from mindspore import Tensor, nn
+from mindspore import Parameter, Tensor, nn
 from mindspore.common._grad_function import _Function
 from mindspore.common.api import _CellGraphExecutor, _JitExecutor, _PyNativeExecutor
 from mindspore.common.recompute import _RecomputeCell
@@ -38,6 +38,7 @@ def close() -> None:
     for name, plain in REPLACED.items():
         _replace(name, plain)
     Tensor.__init__ = _refusing(Tensor.__init__)
+    Parameter.__new__ = _refusing_parameters(Parameter.__new__)
     for owner, name, what, instead in REFUSING:
         setattr(owner, name, _without_dtensors(vars(owner)[name], what, instead))
     plain = vars(_Function)["apply"].__func__
@@ -155,5 +156,16 @@ def _refusing(init: Callable[..., None]) -> Callable[..., None]:
             msg = "Tensor(x) of a DTensor: say x.full_tensor() for the whole, x.to_local() for this rank's piece"
             raise UnsupportedOperatorError(msg)
         init(self, *args, **kwargs)
+
+    return guarded
+
+
+def _refusing_parameters(new: Callable[..., Any]) -> Callable[..., Any]:
+    @wraps(new)
+    def guarded(cls: type, default_input: Any, *args: Any, **kwargs: Any) -> Any:
+        if isinstance(default_input, DTensor) and isinstance(default_input, Parameter):
+            msg = "Parameter(p) of a DTensor parameter: say p.clone() for a new parameter with its own values"
+            raise UnsupportedOperatorError(msg)
+        return new(cls, default_input, *args, **kwargs)
 
     return guarded

@@ -36,11 +36,64 @@ def _argmin(ops: Any, _: Any, x: Any, dim: Any = None, keepdim: bool = False) ->
     return ops.cast(found, dtype=mindspore.int32) if _older(x) else found
 
 
+@composed("DeprecatedArgmin")
+def _argmin_along(ops: Any, _: Any, x: Any, axis: int | None = None, keepdims: bool = False) -> Any:
+    return ops.cast(ops.argmin(x, axis, keepdims), dtype=mindspore.int32)
+
+
 @composed(METHOD + "CountNonZero")
 def _count_nonzero(ops: Any, _: Any, x: Any, dim: Any = None) -> Any:
     """On CPU counts are 32-bit numbers."""
     found = ops.count_nonzero(x, dim)
     return ops.cast(found, dtype=mindspore.int32) if _older(x) else found
+
+
+def _counted(x: Any) -> Any:
+    """The dtype of places and counts: on CPU 32-bit numbers."""
+    return mindspore.int32 if _older(x) else mindspore.int64
+
+
+@composed(METHOD + "SortExt")
+def _sort(ops: Any, _: Any, x: Any, dim: int = -1, descending: bool = False, stable: bool = False) -> Any:
+    values, places = ops.sort(x, dim, descending, stable)
+    return values, ops.cast(places, dtype=_counted(x))
+
+
+@composed("DeprecatedSort")
+def _sort_along(ops: Any, _: Any, x: Any, axis: int = -1, descending: bool = False) -> Any:
+    values, places = ops.sort(x, axis, descending)
+    return values, ops.cast(places, dtype=mindspore.int32)
+
+
+@composed(METHOD + "ArgSort")
+def _argsort(ops: Any, _: Any, x: Any, dim: int = -1, descending: bool = False, stable: bool = False) -> Any:
+    return ops.cast(ops.argsort(x, dim, descending, stable), dtype=_counted(x))
+
+
+@composed("DeprecatedArgsort")
+def _argsort_along(ops: Any, _: Any, x: Any, axis: int = -1, descending: bool = False) -> Any:
+    return ops.cast(ops.argsort(x, axis, descending), dtype=mindspore.int32)
+
+
+@composed(METHOD + "TopkExt")
+def _topk(ops: Any, _: Any, x: Any, k: int, dim: int = -1, largest: bool = True, sorted: bool = True) -> Any:  # noqa: A002 - MindSpore's name
+    values, places = ops.topk(x, k, dim, largest, sorted)
+    return values, ops.cast(places, dtype=_counted(x))
+
+
+@composed(METHOD + "BincountExt")
+def _bincount(ops: Any, _: Any, x: Any, weights: Any = None, minlength: int = 0) -> Any:
+    """On CPU counts are float32, and so is what weights sum to."""
+    found = ops.bincount(x, weights, minlength)
+    return ops.cast(found, dtype=mindspore.float32) if _older(x) else found
+
+
+@composed(METHOD + "MedianExt", "DeprecatedMedian")
+def _median(ops: Any, _: Any, x: Any, axis: int | None = None, keepdims: bool = False) -> Any:
+    """On CPU along the last dim, unless another one is said, and with the places."""
+    if axis is None and not _older(x):
+        return ops.median_all(x)
+    return ops.median_along(x, -1 if axis is None else axis, keepdims)
 
 
 @composed(METHOD + "DiagExt")
@@ -54,7 +107,8 @@ def _diag(ops: Any, _: Any, x: Any, offset: int = 0) -> Any:
 
 @composed("DeprecatedCumsum")
 def _cumsum(ops: Any, _: Any, x: Any, axis: int | None = None, dtype: Any = None) -> Any:
-    """Without an axis, of all elements in a row."""
+    """Without an axis, of all elements in a row; truths are counted."""
+    dtype = mindspore.int32 if dtype is None and x.dtype == mindspore.bool_ else dtype
     x = x if dtype is None else ops.cast(x, dtype=dtype)
     return ops.cumsum(ops.view(x, (-1,)), 0) if axis is None else ops.cumsum(x, axis)
 

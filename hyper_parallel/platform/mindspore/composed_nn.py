@@ -209,9 +209,17 @@ def _soft_margin(ops: Any, primitive: Any, x: Any, target: Any, reduction: Any =
 
 @composed("KLDivLoss")
 def _kl_div(ops: Any, primitive: Any, x: Any, target: Any) -> Any:
-    """The target is a constant to MindSpore's derivative."""
-    name = primitive.init_attrs["reduction"]
-    loss = ops.kl_div(x, ops.detach(target), reduction="sum" if name == "batchmean" else name)
+    """The target is a constant to MindSpore's derivative.
+
+    Where it is not positive the kernel loses nothing, and yet has the derivative that it has elsewhere.
+    """
+    name, target = primitive.init_attrs["reduction"], ops.detach(target)
+    rows = ops.where(ops.gt(target, 0), ops.kl_div(x, target, reduction="none"), 0)
+    slope = ops.where(ops.lt(target, 0), ops.mul(target, x), 0)
+    rows = ops.sub(rows, ops.sub(slope, ops.detach(slope)))
+    if name == "none":
+        return rows
+    loss = ops.mean(rows) if name == "mean" else ops.sum(rows)
     return ops.div(loss, x.shape[0]) if name == "batchmean" else loss
 
 

@@ -21,7 +21,6 @@ REORDERED = {
     "DeprecatedProd": ("prod", "x, dim=None, keepdim=False, dtype=None"),
     "DeprecatedVar": ("var", "x, dim=None, correction=0, keepdim=False"),
     "DeprecatedArgmax": ("argmax", "x, dim=None, keepdim=False"),
-    "DeprecatedArgmin": ("argmin", "x, dim=None, keepdim=False"),
     "DeprecatedMax": ("amax", "x, dim=None, keepdim=False, initial=None, where=True, return_indices=False"),
     "DeprecatedMin": ("amin", "x, dim=None, keepdim=False, initial=None, where=True, return_indices=False"),
     "DeprecatedAny": ("any", "x, dim=None, keepdim=False"),

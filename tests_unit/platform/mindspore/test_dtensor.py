@@ -398,6 +398,21 @@ def test_a_dtensor_is_asked_as_a_tensor_is():
         assert written
 
 
+def test_a_parameter_of_a_parameter_is_refused():
+    """MindSpore would copy this rank's values into a plain parameter; the message names the way to a copy."""
+
+    def rank():
+        from mindspore import Parameter
+
+        weight = Parameter(_placed(A, Shard(0)), name="w")
+        with pytest.raises(UnsupportedOperatorError) as caught:
+            Parameter(weight)
+        return str(caught.value)
+
+    said = "Parameter(p) of a DTensor parameter: say p.clone() for a new parameter with its own values"
+    assert simulate(rank, 2, "mindspore") == [said, said]
+
+
 def test_lists_are_no_operands():
     """A list, which a plain tensor adds, would meet every rank's piece alike: it is refused."""
 

@@ -55,6 +55,8 @@ ops.isneginf(x) | ops.isreal(x) | x.isreal() | x.approximate_equal(y) | ops.argw
 mint.cross(x, y, 1) | mint.nn.functional.binary_cross_entropy(w, w2) | mint.nn.functional.binary_cross_entropy_with_logits(x, w)
 _drawn(ops.dropout3d(i3)) | _drawn(ops.gumbel_softmax(x)) | _drawn(ops.bernoulli(w)) | _drawn(ops.randint_like(n, 0, 5))
 ops.SoftmaxCrossEntropyWithLogits()(x, w) | ops.SigmoidCrossEntropyWithLogits()(x, w)
+x.median() | x.median(axis=0, keepdims=True) | x.sort(0, True) | x.sort(axis=1) | x.argsort() | x.argsort(axis=0) | x.topk(2)
+x.argmin(axis=0) | line.bincount() | line.bincount(minlength=12) | n.mean() | n.mean(0) | ops.kl_div(x, y) | ops.kl_div(x, y, "none")
 _drawn(ops.randn_like(x)) | _drawn(ops.rrelu(x)) | ops.dyn_shape(x) | ops.bincount(line) | sq.trace()
 """
 CASES = [one.strip() for one in EXPRESSIONS.replace("\n", " | ").split(" | ") if one.strip()]

@@ -86,10 +86,15 @@ def count_nonzero(call: OpCall) -> Strategies:
     return Strategies(labelled_rows(Labels((names,), (output,))), (shape,))
 
 
-@rule("mean", "x, dim=None, keepdim=False, *, dtype=None")
+@rule("mean", "x, dim=None, keepdim=False, *, dtype=None", by_dtype=True)
 def mean(call: OpCall) -> Strategies:
-    """A sum weighted by the global count: uneven and empty shards count for what they hold."""
-    found = _reduction(call, "sum", joint=True)
+    """A sum weighted by the global count: uneven and empty shards count for what they hold.
+
+    A framework that gives the mean of integers as an integer rounds it, so their dims are whole.
+    """
+    dtype = call["dtype"]
+    divides = call["x"].floating if dtype is None else is_floating_dtype(dtype)
+    found = _reduction(call, "sum" if divides else None, joint=divides)
     return Strategies(found.rows, found.outputs, _global_mean)
 
 
