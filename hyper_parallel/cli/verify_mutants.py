@@ -23,8 +23,9 @@ adapter of the neighbour, a gradient not reduced.
 Every operator gives the same number of mutants, drawn with a seed. One that claims nothing that the rule does not claim
 too is equivalent, and not counted. What survives is listed, with what the full mode says of it.
 
-With --source: mutants of the code of redistribution instead, held against hyper-parallel verify redistribute;
-nothing tells the equivalent ones, so every one that survives is listed.
+With --source: mutants of the library's own code instead, of redistribution and of the dispatcher: held against changes
+of placement, functions on DTensors, scenarios of the dispatcher, and what plans cost. A change that nothing can notice
+is equivalent where a table says why; what else survives is listed. --each 200 is all of them.
 
 Exit status: 0 if the score reaches the floor, 1 if not, 2 for input that makes no sense, 130 after Ctrl-C."""
 _EACH = 5  # of every operator, at first; four hundred have a rule
@@ -39,7 +40,8 @@ def add_parser(kinds: Any) -> None:
         formatter_class=argparse.RawDescriptionHelpFormatter,
     )
     one.add_argument("--op", nargs="+", metavar="NAME", help="only mutants of these operators")
-    one.add_argument("--source", action="store_true", help="mutants of redistribution's own code")
+    text = "mutants of the library's own code, of these modules or all, as in core.shard.dispatch"
+    one.add_argument("--source", nargs="*", metavar="MODULE", help=text)
     one.add_argument("--platform", default="torch", metavar="torch", help="one framework (default: torch)")
     one.add_argument("--each", type=int, default=_EACH, metavar="N", help=f"mutants per operator (default: {_EACH})")
     one.add_argument("--wanted", type=int, default=0, metavar="N", help="fail if there are fewer in all")
@@ -61,13 +63,10 @@ def run(arguments: argparse.Namespace) -> int:
         raise ValueError(msg)
     (platform,) = platforms(arguments.platform)[:1]
     can_be_written("--report", arguments.report)
-    if arguments.source and arguments.op:
-        msg = "--op: operators have rules; --source changes the code of redistribution, which has none"
-        raise ValueError(msg)
     asked = (
-        tasks.source_tasks(platform, arguments.each, arguments.seed)
-        if arguments.source
-        else tasks.mutant_tasks(platform, operators(arguments.op), arguments.each, arguments.seed)
+        tasks.mutant_tasks(platform, operators(arguments.op), arguments.each, arguments.seed)
+        if arguments.source is None
+        else tasks.source_tasks(_modules(arguments, platform), arguments.each, arguments.seed)
     )
     score = Score(platform, arguments.wanted, arguments.seed)
     progress, started = Progress(sum(len(one["ops"]) for one in asked)), time.monotonic()
@@ -85,6 +84,25 @@ def run(arguments: argparse.Namespace) -> int:
     print(json.dumps(score.json(), indent=2) if arguments.json else score.text())
     _write(arguments, score.json())
     return 0 if score.ok(arguments.floor / 100) else 1
+
+
+def _modules(arguments: argparse.Namespace, platform: str) -> list[str]:
+    """Which are asked for, in whole."""
+    from hyper_parallel.verify.ops.trials import SOURCES
+
+    if arguments.op:
+        msg = "--op: operators have rules; --source changes the library's own code, which has none"
+        raise ValueError(msg)
+    if platform != "torch":
+        msg = f"--source --platform {platform}: both frameworks run the same code, which is tried on torch only"
+        raise ValueError(msg)
+    asked = [f"hyper_parallel.{one}" for one in arguments.source]
+    for one in asked:
+        if one not in SOURCES:
+            known = ", ".join(known.removeprefix("hyper_parallel.") for known in SOURCES)
+            msg = f"--source {one.removeprefix('hyper_parallel.')}: no module on trial; there are {known}"
+            raise ValueError(msg)
+    return asked or list(SOURCES)
 
 
 def _write(arguments: argparse.Namespace, report: dict[str, Any]) -> None:

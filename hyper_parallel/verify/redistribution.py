@@ -110,12 +110,22 @@ def verify_redistribution(
     return report
 
 
-def first_wrong(platform: str, mesh: Sequence[int], shape: Sequence[int] = SHAPE, *, seed: int = 0) -> str:
-    """The first change of placement that does not hold, or nothing; targets in an order that ``seed`` draws."""
+def first_wrong(
+    platform: str, mesh: Sequence[int], shape: Sequence[int] = SHAPE, *, seed: int = 0, targets: int | None = None
+) -> str:
+    """The first change of placement that does not hold, or nothing.
+
+    Args:
+        platform: the framework.
+        mesh: sizes of its axes.
+        shape: global shape of the tensor.
+        seed: draws the order of the targets.
+        targets: at most so many of them, each from every placement; None for all.
+    """
     places = all_placements(len(shape), len(mesh), partial=PARTIAL)
     rng = np.random.default_rng(seed)
     values = rng.standard_normal(shape)
-    for index in rng.permutation(len(places)):
+    for index in rng.permutation(len(places))[:targets]:
         target = places[int(index)]
         report = RedistributionReport(platform, tuple(mesh), tuple(shape))
         sources = [one for one in places if _counted(report, one, target)]

@@ -172,7 +172,7 @@ class Dispatcher:
             run = None if any_block() else get((x._layout,))  # noqa: SLF001
             return full(entry, (x,), _NO_KWARGS) if run is None else run((x,), _NO_KWARGS)
 
-        return (lambda x: full(entry, (x,), _NO_KWARGS)) if _keyed(entry) else call
+        return call
 
     def binary(self, entry: Entry) -> Callable[[Any, Any], Any]:
         """An operator of two operands: :meth:`dispatch` with the key made in line."""
@@ -197,7 +197,7 @@ class Dispatcher:
                 run = None
             return whole(x, y) if run is None else run((x, y), _NO_KWARGS)
 
-        return whole if _keyed(entry) else call
+        return call
 
     def _on_locals(self, entry: Entry, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         """The call on local tensors, as the caller spelled it."""
@@ -240,16 +240,14 @@ class Dispatcher:
             return value._layout  # noqa: SLF001
         if of is tuple and _ATOMS.issuperset(map(type, value)):
             return (tuple(map(type, value)), value)
-        if of is tuple or of is list:
-            return (of, *map(self._key, value))
         if of is slice:
             return (slice, value.start, value.stop, value.step)
+        if isinstance(value, (list, tuple)):
+            return (of, *map(self._key, value))
         if self.platform.is_tensor(value):
             return ("plain", tuple(value.shape), self.platform.needs_grad(value), _REPLICATE_PLAIN.get())
         if of is dict:
             return (dict, *((name, self._key(item)) for name, item in value.items()))
-        if isinstance(value, (list, tuple)):
-            return (of, *map(self._key, value))
         return (of, value)
 
     def _refuse_unhashable(self, entry: Entry, values: tuple[Any, ...]) -> None:
@@ -397,8 +395,3 @@ def no_function(*_: Any, **__: Any) -> Any:
     """In place of the function of a decomposition that is called by its canonical name."""
     msg = "a decomposition has no local implementation"
     raise AssertionError(msg)
-
-
-def _keyed(entry: Entry) -> bool:
-    """True where layouts alone do not make the key."""
-    return entry.composed is not None or entry.by_dtype

@@ -1,4 +1,4 @@
-"""The library's own redistribution changed in one place, and whether the check of every change of placement notices.
+"""The library's own code changed in one place: what can be changed, and how the process is given the changed code.
 
 A change is made in the source: a comparison turned, a sum made a difference, a number off by one, a condition negated.
 Functions are given the changed code in this process; it is a child that ends afterwards.
@@ -7,6 +7,7 @@ Functions are given the changed code in this process; it is a child that ends af
 from __future__ import annotations
 
 import ast
+import copy
 import importlib
 import inspect
 from collections.abc import Callable, Iterator
@@ -14,21 +15,13 @@ from dataclasses import dataclass
 from types import CodeType, FunctionType, ModuleType
 from typing import Any
 
-import numpy as np
-
 from hyper_parallel.core.dtensor import transition
-from hyper_parallel.verify.ops.mutation import Verdict
-from hyper_parallel.verify.redistribution import MESHES, first_wrong, least_work
 
-__all__ = ["SOURCES", "SourceMutant", "applied", "judged", "source_mutants"]
+__all__ = ["SourceMutant", "applied", "source_mutants"]
 
-SOURCES = ("hyper_parallel.core.dtensor.steps", "hyper_parallel.core.dtensor.transition")
-"""Modules whose functions are changed."""
-
-_Work = dict[tuple[int, ...], tuple[int, int]]
-
-# What only refuses or prints is not held against values, nor is a price by which plans with equal values are chosen.
-_SPARED = ("_check", "_check_reductions", "__repr__", "__str__", "describe", "messages")
+# What only refuses or prints is not held against values.
+_SPARED = ("_check", "_check_reductions", "_check_rows", "_check_written", "__repr__", "__str__", "describe",
+           "_in_place_message", "_not_understood", "_refuse_plain_target", "_refuse_unhashable")  # fmt: skip
 _COMPARISONS: dict[type[ast.cmpop], type[ast.cmpop]] = {
     ast.Eq: ast.NotEq, ast.NotEq: ast.Eq, ast.Lt: ast.LtE, ast.LtE: ast.Lt, ast.Gt: ast.GtE, ast.GtE: ast.Gt,
     ast.In: ast.NotIn, ast.NotIn: ast.In, ast.Is: ast.IsNot, ast.IsNot: ast.Is,
@@ -48,60 +41,61 @@ class SourceMutant:
         module: whose source.
         node: which node of its tree, in the order of :func:`ast.walk`.
         kind: what slipped.
-        change: the line and what became of the expression.
+        where: the function, as ``Class.method``.
+        slip: the expression before and after, which names the change as long as the function keeps it.
+        line: its number.
         edit: makes it, in place.
     """
 
     module: str
     node: int
     kind: str
-    change: str
+    where: str
+    slip: str
+    line: int
     edit: Callable[[Any], None]
 
-
-def judged(platform: str, op: str, seed: int) -> Verdict:
-    """The verdict on ``module#number``: a mutant by its number among those that ``seed`` shuffled."""
-    module, _, number = op.partition("#")
-    found = source_mutants(module)
-    order = np.random.default_rng(seed).permutation(len(found))
-    if int(number) >= len(found):
-        return Verdict(op, platform, generated=len(found))
-    mutant = found[int(order[int(number)])]
-    before: _Work = {mesh: least_work(mesh) for mesh in MESHES}
-    if not applied(mutant):
-        return Verdict(op, platform, mutant.kind, mutant.change, "equivalent", "the same code", len(found))
-    try:
-        what = _noticed(platform, before)
-    except Exception as error:  # noqa: BLE001 - whatever it raises, nobody overlooks it
-        what = f"{type(error).__name__}: {error}"
-    outcome = "killed" if what else "survived"
-    return Verdict(op, platform, mutant.kind, mutant.change, outcome, what or "survived", len(found))
-
-
-def _noticed(platform: str, before: _Work) -> str:
-    for mesh, work in before.items():
-        now = least_work(mesh)
-        if now != work:
-            return f"mesh {mesh}: {now[0]} changes and {now[1]} elements, {work[0]} and {work[1]} before"
-        wrong = first_wrong(platform, mesh)
-        if wrong:
-            return wrong
-    return ""
+    @property
+    def change(self) -> str:
+        """For people."""
+        return f"{self.where}, line {self.line}: {self.slip}"
 
 
 def source_mutants(module: str) -> list[SourceMutant]:
     """Every change of the functions of ``module``."""
     tree, found = _tree(module), []
-    lines = inspect.getsource(importlib.import_module(module)).splitlines()
     spared = {id(inner) for node in ast.walk(tree) if _is_spared(node) for inner in ast.walk(node)}
-    inside = {id(inner) for node in ast.walk(tree) if isinstance(node, ast.FunctionDef)
-              for line in node.body for inner in ast.walk(line)}  # fmt: skip
+    places = dict(_places(tree, ""))
+    outer = {id(inner): node for node in ast.walk(tree) for inner in ast.iter_child_nodes(node)}
     for index, node in enumerate(ast.walk(tree)):
-        if id(node) in inside and id(node) not in spared:
+        if id(node) in places and id(node) not in spared:
             for kind, edit in _edits(node):
                 line: int = node.lineno  # type: ignore[attr-defined] # expressions and statements have one
-                found.append(SourceMutant(module, index, kind, f"line {line}: {lines[line - 1].strip()}", edit))
+                slip = _slip(node, outer[id(node)], edit)
+                found.append(SourceMutant(module, index, kind, places[id(node)], slip, line, edit))
     return found
+
+
+def _places(tree: ast.AST, where: str) -> Iterator[tuple[int, str]]:
+    """Nodes in the bodies of functions, with the name of the function."""
+    for node in ast.iter_child_nodes(tree):
+        inner = f"{where}.{node.name}".lstrip(".") if isinstance(node, (ast.FunctionDef, ast.ClassDef)) else where
+        if isinstance(node, ast.FunctionDef):
+            for line in node.body:
+                yield from ((id(one), inner) for one in ast.walk(line))
+                yield from _places(line, inner)
+        yield from _places(node, inner)
+
+
+def _slip(node: ast.AST, outer: ast.AST, edit: Callable[[Any], None]) -> str:
+    """Before and after: of a condition, of the expression, or of what a name or number is part of."""
+    shown: Any = outer if isinstance(node, (ast.Constant, ast.Name)) and isinstance(outer, ast.expr) else node
+    position = list(ast.walk(shown)).index(node)
+    after = copy.deepcopy(shown)
+    edit(list(ast.walk(after))[position])
+    if isinstance(node, (ast.If, ast.IfExp)):
+        shown, after = shown.test, after.test
+    return f"{ast.unparse(shown)} -> {ast.unparse(after)}"
 
 
 def _tree(module: str) -> ast.Module:
@@ -128,7 +122,7 @@ def _edits(node: ast.AST) -> Iterator[tuple[str, Callable[[Any], None]]]:  # a c
         yield "another operation", lambda one: setattr(one, "op", _OPERATORS[type(one.op)]())
     elif isinstance(node, ast.BoolOp):
         yield "and for or", lambda one: setattr(one, "op", ast.Or() if isinstance(one.op, ast.And) else ast.And())
-    elif isinstance(node, (ast.If, ast.IfExp)):
+    elif isinstance(node, (ast.If, ast.IfExp)) and not _is_turned(node.test):
         yield "condition negated", lambda one: setattr(one, "test", ast.UnaryOp(ast.Not(), one.test))
     elif isinstance(node, ast.Name) and node.id in _NAMES and isinstance(node.ctx, ast.Load):
         yield "another function", lambda one: setattr(one, "id", _NAMES[one.id])
@@ -139,6 +133,11 @@ def _edits(node: ast.AST) -> Iterator[tuple[str, Callable[[Any], None]]]:  # a c
             yield "off by one", lambda one: setattr(one, "value", one.value + 1)
         elif node.value in _WORDS:
             yield "another reduction", lambda one: setattr(one, "value", _WORDS[one.value])
+
+
+def _is_turned(test: ast.expr) -> bool:
+    """A comparison of which the turned one is the negation."""
+    return isinstance(test, ast.Compare) and not isinstance(test.ops[0], (ast.Lt, ast.LtE, ast.Gt, ast.GtE))
 
 
 def applied(mutant: SourceMutant) -> bool:
@@ -163,7 +162,8 @@ def _fits(function: FunctionType, code: CodeType) -> bool:
 
 
 def _functions(module: ModuleType) -> Iterator[tuple[str, FunctionType]]:
-    for name, value in vars(module).items():
+    for name, held in vars(module).items():
+        value = getattr(held, "__wrapped__", held)  # of a cache, or of a context
         if isinstance(value, FunctionType) and value.__module__ == module.__name__:
             yield name, value
         elif isinstance(value, type) and value.__module__ == module.__name__:

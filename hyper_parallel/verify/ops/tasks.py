@@ -10,7 +10,7 @@ from dataclasses import replace
 from typing import Any
 
 from hyper_parallel.core.shard.rule import Rule, find_rule
-from hyper_parallel.verify.ops import sources
+from hyper_parallel.verify.ops import trials
 from hyper_parallel.verify.ops.mutation import Verdict, judged
 from hyper_parallel.verify.ops.report import OperatorReport
 from hyper_parallel.verify.ops.sweep import Effort, sweep_operator, sweep_user_operator
@@ -20,7 +20,8 @@ __all__ = ["library_tasks", "mutant_tasks", "run", "source_tasks", "task_of"]
 
 _SHARES = 2
 _NESTED = "view"  # has rows that only several axes, one after the other on one dim, can meet
-_SOURCE_SECONDS = 300.0
+_SOURCE_SECONDS = 600.0
+_SOURCE_BATCH = 30
 _BATCH = 12  # quick operators take less time than a child takes to start and to find its kernels
 
 Say = Callable[[dict[str, Any]], None]
@@ -71,13 +72,17 @@ def mutant_tasks(platform: str, ops: Sequence[str], each: int, seed: int) -> lis
     ]
 
 
-def source_tasks(platform: str, each: int, seed: int) -> list[dict[str, Any]]:
-    """``each`` mutants of every module of redistribution, each in a child of its own, whose functions it changes."""
+def source_tasks(modules: Sequence[str], each: int, seed: int) -> list[dict[str, Any]]:
+    """``each`` mutants of every module, on PyTorch; some of one module share a child, which forks one for each."""
     return [
-        {**task_of(platform, [f"{module}#{number}"], Effort(), seconds=_SOURCE_SECONDS), "seed": seed}
-        for module in sources.SOURCES
-        for number in range(each)
+        {**task_of("torch", [f"{module}#{number}" for number in some], Effort(), seconds=_SOURCE_SECONDS), "seed": seed}
+        for module in modules
+        for some in _batched(range(each))
     ]
+
+
+def _batched(numbers: range) -> list[range]:
+    return [numbers[start : start + _SOURCE_BATCH] for start in range(0, len(numbers), _SOURCE_BATCH)]
 
 
 def _batches(ops: Sequence[str], each: int) -> list[list[str]]:
@@ -119,7 +124,7 @@ def run(task: dict[str, Any], say: Say) -> None:
 
 
 def _judged(task: dict[str, Any], op: str) -> Verdict:
-    judge = sources.judged if op.partition("#")[0] in sources.SOURCES else judged
+    judge = trials.judged if op.partition("#")[0] in trials.SOURCES else judged
     return judge(task["platform"], op, task["seed"])
 
 

@@ -18,8 +18,9 @@ _COUNTS = ("mutants", "killed", "equivalent", "survived")
 _NEEDED = (*_COUNTS, "score", "kinds", "operators", "survivors", "equivalents")
 
 _INTRODUCTION = (
-    "<p>Rules were changed on purpose, one slip each, and the quick sweep had to notice. <em>Killed</em>: it did. "
-    "<em>Equivalent</em>: a machine found that the change claims nothing that the rule does not claim too. "
+    "<p>Rules, or the library's own code, were changed on purpose, one slip each, and the quick sweep, or the trials "
+    "of that code, had to notice. <em>Killed</em>: they did. <em>Equivalent</em>: a machine found that the change "
+    "claims nothing that the rule does not claim too, or a table of the library says why it changes nothing. "
     '<span class="bad">Survived</span>: neither; each is listed.</p>'
 )
 
@@ -83,7 +84,7 @@ def _survivors(report: Mapping[str, Any]) -> Html:
          Cell(one["full"], kind="warn" if one["full"] == "killed" else "bad")]
         for one in report["survivors"]
     ]  # fmt: skip
-    return table("Changes that the quick sweep did not notice", heads, rows, search=True, empty="none")
+    return table("Changes that were not noticed", heads, rows, search=True, empty="none")
 
 
 def _equivalents(report: Mapping[str, Any]) -> Html:
@@ -91,7 +92,7 @@ def _equivalents(report: Mapping[str, Any]) -> Html:
         [_code(one["op"]), one["kind"], one["change"], one["reason"]] for one in report["equivalents"]
     ]
     heads: list[Column | str] = ["operator", Column("kind", choice=True), "change", "reason"]
-    text = "Changes that change no claim"
+    text = "Changes that change nothing"
     return table(text, heads, rows, search=True, tall=True, empty="none")
 
 

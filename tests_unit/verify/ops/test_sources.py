@@ -4,14 +4,24 @@ from __future__ import annotations
 
 import importlib
 import json
+import os
+import signal
 import sys
+from dataclasses import replace
 
 import pytest
 
 from hyper_parallel.cli import main
+from hyper_parallel.core.dtensor.dtensor import DTensor
 from hyper_parallel.core.dtensor.transition import plan
-from hyper_parallel.verify.ops.sources import SOURCES, SourceMutant, applied, source_mutants
-from hyper_parallel.verify.redistribution import first_wrong, least_work
+from hyper_parallel.verify.ops import trials
+from hyper_parallel.verify.ops.sources import SourceMutant, applied, source_mutants
+from hyper_parallel.verify.ops.trial_functions import FUNCTIONS, functions_noticed
+from hyper_parallel.verify.ops.trial_reasons import EQUIVALENT
+from hyper_parallel.verify.ops.trial_scenarios import SCENARIOS
+from hyper_parallel.verify.ops.trial_stage import Stage
+from hyper_parallel.verify.redistribution import first_wrong
+from hyper_parallel.verify.simulate import simulate
 
 MODULE = """
 from functools import cached_property
@@ -50,14 +60,18 @@ def module(tmp_path, monkeypatch):
 def test_what_is_changed(module):
     """Expressions of functions slip; refusals, messages, texts, annotations and constants of the module do not."""
     found = source_mutants(module.__name__)
-    kinds = [(one.kind, one.change.partition(":")[0]) for one in found]
+    kinds = [(one.kind, f"line {one.line}") for one in found]
     assert sorted(kinds) == sorted([
         ("another function", "line 8"), ("another operation", "line 8"), ("another operation", "line 8"),
         ("comparison turned", "line 8"), ("another reduction", "line 8"), ("and for or", "line 8"),
         ("condition negated", "line 12"), ("off by one", "line 12"), ("off by one", "line 12"),
+        ("off by one", "line 14"), ("off by one", "line 14"),
         ("another reduction", "line 17"), ("constant turned", "line 20"),
     ])  # fmt: skip
-    assert found[0].change.startswith("line 8: return min(n, rank")
+    assert sorted({one.where for one in found}) == ["Step.messages", "Step.on", "Step.size", "Step.word", "piece"]
+    changes = {one.change for one in found}
+    assert {"piece, line 8: op == 'avg' -> op != 'avg'", "Step.size, line 12: self -> not self"} <= changes
+    assert "piece, line 8: min(n, rank * -(-n // ranks)) -> max(n, rank * -(-n // ranks))" in changes
 
 
 @pytest.mark.parametrize(
@@ -82,30 +96,82 @@ def test_methods_and_properties_run_it_too(module):
     """Static methods, properties and cached ones are given the changed code; what changes nothing is told."""
     step = module.Step()
     for mutant in source_mutants(module.__name__):
-        if mutant.change.startswith(("line 12", "line 17", "line 20")) and mutant.kind != "off by one":
+        if mutant.line in (12, 17, 20) and mutant.kind != "off by one":
             assert applied(mutant)
-            line = mutant.change.partition(":")[0]
-            got = {"line 12": lambda: step.size, "line 17": step.word, "line 20": lambda: step.on}[line]()
-            assert got == {"line 12": 8, "line 17": "max", "line 20": False}[line]
+            got = {12: lambda: step.size, 17: step.word, 20: lambda: step.on}[mutant.line]()
+            assert got == {12: 8, 17: "max", 20: False}[mutant.line]
     first = source_mutants(module.__name__)[0]
-    none = SourceMutant(first.module, first.node, "", "", lambda _: None)
+    none = SourceMutant(first.module, first.node, "", "", "", 0, lambda _: None)
     assert applied(none)  # back to what it was
     assert step.on
     assert not applied(none)
 
 
 @pytest.mark.platforms("torch")
-def test_slips_in_redistribution_are_noticed(capsys, tmp_path):
+def test_slips_in_the_library_are_noticed(capsys, tmp_path):
     """The command changes the library in children; this process is as it was, and what survived is listed."""
     path = tmp_path / "sources.json"
-    asked = ["verify", "mutants", "--source", "--each", "1", "--seed", "1", "--floor", "0", "--report", str(path)]
+    own = ["core.dtensor.transition", "core.shard.binder"]
+    asked = ["verify", "mutants", "--source", *own, "--each", "2", "--seed", "1", "--floor", "0", "--report", str(path)]
     assert main(asked) == 0
     said = json.loads(path.read_text())
-    assert said["mutants"] == len(SOURCES)
-    assert said["killed"] + said["survived"] + said["equivalent"] == len(SOURCES)
+    assert said["mutants"] == 4
+    assert said["killed"] + said["survived"] + said["equivalent"] == 4
     assert said["killed"]
-    assert first_wrong("torch", (2,)) == ""
-    assert least_work((2,)) == (49, least_work((2,))[1])
+    assert list(said["operators"]) == ["hyper_parallel.core.dtensor.transition", "hyper_parallel.core.shard.binder"]
+    assert first_wrong("torch", (2,), targets=2) == ""
     assert callable(plan)
-    assert main(["verify", "mutants", "--source", "--op", "relu"]) == 2
-    assert "--source changes the code of redistribution, which has none" in capsys.readouterr().err
+    capsys.readouterr()
+    for wrong, text in (
+        (["--op", "relu"], "--source changes the library's own code, which has none"),
+        (["core.shard.rules"], "--source core.shard.rules: no module on trial; there are core.dtensor.steps, "),
+        (["--platform", "mindspore"], "both frameworks run the same code, which is tried on torch only"),
+    ):
+        assert main(["verify", "mutants", "--source", *wrong]) == 2
+        assert text in capsys.readouterr().err
+
+
+@pytest.mark.platforms("torch")
+@pytest.mark.filterwarnings("ignore:Using backward")
+@pytest.mark.parametrize("scenario", SCENARIOS)
+def test_the_dispatcher_as_it_is_passes(scenario):
+    """Each scenario holds on the library as it is: what a change is blamed for, the change did."""
+    simulate(lambda: scenario(Stage((3,))), 3, "torch")
+
+
+@pytest.mark.platforms("torch")
+def test_functions_hold_as_they_are(monkeypatch):
+    """Nothing is noticed where nothing was changed; a function that means something else on DTensors is."""
+    monkeypatch.setattr("hyper_parallel.verify.ops.trial_functions._MESHES", (((2,), 4),))
+    assert list(functions_noticed()) == []
+    wrong = replace(FUNCTIONS[0], name="wrong", call=lambda _, x, y: x * 1 if isinstance(x, DTensor) else x * 2 + 0 * y)
+    monkeypatch.setattr("hyper_parallel.verify.ops.trial_functions.FUNCTIONS", (wrong,))
+    (said,) = functions_noticed()
+    assert said.startswith("wrong on (2,): rank 0: ")
+
+
+@pytest.mark.platforms("torch")
+def test_a_forked_change_stays_in_its_process():
+    """What notices is told from what does not, from the same code, from a death and from what does not end."""
+    mutant = next(one for one in source_mutants("hyper_parallel.core.shard.binder") if one.where == "Binder.bind")
+
+    def dies():
+        os.kill(os.getpid(), signal.SIGKILL)
+        yield ""
+
+    assert trials.noticed(mutant, (lambda: iter(["", "seen"]),)) == "seen"
+    assert trials.noticed(mutant, (lambda: iter([""]), lambda: iter(()))) == ""
+    assert trials.noticed(None, (lambda: iter(()),)) == ""
+    assert trials.noticed(replace(mutant, edit=lambda _: None), ()) == "the same code"
+    assert trials.noticed(mutant, (lambda: 1 / 0,)) == "ZeroDivisionError: division by zero"
+    assert trials.noticed(mutant, (dies,)) == "killed by SIGKILL"
+    assert not applied(replace(mutant, edit=lambda _: None)), "this process has the library as it is"
+
+
+def test_reasons_are_of_changes_that_there_are():
+    """An entry of the table of equivalent changes that matches none is stale; none stands there twice."""
+    keys = [(f"hyper_parallel.core.{one.module}", one.where, one.slip) for one in EQUIVALENT]
+    there = {(one.module, one.where, one.slip) for module in trials.SOURCES for one in source_mutants(module)}
+    assert [one for one in keys if one not in there] == []
+    assert len(set(keys)) == len(keys)
+    assert all(one.reason for one in EQUIVALENT)

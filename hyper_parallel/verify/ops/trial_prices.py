@@ -1,0 +1,128 @@
+"""What plans cost: a change of the library by which values are still right, and more is sent, is noticed here.
+
+Pure: no tensor, no ranks. Prices are added up from what each step says of itself.
+"""
+
+from __future__ import annotations
+
+import itertools
+import math
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from hyper_parallel.core.dtensor.boxes import coordinates
+from hyper_parallel.core.dtensor.layout import Layout
+from hyper_parallel.core.dtensor.mesh import DeviceMesh
+from hyper_parallel.core.dtensor.transition import Plan, plan
+from hyper_parallel.core.shard.call import OpCall, Operand, Ref
+from hyper_parallel.core.shard.propagation import propagate
+from hyper_parallel.core.shard.rule import Rule, find_rule
+from hyper_parallel.errors import HyperParallelError
+from hyper_parallel.verify.check import all_placements
+from hyper_parallel.verify.ops.rows import mesh_of
+from hyper_parallel.verify.redistribution import PARTIAL, SHAPE
+
+__all__ = ["choice_prices", "plan_prices"]
+
+Prices = tuple[int, ...]
+_ON_ONE, _ON_TWO = ((2,), (3,), (4,)), ((2, 3),)
+
+
+def plan_prices() -> dict[str, Prices]:
+    """Per mesh, over all changes of placement and their ways back.
+
+    Plans, elements, elements of the worst ranks, messages, launches, steps.
+    """
+    found = {}
+    for shape in (*_ON_ONE, *_ON_TWO):
+        mesh = mesh_of(shape)
+        held = [Layout.place(mesh, one, SHAPE) for one in all_placements(len(SHAPE), len(shape), partial=PARTIAL)]
+        found["x".join(map(str, shape))] = _added(_plans(held))
+    return found
+
+
+def _plans(layouts: Sequence[Layout]) -> Iterator[Plan]:
+    for source, target in itertools.product(layouts, layouts):
+        try:
+            there = plan(source, target)
+        except HyperParallelError:
+            continue
+        yield there
+        yield there.linear.adjoint
+
+
+def _added(plans: Iterator[Plan]) -> Prices:
+    total = [0] * 6
+    for one in plans:
+        for index, price in enumerate(_price(one)):
+            total[index] += price
+    return tuple(total)
+
+
+def _price(one: Plan) -> Prices:
+    received = [[step.received_at(at) for at in coordinates(one.source.mesh)] for step in one.steps]
+    return (
+        1,
+        sum(map(sum, received)),
+        sum(map(max, received)),
+        sum(step.messages for step in one.steps),
+        sum(step.launches for step in one.steps),
+        len(one.steps),
+    )
+
+
+@dataclass(frozen=True)
+class _Call:
+    """An operator, shapes of its operands, and its other arguments."""
+
+    op: str
+    shapes: tuple[tuple[int, ...], ...]
+    others: tuple[tuple[str, Any], ...] = ()
+    in_place: bool = False
+
+    def price(self, layouts: Sequence[Layout]) -> Prices | None:
+        """Where operands go and results lie, as numbers; None where the call is refused."""
+        rule = find_rule(self.op)
+        assert isinstance(rule, Rule)
+        names = [name.strip().partition("=")[0] for name in rule.signature.split(",")]
+        operands = tuple(Operand(name, layout) for name, layout in zip(names, layouts, strict=False))
+        args = {**{one.name: Ref(index) for index, one in enumerate(operands)}, **dict(self.others)}
+        try:
+            chosen = propagate(OpCall(self.op, layouts[0].mesh, operands, args), rule, in_place=self.in_place).choice
+        except HyperParallelError:
+            return None
+        moves = [plan(now, target) for now, target in zip(layouts, chosen.targets, strict=True)]
+        pieces = sum(math.prod(one.local_shape_at(at)) for one in chosen.outputs for at in coordinates(one.mesh))
+        pending = sum(len(one.partials) for one in chosen.outputs)
+        return (1, *_added(iter(moves)), pieces, pending, sum(map(len, chosen.varying)))
+
+
+_CALLS = (
+    _Call("add", ((6, 5), (6, 5)), (("alpha", 1),)),
+    _Call("add", ((6, 5), (6, 5)), (("alpha", 1),), in_place=True),
+    _Call("mul", ((5, 1), (12,))),
+    _Call("matmul", ((5, 6), (6, 7))),
+    _Call("softmax", ((6, 7),), (("dim", 1),)),
+    _Call("view", ((12, 5),), (("shape", (3, 4, 5)),)),
+    _Call("view", ((4, 6),), (("shape", (24,)),)),
+)
+
+
+def choice_prices() -> dict[str, Prices]:
+    """Per call and mesh, over all placements of all operands: what is sent, and how much the results are."""
+    found = {}
+    for call, shape in itertools.product(_CALLS, ((3,), (2, 3))):
+        mesh = mesh_of(shape)
+        total: list[int] = []
+        options = [_layouts(mesh, one) for one in call.shapes]
+        for layouts in itertools.product(*options):
+            price = call.price(layouts)
+            if price is not None:
+                total = [a + b for a, b in itertools.zip_longest(total, price, fillvalue=0)]
+        found[f"{call.op}{list(call.shapes)} {shape}"] = tuple(total)
+    return found
+
+
+def _layouts(mesh: DeviceMesh, shape: tuple[int, ...]) -> list[Layout]:
+    return [Layout.place(mesh, one, shape) for one in all_placements(len(shape), mesh.ndim, partial=("sum", "max"))]

@@ -1,0 +1,106 @@
+"""Where scenarios of the dispatcher play: one rank of a simulated mesh, and operators that only they know."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import numpy as np
+
+from hyper_parallel.core.dtensor.layout import Layout
+from hyper_parallel.core.dtensor.mesh import DeviceMesh, init_device_mesh
+from hyper_parallel.core.dtensor.placements import Partial, Placement, Replicate, Shard
+from hyper_parallel.core.shard.binder import Binder
+from hyper_parallel.core.shard.call import OpCall
+from hyper_parallel.core.shard.dispatch import Entry, Ops
+from hyper_parallel.core.shard.rule import Row, Rule, Strategies
+from hyper_parallel.platform.select import platform_named
+
+__all__ = ["S0", "P", "R", "Stage", "never", "raises", "rowwise", "values"]
+
+P, R, S0 = Partial(), Replicate(), Shard(0)
+
+
+class Stage:
+    """One rank.
+
+    Attributes:
+        platform: PyTorch's.
+        mesh: ``sizes``.
+        ops: canonical operators, entries made anew.
+    """
+
+    def __init__(self, sizes: Sequence[int]) -> None:
+        self.platform = platform_named("torch")
+        self.mesh: DeviceMesh = init_device_mesh(
+            "cpu", tuple(sizes), mesh_dim_names=[f"m{axis}" for axis in range(len(sizes))]
+        )
+        self.ops = Ops(self.platform.dispatcher)
+
+    def spread(self, array: Any, *places: Placement) -> Any:
+        """A leaf DTensor of the global ``array``; sharded by rows where nothing is said."""
+        layout = Layout.place(self.mesh, places or [S0] * self.mesh.ndim, array.shape)
+        box = tuple(slice(*one) for one in layout.local_box())
+        return self.platform.wrap(self.plain(array[box]), layout)
+
+    def plain(self, array: Any) -> Any:
+        """A plain tensor."""
+        return self.platform.from_numpy(np.array(array))
+
+    def whole(self, found: Any) -> Any:
+        """The global values of a DTensor."""
+        return self.platform.tensor_to_numpy(self.platform.detach(found.full_tensor()))
+
+    def same(self, found: Any, wanted: Any) -> None:
+        """Global values and dtype are those of ``wanted``."""
+        wanted = np.asarray(wanted)
+        held = self.whole(found)
+        assert held.dtype == wanted.dtype, (held.dtype, wanted.dtype)
+        assert held.shape == wanted.shape, (held.shape, wanted.shape)
+        np.testing.assert_allclose(held, wanted, rtol=1e-12, atol=1e-12)
+
+    def entry(
+        self,
+        func: Callable[..., Any],
+        signature: str = "x",
+        strategies: Callable[[OpCall], Any] | None = None,
+        *,
+        rule: dict[str, Any] | None = None,
+        local: Callable[..., Any] | None = None,
+        **options: Any,
+    ) -> Entry:
+        """A spelling of an operator that nobody else knows, its plans empty."""
+        made = Rule("probe", signature, strategies or rowwise, **(rule or {}))
+        return Entry("probe", func, Binder(signature), made, local or func, **options)
+
+    def call(self, entry: Entry, *args: Any, **kwargs: Any) -> Any:
+        """Dispatch."""
+        return self.platform.dispatcher.dispatch(entry, args, kwargs)
+
+
+def rowwise(call: OpCall) -> Strategies:
+    """Every operand sharded by rows, or whole, like the one output of the first operand's shape."""
+    count = len(call.operands)
+    rows = (Row((S0,) * count, (S0,)), Row((R,) * count, (R,)))
+    return Strategies(rows, (call.operands[0].shape,))
+
+
+def values(*shape: int, seed: int = 0) -> Any:
+    """Real numbers, none of them twice."""
+    return np.random.default_rng(seed).standard_normal(shape)
+
+
+def raises(kind: type[BaseException], function: Callable[[], Any]) -> str:
+    """The text of the error of this kind that ``function`` raises."""
+    try:
+        function()
+    except kind as error:
+        return str(error)
+    msg = f"{kind.__name__} was expected"
+    raise AssertionError(msg)
+
+
+def never(*_: Any, **__: Any) -> Any:
+    """What must not be called."""
+    msg = "the spelling cannot run on locals"
+    raise AssertionError(msg)
