@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING, Any, Protocol, TypeVar
 
 from hyper_parallel.transport.shortage import starting
 from hyper_parallel.transport.start import python_command
+from hyper_parallel.verify.ops.allotment import Allotment
 
 if TYPE_CHECKING:
     from typing_extensions import Self  # of the standard library from Python 3.11 on
@@ -89,7 +90,11 @@ class _Zygote:
 
 
 def run_tasks(
-    kind: type[T], tasks: Sequence[dict[str, Any]], started: Callable[[str, str], None], workers: int = 2
+    kind: type[T],
+    tasks: Sequence[dict[str, Any]],
+    started: Callable[[str, str], None],
+    workers: int = 2,
+    seconds: float = 0.0,
 ) -> Iterator[T]:
     """Reports in the order in which they are ready; one per operator of every task, whatever happens to its process.
 
@@ -98,14 +103,16 @@ def run_tasks(
         tasks: from :func:`hyper_parallel.verify.ops.tasks.task_of`.
         started: called with the framework and the operator that begins.
         workers: tasks that run at the same time.
+        seconds: of wall time in which all are to be done: tasks that share time get their parts of it.
     """
-    waiting = deque(tasks)
+    waiting, time_left = deque(tasks), Allotment(seconds, workers)
     with ExitStack() as stack, selectors.DefaultSelector() as chosen:
         busy: set[_Zygote] = set()
         idle: dict[str, list[_Zygote]] = {}
         while waiting or busy:
             while waiting and len(busy) < workers:
-                _begin(waiting.popleft(), idle, busy, stack, chosen)
+                task = waiting.popleft()
+                _begin(time_left.given(task, waiting), idle, busy, stack, chosen)
             for key, _ in chosen.select():
                 zygote: _Zygote = key.data
                 events = zygote.events()

@@ -56,6 +56,8 @@ class OperatorReport:
             of placements, one mesh.
         backward: how many of them compared gradients.
         public: how many of them ran on DTensors.
+        rows: rows that ran on DTensors, counted once per mesh.
+        unshown: rows that no sample could show there, by mesh.
         by_mesh: checks per mesh.
         features: checks per property: uneven, empty, several axes, Partial.
         offers: columns of the coverage matrix that placements of this operator can have.
@@ -76,6 +78,8 @@ class OperatorReport:
     checks: int = 0
     backward: int = 0
     public: int = 0
+    rows: int = 0
+    unshown: list[str] = field(default_factory=list)
     by_mesh: Counter[str] = field(default_factory=Counter)
     features: Counter[str] = field(default_factory=Counter)
     offers: set[str] = field(default_factory=set)
@@ -101,7 +105,7 @@ class OperatorReport:
             return "absent"
         if self.exempt:
             return "exempt"
-        return "ok" if self.checks else "unexercised"
+        return "ok" if self.checks or self.public else "unexercised"
 
     @property
     def holds(self) -> bool:
@@ -110,11 +114,11 @@ class OperatorReport:
 
     def merge(self, other: OperatorReport) -> None:
         """Add what another process found for the same operator."""
-        for name in ("checks", "backward", "public", "ok", "seconds"):
+        for name in ("checks", "backward", "public", "rows", "ok", "seconds"):
             setattr(self, name, getattr(self, name) + getattr(other, name))
         for name in ("by_mesh", "features", "rejected", "skipped"):
             getattr(self, name).update(getattr(other, name))
-        for name in ("wrong", "crash", "unexercised", "missing"):
+        for name in ("wrong", "crash", "unexercised", "unshown", "missing"):
             getattr(self, name).extend(one for one in getattr(other, name) if one not in getattr(self, name))
         self.offers |= other.offers
         self.absent = self.absent or other.absent
@@ -212,6 +216,8 @@ class SweepReport:
         missing = sum(len(one.missing) for one in self.operators)
         idle = sum(len(one.unexercised) for one in self.operators if one.checks)
         lines.append(f"{missing} rows are true and not claimed, {idle} claimed rows met no sample (--json lists them)")
+        rows, unshown = sum(one.rows for one in self.operators), sum(len(one.unshown) for one in self.operators)
+        lines.append(f"{rows} rows ran on DTensors, counted once per mesh; {unshown} claimed ones did not")
         if self.interrupted:
             finished = f"{len(self.operators)} of {self.planned}" if self.planned else f"{len(self.operators)}"
             lines.append(f"partial report: {finished} operators finished; {self.interrupted}")

@@ -7,6 +7,7 @@ import math
 import time
 import traceback
 from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -40,6 +41,10 @@ MESHES: tuple[tuple[int, ...], ...] = ((1,), (2,), (3,), (4,), (2, 2), (2, 3), (
 _BATCH = 24
 _REPRODUCED = 3
 _PATIENCE = 12
+# On several axes a row comes with itself and with the next one; or first beside rows near it, if both are new.
+_USUAL: tuple[tuple[int, bool], ...] = ((0, False), (1, False))
+_SPARING = ((1, True), (2, True), (3, True), *_USUAL)
+_TRIED = 12  # choices of sizes for rows that have a condition
 _EMPTY = 3  # among so many choices of sizes one leaves some rank with nothing, of every dim
 
 
@@ -59,6 +64,9 @@ class Effort:
         rule_level: check claimed rows on plain tensors.
         public: run every row on DTensors.
         public_meshes: on these meshes; None for all.
+        apart: the rule level has a process of its own, and ranks are processes: on DTensors a row runs once per mesh,
+            on several axes beside another one that has not run yet, and further placements on one mesh per sample,
+            or fewer on each where there are no rows; what the rule level checks does not count again.
         moved: how many further placements per sample and mesh go through implicit redistribution.
         seconds: of processor time after which no further choice of sizes is begun.
         reproducers: write programs that show what is wrong.
@@ -72,6 +80,7 @@ class Effort:
     rule_level: bool = True
     public: bool = True
     public_meshes: tuple[tuple[int, ...], ...] | None = None
+    apart: bool = False
     moved: int = 1
     seconds: float = 30.0
     reproducers: bool = True
@@ -145,11 +154,13 @@ class Sweep:
         self.platform = platform_named(platform)
         self.claimed: dict[str, bool] = {}
         self.conditional = False
+        self.covered = False
         self.chosen: Places | None = None
         self.absent: dict[str, set[Any]] = {}
         self.looked: dict[str, set[Any]] = {}
         self.patience = [_PATIENCE]
-        self.shown: set[Any] = set()
+        self.offered: set[tuple[tuple[int, ...], str]] = set()
+        self.shown: set[tuple[tuple[int, ...], str]] = set()
         self.until = time.process_time() + effort.seconds
 
     def run(self) -> None:
@@ -162,6 +173,10 @@ class Sweep:
                 self.report.absent = True
                 return
         self._take_turns([self._sample(number, sample) for number, sample in enumerate(self.samples)])
+        if self.effort.public and self.effort.public_meshes is None:
+            self._show_rest()
+        self.report.rows = len(self.shown)
+        self.report.unshown.extend(f"{_mesh_text(mesh)}: {row}" for mesh, row in sorted(self.offered - self.shown))
         self.report.unexercised.extend(row for row, reached in self.claimed.items() if not reached)
         for text, held in self.absent.items():
             if held == self.looked[text.partition(":")[0]]:
@@ -230,15 +245,21 @@ class Sweep:
 
     def _check(self, case: _Case, *, again: bool) -> None:
         """Both levels; a second set of values for the same sizes is no further check."""
-        try:
+        with self._sparing(case):
             if self.effort.rule_level and isinstance(self.rule, Rule):
                 self._rule_level(case, self.rule, counts=not again)
             if self.effort.public and case.first:
                 self._public(case, again=again)
             self.report.offers |= self._offers(case)
+
+    @contextmanager
+    def _sparing(self, case: _Case) -> Iterator[None]:
+        """A rule that raises anything costs this sample."""
+        try:
+            yield
         except Enough:
             raise
-        except Exception as error:  # noqa: BLE001 - a rule that raises anything costs this sample
+        except Exception as error:  # noqa: BLE001 - whatever it raises
             where = "".join(traceback.format_tb(error.__traceback__)[-2:])
             problem = f"{type(error).__name__}: {error}\n{where}"
             self.report.crash.append(Finding("rule", case.name, case.filled.sizes, (), "", problem))
@@ -383,7 +404,7 @@ class Sweep:
         report = self.report
         report.checks += 1
         report.backward += backward
-        report.by_mesh["x".join(map(str, mesh))] += 1
+        report.by_mesh[_mesh_text(mesh)] += 1
         self._count_features(mesh, layouts)
 
     def _count_features(self, mesh: tuple[int, ...], layouts: Sequence[Layout]) -> None:
@@ -402,16 +423,31 @@ class Sweep:
     def _public(self, case: _Case, *, again: bool) -> None:
         """Integers first; averages that round only of real numbers, for integers lie where operators bend."""
         for shape in self.effort.public_meshes or self.effort.meshes:
+            if not (case.first or self._lacking(shape)):
+                continue
             claimed = list(dict.fromkeys(self._row_places(case, shape, again=again)))
-            moved = self._moved_places(case, shape, set(claimed))
-            places = [
-                one for one in (*claimed, *moved) if again == _rounds(one, shape) or not (case.filled.integral or again)
-            ]
+            moved = self._moved_places(case, shape, set(claimed)) if self._moves(case, shape) else []
+            places = [one for one in (*claimed, *moved) if _is_due(case, one, shape, again=again)]
             claimed = [one for one in claimed if one in places]
             if not places:
                 continue
             for position, outcome in enumerate(check_public(self._job(case, shape, places), self.patience)):
                 self._note_public(case, shape, places[position], outcome, new=position >= len(claimed))
+
+    def _show_rest(self) -> None:
+        """Rows whose conditions the first sizes did not meet on some mesh: other sizes may."""
+        for number, sample in enumerate(self.samples):
+            for sizes in size_choices(sample, _TRIED)[1:]:
+                for integral in (True, False):
+                    if self.offered <= self.shown:
+                        return
+                    case = self._case(number, sample, sizes, [], integral=integral)
+                    if case is not None:
+                        with self._sparing(case):
+                            self._public(case, again=False)
+
+    def _lacking(self, shape: tuple[int, ...]) -> bool:
+        return any(mesh == shape for mesh, _ in self.offered - self.shown)
 
     def _job(self, case: _Case, shape: tuple[int, ...], places: Sequence[Places]) -> PublicJob:
         found = case.reference
@@ -429,11 +465,12 @@ class Sweep:
             report.rejected[outcome.text[:300]] += 1
             return
         report.public += 1
-        if new or not self.effort.rule_level or not self.claimed:
+        known = self.covered if self.effort.apart else self.effort.rule_level and bool(self.claimed)
+        if new or not known:
             report.checks += 1
             report.backward += outcome.backward
             report.ok += outcome.kind == "ok"
-            report.by_mesh["x".join(map(str, mesh))] += 1
+            report.by_mesh[_mesh_text(mesh)] += 1
             self._count_features(mesh, _layouts(case, mesh, places))
         if outcome.kind != "ok":
             kind = report.wrong if outcome.kind == "wrong" else report.crash
@@ -441,6 +478,7 @@ class Sweep:
 
     def _row_places(self, case: _Case, shape: tuple[int, ...], *, again: bool) -> Iterator[Places]:
         """Placements in which every row that no sample has shown on this mesh is used."""
+        self.covered = False
         if not isinstance(self.rule, Rule):
             return
         problem = problem_of(self.platform, self.rule, case.filled, mesh_of(shape), case.reference.tensors)
@@ -451,22 +489,40 @@ class Sweep:
         if not isinstance(strategies, Strategies):
             return
         rows = [row for row in dict.fromkeys(strategies.rows) if possible(row, case.filled)]
-        # With itself and with the next one: on two axes, every row comes twice on each.
-        for shift in range(min(2, len(rows)) if len(shape) > 1 else 1):
+        self.offered |= {(shape, _row_text(row)) for row in rows}
+        apart, self.covered = self.effort.apart, bool(_closed(strategies, case).outputs)
+        for shift, both_new in (_SPARING if apart else _USUAL)[: None if len(shape) > 1 else 1]:
             for position, row in enumerate(rows):
                 picked = (row, *(rows[(position + shift) % len(rows)] for _ in shape[1:]))
-                choice = combine(problem.call, strategies, picked, range(len(shape)))
                 fresh = {(shape, _row_text(one)) for one in picked} - self.shown
-                if choice is not None and commute(picked) and (fresh or again):
-                    self.shown |= fresh
-                    yield tuple(layout.placements for layout in choice.targets)
+                if not (fresh or (again and not apart)) or (both_new and len(fresh) < len(picked)):
+                    continue
+                choice = combine(problem.call, strategies, picked, range(len(shape)))
+                if choice is None or not commute(picked):
+                    continue
+                places = tuple(layout.placements for layout in choice.targets)
+                if apart and not _is_due(case, places, shape, again=again):
+                    continue  # the other values of this sample will show it
+                self.shown |= fresh
+                yield places
+
+    def _moves(self, case: _Case, shape: tuple[int, ...]) -> bool:
+        """Whether operands of this sample move on this mesh; what has no rows runs in no other way."""
+        if not case.first:
+            return False
+        meshes = self.effort.public_meshes or self.effort.meshes
+        return (
+            not (self.effort.apart and isinstance(self.rule, Rule)) or shape == meshes[-1 - case.number % len(meshes)]
+        )
 
     def _moved_places(self, case: _Case, shape: tuple[int, ...], known: set[Places]) -> list[Places]:
         """Further placements, drawn at random from all there are: operands have to move, or are refused."""
         rng = np.random.default_rng([case.seed, *shape])
         options = [_placements(array, len(shape)) for array in case.filled.arrays]
         total = math.prod(map(len, options))
-        wanted = self.effort.moved if isinstance(self.rule, Rule) else max(6, 4 * self.effort.moved)
+        wanted = self.effort.moved
+        if not isinstance(self.rule, Rule):  # there is no other way to run it
+            wanted = 2 * wanted if self.effort.apart else max(6, 4 * wanted)
         if total <= wanted:
             return [one for one in itertools.product(*options) if one not in known]
         found: dict[Places, None] = {}
@@ -484,6 +540,11 @@ def _modes(position: int, *, exact: bool) -> tuple[bool, ...]:
     if position == 0:
         return (True, False)
     return (True,) if exact and position % 3 else (False,)
+
+
+def _is_due(case: _Case, places: Places, shape: tuple[int, ...], *, again: bool) -> bool:
+    """Averages that round are shown by real numbers, everything else by integers where there are some."""
+    return again == _rounds(places, shape) or not (case.filled.integral or again)
 
 
 def _rounds(places: Places, shape: tuple[int, ...]) -> bool:
@@ -519,6 +580,10 @@ def _closed(strategies: Strategies, case: _Case) -> Strategies:
 
 def _partial(claim: Claim) -> bool:
     return any(layout.partials for layout in claim.choice.targets)
+
+
+def _mesh_text(mesh: tuple[int, ...]) -> str:
+    return "x".join(map(str, mesh))
 
 
 def _row_text(row: Row) -> str:

@@ -19,6 +19,7 @@ from hyper_parallel.verify.ops.user import load_user_file, user_rules
 __all__ = ["library_tasks", "mutant_tasks", "run", "source_tasks", "task_of"]
 
 _SHARES = 2
+_PARTS = {"torch": 1.0, "mindspore": 1.5}  # of the time left, per operator
 _NESTED = "view"  # has rows that only several axes, one after the other on one dim, can meet
 _SOURCE_SECONDS = 600.0
 _SOURCE_BATCH = 30
@@ -28,15 +29,31 @@ Say = Callable[[dict[str, Any]], None]
 
 
 def task_of(
-    platform: str, ops: list[str], effort: Effort, *, file: str | None = None, seconds: float = 120.0
+    platform: str,
+    ops: list[str],
+    effort: Effort,
+    *,
+    file: str | None = None,
+    seconds: float = 120.0,
+    share: float = 0.0,
 ) -> dict[str, Any]:
-    """A task: operators to sweep one after the other in one child, which has ``seconds`` for each."""
+    """A task: operators to sweep one after the other in one child.
+
+    Args:
+        platform: the framework.
+        ops: canonical names, or those of a file's functions.
+        effort: how much is checked.
+        file: a user's file.
+        seconds: after which an operator is given up.
+        share: parts of the time left that each operator gets (see :class:`Allotment`); 0 for what ``effort`` says.
+    """
     return {
         "platform": platform,
         "ops": ops,
         "effort": _effort_json(effort),
         "file": file,
         "seconds": seconds,
+        "share": share,
     }
 
 
@@ -44,21 +61,24 @@ def library_tasks(platform: str, ops: Sequence[str], effort: Effort) -> list[dic
     """Tasks for the library's own operators.
 
     MindSpore's simulated ranks are processes that cost seconds to start: there the public path of many operators shares
-    one child, and an operator that kills a rank costs itself only.
+    one child, and an operator that kills a rank costs itself only. Of more than one choice of sizes every operator
+    checks as many as it is given time for.
     """
-    each = _BATCH if effort.choices == 1 else 1
+    full = effort.choices > 1
+    each, share = (1, _PARTS[platform]) if full else (_BATCH, 0.0)
     if platform != "mindspore":
-        return [task_of(platform, some, effort) for some in _batches(ops, each)]
+        return [task_of(platform, some, effort, share=share) for some in _batches(ops, each)]
     # A gradient costs ten times what it costs on PyTorch; the rules are the same.
-    meshes = effort.meshes if effort.choices > 1 else effort.meshes[:1]
-    slower = replace(effort, public=False, meshes=meshes)
+    meshes = effort.meshes if full else effort.meshes[:1]
+    slower = replace(effort, public=False, meshes=meshes, draws=1, missing=min(effort.missing, 1))
     with_rows = [op for op in ops if isinstance(find_rule(op), Rule)]  # decompositions run on DTensors only
     by_rule = with_rows if effort.public else ops
-    found = [task_of(platform, some, slower) for some in _batches([one for one in by_rule if one != _NESTED], each)]
+    batches = _batches([one for one in by_rule if one != _NESTED], each)
+    found = [task_of(platform, some, slower, share=share) for some in batches]
     if _NESTED in by_rule:
-        found.append(task_of(platform, [_NESTED], replace(slower, meshes=effort.meshes)))
+        found.append(task_of(platform, [_NESTED], replace(slower, meshes=effort.meshes), share=share))
     if effort.public:
-        alone = replace(effort, rule_level=False, choices=1, missing=0)
+        alone = replace(effort, rule_level=False, choices=1, missing=0, apart=full)
         found = [task_of(platform, list(ops[start::_SHARES]), alone) for start in range(_SHARES)] + found
     return found
 
