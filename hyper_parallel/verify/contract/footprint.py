@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-import json
 import math
 import os
 import subprocess
 import sys
 import time
+import traceback
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -29,27 +29,28 @@ _CONFIG = LanguageModelConfig(
     dim=128, layers=12, heads=4, kv_heads=4, head_dim=32, ffn=512, length=192, dtype="float32"
 )
 _BATCH = 4
+_TOLD = "peak: "
 _RANKS, _LAYERS, _WIDE, _NARROW = 8, 8, 1 << 14, 1 << 12
 
 
 def footprints(platform_name: str) -> dict[str, int]:
     """Peak bytes that a training step of a 12-layer transformer adds to a process, by mode; each in its own process.
 
+    Those processes are forked from one that has imported the framework and computed nothing.
+
     Linux only: the kernel's own high-water mark of resident memory.
     """
     # Freed blocks go back to the system at once, so that the mark tells what was alive together.
     environment = {**os.environ, "MALLOC_MMAP_THRESHOLD_": "65536", "MALLOC_TRIM_THRESHOLD_": "65536"}
-    found = {}
-    for mode in MODES:
-        done = subprocess.run(  # noqa: S603 - our own interpreter with our own module
-            python_command("hyper_parallel.verify.contract.footprint", platform_name, mode),
-            env=environment,
-            capture_output=True,
-            text=True,
-            check=True,
-        )
-        found[mode] = int(json.loads(done.stdout.splitlines()[-1]))
-    return found
+    done = subprocess.run(  # noqa: S603 - our own interpreter with our own module
+        python_command("hyper_parallel.verify.contract.footprint", platform_name),
+        env=environment,
+        capture_output=True,
+        text=True,
+        check=True,
+    )
+    told = [line.removeprefix(_TOLD) for line in done.stdout.splitlines() if line.startswith(_TOLD)]
+    return dict(zip(MODES, map(int, told), strict=True))
 
 
 def peak(platform_name: str, mode: str) -> int:
@@ -133,5 +134,28 @@ def _mark() -> int:
     return int(line.split()[1]) * 1024
 
 
+def _tell(platform_name: str) -> None:
+    """Print the peak of every mode, each in a forked process."""
+    platform_named(platform_name)
+    for mode in MODES:
+        child = os.fork()
+        if not child:
+            _tell_one(platform_name, mode)
+        if os.waitpid(child, 0)[1]:
+            sys.exit(f"the process that measures {mode} has died")
+
+
+def _tell_one(platform_name: str, mode: str) -> None:
+    code = 1
+    try:
+        print(f"{_TOLD}{peak(platform_name, mode)}", flush=True)  # noqa: T201 - read by footprints()
+        code = 0
+    except BaseException:  # noqa: BLE001 - a forked process must not go on with what its parent does next
+        traceback.print_exc()
+    finally:
+        sys.stderr.flush()
+        os._exit(code)  # the framework's own exit hooks may wait for threads that a forked process does not have
+
+
 if __name__ == "__main__":
-    print(peak(*sys.argv[1:3]))  # noqa: T201 - read by the process that started this one
+    _tell(sys.argv[1])
