@@ -332,13 +332,12 @@ class C10dTransport(EngineTransport):
 
     def _recv_pieces(self, like: torch.Tensor, src: int, tag: int) -> Pending:
         inbox = self._inboxes.setdefault((src, tag), Inbox(functools.partial(_receive_piece, src, tag), _count))
-        wanted = _head(like)
-        arrived = inbox.expect(_count(wanted))
+        wanted, size = _head(like), like.numel() * like.element_size()
+        arrived = inbox.expect(_pieces(size))
 
         def finish() -> torch.Tensor:
             pieces = arrived()
             _check_head(pieces[0][:_HEAD], wanted, src)
-            size = like.numel() * like.element_size()
             return _unbytes(_body(pieces, size), size, like.dtype, tuple(like.shape))
 
         return Pending("recv", finish)
@@ -623,7 +622,11 @@ def _head(x: torch.Tensor) -> torch.Tensor:
 def _count(first: torch.Tensor) -> int:
     """Of how many pieces the message is that begins with this head; one, if the platform has not sent it."""
     head = first[: _HEAD - _LABEL].numpy().tobytes()
-    body = int.from_bytes(head[len(_MARK) :], "little") if head.startswith(_MARK) else 0
+    return _pieces(int.from_bytes(head[len(_MARK) :], "little") if head.startswith(_MARK) else 0)
+
+
+def _pieces(body: int) -> int:
+    """Of how many pieces a message is whose body has so many bytes."""
     return -(-(_HEAD + body) // _PIECE)
 
 
