@@ -6,7 +6,9 @@ run on every rank, under random cotangents. Nothing is scaled, and a run that co
 
 from __future__ import annotations
 
+import functools
 import itertools
+import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from typing import Any
@@ -23,6 +25,10 @@ from hyper_parallel.platform.select import platform_named
 from hyper_parallel.verify.simulate import simulate
 
 __all__ = ["Report", "all_placements", "check_function", "decompose", "seedable"]
+
+
+NUDGES = 2
+"""Repetitions of the plain run with other roundings."""
 
 
 @dataclass
@@ -82,7 +88,8 @@ def check_function(
         partial: reductions to try as Partial operands (floating operands only).
         limit: at most so many combinations, drawn at random.
         seed: of the draw, the summands and the cotangents.
-        tolerance: relative bound; by default 64 units in the last place of the dtype times the magnitude.
+        tolerance: relative bound; by default 64 units in the last place of the dtype times the magnitude, where large
+            terms cancel theirs.
     """
     arrays = [np.asarray(array) for array in arrays]
     if placements is None:
@@ -147,14 +154,38 @@ class _Checker:
         plain = _as_list(fn(*(platform.from_numpy(array) for array in arrays)))
         self.expected = [platform.tensor_to_numpy(one) for one in plain]
         self.seeds = [_cotangent(rng, one) for one in self.expected]
-        self.gradients = self._plain_gradients()
+        self.gradients = self._plain_run(self.arrays, self.seeds)[1]
         _reject_degenerate(self.expected)
+        self.output_scales, self.gradient_scales = self._scales(rng)
 
-    def _plain_gradients(self) -> list[Any]:
-        leaves = [self.platform.from_numpy(array) for array in self.arrays]
-        seeds = [None if seed is None else self.platform.from_numpy(seed) for seed in self.seeds]
-        _, grads = self.platform.vjp(lambda *xs: _as_list(self.fn(*xs)), leaves, seeds, self.floating)
-        return [None if grad is None else self.platform.tensor_to_numpy(grad) for grad in grads]
+    def _plain_run(self, arrays: Sequence[Any], cotangents: Sequence[Any]) -> tuple[list[Any], list[Any]]:
+        leaves = [self.platform.from_numpy(array) for array in arrays]
+        seeds = [None if seed is None else self.platform.from_numpy(seed) for seed in cotangents]
+        outs, grads = self.platform.vjp(lambda *xs: _as_list(self.fn(*xs)), leaves, seeds, self.floating)
+        return [
+            [None if one is None else self.platform.tensor_to_numpy(one) for one in found]
+            for found in ([self.platform.detach(out) for out in outs], grads)
+        ]  # type: ignore[return-value] # two
+
+    def _scales(self, rng: Any) -> tuple[list[float], list[float]]:
+        """Per output and per gradient the magnitude that its rounding errors are relative to.
+
+        Where large terms cancel, that is theirs and not the result's. They are not known, but what rounding does to
+        them shows: the plain run is repeated in double precision, and with operands and cotangents a unit in the last
+        place off. Doubles themselves are taken to be of numbers around one, whose roundings no error is as small as.
+        """
+        wanted = [*self.expected, *self.gradients]
+        found = [_magnitude(one) if _is_single([one]) else math.inf for one in wanted]
+        repeated: list[Any] = [_widened, *[functools.partial(_nudged, rng)] * NUDGES]
+        try:
+            for other in repeated if _is_single(wanted) and self.tolerance is None else ():
+                outs, grads = self._plain_run(other(self.arrays), other(self.seeds))
+                found = [max(*pair) for pair in zip(found, map(_noise, [*outs, *grads], wanted), strict=True)]
+        except Exception:  # noqa: BLE001 - no kernels for doubles, or off the edge of what the function takes
+            found = [math.inf] * len(wanted)
+        # Never more than of numbers around one: a function that jumps says nothing by jumping.
+        capped = [min(one, max(1.0, _magnitude(whole))) for one, whole in zip(found, wanted, strict=True)]
+        return capped[: len(self.expected)], capped[len(self.expected) :]
 
     def check(self, combination: tuple[tuple[Placement, ...], ...], number: int, report: Report) -> None:
         what = " ".join(str(list(one)) for one in combination)
@@ -214,7 +245,7 @@ class _Checker:
         problems = []
         for index, (out, wanted) in enumerate(zip(outs, self.expected, strict=True)):
             whole = self.platform.tensor_to_numpy(out.full_tensor())
-            problem = _difference(whole, wanted, self.tolerance)
+            problem = _difference(whole, wanted, self.tolerance, self.output_scales[index])
             if problem is not None:
                 problems.append(f"{index} ({out.placements}) {problem}")
         return problems
@@ -229,7 +260,7 @@ class _Checker:
         if any(op in {"max", "min"} for _, op in layout.partials):
             attained = self._piece(index, layout, number) == _own(self.arrays[index], dual(layout))
             wanted = np.where(attained, wanted, np.zeros_like(wanted))
-        return _difference(self.platform.tensor_to_numpy(grad), wanted, self.tolerance)
+        return _difference(self.platform.tensor_to_numpy(grad), wanted, self.tolerance, self.gradient_scales[index])
 
 
 def decompose(array: Any, layout: Layout, seed: int) -> Any:
@@ -242,7 +273,9 @@ def decompose(array: Any, layout: Layout, seed: int) -> Any:
 
 
 def _summand(rng: Any, array: Any, op: str, count: int, position: int) -> Any:
-    scale = 1.0 + np.abs(array)
+    # Summands of small values must not drown them in rounding.
+    largest = _magnitude(array) if array.dtype.kind in "fc" else 1.0
+    scale = min(1.0, largest or 1.0) + np.abs(array)
     noise = [(rng.standard_normal(array.shape) * scale).astype(array.dtype) for _ in range(count)]
     if op in {"sum", "avg"}:
         others = sum(noise[1:], np.zeros_like(array))
@@ -288,7 +321,47 @@ def _reject_degenerate(expected: Sequence[Any]) -> None:
         raise ValueError(msg)
 
 
-def _difference(found: Any, wanted: Any, tolerance: float | None) -> str | None:
+def _magnitude(array: Any) -> float:
+    """The largest finite magnitude; 0 of what has no gradient, or no number."""
+    if array is None or array.dtype.kind not in "fc" or not array.size:
+        return 0.0
+    return float(np.abs(np.where(np.isfinite(array), array, 0)).max())
+
+
+def _is_single(arrays: Sequence[Any]) -> bool:
+    """True when nothing floating is a double."""
+    return all(
+        one is None or one.dtype.kind not in "fc" or one.dtype not in (np.float64, np.complex128) for one in arrays
+    )
+
+
+def _widened(arrays: Sequence[Any]) -> list[Any]:
+    """The floating ones as doubles."""
+    wide = {"f": np.float64, "c": np.complex128}
+    return [one if one is None else one.astype(wide.get(one.dtype.kind, one.dtype)) for one in arrays]
+
+
+def _nudged(rng: Any, arrays: Sequence[Any]) -> list[Any]:
+    """The floating ones with every element a unit in its last place off, up or down."""
+    return [
+        array
+        if array is None or array.dtype.kind not in "fc"
+        else np.asarray(array * (1 + np.finfo(array.dtype).eps * rng.choice((-1, 1), array.shape))).astype(array.dtype)
+        for array in arrays
+    ]
+
+
+def _noise(found: Any, wanted: Any) -> float:
+    """The magnitude of which the difference is one rounding; all there is where the shape depends on values."""
+    if wanted is None or wanted.dtype.kind not in "fc":
+        return 0.0
+    if found.shape != wanted.shape:
+        return math.inf
+    with np.errstate(invalid="ignore"):
+        return _magnitude(found - wanted) / float(np.finfo(wanted.dtype).eps)
+
+
+def _difference(found: Any, wanted: Any, tolerance: float | None, scale: float | None = None) -> str | None:
     if found.shape != wanted.shape:
         return f"has shape {found.shape}, should have {wanted.shape}"
     if found.dtype != wanted.dtype:
@@ -298,7 +371,7 @@ def _difference(found: Any, wanted: Any, tolerance: float | None) -> str | None:
     if wanted.dtype.kind not in "fc":
         return None if (found == wanted).all() else f"differs in {int((found != wanted).sum())} elements"
     bound = float(64 * np.finfo(wanted.dtype).eps) if tolerance is None else tolerance
-    scale = max(1.0, float(np.nanmax(np.abs(np.where(np.isfinite(wanted), wanted, 0)))))
+    scale = max(1.0, _magnitude(wanted)) if scale is None or tolerance is not None else scale
     same = np.isclose(found, wanted, rtol=bound, atol=bound * scale, equal_nan=True)
     if same.all():
         return None

@@ -215,3 +215,37 @@ def test_all_held_means_that_nothing_was_refused():
     assert not Report(1, 0, ["no"]).all_held
     assert not Report(1, 0, [], ["bad"]).all_held
     assert not Report().all_held
+
+
+@pytest.mark.platforms("torch", "mindspore")
+def test_small_gradients_are_compared_at_their_own_size(platform_name):
+    """An error of one percent in gradients, or in outputs, of magnitude 1e-4 is found; right ones pass."""
+
+    def scaled(wrong):
+        return lambda x: x * (1e-4 * wrong if hasattr(x, "placements") else 1e-4)
+
+    x = sample(5, 3).astype(np.float32)
+    for mesh in ((2,), (3,)):
+        assert check_function(scaled(1.0), [x], mesh, platform=platform_name).ok
+    wrong = check_function(scaled(1.01), [x], (2,), platform=platform_name).wrong
+    assert sum("output 0" in line for line in wrong) == sum("gradient of input 0" in line for line in wrong) == 8
+    small = check_function(lambda y: y * y, [x * 1e-4], (2,), platform=platform_name)
+    assert small.ok, small.wrong
+
+
+@pytest.mark.platforms("torch")
+@pytest.mark.parametrize("mesh", [(2,), (3,), (2, 2)])
+def test_what_cancels_is_no_false_alarm(mesh):
+    """Sums, gradients and both that are nothing but rounding of larger terms: every placement passes."""
+    import torch
+
+    x = sample(7, 5).astype(np.float32)
+    for fn in (
+        lambda x: (x - x.mean(0, keepdim=True)).sum(0),
+        lambda x: x.softmax(1).sum(1),
+        lambda x: (x * 1e-3 + 1).sum(0) - (x.sum(0) * 1e-3 + 7),
+        lambda x: torch.cat([x, -x]).sum(0),
+        lambda x: (x.sum(1, keepdim=True) - x.sum(1, keepdim=True)) * x,
+    ):
+        report = check_function(lambda x, fn=fn: (fn(x), x), [x], mesh, platform="torch")
+        assert report.ok, report.wrong[:3]

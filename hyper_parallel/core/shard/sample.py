@@ -23,6 +23,7 @@ __all__ = [
     "exemption",
     "integers",
     "odd",
+    "ordered",
     "real",
     "sample",
     "sample_call",
@@ -42,7 +43,7 @@ class Value:
     """An operand to be: what it holds, and its shape in letters and numbers.
 
     Attributes:
-        kind: ``real``, ``between``, ``integers``, ``truth``, ``shuffled``, ``odd`` or ``complex``.
+        kind: ``real``, ``ordered``, ``between``, ``integers``, ``truth``, ``shuffled``, ``odd`` or ``complex``.
         shape: a letter or a number per dim.
         low: smallest value.
         high: largest value; integers stay below it. A letter (or several, multiplied) means that size.
@@ -106,6 +107,11 @@ class Sample:
 def real(*shape: Dims) -> Value:
     """Numbers of either sign: ``real("ab")``, ``real(4, 1, "b")``."""
     return Value("real", _shape(shape), -2.0, 2.0)
+
+
+def ordered(*shape: Dims) -> Value:
+    """Numbers of either sign, ascending along the last dim."""
+    return Value("ordered", _shape(shape), -2.0, 2.0)
 
 
 def between(low: float, high: float, *shape: Dims) -> Value:

@@ -166,6 +166,7 @@ def _array(value: Value, sizes: dict[str, int], dtype: Any, rng: Any, *, integra
         found = _between(shape, value.low, float(high), rng, integral=integral)
         return None if found is None else np.asarray(found, dtype)
     found = np.asarray(_real(shape, rng, integral=integral), dtype)
+    found = np.sort(found, -1) if value.kind == "ordered" else found
     return _odd(found, rng, integral=integral) if value.kind == "odd" else found
 
 

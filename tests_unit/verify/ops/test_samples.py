@@ -13,6 +13,7 @@ from hyper_parallel.core.shard.sample import (
     exemption,
     integers,
     odd,
+    ordered,
     real,
     sample,
     samples_of,
@@ -48,6 +49,16 @@ def test_sizes_are_unequal_and_awkward():
 def test_a_sample_without_letters_has_one_choice():
     """Nothing can be varied."""
     assert size_choices(Sample((real(4, 3),)), 12) == [{}]
+
+
+@pytest.mark.parametrize("integral", [False, True])
+def test_tables_that_are_searched_ascend(integral):
+    """What is looked up in is ordered, as the operators ask for: on another order no two libraries agree."""
+    (table,) = filled(ordered("an"), sizes={"a": 4, "n": 5}, integral=integral).arrays
+    assert table.shape == (4, 5)
+    assert (np.diff(table, axis=1) >= 0).all()
+    looked_up = [one.args[op == "bucketize"] for op in ("bucketize", "searchsorted") for one in samples_of(op)]
+    assert {one.kind for one in looked_up} == {"ordered"}
 
 
 def test_letters_and_numbers_make_shapes_and_arguments():

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 from hyper_parallel.core.dtensor.placements import Partial, Shard
 from hyper_parallel.core.shard.call import LocalCall, Operand
 from hyper_parallel.core.shard.rule import Row, Rule, Strategies, decomposition, register_rule, replicated_row, rule
-from hyper_parallel.core.shard.sample import between, integers, real, sample
+from hyper_parallel.core.shard.sample import between, integers, ordered, real, sample
 from hyper_parallel.core.shard.signature import Labels, broadcast_labels, labelled_rows
 
 if TYPE_CHECKING:
@@ -130,11 +130,11 @@ register_rule(Rule("cdist", "x, y, p=2.0, compute_mode='use_mm_for_euclid_dist_i
 
 # -- samples -----------------------------------------------------------------------------------------------------------
 
-_TABLE = real("n").fixed  # in no order: then every rank goes astray in the same way
+_TABLE = ordered("n").fixed
 sample("bucketize", real("ab").fixed, _TABLE)
 sample("bucketize", real("ab").fixed, _TABLE, right=True)
 sample("searchsorted", _TABLE, real("ab").fixed)
-sample("searchsorted", real("an").fixed, real("am").fixed, side="right")
+sample("searchsorted", ordered("an").fixed, real("am").fixed, side="right")
 sample("isin", integers(0, 5, "ab"), integers(0, 9, "n"))
 sample("isin", real("ab").fixed, real("n").fixed, invert=True)
 sample("isin", integers(0, 5, "ab"), 3)
