@@ -78,6 +78,11 @@ def constants_meet_distributed_tensors(stage: Stage) -> None:
                 raises(MixedTensorError, lambda x=x: stage.call(entry, x, learned))  # type: ignore[misc] # a default
                 raises(MixedTensorError, lambda x=x: stage.call(entry, x, plain.clone().requires_grad_()))  # type: ignore[misc] # a default
     raises(MixedTensorError, lambda: stage.call(entry, stage.spread(array), plain))
+    first = stage.entry(
+        lambda y, x: x - 3 * y, "y, x", lambda call: Strategies((Row((R, R), (R,)),), (call["x"].shape,))
+    )
+    for _ in range(2):
+        stage.same(stage.call(first, two, stage.spread(array, R)), array - 6.0)
 
 
 # -- answers -----------------------------------------------------------------------------------------------------------
@@ -130,6 +135,7 @@ def whole_layouts_as_answers(stage: Stage) -> None:
     fixed = stage.entry(lambda x: x * 2, "x", lambda _: Fixed((layout,)))
     own = stage.entry(never, "x", lambda _: Fixed((layout.with_shape(None),), impl=lambda x: x * 3))
     sized = stage.entry(never, "x", lambda _: Fixed((layout,), impl=lambda x: x * 3))
+    even = stage.entry(lambda x: x * 5, "x", lambda _: Fixed((layout.with_shape(None),)))
     both = stage.entry(lambda x: (x * 2, x * 3), "x", lambda _: Fixed((layout, layout.with_shape(None)), many=True))
     options = (((whole,), (whole,), None), ((layout,), (layout,), None))
     listed = stage.entry(lambda x: x * 4, "x", lambda _: Listed(options))
@@ -139,6 +145,7 @@ def whole_layouts_as_answers(stage: Stage) -> None:
         stage.same(stage.call(fixed, x), array * 2)
         stage.same(stage.call(own, x), array * 3)
         stage.same(stage.call(sized, x), array * 3)
+        stage.same(stage.call(even, x), array * 5)
         first, second = stage.call(both, x)
         stage.same(first, array * 2)
         stage.same(second, array * 3)
@@ -229,6 +236,19 @@ def views_write_through_or_are_read_only(stage: Stage) -> None:
         assert two._readonly is not None  # noqa: SLF001 - the harness
         stage.call(write, x)
         raises(UnsupportedOperatorError, lambda copied=copied: copied + 1.0)  # type: ignore[misc] # a default
+
+
+def pieces_that_are_dense_by_chance(stage: Stage) -> None:
+    """A column of one element is contiguous on its rank: copied as on the others, unless nobody asked for a copy."""
+    x = stage.spread(values(stage.mesh.size(), 5)).t()
+    asis = stage.entry(lambda x: x, "x", lambda call: Strategies(
+        (Row((Shard(1),), (Shard(1),)),), (call["x"].shape,)
+    ), rule={"itself": True})  # fmt: skip
+    for _ in range(2):
+        copied = x.contiguous()
+        assert copied is not x
+        assert copied.contiguous() is copied
+        assert stage.call(asis, x) is x
 
 
 def the_operand_itself(stage: Stage) -> None:

@@ -12,6 +12,7 @@ from hyper_parallel.verify.ops.trial_answers import (
     dispatch_is_skipped,
     local_calls_that_differ,
     outputs_that_only_the_call_tells,
+    pieces_that_are_dense_by_chance,
     several_outputs,
     the_operand_itself,
     views_write_through_or_are_read_only,
@@ -53,4 +54,5 @@ SCENARIOS: tuple[Callable[[Stage], None], ...] = (
     writes_return_what_is_written, views_write_through_or_are_read_only, the_operand_itself,
     moves_are_recorded_and_forbidden, kept_views_serve_until_written, gradients_are_differentiable,
     gathered_values_send_gradients_straight_back, reductions_need_no_gradient, views_of_a_framework_that_loses_writes,
+    pieces_that_are_dense_by_chance,
 )  # fmt: skip
