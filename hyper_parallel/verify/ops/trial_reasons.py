@@ -54,6 +54,10 @@ EQUIVALENT: tuple[Equivalent, ...] = (
          "type(value) is Ref and (not isinstance(value, (list, tuple)))"),
     *_of("shard.compiled", "_canonical.call", "only speed: numbers that the key holds are read from the call again",
          "scalars and (not by_value) -> scalars or not by_value"),
+    *_of("dtensor.search", "_lacking", "a lower bound still bounds: the search looks at more and finds the same",
+         "{0, size - 1} -> {1, size - 1}"),
+    *_of("dtensor.search", "_lacking", "where no rank lacks anything the way is a slice, which is found directly, or a "
+         "reduction, which costs more than one element", "0 -> 1"),
     *_of("dtensor.redistribute", "_resumed", "only speed: a node is recorded that no gradient reaches",
          "platform.needs_grad(grad) and platform.grad_enabled() -> "
          "platform.needs_grad(grad) or platform.grad_enabled()"),
