@@ -11,7 +11,7 @@ from hyper_parallel.core.dtensor.placements import Shard
 from hyper_parallel.core.dtensor.skip import SkipDTensorDispatch
 from hyper_parallel.core.shard.binder import Binder
 from hyper_parallel.core.shard.call import LocalCall, Ref, UnknownOperandError
-from hyper_parallel.core.shard.dispatch import Entry, implicit_replication
+from hyper_parallel.core.shard.dispatch import Entry, implicit_replication, no_function
 from hyper_parallel.core.shard.rule import Decomposition, Fixed, Listed, Row, Strategies
 from hyper_parallel.errors import MixedTensorError, UnsupportedOperatorError
 from hyper_parallel.verify.ops.trial_stage import S0, P, R, Stage, never, raises, values
@@ -39,7 +39,12 @@ def dispatch_is_skipped(stage: Stage) -> None:
     spelled = stage.entry(lambda x, n=1: x * n, "x, n=1")
     canonical = stage.entry(never, "x, n=1", canonical=True, local=lambda x, n: x * n)
     pair = stage.entry(lambda x, y: x - y, "x, y")
-    composed = Entry("probe", never, Binder("x"), Decomposition("probe", "x", lambda ops, x: ops.neg(x)), never)
+    negated = Decomposition("probe", "x", lambda ops, x: ops.neg(x))
+    composed = Entry("probe", no_function, Binder("x"), negated, never)
+    own = Entry("probe", lambda x: -x, Binder("x"), negated, never)
+    doubled = Entry("probe", lambda x: x.mul_(2.0), Binder("x"), negated, never)
+    kept = stage.entry(lambda x, w: x * w, "x, w", lambda call: Strategies((Row((S0, R), (S0,)),), (call["x"].shape,)))
+    weight = stage.spread(values(3), R).requires_grad_()
     written = stage.entry(lambda x, n: x.mul_(n), "x, n", in_place=True)
     one, two = doors.unary(spelled), doors.binary(pair)
     for _ in range(2):
@@ -48,14 +53,25 @@ def dispatch_is_skipped(stage: Stage) -> None:
         stage.same(two(x, x), array * 0)
         with SkipDTensorDispatch():
             found = [stage.call(spelled, x, 2), stage.call(canonical, x, n=2), one(x), two(x, x),
-                     stage.call(composed, x)]  # fmt: skip
+                     stage.call(composed, x), stage.call(own, x)]  # fmt: skip
             assert not any(isinstance(one, kind) for one in found)
-            for have, factor in zip(found, (2, 2, 1, 0, -1), strict=True):
+            for have, factor in zip(found, (2, 2, 1, 0, -1, -1), strict=True):
                 np.testing.assert_allclose(have.numpy(), x.to_local().numpy() * factor)
             assert stage.call(written, x, 1) is x
             assert not isinstance(stage.call(written, x.to_local(), 1), kind)
+            with stage.platform.no_grad():
+                assert stage.call(doubled, x) is x
+                assert stage.call(doubled, x=x) is x
+                stage.call(written, x, 0.25)
         with SkipDTensorDispatch(no_skip=["probe"]):
             stage.same(stage.call(spelled, x, 2), array * 2)
+    stage.call(kept, x, weight)
+    assert weight._views  # noqa: SLF001 - the harness
+    with SkipDTensorDispatch(), stage.platform.no_grad():
+        stage.call(own, weight)
+        assert weight._views  # noqa: SLF001 - it was not written
+        assert stage.call(doubled, weight) is weight
+        assert not weight._views  # noqa: SLF001 - it was
 
 
 def constants_meet_distributed_tensors(stage: Stage) -> None:
