@@ -3,16 +3,18 @@
 from __future__ import annotations
 
 import itertools
+import math
 from collections.abc import Sequence
 
 from hyper_parallel.core.dtensor.layout import Layout
+from hyper_parallel.core.dtensor.placements import Partial, Placement, Shard
 from hyper_parallel.core.shard.call import OpCall, Operand, Ref
 from hyper_parallel.core.shard.rule import Row, Strategies
-from hyper_parallel.core.shard.strategy import choose, combine
+from hyper_parallel.core.shard.strategy import choose, combine, move_cost
 from hyper_parallel.verify.ops.rows import mesh_of
 from hyper_parallel.verify.ops.trial_stage import S0, P, R, Stage
 
-__all__ = ["axes_keep_their_order", "rows_state_conditions", "writes_stay_where_they_are"]
+__all__ = ["axes_keep_their_order", "moves_have_prices", "rows_state_conditions", "writes_stay_where_they_are"]
 
 _MESH = (2, 3)
 _WHOLE, _CUT = Row((R,), (R,)), Row((S0,), (S0,))
@@ -69,6 +71,17 @@ def _call(layouts: Sequence[Layout]) -> OpCall:
     names = ("x", "y")
     operands = tuple(Operand(name, layout) for name, layout in zip(names, layouts, strict=True))
     return OpCall("probe", layouts[0].mesh, operands, {name: Ref(index) for index, name in enumerate(names)})
+
+
+def moves_have_prices(_: Stage) -> None:
+    """Elements that one of three ranks receives to change the placement of twelve, and of a row all operands'."""
+    most, mean, s1 = Partial("max"), Partial("avg"), Shard(1)
+    wanted: tuple[tuple[Placement, Placement, float], ...] = (
+        (R, R, 0), (S0, S0, 0), (P, P, 0), (R, S0, 0), (R, P, 0), (P, most, math.inf), (P, S0, 8), (mean, S0, 8),
+        (most, S0, 16), (P, R, 16), (mean, R, 16), (most, R, 16), (S0, R, 8), (S0, s1, 8 / 3), (S0, P, 8),
+    )  # fmt: skip
+    for now, then, price in wanted:
+        assert math.isclose(move_cost(now, then, 12, 3), price), (now, then)
 
 
 def axes_keep_their_order(_: Stage) -> None:

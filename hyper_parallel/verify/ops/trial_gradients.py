@@ -168,6 +168,13 @@ def what_gathers_is_known(_: Stage) -> None:
     assert [masked.gathers_along(axes) for axes in ((), (0,), (1,), (0, 1))] == [False] * 4
     assert steps.is_trivial is masked.is_trivial is plan(whole, whole, (1,)).is_trivial is False
     assert plan(whole, whole).is_trivial is plan(whole, whole).is_identity is True
+    average = Layout.place(mesh, [R, Partial("avg")], (6, 5))
+    assert [plan(one, whole).communicates for one in (average, cut, whole)] == [True, True, False]
+    assert not plan(whole, cut).communicates
+    line = mesh_of((1, 3))
+    alone = Layout.place(line, [R, R], (6, 5))
+    assert all(plan(Layout.place(line, [one, R], (6, 5)), alone).is_identity for one in (S0, Partial(), Partial("max")))
+    assert plan(alone, alone, (0,)).is_trivial
 
 
 def reductions_need_no_gradient(stage: Stage) -> None:
