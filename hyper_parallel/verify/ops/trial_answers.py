@@ -11,7 +11,7 @@ from hyper_parallel.core.dtensor.placements import Shard
 from hyper_parallel.core.dtensor.skip import SkipDTensorDispatch
 from hyper_parallel.core.shard.binder import Binder
 from hyper_parallel.core.shard.call import LocalCall, Ref, UnknownOperandError
-from hyper_parallel.core.shard.dispatch import Entry, implicit_replication
+from hyper_parallel.core.shard.dispatch import Entry, implicit_replication, no_function
 from hyper_parallel.core.shard.rule import Decomposition, Fixed, Listed, Row, Strategies
 from hyper_parallel.errors import MixedTensorError, UnsupportedOperatorError
 from hyper_parallel.verify.ops.trial_stage import S0, P, R, Stage, never, raises, values
@@ -39,7 +39,12 @@ def dispatch_is_skipped(stage: Stage) -> None:
     spelled = stage.entry(lambda x, n=1: x * n, "x, n=1")
     canonical = stage.entry(never, "x, n=1", canonical=True, local=lambda x, n: x * n)
     pair = stage.entry(lambda x, y: x - y, "x, y")
-    composed = Entry("probe", never, Binder("x"), Decomposition("probe", "x", lambda ops, x: ops.neg(x)), never)
+    negated = Decomposition("probe", "x", lambda ops, x: ops.neg(x))
+    composed = Entry("probe", no_function, Binder("x"), negated, never)
+    own = Entry("probe", lambda x: -x, Binder("x"), negated, never)
+    doubled = Entry("probe", lambda x: x.mul_(2.0), Binder("x"), negated, never)
+    kept = stage.entry(lambda x, w: x * w, "x, w", lambda call: Strategies((Row((S0, R), (S0,)),), (call["x"].shape,)))
+    weight = stage.spread(values(3), R).requires_grad_()
     written = stage.entry(lambda x, n: x.mul_(n), "x, n", in_place=True)
     one, two = doors.unary(spelled), doors.binary(pair)
     for _ in range(2):
@@ -48,14 +53,25 @@ def dispatch_is_skipped(stage: Stage) -> None:
         stage.same(two(x, x), array * 0)
         with SkipDTensorDispatch():
             found = [stage.call(spelled, x, 2), stage.call(canonical, x, n=2), one(x), two(x, x),
-                     stage.call(composed, x)]  # fmt: skip
+                     stage.call(composed, x), stage.call(own, x)]  # fmt: skip
             assert not any(isinstance(one, kind) for one in found)
-            for have, factor in zip(found, (2, 2, 1, 0, -1), strict=True):
+            for have, factor in zip(found, (2, 2, 1, 0, -1, -1), strict=True):
                 np.testing.assert_allclose(have.numpy(), x.to_local().numpy() * factor)
             assert stage.call(written, x, 1) is x
             assert not isinstance(stage.call(written, x.to_local(), 1), kind)
+            with stage.platform.no_grad():
+                assert stage.call(doubled, x) is x
+                assert stage.call(doubled, x=x) is x
+                stage.call(written, x, 0.25)
         with SkipDTensorDispatch(no_skip=["probe"]):
             stage.same(stage.call(spelled, x, 2), array * 2)
+    stage.call(kept, x, weight)
+    assert weight._views  # noqa: SLF001 - the harness
+    with SkipDTensorDispatch(), stage.platform.no_grad():
+        stage.call(own, weight)
+        assert weight._views  # noqa: SLF001 - it was not written
+        assert stage.call(doubled, weight) is weight
+        assert not weight._views  # noqa: SLF001 - it was
 
 
 def constants_meet_distributed_tensors(stage: Stage) -> None:
@@ -78,6 +94,11 @@ def constants_meet_distributed_tensors(stage: Stage) -> None:
                 raises(MixedTensorError, lambda x=x: stage.call(entry, x, learned))  # type: ignore[misc] # a default
                 raises(MixedTensorError, lambda x=x: stage.call(entry, x, plain.clone().requires_grad_()))  # type: ignore[misc] # a default
     raises(MixedTensorError, lambda: stage.call(entry, stage.spread(array), plain))
+    first = stage.entry(
+        lambda y, x: x - 3 * y, "y, x", lambda call: Strategies((Row((R, R), (R,)),), (call["x"].shape,))
+    )
+    for _ in range(2):
+        stage.same(stage.call(first, two, stage.spread(array, R)), array - 6.0)
 
 
 # -- answers -----------------------------------------------------------------------------------------------------------
@@ -130,15 +151,25 @@ def whole_layouts_as_answers(stage: Stage) -> None:
     fixed = stage.entry(lambda x: x * 2, "x", lambda _: Fixed((layout,)))
     own = stage.entry(never, "x", lambda _: Fixed((layout.with_shape(None),), impl=lambda x: x * 3))
     sized = stage.entry(never, "x", lambda _: Fixed((layout,), impl=lambda x: x * 3))
+    even = stage.entry(lambda x: x * 5, "x", lambda _: Fixed((layout.with_shape(None),)))
     both = stage.entry(lambda x: (x * 2, x * 3), "x", lambda _: Fixed((layout, layout.with_shape(None)), many=True))
     options = (((whole,), (whole,), None), ((layout,), (layout,), None))
     listed = stage.entry(lambda x: x * 4, "x", lambda _: Listed(options))
     priced = stage.entry(lambda x: x * 4, "x", lambda _: Listed(((*options[0][:2], -1.0), (*options[1][:2], 0.0))))
     several = stage.entry(lambda x: [x * 4], "x", lambda _: Listed(options, many=True))
+    summed = (((layout,), (Layout.place(stage.mesh, [P], (3,)),), None),)
+    reduced = stage.entry(lambda x: x.sum(0), "x", lambda _: Listed(summed))
+    stage.same(stage.call(reduced, x), array.sum(0))
+    beside = (((layout, Layout.place(stage.mesh, [R], (3,))), (layout,), None),)
+    pair = stage.entry(lambda x, w: x * w, "x, w", lambda _: Listed(beside))
+    weight = stage.spread(values(3), R).requires_grad_()
+    stage.call(pair, x, weight).sum().backward()
+    stage.same(weight.grad, array.sum(0))
     for _ in range(2):
         stage.same(stage.call(fixed, x), array * 2)
         stage.same(stage.call(own, x), array * 3)
         stage.same(stage.call(sized, x), array * 3)
+        stage.same(stage.call(even, x), array * 5)
         first, second = stage.call(both, x)
         stage.same(first, array * 2)
         stage.same(second, array * 3)
@@ -229,6 +260,19 @@ def views_write_through_or_are_read_only(stage: Stage) -> None:
         assert two._readonly is not None  # noqa: SLF001 - the harness
         stage.call(write, x)
         raises(UnsupportedOperatorError, lambda copied=copied: copied + 1.0)  # type: ignore[misc] # a default
+
+
+def pieces_that_are_dense_by_chance(stage: Stage) -> None:
+    """A column of one element is contiguous on its rank: copied as on the others, unless nobody asked for a copy."""
+    x = stage.spread(values(stage.mesh.size(), 5)).t()
+    asis = stage.entry(lambda x: x, "x", lambda call: Strategies(
+        (Row((Shard(1),), (Shard(1),)),), (call["x"].shape,)
+    ), rule={"itself": True})  # fmt: skip
+    for _ in range(2):
+        copied = x.contiguous()
+        assert copied is not x
+        assert copied.contiguous() is copied
+        assert stage.call(asis, x) is x
 
 
 def the_operand_itself(stage: Stage) -> None:

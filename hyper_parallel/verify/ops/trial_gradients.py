@@ -4,13 +4,15 @@ from __future__ import annotations
 
 import numpy as np
 
+from hyper_parallel.core.dtensor import transition
 from hyper_parallel.core.dtensor.events import module_scope, record_events, strict
 from hyper_parallel.core.dtensor.layout import Layout
 from hyper_parallel.core.dtensor.placements import Partial
 from hyper_parallel.core.dtensor.redistribute import gathered_view
-from hyper_parallel.core.dtensor.transition import plan
+from hyper_parallel.core.dtensor.transition import dual, plan
 from hyper_parallel.core.shard.rule import Row, Strategies
 from hyper_parallel.errors import StrictModeError, UnsupportedOperatorError
+from hyper_parallel.verify.ops.rows import mesh_of
 from hyper_parallel.verify.ops.trial_stage import S0, R, Stage, raises, values
 
 __all__ = [
@@ -18,8 +20,10 @@ __all__ = [
     "gradients_are_differentiable",
     "kept_views_serve_until_written",
     "moves_are_recorded_and_forbidden",
+    "plans_are_kept_and_bounded",
     "reductions_need_no_gradient",
     "views_of_a_framework_that_loses_writes",
+    "what_gathers_is_known",
 ]
 
 # -- gradients and events ----------------------------------------------------------------------------------------------
@@ -130,6 +134,47 @@ def gathered_values_send_gradients_straight_back(stage: Stage) -> None:
     steps = plan(Layout.place(stage.mesh, [S0], (5,)), Layout.place(stage.mesh, [R], (5,)))
     whole = stage.plain(values(5))
     assert gathered_view(stage.spread(values(5)).to_local(), whole, steps, (0,), stage.platform) is whole
+
+
+def plans_are_kept_and_bounded(stage: Stage) -> None:
+    """The same question has the same plan; beyond the most that are kept all go, and none before."""
+    held = [Layout.place(stage.mesh, [S0], (size,)) for size in range(3, 9)]
+    whole = [Layout.place(stage.mesh, [R], (size,)) for size in range(3, 9)]
+    most, sizes = transition._MOST_KEPT, []  # noqa: SLF001 - made small; no collective, hence no other rank, meanwhile
+    transition._MOST_KEPT = 4  # noqa: SLF001 - as above
+    try:
+        transition.forget()
+        for one, other in zip(held, whole, strict=True):
+            found, gradient = plan(one, other), dual(one)
+            assert (plan(one, other), dual(one)) == (found, gradient)
+            assert plan(one, other) is found
+            assert found.adjoint is found.adjoint
+            assert found.cost(4) is found.cost(4)
+            sizes.append((len(transition._PLANS), len(transition._DUALS)))  # noqa: SLF001 - as above
+    finally:
+        transition._MOST_KEPT = most  # noqa: SLF001 - as above
+        transition.forget()
+    assert [plans for plans, _ in sizes] == [1, 2, 3, 4, 1, 2]
+    assert max(duals for _, duals in sizes) == 4  # noqa: PLR2004 - the most
+    assert min(duals for _, duals in sizes[1:]) < max(duals for _, duals in sizes[:-1])
+
+
+def what_gathers_is_known(_: Stage) -> None:
+    """A gradient goes straight to the source if any axis along which it varies was gathered, and nothing is masked."""
+    mesh = mesh_of((2, 3))
+    whole, cut, largest = (Layout.place(mesh, one, (6, 5)) for one in ([R, R], [S0, R], [S0, Partial("max")]))
+    steps, masked = plan(cut, whole), plan(largest, whole)
+    assert [steps.gathers_along(axes) for axes in ((), (0,), (1,), (0, 1))] == [False, True, False, True]
+    assert [masked.gathers_along(axes) for axes in ((), (0,), (1,), (0, 1))] == [False] * 4
+    assert steps.is_trivial is masked.is_trivial is plan(whole, whole, (1,)).is_trivial is False
+    assert plan(whole, whole).is_trivial is plan(whole, whole).is_identity is True
+    average = Layout.place(mesh, [R, Partial("avg")], (6, 5))
+    assert [plan(one, whole).communicates for one in (average, cut, whole)] == [True, True, False]
+    assert not plan(whole, cut).communicates
+    line = mesh_of((1, 3))
+    alone = Layout.place(line, [R, R], (6, 5))
+    assert all(plan(Layout.place(line, [one, R], (6, 5)), alone).is_identity for one in (S0, Partial(), Partial("max")))
+    assert plan(alone, alone, (0,)).is_trivial
 
 
 def reductions_need_no_gradient(stage: Stage) -> None:

@@ -125,4 +125,5 @@ def choice_prices() -> dict[str, Prices]:
 
 
 def _layouts(mesh: DeviceMesh, shape: tuple[int, ...]) -> list[Layout]:
-    return [Layout.place(mesh, one, shape) for one in all_placements(len(shape), mesh.ndim, partial=("sum", "max"))]
+    kinds = ("sum", "max", "avg") if mesh.ndim == 1 else ("sum", "max")
+    return [Layout.place(mesh, one, shape) for one in all_placements(len(shape), mesh.ndim, partial=kinds)]

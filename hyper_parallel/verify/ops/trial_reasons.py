@@ -28,7 +28,40 @@ class Equivalent:
     reason: str
 
 
-EQUIVALENT: tuple[Equivalent, ...] = ()
+def _of(module: str, where: str, reason: str, *slips: str) -> tuple[Equivalent, ...]:
+    return tuple(Equivalent(module, where, slip, reason) for slip in slips)
+
+
+_UNFUSED = "only speed: the call is made by the general closure instead of the fused one"
+_ASKED_AGAIN = "only speed: local_for, which is asked then, looks at both"
+
+EQUIVALENT: tuple[Equivalent, ...] = (
+    *_of("shard.binder", "Binder.bind", "only speed: names that are all known are renamed to themselves",
+         "kwargs.keys() <= self.parameters.keys() -> kwargs.keys() < self.parameters.keys()"),
+    *_of("shard.dispatch", "Dispatcher.binary.call", "only speed: dispatch makes the same key",
+         "of in loose -> of not in loose"),
+    *_of("shard.compiled", "compile_plan", _UNFUSED,
+         "fetch is _LOCAL or fetch is _same -> fetch is _LOCAL and fetch is _same",
+         "fetch is _LOCAL -> fetch is not _LOCAL"),
+    *_of("shard.compiled", "_fused", _UNFUSED,
+         "[True] -> [False]", "[True, False] -> [False, False]", "[True, False] -> [True, True]"),
+    *_of("shard.compiled", "_varying_fetch.enter", _ASKED_AGAIN,
+         "needs(local) and enabled() -> needs(local) or enabled()"),
+    *_of("shard.compiled", "_canonical", "only speed: constants are filled in at each call, as for several tensors",
+         "by_value or not scalars -> by_value and (not scalars)"),
+    *_of("shard.compiled", "_canonical", "only speed: arguments without containers are walked like those with",
+         "type(value) is Ref or not isinstance(value, (list, tuple)) -> "
+         "type(value) is Ref and (not isinstance(value, (list, tuple)))"),
+    *_of("shard.compiled", "_canonical.call", "only speed: numbers that the key holds are read from the call again",
+         "scalars and (not by_value) -> scalars or not by_value"),
+    *_of("dtensor.search", "_lacking", "a lower bound still bounds: the search looks at more and finds the same",
+         "{0, size - 1} -> {1, size - 1}"),
+    *_of("dtensor.search", "_lacking", "where no rank lacks anything the way is a slice, which is found directly, or a "
+         "reduction, which costs more than one element", "0 -> 1"),
+    *_of("dtensor.redistribute", "_resumed", "only speed: a node is recorded that no gradient reaches",
+         "platform.needs_grad(grad) and platform.grad_enabled() -> "
+         "platform.needs_grad(grad) or platform.grad_enabled()"),
+)  # fmt: skip
 
 
 def reason_of(mutant: SourceMutant) -> str:

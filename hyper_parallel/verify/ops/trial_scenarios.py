@@ -12,19 +12,28 @@ from hyper_parallel.verify.ops.trial_answers import (
     dispatch_is_skipped,
     local_calls_that_differ,
     outputs_that_only_the_call_tells,
+    pieces_that_are_dense_by_chance,
     several_outputs,
     the_operand_itself,
     views_write_through_or_are_read_only,
     whole_layouts_as_answers,
     writes_return_what_is_written,
 )
+from hyper_parallel.verify.ops.trial_choices import (
+    axes_keep_their_order,
+    moves_have_prices,
+    rows_state_conditions,
+    writes_stay_where_they_are,
+)
 from hyper_parallel.verify.ops.trial_gradients import (
     gathered_values_send_gradients_straight_back,
     gradients_are_differentiable,
     kept_views_serve_until_written,
     moves_are_recorded_and_forbidden,
+    plans_are_kept_and_bounded,
     reductions_need_no_gradient,
     views_of_a_framework_that_loses_writes,
+    what_gathers_is_known,
 )
 from hyper_parallel.verify.ops.trial_keys import (
     canonical_operators_by_name,
@@ -53,4 +62,7 @@ SCENARIOS: tuple[Callable[[Stage], None], ...] = (
     writes_return_what_is_written, views_write_through_or_are_read_only, the_operand_itself,
     moves_are_recorded_and_forbidden, kept_views_serve_until_written, gradients_are_differentiable,
     gathered_values_send_gradients_straight_back, reductions_need_no_gradient, views_of_a_framework_that_loses_writes,
+    pieces_that_are_dense_by_chance, rows_state_conditions, axes_keep_their_order, writes_stay_where_they_are,
+    what_gathers_is_known, plans_are_kept_and_bounded,
+    moves_have_prices,
 )  # fmt: skip
