@@ -25,6 +25,7 @@ IDENTITY: dict[str, Any] = {
     "nansum": 0,
     "count_nonzero": 0,
     "bincount_to": 0,
+    "dot": 0,
     "histc": 0,
     "vector_norm": 0,
     "mean": float("nan"),
@@ -41,8 +42,9 @@ UNCHANGED = frozenset({"scatter", "scatter_add", "index_add"})
 FLAT: dict[str, tuple[int, ...]] = {"copysign": (1,), "heaviside": (0,), "floor_divide": (0, 1)}
 # Right about empty operands by themselves; the last two may return their operand.
 RELIABLE = frozenset({"cat", "pick", "cast", "contiguous"})
-# Operators whose arguments say sizes: their kernels are right about shapes.
-SIZED = frozenset({"view", "expand", "narrow", "split", "select", "unbind", "linear", "matmul"})
+# Operators whose arguments say sizes, or that refuse the zeros by which others are asked: their kernels are right about
+# shapes.
+SIZED = frozenset({"view", "expand", "narrow", "split", "select", "unbind", "linear", "matmul", "mvlgamma"})
 
 
 class _Constant(_Function):

@@ -145,6 +145,10 @@ class Calls:
             found.append(piece)
         return found
 
+    def shapes(self, layout: Layout) -> list[tuple[int, ...]]:
+        """Of every rank's piece."""
+        return [tuple([stop - start for start, stop in box]) for _, box in self._boxes_of(dual(layout))]
+
     def _boxes_of(self, layout: Layout) -> list[tuple[tuple[int, ...], Box]]:
         """Coordinates and box of every rank."""
         found = self._box_lists.get(layout)

@@ -184,4 +184,4 @@ def _ended(
     yield kind.lost(lost, task["platform"], died or "ended without a report")
     rest = [op for op in left if op != lost]
     if rest:
-        waiting.append({**task, "ops": rest})
+        waiting.appendleft({**task, "ops": rest})

@@ -226,7 +226,7 @@ class Bench:
     def _shapes_of(self, layout: Layout) -> list[tuple[int, ...]]:
         found = self._shapes.get(layout)
         if found is None:
-            found = self._shapes[layout] = [layout.local_shape_at(at) for at in self.at]
+            found = self._shapes[layout] = self.calls.shapes(layout)
         return found
 
     def _outputs_differ(self, index: int, placed: _Placed) -> list[str]:

@@ -9,6 +9,7 @@ import traceback
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
+from functools import lru_cache
 from typing import Any
 
 import numpy as np
@@ -381,13 +382,14 @@ class Sweep:
             chosen = batch if draw == 0 else [one for one in batch if _partial(one)]
             if not chosen:
                 return
-            for result in bench.run(chosen, draw):
+            results = bench.run(chosen, draw)
+            for row in {id(row): row for result in results for row in result.claim.rows}.values():
+                self.claimed[_row_text(row)] = True
+            for result in results:
                 self._note(case, bench.mesh.shape, result, counts=counts and draw == 0)
 
     def _note(self, case: _Case, mesh: tuple[int, ...], result: Result, *, counts: bool) -> None:
         claim, report = result.claim, self.report
-        for row in claim.rows:
-            self.claimed[_row_text(row)] = True
         if result.rejected:
             report.rejected[result.rejected[:300]] += 1
             return
@@ -594,14 +596,14 @@ def _row_text(row: Row) -> str:
 def _features(mesh: tuple[int, ...], layouts: Sequence[Layout]) -> Iterator[str]:
     if len(mesh) > 1:
         yield "several axes"
-    if any(layout.partials for layout in layouts):
-        yield "partial"
-    for layout in layouts:
-        if any(size % layout.shard_count(dim) for dim, size in enumerate(layout.shape or ())):
-            yield "uneven"
-            break
-    for layout in layouts:
-        last = list(coordinates(layout.mesh))[-1]
-        if any(layout.dim_axes) and 0 in layout.local_shape_at(last):
-            yield "empty"
-            break
+    yield from dict.fromkeys(feature for layout in layouts for feature in _layout_features(layout))
+
+
+@lru_cache(maxsize=4096)
+def _layout_features(layout: Layout) -> tuple[str, ...]:
+    found = ["partial"] if layout.partials else []
+    if any(size % layout.shard_count(dim) for dim, size in enumerate(layout.shape or ())):
+        found.append("uneven")
+    if any(layout.dim_axes) and 0 in layout.local_shape_at(list(coordinates(layout.mesh))[-1]):
+        found.append("empty")
+    return tuple(found)

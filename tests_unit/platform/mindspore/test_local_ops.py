@@ -537,3 +537,10 @@ def test_counts_of_no_element_are_zero():
     """A rank whose piece is empty counts nothing, and goes on to the sum over all ranks."""
     assert _ran("bincount_to", whole(5, 0), None, 7).tolist() == [0] * 7
     assert _ran("histc", real(0), 4, -1, 1).tolist() == [0.0] * 4
+    assert _ran("dot", real(0), real(0)).tolist() == 0.0
+
+
+@pytest.mark.platforms("mindspore")
+def test_the_special_function_of_no_element_has_none():
+    """Its kernel refuses the zeros by which others are asked for their shapes; it is right about empty pieces."""
+    assert _ran("mvlgamma", real(0, 5), 2).shape == (0, 5)
