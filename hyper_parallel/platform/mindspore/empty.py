@@ -115,10 +115,18 @@ def _run_empty(op: str, compute: Callable[..., Any], args: tuple[Any, ...], kwar
     made = [_value(op, shape, dtype) for shape, dtype in (outs if many else [outs])]
     flat = (0, 1) if kwargs.get("rounding_mode") is not None else FLAT.get(op, ())
     reached = [ops.stop_gradient(one) if index in flat else one for index, one in enumerate(operands)]
+    if not any(_carries_gradient(one) for one in made):
+        return tuple(made) if many else made[0]
     found = _Constant.apply(made, *reached)
     if not many:
         return found
-    return (found,) if len(made) == 1 else tuple(found)
+    results = (found,) if len(made) == 1 else found
+    return tuple(one if _carries_gradient(own) else own for one, own in zip(results, made, strict=True))
+
+
+def _carries_gradient(made: Tensor) -> bool:
+    """Not places, counts and truths: cast to floating, they have no gradient on ranks whose pieces are not empty."""
+    return str(made.dtype).startswith(("Float", "BFloat", "Complex"))
 
 
 def _indexed(x: Tensor, index: Any) -> tuple[tuple[int, ...], Any]:

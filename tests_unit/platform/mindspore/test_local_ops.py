@@ -358,6 +358,20 @@ def test_places_depend_on_the_element_alone():
 
 
 @pytest.mark.platforms("mindspore")
+def test_places_in_empty_pieces_have_no_gradient():
+    """Backward communicates alike on every rank, also where places were cast and a rank holds nothing."""
+    from hyper_parallel.core.dtensor.placements import Shard
+    from hyper_parallel.verify.check import check_function
+
+    def placed(x):
+        return x.argmax(0).float() * x.sum(0) + x.argsort(0).float() * x + (x > 0).float() * x
+
+    on_both = [[(Shard(0), Shard(0)), (Shard(1), Shard(1))]]
+    report = check_function(placed, [real(5, 3)], (2, 2), platform="mindspore", placements=on_both)
+    assert report.all_held, (report.wrong, report.rejected)
+
+
+@pytest.mark.platforms("mindspore")
 def test_scatter_into_a_vector_after_one_into_a_matrix():
     """MindSpore's CPU kernel uses the matrix' sizes for the vector then, and writes elsewhere: values and gradients."""
     import mindspore
