@@ -162,8 +162,15 @@ def whole_layouts_as_answers(stage: Stage) -> None:
     stage.same(stage.call(reduced, x), array.sum(0))
     beside = (((layout, Layout.place(stage.mesh, [R], (3,))), (layout,), None),)
     pair = stage.entry(lambda x, w: x * w, "x, w", lambda _: Listed(beside))
+    for held in (stage.spread(array).requires_grad_(), stage.spread(array, R).requires_grad_()):
+        weight = stage.spread(values(3), R).requires_grad_()
+        stage.call(pair, held, weight).sum().backward()
+        stage.same(weight.grad, array.sum(0))
+        stage.same(held.grad, np.broadcast_to(values(3), array.shape))
+    still = (((whole, Layout.place(stage.mesh, [R], (3,))), (whole,), None),)
+    alike = stage.entry(lambda x, w: x * w, "x, w", lambda _: Listed(still))
     weight = stage.spread(values(3), R).requires_grad_()
-    stage.call(pair, x, weight).sum().backward()
+    stage.call(alike, x, weight).sum().backward()
     stage.same(weight.grad, array.sum(0))
     for _ in range(2):
         stage.same(stage.call(fixed, x), array * 2)

@@ -75,7 +75,7 @@ SOURCES: dict[str, tuple[Trial, ...]] = {
     **{f"hyper_parallel.core.dtensor.{name}": _REDISTRIBUTION
        for name in ("steps", "transition", "search", "redistribute")},
     **{f"hyper_parallel.core.shard.{name}": _DISPATCH
-       for name in ("dispatch", "compiled", "propagation", "binder", "strategy", "pattern")},
+       for name in ("dispatch", "compiled", "propagation", "binder", "strategy")},
 }  # fmt: skip
 """Modules whose functions are changed, and what they are held against."""
 

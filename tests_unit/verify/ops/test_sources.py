@@ -111,14 +111,14 @@ def test_methods_and_properties_run_it_too(module):
 def test_slips_in_the_library_are_noticed(capsys, tmp_path):
     """The command changes the library in children; this process is as it was, and what survived is listed."""
     path = tmp_path / "sources.json"
-    own = ["core.dtensor.transition", "core.shard.binder"]
+    own = ["core.shard.binder", "core.shard.propagation"]
     asked = ["verify", "mutants", "--source", *own, "--each", "2", "--seed", "1", "--floor", "0", "--report", str(path)]
     assert main(asked) == 0
     said = json.loads(path.read_text())
     assert said["mutants"] == 4
     assert said["killed"] + said["survived"] + said["equivalent"] == 4
     assert said["killed"]
-    assert list(said["operators"]) == ["hyper_parallel.core.dtensor.transition", "hyper_parallel.core.shard.binder"]
+    assert list(said["operators"]) == ["hyper_parallel.core.shard.binder", "hyper_parallel.core.shard.propagation"]
     assert first_wrong("torch", (2,), targets=2) == ""
     assert callable(plan)
     capsys.readouterr()
