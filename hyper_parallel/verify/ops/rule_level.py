@@ -130,8 +130,12 @@ class Bench:
             if len(claims) > 1:
                 return [result for claim in claims for result in self.run([claim], draw)]
             text = f"{type(error).__name__}: {error}"
-            refused = isinstance(error, HyperParallelError)
-            return [Result(claims[0], rejected=text) if refused else Result(claims[0], crash=text)]
+            if not isinstance(error, HyperParallelError):
+                return [Result(claims[0], crash=text)]
+            alone = self._refusing(claims[0])
+            if alone and len(alone) < len(self.at):
+                return [Result(claims[0], crash=f"refused at {list(alone)} alone, where others would wait: {text}")]
+            return [Result(claims[0], rejected=text)]
 
     def forward(self, claims: Sequence[Claim]) -> list[bool]:
         """Which ``claims`` give the outputs they say; no gradient is computed.
@@ -143,6 +147,18 @@ class Bench:
         self._compute(placed)
         return [not any(self._outputs_differ(index, one) for index in range(len(self.reference.outputs)))
                 for one in placed]  # fmt: skip
+
+    def _refusing(self, claim: Claim) -> list[Coordinate]:
+        """Where the local call of a claim is refused."""
+        calls = self._placed(claim, 0, seeded=False).calls
+        return [where for where, call in zip(self.at, calls, strict=True) if self._refused(call)]
+
+    def _refused(self, call: Call) -> bool:
+        try:
+            self.calls.compute([call], self.caller, lambda: None)
+        except HyperParallelError:
+            return True
+        return False
 
     def _run(self, claims: Sequence[Claim], draw: int) -> list[Result]:
         placed = [self._placed(claim, draw) for claim in claims]

@@ -11,6 +11,7 @@ from hyper_parallel.core.shard.call import LocalCall
 from hyper_parallel.core.shard.dispatch import Ops
 from hyper_parallel.core.shard.rule import Row, Rule, Strategies, find_rule
 from hyper_parallel.core.shard.sample import Sample, between, real, samples_of, shuffled
+from hyper_parallel.errors import LayoutError
 from hyper_parallel.platform.select import platform_named, use_platform
 from hyper_parallel.verify.ops.report import OperatorReport, SweepReport
 from hyper_parallel.verify.ops.sweep import Effort, Sweep, sweep_operator
@@ -241,6 +242,31 @@ def test_a_refused_sample_is_a_rejection():
         Sweep(report, "torch", "relu", rule, samples_of("relu"), RULE_LEVEL).run()
     assert report.rejected["relu: not today"]
     assert report.outcome == "unexercised"
+
+
+def _refusing_where(condition):
+    """Strategies whose local call refuses on the ranks whose first operand meets the condition."""
+
+    def run(platform, args):
+        if condition(args["x"]):
+            msg = "not here"
+            raise LayoutError(msg)
+        return platform.local_op("relu")(**args)
+
+    return lambda answer: replace(answer, localize=lambda *_: LocalCall(run=run))
+
+
+@pytest.mark.platforms("torch")
+def test_ranks_that_refuse_alone_are_a_crash():
+    """Where some ranks refuse what others compute, the others would wait for ever: that is no clear refusal."""
+    sample = (Sample((real("ab"),)),)
+    alone = swept("torch", "relu", _refusing_where(lambda x: 0 in x.shape), samples=sample)
+    assert alone.outcome == "crash"
+    (said,) = {one.problem for one in alone.crash}
+    assert said == "refused at [(1, 1)] alone, where others would wait: LayoutError: not here"
+    everywhere = swept("torch", "relu", _refusing_where(lambda _: True), samples=sample)
+    assert not everywhere.crash
+    assert everywhere.rejected
 
 
 @pytest.mark.platforms("torch")
