@@ -9,8 +9,9 @@ from typing import Any
 
 from hyper_parallel.cli.output import can_be_written
 from hyper_parallel.cli.progress import Progress
-from hyper_parallel.cli.verify_model import platforms
+from hyper_parallel.cli.verify_model import names_of, platforms
 from hyper_parallel.cli.verify_ops import operators
+from hyper_parallel.platform.select import FRAMEWORKS
 from hyper_parallel.verify.files import write_text
 
 __all__ = ["add_parser", "run"]
@@ -61,12 +62,13 @@ def run(arguments: argparse.Namespace) -> int:
     if arguments.each < 1:
         msg = f"--each {arguments.each}: at least 1"
         raise ValueError(msg)
+    modules = None if arguments.source is None else _modules(arguments)
     (platform,) = platforms(arguments.platform)[:1]
     can_be_written("--report", arguments.report)
     asked = (
         tasks.mutant_tasks(platform, operators(arguments.op), arguments.each, arguments.seed)
-        if arguments.source is None
-        else tasks.source_tasks(_modules(arguments, platform), arguments.each, arguments.seed)
+        if modules is None
+        else tasks.source_tasks(modules, arguments.each, arguments.seed)
     )
     score = Score(platform, arguments.wanted, arguments.seed)
     progress, started = Progress(sum(len(one["ops"]) for one in asked)), time.monotonic()
@@ -86,13 +88,14 @@ def run(arguments: argparse.Namespace) -> int:
     return 0 if score.ok(arguments.floor / 100) else 1
 
 
-def _modules(arguments: argparse.Namespace, platform: str) -> list[str]:
+def _modules(arguments: argparse.Namespace) -> list[str]:
     """Which are asked for, in whole."""
     from hyper_parallel.verify.ops.trials import SOURCES
 
     if arguments.op:
         msg = "--op: operators have rules; --source changes the library's own code, which has none"
         raise ValueError(msg)
+    platform = names_of(arguments.platform, "--platform", FRAMEWORKS)[0]
     if platform != "torch":
         msg = f"--source --platform {platform}: both frameworks run the same code, which is tried on torch only"
         raise ValueError(msg)
