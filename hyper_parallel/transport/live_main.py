@@ -81,6 +81,7 @@ def live_main(line: Connection, stack_path: str, seat: Seat) -> None:
         except (EOFError, OSError):
             pass
         finally:
+            signal.signal(signal.SIGTERM, signal.SIG_IGN)  # as for simulated ranks
             leave(0)
 
 

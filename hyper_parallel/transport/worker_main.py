@@ -110,6 +110,8 @@ def worker_main(line: Connection, stack_path: str) -> None:
         except (EOFError, OSError):
             pass
         finally:
+            # Who ends what is left of a run must not interrupt one that leaves, and maybe saves its coverage.
+            signal.signal(signal.SIGTERM, signal.SIG_IGN)
             # The framework's own exit hooks may wait for threads that a forked process does not have.
             os._exit(0)
 

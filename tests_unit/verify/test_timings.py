@@ -1,5 +1,8 @@
 """What the harness is timed by: a figure of something that failed is no figure."""
 
+import json
+import subprocess
+
 import pytest
 
 from hyper_parallel.verify import timings
@@ -60,6 +63,17 @@ def test_tests_on_four_ranks_are_counted(monkeypatch):
     seconds, problem = timings._ranked_tests()
     assert problem == "200 tests did not pass"
     assert seconds > 0
+
+
+def test_the_slowest_report_is_timed_from_the_end_of_a_hang(monkeypatch):
+    """The hang's own two seconds do not count, nor does the run that must pass; a self-test that fails is a problem."""
+    rows = [("nothing (must pass)", 9.0), ("rank hangs", 4.5), ("rank raises", 1.0), ("lost coverage", 8.0)]
+    said = {"results": [{"name": name, "seconds": seconds} for name, seconds in rows]}
+    done = subprocess.CompletedProcess([], 0, json.dumps(said), "")
+    monkeypatch.setattr(timings, "_run", lambda _: (3.0, "", done))
+    assert timings._slowest_report("torch") == (2.5, "")
+    monkeypatch.setattr(timings, "_run", lambda _: (3.0, "exit status 1: no", done))
+    assert timings._slowest_report("torch") == (0.0, "exit status 1: no")
 
 
 def test_the_last_unit_tests_are_taken_from_their_files(tmp_path):

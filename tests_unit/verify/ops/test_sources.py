@@ -7,6 +7,7 @@ import json
 import os
 import signal
 import sys
+import time
 from dataclasses import replace
 
 import pytest
@@ -14,12 +15,13 @@ import pytest
 from hyper_parallel.cli import main
 from hyper_parallel.core.dtensor.dtensor import DTensor
 from hyper_parallel.core.dtensor.transition import plan
-from hyper_parallel.verify.ops import trials
+from hyper_parallel.platform.select import use_platform
+from hyper_parallel.verify.ops import trial_prices, trials
 from hyper_parallel.verify.ops.sources import SourceMutant, applied, source_mutants
 from hyper_parallel.verify.ops.trial_functions import FUNCTIONS, functions_noticed
 from hyper_parallel.verify.ops.trial_reasons import EQUIVALENT
 from hyper_parallel.verify.ops.trial_scenarios import SCENARIOS
-from hyper_parallel.verify.ops.trial_stage import Stage
+from hyper_parallel.verify.ops.trial_stage import Stage, never, raises
 from hyper_parallel.verify.redistribution import first_wrong
 from hyper_parallel.verify.simulate import simulate
 
@@ -166,6 +168,61 @@ def test_a_forked_change_stays_in_its_process():
     assert trials.noticed(mutant, (lambda: 1 / 0,)) == "ZeroDivisionError: division by zero"
     assert trials.noticed(mutant, (dies,)) == "killed by SIGKILL"
     assert not applied(replace(mutant, edit=lambda _: None)), "this process has the library as it is"
+
+
+@pytest.mark.platforms("torch")
+def test_what_does_not_end_is_ended(monkeypatch):
+    """A change that loops for ever costs its time, and is noticed."""
+    monkeypatch.setattr(trials, "_SECONDS", 0.2)
+
+    def endless():
+        while True:
+            time.sleep(0.01)
+
+    assert trials.noticed(None, (endless,)) == "killed by SIGKILL"
+
+
+@pytest.mark.platforms("torch")
+@pytest.mark.filterwarnings("ignore:Using backward")
+def test_trials_say_nothing_of_the_library_as_it_is(monkeypatch):
+    """Changes of placement, scenarios and prices: each kind passes here, and a price that changes is told."""
+    assert list(trials._moves((2,), targets=2)) == [""]
+    monkeypatch.setattr(trials, "SCENARIOS", SCENARIOS[:1])
+    monkeypatch.setattr(trials, "_MESHES", ((2,),))
+    assert list(trials._scenarios()) == []
+    monkeypatch.setattr(trial_prices, "_ON_TWO", ())
+    monkeypatch.setattr(trial_prices, "_CALLS", trial_prices._CALLS[4:5])
+    with use_platform("torch"):
+        for of in (trial_prices.plan_prices, trial_prices.choice_prices):
+            assert all(any(price) for price in of().values())
+            assert list(trials._prices(of)) == []
+    prices = [{"softmax": (1, 2)}, {"softmax": (1, 3)}]
+    assert list(trials._prices(lambda: prices.pop(0))) == ["softmax: (1, 3), (1, 2) before"]
+    trials._kept.cache_clear()
+
+
+@pytest.mark.platforms("torch")
+def test_verdicts(monkeypatch):
+    """What is noticed is killed; the rest is equivalent with its reason, or survives. A trial that fails is broken."""
+    module = "hyper_parallel.core.shard.binder"
+    reasoned = [one.slip for one in EQUIVALENT if one.module == "shard.binder"]
+    plain = next(one for one in source_mutants(module) if one.slip not in reasoned)
+    known = next(one for one in source_mutants(module) if one.slip in reasoned)
+    outcomes = [trials._verdict("op", "torch", *one, 1).outcome
+                for one in ((plain, "seen"), (plain, ""), (known, ""), (plain, "the same code"))]  # fmt: skip
+    assert outcomes == ["killed", "survived", "equivalent", "equivalent"]
+    monkeypatch.setattr(trials, "SOURCES", {module: (lambda: iter(["wrong already"]),)})
+    broken = trials.judged("torch", f"{module}#0", 0)
+    assert (broken.outcome, broken.detail) == ("broken", "wrong already")
+    assert trials.judged("torch", f"{module}#1", 0).outcome == "killed"
+    assert trials.judged("torch", f"{module}#10000", 0).outcome == "none"
+
+
+def test_the_stage_refuses_what_must_not_happen():
+    """A scenario that expects an error does not pass without it, nor with a call that must not be made."""
+    with pytest.raises(AssertionError, match="ValueError was expected"):
+        raises(ValueError, lambda: None)
+    assert raises(AssertionError, never) == "the spelling cannot run on locals"
 
 
 def test_reasons_are_of_changes_that_there_are():
