@@ -39,7 +39,9 @@ IDENTITY: dict[str, Any] = {
 UNCHANGED = frozenset({"scatter", "scatter_add", "index_add"})
 # Operands that no gradient reaches. Every rank must run the same collectives in backward, so an empty piece may not
 # have a gradient where the others have none.
-FLAT: dict[str, tuple[int, ...]] = {"copysign": (1,), "heaviside": (0,), "floor_divide": (0, 1)}
+FLAT: dict[str, tuple[int, ...]] = {
+    "ceil": (0,), "copysign": (1,), "floor_divide": (0, 1), "heaviside": (0,), "round": (0,), "sgn": (0,), "sign": (0,),
+}  # fmt: skip
 # Right about empty operands by themselves; the last two may return their operand.
 RELIABLE = frozenset({"cat", "pick", "cast", "contiguous"})
 # Operators whose arguments say sizes, or that refuse the zeros by which others are asked: their kernels are right about

@@ -372,6 +372,23 @@ def test_places_in_empty_pieces_have_no_gradient():
 
 
 @pytest.mark.platforms("mindspore")
+def test_steps_of_empty_pieces_have_no_gradient():
+    """Nothing flows back through signs and roundings: a rank without elements does not wait alone for the others."""
+    from hyper_parallel.core.dtensor.placements import Partial, Replicate, Shard
+    from hyper_parallel.verify.check import check_function
+
+    def stepped(x):
+        ops, rows = platform_named("mindspore").dispatcher.ops, x
+        if hasattr(x, "redistribute"):
+            rows = x.redistribute(placements=[Shard(0)])  # two rows on three ranks
+        return sum(getattr(ops, op)(rows) for op in ("sign", "sgn", "floor", "ceil", "round", "trunc")) + x
+
+    places = [[(Partial("sum"),), (Replicate(),), (Shard(1),)]]
+    report = check_function(stepped, [3 * real(2, 3)], (3,), platform="mindspore", placements=places)
+    assert report.all_held, (report.wrong, report.rejected)
+
+
+@pytest.mark.platforms("mindspore")
 def test_scatter_into_a_vector_after_one_into_a_matrix():
     """MindSpore's CPU kernel uses the matrix' sizes for the vector then, and writes elsewhere: values and gradients."""
     import mindspore
