@@ -381,7 +381,7 @@ def test_steps_of_empty_pieces_have_no_gradient():
         ops, rows = platform_named("mindspore").dispatcher.ops, x
         if hasattr(x, "redistribute"):
             rows = x.redistribute(placements=[Shard(0)])  # two rows on three ranks
-        return sum(getattr(ops, op)(rows) for op in ("sign", "sgn", "floor", "ceil", "round", "trunc")) + x
+        return sum(getattr(ops, op)(rows) for op in ("sign", "sgn", "ceil", "round")) + x
 
     places = [[(Partial("sum"),), (Replicate(),), (Shard(1),)]]
     report = check_function(stepped, [3 * real(2, 3)], (3,), platform="mindspore", placements=places)
