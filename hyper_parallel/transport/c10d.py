@@ -12,8 +12,10 @@ import inspect
 import math
 import re
 import sys
+import threading
 import zlib
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from typing import Any
 
 import numpy as np
@@ -164,6 +166,7 @@ class C10dTransport(EngineTransport):
         self._groups: dict[Ranks, Any] = {tuple(range(self.world_size)): dist.group.WORLD}
         self._retired: dict[Ranks, Any] = {}
         self._claims: dict[Ranks, int] = {}
+        self._builds: dict[Ranks, int] = {}
         self._inboxes: dict[tuple[int, int], Inbox] = {}
         self._unfinished: dict[int, list[Any]] = {}
 
@@ -412,7 +415,11 @@ class C10dTransport(EngineTransport):
 
     def _built(self, key: Ranks, options: dict[str, Any]) -> Any:
         retired = None if options else self._retired.pop(key, None)
-        return retired or dist.new_group(list(key), use_local_synchronization=True, **options)
+        if retired is not None:
+            return retired
+        self._builds[key] = self._builds.get(key, 0) + 1
+        with _named(f"hyper_parallel {'-'.join(map(str, key))} {self._builds[key]}"):
+            return dist.new_group(list(key), use_local_synchronization=True, **options)
 
     def known_group(self, ranks: Ranks) -> Any:
         """See :meth:`Transport.known_group`."""
@@ -600,6 +607,8 @@ def _unbytes(carried: torch.Tensor, size: int, dtype: torch.dtype, shape: Shape)
     return exact.view(dtype).reshape(tuple(shape))
 
 
+_NAMING = threading.Lock()  # while PyTorch's way to name a group is ours
+
 # A message over gloo: the head (a mark, the bytes of the body, what it is), and the body; in pieces of one size.
 _MARK = b"message:"
 _LABEL = 64
@@ -661,6 +670,22 @@ def _check_head(found: torch.Tensor, wanted: torch.Tensor, src: int) -> None:
 def _told(head: bytes) -> str:
     label = head[-_LABEL:].decode(errors="replace").rstrip()
     return label if head.startswith(_MARK) else "a message by other means than isend, send_object_list or p2p_exchange"
+
+
+@contextmanager
+def _named(name: str) -> Iterator[None]:
+    """A group that is built inside has this name, by which its members meet.
+
+    PyTorch makes it of the number of groups that this process has, which differs between members of groups that
+    overlap: they would wait for each other for ever. It has no public way to say the name.
+    """
+    with _NAMING:
+        usual = distributed_c10d._hash_ranks_to_str  # noqa: SLF001 - as above
+        distributed_c10d._hash_ranks_to_str = lambda ranks: name  # noqa: ARG005, SLF001 - as above
+        try:
+            yield
+        finally:
+            distributed_c10d._hash_ranks_to_str = usual  # noqa: SLF001 - as above
 
 
 def _own(shape: Shape, x: torch.Tensor) -> bool:

@@ -316,3 +316,21 @@ def test_a_rank_that_never_comes_is_ended_and_shown(monkeypatch):
     text = str(done.failure)
     assert text.index("rank 0 has had enough") < text.index("was ended in")
     assert "in body" in text
+
+
+def _chain():
+    """Sums over groups that overlap, each built by its members only when they need it."""
+    t = active_transport()
+    found = []
+    for members in ((0, 1), (1, 2), (0, 2), (0, 1, 2), (1, 2)):
+        if t.rank in members:
+            import torch
+
+            found.append(int(t.all_reduce(torch.tensor([10**t.rank]), "sum", members)))
+    return found
+
+
+@pytest.mark.platforms("torch")
+def test_groups_that_overlap_are_built_in_any_number():
+    """Members that have built different numbers of groups before still meet in the next one."""
+    assert run(_chain, "torch", 3).results == [[11, 101, 111], [11, 110, 111, 110], [110, 101, 111, 110]]
