@@ -1,6 +1,5 @@
 """`ci/bootstrap.py`: the first command that a user runs sets itself up, or says what is missing."""
 
-import importlib.util
 import sys
 from pathlib import Path
 
@@ -10,11 +9,9 @@ SCRIPT = Path(__file__).resolve().parents[2] / "ci" / "bootstrap.py"
 
 
 @pytest.fixture
-def bootstrap(tmp_path, monkeypatch):
+def bootstrap(tmp_path, monkeypatch, script):
     """The script as a module that works in a temporary folder and calls no tool."""
-    spec = importlib.util.spec_from_file_location("bootstrap", SCRIPT)
-    module = importlib.util.module_from_spec(spec)
-    spec.loader.exec_module(module)
+    module = script("bootstrap")
     monkeypatch.setattr(module, "ROOT", tmp_path)
     monkeypatch.setattr(module, "HOME", tmp_path / ".venv")
     (tmp_path / "pyproject.toml").write_text("one")

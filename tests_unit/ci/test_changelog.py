@@ -1,6 +1,5 @@
 """`ci/changelog.py`: every change brings one well-formed fragment."""
 
-import importlib.util
 from pathlib import Path
 
 import pytest
@@ -9,12 +8,9 @@ SCRIPT = Path(__file__).resolve().parents[2] / "ci" / "changelog.py"
 
 
 @pytest.fixture(scope="module")
-def changelog():
+def changelog(script):
     """The script as a module."""
-    spec = importlib.util.spec_from_file_location("changelog", SCRIPT)
-    module = importlib.util.module_from_spec(spec)
-    spec.loader.exec_module(module)
-    return module
+    return script("changelog")
 
 
 def test_the_projects_own_fragments_are_fine(changelog):

@@ -1,6 +1,5 @@
 """`ci/guarded_run.py`: a time limit that shows every rank's stack before it ends anything."""
 
-import importlib.util
 import subprocess
 import sys
 import time
@@ -21,12 +20,9 @@ stuck()  # multiprocessing.forkserver
 
 
 @pytest.fixture
-def guard(monkeypatch, tmp_path):
+def guard(monkeypatch, tmp_path, script):
     """The script as a module, for a project in an empty folder."""
-    spec = importlib.util.spec_from_file_location("guarded_run", SCRIPT)
-    module = importlib.util.module_from_spec(spec)
-    monkeypatch.setitem(sys.modules, "guarded_run", module)
-    spec.loader.exec_module(module)
+    module = script("guarded_run")
     monkeypatch.setattr(module, "ROOT", tmp_path)
     return module
 

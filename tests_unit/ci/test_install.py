@@ -1,6 +1,5 @@
 """`ci/install.py`: environments share files through uv, with pip's settings; pip installs where uv does not."""
 
-import importlib.util
 import subprocess
 import sys
 from pathlib import Path
@@ -11,12 +10,9 @@ SCRIPT = Path(__file__).resolve().parents[2] / "ci" / "install.py"
 
 
 @pytest.fixture
-def install():
+def install(script):
     """The script as a module."""
-    spec = importlib.util.spec_from_file_location("install", SCRIPT)
-    module = importlib.util.module_from_spec(spec)
-    spec.loader.exec_module(module)
-    return module
+    return script("install")
 
 
 def test_the_environment_wins_over_files_and_install_over_global(install):

@@ -1,7 +1,5 @@
 """`ci/Jenkinsfile` holds against the table of sections and the project's own rules, and the checker fires."""
 
-import importlib.util
-import sys
 from pathlib import Path
 
 import pytest
@@ -10,13 +8,9 @@ CI = Path(__file__).resolve().parents[2] / "ci"
 
 
 @pytest.fixture(scope="module")
-def checker():
+def checker(script):
     """The script as a module."""
-    spec = importlib.util.spec_from_file_location("jenkinsfile", CI / "jenkinsfile.py")
-    module = importlib.util.module_from_spec(spec)
-    sys.modules["jenkinsfile"] = module  # dataclasses look their module up
-    spec.loader.exec_module(module)
-    return module
+    return script("jenkinsfile")
 
 
 GOOD = """\

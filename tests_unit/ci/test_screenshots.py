@@ -1,6 +1,5 @@
 """The README's pictures: there, small, and made by a command that says what is wrong."""
 
-import importlib.util
 import re
 from pathlib import Path
 
@@ -14,11 +13,9 @@ pytestmark = pytest.mark.skipif(not README.exists(), reason="[no-tool] the READM
 
 
 @pytest.fixture
-def screenshots(monkeypatch, tmp_path):
+def screenshots(monkeypatch, tmp_path, script):
     """The script, writing into a folder of its own."""
-    spec = importlib.util.spec_from_file_location("hyper_parallel_screenshots", SCRIPT)
-    module = importlib.util.module_from_spec(spec)
-    spec.loader.exec_module(module)
+    module = script("screenshots")
     monkeypatch.setattr(module, "ROOT", tmp_path)
     return module
 
