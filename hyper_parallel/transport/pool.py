@@ -55,7 +55,7 @@ _TERM_SECONDS = 5.0
 _LEAVE_SECONDS = 10.0
 
 _LOCK = threading.Lock()
-_IDLE: dict[int, list[list[Worker]]] = {}
+_IDLE: list[Worker] = []  # in the order of the ranks that they were
 _SERVERS: dict[str, multiprocessing.forkserver.ForkServer] = {}
 
 
@@ -116,17 +116,18 @@ class Worker:
 
 
 def check_out(world_size: int) -> list[Worker]:
-    """Live workers for ranks 0 to ``world_size`` - 1: the same processes as last time, if they are idle and well."""
+    """Live workers for ranks 0 to ``world_size`` - 1: those of the last run first, whatever size its world had.
+
+    A process is any rank of any world, so as many are started as the largest world needs.
+    """
     with _LOCK:
-        idle = _IDLE.get(world_size, [])
-        team = idle.pop() if idle else []
-    if team and all(worker.alive() for worker in team):
-        return team
-    for worker in team:
+        team = _IDLE[:world_size]
+        del _IDLE[:world_size]
+    for worker in [one for one in team if not one.alive()]:
         worker.close(idle=True)
-    team = []
+        team.remove(worker)
     try:
-        for _ in range(world_size):
+        while len(team) < world_size:
             team.append(Worker())
     except BaseException:
         for worker in team:
@@ -138,7 +139,7 @@ def check_out(world_size: int) -> list[Worker]:
 def check_in(team: list[Worker]) -> None:
     """Give workers back that wait for their next task."""
     with _LOCK:
-        _IDLE.setdefault(len(team), []).append(team)
+        _IDLE[:0] = team
 
 
 def start_process(
@@ -243,14 +244,12 @@ def _no_main() -> Iterator[None]:
 def close_all() -> None:
     """End every idle worker; the next run starts new ones."""
     with _LOCK:
-        teams = [team for teams in _IDLE.values() for team in teams]
+        workers = list(_IDLE)
         _IDLE.clear()
-    for team in teams:
-        for worker in team:
-            worker.line.close()
-    for team in teams:
-        for worker in team:
-            worker.close(idle=True)
+    for worker in workers:
+        worker.line.close()
+    for worker in workers:
+        worker.close(idle=True)
 
 
 # Idle ranks leave by themselves, and take their files with them, before multiprocessing ends what is left.

@@ -79,12 +79,13 @@ def test_processes_are_reused():
     assert os.getpid() not in first
 
 
-def test_warm_run_is_quick():
-    """A warm run of four ranks takes far less than a process start."""
-    run(os.getpid, 4)
-    start = time.perf_counter()
-    run(os.getpid, 4)
-    assert time.perf_counter() - start < 0.5
+def test_worlds_of_any_size_share_processes():
+    """A process is any rank of any world: smaller worlds start none, and a larger one those that it lacks."""
+    four = run(os.getpid, 4)
+    assert run(os.getpid, 3) == four[:3]
+    five = run(os.getpid, 5)
+    assert (five[:4], len(set(five))) == (four, 5)
+    assert run(os.getpid, 1) == four[:1]
 
 
 def test_path_and_folder_travel(tmp_path, monkeypatch):
