@@ -22,7 +22,7 @@ TOP = "hyper_parallel"
 
 FRAMEWORKS = {"torch", "torch_npu", "mindspore"}
 TORCH_ZONES = {"platform.torch", "transport.c10d"}
-MINDSPORE_ZONES = {"platform.mindspore", "transport.mindspore", "transport.mindspore_threads"}
+MINDSPORE_ZONES = {"platform.mindspore", "transport.mindspore"}
 FRAMEWORK_HOMES = {
     "torch": TORCH_ZONES | {"transport.mindspore"},  # MindSpore's CPU rehearsal borrows gloo from PyTorch
     "torch_npu": TORCH_ZONES,
@@ -40,9 +40,7 @@ ARROWS = {
     "platform": {"errors", "platform.contract", "platform.torch", "platform.mindspore"},  # select.py: the only door
     "transport": {"errors"},
     "transport.c10d": {"errors", "transport"},
-    # Its CPU rehearsal runs over gloo.
-    "transport.mindspore": {"errors", "transport", "transport.c10d", "transport.mindspore_threads"},
-    "transport.mindspore_threads": set(),
+    "transport.mindspore": {"errors", "transport", "transport.c10d"},  # its CPU rehearsal runs over gloo
     # A framework subclasses the DTensor mixin and feeds the dispatcher, so it may look up; core may never look down.
     "platform.torch": {"errors", "platform.contract", "transport", "transport.c10d", *CORE},
     "platform.mindspore": {"errors", "platform.contract", "transport", "transport.mindspore", *CORE},

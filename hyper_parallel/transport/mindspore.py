@@ -16,7 +16,6 @@ from hyper_parallel.transport.base import Ranks, Shape, Transport
 from hyper_parallel.transport.calls import check_ranks, check_reduction
 from hyper_parallel.transport.failures import NEEDS_GLOO
 from hyper_parallel.transport.layers import EngineTransport, TransportOver
-from hyper_parallel.transport.mindspore_threads import quiet_process
 from hyper_parallel.transport.numpy_ops import BFLOAT16
 from hyper_parallel.transport.pending import Pending
 
@@ -130,7 +129,6 @@ class NumpyBridge(TransportOver):
 
 def start_rank(inner: Transport) -> NumpyBridge:
     """Begin a simulated rank in a worker process: a fixed seed, since the process may have served another run."""
-    quiet_process()
     mindspore.manual_seed(0)
     return NumpyBridge(inner)
 
@@ -156,7 +154,6 @@ def rehearse_over(inner: Transport) -> NumpyBridge:
     """MindSpore tensors over a transport of PyTorch's tensors in the same process."""
     from hyper_parallel.transport import c10d  # an optional dependency of this rehearsal alone
 
-    quiet_process()
     return NumpyBridge(inner, lambda x: c10d.from_host(to_host(x)), lambda y: from_host(c10d.to_host(y)))
 
 

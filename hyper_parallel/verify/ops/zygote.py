@@ -17,13 +17,11 @@ import time
 from typing import Any
 
 from hyper_parallel.transport.start import end_ranks
-from hyper_parallel.transport.worker_main import resolve
 
 __all__ = ["main"]
 
 _SHOWN = 2000  # characters of what a child said
 _MANY = 100
-_PREPARED = {"mindspore": "hyper_parallel.transport.mindspore_threads:quiet_process"}
 _WATCHDOG = "Timeout ("  # what faulthandler writes above the stacks
 
 
@@ -90,8 +88,6 @@ def _child(task: dict[str, Any], out: int, trouble: int, run: Any) -> None:
         os.dup2(os.open(os.devnull, os.O_RDONLY), 0)
         os.dup2(os.open(os.devnull, os.O_WRONLY), 1)
         faulthandler.enable()
-        if task["platform"] in _PREPARED:
-            resolve(_PREPARED[task["platform"]])()
         run(task, lambda event: _say(out, event))
         end_ranks()  # a child that leaves with os._exit runs no exit hooks
         code = 0
