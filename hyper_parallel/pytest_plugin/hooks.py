@@ -60,6 +60,9 @@ def pytest_addoption(parser: pytest.Parser) -> None:
     group.addoption("--require-npu", action="store_true", help="fail if no test ran on an NPU")
     group.addoption("--hp-require", metavar="npu:8", help="fail unless so many cards are here (or HP_REQUIRE)")
     group.addoption("--hp-min-executed", type=int, metavar="N", help="fail if fewer tests ran (or HP_MIN_EXECUTED)")
+    group.addoption(
+        "--hp-one-cpu", action="store_true", help="each xdist worker with its ranks keeps to one CPU, if all are used"
+    )
     parser.addini("hp_closed_skips", "every skip must give a reason of the closed list", type="bool", default=False)
 
 

@@ -10,6 +10,7 @@ import os
 import sys
 from typing import TYPE_CHECKING, Any
 
+from hyper_parallel.transport.cpus import available, stay_on
 from hyper_parallel.transport.pool import register_rank
 from hyper_parallel.transport.start import end_ranks
 
@@ -25,9 +26,15 @@ def is_worker(config: pytest.Config) -> bool:
 
 
 def start_worker(config: pytest.Config) -> None:
-    """Write the worker down beside the ranks: a run in which it leaves no coverage is red."""
-    name: str = config.workerinput["workerid"]  # type: ignore[attr-defined] # pytest-xdist's
+    """Write the worker down beside the ranks: a run in which it leaves no coverage is red.
+
+    If it is asked for, and no CPU is left idle by it, the worker and its ranks keep to one CPU.
+    """
+    said: dict[str, Any] = config.workerinput  # type: ignore[attr-defined] # pytest-xdist's
+    name: str = said["workerid"]
     register_rank(os.getpid(), "", f"pytest worker {name}")
+    if config.getoption("hp_one_cpu") and said["workercount"] >= len(available()):
+        stay_on(int(name.removeprefix("gw")))
 
 
 def end_worker() -> None:

@@ -377,6 +377,24 @@ def test_processes_of_xdist_have_their_own_ranks(pytester):
 
 
 @pytest.mark.platforms("torch")
+@pytest.mark.skipif(importlib.util.find_spec("xdist") is None, reason="[no-tool] pytest-xdist is not installed")
+@pytest.mark.parametrize("cpus", [{3, 5}, {2, 3, 5}])
+def test_a_worker_of_xdist_keeps_to_one_cpu(pytester, cpus):
+    """On request each worker has a CPU of its own, unless that would leave one idle."""
+    pytester.makeconftest(f"""
+import os
+from pathlib import Path
+os.sched_getaffinity = lambda _: {cpus}
+os.sched_setaffinity = lambda _, to: Path(f"cpu {{os.environ['PYTEST_XDIST_WORKER']}}").write_text(str(to))
+""")
+    pytester.makepyfile("def test_one(): pass")
+    done = fresh(pytester.path, *PLUGIN, "-n", "2", "--hp-one-cpu", "-p", "conftest", PYTHONPATH=str(pytester.path))
+    assert done.returncode == 0, done.stdout + done.stderr
+    found = {path.name: path.read_text() for path in pytester.path.glob("cpu *")}
+    assert found == ({"cpu gw0": "{3}", "cpu gw1": "{5}"} if len(cpus) == 2 else {})
+
+
+@pytest.mark.platforms("torch")
 def test_no_rank_outlives_the_run(pytester):
     """A run that is killed leaves no rank behind, not even one that computes for ever."""
     pytester.makepyfile("""

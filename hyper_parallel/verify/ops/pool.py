@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import json
 import os
 import selectors
@@ -56,15 +57,21 @@ class _Zygote:
             )
         os.close(write)
         self.task: dict[str, Any] | None = None
+        self.seat = 0
         self.current = ""
         self.done: list[str] = []
         self._rest = b""
 
-    def start(self, task: dict[str, Any]) -> None:
-        """Hand over a task."""
-        self.task, self.current, self.done = task, "", []
+    def start(self, task: dict[str, Any], seat: int) -> None:
+        """Hand over a task.
+
+        Args:
+            task: what to do.
+            seat: a number that no other task has meanwhile; each has a CPU to itself where there are enough.
+        """
+        self.task, self.seat, self.current, self.done = task, seat, "", []
         assert self.process.stdin is not None
-        self.process.stdin.write((json.dumps(task) + "\n").encode())
+        self.process.stdin.write((json.dumps({**task, "seat": seat}) + "\n").encode())
         self.process.stdin.flush()
 
     def events(self) -> list[dict[str, Any]] | None:
@@ -141,7 +148,8 @@ def _begin(
         zygote = _Zygote(task["platform"])
         stack.callback(zygote.close)
         chosen.register(zygote.read, selectors.EVENT_READ, zygote)
-    zygote.start(task)
+    taken = {one.seat for one in busy}
+    zygote.start(task, next(seat for seat in itertools.count() if seat not in taken))
     busy.add(zygote)
 
 

@@ -16,6 +16,7 @@ import sys
 import time
 from typing import Any
 
+from hyper_parallel.transport.cpus import stay_on
 from hyper_parallel.transport.start import end_ranks
 
 __all__ = ["main"]
@@ -88,6 +89,7 @@ def _child(task: dict[str, Any], out: int, trouble: int, run: Any) -> None:
         os.dup2(os.open(os.devnull, os.O_RDONLY), 0)
         os.dup2(os.open(os.devnull, os.O_WRONLY), 1)
         faulthandler.enable()
+        stay_on(task["seat"])
         run(task, lambda event: _say(out, event))
         end_ranks()  # a child that leaves with os._exit runs no exit hooks
         code = 0

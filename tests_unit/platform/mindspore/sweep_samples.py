@@ -430,7 +430,8 @@ fold col2im: unfolded, (6, 5), (2, 2)
 flash_attention_score: hq, hk, hv, 4, input_layout="BNSD", scalar_value=0.35
 fft ifft hfft: x
 ihfft rfft irfft: x
-fft2 ifft2 rfft2 irfft2 fftn ifftn rfftn irfftn fftshift ifftshift hfft2 hfftn ihfft2 ihfftn: x
+fft2 ifft2 rfft2 irfft2 fftn ifftn rfftn irfftn hfft2 hfftn ihfft2 ihfftn: x
+fftshift ifftshift: x, (0, 1)
 assign assign_add assign_sub: = _written(x, lambda c: @c, y@)
 bias_add: x, r
 tensor_add tensor_sub tensor_mul tensor_div tensor_floordiv tensor_mod tensor_pow: p, q

@@ -27,7 +27,7 @@ def ended(run, seconds=20.0, *, deaf=False):
     read, write = os.pipe()
     if deaf:
         os.close(read)
-    died = zygote._in_child({"ops": ["one"], "seconds": seconds}, write, run)
+    died = zygote._in_child({"ops": ["one"], "seconds": seconds, "seat": 1}, write, run)
     os.close(write)
     if deaf:
         return died, None
@@ -57,6 +57,18 @@ def stay(task, say):
     """Tell, and never end."""
     tell(task, say)
     time.sleep(60)
+
+
+def tell_cpus(_, say):
+    """Tell where it may run."""
+    say(sorted(os.sched_getaffinity(0)))
+
+
+def test_a_child_stays_on_the_cpu_of_its_seat():
+    """A child keeps what it starts on one CPU, another one than that of the seat before; its zygote stays free."""
+    before = sorted(os.sched_getaffinity(0))
+    assert ended(tell_cpus) == ("", [[before[1 % len(before)]]])
+    assert sorted(os.sched_getaffinity(0)) == before
 
 
 def test_a_child_that_ends_well_says_nothing():
