@@ -11,6 +11,7 @@ from typing import Any
 
 import mindspore
 
+from hyper_parallel.errors import LayoutError
 from hyper_parallel.platform.mindspore.primitives import composed, expect
 
 __all__: list[str] = []
@@ -199,6 +200,20 @@ def _channels(ops: Any, x: Any, p: float) -> Any:
 def _reduced(ops: Any, rows: Any, reduction: Any) -> Any:
     reduction = {0: "sum", 1: "mean", 2: "none"}.get(reduction, reduction)
     return {"none": lambda: rows, "mean": lambda: ops.mean(rows), "sum": lambda: ops.sum(rows)}[reduction]()
+
+
+@composed("PReLU")
+def _prelu(ops: Any, _: Any, x: Any, weight: Any) -> Any:
+    """The weight as it broadcasts: one number, or one per channel, which is the second dim."""
+    channels = x.shape[1] if len(x.shape) > 1 else 1
+    count = math.prod(weight.shape)
+    if count not in (1, channels):
+        msg = (
+            f"operator PReLU: {count} weights for {list(x.shape)}, which has {channels} channels; give one, or so many"
+        )
+        raise LayoutError(msg)
+    inner = (1,) * max(len(x.shape) - 2, 0) if count > 1 else ()
+    return ops.prelu(x, ops.view(weight, (-1, *inner)))
 
 
 @composed("SoftMarginLoss")

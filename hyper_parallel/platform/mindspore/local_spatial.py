@@ -101,8 +101,7 @@ def _block(x: Tensor, dim: int, size: int, value: float) -> Tensor | None:
 
 
 def _prelu(x: Tensor, weight: Tensor) -> Tensor:
-    if x.ndim > 1 and weight.size > 1:
-        weight = weight.reshape((-1, *(1,) * (x.ndim - 2)))
+    """The weight as it broadcasts; the kernel takes one per channel."""
     return mint.where(x > 0, x, x * weight)
 
 

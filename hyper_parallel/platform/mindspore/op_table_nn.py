@@ -6,7 +6,7 @@ __all__ = ["SAME"]
 
 SAME = """
 Dense linear  MatMulExt matmul  BatchMatMulExt bmm  Mm mm  Mv mv  Dot dot  Outer outer  Addmm addmm  Baddbmm baddbmm
-Addmv addmv  Addbmm addbmm  Ger outer  Vdot dot  GLU glu  PReLU prelu  PixelShuffle pixel_shuffle
+Addmv addmv  Addbmm addbmm  Ger outer  Vdot dot  GLU glu  PixelShuffle pixel_shuffle
 PixelUnshuffle pixel_unshuffle  ChannelShuffle channel_shuffle  AdaptiveAvgPool2D adaptive_avg_pool2d
 AdaptiveAvgPool2DExt adaptive_avg_pool2d  AdaptiveAvgPool3D adaptive_avg_pool3d
 AdaptiveAvgPool3DExt adaptive_avg_pool3d  AdaptiveMaxPool2D adaptive_max_pool2d  GridSampler2D grid_sample

@@ -129,7 +129,7 @@ threshold: x, 0.1, 20.0
 gelu: x | x, approximate="tanh"
 glu: wide, -1 | even, 0
 swiglu: wide, -1
-prelu: x, r | d, s
+prelu: x, r | d, s | i2, ch
 population_count: ni
 polygamma: three, p
 mvlgamma: g, 2

@@ -8,7 +8,7 @@ import pytest
 from hyper_parallel.core.dtensor.dtensor import DTensor
 from hyper_parallel.core.dtensor.mesh import init_device_mesh
 from hyper_parallel.core.dtensor.placements import Replicate
-from hyper_parallel.errors import MeshError, UnsupportedOnBackend, UnsupportedOperatorError
+from hyper_parallel.errors import LayoutError, MeshError, UnsupportedOnBackend, UnsupportedOperatorError
 from hyper_parallel.platform.select import platform_named, use_platform
 
 pytestmark = pytest.mark.platforms("mindspore")
@@ -77,6 +77,19 @@ def test_options_without_a_rule_are_refused():
             with pytest.raises(UnsupportedOperatorError) as caught:
                 call()
             assert str(caught.value) == message
+
+
+def test_weights_that_fit_no_channel_are_refused():
+    """As many weights as channels, or one: others would broadcast to another shape."""
+    from mindspore import ops
+
+    with use_platform("mindspore"):
+        mesh = init_device_mesh("cpu", (1,), mesh_dim_names=("m",))
+        ones = lambda shape: platform_named("mindspore").from_numpy(np.ones(shape, np.float32))  # noqa: E731 - short
+        x, weight = (DTensor.from_local(ones(shape), mesh, [Replicate()]) for shape in ((2, 1, 4), (3,)))
+        with pytest.raises(LayoutError) as caught:
+            ops.prelu(x, weight)
+    assert str(caught.value) == "operator PReLU: 3 weights for [2, 1, 4], which has 1 channels; give one, or so many"
 
 
 def test_what_the_rehearsal_does_not_take_is_refused(monkeypatch):
