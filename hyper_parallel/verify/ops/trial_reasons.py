@@ -54,10 +54,6 @@ EQUIVALENT: tuple[Equivalent, ...] = (
          "type(value) is Ref and (not isinstance(value, (list, tuple)))"),
     *_of("shard.compiled", "_canonical.call", "only speed: numbers that the key holds are read from the call again",
          "scalars and (not by_value) -> scalars or not by_value"),
-    *_of("dtensor.search", "_lacking", "a lower bound still bounds: the search looks at more and finds the same",
-         "{0, size - 1} -> {1, size - 1}"),
-    *_of("dtensor.search", "_lacking", "where no rank lacks anything the way is a slice, which is found directly, or a "
-         "reduction, which costs more than one element", "0 -> 1"),
     *_of("dtensor.search", "search", "of two plans of one price the other is taken", "price < bound -> price <= bound"),
     *_of("shard.strategy", "_row_cost", "rows are compared by how many operands move, which is doubled for all of them",
          "1 -> 2"),
@@ -66,8 +62,6 @@ EQUIVALENT: tuple[Equivalent, ...] = (
          "plan(now, target).cost(1) -> plan(now, target).cost(2)"),
     *_of("dtensor.steps", "narrow_box", "only speed: the whole of a dim is narrowed to itself",
          "stop - start -> stop + start"),
-    *_of("dtensor.search", "search", "only speed: what is done is skipped when it comes up, and what is dear ends it",
-         "least < bound and step.target not in done -> least < bound or step.target not in done"),
     *_of("dtensor.redistribute", "_resumed", "only speed: a node is recorded that no gradient reaches",
          "platform.needs_grad(grad) and platform.grad_enabled() -> "
          "platform.needs_grad(grad) or platform.grad_enabled()"),

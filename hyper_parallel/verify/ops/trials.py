@@ -19,7 +19,7 @@ import numpy as np
 from hyper_parallel.verify.ops.mutation import Verdict
 from hyper_parallel.verify.ops.sources import SourceMutant, applied, source_mutants
 from hyper_parallel.verify.ops.trial_functions import functions_noticed
-from hyper_parallel.verify.ops.trial_prices import Prices, choice_prices, plan_prices
+from hyper_parallel.verify.ops.trial_prices import Prices, choice_prices, efforts, plan_prices, plans_come_in_time
 from hyper_parallel.verify.ops.trial_reasons import reason_of
 from hyper_parallel.verify.ops.trial_scenarios import SCENARIOS
 from hyper_parallel.verify.ops.trial_stage import Stage
@@ -69,11 +69,16 @@ _REDISTRIBUTION: tuple[Trial, ...] = (
     partial(_moves, (3,)), _scenarios, partial(_prices, plan_prices), partial(_moves, (2,), (4,)),
     partial(_moves, (2, 3), (2, 2), targets=6), functions_noticed,
 )  # fmt: skip
+# Values hold whatever is sent, so prices notice most of what slips there.
+_SEARCH: tuple[Trial, ...] = (
+    plans_come_in_time, partial(_prices, plan_prices), partial(_prices, efforts), *_REDISTRIBUTION,
+)  # fmt: skip
 _DISPATCH: tuple[Trial, ...] = (_scenarios, partial(_prices, choice_prices), functions_noticed)
 
 SOURCES: dict[str, tuple[Trial, ...]] = {
     **{f"hyper_parallel.core.dtensor.{name}": _REDISTRIBUTION
-       for name in ("steps", "transition", "search", "redistribute")},
+       for name in ("steps", "transition", "redistribute")},
+    "hyper_parallel.core.dtensor.search": _SEARCH,
     **{f"hyper_parallel.core.shard.{name}": _DISPATCH
        for name in ("dispatch", "compiled", "propagation", "binder", "strategy")},
 }  # fmt: skip

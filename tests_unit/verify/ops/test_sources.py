@@ -13,7 +13,9 @@ from dataclasses import replace
 import pytest
 
 from hyper_parallel.cli import main
+from hyper_parallel.core.dtensor import search
 from hyper_parallel.core.dtensor.dtensor import DTensor
+from hyper_parallel.core.dtensor.steps import Slice
 from hyper_parallel.core.dtensor.transition import plan
 from hyper_parallel.platform.select import use_platform
 from hyper_parallel.verify.ops import trial_prices, trials
@@ -190,15 +192,24 @@ def test_trials_say_nothing_of_the_library_as_it_is(monkeypatch):
     monkeypatch.setattr(trials, "SCENARIOS", SCENARIOS[:1])
     monkeypatch.setattr(trials, "_MESHES", ((2,),))
     assert list(trials._scenarios()) == []
-    monkeypatch.setattr(trial_prices, "_ON_TWO", ())
+    monkeypatch.setattr(trial_prices, "_ON_TWO", ((2,),))
     monkeypatch.setattr(trial_prices, "_CALLS", trial_prices._CALLS[4:5])
     with use_platform("torch"):
-        for of in (trial_prices.plan_prices, trial_prices.choice_prices):
+        for of in (trial_prices.plan_prices, trial_prices.efforts, trial_prices.choice_prices):
             assert all(any(price) for price in of().values())
             assert list(trials._prices(of)) == []
     prices = [{"softmax": (1, 2)}, {"softmax": (1, 3)}]
     assert list(trials._prices(lambda: prices.pop(0))) == ["softmax: (1, 3), (1, 2) before"]
     trials._kept.cache_clear()
+
+
+def test_planning_ends(monkeypatch):
+    """After so many layouts the search takes the best plan that it has; one that goes on is noticed."""
+    assert list(trial_prices.plans_come_in_time()) == []
+    assert search.MOST_STATES == 2000
+    monkeypatch.setattr(search, "search", lambda source, _: (Slice(source, source, ()),))
+    said = list(trial_prices.plans_come_in_time())
+    assert [one.partition(": ")[0] for one in said] == [f"0 layouts looked at of {limit}" for limit in (1, 2, 3)]
 
 
 @pytest.mark.platforms("torch")
