@@ -22,6 +22,7 @@ from hyper_parallel.verify.ops.trial_answers import (
 from hyper_parallel.verify.ops.trial_choices import (
     axes_keep_their_order,
     moves_have_prices,
+    options_are_compared,
     rows_state_conditions,
     writes_stay_where_they_are,
 )
@@ -64,5 +65,5 @@ SCENARIOS: tuple[Callable[[Stage], None], ...] = (
     gathered_values_send_gradients_straight_back, reductions_need_no_gradient, views_of_a_framework_that_loses_writes,
     pieces_that_are_dense_by_chance, rows_state_conditions, axes_keep_their_order, writes_stay_where_they_are,
     what_gathers_is_known, plans_are_kept_and_bounded,
-    moves_have_prices,
+    moves_have_prices, options_are_compared,
 )  # fmt: skip
