@@ -56,8 +56,6 @@ EQUIVALENT: tuple[Equivalent, ...] = (
          "scalars and (not by_value) -> scalars or not by_value"),
     *_of("dtensor.search", "search", "of two plans of one price the other is taken", "price < bound -> price <= bound"),
     *_of("shard.strategy", "_never_empty", "one element does not divide by what cuts twice", "size > 0 -> size > 1"),
-    *_of("dtensor.steps", "narrow_box", "only speed: the whole of a dim is narrowed to itself",
-         "stop - start -> stop + start"),
     *_of("dtensor.redistribute", "_resumed", "only speed: a node is recorded that no gradient reaches",
          "platform.needs_grad(grad) and platform.grad_enabled() -> "
          "platform.needs_grad(grad) or platform.grad_enabled()"),
