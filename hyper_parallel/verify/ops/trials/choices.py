@@ -12,7 +12,7 @@ from hyper_parallel.core.shard.call import OpCall, Operand, Ref
 from hyper_parallel.core.shard.rule import Listed, Row, Strategies
 from hyper_parallel.core.shard.strategy import cheapest, choose, combine, move_cost
 from hyper_parallel.verify.ops.rows import mesh_of
-from hyper_parallel.verify.ops.trial_stage import S0, P, R, Stage
+from hyper_parallel.verify.ops.trials.stage import S0, P, R, Stage
 
 __all__ = ["axes_keep_their_order", "moves_have_prices", "options_are_compared", "rows_state_conditions",
            "writes_stay_where_they_are"]  # fmt: skip

@@ -18,11 +18,11 @@ import numpy as np
 
 from hyper_parallel.verify.ops.mutation import Verdict
 from hyper_parallel.verify.ops.sources import SourceMutant, applied, source_mutants
-from hyper_parallel.verify.ops.trial_functions import functions_noticed
-from hyper_parallel.verify.ops.trial_prices import Prices, choice_prices, efforts, plan_prices, plans_come_in_time
-from hyper_parallel.verify.ops.trial_reasons import reason_of
-from hyper_parallel.verify.ops.trial_scenarios import SCENARIOS
-from hyper_parallel.verify.ops.trial_stage import Stage
+from hyper_parallel.verify.ops.trials.functions import functions_noticed
+from hyper_parallel.verify.ops.trials.prices import Prices, choice_prices, efforts, plan_prices, plans_come_in_time
+from hyper_parallel.verify.ops.trials.reasons import reason_of
+from hyper_parallel.verify.ops.trials.scenarios import SCENARIOS
+from hyper_parallel.verify.ops.trials.stage import Stage
 from hyper_parallel.verify.redistribution import first_wrong
 from hyper_parallel.verify.simulate import simulate
 
