@@ -174,14 +174,14 @@ def test_a_forked_change_stays_in_its_process():
 
 @pytest.mark.platforms("torch")
 def test_what_does_not_end_is_ended(monkeypatch):
-    """A change that loops for ever costs its time, and is noticed."""
+    """A change that waits for ever costs its time; nothing noticed it, for a busy machine is as slow."""
     monkeypatch.setattr(verdicts, "_SECONDS", 0.2)
 
     def endless():
         while True:
             time.sleep(0.01)
 
-    assert verdicts.noticed(None, (endless,)) == "killed by SIGKILL"
+    assert verdicts.noticed(None, (endless,)) == "not finished"
 
 
 @pytest.mark.platforms("torch")
@@ -214,14 +214,16 @@ def test_planning_ends(monkeypatch):
 
 @pytest.mark.platforms("torch")
 def test_verdicts(monkeypatch):
-    """What is noticed is killed; the rest is equivalent with its reason, or survives. A trial that fails is broken."""
+    """What is noticed is killed; the rest is equivalent with its reason, or survives, as does what had no time."""
     module = "hyper_parallel.core.shard.binder"
     reasoned = [one.slip for one in EQUIVALENT if one.module == "shard.binder"]
     plain = next(one for one in source_mutants(module) if one.slip not in reasoned)
     known = next(one for one in source_mutants(module) if one.slip in reasoned)
-    outcomes = [verdicts._verdict("op", "torch", *one, 1).outcome
-                for one in ((plain, "seen"), (plain, ""), (known, ""), (plain, "the same code"))]  # fmt: skip
-    assert outcomes == ["killed", "survived", "equivalent", "equivalent"]
+    outcomes = [
+        verdicts._verdict("op", "torch", *one, 1).outcome
+        for one in ((plain, "seen"), (plain, ""), (known, ""), (plain, "the same code"), (known, "not finished"))
+    ]
+    assert outcomes == ["killed", "survived", "equivalent", "equivalent", "survived"]
     monkeypatch.setattr(verdicts, "SOURCES", {module: (lambda: iter(["wrong already"]),)})
     broken = verdicts.judged("torch", f"{module}#0", 0)
     assert (broken.outcome, broken.detail) == ("broken", "wrong already")
