@@ -90,7 +90,7 @@ def run(arguments: argparse.Namespace) -> int:
 
 def _modules(arguments: argparse.Namespace) -> list[str]:
     """Which are asked for, in whole."""
-    from hyper_parallel.verify.ops.trials import SOURCES
+    from hyper_parallel.verify.ops.trials.verdicts import SOURCES
 
     if arguments.op:
         msg = "--op: operators have rules; --source changes the library's own code, which has none"

@@ -28,8 +28,10 @@ __all__ = [
     "contains",
     "coordinates",
     "cuts",
+    "grid_of",
     "intersect",
     "members",
+    "met",
     "reduction_pieces",
     "routes",
     "volume",
@@ -121,7 +123,7 @@ def routes(source: Layout, target: Layout, slice_axes: tuple[int, ...], first: C
     for index, box in enumerate(held):
         holders.setdefault(box, []).append(index)
     edges = cuts(held, source.ndim)
-    grid = [sorted({box[dim] for box in held if volume(box)}) for dim in range(source.ndim)]
+    grid = grid_of(held, source.ndim)
     found = []
     for receiver, position in enumerate(at):
         for cell in itertools.product(*cells_of(target.box_at(position), edges)):
@@ -129,6 +131,22 @@ def routes(source: Layout, target: Layout, slice_axes: tuple[int, ...], first: C
                 owner = tuple(map(_around, grid, cell))
                 found.append(Route(cell, _nearest(holders[owner], receiver, at), receiver))
     return tuple(found)
+
+
+def grid_of(boxes: Iterable[Box], ndim: int) -> list[list[Interval]]:
+    """Per dim the intervals, in order, of boxes that form a grid; of those with elements."""
+    filled = {box for box in boxes if volume(box)}
+    return [sorted({box[dim] for box in filled}) for dim in range(ndim)]
+
+
+def met(box: Box, grid: Sequence[Sequence[Interval]]) -> int:
+    """How many boxes of a grid have a part in common with ``box``."""
+    found = 1
+    for (start, stop), intervals in zip(box, grid, strict=True):
+        first = bisect.bisect_right(intervals, start, key=lambda one: one[1])
+        last = bisect.bisect_left(intervals, stop, key=lambda one: one[0])
+        found *= max(last - first, 0)
+    return found if volume(box) else 0
 
 
 def _around(intervals: Sequence[Interval], part: Interval) -> Interval:

@@ -17,8 +17,10 @@ from hyper_parallel.core.dtensor.boxes import (
     cells_of,
     contains,
     cuts,
+    grid_of,
     intersect,
     members,
+    met,
     reduction_pieces,
     routes,
     volume,
@@ -94,9 +96,12 @@ class Exchange(_Exchanging):
 
     @cached_property
     def messages(self) -> int:
-        """Most peers that one rank hears from."""
-        pairs = {(route.receiver, route.sender) for route in self.routes(self._first)}
-        return max(_per_receiver((receiver, 1) for receiver, _ in pairs).values(), default=0)
+        """Most peers that one rank hears from: one for every other box that its own meets; no route is made for it."""
+        at = members(self.source.mesh, self.axes, self._first)
+        held = [self.source.box_at(one) for one in at]
+        grid = grid_of(held, self.source.ndim)
+        pairs = zip(map(self.target.box_at, at), held, strict=True)
+        return max(met(wanted, grid) - (volume(intersect(wanted, own)) > 0) for wanted, own in pairs)
 
     def apply(self, local: Any, platform: Platform) -> Any:
         """The target's box, put together from own and received parts."""

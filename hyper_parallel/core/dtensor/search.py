@@ -1,7 +1,7 @@
 """Which steps: the cheapest way from one layout to another, structured collectives and exchanges priced alike.
 
 A best-first search over layouts (A*). What a rank still lacks bounds every way on from below, so the search follows
-few moves; an exchange, which must be cut into boxes to be priced, is looked at only where it could win.
+few moves; an exchange, which must be cut into boxes to be priced, is looked at only from where it could win.
 """
 
 from __future__ import annotations
@@ -32,6 +32,7 @@ SECONDS_PER_LAUNCH = 2e-9
 # Of plans whose worst ranks receive the same, the one that loads the network less.
 MEAN_LOAD_WEIGHT = 0.05
 PLANNING_ITEMSIZE = 4
+SECONDS_PER_ELEMENT = PLANNING_ITEMSIZE * SECONDS_PER_BYTE
 MOST_STATES = 2000
 
 
@@ -73,44 +74,36 @@ def search(source: Layout, target: Layout) -> tuple[Step, ...]:
     bound = math.inf
     frontier: list[tuple[float, float, int, Layout, tuple[Step, ...]]] = [(0.0, 0.0, 0, source, ())]
     done: set[Layout] = set()
-    ticket = itertools.count(1)
+    ticket = itertools.count()
     while frontier:
         least, spent, _, layout, steps = heapq.heappop(frontier)
-        if least >= bound or (best and len(done) >= MOST_STATES):
+        if least >= bound or len(done) >= MOST_STATES:
             break
         if layout in done:
             continue
         done.add(layout)
         for step in _moves(layout, target):
-            price = spent + _price((step,))
+            price = spent + _price(step)
             if step.target is target:
                 best, bound = ((*steps, step), price) if price < bound else (best, bound)
-                continue
-            least = price + _lacking(step.target, target)
-            if least < bound and step.target not in done:
+            elif step.target not in done:
+                least = price + _lacking(step.target, target)
                 heapq.heappush(frontier, (least, price, next(ticket), step.target, (*steps, step)))
-        if spent + _lacking(layout, target) + SECONDS_PER_MESSAGE < bound:
-            step = _direct(layout, target)
-            price = spent + _price((step,))
-            best, bound = ((*steps, step), price) if price < bound else (best, bound)
     return best
 
 
 def _lacking(layout: Layout, target: Layout) -> float:
     """A price that no way from here can beat: some rank must still receive what it lacks."""
-    worst = 0
-    for at in itertools.product(*({0, size - 1} for size in layout.mesh.shape)):
-        box = target.box_at(at)
-        worst = max(worst, volume(box) - volume(intersect(box, layout.box_at(at))))
-    return worst * PLANNING_ITEMSIZE * SECONDS_PER_BYTE
+    corners = itertools.product(*({0, size - 1} for size in layout.mesh.shape))
+    boxes = ((target.box_at(at), layout.box_at(at)) for at in corners)
+    worst = max(volume(wanted) - volume(intersect(wanted, held)) for wanted, held in boxes)
+    return worst * SECONDS_PER_ELEMENT
 
 
-def _price(steps: Iterable[Step]) -> float:
+def _price(step: Step) -> float:
     """Seconds, with a little for every step, so that of two equal plans the shorter and simpler one wins."""
-    steps = tuple(steps)
-    mean = sum(sum(step.loads) / len(step.loads) for step in steps) * PLANNING_ITEMSIZE
-    shared = MEAN_LOAD_WEIGHT * mean * SECONDS_PER_BYTE
-    return cost_of(steps, PLANNING_ITEMSIZE).seconds + shared + sum(step.overhead for step in steps)
+    shared = MEAN_LOAD_WEIGHT * sum(step.loads) / len(step.loads) * SECONDS_PER_ELEMENT
+    return cost_of((step,), PLANNING_ITEMSIZE).seconds + shared + step.overhead
 
 
 def _direct(layout: Layout, target: Layout) -> Step:
@@ -129,7 +122,7 @@ def _slice_axes(layout: Layout, target: Layout) -> tuple[int, ...]:
         pairs = zip(held, wanted, strict=False)
         settled.update(axis for axis, other in itertools.takewhile(lambda pair: pair[0] == pair[1], pairs))
     used = {axis for axes in (*layout.dim_axes, *target.dim_axes) for axis in axes} | set(_owed(layout, target))
-    return tuple(axis for axis in sorted(used - settled) if layout.mesh.shape[axis] > 1)
+    return tuple(sorted(used - settled))
 
 
 def _owed(layout: Layout, target: Layout) -> tuple[int, ...]:
@@ -138,17 +131,13 @@ def _owed(layout: Layout, target: Layout) -> tuple[int, ...]:
 
 def _moves(layout: Layout, target: Layout) -> Iterator[Step]:
     owed = _owed(layout, target)
-    yield from _all_reduces(layout, owed)
+    if owed:
+        yield AllReduce(layout, _without_partial(layout, owed), owed)
     yield from _reduce_scatters(layout, target, owed)
     yield from _gathers(layout)
     yield from _slices(layout, target)
     yield from _all_to_alls(layout, target)
-
-
-def _all_reduces(layout: Layout, owed: tuple[int, ...]) -> Iterator[Step]:
-    for count in range(len(owed), 0, -1):
-        for axes in itertools.combinations(owed, count):
-            yield AllReduce(layout, _without_partial(layout, axes), axes)
+    yield _direct(layout, target)
 
 
 def _reduce_scatters(layout: Layout, target: Layout, owed: tuple[int, ...]) -> Iterator[Step]:
@@ -158,7 +147,7 @@ def _reduce_scatters(layout: Layout, target: Layout, owed: tuple[int, ...]) -> I
         held = layout.dim_axes[dim]
         suffix = wanted[len(held) :]
         candidates: set[tuple[int, ...]] = {(axis,) for axis in owed}
-        if len(suffix) > 1 and wanted[: len(held)] == held and set(suffix) <= set(owed):
+        if suffix and wanted[: len(held)] == held and set(suffix) <= set(owed):
             candidates.add(suffix)
         for axes in sorted(candidates):
             reduced = _without_partial(layout, axes)

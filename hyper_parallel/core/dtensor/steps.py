@@ -254,7 +254,7 @@ def narrow_box(local: Any, held: Box, wanted: Box, platform: Platform) -> Any:
     if not volume(wanted):
         return empty_like(local, sizes_of(wanted), platform)
     for dim, ((start, stop), (low, high)) in enumerate(zip(held, wanted, strict=True)):
-        if high - low != stop - start:
+        if (low, high) != (start, stop):
             local = platform.narrow(local, dim, low - start, high - low)
     return local
 
@@ -267,7 +267,7 @@ def empty_like(local: Any, shape: Sequence[int], platform: Platform) -> Any:
 def _embed(local: Any, held: Box, whole: Box, platform: Platform) -> Any:
     """``local`` at its place in zeros of the size of ``whole``."""
     for dim, ((start, stop), (low, high)) in enumerate(zip(held, whole, strict=True)):
-        sizes = (start - low, high - stop) if start < stop else (0, high - low)
+        sizes = (start - low, high - stop)
         if any(sizes):
             shapes = [(*local.shape[:dim], size, *local.shape[dim + 1 :]) for size in sizes]
             before, after = (empty_like(local, shape, platform) for shape in shapes)

@@ -104,7 +104,8 @@ def _stays(call: OpCall, choice: Choice) -> bool:
 def _cheapest(
     call: OpCall, rows: Sequence[Row], axis: int, cuts: dict[tuple[int, int], int], *, in_place: bool
 ) -> Row | None:
-    best, best_cost = None, (IMPOSSIBLE, 0)
+    best: Row | None = None
+    best_cost: tuple[float, ...] = (IMPOSSIBLE,)  # no cost that is impossible comes before it
     for row in rows:
         if in_place and not _keeps_first(call, row, axis):
             continue
@@ -150,13 +151,9 @@ def _never_empty(size: int, cut: int, parts: int) -> bool:
 
 
 def _row_cost(call: OpCall, row: Row, axis: int) -> tuple[float, int]:
-    total, moved = 0.0, 0
-    for operand, wanted in zip(call.operands, row.inputs, strict=True):
-        now = operand.layout.placement_on(axis)
-        if now != wanted:
-            total += move_cost(now, wanted, math.prod(operand.shape), call.mesh.shape[axis])
-            moved += 1
-    return total, moved
+    held = [(operand.layout.placement_on(axis), math.prod(operand.shape)) for operand in call.operands]
+    moves = [(now, wanted, count) for (now, count), wanted in zip(held, row.inputs, strict=True) if now != wanted]
+    return sum(move_cost(*move, call.mesh.shape[axis]) for move in moves), len(moves)
 
 
 def move_cost(now: Placement, wanted: Placement, elements: int, size: int) -> float:  # noqa: PLR0911 - a table
@@ -203,10 +200,9 @@ def _axis_order(call: OpCall, picked: list[Row], *, in_place: bool) -> list[int]
     order = list(range(call.mesh.ndim))
     for operand in sorted(call.operands, key=lambda one: (in_place and one is first, math.prod(one.shape))):
         for axes in operand.layout.dim_axes:
-            together = [axis for axis in axes if len(axes) > 1]
-            if together and len({id(picked[axis]) for axis in together}) == 1:
-                rest = sorted(order.index(axis) for axis in together)
-                for position, axis in zip(rest, together, strict=True):
+            if len({id(picked[axis]) for axis in axes}) == 1:
+                rest = sorted(order.index(axis) for axis in axes)
+                for position, axis in zip(rest, axes, strict=True):
                     order[position] = axis
     return order
 

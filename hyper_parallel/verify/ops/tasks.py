@@ -10,10 +10,10 @@ from dataclasses import replace
 from typing import Any
 
 from hyper_parallel.core.shard.rule import Rule, find_rule
-from hyper_parallel.verify.ops import trials
 from hyper_parallel.verify.ops.mutation import Verdict, judged
 from hyper_parallel.verify.ops.report import OperatorReport
 from hyper_parallel.verify.ops.sweep import Effort, sweep_operator, sweep_user_operator
+from hyper_parallel.verify.ops.trials import verdicts
 from hyper_parallel.verify.ops.user import load_user_file, user_rules
 
 __all__ = ["library_tasks", "mutant_tasks", "run", "source_tasks", "task_of"]
@@ -145,7 +145,7 @@ def run(task: dict[str, Any], say: Say) -> None:
 
 
 def _judged(task: dict[str, Any], op: str) -> Verdict:
-    judge = trials.judged if op.partition("#")[0] in trials.SOURCES else judged
+    judge = verdicts.judged if op.partition("#")[0] in verdicts.SOURCES else judged
     return judge(task["platform"], op, task["seed"])
 
 

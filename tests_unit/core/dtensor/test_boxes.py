@@ -2,6 +2,7 @@ from __future__ import annotations
 
 import itertools
 import math
+from collections import Counter
 
 import numpy as np
 from hypothesis import given
@@ -12,12 +13,15 @@ from hyper_parallel.core.dtensor.boxes import (
     contains,
     coordinates,
     cuts,
+    grid_of,
     intersect,
     members,
+    met,
     reduction_pieces,
     routes,
     volume,
 )
+from hyper_parallel.core.dtensor.exchange import Exchange
 from hyper_parallel.core.dtensor.layout import Layout
 from hyper_parallel.core.dtensor.mesh import DeviceMesh
 
@@ -76,6 +80,21 @@ def test_every_receiver_gets_what_it_lacks_and_nothing_else(pair):
     travelled = sum(volume(route.box) for route in routes(source, target, axes, at[0]))
     lacking = (volume(target.box_at(p)) - volume(intersect(target.box_at(p), source.box_at(p))) for p in at)
     assert travelled == sum(lacking)
+
+
+@given(layouts(2))
+def test_an_exchange_knows_its_peers_without_its_routes(pair):
+    """A box meets the boxes of a grid that share an element with it; an exchange waits for as many, without its own."""
+    source, target = pair
+    axes = tuple(range(len(source.mesh.shape)))
+    at = members(source.mesh, axes, (0,) * len(axes))
+    held = [source.box_at(one) for one in at]
+    for one in at:
+        box = target.box_at(one)
+        assert met(box, grid_of(held, source.ndim)) == len({other for other in held if volume(intersect(box, other))})
+    senders = {(route.receiver, route.sender) for route in routes(source, target, axes, at[0])}
+    heard = Counter(receiver for receiver, _ in senders)
+    assert Exchange(source, target, axes).messages == max(heard.values(), default=0)
 
 
 @given(layouts(2), st.data())

@@ -13,15 +13,17 @@ from dataclasses import replace
 import pytest
 
 from hyper_parallel.cli import main
+from hyper_parallel.core.dtensor import search
 from hyper_parallel.core.dtensor.dtensor import DTensor
+from hyper_parallel.core.dtensor.steps import Slice
 from hyper_parallel.core.dtensor.transition import plan
 from hyper_parallel.platform.select import use_platform
-from hyper_parallel.verify.ops import trial_prices, trials
 from hyper_parallel.verify.ops.sources import SourceMutant, applied, source_mutants
-from hyper_parallel.verify.ops.trial_functions import FUNCTIONS, functions_noticed
-from hyper_parallel.verify.ops.trial_reasons import EQUIVALENT
-from hyper_parallel.verify.ops.trial_scenarios import SCENARIOS
-from hyper_parallel.verify.ops.trial_stage import Stage, never, raises
+from hyper_parallel.verify.ops.trials import prices, verdicts
+from hyper_parallel.verify.ops.trials.functions import FUNCTIONS, functions_noticed
+from hyper_parallel.verify.ops.trials.reasons import EQUIVALENT
+from hyper_parallel.verify.ops.trials.scenarios import SCENARIOS
+from hyper_parallel.verify.ops.trials.stage import Stage, never, raises
 from hyper_parallel.verify.redistribution import first_wrong
 from hyper_parallel.verify.simulate import simulate
 
@@ -144,10 +146,10 @@ def test_the_dispatcher_as_it_is_passes(scenario):
 @pytest.mark.platforms("torch")
 def test_functions_hold_as_they_are(monkeypatch):
     """Nothing is noticed where nothing was changed; a function that means something else on DTensors is."""
-    monkeypatch.setattr("hyper_parallel.verify.ops.trial_functions._MESHES", (((2,), 4),))
+    monkeypatch.setattr("hyper_parallel.verify.ops.trials.functions._MESHES", (((2,), 4),))
     assert list(functions_noticed()) == []
     wrong = replace(FUNCTIONS[0], name="wrong", call=lambda _, x, y: x * 1 if isinstance(x, DTensor) else x * 2 + 0 * y)
-    monkeypatch.setattr("hyper_parallel.verify.ops.trial_functions.FUNCTIONS", (wrong,))
+    monkeypatch.setattr("hyper_parallel.verify.ops.trials.functions.FUNCTIONS", (wrong,))
     (said,) = functions_noticed()
     assert said.startswith("wrong on (2,): rank 0: ")
 
@@ -161,61 +163,72 @@ def test_a_forked_change_stays_in_its_process():
         os.kill(os.getpid(), signal.SIGKILL)
         yield ""
 
-    assert trials.noticed(mutant, (lambda: iter(["", "seen"]),)) == "seen"
-    assert trials.noticed(mutant, (lambda: iter([""]), lambda: iter(()))) == ""
-    assert trials.noticed(None, (lambda: iter(()),)) == ""
-    assert trials.noticed(replace(mutant, edit=lambda _: None), ()) == "the same code"
-    assert trials.noticed(mutant, (lambda: 1 / 0,)) == "ZeroDivisionError: division by zero"
-    assert trials.noticed(mutant, (dies,)) == "killed by SIGKILL"
+    assert verdicts.noticed(mutant, (lambda: iter(["", "seen"]),)) == "seen"
+    assert verdicts.noticed(mutant, (lambda: iter([""]), lambda: iter(()))) == ""
+    assert verdicts.noticed(None, (lambda: iter(()),)) == ""
+    assert verdicts.noticed(replace(mutant, edit=lambda _: None), ()) == "the same code"
+    assert verdicts.noticed(mutant, (lambda: 1 / 0,)) == "ZeroDivisionError: division by zero"
+    assert verdicts.noticed(mutant, (dies,)) == "killed by SIGKILL"
     assert not applied(replace(mutant, edit=lambda _: None)), "this process has the library as it is"
 
 
 @pytest.mark.platforms("torch")
 def test_what_does_not_end_is_ended(monkeypatch):
-    """A change that loops for ever costs its time, and is noticed."""
-    monkeypatch.setattr(trials, "_SECONDS", 0.2)
+    """A change that waits for ever costs its time; nothing noticed it, for a busy machine is as slow."""
+    monkeypatch.setattr(verdicts, "_SECONDS", 0.2)
 
     def endless():
         while True:
             time.sleep(0.01)
 
-    assert trials.noticed(None, (endless,)) == "killed by SIGKILL"
+    assert verdicts.noticed(None, (endless,)) == "not finished"
 
 
 @pytest.mark.platforms("torch")
 @pytest.mark.filterwarnings("ignore:Using backward")
 def test_trials_say_nothing_of_the_library_as_it_is(monkeypatch):
     """Changes of placement, scenarios and prices: each kind passes here, and a price that changes is told."""
-    assert list(trials._moves((2,), targets=2)) == [""]
-    monkeypatch.setattr(trials, "SCENARIOS", SCENARIOS[:1])
-    monkeypatch.setattr(trials, "_MESHES", ((2,),))
-    assert list(trials._scenarios()) == []
-    monkeypatch.setattr(trial_prices, "_ON_TWO", ())
-    monkeypatch.setattr(trial_prices, "_CALLS", trial_prices._CALLS[4:5])
+    assert list(verdicts._moves((2,), targets=2)) == [""]
+    monkeypatch.setattr(verdicts, "SCENARIOS", SCENARIOS[:1])
+    monkeypatch.setattr(verdicts, "_MESHES", ((2,),))
+    assert list(verdicts._scenarios()) == []
+    monkeypatch.setattr(prices, "_ON_TWO", ((2,),))
+    monkeypatch.setattr(prices, "_CALLS", prices._CALLS[4:5])
     with use_platform("torch"):
-        for of in (trial_prices.plan_prices, trial_prices.choice_prices):
+        for of in (prices.plan_prices, prices.efforts, prices.choice_prices):
             assert all(any(price) for price in of().values())
-            assert list(trials._prices(of)) == []
-    prices = [{"softmax": (1, 2)}, {"softmax": (1, 3)}]
-    assert list(trials._prices(lambda: prices.pop(0))) == ["softmax: (1, 3), (1, 2) before"]
-    trials._kept.cache_clear()
+            assert list(verdicts._prices(of)) == []
+    changing = [{"softmax": (1, 2)}, {"softmax": (1, 3)}]
+    assert list(verdicts._prices(lambda: changing.pop(0))) == ["softmax: (1, 3), (1, 2) before"]
+    verdicts._kept.cache_clear()
+
+
+def test_planning_ends(monkeypatch):
+    """After so many layouts the search takes the best plan that it has; one that goes on is noticed."""
+    assert list(prices.plans_come_in_time()) == []
+    assert search.MOST_STATES == 2000
+    monkeypatch.setattr(search, "search", lambda source, _: (Slice(source, source, ()),))
+    said = list(prices.plans_come_in_time())
+    assert [one.partition(": ")[0] for one in said] == [f"0 layouts looked at of {limit}" for limit in (1, 2, 3)]
 
 
 @pytest.mark.platforms("torch")
 def test_verdicts(monkeypatch):
-    """What is noticed is killed; the rest is equivalent with its reason, or survives. A trial that fails is broken."""
+    """What is noticed is killed; the rest is equivalent with its reason, or survives, as does what had no time."""
     module = "hyper_parallel.core.shard.binder"
     reasoned = [one.slip for one in EQUIVALENT if one.module == "shard.binder"]
     plain = next(one for one in source_mutants(module) if one.slip not in reasoned)
     known = next(one for one in source_mutants(module) if one.slip in reasoned)
-    outcomes = [trials._verdict("op", "torch", *one, 1).outcome
-                for one in ((plain, "seen"), (plain, ""), (known, ""), (plain, "the same code"))]  # fmt: skip
-    assert outcomes == ["killed", "survived", "equivalent", "equivalent"]
-    monkeypatch.setattr(trials, "SOURCES", {module: (lambda: iter(["wrong already"]),)})
-    broken = trials.judged("torch", f"{module}#0", 0)
+    outcomes = [
+        verdicts._verdict("op", "torch", *one, 1).outcome
+        for one in ((plain, "seen"), (plain, ""), (known, ""), (plain, "the same code"), (known, "not finished"))
+    ]
+    assert outcomes == ["killed", "survived", "equivalent", "equivalent", "survived"]
+    monkeypatch.setattr(verdicts, "SOURCES", {module: (lambda: iter(["wrong already"]),)})
+    broken = verdicts.judged("torch", f"{module}#0", 0)
     assert (broken.outcome, broken.detail) == ("broken", "wrong already")
-    assert trials.judged("torch", f"{module}#1", 0).outcome == "killed"
-    assert trials.judged("torch", f"{module}#10000", 0).outcome == "none"
+    assert verdicts.judged("torch", f"{module}#1", 0).outcome == "killed"
+    assert verdicts.judged("torch", f"{module}#10000", 0).outcome == "none"
 
 
 def test_the_stage_refuses_what_must_not_happen():
@@ -228,7 +241,7 @@ def test_the_stage_refuses_what_must_not_happen():
 def test_reasons_are_of_changes_that_there_are():
     """An entry of the table of equivalent changes that matches none is stale; none stands there twice."""
     keys = [(f"hyper_parallel.core.{one.module}", one.where, one.slip) for one in EQUIVALENT]
-    there = {(one.module, one.where, one.slip) for module in trials.SOURCES for one in source_mutants(module)}
+    there = {(one.module, one.where, one.slip) for module in verdicts.SOURCES for one in source_mutants(module)}
     assert [one for one in keys if one not in there] == []
     assert len(set(keys)) == len(keys)
     assert all(one.reason for one in EQUIVALENT)

@@ -13,7 +13,7 @@ from hyper_parallel.core.dtensor.transition import dual, plan
 from hyper_parallel.core.shard.rule import Row, Strategies
 from hyper_parallel.errors import StrictModeError, UnsupportedOperatorError
 from hyper_parallel.verify.ops.rows import mesh_of
-from hyper_parallel.verify.ops.trial_stage import S0, R, Stage, raises, values
+from hyper_parallel.verify.ops.trials.stage import S0, R, Stage, raises, values
 
 __all__ = [
     "gathered_values_send_gradients_straight_back",

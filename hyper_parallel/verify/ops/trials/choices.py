@@ -9,12 +9,13 @@ from collections.abc import Sequence
 from hyper_parallel.core.dtensor.layout import Layout
 from hyper_parallel.core.dtensor.placements import Partial, Placement, Shard
 from hyper_parallel.core.shard.call import OpCall, Operand, Ref
-from hyper_parallel.core.shard.rule import Row, Strategies
-from hyper_parallel.core.shard.strategy import choose, combine, move_cost
+from hyper_parallel.core.shard.rule import Listed, Row, Strategies
+from hyper_parallel.core.shard.strategy import cheapest, choose, combine, move_cost
 from hyper_parallel.verify.ops.rows import mesh_of
-from hyper_parallel.verify.ops.trial_stage import S0, P, R, Stage
+from hyper_parallel.verify.ops.trials.stage import S0, P, R, Stage
 
-__all__ = ["axes_keep_their_order", "moves_have_prices", "rows_state_conditions", "writes_stay_where_they_are"]
+__all__ = ["axes_keep_their_order", "moves_have_prices", "options_are_compared", "rows_state_conditions",
+           "writes_stay_where_they_are"]  # fmt: skip
 
 _MESH = (2, 3)
 _WHOLE, _CUT = Row((R,), (R,)), Row((S0,), (S0,))
@@ -121,3 +122,15 @@ def writes_stay_where_they_are(_: Stage) -> None:
     grown = Strategies((Row((S0, R), (S0,)),), ((12, 6),))
     assert choose(_call([x, y]), grown, in_place=True) is None
     assert choose(_call([x, y]), grown) is not None
+
+
+def options_are_compared(_: Stage) -> None:
+    """Of options in whole layouts the cheapest is taken, computed or as given; where both cost nothing, fewer moves."""
+    mesh = mesh_of(_MESH)
+    whole, rows = (Layout.place(mesh, [one, R], (12,)) for one in (R, S0))
+    stay, go = ((whole, whole), (whole,), None), ((rows, whole), (rows,), None)
+    for options in ((stay, go), (go, stay)):
+        assert cheapest(_call([whole, whole]), Listed(options)).targets == (whole, whole)
+    for given, wanted in ((5.0, rows), (7.0, whole)):  # the other option receives six elements
+        listed = Listed((((rows, rows), (rows,), given), ((whole, rows), (whole,), None)))
+        assert cheapest(_call([rows, rows]), listed).targets[0] is wanted

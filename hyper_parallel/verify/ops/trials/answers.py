@@ -14,7 +14,7 @@ from hyper_parallel.core.shard.call import LocalCall, Ref, UnknownOperandError
 from hyper_parallel.core.shard.dispatch import Entry, implicit_replication, no_function
 from hyper_parallel.core.shard.rule import Decomposition, Fixed, Listed, Row, Strategies
 from hyper_parallel.errors import MixedTensorError, UnsupportedOperatorError
-from hyper_parallel.verify.ops.trial_stage import S0, P, R, Stage, never, raises, values
+from hyper_parallel.verify.ops.trials.stage import S0, P, R, Stage, never, raises, values
 
 __all__ = [
     "constants_meet_distributed_tensors",

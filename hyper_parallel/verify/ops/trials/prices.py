@@ -5,15 +5,18 @@ Pure: no tensor, no ranks. Prices are added up from what each step says of itsel
 
 from __future__ import annotations
 
+import contextlib
 import itertools
 import math
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any
 
+from hyper_parallel.core.dtensor import search, transition
 from hyper_parallel.core.dtensor.boxes import coordinates
 from hyper_parallel.core.dtensor.layout import Layout
 from hyper_parallel.core.dtensor.mesh import DeviceMesh
+from hyper_parallel.core.dtensor.steps import Step
 from hyper_parallel.core.dtensor.transition import Plan, plan
 from hyper_parallel.core.shard.call import OpCall, Operand, Ref
 from hyper_parallel.core.shard.propagation import propagate
@@ -23,7 +26,7 @@ from hyper_parallel.verify.check import all_placements
 from hyper_parallel.verify.ops.rows import mesh_of
 from hyper_parallel.verify.redistribution import PARTIAL, SHAPE
 
-__all__ = ["choice_prices", "plan_prices"]
+__all__ = ["choice_prices", "efforts", "plan_prices", "plans_come_in_time"]
 
 Prices = tuple[int, ...]
 _ON_ONE, _ON_TWO = ((2,), (3,), (4,)), ((2, 3),)
@@ -32,14 +35,17 @@ _ON_ONE, _ON_TWO = ((2,), (3,), (4,)), ((2, 3),)
 def plan_prices() -> dict[str, Prices]:
     """Per mesh, over all changes of placement and their ways back.
 
-    Plans, elements, elements of the worst ranks, messages, launches, steps.
+    Plans, elements, elements of the worst ranks, messages, launches, steps, and what cutting and packing cost.
     """
     found = {}
     for shape in (*_ON_ONE, *_ON_TWO):
-        mesh = mesh_of(shape)
-        held = [Layout.place(mesh, one, SHAPE) for one in all_placements(len(SHAPE), len(shape), partial=PARTIAL)]
-        found["x".join(map(str, shape))] = _added(_plans(held))
+        found["x".join(map(str, shape))] = _added(_plans(_all_layouts(shape)))
     return found
+
+
+def _all_layouts(shape: tuple[int, ...]) -> list[Layout]:
+    mesh = mesh_of(shape)
+    return [Layout.place(mesh, one, SHAPE) for one in all_placements(len(SHAPE), len(shape), partial=PARTIAL)]
 
 
 def _plans(layouts: Sequence[Layout]) -> Iterator[Plan]:
@@ -53,7 +59,7 @@ def _plans(layouts: Sequence[Layout]) -> Iterator[Plan]:
 
 
 def _added(plans: Iterator[Plan]) -> Prices:
-    total = [0] * 6
+    total = [0] * 7
     for one in plans:
         for index, price in enumerate(_price(one)):
             total[index] += price
@@ -69,7 +75,53 @@ def _price(one: Plan) -> Prices:
         sum(step.messages for step in one.steps),
         sum(step.launches for step in one.steps),
         len(one.steps),
+        sum(round(step.overhead * 1e13) for step in one.steps),
     )
+
+
+def efforts() -> dict[str, Prices]:
+    """Per mesh, over all changes of placement: layouts from which the search goes on, each once per plan."""
+    found: dict[str, Prices] = {}
+    for shape in _ON_TWO:
+        layouts = _all_layouts(shape)
+        transition.forget()
+        with _looks() as looked:
+            for _ in _plans(layouts):
+                pass
+        found["x".join(map(str, shape))] = (len(looked),)
+    return found
+
+
+@contextlib.contextmanager
+def _looks() -> Iterator[list[Layout]]:
+    """Layouts from which the search goes on meanwhile."""
+    looked: list[Layout] = []
+    moves = search._moves  # noqa: SLF001 - nothing else tells how far it goes
+
+    def seen(layout: Layout, target: Layout) -> Iterator[Step]:
+        looked.append(layout)
+        return moves(layout, target)
+
+    search._moves = seen  # noqa: SLF001 - put back below
+    try:
+        yield looked
+    finally:
+        search._moves = moves  # noqa: SLF001 - as it was
+
+
+def plans_come_in_time() -> Iterator[str]:
+    """The search goes on from so many layouts and no more, and has a plan by then, if not the cheapest."""
+    mesh, most = mesh_of((2, 3)), search.MOST_STATES
+    source = Layout.of(mesh, ((), ()), ((0, "sum"), (1, "sum")), (12, 12))
+    target = Layout.of(mesh, ((0,), (1,)), (), (12, 12))
+    try:
+        for search.MOST_STATES in (1, 2, 3):
+            with _looks() as looked:
+                steps = search.search(source, target)
+            if len(looked) != search.MOST_STATES or steps[-1].target is not target:
+                yield f"{len(looked)} layouts looked at of {search.MOST_STATES}: {[str(one) for one in steps]}"
+    finally:
+        search.MOST_STATES = most
 
 
 @dataclass(frozen=True)

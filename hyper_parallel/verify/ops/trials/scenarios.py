@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
-from hyper_parallel.verify.ops.trial_answers import (
+from hyper_parallel.verify.ops.trials.answers import (
     constants_meet_distributed_tensors,
     dispatch_is_skipped,
     local_calls_that_differ,
@@ -19,13 +19,14 @@ from hyper_parallel.verify.ops.trial_answers import (
     whole_layouts_as_answers,
     writes_return_what_is_written,
 )
-from hyper_parallel.verify.ops.trial_choices import (
+from hyper_parallel.verify.ops.trials.choices import (
     axes_keep_their_order,
     moves_have_prices,
+    options_are_compared,
     rows_state_conditions,
     writes_stay_where_they_are,
 )
-from hyper_parallel.verify.ops.trial_gradients import (
+from hyper_parallel.verify.ops.trials.gradients import (
     gathered_values_send_gradients_straight_back,
     gradients_are_differentiable,
     kept_views_serve_until_written,
@@ -35,7 +36,7 @@ from hyper_parallel.verify.ops.trial_gradients import (
     views_of_a_framework_that_loses_writes,
     what_gathers_is_known,
 )
-from hyper_parallel.verify.ops.trial_keys import (
+from hyper_parallel.verify.ops.trials.keys import (
     canonical_operators_by_name,
     doors_of_python_operators,
     dtypes_are_in_the_key_where_they_count,
@@ -49,7 +50,7 @@ from hyper_parallel.verify.ops.trial_keys import (
     plans_are_found_again,
     signatures,
 )
-from hyper_parallel.verify.ops.trial_stage import Stage
+from hyper_parallel.verify.ops.trials.stage import Stage
 
 __all__ = ["SCENARIOS"]
 
@@ -64,5 +65,5 @@ SCENARIOS: tuple[Callable[[Stage], None], ...] = (
     gathered_values_send_gradients_straight_back, reductions_need_no_gradient, views_of_a_framework_that_loses_writes,
     pieces_that_are_dense_by_chance, rows_state_conditions, axes_keep_their_order, writes_stay_where_they_are,
     what_gathers_is_known, plans_are_kept_and_bounded,
-    moves_have_prices,
+    moves_have_prices, options_are_compared,
 )  # fmt: skip

@@ -14,7 +14,7 @@ from hyper_parallel.core.shard.call import UnknownOperandError
 from hyper_parallel.core.shard.dispatch import Entry, Ops
 from hyper_parallel.core.shard.rule import Decomposition, Row, Rule, Strategies
 from hyper_parallel.errors import ShardMismatchError
-from hyper_parallel.verify.ops.trial_stage import S0, R, Stage, raises, rowwise, values
+from hyper_parallel.verify.ops.trials.stage import S0, R, Stage, raises, rowwise, values
 
 __all__ = [
     "canonical_operators_by_name",
