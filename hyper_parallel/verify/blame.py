@@ -21,14 +21,18 @@ _INSTALLED = tuple({Path(sysconfig.get_path(name)).resolve() for name in ("stdli
 
 
 @contextlib.contextmanager
-def told(what: str) -> Iterator[None]:
+def told(what: str, *passing: type[Exception]) -> Iterator[None]:
     """Exceptions inside become an :class:`InputError` that says ``what`` raised them, and in which line.
 
     What says it all by itself passes, and so does the end of memory.
+
+    Args:
+        what: runs inside.
+        passing: further exceptions that pass.
     """
     try:
         yield
-    except (InputError, PlanError, MemoryError):
+    except (InputError, PlanError, MemoryError, *passing):
         raise
     except (Exception, SystemExit) as error:
         first = (str(error).splitlines() or [""])[0]

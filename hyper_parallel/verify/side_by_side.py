@@ -16,7 +16,7 @@ from hyper_parallel.core.dtensor.dtensor import DTensor
 from hyper_parallel.core.dtensor.events import module_scope, record_events
 from hyper_parallel.core.dtensor.mesh import DeviceMesh, init_device_mesh
 from hyper_parallel.core.dtensor.placements import Replicate
-from hyper_parallel.errors import short_dtype
+from hyper_parallel.errors import HyperParallelError, short_dtype
 from hyper_parallel.platform.contract.training import first_paths
 from hyper_parallel.platform.select import current_platform
 from hyper_parallel.verify.blame import called, told
@@ -41,6 +41,7 @@ _NO_GRADIENT = (
 )
 _BUILD = "SPEC: the function that builds the model"
 _ALONE = "SPEC: the model on a single device"
+_PARALLEL = "SPEC: the model under PLAN"
 _NOTHING: Mapping[str, float] = MappingProxyType({})
 
 
@@ -118,7 +119,7 @@ def rehearse(
     model = called(_BUILD, case.build)
     run = _Parallel(platform, case, model, mesh, as_plan(make_plan(mesh), mesh.names), None)
     held = first_paths(platform.parameters_dict(model))
-    with record_events() as log:
+    with record_events() as log, told(_PARALLEL, HyperParallelError):
         run.step(0)
     dtypes = {path: short_dtype(one.dtype) for path, one in held.items()}
     sizes = {path: platform.itemsize(one.to_local() if isinstance(one, DTensor) else one) for path, one in held.items()}

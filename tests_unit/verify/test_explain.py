@@ -31,6 +31,13 @@ def model():
 def plan(mesh):
     return {"up": ColwiseParallel(use_local_output=False), "down": RowwiseParallel(use_local_output=False)}
 
+def narrow():
+    batch = (np.ones((4, 5), np.float32), np.zeros((4, 6), np.float32))
+    return Mlp(), [batch], lambda out, batch: out.sum()
+
+def failing():
+    return Mlp(), model()[1], lambda out, batch: out.missing
+
 def asking():
     def loss(out, batch):
         return local_map(torch.sin, out_placements=[Shard(0), Replicate()])(out).sum()
@@ -74,6 +81,21 @@ def test_thousands_of_ranks(spec, capsys):
     assert [(one["module"], one["phase"], one["bytes"]) for one in told["collectives"]] == [
         ("down", "forward", 124), ("down", "backward", 136), ("up", "backward", 104)
     ]  # fmt: skip
+
+
+@pytest.mark.platforms("torch")
+def test_a_model_that_raises_is_told_as_the_users_own_mistake(spec, capsys):
+    """What the model or its loss raises is told with the line of the user's file; a refusal speaks for itself."""
+    lines = spec.read_text().splitlines()
+    at = next(number for number, line in enumerate(lines, 1) if line.endswith("out.missing"))
+    asked = ["--plan", f"{spec}:plan", "--platform", "torch", "--mesh", "2x2"]
+    assert main(["explain", f"{spec}:failing", *asked]) == 2
+    assert capsys.readouterr().err == (
+        "hyper-parallel: error: SPEC: the model under PLAN raised AttributeError: 'TorchDTensor' object has no attribute "
+        f"'missing'\n  {spec}:{at}, in <lambda>: {lines[at - 1].strip()}\n"
+    )
+    assert main(["explain", f"{spec}:narrow", *asked]) == 2
+    assert capsys.readouterr().err.startswith("hyper-parallel: error: linear(")
 
 
 @pytest.mark.platforms("torch")
