@@ -91,8 +91,8 @@ def test_a_model_that_raises_is_told_as_the_users_own_mistake(spec, capsys):
     asked = ["--plan", f"{spec}:plan", "--platform", "torch", "--mesh", "2x2"]
     assert main(["explain", f"{spec}:failing", *asked]) == 2
     assert capsys.readouterr().err == (
-        "hyper-parallel: error: SPEC: the model under PLAN raised AttributeError: 'TorchDTensor' object has no attribute "
-        f"'missing'\n  {spec}:{at}, in <lambda>: {lines[at - 1].strip()}\n"
+        "hyper-parallel: error: SPEC: the model under PLAN raised AttributeError: 'TorchDTensor' object has no "
+        f"attribute 'missing'\n  {spec}:{at}, in <lambda>: {lines[at - 1].strip()}\n"
     )
     assert main(["explain", f"{spec}:narrow", *asked]) == 2
     assert capsys.readouterr().err.startswith("hyper-parallel: error: linear(")
