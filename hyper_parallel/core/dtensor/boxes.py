@@ -179,14 +179,16 @@ def reduction_pieces(
     held = [source.box_at(one) for one in at]
     wanted_boxes = [target.box_at(one) for one in at]
     edges = cuts([*held, *wanted_boxes], source.ndim)
-    whole = tuple((one[0], one[-1]) for one in edges)
-    found: list[Piece] = []
-    for cell in itertools.product(*cells_of(whole, edges)):
-        wanted = tuple(i for i, box in enumerate(wanted_boxes) if contains(box, cell))
-        groups = {firsts[i] for i, box in enumerate(held) if contains(box, cell)}
-        if groups and wanted:
-            found.extend(_shared(cell, sorted(group_of[one] for one in groups), wanted))
-    return tuple(found)
+    wanted: dict[Box, list[int]] = {}
+    for index, box in enumerate(wanted_boxes):
+        for cell in itertools.product(*cells_of(box, edges)):
+            wanted.setdefault(cell, []).append(index)
+    groups: dict[Box, list[tuple[int, ...]]] = {}
+    for box, group in dict.fromkeys((box, group_of[one]) for box, one in zip(held, firsts, strict=True)):
+        for cell in itertools.product(*cells_of(box, edges)):
+            groups.setdefault(cell, []).append(group)
+    cells = sorted(wanted.keys() & groups.keys())
+    return tuple(piece for cell in cells for piece in _shared(cell, sorted(groups[cell]), tuple(wanted[cell])))
 
 
 def _shared(cell: Box, groups: Sequence[tuple[int, ...]], wanted: tuple[int, ...]) -> Iterator[Piece]:

@@ -7,7 +7,7 @@ want a part and hold a summand of it add it up (one variable reduce-scatter), an
 from __future__ import annotations
 
 import itertools
-from collections import defaultdict
+from collections import Counter, defaultdict
 from functools import cached_property
 from typing import TYPE_CHECKING, Any, ClassVar
 
@@ -28,7 +28,7 @@ from hyper_parallel.core.dtensor.boxes import (
 from hyper_parallel.core.dtensor.steps import Step, empty_like, narrow_box, sizes_of
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterable, Sequence
+    from collections.abc import Callable, Sequence
 
     from hyper_parallel.core.dtensor.boxes import Coordinate, Piece
     from hyper_parallel.core.dtensor.layout import Box
@@ -148,20 +148,32 @@ class ReduceExchange(_Exchanging):
         return self._loads(anchor(at, self.axes))[self._position(at)]
 
     def _loads(self, first: Coordinate) -> tuple[int, ...]:
-        pieces = self.pieces(first)
-        added = ((piece.owner, (len(piece.group) - 1) * volume(piece.box)) for piece in pieces)
-        sums = ((route.receiver, volume(route.box)) for route in _spread(pieces))
-        heard = _per_receiver(itertools.chain(added, sums))
+        heard: dict[int, int] = defaultdict(int)
+        sums: dict[tuple[int, ...], int] = defaultdict(int)
+        for piece in self.pieces(first):
+            size = volume(piece.box)
+            sums[piece.wanted] += size
+            heard[piece.owner] += (len(piece.group) - 1 - (piece.owner in piece.wanted)) * size
+        for wanted, size in sums.items():  # of which a member's own, taken off above, do not travel
+            for receiver in wanted:
+                heard[receiver] += size
         return tuple(heard[member] for member in range(self.members))
 
     @cached_property
     def messages(self) -> int:
         """Most peers that one rank hears from, both phases together."""
         pieces = self.pieces(self._first)
-        pairs = {(route.receiver, route.sender) for route in _spread(pieces)}
-        owners = {(piece.owner, piece.group) for piece in pieces}
-        heard = [(receiver, 1) for receiver, _ in pairs] + [(owner, len(group) - 1) for owner, group in owners]
-        return max(_per_receiver(heard).values(), default=0)
+        owners: dict[tuple[int, ...], set[int]] = defaultdict(set)
+        for piece in pieces:
+            owners[piece.wanted].add(piece.owner)
+        senders: dict[int, set[int]] = defaultdict(set)
+        for wanted, who in owners.items():
+            for receiver in wanted:
+                senders[receiver] |= who
+        heard = Counter({receiver: len(who - {receiver}) for receiver, who in senders.items()})
+        for owner, group in {(piece.owner, piece.group) for piece in pieces}:
+            heard[owner] += len(group) - 1
+        return max(heard.values(), default=0)
 
     def apply(self, local: Any, platform: Platform) -> Any:
         """The target's box, put together from own and received sums."""
@@ -232,10 +244,3 @@ def _joined(cell: Box, sums: dict[Box, Any], platform: Platform) -> Any:
 
 def _cat(parts: Sequence[Any], dim: int, platform: Platform) -> Any:
     return parts[0] if len(parts) == 1 else platform.cat(parts, dim)
-
-
-def _per_receiver(received: Iterable[tuple[int, int]]) -> dict[int, int]:
-    total: dict[int, int] = defaultdict(int)
-    for receiver, amount in received:
-        total[receiver] += amount
-    return total

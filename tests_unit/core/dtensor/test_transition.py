@@ -1,6 +1,7 @@
 from __future__ import annotations
 
 import itertools
+import time
 
 import pytest
 
@@ -116,6 +117,17 @@ def test_shard_to_shard_always_reaches_the_minimum(dense, mesh):
     for source, target in itertools.product(layouts, layouts):
         steps = plan(source, target)
         assert received(steps) == minimum(dense, source, target), steps
+
+
+@pytest.mark.untraced
+def test_collectives_over_a_thousand_ranks_are_planned_at_once(dense):
+    """No plan lists who sends what to whom: of a thousand ranks these would be a million routes, and seconds each."""
+    started = time.process_time()
+    for source, target, wanted in (
+        ([S0], [R], "all_gather"), ([P], [S0], "reduce_scatter"), ([S0], [S1], "all_to_all"), ([P], [R], "all_reduce"),
+    ):  # fmt: skip
+        assert names(between(dense, (1024,), source, target, (2048, 2048))) == [wanted]
+    assert time.process_time() - started < 5
 
 
 def test_cost_is_the_worst_ranks(dense):
