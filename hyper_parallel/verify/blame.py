@@ -30,9 +30,10 @@ def told(what: str, *passing: type[Exception]) -> Iterator[None]:
         what: runs inside.
         passing: further exceptions that pass.
     """
+    speaking: tuple[type[Exception], ...] = (InputError, PlanError, MemoryError, *passing)
     try:
         yield
-    except (InputError, PlanError, MemoryError, *passing):
+    except speaking:
         raise
     except (Exception, SystemExit) as error:
         first = (str(error).splitlines() or [""])[0]
