@@ -1,0 +1,145 @@
+"""Messages over gloo: bytes in pieces of one size, of which the first tells what they are.
+
+Gloo takes a message that is too short for whole, and ends the process that is sent more than it asked for. So every
+message begins with a head that the receiver compares with what it expects, and travels in pieces (see ``inbox``).
+"""
+
+from __future__ import annotations
+
+import functools
+import zlib
+from collections.abc import Callable
+from typing import Any
+
+import torch
+import torch.distributed as dist
+
+from hyper_parallel.errors import CollectiveMismatchError, short_dtype
+from hyper_parallel.transport.base import Shape
+from hyper_parallel.transport.inbox import Inbox
+from hyper_parallel.transport.pending import Pending
+
+__all__ = ["GlooMessages", "bytes_of", "from_bytes", "started"]
+
+# A message: the head (a mark, the bytes of the body, what it is), and the body; in pieces of one size.
+_MARK = b"message:"
+_LABEL = 64
+_HEAD = len(_MARK) + 8 + _LABEL
+_PIECE = 1 << 20
+
+
+class GlooMessages:
+    """What one rank sends to others and receives from them, in the world's own group."""
+
+    def __init__(self) -> None:
+        self._inboxes: dict[tuple[int, int], Inbox] = {}
+        self._unfinished: dict[int, list[Any]] = {}
+
+    def send(self, x: torch.Tensor, dst: int, tag: int) -> Pending:
+        """See :meth:`Transport.send`; of an empty tensor the head alone travels."""
+        carried = torch.cat([_head(x), bytes_of(x)]) if x.numel() else _head(x)
+        works = [started(dist.isend(piece, dst, tag=tag)) for piece in carried.split(_PIECE)]
+        self._unfinished[id(works)] = works  # gloo forgets to send what nobody holds any more
+
+        def finish() -> None:
+            if any(len(each) > 1 for each in list(self._unfinished.values())):
+                # The peer takes what it did not expect when it waits, maybe for a message from here, as this rank does.
+                for inbox in list(self._inboxes.values()):
+                    inbox.serve_meanwhile()
+            for work in works:
+                work(carried)
+            del self._unfinished[id(works)]
+
+        return Pending("send", finish)
+
+    def recv(self, like: torch.Tensor, src: int, tag: int) -> Pending:
+        """See :meth:`Transport.recv`."""
+        inbox = self._inboxes.setdefault((src, tag), Inbox(functools.partial(_receive_piece, src, tag), _count))
+        wanted, size = _head(like), like.numel() * like.element_size()
+        arrived = inbox.expect(_pieces(size))
+
+        def finish() -> torch.Tensor:
+            pieces = arrived()
+            _check_head(pieces[0][:_HEAD], wanted, src)
+            return from_bytes(_body(pieces, size), size, like.dtype, tuple(like.shape))
+
+        return Pending("recv", finish)
+
+
+def started(work: Any) -> Callable[[Any], None]:
+    """Waits for the engine's ``work`` (None has nothing to wait for), holding what it reads until then."""
+
+    def wait(held: Any) -> None:
+        del held
+        if work is not None:
+            work.wait()
+
+    return wait
+
+
+def bytes_of(x: torch.Tensor) -> torch.Tensor:
+    """``x`` as flat bytes; shares memory where ``x`` is contiguous."""
+    plain = x.detach().resolve_conj().resolve_neg()
+    return plain.contiguous().reshape(-1).view(torch.uint8)
+
+
+def from_bytes(carried: torch.Tensor, size: int, dtype: torch.dtype, shape: Shape) -> torch.Tensor:
+    """The first ``size`` bytes as a tensor; of its own memory where ``carried`` is longer."""
+    exact = carried if carried.numel() == size else carried[:size].clone()
+    return exact.view(dtype).reshape(tuple(shape))
+
+
+def _head(x: torch.Tensor) -> torch.Tensor:
+    """What a message over gloo begins with: gloo takes a message that is too short for whole, and the rest is garbage.
+
+    Dtype and shape in bytes of a fixed number; of very many dims the rest is told by a digest.
+    """
+    text = f"{short_dtype(x.dtype)}{list(x.shape)}".encode()
+    if len(text) > _LABEL:
+        text = text[: _LABEL - 8] + zlib.crc32(text).to_bytes(4, "big").hex().encode()
+    size = (x.numel() * x.element_size()).to_bytes(8, "little")
+    return torch.frombuffer(bytearray(_MARK + size + text.ljust(_LABEL)), dtype=torch.uint8)
+
+
+def _count(first: torch.Tensor) -> int:
+    """Of how many pieces the message is that begins with this head; one, if the platform has not sent it."""
+    head = first[: _HEAD - _LABEL].numpy().tobytes()
+    return _pieces(int.from_bytes(head[len(_MARK) :], "little") if head.startswith(_MARK) else 0)
+
+
+def _pieces(body: int) -> int:
+    """Of how many pieces a message is whose body has so many bytes."""
+    return -(-(_HEAD + body) // _PIECE)
+
+
+def _receive_piece(src: int, tag: int) -> Callable[[], torch.Tensor]:
+    """Begin to receive a piece; what waits for it, and gives room of which it may fill the beginning."""
+    room = torch.empty(_PIECE, dtype=torch.uint8)
+    room[: len(_MARK)] = 0  # a message that is shorter than a head must not find another one's here
+    work = started(dist.irecv(room, src, tag=tag))
+
+    def wait() -> torch.Tensor:
+        work(room)
+        return room
+
+    return wait
+
+
+def _body(pieces: list[torch.Tensor], size: int) -> torch.Tensor:
+    """What follows the head, in memory of its own."""
+    left = _HEAD + size - (len(pieces) - 1) * _PIECE
+    parts = [*pieces[:-1], pieces[-1][:left]]
+    return torch.cat([parts[0][_HEAD:], *parts[1:]])
+
+
+def _check_head(found: torch.Tensor, wanted: torch.Tensor, src: int) -> None:
+    if torch.equal(found, wanted):
+        return
+    sent, expected = (_told(one.numpy().tobytes()) for one in (found, wanted))
+    msg = f"recv: rank {src} sent {sent}, {expected} was expected"
+    raise CollectiveMismatchError(msg)
+
+
+def _told(head: bytes) -> str:
+    label = head[-_LABEL:].decode(errors="replace").rstrip()
+    return label if head.startswith(_MARK) else "a message by other means than isend, send_object_list or p2p_exchange"
