@@ -23,8 +23,8 @@ import torch.distributed as dist
 from torch.distributed import distributed_c10d
 
 from hyper_parallel.errors import CollectiveMismatchError, MeshError, RendezvousError
-from hyper_parallel.transport.base import Ranks, Shape
-from hyper_parallel.transport.calls import check_ranks, check_reduction
+from hyper_parallel.transport.base import WORLD, Channel, Ranks, Shape
+from hyper_parallel.transport.calls import after_dropped, check_ranks, check_reduction
 from hyper_parallel.transport.generators import GeneratorStates, restore_generators, save_generators
 from hyper_parallel.transport.gloo import GlooMessages, bytes_of, from_bytes, started
 from hyper_parallel.transport.layers import EngineTransport
@@ -164,6 +164,7 @@ class C10dTransport(EngineTransport):
         self._checked: set[Ranks] = set()
         self._groups: dict[Ranks, Any] = {tuple(range(self.world_size)): dist.group.WORLD}
         self._retired: dict[Ranks, Any] = {}
+        self._dropped: dict[Ranks, int] = {}
         self._claims: dict[Ranks, int] = {}
         self._builds: dict[Ranks, int] = {}
         self._messages = GlooMessages()
@@ -189,16 +190,16 @@ class C10dTransport(EngineTransport):
         mine = self.reduce_scatter(pieces, op, ranks)
         return torch.cat(self.all_gather(mine, ranks, [tuple(piece.shape) for piece in pieces])).reshape(x.shape)
 
-    def send(self, x: torch.Tensor, dst: int, tag: int = 0) -> None:
+    def send(self, x: torch.Tensor, dst: int, tag: int = 0, channel: Channel = WORLD) -> None:
         """See :meth:`Transport.send`; an empty tensor needs no message, but on gloo, where its label is one."""
         if self._by_pieces(dst):
-            self._send(x, dst, tag).wait()
+            self._send(x, dst, tag, channel).wait()
         elif x.numel():
             dist.send(bytes_of(x), dst, tag=tag)
 
-    def recv(self, like: torch.Tensor, src: int, tag: int = 0) -> torch.Tensor:
+    def recv(self, like: torch.Tensor, src: int, tag: int = 0, channel: Channel = WORLD) -> torch.Tensor:
         """See :meth:`Transport.recv`."""
-        return self._recv(like, src, tag).wait()
+        return self._recv(like, src, tag, channel).wait()
 
     def _all_reduce(self, x: torch.Tensor, op: str, ranks: Ranks) -> Pending:
         check_ranks(ranks, self.rank, self.world_size)
@@ -294,18 +295,18 @@ class C10dTransport(EngineTransport):
         """Whether messages to and from ``peer`` travel in pieces: only gloo needs it."""
         return self.backend == "gloo" and peer != self.rank
 
-    def _send(self, x: torch.Tensor, dst: int, tag: int = 0) -> Pending:
+    def _send(self, x: torch.Tensor, dst: int, tag: int = 0, channel: Channel = WORLD) -> Pending:
         if self._by_pieces(dst):
-            return self._messages.send(x, dst, tag)
+            return self._messages.send(x, dst, tag, channel)
         if not x.numel():
             return Pending("send", lambda: None)
         carried = bytes_of(x).clone()
         work = started(dist.isend(carried, dst, tag=tag))
         return Pending("send", lambda: work(carried))
 
-    def _recv(self, like: torch.Tensor, src: int, tag: int = 0) -> Pending:
+    def _recv(self, like: torch.Tensor, src: int, tag: int = 0, channel: Channel = WORLD) -> Pending:
         if self._by_pieces(src):
-            return self._messages.recv(like, src, tag)
+            return self._messages.recv(like, src, tag, channel)
         size = like.numel() * like.element_size()
         if not size:
             return Pending("recv", lambda: torch.empty_like(like, memory_format=torch.contiguous_format))
@@ -391,8 +392,15 @@ class C10dTransport(EngineTransport):
         if retired is not None:
             return retired
         self._builds[key] = self._builds.get(key, 0) + 1
-        with _named(f"hyper_parallel {'-'.join(map(str, key))} {self._builds[key]}"):
+        with _named(_name_of(key, self._builds[key])):
             return dist.new_group(list(key), use_local_synchronization=True, **options)
+
+    def build_of(self, ranks: Ranks, group: Any = None) -> str:
+        """See :meth:`Transport.build_of`: the name by which PyTorch's members meet, and what was destroyed before."""
+        handle: Any = self._groups.get(ranks) if group is None else group
+        usual = handle is None or handle is dist.group.WORLD or handle.group_name == _name_of(ranks, 1)
+        names = ("" if usual else f"named {handle.group_name!r}", after_dropped(self._dropped.get(ranks, 0)))
+        return ", ".join(filter(None, names))
 
     def known_group(self, ranks: Ranks) -> Any:
         """See :meth:`Transport.known_group`."""
@@ -413,6 +421,8 @@ class C10dTransport(EngineTransport):
             dist.destroy_process_group(group)
         if self._groups.get(ranks) is group:
             del self._groups[ranks]
+            if group is not dist.group.WORLD:
+                self._dropped[ranks] = self._dropped.get(ranks, 0) + 1
 
     def close(self) -> None:
         """See :meth:`Transport.close`."""
@@ -555,6 +565,10 @@ def seed_rank() -> None:
 def _by_rank(ranks: Ranks) -> list[int]:
     """Positions in ``ranks`` in the order of a process group's members, that is, of their numbers."""
     return sorted(range(len(ranks)), key=ranks.__getitem__)
+
+
+def _name_of(ranks: Ranks, build: int) -> str:
+    return f"hyper_parallel {'-'.join(map(str, ranks))} {build}"
 
 
 _NAMING = threading.Lock()  # while PyTorch's way to name a group is ours

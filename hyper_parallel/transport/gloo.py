@@ -13,9 +13,10 @@ from typing import Any
 
 import torch
 import torch.distributed as dist
+from torch.distributed import distributed_c10d
 
 from hyper_parallel.errors import CollectiveMismatchError, short_dtype
-from hyper_parallel.transport.base import Shape
+from hyper_parallel.transport.base import WORLD, Channel, Shape
 from hyper_parallel.transport.inbox import Inbox
 from hyper_parallel.transport.pending import Pending
 
@@ -27,18 +28,22 @@ _LABEL = 64
 _HEAD = len(_MARK) + 8 + _LABEL
 _PIECE = 1 << 20
 
+_FIRST_OWN = 1 << 29  # of gloo's tags; smaller ones are left as they were given
+
 
 class GlooMessages:
     """What one rank sends to others and receives from them, in the world's own group."""
 
     def __init__(self) -> None:
+        self._tags: dict[tuple[int, Channel], int] = {}
         self._inboxes: dict[tuple[int, int], Inbox] = {}
         self._unfinished: dict[int, list[Any]] = {}
 
-    def send(self, x: torch.Tensor, dst: int, tag: int) -> Pending:
+    def send(self, x: torch.Tensor, dst: int, tag: int, channel: Channel) -> Pending:
         """See :meth:`Transport.send`; of an empty tensor the head alone travels."""
+        own = self._tag(tag, channel)
         carried = torch.cat([_head(x), bytes_of(x)]) if x.numel() else _head(x)
-        works = [started(dist.isend(piece, dst, tag=tag)) for piece in carried.split(_PIECE)]
+        works = [started(dist.isend(piece, dst, tag=own)) for piece in carried.split(_PIECE)]
         self._unfinished[id(works)] = works  # gloo forgets to send what nobody holds any more
 
         def finish() -> None:
@@ -52,9 +57,10 @@ class GlooMessages:
 
         return Pending("send", finish)
 
-    def recv(self, like: torch.Tensor, src: int, tag: int) -> Pending:
+    def recv(self, like: torch.Tensor, src: int, tag: int, channel: Channel) -> Pending:
         """See :meth:`Transport.recv`."""
-        inbox = self._inboxes.setdefault((src, tag), Inbox(functools.partial(_receive_piece, src, tag), _count))
+        own = self._tag(tag, channel)
+        inbox = self._inboxes.setdefault((src, own), Inbox(functools.partial(_receive_piece, src, own), _count))
         wanted, size = _head(like), like.numel() * like.element_size()
         arrived = inbox.expect(_pieces(size))
 
@@ -64,6 +70,20 @@ class GlooMessages:
             return from_bytes(_body(pieces, size), size, like.dtype, tuple(like.shape))
 
         return Pending("recv", finish)
+
+    def _tag(self, tag: int, channel: Channel) -> int:
+        """Gloo's tag for messages of this tag and channel: of small tags outside of groups the same, else a new one.
+
+        It is agreed upon in the world's store, so that all members have the same and none has two meanings.
+        """
+        if channel == WORLD and tag < _FIRST_OWN:
+            return tag
+        key = (tag, channel)
+        if key not in self._tags:
+            store = distributed_c10d._get_default_store()  # noqa: SLF001 - no public spelling
+            free = _FIRST_OWN + store.add("hyper_parallel/tags", 1)
+            self._tags[key] = int(store.compare_set(f"hyper_parallel/tags/{tag}/{channel!r}", "", str(free)))
+        return self._tags[key]
 
 
 def started(work: Any) -> Callable[[Any], None]:

@@ -9,6 +9,7 @@ from hyper_parallel.errors import CollectiveMismatchError
 from hyper_parallel.platform.select import platform_named
 from hyper_parallel.pytest_plugin.ranks import need_carrier
 from hyper_parallel.verify.launch import launch
+from hyper_parallel.verify.simulate import simulate
 
 LONG = (700, 1000)
 """Shape of a message of several pieces."""
@@ -101,12 +102,81 @@ class _Ring:
         return told
 
 
+class _Pair:
+    """Ranks 0 and 1 of a world, which send and receive in many ways at once: everything is a single number."""
+
+    def __init__(self, platform_name):
+        self.platform = platform = platform_named(platform_name)
+        self.me = platform.get_rank()
+        if self.me > 1:
+            return
+        group = platform.create_group([0, 1])
+        # Members, tags and groups; the last is spelled in another way by the receiver, where that means the same.
+        self.ways = [(None, 0), (None, 7), (None, 2**31 - 1), (group, 0), (group, 7), ((0, 1), 1)]
+        self.spelled = [*self.ways[:-1], (group, 1)]
+        if platform.transport().backend == "gloo":
+            self.ways += [(other, 0) for other in self._elsewhere()]
+            self.spelled = [*self.spelled, *self.ways[6:]]
+
+    def _elsewhere(self):
+        """Two groups of the same ranks, built by PyTorch itself."""
+        import torch.distributed as dist  # whose gloo carries MindSpore's, too
+
+        return [dist.new_group([0, 1], use_local_synchronization=True) for _ in range(2)]
+
+    def number(self, value):
+        """As a tensor."""
+        return self.platform.from_numpy(np.array([value]))
+
+    def send(self):
+        """In one order."""
+        sent = [self.platform.isend(self.number(turn), 1, group, tag) for turn, (group, tag) in enumerate(self.ways)]
+        for group in (None, (0, 1)):
+            self.platform.send_object_list([group], 1, group)
+        swapped = [self.value(self.platform.p2p_exchange(self.number(turn), 1, group))
+                   for turn, group in ((20, None), (21, (0, 1)))]  # fmt: skip
+        for one in sent:
+            one.wait()
+        return swapped
+
+    def receive(self):
+        """In another one."""
+        found = []
+        for group in (None, (0, 1)):
+            room = [0]
+            self.platform.recv_object_list(room, 0, group)
+            found.append(room[0])
+        found += [self.value(self.platform.p2p_exchange(self.number(30), 0, group)) for group in (None, (0, 1))]
+        wishes = [self.platform.irecv(self.number(-1), 0, group, tag) for group, tag in reversed(self.spelled)]
+        return found + [self.value(wish.wait()) for wish in reversed(wishes)]
+
+    def value(self, tensor):
+        """Of the single element."""
+        return int(self.platform.tensor_to_numpy(tensor)[0])
+
+
+def _apart(platform_name):
+    """What arrives at ranks 0 and 1."""
+    pair = _Pair(platform_name)
+    return (pair.send, pair.receive, list)[min(pair.me, 2)]()
+
+
+def _compare_apart(found, groups):
+    assert found == [[30, 30], [None, (0, 1), 20, 21, *range(groups)], []]
+
+
+def test_messages_of_other_members_tags_and_groups_are_told_apart(platform_name):
+    """A message meets the receive of its member, tag and group, in whatever order others come; simulated ranks, too."""
+    _compare_apart(simulate(_apart, 3, platform_name, (platform_name,)), 6)
+
+
 def _unequal(platform_name):
     """What each rank is told in every form there is, and a sum afterwards."""
     ring = _Ring(platform_name)
     told = [form() for form in (ring.one_by_one, ring.at_once, ring.blocking, ring.swapped)]
+    apart = _apart(platform_name) if ring.platform.get_world_size() > 2 else None
     total = ring.platform.all_reduce(ring.make(("float32", (2,)), ring.me))
-    return told, ring.platform.tensor_to_numpy(total).tolist()
+    return apart, told, ring.platform.tensor_to_numpy(total).tolist()
 
 
 def test_a_message_that_is_not_expected_is_told(platform_name):
@@ -118,7 +188,9 @@ def test_a_message_that_is_not_expected_is_told(platform_name):
 
 
 def _compare(found, world_size):
-    for me, ((one_by_one, at_once, blocking, swapped), total) in enumerate(found):
+    if world_size > 2:
+        _compare_apart([apart for apart, *_ in found], 8)
+    for me, (_, (one_by_one, at_once, blocking, swapped), total) in enumerate(found):
         before = (me - 1) % world_size
         wanted = [f"recv: rank {before} sent {sent}, {expected} was expected"
                   for sent, expected in zip(SENT, EXPECTED, strict=True)]  # fmt: skip

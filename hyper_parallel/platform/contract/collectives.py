@@ -107,7 +107,8 @@ class CollectivesFacet(AgreedFacet):
             CollectiveMismatchError: ``dst`` is this rank or not in ``group``.
         """
         self._plain("isend", tensor)
-        return self.transport().start("send", tensor, self._peer("isend", dst, group), tag)
+        peer = self._peer("isend", dst, group)
+        return self.transport().start("send", tensor, peer, tag, self._channel(group))
 
     def irecv(self, tensor: Any, src: int, group: Any = None, tag: int = 0) -> Pending:
         """Begin to receive into ``tensor`` from global rank ``src``; ``wait()`` fills and returns it.
@@ -116,7 +117,8 @@ class CollectivesFacet(AgreedFacet):
             CollectiveMismatchError: ``src`` is this rank or not in ``group``.
         """
         self._plain("irecv", tensor)
-        pending = self.transport().start("recv", tensor, self._peer("irecv", src, group), tag)
+        peer = self._peer("irecv", src, group)
+        pending = self.transport().start("recv", tensor, peer, tag, self._channel(group))
         return pending.then(lambda value: self.fill_(tensor, value), tensor)
 
     def all_gather_object(self, object_list: list[Any], obj: Any, group: Any = None) -> None:
@@ -131,8 +133,9 @@ class CollectivesFacet(AgreedFacet):
 
         peer, transport = self._peer("send_object_list", dst, group), self.transport()
         payload = np.frombuffer(pickle.dumps(list(obj_list)), np.uint8)
-        transport.send(self.from_numpy(np.array([len(payload)], np.int64)), peer)
-        transport.send(self.from_numpy(payload), peer)
+        where = self._channel(group, "objects")
+        transport.send(self.from_numpy(np.array([len(payload)], np.int64)), peer, 0, where)
+        transport.send(self.from_numpy(payload), peer, 0, where)
 
     def recv_object_list(self, obj_list: list[Any], src: int, group: Any = None) -> int:
         """Fill ``obj_list`` with what global rank ``src`` sent by :meth:`send_object_list`; returns ``src``.
@@ -143,9 +146,10 @@ class CollectivesFacet(AgreedFacet):
         import numpy as np
 
         peer, transport = self._peer("recv_object_list", src, group), self.transport()
-        size = transport.recv(self.from_numpy(np.zeros(1, np.int64)), peer)
+        where = self._channel(group, "objects")
+        size = transport.recv(self.from_numpy(np.zeros(1, np.int64)), peer, 0, where)
         count = int(self.tensor_to_numpy(size)[0])
-        payload = transport.recv(self.from_numpy(np.zeros(count, np.uint8)), peer)
+        payload = transport.recv(self.from_numpy(np.zeros(count, np.uint8)), peer, 0, where)
         found = pickle.loads(self.tensor_to_numpy(payload).tobytes())  # noqa: S301 - a rank of this very program
         if len(found) != len(obj_list):
             msg = f"recv_object_list: rank {src} sent {len(found)} objects, obj_list has room for {len(obj_list)}"
