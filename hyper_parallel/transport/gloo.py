@@ -1,12 +1,14 @@
 """Messages over gloo: bytes in pieces of one size, of which the first tells what they are.
 
 Gloo takes a message that is too short for whole, and ends the process that is sent more than it asked for. So every
-message begins with a head that the receiver compares with what it expects, and travels in pieces (see ``inbox``).
+message begins with a head that the receiver compares with what it expects, and travels in pieces (see ``inbox``). For
+each message the receiver sends back, under a tag beside, for how many pieces there has been room.
 """
 
 from __future__ import annotations
 
 import functools
+import threading
 import zlib
 from collections.abc import Callable
 from typing import Any
@@ -28,7 +30,9 @@ _LABEL = 64
 _HEAD = len(_MARK) + 8 + _LABEL
 _PIECE = 1 << 20
 
-_FIRST_OWN = 1 << 29  # of gloo's tags; smaller ones are left as they were given
+# Gloo's tags: small ones are left as they were given; then follow our own, and then those of answers to either.
+_FIRST_OWN = 1 << 29
+_BESIDE = 1 << 30
 
 
 class GlooMessages:
@@ -37,20 +41,25 @@ class GlooMessages:
     def __init__(self) -> None:
         self._tags: dict[tuple[int, Channel], int] = {}
         self._inboxes: dict[tuple[int, int], Inbox] = {}
-        self._unfinished: dict[int, list[Any]] = {}
+        self._sent: dict[tuple[int, int], int] = {}
+        self._unfinished: dict[int, Any] = {}
+        self._lock = threading.Lock()
 
     def send(self, x: torch.Tensor, dst: int, tag: int, channel: Channel) -> Pending:
         """See :meth:`Transport.send`; of an empty tensor the head alone travels."""
         own = self._tag(tag, channel)
         carried = torch.cat([_head(x), bytes_of(x)]) if x.numel() else _head(x)
-        works = [started(dist.isend(piece, dst, tag=own)) for piece in carried.split(_PIECE)]
-        self._unfinished[id(works)] = works  # gloo forgets to send what nobody holds any more
+        room = torch.zeros(1, dtype=torch.int64)
+        with self._lock:
+            told = started(dist.irecv(room, dst, tag=own + _BESIDE))
+            works = [started(dist.isend(piece, dst, tag=own)) for piece in carried.split(_PIECE)]
+            sent = self._sent[dst, own] = self._sent.get((dst, own), 0) + len(works)
+            self._unfinished[id(works)] = (carried, room, told, works)  # gloo forgets what nobody holds any more
 
         def finish() -> None:
-            if any(len(each) > 1 for each in list(self._unfinished.values())):
-                # The peer takes what it did not expect when it waits, maybe for a message from here, as this rank does.
-                for inbox in list(self._inboxes.values()):
-                    inbox.serve_meanwhile()
+            told(room)
+            if int(room) < sent:
+                return  # what does not fit is on its way until the receiver waits, and refuses it
             for work in works:
                 work(carried)
             del self._unfinished[id(works)]
@@ -60,7 +69,8 @@ class GlooMessages:
     def recv(self, like: torch.Tensor, src: int, tag: int, channel: Channel) -> Pending:
         """See :meth:`Transport.recv`."""
         own = self._tag(tag, channel)
-        inbox = self._inboxes.setdefault((src, own), Inbox(functools.partial(_receive_piece, src, own), _count))
+        calls = functools.partial(_receive_piece, src, own), _count, functools.partial(_tell_room, src, own + _BESIDE)
+        inbox = self._inboxes.setdefault((src, own), Inbox(*calls))
         wanted, size = _head(like), like.numel() * like.element_size()
         arrived = inbox.expect(_pieces(size))
 
@@ -122,9 +132,9 @@ def _head(x: torch.Tensor) -> torch.Tensor:
 
 
 def _count(first: torch.Tensor) -> int:
-    """Of how many pieces the message is that begins with this head; one, if the platform has not sent it."""
+    """Of how many pieces the message is that begins with this head; 0 if the platform has not sent it."""
     head = first[: _HEAD - _LABEL].numpy().tobytes()
-    return _pieces(int.from_bytes(head[len(_MARK) :], "little") if head.startswith(_MARK) else 0)
+    return _pieces(int.from_bytes(head[len(_MARK) :], "little")) if head.startswith(_MARK) else 0
 
 
 def _pieces(body: int) -> int:
@@ -143,6 +153,13 @@ def _receive_piece(src: int, tag: int) -> Callable[[], torch.Tensor]:
         return room
 
     return wait
+
+
+def _tell_room(src: int, tag: int, made: int) -> Callable[[], None]:
+    """Begin to tell a sender for how many pieces there has been room; what waits until it is told."""
+    room = torch.tensor([made])
+    work = started(dist.isend(room, src, tag=tag))
+    return lambda: work(room)
 
 
 def _body(pieces: list[torch.Tensor], size: int) -> torch.Tensor:

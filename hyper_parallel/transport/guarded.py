@@ -7,13 +7,10 @@ collective only when all members have said the same.
 
 from __future__ import annotations
 
-import threading
 from collections import deque
 from collections.abc import Callable, Sequence
-from contextlib import suppress
 from typing import Any
 
-from hyper_parallel.errors import CollectiveMismatchError, HyperParallelError
 from hyper_parallel.transport.base import WORLD, Channel, Ranks, Shape, Transport
 from hyper_parallel.transport.calls import Call, Message, call_site, check_ranks, check_reduction
 from hyper_parallel.transport.layers import TransportOver
@@ -179,12 +176,7 @@ class GuardedTransport(TransportOver):
         pending = self._inner.start("recv", like, src, tag, channel)
 
         def finish() -> Any:
-            try:
-                self._receive(wish)
-            except CollectiveMismatchError:
-                # What was sent is on its way all the same: taken here, or whoever receives next would get it.
-                threading.Thread(target=_drop, args=(pending,), daemon=True).start()
-                raise
+            self._receive(wish)  # what is refused stays in its place: later receives take it, for nobody, before theirs
             return pending.wait()
 
         return Pending("recv", finish, pending.output)
@@ -194,11 +186,6 @@ class GuardedTransport(TransportOver):
         queue = self._posted[wish.key]
         while any(one is wish for one in queue):
             self._endpoint.receive(queue.popleft())
-
-
-def _drop(pending: Pending) -> None:
-    with suppress(HyperParallelError, RuntimeError):  # what is wrong has been told
-        pending.wait()
 
 
 def _tuples(shapes: Sequence[Shape]) -> tuple[Shape, ...]:

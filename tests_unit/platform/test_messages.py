@@ -92,6 +92,18 @@ class _Ring:
         self.right((0, 2))
         return told
 
+    def late(self):
+        """From rank 0 to rank 1, which joins a collective before it waits for what is longer than it expects."""
+        wishes = [self.platform.irecv(self.make(("float32", (3,))), 0) for _ in range(3)] if self.me == 1 else []
+        if self.me == 0:
+            for turn, shape in enumerate((LONG, (3,), LONG)):
+                self.platform.isend(self.make(("float32", shape), turn), 1).wait()
+        self.platform.all_reduce(self.make(("float32", (2,))))
+        told = [_told(wishes[2].wait), _told(wishes[0].wait)] if self.me == 1 else []
+        told += [self.platform.tensor_to_numpy(wish.wait()).tolist() for wish in wishes[1:2]]
+        self.right((2, 3))
+        return told
+
     def swapped(self):
         """Of a pair either one has more."""
         told = []
@@ -173,7 +185,7 @@ def test_messages_of_other_members_tags_and_groups_are_told_apart(platform_name)
 def _unequal(platform_name):
     """What each rank is told in every form there is, and a sum afterwards."""
     ring = _Ring(platform_name)
-    told = [form() for form in (ring.one_by_one, ring.at_once, ring.blocking, ring.swapped)]
+    told = [form() for form in (ring.one_by_one, ring.at_once, ring.blocking, ring.late, ring.swapped)]
     apart = _apart(platform_name) if ring.platform.get_world_size() > 2 else None
     total = ring.platform.all_reduce(ring.make(("float32", (2,)), ring.me))
     return apart, told, ring.platform.tensor_to_numpy(total).tolist()
@@ -190,12 +202,14 @@ def test_a_message_that_is_not_expected_is_told(platform_name):
 def _compare(found, world_size):
     if world_size > 2:
         _compare_apart([apart for apart, *_ in found], 8)
-    for me, (_, (one_by_one, at_once, blocking, swapped), total) in enumerate(found):
+    for me, (_, (one_by_one, at_once, blocking, late, swapped), total) in enumerate(found):
         before = (me - 1) % world_size
         wanted = [f"recv: rank {before} sent {sent}, {expected} was expected"
                   for sent, expected in zip(SENT, EXPECTED, strict=True)]  # fmt: skip
         assert one_by_one == at_once == wanted
         assert blocking == ([*wanted, STRANGE] if me == 1 else [])
+        refused = "recv: rank 0 sent f32[700, 1000], f32[3] was expected"
+        assert late == ([refused, refused, [1.0] * 3] if me == 1 else [])
         more = f"recv: rank {1 - me} sent f32[700, 1000], f32[3] was expected"
         less = f"recv: rank {1 - me} sent f32[3], f32[700, 1000] was expected"
         assert swapped == [[less, more], [more, less], []][me]
