@@ -26,6 +26,15 @@ SENT = ["f32[700, 1000]", "f64[700, 1000]", "f32[5, 2]", "i64[4]", "f32[2, 0]", 
 EXPECTED = ["f32[3]", "f32[700, 1000]", "f32[700, 1000]", "f32[0, 2]", "i64[4]", "f32[3, 2]"]
 STRANGE = "recv: rank 0 sent a message by other means than isend, send_object_list or p2p_exchange, f32[9] was expected"
 
+REFUSED = [
+    "isend: tag 2147483648 is no integer from 0 to 2147483647; give both sides the same one, or none at all",
+    (
+        "irecv: nothing can be received into this tensor: of [2, 3] elements share memory, strides are [0, 1]; receive "
+        "into its contiguous()"
+    ),
+]
+"""What is told of a wrong tag, and of an expanded tensor."""
+
 
 def _told(wait, *given):
     with pytest.raises(CollectiveMismatchError) as caught:
@@ -102,6 +111,19 @@ class _Ring:
         told = [_told(wishes[2].wait), _told(wishes[0].wait)] if self.me == 1 else []
         told += [self.platform.tensor_to_numpy(wish.wait()).tolist() for wish in wishes[1:2]]
         self.right((2, 3))
+        return told
+
+    def refused(self):
+        """What is wrong before anything is sent."""
+        row = self.make(("float32", (1, 3)))
+        told = []
+        for call in (
+            lambda: self.platform.isend(row, self.after, tag=2**31),
+            lambda: self.platform.irecv(row.expand((2, 3)), self.before),
+        ):
+            with pytest.raises(ValueError, match=r"\w+: ") as caught:
+                call()
+            told.append(str(caught.value))
         return told
 
     def swapped(self):
@@ -182,10 +204,81 @@ def test_messages_of_other_members_tags_and_groups_are_told_apart(platform_name)
     _compare_apart(simulate(_apart, 3, platform_name, (platform_name,)), 6)
 
 
+PARTS = {
+    "a row": lambda x: x[1:2],
+    "a column": lambda x: x[:, 1:2],
+    "every other column": lambda x: x[:, ::2],
+    "an element": lambda x: x[1:, 2:].reshape(()),
+    "all, transposed": lambda x: x.T,
+    "all": lambda x: x,
+    "all, flat": lambda x: x.reshape(-1),
+    "nothing": lambda x: x[2:],
+}
+
+
+def _into_parts(platform_name):
+    """Rank 0 sends to rank 1, which receives into each part of a tensor of its own; these tensors."""
+    platform, found = platform_named(platform_name), {}
+    for dtype in ("float32", "bfloat16", "bool", "complex64"):
+        for name, part in PARTS.items():
+            x = platform.zeros((2, 3), platform.str_to_dtype(dtype))
+            if platform.get_rank() == 0:
+                values = np.arange(1.0, 7.0)[: part(np.zeros((2, 3))).size].reshape(tuple(part(x).shape))
+                platform.isend(platform.tensor_type_cast(platform.from_numpy(values), dtype), 1).wait()
+                continue
+            given = part(x)
+            assert platform.irecv(given, 0).wait() is given
+            found[dtype, name] = platform.tensor_to_numpy(x).astype(np.complex64)
+    return found
+
+
+def test_messages_are_received_into_parts_of_tensors(platform_name):
+    """What arrives in a view shows in the tensor of which it is a part, for every dtype and stride."""
+    found = simulate(_into_parts, 2, platform_name, (platform_name,))[1]
+    assert len(found) == 4 * len(PARTS)
+    for (dtype, name), array in found.items():
+        want = np.zeros((2, 3), np.complex64)
+        part = PARTS[name](want)
+        part[...] = np.minimum(np.arange(1, 1 + part.size), 1 if dtype == "bool" else 6).reshape(part.shape)
+        np.testing.assert_array_equal(array, want, err_msg=f"{dtype}, {name}")
+
+
+@pytest.mark.filterwarnings("ignore:The PyTorch API of nested tensors")
+@pytest.mark.platforms("torch")
+def test_tensors_that_cannot_be_received_into_are_refused():
+    """At the call, with the reason; strides that reach over each other without meeting are fine."""
+    import torch
+
+    with torch.inference_mode():
+        inference = torch.zeros(2)
+    windows, ragged = torch.zeros(4).as_strided((3, 2), (1, 1)), [torch.ones(1), torch.ones(2)]
+    reasons = {
+        "of [3, 2] elements share memory, strides are [1, 1]; receive into its contiguous()": windows,
+        "its layout is torch.sparse_coo; give a dense one": torch.eye(2).to_sparse(),
+        "its layout is nested; give a dense one": torch._nested_tensor_from_tensor_list(ragged),
+        "it was made in inference mode, which this is not; give its clone()": inference,
+    }
+
+    def rank():
+        platform = platform_named("torch")
+        if platform.get_rank():
+            return platform.isend(torch.arange(6.0).reshape(3, 2), 0).wait()
+        told = []
+        for given in reasons.values():
+            with pytest.raises(ValueError, match="irecv: ") as caught:
+                platform.irecv(given, 1)
+            told.append(str(caught.value))
+        return told, platform.irecv(torch.zeros(8).as_strided((3, 2), (2, 3)), 1).wait().tolist()
+
+    told, received = simulate(rank, 2, "torch")[0]
+    assert told == [f"irecv: nothing can be received into this tensor: {reason}" for reason in reasons]
+    assert received == [[0, 1], [2, 3], [4, 5]]
+
+
 def _unequal(platform_name):
     """What each rank is told in every form there is, and a sum afterwards."""
     ring = _Ring(platform_name)
-    told = [form() for form in (ring.one_by_one, ring.at_once, ring.blocking, ring.late, ring.swapped)]
+    told = [form() for form in (ring.one_by_one, ring.at_once, ring.blocking, ring.late, ring.refused, ring.swapped)]
     apart = _apart(platform_name) if ring.platform.get_world_size() > 2 else None
     total = ring.platform.all_reduce(ring.make(("float32", (2,)), ring.me))
     return apart, told, ring.platform.tensor_to_numpy(total).tolist()
@@ -202,12 +295,13 @@ def test_a_message_that_is_not_expected_is_told(platform_name):
 def _compare(found, world_size):
     if world_size > 2:
         _compare_apart([apart for apart, *_ in found], 8)
-    for me, (_, (one_by_one, at_once, blocking, late, swapped), total) in enumerate(found):
+    for me, (_, (one_by_one, at_once, blocking, late, refusals, swapped), total) in enumerate(found):
         before = (me - 1) % world_size
         wanted = [f"recv: rank {before} sent {sent}, {expected} was expected"
                   for sent, expected in zip(SENT, EXPECTED, strict=True)]  # fmt: skip
         assert one_by_one == at_once == wanted
         assert blocking == ([*wanted, STRANGE] if me == 1 else [])
+        assert refusals == REFUSED
         refused = "recv: rank 0 sent f32[700, 1000], f32[3] was expected"
         assert late == ([refused, refused, [1.0] * 3] if me == 1 else [])
         more = f"recv: rank {1 - me} sent f32[700, 1000], f32[3] was expected"
