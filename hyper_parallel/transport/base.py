@@ -9,10 +9,12 @@ Reductions are computed in the order of ``ranks``, so every member gets bitwise 
 from __future__ import annotations
 
 import abc
+import functools
 from collections.abc import Sequence
 from contextlib import contextmanager
 from contextvars import ContextVar
 from typing import TYPE_CHECKING, Any, NamedTuple
+from weakref import WeakKeyDictionary
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -61,6 +63,11 @@ class Transport(abc.ABC):
     rank: int
     world_size: int
     backend: str
+
+    @functools.cached_property
+    def receiving(self) -> dict[Channel, WeakKeyDictionary[Pending, str]]:
+        """Handles of receives, as long as somebody holds them, with words for what they wait for."""
+        return {}
 
     @abc.abstractmethod
     def all_reduce(self, x: Any, op: str, ranks: Ranks) -> Any:

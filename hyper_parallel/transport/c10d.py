@@ -427,6 +427,7 @@ class C10dTransport(EngineTransport):
     def close(self) -> None:
         """See :meth:`Transport.close`."""
         self._groups.clear()
+        self._messages.close()
         dist.destroy_process_group()
 
     def _native(self, dtype: torch.dtype, op: str) -> bool:

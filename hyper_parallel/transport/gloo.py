@@ -10,15 +10,17 @@ from __future__ import annotations
 import functools
 import threading
 import zlib
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from typing import Any
 
 import torch
 import torch.distributed as dist
 from torch.distributed import distributed_c10d
 
-from hyper_parallel.errors import CollectiveMismatchError, short_dtype
+from hyper_parallel.errors import CollectiveMismatchError, HandleError, RankFailedError, short_dtype
 from hyper_parallel.transport.base import WORLD, Channel, Shape
+from hyper_parallel.transport.failures import lost_peer
 from hyper_parallel.transport.inbox import Inbox
 from hyper_parallel.transport.pending import Pending
 
@@ -44,24 +46,31 @@ class GlooMessages:
         self._sent: dict[tuple[int, int], int] = {}
         self._unfinished: dict[int, Any] = {}
         self._lock = threading.Lock()
+        self._closed = False
+
+    def close(self) -> None:
+        """Leave the world: whoever waits for a message from now on is told so."""
+        self._closed = True
 
     def send(self, x: torch.Tensor, dst: int, tag: int, channel: Channel) -> Pending:
         """See :meth:`Transport.send`; of an empty tensor the head alone travels."""
         own = self._tag(tag, channel)
         carried = torch.cat([_head(x), bytes_of(x)]) if x.numel() else _head(x)
         room = torch.zeros(1, dtype=torch.int64)
-        with self._lock:
+        connected = functools.partial(self._connected, _words("send", x, f"to rank {dst}", tag, channel))
+        with self._lock, connected():
             told = started(dist.irecv(room, dst, tag=own + _BESIDE))
             works = [started(dist.isend(piece, dst, tag=own)) for piece in carried.split(_PIECE)]
             sent = self._sent[dst, own] = self._sent.get((dst, own), 0) + len(works)
             self._unfinished[id(works)] = (carried, room, told, works)  # gloo forgets what nobody holds any more
 
         def finish() -> None:
-            told(room)
-            if int(room) < sent:
-                return  # what does not fit is on its way until the receiver waits, and refuses it
-            for work in works:
-                work(carried)
+            with connected():
+                told(room)
+                if int(room) < sent:
+                    return  # what does not fit is on its way until the receiver waits, and refuses it
+                for work in works:
+                    work(carried)
             del self._unfinished[id(works)]
 
         return Pending("send", finish)
@@ -72,14 +81,31 @@ class GlooMessages:
         calls = functools.partial(_receive_piece, src, own), _count, functools.partial(_tell_room, src, own + _BESIDE)
         inbox = self._inboxes.setdefault((src, own), Inbox(*calls))
         wanted, size = _head(like), like.numel() * like.element_size()
-        arrived = inbox.expect(_pieces(size))
+        connected = functools.partial(self._connected, _words("recv", like, f"from rank {src}", tag, channel))
+        with connected():
+            arrived = inbox.expect(_pieces(size))
 
         def finish() -> torch.Tensor:
-            pieces = arrived()
+            with connected():
+                pieces = arrived()
             _check_head(pieces[0][:_HEAD], wanted, src)
             return from_bytes(_body(pieces, size), size, like.dtype, tuple(like.shape))
 
         return Pending("recv", finish)
+
+    @contextmanager
+    def _connected(self, message: str) -> Iterator[None]:
+        """Tell which message is lost where gloo says that a connection is gone."""
+        if self._closed:
+            msg = f"{message} was not waited for before this rank left the world; wait, then call destroy_process_group"
+            raise HandleError(msg)
+        try:
+            yield
+        except RuntimeError as error:
+            if not lost_peer(error):
+                raise
+            msg = f"{message} is lost; that rank ended or died before, its output says why: {error}"
+            raise RankFailedError(msg) from error
 
     def _tag(self, tag: int, channel: Channel) -> int:
         """Gloo's tag for messages of this tag and channel: of small tags outside of groups the same, else a new one.
@@ -117,6 +143,11 @@ def from_bytes(carried: torch.Tensor, size: int, dtype: torch.dtype, shape: Shap
     """The first ``size`` bytes as a tensor; of its own memory where ``carried`` is longer."""
     exact = carried if carried.numel() == size else carried[:size].clone()
     return exact.view(dtype).reshape(tuple(shape))
+
+
+def _words(what: str, x: torch.Tensor, peer: str, tag: int, channel: Channel) -> str:
+    where = f"tag {tag}, {channel}" if channel != WORLD else f"tag {tag}"
+    return f"{what}: {short_dtype(x.dtype)}{list(x.shape)} {peer} ({where})"
 
 
 def _head(x: torch.Tensor) -> torch.Tensor:

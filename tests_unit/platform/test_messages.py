@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from hyper_parallel.errors import CollectiveMismatchError
+from hyper_parallel.errors import CollectiveMismatchError, HandleError, MeshError, RankFailedError
 from hyper_parallel.platform.select import platform_named
 from hyper_parallel.pytest_plugin.ranks import need_carrier
 from hyper_parallel.verify.launch import launch
@@ -34,10 +34,19 @@ REFUSED = [
     ),
 ]
 """What is told of a wrong tag, and of an expanded tensor."""
+LEFT = [
+    "send: f32[] to rank 0 (tag 0) is lost; that rank ended or died before, its output says why",
+    "recv: i64[3] from rank 0 (tag 5) is lost; that rank ended or died before, its output says why",
+    (
+        "recv: i64[3] from rank 0 (tag 5) was not waited for before this rank left the world; wait, then call "
+        "destroy_process_group"
+    ),
+]
+"""What is told of a rank that has left, and once this one has."""
 
 
-def _told(wait, *given):
-    with pytest.raises(CollectiveMismatchError) as caught:
+def _told(wait, *given, kind=CollectiveMismatchError):
+    with pytest.raises(kind) as caught:
         wait(*given)
     return str(caught.value)
 
@@ -126,6 +135,16 @@ class _Ring:
             told.append(str(caught.value))
         return told
 
+    def left(self):
+        """Messages to and from rank 0, which leaves, and some that a rank waits for once it has left the world."""
+        if self.me == 0:
+            return []
+        begun = [self.platform.irecv(self.make(("int64", (3,))), 0, tag=5) for _ in range(2)]
+        waits = [lambda: self.platform.isend(self.make(("float32", ())), 0).wait(), begun[0].wait]
+        told = [_told(wait, kind=RankFailedError).partition(": [")[0] for wait in waits]
+        self.platform.destroy_process_group()
+        return [*told, _told(begun[1].wait, kind=HandleError)]
+
     def swapped(self):
         """Of a pair either one has more."""
         told = []
@@ -184,6 +203,23 @@ class _Pair:
         wishes = [self.platform.irecv(self.number(-1), 0, group, tag) for group, tag in reversed(self.spelled)]
         return found + [self.value(wish.wait()) for wish in reversed(wishes)]
 
+    def again(self):
+        """A group that is destroyed, which its receiver refuses before it has waited, and built again."""
+        platform, peer, found = self.platform, 1 - self.me, []
+        for value in (40, 41):
+            group = platform.create_group([0, 1])
+            if self.me == 0:
+                platform.recv_object_list([None], peer)
+                platform.isend(self.number(value), peer, group, 9).wait()
+            else:
+                wish = platform.irecv(self.number(-1), peer, (0, 1), 9)
+                with pytest.raises(MeshError) as caught:
+                    platform.destroy_process_group(group)
+                platform.send_object_list([None], peer)
+                found += [str(caught.value), self.value(wish.wait())]
+            platform.destroy_process_group(group)
+        return [*found, platform.transport().build_of((0, 1))]
+
     def value(self, tensor):
         """Of the single element."""
         return int(self.platform.tensor_to_numpy(tensor)[0])
@@ -192,11 +228,16 @@ class _Pair:
 def _apart(platform_name):
     """What arrives at ranks 0 and 1."""
     pair = _Pair(platform_name)
-    return (pair.send, pair.receive, list)[min(pair.me, 2)]()
+    return (pair.send() if pair.me == 0 else pair.receive()) + pair.again() if pair.me < 2 else []
 
 
 def _compare_apart(found, groups):
-    assert found == [[30, 30], [None, (0, 1), 20, 21, *range(groups)], []]
+    pending = (
+        "destroy_process_group: rank 1 still receives from rank 0 with tag 9 in the group [0, 1]; wait for what irecv "
+        "returned first"
+    )
+    again = [pending, 40, pending, 41, "after 2 destroyed"]
+    assert found == [[30, 30, again[-1]], [None, (0, 1), 20, 21, *range(groups), *again], []]
 
 
 def test_messages_of_other_members_tags_and_groups_are_told_apart(platform_name):
@@ -281,7 +322,7 @@ def _unequal(platform_name):
     told = [form() for form in (ring.one_by_one, ring.at_once, ring.blocking, ring.late, ring.refused, ring.swapped)]
     apart = _apart(platform_name) if ring.platform.get_world_size() > 2 else None
     total = ring.platform.all_reduce(ring.make(("float32", (2,)), ring.me))
-    return apart, told, ring.platform.tensor_to_numpy(total).tolist()
+    return apart, told, ring.platform.tensor_to_numpy(total).tolist(), ring.left()
 
 
 def test_a_message_that_is_not_expected_is_told(platform_name):
@@ -295,10 +336,11 @@ def test_a_message_that_is_not_expected_is_told(platform_name):
 def _compare(found, world_size):
     if world_size > 2:
         _compare_apart([apart for apart, *_ in found], 8)
-    for me, (_, (one_by_one, at_once, blocking, late, refusals, swapped), total) in enumerate(found):
+    for me, (_, (one_by_one, at_once, blocking, late, refusals, swapped), total, left) in enumerate(found):
         before = (me - 1) % world_size
         wanted = [f"recv: rank {before} sent {sent}, {expected} was expected"
                   for sent, expected in zip(SENT, EXPECTED, strict=True)]  # fmt: skip
+        assert left == (LEFT if me else [])
         assert one_by_one == at_once == wanted
         assert blocking == ([*wanted, STRANGE] if me == 1 else [])
         assert refusals == REFUSED

@@ -5,6 +5,7 @@ from __future__ import annotations
 import pickle
 from collections.abc import Sequence
 from typing import Any
+from weakref import WeakKeyDictionary
 
 from hyper_parallel.errors import CollectiveMismatchError
 from hyper_parallel.platform.contract.agreed import AgreedFacet
@@ -48,9 +49,11 @@ class MessagesFacet(AgreedFacet):
         if refusal:
             msg = f"irecv: nothing can be received into this tensor: {refusal}"
             raise ValueError(msg)
-        peer = self._peer("irecv", src, group)
-        pending = self.transport().start("recv", tensor, peer, tag, self._channel(group))
-        return pending.then(lambda value: self.fill_(tensor, value), tensor)
+        peer, transport, channel = self._peer("irecv", src, group), self.transport(), self._channel(group)
+        pending = transport.start("recv", tensor, peer, tag, channel)
+        handle = pending.then(lambda value: self.fill_(tensor, value), tensor)
+        transport.receiving.setdefault(channel, WeakKeyDictionary())[handle] = f"from rank {peer} with tag {tag}"
+        return handle
 
     def send_object_list(self, obj_list: Sequence[Any], dst: int, group: Any = None) -> None:
         """Send picklable objects to global rank ``dst``."""
