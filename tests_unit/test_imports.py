@@ -21,7 +21,7 @@ ROOT = Path(__file__).resolve().parents[1]
 TOP = "hyper_parallel"
 
 FRAMEWORKS = {"torch", "torch_npu", "mindspore"}
-TORCH_ZONES = {"platform.torch", "transport.c10d"}
+TORCH_ZONES = {"platform.torch", "transport.c10d", "transport.gloo"}
 MINDSPORE_ZONES = {"platform.mindspore", "transport.mindspore"}
 FRAMEWORK_HOMES = {
     "torch": TORCH_ZONES | {"transport.mindspore"},  # MindSpore's CPU rehearsal borrows gloo from PyTorch
@@ -39,7 +39,8 @@ ARROWS = {
     "platform.contract": {"errors", "transport"},
     "platform": {"errors", "platform.contract", "platform.torch", "platform.mindspore"},  # select.py: the only door
     "transport": {"errors"},
-    "transport.c10d": {"errors", "transport"},
+    "transport.c10d": {"errors", "transport", "transport.gloo"},
+    "transport.gloo": {"errors", "transport"},
     "transport.mindspore": {"errors", "transport", "transport.c10d"},  # its CPU rehearsal runs over gloo
     # A framework subclasses the DTensor mixin and feeds the dispatcher, so it may look up; core may never look down.
     "platform.torch": {"errors", "platform.contract", "transport", "transport.c10d", *CORE},

@@ -9,22 +9,46 @@ Reductions are computed in the order of ``ranks``, so every member gets bitwise 
 from __future__ import annotations
 
 import abc
+import functools
 from collections.abc import Sequence
 from contextlib import contextmanager
 from contextvars import ContextVar
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NamedTuple
+from weakref import WeakKeyDictionary
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
     from hyper_parallel.transport.pending import Pending
 
-__all__ = ["REDUCTIONS", "Ranks", "Shape", "Transport", "active_transport", "use_transport"]
+__all__ = ["REDUCTIONS", "WORLD", "Channel", "Ranks", "Shape", "Transport", "active_transport", "use_transport"]
 
 Ranks = tuple[int, ...]
 Shape = tuple[int, ...]
 
 REDUCTIONS = ("sum", "avg", "max", "min", "prod", "all", "any")
+
+
+class Channel(NamedTuple):
+    """Which messages between two ranks belong together, beside their tag: only these arrive in order.
+
+    Attributes:
+        kind: of the member that sends and receives, where others must not take its messages; else empty.
+        ranks: of the group in which they were sent, sorted; empty for the world.
+        build: which group of these ranks, where there is more than one; see :meth:`Transport.build_of`.
+    """
+
+    kind: str = ""
+    ranks: Ranks = ()
+    build: str = ""
+
+    def __str__(self) -> str:
+        group = f"group {list(self.ranks)}" if self.ranks else ""
+        return ", ".join(filter(None, (self.kind, group, self.build)))
+
+
+WORLD = Channel()
+"""Where nothing is said: plain messages, not in a group."""
 
 
 class Transport(abc.ABC):
@@ -39,6 +63,11 @@ class Transport(abc.ABC):
     rank: int
     world_size: int
     backend: str
+
+    @functools.cached_property
+    def receiving(self) -> dict[Channel, WeakKeyDictionary[Pending, str]]:
+        """Handles of receives, as long as somebody holds them, with words for what they wait for."""
+        return {}
 
     @abc.abstractmethod
     def all_reduce(self, x: Any, op: str, ranks: Ranks) -> Any:
@@ -61,11 +90,15 @@ class Transport(abc.ABC):
         """The tensor of global rank ``src``; on other members ``x`` only tells shape and dtype."""
 
     @abc.abstractmethod
-    def send(self, x: Any, dst: int, tag: int = 0) -> None:
-        """Send ``x`` to global rank ``dst``; returns when ``x`` may be reused."""
+    def send(self, x: Any, dst: int, tag: int = 0, channel: Channel = WORLD) -> None:
+        """Send ``x`` to global rank ``dst``; returns when ``x`` may be reused.
+
+        A message meets the receive of its tag and channel alone, except on NCCL and HCCL, which know nothing but the
+        order of messages.
+        """
 
     @abc.abstractmethod
-    def recv(self, like: Any, src: int, tag: int = 0) -> Any:
+    def recv(self, like: Any, src: int, tag: int = 0, channel: Channel = WORLD) -> Any:
         """Receive a tensor of the shape and dtype of ``like`` from global rank ``src``."""
 
     @abc.abstractmethod
@@ -102,6 +135,16 @@ class Transport(abc.ABC):
         """As :meth:`group`, with options of the engine where it has any: timeout, pg_options, group_desc."""
         del options
         return self.group(ranks)
+
+    def build_of(self, ranks: Ranks, group: Any = None) -> str:
+        """Which of the groups of ``ranks`` it is, by a name that is the same on all members; the usual one has none.
+
+        Args:
+            ranks: of the group, sorted.
+            group: its handle; None for the cached one of these ranks, or the one that will be built.
+        """
+        del ranks, group
+        return ""
 
     @abc.abstractmethod
     def known_group(self, ranks: Ranks) -> Any:

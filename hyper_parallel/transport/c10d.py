@@ -13,7 +13,6 @@ import math
 import re
 import sys
 import threading
-import zlib
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from typing import Any
@@ -23,11 +22,11 @@ import torch
 import torch.distributed as dist
 from torch.distributed import distributed_c10d
 
-from hyper_parallel.errors import CollectiveMismatchError, MeshError, RendezvousError, short_dtype
-from hyper_parallel.transport.base import Ranks, Shape
-from hyper_parallel.transport.calls import check_ranks, check_reduction
+from hyper_parallel.errors import CollectiveMismatchError, MeshError, RendezvousError
+from hyper_parallel.transport.base import WORLD, Channel, Ranks, Shape
+from hyper_parallel.transport.calls import after_dropped, check_ranks, check_reduction
 from hyper_parallel.transport.generators import GeneratorStates, restore_generators, save_generators
-from hyper_parallel.transport.inbox import Inbox
+from hyper_parallel.transport.gloo import GlooMessages, bytes_of, from_bytes, started
 from hyper_parallel.transport.layers import EngineTransport
 from hyper_parallel.transport.numpy_ops import BFLOAT16
 from hyper_parallel.transport.pending import Pending
@@ -165,10 +164,10 @@ class C10dTransport(EngineTransport):
         self._checked: set[Ranks] = set()
         self._groups: dict[Ranks, Any] = {tuple(range(self.world_size)): dist.group.WORLD}
         self._retired: dict[Ranks, Any] = {}
+        self._dropped: dict[Ranks, int] = {}
         self._claims: dict[Ranks, int] = {}
         self._builds: dict[Ranks, int] = {}
-        self._inboxes: dict[tuple[int, int], Inbox] = {}
-        self._unfinished: dict[int, list[Any]] = {}
+        self._messages = GlooMessages()
 
     def all_reduce(self, x: torch.Tensor, op: str, ranks: Ranks) -> torch.Tensor:
         """See :meth:`Transport.all_reduce`."""
@@ -191,16 +190,16 @@ class C10dTransport(EngineTransport):
         mine = self.reduce_scatter(pieces, op, ranks)
         return torch.cat(self.all_gather(mine, ranks, [tuple(piece.shape) for piece in pieces])).reshape(x.shape)
 
-    def send(self, x: torch.Tensor, dst: int, tag: int = 0) -> None:
-        """See :meth:`Transport.send`; an empty tensor needs no message, but on gloo, which see :func:`_head`."""
+    def send(self, x: torch.Tensor, dst: int, tag: int = 0, channel: Channel = WORLD) -> None:
+        """See :meth:`Transport.send`; an empty tensor needs no message, but on gloo, where its label is one."""
         if self._by_pieces(dst):
-            self._send(x, dst, tag).wait()
+            self._send(x, dst, tag, channel).wait()
         elif x.numel():
-            dist.send(_bytes(x), dst, tag=tag)
+            dist.send(bytes_of(x), dst, tag=tag)
 
-    def recv(self, like: torch.Tensor, src: int, tag: int = 0) -> torch.Tensor:
+    def recv(self, like: torch.Tensor, src: int, tag: int = 0, channel: Channel = WORLD) -> torch.Tensor:
         """See :meth:`Transport.recv`."""
-        return self._recv(like, src, tag).wait()
+        return self._recv(like, src, tag, channel).wait()
 
     def _all_reduce(self, x: torch.Tensor, op: str, ranks: Ranks) -> Pending:
         check_ranks(ranks, self.rank, self.world_size)
@@ -227,17 +226,17 @@ class C10dTransport(EngineTransport):
             own = [x.detach().clone(memory_format=torch.contiguous_format) if _own(shape, x) else x.new_empty(shape)
                    for shape in shapes]  # fmt: skip
             return Pending("all_gather", lambda: own)
-        ours = _bytes(x)
+        ours = bytes_of(x)
         if ours.numel() < largest:
             ours = torch.cat([ours, ours.new_zeros(largest - ours.numel())])
         parts = [torch.empty_like(ours) for _ in ranks]
-        work = _started(
+        work = started(
             dist.all_gather([parts[place] for place in _by_rank(ranks)], ours, group=self.group(ranks), async_op=True)
         )
 
         def finish() -> list[torch.Tensor]:
             work(ours)
-            return [_unbytes(part, size, x.dtype, shape)
+            return [from_bytes(part, size, x.dtype, shape)
                     for part, size, shape in zip(parts, sizes, shapes, strict=True)]  # fmt: skip
 
         return Pending("all_gather", finish)
@@ -257,13 +256,13 @@ class C10dTransport(EngineTransport):
         dtype, item = chunks[0].dtype, chunks[0].element_size()
         sizes = [math.prod(shape) * item for shape in shapes]
         order = _by_rank(ranks)
-        outgoing = [_bytes(chunks[place]) for place in order]
+        outgoing = [bytes_of(chunks[place]) for place in order]
         if len(ranks) == 1:
-            kept = _unbytes(outgoing[0].clone(), sizes[0], dtype, shapes[0])
+            kept = from_bytes(outgoing[0].clone(), sizes[0], dtype, shapes[0])
             return Pending("all_to_all", lambda: [kept])
         received, given = outgoing[0].new_empty(sum(sizes)), torch.cat(outgoing)
         in_splits, out_splits = [part.numel() for part in outgoing], [sizes[place] for place in order]
-        work = _started(
+        work = started(
             dist.all_to_all_single(received, given, out_splits, in_splits, group=self.group(ranks), async_op=True)
         )
 
@@ -271,18 +270,20 @@ class C10dTransport(EngineTransport):
             work(given)
             arrived = dict(zip(order, torch.split(received, out_splits), strict=True))
             # Cloned, since results that share a storage share a version counter, which autograd would trip over.
-            return [_unbytes(arrived[place].clone(), sizes[place], dtype, shapes[place]) for place in range(len(ranks))]
+            return [
+                from_bytes(arrived[place].clone(), sizes[place], dtype, shapes[place]) for place in range(len(ranks))
+            ]
 
         return Pending("all_to_all", finish)
 
     def _broadcast(self, x: torch.Tensor, src: int, ranks: Ranks) -> Pending:
         check_ranks(ranks, self.rank, self.world_size)
         check_ranks(ranks, src, self.world_size)
-        carried = _bytes(x).clone()
-        result = _unbytes(carried, carried.numel(), x.dtype, tuple(x.shape))
+        carried = bytes_of(x).clone()
+        result = from_bytes(carried, carried.numel(), x.dtype, tuple(x.shape))
         if len(ranks) == 1 or not carried.numel():
             return Pending("broadcast", lambda: result)
-        work = _started(dist.broadcast(carried, src, group=self.group(ranks), async_op=True))
+        work = started(dist.broadcast(carried, src, group=self.group(ranks), async_op=True))
 
         def finish() -> torch.Tensor:
             work(carried)
@@ -294,54 +295,27 @@ class C10dTransport(EngineTransport):
         """Whether messages to and from ``peer`` travel in pieces: only gloo needs it."""
         return self.backend == "gloo" and peer != self.rank
 
-    def _send(self, x: torch.Tensor, dst: int, tag: int = 0) -> Pending:
+    def _send(self, x: torch.Tensor, dst: int, tag: int = 0, channel: Channel = WORLD) -> Pending:
         if self._by_pieces(dst):
-            return self._send_pieces(torch.cat([_head(x), _bytes(x)]) if x.numel() else _head(x), dst, tag)
+            return self._messages.send(x, dst, tag, channel)
         if not x.numel():
             return Pending("send", lambda: None)
-        carried = _bytes(x).clone()
-        work = _started(dist.isend(carried, dst, tag=tag))
+        carried = bytes_of(x).clone()
+        work = started(dist.isend(carried, dst, tag=tag))
         return Pending("send", lambda: work(carried))
 
-    def _send_pieces(self, carried: torch.Tensor, dst: int, tag: int) -> Pending:
-        works = [_started(dist.isend(piece, dst, tag=tag)) for piece in carried.split(_PIECE)]
-        self._unfinished[id(works)] = works  # gloo forgets to send what nobody holds any more
-
-        def finish() -> None:
-            if any(len(started) > 1 for started in list(self._unfinished.values())):
-                # The peer takes what it did not expect when it waits, maybe for a message from here, as this rank does.
-                for inbox in list(self._inboxes.values()):
-                    inbox.serve_meanwhile()
-            for work in works:
-                work(carried)
-            del self._unfinished[id(works)]
-
-        return Pending("send", finish)
-
-    def _recv(self, like: torch.Tensor, src: int, tag: int = 0) -> Pending:
+    def _recv(self, like: torch.Tensor, src: int, tag: int = 0, channel: Channel = WORLD) -> Pending:
         if self._by_pieces(src):
-            return self._recv_pieces(like, src, tag)
+            return self._messages.recv(like, src, tag, channel)
         size = like.numel() * like.element_size()
         if not size:
             return Pending("recv", lambda: torch.empty_like(like, memory_format=torch.contiguous_format))
         carried = torch.empty(size, dtype=torch.uint8, device=like.device)
-        work = _started(dist.irecv(carried, src, tag=tag))
+        work = started(dist.irecv(carried, src, tag=tag))
 
         def finish() -> torch.Tensor:
             work(carried)
-            return _unbytes(carried, size, like.dtype, tuple(like.shape))
-
-        return Pending("recv", finish)
-
-    def _recv_pieces(self, like: torch.Tensor, src: int, tag: int) -> Pending:
-        inbox = self._inboxes.setdefault((src, tag), Inbox(functools.partial(_receive_piece, src, tag), _count))
-        wanted, size = _head(like), like.numel() * like.element_size()
-        arrived = inbox.expect(_pieces(size))
-
-        def finish() -> torch.Tensor:
-            pieces = arrived()
-            _check_head(pieces[0][:_HEAD], wanted, src)
-            return _unbytes(_body(pieces, size), size, like.dtype, tuple(like.shape))
+            return from_bytes(carried, size, like.dtype, tuple(like.shape))
 
         return Pending("recv", finish)
 
@@ -418,8 +392,15 @@ class C10dTransport(EngineTransport):
         if retired is not None:
             return retired
         self._builds[key] = self._builds.get(key, 0) + 1
-        with _named(f"hyper_parallel {'-'.join(map(str, key))} {self._builds[key]}"):
+        with _named(_name_of(key, self._builds[key])):
             return dist.new_group(list(key), use_local_synchronization=True, **options)
+
+    def build_of(self, ranks: Ranks, group: Any = None) -> str:
+        """See :meth:`Transport.build_of`: the name by which PyTorch's members meet, and what was destroyed before."""
+        handle: Any = self._groups.get(ranks) if group is None else group
+        usual = handle is None or handle is dist.group.WORLD or handle.group_name == _name_of(ranks, 1)
+        names = ("" if usual else f"named {handle.group_name!r}", after_dropped(self._dropped.get(ranks, 0)))
+        return ", ".join(filter(None, names))
 
     def known_group(self, ranks: Ranks) -> Any:
         """See :meth:`Transport.known_group`."""
@@ -440,10 +421,13 @@ class C10dTransport(EngineTransport):
             dist.destroy_process_group(group)
         if self._groups.get(ranks) is group:
             del self._groups[ranks]
+            if group is not dist.group.WORLD:
+                self._dropped[ranks] = self._dropped.get(ranks, 0) + 1
 
     def close(self) -> None:
         """See :meth:`Transport.close`."""
         self._groups.clear()
+        self._messages.close()
         dist.destroy_process_group()
 
     def _native(self, dtype: torch.dtype, op: str) -> bool:
@@ -457,7 +441,7 @@ class C10dTransport(EngineTransport):
         for row, place in enumerate(_by_rank(ranks)):
             padded[row, : chunks[place].numel()] = chunks[place].detach().reshape(-1)
         mine = padded.new_empty(largest)
-        work = _started(
+        work = started(
             dist.reduce_scatter(mine, list(padded.unbind()), _NATIVE_OPS[op], group=self.group(ranks), async_op=True)
             if largest
             else None
@@ -469,17 +453,6 @@ class C10dTransport(EngineTransport):
             return kept.div_(len(ranks)) if op == "avg" else kept
 
         return Pending("reduce_scatter", finish)
-
-
-def _started(work: Any) -> Callable[[Any], None]:
-    """Waits for the engine's ``work`` (None has nothing to wait for), holding what it reads until then."""
-
-    def wait(held: Any) -> None:
-        del held
-        if work is not None:
-            work.wait()
-
-    return wait
 
 
 def join_world(**given: Any) -> None:
@@ -595,81 +568,11 @@ def _by_rank(ranks: Ranks) -> list[int]:
     return sorted(range(len(ranks)), key=ranks.__getitem__)
 
 
-def _bytes(x: torch.Tensor) -> torch.Tensor:
-    """``x`` as flat bytes; shares memory where ``x`` is contiguous."""
-    plain = x.detach().resolve_conj().resolve_neg()
-    return plain.contiguous().reshape(-1).view(torch.uint8)
-
-
-def _unbytes(carried: torch.Tensor, size: int, dtype: torch.dtype, shape: Shape) -> torch.Tensor:
-    """The first ``size`` bytes as a tensor; of its own memory where ``carried`` is longer."""
-    exact = carried if carried.numel() == size else carried[:size].clone()
-    return exact.view(dtype).reshape(tuple(shape))
+def _name_of(ranks: Ranks, build: int) -> str:
+    return f"hyper_parallel {'-'.join(map(str, ranks))} {build}"
 
 
 _NAMING = threading.Lock()  # while PyTorch's way to name a group is ours
-
-# A message over gloo: the head (a mark, the bytes of the body, what it is), and the body; in pieces of one size.
-_MARK = b"message:"
-_LABEL = 64
-_HEAD = len(_MARK) + 8 + _LABEL
-_PIECE = 1 << 20
-
-
-def _head(x: torch.Tensor) -> torch.Tensor:
-    """What a message over gloo begins with: gloo takes a message that is too short for whole, and the rest is garbage.
-
-    Dtype and shape in bytes of a fixed number; of very many dims the rest is told by a digest.
-    """
-    text = f"{short_dtype(x.dtype)}{list(x.shape)}".encode()
-    if len(text) > _LABEL:
-        text = text[: _LABEL - 8] + zlib.crc32(text).to_bytes(4, "big").hex().encode()
-    size = (x.numel() * x.element_size()).to_bytes(8, "little")
-    return torch.frombuffer(bytearray(_MARK + size + text.ljust(_LABEL)), dtype=torch.uint8)
-
-
-def _count(first: torch.Tensor) -> int:
-    """Of how many pieces the message is that begins with this head; one, if the platform has not sent it."""
-    head = first[: _HEAD - _LABEL].numpy().tobytes()
-    return _pieces(int.from_bytes(head[len(_MARK) :], "little") if head.startswith(_MARK) else 0)
-
-
-def _pieces(body: int) -> int:
-    """Of how many pieces a message is whose body has so many bytes."""
-    return -(-(_HEAD + body) // _PIECE)
-
-
-def _receive_piece(src: int, tag: int) -> Callable[[], torch.Tensor]:
-    """Begin to receive a piece; what waits for it, and gives room of which it may fill the beginning."""
-    room = torch.empty(_PIECE, dtype=torch.uint8)
-    room[: len(_MARK)] = 0  # a message that is shorter than a head must not find another one's here
-    work = _started(dist.irecv(room, src, tag=tag))
-
-    def wait() -> torch.Tensor:
-        work(room)
-        return room
-
-    return wait
-
-
-def _body(pieces: list[torch.Tensor], size: int) -> torch.Tensor:
-    """What follows the head, in memory of its own."""
-    left = _HEAD + size - (len(pieces) - 1) * _PIECE
-    parts = [*pieces[:-1], pieces[-1][:left]]
-    return torch.cat([parts[0][_HEAD:], *parts[1:]])
-
-
-def _check_head(found: torch.Tensor, wanted: torch.Tensor, src: int) -> None:
-    if torch.equal(found, wanted):
-        return
-    sent, expected = (_told(one.numpy().tobytes()) for one in (found, wanted))
-    msg = f"recv: rank {src} sent {sent}, {expected} was expected"
-    raise CollectiveMismatchError(msg)
-
-
-def _told(head: bytes) -> str:
-    label = head[-_LABEL:].decode(errors="replace").rstrip()
-    return label if head.startswith(_MARK) else "a message by other means than isend, send_object_list or p2p_exchange"
 
 
 @contextmanager

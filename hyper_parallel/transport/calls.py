@@ -12,9 +12,19 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from hyper_parallel.errors import CollectiveMismatchError, HyperParallelError, short_dtype
-from hyper_parallel.transport.base import REDUCTIONS, Ranks, Shape
+from hyper_parallel.transport.base import REDUCTIONS, WORLD, Channel, Ranks, Shape
 
-__all__ = ["Call", "Message", "ReductionError", "Site", "call_site", "check_ranks", "check_reduction", "describe"]
+__all__ = [
+    "Call",
+    "Message",
+    "ReductionError",
+    "Site",
+    "after_dropped",
+    "call_site",
+    "check_ranks",
+    "check_reduction",
+    "describe",
+]
 
 Facts = tuple[tuple[str, Any], ...]
 
@@ -76,16 +86,18 @@ class Message:
     facts: Facts
     site: Site
     payload: Any = field(default=None, repr=False)
+    channel: Channel = WORLD
 
     @property
-    def key(self) -> tuple[int, int, int]:
+    def key(self) -> tuple[int, int, int, Channel]:
         """Mailbox that the message travels through."""
-        return (self.source, self.destination, self.tag)
+        return (self.source, self.destination, self.tag, self.channel)
 
     def text(self, *, sending: bool) -> str:
         """``send(f32[2], dst=1, tag=0)`` or ``recv(f32[2], src=0, tag=0)``."""
         peer = f"dst={self.destination}" if sending else f"src={self.source}"
-        return describe("send" if sending else "recv", self.facts)[:-1] + f", {peer}, tag={self.tag})"
+        where = f", {self.channel}" if self.channel != WORLD else ""
+        return describe("send" if sending else "recv", self.facts)[:-1] + f", {peer}, tag={self.tag}{where})"
 
 
 def describe(
@@ -137,6 +149,11 @@ def call_site() -> Site:
     while frame is not None and frame.f_code.co_filename.startswith(_PACKAGE_DIR):
         frame = frame.f_back
     return Site(near, None if frame is None else (frame.f_code.co_filename, frame.f_lineno))
+
+
+def after_dropped(count: int) -> str:
+    """Which group it is whose ranks had so many before, which were destroyed; see :meth:`Transport.build_of`."""
+    return f"after {count} destroyed" if count else ""
 
 
 def check_ranks(ranks: Ranks, rank: int, world_size: int) -> int:

@@ -13,7 +13,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from hyper_parallel.errors import CollectiveMismatchError
-from hyper_parallel.transport.base import Ranks
+from hyper_parallel.transport.base import Channel, Ranks
 from hyper_parallel.transport.calls import Call, Message
 
 __all__ = ["Coordinator", "Outcome", "RankAbortedError", "unwinding"]
@@ -67,7 +67,7 @@ class Coordinator:
         self._outcomes: dict[int, Outcome] = {}
         self._counts: dict[tuple[int, Ranks], int] = {}
         self._meetings: dict[tuple[Ranks, int], _Meeting] = {}
-        self._mail: dict[tuple[int, int, int], deque[Message]] = {}
+        self._mail: dict[tuple[int, int, int, Channel], deque[Message]] = {}
         # Collectives that were started: in flight, and settled but not yet waited for; by rank and ticket.
         self._open: dict[tuple[int, int], tuple[_Meeting, Call]] = {}
         self._settled: dict[tuple[int, int], Outcome] = {}

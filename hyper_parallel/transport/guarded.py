@@ -7,14 +7,11 @@ collective only when all members have said the same.
 
 from __future__ import annotations
 
-import threading
 from collections import deque
 from collections.abc import Callable, Sequence
-from contextlib import suppress
 from typing import Any
 
-from hyper_parallel.errors import CollectiveMismatchError, HyperParallelError
-from hyper_parallel.transport.base import Ranks, Shape, Transport
+from hyper_parallel.transport.base import WORLD, Channel, Ranks, Shape, Transport
 from hyper_parallel.transport.calls import Call, Message, call_site, check_ranks, check_reduction
 from hyper_parallel.transport.layers import TransportOver
 from hyper_parallel.transport.pending import Pending
@@ -36,7 +33,7 @@ class GuardedTransport(TransportOver):
         self._ops = ops
         self._endpoint = endpoint
         self._tickets = 0
-        self._posted: dict[tuple[int, int, int], deque[Message]] = {}
+        self._posted: dict[tuple[int, int, int, Channel], deque[Message]] = {}
 
     def all_reduce(self, x: Any, op: str, ranks: Ranks) -> Any:
         """See :meth:`Transport.all_reduce`."""
@@ -89,14 +86,14 @@ class GuardedTransport(TransportOver):
 
         return Pending(operation, finish, pending.output)
 
-    def send(self, x: Any, dst: int, tag: int = 0) -> None:
+    def send(self, x: Any, dst: int, tag: int = 0, channel: Channel = WORLD) -> None:
         """See :meth:`Transport.send`."""
-        self._announce(x, dst, tag)
-        self._inner.send(x, dst, tag)
+        self._announce(x, dst, tag, channel)
+        self._inner.send(x, dst, tag, channel)
 
-    def recv(self, like: Any, src: int, tag: int = 0) -> Any:
+    def recv(self, like: Any, src: int, tag: int = 0, channel: Channel = WORLD) -> Any:
         """See :meth:`Transport.recv`."""
-        return self._post(like, src, tag).wait()
+        return self._post(like, src, tag, channel).wait()
 
     def all_gather_object(self, obj: Any, ranks: Ranks) -> list[Any]:
         """See :meth:`Transport.all_gather_object`."""
@@ -166,25 +163,20 @@ class GuardedTransport(TransportOver):
         self._endpoint.start(call)
         return self._tickets
 
-    def _announce(self, x: Any, dst: int, tag: int = 0) -> None:
-        self._endpoint.send(Message(self.rank, dst, tag, self._facts(x), call_site()))
+    def _announce(self, x: Any, dst: int, tag: int = 0, channel: Channel = WORLD) -> None:
+        self._endpoint.send(Message(self.rank, dst, tag, self._facts(x), call_site(), None, channel))
 
-    def _wish(self, like: Any, src: int, tag: int) -> Message:
-        wish = Message(src, self.rank, tag, self._facts(like), call_site())
+    def _wish(self, like: Any, src: int, tag: int, channel: Channel) -> Message:
+        wish = Message(src, self.rank, tag, self._facts(like), call_site(), None, channel)
         self._posted.setdefault(wish.key, deque()).append(wish)
         return wish
 
-    def _post(self, like: Any, src: int, tag: int = 0) -> Pending:
-        wish = self._wish(like, src, tag)
-        pending = self._inner.start("recv", like, src, tag)
+    def _post(self, like: Any, src: int, tag: int = 0, channel: Channel = WORLD) -> Pending:
+        wish = self._wish(like, src, tag, channel)
+        pending = self._inner.start("recv", like, src, tag, channel)
 
         def finish() -> Any:
-            try:
-                self._receive(wish)
-            except CollectiveMismatchError:
-                # What was sent is on its way all the same: taken here, or whoever receives next would get it.
-                threading.Thread(target=_drop, args=(pending,), daemon=True).start()
-                raise
+            self._receive(wish)  # what is refused stays in its place: later receives take it, for nobody, before theirs
             return pending.wait()
 
         return Pending("recv", finish, pending.output)
@@ -194,11 +186,6 @@ class GuardedTransport(TransportOver):
         queue = self._posted[wish.key]
         while any(one is wish for one in queue):
             self._endpoint.receive(queue.popleft())
-
-
-def _drop(pending: Pending) -> None:
-    with suppress(HyperParallelError, RuntimeError):  # what is wrong has been told
-        pending.wait()
 
 
 def _tuples(shapes: Sequence[Shape]) -> tuple[Shape, ...]:

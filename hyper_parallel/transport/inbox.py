@@ -3,6 +3,9 @@
 Gloo ends the process that is sent more than it asked for. A message therefore travels in pieces, and whoever receives
 has room for whole ones, as many as it expects. The first one tells how many there are: those for which there was no
 room yet are asked for then, and thrown away; room that was not filled is there for the next message.
+
+The sender is told, per message, how much room there has been so far. What does not fit is taken only once the receiver
+waits, which the sender must not wait for: the receiver may be in a collective by then, which waits for the sender.
 """
 
 from __future__ import annotations
@@ -10,6 +13,7 @@ from __future__ import annotations
 import threading
 from collections import deque
 from collections.abc import Callable
+from contextlib import suppress
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -40,23 +44,30 @@ class Inbox:
 
     Args:
         receive: begins to receive a piece; gives what waits for it and returns it.
-        count: how many pieces the message has that begins with this one.
+        count: how many pieces the message has that begins with this one; 0 for one piece of somebody who is not told.
+        tell: begins to tell the sender for how many pieces there has been room; gives what waits until it is told.
     """
 
-    def __init__(self, receive: Callable[[], Wait], count: Callable[[Any], int]) -> None:
+    def __init__(self, receive: Callable[[], Wait], count: Callable[[Any], int], tell: Callable[[int], Wait]) -> None:
         self._receive = receive
         self._count = count
+        self._tell = tell
         self._lock = threading.Lock()
         self._room: deque[Wait] = deque()
+        self._made = 0
         self._needed = 0
+        self._telling: deque[Wait] = deque()
         self._last: _Expected | None = None
 
     def expect(self, count: int) -> Wait:
         """Begin to receive a message of ``count`` pieces; gives what waits for it and returns the pieces that came."""
         with self._lock:
             self._needed += count
+            # Told before there is room: it is there by the time at which the message is.
+            self._telling.append(self._tell(self._made + max(0, self._needed - len(self._room))))
             self._make_room()
-            message = self._last = _Expected(count, self._waited_for())
+            earlier = None if self._last is None or self._last.pieces is not None else self._last
+            message = self._last = _Expected(count, earlier)
 
         def taken() -> list[Any]:
             self._serve(message)
@@ -64,21 +75,6 @@ class Inbox:
             return pieces or []
 
         return taken
-
-    def serve_meanwhile(self) -> None:
-        """Let a thread wait for all that is expected, while this one does something else."""
-        message = self._waited_for()
-        if message is not None:
-            threading.Thread(target=self._serve_quietly, args=(message,), daemon=True).start()
-
-    def _waited_for(self) -> _Expected | None:
-        return None if self._last is None or self._last.pieces is not None else self._last
-
-    def _serve_quietly(self, message: _Expected) -> None:
-        try:
-            self._serve(message)
-        except RuntimeError:
-            return  # the connection is gone, which whoever waits for the message is told
 
     def _serve(self, message: _Expected) -> None:
         """Wait for every message up to this one, in the order in which they were asked for."""
@@ -95,10 +91,17 @@ class Inbox:
     def _arrived(self, expected: int) -> list[Any]:
         pieces = [self._next()]
         count = self._count(pieces[0])
-        for _ in range(count - 1):
-            piece = self._next()
-            if count == expected:
-                pieces.append(piece)
+        if count:
+            with self._lock:
+                told = self._telling.popleft()
+            with suppress(RuntimeError):  # nobody is left who could be told
+                told()
+        if count == expected:
+            pieces += [self._next() for _ in range(count - 1)]
+        else:
+            with suppress(RuntimeError):  # nor is the rest of what is refused needed
+                for _ in range(count - 1):
+                    self._next()
         with self._lock:
             self._needed -= expected
             self._make_room()
@@ -106,10 +109,14 @@ class Inbox:
 
     def _next(self) -> Any:
         with self._lock:
-            wait = self._room.popleft() if self._room else self._receive()
+            wait = self._room.popleft() if self._room else self._asked()
         return wait()
+
+    def _asked(self) -> Wait:
+        self._made += 1
+        return self._receive()
 
     def _make_room(self) -> None:
         """For as many pieces as are expected."""
         while len(self._room) < self._needed:
-            self._room.append(self._receive())
+            self._room.append(self._asked())

@@ -6,7 +6,7 @@ import abc
 from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, Any
 
-from hyper_parallel.transport.base import Ranks, Shape, Transport
+from hyper_parallel.transport.base import WORLD, Channel, Ranks, Shape, Transport
 
 if TYPE_CHECKING:
     from hyper_parallel.transport.pending import Pending
@@ -38,6 +38,10 @@ class TransportOver(Transport):
     def claimed(self, statement: str, ranks: Ranks) -> list[str]:
         """See :meth:`Transport.claimed`."""
         return self._inner.claimed(statement, ranks)
+
+    def build_of(self, ranks: Ranks, group: Any = None) -> str:
+        """See :meth:`Transport.build_of`."""
+        return self._inner.build_of(ranks, group)
 
     def known_group(self, ranks: Ranks) -> Any:
         """See :meth:`Transport.known_group`."""
@@ -110,7 +114,7 @@ class EngineTransport(Transport):
     def _broadcast(self, x: Any, src: int, ranks: Ranks) -> Pending: ...
 
     @abc.abstractmethod
-    def _send(self, x: Any, dst: int, tag: int = 0) -> Pending: ...
+    def _send(self, x: Any, dst: int, tag: int = 0, channel: Channel = WORLD) -> Pending: ...
 
     @abc.abstractmethod
-    def _recv(self, like: Any, src: int, tag: int = 0) -> Pending: ...
+    def _recv(self, like: Any, src: int, tag: int = 0, channel: Channel = WORLD) -> Pending: ...

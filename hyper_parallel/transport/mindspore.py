@@ -12,7 +12,7 @@ from mindspore import Tensor, mint, ops
 from mindspore.mint import distributed
 
 from hyper_parallel.errors import UnsupportedOnBackend
-from hyper_parallel.transport.base import Ranks, Shape, Transport
+from hyper_parallel.transport.base import WORLD, Channel, Ranks, Shape, Transport
 from hyper_parallel.transport.calls import check_ranks, check_reduction
 from hyper_parallel.transport.failures import NEEDS_GLOO
 from hyper_parallel.transport.layers import EngineTransport, TransportOver
@@ -98,13 +98,13 @@ class NumpyBridge(TransportOver):
         """See :meth:`Transport.broadcast`."""
         return self._from_host(self._inner.broadcast(self._to_host(x), src, ranks))
 
-    def send(self, x: Tensor, dst: int, tag: int = 0) -> None:
+    def send(self, x: Tensor, dst: int, tag: int = 0, channel: Channel = WORLD) -> None:
         """See :meth:`Transport.send`."""
-        self._inner.send(self._to_host(x), dst, tag)
+        self._inner.send(self._to_host(x), dst, tag, channel)
 
-    def recv(self, like: Tensor, src: int, tag: int = 0) -> Tensor:
+    def recv(self, like: Tensor, src: int, tag: int = 0, channel: Channel = WORLD) -> Tensor:
         """See :meth:`Transport.recv`."""
-        return self._from_host(self._inner.recv(self._to_host(like), src, tag))
+        return self._from_host(self._inner.recv(self._to_host(like), src, tag, channel))
 
     def all_gather_object(self, obj: Any, ranks: Ranks) -> list[Any]:
         """See :meth:`Transport.all_gather_object`."""
@@ -187,13 +187,15 @@ class HcclTransport(EngineTransport):
         self.world_size = engine.get_world_size()
         self._groups: dict[Ranks, Any] = {}
 
-    def send(self, x: Tensor, dst: int, tag: int = 0) -> None:
+    def send(self, x: Tensor, dst: int, tag: int = 0, channel: Channel = WORLD) -> None:
         """See :meth:`Transport.send`; an empty tensor needs no message."""
+        del channel
         if 0 not in x.shape:
             self._engine.send(_flat(x), dst, tag=tag)
 
-    def recv(self, like: Tensor, src: int, tag: int = 0) -> Tensor:
+    def recv(self, like: Tensor, src: int, tag: int = 0, channel: Channel = WORLD) -> Tensor:
         """See :meth:`Transport.recv`."""
+        del channel
         carried = _empty_like(_flat(like))
         if 0 not in like.shape:
             self._engine.recv(carried, src, tag=tag)
@@ -290,11 +292,13 @@ class HcclTransport(EngineTransport):
 
         return Pending("broadcast", finish)
 
-    def _send(self, x: Tensor, dst: int, tag: int = 0) -> Pending:
+    def _send(self, x: Tensor, dst: int, tag: int = 0, channel: Channel = WORLD) -> Pending:
+        del channel
         work = self._engine.isend(_fresh(_flat(x)), dst, tag=tag) if 0 not in x.shape else None
         return Pending("send", lambda: _finish(work))
 
-    def _recv(self, like: Tensor, src: int, tag: int = 0) -> Pending:
+    def _recv(self, like: Tensor, src: int, tag: int = 0, channel: Channel = WORLD) -> Pending:
+        del channel
         carried = _empty_like(_flat(like))
         work = self._engine.irecv(carried, src, tag=tag) if 0 not in like.shape else None
 

@@ -15,8 +15,8 @@ from dataclasses import dataclass
 from typing import Any, Protocol
 
 from hyper_parallel.errors import CollectiveMismatchError, MeshError
-from hyper_parallel.transport.base import Ranks, Shape, Transport
-from hyper_parallel.transport.calls import Call, Message, call_site, check_ranks, check_reduction
+from hyper_parallel.transport.base import WORLD, Channel, Ranks, Shape, Transport
+from hyper_parallel.transport.calls import Call, Message, after_dropped, call_site, check_ranks, check_reduction
 from hyper_parallel.transport.pending import Pending
 
 __all__ = ["Endpoint", "HostOps", "SimulatedGroup", "SimulatedTransport"]
@@ -100,7 +100,8 @@ class SimulatedTransport(Transport):
         self._endpoint = endpoint
         self._tickets = 0
         self._groups: dict[Ranks, SimulatedGroup] = {}
-        self._wishes: dict[tuple[int, int, int], deque[Message]] = {}
+        self._dropped: dict[Ranks, int] = {}
+        self._wishes: dict[tuple[int, int, int, Channel], deque[Message]] = {}
         self._arrived: dict[int, tuple[Any, CollectiveMismatchError | None]] = {}
 
     def all_reduce(self, x: Any, op: str, ranks: Ranks) -> Any:
@@ -185,19 +186,19 @@ class SimulatedTransport(Transport):
         place = ranks.index(src)
         return self._part("broadcast", ranks, facts, [payload] * len(ranks), lambda parts: self._ops.copy(parts[place]))
 
-    def send(self, x: Any, dst: int, tag: int = 0) -> None:
+    def send(self, x: Any, dst: int, tag: int = 0, channel: Channel = WORLD) -> None:
         """Deposit a copy in the mailbox of ``dst`` and return at once."""
         self._check_peer("send", dst)
-        self._endpoint.send(Message(self.rank, dst, tag, self._facts(x), call_site(), self._ops.copy(x)))
+        self._endpoint.send(Message(self.rank, dst, tag, self._facts(x), call_site(), self._ops.copy(x), channel))
 
-    def recv(self, like: Any, src: int, tag: int = 0) -> Any:
+    def recv(self, like: Any, src: int, tag: int = 0, channel: Channel = WORLD) -> Any:
         """See :meth:`Transport.recv`."""
-        return self._post(like, src, tag).wait()
+        return self._post(like, src, tag, channel).wait()
 
-    def _post(self, like: Any, src: int, tag: int = 0) -> Pending:
+    def _post(self, like: Any, src: int, tag: int = 0, channel: Channel = WORLD) -> Pending:
         """Wish for a message; wishes for one mailbox are served in the order in which they were made."""
         self._check_peer("recv", src)
-        wish = Message(src, self.rank, tag, self._facts(like), call_site())
+        wish = Message(src, self.rank, tag, self._facts(like), call_site(), None, channel)
         self._wishes.setdefault(wish.key, deque()).append(wish)
         return Pending("recv", lambda: self._receive(wish))
 
@@ -228,6 +229,11 @@ class SimulatedTransport(Transport):
         """A handle; equal ranks give equal handles, and no communication happens."""
         return self._groups.setdefault(tuple(ranks), SimulatedGroup(tuple(ranks)))
 
+    def build_of(self, ranks: Ranks, group: Any = None) -> str:
+        """See :meth:`Transport.build_of`; one that follows a destroyed one is another."""
+        del group
+        return after_dropped(self._dropped.get(ranks, 0))
+
     def known_group(self, ranks: Ranks) -> SimulatedGroup | None:
         """See :meth:`Transport.known_group`."""
         return self._groups.get(tuple(ranks))
@@ -247,6 +253,9 @@ class SimulatedTransport(Transport):
         """See :meth:`Transport.drop`."""
         self.ranks_of(group)
         del self._groups[group.ranks]
+        ranks = tuple(sorted(group.ranks))
+        if len(ranks) < self.world_size:
+            self._dropped[ranks] = self._dropped.get(ranks, 0) + 1
 
     def close(self) -> None:
         """Forget every group; the world itself ends with the simulation."""

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import re
 
 import numpy as np
@@ -11,6 +12,7 @@ from hyper_parallel.platform.select import platform_named
 from hyper_parallel.verify.simulate import simulate
 
 MISMATCH, SPLITS = "CollectiveMismatchError", "differentiable_all_to_all_single"
+INTO = "irecv: nothing can be received into this tensor"
 WAITED = "this handle was waited for before; wait once and keep the result"
 WRONG = {
     "a group that is none": (
@@ -40,6 +42,18 @@ WRONG = {
     "a sender outside the group": (
         MISMATCH,
         "irecv: rank 7 must be another rank of the group [0, 1]; this is rank {me}",
+    ),
+    **{
+        f"a tag that is {name}": (
+            "ValueError",
+            f"{member}: tag {name} is no integer from 0 to 2147483647; give both sides the same one, or none at all",
+        )
+        for member, tags in (("isend", "-1 2147483648 1.5"), ("irecv", "'x' None True"))
+        for name in tags.split()
+    },
+    "a message into an expanded tensor": (
+        "ValueError",
+        f"{INTO}: of [3, 2] elements share memory, strides are [0, 1]; receive into its contiguous()",
     ),
     "a peer outside the group": (MISMATCH, "p2p_exchange: rank 9 is not in the group of ranks [0, 1]"),
     "a position in the group of others": (
@@ -131,6 +145,12 @@ def mistakes(platform, folder):
         "a source outside the group": lambda: platform.broadcast(x, 1 - me, (me,)),
         "a receiver outside the group": lambda: platform.isend(x, 7),
         "a sender outside the group": lambda: platform.irecv(x, 7),
+        **{
+            f"a tag that is {tag!r}": functools.partial(member, x, 1 - me, tag=tag)
+            for member, tags in ((platform.isend, (-1, 2**31, 1.5)), (platform.irecv, ("x", None, True)))
+            for tag in tags
+        },
+        "a message into an expanded tensor": lambda: platform.irecv(x[0].expand((3, 2)), 1 - me),
         "a peer outside the group": lambda: platform.p2p_exchange(x, 9),
         "a position in the group of others": lambda: platform.get_group_local_rank((1 - me,)),
         "a position outside the group": lambda: platform.get_global_rank((0, 1), 2),

@@ -3,19 +3,18 @@
 from __future__ import annotations
 
 import math
-import pickle
 from collections.abc import Sequence
 from typing import Any
 
 from hyper_parallel.errors import CollectiveMismatchError
-from hyper_parallel.platform.contract.agreed import AgreedFacet
 from hyper_parallel.platform.contract.identity import is_integer
+from hyper_parallel.platform.contract.messages import MessagesFacet
 from hyper_parallel.transport.pending import Pending
 
 __all__ = ["CollectivesFacet"]
 
 
-class CollectivesFacet(AgreedFacet):
+class CollectivesFacet(MessagesFacet):
     """Facet *collectives*: results are new tensors, reductions are computed in rank order.
 
     With ``async_op=True`` a call returns before completion, with ``(output, handle)``: ``handle.wait()``, once, fills
@@ -100,58 +99,11 @@ class CollectivesFacet(AgreedFacet):
         output, handle = self._in_flight(joined, input_tensor, shape)
         return output, handle
 
-    def isend(self, tensor: Any, dst: int, group: Any = None, tag: int = 0) -> Pending:
-        """Begin to send ``tensor`` to global rank ``dst``; a handle to wait for before it is written again.
-
-        Raises:
-            CollectiveMismatchError: ``dst`` is this rank or not in ``group``.
-        """
-        self._plain("isend", tensor)
-        return self.transport().start("send", tensor, self._peer("isend", dst, group), tag)
-
-    def irecv(self, tensor: Any, src: int, group: Any = None, tag: int = 0) -> Pending:
-        """Begin to receive into ``tensor`` from global rank ``src``; ``wait()`` fills and returns it.
-
-        Raises:
-            CollectiveMismatchError: ``src`` is this rank or not in ``group``.
-        """
-        self._plain("irecv", tensor)
-        pending = self.transport().start("recv", tensor, self._peer("irecv", src, group), tag)
-        return pending.then(lambda value: self.fill_(tensor, value), tensor)
-
     def all_gather_object(self, object_list: list[Any], obj: Any, group: Any = None) -> None:
         """Fill ``object_list`` with every member's picklable ``obj``."""
         ranks = self.ranks_of(group)
         self._agree_without("all_gather_object", ranks)
         object_list[:] = self.transport().all_gather_object(obj, ranks)
-
-    def send_object_list(self, obj_list: Sequence[Any], dst: int, group: Any = None) -> None:
-        """Send picklable objects to global rank ``dst``."""
-        import numpy as np
-
-        peer, transport = self._peer("send_object_list", dst, group), self.transport()
-        payload = np.frombuffer(pickle.dumps(list(obj_list)), np.uint8)
-        transport.send(self.from_numpy(np.array([len(payload)], np.int64)), peer)
-        transport.send(self.from_numpy(payload), peer)
-
-    def recv_object_list(self, obj_list: list[Any], src: int, group: Any = None) -> int:
-        """Fill ``obj_list`` with what global rank ``src`` sent by :meth:`send_object_list`; returns ``src``.
-
-        Raises:
-            CollectiveMismatchError: the list that was sent has another length than ``obj_list``.
-        """
-        import numpy as np
-
-        peer, transport = self._peer("recv_object_list", src, group), self.transport()
-        size = transport.recv(self.from_numpy(np.zeros(1, np.int64)), peer)
-        count = int(self.tensor_to_numpy(size)[0])
-        payload = transport.recv(self.from_numpy(np.zeros(count, np.uint8)), peer)
-        found = pickle.loads(self.tensor_to_numpy(payload).tobytes())  # noqa: S301 - a rank of this very program
-        if len(found) != len(obj_list):
-            msg = f"recv_object_list: rank {src} sent {len(found)} objects, obj_list has room for {len(obj_list)}"
-            raise CollectiveMismatchError(msg)
-        obj_list[:] = found
-        return src
 
     def _in_flight(self, pending: Pending, like: Any, shape: tuple[int, ...]) -> tuple[Any, Pending]:
         """The output that ``pending`` will fill, and its handle."""
@@ -159,15 +111,6 @@ class CollectivesFacet(AgreedFacet):
         if output is None:
             output = self.new_tensor(shape, like.dtype, self.device_of(like))
         return output, pending.then(lambda result: output if result is output else self.fill_(output, result), output)
-
-    def _peer(self, member: str, peer: int, group: Any) -> int:
-        ranks = self.ranks_of(group)
-        if not is_integer(peer) or peer not in ranks or peer == self.get_rank():
-            msg = (
-                f"{member}: rank {peer} must be another rank of the group {list(ranks)}; this is rank {self.get_rank()}"
-            )
-            raise CollectiveMismatchError(msg)
-        return int(peer)
 
     @staticmethod
     def _of_equal_volume(member: str, data: Any, output_shape: Any) -> tuple[int, ...]:

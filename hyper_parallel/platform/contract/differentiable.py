@@ -240,7 +240,9 @@ class DifferentiableFacet(CollectivesFacet):
         self._plain("p2p_exchange", tensor)
         if peer_rank == self.get_rank():
             return tensor
-        return self._functions.swap.apply(tensor, Swap(self._self(), peer_rank))
+        return self._functions.swap.apply(
+            tensor, Swap(self._self(), int(peer_rank), self._channel(group, "p2p_exchange"))
+        )
 
     # -- inside --------------------------------------------------------------------------------------------------
 

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 if TYPE_CHECKING:
     from hyper_parallel.platform.contract.coordinator import HookCoordinator
     from hyper_parallel.platform.contract.platform import Platform
-    from hyper_parallel.transport.base import Ranks
+    from hyper_parallel.transport.base import Channel, Ranks
 
 __all__ = ["Functions", "Reduction", "Route", "Swap", "build"]
 
@@ -64,6 +64,7 @@ class Swap(NamedTuple):
 
     platform: Platform
     peer: int
+    channel: Channel
 
 
 class Functions(NamedTuple):
@@ -184,8 +185,8 @@ def build(base: Any) -> Functions:  # noqa: C901 - one small class after the oth
             """Send and receive at once."""
             ctx.swap = swap
             transport, data = swap.platform.transport(), swap.platform.contiguous(data)
-            sent = transport.start("send", data, swap.peer)
-            arrived = transport.start("recv", data, swap.peer).wait()
+            sent = transport.start("send", data, swap.peer, 0, swap.channel)
+            arrived = transport.start("recv", data, swap.peer, 0, swap.channel).wait()
             sent.wait()
             return arrived
 

@@ -91,8 +91,13 @@ class GroupsFacet(AgreedFacet):
         return known
 
     def destroy_process_group(self, group: Any = None) -> None:
-        """Destroy ``group`` and what was cached for it; None leaves the world (a simulated one drops its groups)."""
+        """Destroy ``group`` and what was cached for it; None leaves the world (a simulated one drops its groups).
+
+        Raises:
+            MeshError: ``group`` is no group, or this rank has not waited for a message that it receives in it.
+        """
         if group is not None:
+            self._check_received(group)
             self.transport().drop(group)
             return
         self._leave(self.transport())
@@ -100,6 +105,18 @@ class GroupsFacet(AgreedFacet):
 
     def _leave(self, transport: Transport) -> None:
         transport.close()
+
+    def _check_received(self, group: Any) -> None:
+        """Whoever comes to wait later would wait for what is sent in a group that is no more."""
+        channel = self._channel(group)
+        handles = self.transport().receiving.get(channel)
+        waiting = [what for handle, what in handles.items() if not handle.waited] if handles else []
+        if waiting and channel.ranks:
+            msg = (
+                f"destroy_process_group: rank {self.get_rank()} still receives {', '.join(waiting)} in the group "
+                f"{list(channel.ranks)}; wait for what irecv returned first"
+            )
+            raise MeshError(msg)
 
     def create_group(self, rank_list: Sequence[int]) -> Any:
         """The group of these ranks, whatever their order in the list; built on first use.

@@ -8,6 +8,7 @@ from operator import index
 from typing import TYPE_CHECKING, Any
 
 from hyper_parallel.errors import MeshError
+from hyper_parallel.transport.base import Channel
 
 if TYPE_CHECKING:
     from hyper_parallel.transport.base import Ranks, Transport
@@ -57,6 +58,15 @@ class IdentityFacet(abc.ABC):
             msg = f"group {group} must name different ranks of the world of {self.get_world_size()}"
             raise MeshError(msg)
         return ranks
+
+    def _channel(self, group: Any, kind: str = "") -> Channel:
+        """Where messages of this group meet, and of this kind of member where others must not take them."""
+        if group is None:
+            return Channel(kind)
+        ranks = tuple(sorted(self.ranks_of(group)))
+        build = self.transport().build_of(ranks, None if isinstance(group, (tuple, list)) else group)
+        whole = len(ranks) == self.get_world_size() and not build
+        return Channel(kind) if whole else Channel(kind, ranks, build)
 
     def get_rank(self) -> int:
         """Global rank of the caller."""

@@ -207,6 +207,11 @@ class TensorsFacet(abc.ABC):
     def fill_(self, target: Any, source: Any) -> Any:
         """Write the values of ``source`` into the plain ``target``, off the graph; ``target`` itself."""
 
+    def _unwritable(self, data: Any) -> str:
+        """Why the framework does not let :meth:`fill_` write into ``data``, and what it would; empty if it does."""
+        del data
+        return ""
+
     @abc.abstractmethod
     def list_to_size(self, size_list: Sequence[int]) -> Any:
         """The framework's own type of a shape."""

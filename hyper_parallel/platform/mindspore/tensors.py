@@ -194,9 +194,14 @@ class MindSporeTensors(TensorsFacet):
         return str(data.device).partition(":")[0]
 
     def fill_(self, target: Any, source: Any) -> Any:
-        """``copy_`` of a whole tensor."""
+        """``copy_`` of a whole tensor; a part of one, which that leaves as it is, takes an assignment."""
         if 0 not in target.shape:
-            ops.stop_gradient(target).copy_(ops.stop_gradient(source).astype(target.dtype))
+            written, values = ops.stop_gradient(target), ops.stop_gradient(source).astype(target.dtype)
+            whole = target.numel() * target.itemsize == target.untyped_storage().size() and target.is_contiguous()
+            if whole:
+                written.copy_(values)
+            else:
+                _fill_part(written, values)
         return target
 
     def list_to_size(self, size_list: Sequence[int]) -> Any:
@@ -208,6 +213,15 @@ class MindSporeTensors(TensorsFacet):
         from hyper_parallel.core.dtensor.transform import TensorTransform
 
         return TensorTransform()
+
+
+def _fill_part(written: Any, values: Any) -> None:
+    """Assign all of a view, which shows in what it is a part of; MindSpore assigns neither bfloat16 nor a scalar."""
+    if not written.shape:
+        written, values = written.view(1), values.view(1)
+    if written.dtype == mindspore.bfloat16:
+        written, values = written.view(mindspore.int16), values.view(mindspore.int16)
+    written[:] = values
 
 
 # What contract and meshes call devices, and what MindSpore does.

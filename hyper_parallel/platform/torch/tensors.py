@@ -184,6 +184,14 @@ class TorchTensors(TensorsFacet):
         target.detach().copy_(source.detach())
         return target
 
+    def _unwritable(self, data: Any) -> str:
+        """Sparse and nested tensors, and those of inference mode outside of it."""
+        if data.layout is not torch.strided or data.is_nested:
+            return f"its layout is {'nested' if data.is_nested else data.layout}; give a dense one"
+        if data.is_inference() and not torch.is_inference_mode_enabled():
+            return "it was made in inference mode, which this is not; give its clone()"
+        return ""
+
     def list_to_size(self, size_list: Sequence[int]) -> Any:
         """``torch.Size``."""
         return torch.Size(size_list)
