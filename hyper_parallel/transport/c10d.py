@@ -539,8 +539,14 @@ _GUARDED: dict[str, Callable[[Mapping[str, Any]], tuple[tuple[str, Any], ...]]] 
     "all_gather_into_tensor": lambda given: _tensor_facts(given["input_tensor"]),
     "reduce_scatter": lambda given: (("dtype", str(given["output"].dtype)), *_reduction(given)),
     "reduce_scatter_tensor": lambda given: (*_tensor_facts(given["output"]), *_reduction(given)),
+    "all_to_all": lambda given: (("dtype", str(given["input_tensor_list"][0].dtype)),),
     "all_to_all_single": lambda given: (("dtype", str(given["input"].dtype)),),
+    "gather": lambda given: (*_tensor_facts(given["tensor"]), ("dst", _peer(given, "dst"))),
+    "scatter": lambda given: (*_tensor_facts(given["tensor"]), ("src", _peer(given, "src"))),
     "all_gather_object": lambda _given: (),
+    "broadcast_object_list": lambda given: (("src", _peer(given, "src")),),
+    "gather_object": lambda given: (("dst", _peer(given, "dst")),),
+    "scatter_object_list": lambda given: (("src", _peer(given, "src")),),
     "barrier": lambda _given: (),
 }
 
@@ -551,9 +557,9 @@ def _group(given: Mapping[str, Any]) -> Any:
 
 
 def _peer(given: Mapping[str, Any], name: str) -> int:
-    """Global rank of the root, which may be given within the group."""
+    """Global rank of the root, which may be given within the group; rank 0 without either."""
     inside = given.get(f"group_{name}")
-    return int(given[name] if inside is None else dist.get_global_rank(_group(given), inside))
+    return int(given[name] or 0 if inside is None else dist.get_global_rank(_group(given), inside))
 
 
 def seed_rank() -> None:

@@ -61,6 +61,7 @@ class Call:
         expects: shape that this member expects from each member; else None.
         site: where it was called.
         ticket: what the member will wait for, a positive number; None if it waits at once.
+        awaited: False if the member goes on and never asks how it ended.
     """
 
     operation: str
@@ -71,6 +72,7 @@ class Call:
     sends: tuple[Shape, ...] | None = None
     expects: tuple[Shape, ...] | None = None
     ticket: int | None = None
+    awaited: bool = True
 
     def __str__(self) -> str:
         return describe(self.operation, self.facts, self.sends, self.expects)

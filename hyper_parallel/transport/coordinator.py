@@ -55,12 +55,14 @@ class Coordinator:
     Attributes:
         aborted: True once the world has failed; from then on ranks only unwind.
         folded: per rank, the words for what it was in when the world ended under it.
+        unheard: per rank, the error of a collective that it started and never asks about; its carrier tells it.
     """
 
     def __init__(self, world_size: int) -> None:
         self.world_size = world_size
         self.aborted = False
         self.folded: dict[int, str] = {}
+        self.unheard: dict[int, CollectiveMismatchError] = {}
         self._ready = set(range(world_size))
         self._ended: dict[int, str] = {}
         self._waiting: dict[int, tuple[_Meeting, Call] | Message] = {}
@@ -240,7 +242,8 @@ class Coordinator:
         if call.ticket is not None:
             del self._open[rank, call.ticket]
             if not waiting:
-                self._settled[rank, call.ticket] = outcome
+                if call.awaited:
+                    self._settled[rank, call.ticket] = outcome
                 return
         if waiting:
             del self._waiting[rank]
@@ -267,6 +270,8 @@ class Coordinator:
         """Everyone who has come gets the error now, everyone else when they come."""
         meeting.failed = problem
         for rank, call in meeting.joined.items():
+            if not call.awaited:
+                self.unheard.setdefault(rank, CollectiveMismatchError(problem))
             if rank in self._ended:
                 continue
             if call.ticket is not None:
@@ -321,6 +326,10 @@ class Coordinator:
                     self._release(rank, self._error(self._never_sent(wait)))
             elif gone in wait[0].ranks and gone not in wait[0].joined:
                 self._fail_meeting(wait[0], self._absent(wait[0], [gone], wait[0].joined))
+        for meeting, call in list(self._open.values()):
+            missed = gone in meeting.ranks and gone not in meeting.joined
+            if missed and not call.awaited and meeting.failed is None:
+                self._fail_meeting(meeting, self._absent(meeting, [gone], meeting.joined))
 
     def _never_sent(self, wish: Message) -> str:
         return (

@@ -106,8 +106,12 @@ class GuardedTransport(TransportOver):
         self._inner.barrier(ranks)
 
     def agree(self, operation: str, ranks: Ranks, facts: Facts, *, wait: bool = True) -> None:
-        """Say what this rank is about to do; return once every member is, or at once without ``wait``."""
+        """Say what this rank is about to do; return once every member is, or at once without ``wait``.
+
+        Nobody asks how a call without ``wait`` went: if members disagree, the world ends at once.
+        """
         call = self._call(operation, ranks, facts)
+        call.awaited = wait
         if wait:
             self._agree(call)
         elif len(ranks) > 1:

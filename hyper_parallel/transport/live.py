@@ -159,7 +159,18 @@ class _World:
         for line, rank in lines.items():
             if line in heard:
                 self._take(rank)
+        self._tell_unheard()
         return bool(heard)
+
+    def _tell_unheard(self) -> None:
+        """Members disagree about what nobody waits for: the engine would hang or add to a maximum, so all end now."""
+        if self.coordinator.aborted or not self.coordinator.unheard:
+            return
+        for rank, error in self.coordinator.unheard.items():
+            self.failures[rank] = error
+            self.traces[rank] = f"{type(error).__name__}: {error}"
+        self.coordinator.abort()
+        self._deadline = min(self._deadline, time.monotonic() + _GRACE_SECONDS)
 
     def _take(self, rank: int) -> None:
         try:
@@ -202,7 +213,7 @@ class _World:
         if report.how == "returned":
             self.coordinator.finish(rank)
             return
-        if report.how == "raised":
+        if report.how == "raised" and rank not in self.failures:
             self.failures[rank] = unpack(report.packed)
             self.traces[rank] = report.trace
         self._fail(rank, report.how)

@@ -232,6 +232,13 @@ def test_torchs_own_collectives_work_as_before():
         handle.wait()
         root = torch.tensor([rank])
         dist.broadcast(root, src=1)
+        dist.gather(root, [torch.empty_like(root) for _ in range(size)] if rank == 0 else None)
+        dist.scatter(root, [torch.tensor([1])] * size if rank == 2 else None, src=2)
+        dist.gather_object(rank, [None] * size if rank == 0 else None)
+        named = [rank]
+        dist.scatter_object_list(named, [1, 1, 1] if rank == 0 else None)
+        dist.broadcast_object_list(named, src=1)
+        assert named == [1]
         pair = dist.new_group([0, 2])
         if rank != 1:
             dist.barrier(group=pair)
@@ -251,6 +258,12 @@ def test_torchs_own_collectives_work_as_before():
         ("dist.all_reduce(torch.ones(2).int())", "disagree about the dtype"),
         ("dist.barrier()", "disagree about the operation"),
         ("None", "rank 1 returned without joining"),
+        ("dist.gather(torch.ones(2), dst=1)", "disagree about the operation"),
+        ("dist.scatter(torch.ones(2), src=1)", "disagree about the operation"),
+        ("dist.all_to_all([torch.ones(1)] * 2, [torch.ones(1)] * 2)", "disagree about the operation"),
+        ("dist.gather_object(0, dst=1)", "disagree about the operation"),
+        ("dist.scatter_object_list([None])", "disagree about the operation"),
+        ("dist.broadcast_object_list([0], src=1)", "disagree about the operation"),
     ],
 )
 def test_mistakes_in_torchs_own_collectives_are_told(mistake, message):
@@ -267,6 +280,32 @@ def test_mistakes_in_torchs_own_collectives_are_told(mistake, message):
     assert message in failure
     assert "dist.all_reduce(f32[2], SUM)" in failure
     assert "in body" in failure
+
+
+@pytest.mark.platforms("torch")
+@pytest.mark.parametrize(
+    "mistake, message",
+    [
+        ("dist.all_reduce(torch.ones(2), op=dist.ReduceOp.MAX, async_op=True).wait()", "about the reduction"),
+        ("dist.all_reduce(torch.ones(3), async_op=True)", "disagree about the shape"),
+        ("None", "rank 1 returned without joining"),
+    ],
+)
+def test_mistakes_in_started_collectives_are_told(mistake, message):
+    """What `async_op` starts is agreed upon although nobody asks: gloo would add to a maximum and say nothing."""
+
+    def body():
+        import torch
+        import torch.distributed as dist
+
+        names = {"torch": torch, "dist": dist}
+        right = "dist.all_reduce(torch.ones(2), async_op=True).wait()"
+        eval(mistake if dist.get_rank() == 1 else right, names)  # noqa: S307
+
+    failure = run_live(pack((body, ()), body), 2, "torch", 300.0).failure
+    assert isinstance(failure.__cause__, CollectiveMismatchError)
+    assert message in str(failure)
+    assert "rank 0: dist.all_reduce(f32[2], SUM) at <string>:1" in str(failure)
 
 
 def _unreadable():
