@@ -31,10 +31,13 @@ CONDITIONS = {
     "always", "changed", "fixed", "regression", "aborted", "failure", "success", "unstable", "unsuccessful", "cleanup",
 }  # fmt: skip
 STEPS = {
-    "archiveArtifacts", "catchError", "checkout", "cleanWs", "dir", "echo", "error", "junit", "lock", "publishHTML",
-    "recordCoverage", "retry", "script", "sh", "stash", "timeout", "unstash", "warnError", "withCredentials", "withEnv",
+    "archiveArtifacts", "checkout", "cleanWs", "dir", "echo", "error", "junit", "lock", "publishHTML",
+    "recordCoverage", "retry", "script", "sh", "stash", "timeout", "unstash", "withCredentials", "withEnv",
 }  # fmt: skip
-STAGE_OPTIONS = {"catchError", "lock", "retry", "skipDefaultCheckout", "timeout", "timestamps", "warnError"}
+STAGE_OPTIONS = {"lock", "retry", "skipDefaultCheckout", "timeout", "timestamps"}
+HIDES = {"catch", "catchError", "returnStatus", "warnError"}
+UNITS = {"NANOSECONDS", "MICROSECONDS", "MILLISECONDS", "SECONDS", "MINUTES", "HOURS", "DAYS"}
+CRON_FIELDS = 5
 WHEN = {
     "allOf", "anyOf", "beforeAgent", "beforeInput", "beforeOptions", "branch", "buildingTag", "changeRequest",
     "changeset", "environment", "equals", "expression", "not", "tag", "triggeredBy",
@@ -77,8 +80,6 @@ REQUIRED = {
     "stages": {"stage"},
     "parallel": {"stage"},
     "axes": {"axis"},
-    "steps": {""},
-    "post": {""},
 }
 REPEATABLE = {"stages", "parallel", "axes", "excludes", "steps", "triggers", "parameters", "when", "exclude"}
 CALLS = {"options", "pipeline options", "triggers", "parameters"}
@@ -239,8 +240,15 @@ def _check_section(node: Node, section: str, found: list[str]) -> None:
             found.append(f"line {node.line}: `{node.name}` is empty")
         return
     names = [child.name for child in node.children]
-    missing = [need for need in REQUIRED.get(section, set()) - set(names) if need or not names]
-    found += [f"line {node.line}: `{section}` needs {f'`{need}`' if need else 'something in it'}" for need in missing]
+    missing = REQUIRED.get(section, set()) - set(names)
+    found += [f"line {node.line}: `{section}` needs `{need}`" for need in sorted(missing)]
+    if not names:
+        found.append(f"line {node.line}: `{section}` needs something in it")
+    if section == "axis" and not {"values", "notValues"} & set(names):
+        found.append(f"line {node.line}: `axis` needs `values` or `notValues`")
+    if section in {"stages", "parallel"}:
+        told = Counter("".join(child.words()) for child in node.children)
+        found += [f"line {node.line}: there is more than one stage{name}" for name, count in told.items() if count > 1]
     if section not in REPEATABLE:
         twice = [name for name, count in Counter(names).items() if count > 1]
         found.extend(f"line {node.line}: `{name}` stands more than once in `{section}`" for name in twice)
@@ -253,11 +261,14 @@ def _check_section(node: Node, section: str, found: list[str]) -> None:
 
 def _check_child(child: Node, section: str, found: list[str]) -> None:
     if child.name == "stage":
-        if not any(token.kind == "string" for token in child.arguments):
+        if not any(token.kind == "string" and token.text.strip("'\"").strip() for token in child.arguments):
             found.append(f"line {child.line}: `stage` needs a name, such as stage('unit')")
         _check_stage(child, found)
     if section in CALLS and child.words()[:1] != ["("]:
         found.append(f"line {child.line}: `{child.name}` in `{section}` is a call: write `{child.name}(...)`")
+    elif child.children is None and not child.arguments and section in LEAVES | {"when", "post"}:
+        found.append(f"line {child.line}: `{child.name}` in `{section}` needs an argument")
+    found += _check_arguments(child)
     if child.name == "agent" and child.children is None:
         if child.words() not in (["any"], ["none"]):
             found.append(f"line {child.line}: `agent` is `any`, `none` or a block")
@@ -265,6 +276,25 @@ def _check_child(child: Node, section: str, found: list[str]) -> None:
     inner = _inner_section(child, section)
     if inner is not None:
         _check_section(child, inner, found)
+
+
+def _check_arguments(child: Node) -> list[str]:
+    """What a statement is given: values with commas between them, and what a few calls cannot do without."""
+    words, found = child.words(), []
+    for one, other in zip(child.arguments, child.arguments[1:], strict=False):
+        if (one.kind != "sign" or one.text in CLOSE) and other.kind != "sign":
+            found.append(f"line {other.line}: between {one.text} and {other.text} a comma or a new line is missing")
+    if child.name == "timeout":
+        unit = words[words.index("unit") + 2].strip("'\"") if "unit" in words[:-2] else "MINUTES"
+        if "time" not in words or unit not in UNITS:
+            found.append(
+                f"line {child.line}: write `timeout(time: <number>, unit: '<one of {', '.join(sorted(UNITS))}>')`"
+            )
+    if child.name == "cron":
+        fields = [len(token.text.strip("'\"").split()) for token in child.arguments if token.kind == "string"]
+        if fields != [CRON_FIELDS]:
+            found.append(f"line {child.line}: `cron` takes one string of {CRON_FIELDS} fields, such as 'H 2 * * *'")
+    return found
 
 
 def _inner_section(child: Node, section: str) -> str | None:
@@ -304,10 +334,37 @@ def _check_rules(pipeline: Node, tokens: list[Token]) -> list[str]:
     found += [
         f"rule: `{name}` publishes {what}, in `always`" for name, what in REPORTS.items() if name not in published
     ]
-    ungated = [node for node in nodes if node.name == "recordCoverage" and "qualityGates" not in node.words()]
+    ungated = [node for node in nodes if node.name == "recordCoverage" and not _has_gates(node.words())]
     found += [f"line {node.line}: rule: `recordCoverage` without `qualityGates` checks nothing" for node in ungated]
     found += [problem for node in nodes if node.name == "matrix" for problem in _check_matrix(node)]
-    return found + _check_locks(tokens) + _check_shell(tokens)
+    found += _check_agents(pipeline, here=False)
+    return found + _check_locks(tokens) + _check_shell(tokens) + _check_scripts(nodes) + _check_hidden(tokens)
+
+
+def _has_gates(words: list[str]) -> bool:
+    """Whether ``qualityGates: [`` is there, and is not closed at once."""
+    return "qualityGates" in words and words[words.index("qualityGates") + 3 :][:1] != ["]"]
+
+
+def _check_agents(node: Node, *, here: bool) -> list[str]:
+    """Steps need an agent: of their stage, or of what it stands in."""
+    own = next((child for child in node.children or () if child.name == "agent"), None)
+    here = here if own is None else own.words() != ["none"]
+    if node.name == "stage" and "steps" in _names(node) and not here:
+        return [f"line {node.line}: rule: this stage has steps and no agent that runs them"]
+    return [problem for child in node.children or () for problem in _check_agents(child, here=here)]
+
+
+def _check_scripts(nodes: list[Node]) -> list[str]:
+    """A script is not read into statements, so what it repeats cannot be held against the rule."""
+    raw = [token for node in nodes if node.name == "script" for token in node.raw]
+    return [f"line {token.line}: rule: `retry` stands in a stage's options, not in a script" for token in raw
+            if token.text == "retry"]  # fmt: skip
+
+
+def _check_hidden(tokens: list[Token]) -> list[str]:
+    return [f"line {token.line}: rule: `{token.text}` hides a failure" for token in tokens
+            if token.kind == "word" and token.text in HIDES]  # fmt: skip
 
 
 def _names(node: Node | None) -> set[str]:
@@ -340,6 +397,11 @@ def _check_matrix(node: Node) -> list[str]:
     post = next((child for child in node.children or () if child.name == "post"), None)
     if not {"always", "cleanup"} <= _names(post):
         found.append(f"line {node.line}: rule: a matrix reports in `always` and ends its ranks in `cleanup`")
+    ends = [
+        step for child in (post.children if post else None) or () if child.name == "cleanup" for step in child.walk()
+    ]
+    if not any("guarded_run.py --end" in word for step in ends for word in step.words()):
+        found.append(f"line {node.line}: rule: `cleanup` ends recorded processes: `ci/guarded_run.py --end`")
     return found
 
 
@@ -349,8 +411,9 @@ def _check_locks(tokens: list[Token]) -> list[str]:
         if token.text != "lock" or tokens[place + 1].text != "(":
             continue
         names = [one.text for one in tokens[place:]]
-        call = names[: names.index("{")]
-        variable = call[call.index("variable") + 2].strip("'\"") if "variable" in call else None
+        call = names[: names.index("{")] if "{" in names else names
+        given = call[call.index("variable") + 2 :] if "variable" in call else []
+        variable = given[0].strip("'\"") if given else None
         if variable is None or not any(variable in name for name in names[len(call) :]):
             found.append(
                 f"line {token.line}: rule: what `lock` gave is in its `variable`; read it, or others use it too"
@@ -363,10 +426,11 @@ def _check_shell(tokens: list[Token]) -> list[str]:
     for token in tokens:
         if token.kind != "string":
             continue
-        if re.search(r"\b(pkill|killall)\b|kill -9 -1", token.text):
+        if re.search(r"\b(pkill|killall|pgrep|pidof)\b|kill -9 -1", token.text):
             found.append(f"line {token.line}: rule: end recorded processes (ci/guarded_run.py --end), never by name")
-        if re.search(r"\|\|\s*(true|:|exit 0)", token.text):
-            found.append(f"line {token.line}: rule: `|| true` hides a failure")
+        hidden = re.search(r"\|\|.*|;\s*(true|:|exit 0)\s*['\"]|set \+e|[^|\s] \|(?!\|) .*", token.text)
+        if hidden:
+            found.append(f"line {token.line}: rule: `{hidden.group().rstrip(chr(39) + chr(34))}` hides a failure")
         if re.search(r"guarded_run\.py(?!.*--(end|minutes))", token.text):
             found.append(f"line {token.line}: rule: `guarded_run.py` needs --minutes or --end")
     return found
@@ -381,8 +445,8 @@ def main(arguments: list[str]) -> int:
     for name in arguments:
         try:
             found = problems(Path(name).read_text(encoding="utf-8"))
-        except OSError as error:
-            print(f"{name}: {error.strerror}", file=sys.stderr)
+        except (OSError, UnicodeDecodeError) as error:
+            print(f"{name}: {getattr(error, 'strerror', None) or 'is no UTF-8 text'}", file=sys.stderr)
             return 2
         for problem in found:
             print(f"{name}: {problem}", file=sys.stderr)

@@ -106,6 +106,41 @@ BAD = {
     "a failure hidden": ("tox -e ${FRAMEWORK}", "tox -e ${FRAMEWORK} || true", "`|| true` hides a failure"),
     "cards that nobody uses": ("sh 'echo ${CARDS}'", "sh 'npu-smi info'", "what `lock` gave is in its `variable`"),
     "cards that nobody knows": (", variable: 'CARDS'", "", "what `lock` gave is in its `variable`"),
+    "a step without an argument": ("steps { echo 'x' }", "steps { echo }", "`echo` in `steps` needs an argument"),
+    "a label without a name": ("agent { label 'cpu' }\n            steps", "agent { label }\n            steps",
+                               "`label` in `agent` needs an argument"),
+    "an agent without anything": ("agent { label 'cpu' }\n            steps", "agent { }\n            steps",
+                                  "`agent` needs something in it"),
+    "a condition without anything": ("anyOf { branch 'main' }", "anyOf { }", "`when` needs something in it"),
+    "steps on no agent": ("            agent { label 'cpu' }\n            steps", "            steps",
+                          "this stage has steps and no agent"),
+    "two stages of one name": ("stage('Coverage')", "stage('CPU')", "there is more than one stage('CPU')"),
+    "a stage of no name": ("stage('Coverage')", "stage(' ')", "`stage` needs a name"),
+    "an axis without values": ("                        values 'torch', 'mindspore'\n", "",
+                               "`axis` needs `values` or `notValues`"),
+    "a night of four fields": ("cron('H 2 * * *')", "cron('H 2 * *')", "`cron` takes one string of 5 fields"),
+    "a unit that time does not have": ("unit: 'HOURS'", "unit: 'HOUR'", "write `timeout(time: <number>, unit: "),
+    "a limit of no time": ("timeout(time: 9, unit", "timeout(unit", "write `timeout(time: <number>, unit: "),
+    "a comma missing in a call": ("time: 9, unit", "time: 9 unit", "between 9 and unit a comma or a new line is missing"),
+    "a comma missing in a list": ("[agent(), ", "[agent() ", "between ) and nonresumable a comma or a new line is missing"),
+    "two steps on a line": ("steps { echo 'x' }", "steps { echo 'x' echo 'y' }", "between 'x' and echo a comma or"),
+    "a failure caught": ("sh 'echo ${CARDS}'", "try { sh 'echo ${CARDS}' } catch (e) { }", "rule: `catch` hides a failure"),
+    "a failure in a warning": ("steps { echo 'x' }", "steps { warnError('x') { echo 'x' } }",
+                               "rule: `warnError` hides a failure"),
+    "a status thrown away": ("sh 'echo ${CARDS}'", "sh(script: 'echo ${CARDS}', returnStatus: true)",
+                             "rule: `returnStatus` hides a failure"),
+    "a failure told and forgotten": ("tox -e ${FRAMEWORK}", "tox -e ${FRAMEWORK} || echo failed",
+                                     "rule: `|| echo failed` hides a failure"),
+    "a status overwritten": ("tox -e ${FRAMEWORK}", "tox -e ${FRAMEWORK}; exit 0", "rule: `; exit 0` hides a failure"),
+    "a status lost in a pipe": ("tox -e ${FRAMEWORK}", "tox -e ${FRAMEWORK} | tee log", "rule: `} | tee log` hides a failure"),
+    "a script that tries again": ("sh 'echo ${CARDS}'", "retry(3) { sh 'echo ${CARDS}' }",
+                                  "`retry` stands in a stage's options, not in a script"),
+    "coverage with no gate": ("qualityGates: [[threshold: 80.0]]", "qualityGates: []",
+                              "without `qualityGates` checks nothing"),
+    "clean-up that ends nothing": ("cleanup { sh 'python3 ci/guarded_run.py --end' }", "cleanup { echo 'x' }",
+                                   "rule: `cleanup` ends recorded processes"),
+    "clean-up by a look-up": ("python3 ci/guarded_run.py --end", "kill -9 $(pgrep torch)", "end recorded processes"),
+    "cards without a word": ("variable: 'CARDS')", "variable)", "what `lock` gave is in its `variable`"),
     "a guard without a limit": ("--minutes 8 -- tox", "tox", "needs --minutes or --end"),
 }  # fmt: skip
 
@@ -142,4 +177,8 @@ def test_exit_statuses(checker, tmp_path, capsys):
     assert checker.main([str(path)]) == 1
     assert checker.main([str(tmp_path / "nothing")]) == 2
     assert checker.main([]) == 2
-    assert "`stops` is not allowed in `stage`" in capsys.readouterr().err
+    (tmp_path / "bytes").write_bytes(b"\xff\xfe")
+    assert checker.main([str(tmp_path / "bytes")]) == 2
+    told = capsys.readouterr().err
+    assert "`stops` is not allowed in `stage`" in told
+    assert f"{tmp_path / 'bytes'}: is no UTF-8 text" in told
