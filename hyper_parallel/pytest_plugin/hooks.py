@@ -22,7 +22,7 @@ from hyper_parallel.pytest_plugin.capability import (
     skip_without,
 )
 from hyper_parallel.pytest_plugin.fixtures import RankCall, deferred
-from hyper_parallel.pytest_plugin.marks import ARG_MARKS, MARKS, world_sizes
+from hyper_parallel.pytest_plugin.marks import ARG_MARKS, MARKS, seconds, world_sizes
 from hyper_parallel.pytest_plugin.ranks import LAUNCHES, Outcome, ranked_test, run_ranked
 from hyper_parallel.pytest_plugin.report import RanksRepr, rank_of_failure
 from hyper_parallel.pytest_plugin.selection import REMOVED, allowed, allows, module_mark, selected, split
@@ -80,6 +80,7 @@ def pytest_configure(config: pytest.Config) -> None:
         msg = f"{wanted.cards} {wanted.device} cards are required, and {count_cards(wanted.device)} are here"
         raise pytest.UsageError(msg)
     _floor(config)
+    seconds(config.getoption("hp_rank_timeout"), "--hp-rank-timeout")
     if is_worker(config):
         start_worker(config)
 
@@ -94,6 +95,9 @@ def _floor(config: pytest.Config) -> int:
     text = os.environ.get("HP_MIN_EXECUTED", "0")
     if option is None and not text.isdigit():
         msg = f"HP_MIN_EXECUTED={text}: expected a number of tests"
+        raise pytest.UsageError(msg)
+    if option is not None and option < 0:
+        msg = f"--hp-min-executed {option}: expected a number of tests"
         raise pytest.UsageError(msg)
     return int(text) if option is None else option
 

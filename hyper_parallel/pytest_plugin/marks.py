@@ -8,7 +8,7 @@ from typing import Any, TypeVar
 
 import pytest
 
-__all__ = ["MARKS", "arg_mark", "mesh_shape", "world_sizes"]
+__all__ = ["MARKS", "arg_mark", "mesh_shape", "seconds", "world_sizes"]
 
 T = TypeVar("T", bound=Callable[..., Any])
 
@@ -70,6 +70,22 @@ def _check(argument: str, name: str, known: tuple[str, ...]) -> None:
     if name not in known:
         msg = f"arg_mark({argument}={name!r}): known are {', '.join(known)}"
         raise ValueError(msg)
+
+
+def seconds(given: object, source: str) -> float:
+    """A time limit: a positive number of seconds.
+
+    Raises:
+        pytest.UsageError: it is none, and ranks would be ended before they start, or never.
+    """
+    try:
+        value = float(given)  # type: ignore[arg-type]  # what is no number is told below
+    except (TypeError, ValueError):
+        value = math.nan
+    if not 0 < value < math.inf:
+        msg = f"{source} {given!r}: expected a positive number of seconds"
+        raise pytest.UsageError(msg)
+    return value
 
 
 def mesh_shape(mark: pytest.Mark | None) -> tuple[int, ...] | None:

@@ -13,7 +13,7 @@ import pytest
 
 from hyper_parallel.pytest_plugin.capability import SkipReason, count_cards, skip_without
 from hyper_parallel.pytest_plugin.fixtures import resolve
-from hyper_parallel.pytest_plugin.marks import mesh_shape, world_sizes
+from hyper_parallel.pytest_plugin.marks import mesh_shape, seconds, world_sizes
 
 __all__ = ["LAUNCHES", "Outcome", "RankedTest", "need_carrier", "ranked_test", "run_ranked"]
 
@@ -91,7 +91,9 @@ def ranked_test(item: pytest.Function) -> RankedTest | None:
         item.config.getoption("hp_device"),
         shape,
         tuple(names),
-        float(timeout.args[0] if timeout is not None else item.config.getoption("hp_rank_timeout")),
+        seconds(next(iter(timeout.args), None), "mark rank_timeout")
+        if timeout is not None
+        else item.config.getoption("hp_rank_timeout"),
     )
 
 

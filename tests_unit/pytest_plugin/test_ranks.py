@@ -227,6 +227,10 @@ WRONG_USE = [
     ("@pytest.mark.world_size(3)\n@pytest.mark.mesh(2, 2)\ndef test_x(): pass", "that mesh has 4 ranks"),
     ("@pytest.mark.launch('cloud')\n@pytest.mark.world_size(2)\ndef test_x(): pass", "known are simulated, processes"),
     (
+        "@pytest.mark.rank_timeout()\n@pytest.mark.world_size(2)\ndef test_x(): pass",
+        "mark rank_timeout None: expected a positive number of seconds",
+    ),
+    (
         "@pytest.fixture\ndef f(rank, request): pass\n@pytest.mark.world_size(2)\ndef test_x(f): pass",
         "fixture 'f' runs on ranks, where there is no `request`",
     ),
@@ -248,6 +252,21 @@ def test_wrong_use_is_an_error_that_says_so(run, code, message):
     result = run("import pytest\n" + code, head="", tail="")
     assert result.ret != 0
     assert message in result.stdout.str() + result.stderr.str()
+
+
+@pytest.mark.parametrize(
+    "option, message",
+    [
+        ("--hp-rank-timeout=0", "--hp-rank-timeout 0.0: expected a positive number of seconds"),
+        ("--hp-rank-timeout=nan", "--hp-rank-timeout nan: expected a positive number of seconds"),
+        ("--hp-min-executed=-3", "--hp-min-executed -3: expected a number of tests"),
+    ],
+)
+def test_options_that_make_no_sense_are_refused(pytester, option, message):
+    """A limit that would end every rank, or a floor that holds nothing, is a wrong call: status 4, nothing runs."""
+    result = pytester.runpytest_inprocess("-p", "no:cacheprovider", *PLUGIN, option)
+    assert result.ret == pytest.ExitCode.USAGE_ERROR
+    assert f"ERROR: {message}" in result.stderr.str()
 
 
 def test_ranks_skip_together_or_fail(run):
