@@ -64,7 +64,7 @@ class Store:
         mine = os.getppid()  # tox, or the shell: whoever runs erase, the tests and the gate
         if (
             owner.exists()
-            and (other := int(owner.read_text() or 0)) not in (mine, 0)
+            and (other := _number(owner.read_text(errors="replace"))) not in (mine, 0)
             and Path(f"/proc/{other}").exists()
         ):
             msg = f"process {other} is writing coverage of {environment} in {self.reports}: two runs cannot share it"
@@ -172,6 +172,11 @@ class Store:
         self.coverage("xml", "--quiet", *options, "-o", str(out / "coverage.xml"))
         self.coverage("json", "--quiet", *options, "-o", str(out / "coverage.json"))
         return self.report(name)
+
+
+def _number(text: str) -> int:
+    """The process number in ``text``; 0 if it is none, as a machine that stopped while it was written leaves behind."""
+    return int(text) if text.strip().isdecimal() else 0
 
 
 def _readable(path: Path) -> bool:

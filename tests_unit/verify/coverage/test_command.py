@@ -391,8 +391,9 @@ def test_two_runs_in_one_folder_are_refused(project, command):
     where = project / "coverage_reports"
     said = f"process 1 is writing coverage of torch in {where}: two runs cannot share it"
     assert err == f"hyper-parallel: error: {said}\n"
-    owner.write_text("99999999")
-    assert command("erase", "torch")[0] == 0
+    for leftover in ("99999999", "", "half a num"):
+        owner.write_text(leftover)
+        assert command("erase", "torch")[0] == 0
 
 
 @pytest.mark.parametrize(
