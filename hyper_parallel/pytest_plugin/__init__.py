@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from hyper_parallel.pytest_plugin.capability import SkipReason, skip_without
 from hyper_parallel.pytest_plugin.fixtures import device, launch_name, mesh, rank, world_size
-from hyper_parallel.pytest_plugin.hooks import (
+from hyper_parallel.pytest_plugin.hooks import (  # noqa: F401 - pytest finds them by name; not for `import *`
     pytest_addoption,
     pytest_collection_modifyitems,
     pytest_configure,
@@ -29,18 +29,6 @@ __all__ = [
     "device",
     "launch_name",
     "mesh",
-    "pytest_addoption",
-    "pytest_collection_modifyitems",
-    "pytest_configure",
-    "pytest_fixture_setup",
-    "pytest_generate_tests",
-    "pytest_ignore_collect",
-    "pytest_pyfunc_call",
-    "pytest_runtest_makereport",
-    "pytest_runtest_setup",
-    "pytest_sessionfinish",
-    "pytest_terminal_summary",
-    "pytest_unconfigure",
     "rank",
     "skip_without",
     "world_size",

@@ -414,6 +414,18 @@ os.sched_setaffinity = lambda _, to: Path(f"cpu {{os.environ['PYTEST_XDIST_WORKE
 
 
 @pytest.mark.platforms("torch")
+def test_a_module_may_import_everything(pytester):
+    """`from hyper_parallel.pytest_plugin import *` in a test module brings fixtures and marks, and no hook."""
+    pytester.makepyfile("""
+from hyper_parallel.pytest_plugin import *
+def test_x(platform_name):
+    assert platform_name == "torch" and not [name for name in globals() if name.startswith("pytest_")]
+""")
+    done = fresh(pytester.path, *PLUGIN, HP_TEST_PLATFORMS="torch")
+    assert done.returncode == 0, done.stdout + done.stderr
+
+
+@pytest.mark.platforms("torch")
 def test_no_rank_outlives_the_run(pytester):
     """A run that is killed leaves no rank behind, not even one that computes for ever."""
     pytester.makepyfile("""
