@@ -125,7 +125,6 @@ def drawn(fn, array, mesh_shape):
 
 
 @pytest.mark.parametrize("name", DRAWS)
-@pytest.mark.untraced
 def test_equal_for_every_layout(name):
     """The numbers depend on seed, call and global index: not on placement, mesh shape or world size."""
     array = np.random.default_rng(0).integers(1, 9, (5, 3)).astype(float)
