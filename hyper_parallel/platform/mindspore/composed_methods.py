@@ -14,6 +14,7 @@ from hyper_parallel.core.dtensor.dtensor import DTensor
 from hyper_parallel.errors import UnsupportedOperatorError
 from hyper_parallel.platform.mindspore.composed_shape import on_diagonals
 from hyper_parallel.platform.mindspore.primitives import METHOD, composed, expect
+from hyper_parallel.platform.mindspore.writing import write_over
 
 __all__: list[str] = []
 
@@ -143,7 +144,10 @@ def _trace(ops: Any, _: Any, x: Any, offset: int = 0, axis1: int = 0, axis2: int
 
 def _into(x: Any, result: Any) -> Any:
     """``result`` written into ``x``, which is returned."""
-    x.copy_(result)
+    if not isinstance(x, DTensor):  # a piece, where dispatch is left out
+        return write_over(x, result)
+    written: Any = x
+    written.copy_(result)
     return x
 
 

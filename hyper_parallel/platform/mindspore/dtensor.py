@@ -21,6 +21,7 @@ from hyper_parallel.core.dtensor.skip import any_block, skipped
 from hyper_parallel.errors import LayoutError, UnsupportedOperatorError
 from hyper_parallel.platform.mindspore import bypasses, intercept, op_table, recompute, recovery
 from hyper_parallel.platform.mindspore.op_line import Line
+from hyper_parallel.platform.mindspore.writing import write_over
 
 __all__ = ["MindSporeDTensor", "wrap"]
 
@@ -240,7 +241,7 @@ class MindSporeDTensor(DTensor, Tensor):
             raise UnsupportedOperatorError(msg)
         self.drop_views()
         if 0 not in self.local_shape:
-            self._local.copy_(local.astype(self.dtype))
+            write_over(self._local, local.astype(self.dtype))
 
     def clone(self, init: Any = "same") -> Any:
         """New storage: of a parameter a new parameter (filled as ``init`` says), else a differentiable copy."""

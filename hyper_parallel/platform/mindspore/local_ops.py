@@ -20,6 +20,7 @@ from hyper_parallel.platform.mindspore import (
 )
 from hyper_parallel.platform.mindspore.empty import tolerant
 from hyper_parallel.platform.mindspore.local_pointwise import clone
+from hyper_parallel.platform.mindspore.writing import write_over
 
 if TYPE_CHECKING:
     from mindspore import Tensor
@@ -39,7 +40,7 @@ def write_back(compute: Callable[..., Any]) -> Callable[..., Any]:
         if result.dtype != x.dtype:
             msg = f"a result of {result.dtype} cannot be written into a tensor of {x.dtype}; use the out-of-place form"
             raise UnsupportedOperatorError(msg)
-        x.copy_(result)
+        write_over(x, result)
         return x
 
     return write

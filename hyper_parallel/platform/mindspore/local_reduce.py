@@ -12,6 +12,7 @@ from mindspore.mint.nn import functional as F  # noqa: N812 - the field's name f
 
 from hyper_parallel.core.dtensor.draws import Numbers
 from hyper_parallel.platform.mindspore.drawing import drawn
+from hyper_parallel.platform.mindspore.writing import write_over
 
 __all__ = ["LOCAL"]
 
@@ -127,7 +128,7 @@ def _in(x: Tensor, dtype: Any) -> Tensor:
 
 def _write(x: Tensor, numbers: Numbers, dtype: Any) -> Tensor:
     del dtype
-    x.copy_(drawn(numbers, x.dtype))  # an empty piece, too: every rank must have the same graph
+    write_over(x, drawn(numbers, x.dtype))  # an empty piece, too: every rank must have the same graph
     return x
 
 

@@ -15,6 +15,7 @@ from hyper_parallel.core.tensor_parallel.clip import clip_grad_norm_
 from hyper_parallel.platform.contract.modules import HookHandle, ModulesFacet, check_hook
 from hyper_parallel.platform.mindspore import backward_hooks, delayed
 from hyper_parallel.platform.mindspore.cells import walk
+from hyper_parallel.platform.mindspore.writing import write_over
 
 __all__ = ["MindSporeModules"]
 
@@ -80,7 +81,7 @@ class MindSporeModules(ModulesFacet):
     def set_gradient(self, parameter: Any, gradient: Any) -> None:
         """Write into the value that is the gradient."""
         target = parameter.to_local() if isinstance(parameter, DTensor) else parameter
-        target.copy_(gradient.to_local() if isinstance(gradient, DTensor) else gradient)
+        write_over(target, gradient.to_local() if isinstance(gradient, DTensor) else gradient)
 
     def set_layout_into_parameter(self, param: Any, layout: Any) -> Any:
         """``Parameter`` of this rank's piece, under the same name."""
@@ -97,12 +98,12 @@ class MindSporeModules(ModulesFacet):
         return local if delayed.is_delayed(local) else ops.stop_gradient(local)
 
     def update_param_data(self, param: Any, data: Any) -> None:
-        """``copy_`` into the storage, which optimizers share."""
+        """Written into the storage, which optimizers share."""
         piece = fitting_piece(param, data)
         if 0 not in piece.shape:
             local = param.to_local() if isinstance(param, DTensor) else param
             with _no_grad():
-                local.copy_(ops.stop_gradient(piece).astype(local.dtype))
+                write_over(local, ops.stop_gradient(piece).astype(local.dtype))
         if isinstance(param, DTensor):
             param.drop_views()
 

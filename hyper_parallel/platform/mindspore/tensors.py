@@ -13,6 +13,7 @@ from mindspore.ops.auto_generate.gen_ops_prim import dtype_to_type_id
 from hyper_parallel.platform.contract.tensors import TensorsFacet, dtype_name
 from hyper_parallel.platform.mindspore.delayed import is_delayed, without_values
 from hyper_parallel.platform.mindspore.runtime import device_type
+from hyper_parallel.platform.mindspore.writing import write_over
 
 __all__ = ["BY_NUMBER", "MindSporeTensors"]
 
@@ -145,8 +146,8 @@ class MindSporeTensors(TensorsFacet):
         return mint.clamp(data, max=high)
 
     def scale_(self, data: Any, factor: Any) -> None:
-        """``copy_`` of the product: in-place arithmetic does nothing on the CPU build."""
-        data.copy_(ops.stop_gradient(data) * factor.astype(data.dtype))
+        """The product written over it: in-place arithmetic does nothing on the CPU build."""
+        write_over(data, ops.stop_gradient(data) * factor.astype(data.dtype))
 
     def get_op_name(self, func: Any) -> str:
         """Name of a function, a method, or a primitive."""
@@ -194,14 +195,9 @@ class MindSporeTensors(TensorsFacet):
         return str(data.device).partition(":")[0]
 
     def fill_(self, target: Any, source: Any) -> Any:
-        """``copy_`` of a whole tensor; a part of one, which that leaves as it is, takes an assignment."""
+        """Written over, off the graph; see ``writing``."""
         if 0 not in target.shape:
-            written, values = ops.stop_gradient(target), ops.stop_gradient(source).astype(target.dtype)
-            whole = target.numel() * target.itemsize == target.untyped_storage().size() and target.is_contiguous()
-            if whole:
-                written.copy_(values)
-            else:
-                _fill_part(written, values)
+            write_over(ops.stop_gradient(target), ops.stop_gradient(source).astype(target.dtype))
         return target
 
     def list_to_size(self, size_list: Sequence[int]) -> Any:
@@ -213,15 +209,6 @@ class MindSporeTensors(TensorsFacet):
         from hyper_parallel.core.dtensor.transform import TensorTransform
 
         return TensorTransform()
-
-
-def _fill_part(written: Any, values: Any) -> None:
-    """Assign all of a view, which shows in what it is a part of; MindSpore assigns neither bfloat16 nor a scalar."""
-    if not written.shape:
-        written, values = written.view(1), values.view(1)
-    if written.dtype == mindspore.bfloat16:
-        written, values = written.view(mindspore.int16), values.view(mindspore.int16)
-    written[:] = values
 
 
 # What contract and meshes call devices, and what MindSpore does.

@@ -17,6 +17,7 @@ from hyper_parallel.platform.contract.training import (
     first_paths,
     has_all,
 )
+from hyper_parallel.platform.mindspore.writing import write_over
 
 __all__ = ["MindSporeTraining"]
 
@@ -48,7 +49,7 @@ class MindSporeTraining(TrainingFacet):
             if isinstance(held[path], mindspore.Parameter):
                 held[path].set_data(value)
             else:
-                held[path].copy_(value)
+                write_over(held[path], value)
 
     def trainable(self, model: Any) -> dict[str, Any]:
         """Parameters that require grad."""
