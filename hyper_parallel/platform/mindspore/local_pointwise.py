@@ -11,6 +11,7 @@ from mindspore import Tensor, mint, ops
 from mindspore.mint.nn import functional as F  # noqa: N812 - the field's name for it
 
 from hyper_parallel.platform.mindspore.empty import tolerant
+from hyper_parallel.platform.mindspore.filled import filled
 
 __all__ = ["IN_PLACE_ONLY", "LOCAL", "clone"]
 
@@ -86,24 +87,24 @@ def clone(x: Tensor, *, memory_format: Any = None) -> Tensor:
 
 def _like(value: float) -> Callable[..., Tensor]:
     def make(x: Tensor, *, dtype: Any = None, **_: Any) -> Tensor:
-        return ops.full(tuple(x.shape), value, dtype=dtype or x.dtype)
+        return filled(tuple(x.shape), value, dtype or x.dtype)
 
     return make
 
 
 def _full_like(x: Tensor, fill_value: float, *, dtype: Any = None, **_: Any) -> Tensor:
-    return ops.full(tuple(x.shape), fill_value, dtype=dtype or x.dtype)
+    return filled(tuple(x.shape), fill_value, dtype or x.dtype)
 
 
 def _new(value: float) -> Callable[..., Tensor]:
     def make(x: Tensor, size: Any, dtype: Any = None, **_: Any) -> Tensor:
-        return ops.full(tuple(size), value, dtype=dtype or x.dtype)
+        return filled(tuple(size), value, dtype or x.dtype)
 
     return make
 
 
 def _new_full(x: Tensor, size: Any, fill_value: float, *, dtype: Any = None, **_: Any) -> Tensor:
-    return ops.full(tuple(size), fill_value, dtype=dtype or x.dtype)
+    return filled(tuple(size), fill_value, dtype or x.dtype)
 
 
 def _copysign(x: Tensor, y: Any) -> Tensor:

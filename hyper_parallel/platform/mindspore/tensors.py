@@ -12,6 +12,7 @@ from mindspore.ops.auto_generate.gen_ops_prim import dtype_to_type_id
 
 from hyper_parallel.platform.contract.tensors import TensorsFacet, dtype_name
 from hyper_parallel.platform.mindspore.delayed import is_delayed, without_values
+from hyper_parallel.platform.mindspore.filled import filled
 from hyper_parallel.platform.mindspore.runtime import device_type
 from hyper_parallel.platform.mindspore.writing import write_over
 
@@ -72,7 +73,7 @@ class MindSporeTensors(TensorsFacet):
     def full(self, size: Sequence[int], fill_value: Any, dtype: Any = None, device: Any = None) -> Any:
         """A constant."""
         del device
-        return ops.full(tuple(size), fill_value, dtype=dtype)
+        return filled(size, fill_value, dtype)
 
     def zeros_like(self, data: Any) -> Any:
         """Zeros."""
@@ -176,8 +177,11 @@ class MindSporeTensors(TensorsFacet):
         return mint.ones(tuple(size), dtype=mindspore.float32 if dtype is None else dtype)  # as in zeros
 
     def full_like(self, tensor: Any, fill_value: Any, dtype: Any = None) -> Any:
-        """``ops.full_like``, which has a CPU kernel."""
-        return ops.full_like(tensor, fill_value, dtype=tensor.dtype if dtype is None else dtype)
+        """A constant of its shape; of a DTensor ``ops.full_like``, which has its layout."""
+        wanted = tensor.dtype if dtype is None else dtype
+        if hasattr(tensor, "_layout"):
+            return ops.full_like(tensor, fill_value, dtype=wanted)
+        return filled(tuple(tensor.shape), fill_value, wanted)
 
     def empty_like(self, tensor: Any, *, dtype: Any = None, device: Any = None, pin_memory: bool = False) -> Any:
         """``mint.empty``; pinned where there is a device to pin for."""
