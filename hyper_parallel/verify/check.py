@@ -27,6 +27,8 @@ from hyper_parallel.verify.simulate import simulate
 __all__ = ["Report", "all_placements", "check_function", "decompose", "seedable"]
 
 
+_SUMMANDS = ("sum", "avg", "max", "min")
+
 NUDGES = 2
 """Repetitions of the plain run with other roundings."""
 
@@ -85,7 +87,7 @@ def check_function(
         mesh_shape: axes of the mesh; the world is their product.
         platform: ``torch`` or ``mindspore``.
         placements: per operand the tuples to try; all of them by default.
-        partial: reductions to try as Partial operands (floating operands only).
+        partial: reductions to try as Partial operands (floating operands only): sum, avg, max, min.
         limit: at most so many combinations, drawn at random.
         seed: of the draw, the summands and the cotangents.
         tolerance: relative bound; by default 64 units in the last place of the dtype times the magnitude, where large
@@ -273,6 +275,9 @@ def decompose(array: Any, layout: Layout, seed: int) -> Any:
 
 
 def _summand(rng: Any, array: Any, op: str, count: int, position: int) -> Any:
+    if op not in _SUMMANDS:
+        msg = f"no summands of Partial({op!r}) can be drawn; check {', '.join(_SUMMANDS)}"
+        raise ValueError(msg)
     # Summands of small values must not drown them in rounding.
     largest = _magnitude(array) if array.dtype.kind in "fc" else 1.0
     scale = min(1.0, largest or 1.0) + np.abs(array)
@@ -280,7 +285,7 @@ def _summand(rng: Any, array: Any, op: str, count: int, position: int) -> Any:
     if op in {"sum", "avg"}:
         others = sum(noise[1:], np.zeros_like(array))
         total = array * count if op == "avg" else array
-        return total - others if position == 0 else noise[position]
+        return (total - others).astype(array.dtype) if position == 0 else noise[position]
     winner = rng.integers(0, count, array.shape)
     below = array - np.abs(noise[position]) if op == "max" else array + np.abs(noise[position])
     return np.where(winner == position, array, below).astype(array.dtype)

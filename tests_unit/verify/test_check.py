@@ -249,3 +249,20 @@ def test_what_cancels_is_no_false_alarm(mesh):
     ):
         report = check_function(lambda x, fn=fn: (fn(x), x), [x], mesh, platform="torch")
         assert report.ok, report.wrong[:3]
+
+
+@pytest.mark.parametrize("op", ["sum", "avg", "max", "min"])
+def test_summands_of_one_number_keep_its_dtype(op):
+    """Every rank's summand of a single float32 is one."""
+    array = np.array(1.5, np.float32)
+    for rank in range(3):
+        mesh = DeviceMesh._interned("cpu", (3,), (0, 1, 2), None, rank)
+        assert decompose(array, Layout.place(mesh, [Partial(op)], ()), 7).dtype == np.float32
+
+
+@pytest.mark.parametrize("op", ["prod", "any", "all"])
+def test_reductions_without_summands_are_refused(op):
+    """What cannot be drawn is refused, and not drawn as something else."""
+    mesh = DeviceMesh._interned("cpu", (2,), (0, 1), None, 0)
+    with pytest.raises(ValueError, match=rf"^no summands of Partial\('{op}'\) can be drawn; check sum, avg, max, min$"):
+        decompose(sample(2), Layout.place(mesh, [Partial(op)], (2,)), 7)

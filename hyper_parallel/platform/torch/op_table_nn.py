@@ -26,7 +26,7 @@ FUNCTIONS = [
         "x, normalized_shape, weight=None, bias=None, eps=1e-05, cudnn_enable=True",
     ),
     Line("rms_norm", (F.rms_norm, torch.rms_norm)),
-    Line("group_norm", (F.group_norm,)),
+    Line("group_norm", (F.group_norm,), canonical=True),  # which minds a piece of one value
     Line("embedding", (F.embedding,), canonical=True),
     Line("embedding_bag", (F.embedding_bag,)),
 ]
@@ -127,7 +127,7 @@ LOCAL: dict[str, Callable[..., Any]] = {
         x, normalized_shape, weight, bias, eps
     ),
     "rms_norm": lambda x, normalized_shape, weight=None, eps=None: F.rms_norm(x, normalized_shape, weight, eps),
-    "group_norm": lambda x, num_groups, weight=None, bias=None, eps=1e-05: F.group_norm(
+    "group_norm": lambda x, num_groups, weight=None, bias=None, eps=1e-05: torch.group_norm(
         x, num_groups, weight, bias, eps
     ),
     "scaled_dot_product_attention": _attention,

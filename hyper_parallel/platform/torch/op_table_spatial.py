@@ -71,7 +71,7 @@ OVERLOADS = [
     Line("conv_tbc", (aten.conv_tbc.default,)),
     *POOLING,
     *RESIZING,
-    Line("pdist", (aten._pdist_forward.default,)),  # noqa: SLF001
+    Line("pdist", (aten._pdist_forward.default,), canonical=True),  # noqa: SLF001 - an operator's name
 ]
 
 FUNCTIONS = [
@@ -85,7 +85,7 @@ LOCAL: dict[str, Callable[..., Any]] = {
     ),
     "conv_tbc": lambda x, weight, bias, pad=0: torch.conv_tbc(x, weight, bias, pad),
     "affine_grid": lambda theta, size, align_corners=False: torch.affine_grid_generator(theta, size, align_corners),
-    "pdist": lambda x, p=2.0: F.pdist(x, p),
+    "pdist": lambda x, p=2.0: F.pdist(x.contiguous(), p),
 }
 
 

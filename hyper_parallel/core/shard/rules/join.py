@@ -9,13 +9,22 @@ from hyper_parallel.core.shard.rule import Strategies, decomposition, rule
 from hyper_parallel.core.shard.rules.dims import keep_dims, normal_dim
 from hyper_parallel.core.shard.sample import real, sample, truth
 from hyper_parallel.core.shard.signature import Labels, labelled_rows
+from hyper_parallel.errors import short_dtype
 
 if TYPE_CHECKING:
+    from collections.abc import Sequence
+
     from hyper_parallel.core.dtensor.layout import Layout
-    from hyper_parallel.core.shard.call import OpCall
+    from hyper_parallel.core.shard.call import OpCall, Operand
 
 
-@rule("cat", "tensors, dim=0")
+def _ordered(tensors: Sequence[Operand]) -> tuple[str, ...]:
+    """Extrema that may stay pending: none where a complex operand makes the result complex, which has no order."""
+    mixed = any(one.dtype is not None and short_dtype(one.dtype).startswith("c") for one in tensors)
+    return () if mixed else ("max", "min")
+
+
+@rule("cat", "tensors, dim=0", by_dtype=True)
 def cat(call: OpCall) -> Strategies:
     """The joined dim is whole; the others run together, and so do pending reductions."""
     tensors = call["tensors"]
@@ -31,11 +40,11 @@ def cat(call: OpCall) -> Strategies:
     out = list(shapes[0])
     out[dim] = sum(shape[dim] for shape in shapes)
     everything = tuple(range(len(tensors)))
-    labels = Labels(inputs, (names,), whole=frozenset({names[dim]}), joint=everything, monotone=("max", "min"))
+    labels = Labels(inputs, (names,), whole=frozenset({names[dim]}), joint=everything, monotone=_ordered(tensors))
     return Strategies(labelled_rows(labels), (tuple(out),))
 
 
-@rule("stack", "tensors, dim=0")
+@rule("stack", "tensors, dim=0", by_dtype=True)
 def stack(call: OpCall) -> Strategies:
     """A new dim; the others run together, and so do pending reductions."""
     tensors = call["tensors"]
@@ -47,7 +56,7 @@ def stack(call: OpCall) -> Strategies:
     names = tuple(f"d{one}" for one in range(len(shape)))
     everything = tuple(range(len(tensors)))
     out = (*names[:dim], None, *names[dim:])
-    labels = Labels((names,) * len(tensors), (out,), joint=everything, monotone=("max", "min"))
+    labels = Labels((names,) * len(tensors), (out,), joint=everything, monotone=_ordered(tensors))
     return Strategies(labelled_rows(labels), ((*shape[:dim], len(tensors), *shape[dim:]),))
 
 
@@ -120,7 +129,8 @@ def glu(ops: Any, x: Any, dim: int) -> Any:
     if size % 2:
         msg = f"glu: dim {dim} of size {size} has no halves"
         raise ValueError(msg)
-    value, gate = ops.split(x, size // 2, dim)
+    half = size // 2
+    value, gate = ops.split(x, [half, half], dim)
     return ops.mul(value, ops.sigmoid(gate))
 
 

@@ -252,7 +252,8 @@ def plain_loss(op: str, extra: str) -> None:
         reduction = reduction_name(op, reduction, size_average, reduce)
         rows = getattr(ops, f"{op}_elements")(x, target, *(rest[name] for name in names))
         if reduction == "batchmean":
-            return reduced(ops, rows, "mean", x.shape[0])
+            # One number is a batch of one.
+            return reduced(ops, rows, "mean", x.shape[0] if x.shape else 1)
         return reduced(ops, rows, reduction)
 
 

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterator, Sequence
+from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
 from hyper_parallel.core.dtensor.placements import Partial, Shard
@@ -14,7 +15,7 @@ from hyper_parallel.core.shard.call import LocalCall
 from hyper_parallel.core.shard.rule import Row, Rule, Strategies, decomposition, register_rule, rule
 from hyper_parallel.core.shard.rules.pointwise import is_floating_dtype
 from hyper_parallel.core.shard.sample import dtype, integers, odd, real, sample, truth
-from hyper_parallel.core.shard.signature import Labels, labelled_rows
+from hyper_parallel.core.shard.signature import Labels, held_row, labelled_rows
 from hyper_parallel.errors import LayoutError
 
 if TYPE_CHECKING:
@@ -273,8 +274,17 @@ def _along_both(call: OpCall) -> Strategies:
     return Strategies(labelled_rows(Labels((names, names), (names,), None, whole)), (x.shape,))
 
 
+def _cumulative(call: OpCall, outputs: int = 1) -> Strategies:
+    """No piece is empty: the gradient of nothing depends on other tensors than that of something.
+
+    In a second derivative other ranks would wait for what this one does not send.
+    """
+    found = _along(call, outputs=outputs)
+    return replace(found, rows=tuple(map(held_row, found.rows)))
+
+
 def _cumulative_pair(call: OpCall) -> Strategies:
-    return _along(call, outputs=2)
+    return _cumulative(call, 2)
 
 
 def _soft(call: OpCall) -> Strategies:
@@ -291,8 +301,8 @@ def _cumsum(call: OpCall) -> Strategies:
 
 
 register_rule(Rule("cumsum", "x, dim, *, dtype=None", _cumsum))
-register_rule(Rule("cumprod", "x, dim, *, dtype=None", _along))
-register_rule(Rule("logcumsumexp", "x, dim", _along))
+register_rule(Rule("cumprod", "x, dim, *, dtype=None", _cumulative))
+register_rule(Rule("logcumsumexp", "x, dim", _cumulative))
 register_rule(Rule("cummax", "x, dim", _cumulative_pair))
 register_rule(Rule("cummin", "x, dim", _cumulative_pair))
 register_rule(Rule("safe_softmax", "x, dim, dtype=None", _along))

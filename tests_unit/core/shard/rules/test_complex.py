@@ -5,7 +5,7 @@ import torch
 
 from hyper_parallel.core.dtensor.dtensor import DTensor
 from hyper_parallel.core.dtensor.layout import Layout
-from hyper_parallel.core.dtensor.placements import Replicate, Shard
+from hyper_parallel.core.dtensor.placements import Partial, Replicate, Shard
 
 pytestmark = pytest.mark.platforms("torch")
 
@@ -78,3 +78,15 @@ def test_resolved_conjugates_stay_where_they_are(ranks):
         )
 
     assert ranks(2, run) == [True] * 2
+
+
+@pytest.mark.parametrize("join", [torch.cat, torch.stack, torch.vstack])
+def test_pending_extrema_are_reduced_before_they_join_complex_numbers(ranks, join):
+    """Complex numbers have no order: a pending maximum does not pass into a complex result."""
+
+    def run(mesh):
+        x = DTensor.from_local(torch.full((2, 3), 1.0 + mesh.get_local_rank()), mesh, [Partial("max")])
+        found = join([x, placed(mesh, VALUES[:2], Replicate())])
+        return torch.equal(found.full_tensor(), join([torch.full((2, 3), 3.0), VALUES[:2]]))
+
+    assert ranks(3, run) == [True] * 3

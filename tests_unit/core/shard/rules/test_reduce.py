@@ -148,3 +148,26 @@ def test_communication_of_the_family():
         return log.collectives()
 
     assert simulate(run, 2, "torch") == [["all_to_all"]] * 2
+
+
+RUNNING = [
+    torch.logcumsumexp, torch.cumprod, lambda x, dim: torch.cummax(x, dim)[0], lambda x, dim: torch.cummin(x, dim)[0],
+]  # fmt: skip
+
+
+@pytest.mark.parametrize("fn", RUNNING)
+def test_second_derivatives_of_running_operators_reach_empty_pieces(fn):
+    """Two rows over three ranks: no rank's gradient misses a collective of the others, and it is the plain one."""
+
+    def second(x, rows):
+        (first,) = torch.autograd.grad(fn(rows(x.sin()), 1).sum(), x, create_graph=True)
+        return torch.autograd.grad((first * first).sum(), x)[0]
+
+    def on_rank():
+        x = distribute_tensor(torch.from_numpy(array), init_device_mesh("cpu", (3,)), [Shard(1)]).requires_grad_()
+        return second(x, lambda one: one.redistribute(placements=[Shard(0)])).full_tensor().numpy()
+
+    array = values(2, 5)
+    wanted = second(torch.from_numpy(array).requires_grad_(), lambda one: one).numpy()
+    for found in simulate(on_rank, 3, "torch"):
+        np.testing.assert_allclose(found, wanted, rtol=1e-9)
