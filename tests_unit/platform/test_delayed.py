@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+import numpy as np
 import pytest
 
+from hyper_parallel import Shard, init_device_mesh
 from hyper_parallel.core.dtensor import random
+from hyper_parallel.core.dtensor.module import place_parameter
 from hyper_parallel.errors import PlanError
-from hyper_parallel.platform.select import platform_named
+from hyper_parallel.platform.select import platform_named, use_platform
 from hyper_parallel.verify.contract.footprint import delayed_layer
 from hyper_parallel.verify.simulate import simulate
 
@@ -31,6 +34,60 @@ def test_a_rank_holds_its_shard_alone(platform_name):
     assert all(whole == found[0][1] for _, whole, _ in found)
     assert len({value for row in found[0][1] for value in row}) > 300  # drawn, and no row twice
     assert [rows for *_, rows in found] == [3] * 6 + [2, 0]
+
+
+def _drawn_by_all():
+    """Name, mean, deviation, least and largest value of each initializer's numbers: the framework's own, and ours."""
+    import mindspore
+    from mindspore import nn
+    from mindspore.common import initializer as kinds
+
+    platform, found = platform_named("mindspore"), []
+    mesh = init_device_mesh("cpu", (3,), mesh_dim_names=("m",))
+    for make in (
+        kinds.Zero, kinds.One, lambda: kinds.Constant(0.3), lambda: kinds.Uniform(0.2), lambda: kinds.Normal(0.5, 1.5),
+        kinds.TruncatedNormal, lambda: kinds.TruncatedNormal(1.0, 0.5, -1.0, 1.0), kinds.HeUniform,
+        lambda: kinds.HeNormal(mode="fan_out", nonlinearity="relu"), kinds.XavierUniform, lambda: kinds.XavierNormal(2),
+    ):  # fmt: skip
+        mindspore.set_seed(3)
+        own = kinds.initializer(make(), [121, 90], mindspore.float32).init_data().asnumpy()
+        with platform.init_on_device("meta"):
+            layer = nn.Dense(90, 121, kinds.initializer(make(), [121, 90], mindspore.float32), has_bias=False)
+        place_parameter(platform, layer, "weight", mesh, [Shard(0)])
+        random.manual_seed(5)
+        platform.init_parameters(layer)
+        held = layer.weight.full_tensor().asnumpy()
+        found.append((type(make()).__name__, *([one.mean(), one.std(), one.min(), one.max()] for one in (own, held))))
+    return found
+
+
+@pytest.mark.platforms("mindspore")
+def test_pieces_are_drawn_as_the_framework_draws():
+    """Of every initializer that pieces can be drawn of, the numbers are distributed as MindSpore's own."""
+    for name, own, held in simulate(_drawn_by_all, 3, "mindspore")[0]:
+        wide = max(own[1], 1e-6)  # one standard deviation; the extremes of ten thousand numbers lie a few apart
+        np.testing.assert_allclose(held[:2], own[:2], atol=0.05 * wide, err_msg=name)
+        bounded = name not in ("Normal", "HeNormal", "XavierNormal") and own[3] < 3 * wide
+        np.testing.assert_allclose(held[2:], own[2:], atol=(0.02 if bounded else 1.5) * wide, err_msg=name)
+
+
+@pytest.mark.platforms("mindspore")
+def test_an_initializer_of_unknown_numbers_is_named():
+    """Where no piece can be drawn of an initializer it is refused, with those that can."""
+    from mindspore import float32, nn
+    from mindspore.common import initializer as kinds
+
+    platform = platform_named("mindspore")
+    with use_platform("mindspore"), platform.init_on_device("meta"):
+        layer = nn.Dense(6, 6, kinds.initializer(kinds.Orthogonal(), [6, 6], float32), has_bias=False)
+        mesh = init_device_mesh("cpu", (1,), mesh_dim_names=("m",))
+    place_parameter(platform, layer, "weight", mesh, [Shard(0)])
+    with use_platform("mindspore"), pytest.raises(PlanError) as caught:
+        platform.init_parameters(layer)
+    assert str(caught.value) == (
+        "init_parameters: no piece can be drawn of weight (Orthogonal); initializers that can: Constant, HeNormal, "
+        "HeUniform, Normal, One, TruncatedNormal, Uniform, XavierNormal, XavierUniform, Zero"
+    )
 
 
 @pytest.mark.platforms("torch")

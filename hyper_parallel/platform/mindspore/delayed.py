@@ -9,6 +9,7 @@ from types import TracebackType
 from typing import Any
 
 import mindspore
+import numpy as np
 from mindspore import Parameter, Tensor
 from mindspore.common import initializer as initializers
 from mindspore.nn.utils import no_init_parameters
@@ -136,12 +137,16 @@ def _xavier(init: Any, layout: Layout) -> float:
 
 
 def _truncated(init: Any, layout: Layout) -> Distribution:
-    """By the inverse of the distribution function."""
+    """By the inverse of the distribution function; the bounds are values, whatever the deviation is."""
     from scipy.special import ndtr, ndtri
 
     del layout
-    low, high = ndtr(init.a), ndtr(init.b)
-    return draws.uniform().then(lambda one: init.mean + init.sigma * ndtri(low + (high - low) * one))
+    low, high = (ndtr((bound - init.mean) / init.sigma) for bound in (init.a, init.b))
+
+    def value(one: Any) -> Any:
+        return np.clip(init.mean + init.sigma * ndtri(low + (high - low) * one), init.a, init.b)
+
+    return draws.uniform().then(value)
 
 
 # What an initializer gives every element, or how it draws.
