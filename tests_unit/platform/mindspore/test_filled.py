@@ -9,6 +9,8 @@ from hyper_parallel import Shard, distribute_tensor, init_device_mesh
 from hyper_parallel.platform.select import platform_named
 from hyper_parallel.verify import simulate
 
+pytestmark = pytest.mark.platforms("mindspore")
+
 
 def test_a_constant_has_the_value_it_was_given():
     """Of the dtype that Python's numbers have where none is said, and of every dtype that has the value."""

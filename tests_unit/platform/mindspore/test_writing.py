@@ -10,6 +10,8 @@ from hyper_parallel.errors import UnsupportedOperatorError
 from hyper_parallel.platform.select import platform_named
 from hyper_parallel.verify import simulate
 
+pytestmark = pytest.mark.platforms("mindspore")
+
 PARTS = {
     "rows": lambda x: x[1:3],
     "columns": lambda x: x[:, 1:3],
