@@ -10,6 +10,7 @@ import numpy as np
 from mindspore import Tensor, mint, ops
 from mindspore.ops.auto_generate.gen_ops_prim import dtype_to_type_id
 
+from hyper_parallel.core.dtensor.dtensor import DTensor
 from hyper_parallel.platform.contract.tensors import TensorsFacet, dtype_name
 from hyper_parallel.platform.mindspore.delayed import is_delayed, without_values
 from hyper_parallel.platform.mindspore.filled import filled
@@ -179,7 +180,7 @@ class MindSporeTensors(TensorsFacet):
     def full_like(self, tensor: Any, fill_value: Any, dtype: Any = None) -> Any:
         """A constant of its shape; of a DTensor ``ops.full_like``, which has its layout."""
         wanted = tensor.dtype if dtype is None else dtype
-        if hasattr(tensor, "_layout"):
+        if isinstance(tensor, DTensor):
             return ops.full_like(tensor, fill_value, dtype=wanted)
         return filled(tuple(tensor.shape), fill_value, wanted)
 
