@@ -175,8 +175,8 @@ class _World:
     def _take(self, rank: int) -> None:
         try:
             kind, content = self._team.workers[rank].line.recv()
-        except (EOFError, OSError):
-            self._died(rank)
+        except (EOFError, OSError) as error:
+            self._died(rank, error)
         else:
             self._handle(rank, kind, content)
 
@@ -218,16 +218,16 @@ class _World:
             self.traces[rank] = report.trace
         self._fail(rank, report.how)
 
-    def _died(self, rank: int) -> None:
+    def _died(self, rank: int, error: Exception) -> None:
         worker = self._team.workers[rank]
-        worker.process.join(1.0)
+        how = worker.how_it_died(error)
         last = f"; last in {self.history[rank][-1]}" if self.history[rank] else ""
-        text = f"rank {rank} died with exit code {worker.process.exitcode}; it {self.coordinator.describe(rank)}{last}"
+        text = f"rank {rank} {how}; it {self.coordinator.describe(rank)}{last}"
         self._running.discard(rank)
         self._asking.discard(rank)
         self.failures[rank] = RankFailedError(text)
         self.traces[rank] = "\n".join(filter(None, [text, _shorten(worker.last_words())]))
-        self._fail(rank, f"died with exit code {worker.process.exitcode}")
+        self._fail(rank, how)
 
     def _fail(self, rank: int, how: str) -> None:
         self.coordinator.fail(rank, how)
@@ -237,8 +237,8 @@ class _World:
     def _send(self, rank: int, what: object) -> None:
         try:
             self._team.workers[rank].line.send(what)
-        except OSError:
-            self._died(rank)
+        except OSError as error:
+            self._died(rank, error)
 
     def _give_up(self) -> None:
         """Note what the ranks are in that do not come to a collective; they are ended."""

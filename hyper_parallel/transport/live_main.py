@@ -24,7 +24,7 @@ from hyper_parallel.transport.failures import NEEDS_GLOO, trace
 from hyper_parallel.transport.guarded import GuardedTransport
 from hyper_parallel.transport.shipping import pack_error
 from hyper_parallel.transport.simulated import Endpoint
-from hyper_parallel.transport.worker_main import PipeEndpoint, Report, Task, run_rank
+from hyper_parallel.transport.worker_main import PipeEndpoint, Report, Task, leave_after, run_rank
 
 __all__ = ["Seat", "live_main"]
 
@@ -66,23 +66,21 @@ def live_main(line: Connection, stack_path: str, seat: Seat) -> None:
         os.dup2(output, 1)
         os.dup2(output, 2)
         threading.Thread(target=_follow, args=(seat.launcher, leave), daemon=True).start()
-        try:
-            rank = _Rank(seat, PipeEndpoint(line))
-            line.send(("ready", rank.report))
-            while True:
-                task = line.recv()
-                for file in (stack.fileno(), output):
-                    os.ftruncate(file, 0)
-                os.lseek(stack.fileno(), 0, os.SEEK_SET)
-                report = rank.serve(*task)
-                sys.stdout.flush()
-                sys.stderr.flush()
-                line.send(("done", report))
-        except (EOFError, OSError):
-            pass
-        finally:
-            signal.signal(signal.SIGTERM, signal.SIG_IGN)  # as for simulated ranks
-            leave(0)
+        leave_after(lambda: _serve_all(line, seat, stack, output), stack, leave)
+
+
+def _serve_all(line: Connection, seat: Seat, stack: IO[str], output: int) -> None:
+    rank = _Rank(seat, PipeEndpoint(line))
+    line.send(("ready", rank.report))
+    while True:
+        task = line.recv()
+        for file in (stack.fileno(), output):
+            os.ftruncate(file, 0)
+        os.lseek(stack.fileno(), 0, os.SEEK_SET)
+        report = rank.serve(*task)
+        sys.stdout.flush()
+        sys.stderr.flush()
+        line.send(("done", report))
 
 
 class _Rank:

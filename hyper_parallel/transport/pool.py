@@ -51,6 +51,7 @@ _PRELOAD = {
     "torch": ["torch", "hyper_parallel.transport.c10d"],
 }
 _STACK_SECONDS = 2.0
+_DIE_SECONDS = 1.0
 _TERM_SECONDS = 5.0
 _LEAVE_SECONDS = 10.0
 
@@ -100,6 +101,17 @@ class Worker:
         """What the process has written about its stack, which it may have done while it died."""
         with open(self._stack_path, encoding="utf-8", errors="replace") as file:  # noqa: PTH123
             return file.read()
+
+    def how_it_died(self, error: Exception | None = None) -> str:
+        """The exit code of a process whose line broke, or that it has none.
+
+        Args:
+            error: what the line said. It is told where the code does not say that something went wrong.
+        """
+        self.process.join(_DIE_SECONDS)
+        code = self.process.exitcode
+        how = "lives, but its line broke" if code is None else f"died with exit code {code}"
+        return how if code or error is None else f"{how} ({error!r})"
 
     def close(self, *, idle: bool = False) -> None:
         """Let an idle process end, or end one that is busy.

@@ -8,10 +8,11 @@ import os
 import random
 import signal
 import sys
+import traceback
 from collections.abc import Callable
 from dataclasses import dataclass
 from multiprocessing.connection import Connection
-from typing import Any
+from typing import IO, Any
 
 import numpy as np
 
@@ -23,7 +24,7 @@ from hyper_parallel.transport.numpy_ops import NumpyOps
 from hyper_parallel.transport.shipping import pack_back, pack_error, unpack
 from hyper_parallel.transport.simulated import SimulatedTransport
 
-__all__ = ["PipeEndpoint", "Report", "Task", "resolve", "run_rank", "worker_main"]
+__all__ = ["PipeEndpoint", "Report", "Task", "leave_after", "resolve", "run_rank", "worker_main"]
 
 
 @dataclass
@@ -104,16 +105,35 @@ def worker_main(line: Connection, stack_path: str) -> None:
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     with open(stack_path, "w", encoding="utf-8") as stack_file:  # noqa: PTH123
         faulthandler.register(signal.SIGUSR1, file=stack_file, all_threads=False)
-        try:
-            while True:
-                line.send(("done", _serve(line.recv(), line)))
-        except (EOFError, OSError):
-            pass
-        finally:
-            # Who ends what is left of a run must not interrupt one that leaves, and maybe saves its coverage.
-            signal.signal(signal.SIGTERM, signal.SIG_IGN)
-            # The framework's own exit hooks may wait for threads that a forked process does not have.
-            os._exit(0)
+        leave_after(lambda: _serve_all(line), stack_file, os._exit)
+
+
+def _serve_all(line: Connection) -> None:
+    while True:
+        line.send(("done", _serve(line.recv(), line)))
+
+
+def leave_after(serve: Callable[[], None], stack: IO[str], leave: Callable[[int], None]) -> None:
+    """Serve until the parent closes the line, then leave.
+
+    Args:
+        serve: does not return.
+        stack: receives the traceback of what else may have ended it; the exit status is then 1.
+        leave: ends the process.
+    """
+    status = 1
+    try:
+        serve()
+    except (EOFError, BrokenPipeError, ConnectionResetError):
+        status = 0
+    except BaseException:  # noqa: BLE001 - nobody but the parent is left to hear of it
+        traceback.print_exc(file=stack)
+        stack.flush()
+    finally:
+        # Who ends what is left of a run must not interrupt one that leaves, and maybe saves its coverage.
+        signal.signal(signal.SIGTERM, signal.SIG_IGN)
+        # The framework's own exit hooks may wait for threads that a forked process does not have.
+        leave(status)
 
 
 def _serve(task: Task, line: Connection) -> Report:

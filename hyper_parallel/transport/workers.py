@@ -64,8 +64,8 @@ class _World:
             return False
         try:
             self._team[rank].line.send(outcome if task is None else task)
-        except OSError:
-            self._died(rank)
+        except OSError as error:
+            self._died(rank, error)
             return False
         return True
 
@@ -91,8 +91,8 @@ class _World:
                     raise _Broken
         try:
             message: tuple[str, Any] = line.recv()
-        except (EOFError, OSError):
-            self._died(rank)
+        except (EOFError, OSError) as error:
+            self._died(rank, error)
             return None
         return message
 
@@ -126,14 +126,13 @@ class _World:
             self.traces[rank] = report.trace
         self._end(rank, report.how)
 
-    def _died(self, rank: int) -> None:
-        self._team[rank].process.join(1.0)
-        code = self._team[rank].process.exitcode
+    def _died(self, rank: int, error: Exception | None = None) -> None:
+        how = self._team[rank].how_it_died(error)
         self.dead.add(rank)
-        text = f"rank {rank} died with exit code {code}; it {self.coordinator.describe(rank)}"
+        text = f"rank {rank} {how}; it {self.coordinator.describe(rank)}"
         self.failures[rank] = RankFailedError(text)
-        self.traces[rank] = text
-        self._end(rank, f"died with exit code {code}")
+        self.traces[rank] = "\n".join(filter(None, [text, self._team[rank].last_words()]))
+        self._end(rank, how)
 
     def _end(self, rank: int, how: str) -> None:
         self._running.discard(rank)

@@ -181,6 +181,25 @@ def test_a_world_that_cannot_be_joined_says_why(platform_name, monkeypatch):
         run_live(pack((os.getpid, ())), 1, platform_name, 10.0, "npu")
 
 
+def test_a_rank_that_fails_outside_its_function_says_why(platform_name):
+    """What ends a process between two tasks, here an output that takes nothing, is told with its traceback."""
+
+    def body():
+        import sys
+
+        class Broken:
+            def flush(self):
+                raise ValueError("full")
+
+        if active_transport().rank:
+            sys.stdout = Broken()
+
+    failed = str(run_live(pack((body, ()), body), 2, platform_name, 60.0).failure)
+    assert "--- rank 1:\nrank 1 died with exit code 1; it was running, or ready to run\nTraceback" in failed
+    assert "ValueError: full" in failed
+    assert failed.endswith("--- rank 0: returned")
+
+
 def test_a_dead_idle_rank_is_replaced(platform_name):
     """A process that died between two runs costs no run."""
     first = run(os.getpid, platform_name).results

@@ -162,6 +162,21 @@ def test_killed_rank_is_told_at_once(monkeypatch):
     assert run(lambda: active_transport().rank) == [0, 1]
 
 
+def test_a_rank_that_fails_outside_its_function_says_why(monkeypatch, tmp_path):
+    """What ends a process between two tasks, here a folder that is gone, is told with its traceback."""
+    folder = tmp_path / "gone"
+    folder.mkdir()
+    monkeypatch.chdir(folder)
+
+    def body():
+        folder.rmdir()
+        active_transport().barrier((0, 1))
+
+    error = failure(body)
+    assert "--- rank 1:\nrank 1 died with exit code 1; it was running, or ready to run\nTraceback" in str(error)
+    assert f"FileNotFoundError: [Errno 2] No such file or directory: {str(folder)!r}" in str(error)
+
+
 def test_waiting_rank_that_dies_is_noticed(monkeypatch):
     """A rank that dies while another one runs is noticed while it waits."""
     _uncounted(monkeypatch)
