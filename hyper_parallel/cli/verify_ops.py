@@ -18,8 +18,8 @@ from hyper_parallel.platform.select import FRAMEWORKS, require_framework
 from hyper_parallel.verify.files import write_text
 
 if TYPE_CHECKING:
+    from hyper_parallel.verify.ops.effort import Effort
     from hyper_parallel.verify.ops.report import OperatorReport, SweepReport
-    from hyper_parallel.verify.ops.sweep import Effort
 
 __all__ = ["add_parser", "mesh_sizes", "operators", "run"]
 
@@ -183,7 +183,7 @@ def operators(asked: Sequence[str] | None) -> list[str]:
 
 
 def _effort(arguments: argparse.Namespace) -> Effort:
-    from hyper_parallel.verify.ops.sweep import MESHES, QUICK, Effort
+    from hyper_parallel.verify.ops.effort import MESHES, QUICK, Effort
 
     effort = QUICK if arguments.quick else Effort()
     if arguments.mesh is None:
@@ -203,7 +203,7 @@ def mesh_sizes(text: str) -> tuple[int, ...]:
 
 def _user_tasks(arguments: argparse.Namespace) -> tuple[list[dict[str, Any]], int]:
     from hyper_parallel.verify.ops import tasks
-    from hyper_parallel.verify.ops.sweep import USER
+    from hyper_parallel.verify.ops.effort import USER
 
     path = Path(arguments.file)
     if not path.is_file():

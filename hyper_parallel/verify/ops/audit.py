@@ -23,12 +23,13 @@ from hyper_parallel.core.shard import rules
 from hyper_parallel.core.shard.rule import Rule, find_rule
 from hyper_parallel.core.shard.sample import samples_of
 from hyper_parallel.platform.select import use_platform
+from hyper_parallel.verify.ops.effort import QUICK
 from hyper_parallel.verify.ops.equal import difference
 from hyper_parallel.verify.ops.pieces import allows, held
 from hyper_parallel.verify.ops.reference import Caller, as_list
 from hyper_parallel.verify.ops.report import OperatorReport
 from hyper_parallel.verify.ops.rows import mesh_of
-from hyper_parallel.verify.ops.sweep import QUICK, Sweep
+from hyper_parallel.verify.ops.sweep import Sweep
 from hyper_parallel.verify.ops.values import seed_of, size_choices
 
 if TYPE_CHECKING:

@@ -18,11 +18,12 @@ import numpy as np
 from hyper_parallel.core.shard.rule import Rule, Strategies, find_rule
 from hyper_parallel.core.shard.sample import samples_of
 from hyper_parallel.platform.select import use_platform
+from hyper_parallel.verify.ops.effort import QUICK, Effort
 from hyper_parallel.verify.ops.local_calls import Calls, name_of
 from hyper_parallel.verify.ops.mutants import Mutant, mutants_of
 from hyper_parallel.verify.ops.report import OperatorReport
 from hyper_parallel.verify.ops.rows import claims, mesh_of, possible, problem_of
-from hyper_parallel.verify.ops.sweep import QUICK, Effort, Enough, Sweep
+from hyper_parallel.verify.ops.sweep import Enough, Sweep
 from hyper_parallel.verify.ops.values import seed_of, size_choices
 
 if TYPE_CHECKING:

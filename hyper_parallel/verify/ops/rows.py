@@ -20,7 +20,7 @@ from hyper_parallel.verify.ops.values import Filled, Slot, substitute
 if TYPE_CHECKING:
     from hyper_parallel.platform.contract.platform import Platform
 
-__all__ = ["Claim", "Problem", "claims", "commute", "mesh_of", "possible", "problem_of"]
+__all__ = ["Claim", "Problem", "claims", "commute", "mesh_of", "possible", "problem_of", "row_text"]
 
 
 @dataclass(frozen=True)
@@ -150,3 +150,9 @@ def filled_in(args: dict[str, Any], operands: Sequence[Any]) -> dict[str, Any]:
         return operands[value.index] if isinstance(value, Ref) else value
 
     return {name: substitute(value, one) for name, value in args.items()}
+
+
+def row_text(row: Row) -> str:
+    """The row as reports write it."""
+    outputs = row.outputs[:1] if len(set(row.outputs)) == 1 else row.outputs
+    return f"{', '.join(map(str, row.inputs))} -> {', '.join(map(str, outputs))}"

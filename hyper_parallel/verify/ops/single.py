@@ -8,8 +8,9 @@ from typing import TYPE_CHECKING
 from hyper_parallel.core.shard.rule import find_rule
 from hyper_parallel.core.shard.sample import samples_of
 from hyper_parallel.platform.select import platform_named, use_platform
+from hyper_parallel.verify.ops.effort import Effort
 from hyper_parallel.verify.ops.report import OperatorReport
-from hyper_parallel.verify.ops.sweep import Effort, Sweep
+from hyper_parallel.verify.ops.sweep import Sweep
 from hyper_parallel.verify.ops.user import UserOperator, load_user_file, samples_of_user
 
 if TYPE_CHECKING:

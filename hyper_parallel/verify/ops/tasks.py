@@ -10,9 +10,10 @@ from dataclasses import replace
 from typing import Any
 
 from hyper_parallel.core.shard.rule import Rule, find_rule
+from hyper_parallel.verify.ops.effort import Effort
 from hyper_parallel.verify.ops.mutation import Verdict, judged
 from hyper_parallel.verify.ops.report import OperatorReport
-from hyper_parallel.verify.ops.sweep import Effort, sweep_operator, sweep_user_operator
+from hyper_parallel.verify.ops.sweep import sweep_operator, sweep_user_operator
 from hyper_parallel.verify.ops.trials import verdicts
 from hyper_parallel.verify.ops.user import load_user_file, user_rules
 

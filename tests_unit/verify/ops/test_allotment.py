@@ -10,7 +10,8 @@ from hyper_parallel.core.shard.rule import rule_names
 from hyper_parallel.core.shard.sample import samples_of
 from hyper_parallel.verify.ops import allotment, sweep
 from hyper_parallel.verify.ops.allotment import Allotment
-from hyper_parallel.verify.ops.sweep import QUICK, Effort, sweep_operator
+from hyper_parallel.verify.ops.effort import QUICK, Effort
+from hyper_parallel.verify.ops.sweep import sweep_operator
 from hyper_parallel.verify.ops.tasks import library_tasks, task_of
 
 rules.load()

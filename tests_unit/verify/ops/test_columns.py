@@ -6,9 +6,10 @@ import pytest
 from hyper_parallel.core.dtensor.placements import Partial, Replicate, Shard
 from hyper_parallel.core.shard import rules
 from hyper_parallel.core.shard.rule import Decomposition, Row, find_rule
+from hyper_parallel.verify.ops.effort import Effort
 from hyper_parallel.verify.ops.offers import offered, offered_by_operands
 from hyper_parallel.verify.ops.report import COLUMNS, OperatorReport
-from hyper_parallel.verify.ops.sweep import Effort, sweep_operator
+from hyper_parallel.verify.ops.sweep import sweep_operator
 
 rules.load()
 QUICK = Effort(meshes=((3,), (2, 2)), choices=1, draws=1, both=False, public_meshes=((2,),), moved=0, missing=0)

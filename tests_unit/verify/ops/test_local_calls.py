@@ -11,10 +11,11 @@ from hyper_parallel.core.shard.call import LocalCall
 from hyper_parallel.core.shard.rule import find_rule
 from hyper_parallel.core.shard.sample import samples_of
 from hyper_parallel.platform.select import use_platform
+from hyper_parallel.verify.ops.effort import Effort
 from hyper_parallel.verify.ops.local_calls import Calls, name_of
 from hyper_parallel.verify.ops.report import OperatorReport
 from hyper_parallel.verify.ops.rows import mesh_of
-from hyper_parallel.verify.ops.sweep import Effort, Sweep
+from hyper_parallel.verify.ops.sweep import Sweep
 from hyper_parallel.verify.ops.values import Filled
 
 rules.load()

@@ -9,8 +9,9 @@ import pytest
 
 from hyper_parallel.core.dtensor.placements import Partial, Replicate, Shard
 from hyper_parallel.core.shard import rules
+from hyper_parallel.verify.ops.effort import Effort
 from hyper_parallel.verify.ops.missing import _candidates
-from hyper_parallel.verify.ops.sweep import Effort, sweep_operator
+from hyper_parallel.verify.ops.sweep import sweep_operator
 
 rules.load()
 EFFORT = Effort(meshes=((2,),), choices=1, draws=1, public=False, reproducers=False, moved=0, missing=1)

@@ -13,8 +13,9 @@ from hyper_parallel.core.shard.rule import Row, Rule, Strategies, find_rule
 from hyper_parallel.core.shard.sample import Sample, between, real, samples_of, shuffled
 from hyper_parallel.errors import LayoutError
 from hyper_parallel.platform.select import platform_named, use_platform
+from hyper_parallel.verify.ops.effort import Effort
 from hyper_parallel.verify.ops.report import OperatorReport, SweepReport
-from hyper_parallel.verify.ops.sweep import Effort, Sweep, sweep_operator
+from hyper_parallel.verify.ops.sweep import Sweep, sweep_operator
 
 rules.load()
 R = Replicate()

@@ -14,8 +14,8 @@ from pathlib import Path
 import pytest
 
 from hyper_parallel.verify.ops import pool, zygote
+from hyper_parallel.verify.ops.effort import USER
 from hyper_parallel.verify.ops.report import OperatorReport
-from hyper_parallel.verify.ops.sweep import USER
 from hyper_parallel.verify.ops.tasks import task_of
 from hyper_parallel.verify.ops.user import load_user_file
 

@@ -8,7 +8,8 @@ import pytest
 from hyper_parallel.core.shard import rules
 from hyper_parallel.core.shard.rule import Rule, find_rule, rule_names
 from hyper_parallel.verify.check import check_function
-from hyper_parallel.verify.ops.sweep import Effort, sweep_operator
+from hyper_parallel.verify.ops.effort import Effort
+from hyper_parallel.verify.ops.sweep import sweep_operator
 
 rules.load()
 MANY = {"choices": 1, "draws": 1, "both": False, "reproducers": False, "moved": 0, "missing": 0}
