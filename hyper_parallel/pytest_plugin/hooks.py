@@ -23,10 +23,11 @@ from hyper_parallel.pytest_plugin.capability import (
 )
 from hyper_parallel.pytest_plugin.fixtures import RankCall, deferred
 from hyper_parallel.pytest_plugin.marks import ARG_MARKS, MARKS, seconds, world_sizes
-from hyper_parallel.pytest_plugin.ranks import LAUNCHES, Outcome, ranked_test, run_ranked
+from hyper_parallel.pytest_plugin.ranks import LAUNCHES, TIMEOUT, Outcome, ranked_test, run_ranked
 from hyper_parallel.pytest_plugin.report import RanksRepr, rank_of_failure
 from hyper_parallel.pytest_plugin.selection import REMOVED, allowed, allows, module_mark, selected, split
 from hyper_parallel.pytest_plugin.workers import end_worker, is_worker, start_worker
+from hyper_parallel.transport.limits import rank_seconds
 from hyper_parallel.transport.start import end_ranks
 
 TALLY = pytest.StashKey["Tally"]()
@@ -55,7 +56,9 @@ def pytest_addoption(parser: pytest.Parser) -> None:
         "--hp-platforms", metavar="torch,mindspore", help="frameworks (or HP_TEST_PLATFORMS); all installed"
     )
     group.addoption("--hp-launch", default="simulated", choices=LAUNCHES, help="how ranks are made, without a mark")
-    group.addoption("--hp-rank-timeout", type=float, default=60.0, metavar="SECONDS", help="for each ranked test (60)")
+    group.addoption(
+        "--hp-rank-timeout", type=float, metavar="SECONDS", help="for each ranked test (or HP_RANK_TIMEOUT); 60"
+    )
     group.addoption("--device", dest="hp_device", default="cpu", choices=DEVICES, help="what ranks compute on (cpu)")
     group.addoption("--require-npu", action="store_true", help="fail if no test ran on an NPU")
     group.addoption("--hp-require", metavar="npu:8", help="fail unless so many cards are here (or HP_REQUIRE)")
@@ -80,9 +83,19 @@ def pytest_configure(config: pytest.Config) -> None:
         msg = f"{wanted.cards} {wanted.device} cards are required, and {count_cards(wanted.device)} are here"
         raise pytest.UsageError(msg)
     _floor(config)
-    seconds(config.getoption("hp_rank_timeout"), "--hp-rank-timeout")
+    config.stash[TIMEOUT] = _limit(config)
     if is_worker(config):
         start_worker(config)
+
+
+def _limit(config: pytest.Config) -> float:
+    option: float | None = config.getoption("hp_rank_timeout")
+    if option is not None:
+        return seconds(option, "--hp-rank-timeout")
+    try:
+        return rank_seconds()
+    except ValueError as error:
+        raise pytest.UsageError(str(error)) from None
 
 
 def _requirement(config: pytest.Config) -> Requirement | None:

@@ -15,9 +15,10 @@ from hyper_parallel.pytest_plugin.capability import SkipReason, count_cards, ski
 from hyper_parallel.pytest_plugin.fixtures import resolve
 from hyper_parallel.pytest_plugin.marks import mesh_shape, seconds, world_sizes
 
-__all__ = ["LAUNCHES", "Outcome", "RankedTest", "need_carrier", "ranked_test", "run_ranked"]
+__all__ = ["LAUNCHES", "TIMEOUT", "Outcome", "RankedTest", "need_carrier", "ranked_test", "run_ranked"]
 
 LAUNCHES = ("simulated", "processes")
+TIMEOUT = pytest.StashKey[float]()  # seconds, of the session
 _USUAL = (
     "hyper_parallel.core.dtensor.factories",
     "hyper_parallel.core.tensor_parallel.parallelize",
@@ -93,7 +94,7 @@ def ranked_test(item: pytest.Function) -> RankedTest | None:
         tuple(names),
         seconds(next(iter(timeout.args), None), "mark rank_timeout")
         if timeout is not None
-        else item.config.getoption("hp_rank_timeout"),
+        else item.config.stash[TIMEOUT],
     )
 
 

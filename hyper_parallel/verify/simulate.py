@@ -7,6 +7,7 @@ from collections.abc import Callable, Sequence
 from typing import Any
 
 from hyper_parallel.platform.select import FRAMEWORKS, default_framework, use_platform
+from hyper_parallel.transport.limits import rank_seconds
 
 __all__ = ["simulate"]
 
@@ -17,7 +18,7 @@ def simulate(
     platform: str | None = None,
     args: Sequence[Any] = (),
     *,
-    timeout: float = 60.0,
+    timeout: float | None = None,
 ) -> list[Any]:
     """Call ``fn(*args)`` on every rank of a simulated world; the results in rank order.
 
@@ -31,13 +32,15 @@ def simulate(
         world_size: number of ranks, at least one.
         platform: ``"torch"`` or ``"mindspore"``; None takes the default framework.
         args: arguments of ``fn``, the same on every rank.
-        timeout: seconds after which every rank's stack is shown instead of waiting on.
+        timeout: seconds after which every rank's stack is shown instead of waiting on; None takes HP_RANK_TIMEOUT, or
+            60 without it.
 
     Raises:
         RankFailedError: a rank raised, died, strayed from a collective or did not finish; ``failures`` maps ranks
             to their exceptions and ``__cause__`` is the first of them.
-        ValueError: the world size or the platform does not exist.
+        ValueError: the world size or the platform does not exist, or HP_RANK_TIMEOUT is no time.
     """
+    timeout = rank_seconds() if timeout is None else timeout
     if world_size < 1:
         msg = f"world_size is {world_size}; a world has at least one rank"
         raise ValueError(msg)

@@ -15,6 +15,7 @@ import pytest
 import hyper_parallel
 from hyper_parallel.platform.select import platform_named
 from hyper_parallel.pytest_plugin.ranks import need_carrier
+from hyper_parallel.verify.simulate import simulate
 
 PLUGIN = ("-p", "hyper_parallel.pytest_plugin")
 PATIENCE = 40
@@ -267,6 +268,29 @@ def test_options_that_make_no_sense_are_refused(pytester, option, message):
     result = pytester.runpytest_inprocess("-p", "no:cacheprovider", *PLUGIN, option)
     assert result.ret == pytest.ExitCode.USAGE_ERROR
     assert f"ERROR: {message}" in result.stderr.str()
+
+
+def test_a_variable_limits_what_has_no_limit_of_its_own(pytester, monkeypatch):
+    """HP_RANK_TIMEOUT holds for tests and simulations that name no time; what is no time is refused."""
+    monkeypatch.setenv("HP_RANK_TIMEOUT", "soon")
+    message = "HP_RANK_TIMEOUT=soon: expected a positive number of seconds"
+    result = pytester.runpytest_inprocess("-p", "no:cacheprovider", *PLUGIN)
+    assert result.ret == pytest.ExitCode.USAGE_ERROR
+    assert f"ERROR: {message}" in result.stderr.str()
+    with pytest.raises(ValueError, match=message):
+        simulate(time.sleep, 2, args=(0,))
+    monkeypatch.setenv("HP_RANK_TIMEOUT", "0.5")
+    pytester.makepyfile("""
+        import pytest, time
+        @pytest.mark.world_size(2)
+        def test_one():
+            time.sleep(0.01)
+            while True:
+                time.sleep(0.01)
+    """)
+    result = pytester.runpytest_inprocess("-p", "no:cacheprovider", *PLUGIN)
+    result.assert_outcomes(failed=1)
+    assert "2 ranks did not finish within 0.5 s" in result.stdout.str()
 
 
 def test_ranks_skip_together_or_fail(run):
