@@ -24,7 +24,15 @@ from hyper_parallel.transport.failures import NEEDS_GLOO, trace
 from hyper_parallel.transport.guarded import GuardedTransport
 from hyper_parallel.transport.shipping import pack_error
 from hyper_parallel.transport.simulated import Endpoint
-from hyper_parallel.transport.worker_main import PipeEndpoint, Report, Task, leave_after, run_rank
+from hyper_parallel.transport.worker_main import (
+    PipeEndpoint,
+    Report,
+    Task,
+    end_by_sigterm,
+    leave_after,
+    next_task,
+    run_rank,
+)
 
 __all__ = ["Seat", "live_main"]
 
@@ -58,6 +66,7 @@ def live_main(line: Connection, stack_path: str, seat: Seat) -> None:
     """Serve tasks until the parent closes the line; never returns."""
     leave = os._exit
     signal.signal(signal.SIGINT, signal.SIG_IGN)
+    end_by_sigterm()
     with open(stack_path, "w", encoding="utf-8") as stack:  # noqa: PTH123
         faulthandler.enable(file=stack, all_threads=False)
         faulthandler.register(signal.SIGUSR1, file=stack, all_threads=False)
@@ -73,7 +82,7 @@ def _serve_all(line: Connection, seat: Seat, stack: IO[str], output: int) -> Non
     rank = _Rank(seat, PipeEndpoint(line))
     line.send(("ready", rank.report))
     while True:
-        task = line.recv()
+        task = next_task(line)
         for file in (stack.fileno(), output):
             os.ftruncate(file, 0)
         os.lseek(stack.fileno(), 0, os.SEEK_SET)
