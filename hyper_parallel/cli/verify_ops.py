@@ -205,27 +205,43 @@ def _user_tasks(arguments: argparse.Namespace) -> tuple[list[dict[str, Any]], in
     from hyper_parallel.verify.ops import tasks
     from hyper_parallel.verify.ops.effort import USER
 
-    path = Path(arguments.file)
-    if not path.is_file():
-        msg = f"FILE {arguments.file!r}: no such file"
-        raise ValueError(msg)
+    tree = _parsed(arguments.file)
     effort = USER if arguments.mesh is None else _with_meshes(arguments, USER)
-    frameworks = platforms(arguments.platform) if arguments.platform else _imported(path)
-    found = [tasks.task_of(one, arguments.op or ["*"], effort, file=str(path.resolve())) for one in frameworks]
-    return found, 0
+    frameworks = platforms(arguments.platform) if arguments.platform else _imported(tree)
+    file, ops = str(Path(arguments.file).resolve()), list(dict.fromkeys(arguments.op or ["*"]))
+    return [tasks.task_of(one, ops, effort, file=file) for one in frameworks], 0
 
 
 def _with_meshes(arguments: argparse.Namespace, effort: Effort) -> Effort:
     return replace(effort, meshes=_effort(arguments).meshes)
 
 
-def _imported(path: Path) -> list[str]:
+def _parsed(given: str) -> ast.Module:
+    """The file, which only children will run.
+
+    Raises:
+        ValueError: it is no Python file that can be read.
+    """
+    path = Path(given)
+    if path.is_dir():
+        problem = "is a folder; name a Python file"
+    elif not path.exists():
+        problem = "no such file"
+    elif path.suffix != ".py":
+        problem = "is no Python file: its name does not end in .py"
+    else:
+        try:
+            return ast.parse(path.read_bytes(), path.name)
+        except OSError as error:
+            problem = error.strerror or type(error).__name__
+        except (SyntaxError, ValueError) as error:  # ValueError: bytes that no text has
+            problem = str(error)
+    msg = f"FILE {given!r}: {problem}"
+    raise ValueError(msg)
+
+
+def _imported(tree: ast.Module) -> list[str]:
     """The frameworks that the file imports; all that are installed where it imports none."""
-    try:
-        tree = ast.parse(path.read_text(encoding="utf-8"))
-    except SyntaxError as error:
-        msg = f"FILE {path}: {error}"
-        raise ValueError(msg) from error
     roots = set()
     for node in ast.walk(tree):
         if isinstance(node, ast.Import):

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import sys
 from collections import Counter
 from collections.abc import Generator
 from pathlib import Path
@@ -32,10 +33,14 @@ from hyper_parallel.transport.start import end_ranks
 
 TALLY = pytest.StashKey["Tally"]()
 _SHOWN_CALLS = 5
+_OUTCOMES = {"passed", "failed", "skipped"}  # skipped: failed as was expected
 
 
 class Tally:
-    """What happened in this run, for the checks at its end."""
+    """What happened in this run, for the checks at its end: told by pytest itself, whoever else listens.
+
+    Reports of the workers of pytest-xdist are told to the run that started them.
+    """
 
     def __init__(self) -> None:
         self.executed = 0
@@ -44,6 +49,23 @@ class Tally:
         self.other_skips: list[str] = []
         self.ranked = 0
         self.problems: list[str] = []
+
+    def pytest_runtest_logreport(self, report: pytest.TestReport) -> None:
+        """Count a test once: neither its fixtures, nor its subtests, nor a call after which it is run again."""
+        if report.skipped and not hasattr(report, "wasxfail"):
+            self._count_skip(report)
+        elif report.when == "call" and report.outcome in _OUTCOMES and not hasattr(report, "context"):
+            self.executed += 1
+            properties = dict(report.user_properties)
+            self.ranked += "world_size" in properties
+            self.on_device[str(properties.get("device", "cpu"))] += 1
+
+    def _count_skip(self, report: pytest.TestReport) -> None:
+        text = str(report.longrepr[2]) if isinstance(report.longrepr, tuple) else str(report.longrepr)
+        reason = reason_of(text)
+        self.skipped[reason or "(not on the list)"] += 1
+        if reason is None:
+            self.other_skips.append(f"{report.nodeid}: {text.removeprefix('Skipped: ')}")
 
 
 # -- start ---------------------------------------------------------------------------------------------------------
@@ -77,6 +99,7 @@ def pytest_configure(config: pytest.Config) -> None:
         config.addinivalue_line("markers", f"{name}: {text}")
     config.stash[REMOVED] = Counter()
     config.stash[TALLY] = Tally()
+    config.pluginmanager.register(config.stash[TALLY], "hyper_parallel.tally")
     selected(config)
     wanted = _requirement(config)
     if wanted is not None and count_cards(wanted.device) < wanted.cards:
@@ -267,7 +290,7 @@ def pytest_sessionfinish(session: pytest.Session) -> None:
     if is_worker(config):
         end_worker()
         return
-    tally = _tally(config)
+    tally = config.stash[TALLY]
     floor, device = _floor(config), config.getoption("hp_device")
     # Where the run is about a device, tests that ran beside it prove nothing about it.
     executed = tally.executed if device == "cpu" else tally.on_device[device]
@@ -280,31 +303,9 @@ def pytest_sessionfinish(session: pytest.Session) -> None:
         tally.problems += [f"skipped for a reason that is not on the list: {text}" for text in tally.other_skips]
     if tally.problems and session.exitstatus in (pytest.ExitCode.OK, pytest.ExitCode.NO_TESTS_COLLECTED):
         session.exitstatus = pytest.ExitCode.TESTS_FAILED
-
-
-def _tally(config: pytest.Config) -> Tally:
-    """Count the reports that the terminal reporter keeps, those of other processes included."""
-    tally = config.stash[TALLY]
-    reporter: Any = config.pluginmanager.get_plugin("terminalreporter")
-    for kind, reports in reporter.stats.items() if reporter is not None else ():
-        for report in reports:
-            if isinstance(report, pytest.TestReport):
-                _count(tally, kind, report)
-    return tally
-
-
-def _count(tally: Tally, kind: str, report: pytest.TestReport) -> None:
-    if kind == "skipped":
-        text = str(report.longrepr[2]) if isinstance(report.longrepr, tuple) else str(report.longrepr)
-        reason = reason_of(text)
-        tally.skipped[reason or "(not on the list)"] += 1
-        if reason is None:
-            tally.other_skips.append(f"{report.nodeid}: {text.removeprefix('Skipped: ')}")
-    elif report.when == "call":
-        tally.executed += 1
-        properties = dict(report.user_properties)
-        tally.ranked += "world_size" in properties
-        tally.on_device[str(properties.get("device", "cpu"))] += 1
+    if not config.pluginmanager.has_plugin("terminalreporter"):  # who would tell in the summary
+        for problem in tally.problems:
+            sys.stderr.write(f"FAILED RUN: {problem}\n")
 
 
 def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter, config: pytest.Config) -> None:

@@ -147,15 +147,38 @@ def test_a_file_is_verified_on_the_frameworks_that_it_imports(tmp_path, text, fr
     """Only those; a file that imports none is verified on all that are installed."""
     path = tmp_path / "own.py"
     path.write_text(text)
-    assert verify_ops._imported(path) == (platforms(None) if frameworks is None else frameworks)
+    found = verify_ops._imported(verify_ops._parsed(str(path)))
+    assert found == (platforms(None) if frameworks is None else frameworks)
 
 
-def test_a_file_that_does_not_parse(tmp_path, capsys):
-    """It is named, with what is wrong in it; status 2."""
-    path = tmp_path / "own.py"
-    path.write_text("def f(:\n")
-    assert main(["verify", "ops", str(path)]) == 2
-    assert f"FILE {path}: invalid syntax" in capsys.readouterr().err
+@pytest.mark.parametrize(
+    "name, data, problem",
+    [
+        ("own.py", b"def f(:\n", "invalid syntax (own.py, line 1)"),
+        ("own.py", b"x = 1\0", "source code string cannot contain null bytes"),
+        ("own.py", b"x = '\xff'\n", "(unicode error) 'utf-8' codec can't decode byte 0xff"),
+        ("own.txt", b"x = 1", "is no Python file: its name does not end in .py"),
+        ("", None, "is a folder; name a Python file"),
+        ("nowhere.py", None, "no such file"),
+    ],
+)
+@pytest.mark.parametrize("platform", [[], ["--platform", "torch"]])
+def test_a_file_that_cannot_be_checked(tmp_path, capsys, name, data, problem, platform):
+    """It is named, with what is wrong with it, before anything runs; status 2."""
+    path = tmp_path / name
+    if data is not None:
+        path.write_bytes(data)
+    assert main(["verify", "ops", str(path), *platform]) == 2
+    assert capsys.readouterr().err.startswith(f"hyper-parallel: error: FILE {str(path)!r}: {problem}")
+
+
+@pytest.mark.platforms("torch")
+def test_an_operator_that_the_file_does_not_have(capsys):
+    """The message names the file, what it has and what is near; status 2. Rules of the library may be named too."""
+    path = USER / "good.py"
+    assert main(["verify", "ops", str(path), "--op", "softmax", "axpi", "--platform", "torch", "--mesh", "2"]) == 2
+    said = f"--op: {path} on torch has no 'axpi'; it declares axpy; near: axpy"
+    assert capsys.readouterr().err == f"hyper-parallel: error: {said}\n"
 
 
 BAD_INPUT = [

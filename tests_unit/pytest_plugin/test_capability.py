@@ -98,6 +98,29 @@ def test_enough_executed_tests_pass(run):
     assert run("--hp-min-executed", "1").ret == 0
 
 
+@pytest.mark.parametrize("floor, status", [(3, 0), (4, 1)])
+def test_the_floor_counts_without_a_terminal_reporter(run, floor, status):
+    """`-p no:terminalreporter` changes nothing: a test counts once, not per subtest; what is red is told on stderr."""
+    more = """
+@pytest.mark.xfail(reason="expected")
+def test_expected(): assert False
+@pytest.mark.xfail(reason="not run", run=False)
+def test_not_run(): assert False
+@pytest.fixture
+def checks(request):
+    return request.getfixturevalue("subtests") if hasattr(pytest, "Subtests") else None
+def test_parts(checks):
+    for part in range(5 if checks else 0):
+        with checks.test(part=part):
+            pass
+"""
+    result = run("-p", "no:terminalreporter", "--hp-min-executed", str(floor), cases=CASES + more)
+    assert result.ret == status
+    result.stdout.no_fnmatch_line("*")
+    said = ["FAILED RUN: 3 tests ran, fewer than the 4 that must"]
+    assert result.errlines == (said if status else [])
+
+
 def test_a_floor_that_is_no_number_ends_the_run(run):
     """A mistyped floor must not pass as no floor."""
     assert run(HP_MIN_EXECUTED="many").ret == pytest.ExitCode.USAGE_ERROR

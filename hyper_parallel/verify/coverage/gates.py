@@ -21,6 +21,7 @@ __all__ = [
     "check_floors",
     "check_ranks",
     "check_shared",
+    "check_started",
     "exceptions_over",
     "percent",
 ]
@@ -157,6 +158,26 @@ def check_shared(reports: Mapping[str, Report], settings: SharedSettings) -> lis
                 reached = f"{environment} reaches {actual:.2f} %"
                 found.append(f"shared code: {name}: {reached}, below the floor of {settings.floor:g} %")
     return found
+
+
+def check_started(launched: Mapping[int, str] | None, least: int, ledger: str, environment: str) -> list[str]:
+    """Ranks were started and written down: where none was, no rank that left no data could be missed.
+
+    Args:
+        launched: process number to the name of the rank; None where the ledger is not there.
+        least: as many must have been started, as the settings say.
+        ledger: the folder in which ranks are written down.
+        environment: whose ranks they are.
+    """
+    erase = f"run `hyper-parallel coverage erase {environment}` before the tests"
+    how = f"{erase}, and the tests with HP_RANK_LEDGER={ledger}"
+    if launched is None:
+        return [f"ranks: there is no folder {ledger}, which names those that were started; {how}"]
+    if len(launched) < least:
+        counted = f"{ledger} names {len(launched)} that were started, fewer than the {least} that must be"
+        fewer = f"where the environment starts fewer, set `ranks` of env.{environment} in pyproject.toml"
+        return [f"ranks: {counted}; {how}; {fewer}"]
+    return []
 
 
 def check_ranks(launched: Mapping[int, str], measured: Iterable[int], broken: Sequence[str] = ()) -> list[str]:

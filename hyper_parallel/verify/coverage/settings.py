@@ -23,12 +23,14 @@ class EnvironmentSettings:
         omit: patterns of files that cannot run there.
         files: pattern to the percentage that each matching file must have; the longest matching pattern counts.
         exceptions: number of files that the baseline excepts from their floor.
+        ranks: as many must be started at least; 0 where an environment may start none.
     """
 
     total: float = 0.0
     omit: tuple[str, ...] = ()
     files: dict[str, float] = field(default_factory=dict)
     exceptions: int = 0
+    ranks: int = 1
 
     def floor(self, name: str) -> float | None:
         """The floor of file ``name``, or None."""
@@ -121,12 +123,17 @@ def _environment(name: str, entry: dict[str, Any]) -> EnvironmentSettings:
     files = {
         pattern: _percentage(f"env.{name}.files.{pattern}", floor) for pattern, floor in entry.get("files", {}).items()
     }
-    exceptions = entry.get("exceptions", 0)
-    if type(exceptions) is not int or exceptions < 0:
-        msg = f"{_TABLE} env.{name}.exceptions = {exceptions!r} is no number of files"
-        raise ValueError(msg)
+    exceptions = _count(f"env.{name}.exceptions", entry.get("exceptions", 0), "files")
+    ranks = _count(f"env.{name}.ranks", entry.get("ranks", 1), "ranks")
     total = _percentage(f"env.{name}.total", entry.get("total", 0))
-    return EnvironmentSettings(total, tuple(entry.get("omit", ())), files, exceptions)
+    return EnvironmentSettings(total, tuple(entry.get("omit", ())), files, exceptions, ranks)
+
+
+def _count(where: str, value: Any, of: str) -> int:
+    if type(value) is not int or value < 0:
+        msg = f"{_TABLE} {where} = {value!r} is no number of {of}"
+        raise ValueError(msg)
+    return value
 
 
 def _percentage(where: str, value: Any) -> float:

@@ -78,10 +78,12 @@ class Store:
             msg = f"{self.reports} cannot be written: {error.strerror}"
             raise ValueError(msg) from error
 
-    def launched(self, environment: str) -> dict[int, str]:
-        """Process numbers of the ranks that were started, with their names."""
-        ledger = self.ledger(environment).glob("[0-9]*")
-        return {int(path.name): path.read_text().partition("\n")[0] for path in ledger}
+    def launched(self, environment: str) -> dict[int, str] | None:
+        """Process numbers of the ranks that were started, with their names; None where there is no ledger."""
+        ledger = self.ledger(environment)
+        if not ledger.is_dir():
+            return None
+        return {int(path.name): path.read_text().partition("\n")[0] for path in ledger.glob("[0-9]*")}
 
     def measured(self, environment: str) -> tuple[list[int], list[str]]:
         """Process numbers of the data files that are not combined yet, and names of files that are broken.

@@ -18,6 +18,7 @@ from hyper_parallel.verify.coverage.gates import (
     check_floors,
     check_ranks,
     check_shared,
+    check_started,
     exceptions_over,
     percent,
 )
@@ -74,14 +75,8 @@ def gate(store: Store, settings: Settings, environment: str, base: str | None) -
         base: revision against which changed lines count, or None.
     """
     verdict = Verdict(environment)
-    own, launched = settings.environment(environment), store.launched(environment)
-    verdict.ranks = len(launched)
-    measured, broken = store.measured(environment)
-    halves = [name for name in broken if process_of(name) in launched]
-    _note(verdict, f"data of {len(launched)} started ranks", check_ranks(launched, measured, halves))
-    others = [name for name in broken if name not in halves]
-    if others:  # of processes that tests end on purpose
-        verdict.unchecked.append(f"half data files of processes that are no ranks: {', '.join(others)}")
+    own = settings.environment(environment)
+    _ranks(verdict, store, own)
     report = store.publish(environment, own.omit)
     verdict.total = percent(report["totals"])
     _floors_and_ratchet(verdict, store, settings, own, report)
@@ -114,6 +109,23 @@ def gate_combined(store: Store, settings: Settings, environments: Sequence[str],
         verdict.unchecked.append("shared code: no environments are named")
     _keep(verdict, store)
     return verdict
+
+
+def _ranks(verdict: Verdict, store: Store, own: EnvironmentSettings) -> None:
+    """Ranks were started, and each left its data."""
+    written = store.launched(verdict.name)
+    launched = written or {}
+    verdict.ranks = len(launched)
+    measured, broken = store.measured(verdict.name)
+    halves = [name for name in broken if process_of(name) in launched]
+    verdict.failures += check_started(written, own.ranks, str(store.ledger(verdict.name)), verdict.name)
+    if launched:
+        _note(verdict, f"data of {len(launched)} started ranks", check_ranks(launched, measured, halves))
+    elif not verdict.failures:
+        verdict.unchecked.append("ranks: none was started, and none need be")
+    others = [name for name in broken if name not in halves]
+    if others:  # of processes that tests end on purpose
+        verdict.unchecked.append(f"half data files of processes that are no ranks: {', '.join(others)}")
 
 
 def _keep(verdict: Verdict, store: Store) -> None:

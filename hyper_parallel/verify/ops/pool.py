@@ -111,6 +111,9 @@ def run_tasks(
         started: called with the framework and the operator that begins.
         workers: tasks that run at the same time.
         seconds: of wall time in which all are to be done: tasks that share time get their parts of it.
+
+    Raises:
+        ValueError: a task asks for what a child, who alone knows the user's file, finds not to be there.
     """
     waiting, time_left = deque(tasks), Allotment(seconds, workers)
     with ExitStack() as stack, selectors.DefaultSelector() as chosen:
@@ -169,6 +172,8 @@ def _hear(
         if event["event"] == "start":
             zygote.current = event["op"]
             started(task["platform"], event["op"])
+        elif event["event"] == "refused":
+            raise ValueError(event["why"])
         elif event["event"] == "report":
             zygote.done.append(event["report"]["op"])
             yield kind.from_json(event["report"])

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import difflib
 import faulthandler
 import gc
 import warnings
@@ -9,7 +10,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import replace
 from typing import Any
 
-from hyper_parallel.core.shard.rule import Rule, find_rule
+from hyper_parallel.core.shard.rule import Rule, find_rule, rule_names
 from hyper_parallel.verify.ops.effort import Effort
 from hyper_parallel.verify.ops.mutation import Verdict, judged
 from hyper_parallel.verify.ops.report import OperatorReport
@@ -137,12 +138,26 @@ def run(task: dict[str, Any], say: Say) -> None:
         users = load_user_file(task["platform"], task["file"])
         own = [*users, *user_rules(task["platform"], task["file"])]
         ops = own if ops == ["*"] else ops
+        if why := _unknown(ops, own, task):
+            say({"event": "refused", "why": why})
+            return
     for op in ops:
         say({"event": "start", "op": op})
         faulthandler.dump_traceback_later(task["seconds"], exit=True)
         found = _judged(task, op) if "seed" in task else _sweep(task, op, effort, users)
         say({"event": "report", "report": found.json()})
     faulthandler.cancel_dump_traceback_later()
+
+
+def _unknown(ops: Sequence[str], own: Sequence[str], task: dict[str, Any]) -> str:
+    """Which of ``ops`` neither the user's file nor the library has, or nothing."""
+    unknown = [op for op in ops if op not in own and op not in rule_names()]
+    if not unknown:
+        return ""
+    names, near = ", ".join(map(repr, unknown)), difflib.get_close_matches(unknown[0], [*own, *rule_names()], 3)
+    declared = f"it declares {', '.join(own)}" if own else "it declares no operator"
+    where = f"{task['file']} on {task['platform']}"
+    return f"--op: {where} has no {names}; {declared}" + (f"; near: {', '.join(near)}" if near else "")
 
 
 def _judged(task: dict[str, Any], op: str) -> Verdict:

@@ -129,6 +129,29 @@ def test_a_lost_rank_is_red(project, command):
     assert "FAILED: 1 of 2 started ranks left no coverage data: rank-3 (process 999999)" in err
 
 
+def test_a_gate_that_counts_no_ranks_is_red(project, command):
+    """Without the ledger that `erase` makes no lost rank could be missed: the gate fails.
+
+    With an empty one it fails as well, unless the settings say that the environment may start none: then it is told.
+    """
+    (project / "pyproject.toml").write_text(PYPROJECT.replace("env.torch]", "env.torch]\nranks = 0"))
+    command("erase", "torch")
+    ledger = project / "coverage_reports" / "data" / "torch" / "ranks"
+    (ledger / str(measure(project, "torch"))).unlink()
+    ledger.rmdir()
+    status, _, err = command("gate", "torch")
+    how = f"run `hyper-parallel coverage erase torch` before the tests, and the tests with HP_RANK_LEDGER={ledger}"
+    assert status == 1
+    assert f"FAILED: ranks: there is no folder {ledger}, which names those that were started; {how}\n" in err
+    assert "held: data of" not in err
+
+    command("erase", "torch")
+    (ledger / str(measure(project, "torch"))).unlink()
+    status, out, _ = command("gate", "torch")
+    assert status == 0
+    assert "not checked: ranks: none was started, and none need be\n" in out
+
+
 def test_a_floor_that_does_not_hold_is_red(project, command):
     """A total below its floor fails."""
     command("erase", "torch")

@@ -15,6 +15,7 @@ from hyper_parallel.verify.coverage.gates import (
     check_floors,
     check_ranks,
     check_shared,
+    check_started,
     exceptions_over,
     percent,
 )
@@ -57,6 +58,7 @@ def test_a_good_report_passes_every_gate():
     assert check_exceptions(report(), EXCEPTED, ["core/b.py"]) == []
     assert check_shared({"torch": report(), "mindspore": report()}, SHARED) == []
     assert check_ranks({7: "rank-0"}, [7, 8]) == []
+    assert check_started({7: "rank-0"}, 1, "ranks", "torch") == check_started({}, 0, "ranks", "torch") == []
 
 
 def _fault_total():
@@ -156,6 +158,20 @@ def _fault_broken_data():
 def _fault_all_ranks_lost():
     found = check_ranks(dict.fromkeys(range(30), "rank"), [])
     return [one[:50] + one[-12:] for one in found], "30 of 30 started ranks left no coverage data: rank and 10 more"
+
+
+HOW = "run `hyper-parallel coverage erase torch` before the tests, and the tests with HP_RANK_LEDGER=ranks"
+
+
+def _fault_no_ledger():
+    message = f"ranks: there is no folder ranks, which names those that were started; {HOW}"
+    return check_started(None, 0, "ranks", "torch"), message
+
+
+def _fault_no_rank_started():
+    counted = "ranks: ranks names 0 that were started, fewer than the 1 that must be"
+    fix = "where the environment starts fewer, set `ranks` of env.torch in pyproject.toml"
+    return check_started({}, EnvironmentSettings().ranks, "ranks", "torch"), f"{counted}; {HOW}; {fix}"
 
 
 FAULTS = [value for name, value in sorted(globals().items()) if name.startswith("_fault_")]
@@ -259,6 +275,7 @@ def test_floors_are_read_from_pyproject(project):
         ("changed = 90", "changed = 900", r"changed = 900 is no percentage"),
         ("total = 80", "exceptions = -1", r"env.torch.exceptions = -1 is no number of files"),
         ("total = 80", "exceptions = true", r"env.torch.exceptions = True is no number of files"),
+        ("total = 80", "ranks = false", r"env.torch.ranks = False is no number of ranks"),
     ],
 )
 def test_a_floor_that_is_no_percentage_is_refused(project, old, new, message):
