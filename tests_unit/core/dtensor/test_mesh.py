@@ -4,8 +4,10 @@ import copy
 import pickle
 import threading
 
+import numpy as np
 import pytest
 
+from hyper_parallel.core.dtensor.grid import grid_of
 from hyper_parallel.core.dtensor.layout import Layout
 from hyper_parallel.core.dtensor.mesh import DeviceMesh, get_current_mesh, init_device_mesh
 from hyper_parallel.errors import MeshError
@@ -57,6 +59,14 @@ def test_a_rank_outside_has_no_place():
     assert refused(lambda: mesh.get_local_rank("tp")) == (
         "rank 0 is not in DeviceMesh(cpu, tp=2, ranks=[4, 5]): it holds no piece of a tensor there, and takes no part "
         "in what its ranks do; leave it out with 'if mesh.get_coordinate() is not None:'"
+    )
+
+
+def test_a_grid_is_an_array_as_well():
+    """Ranks in an array are those in lists; rows of different lengths are told."""
+    assert grid_of(np.arange(6).reshape(2, 3)[::-1]) == grid_of([[3, 4, 5], [0, 1, 2]]) == ((2, 3), (3, 4, 5, 0, 1, 2))
+    assert refused(lambda: grid_of([[0, 1], [2]])) == (
+        "DeviceMesh: mesh must be a regular grid of ranks, got [[0, 1], [2]]"
     )
 
 

@@ -259,6 +259,40 @@ def test_what_cannot_be():
     ]
 
 
+def test_gradients_are_as_many_as_arguments():
+    """Halves that are not written, and gradients of arguments that there are not, are errors."""
+
+    class Nothing(DFunction):
+        _op_name = "exp"
+
+    class More(DFunction):
+        _op_name = "exp"
+
+        @staticmethod
+        def forward(ctx, x):
+            del ctx
+            return x.exp()
+
+        @staticmethod
+        def backward(ctx, grad):
+            del ctx
+            return grad, grad
+
+    def body():
+        import torch
+
+        mesh = init_device_mesh("cpu", (2,))
+        x = get_torch_platform().wrap(torch.zeros(2, requires_grad=True), Layout.place(mesh, [Shard(0)], (4,)))
+        with pytest.raises(RuntimeError) as caught:
+            More.apply(x).sum().backward()
+        for half in (Nothing.forward, Nothing.backward):
+            with pytest.raises(NotImplementedError):
+                half(None, x)
+        return str(caught.value)
+
+    assert simulate(body, 2, "torch") == ["More.backward returned 2 gradients, forward has 1 arguments"] * 2
+
+
 def test_plans_are_kept(monkeypatch):
     """Fifty calls of a function under a canonical name are planned once on each rank."""
     planned = []

@@ -257,6 +257,34 @@ def test_a_mapping_that_comes_out_has_placements_for_its_keys():
 
 
 @torch_only
+def test_mappings_go_in_and_come_out():
+    """Values of a mapping have placements by their keys, on both sides; one that is no mapping has none."""
+
+    def body():
+        mesh = init_device_mesh("cpu", (2,), mesh_dim_names=("tp",))
+        given = {"a": rows(mesh) + 1.0, "b": [rows(mesh) + 2.0]}
+        specs = {"a": [Shard(0)], "b": [[Shard(0)]]}
+        found = local_map(lambda held: {"b": held["b"], "a": held["a"] * 3.0}, specs, {"held": [[Shard(0)]] * 2})(given)
+        assert list(found) == ["b", "a"]
+        whole = local_map(lambda held: [2 * len(held)], None, {"held": None})({"size": 4})
+        return found["a"].full_tensor().unique().tolist(), found["b"][0].full_tensor().unique().tolist(), whole
+
+    assert simulate(body, 2, platform="torch") == [([3.0], [2.0], [2])] * 2
+
+
+@torch_only
+@pytest.mark.parametrize("out, placements, wanted", [
+    (lambda x: [x, x], [[Shard(0)]], "output is a list, its out_placements are [[Shard(0)]]; a sequence of 2"),
+    (lambda x: {1: x}, [Shard(0)], "output is a dict, its out_placements are [Shard(0)]; a mapping with the keys [1]"),
+    (lambda x: [x], None, "output is a list, its out_placements are None; placements"),
+])  # fmt: skip
+def test_outputs_that_were_declared_otherwise(out, placements, wanted):
+    """What comes out has the structure of what was declared."""
+    message = refused(LayoutError, local_map(out, placements), rows)
+    assert message == f"local_map(<lambda>): {wanted.replace('; ', '; they must be ')}"
+
+
+@torch_only
 def test_output_that_is_a_dtensor():
     """The function returns local tensors."""
 

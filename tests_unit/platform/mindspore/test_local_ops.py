@@ -576,3 +576,31 @@ def test_counts_of_no_element_are_zero():
 def test_the_special_function_of_no_element_has_none():
     """Its kernel refuses the zeros by which others are asked for their shapes; it is right about empty pieces."""
     assert _ran("mvlgamma", real(0, 5), 2).shape == (0, 5)
+
+
+@pytest.mark.platforms("mindspore")
+def test_results_of_empty_pieces():
+    """Several results, slices, what is not written into, and what nobody can say of no element."""
+    import mindspore
+
+    from hyper_parallel.platform.mindspore.local_ops import write_back
+
+    run = platform_named("mindspore").local_op
+    empty, whole_ = mindspore.Tensor(real(0, 4)), mindspore.Tensor(real(3, 4))
+    values, places = run("topk")(empty, 2, -1)
+    assert (values.shape, places.shape, str(places.dtype)) == ((0, 2), (0, 2), "Int64")
+    assert [one.shape for one in run("unbind")(empty, 1)] == [(0,)] * 4
+    assert run("slice")(empty, 1, 1, 4, 2).shape == (0, 2)
+    rows, nowhere = mindspore.Tensor(real(0, 4)), mindspore.Tensor(whole(3, 0))
+    same, grads = mindspore.value_and_grad(lambda x, rows: run("index_add")(x, 0, nowhere, rows), (0, 1))(whole_, rows)
+    assert (same.asnumpy() == whole_.asnumpy()).all()
+    assert [one.asnumpy().tolist() for one in grads] == [np.ones((3, 4)).tolist(), []]
+    assert _rejected(UnsupportedOperatorError, "amax", real(0, 4), (0,)) == (
+        "amax: this rank's piece is empty and the result over no element is not defined; redistribute it first"
+    )
+    into = mindspore.Tensor(real(3))
+    with pytest.raises(UnsupportedOperatorError) as caught:
+        write_back(mindspore.mint.add)(into, mindspore.Tensor(real(3).astype(np.complex64)))
+    assert str(caught.value) == (
+        "a result of Complex64 cannot be written into a tensor of Float32; use the out-of-place form"
+    )

@@ -96,6 +96,10 @@ def test_what_the_rehearsal_does_not_take_is_refused(monkeypatch):
     """A world over gloo takes a rank, a size and an address; what only HCCL takes is named, and so is what lacks."""
     platform = platform_named("mindspore")
     monkeypatch.delenv("WORLD_SIZE", raising=False)
+    with pytest.raises(UnsupportedOnBackend, match=r"^MCCL, MindSpore's engine on CPU, is refused: it silently "):
+        platform.init_process_group("mccl", rank=0, world_size=1)
+    with pytest.raises(UnsupportedOnBackend, match=r"^backend 'nccl' is none of MindSpore's; there is 'hccl'$"):
+        platform.init_process_group("nccl")
     with pytest.raises(UnsupportedOnBackend) as caught:
         platform.init_process_group("gloo", rank=0, world_size=1, store=object(), device_id=0)
     assert str(caught.value) == (

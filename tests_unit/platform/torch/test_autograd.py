@@ -5,7 +5,7 @@ import pytest
 from hyper_parallel.core.dtensor.layout import Layout
 from hyper_parallel.core.dtensor.mesh import init_device_mesh
 from hyper_parallel.core.dtensor.placements import Partial, Replicate, Shard
-from hyper_parallel.errors import MixedTensorError, UnsupportedOperatorError
+from hyper_parallel.errors import LayoutError, MixedTensorError, UnsupportedOperatorError
 from hyper_parallel.platform.select import get_torch_platform
 from hyper_parallel.verify.check import check_function
 from hyper_parallel.verify.simulate import simulate
@@ -189,6 +189,63 @@ def test_custom_functions_that_cannot_be():
             "full backward hooks of modules do not see DTensors; use x.register_hook(hook) on the DTensors that go in "
             "and come out"
         ),
+    ]
+
+
+def test_gradients_that_do_not_fit_their_arguments():
+    """As many gradients as arguments, and plain ones for plain tensors; an argument that comes back is itself."""
+    import torch
+
+    class Fewer(torch.autograd.Function):
+        @staticmethod
+        def forward(ctx, x, y):
+            ctx.set_materialize_grads(False)
+            return x * y
+
+        @staticmethod
+        def backward(ctx, grad):
+            del ctx
+            return grad
+
+    class Mixed(Fewer):
+        @staticmethod
+        def forward(ctx, x, y):
+            del ctx
+            return x * float(y if isinstance(y, float) else y.sum())
+
+        @staticmethod
+        def backward(ctx, grad):
+            del ctx
+            return grad, grad
+
+    class Passes(Fewer):
+        @staticmethod
+        def forward(ctx, x, y):
+            del ctx, y
+            return 3, x.view_as(x)
+
+        @staticmethod
+        def backward(ctx, _, grad):
+            del ctx
+            return grad * 2.0, None
+
+    def on_rank(mesh):
+        x = spread(values(4), mesh, S0).requires_grad_()
+        plain = torch.ones(4, requires_grad=True)
+        number, same = Passes.apply(x, plain)
+        same.sum().backward()
+        assert number == 3
+        assert_whole(x.grad, torch.full((4,), 2.0))
+        return [
+            text_of(RuntimeError, lambda: Fewer.apply(x, x).sum().backward()),
+            text_of(MixedTensorError, lambda: Mixed.apply(x, plain).sum().backward()),
+            text_of(LayoutError, lambda: Mixed.apply(x, 2.0).sum().backward()),
+        ]
+
+    assert on_ranks(on_rank, 2)[0] == [
+        "Fewer.backward returned 1 gradients for 2 arguments",
+        "Mixed.backward: gradient 1 is a DTensor, the argument is a Tensor; return what to_local() gives",
+        "Mixed.backward: gradient 1 is a DTensor, the argument is a float; return what to_local() gives",
     ]
 
 

@@ -126,6 +126,10 @@ def test_what_is_refused(ranks):
         x = distribute_tensor(torch.randn(4, 3), mesh, [Shard(0)])
         with pytest.raises(ValueError, match=r"Expected more than 1 value per channel when training"):
             F.batch_norm(x[:1], None, None, training=True)
+        with pytest.raises(ValueError, match=r"Expected more than 1 value per channel when training"):
+            torch.batch_norm(x[:1], None, None, None, None, True, 0.1, 1e-5, False)
+        with pytest.raises(LayoutError, match=r"batch_norm: x needs samples and channels, got \[4\]"):
+            torch.batch_norm(x[:, 0], None, None, None, None, True, 0.1, 1e-5, False)
         with pytest.raises(ValueError, match=r"Expected more than 1 spatial element when training"):
             torch.instance_norm(x, None, None, None, None, True, 0.1, 1e-5, False)
         with pytest.raises(MixedTensorError) as plain:
