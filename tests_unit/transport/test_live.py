@@ -43,13 +43,13 @@ def _uneven_sums():
     """
     import torch
 
-    from hyper_parallel.transport import c10d
+    from hyper_parallel.transport.c10d import native
 
-    c10d._NATIVE_DTYPES["gloo"] = frozenset({torch.float64})
+    native.DTYPES["gloo"] = frozenset({torch.float64})
     try:
         return _summed()
     finally:
-        del c10d._NATIVE_DTYPES["gloo"]
+        del native.DTYPES["gloo"]
 
 
 def _summed():
