@@ -1,36 +1,42 @@
-"""``torch.distributed``'s own collectives, agreed upon before they start."""
+"""``torch.distributed``'s own collectives, agreed upon before they start: users call them beside ours."""
 
 from __future__ import annotations
 
 import functools
 import inspect
+import os
 import sys
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from typing import Any
 
 import torch
 import torch.distributed as dist
 from torch.distributed import distributed_c10d
 
+from hyper_parallel.transport.c10d.functional import guard_operators
+from hyper_parallel.transport.c10d.statements import OPERATIONS, Statement, group_of
+
 __all__ = ["guard_functions"]
 
 _OURS = f"{__package__}."  # the transport's own calls are agreed upon before, as what they are part of
+_BENEATH = os.path.dirname(os.path.abspath(torch.__file__)) + os.sep  # noqa: PTH100, PTH120 - compared with co_filename
 
 
 def guard_functions(agree: Callable[..., None]) -> None:
-    """Let ``torch.distributed``'s own collectives in this process be agreed upon first, too: users call them.
+    """Let ``torch.distributed``'s own collectives in this process be agreed upon first, too.
 
     Args:
-        agree: called with the name, the ranks of the group and the facts on which all members must agree, before the
-            collective starts; see :class:`hyper_parallel.transport.guarded.GuardedTransport`.
+        agree: called with what a rank is about to do, before the collective starts: see
+            :meth:`hyper_parallel.transport.guarded.GuardedTransport.agree`.
     """
-    for name, facts in _GUARDED.items():
-        guarded = _guarded(name, getattr(distributed_c10d, name), facts, agree)
+    for name in OPERATIONS:
+        guarded = _guarded(name, getattr(distributed_c10d, name), agree)
         setattr(distributed_c10d, name, guarded)
         setattr(dist, name, guarded)
+    guard_operators(functools.partial(_agree, agree, wait=False))
 
 
-def _guarded(name: str, plain: Callable[..., Any], facts: Callable[..., Any], agree: Callable[..., None]) -> Any:
+def _guarded(name: str, plain: Callable[..., Any], agree: Callable[..., None]) -> Any:
     signature = inspect.signature(plain)
 
     @functools.wraps(plain)
@@ -39,50 +45,15 @@ def _guarded(name: str, plain: Callable[..., Any], facts: Callable[..., Any], ag
         if caller != distributed_c10d.__name__ and not caller.startswith(_OURS):
             bound = signature.bind(*args, **kwargs)
             bound.apply_defaults()
-            given = bound.arguments
-            ranks = tuple(dist.get_process_group_ranks(_group(given)))
-            if dist.get_rank() in ranks:
-                agree(f"dist.{name}", ranks, facts(given), wait=not given.get("async_op"))
+            group = group_of(bound.arguments)
+            if group is not dist.GroupMember.NON_GROUP_MEMBER:
+                _agree(agree, group, OPERATIONS[name](bound.arguments), wait=not bound.arguments.get("async_op"))
         return plain(*args, **kwargs)
 
     return call
 
 
-def _tensor_facts(x: torch.Tensor) -> tuple[tuple[str, Any], ...]:
-    return (("shape", tuple(x.shape)), ("dtype", str(x.dtype)))
-
-
-def _reduction(given: Mapping[str, Any]) -> tuple[tuple[str, Any], ...]:
-    return (("reduction", str(given["op"]).rpartition(".")[2]),)
-
-
-# What every member must say alike, by name of the function; what may differ between members is left out.
-_GUARDED: dict[str, Callable[[Mapping[str, Any]], tuple[tuple[str, Any], ...]]] = {
-    "all_reduce": lambda given: (*_tensor_facts(given["tensor"]), *_reduction(given)),
-    "reduce": lambda given: (*_tensor_facts(given["tensor"]), *_reduction(given), ("dst", _peer(given, "dst"))),
-    "broadcast": lambda given: (*_tensor_facts(given["tensor"]), ("src", _peer(given, "src"))),
-    "all_gather": lambda given: _tensor_facts(given["tensor"]),
-    "all_gather_into_tensor": lambda given: _tensor_facts(given["input_tensor"]),
-    "reduce_scatter": lambda given: (("dtype", str(given["output"].dtype)), *_reduction(given)),
-    "reduce_scatter_tensor": lambda given: (*_tensor_facts(given["output"]), *_reduction(given)),
-    "all_to_all": lambda given: (("dtype", str(given["input_tensor_list"][0].dtype)),),
-    "all_to_all_single": lambda given: (("dtype", str(given["input"].dtype)),),
-    "gather": lambda given: (*_tensor_facts(given["tensor"]), ("dst", _peer(given, "dst"))),
-    "scatter": lambda given: (*_tensor_facts(given["tensor"]), ("src", _peer(given, "src"))),
-    "all_gather_object": lambda _given: (),
-    "broadcast_object_list": lambda given: (("src", _peer(given, "src")),),
-    "gather_object": lambda given: (("dst", _peer(given, "dst")),),
-    "scatter_object_list": lambda given: (("src", _peer(given, "src")),),
-    "barrier": lambda _given: (),
-}
-
-
-def _group(given: Mapping[str, Any]) -> Any:
-    group = given.get("group")
-    return dist.group.WORLD if group is None else group
-
-
-def _peer(given: Mapping[str, Any], name: str) -> int:
-    """Global rank of the root, which may be given within the group; rank 0 without either."""
-    inside = given.get(f"group_{name}")
-    return int(given[name] or 0 if inside is None else dist.get_global_rank(_group(given), inside))
+def _agree(agree: Callable[..., None], group: Any, said: Statement, *, wait: bool) -> None:
+    ranks = tuple(dist.get_process_group_ranks(group))
+    if dist.get_rank() in ranks:
+        agree(f"dist.{said.operation}", ranks, said.facts, said.sends, said.expects, wait=wait, beneath=_BENEATH)
