@@ -13,6 +13,8 @@ from hyper_parallel.transport.c10d.transport import C10dTransport
 
 __all__ = ["join_world", "start_gloo", "start_world"]
 
+_ENGINES = {"cuda": "nccl", "npu": "hccl"}
+
 
 def join_world(**given: Any) -> None:
     """``torch.distributed.init_process_group``.
@@ -45,6 +47,5 @@ def start_world(device: str, rank: int, world_size: int, init_method: str) -> C1
         return start_gloo(rank, world_size, init_method)
     cards: Any = getattr(torch, device)  # torch_npu adds torch.npu when PyTorch is imported
     cards.set_device(rank)
-    backend = {"cuda": "nccl", "npu": "hccl"}[device]
-    join_world(backend=backend, init_method=init_method, rank=rank, world_size=world_size)
+    join_world(backend=_ENGINES[device], init_method=init_method, rank=rank, world_size=world_size)
     return C10dTransport()
