@@ -138,10 +138,15 @@ def _plain(value: Any) -> str:
     return str(value)
 
 
-def call_site() -> Site:
-    """The call site of the collective that is running now."""
+def call_site(beneath: str = "") -> Site:
+    """The call site of the collective that is running now.
+
+    Args:
+        beneath: a folder that is passed over as the transport's own is.
+    """
     frame: Any = sys._getframe(1)  # noqa: SLF001 - the only cheap way to a caller's line
-    while frame is not None and frame.f_code.co_filename.startswith(_TRANSPORT_DIR):
+    passed = (_TRANSPORT_DIR, beneath or _TRANSPORT_DIR)
+    while frame is not None and frame.f_code.co_filename.startswith(passed):
         frame = frame.f_back
     if frame is None:
         return Site(("<unknown>", 0))

@@ -105,12 +105,31 @@ class GuardedTransport(TransportOver):
         self.agree("barrier", ranks, ())
         self._inner.barrier(ranks)
 
-    def agree(self, operation: str, ranks: Ranks, facts: Facts, *, wait: bool = True) -> None:
+    def agree(
+        self,
+        operation: str,
+        ranks: Ranks,
+        facts: Facts,
+        sends: tuple[Shape, ...] | None = None,
+        expects: tuple[Shape, ...] | None = None,
+        *,
+        wait: bool = True,
+        beneath: str = "",
+    ) -> None:
         """Say what this rank is about to do; return once every member is, or at once without ``wait``.
 
         Nobody asks how a call without ``wait`` went: if members disagree, the world ends at once.
+
+        Args:
+            operation: name of the collective.
+            ranks: its members.
+            facts: on which all members must agree.
+            sends: shape of what goes to each member, where they may differ between members.
+            expects: shape of what is to come from each member.
+            wait: whether this rank goes on only when all members have come.
+            beneath: folder of code that is no caller, since the engine calls itself there.
         """
-        call = self._call(operation, ranks, facts)
+        call = self._call(operation, ranks, facts, sends, expects, beneath)
         call.awaited = wait
         if wait:
             self._agree(call)
@@ -145,9 +164,10 @@ class GuardedTransport(TransportOver):
         facts: Facts,
         sends: tuple[Shape, ...] | None = None,
         expects: tuple[Shape, ...] | None = None,
+        beneath: str = "",
     ) -> Call:
         check_ranks(ranks, self.rank, self.world_size)
-        return Call(operation, ranks, facts, [None] * len(ranks), call_site(), sends, expects)
+        return Call(operation, ranks, facts, [None] * len(ranks), call_site(beneath), sends, expects)
 
     def _facts(self, x: Any) -> Facts:
         return (("shape", self._ops.shape(x)), ("dtype", self._ops.dtype(x)))

@@ -211,3 +211,78 @@ def test_another_world_has_another_transport(tmp_path):
         ["0 2 [0.0, 1.0]", "1 2 [0.0, 1.0]", "1"],
         ["1 2 [0.0, 1.0]", "0 2 [0.0, 1.0]", "1"],
     ]
+
+
+@pytest.fixture(name="cards")
+def _cards(tmp_path, monkeypatch):
+    """A world of NPUs as PyTorch has it without any: its engine moves nothing; and the card that was chosen."""
+    import types
+
+    import torch
+    import torch.distributed as dist
+
+    from hyper_parallel.transport.c10d import world
+
+    chosen = []
+    monkeypatch.setattr(torch, "npu", types.SimpleNamespace(set_device=chosen.append), raising=False)
+    monkeypatch.setitem(world._ENGINES, "npu", "fake")
+    yield world.start_world("npu", 1, 2, f"file://{tmp_path / 'store'}"), chosen
+    dist.destroy_process_group()
+
+
+def test_a_rank_takes_its_card_and_its_engine(cards):
+    """Rank i takes card i and the device's engine, which carries messages as they are and needs none for empty ones."""
+    import torch
+
+    transport, chosen = cards
+    assert (chosen, transport.backend, transport.rank, transport.world_size) == ([1], "fake", 1, 2)
+    x = torch.ones(2, 3)
+    for one in (x, x[:0]):
+        transport.send(one, 0)
+        assert transport.start("send", one, 0).wait() is None
+        for got in (transport.recv(one, 0), transport.start("recv", one, 0).wait()):
+            assert (got.shape, got.dtype) == (one.shape, one.dtype)
+    transport.barrier((0, 1))
+    assert transport.all_gather_object("mine", (0, 1))[1] == "mine"
+
+
+def test_a_world_that_cannot_be_reached_says_why():
+    """A port that is in use is told with what to do; what else the network says is PyTorch's own error."""
+    import datetime as dt
+    import socket
+
+    import torch.distributed as dist
+
+    from hyper_parallel.errors import RendezvousError
+    from hyper_parallel.transport.c10d import join_world
+
+    with socket.socket() as taken:
+        taken.bind(("127.0.0.1", 0))
+        taken.listen()
+        port = taken.getsockname()[1]
+        with pytest.raises(RendezvousError, match=f"port {port}, at which ranks are to meet, is in use"):
+            join_world(backend="gloo", init_method=f"tcp://127.0.0.1:{port}", rank=0, world_size=1)
+    with pytest.raises(dist.DistNetworkError) as caught:
+        join_world(
+            backend="gloo",
+            init_method=f"tcp://127.0.0.1:{port}",
+            rank=1,
+            world_size=2,
+            timeout=dt.timedelta(seconds=1),
+        )
+    assert not isinstance(caught.value, RendezvousError)
+
+
+def test_started_twice_is_claimed_in_turn(alone):
+    """Members say what they start, and learn what others said before; nothing is left of it in the store."""
+    assert alone.claimed("all_reduce", (0,)) == []
+    assert alone.claimed("barrier", (0,)) == []
+
+
+def test_a_group_of_elsewhere_is_told_by_its_name(alone):
+    """The world's needs none."""
+    import torch.distributed as dist
+
+    assert alone.build_of((0,)) == ""
+    elsewhere = dist.new_group([0])
+    assert alone.build_of((0,), elsewhere) == f"named {elsewhere.group_name!r}"

@@ -188,3 +188,74 @@ def test_unwinding_sees_through_what_it_caused():
     assert not unwinding(error)
     error.__context__ = RankAbortedError()
     assert unwinding(error)
+
+
+def test_facts_in_another_order_are_told():
+    """Members that say the same in another order are no members of one version of this library."""
+    world = Coordinator(2)
+    facts = (("src", 0), ("shape", (1,)))
+    world.join(0, call(0, facts=facts))
+    world.join(1, call(1, facts=facts[::-1]))
+    with pytest.raises(CollectiveMismatchError, match="disagree about the order of facts"):
+        world.take(0)
+
+
+def test_started_collectives_end_with_their_world():
+    """Who waits for what it started unwinds after a failure, what starts then is for nobody, a missing rank is told."""
+    world = Coordinator(2)
+    world.start(0, call(0, ticket=1))
+    world.fail(1, "raised")
+    world.start(0, call(0, ticket=2))
+    world.await_ticket(0, 2)
+    with pytest.raises(RankAbortedError):
+        world.take(0)
+    assert world.describe(1) == "raised"
+    world = Coordinator(2)
+    world.start(0, call(0, ticket=1))
+    world.finish(1)
+    world.await_ticket(0, 1)
+    with pytest.raises(CollectiveMismatchError, match="rank 1 returned without joining"):
+        world.take(0)
+
+
+def test_who_never_asks_is_told_by_its_carrier():
+    """A collective that nobody waits for is known to have failed, whether a member strayed, came late or never came."""
+    unheard = {"ticket": 1, "awaited": False}
+    world = Coordinator(2)
+    world.start(0, call(0, **unheard))
+    world.finish(1)
+    assert "rank 1 returned without joining" in str(world.unheard[0])
+    world = Coordinator(3)
+    everyone = (0, 1, 2)
+    world.start(0, call(0, everyone, **unheard))
+    world.start(1, call(1, everyone, ticket=1))
+    world.finish(0)
+    world.join(2, call(2, everyone, "all_gather"))
+    assert "ranks 0 and 2 disagree about the operation" in str(world.unheard.pop(0))
+    assert not world.unheard
+    world.await_ticket(1, 1)
+    for rank in (1, 2):
+        with pytest.raises(CollectiveMismatchError, match="ranks 0 and 2 disagree"):
+            world.take(rank)
+    world = Coordinator(3)
+    for rank, operation in enumerate(("barrier", "all_gather", "barrier")):
+        world.start(rank, call(rank, everyone, operation, **unheard))
+    assert set(world.unheard) == {0, 1, 2}
+
+
+def test_everyone_who_waits_for_a_rank_that_returned_is_told_once():
+    """Ranks that wait in one collective learn together that a member has gone; who waits for another rank waits on."""
+    world = Coordinator(4)
+    for rank in (0, 1):
+        world.join(rank, call(rank, (0, 1, 2)))
+    world.receive(message(0, 3))
+    world.finish(2)
+    answers = world.answers({0, 1, 3})
+    assert set(answers) == {0, 1}
+    assert all("rank 2 returned without joining" in str(one.error) for one in answers.values())
+    world.receive(message(3, 0))
+    world.receive(message(0, 1))
+    answers = world.answers({0, 1, 3})
+    assert set(answers) == {0, 1, 3}
+    assert all("deadlock, no rank can go on" in str(one.error) for one in answers.values())
+    assert "rank 2 returned" in str(answers[0].error)

@@ -1,0 +1,144 @@
+"""The process groups of a ``torch.distributed`` world: built on first use, by their members only, and kept."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import Any
+
+import torch.distributed as dist
+from torch.distributed import distributed_c10d
+
+from hyper_parallel.errors import MeshError
+from hyper_parallel.transport.base import Ranks
+from hyper_parallel.transport.calls import after_dropped, check_ranks
+from hyper_parallel.transport.layers import EngineTransport
+
+__all__ = ["C10dGroups"]
+
+
+class C10dGroups(EngineTransport):
+    """The groups of an initialised world, by their ranks; its collectives are :class:`C10dTransport`'s."""
+
+    def __init__(self) -> None:
+        self.rank = dist.get_rank()
+        self.world_size = dist.get_world_size()
+        self.backend = str(dist.get_backend())
+        self._groups: dict[Ranks, Any] = {tuple(range(self.world_size)): dist.group.WORLD}
+        self._retired: dict[Ranks, Any] = {}
+        self._dropped: dict[Ranks, int] = {}
+        self._claims: dict[Ranks, int] = {}
+        self._builds: dict[Ranks, int] = {}
+
+    def group(self, ranks: Ranks) -> Any:
+        """A ``ProcessGroup`` of ``ranks``, in the order of their numbers as ``torch.distributed`` has it."""
+        found = self._groups.get(ranks)
+        if found is not None:
+            return found
+        key = tuple(sorted(ranks))
+        if key not in self._groups:
+            whole = key == tuple(range(self.world_size))
+            self._groups[key] = dist.group.WORLD if whole else self._built(key, {})
+        return self._groups[key]
+
+    def ranks_of(self, group: Any) -> Ranks:
+        """See :meth:`Transport.ranks_of`.
+
+        Raises:
+            MeshError: ``group`` is no group of this world, or was destroyed.
+        """
+        if group is None:
+            return tuple(range(self.world_size))
+        try:
+            if any(one is group for one in self._retired.values()):
+                raise ValueError(group)  # noqa: TRY301 - it is told like what torch.distributed does not know
+            return tuple(dist.get_process_group_ranks(group))
+        except (KeyError, TypeError, ValueError, AttributeError) as error:
+            known = [list(ranks) for ranks in self._groups]
+            msg = (
+                f"{group!r} is no group of this world, or was destroyed; "
+                f"known are the groups of ranks {known}; create_group builds one"
+            )
+            raise MeshError(msg) from error
+
+    def claimed(self, statement: str, ranks: Ranks) -> list[str]:
+        """See :meth:`Transport.claimed`; members count what they start, so that one number names it, and tidy up."""
+        check_ranks(ranks, self.rank, self.world_size)
+        key = tuple(sorted(ranks))
+        self._claims[key] = self._claims.get(key, 0) + 1
+        name = f"hyper_parallel/started/{'-'.join(map(str, key))}/{self._claims[key]}"
+        store = distributed_c10d._get_default_store()  # noqa: SLF001 - no public spelling
+        turn = store.add(name, 1)
+        store.set(f"{name}/{turn}", statement)
+        found = [store.get(f"{name}/{earlier}").decode() for earlier in range(1, turn)]
+        if store.add(f"{name}/read", 1) == len(key):  # nobody needs them any more
+            for one in ("", "/read", *(f"/{turn}" for turn in range(1, len(key) + 1))):
+                store.delete_key(name + one)
+        return found
+
+    def build_group(self, ranks: Ranks, **options: Any) -> Any:
+        """See :meth:`Transport.build_group`."""
+        key = tuple(sorted(ranks))
+        self._groups[key] = self._built(key, options)
+        return self._groups[key]
+
+    def _built(self, key: Ranks, options: dict[str, Any]) -> Any:
+        retired = None if options else self._retired.pop(key, None)
+        if retired is not None:
+            return retired
+        self._builds[key] = self._builds.get(key, 0) + 1
+        with _named(_name_of(key, self._builds[key])):
+            return dist.new_group(list(key), use_local_synchronization=True, **options)
+
+    def build_of(self, ranks: Ranks, group: Any = None) -> str:
+        """See :meth:`Transport.build_of`: the name by which PyTorch's members meet, and what was destroyed before."""
+        handle: Any = self._groups.get(ranks) if group is None else group
+        usual = handle is None or handle is dist.group.WORLD or handle.group_name == _name_of(ranks, 1)
+        names = ("" if usual else f"named {handle.group_name!r}", after_dropped(self._dropped.get(ranks, 0)))
+        return ", ".join(filter(None, names))
+
+    def known_group(self, ranks: Ranks) -> Any:
+        """See :meth:`Transport.known_group`."""
+        return self._groups.get(tuple(sorted(ranks)))
+
+    def adopt(self, group: Any) -> None:
+        """See :meth:`Transport.adopt`."""
+        self._groups[tuple(sorted(self.ranks_of(group)))] = group
+
+    def drop(self, group: Any) -> None:
+        """See :meth:`Transport.drop`."""
+        ranks = tuple(sorted(self.ranks_of(group)))
+        # A second gloo group of the same ranks may find the first one's addresses in the store, and wait forever: the
+        # first is kept for the next that asks. The end of the world's would be that of every other group: see close().
+        if self.backend == "gloo" and group is not dist.group.WORLD:
+            self._retired[ranks] = group
+        elif group is not dist.group.WORLD:
+            dist.destroy_process_group(group)
+        if self._groups.get(ranks) is group:
+            del self._groups[ranks]
+            if group is not dist.group.WORLD:
+                self._dropped[ranks] = self._dropped.get(ranks, 0) + 1
+
+
+def _name_of(ranks: Ranks, build: int) -> str:
+    return f"hyper_parallel {'-'.join(map(str, ranks))} {build}"
+
+
+_NAMING = threading.Lock()  # while PyTorch's way to name a group is ours
+
+
+@contextmanager
+def _named(name: str) -> Iterator[None]:
+    """A group that is built inside has this name, by which its members meet.
+
+    PyTorch makes it of the number of groups that this process has, which differs between members of groups that
+    overlap: they would wait for each other for ever. It has no public way to say the name.
+    """
+    with _NAMING:
+        usual = distributed_c10d._hash_ranks_to_str  # noqa: SLF001 - as above
+        distributed_c10d._hash_ranks_to_str = lambda ranks: name  # noqa: ARG005, SLF001 - as above
+        try:
+            yield
+        finally:
+            distributed_c10d._hash_ranks_to_str = usual  # noqa: SLF001 - as above

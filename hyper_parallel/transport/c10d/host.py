@@ -1,0 +1,101 @@
+"""Host operations on tensors of PyTorch: how they are described, copied, reduced and brought to numpy."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import numpy as np
+import torch
+
+from hyper_parallel.transport.base import Shape
+from hyper_parallel.transport.calls import check_reduction
+from hyper_parallel.transport.generators import GeneratorStates, restore_generators, save_generators
+from hyper_parallel.transport.numpy_ops import BFLOAT16
+
+__all__ = ["TorchOps", "from_host", "reduce_in_order", "seed_rank", "to_host"]
+
+_ACCUMULATE = {
+    "sum": torch.add,
+    "avg": torch.add,
+    "prod": torch.mul,
+    "max": torch.maximum,
+    "min": torch.minimum,
+    "all": torch.logical_and,
+    "any": torch.logical_or,
+}
+
+
+def to_host(x: torch.Tensor) -> np.ndarray[Any, Any]:
+    """The values of ``x`` as a numpy array (:data:`BFLOAT16` for bfloat16); may share memory with ``x``."""
+    plain = x.detach().cpu().resolve_conj().resolve_neg()
+    if plain.dtype is torch.bfloat16:
+        return plain.contiguous().view(torch.int16).numpy().view(BFLOAT16)
+    return plain.numpy()
+
+
+def from_host(array: np.ndarray[Any, Any]) -> torch.Tensor:
+    """A CPU tensor that shares the memory of ``array``."""
+    if array.dtype == BFLOAT16:
+        return torch.from_numpy(array.view(np.int16)).view(torch.bfloat16)
+    return torch.from_numpy(array)
+
+
+class TorchOps:
+    """:class:`HostOps` for tensors of PyTorch, on any device."""
+
+    def shape(self, x: torch.Tensor) -> Shape:
+        """Sizes of ``x``."""
+        return tuple(x.shape)
+
+    def dtype(self, x: torch.Tensor) -> str:
+        """``torch.float32`` and so on."""
+        return str(x.dtype)
+
+    def inexact(self, x: torch.Tensor) -> bool:
+        """Whether ``x`` is floating or complex."""
+        return x.is_floating_point() or x.is_complex()
+
+    def copy(self, x: torch.Tensor) -> torch.Tensor:
+        """A contiguous detached copy."""
+        return x.detach().clone(memory_format=torch.contiguous_format)
+
+    def reduce(self, parts: Sequence[torch.Tensor], op: str) -> torch.Tensor:
+        """Fold ``parts`` from the left with ``op``; ``avg`` divides the sum once, at the end."""
+        return reduce_in_order(parts, op)
+
+    def save_state(self) -> tuple[torch.Tensor, torch.dtype, GeneratorStates]:
+        """States of the generators (PyTorch's default one for CPU, Python's, NumPy's), and the default dtype."""
+        return torch.default_generator.get_state(), torch.get_default_dtype(), save_generators()
+
+    def restore_state(self, state: tuple[torch.Tensor, torch.dtype, GeneratorStates]) -> None:
+        """Put back what :meth:`save_state` returned."""
+        generator, dtype, others = state
+        torch.default_generator.set_state(generator)
+        if torch.get_default_dtype() is not dtype:
+            torch.set_default_dtype(dtype)
+        restore_generators(others)
+
+
+def reduce_in_order(parts: Sequence[torch.Tensor], op: str) -> torch.Tensor:
+    """Fold equal-shaped ``parts`` from the left with ``op`` of ``REDUCTIONS``; a new tensor of their dtype.
+
+    Raises:
+        ReductionError: ``op`` is unknown, or ``avg`` of integers.
+    """
+    first = parts[0]
+    check_reduction(op, inexact=first.is_floating_point() or first.is_complex())
+    accumulate: Any = _ACCUMULATE[op]
+    total = first.detach().clone(memory_format=torch.contiguous_format)
+    for part in parts[1:]:
+        accumulate(total, part.detach(), out=total)
+    if op in ("all", "any") and len(parts) == 1:
+        return total.to(torch.bool).to(first.dtype)
+    return total.div_(len(parts)) if op == "avg" else total
+
+
+def seed_rank() -> None:
+    """A fixed seed and the usual default dtype, since the process may have served another run."""
+    torch.manual_seed(0)
+    if torch.get_default_dtype() is not torch.float32:
+        torch.set_default_dtype(torch.float32)

@@ -1,0 +1,248 @@
+"""Collectives over ``torch.distributed``, of every dtype, stride and size on every backend.
+
+What only moves data moves it as bytes. What reduces uses the backend's own reduction where the backend is an
+accelerator's and knows the dtype; everywhere else (gloo, bool, complex, float64 on HCCL) it gathers and folds in the
+order of ``ranks``, which is what the simulation does too.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from typing import Any
+
+import torch
+import torch.distributed as dist
+
+from hyper_parallel.errors import CollectiveMismatchError
+from hyper_parallel.transport.base import WORLD, Channel, Ranks, Shape
+from hyper_parallel.transport.c10d.groups import C10dGroups
+from hyper_parallel.transport.c10d.host import reduce_in_order
+from hyper_parallel.transport.c10d.native import OPS, OPTIONS, is_native
+from hyper_parallel.transport.calls import check_ranks, check_reduction
+from hyper_parallel.transport.gloo import GlooMessages, bytes_of, from_bytes, started
+from hyper_parallel.transport.pending import Pending
+
+__all__ = ["C10dTransport"]
+
+# Below this many elements gathering everything beats the two steps of scattering and gathering.
+_SMALL = 16384
+
+
+class C10dTransport(C10dGroups):
+    """Collectives over an initialised ``torch.distributed`` world (gloo, NCCL, HCCL).
+
+    ``torch.distributed`` orders the members of a group by global rank; results are put into the order of ``ranks``.
+    """
+
+    def __init__(self) -> None:
+        super().__init__()
+        self._checked: set[Ranks] = set()
+        self._messages = GlooMessages()
+
+    def all_reduce(self, x: torch.Tensor, op: str, ranks: Ranks) -> torch.Tensor:
+        """See :meth:`Transport.all_reduce`."""
+        if ranks not in self._checked:
+            check_ranks(ranks, self.rank, self.world_size)
+            self._checked.add(ranks)
+        if len(ranks) > 1 and x.numel() and is_native(self.backend, x.dtype, op):
+            own = x.detach() if x.requires_grad else x
+            total = own.clone(memory_format=torch.contiguous_format)
+            # The group's own call: the module-level function costs as much again in logging.
+            self.group(ranks).allreduce([total], OPTIONS[op]).wait()
+            return total.div_(len(ranks)) if op == "avg" else total
+        check_reduction(op, inexact=x.is_floating_point() or x.is_complex())
+        if len(ranks) == 1 or not x.numel():
+            return reduce_in_order([x], op)
+        # Vector code rounds complex products by where an element lies, so those are not cut into pieces.
+        if x.numel() <= _SMALL or x.is_complex():
+            return reduce_in_order(self.all_gather(x, ranks, [tuple(x.shape)] * len(ranks)), op)
+        pieces = x.detach().reshape(-1).tensor_split(len(ranks))
+        mine = self.reduce_scatter(pieces, op, ranks)
+        return torch.cat(self.all_gather(mine, ranks, [tuple(piece.shape) for piece in pieces])).reshape(x.shape)
+
+    def send(self, x: torch.Tensor, dst: int, tag: int = 0, channel: Channel = WORLD) -> None:
+        """See :meth:`Transport.send`; an empty tensor needs no message, but on gloo, where its label is one."""
+        if self._by_pieces(dst):
+            self._send(x, dst, tag, channel).wait()
+        elif x.numel():
+            dist.send(bytes_of(x), dst, tag=tag)
+
+    def recv(self, like: torch.Tensor, src: int, tag: int = 0, channel: Channel = WORLD) -> torch.Tensor:
+        """See :meth:`Transport.recv`."""
+        return self._recv(like, src, tag, channel).wait()
+
+    def _all_reduce(self, x: torch.Tensor, op: str, ranks: Ranks) -> Pending:
+        check_ranks(ranks, self.rank, self.world_size)
+        check_reduction(op, inexact=x.is_floating_point() or x.is_complex())
+        if len(ranks) == 1 or not x.numel() or not is_native(self.backend, x.dtype, op):
+            # In one collective: the two steps of large blocking ones would need somebody to begin the second.
+            return self._all_gather(x, ranks, [tuple(x.shape)] * len(ranks)).then(
+                lambda parts: reduce_in_order(parts, op)
+            )
+        total = x.detach().clone(memory_format=torch.contiguous_format)
+        work = self.group(ranks).allreduce([total], OPTIONS[op])
+
+        def finish() -> torch.Tensor:
+            work.wait()
+            return total.div_(len(ranks)) if op == "avg" else total
+
+        return Pending("all_reduce", finish, total)
+
+    def _all_gather(self, x: torch.Tensor, ranks: Ranks, shapes: Sequence[Shape]) -> Pending:
+        _check_told("all_gather", x, shapes, check_ranks(ranks, self.rank, self.world_size), len(ranks))
+        sizes = [math.prod(shape) * x.element_size() for shape in shapes]
+        largest = max(sizes)
+        if len(ranks) == 1 or not largest:
+            own = [x.detach().clone(memory_format=torch.contiguous_format) if _own(shape, x) else x.new_empty(shape)
+                   for shape in shapes]  # fmt: skip
+            return Pending("all_gather", lambda: own)
+        ours = bytes_of(x)
+        if ours.numel() < largest:
+            ours = torch.cat([ours, ours.new_zeros(largest - ours.numel())])
+        parts = [torch.empty_like(ours) for _ in ranks]
+        work = started(
+            dist.all_gather([parts[place] for place in _by_rank(ranks)], ours, group=self.group(ranks), async_op=True)
+        )
+
+        def finish() -> list[torch.Tensor]:
+            work(ours)
+            return [from_bytes(part, size, x.dtype, shape)
+                    for part, size, shape in zip(parts, sizes, shapes, strict=True)]  # fmt: skip
+
+        return Pending("all_gather", finish)
+
+    def _reduce_scatter(self, chunks: Sequence[torch.Tensor], op: str, ranks: Ranks) -> Pending:
+        position = check_ranks(ranks, self.rank, self.world_size)
+        first = chunks[0]
+        check_reduction(op, inexact=first.is_floating_point() or first.is_complex())
+        own = tuple(chunks[position].shape)
+        if len(ranks) > 1 and is_native(self.backend, first.dtype, op):
+            return self._native_reduce_scatter(chunks, op, ranks, own)
+        return self._all_to_all(chunks, ranks, [own] * len(ranks)).then(lambda parts: reduce_in_order(parts, op))
+
+    def _all_to_all(self, chunks: Sequence[torch.Tensor], ranks: Ranks, shapes: Sequence[Shape]) -> Pending:
+        position = check_ranks(ranks, self.rank, self.world_size)
+        _check_told("all_to_all", chunks[position], shapes, position, len(ranks))
+        dtype, item = chunks[0].dtype, chunks[0].element_size()
+        sizes = [math.prod(shape) * item for shape in shapes]
+        order = _by_rank(ranks)
+        outgoing = [bytes_of(chunks[place]) for place in order]
+        if len(ranks) == 1:
+            kept = from_bytes(outgoing[0].clone(), sizes[0], dtype, shapes[0])
+            return Pending("all_to_all", lambda: [kept])
+        received, given = outgoing[0].new_empty(sum(sizes)), torch.cat(outgoing)
+        in_splits, out_splits = [part.numel() for part in outgoing], [sizes[place] for place in order]
+        work = started(
+            dist.all_to_all_single(received, given, out_splits, in_splits, group=self.group(ranks), async_op=True)
+        )
+
+        def finish() -> list[torch.Tensor]:
+            work(given)
+            arrived = dict(zip(order, torch.split(received, out_splits), strict=True))
+            # Cloned, since results that share a storage share a version counter, which autograd would trip over.
+            return [
+                from_bytes(arrived[place].clone(), sizes[place], dtype, shapes[place]) for place in range(len(ranks))
+            ]
+
+        return Pending("all_to_all", finish)
+
+    def _broadcast(self, x: torch.Tensor, src: int, ranks: Ranks) -> Pending:
+        check_ranks(ranks, self.rank, self.world_size)
+        check_ranks(ranks, src, self.world_size)
+        carried = bytes_of(x).clone()
+        result = from_bytes(carried, carried.numel(), x.dtype, tuple(x.shape))
+        if len(ranks) == 1 or not carried.numel():
+            return Pending("broadcast", lambda: result)
+        work = started(dist.broadcast(carried, src, group=self.group(ranks), async_op=True))
+
+        def finish() -> torch.Tensor:
+            work(carried)
+            return result
+
+        return Pending("broadcast", finish, result)
+
+    def _by_pieces(self, peer: int) -> bool:
+        """Whether messages to and from ``peer`` travel in pieces: only gloo needs it."""
+        return self.backend == "gloo" and peer != self.rank
+
+    def _send(self, x: torch.Tensor, dst: int, tag: int = 0, channel: Channel = WORLD) -> Pending:
+        if self._by_pieces(dst):
+            return self._messages.send(x, dst, tag, channel)
+        if not x.numel():
+            return Pending("send", lambda: None)
+        carried = bytes_of(x).clone()
+        work = started(dist.isend(carried, dst, tag=tag))
+        return Pending("send", lambda: work(carried))
+
+    def _recv(self, like: torch.Tensor, src: int, tag: int = 0, channel: Channel = WORLD) -> Pending:
+        if self._by_pieces(src):
+            return self._messages.recv(like, src, tag, channel)
+        size = like.numel() * like.element_size()
+        if not size:
+            return Pending("recv", lambda: torch.empty_like(like, memory_format=torch.contiguous_format))
+        carried = torch.empty(size, dtype=torch.uint8, device=like.device)
+        work = started(dist.irecv(carried, src, tag=tag))
+
+        def finish() -> torch.Tensor:
+            work(carried)
+            return from_bytes(carried, size, like.dtype, tuple(like.shape))
+
+        return Pending("recv", finish)
+
+    def all_gather_object(self, obj: Any, ranks: Ranks) -> list[Any]:
+        """See :meth:`Transport.all_gather_object`."""
+        check_ranks(ranks, self.rank, self.world_size)
+        gathered: list[Any] = [None] * len(ranks)
+        dist.all_gather_object(gathered, obj, group=self.group(ranks))
+        found = dict(zip(_by_rank(ranks), gathered, strict=True))
+        return [found[place] for place in range(len(ranks))]
+
+    def barrier(self, ranks: Ranks) -> None:
+        """See :meth:`Transport.barrier`; on accelerators as an exchange of objects, which picks no wrong device."""
+        if self.backend == "gloo":
+            check_ranks(ranks, self.rank, self.world_size)
+            dist.barrier(group=self.group(ranks))
+        else:
+            self.all_gather_object(None, ranks)
+
+    def close(self) -> None:
+        """See :meth:`Transport.close`."""
+        self._groups.clear()
+        self._messages.close()
+        dist.destroy_process_group()
+
+    def _native_reduce_scatter(self, chunks: Sequence[torch.Tensor], op: str, ranks: Ranks, own: Shape) -> Pending:
+        """The engine's own reduce-scatter, on chunks padded to the largest."""
+        largest = max(chunk.numel() for chunk in chunks)
+        padded = chunks[0].new_zeros((len(chunks), largest))
+        for row, place in enumerate(_by_rank(ranks)):
+            padded[row, : chunks[place].numel()] = chunks[place].detach().reshape(-1)
+        mine = padded.new_empty(largest)
+        work = started(
+            dist.reduce_scatter(mine, list(padded.unbind()), OPS[op], group=self.group(ranks), async_op=True)
+            if largest
+            else None
+        )
+
+        def finish() -> torch.Tensor:
+            work(padded)
+            kept = mine[: math.prod(own)].clone().reshape(own)
+            return kept.div_(len(ranks)) if op == "avg" else kept
+
+        return Pending("reduce_scatter", finish)
+
+
+def _by_rank(ranks: Ranks) -> list[int]:
+    """Positions in ``ranks`` in the order of a process group's members, that is, of their numbers."""
+    return sorted(range(len(ranks)), key=ranks.__getitem__)
+
+
+def _own(shape: Shape, x: torch.Tensor) -> bool:
+    return tuple(shape) == tuple(x.shape)
+
+
+def _check_told(operation: str, own: torch.Tensor, shapes: Sequence[Shape], position: int, count: int) -> None:
+    if len(shapes) != count or not _own(shapes[position], own):
+        msg = f"{operation} over {count} ranks sends {list(own.shape)} to itself but says {[list(s) for s in shapes]}"
+        raise CollectiveMismatchError(msg)

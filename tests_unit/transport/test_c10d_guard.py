@@ -1,0 +1,218 @@
+"""Collectives that are called on PyTorch itself are agreed upon before they run: over several real processes."""
+
+import pytest
+
+from hyper_parallel.errors import CollectiveMismatchError
+from hyper_parallel.transport.live import run_live
+from hyper_parallel.transport.shipping import pack
+
+pytestmark = pytest.mark.platforms("torch")
+
+
+def run(fn, world_size, args=()):
+    """What became of a function on a warm world."""
+    return run_live(pack((fn, args), fn), world_size, "torch", 120.0)
+
+
+def _all_to_all(sizes):
+    """A table of rows that each rank sends to each, of which one rank expects something else where it is told so."""
+    import torch
+    import torch.distributed as dist
+
+    def exchange(wrong):
+        rank = dist.get_rank()
+        sent, come = sizes[rank], [row[rank] for row in sizes]
+        come[0] -= wrong
+        x = torch.arange(2.0 * sum(sent)).reshape(-1, 2) + 100 * rank
+        y = x.new_empty(sum(come), 2)
+        dist.all_to_all_single(y, x, come, sent)
+        return y
+
+    return exchange
+
+
+def _blocking():
+    """By what is told: a collective that is called wrongly where it is told so."""
+    import torch
+    import torch.distributed as dist
+    from torch.distributed.nn import functional as nn
+
+    ops, size = dist.ReduceOp, dist.get_world_size()
+
+    def one(count=2):
+        return torch.ones(count)
+
+    def parts(count=2, number=size):
+        return [one(count) for _ in range(number)]
+
+    return [
+        ("operation", "barrier()", lambda wrong: dist.barrier() if wrong else dist.all_reduce(one())),
+        ("reduction", "all_reduce(f32[2], MAX)", lambda wrong: dist.all_reduce(one(), ops.MAX if wrong else ops.SUM)),
+        ("shape", "all_reduce(f32[3], SUM)", lambda wrong: dist.all_reduce(one(2 + wrong))),
+        ("dtype", "all_reduce(i32[2], SUM)", lambda wrong: dist.all_reduce(one().int() if wrong else one())),
+        ("src", "broadcast(f32[2], src=1)", lambda wrong: dist.broadcast(one(), int(wrong))),
+        ("src", "broadcast(f32[2], src=1)", lambda wrong: dist.broadcast(one(), group_src=int(wrong))),
+        ("dst", "reduce(f32[2], SUM, dst=1)", lambda wrong: dist.reduce(one(), int(wrong))),
+        ("dst", "gather(f32[2], dst=1)", lambda wrong: dist.gather(one(), None, int(wrong))),
+        ("src", "scatter(f32[2], src=1)", lambda wrong: dist.scatter(one(), None, int(wrong))),
+        ("shape", "all_gather(f32[3])", lambda wrong: dist.all_gather(parts(2 + wrong), one(2 + wrong))),
+        (
+            "shape",
+            "all_gather_into_tensor(f32[3])",
+            lambda wrong: dist.all_gather_single(one((2 + wrong) * size), one(2 + wrong)),
+        ),
+        (
+            "shapes",
+            "reduce_scatter(f32, SUM, shapes=[[3], [3], [3]])",
+            lambda wrong: dist.reduce_scatter(one(2 + wrong), parts(2 + wrong)),
+        ),
+        (
+            "shape",
+            "reduce_scatter_tensor(f32[3], SUM)",
+            lambda wrong: dist.reduce_scatter_single(one(2 + wrong), one((2 + wrong) * size)),
+        ),
+        (
+            "chunk shapes",
+            "all_to_all(f32[2] f32[2] f32[2], expects f32[3] f32[2] f32[2])",
+            lambda wrong: dist.all_to_all([one(2 + wrong), one(), one()], parts()),
+        ),
+        (
+            "chunk shapes",
+            "all_to_all_single(f32[2] f32[4] f32[0], expects f32[4] f32[4] f32[2])",
+            _all_to_all([[1, 3, 2], [1, 2, 0], [4, 1, 1]]),
+        ),
+        ("dst", "gather_object(dst=1)", lambda wrong: dist.gather_object(0, None, int(wrong))),
+        ("src", "scatter_object_list(src=1)", lambda wrong: dist.scatter_object_list([0], None, int(wrong))),
+        ("src", "broadcast_object_list(src=1)", lambda wrong: dist.broadcast_object_list([0], int(wrong))),
+        ("reduction", "all_reduce(f32[2], MAX)", lambda wrong: nn.all_reduce(one(), ops.MAX if wrong else ops.SUM)),
+        ("src", "broadcast(f32[2], src=1)", lambda wrong: nn.broadcast(one(), int(wrong))),
+    ]
+
+
+def _mistaken():
+    """On each rank, what is told of every mistake that rank 1 makes, and of one that it makes alone."""
+    import torch
+    import torch.distributed as dist
+
+    told = []
+    for what, wrong, call in _blocking():
+        with pytest.raises(CollectiveMismatchError) as caught:
+            call(dist.get_rank() == 1)
+        told.append((what, wrong, str(caught.value)))
+    x = torch.ones(3)
+    with pytest.raises(CollectiveMismatchError) as caught:
+        dist.all_to_all_single(x, x, [3], [1, 1, 1])
+    dist.all_reduce(x)
+    return told, str(caught.value), x.tolist()
+
+
+def test_every_disagreement_is_told_with_both_calls():
+    """Ranks that reduce differently, name different roots or sizes are told so, where they called; and can go on."""
+    done = run(_mistaken, 3)
+    assert done.failure is None, str(done.failure)
+    for told, alone, total in done.results:
+        assert alone == "all_to_all_single over 3 ranks sends 3 chunks and expects 1; both must be 3"
+        assert total == [3.0] * 3
+        for what, wrong, text in told:
+            first, *lines = text.splitlines()
+            assert f"disagree about the {what} of collective " in first, text
+            assert any(line.startswith(f"  rank 1: dist.{wrong} at {__file__}:") for line in lines), text
+            assert len(lines) == 2, text
+            assert all(f" at {__file__}:" in line for line in lines), text
+
+
+def _agreeing():
+    """Collectives of every kind, of which one exchanges uneven pieces; what each returns."""
+    import torch
+    import torch.distributed as dist
+    import torch.distributed._functional_collectives as fc
+    from torch.distributed.nn import functional as nn
+
+    rank, world = dist.get_rank(), dist.group.WORLD
+    sizes = [[1, 3, 2], [0, 2, 0], [4, 1, 1]]
+    come = [row[rank] for row in sizes]
+    x = (torch.arange(float(sum(sizes[rank]))) + 10 * rank).requires_grad_()
+    exchanged = fc.all_to_all_single(x, come, sizes[rank], world)
+    (exchanged * (1 + rank)).sum().backward()
+    y = torch.empty(sum(come))
+    dist.all_to_all_single(y, x.detach(), come, sizes[rank])
+    assert torch.equal(y, exchanged.detach())
+    y = nn.all_to_all_single(torch.empty(sum(come)), x.detach(), come, sizes[rank])
+    assert torch.equal(y, exchanged.detach())
+    z = torch.arange(3.0) + rank
+    total = torch.ones(2)
+    dist.all_reduce(total) if rank else fc.all_reduce_inplace(total, "sum", world)
+    dist.all_gather_into_tensor(torch.empty(9), z)
+    pair = dist.new_group([0, 2])
+    dist.all_reduce(torch.ones(1), group=pair)  # of no effect on rank 1, which is told so
+    return (
+        exchanged.tolist(),
+        x.grad.tolist(),
+        fc.all_reduce(z, "max", world).tolist(),
+        [one.tolist() for one in fc.all_reduce_coalesced([z, z[:1]], "sum", world)],
+        fc.all_gather_single(z[:1], 0, world).tolist(),
+        fc.reduce_scatter_single(z, "sum", 0, world).tolist(),
+        fc.broadcast(z, 2, world).tolist(),
+        nn.all_reduce(z).tolist(),
+        total.tolist(),
+    )
+
+
+def test_calls_that_agree_work_as_before():
+    """Uneven pieces, gradients and every functional collective give what they give without the check."""
+    done = run(_agreeing, 3)
+    assert done.failure is None, str(done.failure)
+    sent = [[0.0, 1, 2, 3, 4, 5], [10.0, 11], [20.0, 21, 22, 23, 24, 25]]
+    rows = [
+        [*sent[0][:1], *sent[2][:4]],
+        [*sent[0][1:4], *sent[1], *sent[2][4:5]],
+        [*sent[0][4:], *sent[2][5:]],
+    ]
+    grads = [[1.0, 2, 2, 2, 3, 3], [2.0, 2], [1.0, 1, 1, 1, 2, 3]]
+    for rank, result in enumerate(done.results):
+        assert result == (
+            rows[rank],
+            grads[rank],
+            [2, 3, 4],
+            [[3, 6, 9], [3]],
+            [0, 1, 2],
+            [3.0 + 3 * rank],
+            [2, 3, 4],
+            [3, 6, 9],
+            [3, 3],
+        )
+
+
+def _functional(kind):
+    """Two ranks that disagree in a functional collective."""
+    import torch
+    import torch.distributed as dist
+    import torch.distributed._functional_collectives as fc
+
+    rank, world = dist.get_rank(), dist.group.WORLD
+    if kind == "reduction":
+        return fc.all_reduce(torch.ones(2), "max" if rank else "sum", world).tolist()
+    return fc.all_to_all_single(torch.ones(5), [2, 2] if rank else [2, 1], [1, 4] if rank else [2, 3], world).tolist()
+
+
+@pytest.mark.parametrize(
+    "kind, calls",
+    [
+        ("reduction", ("all_reduce(f32[2], SUM)", "all_reduce(f32[2], MAX)")),
+        (
+            "chunk shapes",
+            (
+                "all_to_all_single(f32[2] f32[3], expects f32[2] f32[1])",
+                "all_to_all_single(f32[1] f32[4], expects f32[2] f32[2])",
+            ),
+        ),
+    ],
+)
+def test_disagreeing_functional_collectives_are_told(kind, calls):
+    """They are started and nobody asks how they went: a sum of what is a maximum elsewhere would be a wrong value."""
+    failure = run(_functional, 2, (kind,)).failure
+    assert isinstance(failure.__cause__, CollectiveMismatchError)
+    text = str(failure)
+    assert f"disagree about the {kind} of collective 0 of ranks (0, 1):" in text
+    for rank, call in enumerate(calls):
+        assert f"  rank {rank}: dist.{call} at {__file__}:" in text

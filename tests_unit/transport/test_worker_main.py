@@ -1,0 +1,161 @@
+"""What a process rank does, in this process: its line to the coordinator, its reports, its ways to leave."""
+
+import io
+import multiprocessing
+import os
+import signal
+import sys
+import threading
+
+import pytest
+
+from hyper_parallel.errors import CollectiveMismatchError
+from hyper_parallel.transport import live_main, worker_main
+from hyper_parallel.transport.base import active_transport
+from hyper_parallel.transport.calls import Call, Message, Site
+from hyper_parallel.transport.coordinator import Outcome, RankAbortedError
+from hyper_parallel.transport.numpy_ops import NumpyOps
+from hyper_parallel.transport.shipping import pack, unpack
+from hyper_parallel.transport.simulated import SimulatedTransport
+from hyper_parallel.transport.worker_main import PipeEndpoint, Task, end_by_sigterm, leave_after, next_task, run_rank
+from hyper_parallel.verify import _worker
+
+SITE = Site(("train.py", 1))
+
+
+def report(fn, start=None, *, traced=True):
+    """How a rank ends that runs ``fn``."""
+    line, _ = multiprocessing.Pipe()
+    transport = SimulatedTransport(1, 2, NumpyOps(), PipeEndpoint(line))
+    return run_rank(Task(1, 2, pack((fn, ()), fn), start, [], "", traced), transport)
+
+
+def test_a_rank_reports_how_it_ended():
+    """A result, an error with its traceback, and whatever arises while a rank is unwound."""
+
+    def raises():
+        raise ArithmeticError("own")
+
+    def unwinds():
+        raise RankAbortedError
+
+    def stumbles():
+        try:
+            unwinds()
+        except RankAbortedError:
+            raises()
+
+    returned = report(lambda: active_transport().rank)
+    assert (returned.how, unpack(returned.packed)) == ("returned", 1)
+    raised = report(raises)
+    assert (raised.how, repr(unpack(raised.packed))) == ("raised", "ArithmeticError('own')")
+    assert "in raises" in raised.trace
+    assert [report(fn).how for fn in (unwinds, stumbles)] == ["unwound", "unwound"]
+
+
+def test_a_rank_wraps_its_transport_and_pauses_a_tracer():
+    """The function that a task names wraps the transport; without tracer in the parent the rank's own pauses."""
+    tracer = sys.gettrace()
+    done = report(lambda: (sys.gettrace(), str(active_transport())), "builtins:str", traced=False)
+    found, transport = unpack(done.packed)
+    assert found is None
+    assert "SimulatedTransport" in transport
+    assert sys.gettrace() is tracer
+
+
+def test_a_rank_asks_its_coordinator():
+    """What is asked is answered, or raised; what is announced is not waited for."""
+    ours, theirs = multiprocessing.Pipe()
+    rank = PipeEndpoint(ours)
+    call, message = Call("barrier", (0, 1), (), [None, None], SITE), Message(0, 1, 0, (), SITE)
+    for answer in ([1], [2], "payload"):
+        theirs.send(Outcome(answer))
+    theirs.send(Outcome(error=CollectiveMismatchError("strayed")))
+    assert (rank.exchange(call), rank.wait(3), rank.receive(message)) == ([1], [2], "payload")
+    with pytest.raises(CollectiveMismatchError, match="strayed"):
+        rank.exchange(call)
+    rank.start(call)
+    rank.send(message)
+    heard = [theirs.recv() for _ in range(6)]
+    assert [kind for kind, _ in heard] == ["join", "await", "receive", "join", "start", "send"]
+    assert heard[1][1] == 3
+    assert heard[5][1].key == message.key
+
+
+@pytest.fixture(name="own_signals")
+def _own_signals():
+    """Handlers are as before afterwards."""
+    before = signal.getsignal(signal.SIGTERM)
+    yield
+    signal.signal(signal.SIGTERM, before)
+
+
+@pytest.mark.parametrize(
+    "error, status, told",
+    [(EOFError(), 0, ""), (BrokenPipeError(), 0, ""), (OSError("full"), 1, "OSError: full")],
+)
+def test_a_rank_leaves_when_its_line_closes(own_signals, error, status, told):
+    """That is no failure; whatever else ends it is written down, and SIGTERM does not interrupt it any more."""
+
+    def serve():
+        raise error
+
+    stack, left = io.StringIO(), []
+    leave_after(serve, stack, left.append)
+    assert left == [status]
+    assert told in stack.getvalue()
+    assert bool(told) == bool(stack.getvalue())
+    assert signal.getsignal(signal.SIGTERM) is signal.SIG_IGN
+
+
+def test_sigterm_ends_a_rank_whose_handler_raises(own_signals, monkeypatch):
+    """The second of two handlers of coverage raises: the signal is sent once more, to its own handler."""
+    sent = []
+    monkeypatch.setattr(os, "kill", lambda *what: sent.append((*what, signal.getsignal(signal.SIGTERM))))
+
+    def raises(*_):
+        raise AssertionError
+
+    signal.signal(signal.SIGTERM, raises)
+    end_by_sigterm()
+    with pytest.raises(AssertionError):
+        signal.getsignal(signal.SIGTERM)(signal.SIGTERM, None)
+    assert sent == [(os.getpid(), signal.SIGTERM, signal.SIG_DFL)]
+    end_by_sigterm()
+    assert signal.getsignal(signal.SIGTERM) is signal.SIG_DFL
+
+
+def test_a_rank_waits_for_its_next_task_in_turns(monkeypatch):
+    """It wakes up meanwhile, so that Python can run what a signal left to do."""
+    monkeypatch.setattr(worker_main, "_SIGNAL_SECONDS", 0.001)
+    ours, theirs = multiprocessing.Pipe()
+    late = threading.Timer(0.05, theirs.send, ["task"])
+    late.start()
+    assert next_task(ours) == "task"
+    late.join()
+
+
+def test_no_rank_outlives_its_launcher(monkeypatch):
+    """A rank looks whether the process that started it is there, and leaves when it has gone."""
+
+    class LeftError(Exception):
+        pass
+
+    def leave(status):
+        raise LeftError(status)
+
+    seen = []
+
+    def kill(pid, number):
+        seen.append((pid, number))
+        if len(seen) > 1:
+            raise ProcessLookupError
+
+    monkeypatch.setattr(os, "kill", kill)
+    for home, follow in ((_worker, lambda: _worker._follow(7)), (live_main, lambda: live_main._follow(7, leave))):
+        monkeypatch.setattr(home, "_FOLLOW_SECONDS", 0.001)
+        monkeypatch.setattr(os, "_exit", leave)
+        seen.clear()
+        with pytest.raises(LeftError, match="1"):
+            follow()
+        assert seen == [(7, 0), (7, 0)]
