@@ -37,6 +37,7 @@ STEPS = {
 STAGE_OPTIONS = {"lock", "retry", "skipDefaultCheckout", "timeout", "timestamps"}
 HIDES = {"catch", "catchError", "returnStatus", "warnError"}
 KINDS = {"string": "string", "number": "number", "boolean": "boolean", "digits": "number in a string"}
+GROOVY = {"as", "in", "instanceof", "new", "return"}
 GOOD_ENDS = {"true", ":", "exit 0"}
 # Quoted and escaped text, comments and redirections are read as such, so that a sign is a sign.
 SHELL = re.compile(
@@ -250,6 +251,41 @@ def check_balance(tokens: list[Token]) -> None:
         raise JenkinsfileError(f"line {stack[-1].line}: {stack[-1].text!r} is never closed")
 
 
+def check_separators(tokens: list[Token]) -> list[str]:
+    """Commas and colons stand between values, and in brackets values have a comma between them; in scripts too."""
+    found: list[str] = []
+    stack = [""]
+    for before, token, after in zip([None, *tokens], tokens, [*tokens[1:], None], strict=False):
+        if token.kind == "sign" and token.text in {",", ":"} and not _separates(before, token, after):
+            found.append(f"line {token.line}: {token.text!r} stands between no two values")
+        if before is not None and stack[-1] in {"(", "["} and _comma_missing(before, token, stack[-1]):
+            found.append(f"line {token.line}: between {before.text} and {token.text} a comma is missing")
+        if token.kind == "sign" and token.text in OPEN:
+            stack.append(token.text)
+        elif token.kind == "sign" and token.text in CLOSE:
+            stack.pop()
+    return found
+
+
+def _is_end(token: Token | None) -> bool:
+    """Whether a value may end in it."""
+    return token is not None and (token.kind != "sign" or token.text in CLOSE)
+
+
+def _separates(before: Token | None, token: Token, after: Token | None) -> bool:
+    around = (before.text if before is not None else "", after.text if after is not None else "")
+    if token.text == ":" and around in {("[", "]"), ("?", around[1])}:  # an empty map, or a choice
+        return True
+    ends = {"", ",", ":", ";", ")", "}", "]"} - ({"]"} if token.text == "," else set())
+    return _is_end(before) and around[1] not in ends
+
+
+def _comma_missing(before: Token, token: Token, bracket: str) -> bool:
+    if not _is_end(before) or {before.text, token.text} & GROOVY:
+        return False
+    return token.kind != "sign" or (token.text == "[" == bracket and token.line > before.line)
+
+
 class Parser:
     """Reads balanced tokens into statements."""
 
@@ -314,6 +350,7 @@ def problems(text: str) -> list[str]:
     try:
         tokens = tokenize(text)
         check_balance(tokens)
+        separators = check_separators(tokens)
         nodes = Parser(tokens).block()
     except JenkinsfileError as error:
         return [str(error)]
@@ -321,7 +358,7 @@ def problems(text: str) -> list[str]:
         return ["line 1: a declarative file is one `pipeline { }` block and nothing else"]
     found: list[str] = []
     _check_section(nodes[0], "pipeline", found)
-    return found + _check_rules(nodes[0], tokens)
+    return separators + found + _check_rules(nodes[0], tokens)
 
 
 def _check_section(node: Node, section: str, found: list[str]) -> None:
@@ -380,9 +417,12 @@ def _check_child(child: Node, section: str, found: list[str]) -> None:
 
 def _check_arguments(child: Node) -> list[str]:
     """What a statement is given are values with commas between them."""
-    found = []
+    found, depth = [], 0
+    if child.words()[:1] in ([","], [":"]):
+        found.append(f"line {child.line}: {child.words()[0]!r} stands between no two values")
     for one, other in zip(child.arguments, child.arguments[1:], strict=False):
-        if (one.kind != "sign" or one.text in CLOSE) and other.kind != "sign":
+        depth += (one.text in OPEN) - (one.text in CLOSE) if one.kind == "sign" else 0
+        if not depth and (one.kind != "sign" or one.text in CLOSE) and other.kind != "sign":
             found.append(f"line {other.line}: between {one.text} and {other.text} a comma or a new line is missing")
     return found
 
@@ -430,6 +470,7 @@ def _check_call(child: Node) -> list[str]:
     if len(plain) > bool(signature.first):
         found.append(f"{call} takes {'one value' if signature.first else 'nothing'} without a name, not {len(plain)}")
     elif plain:
+        found += [f"{call} is given `{signature.first}` twice"] * (signature.first in named)
         named = {**named, signature.first: plain[0]}
     takes = ", ".join(signature.named) or "nothing"
     for name, value in named.items():
