@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from contextlib import contextmanager
 from contextvars import ContextVar
+from numbers import Number
 from typing import TYPE_CHECKING, Any
 
 from hyper_parallel.core.dtensor.dtensor import DTensor
@@ -30,7 +31,7 @@ __all__ = ["Dispatcher", "Entry", "implicit_replication", "no_function"]
 
 _REPLICATE_PLAIN: ContextVar[bool] = ContextVar("hyper_parallel_implicit_replication", default=False)
 _SCALARS = frozenset({int, float, bool, complex})
-_ATOMS = frozenset({int, float, bool, complex, str, type(None)})
+_ATOMS = frozenset({int, bool, str, type(None)})  # of which equal values are the same value; 0.0 == -0.0
 _MOST_PLANS = 4096
 _NONE: frozenset[type] = frozenset()
 _NO_KWARGS: dict[str, Any] = {}
@@ -236,6 +237,8 @@ class Dispatcher:
         of = type(value)
         if of in _ATOMS:
             return (of, value)
+        if of is float:
+            return (of, value or repr(value))
         if isinstance(value, DTensor):
             return value._layout  # noqa: SLF001
         if of is tuple and _ATOMS.issuperset(map(type, value)):
@@ -248,7 +251,8 @@ class Dispatcher:
             return ("plain", tuple(value.shape), self.platform.needs_grad(value), _REPLICATE_PLAIN.get())
         if of is dict:
             return (dict, *((name, self._key(item)) for name, item in value.items()))
-        return (of, value)
+        # Of complex numbers and NumPy's, too, equal ones may differ in the sign of a zero.
+        return (of, repr(value)) if isinstance(value, Number) else (of, value)
 
     def _refuse_unhashable(self, entry: Entry, values: tuple[Any, ...]) -> None:
         """An array is no operand: nothing says how its values lie on the ranks."""

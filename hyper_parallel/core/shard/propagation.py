@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
+from hyper_parallel.core.shard.call import Operand
 from hyper_parallel.core.shard.rule import Fixed, Listed
 from hyper_parallel.core.shard.strategy import Choice, cheapest, choose, varying_operands
 from hyper_parallel.errors import LayoutError, MeshMismatchError, ShardMismatchError, UnsupportedOperatorError
@@ -51,11 +52,20 @@ def propagate(call: OpCall, rule: Rule, *, in_place: bool = False) -> OpPlan:
     """Plan ``call`` by ``rule``.
 
     Raises:
-        UnsupportedOperatorError: an in-place call that would have to move what it writes to.
+        UnsupportedOperatorError: an in-place call that would have to move what it writes to, or a tensor where the
+            rule reads a number.
         LayoutError: the rule does not accept the shapes.
         MeshMismatchError: a user's strategy names layouts of another mesh.
         ShardMismatchError: a row of the rule is not about as many tensors as the call has.
     """
+    try:
+        return _planned(call, rule, in_place=in_place)
+    except (TypeError, ValueError) as error:
+        _refuse_tensors_for_numbers(call, error)
+        raise
+
+
+def _planned(call: OpCall, rule: Rule, *, in_place: bool) -> OpPlan:
     try:
         strategies = rule.strategies(call)
     except ValueError as error:
@@ -102,6 +112,14 @@ def _check_rows(call: OpCall, strategies: Strategies) -> None:
                 f"has {wanted[0]} and {wanted[1]}; this is a wrong rule, please report it"
             )
             raise ShardMismatchError(msg)
+
+
+def _refuse_tensors_for_numbers(call: OpCall, error: Exception) -> None:
+    """A rule reads sizes, dims and counts as numbers; frameworks also take tensors of one for them."""
+    single = [one for one in call.operands[1:] if not one.ndim and not one.floating]
+    if single and (isinstance(error, ShardMismatchError) or Operand.__name__ in str(error)):
+        said = f"{describe(call)}: {single[0].name} is a tensor where the rule asks for a number; say int(...) of it"
+        raise UnsupportedOperatorError(said) from error
 
 
 def describe(call: OpCall) -> str:

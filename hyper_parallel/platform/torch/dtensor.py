@@ -14,6 +14,7 @@ from typing import Any
 
 import torch
 from torch import Tensor
+from torch._guards import TracingContext
 from torch.optim.optimizer import register_optimizer_step_pre_hook
 
 from hyper_parallel.core.dtensor.defer import Pending, drop_pending, hold, joined, pending_of, refuse_step
@@ -311,6 +312,21 @@ class TorchDTensor(DTensor, Tensor):
         """Refused: it would see this rank's piece."""
         del callable
         raise UnsupportedOperatorError("apply_() of a DTensor: say x.to_local().apply_(...) for this rank's piece")
+
+    @property
+    def __tensor_flatten__(self) -> Any:
+        """Absent, except to ``torch.compile``, which asks for it of every tensor: it would trace local tensors.
+
+        Raises:
+            UnsupportedOperatorError: a compiler asks.
+        """
+        if TracingContext.try_get() is not None:
+            msg = (
+                f"torch.compile does not know DTensors, and met {self._layout.notation(self.dtype)}; "
+                "compile functions of local tensors, as in hyper_parallel.local_map(torch.compile(function), ...)"
+            )
+            raise UnsupportedOperatorError(msg)
+        raise AttributeError("__tensor_flatten__")
 
     # -- leaving the device mesh ---------------------------------------------------------------------------------
 

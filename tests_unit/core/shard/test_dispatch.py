@@ -80,6 +80,27 @@ def test_plans_are_right_for_every_scalar_of_their_key(world):
     on_ranks(on_rank, world)
 
 
+def test_zeros_of_both_signs_are_two_values():
+    """A number that a plan holds by its value keeps the sign of zero, whichever came first, also inside of others."""
+    import torch
+
+    x = values(5, 3)
+    zeros = (0.0, -0.0, np.float64(0.0), np.float64(-0.0), np.float32(0.0), np.float32(-0.0))
+
+    def on_rank(mesh):
+        held = spread(x, mesh, S0)
+        for zero in zeros:
+            found = torch.where(held > 0, held, float(zero) if type(zero) is np.float32 else zero)
+            assert torch.equal(1 / found.full_tensor(), 1 / torch.where(x > 0, x, float(zero)))
+        for zero in (0j, complex(0.0, -0.0), complex(-0.0, 0.0)):
+            found = torch.view_as_real(torch.where(held > 0, held, zero).full_tensor())
+            assert torch.equal(1 / found, 1 / torch.view_as_real(torch.where(x > 0, x, zero)))
+        keys = {held._dispatch.__self__._key((1, zero)) for zero in (*zeros, 0, False, 0j, complex(0.0, -0.0))}
+        assert len(keys) == len(zeros) + 4
+
+    on_ranks(on_rank, 2)
+
+
 def test_plans_are_right_for_every_dtype_of_their_key():
     """A plan made by integers serves floats of the same layout, gradients included, and the other way round."""
     x = values(5, 3)
@@ -267,6 +288,29 @@ def test_arguments_that_do_not_fit():
         return text
 
     assert on_ranks(on_rank, 2)[0] == "add(x, y, *, alpha=1): got an unexpected keyword argument 'beta'"
+
+
+def test_tensors_are_no_sizes():
+    """A tensor where a rule reads a size, a dim or a count is refused by name, as a DTensor and as a constant."""
+    import torch
+
+    calls = (
+        ("roll", "shifts[0]", lambda x, one: x.roll((one,), (0,))),
+        ("repeat", "repeats[0]", lambda x, one: x.repeat(one, 1)),
+        ("select", "index", lambda x, one: x.select(0, one)),
+        ("new_zeros", "size[0]", lambda x, one: x.new_zeros(one, 4)),
+    )
+
+    def on_rank(mesh):
+        x = spread(values(4, 2), mesh, S0)
+        for one in (torch.tensor(1), spread(torch.tensor(1), mesh, R)):
+            for op, name, call in calls:
+                assert text_of(UnsupportedOperatorError, lambda call=call, one=one: call(x, one)) == (
+                    f"{op}(x=f32[4@tp, 2], {name}=i64[]): {name} is a tensor where the rule asks for a number; "
+                    "say int(...) of it"
+                )
+
+    on_ranks(on_rank, 2)
 
 
 def test_operators_of_python_leave_strangers_to_python():
