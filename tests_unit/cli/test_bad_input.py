@@ -142,7 +142,7 @@ def test_ctrl_c_leaves_no_process(launch, tmp_path):
         time.sleep(0.05)
     assert len(_marked(mark)) > (launch == "processes")
     process.send_signal(signal.SIGINT)
-    _, said = process.communicate(timeout=60)
+    _, said = process.communicate(timeout=240)
     assert process.returncode == 130, said
     assert _marked(mark) == []
     assert "partial report: 0 of 1 runs finished" in (tmp_path / "page.html").read_text()

@@ -23,7 +23,7 @@ def _carrier(request):
         need_carrier(request.getfixturevalue("platform_name"))
 
 
-def run(fn, platform, world_size=2, args=(), timeout=60.0):
+def run(fn, platform, world_size=2, args=(), timeout=240.0):
     """Run a function on a warm world, which must not fail."""
     done = run_live(pack((fn, args), fn), world_size, platform, timeout)
     assert done.failure is None, str(done.failure)
@@ -131,7 +131,7 @@ def test_messages_are_matched(platform_name):
 
         return platform_named(platform_name).from_numpy(np.ones(2, "float32"))
 
-    done = run_live(pack((body, ()), body), 2, platform_name, 30.0)
+    done = run_live(pack((body, ()), body), 2, platform_name, 240.0)
     assert "rank 1 returned without sending what rank 0 waits for" in str(done.failure)
 
 
@@ -195,7 +195,7 @@ def test_a_rank_that_fails_outside_its_function_says_why(platform_name):
         if active_transport().rank:
             sys.stdout = Broken()
 
-    failed = str(run_live(pack((body, ()), body), 2, platform_name, 60.0).failure)
+    failed = str(run_live(pack((body, ()), body), 2, platform_name, 240.0).failure)
     assert "--- rank 1:\nrank 1 died with exit code 1; it was running, or ready to run\nTraceback" in failed
     assert "ValueError: full" in failed
     assert failed.endswith("--- rank 0: returned")
@@ -306,7 +306,7 @@ def test_mistakes_in_torchs_own_collectives_are_told(mistake, message):
         names = {"torch": torch, "dist": dist}
         eval(mistake if dist.get_rank() == 1 else "dist.all_reduce(torch.ones(2))", names)  # noqa: S307
 
-    failure = str(run_live(pack((body, ()), body), 2, "torch", 30.0).failure)
+    failure = str(run_live(pack((body, ()), body), 2, "torch", 240.0).failure)
     assert message in failure
     assert "dist.all_reduce(f32[2], SUM)" in failure
     assert "in body" in failure
@@ -353,7 +353,7 @@ class _Unreadable:
 def test_what_a_run_leaves_behind_is_told():
     """A result that cannot be read is its own error, a started message nobody received fails the run."""
     with pytest.raises(ArithmeticError, match="no result can be made of it"):
-        run_live(pack((_Unreadable, ()), _Unreadable), 2, "torch", 30.0)
+        run_live(pack((_Unreadable, ()), _Unreadable), 2, "torch", 240.0)
 
     def sends():
         import torch
@@ -362,7 +362,7 @@ def test_what_a_run_leaves_behind_is_told():
         if transport.rank == 1:
             transport.start("send", torch.ones(2), 0)
 
-    done = run_live(pack((sends, ()), sends), 2, "torch", 30.0)
+    done = run_live(pack((sends, ()), sends), 2, "torch", 240.0)
     lost = "messages were lost:\n  rank 1: send(f32[2], dst=0, tag=0) was never received; sent at "
     assert str(done.failure).startswith(lost)
     assert f"{__file__}:" in str(done.failure)
@@ -380,7 +380,7 @@ def test_a_rank_that_never_comes_is_ended_and_shown(monkeypatch):
             time.sleep(0.01)
 
     started = time.monotonic()
-    done = run_live(pack((body, ()), body), 2, "torch", 60.0)
+    done = run_live(pack((body, ()), body), 2, "torch", 240.0)
     assert time.monotonic() - started < 50
     text = str(done.failure)
     assert text.index("rank 0 has had enough") < text.index("was ended in")

@@ -10,7 +10,7 @@ from hyper_parallel.transport.pending import Pending
 from hyper_parallel.transport.threads import run_threads
 
 
-def run(body, world_size=3, timeout=20.0):
+def run(body, world_size=3, timeout=240.0):
     """Run on numpy arrays; ``body`` gets its transport and all ranks."""
     return run_threads(lambda: body(active_transport(), tuple(range(world_size))), world_size, NumpyOps(), timeout)
 

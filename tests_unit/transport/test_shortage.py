@@ -173,7 +173,7 @@ def test_real_ranks_that_were_started_are_ended(platform_name, monkeypatch, tmp_
     started = _second_fails(monkeypatch, tmp_path, pool.start_process)
     monkeypatch.delenv(pool.LEDGER_VARIABLE, raising=False)  # it is ended wherever it is
     with pytest.raises(RankFailedError, match="no memory"):
-        live.run_live(pack((int, ())), 2, platform_name, 60.0)
+        live.run_live(pack((int, ())), 2, platform_name, 240.0)
     assert not started[0].is_alive()
     assert not list(tmp_path.glob("hyper_parallel_*"))
 

@@ -31,7 +31,7 @@ if __name__ == "__main__":
     platform = sys.argv[1]
     found = simulate(home, 1, platform)
     if importlib.util.find_spec("torch"):  # carries real worlds of both
-        run = run_live(pack((home, ()), home), 1, platform, 60.0)
+        run = run_live(pack((home, ()), home), 1, platform, 240.0)
         assert run.failure is None, run.failure
         found += launch(home, 1, platform) + run.results
     assert set(found) == {hyper_parallel.__file__}, found
@@ -78,7 +78,7 @@ def test_a_command_has_the_search_path_and_the_arguments_that_it_was_given(tmp_p
 def test_a_forked_child_leaves_its_parents_ranks_alone(platform_name):
     """Warm ranks listen to the process that started them: what a forked child ends is its own."""
     need_carrier(platform_name)
-    ranks = [run_live(pack((os.getpid, ()), os.getpid), 2, platform_name, 60.0).results]
+    ranks = [run_live(pack((os.getpid, ()), os.getpid), 2, platform_name, 240.0).results]
     child = os.fork()
     if not child:
         try:
@@ -87,5 +87,5 @@ def test_a_forked_child_leaves_its_parents_ranks_alone(platform_name):
             os._exit(1)
         os._exit(0)
     assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == 0
-    ranks.append(run_live(pack((os.getpid, ()), os.getpid), 2, platform_name, 60.0).results)
+    ranks.append(run_live(pack((os.getpid, ()), os.getpid), 2, platform_name, 240.0).results)
     assert ranks[0] == ranks[1]

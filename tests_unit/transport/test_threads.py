@@ -18,12 +18,12 @@ from hyper_parallel.transport.threads import run_threads
 AMBIENT = contextvars.ContextVar("ambient", default="nothing")
 
 
-def run(body, world_size=3, timeout=20.0):
+def run(body, world_size=3, timeout=240.0):
     """Run on numpy arrays; ``body`` gets its transport and all ranks."""
     return run_threads(lambda: body(active_transport(), tuple(range(world_size))), world_size, NumpyOps(), timeout)
 
 
-def failure(body, world_size=3, timeout=20.0):
+def failure(body, world_size=3, timeout=240.0):
     """The error with which the world fails."""
     with pytest.raises(RankFailedError) as caught:
         run(body, world_size, timeout)

@@ -24,12 +24,12 @@ class OopsError(Exception):
     """An exception type that only this module knows."""
 
 
-def run(fn, world_size=2, args=(), timeout=30.0):
+def run(fn, world_size=2, args=(), timeout=240.0):
     """Run on numpy arrays."""
     return run_workers(fn, args, world_size, timeout, start=None)
 
 
-def failure(fn, world_size=2, timeout=30.0):
+def failure(fn, world_size=2, timeout=240.0):
     """The error with which the world fails."""
     with pytest.raises(RankFailedError) as caught:
         run(fn, world_size, timeout=timeout)

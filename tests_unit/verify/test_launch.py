@@ -43,7 +43,7 @@ def alive(pid):
         return False
 
 
-def failure(body, folder, timeout=60.0):
+def failure(body, folder, timeout=240.0):
     """The error with which a launched world of two fails, after making sure that no process is left."""
     with pytest.raises(RankFailedError) as caught:
         launch(body, 2, "torch", (str(folder),), timeout=timeout)

@@ -333,7 +333,7 @@ def _first_line(error: BaseException) -> str:
 
 def _in_one(fn: Any, *args: Any) -> tuple[str, str]:
     try:
-        return simulate(fn, 1, platform="mindspore", args=args, timeout=60)[0]
+        return simulate(fn, 1, platform="mindspore", args=args, timeout=240)[0]
     except RankFailedError as error:
         return "fails", "died: " + _first_line(error.__cause__ or error)
 

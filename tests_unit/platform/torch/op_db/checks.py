@@ -195,7 +195,7 @@ def _check_sample(found, call, sample, plain, mesh):
         run = _Run(call, sample, plain, combos, start, done, mesh)
         error = None
         try:
-            simulate(run.rank, world, "torch", timeout=40)
+            simulate(run.rank, world, "torch", timeout=240)
         except RankFailedError as failed:
             error = failed
         reached = min(max(one, default=start) for one in done)
