@@ -112,6 +112,16 @@ def test_named_files_exist(pages, texts):
     assert not {page: missing for page, text in texts.items() if (missing := pages.missing_files(page, text))}
 
 
+def test_every_variable_is_listed():
+    """What the code, tox or CI reads from the environment stands in the table, and nothing else does."""
+    page = (ROOT / "CONTRIBUTING.md").read_text()
+    listed = re.findall(r"^\| `((?:HP|HYPER_PARALLEL)_[A-Z_]+)` \|", page, re.MULTILINE)
+    files = [*(ROOT / "hyper_parallel").rglob("*.py"), *(ROOT / "ci").glob("*.py")]
+    files += [ROOT / name for name in (".ci/run", "tox.ini", "pyproject.toml", "ci/Jenkinsfile")]
+    read = {name for file in files for name in re.findall(r"\b(?:HP|HYPER_PARALLEL)_[A-Z_]+\b", file.read_text())}
+    assert sorted(listed) == sorted(read)
+
+
 # What these tests must notice
 
 FAULTS = [
