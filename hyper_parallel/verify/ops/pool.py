@@ -10,7 +10,7 @@ import signal
 import subprocess
 from collections import deque
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import ExitStack
+from contextlib import ExitStack, suppress
 from typing import TYPE_CHECKING, Any, Protocol, TypeVar
 
 from hyper_parallel.transport.shortage import starting
@@ -71,8 +71,9 @@ class _Zygote:
         """
         self.task, self.seat, self.current, self.done = task, seat, "", []
         assert self.process.stdin is not None
-        self.process.stdin.write((json.dumps({**task, "seat": seat}) + "\n").encode())
-        self.process.stdin.flush()
+        with suppress(BrokenPipeError):  # it went while it was idle, which its end of the other pipe tells
+            self.process.stdin.write((json.dumps({**task, "seat": seat}) + "\n").encode())
+            self.process.stdin.flush()
 
     def events(self) -> list[dict[str, Any]] | None:
         """What it has said since; None when it has gone."""
@@ -92,7 +93,8 @@ class _Zygote:
                     self.process.wait(_TERM_SECONDS)
                 except subprocess.TimeoutExpired:
                     continue
-        if self.process.stdin is not None:
+        assert self.process.stdin is not None
+        with suppress(BrokenPipeError):  # a task that nobody took
             self.process.stdin.close()
 
 

@@ -23,12 +23,25 @@ EFFORT = Effort(meshes=((2,),), choices=1, draws=1, public=False, reproducers=Fa
     [
         ("prod", ["Partial(prod) -> Partial(prod)", "Shard(0) -> Partial(prod)", "Shard(1) -> Partial(prod)"]),
         ("slogdet", []),
+        ("hardshrink", ["Partial(max) -> Partial(max)", "Partial(min) -> Partial(min)"]),
     ],
 )
 def test_true_rows_that_are_not_claimed_are_listed(op, missing):
-    """A product of all is the product of the ranks' products; what holds forward and not backward is not listed."""
+    """A product of all is the product of the ranks' products; what holds forward and not backward is not listed.
+
+    A function that never falls commutes with extrema.
+    """
     found = sweep_operator("torch", op, EFFORT).missing
     assert sorted(found) == [f"sample 0: {one}" for one in missing]
+
+
+@pytest.mark.platforms("torch")
+@pytest.mark.filterwarnings("ignore:torch.cholesky is deprecated")
+def test_what_cannot_be_differentiated_is_not_listed():
+    """Rows of cut matrices hold forward, while their gradient cannot be computed: the sweep goes on without them."""
+    report = sweep_operator("torch", "cholesky", EFFORT)
+    assert (report.outcome, report.crash) == ("ok", [])
+    assert not [one for one in report.missing if "Shard" in one]
 
 
 def test_one_placement_for_all_outputs():

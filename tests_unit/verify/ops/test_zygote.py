@@ -8,15 +8,10 @@ import signal
 import subprocess
 import sys
 import time
-from dataclasses import replace
-from pathlib import Path
 
 import pytest
 
 from hyper_parallel.verify.ops import pool, zygote
-from hyper_parallel.verify.ops.effort import USER
-from hyper_parallel.verify.ops.report import OperatorReport
-from hyper_parallel.verify.ops.tasks import task_of
 from hyper_parallel.verify.ops.user import load_user_file
 
 pytestmark = pytest.mark.platforms("torch")
@@ -97,30 +92,6 @@ def test_a_child_that_does_not_end_is_ended():
 def test_a_child_that_nobody_listens_to_leaves():
     """It does not go on computing for a parent that has gone."""
     assert ended(tell, deaf=True) == ("left with status 1", None)
-
-
-def test_a_process_that_goes_costs_one_operator(monkeypatch):
-    """The operator that it was at is lost, the rest is done by another process, and so are later tasks."""
-    made = []
-
-    class Known(pool._Zygote):
-        def __init__(self, platform):
-            super().__init__(platform)
-            made.append(self)
-
-    def started(platform, op):
-        assert platform == "torch"
-        if len(made) == 1:
-            os.killpg(made[0].process.pid, signal.SIGKILL)
-
-    monkeypatch.setattr(pool, "_Zygote", Known)
-    effort = replace(USER, meshes=((2,),), reproducers=False, missing=0)
-    task = task_of("torch", ["endless", "doubled"], effort, file=str(Path(__file__).parent / "user" / "deadly.py"))
-    found = list(pool.run_tasks(OperatorReport, [task], started, workers=1))
-    assert [one.op for one in found] == ["endless", "doubled"]
-    assert [str(one) for one in found[0].crash] == ["the process that starts operators has gone"]
-    assert found[1].outcome == "ok"
-    assert len(made) == 2
 
 
 def test_a_file_that_is_not_there():
