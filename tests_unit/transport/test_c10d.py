@@ -244,6 +244,10 @@ def test_a_rank_takes_its_card_and_its_engine(cards):
             assert (got.shape, got.dtype) == (one.shape, one.dtype)
     transport.barrier((0, 1))
     assert transport.all_gather_object("mine", (0, 1))[1] == "mine"
+    group = transport.build_group((0, 1))
+    transport.drop(group)  # an accelerator's is destroyed
+    with pytest.raises(MeshError, match="is no group of this world, or was destroyed"):
+        transport.ranks_of(group)
 
 
 def test_a_world_that_cannot_be_reached_says_why():

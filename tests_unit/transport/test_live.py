@@ -201,9 +201,10 @@ def test_a_rank_that_fails_outside_its_function_says_why(platform_name):
     assert failed.endswith("--- rank 0: returned")
 
 
-def _gone(pid):
-    """Wait until the process has ended; its exit code."""
+def _ended(pid):
+    """The exit code of the process, which is sent SIGTERM."""
     (child,) = [child for child in multiprocessing.active_children() if child.pid == pid]
+    os.kill(pid, signal.SIGTERM)
     child.join(60)
     return child.exitcode
 
@@ -211,8 +212,7 @@ def _gone(pid):
 def test_a_dead_idle_rank_is_replaced(platform_name):
     """A process that died between two runs costs no run, and a signal ends it although it waits."""
     first = run(os.getpid, platform_name).results
-    os.kill(first[1], signal.SIGTERM)
-    assert _gone(first[1]) == -signal.SIGTERM
+    assert _ended(first[1]) == -signal.SIGTERM
     assert first[1] not in run(os.getpid, platform_name).results
 
 
@@ -226,8 +226,7 @@ def test_a_signal_that_does_not_interrupt_the_wait_is_heard():
         return os.getpid()
 
     first = run(body, "torch", 1).results
-    os.kill(first[0], signal.SIGTERM)
-    assert _gone(first[0]) == 7
+    assert _ended(first[0]) == 7
 
 
 def test_started_collectives_keep_their_order(platform_name):

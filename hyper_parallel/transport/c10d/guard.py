@@ -55,5 +55,4 @@ def _guarded(name: str, plain: Callable[..., Any], agree: Callable[..., None]) -
 
 def _agree(agree: Callable[..., None], group: Any, said: Statement, *, wait: bool) -> None:
     ranks = tuple(dist.get_process_group_ranks(group))
-    if dist.get_rank() in ranks:
-        agree(f"dist.{said.operation}", ranks, said.facts, said.sends, said.expects, wait=wait, beneath=_BENEATH)
+    agree(f"dist.{said.operation}", ranks, said.facts, said.sends, said.expects, wait=wait, beneath=_BENEATH)
