@@ -12,6 +12,13 @@ from typing import Any
 __all__ = ["EnvironmentSettings", "Settings", "SharedSettings", "read_settings"]
 
 _TABLE = "[tool.hyper_parallel.coverage]"
+_KEYS: dict[str, Any] = {
+    "changed": None,
+    "combined": None,
+    "ratchet": dict.fromkeys(("baseline", "slack")),
+    "shared": dict.fromkeys(("environments", "files", "floor")),
+    "env": {"*": {**dict.fromkeys(("total", "omit", "exceptions", "ranks")), "files": {"*": None}}},
+}
 
 
 @dataclass(frozen=True)
@@ -86,7 +93,7 @@ def read_settings(pyproject: Path) -> Settings:
     """Read the table.
 
     Raises:
-        ValueError: the file or the table is not there, or a floor is no percentage.
+        ValueError: the file or the table is not there, a key means nothing, or a floor is no percentage.
     """
     try:
         table = _parse(pyproject.read_text(encoding="utf-8"))["tool"]["hyper_parallel"]["coverage"]
@@ -96,6 +103,7 @@ def read_settings(pyproject: Path) -> Settings:
     except KeyError as error:
         msg = f"{pyproject} has no table {_TABLE}: there are no floors to hold"
         raise ValueError(msg) from error
+    _check_keys("", table, _KEYS)
     shared = table.get("shared", {})
     ratchet = table.get("ratchet", {})
     return Settings(
@@ -117,6 +125,21 @@ def _parse(text: str) -> dict[str, Any]:
     parser = importlib.import_module("tomllib" if sys.version_info >= (3, 11) else "tomli")
     parsed: dict[str, Any] = parser.loads(text)
     return parsed
+
+
+def _check_keys(where: str, table: Any, known: dict[str, Any]) -> None:
+    """A mistyped key is a floor that nobody holds."""
+    if not isinstance(table, dict):
+        msg = f"{_TABLE} {where} = {table!r} is no table"
+        raise ValueError(msg)  # noqa: TRY004 - what a file says, not what a caller passes
+    for key, value in table.items():
+        name = f"{where}.{key}".lstrip(".")
+        if key not in known and "*" not in known:
+            msg = f"{_TABLE} {name} means nothing; known: {', '.join(known)}"
+            raise ValueError(msg)
+        inner = known.get(key, known.get("*"))
+        if inner is not None:
+            _check_keys(name, value, inner)
 
 
 def _environment(name: str, entry: dict[str, Any]) -> EnvironmentSettings:

@@ -276,9 +276,12 @@ def test_floors_are_read_from_pyproject(project):
         ("total = 80", "exceptions = -1", r"env.torch.exceptions = -1 is no number of files"),
         ("total = 80", "exceptions = true", r"env.torch.exceptions = True is no number of files"),
         ("total = 80", "ranks = false", r"env.torch.ranks = False is no number of ranks"),
+        ("total = 80", "totl = 80", r"env.torch.totl means nothing; known: total, omit, exceptions, ranks, files"),
+        ("changed = 90", "chanced = 90", r"chanced means nothing; known: changed, combined, ratchet, shared, env"),
+        ("changed = 90", "ratchet = 3", r"ratchet = 3 is no table"),
     ],
 )
-def test_a_floor_that_is_no_percentage_is_refused(project, old, new, message):
+def test_a_floor_that_cannot_be_held_is_refused(project, old, new, message):
     """A mistyped floor must not turn its gate off."""
     with pytest.raises(ValueError, match=message):
         project(GOOD.replace(old, new))
