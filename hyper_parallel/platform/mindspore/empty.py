@@ -6,14 +6,15 @@ and the gradient of anything that was broadcast. Here such results are what math
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from functools import wraps
-from typing import Any
+from typing import Any, NamedTuple
 
+import mindspore
 import numpy as np
 from mindspore import Tensor, mint, ops
 from mindspore.common._grad_function import _Function
-from mindspore.common.api import _no_grad
+from mindspore.common.api import _no_grad, _pynative_executor
 
 from hyper_parallel.errors import UnsupportedOperatorError
 
@@ -49,20 +50,95 @@ RELIABLE = frozenset({"cat", "pick", "cast", "contiguous"})
 SIZED = frozenset({"view", "expand", "narrow", "split", "select", "unbind", "linear", "matmul", "mvlgamma"})
 
 
+class _Zeros(_Function):
+    """Zeros that autograd takes to be made of ``source``, as often as it differentiates them."""
+
+    @staticmethod
+    def forward(ctx: Any, source: Tensor, shape: tuple[int, ...], dtype: Any) -> Tensor:
+        """The zeros."""
+        ctx.like = (tuple(source.shape), source.dtype)
+        return mint.zeros(shape, dtype=dtype)
+
+    @staticmethod
+    def backward(ctx: Any, grad: Tensor) -> tuple[Any, ...]:
+        """Zeros again."""
+        return _Zeros.apply(grad, *ctx.like), None, None
+
+
+class _Made(NamedTuple):
+    """Results over no element, and the same call on operands in the place of its own, or None for one linear in each.
+
+    A second backward runs the collectives of what the first one was made of, on every rank: so the gradients of an
+    empty piece have to be made of what they are made of elsewhere. The call tells, on pieces of one element.
+    """
+
+    results: list[Tensor]
+    again: Callable[[Sequence[Tensor]], Any] | None = None
+
+
 class _Constant(_Function):
     """Given results that no input element reached: every gradient is zero."""
 
     @staticmethod
-    def forward(ctx: Any, made: list[Tensor], *inputs: Tensor) -> Any:
+    def forward(ctx: Any, made: _Made, *inputs: Tensor) -> Any:
         """The results."""
-        ctx.like = [(tuple(one.shape), one.dtype) for one in inputs]
-        return made[0] if len(made) == 1 else tuple(made)
+        ctx.again, ctx.given = made.again, inputs
+        return made.results[0] if len(made.results) == 1 else tuple(made.results)
 
     @staticmethod
     def backward(ctx: Any, *grads: Tensor) -> tuple[Any, ...]:
         """Zeros."""
-        del grads
-        return (None, *(mint.zeros(shape, dtype=dtype) for shape, dtype in ctx.like))
+        return (None, *_zero_gradients(ctx.given, grads, ctx.again))
+
+
+def _zero_gradients(
+    given: Sequence[Tensor], grads: Sequence[Tensor], again: Callable[[Sequence[Tensor]], Any] | None
+) -> list[Tensor]:
+    zeros = [mint.zeros(tuple(one.shape), dtype=one.dtype) for one in given]
+    if not _pynative_executor.requires_grad():  # nobody differentiates the gradients
+        return zeros
+    sources = _made_of_grads(given, grads) if again is None else _made_of(given, grads, again)
+    return [
+        zero if source is None or not _needs_grad(source) else _Zeros.apply(source, tuple(zero.shape), zero.dtype)
+        for zero, source in zip(zeros, sources, strict=True)
+    ]
+
+
+def _needs_grad(one: Tensor) -> bool:
+    return bool(one._requires_grad)  # noqa: SLF001 - no public spelling
+
+
+def _of_one(one: Tensor) -> tuple[int, ...]:
+    return tuple(size or 1 for size in one.shape)
+
+
+def _made_of_grads(given: Sequence[Tensor], grads: Sequence[Tensor]) -> list[Tensor | None]:
+    source = next((one for one in grads if _needs_grad(one)), None)
+    return [source if _carries_gradient(one) else None for one in given]
+
+
+def _made_of(
+    given: Sequence[Tensor], grads: Sequence[Tensor], again: Callable[[Sequence[Tensor]], Any]
+) -> list[Tensor | None]:
+    """Gradients of the same call on pieces of one element, made of ``given`` and ``grads``."""
+    pieces = [_Zeros.apply(one, _of_one(one), one.dtype) if _needs_grad(one) else _stretched(one, 1) for one in given]
+    asked = [index for index, one in enumerate(given) if _needs_grad(one)]
+
+    def pulled(*leaves: Tensor) -> Tensor:
+        filled = list(pieces)
+        for index, leaf in zip(asked, leaves, strict=True):
+            filled[index] = leaf
+        outs = again(filled)
+        pairs = zip(outs if isinstance(outs, (list, tuple)) else (outs,), grads, strict=True)
+        floating = ((out, grad) for out, grad in pairs if _carries_gradient(out))
+        return sum((out * _Zeros.apply(grad, tuple(out.shape), out.dtype)).sum() for out, grad in floating)
+
+    found: list[Tensor | None] = [None] * len(given)
+    if asked:
+        grads_of = mindspore.grad(pulled, tuple(range(len(asked))))(*(pieces[index] for index in asked))
+        for index, grad in zip(asked, grads_of if len(asked) > 1 else (grads_of,), strict=True):
+            found[index] = grad
+    return found
 
 
 class _Unchanged(_Function):
@@ -71,13 +147,13 @@ class _Unchanged(_Function):
     @staticmethod
     def forward(ctx: Any, x: Tensor, *others: Tensor) -> Any:
         """A copy."""
-        ctx.like = [(tuple(one.shape), one.dtype) for one in others]
+        ctx.given = others
         return x * 1
 
     @staticmethod
     def backward(ctx: Any, grad: Tensor) -> tuple[Any, ...]:
         """Everything to the first operand."""
-        return (grad, *(mint.zeros(shape, dtype=dtype) for shape, dtype in ctx.like))
+        return (grad, *_zero_gradients(ctx.given, (grad,), None))
 
 
 def nothing(shape: tuple[int, ...], *inputs: Tensor) -> Tensor:
@@ -85,7 +161,7 @@ def nothing(shape: tuple[int, ...], *inputs: Tensor) -> Tensor:
 
     Kernels sum over no element and leave what was there.
     """
-    return _Constant.apply([mint.zeros(shape, dtype=inputs[0].dtype)], *inputs)
+    return _Constant.apply(_Made([mint.zeros(shape, dtype=inputs[0].dtype)]), *inputs)
 
 
 def tolerant(op: str, compute: Callable[..., Any]) -> Callable[..., Any]:
@@ -115,11 +191,17 @@ def _run_empty(op: str, compute: Callable[..., Any], args: tuple[Any, ...], kwar
         outs = INDEXING[op](*args, **kwargs) if op in INDEXING else _computed(op, compute, args, kwargs)
     many = isinstance(outs, list)
     made = [_value(op, shape, dtype) for shape, dtype in (outs if many else [outs])]
+    linear = op in INDEXING or op in SIZED - {"linear", "matmul"}
+
+    def again(others: Sequence[Tensor]) -> Any:
+        rest = iter(others)
+        return compute(*_with(args, rest), **_with(kwargs, rest))
+
     flat = (0, 1) if kwargs.get("rounding_mode") is not None else FLAT.get(op, ())
     reached = [ops.stop_gradient(one) if index in flat else one for index, one in enumerate(operands)]
     if not any(_carries_gradient(one) for one in made):
         return tuple(made) if many else made[0]
-    found = _Constant.apply(made, *reached)
+    found = _Constant.apply(_Made(made, None if linear else again), *reached)
     if not many:
         return found
     results = (found,) if len(made) == 1 else found
@@ -169,6 +251,15 @@ def _extrapolated(compute: Callable[..., Any], args: tuple[Any, ...], kwargs: di
 
 def _line(one: tuple[tuple[int, ...], Any], two: tuple[tuple[int, ...], Any]) -> tuple[tuple[int, ...], Any]:
     return tuple(2 * first - second for first, second in zip(one[0], two[0], strict=True)), one[1]
+
+
+def _with(tree: Any, operands: Iterator[Tensor]) -> Any:
+    """``tree`` with ``operands`` in the places of its tensors."""
+    if isinstance(tree, Tensor):
+        return next(operands)
+    if isinstance(tree, dict):
+        return {name: _with(item, operands) for name, item in tree.items()}
+    return type(tree)(_with(item, operands) for item in tree) if isinstance(tree, (list, tuple)) else tree
 
 
 def _stretched(tree: Any, size: int) -> Any:
