@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import importlib
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from typing import Any
 
 import numpy as np
@@ -22,7 +22,7 @@ _UNORDERED = ("max", "min")
 Array = np.ndarray[Any, Any]
 
 
-def check_transport(platform: str, *, exact: bool = True, seed: int = 0) -> list[Array]:
+def check_transport(platform: str, *, exact: bool = True, seed: int = 0, dtypes: Sequence[str] = DTYPES) -> list[Array]:
     """Run every collective on every dtype, even, uneven, empty and 0-d, in several rank orders; compare with numpy.
 
     Called on every rank of a world with its transport active, for example ``simulate(check_transport, 3, "torch",
@@ -33,6 +33,7 @@ def check_transport(platform: str, *, exact: bool = True, seed: int = 0) -> list
         exact: whether reductions must equal the fold in rank order bit for bit, as they do on the simulated
             transport and on gloo; False allows the rounding of an accelerator's own order.
         seed: of the data.
+        dtypes: which to send; the same on every rank.
 
     Returns:
         All results of this rank as numpy arrays, to be compared between transports.
@@ -47,7 +48,7 @@ def check_transport(platform: str, *, exact: bool = True, seed: int = 0) -> list
     check = _Check(transport, importlib.import_module(_HOSTS[platform]), exact=exact, seed=seed)
     for ranks in _orders(transport.world_size):
         if transport.rank in ranks:
-            for dtype in DTYPES:
+            for dtype in dtypes:
                 check.gathers(dtype, ranks)
                 check.reductions(dtype, ranks)
                 check.started(dtype, ranks)

@@ -270,6 +270,7 @@ def test_options_that_make_no_sense_are_refused(pytester, option, message):
     assert f"ERROR: {message}" in result.stderr.str()
 
 
+@pytest.mark.platforms("torch")  # whose ranks are threads: processes may not have started after half a second
 def test_a_variable_limits_what_has_no_limit_of_its_own(pytester, monkeypatch):
     """HP_RANK_TIMEOUT holds for tests and simulations that name no time; what is no time is refused."""
     monkeypatch.setenv("HP_RANK_TIMEOUT", "soon")
