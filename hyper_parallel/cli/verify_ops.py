@@ -26,6 +26,9 @@ __all__ = ["add_parser", "mesh_sizes", "operators", "run"]
 _SECONDS = 540.0
 """Of wall time that operators share: with what the last ones take longer the whole is done in ten minutes."""
 
+_NOT_AUDITED = ("FILE", "--platform", "--mesh", "--quick", "--html")
+"""What ``--target`` has no use for."""
+
 _DESCRIPTION = """\
 Check every sharding rule on every sample it brings: all claimed placements of all operands, uneven and empty shards
 and pending reductions included, forward and backward with random cotangents, against the plain operator.
@@ -104,6 +107,11 @@ def _audit(arguments: argparse.Namespace) -> int:
     if arguments.target not in TARGETS:
         msg = f"--target {arguments.target!r}: one of {', '.join(TARGETS)}"
         raise ValueError(msg)
+    given = {name: getattr(arguments, name.strip("-").lower()) for name in _NOT_AUDITED}
+    if ignored := [name for name, value in given.items() if value]:
+        msg = f"--target does not go with {', '.join(ignored)}: it takes --op, --json and --report"
+        raise ValueError(msg)
+    can_be_written("--report", arguments.report)
     require_framework(TARGETS[arguments.target][0])
     ops = [op for op in operators(arguments.op) if isinstance(find_rule(op), Rule)]
     found: list[Audited] = []
