@@ -8,7 +8,8 @@ from dataclasses import asdict
 from typing import Any
 
 from hyper_parallel.cli.progress import Progress
-from hyper_parallel.platform.select import FRAMEWORKS, MissingFrameworkError, installed_frameworks, require_framework
+from hyper_parallel.cli.verify_model import platforms
+from hyper_parallel.platform.select import FRAMEWORKS
 
 __all__ = ["add_parser", "run"]
 
@@ -58,13 +59,7 @@ def run(arguments: argparse.Namespace) -> int:
 
 
 def _platforms(asked: list[str] | None) -> list[str]:
-    names = list(dict.fromkeys(asked or installed_frameworks()))
-    if not names:
-        msg = "neither PyTorch nor MindSpore is installed; hyper-parallel doctor says what to do"
-        raise MissingFrameworkError(msg)
-    for name in names:
-        require_framework(name)
-    return names
+    return platforms(",".join(asked) if asked else None)
 
 
 def _print(row: dict[str, Any]) -> None:

@@ -9,6 +9,7 @@ from dataclasses import asdict
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from hyper_parallel.cli.output import can_be_written
 from hyper_parallel.cli.progress import Progress
 from hyper_parallel.cli.verify_model import names_of, platforms
 from hyper_parallel.platform.contract.inventory import MEMBERS
@@ -58,6 +59,7 @@ def run(arguments: argparse.Namespace) -> int:
     if arguments.world_size < 2:  # noqa: PLR2004 - one rank has nobody to talk to
         msg = f"--world-size {arguments.world_size}: the checks need at least 2 ranks"
         raise ValueError(msg)
+    can_be_written("--report", arguments.report, folder=True)
     frameworks = platforms(arguments.platform)
     jobs: list[tuple[str, Any, tuple[Any, ...]]] = [
         (f"{platform} ({launch})", examine, (platform, arguments.world_size, launch, facets))

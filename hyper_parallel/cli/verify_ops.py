@@ -26,6 +26,9 @@ __all__ = ["add_parser", "mesh_sizes", "operators", "run"]
 _SECONDS = 540.0
 """Of wall time that operators share: with what the last ones take longer the whole is done in ten minutes."""
 
+_NOT_AUDITED = ("FILE", "--platform", "--mesh", "--quick", "--html")
+"""What ``--target`` has no use for."""
+
 _DESCRIPTION = """\
 Check every sharding rule on every sample it brings: all claimed placements of all operands, uneven and empty shards
 and pending reductions included, forward and backward with random cotangents, against the plain operator.
@@ -69,11 +72,8 @@ def run(arguments: argparse.Namespace) -> int:
     can_be_written("--report", arguments.report)
     can_be_written("--html", arguments.html)
     tasks, planned = _tasks(arguments)
-    report, progress, started = (
-        SweepReport(planned=planned, mode="quick" if arguments.quick else "full"),
-        Progress(len(tasks)),
-        time.monotonic(),
-    )
+    report = SweepReport(planned=planned, mode="quick" if arguments.quick else "full")
+    progress, started = Progress(len(tasks)), time.monotonic()
     try:
         for found in _results(tasks, progress):
             _add(report, found)
@@ -104,6 +104,11 @@ def _audit(arguments: argparse.Namespace) -> int:
     if arguments.target not in TARGETS:
         msg = f"--target {arguments.target!r}: one of {', '.join(TARGETS)}"
         raise ValueError(msg)
+    given = {name: getattr(arguments, name.strip("-").lower()) for name in _NOT_AUDITED}
+    if ignored := [name for name, value in given.items() if value]:
+        msg = f"--target does not go with {', '.join(ignored)}: it takes --op, --json and --report"
+        raise ValueError(msg)
+    can_be_written("--report", arguments.report)
     require_framework(TARGETS[arguments.target][0])
     ops = [op for op in operators(arguments.op) if isinstance(find_rule(op), Rule)]
     found: list[Audited] = []
@@ -183,13 +188,12 @@ def operators(asked: Sequence[str] | None) -> list[str]:
 
 
 def _effort(arguments: argparse.Namespace) -> Effort:
-    from hyper_parallel.verify.ops.effort import MESHES, QUICK, Effort
+    from hyper_parallel.verify.ops.effort import QUICK, Effort
 
     effort = QUICK if arguments.quick else Effort()
     if arguments.mesh is None:
         return effort
-    asked = tuple(mesh_sizes(text) for text in arguments.mesh.split(",")) or MESHES
-    return replace(effort, meshes=asked, public_meshes=None)
+    return replace(effort, meshes=_meshes(arguments), public_meshes=None)
 
 
 def mesh_sizes(text: str) -> tuple[int, ...]:
@@ -206,14 +210,14 @@ def _user_tasks(arguments: argparse.Namespace) -> tuple[list[dict[str, Any]], in
     from hyper_parallel.verify.ops.effort import USER
 
     tree = _parsed(arguments.file)
-    effort = USER if arguments.mesh is None else _with_meshes(arguments, USER)
+    effort = USER if arguments.mesh is None else replace(USER, meshes=_meshes(arguments))
     frameworks = platforms(arguments.platform) if arguments.platform else _imported(tree)
     file, ops = str(Path(arguments.file).resolve()), list(dict.fromkeys(arguments.op or ["*"]))
     return [tasks.task_of(one, ops, effort, file=file) for one in frameworks], 0
 
 
-def _with_meshes(arguments: argparse.Namespace, effort: Effort) -> Effort:
-    return replace(effort, meshes=_effort(arguments).meshes)
+def _meshes(arguments: argparse.Namespace) -> tuple[tuple[int, ...], ...]:
+    return tuple(mesh_sizes(text) for text in arguments.mesh.split(","))
 
 
 def _parsed(given: str) -> ast.Module:

@@ -14,7 +14,7 @@ import hyper_parallel
 from hyper_parallel.errors import PlanError
 from hyper_parallel.verify.case import InputError
 
-__all__ = ["called", "told"]
+__all__ = ["called", "own_line", "said", "told"]
 
 _LIBRARY = Path(hyper_parallel.__file__).resolve().parent
 _INSTALLED = tuple({Path(sysconfig.get_path(name)).resolve() for name in ("stdlib", "purelib", "platlib")})
@@ -36,9 +36,7 @@ def told(what: str, *passing: type[Exception]) -> Iterator[None]:
     except speaking:
         raise
     except (Exception, SystemExit) as error:
-        first = (str(error).splitlines() or [""])[0]
-        said = f"{type(error).__name__}: {first}" if first else type(error).__name__
-        msg = f"{what} raised {said}{_where(error)}"
+        msg = f"{what} raised {said(error)}{own_line(error) or _outermost(error)}"
         raise InputError(msg) from error
 
 
@@ -61,13 +59,30 @@ def called(what: str, function: Callable[..., Any], *args: Any) -> Any:
         return function(*args)
 
 
-def _where(error: BaseException) -> str:
-    """The innermost line of the user's own code; without one, the outermost line that is not this library's."""
-    frames = traceback.extract_tb(error.__traceback__)
-    theirs = [one for one in frames if not _in(one.filename, _LIBRARY)]
-    own = [one for one in theirs if not any(_in(one.filename, folder) for folder in _INSTALLED)]
-    found = own[-1] if own else theirs[0] if theirs else None
-    return "" if found is None else f"\n  {found.filename}:{found.lineno}, in {found.name}: {found.line}"
+def said(error: BaseException) -> str:
+    """The exception in one line: its type, and the first line of what it says."""
+    first = (str(error).splitlines() or [""])[0]
+    return f"{type(error).__name__}: {first}" if first else type(error).__name__
+
+
+def own_line(error: BaseException) -> str:
+    """The innermost line of the user's own code that the exception passed, as a line of text; nothing without one."""
+    own = [one for one in _theirs(error) if not any(_in(one.filename, folder) for folder in _INSTALLED)]
+    return _shown(own[-1]) if own else ""
+
+
+def _outermost(error: BaseException) -> str:
+    """The outermost line that is not this library's."""
+    theirs = _theirs(error)
+    return _shown(theirs[0]) if theirs else ""
+
+
+def _theirs(error: BaseException) -> list[traceback.FrameSummary]:
+    return [one for one in traceback.extract_tb(error.__traceback__) if not _in(one.filename, _LIBRARY)]
+
+
+def _shown(frame: traceback.FrameSummary) -> str:
+    return f"\n  {frame.filename}:{frame.lineno}, in {frame.name}: {frame.line}"
 
 
 def _in(filename: str, folder: Path) -> bool:

@@ -42,7 +42,8 @@ def parse_mesh(mesh: str | None, world_size: int | None) -> tuple[tuple[int, ...
     parts = [part.partition("=") for part in text.split("," if named else "x")]
     sizes = [(size if named else name) for name, _, size in parts]
     if not all(size.isdecimal() and int(size) > 0 for size in sizes):
-        msg = f"--mesh {text!r} must look like 3, 2x2 or dp=2,tp=3"
+        given = f"--world-size {text} must be at least 1" if mesh is None else ""
+        msg = given or f"--mesh {text!r} must look like 3, 2x2 or dp=2,tp=3"
         raise InputError(msg)
     shape = tuple(int(size) for size in sizes)
     if not named and len(shape) not in _NAMES:

@@ -20,8 +20,7 @@ from hyper_parallel.core.dtensor.transition import Plan, plan
 from hyper_parallel.errors import LayoutError, RankFailedError, ShardMismatchError
 from hyper_parallel.verify.check import all_placements, check_function
 
-__all__ = ["MESHES", "QUICK_MESHES", "RedistributionReport", "first_wrong", "least_received", "least_work",
-           "verify_redistribution"]  # fmt: skip
+__all__ = ["MESHES", "QUICK_MESHES", "RedistributionReport", "first_wrong", "least_received", "verify_redistribution"]
 
 MESHES = ((2,), (3,), (4,), (2, 2), (2, 3))
 QUICK_MESHES = ((2,), (3,), (2, 2))
@@ -134,14 +133,6 @@ def first_wrong(
             if found.wrong:
                 return f"{found.wrong[0]} -> {list(target)}"
     return ""
-
-
-def least_work(mesh: Sequence[int], shape: Sequence[int] = SHAPE) -> tuple[int, int]:
-    """Changes of placement that have a plan, and elements that all of them together receive."""
-    report = RedistributionReport("", tuple(mesh), tuple(shape))
-    places = all_placements(len(shape), len(mesh), partial=PARTIAL)
-    planned = sum(_counted(report, one, target) for one in places for target in places)
-    return planned, report.received
 
 
 @dataclass(frozen=True)

@@ -11,7 +11,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-from hyper_parallel.verify.blame import called
+from hyper_parallel.verify.blame import called, own_line, said
 from hyper_parallel.verify.case import InputError
 
 __all__ = ["maker", "resolve"]
@@ -55,7 +55,7 @@ def _module(name: str, what: str) -> Any:
         sys.path.insert(0, here)
     try:
         return importlib.import_module(name)
-    except Exception as error:
+    except (Exception, SystemExit) as error:
         raise _failed(what, name, error) from error
 
 
@@ -76,12 +76,11 @@ def _file(name: str, what: str) -> Any:
         sys.path.insert(0, folder)
     try:
         spec.loader.exec_module(module)
-    except Exception as error:
+    except (Exception, SystemExit) as error:
         del sys.modules[alias]
         raise _failed(what, str(path), error) from error
     return module
 
 
-def _failed(what: str, name: str, error: Exception) -> InputError:
-    first = (str(error).splitlines() or [""])[0]
-    return InputError(f"{what}: cannot import {name}: {type(error).__name__}: {first}")
+def _failed(what: str, name: str, error: BaseException) -> InputError:
+    return InputError(f"{what}: cannot import {name}: {said(error)}{own_line(error)}")

@@ -81,9 +81,9 @@ def test_input_that_makes_no_sense(capsys, arguments, text):
 
 @pytest.mark.platforms("torch")
 def test_a_report_that_cannot_be_written(capsys, tmp_path):
-    """The path and the reason; exit status 2."""
+    """The path and the reason before anything runs; exit status 2."""
     (tmp_path / "file").write_text("")
     asked = ["--platform", "torch", "--facet", "identity", "--world-size", 2, "--report", tmp_path / "file"]
     status, _, err = ran(capsys, *asked)
     assert status == 2
-    assert f"{tmp_path / 'file'}/contract-torch-cpu-simulated.json cannot be written: File exists" in err
+    assert err == f"hyper-parallel: error: --report {tmp_path / 'file'} cannot be written: File exists\n"

@@ -102,6 +102,7 @@ def test_a_parameter_without_gradient_is_said(platform_name, capsys):
         (["--plan", "PLAN", "--mesh", "2x2", "--world-size", "3"], "--mesh 2x2 has 4 ranks, --world-size says 3"),
         (["--plan", "PLAN", "--mesh", "2by2"], "--mesh '2by2' must look like 3, 2x2 or dp=2,tp=3"),
         (["--plan", "PLAN", "--mesh", "0"], "--mesh '0' must look like 3, 2x2 or dp=2,tp=3"),
+        (["--plan", "PLAN", "--world-size", "0"], "--world-size 0 must be at least 1"),
         (["--plan", "PLAN", "--mesh", "2x2x2"], "--mesh '2x2x2' has 3 axes; name them, such as pp=2,dp=2,tp=2"),
         (["--plan", "PLAN", "--mesh", "3", "--steps", "0"], "--steps is 0; at least one step must be compared"),
         (

@@ -173,6 +173,16 @@ def test_a_file_that_cannot_be_checked(tmp_path, capsys, name, data, problem, pl
 
 
 @pytest.mark.platforms("torch")
+def test_a_file_that_raises(tmp_path, capsys):
+    """What it raises is told with the user's line, as any input that makes no sense; status 2."""
+    path = tmp_path / "own.py"
+    path.write_text("def table():\n    raise KeyError('axpy')\n\n\ntable()\n")
+    assert main(["verify", "ops", str(path), "--platform", "torch"]) == 2
+    said = f"FILE {str(path)!r} raised KeyError: 'axpy'\n  {path}:2, in table: raise KeyError('axpy')"
+    assert capsys.readouterr().err == f"hyper-parallel: error: {said}\n"
+
+
+@pytest.mark.platforms("torch")
 def test_an_operator_that_the_file_does_not_have(capsys):
     """The message names the file, what it has and what is near; status 2. Rules of the library may be named too."""
     path = USER / "good.py"
@@ -186,6 +196,10 @@ BAD_INPUT = [
     (["--mesh", "2xx"], "--mesh '2xx': write sizes like 3 or 2x3, several separated by commas"),
     (["nowhere.py"], "FILE 'nowhere.py': no such file"),
     (["--platform", "jax"], "--platform 'jax': 'jax' is none of torch, mindspore"),
+    (
+        ["own.py", "--target", "torch-dtensor", "--quick"],
+        "--target does not go with FILE, --quick: it takes --op, --json and --report",
+    ),
 ]
 
 

@@ -40,16 +40,18 @@ def test_module_and_file(here):
         ),
         (
             "own_broken:f",
-            "SPEC: cannot import own_broken: ModuleNotFoundError: No module named 'no_such_module_anywhere'",
+            (
+                "SPEC: cannot import own_broken: ModuleNotFoundError: No module named 'no_such_module_anywhere'\n"
+                "  HERE/own_broken.py:1, in <module>: import no_such_module_anywhere"
+            ),
         ),
     ],
 )
 def test_mistakes(here, spec, text):
-    """Every mistake is one line that says what is there."""
-    del here
+    """Every mistake is told with what is there, and where a line of the user's raises, with that line."""
     with pytest.raises(InputError) as caught:
         resolve(spec, "SPEC")
-    assert str(caught.value) == text
+    assert str(caught.value) == text.replace("HERE", str(here))
 
 
 def test_missing_file(here):
@@ -60,12 +62,13 @@ def test_missing_file(here):
 
 
 def test_a_file_that_cannot_be_run(here):
-    """A file that raises is named with its path; once it is mended it may be tried again."""
+    """A file that raises, or leaves, is named with its path and the line; mended, it may be tried again."""
     broken = here / "own_mended.py"
-    broken.write_text("raise OSError('not yet')\n")
-    with pytest.raises(InputError) as caught:
-        resolve(f"{broken}:case", "SPEC")
-    assert str(caught.value) == f"SPEC: cannot import {broken}: OSError: not yet"
+    for line, said in (("raise OSError('not yet')", "OSError: not yet"), ("raise SystemExit(0)", "SystemExit: 0")):
+        broken.write_text(line + "\n")
+        with pytest.raises(InputError) as caught:
+            resolve(f"{broken}:case", "SPEC")
+        assert str(caught.value) == f"SPEC: cannot import {broken}: {said}\n  {broken}:1, in <module>: {line}"
     broken.write_text("def case(): return 'mended by now'\n")
     assert resolve(f"{broken}:case", "SPEC")() == "mended by now"
 

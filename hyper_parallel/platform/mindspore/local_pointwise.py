@@ -13,7 +13,7 @@ from mindspore.mint.nn import functional as F  # noqa: N812 - the field's name f
 from hyper_parallel.platform.mindspore.empty import tolerant
 from hyper_parallel.platform.mindspore.filled import filled
 
-__all__ = ["IN_PLACE_ONLY", "LOCAL", "clone"]
+__all__ = ["LOCAL", "clone"]
 
 INFINITY = float("inf")
 
@@ -243,8 +243,5 @@ OTHERS: dict[str, Callable[..., Any]] = {
     "fill": lambda x, value: _full_like(x, value) if not isinstance(value, Tensor) else ops.zeros_like(x) + value,
     "copy": lambda x, y, non_blocking=False: ops.zeros_like(x) + ops.cast(y, x.dtype),  # noqa: ARG005 - canonical
 }
-
-# Operators that exist only to write; what they compute is written into the first argument.
-IN_PLACE_ONLY = ("zero", "fill", "copy")
 
 LOCAL = {**UNARY, **BINARY, **OTHERS}

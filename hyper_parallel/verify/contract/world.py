@@ -11,7 +11,7 @@ import numpy as np
 
 from hyper_parallel.platform.contract.platform import Platform
 
-__all__ = ["Check", "Contract", "World", "checks_of", "covers", "noted", "raises"]
+__all__ = ["Check", "Contract", "World", "covers", "noted", "raises"]
 
 Array = np.ndarray[Any, Any]
 
@@ -25,11 +25,6 @@ class Check:
 
 
 Contract = list[Check]
-
-
-def checks_of(*tables: Contract) -> Contract:
-    """Tables one after the other."""
-    return [check for table in tables for check in table]
 
 
 def covers(table: Contract, *members: str) -> Callable[[Callable[[World], None]], Callable[[World], None]]:

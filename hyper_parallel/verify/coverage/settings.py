@@ -100,6 +100,9 @@ def read_settings(pyproject: Path) -> Settings:
     except OSError as error:
         msg = f"{pyproject}: {error.strerror}; run this where the project's pyproject.toml is, or give --root"
         raise ValueError(msg) from error
+    except ValueError as error:  # of the parser, or bytes that no text has
+        msg = f"{pyproject}: {error}"
+        raise ValueError(msg) from error
     except KeyError as error:
         msg = f"{pyproject} has no table {_TABLE}: there are no floors to hold"
         raise ValueError(msg) from error

@@ -19,6 +19,8 @@ __all__ = ["CoverageToolError", "Store", "process_of"]
 
 _PID = re.compile(r"\.pid(\d+)\.")
 _OWNER = "owner"
+_DATA = "data"
+_NAME = re.compile(r"\w[\w.-]*")
 
 
 class CoverageToolError(ValueError):
@@ -44,7 +46,7 @@ class Store:
 
     def data(self, environment: str) -> Path:
         """Data files of an environment."""
-        return self.reports / "data" / environment
+        return self.reports / _DATA / _named(environment)
 
     def ledger(self, environment: str) -> Path:
         """One file per rank that was started."""
@@ -52,13 +54,14 @@ class Store:
 
     def folder(self, environment: str) -> Path:
         """Reports of an environment."""
-        return self.reports / environment
+        return self.reports / _named(environment)
 
     def erase(self, environment: str) -> None:
         """Drop data and reports of earlier runs: an old data file must not lift today's number.
 
         Raises:
-            ValueError: another run writes there now, or the folder cannot be written.
+            ValueError: this is no name of an environment, another run writes there now, or the folder cannot be
+                written.
         """
         owner = self.data(environment) / _OWNER
         mine = os.getppid()  # tox, or the shell: whoever runs erase, the tests and the gate
@@ -174,6 +177,14 @@ class Store:
         self.coverage("xml", "--quiet", *options, "-o", str(out / "coverage.xml"))
         self.coverage("json", "--quiet", *options, "-o", str(out / "coverage.json"))
         return self.report(name)
+
+
+def _named(environment: str) -> str:
+    """The name, if it can be a folder among the reports: any other would have something else erased or read."""
+    if not _NAME.fullmatch(environment) or environment == _DATA:
+        msg = f"{environment!r} is no name of an environment, such as torch"
+        raise ValueError(msg)
+    return environment
 
 
 def _number(text: str) -> int:

@@ -11,6 +11,7 @@ from dataclasses import replace
 from typing import Any
 
 from hyper_parallel.core.shard.rule import Rule, find_rule, rule_names
+from hyper_parallel.verify.case import InputError
 from hyper_parallel.verify.ops.effort import Effort
 from hyper_parallel.verify.ops.mutation import Verdict, judged
 from hyper_parallel.verify.ops.report import OperatorReport
@@ -135,7 +136,11 @@ def run(task: dict[str, Any], say: Say) -> None:
     users, ops = {}, task["ops"]
     faulthandler.dump_traceback_later(task["seconds"], exit=True)
     if task["file"] is not None:
-        users = load_user_file(task["platform"], task["file"])
+        try:
+            users = load_user_file(task["platform"], task["file"])
+        except InputError as error:
+            say({"event": "refused", "why": str(error)})
+            return
         own = [*users, *user_rules(task["platform"], task["file"])]
         ops = own if ops == ["*"] else ops
         if why := _unknown(ops, own, task):

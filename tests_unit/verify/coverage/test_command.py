@@ -455,6 +455,19 @@ def test_a_folder_that_cannot_be_written_is_an_error(project, command):
     assert err == f"hyper-parallel: error: {project / 'coverage_reports'} cannot be written: Not a directory\n"
 
 
+@pytest.mark.parametrize("name", ["../outside", ".", "..", "", "data", "torch/html"])
+def test_only_an_environment_is_erased(project, command, name):
+    """A path in the place of an environment's name is refused: what lies there is nobody's to erase."""
+    kept = [project / "outside" / "work", project / "coverage_reports" / "data" / "torch" / ".coverage"]
+    for path in kept:
+        path.parent.mkdir(parents=True)
+        path.touch()
+    status, _, err = command("erase", name)
+    assert status == 2
+    assert err == f"hyper-parallel: error: {name!r} is no name of an environment, such as torch\n"
+    assert all(path.exists() for path in kept)
+
+
 def test_half_a_data_file_of_a_process_that_is_no_rank_is_told(project, command):
     """Tests end processes on purpose: what those leave is told, and lowers nothing silently but is not a lost rank."""
     command("erase", "torch")

@@ -1,6 +1,7 @@
 """Every coverage gate fires: each fault below is injected into a report that would otherwise pass."""
 
 import configparser
+import re
 from pathlib import Path
 
 import pytest
@@ -285,6 +286,12 @@ def test_a_floor_that_cannot_be_held_is_refused(project, old, new, message):
     """A mistyped floor must not turn its gate off."""
     with pytest.raises(ValueError, match=message):
         project(GOOD.replace(old, new))
+
+
+def test_a_file_that_does_not_parse_is_named(project, tmp_path):
+    """What the parser says comes with the path of the file."""
+    with pytest.raises(ValueError, match=f"^{re.escape(str(tmp_path / 'pyproject.toml'))}: Invalid value"):
+        project("x = [")
 
 
 def test_a_project_without_floors_is_refused(project, tmp_path):
