@@ -32,7 +32,7 @@ def test_a_miss_is_told_and_is_the_exit_status(monkeypatch, capsys):
         self_test.Injection("b", lambda: (False, "nothing was noticed")),
     ]
     monkeypatch.setattr(self_test, "injections", lambda _platform, _launch: injected)
-    monkeypatch.setattr("hyper_parallel.cli.self_test.require_framework", lambda _name: None)
+    monkeypatch.setattr("hyper_parallel.cli.verify_model.require_framework", lambda _name: None)
     assert main(["self-test", "--platform", "torch", "--launch", "simulated"]) == 1
     out = capsys.readouterr().out
     assert "MISSED" in out
