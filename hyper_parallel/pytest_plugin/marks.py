@@ -8,6 +8,8 @@ from typing import Any, TypeVar
 
 import pytest
 
+from hyper_parallel.transport.limits import positive_seconds
+
 __all__ = ["MARKS", "arg_mark", "mesh_shape", "seconds", "world_sizes"]
 
 T = TypeVar("T", bound=Callable[..., Any])
@@ -79,13 +81,9 @@ def seconds(given: object, source: str) -> float:
         pytest.UsageError: it is none, and ranks would be ended before they start, or never.
     """
     try:
-        value = float(given)  # type: ignore[arg-type]  # what is no number is told below
-    except (TypeError, ValueError):
-        value = math.nan
-    if not 0 < value < math.inf:
-        msg = f"{source} {given!r}: expected a positive number of seconds"
-        raise pytest.UsageError(msg)
-    return value
+        return positive_seconds(given, f"{source} {given!r}")
+    except ValueError as error:
+        raise pytest.UsageError(str(error)) from None
 
 
 def mesh_shape(mark: pytest.Mark | None) -> tuple[int, ...] | None:
