@@ -56,7 +56,7 @@ def run(arguments: argparse.Namespace) -> int:
 
     facets = names_of(arguments.facet, "--facet", tuple(MEMBERS)) if arguments.facet else list(MEMBERS)
     launches = names_of(arguments.launch, "--launch", _LAUNCHES)
-    if arguments.world_size < 2:  # noqa: PLR2004 - one rank has nobody to talk to
+    if arguments.world_size < 2:
         msg = f"--world-size {arguments.world_size}: the checks need at least 2 ranks"
         raise ValueError(msg)
     can_be_written("--report", arguments.report, folder=True)

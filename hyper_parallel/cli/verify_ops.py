@@ -199,7 +199,7 @@ def _effort(arguments: argparse.Namespace) -> Effort:
 def mesh_sizes(text: str) -> tuple[int, ...]:
     """Sizes of a mesh, as in ``2x3``."""
     sizes = text.strip().split("x")
-    if not all(size.isdigit() and int(size) > 0 for size in sizes) or len(sizes) > 3:  # noqa: PLR2004 - axes
+    if not all(size.isdigit() and int(size) > 0 for size in sizes) or len(sizes) > 3:
         msg = f"--mesh {text!r}: write sizes like 3 or 2x3, several separated by commas"
         raise ValueError(msg)
     return tuple(map(int, sizes))

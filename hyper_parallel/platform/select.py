@@ -178,6 +178,6 @@ def require_framework(name: str) -> None:
 def _require_numpy_1() -> None:
     """MindSpore's binary is built against NumPy 1; under NumPy 2 it warns of crashes and corrupts bfloat16."""
     version = importlib.import_module("numpy").__version__
-    if int(version.partition(".")[0]) >= 2:  # noqa: PLR2004 - NumPy's major version
+    if int(version.partition(".")[0]) >= 2:
         msg = f"MindSpore needs NumPy below 2, this environment has {version}; pip install 'numpy<2'"
         raise MissingFrameworkError(msg)

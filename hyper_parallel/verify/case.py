@@ -81,7 +81,7 @@ def as_case(value: Any) -> ModelCase:
     """
     if isinstance(value, ModelCase):
         return value
-    if isinstance(value, tuple) and len(value) == 3:  # noqa: PLR2004 - the documented triple
+    if isinstance(value, tuple) and len(value) == 3:
         model, batches, loss = value
         return ModelCase(_builder(model), batches, loss)
     if isinstance(value, Mapping):

@@ -228,11 +228,11 @@ class _Checker:
                 msg = f"gives {len(outs)} outputs, should give {len(self.expected)}"
                 raise _OtherCountError(msg)
             kept[:] = outs = seedable(outs)
-            return [out._local for out in outs]  # noqa: SLF001 - the harness looks inside
+            return [out._local for out in outs]
 
         def seeds_for(outs: Sequence[Any]) -> list[Any]:
             del outs
-            return [self._local_seed(seed, out._layout) for seed, out in zip(self.seeds, kept, strict=True)]  # noqa: SLF001
+            return [self._local_seed(seed, out._layout) for seed, out in zip(self.seeds, kept, strict=True)]
 
         _, grads = platform.vjp(on_locals, leaves, seeds_for, self.floating)
         return kept, grads

@@ -264,8 +264,8 @@ class _Forget:
 
     def __call__(self) -> None:
         tensor = self.tensor()
-        if tensor is not None and tensor._views is not None:  # noqa: SLF001 - its own helper
-            tensor._views.pop(self.key, None)  # noqa: SLF001
+        if tensor is not None and tensor._views is not None:
+            tensor._views.pop(self.key, None)
 
 
 def resolve_mesh(device_mesh: DeviceMesh | None) -> DeviceMesh:

@@ -72,7 +72,7 @@ def outside_blocks() -> Iterator[None]:
 def local_operands(value: Any) -> Any:
     """``value`` with the local tensor in place of each DTensor, in nested sequences and mappings."""
     if isinstance(value, DTensor):
-        return value._local  # noqa: SLF001 - the class' own room
+        return value._local
     if isinstance(value, (list, tuple)) and any(True for _ in _dtensors(value)):
         items = [local_operands(item) for item in value]
         return type(value)(*items) if hasattr(value, "_fields") else type(value)(items)

@@ -123,10 +123,10 @@ def _varying_fetch(platform: Platform, target: Any, varying: tuple[int, ...], ca
     key = (target, varying)
 
     def enter(tensor: Any) -> Any:
-        local = tensor._local  # noqa: SLF001 - the dispatcher is the class' other half
+        local = tensor._local
         if not (needs(local) and enabled()):
             return local
-        views = tensor._views  # noqa: SLF001
+        views = tensor._views
         kept = None if views is None else views.get(key)
         # As in local_for, in line: the second and third consumer of a value come here.
         if kept is not None and kept[0] == version(local) and kept[2] is watchers():
@@ -149,7 +149,7 @@ def _spelled(func: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, 
         if len(slots) == 1:
             (only,) = slots
             return lambda args, _: func(only(args[0]))
-        if len(slots) == 2:  # noqa: PLR2004 - a pair
+        if len(slots) == 2:
             first, second = slots
             return lambda args, _: func(first(args[0]), second(args[1]))
         return lambda args, _: func(*[slot(arg) for slot, arg in zip(slots, args)])  # noqa: B905 - hot; one key, one length
@@ -325,7 +325,7 @@ def _unless_itself(platform: Platform, plan: OpPlan, call: Run, given: Run, inhe
 
     def run(args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         x, out = given(args, kwargs), call(args, kwargs)
-        if out is x._local:  # noqa: SLF001 - as above
+        if out is x._local:
             if inherit is None or not platform.dense_by_chance(out, layout):
                 return x
             out = platform.local_op("clone")(out, memory_format=None)  # as the other ranks had to do
@@ -398,11 +398,11 @@ def _fused(  # noqa: PLR0911 - one closure per form
     if any(isinstance(arg, (list, tuple)) for arg in args):
         return None
     if local == [True]:
-        return lambda args, _: wrap(func(args[0]._local), layout)  # noqa: SLF001
+        return lambda args, _: wrap(func(args[0]._local), layout)
     if local == [True, True]:
-        return lambda args, _: wrap(func(args[0]._local, args[1]._local), layout)  # noqa: SLF001
+        return lambda args, _: wrap(func(args[0]._local, args[1]._local), layout)
     if local == [True, False]:
-        return lambda args, _: wrap(func(args[0]._local, args[1]), layout)  # noqa: SLF001
+        return lambda args, _: wrap(func(args[0]._local, args[1]), layout)
     return None
 
 

@@ -129,7 +129,7 @@ class Dispatcher:
         for arg in args:
             of = type(arg)
             if of is kind:
-                parts.append(arg._layout)  # noqa: SLF001
+                parts.append(arg._layout)
             elif of in loose:
                 parts.append(of)
             elif of in _ATOMS:
@@ -170,7 +170,7 @@ class Dispatcher:
         get, full = entry.cache.get, self.dispatch
 
         def call(x: Any) -> Any:
-            run = None if any_block() else get((x._layout,))  # noqa: SLF001
+            run = None if any_block() else get((x._layout,))
             return full(entry, (x,), _NO_KWARGS) if run is None else run((x,), _NO_KWARGS)
 
         return call
@@ -191,9 +191,9 @@ class Dispatcher:
             if any_block():
                 run = None
             elif of is kind:
-                run = get((x._layout, y._layout))  # noqa: SLF001
+                run = get((x._layout, y._layout))
             elif of in loose:
-                run = get((x._layout, of))  # noqa: SLF001
+                run = get((x._layout, of))
             else:
                 run = None
             return whole(x, y) if run is None else run((x, y), _NO_KWARGS)
@@ -223,12 +223,12 @@ class Dispatcher:
             return entry.composed(self.ops, **entry.binder.bind(locals_, named))  # type: ignore[misc] # the caller's condition
         version = self.platform.version
         given = [one for one in self.tensors((args, tuple(kwargs.values()))) if isinstance(one, DTensor)]
-        before = [version(one._local) for one in given]  # noqa: SLF001 - the class' other half
+        before = [version(one._local) for one in given]
         found = entry.func(*locals_, **named)
         for one, old in zip(given, before, strict=True):
-            if version(one._local) != old:  # noqa: SLF001 - as above
+            if version(one._local) != old:
                 one.drop_views()
-                found = one if found is one._local else found  # noqa: SLF001 - as above
+                found = one if found is one._local else found
         return found
 
     # -- keys ------------------------------------------------------------------------------------------------------
@@ -240,7 +240,7 @@ class Dispatcher:
         if of is float:
             return (of, value or repr(value))
         if isinstance(value, DTensor):
-            return value._layout  # noqa: SLF001
+            return value._layout
         if of is tuple and _ATOMS.issuperset(map(type, value)):
             return (tuple(map(type, value)), value)
         if of is slice:
@@ -315,9 +315,7 @@ class Dispatcher:
 
     def _mesh(self, entry: Entry, bound: dict[str, Any]) -> Any:
         found = {
-            one.tensor._layout.mesh: one  # noqa: SLF001
-            for one in marked(tuple(bound.values()))
-            if isinstance(one.tensor, DTensor)
+            one.tensor._layout.mesh: one for one in marked(tuple(bound.values())) if isinstance(one.tensor, DTensor)
         }
         if len(found) > 1:
             first, second = list(found)[:2]
@@ -343,8 +341,8 @@ class Dispatcher:
             return value
         tensor = value.tensor
         distributed = isinstance(tensor, DTensor)
-        layout = tensor._layout if distributed else self._plain_layout(name, tensor, mesh)  # noqa: SLF001
-        local = tensor._local if distributed else tensor  # noqa: SLF001
+        layout = tensor._layout if distributed else self._plain_layout(name, tensor, mesh)
+        local = tensor._local if distributed else tensor
         operands.append(Operand(name, layout, local.dtype, self.platform.is_floating(local)))
         marks.append(value)
         return Ref(len(operands) - 1)

@@ -177,7 +177,7 @@ class _Region:
         moved = tuple(
             (name, target, local)
             for (name, value), target, local in zip(leaves, targets, locals_, strict=True)
-            if target is not None and local is not value._local  # noqa: SLF001 - the class' own room
+            if target is not None and local is not value._local
         )
         return _Entered(
             platform,

@@ -61,7 +61,7 @@ class ReplicatedOp(UserOp):
         gathered = [
             (one, local)
             for one, local in zip(operands, _operands((whole, tuple(named.values())), platform.is_tensor), strict=True)
-            if local is not one._local  # noqa: SLF001 - the class' other half
+            if local is not one._local
         ]
         before = [platform.version(local) for _, local in gathered]
         found = func(*whole, **named)

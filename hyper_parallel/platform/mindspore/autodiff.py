@@ -61,7 +61,7 @@ def value_and_grad(
 def _wanting(weights: Any) -> Iterator[None]:
     """While ``weights`` are differentiated by; what their gradients owe is theirs, and forgotten afterwards."""
     several = weights if isinstance(weights, (list, tuple)) else (weights,)
-    given = {id(one._local): one._local for one in several if isinstance(one, DTensor)}  # noqa: SLF001 - the platform's own class
+    given = {id(one._local): one._local for one in several if isinstance(one, DTensor)}
     locals_ = [one for one in given.values() if not hasattr(one, WANTED)]  # by an outer differentiation, perhaps
     for local in locals_:
         setattr(local, WANTED, True)
@@ -96,7 +96,7 @@ def _laid_out(grads: Any, values: Any) -> Any:
         (values,) = values
     if not isinstance(values, DTensor):
         return grads
-    held = pending_of(values._local)  # noqa: SLF001 - the platform's own class
+    held = pending_of(values._local)
     true = Pending(dual(values.layout), grads, None, "")
     whole = true if held is None else joined(held, true, values._platform)  # noqa: SLF001 - as above
     return wrap(whole.summand, whole.layout)

@@ -44,7 +44,7 @@ def _normal(
             )
             raise MixedTensorError(msg)
     dims = [dim for dim in range(x.ndim) if dim != 1]
-    if x.ndim < 2 or x.numel() == x.shape[1]:  # noqa: PLR2004 - samples and channels
+    if x.ndim < 2 or x.numel() == x.shape[1]:
         msg = f"batch_norm: training needs more than one value per channel, got {list(x.shape)}"
         raise LayoutError(msg)
     out, mean, var = ops.statistics_norm(x, dims, *affine, eps)

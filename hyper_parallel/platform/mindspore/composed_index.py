@@ -24,7 +24,7 @@ def _places(ops: Any, index: Any, at: int, size: int) -> Any:
         IndexError: a place does not exist, which MindSpore refuses too.
     """
     found = ops.select(index, -1, at)
-    local = found._local if isinstance(found, DTensor) else found  # noqa: SLF001 - its own piece
+    local = found._local if isinstance(found, DTensor) else found
     if local.size and str(local.device).upper().startswith("CPU"):
         values = local.asnumpy()
         outside = values[(values < 0) | (values >= size)]

@@ -20,7 +20,7 @@ __all__: list[str] = []
 
 
 def _older(x: Any) -> bool:
-    return str(x._local.device).upper().startswith("CPU")  # noqa: SLF001 - of a DTensor
+    return str(x._local.device).upper().startswith("CPU")
 
 
 @composed(METHOD + "Std")
@@ -158,7 +158,7 @@ def _assign(ops: Any, primitive: Any, x: Any, value: Any) -> Any:
     Raises:
         UnsupportedOperatorError: gradients flow through ``x``.
     """
-    local = x._local if isinstance(x, DTensor) else x  # noqa: SLF001 - a piece, where dispatch is left out
+    local = x._local if isinstance(x, DTensor) else x
     if local._requires_grad and not local._is_leaf:  # noqa: SLF001 - no public spelling
         msg = f"operator {primitive.name}: MindSpore's derivative of it is none; use the in-place methods of tensors"
         raise UnsupportedOperatorError(msg)

@@ -102,7 +102,7 @@ def _largest(ops: Any, _: Any, x: Any, k: int) -> Any:
 @composed("Cross")
 def _cross(ops: Any, _: Any, x: Any, y: Any, dim: int = -65530) -> Any:
     """Without a dim, along the first of size 3."""
-    return ops.cross(x, y, next(at for at, size in enumerate(x.shape) if size == 3) if dim == -65530 else dim)  # noqa: PLR2004
+    return ops.cross(x, y, next(at for at, size in enumerate(x.shape) if size == 3) if dim == -65530 else dim)
 
 
 @composed("LogMatrixDeterminant")

@@ -34,8 +34,8 @@ def _legacy_convolution(ops: Any, primitive: Any, x: Any, weight: Any) -> Any:
     count = len(x.shape) - 2
     expect(primitive.name, "mode", primitive.init_attrs.get("mode", 1), 1)
     expect(primitive.name, "data_format", primitive.init_attrs.get("data_format", "NCHW")[:2], "NC")
-    stride, dilation = (tuple(primitive.attrs[name])[-count:] for name in ("stride" if count == 2 else "strides",  # noqa: PLR2004
-                        "dilation" if count == 2 else "dilations"))  # noqa: PLR2004  # fmt: skip
+    stride, dilation = (tuple(primitive.attrs[name])[-count:] for name in ("stride" if count == 2 else "strides",
+                        "dilation" if count == 2 else "dilations"))  # fmt: skip
     sides = _sides(primitive, x.shape[2:], weight.shape[2:], stride, dilation)
     groups = primitive.attrs.get("group", primitive.attrs.get("groups", 1))
     if any(before != after for before, after in sides):
@@ -71,12 +71,12 @@ def _average(
     ops: Any, _: Any, x: Any, kernel: Any, stride: Any = None, padding: Any = 0, ceil_mode: bool = False,
     count_include_pad: bool = True, divisor_override: Any = None,
 ) -> Any:  # fmt: skip
-    pool = ops.avg_pool2d if len(x.shape) < 5 and _flat(x, kernel) else ops.avg_pool3d  # noqa: PLR2004
+    pool = ops.avg_pool2d if len(x.shape) < 5 and _flat(x, kernel) else ops.avg_pool3d
     return pool(x, kernel, stride or (), padding, ceil_mode, count_include_pad, divisor_override)
 
 
 def _flat(x: Any, kernel: Any) -> bool:
-    return not (isinstance(kernel, (list, tuple)) and len(kernel) == 3) and len(x.shape) < 5  # noqa: PLR2004
+    return not (isinstance(kernel, (list, tuple)) and len(kernel) == 3) and len(x.shape) < 5
 
 
 @composed("AvgPool1D")

@@ -39,7 +39,7 @@ class MindSporeDTensor(DTensor, Tensor):
     def __new__(cls, local: Any, device_mesh: Any = None, placements: Any = None) -> Any:
         """As :class:`DTensor`; ``Parameter(dtensor)`` comes here with the DTensor alone."""
         if isinstance(local, MindSporeDTensor):
-            return _share(cls, local._local, local._layout)  # noqa: SLF001
+            return _share(cls, local._local, local._layout)
         return DTensor.from_local(local, device_mesh, placements)
 
     @property
@@ -224,7 +224,7 @@ class MindSporeDTensor(DTensor, Tensor):
     def _overwrite(self, data: Any, member: str) -> None:
         """Write a DTensor of any layout, this rank's piece, or (if it is not piece-shaped) nothing at all."""
         if isinstance(data, DTensor):
-            local = data.redistribute_to(self._layout)._local  # noqa: SLF001
+            local = data.redistribute_to(self._layout)._local
         else:
             local = (
                 initializer(data, self.local_shape, self.dtype).init_data() if isinstance(data, (int, float)) else data
@@ -301,8 +301,8 @@ class MindSporeDTensor(DTensor, Tensor):
 def wrap(local: Tensor, layout: Layout) -> MindSporeDTensor:
     """A DTensor over ``local``, trusted to hold what ``layout`` says."""
     made = _make(MindSporeDTensor, local)
-    made._local = local  # noqa: SLF001
-    made._layout = layout  # noqa: SLF001
+    made._local = local
+    made._layout = layout
     return made
 
 
@@ -311,8 +311,8 @@ _make = Tensor._make_subclass  # noqa: SLF001 - the framework's subclassing door
 
 def _share(cls: type, local: Tensor, layout: Layout) -> Any:
     made = _make(cls, local)
-    made._local = local  # noqa: SLF001
-    made._layout = layout  # noqa: SLF001
+    made._local = local
+    made._layout = layout
     return made
 
 

@@ -118,7 +118,7 @@ def holds_dtensor(values: Any) -> bool:
 
 
 def _message(name: str, args: tuple[Any, ...], kwargs: dict[str, Any]) -> str:
-    seen = ", ".join(f"{one._layout.notation(one.dtype)}" for one in _dtensors((args, tuple(kwargs.values()))))  # noqa: SLF001
+    seen = ", ".join(f"{one._layout.notation(one.dtype)}" for one in _dtensors((args, tuple(kwargs.values()))))
     return (
         f"operator {name} has no sharding rule (layouts: {seen}); "
         "add one with hyper_parallel.DistributedOp, or let it run whole on every rank: "

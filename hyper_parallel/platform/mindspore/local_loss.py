@@ -7,7 +7,7 @@ from collections.abc import Callable
 from typing import Any
 
 from mindspore import Tensor, mint, ops
-from mindspore.mint.nn import functional as F  # noqa: N812 - the field's name for it
+from mindspore.mint.nn import functional as F
 
 from hyper_parallel.platform.mindspore.empty import nothing, tolerant
 

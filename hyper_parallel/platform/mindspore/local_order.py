@@ -82,7 +82,7 @@ def _to_half(compute: Callable[..., Tensor]) -> Callable[..., Tensor]:
 
 def _norm_apart(args: tuple[Any, ...], kwargs: dict[str, Any]) -> tuple[tuple[Any, ...], str]:
     """Size and dim, and the norm of the transform that this one is made of; it may come third."""
-    norm = args[2] if len(args) > 2 else kwargs.pop("norm", None)  # noqa: PLR2004 - x is apart
+    norm = args[2] if len(args) > 2 else kwargs.pop("norm", None)
     return args[:2], TURNED[norm]
 
 

@@ -8,7 +8,7 @@ from typing import Any
 
 import mindspore
 from mindspore import Tensor, mint, ops
-from mindspore.mint.nn import functional as F  # noqa: N812 - the field's name for it
+from mindspore.mint.nn import functional as F
 
 from hyper_parallel.platform.mindspore.empty import tolerant
 from hyper_parallel.platform.mindspore.filled import filled

@@ -8,7 +8,7 @@ from typing import Any
 
 import mindspore
 from mindspore import Tensor, mint, ops
-from mindspore.mint.nn import functional as F  # noqa: N812 - the field's name for it
+from mindspore.mint.nn import functional as F
 
 from hyper_parallel.core.dtensor.draws import Numbers
 from hyper_parallel.platform.mindspore.drawing import drawn
@@ -116,7 +116,7 @@ def _vector_norm(x: Tensor, ord: float = 2, dim: Any = None, keepdim: bool = Fal
         return mint.amin(size, dims, keepdim)
     if ord == 0:
         return mint.sum(ops.cast(x != 0, x.dtype), dims, keepdim)
-    total = mint.sum(x * x if ord == 2 else mint.pow(size, ord), dims, keepdim)  # noqa: PLR2004 - the Euclidean norm
+    total = mint.sum(x * x if ord == 2 else mint.pow(size, ord), dims, keepdim)
     # At the origin the gradient is zero, as PyTorch has it.
     some = mint.where(total > 0, total, ops.ones_like(total))
     return mint.where(total > 0, mint.pow(some, 1 / ord), ops.zeros_like(total))

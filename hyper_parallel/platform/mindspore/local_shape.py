@@ -8,7 +8,7 @@ from typing import Any
 
 import numpy as np
 from mindspore import Tensor, mint, ops
-from mindspore.mint.nn import functional as F  # noqa: N812 - the field's name for it
+from mindspore.mint.nn import functional as F
 
 from hyper_parallel.platform.mindspore.einsum import einsum_by
 from hyper_parallel.platform.mindspore.empty import nothing, tolerant
@@ -34,9 +34,9 @@ def matmul(x: Tensor, y: Tensor) -> Tensor:
         return matmul(x.reshape((1, -1)), y).reshape((*y.shape[:-2], *y.shape[-1:] * (y.ndim > 1)))
     if y.ndim == 1:
         return matmul(x, y.reshape((-1, 1))).reshape(x.shape[:-1])
-    if x.ndim == 2 and y.ndim == 2:  # noqa: PLR2004 - matrices
+    if x.ndim == 2 and y.ndim == 2:
         return _matrices(x, y)
-    if y.ndim == 2:  # noqa: PLR2004
+    if y.ndim == 2:
         rows = x.reshape((math.prod(x.shape[:-1]), x.shape[-1]))
         return _matrices(rows, y).reshape((*x.shape[:-1], y.shape[-1]))
     batch = np.broadcast_shapes(x.shape[:-2], y.shape[:-2])

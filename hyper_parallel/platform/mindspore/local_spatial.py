@@ -26,14 +26,14 @@ def _convolution(
 ) -> Tensor:
     del output_padding
     count = x.ndim - 2
-    if transposed or count > 3:  # noqa: PLR2004 - kernels have up to three dims
+    if transposed or count > 3:
         msg = "transposed convolutions are not served on MindSpore"
         raise NotImplementedError(msg)
     steps, pads, wide = (spread(one, count) for one in (stride, padding, dilation))
     if count == 1:
         x, weight = x.reshape((*x.shape[:2], 1, x.shape[2])), weight.reshape((*weight.shape[:2], 1, weight.shape[2]))
         steps, pads, wide = (1, *steps), (0, *pads), (1, *wide)
-    if count == 3:  # noqa: PLR2004
+    if count == 3:
         out = ops.conv3d(x, weight, None, steps, "pad", pads, wide, groups)
     else:
         out = ops.conv2d(x, weight, None, steps, "pad", pads, wide, groups)
@@ -59,7 +59,7 @@ def _average(count: int) -> Callable[..., Tensor]:
         """By the kernel for three dims."""
         kernel = spread(kernel_size, count)
         more, lead = (1,) * (3 - count), tuple(x.shape[: x.ndim - count])
-        channels = (1, *lead)[-2:] if len(lead) < 2 else lead  # noqa: PLR2004 - samples and channels
+        channels = (1, *lead)[-2:] if len(lead) < 2 else lead
         steps = (*more, *_stride(stride, kernel))
         pads = tuple(one for one in (*(0,) * len(more), *spread(padding, count)) for _ in range(2))
         wide = x.reshape((*channels, *more, *x.shape[x.ndim - count :]))

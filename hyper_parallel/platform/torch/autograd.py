@@ -85,7 +85,7 @@ def grad(
             _refuse_partial(one, "grad: create_graph")
     found = torch.autograd.grad(roots, [_watched(one, "grad: inputs") for one in wanted], seeds, **options)
     return tuple(
-        wrap(one, dual(given._layout)) if isinstance(given, DTensor) and isinstance(one, torch.Tensor) else one  # noqa: SLF001
+        wrap(one, dual(given._layout)) if isinstance(given, DTensor) and isinstance(one, torch.Tensor) else one
         for one, given in zip(found, wanted, strict=True)
     )
 
@@ -105,9 +105,9 @@ def _rooted(tensors: Any, seeds: Any, what: str) -> tuple[list[Any], list[Any]]:
 
 def _refuse_partial(tensor: Any, what: str) -> None:
     """A gradient of summands is meant per rank inside the graph; used as one value its own gradient would be summed."""
-    if isinstance(tensor, DTensor) and tensor._layout.partials:  # noqa: SLF001
+    if isinstance(tensor, DTensor) and tensor._layout.partials:
         msg = (
-            f"{what}: the gradient of {tensor._layout.notation()} cannot be differentiated again; "  # noqa: SLF001
+            f"{what}: the gradient of {tensor._layout.notation()} cannot be differentiated again; "
             "use x = x.reduce_partial() in its place"
         )
         raise UnsupportedOperatorError(msg)
@@ -162,18 +162,18 @@ def _on_dtensors(cls: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any
 
 def _summed(tensor: Any) -> Any:
     """Averages and extrema have gradients of their own: they are reduced, before and after."""
-    return tensor if all(op == "sum" for _, op in tensor._layout.partials) else tensor.reduce_partial()  # noqa: SLF001
+    return tensor if all(op == "sum" for _, op in tensor._layout.partials) else tensor.reduce_partial()
 
 
 def _local(value: Any) -> Any:
-    return value._local if isinstance(value, DTensor) else value  # noqa: SLF001
+    return value._local if isinstance(value, DTensor) else value
 
 
 def _wrapped(out: Any, layout: Any, args: Sequence[Any]) -> Any:
     if layout is None:
         return out
     for one in args:
-        if isinstance(one, DTensor) and one._local is out and one._layout is layout:  # noqa: SLF001
+        if isinstance(one, DTensor) and one._local is out and one._layout is layout:
             one.drop_views()  # it may have been written, which autograd has been told
             return one
     return wrap(out, layout)
@@ -198,7 +198,7 @@ class _Context:
 
     def save_for_backward(self, *tensors: Any) -> None:
         """Save locals, whose versions PyTorch watches."""
-        self._ctx.saved_layouts = [one._layout if isinstance(one, DTensor) else None for one in tensors]  # noqa: SLF001
+        self._ctx.saved_layouts = [one._layout if isinstance(one, DTensor) else None for one in tensors]
         self._ctx.save_for_backward(*map(_local, tensors))
 
     @property
@@ -237,7 +237,7 @@ def _forward_of(cls: Any) -> Any:
         outs = [_summed(one) if isinstance(one, DTensor) else one for one in _sequence(out)]
         if split:
             cls.setup_context(seen, call.args, tuple(outs) if call.many else outs[0])
-        call.outputs = [one._layout if isinstance(one, DTensor) else None for one in outs]  # noqa: SLF001
+        call.outputs = [one._layout if isinstance(one, DTensor) else None for one in outs]
         return tuple(map(_local, outs)) if call.many else _local(outs[0])
 
     return staticmethod(forward)

@@ -16,7 +16,7 @@ from dataclasses import dataclass
 from typing import Any
 
 import torch
-import torch.nn.functional as F  # noqa: N812 - the field's name for it
+import torch.nn.functional as F
 from torch import Tensor, distributed
 from torch.distributed import tensor as peer
 from torch.distributed.device_mesh import init_device_mesh as init_peer_mesh

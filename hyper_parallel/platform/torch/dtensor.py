@@ -185,15 +185,15 @@ class TorchDTensor(DTensor, Tensor):
 
     def _as_gradient(self, value: Any, what: str) -> Tensor:
         wanted = dual(self._layout)
-        if type(value) is TorchDTensor and value._layout is wanted:  # noqa: SLF001 - of its own class
-            return value._local  # noqa: SLF001
+        if type(value) is TorchDTensor and value._layout is wanted:
+            return value._local
         if not isinstance(value, TorchDTensor):
             msg = f"{what} of a DTensor must be a DTensor, got {type(value).__name__}"
             raise MixedTensorError(msg)
         if value.shape != self.shape:
             msg = f"{what} has shape {list(value.shape)}, the tensor has {list(self.shape)}"
             raise LayoutError(msg)
-        return value.redistribute_to(wanted)._local  # noqa: SLF001
+        return value.redistribute_to(wanted)._local
 
     def backward(
         self,
@@ -274,11 +274,11 @@ class TorchDTensor(DTensor, Tensor):
 
     @data.setter
     def data(self, value: Any) -> None:
-        if not isinstance(value, DTensor) or value._layout is not self._layout:  # noqa: SLF001
+        if not isinstance(value, DTensor) or value._layout is not self._layout:
             msg = f"data must be a DTensor laid out as {self._layout.notation(self.dtype)}, got {value!r}"
             raise LayoutError(msg)
         self.drop_views()
-        self._local.data = value._local  # noqa: SLF001
+        self._local.data = value._local
         with torch._C.DisableTorchFunctionSubclass():  # noqa: SLF001 - documented in PyTorch's extending guide
             Tensor.data.__set__(self, value)  # type: ignore[attr-defined] # dtype and device of the wrapper
 
@@ -439,7 +439,7 @@ class MovedView(TorchDTensor):
 def follow(copy: TorchDTensor, base: TorchDTensor) -> None:
     """Make ``copy`` stale when ``base`` is written; where ``base`` is such a view itself, when its own base is."""
     held = base._followed if isinstance(base, MovedView) else (base._local, base._local._version)  # noqa: SLF001
-    if copy._local is base.__dict__["_local"] or base._local.is_inference():  # noqa: SLF001 - of its own class
+    if copy._local is base.__dict__["_local"] or base._local.is_inference():
         return
     copy.__class__ = MovedView
     vars(copy)["_followed"] = held
@@ -452,8 +452,8 @@ _ENTRIES: dict[Any, Any] = {}
 def _portable_wrap(local: Tensor, layout: Layout) -> TorchDTensor:
     """A DTensor over ``local``, trusted to hold what ``layout`` says."""
     made: TorchDTensor = _make(TorchDTensor, layout.shape, dtype=local.dtype, device=local.device)
-    made._local = local  # noqa: SLF001
-    made._layout = layout  # noqa: SLF001
+    made._local = local
+    made._layout = layout
     return made
 
 
@@ -466,8 +466,8 @@ def _fast_wrap(local: Tensor, layout: Layout) -> TorchDTensor:
         made = _make(TorchDTensor, layout.shape, dtype=local.dtype, device=local.device)
     else:
         made = _fast_make(TorchDTensor, local, layout, False)
-    made._local = local  # noqa: SLF001
-    made._layout = layout  # noqa: SLF001
+    made._local = local
+    made._layout = layout
     return made
 
 
@@ -509,7 +509,7 @@ def _refuse_pending(optimizer: Any, args: Any, kwargs: Any) -> None:
     del args, kwargs
     for number, group in enumerate(optimizer.param_groups):
         for index, parameter in enumerate(group["params"]):
-            held = pending_of(parameter._local) if isinstance(parameter, TorchDTensor) else None  # noqa: SLF001 - of this module's class
+            held = pending_of(parameter._local) if isinstance(parameter, TorchDTensor) else None
             if held is not None:
                 name = group.get("param_names", {index: f"parameter {index} of group {number}"})[index]
                 refuse_step(name, held.layout, parameter.dtype, held)

@@ -153,7 +153,7 @@ _RESHAPING = frozenset({"squeeze_", "unsqueeze_", "t_", "transpose_", "swapaxes_
 
 def _message(func: OpOverload[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]) -> str:
     seen = ", ".join(
-        f"{one._layout.notation(one.dtype)}"  # noqa: SLF001
+        f"{one._layout.notation(one.dtype)}"
         for one in torch.utils._pytree.tree_leaves((args, kwargs))  # noqa: SLF001 - the public tree_leaves came later
         if isinstance(one, DTensor)
     )

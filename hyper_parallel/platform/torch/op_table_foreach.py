@@ -72,7 +72,7 @@ def _one_layout(row: tuple[Any, ...]) -> bool:
 
 def _locals_of(column: Any) -> Any:
     if isinstance(column, (list, tuple)):
-        return [one._local if isinstance(one, DTensor) else one for one in column]  # noqa: SLF001
+        return [one._local if isinstance(one, DTensor) else one for one in column]
     return column
 
 
@@ -105,10 +105,7 @@ def _written(first: Any) -> None:
 
 
 def _wrapped(platform: Any, outs: Any, first: Any) -> list[Any]:
-    return [
-        platform.wrap(out, one._layout)  # noqa: SLF001 - the dispatcher is the class' other half
-        for out, one in zip(outs, first, strict=True)
-    ]
+    return [platform.wrap(out, one._layout) for out, one in zip(outs, first, strict=True)]
 
 
 def _norm(ops: Any, x: Any, ord: Any, dtype: Any) -> list[Any]:  # noqa: A002 - the framework's name

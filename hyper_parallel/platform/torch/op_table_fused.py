@@ -55,8 +55,8 @@ def wrote(values: Iterable[Any]) -> None:
     for one in values:
         if isinstance(one, DTensor):
             one.drop_views()
-            if not one._local.is_inference():  # noqa: SLF001 - the class' other half
-                torch.autograd.graph.increment_version(one._local)  # noqa: SLF001 - as above
+            if not one._local.is_inference():
+                torch.autograd.graph.increment_version(one._local)
 
 
 def _refuse_unlike(op: str, index: int, parameter: Any, row: dict[str, Any]) -> None:
@@ -78,12 +78,12 @@ def _refuse_unlike(op: str, index: int, parameter: Any, row: dict[str, Any]) -> 
 
 def _seen(value: Any) -> str:
     if isinstance(value, DTensor):
-        return value._layout.notation(value.dtype)  # noqa: SLF001 - the class' other half
+        return value._layout.notation(value.dtype)
     return f"plain {notation(value.dtype, value.shape, [()] * value.ndim, ())}"
 
 
 def _local(value: Any) -> Any:
     """This rank's pieces of lists; of a number held as a DTensor, the number."""
     if isinstance(value, (list, tuple)):
-        return [one._local if isinstance(one, DTensor) else one for one in value]  # noqa: SLF001 - the class' other half
+        return [one._local if isinstance(one, DTensor) else one for one in value]
     return value.full_tensor() if isinstance(value, DTensor) else value

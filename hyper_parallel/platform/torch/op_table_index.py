@@ -12,7 +12,7 @@ from functools import cache
 from typing import Any
 
 import torch
-import torch.nn.functional as F  # noqa: N812 - the field's name for it
+import torch.nn.functional as F
 from torch import Tensor
 
 from hyper_parallel.core.dtensor.dtensor import DTensor
@@ -175,7 +175,7 @@ def masked_select(_ops: Any, x: Any, mask: Any) -> Any:
 
 def nonzero(ops: Any, x: Any, as_tuple: bool = False) -> Any:
     """Indices of what is not zero; the whole is gathered."""
-    layout = x._layout  # noqa: SLF001
+    layout = x._layout
     found = _whole(x, "nonzero")
     if as_tuple:
         return tuple(_replicated(ops, one, layout) for one in torch.nonzero(found, as_tuple=True))
@@ -207,7 +207,7 @@ def combinations(ops: Any, x: Any, r: int, with_replacement: bool) -> Any:
         msg = f"combinations: expected a vector, x has {x.ndim} dims"
         raise LayoutError(msg)
     places = torch.combinations(torch.arange(x.shape[0], device=x.device), r, with_replacement)
-    return x[_replicated(ops, places, x._layout)]  # noqa: SLF001 - the dispatcher is the class' other half
+    return x[_replicated(ops, places, x._layout)]
 
 
 def equal(_ops: Any, x: Any, y: Any) -> bool:
@@ -223,9 +223,9 @@ def allclose(_ops: Any, x: Any, y: Any, rtol: float, atol: float, equal_nan: boo
 
 
 def _whole(x: Any, op: str) -> Tensor:
-    layout = x._layout  # noqa: SLF001
+    layout = x._layout
     target = Layout.of(layout.mesh, ((),) * layout.ndim, (), layout.shape)
-    return x.detach().redistribute_to(target, Cause(op, "x", implicit=True))._local  # noqa: SLF001
+    return x.detach().redistribute_to(target, Cause(op, "x", implicit=True))._local
 
 
 def _replicated(ops: Any, plain: Tensor, layout: Layout) -> Any:
@@ -255,7 +255,7 @@ def _index(ops: Any, x: Any, index: Any, op: str) -> tuple[Any, bool]:
     items = tuple(map(_numbers, index if isinstance(index, tuple) else (index,)))
     if not any(isinstance(item, (Tensor, list, bool)) or hasattr(item, "__array__") for item in items):
         return items, False
-    layout = next(one for one in (x, *items) if isinstance(one, DTensor))._layout  # noqa: SLF001
+    layout = next(one for one in (x, *items) if isinstance(one, DTensor))._layout
     found: list[Any] = []
     for item in items:
         if isinstance(item, list) or (hasattr(item, "__array__") and not isinstance(item, Tensor)):

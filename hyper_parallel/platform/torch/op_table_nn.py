@@ -6,7 +6,7 @@ from collections.abc import Callable
 from typing import Any
 
 import torch
-import torch.nn.functional as F  # noqa: N812 - the field's name for it
+import torch.nn.functional as F
 from torch import Tensor
 
 from hyper_parallel.core.dtensor.dtensor import DTensor
@@ -67,7 +67,7 @@ def _batch_norm(
     if not training:
         return ops.channel_norm(x, running_mean, running_var, weight, bias, eps)
     dims = [dim for dim in range(x.ndim) if dim != 1]
-    if x.ndim < 2:  # noqa: PLR2004 - samples and channels
+    if x.ndim < 2:
         msg = f"batch_norm: x needs samples and channels, got {list(x.shape)}"
         raise LayoutError(msg)
     if x.numel() == x.shape[1]:
@@ -82,7 +82,7 @@ def _instance_norm(
 ) -> Any:  # fmt: skip
     if not use_input_stats:
         return ops.channel_norm(x, running_mean, running_var, weight, bias, eps)
-    if x.ndim < 3 or x.numel() == x.shape[0] * x.shape[1]:  # noqa: PLR2004 - samples, channels, places
+    if x.ndim < 3 or x.numel() == x.shape[0] * x.shape[1]:
         msg = f"Expected more than 1 spatial element when training, got input size {x.shape}"
         raise ValueError(msg)
     return _normal(ops, x, [*range(2, x.ndim)], (running_mean, running_var), (weight, bias), (momentum, eps))

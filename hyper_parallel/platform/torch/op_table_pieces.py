@@ -99,7 +99,7 @@ def _narrow(ops: Any, x: Any, dim: int, start: Any, length: int) -> Any:
 
 def _fill_diagonal(ops: Any, x: Any, fill_value: Any, wrap: bool) -> Any:
     """The main diagonal of a matrix, written where it is."""
-    if x.ndim != 2 or (wrap and x.shape[0] > x.shape[1]):  # noqa: PLR2004 - a matrix
+    if x.ndim != 2 or (wrap and x.shape[0] > x.shape[1]):
         msg = f"fill_diagonal_: only one diagonal of a matrix can be filled, x has shape {list(x.shape)}"
         raise UnsupportedOperatorError(msg)
     return x.masked_fill_(ops.tril(ops.triu(torch.ones_like(x, dtype=torch.bool))), fill_value)

@@ -6,7 +6,7 @@ from collections.abc import Callable
 from typing import Any
 
 import torch
-import torch.nn.functional as F  # noqa: N812 - the field's name for it
+import torch.nn.functional as F
 from torch import Tensor
 
 from hyper_parallel.core.dtensor.draws import Numbers
@@ -92,7 +92,7 @@ def _noise(x: Any, p: float, *, channels: bool) -> Any:
         raise ValueError(msg)
     if not channels:
         return torch.empty_like(x).bernoulli_(1.0 - p)
-    if x.ndim < 2:  # noqa: PLR2004 - samples and channels
+    if x.ndim < 2:
         msg = "Feature dropout requires at least 2 dimensions in the input"
         raise RuntimeError(msg)
     return x.new_empty((*x.shape[:2], *(1 for _ in range(x.ndim - 2)))).bernoulli_(1.0 - p)

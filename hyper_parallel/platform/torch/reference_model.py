@@ -8,7 +8,7 @@ from __future__ import annotations
 from typing import Any
 
 import torch
-import torch.nn.functional as F  # noqa: N812 - the field's name for it
+import torch.nn.functional as F
 from torch import Tensor, nn
 
 from hyper_parallel.platform.contract.training import LanguageModelConfig, causal_mask, rotary_tables

@@ -259,7 +259,7 @@ class Calls:
 
 def _magnitude(parts: Sequence[Any], kinds: Sequence[tuple[str, int]]) -> float:
     """The largest sum of magnitudes among summands; 0 where nothing is added up."""
-    if len(parts) < 2 or not any(op in {"sum", "avg"} for op, _ in kinds):  # noqa: PLR2004 - one cannot cancel
+    if len(parts) < 2 or not any(op in {"sum", "avg"} for op, _ in kinds):
         return 0.0
     total = np.sum([np.abs(part) for part in parts], 0)
     return float(np.max(total, initial=0.0, where=np.isfinite(total)))

@@ -214,7 +214,7 @@ class _Rank:
                 random.manual_seed(SEED)
             outs = self.run(substitute(filled.args, one), substitute(filled.kwargs, one))
             kept[:] = outs = seedable(outs)
-            return [out._local for out in outs]  # noqa: SLF001 - the harness looks inside
+            return [out._local for out in outs]
 
         def seeds(_: Sequence[Any]) -> list[Any]:
             return [

@@ -66,7 +66,7 @@ def _plain(platform: str, op: str, sample: Sample, filled: Filled, mesh: tuple[i
         f"report = check_function(run, [{', '.join(names)}], {mesh}, platform={platform!r}, placements=places)",
         "assert report.ok, report.wrong",
     ]
-    return "\n".join(lines) if len(lines) <= 15 else None  # noqa: PLR2004 - what fits a page of an issue
+    return "\n".join(lines) if len(lines) <= 15 else None
 
 
 def _by_number(

@@ -43,7 +43,7 @@ def curves(title: str, series: Mapping[str, Sequence[float]], *, x: str, y: str)
         line = f"fill:none;stroke:{svg.colour(hue)};stroke-width:{width:g}{dash}{faint};stroke-linejoin:round"
         parts.append(f'<polyline points="{path}" style="{line}"/>')
         radius = 5 if number == 0 else 2.5
-        if count <= 50:  # noqa: PLR2004 - more would touch
+        if count <= 50:
             parts += [f'<circle cx="{one:.1f}" cy="{two:.1f}" r="{radius}" style="fill:{svg.colour(hue)}"/>'
                       for one, two in points]  # fmt: skip
         parts += [svg.line(right, 10, right + 24, 10, stroke=hue, width=width), svg.text(right + 30, 14, name)]

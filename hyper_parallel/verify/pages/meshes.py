@@ -41,7 +41,7 @@ def mesh_svg(mesh: DeviceMesh) -> Html:
         return [svg.text(26, 22, rank, anchor="middle", bold=True)]
 
     title = f"mesh {_axes(mesh)}"
-    ranks = ", ".join(map(str, mesh.ranks[:64])) + (", …" if len(mesh.ranks) > 64 else "")  # noqa: PLR2004 - a line
+    ranks = ", ".join(map(str, mesh.ranks[:64])) + (", …" if len(mesh.ranks) > 64 else "")
     return _Grid(mesh, 52, 34, box).draw(title, f"ranks in row-major order: {ranks}")
 
 

@@ -21,7 +21,7 @@ def spellings(name):
     """Functions that may hand back their argument."""
     if name == "torch":
         import torch
-        from torch.nn import functional as F  # noqa: N812 - the field's name for it
+        from torch.nn import functional as F
 
         return {
             "dropout in eval": lambda x: F.dropout(x, 0.5, training=False),

@@ -154,7 +154,7 @@ def test_one_tensor_twice(mesh, shape):
 @pytest.mark.untraced
 def test_random_layouts_of_an_expression(mesh):
     """Sums, products and linear layers mixed agree with one device on drawn layouts, under random cotangents."""
-    import torch.nn.functional as F  # noqa: N812 - the field's name for it
+    import torch.nn.functional as F
 
     x, w, b = values(5, 3).numpy(), values(4, 3, seed=1).numpy(), values(4, seed=2).numpy()
     report = check_function(
@@ -211,7 +211,7 @@ def test_constants_of_no_dims_are_welcome():
 def test_plain_tensors_are_not_guessed():
     """A plain tensor that meets DTensors is an error that names it and the line that fixes it."""
     import torch
-    import torch.nn.functional as F  # noqa: N812 - as above
+    import torch.nn.functional as F
 
     x, w = values(5, 3), values(4, 3)
 

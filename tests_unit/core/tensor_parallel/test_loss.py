@@ -28,7 +28,7 @@ OPTIONS = [
 def dense(twin, rows, classes, options, weight=None):
     """Loss and gradient of the logits on one device."""
     import torch
-    import torch.nn.functional as F  # noqa: N812 - the field's name for it
+    import torch.nn.functional as F
 
     logits = twin.random(rows, classes).requires_grad_()
     labels = torch.arange(rows) * 5 % classes
@@ -43,7 +43,7 @@ def dense(twin, rows, classes, options, weight=None):
 def test_the_loss_of_sharded_logits_is_the_dense_one(twin, options, world, plain):
     """Loss and gradient equal the dense ones with plain and distributed labels, and no logits travel."""
     import torch
-    import torch.nn.functional as F  # noqa: N812
+    import torch.nn.functional as F
 
     theirs, labels, expected = dense(twin, 6, 10, options)
 
@@ -63,7 +63,7 @@ def test_the_loss_of_sharded_logits_is_the_dense_one(twin, options, world, plain
 @pytest.mark.parametrize("grid", [(2, 2), (2, 3)])
 def test_rows_over_dp_and_classes_over_tp(twin, grid):
     """The mean is over all rows, however unevenly dp holds them; class weights are understood."""
-    import torch.nn.functional as F  # noqa: N812
+    import torch.nn.functional as F
 
     weight = twin.random(10, seed=5).abs()
     theirs, labels, expected = dense(twin, 5, 10, {}, weight)
@@ -84,7 +84,7 @@ def test_rows_over_dp_and_classes_over_tp(twin, grid):
 def test_a_model_trains_with_its_loss_in_parallel(twin, world):
     """Embedding by rows, tied head by columns, loss over the sharded vocabulary: every gradient is the dense one."""
     import torch
-    import torch.nn.functional as F  # noqa: N812
+    import torch.nn.functional as F
     from torch import nn
 
     class Tied(nn.Module):

@@ -24,7 +24,7 @@ def _placed(platform, mesh, array, place):
 
 
 def _loss(x, w):
-    from mindspore.mint.nn import functional as F  # noqa: N812 - the field's name for it
+    from mindspore.mint.nn import functional as F
 
     y = F.linear(x, w)
     return (y * y).sum()

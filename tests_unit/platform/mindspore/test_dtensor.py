@@ -54,7 +54,7 @@ def _optimizer(name, parameters):
 
 def _trained(name, distributed):
     from mindspore import Parameter, Tensor, mint, value_and_grad
-    from mindspore.mint.nn import functional as F  # noqa: N812 - the field's name for it
+    from mindspore.mint.nn import functional as F
 
     arrays = zip(FACTORS, PLACES, strict=False)
     parameters = [

@@ -19,7 +19,7 @@ A = np.random.default_rng(5).uniform(0.5, 2.0, (9, 7)).astype(np.float32)
 
 def _drawn(name, place):
     from mindspore import mint, nn, ops
-    from mindspore.mint.nn import functional as F  # noqa: N812 - the field's name for it
+    from mindspore.mint.nn import functional as F
 
     from hyper_parallel.core.dtensor import random
 

@@ -30,7 +30,7 @@ WAYS = [
 
 def _cell():
     from mindspore import nn
-    from mindspore.mint.nn import functional as F  # noqa: N812 - the field's name for it
+    from mindspore.mint.nn import functional as F
 
     class Dropping(nn.Cell):
         """Dropout twice, so that a mask drawn out of turn shows."""

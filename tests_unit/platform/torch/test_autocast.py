@@ -3,7 +3,7 @@
 import numpy as np
 import pytest
 import torch
-import torch.nn.functional as F  # noqa: N812
+import torch.nn.functional as F
 from torch.utils.checkpoint import checkpoint
 
 from hyper_parallel.core.dtensor.placements import Partial, Replicate, Shard

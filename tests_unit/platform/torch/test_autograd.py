@@ -253,7 +253,7 @@ def test_gradients_that_do_not_fit_their_arguments():
 def test_grad_and_backward_take_dtensors(world):
     """torch.autograd.grad and backward start from DTensors and reach them, under random cotangents."""
     import torch
-    import torch.nn.functional as F  # noqa: N812 - the field's name for it
+    import torch.nn.functional as F
 
     x, w, seed = values(5, 3), values(4, 3, seed=1), values(5, 4, seed=2)
     plain_x, plain_w = x.clone().requires_grad_(), w.clone().requires_grad_()
@@ -279,7 +279,7 @@ def test_grad_and_backward_take_dtensors(world):
 def test_second_derivatives(world):
     """A gradient penalty is that of one device: every change of placement is differentiable twice."""
     import torch
-    import torch.nn.functional as F  # noqa: N812 - as above
+    import torch.nn.functional as F
 
     x, w = values(5, 3), values(4, 3, seed=1)
 
@@ -302,7 +302,7 @@ def test_second_derivatives(world):
 @pytest.mark.parametrize("reentrant", [False, True])
 def test_checkpointing(reentrant):
     """Recomputed activations give the same gradients, in both of PyTorch's ways."""
-    import torch.nn.functional as F  # noqa: N812 - as above
+    import torch.nn.functional as F
     from torch.utils.checkpoint import checkpoint
 
     x, w = values(5, 3), values(4, 3, seed=1)
@@ -321,7 +321,7 @@ def test_checkpointing(reentrant):
 def test_what_grad_cannot_do():
     """Batched cotangents, a gradient that was passed by, and lists of different lengths are refused."""
     import torch
-    import torch.nn.functional as F  # noqa: N812 - as above
+    import torch.nn.functional as F
 
     def on_rank(mesh):
         x = spread(values(4, 3), mesh, S0).requires_grad_()

@@ -145,7 +145,7 @@ def test_backward_from_a_pending_reduction(op, world):
 @pytest.mark.parametrize("world", [2, 3, 4])
 def test_gradients_accumulate_as_on_one_device(world):
     """Two backwards add up in .grad, retained graphs and kept views included, with no factor of the world's size."""
-    import torch.nn.functional as F  # noqa: N812 - the field's name for it
+    import torch.nn.functional as F
 
     x, w, seed = values(5, 3), values(4, 3, seed=1), values(5, 4, seed=2)
     plain = w.clone().requires_grad_()
@@ -168,7 +168,7 @@ def test_gradients_accumulate_as_on_one_device(world):
 def test_grad_modes_do_not_leak():
     """Calls under no_grad and inference_mode leave no plan or view behind that would lose a later gradient."""
     import torch
-    import torch.nn.functional as F  # noqa: N812 - as above
+    import torch.nn.functional as F
 
     x, w = values(5, 3), values(4, 3, seed=1)
     plain = w.clone().requires_grad_()
@@ -212,7 +212,7 @@ def test_hooks_see_dtensors():
 
 def test_gradients_do_not_pass_by_a_hook():
     """A gathered tensor whose gradient is wanted gets it; once gradients go past it, asking is an error."""
-    import torch.nn.functional as F  # noqa: N812 - as above
+    import torch.nn.functional as F
 
     x, w = values(4, 3), values(4, 3, seed=1)
     plain = x.clone().requires_grad_()
@@ -317,7 +317,7 @@ def test_data_keeps_the_layout_and_may_change_the_dtype():
 
 def test_modules_hold_dtensors():
     """state_dict, load_state_dict and to(dtype) work on a module of DTensor parameters, forward after each."""
-    import torch.nn.functional as F  # noqa: N812 - as above
+    import torch.nn.functional as F
     from torch import nn
 
     x, w, b = values(5, 3), values(4, 3, seed=1), values(4, seed=2)
@@ -340,7 +340,7 @@ def test_modules_hold_dtensors():
 def test_optimizers_write_in_place(name):
     """Steps of PyTorch's optimizers are those of one device, and no step uses what was gathered before the last."""
     import torch
-    import torch.nn.functional as F  # noqa: N812 - as above
+    import torch.nn.functional as F
 
     x, w = values(5, 3), values(4, 3, seed=1)
 

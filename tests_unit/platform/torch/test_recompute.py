@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 import pytest
 import torch
-import torch.nn.functional as F  # noqa: N812
+import torch.nn.functional as F
 from torch.distributed._composable import checkpoint as composable
 from torch.distributed.algorithms._checkpoint import checkpoint_wrapper as wrappers
 from torch.utils import checkpoint as ways

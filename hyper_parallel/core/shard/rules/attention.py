@@ -30,7 +30,7 @@ def attention(call: OpCall) -> Strategies:
     """
     q, k, v, mask = call["q"], call["k"], call["v"], call["attn_mask"]
     _check(call)
-    grouped = call["enable_gqa"] and q.ndim > 2 and q.shape[-3] != k.shape[-3]  # noqa: PLR2004 - a head dim
+    grouped = call["enable_gqa"] and q.ndim > 2 and q.shape[-3] != k.shape[-3]
     lead = -3 if grouped else -2
     (qs, ks, vs), batch, sizes = broadcast_labels([one.shape[:lead] for one in (q, k, v)], "b")
     heads = [("hq",), ("hk",), ("hk",)] if grouped else [(), (), ()]
@@ -48,13 +48,13 @@ def attention(call: OpCall) -> Strategies:
 
 def _check(call: OpCall) -> None:
     q, k, v = call["q"], call["k"], call["v"]
-    if min(one.ndim for one in (q, k, v)) < 2 or q.shape[-1] != k.shape[-1] or k.shape[-2] != v.shape[-2]:  # noqa: PLR2004
+    if min(one.ndim for one in (q, k, v)) < 2 or q.shape[-1] != k.shape[-1] or k.shape[-2] != v.shape[-2]:
         msg = "q, k and v must be …le, …se and …sf"
         raise ValueError(msg)
     if call["is_causal"] and call["attn_mask"] is not None:
         msg = "attn_mask and is_causal exclude each other"
         raise ValueError(msg)
-    if call["enable_gqa"] and (q.ndim < 3 or k.shape[-3] != v.shape[-3] or q.shape[-3] % k.shape[-3]):  # noqa: PLR2004
+    if call["enable_gqa"] and (q.ndim < 3 or k.shape[-3] != v.shape[-3] or q.shape[-3] % k.shape[-3]):
         msg = "enable_gqa: the heads of q must be a multiple of those of k and v"
         raise ValueError(msg)
 
@@ -77,7 +77,7 @@ def _grouped_row(call: OpCall, mask: Operand | None) -> Row:
     out = Shard(max(call[name].ndim for name in ("q", "k", "v")) - 3)
     if not isinstance(mask, Operand):
         return Row(tuple(inputs), (out,), even=tuple(even))
-    alike = mask.ndim >= 3 and mask.shape[-3] == call["q"].shape[-3]  # noqa: PLR2004 - a head dim
+    alike = mask.ndim >= 3 and mask.shape[-3] == call["q"].shape[-3]
     return Row((*inputs, Shard(mask.ndim - 3) if alike else R), (out,), even=tuple(even))
 
 

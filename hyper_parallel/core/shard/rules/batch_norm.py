@@ -22,7 +22,7 @@ __all__ = ["unbiased"]
 def channel_norm(call: OpCall) -> Strategies:
     """``nc…, c, c, c, c -> nc…``: known statistics, so element by element."""
     x = call["x"]
-    if x.ndim < 2 or any(one.shape != x.shape[1:2] for one in call.operands[1:]):  # noqa: PLR2004 - samples, channels
+    if x.ndim < 2 or any(one.shape != x.shape[1:2] for one in call.operands[1:]):
         shapes = ", ".join(f"{one.name} {list(one.shape)}" for one in call.operands)
         msg = f"x needs samples and channels, the others one number per channel: {shapes}"
         raise ValueError(msg)

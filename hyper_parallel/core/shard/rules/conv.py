@@ -43,7 +43,7 @@ def convolution(call: OpCall) -> Strategies:
         kernel[out], kernel[inner] = "o", "c"
     inputs = (("n", "c" if groups == 1 else None, *places), tuple(kernel), ("o" if groups == 1 else None,))[:count]
     output = ("n", "o" if groups == 1 else None, *places)
-    joins = (2,) if count > 2 else ()  # noqa: PLR2004 - there is a bias
+    joins = (2,) if count > 2 else ()
     rows = held_rows(Labels(inputs, (output,), each=(0, 1), joins=joins))
     if groups > 1:
         rows = (*rows, Row((Shard(1), Shard(0), Shard(0))[:count], (Shard(1),), sizes=((0, 1, groups),)))
@@ -52,7 +52,7 @@ def convolution(call: OpCall) -> Strategies:
 
 def _check(call: OpCall, inner: int) -> None:
     x, weight, groups = call["x"], call["weight"], call["groups"]
-    if x.ndim != weight.ndim or x.ndim < 3:  # noqa: PLR2004 - samples, channels, and what a window slides over
+    if x.ndim != weight.ndim or x.ndim < 3:
         msg = f"x has {x.ndim} dims and weight {weight.ndim}; both need samples or outputs, channels, and the same more"
         raise ValueError(msg)
     wanted = weight.shape[inner] * (1 if call["transposed"] else groups)

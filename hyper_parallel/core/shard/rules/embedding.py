@@ -22,7 +22,7 @@ if TYPE_CHECKING:
 def embedding(call: OpCall) -> Strategies:
     """``…, vh -> …h``; a sharded ``v`` leaves a sum pending of what each rank finds in its rows."""
     x, weight = call["x"], call["weight"]
-    if weight.ndim != 2:  # noqa: PLR2004 - a matrix
+    if weight.ndim != 2:
         msg = f"weight has {weight.ndim} dims, it must have 2"
         raise ValueError(msg)
     padding = call["padding_idx"]
@@ -78,7 +78,7 @@ def lookup_(call: OpCall) -> Strategies:
 def embedding_bag(call: OpCall) -> Strategies:
     """``n[i], [v]h, n[i] -> nh``; bags that follow each other in one row of ids are whole."""
     x, weight, offsets = (call[name] for name in ("x", "weight", "offsets"))
-    if weight.ndim != 2 or x.ndim != (2 if offsets is None else 1):  # noqa: PLR2004 - a matrix
+    if weight.ndim != 2 or x.ndim != (2 if offsets is None else 1):
         msg = f"x has {x.ndim} dims and weight {weight.ndim}: bags are rows of a matrix, or a vector and offsets"
         raise ValueError(msg)
     _only_whole(call)

@@ -125,12 +125,12 @@ def _scattered(call: OpCall, source: Any, *, adds: bool, linear: bool = True) ->
     shapes = [one.shape for one in tensors]
     whole = _whole(shapes, dim, "x")
     # Where the source is longer than the index, only its beginning is read.
-    aligned = adds and len(tensors) == 3 and index.shape[dim : dim + 1] == source.shape[dim : dim + 1]  # noqa: PLR2004
+    aligned = adds and len(tensors) == 3 and index.shape[dim : dim + 1] == source.shape[dim : dim + 1]
     owns = ("x", "i", "i" if aligned else "s")
     inputs = tuple(_names(shape, shapes, dim, own) for shape, own in zip(shapes, owns, strict=False))
     if not aligned:
         whole |= {"i", "s"}
-    joint = (0, 2) if linear and len(tensors) == 3 and source.floating == x.floating else ()  # noqa: PLR2004
+    joint = (0, 2) if linear and len(tensors) == 3 and source.floating == x.floating else ()
     labels = Labels(
         inputs, (inputs[0],), whole=frozenset(whole), joint=joint, joins=(0,) if aligned else (), reduce="sum"
     )

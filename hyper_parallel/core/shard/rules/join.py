@@ -70,7 +70,7 @@ def hstack(ops: Any, tensors: Any) -> Any:
 @decomposition("vstack", "tensors")
 def vstack(ops: Any, tensors: Any) -> Any:
     """Joined along dim 0, a vector being one row."""
-    rows = [ops.view(one, (1, -1)) if len(tuple(one.shape)) < 2 else one for one in tensors]  # noqa: PLR2004 - a matrix
+    rows = [ops.view(one, (1, -1)) if len(tuple(one.shape)) < 2 else one for one in tensors]
     return ops.cat(rows, 0)
 
 
@@ -99,14 +99,14 @@ def rot90(ops: Any, x: Any, k: int, dims: Any) -> Any:
     """Quarter turns in the plane of two dims: one is reversed, and both change places."""
     first, second = dims
     if k % 2:
-        return ops.clone(ops.transpose(ops.flip(x, (first if k % 4 == 3 else second,)), first, second))  # noqa: PLR2004
+        return ops.clone(ops.transpose(ops.flip(x, (first if k % 4 == 3 else second,)), first, second))
     return ops.flip(x, (first, second)) if k % 4 else ops.clone(x)
 
 
 def _triangle(call: OpCall) -> Strategies:
     """All dims may be sharded: the local call shifts the diagonal by where its piece starts."""
     x = call["x"]
-    if x.ndim < 2:  # noqa: PLR2004 - a matrix
+    if x.ndim < 2:
         msg = f"x needs at least 2 dims, it has {x.ndim}"
         raise ValueError(msg)
     return Strategies(keep_dims(range(x.ndim)), (x.shape,), _local_diagonal)

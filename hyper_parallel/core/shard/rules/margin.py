@@ -55,7 +55,7 @@ plain_loss("multilabel_margin_loss", "")
 def ctc_loss_elements(call: OpCall) -> Strategies:
     """``[t]n[c], n[s], n, n -> n``; targets that follow each other in one row keep everything whole."""
     x, targets = call["log_probs"], call["targets"]
-    batch = ("n",) if x.ndim == 3 and targets.ndim == 2 else (None,) * (x.ndim - 2)  # noqa: PLR2004 - time, classes
+    batch = ("n",) if x.ndim == 3 and targets.ndim == 2 else (None,) * (x.ndim - 2)
     rows = call.operands[2:]
     for one in rows:
         if one.shape not in {(), x.shape[1:-1]}:

@@ -174,7 +174,7 @@ def bilinear(call: OpCall) -> Strategies:
 def block_diag(call: OpCall) -> Strategies:
     """Blocks along a diagonal: both dims of all of them are whole; linear in all together."""
     shapes = [(1,) * (2 - one.ndim) + one.shape for one in call.operands]
-    if any(len(shape) > 2 for shape in shapes):  # noqa: PLR2004 - matrices
+    if any(len(shape) > 2 for shape in shapes):
         msg = f"blocks are matrices, got {[list(one.shape) for one in call.operands]}"
         raise ValueError(msg)
     inputs = tuple((None,) * one.ndim for one in call.operands)

@@ -61,7 +61,7 @@ def native_layer_norm(call: OpCall) -> Strategies:
 def group_norm(call: OpCall) -> Strategies:
     """``n[c…], [c], [c] -> n[c…]``; channels may be sharded where groups stay together."""
     x, groups = call["x"], call["num_groups"]
-    if x.ndim < 2 or any(one.shape != x.shape[1:2] for one in call.operands[1:]):  # noqa: PLR2004 - samples, channels
+    if x.ndim < 2 or any(one.shape != x.shape[1:2] for one in call.operands[1:]):
         shapes = ", ".join(f"{one.name} {list(one.shape)}" for one in call.operands)
         msg = f"x needs samples and channels, the others one number per channel: {shapes}"
         raise ValueError(msg)

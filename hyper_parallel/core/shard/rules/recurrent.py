@@ -36,7 +36,7 @@ def _layers(call: OpCall) -> Strategies:
         raise ValueError(msg)
     row = ("n", None, None) if call["batch_first"] else (None, "n", None)
     at = row.index("n")
-    if x.ndim != 3 or any(one.ndim != 3 or one.shape[1] != x.shape[at] for one in states):  # noqa: PLR2004 - samples
+    if x.ndim != 3 or any(one.ndim != 3 or one.shape[1] != x.shape[at] for one in states):
         msg = f"x {list(x.shape)} and hx {[list(one.shape) for one in states]} need the same samples"
         raise ValueError(msg)
     state = (None, "n", None)

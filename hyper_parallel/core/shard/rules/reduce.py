@@ -215,7 +215,7 @@ _median("nanmedian")
 @decomposition("trace", "x")
 def trace(ops: Any, x: Any) -> Any:
     """The sum of the diagonal."""
-    if x.ndim != 2:  # noqa: PLR2004 - a matrix
+    if x.ndim != 2:
         msg = f"trace: expected a matrix, x has {x.ndim} dims"
         raise LayoutError(msg)
     return ops.sum(ops.diagonal(x))

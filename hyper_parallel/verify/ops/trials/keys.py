@@ -77,7 +77,7 @@ def numbers_share_a_plan(stage: Stage) -> None:
             stage.same(stage.call(entry, x, number), array * number)
             stage.same(stage.call(entry, x, n=number), array * number)
             stage.same(stage.call(entry, n=number, x=x), array * number)
-        assert len(entry.cache) == 9, len(entry.cache)  # noqa: PLR2004 - three spellings of three types
+        assert len(entry.cache) == 9, len(entry.cache)
     two = stage.entry(
         lambda x, label, n, m: (x - m) * n + 0 * len(label), "x, label, n, m", rule={"by_value": False}, canonical=True
     )
@@ -103,16 +103,16 @@ def plans_are_found_again(stage: Stage) -> None:
         two(x, x)
         stage.call(alone, x)
         one(x)
-    assert len(planned) == 2  # noqa: PLR2004 - one each
+    assert len(planned) == 2
     numbers = stage.entry(lambda x, y: x - y, "x, y", strategies, rule={"by_value": False})
     door = stage.platform.dispatcher.binary(numbers)
     for number in (1.0, 2.0, 3.0):
         stage.same(door(x, number), values(5, 3) - number)
-    assert len(planned) == 3  # noqa: PLR2004 - and one more
+    assert len(planned) == 3
     many = stage.entry(lambda x, y, n: (x - y) * n, "x, y, n", strategies)
     for _ in range(3):
         stage.call(many, x, x, 2)
-    assert len(planned) == 4  # noqa: PLR2004 - as above
+    assert len(planned) == 4
 
 
 def dtypes_are_in_the_key_where_they_count(stage: Stage) -> None:
@@ -130,7 +130,7 @@ def dtypes_are_in_the_key_where_they_count(stage: Stage) -> None:
         lambda entry, x: stage.platform.dispatcher.binary(entry)(x, x),
     ]  # fmt: skip
     for number, call in enumerate(calls):
-        signature = "x, y" if number == 4 else "x"  # noqa: PLR2004 - the last one
+        signature = "x, y" if number == 4 else "x"
         entry = stage.entry(_first, signature, strategies, rule={"by_dtype": True})
         for _ in range(2):
             assert call(entry, real).placements == (S0,)

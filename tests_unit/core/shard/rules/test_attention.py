@@ -5,7 +5,7 @@ import math
 import numpy as np
 import pytest
 import torch
-import torch.nn.functional as F  # noqa: N812
+import torch.nn.functional as F
 
 from hyper_parallel import distribute_tensor
 from hyper_parallel.core.dtensor.dtensor import DTensor

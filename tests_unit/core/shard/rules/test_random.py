@@ -5,7 +5,7 @@ import itertools
 import numpy as np
 import pytest
 import torch
-import torch.nn.functional as F  # noqa: N812
+import torch.nn.functional as F
 
 from hyper_parallel.core.dtensor import draws, random
 from hyper_parallel.core.dtensor.dtensor import DTensor

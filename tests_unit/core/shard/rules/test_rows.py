@@ -3,7 +3,7 @@
 import numpy as np
 import pytest
 import torch
-import torch.nn.functional as F  # noqa: N812
+import torch.nn.functional as F
 
 from hyper_parallel import distribute_tensor
 from hyper_parallel.core.dtensor.placements import Replicate, Shard

@@ -5,7 +5,7 @@ import copy
 import numpy as np
 import pytest
 import torch
-import torch.nn.functional as F  # noqa: N812
+import torch.nn.functional as F
 from torch.func import functional_call
 
 from hyper_parallel import distribute_tensor
