@@ -21,7 +21,7 @@ from pathlib import Path
 ROOT = Path(__file__).resolve().parents[1]
 TIME_IS_UP = 124
 STACK_SECONDS = 1.0
-RANK_WORDS = ("multiprocessing.forkserver", "hyper_parallel.verify._worker")
+RANK_WORDS = ("multiprocessing.forkserver", "hyper_parallel.verify.launch_worker")
 
 
 @dataclass(frozen=True)

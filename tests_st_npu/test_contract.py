@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from hyper_parallel.platform.contract.inventory import MEMBERS
-from hyper_parallel.verify.contract.outcome import examine
+from hyper_parallel.verify.contract.results import examine
 
 
 def test_every_member_over_real_processes(platform_name, reports):

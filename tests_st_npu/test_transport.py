@@ -5,8 +5,8 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from hyper_parallel.verify.conformance import check_transport
 from hyper_parallel.verify.launch import launch
+from hyper_parallel.verify.transport_conformance import check_transport
 
 
 @pytest.mark.usefixtures("on_processor")

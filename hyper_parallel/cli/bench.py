@@ -13,7 +13,7 @@ from hyper_parallel.cli.output import can_be_written
 from hyper_parallel.cli.progress import Progress
 from hyper_parallel.cli.verify_model import platforms
 from hyper_parallel.platform.select import platform_named
-from hyper_parallel.verify.files import write_text
+from hyper_parallel.verify.report_files import write_text
 from hyper_parallel.verify.timings import Figure, Timing, figures, recorded
 
 __all__ = ["add_parser", "run"]

@@ -15,7 +15,7 @@ from hyper_parallel.cli.verify_model import names_of, platforms
 from hyper_parallel.platform.contract.inventory import MEMBERS
 
 if TYPE_CHECKING:
-    from hyper_parallel.verify.contract.outcome import Footprint, Outcome
+    from hyper_parallel.verify.contract.results import Footprint, Outcome
 
 __all__ = ["add_parser", "run"]
 
@@ -52,7 +52,7 @@ def add_parser(kinds: Any) -> None:
 
 def run(arguments: argparse.Namespace) -> int:
     """Run every check; 0 if all held."""
-    from hyper_parallel.verify.contract.outcome import examine, measure
+    from hyper_parallel.verify.contract.results import examine, measure
 
     facets = names_of(arguments.facet, "--facet", tuple(MEMBERS)) if arguments.facet else list(MEMBERS)
     launches = names_of(arguments.launch, "--launch", _LAUNCHES)
@@ -98,8 +98,8 @@ def _all(
 
 
 def _text(one: Outcome | Footprint) -> str:
-    from hyper_parallel.verify.contract.matrix import summary
-    from hyper_parallel.verify.contract.outcome import Footprint
+    from hyper_parallel.verify.contract.results import Footprint
+    from hyper_parallel.verify.pages.contract_page import summary
 
     if not isinstance(one, Footprint):
         return summary(one)

@@ -13,10 +13,10 @@ from typing import TYPE_CHECKING, Any
 from hyper_parallel.cli.output import can_be_written
 from hyper_parallel.cli.progress import Progress
 from hyper_parallel.platform.select import FRAMEWORKS, MissingFrameworkError, installed_frameworks, require_framework
-from hyper_parallel.verify.files import write_text
+from hyper_parallel.verify.report_files import write_text
 
 if TYPE_CHECKING:
-    from hyper_parallel.verify.report import ModelReport
+    from hyper_parallel.verify.model_report import ModelReport
 
 __all__ = ["add_parser", "names_of", "platforms", "run", "user_platforms"]
 

@@ -15,7 +15,7 @@ from hyper_parallel.cli.output import can_be_written
 from hyper_parallel.cli.progress import Progress
 from hyper_parallel.cli.verify_model import platforms
 from hyper_parallel.platform.select import FRAMEWORKS, require_framework
-from hyper_parallel.verify.files import write_text
+from hyper_parallel.verify.report_files import write_text
 
 if TYPE_CHECKING:
     from hyper_parallel.verify.ops.effort import Effort

@@ -21,7 +21,7 @@ _OWN = (
     "transport/live_main.py",
     "transport/guarded.py",
     "pytest_plugin/ranks.py",
-    "verify/_worker.py",
+    "verify/launch_worker.py",
 )
 
 

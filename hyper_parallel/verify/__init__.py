@@ -23,10 +23,10 @@ if TYPE_CHECKING:
         truth,
         whole,
     )
-    from hyper_parallel.verify.case import ModelCase, ParallelPlan
     from hyper_parallel.verify.check import check_function
     from hyper_parallel.verify.explain import explain_model
     from hyper_parallel.verify.model import verify_model
+    from hyper_parallel.verify.model_case import ModelCase, ParallelPlan
     from hyper_parallel.verify.ops.user import operator_sample
 
 __all__ = [
@@ -65,7 +65,7 @@ __getattr__, __dir__ = lazy(
             "truth",
             "whole",
         ),
-        "hyper_parallel.verify.case": ("ModelCase", "ParallelPlan"),
+        "hyper_parallel.verify.model_case": ("ModelCase", "ParallelPlan"),
         "hyper_parallel.verify.check": ("check_function",),
         "hyper_parallel.verify.explain": ("explain_model",),
         "hyper_parallel.verify.model": ("verify_model",),

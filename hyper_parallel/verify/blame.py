@@ -12,7 +12,7 @@ from typing import Any
 
 import hyper_parallel
 from hyper_parallel.errors import PlanError
-from hyper_parallel.verify.case import InputError
+from hyper_parallel.verify.model_case import InputError
 
 __all__ = ["called", "own_line", "said", "told"]
 

@@ -16,12 +16,12 @@ from hyper_parallel.platform.select import use_platform
 from hyper_parallel.transport.base import Transport, use_transport
 from hyper_parallel.transport.numpy_ops import NumpyOps
 from hyper_parallel.transport.rehearsed import RehearsedTransport
-from hyper_parallel.verify.report import Traffic, aligned, table, traffic
-from hyper_parallel.verify.side_by_side import rehearse
+from hyper_parallel.verify.model_report import Traffic, aligned, table, traffic
 from hyper_parallel.verify.spec import maker
+from hyper_parallel.verify.train_compare import rehearse
 
 if TYPE_CHECKING:
-    from hyper_parallel.verify.placed import Placed
+    from hyper_parallel.verify.parameter_layouts import Placed
 
 __all__ = ["Explanation", "explain_model"]
 

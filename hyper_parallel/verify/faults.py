@@ -17,7 +17,7 @@ from hyper_parallel.core.dtensor.dtensor import DTensor
 from hyper_parallel.core.dtensor.events import watching
 from hyper_parallel.transport.base import use_transport
 from hyper_parallel.transport.pending import Pending
-from hyper_parallel.verify.case import InputError
+from hyper_parallel.verify.model_case import InputError
 
 if TYPE_CHECKING:
     from hyper_parallel.core.dtensor.events import Occurrence

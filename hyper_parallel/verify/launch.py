@@ -20,7 +20,7 @@ from hyper_parallel.transport.shipping import pack, unpack
 from hyper_parallel.transport.shortage import starting
 from hyper_parallel.transport.start import python_command, search_path
 from hyper_parallel.transport.worker_main import Report, Task
-from hyper_parallel.verify import _worker
+from hyper_parallel.verify import launch_worker
 
 __all__ = ["launch"]
 
@@ -79,7 +79,7 @@ class _Torchrun:
     def __init__(self, folder: Path, world_size: int) -> None:
         command = python_command(
             "torch.distributed.run", "--standalone", f"--nproc-per-node={world_size}",
-            "--no-python", *python_command("hyper_parallel.verify._worker", str(folder)),
+            "--no-python", *python_command("hyper_parallel.verify.launch_worker", str(folder)),
         )  # fmt: skip
         # Unbuffered, as torchrun starts Python: what a rank printed is there when it is killed.
         environment = {"OMP_NUM_THREADS": "1", "PYTHONUNBUFFERED": "1", **os.environ}
@@ -117,7 +117,8 @@ class _Processes:
         from hyper_parallel.transport.pool import start_process  # starts a fork server when used
 
         self._processes = [
-            start_process(_worker.serve, (str(folder), rank, "mindspore"), f"rank-{rank}") for rank in range(world_size)
+            start_process(launch_worker.serve, (str(folder), rank, "mindspore"), f"rank-{rank}")
+            for rank in range(world_size)
         ]
 
     def running(self) -> bool:

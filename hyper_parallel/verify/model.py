@@ -9,13 +9,13 @@ from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, Any
 
 from hyper_parallel.errors import PlanError, RankFailedError
-from hyper_parallel.verify.case import InputError
 from hyper_parallel.verify.faults import parse_fault
 from hyper_parallel.verify.launch import launch as launch_processes
-from hyper_parallel.verify.report import ModelReport, traffic
-from hyper_parallel.verify.side_by_side import RankResult, run_rank
+from hyper_parallel.verify.model_case import InputError
+from hyper_parallel.verify.model_report import ModelReport, traffic
 from hyper_parallel.verify.simulate import simulate
 from hyper_parallel.verify.spec import maker
+from hyper_parallel.verify.train_compare import RankResult, run_rank
 
 if TYPE_CHECKING:
     from hyper_parallel.verify.faults import Fault
@@ -72,9 +72,9 @@ def verify_model(
 
     Args:
         spec: ``module:function``, ``file.py:function`` or a function; it returns a
-            :class:`~hyper_parallel.verify.case.ModelCase`, a mapping of its fields or ``(model, batches, loss)``.
+            :class:`~hyper_parallel.verify.model_case.ModelCase`, a mapping of its fields or ``(model, batches, loss)``.
         plan: the same, called with the mesh; returns the plan of ``parallelize_module``, or a
-            :class:`~hyper_parallel.verify.case.ParallelPlan`.
+            :class:`~hyper_parallel.verify.model_case.ParallelPlan`.
         mesh_shape: sizes of the axes.
         mesh_names: their names.
         platform: ``torch`` or ``mindspore``.

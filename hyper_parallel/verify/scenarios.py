@@ -10,8 +10,8 @@ import numpy as np
 from hyper_parallel.core.dtensor.placements import Replicate, Shard
 from hyper_parallel.platform.contract.training import LanguageModelConfig
 from hyper_parallel.platform.select import current_platform
-from hyper_parallel.verify.case import ModelCase, ParallelPlan
 from hyper_parallel.verify.data import text_batches
+from hyper_parallel.verify.model_case import ModelCase, ParallelPlan
 
 __all__ = ["SCENARIOS", "Scenario", "scenario_named", "transformer_case", "transformer_plan"]
 

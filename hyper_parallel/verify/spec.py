@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import Any
 
 from hyper_parallel.verify.blame import called, own_line, said
-from hyper_parallel.verify.case import InputError
+from hyper_parallel.verify.model_case import InputError
 
 __all__ = ["maker", "resolve"]
 

@@ -6,7 +6,7 @@ import pytest
 
 from hyper_parallel.cli import main
 from hyper_parallel.platform.contract.inventory import MEMBERS
-from hyper_parallel.verify.contract import outcome, suite
+from hyper_parallel.verify.contract import results, suite
 from hyper_parallel.verify.contract.world import Check
 
 
@@ -23,7 +23,7 @@ def test_facets_are_checked_and_written(platform_name, capsys, tmp_path):
     )
     assert status == 0, out
     assert out == f"{platform_name} / cpu / simulated, 2 ranks: 7 of 7 served\n"
-    ((found,), _) = outcome.load(tmp_path)
+    ((found,), _) = results.load(tmp_path)
     assert found.members == dict.fromkeys([*MEMBERS["identity"], *MEMBERS["pipeline"]], "served")
 
 
@@ -50,7 +50,7 @@ def test_memory_is_measured_where_asked(capsys, monkeypatch):
     """The figures are part of the results, and more than half of plain training is a failure."""
     peaks = {"plain": 100, "checkpoint": 10, "swap": 51}
     built = {"parameters": 8 << 30, "seconds": 2.5, "grown": 1 << 20, "shard": 8 << 20, "filling": 9 << 20}
-    monkeypatch.setattr(outcome, "measure", lambda platform: outcome.Footprint(platform, peaks, "today", built))
+    monkeypatch.setattr(results, "measure", lambda platform: results.Footprint(platform, peaks, "today", built))
     status, out, _ = ran(capsys, "--platform", "torch", "--facet", "pipeline", "--world-size", 2, "--memory")
     assert status == 1
     assert out.splitlines()[-2:] == [

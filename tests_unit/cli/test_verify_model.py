@@ -12,7 +12,7 @@ import pytest
 
 from hyper_parallel.cli import main
 from hyper_parallel.verify.compare import Check
-from hyper_parallel.verify.report import REQUIRED, ModelReport
+from hyper_parallel.verify.model_report import REQUIRED, ModelReport
 from hyper_parallel.verify.scenarios import SCENARIOS
 
 USER = Path(__file__).parent.parent / "verify" / "user"

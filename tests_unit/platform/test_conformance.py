@@ -12,10 +12,10 @@ from hyper_parallel.transport.pending import Pending
 from hyper_parallel.transport.simulated import SimulatedTransport
 from hyper_parallel.verify.contract import suite
 from hyper_parallel.verify.contract.communication import in_flight
-from hyper_parallel.verify.contract.matrix import page, summary
-from hyper_parallel.verify.contract.outcome import Footprint, Outcome, examine, load
+from hyper_parallel.verify.contract.results import Footprint, Outcome, examine, load
 from hyper_parallel.verify.contract.suite import CHECKS, run_contract
 from hyper_parallel.verify.contract.world import Check
+from hyper_parallel.verify.pages.contract_page import page, summary
 
 
 def expected(platform_name, facets=tuple(MEMBERS)):

@@ -9,7 +9,7 @@ import pytest
 from hyper_parallel.errors import MeshError
 from hyper_parallel.transport.base import use_transport
 from hyper_parallel.transport.calls import ReductionError
-from hyper_parallel.verify.conformance import check_transport
+from hyper_parallel.verify.transport_conformance import check_transport
 
 pytestmark = pytest.mark.platforms("torch")
 

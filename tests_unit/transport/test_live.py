@@ -13,7 +13,7 @@ from hyper_parallel.transport import live
 from hyper_parallel.transport.base import active_transport
 from hyper_parallel.transport.live import close_live_teams, run_live
 from hyper_parallel.transport.shipping import pack
-from hyper_parallel.verify.conformance import check_transport
+from hyper_parallel.verify.transport_conformance import check_transport
 
 
 @pytest.fixture(autouse=True)

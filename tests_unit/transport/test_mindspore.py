@@ -6,8 +6,8 @@ import pytest
 from hyper_parallel.errors import UnsupportedOnBackend
 from hyper_parallel.transport.base import active_transport, use_transport
 from hyper_parallel.transport.calls import ReductionError
-from hyper_parallel.verify.conformance import check_transport
 from hyper_parallel.verify.simulate import simulate
+from hyper_parallel.verify.transport_conformance import check_transport
 
 pytestmark = pytest.mark.platforms("mindspore")
 

@@ -18,7 +18,7 @@ from hyper_parallel.transport.numpy_ops import NumpyOps
 from hyper_parallel.transport.shipping import pack, unpack
 from hyper_parallel.transport.simulated import SimulatedTransport
 from hyper_parallel.transport.worker_main import PipeEndpoint, Task, end_by_sigterm, leave_after, next_task, run_rank
-from hyper_parallel.verify import _worker
+from hyper_parallel.verify import launch_worker
 
 SITE = Site(("train.py", 1))
 
@@ -152,7 +152,10 @@ def test_no_rank_outlives_its_launcher(monkeypatch):
             raise ProcessLookupError
 
     monkeypatch.setattr(os, "kill", kill)
-    for home, follow in ((_worker, lambda: _worker._follow(7)), (live_main, lambda: live_main._follow(7, leave))):
+    for home, follow in (
+        (launch_worker, lambda: launch_worker._follow(7)),
+        (live_main, lambda: live_main._follow(7, leave)),
+    ):
         monkeypatch.setattr(home, "_FOLLOW_SECONDS", 0.001)
         monkeypatch.setattr(os, "_exit", leave)
         seen.clear()

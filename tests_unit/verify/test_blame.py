@@ -8,8 +8,8 @@ import pytest
 
 from hyper_parallel.cli import main
 from hyper_parallel.verify.blame import called
-from hyper_parallel.verify.case import InputError, ModelCase
 from hyper_parallel.verify.model import verify_model
+from hyper_parallel.verify.model_case import InputError, ModelCase
 
 USER = Path(__file__).parent / "user"
 CODE = """

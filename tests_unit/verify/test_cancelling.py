@@ -6,9 +6,9 @@ from pathlib import Path
 
 import pytest
 
-from hyper_parallel.verify.case import InputError
 from hyper_parallel.verify.compare import NOISE_SHARE, difference, noise_floor
 from hyper_parallel.verify.model import verify_model
+from hyper_parallel.verify.model_case import InputError
 
 USER = Path(__file__).parent / "user"
 NO_GRADIENT = (

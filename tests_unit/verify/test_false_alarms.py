@@ -10,10 +10,10 @@ import pytest
 from hyper_parallel.core.tensor_parallel import ColwiseParallel, RowwiseParallel
 from hyper_parallel.platform.contract.training import StepResult
 from hyper_parallel.platform.select import get_torch_platform
-from hyper_parallel.verify.case import InputError, ModelCase
+from hyper_parallel.verify.adamw_noise import Settlement, undetermined
 from hyper_parallel.verify.compare import Bound
 from hyper_parallel.verify.model import verify_model
-from hyper_parallel.verify.settle import Settlement, undetermined
+from hyper_parallel.verify.model_case import InputError, ModelCase
 
 pytestmark = pytest.mark.platforms("torch")
 

@@ -14,10 +14,10 @@ from hyper_parallel.errors import RankFailedError
 from hyper_parallel.transport.base import active_transport
 from hyper_parallel.transport.pool import LEDGER_VARIABLE
 from hyper_parallel.transport.worker_main import Task
-from hyper_parallel.verify import _worker
-from hyper_parallel.verify.conformance import check_transport
+from hyper_parallel.verify import launch_worker
 from hyper_parallel.verify.launch import launch
 from hyper_parallel.verify.simulate import simulate
+from hyper_parallel.verify.transport_conformance import check_transport
 
 # The package gives this name to the function.
 launch_module = importlib.import_module("hyper_parallel.verify.launch")
@@ -135,6 +135,6 @@ def test_a_rank_that_cannot_join_reports_why(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     task = Task(0, 2, b"", None, [*sys.path], str(tmp_path))
     (tmp_path / "task").write_bytes(pickle.dumps(task))
-    report = _worker._run(tmp_path, 0, "torch")
+    report = launch_worker._run(tmp_path, 0, "torch")
     assert report.how == "raised"
     assert "MASTER_ADDR" in report.trace

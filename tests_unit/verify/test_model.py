@@ -5,9 +5,9 @@ import pytest
 
 from hyper_parallel.platform.select import platform_named
 from hyper_parallel.pytest_plugin.ranks import need_carrier
-from hyper_parallel.verify.case import InputError, ModelCase, ParallelPlan
 from hyper_parallel.verify.faults import FAULTS, parse_fault
 from hyper_parallel.verify.model import parse_mesh, verify_model, verify_scenario
+from hyper_parallel.verify.model_case import InputError, ModelCase, ParallelPlan
 from hyper_parallel.verify.scenarios import SCENARIOS, scenario_named
 from hyper_parallel.verify.simulate import simulate
 

@@ -9,8 +9,8 @@ import pytest
 
 from hyper_parallel.errors import RankFailedError
 from hyper_parallel.transport.base import active_transport
-from hyper_parallel.verify.conformance import check_transport
 from hyper_parallel.verify.simulate import simulate
+from hyper_parallel.verify.transport_conformance import check_transport
 
 
 def everyone():

@@ -5,7 +5,7 @@ from pathlib import Path
 
 import pytest
 
-from hyper_parallel.verify.case import InputError
+from hyper_parallel.verify.model_case import InputError
 from hyper_parallel.verify.spec import resolve
 
 

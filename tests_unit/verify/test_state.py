@@ -7,9 +7,9 @@ import pytest
 
 from hyper_parallel.core.dtensor.dtensor import DTensor
 from hyper_parallel.core.tensor_parallel import ColwiseParallel, RowwiseParallel
-from hyper_parallel.verify.case import InputError, ModelCase
 from hyper_parallel.verify.compare import Bound, Comparison
 from hyper_parallel.verify.model import verify_model
+from hyper_parallel.verify.model_case import InputError, ModelCase
 
 pytestmark = pytest.mark.platforms("torch")
 

@@ -9,9 +9,9 @@ from hyper_parallel.errors import UnsupportedOnBackend
 from hyper_parallel.platform.contract.inventory import MEMBERS
 from hyper_parallel.platform.select import platform_named
 from hyper_parallel.verify.contract.communication import COLLECTIVES, GROUPS, IDENTITY
-from hyper_parallel.verify.contract.gradients import DIFFERENTIABLE
+from hyper_parallel.verify.contract.differentiable import DIFFERENTIABLE
 from hyper_parallel.verify.contract.models import MEMORY, MODULES, PERSISTENCE
-from hyper_parallel.verify.contract.plain import PIPELINE, RUNTIME, TENSORS
+from hyper_parallel.verify.contract.single_rank import PIPELINE, RUNTIME, TENSORS
 from hyper_parallel.verify.contract.world import Contract, World
 
 __all__ = ["CHECKS", "check_contract", "run_contract"]

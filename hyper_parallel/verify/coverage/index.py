@@ -8,16 +8,15 @@ from collections import Counter
 from pathlib import Path
 from typing import Any
 
-from hyper_parallel.verify.contract import matrix
-from hyper_parallel.verify.contract.outcome import load
+from hyper_parallel.verify.contract.results import load
 from hyper_parallel.verify.coverage.pit import write_pit
 from hyper_parallel.verify.coverage.settings import Settings
 from hyper_parallel.verify.coverage.store import Store
-from hyper_parallel.verify.files import write_text
-from hyper_parallel.verify.pages import Column, Html, escape, page, table
+from hyper_parallel.verify.pages import Column, Html, contract_page, escape, page, table
 from hyper_parallel.verify.pages.bench_page import RATIOS, TIMINGS, bench_page, read_rows
 from hyper_parallel.verify.pages.mutation_page import mutation_page, read_mutation
 from hyper_parallel.verify.pages.operators_page import operators_page, read_report
+from hyper_parallel.verify.report_files import write_text
 
 __all__ = ["skipped_tests", "write_index", "write_others"]
 
@@ -94,7 +93,7 @@ def write_others(store: Store) -> list[Path]:
         written.append(write_text(store.reports / "bench.html", bench_page(ratios, timings)))
     outcomes, footprints = load(reports)
     if outcomes or footprints:
-        written.append(write_text(store.reports / "contract.html", matrix.page(outcomes, footprints)))
+        written.append(write_text(store.reports / "contract.html", contract_page.page(outcomes, footprints)))
     return written
 
 

@@ -8,7 +8,7 @@ from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
-from hyper_parallel.verify.files import write_text
+from hyper_parallel.verify.report_files import write_text
 
 __all__ = ["write_pit"]
 

@@ -11,7 +11,7 @@ from dataclasses import replace
 from typing import Any
 
 from hyper_parallel.core.shard.rule import Rule, find_rule, rule_names
-from hyper_parallel.verify.case import InputError
+from hyper_parallel.verify.model_case import InputError
 from hyper_parallel.verify.ops.effort import Effort
 from hyper_parallel.verify.ops.mutation import Verdict, judged
 from hyper_parallel.verify.ops.report import OperatorReport

@@ -8,12 +8,12 @@ from collections.abc import Sequence
 from hyper_parallel.core.dtensor.layout import Layout
 from hyper_parallel.core.dtensor.mesh import DeviceMesh
 from hyper_parallel.verify.compare import Check
+from hyper_parallel.verify.model_report import ModelReport, Summary
 from hyper_parallel.verify.pages.charts import Dot, bar, curves, dots
 from hyper_parallel.verify.pages.document import page
 from hyper_parallel.verify.pages.markup import Html, escape
 from hyper_parallel.verify.pages.meshes import layout_svg, mesh_svg
 from hyper_parallel.verify.pages.tables import Cell, Column, Value, table
-from hyper_parallel.verify.report import ModelReport, Summary
 
 __all__ = ["model_page"]
 

@@ -12,7 +12,7 @@ from pathlib import Path
 import pytest
 
 from hyper_parallel.cli import main
-from hyper_parallel.verify.contract.outcome import Outcome
+from hyper_parallel.verify.contract.results import Outcome
 from hyper_parallel.verify.coverage.baseline import read_baseline
 
 pytest.importorskip("coverage", reason="[no-tool] coverage is not installed")

@@ -3,8 +3,8 @@
 from hyper_parallel.core.dtensor.layout import Layout
 from hyper_parallel.core.dtensor.mesh import DeviceMesh
 from hyper_parallel.verify.compare import Check
-from hyper_parallel.verify.placed import Placed
-from hyper_parallel.verify.report import REQUIRED, ModelReport, Traffic
+from hyper_parallel.verify.model_report import REQUIRED, ModelReport, Traffic
+from hyper_parallel.verify.parameter_layouts import Placed
 
 COLUMNS = ("forward", "backward", "uneven", "several axes", "partial")
 

@@ -5,9 +5,8 @@ from functools import cache
 import pytest
 
 from hyper_parallel.core.dtensor.placements import Partial, Shard
-from hyper_parallel.verify.contract import matrix
-from hyper_parallel.verify.contract.outcome import Outcome
-from hyper_parallel.verify.pages import layout_svg, page
+from hyper_parallel.verify.contract.results import Outcome
+from hyper_parallel.verify.pages import contract_page, layout_svg, page
 from hyper_parallel.verify.pages.model_page import model_page
 from hyper_parallel.verify.pages.mutation_page import mutation_page
 from hyper_parallel.verify.pages.operators_page import operators_page
@@ -83,7 +82,7 @@ def pages(samples):
         "ended": model_page([samples.run(error="rank 0 failed\n" + "x" * 300)]),
         "operators": operators_page([samples.sweep("torch"), samples.sweep("mindspore")]),
         "mutation": mutation_page(samples.mutation()),
-        "contract": matrix.page([_outcome("torch"), _outcome("mindspore")], []),
+        "contract": contract_page.page([_outcome("torch"), _outcome("mindspore")], []),
         "pictures": page("pictures", f"<figure>{layout_svg(layout)}</figure>"),
     }
 

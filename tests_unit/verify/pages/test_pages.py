@@ -7,8 +7,8 @@ from pathlib import Path
 import pytest
 
 from hyper_parallel.verify import pages
-from hyper_parallel.verify.files import write_text
 from hyper_parallel.verify.pages import Cell, Column, Html, page, palette, table
+from hyper_parallel.verify.report_files import write_text
 
 README = Path(pages.__file__).with_name("README.md")
 OWN = ("page", "panel")

@@ -19,13 +19,13 @@ from hyper_parallel.core.dtensor.placements import Replicate
 from hyper_parallel.errors import HyperParallelError, short_dtype
 from hyper_parallel.platform.contract.training import first_paths
 from hyper_parallel.platform.select import current_platform
+from hyper_parallel.verify.adamw_noise import Settlement
 from hyper_parallel.verify.blame import called, told
-from hyper_parallel.verify.case import InputError, ModelCase, ParallelPlan, as_case, as_plan
 from hyper_parallel.verify.compare import Bound, Check, Comparison, magnitude, noise_floor
 from hyper_parallel.verify.cotangents import Cotangents
-from hyper_parallel.verify.observe import Observer, gather, whole
-from hyper_parallel.verify.placed import Placed, placed
-from hyper_parallel.verify.settle import Settlement
+from hyper_parallel.verify.model_case import InputError, ModelCase, ParallelPlan, as_case, as_plan
+from hyper_parallel.verify.observers import Observer, gather, whole
+from hyper_parallel.verify.parameter_layouts import Placed, placed
 
 if TYPE_CHECKING:
     from hyper_parallel.core.dtensor.events import Event

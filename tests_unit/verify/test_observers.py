@@ -3,7 +3,7 @@
 import pytest
 
 from hyper_parallel.platform.select import get_torch_platform
-from hyper_parallel.verify.observe import Observer
+from hyper_parallel.verify.observers import Observer
 
 pytestmark = pytest.mark.platforms("torch")
 

@@ -3,7 +3,7 @@
 import pytest
 
 from hyper_parallel.core.dtensor.placements import Shard
-from hyper_parallel.verify.case import InputError, ModelCase, ParallelPlan, as_case, as_plan
+from hyper_parallel.verify.model_case import InputError, ModelCase, ParallelPlan, as_case, as_plan
 
 
 class Model:

@@ -6,7 +6,7 @@ import pytest
 
 from hyper_parallel.core.dtensor.events import Event
 from hyper_parallel.verify.compare import Check
-from hyper_parallel.verify.report import REQUIRED, ModelReport, traffic
+from hyper_parallel.verify.model_report import REQUIRED, ModelReport, traffic
 
 
 def check(kind="output", module="a", step=0, rank=0, why="", values=3, error=0.0):

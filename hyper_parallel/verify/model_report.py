@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 if TYPE_CHECKING:
     from hyper_parallel.core.dtensor.events import Event
     from hyper_parallel.verify.compare import Check
-    from hyper_parallel.verify.placed import Placed
+    from hyper_parallel.verify.parameter_layouts import Placed
 
 __all__ = ["ModelReport", "Summary", "Traffic", "aligned", "table", "traffic"]
 

@@ -11,7 +11,7 @@ from typing import Any
 
 from hyper_parallel.errors import RankFailedError
 from hyper_parallel.platform.contract.inventory import MEMBERS
-from hyper_parallel.verify.files import write_text
+from hyper_parallel.verify.report_files import write_text
 
 __all__ = ["Footprint", "Outcome", "examine", "load", "measure"]
 

@@ -6,7 +6,7 @@ from collections.abc import Sequence
 
 from hyper_parallel.platform.contract.inventory import MEMBERS
 from hyper_parallel.verify import pages
-from hyper_parallel.verify.contract.outcome import Footprint, Outcome
+from hyper_parallel.verify.contract.results import Footprint, Outcome
 
 __all__ = ["page", "summary"]
 
