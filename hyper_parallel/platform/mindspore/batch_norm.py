@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 from hyper_parallel.core.dtensor.dtensor import DTensor
-from hyper_parallel.core.shard.rules.batch_norm import unbiased
+from hyper_parallel.core.shard.rules.norm import unbiased
 from hyper_parallel.errors import LayoutError, MixedTensorError
 from hyper_parallel.platform.mindspore.primitives import composed, expect
 

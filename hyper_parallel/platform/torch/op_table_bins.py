@@ -9,13 +9,13 @@ import torch
 from torch import Tensor
 
 from hyper_parallel.core.shard.rule import find_rule
-from hyper_parallel.core.shard.rules import bins
+from hyper_parallel.core.shard.rules import histogram
 from hyper_parallel.platform.torch.op_line import Line, both
 from hyper_parallel.platform.torch.op_table_pointwise import keyword_call
 
 __all__ = ["FUNCTIONS", "LOCAL", "OVERLOADS"]
 
-assert bins.__name__  # noqa: S101 - imported for the rules that it registers
+assert histogram.__name__  # noqa: S101 - imported for the rules that it registers
 
 aten = torch.ops.aten
 

@@ -11,13 +11,12 @@ from torch import Tensor
 
 from hyper_parallel.core.shard.dispatch import Entry
 from hyper_parallel.core.shard.rule import find_rule
-from hyper_parallel.core.shard.rules import loss, margin
+from hyper_parallel.core.shard.rules import loss
 from hyper_parallel.platform.torch.op_table_pointwise import routed
 from hyper_parallel.platform.torch.opened import opened
 
 __all__ = ["LOCAL", "add_functions", "add_overloads"]
 
-assert loss.__name__ and margin.__name__  # noqa: PT018, S101 - imported for the rules that they register
 
 Spell = Callable[..., None]
 

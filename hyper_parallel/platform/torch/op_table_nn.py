@@ -11,7 +11,7 @@ from torch import Tensor
 
 from hyper_parallel.core.dtensor.dtensor import DTensor
 from hyper_parallel.core.shard.dispatch import Entry
-from hyper_parallel.core.shard.rules.batch_norm import unbiased
+from hyper_parallel.core.shard.rules.norm import unbiased
 from hyper_parallel.errors import LayoutError, MixedTensorError
 from hyper_parallel.platform.torch.op_line import Line
 from hyper_parallel.platform.torch.op_table_pointwise import routed

@@ -324,7 +324,7 @@ def test_the_projects_own_floors():
     "name, floor",
     [
         ("core/shard/dispatch.py", 95),
-        ("core/shard/rules/gather.py", 100),
+        ("core/shard/rules/index.py", 100),
         ("core/dtensor/transition.py", 100),
         ("core/dtensor/steps.py", 100),
         ("core/dtensor/layout.py", 100),

@@ -11,12 +11,14 @@ from hyper_parallel.core.shard.rule import Row, Strategies, decomposition, rule
 from hyper_parallel.core.shard.rules.view import passing_rows
 from hyper_parallel.core.shard.sample import real, sample, size, truth, whole
 from hyper_parallel.core.shard.signature import LINEAR_OPS
+from hyper_parallel.errors import UnsupportedOperatorError
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
     from hyper_parallel.core.dtensor.layout import Layout
     from hyper_parallel.core.shard.call import OpCall
+
 
 __all__ = ["diagonal_length", "keep_dims", "keep_sums", "normal_dim"]
 
@@ -248,84 +250,6 @@ def unfold(call: OpCall) -> Strategies:
     return Strategies(keep_dims([*kept, None]), ((*x.shape[:at], count, *x.shape[at + 1 :], size),))
 
 
-@rule("unbind", "x, dim=0", view=True)
-def unbind(call: OpCall) -> Strategies:
-    """All elements of a whole dim."""
-    x = call["x"]
-    dim = normal_dim(call["dim"], x.ndim)
-    kept = [one for one in range(x.ndim) if one != dim]
-    count = x.shape[dim]
-    if not count:
-        msg = f"dim {dim} of {list(x.shape)} has nothing to unbind"
-        raise ValueError(msg)
-    return Strategies(keep_dims(kept, count), (tuple(x.shape[one] for one in kept),) * count, many=True)
-
-
-def _cut(call: OpCall, dim: int, lengths: Sequence[int]) -> Strategies:
-    x = call["x"]
-    kept = [one if one != dim or len(lengths) == 1 else None for one in range(x.ndim)]
-    shapes = tuple((*x.shape[:dim], length, *x.shape[dim + 1 :]) for length in lengths)
-
-    def local(*_: Any) -> LocalCall | None:
-        return LocalCall({"split_size_or_sections": list(lengths)}) if len(lengths) > 1 else LocalCall(run=_alone)
-
-    return Strategies(keep_dims(kept, len(lengths)), shapes, local, many=True)
-
-
-def _alone(platform: Any, args: dict[str, Any]) -> tuple[Any]:
-    x = args["x"]
-    return (platform.reshape(x, tuple(x.shape)),)
-
-
-@rule("split", "x, split_size_or_sections, dim=0", view=True)
-def split(call: OpCall) -> Strategies:
-    """Runs of a whole dim; the other dims pass."""
-    x, wanted = call["x"], call["split_size_or_sections"]
-    dim = normal_dim(call["dim"], x.ndim)
-    size = x.shape[dim]
-    if isinstance(wanted, int):
-        if wanted < 0 or (wanted == 0 and size):
-            msg = f"split size {wanted} is not positive"
-            raise ValueError(msg)
-        lengths = [min(wanted, size - start) for start in range(0, size, max(wanted, 1))] or [0]
-    else:
-        lengths = list(wanted)
-        if sum(lengths) != size or any(length < 0 for length in lengths):
-            msg = f"sections {lengths} do not add up to dim {dim} of size {size}"
-            raise ValueError(msg)
-    return _cut(call, dim, lengths)
-
-
-@decomposition("chunk", "x, chunks, dim=0")
-def chunk(ops: Any, x: Any, chunks: int, dim: int) -> Any:
-    """Runs of ``ceil(size / chunks)``."""
-    size = tuple(x.shape)[dim]
-    if chunks < 1:
-        msg = f"chunk: chunks must be positive, got {chunks}"
-        raise ValueError(msg)
-    return ops.split(x, -(-size // chunks) if size else [0] * chunks, dim)
-
-
-@decomposition("tensor_split", "x, indices_or_sections, dim=0")
-def tensor_split(ops: Any, x: Any, indices_or_sections: Any, dim: int) -> Any:
-    """Runs between given indices, or a number of runs that differ by one at most."""
-    size, wanted = tuple(x.shape)[dim], indices_or_sections
-    if ops.platform.is_tensor(wanted):
-        wanted = wanted.tolist()
-    if isinstance(wanted, int):
-        base, more = divmod(size, wanted)
-        lengths = [base + (position < more) for position in range(wanted)]
-        return ops.split(x, lengths, dim)
-    if not isinstance(wanted, (list, tuple)):
-        msg = "tensor_split: indices must be a list of numbers, or a tensor of them"
-        raise TypeError(msg)
-    ends = [slice(None, one).indices(size)[1] for one in wanted]
-    starts = [0, *ends]
-    return tuple(
-        ops.narrow(x, dim, start, max(end - start, 0)) for start, end in zip(starts, [*ends, size], strict=True)
-    )
-
-
 @rule("repeat", "x, *repeats")
 def repeat(call: OpCall) -> Strategies:
     """A dim repeated once passes, the others are whole."""
@@ -383,6 +307,92 @@ def repeat_each(ops: Any, x: Any, repeats: Any, dim: int | None, output_size: in
     return ops.index_select(x, dim, ops.counts_to_index(counts, output_size=output_size))
 
 
+def _moved(call: OpCall, dims: Any) -> Strategies:
+    x = call["x"]
+    moved = {normal_dim(dim, x.ndim) for dim in ((dims,) if isinstance(dims, int) else dims)}
+    return Strategies(keep_dims([None if dim in moved else dim for dim in range(x.ndim)]), (x.shape,))
+
+
+@rule("roll", "x, shifts, dims=None")
+def roll(call: OpCall) -> Strategies:
+    """A rolled dim is whole; without dims all of them are."""
+    dims = call["dims"]
+    flat = dims is None or (isinstance(dims, (list, tuple)) and not dims)
+    return _moved(call, range(call["x"].ndim) if flat else dims)
+
+
+@rule("flip", "x, *dims")
+def flip(call: OpCall) -> Strategies:
+    """A flipped dim is whole."""
+    return _moved(call, call["dims"])
+
+
+@decomposition("rot90", "x, k=1, dims=(0, 1)")
+def rot90(ops: Any, x: Any, k: int, dims: Any) -> Any:
+    """Quarter turns in the plane of two dims: one is reversed, and both change places."""
+    first, second = dims
+    if k % 2:
+        return ops.clone(ops.transpose(ops.flip(x, (first if k % 4 == 3 else second,)), first, second))
+    return ops.flip(x, (first, second)) if k % 4 else ops.clone(x)
+
+
+def _triangle(call: OpCall) -> Strategies:
+    """All dims may be sharded: the local call shifts the diagonal by where its piece starts."""
+    x = call["x"]
+    if x.ndim < 2:
+        msg = f"x needs at least 2 dims, it has {x.ndim}"
+        raise ValueError(msg)
+    return Strategies(keep_dims(range(x.ndim)), (x.shape,), _local_diagonal)
+
+
+def _local_diagonal(call: OpCall, targets: tuple[Layout, ...], outputs: tuple[Layout, ...]) -> LocalCall | None:
+    del targets
+    (row, _), (column, _) = outputs[0].local_box()[-2:]
+    return LocalCall({"diagonal": call["diagonal"] + row - column}) if row != column else None
+
+
+rule("tril", "x, diagonal=0")(_triangle)
+rule("triu", "x, diagonal=0")(_triangle)
+
+
+# -- diagonals ---------------------------------------------------------------------------------------------------------
+
+
+@rule("diag_embed", "x, offset=0, dim1=-2, dim2=-1")
+def diag_embed(call: OpCall) -> Strategies:
+    """The last dim, whole, becomes the diagonal of two new ones; the others pass."""
+    x, offset = call["x"], call["offset"]
+    if not x.ndim:
+        msg = "x needs at least 1 dim"
+        raise ValueError(msg)
+    pair = [normal_dim(call[name], x.ndim + 1) for name in ("dim1", "dim2")]
+    if pair[0] == pair[1]:
+        msg = f"dim1 and dim2 are both {pair[0]}"
+        raise ValueError(msg)
+    rest = iter(range(x.ndim - 1))
+    kept = [None if out in pair else next(rest) for out in range(x.ndim + 1)]
+    side = x.shape[-1] + abs(offset)
+    return Strategies(keep_sums(kept), (tuple(side if dim is None else x.shape[dim] for dim in kept),))
+
+
+@decomposition("diag", "x, diagonal=0")
+def diag(ops: Any, x: Any, diagonal: int) -> Any:
+    """A matrix of a vector, or the diagonal of a matrix."""
+    ndim = len(tuple(x.shape))
+    if ndim not in (1, 2):
+        msg = f"diag: x needs 1 or 2 dims, it has {ndim}"
+        raise UnsupportedOperatorError(msg)
+    return ops.diag_embed(x, diagonal) if ndim == 1 else ops.clone(ops.diagonal(x, diagonal))
+
+
+@decomposition("diagflat", "x, offset=0")
+def diagflat(ops: Any, x: Any, offset: int) -> Any:
+    """A matrix with all elements on its diagonal."""
+    return ops.diag_embed(ops.view(x, (-1,)), offset)
+
+
+# -- samples -----------------------------------------------------------------------------------------------------------
+
 sample("transpose", real("abc"), 0, 2)
 sample("transpose", real("ab"), -1, 0)
 sample("permute", real("abc"), (2, 0, 1))
@@ -411,15 +421,6 @@ sample("diagonal", real("ab"), 1)
 sample("diagonal", real("ab"), -1)
 sample("unfold", real("a", 9), 1, 3, 2)
 sample("unfold", real(9, "b"), 0, 2, 4)
-sample("unbind", real("abc"), 1)
-sample("unbind", real("ab"))
-sample("split", real("ab"), 2, 0)
-sample("split", real("a", 9), (2, 3, 4), 1)
-sample("split", real("ab"), size("b"), 1)
-sample("chunk", real("ab"), 2)
-sample("chunk", real("a", 9), 4, 1)
-sample("tensor_split", real(9, "b"), 4)
-sample("tensor_split", real("a", 9), (2, 5), 1)
 sample("repeat", real("ab"), (2, 1))
 sample("repeat", real("ab"), (3, 1, 2))
 sample("tile", real("ab"), (2,))
@@ -439,10 +440,27 @@ sample("slice", truth(9, "b"), 0, 1, 8, 2)
 sample("select", truth("ab"), 1, 0)
 sample("diagonal", truth("ab"))
 sample("unfold", truth("a", 9), 1, 3, 2)
-sample("unbind", truth("ab"))
-sample("split", truth("ab"), 2, 0)
 sample("repeat", truth("ab"), (2, 1))
 sample("repeat_interleave", truth("ab"), 2, 0)
 sample("repeat_each", real("a4"), whole(3, "4"), 1)
 sample("repeat_each", real("ab"), 2, 0)
 sample("repeat_each", whole(3, "n"))
+sample("roll", real("abc"), 1, 0)
+sample("roll", real("ab"), (2, -1), (0, 1))
+sample("roll", real("ab"), 2)
+sample("flip", real("abc"), (0, 2))
+sample("flip", real("ab"), (1,))
+sample("tril triu", real("ab"))
+sample("tril triu", real("abc"), 1)
+sample("tril triu", real("abc"), -1)
+sample("roll", truth("ab"), 1, 0)
+sample("flip", truth("ab"), (1,))
+sample("tril triu", truth("ab"))
+sample("rot90", real("ab"))
+sample("rot90", real("abc"), -1, (2, 0))
+sample("rot90", real("ab"), 2)
+sample("diag_embed", real("ab"))
+sample("diag_embed", real("ab"), -1, 0, 2)
+sample("diag", real("n"), 1)
+sample("diag", real("ab"), -1)
+sample("diagflat", real("ab"), 1)

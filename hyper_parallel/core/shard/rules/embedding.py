@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING
 
 from hyper_parallel.core.shard.call import LocalCall
 from hyper_parallel.core.shard.rule import Strategies, rule
-from hyper_parallel.core.shard.rules.gather import lookup, window
+from hyper_parallel.core.shard.rules.index import lookup, window
 from hyper_parallel.core.shard.sample import real, sample, whole
 from hyper_parallel.core.shard.signature import Labels, held_rows, labelled_rows
 

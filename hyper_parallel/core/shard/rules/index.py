@@ -1,20 +1,25 @@
-"""Reading and writing by index: dims that the index leaves alone may be sharded."""
+"""Reading by index: dims that the index leaves alone may be sharded."""
 
 from __future__ import annotations
 
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
-from hyper_parallel.core.dtensor.placements import Partial
-from hyper_parallel.core.shard.call import Operand
-from hyper_parallel.core.shard.rule import R, Row, Strategies, rule
-from hyper_parallel.core.shard.sample import Sample, real, sample, sample_call, shuffled, whole
+from hyper_parallel.core.dtensor.placements import Partial, Placement, Shard
+from hyper_parallel.core.shard.call import LocalCall, Operand
+from hyper_parallel.core.shard.rule import R, Row, Strategies, decomposition, replicated_row, rule
+from hyper_parallel.core.shard.rules.dims import normal_dim
+from hyper_parallel.core.shard.sample import real, sample, size, whole
 from hyper_parallel.core.shard.signature import Labels, broadcast_labels, labelled_rows
 
 if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    from hyper_parallel.core.dtensor.layout import Layout
     from hyper_parallel.core.shard.call import OpCall
 
-__all__ = ["Picked", "pick"]
+
+__all__ = ["Picked", "lookup", "pick", "shared_dims", "unshared_dims", "window"]
 
 
 @dataclass
@@ -117,50 +122,123 @@ rule("getitem", "x, index", view=True)(_getitem)
 rule("index", "x, index")(_getitem)
 
 
-@rule("setitem", "x, index, value")
-def setitem(call: OpCall) -> Strategies:
-    """Untouched dims of ``x`` run with those of ``value``, which broadcasts; touched dims are whole."""
-    x, value = call["x"], call["value"]
-    picked = pick(x, call["index"])
-    names = tuple(f"d{dim}" for dim in range(x.ndim))
-    inputs: list[tuple[str | None, ...]] = [names, *([(None,) * len(dims) for dims in picked.indices])]
-    joint: tuple[int, ...] = ()
-    if isinstance(value, Operand):
-        inputs.append(_value_dims(value, picked))
-        if value.floating == x.floating:
-            joint = (0, len(inputs) - 1)
-    labels = Labels(tuple(inputs), (names,), whole=frozenset(names[dim] for dim in picked.touched), joint=joint)
-    return Strategies(labelled_rows(labels), (x.shape,))
+Names = tuple[str | None, ...]
 
 
-@rule("index_put", "x, indices, values, accumulate=False")
-def index_put(call: OpCall) -> Strategies:
-    """As ``setitem`` in a copy; accumulating, it is linear in both and takes its indices in any order."""
-    x, values = call["x"], call["values"]
-    picked = pick(x, tuple(slice(None) if one is None else one for one in call["indices"]))
-    names = tuple(f"d{dim}" for dim in range(x.ndim))
-    inputs = (names, *((None,) * len(dims) for dims in picked.indices), _value_dims(values, picked))
-    joint = (0, len(inputs) - 1) if values.floating == x.floating else ()
-    labels = Labels(inputs, (names,), None, frozenset(names[dim] for dim in picked.touched), joint=joint)
-    return Strategies(labelled_rows(labels), (x.shape,))
+def lookup(rows: tuple[Row, ...], table: int, dim: int, operands: int) -> tuple[Row, ...]:
+    """``rows``, and one for a table sharded along the dim that is looked up: each rank adds what it finds."""
+    held: list[Placement] = [R] * operands
+    held[table] = Shard(dim)
+    return (*rows, Row(tuple(held), (Partial("sum"),)))
 
 
-def _value_dims(value: Operand, picked: Picked) -> tuple[str | None, ...]:
-    shape = list(value.shape)
-    extra = max(len(shape) - len(picked.shape), 0)
-    missing = max(len(picked.shape) - len(shape), 0)
-    tail = picked.shape[missing:]
-    if any(size != 1 for size in shape[:extra]) or any(
-        size not in (1, wanted) for size, wanted in zip(shape[extra:], tail, strict=True)
-    ):
-        msg = f"value {shape} does not broadcast to {list(picked.shape)}"
+def window(layout: Layout, dim: int) -> dict[str, Any]:
+    """The argument ``window`` of a lookup in a sharded dim: the range of indices held here, and the whole size."""
+    return {"window": (*layout.local_box()[dim], layout.shape[dim])} if layout.dim_axes[dim] else {}  # type: ignore[index]
+
+
+def shared_dims(shape: Sequence[int], others: Sequence[Sequence[int]], dim: int, own: str) -> Names:
+    """Labels of dims that all operands hold alike; ``own`` is the label of ``dim``, other dims are whole."""
+    return tuple(
+        own if one == dim else f"d{one}" if all(other[one] == size for other in others) else f"{own}{one}"
+        for one, size in enumerate(shape)
+    )
+
+
+@rule("gather", "x, dim, index, *, sparse_grad=False", by_dtype=True)
+def gather(call: OpCall) -> Strategies:
+    """``…k…, …i… -> …i…``: the other dims run together; a sharded ``k`` is looked up where it lives."""
+    x, index = call["x"], call["index"]
+    dim = normal_dim(call["dim"], x.ndim)
+    if x.ndim != index.ndim:
+        if max(x.ndim, index.ndim) > 1 and 0 not in index.shape:
+            msg = f"x has {x.ndim} dims, index has {index.ndim}"
+            raise ValueError(msg)
+        return Strategies((replicated_row(2),), (index.shape,))
+    shapes = (x.shape, index.shape)
+    whole = unshared_dims(shapes, dim, "x")
+    names = shared_dims(index.shape, shapes, dim, "i")
+    labels = Labels((shared_dims(x.shape, shapes, dim, "x"), names), (names,), whole=frozenset(whole), each=(0,))
+    rows = labelled_rows(labels)
+    if x.floating and not call["sparse_grad"] and x.ndim:
+        rows = lookup(rows, 0, dim, 2)
+
+    def local(_: OpCall, targets: tuple[Layout, ...], __: tuple[Layout, ...]) -> LocalCall | None:
+        found = window(targets[0], dim) if targets[0].ndim else {}
+        return LocalCall(found) if found else None
+
+    return Strategies(rows, (index.shape,), local)
+
+
+def unshared_dims(shapes: Sequence[Sequence[int]], dim: int, table: str) -> set[str]:
+    """Labels of dims that must be whole: ``table``, and all but ``dim`` in which the operands differ."""
+    unequal = [one for one in range(len(shapes[0])) if one != dim and len({shape[one] for shape in shapes}) > 1]
+    return {table, *(f"{own}{one}" for one in unequal for own in "xis")}
+
+
+@rule("index_select", "x, dim, index", by_dtype=True)
+def index_select(call: OpCall) -> Strategies:
+    """``…k…, i -> …i…``: the other dims run through; a sharded ``k`` is looked up where it lives."""
+    x, index = call["x"], call["index"]
+    dim = normal_dim(call["dim"], x.ndim)
+    if index.ndim > 1:
+        msg = f"index has {index.ndim} dims, it needs at most 1"
         raise ValueError(msg)
-    kept = [
-        name if size == wanted and name is not None and name.startswith("d") else None
-        for size, wanted, name in zip(shape[extra:], tail, picked.dims[missing:], strict=True)
-    ]
-    return (*(None,) * extra, *kept)
+    if not x.ndim:
+        return Strategies((replicated_row(2),), ((),))
+    names = tuple("x" if one == dim else f"d{one}" for one in range(x.ndim))
+    (count,) = index.shape or (1,)
+    out = (*names[:dim], "i" if index.ndim else None, *names[dim + 1 :])
+    rows = labelled_rows(Labels((names, ("i",) * index.ndim), (out,), whole=frozenset({"x"}), each=(0,)))
+    if x.floating:
+        rows = lookup(rows, 0, dim, 2)
 
+    def local(_: OpCall, targets: tuple[Layout, ...], __: tuple[Layout, ...]) -> LocalCall | None:
+        found = window(targets[0], dim)
+        return LocalCall(found) if found else None
+
+    return Strategies(rows, ((*x.shape[:dim], count, *x.shape[dim + 1 :]),), local)
+
+
+@decomposition("take_along_dim", "x, indices, dim=None")
+def take_along_dim(ops: Any, x: Any, indices: Any, dim: int | None) -> Any:
+    """``gather`` with the other dims broadcast."""
+    if dim is None:
+        return ops.take(x, ops.view(indices, (-1,)))
+    left, right = tuple(x.shape), tuple(indices.shape)
+    if len(left) != len(right):
+        msg = f"take_along_dim: x has {len(left)} dims, indices have {len(right)}"
+        raise ValueError(msg)
+    at = normal_dim(dim, len(left))
+    indices = ops.add(indices, ops.mul(ops.lt(indices, 0), left[at]))  # gather does not count from the end
+    common = [max(pair) if 0 not in pair else 0 for pair in zip(left, right, strict=True)]
+    wide = [(*common[:at], sizes[at], *common[at + 1 :]) for sizes in (left, right)]
+    return ops.gather(ops.expand(x, wide[0]), at, ops.expand(indices, wide[1]))
+
+
+@rule("one_hot", "x, num_classes=-1")
+def one_hot(call: OpCall) -> Strategies:
+    """Every dim of the classes' numbers runs through; the new one is whole."""
+    x, count = call["x"], call["num_classes"]
+    if count < 1:
+        msg = f"num_classes is {count}; give a positive number: the size of the result must not depend on values"
+        raise ValueError(msg)
+    names = tuple(f"d{dim}" for dim in range(x.ndim))
+    return Strategies(labelled_rows(Labels((names,), ((*names, None),), reduce=None)), ((*x.shape, count),))
+
+
+# -- by number, row by row ---------------------------------------------------------------------------------------------
+
+
+@rule("take", "x, index")
+def take(call: OpCall) -> Strategies:
+    """Elements of the whole, numbered row by row, at indices of any layout."""
+    x, index = call["x"], call["index"]
+    names = tuple(f"i{dim}" for dim in range(index.ndim))
+    return Strategies(labelled_rows(Labels(((None,) * x.ndim, names), (names,), each=(0,))), (index.shape,))
+
+
+# -- samples -----------------------------------------------------------------------------------------------------------
 
 sample("getitem", real(4, "bc"), (slice(1, 3), None, 0))
 sample("getitem", real("abc"), (Ellipsis, -1))
@@ -171,10 +249,14 @@ sample("index", real("abc"), (slice(None), whole("b", "ij")))
 sample("index", real("abc"), (whole("a", "i"), whole("b", "i")))
 sample("index", real("abc"), (whole("a", "i"), slice(None), whole("c", "i")))
 sample("index", real("abc"), (whole("a", "i1"), whole("b", "j")))
-sample_call("setitem", Sample((real(4, "bc"), (slice(1, 3),), real("c")), writes=True))
-sample_call("setitem", Sample((real(4, "bc"), (slice(1, 3),), real(2, "bc")), writes=True))
-sample_call("setitem", Sample((real("ab"), (slice(None), 0), 1.5), writes=True))
-sample_call("setitem", Sample((real("abc"), (0,), real("b1")), writes=True))
-sample_call("setitem", Sample((real("abc"), (shuffled("a", 1),), real("bc")), writes=True))
-sample("index_put", real("ab"), (shuffled("a", "1"),), real("1b"))
-sample("index_put", real("ab"), (None, whole("b", "i")), real("ai"), accumulate=True)
+sample("gather", real("ab"), 0, whole("a", "ib"))
+sample("gather", real("ab"), 1, whole("b", "ai"))
+sample("gather", real("a", 6, "c"), 0, whole("a", "i", 4, "c"))
+sample("index_select", real("abc"), 1, whole("b", "i"))
+sample("index_select", real("ab"), 0, whole("a", "i"))
+sample("take_along_dim", real("ab"), whole("b", "ai"), 1)
+sample("take_along_dim", real("ab"), whole("b", "1i"), 1)
+sample("take_along_dim", real("ab"), whole("ab", "i"))
+sample("one_hot", whole(5, "ab"), 5)
+sample("one_hot", whole("k", "a"), size("k"))
+sample("take", real("ab"), whole("ab", "ij"))

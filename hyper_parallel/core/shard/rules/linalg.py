@@ -1,20 +1,29 @@
-"""Linear algebra: leading dims run through, matrices are whole."""
+"""Linear algebra and distances: leading dims run through, matrices and vectors are whole."""
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
 from hyper_parallel.core.shard.call import LocalCall
 from hyper_parallel.core.shard.pattern import pattern, patterned
-from hyper_parallel.core.shard.rule import Rule, Strategies, decomposition, register_rule, rule, whole
+from hyper_parallel.core.shard.rule import (
+    Rule,
+    Strategies,
+    decomposition,
+    register_rule,
+    rule,
+    whole,
+)
 from hyper_parallel.core.shard.rules.dims import normal_dim
 from hyper_parallel.core.shard.rules.reduce import reduced_dims, reduced_labels
 from hyper_parallel.core.shard.sample import Sample, between, integers, real, sample, sample_call
-from hyper_parallel.core.shard.signature import Labels, broadcast_labels, labelled_rows
+from hyper_parallel.core.shard.signature import Labels, broadcast_labels, held_rows, labelled_rows
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
 
+    from hyper_parallel.core.dtensor.layout import Layout
     from hyper_parallel.core.shard.call import OpCall
 
 
@@ -255,6 +264,46 @@ def linalg_norm(ops: Any, x: Any, ord: Any, dim: Any, keepdim: bool, dtype: Any)
     return ops.matrix_norm(x, ord, dims, keepdim, dtype=dtype)
 
 
+MANY_POINTS = 25  # from here on PyTorch computes Euclidean distances by a matrix product
+
+
+# -- distances ---------------------------------------------------------------------------------------------------------
+
+
+def _cdist(call: OpCall) -> Strategies:
+    """``…p[m], …r[m] -> …pr``; batch dims broadcast."""
+    x, y = call["x"], call["y"]
+    (left, right), batch, sizes = broadcast_labels([x.shape[:-2], y.shape[:-2]], "b")
+    labels = Labels(((*left, "p", "m"), (*right, "r", "m")), ((*batch, "p", "r"),), None, frozenset({"m"}))
+    found = Strategies(labelled_rows(labels), ((*sizes, x.shape[-2], y.shape[-2]),))
+    return replace(found, localize=_cdist_mode)
+
+
+def _cdist_mode(call: OpCall, targets: tuple[Layout, ...], outputs: tuple[Layout, ...]) -> LocalCall | None:
+    """The way to compute follows from the global sizes, so that every rank rounds as one device does."""
+    del targets, outputs
+    if call["compute_mode"] not in (None, "use_mm_for_euclid_dist_if_necessary"):
+        return None
+    many = max(call["x"].shape[-2], call["y"].shape[-2]) > MANY_POINTS
+    return LocalCall({"compute_mode": f"{'' if many else 'donot_'}use_mm_for_euclid_dist"})
+
+
+register_rule(Rule("cdist", "x, y, p=2.0, compute_mode='use_mm_for_euclid_dist_if_necessary'", _cdist))
+
+
+@rule("pdist", "x, p=2.0")
+def pdist(call: OpCall) -> Strategies:
+    """``[n][m] -> [k]``: each pair of rows once."""
+    count = call["x"].shape[0]
+    return Strategies(held_rows(Labels(((None, None),), ((None,),))), ((count * (count - 1) // 2,),))
+
+
+@decomposition("pairwise_distance", "x1, x2, p=2.0, eps=1e-06, keepdim=False")
+def pairwise_distance(ops: Any, x1: Any, x2: Any, p: float, eps: float, keepdim: bool) -> Any:
+    """The norm of what two tensors differ by, along the last dim."""
+    return ops.vector_norm(ops.add(ops.sub(x1, x2), eps), p, -1, keepdim)
+
+
 # -- samples -----------------------------------------------------------------------------------------------------------
 
 _ONE = between(0.5, 2.0, "a11")  # a matrix that is positive definite whatever is drawn
@@ -308,3 +357,7 @@ sample("cross", real("a3c"), real("13c"), 1)
 sample("cross_default", real("a3"), real("a3"))
 sample("vander", real("an"))
 sample("vander", real("n"), 3)
+sample("cdist", real("pm"), real("rm"))
+sample("cdist", real("bpm"), real("1rm"), 1.0)
+sample("pairwise_distance", real("ab"), real("ab"))
+sample("pdist", real("ab"))

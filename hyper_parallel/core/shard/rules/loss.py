@@ -8,7 +8,7 @@ logits minus their maximum and ``s`` the sum of their exponentials.
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from contextvars import ContextVar
 from typing import TYPE_CHECKING, Any
@@ -16,16 +16,18 @@ from typing import TYPE_CHECKING, Any
 from hyper_parallel.core.dtensor.dtensor import DTensor
 from hyper_parallel.core.dtensor.events import Cause
 from hyper_parallel.core.dtensor.layout import Layout
-from hyper_parallel.core.shard.call import LocalCall
-from hyper_parallel.core.shard.rule import Strategies, decomposition, rule
-from hyper_parallel.core.shard.sample import between, real, sample, whole
-from hyper_parallel.core.shard.signature import Labels, labelled_rows
+from hyper_parallel.core.shard.call import LocalCall, Operand
+from hyper_parallel.core.shard.rule import Rule, Strategies, decomposition, register_rule, rule
+from hyper_parallel.core.shard.rules.pointwise import elementwise
+from hyper_parallel.core.shard.sample import between, integers, real, sample, whole
+from hyper_parallel.core.shard.signature import Labels, held_rows, labelled_rows
 from hyper_parallel.errors import short_dtype
 
 if TYPE_CHECKING:
     from hyper_parallel.core.shard.call import OpCall
 
-__all__ = ["VOCAB_PARALLEL", "plain_loss", "reduced", "reduction_name", "settled", "vocab_parallel_loss"]
+__all__ = ["VOCAB_PARALLEL", "settled", "vocab_parallel_loss"]
+
 
 VOCAB_PARALLEL: ContextVar[bool] = ContextVar("hyper_parallel_vocab_parallel", default=False)
 
@@ -280,6 +282,103 @@ def weighted_loss(ops: Any, rows: Any, weight: Any, reduction: str) -> Any:
     return total if reduction == "sum" else ops.div(total, ops.sum(weight))
 
 
+def _of_rows(call: OpCall, target: Sequence[int]) -> Strategies:
+    """``n[c], n…, [c] -> n``; without samples everything is whole."""
+    x = call["x"]
+    if x.ndim not in {1, 2} or call["target"].shape not in {tuple(target), (1,) if not target else tuple(target)}:
+        msg = f"x {list(x.shape)} needs a target {list(target)}, got {list(call['target'].shape)}"
+        raise ValueError(msg)
+    batch = ("n",) * (x.ndim - 1)
+    rest = ((*batch, *(None,) * (call["target"].ndim - len(batch))), (None,))
+    labels = Labels(((*batch, None), *rest)[: len(call.operands)], (batch,), None)
+    return Strategies(held_rows(labels), (x.shape[:-1],))
+
+
+@rule("multi_margin_loss_elements", "x, target, p=1, margin=1.0, weight=None")
+def multi_margin_loss(call: OpCall) -> Strategies:
+    """How far the classes of a row are from its target's."""
+    return _of_rows(call, call["x"].shape[:-1])
+
+
+@rule("multilabel_margin_loss_elements", "x, target")
+def multilabel_margin_loss(call: OpCall) -> Strategies:
+    """How far the classes of a row are from several targets, as many as come before the first -1."""
+    return _of_rows(call, call["x"].shape)
+
+
+plain_loss("multi_margin_loss", "p=1, margin=1.0, weight=None")
+plain_loss("multilabel_margin_loss", "")
+
+
+# -- element by element ------------------------------------------------------------------------------------------------
+
+for _name, _signature in {
+    "mse_loss": "x, target",
+    "l1_loss": "x, target",
+    "smooth_l1_loss": "x, target, beta=1.0",
+    "huber_loss": "x, target, delta=1.0",
+    "soft_margin_loss": "x, target",
+    "binary_cross_entropy": "x, target, weight=None",
+    "binary_cross_entropy_with_logits": "x, target, weight=None, pos_weight=None",
+    "kl_div": "x, target, log_target=False",
+}.items():
+    register_rule(Rule(f"{_name}_elements", _signature, elementwise))
+
+
+# -- sequences ---------------------------------------------------------------------------------------------------------
+
+
+@rule(
+    "ctc_loss_elements",
+    "log_probs, targets, input_lengths, target_lengths, blank=0, zero_infinity=False, per_target=False",
+)
+def ctc_loss_elements(call: OpCall) -> Strategies:
+    """``[t]n[c], n[s], n, n -> n``; targets that follow each other in one row keep everything whole."""
+    x, targets = call["log_probs"], call["targets"]
+    batch = ("n",) if x.ndim == 3 and targets.ndim == 2 else (None,) * (x.ndim - 2)
+    rows = call.operands[2:]
+    for one in rows:
+        if one.shape not in {(), x.shape[1:-1]}:
+            msg = f"{one.name} has shape {list(one.shape)}; log_probs hold sequences {list(x.shape[1:-1])}"
+            raise ValueError(msg)
+    for name in ("input_lengths", "target_lengths"):
+        given = call[name]
+        if not isinstance(given, Operand) and len(given) != math.prod(x.shape[1:-1]):
+            msg = f"{name} are {len(given)} numbers for {math.prod(x.shape[1:-1])} sequences"
+            raise ValueError(msg)
+    inputs = (
+        (None, *batch, None),
+        (*batch, None) if targets.ndim > 1 else (None,) * targets.ndim,
+        *(batch if one.ndim else () for one in rows),
+    )
+    return Strategies(held_rows(Labels(inputs, (batch,), None)), (x.shape[1:-1],), _own_lengths)
+
+
+def _own_lengths(call: OpCall, targets: tuple[Layout, ...], outputs: tuple[Layout, ...]) -> LocalCall | None:
+    """Lengths given as numbers are cut like the sequences."""
+    del targets
+    if not outputs[0].shape:
+        return None
+    ((start, stop),) = outputs[0].local_box()
+    named = {name: call[name] for name in ("input_lengths", "target_lengths")}
+    return LocalCall({name: list(value)[start:stop] for name, value in named.items() if not isinstance(value, Operand)})
+
+
+@decomposition(
+    "ctc_loss", "log_probs, targets, input_lengths, target_lengths, blank=0, reduction='mean', zero_infinity=False"
+)
+def ctc_loss(
+    ops: Any, log_probs: Any, targets: Any, input_lengths: Any, target_lengths: Any, blank: int, reduction: str,
+    zero_infinity: bool,
+) -> Any:  # fmt: skip
+    """Connectionist temporal classification; a mean weighs each sequence by its target's length."""
+    reduction = reduction_name("ctc_loss", reduction)
+    rows = ops.ctc_loss_elements(
+        log_probs, targets, input_lengths, target_lengths, blank, zero_infinity, reduction == "mean"
+    )
+    return reduced(ops, rows, reduction)
+
+
 # -- samples -----------------------------------------------------------------------------------------------------------
 
 sample("take_class", real("ncd"), whole("c", "nd"), 1)
@@ -302,7 +401,30 @@ sample("binary_cross_entropy_with_logits", real("ab"), between(0.1, 0.9, "ab").f
 sample("kl_div", real("ab"), between(0.1, 0.9, "ab"))
 sample("kl_div", real("ab"), between(0.1, 0.9, "ab"), reduction="batchmean")
 sample("weighted_loss", real("ab"), between(0.3, 2.0, "ab"))
-
-
 sample("multi_margin_loss", real("nc"), whole("c", "n"))
 sample("multilabel_margin_loss", real("nc"), whole("c", "nc"))
+sample("multi_margin_loss_elements", real("nc"), whole("c", "n"))
+sample("multi_margin_loss_elements", real("nc"), whole("c", "n"), 2, 0.5, between(0.3, 2.0, "c").fixed)
+sample("multilabel_margin_loss_elements", real("nc"), whole("c", "nc"))
+sample("ctc_loss ctc_loss_elements", real(9, "n", 5), integers(1, 5, "n", 3), integers(7, 9, "n"), integers(1, 3, "n"))
+sample("mse_loss_elements l1_loss_elements", real("ab"), real("ab"))
+sample("mse_loss_elements l1_loss_elements", real("a1"), real("b"))
+sample("smooth_l1_loss_elements", real("ab"), real("ab"), 0.5)
+sample("huber_loss_elements", real("ab"), real("ab"), 0.75)
+sample("soft_margin_loss_elements", real("ab"), real("ab").fixed)
+sample("binary_cross_entropy_elements", between(0.1, 0.9, "ab"), between(0.1, 0.9, "ab").fixed)
+sample(
+    "binary_cross_entropy_elements",
+    between(0.1, 0.9, "ab"),
+    between(0.1, 0.9, "ab").fixed,
+    between(0.3, 2.0, "b").fixed,
+)
+sample(
+    "binary_cross_entropy_with_logits_elements",
+    real("ab"),
+    between(0.1, 0.9, "ab").fixed,
+    between(0.3, 2.0, "b").fixed,
+    between(0.3, 2.0, "b").fixed,
+)
+sample("kl_div_elements", real("ab"), between(0.1, 0.9, "ab"))
+sample("kl_div_elements", real("ab"), real("ab"), log_target=True)

@@ -7,14 +7,15 @@ also the gradient is exact at ties that the operator makes: where it is zero on 
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from hyper_parallel.core.dtensor.placements import PARTIAL_OPS, Partial, Placement, Shard
 from hyper_parallel.core.shard.call import Operand, UnknownOperandError
-from hyper_parallel.core.shard.rule import R, Row, Rule, Strategies, register_rule, replicated_row
+from hyper_parallel.core.shard.rule import R, Row, Rule, Strategies, decomposition, register_rule, replicated_row
 from hyper_parallel.core.shard.sample import (
     Sample,
     between,
+    complex_,
     dtype,
     integers,
     odd,
@@ -27,6 +28,8 @@ from hyper_parallel.core.shard.sample import (
 from hyper_parallel.core.shard.signature import LINEAR_OPS, Labels, broadcast_labels, labelled_rows
 
 if TYPE_CHECKING:
+    from collections.abc import Sequence
+
     from hyper_parallel.core.shard.call import OpCall
 
 __all__ = ["elementwise", "is_floating_dtype", "pending"]
@@ -272,17 +275,6 @@ def _fill(call: OpCall) -> Strategies:
 
 
 _OPTIONS = "dtype=None, layout=None, device=None, pin_memory=None, requires_grad=False"
-for _name, _signature in {
-    "mse_loss": "x, target",
-    "l1_loss": "x, target",
-    "smooth_l1_loss": "x, target, beta=1.0",
-    "huber_loss": "x, target, delta=1.0",
-    "soft_margin_loss": "x, target",
-    "binary_cross_entropy": "x, target, weight=None",
-    "binary_cross_entropy_with_logits": "x, target, weight=None, pos_weight=None",
-    "kl_div": "x, target, log_target=False",
-}.items():
-    register_rule(Rule(f"{_name}_elements", _signature, _nonlinear))
 register_rule(Rule("prelu", "x, weight", _nonlinear))  # the weight as it broadcasts
 register_rule(Rule("clone", "x, *, memory_format=None", _identity))
 register_rule(Rule("contiguous", "x, memory_format=None", _identity, view=True, itself=True))
@@ -308,6 +300,35 @@ for _name, _base in (("linspace", ""), ("logspace", ", base=10.0")):
 register_rule(Rule("copy", "x, y, non_blocking=False", _copy, by_dtype=True))
 register_rule(Rule("zero", "x", _zero))
 register_rule(Rule("fill", "x, value", _fill, by_value=False))
+
+
+def _linear(call: OpCall) -> Strategies:
+    """Parts of a sum are sums of parts."""
+    return elementwise(call, joint=(0,))
+
+
+def _same(call: OpCall) -> Strategies:
+    """The same values, stored as they read."""
+    return elementwise(call, extra=pending(1, (0,), PARTIAL_OPS))
+
+
+for _name in ("conj", "real", "imag"):
+    register_rule(Rule(_name, "x", _linear, view=True))
+register_rule(Rule("conj_physical", "x", _linear))
+for _name in ("resolve_conj", "resolve_neg"):
+    register_rule(Rule(_name, "x", _same, view=True))
+
+
+@decomposition("glu", "x, dim=-1")
+def glu(ops: Any, x: Any, dim: int) -> Any:
+    """One half gated by the other."""
+    size = tuple(x.shape)[dim]
+    if size % 2:
+        msg = f"glu: dim {dim} of size {size} has no halves"
+        raise ValueError(msg)
+    half = size // 2
+    value, gate = ops.split(x, [half, half], dim)
+    return ops.mul(value, ops.sigmoid(gate))
 
 
 # -- samples -----------------------------------------------------------------------------------------------------------
@@ -343,7 +364,6 @@ sample("leaky_relu", real("ab"), 0.25)
 sample("hardtanh", real("ab"), -0.5, 0.25)
 sample("hardshrink softshrink", real("ab"), 0.25)
 sample("nan_to_num", odd("ab"), 0.5, 3.0, -3.0)
-
 _COMPARED = "eq ne lt le gt ge"
 _SMOOTH = "add sub rsub mul maximum minimum atan2 logaddexp fmod remainder fmax fmin hypot copysign isclose"
 sample(f"{_SMOOTH} {_COMPARED}", real("ab"), between(0.3, 4.0, "ab"))
@@ -383,27 +403,6 @@ sample("clamp", real("ab"), real("b"), real("a1"))
 sample("masked_fill", real("ab"), truth("ab"), 2.0)
 sample("masked_fill", real("ab"), truth("b"), 0)
 sample("masked_fill", real("ab"), truth("a1"), real())
-sample("mse_loss_elements l1_loss_elements", real("ab"), real("ab"))
-sample("mse_loss_elements l1_loss_elements", real("a1"), real("b"))
-sample("smooth_l1_loss_elements", real("ab"), real("ab"), 0.5)
-sample("huber_loss_elements", real("ab"), real("ab"), 0.75)
-sample("soft_margin_loss_elements", real("ab"), real("ab").fixed)
-sample("binary_cross_entropy_elements", between(0.1, 0.9, "ab"), between(0.1, 0.9, "ab").fixed)
-sample(
-    "binary_cross_entropy_elements",
-    between(0.1, 0.9, "ab"),
-    between(0.1, 0.9, "ab").fixed,
-    between(0.3, 2.0, "b").fixed,
-)
-sample(
-    "binary_cross_entropy_with_logits_elements",
-    real("ab"),
-    between(0.1, 0.9, "ab").fixed,
-    between(0.3, 2.0, "b").fixed,
-    between(0.3, 2.0, "b").fixed,
-)
-sample("kl_div_elements", real("ab"), between(0.1, 0.9, "ab"))
-sample("kl_div_elements", real("ab"), real("ab"), log_target=True)
 sample("cast", real("ab"), dtype("float32"))
 sample("cast", between(0.3, 4.0, "ab"), dtype("int64"))
 sample("cast", integers(-3, 4, "ab"), dtype("float32"))
@@ -456,7 +455,10 @@ for _x in (real("ab"), truth("ab")):
     sample_call("new_empty_strided", Sample((_x, (3, 2), (2, 1)), constant=True, unset=True))
 sample("linspace logspace", real(), real().fixed, 5)
 sample("linspace logspace", 0.5, real(), 4)
-
-
 sample("prelu", real("nch"), real("c1"))
 sample("prelu", real("nc"), real(1))
+sample("conj conj_physical real imag resolve_conj resolve_neg", complex_("ab"))
+sample("conj conj_physical real resolve_conj resolve_neg", real("ab"))
+sample("resolve_conj resolve_neg", truth("ab"))
+sample("glu", real("a", 6))
+sample("glu", real(6, "b"), 0)

@@ -1,14 +1,16 @@
-"""Views by shape: dims are kept, merged or split, never mixed."""
+"""Views by shape, by storage and as pairs of real numbers."""
 
 from __future__ import annotations
 
 import math
+from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
-from hyper_parallel.core.dtensor.placements import Partial, Shard
+from hyper_parallel.core.dtensor.placements import Partial, Placement, Shard
 from hyper_parallel.core.shard.call import LocalCall
 from hyper_parallel.core.shard.rule import Row, Strategies, decomposition, replicated_row, rule
-from hyper_parallel.core.shard.sample import real, sample, size, truth
+from hyper_parallel.core.shard.sample import complex_, real, sample, size, truth
+from hyper_parallel.core.shard.signature import Labels, labelled_rows
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
@@ -16,7 +18,9 @@ if TYPE_CHECKING:
     from hyper_parallel.core.dtensor.layout import Layout
     from hyper_parallel.core.shard.call import OpCall
 
-__all__ = ["PASSING", "passing_rows", "view_groups"]
+
+__all__ = ["PASSING", "addressed", "passing_rows", "view_groups"]
+
 
 PASSING = ("sum", "avg", "max", "min", "prod", "all", "any")
 
@@ -147,6 +151,59 @@ def view_as(ops: Any, x: Any, other: Any) -> Any:
     return ops.view(x, tuple(other.shape))
 
 
+PAIR = 2
+
+
+@rule("view_as_real", "x", view=True)
+def view_as_real(call: OpCall) -> Strategies:
+    """``… -> …[2]``, linear."""
+    x = call["x"]
+    names = tuple(f"d{dim}" for dim in range(x.ndim))
+    labels = Labels((names,), ((*names, None),), None, joint=(0,))
+    return Strategies(_filled(labels), ((*x.shape, PAIR),))
+
+
+@rule("view_as_complex", "x", view=True)
+def view_as_complex(call: OpCall) -> Strategies:
+    """``…[2] -> …``, linear."""
+    x = call["x"]
+    if x.shape[-1:] != (PAIR,):
+        msg = f"the last dim holds real and imaginary part, x is {list(x.shape)}"
+        raise ValueError(msg)
+    names = tuple(f"d{dim}" for dim in range(x.ndim - 1))
+    labels = Labels(((*names, None),), (names,), None, joint=(0,))
+    return Strategies(_filled(labels), (x.shape[:-1],))
+
+
+def _filled(labels: Labels) -> tuple[Row, ...]:
+    """No empty pieces: PyTorch asks them for strides, which nothing does not have (backward included)."""
+    dims: dict[Placement, int] = {Shard(dim): dim for dim in range(len(labels.inputs[0]))}
+    return tuple(
+        replace(row, full=((0, dims[row.inputs[0]]),)) if row.inputs[0] in dims else row
+        for row in labelled_rows(labels)
+    )
+
+
+# -- storage -----------------------------------------------------------------------------------------------------------
+
+
+def addressed(call: OpCall, shape: Sequence[int]) -> Strategies:
+    """Storage by address: only where every rank holds all of it as the single device does."""
+    layout = call["x"].layout
+    if any(layout.dim_axes) or layout.partials:
+        msg = "strides address storage, of which ranks hold different pieces; x = x.redistribute().contiguous() first"
+        raise ValueError(msg)
+    return Strategies((replicated_row(len(call.operands)),), (tuple(shape),))
+
+
+@rule("as_strided", "x, size, stride, storage_offset=None", view=True)
+def as_strided(call: OpCall) -> Strategies:
+    """A look at storage."""
+    return addressed(call, call["size"])
+
+
+# -- samples -----------------------------------------------------------------------------------------------------------
+
 sample("view", real("abc"), (size("ab"), size("c")))
 sample("view", real("abc"), (size("a"), -1))
 sample("view", real("abc"), (-1,))
@@ -163,3 +220,6 @@ sample("unflatten", real("a", 12), 1, (3, 4))
 sample("unflatten", real(6, "b"), 0, (2, -1))
 sample("view_as", real("ab"), real("ba").fixed)
 sample("view", truth("abc"), (size("ab"), size("c")))
+sample("view_as_real", complex_("ab"))
+sample("view_as_complex", real("ab2"))
+sample("as_strided", real("6"), (2, 3), (1, 2))

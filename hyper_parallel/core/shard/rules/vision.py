@@ -1,4 +1,4 @@
-"""Images and their like: padding, interpolation, sampling on grids, and shuffles between channels and places."""
+"""Images and their like: padding, interpolation, sampling on grids, windows as columns, and shuffles of channels."""
 
 from __future__ import annotations
 
@@ -130,6 +130,8 @@ def channel_shuffle(ops: Any, x: Any, groups: int) -> Any:
     split = ops.view(x, (batch, groups, channels // groups, *places))
     return ops.view(ops.transpose(split, 1, 2), (batch, channels, *places))
 
+
+# -- samples -----------------------------------------------------------------------------------------------------------
 
 exempt("upsample", "each interpolation has a kernel with arguments of its own; their spellings are checked instead")
 sample("affine_grid", real("n", 2, 3), (size("n"), 2, 4, 5))

@@ -1,22 +1,20 @@
-"""Which bin a value falls into, how many fall into each, and distances: values run through, tables are whole."""
+"""Which bin a value falls into, and how many fall into each: bins are whole, values may be sharded."""
 
 from __future__ import annotations
 
-from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
 from hyper_parallel.core.dtensor.placements import Partial, Shard
-from hyper_parallel.core.shard.call import LocalCall, Operand
-from hyper_parallel.core.shard.rule import Row, Rule, Strategies, decomposition, register_rule, replicated_row, rule
+from hyper_parallel.core.shard.call import Operand
+from hyper_parallel.core.shard.rule import Row, Strategies, decomposition, replicated_row, rule
 from hyper_parallel.core.shard.sample import between, integers, ordered, real, sample
-from hyper_parallel.core.shard.signature import Labels, broadcast_labels, labelled_rows
+from hyper_parallel.core.shard.signature import Labels, labelled_rows
 
 if TYPE_CHECKING:
-    from hyper_parallel.core.dtensor.layout import Layout
     from hyper_parallel.core.shard.call import OpCall
 
+
 Dims = tuple[str | None, ...]
-MANY_POINTS = 25  # from here on PyTorch computes Euclidean distances by a matrix product
 
 
 def _looked_up(call: OpCall, value: str) -> Strategies:
@@ -104,30 +102,6 @@ def bincount(ops: Any, x: Any, weights: Any, minlength: int) -> Any:
     return ops.bincount_to(x, weights, max(largest + 1, minlength))
 
 
-# -- distances ---------------------------------------------------------------------------------------------------------
-
-
-def _cdist(call: OpCall) -> Strategies:
-    """``…p[m], …r[m] -> …pr``; batch dims broadcast."""
-    x, y = call["x"], call["y"]
-    (left, right), batch, sizes = broadcast_labels([x.shape[:-2], y.shape[:-2]], "b")
-    labels = Labels(((*left, "p", "m"), (*right, "r", "m")), ((*batch, "p", "r"),), None, frozenset({"m"}))
-    found = Strategies(labelled_rows(labels), ((*sizes, x.shape[-2], y.shape[-2]),))
-    return replace(found, localize=_cdist_mode)
-
-
-def _cdist_mode(call: OpCall, targets: tuple[Layout, ...], outputs: tuple[Layout, ...]) -> LocalCall | None:
-    """The way to compute follows from the global sizes, so that every rank rounds as one device does."""
-    del targets, outputs
-    if call["compute_mode"] not in (None, "use_mm_for_euclid_dist_if_necessary"):
-        return None
-    many = max(call["x"].shape[-2], call["y"].shape[-2]) > MANY_POINTS
-    return LocalCall({"compute_mode": f"{'' if many else 'donot_'}use_mm_for_euclid_dist"})
-
-
-register_rule(Rule("cdist", "x, y, p=2.0, compute_mode='use_mm_for_euclid_dist_if_necessary'", _cdist))
-
-
 # -- samples -----------------------------------------------------------------------------------------------------------
 
 _TABLE = ordered("n").fixed
@@ -147,5 +121,3 @@ sample("bincount_to", integers(0, 5, "n"), None, 7)
 sample("bincount_to", integers(0, 5, "n"), real("n").fixed, 5)
 sample("bincount", integers(0, 5, "n"))
 sample("bincount", integers(0, 5, "n"), real("n").fixed, 9)
-sample("cdist", real("pm"), real("rm"))
-sample("cdist", real("bpm"), real("1rm"), 1.0)

@@ -1,0 +1,174 @@
+"""Joining tensors, and splitting one: the dim along which that happens is whole."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+from hyper_parallel.core.shard.call import LocalCall
+from hyper_parallel.core.shard.rule import Strategies, decomposition, rule
+from hyper_parallel.core.shard.rules.dims import keep_dims, normal_dim
+from hyper_parallel.core.shard.sample import real, sample, size, truth
+from hyper_parallel.core.shard.signature import Labels, labelled_rows
+from hyper_parallel.errors import short_dtype
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    from hyper_parallel.core.shard.call import OpCall, Operand
+
+
+@rule("unbind", "x, dim=0", view=True)
+def unbind(call: OpCall) -> Strategies:
+    """All elements of a whole dim."""
+    x = call["x"]
+    dim = normal_dim(call["dim"], x.ndim)
+    kept = [one for one in range(x.ndim) if one != dim]
+    count = x.shape[dim]
+    if not count:
+        msg = f"dim {dim} of {list(x.shape)} has nothing to unbind"
+        raise ValueError(msg)
+    return Strategies(keep_dims(kept, count), (tuple(x.shape[one] for one in kept),) * count, many=True)
+
+
+def _cut(call: OpCall, dim: int, lengths: Sequence[int]) -> Strategies:
+    x = call["x"]
+    kept = [one if one != dim or len(lengths) == 1 else None for one in range(x.ndim)]
+    shapes = tuple((*x.shape[:dim], length, *x.shape[dim + 1 :]) for length in lengths)
+
+    def local(*_: Any) -> LocalCall | None:
+        return LocalCall({"split_size_or_sections": list(lengths)}) if len(lengths) > 1 else LocalCall(run=_alone)
+
+    return Strategies(keep_dims(kept, len(lengths)), shapes, local, many=True)
+
+
+def _alone(platform: Any, args: dict[str, Any]) -> tuple[Any]:
+    x = args["x"]
+    return (platform.reshape(x, tuple(x.shape)),)
+
+
+@rule("split", "x, split_size_or_sections, dim=0", view=True)
+def split(call: OpCall) -> Strategies:
+    """Runs of a whole dim; the other dims pass."""
+    x, wanted = call["x"], call["split_size_or_sections"]
+    dim = normal_dim(call["dim"], x.ndim)
+    size = x.shape[dim]
+    if isinstance(wanted, int):
+        if wanted < 0 or (wanted == 0 and size):
+            msg = f"split size {wanted} is not positive"
+            raise ValueError(msg)
+        lengths = [min(wanted, size - start) for start in range(0, size, max(wanted, 1))] or [0]
+    else:
+        lengths = list(wanted)
+        if sum(lengths) != size or any(length < 0 for length in lengths):
+            msg = f"sections {lengths} do not add up to dim {dim} of size {size}"
+            raise ValueError(msg)
+    return _cut(call, dim, lengths)
+
+
+@decomposition("chunk", "x, chunks, dim=0")
+def chunk(ops: Any, x: Any, chunks: int, dim: int) -> Any:
+    """Runs of ``ceil(size / chunks)``."""
+    size = tuple(x.shape)[dim]
+    if chunks < 1:
+        msg = f"chunk: chunks must be positive, got {chunks}"
+        raise ValueError(msg)
+    return ops.split(x, -(-size // chunks) if size else [0] * chunks, dim)
+
+
+@decomposition("tensor_split", "x, indices_or_sections, dim=0")
+def tensor_split(ops: Any, x: Any, indices_or_sections: Any, dim: int) -> Any:
+    """Runs between given indices, or a number of runs that differ by one at most."""
+    size, wanted = tuple(x.shape)[dim], indices_or_sections
+    if ops.platform.is_tensor(wanted):
+        wanted = wanted.tolist()
+    if isinstance(wanted, int):
+        base, more = divmod(size, wanted)
+        lengths = [base + (position < more) for position in range(wanted)]
+        return ops.split(x, lengths, dim)
+    if not isinstance(wanted, (list, tuple)):
+        msg = "tensor_split: indices must be a list of numbers, or a tensor of them"
+        raise TypeError(msg)
+    ends = [slice(None, one).indices(size)[1] for one in wanted]
+    starts = [0, *ends]
+    return tuple(
+        ops.narrow(x, dim, start, max(end - start, 0)) for start, end in zip(starts, [*ends, size], strict=True)
+    )
+
+
+def _ordered(tensors: Sequence[Operand]) -> tuple[str, ...]:
+    """Extrema that may stay pending: none where a complex operand makes the result complex, which has no order."""
+    mixed = any(one.dtype is not None and short_dtype(one.dtype).startswith("c") for one in tensors)
+    return () if mixed else ("max", "min")
+
+
+@rule("cat", "tensors, dim=0", by_dtype=True)
+def cat(call: OpCall) -> Strategies:
+    """The joined dim is whole; the others run together, and so do pending reductions."""
+    tensors = call["tensors"]
+    full = [one for one in tensors if one.shape != (0,)] or list(tensors)
+    shapes = [one.shape for one in full]
+    dim = normal_dim(call["dim"], len(shapes[0]))
+    rests = {shape[:dim] + shape[dim + 1 :] for shape in shapes}
+    if len(rests) > 1 or not shapes[0]:
+        msg = f"shapes {', '.join(str(list(shape)) for shape in shapes)} differ outside dim {dim}"
+        raise ValueError(msg)
+    names = tuple(f"d{one}" for one in range(len(shapes[0])))
+    inputs = tuple(names if one in full else (None,) for one in tensors)
+    out = list(shapes[0])
+    out[dim] = sum(shape[dim] for shape in shapes)
+    everything = tuple(range(len(tensors)))
+    labels = Labels(inputs, (names,), whole=frozenset({names[dim]}), joint=everything, monotone=_ordered(tensors))
+    return Strategies(labelled_rows(labels), (tuple(out),))
+
+
+@rule("stack", "tensors, dim=0", by_dtype=True)
+def stack(call: OpCall) -> Strategies:
+    """A new dim; the others run together, and so do pending reductions."""
+    tensors = call["tensors"]
+    shape = tensors[0].shape
+    if any(one.shape != shape for one in tensors):
+        msg = f"shapes {', '.join(str(list(one.shape)) for one in tensors)} differ"
+        raise ValueError(msg)
+    dim = normal_dim(call["dim"], len(shape) + 1)
+    names = tuple(f"d{one}" for one in range(len(shape)))
+    everything = tuple(range(len(tensors)))
+    out = (*names[:dim], None, *names[dim:])
+    labels = Labels((names,) * len(tensors), (out,), joint=everything, monotone=_ordered(tensors))
+    return Strategies(labelled_rows(labels), ((*shape[:dim], len(tensors), *shape[dim:]),))
+
+
+@decomposition("hstack", "tensors")
+def hstack(ops: Any, tensors: Any) -> Any:
+    """Joined along dim 1, or dim 0 of vectors."""
+    full = [ops.view(one, (1,)) if not tuple(one.shape) else one for one in tensors]
+    return ops.cat(full, 0 if len(tuple(full[0].shape)) == 1 else 1)
+
+
+@decomposition("vstack", "tensors")
+def vstack(ops: Any, tensors: Any) -> Any:
+    """Joined along dim 0, a vector being one row."""
+    rows = [ops.view(one, (1, -1)) if len(tuple(one.shape)) < 2 else one for one in tensors]
+    return ops.cat(rows, 0)
+
+
+# -- samples -----------------------------------------------------------------------------------------------------------
+
+sample("unbind", real("abc"), 1)
+sample("unbind", real("ab"))
+sample("split", real("ab"), 2, 0)
+sample("split", real("a", 9), (2, 3, 4), 1)
+sample("split", real("ab"), size("b"), 1)
+sample("chunk", real("ab"), 2)
+sample("chunk", real("a", 9), 4, 1)
+sample("tensor_split", real(9, "b"), 4)
+sample("tensor_split", real("a", 9), (2, 5), 1)
+sample("unbind", truth("ab"))
+sample("split", truth("ab"), 2, 0)
+sample("cat", (real("ab"), real("cb")), 0)
+sample("cat", (real("ab"), real("ac"), real("a1")), 1)
+sample("cat", (real("ab"), real(0)), 0)
+sample("stack", (real("ab"), real("ab")), 1)
+sample("stack", (real("ab"), real("ab"), real("ab")))
+sample("hstack", (real("ab"), real("ac")))
+sample("hstack", (real("a"), real("b")))
+sample("vstack", (real("ab"), real("b")))
