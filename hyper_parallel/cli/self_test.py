@@ -65,5 +65,5 @@ def _platforms(asked: list[str] | None) -> list[str]:
 def _print(row: dict[str, Any]) -> None:
     state = "as it must be" if row["caught"] else "MISSED"
     what = f"{row['name']} on {row['platform']} ({row['launch']})"
-    told = row["told"] if not row["caught"] else row["told"].splitlines()[0]
-    print(f"{state:13}  {row['seconds']:5.1f} s  {what}: {told}", flush=True)
+    message = row["message"] if not row["caught"] else row["message"].splitlines()[0]
+    print(f"{state:13}  {row['seconds']:5.1f} s  {what}: {message}", flush=True)

@@ -158,13 +158,13 @@ def platforms(asked: str | None) -> list[str]:
 
 def user_platforms(arguments: argparse.Namespace) -> list[str]:
     """What was asked for, else the one framework that SPEC and PLAN import."""
-    from hyper_parallel.verify.spec import resolve
+    from hyper_parallel.verify.spec import find_function
 
     before = set(sys.modules)
     if arguments.platform is not None:
         asked = platforms(arguments.platform)
-    resolve(arguments.spec, "SPEC")
-    resolve(arguments.plan, "PLAN")
+    find_function(arguments.spec, "SPEC")
+    find_function(arguments.plan, "PLAN")
     if arguments.platform is not None:
         return asked
     imported = [name for name in FRAMEWORKS if name in set(sys.modules) - before]

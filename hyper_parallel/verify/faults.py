@@ -1,12 +1,16 @@
-"""Seeded faults: bugs that parallel code really has, put where a real one would be, to see that they are noticed.
+"""Faults injected on purpose, to show that the harness catches them: in a model's parallel run, and on a rank.
 
-Nothing in the library knows of them. Each changes one module of the parallel run: its weights, what it computes, or
-what the transport does while one of its redistributions runs.
+A model fault is a bug that parallel code really has. It changes one module of the parallel run: its weights, what it
+computes, or what the transport does while one of its redistributions runs. The library itself contains no hook for it.
+A rank fault replaces one rank's part in a collective.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+import os
+import signal
+import time
+from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, cast
@@ -15,16 +19,29 @@ import numpy as np
 
 from hyper_parallel.core.dtensor.dtensor import DTensor
 from hyper_parallel.core.dtensor.events import watching
-from hyper_parallel.transport.base import use_transport
+from hyper_parallel.platform.select import current_platform, use_platform
+from hyper_parallel.transport.base import Transport, active_transport, use_transport
 from hyper_parallel.transport.pending import Pending
 from hyper_parallel.verify.model_case import InputError
 
 if TYPE_CHECKING:
     from hyper_parallel.core.dtensor.events import Occurrence
     from hyper_parallel.platform.contract.platform import Platform
-    from hyper_parallel.transport.base import Transport
 
-__all__ = ["FAULTS", "Fault", "parse_fault"]
+__all__ = [
+    "FAULTS",
+    "FAULTY_RANK",
+    "Fault",
+    "exit_without_report",
+    "hang",
+    "join_barrier",
+    "kill_self",
+    "parse_fault",
+    "raise_error",
+    "run_rank_with_fault",
+    "skip_collective",
+    "sum_ones",
+]
 
 FAULTS = {
     "drop-allreduce": ("layers.1.mlp.down", "the sum of a row-wise layer's partial results is never made"),
@@ -32,11 +49,17 @@ FAULTS = {
     "double-bias": ("layers.1.attn.o", "every rank adds the bias to its partial result"),
     "unreduced-norm-grad": ("layers.1.mlp_norm", "every rank keeps its own share of a norm weight's gradient"),
 }
-"""Name to the module that is hit by default, and what goes wrong there."""
+"""Model faults by name: the module that is changed by default, and what goes wrong there."""
+
+FAULTY_RANK = 1
+"""The rank that a rank fault changes."""
+
+
+# -- model faults ------------------------------------------------------------------------------------------------------
 
 
 def parse_fault(text: str | None) -> Fault | None:
-    """Read ``NAME`` or ``NAME@module.path``.
+    """Return the fault that ``NAME`` or ``NAME@module.path`` describes; None for None.
 
     Raises:
         InputError: (a ValueError) unknown name.
@@ -52,11 +75,11 @@ def parse_fault(text: str | None) -> Fault | None:
 
 @dataclass
 class Fault:
-    """One fault in one module of one rank's parallel run.
+    """One model fault in one module of one rank's parallel run.
 
     Attributes:
         name: of :data:`FAULTS`.
-        module: path of the module to hit.
+        module: path of the module to change.
         hits: how often it changed something.
     """
 
@@ -65,29 +88,29 @@ class Fault:
     hits: int = 0
 
     def before_parallel(self, platform: Platform, model: Any) -> None:
-        """Hook in where the module's own result can be changed before its style sees it."""
+        """Attach hooks that change a module's own result before its style sees it."""
         if self.name == "double-bias":
             module = self._find(platform, model)
             platform.register_forward_hook(module, lambda cell, _, output: self._add_bias(platform, cell, output))
 
     def after_parallel(self, platform: Platform, model: Any) -> None:
-        """Change weights that have been laid out."""
+        """Change weights that are distributed already."""
         if self.name == "wrong-shard-dim":
-            self._cut_wrongly(platform, self._find(platform, model))
+            self._shard_wrong_dim(platform, self._find(platform, model))
 
     @contextmanager
     def running(self, platform: Platform) -> Iterator[None]:
-        """Around a training step: change what the transport does."""
+        """Change what the transport does during a training step."""
         with ExitStack() as stack:
             if self.name in ("drop-allreduce", "unreduced-norm-grad"):
                 phase = "forward" if self.name == "drop-allreduce" else "backward"
-                deaf = _Deaf(platform.transport(), self)
-                stack.enter_context(watching(_Arm(deaf, self.module, phase)))
-                stack.enter_context(use_transport(cast("Transport", deaf)))
+                transport = _DroppingTransport(platform.transport(), self)
+                stack.enter_context(watching(_DropInModule(transport, self.module, phase)))
+                stack.enter_context(use_transport(cast("Transport", transport)))
             yield
 
     def must_have_hit(self) -> None:
-        """Refuse a run that the fault never touched: it would prove nothing.
+        """Refuse a run in which the fault changed nothing, because it proves nothing.
 
         Raises:
             InputError: (a ValueError) nothing was changed.
@@ -104,69 +127,121 @@ class Fault:
         return modules[self.module]
 
     def _add_bias(self, platform: Platform, module: Any, output: Any) -> Any:
-        """One bias per rank, where the sum over the ranks should hold one bias."""
+        """Add the bias on every rank but the first, so that the sum over the ranks has it once per rank."""
         bias = platform.direct_parameters(module).get("bias")
         if bias is None or not isinstance(output, DTensor) or not output.layout.is_partial():
             return None
-        owing = {axis for axis, _ in output.layout.partials}
-        first = all(output.device_mesh.coordinate[axis] == 0 for axis in owing)  # type: ignore[index] # a member
+        axes = {axis for axis, _ in output.layout.partials}
+        first = all(output.device_mesh.coordinate[axis] == 0 for axis in axes)  # type: ignore[index] # a member
         self.hits += 1
         extra = bias.to_local() * (0 if first else 1)
         return platform.wrap(output.to_local() + extra, output.layout)
 
-    def _cut_wrongly(self, platform: Platform, module: Any) -> None:
-        """The rank's numbers are the next ones of the row-major weight, as if it were cut along dim 0."""
+    def _shard_wrong_dim(self, platform: Platform, module: Any) -> None:
+        """Fill the local shard with consecutive values of the row-major weight, as if dim 0 were sharded."""
         weight = platform.direct_parameters(module).get("weight")
         if not isinstance(weight, DTensor) or not any(weight.layout.dim_axes[1:]):
             return
         layout = weight.layout
-        numbers = platform.tensor_to_numpy(weight.detach().full_tensor()).reshape(-1)  # type: ignore[attr-defined]
+        values = platform.tensor_to_numpy(weight.detach().full_tensor()).reshape(-1)  # type: ignore[attr-defined]
         box = layout.local_box()
         start = box[1][0] * layout.shape[0]  # type: ignore[index] # a weight has a shape
-        piece = numbers[start : start + int(np.prod(layout.local_shape))].reshape(layout.local_shape)
-        wrong = platform.wrap(platform.from_numpy(piece), layout)
+        shard = values[start : start + int(np.prod(layout.local_shape))].reshape(layout.local_shape)
+        wrong = platform.wrap(platform.from_numpy(shard), layout)
         platform.set_parameter(module, "weight", platform.new_parameter(wrong, requires_grad=True, name="weight"))
         self.hits += 1
 
 
-class _Arm:
-    """Hears of redistributions; those of one module and phase find the transport deaf."""
+class _DropInModule:
+    """A watcher of redistributions that makes the transport drop the sums of one module and phase."""
 
-    def __init__(self, deaf: _Deaf, module: str, phase: str) -> None:
-        self.deaf, self.module, self.phase = deaf, module, phase
+    def __init__(self, transport: _DroppingTransport, module: str, phase: str) -> None:
+        self.transport, self.module, self.phase = transport, module, phase
 
     def hear(self, occurrence: Occurrence) -> None:
-        """Arm or disarm for the steps that follow."""
-        self.deaf.armed = occurrence.module == self.module and occurrence.phase == self.phase
+        """Switch dropping on or off for the steps of the redistribution that starts."""
+        self.transport.dropping = occurrence.module == self.module and occurrence.phase == self.phase
 
 
-class _Deaf:
-    """A transport whose sums, while it is armed, are this rank's own summand; all else is as the inner one does it."""
+class _DroppingTransport:
+    """A transport that returns this rank's own partial value instead of the sum while ``dropping`` is set."""
 
     def __init__(self, inner: Transport, fault: Fault) -> None:
-        self.inner, self.fault, self.armed = inner, fault, False
+        self.inner, self.fault, self.dropping = inner, fault, False
 
     def __getattr__(self, name: str) -> Any:
-        """What is not told below."""
+        """Return the inner transport's attribute."""
         return getattr(self.inner, name)
 
     def all_reduce(self, x: Any, op: str, ranks: Any) -> Any:
-        """The sum, or the own summand."""
-        if not self.armed:
+        """Return the reduced tensor, or a copy of ``x`` while dropping."""
+        if not self.dropping:
             return self.inner.all_reduce(x, op, ranks)
         self.fault.hits += 1
         return x * 1
 
     def reduce_scatter(self, chunks: Any, op: str, ranks: Any) -> Any:
-        """The own part of the sum, or of the own summand."""
-        if not self.armed:
+        """Return this rank's chunk of the reduced tensor, or a copy of its own chunk while dropping."""
+        if not self.dropping:
             return self.inner.reduce_scatter(chunks, op, ranks)
         self.fault.hits += 1
         return chunks[ranks.index(self.inner.rank)] * 1
 
     def start(self, operation: str, *args: Any) -> Pending:
-        """As it is; what is not summed is complete at once."""
-        if not self.armed or operation not in ("all_reduce", "reduce_scatter"):
+        """Start an asynchronous collective; a dropped reduction is complete at once."""
+        if not self.dropping or operation not in ("all_reduce", "reduce_scatter"):
             return self.inner.start(operation, *args)
         result = getattr(self, operation)(*args)
         return Pending(operation, lambda: result)
+
+
+# -- rank faults -------------------------------------------------------------------------------------------------------
+
+
+def run_rank_with_fault(platform: str, fault: Callable[[Transport], None] | None) -> None:
+    """Join a barrier and then a sum, except that the faulty rank runs ``fault`` instead of the sum."""
+    transport = active_transport()
+    assert transport is not None
+    with use_platform(platform):
+        join_barrier(transport)
+        if fault is not None and transport.rank == FAULTY_RANK:
+            fault(transport)
+        else:
+            sum_ones(transport)
+
+
+def join_barrier(transport: Transport) -> None:
+    """Join a barrier of all ranks."""
+    transport.barrier(tuple(range(transport.world_size)))
+
+
+def sum_ones(transport: Transport, size: int = 3, op: str = "sum", dtype: str = "float32") -> None:
+    """Join an all_reduce of ones; as a fault, with another size, reduction or dtype than the other ranks."""
+    x = current_platform().from_numpy(np.ones(size, dtype))
+    transport.all_reduce(x, op, tuple(range(transport.world_size)))
+
+
+def hang(transport: Transport) -> None:
+    """Never join the collective."""
+    while transport.rank == FAULTY_RANK:
+        time.sleep(0.01)
+
+
+def raise_error(transport: Transport) -> None:
+    """Raise an ArithmeticError."""
+    msg = f"injected on rank {transport.rank}"
+    raise ArithmeticError(msg)
+
+
+def exit_without_report(_transport: Transport) -> None:
+    """End the process without a report."""
+    os._exit(3)
+
+
+def kill_self(_transport: Transport) -> None:
+    """End the process by SIGKILL."""
+    os.kill(os.getpid(), signal.SIGKILL)  # pragma: no cover - leaves no data
+
+
+def skip_collective(_transport: Transport) -> None:
+    """Return without joining the collective."""

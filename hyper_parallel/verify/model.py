@@ -14,7 +14,7 @@ from hyper_parallel.verify.launch import launch as launch_processes
 from hyper_parallel.verify.model_case import InputError
 from hyper_parallel.verify.model_report import ModelReport, traffic
 from hyper_parallel.verify.simulate import simulate
-from hyper_parallel.verify.spec import maker
+from hyper_parallel.verify.spec import error_summary, user_function
 from hyper_parallel.verify.train_compare import RankResult, run_rank
 
 if TYPE_CHECKING:
@@ -98,14 +98,19 @@ def verify_model(
     if inject:
         report.settings["injected fault"] = inject
     started = time.perf_counter()
-    arguments = (maker(spec, "SPEC"), maker(plan, "PLAN"), (tuple(mesh_shape), tuple(mesh_names)), steps)
+    arguments = (
+        user_function(spec, "SPEC"),
+        user_function(plan, "PLAN"),
+        (tuple(mesh_shape), tuple(mesh_names)),
+        steps,
+    )
     fault = parse_fault(inject)
     try:
         world = simulate if launch == "simulated" else launch_processes
         ranks = world(_run, math.prod(mesh_shape), platform, (*arguments, fault), timeout=_TIMEOUT)
     except RankFailedError as error:
         _tell_input_error(error)
-        report.error, report.cause = str(error), _cause(error)
+        report.error, report.cause = str(error), error_summary(error.__cause__ or error)
     else:
         _fill(report, ranks)
     report.seconds = time.perf_counter() - started
@@ -148,13 +153,6 @@ def _fill(report: ModelReport, ranks: Sequence[RankResult]) -> None:
     report.settings.update(ranks[0].settings)
     report.traffic = traffic([event for event in ranks[0].events if event.step == 0])
     report.bound = ranks[0].bound
-
-
-def _cause(error: RankFailedError) -> str:
-    """The first failed rank's exception in one line."""
-    cause = error.__cause__ or error
-    first = (str(cause).splitlines() or [""])[0]
-    return f"{type(cause).__name__}: {first}" if first else type(cause).__name__
 
 
 def _tell_input_error(error: RankFailedError) -> None:

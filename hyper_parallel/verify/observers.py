@@ -2,16 +2,22 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
+import numpy as np
+
 from hyper_parallel.core.dtensor.dtensor import DTensor
+from hyper_parallel.verify.compare import magnitude
 
 if TYPE_CHECKING:
     from hyper_parallel.platform.contract.platform import Platform
 
-__all__ = ["Observer", "Seen", "gather", "whole"]
+__all__ = ["Cotangents", "Observer", "Seen", "gather", "whole"]
+
+_ADDED = ("bias", "beta")
+"""Names under which PyTorch's and MindSpore's layers hold what they add to their output."""
 
 
 @dataclass(frozen=True)
@@ -62,6 +68,44 @@ class Observer:
                 self.seen[name] = Seen(path, name, value)
 
         return keep
+
+
+class Cotangents:
+    """The largest gradient of the output of every module of ``model`` that has a bias, by the bias's path.
+
+    Attributes:
+        largest: of the steps since :meth:`clear`; a module that runs several times adds up.
+    """
+
+    def __init__(self, platform: Platform, model: Any) -> None:
+        """Attach to every module that adds a bias."""
+        self.platform = platform
+        self.largest: dict[str, float] = {}
+        attached: set[int] = set()
+        for path, module in platform.get_cells_and_names(model):
+            held = platform.direct_parameters(module)
+            names = [name for name in _ADDED if held.get(name) is not None]
+            if names and id(module) not in attached:
+                attached.add(id(module))
+                paths = [f"{path}.{name}" if path else name for name in names]
+                platform.register_forward_hook(module, self._hook(paths))
+
+    def clear(self) -> None:
+        """Forget the last backward."""
+        self.largest.clear()
+
+    def _hook(self, paths: list[str]) -> Callable[..., None]:
+        def keep(gradient: Any) -> None:
+            size = magnitude(np.asarray(self.platform.tensor_to_numpy(self.platform.detach(gradient))))
+            for path in paths:
+                self.largest[path] = self.largest.get(path, 0.0) + size
+
+        def attach(module: Any, args: Any, output: Any) -> None:
+            del module, args
+            if self.platform.is_tensor(output):
+                self.platform.watch_gradient(output, keep)
+
+        return attach
 
 
 def gather(platform: Platform, outer: Any, inner: Any, shape: tuple[int, ...]) -> tuple[Any, str]:

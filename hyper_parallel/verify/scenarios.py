@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import sysconfig
 from dataclasses import dataclass, replace
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -10,10 +12,22 @@ import numpy as np
 from hyper_parallel.core.dtensor.placements import Replicate, Shard
 from hyper_parallel.platform.contract.training import LanguageModelConfig
 from hyper_parallel.platform.select import current_platform
-from hyper_parallel.verify.data import text_batches
 from hyper_parallel.verify.model_case import ModelCase, ParallelPlan
 
-__all__ = ["SCENARIOS", "Scenario", "scenario_named", "transformer_case", "transformer_plan"]
+__all__ = [
+    "BEGIN",
+    "SCENARIOS",
+    "SOURCES",
+    "Scenario",
+    "scenario_named",
+    "text_batches",
+    "transformer_case",
+    "transformer_plan",
+]
+
+SOURCES = ("this.py", "textwrap.py", "heapq.py")
+BEGIN = 256
+"""Token that starts every sequence; bytes are tokens 0 to 255."""
 
 _BATCHES = 3
 
@@ -132,6 +146,25 @@ def transformer_plan() -> dict[str, Any]:
         "norm": SequenceParallel(),
         "head": split(input_layouts=Shard(1)),
     }
+
+
+def text_batches(count: int, batch: int, length: int) -> list[tuple[Any, Any]]:
+    """``count`` pairs of tokens and labels, int64 of (batch, length); a label is the token that follows.
+
+    The same Python gives the same batches; no two sequences overlap.
+
+    Raises:
+        ValueError: the text is too short.
+    """
+    folder = Path(sysconfig.get_paths()["stdlib"])
+    text = b"".join((folder / name).read_bytes() for name in SOURCES)
+    wanted = count * batch * length
+    if wanted > len(text):
+        msg = f"{count} batches of {batch} x {length} tokens need {wanted} bytes, the text has {len(text)}"
+        raise ValueError(msg)
+    labels = np.frombuffer(text[:wanted], np.uint8).astype(np.int64).reshape(count, batch, length)
+    tokens = np.concatenate([np.full((count, batch, 1), BEGIN, np.int64), labels[:, :, :-1]], axis=2)
+    return list(zip(tokens, labels, strict=True))
 
 
 def _weights(parameters: Any, dtype: str) -> dict[str, Any]:

@@ -1,6 +1,6 @@
-"""The harness tested on this machine: each thing that it must catch is made to happen, and must be caught.
+"""The harness tested on this machine: every fault that it must catch is injected, and must be reported.
 
-One more run per framework, without any fault, must pass: a harness that rejects everything catches everything.
+One run per framework without any fault must pass: a harness that rejects everything catches everything.
 """
 
 from __future__ import annotations
@@ -20,12 +20,12 @@ from hyper_parallel.transport.base import Transport
 from hyper_parallel.transport.live import LiveRun, close_live_teams, run_live, warm_up
 from hyper_parallel.transport.pool import LEDGER_VARIABLE
 from hyper_parallel.transport.shipping import pack
-from hyper_parallel.verify import _injected
+from hyper_parallel.verify import faults
 from hyper_parallel.verify.coverage.gates import check_ranks
-from hyper_parallel.verify.faults import FAULTS
+from hyper_parallel.verify.faults import FAULTS, FAULTY_RANK
 from hyper_parallel.verify.simulate import simulate
 
-__all__ = ["LAUNCHES", "Injection", "Result", "injections"]
+__all__ = ["LAUNCHES", "Injection", "InjectionResult", "injections"]
 
 LAUNCHES = ("simulated", "processes")
 
@@ -33,126 +33,132 @@ _RANKS = 3
 _HANG_SECONDS = 2.0
 _TIMEOUT = 60.0
 
+_RankFault = Callable[[Transport], None]
+_Run = Callable[[str, "_RankFault | None", float], "Exception | None"]
+
 
 @dataclass(frozen=True)
-class Result:
-    """What became of one injection.
+class InjectionResult:
+    """The result of one injection.
 
     Attributes:
         name: what was injected.
-        caught: whether it was noticed, and told with what is expected.
-        told: the words with which it was told, or those that came instead.
-        seconds: until it was told.
+        caught: whether it was reported with the expected words.
+        message: the line that reports it, or what was reported instead.
+        seconds: until the report.
     """
 
     name: str
     caught: bool
-    told: str
+    message: str
     seconds: float
 
 
 @dataclass(frozen=True)
 class Injection:
-    """Something that must be caught: call :meth:`run`."""
+    """A fault to inject.
+
+    Attributes:
+        name: what is injected.
+        inject: injects it; returns whether it was caught, and the report.
+    """
 
     name: str
     inject: Callable[[], tuple[bool, str]]
 
-    def run(self) -> Result:
-        """Make it happen."""
+    def run(self) -> InjectionResult:
+        """Inject the fault and time its report."""
         start = time.monotonic()
-        caught, told = self.inject()
-        return Result(self.name, caught, told, time.monotonic() - start)
+        caught, message = self.inject()
+        return InjectionResult(self.name, caught, message, time.monotonic() - start)
 
 
-# Name: what the culprit does where the others sum three numbers, and the words that must be told.
-_DEEDS: dict[str, tuple[Callable[[Transport], None], tuple[str, ...]]] = {
-    # First, on ranks that the good run has warmed up: what they import counts as time.
-    "rank hangs": (_injected.hang, ("did not finish within 2 s", "in hang", "for ranks [1")),
+# By name: what the faulty rank does while the others sum ones, and the words that the report must contain.
+_RANK_FAULTS: dict[str, tuple[_RankFault, tuple[str, ...]]] = {
+    # First, on ranks that the run without a fault has warmed up: time spent on imports counts.
+    "rank hangs": (faults.hang, ("did not finish within 2 s", "in hang", "for ranks [1")),
     "rank raises": (
-        _injected.throw,
-        (f"rank {_injected.CULPRIT} of {_RANKS} failed", "ArithmeticError: injected on rank 1"),
+        faults.raise_error,
+        (f"rank {FAULTY_RANK} of {_RANKS} failed", "ArithmeticError: injected on rank 1"),
     ),
     "mismatched operation": (
-        _injected.join_barrier,
-        ("disagree about the operation", f"rank {_injected.CULPRIT}: barrier()", ".py:"),
+        faults.join_barrier,
+        ("disagree about the operation", f"rank {FAULTY_RANK}: barrier()", ".py:"),
     ),
-    "mismatched shape": (partial(_injected.reduce, size=4), ("disagree about the shape", "f32[4]", ".py:")),
-    "mismatched dtype": (partial(_injected.reduce, dtype="int32"), ("disagree about the dtype", "i32[3]", ".py:")),
+    "mismatched shape": (partial(faults.sum_ones, size=4), ("disagree about the shape", "f32[4]", ".py:")),
+    "mismatched dtype": (partial(faults.sum_ones, dtype="int32"), ("disagree about the dtype", "i32[3]", ".py:")),
     "mismatched reduction": (
-        partial(_injected.reduce, op="max"),
+        partial(faults.sum_ones, op="max"),
         ("disagree about the reduction", "f32[3], max", ".py:"),
     ),
     "collective left out": (
-        _injected.nothing,
-        (f"rank {_injected.CULPRIT} returned without joining", "all_reduce(f32[3], sum)"),
+        faults.skip_collective,
+        (f"rank {FAULTY_RANK} returned without joining", "all_reduce(f32[3], sum)"),
     ),
 }
-_DEATHS: dict[str, tuple[Callable[[Transport], None], tuple[str, ...]]] = {
-    "rank calls os._exit": (_injected.leave, (f"rank {_injected.CULPRIT} died with exit code 3", "in leave")),
-    "rank gets SIGKILL": (_injected.kill, (f"rank {_injected.CULPRIT} died with exit code -9",)),
+_PROCESS_FAULTS: dict[str, tuple[_RankFault, tuple[str, ...]]] = {
+    "rank calls os._exit": (
+        faults.exit_without_report,
+        (f"rank {FAULTY_RANK} died with exit code 3", "in exit_without_report"),
+    ),
+    "rank gets SIGKILL": (faults.kill_self, (f"rank {FAULTY_RANK} died with exit code -9",)),
 }
-
-
-# -- injections ------------------------------------------------------------------------------------------------------
 
 
 def injections(platform: str, launch: str) -> Iterator[Injection]:
-    """Everything that must be caught on a framework and launch, and first what must pass."""
-    run = _simulated if launch == "simulated" else _processes
-    yield Injection("nothing (must pass)", partial(_passes, run, platform))
-    deeds = _DEEDS if launch == "simulated" else {**_DEEDS, **_DEATHS}
-    for name, (deed, words) in deeds.items():
-        yield Injection(name, partial(_fails, run, platform, deed, words))
+    """Yield every injection for a framework and a launch, first the run without a fault, which must pass."""
+    run = _run_simulated if launch == "simulated" else _run_processes
+    yield Injection("nothing (must pass)", partial(_check_pass, run, platform))
+    rank_faults = _RANK_FAULTS if launch == "simulated" else {**_RANK_FAULTS, **_PROCESS_FAULTS}
+    for name, (fault, words) in rank_faults.items():
+        yield Injection(name, partial(_check_report, run, platform, fault, words))
     if launch == "processes":
-        yield Injection("lost coverage", partial(_loses_coverage, platform))
+        yield Injection("lost coverage", partial(_check_lost_coverage, platform))
         return
-    for fault in FAULTS:
-        yield Injection(f"wrong model: {fault}", partial(_diverges, platform, fault))
+    for model_fault in FAULTS:
+        yield Injection(f"wrong model: {model_fault}", partial(_check_divergence, platform, model_fault))
 
 
-def _simulated(platform: str, deed: Callable[[Transport], None] | None, timeout: float) -> Exception | None:
+def _run_simulated(platform: str, fault: _RankFault | None, timeout: float) -> Exception | None:
     try:
-        simulate(_injected.on_rank, _RANKS, platform, (platform, deed), timeout=timeout)
+        simulate(faults.run_rank_with_fault, _RANKS, platform, (platform, fault), timeout=timeout)
     except RankFailedError as failure:
         return failure
     return None
 
 
-def _processes(platform: str, deed: Callable[[Transport], None] | None, timeout: float) -> Exception | None:
-    return _live(platform, deed, timeout).failure
+def _run_processes(platform: str, fault: _RankFault | None, timeout: float) -> Exception | None:
+    return _run_live(platform, fault, timeout).failure
 
 
-def _live(platform: str, deed: Callable[[Transport], None] | None, timeout: float) -> LiveRun:
-    for module in ("hyper_parallel.verify._injected", f"hyper_parallel.platform.{platform}.platform"):
+def _run_live(platform: str, fault: _RankFault | None, timeout: float) -> LiveRun:
+    for module in ("hyper_parallel.verify.faults", f"hyper_parallel.platform.{platform}.platform"):
         warm_up(platform, module)
-    return run_live(pack((_injected.on_rank, (platform, deed))), _RANKS, platform, timeout)
+    return run_live(pack((faults.run_rank_with_fault, (platform, fault))), _RANKS, platform, timeout)
 
 
-def _passes(run: Callable[..., Exception | None], platform: str) -> tuple[bool, str]:
+def _check_pass(run: _Run, platform: str) -> tuple[bool, str]:
     failure = run(platform, None, _TIMEOUT)
     return failure is None, "passed" if failure is None else str(failure)
 
 
-def _fails(
-    run: Callable[..., Exception | None], platform: str, deed: Callable[[Transport], None], words: tuple[str, ...]
-) -> tuple[bool, str]:
-    failure = run(platform, deed, _HANG_SECONDS if deed is _injected.hang else _TIMEOUT)
+def _check_report(run: _Run, platform: str, fault: _RankFault | None, words: tuple[str, ...]) -> tuple[bool, str]:
+    failure = run(platform, fault, _HANG_SECONDS if fault is faults.hang else _TIMEOUT)
     if failure is None:
         return False, "nothing was noticed"
     text = str(failure)
     missing = [word for word in words if word not in text]
     if missing:
-        return False, f"was noticed, but not told: {', '.join(missing)}\n{text}"
+        return False, f"was noticed, but the report lacks: {', '.join(missing)}\n{text}"
     return True, next(line.strip() for line in text.splitlines() if words[0] in line)
 
 
-def _loses_coverage(platform: str) -> tuple[bool, str]:
-    """A rank that is killed leaves no data: the ledger knows that it was started."""
+def _check_lost_coverage(platform: str) -> tuple[bool, str]:
+    """Kill a rank, which then leaves no coverage data: the ledger of started ranks must show the gap."""
     with tempfile.TemporaryDirectory() as folder, _ledger(folder):
         close_live_teams()
-        _live(platform, _injected.kill, _TIMEOUT)
-        launched = {int(path.name): f"rank-{place}" for place, path in enumerate(sorted(Path(folder).iterdir()))}
+        _run_live(platform, faults.kill_self, _TIMEOUT)
+        launched = {int(path.name): f"rank-{rank}" for rank, path in enumerate(sorted(Path(folder).iterdir()))}
     failures = check_ranks(launched, list(launched)[:-1])
     caught = len(launched) == _RANKS and len(failures) == 1 and not check_ranks(launched, launched)
     return caught, failures[0] if failures else "nothing was noticed"
@@ -170,8 +176,8 @@ def _ledger(folder: str) -> Iterator[None]:
             os.environ[LEDGER_VARIABLE] = before
 
 
-def _diverges(platform: str, fault: str) -> tuple[bool, str]:
-    """A seeded fault in the embedded model: the verifier must name the module."""
+def _check_divergence(platform: str, fault: str) -> tuple[bool, str]:
+    """Verify an embedded scenario with a model fault: the report must name the fault's module."""
     from hyper_parallel.verify.model import verify_scenario
     from hyper_parallel.verify.scenarios import SCENARIOS
 

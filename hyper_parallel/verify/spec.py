@@ -1,86 +1,174 @@
-"""SPEC and PLAN: finding a function by ``package.module:function`` or ``path/file.py:function``."""
+"""A user's SPEC and PLAN: find the function, call it, and report what it raises as an error of the user's input."""
 
 from __future__ import annotations
 
+import contextlib
 import functools
 import hashlib
 import importlib
 import importlib.util
+import inspect
 import sys
-from collections.abc import Callable
+import sysconfig
+import traceback
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
-from hyper_parallel.verify.blame import called, own_line, said
+import hyper_parallel
+from hyper_parallel.errors import PlanError
 from hyper_parallel.verify.model_case import InputError
 
-__all__ = ["maker", "resolve"]
+__all__ = ["blame_user", "call_user_function", "error_summary", "find_function", "user_function"]
+
+_LIBRARY = Path(hyper_parallel.__file__).resolve().parent
+_INSTALLED = tuple({Path(sysconfig.get_path(name)).resolve() for name in ("stdlib", "purelib", "platlib")})
+
+# -- finding -----------------------------------------------------------------------------------------------------------
 
 
-def resolve(spec: str, what: str) -> Callable[..., Any]:
-    """The function that ``spec`` names.
+def find_function(spec: str, source: str) -> Callable[..., Any]:
+    """Return the function that ``spec`` names.
 
     Args:
-        spec: ``package.module:function`` (the current folder counts) or ``path/file.py:function``.
-        what: ``SPEC`` or ``PLAN``, for messages.
+        spec: ``package.module:function`` (modules in the current folder included) or ``path/file.py:function``.
+        source: ``SPEC`` or ``PLAN``, for messages.
 
     Raises:
-        InputError: (a ValueError) it is malformed, the module or file does not import, or holds no such function.
+        InputError: (a ValueError) ``spec`` is malformed, its module or file cannot be imported, or has no such
+            function.
     """
-    where, _, name = spec.rpartition(":")
-    if not where or not name.isidentifier():
-        msg = f"{what} {spec!r} must look like package.module:function or path/file.py:function"
+    module_name, _, name = spec.rpartition(":")
+    if not module_name or not name.isidentifier():
+        msg = f"{source} {spec!r} must look like package.module:function or path/file.py:function"
         raise InputError(msg)
-    module = _file(where, what) if where.endswith(".py") else _module(where, what)
-    found = getattr(module, name, None)
-    if not callable(found):
+    load = _load_file if module_name.endswith(".py") else _import_module
+    module = load(module_name, source)
+    function = getattr(module, name, None)
+    if not callable(function):
         functions = sorted(key for key, value in vars(module).items() if callable(value) and not key.startswith("_"))
-        msg = f"{what} {spec!r}: {where} has no function {name!r}; it has {', '.join(functions) or 'none'}"
+        msg = f"{source} {spec!r}: {module_name} has no function {name!r}; it has {', '.join(functions) or 'none'}"
         raise InputError(msg)
-    return found  # type: ignore[no-any-return] # callable, checked above
+    return function  # type: ignore[no-any-return] # callable, checked above
 
 
-def maker(given: str | Callable[..., Any], what: str) -> Callable[..., Any]:
-    """A function that finds the named one where it runs, on a rank, and tells what it raises as an InputError."""
-    return functools.partial(_call, given, what)
+def user_function(function: str | Callable[..., Any], source: str) -> Callable[..., Any]:
+    """Return a function that finds and calls ``function`` on the rank where it runs.
+
+    Args:
+        function: a function, or its name as for :func:`find_function`; a name crosses processes as text.
+        source: ``SPEC`` or ``PLAN``, for messages. Exceptions become an :class:`InputError`.
+    """
+    return functools.partial(_find_and_call, function, source)
 
 
-def _call(given: str | Callable[..., Any], what: str, *args: Any) -> Any:
-    return called(what, resolve(given, what) if isinstance(given, str) else given, *args)
+def _find_and_call(function: str | Callable[..., Any], source: str, *args: Any) -> Any:
+    return call_user_function(source, find_function(function, source) if isinstance(function, str) else function, *args)
 
 
-def _module(name: str, what: str) -> Any:
-    here = str(Path.cwd())
-    if here not in sys.path:
-        sys.path.insert(0, here)
+def _import_module(name: str, source: str) -> Any:
+    current_folder = str(Path.cwd())
+    if current_folder not in sys.path:
+        sys.path.insert(0, current_folder)
     try:
         return importlib.import_module(name)
     except (Exception, SystemExit) as error:
-        raise _failed(what, name, error) from error
+        raise _import_error(source, name, error) from error
 
 
-def _file(name: str, what: str) -> Any:
+def _load_file(name: str, source: str) -> Any:
     path = Path(name).resolve()
     if not path.is_file():
-        msg = f"{what}: there is no file {path}"
+        msg = f"{source}: there is no file {path}"
         raise InputError(msg)
-    # One module per file, however often it is named; the digest keeps equal file names apart.
-    alias = f"_hyper_parallel_{path.stem}_{hashlib.sha256(str(path).encode()).hexdigest()[:12]}"
-    if alias in sys.modules:
-        return sys.modules[alias]
-    spec: Any = importlib.util.spec_from_file_location(alias, path)  # a file that ends in .py has one
-    module = importlib.util.module_from_spec(spec)
-    sys.modules[alias] = module
+    # One module per file, however its path is written; the digest keeps equal file names apart.
+    module_name = f"_hyper_parallel_{path.stem}_{hashlib.sha256(str(path).encode()).hexdigest()[:12]}"
+    if module_name in sys.modules:
+        return sys.modules[module_name]
+    module_spec: Any = importlib.util.spec_from_file_location(module_name, path)  # never None for a .py file
+    module = importlib.util.module_from_spec(module_spec)
+    sys.modules[module_name] = module
     folder = str(path.parent)
     if folder not in sys.path:
         sys.path.insert(0, folder)
     try:
-        spec.loader.exec_module(module)
+        module_spec.loader.exec_module(module)
     except (Exception, SystemExit) as error:
-        del sys.modules[alias]
-        raise _failed(what, str(path), error) from error
+        del sys.modules[module_name]
+        raise _import_error(source, str(path), error) from error
     return module
 
 
-def _failed(what: str, name: str, error: BaseException) -> InputError:
-    return InputError(f"{what}: cannot import {name}: {said(error)}{own_line(error)}")
+def _import_error(source: str, name: str, error: BaseException) -> InputError:
+    return InputError(f"{source}: cannot import {name}: {error_summary(error)}{_user_line(error)}")
+
+
+# -- calling -----------------------------------------------------------------------------------------------------------
+
+
+def call_user_function(source: str, function: Callable[..., Any], *args: Any) -> Any:
+    """Return ``function(*args)``.
+
+    Raises:
+        InputError: the function raises, or cannot be called with ``args``; the message starts with ``source``.
+    """
+    try:
+        inspect.signature(function).bind(*args)
+    except TypeError as error:
+        name = getattr(function, "__qualname__", type(function).__name__)
+        types = ", ".join(type(arg).__name__ for arg in args) or "no argument"
+        msg = f"{source}: {name}{inspect.signature(function)} is called with {types}: {error}"
+        raise InputError(msg) from None
+    except ValueError:
+        pass  # a function written in C without a signature: calling it raises what is wrong
+    with blame_user(source):
+        return function(*args)
+
+
+@contextlib.contextmanager
+def blame_user(source: str, *unchanged: type[Exception]) -> Iterator[None]:
+    """Turn exceptions raised inside into an :class:`InputError` that names ``source`` and the line of the user's code.
+
+    :class:`InputError`, :class:`~hyper_parallel.errors.PlanError` and MemoryError pass unchanged.
+
+    Args:
+        source: the user's code that runs inside, such as ``SPEC``.
+        unchanged: further exception types that pass unchanged.
+    """
+    try:
+        yield
+    except (InputError, PlanError, MemoryError, *unchanged):
+        raise
+    except (Exception, SystemExit) as error:
+        msg = f"{source} raised {error_summary(error)}{_user_line(error) or _outermost_line(error)}"
+        raise InputError(msg) from error
+
+
+def error_summary(error: BaseException) -> str:
+    """Return an exception as one line: its type and the first line of its message."""
+    first = (str(error).splitlines() or [""])[0]
+    return f"{type(error).__name__}: {first}" if first else type(error).__name__
+
+
+def _user_line(error: BaseException) -> str:
+    """Return the innermost line of the user's code in the traceback, on a line of its own; empty without one."""
+    own = [frame for frame in _outside_library(error) if not any(_in(frame.filename, root) for root in _INSTALLED)]
+    return _frame_line(own[-1]) if own else ""
+
+
+def _outermost_line(error: BaseException) -> str:
+    """Return the outermost line of the traceback that is not in this library, on a line of its own."""
+    frames = _outside_library(error)
+    return _frame_line(frames[0]) if frames else ""
+
+
+def _outside_library(error: BaseException) -> list[traceback.FrameSummary]:
+    return [frame for frame in traceback.extract_tb(error.__traceback__) if not _in(frame.filename, _LIBRARY)]
+
+
+def _frame_line(frame: traceback.FrameSummary) -> str:
+    return f"\n  {frame.filename}:{frame.lineno}, in {frame.name}: {frame.line}"
+
+
+def _in(filename: str, folder: Path) -> bool:
+    return filename.startswith("<") or Path(filename).resolve().is_relative_to(folder)

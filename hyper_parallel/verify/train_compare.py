@@ -20,12 +20,11 @@ from hyper_parallel.errors import HyperParallelError, short_dtype
 from hyper_parallel.platform.contract.training import first_paths
 from hyper_parallel.platform.select import current_platform
 from hyper_parallel.verify.adamw_noise import Settlement
-from hyper_parallel.verify.blame import called, told
 from hyper_parallel.verify.compare import Bound, Check, Comparison, magnitude, noise_floor
-from hyper_parallel.verify.cotangents import Cotangents
 from hyper_parallel.verify.model_case import InputError, ModelCase, ParallelPlan, as_case, as_plan
-from hyper_parallel.verify.observers import Observer, gather, whole
+from hyper_parallel.verify.observers import Cotangents, Observer, gather, whole
 from hyper_parallel.verify.parameter_layouts import Placed, placed
+from hyper_parallel.verify.spec import blame_user, call_user_function
 
 if TYPE_CHECKING:
     from hyper_parallel.core.dtensor.events import Event
@@ -83,7 +82,7 @@ def run_rank(
     case = as_case(make_case())
     mesh = init_device_mesh("cpu", mesh_shape, mesh_dim_names=mesh_names)
     reference = _Reference(platform, case)
-    model = called(_BUILD, case.build)
+    model = call_user_function(_BUILD, case.build)
     platform.load_arrays(model, reference.state)
     plan = as_plan(make_plan(mesh), mesh.names)
     return _SideBySide(platform, reference, _Parallel(platform, case, model, mesh, plan, fault)).train(steps)
@@ -116,10 +115,10 @@ def rehearse(
     platform = current_platform()
     case = as_case(make_case())
     mesh = init_device_mesh("cpu", mesh_shape, mesh_dim_names=mesh_names)
-    model = called(_BUILD, case.build)
+    model = call_user_function(_BUILD, case.build)
     run = _Parallel(platform, case, model, mesh, as_plan(make_plan(mesh), mesh.names), None)
     held = first_paths(platform.parameters_dict(model))
-    with record_events() as log, told(_PARALLEL, HyperParallelError):
+    with record_events() as log, blame_user(_PARALLEL, HyperParallelError):
         run.step(0)
     dtypes = {path: short_dtype(one.dtype) for path, one in held.items()}
     sizes = {path: platform.itemsize(one.to_local() if isinstance(one, DTensor) else one) for path, one in held.items()}
@@ -156,7 +155,9 @@ class _Reference:
 
     def __init__(self, platform: Platform, case: ModelCase) -> None:
         self._platform = platform
-        self._run = _Run(platform, case, called(_BUILD, case.build)) if platform.transport().rank == 0 else None
+        self._run = (
+            _Run(platform, case, call_user_function(_BUILD, case.build)) if platform.transport().rank == 0 else None
+        )
         self._random = None if self._run is None else platform.watch_random(self._run.model)
         self._cotangents = None if self._run is None else Cotangents(platform, self._run.model)
         self.state: dict[str, Any] = self._tell(lambda run: {**self._weights(run), **self._buffers(run)})
@@ -177,7 +178,7 @@ class _Reference:
         cotangents: Cotangents = self._cotangents  # type: ignore[assignment] # made with the run
         cotangents.clear()
         array = self._array
-        with told(_ALONE):
+        with blame_user(_ALONE):
             result = run.step(number)
         random = None if self._random is None else self._random()
         if random is not None:

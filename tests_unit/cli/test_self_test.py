@@ -17,7 +17,7 @@ def test_every_injection_is_caught(platform_name, launch, monkeypatch, capsys):
     monkeypatch.delenv("HP_RANK_LEDGER", raising=False)  # ranks are killed on purpose
     status = main(["self-test", "--platform", platform_name, "--launch", launch, "--json"])
     rows = json.loads(capsys.readouterr().out)["results"]
-    assert [row["told"] for row in rows if not row["caught"]] == []
+    assert [row["message"] for row in rows if not row["caught"]] == []
     assert status == 0
     names = {row["name"] for row in rows}
     expected = {"nothing (must pass)", "rank raises", "rank hangs", "mismatched reduction"}
@@ -28,7 +28,7 @@ def test_every_injection_is_caught(platform_name, launch, monkeypatch, capsys):
 def test_a_miss_is_told_and_is_the_exit_status(monkeypatch, capsys):
     """If something is not caught, the command names it and ends with status 1."""
     injected = [
-        self_test.Injection("a", lambda: (True, "told\nmore")),
+        self_test.Injection("a", lambda: (True, "reported\nmore")),
         self_test.Injection("b", lambda: (False, "nothing was noticed")),
     ]
     monkeypatch.setattr(self_test, "injections", lambda _platform, _launch: injected)
@@ -44,11 +44,11 @@ def test_a_miss_is_told_and_is_the_exit_status(monkeypatch, capsys):
     "run, expected",
     [
         (lambda *_: None, "nothing was noticed"),
-        (lambda *_: RuntimeError("rank 1 failed"), "was noticed, but not told: culprit"),
+        (lambda *_: RuntimeError("rank 1 failed"), "was noticed, but the report lacks: culprit"),
     ],
 )
 def test_a_harness_that_is_blind_or_mute_fails_the_test(run, expected):
     """No failure, or one without the culprit in its words, counts as missed."""
-    caught, told = self_test._fails(run, "torch", None, ("culprit",))
+    caught, message = self_test._check_report(run, "torch", None, ("culprit",))
     assert not caught
-    assert told.startswith(expected)
+    assert message.startswith(expected)

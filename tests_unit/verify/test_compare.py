@@ -3,7 +3,7 @@
 import numpy as np
 import pytest
 
-from hyper_parallel.verify.compare import NOISE_SHARE, Bound, Comparison, difference
+from hyper_parallel.verify.compare import NOISE_SHARE, Bound, Comparison, difference, noise_floor
 
 
 def test_bound_is_the_stated_product():
@@ -59,3 +59,23 @@ def test_missing_and_skipped_are_recorded():
     assert str(check) == "step 1, gradient of a.b.weight, rank 1: the parallel run has none"
     assert not check.ok
     assert comparison.skipped == ["output of a: plain"]
+
+
+def test_the_floor_is_what_was_summed():
+    """A sum of large numbers that cancels is exact to their rounding, a sum of small ones to theirs."""
+    assert noise_floor(2.0) == 2.0 * NOISE_SHARE
+    assert noise_floor(2.0, 0.5) == 0.5
+    assert difference([1e-14], [0.0], 1e-13, noise_floor(0.0, 0.5)) == (2e-14, "")
+    assert difference([1e-14], [0.0], 1e-13, noise_floor(0.0, 1e-3))[1] != ""
+
+
+def test_infinities_of_a_buffer_must_be_the_same_ones():
+    """A buffer may hold values that are not finite, in the same places; a weight may not."""
+    comparison = Comparison(Bound("float64", 4, 2), 0)
+    mask = np.array([0.0, -np.inf, 3.0])
+    comparison.compare("buffer", "", "same", 0, mask, mask)
+    comparison.compare("buffer", "", "moved", 0, mask[::-1].copy(), mask)
+    comparison.compare("buffer", "", "sign", 0, -mask, mask)
+    comparison.compare("buffer", "", "finite", 0, mask + np.array([0.0, 0.0, 1e-3]), mask)
+    comparison.compare("weight", "", "weight", 0, mask, mask)
+    assert [check.name for check in comparison.checks if check.ok] == ["same"]

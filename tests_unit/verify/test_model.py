@@ -173,28 +173,29 @@ def test_a_fault_that_changes_nothing_is_an_error(platform_name, inject, text):
         verify_scenario(scenario_named("3-layer-tied"), platform=platform_name, steps=1, inject=inject)
 
 
-def _deaf(platform):
-    """What a transport that drops sums does with each call, armed and not."""
+def _dropped_sums(platform):
+    """Results of a transport that drops sums, before and while it does."""
     from hyper_parallel.transport.base import active_transport
-    from hyper_parallel.verify.faults import Fault, _Deaf
+    from hyper_parallel.verify.faults import Fault, _DroppingTransport
 
     inner, ranks = active_transport(), (0, 1)
     fault = Fault("drop-allreduce", "m")
-    deaf = _Deaf(inner, fault)
+    transport = _DroppingTransport(inner, fault)
     x = platform_named(platform).from_numpy(np.full(2, inner.rank + 1.0, np.float32))
-    value = lambda one: platform_named(platform).tensor_to_numpy(one).tolist()  # noqa: E731 - short
-    heard = value(deaf.start("all_reduce", x, "sum", ranks).wait())
-    deaf.armed = True
-    alone = value(deaf.start("all_reduce", x, "sum", ranks).wait())
-    chunk = value(deaf.start("reduce_scatter", [x[:1], x[1:]], "sum", ranks).wait())
-    return heard, alone, chunk, value(deaf.start("broadcast", x, 0, ranks).wait()), deaf.world_size, fault.hits
+    values = lambda tensor: platform_named(platform).tensor_to_numpy(tensor).tolist()  # noqa: E731 - short
+    summed = values(transport.start("all_reduce", x, "sum", ranks).wait())
+    transport.dropping = True
+    dropped = values(transport.start("all_reduce", x, "sum", ranks).wait())
+    chunk = values(transport.start("reduce_scatter", [x[:1], x[1:]], "sum", ranks).wait())
+    broadcast = values(transport.start("broadcast", x, 0, ranks).wait())
+    return summed, dropped, chunk, broadcast, transport.world_size, fault.hits
 
 
 def test_a_transport_that_drops_sums_drops_started_ones(platform_name):
-    """What is started is dropped as what is waited for: sums become the own summand, all else is as it was."""
-    for rank, found in enumerate(simulate(_deaf, 2, platform_name, (platform_name,))):
+    """Asynchronous sums are dropped like blocking ones: each rank gets its own value; other collectives are intact."""
+    for rank, results in enumerate(simulate(_dropped_sums, 2, platform_name, (platform_name,))):
         own = rank + 1.0
-        assert found == ([3.0, 3.0], [own, own], [own], [1.0, 1.0], 2, 2)
+        assert results == ([3.0, 3.0], [own, own], [own], [1.0, 1.0], 2, 2)
 
 
 @pytest.mark.platforms("torch")

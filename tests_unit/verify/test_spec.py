@@ -1,12 +1,50 @@
-"""Finding the user's function."""
+"""Finding and calling the user's functions, and the errors that they raise."""
+
+from __future__ import annotations
 
 import sys
 from pathlib import Path
 
 import pytest
 
-from hyper_parallel.verify.model_case import InputError
-from hyper_parallel.verify.spec import resolve
+from hyper_parallel.cli import main
+from hyper_parallel.verify.model import verify_model
+from hyper_parallel.verify.model_case import InputError, ModelCase
+from hyper_parallel.verify.spec import call_user_function, find_function
+
+USER = Path(__file__).parent / "user"
+CODE = """
+def helper(size):
+    return len(size)
+
+def wrong_type(mesh):
+    return helper(mesh.shape[0])
+
+def no_argument():
+    return {}
+
+def no_key(mesh):
+    return {}["missing"]
+
+def two_lines(mesh):
+    raise ValueError("first\\nsecond")
+
+def leaves(mesh):
+    raise SystemExit(3)
+
+def no_case():
+    assert helper
+    assert not helper
+
+def no_model():
+    raise OSError("no weights")
+
+def no_forward(*_):
+    raise ArithmeticError("no more numbers")
+
+def no_loss(output, batch):
+    return output.nothing
+"""
 
 
 @pytest.fixture
@@ -22,9 +60,9 @@ def here(tmp_path, monkeypatch):
 
 def test_module_and_file(here):
     """Both spellings find the function; a file may import its neighbours."""
-    assert resolve("own_case:case", "SPEC")() == 7
-    assert resolve(str(here / "own_case.py") + ":case", "SPEC")() == 7
-    assert resolve("./own_case.py:case", "SPEC") is resolve("own_case.py:case", "SPEC")
+    assert find_function("own_case:case", "SPEC")() == 7
+    assert find_function(str(here / "own_case.py") + ":case", "SPEC")() == 7
+    assert find_function("./own_case.py:case", "SPEC") is find_function("own_case.py:case", "SPEC")
 
 
 @pytest.mark.parametrize(
@@ -50,14 +88,14 @@ def test_module_and_file(here):
 def test_mistakes(here, spec, text):
     """Every mistake is told with what is there, and where a line of the user's raises, with that line."""
     with pytest.raises(InputError) as caught:
-        resolve(spec, "SPEC")
+        find_function(spec, "SPEC")
     assert str(caught.value) == text.replace("HERE", str(here))
 
 
 def test_missing_file(here):
     """A file that is not there is named with its full path."""
     with pytest.raises(InputError) as caught:
-        resolve("other.py:case", "PLAN")
+        find_function("other.py:case", "PLAN")
     assert str(caught.value) == f"PLAN: there is no file {Path(here) / 'other.py'}"
 
 
@@ -67,10 +105,10 @@ def test_a_file_that_cannot_be_run(here):
     for line, said in (("raise OSError('not yet')", "OSError: not yet"), ("raise SystemExit(0)", "SystemExit: 0")):
         broken.write_text(line + "\n")
         with pytest.raises(InputError) as caught:
-            resolve(f"{broken}:case", "SPEC")
+            find_function(f"{broken}:case", "SPEC")
         assert str(caught.value) == f"SPEC: cannot import {broken}: {said}\n  {broken}:1, in <module>: {line}"
     broken.write_text("def case(): return 'mended by now'\n")
-    assert resolve(f"{broken}:case", "SPEC")() == "mended by now"
+    assert find_function(f"{broken}:case", "SPEC")() == "mended by now"
 
 
 def test_modules_are_found_where_the_command_runs(tmp_path, monkeypatch):
@@ -78,4 +116,89 @@ def test_modules_are_found_where_the_command_runs(tmp_path, monkeypatch):
     (tmp_path / "own_here.py").write_text("def case(): return 5\n")
     monkeypatch.setattr(sys, "path", [one for one in sys.path if one not in ("", str(tmp_path))])
     monkeypatch.chdir(tmp_path)
-    assert resolve("own_here:case", "SPEC")() == 5
+    assert find_function("own_here:case", "SPEC")() == 5
+
+
+@pytest.fixture
+def path(tmp_path):
+    """A file of functions that raise."""
+    found = tmp_path / "raising.py"
+    found.write_text(CODE)
+    return found
+
+
+def at(path, name, text):
+    """How the line of ``path`` that is ``text`` is told."""
+    return f"\n  {path}:{CODE.splitlines().index('    ' + text) + 1}, in {name}: {text}"
+
+
+@pytest.mark.parametrize("as_json", [False, True])
+def test_a_plan_that_raises_is_status_2(platform_name, as_json, path, capsys):
+    """A TypeError inside the plan is one error with the innermost line of the user's code, and no traceback."""
+    case = f"{USER / platform_name}_case.py:case"
+    arguments = ["verify", "model", case, "--plan", f"{path}:wrong_type", "--mesh", "2", "--platform", platform_name]
+    assert main(arguments + ["--json"] * as_json) == 2
+    said = "PLAN raised TypeError: object of type 'int' has no len()" + at(path, "helper", "return len(size)")
+    assert capsys.readouterr().err == f"hyper-parallel: error: {said}\n"
+
+
+def test_every_function_of_the_users_is_told_alike(platform_name, path):
+    """SPEC, PLAN, the model's builder, and the model and the loss on a single device: which one, what and where."""
+    known = {"SPEC": f"{USER / platform_name}_case.py:case", "PLAN": f"{USER / platform_name}_case.py:plan"}
+
+    def error_of(**changed):
+        chosen = {**known, **changed}
+        with pytest.raises(InputError) as caught:
+            verify_model(chosen["SPEC"], chosen["PLAN"], (2,), ("tp",), platform=platform_name)
+        return str(caught.value)
+
+    def parts():
+        return find_function(known["SPEC"], "SPEC")()
+
+    def own(name):
+        return find_function(f"{path}:{name}", "SPEC")
+
+    def failing():
+        model = parts().build()
+        for method in ("forward", "construct"):
+            object.__setattr__(model, method, own("no_forward"))
+        return model
+
+    plan = {name: f"{path}:{name}" for name in ("no_argument", "no_key", "two_lines", "leaves")}
+    assert (
+        error_of(PLAN=plan["no_argument"])
+        == "PLAN: no_argument() is called with DeviceMesh: too many positional arguments"
+    )
+    assert error_of(PLAN=plan["no_key"]) == "PLAN raised KeyError: 'missing'" + at(
+        path, "no_key", 'return {}["missing"]'
+    )
+    assert error_of(PLAN=plan["two_lines"]) == "PLAN raised ValueError: first" + at(
+        path, "two_lines", 'raise ValueError("first\\nsecond")'
+    )
+    assert error_of(PLAN=plan["leaves"]) == "PLAN raised SystemExit: 3" + at(path, "leaves", "raise SystemExit(3)")
+    assert error_of(SPEC=f"{path}:no_case") == "SPEC raised AssertionError" + at(path, "no_case", "assert not helper")
+    given = parts()
+    assert error_of(SPEC=lambda: ModelCase(own("no_model"), given.batches, given.loss)) == (
+        "SPEC: the function that builds the model raised OSError: no weights"
+        + at(path, "no_model", 'raise OSError("no weights")')
+    )
+    assert error_of(SPEC=lambda: ModelCase(failing, given.batches, given.loss)) == (
+        "SPEC: the model on a single device raised ArithmeticError: no more numbers"
+        + at(path, "no_forward", 'raise ArithmeticError("no more numbers")')
+    )
+    assert at(path, "no_loss", "return output.nothing") in error_of(
+        SPEC=lambda: ModelCase(given.build, given.batches, own("no_loss"))
+    )
+
+
+def test_the_end_of_memory_is_nobodys_mistake():
+    """It passes as it is; so does what says by itself what is wrong. A function in C says what it takes."""
+
+    def full():
+        raise MemoryError
+
+    with pytest.raises(MemoryError):
+        call_user_function("SPEC", full)
+    with pytest.raises(InputError) as caught:
+        call_user_function("SPEC", next, 3)
+    assert str(caught.value) == "SPEC raised TypeError: 'int' object is not an iterator"

@@ -13,7 +13,7 @@ from typing import Any
 from hyper_parallel.core.shard.rule import rule_names
 from hyper_parallel.core.shard.sample import Sample
 from hyper_parallel.platform.select import platform_named, use_platform
-from hyper_parallel.verify.blame import told
+from hyper_parallel.verify.spec import blame_user
 
 __all__ = [
     "UserOperator",
@@ -90,7 +90,7 @@ def _load(platform: str, path: str) -> None:
         assert spec.loader is not None
         module = importlib.util.module_from_spec(spec)
         sys.modules.setdefault(file.stem, module)
-        with use_platform(platform), told(f"FILE {path!r}"):
+        with use_platform(platform), blame_user(f"FILE {path!r}"):
             spec.loader.exec_module(module)
         _LOADED[path] = (dict(_DECLARED), [name for name in rule_names() if name not in before])
 

@@ -10,8 +10,8 @@ from typing import Any
 from hyper_parallel.verify.pages.charts import bar
 from hyper_parallel.verify.pages.document import page
 from hyper_parallel.verify.pages.markup import Html, escape
-from hyper_parallel.verify.pages.reading import other_version
 from hyper_parallel.verify.pages.tables import Cell, Column, Value, table
+from hyper_parallel.verify.report_files import other_version
 
 __all__ = ["RATIOS", "TIMINGS", "bench_page", "read_rows"]
 

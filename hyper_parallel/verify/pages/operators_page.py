@@ -9,8 +9,8 @@ from typing import Any
 
 from hyper_parallel.verify.pages.document import page
 from hyper_parallel.verify.pages.markup import Html, escape
-from hyper_parallel.verify.pages.reading import other_version, read_json
 from hyper_parallel.verify.pages.tables import Cell, Column, Value, table
+from hyper_parallel.verify.report_files import other_version, read_json
 
 __all__ = ["operators_page", "read_report"]
 

@@ -3,7 +3,7 @@
 import numpy as np
 import pytest
 
-from hyper_parallel.verify.data import BEGIN, text_batches
+from hyper_parallel.verify.scenarios import BEGIN, text_batches
 
 
 def test_labels_are_the_tokens_that_follow():
