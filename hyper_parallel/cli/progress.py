@@ -1,16 +1,21 @@
-"""One line on stderr that says what runs; nothing where stderr is not a terminal."""
+"""A progress bar on stderr while a command works; nothing where stderr is not a terminal."""
 
 from __future__ import annotations
 
+import atexit
 import sys
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from rich import progress as rich_progress
 
 __all__ = ["Progress"]
 
-_WIDTH = 24
-
 
 class Progress:
-    """Counts finished parts.
+    """Counts finished parts and shows them, the running part and the time left.
+
+    The bar is redrawn by the calls below and by no thread: commands fork rank processes.
 
     Args:
         total: number of parts.
@@ -18,28 +23,50 @@ class Progress:
 
     def __init__(self, total: int) -> None:
         self.total, self.done = total, 0
-        self._shown = sys.stderr.isatty()
         self._running = False
+        self._bar: rich_progress.Progress | None = None
+        self._task: rich_progress.TaskID | None = None
+        self._is_terminal = sys.stderr.isatty()
 
-    def start(self, what: str) -> None:
-        """Show that ``what`` runs now."""
-        if self._shown:
-            full = _WIDTH * self.done // max(self.total, 1)
-            bar = "#" * full + "." * (_WIDTH - full)
-            print(f"\r\x1b[K[{bar}] {self.done}/{self.total} {what}", end="", file=sys.stderr, flush=True)
+    def start(self, part: str) -> None:
+        """Show that ``part`` is running."""
+        if not self._is_terminal:
+            return
+        if self._bar is None:
+            self._bar = _bar()
+            self._task = self._bar.add_task(part, total=self.total)
+            atexit.register(self.clear)  # a command that ends early must not leave the terminal without a cursor
+        if self._task is not None:
+            self._bar.start()
+            self._bar.update(self._task, completed=self.done, description=part, refresh=True)
 
-    def next(self, what: str) -> None:
-        """Show that ``what`` runs now, and that what was shown before is done."""
+    def next(self, part: str) -> None:
+        """Show that ``part`` is running, and count the previous part as finished."""
         self.done += self._running
         self._running = True
-        self.start(what)
+        self.start(part)
 
     def finish(self) -> None:
-        """Count the part that ran, and clear the line for what is printed."""
+        """Count the running part as finished, and clear the line for what is printed."""
         self.done += 1
         self.clear()
 
     def clear(self) -> None:
         """Clear the line."""
-        if self._shown:
-            print("\r\x1b[K", end="", file=sys.stderr, flush=True)
+        if self._bar is not None and self._task is not None:
+            self._bar.update(self._task, completed=self.done)
+            self._bar.stop()
+
+
+def _bar() -> rich_progress.Progress:
+    from rich.console import Console
+    from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
+
+    columns = (
+        BarColumn(24),
+        MofNCompleteColumn(),
+        TimeRemainingColumn(),
+        TextColumn("{task.description}", markup=False),
+    )
+    return Progress(*columns, console=Console(stderr=True), transient=True, auto_refresh=False, redirect_stdout=False,
+                    redirect_stderr=False)  # fmt: skip

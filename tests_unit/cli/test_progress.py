@@ -1,6 +1,7 @@
-"""The line on stderr that says what runs."""
+"""The progress bar on stderr."""
 
 import io
+import re
 import sys
 
 import pytest
@@ -9,38 +10,65 @@ from hyper_parallel.cli.progress import Progress
 
 
 class Terminal(io.StringIO):
-    """A terminal that remembers what it was told."""
+    """A terminal that keeps what was written."""
 
     def isatty(self):
         """It is one."""
         return True
 
 
-def test_a_terminal_sees_a_bar(monkeypatch):
-    """The bar fills with finished parts, names the running one, and is cleared before anything else is printed."""
+def frames():
+    """What each redraw of the bar shows, without colours and the bar itself."""
+    text = re.sub(r"\x1b\[[0-9;?]*[a-zA-Z]", "", sys.stderr.getvalue())
+    return [frame.strip(" ╸╺━") for frame in re.split(r"[\r\n]+", text) if frame.strip()]
+
+
+def show_on_terminal(monkeypatch):
+    """Make stderr a terminal of 80 columns."""
     monkeypatch.setattr(sys, "stderr", Terminal())
+    monkeypatch.setenv("TERM", "xterm")
+    monkeypatch.setenv("COLUMNS", "80")
+    return sys.stderr
+
+
+def test_a_terminal_shows_finished_parts_and_the_running_one(monkeypatch):
+    """The bar counts finished parts and names the running one; square brackets in a name are shown as they are."""
+    show_on_terminal(monkeypatch)
     progress = Progress(4)
     progress.start("a")
     progress.finish()
-    progress.start("b")
-    assert sys.stderr.getvalue().split("\r\x1b[K") == ["", f"[{'.' * 24}] 0/4 a", "", f"[{'#' * 6}{'.' * 18}] 1/4 b"]
+    progress.start("b [red]")
+    progress.clear()
+    shown = frames()
+    assert re.search(r"0/4 \S+ a$", shown[0])
+    assert re.search(r"1/4 \S+ b \[red\]$", shown[-1])
 
 
-def test_parts_that_follow_each_other(monkeypatch):
-    """Starting the next part finishes the one before, and only that."""
-    monkeypatch.setattr(sys, "stderr", Terminal())
+def test_the_bar_is_cleared_and_the_cursor_comes_back(monkeypatch):
+    """After `clear`, the cursor is visible and the last line of the terminal is empty."""
+    terminal = show_on_terminal(monkeypatch)
+    progress = Progress(1)
+    progress.start("a")
+    progress.finish()
+    assert terminal.getvalue().rindex("\x1b[?25h") > terminal.getvalue().rindex("\x1b[?25l")
+    assert terminal.getvalue().endswith("\x1b[1A\x1b[2K")
+
+
+def test_the_next_part_finishes_the_previous_one(monkeypatch):
+    """Starting the next part counts the one before as finished, and only that."""
+    show_on_terminal(monkeypatch)
     progress = Progress(2)
     progress.next("a")
     assert progress.done == 0
     progress.next("b")
     progress.clear()
     assert progress.done == 1
-    assert sys.stderr.getvalue().endswith("1/2 b\r\x1b[K")
+    assert re.search(r"1/2 \S+ b$", frames()[-1])
 
 
 @pytest.mark.parametrize("call", ["start", "next"])
-def test_what_is_no_terminal_sees_nothing(monkeypatch, call):
-    """A file or a pipe gets no bar."""
+def test_a_pipe_gets_no_bar(monkeypatch, call):
+    """A file or a pipe gets nothing."""
     monkeypatch.setattr(sys, "stderr", io.StringIO())
     progress = Progress(1)
     getattr(progress, call)("a")
