@@ -21,7 +21,7 @@ ROOT = Path(__file__).resolve().parents[1]
 TOP = "hyper_parallel"
 
 FRAMEWORKS = {"torch", "torch_npu", "mindspore"}
-TORCH_ZONES = {"platform.torch", "transport.c10d", "transport.gloo"}
+TORCH_ZONES = {"platform.torch", "transport.c10d", "transport.checks.torch_distributed", "transport.gloo"}
 MINDSPORE_ZONES = {"platform.mindspore", "transport.mindspore"}
 FRAMEWORK_HOMES = {
     "torch": TORCH_ZONES | {"transport.mindspore"},  # MindSpore's CPU rehearsal borrows gloo from PyTorch
@@ -40,6 +40,7 @@ ARROWS = {
     "platform": {"errors", "platform.contract", "platform.torch", "platform.mindspore"},  # select.py: the only door
     "transport": {"errors"},
     "transport.c10d": {"errors", "transport", "transport.gloo"},
+    "transport.checks.torch_distributed": {"errors", "transport"},
     "transport.gloo": {"errors", "transport"},
     "transport.mindspore": {"errors", "transport", "transport.c10d"},  # its CPU rehearsal runs over gloo
     # A framework subclasses the DTensor mixin and feeds the dispatcher, so it may look up; core may never look down.

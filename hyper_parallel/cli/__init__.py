@@ -21,7 +21,7 @@ from hyper_parallel.cli import (
     verify_redistribute,
 )
 from hyper_parallel.errors import HyperParallelError
-from hyper_parallel.transport.shortage import advice
+from hyper_parallel.transport.out_of_memory import advice
 
 __all__ = ["INTERRUPTED", "main"]
 

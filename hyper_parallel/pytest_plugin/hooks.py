@@ -28,8 +28,8 @@ from hyper_parallel.pytest_plugin.ranks import LAUNCHES, TIMEOUT, Outcome, ranke
 from hyper_parallel.pytest_plugin.report import RanksRepr, rank_of_failure
 from hyper_parallel.pytest_plugin.selection import REMOVED, allowed, allows, module_mark, selected, split
 from hyper_parallel.pytest_plugin.workers import end_worker, is_worker, start_worker
-from hyper_parallel.transport.limits import rank_seconds
-from hyper_parallel.transport.start import end_ranks
+from hyper_parallel.transport.processes import end_ranks
+from hyper_parallel.transport.timeouts import rank_seconds
 
 TALLY = pytest.StashKey["Tally"]()
 _SHOWN_CALLS = 5

@@ -8,7 +8,7 @@ from typing import Any, TypeVar
 
 import pytest
 
-from hyper_parallel.transport.limits import positive_seconds
+from hyper_parallel.transport.timeouts import positive_seconds
 
 __all__ = ["MARKS", "arg_mark", "mesh_shape", "seconds", "world_sizes"]
 

@@ -106,7 +106,7 @@ def _axis_names(count: int) -> tuple[str, ...]:
 
 def run_ranked(test: RankedTest, function: Callable[..., Any], arguments: dict[str, Any]) -> Outcome:
     """Run ``function`` on every rank; every rank gets its own copy of the arguments."""
-    from hyper_parallel.transport.shipping import pack
+    from hyper_parallel.transport.serialization import pack
 
     if test.device != "cpu":
         _need_cards(test)
@@ -146,8 +146,8 @@ def _run_simulated(test: RankedTest, body: bytes) -> Outcome:
 
 
 def _run_processes(test: RankedTest, body: bytes) -> Outcome:
-    from hyper_parallel.transport.live import run_live, warm_up
-    from hyper_parallel.transport.shipping import pack
+    from hyper_parallel.transport.launched_processes import run_live, warm_up
+    from hyper_parallel.transport.serialization import pack
 
     for module in (*_USUAL, f"hyper_parallel.platform.{test.framework}.dtensor"):
         warm_up(test.framework, module)
@@ -159,7 +159,7 @@ def on_rank(test: RankedTest, body: bytes) -> tuple[str, str]:
     """On a rank: set up its fixtures, run the test function, and say how it ended if it did not fail."""
     from hyper_parallel.platform.select import use_platform
     from hyper_parallel.transport.base import active_transport
-    from hyper_parallel.transport.shipping import unpack
+    from hyper_parallel.transport.serialization import unpack
 
     transport = active_transport()
     number = transport.rank if transport is not None else 0

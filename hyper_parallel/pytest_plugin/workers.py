@@ -10,9 +10,8 @@ import os
 import sys
 from typing import TYPE_CHECKING, Any
 
-from hyper_parallel.transport.cpus import available, stay_on
-from hyper_parallel.transport.pool import register_rank
-from hyper_parallel.transport.start import end_ranks
+from hyper_parallel.transport.processes import available, end_ranks, stay_on
+from hyper_parallel.transport.rank_pool import register_rank
 
 if TYPE_CHECKING:
     import pytest

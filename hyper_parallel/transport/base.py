@@ -10,18 +10,35 @@ from __future__ import annotations
 
 import abc
 import functools
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from contextlib import contextmanager
 from contextvars import ContextVar
 from typing import TYPE_CHECKING, Any, NamedTuple
 from weakref import WeakKeyDictionary
 
+from hyper_parallel.errors import CollectiveMismatchError, HyperParallelError
+
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
-    from hyper_parallel.transport.pending import Pending
+    from hyper_parallel.transport.work import Pending
 
-__all__ = ["REDUCTIONS", "WORLD", "Channel", "Ranks", "Shape", "Transport", "active_transport", "use_transport"]
+__all__ = [
+    "REDUCTIONS",
+    "WORLD",
+    "Channel",
+    "EngineTransport",
+    "Ranks",
+    "ReductionError",
+    "Shape",
+    "Transport",
+    "TransportOver",
+    "active_transport",
+    "after_dropped",
+    "check_ranks",
+    "check_reduction",
+    "use_transport",
+]
 
 Ranks = tuple[int, ...]
 Shape = tuple[int, ...]
@@ -49,6 +66,10 @@ class Channel(NamedTuple):
 
 WORLD = Channel()
 """Where nothing is said: plain messages, not in a group."""
+
+
+class ReductionError(HyperParallelError, TypeError):
+    """A reduction that does not exist, or that this dtype does not have, such as the average of integers."""
 
 
 class Transport(abc.ABC):
@@ -165,6 +186,146 @@ class Transport(abc.ABC):
     @abc.abstractmethod
     def ranks_of(self, group: Any) -> Ranks:
         """Global ranks behind a handle that :meth:`group` returned; ``None`` is the whole world."""
+
+
+class TransportOver(Transport):
+    """On ``inner``: the same world, and the same groups."""
+
+    def __init__(self, inner: Transport) -> None:
+        self.rank = inner.rank
+        self.world_size = inner.world_size
+        self.backend = inner.backend
+        self._inner = inner
+
+    def group(self, ranks: Ranks) -> Any:
+        """See :meth:`Transport.group`."""
+        return self._inner.group(ranks)
+
+    def ranks_of(self, group: Any) -> Ranks:
+        """See :meth:`Transport.ranks_of`."""
+        return self._inner.ranks_of(group)
+
+    def build_group(self, ranks: Ranks, **options: Any) -> Any:
+        """See :meth:`Transport.build_group`."""
+        return self._inner.build_group(ranks, **options)
+
+    def claimed(self, statement: str, ranks: Ranks) -> list[str]:
+        """See :meth:`Transport.claimed`."""
+        return self._inner.claimed(statement, ranks)
+
+    def build_of(self, ranks: Ranks, group: Any = None) -> str:
+        """See :meth:`Transport.build_of`."""
+        return self._inner.build_of(ranks, group)
+
+    def known_group(self, ranks: Ranks) -> Any:
+        """See :meth:`Transport.known_group`."""
+        return self._inner.known_group(ranks)
+
+    def adopt(self, group: Any) -> None:
+        """See :meth:`Transport.adopt`."""
+        self._inner.adopt(group)
+
+    def drop(self, group: Any) -> None:
+        """See :meth:`Transport.drop`."""
+        self._inner.drop(group)
+
+    def close(self) -> None:
+        """See :meth:`Transport.close`."""
+        self._inner.close()
+
+
+class EngineTransport(Transport):
+    """On an engine that carries collectives while the caller goes on: each is started, and waited for at once."""
+
+    def all_reduce(self, x: Any, op: str, ranks: Ranks) -> Any:
+        """See :meth:`Transport.all_reduce`."""
+        return self._all_reduce(x, op, ranks).wait()
+
+    def all_gather(self, x: Any, ranks: Ranks, shapes: Sequence[Shape]) -> list[Any]:
+        """See :meth:`Transport.all_gather`; uneven shapes travel padded to the largest."""
+        found: list[Any] = self._all_gather(x, ranks, shapes).wait()
+        return found
+
+    def reduce_scatter(self, chunks: Sequence[Any], op: str, ranks: Ranks) -> Any:
+        """See :meth:`Transport.reduce_scatter`; uneven chunks travel padded to the largest."""
+        return self._reduce_scatter(chunks, op, ranks).wait()
+
+    def all_to_all(self, chunks: Sequence[Any], ranks: Ranks, shapes: Sequence[Shape]) -> list[Any]:
+        """See :meth:`Transport.all_to_all`; one collective, whatever the shapes."""
+        found: list[Any] = self._all_to_all(chunks, ranks, shapes).wait()
+        return found
+
+    def broadcast(self, x: Any, src: int, ranks: Ranks) -> Any:
+        """See :meth:`Transport.broadcast`."""
+        return self._broadcast(x, src, ranks).wait()
+
+    def start(self, operation: str, *args: Any) -> Pending:
+        """See :meth:`Transport.start`; the engine carries it while the caller goes on."""
+        starts: dict[str, Callable[..., Pending]] = {
+            "all_reduce": self._all_reduce,
+            "all_gather": self._all_gather,
+            "reduce_scatter": self._reduce_scatter,
+            "all_to_all": self._all_to_all,
+            "broadcast": self._broadcast,
+            "send": self._send,
+            "recv": self._recv,
+        }
+        return starts[operation](*args)
+
+    @abc.abstractmethod
+    def _all_reduce(self, x: Any, op: str, ranks: Ranks) -> Pending: ...
+
+    @abc.abstractmethod
+    def _all_gather(self, x: Any, ranks: Ranks, shapes: Sequence[Shape]) -> Pending: ...
+
+    @abc.abstractmethod
+    def _reduce_scatter(self, chunks: Sequence[Any], op: str, ranks: Ranks) -> Pending: ...
+
+    @abc.abstractmethod
+    def _all_to_all(self, chunks: Sequence[Any], ranks: Ranks, shapes: Sequence[Shape]) -> Pending: ...
+
+    @abc.abstractmethod
+    def _broadcast(self, x: Any, src: int, ranks: Ranks) -> Pending: ...
+
+    @abc.abstractmethod
+    def _send(self, x: Any, dst: int, tag: int = 0, channel: Channel = WORLD) -> Pending: ...
+
+    @abc.abstractmethod
+    def _recv(self, like: Any, src: int, tag: int = 0, channel: Channel = WORLD) -> Pending: ...
+
+
+def after_dropped(count: int) -> str:
+    """Which group it is whose ranks had so many before, which were destroyed; see :meth:`Transport.build_of`."""
+    return f"after {count} destroyed" if count else ""
+
+
+def check_ranks(ranks: Ranks, rank: int, world_size: int) -> int:
+    """Position of ``rank`` in ``ranks``.
+
+    Raises:
+        CollectiveMismatchError: ``rank`` is no member, a member is named twice or lies outside the world.
+    """
+    if rank not in ranks:
+        msg = f"rank {rank} calls a collective over ranks {ranks}, of which it is no member"
+        raise CollectiveMismatchError(msg)
+    if len(set(ranks)) != len(ranks) or min(ranks) < 0 or max(ranks) >= world_size:
+        msg = f"ranks {ranks} must be distinct and lie in 0..{world_size - 1}"
+        raise CollectiveMismatchError(msg)
+    return ranks.index(rank)
+
+
+def check_reduction(op: str, *, inexact: bool) -> None:
+    """Refuse unknown reductions, and ``avg`` where the dtype is not floating or complex.
+
+    Raises:
+        ReductionError: as said.
+    """
+    if op not in REDUCTIONS:
+        msg = f"unknown reduction {op!r}; there are {', '.join(REDUCTIONS)}"
+        raise ReductionError(msg)
+    if op == "avg" and not inexact:
+        msg = "the average of integers or booleans is not an integer: use 'sum', or convert to a float first"
+        raise ReductionError(msg)
 
 
 _ACTIVE: ContextVar[Transport | None] = ContextVar("hyper_parallel_transport", default=None)

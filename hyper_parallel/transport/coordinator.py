@@ -14,7 +14,7 @@ from typing import Any
 
 from hyper_parallel.errors import CollectiveMismatchError
 from hyper_parallel.transport.base import Channel, Ranks
-from hyper_parallel.transport.calls import Call, Message
+from hyper_parallel.transport.checks.fingerprint import Call, Message
 
 __all__ = ["Coordinator", "Outcome", "RankAbortedError", "unwinding"]
 

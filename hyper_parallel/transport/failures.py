@@ -6,7 +6,7 @@ import traceback
 from collections.abc import Mapping, Sequence
 
 from hyper_parallel.errors import CollectiveMismatchError, RankFailedError
-from hyper_parallel.transport.shortage import advice
+from hyper_parallel.transport.out_of_memory import advice
 
 __all__ = ["NEEDS_GLOO", "WorldFailedError", "lost_peer", "trace", "world_failed", "world_timed_out"]
 
@@ -14,12 +14,12 @@ NEEDS_GLOO = "on CPU, real processes of MindSpore talk over PyTorch's gloo: pip 
 """Why a real world of MindSpore cannot be had, and the fix."""
 
 _OWN = (
-    "transport/threads.py",
+    "transport/simulated_threads.py",
     "transport/coordinator.py",
-    "transport/workers.py",
-    "transport/worker_main.py",
-    "transport/live_main.py",
-    "transport/guarded.py",
+    "transport/simulated_processes.py",
+    "transport/rank_process.py",
+    "transport/launched_rank.py",
+    "transport/checks/guarded.py",
     "pytest_plugin/ranks.py",
     "verify/launch_worker.py",
 )

@@ -20,9 +20,9 @@ from torch.distributed import distributed_c10d
 
 from hyper_parallel.errors import CollectiveMismatchError, HandleError, RankFailedError, short_dtype
 from hyper_parallel.transport.base import WORLD, Channel, Shape
+from hyper_parallel.transport.chunked_receive import Inbox
 from hyper_parallel.transport.failures import lost_peer
-from hyper_parallel.transport.inbox import Inbox
-from hyper_parallel.transport.pending import Pending
+from hyper_parallel.transport.work import Pending
 
 __all__ = ["GlooMessages", "bytes_of", "from_bytes", "started"]
 

@@ -12,12 +12,20 @@ from mindspore import Tensor, mint, ops
 from mindspore.mint import distributed
 
 from hyper_parallel.errors import UnsupportedOnBackend
-from hyper_parallel.transport.base import WORLD, Channel, Ranks, Shape, Transport
-from hyper_parallel.transport.calls import check_ranks, check_reduction
+from hyper_parallel.transport.base import (
+    WORLD,
+    Channel,
+    EngineTransport,
+    Ranks,
+    Shape,
+    Transport,
+    TransportOver,
+    check_ranks,
+    check_reduction,
+)
 from hyper_parallel.transport.failures import NEEDS_GLOO
-from hyper_parallel.transport.layers import EngineTransport, TransportOver
 from hyper_parallel.transport.numpy_ops import BFLOAT16
-from hyper_parallel.transport.pending import Pending
+from hyper_parallel.transport.work import Pending
 
 __all__ = [
     "HcclTransport",

@@ -11,8 +11,7 @@ from typing import Any
 
 import numpy as np
 
-from hyper_parallel.transport.base import Shape
-from hyper_parallel.transport.calls import check_reduction
+from hyper_parallel.transport.base import Shape, check_reduction
 
 __all__ = ["BFLOAT16", "NumpyOps", "narrow", "widen"]
 

@@ -15,9 +15,18 @@ from dataclasses import dataclass
 from typing import Any, Protocol
 
 from hyper_parallel.errors import CollectiveMismatchError, MeshError
-from hyper_parallel.transport.base import WORLD, Channel, Ranks, Shape, Transport
-from hyper_parallel.transport.calls import Call, Message, after_dropped, call_site, check_ranks, check_reduction
-from hyper_parallel.transport.pending import Pending
+from hyper_parallel.transport.base import (
+    WORLD,
+    Channel,
+    Ranks,
+    Shape,
+    Transport,
+    after_dropped,
+    check_ranks,
+    check_reduction,
+)
+from hyper_parallel.transport.checks.fingerprint import Call, Message, call_site
+from hyper_parallel.transport.work import Pending
 
 __all__ = ["Endpoint", "HostOps", "SimulatedGroup", "SimulatedTransport"]
 

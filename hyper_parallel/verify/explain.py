@@ -15,7 +15,7 @@ import numpy as np
 from hyper_parallel.platform.select import use_platform
 from hyper_parallel.transport.base import Transport, use_transport
 from hyper_parallel.transport.numpy_ops import NumpyOps
-from hyper_parallel.transport.rehearsed import RehearsedTransport
+from hyper_parallel.transport.single_process import RehearsedTransport
 from hyper_parallel.verify.model_report import Traffic, aligned, table, traffic
 from hyper_parallel.verify.spec import user_function
 from hyper_parallel.verify.train_compare import rehearse

@@ -21,7 +21,7 @@ from hyper_parallel.core.dtensor.dtensor import DTensor
 from hyper_parallel.core.dtensor.events import watching
 from hyper_parallel.platform.select import current_platform, use_platform
 from hyper_parallel.transport.base import Transport, active_transport, use_transport
-from hyper_parallel.transport.pending import Pending
+from hyper_parallel.transport.work import Pending
 from hyper_parallel.verify.model_case import InputError
 
 if TYPE_CHECKING:

@@ -16,10 +16,10 @@ from typing import Any, NoReturn
 from hyper_parallel.errors import RankFailedError
 from hyper_parallel.platform.select import FRAMEWORKS, default_framework
 from hyper_parallel.transport.failures import lost_peer, world_failed, world_timed_out
-from hyper_parallel.transport.shipping import pack, unpack
-from hyper_parallel.transport.shortage import starting
-from hyper_parallel.transport.start import python_command, search_path
-from hyper_parallel.transport.worker_main import Report, Task
+from hyper_parallel.transport.out_of_memory import starting
+from hyper_parallel.transport.processes import python_command, search_path
+from hyper_parallel.transport.rank_process import Report, Task
+from hyper_parallel.transport.serialization import pack, unpack
 from hyper_parallel.verify import launch_worker
 
 __all__ = ["launch"]
@@ -114,7 +114,7 @@ class _Processes:
     """MindSpore ranks from the fork server."""
 
     def __init__(self, folder: Path, world_size: int) -> None:
-        from hyper_parallel.transport.pool import start_process  # starts a fork server when used
+        from hyper_parallel.transport.rank_pool import start_process  # starts a fork server when used
 
         self._processes = [
             start_process(launch_worker.serve, (str(folder), rank, "mindspore"), f"rank-{rank}")
@@ -133,7 +133,7 @@ class _Processes:
 
     def end(self) -> None:
         """SIGTERM, then SIGKILL."""
-        from hyper_parallel.transport.pool import end_processes
+        from hyper_parallel.transport.rank_pool import end_processes
 
         end_processes(self._processes)
 

@@ -14,9 +14,9 @@ from pathlib import Path
 
 from hyper_parallel.transport.base import Transport
 from hyper_parallel.transport.failures import trace
-from hyper_parallel.transport.pool import register_rank
-from hyper_parallel.transport.shipping import pack_error
-from hyper_parallel.transport.worker_main import Report, Task, run_rank
+from hyper_parallel.transport.rank_pool import register_rank
+from hyper_parallel.transport.rank_process import Report, Task, run_rank
+from hyper_parallel.transport.serialization import pack_error
 
 __all__ = ["serve"]
 

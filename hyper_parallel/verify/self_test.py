@@ -17,9 +17,9 @@ from typing import Any
 
 from hyper_parallel.errors import RankFailedError
 from hyper_parallel.transport.base import Transport
-from hyper_parallel.transport.live import LiveRun, close_live_teams, run_live, warm_up
-from hyper_parallel.transport.pool import LEDGER_VARIABLE
-from hyper_parallel.transport.shipping import pack
+from hyper_parallel.transport.launched_processes import LiveRun, close_live_teams, run_live, warm_up
+from hyper_parallel.transport.rank_pool import LEDGER_VARIABLE
+from hyper_parallel.transport.serialization import pack
 from hyper_parallel.verify import faults
 from hyper_parallel.verify.coverage.gates import check_ranks
 from hyper_parallel.verify.faults import FAULTS, FAULTY_RANK

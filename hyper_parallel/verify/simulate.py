@@ -7,7 +7,7 @@ from collections.abc import Callable, Sequence
 from typing import Any
 
 from hyper_parallel.platform.select import FRAMEWORKS, default_framework, use_platform
-from hyper_parallel.transport.limits import rank_seconds
+from hyper_parallel.transport.timeouts import rank_seconds
 
 __all__ = ["simulate"]
 
@@ -47,11 +47,11 @@ def simulate(
     platform = platform or default_framework()
     if platform == "torch":
         from hyper_parallel.transport.c10d import TorchOps  # the other framework stays unimported
-        from hyper_parallel.transport.threads import run_threads
+        from hyper_parallel.transport.simulated_threads import run_threads
 
         return run_threads(functools.partial(_on_platform, platform, fn, *args), world_size, TorchOps(), timeout)
     if platform == "mindspore":
-        from hyper_parallel.transport.workers import run_workers
+        from hyper_parallel.transport.simulated_processes import run_workers
 
         return run_workers(_on_platform, (platform, fn, *args), world_size, timeout)
     msg = f"platform is {platform!r}; it must be {' or '.join(map(repr, FRAMEWORKS))}"

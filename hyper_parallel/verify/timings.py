@@ -15,7 +15,7 @@ from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
 
-from hyper_parallel.transport.start import python_command
+from hyper_parallel.transport.processes import python_command
 
 __all__ = ["Figure", "Timing", "figures", "recorded"]
 

@@ -10,7 +10,7 @@ import numpy as np
 
 from hyper_parallel.transport.base import REDUCTIONS, Ranks, Shape, Transport, active_transport
 from hyper_parallel.transport.numpy_ops import BFLOAT16, NumpyOps, narrow, widen
-from hyper_parallel.transport.pending import Pending
+from hyper_parallel.transport.work import Pending
 
 __all__ = ["DTYPES", "check_transport"]
 

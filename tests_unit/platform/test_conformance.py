@@ -8,8 +8,8 @@ from hyper_parallel.errors import RankFailedError, UnsupportedOnBackend
 from hyper_parallel.platform.contract.inventory import MEMBERS
 from hyper_parallel.platform.contract.ledger import Gap
 from hyper_parallel.platform.select import platform_named
-from hyper_parallel.transport.pending import Pending
 from hyper_parallel.transport.simulated import SimulatedTransport
+from hyper_parallel.transport.work import Pending
 from hyper_parallel.verify.contract import suite
 from hyper_parallel.verify.contract.communication import in_flight
 from hyper_parallel.verify.contract.results import Footprint, Outcome, examine, load

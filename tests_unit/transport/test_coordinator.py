@@ -3,7 +3,7 @@
 import pytest
 
 from hyper_parallel.errors import CollectiveMismatchError
-from hyper_parallel.transport.calls import Call, Message, Site
+from hyper_parallel.transport.checks.fingerprint import Call, Message, Site
 from hyper_parallel.transport.coordinator import Coordinator, RankAbortedError, unwinding
 
 SITE = Site(("train.py", 1))

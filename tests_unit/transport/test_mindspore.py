@@ -4,8 +4,7 @@ import numpy as np
 import pytest
 
 from hyper_parallel.errors import UnsupportedOnBackend
-from hyper_parallel.transport.base import active_transport, use_transport
-from hyper_parallel.transport.calls import ReductionError
+from hyper_parallel.transport.base import ReductionError, active_transport, use_transport
 from hyper_parallel.verify.simulate import simulate
 from hyper_parallel.verify.transport_conformance import check_transport
 
@@ -208,7 +207,7 @@ def test_single_bridge_gives_fresh_tensors():
 
     from hyper_parallel.transport.mindspore import start_rank
     from hyper_parallel.transport.numpy_ops import NumpyOps
-    from hyper_parallel.transport.single import SingleTransport
+    from hyper_parallel.transport.single_process import SingleTransport
 
     bridge = start_rank(SingleTransport(NumpyOps()))
     x = Tensor(np.arange(6, dtype=np.float32).reshape(2, 3))

@@ -3,7 +3,7 @@
 import numpy as np
 import pytest
 
-from hyper_parallel.transport.calls import ReductionError
+from hyper_parallel.transport.base import ReductionError
 from hyper_parallel.transport.numpy_ops import BFLOAT16, NumpyOps, narrow, widen
 
 OPS = NumpyOps()

@@ -4,10 +4,10 @@ import numpy as np
 import pytest
 
 from hyper_parallel.errors import CollectiveMismatchError
-from hyper_parallel.transport.calls import ReductionError
+from hyper_parallel.transport.base import ReductionError
 from hyper_parallel.transport.numpy_ops import NumpyOps
 from hyper_parallel.transport.simulated import SimulatedGroup
-from hyper_parallel.transport.single import SingleTransport
+from hyper_parallel.transport.single_process import SingleTransport
 
 ALONE = SingleTransport(NumpyOps())
 

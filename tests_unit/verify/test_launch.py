@@ -12,8 +12,8 @@ import pytest
 
 from hyper_parallel.errors import RankFailedError
 from hyper_parallel.transport.base import active_transport
-from hyper_parallel.transport.pool import LEDGER_VARIABLE
-from hyper_parallel.transport.worker_main import Task
+from hyper_parallel.transport.rank_pool import LEDGER_VARIABLE
+from hyper_parallel.transport.rank_process import Task
 from hyper_parallel.verify import launch_worker
 from hyper_parallel.verify.launch import launch
 from hyper_parallel.verify.simulate import simulate

@@ -21,7 +21,7 @@ from hyper_parallel.platform.contract.agreement import (
 from hyper_parallel.platform.contract.identity import IdentityFacet
 from hyper_parallel.platform.contract.tensors import TensorsFacet
 from hyper_parallel.transport.base import Ranks
-from hyper_parallel.transport.pending import Pending
+from hyper_parallel.transport.work import Pending
 
 __all__ = ["AgreedFacet"]
 

@@ -9,7 +9,7 @@ from typing import Any
 from hyper_parallel.errors import CollectiveMismatchError
 from hyper_parallel.platform.contract.identity import is_integer
 from hyper_parallel.platform.contract.messages import MessagesFacet
-from hyper_parallel.transport.pending import Pending
+from hyper_parallel.transport.work import Pending
 
 __all__ = ["CollectivesFacet"]
 

@@ -11,7 +11,7 @@ from hyper_parallel.platform.contract.agreed import AgreedFacet
 from hyper_parallel.platform.contract.agreement import BARRIER
 from hyper_parallel.platform.contract.identity import distinct_ranks
 from hyper_parallel.transport.base import Transport, active_transport
-from hyper_parallel.transport.pending import Pending
+from hyper_parallel.transport.work import Pending
 
 __all__ = ["BACKENDS", "GroupsFacet"]
 

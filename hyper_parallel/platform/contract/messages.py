@@ -10,7 +10,7 @@ from weakref import WeakKeyDictionary
 from hyper_parallel.errors import CollectiveMismatchError
 from hyper_parallel.platform.contract.agreed import AgreedFacet
 from hyper_parallel.platform.contract.identity import is_integer
-from hyper_parallel.transport.pending import Pending
+from hyper_parallel.transport.work import Pending
 
 __all__ = ["MessagesFacet"]
 

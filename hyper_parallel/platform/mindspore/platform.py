@@ -28,7 +28,7 @@ from hyper_parallel.platform.mindspore.training import MindSporeTraining
 from hyper_parallel.transport.base import Transport, active_transport
 from hyper_parallel.transport.mindspore import HcclTransport, NumpyBridge
 from hyper_parallel.transport.numpy_ops import NumpyOps
-from hyper_parallel.transport.single import SingleTransport
+from hyper_parallel.transport.single_process import SingleTransport
 
 __all__ = ["MindSporePlatform", "build"]
 

@@ -22,7 +22,7 @@ from hyper_parallel.platform.torch.tensors import TorchTensors
 from hyper_parallel.platform.torch.training import TorchTraining
 from hyper_parallel.transport.base import Transport, active_transport
 from hyper_parallel.transport.c10d import TorchOps
-from hyper_parallel.transport.single import SingleTransport
+from hyper_parallel.transport.single_process import SingleTransport
 
 __all__ = ["TorchPlatform", "build"]
 

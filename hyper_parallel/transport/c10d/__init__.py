@@ -1,15 +1,12 @@
 """PyTorch's transports: the host operations of simulated ranks, and real collectives over ``torch.distributed``."""
 
-from hyper_parallel.transport.c10d.guard import guard_functions
 from hyper_parallel.transport.c10d.host import TorchOps, from_host, reduce_in_order, seed_rank, to_host
-from hyper_parallel.transport.c10d.transport import C10dTransport
-from hyper_parallel.transport.c10d.world import join_world, start_gloo, start_world
+from hyper_parallel.transport.c10d.transport import C10dTransport, join_world, start_gloo, start_world
 
 __all__ = [
     "C10dTransport",
     "TorchOps",
     "from_host",
-    "guard_functions",
     "join_world",
     "reduce_in_order",
     "seed_rank",

@@ -11,9 +11,7 @@ import torch.distributed as dist
 from torch.distributed import distributed_c10d
 
 from hyper_parallel.errors import MeshError
-from hyper_parallel.transport.base import Ranks
-from hyper_parallel.transport.calls import after_dropped, check_ranks
-from hyper_parallel.transport.layers import EngineTransport
+from hyper_parallel.transport.base import EngineTransport, Ranks, after_dropped, check_ranks
 
 __all__ = ["C10dGroups"]
 

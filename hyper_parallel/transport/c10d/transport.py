@@ -8,25 +8,56 @@ order of ``ranks``, which is what the simulation does too.
 from __future__ import annotations
 
 import math
+import re
 from collections.abc import Sequence
 from typing import Any
 
 import torch
 import torch.distributed as dist
 
-from hyper_parallel.errors import CollectiveMismatchError
-from hyper_parallel.transport.base import WORLD, Channel, Ranks, Shape
+from hyper_parallel.errors import CollectiveMismatchError, RendezvousError
+from hyper_parallel.transport.base import WORLD, Channel, Ranks, Shape, check_ranks, check_reduction
 from hyper_parallel.transport.c10d.groups import C10dGroups
 from hyper_parallel.transport.c10d.host import reduce_in_order
-from hyper_parallel.transport.c10d.native import OPS, OPTIONS, is_native
-from hyper_parallel.transport.calls import check_ranks, check_reduction
 from hyper_parallel.transport.gloo import GlooMessages, bytes_of, from_bytes, started
-from hyper_parallel.transport.pending import Pending
+from hyper_parallel.transport.work import Pending
 
-__all__ = ["C10dTransport"]
+__all__ = ["C10dTransport", "join_world", "start_gloo", "start_world"]
 
 # Below this many elements gathering everything beats the two steps of scattering and gathering.
 _SMALL = 16384
+
+
+# Reductions and dtypes that accelerators' engines compute themselves; the rest is folded in rank order.
+OPS = {
+    "sum": dist.ReduceOp.SUM,
+    "avg": dist.ReduceOp.SUM,
+    "prod": dist.ReduceOp.PRODUCT,
+    "max": dist.ReduceOp.MAX,
+    "min": dist.ReduceOp.MIN,
+}
+
+
+def _options(op: Any) -> dist.AllreduceOptions:
+    options = dist.AllreduceOptions()
+    options.reduceOp = op
+    return options
+
+
+OPTIONS = {name: _options(op) for name, op in OPS.items()}
+_COMMON_DTYPES = frozenset({torch.float16, torch.bfloat16, torch.float32, torch.int8, torch.int32, torch.int64})
+# "fake" is PyTorch's engine that moves nothing: host costs are measured on it, as an accelerator would have them.
+DTYPES = {
+    "nccl": _COMMON_DTYPES | {torch.float64, torch.uint8},
+    "hccl": _COMMON_DTYPES,
+    "fake": _COMMON_DTYPES,
+}
+
+
+def is_native(backend: str, dtype: torch.dtype, op: str) -> bool:
+    """Whether ``backend`` reduces ``dtype`` with ``op`` itself; what it does not is folded in rank order."""
+    whole = op == "avg" and not dtype.is_floating_point
+    return op in OPS and not whole and dtype in DTYPES.get(backend, ())
 
 
 class C10dTransport(C10dGroups):
@@ -246,3 +277,41 @@ def _check_told(operation: str, own: torch.Tensor, shapes: Sequence[Shape], posi
     if len(shapes) != count or not _own(shapes[position], own):
         msg = f"{operation} over {count} ranks sends {list(own.shape)} to itself but says {[list(s) for s in shapes]}"
         raise CollectiveMismatchError(msg)
+
+
+_ENGINES = {"cuda": "nccl", "npu": "hccl"}
+
+
+def join_world(**given: Any) -> None:
+    """``torch.distributed.init_process_group``.
+
+    Raises:
+        RendezvousError: the port at which ranks are to meet is in use.
+    """
+    try:
+        dist.init_process_group(**given)
+    except dist.DistNetworkError as error:
+        if "EADDRINUSE" not in str(error):
+            raise
+        port = re.search(r"port: (\d+)", str(error))
+        msg = (
+            f"init_process_group: port {port[1] if port else '?'}, at which ranks are to meet, is in use; end what "
+            "listens there, set MASTER_PORT to a free port, or let `torchrun --standalone` choose one"
+        )
+        raise RendezvousError(msg) from error
+
+
+def start_gloo(rank: int, world_size: int, init_method: str) -> C10dTransport:
+    """Join a gloo world, by ``env://`` under torchrun or by a shared ``file://``, and its transport."""
+    join_world(backend="gloo", init_method=init_method, rank=rank, world_size=world_size)
+    return C10dTransport()
+
+
+def start_world(device: str, rank: int, world_size: int, init_method: str) -> C10dTransport:
+    """Join a world on ``cpu`` (gloo), ``cuda`` (NCCL) or ``npu`` (HCCL), where rank i takes card i."""
+    if device == "cpu":
+        return start_gloo(rank, world_size, init_method)
+    cards: Any = getattr(torch, device)  # torch_npu adds torch.npu when PyTorch is imported
+    cards.set_device(rank)
+    join_world(backend=_ENGINES[device], init_method=init_method, rank=rank, world_size=world_size)
+    return C10dTransport()

@@ -12,7 +12,7 @@ from hyper_parallel.core.dtensor.mesh import DeviceMesh
 from hyper_parallel.core.dtensor.module import distribute_tensor
 from hyper_parallel.core.dtensor.placements import Shard
 from hyper_parallel.errors import CollectiveMismatchError, HandleError, MeshError, NotPlainError
-from hyper_parallel.transport.calls import ReductionError
+from hyper_parallel.transport.base import ReductionError
 from hyper_parallel.verify.contract.world import Contract, World, covers, raises
 
 __all__ = ["COLLECTIVES", "GROUPS", "IDENTITY"]

@@ -19,7 +19,7 @@ from hyper_parallel.core.dtensor.module import place_parameter
 from hyper_parallel.core.dtensor.placements import Shard
 from hyper_parallel.platform.contract.training import LanguageModelConfig
 from hyper_parallel.platform.select import platform_named, use_platform
-from hyper_parallel.transport.start import python_command
+from hyper_parallel.transport.processes import python_command
 from hyper_parallel.verify.simulate import simulate
 
 __all__ = ["MODES", "building", "delayed_layer", "footprints", "growth_of", "peak"]

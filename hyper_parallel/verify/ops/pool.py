@@ -13,8 +13,8 @@ from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack, suppress
 from typing import TYPE_CHECKING, Any, Protocol, TypeVar
 
-from hyper_parallel.transport.shortage import starting
-from hyper_parallel.transport.start import python_command
+from hyper_parallel.transport.out_of_memory import starting
+from hyper_parallel.transport.processes import python_command
 from hyper_parallel.verify.ops.allotment import Allotment
 
 if TYPE_CHECKING:

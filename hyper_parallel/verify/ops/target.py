@@ -14,7 +14,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from hyper_parallel.transport.start import python_command
+from hyper_parallel.transport.processes import python_command
 
 __all__ = ["TARGETS", "Audited", "audit", "summary"]
 

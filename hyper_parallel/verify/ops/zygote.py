@@ -16,8 +16,7 @@ import sys
 import time
 from typing import Any
 
-from hyper_parallel.transport.cpus import stay_on
-from hyper_parallel.transport.start import end_ranks
+from hyper_parallel.transport.processes import end_ranks, stay_on
 
 __all__ = ["main"]
 

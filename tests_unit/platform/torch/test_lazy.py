@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from hyper_parallel.transport.pending import Pending
+from hyper_parallel.transport.work import Pending
 
 pytestmark = pytest.mark.platforms("torch")
 

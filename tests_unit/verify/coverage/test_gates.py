@@ -329,7 +329,7 @@ def test_the_projects_own_floors():
         ("core/dtensor/steps.py", 100),
         ("core/dtensor/layout.py", 100),
         ("core/dtensor/grid.py", 95),
-        ("transport/live.py", 95),
+        ("transport/launched_processes.py", 95),
         ("verify/ops/sweep.py", 95),
         ("platform/torch/autograd.py", 90),
         ("platform/mindspore/batch_norm.py", 90),

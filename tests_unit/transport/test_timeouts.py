@@ -2,7 +2,7 @@
 
 import pytest
 
-from hyper_parallel.transport.limits import rank_seconds
+from hyper_parallel.transport.timeouts import rank_seconds
 
 
 @pytest.mark.parametrize("text, seconds", [(None, 60.0), ("", 60.0), ("7.5", 7.5)])

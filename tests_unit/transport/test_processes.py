@@ -7,11 +7,13 @@ import sys
 import tempfile
 from pathlib import Path
 
+import pytest
+
 import hyper_parallel
 from hyper_parallel.pytest_plugin.ranks import need_carrier
-from hyper_parallel.transport.live import run_live
-from hyper_parallel.transport.shipping import pack
-from hyper_parallel.transport.start import end_ranks, python_command
+from hyper_parallel.transport.launched_processes import run_live
+from hyper_parallel.transport.processes import available, end_ranks, python_command, stay_on
+from hyper_parallel.transport.serialization import pack
 
 # Every way in which the library starts Python: warm ranks, live teams, torchrun or the fork server, zygotes.
 SCRIPT = """
@@ -19,8 +21,8 @@ import importlib.util, sys
 
 import hyper_parallel
 from hyper_parallel import cli
-from hyper_parallel.transport.live import run_live
-from hyper_parallel.transport.shipping import pack
+from hyper_parallel.transport.launched_processes import run_live
+from hyper_parallel.transport.serialization import pack
 from hyper_parallel.verify import launch, simulate
 
 def home():
@@ -89,3 +91,29 @@ def test_a_forked_child_leaves_its_parents_ranks_alone(platform_name):
     assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == 0
     ranks.append(run_live(pack((os.getpid, ()), os.getpid), 2, platform_name, 240.0).results)
     assert ranks[0] == ranks[1]
+
+
+@pytest.fixture
+def two(monkeypatch):
+    """Numbers of two CPUs, and where this process is put instead of being put there."""
+    put = []
+    monkeypatch.setattr(os, "sched_getaffinity", lambda _: {7, 4}, raising=False)
+    monkeypatch.setattr(os, "sched_setaffinity", lambda _, to: put.append(to), raising=False)
+    monkeypatch.setattr(sys, "platform", "linux")
+    return put
+
+
+@pytest.mark.platforms("torch")
+def test_seats_are_counted_around(two):
+    """Every seat is one CPU of those that may be used, whichever those are."""
+    for seat in range(3):
+        stay_on(seat)
+    assert two == [{4}, {7}, {4}]
+
+
+@pytest.mark.platforms("torch")
+def test_other_systems_bind_nothing(two, monkeypatch):
+    """Where no process can be bound none is, and no number of CPUs is told."""
+    monkeypatch.setattr(sys, "platform", "darwin")
+    stay_on(0)
+    assert (two, available()) == ([], [])

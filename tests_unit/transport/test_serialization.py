@@ -8,7 +8,7 @@ import types
 
 import pytest
 
-from hyper_parallel.transport.shipping import _by_value, pack, pack_back, pack_error, unpack
+from hyper_parallel.transport.serialization import _by_value, pack, pack_back, pack_error, unpack
 
 
 def double(x):

@@ -7,8 +7,7 @@ import numpy as np
 import pytest
 
 from hyper_parallel.errors import MeshError
-from hyper_parallel.transport.base import use_transport
-from hyper_parallel.transport.calls import ReductionError
+from hyper_parallel.transport.base import ReductionError, use_transport
 from hyper_parallel.verify.transport_conformance import check_transport
 
 pytestmark = pytest.mark.platforms("torch")
@@ -221,7 +220,7 @@ def _cards(tmp_path, monkeypatch):
     import torch
     import torch.distributed as dist
 
-    from hyper_parallel.transport.c10d import world
+    from hyper_parallel.transport.c10d import transport as world
 
     chosen = []
     monkeypatch.setattr(torch, "npu", types.SimpleNamespace(set_device=chosen.append), raising=False)

@@ -10,10 +10,10 @@ import numpy as np
 import pytest
 
 from hyper_parallel.errors import CollectiveMismatchError, RankFailedError
-from hyper_parallel.transport import pool
+from hyper_parallel.transport import rank_pool
 from hyper_parallel.transport.base import active_transport
 from hyper_parallel.transport.failures import WorldFailedError
-from hyper_parallel.transport.workers import run_workers
+from hyper_parallel.transport.simulated_processes import run_workers
 
 pytestmark = pytest.mark.platforms("mindspore")
 
@@ -39,8 +39,8 @@ def failure(fn, world_size=2, timeout=240.0):
 
 def _uncounted(monkeypatch):
     """Ranks that start from here on are not counted: what is killed leaves no coverage, on purpose."""
-    monkeypatch.delenv(pool.LEDGER_VARIABLE, raising=False)
-    pool.close_all()
+    monkeypatch.delenv(rank_pool.LEDGER_VARIABLE, raising=False)
+    rank_pool.close_all()
 
 
 def helper(x):
@@ -226,7 +226,7 @@ def test_lost_messages_are_told():
 def test_close_all_ends_idle_processes():
     """Idle processes end on request, and the next run starts new ones."""
     first = run(os.getpid)
-    pool.close_all()
+    rank_pool.close_all()
     assert not {child.pid for child in multiprocessing.active_children()} & set(first)
     assert not set(run(os.getpid)) & set(first)
 
@@ -264,5 +264,5 @@ def test_a_rank_is_traced_while_its_parent_is():
         found += [run(tracer), run(start, args=(None,))]
     finally:
         sys.settrace(before)
-        pool.close_all()
+        rank_pool.close_all()
     assert found == [[None, None], ["watched", "watched"], [None, None], ["watched", "watched"], [None, None]]

@@ -13,7 +13,7 @@ from hyper_parallel.errors import CollectiveMismatchError, RankFailedError
 from hyper_parallel.transport.base import active_transport
 from hyper_parallel.transport.failures import WorldFailedError
 from hyper_parallel.transport.numpy_ops import NumpyOps
-from hyper_parallel.transport.threads import run_threads
+from hyper_parallel.transport.simulated_threads import run_threads
 
 AMBIENT = contextvars.ContextVar("ambient", default="nothing")
 

@@ -11,11 +11,19 @@ from collections import deque
 from collections.abc import Callable, Sequence
 from typing import Any
 
-from hyper_parallel.transport.base import WORLD, Channel, Ranks, Shape, Transport
-from hyper_parallel.transport.calls import Call, Message, call_site, check_ranks, check_reduction
-from hyper_parallel.transport.layers import TransportOver
-from hyper_parallel.transport.pending import Pending
+from hyper_parallel.transport.base import (
+    WORLD,
+    Channel,
+    Ranks,
+    Shape,
+    Transport,
+    TransportOver,
+    check_ranks,
+    check_reduction,
+)
+from hyper_parallel.transport.checks.fingerprint import Call, Message, call_site
 from hyper_parallel.transport.simulated import Endpoint, HostOps
+from hyper_parallel.transport.work import Pending
 
 __all__ = ["GuardedTransport"]
 

@@ -4,7 +4,7 @@ from collections import deque
 
 import pytest
 
-from hyper_parallel.transport.inbox import Inbox
+from hyper_parallel.transport.chunked_receive import Inbox
 
 
 class Line:

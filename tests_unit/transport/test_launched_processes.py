@@ -9,10 +9,10 @@ import pytest
 
 from hyper_parallel.errors import CollectiveMismatchError, RankFailedError
 from hyper_parallel.pytest_plugin.ranks import need_carrier
-from hyper_parallel.transport import live
+from hyper_parallel.transport import launched_processes
 from hyper_parallel.transport.base import active_transport
-from hyper_parallel.transport.live import close_live_teams, run_live
-from hyper_parallel.transport.shipping import pack
+from hyper_parallel.transport.launched_processes import close_live_teams, run_live
+from hyper_parallel.transport.serialization import pack
 from hyper_parallel.verify.transport_conformance import check_transport
 
 
@@ -43,13 +43,13 @@ def _uneven_sums():
     """
     import torch
 
-    from hyper_parallel.transport.c10d import native
+    from hyper_parallel.transport.c10d.transport import DTYPES
 
-    native.DTYPES["gloo"] = frozenset({torch.float64})
+    DTYPES["gloo"] = frozenset({torch.float64})
     try:
         return _summed()
     finally:
-        del native.DTYPES["gloo"]
+        del DTYPES["gloo"]
 
 
 def _summed():
@@ -166,7 +166,7 @@ def test_a_refused_message_is_not_received_later(platform_name):
 def test_too_many_idle_ranks_are_ended(platform_name, monkeypatch):
     """A new world makes room by ending idle ones, the largest first."""
     close_live_teams()
-    monkeypatch.setattr(live, "_MAX_PROCESSES", 3)
+    monkeypatch.setattr(launched_processes, "_MAX_PROCESSES", 3)
     first = run(os.getpid, platform_name, 2).results
     run(os.getpid, platform_name, 1)
     third = run(os.getpid, platform_name, 2).results
@@ -296,7 +296,7 @@ def test_torchs_own_collectives_work_as_before():
     ],
 )
 def test_mistakes_in_torchs_own_collectives_are_told(mistake, message):
-    """A user's direct calls of torch.distributed are agreed upon, too (each: test_c10d_guard.py), and fail the run."""
+    """A user's direct calls of torch.distributed are agreed upon, too, and fail the run."""
 
     def body():
         import torch
@@ -370,7 +370,7 @@ def test_what_a_run_leaves_behind_is_told():
 @pytest.mark.platforms("torch")
 def test_a_rank_that_never_comes_is_ended_and_shown(monkeypatch):
     """After a failure the others unwind at their next collective; one that comes to none is ended, where it was."""
-    monkeypatch.setattr(live, "_GRACE_SECONDS", 0.5)
+    monkeypatch.setattr(launched_processes, "_GRACE_SECONDS", 0.5)
 
     def body():
         if active_transport().rank == 0:

@@ -3,8 +3,9 @@
 import pytest
 
 from hyper_parallel.errors import CollectiveMismatchError
-from hyper_parallel.transport.calls import Message, ReductionError, Site, call_site, check_ranks, check_reduction
-from hyper_parallel.transport.calls import describe as in_words
+from hyper_parallel.transport.base import ReductionError, check_ranks, check_reduction
+from hyper_parallel.transport.checks.fingerprint import Message, Site, call_site
+from hyper_parallel.transport.checks.fingerprint import describe as in_words
 
 
 def test_call_site_is_the_callers_line():

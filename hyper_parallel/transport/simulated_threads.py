@@ -12,10 +12,10 @@ from typing import Any
 
 from hyper_parallel.errors import CollectiveMismatchError, RankFailedError
 from hyper_parallel.transport.base import use_transport
-from hyper_parallel.transport.calls import Call, Message
+from hyper_parallel.transport.checks.fingerprint import Call, Message
 from hyper_parallel.transport.coordinator import Coordinator, RankAbortedError, unwinding
 from hyper_parallel.transport.failures import WorldFailedError, world_failed, world_timed_out
-from hyper_parallel.transport.shortage import starting
+from hyper_parallel.transport.out_of_memory import starting
 from hyper_parallel.transport.simulated import HostOps, SimulatedTransport
 
 __all__ = ["run_threads"]

@@ -6,8 +6,8 @@ import pytest
 from hyper_parallel.errors import CollectiveMismatchError, HandleError, RankFailedError
 from hyper_parallel.transport.base import active_transport
 from hyper_parallel.transport.numpy_ops import NumpyOps
-from hyper_parallel.transport.pending import Pending
-from hyper_parallel.transport.threads import run_threads
+from hyper_parallel.transport.simulated_threads import run_threads
+from hyper_parallel.transport.work import Pending
 
 
 def run(body, world_size=3, timeout=240.0):

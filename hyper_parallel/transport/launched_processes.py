@@ -21,15 +21,15 @@ from pathlib import Path
 from typing import Any
 
 from hyper_parallel.errors import CollectiveMismatchError, RankFailedError
-from hyper_parallel.transport.calls import Call, Message
+from hyper_parallel.transport.checks.fingerprint import Call, Message
 from hyper_parallel.transport.coordinator import Coordinator
 from hyper_parallel.transport.failures import WorldFailedError, lost_peer, world_failed, world_timed_out
-from hyper_parallel.transport.live_main import Seat, live_main
-from hyper_parallel.transport.pool import Worker, end_processes, preload, stacks_of
-from hyper_parallel.transport.shipping import unpack
-from hyper_parallel.transport.shortage import advice
-from hyper_parallel.transport.start import search_path
-from hyper_parallel.transport.worker_main import Report, Task
+from hyper_parallel.transport.launched_rank import Seat, live_main
+from hyper_parallel.transport.out_of_memory import advice
+from hyper_parallel.transport.processes import search_path
+from hyper_parallel.transport.rank_pool import Worker, end_processes, preload, stacks_of
+from hyper_parallel.transport.rank_process import Report, Task
+from hyper_parallel.transport.serialization import unpack
 
 __all__ = ["LiveRun", "close_live_teams", "run_live", "warm_up"]
 
@@ -286,7 +286,7 @@ def run_live(body: bytes, world_size: int, framework: str, timeout: float, devic
     """Run a packed pair of function and arguments on every rank of a real world; what became of it.
 
     Args:
-        body: from :func:`hyper_parallel.transport.shipping.pack`.
+        body: from :func:`hyper_parallel.transport.serialization.pack`.
         world_size: number of ranks, at least one.
         framework: ``"torch"`` or ``"mindspore"``.
         timeout: seconds after which every rank's stack is taken and the processes are ended.
@@ -351,8 +351,8 @@ def _shorten(stack: str) -> str:
 
 
 _MACHINERY = (
-    "transport/live_main.py",
-    "transport/worker_main.py",
+    "transport/launched_rank.py",
+    "transport/rank_process.py",
     "Extension modules:",
     "multiprocessing/forkserver.py",
     "multiprocessing/spawn.py",

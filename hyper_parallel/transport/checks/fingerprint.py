@@ -11,29 +11,21 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
-from hyper_parallel.errors import CollectiveMismatchError, HyperParallelError, short_dtype
-from hyper_parallel.transport.base import REDUCTIONS, WORLD, Channel, Ranks, Shape
+from hyper_parallel.errors import short_dtype
+from hyper_parallel.transport.base import WORLD, Channel, Ranks, Shape
 
 __all__ = [
     "Call",
     "Message",
-    "ReductionError",
     "Site",
-    "after_dropped",
     "call_site",
-    "check_ranks",
-    "check_reduction",
     "describe",
 ]
 
 Facts = tuple[tuple[str, Any], ...]
 
-_TRANSPORT_DIR = os.path.dirname(os.path.abspath(__file__)) + os.sep  # noqa: PTH100, PTH120 - compared with co_filename
+_TRANSPORT_DIR = os.path.dirname(os.path.dirname(os.path.abspath(__file__))) + os.sep  # noqa: PTH100, PTH120 - compared with co_filename
 _PACKAGE_DIR = os.path.dirname(os.path.dirname(_TRANSPORT_DIR)) + os.sep  # noqa: PTH120
-
-
-class ReductionError(HyperParallelError, TypeError):
-    """A reduction that does not exist, or that this dtype does not have, such as the average of integers."""
 
 
 @dataclass(frozen=True)
@@ -156,37 +148,3 @@ def call_site(beneath: str = "") -> Site:
     while frame is not None and frame.f_code.co_filename.startswith(_PACKAGE_DIR):
         frame = frame.f_back
     return Site(near, None if frame is None else (frame.f_code.co_filename, frame.f_lineno))
-
-
-def after_dropped(count: int) -> str:
-    """Which group it is whose ranks had so many before, which were destroyed; see :meth:`Transport.build_of`."""
-    return f"after {count} destroyed" if count else ""
-
-
-def check_ranks(ranks: Ranks, rank: int, world_size: int) -> int:
-    """Position of ``rank`` in ``ranks``.
-
-    Raises:
-        CollectiveMismatchError: ``rank`` is no member, a member is named twice or lies outside the world.
-    """
-    if rank not in ranks:
-        msg = f"rank {rank} calls a collective over ranks {ranks}, of which it is no member"
-        raise CollectiveMismatchError(msg)
-    if len(set(ranks)) != len(ranks) or min(ranks) < 0 or max(ranks) >= world_size:
-        msg = f"ranks {ranks} must be distinct and lie in 0..{world_size - 1}"
-        raise CollectiveMismatchError(msg)
-    return ranks.index(rank)
-
-
-def check_reduction(op: str, *, inexact: bool) -> None:
-    """Refuse unknown reductions, and ``avg`` where the dtype is not floating or complex.
-
-    Raises:
-        ReductionError: as said.
-    """
-    if op not in REDUCTIONS:
-        msg = f"unknown reduction {op!r}; there are {', '.join(REDUCTIONS)}"
-        raise ReductionError(msg)
-    if op == "avg" and not inexact:
-        msg = "the average of integers or booleans is not an integer: use 'sum', or convert to a float first"
-        raise ReductionError(msg)

@@ -17,9 +17,9 @@ from pathlib import Path
 from types import ModuleType
 from typing import TYPE_CHECKING
 
-from hyper_parallel.transport.shortage import starting
-from hyper_parallel.transport.start import servers_search_here
-from hyper_parallel.transport.worker_main import worker_main
+from hyper_parallel.transport.out_of_memory import starting
+from hyper_parallel.transport.processes import servers_search_here
+from hyper_parallel.transport.rank_process import worker_main
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping
@@ -232,7 +232,7 @@ def _server(framework: str) -> Iterator[None]:
     server = _SERVERS.get(framework)
     if server is None:
         server = _SERVERS[framework] = multiprocessing.forkserver.ForkServer()
-        server.set_forkserver_preload([*_PRELOAD[framework], "cloudpickle", "hyper_parallel.transport.live_main"])
+        server.set_forkserver_preload([*_PRELOAD[framework], "cloudpickle", "hyper_parallel.transport.launched_rank"])
     usual = multiprocessing.forkserver.connect_to_new_process
     multiprocessing.forkserver.connect_to_new_process = server.connect_to_new_process
     try:

@@ -12,10 +12,10 @@ from typing import Any
 from hyper_parallel.errors import CollectiveMismatchError, RankFailedError
 from hyper_parallel.transport.coordinator import Coordinator, RankAbortedError
 from hyper_parallel.transport.failures import WorldFailedError, world_failed, world_timed_out
-from hyper_parallel.transport.pool import Worker, check_in, check_out, stacks_of
-from hyper_parallel.transport.shipping import pack, unpack
-from hyper_parallel.transport.start import search_path
-from hyper_parallel.transport.worker_main import Report, Task
+from hyper_parallel.transport.processes import search_path
+from hyper_parallel.transport.rank_pool import Worker, check_in, check_out, stacks_of
+from hyper_parallel.transport.rank_process import Report, Task
+from hyper_parallel.transport.serialization import pack, unpack
 
 __all__ = ["run_workers"]
 

@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Any
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
-__all__ = ["end_ranks", "python_command", "search_path", "servers_search_here"]
+__all__ = ["available", "end_ranks", "python_command", "search_path", "servers_search_here", "stay_on"]
 
 _SERVER = "from multiprocessing.forkserver import main; "
 
@@ -63,3 +63,20 @@ def end_ranks() -> None:
         found: Any = sys.modules.get(f"hyper_parallel.transport.{module}")
         if found is not None:
             getattr(found, close)()
+
+
+def available() -> list[int]:
+    """Numbers of the CPUs that this process may use; empty where the system does not say."""
+    return sorted(os.sched_getaffinity(0)) if sys.platform == "linux" else []
+
+
+def stay_on(seat: int) -> None:
+    """Keep this thread, and the threads and processes that it starts from now on, on one CPU.
+
+    Args:
+        seat: which of them, counted on from the first again after the last. Of no effect where processes cannot be
+            bound.
+    """
+    if sys.platform == "linux":
+        allowed = available()
+        os.sched_setaffinity(0, {allowed[seat % len(allowed)]})

@@ -18,9 +18,9 @@ import pytest
 import hyper_parallel
 from hyper_parallel.errors import RankFailedError
 from hyper_parallel.pytest_plugin.ranks import need_carrier
-from hyper_parallel.transport import live, pool
-from hyper_parallel.transport.shipping import pack
-from hyper_parallel.transport.shortage import advice, is_shortage, starting
+from hyper_parallel.transport import launched_processes, rank_pool
+from hyper_parallel.transport.out_of_memory import advice, is_shortage, starting
+from hyper_parallel.transport.serialization import pack
 
 LIMIT = """
 import os, resource, sys
@@ -46,7 +46,7 @@ THREADS = (
 import threading
 from hyper_parallel.errors import RankFailedError
 from hyper_parallel.transport.numpy_ops import NumpyOps
-from hyper_parallel.transport.threads import run_threads
+from hyper_parallel.transport.simulated_threads import run_threads
 
 ran = []
 threading.stack_size(16 << 20)
@@ -151,17 +151,17 @@ def _second_fails(monkeypatch, tmp_path, start):
         return started[-1]
 
     monkeypatch.setattr(tempfile, "tempdir", str(tmp_path))
-    monkeypatch.setattr(pool, "start_process", limited)
+    monkeypatch.setattr(rank_pool, "start_process", limited)
     return started
 
 
 @pytest.mark.platforms("mindspore")
 def test_simulated_ranks_that_were_started_are_let_go(monkeypatch, tmp_path):
     """If there is room for one process of two, the one that was started ends, and no file of either is left."""
-    pool.close_all()
-    started = _second_fails(monkeypatch, tmp_path, pool.start_process)
+    rank_pool.close_all()
+    started = _second_fails(monkeypatch, tmp_path, rank_pool.start_process)
     with pytest.raises(RankFailedError, match="no memory"):
-        pool.check_out(2)
+        rank_pool.check_out(2)
     assert [process.exitcode for process in started] == [0]
     assert not list(tmp_path.glob("hyper_parallel_*"))
 
@@ -169,11 +169,11 @@ def test_simulated_ranks_that_were_started_are_let_go(monkeypatch, tmp_path):
 def test_real_ranks_that_were_started_are_ended(platform_name, monkeypatch, tmp_path):
     """The same where ranks meet in a real world: the first, which waits for the others, is ended with its files."""
     need_carrier(platform_name)
-    live.close_live_teams()
-    started = _second_fails(monkeypatch, tmp_path, pool.start_process)
-    monkeypatch.delenv(pool.LEDGER_VARIABLE, raising=False)  # it is ended wherever it is
+    launched_processes.close_live_teams()
+    started = _second_fails(monkeypatch, tmp_path, rank_pool.start_process)
+    monkeypatch.delenv(rank_pool.LEDGER_VARIABLE, raising=False)  # it is ended wherever it is
     with pytest.raises(RankFailedError, match="no memory"):
-        live.run_live(pack((int, ())), 2, platform_name, 240.0)
+        launched_processes.run_live(pack((int, ())), 2, platform_name, 240.0)
     assert not started[0].is_alive()
     assert not list(tmp_path.glob("hyper_parallel_*"))
 

@@ -18,11 +18,11 @@ from typing import IO, Any
 import numpy as np
 
 from hyper_parallel.transport.base import Transport, use_transport
-from hyper_parallel.transport.calls import Call, Message
+from hyper_parallel.transport.checks.fingerprint import Call, Message
 from hyper_parallel.transport.coordinator import Outcome, RankAbortedError, unwinding
 from hyper_parallel.transport.failures import trace
 from hyper_parallel.transport.numpy_ops import NumpyOps
-from hyper_parallel.transport.shipping import pack_back, pack_error, unpack
+from hyper_parallel.transport.serialization import pack_back, pack_error, unpack
 from hyper_parallel.transport.simulated import SimulatedTransport
 
 __all__ = [

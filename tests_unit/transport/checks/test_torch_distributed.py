@@ -3,8 +3,8 @@
 import pytest
 
 from hyper_parallel.errors import CollectiveMismatchError
-from hyper_parallel.transport.live import run_live
-from hyper_parallel.transport.shipping import pack
+from hyper_parallel.transport.launched_processes import run_live
+from hyper_parallel.transport.serialization import pack
 
 pytestmark = pytest.mark.platforms("torch")
 

@@ -9,9 +9,9 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from typing import Any
 
-from hyper_parallel.errors import UnsupportedOnBackend
+from hyper_parallel.errors import CollectiveMismatchError, UnsupportedOnBackend
 from hyper_parallel.transport.base import Ranks, Shape
-from hyper_parallel.transport.calls import Call, Message
+from hyper_parallel.transport.checks.fingerprint import Call, Message
 from hyper_parallel.transport.simulated import HostOps, SimulatedTransport
 
 __all__ = ["RehearsedTransport"]
@@ -87,3 +87,39 @@ def _unknown(what: object) -> UnsupportedOnBackend:
         f"{what}: only the other ranks know its result, and in a rehearsal there are none; run the program in a "
         "simulated world: hyper-parallel verify model"
     )
+
+
+class _Alone:
+    """An endpoint with nobody at the other end."""
+
+    def exchange(self, call: Call) -> list[Any]:
+        """Refuse: there is no other rank."""
+        msg = f"{call} needs ranks {call.ranks}; this world has one rank"
+        raise CollectiveMismatchError(msg)
+
+    def start(self, call: Call) -> None:
+        """Refuse: there is no other rank."""
+        self.exchange(call)
+
+    def wait(self, ticket: int) -> list[Any]:
+        """Nothing was ever started."""
+        raise CollectiveMismatchError(f"ticket {ticket} was never given out")
+
+    def send(self, message: Message) -> None:
+        """Refuse: there is no other rank."""
+        msg = f"rank {message.destination} does not exist; this world has one rank"
+        raise CollectiveMismatchError(msg)
+
+    def receive(self, wish: Message) -> Any:
+        """Refuse: there is no other rank."""
+        msg = f"rank {wish.source} does not exist; this world has one rank"
+        raise CollectiveMismatchError(msg)
+
+
+class SingleTransport(SimulatedTransport):
+    """Transport of a lone process; ``ops`` copies and normalises, e.g. ``TorchOps()``."""
+
+    backend = "single"
+
+    def __init__(self, ops: HostOps) -> None:
+        super().__init__(0, 1, ops, _Alone())

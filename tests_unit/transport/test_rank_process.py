@@ -10,14 +10,14 @@ import threading
 import pytest
 
 from hyper_parallel.errors import CollectiveMismatchError
-from hyper_parallel.transport import live_main, worker_main
+from hyper_parallel.transport import launched_rank, rank_process
 from hyper_parallel.transport.base import active_transport
-from hyper_parallel.transport.calls import Call, Message, Site
+from hyper_parallel.transport.checks.fingerprint import Call, Message, Site
 from hyper_parallel.transport.coordinator import Outcome, RankAbortedError
 from hyper_parallel.transport.numpy_ops import NumpyOps
-from hyper_parallel.transport.shipping import pack, unpack
+from hyper_parallel.transport.rank_process import PipeEndpoint, Task, end_by_sigterm, leave_after, next_task, run_rank
+from hyper_parallel.transport.serialization import pack, unpack
 from hyper_parallel.transport.simulated import SimulatedTransport
-from hyper_parallel.transport.worker_main import PipeEndpoint, Task, end_by_sigterm, leave_after, next_task, run_rank
 from hyper_parallel.verify import launch_worker
 
 SITE = Site(("train.py", 1))
@@ -127,7 +127,7 @@ def test_sigterm_ends_a_rank_whose_handler_raises(own_signals, monkeypatch):
 
 def test_a_rank_waits_for_its_next_task_in_turns(monkeypatch):
     """It wakes up meanwhile, so that Python can run what a signal left to do."""
-    monkeypatch.setattr(worker_main, "_SIGNAL_SECONDS", 0.001)
+    monkeypatch.setattr(rank_process, "_SIGNAL_SECONDS", 0.001)
     ours, theirs = multiprocessing.Pipe()
     late = threading.Timer(0.05, theirs.send, ["task"])
     late.start()
@@ -154,7 +154,7 @@ def test_no_rank_outlives_its_launcher(monkeypatch):
     monkeypatch.setattr(os, "kill", kill)
     for home, follow in (
         (launch_worker, lambda: launch_worker._follow(7)),
-        (live_main, lambda: live_main._follow(7, leave)),
+        (launched_rank, lambda: launched_rank._follow(7, leave)),
     ):
         monkeypatch.setattr(home, "_FOLLOW_SECONDS", 0.001)
         monkeypatch.setattr(os, "_exit", leave)

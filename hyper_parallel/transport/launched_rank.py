@@ -20,11 +20,9 @@ import numpy as np
 
 from hyper_parallel.errors import UnsupportedOnBackend
 from hyper_parallel.transport.base import Transport
+from hyper_parallel.transport.checks.guarded import GuardedTransport
 from hyper_parallel.transport.failures import NEEDS_GLOO, trace
-from hyper_parallel.transport.guarded import GuardedTransport
-from hyper_parallel.transport.shipping import pack_error
-from hyper_parallel.transport.simulated import Endpoint
-from hyper_parallel.transport.worker_main import (
+from hyper_parallel.transport.rank_process import (
     PipeEndpoint,
     Report,
     Task,
@@ -33,10 +31,13 @@ from hyper_parallel.transport.worker_main import (
     next_task,
     run_rank,
 )
+from hyper_parallel.transport.serialization import pack_error
+from hyper_parallel.transport.simulated import Endpoint
 
 __all__ = ["Seat", "live_main"]
 
 _FOLLOW_SECONDS = 1.0
+_TORCH_CHECKS = "hyper_parallel.transport.checks.torch_distributed"
 _HOME = {"torch": "hyper_parallel.transport.c10d", "mindspore": "hyper_parallel.transport.mindspore"}
 
 
@@ -130,7 +131,7 @@ def _join(seat: Seat, endpoint: Endpoint) -> Transport:
     real = c10d.start_world(seat.device, seat.rank, seat.world_size, f"file://{seat.store}")
     guarded = GuardedTransport(real, c10d.TorchOps(), endpoint)
     if seat.framework == "torch":
-        c10d.guard_functions(guarded.agree)
+        importlib.import_module(_TORCH_CHECKS).guard_functions(guarded.agree)
         return guarded
     bridged: Transport = importlib.import_module(_HOME["mindspore"]).rehearse_over(guarded)
     return bridged
