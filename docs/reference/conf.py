@@ -26,7 +26,7 @@ nitpicky = True
 nitpick_ignore_regex = [
     ("py:class", r"(abc|collections|contextlib|hyper_parallel)\..*"),
     ("py:class", r"dict\[str"),  # half of a type, in a signature with "<factory>", which Sphinx cannot parse
-    ("py:class", "Cause|Check|Dispatcher|OpCall|Placed|Ranks|Transport"),
+    ("py:class", "Cause|Dispatcher|OpCall|ParameterLayout|TensorCheck|Ranks|Transport"),
 ]
 html_theme = "alabaster"
 html_theme_options = {"fixed_sidebar": True, "page_width": "1100px"}

@@ -15,7 +15,7 @@ from hyper_parallel.cli.verify_model import names_of, platforms
 from hyper_parallel.platform.contract.inventory import MEMBERS
 
 if TYPE_CHECKING:
-    from hyper_parallel.verify.contract.results import Footprint, Outcome
+    from hyper_parallel.verify.contract.results import ContractOutcome, Footprint
 
 __all__ = ["add_parser", "run"]
 
@@ -68,7 +68,7 @@ def run(arguments: argparse.Namespace) -> int:
     ]
     if arguments.memory:
         jobs += [(f"memory on {platform}", measure, (platform,)) for platform in frameworks]
-    done: list[Outcome | Footprint] = []
+    done: list[ContractOutcome | Footprint] = []
     try:
         _all(jobs, arguments, done)
     except KeyboardInterrupt:
@@ -80,7 +80,9 @@ def run(arguments: argparse.Namespace) -> int:
 
 
 def _all(
-    jobs: Sequence[tuple[str, Any, tuple[Any, ...]]], arguments: argparse.Namespace, done: list[Outcome | Footprint]
+    jobs: Sequence[tuple[str, Any, tuple[Any, ...]]],
+    arguments: argparse.Namespace,
+    done: list[ContractOutcome | Footprint],
 ) -> None:
     """Run one after the other; each is told and written when it is finished."""
     progress = Progress(len(jobs))
@@ -97,7 +99,7 @@ def _all(
         progress.clear()
 
 
-def _text(one: Outcome | Footprint) -> str:
+def _text(one: ContractOutcome | Footprint) -> str:
     from hyper_parallel.verify.contract.results import Footprint
     from hyper_parallel.verify.pages.contract_page import summary
 

@@ -24,7 +24,7 @@ from hyper_parallel.errors import CollectiveMismatchError, HyperParallelError, S
 from hyper_parallel.platform.select import platform_named
 from hyper_parallel.verify.simulate import simulate
 
-__all__ = ["Report", "all_placements", "check_function", "decompose", "seedable"]
+__all__ = ["CheckReport", "all_placements", "check_function", "decompose", "seedable"]
 
 
 _SUMMANDS = ("sum", "avg", "max", "min")
@@ -34,7 +34,7 @@ NUDGES = 2
 
 
 @dataclass
-class Report:
+class CheckReport:
     """Outcomes of one check.
 
     Attributes:
@@ -78,7 +78,7 @@ def check_function(
     limit: int | None = None,
     seed: int = 0,
     tolerance: float | None = None,
-) -> Report:
+) -> CheckReport:
     """Check ``fn`` on every combination of placements of its tensor arguments, in the simulated cluster.
 
     Args:
@@ -114,8 +114,10 @@ def check_function(
     return _merge(per_rank)
 
 
-def _merge(per_rank: Sequence[Report]) -> Report:
-    merged = Report(min(one.forward for one in per_rank), min(one.backward for one in per_rank), per_rank[0].rejected)
+def _merge(per_rank: Sequence[CheckReport]) -> CheckReport:
+    merged = CheckReport(
+        min(one.forward for one in per_rank), min(one.backward for one in per_rank), per_rank[0].rejected
+    )
     for rank, one in enumerate(per_rank):
         merged.wrong.extend(f"rank {rank}: {line}" for line in one.wrong)
     return merged
@@ -129,11 +131,11 @@ def _check_rank(
     combinations: Sequence[tuple[tuple[Placement, ...], ...]],
     seed: int,
     tolerance: float | None,
-) -> Report:
+) -> CheckReport:
     platform = platform_named(platform_name)
     mesh = init_device_mesh("cpu", mesh_shape, mesh_dim_names=[f"m{axis}" for axis in range(len(mesh_shape))])
     checker = _Checker(platform, fn, arrays, mesh, seed, tolerance)
-    report = Report()
+    report = CheckReport()
     for number, combination in enumerate(combinations):
         checker.check(combination, number, report)
     return report
@@ -189,7 +191,7 @@ class _Checker:
         capped = [min(one, max(1.0, _magnitude(whole))) for one, whole in zip(found, wanted, strict=True)]
         return capped[: len(self.expected)], capped[len(self.expected) :]
 
-    def check(self, combination: tuple[tuple[Placement, ...], ...], number: int, report: Report) -> None:
+    def check(self, combination: tuple[tuple[Placement, ...], ...], number: int, report: CheckReport) -> None:
         what = " ".join(str(list(one)) for one in combination)
         layouts = [
             Layout.place(self.mesh, places, array.shape) for places, array in zip(combination, self.arrays, strict=True)

@@ -7,7 +7,7 @@ from typing import Any
 
 import numpy as np
 
-__all__ = ["Bound", "Check", "Comparison", "difference", "magnitude", "noise_floor"]
+__all__ = ["Bound", "Comparison", "TensorCheck", "difference", "magnitude", "noise_floor"]
 
 NOISE_SHARE = 1e-3
 """A tensor that cancels to almost nothing is measured against this share of the largest value of its kind."""
@@ -45,7 +45,7 @@ class Bound:
 
 
 @dataclass(frozen=True)
-class Check:
+class TensorCheck:
     """One tensor compared on one rank.
 
     Attributes:
@@ -90,7 +90,7 @@ class Comparison:
 
     def __init__(self, bound: Bound, rank: int) -> None:
         self.bound, self.rank = bound, rank
-        self.checks: list[Check] = []
+        self.checks: list[TensorCheck] = []
         self.skipped: list[str] = []
 
     def compare(
@@ -102,11 +102,11 @@ class Comparison:
         if kind == "buffer":  # a mask of -inf is no accident; an infinite loss or weight is
             found, wanted, why = _finite_part(np.asarray(found), np.asarray(wanted))
         error, why = (float("inf"), why) if why else difference(found, wanted, bound, floor)
-        self.checks.append(Check(kind, module, name, step, self.rank, int(np.size(wanted)), error, bound, why))
+        self.checks.append(TensorCheck(kind, module, name, step, self.rank, int(np.size(wanted)), error, bound, why))
 
     def missing(self, kind: str, module: str, name: str, step: int, why: str) -> None:
         """Record a tensor that one of the runs does not have."""
-        self.checks.append(Check(kind, module, name, step, self.rank, 0, float("inf"), self.bound.at(step), why))
+        self.checks.append(TensorCheck(kind, module, name, step, self.rank, 0, float("inf"), self.bound.at(step), why))
 
     def skip(self, name: str, why: str) -> None:
         """Record what cannot be compared, once."""

@@ -21,7 +21,7 @@ from hyper_parallel.verify.spec import user_function
 from hyper_parallel.verify.train_compare import rehearse
 
 if TYPE_CHECKING:
-    from hyper_parallel.verify.parameter_layouts import Placed
+    from hyper_parallel.verify.parameter_layouts import ParameterLayout
 
 __all__ = ["Explanation", "explain_model"]
 
@@ -43,7 +43,7 @@ class Explanation:
     name: str
     platform: str
     mesh: str
-    parameters: list[Placed]
+    parameters: list[ParameterLayout]
     dtypes: dict[str, str]
     itemsizes: dict[str, int]
     traffic: list[Traffic]
@@ -70,16 +70,16 @@ class Explanation:
             "collectives": [asdict(one) for one in self.traffic],
         }
 
-    def _layout(self, one: Placed) -> str:
+    def _layout(self, one: ParameterLayout) -> str:
         layout, dtype = one.layout, self.dtypes[one.path]
         return f"{dtype}{list(one.shape)} plain" if layout is None else layout.notation(dtype)
 
-    def _held(self, one: Placed) -> int:
+    def _held(self, one: ParameterLayout) -> int:
         """Bytes of the largest piece, which is the first rank's."""
         layout = one.layout
         return math.prod(one.shape if layout is None else layout.local_shape) * self.itemsizes[one.path]
 
-    def _whole(self, one: Placed) -> int:
+    def _whole(self, one: ParameterLayout) -> int:
         return math.prod(one.shape) * self.itemsizes[one.path]
 
 
@@ -114,7 +114,7 @@ def explain_model(
         found = rehearse(user_function(spec, "SPEC"), user_function(plan, "PLAN"), shape, names)
     mesh = " x ".join(f"{axis}={size}" for axis, size in zip(names, shape, strict=True))
     return Explanation(
-        name or str(spec), platform, mesh, found.placed, found.dtypes, found.itemsizes, traffic(found.events)
+        name or str(spec), platform, mesh, found.parameter_layouts, found.dtypes, found.itemsizes, traffic(found.events)
     )
 
 

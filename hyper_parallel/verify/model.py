@@ -149,7 +149,7 @@ def _fill(report: ModelReport, ranks: Sequence[RankResult]) -> None:
     report.skipped = ranks[0].skipped
     report.losses = ranks[0].losses
     report.parallel_losses = ranks[0].parallel_losses
-    report.placed = ranks[0].placed
+    report.parameter_layouts = ranks[0].parameter_layouts
     report.settings.update(ranks[0].settings)
     report.traffic = traffic([event for event in ranks[0].events if event.step == 0])
     report.bound = ranks[0].bound

@@ -10,8 +10,8 @@ from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from hyper_parallel.core.dtensor.events import Event
-    from hyper_parallel.verify.compare import Check
-    from hyper_parallel.verify.parameter_layouts import Placed
+    from hyper_parallel.verify.compare import TensorCheck
+    from hyper_parallel.verify.parameter_layouts import ParameterLayout
 
 __all__ = ["ModelReport", "Summary", "Traffic", "aligned", "table", "traffic"]
 
@@ -62,7 +62,7 @@ class Summary:
     tensors: int
     values: int
     wrong: int
-    worst: Check
+    worst: TensorCheck
     first: bool
     since: int | None
 
@@ -96,7 +96,7 @@ class ModelReport:
     launch: str
     mesh: str
     steps: int
-    checks: list[Check] = field(default_factory=list)
+    checks: list[TensorCheck] = field(default_factory=list)
     skipped: list[str] = field(default_factory=list)
     losses: list[float] = field(default_factory=list)
     traffic: list[Traffic] = field(default_factory=list)
@@ -106,7 +106,7 @@ class ModelReport:
     cause: str = ""
     axes: dict[str, int] = field(default_factory=dict)
     parallel_losses: list[float] = field(default_factory=list)
-    placed: list[Placed] = field(default_factory=list)
+    parameter_layouts: list[ParameterLayout] = field(default_factory=list)
     settings: dict[str, str] = field(default_factory=dict)
 
     @property
@@ -121,7 +121,7 @@ class ModelReport:
         return {kind: found[kind] for kind in KINDS if kind in REQUIRED or found[kind]}
 
     @property
-    def first(self) -> Check | None:
+    def first(self) -> TensorCheck | None:
         """The first divergence, among outputs in forward order, the loss, gradients in reverse order, then weights."""
         wrong = [(one.step, index, one.rank) for index, one in self._indexed() if not one.ok]
         if not wrong:
@@ -135,27 +135,27 @@ class ModelReport:
         return "" if self.first is None else self.first.module
 
     @property
-    def worst(self) -> Check | None:
+    def worst(self) -> TensorCheck | None:
         """The largest error, relative to what was allowed."""
         return max(self.checks, key=lambda one: one.error / one.bound, default=None)
 
     def summaries(self, kind: str | None = None) -> list[Summary]:
         """Comparisons per module and kind: the module that diverged first, others as they did, and the rest."""
-        groups: dict[tuple[str, str], list[Check]] = {}
+        groups: dict[tuple[str, str], list[TensorCheck]] = {}
         for one in self.checks:
             if kind in {None, one.kind}:
                 groups.setdefault((one.module, one.kind), []).append(one)
         found = [self._summary(module, kind, checks) for (module, kind), checks in groups.items()]
         return sorted(found, key=lambda one: (not one.first, one.since is None, one.since or 0))
 
-    def _summary(self, module: str, kind: str, checks: Sequence[Check]) -> Summary:
+    def _summary(self, module: str, kind: str, checks: Sequence[TensorCheck]) -> Summary:
         values, wrong = sum(one.values for one in checks), sum(not one.ok for one in checks)
         worst = max(checks, key=lambda one: (not one.ok, one.error / one.bound))
         first = self.first is not None and module == self.faulty_module
         since = min((one.step for one in checks if not one.ok), default=None)
         return Summary(module, kind, len(checks), values, wrong, worst, first, since)
 
-    def _indexed(self) -> Iterable[tuple[int, Check]]:
+    def _indexed(self) -> Iterable[tuple[int, TensorCheck]]:
         """Checks with their position on their own rank."""
         position: Counter[int] = Counter()
         for one in self.checks:

@@ -14,14 +14,14 @@ from hyper_parallel.verify.compare import magnitude
 if TYPE_CHECKING:
     from hyper_parallel.platform.contract.platform import Platform
 
-__all__ = ["Cotangents", "Observer", "Seen", "gather", "whole"]
+__all__ = ["CotangentObserver", "ModuleOutput", "OutputObserver", "gather", "whole"]
 
 _ADDED = ("bias", "beta")
 """Names under which PyTorch's and MindSpore's layers hold what they add to their output."""
 
 
 @dataclass(frozen=True)
-class Seen:
+class ModuleOutput:
     """One tensor that a module put out.
 
     Attributes:
@@ -35,7 +35,7 @@ class Seen:
     value: Any
 
 
-class Observer:
+class OutputObserver:
     """Outputs of every module of ``model``, innermost first, as they appear during a forward.
 
     Hooks run in the order of registration: an observer attached before a model is parallelized sees what the
@@ -45,7 +45,7 @@ class Observer:
     def __init__(self, platform: Platform, model: Any) -> None:
         """Attach to every module; a shared one is known by its first path."""
         self.platform = platform
-        self.seen: dict[str, Seen] = {}
+        self.seen: dict[str, ModuleOutput] = {}
         self._calls: dict[str, int] = {}
         attached: set[int] = set()
         for path, module in platform.get_cells_and_names(model):
@@ -65,12 +65,12 @@ class Observer:
             call = f"#{count}" if count > 1 else ""
             for place, value in _tensors(self.platform, output, ""):
                 name = f"{path or '(model)'}{call}{place}"
-                self.seen[name] = Seen(path, name, value)
+                self.seen[name] = ModuleOutput(path, name, value)
 
         return keep
 
 
-class Cotangents:
+class CotangentObserver:
     """The largest gradient of the output of every module of ``model`` that has a bias, by the bias's path.
 
     Attributes:

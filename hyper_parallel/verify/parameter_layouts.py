@@ -10,11 +10,11 @@ from hyper_parallel.core.dtensor.dtensor import DTensor
 from hyper_parallel.core.dtensor.layout import Layout
 from hyper_parallel.core.dtensor.mesh import DeviceMesh
 
-__all__ = ["Placed", "placed"]
+__all__ = ["ParameterLayout", "parameter_layouts"]
 
 
 @dataclass(frozen=True)
-class Placed:
+class ParameterLayout:
     """One parameter of the parallel model.
 
     Attributes:
@@ -44,14 +44,14 @@ class Placed:
         return Layout.of(mesh, self.dim_axes, self.partials, self.shape)
 
 
-def placed(parameters: Mapping[str, Any]) -> list[Placed]:
+def parameter_layouts(parameters: Mapping[str, Any]) -> list[ParameterLayout]:
     """Every parameter of a model, by path."""
     return [_one(path, value) for path, value in parameters.items()]
 
 
-def _one(path: str, value: Any) -> Placed:
+def _one(path: str, value: Any) -> ParameterLayout:
     shape = tuple(int(size) for size in value.shape)
     if not isinstance(value, DTensor):
-        return Placed(path, shape)
+        return ParameterLayout(path, shape)
     layout, mesh = value.layout, value.layout.mesh
-    return Placed(path, shape, mesh.shape, mesh.names, mesh.ranks, layout.dim_axes, layout.partials)
+    return ParameterLayout(path, shape, mesh.shape, mesh.names, mesh.ranks, layout.dim_axes, layout.partials)

@@ -97,7 +97,9 @@ def verify_redistribution(
         if not sources:
             continue
         try:
-            found = check_function(_Move(target), [values], mesh, platform=platform, placements=[sources], seed=seed)
+            found = check_function(
+                _Redistribution(target), [values], mesh, platform=platform, placements=[sources], seed=seed
+            )
         except RankFailedError as error:
             report.wrong.append(f"to {list(target)}: {str(error.__cause__ or error).splitlines()[0]}")
             continue
@@ -129,14 +131,16 @@ def first_wrong(
         report = RedistributionReport(platform, tuple(mesh), tuple(shape))
         sources = [one for one in places if _counted(report, one, target)]
         if sources:
-            found = check_function(_Move(target), [values], mesh, platform=platform, placements=[sources], seed=seed)
+            found = check_function(
+                _Redistribution(target), [values], mesh, platform=platform, placements=[sources], seed=seed
+            )
             if found.wrong:
                 return f"{found.wrong[0]} -> {list(target)}"
     return ""
 
 
 @dataclass(frozen=True)
-class _Move:
+class _Redistribution:
     """The function that is checked; of a plain tensor, a copy."""
 
     target: tuple[Placement, ...]

@@ -135,9 +135,10 @@ def blame_user(source: str, *unchanged: type[Exception]) -> Iterator[None]:
         source: the user's code that runs inside, such as ``SPEC``.
         unchanged: further exception types that pass unchanged.
     """
+    passing: tuple[type[Exception], ...] = (InputError, PlanError, MemoryError, *unchanged)
     try:
         yield
-    except (InputError, PlanError, MemoryError, *unchanged):
+    except passing:
         raise
     except (Exception, SystemExit) as error:
         msg = f"{source} raised {error_summary(error)}{_user_line(error) or _outermost_line(error)}"

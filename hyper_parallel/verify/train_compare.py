@@ -20,10 +20,10 @@ from hyper_parallel.errors import HyperParallelError, short_dtype
 from hyper_parallel.platform.contract.training import first_paths
 from hyper_parallel.platform.select import current_platform
 from hyper_parallel.verify.adamw_noise import Settlement
-from hyper_parallel.verify.compare import Bound, Check, Comparison, magnitude, noise_floor
+from hyper_parallel.verify.compare import Bound, Comparison, TensorCheck, magnitude, noise_floor
 from hyper_parallel.verify.model_case import InputError, ModelCase, ParallelPlan, as_case, as_plan
-from hyper_parallel.verify.observers import Cotangents, Observer, gather, whole
-from hyper_parallel.verify.parameter_layouts import Placed, placed
+from hyper_parallel.verify.observers import CotangentObserver, OutputObserver, gather, whole
+from hyper_parallel.verify.parameter_layouts import ParameterLayout, parameter_layouts
 from hyper_parallel.verify.spec import blame_user, call_user_function
 
 if TYPE_CHECKING:
@@ -59,13 +59,13 @@ class RankResult:
         settings: what was trained and how, in words.
     """
 
-    checks: list[Check]
+    checks: list[TensorCheck]
     skipped: list[str]
     losses: list[float]
     events: list[Event]
     bound: str
     parallel_losses: list[float] = field(default_factory=list)
-    placed: list[Placed] = field(default_factory=list)
+    parameter_layouts: list[ParameterLayout] = field(default_factory=list)
     settings: dict[str, str] = field(default_factory=dict)
 
 
@@ -99,7 +99,7 @@ class Rehearsed:
         events: collectives.
     """
 
-    placed: list[Placed]
+    parameter_layouts: list[ParameterLayout]
     dtypes: dict[str, str]
     itemsizes: dict[str, int]
     events: list[Event]
@@ -122,7 +122,7 @@ def rehearse(
         run.step(0)
     dtypes = {path: short_dtype(one.dtype) for path, one in held.items()}
     sizes = {path: platform.itemsize(one.to_local() if isinstance(one, DTensor) else one) for path, one in held.items()}
-    return Rehearsed(placed(held), dtypes, sizes, list(log))
+    return Rehearsed(parameter_layouts(held), dtypes, sizes, list(log))
 
 
 @dataclass(frozen=True)
@@ -159,7 +159,7 @@ class _Reference:
             _Run(platform, case, call_user_function(_BUILD, case.build)) if platform.transport().rank == 0 else None
         )
         self._random = None if self._run is None else platform.watch_random(self._run.model)
-        self._cotangents = None if self._run is None else Cotangents(platform, self._run.model)
+        self._cotangents = None if self._run is None else CotangentObserver(platform, self._run.model)
         self.state: dict[str, Any] = self._tell(lambda run: {**self._weights(run), **self._buffers(run)})
 
     def step(self, number: int) -> _Truth:
@@ -175,7 +175,7 @@ class _Reference:
 
     def _truth(self, run: _Run, number: int) -> _Truth:
         _must_train(self._platform, run.model)
-        cotangents: Cotangents = self._cotangents  # type: ignore[assignment] # made with the run
+        cotangents: CotangentObserver = self._cotangents  # type: ignore[assignment] # made with the run
         cotangents.clear()
         array = self._array
         with blame_user(_ALONE):
@@ -217,7 +217,7 @@ class _Run:
 
     def __init__(self, platform: Platform, case: ModelCase, model: Any) -> None:
         self.platform, self.case, self.model = platform, case, model
-        self.inner = Observer(platform, model)
+        self.inner = OutputObserver(platform, model)
         self.outer = self.inner
         self._step: Callable[[StepResult], None] | None = None
 
@@ -287,7 +287,7 @@ class _Parallel(_Run):
         _parallelize(model, mesh, plan)
         if fault is not None:
             fault.after_parallel(platform, model)
-        self.outer = Observer(platform, model)
+        self.outer = OutputObserver(platform, model)
 
     def _around(self) -> Any:
         stack = contextlib.ExitStack()
@@ -365,7 +365,7 @@ class _SideBySide:
         losses: list[float] = []
         parallel_losses: list[float] = []
         events: list[Event] = []
-        where = placed(first_paths(self.platform.parameters_dict(self.parallel.model)))
+        where = parameter_layouts(first_paths(self.platform.parameters_dict(self.parallel.model)))
         for number in range(steps):
             _same_on_every_rank(self.platform, self.parallel.case, number)
             wanted = self.reference.step(number)

@@ -7,7 +7,7 @@ import pytest
 from hyper_parallel.cli import main
 from hyper_parallel.platform.contract.inventory import MEMBERS
 from hyper_parallel.verify.contract import results, suite
-from hyper_parallel.verify.contract.world import Check
+from hyper_parallel.verify.contract.world import ContractCheck
 
 
 def ran(capsys, *arguments):
@@ -34,7 +34,7 @@ def test_a_failure_is_told(capsys, monkeypatch):
     def fail(_):
         raise AssertionError("wrong")
 
-    monkeypatch.setitem(suite.CHECKS, "pipeline", [Check(("micro_batch",), fail)])
+    monkeypatch.setitem(suite.CHECKS, "pipeline", [ContractCheck(("micro_batch",), fail)])
     asked = ["--platform", "torch", "--facet", "pipeline", "--world-size", 2]
     status, out, _ = ran(capsys, *asked)
     assert status == 1

@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 
 from hyper_parallel.cli import main
-from hyper_parallel.verify.compare import Check
+from hyper_parallel.verify.compare import TensorCheck
 from hyper_parallel.verify.model_report import REQUIRED, ModelReport
 from hyper_parallel.verify.scenarios import SCENARIOS
 
@@ -20,7 +20,7 @@ USER = Path(__file__).parent.parent / "verify" / "user"
 
 def held(scenario, *, platform="torch", launch="simulated", **_):
     """A report of a run in which everything held."""
-    checks = [Check(kind, "a", "a.x", 0, 0, 3, 0.0, 1e-9) for kind in REQUIRED]
+    checks = [TensorCheck(kind, "a", "a.x", 0, 0, 3, 0.0, 1e-9) for kind in REQUIRED]
     return ModelReport(scenario.name, platform, launch, "tp=2", 1, checks)
 
 

@@ -12,9 +12,9 @@ from hyper_parallel.transport.simulated import SimulatedTransport
 from hyper_parallel.transport.work import Pending
 from hyper_parallel.verify.contract import suite
 from hyper_parallel.verify.contract.communication import in_flight
-from hyper_parallel.verify.contract.results import Footprint, Outcome, examine, load
+from hyper_parallel.verify.contract.results import ContractOutcome, Footprint, examine, load
 from hyper_parallel.verify.contract.suite import CHECKS, run_contract
-from hyper_parallel.verify.contract.world import Check
+from hyper_parallel.verify.contract.world import ContractCheck
 from hyper_parallel.verify.pages.contract_page import page, summary
 
 
@@ -62,7 +62,7 @@ def test_an_unlisted_gap_is_found(monkeypatch):
     def refuse(_):
         raise UnsupportedOnBackend("not today")
 
-    monkeypatch.setitem(suite.CHECKS, "pipeline", [Check(("micro_batch",), refuse)])
+    monkeypatch.setitem(suite.CHECKS, "pipeline", [ContractCheck(("micro_batch",), refuse)])
     with pytest.raises(RankFailedError, match="micro_batch: refused, but not in the gap ledger: not today"):
         run_contract("torch", 2, facets=["pipeline"])
 
@@ -84,7 +84,7 @@ def test_a_start_that_completes_is_found(monkeypatch):
         return Pending(operation, lambda: result)
 
     monkeypatch.setattr(SimulatedTransport, "start", at_once)
-    monkeypatch.setitem(suite.CHECKS, "collectives", [Check(tuple(MEMBERS["collectives"]), in_flight)])
+    monkeypatch.setitem(suite.CHECKS, "collectives", [ContractCheck(tuple(MEMBERS["collectives"]), in_flight)])
     with pytest.raises(RankFailedError, match="deadlock, no rank can go on"):
         run_contract("torch", 2, facets=["collectives"])
 
@@ -97,7 +97,7 @@ def test_a_failure_is_part_of_the_outcome(monkeypatch):
         if w.rank == 1:
             raise AssertionError("three\nlines\n")
 
-    monkeypatch.setitem(suite.CHECKS, "pipeline", [Check(("micro_batch",), fail)])
+    monkeypatch.setitem(suite.CHECKS, "pipeline", [ContractCheck(("micro_batch",), fail)])
     found = examine("torch", 2, facets=["identity", "pipeline"])
     failed = {"micro_batch": "failed: rank 1: AssertionError: three lines"}
     assert found.members == {**expected("torch", ["identity"]), **failed}
@@ -109,7 +109,7 @@ def outcomes():
     """A run with everything that a page must show."""
     members = {"get_rank": "served", "checkpoint": "gap: <none>", "swap_wrapper": "failed: rank 1: x < y"}
     gap = {"member": "checkpoint", "reason": "<none>", "substitute": "nothing", "devices": ["cpu", "npu"]}
-    return Outcome("torch", "cpu", "simulated", 2, members, [gap], "2026-01-02T03:04:05+00:00")
+    return ContractOutcome("torch", "cpu", "simulated", 2, members, [gap], "2026-01-02T03:04:05+00:00")
 
 
 def test_the_matrix_shows_every_member():

@@ -12,7 +12,7 @@ from hyper_parallel.core.shard.rule import Row, Rule, Strategies
 from hyper_parallel.errors import LayoutError, RankFailedError
 from hyper_parallel.platform.select import get_torch_platform
 from hyper_parallel.verify import check
-from hyper_parallel.verify.check import Report, all_placements, check_function, decompose
+from hyper_parallel.verify.check import CheckReport, all_placements, check_function, decompose
 
 R, P, S0, S1 = Replicate(), Partial(), Shard(0), Shard(1)
 
@@ -173,7 +173,7 @@ def test_zero_checked_is_not_ok():
     assert report.rejected == [f"[{place!r}]: not here" for place in (R, S0, P)]
     assert not report.ok
     assert not check_function(lambda x: x * 2.0, [sample(4)], (2,), platform="torch", placements=[[]]).ok
-    assert not Report().ok
+    assert not CheckReport().ok
 
 
 @pytest.mark.platforms("torch")
@@ -210,11 +210,11 @@ def test_differences_are_told():
 
 def test_all_held_means_that_nothing_was_refused():
     """A report with a rejection is ok, and did not hold everywhere; one that compared nothing is neither."""
-    assert Report(1, 0).all_held
-    assert Report(1, 0, ["no"]).ok
-    assert not Report(1, 0, ["no"]).all_held
-    assert not Report(1, 0, [], ["bad"]).all_held
-    assert not Report().all_held
+    assert CheckReport(1, 0).all_held
+    assert CheckReport(1, 0, ["no"]).ok
+    assert not CheckReport(1, 0, ["no"]).all_held
+    assert not CheckReport(1, 0, [], ["bad"]).all_held
+    assert not CheckReport().all_held
 
 
 @pytest.mark.platforms("torch", "mindspore")

@@ -120,5 +120,5 @@ def test_it_says_what_a_simulated_world_does(platform_name):
     ran = verify_scenario(scenario, platform=platform_name, steps=1)
     assert ran.ok, ran.text()
     assert told.traffic == ran.traffic
-    assert told.parameters == ran.placed
+    assert told.parameters == ran.parameter_layouts
     assert told.text().startswith(f"it on {platform_name}, mesh dp=2 x tp=2\n")

@@ -33,13 +33,13 @@ def test_every_scenario_trains_like_one_device(platform_name, name):
     assert report.skipped == []
     assert report.losses[1] < report.losses[0]
     assert report.parallel_losses == pytest.approx(report.losses, rel=1e-12)
-    assert len(report.placed) == PARAMETERS[name]
+    assert len(report.parameter_layouts) == PARAMETERS[name]
 
 
 def test_a_report_knows_where_parameters_lie(platform_name):
     """The report tells the layouts of the parallel model's parameters, uneven ones too, and how it was trained."""
     report = verify_scenario(scenario_named("3-rms-untied"), platform=platform_name, steps=1, inject="drop-allreduce")
-    layouts = {one.path: one.layout for one in report.placed}
+    layouts = {one.path: one.layout for one in report.parameter_layouts}
     embedding = layouts["embed.weight"]
     assert embedding.notation() == "[259@tp, 22]"
     assert [embedding.local_shape_at((rank,)) for rank in range(3)] == [(87, 22), (87, 22), (85, 22)]

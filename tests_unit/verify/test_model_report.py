@@ -5,13 +5,13 @@ import json
 import pytest
 
 from hyper_parallel.core.dtensor.events import Event
-from hyper_parallel.verify.compare import Check
+from hyper_parallel.verify.compare import TensorCheck
 from hyper_parallel.verify.model_report import REQUIRED, ModelReport, traffic
 
 
 def check(kind="output", module="a", step=0, rank=0, why="", values=3, error=0.0):
     """One comparison."""
-    return Check(kind, module, f"{module}.x", step, rank, values, error, 1e-9, why)
+    return TensorCheck(kind, module, f"{module}.x", step, rank, values, error, 1e-9, why)
 
 
 def report(*checks, **fields):

@@ -3,7 +3,7 @@
 import pytest
 
 from hyper_parallel.platform.select import get_torch_platform
-from hyper_parallel.verify.observers import Observer
+from hyper_parallel.verify.observers import OutputObserver
 
 pytestmark = pytest.mark.platforms("torch")
 
@@ -27,7 +27,7 @@ def test_nested_outputs_have_names():
             return self.again(first)[1]["a"][0]
 
     model = Model()
-    observer = Observer(get_torch_platform(), model)
+    observer = OutputObserver(get_torch_platform(), model)
     model(torch.zeros(()))
     assert {name: float(one.value) for name, one in observer.seen.items()} == {
         "inner[0]": 1.0,

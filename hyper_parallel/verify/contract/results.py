@@ -13,7 +13,7 @@ from hyper_parallel.errors import RankFailedError
 from hyper_parallel.platform.contract.inventory import MEMBERS
 from hyper_parallel.verify.report_files import write_text
 
-__all__ = ["Footprint", "Outcome", "examine", "load", "measure"]
+__all__ = ["ContractOutcome", "Footprint", "examine", "load", "measure"]
 
 _ALL = tuple(MEMBERS)
 _LIMITS = {"checkpoint": 0.5, "selective": 0.9, "swap": 0.5}
@@ -21,7 +21,7 @@ _SECONDS, _GROWTH, _SCRATCH = 2, 4 << 20, 2 << 20
 
 
 @dataclass(frozen=True)
-class Outcome:
+class ContractOutcome:
     """One run of the contract's checks.
 
     Attributes:
@@ -123,7 +123,7 @@ class Footprint:
 
 def examine(
     platform_name: str, world_size: int = 3, launch: str = "simulated", facets: Sequence[str] = _ALL
-) -> Outcome:
+) -> ContractOutcome:
     """Run the checks of ``facets``; a check that fails is part of the answer, and the others still run.
 
     Args:
@@ -135,7 +135,7 @@ def examine(
     from hyper_parallel.platform.select import platform_named
 
     platform = platform_named(platform_name)
-    return Outcome(
+    return ContractOutcome(
         platform_name,
         platform.device_type(),
         launch,
@@ -153,13 +153,13 @@ def measure(platform_name: str) -> Footprint:
     return Footprint(platform_name, footprints(platform_name), _now(), building(platform_name))
 
 
-def load(folder: Path) -> tuple[list[Outcome], list[Footprint]]:
+def load(folder: Path) -> tuple[list[ContractOutcome], list[Footprint]]:
     """What lies in ``folder``.
 
     Raises:
         ValueError: a file of such a name with something else in it.
     """
-    outcomes = [_read(path, Outcome) for path in sorted(folder.glob("contract-*.json"))]
+    outcomes = [_read(path, ContractOutcome) for path in sorted(folder.glob("contract-*.json"))]
     return outcomes, [_read(path, Footprint) for path in sorted(folder.glob("footprint-*.json"))]
 
 
@@ -189,7 +189,7 @@ def _now() -> str:
     return datetime.now(timezone.utc).isoformat(timespec="seconds")
 
 
-def _write(one: Outcome | Footprint, path: Path) -> Path:
+def _write(one: ContractOutcome | Footprint, path: Path) -> Path:
     return write_text(path, json.dumps(asdict(one), indent=2) + "\n")
 
 

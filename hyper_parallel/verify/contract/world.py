@@ -11,27 +11,27 @@ import numpy as np
 
 from hyper_parallel.platform.contract.platform import Platform
 
-__all__ = ["Check", "Contract", "World", "covers", "noted", "raises"]
+__all__ = ["Contract", "ContractCheck", "World", "covers", "noted", "raises"]
 
 Array = np.ndarray[Any, Any]
 
 
 @dataclass(frozen=True)
-class Check:
+class ContractCheck:
     """One check and the members that it stands for."""
 
     members: tuple[str, ...]
     run: Callable[[World], None]
 
 
-Contract = list[Check]
+Contract = list[ContractCheck]
 
 
 def covers(table: Contract, *members: str) -> Callable[[Callable[[World], None]], Callable[[World], None]]:
     """Enter a check of ``members`` into ``table``."""
 
     def enter(run: Callable[[World], None]) -> Callable[[World], None]:
-        table.append(Check(members, run))
+        table.append(ContractCheck(members, run))
         return run
 
     return enter

@@ -6,7 +6,7 @@ from collections.abc import Sequence
 
 from hyper_parallel.platform.contract.inventory import MEMBERS
 from hyper_parallel.verify import pages
-from hyper_parallel.verify.contract.results import Footprint, Outcome
+from hyper_parallel.verify.contract.results import ContractOutcome, Footprint
 
 __all__ = ["page", "summary"]
 
@@ -22,7 +22,7 @@ _INTRODUCTION = (
 )
 
 
-def summary(outcome: Outcome) -> str:
+def summary(outcome: ContractOutcome) -> str:
     """How many members are served; a line per member that is not, with its reason."""
     served = sum(found == "served" for found in outcome.members.values())
     rest = [f"  {member}: {found}" for member, found in outcome.members.items() if found != "served"]
@@ -30,13 +30,13 @@ def summary(outcome: Outcome) -> str:
     return "\n".join([head, *rest])
 
 
-def page(outcomes: Sequence[Outcome], footprints: Sequence[Footprint]) -> str:
+def page(outcomes: Sequence[ContractOutcome], footprints: Sequence[Footprint]) -> str:
     """The whole page."""
     body = [_INTRODUCTION, _matrix(outcomes), _runs(outcomes), _memory(footprints), _ledgers(outcomes)]
     return pages.page("Platform contract", "\n".join(map(str, body)), footer="hyper-parallel verify contract --memory")
 
 
-def _matrix(outcomes: Sequence[Outcome]) -> pages.Html:
+def _matrix(outcomes: Sequence[ContractOutcome]) -> pages.Html:
     heads: list[pages.Column | str] = [
         "member",
         pages.Column("facet", choice=True),
@@ -60,7 +60,7 @@ def _state(found: str) -> pages.Cell:
     return pages.Cell(found, key=kind, kind=_KINDS.get(kind, "bad"))
 
 
-def _runs(outcomes: Sequence[Outcome]) -> pages.Html:
+def _runs(outcomes: Sequence[ContractOutcome]) -> pages.Html:
     rows: list[list[pages.Value]] = [
         [" / ".join(one.names), one.world_size, sum(found == "served" for found in one.members.values()),
          sum(found.startswith("gap:") for found in one.members.values()), len(one.failures()), one.written]
@@ -99,7 +99,7 @@ def _held(one: Footprint, mode: str) -> pages.Value:
     return pages.Cell(f"failed: more than {one.limit(mode):.2f}", kind="bad")
 
 
-def _ledgers(outcomes: Sequence[Outcome]) -> pages.Html:
+def _ledgers(outcomes: Sequence[ContractOutcome]) -> pages.Html:
     seen = {
         (one.platform, gap["member"], ", ".join(gap["devices"]) or "all", gap["reason"], gap["substitute"])
         for one in outcomes

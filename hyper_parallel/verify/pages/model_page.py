@@ -7,7 +7,7 @@ from collections.abc import Sequence
 
 from hyper_parallel.core.dtensor.layout import Layout
 from hyper_parallel.core.dtensor.mesh import DeviceMesh
-from hyper_parallel.verify.compare import Check
+from hyper_parallel.verify.compare import TensorCheck
 from hyper_parallel.verify.model_report import ModelReport, Summary
 from hyper_parallel.verify.pages.charts import Dot, bar, curves, dots
 from hyper_parallel.verify.pages.document import page
@@ -175,7 +175,7 @@ def _steps(report: ModelReport) -> str:
     return str(body)
 
 
-def _error(check: Check | None) -> list[Value]:
+def _error(check: TensorCheck | None) -> list[Value]:
     if check is None:
         return [Cell("", key=""), Cell("", key=""), Cell("not compared", kind="warn")]
     return [_number(check.error), _number(check.bound), _result(wrong=not check.ok)]
@@ -239,13 +239,13 @@ def _collectives(report: ModelReport) -> str:
 def _layouts(report: ModelReport, *, open_: bool) -> str:
     groups: dict[Layout, list[str]] = {}
     plain = []
-    for one in report.placed:
+    for one in report.parameter_layouts:
         layout = one.layout
         if layout is None:
             plain.append(one.path)
         else:
             groups.setdefault(layout, []).append(one.path)
-    if not report.placed:
+    if not report.parameter_layouts:
         return ""
     split = [layout for layout in groups if not layout.is_replicated]
     figures = [_figure(layout_svg(layout), f"{', '.join(groups[layout])}: {layout.notation()}") for layout in split]

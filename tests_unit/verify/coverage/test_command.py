@@ -12,7 +12,7 @@ from pathlib import Path
 import pytest
 
 from hyper_parallel.cli import main
-from hyper_parallel.verify.contract.results import Outcome
+from hyper_parallel.verify.contract.results import ContractOutcome
 from hyper_parallel.verify.coverage.baseline import read_baseline
 
 pytest.importorskip("coverage", reason="[no-tool] coverage is not installed")
@@ -339,7 +339,7 @@ def test_a_report_of_another_version_is_an_error(project, command):
 
 def test_the_contract_has_a_page(project, command):
     """Results of the platform contract become a page that the index links to; a broken result is named."""
-    found = Outcome("torch", "cpu", "simulated", 3, {"get_rank": "served"}, [], "today")
+    found = ContractOutcome("torch", "cpu", "simulated", 3, {"get_rank": "served"}, [], "today")
     path = found.write(project / "reports")
     status, out, _ = command("html")
     assert status == 0

@@ -2,9 +2,9 @@
 
 from hyper_parallel.core.dtensor.layout import Layout
 from hyper_parallel.core.dtensor.mesh import DeviceMesh
-from hyper_parallel.verify.compare import Check
+from hyper_parallel.verify.compare import TensorCheck
 from hyper_parallel.verify.model_report import REQUIRED, ModelReport, Traffic
-from hyper_parallel.verify.parameter_layouts import Placed
+from hyper_parallel.verify.parameter_layouts import ParameterLayout
 
 COLUMNS = ("forward", "backward", "uneven", "several axes", "partial")
 
@@ -24,7 +24,7 @@ def layout(on, placements, shape):
 
 def check(kind, module="a", *, step=0, rank=0, why="", error=0.0):
     """One comparison."""
-    return Check(kind, module, f"{module}.x", step, rank, 3, error, 1e-9, why)
+    return TensorCheck(kind, module, f"{module}.x", step, rank, 3, error, 1e-9, why)
 
 
 def run(*, wrong=False, error="", modules=("layers.0.up", "layers.0.down")):
@@ -48,10 +48,10 @@ def run(*, wrong=False, error="", modules=("layers.0.up", "layers.0.down")):
         error=error,
         cause="ValueError: <no>" if error else "",
         axes={"dp": 2, "tp": 2},
-        placed=[
-            Placed("up.weight", (7, 3), (2, 2), ("dp", "tp"), (0, 1, 2, 3), ((1,), ())),
-            Placed("up.bias", (7,), (2, 2), ("dp", "tp"), (0, 1, 2, 3), ((),)),
-            Placed("scale", (1,)),
+        parameter_layouts=[
+            ParameterLayout("up.weight", (7, 3), (2, 2), ("dp", "tp"), (0, 1, 2, 3), ((1,), ())),
+            ParameterLayout("up.bias", (7,), (2, 2), ("dp", "tp"), (0, 1, 2, 3), ((),)),
+            ParameterLayout("scale", (1,)),
         ],
         settings={"optimizer": "sgd, learning rate 0.1"},
     )

@@ -5,7 +5,7 @@ from functools import cache
 import pytest
 
 from hyper_parallel.core.dtensor.placements import Partial, Shard
-from hyper_parallel.verify.contract.results import Outcome
+from hyper_parallel.verify.contract.results import ContractOutcome
 from hyper_parallel.verify.pages import contract_page, layout_svg, page
 from hyper_parallel.verify.pages.model_page import model_page
 from hyper_parallel.verify.pages.mutation_page import mutation_page
@@ -68,7 +68,7 @@ def _outcome(platform):
     """A run of the contract's checks: a gap with a long reason, a failure, and members that did not run."""
     members = {"get_rank": "served", "checkpoint": f"gap: {'why ' * 40}", "swap_wrapper": "failed: rank 1: x < y"}
     gap = {"member": "checkpoint", "reason": "<none>", "substitute": "nothing", "devices": ["cpu", "npu"]}
-    return Outcome(platform, "cpu", "simulated", 2, members, [gap], "2026-01-02T03:04:05+00:00")
+    return ContractOutcome(platform, "cpu", "simulated", 2, members, [gap], "2026-01-02T03:04:05+00:00")
 
 
 @pytest.fixture(scope="module")
