@@ -59,8 +59,7 @@ if TYPE_CHECKING:
         loss_parallel,
         parallelize_module,
     )
-    from hyper_parallel.platform.autodiff import value_and_grad
-    from hyper_parallel.platform.select import get_mindspore_platform, get_platform, get_torch_platform
+    from hyper_parallel.platform.select import get_mindspore_platform, get_platform, get_torch_platform, value_and_grad
 
 __all__ = [
     "ColwiseParallel",
@@ -170,7 +169,11 @@ __getattr__, __dir__ = lazy(
             "loss_parallel",
             "parallelize_module",
         ),
-        "hyper_parallel.platform.autodiff": ("value_and_grad",),
-        "hyper_parallel.platform.select": ("get_mindspore_platform", "get_platform", "get_torch_platform"),
+        "hyper_parallel.platform.select": (
+            "get_mindspore_platform",
+            "get_platform",
+            "get_torch_platform",
+            "value_and_grad",
+        ),
     },
 )

@@ -18,7 +18,7 @@ from typing import TYPE_CHECKING, Any
 from hyper_parallel.errors import HyperParallelError, NotPlainError
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
+    from collections.abc import Callable, Iterator, Sequence
 
     from hyper_parallel.platform.contract.platform import Platform
 
@@ -37,6 +37,7 @@ __all__ = [
     "platform_of_argument",
     "require_framework",
     "use_platform",
+    "value_and_grad",
 ]
 
 ENVIRONMENT_VARIABLE = "HYPER_PARALLEL_PLATFORM"
@@ -73,6 +74,29 @@ def get_mindspore_platform() -> Platform:
 
 
 current_platform = get_platform
+
+
+def value_and_grad(
+    fn: Callable[..., Any],
+    grad_position: int | Sequence[int] | None = 0,
+    weights: Any = None,
+    has_aux: bool = False,
+) -> Callable[..., tuple[Any, Any]]:
+    """``mindspore.value_and_grad``, whose gradients of DTensors are DTensors in the dual layout.
+
+    Args:
+        fn: a function or Cell; its first output is differentiated. An output with a pending reduction is reduced.
+        grad_position: which positional arguments to differentiate by.
+        weights: parameters to differentiate by.
+        has_aux: only the first output is differentiated, the others are passed on.
+
+    Returns:
+        a function of the arguments of ``fn`` that returns the outputs and the gradients, nested as MindSpore does it.
+
+    Raises:
+        UnsupportedOnBackend: (a NotImplementedError) on PyTorch, where ``loss.backward()`` does this.
+    """
+    return get_platform().value_and_grad(fn, grad_position, weights, has_aux)
 
 
 @contextmanager

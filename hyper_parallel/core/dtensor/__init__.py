@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 from hyper_parallel._lazy import lazy
 
 if TYPE_CHECKING:
-    from hyper_parallel.core.dtensor.defer import defer_grad_reduce
+    from hyper_parallel.core.dtensor.deferred_gradients import defer_grad_reduce
     from hyper_parallel.core.dtensor.dtensor import DTensor
     from hyper_parallel.core.dtensor.events import Event, EventLog, implicit_budget, record_events, strict
     from hyper_parallel.core.dtensor.factories import empty, full, ones, rand, randn, zeros
@@ -16,7 +16,7 @@ if TYPE_CHECKING:
     from hyper_parallel.core.dtensor.module import distribute_module, distribute_tensor
     from hyper_parallel.core.dtensor.placements import Partial, Placement, Replicate, Shard, StridedShard
     from hyper_parallel.core.dtensor.random import manual_seed
-    from hyper_parallel.core.dtensor.skip import SkipDTensorDispatch
+    from hyper_parallel.core.dtensor.skip_dispatch import SkipDTensorDispatch
 
 __all__ = [
     "DTensor",
@@ -50,7 +50,7 @@ __all__ = [
 __getattr__, __dir__ = lazy(
     globals(),
     {
-        "hyper_parallel.core.dtensor.defer": ("defer_grad_reduce",),
+        "hyper_parallel.core.dtensor.deferred_gradients": ("defer_grad_reduce",),
         "hyper_parallel.core.dtensor.dtensor": ("DTensor",),
         "hyper_parallel.core.dtensor.events": ("Event", "EventLog", "implicit_budget", "record_events", "strict"),
         "hyper_parallel.core.dtensor.factories": ("empty", "full", "ones", "rand", "randn", "zeros"),
@@ -59,6 +59,6 @@ __getattr__, __dir__ = lazy(
         "hyper_parallel.core.dtensor.module": ("distribute_module", "distribute_tensor"),
         "hyper_parallel.core.dtensor.placements": ("Partial", "Placement", "Replicate", "Shard", "StridedShard"),
         "hyper_parallel.core.dtensor.random": ("manual_seed",),
-        "hyper_parallel.core.dtensor.skip": ("SkipDTensorDispatch",),
+        "hyper_parallel.core.dtensor.skip_dispatch": ("SkipDTensorDispatch",),
     },
 )

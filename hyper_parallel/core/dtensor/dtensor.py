@@ -11,7 +11,7 @@ from operator import index
 from typing import TYPE_CHECKING, Any
 from weakref import ref
 
-from hyper_parallel.core.dtensor.defer import keeper
+from hyper_parallel.core.dtensor.deferred_gradients import keeper
 from hyper_parallel.core.dtensor.events import watchers
 from hyper_parallel.core.dtensor.layout import Layout
 from hyper_parallel.core.dtensor.mesh import DeviceMesh, get_current_mesh

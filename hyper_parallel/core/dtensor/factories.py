@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
-from hyper_parallel.core.dtensor import draws, random
+from hyper_parallel.core.dtensor import random, sampling
 from hyper_parallel.core.dtensor.dtensor import resolve_mesh
 from hyper_parallel.core.dtensor.layout import Layout
 from hyper_parallel.core.dtensor.placements import Replicate
@@ -16,8 +16,8 @@ from hyper_parallel.platform.select import current_platform
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
 
-    from hyper_parallel.core.dtensor.draws import Distribution
     from hyper_parallel.core.dtensor.mesh import DeviceMesh
+    from hyper_parallel.core.dtensor.sampling import Distribution
 
 __all__ = ["empty", "full", "ones", "rand", "randn", "zeros"]
 
@@ -72,12 +72,12 @@ def rand(*size: Any, dtype: Any = None, **options: Any) -> Any:
 
     ``size`` as ints, one sequence or by keyword, options as :func:`full`.
     """
-    return _random(_size(size, options), draws.uniform, dtype, **options)
+    return _random(_size(size, options), sampling.uniform, dtype, **options)
 
 
 def randn(*size: Any, dtype: Any = None, **options: Any) -> Any:
     """Standard normal, otherwise as :func:`rand`."""
-    return _random(_size(size, options), draws.normal, dtype, **options)
+    return _random(_size(size, options), sampling.normal, dtype, **options)
 
 
 def _random(size: tuple[int, ...], draw: Callable[[int], Distribution], dtype: Any, **options: Any) -> Any:

@@ -13,10 +13,13 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 from weakref import WeakValueDictionary
 
 from hyper_parallel.core.dtensor.mesh import DeviceMesh
-from hyper_parallel.core.dtensor.placements import Partial, Placement, Replicate, Shard
-from hyper_parallel.core.dtensor.spelling import (
+from hyper_parallel.core.dtensor.placements import (
     DimAxes,
+    Partial,
     Partials,
+    Placement,
+    Replicate,
+    Shard,
     alias_of,
     are_placements,
     check_count,

@@ -10,10 +10,10 @@ from typing import TYPE_CHECKING, Any
 
 from hyper_parallel.core.dtensor.dtensor import DTensor, require_dense, resolve_mesh
 from hyper_parallel.core.dtensor.layout import Layout
+from hyper_parallel.core.dtensor.parameter_paths import Ties
 from hyper_parallel.core.dtensor.placements import Replicate
 from hyper_parallel.core.dtensor.redistribute import redistribute
 from hyper_parallel.core.dtensor.steps import narrow_box
-from hyper_parallel.core.dtensor.ties import Ties
 from hyper_parallel.core.dtensor.transition import plan
 from hyper_parallel.errors import LayoutError, MeshError, NotPlainError
 from hyper_parallel.platform.select import platform_of, platform_of_argument

@@ -21,15 +21,15 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 from weakref import WeakKeyDictionary
 
-from hyper_parallel.core.dtensor import draws
-from hyper_parallel.core.dtensor.draws import Numbers, Runs
+from hyper_parallel.core.dtensor import sampling
+from hyper_parallel.core.dtensor.sampling import Numbers, Runs
 from hyper_parallel.errors import UnsupportedOperatorError
 from hyper_parallel.transport.base import active_transport
 
 if TYPE_CHECKING:
-    from hyper_parallel.core.dtensor.draws import Distribution
     from hyper_parallel.core.dtensor.layout import Layout
     from hyper_parallel.core.dtensor.mesh import DeviceMesh
+    from hyper_parallel.core.dtensor.sampling import Distribution
     from hyper_parallel.transport.base import Transport
 
 __all__ = ["RandomState", "get_state", "integers", "keep", "manual_seed", "named", "normal", "numbers",
@@ -251,7 +251,7 @@ def uniform(layout: Layout, digits: int = 53) -> Any:
         layout: global shape and placement.
         digits: random bits; as many as the final dtype's significand, so that rounding never arrives at 1.
     """
-    return numbers(layout, draws.uniform(digits)).array()
+    return numbers(layout, sampling.uniform(digits)).array()
 
 
 def normal(layout: Layout, digits: int = 53) -> Any:
@@ -259,14 +259,14 @@ def normal(layout: Layout, digits: int = 53) -> Any:
 
     Float32 where that holds the digits.
     """
-    return numbers(layout, draws.normal(digits)).array()
+    return numbers(layout, sampling.normal(digits)).array()
 
 
 def integers(layout: Layout, low: int, high: int) -> Any:
     """This rank's int64 values in ``[low, high)``; advances the stream by one call."""
-    return numbers(layout, draws.integers(low, high)).array()
+    return numbers(layout, sampling.integers(low, high)).array()
 
 
 def keep(layout: Layout, probability: float) -> Any:
     """This rank's truths, each with ``probability``; advances the stream by one call."""
-    return numbers(layout, draws.keep(probability)).array()
+    return numbers(layout, sampling.keep(probability)).array()

@@ -12,8 +12,8 @@ import threading
 from fractions import Fraction
 from typing import TYPE_CHECKING
 
+from hyper_parallel.core.dtensor.cheapest_steps import Cost, cost_of, search
 from hyper_parallel.core.dtensor.layout import Layout
-from hyper_parallel.core.dtensor.search import Cost, cost_of, search
 from hyper_parallel.core.dtensor.steps import AllReduce, Scale, Step, ToPartial
 from hyper_parallel.errors import LayoutError, MeshMismatchError
 

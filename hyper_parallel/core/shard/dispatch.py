@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any
 
 from hyper_parallel.core.dtensor.dtensor import DTensor
 from hyper_parallel.core.dtensor.layout import Layout
-from hyper_parallel.core.dtensor.skip import any_block, local_operands, outside_blocks, skipped
+from hyper_parallel.core.dtensor.skip_dispatch import any_block, local_operands, outside_blocks, skipped
 from hyper_parallel.core.shard.binder import binder
 from hyper_parallel.core.shard.call import OpCall, Operand, Ref, UnknownOperandError
 from hyper_parallel.core.shard.compiled import Mark, Run, compile_plan, marked

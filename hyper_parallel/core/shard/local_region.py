@@ -11,8 +11,8 @@ from typing import TYPE_CHECKING, Any
 
 from hyper_parallel.core.dtensor.dtensor import DTensor, varying_axes
 from hyper_parallel.core.dtensor.events import Cause
+from hyper_parallel.core.dtensor.global_shape import layout_of_pieces
 from hyper_parallel.core.dtensor.layout import Layout
-from hyper_parallel.core.dtensor.pieces import layout_of_pieces
 from hyper_parallel.core.dtensor.placements import Placement, Shard
 from hyper_parallel.core.shard.entries import is_entry, is_one, rebuilt
 from hyper_parallel.errors import (

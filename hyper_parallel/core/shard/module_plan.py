@@ -9,11 +9,10 @@ from typing import TYPE_CHECKING, Any
 
 from hyper_parallel.core.dtensor.dtensor import DTensor, resolve_mesh
 from hyper_parallel.core.dtensor.events import Cause
+from hyper_parallel.core.dtensor.global_shape import agreed_layout
 from hyper_parallel.core.dtensor.layout import Layout
 from hyper_parallel.core.dtensor.module import place_parameter, replicate_module
-from hyper_parallel.core.dtensor.patterns import fits, nearest
-from hyper_parallel.core.dtensor.pieces import agreed_layout
-from hyper_parallel.core.dtensor.ties import Ties, slots_by_parameter
+from hyper_parallel.core.dtensor.parameter_paths import Ties, fits, nearest, slots_by_parameter
 from hyper_parallel.core.shard.entries import is_one, rebuilt
 from hyper_parallel.errors import MeshMismatchError, PlacementError, PlanError
 from hyper_parallel.platform.select import platform_of

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any
 
 from hyper_parallel.core.dtensor.dtensor import resolve_mesh
 from hyper_parallel.core.dtensor.module import replicate_module
-from hyper_parallel.core.dtensor.ties import Ties
+from hyper_parallel.core.dtensor.parameter_paths import Ties
 from hyper_parallel.core.tensor_parallel.paths import name_modules, trace_modules
 from hyper_parallel.core.tensor_parallel.plan import check, matches
 from hyper_parallel.platform.select import platform_of_argument

@@ -6,9 +6,8 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
-from hyper_parallel.core.dtensor.patterns import fits, nearest
+from hyper_parallel.core.dtensor.parameter_paths import fits, nearest, slots_by_parameter
 from hyper_parallel.core.dtensor.placements import Placement, Shard
-from hyper_parallel.core.dtensor.ties import slots_by_parameter
 from hyper_parallel.core.tensor_parallel.styles.base import ParallelStyle
 from hyper_parallel.core.tensor_parallel.styles.boundary import parallel_axis
 from hyper_parallel.errors import PlanError, UnsupportedModuleError

@@ -3,13 +3,20 @@
 from __future__ import annotations
 
 import abc
+import os
+import tempfile
+import threading
 from collections.abc import Callable
 from contextlib import AbstractContextManager
-from typing import Any
+from functools import wraps
+from typing import TYPE_CHECKING, Any
 
 from hyper_parallel.platform.contract.ledger import LedgerFacet
 
-__all__ = ["MemoryFacet", "Offloaded", "Wrapped"]
+if TYPE_CHECKING:
+    import numpy as np
+
+__all__ = ["MemoryFacet", "Offloaded", "Record", "SpillFile", "Wrapped", "replayed", "rerun", "rerunning"]
 
 _SMALL = 4096
 
@@ -136,3 +143,109 @@ class MemoryFacet(LedgerFacet):
 
 def _wanted(policy_fn: Callable[[Any], Any] | None, tensor: Any, size: int) -> bool:
     return size >= _SMALL if policy_fn is None else bool(policy_fn(tensor))
+
+
+def replayed(
+    fn: Callable[..., Any],
+    get_state: Callable[[], Any],
+    again_from: Callable[[Any], AbstractContextManager[Any]],
+) -> Callable[..., Any]:
+    """``fn``, whose first run is as it is, and whose later ones start from the state that the first one started from.
+
+    Args:
+        fn: what is checkpointed.
+        get_state: the state of the generators that the framework does not know.
+        again_from: a context in which the generators start from a state, and after which they are as before.
+    """
+    again, lock, runs = rerun(fn, get_state, again_from), threading.Lock(), [0]
+
+    def run(*args: Any, **kwargs: Any) -> Any:
+        with lock:
+            runs[0] += 1
+            first = runs[0] == 1
+        return fn(*args, **kwargs) if first else again(*args, **kwargs)
+
+    return run
+
+
+def rerun(
+    fn: Callable[..., Any],
+    get_state: Callable[[], Any],
+    again_from: Callable[[Any], AbstractContextManager[Any]],
+) -> Callable[..., Any]:
+    """``fn`` as every run starts from the state of now; for what runs again only. Arguments as :func:`replayed`."""
+    start = get_state()
+
+    def run(*args: Any, **kwargs: Any) -> Any:
+        with again_from(start):
+            return fn(*args, **kwargs)
+
+    return run
+
+
+def rerunning(
+    init: Callable[..., None],
+    get_state: Callable[[], Any],
+    again_from: Callable[[Any], AbstractContextManager[Any]],
+) -> Callable[..., None]:
+    """``init`` of a framework's object that is made before forward runs, and given what will run again.
+
+    Args:
+        init: its constructor; the first argument is what runs again.
+        get_state: as for :func:`replayed`.
+        again_from: likewise.
+    """
+
+    @wraps(init)
+    def made(self: Any, function: Callable[..., Any], *args: Any, **kwargs: Any) -> None:
+        init(self, rerun(function, get_state, again_from), *args, **kwargs)
+
+    return made
+
+
+class SpillFile:
+    """Appends arrays; room is given back when the file is, that is, with its last record."""
+
+    def __init__(self) -> None:
+        # Closed when nothing refers to it any more; it has no name, so nothing is left behind however a process ends.
+        self._file = tempfile.TemporaryFile(prefix="hyper_parallel_swap_", buffering=0)  # noqa: SIM115
+        self._end = 0
+        self._lock = threading.Lock()
+
+    def write(self, array: np.ndarray[Any, Any]) -> Record:
+        """Append the values of a contiguous array.
+
+        Raises:
+            OSError: the disk is full.
+        """
+        import numpy as np
+
+        view = memoryview(array.reshape(-1).view(np.uint8).data)
+        with self._lock:
+            start, self._end = self._end, self._end + len(view)
+        done = 0
+        while done < len(view):
+            done += os.pwrite(self._file.fileno(), view[done:], start + done)
+        return Record(self, start, len(view), tuple(array.shape), array.dtype)
+
+    def read(self, start: int, target: np.ndarray[Any, Any]) -> None:
+        """Fill an array of bytes."""
+        view, done = memoryview(target.data), 0
+        while done < len(view):
+            done += os.preadv(self._file.fileno(), [view[done:]], start + done)
+
+
+class Record:
+    """Where an array is."""
+
+    def __init__(self, file: SpillFile, start: int, size: int, shape: tuple[int, ...], dtype: Any) -> None:
+        self._file, self._start, self._size, self._shape, self._dtype = file, start, size, shape, dtype
+
+    def array(self) -> np.ndarray[Any, Any]:
+        """The values, in memory of their own."""
+        import numpy as np
+
+        target = np.empty(self._size, np.uint8)
+        self._file.read(self._start, target)
+        values: np.ndarray[Any, Any] = target.view(self._dtype).reshape(self._shape)
+        return values

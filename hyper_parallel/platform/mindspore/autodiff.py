@@ -12,7 +12,7 @@ from typing import Any
 
 import mindspore
 
-from hyper_parallel.core.dtensor.defer import Pending, drop_pending, joined, pending_of
+from hyper_parallel.core.dtensor.deferred_gradients import Pending, drop_pending, joined, pending_of
 from hyper_parallel.core.dtensor.dtensor import DTensor
 from hyper_parallel.core.dtensor.transition import dual
 from hyper_parallel.platform.mindspore.dtensor import wrap

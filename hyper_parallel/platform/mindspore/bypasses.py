@@ -23,7 +23,7 @@ from mindspore.common.recompute import _RecomputeCell
 from mindspore.experimental import optim
 from mindspore.ops import primitive as primitives
 
-from hyper_parallel.core.dtensor.defer import refuse_step
+from hyper_parallel.core.dtensor.deferred_gradients import refuse_step
 from hyper_parallel.core.dtensor.dtensor import DTensor
 from hyper_parallel.errors import UnsupportedOperatorError
 from hyper_parallel.platform.mindspore import intercept

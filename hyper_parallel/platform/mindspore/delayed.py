@@ -14,10 +14,10 @@ from mindspore import Parameter, Tensor
 from mindspore.common import initializer as initializers
 from mindspore.nn.utils import no_init_parameters
 
-from hyper_parallel.core.dtensor import draws, random
-from hyper_parallel.core.dtensor.draws import Distribution
+from hyper_parallel.core.dtensor import random, sampling
 from hyper_parallel.core.dtensor.dtensor import DTensor
 from hyper_parallel.core.dtensor.layout import Layout
+from hyper_parallel.core.dtensor.sampling import Distribution
 from hyper_parallel.errors import PlanError
 from hyper_parallel.platform.mindspore.cells import walk
 from hyper_parallel.platform.mindspore.drawing import constant, drawn
@@ -113,7 +113,7 @@ def _init_of(param: Any) -> Any:
 
 
 def _uniform(low: float, high: float) -> Distribution:
-    return draws.uniform().then(lambda one: low + (high - low) * one)
+    return sampling.uniform().then(lambda one: low + (high - low) * one)
 
 
 def _scaled(distribution: Distribution, scale: float) -> Distribution:
@@ -146,7 +146,7 @@ def _truncated(init: Any, layout: Layout) -> Distribution:
     def value(one: Any) -> Any:
         return np.clip(init.mean + init.sigma * ndtri(low + (high - low) * one), init.a, init.b)
 
-    return draws.uniform().then(value)
+    return sampling.uniform().then(value)
 
 
 # What an initializer gives every element, or how it draws.
@@ -155,12 +155,12 @@ _DRAWS: dict[type, Callable[[Any, Layout], Distribution | float]] = {
     initializers.One: lambda *_: 1.0,
     initializers.Constant: lambda init, _: init.value,
     initializers.Uniform: lambda init, _: _uniform(-init.scale, init.scale),
-    initializers.Normal: lambda init, _: draws.normal().then(lambda one: init.mean + init.sigma * one),
+    initializers.Normal: lambda init, _: sampling.normal().then(lambda one: init.mean + init.sigma * one),
     initializers.TruncatedNormal: _truncated,
     initializers.HeUniform: lambda init, layout: _scaled(_uniform(-1, 1), math.sqrt(3.0) * _he(init, layout)),
-    initializers.HeNormal: lambda init, layout: _scaled(draws.normal(), _he(init, layout)),
+    initializers.HeNormal: lambda init, layout: _scaled(sampling.normal(), _he(init, layout)),
     initializers.XavierUniform: lambda init, layout: _scaled(_uniform(-1, 1), math.sqrt(3.0) * _xavier(init, layout)),
-    initializers.XavierNormal: lambda init, layout: _scaled(draws.normal(), _xavier(init, layout)),
+    initializers.XavierNormal: lambda init, layout: _scaled(sampling.normal(), _xavier(init, layout)),
 }
 
 

@@ -8,7 +8,7 @@ import mindspore
 import numpy as np
 from mindspore import Tensor, ops
 
-from hyper_parallel.core.dtensor.draws import Numbers
+from hyper_parallel.core.dtensor.sampling import Numbers
 
 __all__ = ["constant", "drawn"]
 

@@ -17,7 +17,7 @@ from mindspore.common.initializer import initializer
 
 from hyper_parallel.core.dtensor.dtensor import DTensor
 from hyper_parallel.core.dtensor.layout import Layout
-from hyper_parallel.core.dtensor.skip import any_block, skipped
+from hyper_parallel.core.dtensor.skip_dispatch import any_block, skipped
 from hyper_parallel.errors import LayoutError, UnsupportedOperatorError
 from hyper_parallel.platform.mindspore import bypasses, intercept, op_table, recompute, recovery
 from hyper_parallel.platform.mindspore.op_line import Line

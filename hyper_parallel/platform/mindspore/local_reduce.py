@@ -10,7 +10,7 @@ import mindspore
 from mindspore import Tensor, mint, ops
 from mindspore.mint.nn import functional as F
 
-from hyper_parallel.core.dtensor.draws import Numbers
+from hyper_parallel.core.dtensor.sampling import Numbers
 from hyper_parallel.platform.mindspore.drawing import drawn
 from hyper_parallel.platform.mindspore.writing import write_over
 

@@ -13,9 +13,7 @@ from mindspore.common import saved_tensors_hooks
 
 from hyper_parallel.core.dtensor import random
 from hyper_parallel.errors import UnsupportedOperatorError
-from hyper_parallel.platform.contract.memory import MemoryFacet, Offloaded, Wrapped
-from hyper_parallel.platform.contract.replay import replayed
-from hyper_parallel.platform.contract.spill import SpillFile
+from hyper_parallel.platform.contract.memory import MemoryFacet, Offloaded, SpillFile, Wrapped, replayed
 from hyper_parallel.platform.mindspore import selective
 from hyper_parallel.platform.mindspore.runtime import device_type
 from hyper_parallel.platform.mindspore.selective import fingerprint

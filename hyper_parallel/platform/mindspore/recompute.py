@@ -13,7 +13,7 @@ from typing import Any
 from mindspore.common.recompute import _RecomputeCell, _RecomputeHandle
 
 from hyper_parallel.core.dtensor import random
-from hyper_parallel.platform.contract.replay import rerunning
+from hyper_parallel.platform.contract.memory import rerunning
 
 __all__ = ["install"]
 

@@ -211,7 +211,7 @@ class MindSporeTensors(TensorsFacet):
 
     @property
     def _transform(self) -> Any:
-        from hyper_parallel.core.dtensor.transform import TensorTransform
+        from hyper_parallel.core.dtensor.cross_mesh import TensorTransform
 
         return TensorTransform()
 

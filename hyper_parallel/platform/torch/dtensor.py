@@ -17,10 +17,10 @@ from torch import Tensor
 from torch._guards import TracingContext
 from torch.optim.optimizer import register_optimizer_step_pre_hook
 
-from hyper_parallel.core.dtensor.defer import Pending, drop_pending, hold, joined, pending_of, refuse_step
+from hyper_parallel.core.dtensor.deferred_gradients import Pending, drop_pending, hold, joined, pending_of, refuse_step
 from hyper_parallel.core.dtensor.dtensor import DTensor
 from hyper_parallel.core.dtensor.layout import Layout
-from hyper_parallel.core.dtensor.skip import any_block, skipped
+from hyper_parallel.core.dtensor.skip_dispatch import any_block, skipped
 from hyper_parallel.core.dtensor.transition import dual
 from hyper_parallel.errors import LayoutError, MixedTensorError, UnsupportedOperatorError
 from hyper_parallel.platform.torch import intercept

@@ -14,7 +14,7 @@ import torch
 from torch.overrides import enable_reentrant_dispatch
 
 from hyper_parallel.core.dtensor.dtensor import DTensor
-from hyper_parallel.core.dtensor.skip import any_block, local_operands, outside_blocks, skipped
+from hyper_parallel.core.dtensor.skip_dispatch import any_block, local_operands, outside_blocks, skipped
 from hyper_parallel.core.shard.dispatch import Dispatcher, Entry
 from hyper_parallel.core.shard.distributed_op import mutates, user_op
 from hyper_parallel.errors import LayoutError, UnsupportedOperatorError

@@ -10,8 +10,7 @@ import torch
 from torch import nn
 from torch.utils import checkpoint as torch_checkpoint
 
-from hyper_parallel.platform.contract.memory import MemoryFacet, Offloaded, Wrapped
-from hyper_parallel.platform.contract.spill import SpillFile
+from hyper_parallel.platform.contract.memory import MemoryFacet, Offloaded, SpillFile, Wrapped
 from hyper_parallel.platform.torch.runtime import device_type
 from hyper_parallel.transport.c10d import from_host, to_host
 

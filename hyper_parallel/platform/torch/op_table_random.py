@@ -9,7 +9,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from hyper_parallel.core.dtensor.draws import Numbers
+from hyper_parallel.core.dtensor.sampling import Numbers
 from hyper_parallel.core.shard.dispatch import Entry
 from hyper_parallel.platform.torch.op_table_pointwise import routed
 

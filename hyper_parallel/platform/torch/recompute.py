@@ -15,7 +15,7 @@ import torch
 from torch.utils import checkpoint
 
 from hyper_parallel.core.dtensor import random
-from hyper_parallel.platform.contract.replay import replayed, rerunning
+from hyper_parallel.platform.contract.memory import replayed, rerunning
 
 __all__ = ["install"]
 

@@ -198,6 +198,6 @@ class TorchTensors(TensorsFacet):
 
     @property
     def _transform(self) -> Any:
-        from hyper_parallel.core.dtensor.transform import TensorTransform
+        from hyper_parallel.core.dtensor.cross_mesh import TensorTransform
 
         return TensorTransform()

@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 
 from hyper_parallel.errors import CollectiveMismatchError, RendezvousError, UnsupportedOperatorError
-from hyper_parallel.platform.contract.coordinator import HookCoordinator
+from hyper_parallel.platform.contract.differentiable import HookCoordinator
 from hyper_parallel.verify.contract.world import Contract, World, covers, raises
 
 __all__ = ["DIFFERENTIABLE"]

@@ -7,9 +7,8 @@ import threading
 import numpy as np
 import pytest
 
-from hyper_parallel.core.dtensor.grid import grid_of
 from hyper_parallel.core.dtensor.layout import Layout
-from hyper_parallel.core.dtensor.mesh import DeviceMesh, get_current_mesh, init_device_mesh
+from hyper_parallel.core.dtensor.mesh import DeviceMesh, get_current_mesh, grid_of, init_device_mesh
 from hyper_parallel.errors import MeshError
 from hyper_parallel.verify.simulate import simulate
 

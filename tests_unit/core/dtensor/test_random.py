@@ -1,6 +1,9 @@
-"""The generator behind every random DTensor: bits that depend on nothing but seed, call and place."""
+"""Random numbers of DTensors: bits that depend on seed, call and element alone; the streams of ranks and threads."""
 
 from __future__ import annotations
+
+import contextvars
+import threading
 
 import numpy as np
 import pytest
@@ -10,6 +13,7 @@ from hyper_parallel.core.dtensor.factories import rand, randn
 from hyper_parallel.core.dtensor.layout import Layout
 from hyper_parallel.core.dtensor.mesh import init_device_mesh
 from hyper_parallel.core.dtensor.placements import Replicate, Shard
+from hyper_parallel.errors import UnsupportedOperatorError
 from hyper_parallel.platform.select import current_platform
 from hyper_parallel.transport.base import active_transport
 from hyper_parallel.verify.simulate import simulate
@@ -44,3 +48,114 @@ def test_bits_are_equal_for_layouts_worlds_and_frameworks():
     for world in (1, 3, 6):
         for platform in ("torch", "mindspore"):
             assert simulate(_signatures, world, platform, timeout=300) == [expected] * world
+
+
+def mask():
+    """Sixty truths, of which this rank draws its share."""
+    mesh = init_device_mesh("cpu", (2,))
+    return random.keep(Layout.place(mesh, [Shard(0)], (60,)), 0.5).tolist()
+
+
+def in_thread(body, name="other"):
+    """What ``body`` returned or raised in a thread of this rank."""
+    found = []
+
+    def call():
+        try:
+            found.append(body())
+        except UnsupportedOperatorError as error:
+            found.append(str(error))
+
+    thread = threading.Thread(target=contextvars.copy_context().run, args=(call,), name=name)
+    thread.start()
+    thread.join()
+    return found[0]
+
+
+def test_threads_draw_from_the_stream_of_their_rank(platform_name):
+    """A new thread draws what the rank's seed and calls say: other seeds give other masks, and calls go on."""
+
+    def rank():
+        found = []
+        for seed in (7, 8, 9):
+            random.manual_seed(seed)
+            found.append(in_thread(mask))
+            assert random.get_state() == (seed, 1)
+            found.append(in_thread(mask))  # the first thread has ended
+        random.manual_seed(7)
+        assert [mask(), mask()] == found[:2]
+        return len({tuple(one) for one in found}) == 6
+
+    assert simulate(rank, 2, platform_name) == [True, True]
+
+
+def test_two_threads_do_not_share_a_stream(platform_name):
+    """A second thread that draws beside a living one is refused, and told to take a stream of its own."""
+
+    def rank():
+        random.manual_seed(3)
+        mask()
+        refused = in_thread(mask, "worker")
+        first = random.get_state()
+
+        def own():
+            with random.named("worker"):
+                return [mask(), mask(), random.get_state()[1]]
+
+        mine = in_thread(own)
+        again = in_thread(own)
+        assert random.get_state() == first
+        random.manual_seed(3)
+        assert in_thread(own)[:2] == mine[:2]
+        assert mine[2:] + again[2:] == [2, 4]
+        random.manual_seed(4)
+        drawn = [mask(), *mine[:2], *again[:2], *in_thread(own)[:2]]
+        return refused, threading.current_thread().name, len({tuple(one) for one in drawn})
+
+    for refused, name, different in simulate(rank, 2, platform_name):
+        assert different == 7
+        assert refused == (
+            f"thread 'worker' draws random numbers of DTensors, which thread {name!r} does, too: in which order would "
+            "differ between ranks, and so would the numbers; give this thread a stream of its own by "
+            "`with hyper_parallel.core.dtensor.random.named(name):`, where the name is the same on all ranks"
+        )
+
+
+def test_what_is_set_aside_is_of_one_thread(platform_name):
+    """While one thread replays, the rank's stream goes on for others, and is nowhere set back."""
+
+    def rank():
+        random.manual_seed(3)
+        start = random.get_state()
+        first = mask()
+        with random.replaying(start):
+            assert mask() == first
+            random.manual_seed(11)
+            with random.preserved():
+                mask()
+            assert random.get_state() == (11, 0)
+            with pytest.raises(UnsupportedOperatorError) as raised, random.named("x"):
+                pass
+        assert random.get_state() == (3, 1)
+        return str(raised.value)
+
+    message = "named('x'): a recomputed or preserved function draws from one stream; enter the name around it"
+    assert simulate(rank, 2, platform_name) == [message] * 2
+
+
+def test_ranks_of_one_process_have_streams_of_their_own(platform_name):
+    """Each rank draws its part of the same mask, however ranks take turns; the caller's stream stays as it was."""
+
+    def rank():
+        random.manual_seed(5)
+        from hyper_parallel.platform.select import get_platform
+
+        get_platform().transport().barrier((0, 1))
+        return mask() + mask()
+
+    random.manual_seed(1)
+    found = simulate(rank, 2, platform_name)
+    assert random.get_state() == (1, 0)
+    whole = np.array(found).reshape(2, 2, 30)
+    assert not (whole[0] == whole[1]).all()
+    assert simulate(rank, 2, platform_name) == found

@@ -5,7 +5,7 @@ import itertools
 import numpy as np
 import pytest
 
-from hyper_parallel.core.dtensor import exchange, search, steps
+from hyper_parallel.core.dtensor import cheapest_steps, exchange, steps
 from hyper_parallel.core.dtensor.layout import Layout
 from hyper_parallel.platform.select import get_torch_platform
 from hyper_parallel.transport.base import active_transport
@@ -26,7 +26,7 @@ def every_step(dense, mesh, shape, rank):
     for source, target in itertools.product(layouts, layouts):
         kept = {axis for axis, _ in target.partials}
         if kept <= {axis for axis, _ in source.partials} and source is not target:
-            for step in (search._direct(source, target), *search._moves(source, target)):
+            for step in (cheapest_steps._direct(source, target), *cheapest_steps._moves(source, target)):
                 found.setdefault(str(step), step)
         fresh = [axis for axis in kept if not source.is_partial(axis) and not any(axis in d for d in source.dim_axes)]
         if source.dim_axes == target.dim_axes and fresh and len(fresh) == len(target.partials) - len(source.partials):

@@ -5,9 +5,9 @@ import time
 
 import pytest
 
+from hyper_parallel.core.dtensor.cheapest_steps import Cost
 from hyper_parallel.core.dtensor.layout import Layout
 from hyper_parallel.core.dtensor.placements import Partial, Replicate, Shard
-from hyper_parallel.core.dtensor.search import Cost
 from hyper_parallel.core.dtensor.transition import plan
 from hyper_parallel.errors import LayoutError, MeshMismatchError
 

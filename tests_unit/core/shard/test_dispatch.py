@@ -8,7 +8,7 @@ import pytest
 from hyper_parallel.core.dtensor.layout import Layout
 from hyper_parallel.core.dtensor.mesh import DeviceMesh, init_device_mesh
 from hyper_parallel.core.dtensor.placements import Partial, Replicate, Shard
-from hyper_parallel.core.dtensor.skip import SkipDTensorDispatch
+from hyper_parallel.core.dtensor.skip_dispatch import SkipDTensorDispatch
 from hyper_parallel.core.shard import dispatch
 from hyper_parallel.core.shard.dispatch import implicit_replication
 from hyper_parallel.errors import MeshMismatchError, MixedTensorError, UnsupportedOperatorError

@@ -8,8 +8,7 @@ import pytest
 from hyper_parallel.core.dtensor.layout import Layout
 from hyper_parallel.core.dtensor.mesh import init_device_mesh
 from hyper_parallel.core.dtensor.placements import Replicate, Shard
-from hyper_parallel.platform.autodiff import value_and_grad
-from hyper_parallel.platform.select import platform_named
+from hyper_parallel.platform.select import platform_named, value_and_grad
 from hyper_parallel.verify.simulate import simulate
 
 pytestmark = pytest.mark.platforms("mindspore")

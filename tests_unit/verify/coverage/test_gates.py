@@ -328,7 +328,7 @@ def test_the_projects_own_floors():
         ("core/dtensor/transition.py", 100),
         ("core/dtensor/steps.py", 100),
         ("core/dtensor/layout.py", 100),
-        ("core/dtensor/grid.py", 95),
+        ("core/dtensor/mesh.py", 95),
         ("transport/launched_processes.py", 95),
         ("verify/ops/sweep.py", 95),
         ("platform/torch/autograd.py", 90),

@@ -13,7 +13,7 @@ from dataclasses import replace
 import pytest
 
 from hyper_parallel.cli import main
-from hyper_parallel.core.dtensor import search
+from hyper_parallel.core.dtensor import cheapest_steps
 from hyper_parallel.core.dtensor.dtensor import DTensor
 from hyper_parallel.core.dtensor.steps import Slice
 from hyper_parallel.core.dtensor.transition import plan
@@ -206,8 +206,8 @@ def test_trials_say_nothing_of_the_library_as_it_is(monkeypatch):
 def test_planning_ends(monkeypatch):
     """After so many layouts the search takes the best plan that it has; one that goes on is noticed."""
     assert list(prices.plans_come_in_time()) == []
-    assert search.MOST_STATES == 2000
-    monkeypatch.setattr(search, "search", lambda source, _: (Slice(source, source, ()),))
+    assert cheapest_steps.MOST_STATES == 2000
+    monkeypatch.setattr(cheapest_steps, "search", lambda source, _: (Slice(source, source, ()),))
     said = list(prices.plans_come_in_time())
     assert [one.partition(": ")[0] for one in said] == [f"0 layouts looked at of {limit}" for limit in (1, 2, 3)]
 

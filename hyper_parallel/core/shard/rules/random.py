@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from hyper_parallel.core.dtensor import draws, random
+from hyper_parallel.core.dtensor import random, sampling
 from hyper_parallel.core.dtensor.placements import PARTIAL_OPS, Partial
 from hyper_parallel.core.shard.call import LocalCall
 from hyper_parallel.core.shard.rule import R, Row, Rule, Strategies, register_rule, rule
@@ -20,8 +20,8 @@ from hyper_parallel.core.shard.signature import Labels, labelled_rows
 from hyper_parallel.errors import LayoutError, short_dtype
 
 if TYPE_CHECKING:
-    from hyper_parallel.core.dtensor.draws import Distribution
     from hyper_parallel.core.dtensor.layout import Layout
+    from hyper_parallel.core.dtensor.sampling import Distribution
     from hyper_parallel.core.shard.call import OpCall
 
 __all__ = ["dropout_mask"]
@@ -86,23 +86,23 @@ def _digits(args: dict[str, Any]) -> int:
 
 
 def _uniform(args: dict[str, Any]) -> Distribution:
-    return draws.uniform(_digits(args)).then(lambda one: args["low"] + (args["high"] - args["low"]) * one)
+    return sampling.uniform(_digits(args)).then(lambda one: args["low"] + (args["high"] - args["low"]) * one)
 
 
 def _normal(args: dict[str, Any]) -> Distribution:
-    return draws.normal(_digits(args)).then(lambda one: args["mean"] + args["std"] * one)
+    return sampling.normal(_digits(args)).then(lambda one: args["mean"] + args["std"] * one)
 
 
 def _bernoulli(args: dict[str, Any]) -> Distribution:
-    return draws.keep(args["p"])
+    return sampling.keep(args["p"])
 
 
 def _exponential(args: dict[str, Any]) -> Distribution:
-    return draws.uniform().then(lambda one: -np.log1p(-one) / args["lambd"])
+    return sampling.uniform().then(lambda one: -np.log1p(-one) / args["lambd"])
 
 
 def _cauchy(args: dict[str, Any]) -> Distribution:
-    return draws.uniform().then(lambda one: args["median"] + args["sigma"] * np.tan(np.pi * (one - 0.5)))
+    return sampling.uniform().then(lambda one: args["median"] + args["sigma"] * np.tan(np.pi * (one - 0.5)))
 
 
 def _geometric(args: dict[str, Any]) -> Distribution:
@@ -110,15 +110,15 @@ def _geometric(args: dict[str, Any]) -> Distribution:
     if not 0 < p < 1:
         msg = f"geometric: p is {p}; it lies between 0 and 1"
         raise LayoutError(msg)
-    return draws.uniform().then(lambda one: np.maximum(np.ceil(np.log1p(-one) / np.log1p(-p)), 1.0))
+    return sampling.uniform().then(lambda one: np.maximum(np.ceil(np.log1p(-one) / np.log1p(-p)), 1.0))
 
 
 def _log_normal(args: dict[str, Any]) -> Distribution:
-    return draws.normal().then(lambda one: np.exp(args["mean"] + args["std"] * one))
+    return sampling.normal().then(lambda one: np.exp(args["mean"] + args["std"] * one))
 
 
 def _integers(args: dict[str, Any]) -> Distribution:
-    return draws.integers(args["low"], args["high"])
+    return sampling.integers(args["low"], args["high"])
 
 
 def _filling(name: str, signature: str, draw: Draw) -> None:

@@ -12,8 +12,8 @@ from typing import TYPE_CHECKING, Any
 
 from hyper_parallel.core.dtensor.dtensor import DTensor
 from hyper_parallel.core.dtensor.events import Cause
+from hyper_parallel.core.dtensor.global_shape import agreed_layout
 from hyper_parallel.core.dtensor.layout import Layout
-from hyper_parallel.core.dtensor.pieces import agreed_layout
 from hyper_parallel.core.dtensor.placements import Placement, Replicate, Shard
 from hyper_parallel.core.tensor_parallel.paths import label
 from hyper_parallel.errors import LayoutError, MeshError, MeshMismatchError, MixedTensorError, ShardMismatchError

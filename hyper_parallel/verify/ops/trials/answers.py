@@ -8,7 +8,7 @@ import numpy as np
 
 from hyper_parallel.core.dtensor.layout import Layout
 from hyper_parallel.core.dtensor.placements import Shard
-from hyper_parallel.core.dtensor.skip import SkipDTensorDispatch
+from hyper_parallel.core.dtensor.skip_dispatch import SkipDTensorDispatch
 from hyper_parallel.core.shard.binder import Binder
 from hyper_parallel.core.shard.call import LocalCall, Ref, UnknownOperandError
 from hyper_parallel.core.shard.dispatch import Entry, implicit_replication, no_function

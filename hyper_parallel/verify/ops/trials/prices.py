@@ -12,7 +12,7 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from hyper_parallel.core.dtensor import search, transition
+from hyper_parallel.core.dtensor import cheapest_steps, transition
 from hyper_parallel.core.dtensor.boxes import coordinates
 from hyper_parallel.core.dtensor.layout import Layout
 from hyper_parallel.core.dtensor.mesh import DeviceMesh
@@ -96,32 +96,32 @@ def efforts() -> dict[str, Prices]:
 def _looks() -> Iterator[list[Layout]]:
     """Layouts from which the search goes on meanwhile."""
     looked: list[Layout] = []
-    moves = search._moves  # noqa: SLF001 - nothing else tells how far it goes
+    moves = cheapest_steps._moves  # noqa: SLF001 - nothing else tells how far it goes
 
     def seen(layout: Layout, target: Layout) -> Iterator[Step]:
         looked.append(layout)
         return moves(layout, target)
 
-    search._moves = seen  # noqa: SLF001 - put back below
+    cheapest_steps._moves = seen  # noqa: SLF001 - put back below
     try:
         yield looked
     finally:
-        search._moves = moves  # noqa: SLF001 - as it was
+        cheapest_steps._moves = moves  # noqa: SLF001 - as it was
 
 
 def plans_come_in_time() -> Iterator[str]:
     """The search goes on from so many layouts and no more, and has a plan by then, if not the cheapest."""
-    mesh, most = mesh_of((2, 3)), search.MOST_STATES
+    mesh, most = mesh_of((2, 3)), cheapest_steps.MOST_STATES
     source = Layout.of(mesh, ((), ()), ((0, "sum"), (1, "sum")), (12, 12))
     target = Layout.of(mesh, ((0,), (1,)), (), (12, 12))
     try:
-        for search.MOST_STATES in (1, 2, 3):
+        for cheapest_steps.MOST_STATES in (1, 2, 3):
             with _looks() as looked:
-                steps = search.search(source, target)
-            if len(looked) != search.MOST_STATES or steps[-1].target is not target:
-                yield f"{len(looked)} layouts looked at of {search.MOST_STATES}: {[str(one) for one in steps]}"
+                steps = cheapest_steps.search(source, target)
+            if len(looked) != cheapest_steps.MOST_STATES or steps[-1].target is not target:
+                yield f"{len(looked)} layouts looked at of {cheapest_steps.MOST_STATES}: {[str(one) for one in steps]}"
     finally:
-        search.MOST_STATES = most
+        cheapest_steps.MOST_STATES = most
 
 
 @dataclass(frozen=True)

@@ -78,7 +78,7 @@ _DISPATCH: tuple[Trial, ...] = (_scenarios, partial(_prices, choice_prices), fun
 SOURCES: dict[str, tuple[Trial, ...]] = {
     **{f"hyper_parallel.core.dtensor.{name}": _REDISTRIBUTION
        for name in ("steps", "transition", "redistribute")},
-    "hyper_parallel.core.dtensor.search": _SEARCH,
+    "hyper_parallel.core.dtensor.cheapest_steps": _SEARCH,
     **{f"hyper_parallel.core.shard.{name}": _DISPATCH
        for name in ("dispatch", "compiled", "propagation", "binder", "strategy")},
 }  # fmt: skip

@@ -7,7 +7,7 @@ import pytest
 import torch
 import torch.nn.functional as F
 
-from hyper_parallel.core.dtensor import draws, random
+from hyper_parallel.core.dtensor import random, sampling
 from hyper_parallel.core.dtensor.dtensor import DTensor
 from hyper_parallel.core.dtensor.events import record_events
 from hyper_parallel.core.dtensor.layout import Layout
@@ -220,7 +220,9 @@ def test_an_element_has_its_own_words(shape, each):
     sides = [[(0, one), (0, max(1, one // 2)), (one // 2, one), (one - 1, one)] for one in shape]
     for box in itertools.product(*sides):
         held = tuple(stop - start for start, stop in box)
-        found = draws.Numbers(held, draws.Runs.of(shape, box), 99, 3, draws.Distribution(each, lambda one: one))
+        found = sampling.Numbers(
+            held, sampling.Runs.of(shape, box), 99, 3, sampling.Distribution(each, lambda one: one)
+        )
         np.testing.assert_array_equal(found.array(), words[tuple(slice(*side) for side in box)])
 
 

@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 
 from hyper_parallel.errors import UnsupportedOperatorError
-from hyper_parallel.platform.contract.spill import SpillFile
+from hyper_parallel.platform.contract.memory import SpillFile
 from hyper_parallel.platform.select import platform_named
 from hyper_parallel.verify.contract.results import measure
 from hyper_parallel.verify.simulate import simulate

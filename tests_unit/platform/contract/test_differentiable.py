@@ -7,7 +7,7 @@ import threading
 import pytest
 
 from hyper_parallel.errors import RendezvousError
-from hyper_parallel.platform.contract.coordinator import HookCoordinator
+from hyper_parallel.platform.contract.differentiable import HookCoordinator
 
 
 def run(*bodies):

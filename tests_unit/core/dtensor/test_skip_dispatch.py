@@ -11,7 +11,7 @@ from hyper_parallel.core.dtensor.dtensor import DTensor
 from hyper_parallel.core.dtensor.mesh import init_device_mesh
 from hyper_parallel.core.dtensor.module import distribute_tensor
 from hyper_parallel.core.dtensor.placements import Shard
-from hyper_parallel.core.dtensor.skip import SkipDTensorDispatch
+from hyper_parallel.core.dtensor.skip_dispatch import SkipDTensorDispatch
 from hyper_parallel.errors import MixedTensorError
 from hyper_parallel.platform.select import current_platform
 from hyper_parallel.verify.simulate import simulate

@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING
 from hyper_parallel.core.dtensor.boxes import contains, coordinates, intersect, volume
 from hyper_parallel.core.dtensor.exchange import Exchange, ReduceExchange
 from hyper_parallel.core.dtensor.layout import Layout
-from hyper_parallel.core.dtensor.spelling import DimAxes
+from hyper_parallel.core.dtensor.placements import DimAxes
 from hyper_parallel.core.dtensor.steps import AllGather, AllReduce, AllToAll, ReduceScatter, Slice, Step
 
 if TYPE_CHECKING:
