@@ -257,7 +257,7 @@ def _layouts(report: ModelReport, *, open_: bool) -> str:
         notes += _paragraph(f"Whole on every rank: {', '.join(whole)}.")
     if plain:
         notes += _paragraph(f"Plain tensors, the same on every rank: {', '.join(plain)}.")
-    count = f"{len(report.placed)} parameters in {len(groups)} layouts"
+    count = f"{len(report.parameter_layouts)} parameters in {len(groups)} layouts"
     return (
         f"<h3>Parameters on ranks</h3><details{' open' * open_}><summary>{count}: filled is what a rank holds of the "
         f'whole tensor</summary><div class="pictures">{"".join(figures[:_PICTURES])}</div>{notes}</details>'
