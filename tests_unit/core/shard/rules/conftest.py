@@ -44,3 +44,33 @@ def ranks():
         return simulate(lambda: fn(init_device_mesh("cpu", shape or (world,), mesh_dim_names=names)), world, "torch")
 
     return run
+
+
+@pytest.fixture
+def refuses(ranks):
+    """`refuses(fn, *specs, words)`: every rank refuses the call with `words` before anything moves.
+
+    Operands are sharded along dim 0. One device refuses the call as well, unless `plain_too` is False.
+    """
+    import torch
+
+    from hyper_parallel.core.dtensor.events import record_events
+    from hyper_parallel.core.dtensor.module import distribute_tensor
+    from hyper_parallel.core.dtensor.placements import Replicate, Shard
+
+    def check(fn, *specs_and_words, plain_too=True):
+        *specs, words = specs_and_words
+        tensors = [torch.from_numpy(np.asarray(sample(spec, number))) for number, spec in enumerate(specs)]
+        if plain_too:
+            with pytest.raises((RuntimeError, IndexError, TypeError, ValueError, AssertionError)):
+                fn(*(tensor.clone() for tensor in tensors))
+
+        def run(mesh):
+            operands = [distribute_tensor(x, mesh, [Shard(0) if x.ndim else Replicate()]) for x in tensors]
+            with record_events() as events, pytest.raises((ValueError, TypeError, NotImplementedError)) as caught:
+                fn(*operands)
+            return events.collectives(), str(caught.value)
+
+        assert ranks(2, run) == [([], words)] * 2
+
+    return check

@@ -1,4 +1,4 @@
-"""Normalisations and attention."""
+"""Attention on PyTorch."""
 
 import math
 
@@ -14,21 +14,6 @@ from hyper_parallel.core.dtensor.placements import Partial, Replicate, Shard
 from hyper_parallel.core.dtensor.random import manual_seed
 
 pytestmark = pytest.mark.platforms("torch")
-
-
-NORMS = {
-    "layer_norm": (lambda x, w, b: F.layer_norm(x, (6,), w, b), (4, 5, 6), (6,), (6,)),
-    "layer_norm of two dims": (lambda x: F.layer_norm(x, (5, 6)), (4, 5, 6)),
-    "rms_norm": (lambda x, w: F.rms_norm(x, (6,), w, 1e-6), (4, 5, 6), (6,)),
-    "group_norm": (lambda x, w, b: F.group_norm(x, 2, w, b), (3, 4, 5), (4,), (4,)),
-    "operator": (lambda x, w, b: torch.native_layer_norm(x, (6,), w, b, 1e-5)[0], (4, 6), (6,), (6,)),
-}
-
-
-@pytest.mark.parametrize("name", NORMS)
-def test_norms(holds, name):
-    """Normalised dims are whole, the others run through, and weights get their full gradient."""
-    holds(NORMS[name][0], *NORMS[name][1:])
 
 
 attend = F.scaled_dot_product_attention
@@ -160,3 +145,34 @@ def test_a_mask_and_causality_exclude_each_other(ranks):
             attend(q, q, q, attn_mask=q @ q.mT, is_causal=True, dropout_p=0.1)
 
     ranks(2, run)
+
+
+SDPA = F.scaled_dot_product_attention
+MISFITS = {
+    "attention of other features": (
+        SDPA, (4, 3), (4, 2), (4, 2),
+        ("scaled_dot_product_attention(q=f64[4@tp, 3], k=f64[4@tp, 2], v=f64[4@tp, 2]): q, k and v must be …le, …se "
+        "and …sf"),
+    ),
+    "attention under two masks": (
+        lambda x, mask: SDPA(x, x, x, mask, is_causal=True), (4, 3), (4, 4),
+        ("scaled_dot_product_attention(q=f64[4@tp, 3], k=f64[4@tp, 3], v=f64[4@tp, 3], attn_mask=f64[4@tp, 4]): "
+        "attn_mask and is_causal exclude each other"),
+    ),
+    "attention under another mask": (
+        lambda x, mask: SDPA(x, x, x, mask), (4, 3), (5, 4),
+        ("scaled_dot_product_attention(q=f64[4@tp, 3], k=f64[4@tp, 3], v=f64[4@tp, 3], attn_mask=f64[5@tp, 4]): "
+        "attn_mask [5, 4] does not broadcast to [4, 4]"),
+    ),
+    "attention of odd groups": (
+        lambda q, x: SDPA(q, x, x, enable_gqa=True), (2, 3, 4, 3), (2, 2, 4, 3),
+        ("scaled_dot_product_attention(q=f64[2@tp, 3, 4, 3], k=f64[2@tp, 2, 4, 3], v=f64[2@tp, 2, 4, 3]): enable_gqa: "
+        "the heads of q must be a multiple of those of k and v"),
+    ),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("name", MISFITS)
+def test_a_call_that_does_not_fit_is_refused(refuses, name):
+    """A call that fails on one device fails on every rank with its reason, before anything moves."""
+    refuses(*MISFITS[name])

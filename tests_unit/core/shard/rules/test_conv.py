@@ -1,19 +1,16 @@
-"""Convolutions and recurrent layers: samples and channels may be sharded, windows and time are whole."""
-
-import copy
+"""Convolutions: samples and channels may be sharded, windows are whole."""
 
 import pytest
 import torch
 import torch.nn.functional as F
-from torch.func import functional_call
 
 from hyper_parallel import distribute_tensor
-from hyper_parallel.core.dtensor.dtensor import DTensor
 from hyper_parallel.core.dtensor.events import record_events
 from hyper_parallel.core.dtensor.placements import Partial, Replicate, Shard
-from hyper_parallel.errors import LayoutError, MixedTensorError, UnsupportedOperatorError
+from hyper_parallel.errors import LayoutError, MixedTensorError
 
 pytestmark = pytest.mark.platforms("torch")
+
 
 FEW = {(2,): 8, (3,): 4, (4,): 3, (2, 2): 3}
 CONVOLUTIONS = {
@@ -89,65 +86,21 @@ def test_a_convolution_that_does_not_fit_is_refused(ranks):
     )
 
 
-RECURRENT = {
-    "LSTM": (lambda: torch.nn.LSTM(4, 3), (5, 3, 4)),
-    "LSTM both ways": (lambda: torch.nn.LSTM(4, 3, num_layers=2, bidirectional=True, proj_size=2), (5, 3, 4)),
-    "GRU": (lambda: torch.nn.GRU(4, 3, batch_first=True), (3, 5, 4)),
-    "RNN": (lambda: torch.nn.RNN(4, 3, nonlinearity="relu"), (5, 3, 4)),
-    "LSTMCell": (lambda: torch.nn.LSTMCell(4, 3), (5, 4)),
-    "GRUCell": (lambda: torch.nn.GRUCell(4, 3), (5, 4)),
-    "RNNCell": (lambda: torch.nn.RNNCell(4, 3), (5, 4)),
-}
+MISFITS = {
+    "convolution of images": (
+        F.conv2d, (4, 3, 5, 5), (2, 3, 3),
+        ("convolution(x=f64[4@tp, 3, 5, 5], weight=f64[2@tp, 3, 3]): x has 4 dims and weight 3; both need samples or "
+        "outputs, channels, and the same more"),
+    ),
+    "convolution of channels": (
+        F.conv2d, (4, 3, 5, 5), (2, 2, 3, 3),
+        ("convolution(x=f64[4@tp, 3, 5, 5], weight=f64[2@tp, 2, 3, 3]): x has 3 channels, weight [2, 2, 3, 3] in 1 "
+        "group(s) takes 2"),
+    ),
+}  # fmt: skip
 
 
-@pytest.mark.parametrize("name", RECURRENT)
-def test_recurrent_modules(name):
-    """Recurrent modules take DTensors, start from zeros by themselves, and give every weight its gradient."""
-    from hyper_parallel.verify.check import check_function
-
-    torch.manual_seed(0)
-    make, shape = RECURRENT[name]
-    module = make().double()
-    names = [one for one, _ in module.named_parameters()]
-
-    def run(x, *parameters):
-        given = dict(zip(names, parameters, strict=True))
-        return torch.utils._pytree.tree_leaves(functional_call(copy.deepcopy(module), given, (x,)))
-
-    arrays = [torch.randn(*shape).double().numpy(), *(one.detach().numpy() for one in module.parameters())]
-    for places in ([Shard(0)], [Shard(1)], [Replicate()], [Partial()]):
-        weights = [[(Shard(0) if index == 1 else Replicate(),)] for index in range(len(names))]
-        for world in (2, 4):
-            report = check_function(run, arrays, (world,), platform="torch", placements=[[tuple(places)], *weights])
-            assert report.ok, report.wrong[:3]
-            assert not report.rejected, report.rejected[:1]
-
-
-def test_what_recurrent_layers_refuse(ranks):
-    """Dropout between layers, packed sequences, and states that may differ between ranks."""
-
-    def run(mesh):
-        def whole(*shape):
-            return distribute_tensor(torch.randn(*shape), mesh, [Replicate()])
-
-        weights = [whole(12, 4), whole(12, 3), whole(12), whole(12)]
-        deep = [*weights, whole(12, 3), *weights[1:]]
-        x, state = whole(5, 2, 4), whole(2, 2, 3)
-        with pytest.raises(LayoutError) as dropout:
-            torch.lstm(x, [state, state], deep, True, 2, 0.5, True, False, False)
-        with pytest.raises(UnsupportedOperatorError) as packed:
-            torch.lstm(x, torch.tensor([2]), [state, state], weights, True, 1, 0.0, True, False)
-        with pytest.raises(MixedTensorError, match=r"argument hx\[0\] is a plain tensor \[1, 2, 3\]"):
-            torch.lstm(x, [torch.ones(1, 2, 3)] * 2, weights, True, 1, 0.0, True, False, False)
-        assert isinstance(
-            torch.lstm(x, [torch.zeros(1, 2, 3)] * 2, weights, True, 1, 0.0, True, False, False)[0], DTensor
-        )
-        return str(dropout.value).rsplit("): ", maxsplit=1)[1], str(packed.value)
-
-    assert ranks(2, run)[0] == (
-        (
-            "dropout between layers would draw another mask on every rank; "
-            "use dropout=0.0, or one module per layer with F.dropout between them"
-        ),
-        "lstm: packed sequences of DTensors are not supported; pad them, and mask what the padding gives",
-    )
+@pytest.mark.parametrize("name", MISFITS)
+def test_a_call_that_does_not_fit_is_refused(refuses, name):
+    """A call that fails on one device fails on every rank with its reason, before anything moves."""
+    refuses(*MISFITS[name])

@@ -11,9 +11,9 @@ from hyper_parallel.core.dtensor.placements import Partial, Shard
 
 pytestmark = pytest.mark.platforms("torch")
 
+
 COMPLEX = np.random.default_rng(5).standard_normal((3, 4, 5, 2)).view(np.complex128)[..., 0]
 REAL = np.random.default_rng(6).standard_normal((3, 4, 5))
-
 TRANSFORMS = {
     "fft": (fft.fft, REAL),
     "fft of complex": (fft.fft, COMPLEX),
@@ -74,3 +74,22 @@ def test_other_dims_stay_sharded(ranks):
         return len(events), [one.placements for one in found]
 
     assert ranks(2, run) == [(0, [(Shard(0),), (Partial("sum"),)])] * 2
+
+
+MISFITS = {
+    "transform of nothing": (
+        lambda x: torch.fft.fft(x, 0), (4, 3),
+        "fft(x=f64[4@tp, 3]): a transform over dims [1] of [4, 3] has no elements",
+    ),
+    "transform of a number": (torch.fft.fft, (), "fft(x=f64[]): x needs at least 1 dim"),
+    "transform of other dims": (
+        lambda x: torch.fft.fftn(x, s=(2, 3), dim=(0,)), (4, 3),
+        "fftn(x=f64[4@tp, 3]): s [2, 3] and dims [0] must be as many",
+    ),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("name", MISFITS)
+def test_a_call_that_does_not_fit_is_refused(refuses, name):
+    """A call that fails on one device fails on every rank with its reason, before anything moves."""
+    refuses(*MISFITS[name])

@@ -1,4 +1,4 @@
-"""Reading and writing by index, gathering, scattering and embedding."""
+"""Reading by index and gathering on PyTorch."""
 
 import numpy as np
 import pytest
@@ -7,8 +7,8 @@ import torch.nn.functional as F
 
 from hyper_parallel.core.dtensor.dtensor import DTensor
 from hyper_parallel.core.dtensor.events import record_events
-from hyper_parallel.core.dtensor.placements import Partial, Replicate, Shard
-from hyper_parallel.errors import LayoutError, UnsupportedOperatorError
+from hyper_parallel.core.dtensor.placements import Shard
+from hyper_parallel.errors import LayoutError
 
 pytestmark = pytest.mark.platforms("torch")
 
@@ -59,19 +59,11 @@ BY_TENSOR = {
     "index_select last": (lambda x, i: torch.index_select(x, -1, i), (4, 5), (5, (3,))),
     "take_along_dim": (lambda x, i: torch.take_along_dim(x, i, 1), (4, 5), (5, (1, 3))),
     "take_along_dim flat": (torch.take_along_dim, (4, 5), (20, (3,))),
-    "scatter": (
-        lambda x, i, s: x.scatter(1, i, s), (4, 5), np.array([[0, 2], [1, 4], [3, 0], [2, 1]]), (4, 2),
-    ),
-    "scatter a number": (lambda x, i: torch.scatter(x, 1, i, 0.5), (4, 5), (5, (4, 2))),
-    "scatter nothing": (lambda x, i, s: x.scatter(0, i, s), (4, 5), (4, (0, 5)), (0, 5)),
-    "scatter in a number": (lambda x, i, s: x.scatter(0, i, s), (), np.array(0), ()),
-    "scatter_add": (lambda x, i, s: x.scatter_add(1, i, s), (4, 5), (5, (4, 3)), (4, 3)),
-    "scatter_add fewer": (lambda x, i, s: torch.scatter_add(x, 0, i, s), (4, 5), (4, (3, 4)), (3, 4)),
-    "index_add": (lambda x, i, s: x.index_add(0, i, s), (4, 5), (4, (3,)), (3, 5)),
-    "index_add times": (lambda x, i, s: torch.index_add(x, 1, i, s, alpha=2), (4, 5), (5, (3,)), (4, 3)),
-    "index_add to a number": (lambda x, i, s: x.index_add(0, i, s), (), np.array([0]), ()),
     "one_hot": (lambda x: F.one_hot(x, 7), (6, (4, 3))),
     "one_hot of the largest": (F.one_hot, (6, (4, 3))),
+    "take": (torch.take, (4, 5), (20, (2, 3))),
+    "take from the end": (lambda x, i: x.take(i - 20), (4, 5), (20, (7,))),
+    "take_along_dim from the end": (lambda x, i: torch.take_along_dim(x, i - 5, 1), (4, 5), (5, (4, 3))),
 }  # fmt: skip
 
 
@@ -82,142 +74,81 @@ def test_index_by_tensor(holds, name):
     holds(BY_TENSOR[name][0], *BY_TENSOR[name][1:])
 
 
-def first_row(y):
-    """Write zeros to one row."""
-    y[0] = 0
-
-
-def columns(y, value):
-    """Write a tensor that may stretch."""
-    y[:, 1:3] = value
-
-
-def one_column(y, value):
-    """Write a vector to a column."""
-    y[:, 0] = value
-
-
-def everything(y, value):
-    """Write all."""
-    y[...] = value
-
-
-def picked(y, index, value):
-    """Write where an index tensor says."""
-    y[:, index] = value
-
-
-def masked(y, mask):
-    """Write where a mask says."""
-    y[mask] = 0.5
-
-
-WRITES = {
-    "row": (first_row, (4, 5, 6)),
-    "columns": (columns, (4, 5, 6), (4, 2, 6)),
-    "stretched": (columns, (4, 5, 6), (4, 1, 6)),
-    "vector": (one_column, (4, 5, 6), (6,)),
-    "all": (everything, (4, 5, 6), (5, 6)),
-    "integers": (one_column, (4, 5, 6), (9, (6,))),
-    "picked": (picked, (4, 5, 6), np.array([0, 3]), (4, 2, 6)),
-    "masked": (masked, (4, 5, 6), np.array([True, False, True, False])),
-    "index_add_": (lambda y, i, s: y.index_add_(0, i, s), (4, 5), (4, (3,)), (3, 5)),
-    "scatter_add_": (lambda y, i, s: y.scatter_add_(1, i, s), (4, 5), (5, (4, 3)), (4, 3)),
-}
-
-
-@pytest.mark.parametrize("name", WRITES)
-def test_writing(holds, name):
-    """A write changes what it changes of a plain tensor, or is refused; no write is lost."""
-    write, *specs = WRITES[name]
-
-    def run(x, *rest):
-        y = x * 1.0
-        write(y, *rest)
-        return y
-
-    holds(run, *specs, refused=True, drawn={(2,): 30, (3,): 7, (2, 2): 5})
-
-
-def test_a_write_that_would_move_is_refused(ranks):
-    """Writing to part of a sharded dim says what to do instead."""
+def test_zero_dim_masks(holds, ranks):
+    """A mask without dims keeps all of a tensor or nothing of it, in a new first dim; among others it is refused."""
 
     def run(mesh):
-        x = DTensor.from_local(torch.ones(2, 3), mesh, [Shard(0)])
-        with pytest.raises(UnsupportedOperatorError) as caught:
-            x[0] = 0
-        return str(caught.value)
+        x, yes = DTensor.from_local(torch.zeros(4, 5), mesh), DTensor.from_local(torch.tensor(True), mesh)
+        messages = []
+        for wrong in (lambda: x[:, yes], lambda: x[torch.tensor(True)]):
+            with pytest.raises(LayoutError) as caught:
+                wrong()
+            messages.append(str(caught.value))
+        return messages
 
-    assert ranks(2, run)[0] == (
-        "setitem(x=f32[4@tp, 3]): writing in place would have to change the layout of x; use the out-of-place form, "
-        "or x = x.redistribute(placements=[Replicate()]) first"
+    assert (
+        ranks(2, run)
+        == [
+            [
+                "__getitem__: a mask without dims is supported as the only index, as a DTensor",
+                "__getitem__: a mask without dims is supported as the only index, as a DTensor",
+            ]
+        ]
+        * 2
     )
+    holds(lambda x, m: x[m.sum() > 0], (4, 5), np.array([1, 2]))
+    holds(lambda x, m: x[m.sum() > 9] + x.sum(), (4, 5), np.array([1, 2]))
+    holds(lambda x, m: torch.masked_select(x.sum(), m.sum() > 0), (4, 5), np.array([1, 2]))
 
 
-@pytest.mark.parametrize("rows", [1, 2, 3, 5, 7])
-def test_embedding(holds, rows):
-    """Tables sharded along either dim, unevenly or with empty pieces, give the plain vectors and gradients."""
-    holds(F.embedding, (rows, (4, 3)), (rows, 5))
-
-
-@pytest.mark.parametrize("padding", [3, -1])
-def test_padding_row_gets_no_gradient(holds, padding):
-    """`padding_idx` counts rows of the whole table, wherever the row lives."""
-    holds(lambda ids, table: F.embedding(ids, table, padding), (5, (4, 3)), (5, 6))
-
-
-def test_a_sharded_vocabulary_costs_one_reduction(ranks):
-    """Looking up in a table sharded along the vocabulary leaves a sum pending and gathers nothing."""
+def test_indices_of_take_stay_sharded(ranks):
+    """Each rank takes what its indices say."""
 
     def run(mesh):
-        table = DTensor.from_local(torch.ones(3, 4, requires_grad=True), mesh, [Shard(0)])
-        ids = DTensor.from_local(torch.tensor([0, 5, 2]), mesh, [Replicate()])
-        with record_events() as log:
-            found = F.embedding(ids, table)
-            pending = found.placements
-            found.redistribute(placements=[Replicate()]).sum().backward()
-        return pending, log.collectives("forward"), log.collectives("backward")
+        x = DTensor.from_local(torch.arange(6.0).reshape(2, 3), mesh)
+        places = DTensor.from_local(torch.tensor([1, 5]), mesh, [Shard(0)])
+        with record_events() as events:
+            found = x.take(places)
+        return len(events), found.placements, found.to_local().tolist()
 
-    assert ranks(2, run) == [((Partial("sum"),), ["all_reduce"], [])] * 2
+    assert ranks(2, run) == [(0, (Shard(0),), [1.0, 5.0])] * 2
 
 
-def test_a_class_that_does_not_exist_is_an_error(ranks):
-    """An index outside the table is an error although no rank holds it, not a row of zeros."""
+MISFITS = {
+    "too many indices": (
+        lambda x: x[0, 0, 0], (4, 3),
+        "getitem(x=f64[4@tp, 3]): 3 indices for a tensor of 2 dims",
+    ),
+    "no such index": (
+        lambda x: x[:, 3], (4, 3),
+        "getitem(x=f64[4@tp, 3]): index 3 does not exist in dim 1 of [4, 3]",
+    ),
+    "no index": (
+        lambda x: x[:, 1.0], (4, 3),
+        ("getitem(x=f64[4@tp, 3]): index 1.0: only numbers, slices, None, Ellipsis and integer or boolean tensors are "
+        "supported"),
+    ),
+    "gather": (
+        lambda x, i: x.gather(0, i), (4, 3), (3, (4,)),
+        "gather(x=f64[4@tp, 3], index=i64[4@tp]): x has 2 dims, index has 1",
+    ),
+    "index_select": (
+        lambda x, i: x.index_select(0, i), (4, 3), (3, (4, 1)),
+        "index_select(x=f64[4@tp, 3], index=i64[4@tp, 1]): index has 2 dims, it needs at most 1",
+    ),
+    "take_along_dim": (
+        lambda x, i: x.take_along_dim(i, 0), (4, 3), (3, (4,)),
+        "take_along_dim: x has 2 dims, indices have 1",
+    ),
+    "one_hot": (
+        lambda x: F.one_hot(x, -5), (4, (4, 3)),
+        ("one_hot(x=i64[4@tp, 3]): num_classes is -5; give a positive number: the size of the result must not depend "
+        "on values"),
+    ),
+}  # fmt: skip
 
-    def run(mesh):
-        table = DTensor.from_local(torch.ones(3, 4), mesh, [Shard(0)])
-        ids = DTensor.from_local(torch.tensor([0, 6, 2]), mesh, [Replicate()])
-        with pytest.raises(IndexError) as caught:
-            F.embedding(ids, table)
-        return str(caught.value)
 
-    assert ranks(2, run)[0] == "index out of range: indices are 0 to 6, the dim has size 6"
-
-
-def test_a_mask_writes_to_shards(ranks):
-    """`x[mask] = number` writes element by element and keeps the layout."""
-
-    def run(mesh):
-        x = DTensor.from_local(torch.arange(6.0).reshape(2, 3), mesh, [Shard(0)])
-        with record_events() as log:
-            x[x > 4] = -1.0
-        return x.to_local().tolist(), log.collectives()
-
-    assert ranks(2, run) == [([[0.0, 1.0, 2.0], [3.0, 4.0, -1.0]], [])] * 2
-
-
-@pytest.mark.parametrize("name", ["max_norm", "scale_grad_by_freq", "sparse"])
-def test_embedding_options_that_need_the_whole(ranks, name):
-    """Options that look at the whole table are refused on pieces, with the line that helps."""
-
-    def run(mesh):
-        table = DTensor.from_local(torch.ones(3, 4), mesh, [Shard(0)])
-        ids = DTensor.from_local(torch.tensor([0, 5, 2]), mesh, [Replicate()])
-        with pytest.raises(LayoutError) as caught:
-            F.embedding(ids, table, **{name: 1.0 if name == "max_norm" else True})
-        return str(caught.value)
-
-    assert ranks(2, run)[0] == (
-        f"embedding(x=i64[3], weight=f32[6@tp, 4]): {name} looks at rows or counts of the whole table, so it needs "
-        "whole operands: x = x.redistribute(); weight = weight.redistribute()"
-    )
+@pytest.mark.parametrize("name", MISFITS)
+def test_a_call_that_does_not_fit_is_refused(refuses, name):
+    """A call that fails on one device fails on every rank with its reason, before anything moves."""
+    refuses(*MISFITS[name])

@@ -1,10 +1,12 @@
-"""Linear algebra: leading dims may be sharded, matrices are gathered."""
+"""Linear algebra and distances: leading dims may be sharded, matrices are gathered."""
 
 import numpy as np
 import pytest
 import torch
+import torch.nn.functional as F
 from torch import linalg
 
+from hyper_parallel import distribute_tensor
 from hyper_parallel.core.dtensor.dtensor import DTensor
 from hyper_parallel.core.dtensor.events import record_events
 from hyper_parallel.core.dtensor.placements import Partial, Replicate, Shard
@@ -187,3 +189,58 @@ def test_right_hand_sides_may_be_summands(ranks):
         return len(events), out.placements, out.full_tensor().tolist()
 
     assert ranks(2, run) == [(0, (Partial("sum"),), [[1.0, 1.0]] * 3)] * 2
+
+
+DISTANCES = {
+    **{
+        f"cdist {p}": (lambda x, y, p=p: torch.cdist(x, y, p=p), (3, 5, 4), (3, 6, 4))
+        for p in (0.0, 1.0, 2.0, 3.0, np.inf)
+    },
+    "cdist in planes": (torch.cdist, (2, 5, 3), (2, 4, 3)),
+    "cdist of vectors": (lambda x, y: torch.cdist(x, y, p=1.0), (5, 3), (4, 3)),
+    "cdist without a product": (
+        lambda x, y: torch.cdist(x, y, compute_mode="donot_use_mm_for_euclid_dist"), (26, 3), (4, 3),
+    ),
+    "cdist of many": (torch.cdist, (26, 2), (3, 2)),
+    "cdist, broadcast": (torch.cdist, (5, 4), (3, 6, 4)),
+    "pdist": (lambda x: F.pdist(x, 3.0), (5, 4)),
+    "pairwise": (F.pairwise_distance, (5, 4), (5, 4)),
+    "pairwise, broadcast": (lambda x, y: F.pairwise_distance(x, y, p=1.0, keepdim=True), (5, 4), (1, 4)),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("name", DISTANCES)
+def test_distances(holds, name):
+    """Distances between sharded vectors are the plain ones."""
+    holds(DISTANCES[name][0], *DISTANCES[name][1:], drawn={(2,): 12, (3,): 6, (4,): 3, (2, 2): 3})
+
+
+def test_distances_are_computed_the_way_one_device_does(ranks):
+    """From 26 points on PyTorch multiplies matrices; a rank that holds fewer of them does as well."""
+
+    def run(mesh):
+        x = torch.randn(30, 3, generator=torch.Generator().manual_seed(0))
+        found = torch.cdist(distribute_tensor(x, mesh, [Shard(0)]), distribute_tensor(x, mesh, [Shard(0)]))
+        return float((found.full_tensor() - torch.cdist(x, x)).abs().max())
+
+    assert max(ranks(3, run)) < 2e-3
+
+
+MISFITS = {
+    "cross": (
+        linalg.cross, (4, 3), (3,),
+        "cross(x=f64[4@tp, 3], y=f64[3@tp]): x [4, 3] and y [3] do not fit along dim 1",
+    ),
+    "cross without a dim of 3": (torch.cross, (4, 2), (4, 2), "cross: no dim of size 3 in [4, 2] and [4, 2]"),
+    "vander": (linalg.vander, (), "vander(x=f64[]): x needs at least 1 dim"),
+    "qr": (
+        lambda x: linalg.qr(x, "full"), (4, 3),
+        "qr(x=f64[4@tp, 3]): mode 'full' is none of 'reduced', 'complete', 'r'",
+    ),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("name", MISFITS)
+def test_a_call_that_does_not_fit_is_refused(refuses, name):
+    """A call that fails on one device fails on every rank with its reason, before anything moves."""
+    refuses(*MISFITS[name])

@@ -7,6 +7,7 @@ import pytest
 import torch
 import torch.nn.functional as F
 
+from hyper_parallel import distribute_tensor
 from hyper_parallel.core.dtensor.dtensor import DTensor
 from hyper_parallel.core.dtensor.events import record_events
 from hyper_parallel.core.dtensor.mesh import init_device_mesh
@@ -18,6 +19,7 @@ from hyper_parallel.verify.simulate import simulate
 
 pytestmark = pytest.mark.platforms("torch")
 
+
 RNG = np.random.default_rng(3)
 LOGITS = RNG.uniform(-3, 3, (5, 7))
 CLASSES = np.array([6, 0, -100, 3, 5])
@@ -25,11 +27,10 @@ WEIGHT = RNG.uniform(0.5, 2.0, 7)
 SHARES = RNG.dirichlet(np.ones(7), 5)
 IMAGES = RNG.uniform(-3, 3, (2, 5, 3))
 LABELS = np.array([[4, -100, 1], [0, 2, 3]])
-
 TABLE = list(itertools.product(("mean", "sum", "none"), (0.0, 0.2), (False, True)))
 
 
-def holds(fn, arrays, mesh=(2,), **options):
+def check(fn, arrays, mesh=(2,), **options):
     """Assert that `fn` means the same for all placements, and that none is refused."""
     report = check_function(fn, arrays, mesh, platform="torch", **options)
     assert report.ok, report.wrong[:5]
@@ -57,9 +58,9 @@ def test_cross_entropy(reduction, smoothing, weighted, parallel):
     """Reduction, smoothing, class weights and an ignored row, with uneven rows and an uneven vocabulary."""
     fn = entropy(reduction, smoothing, parallel=parallel)
     arrays = [LOGITS, CLASSES, *([WEIGHT] if weighted else [])]
-    holds(fn, arrays, (2,), limit=30)
-    holds(fn, arrays, (4,), limit=10)
-    holds(fn, arrays, (2, 2), limit=15)
+    check(fn, arrays, (2,), limit=30)
+    check(fn, arrays, (4,), limit=10)
+    check(fn, arrays, (2, 2), limit=15)
 
 
 @pytest.mark.parametrize("parallel", [False, True])
@@ -68,21 +69,21 @@ def test_cross_entropy_of_class_probabilities(reduction, smoothing, weighted, pa
     """Targets that are probabilities, and their gradient."""
     fn = entropy(reduction, smoothing, parallel=parallel)
     arrays = [LOGITS, SHARES, *([WEIGHT] if weighted else [])]
-    holds(fn, arrays, (2,), limit=12)
-    holds(fn, arrays, (3,), limit=8)
+    check(fn, arrays, (2,), limit=12)
+    check(fn, arrays, (3,), limit=8)
 
 
 @pytest.mark.parametrize("parallel", [False, True])
 def test_cross_entropy_of_more_dims(parallel):
     """Classes in dim 1 of images; one row without a batch; the ignored index chosen by the caller."""
-    holds(entropy("mean", 0.1, parallel=parallel), [IMAGES, LABELS], (2,))
-    holds(entropy("none", 0.0, parallel=parallel, ignore_index=3), [IMAGES, np.abs(LABELS) % 5], (2, 2), limit=20)
-    holds(entropy("mean", 0.1, parallel=parallel), [LOGITS[0], np.array(4)], (3,))
+    check(entropy("mean", 0.1, parallel=parallel), [IMAGES, LABELS], (2,))
+    check(entropy("none", 0.0, parallel=parallel, ignore_index=3), [IMAGES, np.abs(LABELS) % 5], (2, 2), limit=20)
+    check(entropy("mean", 0.1, parallel=parallel), [LOGITS[0], np.array(4)], (3,))
 
 
 def test_more_ranks_than_classes():
     """A rank without a class takes part and adds nothing."""
-    holds(
+    check(
         entropy("mean", 0.1, parallel=True), [LOGITS[:, :3], np.array([0, 1, -100, 2, 1]), WEIGHT[:3]], (4,), limit=20
     )
 
@@ -90,8 +91,8 @@ def test_more_ranks_than_classes():
 @pytest.mark.parametrize("reduction", ["mean", "sum", "none"])
 def test_nll_loss(reduction):
     """Log probabilities, an ignored row, class weights."""
-    holds(lambda x, t, w: F.nll_loss(x, t, w.detach(), reduction=reduction), [LOGITS, CLASSES, WEIGHT], (2,), limit=30)
-    holds(
+    check(lambda x, t, w: F.nll_loss(x, t, w.detach(), reduction=reduction), [LOGITS, CLASSES, WEIGHT], (2,), limit=30)
+    check(
         lambda x, t: F.nll_loss(x, t, ignore_index=0, reduction=reduction),
         [IMAGES, np.abs(LABELS) % 5],
         (2, 2),
@@ -120,8 +121,8 @@ PLAIN = [
 def test_losses_by_element(fn):
     """Means are over the global count; both arguments have their gradient."""
     arrays = [RNG.uniform(0.1, 0.9, (5, 3)), RNG.uniform(0.1, 0.9, (5, 3))]
-    holds(fn, arrays, (2,))
-    holds(fn, arrays, (2, 2), limit=10)
+    check(fn, arrays, (2,))
+    check(fn, arrays, (2, 2), limit=10)
 
 
 def test_half_precision_does_not_overflow():
@@ -172,7 +173,7 @@ def test_vocab_parallel_communicates_no_logits():
 
 
 def test_a_target_that_is_no_class_is_refused():
-    """Also where no rank holds its class: the framework's own error, on every rank; and a target of a wrong shape."""
+    """Also where no rank check its class: the framework's own error, on every rank; and a target of a wrong shape."""
 
     def run():
         mesh = init_device_mesh("cpu", (2,), mesh_dim_names=["tp"])
@@ -184,3 +185,124 @@ def test_a_target_that_is_no_class_is_refused():
         return str(caught.value)
 
     assert simulate(run, 2, "torch")[0].endswith("target has shape [2]; classes in dim 1 of [3, 8] need [3]")
+
+
+FEW = {(2,): 8, (3,): 4, (4,): 3, (2, 2): 3}
+ROW_RNG = np.random.default_rng(5)
+SIGNS = np.array([1, -1, 1, 1, -1])
+ROW_CLASSES = np.array([3, 0, 2, 1, 0])
+SEVERAL = np.array([[0, 2, -1, -1], [1, -1, -1, -1], [3, 2, 1, 0], [-1, 0, 0, 0], [2, 0, -1, 1]])
+CLASS_WEIGHT = ROW_RNG.uniform(0.5, 2.0, 4)
+ROW_SHARES = ROW_RNG.uniform(0.1, 0.9, (5, 4))
+SPOKEN = 1 + ROW_RNG.integers(0, 3, (5, 3))
+ROWS = (5, 4)
+FRAMES = (7, 5, 4)
+LOSSES = {
+    "multi_margin": (
+        lambda x, t, w, r: F.multi_margin_loss(x, t, 2, 0.8, w.detach(), reduction=r),
+        ROWS, ROW_CLASSES, CLASS_WEIGHT,
+    ),
+    "multilabel_margin": (lambda x, t, r: F.multilabel_margin_loss(x, t, reduction=r), ROWS, SEVERAL),
+    "multilabel_soft_margin": (
+        lambda x, t, w, r: F.multilabel_soft_margin_loss(x, t.detach().round(), w.detach(), reduction=r),
+        ROWS, ROW_SHARES, CLASS_WEIGHT,
+    ),
+    "margin_ranking": (
+        lambda x, y, t, r: F.margin_ranking_loss(x, y, t, margin=0.3, reduction=r), (5,), (5,), SIGNS,
+    ),
+    "hinge_embedding": (lambda x, t, r: F.hinge_embedding_loss(x, t, margin=0.7, reduction=r), (5,), SIGNS),
+    "cosine_embedding": (
+        lambda x, y, t, r: F.cosine_embedding_loss(x, y, t, margin=0.1, reduction=r), ROWS, ROWS, SIGNS,
+    ),
+    "triplet_distance": (
+        lambda a, p, n, r: F.triplet_margin_with_distance_loss(a, p, n, swap=True, reduction=r), ROWS, ROWS, ROWS,
+    ),
+    "gaussian_nll": (lambda x, y, v, r: F.gaussian_nll_loss(x, y, v, full=True, reduction=r), ROWS, ROWS, ROW_SHARES),
+    "gaussian_nll, one variance per row": (
+        lambda x, y, v, r: F.gaussian_nll_loss(x, y, v, reduction=r), ROWS, ROWS, ROW_SHARES[:, 0].copy(),
+    ),
+    "poisson_nll": (lambda x, y, r: F.poisson_nll_loss(x, y, full=True, reduction=r), ROWS, 4 * ROW_SHARES),
+    "ctc": (
+        lambda x, t, i, o, r: F.ctc_loss(x.log_softmax(2), t, i, o, reduction=r),
+        FRAMES, SPOKEN, np.array([7, 6, 7, 5, 7]), np.array([3, 2, 1, 0, 2]),
+    ),
+    "ctc, lengths in Python": (
+        lambda x, t, r: F.ctc_loss(x.log_softmax(2), t, (7, 6, 7, 1, 7), (3, 2, 1, 2, 2), 0, r, True),
+        FRAMES, SPOKEN,
+    ),
+    "ctc, targets in one row": (
+        lambda x, t, r: F.ctc_loss(x.log_softmax(2), t, (7,) * 5, (3, 2, 1, 2, 2), blank=3, reduction=r),
+        FRAMES, ROW_RNG.integers(0, 3, 10),
+    ),
+    "nll of images": (
+        lambda x, t, w, r: F.nll_loss(x, t, w.detach(), ignore_index=2, reduction=r),
+        (5, 4, 3), np.stack([ROW_CLASSES] * 3, 1), CLASS_WEIGHT,
+    ),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("reduction", ["none", "mean", "sum"])
+@pytest.mark.parametrize("name", LOSSES)
+@pytest.mark.untraced
+def test_losses(holds, name, reduction):
+    """Every reduction is over all samples, wherever they are, and every argument has its gradient."""
+    fn, *specs = LOSSES[name]
+    holds(lambda *tensors: fn(*tensors, reduction), *specs, drawn=FEW)
+
+
+def test_one_row(holds):
+    """A row without samples, and a sequence without a batch, are losses of their own."""
+    holds(F.multi_margin_loss, (4,), np.array(2), drawn=FEW)
+    holds(lambda x, t: F.multilabel_margin_loss(x, t, reduction="sum"), (4,), SEVERAL[0], drawn=FEW)
+    holds(lambda x, t: F.ctc_loss(x.log_softmax(1), t, (7,), (3,)), (7, 4), SPOKEN[0], drawn=FEW)
+    holds(lambda x, t: torch.ctc_loss(x.log_softmax(2), t, (7,) * 5, (3,) * 5, 0, 2, False), FRAMES, SPOKEN, drawn=FEW)
+
+
+def test_a_number_for_the_variance(holds):
+    """A variance in Python stands for every element."""
+    holds(lambda x, y: F.gaussian_nll_loss(x, y, 0.7, reduction="sum"), ROWS, ROWS, drawn=FEW)
+
+
+REFUSED = {
+    "margins": (lambda ids, x: F.multi_margin_loss(x, ids[:3, 0]), "x [4, 4] needs a target [4], got [3]"),
+    "lengths": (
+        lambda ids, x: F.ctc_loss(x[:, None].expand(4, 4, 4), ids, (4,) * 3, (3,) * 4),
+        "input_lengths are 3 numbers for 4 sequences",
+    ),
+    "lengths in a tensor": (
+        lambda ids, x: F.ctc_loss(x[:, None].expand(4, 4, 4), ids, ids[:3, 0], ids[:3, 0]),
+        "input_lengths has shape [3]; log_probs hold sequences [4]",
+    ),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("name", REFUSED)
+def test_what_does_not_fit_is_refused(ranks, name):
+    """Shapes that do not fit, and what would look at a part of a table only, are errors with their reason."""
+    fn, words = REFUSED[name]
+
+    def run(mesh):
+        ids = distribute_tensor(torch.ones(4, 3, dtype=torch.int64), mesh, [Shard(0)])
+        with pytest.raises(LayoutError) as caught:
+            fn(ids, distribute_tensor(torch.ones(4, 4), mesh, [Replicate()]))
+        return str(caught.value)
+
+    assert ranks(2, run)[0].endswith(words)
+
+
+MISFITS = {
+    "label_smoothing": (
+        lambda x, t: F.cross_entropy(x, t, label_smoothing=1.5), (4, 3), (3, (4,)),
+        "cross_entropy: label_smoothing must lie between 0 and 1, got 1.5",
+    ),
+    "reduction": (
+        lambda x, t: F.cross_entropy(x, t, reduction="avg"), (4, 3), (3, (4,)),
+        "cross_entropy: reduction must be 'none', 'mean' or 'sum', got 'avg'",
+    ),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("name", MISFITS)
+def test_a_call_that_does_not_fit_is_refused(refuses, name):
+    """A call that fails on one device fails on every rank with its reason, before anything moves."""
+    refuses(*MISFITS[name])

@@ -103,3 +103,62 @@ def test_wrong_sizes_are_named(ranks):
         return str(caught.value)
 
     assert ranks(2, run)[0] == "matmul(x=f32[3, 4], y=f32[3, 4]): x has 4 columns, y has 3 rows"
+
+
+MISFITS = {
+    "linear": (
+        F.linear, (4, 3), (4, 2),
+        "linear(x=f64[4@tp, 3], weight=f64[4@tp, 2]): x has 3 features, weight takes 2",
+    ),
+    "matmul of a number": (
+        torch.matmul, (4, 3), (),
+        "matmul(x=f64[4@tp, 3], y=f64[]): both operands need at least one dim",
+    ),
+    "addmm of a vector": (
+        lambda bias, x: torch.addmm(bias, x, bias), (4,), (4, 3),
+        "addmm(bias=f64[4@tp], x=f64[4@tp, 3], y=f64[4@tp]): y has 1 dims, it must have 2",
+    ),
+    "addmm": (
+        torch.addmm, (4,), (4, 3), (4, 4),
+        "addmm(bias=f64[4@tp], x=f64[4@tp, 3], y=f64[4@tp, 4]): y has 4 where 3 is needed",
+    ),
+    "bilinear": (
+        F.bilinear, (4, 3), (4, 2), (5, 3, 3),
+        ("bilinear(x=f64[4@tp, 3], y=f64[4@tp, 2], weight=f64[5@tp, 3, 3]): x [4, 3], y [4, 2] and weight [5, 3, 3] do "
+        "not fit as …i, …j, nij"),
+    ),
+    "block_diag": (
+        torch.block_diag, (4, 3, 2),
+        "block_diag(tensors[0]=f64[4@tp, 3, 2]): blocks are matrices, got [[4, 3, 2]]",
+    ),
+    "einsum of two sizes": (
+        lambda x, y: torch.einsum("ij,jk->ik", x, y), (4, 3), (4, 3),
+        "einsum(operands[0]=f64[4@tp, 3], operands[1]=f64[4@tp, 3]): einsum: 'j' is 3 in one operand and 4 in another",
+    ),
+    "einsum of two ellipses": (
+        lambda x, y: torch.einsum("...i,...i->...", x, y), (4, 3), (3, 3),
+        ("einsum(operands[0]=f64[4@tp, 3], operands[1]=f64[3@tp, 3]): einsum: dim 0 of the ellipsis is 4 in one "
+        "operand and 3 in another"),
+    ),
+    "einsum of fewer operands": (
+        lambda x: torch.einsum("ij,jk->ik", x), (4, 3),
+        "einsum(operands[0]=f64[4@tp, 3]): einsum: equation 'ij,jk->ik' names 2 operands, 1 are given",
+    ),
+    "einsum to nowhere": (
+        lambda x: torch.einsum("ij->ik", x), (4, 3),
+        (
+            "einsum(operands[0]=f64[4@tp, 3]): einsum: the output of 'ij->ik' names a dim twice, or one that no "
+            "operand has"
+        ),
+    ),
+    "einsum of other dims": (
+        lambda x: torch.einsum("ijk->ik", x), (4, 3),
+        "einsum(operands[0]=f64[4@tp, 3]): einsum: 'ijk' in 'ijk->ik' does not fit an operand of 2 dims",
+    ),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("name", MISFITS)
+def test_a_call_that_does_not_fit_is_refused(refuses, name):
+    """A call that fails on one device fails on every rank with its reason, before anything moves."""
+    refuses(*MISFITS[name])

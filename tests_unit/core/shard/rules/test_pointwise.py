@@ -5,6 +5,7 @@ import pytest
 import torch
 import torch.nn.functional as F
 
+from hyper_parallel import distribute_tensor
 from hyper_parallel.core.dtensor.dtensor import DTensor
 from hyper_parallel.core.dtensor.events import record_events
 from hyper_parallel.core.dtensor.mesh import init_device_mesh
@@ -331,3 +332,105 @@ def test_communication_of_the_family():
         return log.collectives()
 
     assert simulate(run, 2, "torch") == [["reduce_scatter"]] * 2
+
+
+ACTIVATIONS = {
+    "glu": (F.glu, (5, 6)),
+    "glu of the last of three": (lambda x: F.glu(x, -1), (4, 5, 6)),
+    "prelu": (F.prelu, (5, 3, 4), (3,)),
+    "prelu, one weight": (F.prelu, (5, 3, 4), (1,)),
+}
+
+
+@pytest.mark.parametrize("name", ACTIVATIONS)
+def test_activations(holds, name):
+    """Gated activations and those with weights mean what they mean plain."""
+    holds(*ACTIVATIONS[name], drawn={(2,): 8, (3,): 4, (4,): 3, (2, 2): 3})
+
+
+COMPLEX = np.random.default_rng(5).standard_normal((3, 4, 2)).view(np.complex128)[..., 0]
+COMPLEX_PARTS = {
+    "real": (lambda x: x.real, COMPLEX),
+    "imag": (lambda x: torch.imag(x.conj()), COMPLEX),
+    "conj": (lambda x: x.conj() * x, COMPLEX),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("name", COMPLEX_PARTS)
+@pytest.mark.untraced
+def test_parts_of_complex_numbers(holds, name):
+    """Real and imaginary parts and conjugates are the plain ones under any placement."""
+    holds(*COMPLEX_PARTS[name])
+
+
+VALUES = torch.complex(torch.arange(15.0).reshape(5, 3) - 7, torch.arange(15.0).reshape(5, 3) * 2 - 9)
+
+
+@pytest.mark.parametrize("where", [Replicate(), Shard(0), Shard(1)], ids=repr)
+def test_conjugates_survive_redistribution(ranks, where):
+    """The conjugate view of a shard is gathered, resharded and multiplied as what it reads like."""
+
+    def run(mesh):
+        x = distribute_tensor(VALUES.clone(), mesh, [where]).conj()
+        other = x.redistribute(placements=[Shard(1)]).full_tensor()
+        return (
+            torch.equal(x.full_tensor(), VALUES.conj())
+            and torch.equal(other, VALUES.conj())
+            and torch.allclose((x.mT @ x).full_tensor(), VALUES.mH @ VALUES.conj())
+            and torch.allclose((x.H @ x).full_tensor(), VALUES.mT @ VALUES.conj())
+            and torch.equal(x.imag.full_tensor(), -VALUES.imag)
+        )
+
+    assert ranks(3, run) == [True] * 3
+
+
+def test_parts_are_views(ranks):
+    """What is written into the real part of a shard is in the tensor."""
+
+    def run(mesh):
+        x = distribute_tensor(VALUES.clone(), mesh, [Shard(0)])
+        x.real.fill_(2.0)
+        torch.view_as_real(distribute_tensor(VALUES.clone(), mesh, [Shard(1)]))
+        return torch.equal(x.full_tensor(), torch.complex(torch.full((5, 3), 2.0), VALUES.imag))
+
+    assert ranks(2, run) == [True] * 2
+
+
+def test_resolved_conjugates_stay_where_they_are(ranks):
+    """`resolve_conj` and `resolve_neg` read the same values, in the same layout, with their gradient."""
+
+    def run(mesh):
+        x = distribute_tensor(VALUES.clone(), mesh, [Shard(1)]).requires_grad_()
+        conjugate, negative = x.conj().resolve_conj(), x.conj().imag.resolve_neg()
+        (conjugate * conjugate).sum().real.backward()
+        return (
+            conjugate.placements == negative.placements == (Shard(1),)
+            and not conjugate.to_local().is_conj()
+            and not negative.to_local().is_neg()
+            and torch.equal(conjugate.full_tensor(), VALUES.conj())
+            and torch.equal(negative.full_tensor(), -VALUES.imag)
+            and torch.equal(x.grad.full_tensor(), 2 * VALUES.conj())
+        )
+
+    assert ranks(2, run) == [True] * 2
+
+
+def test_conjugates_travel_by_value(ranks):
+    """A conjugate or negative is a flag on the same bytes; what is gathered has it applied."""
+
+    def run(mesh):
+        x = DTensor.from_local(torch.tensor([1 + 2j, 3 - 1j]), mesh, [Shard(0)])
+        return x.conj().full_tensor().tolist(), x.conj().imag.full_tensor().tolist()
+
+    assert ranks(2, run) == [([1 - 2j, 3 + 1j] * 2, [-2.0, 1.0] * 2)] * 2
+
+
+MISFITS = {
+    "glu": (F.glu, (4, 3), "glu: dim -1 of size 3 has no halves"),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("name", MISFITS)
+def test_a_call_that_does_not_fit_is_refused(refuses, name):
+    """A call that fails on one device fails on every rank with its reason, before anything moves."""
+    refuses(*MISFITS[name])

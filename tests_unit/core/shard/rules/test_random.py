@@ -20,6 +20,7 @@ from hyper_parallel.verify.simulate import simulate
 
 pytestmark = pytest.mark.platforms("torch")
 
+
 KNOWN = [  # counter, key, output: the reference vectors of Random123 whose key has no upper half
     (
         (0, 0, 0, 0),
@@ -102,7 +103,6 @@ DRAWS = {
         x[:, :, None, None, None].expand(5, 3, 4, 4, 4).cumsum(4), 2, output_ratio=0.5, return_indices=True
     )[0],
 }
-
 COMPUTED = {name for name in DRAWS if any(word in name for word in ("dropout", "bernoulli", "rrelu", "gumbel", "pool"))}
 COMPUTED.remove("bernoulli_")
 
@@ -337,3 +337,17 @@ def test_what_multinomial_refuses():
         "multinomial(x=f32[1, 1, 3]): x has 3 dims; weights are a vector or a matrix of one vector per row",
         "geometric: p is 1.5; it lies between 0 and 1",
     ]
+
+
+MISFITS = {
+    "dropout": (
+        lambda x: F.dropout(x, 1.5), (4, 3),
+        "dropout(x=f64[4@tp, 3]): p is 1.5; a probability lies between 0 and 1",
+    ),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("name", MISFITS)
+def test_a_call_that_does_not_fit_is_refused(refuses, name):
+    """A call that fails on one device fails on every rank with its reason, before anything moves."""
+    refuses(*MISFITS[name])

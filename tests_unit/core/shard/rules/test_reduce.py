@@ -5,10 +5,10 @@ import pytest
 import torch
 import torch.nn.functional as F
 
+from hyper_parallel import distribute_tensor
 from hyper_parallel.core.dtensor.dtensor import DTensor
 from hyper_parallel.core.dtensor.events import record_events
 from hyper_parallel.core.dtensor.mesh import init_device_mesh
-from hyper_parallel.core.dtensor.module import distribute_tensor
 from hyper_parallel.core.dtensor.placements import Partial, Shard
 from hyper_parallel.errors import LayoutError
 from hyper_parallel.verify.check import check_function
@@ -171,3 +171,21 @@ def test_second_derivatives_of_running_operators_reach_empty_pieces(fn):
     wanted = second(torch.from_numpy(array).requires_grad_(), lambda one: one).numpy()
     for found in simulate(on_rank, 3, "torch"):
         np.testing.assert_allclose(found, wanted, rtol=1e-9)
+
+
+@pytest.mark.parametrize("fn", [F.softmin, lambda x: F.softmax(x[:, None].expand(5, 3, 4))])
+@pytest.mark.filterwarnings("ignore:Implicit dimension choice")
+def test_softmax_by_its_old_default(holds, fn):
+    """Without a dim, softmax and softmin choose the one that PyTorch chooses."""
+    holds(fn, (5, 4), drawn={(2,): 8, (3,): 4, (4,): 3, (2, 2): 3})
+
+
+MISFITS = {
+    "a dim twice": (lambda x: x.sum((0, -2)), (4, 3), "sum(x=f64[4@tp, 3]): dim (0, -2) names a dim twice"),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("name", MISFITS)
+def test_a_call_that_does_not_fit_is_refused(refuses, name):
+    """A call that fails on one device fails on every rank with its reason, before anything moves."""
+    refuses(*MISFITS[name])

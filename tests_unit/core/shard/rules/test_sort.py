@@ -1,4 +1,4 @@
-"""Sorting, searching, counting, and results whose size depends on values."""
+"""Sorting, and results whose size depends on values."""
 
 import numpy as np
 import pytest
@@ -6,13 +6,12 @@ import torch
 
 from hyper_parallel.core.dtensor.dtensor import DTensor
 from hyper_parallel.core.dtensor.events import record_events
-from hyper_parallel.core.dtensor.placements import Partial, Replicate, Shard
+from hyper_parallel.core.dtensor.placements import Replicate, Shard
 
 pytestmark = pytest.mark.platforms("torch")
 
-TIES = np.array([[2, 1, 2, -1, 0], [0, 0, 3, 1, 3], [5, 4, 1, 4, 1]])
-EDGES = np.array([-1.0, -0.25, 0.0, 0.5, 1.5])
 
+TIES = np.array([[2, 1, 2, -1, 0], [0, 0, 3, 1, 3], [5, 4, 1, 4, 1]])
 ORDERS = {
     "sort": (torch.sort, (3, 5)),
     "sort first dim": (lambda x: x.sort(0, descending=True), (4, 3, 5)),
@@ -36,31 +35,11 @@ def test_order(holds, name):
     holds(*ORDERS[name])
 
 
-SEARCHES = {
-    "bucketize": (lambda x, e: torch.bucketize(x, e.detach()), (3, 4), EDGES),
-    "searchsorted": (lambda e, x: torch.searchsorted(e.detach(), x.detach(), right=True), EDGES, (3, 4)),
-    "rows": (lambda e, x: torch.searchsorted(e.sort(-1)[0].detach(), x.detach(), side="left"), (3, 5), (3, 4)),
-    "by a sorter": (lambda e, x: torch.searchsorted(e, x, sorter=e.argsort()), (5,), (3, 4)),
-    "isin": (torch.isin, (4, (3, 5)), (4, (2,))),
-}  # fmt: skip
-
-
-@pytest.mark.parametrize("name", SEARCHES)
-def test_searches(holds, name):
-    """Places of values of any layout in an order of any layout."""
-    holds(*SEARCHES[name])
-
-
 COUNTS = {
     "unique": (torch.unique, (4, (3, 5))),
     "unique with places": (lambda x: x.unique(return_inverse=True, return_counts=True), (4, (3, 5))),
     "unique rows": (lambda x: torch.unique(x, dim=0), (2, (7, 2))),
     "unique_consecutive": (lambda x: torch.unique_consecutive(x, return_counts=True), (2, (9,))),
-    "bincount": (lambda x: x.bincount(minlength=3), (6, (7,))),
-    "weighted bincount": (lambda x, w: torch.bincount(x, w.detach()), (6, (7,)), (7,)),
-    "histc": (lambda x: torch.histc(x, 5, -1, 1), (3, 5)),
-    "histc of its own bounds": (lambda x: x.histc(4), (3, 5)),
-    "histogram": (lambda x: torch.histogram(x.detach(), 4, range=(-1.0, 1.0)), (3, 5)),
     "argwhere": (torch.argwhere, (2, (3, 4))),
     "nonzero_static": (lambda x: torch.nonzero_static(x, size=9), (2, (3, 4))),
     "repeats": (lambda x, n: torch.repeat_interleave(x, n, dim=1), (3, 4), (3, (4,))),
@@ -91,18 +70,6 @@ def test_sorting_along_a_whole_dim_costs_nothing(ranks):
     assert ranks(2, run) == [(0, (Shard(0),), (Shard(0),))] * 2
 
 
-def test_a_histogram_between_bounds_adds_up(ranks):
-    """Each rank counts what it holds; the sum is left pending."""
-
-    def run(mesh):
-        x = DTensor.from_local(torch.tensor([0.1, 0.6]), mesh, [Shard(0)])
-        with record_events() as events:
-            found = torch.histc(x, 2, 0, 1)
-        return len(events), found.placements, found.full_tensor().tolist()
-
-    assert ranks(3, run) == [(0, (Partial("sum"),), [3.0, 3.0])] * 3
-
-
 def test_results_of_unknown_size_are_whole(ranks):
     """They keep the type in which PyTorch returns them."""
 
@@ -112,3 +79,29 @@ def test_results_of_unknown_size_are_whole(ranks):
         return values.tolist(), tuple(inverse.shape), counts.tolist(), values.placements
 
     assert ranks(2, run) == [([1, 3], (6,), [2, 4], (Replicate(),))] * 2
+
+
+OUT = {
+    "sort": lambda x, out: torch.sort(x, out=out),
+    "topk": lambda x, out: torch.topk(x, 4, out=out),
+}
+
+
+@pytest.mark.parametrize("name", OUT)
+def test_out_of_several(ranks, name):
+    """Results move to the layouts of the tensors that are written, which are returned."""
+
+    def run(mesh):
+        whole = torch.tensor([[3.0, 1.0, 2.0, 0.0]] * 4) + torch.arange(4.0)[:, None]
+        x = DTensor.from_local(whole.chunk(2)[mesh.coordinate[0]], mesh, [Shard(0)])
+        values = DTensor.from_local(torch.zeros(4, 4), mesh)
+        places = DTensor.from_local(torch.zeros(4, 2, dtype=torch.int64), mesh, [Shard(1)])
+        returned = OUT[name](x, (values, places))
+        wanted = OUT[name](whole, None)
+        return (
+            returned[0] is values and returned[1] is places,
+            torch.equal(values.to_local(), wanted[0]),
+            torch.equal(places.full_tensor(), wanted[1]),
+        )
+
+    assert ranks(2, run) == [(True, True, True)] * 2

@@ -1,13 +1,18 @@
-"""Views and joins: a dim that is kept may be sharded, and so may the leading dim of a merged or split group."""
+"""Views: kept dims and the leading dim of a merged or split group may be sharded; no write through a view is lost."""
 
+import numpy as np
 import pytest
 import torch
-import torch.nn.functional as F
 
+from hyper_parallel import distribute_tensor
 from hyper_parallel.core.dtensor.dtensor import DTensor
 from hyper_parallel.core.dtensor.events import record_events
-from hyper_parallel.core.dtensor.placements import Shard
-from hyper_parallel.errors import UnsupportedOperatorError
+from hyper_parallel.core.dtensor.layout import Layout
+from hyper_parallel.core.dtensor.mesh import init_device_mesh
+from hyper_parallel.core.dtensor.placements import Partial, Replicate, Shard
+from hyper_parallel.errors import HyperParallelError, LayoutError, UnsupportedOperatorError
+from hyper_parallel.verify.check import decompose
+from hyper_parallel.verify.simulate import simulate
 
 pytestmark = pytest.mark.platforms("torch")
 
@@ -27,77 +32,24 @@ def test_view(holds, source, target):
     holds(lambda x: x.reshape(target), source, drawn={(2,): 20, (3,): 7, (4,): 7, (2, 2): 30})
 
 
-DIMS = {
-    "flatten": lambda x: x.flatten(1),
-    "flatten first": lambda x: torch.flatten(x, 0, 1),
-    "unflatten": lambda x: x.unflatten(-1, (2, 3)),
-    "view_as": lambda x: x.view_as(x),
-    "flatten of a number": lambda x: x.sum().flatten(),
-    "transpose": lambda x: x.transpose(0, -1),
-    "transpose of a number": lambda x: x.sum().transpose(0, -1),
-    "swapaxes": lambda x: x.swapaxes(0, 1),
-    "permute": lambda x: x.permute(2, 0, 1),
-    "torch.permute": lambda x: torch.permute(x, (2, 0, 1)),
-    "movedim": lambda x: x.movedim(0, -1),
-    "movedim of two": lambda x: torch.movedim(x, (0, 1), (2, 0)),
-    "mT": lambda x: x.mT,
-    "T": lambda x: x[0].T,
-    "t": lambda x: x[:, 0].t(),
-    "squeeze": lambda x: x[:, :1].squeeze(),
-    "squeeze of nothing": lambda x: x.squeeze(0),
-    "unsqueeze": lambda x: x.unsqueeze(-1),
-    "expand": lambda x: x[:, :1].expand(2, -1, 5, 6),
-    "expand_as": lambda x: x[:, :1].expand_as(x),
-    "broadcast_to": lambda x: torch.broadcast_to(x, (2, *x.shape)),
-    "narrow": lambda x: x.narrow(1, 1, 2),
-    "narrow to all": lambda x: torch.narrow(x, 1, 0, 5),
-    "select": lambda x: x.select(1, -1),
-    "unbind": lambda x: x.unbind(1),
-    "torch.unbind": torch.unbind,
-    "split": lambda x: x.split(2, 1),
-    "split by sizes": lambda x: torch.split(x, [1, 4], dim=1),
-    "split into one": lambda x: x.split(7),
-    "chunk": lambda x: x.chunk(3, -1),
-    "tensor_split": lambda x: torch.tensor_split(x, 3, dim=1),
-    "tensor_split at": lambda x: x.tensor_split((1, 3), 1),
-    "diagonal": lambda x: x.diagonal(1, 2, 0),
-    "unfold": lambda x: x.unfold(1, 3, 2),
-    "glu": lambda x: F.glu(x, -1),
-    "repeat": lambda x: x.repeat(2, 1, 3, 1),
-    "tile": lambda x: x.tile((2, 1)),
-    "repeat_interleave": lambda x: x.repeat_interleave(2, 1),
-    "repeat_interleave first": lambda x: torch.repeat_interleave(x, 3, dim=0),
-    "repeat_interleave flat": lambda x: x.repeat_interleave(2),
-    "roll": lambda x: x.roll(1, 0),
-    "roll flat": lambda x: torch.roll(x, 2),
-    "flip": lambda x: x.flip(0, 2),
-    "torch.flip": lambda x: torch.flip(x, [1]),
-    "tril": lambda x: x.tril(),
-    "triu": lambda x: torch.triu(x, 1),
-    "tril below": lambda x: x.tril(-1),
-}
+COMPLEX = np.random.default_rng(5).standard_normal((3, 4, 2)).view(np.complex128)[..., 0]
+NAMED = {
+    "flatten": (lambda x: x.flatten(1), (4, 5, 6)),
+    "flatten first": (lambda x: torch.flatten(x, 0, 1), (4, 5, 6)),
+    "unflatten": (lambda x: x.unflatten(-1, (2, 3)), (4, 5, 6)),
+    "view_as": (lambda x: x.view_as(x), (4, 5, 6)),
+    "flatten of a number": (lambda x: x.sum().flatten(), (4, 5, 6)),
+    "view_as_complex": (lambda x: torch.view_as_complex(x) * 2j, (3, 5, 2)),
+    "view_as_real": (torch.view_as_real, COMPLEX),
+    "view_copy": (lambda x: torch.view_copy(x, (12,)), (3, 4)),
+}  # fmt: skip
 
 
-@pytest.mark.parametrize("name", DIMS)
-def test_dims(holds, name):
-    """Rearranging, cutting and stretching dims gives the plain tensor, also where a dim is 1 only locally."""
-    holds(DIMS[name], (4, 5, 6))
-
-
-JOINS = {
-    "cat": (lambda x, y: torch.cat([x, y], 1), (4, 3), (4, 5)),
-    "cat first": (lambda x, y: torch.cat((x, y)), (4, 3), (5, 3)),
-    "cat of one twice": (lambda x: torch.cat([x, x], 0), (4, 3)),
-    "stack": (lambda x, y: torch.stack([x, y], -1), (4, 3), (4, 3)),
-    "hstack": (lambda x, y: torch.hstack([x, y]), (4, 3), (4, 5)),
-    "vstack": (lambda x, y: torch.vstack([x, y]), (3,), (5, 3)),
-}
-
-
-@pytest.mark.parametrize("name", JOINS)
-def test_joins(holds, name):
-    """Joined tensors meet in one layout; the joined dim is whole."""
-    holds(JOINS[name][0], *JOINS[name][1:])
+@pytest.mark.parametrize("name", NAMED)
+@pytest.mark.untraced
+def test_named_views(holds, name):
+    """Views by other names show the plain elements under any placement."""
+    holds(*NAMED[name])
 
 
 def test_three_axes_uneven(holds):
@@ -140,3 +92,282 @@ def test_a_view_that_had_to_move_is_read_only(ranks):
         "mul(x=f32[1, 3@tp]): x cannot be written to: it is a copy: getitem(x=f32[4@tp, 3]) had to move x to "
         "f32[4, 3@tp], so a write would be lost; write to x itself"
     )
+
+
+NUMBERS = torch.complex(torch.arange(15.0).reshape(5, 3) - 7, torch.arange(15.0).reshape(5, 3) * 2 - 9)
+
+
+def test_pairs_become_complex_numbers_where_they_are(ranks):
+    """`view_as_complex` and back keep the shards of all dims but the pair's."""
+
+    def run(mesh):
+        pairs = distribute_tensor(torch.view_as_real(NUMBERS).contiguous().clone(), mesh, [Shard(0)])
+        x = torch.view_as_complex(pairs)
+        back = torch.view_as_real(x)
+        return x.placements, back.placements, torch.equal(back.full_tensor(), torch.view_as_real(NUMBERS))
+
+    assert ranks(2, run) == [((Shard(0),), (Shard(0),), True)] * 2
+
+
+def test_strides_need_the_whole_storage(ranks):
+    """``as_strided`` reads and writes what every rank holds whole, and is refused otherwise."""
+
+    def run(mesh):
+        whole = DTensor.from_local(torch.arange(6.0), mesh)
+        with pytest.raises(LayoutError) as caught:
+            torch.as_strided(DTensor.from_local(torch.arange(6.0), mesh, [Shard(0)]), (2, 2), (1, 2))
+        written = torch.as_strided_scatter(whole, DTensor.from_local(-torch.ones(2, 2), mesh), (2, 2), (1, 2))
+        assert written.full_tensor().tolist() == [-1.0, -1.0, -1.0, -1.0, 4.0, 5.0]
+        return whole.as_strided((2, 2), (1, 2), 1).full_tensor().tolist(), str(caught.value)
+
+    message = (
+        "as_strided(x=f32[12@tp]): strides address storage, of which ranks hold different pieces; "
+        "x = x.redistribute().contiguous() first"
+    )
+    assert ranks(2, run) == [([[1.0, 3.0], [2.0, 4.0]], message)] * 2
+
+
+VIEWS = {
+    "number": lambda x: x[1],
+    "last number": lambda x: x[..., -1],
+    "range": lambda x: x[1:3],
+    "inner range": lambda x: x[:, 1:, 2:4],
+    "step": lambda x: x[:, ::2],
+    "everything": lambda x: x[...],
+    "new dim": lambda x: x[:, None],
+    "twice": lambda x: x[1:][0],
+    "select": lambda x: x.select(1, 2),
+    "narrow": lambda x: torch.narrow(x, 2, 1, 2),
+    "slice of a slice": lambda x: x.narrow(1, 1, 3).narrow(0, 0, 2),
+    "chunk": lambda x: x.chunk(2)[1],
+    "chunk inside": lambda x: torch.chunk(x, 2, 1)[0],
+    "one chunk": lambda x: x.chunk(1)[0],
+    "split": lambda x: x.split([1, 3])[1],
+    "split inside": lambda x: x.split(3, -1)[1],
+    "tensor_split": lambda x: torch.tensor_split(x, 3, 2)[1],
+    "hsplit": lambda x: torch.hsplit(x, [2])[0],
+    "vsplit": lambda x: torch.vsplit(x, 2)[1],
+    "dsplit": lambda x: torch.dsplit(x, 3)[2],
+    "unbind": lambda x: x.unbind(1)[3],
+    "iteration": lambda x: list(x)[1],
+    "view": lambda x: x.view(-1),
+    "view merged": lambda x: x.view(20, 6),
+    "view split": lambda x: x.view(2, 2, 5, 6),
+    "reshape": lambda x: x.reshape(4, 5, 2, 3),
+    "flatten": lambda x: x.flatten(1),
+    "unflatten": lambda x: x.unflatten(0, (2, 2)),
+    "ravel": lambda x: x.ravel(),
+    "transpose": lambda x: x.transpose(0, 1),
+    "permute": lambda x: x.permute(2, 0, 1)[0],
+    "movedim": lambda x: torch.movedim(x, 0, 2),
+    "swapaxes": lambda x: x.swapaxes(1, 2)[:, 1],
+    "mT": lambda x: x.mT,
+    "T": lambda x: x[0].T,
+    "H": lambda x: x[:, 0].H,
+    "squeeze": lambda x: x[:1].squeeze(0),
+    "unsqueeze": lambda x: x.unsqueeze(1),
+    "expanded where it is": lambda x: x.expand(4, 5, 6),
+    "diagonal": lambda x: x.diagonal(),
+    "diagonal inside": lambda x: torch.diagonal(x, 1, 1, 2),
+    "unfold": lambda x: x.unfold(1, 2, 2),
+    "atleast_3d": lambda x: torch.atleast_3d(x)[0],
+    "view_as": lambda x: x.view_as(x)[1],
+    "detach": lambda x: x.detach()[0],
+    "real": lambda x: x.real[0],
+}  # fmt: skip
+
+
+def filled(y, _):
+    """A constant."""
+    y.fill_(3)
+
+
+def doubled(y, _):
+    """What is there takes part."""
+    y.mul_(2)
+
+
+def assigned(y, _):
+    """Python's own spelling of a write."""
+    y[...] = -1
+
+
+def partly(y, _):
+    """A write into part of the view."""
+    y[0] = 0.5
+
+
+def added(y, one):
+    """A replicated tensor is added."""
+    y += one
+
+
+def masked(y, _):
+    """Where a condition holds."""
+    y.masked_fill_(y > 0, 0)
+
+
+WRITES = [filled, doubled, assigned, partly, added, masked]
+PLACEMENTS = [Replicate(), Shard(0), Shard(1), Shard(2), Partial()]
+VALUES = np.round(np.random.default_rng(1).standard_normal((4, 5, 6)) * 64) / 64
+
+
+def outcome(name, write, placement, mesh):
+    """What became of one write: `written`, `refused`, or what is wrong."""
+    plain = torch.tensor(VALUES)
+    write(VIEWS[name](plain), torch.ones(()))
+    layout = Layout.place(mesh, [placement], VALUES.shape)
+    x = DTensor.from_local(torch.tensor(decompose(VALUES, layout, 0)), mesh, [placement], shape=VALUES.shape)
+    before = x.to_local().clone()
+    try:
+        write(VIEWS[name](x), torch.ones(()))
+    except HyperParallelError:
+        return "refused" if torch.equal(x.to_local(), before) else "refused, and written in part"
+    return "written" if torch.allclose(x.full_tensor(), plain, rtol=0, atol=1e-9) else "lost, or wrong"
+
+
+@pytest.mark.parametrize("name", VIEWS)
+def test_no_write_is_lost(name):
+    """Whatever the layout, a write through a view of it is in the tensor afterwards, or was refused as a whole."""
+
+    def rank():
+        mesh = init_device_mesh("cpu", (2 + (name == "number"),), mesh_dim_names=("tp",))
+        return {
+            (write.__name__, repr(held)): outcome(name, write, held, mesh) for write in WRITES for held in PLACEMENTS
+        }
+
+    for found in simulate(rank, 2 + (name == "number"), "torch"):
+        assert set(found.values()) <= {"written", "refused"}, found
+        whole = [seen for (_, held), seen in found.items() if held == "Replicate()"]
+        assert whole == ["written"] * len(WRITES)
+
+
+def test_writes_into_chunks_of_other_dims_arrive(ranks):
+    """Pieces along a dim that is not sharded share storage with the tensor."""
+
+    def run(mesh):
+        x = DTensor.from_local(torch.zeros(2, 6), mesh, [Shard(0)])
+        first, second = x.chunk(2, dim=1)
+        first.add_(1)
+        second[:, 0] = 5
+        return x.full_tensor().tolist()
+
+    assert ranks(2, run) == [[[1.0, 1.0, 1.0, 5.0, 0.0, 0.0]] * 4] * 2
+
+
+def test_a_piece_that_had_to_move_says_why_it_cannot_be_written(ranks):
+    """The message names the view, what moved, and what to write to instead."""
+
+    def run(mesh):
+        x = DTensor.from_local(torch.zeros(2, 3), mesh, [Shard(0)])
+        with pytest.raises(UnsupportedOperatorError) as caught:
+            x[0].fill_(1)
+        with pytest.raises(UnsupportedOperatorError) as further:
+            x.narrow(0, 1, 2).transpose(0, 1)[0] += 1
+        return str(caught.value), str(further.value)
+
+    copied, viewed = ranks(2, run)[0]
+    assert copied == (
+        "fill(x=f32[3@tp]): x cannot be written to: it is a copy: getitem(x=f32[4@tp, 3]) had to move x to "
+        "f32[4, 3@tp], so a write would be lost; write to x itself"
+    )
+    assert viewed == (
+        "add(x=f32[2@tp]): x cannot be written to: it is a copy: getitem(x=f32[3@tp, 2]) had to move x to "
+        "f32[3, 2@tp], so a write would be lost; write to x itself"
+    )
+
+
+def test_gradients_pass_through_what_was_written_through_a_view(holds):
+    """A write through a view of a value that takes part in autograd changes gradients as it does on one device."""
+
+    def run(x, value):
+        y = x * 1.0
+        y[:, 1:3].mul_(2.0)
+        y.narrow(2, 0, 1).copy_(value)
+        y.transpose(0, 1)[4].zero_()
+        return y * y
+
+    holds(run, (4, 5, 6), (4, 5, 1), refused=True, drawn={(2,): 20, (3,): 7, (2, 2): 6})
+
+
+def test_kept_views_see_writes_through_slices(ranks):
+    """A varying view made before a write through a slice is not used after it."""
+
+    def run(mesh):
+        weight = DTensor.from_local(torch.ones(3, 2), mesh).requires_grad_()
+        x = DTensor.from_local(torch.ones(1, 3), mesh, [Shard(0)])
+        scaled = weight * 1.0
+        first = (x @ scaled).sum()
+        scaled[0].mul_(5)
+        second = (x @ scaled).sum()
+        (first.detach() + second).backward()
+        return second.item(), weight.grad.full_tensor().tolist()
+
+    assert ranks(2, run) == [(28.0, [[10.0, 10.0], [2.0, 2.0], [2.0, 2.0]])] * 2
+
+
+@pytest.mark.parametrize(
+    "view", [lambda x: x[1:3], lambda x: x[1:3].t(), lambda x: x.diagonal(), lambda x: x.chunk(2)[1]],
+)  # fmt: skip
+def test_a_copy_in_a_views_place_is_stale_once_its_base_is_written(view):
+    """A view that had to be a copy would not show the write, so reading it after one is refused, and only then."""
+    import torch
+
+    from hyper_parallel import Shard, distribute_tensor, init_device_mesh
+    from hyper_parallel.errors import UnsupportedOperatorError
+    from hyper_parallel.verify.simulate import simulate
+
+    def body():
+        mesh = init_device_mesh("cpu", (3,), mesh_dim_names=("tp",))
+        plain = torch.arange(8.0).reshape(4, 2)
+        x = distribute_tensor(plain, mesh, [Shard(0)])
+        seen = view(x)
+        before, kept = seen.full_tensor(), seen.clone()
+        assert torch.equal(before, view(plain))
+        x.detach().add_(5)
+        refused = 0
+        for use in (seen.full_tensor, seen.to_local, lambda: seen + 1, lambda: -seen, lambda: torch.add(kept, seen)):
+            with pytest.raises(UnsupportedOperatorError, match="written since is stale"):
+                use()
+            refused += 1
+        assert torch.equal(kept.full_tensor(), before)
+        assert torch.equal(view(x).full_tensor(), view(plain + 5))
+        return refused
+
+    assert simulate(body, 3, platform="torch") == [5] * 3
+
+
+MISFITS = {
+    "view by two unknowns": (lambda x: x.view(-1, -1), (4, 3), "view(x=f64[4@tp, 3]): invalid shape [-1, -1]"),
+    "view of a remainder": (
+        lambda x: x.view(5, -1), (4, 3),
+        "view(x=f64[4@tp, 3]): shape [5, -1] is invalid for [4, 3]",
+    ),
+    "view of others": (lambda x: x.view(5, 2), (4, 3), "view(x=f64[4@tp, 3]): shape [5, 2] is invalid for [4, 3]"),
+    "flatten": (lambda x: x.flatten(1, 0), (4, 3), "flatten: start_dim 1 comes after end_dim 0"),
+    "pairs": (
+        torch.view_as_complex, (4, 3),
+        "view_as_complex(x=f64[4@tp, 3]): the last dim holds real and imaginary part, x is [4, 3]",
+    ),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("name", MISFITS)
+def test_a_call_that_does_not_fit_is_refused(refuses, name):
+    """A call that fails on one device fails on every rank with its reason, before anything moves."""
+    refuses(*MISFITS[name])
+
+
+BEYOND = {
+    "reinterpreted bits": (
+        lambda x: x.view(torch.int64), (4, 3),
+        ("view(x=f64[4@tp, 3]): view as [torch.int64]: only sizes are supported; reinterpret the bits of to_local() "
+        "instead"),
+    ),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("name", BEYOND)
+def test_what_only_one_device_can_do_is_refused(refuses, name):
+    """What has no meaning for local shards is an error with its reason."""
+    refuses(*BEYOND[name], plain_too=False)

@@ -1,4 +1,4 @@
-"""Normalisation by the statistics of many samples: those of the whole batch, whatever is sharded."""
+"""Normalisation over trailing dims, groups of channels, or a whole sharded batch, on PyTorch."""
 
 import copy
 
@@ -16,6 +16,22 @@ from hyper_parallel.verify.check import check_function
 
 pytestmark = pytest.mark.platforms("torch")
 
+
+LAYER_NORMS = {
+    "layer_norm": (lambda x, w, b: F.layer_norm(x, (6,), w, b), (4, 5, 6), (6,), (6,)),
+    "layer_norm of two dims": (lambda x: F.layer_norm(x, (5, 6)), (4, 5, 6)),
+    "rms_norm": (lambda x, w: F.rms_norm(x, (6,), w, 1e-6), (4, 5, 6), (6,)),
+    "group_norm": (lambda x, w, b: F.group_norm(x, 2, w, b), (3, 4, 5), (4,), (4,)),
+    "operator": (lambda x, w, b: torch.native_layer_norm(x, (6,), w, b, 1e-5)[0], (4, 6), (6,), (6,)),
+}
+
+
+@pytest.mark.parametrize("name", LAYER_NORMS)
+def test_layer_norms(holds, name):
+    """Normalised dims are whole, the others run through, and weights get their full gradient."""
+    holds(LAYER_NORMS[name][0], *LAYER_NORMS[name][1:])
+
+
 POSITIVE = np.random.default_rng(1).uniform(0.5, 2.0, 3)
 FEW = {(2,): 12, (3,): 6, (4,): 4, (2, 2): 4}
 
@@ -31,7 +47,7 @@ def running(norm, **options):
     return fn
 
 
-NORMS = {
+BATCH_NORMS = {
     "batch": (lambda x, w, b: F.batch_norm(x, None, None, w, b, training=True), (5, 3, 4), (3,), (3,)),
     "batch of vectors": (lambda x: F.batch_norm(x, None, None, training=True, eps=0.1), (5, 3)),
     "batch, running": (running(F.batch_norm, training=True), (5, 3, 4, 2), (3,), POSITIVE, (3,), (3,)),
@@ -48,11 +64,11 @@ NORMS = {
 }  # fmt: skip
 
 
-@pytest.mark.parametrize("name", NORMS)
+@pytest.mark.parametrize("name", BATCH_NORMS)
 @pytest.mark.untraced
-def test_norms(holds, name):
+def test_batch_norms(holds, name):
     """Output, running statistics and all gradients are those of the whole batch, uneven and empty shards included."""
-    holds(NORMS[name][0], *NORMS[name][1:], drawn=FEW)
+    holds(BATCH_NORMS[name][0], *BATCH_NORMS[name][1:], drawn=FEW)
 
 
 MODULES = {
@@ -154,3 +170,21 @@ def test_what_is_refused(ranks):
             "x needs samples and channels, the others one number per channel: x [4, 3], weight [2]"
         ),
     ]
+
+
+MISFITS = {
+    "layer_norm": (
+        lambda x: F.layer_norm(x, (4,)), (4, 3),
+        "layer_norm(x=f64[4@tp, 3]): normalized_shape [4] does not end x's shape [4, 3]",
+    ),
+    "layer_norm's weight": (
+        lambda x, w: F.layer_norm(x, (3,), w), (4, 3), (4,),
+        "layer_norm(x=f64[4@tp, 3], weight=f64[4@tp]): weight has shape [4], normalized_shape is [3]",
+    ),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("name", MISFITS)
+def test_a_call_that_does_not_fit_is_refused(refuses, name):
+    """A call that fails on one device fails on every rank with its reason, before anything moves."""
+    refuses(*MISFITS[name])

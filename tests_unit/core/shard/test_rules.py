@@ -1,4 +1,4 @@
-"""Every rule once, in the quickest way: what the exhaustive tests of this folder check many times, untraced."""
+"""Every rule once, in the quickest way: what the exhaustive tests of rules/ check many times, untraced."""
 
 from __future__ import annotations
 
