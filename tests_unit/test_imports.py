@@ -30,13 +30,14 @@ FRAMEWORK_HOMES = {
 }
 
 # Zone -> zones that it may import besides itself. A module belongs to the zone with the longest matching name.
-BASE = {"_lazy", "errors", "platform.contract", "platform", "transport"}
+BASE = {"_lazy", "_tree", "errors", "platform.contract", "platform", "transport"}
 CORE = {"core.dtensor", "core.shard", "core.tensor_parallel"}
 ARROWS = {
     "_lazy": set(),
+    "_tree": set(),
     "errors": set(),
     # The transport is part of what a platform answers with: contracts name its interface.
-    "platform.contract": {"errors", "transport"},
+    "platform.contract": {"_tree", "errors", "transport"},
     "platform": {"errors", "platform.contract", "platform.torch", "platform.mindspore"},  # select.py: the only door
     "transport": {"errors"},
     "transport.c10d": {"errors", "transport", "transport.gloo"},
@@ -44,8 +45,8 @@ ARROWS = {
     "transport.gloo": {"errors", "transport"},
     "transport.mindspore": {"errors", "transport", "transport.c10d"},  # its CPU rehearsal runs over gloo
     # A framework subclasses the DTensor mixin and feeds the dispatcher, so it may look up; core may never look down.
-    "platform.torch": {"errors", "platform.contract", "transport", "transport.c10d", *CORE},
-    "platform.mindspore": {"errors", "platform.contract", "transport", "transport.mindspore", *CORE},
+    "platform.torch": {"_tree", "errors", "platform.contract", "transport", "transport.c10d", *CORE},
+    "platform.mindspore": {"_tree", "errors", "platform.contract", "transport", "transport.mindspore", *CORE},
     "core": set(),
     "core.dtensor": BASE,
     "core.shard": BASE | {"core.dtensor"},
@@ -251,7 +252,7 @@ GOOD = {
     "errors.py": "",
     "core/dtensor/mesh.py": "import numpy\nfrom hyper_parallel.platform.select import get\n",
     "core/shard/rule.py": "from hyper_parallel.core.dtensor import mesh\nfrom . import signature\n",
-    "core/shard/signature.py": "from ..dtensor.mesh import Mesh\n",
+    "core/shard/labels.py": "from ..dtensor.mesh import Mesh\n",
     "platform/select.py": "def get():\n    from hyper_parallel.platform.torch import tensors\n",
     "platform/torch/tensors.py": "import torch\nfrom hyper_parallel.core.dtensor.mesh import Mesh\n",
     "transport/base.py": "from hyper_parallel.errors import X\n",

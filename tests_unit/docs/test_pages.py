@@ -20,11 +20,10 @@ pytestmark = pytest.mark.skipif(not (ROOT / "README.md").exists(), reason="[no-t
 GIVEN = {
     "hyper_parallel/core/shard/README.md": """
 from hyper_parallel.core.shard import rule as rules_
-from hyper_parallel.core.shard.call import OpCall
-from hyper_parallel.core.shard.rule import Strategies, rule
+from hyper_parallel.core.shard.rule import OpCall, Strategies, rule
 from hyper_parallel.core.shard.rules import matmul
 from hyper_parallel.core.shard.sample import Sample, real, sample, sample_call, size
-from hyper_parallel.core.shard.signature import Labels, labelled_rows
+from hyper_parallel.core.shard.labels import Labels, labelled_rows
 rules_._RULES.pop("linear", None)  # the page's own takes its place
 """,
 }

@@ -8,14 +8,11 @@ from hyper_parallel._lazy import lazy
 
 if TYPE_CHECKING:
     from hyper_parallel.core.dtensor.events import implicit_budget, record_events, strict
-    from hyper_parallel.core.shard.dfunction import DFunction
-    from hyper_parallel.core.shard.dispatch import implicit_replication
-    from hyper_parallel.core.shard.distributed_op import DistributedOp
-    from hyper_parallel.core.shard.local_region import custom_shard, local_map
-    from hyper_parallel.core.shard.module_plan import ShardingPlan, shard_module
-    from hyper_parallel.core.shard.propagator import ShardingPropagator
-    from hyper_parallel.core.shard.replicated_op import ReplicatedOp
-    from hyper_parallel.core.shard.schema import (
+    from hyper_parallel.core.shard.custom.dfunction import DFunction
+    from hyper_parallel.core.shard.custom.distributed_op import DistributedOp
+    from hyper_parallel.core.shard.custom.function_map import custom_shard, local_map
+    from hyper_parallel.core.shard.custom.replicated_op import ReplicatedOp
+    from hyper_parallel.core.shard.custom.schema import (
         OpInfo,
         OpSchema,
         OpSpec,
@@ -25,6 +22,9 @@ if TYPE_CHECKING:
         TensorMeta,
         TupleStrategy,
     )
+    from hyper_parallel.core.shard.custom.sharding_plan import ShardingPlan, shard_module
+    from hyper_parallel.core.shard.custom.strategy_api import ShardingPropagator
+    from hyper_parallel.core.shard.dispatch import implicit_replication
 
 __all__ = [
     "DFunction",
@@ -53,13 +53,13 @@ __getattr__, __dir__ = lazy(
     globals(),
     {
         "hyper_parallel.core.dtensor.events": ("implicit_budget", "record_events", "strict"),
-        "hyper_parallel.core.shard.dfunction": ("DFunction",),
+        "hyper_parallel.core.shard.custom.dfunction": ("DFunction",),
         "hyper_parallel.core.shard.dispatch": ("implicit_replication",),
-        "hyper_parallel.core.shard.distributed_op": ("DistributedOp",),
-        "hyper_parallel.core.shard.local_region": ("custom_shard", "local_map"),
-        "hyper_parallel.core.shard.propagator": ("ShardingPropagator",),
-        "hyper_parallel.core.shard.replicated_op": ("ReplicatedOp",),
-        "hyper_parallel.core.shard.schema": (
+        "hyper_parallel.core.shard.custom.distributed_op": ("DistributedOp",),
+        "hyper_parallel.core.shard.custom.function_map": ("custom_shard", "local_map"),
+        "hyper_parallel.core.shard.custom.strategy_api": ("ShardingPropagator",),
+        "hyper_parallel.core.shard.custom.replicated_op": ("ReplicatedOp",),
+        "hyper_parallel.core.shard.custom.schema": (
             "OpInfo",
             "OpSchema",
             "OpSpec",
@@ -69,6 +69,6 @@ __getattr__, __dir__ = lazy(
             "TensorMeta",
             "TupleStrategy",
         ),
-        "hyper_parallel.core.shard.module_plan": ("ShardingPlan", "shard_module"),
+        "hyper_parallel.core.shard.custom.sharding_plan": ("ShardingPlan", "shard_module"),
     },
 )

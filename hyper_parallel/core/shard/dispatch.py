@@ -14,26 +14,22 @@ from typing import TYPE_CHECKING, Any
 from hyper_parallel.core.dtensor.dtensor import DTensor
 from hyper_parallel.core.dtensor.layout import Layout
 from hyper_parallel.core.dtensor.skip_dispatch import any_block, local_operands, outside_blocks, skipped
-from hyper_parallel.core.shard.binder import binder
-from hyper_parallel.core.shard.call import OpCall, Operand, Ref, UnknownOperandError
-from hyper_parallel.core.shard.compiled import Mark, Run, compile_plan, marked
-from hyper_parallel.core.shard.propagation import propagate
-from hyper_parallel.core.shard.rule import Decomposition, Rule, find_rule
+from hyper_parallel.core.shard.entry import OpEntry, Run, binder
+from hyper_parallel.core.shard.executor import Mark, compile_plan, marked
+from hyper_parallel.core.shard.op_plan import propagate
+from hyper_parallel.core.shard.rule import OpCall, Operand, Ref, Rule, UnknownOperandError, find_rule
 from hyper_parallel.errors import MeshMismatchError, MixedTensorError, UnsupportedOperatorError
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
 
-    from hyper_parallel.core.shard.binder import Binder
     from hyper_parallel.platform.contract.platform import Platform
 
-__all__ = ["Dispatcher", "Entry", "implicit_replication", "no_function"]
+__all__ = ["Dispatcher", "implicit_replication", "no_function"]
 
 _REPLICATE_PLAIN: ContextVar[bool] = ContextVar("hyper_parallel_implicit_replication", default=False)
-_SCALARS = frozenset({int, float, bool, complex})
 _ATOMS = frozenset({int, bool, str, type(None)})  # of which equal values are the same value; 0.0 == -0.0
 _MOST_PLANS = 4096
-_NONE: frozenset[type] = frozenset()
 _NO_KWARGS: dict[str, Any] = {}
 
 
@@ -47,61 +43,6 @@ def implicit_replication() -> Iterator[None]:
         _REPLICATE_PLAIN.reset(token)
 
 
-class Entry:
-    """One spelling of an operator.
-
-    Attributes:
-        name: the spelling, for messages.
-        func: what the caller called; called on locals when ``canonical`` is False.
-        binder: its parameters in canonical names.
-        rule: the operator's rule.
-        local: the canonical local implementation.
-        canonical: always call ``local`` (the spelled function cannot run on locals as it is).
-        in_place: the first operand is written and returned.
-        composed: what runs instead of a rule, for a decomposition.
-        by_dtype: the key holds the operands' dtypes.
-        loose: types of Python numbers of which the key holds the type only.
-        cache: plans by key.
-    """
-
-    __slots__ = (
-        "binder",
-        "by_dtype",
-        "cache",
-        "canonical",
-        "composed",
-        "func",
-        "in_place",
-        "local",
-        "loose",
-        "name",
-        "rule",
-    )
-
-    def __init__(
-        self,
-        name: str,
-        func: Callable[..., Any],
-        binder: Binder,
-        rule: Rule | Decomposition,
-        local: Callable[..., Any],
-        *,
-        canonical: bool = False,
-        in_place: bool = False,
-    ) -> None:
-        """Record the spelling; its cache starts empty."""
-        self.name, self.func, self.binder, self.rule, self.local = name, func, binder, rule, local
-        self.canonical, self.in_place = canonical, in_place
-        self.composed = rule.run if isinstance(rule, Decomposition) else None
-        self.by_dtype = isinstance(rule, Rule) and rule.by_dtype
-        self.loose = _SCALARS if isinstance(rule, Rule) and not rule.by_value else _NONE
-        self.cache: dict[Any, Run] = {}
-
-    def target(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
-        """What an in-place call writes: the first parameter, given by position or keyword."""
-        return args[0] if args else next(iter(self.binder.bind(args, kwargs).values()))
-
-
 class Dispatcher:
     """Dispatch for one framework."""
 
@@ -113,7 +54,7 @@ class Dispatcher:
         self.ops = Ops(self)
 
     def dispatch(  # noqa: C901, PLR0912 - the hot path, in line
-        self, entry: Entry, args: tuple[Any, ...], kwargs: dict[str, Any]
+        self, entry: OpEntry, args: tuple[Any, ...], kwargs: dict[str, Any]
     ) -> Any:
         """Run ``entry`` on arguments of which at least one is, or contains, a DTensor."""
         if any_block():
@@ -165,7 +106,7 @@ class Dispatcher:
             return done
         return run(args, kwargs)
 
-    def unary(self, entry: Entry) -> Callable[[Any], Any]:
+    def unary(self, entry: OpEntry) -> Callable[[Any], Any]:
         """A method without arguments: :meth:`dispatch` with the key made in line."""
         get, full = entry.cache.get, self.dispatch
 
@@ -175,7 +116,7 @@ class Dispatcher:
 
         return call
 
-    def binary(self, entry: Entry) -> Callable[[Any, Any], Any]:
+    def binary(self, entry: OpEntry) -> Callable[[Any, Any], Any]:
         """An operator of two operands: :meth:`dispatch` with the key made in line."""
         get, full, kind = entry.cache.get, self.dispatch, self.kind
         loose = entry.loose
@@ -200,7 +141,7 @@ class Dispatcher:
 
         return call
 
-    def _on_locals(self, entry: Entry, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+    def _on_locals(self, entry: OpEntry, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         """The call on local tensors, as the caller spelled it."""
         locals_, named = local_operands(args), local_operands(kwargs)
         if entry.composed is not None:
@@ -213,7 +154,7 @@ class Dispatcher:
         return found
 
     def _composed_on_locals(
-        self, entry: Entry, args: tuple[Any, ...], kwargs: dict[str, Any], locals_: Any, named: Any
+        self, entry: OpEntry, args: tuple[Any, ...], kwargs: dict[str, Any], locals_: Any, named: Any
     ) -> Any:
         """The caller's function itself; what it is composed of may ask DTensors what local tensors cannot tell.
 
@@ -254,7 +195,7 @@ class Dispatcher:
         # Of complex numbers and NumPy's, too, equal ones may differ in the sign of a zero.
         return (of, repr(value)) if isinstance(value, Number) else (of, value)
 
-    def _refuse_unhashable(self, entry: Entry, values: tuple[Any, ...]) -> None:
+    def _refuse_unhashable(self, entry: OpEntry, values: tuple[Any, ...]) -> None:
         """An array is no operand: nothing says how its values lie on the ranks."""
         for value in values:
             if hasattr(value, "__array__") and not self.platform.is_tensor(value):
@@ -274,7 +215,7 @@ class Dispatcher:
 
     # -- compiling -------------------------------------------------------------------------------------------------
 
-    def _compile(self, entry: Entry, args: tuple[Any, ...], kwargs: dict[str, Any]) -> tuple[Run, Run]:
+    def _compile(self, entry: OpEntry, args: tuple[Any, ...], kwargs: dict[str, Any]) -> tuple[Run, Run]:
         marked_args, named = self._mark(args), self._mark(kwargs)
         try:
             bound = entry.binder.bind(marked_args, named)
@@ -295,7 +236,7 @@ class Dispatcher:
         plan = propagate(call, rule, in_place=entry.in_place)
         return compile_plan(self.platform, entry, plan, marked_args, named, marks)
 
-    def _refuse_plain_target(self, entry: Entry, target: Any) -> None:
+    def _refuse_plain_target(self, entry: OpEntry, target: Any) -> None:
         """A rank's plain tensor is no place for a distributed value."""
         if isinstance(target, Mark) and not isinstance(target.tensor, DTensor):
             msg = (
@@ -313,7 +254,7 @@ class Dispatcher:
             return {name: self._mark(item) for name, item in value.items()}
         return Mark(value) if self.platform.is_tensor(value) else value
 
-    def _mesh(self, entry: Entry, bound: dict[str, Any]) -> Any:
+    def _mesh(self, entry: OpEntry, bound: dict[str, Any]) -> Any:
         found = {
             one.tensor._layout.mesh: one for one in marked(tuple(bound.values())) if isinstance(one.tensor, DTensor)
         }
@@ -381,7 +322,7 @@ class Ops:
         if isinstance(found, Rule):
             local = self.platform.local_op(op)
         run = local or no_function
-        entry = Entry(op, run, binder(found.signature), found, run, canonical=True)
+        entry = OpEntry(op, run, binder(found.signature), found, run, canonical=True)
 
         def call(*args: Any, **kwargs: Any) -> Any:
             tensors = dispatcher.tensors((args, tuple(kwargs.values())))

@@ -12,8 +12,7 @@ from hyper_parallel.core.dtensor.placements import Partial, Placement, Replicate
 from hyper_parallel.core.dtensor.transition import plan
 
 if TYPE_CHECKING:
-    from hyper_parallel.core.shard.call import OpCall
-    from hyper_parallel.core.shard.rule import Listed, Row, Strategies
+    from hyper_parallel.core.shard.rule import Listed, OpCall, Row, Strategies
 
 __all__ = ["Choice", "choose", "combine", "move_cost"]
 

@@ -7,8 +7,7 @@ import pytest
 from hyper_parallel.core.dtensor.layout import Layout
 from hyper_parallel.core.dtensor.mesh import DeviceMesh
 from hyper_parallel.core.dtensor.placements import Partial, Replicate, Shard
-from hyper_parallel.core.shard.call import OpCall, Operand
-from hyper_parallel.core.shard.rule import Row, Strategies
+from hyper_parallel.core.shard.rule import OpCall, Operand, Row, Strategies
 from hyper_parallel.core.shard.strategy import choose, move_cost
 
 MESH = DeviceMesh.grid("cpu", (2, 3), tuple(range(6)), ("dp", "tp"))

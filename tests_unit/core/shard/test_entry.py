@@ -2,7 +2,7 @@ from __future__ import annotations
 
 import pytest
 
-from hyper_parallel.core.shard.binder import Binder, binder
+from hyper_parallel.core.shard.entry import Binder, binder
 
 
 def test_one_binder_per_text():

@@ -5,16 +5,13 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
-from hyper_parallel.core.shard.call import Operand
-from hyper_parallel.core.shard.rule import Fixed, Listed
+from hyper_parallel.core.shard.rule import Fixed, Listed, LocalCall, OpCall, Operand, Rule, Strategies
 from hyper_parallel.core.shard.strategy import Choice, cheapest, choose, varying_operands
 from hyper_parallel.errors import LayoutError, MeshMismatchError, ShardMismatchError, UnsupportedOperatorError
 
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-    from hyper_parallel.core.shard.call import LocalCall, OpCall
-    from hyper_parallel.core.shard.rule import Rule, Strategies
 
 __all__ = ["OpPlan", "propagate"]
 

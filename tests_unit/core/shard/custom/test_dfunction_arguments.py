@@ -8,7 +8,7 @@ import pytest
 from hyper_parallel.core.dtensor.layout import Layout
 from hyper_parallel.core.dtensor.mesh import init_device_mesh
 from hyper_parallel.core.dtensor.placements import Shard
-from hyper_parallel.core.shard.dfunction import DFunction
+from hyper_parallel.core.shard.custom.dfunction import DFunction
 from hyper_parallel.platform.select import platform_named
 from hyper_parallel.verify.simulate import simulate
 

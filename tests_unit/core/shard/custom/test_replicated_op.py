@@ -7,7 +7,7 @@ import pytest
 from hyper_parallel.core.dtensor.mesh import init_device_mesh
 from hyper_parallel.core.dtensor.module import distribute_tensor
 from hyper_parallel.core.dtensor.placements import Shard
-from hyper_parallel.core.shard.replicated_op import ReplicatedOp
+from hyper_parallel.core.shard.custom.replicated_op import ReplicatedOp
 from hyper_parallel.errors import UnsupportedOperatorError
 from hyper_parallel.verify.simulate import simulate
 

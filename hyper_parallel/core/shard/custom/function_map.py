@@ -9,12 +9,12 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
+from hyper_parallel._tree import CONTAINERS, leaves, named_leaves, unflatten
 from hyper_parallel.core.dtensor.dtensor import DTensor, varying_axes
 from hyper_parallel.core.dtensor.events import Cause
 from hyper_parallel.core.dtensor.global_shape import layout_of_pieces
 from hyper_parallel.core.dtensor.layout import Layout
 from hyper_parallel.core.dtensor.placements import Placement, Shard
-from hyper_parallel.core.shard.entries import is_entry, is_one, rebuilt
 from hyper_parallel.errors import (
     LayoutError,
     MeshMismatchError,
@@ -29,7 +29,7 @@ if TYPE_CHECKING:
     from hyper_parallel.core.dtensor.mesh import DeviceMesh
     from hyper_parallel.platform.contract.platform import Platform
 
-__all__ = ["custom_shard", "local_map"]
+__all__ = ["custom_shard", "local_map", "places_one_tensor"]
 
 _KEEP = object()
 _MOST_KNOWN = 1024
@@ -183,8 +183,8 @@ class _Region:
             platform,
             mesh,
             tuple(placed),
-            tuple(_refilled(one, entering) for one in args),
-            {name: _refilled(one, entering) for name, one in kwargs.items()},
+            unflatten(args, entering, CONTAINERS),
+            unflatten(kwargs, entering, CONTAINERS),
             moved,
         )
 
@@ -243,7 +243,7 @@ class _Region:
             return [_KEEP] * count
         if isinstance(entries, Mapping):
             return self._by_name(option, entries, leaves)
-        positional = count - sum(1 for value in kwargs.values() for _ in _leaves("", value))
+        positional = count - sum(1 for _ in leaves(kwargs, CONTAINERS))
         given = list(entries)
         if len(given) != positional:
             msg = (
@@ -284,7 +284,7 @@ class _Region:
         layouts = self._sized(outs, entered)
         wrap = entered.platform.wrap
         made = iter([one if layout is None else wrap(one, layouts[where]) for where, one, layout in leaves])
-        return _refilled(found, made)
+        return unflatten(found, made, CONTAINERS)
 
     def _outputs(self, found: Any, placements: Any, entered: _Entered, where: str) -> Iterator[_Out]:
         """Every value that came out, in order: where it is, and its layout without sizes if it is a tensor."""
@@ -292,7 +292,7 @@ class _Region:
             msg = f"local_map({self.name}): output{where} is a DTensor; return local tensors"
             raise NotPlainError(msg)
         if entered.platform.is_tensor(found):
-            if placements is None or not is_entry(placements):
+            if placements is None or not may_place_a_tensor(placements):
                 raise self._misfit(found, placements, where, "the placements of one tensor")
             yield where, found, Layout.place(entered.mesh, placements, (0,) * len(found.shape)).with_shape(None)
         elif isinstance(found, Mapping) or (isinstance(found, (list, tuple)) and placements is not None):
@@ -301,7 +301,7 @@ class _Region:
         elif placements is not None:
             raise self._misfit(found, placements, where, "None")
         else:
-            values = [one for _, one in _leaves("", found)]
+            values = list(leaves(found, CONTAINERS))
             if any(entered.platform.is_tensor(one) for one in values):
                 raise self._misfit(found, placements, where, "placements")
             yield from ((where, one, None) for one in values)
@@ -312,7 +312,7 @@ class _Region:
             if not isinstance(placements, Mapping) or placements.keys() != found.keys():
                 raise self._misfit(found, placements, where, f"a mapping with the keys {list(found)}")
             return [(one, placements[name], f"[{name!r}]") for name, one in found.items()]
-        if is_one(placements) or not isinstance(placements, Sequence) or len(placements) != len(found):
+        if places_one_tensor(placements) or not isinstance(placements, Sequence) or len(placements) != len(found):
             raise self._misfit(found, placements, where, f"a sequence of {len(found)}")
         return [(one, spec, f"[{index}]") for index, (one, spec) in enumerate(zip(found, placements, strict=True))]
 
@@ -392,9 +392,9 @@ def _named_leaves(args: tuple[Any, ...], kwargs: dict[str, Any], func: Callable[
     """Every value in the arguments with a name for it, in order: positions, then keywords."""
     names = _positions(func)
     for index, arg in enumerate(args):
-        yield from _leaves(names[index] if index < len(names) else f"args[{index}]", arg)
+        yield from named_leaves(names[index] if index < len(names) else f"args[{index}]", arg, CONTAINERS)
     for name, value in kwargs.items():
-        yield from _leaves(name, value)
+        yield from named_leaves(name, value, CONTAINERS)
 
 
 @functools.lru_cache(maxsize=1024)
@@ -407,31 +407,11 @@ def _positions(func: Callable[..., Any]) -> tuple[str, ...]:
     return tuple(one.name for one in parameters if one.kind in kinds)
 
 
-def _leaves(name: str, value: Any) -> Iterator[_Leaf]:
-    if isinstance(value, Mapping):
-        for key, item in value.items():
-            yield from _leaves(f"{name}[{key!r}]", item)
-    elif isinstance(value, (list, tuple)):
-        for index, item in enumerate(value):
-            yield from _leaves(f"{name}[{index}]", item)
-    else:
-        yield name, value
-
-
-def _refilled(value: Any, leaves: Iterator[Any]) -> Any:
-    """``value`` with its leaves replaced, in order."""
-    if isinstance(value, Mapping):
-        return rebuilt(value, {key: _refilled(item, leaves) for key, item in value.items()})
-    if isinstance(value, (list, tuple)):
-        return rebuilt(value, [_refilled(item, leaves) for item in value])
-    return next(leaves)
-
-
 def _layouts(mesh: DeviceMesh, placements: Any) -> Iterator[Layout]:
     """Layouts that out_placements declare, for tensors of unknown sizes."""
     if placements is None:
         return
-    if is_one(placements):
+    if places_one_tensor(placements):
         yield _placed(mesh, placements)
     elif isinstance(placements, Mapping):
         for one in placements.values():
@@ -449,3 +429,26 @@ def _placed(mesh: DeviceMesh, placements: Any) -> Layout:
     aliases = sum(not isinstance(one, Placement) for one in several)
     ndim = aliases or max((dim + 1 if dim >= 0 else -dim for dim in dims), default=0)
     return Layout.place(mesh, several, (0,) * ndim)
+
+
+# -- placements of nested values ---------------------------------------------------------------------------------------
+
+
+def may_place_a_tensor(placements: Any) -> bool:
+    """Whether these may be the placements of one tensor, in any spelling."""
+    if isinstance(placements, (Layout, Placement)):
+        return True
+    return isinstance(placements, Sequence) and all(
+        isinstance(item, (Placement, str)) or _axis_names(item) for item in placements
+    )
+
+
+def places_one_tensor(placements: Any) -> bool:
+    """Whether these can only be one tensor's placements: tuples of axis names alone may also be several tensors'."""
+    if isinstance(placements, (Layout, Placement)):
+        return True
+    return may_place_a_tensor(placements) and any(isinstance(item, (Placement, str)) for item in placements)
+
+
+def _axis_names(value: Any) -> bool:
+    return isinstance(value, tuple) and bool(value) and all(isinstance(name, str) for name in value)

@@ -5,7 +5,7 @@ import pytest
 from hyper_parallel.core.dtensor.layout import Layout
 from hyper_parallel.core.dtensor.mesh import init_device_mesh
 from hyper_parallel.core.dtensor.placements import Partial, Replicate, Shard
-from hyper_parallel.core.shard.distributed_op import DistributedOp, user_op
+from hyper_parallel.core.shard.custom.distributed_op import DistributedOp, user_op
 from hyper_parallel.errors import LayoutError, ShardMismatchError
 from hyper_parallel.platform.select import get_torch_platform
 from hyper_parallel.verify.simulate import simulate

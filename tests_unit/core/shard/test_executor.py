@@ -7,11 +7,9 @@ import pytest
 from hyper_parallel.core.dtensor.layout import Layout
 from hyper_parallel.core.dtensor.mesh import init_device_mesh
 from hyper_parallel.core.dtensor.placements import Replicate, Shard
-from hyper_parallel.core.shard.binder import binder
-from hyper_parallel.core.shard.call import LocalCall
-from hyper_parallel.core.shard.compiled import Mark, marked
-from hyper_parallel.core.shard.dispatch import Entry
-from hyper_parallel.core.shard.rule import Row, Rule, Strategies
+from hyper_parallel.core.shard.entry import OpEntry, binder
+from hyper_parallel.core.shard.executor import Mark, marked
+from hyper_parallel.core.shard.rule import LocalCall, Row, Rule, Strategies
 from hyper_parallel.errors import ShardMismatchError
 from hyper_parallel.platform.select import get_torch_platform
 from hyper_parallel.verify.simulate import simulate
@@ -22,7 +20,7 @@ R, S0 = Replicate(), Shard(0)
 def entry_of(strategies, func, signature="x", **options):
     """A spelling of an operator that only this test knows."""
     rule = Rule("probe", signature, strategies, by_value=options.pop("by_value", True), view=options.pop("view", False))
-    return Entry("probe", func, binder(signature), rule, func, **options)
+    return OpEntry("probe", func, binder(signature), rule, func, **options)
 
 
 def run(entry, *args, **kwargs):

@@ -7,10 +7,9 @@ import threading
 from typing import TYPE_CHECKING, Any
 
 from hyper_parallel.core.dtensor.dtensor import DTensor
-from hyper_parallel.core.shard.binder import Binder
-from hyper_parallel.core.shard.compiled import marked
-from hyper_parallel.core.shard.dispatch import Entry
-from hyper_parallel.core.shard.distributed_op import user_op
+from hyper_parallel.core.shard.custom.distributed_op import user_op
+from hyper_parallel.core.shard.entry import Binder, OpEntry
+from hyper_parallel.core.shard.executor import marked
 from hyper_parallel.core.shard.rule import Rule, find_rule
 from hyper_parallel.errors import UnsupportedOperatorError
 from hyper_parallel.platform.select import platform_of
@@ -23,7 +22,7 @@ if TYPE_CHECKING:
 __all__ = ["DFunction"]
 
 _NATIVE: dict[tuple[type, str], Any] = {}
-_ENTRIES: dict[tuple[type, str, Rule], Entry] = {}
+_ENTRIES: dict[tuple[type, str, Rule], OpEntry] = {}
 _LOCK = threading.Lock()
 
 
@@ -33,7 +32,7 @@ class DFunction:
     Subclass with static ``forward(ctx, *args, **kwargs)`` and ``backward(ctx, *grads)``, as for the framework's own
     custom function; backward returns one gradient (or None) per argument of ``forward``, in the order of its
     signature. ``_op_name`` names the operator whose rule says how layouts behave: a canonical operator or a
-    :class:`~hyper_parallel.core.shard.distributed_op.DistributedOp`.
+    :class:`~hyper_parallel.core.shard.custom.distributed_op.DistributedOp`.
 
     Raises:
         ValueError: DTensors meet a class without ``_op_name``.
@@ -155,14 +154,14 @@ def _signature(cls: type[DFunction]) -> inspect.Signature:
     return whole.replace(parameters=list(whole.parameters.values())[1:])
 
 
-def _entry(cls: type[DFunction], platform: Platform, rule: Rule) -> Entry:
+def _entry(cls: type[DFunction], platform: Platform, rule: Rule) -> OpEntry:
     """``cls`` as a spelling of the rule's operator; its plans are kept."""
     key = (cls, platform.platform_type, rule)
     native = _native(cls, platform)
     with _LOCK:
         if key not in _ENTRIES:
             bound = _SignatureBinder(cls, rule)
-            _ENTRIES[key] = Entry(rule.op, native, bound, rule, _localized(cls, native, bound))
+            _ENTRIES[key] = OpEntry(rule.op, native, bound, rule, _localized(cls, native, bound))
         return _ENTRIES[key]
 
 

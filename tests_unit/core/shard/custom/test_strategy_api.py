@@ -12,9 +12,8 @@ from hyper_parallel.core.dtensor.layout import Layout
 from hyper_parallel.core.dtensor.mesh import DeviceMesh, init_device_mesh
 from hyper_parallel.core.dtensor.module import distribute_tensor
 from hyper_parallel.core.dtensor.placements import Partial, Replicate, Shard
-from hyper_parallel.core.shard.propagator import ShardingPropagator
-from hyper_parallel.core.shard.replicated_op import ReplicatedOp
-from hyper_parallel.core.shard.schema import (
+from hyper_parallel.core.shard.custom.replicated_op import ReplicatedOp
+from hyper_parallel.core.shard.custom.schema import (
     OpInfo,
     OpSchema,
     OpSpec,
@@ -23,6 +22,7 @@ from hyper_parallel.core.shard.schema import (
     RuntimeSchemaInfo,
     TupleStrategy,
 )
+from hyper_parallel.core.shard.custom.strategy_api import ShardingPropagator
 from hyper_parallel.errors import (
     LayoutError,
     MeshMismatchError,

@@ -5,9 +5,8 @@ import pytest
 from hyper_parallel.core.dtensor.layout import Layout
 from hyper_parallel.core.dtensor.mesh import DeviceMesh
 from hyper_parallel.core.dtensor.placements import Partial, Replicate, Shard
-from hyper_parallel.core.shard.call import LocalCall, OpCall, Operand, Ref
-from hyper_parallel.core.shard.propagation import describe, propagate
-from hyper_parallel.core.shard.rule import Fixed, Row, Rule, Strategies
+from hyper_parallel.core.shard.op_plan import describe, propagate
+from hyper_parallel.core.shard.rule import Fixed, LocalCall, OpCall, Operand, Ref, Row, Rule, Strategies
 from hyper_parallel.errors import LayoutError, ShardMismatchError, UnsupportedOperatorError
 
 MESH = DeviceMesh.grid("cpu", (2, 3), tuple(range(6)), ("dp", "tp"))

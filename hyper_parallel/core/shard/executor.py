@@ -13,19 +13,17 @@ from typing import TYPE_CHECKING, Any
 from hyper_parallel.core.dtensor.dtensor import DTensor
 from hyper_parallel.core.dtensor.events import Cause, watchers
 from hyper_parallel.core.dtensor.layout import Layout
-from hyper_parallel.core.shard.call import Ref, UnknownOperandError
-from hyper_parallel.core.shard.propagation import describe
+from hyper_parallel.core.shard.op_plan import describe
+from hyper_parallel.core.shard.rule import Ref, Rule, UnknownOperandError
 from hyper_parallel.errors import ShardMismatchError, UnsupportedOperatorError
 
 if TYPE_CHECKING:
-    from hyper_parallel.core.shard.dispatch import Entry
-    from hyper_parallel.core.shard.propagation import OpPlan
-    from hyper_parallel.core.shard.rule import Rule
+    from hyper_parallel.core.shard.entry import OpEntry, Run
+    from hyper_parallel.core.shard.op_plan import OpPlan
     from hyper_parallel.platform.contract.platform import Platform
 
-__all__ = ["Mark", "Run", "compile_plan", "marked"]
+__all__ = ["Mark", "compile_plan", "marked"]
 
-Run = Callable[[tuple[Any, ...], dict[str, Any]], Any]
 Fetch = Callable[[Any], Any]
 
 _LOCAL = attrgetter("_local")
@@ -52,7 +50,7 @@ def marked(tree: Any) -> Iterator[Mark]:
 
 def compile_plan(
     platform: Platform,
-    entry: Entry,
+    entry: OpEntry,
     plan: OpPlan,
     args: tuple[Any, ...],
     kwargs: dict[str, Any],
@@ -100,7 +98,7 @@ def _same(value: Any) -> Any:
     return value
 
 
-def _fetch(platform: Platform, entry: Entry, plan: OpPlan, index: int, mark: Mark) -> Fetch:
+def _fetch(platform: Platform, entry: OpEntry, plan: OpPlan, index: int, mark: Mark) -> Fetch:
     """How operand ``index`` becomes a local tensor in the layout that the plan wants."""
     operand = plan.call.operands[index]
     target, varying = plan.choice.targets[index], plan.choice.varying[index]
@@ -170,7 +168,7 @@ def _slot(value: Any, fetches: dict[int, Fetch]) -> Fetch:
 
 def _canonical(
     platform: Platform,
-    entry: Entry,
+    entry: OpEntry,
     plan: OpPlan,
     args: tuple[Any, ...],
     kwargs: dict[str, Any],
@@ -382,7 +380,7 @@ def _even_wrap(platform: Platform) -> Callable[[Any, Any], Any]:
 
 def _fused(  # noqa: PLR0911 - one closure per form
     platform: Platform,
-    entry: Entry,
+    entry: OpEntry,
     plan: OpPlan,
     args: tuple[Any, ...],
     kwargs: dict[str, Any],

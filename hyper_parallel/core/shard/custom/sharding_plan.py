@@ -7,13 +7,14 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
+from hyper_parallel._tree import CONTAINERS, rebuild, tree_map
 from hyper_parallel.core.dtensor.dtensor import DTensor, resolve_mesh
 from hyper_parallel.core.dtensor.events import Cause
 from hyper_parallel.core.dtensor.global_shape import agreed_layout
 from hyper_parallel.core.dtensor.layout import Layout
 from hyper_parallel.core.dtensor.module import place_parameter, replicate_module
 from hyper_parallel.core.dtensor.parameter_paths import Ties, fits, nearest, slots_by_parameter
-from hyper_parallel.core.shard.entries import is_one, rebuilt
+from hyper_parallel.core.shard.custom.function_map import places_one_tensor
 from hyper_parallel.errors import MeshMismatchError, PlacementError, PlanError
 from hyper_parallel.platform.select import platform_of
 
@@ -200,24 +201,20 @@ class _Edge:
             if unknown:
                 msg = f"shard_module({self.name}): {what} has no {unknown[0]!r}; it has {', '.join(map(str, value))}"
                 raise PlacementError(msg)
-            return rebuilt(
+            return rebuild(
                 value, {name: self.nested(one, entry.get(name), f"{what}[{name!r}]") for name, one in value.items()}
             )
         if isinstance(value, (list, tuple)):
-            if is_one(entry) or isinstance(entry, Mapping) or len(entry) != len(value):
+            if places_one_tensor(entry) or isinstance(entry, Mapping) or len(entry) != len(value):
                 msg = f"shard_module({self.name}): {what} is a sequence of {len(value)}, its entry is {entry!r}"
                 raise PlacementError(msg)
             pairs = enumerate(zip(value, entry, strict=True))
-            return rebuilt(value, [self.nested(one, spec, f"{what}[{index}]") for index, (one, spec) in pairs])
+            return rebuild(value, [self.nested(one, spec, f"{what}[{index}]") for index, (one, spec) in pairs])
         return self.place(value, entry, what)
 
     def plain(self, value: Any) -> Any:
         """``value`` with this rank's pieces in place of DTensors."""
-        if isinstance(value, DTensor):
-            return value.to_local()
-        if isinstance(value, Mapping):
-            return rebuilt(value, {name: self.plain(one) for name, one in value.items()})
-        return rebuilt(value, [self.plain(one) for one in value]) if isinstance(value, (list, tuple)) else value
+        return tree_map(lambda leaf: leaf.to_local() if isinstance(leaf, DTensor) else leaf, value, CONTAINERS)
 
 
 def _before(platform: Platform, cell: Any, edge: _Edge, entry: Any) -> None:
@@ -241,7 +238,7 @@ def _by_parameter(edge: _Edge, entry: Any, bound: inspect.BoundArguments, count:
             msg = f"shard_module({edge.name}): input_plan names {unknown[0]!r}; the call has {', '.join(names)}"
             raise PlacementError(msg)
         return dict(entry)
-    several = [entry] if is_one(entry) else list(entry)
+    several = [entry] if places_one_tensor(entry) else list(entry)
     if len(several) != count:
         msg = f"shard_module({edge.name}): input_plan has {len(several)} entries, the call {count} positional arguments"
         raise PlacementError(msg)

@@ -12,7 +12,7 @@ from hyper_parallel.core.dtensor.layout import Layout
 from hyper_parallel.core.dtensor.mesh import init_device_mesh
 from hyper_parallel.core.dtensor.module import distribute_tensor
 from hyper_parallel.core.dtensor.placements import Replicate, Shard
-from hyper_parallel.core.shard.module_plan import ShardingPlan, shard_module
+from hyper_parallel.core.shard.custom.sharding_plan import ShardingPlan, shard_module
 from hyper_parallel.errors import MeshMismatchError, PlacementError, PlanError, ShardMismatchError
 from hyper_parallel.platform.select import current_platform
 from hyper_parallel.verify.simulate import simulate

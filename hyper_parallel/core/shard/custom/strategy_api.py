@@ -3,19 +3,14 @@
 from __future__ import annotations
 
 import threading
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import replace
 from functools import partial
 from typing import Any, TypeVar
 
 from hyper_parallel.core.dtensor.layout import Layout
-from hyper_parallel.core.shard.binder import binder
-from hyper_parallel.core.shard.call import OpCall, Operand, Ref
-from hyper_parallel.core.shard.dispatch import Entry
-from hyper_parallel.core.shard.distributed_op import UserOp, mutates, registrations, user_op
-from hyper_parallel.core.shard.propagation import OpPlan, propagate
-from hyper_parallel.core.shard.rule import Listed, Rule, find_rule
-from hyper_parallel.core.shard.schema import (
+from hyper_parallel.core.shard.custom.distributed_op import UserOp, mutates, registrations, user_op
+from hyper_parallel.core.shard.custom.schema import (
     OpInfo,
     OpSchema,
     OpSpec,
@@ -25,8 +20,10 @@ from hyper_parallel.core.shard.schema import (
     TensorMeta,
     TupleStrategy,
 )
+from hyper_parallel.core.shard.entry import OpEntry, binder
+from hyper_parallel.core.shard.op_plan import OpPlan, propagate
+from hyper_parallel.core.shard.rule import Listed, OpCall, Operand, Ref, Rule, find_rule
 from hyper_parallel.core.shard.strategy import cheapest
-from hyper_parallel.core.shard.tensor_meta import meta_of
 from hyper_parallel.errors import LayoutError, MeshMismatchError, UnsupportedOperatorError
 from hyper_parallel.platform.select import current_platform
 
@@ -183,7 +180,7 @@ def _callable(schema: OpSchema) -> Callable[..., Any]:
     if isinstance(rule, Rule):
         local, bind = current_platform().local_op(name), binder(rule.signature).bind
         return lambda *args, **kwargs: local(**bind(args, kwargs))
-    entry: Entry | None = current_platform().operator_entry(name)
+    entry: OpEntry | None = current_platform().operator_entry(name)
     if entry is None:
         raise UnsupportedOperatorError(_without_rule(name, schema.args_spec, composed=False))
     return entry.func
@@ -215,13 +212,13 @@ def _found(schema: OpSchema) -> OutputSharding:
     return _sharding(schema, plan)
 
 
-def _entry(op: Any, name: str) -> Entry | None:
+def _entry(op: Any, name: str) -> OpEntry | None:
     """The framework's spelling, or the canonical operator of that name."""
-    spelled: Entry | None = current_platform().operator_entry(op)
+    spelled: OpEntry | None = current_platform().operator_entry(op)
     rule = find_rule(name)
     if spelled is not None or rule is None:
         return spelled
-    return Entry(name, _nameless, binder(rule.signature), rule, _nameless, canonical=True)
+    return OpEntry(name, _nameless, binder(rule.signature), rule, _nameless, canonical=True)
 
 
 def _sharding(schema: OpSchema, plan: OpPlan) -> OutputSharding:
@@ -334,3 +331,43 @@ def _by_element(name: str, call: OpCall, found: TupleStrategy) -> Listed:
 
 def _all_refs(value: Sequence[Any]) -> bool:
     return bool(value) and all(isinstance(item, Ref) for item in value)
+
+
+# -- shapes and dtypes -----
+
+
+def meta_of(schema: OpSchema, func: Callable[..., Any], dtypes: Sequence[Any]) -> TensorMeta | tuple[TensorMeta, ...]:
+    """What ``func`` gives for the schema's arguments.
+
+    Args:
+        schema: the call.
+        func: the operator on plain tensors, called as the schema is written.
+        dtypes: of the tensors, in order.
+
+    Raises:
+        LayoutError: (a ValueError) not one dtype per tensor, or a layout without global shape.
+    """
+    layouts = schema.args_spec
+    if len(dtypes) != len(layouts):
+        msg = f"{schema.op}: {len(dtypes)} dtypes for {len(layouts)} tensors; give one per tensor, in order"
+        raise LayoutError(msg)
+    rest = iter(dtypes)
+    args = [_filled(value, rest) for value in schema.args_schema]
+    named = {name: _filled(value, rest) for name, value in schema.kwargs_schema.items()}
+    found = func(*args, **named)
+    platform = current_platform()
+    if platform.is_tensor(found):
+        return TensorMeta(tuple(found.shape), found.dtype)
+    return tuple(TensorMeta(tuple(one.shape), one.dtype) for one in found if platform.is_tensor(one))
+
+
+def _filled(value: Any, dtypes: Iterator[Any]) -> Any:
+    """Tensors in place of layouts: PyTorch's without storage, MindSpore's of zeros, since it has no others."""
+    if isinstance(value, Layout):
+        if value.shape is None:
+            msg = f"{value!r} has no global shape; use layout.with_shape(...)"
+            raise LayoutError(msg)
+        return current_platform().zeros(value.shape, next(dtypes), "meta")
+    if isinstance(value, (list, tuple)):
+        return type(value)(_filled(item, dtypes) for item in value)
+    return value

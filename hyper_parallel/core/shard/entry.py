@@ -7,11 +7,18 @@ from __future__ import annotations
 
 import ast
 import inspect
+from collections.abc import Callable
 from functools import cache
 from typing import Any
 
-__all__ = ["Binder", "binder"]
+from hyper_parallel.core.shard.rule import Decomposition, Rule
 
+__all__ = ["Binder", "OpEntry", "Run", "binder"]
+
+Run = Callable[[tuple[Any, ...], dict[str, Any]], Any]
+
+_SCALARS = frozenset({int, float, bool, complex})
+_NO_TYPES: frozenset[type] = frozenset()
 EMPTY = inspect.Parameter.empty
 # What both frameworks call the operands where rules say x and y.
 ALIASES = {"input": "x", "self": "x", "other": "y", "A": "x", "B": "y"}
@@ -79,3 +86,58 @@ def _parse(text: str) -> inspect.Signature:
         default = EMPTY if value is None else ast.literal_eval(value)
         found.append(kinds(one.arg, kinds.KEYWORD_ONLY, default=default))
     return inspect.Signature(found)
+
+
+class OpEntry:
+    """One spelling of an operator.
+
+    Attributes:
+        name: the spelling, for messages.
+        func: what the caller called; called on locals when ``canonical`` is False.
+        binder: its parameters in canonical names.
+        rule: the operator's rule.
+        local: the canonical local implementation.
+        canonical: always call ``local`` (the spelled function cannot run on locals as it is).
+        in_place: the first operand is written and returned.
+        composed: what runs instead of a rule, for a decomposition.
+        by_dtype: the key holds the operands' dtypes.
+        loose: types of Python numbers of which the key holds the type only.
+        cache: plans by key.
+    """
+
+    __slots__ = (
+        "binder",
+        "by_dtype",
+        "cache",
+        "canonical",
+        "composed",
+        "func",
+        "in_place",
+        "local",
+        "loose",
+        "name",
+        "rule",
+    )
+
+    def __init__(
+        self,
+        name: str,
+        func: Callable[..., Any],
+        binder: Binder,
+        rule: Rule | Decomposition,
+        local: Callable[..., Any],
+        *,
+        canonical: bool = False,
+        in_place: bool = False,
+    ) -> None:
+        """Record the spelling; its cache starts empty."""
+        self.name, self.func, self.binder, self.rule, self.local = name, func, binder, rule, local
+        self.canonical, self.in_place = canonical, in_place
+        self.composed = rule.run if isinstance(rule, Decomposition) else None
+        self.by_dtype = isinstance(rule, Rule) and rule.by_dtype
+        self.loose = _SCALARS if isinstance(rule, Rule) and not rule.by_value else _NO_TYPES
+        self.cache: dict[Any, Run] = {}
+
+    def target(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+        """What an in-place call writes: the first parameter, given by position or keyword."""
+        return args[0] if args else next(iter(self.binder.bind(args, kwargs).values()))

@@ -6,8 +6,8 @@ from hyper_parallel.core.dtensor.layout import Layout
 from hyper_parallel.core.dtensor.mesh import init_device_mesh
 from hyper_parallel.core.dtensor.placements import Replicate, Shard
 from hyper_parallel.core.shard import dispatch
-from hyper_parallel.core.shard.dfunction import DFunction
-from hyper_parallel.core.shard.distributed_op import DistributedOp
+from hyper_parallel.core.shard.custom.dfunction import DFunction
+from hyper_parallel.core.shard.custom.distributed_op import DistributedOp
 from hyper_parallel.errors import UnsupportedOperatorError
 from hyper_parallel.platform.select import get_torch_platform
 from hyper_parallel.verify.check import check_function

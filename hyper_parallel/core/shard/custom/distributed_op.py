@@ -11,10 +11,8 @@ from typing import TYPE_CHECKING, Any
 
 from hyper_parallel.core.dtensor.dtensor import DTensor
 from hyper_parallel.core.dtensor.layout import Layout
-from hyper_parallel.core.shard.binder import Binder
-from hyper_parallel.core.shard.call import OpCall, Operand, Ref
-from hyper_parallel.core.shard.dispatch import Entry
-from hyper_parallel.core.shard.rule import Fixed, Listed, Rule, Strategies, find_rule
+from hyper_parallel.core.shard.entry import Binder, OpEntry
+from hyper_parallel.core.shard.rule import Fixed, Listed, OpCall, Operand, Ref, Rule, Strategies, find_rule
 from hyper_parallel.errors import LayoutError
 
 if TYPE_CHECKING:
@@ -43,7 +41,7 @@ class UserOp(abc.ABC):
     def __init__(self, op_name: str) -> None:
         """Register under ``op_name``."""
         self.op_name = op_name
-        self._entries: dict[Any, Entry] = {}
+        self._entries: dict[Any, OpEntry] = {}
         global _generation  # noqa: PLW0603 - under the lock
         with _LOCK:
             if op_name in _USER_OPS or find_rule(op_name) is not None:
@@ -70,12 +68,12 @@ class UserOp(abc.ABC):
         """Dispatch a call of ``func`` under this operator."""
         return dispatcher.dispatch(self.entry(func), args, kwargs)
 
-    def entry(self, func: Callable[..., Any]) -> Entry:
+    def entry(self, func: Callable[..., Any]) -> OpEntry:
         """The dispatcher's entry for ``func``, a spelling of this operator; its plans are kept."""
         entry = self._entries.get(func)
         if entry is None:
             rule = Rule(self.op_name, "*args", partial(self.answer, func), by_dtype=True)
-            entry = Entry(self.op_name, func, _FreeBinder(func), rule, func, in_place=writes(func, self.op_name))
+            entry = OpEntry(self.op_name, func, _FreeBinder(func), rule, func, in_place=writes(func, self.op_name))
             self._entries[func] = entry
         return entry
 

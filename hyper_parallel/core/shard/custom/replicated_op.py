@@ -2,19 +2,20 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable
 from typing import TYPE_CHECKING, Any, NoReturn
 
+from hyper_parallel._tree import leaves, tree_map
 from hyper_parallel.core.dtensor.dtensor import DTensor
 from hyper_parallel.core.dtensor.events import Cause
 from hyper_parallel.core.dtensor.layout import Layout
-from hyper_parallel.core.shard.distributed_op import UserOp, mutates, writes
-from hyper_parallel.core.shard.entries import rebuilt
+from hyper_parallel.core.shard.custom.distributed_op import UserOp, mutates, writes
 from hyper_parallel.errors import MeshMismatchError, MixedTensorError, UnsupportedOperatorError
 
 if TYPE_CHECKING:
-    from hyper_parallel.core.shard.call import OpCall
     from hyper_parallel.core.shard.dispatch import Dispatcher
+    from hyper_parallel.core.shard.rule import OpCall
+    from hyper_parallel.platform.contract.platform import Platform
 
 __all__ = ["ReplicatedOp"]
 
@@ -46,7 +47,7 @@ class ReplicatedOp(UserOp):
     ) -> Any:
         """Gather, call ``func`` and wrap what comes out."""
         platform = dispatcher.platform
-        operands = list(_operands((args, tuple(kwargs.values())), platform.is_tensor))
+        operands = _tensors_in(platform, args, kwargs)
         meshes = list(dict.fromkeys(one.device_mesh for one in operands if isinstance(one, DTensor)))
         if len(meshes) > 1:
             msg = f"{self.op_name}: operands live on different meshes, {meshes[0]!r} and {meshes[1]!r}"
@@ -60,7 +61,7 @@ class ReplicatedOp(UserOp):
         whole, named = self._whole(args), {name: self._whole(value) for name, value in kwargs.items()}
         gathered = [
             (one, local)
-            for one, local in zip(operands, _operands((whole, tuple(named.values())), platform.is_tensor), strict=True)
+            for one, local in zip(operands, _tensors_in(platform, whole, named), strict=True)
             if local is not one._local
         ]
         before = [platform.version(local) for _, local in gathered]
@@ -76,7 +77,11 @@ class ReplicatedOp(UserOp):
             one.drop_views()
         if writes(func, self.op_name):
             return operands[0]
-        return _wrapped(found, lambda local: platform.wrap(local, _whole_layout(meshes[0], local)), platform.is_tensor)
+
+        def wrap(leaf: Any) -> Any:
+            return platform.wrap(leaf, _whole_layout(meshes[0], leaf)) if platform.is_tensor(leaf) else leaf
+
+        return tree_map(wrap, found)
 
     def _require_writable(self, operands: Iterable[Any]) -> None:
         for one in operands:
@@ -89,27 +94,18 @@ class ReplicatedOp(UserOp):
 
     def _whole(self, value: Any) -> Any:
         """``value`` with the gathered local tensor in place of each DTensor."""
-        if isinstance(value, DTensor):
-            return value.local_for(
-                _whole_layout(value.device_mesh, value), (), Cause(self.op_name, "operand", implicit=True)
-            )
-        return rebuilt(value, [self._whole(one) for one in value]) if isinstance(value, (list, tuple)) else value
+        return tree_map(lambda leaf: self._gathered(leaf) if isinstance(leaf, DTensor) else leaf, value)
+
+    def _gathered(self, tensor: Any) -> Any:
+        return tensor.local_for(
+            _whole_layout(tensor.device_mesh, tensor), (), Cause(self.op_name, "operand", implicit=True)
+        )
+
+
+def _tensors_in(platform: Platform, args: tuple[Any, ...], kwargs: dict[str, Any]) -> list[Any]:
+    return [leaf for leaf in leaves((args, tuple(kwargs.values()))) if platform.is_tensor(leaf)]
 
 
 def _whole_layout(mesh: Any, tensor: Any) -> Layout:
     shape = tuple(tensor.shape)
     return Layout.of(mesh, ((),) * len(shape), (), shape)
-
-
-def _operands(values: Any, is_tensor: Callable[[Any], bool]) -> Iterator[Any]:
-    for one in values:
-        if isinstance(one, (list, tuple)):
-            yield from _operands(one, is_tensor)
-        elif is_tensor(one):
-            yield one
-
-
-def _wrapped(found: Any, wrap: Callable[[Any], Any], is_tensor: Callable[[Any], bool]) -> Any:
-    if isinstance(found, (list, tuple)):
-        return rebuilt(found, [_wrapped(one, wrap, is_tensor) for one in found])
-    return wrap(found) if is_tensor(found) else found

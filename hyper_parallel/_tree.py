@@ -1,0 +1,87 @@
+"""Nested containers of values: their leaves, maps over the leaves, and the same nesting with other leaves. Pure.
+
+A tree is a leaf or a container of trees. Which types count as containers is the caller's choice: the arguments of an
+operator nest in :data:`SEQUENCES`, users' inputs and outputs in :data:`CONTAINERS`. A rebuilt container has the type
+of the one that it stands for: named tuples, ``torch.Size`` and mappings of a user's own type included.
+"""
+
+from __future__ import annotations
+
+import copy
+from collections.abc import Callable, Iterable, Iterator, Mapping, MutableMapping
+from typing import Any
+
+__all__ = ["CONTAINERS", "SEQUENCES", "at_path", "leaves", "named_leaves", "paths", "rebuild", "tree_map", "unflatten"]
+
+Types = tuple[type, ...]
+Path = tuple[Any, ...]
+
+SEQUENCES: Types = (list, tuple)
+CONTAINERS: Types = (list, tuple, Mapping)
+
+
+def leaves(tree: Any, containers: Types = SEQUENCES) -> Iterator[Any]:
+    """The leaves of ``tree``, in order; mappings in the order of their keys."""
+    if isinstance(tree, containers):
+        for item in tree.values() if isinstance(tree, Mapping) else tree:
+            yield from leaves(item, containers)
+    else:
+        yield tree
+
+
+def paths(tree: Any, containers: Types = SEQUENCES) -> Iterator[tuple[Path, Any]]:
+    """Every leaf with its path: the indices and keys that lead to it from the root."""
+    if isinstance(tree, containers):
+        for key, item in tree.items() if isinstance(tree, Mapping) else enumerate(tree):
+            for path, leaf in paths(item, containers):
+                yield (key, *path), leaf
+    else:
+        yield (), tree
+
+
+def at_path(tree: Any, path: Path) -> Any:
+    """The value to which ``path`` leads from ``tree``."""
+    for key in path:
+        tree = tree[key]
+    return tree
+
+
+def named_leaves(name: str, tree: Any, containers: Types = SEQUENCES) -> Iterator[tuple[str, Any]]:
+    """Every leaf with the expression that reads it from a variable ``name``: ``tensors[1]``, ``batch['ids'][0]``."""
+    for path, leaf in paths(tree, containers):
+        yield name + "".join(f"[{key!r}]" for key in path), leaf
+
+
+def tree_map(fn: Callable[[Any], Any], tree: Any, containers: Types = SEQUENCES) -> Any:
+    """``tree`` with ``fn(leaf)`` in place of every leaf."""
+    if not isinstance(tree, containers):
+        return fn(tree)
+    if isinstance(tree, Mapping):
+        return rebuild(tree, {key: tree_map(fn, item, containers) for key, item in tree.items()})
+    return rebuild(tree, [tree_map(fn, item, containers) for item in tree])
+
+
+def unflatten(tree: Any, new_leaves: Iterable[Any], containers: Types = SEQUENCES) -> Any:
+    """``tree`` with ``new_leaves`` in place of its own, in the order of :func:`leaves`."""
+    remaining = iter(new_leaves)
+    return tree_map(lambda _: next(remaining), tree, containers)
+
+
+def rebuild(like: Any, items: Any) -> Any:
+    """A container of the type of ``like``.
+
+    Args:
+        like: a list, tuple, named tuple or mapping.
+        items: its new items: a list, or a dict with the keys of ``like``.
+    """
+    of = type(like)
+    if of is list or of is dict:
+        return items
+    if isinstance(like, tuple) and hasattr(like, "_fields"):
+        return of(*items)
+    if isinstance(like, MutableMapping):
+        mapping = copy.copy(like)  # keeps a default factory, and an order of its own
+        for key, item in items.items():
+            mapping[key] = item
+        return mapping
+    return of(items)

@@ -1,0 +1,142 @@
+"""Labelled dims become rows, from objects and from text."""
+
+from __future__ import annotations
+
+import pytest
+
+from hyper_parallel.core.dtensor.layout import Layout
+from hyper_parallel.core.dtensor.mesh import init_device_mesh
+from hyper_parallel.core.dtensor.placements import Partial, Replicate, Shard
+from hyper_parallel.core.shard.labels import Labels, broadcast_labels, labelled_rows, pattern
+from hyper_parallel.core.shard.rule import OpCall, Operand, Row, whole
+from hyper_parallel.verify.simulate import simulate
+
+R, P, A, S0, S1 = Replicate(), Partial(), Partial("avg"), Shard(0), Shard(1)
+
+
+def rows(**parts):
+    """Rows of labels as pairs of inputs and outputs."""
+    return [(row.inputs, row.outputs) for row in labelled_rows(Labels(**parts))]
+
+
+def rows_of(strategies):
+    """Rows of strategies as pairs of inputs and outputs."""
+    return [(row.inputs, row.outputs) for row in strategies.rows]
+
+
+def test_contracted_labels_leave_sums():
+    """A label in the outputs runs through, one that is missing there leaves a sum, and what joins is pending too."""
+    found = rows(inputs=(("b", "k"), ("n", "k"), ("n",)), outputs=(("b", "n"),), joins=(2,))
+    assert found == [
+        ((R, R, R), (R,)),
+        ((S0, R, R), (S0,)),
+        ((S1, S1, P), (P,)),
+        ((R, S0, S0), (S1,)),
+    ]
+
+
+def test_linearity_is_declared():
+    """Nothing passes summands unless each, joint or monotone says so."""
+    plain = {"inputs": (("a",), ("a",)), "outputs": (("a",),), "reduce": None}
+    assert rows(**plain) == [((R, R), (R,)), ((S0, S0), (S0,))]
+    assert rows(**plain, joint=(0, 1))[2:] == [((P, P), (P,)), ((A, A), (A,))]
+    assert rows(**plain, each=(0, 1))[2:] == [((P, R), (P,)), ((A, R), (A,)), ((R, P), (P,)), ((R, A), (A,))]
+    assert rows(inputs=(("a",),), outputs=(("a",),), monotone=("max",))[2:] == [((Partial("max"),), (Partial("max"),))]
+
+
+def test_whole_and_missing_labels_stay_whole():
+    """A label in whole is never sharded, nor one that is reduced where nothing may stay pending."""
+    assert rows(inputs=(("a", "b"),), outputs=(("a",),), whole=frozenset("a"), reduce=None) == [((R,), (R,))]
+
+
+def test_rows_say_no_more_than_they_know():
+    """Labelled rows carry no conditions on sizes."""
+    assert labelled_rows(Labels((("a",),), (("a",),)))[1] == Row((S0,), (S0,))
+
+
+def test_broadcasting():
+    """Dims are aligned from the right; a stretched dim has no label, so it stays whole."""
+    labels, output, shape = broadcast_labels([(5, 1, 3), (4, 1), ()])
+    assert labels == (("d0", None, "d2"), ("d1", None), ())
+    assert output == ("d0", "d1", "d2")
+    assert shape == (5, 4, 3)
+
+
+@pytest.mark.parametrize("shapes, shape", [(((0,), (1,)), (0,)), (((1,), (1,)), (1,)), (((2, 0), ()), (2, 0))])
+def test_broadcasting_of_empty_and_single(shapes, shape):
+    """Size 1 stretches to size 0 as well, and stays 1 among its like."""
+    assert broadcast_labels(shapes)[2] == shape
+
+
+def test_shapes_that_do_not_broadcast():
+    """The error names every shape."""
+    with pytest.raises(ValueError, match="broadcast") as caught:
+        broadcast_labels([(2, 3), (4,)])
+    assert str(caught.value) == "shapes [2, 3] and [4] do not broadcast"
+
+
+def call_of(**shapes):
+    """A call of replicated operands with these shapes."""
+    mesh = simulate(lambda: init_device_mesh("cpu", (1,), mesh_dim_names=("tp",)), 1)[0]
+    operands = tuple(Operand(name, Layout.of(mesh, ((),) * len(shape), (), shape)) for name, shape in shapes.items())
+    return OpCall("op", mesh, operands, {})
+
+
+def test_leading_dims_run_through_and_brackets_stay_whole():
+    """Leading dims broadcast; a bare letter may be sharded wherever it stands."""
+    found = pattern(call_of(x=(4, 2, 3), tau=(1, 5)), "x ...[m][n], tau ...k -> ...[m]k", each=("tau",))
+    assert found.outputs == ((4, 2, 5),)
+    assert rows_of(found) == [
+        ((R, R), (R,)),
+        ((S0, R), (S0,)),
+        ((R, S1), (Shard(2),)),
+        ((R, P), (P,)),
+        ((R, A), (A,)),
+    ]
+
+
+def test_sizes_of_new_dims_are_given_or_computed():
+    """A dim that only outputs have gets its size from a number, or from the operands' sizes."""
+    sizes = {"k": lambda known: min(known["m"], known["n"]), "two": 2}
+    found = pattern(call_of(x=(4, 2, 3)), "x ...[m][n] -> ...[k], ...[two][k]", sizes)
+    assert (found.outputs, found.many) == (((4, 2), (4, 2, 2)), True)
+
+
+def test_an_output_without_a_label_must_be_empty():
+    """An output that lacks a sharded dim would differ between ranks, unless it holds nothing."""
+    empty = pattern(call_of(x=(4, 3)), "x ...[m] -> ...[m], [none]", {"none": 0})
+    other = pattern(call_of(x=(4, 3)), "x ...[m] -> ...[m], [one]", {"one": 1})
+    assert rows_of(empty) == [((R,), (R, R)), ((S0,), (S0, R))]
+    assert rows_of(other) == [((R,), (R, R))]
+
+
+def test_empty_pieces_can_be_excluded():
+    """``full`` asks that no rank's piece is empty."""
+    found = pattern(call_of(x=(4, 3), y=(4, 2)), "x ...[m], y ...[n] -> ...", full=True)
+    assert [row.full for row in found.rows] == [(), ((0, 0), (1, 0))]
+
+
+def test_an_operand_that_was_not_given_drops_out():
+    """Terms are found by the operands' names."""
+    assert rows_of(pattern(call_of(x=(4, 3)), "x ...[m], tol ... -> ...")) == [((R,), (R,)), ((S0,), (S0,))]
+
+
+@pytest.mark.parametrize(
+    "shapes, message",
+    [
+        ({"x": (3,)}, "x has 1 dims, it needs at least 2"),
+        ({"x": (3, 4)}, "x [3, 4] does not fit: dim n is 3 elsewhere"),
+        ({"x": (3, 3), "y": (3, 3)}, "y has 2 dims, it needs 1"),
+    ],
+)
+def test_operands_that_do_not_fit_are_named(shapes, message):
+    """The message says which operand, and what it lacks."""
+    with pytest.raises(ValueError, match=r".") as caught:
+        pattern(call_of(**shapes), "x ...[n][n], y [n] -> ...")
+    assert str(caught.value) == message
+
+
+def test_a_whole_operator_promises_nothing_about_its_results():
+    """Its only row has whole operands and no outputs: those are wrapped as they come."""
+    found = whole(call_of(x=(4, 3), y=(2,)))
+    assert (rows_of(found), found.outputs, found.open) == ([((R, R), ())], (), True)
