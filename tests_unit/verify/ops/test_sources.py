@@ -115,7 +115,7 @@ def test_methods_and_properties_run_it_too(module):
 def test_slips_in_the_library_are_noticed(capsys, tmp_path):
     """The command changes the library in children; this process is as it was, and what survived is listed."""
     path = tmp_path / "sources.json"
-    own = ["core.shard.binder", "core.shard.propagation"]
+    own = ["core.shard.entry", "core.shard.op_plan"]
     asked = ["verify", "mutants", "--source", *own, "--each", "2", "--seed", "1", "--floor", "0", "--report", str(path)]
     assert main(asked) == 0
     said = json.loads(path.read_text())

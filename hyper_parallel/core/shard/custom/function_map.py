@@ -139,11 +139,11 @@ class _Region:
 
     def run(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         """Enter, call, leave."""
-        leaves = [*_named_leaves(args, kwargs, self.func)]
-        first = next((value for _, value in leaves if isinstance(value, DTensor)), None)
+        arguments = [*_named_leaves(args, kwargs, self.func)]
+        first = next((value for _, value in arguments if isinstance(value, DTensor)), None)
         if first is None:
             return self.func(*args, **kwargs)
-        entered = self._enter(first, leaves, args, kwargs)
+        entered = self._enter(first, arguments, args, kwargs)
         platform = entered.platform
         before = [platform.version(local) for _, _, local in entered.moved]
         found = self.func(*entered.args, **entered.kwargs)
@@ -158,25 +158,25 @@ class _Region:
 
     # -- in --------------------------------------------------------------------------------------------------------
 
-    def _enter(self, first: Any, leaves: list[_Leaf], args: tuple[Any, ...], kwargs: dict[str, Any]) -> _Entered:
+    def _enter(self, first: Any, arguments: list[_Leaf], args: tuple[Any, ...], kwargs: dict[str, Any]) -> _Entered:
         mesh = first.device_mesh if self.mesh is None else self.mesh
         platform = first._platform  # noqa: SLF001 - the class' own room
-        entries = self._aligned("in_placements", self.entries, leaves, args, kwargs)
-        grads = self._aligned("in_grad_placements", self.grads, leaves, args, kwargs)
+        entries = self._aligned("in_placements", self.entries, arguments, args, kwargs)
+        grads = self._aligned("in_grad_placements", self.grads, arguments, args, kwargs)
         targets = [
             None if leaf[1] is None else self._target(mesh, platform, leaf, entry)
-            for leaf, entry in zip(leaves, entries, strict=True)
+            for leaf, entry in zip(arguments, entries, strict=True)
         ]
         placed = [one for one in targets if one is not None]
         axes = self._varying(mesh, placed)
         locals_ = [
             value if target is None else self._local(name, value, target, axes, grad)
-            for (name, value), target, grad in zip(leaves, targets, grads, strict=True)
+            for (name, value), target, grad in zip(arguments, targets, grads, strict=True)
         ]
         entering = iter(locals_)
         moved = tuple(
             (name, target, local)
-            for (name, value), target, local in zip(leaves, targets, locals_, strict=True)
+            for (name, value), target, local in zip(arguments, targets, locals_, strict=True)
             if target is not None and local is not value._local
         )
         return _Entered(
@@ -235,15 +235,15 @@ class _Region:
         return value.local_for(target, varying, Cause(f"local_map({self.name})", name))
 
     def _aligned(
-        self, option: str, entries: Any, leaves: list[_Leaf], args: tuple[Any, ...], kwargs: dict[str, Any]
+        self, option: str, entries: Any, arguments: list[_Leaf], args: tuple[Any, ...], kwargs: dict[str, Any]
     ) -> list[Any]:
         """One entry per leaf."""
-        count = len(leaves)
+        count = len(arguments)
         if entries is None:
             return [_KEEP] * count
         if isinstance(entries, Mapping):
-            return self._by_name(option, entries, leaves)
-        positional = count - sum(1 for _ in leaves(kwargs, CONTAINERS))
+            return self._by_name(option, entries, arguments)
+        positional = count - sum(1 for _ in arguments(kwargs, CONTAINERS))
         given = list(entries)
         if len(given) != positional:
             msg = (
@@ -253,21 +253,21 @@ class _Region:
             raise PlacementError(msg)
         return given + [_KEEP] * (count - positional)
 
-    def _by_name(self, option: str, entries: Mapping[str, Any], leaves: list[_Leaf]) -> list[Any]:
-        names = [name.partition("[")[0] for name, _ in leaves]
+    def _by_name(self, option: str, entries: Mapping[str, Any], arguments: list[_Leaf]) -> list[Any]:
+        names = [name.partition("[")[0] for name, _ in arguments]
         unknown = sorted(set(entries) - set(names))
         if unknown:
             msg = (
                 f"local_map({self.name}): {option} names {unknown[0]!r}; the call has {', '.join(dict.fromkeys(names))}"
             )
             raise PlacementError(msg)
-        found: list[Any] = [_KEEP] * len(leaves)
+        found: list[Any] = [_KEEP] * len(arguments)
         for name, entry in entries.items():
             at = [index for index, one in enumerate(names) if one == name]
             if entry is None:  # no DTensor anywhere in the argument
                 several = [None] * len(at)
             else:
-                several = [entry] if len(at) == 1 and "[" not in leaves[at[0]][0] else list(entry)
+                several = [entry] if len(at) == 1 and "[" not in arguments[at[0]][0] else list(entry)
             if len(several) != len(at):
                 msg = f"local_map({self.name}): {option}[{name!r}] has {len(several)} entries for {len(at)} values"
                 raise PlacementError(msg)
@@ -279,11 +279,11 @@ class _Region:
 
     def _leave(self, found: Any, entered: _Entered) -> Any:
         """Wrap what came out, nested as it is."""
-        leaves = list(self._outputs(found, self.out, entered, ""))
-        outs = {where: (one, layout) for where, one, layout in leaves if layout is not None}
+        arguments = list(self._outputs(found, self.out, entered, ""))
+        outs = {where: (one, layout) for where, one, layout in arguments if layout is not None}
         layouts = self._sized(outs, entered)
         wrap = entered.platform.wrap
-        made = iter([one if layout is None else wrap(one, layouts[where]) for where, one, layout in leaves])
+        made = iter([one if layout is None else wrap(one, layouts[where]) for where, one, layout in arguments])
         return unflatten(found, made, CONTAINERS)
 
     def _outputs(self, found: Any, placements: Any, entered: _Entered, where: str) -> Iterator[_Out]:

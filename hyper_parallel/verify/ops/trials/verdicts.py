@@ -80,7 +80,7 @@ SOURCES: dict[str, tuple[Trial, ...]] = {
        for name in ("steps", "transition", "redistribute")},
     "hyper_parallel.core.dtensor.cheapest_steps": _SEARCH,
     **{f"hyper_parallel.core.shard.{name}": _DISPATCH
-       for name in ("dispatch", "compiled", "propagation", "binder", "strategy")},
+       for name in ("dispatch", "executor", "op_plan", "entry", "strategy")},
 }  # fmt: skip
 """Modules whose functions are changed, and what they are held against."""
 
