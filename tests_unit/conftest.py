@@ -36,9 +36,9 @@ def _forget_plans():
     Which file a worker had before is chance: without this a line is covered in one run and not in the next.
     """
     from hyper_parallel.core.dtensor import transition
-    from hyper_parallel.core.shard.dispatch import Entry
+    from hyper_parallel.core.shard.entry import OpEntry
 
     transition.forget()
     for one in gc.get_objects():
-        if type(one) is Entry:
+        if type(one) is OpEntry:
             one.cache.clear()

@@ -6,8 +6,7 @@ import pytest
 from hyper_parallel.core.dtensor.layout import Layout
 from hyper_parallel.core.dtensor.mesh import DeviceMesh
 from hyper_parallel.core.dtensor.placements import Partial, Replicate, Shard
-from hyper_parallel.core.shard.binder import binder
-from hyper_parallel.core.shard.dispatch import Entry
+from hyper_parallel.core.shard.entry import OpEntry, binder
 from hyper_parallel.core.shard.rule import Row, Rule, Strategies
 from hyper_parallel.errors import LayoutError, RankFailedError
 from hyper_parallel.platform.select import get_torch_platform
@@ -25,7 +24,7 @@ def sample(*shape, seed=0):
 def operator(func, *rows, shape=None, signature="x"):
     """A function of plain tensors or DTensors with a rule of our own, right or wrong."""
     rule = Rule("probe", signature, lambda call: Strategies(rows, (shape or call.operands[0].shape,)))
-    entry = Entry("probe", func, binder(signature), rule, func)
+    entry = OpEntry("probe", func, binder(signature), rule, func)
 
     def call(*args):
         from hyper_parallel.core.dtensor.dtensor import DTensor

@@ -15,8 +15,8 @@ from mindspore.ops import Primitive
 
 from hyper_parallel.core.dtensor.dtensor import DTensor
 from hyper_parallel.core.dtensor.skip_dispatch import any_block, local_operands, outside_blocks, skipped
+from hyper_parallel.core.shard.custom.distributed_op import user_op
 from hyper_parallel.core.shard.dispatch import Dispatcher
-from hyper_parallel.core.shard.distributed_op import user_op
 from hyper_parallel.errors import UnsupportedOperatorError
 
 if TYPE_CHECKING:

@@ -6,8 +6,8 @@ from functools import cache
 from typing import Any
 
 from hyper_parallel.core.shard import rules
-from hyper_parallel.core.shard.binder import Binder, binder
-from hyper_parallel.core.shard.dispatch import Dispatcher, Entry, no_function
+from hyper_parallel.core.shard.dispatch import Dispatcher, no_function
+from hyper_parallel.core.shard.entry import Binder, OpEntry, binder
 from hyper_parallel.core.shard.rule import Decomposition, find_rule
 from hyper_parallel.errors import UnsupportedOperatorError
 from hyper_parallel.platform.mindspore.local_ops import LOCAL, WRITING
@@ -61,7 +61,7 @@ class Line:
         bound = binder(rule.signature)
         canonical = bound.starred is not None or in_place
         self.name, self.own = name, None if signature is None else binder(signature)
-        self.entry = Entry(op, local, bound, rule, local, canonical=canonical, in_place=in_place)
+        self.entry = OpEntry(op, local, bound, rule, local, canonical=canonical, in_place=in_place)
         self.names = frozenset(bound.names if self.own is None else self.own.names)
         self.typed = "dtype" in bound.names
         keyword_only = any(one.kind is one.KEYWORD_ONLY for one in bound.parameters.values())

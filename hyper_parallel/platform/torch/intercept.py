@@ -15,8 +15,9 @@ from torch.overrides import enable_reentrant_dispatch
 
 from hyper_parallel.core.dtensor.dtensor import DTensor
 from hyper_parallel.core.dtensor.skip_dispatch import any_block, local_operands, outside_blocks, skipped
-from hyper_parallel.core.shard.dispatch import Dispatcher, Entry
-from hyper_parallel.core.shard.distributed_op import mutates, user_op
+from hyper_parallel.core.shard.custom.distributed_op import mutates, user_op
+from hyper_parallel.core.shard.dispatch import Dispatcher
+from hyper_parallel.core.shard.entry import OpEntry
 from hyper_parallel.errors import LayoutError, UnsupportedOperatorError
 from hyper_parallel.platform.torch.opened import opened
 
@@ -40,8 +41,8 @@ class Interception(NamedTuple):
     """
 
     dispatcher: Dispatcher
-    functions: dict[Any, Entry]
-    overloads: dict[Any, Entry]
+    functions: dict[Any, OpEntry]
+    overloads: dict[Any, OpEntry]
 
 
 _STARTED: dict[str, Interception] = {}

@@ -14,8 +14,7 @@ import torch
 from torch import Tensor
 
 from hyper_parallel.core.shard import rules
-from hyper_parallel.core.shard.binder import binder
-from hyper_parallel.core.shard.dispatch import Entry
+from hyper_parallel.core.shard.entry import OpEntry, binder
 from hyper_parallel.core.shard.rule import find_rule
 from hyper_parallel.errors import LayoutError
 from hyper_parallel.platform.torch import (
@@ -60,7 +59,7 @@ ROUTES = (op_table_nn, op_table_spatial, op_table_recurrent, op_table_pieces, op
 
 
 def _spelling(
-    table: dict[Any, Entry],
+    table: dict[Any, OpEntry],
     op: str,
     func: Callable[..., Any],
     signature: str | None = None,
@@ -73,7 +72,7 @@ def _spelling(
         msg = f"table line for {func}: canonical operator {op!r} has no rule"
         raise ValueError(msg)
     name = getattr(func, "__name__", str(func))
-    table[func] = Entry(
+    table[func] = OpEntry(
         name,
         func,
         binder(signature or rule.signature),
@@ -84,7 +83,7 @@ def _spelling(
     )
 
 
-def _lines(table: dict[Any, Entry], lines: Iterable[Line]) -> None:
+def _lines(table: dict[Any, OpEntry], lines: Iterable[Line]) -> None:
     for line in lines:
         for func in line.funcs:
             _spelling(table, line.op, func, line.signature, canonical=line.canonical, in_place=line.in_place)
@@ -106,9 +105,9 @@ LOCAL: dict[str, Callable[..., Any]] = {
 
 
 @cache
-def functions() -> dict[Any, Entry]:
+def functions() -> dict[Any, OpEntry]:
     """Entries by Python function or method."""
-    table: dict[Any, Entry] = {}
+    table: dict[Any, OpEntry] = {}
     for family in PATTERNS:
         family.add_functions(table, partial(_spelling, table))
     for listed in LISTS:
@@ -127,14 +126,14 @@ WRITING = (
 )
 
 
-def _add_writing(table: dict[Any, Entry]) -> None:
+def _add_writing(table: dict[Any, OpEntry]) -> None:
     for name in WRITING.split():
         func, plain = getattr(Tensor, f"{name}_"), table.get(getattr(Tensor, name))
         if func not in table and plain is not None:
             routed(table, func, plain.binder.text, partial(_write, plain, f"{name}_"))
 
 
-def _write(plain: Entry, name: str, ops: Any, **given: Any) -> Any:
+def _write(plain: OpEntry, name: str, ops: Any, **given: Any) -> Any:
     """Compute, then copy: shape and dtype stay."""
     del ops
     named = {one: given.pop(one) for one, kind in plain.binder.parameters.items() if kind.kind is kind.KEYWORD_ONLY}
@@ -149,9 +148,9 @@ def _write(plain: Entry, name: str, ops: Any, **given: Any) -> Any:
 
 
 @cache
-def overloads() -> dict[Any, Entry]:
+def overloads() -> dict[Any, OpEntry]:
     """Entries by operator overload."""
-    table: dict[Any, Entry] = {}
+    table: dict[Any, OpEntry] = {}
     for family in PATTERNS:
         family.add_overloads(partial(_spelling, table))
     for listed in (op_table_aten, op_table_bins, op_table_spatial, op_table_linalg, op_table_order, op_table_pieces):

@@ -13,7 +13,7 @@ import torch
 from torch import Tensor
 
 from hyper_parallel.core.dtensor.dtensor import DTensor
-from hyper_parallel.core.shard.dispatch import Entry
+from hyper_parallel.core.shard.entry import OpEntry
 from hyper_parallel.platform.torch.op_table_pointwise import routed
 
 __all__ = ["LOCAL", "add_functions", "add_overloads"]
@@ -125,7 +125,7 @@ def _zero(ops: Any, x: Any) -> None:
         one.zero_()
 
 
-def add_functions(table: dict[Any, Entry], spell: Spell) -> None:
+def add_functions(table: dict[Any, OpEntry], spell: Spell) -> None:
     """Add every spelling of the Python API."""
     del spell
     for name in (*UNARY, *BINARY, *TERNARY):

@@ -13,7 +13,7 @@ from typing import Any
 import torch
 
 from hyper_parallel.core.dtensor.dtensor import DTensor
-from hyper_parallel.core.shard.dispatch import Entry
+from hyper_parallel.core.shard.entry import OpEntry
 from hyper_parallel.errors import LayoutError, UnsupportedOperatorError, notation
 from hyper_parallel.platform.torch.op_table_pointwise import routed
 
@@ -33,7 +33,7 @@ SIGNATURES = {
 _STEPS = "state_steps"
 
 
-def add_routes(table: dict[Any, Entry]) -> None:
+def add_routes(table: dict[Any, OpEntry]) -> None:
     """Add the kernels that this release of PyTorch has."""
     for name, signature in SIGNATURES.items():
         func = getattr(torch, name, None)

@@ -18,8 +18,7 @@ from torch import Tensor
 from hyper_parallel.core.dtensor.dtensor import DTensor
 from hyper_parallel.core.dtensor.events import Cause
 from hyper_parallel.core.dtensor.layout import Layout
-from hyper_parallel.core.shard.binder import binder
-from hyper_parallel.core.shard.dispatch import Entry
+from hyper_parallel.core.shard.entry import OpEntry, binder
 from hyper_parallel.core.shard.rule import Decomposition, find_rule
 from hyper_parallel.errors import LayoutError, MixedTensorError
 from hyper_parallel.platform.torch.op_line import Line, both, method
@@ -120,10 +119,10 @@ LOCAL: dict[str, Callable[..., Any]] = {
 
 
 @cache
-def _entry(op: str, *, in_place: bool = False) -> Entry:
+def _entry(op: str, *, in_place: bool = False) -> OpEntry:
     rule = find_rule(op)
     assert rule is not None  # noqa: S101 - op is one of this file's
-    return Entry(op, LOCAL[op], binder(rule.signature), rule, LOCAL[op], in_place=in_place)
+    return OpEntry(op, LOCAL[op], binder(rule.signature), rule, LOCAL[op], in_place=in_place)
 
 
 def _dispatch(ops: Any, op: str, *args: Any, in_place: bool = False) -> Any:
@@ -274,10 +273,10 @@ def _index(ops: Any, x: Any, index: Any, op: str) -> tuple[Any, bool]:
     return tuple(found), True
 
 
-def _composed(lines: dict[Any, tuple[Callable[..., Any], str]]) -> dict[Any, Entry]:
+def _composed(lines: dict[Any, tuple[Callable[..., Any], str]]) -> dict[Any, OpEntry]:
     """Entries of functions that are what a composition makes of their arguments."""
     return {
-        func: Entry(run.__name__, func, binder(signature), Decomposition(run.__name__, signature, run), func)
+        func: OpEntry(run.__name__, func, binder(signature), Decomposition(run.__name__, signature, run), func)
         for func, (run, signature) in lines.items()
     }
 
@@ -286,7 +285,7 @@ PUT = "x, indices, values, accumulate=False"
 
 
 @cache
-def overloads_by_value() -> dict[Any, Entry]:
+def overloads_by_value() -> dict[Any, OpEntry]:
     """The same for operator overloads."""
     lines: dict[Any, tuple[Callable[..., Any], str]] = {
         aten.index.Tensor: (_index_list, "x, indices"),
@@ -311,7 +310,7 @@ def _index_list(ops: Any, x: Any, indices: Any) -> Any:
 
 
 @cache
-def by_value() -> dict[Any, Entry]:
+def by_value() -> dict[Any, OpEntry]:
     """Entries of the functions for which layouts do not say enough."""
     lines: dict[Any, tuple[Callable[..., Any], str]] = {
         Tensor.__getitem__: (getitem, "x, index"),

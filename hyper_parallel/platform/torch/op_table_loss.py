@@ -9,7 +9,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from hyper_parallel.core.shard.dispatch import Entry
+from hyper_parallel.core.shard.entry import OpEntry
 from hyper_parallel.core.shard.rule import find_rule
 from hyper_parallel.core.shard.rules import loss
 from hyper_parallel.platform.torch.op_table_pointwise import routed
@@ -147,7 +147,7 @@ def _gaussian(ops: Any, x: Any, target: Any, var: Any, **rest: Any) -> Any:
     return run(x, target, loss.settled(var, "gaussian_nll_loss", "var"), **rest)  # type: ignore[misc] # it is in Python
 
 
-def add_functions(table: dict[Any, Entry], spell: Spell) -> None:
+def add_functions(table: dict[Any, OpEntry], spell: Spell) -> None:
     """Add every spelling of the Python API."""
     for name in ("cross_entropy", "nll_loss"):
         routed(table, getattr(F, name), find_rule(name).signature, _wide(name))  # type: ignore[union-attr] # see above

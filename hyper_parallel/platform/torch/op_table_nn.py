@@ -10,7 +10,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from hyper_parallel.core.dtensor.dtensor import DTensor
-from hyper_parallel.core.shard.dispatch import Entry
+from hyper_parallel.core.shard.entry import OpEntry
 from hyper_parallel.core.shard.rules.norm import unbiased
 from hyper_parallel.errors import LayoutError, MixedTensorError
 from hyper_parallel.platform.torch.op_line import Line
@@ -99,7 +99,7 @@ ROUTES: dict[Any, tuple[str, Callable[..., Any]]] = {
 }
 
 
-def add_routes(table: dict[Any, Entry]) -> None:
+def add_routes(table: dict[Any, OpEntry]) -> None:
     """Add what is made of several operators."""
     for func, (signature, run) in ROUTES.items():
         routed(table, func, signature, run)

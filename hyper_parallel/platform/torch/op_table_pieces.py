@@ -8,8 +8,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from hyper_parallel.core.shard.binder import binder
-from hyper_parallel.core.shard.dispatch import Entry
+from hyper_parallel.core.shard.entry import OpEntry, binder
 from hyper_parallel.core.shard.rule import find_rule
 from hyper_parallel.errors import UnsupportedOperatorError
 from hyper_parallel.platform.torch.op_line import Line, both
@@ -105,7 +104,7 @@ def _fill_diagonal(ops: Any, x: Any, fill_value: Any, wrap: bool) -> Any:
     return x.masked_fill_(ops.tril(ops.triu(torch.ones_like(x, dtype=torch.bool))), fill_value)
 
 
-def add_routes(table: dict[Any, Entry]) -> None:
+def add_routes(table: dict[Any, OpEntry]) -> None:
     """Add the functions that are made of others."""
     for name, op in COPIES.items():
         for home in (torch, Tensor):

@@ -9,8 +9,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from hyper_parallel.core.shard.binder import binder
-from hyper_parallel.core.shard.dispatch import Entry
+from hyper_parallel.core.shard.entry import OpEntry, binder
 from hyper_parallel.core.shard.rule import Decomposition, Rule, find_rule
 from hyper_parallel.core.shard.rules import load, pointwise
 from hyper_parallel.platform.torch.op_line import Line
@@ -183,10 +182,10 @@ def _add_the_rest(spell: Spell) -> None:
 # -- calls that are other calls ----------------------------------------------------------------------------------------
 
 
-def routed(table: dict[Any, Entry], func: Callable[..., Any], signature: str, run: Callable[..., Any]) -> None:
+def routed(table: dict[Any, OpEntry], func: Callable[..., Any], signature: str, run: Callable[..., Any]) -> None:
     """Let ``func`` be what ``run(ops, **arguments)`` makes of its arguments: further calls on DTensors."""
     name = getattr(func, "__name__", str(func))
-    table[func] = Entry(name, func, binder(signature), Decomposition(name, signature, run), func)
+    table[func] = OpEntry(name, func, binder(signature), Decomposition(name, signature, run), func)
 
 
 IN_PLACE_OPTION: dict[Any, tuple[str, Any, Any]] = {
@@ -204,7 +203,7 @@ IN_PLACE_OPTION: dict[Any, tuple[str, Any, Any]] = {
 }
 
 
-def _add_routes(table: dict[Any, Entry]) -> None:
+def _add_routes(table: dict[Any, OpEntry]) -> None:
     for func, (arguments, plain, writing) in IN_PLACE_OPTION.items():
         signature = ", ".join(part for part in ("x", arguments, "inplace=False") if part)
         routed(table, func, signature, _in_place_option(plain, writing))
@@ -257,7 +256,7 @@ def _same_device(wanted: torch.device, held: torch.device) -> bool:
     return wanted.type == held.type and wanted.index in (None, held.index)
 
 
-def add_functions(table: dict[Any, Entry], spell: Spell) -> None:
+def add_functions(table: dict[Any, OpEntry], spell: Spell) -> None:
     """Add every spelling of the Python API."""
     _add_unary_and_binary(spell)
     _add_operators(spell)

@@ -10,7 +10,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from hyper_parallel.core.dtensor.sampling import Numbers
-from hyper_parallel.core.shard.dispatch import Entry
+from hyper_parallel.core.shard.entry import OpEntry
 from hyper_parallel.platform.torch.op_table_pointwise import routed
 
 __all__ = ["LOCAL", "add_functions", "add_overloads"]
@@ -169,7 +169,7 @@ DROPOUTS: dict[str, Callable[..., Any]] = {
 }
 
 
-def add_functions(table: dict[Any, Entry], spell: Spell) -> None:
+def add_functions(table: dict[Any, OpEntry], spell: Spell) -> None:
     """Add every spelling of the Python API."""
     routed(table, F.dropout, "x, p=0.5, training=True, inplace=False", _dropout)
     routed(table, torch.dropout, "x, p, train", lambda ops, x, p, train: ops.dropout(x, p, train))

@@ -11,7 +11,7 @@ from torch import Tensor
 
 from hyper_parallel.core.dtensor.dtensor import DTensor
 from hyper_parallel.core.dtensor.layout import Layout
-from hyper_parallel.core.shard.dispatch import Entry
+from hyper_parallel.core.shard.entry import OpEntry
 from hyper_parallel.core.shard.rules import recurrent
 from hyper_parallel.errors import UnsupportedOperatorError
 from hyper_parallel.platform.torch.op_table_pointwise import keyword_call, routed
@@ -48,7 +48,7 @@ def _replicated(ops: Any, state: Any, mesh: Any) -> Any:
     return ops.platform.wrap(state, Layout.of(mesh, ((),) * len(shape), (), shape))
 
 
-def add_routes(table: dict[Any, Entry]) -> None:
+def add_routes(table: dict[Any, OpEntry]) -> None:
     """Add layers and cells."""
     for name in NAMES:
         routed(table, getattr(torch, name), recurrent.LAYERS, partial(_run, name))

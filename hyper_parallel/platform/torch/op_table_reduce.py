@@ -10,7 +10,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from hyper_parallel.core.shard.dispatch import Entry
+from hyper_parallel.core.shard.entry import OpEntry
 from hyper_parallel.core.shard.rule import find_rule
 from hyper_parallel.core.shard.rules import reduce
 from hyper_parallel.platform.torch.op_table_pointwise import keyword_call, routed
@@ -84,7 +84,7 @@ def _variance(func: Callable[..., Any]) -> Callable[..., Any]:
     return lambda x, dim, correction, keepdim: func(x, dim=dim, correction=correction, keepdim=keepdim)
 
 
-def add_functions(table: dict[Any, Entry], spell: Spell) -> None:
+def add_functions(table: dict[Any, OpEntry], spell: Spell) -> None:
     """Add every spelling of the Python API."""
     for name in SAME_NAME:
         spell(name, getattr(torch, name), canonical=True)
@@ -108,7 +108,7 @@ def add_functions(table: dict[Any, Entry], spell: Spell) -> None:
     spell("norm", Tensor.norm)
 
 
-def _add_variance(table: dict[Any, Entry], home: Any, name: str) -> None:
+def _add_variance(table: dict[Any, OpEntry], home: Any, name: str) -> None:
     """Old calls say ``unbiased``, also as the first positional argument; new ones say ``correction``."""
 
     def run(ops: Any, x: Any, dim: Any, unbiased: Any, keepdim: Any, correction: Any) -> Any:

@@ -11,7 +11,7 @@ from hyper_parallel.core.dtensor.dtensor import DTensor
 from hyper_parallel.core.dtensor.events import Cause
 from hyper_parallel.core.dtensor.layout import Layout
 from hyper_parallel.core.dtensor.mesh import DeviceMesh
-from hyper_parallel.core.shard.dispatch import Entry
+from hyper_parallel.core.shard.entry import OpEntry
 from hyper_parallel.errors import UnsupportedOperatorError
 from hyper_parallel.platform.torch.op_table_fused import wrote
 from hyper_parallel.platform.torch.op_table_pointwise import routed
@@ -62,6 +62,6 @@ def _local(value: Any) -> Any:
     return value.to_local() if isinstance(value, DTensor) else value
 
 
-def add_routes(table: dict[Any, Entry]) -> None:
+def add_routes(table: dict[Any, OpEntry]) -> None:
     """Add the function; its sibling, which moves the scale, sees no gradient."""
     routed(table, _UNSCALE, "x, found_inf, inv_scale", _unscale)

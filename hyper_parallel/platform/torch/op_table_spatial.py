@@ -12,7 +12,7 @@ from typing import Any
 import torch
 import torch.nn.functional as F
 
-from hyper_parallel.core.shard.dispatch import Entry
+from hyper_parallel.core.shard.entry import OpEntry
 from hyper_parallel.platform.torch.op_line import Line
 from hyper_parallel.platform.torch.op_table_pointwise import routed
 from hyper_parallel.platform.torch.opened import opened
@@ -107,7 +107,7 @@ def _fractional(pool: Any, count: int, *, pair: bool) -> Callable[..., Any]:
     return run
 
 
-def add_routes(table: dict[Any, Entry]) -> None:
+def add_routes(table: dict[Any, OpEntry]) -> None:
     """Add what draws before it pools."""
     signature = "x, kernel_size, output_size=None, output_ratio=None, return_indices=False, _random_samples=None"
     for count in (2, 3):

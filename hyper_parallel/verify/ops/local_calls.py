@@ -22,7 +22,7 @@ from hyper_parallel.verify.ops.pieces import joined, pending, shares, steps_at, 
 
 if TYPE_CHECKING:
     from hyper_parallel.core.dtensor.layout import Box, Layout
-    from hyper_parallel.core.shard.call import LocalCall
+    from hyper_parallel.core.shard.rule import LocalCall
     from hyper_parallel.platform.contract.platform import Platform
     from hyper_parallel.verify.ops.reference import Caller, Reference
     from hyper_parallel.verify.ops.values import Filled

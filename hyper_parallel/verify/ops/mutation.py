@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from hyper_parallel.core.shard.rule import Rule, Strategies, find_rule
+from hyper_parallel.core.shard.rule import OpCall, Rule, Strategies, find_rule
 from hyper_parallel.core.shard.sample import samples_of
 from hyper_parallel.platform.select import use_platform
 from hyper_parallel.verify.ops.effort import QUICK, Effort
@@ -27,7 +27,6 @@ from hyper_parallel.verify.ops.sweep import Enough, Sweep
 from hyper_parallel.verify.ops.values import seed_of, size_choices
 
 if TYPE_CHECKING:
-    from hyper_parallel.core.shard.call import OpCall
     from hyper_parallel.verify.ops.rows import Claim, Problem
     from hyper_parallel.verify.ops.rule_level import Bench, Result
     from hyper_parallel.verify.ops.values import Filled

@@ -15,8 +15,7 @@ from hyper_parallel.core.dtensor.layout import Layout
 from hyper_parallel.core.dtensor.mesh import init_device_mesh
 from hyper_parallel.core.dtensor.placements import Placement
 from hyper_parallel.core.dtensor.transition import dual
-from hyper_parallel.core.shard.binder import binder
-from hyper_parallel.core.shard.dispatch import Entry
+from hyper_parallel.core.shard.entry import OpEntry, binder
 from hyper_parallel.core.shard.rule import Rule, find_rule
 from hyper_parallel.errors import CollectiveMismatchError, HyperParallelError, RankFailedError, ShardMismatchError
 from hyper_parallel.platform.select import platform_named
@@ -102,7 +101,7 @@ def operator(platform: Platform, op: str | UserOperator, sample: Sample) -> Call
     rule = find_rule(op)
     assert isinstance(rule, Rule)
     writing = platform.writing_op(op)
-    entry = Entry(op, writing, binder(rule.signature), rule, writing, canonical=True, in_place=True)
+    entry = OpEntry(op, writing, binder(rule.signature), rule, writing, canonical=True, in_place=True)
 
     def write(args: tuple[Any, ...], kwargs: dict[str, Any]) -> list[Any]:
         written = platform.dispatcher.ops.clone(args[0])

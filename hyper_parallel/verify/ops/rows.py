@@ -10,9 +10,8 @@ from typing import TYPE_CHECKING, Any
 from hyper_parallel.core.dtensor.layout import Layout
 from hyper_parallel.core.dtensor.mesh import DeviceMesh
 from hyper_parallel.core.dtensor.placements import Partial, Placement, Replicate, Shard
-from hyper_parallel.core.shard.binder import Binder, binder
-from hyper_parallel.core.shard.call import OpCall, Operand, Ref
-from hyper_parallel.core.shard.rule import Row, Rule, Strategies
+from hyper_parallel.core.shard.entry import Binder, binder
+from hyper_parallel.core.shard.rule import OpCall, Operand, Ref, Row, Rule, Strategies
 from hyper_parallel.core.shard.strategy import Choice, combine
 from hyper_parallel.verify.ops.pieces import allows
 from hyper_parallel.verify.ops.values import Filled, Slot, substitute

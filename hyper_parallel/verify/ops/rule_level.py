@@ -22,7 +22,7 @@ from hyper_parallel.verify.ops.reference import Caller
 if TYPE_CHECKING:
     from hyper_parallel.core.dtensor.boxes import Coordinate
     from hyper_parallel.core.dtensor.mesh import DeviceMesh
-    from hyper_parallel.core.shard.call import LocalCall
+    from hyper_parallel.core.shard.rule import LocalCall
     from hyper_parallel.core.shard.sample import Sample
     from hyper_parallel.verify.ops.rows import Claim
 

@@ -178,7 +178,7 @@ def test_blocks_hold_for_one_thread_and_one_task():
 @torch_only
 def test_what_is_composed_of_others_is_called_as_it_was_written():
     """Each function that is served by calls of others runs itself on local tensors: nothing else is asked of them."""
-    from hyper_parallel.core.shard.dispatch import Entry
+    from hyper_parallel.core.shard.entry import OpEntry
     from hyper_parallel.platform.torch import op_table
     from hyper_parallel.platform.torch.intercept import interception
 
@@ -188,7 +188,7 @@ def test_what_is_composed_of_others_is_called_as_it_was_written():
         composed = {func: entry for func, entry in table.items() if entry.composed is not None}
         for func, entry in composed.items():
             seen = []
-            spy = Entry(entry.name, lambda *args, _to=seen, **named: _to.append((args, named)), entry.binder,
+            spy = OpEntry(entry.name, lambda *args, _to=seen, **named: _to.append((args, named)), entry.binder,
                         entry.rule, entry.local, canonical=entry.canonical)  # fmt: skip
             with SkipDTensorDispatch():
                 interception().dispatcher.dispatch(spy, (x, 1), {"other": [x]})

@@ -12,7 +12,7 @@ import numpy as np
 import pytest
 
 from hyper_parallel.core.shard import rules
-from hyper_parallel.core.shard.binder import binder
+from hyper_parallel.core.shard.entry import binder
 from hyper_parallel.core.shard.rule import find_rule, rule_names
 from hyper_parallel.errors import UnsupportedOperatorError
 from hyper_parallel.platform.select import platform_named

@@ -7,8 +7,7 @@ import pytest
 from hyper_parallel.core.dtensor.layout import Layout
 from hyper_parallel.core.dtensor.placements import Partial, Replicate, Shard
 from hyper_parallel.core.shard import rules
-from hyper_parallel.core.shard.call import LocalCall
-from hyper_parallel.core.shard.rule import find_rule
+from hyper_parallel.core.shard.rule import LocalCall, find_rule
 from hyper_parallel.core.shard.sample import samples_of
 from hyper_parallel.platform.select import use_platform
 from hyper_parallel.verify.ops.effort import Effort

@@ -8,8 +8,7 @@ from hyper_parallel.core.dtensor.layout import Layout
 from hyper_parallel.core.dtensor.mesh import DeviceMesh
 from hyper_parallel.core.dtensor.placements import Partial, Replicate, Shard
 from hyper_parallel.core.shard import rules
-from hyper_parallel.core.shard.call import LocalCall, OpCall, Operand
-from hyper_parallel.core.shard.rule import Row, Rule, Strategies
+from hyper_parallel.core.shard.rule import LocalCall, OpCall, Operand, Row, Rule, Strategies
 from hyper_parallel.core.shard.sample import Sample, real
 from hyper_parallel.platform.select import use_platform
 from hyper_parallel.verify.ops import mutation

@@ -122,7 +122,7 @@ def test_slips_in_the_library_are_noticed(capsys, tmp_path):
     assert said["mutants"] == 4
     assert said["killed"] + said["survived"] + said["equivalent"] == 4
     assert said["killed"]
-    assert list(said["operators"]) == ["hyper_parallel.core.shard.binder", "hyper_parallel.core.shard.propagation"]
+    assert list(said["operators"]) == ["hyper_parallel.core.shard.entry", "hyper_parallel.core.shard.op_plan"]
     assert first_wrong("torch", (2,), targets=2) == ""
     assert callable(plan)
     capsys.readouterr()
@@ -157,7 +157,7 @@ def test_functions_hold_as_they_are(monkeypatch):
 @pytest.mark.platforms("torch")
 def test_a_forked_change_stays_in_its_process():
     """What notices is told from what does not, from the same code, from a death and from what does not end."""
-    mutant = next(one for one in source_mutants("hyper_parallel.core.shard.binder") if one.where == "Binder.bind")
+    mutant = next(one for one in source_mutants("hyper_parallel.core.shard.entry") if one.where == "Binder.bind")
 
     def dies():
         os.kill(os.getpid(), signal.SIGKILL)
@@ -215,8 +215,8 @@ def test_planning_ends(monkeypatch):
 @pytest.mark.platforms("torch")
 def test_verdicts(monkeypatch):
     """What is noticed is killed; the rest is equivalent with its reason, or survives, as does what had no time."""
-    module = "hyper_parallel.core.shard.binder"
-    reasoned = [one.slip for one in EQUIVALENT if one.module == "shard.binder"]
+    module = "hyper_parallel.core.shard.entry"
+    reasoned = [one.slip for one in EQUIVALENT if one.module == "shard.entry"]
     plain = next(one for one in source_mutants(module) if one.slip not in reasoned)
     known = next(one for one in source_mutants(module) if one.slip in reasoned)
     outcomes = [

@@ -7,9 +7,8 @@ import pytest
 from hyper_parallel.core.dtensor.placements import Partial, Replicate, Shard
 from hyper_parallel.core.shard import rule as rule_module
 from hyper_parallel.core.shard import rules, strategy
-from hyper_parallel.core.shard.call import LocalCall
 from hyper_parallel.core.shard.dispatch import Ops
-from hyper_parallel.core.shard.rule import Row, Rule, Strategies, find_rule
+from hyper_parallel.core.shard.rule import LocalCall, Row, Rule, Strategies, find_rule
 from hyper_parallel.core.shard.sample import Sample, between, real, samples_of, shuffled
 from hyper_parallel.errors import LayoutError
 from hyper_parallel.platform.select import platform_named, use_platform

@@ -243,7 +243,7 @@ class _Region:
             return [_KEEP] * count
         if isinstance(entries, Mapping):
             return self._by_name(option, entries, arguments)
-        positional = count - sum(1 for _ in arguments(kwargs, CONTAINERS))
+        positional = count - sum(1 for _ in leaves(kwargs, CONTAINERS))
         given = list(entries)
         if len(given) != positional:
             msg = (

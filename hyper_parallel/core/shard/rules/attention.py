@@ -6,15 +6,13 @@ import math
 from typing import TYPE_CHECKING, Any
 
 from hyper_parallel.core.dtensor.placements import Shard
-from hyper_parallel.core.shard.call import LocalCall, Operand
-from hyper_parallel.core.shard.rule import R, Row, Strategies, decomposition, rule
+from hyper_parallel.core.shard.labels import Labels, broadcast_labels, nonempty_row, nonempty_rows
+from hyper_parallel.core.shard.rule import LocalCall, OpCall, Operand, R, Row, Strategies, decomposition, rule
 from hyper_parallel.core.shard.sample import real, sample, truth
-from hyper_parallel.core.shard.signature import Labels, broadcast_labels, held_row, held_rows
 from hyper_parallel.errors import short_dtype
 
 if TYPE_CHECKING:
     from hyper_parallel.core.dtensor.layout import Layout
-    from hyper_parallel.core.shard.call import OpCall
 
 Names = tuple[str | None, ...]
 
@@ -40,9 +38,9 @@ def attention(call: OpCall) -> Strategies:
     if isinstance(mask, Operand):
         inputs.append(_mask_dims(mask, out, shape, k.shape[-2]))
     labels = Labels(tuple(inputs), (out,), whole=frozenset({"s", "e", "hq", "hk"}), each=(2,))
-    rows = list(held_rows(labels))
+    rows = list(nonempty_rows(labels))
     if grouped:
-        rows.append(held_row(_grouped_row(call, mask)))
+        rows.append(nonempty_row(_grouped_row(call, mask)))
     return Strategies(tuple(rows), (shape,), _local_mask if call["is_causal"] else None)
 
 

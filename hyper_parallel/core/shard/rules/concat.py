@@ -4,17 +4,14 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
-from hyper_parallel.core.shard.call import LocalCall
-from hyper_parallel.core.shard.rule import Strategies, decomposition, rule
+from hyper_parallel.core.shard.labels import Labels, labelled_rows
+from hyper_parallel.core.shard.rule import LocalCall, OpCall, Operand, Strategies, decomposition, rule
 from hyper_parallel.core.shard.rules.dims import keep_dims, normal_dim
 from hyper_parallel.core.shard.sample import real, sample, size, truth
-from hyper_parallel.core.shard.signature import Labels, labelled_rows
 from hyper_parallel.errors import short_dtype
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
-
-    from hyper_parallel.core.shard.call import OpCall, Operand
 
 
 @rule("unbind", "x, dim=0", view=True)

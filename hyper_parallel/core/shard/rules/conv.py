@@ -6,14 +6,12 @@ from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
 from hyper_parallel.core.dtensor.placements import Shard
-from hyper_parallel.core.shard.call import LocalCall
-from hyper_parallel.core.shard.rule import Row, Strategies, rule
+from hyper_parallel.core.shard.labels import Labels, nonempty_rows
+from hyper_parallel.core.shard.rule import LocalCall, OpCall, Row, Strategies, rule
 from hyper_parallel.core.shard.sample import real, sample
-from hyper_parallel.core.shard.signature import Labels, held_rows
 
 if TYPE_CHECKING:
     from hyper_parallel.core.dtensor.layout import Layout
-    from hyper_parallel.core.shard.call import OpCall
 
 __all__ = ["spread", "window_count"]
 
@@ -44,7 +42,7 @@ def convolution(call: OpCall) -> Strategies:
     inputs = (("n", "c" if groups == 1 else None, *places), tuple(kernel), ("o" if groups == 1 else None,))[:count]
     output = ("n", "o" if groups == 1 else None, *places)
     joins = (2,) if count > 2 else ()
-    rows = held_rows(Labels(inputs, (output,), each=(0, 1), joins=joins))
+    rows = nonempty_rows(Labels(inputs, (output,), each=(0, 1), joins=joins))
     if groups > 1:
         rows = (*rows, Row((Shard(1), Shard(0), Shard(0))[:count], (Shard(1),), sizes=((0, 1, groups),)))
     return Strategies(rows, ((x.shape[0], channels, *_sizes(call)),), _local_groups if groups > 1 else None)
@@ -86,7 +84,7 @@ def conv_tbc(call: OpCall) -> Strategies:
     x, weight = call["x"], call["weight"]
     labels = Labels(((None, "b", "c"), (None, "c", "o"), ("o",)), ((None, "b", "o"),), each=(0, 1), joins=(2,))
     times = window_count(x.shape[0], weight.shape[0], 1, call["pad"])
-    return Strategies(held_rows(labels), ((times, x.shape[1], weight.shape[2]),))
+    return Strategies(nonempty_rows(labels), ((times, x.shape[1], weight.shape[2]),))
 
 
 sample("convolution", real("nc", 7, 6), real("oc", 3, 2), real("o"), (2, 1), (1, 0), (1, 1), False, (0, 0), 1)

@@ -6,18 +6,16 @@ import math
 from typing import TYPE_CHECKING, Any
 
 from hyper_parallel.core.dtensor.placements import Partial, Placement, Shard
-from hyper_parallel.core.shard.call import LocalCall
-from hyper_parallel.core.shard.rule import Row, Strategies, decomposition, rule
+from hyper_parallel.core.shard.labels import LINEAR_OPS
+from hyper_parallel.core.shard.rule import LocalCall, OpCall, Row, Strategies, decomposition, rule
 from hyper_parallel.core.shard.rules.view import passing_rows
 from hyper_parallel.core.shard.sample import real, sample, size, truth, whole
-from hyper_parallel.core.shard.signature import LINEAR_OPS
 from hyper_parallel.errors import UnsupportedOperatorError
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
     from hyper_parallel.core.dtensor.layout import Layout
-    from hyper_parallel.core.shard.call import OpCall
 
 
 __all__ = ["diagonal_length", "keep_dims", "keep_sums", "normal_dim"]

@@ -4,15 +4,13 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from hyper_parallel.core.shard.call import LocalCall
-from hyper_parallel.core.shard.rule import Strategies, rule
+from hyper_parallel.core.shard.labels import Labels, labelled_rows, nonempty_rows
+from hyper_parallel.core.shard.rule import LocalCall, OpCall, Strategies, rule
 from hyper_parallel.core.shard.rules.index import lookup, window
 from hyper_parallel.core.shard.sample import real, sample, whole
-from hyper_parallel.core.shard.signature import Labels, held_rows, labelled_rows
 
 if TYPE_CHECKING:
     from hyper_parallel.core.dtensor.layout import Layout
-    from hyper_parallel.core.shard.call import OpCall
 
 
 @rule(
@@ -89,7 +87,7 @@ def embedding_bag(call: OpCall) -> Strategies:
     each = tuple(call.index_of(one) for one in linear)
     count = x.shape[0] if offsets is None else offsets.shape[0] - bool(call["include_last_offset"])
     labels = Labels(inputs, ((ids[0], "h"),), each=each)  # type: ignore[arg-type] # they are operands
-    return Strategies(held_rows(labels), ((count, weight.shape[1]),))
+    return Strategies(nonempty_rows(labels), ((count, weight.shape[1]),))
 
 
 sample("embedding", whole("v", "ab"), real("vh"))

@@ -3,15 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
-from hyper_parallel.core.shard.pattern import nonempty
-from hyper_parallel.core.shard.rule import Rule, Strategies, register_rule, whole
+from hyper_parallel.core.shard.labels import nonempty
+from hyper_parallel.core.shard.rule import OpCall, Rule, Strategies, register_rule, whole
 from hyper_parallel.core.shard.rules.dims import keep_sums, normal_dim
 from hyper_parallel.core.shard.sample import between, complex_, real, sample
-
-if TYPE_CHECKING:
-    from hyper_parallel.core.shard.call import OpCall
 
 
 def _transformed(call: OpCall, dims: Sequence[int], sizes: Sequence[int]) -> Strategies:

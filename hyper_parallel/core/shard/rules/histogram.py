@@ -2,17 +2,12 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from hyper_parallel.core.dtensor.placements import Partial, Shard
-from hyper_parallel.core.shard.call import Operand
-from hyper_parallel.core.shard.rule import Row, Strategies, decomposition, replicated_row, rule
+from hyper_parallel.core.shard.labels import Labels, labelled_rows
+from hyper_parallel.core.shard.rule import OpCall, Operand, Row, Strategies, decomposition, replicated_row, rule
 from hyper_parallel.core.shard.sample import between, integers, ordered, real, sample
-from hyper_parallel.core.shard.signature import Labels, labelled_rows
-
-if TYPE_CHECKING:
-    from hyper_parallel.core.shard.call import OpCall
-
 
 Dims = tuple[str | None, ...]
 

@@ -6,17 +6,25 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
 from hyper_parallel.core.dtensor.placements import Partial, Placement, Shard
-from hyper_parallel.core.shard.call import LocalCall, Operand
-from hyper_parallel.core.shard.rule import R, Row, Strategies, decomposition, replicated_row, rule
+from hyper_parallel.core.shard.labels import Labels, broadcast_labels, labelled_rows
+from hyper_parallel.core.shard.rule import (
+    LocalCall,
+    OpCall,
+    Operand,
+    R,
+    Row,
+    Strategies,
+    decomposition,
+    replicated_row,
+    rule,
+)
 from hyper_parallel.core.shard.rules.dims import normal_dim
 from hyper_parallel.core.shard.sample import real, sample, size, whole
-from hyper_parallel.core.shard.signature import Labels, broadcast_labels, labelled_rows
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
     from hyper_parallel.core.dtensor.layout import Layout
-    from hyper_parallel.core.shard.call import OpCall
 
 
 __all__ = ["Picked", "lookup", "pick", "shared_dims", "unshared_dims", "window"]

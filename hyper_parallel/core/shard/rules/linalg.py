@@ -5,9 +5,10 @@ from __future__ import annotations
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
-from hyper_parallel.core.shard.call import LocalCall
-from hyper_parallel.core.shard.pattern import pattern, patterned
+from hyper_parallel.core.shard.labels import Labels, broadcast_labels, labelled_rows, nonempty_rows, pattern, patterned
 from hyper_parallel.core.shard.rule import (
+    LocalCall,
+    OpCall,
     Rule,
     Strategies,
     decomposition,
@@ -18,13 +19,11 @@ from hyper_parallel.core.shard.rule import (
 from hyper_parallel.core.shard.rules.dims import normal_dim
 from hyper_parallel.core.shard.rules.reduce import reduced_dims, reduced_labels
 from hyper_parallel.core.shard.sample import Sample, between, integers, real, sample, sample_call
-from hyper_parallel.core.shard.signature import Labels, broadcast_labels, held_rows, labelled_rows
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
 
     from hyper_parallel.core.dtensor.layout import Layout
-    from hyper_parallel.core.shard.call import OpCall
 
 
 def _least(sizes: Mapping[str, int]) -> int:
@@ -295,7 +294,7 @@ register_rule(Rule("cdist", "x, y, p=2.0, compute_mode='use_mm_for_euclid_dist_i
 def pdist(call: OpCall) -> Strategies:
     """``[n][m] -> [k]``: each pair of rows once."""
     count = call["x"].shape[0]
-    return Strategies(held_rows(Labels(((None, None),), ((None,),))), ((count * (count - 1) // 2,),))
+    return Strategies(nonempty_rows(Labels(((None, None),), ((None,),))), ((count * (count - 1) // 2,),))
 
 
 @decomposition("pairwise_distance", "x1, x2, p=2.0, eps=1e-06, keepdim=False")

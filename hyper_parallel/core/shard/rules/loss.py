@@ -11,20 +11,25 @@ import math
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from contextvars import ContextVar
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from hyper_parallel.core.dtensor.dtensor import DTensor
 from hyper_parallel.core.dtensor.events import Cause
 from hyper_parallel.core.dtensor.layout import Layout
-from hyper_parallel.core.shard.call import LocalCall, Operand
-from hyper_parallel.core.shard.rule import Rule, Strategies, decomposition, register_rule, rule
+from hyper_parallel.core.shard.labels import Labels, labelled_rows, nonempty_rows
+from hyper_parallel.core.shard.rule import (
+    LocalCall,
+    OpCall,
+    Operand,
+    Rule,
+    Strategies,
+    decomposition,
+    register_rule,
+    rule,
+)
 from hyper_parallel.core.shard.rules.pointwise import elementwise
 from hyper_parallel.core.shard.sample import between, integers, real, sample, whole
-from hyper_parallel.core.shard.signature import Labels, held_rows, labelled_rows
 from hyper_parallel.errors import short_dtype
-
-if TYPE_CHECKING:
-    from hyper_parallel.core.shard.call import OpCall
 
 __all__ = ["VOCAB_PARALLEL", "settled", "vocab_parallel_loss"]
 
@@ -291,7 +296,7 @@ def _of_rows(call: OpCall, target: Sequence[int]) -> Strategies:
     batch = ("n",) * (x.ndim - 1)
     rest = ((*batch, *(None,) * (call["target"].ndim - len(batch))), (None,))
     labels = Labels(((*batch, None), *rest)[: len(call.operands)], (batch,), None)
-    return Strategies(held_rows(labels), (x.shape[:-1],))
+    return Strategies(nonempty_rows(labels), (x.shape[:-1],))
 
 
 @rule("multi_margin_loss_elements", "x, target, p=1, margin=1.0, weight=None")
@@ -351,7 +356,7 @@ def ctc_loss_elements(call: OpCall) -> Strategies:
         (*batch, None) if targets.ndim > 1 else (None,) * targets.ndim,
         *(batch if one.ndim else () for one in rows),
     )
-    return Strategies(held_rows(Labels(inputs, (batch,), None)), (x.shape[1:-1],), _own_lengths)
+    return Strategies(nonempty_rows(Labels(inputs, (batch,), None)), (x.shape[1:-1],), _own_lengths)
 
 
 def _own_lengths(call: OpCall, targets: tuple[Layout, ...], outputs: tuple[Layout, ...]) -> LocalCall | None:

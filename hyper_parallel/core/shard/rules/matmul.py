@@ -7,14 +7,12 @@ from dataclasses import replace
 from typing import TYPE_CHECKING
 
 from hyper_parallel.core.dtensor.placements import Shard
-from hyper_parallel.core.shard.rule import Strategies, rule
+from hyper_parallel.core.shard.labels import Labels, broadcast_labels, labelled_rows
+from hyper_parallel.core.shard.rule import OpCall, Operand, Strategies, rule
 from hyper_parallel.core.shard.sample import real, sample
-from hyper_parallel.core.shard.signature import Labels, broadcast_labels, labelled_rows
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
-
-    from hyper_parallel.core.shard.call import OpCall, Operand
 
 
 __all__ = ["contract", "parse_equation"]

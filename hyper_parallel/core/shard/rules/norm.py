@@ -7,16 +7,14 @@ from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
 from hyper_parallel.core.dtensor.placements import Shard
-from hyper_parallel.core.shard.call import LocalCall
-from hyper_parallel.core.shard.rule import Row, Strategies, decomposition, rule
+from hyper_parallel.core.shard.labels import Labels, labelled_rows, nonempty_row, nonempty_rows
+from hyper_parallel.core.shard.rule import LocalCall, OpCall, Row, Strategies, decomposition, rule
 from hyper_parallel.core.shard.rules.loss import settled
 from hyper_parallel.core.shard.sample import between, real, sample, size
-from hyper_parallel.core.shard.signature import Labels, held_row, held_rows, labelled_rows
 from hyper_parallel.errors import short_dtype
 
 if TYPE_CHECKING:
     from hyper_parallel.core.dtensor.layout import Layout
-    from hyper_parallel.core.shard.call import OpCall
 
 __all__ = ["unbiased"]
 
@@ -72,9 +70,9 @@ def group_norm(call: OpCall) -> Strategies:
         msg = f"x needs samples and channels, the others one number per channel: {shapes}"
         raise ValueError(msg)
     names = ("n", *(None for _ in range(1, x.ndim)))
-    rows = held_rows(Labels((names, *((None,) for _ in call.operands[1:])), (names,)))
+    rows = nonempty_rows(Labels((names, *((None,) for _ in call.operands[1:])), (names,)))
     channels = Row((Shard(1), *(Shard(0) for _ in call.operands[1:])), (Shard(1),), sizes=((0, 1, groups),))
-    return Strategies((*rows, held_row(channels)), (x.shape,), _own_groups)
+    return Strategies((*rows, nonempty_row(channels)), (x.shape,), _own_groups)
 
 
 def _own_groups(call: OpCall, targets: tuple[Layout, ...], outputs: tuple[Layout, ...]) -> LocalCall | None:
@@ -92,7 +90,7 @@ def channel_norm(call: OpCall) -> Strategies:
         msg = f"x needs samples and channels, the others one number per channel: {shapes}"
         raise ValueError(msg)
     names = ("n", "c", *(f"d{dim}" for dim in range(2, x.ndim)))
-    return Strategies(held_rows(Labels((names, *(("c",) for _ in call.operands[1:])), (names,))), (x.shape,))
+    return Strategies(nonempty_rows(Labels((names, *(("c",) for _ in call.operands[1:])), (names,))), (x.shape,))
 
 
 @decomposition("statistics_norm", "x, dims, weight=None, bias=None, eps=1e-05")

@@ -10,8 +10,19 @@ from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, Any
 
 from hyper_parallel.core.dtensor.placements import PARTIAL_OPS, Partial, Placement, Shard
-from hyper_parallel.core.shard.call import Operand, UnknownOperandError
-from hyper_parallel.core.shard.rule import R, Row, Rule, Strategies, decomposition, register_rule, replicated_row
+from hyper_parallel.core.shard.labels import LINEAR_OPS, Labels, broadcast_labels, labelled_rows
+from hyper_parallel.core.shard.rule import (
+    OpCall,
+    Operand,
+    R,
+    Row,
+    Rule,
+    Strategies,
+    UnknownOperandError,
+    decomposition,
+    register_rule,
+    replicated_row,
+)
 from hyper_parallel.core.shard.sample import (
     Sample,
     between,
@@ -25,12 +36,10 @@ from hyper_parallel.core.shard.sample import (
     size,
     truth,
 )
-from hyper_parallel.core.shard.signature import LINEAR_OPS, Labels, broadcast_labels, labelled_rows
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-    from hyper_parallel.core.shard.call import OpCall
 
 __all__ = ["elementwise", "is_floating_dtype", "pending"]
 

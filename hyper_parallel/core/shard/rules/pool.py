@@ -3,15 +3,11 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from typing import TYPE_CHECKING
 
-from hyper_parallel.core.shard.rule import Rule, Strategies, register_rule
+from hyper_parallel.core.shard.labels import Labels, nonempty_rows
+from hyper_parallel.core.shard.rule import OpCall, Rule, Strategies, register_rule
 from hyper_parallel.core.shard.rules.conv import spread, window_count
 from hyper_parallel.core.shard.sample import between, real, sample, shuffled, whole
-from hyper_parallel.core.shard.signature import Labels, held_rows
-
-if TYPE_CHECKING:
-    from hyper_parallel.core.shard.call import OpCall
 
 __all__ = ["inner_dims"]
 
@@ -33,7 +29,7 @@ def inner_dims(
     names: Names = (*(f"b{dim}" for dim in range(lead)), *(None for _ in sizes))
     labels = Labels((names, *others), (names,) * outputs, None, joint=joint, each=each)
     shape = (*x.shape[:lead], *sizes)
-    return Strategies(held_rows(labels), (shape,) * outputs, many=outputs > 1)
+    return Strategies(nonempty_rows(labels), (shape,) * outputs, many=outputs > 1)
 
 
 def _leading(call: OpCall, count: int) -> int:

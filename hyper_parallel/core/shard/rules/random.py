@@ -12,17 +12,15 @@ import numpy as np
 
 from hyper_parallel.core.dtensor import random, sampling
 from hyper_parallel.core.dtensor.placements import PARTIAL_OPS, Partial
-from hyper_parallel.core.shard.call import LocalCall
-from hyper_parallel.core.shard.rule import R, Row, Rule, Strategies, register_rule, rule
+from hyper_parallel.core.shard.labels import Labels, labelled_rows
+from hyper_parallel.core.shard.rule import LocalCall, OpCall, R, Row, Rule, Strategies, register_rule, rule
 from hyper_parallel.core.shard.rules.pointwise import elementwise, pending
 from hyper_parallel.core.shard.sample import Sample, between, dtype, real, sample_call, truth
-from hyper_parallel.core.shard.signature import Labels, labelled_rows
 from hyper_parallel.errors import LayoutError, short_dtype
 
 if TYPE_CHECKING:
     from hyper_parallel.core.dtensor.layout import Layout
     from hyper_parallel.core.dtensor.sampling import Distribution
-    from hyper_parallel.core.shard.call import OpCall
 
 __all__ = ["dropout_mask"]
 

@@ -2,15 +2,9 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
-
-from hyper_parallel.core.shard.call import Operand
-from hyper_parallel.core.shard.rule import Rule, Strategies, register_rule
+from hyper_parallel.core.shard.labels import Labels, nonempty_rows
+from hyper_parallel.core.shard.rule import OpCall, Operand, Rule, Strategies, register_rule
 from hyper_parallel.core.shard.sample import real, sample
-from hyper_parallel.core.shard.signature import Labels, held_rows
-
-if TYPE_CHECKING:
-    from hyper_parallel.core.shard.call import OpCall
 
 LAYERS = "x, hx, params, has_biases, num_layers, dropout, train, bidirectional, batch_first"
 CELL = "x, hx, weight_ih, weight_hh, bias_ih=None, bias_hh=None"
@@ -41,7 +35,7 @@ def _layers(call: OpCall) -> Strategies:
         raise ValueError(msg)
     state = (None, "n", None)
     inputs = (row, *(state for _ in states), *_weights(1 + len(states), call))
-    rows = held_rows(Labels(inputs, (row, *(state for _ in states)), None))
+    rows = nonempty_rows(Labels(inputs, (row, *(state for _ in states)), None))
     features = states[0].shape[-1] * (2 if call["bidirectional"] else 1)
     return Strategies(rows, ((*x.shape[:-1], features), *(one.shape for one in states)), many=True)
 
@@ -53,7 +47,7 @@ def _cell(call: OpCall) -> Strategies:
     inputs = (*((*batch, None) for _ in (x, *states)), *_weights(1 + len(states), call))
     outputs = tuple((*batch, None) for _ in states)
     return Strategies(
-        held_rows(Labels(inputs, outputs, None)), tuple(one.shape for one in states), many=len(states) > 1
+        nonempty_rows(Labels(inputs, outputs, None)), tuple(one.shape for one in states), many=len(states) > 1
     )
 
 

@@ -11,16 +11,14 @@ from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
 from hyper_parallel.core.dtensor.placements import Partial, Shard
-from hyper_parallel.core.shard.call import LocalCall
-from hyper_parallel.core.shard.rule import Row, Rule, Strategies, decomposition, register_rule, rule
+from hyper_parallel.core.shard.labels import Labels, labelled_rows, nonempty_row
+from hyper_parallel.core.shard.rule import LocalCall, OpCall, Row, Rule, Strategies, decomposition, register_rule, rule
 from hyper_parallel.core.shard.rules.pointwise import is_floating_dtype
 from hyper_parallel.core.shard.sample import dtype, integers, odd, real, sample, truth
-from hyper_parallel.core.shard.signature import Labels, held_row, labelled_rows
 from hyper_parallel.errors import LayoutError
 
 if TYPE_CHECKING:
     from hyper_parallel.core.dtensor.layout import Layout
-    from hyper_parallel.core.shard.call import OpCall
 
 __all__ = ["reduced_dims", "reduced_labels"]
 
@@ -280,7 +278,7 @@ def _cumulative(call: OpCall, outputs: int = 1) -> Strategies:
     In a second derivative other ranks would wait for what this one does not send.
     """
     found = _along(call, outputs=outputs)
-    return replace(found, rows=tuple(map(held_row, found.rows)))
+    return replace(found, rows=tuple(map(nonempty_row, found.rows)))
 
 
 def _cumulative_pair(call: OpCall) -> Strategies:

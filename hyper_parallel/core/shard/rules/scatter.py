@@ -5,18 +5,25 @@ from __future__ import annotations
 import math
 from typing import TYPE_CHECKING, Any
 
-from hyper_parallel.core.shard.call import Operand
-from hyper_parallel.core.shard.rule import R, Row, Rule, Strategies, register_rule, replicated_row, rule
+from hyper_parallel.core.shard.labels import Labels, broadcast_labels, labelled_rows
+from hyper_parallel.core.shard.rule import (
+    OpCall,
+    Operand,
+    R,
+    Row,
+    Rule,
+    Strategies,
+    register_rule,
+    replicated_row,
+    rule,
+)
 from hyper_parallel.core.shard.rules.dims import diagonal_length, keep_sums, normal_dim
 from hyper_parallel.core.shard.rules.index import Picked, pick, shared_dims, unshared_dims
 from hyper_parallel.core.shard.rules.view import addressed
 from hyper_parallel.core.shard.sample import Sample, real, sample, sample_call, shuffled, truth, whole
-from hyper_parallel.core.shard.signature import Labels, broadcast_labels, labelled_rows
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
-
-    from hyper_parallel.core.shard.call import OpCall
 
 
 @rule("setitem", "x, index, value")

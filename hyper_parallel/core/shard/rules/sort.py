@@ -2,18 +2,24 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
-from hyper_parallel.core.shard.call import Operand
-from hyper_parallel.core.shard.pattern import nonempty
-from hyper_parallel.core.shard.rule import R, Row, Rule, Strategies, decomposition, register_rule, rule, whole
+from hyper_parallel.core.shard.labels import Labels, labelled_rows, nonempty
+from hyper_parallel.core.shard.rule import (
+    OpCall,
+    Operand,
+    R,
+    Row,
+    Rule,
+    Strategies,
+    decomposition,
+    register_rule,
+    rule,
+    whole,
+)
 from hyper_parallel.core.shard.rules.dims import normal_dim
 from hyper_parallel.core.shard.rules.reduce import reduced_labels
 from hyper_parallel.core.shard.sample import between, integers, real, sample, truth
-from hyper_parallel.core.shard.signature import Labels, labelled_rows
-
-if TYPE_CHECKING:
-    from hyper_parallel.core.shard.call import OpCall
 
 
 def _ordered(call: OpCall, length: int | None, *, keepdim: bool = True) -> Strategies:

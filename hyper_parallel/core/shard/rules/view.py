@@ -7,16 +7,14 @@ from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
 from hyper_parallel.core.dtensor.placements import Partial, Placement, Shard
-from hyper_parallel.core.shard.call import LocalCall
-from hyper_parallel.core.shard.rule import Row, Strategies, decomposition, replicated_row, rule
+from hyper_parallel.core.shard.labels import Labels, labelled_rows
+from hyper_parallel.core.shard.rule import LocalCall, OpCall, Row, Strategies, decomposition, replicated_row, rule
 from hyper_parallel.core.shard.sample import complex_, real, sample, size, truth
-from hyper_parallel.core.shard.signature import Labels, labelled_rows
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
 
     from hyper_parallel.core.dtensor.layout import Layout
-    from hyper_parallel.core.shard.call import OpCall
 
 
 __all__ = ["PASSING", "addressed", "passing_rows", "view_groups"]

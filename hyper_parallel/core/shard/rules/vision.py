@@ -5,16 +5,14 @@ from __future__ import annotations
 import math
 from typing import TYPE_CHECKING, Any
 
-from hyper_parallel.core.shard.call import LocalCall
-from hyper_parallel.core.shard.rule import Strategies, decomposition, rule
+from hyper_parallel.core.shard.labels import Labels, nonempty_rows
+from hyper_parallel.core.shard.rule import LocalCall, OpCall, Strategies, decomposition, rule
 from hyper_parallel.core.shard.rules.conv import spread, window_count
 from hyper_parallel.core.shard.rules.pool import inner_dims
 from hyper_parallel.core.shard.sample import between, exempt, real, sample, size
-from hyper_parallel.core.shard.signature import Labels, held_rows
 
 if TYPE_CHECKING:
     from hyper_parallel.core.dtensor.layout import Layout
-    from hyper_parallel.core.shard.call import OpCall
 
 
 @rule("pad", "x, pad, value=0")
@@ -28,7 +26,7 @@ def pad(call: OpCall) -> Strategies:
     names = tuple(None if any(pair) else f"d{dim}" for dim, pair in enumerate(pairs))
     shape = tuple(size + before + after for size, (before, after) in zip(x.shape, pairs, strict=True))
     linear = call["value"] in (0, None)
-    return Strategies(held_rows(Labels((names,), (names,), joint=(0,) if linear else ())), (shape,))
+    return Strategies(nonempty_rows(Labels((names,), (names,), joint=(0,) if linear else ())), (shape,))
 
 
 @rule("upsample", "x, output_size")
@@ -46,7 +44,7 @@ def grid_sample(call: OpCall) -> Strategies:
         msg = f"grid has shape {list(grid.shape)}; x of {list(x.shape)} needs [{x.shape[0]}, …, {x.ndim - 2}]"
         raise ValueError(msg)
     inputs = (("n", "c", *(None for _ in places)), ("n", *places, None))
-    rows = held_rows(Labels(inputs, (("n", "c", *places),), each=(0,)))
+    rows = nonempty_rows(Labels(inputs, (("n", "c", *places),), each=(0,)))
     return Strategies(rows, ((*x.shape[:2], *grid.shape[1:-1]),))
 
 
@@ -54,7 +52,7 @@ def grid_sample(call: OpCall) -> Strategies:
 def affine_grid(call: OpCall) -> Strategies:
     """``n[…] -> n[…]``, linear; the local call makes the grids of its own samples."""
     size = tuple(call["size"])
-    rows = held_rows(Labels((("n", None, None),), (("n", *(None,) * (len(size) - 1)),), joint=(0,)))
+    rows = nonempty_rows(Labels((("n", None, None),), (("n", *(None,) * (len(size) - 1)),), joint=(0,)))
     return Strategies(rows, ((size[0], *size[2:], len(size) - 2),), _own_samples)
 
 
@@ -88,7 +86,7 @@ def _columns(call: OpCall, shape: tuple[int, ...], whole: int) -> Strategies:
     x = call["x"]
     batch = tuple(f"b{dim}" for dim in range(x.ndim - whole))
     labels = Labels(((*batch, *(None,) * whole),), ((*batch, *(None for _ in shape)),), joint=(0,))
-    return Strategies(held_rows(labels), ((*x.shape[: len(batch)], *shape),))
+    return Strategies(nonempty_rows(labels), ((*x.shape[: len(batch)], *shape),))
 
 
 # -- shuffles ----------------------------------------------------------------------------------------------------------

@@ -9,10 +9,18 @@ import numpy as np
 from hyper_parallel.core.dtensor.layout import Layout
 from hyper_parallel.core.dtensor.placements import Shard
 from hyper_parallel.core.dtensor.skip_dispatch import SkipDTensorDispatch
-from hyper_parallel.core.shard.binder import Binder
-from hyper_parallel.core.shard.call import LocalCall, Ref, UnknownOperandError
-from hyper_parallel.core.shard.dispatch import Entry, implicit_replication, no_function
-from hyper_parallel.core.shard.rule import Decomposition, Fixed, Listed, Row, Strategies
+from hyper_parallel.core.shard.dispatch import implicit_replication, no_function
+from hyper_parallel.core.shard.entry import Binder, OpEntry
+from hyper_parallel.core.shard.rule import (
+    Decomposition,
+    Fixed,
+    Listed,
+    LocalCall,
+    Ref,
+    Row,
+    Strategies,
+    UnknownOperandError,
+)
 from hyper_parallel.errors import MixedTensorError, UnsupportedOperatorError
 from hyper_parallel.verify.ops.trials.stage import S0, P, R, Stage, never, raises, values
 
@@ -40,9 +48,9 @@ def dispatch_is_skipped(stage: Stage) -> None:
     canonical = stage.entry(never, "x, n=1", canonical=True, local=lambda x, n: x * n)
     pair = stage.entry(lambda x, y: x - y, "x, y")
     negated = Decomposition("probe", "x", lambda ops, x: ops.neg(x))
-    composed = Entry("probe", no_function, Binder("x"), negated, never)
-    own = Entry("probe", lambda x: -x, Binder("x"), negated, never)
-    doubled = Entry("probe", lambda x: x.mul_(2.0), Binder("x"), negated, never)
+    composed = OpEntry("probe", no_function, Binder("x"), negated, never)
+    own = OpEntry("probe", lambda x: -x, Binder("x"), negated, never)
+    doubled = OpEntry("probe", lambda x: x.mul_(2.0), Binder("x"), negated, never)
     kept = stage.entry(lambda x, w: x * w, "x, w", lambda call: Strategies((Row((S0, R), (S0,)),), (call["x"].shape,)))
     weight = stage.spread(values(3), R).requires_grad_()
     written = stage.entry(lambda x, n: x.mul_(n), "x, n", in_place=True)

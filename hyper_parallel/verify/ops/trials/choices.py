@@ -8,8 +8,7 @@ from collections.abc import Sequence
 
 from hyper_parallel.core.dtensor.layout import Layout
 from hyper_parallel.core.dtensor.placements import Partial, Placement, Shard
-from hyper_parallel.core.shard.call import OpCall, Operand, Ref
-from hyper_parallel.core.shard.rule import Listed, Row, Strategies
+from hyper_parallel.core.shard.rule import Listed, OpCall, Operand, Ref, Row, Strategies
 from hyper_parallel.core.shard.strategy import cheapest, choose, combine, move_cost
 from hyper_parallel.verify.ops.rows import mesh_of
 from hyper_parallel.verify.ops.trials.stage import S0, P, R, Stage

@@ -9,10 +9,9 @@ import numpy as np
 
 from hyper_parallel.core.dtensor.placements import Shard
 from hyper_parallel.core.shard import dispatch
-from hyper_parallel.core.shard.binder import Binder
-from hyper_parallel.core.shard.call import UnknownOperandError
-from hyper_parallel.core.shard.dispatch import Entry, Ops
-from hyper_parallel.core.shard.rule import Decomposition, Row, Rule, Strategies
+from hyper_parallel.core.shard.dispatch import Ops
+from hyper_parallel.core.shard.entry import Binder, OpEntry
+from hyper_parallel.core.shard.rule import Decomposition, Row, Rule, Strategies, UnknownOperandError
 from hyper_parallel.errors import ShardMismatchError
 from hyper_parallel.verify.ops.trials.stage import S0, R, Stage, raises, rowwise, values
 
@@ -124,7 +123,7 @@ def dtypes_are_in_the_key_where_they_count(stage: Stage) -> None:
 
     real = stage.spread(values(6, 3))
     whole = stage.spread(np.arange(18).reshape(6, 3))
-    calls: list[Callable[[Entry, Any], Any]] = [
+    calls: list[Callable[[OpEntry, Any], Any]] = [
         stage.call, lambda entry, x: stage.call(entry, x=x), lambda entry, x: stage.call(entry, [x, x]),
         lambda entry, x: stage.platform.dispatcher.unary(entry)(x),
         lambda entry, x: stage.platform.dispatcher.binary(entry)(x, x),
@@ -263,11 +262,11 @@ def doors_of_python_operators(stage: Stage) -> None:
             stage.same(door(x, stage.plain(np.asarray(2.0))), array - 4.0)
             assert [door(x, one) for one in (None, "a", [1])] == [NotImplemented] * 3
             raises(UnknownOperandError, lambda entry=entry: stage.call(entry, x, None))  # type: ignore[misc] # a default
-    composed = Entry(
+    composed = OpEntry(
         "probe", func, Binder("x, y"), Decomposition("probe", "x, y", lambda ops, x, y: ops.sub(x, y)), func
     )
     stage.same(doors.binary(composed)(x, y), array - other)
-    alone = Entry("probe", func, Binder("x"), Decomposition("probe", "x", lambda ops, x: ops.neg(x)), func)
+    alone = OpEntry("probe", func, Binder("x"), Decomposition("probe", "x", lambda ops, x: ops.neg(x)), func)
     for _ in range(2):
         stage.same(doors.unary(alone)(x), -array)
         stage.same(stage.call(alone, x=x), -array)
@@ -279,7 +278,7 @@ class _Dispatcher:
     def __init__(self, real: Any, seen: list[Any]) -> None:
         self.platform, self.tensors, self.seen = real.platform, real.tensors, seen
 
-    def dispatch(self, _: Entry, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
+    def dispatch(self, _: OpEntry, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
         """Nothing else."""
         self.seen.append((args, kwargs))
 
@@ -294,7 +293,7 @@ def operands_are_counted_as_the_rule_names_them(stage: Stage) -> None:
 
     rule = Rule("probe", "x, y, z=None", strategies)
     for canonical in (False, True):
-        entry = Entry(
+        entry = OpEntry(
             "probe", lambda y, x: x - 2 * y, Binder("y, x"), rule, lambda x, y: x - 2 * y, canonical=canonical
         )
         for _ in range(2):

@@ -18,9 +18,8 @@ from hyper_parallel.core.dtensor.layout import Layout
 from hyper_parallel.core.dtensor.mesh import DeviceMesh
 from hyper_parallel.core.dtensor.steps import Step
 from hyper_parallel.core.dtensor.transition import Plan, plan
-from hyper_parallel.core.shard.call import OpCall, Operand, Ref
-from hyper_parallel.core.shard.propagation import propagate
-from hyper_parallel.core.shard.rule import Rule, find_rule
+from hyper_parallel.core.shard.op_plan import propagate
+from hyper_parallel.core.shard.rule import OpCall, Operand, Ref, Rule, find_rule
 from hyper_parallel.errors import HyperParallelError
 from hyper_parallel.verify.check import all_placements
 from hyper_parallel.verify.ops.rows import mesh_of

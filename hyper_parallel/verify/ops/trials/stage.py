@@ -10,10 +10,9 @@ import numpy as np
 from hyper_parallel.core.dtensor.layout import Layout
 from hyper_parallel.core.dtensor.mesh import DeviceMesh, init_device_mesh
 from hyper_parallel.core.dtensor.placements import Partial, Placement, Replicate, Shard
-from hyper_parallel.core.shard.binder import Binder
-from hyper_parallel.core.shard.call import OpCall
-from hyper_parallel.core.shard.dispatch import Entry, Ops
-from hyper_parallel.core.shard.rule import Row, Rule, Strategies
+from hyper_parallel.core.shard.dispatch import Ops
+from hyper_parallel.core.shard.entry import Binder, OpEntry
+from hyper_parallel.core.shard.rule import OpCall, Row, Rule, Strategies
 from hyper_parallel.platform.select import platform_named
 
 __all__ = ["S0", "P", "R", "Stage", "never", "raises", "rowwise", "values"]
@@ -68,12 +67,12 @@ class Stage:
         rule: dict[str, Any] | None = None,
         local: Callable[..., Any] | None = None,
         **options: Any,
-    ) -> Entry:
+    ) -> OpEntry:
         """A spelling of an operator that nobody else knows, its plans empty."""
         made = Rule("probe", signature, strategies or rowwise, **(rule or {}))
-        return Entry("probe", func, Binder(signature), made, local or func, **options)
+        return OpEntry("probe", func, Binder(signature), made, local or func, **options)
 
-    def call(self, entry: Entry, *args: Any, **kwargs: Any) -> Any:
+    def call(self, entry: OpEntry, *args: Any, **kwargs: Any) -> Any:
         """Dispatch."""
         return self.platform.dispatcher.dispatch(entry, args, kwargs)
 
