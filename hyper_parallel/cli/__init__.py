@@ -1,4 +1,4 @@
-"""The command ``hyper-parallel``: what can be known about a parallel plan before it runs."""
+"""The command ``hyper-parallel``: parse arguments, run a subcommand, turn errors into exit statuses."""
 
 from __future__ import annotations
 
@@ -33,32 +33,36 @@ _NOT_CHECKED = 1
 
 
 def main(argv: Sequence[str] | None = None) -> int:
-    """Run the command; its exit status.
+    """Run the command and return its exit status.
 
-    0: everything that was claimed was checked and held. 1: it was checked and did not hold, or could not be checked,
-    as where there is no memory for another rank. 2: the input makes no sense. 130: Ctrl-C.
+    Args:
+        argv: arguments, those of the process by default.
+
+    Returns:
+        0 if everything claimed was checked and held; 1 if a check failed or could not be made, for example for lack of
+        memory; 2 for invalid input; 130 after Ctrl-C.
     """
     arguments = parser().parse_args(argv)
     try:
         status: int = arguments.run(arguments)
         sys.stdout.flush()
     except KeyboardInterrupt as stopped:
-        _tell(arguments, str(stopped) or "interrupted before anything was finished", "interrupted")
+        _report_error(arguments, str(stopped) or "interrupted before anything was finished", "interrupted")
         return INTERRUPTED
     except BrokenPipeError:
-        # Whoever read the output has gone; what is left in the buffer must not raise again at exit.
+        # The reader of the pipe is gone; flushing the rest of the buffer at exit must not raise again.
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         return 1
     except (ValueError, HyperParallelError, ImportError, MemoryError) as error:
-        told = f"{type(error).__name__}: {error}" if isinstance(error, MemoryError) else str(error)
-        short = advice(told)
-        _tell(arguments, told if short in told else f"{told}\n{short}", "error")
+        message = f"{type(error).__name__}: {error}" if isinstance(error, MemoryError) else str(error)
+        short = advice(message)
+        _report_error(arguments, message if short in message else f"{message}\n{short}", "error")
         return _NOT_CHECKED if short else _BAD_INPUT
     return status
 
 
 def parser() -> argparse.ArgumentParser:
-    """Every subcommand with its options."""
+    """Return the parser of all subcommands."""
     top = argparse.ArgumentParser(prog="hyper-parallel", description="Prove a parallel plan on this machine.")
     commands = top.add_subparsers(required=True, metavar="COMMAND")
     verify = commands.add_parser("verify", help="compare parallel runs with single-device ones")
@@ -76,8 +80,8 @@ def parser() -> argparse.ArgumentParser:
     return top
 
 
-def _tell(arguments: argparse.Namespace, text: str, what: str) -> None:
-    """One message: on stderr, and as JSON where that was asked for."""
+def _report_error(arguments: argparse.Namespace, text: str, what: str) -> None:
+    """Print an error on stderr, and as JSON on stdout with ``--json``."""
     print(f"hyper-parallel: {what}: {text}", file=sys.stderr)
     if getattr(arguments, "json", False):
         print(json.dumps({"ok": False, what: text}))

@@ -1,4 +1,4 @@
-"""``hyper-parallel bench``: what the library costs the host beside PyTorch's own DTensor, and the harness' own time."""
+"""``hyper-parallel bench``: host overhead compared with PyTorch's DTensor, and the run time of the harness."""
 
 from __future__ import annotations
 
@@ -22,69 +22,71 @@ __all__ = ["add_parser", "run"]
 def add_parser(commands: Any) -> None:
     """Declare the subcommand."""
     text = "microseconds per operation, and ratios to PyTorch's DTensor; seconds of the harness"
-    one = commands.add_parser("bench", help=text, description=text)
-    one.add_argument("--repeats", type=int, default=1000, help="calls per measurement (default 1000, about 20 s)")
-    one.add_argument("--harness", action="store_true", help="time the harness instead, about 5 minutes on two cores")
-    one.add_argument("--report", metavar="FILE", help="also write what is measured as JSON, for `coverage html`")
-    one.add_argument("--json", action="store_true", help="the rows as JSON")
-    one.set_defaults(run=run)
+    subparser = commands.add_parser("bench", help=text, description=text)
+    subparser.add_argument("--repeats", type=int, default=1000, help="calls per measurement (default 1000, about 20 s)")
+    subparser.add_argument(
+        "--harness", action="store_true", help="time the harness instead, about 5 minutes on two cores"
+    )
+    subparser.add_argument("--report", metavar="FILE", help="also write the measurements as JSON, for `coverage html`")
+    subparser.add_argument("--json", action="store_true", help="the rows as JSON")
+    subparser.set_defaults(run=run)
 
 
 def run(arguments: argparse.Namespace) -> int:
-    """Print the rows; 0 if every one is within its budget.
+    """Print the measurements; return 0 if each is within its budget.
 
     Raises:
-        ValueError: no repeats, or a report that cannot be written.
+        ValueError: ``--repeats`` is not positive, or the report cannot be written.
     """
     if arguments.repeats < 1:
         msg = f"--repeats {arguments.repeats} must be at least 1"
         raise ValueError(msg)
     can_be_written("--report", arguments.report)
     if arguments.harness:
-        rows = [{**asdict(one), "ok": one.ok} for one in _timed()]
+        rows = [{**asdict(timing), "ok": timing.ok} for timing in _harness_timings()]
     else:
-        measured = _measured(arguments.repeats)
-        rows = [{**asdict(one), "ratio": one.ratio, "ok": one.ratio <= one.budget} for one in measured]
+        measured = _measured_rows(arguments.repeats)
+        rows = [{**asdict(row), "ratio": row.ratio, "ok": row.ratio <= row.budget} for row in measured]
     if arguments.report is not None:
         write_text(arguments.report, json.dumps(rows, indent=2), "--report")
     if arguments.json:
         print(json.dumps(rows, indent=2))
     else:
-        print("\n".join(_timings_told(rows) if arguments.harness else _ratios_told(rows)))
+        print("\n".join(_timing_lines(rows) if arguments.harness else _ratio_lines(rows)))
     return 0 if all(row["ok"] for row in rows) else 1
 
 
-def _ratios_told(rows: list[dict[str, Any]]) -> Iterator[str]:
+def _ratio_lines(rows: list[dict[str, Any]]) -> Iterator[str]:
     yield f"{'':34}{'plain µs':>10}{'peer µs':>10}{'ours µs':>10}{'ratio':>8}{'budget':>8}"
     for row in rows:
         yield "{name:34}{plain:10.1f}{peer:10.1f}{ours:10.1f}{ratio:8.2f}{budget:8.2f}".format(**row)
     yield "ratio: our overhead over the plain operation / PyTorch DTensor's; for the block: ours / written by hand"
 
 
-def _timings_told(rows: list[dict[str, Any]]) -> Iterator[str]:
+def _timing_lines(rows: list[dict[str, Any]]) -> Iterator[str]:
     yield f"{'':48}{'seconds':>10}{'budget':>10}"
     for row in rows:
         yield "{name:48}{seconds:10.2f}{budget:10.1f}  {problem}".format(**row).rstrip()
 
 
-def _measured(repeats: int) -> list[Any]:
+def _measured_rows(repeats: int) -> list[Any]:
     count, rows = platform_named("torch").benchmark(repeats)
-    return _followed(count, rows)
+    return _with_progress(count, rows)
 
 
-def _timed() -> list[Timing]:
-    """Every figure of the harness on the frameworks that are here."""
+def _harness_timings() -> list[Timing]:
+    """Time every part of the harness on the installed frameworks."""
     jobs = figures(platforms(None))
-    timed = _followed(len(jobs), map(Figure.timed, jobs))
+    timed = _with_progress(len(jobs), map(Figure.timed, jobs))
     return [*timed, *recorded(Path("reports"))]
 
 
-def _followed(count: int, rows: Iterable[Any]) -> list[Any]:
-    progress, done = Progress(count), []
+def _with_progress(count: int, rows: Iterable[Any]) -> list[Any]:
+    progress, finished = Progress(count), []
     progress.start("measuring")
     for row in rows:
-        done.append(row)
+        finished.append(row)
         progress.finish()
         progress.start(f"after {row.name}")
     progress.clear()
-    return done
+    return finished

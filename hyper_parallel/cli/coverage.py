@@ -17,7 +17,7 @@ _DESCRIPTION = """\
 Floors are kept in pyproject.toml, [tool.hyper_parallel.coverage]; data and reports lie in coverage_reports/.
 `erase ENV` goes before the tests of an environment, `gate ENV` after them; `combine` and `html` after all.
 
-Exit status: 0 if everything that was checked held, 1 if not, 2 for input that makes no sense."""
+Exit status: 0 if everything that was checked held, 1 if not, 2 for invalid input."""
 
 
 _CALLS = 4  # of the coverage tool: combine, html, xml and json take seconds each
@@ -99,7 +99,7 @@ def _raise(arguments: argparse.Namespace, store: Any, settings: Any, verdict: An
     """Tell the verdict, and raise the ratchet to it where that was asked for; the exit status."""
     from hyper_parallel.verify.coverage.baseline import write_baseline
 
-    status = _tell(arguments, verdict)
+    status = _report_error(arguments, verdict)
     if arguments.lower_baseline or (arguments.update_baseline and verdict.ok):
         for line in write_baseline(store, settings, verdict.name, lower=arguments.lower_baseline):
             print(line, file=sys.stderr)
@@ -134,7 +134,7 @@ def _diff(arguments: argparse.Namespace) -> int:
     return 0 if ok else 1
 
 
-def _tell(arguments: argparse.Namespace, verdict: Any) -> int:
+def _report_error(arguments: argparse.Namespace, verdict: Any) -> int:
     arguments.progress.clear()
     if arguments.json:
         print(json.dumps(verdict.json(), indent=2))

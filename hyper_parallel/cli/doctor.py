@@ -1,4 +1,4 @@
-"""``hyper-parallel doctor``: what is installed, what clashes, what to do. Imports no framework."""
+"""``hyper-parallel doctor``: report installed versions, conflicts and fixes. Imports no framework."""
 
 from __future__ import annotations
 
@@ -21,13 +21,13 @@ _PYTHONS = ((3, 10), (3, 12))
 
 @dataclass(frozen=True)
 class Finding:
-    """One fact.
+    """One fact about this environment.
 
     Attributes:
-        what: its subject.
+        what: the subject, such as ``torch``.
         state: ``ok``, ``absent`` or ``wrong``.
         text: the fact.
-        fix: what to do, or empty.
+        fix: a command or advice, or empty.
     """
 
     what: str
@@ -38,35 +38,35 @@ class Finding:
 
 def add_parser(commands: Any) -> None:
     """Declare the subcommand."""
-    one = commands.add_parser("doctor", help="frameworks, versions that clash, transports; what to do")
-    one.add_argument("--json", action="store_true", help="findings as JSON")
-    one.set_defaults(run=run)
+    subparser = commands.add_parser("doctor", help="frameworks, versions that clash, transports; what to do")
+    subparser.add_argument("--json", action="store_true", help="findings as JSON")
+    subparser.set_defaults(run=run)
 
 
 def run(arguments: argparse.Namespace) -> int:
-    """Print the findings; 0 if nothing is wrong."""
-    found = findings()
-    ok = all(one.state != "wrong" for one in found)
+    """Print the findings; return 0 if nothing is wrong."""
+    all_findings = findings()
+    ok = all(finding.state != "wrong" for finding in all_findings)
     if arguments.json:
-        print(json.dumps({"ok": ok, "findings": [asdict(one) for one in found]}, indent=2))
+        print(json.dumps({"ok": ok, "findings": [asdict(finding) for finding in all_findings]}, indent=2))
     else:
-        width = max(len(one.what) for one in found)
-        for one in found:
-            print(f"{one.state:6}  {one.what:{width}}  {one.text}")
-            if one.fix:
-                print(f"{'':{width + 10}}{one.fix}")
+        width = max(len(finding.what) for finding in all_findings)
+        for finding in all_findings:
+            print(f"{finding.state:6}  {finding.what:{width}}  {finding.text}")
+            if finding.fix:
+                print(f"{'':{width + 10}}{finding.fix}")
     return 0 if ok else 1
 
 
 def findings() -> list[Finding]:
-    """All facts about this environment."""
+    """Return all facts about this environment."""
     versions = {name: _version(name) for name in (*FRAMEWORKS, "numpy", "torch_npu", "cloudpickle")}
-    found = [_python(), *(_framework(name, versions) for name in FRAMEWORKS)]
+    all_findings = [_python(), *(_framework(name, versions) for name in FRAMEWORKS)]
     if all(versions[name] is None for name in FRAMEWORKS):
         fix = "pip install 'hyper-parallel[torch]'"
-        found.append(Finding("frameworks", "wrong", "neither framework is installed", fix))
-    found += [_numpy(versions), *_npu(versions), *_transports(versions), _loopback()]
-    return found
+        all_findings.append(Finding("frameworks", "wrong", "neither framework is installed", fix))
+    all_findings += [_numpy(versions), *_npu(versions), *_transports(versions), _loopback()]
+    return all_findings
 
 
 def _version(name: str) -> str | None:
@@ -114,13 +114,13 @@ def _npu(versions: dict[str, str | None]) -> list[Finding]:
 
 
 def _transports(versions: dict[str, str | None]) -> list[Finding]:
-    found = []
+    all_findings = []
     if versions["torch"] is not None:
-        found.append(Finding("torch simulated", "ok", "ranks are threads"))
-        found.append(Finding("torch processes", "ok", "gloo, by torchrun"))
+        all_findings.append(Finding("torch simulated", "ok", "ranks are threads"))
+        all_findings.append(Finding("torch processes", "ok", "gloo, by torchrun"))
     if versions["mindspore"] is not None:
-        found += [_mindspore_simulated(versions), _mindspore_processes(versions)]
-    return found
+        all_findings += [_mindspore_simulated(versions), _mindspore_processes(versions)]
+    return all_findings
 
 
 def _mindspore_simulated(versions: dict[str, str | None]) -> Finding:

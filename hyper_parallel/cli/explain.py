@@ -1,4 +1,4 @@
-"""``hyper-parallel explain``."""
+"""``hyper-parallel explain``: print what a plan shards and communicates on a mesh of any size."""
 
 from __future__ import annotations
 
@@ -9,44 +9,45 @@ from typing import Any
 __all__ = ["add_parser", "run"]
 
 _DESCRIPTION = """\
-Say what a parallel plan will do in one training step, for a mesh of any size: what is sharded how, which collectives
-run where, and how many bytes the worst rank receives. One process plays rank 0; nothing is communicated or compared.
+Print what a parallel plan does in one training step on a mesh of any size: how each parameter is sharded, which
+collectives run in which module, and how many bytes the busiest rank receives. This process acts as rank 0; nothing is
+communicated or compared.
 
-SPEC and PLAN are those of hyper-parallel verify model. The model is built whole, in this process.
+SPEC and PLAN are those of hyper-parallel verify model. This process builds the whole model.
 
-Exit status: 0 if it was explained, 2 for input that makes no sense, 130 after Ctrl-C."""
+Exit status: 0 on success, 2 for invalid input, 130 after Ctrl-C."""
 
 
 def add_parser(commands: Any) -> None:
     """Declare the subcommand."""
-    one = commands.add_parser(
+    subparser = commands.add_parser(
         "explain",
         help="what a plan shards and communicates, on a mesh of any size",
         description=_DESCRIPTION,
         formatter_class=argparse.RawDescriptionHelpFormatter,
     )
-    one.add_argument("spec", metavar="SPEC", help="the model")
-    one.add_argument("--plan", required=True, metavar="PLAN", help="its parallel plan")
-    one.add_argument("--world-size", type=int, metavar="N", help="number of ranks")
-    one.add_argument("--mesh", metavar="64x8", help="axes: 3 is tp, 64x8 is dp by tp, dp=64,tp=8 names them")
-    one.add_argument("--platform", metavar="torch,mindspore", help="default: what SPEC imports")
-    one.add_argument("--json", action="store_true", help="as JSON")
-    one.set_defaults(run=run)
+    subparser.add_argument("spec", metavar="SPEC", help="the model")
+    subparser.add_argument("--plan", required=True, metavar="PLAN", help="its parallel plan")
+    subparser.add_argument("--world-size", type=int, metavar="N", help="number of ranks")
+    subparser.add_argument("--mesh", metavar="64x8", help="axes: 3 is tp, 64x8 is dp by tp, dp=64,tp=8 names them")
+    subparser.add_argument("--platform", metavar="torch,mindspore", help="default: what SPEC imports")
+    subparser.add_argument("--json", action="store_true", help="as JSON")
+    subparser.set_defaults(run=run)
 
 
 def run(arguments: argparse.Namespace) -> int:
-    """Explain on each framework."""
+    """Explain the plan on each framework."""
     from hyper_parallel.cli.verify_model import user_platforms
     from hyper_parallel.verify.explain import explain_model
     from hyper_parallel.verify.model import parse_mesh
 
     shape, names = parse_mesh(arguments.mesh, arguments.world_size)
-    found = [
+    explanations = [
         explain_model(arguments.spec, arguments.plan, shape, names, platform=platform)
         for platform in user_platforms(arguments)
     ]
     if arguments.json:
-        print(json.dumps([one.json() for one in found], indent=2))
+        print(json.dumps([explanation.json() for explanation in explanations], indent=2))
     else:
-        print("\n\n".join(one.text() for one in found))
+        print("\n\n".join(explanation.text() for explanation in explanations))
     return 0

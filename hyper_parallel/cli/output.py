@@ -1,4 +1,4 @@
-"""Files that a command writes at its end."""
+"""Checks of output paths before a command starts its work."""
 
 from __future__ import annotations
 
@@ -8,20 +8,20 @@ from pathlib import Path
 __all__ = ["can_be_written"]
 
 
-def can_be_written(option: str, given: str | None, *, folder: bool = False) -> None:
-    """Look before minutes of work whether their report will have a place; folders are made.
+def can_be_written(option: str, path_text: str | None, *, folder: bool = False) -> None:
+    """Check that a report can be written before minutes of work; missing folders are created.
 
     Args:
-        option: that named the file.
-        given: its path, or None where it was not asked for.
-        folder: it is a folder, for several files.
+        option: option that names the file, for the message.
+        path_text: path of the file, or None if none is written.
+        folder: the path is a folder for several files.
 
     Raises:
-        ValueError: the file, or the folder that it goes into, cannot be written.
+        ValueError: the file or its folder cannot be written.
     """
-    if given is None:
+    if path_text is None:
         return
-    path = Path(given)
+    path = Path(path_text)
     problem = "is a folder" if path.is_dir() and not folder else ""
     try:
         (path if folder else path.parent).mkdir(parents=True, exist_ok=True)
@@ -30,5 +30,5 @@ def can_be_written(option: str, given: str | None, *, folder: bool = False) -> N
     except OSError as error:
         problem = error.strerror or type(error).__name__
     if problem:
-        msg = f"{option} {given} cannot be written: {problem}"
+        msg = f"{option} {path_text} cannot be written: {problem}"
         raise ValueError(msg)

@@ -1,4 +1,4 @@
-"""``hyper-parallel self-test``: what the harness must catch is made to happen here, and must be caught."""
+"""``hyper-parallel self-test``: cause each kind of failure on purpose, and check that the harness catches it."""
 
 from __future__ import annotations
 
@@ -19,15 +19,17 @@ _LAUNCHES = ("simulated", "processes")
 def add_parser(commands: Any) -> None:
     """Declare the subcommand."""
     text = "inject wrong models, hangs, crashes, mismatches and lost coverage, and show each caught"
-    one = commands.add_parser("self-test", help=text, description=text)
-    one.add_argument("--platform", choices=FRAMEWORKS, action="append", help="default: what is installed; repeatable")
-    one.add_argument("--launch", choices=_LAUNCHES, action="append", help="default: both; repeatable")
-    one.add_argument("--json", action="store_true", help="the results as JSON")
-    one.set_defaults(run=run)
+    subparser = commands.add_parser("self-test", help=text, description=text)
+    subparser.add_argument(
+        "--platform", choices=FRAMEWORKS, action="append", help="default: what is installed; repeatable"
+    )
+    subparser.add_argument("--launch", choices=_LAUNCHES, action="append", help="default: both; repeatable")
+    subparser.add_argument("--json", action="store_true", help="the results as JSON")
+    subparser.set_defaults(run=run)
 
 
 def run(arguments: argparse.Namespace) -> int:
-    """Run every injection; 0 if all were caught."""
+    """Run every injection; return 0 if all were caught."""
     from hyper_parallel.verify.self_test import injections
 
     jobs = [
@@ -44,7 +46,7 @@ def run(arguments: argparse.Namespace) -> int:
         except KeyboardInterrupt:
             progress.clear()
             caught = sum(row["caught"] for row in rows)
-            msg = f"partial report: {len(rows)} of {len(jobs)} injections ran, {caught} of them as they must be"
+            msg = f"partial report: {len(rows)} of {len(jobs)} injections ran, {caught} of them as expected"
             raise KeyboardInterrupt(msg) from None
         progress.finish()
         rows.append({"platform": platform, "launch": launch, **asdict(result)})
@@ -54,7 +56,7 @@ def run(arguments: argparse.Namespace) -> int:
     if arguments.json:
         print(json.dumps({"ok": caught == len(rows), "results": rows}, indent=2))
     else:
-        print(f"{caught} of {len(rows)} as they must be")
+        print(f"{caught} of {len(rows)} as expected")
     return 0 if caught == len(rows) else 1
 
 
@@ -63,7 +65,7 @@ def _platforms(asked: list[str] | None) -> list[str]:
 
 
 def _print(row: dict[str, Any]) -> None:
-    state = "as it must be" if row["caught"] else "MISSED"
+    state = "as expected" if row["caught"] else "MISSED"
     what = f"{row['name']} on {row['platform']} ({row['launch']})"
     message = row["message"] if not row["caught"] else row["message"].splitlines()[0]
-    print(f"{state:13}  {row['seconds']:5.1f} s  {what}: {message}", flush=True)
+    print(f"{state:11}  {row['seconds']:5.1f} s  {what}: {message}", flush=True)

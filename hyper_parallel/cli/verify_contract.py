@@ -1,4 +1,4 @@
-"""``hyper-parallel verify contract``."""
+"""``hyper-parallel verify contract``: check every member of the platform contract."""
 
 from __future__ import annotations
 
@@ -21,37 +21,42 @@ __all__ = ["add_parser", "run"]
 
 _LAUNCHES = ("simulated", "processes")
 _DESCRIPTION = """\
-Check every member of the platform contract, its documented errors included, on every rank of a world: collectives and
-their gradients, groups, checkpoints, delayed parameters, memory and the rest. A member that a framework or device
-cannot serve must refuse as its gap ledger says; a listed gap that works fails the run as an unlisted one does.
+Check every member of the platform contract and its documented errors on every rank of a world: collectives and their
+gradients, groups, checkpoints, delayed parameters, memory and the rest. A member that a framework or device does not
+support must raise the error listed in its gap ledger. An unlisted gap fails the run, and so does a
+listed one that works.
 
-Exit status: 0 if everything was checked and held, 1 if not, 2 for input that makes no sense, 130 after Ctrl-C."""
+Exit status: 0 if everything was checked and held, 1 if not, 2 for invalid input, 130 after Ctrl-C."""
 
 
 def add_parser(kinds: Any) -> None:
     """Declare the subcommand."""
-    one = kinds.add_parser(
+    subparser = kinds.add_parser(
         "contract",
         help="check every member that a framework's platform must serve",
         description=_DESCRIPTION,
         formatter_class=argparse.RawDescriptionHelpFormatter,
     )
-    one.add_argument("--platform", metavar="torch,mindspore", help="default: what is installed")
-    one.add_argument("--launch", default="simulated", metavar="simulated,processes", help="default: simulated")
-    one.add_argument("--world-size", type=int, default=3, metavar="N", help="number of ranks, at least 2 (default: 3)")
-    one.add_argument("--facet", metavar="tensors,groups", help="only these facets of the contract")
-    one.add_argument(
+    subparser.add_argument("--platform", metavar="torch,mindspore", help="default: what is installed")
+    subparser.add_argument("--launch", default="simulated", metavar="simulated,processes", help="default: simulated")
+    subparser.add_argument(
+        "--world-size", type=int, default=3, metavar="N", help="number of ranks, at least 2 (default: 3)"
+    )
+    subparser.add_argument("--facet", metavar="tensors,groups", help="only these facets of the contract")
+    subparser.add_argument(
         "--memory",
         action="store_true",
         help="also measure checkpointing, swapping and building",
     )
-    one.add_argument("--json", action="store_true", help="the results as JSON on stdout")
-    one.add_argument("--report", metavar="FOLDER", help="also write a JSON file per result here, for coverage html")
-    one.set_defaults(run=run)
+    subparser.add_argument("--json", action="store_true", help="the results as JSON on stdout")
+    subparser.add_argument(
+        "--report", metavar="FOLDER", help="also write a JSON file per result here, for coverage html"
+    )
+    subparser.set_defaults(run=run)
 
 
 def run(arguments: argparse.Namespace) -> int:
-    """Run every check; 0 if all held."""
+    """Run every check; return 0 if all held."""
     from hyper_parallel.verify.contract.results import examine, measure
 
     facets = names_of(arguments.facet, "--facet", tuple(MEMBERS)) if arguments.facet else list(MEMBERS)
@@ -70,26 +75,30 @@ def run(arguments: argparse.Namespace) -> int:
         jobs += [(f"memory on {platform}", measure, (platform,)) for platform in frameworks]
     done: list[ContractOutcome | Footprint] = []
     try:
-        _all(jobs, arguments, done)
+        _run_jobs(jobs, arguments, done)
     except KeyboardInterrupt:
         line = f"partial: {len(done)} of {len(jobs)} parts finished; the rest was not checked"
         raise KeyboardInterrupt(line) from None
     if arguments.json:
-        print(json.dumps({"ok": all(one.ok for one in done), "results": [asdict(one) for one in done]}, indent=2))
-    return 0 if all(one.ok for one in done) else 1
+        print(
+            json.dumps(
+                {"ok": all(result.ok for result in done), "results": [asdict(result) for result in done]}, indent=2
+            )
+        )
+    return 0 if all(result.ok for result in done) else 1
 
 
-def _all(
+def _run_jobs(
     jobs: Sequence[tuple[str, Any, tuple[Any, ...]]],
     arguments: argparse.Namespace,
     done: list[ContractOutcome | Footprint],
 ) -> None:
-    """Run one after the other; each is told and written when it is finished."""
+    """Run the jobs in order; print and write each result when it is there."""
     progress = Progress(len(jobs))
     try:
-        for name, job, given in jobs:
+        for name, job, job_arguments in jobs:
             progress.start(name)
-            done.append(job(*given))
+            done.append(job(*job_arguments))
             progress.finish()
             if arguments.report is not None:
                 done[-1].write(Path(arguments.report))
@@ -99,19 +108,19 @@ def _all(
         progress.clear()
 
 
-def _text(one: ContractOutcome | Footprint) -> str:
+def _text(result: ContractOutcome | Footprint) -> str:
     from hyper_parallel.verify.contract.results import Footprint
     from hyper_parallel.verify.pages.contract_page import summary
 
-    if not isinstance(one, Footprint):
-        return summary(one)
-    shares = ", ".join(f"{mode} {share:.2f}{_excess(one, mode)}" for mode, share in one.shares().items())
-    lines = [f"{one.platform} / cpu: activations in memory, of plain: {shares}"]
-    if one.building:
-        excess = one.excess()
-        lines.append(f"{one.platform} / cpu: {one.built()}{' (' + ', '.join(excess) + ')' if excess else ''}")
+    if not isinstance(result, Footprint):
+        return summary(result)
+    shares = ", ".join(f"{mode} {share:.2f}{_excess(result, mode)}" for mode, share in result.shares().items())
+    lines = [f"{result.platform} / cpu: activations in memory, of plain: {shares}"]
+    if result.building:
+        excess = result.excess()
+        lines.append(f"{result.platform} / cpu: {result.built()}{' (' + ', '.join(excess) + ')' if excess else ''}")
     return "\n".join(lines)
 
 
-def _excess(one: Footprint, mode: str) -> str:
-    return "" if mode == "plain" or one.holds(mode) else f" (more than {one.limit(mode):.2f})"
+def _excess(footprint: Footprint, mode: str) -> str:
+    return "" if mode == "plain" or footprint.holds(mode) else f" (more than {footprint.limit(mode):.2f})"

@@ -1,4 +1,4 @@
-"""``hyper-parallel verify model``."""
+"""``hyper-parallel verify model``: train a parallel model beside the single-device one and compare them."""
 
 from __future__ import annotations
 
@@ -32,36 +32,40 @@ mapping of its fields, or (model, batches, loss), where a batch is a tuple of ar
 model, and loss(output, batch) is a scalar. PLAN names a function that is called with the mesh and returns the plan of
 parallelize_module, or a hyper_parallel.verify.ParallelPlan.
 
-Exit status: 0 if everything was compared and held, 1 if not, 2 for input that makes no sense, 130 after Ctrl-C."""
+Exit status: 0 if everything was compared and equal, 1 if not, 2 for invalid input, 130 after Ctrl-C."""
 
 
 def add_parser(kinds: Any) -> None:
     """Declare the subcommand."""
-    one = kinds.add_parser(
+    subparser = kinds.add_parser(
         "model",
         help="train a model parallel and single-device side by side",
         description=_DESCRIPTION,
         formatter_class=argparse.RawDescriptionHelpFormatter,
     )
-    one.add_argument("spec", nargs="?", metavar="SPEC", help="the model; the embedded scenarios without it")
-    one.add_argument("--plan", metavar="PLAN", help="the parallel plan of SPEC")
-    one.add_argument("--world-size", type=int, metavar="N", help="number of ranks")
-    one.add_argument("--mesh", metavar="2x2", help="axes: 3 is tp, 2x2 is dp by tp, dp=2,tp=3 names them")
-    one.add_argument("--platform", metavar="torch,mindspore", help="default: what is installed, or what SPEC imports")
-    one.add_argument("--launch", default="simulated", metavar="simulated,processes", help="default: simulated")
-    one.add_argument("--steps", type=int, default=3, metavar="N", help="training steps (default: 3)")
-    one.add_argument("--scenario", action="append", metavar="NAME", help="only this embedded scenario; repeatable")
-    one.add_argument("--dtype", choices=("float64", "float32"), default="float64", help="of the embedded model")
+    subparser.add_argument("spec", nargs="?", metavar="SPEC", help="the model; the embedded scenarios without it")
+    subparser.add_argument("--plan", metavar="PLAN", help="the parallel plan of SPEC")
+    subparser.add_argument("--world-size", type=int, metavar="N", help="number of ranks")
+    subparser.add_argument("--mesh", metavar="2x2", help="axes: 3 is tp, 2x2 is dp by tp, dp=2,tp=3 names them")
+    subparser.add_argument(
+        "--platform", metavar="torch,mindspore", help="default: what is installed, or what SPEC imports"
+    )
+    subparser.add_argument("--launch", default="simulated", metavar="simulated,processes", help="default: simulated")
+    subparser.add_argument("--steps", type=int, default=3, metavar="N", help="training steps (default: 3)")
+    subparser.add_argument(
+        "--scenario", action="append", metavar="NAME", help="only this embedded scenario; repeatable"
+    )
+    subparser.add_argument("--dtype", choices=("float64", "float32"), default="float64", help="of the embedded model")
     faults = ", ".join(_faults())
-    one.add_argument("--inject", metavar="FAULT[@MODULE]", help=f"seed a fault that must be noticed: {faults}")
-    one.add_argument("--json", action="store_true", help="the report as JSON on stdout")
-    one.add_argument("--report", metavar="PATH", help="also write the report here; JSON if PATH ends in .json")
-    one.add_argument("--html", metavar="FILE", help="also write a page: losses, gradients, collectives, layouts")
-    one.set_defaults(run=run)
+    subparser.add_argument("--inject", metavar="FAULT[@MODULE]", help=f"seed a fault that must be noticed: {faults}")
+    subparser.add_argument("--json", action="store_true", help="the report as JSON on stdout")
+    subparser.add_argument("--report", metavar="PATH", help="also write the report here; JSON if PATH ends in .json")
+    subparser.add_argument("--html", metavar="FILE", help="also write a page: losses, gradients, collectives, layouts")
+    subparser.set_defaults(run=run)
 
 
 def run(arguments: argparse.Namespace) -> int:
-    """Run every job; 0 if all held."""
+    """Run every job; return 0 if all were equal."""
     jobs = list(_jobs(arguments))
     can_be_written("--report", arguments.report)
     can_be_written("--html", arguments.html)
@@ -125,25 +129,25 @@ def _scenario_jobs(arguments: argparse.Namespace, launches: list[str]) -> Iterat
     chosen = [scenario_named(name) for name in arguments.scenario or ()] or list(SCENARIOS)
     if arguments.mesh is not None or arguments.world_size is not None:
         shape, _ = parse_mesh(arguments.mesh, arguments.world_size)
-        meshes = sorted({"x".join(map(str, one.mesh_shape)) for one in chosen})
-        chosen = [one for one in chosen if one.mesh_shape == shape]
+        meshes = sorted({"x".join(map(str, scenario.mesh_shape)) for scenario in chosen})
+        chosen = [scenario for scenario in chosen if scenario.mesh_shape == shape]
         if not chosen:
             msg = f"no embedded scenario has the mesh {'x'.join(map(str, shape))}; there are {', '.join(meshes)}"
             raise ValueError(msg)
     for platform in platforms(arguments.platform):
         for launch in launches:
-            for one in chosen:
+            for scenario in chosen:
                 yield (
-                    f"{one.name} on {platform} ({launch})",
+                    f"{scenario.name} on {platform} ({launch})",
                     partial(
-                        verify_scenario, one.with_dtype(arguments.dtype),
+                        verify_scenario, scenario.with_dtype(arguments.dtype),
                         platform=platform, launch=launch, steps=arguments.steps, inject=arguments.inject,
                     ),
                 )  # fmt: skip
 
 
 def platforms(asked: str | None) -> list[str]:
-    """The frameworks that ``--platform`` names, or all that are installed; each one can be imported."""
+    """Return the frameworks that ``--platform`` names, or else all installed ones; each can be imported."""
     if asked is None:
         names = list(installed_frameworks())
         if not names:
@@ -157,19 +161,19 @@ def platforms(asked: str | None) -> list[str]:
 
 
 def user_platforms(arguments: argparse.Namespace) -> list[str]:
-    """What was asked for, else the one framework that SPEC and PLAN import."""
+    """Return the frameworks of ``--platform``, or else the one that SPEC and PLAN import."""
     from hyper_parallel.verify.spec import find_function
 
     before = set(sys.modules)
     if arguments.platform is not None:
-        asked = platforms(arguments.platform)
+        requested = platforms(arguments.platform)
     find_function(arguments.spec, "SPEC")
     find_function(arguments.plan, "PLAN")
     if arguments.platform is not None:
-        return asked
+        return requested
     imported = [name for name in FRAMEWORKS if name in set(sys.modules) - before]
     if len(imported) != 1:
-        # The framework may have been there before, or be chosen inside the function: then only the user knows.
+        # It may have been imported before, or be chosen inside the function; then only the user knows.
         usable = platforms(None)
         if len(usable) == 1:
             return usable
@@ -180,7 +184,11 @@ def user_platforms(arguments: argparse.Namespace) -> list[str]:
 
 
 def names_of(text: str, option: str, known: tuple[str, ...]) -> list[str]:
-    """The names that an option lists, each once, all of them known."""
+    """Return the names that an option lists, without repetitions.
+
+    Raises:
+        ValueError: a name is not among ``known``, or there is none.
+    """
     names = [name.strip() for name in text.split(",") if name.strip()]
     unknown = [name for name in names if name not in known]
     if unknown or not names:
@@ -195,7 +203,7 @@ def _faults() -> tuple[str, ...]:
     return tuple(FAULTS)
 
 
-# -- what to say -----------------------------------------------------------------------------------------------------
+# -- reports -----------------------------------------------------------------------------------------------------
 
 
 def _summary(done: list[ModelReport]) -> str:
@@ -215,13 +223,13 @@ def _partial(done: list[ModelReport], total: int) -> str:
 
 
 def _document(done: list[ModelReport], interrupted: str = "") -> dict[str, Any]:
-    found: dict[str, Any] = {
+    document: dict[str, Any] = {
         "ok": bool(done) and not interrupted and all(report.ok for report in done),
         "runs": [report.json() for report in done],
     }
     if interrupted:
-        found["interrupted"] = interrupted
-    return found
+        document["interrupted"] = interrupted
+    return document
 
 
 def _write(arguments: argparse.Namespace, done: list[ModelReport], interrupted: str) -> None:

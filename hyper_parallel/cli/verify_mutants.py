@@ -28,7 +28,7 @@ With --source: mutants of the library's own code instead, of redistribution and 
 of placement, functions on DTensors, scenarios of the dispatcher, and what plans cost. A change that nothing can notice
 is equivalent where a table says why; what else survives is listed. --each 200 is all of them.
 
-Exit status: 0 if the score reaches the floor, 1 if not, 2 for input that makes no sense, 130 after Ctrl-C."""
+Exit status: 0 if the score reaches the floor, 1 if not, 2 for invalid input, 130 after Ctrl-C."""
 _EACH = 5  # of every operator, at first; four hundred have a rule
 
 

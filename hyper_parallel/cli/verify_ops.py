@@ -40,7 +40,7 @@ A check is one operator, one sample with one choice of sizes, one tuple of place
 gradient of every differentiable input, on every rank. Most run on plain per-rank tensors in one process; every rule
 also runs on DTensors in the simulated cluster. Placements that are refused with a clear error are counted apart.
 
-Exit status: 0 if everything was checked and held, 1 if not, 2 for input that makes no sense, 130 after Ctrl-C."""
+Exit status: 0 if everything was checked and held, 1 if not, 2 for invalid input, 130 after Ctrl-C."""
 
 
 def add_parser(kinds: Any) -> None:

@@ -1,4 +1,4 @@
-"""``hyper-parallel verify redistribute``."""
+"""``hyper-parallel verify redistribute``: check every change of placement."""
 
 from __future__ import annotations
 
@@ -18,30 +18,30 @@ if TYPE_CHECKING:
 __all__ = ["add_parser", "run"]
 
 _DESCRIPTION = """\
-Bring a tensor from every placement to every placement on simulated ranks: values, and the gradient of each change, are
-compared with those of one device, and the elements received with the fewest that any algorithm could receive.
+Redistribute a tensor from every placement to every placement on simulated ranks. Values and gradients are compared with
+those of one device, and the number of received elements with the least that any algorithm needs.
 
-Exit status: 0 if every change that has a plan held, 1 if not, 2 for input that makes no sense, 130 after Ctrl-C."""
+Exit status: 0 if every change that has a plan held, 1 if not, 2 for invalid input, 130 after Ctrl-C."""
 
 
 def add_parser(kinds: Any) -> None:
     """Declare the subcommand."""
-    one = kinds.add_parser(
+    subparser = kinds.add_parser(
         "redistribute",
         help="every placement to every placement, values, gradients and bytes",
         description=_DESCRIPTION,
         formatter_class=argparse.RawDescriptionHelpFormatter,
     )
-    one.add_argument("--platform", metavar="torch,mindspore", help="default: what is installed")
-    one.add_argument("--mesh", metavar="3,2x3", help="only these meshes (default: 2,3,4,2x2,2x3)")
-    one.add_argument("--shape", metavar="7x5", help="global shape of the tensor (default: 7x5)")
-    one.add_argument("--quick", action="store_true", help="meshes 2, 3 and 2x2 only")
-    one.add_argument("--json", action="store_true", help="the report as JSON on stdout")
-    one.set_defaults(run=run)
+    subparser.add_argument("--platform", metavar="torch,mindspore", help="default: what is installed")
+    subparser.add_argument("--mesh", metavar="3,2x3", help="only these meshes (default: 2,3,4,2x2,2x3)")
+    subparser.add_argument("--shape", metavar="7x5", help="global shape of the tensor (default: 7x5)")
+    subparser.add_argument("--quick", action="store_true", help="meshes 2, 3 and 2x2 only")
+    subparser.add_argument("--json", action="store_true", help="the report as JSON on stdout")
+    subparser.set_defaults(run=run)
 
 
 def run(arguments: argparse.Namespace) -> int:
-    """Run every mesh on every framework; 0 if all held."""
+    """Check every mesh on every framework; return 0 if all held."""
     from hyper_parallel.verify.redistribution import MESHES, QUICK_MESHES, SHAPE, verify_redistribution
 
     meshes: tuple[tuple[int, ...], ...] = QUICK_MESHES if arguments.quick else MESHES
@@ -62,9 +62,9 @@ def run(arguments: argparse.Namespace) -> int:
         progress.clear()
         line = f"partial report: {len(done)} of {len(jobs)} meshes finished; the rest was not verified"
         raise KeyboardInterrupt(line) from None
-    ok = bool(done) and all(one.ok for one in done)
+    ok = bool(done) and all(report.ok for report in done)
     if arguments.json:
-        print(json.dumps({"ok": ok, "runs": [one.json() for one in done]}, indent=2))
+        print(json.dumps({"ok": ok, "runs": [report.json() for report in done]}, indent=2))
     return 0 if ok else 1
 
 

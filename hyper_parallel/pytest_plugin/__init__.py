@@ -1,6 +1,6 @@
-"""The pytest plugin: tests that run on every rank of a world, on each framework, and say which rank failed and why.
+"""The pytest plugin: run tests on every rank of a world and on each framework, and report the rank that failed.
 
-pytest finds it by entry point; ``-p no:hyper_parallel.pytest_plugin`` leaves it out. Nothing here imports a framework.
+pytest loads it by its entry point; ``-p no:hyper_parallel.pytest_plugin`` disables it. It imports no framework.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""What this machine has, what a run requires, and the closed list of reasons for which a test may be skipped."""
+"""Cards of this machine, cards that a run requires, and the closed list of reasons to skip a test."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ _REASON = re.compile(r"\[([a-z-]+)\]")
 
 
 class SkipReason(str, Enum):
-    """The only reasons for which a test may be skipped; the text of a skip begins with one in brackets."""
+    """The only reasons to skip a test; the message of a skip begins with one of them in brackets."""
 
     NO_CARD = "no-card"
     TOO_FEW_CARDS = "too-few-cards"
@@ -33,14 +33,14 @@ class SkipReason(str, Enum):
 
 @dataclass(frozen=True)
 class Requirement:
-    """``npu:8``: so many cards of a device must be here, or the run fails."""
+    """Cards without which the run fails, as in ``npu:8``."""
 
     device: str
     cards: int
 
 
 def count_cards(device: str, folder: Path = Path("/dev")) -> int:
-    """Cards of ``device`` that this process may use, without any framework; CPU counts as unlimited."""
+    """Count the cards of ``device`` that this process may use, without a framework; CPU counts as unlimited."""
     if device == "cpu":
         return 1 << 16
     prefix = _NODES[device]
@@ -48,11 +48,11 @@ def count_cards(device: str, folder: Path = Path("/dev")) -> int:
     visible = os.environ.get(_VISIBLE[device])
     if visible is None:
         return present
-    return min(present, len([one for one in visible.split(",") if one.strip() and one.strip() != "-1"]))
+    return min(present, len([card for card in visible.split(",") if card.strip() and card.strip() != "-1"]))
 
 
 def requirement(text: str, source: str) -> Requirement | None:
-    """Read ``npu:8`` or ``npu``; an empty text requires nothing."""
+    """Parse ``npu:8`` or ``npu``; an empty text requires nothing."""
     if not text:
         return None
     device, _, cards = text.partition(":")
@@ -68,7 +68,7 @@ def skip_without(reason: SkipReason, detail: str) -> NoReturn:
 
 
 def reason_of(text: str) -> str | None:
-    """The reason of the closed list with which the text of a skip begins, or None."""
-    found = _REASON.match(text.removeprefix("Skipped: "))
+    """Return the reason of the closed list at the start of a skip's message, or None."""
+    match = _REASON.match(text.removeprefix("Skipped: "))
     known = {reason.value for reason in SkipReason}
-    return found.group(1) if found is not None and found.group(1) in known else None
+    return match.group(1) if match is not None and match.group(1) in known else None

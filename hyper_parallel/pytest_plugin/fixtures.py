@@ -1,7 +1,7 @@
 """Fixtures of tests that run on ranks.
 
-``rank``, ``mesh`` and ``device`` have their values on the ranks only. A fixture of the user that asks for one of them,
-directly or through another, is run on every rank, too; all others run once, and every rank gets its own copy.
+``rank``, ``mesh`` and ``device`` have values on ranks only. A user's fixture that depends on one of them, directly or
+through another fixture, also runs on every rank. All others run once, and every rank gets a copy.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ __all__ = ["RankCall", "RankValue", "deferred", "device", "launch_name", "mesh",
 
 @dataclass(frozen=True)
 class RankValue:
-    """Stands for what a rank will know: ``rank``, ``mesh`` or ``device``."""
+    """Placeholder for a value that exists on ranks only: ``rank``, ``mesh`` or ``device``."""
 
     name: str
 
@@ -33,7 +33,7 @@ class RankValue:
 
 @dataclass(frozen=True)
 class RankCall:
-    """A user's fixture that is run on each rank: its function and arguments."""
+    """A user's fixture to run on each rank: its function and arguments."""
 
     name: str
     function: Callable[..., Any]
@@ -41,18 +41,18 @@ class RankCall:
 
 
 def deferred(value: Any) -> bool:
-    """Whether ``value`` is known on ranks only."""
+    """Whether ``value`` exists on ranks only."""
     return isinstance(value, (RankValue, RankCall))
 
 
 def resolve(value: Any, known: dict[str, Any], stack: ExitStack) -> Any:
-    """On a rank: the value of a fixture; one with ``yield`` is torn down with ``stack``."""
+    """Return the value of a fixture on this rank; ``stack`` tears down a fixture with ``yield``."""
     if isinstance(value, RankValue):
         return known[value.name]()
     if not isinstance(value, RankCall):
         return value
     if value.name not in known:
-        arguments = {name: resolve(one, known, stack) for name, one in value.arguments.items()}
+        arguments = {name: resolve(argument, known, stack) for name, argument in value.arguments.items()}
         result = value.function(**arguments)
         if hasattr(result, "__next__"):
             generator, result = result, next(result)
@@ -97,7 +97,7 @@ def world_size(request: pytest.FixtureRequest) -> int:
 
 @pytest.fixture
 def launch_name(request: pytest.FixtureRequest) -> str:
-    """How the ranks are made: simulated or processes."""
+    """How the ranks are started: simulated or processes."""
     mark = request.node.get_closest_marker("launch")
-    found: str = mark.args[0] if mark is not None else request.config.getoption("hp_launch")
-    return found
+    launch: str = mark.args[0] if mark is not None else request.config.getoption("hp_launch")
+    return launch

@@ -1,4 +1,4 @@
-"""The hooks, by which pytest meets the rest of the plugin."""
+"""pytest's hooks, which call the rest of the plugin."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ from hyper_parallel.pytest_plugin.capability import (
 )
 from hyper_parallel.pytest_plugin.fixtures import RankCall, deferred
 from hyper_parallel.pytest_plugin.marks import ARG_MARKS, MARKS, seconds, world_sizes
-from hyper_parallel.pytest_plugin.ranks import LAUNCHES, TIMEOUT, Outcome, ranked_test, run_ranked
+from hyper_parallel.pytest_plugin.ranks import LAUNCHES, TIMEOUT, RankedOutcome, ranked_test, run_ranked
 from hyper_parallel.pytest_plugin.report import RanksRepr, rank_of_failure
 from hyper_parallel.pytest_plugin.selection import REMOVED, allowed, allows, module_mark, selected, split
 from hyper_parallel.pytest_plugin.workers import end_worker, is_worker, start_worker
@@ -33,13 +33,13 @@ from hyper_parallel.transport.timeouts import rank_seconds
 
 TALLY = pytest.StashKey["Tally"]()
 _SHOWN_CALLS = 5
-_OUTCOMES = {"passed", "failed", "skipped"}  # skipped: failed as was expected
+_OUTCOMES = {"passed", "failed", "skipped"}  # skipped: an expected failure
 
 
 class Tally:
-    """What happened in this run, for the checks at its end: told by pytest itself, whoever else listens.
+    """Counts of executed and skipped tests, for the checks at the end of the run.
 
-    Reports of the workers of pytest-xdist are told to the run that started them.
+    With pytest-xdist, the controller receives the reports of all workers.
     """
 
     def __init__(self) -> None:
@@ -51,7 +51,7 @@ class Tally:
         self.problems: list[str] = []
 
     def pytest_runtest_logreport(self, report: pytest.TestReport) -> None:
-        """Count a test once: neither its fixtures, nor its subtests, nor a call after which it is run again."""
+        """Count a test once: fixtures, subtests and calls that are repeated do not count."""
         if report.skipped and not hasattr(report, "wasxfail"):
             self._count_skip(report)
         elif report.when == "call" and report.outcome in _OUTCOMES and not hasattr(report, "context"):
@@ -77,7 +77,7 @@ def pytest_addoption(parser: pytest.Parser) -> None:
     group.addoption(
         "--hp-platforms", metavar="torch,mindspore", help="frameworks (or HP_TEST_PLATFORMS); all installed"
     )
-    group.addoption("--hp-launch", default="simulated", choices=LAUNCHES, help="how ranks are made, without a mark")
+    group.addoption("--hp-launch", default="simulated", choices=LAUNCHES, help="how ranks are started, without a mark")
     group.addoption(
         "--hp-rank-timeout", type=float, metavar="SECONDS", help="for each ranked test (or HP_RANK_TIMEOUT); 60"
     )
@@ -92,7 +92,7 @@ def pytest_addoption(parser: pytest.Parser) -> None:
 
 
 def pytest_configure(config: pytest.Config) -> None:
-    """Register the marks, and refuse what this machine cannot do before anything is collected."""
+    """Register the marks, and fail before collection if required cards are missing."""
     for mark in MARKS:
         config.addinivalue_line("markers", mark)
     for name, text in ARG_MARKS.items():
@@ -142,7 +142,7 @@ def _floor(config: pytest.Config) -> int:
 
 
 def pytest_ignore_collect(collection_path: Path, config: pytest.Config) -> bool | None:
-    """Leave out a module of frameworks that are not selected before it is imported, and count it."""
+    """Skip and count modules of frameworks that are not selected, before they are imported."""
     name = collection_path.name
     if not (name.endswith("_test.py") or (name.startswith("test_") and name.endswith(".py"))):
         return None
@@ -154,7 +154,7 @@ def pytest_ignore_collect(collection_path: Path, config: pytest.Config) -> bool 
 
 
 def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
-    """Run a test once per framework, world size and launch that it asks for."""
+    """Parametrise a test by the frameworks, world sizes and launches of its marks."""
     sizes = world_sizes(metafunc.definition.get_closest_marker)
     if sizes and "platform_name" not in metafunc.fixturenames:
         metafunc.fixturenames.append("platform_name")
@@ -181,7 +181,7 @@ def _parametrize(metafunc: pytest.Metafunc, name: str, values: list[Any], ids: l
 
 
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
-    """Deselect what belongs to frameworks that are not selected, and count it."""
+    """Deselect and count tests of frameworks that are not selected."""
     for item in items:
         if isinstance(item, TestCaseFunction) and world_sizes(item.get_closest_marker):
             msg = f"{item.nodeid}: mark world_size has no effect on methods of unittest.TestCase; use a plain class"
@@ -196,7 +196,7 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
 
 
 def pytest_runtest_setup(item: pytest.Item) -> None:
-    """Skip a test that needs cards which are not here; the run's requirement makes that a failure instead."""
+    """Skip a test whose cards are missing; ``--hp-require`` makes missing cards an error."""
     mark = item.get_closest_marker("device")
     if mark is None:
         return
@@ -211,7 +211,7 @@ def pytest_runtest_setup(item: pytest.Item) -> None:
 
 
 def pytest_fixture_setup(fixturedef: pytest.FixtureDef[Any], request: pytest.FixtureRequest) -> object:
-    """Leave a fixture that asks for ``rank``, ``mesh`` or ``device`` to the ranks."""
+    """Defer a fixture that depends on ``rank``, ``mesh`` or ``device`` to the ranks."""
     values = {name: request.getfixturevalue(name) for name in fixturedef.argnames}
     if not any(map(deferred, values.values())):
         return None
@@ -232,17 +232,17 @@ def pytest_pyfunc_call(pyfuncitem: pytest.Function) -> bool | None:
     pyfuncitem.user_properties.extend(test.properties())
     names = pyfuncitem._fixtureinfo.argnames  # noqa: SLF001 - what pytest itself passes to the function
     outcome = run_ranked(test, pyfuncitem.obj, {name: pyfuncitem.funcargs[name] for name in names})
-    _tell(pyfuncitem, outcome)
+    _add_sections(pyfuncitem, outcome)
     if outcome.failure is not None:
         first = rank_of_failure(outcome.failure)
         pyfuncitem.user_properties.append(("rank_of_failure", "none" if first is None else first))
         raise outcome.failure
-    _judge(outcome.verdicts)
+    _apply_verdicts(outcome.verdicts)
     return True
 
 
-def _tell(item: pytest.Function, outcome: Outcome) -> None:
-    """What ranks printed, and, when the test failed, their last collectives, as sections of the report."""
+def _add_sections(item: pytest.Function, outcome: RankedOutcome) -> None:
+    """Add what each rank printed to the report and, if the test failed, the last collectives of each rank."""
     for rank, text in enumerate(outcome.outputs):
         if text:
             item.add_report_section("call", f"stdout of rank {rank}", text)
@@ -252,12 +252,12 @@ def _tell(item: pytest.Function, outcome: Outcome) -> None:
                 item.add_report_section("call", f"collectives of rank {rank}", "\n".join(calls[-_SHOWN_CALLS:]))
 
 
-def _judge(verdicts: list[tuple[str, str]]) -> None:
-    """A test is skipped, or expected to fail, on all ranks or on none."""
+def _apply_verdicts(verdicts: list[tuple[str, str]]) -> None:
+    """Skip or xfail the test if all ranks did; fail it if they disagree."""
     kinds = {kind for kind, _ in verdicts}
     if len(kinds) > 1:
-        told = "; ".join(f"rank {rank} {kind} {text}".rstrip() for rank, (kind, text) in enumerate(verdicts))
-        pytest.fail(f"ranks disagree about the test: {told}", pytrace=False)
+        per_rank = "; ".join(f"rank {rank} {kind} {text}".rstrip() for rank, (kind, text) in enumerate(verdicts))
+        pytest.fail(f"ranks disagree about the test: {per_rank}", pytrace=False)
     if kinds == {"skipped"}:
         pytest.skip(verdicts[0][1])
     if kinds == {"xfailed"}:
@@ -268,48 +268,48 @@ def _judge(verdicts: list[tuple[str, str]]) -> None:
 def pytest_runtest_makereport(
     item: pytest.Item, call: pytest.CallInfo[None]
 ) -> Generator[None, pytest.TestReport, pytest.TestReport]:
-    """Show a failed world in its own words instead of the plugin's traceback."""
+    """Show the failures of the ranks instead of the plugin's traceback."""
     report = yield
     failure = call.excinfo.value if call.excinfo is not None else None
-    # A world that could not be started has no failures of ranks, and what it says is all that there is.
-    world = hasattr(failure, "failures") or (
+    # A world that could not be started has no failures of ranks; its message is the report.
+    is_world_failure = hasattr(failure, "failures") or (
         isinstance(failure, RankFailedError) and bool(world_sizes(item.get_closest_marker))
     )
-    if call.when == "call" and report.failed and failure is not None and world:
+    if call.when == "call" and report.failed and failure is not None and is_world_failure:
         path, line, _ = item.location
         report.longrepr = RanksRepr(str(failure), path, (line or 0) + 1, failure)
     return report
 
 
-# -- the end -------------------------------------------------------------------------------------------------------
+# -- end -------------------------------------------------------------------------------------------------------
 
 
 def pytest_sessionfinish(session: pytest.Session) -> None:
-    """Fail a run in which too little ran, or which skipped for a reason that is not on the list."""
+    """Fail a run that executed too few tests or skipped one for a reason outside the closed list."""
     config = session.config
     if is_worker(config):
         end_worker()
         return
     tally = config.stash[TALLY]
     floor, device = _floor(config), config.getoption("hp_device")
-    # Where the run is about a device, tests that ran beside it prove nothing about it.
+    # In a run on a device, only tests that ran on the device count.
     executed = tally.executed if device == "cpu" else tally.on_device[device]
     if executed < floor:
         where = "" if device == "cpu" else f" on {device}"
-        tally.problems.append(f"{executed} tests ran{where}, fewer than the {floor} that must")
+        tally.problems.append(f"{executed} tests ran{where}, fewer than the required {floor}")
     if config.getoption("require_npu") and not tally.on_device["npu"]:
         tally.problems.append("--require-npu: no test ran on an NPU")
     if config.getini("hp_closed_skips"):
         tally.problems += [f"skipped for a reason that is not on the list: {text}" for text in tally.other_skips]
     if tally.problems and session.exitstatus in (pytest.ExitCode.OK, pytest.ExitCode.NO_TESTS_COLLECTED):
         session.exitstatus = pytest.ExitCode.TESTS_FAILED
-    if not config.pluginmanager.has_plugin("terminalreporter"):  # who would tell in the summary
+    if not config.pluginmanager.has_plugin("terminalreporter"):  # without it there is no summary
         for problem in tally.problems:
             sys.stderr.write(f"FAILED RUN: {problem}\n")
 
 
 def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter, config: pytest.Config) -> None:
-    """Print what was selected, left out and skipped: a small number of tests must not look like all of them."""
+    """Print what was selected, deselected and skipped, so that a part of the suite does not look like all of it."""
     tally, removed = config.stash[TALLY], config.stash[REMOVED]
     if removed or tally.ranked or os.environ.get("HP_TEST_PLATFORMS") or config.getoption("hp_platforms"):
         terminalreporter.write_line(f"platforms: {', '.join(selected(config)) or 'none is installed'}")
@@ -323,5 +323,5 @@ def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter, config: p
 
 
 def pytest_unconfigure() -> None:
-    """End the warm ranks, if there are any."""
+    """End the warm rank processes."""
     end_ranks()

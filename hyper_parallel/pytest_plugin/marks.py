@@ -1,4 +1,4 @@
-"""Marks: those of the plugin, and those that ``arg_mark`` of Ascend's test suites applies."""
+"""Marks of the plugin, and those of ``arg_mark`` from Ascend's test suites."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ MARKS = (
     "platforms(*names, together=False): frameworks the test needs one of, or with together=True all of",
     "world_size(*sizes): the test runs on every rank of a world; once for each size",
     "mesh(*sizes, names=None): the same, with the fixture `mesh` of this shape",
-    "launch(*names): how ranks are made: simulated, processes; once for each name",
+    "launch(*names): how ranks are started: simulated, processes; once for each name",
     "rank_timeout(seconds): after this time every rank's stack is shown and the ranks are ended",
     "device(name, cards=1): the test needs that many cards: npu, cuda",
 )
@@ -49,7 +49,7 @@ def arg_mark(
         essential_mark: ``essential`` or ``unessential``.
 
     Raises:
-        ValueError: a name is none of these; a mistyped mark would deselect its test for ever.
+        ValueError: a name is none of these; a mistyped mark would always deselect its test.
     """
     if isinstance(plat_marks, str) or not plat_marks:
         msg = f"arg_mark(plat_marks={plat_marks!r}): expected a list with at least one of {', '.join(_PLATFORMS)}"
@@ -74,20 +74,20 @@ def _check(argument: str, name: str, known: tuple[str, ...]) -> None:
         raise ValueError(msg)
 
 
-def seconds(given: object, source: str) -> float:
-    """A time limit: a positive number of seconds.
+def seconds(value: object, source: str) -> float:
+    """Return a time limit in seconds.
 
     Raises:
-        pytest.UsageError: it is none, and ranks would be ended before they start, or never.
+        pytest.UsageError: the value is not a positive, finite number.
     """
     try:
-        return positive_seconds(given, f"{source} {given!r}")
+        return positive_seconds(value, f"{source} {value!r}")
     except ValueError as error:
         raise pytest.UsageError(str(error)) from None
 
 
 def mesh_shape(mark: pytest.Mark | None) -> tuple[int, ...] | None:
-    """Sizes of a ``mesh`` mark, which takes them one by one or as one tuple."""
+    """Return the sizes of a ``mesh`` mark, given one by one or as a tuple."""
     if mark is None:
         return None
     sizes = mark.args[0] if len(mark.args) == 1 and isinstance(mark.args[0], (tuple, list)) else mark.args
@@ -98,20 +98,20 @@ def mesh_shape(mark: pytest.Mark | None) -> tuple[int, ...] | None:
 
 
 def world_sizes(item_marks: Callable[[str], pytest.Mark | None]) -> list[int]:
-    """World sizes of a test, from its marks ``world_size`` and ``mesh``; none for a test without ranks.
+    """Return the world sizes of a test from its marks ``world_size`` and ``mesh``; none for an ordinary test.
 
     Args:
         item_marks: ``get_closest_marker`` of the item.
     """
     mark, shape = item_marks("world_size"), mesh_shape(item_marks("mesh"))
-    whole = None if shape is None else math.prod(shape)
+    size = None if shape is None else math.prod(shape)
     if mark is None:
-        return [] if whole is None else [whole]
+        return [] if size is None else [size]
     sizes = list(mark.args[0]) if len(mark.args) == 1 and isinstance(mark.args[0], (tuple, list)) else list(mark.args)
     if not sizes or any(not isinstance(size, int) or isinstance(size, bool) or size < 1 for size in sizes):
         msg = f"mark world_size{mark.args}: sizes are positive integers, for example world_size(2, 3)"
         raise pytest.UsageError(msg)
-    if whole is not None and sizes != [whole]:
-        msg = f"mark world_size{mark.args} and mesh{shape} disagree: that mesh has {whole} ranks; leave world_size out"
+    if size is not None and sizes != [size]:
+        msg = f"mark world_size{mark.args} and mesh{shape} disagree: that mesh has {size} ranks; leave world_size out"
         raise pytest.UsageError(msg)
     return sizes

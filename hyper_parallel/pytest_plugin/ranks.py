@@ -1,4 +1,4 @@
-"""A test on every rank of a world: simulated ranks, or warm processes over a real transport."""
+"""Run a test on every rank of a world: simulated ranks, or warm processes over a real transport."""
 
 from __future__ import annotations
 
@@ -15,20 +15,20 @@ from hyper_parallel.pytest_plugin.capability import SkipReason, count_cards, ski
 from hyper_parallel.pytest_plugin.fixtures import resolve
 from hyper_parallel.pytest_plugin.marks import mesh_shape, seconds, world_sizes
 
-__all__ = ["LAUNCHES", "TIMEOUT", "Outcome", "RankedTest", "need_carrier", "ranked_test", "run_ranked"]
+__all__ = ["LAUNCHES", "TIMEOUT", "RankedOutcome", "RankedTest", "ranked_test", "require_transport", "run_ranked"]
 
 LAUNCHES = ("simulated", "processes")
 TIMEOUT = pytest.StashKey[float]()  # seconds, of the session
 _USUAL = (
     "hyper_parallel.core.dtensor.factories",
     "hyper_parallel.core.tensor_parallel.parallelize",
-    __name__,  # with pytest: what a rank imports when its test comes counts against the test's time
+    __name__,  # with pytest: imports on a rank count against the test's time limit
 )
 
 
 @dataclass(frozen=True)
 class RankedTest:
-    """What a ranked test runs on.
+    """The world that a ranked test runs on.
 
     Attributes:
         world_size: number of ranks.
@@ -48,7 +48,7 @@ class RankedTest:
     timeout: float
 
     def properties(self) -> list[tuple[str, object]]:
-        """For reports."""
+        """Return the properties for JUnit reports."""
         return [
             ("world_size", self.world_size),
             ("framework", self.framework),
@@ -58,7 +58,7 @@ class RankedTest:
 
 
 @dataclass
-class Outcome:
+class RankedOutcome:
     """How a ranked test ended.
 
     Attributes:
@@ -74,7 +74,7 @@ class Outcome:
 
 
 def ranked_test(item: pytest.Function) -> RankedTest | None:
-    """What ``item`` runs on, or None if it is an ordinary test."""
+    """Return the world that ``item`` runs on, or None for an ordinary test."""
     sizes = world_sizes(item.get_closest_marker)
     if not sizes:
         return None
@@ -99,24 +99,24 @@ def ranked_test(item: pytest.Function) -> RankedTest | None:
 
 
 def _axis_names(count: int) -> tuple[str, ...]:
-    """``tp``, or ``dp`` by ``tp``, as the command names them; beyond that by number."""
+    """Return ``tp``, or ``dp`` and ``tp``, as the command line does; numbered names for more axes."""
     usual = {1: ("tp",), 2: ("dp", "tp")}
     return usual.get(count) or tuple(f"axis{number}" for number in range(count))
 
 
-def run_ranked(test: RankedTest, function: Callable[..., Any], arguments: dict[str, Any]) -> Outcome:
+def run_ranked(test: RankedTest, function: Callable[..., Any], arguments: dict[str, Any]) -> RankedOutcome:
     """Run ``function`` on every rank; every rank gets its own copy of the arguments."""
     from hyper_parallel.transport.serialization import pack
 
     if test.device != "cpu":
-        _need_cards(test)
+        _require_cards(test)
     elif test.launch == "processes":
-        need_carrier(test.framework)
+        require_transport(test.framework)
     body = pack((function, arguments), function)
     return (_run_simulated if test.launch == "simulated" else _run_processes)(test, body)
 
 
-def _need_cards(test: RankedTest) -> None:
+def _require_cards(test: RankedTest) -> None:
     here = count_cards(test.device)
     if here < test.world_size:
         reason = SkipReason.TOO_FEW_CARDS if here else SkipReason.NO_CARD
@@ -126,37 +126,37 @@ def _need_cards(test: RankedTest) -> None:
         raise pytest.UsageError(msg)
 
 
-def need_carrier(framework: str) -> None:
-    """Skip the running test if this machine has nothing that carries real worlds of ``framework`` on CPU."""
+def require_transport(framework: str) -> None:
+    """Skip the running test if this machine has no transport for rank processes of ``framework`` on CPU."""
     from hyper_parallel.transport.failures import NEEDS_GLOO
 
     if framework == "mindspore" and importlib.util.find_spec("torch") is None:
         skip_without(SkipReason.NO_TRANSPORT, NEEDS_GLOO)
 
 
-def _run_simulated(test: RankedTest, body: bytes) -> Outcome:
+def _run_simulated(test: RankedTest, body: bytes) -> RankedOutcome:
     from hyper_parallel.errors import RankFailedError
     from hyper_parallel.verify.simulate import simulate
 
     try:
         verdicts = simulate(on_rank, test.world_size, test.framework, (test, body), timeout=test.timeout)
     except RankFailedError as failure:
-        return Outcome(failure=failure)
-    return Outcome(verdicts)
+        return RankedOutcome(failure=failure)
+    return RankedOutcome(verdicts)
 
 
-def _run_processes(test: RankedTest, body: bytes) -> Outcome:
+def _run_processes(test: RankedTest, body: bytes) -> RankedOutcome:
     from hyper_parallel.transport.launched_processes import run_live, warm_up
     from hyper_parallel.transport.serialization import pack
 
     for module in (*_USUAL, f"hyper_parallel.platform.{test.framework}.dtensor"):
         warm_up(test.framework, module)
     run = run_live(pack((on_rank, (test, body))), test.world_size, test.framework, test.timeout, test.device)
-    return Outcome(run.results, run.failure, run.outputs, run.history)
+    return RankedOutcome(run.results, run.failure, run.outputs, run.history)
 
 
 def on_rank(test: RankedTest, body: bytes) -> tuple[str, str]:
-    """On a rank: set up its fixtures, run the test function, and say how it ended if it did not fail."""
+    """Set up fixtures on this rank, run the test function and return ``passed``, ``skipped`` or ``xfailed``."""
     from hyper_parallel.platform.select import use_platform
     from hyper_parallel.transport.base import active_transport
     from hyper_parallel.transport.serialization import unpack
@@ -167,15 +167,15 @@ def on_rank(test: RankedTest, body: bytes) -> tuple[str, str]:
     with use_platform(test.framework), ExitStack() as stack:
         function, arguments = unpack(body)
         try:
-            found = function(**{name: resolve(value, known, stack) for name, value in arguments.items()})
+            returned = function(**{name: resolve(value, known, stack) for name, value in arguments.items()})
         except pytest.skip.Exception as skipped:
             return "skipped", str(skipped)
         except pytest.xfail.Exception as failed:
             return "xfailed", str(failed)
-    if inspect.isawaitable(found) or inspect.isasyncgen(found):
-        if inspect.iscoroutine(found):
-            found.close()  # nobody will await it, and that was said
-        msg = "the test function is asynchronous, and ranks do not await: none of it ran; use asyncio.run(...) inside"
+    if inspect.isawaitable(returned) or inspect.isasyncgen(returned):
+        if inspect.iscoroutine(returned):
+            returned.close()  # it will not be awaited; the error below says so
+        msg = "the test function is asynchronous and was not run, since ranks do not await; use asyncio.run(...) inside"
         raise TypeError(msg)
     return "passed", ""
 

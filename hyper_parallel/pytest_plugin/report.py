@@ -1,4 +1,4 @@
-"""How a failed ranked test is shown: the failing rank's own traceback first, then what the others were in."""
+"""The report of a failed ranked test: the failing rank's traceback first, then where the other ranks were."""
 
 from __future__ import annotations
 
@@ -13,10 +13,10 @@ __all__ = ["RanksRepr", "rank_of_failure"]
 
 
 class RanksRepr(TerminalRepr):
-    """The text of a failed world, with the one line that summaries show.
+    """The text of a failed world, and the line for pytest's summary.
 
     Args:
-        text: all of it.
+        text: the whole report.
         path, line: where the test is.
         failure: the error.
     """
@@ -29,7 +29,7 @@ class RanksRepr(TerminalRepr):
         return self.text
 
     def toterminal(self, tw: TerminalWriter) -> None:
-        """Write the text; what failed in red."""
+        """Write the text, error lines in red."""
         for line in self.text.splitlines():
             tw.line(line, red=line.startswith("E ") or "Error:" in line)
         self.reprcrash.toterminal(tw)
@@ -46,6 +46,6 @@ def _headline(failure: BaseException) -> str:
 
 
 def rank_of_failure(failure: BaseException) -> int | None:
-    """The rank that failed first, where one is known."""
+    """Return the rank that failed first, or None if unknown."""
     failures = getattr(failure, "failures", {})
     return next(iter(failures), None)

@@ -1,4 +1,4 @@
-"""Tests are selected by framework, and what is left out is counted.
+"""Select tests by framework, and count the deselected ones.
 
 - ``@pytest.mark.platforms("torch")``: deselected where torch is not selected. Several names: any one is enough, or all
   of them with ``together=True`` (for tests that compare frameworks with each other).
@@ -24,7 +24,7 @@ REMOVED = pytest.StashKey[Counter[str]]()
 
 
 def selected(config: pytest.Config) -> tuple[str, ...]:
-    """Frameworks that this run is about; one that is asked for and missing is an error, never a skip."""
+    """Return the frameworks to test on; a requested framework that is not installed is an error, never a skip."""
     option = config.getoption("hp_platforms")
     source, asked = ("--hp-platforms", option) if option else ("HP_TEST_PLATFORMS", os.environ.get("HP_TEST_PLATFORMS"))
     if not asked:
@@ -40,7 +40,7 @@ def selected(config: pytest.Config) -> tuple[str, ...]:
 
 
 def allows(mark: pytest.Mark | None, names: tuple[str, ...]) -> bool:
-    """Tell whether a ``platforms`` mark can be served by these frameworks."""
+    """Whether a test with this ``platforms`` mark can run on these frameworks."""
     if mark is None:
         return True
     if not mark.args or set(mark.args) - set(PLATFORMS):
@@ -50,18 +50,18 @@ def allows(mark: pytest.Mark | None, names: tuple[str, ...]) -> bool:
 
 
 def allowed(mark: pytest.Mark | None, names: tuple[str, ...]) -> list[str]:
-    """The selected frameworks on which a test with this mark runs."""
+    """Return the selected frameworks on which a test with this mark runs."""
     return [name for name in names if mark is None or name in mark.args]
 
 
 def module_mark(path: Path) -> pytest.Mark | None:
-    """Read the ``platforms`` mark of a whole test module without importing it: its imports may need the framework."""
+    """Read the ``platforms`` mark of a test module without importing it, since its imports may need the framework."""
     try:
         body = ast.parse(path.read_text(encoding="utf-8")).body
     except (SyntaxError, ValueError):  # pytest itself reports the file
         return None
     for node in body:
-        if isinstance(node, ast.Assign) and any(getattr(one, "id", None) == "pytestmark" for one in node.targets):
+        if isinstance(node, ast.Assign) and any(getattr(target, "id", None) == "pytestmark" for target in node.targets):
             for call in ast.walk(node.value):
                 if isinstance(call, ast.Call) and getattr(call.func, "attr", None) == "platforms":
                     return _literal_mark(call)
@@ -71,14 +71,14 @@ def module_mark(path: Path) -> pytest.Mark | None:
 def _literal_mark(call: ast.Call) -> pytest.Mark | None:
     try:
         together = any(word.arg == "together" and ast.literal_eval(word.value) for word in call.keywords)
-        names = tuple(ast.literal_eval(one) for one in call.args)
+        names = tuple(ast.literal_eval(argument) for argument in call.args)
     except ValueError:  # computed names: the module is imported to learn them
         return None
     return pytest.mark.platforms(*names, together=together).mark
 
 
 def split(config: pytest.Config, items: list[pytest.Item]) -> tuple[list[pytest.Item], list[pytest.Item]]:
-    """Items that run here, and those that do not, which are counted."""
+    """Split items into those that run and those that are deselected; count the latter."""
     names, kept, removed = selected(config), [], []
     only_together = bool(os.environ.get("HP_TEST_TOGETHER"))
     for item in items:
@@ -92,5 +92,5 @@ def split(config: pytest.Config, items: list[pytest.Item]) -> tuple[list[pytest.
 
 
 def _together(mark: pytest.Mark | None) -> bool:
-    """Tell whether a mark asks for all its frameworks in one process."""
+    """Whether a mark asks for all its frameworks in one process."""
     return mark is not None and bool(mark.kwargs.get("together"))

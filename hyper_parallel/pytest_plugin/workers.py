@@ -1,7 +1,7 @@
-"""Processes of pytest-xdist: what they measured must not be lost with them.
+"""Keep the coverage of pytest-xdist's worker processes.
 
-The controller waits for a worker's tests without limit, then ten seconds for its process, and kills it. On a busy
-machine that cost whole workers the coverage that they would have written at their exit, and only lowered a number.
+After the last test, the controller waits ten seconds for a worker's process and then kills it. On a busy machine,
+workers were killed before they had written their coverage, which silently lowered the result.
 """
 
 from __future__ import annotations
@@ -20,24 +20,24 @@ __all__ = ["end_worker", "is_worker", "start_worker"]
 
 
 def is_worker(config: pytest.Config) -> bool:
-    """Whether this process is a worker, and another one has all reports."""
+    """Whether this process is a worker of pytest-xdist."""
     return hasattr(config, "workerinput")
 
 
 def start_worker(config: pytest.Config) -> None:
-    """Write the worker down beside the ranks: a run in which it leaves no coverage is red.
+    """Register the worker like a rank, so that the coverage gate fails if it leaves no data.
 
-    If it is asked for, and no CPU is left idle by it, the worker and its ranks keep to one CPU.
+    With ``--hp-one-cpu``, and as many workers as CPUs, the worker and its ranks are pinned to one CPU.
     """
-    said: dict[str, Any] = config.workerinput  # type: ignore[attr-defined] # pytest-xdist's
-    name: str = said["workerid"]
+    worker_input: dict[str, Any] = config.workerinput  # type: ignore[attr-defined] # pytest-xdist's
+    name: str = worker_input["workerid"]
     register_rank(os.getpid(), "", f"pytest worker {name}")
-    if config.getoption("hp_one_cpu") and said["workercount"] >= len(available()):
+    if config.getoption("hp_one_cpu") and worker_input["workercount"] >= len(available()):
         stay_on(int(name.removeprefix("gw")))
 
 
 def end_worker() -> None:
-    """End the ranks, and save what was measured, while the controller still waits."""
+    """End the ranks and save the coverage data while the controller still waits."""
     end_ranks()
     coverage: Any = sys.modules.get("coverage")
     current = None if coverage is None else coverage.Coverage.current()

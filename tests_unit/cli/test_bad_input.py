@@ -1,4 +1,4 @@
-"""Input that makes no sense, and Ctrl-C: one clear error, the documented exit status, nothing left behind."""
+"""Invalid input and Ctrl-C: one clear error, the documented exit status, nothing left behind."""
 
 import argparse
 import contextlib
@@ -170,7 +170,7 @@ def test_an_interrupted_self_test_says_how_far_it_came(monkeypatch, capsys):
     monkeypatch.setattr("hyper_parallel.cli.self_test._platforms", lambda _: ["torch"])
     monkeypatch.setattr("hyper_parallel.verify.self_test.injections", lambda *_: [Stopped()] * 3)
     assert main(["self-test", "--launch", "simulated", "--json"]) == 130
-    said = "partial report: 0 of 3 injections ran, 0 of them as they must be"
+    said = "partial report: 0 of 3 injections ran, 0 of them as expected"
     captured = capsys.readouterr()
     assert captured.err == f"hyper-parallel: interrupted: {said}\n"
     assert json.loads(captured.out) == {"ok": False, "interrupted": said}

@@ -5,7 +5,7 @@ import json
 import pytest
 
 from hyper_parallel.cli import main
-from hyper_parallel.pytest_plugin.ranks import need_carrier
+from hyper_parallel.pytest_plugin.ranks import require_transport
 from hyper_parallel.verify import self_test
 
 
@@ -13,7 +13,7 @@ from hyper_parallel.verify import self_test
 def test_every_injection_is_caught(platform_name, launch, monkeypatch, capsys):
     """Wrong models, hangs, crashes, mismatches and lost coverage are caught; a run without a fault passes."""
     if launch == "processes":
-        need_carrier(platform_name)
+        require_transport(platform_name)
     monkeypatch.delenv("HP_RANK_LEDGER", raising=False)  # ranks are killed on purpose
     status = main(["self-test", "--platform", platform_name, "--launch", launch, "--json"])
     rows = json.loads(capsys.readouterr().out)["results"]
@@ -37,7 +37,7 @@ def test_a_miss_is_told_and_is_the_exit_status(monkeypatch, capsys):
     out = capsys.readouterr().out
     assert "MISSED" in out
     assert "b on torch (simulated): nothing was noticed" in out
-    assert "1 of 2 as they must be" in out
+    assert "1 of 2 as expected" in out
 
 
 @pytest.mark.parametrize(

@@ -20,7 +20,7 @@ from hyper_parallel.platform.contract.agreement import (
     text_of,
 )
 from hyper_parallel.platform.select import platform_named
-from hyper_parallel.pytest_plugin.ranks import need_carrier
+from hyper_parallel.pytest_plugin.ranks import require_transport
 from hyper_parallel.verify.launch import launch
 
 
@@ -46,7 +46,7 @@ def _told(platform_name):
 
 def test_started_apart_is_told_on_every_rank(platform_name):
     """Gloo ends nobody's process: every member learns, while it waits, what each was about to do, and goes on."""
-    need_carrier(platform_name)
+    require_transport(platform_name)
     routed = "differentiable_all_to_all_single_async: rank 0 sends {} rows to rank 1, which expects {}"
     wanted = []
     for first, second, sent, expected in (("[9000, 2]", "[2, 2]", 4500, 1), ("[2, 2]", "[9000, 2]", 1, 4500)):
@@ -156,7 +156,7 @@ def _both(platform_name):
 
 def test_blocking_and_started_forms_meet_or_are_told_apart(platform_name):
     """Forms of one collective have one result, bit for bit; of different ones every rank is told, and all go on."""
-    need_carrier(platform_name)
+    require_transport(platform_name)
     for world_size in (2, 3) if platform_name == "torch" else (3,):
         found = launch(_both, world_size, platform_name, (platform_name,), timeout=120)
         assert [met for met, _ in found] == [True] * world_size

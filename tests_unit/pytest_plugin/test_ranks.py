@@ -14,7 +14,7 @@ import pytest
 
 import hyper_parallel
 from hyper_parallel.platform.select import platform_named
-from hyper_parallel.pytest_plugin.ranks import need_carrier
+from hyper_parallel.pytest_plugin.ranks import require_transport
 from hyper_parallel.verify.simulate import simulate
 
 PLUGIN = ("-p", "hyper_parallel.pytest_plugin")
@@ -73,7 +73,7 @@ def run(loaded, pytester, monkeypatch):
     def start(code, *options, head=HEAD, tail=TAIL):
         code = head + code + tail
         if 'launch("' in code:
-            need_carrier(loaded)
+            require_transport(loaded)
         pytester.makepyfile(code)
         return pytester.runpytest_inprocess("-p", "no:cacheprovider", *PLUGIN, *options)
 
@@ -332,7 +332,7 @@ def test_fails(rank):
 
 def test_selection_and_last_failed_work(loaded, run, pytester):
     """`-k` selects ranked tests by name and parameter, and `--lf` runs again what failed."""
-    need_carrier(loaded)
+    require_transport(loaded)
     code = """
 @pytest.mark.launch("processes")
 @pytest.mark.world_size(1, 2)
@@ -347,9 +347,9 @@ def test_fails(rank, world_size):
 def test_real_ranks_without_a_carrier_are_skipped_with_their_reason(monkeypatch):
     """Where MindSpore is alone, its real ranks on CPU are skipped for a reason of the closed list, with the fix."""
     monkeypatch.setattr(importlib.util, "find_spec", lambda _name: None)
-    need_carrier("torch")
+    require_transport("torch")
     with pytest.raises(pytest.skip.Exception, match=r"^\[no-transport\] on CPU, .* gloo: pip install torch"):
-        need_carrier("mindspore")
+        require_transport("mindspore")
 
 
 def test_ranks_without_cards_are_skipped_with_their_reason(run):

@@ -8,7 +8,7 @@ import time
 import pytest
 
 from hyper_parallel.errors import CollectiveMismatchError, RankFailedError
-from hyper_parallel.pytest_plugin.ranks import need_carrier
+from hyper_parallel.pytest_plugin.ranks import require_transport
 from hyper_parallel.transport import launched_processes
 from hyper_parallel.transport.base import active_transport
 from hyper_parallel.transport.launched_processes import close_live_teams, run_live
@@ -20,7 +20,7 @@ from hyper_parallel.verify.transport_conformance import check_transport
 def _carrier(request):
     """Real ranks of MindSpore on CPU need PyTorch's gloo."""
     if "platform_name" in request.fixturenames:
-        need_carrier(request.getfixturevalue("platform_name"))
+        require_transport(request.getfixturevalue("platform_name"))
 
 
 def run(fn, platform, world_size=2, args=(), timeout=240.0):

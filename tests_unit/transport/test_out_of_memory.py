@@ -17,7 +17,7 @@ import pytest
 
 import hyper_parallel
 from hyper_parallel.errors import RankFailedError
-from hyper_parallel.pytest_plugin.ranks import need_carrier
+from hyper_parallel.pytest_plugin.ranks import require_transport
 from hyper_parallel.transport import launched_processes, rank_pool
 from hyper_parallel.transport.out_of_memory import advice, is_shortage, starting
 from hyper_parallel.transport.serialization import pack
@@ -168,7 +168,7 @@ def test_simulated_ranks_that_were_started_are_let_go(monkeypatch, tmp_path):
 
 def test_real_ranks_that_were_started_are_ended(platform_name, monkeypatch, tmp_path):
     """The same where ranks meet in a real world: the first, which waits for the others, is ended with its files."""
-    need_carrier(platform_name)
+    require_transport(platform_name)
     launched_processes.close_live_teams()
     started = _second_fails(monkeypatch, tmp_path, rank_pool.start_process)
     monkeypatch.delenv(rank_pool.LEDGER_VARIABLE, raising=False)  # it is ended wherever it is

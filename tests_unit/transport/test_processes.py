@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 import hyper_parallel
-from hyper_parallel.pytest_plugin.ranks import need_carrier
+from hyper_parallel.pytest_plugin.ranks import require_transport
 from hyper_parallel.transport.launched_processes import run_live
 from hyper_parallel.transport.processes import available, end_ranks, python_command, stay_on
 from hyper_parallel.transport.serialization import pack
@@ -79,7 +79,7 @@ def test_a_command_has_the_search_path_and_the_arguments_that_it_was_given(tmp_p
 
 def test_a_forked_child_leaves_its_parents_ranks_alone(platform_name):
     """Warm ranks listen to the process that started them: what a forked child ends is its own."""
-    need_carrier(platform_name)
+    require_transport(platform_name)
     ranks = [run_live(pack((os.getpid, ()), os.getpid), 2, platform_name, 240.0).results]
     child = os.fork()
     if not child:

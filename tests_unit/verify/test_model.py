@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 
 from hyper_parallel.platform.select import platform_named
-from hyper_parallel.pytest_plugin.ranks import need_carrier
+from hyper_parallel.pytest_plugin.ranks import require_transport
 from hyper_parallel.verify.faults import FAULTS, parse_fault
 from hyper_parallel.verify.model import parse_mesh, verify_model, verify_scenario
 from hyper_parallel.verify.model_case import InputError, ModelCase, ParallelPlan
@@ -96,7 +96,7 @@ def test_a_fault_may_be_put_elsewhere(platform_name, fault):
 @pytest.mark.slow
 def test_over_real_processes(platform_name):
     """The same scenario holds over real processes, with the counts and the collectives of the simulation."""
-    need_carrier(platform_name)
+    require_transport(platform_name)
     scenario = scenario_named("3-rms-untied")
     real = verify_scenario(scenario, platform=platform_name, launch="processes", steps=2)
     assert real.ok, real.text()

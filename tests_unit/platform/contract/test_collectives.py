@@ -13,7 +13,7 @@ from hyper_parallel.errors import (
     RankFailedError,
 )
 from hyper_parallel.platform.select import platform_named
-from hyper_parallel.pytest_plugin.ranks import need_carrier
+from hyper_parallel.pytest_plugin.ranks import require_transport
 from hyper_parallel.verify.launch import launch
 from hyper_parallel.verify.simulate import simulate
 
@@ -528,7 +528,7 @@ def _unequal(platform_name):
 
 def test_a_message_that_is_not_expected_is_told(platform_name):
     """Longer, shorter, of another dtype or shape: its receiver is told, nobody hangs or ends, and all go on."""
-    need_carrier(platform_name)
+    require_transport(platform_name)
     for world_size in (2, 3) if platform_name == "torch" else (3,):
         found = launch(_unequal, world_size, platform_name, (platform_name,), timeout=120)
         _compare(found, world_size)
