@@ -56,8 +56,8 @@ def add_parser(kinds: Any) -> None:
 def run(arguments: argparse.Namespace) -> int:
     """Run the mutants; 0 if enough were noticed."""
     from hyper_parallel.verify.ops import tasks
-    from hyper_parallel.verify.ops.mutation import Score, Verdict
-    from hyper_parallel.verify.ops.pool import run_tasks
+    from hyper_parallel.verify.ops.mutation.report import MutantResult, Score
+    from hyper_parallel.verify.ops.worker_pool import run_tasks
 
     if arguments.each < 1:
         msg = f"--each {arguments.each}: at least 1"
@@ -73,7 +73,7 @@ def run(arguments: argparse.Namespace) -> int:
     score = Score(platform, arguments.wanted, arguments.seed)
     progress, started = Progress(sum(len(one["ops"]) for one in asked)), time.monotonic()
     try:
-        for verdict in run_tasks(Verdict, asked, lambda _, op: progress.start(op)):
+        for verdict in run_tasks(MutantResult, asked, lambda _, op: progress.start(op)):
             score.add(verdict)
             progress.finish()
     except KeyboardInterrupt:
@@ -90,7 +90,7 @@ def run(arguments: argparse.Namespace) -> int:
 
 def _modules(arguments: argparse.Namespace) -> list[str]:
     """Which are asked for, in whole."""
-    from hyper_parallel.verify.ops.trials.verdicts import SOURCES
+    from hyper_parallel.verify.ops.mutation.suite.checks import SOURCES
 
     if arguments.op:
         msg = "--op: operators have rules; --source changes the library's own code, which has none"

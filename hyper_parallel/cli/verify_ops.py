@@ -18,8 +18,8 @@ from hyper_parallel.platform.select import FRAMEWORKS, require_framework
 from hyper_parallel.verify.report_files import write_text
 
 if TYPE_CHECKING:
-    from hyper_parallel.verify.ops.effort import Effort
     from hyper_parallel.verify.ops.report import OperatorReport, SweepReport
+    from hyper_parallel.verify.ops.selection import Effort
 
 __all__ = ["add_parser", "mesh_sizes", "operators", "run"]
 
@@ -99,7 +99,7 @@ def run(arguments: argparse.Namespace) -> int:
 def _audit(arguments: argparse.Namespace) -> int:
     """Somebody else's distributed tensors: told, not judged."""
     from hyper_parallel.core.shard.rule import Rule, find_rule
-    from hyper_parallel.verify.ops.target import TARGETS, Audited, audit, summary
+    from hyper_parallel.verify.ops.audit import TARGETS, Audited, audit, summary
 
     if arguments.target not in TARGETS:
         msg = f"--target {arguments.target!r}: one of {', '.join(TARGETS)}"
@@ -128,8 +128,8 @@ def _audit(arguments: argparse.Namespace) -> int:
 
 
 def _results(tasks: Sequence[dict[str, Any]], progress: Progress) -> Iterator[OperatorReport]:
-    from hyper_parallel.verify.ops.pool import run_tasks
     from hyper_parallel.verify.ops.report import OperatorReport
+    from hyper_parallel.verify.ops.worker_pool import run_tasks
 
     def started(platform: str, op: str) -> None:
         progress.start(f"{op} on {platform}")
@@ -188,7 +188,7 @@ def operators(asked: Sequence[str] | None) -> list[str]:
 
 
 def _effort(arguments: argparse.Namespace) -> Effort:
-    from hyper_parallel.verify.ops.effort import QUICK, Effort
+    from hyper_parallel.verify.ops.selection import QUICK, Effort
 
     effort = QUICK if arguments.quick else Effort()
     if arguments.mesh is None:
@@ -207,7 +207,7 @@ def mesh_sizes(text: str) -> tuple[int, ...]:
 
 def _user_tasks(arguments: argparse.Namespace) -> tuple[list[dict[str, Any]], int]:
     from hyper_parallel.verify.ops import tasks
-    from hyper_parallel.verify.ops.effort import USER
+    from hyper_parallel.verify.ops.selection import USER
 
     tree = _parsed(arguments.file)
     effort = USER if arguments.mesh is None else replace(USER, meshes=_meshes(arguments))

@@ -27,7 +27,7 @@ if TYPE_CHECKING:
     from hyper_parallel.verify.explain import explain_model
     from hyper_parallel.verify.model import verify_model
     from hyper_parallel.verify.model_case import ModelCase, ParallelPlan
-    from hyper_parallel.verify.ops.user import operator_sample
+    from hyper_parallel.verify.ops.user_operators import operator_sample
 
 __all__ = [
     "ModelCase",
@@ -69,6 +69,6 @@ __getattr__, __dir__ = lazy(
         "hyper_parallel.verify.check": ("check_function",),
         "hyper_parallel.verify.explain": ("explain_model",),
         "hyper_parallel.verify.model": ("verify_model",),
-        "hyper_parallel.verify.ops.user": ("operator_sample",),
+        "hyper_parallel.verify.ops.user_operators": ("operator_sample",),
     },
 )

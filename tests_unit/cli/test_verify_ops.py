@@ -119,11 +119,13 @@ def _interrupted(found):
 @pytest.mark.platforms("torch")
 def test_what_was_done_before_an_interrupt_is_reported(monkeypatch, capsys, tmp_path):
     """What was found is on the screen and in the report, which says that the rest was not verified; status 130."""
-    from hyper_parallel.verify.ops import pool
+    from hyper_parallel.verify.ops import worker_pool
     from hyper_parallel.verify.ops.report import OperatorReport
 
     path = tmp_path / "report.json"
-    monkeypatch.setattr(pool, "run_tasks", _interrupted([OperatorReport.lost("add", "torch", "killed by SIGSEGV")]))
+    monkeypatch.setattr(
+        worker_pool, "run_tasks", _interrupted([OperatorReport.lost("add", "torch", "killed by SIGSEGV")])
+    )
     assert main(["verify", "ops", "--platform", "torch", "--op", "add", "mul", "--report", str(path)]) == 130
     written = json.loads(path.read_text())
     assert [one["op"] for one in written["operators"]] == ["add"]

@@ -17,8 +17,8 @@ import numpy as np
 
 from hyper_parallel.core.dtensor.boxes import coordinates
 from hyper_parallel.core.dtensor.transition import dual
-from hyper_parallel.verify.ops.equal import difference
-from hyper_parallel.verify.ops.pieces import joined, pending, shares, steps_at, summands
+from hyper_parallel.verify.ops.compare import difference
+from hyper_parallel.verify.ops.shards import joined, pending, shares, steps_at, summands
 
 if TYPE_CHECKING:
     from hyper_parallel.core.dtensor.layout import Box, Layout

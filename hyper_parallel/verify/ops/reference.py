@@ -9,17 +9,18 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from hyper_parallel.core.dtensor import random
-from hyper_parallel.core.shard.rule import LocalCall, Ref, Rule, Strategies
-from hyper_parallel.verify.ops.equal import coarsest, in_single, is_dyadic
-from hyper_parallel.verify.ops.rows import Problem, filled_in, mesh_of, problem_of
+from hyper_parallel.core.shard.rule import LocalCall, Ref, Strategies
+from hyper_parallel.verify.ops.claims import Problem, filled_in, mesh_of, problem_of
+from hyper_parallel.verify.ops.compare import coarsest, in_single, is_dyadic
 from hyper_parallel.verify.ops.values import Slot, substitute
 
 if TYPE_CHECKING:
+    from hyper_parallel.core.shard.rule import Rule
     from hyper_parallel.core.shard.sample import Sample
     from hyper_parallel.platform.contract.platform import Platform
     from hyper_parallel.verify.ops.values import Filled
 
-__all__ = ["SEED", "Caller", "Reference", "as_list", "cotangents", "plain_run", "refer"]
+__all__ = ["SEED", "Caller", "Case", "Reference", "as_list", "cotangents", "plain_run", "refer"]
 
 SEED = 20
 
@@ -81,6 +82,23 @@ class Reference:
     grads: list[Any]
     exact: bool
     eps: float
+
+
+@dataclass(frozen=True)
+class Case:
+    """A filled sample with its plain result."""
+
+    number: int
+    sample: Sample
+    filled: Filled
+    reference: Reference
+    seed: int
+    first: bool
+
+    @property
+    def name(self) -> str:
+        """How reports call it."""
+        return f"sample {self.number}"
 
 
 def refer(platform: Platform, rule: Rule, sample: Sample, filled: Filled, rng: Any) -> Reference:

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from hyper_parallel.core.dtensor.placements import Partial
-from hyper_parallel.verify.ops.user import UserOperator
+from hyper_parallel.verify.ops.user_operators import UserOperator
 from hyper_parallel.verify.ops.values import Slot
 
 if TYPE_CHECKING:
@@ -77,7 +77,7 @@ def _by_number(
     return "\n".join(
         [
             "from hyper_parallel import Partial, Replicate, Shard",
-            "from hyper_parallel.verify.ops.single import check_one",
+            "from hyper_parallel.verify.ops.sweep import check_one",
             f"places = [{', '.join(_places(one) for one in places)}]",
             f"report = check_one({platform!r}, {what}, sample={number}, sizes={filled.sizes}, dtype={dtype!r},",
             f"                   integral={filled.integral}, mesh={mesh}, places=places)",

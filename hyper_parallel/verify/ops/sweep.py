@@ -8,7 +8,7 @@ import traceback
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import replace
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
@@ -17,23 +17,32 @@ from hyper_parallel.core.shard.rule import Decomposition, Row, Rule, Strategies,
 from hyper_parallel.core.shard.sample import Sample, exemption, samples_of
 from hyper_parallel.errors import UnsupportedOperatorError
 from hyper_parallel.platform.select import platform_named, use_platform
-from hyper_parallel.verify.ops.cases import Case, claimed, closed
-from hyper_parallel.verify.ops.chooser import Chooser
-from hyper_parallel.verify.ops.effort import Effort
-from hyper_parallel.verify.ops.equal import says_nothing
+from hyper_parallel.verify.ops.claims import (
+    Claim,
+    Problem,
+    claimed,
+    claims,
+    closed,
+    mesh_of,
+    possible,
+    problem_of,
+    row_text,
+)
+from hyper_parallel.verify.ops.compare import says_nothing
+from hyper_parallel.verify.ops.dtensor_check import Outcome, Places, PublicJob, check_public, operator
 from hyper_parallel.verify.ops.local_calls import Calls
-from hyper_parallel.verify.ops.missing import unclaimed
-from hyper_parallel.verify.ops.offers import features, offered, offered_by_operands
-from hyper_parallel.verify.ops.public import Outcome, Places, PublicJob, check_public, operator
-from hyper_parallel.verify.ops.reference import Reference, plain_run, refer
+from hyper_parallel.verify.ops.local_check import Bench, Result, unclaimed
+from hyper_parallel.verify.ops.reference import Case, Reference, plain_run, refer
 from hyper_parallel.verify.ops.report import Finding, OperatorReport
 from hyper_parallel.verify.ops.reproduce import program
-from hyper_parallel.verify.ops.rows import Claim, Problem, claims, mesh_of, possible, problem_of, row_text
-from hyper_parallel.verify.ops.rule_level import Bench, Result
-from hyper_parallel.verify.ops.user import UserOperator, samples_of_user
+from hyper_parallel.verify.ops.selection import Chooser, Effort, features, offered, offered_by_operands
+from hyper_parallel.verify.ops.user_operators import UserOperator, load_user_file, samples_of_user
 from hyper_parallel.verify.ops.values import Filled, fill, seed_of, size_choices
 
-__all__ = ["Enough", "Sweep", "sweep_operator", "sweep_user_operator"]
+if TYPE_CHECKING:
+    from hyper_parallel.core.dtensor.placements import Placement
+
+__all__ = ["Enough", "Sweep", "check_one", "sweep_operator", "sweep_user_operator"]
 
 _BATCH = 24
 _REPRODUCED = 3
@@ -63,6 +72,44 @@ def sweep_user_operator(platform: str, user: UserOperator, effort: Effort) -> Op
     with use_platform(platform):
         Sweep(report, platform, user, None, samples_of_user(user), effort).run()
     report.seconds = time.monotonic() - started
+    return report
+
+
+def check_one(
+    platform: str,
+    op: str,
+    *,
+    sample: int,
+    sizes: dict[str, int],
+    mesh: Sequence[int],
+    places: Sequence[Sequence[Placement]],
+    integral: bool = True,
+    dtype: str = "float64",
+    file: str | None = None,
+) -> OperatorReport:
+    """Check operator ``op`` on one of its samples, with these sizes, on one mesh, in one tuple of placements.
+
+    Args:
+        platform: ``torch`` or ``mindspore``.
+        op: canonical name, or that of a function of ``file``.
+        sample: its number.
+        sizes: of the sample's letters.
+        mesh: shape.
+        places: per operand a placement per axis.
+        integral: small integers instead of real numbers.
+        dtype: floating dtype.
+        file: a user's file.
+    """
+    report = OperatorReport(op, platform)
+    platform_named(platform)
+    what: str | UserOperator = op
+    rule, samples = find_rule(op), samples_of(op)
+    if file is not None:
+        user = load_user_file(platform, file)[op]
+        what, rule, samples = user, None, samples_of_user(user)
+    with use_platform(platform):
+        sweep = Sweep(report, platform, what, rule, samples, Effort(meshes=(tuple(mesh),)))
+        sweep.only(sample, sizes, dtype, tuple(tuple(one) for one in places), integral=integral)
     return report
 
 

@@ -12,12 +12,14 @@ from typing import Any
 
 from hyper_parallel.core.shard.rule import Rule, find_rule, rule_names
 from hyper_parallel.verify.model_case import InputError
-from hyper_parallel.verify.ops.effort import Effort
-from hyper_parallel.verify.ops.mutation import Verdict, judged
+from hyper_parallel.verify.ops.mutation import source_runner
+from hyper_parallel.verify.ops.mutation.report import MutantResult
+from hyper_parallel.verify.ops.mutation.rule_runner import judged
+from hyper_parallel.verify.ops.mutation.suite.checks import SOURCES
 from hyper_parallel.verify.ops.report import OperatorReport
+from hyper_parallel.verify.ops.selection import Effort
 from hyper_parallel.verify.ops.sweep import sweep_operator, sweep_user_operator
-from hyper_parallel.verify.ops.trials import verdicts
-from hyper_parallel.verify.ops.user import load_user_file, user_rules
+from hyper_parallel.verify.ops.user_operators import load_user_file, user_rules
 
 __all__ = ["library_tasks", "mutant_tasks", "run", "source_tasks", "task_of"]
 
@@ -165,8 +167,8 @@ def _unknown(ops: Sequence[str], own: Sequence[str], task: dict[str, Any]) -> st
     return f"--op: {where} has no {names}; {declared}" + (f"; near: {', '.join(near)}" if near else "")
 
 
-def _judged(task: dict[str, Any], op: str) -> Verdict:
-    judge = verdicts.judged if op.partition("#")[0] in verdicts.SOURCES else judged
+def _judged(task: dict[str, Any], op: str) -> MutantResult:
+    judge = source_runner.judged if op.partition("#")[0] in SOURCES else judged
     return judge(task["platform"], op, task["seed"])
 
 

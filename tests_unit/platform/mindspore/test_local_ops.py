@@ -17,7 +17,7 @@ from hyper_parallel.core.shard.rule import find_rule, rule_names
 from hyper_parallel.errors import UnsupportedOperatorError
 from hyper_parallel.platform.select import platform_named
 from hyper_parallel.verify.check import _difference
-from hyper_parallel.verify.ops.effort import QUICK
+from hyper_parallel.verify.ops.selection import QUICK
 from hyper_parallel.verify.ops.sweep import sweep_operator
 
 rules.load()

@@ -310,7 +310,7 @@ def test_the_projects_own_floors():
     settings = read_settings(PROJECT / "pyproject.toml")
     others = {
         "torch": (95, "platform/mindspore/*", "transport/mindspore.py"),
-        "mindspore": (84, "platform/torch/*", "transport/c10d/*", "transport/gloo.py", "verify/ops/trials/*"),
+        "mindspore": (84, "platform/torch/*", "transport/c10d/*", "transport/gloo.py", "verify/ops/mutation/suite/*"),
     }
     for name, (least, *patterns) in others.items():
         own = settings.environment(name)

@@ -10,10 +10,10 @@ from hyper_parallel.core.shard import rules
 from hyper_parallel.core.shard.rule import LocalCall, find_rule
 from hyper_parallel.core.shard.sample import samples_of
 from hyper_parallel.platform.select import use_platform
-from hyper_parallel.verify.ops.effort import Effort
+from hyper_parallel.verify.ops.claims import mesh_of
 from hyper_parallel.verify.ops.local_calls import Calls, name_of
 from hyper_parallel.verify.ops.report import OperatorReport
-from hyper_parallel.verify.ops.rows import mesh_of
+from hyper_parallel.verify.ops.selection import Effort
 from hyper_parallel.verify.ops.sweep import Sweep
 from hyper_parallel.verify.ops.values import Filled
 

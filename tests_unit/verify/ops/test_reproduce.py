@@ -43,7 +43,7 @@ def test_a_program_that_shows_nothing_is_not_given():
     text = program("torch", "permute", 4, Sample(()), filled(Slot(0), (1, 0)), (2,), ([Shard(1)],))
     assert text.splitlines() == [
         "from hyper_parallel import Partial, Replicate, Shard",
-        "from hyper_parallel.verify.ops.single import check_one",
+        "from hyper_parallel.verify.ops.sweep import check_one",
         "places = [(Shard(1),)]",
         "report = check_one('torch', 'permute', sample=4, sizes={'a': 1, 'b': 3}, dtype='float64',",
         "                   integral=False, mesh=(2,), places=places)",

@@ -12,8 +12,8 @@ from hyper_parallel.core.shard.rule import LocalCall, Row, Rule, Strategies, fin
 from hyper_parallel.core.shard.sample import Sample, between, real, samples_of, shuffled
 from hyper_parallel.errors import LayoutError
 from hyper_parallel.platform.select import platform_named, use_platform
-from hyper_parallel.verify.ops.effort import Effort
 from hyper_parallel.verify.ops.report import OperatorReport, SweepReport
+from hyper_parallel.verify.ops.selection import Effort
 from hyper_parallel.verify.ops.sweep import Sweep, sweep_operator
 
 rules.load()

@@ -1,0 +1,233 @@
+"""The library's own code changed in one place: what can be changed, and how the process is given the changed code.
+
+A change is made in the source: a comparison turned, a sum made a difference, a number off by one, a condition negated.
+Functions are given the changed code in this process; it is a child that ends afterwards.
+"""
+
+from __future__ import annotations
+
+import ast
+import copy
+import importlib
+import inspect
+from dataclasses import dataclass
+from types import CodeType, FunctionType, ModuleType
+from typing import TYPE_CHECKING, Any
+
+from hyper_parallel.core.dtensor import transition
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterator
+
+__all__ = ["EQUIVALENT", "Equivalent", "SourceMutant", "applied", "reason_of", "source_mutants"]
+
+# What only refuses or prints is not held against values.
+_SPARED = ("_check", "_check_reductions", "_check_rows", "_check_written", "__repr__", "__str__", "describe",
+           "_in_place_message", "_not_understood", "_refuse_plain_target", "_refuse_unhashable")  # fmt: skip
+_COMPARISONS: dict[type[ast.cmpop], type[ast.cmpop]] = {
+    ast.Eq: ast.NotEq, ast.NotEq: ast.Eq, ast.Lt: ast.LtE, ast.LtE: ast.Lt, ast.Gt: ast.GtE, ast.GtE: ast.Gt,
+    ast.In: ast.NotIn, ast.NotIn: ast.In, ast.Is: ast.IsNot, ast.IsNot: ast.Is,
+}  # fmt: skip
+_OPERATORS: dict[type[ast.operator], type[ast.operator]] = {
+    ast.Add: ast.Sub, ast.Sub: ast.Add, ast.Mult: ast.Add, ast.FloorDiv: ast.Mult, ast.Div: ast.Mult,
+}  # fmt: skip
+_NAMES = {"min": "max", "max": "min", "any": "all", "all": "any"}
+_WORDS = {"sum": "max", "avg": "sum", "max": "min", "min": "max"}
+
+
+@dataclass(frozen=True)
+class SourceMutant:
+    """One change.
+
+    Attributes:
+        module: whose source.
+        node: which node of its tree, in the order of :func:`ast.walk`.
+        kind: what slipped.
+        where: the function, as ``Class.method``.
+        slip: the expression before and after, which names the change as long as the function keeps it.
+        line: its number.
+        edit: makes it, in place.
+    """
+
+    module: str
+    node: int
+    kind: str
+    where: str
+    slip: str
+    line: int
+    edit: Callable[[Any], None]
+
+    @property
+    def change(self) -> str:
+        """For people."""
+        return f"{self.where}, line {self.line}: {self.slip}"
+
+
+def source_mutants(module: str) -> list[SourceMutant]:
+    """Every change of the functions of ``module``."""
+    tree, found = _tree(module), []
+    spared = {id(inner) for node in ast.walk(tree) if _is_spared(node) for inner in ast.walk(node)}
+    places = dict(_places(tree, ""))
+    outer = {id(inner): node for node in ast.walk(tree) for inner in ast.iter_child_nodes(node)}
+    for index, node in enumerate(ast.walk(tree)):
+        if id(node) in places and id(node) not in spared:
+            for kind, edit in _edits(node):
+                line: int = node.lineno  # type: ignore[attr-defined] # expressions and statements have one
+                slip = _slip(node, outer[id(node)], edit)
+                found.append(SourceMutant(module, index, kind, places[id(node)], slip, line, edit))
+    return found
+
+
+def _places(tree: ast.AST, where: str) -> Iterator[tuple[int, str]]:
+    """Nodes in the bodies of functions, with the name of the function."""
+    for node in ast.iter_child_nodes(tree):
+        inner = f"{where}.{node.name}".lstrip(".") if isinstance(node, (ast.FunctionDef, ast.ClassDef)) else where
+        if isinstance(node, ast.FunctionDef):
+            for line in node.body:
+                yield from ((id(one), inner) for one in ast.walk(line))
+                yield from _places(line, inner)
+        yield from _places(node, inner)
+
+
+def _slip(node: ast.AST, outer: ast.AST, edit: Callable[[Any], None]) -> str:
+    """Before and after: of a condition, of the expression, or of what a name or number is part of."""
+    shown: Any = outer if isinstance(node, (ast.Constant, ast.Name)) and isinstance(outer, ast.expr) else node
+    position = list(ast.walk(shown)).index(node)
+    after = copy.deepcopy(shown)
+    edit(list(ast.walk(after))[position])
+    if isinstance(node, (ast.If, ast.IfExp)):
+        shown, after = shown.test, after.test
+    return f"{ast.unparse(shown)} -> {ast.unparse(after)}"
+
+
+def _tree(module: str) -> ast.Module:
+    return ast.parse(inspect.getsource(importlib.import_module(module)))
+
+
+def _is_spared(node: ast.AST) -> bool:
+    """Refusals, texts and annotations."""
+    if isinstance(node, ast.FunctionDef):
+        return node.name in _SPARED
+    if isinstance(node, ast.Assign):
+        return any(isinstance(one, ast.Name) and one.id == "msg" for one in node.targets)
+    if isinstance(node, ast.If):  # guards a refusal
+        return isinstance(node.body[-1], ast.Raise)
+    if isinstance(node, ast.keyword):
+        return node.arg == "strict"
+    return isinstance(node, (ast.Raise, ast.JoinedStr, ast.AnnAssign, ast.arguments))
+
+
+def _edits(node: ast.AST) -> Iterator[tuple[str, Callable[[Any], None]]]:  # a case per kind
+    if isinstance(node, ast.Compare) and type(node.ops[0]) in _COMPARISONS:
+        yield "comparison turned", lambda one: one.ops.__setitem__(0, _COMPARISONS[type(one.ops[0])]())
+    elif isinstance(node, ast.BinOp) and type(node.op) in _OPERATORS:
+        yield "another operation", lambda one: setattr(one, "op", _OPERATORS[type(one.op)]())
+    elif isinstance(node, ast.BoolOp):
+        yield "and for or", lambda one: setattr(one, "op", ast.Or() if isinstance(one.op, ast.And) else ast.And())
+    elif isinstance(node, (ast.If, ast.IfExp)) and not _is_turned(node.test):
+        yield "condition negated", lambda one: setattr(one, "test", ast.UnaryOp(ast.Not(), one.test))
+    elif isinstance(node, ast.Name) and node.id in _NAMES and isinstance(node.ctx, ast.Load):
+        yield "another function", lambda one: setattr(one, "id", _NAMES[one.id])
+    elif isinstance(node, ast.Constant):
+        if isinstance(node.value, bool):
+            yield "constant turned", lambda one: setattr(one, "value", not one.value)
+        elif isinstance(node.value, int):
+            yield "off by one", lambda one: setattr(one, "value", one.value + 1)
+        elif node.value in _WORDS:
+            yield "another reduction", lambda one: setattr(one, "value", _WORDS[one.value])
+
+
+def _is_turned(test: ast.expr) -> bool:
+    """A comparison of which the turned one is the negation."""
+    return isinstance(test, ast.Compare) and not isinstance(test.ops[0], (ast.Lt, ast.LtE, ast.Gt, ast.GtE))
+
+
+def applied(mutant: SourceMutant) -> bool:
+    """Give the module's functions the changed code; False where none of them changed."""
+    module, tree = importlib.import_module(mutant.module), _tree(mutant.module)
+    mutant.edit(list(ast.walk(tree))[mutant.node])
+    code = compile(ast.fix_missing_locations(tree), str(module.__file__), "exec")
+    fresh = ModuleType(module.__name__)
+    fresh.__dict__.update({"__file__": module.__file__})
+    exec(code, fresh.__dict__)  # noqa: S102 - our own source
+    changed = False
+    own = dict(_functions(module))
+    for name, function in _functions(fresh):
+        if name in own and own[name].__code__ != function.__code__ and _fits(own[name], function.__code__):
+            own[name].__code__, changed = function.__code__, True
+    transition.forget()
+    return changed
+
+
+def _fits(function: FunctionType, code: CodeType) -> bool:
+    return function.__code__.co_freevars == code.co_freevars
+
+
+def _functions(module: ModuleType) -> Iterator[tuple[str, FunctionType]]:
+    for name, held in vars(module).items():
+        value = getattr(held, "__wrapped__", held)  # of a cache, or of a context
+        if isinstance(value, FunctionType) and value.__module__ == module.__name__:
+            yield name, value
+        elif isinstance(value, type) and value.__module__ == module.__name__:
+            for member, one in vars(value).items():
+                inner = getattr(one, "fget", None) or getattr(one, "func", None) or getattr(one, "__func__", one)
+                if isinstance(inner, FunctionType):
+                    yield f"{name}.{member}", inner
+
+
+@dataclass(frozen=True)
+class Equivalent:
+    """One change.
+
+    Attributes:
+        module: below ``hyper_parallel.core``.
+        where: function, as ``Class.method``.
+        slip: the expression before and after.
+        reason: why nothing can notice it.
+    """
+
+    module: str
+    where: str
+    slip: str
+    reason: str
+
+
+def _of(module: str, where: str, reason: str, *slips: str) -> tuple[Equivalent, ...]:
+    return tuple(Equivalent(module, where, slip, reason) for slip in slips)
+
+
+_UNFUSED = "only speed: the call is made by the general closure instead of the fused one"
+_ASKED_AGAIN = "only speed: local_for, which is asked then, looks at both"
+
+EQUIVALENT: tuple[Equivalent, ...] = (
+    *_of("shard.binder", "Binder.bind", "only speed: names that are all known are renamed to themselves",
+         "kwargs.keys() <= self.parameters.keys() -> kwargs.keys() < self.parameters.keys()"),
+    *_of("shard.dispatch", "Dispatcher.binary.call", "only speed: dispatch makes the same key",
+         "of in loose -> of not in loose"),
+    *_of("shard.compiled", "compile_plan", _UNFUSED,
+         "fetch is _LOCAL or fetch is _same -> fetch is _LOCAL and fetch is _same",
+         "fetch is _LOCAL -> fetch is not _LOCAL"),
+    *_of("shard.compiled", "_fused", _UNFUSED,
+         "[True] -> [False]", "[True, False] -> [False, False]", "[True, False] -> [True, True]"),
+    *_of("shard.compiled", "_varying_fetch.enter", _ASKED_AGAIN,
+         "needs(local) and enabled() -> needs(local) or enabled()"),
+    *_of("shard.compiled", "_canonical", "only speed: constants are filled in at each call, as for several tensors",
+         "by_value or not scalars -> by_value and (not scalars)"),
+    *_of("shard.compiled", "_canonical", "only speed: arguments without containers are walked like those with",
+         "type(value) is Ref or not isinstance(value, (list, tuple)) -> "
+         "type(value) is Ref and (not isinstance(value, (list, tuple)))"),
+    *_of("shard.compiled", "_canonical.call", "only speed: numbers that the key holds are read from the call again",
+         "scalars and (not by_value) -> scalars or not by_value"),
+    *_of("dtensor.search", "search", "of two plans of one price the other is taken", "price < bound -> price <= bound"),
+    *_of("shard.strategy", "_never_empty", "one element does not divide by what cuts twice", "size > 0 -> size > 1"),
+    *_of("dtensor.redistribute", "_resumed", "only speed: a node is recorded that no gradient reaches",
+         "platform.needs_grad(grad) and platform.grad_enabled() -> "
+         "platform.needs_grad(grad) or platform.grad_enabled()"),
+)  # fmt: skip
+
+
+def reason_of(mutant: SourceMutant) -> str:
+    """Why ``mutant`` changes nothing, or nothing where no reason is known."""
+    module = mutant.module.removeprefix("hyper_parallel.core.")
+    key = (module, mutant.where, mutant.slip)
+    return next((one.reason for one in EQUIVALENT if (one.module, one.where, one.slip) == key), "")

@@ -1,0 +1,197 @@
+"""Scenarios of the dispatcher that no single call shows: keys, doors, plans that are kept, what is written and watched.
+
+Each is what one rank does; what it asserts holds on every rank. Those that notice most come first.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from functools import lru_cache, partial
+from typing import Any
+
+import numpy as np
+
+from hyper_parallel.platform.select import platform_named
+from hyper_parallel.verify.check import check_function
+from hyper_parallel.verify.ops.mutation.suite.costs import (
+    Prices,
+    choice_prices,
+    efforts,
+    plan_prices,
+    plans_come_in_time,
+)
+from hyper_parallel.verify.ops.mutation.suite.fixture import Stage
+from hyper_parallel.verify.ops.mutation.suite.gradients import (
+    gathered_values_send_gradients_straight_back,
+    gradients_are_differentiable,
+    kept_views_serve_until_written,
+    moves_are_recorded_and_forbidden,
+    plans_are_kept_and_bounded,
+    reductions_need_no_gradient,
+    views_of_a_framework_that_loses_writes,
+    what_gathers_is_known,
+)
+from hyper_parallel.verify.ops.mutation.suite.plan_cache import (
+    canonical_operators_by_name,
+    doors_of_python_operators,
+    dtypes_are_in_the_key_where_they_count,
+    failures_leave_no_plan,
+    keys_tell_values_apart,
+    locals_come_in_their_containers,
+    numbers_share_a_plan,
+    operands_are_counted_as_the_rule_names_them,
+    operands_stand_anywhere,
+    plans_are_bounded,
+    plans_are_found_again,
+    signatures,
+)
+from hyper_parallel.verify.ops.mutation.suite.results import (
+    constants_meet_distributed_tensors,
+    dispatch_is_skipped,
+    local_calls_that_differ,
+    outputs_that_only_the_call_tells,
+    pieces_that_are_dense_by_chance,
+    several_outputs,
+    the_operand_itself,
+    views_write_through_or_are_read_only,
+    whole_layouts_as_answers,
+    writes_return_what_is_written,
+)
+from hyper_parallel.verify.ops.mutation.suite.strategy_choice import (
+    axes_keep_their_order,
+    moves_have_prices,
+    options_are_compared,
+    rows_state_conditions,
+    writes_stay_where_they_are,
+)
+from hyper_parallel.verify.redistribution import first_wrong
+from hyper_parallel.verify.simulate import simulate
+
+__all__ = ["FUNCTIONS", "SCENARIOS", "SOURCES", "Check", "Function", "functions_noticed", "keep_costs"]
+
+Check = Callable[[], Iterator[str]]
+"""Yields what it noticed, and nothing or empty texts where everything held."""
+
+_PLATFORM = "torch"
+
+SCENARIOS: tuple[Callable[[Stage], None], ...] = (
+    operands_stand_anywhere, numbers_share_a_plan, local_calls_that_differ, several_outputs, keys_tell_values_apart,
+    plans_are_found_again, dtypes_are_in_the_key_where_they_count, failures_leave_no_plan, plans_are_bounded,
+    locals_come_in_their_containers, doors_of_python_operators, canonical_operators_by_name, signatures,
+    operands_are_counted_as_the_rule_names_them,
+    dispatch_is_skipped, constants_meet_distributed_tensors, outputs_that_only_the_call_tells, whole_layouts_as_answers,
+    writes_return_what_is_written, views_write_through_or_are_read_only, the_operand_itself,
+    moves_are_recorded_and_forbidden, kept_views_serve_until_written, gradients_are_differentiable,
+    gathered_values_send_gradients_straight_back, reductions_need_no_gradient, views_of_a_framework_that_loses_writes,
+    pieces_that_are_dense_by_chance, rows_state_conditions, axes_keep_their_order, writes_stay_where_they_are,
+    what_gathers_is_known, plans_are_kept_and_bounded,
+    moves_have_prices, options_are_compared,
+)  # fmt: skip
+
+
+@dataclass(frozen=True)
+class Function:
+    """A function of tensors.
+
+    Attributes:
+        name: for the report.
+        call: takes canonical operators, then the tensors.
+        shapes: of the tensors.
+    """
+
+    name: str
+    call: Callable[..., Any]
+    shapes: tuple[tuple[int, ...], ...]
+
+    def __call__(self, *tensors: Any) -> Any:
+        """On whatever tensors."""
+        return self.call(platform_named("torch").dispatcher.ops, *tensors)
+
+
+FUNCTIONS = (
+    Function("operators and numbers", lambda _, x, y: (2.0 * x - y / 3 + 1) * (x > 0), ((5, 3), (5, 3))),
+    Function("broadcast", lambda _, x, y: x * y - y, ((5, 3), (1, 3))),
+    Function("one tensor twice", lambda _, x: x * x + x.add(x, alpha=2), ((5, 3),)),
+    Function("matmul", lambda _, x, y: x @ y, ((5, 3), (3, 4))),
+    Function("linear", lambda ops, x, w, b: ops.linear(x, w, bias=b), ((5, 3), (4, 3), (4,))),
+    Function("layer_norm", lambda ops, x, w, b: ops.layer_norm(x, (3,), w, b), ((5, 3), (3,), (3,))),
+    Function("softmax and sums", lambda _, x: x.softmax(-1).sum(dim=1) + x.sum(1, keepdim=True).mean(), ((5, 4),)),
+    Function("cat and split", lambda ops, x, y: ops.cat([x, y, x], dim=0).split([4, 5], dim=0), ((3, 2), (3, 2))),
+    Function("views", lambda _, x: x.view(2, 3, 5).transpose(0, 2)[1:4, 0].reshape(-1), ((6, 5),)),
+    Function("in place", lambda _, x: (x * 1.0).mul_(2.0).add_(x), ((5, 3),)),
+    Function("extrema", lambda _, x: next(iter(x.max(dim=1))) + x.amax(0).sum(), ((5, 3),)),
+    Function("0-d operand", lambda _, x, y: x * y.sum(), ((5, 3), (4,))),
+    Function("where", lambda ops, x, y: ops.where(x > 0, x, y), ((5, 3), (5, 3))),
+)
+_FUNCTION_MESHES: tuple[tuple[tuple[int, ...], int], ...] = (((3,), 12), ((2, 2), 8))
+
+
+def functions_noticed() -> Iterator[str]:
+    """What differs on drawn placements, function by function; a function that is refused everywhere differs too."""
+    for mesh, limit in _FUNCTION_MESHES:
+        for seed, function in enumerate(FUNCTIONS):
+            arrays = [np.random.default_rng([seed, at]).standard_normal(one) for at, one in enumerate(function.shapes)]
+            found = check_function(function, arrays, mesh, platform="torch", limit=limit, seed=seed)
+            if not found.ok or found.rejected:
+                said = (*found.wrong, *found.rejected, "nothing was compared")[0]
+                yield f"{function.name} on {mesh}: {said}"
+
+
+_MESHES = ((2,), (3,))
+
+
+def _scenarios() -> Iterator[str]:
+    for mesh in _MESHES:
+        for scenario in SCENARIOS:
+            simulate(_on_stage, int(np.prod(mesh)), _PLATFORM, (scenario, mesh))
+    yield from ()
+
+
+def _on_stage(scenario: Callable[[Stage], None], mesh: tuple[int, ...]) -> None:
+    scenario(Stage(mesh))
+
+
+def _moves(*meshes: tuple[int, ...], targets: int | None = None) -> Iterator[str]:
+    for mesh in meshes:
+        yield first_wrong(_PLATFORM, mesh, targets=targets)
+
+
+def _prices(of: Callable[[], dict[str, Prices]]) -> Iterator[str]:
+    before = _kept(of)
+    for name, price in of().items():
+        if price != before[name]:
+            yield f"{name}: {price}, {before[name]} before"
+
+
+@lru_cache
+def _kept(of: Callable[[], dict[str, Prices]]) -> dict[str, Prices]:
+    """As they are before anything is changed."""
+    return of()
+
+
+_REDISTRIBUTION: tuple[Check, ...] = (
+    partial(_moves, (3,)), _scenarios, partial(_prices, plan_prices), partial(_moves, (2,), (4,)),
+    partial(_moves, (2, 3), (2, 2), targets=6), functions_noticed,
+)  # fmt: skip
+# Values hold whatever is sent, so prices notice most of what slips there.
+_SEARCH: tuple[Check, ...] = (
+    plans_come_in_time, partial(_prices, plan_prices), partial(_prices, efforts), *_REDISTRIBUTION,
+)  # fmt: skip
+_DISPATCH: tuple[Check, ...] = (_scenarios, partial(_prices, choice_prices), functions_noticed)
+
+SOURCES: dict[str, tuple[Check, ...]] = {
+    **{f"hyper_parallel.core.dtensor.{name}": _REDISTRIBUTION
+       for name in ("steps", "transition", "redistribute")},
+    "hyper_parallel.core.dtensor.cheapest_steps": _SEARCH,
+    **{f"hyper_parallel.core.shard.{name}": _DISPATCH
+       for name in ("dispatch", "compiled", "propagation", "binder", "strategy")},
+}  # fmt: skip
+"""Modules whose functions are changed, and what they are held against."""
+
+
+def keep_costs(checks: tuple[Check, ...]) -> None:
+    """Compute the costs that ``checks`` compare with, before anything is changed."""
+    for one in checks:
+        if isinstance(one, partial) and one.func is _prices:
+            _kept(*one.args)

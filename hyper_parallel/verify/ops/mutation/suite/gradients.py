@@ -1,0 +1,209 @@
+"""Scenarios of gradients and events: what is kept, sent, recorded and forbidden."""
+
+from __future__ import annotations
+
+import numpy as np
+
+from hyper_parallel.core.dtensor import transition
+from hyper_parallel.core.dtensor.events import module_scope, record_events, strict
+from hyper_parallel.core.dtensor.layout import Layout
+from hyper_parallel.core.dtensor.placements import Partial
+from hyper_parallel.core.dtensor.redistribute import gathered_view
+from hyper_parallel.core.dtensor.transition import dual, plan
+from hyper_parallel.core.shard.rule import Row, Strategies
+from hyper_parallel.errors import StrictModeError, UnsupportedOperatorError
+from hyper_parallel.verify.ops.claims import mesh_of
+from hyper_parallel.verify.ops.mutation.suite.fixture import S0, R, Stage, raises, values
+
+__all__ = [
+    "gathered_values_send_gradients_straight_back",
+    "gradients_are_differentiable",
+    "kept_views_serve_until_written",
+    "moves_are_recorded_and_forbidden",
+    "plans_are_kept_and_bounded",
+    "reductions_need_no_gradient",
+    "views_of_a_framework_that_loses_writes",
+    "what_gathers_is_known",
+]
+
+# -- gradients and events ----------------------------------------------------------------------------------------------
+
+
+def moves_are_recorded_and_forbidden(stage: Stage) -> None:
+    """An implicit move says operator, argument, phase and that nobody asked; strict() forbids it, and no other."""
+    array = values(4, 3)
+    whole = stage.entry(lambda x: x * 2, "x", lambda call: Strategies((Row((R,), (R,)),), (call["x"].shape,)))
+    x = stage.spread(array).requires_grad_()
+    for _ in range(2):
+        with record_events() as log:
+            out = stage.call(whole, x)
+            out.sum().backward()
+        said = [(one.op, one.argument, one.phase, one.implicit, one.collective) for one in log]
+        assert said == [("probe", "x", "forward", True, "all_gather")], said
+        with strict():
+            assert "probe" in raises(StrictModeError, lambda: stage.call(whole, x))
+            stage.call(whole, x.redistribute(placements=[R]))
+    for differentiated in (True, False):
+        with record_events() as log:
+            with module_scope("a.b"):
+                out = stage.call(whole, x if differentiated else x.detach())
+            if differentiated:
+                out.redistribute(placements=[S0]).sum().backward()
+        assert {(one.module, one.phase) for one in log} <= {("a.b", "forward"), ("", "backward"), ("a.b", "backward")}
+        assert [one.module for one in log if one.phase == "forward"] == ["a.b"]
+    with record_events() as log:
+        moved = x.redistribute(placements=[R])
+    assert [(one.op, one.implicit, one.phase) for one in log] == [("redistribute", False, "forward")]
+    (moved * stage.spread(array, S0)).sum().backward()  # the gradient is varying
+    assert len(log) == 1
+
+
+def kept_views_serve_until_written(stage: Stage) -> None:
+    """Consumers of one value share a collective in backward; after a write none sees the old value."""
+    array = values(6, 3)
+    entry = stage.entry(lambda x, w: x * w, "x, w", lambda call: Strategies(
+        (Row((S0, R), (S0,)),), (call["x"].shape,)
+    ))  # fmt: skip
+    x = stage.spread(array)
+    for steps in range(1, 4):
+        weight = stage.spread(values(3), R).requires_grad_()
+        with record_events() as log:
+            out = sum(stage.call(entry, x, weight).sum().reduce_partial() for _ in range(steps))
+            out.backward()
+        stage.same(weight.grad, array.sum(0) * steps)
+        assert [one.collective for one in log if one.phase == "backward"] == ["all_reduce"], log
+    weight = stage.spread(values(3), R).requires_grad_()
+    first = stage.call(entry, x, weight)
+    with stage.platform.no_grad():
+        assert not stage.platform.needs_grad(stage.call(entry, x, weight).to_local())
+        stage.call(stage.entry(lambda x: x.mul_(3.0), "x", in_place=True), weight)
+    stage.same(first, array * values(3))
+    second = stage.call(entry, x, weight)
+    stage.same(second, array * values(3) * 3)
+    second.sum().backward()
+    stage.same(weight.grad, array.sum(0))
+    learned = stage.spread(values(3), R).requires_grad_()
+    weight = stage.call(stage.entry(lambda x: x * 1.0, "x"), learned)
+    stage.call(entry, x, weight)
+    weight.to_local().mul_(3.0)  # behind the dispatcher's back
+    stage.call(entry, x, weight).sum().backward()
+    stage.same(learned.grad, 3 * array.sum(0))
+    weight = stage.spread(values(3), R).requires_grad_()
+    stage.call(entry, x, weight)  # nobody listens
+    with record_events() as log:
+        out = stage.call(entry, x, weight)
+    out.sum().backward()
+    assert log.collectives("backward") == ["all_reduce"], "who listened in forward hears of backward"
+    whole = stage.spread(np.arange(3), R)
+    stage.same(stage.call(entry, x, whole), array * np.arange(3))
+
+
+def gradients_are_differentiable(stage: Stage) -> None:
+    """A gradient that passed a redistribution can be differentiated again, and passes the same way."""
+    array = values(4, 3)
+    entry = stage.entry(lambda x: x**3, "x", lambda call: Strategies((Row((R,), (R,)),), (call["x"].shape,)))
+    x = stage.spread(array).requires_grad_()
+    stage.call(entry, x).sum().backward(create_graph=True)
+    first = x.grad
+    stage.same(first, 3 * array**2)
+    x.grad = None
+    first.sum().backward()
+    stage.same(x.grad, 6 * array)
+
+
+def gathered_values_send_gradients_straight_back(stage: Stage) -> None:
+    """A gathered value used by each rank in its own way: one collective reduces and scatters its gradient."""
+    array = values(6, 5)
+    entry = stage.entry(lambda x, w: x * w, "x, w", lambda call: Strategies(
+        (Row((S0, R), (S0,)),), (call["x"].shape,)
+    ))  # fmt: skip
+    x = stage.spread(array)
+    for written in (False, True):
+        for _ in range(2):
+            weight = stage.spread(values(5), S0).requires_grad_()
+            gathered = weight.redistribute(placements=[R])
+            if written:
+                gathered = gathered.mul_(1.0)
+            with record_events() as log:
+                stage.call(entry, x, gathered).sum().backward()
+            stage.same(weight.grad, array.sum(0))
+            straight = log.collectives("backward")
+            assert straight == (["all_reduce"] if written else ["reduce_scatter"]), straight
+    with stage.platform.no_grad():
+        assert not stage.platform.needs_grad(stage.call(entry, x, gathered).to_local())
+    steps = plan(Layout.place(stage.mesh, [S0], (5,)), Layout.place(stage.mesh, [R], (5,)))
+    whole = stage.plain(values(5))
+    assert gathered_view(stage.spread(values(5)).to_local(), whole, steps, (0,), stage.platform) is whole
+
+
+def plans_are_kept_and_bounded(stage: Stage) -> None:
+    """The same question has the same plan; beyond the most that are kept all go, and none before."""
+    held = [Layout.place(stage.mesh, [S0], (size,)) for size in range(3, 9)]
+    whole = [Layout.place(stage.mesh, [R], (size,)) for size in range(3, 9)]
+    sizes: list[int] = []
+    duals: list[int] = []
+    most = transition._MOST_KEPT  # noqa: SLF001 - made small; no collective, hence no other rank, meanwhile
+    transition._MOST_KEPT = 4  # noqa: SLF001 - as above
+    try:
+        transition.forget()
+        for one, other in zip(held, whole, strict=True):
+            found, gradient = plan(one, other), dual(one)
+            assert (plan(one, other), dual(one)) == (found, gradient)
+            assert plan(one, other) is found
+            assert found.adjoint is found.adjoint
+            assert found.cost(4) is found.cost(4)
+            sizes.append(len(transition._PLANS))  # noqa: SLF001 - as above
+        transition.forget()
+        for one in held:
+            dual(one)
+            duals.append(len(transition._DUALS))  # noqa: SLF001 - as above
+    finally:
+        transition._MOST_KEPT = most  # noqa: SLF001 - as above
+        transition.forget()
+    assert sizes == duals == [1, 2, 3, 4, 1, 2]
+
+
+def what_gathers_is_known(_: Stage) -> None:
+    """A gradient goes straight to the source if any axis along which it varies was gathered, and nothing is masked."""
+    mesh = mesh_of((2, 3))
+    whole, cut, largest = (Layout.place(mesh, one, (6, 5)) for one in ([R, R], [S0, R], [S0, Partial("max")]))
+    steps, masked = plan(cut, whole), plan(largest, whole)
+    assert [steps.gathers_along(axes) for axes in ((), (0,), (1,), (0, 1))] == [False, True, False, True]
+    assert [masked.gathers_along(axes) for axes in ((), (0,), (1,), (0, 1))] == [False] * 4
+    assert steps.is_trivial is masked.is_trivial is plan(whole, whole, (1,)).is_trivial is False
+    assert plan(whole, whole).is_trivial is plan(whole, whole).is_identity is True
+    average = Layout.place(mesh, [R, Partial("avg")], (6, 5))
+    assert [plan(one, whole).communicates for one in (average, cut, whole)] == [True, True, False]
+    assert not plan(whole, cut).communicates
+    line = mesh_of((1, 3))
+    alone = Layout.place(line, [R, R], (6, 5))
+    assert all(plan(Layout.place(line, [one, R], (6, 5)), alone).is_identity for one in (S0, Partial(), Partial("max")))
+    assert plan(alone, alone, (0,)).is_trivial
+
+
+def reductions_need_no_gradient(stage: Stage) -> None:
+    """What no gradient passes is reduced all the same where none is asked for, and refused where one is."""
+    size = stage.mesh.size()
+    for op, wanted in (("prod", 2.0**size), ("max", 2.0), ("sum", 2.0 * size)):
+        layout = Layout.place(stage.mesh, [Partial(op)], (3,))
+        pending = stage.platform.wrap(stage.plain(np.full(3, 2.0)), layout)
+        stage.same(pending.redistribute(placements=[R]), np.full(3, wanted))
+        assert not stage.platform.needs_grad(pending.redistribute(placements=[R]).to_local())
+        learned = stage.platform.wrap(stage.plain(np.full(3, 2.0)), layout).requires_grad_()
+        if op == "prod":
+            raises(UnsupportedOperatorError, lambda learned=learned: learned.redistribute(placements=[R]))  # type: ignore[misc] # a default
+        with stage.platform.no_grad():
+            stage.same(learned.redistribute(placements=[R]), np.full(3, wanted))
+
+
+def views_of_a_framework_that_loses_writes(stage: Stage) -> None:
+    """Where a framework's views lose what is written through them every view says so, and refuses."""
+    x = stage.spread(values(4, 3))
+    entry = stage.entry(lambda x: x.view(-1, 3), "x", rule={"view": True})
+    stage.platform.loses_writes_through_views = True  # no collective, hence no other rank, before it is gone again
+    try:
+        views = [stage.call(entry, x) for _ in range(2)]
+    finally:
+        del stage.platform.loses_writes_through_views
+    for one in views:
+        assert "this framework loses what is written" in str(one._readonly)  # noqa: SLF001 - the harness

@@ -1,0 +1,52 @@
+"""The suite that must notice mutants passes on the library as it is."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import pytest
+
+from hyper_parallel.core.dtensor.dtensor import DTensor
+from hyper_parallel.platform.select import use_platform
+from hyper_parallel.verify.ops.mutation.suite import checks, costs
+from hyper_parallel.verify.ops.mutation.suite.checks import FUNCTIONS, SCENARIOS, functions_noticed
+from hyper_parallel.verify.ops.mutation.suite.fixture import Stage
+from hyper_parallel.verify.simulate import simulate
+
+
+@pytest.mark.platforms("torch")
+@pytest.mark.filterwarnings("ignore:Using backward")
+@pytest.mark.parametrize("scenario", SCENARIOS)
+def test_the_dispatcher_as_it_is_passes(scenario):
+    """Each scenario holds on the library as it is: what a change is blamed for, the change did."""
+    simulate(lambda: scenario(Stage((3,))), 3, "torch")
+
+
+@pytest.mark.platforms("torch")
+def test_functions_hold_as_they_are(monkeypatch):
+    """Nothing is noticed where nothing was changed; a function that means something else on DTensors is."""
+    monkeypatch.setattr("hyper_parallel.verify.ops.mutation.suite.checks._FUNCTION_MESHES", (((2,), 4),))
+    assert list(functions_noticed()) == []
+    wrong = replace(FUNCTIONS[0], name="wrong", call=lambda _, x, y: x * 1 if isinstance(x, DTensor) else x * 2 + 0 * y)
+    monkeypatch.setattr("hyper_parallel.verify.ops.mutation.suite.checks.FUNCTIONS", (wrong,))
+    (said,) = functions_noticed()
+    assert said.startswith("wrong on (2,): rank 0: ")
+
+
+@pytest.mark.platforms("torch")
+@pytest.mark.filterwarnings("ignore:Using backward")
+def test_trials_say_nothing_of_the_library_as_it_is(monkeypatch):
+    """Changes of placement, scenarios and prices: each kind passes here, and a price that changes is told."""
+    assert list(checks._moves((2,), targets=2)) == [""]
+    monkeypatch.setattr(checks, "SCENARIOS", SCENARIOS[:1])
+    monkeypatch.setattr(checks, "_MESHES", ((2,),))
+    assert list(checks._scenarios()) == []
+    monkeypatch.setattr(costs, "_ON_TWO", ((2,),))
+    monkeypatch.setattr(costs, "_CALLS", costs._CALLS[4:5])
+    with use_platform("torch"):
+        for of in (costs.plan_prices, costs.efforts, costs.choice_prices):
+            assert all(any(price) for price in of().values())
+            assert list(checks._prices(of)) == []
+    changing = [{"softmax": (1, 2)}, {"softmax": (1, 3)}]
+    assert list(checks._prices(lambda: changing.pop(0))) == ["softmax: (1, 3), (1, 2) before"]
+    checks._kept.cache_clear()

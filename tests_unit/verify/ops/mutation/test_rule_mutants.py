@@ -1,0 +1,104 @@
+"""Slips in what ranks call and in what is reduced backward: each is noticed where it makes a difference."""
+
+from __future__ import annotations
+
+import pytest
+
+from hyper_parallel.core.dtensor.layout import Layout
+from hyper_parallel.core.dtensor.mesh import DeviceMesh
+from hyper_parallel.core.dtensor.placements import Partial, Replicate, Shard
+from hyper_parallel.core.shard import rules
+from hyper_parallel.core.shard.rule import LocalCall, OpCall, Operand, Row, Rule, Strategies
+from hyper_parallel.core.shard.sample import Sample, real
+from hyper_parallel.platform.select import use_platform
+from hyper_parallel.verify.ops.mutation import rule_runner
+from hyper_parallel.verify.ops.mutation.rule_mutants import mutants_of
+
+pytestmark = pytest.mark.platforms("torch")
+
+rules.load()
+R, S0, SUM = Replicate(), Shard(0), Partial("sum")
+
+
+def judged(found):
+    """What becomes of the mutants of a hunt."""
+    with use_platform("torch"):
+        verdicts = [found.judge(found.op, number, 0) for number in range(len(found.mutants))]
+    return {(one.kind, one.change): one.outcome for one in verdicts}
+
+
+def test_slips_behind_the_rule_are_noticed():
+    """Expand: a local call not adapted, off by one or the next rank's is killed, and a gradient reduced twice too."""
+    with use_platform("torch"):
+        found = rule_runner._Hunt("torch", "expand")
+    found.mutants = [one for one in found.mutants if one.adapter or one.claim]
+    assert judged(found) == {
+        ("adapter dropped", "the local call is the caller's own"): "killed",
+        ("adapter off by one", "the first whole number"): "killed",
+        ("adapter of the neighbour", "what the next rank calls"): "killed",
+        ("gradient not reduced", "of operand 0"): "equivalent",
+        ("gradient reduced twice", "of operand 0"): "killed",
+    }
+
+
+@pytest.mark.parametrize("args", [None, {"x": 1.5}])
+def test_an_adapter_that_changes_nothing_has_equivalent_mutants(monkeypatch, args):
+    """Without it, off by one or of the neighbour, every rank calls what it called before."""
+
+    def strategies(call):
+        rows = (Row((R,), (R,)), Row((S0,), (S0,)))
+        localize = lambda *_: None if args is None else LocalCall({}, None)  # noqa: E731 - short
+        return Strategies(rows, (call["x"].shape,), localize)
+
+    monkeypatch.setattr(rule_runner, "find_rule", lambda _: Rule("relu", "x", strategies))
+    monkeypatch.setattr(rule_runner, "samples_of", lambda _: (Sample((real("ab"),)),))
+    with use_platform("torch"):
+        found = rule_runner._Hunt("torch", "relu")
+    found.mutants = [one for one in found.mutants if one.adapter]
+    outcomes = judged(found)
+    assert len(outcomes) == 3
+    assert set(outcomes.values()) <= {"equivalent", "true"}
+    assert outcomes["adapter of the neighbour", "what the next rank calls"] == "equivalent"
+
+
+def call_of(*shapes):
+    """A call on operands of these shapes, each whole on two ranks."""
+    mesh = DeviceMesh._interned("cpu", (2,), (0, 1), ("x",), 0)
+    layouts = [Layout.place(mesh, [R], shape) for shape in shapes]
+    operands = tuple(Operand(name, layout) for name, layout in zip("xyz", layouts, strict=False))
+    return OpCall("f", mesh, operands, dict(zip("xyz", operands, strict=False)))
+
+
+def test_changes_keep_to_calls_that_they_fit():
+    """A changed row is put where the operands have its dims; elsewhere the rule's own answer stays."""
+    call, flat = call_of((4, 3)), call_of((4,))
+    answer = Strategies((Row((S0,), (S0,)),), ((4, 3),))
+    other = Strategies((Row((S0,), (S0,)),), ((4,),))
+    by = {(one.kind, one.change): one for one in mutants_of([(call, answer)], [()])}
+    shifted = by["dim of a result shifted", "Shard(0) -> Shard(0) becomes Shard(0) -> Shard(1)"]
+    assert shifted.answer(call, answer).rows == (Row((S0,), (Shard(1),)),)
+    assert shifted.answer(flat, other) is other
+    added = by["taken for linear", "Partial(sum) -> Partial(sum) is claimed"]
+    assert added.answer(call, answer).rows[-1] == Row((SUM,), (SUM,))
+    two = Strategies(answer.rows, ((4, 3), (4, 3)))
+    assert added.answer(call, two) is two
+    assert not any(kind.startswith("gradient") for kind, _ in by)
+
+
+def test_off_by_one_is_the_first_whole_number():
+    """Truth values are none, and arguments without one stay as they are."""
+    call = call_of((4, 3))
+    for args, changed in (
+        ({"keepdim": True, "dim": 1, "start": 2}, {"keepdim": True, "dim": 2, "start": 2}),
+        ({"size": (3, 5)}, {"size": (4, 5)}),
+        ({"size": [3, 5]}, {"size": [4, 5]}),
+        ({"value": 1.5, "names": ()}, {"value": 1.5, "names": ()}),
+        ({}, {}),
+    ):
+        answer = Strategies((Row((R,), (R,)),), ((4, 3),), lambda *_, args=args: LocalCall(args, None))
+        by = {one.kind: one for one in mutants_of([(call, answer)], [()])}
+        slipped = by["adapter off by one"].answer(call, answer)
+        assert slipped.localize(call, (), ()).args == changed
+        assert by["adapter dropped"].answer(call, answer).localize is None
+        bare = Strategies(answer.rows, answer.outputs)
+        assert by["adapter dropped"].answer(call, bare) is bare

@@ -1,0 +1,136 @@
+"""Changed rules: what is changed, what the sweep notices, and when a change is none."""
+
+import json
+
+import pytest
+
+from hyper_parallel.cli import main
+from hyper_parallel.core.dtensor.placements import Partial, Replicate, Shard
+from hyper_parallel.core.shard import rules
+from hyper_parallel.core.shard.rule import Row, Rule, Strategies
+from hyper_parallel.core.shard.sample import Sample, real
+from hyper_parallel.platform.select import use_platform
+from hyper_parallel.verify.ops import worker_pool
+from hyper_parallel.verify.ops.mutation import rule_runner
+from hyper_parallel.verify.ops.mutation.report import MutantResult, Score
+from hyper_parallel.verify.ops.mutation.rule_mutants import Mutant
+from hyper_parallel.verify.ops.mutation.rule_runner import judged
+
+rules.load()
+
+R, S0, SUM = Replicate(), Shard(0), Partial("sum")
+
+
+def hunt(strategies, monkeypatch, op="relu"):
+    """A hunt for mutants of `op` under a rule of one's own."""
+    monkeypatch.setattr(rule_runner, "find_rule", lambda _: Rule(op, "x", strategies))
+    monkeypatch.setattr(rule_runner, "samples_of", lambda _: (Sample((real("ab"),)),))
+    with use_platform("torch"):
+        return rule_runner._Hunt("torch", op)
+
+
+def claiming(*rows):
+    """A rule that claims `rows`."""
+    return lambda call: Strategies((Row((R,), (R,)), *rows), (call["x"].shape,))
+
+
+def verdicts(found):
+    """All verdicts of a hunt."""
+    with use_platform("torch"):
+        return [found.judge(f"{found.op}#{number}", number, 0) for number in range(len(found.mutants))]
+
+
+@pytest.mark.platforms("torch")
+def test_what_is_changed(monkeypatch):
+    """Every placement of a row slips in every way, and rows are added that are not there; changes have no twins."""
+    found = hunt(claiming(Row((S0,), (S0,))), monkeypatch)
+    changes = [(one.kind, one.change) for one in found.mutants]
+    assert ("dim of a result shifted", "Shard(0) -> Shard(0) becomes Shard(0) -> Shard(1)") in changes
+    assert ("dim of an operand shifted", "Shard(0) -> Shard(0) becomes Shard(1) -> Shard(0)") in changes
+    assert ("chunk taken for the whole", "Shard(0) -> Shard(0) becomes Shard(0) -> Replicate()") in changes
+    assert ("label dropped", "Shard(0) -> Shard(0) becomes Replicate() -> Shard(0)") in changes
+    assert ("reduction invented", "Replicate() -> Replicate() becomes Replicate() -> Partial(sum)") in changes
+    assert ("taken for linear", "Partial(sum) -> Partial(sum) is claimed") in changes
+    assert ("gradient reduced twice", "of operand 0") in changes
+    assert len(set(changes)) == len(changes)
+
+
+@pytest.mark.platforms("torch")
+def test_what_is_noticed_and_what_is_none(monkeypatch):
+    """Relu: whatever is false is killed; no gradient is pending with one operand, so dropping its reduction is none."""
+    found = verdicts(hunt(claiming(Row((S0,), (S0,))), monkeypatch))
+    by = {(one.kind, one.change): one for one in found}
+    outcomes = {one.outcome for one in found}
+    assert outcomes == {"killed", "equivalent", "true"}
+    assert by["taken for linear", "Partial(sum) -> Partial(sum) is claimed"].outcome == "killed"
+    none = by["gradient not reduced", "of operand 0"]
+    assert (none.outcome, none.detail) == ("equivalent", "all that it claims the rule claims too")
+    # Not claimed by this rule: nothing tells it from a rule that is right.
+    true = [one for one in found if one.outcome == "true"]
+    assert {one.change for one in true} == {
+        "Partial(max) -> Partial(max) is claimed", "Shard(1) -> Shard(1) is claimed",
+    }  # fmt: skip
+    assert all(one.detail.endswith("claims, and all hold") for one in true)
+
+
+@pytest.mark.platforms("torch")
+def test_mutants_of_a_wrong_rule_prove_nothing(monkeypatch):
+    """A rule that does not hold is broken; none of its mutants counts as killed."""
+    found = verdicts(hunt(claiming(Row((SUM,), (SUM,))), monkeypatch))
+    assert {one.outcome for one in found} == {"broken"}
+    score = Score("torch", 1, 0)
+    score.add(found[0])
+    assert not score.ok(0.0)
+
+
+@pytest.mark.platforms("torch")
+def test_a_condition_that_matters_only_on_other_sizes_is_no_equivalent(monkeypatch):
+    """What claims something new on any mesh or size of the full mode is not called equivalent."""
+    own = hunt(claiming(Row((S0,), (S0,), even=((0, 0),))), monkeypatch)
+    (mutant,) = [one for one in own.mutants if one.kind == "condition dropped"]
+    with use_platform("torch"):
+        assert not own._claims_nothing_new(mutant)
+        assert own._claims_nothing_new(Mutant("none", "at all", lambda _, answer: answer))
+
+
+def test_a_mutant_by_its_number(platform_name):
+    """The same number and seed are the same mutant; past the last one there is none."""
+    first, again = judged(platform_name, "softmax#0", 3), judged(platform_name, "softmax#0", 3)
+    assert first == again
+    assert first.outcome == "killed"
+    assert judged(platform_name, f"softmax#{first.generated}", 3).outcome == "none"
+    assert len({judged(platform_name, f"softmax#{number}", 3).change for number in range(3)}) > 1
+
+
+@pytest.mark.platforms("torch")
+@pytest.mark.parametrize("as_json", [False, True])
+def test_mutants_before_an_interrupt_are_reported(as_json, monkeypatch, capsys, tmp_path):
+    """Their verdicts are written, and it is said that the others were not run; status 130."""
+    path = tmp_path / "mutation.json"
+
+    def run_tasks(*_, **__):
+        yield MutantResult("add#0", "torch", "label dropped", "c", "survived", "killed", 3)
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(worker_pool, "run_tasks", run_tasks)
+    asked = ["--platform", "torch", "--op", "add", "--report", str(path), *(["--json"] if as_json else [])]
+    assert main(["verify", "mutants", *asked]) == 130
+    assert json.loads(path.read_text())["survivors"] == [
+        {"op": "add", "kind": "label dropped", "change": "c", "full": "killed"}
+    ]
+    said = capsys.readouterr().err
+    assert "survived    add: label dropped: c (full mode: killed)" in said
+    assert "interrupted; the other mutants were not run" in said
+
+
+def test_the_command(platform_name, tmp_path, capsys):
+    """It runs as many mutants of every operator as are asked for, and writes what the page reads."""
+    path = tmp_path / "reports" / "mutation.json"
+    asked = ["--op", "softmax", "matmul", "--each", "3", "--platform", platform_name, "--report", str(path)]
+    assert main(["verify", "mutants", *asked, "--wanted", "6"]) == 0
+    data = json.loads(path.read_text())
+    assert (data["mutants"], data["killed"], data["survivors"]) == (6, 6, [])
+    assert "6 killed, 0 survived, 0 equivalent, 0 true; score 100.00 %" in capsys.readouterr().out
+    assert main(["verify", "mutants", *asked, "--wanted", "7"]) == 1
+    assert main(["verify", "mutants", "--each", "0"]) == 2
+    assert "--each 0: at least 1" in capsys.readouterr().err

@@ -1,0 +1,103 @@
+"""Redistribution's own code changed in one place: what is changed, and that the check notices."""
+
+from __future__ import annotations
+
+import importlib
+import sys
+
+import pytest
+
+from hyper_parallel.verify.ops.mutation.source_mutants import EQUIVALENT, SourceMutant, applied, source_mutants
+from hyper_parallel.verify.ops.mutation.suite import checks
+
+MODULE = """
+from functools import cached_property
+LIMIT = 3
+def piece(n, ranks, rank, op="sum"):
+    if n < 0:
+        raise ValueError(f"{n} + 1")
+    msg = "avg" + str(n + 1)
+    return min(n, rank * -(-n // ranks)), op == "avg" and not msg
+class Step:
+    @cached_property
+    def size(self) -> "max":
+        return 7 if self else 8
+    def messages(self):
+        return list(zip([1], [2], strict=True))
+    @staticmethod
+    def word():
+        return "sum"
+    @property
+    def on(self):
+        return True
+    def __repr__(self):
+        return "a" + "b"
+"""
+
+
+@pytest.fixture
+def module(tmp_path, monkeypatch):
+    """A module of ours, as a file."""
+    (tmp_path / "changed_in_place.py").write_text(MODULE)
+    monkeypatch.syspath_prepend(str(tmp_path))
+    yield importlib.import_module("changed_in_place")
+    sys.modules.pop("changed_in_place")
+
+
+def test_what_is_changed(module):
+    """Expressions of functions slip; refusals, messages, texts, annotations and constants of the module do not."""
+    found = source_mutants(module.__name__)
+    kinds = [(one.kind, f"line {one.line}") for one in found]
+    assert sorted(kinds) == sorted([
+        ("another function", "line 8"), ("another operation", "line 8"), ("another operation", "line 8"),
+        ("comparison turned", "line 8"), ("another reduction", "line 8"), ("and for or", "line 8"),
+        ("condition negated", "line 12"), ("off by one", "line 12"), ("off by one", "line 12"),
+        ("off by one", "line 14"), ("off by one", "line 14"),
+        ("another reduction", "line 17"), ("constant turned", "line 20"),
+    ])  # fmt: skip
+    assert sorted({one.where for one in found}) == ["Step.messages", "Step.on", "Step.size", "Step.word", "piece"]
+    changes = {one.change for one in found}
+    assert {"piece, line 8: op == 'avg' -> op != 'avg'", "Step.size, line 12: self -> not self"} <= changes
+    assert "piece, line 8: min(n, rank * -(-n // ranks)) -> max(n, rank * -(-n // ranks))" in changes
+
+
+@pytest.mark.parametrize(
+    "kind, before, after",
+    [
+        ("another function", (1, False), (5, False)),
+        ("and for or", (1, False), (1, False)),
+        ("comparison turned", (1, False), (1, False)),
+    ],
+)
+def test_functions_run_the_changed_code(module, kind, before, after):
+    """Whoever holds the function runs it: it is the same object."""
+    held = module.piece
+    assert held(5, 5, 1) == before
+    (mutant,) = [one for one in source_mutants(module.__name__) if one.kind == kind]
+    assert applied(mutant)
+    assert module.piece is held
+    assert held(5, 5, 1) == after
+
+
+def test_methods_and_properties_run_it_too(module):
+    """Static methods, properties and cached ones are given the changed code; what changes nothing is told."""
+    step = module.Step()
+    for mutant in source_mutants(module.__name__):
+        if mutant.line in (12, 17, 20) and mutant.kind != "off by one":
+            assert applied(mutant)
+            got = {12: lambda: step.size, 17: step.word, 20: lambda: step.on}[mutant.line]()
+            assert got == {12: 8, 17: "max", 20: False}[mutant.line]
+    first = source_mutants(module.__name__)[0]
+    none = SourceMutant(first.module, first.node, "", "", "", 0, lambda _: None)
+    assert applied(none)  # back to what it was
+    assert step.on
+    assert not applied(none)
+
+
+def test_reasons_are_of_changes_that_there_are():
+    """An entry of the table of equivalent changes that matches none is stale; none stands there twice."""
+    keys = [(f"hyper_parallel.core.{one.module}", one.where, one.slip) for one in EQUIVALENT]
+    there = {(one.module, one.where, one.slip) for module in checks.SOURCES for one in source_mutants(module)}
+    assert [one for one in keys if one not in there] == []
+    assert len(set(keys)) == len(keys)
+    assert all(one.reason for one in EQUIVALENT)

@@ -1,0 +1,125 @@
+"""Mutants of the library's own code in forked processes."""
+
+from __future__ import annotations
+
+import importlib
+import json
+import os
+import signal
+import sys
+import time
+from dataclasses import replace
+
+import pytest
+
+from hyper_parallel.cli import main
+from hyper_parallel.core.dtensor.transition import plan
+from hyper_parallel.verify.ops.mutation import source_runner
+from hyper_parallel.verify.ops.mutation.source_mutants import EQUIVALENT, applied, source_mutants
+from hyper_parallel.verify.redistribution import first_wrong
+
+MODULE = """
+from functools import cached_property
+LIMIT = 3
+def piece(n, ranks, rank, op="sum"):
+    if n < 0:
+        raise ValueError(f"{n} + 1")
+    msg = "avg" + str(n + 1)
+    return min(n, rank * -(-n // ranks)), op == "avg" and not msg
+class Step:
+    @cached_property
+    def size(self) -> "max":
+        return 7 if self else 8
+    def messages(self):
+        return list(zip([1], [2], strict=True))
+    @staticmethod
+    def word():
+        return "sum"
+    @property
+    def on(self):
+        return True
+    def __repr__(self):
+        return "a" + "b"
+"""
+
+
+@pytest.fixture
+def module(tmp_path, monkeypatch):
+    """A module of ours, as a file."""
+    (tmp_path / "changed_in_place.py").write_text(MODULE)
+    monkeypatch.syspath_prepend(str(tmp_path))
+    yield importlib.import_module("changed_in_place")
+    sys.modules.pop("changed_in_place")
+
+
+@pytest.mark.platforms("torch")
+def test_slips_in_the_library_are_noticed(capsys, tmp_path):
+    """The command changes the library in children; this process is as it was, and what survived is listed."""
+    path = tmp_path / "sources.json"
+    own = ["core.shard.entry", "core.shard.op_plan"]
+    asked = ["verify", "mutants", "--source", *own, "--each", "2", "--seed", "1", "--floor", "0", "--report", str(path)]
+    assert main(asked) == 0
+    said = json.loads(path.read_text())
+    assert said["mutants"] == 4
+    assert said["killed"] + said["survived"] + said["equivalent"] == 4
+    assert said["killed"]
+    assert list(said["operators"]) == ["hyper_parallel.core.shard.entry", "hyper_parallel.core.shard.op_plan"]
+    assert first_wrong("torch", (2,), targets=2) == ""
+    assert callable(plan)
+    capsys.readouterr()
+    for wrong, text in (
+        (["--op", "relu"], "--source changes the library's own code, which has none"),
+        (["core.shard.rules"], "--source core.shard.rules: no module on trial; there are core.dtensor.steps, "),
+        (["--platform", "mindspore"], "both frameworks run the same code, which is tried on torch only"),
+    ):
+        assert main(["verify", "mutants", "--source", *wrong]) == 2
+        assert text in capsys.readouterr().err
+
+
+@pytest.mark.platforms("torch")
+def test_a_forked_change_stays_in_its_process():
+    """What notices is told from what does not, from the same code, from a death and from what does not end."""
+    mutant = next(one for one in source_mutants("hyper_parallel.core.shard.entry") if one.where == "Binder.bind")
+
+    def dies():
+        os.kill(os.getpid(), signal.SIGKILL)
+        yield ""
+
+    assert source_runner.noticed(mutant, (lambda: iter(["", "seen"]),)) == "seen"
+    assert source_runner.noticed(mutant, (lambda: iter([""]), lambda: iter(()))) == ""
+    assert source_runner.noticed(None, (lambda: iter(()),)) == ""
+    assert source_runner.noticed(replace(mutant, edit=lambda _: None), ()) == "the same code"
+    assert source_runner.noticed(mutant, (lambda: 1 / 0,)) == "ZeroDivisionError: division by zero"
+    assert source_runner.noticed(mutant, (dies,)) == "killed by SIGKILL"
+    assert not applied(replace(mutant, edit=lambda _: None)), "this process has the library as it is"
+
+
+@pytest.mark.platforms("torch")
+def test_what_does_not_end_is_ended(monkeypatch):
+    """A change that waits for ever costs its time; nothing noticed it, for a busy machine is as slow."""
+    monkeypatch.setattr(source_runner, "_SECONDS", 0.2)
+
+    def endless():
+        while True:
+            time.sleep(0.01)
+
+    assert source_runner.noticed(None, (endless,)) == "not finished"
+
+
+@pytest.mark.platforms("torch")
+def test_verdicts(monkeypatch):
+    """What is noticed is killed; the rest is equivalent with its reason, or survives, as does what had no time."""
+    module = "hyper_parallel.core.shard.entry"
+    reasoned = [one.slip for one in EQUIVALENT if one.module == "shard.binder"]
+    plain = next(one for one in source_mutants(module) if one.slip not in reasoned)
+    known = next(one for one in source_mutants(module) if one.slip in reasoned)
+    outcomes = [
+        source_runner._verdict("op", "torch", *one, 1).outcome
+        for one in ((plain, "seen"), (plain, ""), (known, ""), (plain, "the same code"), (known, "not finished"))
+    ]
+    assert outcomes == ["killed", "survived", "equivalent", "equivalent", "survived"]
+    monkeypatch.setattr(source_runner, "SOURCES", {module: (lambda: iter(["wrong already"]),)})
+    broken = source_runner.judged("torch", f"{module}#0", 0)
+    assert (broken.outcome, broken.detail) == ("broken", "wrong already")
+    assert source_runner.judged("torch", f"{module}#1", 0).outcome == "killed"
+    assert source_runner.judged("torch", f"{module}#10000", 0).outcome == "none"

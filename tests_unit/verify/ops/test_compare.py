@@ -1,0 +1,41 @@
+"""Whether an array is what it must be."""
+
+import numpy as np
+import pytest
+
+from hyper_parallel.verify.ops.compare import difference, in_single
+
+DIFFERENCES = [
+    (np.zeros(2), np.zeros(3), "has shape [2], should have [3]"),
+    (np.zeros(2, np.float32), np.zeros(2), "has dtype float32, should have float64"),
+    (np.array([1, 2]), np.array([1, 3]), "is 2 at [1], should be 3 (1 of 2 differ)"),
+    (np.array([1.0, np.nan]), np.array([1.0, 2.0]), "is nan at [1], should be 2.0 (1 of 2 differ)"),
+    (np.array([0.0]), np.array([-0.0]), None),
+    (np.array([np.nan, np.inf]), np.array([np.nan, np.inf]), None),
+    (np.array([1.0, np.inf]), np.array([1.0, -np.inf]), "is inf at [1], should be -inf (1 of 2 differ)"),
+]
+
+
+@pytest.mark.parametrize("found, wanted, text", DIFFERENCES)
+@pytest.mark.parametrize("exact", [True, False])
+def test_what_differs_is_said(found, wanted, text, exact):
+    """Shape, dtype and the worst element are named; zeros of either sign are equal, and so is what is no number."""
+    assert difference(found, wanted, exact=exact) == text
+
+
+def test_exact_means_to_the_bit():
+    """One unit in the last place passes under the bound and fails where the operator is exact."""
+    near = np.array([1.0 + 2**-52])
+    assert difference(near, np.array([1.0]), exact=False) is None
+    assert difference(near, np.array([1.0]), exact=True) is not None
+    assert difference(np.array([1.0 + 2**-40]), np.array([1.0]), exact=False) is not None
+
+
+def test_doubles_computed_in_single_precision():
+    """Rounded random numbers are told from doubles, from short fractions and from whole numbers."""
+    array = np.random.default_rng(0).standard_normal((5, 3))
+    rounded = array.astype(np.float32)
+    assert in_single([array, rounded.astype(np.float64)])
+    assert in_single([rounded.astype(np.complex128)])
+    for one in (array, rounded, np.arange(1e6), np.arange(64) / 64, 2.0 ** -np.arange(300), np.full(5, np.nan), None):
+        assert not in_single([one])

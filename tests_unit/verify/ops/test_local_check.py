@@ -1,0 +1,54 @@
+"""Claimed placements on plain tensors, and placements that hold and are not claimed."""
+
+from __future__ import annotations
+
+from types import SimpleNamespace
+
+import numpy as np
+import pytest
+
+from hyper_parallel.core.dtensor.placements import Partial, Replicate, Shard
+from hyper_parallel.core.shard import rules
+from hyper_parallel.verify.ops.local_check import _candidates
+from hyper_parallel.verify.ops.selection import Effort
+from hyper_parallel.verify.ops.sweep import sweep_operator
+
+rules.load()
+
+EFFORT = Effort(meshes=((2,),), choices=1, draws=1, public=False, reproducers=False, moved=0, missing=1)
+
+
+@pytest.mark.platforms("torch")
+@pytest.mark.parametrize(
+    "op, missing",
+    [
+        ("prod", ["Partial(prod) -> Partial(prod)", "Shard(0) -> Partial(prod)", "Shard(1) -> Partial(prod)"]),
+        ("slogdet", []),
+        ("hardshrink", ["Partial(max) -> Partial(max)", "Partial(min) -> Partial(min)"]),
+    ],
+)
+def test_true_rows_that_are_not_claimed_are_listed(op, missing):
+    """A product of all is the product of the ranks' products; what holds forward and not backward is not listed.
+
+    A function that never falls commutes with extrema.
+    """
+    found = sweep_operator("torch", op, EFFORT).missing
+    assert sorted(found) == [f"sample 0: {one}" for one in missing]
+
+
+@pytest.mark.platforms("torch")
+@pytest.mark.filterwarnings("ignore:torch.cholesky is deprecated")
+def test_what_cannot_be_differentiated_is_not_listed():
+    """Rows of cut matrices hold forward, while their gradient cannot be computed: the sweep goes on without them."""
+    report = sweep_operator("torch", "cholesky", EFFORT)
+    assert (report.outcome, report.crash) == ("ok", [])
+    assert not [one for one in report.missing if "Shard" in one]
+
+
+def test_one_placement_for_all_outputs():
+    """A dim that one output lacks is no dim to cut all of them along."""
+    outputs = [np.ones((2, 3)), np.ones(2)]
+    bench = SimpleNamespace(reference=SimpleNamespace(outputs=outputs))
+    places = {one for one, _ in _candidates(bench)}
+    assert {Replicate(), Shard(0), Partial("sum")} <= places
+    assert Shard(1) not in places

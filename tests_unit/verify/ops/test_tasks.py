@@ -1,0 +1,39 @@
+"""Tasks of a sweep: which operators share a worker, and how time is shared."""
+
+import json
+
+import pytest
+
+from hyper_parallel.cli import main, verify_ops
+from hyper_parallel.core.shard import rules
+from hyper_parallel.core.shard.rule import rule_names
+from hyper_parallel.verify.ops.selection import QUICK, Effort
+from hyper_parallel.verify.ops.sweep import sweep_operator
+from hyper_parallel.verify.ops.tasks import library_tasks
+
+rules.load()
+
+
+@pytest.mark.parametrize("platform", ["torch", "mindspore"])
+def test_all_operators_share_alike(platform):
+    """A full sweep has a task with a share per operator that runs on plain tensors; a quick one shares nothing."""
+    found = library_tasks(platform, rule_names(), Effort())
+    sharing = [task for task in found if task["share"]]
+    assert len({task["share"] for task in sharing}) == 1
+    assert all(len(task["ops"]) == 1 and task["effort"]["rule_level"] for task in sharing)
+    assert {op for task in found for op in task["ops"]} == set(rule_names())
+    assert not any(task["share"] for task in library_tasks(platform, rule_names(), QUICK))
+
+
+@pytest.mark.platforms("torch")
+def test_no_operator_is_left_out_for_lack_of_time(capsys, monkeypatch):
+    """Without any time to share every operator has the first sizes of each sample, on both levels, and no others."""
+    monkeypatch.setattr(verify_ops, "_SECONDS", 0.0)
+    named = ["softmax", "clone", "zero"]
+    assert main(["verify", "ops", "--op", *named, "--mesh", "2", "--platform", "torch", "--json"]) == 0
+    report = json.loads(capsys.readouterr().out)
+    assert {one["op"] for one in report["operators"]} == set(named)
+    for one in report["operators"]:
+        least = sweep_operator("torch", one["op"], Effort(meshes=((2,),), choices=1))
+        assert one["checks"] == least.checks > 0
+        assert one["rows"] == least.rows > 0

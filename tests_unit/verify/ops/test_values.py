@@ -1,0 +1,127 @@
+"""Samples made concrete: sizes for their letters, arrays for their operands."""
+
+import numpy as np
+import pytest
+
+from hyper_parallel.core.shard import rules
+from hyper_parallel.core.shard.rule import rule_names
+from hyper_parallel.core.shard.sample import (
+    Sample,
+    between,
+    complex_,
+    dtype,
+    exemption,
+    integers,
+    odd,
+    ordered,
+    real,
+    sample,
+    samples_of,
+    shuffled,
+    size,
+    truth,
+    whole,
+)
+from hyper_parallel.verify.ops.values import Slot, fill, size_choices
+
+rules.load()
+
+
+def filled(*args, sizes=None, integral=True, **kwargs):
+    """A sample with float64 values."""
+    return fill(Sample(args, kwargs), sizes or {}, "float64", 7, integral=integral, to_dtype=str.upper)
+
+
+def test_every_rule_brings_samples():
+    """A rule that nothing checks is a rule that nobody may trust; exemptions say why."""
+    assert [name for name in rule_names() if not samples_of(name) and not exemption(name)] == []
+
+
+def test_sizes_are_unequal_and_awkward():
+    """No two letters have the same size; size 1, even, uneven and small sizes all occur."""
+    choices = size_choices(Sample((real("abc"), size("ab"))), 12)
+    assert len(choices) == 12
+    assert all(len(set(one.values())) == 3 for one in choices)
+    seen = {value for one in choices for value in one.values()}
+    assert {1, 2, 3, 4, 5, 6} <= seen
+
+
+def test_a_sample_without_letters_has_one_choice():
+    """Nothing can be varied."""
+    assert size_choices(Sample((real(4, 3),)), 12) == [{}]
+
+
+@pytest.mark.parametrize("integral", [False, True])
+def test_tables_that_are_searched_ascend(integral):
+    """What is looked up in is ordered, as the operators ask for: on another order no two libraries agree."""
+    (table,) = filled(ordered("an"), sizes={"a": 4, "n": 5}, integral=integral).arrays
+    assert table.shape == (4, 5)
+    assert (np.diff(table, axis=1) >= 0).all()
+    looked_up = [one.args[op == "bucketize"] for op in ("bucketize", "searchsorted") for one in samples_of(op)]
+    assert {one.kind for one in looked_up} == {"ordered"}
+
+
+def test_letters_and_numbers_make_shapes_and_arguments():
+    """Letters mean the same in every operand; sizes multiply; dtypes become the framework's."""
+    one = filled(real("a1b", 2), (size("ab"), -1), sizes={"a": 5, "b": 3}, to=dtype("float32"))
+    assert one.args == (Slot(0), (15, -1))
+    assert one.kwargs == {"to": "FLOAT32"}
+    assert one.arrays[0].shape == (5, 1, 3, 2)
+    assert one.wanted == (True,)
+
+
+KINDS = [
+    (real("a"), "float64", lambda x: (x == x.round()).all() and abs(x).max() <= 4),
+    (between(0.3, 3.0, "a"), "float64", lambda x: set(x) <= {1.0, 2.0, 3.0}),
+    (odd("a"), "float64", lambda x: np.isnan(x).any() and np.isinf(x).any()),
+    (integers(-3, 2, "a"), "int64", lambda x: x.min() >= -3 and x.max() < 2),
+    (whole("a", "a"), "int64", lambda x: x.min() >= 0 and x.max() < 40),
+    (whole(3, "a"), "int64", lambda x: set(x) == {0, 1, 2}),
+    (shuffled("a", "a"), "int64", lambda x: sorted(x) == list(range(40))),
+    (truth("a"), "bool", lambda x: x.any() and not x.all()),
+    (complex_("a"), "complex128", lambda x: (x.imag != 0).any()),
+]
+
+
+@pytest.mark.parametrize("value, kind, holds", KINDS)
+def test_kinds_of_operands(value, kind, holds):
+    """Each kind is what it says, with small integers for numbers."""
+    (array,) = filled(value, sizes={"a": 40}).arrays
+    assert array.dtype == kind
+    assert holds(array)
+
+
+def test_no_integers_where_none_fit():
+    """A range without two integers has no integral form; real numbers are drawn from it."""
+    assert filled(between(0.1, 0.9, "a"), sizes={"a": 4}) is None
+    (array,) = filled(between(0.1, 0.9, "a"), sizes={"a": 4}, integral=False).arrays
+    assert ((array > 0.1) & (array < 0.9)).all()
+
+
+def test_shuffled_along_a_dim():
+    """No two indices along the dim are equal, in any line."""
+    (array,) = filled(shuffled(9, "a", 4, dim=1), sizes={"a": 6}).arrays
+    assert all(len(set(row)) == 4 for row in array)
+
+
+def test_fixed_operands_have_no_gradient():
+    """What the frameworks do not differentiate by is said in the sample."""
+    assert filled(real("a"), real("a").fixed, truth("a"), sizes={"a": 3}).wanted == (True, False, False)
+
+
+def test_operators_share_lines():
+    """One line adds the call to each operator that it names."""
+    sample("first_of_this_test second_of_this_test", real("a"), 2)
+    assert samples_of("first_of_this_test") == samples_of("second_of_this_test") == (Sample((real("a"), 2)),)
+
+
+def test_indices_that_are_too_many_to_be_unequal():
+    """They are refused with a sentence, and no library sample asks for such, whatever its sizes."""
+    with pytest.raises(ValueError, match="no two are equal") as caught:
+        filled(shuffled(6, "a2"), sizes={"a": 8})
+    assert str(caught.value) == "8 indices along dim 0, of which no two are equal, are not below 6"
+    for op in rule_names():
+        for one in samples_of(op):
+            if "shuffled" in repr(one):
+                for sizes in size_choices(one, 60):
+                    fill(one, sizes, "float64", 7, integral=True, to_dtype=str)
