@@ -110,7 +110,7 @@ def test_what_does_not_end_is_ended(monkeypatch):
 def test_verdicts(monkeypatch):
     """What is noticed is killed; the rest is equivalent with its reason, or survives, as does what had no time."""
     module = "hyper_parallel.core.shard.entry"
-    reasoned = [one.slip for one in EQUIVALENT if one.module == "shard.binder"]
+    reasoned = [one.slip for one in EQUIVALENT if one.module == module]
     plain = next(one for one in source_mutants(module) if one.slip not in reasoned)
     known = next(one for one in source_mutants(module) if one.slip in reasoned)
     outcomes = [

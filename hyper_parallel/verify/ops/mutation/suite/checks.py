@@ -181,12 +181,16 @@ _SEARCH: tuple[Check, ...] = (
 _DISPATCH: tuple[Check, ...] = (_scenarios, partial(_prices, choice_prices), functions_noticed)
 
 SOURCES: dict[str, tuple[Check, ...]] = {
-    **{f"hyper_parallel.core.dtensor.{name}": _REDISTRIBUTION
-       for name in ("steps", "transition", "redistribute")},
+    "hyper_parallel.core.dtensor.steps": _REDISTRIBUTION,
+    "hyper_parallel.core.dtensor.transition": _REDISTRIBUTION,
+    "hyper_parallel.core.dtensor.redistribute": _REDISTRIBUTION,
     "hyper_parallel.core.dtensor.cheapest_steps": _SEARCH,
-    **{f"hyper_parallel.core.shard.{name}": _DISPATCH
-       for name in ("dispatch", "compiled", "propagation", "binder", "strategy")},
-}  # fmt: skip
+    "hyper_parallel.core.shard.dispatch": _DISPATCH,
+    "hyper_parallel.core.shard.executor": _DISPATCH,
+    "hyper_parallel.core.shard.op_plan": _DISPATCH,
+    "hyper_parallel.core.shard.entry": _DISPATCH,
+    "hyper_parallel.core.shard.strategy": _DISPATCH,
+}
 """Modules whose functions are changed, and what they are held against."""
 
 
