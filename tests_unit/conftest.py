@@ -38,7 +38,7 @@ def _forget_plans():
     from hyper_parallel.core.dtensor import transition
     from hyper_parallel.core.shard.entry import OpEntry
 
-    transition.forget()
+    transition.forget_transitions()
     for one in gc.get_objects():
         if type(one) is OpEntry:
             one.cache.clear()

@@ -54,6 +54,7 @@ ARROWS = {
     "verify": BASE | CORE | {"transport.c10d", "transport.mindspore", ""},
     "cli": BASE | CORE | {"verify", ""},
     "pytest_plugin": {"errors", "platform", "transport", "verify", ""},
+    "__main__": {"cli"},
     "": BASE | CORE | {"verify"},  # hyper_parallel/__init__.py: public names, lazily
 }
 EAGER_AT_TOP = {"_lazy", "errors", ""}

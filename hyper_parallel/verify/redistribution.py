@@ -16,7 +16,7 @@ from hyper_parallel.core.dtensor.dtensor import DTensor
 from hyper_parallel.core.dtensor.layout import Layout
 from hyper_parallel.core.dtensor.mesh import DeviceMesh
 from hyper_parallel.core.dtensor.placements import Placement
-from hyper_parallel.core.dtensor.transition import Plan, plan
+from hyper_parallel.core.dtensor.transition import Transition, plan_transition
 from hyper_parallel.errors import LayoutError, RankFailedError, ShardMismatchError
 from hyper_parallel.verify.check import all_placements, check_function
 
@@ -162,7 +162,7 @@ def _counted(report: RedistributionReport, source: tuple[Placement, ...], target
     held, asked = (Layout.place(mesh, places, report.shape) for places in (source, target))
     what = f"{list(source)} -> {list(target)}"
     try:
-        steps = plan(held, asked)
+        steps = plan_transition(held, asked)
     except LayoutError as error:
         report.refused.append(f"{what}: {error}")
         return False
@@ -182,7 +182,7 @@ def _names(mesh: tuple[int, ...]) -> tuple[str, ...]:
     return tuple(f"m{axis}" for axis in range(len(mesh)))
 
 
-def _received(steps: Plan) -> int:
+def _received(steps: Transition) -> int:
     return sum(step.received_at(at) for step in steps.steps for at in coordinates(steps.source.mesh))
 
 

@@ -151,7 +151,7 @@ def recorded(reports: Path) -> Iterator[Timing]:
 
 
 def _hyper(*words: str) -> list[str]:
-    return python_command("hyper_parallel.cli", *words)
+    return python_command("hyper_parallel", *words)
 
 
 def _run(command: Sequence[str], folder: str | None = None) -> tuple[float, str, subprocess.CompletedProcess[str]]:

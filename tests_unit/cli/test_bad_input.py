@@ -132,7 +132,7 @@ def test_ctrl_c_leaves_no_process(launch, tmp_path):
     (tmp_path / "torch_case.py").write_text((USER / "torch_case.py").read_text())
     (tmp_path / "endless_case.py").write_text(ENDLESS)
     mark = uuid.uuid4().hex
-    command = [sys.executable, "-m", "hyper_parallel.cli", "verify", "model", "endless_case:endless",
+    command = [sys.executable, "-m", "hyper_parallel", "verify", "model", "endless_case:endless",
                "--plan", "endless_case:plan", "--mesh", "2", "--platform", "torch", "--steps", "1000000",
                "--launch", launch, "--html", "page.html"]  # fmt: skip
     environment = {**os.environ, "PYTHONPATH": os.pathsep.join(filter(None, sys.path)), "HP_TEST_MARK": mark}

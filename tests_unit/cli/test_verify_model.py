@@ -309,7 +309,7 @@ def test_interrupt_of_a_real_run(tmp_path):
     """SIGINT in the middle of training ends the command soon, with status 130 and one line."""
     (tmp_path / "torch_case.py").write_text((USER / "torch_case.py").read_text())
     (tmp_path / "endless_case.py").write_text(ENDLESS.format(file="torch_case"))
-    command = [sys.executable, "-m", "hyper_parallel.cli", "verify", "model", "endless_case:endless",
+    command = [sys.executable, "-m", "hyper_parallel", "verify", "model", "endless_case:endless",
                "--plan", "endless_case:plan", "--mesh", "3", "--platform", "torch", "--steps", "1000000"]  # fmt: skip
     environment = {**os.environ, "PYTHONPATH": os.pathsep.join(filter(None, sys.path))}
     process = subprocess.Popen(command, cwd=tmp_path, env=environment, stderr=subprocess.PIPE, text=True)

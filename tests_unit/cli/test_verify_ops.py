@@ -234,7 +234,7 @@ def test_ctrl_c_leaves_a_partial_report(tmp_path):
     """What was finished is reported, and that the rest was not; no process is left."""
     (tmp_path / "user.py").write_text(ENDLESS)
     path = tmp_path / "report.txt"
-    command = [sys.executable, "-m", "hyper_parallel.cli", "verify", "ops", "user.py", "--platform", "torch",
+    command = [sys.executable, "-m", "hyper_parallel", "verify", "ops", "user.py", "--platform", "torch",
                "--mesh", "2", "--report", str(path)]  # fmt: skip
     environment = {**os.environ, "PYTHONPATH": os.pathsep.join(filter(None, sys.path))}
     process = subprocess.Popen(command, cwd=tmp_path, env=environment, stderr=subprocess.PIPE, text=True)

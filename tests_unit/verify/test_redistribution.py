@@ -99,7 +99,7 @@ def test_what_fails_is_told_and_the_rest_goes_on(monkeypatch):
         raise LayoutError("no way")
 
     with monkeypatch.context() as patch:
-        patch.setattr(redistribution, "plan", refusing)
+        patch.setattr(redistribution, "plan_transition", refusing)
         report = verify_redistribution("torch", (2,), (4,))
     assert report.transitions == 0
     assert "[Shard(0)] -> [Replicate()]: no way" in report.refused

@@ -20,20 +20,20 @@ if TYPE_CHECKING:
     from hyper_parallel.core.dtensor.mesh import DeviceMesh
 
 __all__ = [
+    "BoxTransfer",
     "Coordinate",
-    "Piece",
-    "Route",
-    "anchor",
-    "cells_of",
+    "ReducedBox",
+    "box_edges",
+    "box_grid",
+    "box_transfers",
     "contains",
     "coordinates",
-    "cuts",
-    "grid_of",
+    "count_intersections",
     "intersect",
     "members",
-    "met",
-    "reduction_pieces",
-    "routes",
+    "reduced_boxes",
+    "slice_origin",
+    "split_at_edges",
     "volume",
 ]
 
@@ -41,7 +41,7 @@ Coordinate = tuple[int, ...]
 Interval = tuple[int, int]
 
 
-class Route(NamedTuple):
+class BoxTransfer(NamedTuple):
     """``box`` travels from member ``sender`` to member ``receiver`` of a slice of the mesh."""
 
     box: Box
@@ -49,7 +49,7 @@ class Route(NamedTuple):
     receiver: int
 
 
-class Piece(NamedTuple):
+class ReducedBox(NamedTuple):
     """``box`` is reduced on member ``owner`` and wanted by the members ``wanted``; ``group`` is who holds summands."""
 
     box: Box
@@ -89,7 +89,7 @@ def members(mesh: DeviceMesh, axes: Sequence[int], at: Coordinate) -> list[Coord
     return found
 
 
-def cuts(boxes: Iterable[Box], ndim: int) -> list[list[int]]:
+def box_edges(boxes: Iterable[Box], ndim: int) -> list[list[int]]:
     """Per dim the sorted edges of ``boxes``."""
     edges: list[set[int]] = [set() for _ in range(ndim)]
     for box in boxes:
@@ -98,7 +98,7 @@ def cuts(boxes: Iterable[Box], ndim: int) -> list[list[int]]:
     return [sorted(one) for one in edges]
 
 
-def cells_of(box: Box, edges: Sequence[Sequence[int]]) -> list[list[Interval]]:
+def split_at_edges(box: Box, edges: Sequence[Sequence[int]]) -> list[list[Interval]]:
     """Per dim the non-empty intervals into which ``edges`` cut ``box``."""
     return [
         [(a, b) for a, b in itertools.pairwise([start, *(e for e in one if start < e < stop), stop]) if a < b]
@@ -106,12 +106,14 @@ def cells_of(box: Box, edges: Sequence[Sequence[int]]) -> list[list[Interval]]:
     ]
 
 
-def anchor(at: Coordinate, slice_axes: Sequence[int]) -> Coordinate:
+def slice_origin(at: Coordinate, slice_axes: Sequence[int]) -> Coordinate:
     """First position of the slice of the mesh along ``slice_axes`` that ``at`` lies in."""
     return tuple(0 if axis in slice_axes else step for axis, step in enumerate(at))
 
 
-def routes(source: Layout, target: Layout, slice_axes: tuple[int, ...], first: Coordinate) -> tuple[Route, ...]:
+def box_transfers(
+    source: Layout, target: Layout, slice_axes: tuple[int, ...], first: Coordinate
+) -> tuple[BoxTransfer, ...]:
     """What every member of the slice of the mesh that starts at ``first`` must receive, and from whom.
 
     A part that the receiver holds itself does not travel. Of several holders the one that shares most coordinates with
@@ -122,24 +124,24 @@ def routes(source: Layout, target: Layout, slice_axes: tuple[int, ...], first: C
     holders: dict[Box, list[int]] = {}
     for index, box in enumerate(held):
         holders.setdefault(box, []).append(index)
-    edges = cuts(held, source.ndim)
-    grid = grid_of(held, source.ndim)
+    edges = box_edges(held, source.ndim)
+    grid = box_grid(held, source.ndim)
     found = []
     for receiver, position in enumerate(at):
-        for cell in itertools.product(*cells_of(target.box_at(position), edges)):
+        for cell in itertools.product(*split_at_edges(target.box_at(position), edges)):
             if not contains(held[receiver], cell):
                 owner = tuple(map(_around, grid, cell))
-                found.append(Route(cell, _nearest(holders[owner], receiver, at), receiver))
+                found.append(BoxTransfer(cell, _nearest(holders[owner], receiver, at), receiver))
     return tuple(found)
 
 
-def grid_of(boxes: Iterable[Box], ndim: int) -> list[list[Interval]]:
+def box_grid(boxes: Iterable[Box], ndim: int) -> list[list[Interval]]:
     """Per dim the intervals, in order, of boxes that form a grid; of those with elements."""
     filled = {box for box in boxes if volume(box)}
     return [sorted({box[dim] for box in filled}) for dim in range(ndim)]
 
 
-def met(box: Box, grid: Sequence[Sequence[Interval]]) -> int:
+def count_intersections(box: Box, grid: Sequence[Sequence[Interval]]) -> int:
     """How many boxes of a grid have a part in common with ``box``."""
     found = 1
     for (start, stop), intervals in zip(box, grid, strict=True):
@@ -162,9 +164,9 @@ def _nearest(candidates: Sequence[int], receiver: int, at: Sequence[Coordinate])
     return min(candidates, key=distance)
 
 
-def reduction_pieces(
+def reduced_boxes(
     source: Layout, target: Layout, slice_axes: tuple[int, ...], reduced: tuple[int, ...], first: Coordinate
-) -> tuple[Piece, ...]:
+) -> tuple[ReducedBox, ...]:
     """Who reduces which part when the summands along ``reduced`` become ``target`` in the fewest transmissions.
 
     A part with ``k`` summands wanted by ``d`` ranks costs ``(k - 1) + (d - 1)`` transmissions if a rank that holds a
@@ -174,34 +176,34 @@ def reduction_pieces(
     at = members(mesh, slice_axes, first)
     index_of = {position: index for index, position in enumerate(at)}
     # Groups are known by their first member: of thousands of ranks, each group is listed once.
-    firsts = [anchor(one, reduced) for one in at]
+    firsts = [slice_origin(one, reduced) for one in at]
     group_of = {one: tuple(index_of[member] for member in members(mesh, reduced, one)) for one in dict.fromkeys(firsts)}
     held = [source.box_at(one) for one in at]
     wanted_boxes = [target.box_at(one) for one in at]
-    edges = cuts([*held, *wanted_boxes], source.ndim)
+    edges = box_edges([*held, *wanted_boxes], source.ndim)
     wanted: dict[Box, list[int]] = {}
     for index, box in enumerate(wanted_boxes):
-        for cell in itertools.product(*cells_of(box, edges)):
+        for cell in itertools.product(*split_at_edges(box, edges)):
             wanted.setdefault(cell, []).append(index)
     groups: dict[Box, list[tuple[int, ...]]] = {}
     for box, group in dict.fromkeys((box, group_of[one]) for box, one in zip(held, firsts, strict=True)):
-        for cell in itertools.product(*cells_of(box, edges)):
+        for cell in itertools.product(*split_at_edges(box, edges)):
             groups.setdefault(cell, []).append(group)
     cells = sorted(wanted.keys() & groups.keys())
     return tuple(piece for cell in cells for piece in _shared(cell, sorted(groups[cell]), tuple(wanted[cell])))
 
 
-def _shared(cell: Box, groups: Sequence[tuple[int, ...]], wanted: tuple[int, ...]) -> Iterator[Piece]:
+def _shared(cell: Box, groups: Sequence[tuple[int, ...]], wanted: tuple[int, ...]) -> Iterator[ReducedBox]:
     """Cut ``cell`` along its longest dim so that every rank fit to reduce it gets an even part."""
     fit = [(rank, group) for group in groups for rank in group if rank in wanted]
     fit = fit or [(rank, group) for group in groups for rank in group]
     dim = max(range(len(cell)), key=lambda d: cell[d][1] - cell[d][0], default=None)
     if dim is None:
-        yield Piece(cell, fit[0][0], fit[0][1], wanted)
+        yield ReducedBox(cell, fit[0][0], fit[0][1], wanted)
         return
     start, stop = cell[dim]
     for part, (owner, group) in enumerate(fit):
         low, high = chunk_bounds(stop - start, len(fit), part)
         if low < high:
             box = (*cell[:dim], (start + low, start + high), *cell[dim + 1 :])
-            yield Piece(box, owner, group, wanted)
+            yield ReducedBox(box, owner, group, wanted)

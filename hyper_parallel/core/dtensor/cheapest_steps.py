@@ -21,7 +21,7 @@ from hyper_parallel.core.dtensor.steps import AllGather, AllReduce, AllToAll, Re
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator
 
-__all__ = ["Cost", "cost_of", "search"]
+__all__ = ["Cost", "cheapest_steps", "cost_of"]
 
 # Only the ratios matter. Latency is set low on purpose: a message counts as much as ten bytes and the start of a
 # collective as twenty, so bytes decide and the rest settles near-ties. Layouts know no dtype, so plans are chosen for
@@ -66,7 +66,7 @@ def cost_of(steps: Iterable[Step], itemsize: int) -> Cost:
     )
 
 
-def search(source: Layout, target: Layout) -> tuple[Step, ...]:
+def cheapest_steps(source: Layout, target: Layout) -> tuple[Step, ...]:
     """Cheapest steps; partial axes of ``target`` are partial in ``source`` too, all others that are owe a sum."""
     if source is target:
         return ()

@@ -7,9 +7,9 @@ import threading
 from functools import lru_cache
 from typing import TYPE_CHECKING, Any, NamedTuple
 
-from hyper_parallel.core.dtensor.boxes import Route, cells_of, contains, cuts, volume
+from hyper_parallel.core.dtensor.boxes import BoxTransfer, box_edges, contains, split_at_edges, volume
 from hyper_parallel.core.dtensor.dtensor import DTensor
-from hyper_parallel.core.dtensor.exchange import nest, pack, unpack
+from hyper_parallel.core.dtensor.exchange import assemble, pack, unpack
 from hyper_parallel.core.dtensor.layout import Layout
 from hyper_parallel.core.dtensor.steps import empty_like, narrow_box, sizes_of
 from hyper_parallel.errors import MeshMismatchError, NotPlainError, ShardMismatchError
@@ -98,17 +98,17 @@ def _build(base: Any) -> Any:
 
 
 @lru_cache(maxsize=1024)
-def _routes(source: Layout, target: Layout) -> tuple[Route, ...]:
+def _routes(source: Layout, target: Layout) -> tuple[BoxTransfer, ...]:
     """Every box that travels, by places in the sorted ranks; what a receiver holds itself does not."""
     ranks = sorted(source.mesh.ranks)
     held = [source.local_box(rank) for rank in ranks]
-    edges = cuts(held, source.ndim)
+    edges = box_edges(held, source.ndim)
     found = []
     for receiver, rank in enumerate(ranks):
-        for cell in itertools.product(*cells_of(target.local_box(rank), edges)):
+        for cell in itertools.product(*split_at_edges(target.local_box(rank), edges)):
             if not contains(held[receiver], cell):
                 holders = [place for place, box in enumerate(held) if contains(box, cell)]
-                found.append(Route(cell, holders[receiver % len(holders)], receiver))
+                found.append(BoxTransfer(cell, holders[receiver % len(holders)], receiver))
     return tuple(found)
 
 
@@ -131,8 +131,8 @@ def _exchange(local: Any, move: _Move) -> Any:
         parts.update(unpack(boxes, buffer, platform))
     if not parts:
         return platform.copy(narrow_box(local, box, wanted, platform))
-    cells = cells_of(wanted, cuts([source.local_box(rank) for rank in ranks], len(wanted)))
+    cells = split_at_edges(wanted, box_edges([source.local_box(rank) for rank in ranks], len(wanted)))
     for cell in itertools.product(*cells):
         if cell not in parts:
             parts[cell] = narrow_box(local, box, cell, platform)
-    return nest(parts, cells, platform)
+    return assemble(parts, cells, platform)

@@ -13,8 +13,8 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 from hyper_parallel.core.dtensor.events import module_path, watching
 from hyper_parallel.core.dtensor.layout import Layout
-from hyper_parallel.core.dtensor.redistribute import redistribute, reduced_gradient
-from hyper_parallel.core.dtensor.transition import dual, plan
+from hyper_parallel.core.dtensor.redistribute import redistribute, reduce_deferred
+from hyper_parallel.core.dtensor.transition import dual, plan_transition
 from hyper_parallel.errors import LayoutError
 
 if TYPE_CHECKING:
@@ -24,12 +24,21 @@ if TYPE_CHECKING:
     from hyper_parallel.core.dtensor.events import Cause, Occurrence
     from hyper_parallel.platform.contract.platform import Platform
 
-__all__ = ["Pending", "defer_grad_reduce", "drop_pending", "hold", "joined", "keeper", "pending_of", "refuse_step"]
+__all__ = [
+    "DeferredGradient",
+    "add_deferred",
+    "attach_deferred",
+    "defer_grad_reduce",
+    "deferral_hook",
+    "deferred_of",
+    "drop_deferred",
+    "refuse_partial_step",
+]
 
 _PENDING = "_hyper_parallel_pending"
 
 
-class Pending(NamedTuple):
+class DeferredGradient(NamedTuple):
     """What a leaf's gradient still owes.
 
     Attributes:
@@ -58,10 +67,12 @@ class _Block:
     def reduce(self) -> None:
         """One reduction per leaf, and its gradient is the true one."""
         for local, layout, platform in self.left.values():
-            held = pending_of(local)
+            held = deferred_of(local)
             if held is not None:
-                reduced = reduced_gradient(held.summand, plan(held.layout, layout), platform, held.cause, held.module)
-                drop_pending(local)
+                reduced = reduce_deferred(
+                    held.summand, plan_transition(held.layout, layout), platform, held.cause, held.module
+                )
+                drop_deferred(local)
                 platform.accumulate_grad(local, reduced)
 
 
@@ -97,24 +108,24 @@ def defer_grad_reduce() -> Iterator[None]:
     block.reduce()
 
 
-def pending_of(local: Any) -> Pending | None:
+def deferred_of(local: Any) -> DeferredGradient | None:
     """What the gradient of the leaf ``local`` owes, or None."""
-    found: Pending | None = getattr(local, _PENDING, None)
+    found: DeferredGradient | None = getattr(local, _PENDING, None)
     return found
 
 
-def hold(local: Any, pending: Pending) -> None:
+def attach_deferred(local: Any, pending: DeferredGradient) -> None:
     """Let the leaf ``local`` owe it."""
     setattr(local, _PENDING, pending)
 
 
-def drop_pending(local: Any) -> None:
+def drop_deferred(local: Any) -> None:
     """Forget it: it was reduced, replaced or cleared."""
     if hasattr(local, _PENDING):
         delattr(local, _PENDING)
 
 
-def keeper(tensor: DTensor, varying: tuple[int, ...], cause: Cause | None) -> Callable[[Any], bool] | None:
+def deferral_hook(tensor: DTensor, varying: tuple[int, ...], cause: Cause | None) -> Callable[[Any], bool] | None:
     """What a varying view asks in backward: True when the gradient was kept and nothing is to be sent back.
 
     None where there is nothing to defer: no block is open, or ``tensor`` is no replicated parameter.
@@ -137,15 +148,15 @@ def keeper(tensor: DTensor, varying: tuple[int, ...], cause: Cause | None) -> Ca
         differentiated = platform.needs_grad(grad) and platform.grad_enabled()
         if not block.open or differentiated or not platform.accumulates_grad(local):
             return False
-        more = joined(pending_of(local), Pending(owed, grad, cause, module), platform)
-        hold(local, more)
+        more = add_deferred(deferred_of(local), DeferredGradient(owed, grad, cause, module), platform)
+        attach_deferred(local, more)
         block.left.setdefault(id(local), (local, true, platform))
         return True
 
     return keep
 
 
-def joined(held: Pending | None, more: Pending, platform: Platform) -> Pending:
+def add_deferred(held: DeferredGradient | None, more: DeferredGradient, platform: Platform) -> DeferredGradient:
     """The sum of both; summands of one's axes are summands of all axes, when one rank holds them and others zeros."""
     if held is None:  # backward may hand the same tensor to others
         return more._replace(summand=platform.local_op("clone")(more.summand, memory_format=None))
@@ -157,7 +168,7 @@ def joined(held: Pending | None, more: Pending, platform: Platform) -> Pending:
     return held._replace(layout=first, summand=mine + other)
 
 
-def refuse_step(name: str, layout: Layout, dtype: object, held: Pending | None = None) -> None:
+def refuse_partial_step(name: str, layout: Layout, dtype: object, held: DeferredGradient | None = None) -> None:
     """An optimizer's step on a gradient that is one rank's summand would part the replicas.
 
     Args:
@@ -179,5 +190,5 @@ def refuse_step(name: str, layout: Layout, dtype: object, held: Pending | None =
         raise LayoutError(msg)
 
 
-def _spread(one: Pending, layout: Layout, platform: Platform) -> Any:
-    return redistribute(one.summand, plan(one.layout, layout), platform)
+def _spread(one: DeferredGradient, layout: Layout, platform: Platform) -> Any:
+    return redistribute(one.summand, plan_transition(one.layout, layout), platform)

@@ -11,13 +11,13 @@ from operator import index
 from typing import TYPE_CHECKING, Any
 from weakref import ref
 
-from hyper_parallel.core.dtensor.deferred_gradients import keeper
+from hyper_parallel.core.dtensor.deferred_gradients import deferral_hook
 from hyper_parallel.core.dtensor.events import watchers
 from hyper_parallel.core.dtensor.layout import Layout
 from hyper_parallel.core.dtensor.mesh import DeviceMesh, get_current_mesh
 from hyper_parallel.core.dtensor.placements import Partial, Replicate, Shard
 from hyper_parallel.core.dtensor.redistribute import gathered_view, redistribute
-from hyper_parallel.core.dtensor.transition import plan
+from hyper_parallel.core.dtensor.transition import plan_transition
 from hyper_parallel.errors import (
     LayoutError,
     MeshError,
@@ -171,7 +171,7 @@ class DTensor:
         if target is self._layout:
             return self
         platform = self._platform
-        steps = plan(self._layout, target)
+        steps = plan_transition(self._layout, target)
         moved: DTensor = platform.wrap(redistribute(self._local, steps, platform, cause), target)
         if platform.grad_enabled() and platform.needs_grad(self._local):
             written = (platform.version(self._local), platform.version(moved._local))
@@ -196,7 +196,11 @@ class DTensor:
         """
         platform, local = self._platform, self._local
         if not (platform.grad_enabled() and platform.needs_grad(local)):
-            return local if target is self._layout else redistribute(local, plan(self._layout, target), platform, cause)
+            return (
+                local
+                if target is self._layout
+                else redistribute(local, plan_transition(self._layout, target), platform, cause)
+            )
         key, views = (target, varying), self._views
         version, listening = platform.version(local), watchers()
         if views is not None:
@@ -222,8 +226,10 @@ class DTensor:
             if written == (version(source), version(self._local)) and steps.gathers_along(varying):
                 self._passed_by = True
                 return gathered_view(source, self._local, steps, varying, self._platform, passed)
-        keep = keeper(self, varying, cause) if target is self._layout else None
-        return redistribute(self._local, plan(self._layout, target, varying), self._platform, cause, passed, keep)
+        keep = deferral_hook(self, varying, cause) if target is self._layout else None
+        return redistribute(
+            self._local, plan_transition(self._layout, target, varying), self._platform, cause, passed, keep
+        )
 
     def drop_views(self) -> None:
         """Forget what was derived from the values: they are about to change."""

@@ -17,7 +17,7 @@ from hyper_parallel.errors import StrictModeError
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
-    from hyper_parallel.core.dtensor.transition import Plan
+    from hyper_parallel.core.dtensor.transition import Transition
 
 __all__ = ["Cause", "Event", "EventLog", "Occurrence", "Watcher", "announce", "enter_module", "implicit_budget",
            "module_path", "module_scope", "record_events", "strict", "watchers", "watching"]  # fmt: skip
@@ -85,7 +85,7 @@ class Event:
 class Occurrence:
     """A plan about to communicate."""
 
-    plan: Plan
+    plan: Transition
     dtype: object
     itemsize: int
     cause: Cause | None
@@ -304,5 +304,5 @@ def _common(one: tuple[str, ...], other: tuple[str, ...]) -> int:
     return sum(all_equal for all_equal in itertools.accumulate(map(str.__eq__, one, other), bool.__and__))
 
 
-def _names(plan: Plan, axes: tuple[int, ...]) -> tuple[str, ...]:
+def _names(plan: Transition, axes: tuple[int, ...]) -> tuple[str, ...]:
     return tuple(plan.source.mesh.names[axis] for axis in axes)

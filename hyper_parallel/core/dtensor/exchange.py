@@ -12,17 +12,17 @@ from functools import cached_property
 from typing import TYPE_CHECKING, Any, ClassVar
 
 from hyper_parallel.core.dtensor.boxes import (
-    Route,
-    anchor,
-    cells_of,
+    BoxTransfer,
+    box_edges,
+    box_grid,
+    box_transfers,
     contains,
-    cuts,
-    grid_of,
+    count_intersections,
     intersect,
     members,
-    met,
-    reduction_pieces,
-    routes,
+    reduced_boxes,
+    slice_origin,
+    split_at_edges,
     volume,
 )
 from hyper_parallel.core.dtensor.steps import Step, empty_like, narrow_box, sizes_of
@@ -30,7 +30,7 @@ from hyper_parallel.core.dtensor.steps import Step, empty_like, narrow_box, size
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
 
-    from hyper_parallel.core.dtensor.boxes import Coordinate, Piece
+    from hyper_parallel.core.dtensor.boxes import Coordinate, ReducedBox
     from hyper_parallel.core.dtensor.layout import Box
     from hyper_parallel.platform.contract.platform import Platform
 
@@ -45,7 +45,7 @@ class _Exchanging(Step):
     @property
     def _here(self) -> Coordinate:
         """First position of this rank's slice."""
-        return anchor(self.at, self.axes)
+        return slice_origin(self.at, self.axes)
 
     @property
     def _first(self) -> Coordinate:
@@ -59,7 +59,9 @@ class _Exchanging(Step):
             index = index * self.source.mesh.shape[axis] + at[axis]
         return index
 
-    def _swap(self, sent: Sequence[Route], held: Callable[[Box], Any], like: Any, platform: Platform) -> dict[Box, Any]:
+    def _swap(
+        self, sent: Sequence[BoxTransfer], held: Callable[[Box], Any], like: Any, platform: Platform
+    ) -> dict[Box, Any]:
         """Carry the boxes of ``sent``, each read by ``held`` on its sender; what this rank receives, by box."""
         me = self._position(self.at)
         peers = range(self.members)
@@ -86,12 +88,12 @@ class Exchange(_Exchanging):
         box = self.target.box_at(at)
         return volume(box) - volume(intersect(box, self.source.box_at(at)))
 
-    def routes(self, first: Coordinate) -> tuple[Route, ...]:
+    def routes(self, first: Coordinate) -> tuple[BoxTransfer, ...]:
         """Every box that travels within the slice that starts at ``first``."""
-        return routes(self.source, self.target, self.axes, first)
+        return box_transfers(self.source, self.target, self.axes, first)
 
     @cached_property
-    def _own_routes(self) -> tuple[Route, ...]:
+    def _own_routes(self) -> tuple[BoxTransfer, ...]:
         return self.routes(self._here)
 
     @cached_property
@@ -99,15 +101,17 @@ class Exchange(_Exchanging):
         """Most peers that one rank hears from: one for every other box that its own meets; no route is made for it."""
         at = members(self.source.mesh, self.axes, self._first)
         held = [self.source.box_at(one) for one in at]
-        grid = grid_of(held, self.source.ndim)
+        grid = box_grid(held, self.source.ndim)
         pairs = zip(map(self.target.box_at, at), held, strict=True)
-        return max(met(wanted, grid) - (volume(intersect(wanted, own)) > 0) for wanted, own in pairs)
+        return max(count_intersections(wanted, grid) - (volume(intersect(wanted, own)) > 0) for wanted, own in pairs)
 
     def apply(self, local: Any, platform: Platform) -> Any:
         """The target's box, put together from own and received parts."""
         box, wanted = self.source.box_at(self.at), self.target.box_at(self.at)
         parts = self._swap(self._own_routes, lambda part: narrow_box(local, box, part, platform), local, platform)
-        cells = cells_of(wanted, cuts(map(self.source.box_at, members(self.source.mesh, self.axes, self.at)), len(box)))
+        cells = split_at_edges(
+            wanted, box_edges(map(self.source.box_at, members(self.source.mesh, self.axes, self.at)), len(box))
+        )
         if not volume(wanted):
             return empty_like(local, sizes_of(wanted), platform)
         if not parts:
@@ -115,7 +119,7 @@ class Exchange(_Exchanging):
         for cell in itertools.product(*cells):
             if cell not in parts:
                 parts[cell] = narrow_box(local, box, cell, platform)
-        return nest(parts, cells, platform)
+        return assemble(parts, cells, platform)
 
 
 class ReduceExchange(_Exchanging):
@@ -130,12 +134,12 @@ class ReduceExchange(_Exchanging):
         kept = {axis for axis, _ in self.target.partials}
         return tuple(axis for axis, _ in self.source.partials if axis not in kept)
 
-    def pieces(self, first: Coordinate) -> tuple[Piece, ...]:
+    def pieces(self, first: Coordinate) -> tuple[ReducedBox, ...]:
         """Every part of the slice that starts at ``first``, with the rank that adds it up."""
-        return reduction_pieces(self.source, self.target, self.axes, self.reduced, first)
+        return reduced_boxes(self.source, self.target, self.axes, self.reduced, first)
 
     @cached_property
-    def _own_pieces(self) -> tuple[Piece, ...]:
+    def _own_pieces(self) -> tuple[ReducedBox, ...]:
         return self.pieces(self._here)
 
     @cached_property
@@ -145,7 +149,7 @@ class ReduceExchange(_Exchanging):
 
     def received_at(self, at: Coordinate) -> int:
         """Summands of the own parts and sums of the others."""
-        return self._loads(anchor(at, self.axes))[self._position(at)]
+        return self._loads(slice_origin(at, self.axes))[self._position(at)]
 
     def _loads(self, first: Coordinate) -> tuple[int, ...]:
         heard: dict[int, int] = defaultdict(int)
@@ -184,9 +188,9 @@ class ReduceExchange(_Exchanging):
             return empty_like(local, sizes_of(wanted), platform)
         slice_members = members(self.source.mesh, self.axes, self.at)
         held = [layout.box_at(one) for layout in (self.source, self.target) for one in slice_members]
-        cells = cells_of(wanted, cuts(held, len(wanted)))
+        cells = split_at_edges(wanted, box_edges(held, len(wanted)))
         parts = {cell: _joined(cell, sums, platform) for cell in itertools.product(*cells)}
-        return nest(parts, cells, platform)
+        return assemble(parts, cells, platform)
 
     def _add_up(self, local: Any, platform: Platform) -> dict[Box, Any]:
         """This rank's sums, by box."""
@@ -200,10 +204,10 @@ class ReduceExchange(_Exchanging):
         return unpack(shares[group.index(me)], platform.transport().reduce_scatter(chunks, "sum", ranks), platform)
 
 
-def _spread(pieces: Sequence[Piece]) -> tuple[Route, ...]:
+def _spread(pieces: Sequence[ReducedBox]) -> tuple[BoxTransfer, ...]:
     """How the sums travel from those who add up to those who want them."""
     return tuple(
-        Route(piece.box, piece.owner, receiver)
+        BoxTransfer(piece.box, piece.owner, receiver)
         for piece in pieces
         for receiver in piece.wanted
         if receiver != piece.owner
@@ -227,12 +231,14 @@ def unpack(boxes: Sequence[Box], buffer: Any, platform: Platform) -> dict[Box, A
     return found
 
 
-def nest(parts: dict[Box, Any], cells: Sequence[Sequence[tuple[int, int]]], platform: Platform, head: Box = ()) -> Any:
+def assemble(
+    parts: dict[Box, Any], cells: Sequence[Sequence[tuple[int, int]]], platform: Platform, head: Box = ()
+) -> Any:
     """Put the parts of a product grid together, one dim after another, the last dim first."""
     dim = len(head)
     if dim == len(cells):
         return parts[head]
-    return _cat([nest(parts, cells, platform, (*head, interval)) for interval in cells[dim]], dim, platform)
+    return _cat([assemble(parts, cells, platform, (*head, interval)) for interval in cells[dim]], dim, platform)
 
 
 def _joined(cell: Box, sums: dict[Box, Any], platform: Platform) -> Any:

@@ -9,7 +9,7 @@ from hyper_parallel.core.dtensor.dtensor import resolve_mesh
 from hyper_parallel.core.dtensor.layout import Layout
 from hyper_parallel.core.dtensor.placements import Replicate
 from hyper_parallel.core.dtensor.redistribute import redistribute
-from hyper_parallel.core.dtensor.transition import plan
+from hyper_parallel.core.dtensor.transition import plan_transition
 from hyper_parallel.errors import short_dtype
 from hyper_parallel.platform.select import current_platform
 
@@ -85,7 +85,7 @@ def _random(size: tuple[int, ...], draw: Callable[[int], Distribution], dtype: A
 
     def values(held: Layout) -> Any:
         like = platform.zeros((), dtype=dtype, device=held.mesh.device_type)
-        drawn = random.numbers(held, draw(_DIGITS.get(short_dtype(like.dtype), 53)))
+        drawn = random.sample(held, draw(_DIGITS.get(short_dtype(like.dtype), 53)))
         return platform.local_op("make_like")(like, drawn, None)
 
     return _made(size, values, **options)
@@ -102,7 +102,7 @@ def _made(
     mesh, platform = resolve_mesh(device_mesh), current_platform()
     layout = Layout.place(mesh, [Replicate()] * mesh.ndim if placements is None else placements, shape)
     held = Layout.of(mesh, layout.dim_axes, (), shape)
-    made = platform.wrap(redistribute(fill(held), plan(held, layout), platform), layout)
+    made = platform.wrap(redistribute(fill(held), plan_transition(held, layout), platform), layout)
     return platform.set_tensor_requires_grad(made) if requires_grad else made
 
 

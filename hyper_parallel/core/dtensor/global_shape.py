@@ -11,10 +11,12 @@ if TYPE_CHECKING:
     from hyper_parallel.core.dtensor.layout import Layout
     from hyper_parallel.platform.contract.platform import Platform
 
-__all__ = ["agreed_layout", "layout_of_pieces"]
+__all__ = ["layout_from_gathered_shapes", "layout_from_local_shapes"]
 
 
-def agreed_layout(platform: Platform, local: Any, layout: Layout, where: str, known: Collection[int] = ()) -> Layout:
+def layout_from_local_shapes(
+    platform: Platform, local: Any, layout: Layout, where: str, known: Collection[int] = ()
+) -> Layout:
     """``layout`` with the global shape that the pieces of all ranks make; a collective call unless all is known.
 
     Args:
@@ -35,10 +37,10 @@ def agreed_layout(platform: Platform, local: Any, layout: Layout, where: str, kn
     mesh = layout.mesh
     ranks = mesh.ranks_along(tuple(sorted({axis for dim in unknown for axis in layout.dim_axes[dim]})))
     held = dict(zip(ranks, platform.transport().all_gather_object(tuple(local.shape), ranks), strict=True))
-    return layout_of_pieces(layout.with_shape(shape), held, local.dtype, where, unknown)
+    return layout_from_gathered_shapes(layout.with_shape(shape), held, local.dtype, where, unknown)
 
 
-def layout_of_pieces(
+def layout_from_gathered_shapes(
     layout: Layout, held: Mapping[int, tuple[int, ...]], dtype: Any, where: str, unknown: Collection[int]
 ) -> Layout:
     """``layout`` with the sizes that pieces make in the dims ``unknown``; it carries those of the others.

@@ -71,7 +71,7 @@ class DeviceMesh:
         _rank: int | None = None,
     ) -> DeviceMesh:
         """Return the one mesh of these values."""
-        shape, ranks = grid_of(mesh)
+        shape, ranks = shape_and_ranks(mesh)
         names = None if mesh_dim_names is None else tuple(mesh_dim_names)
         _check(device_type, shape, ranks, names)
         if _rank is None:
@@ -400,7 +400,7 @@ def _check_world(ranks: tuple[int, ...], world: int) -> None:
         raise MeshError(msg)
 
 
-def grid_of(mesh: Any) -> tuple[tuple[int, ...], tuple[int, ...]]:
+def shape_and_ranks(mesh: Any) -> tuple[tuple[int, ...], tuple[int, ...]]:
     """Shape and row-major ranks of a nested sequence; ragged rows are an error.
 
     Raises:
@@ -410,7 +410,7 @@ def grid_of(mesh: Any) -> tuple[tuple[int, ...], tuple[int, ...]]:
         mesh = mesh.tolist()
     if isinstance(mesh, int):
         return (), (mesh,)
-    rows = [grid_of(row) for row in mesh]
+    rows = [shape_and_ranks(row) for row in mesh]
     if len({shape for shape, _ in rows}) > 1:
         msg = f"DeviceMesh: mesh must be a regular grid of ranks, got {mesh!r}"
         raise MeshError(msg)

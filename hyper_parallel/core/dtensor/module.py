@@ -10,11 +10,11 @@ from typing import TYPE_CHECKING, Any
 
 from hyper_parallel.core.dtensor.dtensor import DTensor, require_dense, resolve_mesh
 from hyper_parallel.core.dtensor.layout import Layout
-from hyper_parallel.core.dtensor.parameter_paths import Ties
+from hyper_parallel.core.dtensor.parameter_paths import TiedParameters
 from hyper_parallel.core.dtensor.placements import Replicate
 from hyper_parallel.core.dtensor.redistribute import redistribute
 from hyper_parallel.core.dtensor.steps import narrow_box
-from hyper_parallel.core.dtensor.transition import plan
+from hyper_parallel.core.dtensor.transition import plan_transition
 from hyper_parallel.errors import LayoutError, MeshError, NotPlainError
 from hyper_parallel.platform.select import platform_of, platform_of_argument
 
@@ -22,7 +22,7 @@ if TYPE_CHECKING:
     from hyper_parallel.core.dtensor.mesh import DeviceMesh
     from hyper_parallel.platform.contract.platform import Platform
 
-__all__ = ["distribute_module", "distribute_tensor", "fitting_piece", "place_parameter", "replicate_module"]
+__all__ = ["distribute_module", "distribute_tensor", "local_data_for", "place_parameter", "replicate_module"]
 
 _APPLIED = "_distribute_module_applied"
 _HOOK_ARGUMENTS = 3
@@ -65,7 +65,7 @@ def distribute_tensor(
         raise NotPlainError(_cut_message(tensor, layout))
     whole = platform.to_device(platform.detach(tensor), mesh.device_type)
     summed = Layout.of(mesh, layout.dim_axes, (), layout.shape)
-    piece = redistribute(_piece(platform, whole, summed, src_data_rank), plan(summed, layout), platform)
+    piece = redistribute(_piece(platform, whole, summed, src_data_rank), plan_transition(summed, layout), platform)
     made = platform.wrap(piece, layout)
     if platform.needs_grad(tensor):
         platform.set_tensor_requires_grad(made)
@@ -153,7 +153,7 @@ def _local(value: Any) -> Any:
     return value.to_local() if isinstance(value, DTensor) else value
 
 
-def fitting_piece(holder: Any, data: Any) -> Any:
+def local_data_for(holder: Any, data: Any) -> Any:
     """The plain tensor of ``data`` that this rank's piece of ``holder`` takes.
 
     Args:
@@ -180,7 +180,7 @@ def fitting_piece(holder: Any, data: Any) -> Any:
 
 def replicate_module(platform: Platform, module: Any, mesh: DeviceMesh, *, src_data_rank: int | None = 0) -> None:
     """Make the parameters and buffers of ``module`` and its children that are still plain replicated DTensors."""
-    ties = Ties(platform, module)
+    ties = TiedParameters(platform, module)
     for _, child in platform.get_cells_and_names(module):
         for name, value in {**platform.direct_parameters(child), **platform.direct_buffers(child)}.items():
             if not isinstance(value, DTensor):
@@ -219,7 +219,7 @@ def distribute_module(
         raise RuntimeError(msg)
     hooks = [_hook(fn, name) for fn, name in ((input_fn, "input_fn"), (output_fn, "output_fn"))]
     if partition_fn is not None:
-        ties = Ties(platform, module)
+        ties = TiedParameters(platform, module)
         for path, child in list(platform.get_cells_and_names(module)):
             partition_fn(path, child, mesh)
             ties.restore()

@@ -9,12 +9,12 @@ from typing import TYPE_CHECKING, Any
 if TYPE_CHECKING:
     from hyper_parallel.platform.contract.platform import Platform
 
-__all__ = ["Ties", "fits", "nearest", "slots_by_parameter"]
+__all__ = ["TiedParameters", "describe_nearest", "owners_by_parameter", "path_matches"]
 
 Slot = tuple[str, Any, str]
 
 
-def slots_by_parameter(platform: Platform, root: Any) -> dict[int, list[Slot]]:
+def owners_by_parameter(platform: Platform, root: Any) -> dict[int, list[Slot]]:
     """By identity of the parameter: every (path, owning module, attribute name) that holds it."""
     found: dict[int, list[Slot]] = {}
     for path, module in platform.get_cells_and_names(root):
@@ -23,13 +23,13 @@ def slots_by_parameter(platform: Platform, root: Any) -> dict[int, list[Slot]]:
     return found
 
 
-class Ties:
+class TiedParameters:
     """The tied parameters under ``root``, as they are when this is made."""
 
     def __init__(self, platform: Platform, root: Any) -> None:
         self._platform = platform
         self._groups = [
-            (slots, self._held(slots[0])) for slots in slots_by_parameter(platform, root).values() if len(slots) > 1
+            (slots, self._held(slots[0])) for slots in owners_by_parameter(platform, root).values() if len(slots) > 1
         ]
 
     def _held(self, slot: Slot) -> Any:
@@ -49,7 +49,7 @@ class Ties:
         return new
 
 
-def fits(pattern: str, path: str) -> bool:
+def path_matches(pattern: str, path: str) -> bool:
     """Whether ``pattern`` names ``path``: segment by segment, each of which may be a glob.
 
     ``""`` is the module itself, and no glob means it.
@@ -62,10 +62,10 @@ def fits(pattern: str, path: str) -> bool:
     )
 
 
-def nearest(pattern: str, paths: Sequence[str]) -> str:
+def describe_nearest(pattern: str, paths: Sequence[str]) -> str:
     """What there is where a pattern that names nothing stops matching; at the latest that is the module itself."""
     tokens = pattern.split(".")
     heads = (".".join(tokens[:depth]) for depth in reversed(range(len(tokens))))
-    parent = next(path for head in heads for path in paths if fits(head, path))
+    parent = next(path for head in heads for path in paths if path_matches(head, path))
     children = [path.rpartition(".")[2] for path in paths if path and path.rpartition(".")[0] == parent]
     return f"children of {parent or 'the module'}: {', '.join(children) or 'none'}"

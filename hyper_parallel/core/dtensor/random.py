@@ -22,7 +22,7 @@ from typing import TYPE_CHECKING, Any
 from weakref import WeakKeyDictionary
 
 from hyper_parallel.core.dtensor import sampling
-from hyper_parallel.core.dtensor.sampling import Numbers, Runs
+from hyper_parallel.core.dtensor.sampling import IndexRuns, LocalSample
 from hyper_parallel.errors import UnsupportedOperatorError
 from hyper_parallel.transport.base import active_transport
 
@@ -32,8 +32,21 @@ if TYPE_CHECKING:
     from hyper_parallel.core.dtensor.sampling import Distribution
     from hyper_parallel.transport.base import Transport
 
-__all__ = ["RandomState", "get_state", "integers", "keep", "manual_seed", "named", "normal", "numbers",
-           "preserved", "refuse_while", "replaying", "set_state", "uniform"]  # fmt: skip
+__all__ = [
+    "RandomState",
+    "bernoulli",
+    "forbid_sampling_while",
+    "get_state",
+    "integers",
+    "manual_seed",
+    "named",
+    "normal",
+    "preserved",
+    "replaying",
+    "sample",
+    "set_state",
+    "uniform",
+]  # fmt: skip
 
 _SEEDS = 0xFFFFFFFFFFFFFFFF
 
@@ -198,7 +211,7 @@ def named(name: str) -> Iterator[None]:
         _NAME.reset(token)
 
 
-def refuse_while(reruns: Callable[[], bool]) -> None:
+def forbid_sampling_while(reruns: Callable[[], bool]) -> None:
     """Raise instead of drawing anew while ``reruns()``: a forward runs again and is not replayed."""
     with _LOCK:
         _REFUSING.append(reruns)
@@ -233,7 +246,7 @@ _RERUN = (
 # -- distributions -----------------------------------------------------------------------------------------------------
 
 
-def numbers(layout: Layout, distribution: Distribution) -> Numbers:
+def sample(layout: Layout, distribution: Distribution) -> LocalSample:
     """This rank's numbers, computed when they are asked for; advances the stream by one call.
 
     Args:
@@ -241,7 +254,7 @@ def numbers(layout: Layout, distribution: Distribution) -> Numbers:
         distribution: how words of random bits become numbers.
     """
     seed, call = next_call()
-    return Numbers(layout.local_shape, Runs.of(layout.shape, layout.local_box()), seed, call, distribution)  # type: ignore[arg-type] # placed
+    return LocalSample(layout.local_shape, IndexRuns.of(layout.shape, layout.local_box()), seed, call, distribution)  # type: ignore[arg-type] # placed
 
 
 def uniform(layout: Layout, digits: int = 53) -> Any:
@@ -251,7 +264,7 @@ def uniform(layout: Layout, digits: int = 53) -> Any:
         layout: global shape and placement.
         digits: random bits; as many as the final dtype's significand, so that rounding never arrives at 1.
     """
-    return numbers(layout, sampling.uniform(digits)).array()
+    return sample(layout, sampling.uniform(digits)).array()
 
 
 def normal(layout: Layout, digits: int = 53) -> Any:
@@ -259,14 +272,14 @@ def normal(layout: Layout, digits: int = 53) -> Any:
 
     Float32 where that holds the digits.
     """
-    return numbers(layout, sampling.normal(digits)).array()
+    return sample(layout, sampling.normal(digits)).array()
 
 
 def integers(layout: Layout, low: int, high: int) -> Any:
     """This rank's int64 values in ``[low, high)``; advances the stream by one call."""
-    return numbers(layout, sampling.integers(low, high)).array()
+    return sample(layout, sampling.integers(low, high)).array()
 
 
-def keep(layout: Layout, probability: float) -> Any:
+def bernoulli(layout: Layout, probability: float) -> Any:
     """This rank's truths, each with ``probability``; advances the stream by one call."""
-    return numbers(layout, sampling.keep(probability)).array()
+    return sample(layout, sampling.bernoulli(probability)).array()

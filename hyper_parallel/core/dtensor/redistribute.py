@@ -10,7 +10,7 @@ import threading
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from hyper_parallel.core.dtensor.events import Occurrence, announce, module_path, watchers
-from hyper_parallel.core.dtensor.transition import Plan, plan
+from hyper_parallel.core.dtensor.transition import Transition, plan_transition
 from hyper_parallel.errors import MeshError, ShardMismatchError, UnsupportedOperatorError
 
 if TYPE_CHECKING:
@@ -20,7 +20,7 @@ if TYPE_CHECKING:
     from hyper_parallel.core.dtensor.steps import AllReduce
     from hyper_parallel.platform.contract.platform import Platform
 
-__all__ = ["gathered_view", "redistribute", "reduced_gradient"]
+__all__ = ["gathered_view", "redistribute", "reduce_deferred"]
 
 _LOCK = threading.Lock()
 _CACHE = "_hyper_parallel_redistribution"
@@ -48,7 +48,7 @@ class _Functions(NamedTuple):
 
 def redistribute(
     local: Any,
-    steps: Plan,
+    steps: Transition,
     platform: Platform,
     cause: Cause | None = None,
     passed: Callable[[], None] | None = None,
@@ -80,7 +80,7 @@ def redistribute(
 def gathered_view(
     source_local: Any,
     gathered_local: Any,
-    steps: Plan,
+    steps: Transition,
     axes: Sequence[int],
     platform: Platform,
     passed: Callable[[], None] | None = None,
@@ -101,17 +101,17 @@ def gathered_view(
     """
     if not (platform.grad_enabled() and platform.needs_grad(source_local)):
         return gathered_local
-    varying = plan(steps.source, steps.target, axes)
+    varying = plan_transition(steps.source, steps.target, axes)
     call = _Call(platform, None, module_path(), watchers(), passed)
     return _functions(platform).gathered.apply(source_local, platform.detach(gathered_local), varying, call)
 
 
-def reduced_gradient(grad: Any, steps: Plan, platform: Platform, cause: Cause | None, module: str) -> Any:
+def reduce_deferred(grad: Any, steps: Transition, platform: Platform, cause: Cause | None, module: str) -> Any:
     """A gradient that was kept, by the rest of its way; ``cause`` and ``module`` are those of the forward."""
     return _run(grad, steps, _Call(platform, cause, module, ()), "backward")
 
 
-def _differentiable(local: Any, steps: Plan, call: _Call) -> Any:
+def _differentiable(local: Any, steps: Transition, call: _Call) -> Any:
     if steps.extremum is None:
         return _functions(call.platform).linear.apply(local, steps, call)
     if steps.extremum.op not in ("max", "min"):
@@ -124,7 +124,7 @@ def _differentiable(local: Any, steps: Plan, call: _Call) -> Any:
     return reduced if steps.linear.is_trivial else _functions(call.platform).linear.apply(reduced, steps.linear, call)
 
 
-def _resumed(grad: Any, steps: Plan, call: _Call) -> Any:
+def _resumed(grad: Any, steps: Transition, call: _Call) -> Any:
     """Run an adjoint in backward, as a differentiable operation where a second backward may come."""
     platform = call.platform
     if call.passed is not None:
@@ -136,7 +136,7 @@ def _resumed(grad: Any, steps: Plan, call: _Call) -> Any:
     return _functions(platform).linear.apply(grad, steps, call._replace(passed=None, phase="backward", keep=None))
 
 
-def _run(local: Any, steps: Plan, call: _Call, phase: str = "") -> Any:
+def _run(local: Any, steps: Transition, call: _Call, phase: str = "") -> Any:
     """Check, announce, and do all steps; ``phase`` is the call's unless it says another."""
     _check(local, steps, call.platform)
     if steps.communicates:
@@ -146,7 +146,7 @@ def _run(local: Any, steps: Plan, call: _Call, phase: str = "") -> Any:
     return local
 
 
-def _announce(local: Any, steps: Plan, call: _Call, phase: str) -> None:
+def _announce(local: Any, steps: Transition, call: _Call, phase: str) -> None:
     # A backward on an engine thread does not see the watchers of the program; forward's are then the ones meant.
     listening = watchers() or call.listening
     if listening:
@@ -155,7 +155,7 @@ def _announce(local: Any, steps: Plan, call: _Call, phase: str) -> None:
         announce(listening, Occurrence(steps, local.dtype, size, call.cause, module, phase))
 
 
-def _check(local: Any, steps: Plan, platform: Platform) -> None:
+def _check(local: Any, steps: Transition, platform: Platform) -> None:
     source, rank = steps.source, platform.transport().rank
     if rank != source.mesh.rank:
         msg = f"redistribute: rank {rank} runs a plan that rank {source.mesh.rank} made; build the mesh on rank {rank}"
@@ -186,7 +186,7 @@ def _linear_function(base: Any) -> Any:
         """A plan forward, its adjoint backward."""
 
         @staticmethod
-        def forward(ctx: Any, local: Any, steps: Plan, call: _Call) -> Any:
+        def forward(ctx: Any, local: Any, steps: Transition, call: _Call) -> Any:
             """Run the plan."""
             ctx.steps, ctx.call = steps, call
             # A view moves nothing, and what its backward moves is checked then.
@@ -207,7 +207,7 @@ def _gathered_function(base: Any) -> Any:
         """The gathered value forward, the plan's adjoint backward."""
 
         @staticmethod
-        def forward(ctx: Any, source: Any, gathered: Any, steps: Plan, call: _Call) -> Any:  # noqa: ARG004 - tracked
+        def forward(ctx: Any, source: Any, gathered: Any, steps: Transition, call: _Call) -> Any:  # noqa: ARG004 - tracked
             """The value as it was gathered before."""
             ctx.steps, ctx.call = steps, call
             return gathered
@@ -225,10 +225,10 @@ def _extremum_function(base: Any) -> Any:
         """Reduction by max or min; the gradient goes to the ranks that attained it, ties share evenly."""
 
         @staticmethod
-        def forward(ctx: Any, local: Any, steps: Plan, call: _Call) -> Any:
+        def forward(ctx: Any, local: Any, steps: Transition, call: _Call) -> Any:
             """All-reduce, and remember where this rank attained the result."""
             head: AllReduce = steps.extremum  # type: ignore[assignment] # checked by the caller
-            reduced = _run(local, Plan(steps.source, head.target, (), (head,)), call)
+            reduced = _run(local, Transition(steps.source, head.target, (), (head,)), call)
             ctx.steps, ctx.call = steps, call
             ctx.attained = call.platform.ones_like(local) * (local == reduced)
             return reduced
@@ -238,7 +238,7 @@ def _extremum_function(base: Any) -> Any:
             """This rank's share of the gradient."""
             layout = ctx.steps.linear.adjoint.target
             # Every rank weighs the same gradient its own way: a varying use, whose adjoint is the sum.
-            view = plan(layout, layout, ctx.steps.extremum.axes)
+            view = plan_transition(layout, layout, ctx.steps.extremum.axes)
             ties = _run(ctx.attained, view.adjoint, ctx.call, "backward")
             share = _resumed(grad, view, ctx.call) / ties
             # Selected, not multiplied: a gradient that is not finite must not reach ranks that lost.

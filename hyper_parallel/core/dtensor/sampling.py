@@ -17,7 +17,7 @@ from hyper_parallel.core.dtensor.philox import BLOCK, PIECE, Philox
 if TYPE_CHECKING:
     from hyper_parallel.core.dtensor.layout import Box
 
-__all__ = ["Distribution", "Numbers", "Runs", "integers", "keep", "normal", "uniform"]
+__all__ = ["Distribution", "IndexRuns", "LocalSample", "bernoulli", "integers", "normal", "uniform"]
 
 _WORDS = 2 * BLOCK
 """Words of 32 bits in a block."""
@@ -44,7 +44,7 @@ class Distribution:
 
 
 @dataclass(frozen=True)
-class Runs:
+class IndexRuns:
     """The elements of a box as runs of consecutive global indices, all of one length, as long as they are.
 
     Attributes:
@@ -58,7 +58,7 @@ class Runs:
     outer: tuple[tuple[int, int, int], ...]
 
     @classmethod
-    def of(cls, shape: Sequence[int], box: Box) -> Runs:
+    def of(cls, shape: Sequence[int], box: Box) -> IndexRuns:
         """Those of ``box`` in a tensor of ``shape``."""
         length, first, step, joined = 1, 0, 1, True
         outer: list[tuple[int, int, int]] = []
@@ -88,7 +88,7 @@ class Runs:
 
 
 @dataclass(frozen=True)
-class Numbers:
+class LocalSample:
     """A rank's numbers of one random call.
 
     Attributes:
@@ -100,7 +100,7 @@ class Numbers:
     """
 
     shape: tuple[int, ...]
-    runs: Runs
+    runs: IndexRuns
     seed: int
     call: int
     distribution: Distribution
@@ -182,7 +182,7 @@ def integers(low: int, high: int) -> Distribution:
     return Distribution(2, lambda words: low + (words % np.uint64(high - low)).astype(np.int64))
 
 
-def keep(probability: float) -> Distribution:
+def bernoulli(probability: float) -> Distribution:
     """Truths, each with ``probability``."""
     bound = math.ceil(probability * 2.0**32)
     return Distribution(1, lambda words: words < bound if bound < 2**32 else np.ones(words.shape, bool))

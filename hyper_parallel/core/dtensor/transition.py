@@ -12,7 +12,7 @@ import threading
 from fractions import Fraction
 from typing import TYPE_CHECKING
 
-from hyper_parallel.core.dtensor.cheapest_steps import Cost, cost_of, search
+from hyper_parallel.core.dtensor.cheapest_steps import Cost, cheapest_steps, cost_of
 from hyper_parallel.core.dtensor.layout import Layout
 from hyper_parallel.core.dtensor.steps import AllReduce, Scale, Step, ToPartial
 from hyper_parallel.errors import LayoutError, MeshMismatchError
@@ -20,18 +20,18 @@ from hyper_parallel.errors import LayoutError, MeshMismatchError
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-__all__ = ["Cost", "Plan", "dual", "forget", "plan"]
+__all__ = ["Cost", "Transition", "dual", "forget_transitions", "plan_transition"]
 
 # Layouts are interned, so two threads that race here write the same object.
 _DUALS: dict[tuple[Layout, tuple[int, ...]], Layout] = {}
-_PLANS: dict[tuple[Layout, Layout, tuple[int, ...]], Plan] = {}
+_PLANS: dict[tuple[Layout, Layout, tuple[int, ...]], Transition] = {}
 # Sizes that never come again must not fill the memory: beyond so many all are forgotten, and made when asked for again.
 _MOST_KEPT = 16384
 # Re-entrant: building a plan may build the plan of its second half.
 _LOCK = threading.RLock()
 
 
-class Plan:
+class Transition:
     """Steps from ``source`` to ``target``; made by :func:`plan` only, one object per question.
 
     Attributes:
@@ -66,13 +66,13 @@ class Plan:
         target: Layout,
         varying: tuple[int, ...],
         steps: tuple[Step, ...],
-        linear: Plan | None = None,
+        linear: Transition | None = None,
     ) -> None:
         self.source, self.target, self.varying, self.steps = source, target, varying, steps
         self.linear = self if linear is None else linear
         self.extremum = steps[0] if linear is not None and isinstance(steps[0], AllReduce) else None
         self.communicates = any(step.received for step in steps)
-        self._adjoint: Plan | None = None
+        self._adjoint: Transition | None = None
         self._trivial: bool | None = None
         self._costs: dict[int, Cost] = {}
 
@@ -82,7 +82,7 @@ class Plan:
         return not self.steps
 
     @property
-    def adjoint(self) -> Plan:
+    def adjoint(self) -> Transition:
         """The plan of the gradient.
 
         Raises:
@@ -119,7 +119,7 @@ class Plan:
         return f"Plan({self.source.notation()} -> {self.target.notation()}: {body})"
 
 
-def plan(source: Layout, target: Layout, varying: Sequence[int] = ()) -> Plan:
+def plan_transition(source: Layout, target: Layout, varying: Sequence[int] = ()) -> Transition:
     """The cheapest way from ``source`` to ``target``.
 
     Args:
@@ -143,23 +143,23 @@ def plan(source: Layout, target: Layout, varying: Sequence[int] = ()) -> Plan:
     return found
 
 
-def forget() -> None:
+def forget_transitions() -> None:
     """Make every plan anew from here on."""
     with _LOCK:
         _PLANS.clear()
         _DUALS.clear()
 
 
-def _build(source: Layout, target: Layout, varying: tuple[int, ...]) -> Plan:
+def _build(source: Layout, target: Layout, varying: tuple[int, ...]) -> Transition:
     _check(source, target, varying)
     start, end = _essential(source), _essential(target)
     nonlinear = tuple((a, op) for a, op in start.partials if op not in ("sum", "avg") and (a, op) not in end.partials)
     if not nonlinear:
-        return Plan(source, target, varying, _linear_steps(start, end))
+        return Transition(source, target, varying, _linear_steps(start, end))
     axes = tuple(axis for axis, _ in nonlinear)
     middle = Layout.of(start.mesh, start.dim_axes, [p for p in start.partials if p not in nonlinear], start.shape)
-    rest = plan(middle, target, varying)
-    return Plan(source, target, varying, (AllReduce(start, middle, axes), *rest.steps), rest)
+    rest = plan_transition(middle, target, varying)
+    return Transition(source, target, varying, (AllReduce(start, middle, axes), *rest.steps), rest)
 
 
 def _check(source: Layout, target: Layout, varying: tuple[int, ...]) -> None:
@@ -213,7 +213,7 @@ def _linear_steps(source: Layout, target: Layout) -> tuple[Step, ...]:
     """Steps between layouts that owe sums and averages, or keep what else they owe."""
     before, after = _summed(source), _summed(target)
     kept = [pair for pair in after.partials if pair in before.partials]
-    steps = search(before, _embeddable(before, after, kept))
+    steps = cheapest_steps(before, _embeddable(before, after, kept))
     factor = Fraction(_averaged(target), _averaged(source))
     fresh = tuple(axis for axis, op in after.partials if (axis, op) not in kept)
     if fresh:
@@ -261,7 +261,7 @@ def dual(layout: Layout, varying: tuple[int, ...] = ()) -> Layout:
     return found
 
 
-def _adjoint_of(forward: Plan) -> Plan:
+def _adjoint_of(forward: Transition) -> Transition:
     """The gradient's plan. What was partial is replicated in the dual and used per rank, hence varying."""
     if forward.extremum is not None:
         msg = f"{forward!r} is not linear and has no adjoint"
@@ -275,6 +275,6 @@ def _adjoint_of(forward: Plan) -> Plan:
     factor = Fraction(_averaged(target), _averaged(source))
     if factor != 1:
         steps = (*steps, Scale(end, end, (), factor))
-    back = Plan(start, end, tuple(axis for axis, _ in source.partials), steps)
+    back = Transition(start, end, tuple(axis for axis, _ in source.partials), steps)
     back._adjoint = forward  # noqa: SLF001 - the pair is made here
     return back

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 
 from hyper_parallel.core.dtensor.layout import Layout
 from hyper_parallel.core.dtensor.placements import Partial, Placement, Replicate, Shard
-from hyper_parallel.core.dtensor.transition import plan
+from hyper_parallel.core.dtensor.transition import plan_transition
 
 if TYPE_CHECKING:
     from hyper_parallel.core.shard.rule import Listed, OpCall, Row, Strategies
@@ -77,7 +77,7 @@ def _reach(
 ) -> tuple[float, int]:
     del outputs
     moves = [(one.layout, target) for one, target in zip(call.operands, targets, strict=True)]
-    cost = float(sum(plan(now, target).cost(1).bytes for now, target in moves)) if given is None else given
+    cost = float(sum(plan_transition(now, target).cost(1).bytes for now, target in moves)) if given is None else given
     return cost, sum(now is not target for now, target in moves)
 
 

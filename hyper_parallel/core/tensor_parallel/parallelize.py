@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any
 
 from hyper_parallel.core.dtensor.dtensor import resolve_mesh
 from hyper_parallel.core.dtensor.module import replicate_module
-from hyper_parallel.core.dtensor.parameter_paths import Ties
+from hyper_parallel.core.dtensor.parameter_paths import TiedParameters
 from hyper_parallel.core.tensor_parallel.paths import name_modules, trace_modules
 from hyper_parallel.core.tensor_parallel.plan import check, matches
 from hyper_parallel.platform.select import platform_of_argument
@@ -59,7 +59,7 @@ def parallelize_module(
     report.raise_problems()
     for note in report.notes:
         warnings.warn(f"parallelize_module: {note}", stacklevel=2)
-    ties = Ties(platform, module)
+    ties = TiedParameters(platform, module)
     for found in matches(module, parallelize_plan):
         found.style.src_data_rank = src_data_rank
         found.style.apply(found.module, mesh)

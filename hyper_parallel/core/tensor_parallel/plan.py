@@ -6,7 +6,7 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
-from hyper_parallel.core.dtensor.parameter_paths import fits, nearest, slots_by_parameter
+from hyper_parallel.core.dtensor.parameter_paths import describe_nearest, owners_by_parameter, path_matches
 from hyper_parallel.core.dtensor.placements import Placement, Shard
 from hyper_parallel.core.tensor_parallel.styles.base import ParallelStyle
 from hyper_parallel.core.tensor_parallel.styles.boundary import parallel_axis
@@ -95,7 +95,7 @@ def matches(module: Any, plan: ParallelStyle | Mapping[str, Any]) -> list[Match]
         Match(pattern, path, child, style)
         for pattern, style in _flat(plan)
         for path, child in modules
-        if fits(pattern, path)
+        if path_matches(pattern, path)
     ]
 
 
@@ -126,7 +126,7 @@ def _unmatched(platform: Platform, module: Any, plan: Any, found: list[Match]) -
     paths = [path for path, _ in platform.get_cells_and_names(module)]
     for pattern, style in _flat(plan):
         if pattern not in used:
-            yield f"{pattern!r} ({type(style).__name__}) matches no module; {nearest(pattern, paths)}"
+            yield f"{pattern!r} ({type(style).__name__}) matches no module; {describe_nearest(pattern, paths)}"
 
 
 def _misfits(found: list[Match]) -> list[str]:
@@ -145,7 +145,7 @@ def _placed(found: list[Match]) -> dict[str, list[tuple[Placement, Match]]]:
 
 
 def _conflicts(platform: Platform, module: Any, placed: dict[str, list[tuple[Placement, Match]]]) -> Iterator[str]:
-    for slots in slots_by_parameter(platform, module).values():
+    for slots in owners_by_parameter(platform, module).values():
         wanted = [(path, placement, one.style) for path, _, _ in slots for placement, one in placed.get(path, [])]
         if len({placement for _, placement, _ in wanted}) > 1:
             facts = ", ".join(f"{path} -> {placement!r} by {type(style).__name__}" for path, placement, style in wanted)

@@ -12,10 +12,10 @@ if TYPE_CHECKING:
     from hyper_parallel.platform.contract.platform import Platform
     from hyper_parallel.transport.base import Channel, Ranks
 
-__all__ = ["Functions", "Rebuild", "Reduction", "Route", "Swap", "build"]
+__all__ = ["AllToAllSpec", "AsyncWaitSpec", "AutogradFunctions", "ReductionSpec", "SwapSpec", "build"]
 
 
-class Reduction(NamedTuple):
+class ReductionSpec(NamedTuple):
     """A gather or reduction over ``ranks`` along ``dim``; ``varying`` says how its result is used afterwards."""
 
     platform: Platform
@@ -35,7 +35,7 @@ class Reduction(NamedTuple):
         return [self.platform.narrow(data, self.dim, size * place, size) for place in range(len(self.ranks))]
 
 
-class Route(NamedTuple):
+class AllToAllSpec(NamedTuple):
     """An all-to-all of rows: how many go to and come from each of ``ranks``."""
 
     platform: Platform
@@ -45,9 +45,9 @@ class Route(NamedTuple):
     # Filled by a launch that does not wait; the result is then the output to come.
     launched: list[Any] | None = None
 
-    def back(self) -> Route:
+    def back(self) -> AllToAllSpec:
         """The way of the gradient."""
-        return Route(self.platform, self.ranks, self.received, self.sent)
+        return AllToAllSpec(self.platform, self.ranks, self.received, self.sent)
 
     def arguments(self, data: Any) -> tuple[Any, ...]:
         """What a transport's ``all_to_all`` takes."""
@@ -59,7 +59,7 @@ class Route(NamedTuple):
         return chunks, self.ranks, [(rows, *rest) for rows in self.received]
 
 
-class Swap(NamedTuple):
+class SwapSpec(NamedTuple):
     """An exchange with one peer."""
 
     platform: Platform
@@ -67,7 +67,7 @@ class Swap(NamedTuple):
     channel: Channel
 
 
-class Rebuild(NamedTuple):
+class AsyncWaitSpec(NamedTuple):
     """What is rebuilt: ``concat_dim`` was gathered, ``split_dim`` was split."""
 
     platform: Platform
@@ -92,7 +92,7 @@ class Rebuild(NamedTuple):
         return [platform.contiguous(platform.narrow(data, dim, size * one, size)) for one in range(len(self.ranks))]
 
 
-class Functions(NamedTuple):
+class AutogradFunctions(NamedTuple):
     """One framework's functions; ``apply(tensor, description)``."""
 
     gather: Any
@@ -105,14 +105,14 @@ class Functions(NamedTuple):
     async_wait: Any
 
 
-def build(base: Any) -> Functions:  # noqa: C901 - one small class after the other
+def build(base: Any) -> AutogradFunctions:  # noqa: C901 - one small class after the other
     """The functions over ``base``, the framework's custom autograd function."""
 
     class Gather(base):  # type: ignore[misc] # the framework's class is known at run time only
         """Concatenation of all parts; backward takes the own slice, or sums the ranks' different gradients."""
 
         @staticmethod
-        def forward(ctx: Any, data: Any, call: Reduction) -> Any:
+        def forward(ctx: Any, data: Any, call: ReductionSpec) -> Any:
             """All-gather."""
             ctx.call = call
             platform = call.platform
@@ -131,7 +131,7 @@ def build(base: Any) -> Functions:  # noqa: C901 - one small class after the oth
         """This rank's part of what every rank holds; backward puts the parts together."""
 
         @staticmethod
-        def forward(ctx: Any, data: Any, call: Reduction) -> Any:
+        def forward(ctx: Any, data: Any, call: ReductionSpec) -> Any:
             """Slice."""
             ctx.call = call
             return call.platform.contiguous(call.chunks(data)[call.position])
@@ -145,7 +145,7 @@ def build(base: Any) -> Functions:  # noqa: C901 - one small class after the oth
         """All-reduce; the gradient of every summand is the result's."""
 
         @staticmethod
-        def forward(ctx: Any, data: Any, call: Reduction) -> Any:
+        def forward(ctx: Any, data: Any, call: ReductionSpec) -> Any:
             """All-reduce."""
             ctx.call = call
             total = call.platform.transport().all_reduce(data, call.op, call.ranks)
@@ -165,7 +165,7 @@ def build(base: Any) -> Functions:  # noqa: C901 - one small class after the oth
         """This rank's part of the reduction; backward puts the parts of the gradient together."""
 
         @staticmethod
-        def forward(ctx: Any, data: Any, call: Reduction) -> Any:
+        def forward(ctx: Any, data: Any, call: ReductionSpec) -> Any:
             """Reduce-scatter; for max and min all-reduce and slice, since backward needs the whole."""
             ctx.call = call
             platform = call.platform
@@ -186,7 +186,7 @@ def build(base: Any) -> Functions:  # noqa: C901 - one small class after the oth
         """Rows to their ranks; backward sends their gradients back."""
 
         @staticmethod
-        def forward(ctx: Any, data: Any, route: Route) -> Any:
+        def forward(ctx: Any, data: Any, route: AllToAllSpec) -> Any:
             """All-to-all, or its launch."""
             ctx.route = route
             platform = route.platform
@@ -207,7 +207,7 @@ def build(base: Any) -> Functions:  # noqa: C901 - one small class after the oth
         """The peer's tensor; backward is the same swap."""
 
         @staticmethod
-        def forward(ctx: Any, data: Any, swap: Swap) -> Any:
+        def forward(ctx: Any, data: Any, swap: SwapSpec) -> Any:
             """Send and receive at once."""
             ctx.swap = swap
             transport, data = swap.platform.transport(), swap.platform.contiguous(data)
@@ -241,7 +241,7 @@ def build(base: Any) -> Functions:  # noqa: C901 - one small class after the oth
         """Wait and rebuild; backward launches the reverse."""
 
         @staticmethod
-        def forward(ctx: Any, x: Any, rebuild: Rebuild) -> Any:
+        def forward(ctx: Any, x: Any, rebuild: AsyncWaitSpec) -> Any:
             """The gathered tensor; ``x`` only ties the result to the graph."""
             del x
             ctx.rebuild = rebuild
@@ -273,21 +273,21 @@ def build(base: Any) -> Functions:  # noqa: C901 - one small class after the oth
             rebuild.box.append((pending.then(arrive, placeholder), buffer))
             return placeholder, None
 
-    functions = Functions(Gather, OwnSlice, Reduce, ReduceScatter, AllToAll, SwapWithPeer, Meet, AsyncWait)
+    functions = AutogradFunctions(Gather, OwnSlice, Reduce, ReduceScatter, AllToAll, SwapWithPeer, Meet, AsyncWait)
     return functions
 
 
 _EXTREMA = ("max", "min")
 
 
-def _attained(call: Reduction, data: Any, total: Any) -> tuple[Any, Any]:
+def _attained(call: ReductionSpec, data: Any, total: Any) -> tuple[Any, Any]:
     """Where this rank did not attain the extremum, and how many ranks did; NaN is attained by those who hold it."""
     ones = call.platform.ones_like(data)
     attained = ones * (data == total) + ones * (data != data)  # noqa: PLR0124 - true of NaN alone
     return attained == 0, call.platform.transport().all_reduce(attained, "sum", call.ranks)
 
 
-def _shared(grad: Any, ctx: Any, call: Reduction) -> Any:
+def _shared(grad: Any, ctx: Any, call: ReductionSpec) -> Any:
     """This rank's part of the gradient."""
     if call.op in _EXTREMA:
         lost, ties = ctx.attained

@@ -10,7 +10,13 @@ from typing import Any
 
 from hyper_parallel.errors import CollectiveMismatchError, RendezvousError, UnsupportedOperatorError
 from hyper_parallel.platform.contract import autograd_functions
-from hyper_parallel.platform.contract.autograd_functions import Functions, Rebuild, Reduction, Route, Swap
+from hyper_parallel.platform.contract.autograd_functions import (
+    AllToAllSpec,
+    AsyncWaitSpec,
+    AutogradFunctions,
+    ReductionSpec,
+    SwapSpec,
+)
 from hyper_parallel.platform.contract.collectives import CollectivesFacet
 from hyper_parallel.platform.contract.identity import is_integer
 from hyper_parallel.transport.base import Ranks
@@ -132,7 +138,9 @@ class DifferentiableFacet(CollectivesFacet):
         shape = self._of_equal_volume("differentiable_all_to_all", input_data, output_shape)
         self._agree("differentiable_all_to_all", input_data, ranks)
         even = (rows,) * len(ranks)
-        return self.reshape(self._functions.all_to_all.apply(input_data, Route(self._self(), ranks, even, even)), shape)
+        return self.reshape(
+            self._functions.all_to_all.apply(input_data, AllToAllSpec(self._self(), ranks, even, even)), shape
+        )
 
     def differentiable_all_to_all_single(
         self,
@@ -223,7 +231,7 @@ class DifferentiableFacet(CollectivesFacet):
                 f"{[world_size, *part]}, out_perm is {list(out_perm.shape)}"
             )
             raise ValueError(msg)
-        rebuild = Rebuild(self._self(), ranks, work, out_perm, concat, split, handle_box)
+        rebuild = AsyncWaitSpec(self._self(), ranks, work, out_perm, concat, split, handle_box)
         return self._functions.async_wait.apply(x, rebuild)
 
     def differentiable_sync_hook(self, x: Any, hook_name: str, coordinator: HookCoordinator) -> Any:
@@ -245,7 +253,7 @@ class DifferentiableFacet(CollectivesFacet):
         if peer_rank == self.get_rank():
             return tensor
         return self._functions.swap.apply(
-            tensor, Swap(self._self(), int(peer_rank), self._channel(group, "p2p_exchange"))
+            tensor, SwapSpec(self._self(), int(peer_rank), self._channel(group, "p2p_exchange"))
         )
 
     # -- inside --------------------------------------------------------------------------------------------------
@@ -253,13 +261,13 @@ class DifferentiableFacet(CollectivesFacet):
     def _self(self) -> Any:
         return self
 
-    def _reduction(self, ranks: Ranks, dim: int, op: str = "sum", *, varying: bool = False) -> Reduction:
-        return Reduction(self._self(), ranks, dim, op, varying)
+    def _reduction(self, ranks: Ranks, dim: int, op: str = "sum", *, varying: bool = False) -> ReductionSpec:
+        return ReductionSpec(self._self(), ranks, dim, op, varying)
 
     @property
-    def _functions(self) -> Functions:
+    def _functions(self) -> AutogradFunctions:
         """The autograd functions over the framework's ``Function``, built once and kept on the platform."""
-        functions: Functions | None = self.__dict__.get(_CACHE)
+        functions: AutogradFunctions | None = self.__dict__.get(_CACHE)
         if functions is None:
             with _LOCK:
                 functions = self.__dict__.setdefault(_CACHE, autograd_functions.build(self.Function))
@@ -274,7 +282,7 @@ class DifferentiableFacet(CollectivesFacet):
 
     def _route(
         self, member: str, data: Any, sent: Sequence[int] | None, received: Sequence[int] | None, group: Any
-    ) -> Route:
+    ) -> AllToAllSpec:
         self._plain(member, data)
         ranks = self.ranks_of(group)
         if not len(data.shape):
@@ -291,7 +299,7 @@ class DifferentiableFacet(CollectivesFacet):
         if sum(sent) != data.shape[0]:
             msg = f"{member}: input_splits {list(sent)} add up to {sum(sent)}, the input has {data.shape[0]} rows"
             raise ValueError(msg)
-        return Route(self._self(), ranks, tuple(map(int, sent)), tuple(map(int, received)))
+        return AllToAllSpec(self._self(), ranks, tuple(map(int, sent)), tuple(map(int, received)))
 
     def _check_gradient(self, member: str, data: Any, op: str) -> None:
         if op not in _DIFFERENTIABLE and self.is_floating(data) and self.needs_grad(data) and self.grad_enabled():

@@ -12,7 +12,7 @@ from typing import Any
 
 import mindspore
 
-from hyper_parallel.core.dtensor.deferred_gradients import Pending, drop_pending, joined, pending_of
+from hyper_parallel.core.dtensor.deferred_gradients import DeferredGradient, add_deferred, deferred_of, drop_deferred
 from hyper_parallel.core.dtensor.dtensor import DTensor
 from hyper_parallel.core.dtensor.transition import dual
 from hyper_parallel.platform.mindspore.dtensor import wrap
@@ -70,7 +70,7 @@ def _wanting(weights: Any) -> Iterator[None]:
     finally:
         for local in locals_:
             delattr(local, WANTED)
-            drop_pending(local)
+            drop_deferred(local)
 
 
 def _settled(fn: Callable[..., Any]) -> Callable[..., Any]:
@@ -96,7 +96,7 @@ def _laid_out(grads: Any, values: Any) -> Any:
         (values,) = values
     if not isinstance(values, DTensor):
         return grads
-    held = pending_of(values._local)
-    true = Pending(dual(values.layout), grads, None, "")
-    whole = true if held is None else joined(held, true, values._platform)  # noqa: SLF001 - as above
+    held = deferred_of(values._local)
+    true = DeferredGradient(dual(values.layout), grads, None, "")
+    whole = true if held is None else add_deferred(held, true, values._platform)  # noqa: SLF001 - as above
     return wrap(whole.summand, whole.layout)

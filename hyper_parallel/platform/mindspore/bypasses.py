@@ -23,7 +23,7 @@ from mindspore.common.recompute import _RecomputeCell
 from mindspore.experimental import optim
 from mindspore.ops import primitive as primitives
 
-from hyper_parallel.core.dtensor.deferred_gradients import refuse_step
+from hyper_parallel.core.dtensor.deferred_gradients import refuse_partial_step
 from hyper_parallel.core.dtensor.dtensor import DTensor
 from hyper_parallel.errors import UnsupportedOperatorError
 from hyper_parallel.platform.mindspore import intercept
@@ -113,7 +113,7 @@ def _stepping(step: Callable[..., Any]) -> Callable[..., Any]:
         for grads in lists:
             for parameter, grad in zip(self.parameters, grads, strict=False):
                 if isinstance(grad, DTensor):
-                    refuse_step(parameter.name, grad.layout, grad.dtype)
+                    refuse_partial_step(parameter.name, grad.layout, grad.dtype)
         return step(self, *args, **kwargs)
 
     return call

@@ -96,7 +96,7 @@ def _filled(param: Any) -> Any:
     layout, init = param.layout, _init_of(param)
     made = _DRAWS[type(init)](init, layout)
     if isinstance(made, Distribution):
-        local = drawn(random.numbers(layout, made), param.dtype)
+        local = drawn(random.sample(layout, made), param.dtype)
     else:
         local = constant(made, layout.local_shape, param.dtype)
     whole = param._platform.wrap(local, layout)  # noqa: SLF001 - the other half of the DTensor

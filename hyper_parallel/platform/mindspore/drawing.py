@@ -8,14 +8,14 @@ import mindspore
 import numpy as np
 from mindspore import Tensor, ops
 
-from hyper_parallel.core.dtensor.sampling import Numbers
+from hyper_parallel.core.dtensor.sampling import LocalSample
 
 __all__ = ["constant", "drawn"]
 
 _ROUNDED_ALIKE = (mindspore.float32, mindspore.float64)
 
 
-def drawn(numbers: Numbers, dtype: Any) -> Tensor:
+def drawn(numbers: LocalSample, dtype: Any) -> Tensor:
     """The numbers, each rounded to ``dtype`` as MindSpore casts."""
     found = np.empty(numbers.rows, mindspore.dtype_to_nptype(dtype))
     for rows, columns, values in numbers.blocks():

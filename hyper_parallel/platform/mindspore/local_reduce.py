@@ -10,7 +10,7 @@ import mindspore
 from mindspore import Tensor, mint, ops
 from mindspore.mint.nn import functional as F
 
-from hyper_parallel.core.dtensor.sampling import Numbers
+from hyper_parallel.core.dtensor.sampling import LocalSample
 from hyper_parallel.platform.mindspore.drawing import drawn
 from hyper_parallel.platform.mindspore.writing import write_over
 
@@ -126,7 +126,7 @@ def _in(x: Tensor, dtype: Any) -> Tensor:
     return x if dtype is None else ops.cast(x, dtype)
 
 
-def _write(x: Tensor, numbers: Numbers, dtype: Any) -> Tensor:
+def _write(x: Tensor, numbers: LocalSample, dtype: Any) -> Tensor:
     del dtype
     write_over(x, drawn(numbers, x.dtype))  # an empty piece, too: every rank must have the same graph
     return x

@@ -10,7 +10,7 @@ from mindspore import Parameter, mint, nn, ops
 from mindspore.common.api import _no_grad
 
 from hyper_parallel.core.dtensor.dtensor import DTensor
-from hyper_parallel.core.dtensor.module import distribute_tensor, fitting_piece
+from hyper_parallel.core.dtensor.module import distribute_tensor, local_data_for
 from hyper_parallel.core.tensor_parallel.clip import clip_grad_norm_
 from hyper_parallel.platform.contract.modules import HookHandle, ModulesFacet, check_hook
 from hyper_parallel.platform.mindspore import backward_hooks, delayed
@@ -99,7 +99,7 @@ class MindSporeModules(ModulesFacet):
 
     def update_param_data(self, param: Any, data: Any) -> None:
         """Written into the storage, which optimizers share."""
-        piece = fitting_piece(param, data)
+        piece = local_data_for(param, data)
         if 0 not in piece.shape:
             local = param.to_local() if isinstance(param, DTensor) else param
             with _no_grad():

@@ -17,7 +17,14 @@ from torch import Tensor
 from torch._guards import TracingContext
 from torch.optim.optimizer import register_optimizer_step_pre_hook
 
-from hyper_parallel.core.dtensor.deferred_gradients import Pending, drop_pending, hold, joined, pending_of, refuse_step
+from hyper_parallel.core.dtensor.deferred_gradients import (
+    DeferredGradient,
+    add_deferred,
+    attach_deferred,
+    deferred_of,
+    drop_deferred,
+    refuse_partial_step,
+)
 from hyper_parallel.core.dtensor.dtensor import DTensor
 from hyper_parallel.core.dtensor.layout import Layout
 from hyper_parallel.core.dtensor.skip_dispatch import any_block, skipped
@@ -145,7 +152,7 @@ class TorchDTensor(DTensor, Tensor):
         Of a Partial(avg) tensor it is the gradient of what each rank holds, which is the mean's divided by the ranks.
         """
         local = self._local.grad
-        held = pending_of(self._local)
+        held = deferred_of(self._local)
         if held is not None:
             return self._pending_grad(held, local)
         if local is None:
@@ -164,19 +171,19 @@ class TorchDTensor(DTensor, Tensor):
 
     @grad.setter
     def grad(self, value: Any) -> None:
-        drop_pending(self._local)
+        drop_deferred(self._local)
         self._local.grad = None if value is None else self._as_gradient(value, "grad")
 
     @grad.deleter
     def grad(self) -> None:
-        drop_pending(self._local)
+        drop_deferred(self._local)
         self._local.grad = None
 
-    def _pending_grad(self, held: Pending, true: Tensor | None) -> Any:
+    def _pending_grad(self, held: DeferredGradient, true: Tensor | None) -> Any:
         """What is owed, with what came complete: one tensor, so that a write to it is not lost."""
         if true is not None:
-            held = joined(held, Pending(dual(self._layout), true.detach(), None, ""), self._platform)  # type: ignore[arg-type] # set by now
-            hold(self._local, held)
+            held = add_deferred(held, DeferredGradient(dual(self._layout), true.detach(), None, ""), self._platform)  # type: ignore[arg-type] # set by now
+            attach_deferred(self._local, held)
             self._local.grad = None
         kept = self._grad_kept
         if kept is None or kept[0] is not held.summand:
@@ -509,10 +516,10 @@ def _refuse_pending(optimizer: Any, args: Any, kwargs: Any) -> None:
     del args, kwargs
     for number, group in enumerate(optimizer.param_groups):
         for index, parameter in enumerate(group["params"]):
-            held = pending_of(parameter._local) if isinstance(parameter, TorchDTensor) else None
+            held = deferred_of(parameter._local) if isinstance(parameter, TorchDTensor) else None
             if held is not None:
                 name = group.get("param_names", {index: f"parameter {index} of group {number}"})[index]
-                refuse_step(name, held.layout, parameter.dtype, held)
+                refuse_partial_step(name, held.layout, parameter.dtype, held)
 
 
 def _method(dispatcher: Any, entry: Any, name: str) -> Callable[..., Any]:

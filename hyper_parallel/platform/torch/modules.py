@@ -10,7 +10,7 @@ import torch
 from torch import nn
 
 from hyper_parallel.core.dtensor.dtensor import DTensor
-from hyper_parallel.core.dtensor.module import distribute_tensor, fitting_piece
+from hyper_parallel.core.dtensor.module import distribute_tensor, local_data_for
 from hyper_parallel.core.tensor_parallel.clip import clip_grad_norm_
 from hyper_parallel.platform.contract.modules import HookHandle, ModulesFacet, check_hook
 from hyper_parallel.platform.torch import delayed
@@ -89,7 +89,7 @@ class TorchModules(ModulesFacet):
     def update_param_data(self, param: Any, data: Any) -> None:
         """``copy_`` off the graph."""
         with torch.no_grad():
-            self.get_param_local_data(param).copy_(fitting_piece(param, data))
+            self.get_param_local_data(param).copy_(local_data_for(param, data))
         if isinstance(param, DTensor):
             param.drop_views()
 

@@ -9,7 +9,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from hyper_parallel.core.dtensor.sampling import Numbers
+from hyper_parallel.core.dtensor.sampling import LocalSample
 from hyper_parallel.core.shard.entry import OpEntry
 from hyper_parallel.platform.torch.op_table_pointwise import routed
 
@@ -19,7 +19,7 @@ Spell = Callable[..., None]
 aten = torch.ops.aten
 
 
-def _write(x: Tensor, drawn: Numbers, dtype: Any) -> Tensor:
+def _write(x: Tensor, drawn: LocalSample, dtype: Any) -> Tensor:
     """Into the memory of ``x``, block after block, unless autograd has to record it."""
     del dtype
     if x.is_contiguous() and not (x.requires_grad and torch.is_grad_enabled()):
@@ -28,11 +28,11 @@ def _write(x: Tensor, drawn: Numbers, dtype: Any) -> Tensor:
     return x.copy_(_fill(torch.empty(drawn.shape, dtype=x.dtype, device=x.device), drawn))
 
 
-def _make_like(x: Tensor, drawn: Numbers, dtype: Any) -> Tensor:
+def _make_like(x: Tensor, drawn: LocalSample, dtype: Any) -> Tensor:
     return _fill(torch.empty(drawn.shape, dtype=x.dtype if dtype is None else dtype, device=x.device), drawn)
 
 
-def _fill(x: Tensor, drawn: Numbers) -> Tensor:
+def _fill(x: Tensor, drawn: LocalSample) -> Tensor:
     """Numbers of ``drawn`` in the places of a contiguous tensor."""
     places = x.view(drawn.rows)
     for rows, columns, values in () if x.is_meta else drawn.blocks():

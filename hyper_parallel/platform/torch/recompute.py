@@ -31,7 +31,7 @@ def install() -> None:
     function: Any = checkpoint.CheckpointFunction
     function.forward = staticmethod(_replaying(function.forward))
     setattr(function, _DONE, True)
-    random.refuse_while(_reruns)
+    random.forbid_sampling_while(_reruns)
 
 
 def _reruns() -> bool:

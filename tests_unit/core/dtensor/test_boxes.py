@@ -9,16 +9,16 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from hyper_parallel.core.dtensor.boxes import (
-    cells_of,
+    box_edges,
+    box_grid,
+    box_transfers,
     contains,
     coordinates,
-    cuts,
-    grid_of,
+    count_intersections,
     intersect,
     members,
-    met,
-    reduction_pieces,
-    routes,
+    reduced_boxes,
+    split_at_edges,
     volume,
 )
 from hyper_parallel.core.dtensor.exchange import Exchange
@@ -70,14 +70,14 @@ def test_every_receiver_gets_what_it_lacks_and_nothing_else(pair):
     for index, position in enumerate(at):
         held[index][as_slices(source.box_at(position))] = 1
     before = [one.copy() for one in held]
-    for route in routes(source, target, axes, at[0]):
+    for route in box_transfers(source, target, axes, at[0]):
         where = as_slices(route.box)
         assert (before[route.sender][where] == 1).all()
         held[route.receiver][where] += 1
     for index, position in enumerate(at):
         assert held[index].max(initial=0) <= 1
         assert (held[index][as_slices(target.box_at(position))] == 1).all()
-    travelled = sum(volume(route.box) for route in routes(source, target, axes, at[0]))
+    travelled = sum(volume(route.box) for route in box_transfers(source, target, axes, at[0]))
     lacking = (volume(target.box_at(p)) - volume(intersect(target.box_at(p), source.box_at(p))) for p in at)
     assert travelled == sum(lacking)
 
@@ -91,8 +91,10 @@ def test_an_exchange_knows_its_peers_without_its_routes(pair):
     held = [source.box_at(one) for one in at]
     for one in at:
         box = target.box_at(one)
-        assert met(box, grid_of(held, source.ndim)) == len({other for other in held if volume(intersect(box, other))})
-    senders = {(route.receiver, route.sender) for route in routes(source, target, axes, at[0])}
+        assert count_intersections(box, box_grid(held, source.ndim)) == len(
+            {other for other in held if volume(intersect(box, other))}
+        )
+    senders = {(route.receiver, route.sender) for route in box_transfers(source, target, axes, at[0])}
     heard = Counter(receiver for receiver, _ in senders)
     assert Exchange(source, target, axes).messages == max(heard.values(), default=0)
 
@@ -107,7 +109,7 @@ def test_every_part_is_added_up_once(pair, data):
     axes = tuple(range(source.mesh.ndim))
     at = members(source.mesh, axes, (0,) * source.mesh.ndim)
     count = np.zeros(source.shape, int)
-    for piece in reduction_pieces(source, target, axes, reduced, at[0]):
+    for piece in reduced_boxes(source, target, axes, reduced, at[0]):
         count[as_slices(piece.box)] += 1
         assert piece.owner in piece.group
         assert all(contains(source.box_at(at[one]), piece.box) for one in piece.group)
@@ -119,10 +121,10 @@ def test_every_part_is_added_up_once(pair, data):
 def test_cells_tile_their_box(pair):
     """Cells are the non-empty parts into which the edges of other boxes cut a box."""
     source, target = pair
-    edges = cuts([source.box_at(at) for at in coordinates(source.mesh)], source.ndim)
+    edges = box_edges([source.box_at(at) for at in coordinates(source.mesh)], source.ndim)
     for at in coordinates(target.mesh):
         box = target.box_at(at)
-        cells = list(itertools.product(*cells_of(box, edges)))
+        cells = list(itertools.product(*split_at_edges(box, edges)))
         assert all(volume(cell) and contains(box, cell) for cell in cells)
         assert sum(map(volume, cells)) == volume(box)
 
@@ -131,7 +133,7 @@ def test_the_nearest_holder_sends():
     """Of several holders of a part the one that shares most coordinates with the receiver sends it."""
     mesh = DeviceMesh.grid("cpu", (3, 2), tuple(range(6)), ("a", "b"))
     source, target = Layout.of(mesh, [(1,)], (), (4,)), Layout.of(mesh, [()], (), (4,))
-    found = routes(source, target, (0, 1), (0, 0))
+    found = box_transfers(source, target, (0, 1), (0, 0))
     assert [(route.sender, route.receiver) for route in found] == [(1, 0), (0, 1), (3, 2), (2, 3), (5, 4), (4, 5)]
 
 

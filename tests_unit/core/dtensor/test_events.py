@@ -14,7 +14,7 @@ from hyper_parallel.core.dtensor.events import (
 from hyper_parallel.core.dtensor.layout import Layout
 from hyper_parallel.core.dtensor.placements import Partial, Replicate, Shard
 from hyper_parallel.core.dtensor.redistribute import gathered_view, redistribute
-from hyper_parallel.core.dtensor.transition import plan
+from hyper_parallel.core.dtensor.transition import plan_transition
 from hyper_parallel.errors import StrictModeError
 from hyper_parallel.platform.select import get_torch_platform
 from hyper_parallel.transport.base import active_transport
@@ -34,7 +34,7 @@ def on_ranks(dense, body, world=2):
         grid = dense.grid((world,), active_transport().rank)
 
         def steps(source, target, varying=()):
-            return plan(Layout.place(grid, [source], (7, 5)), Layout.place(grid, [target], (7, 5)), varying)
+            return plan_transition(Layout.place(grid, [source], (7, 5)), Layout.place(grid, [target], (7, 5)), varying)
 
         def move(x, source, target, cause=None, varying=()):
             return redistribute(x, steps(source, target, varying), get_torch_platform(), cause)

@@ -236,7 +236,7 @@ def test_layouts_that_nobody_holds_are_forgotten(monkeypatch):
     for size in range(1_000_010, 1_000_110):
         rows, whole = (Layout.place(mesh, [one], (size,)) for one in (Shard(0), Replicate()))
         transition.dual(rows)
-        assert transition.plan(rows, whole).adjoint.adjoint is transition.plan(rows, whole)
+        assert transition.plan_transition(rows, whole).adjoint.adjoint is transition.plan_transition(rows, whole)
     assert max(len(layout_module._PLACED), len(transition._PLANS), len(transition._DUALS)) <= 8
     gc.collect()
     assert len(layout_module._INTERNED) - before < 50

@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 
 from hyper_parallel.core.dtensor.layout import Layout
-from hyper_parallel.core.dtensor.mesh import DeviceMesh, get_current_mesh, grid_of, init_device_mesh
+from hyper_parallel.core.dtensor.mesh import DeviceMesh, get_current_mesh, init_device_mesh, shape_and_ranks
 from hyper_parallel.errors import MeshError
 from hyper_parallel.verify.simulate import simulate
 
@@ -63,8 +63,12 @@ def test_a_rank_outside_has_no_place():
 
 def test_a_grid_is_an_array_as_well():
     """Ranks in an array are those in lists; rows of different lengths are told."""
-    assert grid_of(np.arange(6).reshape(2, 3)[::-1]) == grid_of([[3, 4, 5], [0, 1, 2]]) == ((2, 3), (3, 4, 5, 0, 1, 2))
-    assert refused(lambda: grid_of([[0, 1], [2]])) == (
+    assert (
+        shape_and_ranks(np.arange(6).reshape(2, 3)[::-1])
+        == shape_and_ranks([[3, 4, 5], [0, 1, 2]])
+        == ((2, 3), (3, 4, 5, 0, 1, 2))
+    )
+    assert refused(lambda: shape_and_ranks([[0, 1], [2]])) == (
         "DeviceMesh: mesh must be a regular grid of ranks, got [[0, 1], [2]]"
     )
 

@@ -53,7 +53,7 @@ def test_bits_are_equal_for_layouts_worlds_and_frameworks():
 def mask():
     """Sixty truths, of which this rank draws its share."""
     mesh = init_device_mesh("cpu", (2,))
-    return random.keep(Layout.place(mesh, [Shard(0)], (60,)), 0.5).tolist()
+    return random.bernoulli(Layout.place(mesh, [Shard(0)], (60,)), 0.5).tolist()
 
 
 def in_thread(body, name="other"):

@@ -9,7 +9,7 @@ from hyper_parallel.core.dtensor.dtensor import DTensor
 from hyper_parallel.core.dtensor.layout import Layout
 from hyper_parallel.core.dtensor.placements import Partial, Replicate, Shard
 from hyper_parallel.core.dtensor.redistribute import gathered_view, redistribute
-from hyper_parallel.core.dtensor.transition import plan
+from hyper_parallel.core.dtensor.transition import plan_transition
 from hyper_parallel.errors import LayoutError, MeshError, ShardMismatchError, UnsupportedOperatorError
 from hyper_parallel.platform.select import get_torch_platform
 from hyper_parallel.transport.base import active_transport
@@ -40,7 +40,7 @@ class Case:
     def plan_of(self, rank):
         """The plan as ``rank`` sees it."""
         see = self.dense.seen_by
-        return plan(see(self.source, rank), see(self.target, rank), self.varying)
+        return plan_transition(see(self.source, rank), see(self.target, rank), self.varying)
 
 
 def run_cases(cases, world):
@@ -175,7 +175,7 @@ def test_the_gradient_of_an_extremum_goes_to_the_ranks_that_attained_it(dense, o
 
     def body(torch, platform, rank, place):
         x = torch.tensor(held[rank], requires_grad=True)
-        steps = plan(place([Partial(op)], (3,)), place([R], (3,)))
+        steps = plan_transition(place([Partial(op)], (3,)), place([R], (3,)))
         y = redistribute(x, steps, platform)
         y.backward(torch.tensor([10.0, 20.0, 30.0], dtype=torch.float64))
         return y.tolist(), x.grad.tolist()
@@ -191,7 +191,7 @@ def test_the_gradient_of_an_extremum_is_differentiable(dense):
 
     def body(torch, platform, rank, place):
         x = torch.tensor([float(rank), -float(rank)], dtype=torch.float64, requires_grad=True)
-        top = redistribute(x, plan(place([Partial("max")], (2,)), place([R], (2,))), platform)
+        top = redistribute(x, plan_transition(place([Partial("max")], (2,)), place([R], (2,))), platform)
         (first,) = torch.autograd.grad((top**3).sum(), x, create_graph=True)
         (second,) = torch.autograd.grad(first.sum(), x)
         return first.tolist(), second.tolist()
@@ -205,7 +205,7 @@ def test_tied_extrema_are_differentiable(dense):
 
     def body(torch, platform, _rank, place):
         x = torch.tensor([2.0], dtype=torch.float64, requires_grad=True)
-        top = redistribute(x, plan(place([Partial("max")], (1,)), place([R], (1,))), platform)
+        top = redistribute(x, plan_transition(place([Partial("max")], (1,)), place([R], (1,))), platform)
         (first,) = torch.autograd.grad((top**3).sum(), x, create_graph=True)
         (second,) = torch.autograd.grad(first.sum(), x)
         return first.item(), second.item()
@@ -220,7 +220,7 @@ def test_an_extremum_to_shards(dense):
     def body(torch, platform, rank, place):
         x = torch.tensor([1.0, 2.0, 3.0, 4.0]) * (1 if rank % 2 else -1)
         x.requires_grad_()
-        y = redistribute(x, plan(place([Partial("max"), R], (4,)), place([S0, R], (4,))), platform)
+        y = redistribute(x, plan_transition(place([Partial("max"), R], (4,)), place([S0, R], (4,))), platform)
         y.sum().backward()
         return y.tolist(), x.grad.tolist()
 
@@ -232,7 +232,7 @@ def test_a_product_has_no_gradient(dense):
     """A gradient through Partial(prod) is refused with a clear message; without one the value is reduced."""
 
     def body(torch, platform, _rank, place):
-        steps = plan(place([Partial("prod")], (2,)), place([R], (2,)))
+        steps = plan_transition(place([Partial("prod")], (2,)), place([R], (2,)))
         with pytest.raises(UnsupportedOperatorError) as caught:
             redistribute(torch.ones(2, requires_grad=True), steps, platform)
         with torch.no_grad():
@@ -290,10 +290,12 @@ def test_a_nonlinear_chain_has_dense_second_derivatives(dense):
         cut = place([S1], (4, 6)).local_box()[1]
         mine = a[:, slice(*cut)].clone().requires_grad_()
         partial = mine @ b[slice(*cut)]
-        product = redistribute(partial, plan(place([P], (4, 3)), place([R], (4, 3))), platform)
+        product = redistribute(partial, plan_transition(place([P], (4, 3)), place([R], (4, 3))), platform)
         back = second(mine, product)
         # The summands of <first, v> meet in an all-reduce, as the loss of a real program would.
-        total = redistribute((back * v[:, slice(*cut)]).sum(), plan(place([P], ()), place([R], ())), platform)
+        total = redistribute(
+            (back * v[:, slice(*cut)]).sum(), plan_transition(place([P], ()), place([R], ())), platform
+        )
         (bent,) = torch.autograd.grad(total, mine)
         return cut, back.detach(), bent
 
@@ -309,7 +311,7 @@ def test_a_gathered_value_serves_a_varying_consumer(dense):
     def body(torch, platform, rank, place):
         x = torch.arange(2.0, dtype=torch.float64) + 2 * rank
         x.requires_grad_()
-        steps = plan(place([S0], (6,)), place([R], (6,)))
+        steps = plan_transition(place([S0], (6,)), place([R], (6,)))
         with record_events() as log:
             whole = redistribute(x, steps, platform)
             view = gathered_view(x, whole, steps, (0,), platform)
@@ -327,7 +329,7 @@ def test_a_gathered_value_without_gradient_is_itself(dense):
 
     def body(torch, platform, _rank, place):
         x = torch.ones(1)
-        steps = plan(place([S0], (2,)), place([R], (2,)))
+        steps = plan_transition(place([S0], (2,)), place([R], (2,)))
         whole = redistribute(x, steps, platform)
         return gathered_view(x, whole, steps, (0,), platform) is whole
 
@@ -338,8 +340,8 @@ def test_nothing_to_do_returns_the_tensor_itself(dense):
     """An identity plan returns its argument, and so does a varying view that no gradient needs."""
 
     def body(torch, platform, _rank, place):
-        same = plan(place([S0], (4,)), place([S0], (4,)))
-        view = plan(place([R], (4,)), place([R], (4,)), (0,))
+        same = plan_transition(place([S0], (4,)), place([S0], (4,)))
+        view = plan_transition(place([R], (4,)), place([R], (4,)), (0,))
         x, whole = torch.ones(2, requires_grad=True), torch.ones(4)
         counted = torch.arange(4)
         return (
@@ -355,7 +357,7 @@ def test_without_gradient_there_is_no_node(dense):
     """Integers, detached tensors and no-grad mode leave no autograd node behind."""
 
     def body(torch, platform, _rank, place):
-        steps = plan(place([S0], (4,)), place([R], (4,)))
+        steps = plan_transition(place([S0], (4,)), place([R], (4,)))
         with torch.no_grad():
             quiet = redistribute(torch.ones(2, requires_grad=True), steps, platform)
         return quiet.requires_grad, redistribute(torch.arange(2), steps, platform).tolist()
@@ -388,7 +390,7 @@ def test_a_wrong_shard_is_refused_before_anything_is_sent(dense):
     """A local tensor that is not this rank's piece is refused, naming the rank and both shapes."""
 
     def body(torch, platform, rank, place):
-        steps = plan(place([S0], (7, 5)), place([R], (7, 5)))
+        steps = plan_transition(place([S0], (7, 5)), place([R], (7, 5)))
         with pytest.raises(ShardMismatchError) as caught:
             redistribute(torch.ones(2, 5), steps, platform)
         return rank, str(caught.value)
@@ -401,7 +403,7 @@ def test_a_wrong_shard_is_refused_before_anything_is_sent(dense):
 
 def test_a_plan_belongs_to_its_rank(dense):
     """A plan that another rank made is refused instead of slicing at the wrong place."""
-    steps = plan(Layout.place(dense.grid((2,)), [R], (4,)), Layout.place(dense.grid((2,)), [S0], (4,)))
+    steps = plan_transition(Layout.place(dense.grid((2,)), [R], (4,)), Layout.place(dense.grid((2,)), [S0], (4,)))
 
     def body(torch, platform, rank, _place):
         if rank == 0:
@@ -419,7 +421,7 @@ def test_integers_have_no_average(dense):
     """Partial(avg) of integers is refused instead of rounded."""
 
     def body(torch, platform, _rank, place):
-        steps = plan(place([Partial("avg")], (2,)), place([R], (2,)))
+        steps = plan_transition(place([Partial("avg")], (2,)), place([R], (2,)))
         with pytest.raises(LayoutError) as caught:
             redistribute(torch.arange(2), steps, platform)
         return str(caught.value)

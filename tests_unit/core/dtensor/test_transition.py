@@ -8,7 +8,7 @@ import pytest
 from hyper_parallel.core.dtensor.cheapest_steps import Cost
 from hyper_parallel.core.dtensor.layout import Layout
 from hyper_parallel.core.dtensor.placements import Partial, Replicate, Shard
-from hyper_parallel.core.dtensor.transition import plan
+from hyper_parallel.core.dtensor.transition import plan_transition
 from hyper_parallel.errors import LayoutError, MeshMismatchError
 
 S0, S1, R, P = Shard(0), Shard(1), Replicate(), Partial()
@@ -17,7 +17,7 @@ S0, S1, R, P = Shard(0), Shard(1), Replicate(), Partial()
 def between(dense, mesh, source, target, shape, varying=()):
     """The plan between two lists of placements."""
     grid = dense.grid(mesh)
-    return plan(Layout.place(grid, source, shape), Layout.place(grid, target, shape), varying)
+    return plan_transition(Layout.place(grid, source, shape), Layout.place(grid, target, shape), varying)
 
 
 def names(steps):
@@ -115,7 +115,7 @@ def test_shard_to_shard_always_reaches_the_minimum(dense, mesh):
     """No change between shard and replicate layouts, whatever the orders, moves an element that is held already."""
     layouts = dense.every_layout(dense.grid(mesh), (6, 24), partials=())
     for source, target in itertools.product(layouts, layouts):
-        steps = plan(source, target)
+        steps = plan_transition(source, target)
         assert received(steps) == minimum(dense, source, target), steps
 
 
@@ -148,7 +148,7 @@ def test_order_of_axes_is_data(dense):
     """Swapping the order of two axes within a dim is a transition that communicates."""
     grid = dense.grid((2, 2))
     source, target = Layout.of(grid, [(0, 1)], (), (7,)), Layout.of(grid, [(1, 0)], (), (7,))
-    assert plan(source, target).communicates
+    assert plan_transition(source, target).communicates
 
 
 def test_plans_are_cached_by_identity(dense):
@@ -163,7 +163,7 @@ def test_gradients_live_in_dual_layouts(dense, mesh):
     """A plan's adjoint leads from the dual of its target to the dual of its source."""
     layouts = dense.every_layout(dense.grid(mesh), (5, 3))
     for source, target in itertools.product(layouts, layouts):
-        back = plan(source, target).adjoint
+        back = plan_transition(source, target).adjoint
         assert back.source is dense.dual(target)
         assert back.target is dense.dual(source)
         assert back.varying == tuple(axis for axis, _ in source.partials)
@@ -173,8 +173,8 @@ def test_every_rank_makes_the_same_plan(dense):
     """Plans depend on layouts only: ranks that look from different places choose the same steps."""
     layouts = dense.every_layout(dense.grid((2, 3)), (5, 3))
     for source, target in itertools.islice(itertools.product(layouts, layouts), 0, None, 7):
-        mine = plan(source, target)
-        theirs = plan(dense.seen_by(source, 4), dense.seen_by(target, 4))
+        mine = plan_transition(source, target)
+        theirs = plan_transition(dense.seen_by(source, 4), dense.seen_by(target, 4))
         assert list(map(str, mine.steps)) == list(map(str, theirs.steps))
 
 
@@ -182,7 +182,7 @@ def test_an_axis_of_size_one_costs_nothing(dense):
     """Along a mesh axis of size 1 nothing is split, reduced or sent."""
     layouts = dense.every_layout(dense.grid((1,)), (5, 3))
     for source, target in itertools.product(layouts, layouts):
-        assert plan(source, target).is_trivial
+        assert plan_transition(source, target).is_trivial
 
 
 def test_a_partial_axis_that_stays_is_not_touched(dense):
@@ -216,7 +216,7 @@ class TestErrors:
         one = Layout.place(dense.grid((2,)), [R], (4,))
         other = Layout.place(dense.grid((4,)), [R], (4,))
         with pytest.raises(MeshMismatchError) as caught:
-            plan(one, other)
+            plan_transition(one, other)
         assert str(caught.value) == (
             "redistribute: source is on DeviceMesh(cpu, a=2, ranks=[0, 1]), "
             "target on DeviceMesh(cpu, a=4, ranks=[0, 1, 2, 3])"
@@ -226,7 +226,7 @@ class TestErrors:
         """Layouts of two shapes have no transition."""
         grid = dense.grid((2,))
         with pytest.raises(LayoutError) as caught:
-            plan(Layout.place(grid, [S0], (4,)), Layout.place(grid, [R], (5,)))
+            plan_transition(Layout.place(grid, [S0], (4,)), Layout.place(grid, [R], (5,)))
         assert str(caught.value) == ("redistribute: shapes of source [4@a] and target [5] must be known and equal")
 
     def test_varying_axis_is_not_replicated(self, dense):

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any
 from hyper_parallel._tree import CONTAINERS, leaves, named_leaves, unflatten
 from hyper_parallel.core.dtensor.dtensor import DTensor, varying_axes
 from hyper_parallel.core.dtensor.events import Cause
-from hyper_parallel.core.dtensor.global_shape import layout_of_pieces
+from hyper_parallel.core.dtensor.global_shape import layout_from_gathered_shapes
 from hyper_parallel.core.dtensor.layout import Layout
 from hyper_parallel.core.dtensor.placements import Placement, Shard
 from hyper_parallel.errors import (
@@ -375,7 +375,7 @@ class _Region:
             )
             raise ShardMismatchError(msg)
         what = f"local_map({self.name}): the pieces of output{where}"
-        return layout_of_pieces(layout.with_shape(found.shape), held, found.dtype, what, cut)
+        return layout_from_gathered_shapes(layout.with_shape(found.shape), held, found.dtype, what, cut)
 
     def _misfit(self, found: Any, placements: Any, where: str, wanted: str) -> LayoutError:
         kind = type(found).__name__

@@ -10,10 +10,15 @@ from typing import TYPE_CHECKING, Any
 from hyper_parallel._tree import CONTAINERS, rebuild, tree_map
 from hyper_parallel.core.dtensor.dtensor import DTensor, resolve_mesh
 from hyper_parallel.core.dtensor.events import Cause
-from hyper_parallel.core.dtensor.global_shape import agreed_layout
+from hyper_parallel.core.dtensor.global_shape import layout_from_local_shapes
 from hyper_parallel.core.dtensor.layout import Layout
 from hyper_parallel.core.dtensor.module import place_parameter, replicate_module
-from hyper_parallel.core.dtensor.parameter_paths import Ties, fits, nearest, slots_by_parameter
+from hyper_parallel.core.dtensor.parameter_paths import (
+    TiedParameters,
+    describe_nearest,
+    owners_by_parameter,
+    path_matches,
+)
 from hyper_parallel.core.shard.custom.function_map import places_one_tensor
 from hyper_parallel.errors import MeshMismatchError, PlacementError, PlanError
 from hyper_parallel.platform.select import platform_of
@@ -75,7 +80,7 @@ def shard_module(module: Any, device_mesh: DeviceMesh | None, sharding_plan: Sha
     platform = platform_of(module)
     layouts = _checked(platform, module, mesh, sharding_plan)
     owners = dict(platform.get_cells_and_names(module))
-    ties = Ties(platform, module)
+    ties = TiedParameters(platform, module)
     for path, layout in layouts.items():
         owner, _, name = path.rpartition(".")
         place_parameter(platform, owners[owner], name, mesh, layout)
@@ -87,7 +92,7 @@ def shard_module(module: Any, device_mesh: DeviceMesh | None, sharding_plan: Sha
         entering = _entry(sharding_plan.input_plan, path)
         if entering is not None:
             _before(platform, cell, edge, entering)
-        leaving, plain = _entry(sharding_plan.output_plan, path), any(fits(one, path) for one in local)
+        leaving, plain = _entry(sharding_plan.output_plan, path), any(path_matches(one, path) for one in local)
         if leaving is not None or plain:
             _after(platform, cell, edge, leaving, plain=plain)
     return module
@@ -103,9 +108,9 @@ def _checked(platform: Platform, module: Any, mesh: DeviceMesh, plan: ShardingPl
     problems: list[str] = []
     layouts: dict[str, Layout] = {}
     for pattern, placements in plan.plan.items():
-        found = [path for path in values if fits(pattern, path)]
+        found = [path for path in values if path_matches(pattern, path)]
         if not found:
-            problems.append(f"plan: {pattern!r} names no parameter; {nearest(pattern, ['', *cells, *values])}")
+            problems.append(f"plan: {pattern!r} names no parameter; {describe_nearest(pattern, ['', *cells, *values])}")
         for path in found:
             placed = _placed(mesh, placements, tuple(values[path].shape))
             if isinstance(placed, Layout):
@@ -118,10 +123,10 @@ def _checked(platform: Platform, module: Any, mesh: DeviceMesh, plan: ShardingPl
         "return_local_tensor": plan.return_local_tensor or (),
     }
     problems.extend(
-        f"{option}: {pattern!r} names no module; {nearest(pattern, cells)}"
+        f"{option}: {pattern!r} names no module; {describe_nearest(pattern, cells)}"
         for option, patterns in named.items()
         for pattern in patterns
-        if not any(fits(pattern, path) for path in cells)
+        if not any(path_matches(pattern, path) for path in cells)
     )
     problems.extend(_conflicts(platform, module, layouts))
     if problems:
@@ -146,7 +151,7 @@ def _values(platform: Platform, module: Any) -> Iterator[tuple[str, Any]]:
 
 
 def _conflicts(platform: Platform, module: Any, layouts: dict[str, Layout]) -> Iterator[str]:
-    for slots in slots_by_parameter(platform, module).values():
+    for slots in owners_by_parameter(platform, module).values():
         wanted = {path: layouts[path] for path, _, _ in slots if path in layouts}
         if len(set(wanted.values())) > 1:
             facts = ", ".join(f"{path} -> {list(layout.placements)}" for path, layout in wanted.items())
@@ -155,7 +160,7 @@ def _conflicts(platform: Platform, module: Any, layouts: dict[str, Layout]) -> I
 
 def _entry(plans: Mapping[str, Any] | None, path: str) -> Any:
     """What the last pattern that names ``path`` says, or None."""
-    found = [entry for pattern, entry in (plans or {}).items() if fits(pattern, path)]
+    found = [entry for pattern, entry in (plans or {}).items() if path_matches(pattern, path)]
     return found[-1] if found else None
 
 
@@ -189,7 +194,9 @@ class _Edge:
             msg = f"{where} must be a tensor to be laid out as {placements!r}, got {type(value).__name__}"
             raise PlacementError(msg)
         layout = Layout.place(self.mesh, placements, (0,) * len(value.shape))
-        layout = agreed_layout(self.platform, value, layout, f"shard_module({self.name}): the pieces of {what}")
+        layout = layout_from_local_shapes(
+            self.platform, value, layout, f"shard_module({self.name}): the pieces of {what}"
+        )
         return self.platform.wrap(value, layout)
 
     def nested(self, value: Any, entry: Any, what: str) -> Any:

@@ -36,7 +36,7 @@ def dropout_mask(platform: Any, like: Any, layout: Layout, p: float) -> Any:
         layout: global shape and placement of what is dropped (this rank's box of it is drawn).
         p: probability of dropping an element.
     """
-    kept = platform.from_numpy(random.keep(layout, 1.0 - p), device=like.device)
+    kept = platform.from_numpy(random.bernoulli(layout, 1.0 - p), device=like.device)
     return platform.local_op("cast_as")(kept, like) * (0.0 if p == 1.0 else 1.0 / (1.0 - p))
 
 
@@ -92,7 +92,7 @@ def _normal(args: dict[str, Any]) -> Distribution:
 
 
 def _bernoulli(args: dict[str, Any]) -> Distribution:
-    return sampling.keep(args["p"])
+    return sampling.bernoulli(args["p"])
 
 
 def _exponential(args: dict[str, Any]) -> Distribution:
@@ -145,7 +145,7 @@ def _drawing(draw: Draw, how: str) -> Callable[..., LocalCall]:
         (layout,) = outputs
 
         def run(platform: Any, args: dict[str, Any]) -> Any:
-            drawn = random.numbers(layout, draw(args))
+            drawn = random.sample(layout, draw(args))
             return platform.local_op(how)(args["x"], drawn, args.get("dtype"))
 
         return LocalCall(run=run)

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any
 
 from hyper_parallel.core.dtensor.dtensor import DTensor
 from hyper_parallel.core.dtensor.events import Cause
-from hyper_parallel.core.dtensor.global_shape import agreed_layout
+from hyper_parallel.core.dtensor.global_shape import layout_from_local_shapes
 from hyper_parallel.core.dtensor.layout import Layout
 from hyper_parallel.core.dtensor.placements import Placement, Replicate, Shard
 from hyper_parallel.core.tensor_parallel.paths import label
@@ -192,6 +192,6 @@ class Boundary:
     def _sized(self, platform: Platform, value: Any, layout: Layout, known: Mapping[int, int], argument: str) -> Layout:
         cut = {dim: size for dim, size in known.items() if layout.dim_axes[dim]}
         shape = [cut.get(dim, size) for dim, size in enumerate(value.shape)]
-        return agreed_layout(
+        return layout_from_local_shapes(
             platform, value, layout.with_shape(shape), f"{self.module}: the pieces of {argument}", cut.keys()
         )

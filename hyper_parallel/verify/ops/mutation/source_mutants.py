@@ -155,7 +155,7 @@ def applied(mutant: SourceMutant) -> bool:
     for name, function in _functions(fresh):
         if name in own and own[name].__code__ != function.__code__ and _fits(own[name], function.__code__):
             own[name].__code__, changed = function.__code__, True
-    transition.forget()
+    transition.forget_transitions()
     return changed
 
 
@@ -224,7 +224,7 @@ EQUIVALENT: tuple[Equivalent, ...] = (
          "type(value) is Ref and (not isinstance(value, (list, tuple)))"),
     *_of(_EXECUTOR, "_canonical.call", "only speed: numbers that the key holds are read from the call again",
          "scalars and (not by_value) -> scalars or not by_value"),
-    *_of(_SEARCH, "search", "of two plans of one price the other is taken", "price < bound -> price <= bound"),
+    *_of(_SEARCH, "cheapest_steps", "of two plans of one price the other is taken", "price < bound -> price <= bound"),
     *_of(_STRATEGY, "_never_empty", "one element does not divide by what cuts twice", "size > 0 -> size > 1"),
     *_of(_REDISTRIBUTE, "_resumed", "only speed: a node is recorded that no gradient reaches",
          "platform.needs_grad(grad) and platform.grad_enabled() -> "

@@ -220,8 +220,8 @@ def test_an_element_has_its_own_words(shape, each):
     sides = [[(0, one), (0, max(1, one // 2)), (one // 2, one), (one - 1, one)] for one in shape]
     for box in itertools.product(*sides):
         held = tuple(stop - start for start, stop in box)
-        found = sampling.Numbers(
-            held, sampling.Runs.of(shape, box), 99, 3, sampling.Distribution(each, lambda one: one)
+        found = sampling.LocalSample(
+            held, sampling.IndexRuns.of(shape, box), 99, 3, sampling.Distribution(each, lambda one: one)
         )
         np.testing.assert_array_equal(found.array(), words[tuple(slice(*side) for side in box)])
 

@@ -17,7 +17,7 @@ from hyper_parallel.core.dtensor.boxes import coordinates
 from hyper_parallel.core.dtensor.layout import Layout
 from hyper_parallel.core.dtensor.mesh import DeviceMesh
 from hyper_parallel.core.dtensor.steps import Step
-from hyper_parallel.core.dtensor.transition import Plan, plan
+from hyper_parallel.core.dtensor.transition import Transition, plan_transition
 from hyper_parallel.core.shard.op_plan import propagate
 from hyper_parallel.core.shard.rule import OpCall, Operand, Ref, Rule, find_rule
 from hyper_parallel.errors import HyperParallelError
@@ -47,17 +47,17 @@ def _all_layouts(shape: tuple[int, ...]) -> list[Layout]:
     return [Layout.place(mesh, one, SHAPE) for one in all_placements(len(SHAPE), len(shape), partial=PARTIAL)]
 
 
-def _plans(layouts: Sequence[Layout]) -> Iterator[Plan]:
+def _plans(layouts: Sequence[Layout]) -> Iterator[Transition]:
     for source, target in itertools.product(layouts, layouts):
         try:
-            there = plan(source, target)
+            there = plan_transition(source, target)
         except HyperParallelError:
             continue
         yield there
         yield there.linear.adjoint
 
 
-def _added(plans: Iterator[Plan]) -> Prices:
+def _added(plans: Iterator[Transition]) -> Prices:
     total = [0] * 7
     for one in plans:
         for index, price in enumerate(_price(one)):
@@ -65,7 +65,7 @@ def _added(plans: Iterator[Plan]) -> Prices:
     return tuple(total)
 
 
-def _price(one: Plan) -> Prices:
+def _price(one: Transition) -> Prices:
     received = [[step.received_at(at) for at in coordinates(one.source.mesh)] for step in one.steps]
     return (
         1,
@@ -83,7 +83,7 @@ def efforts() -> dict[str, Prices]:
     found: dict[str, Prices] = {}
     for shape in _ON_TWO:
         layouts = _all_layouts(shape)
-        transition.forget()
+        transition.forget_transitions()
         with _looks() as looked:
             for _ in _plans(layouts):
                 pass
@@ -116,7 +116,7 @@ def plans_come_in_time() -> Iterator[str]:
     try:
         for cheapest_steps.MOST_STATES in (1, 2, 3):
             with _looks() as looked:
-                steps = cheapest_steps.search(source, target)
+                steps = cheapest_steps.cheapest_steps(source, target)
             if len(looked) != cheapest_steps.MOST_STATES or steps[-1].target is not target:
                 yield f"{len(looked)} layouts looked at of {cheapest_steps.MOST_STATES}: {[str(one) for one in steps]}"
     finally:
@@ -143,7 +143,7 @@ class _Call:
             chosen = propagate(OpCall(self.op, layouts[0].mesh, operands, args), rule, in_place=self.in_place).choice
         except HyperParallelError:
             return None
-        moves = [plan(now, target) for now, target in zip(layouts, chosen.targets, strict=True)]
+        moves = [plan_transition(now, target) for now, target in zip(layouts, chosen.targets, strict=True)]
         pieces = sum(math.prod(one.local_shape_at(at)) for one in chosen.outputs for at in coordinates(one.mesh))
         pending = sum(len(one.partials) for one in chosen.outputs)
         return (1, *_added(iter(moves)), pieces, pending, sum(map(len, chosen.varying)))

@@ -9,7 +9,7 @@ from hyper_parallel.core.dtensor.events import module_scope, record_events, stri
 from hyper_parallel.core.dtensor.layout import Layout
 from hyper_parallel.core.dtensor.placements import Partial
 from hyper_parallel.core.dtensor.redistribute import gathered_view
-from hyper_parallel.core.dtensor.transition import dual, plan
+from hyper_parallel.core.dtensor.transition import dual, plan_transition
 from hyper_parallel.core.shard.rule import Row, Strategies
 from hyper_parallel.errors import StrictModeError, UnsupportedOperatorError
 from hyper_parallel.verify.ops.claims import mesh_of
@@ -131,7 +131,7 @@ def gathered_values_send_gradients_straight_back(stage: Stage) -> None:
             assert straight == (["all_reduce"] if written else ["reduce_scatter"]), straight
     with stage.platform.no_grad():
         assert not stage.platform.needs_grad(stage.call(entry, x, gathered).to_local())
-    steps = plan(Layout.place(stage.mesh, [S0], (5,)), Layout.place(stage.mesh, [R], (5,)))
+    steps = plan_transition(Layout.place(stage.mesh, [S0], (5,)), Layout.place(stage.mesh, [R], (5,)))
     whole = stage.plain(values(5))
     assert gathered_view(stage.spread(values(5)).to_local(), whole, steps, (0,), stage.platform) is whole
 
@@ -145,21 +145,21 @@ def plans_are_kept_and_bounded(stage: Stage) -> None:
     most = transition._MOST_KEPT  # noqa: SLF001 - made small; no collective, hence no other rank, meanwhile
     transition._MOST_KEPT = 4  # noqa: SLF001 - as above
     try:
-        transition.forget()
+        transition.forget_transitions()
         for one, other in zip(held, whole, strict=True):
-            found, gradient = plan(one, other), dual(one)
-            assert (plan(one, other), dual(one)) == (found, gradient)
-            assert plan(one, other) is found
+            found, gradient = plan_transition(one, other), dual(one)
+            assert (plan_transition(one, other), dual(one)) == (found, gradient)
+            assert plan_transition(one, other) is found
             assert found.adjoint is found.adjoint
             assert found.cost(4) is found.cost(4)
             sizes.append(len(transition._PLANS))  # noqa: SLF001 - as above
-        transition.forget()
+        transition.forget_transitions()
         for one in held:
             dual(one)
             duals.append(len(transition._DUALS))  # noqa: SLF001 - as above
     finally:
         transition._MOST_KEPT = most  # noqa: SLF001 - as above
-        transition.forget()
+        transition.forget_transitions()
     assert sizes == duals == [1, 2, 3, 4, 1, 2]
 
 
@@ -167,18 +167,21 @@ def what_gathers_is_known(_: Stage) -> None:
     """A gradient goes straight to the source if any axis along which it varies was gathered, and nothing is masked."""
     mesh = mesh_of((2, 3))
     whole, cut, largest = (Layout.place(mesh, one, (6, 5)) for one in ([R, R], [S0, R], [S0, Partial("max")]))
-    steps, masked = plan(cut, whole), plan(largest, whole)
+    steps, masked = plan_transition(cut, whole), plan_transition(largest, whole)
     assert [steps.gathers_along(axes) for axes in ((), (0,), (1,), (0, 1))] == [False, True, False, True]
     assert [masked.gathers_along(axes) for axes in ((), (0,), (1,), (0, 1))] == [False] * 4
-    assert steps.is_trivial is masked.is_trivial is plan(whole, whole, (1,)).is_trivial is False
-    assert plan(whole, whole).is_trivial is plan(whole, whole).is_identity is True
+    assert steps.is_trivial is masked.is_trivial is plan_transition(whole, whole, (1,)).is_trivial is False
+    assert plan_transition(whole, whole).is_trivial is plan_transition(whole, whole).is_identity is True
     average = Layout.place(mesh, [R, Partial("avg")], (6, 5))
-    assert [plan(one, whole).communicates for one in (average, cut, whole)] == [True, True, False]
-    assert not plan(whole, cut).communicates
+    assert [plan_transition(one, whole).communicates for one in (average, cut, whole)] == [True, True, False]
+    assert not plan_transition(whole, cut).communicates
     line = mesh_of((1, 3))
     alone = Layout.place(line, [R, R], (6, 5))
-    assert all(plan(Layout.place(line, [one, R], (6, 5)), alone).is_identity for one in (S0, Partial(), Partial("max")))
-    assert plan(alone, alone, (0,)).is_trivial
+    assert all(
+        plan_transition(Layout.place(line, [one, R], (6, 5)), alone).is_identity
+        for one in (S0, Partial(), Partial("max"))
+    )
+    assert plan_transition(alone, alone, (0,)).is_trivial
 
 
 def reductions_need_no_gradient(stage: Stage) -> None:

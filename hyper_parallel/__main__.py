@@ -1,4 +1,4 @@
-"""``python -m hyper_parallel.cli``: the command where it is not installed."""
+"""``python -m hyper_parallel``: the command ``hyper-parallel``, also where it is not installed."""
 
 from __future__ import annotations
 
