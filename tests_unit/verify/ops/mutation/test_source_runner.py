@@ -13,7 +13,7 @@ from dataclasses import replace
 import pytest
 
 from hyper_parallel.cli import main
-from hyper_parallel.core.dtensor.transition import plan
+from hyper_parallel.core.dtensor.transition import plan_transition
 from hyper_parallel.verify.ops.mutation import source_runner
 from hyper_parallel.verify.ops.mutation.source_mutants import EQUIVALENT, applied, source_mutants
 from hyper_parallel.verify.redistribution import first_wrong
@@ -65,7 +65,7 @@ def test_slips_in_the_library_are_noticed(capsys, tmp_path):
     assert said["killed"]
     assert list(said["operators"]) == ["hyper_parallel.core.shard.entry", "hyper_parallel.core.shard.op_plan"]
     assert first_wrong("torch", (2,), targets=2) == ""
-    assert callable(plan)
+    assert callable(plan_transition)
     capsys.readouterr()
     for wrong, text in (
         (["--op", "relu"], "--source changes the library's own code, which has none"),
