@@ -17,12 +17,14 @@ __all__ = [
     "Size",
     "Value",
     "between",
+    "booleans",
     "complex_",
     "dtype",
     "exempt",
     "exemption",
+    "indices",
     "integers",
-    "odd",
+    "nonfinite",
     "ordered",
     "real",
     "sample",
@@ -30,8 +32,6 @@ __all__ = [
     "samples_of",
     "shuffled",
     "size",
-    "truth",
-    "whole",
 ]
 
 Dims = str | int
@@ -43,12 +43,12 @@ class Value:
     """An operand to be: what it holds, and its shape in letters and numbers.
 
     Attributes:
-        kind: ``real``, ``ordered``, ``between``, ``integers``, ``truth``, ``shuffled``, ``odd`` or ``complex``.
+        kind: ``real``, ``ordered``, ``between``, ``integers``, ``booleans``, ``shuffled``, ``nonfinite``, ``complex``.
         shape: a letter or a number per dim.
         low: smallest value.
         high: largest value; integers stay below it. A letter (or several, multiplied) means that size.
         dim: along which shuffled integers differ from each other.
-        grad: whether its gradient is compared; integers and truths have none anyway.
+        grad: whether its gradient is compared; integers and booleans have none anyway.
     """
 
     kind: str
@@ -87,20 +87,20 @@ class Sample:
         args: positional arguments; :class:`Value`, :class:`Size` and :class:`DType` are filled in.
         kwargs: keyword arguments likewise.
         writes: the first operand is written, and is the result.
-        drawn: the result is random: it must be what one rank draws.
+        random: the result is random, and must equal what a single rank samples.
         constant: the result may be constant.
-        unset: the result has a shape and no values.
-        sharp: the operator rounds nothing, whatever its values: results are equal to the bit.
+        uninitialized: only the shape and dtype of the result are defined, not its values.
+        exact: the operator never rounds, so that results are compared to the bit.
         dtypes: floating dtypes to try, the first that the framework has kernels for.
     """
 
     args: tuple[Any, ...]
     kwargs: dict[str, Any] = field(default_factory=dict, hash=False)
     writes: bool = False
-    drawn: bool = False
+    random: bool = False
     constant: bool = False
-    unset: bool = False
-    sharp: bool = False
+    uninitialized: bool = False
+    exact: bool = False
     dtypes: tuple[str, ...] = ("float64", "float32")
 
 
@@ -119,9 +119,9 @@ def between(low: float, high: float, *shape: Dims) -> Value:
     return Value("between", _shape(shape), low, high)
 
 
-def odd(*shape: Dims) -> Value:
-    """Numbers of either sign, and among them both infinities, both zeros and what is no number."""
-    return Value("odd", _shape(shape), -2.0, 2.0)
+def nonfinite(*shape: Dims) -> Value:
+    """Numbers of either sign, among them both infinities, both zeros and NaN."""
+    return Value("nonfinite", _shape(shape), -2.0, 2.0)
 
 
 def integers(low: int, high: int, *shape: Dims) -> Value:
@@ -129,7 +129,7 @@ def integers(low: int, high: int, *shape: Dims) -> Value:
     return Value("integers", _shape(shape), low, high)
 
 
-def whole(below: int | str, *shape: Dims) -> Value:
+def indices(below: int | str, *shape: Dims) -> Value:
     """Indices: integers from 0 to below a number, or below the size of a letter."""
     return Value("integers", _shape(shape), 0, below)
 
@@ -139,9 +139,9 @@ def shuffled(below: int | str, *shape: Dims, dim: int = 0) -> Value:
     return Value("shuffled", _shape(shape), 0, below, dim)
 
 
-def truth(*shape: Dims) -> Value:
-    """Truth values."""
-    return Value("truth", _shape(shape))
+def booleans(*shape: Dims) -> Value:
+    """Boolean values."""
+    return Value("booleans", _shape(shape))
 
 
 def complex_(*shape: Dims) -> Value:

@@ -106,7 +106,7 @@ class _Audit:
         earlier: list[tuple[Any, Sample, Places]] = []
         for number, sample in enumerate(self.sweep.samples if isinstance(self.rule, Rule) else ()):
             sizes = size_choices(sample, 1)[0]
-            case = None if sample.drawn or sample.writes else self.sweep.case(number, sample, sizes, first=True)
+            case = None if sample.random or sample.writes else self.sweep.case(number, sample, sizes, first=True)
             if case is None or case.reference.problem is None:
                 continue
             for places in _tuples(case.filled.arrays, seed_of(self.op, number)):
@@ -161,7 +161,7 @@ class _Audit:
         if not all(self.peer.is_wrapped(one) for one in outs):
             return "plain", "a result is a plain tensor"
         for index, (out, wanted) in enumerate(zip(outs, reference.outputs, strict=True)):
-            problem = "" if sample.unset else self._differs(out, wanted, reference)
+            problem = "" if sample.uninitialized else self._differs(out, wanted, reference)
             if problem:
                 self.where = ("output", index)
                 return "wrong", f"output {index} {list(out.placements)} {problem}"

@@ -209,7 +209,7 @@ class _Rank:
             def one(leaf: Any) -> Any:
                 return operands[leaf.index] if isinstance(leaf, Slot) else leaf
 
-            if self.job.sample.drawn:
+            if self.job.sample.random:
                 random.manual_seed(SEED)
             outs = self.run(substitute(filled.args, one), substitute(filled.kwargs, one))
             kept[:] = outs = seedable(outs)
@@ -229,7 +229,7 @@ class _Rank:
         problems = []
         for index, (out, wanted) in enumerate(zip(outs, self.job.outputs, strict=True)):
             whole = self.platform.tensor_to_numpy(self.platform.detach(out.full_tensor()))
-            if self.job.sample.unset:
+            if self.job.sample.uninitialized:
                 whole = np.broadcast_to(wanted, whole.shape) if whole.shape == wanted.shape else whole
             problem = difference(
                 np.ascontiguousarray(whole).reshape(whole.shape), wanted, exact=exact, eps=self.job.eps

@@ -263,7 +263,7 @@ class Bench:
         odd = [op for _, op in layout.partials if kind not in NUMBERS[op]]
         if odd:
             return [f"output {index} has dtype {self.reference.outputs[index].dtype}, of which no {odd[0]} is taken"]
-        if self.sample.unset:
+        if self.sample.uninitialized:
             return []
         wanted, exact = self.calls.output(index, layout), self.reference.exact and not placed.rounds
         held = self._together(layout, layout.partials)

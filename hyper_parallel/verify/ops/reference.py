@@ -48,7 +48,7 @@ class Caller:
             args, run = {**args, **(local.args or {})}, local.run
         if self.written:
             args[self.written] = self.clone(x=args[self.written], memory_format=None)
-        if self.sample.drawn:
+        if self.sample.random:
             random.manual_seed(SEED)
         out = self.func(**args) if run is None else run(self.platform, args)
         if self.written and out is None:
@@ -111,7 +111,7 @@ def refer(platform: Platform, rule: Rule, sample: Sample, filled: Filled, rng: A
     tensors = [platform.from_numpy(array) for array in filled.arrays]
     problem = problem_of(platform, rule, filled, mesh, tensors)
     caller = Caller(platform, problem, sample)
-    local = _drawn(problem) if sample.drawn else None
+    local = _drawn(problem) if sample.random else None
     return _differentiated(platform, lambda *leaves: caller(leaves, local), filled, rng, problem, tensors)
 
 

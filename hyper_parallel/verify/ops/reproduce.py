@@ -43,7 +43,7 @@ def _plain(platform: str, op: str, sample: Sample, filled: Filled, mesh: tuple[i
     differentiates = all(
         want or array.dtype.kind not in "fc" for want, array in zip(filled.wanted, filled.arrays, strict=True)
     )
-    if sample.writes or sample.drawn or sample.unset or not differentiates:
+    if sample.writes or sample.random or sample.uninitialized or not differentiates:
         return None
     head = ["from hyper_parallel.platform.select import platform_named"]
     call = f"platform_named({platform!r}).dispatcher.ops.{op}"

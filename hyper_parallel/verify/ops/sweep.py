@@ -193,7 +193,7 @@ class Sweep:
                 exact = any(case.reference.exact for case in cases)
             for again, case in enumerate(cases):
                 # One element may be a whole number by accident.
-                case.reference.exact = (case.reference.exact and exact) or sample.sharp
+                case.reference.exact = (case.reference.exact and exact) or sample.exact
                 self._check(case, again=bool(again))
             if not cases:
                 self.report.skipped.update(skipped[:1])

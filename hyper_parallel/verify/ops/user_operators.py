@@ -48,7 +48,7 @@ def operator_sample(fn: Callable[..., Any], *args: Any, **kwargs: Any) -> None:
 
     Args:
         fn: what users call, on plain tensors and on DTensors.
-        args: positional arguments; operands by what they hold: ``real("ab")``, ``whole("v", "ab")``.
+        args: positional arguments; operands by what they hold: ``real("ab")``, ``indices("v", "ab")``.
         kwargs: keyword arguments likewise.
     """
     name = str(getattr(fn, "__name__", None) or getattr(fn, "_op_name", None) or fn)

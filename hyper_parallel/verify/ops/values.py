@@ -153,7 +153,7 @@ def _product(letters: str, sizes: dict[str, int]) -> int:
 def _array(value: Value, sizes: dict[str, int], dtype: Any, rng: Any, *, integral: bool) -> Any:
     shape = tuple(sizes[one] if isinstance(one, str) else one for one in value.shape)
     high = _product(value.high, sizes) if isinstance(value.high, str) else value.high
-    if value.kind == "truth":
+    if value.kind == "booleans":
         return np.asarray(rng.integers(0, 2, shape).astype(bool))
     if value.kind == "integers":
         return np.asarray(rng.integers(int(value.low), max(int(high), int(value.low) + 1), shape), np.int64)
@@ -167,7 +167,7 @@ def _array(value: Value, sizes: dict[str, int], dtype: Any, rng: Any, *, integra
         return None if found is None else np.asarray(found, dtype)
     found = np.asarray(_real(shape, rng, integral=integral), dtype)
     found = np.sort(found, -1) if value.kind == "ordered" else found
-    return _odd(found, rng, integral=integral) if value.kind == "odd" else found
+    return _nonfinite(found, rng, integral=integral) if value.kind == "nonfinite" else found
 
 
 def _real(shape: Sequence[int], rng: Any, *, integral: bool) -> Any:
@@ -181,7 +181,7 @@ def _between(shape: Sequence[int], low: float, high: float, rng: Any, *, integra
     return rng.integers(first, last + 1, shape) if first < last else None
 
 
-def _odd(array: Any, rng: Any, *, integral: bool) -> Any:
+def _nonfinite(array: Any, rng: Any, *, integral: bool) -> Any:
     """Every fourth element is out of the ordinary; zeros only where no summand rounds, for operators bend there."""
     flat = array.reshape(-1)
     strange = (np.inf, -np.inf, np.nan, *((-0.0, 0.0) if integral else ()))

@@ -32,7 +32,7 @@ def test_arguments_are_written_as_they_are():
 def test_what_check_function_does_not_compare_is_asked_by_number():
     """Writes, draws, values that are not there, operands without gradient, arguments without spelling."""
     assert plain(filled(Slot(0), (1, 0))) is not None
-    for sample in (Sample((), writes=True), Sample((), drawn=True), Sample((), unset=True)):
+    for sample in (Sample((), writes=True), Sample((), random=True), Sample((), uninitialized=True)):
         assert plain(filled(Slot(0)), sample) is None
     assert plain(filled(Slot(0), wanted=(False,))) is None
     assert plain(filled(Slot(0), object())) is None

@@ -8,19 +8,19 @@ from hyper_parallel.core.shard.rule import rule_names
 from hyper_parallel.core.shard.sample import (
     Sample,
     between,
+    booleans,
     complex_,
     dtype,
     exemption,
+    indices,
     integers,
-    odd,
+    nonfinite,
     ordered,
     real,
     sample,
     samples_of,
     shuffled,
     size,
-    truth,
-    whole,
 )
 from hyper_parallel.verify.ops.values import Slot, fill, size_choices
 
@@ -73,12 +73,12 @@ def test_letters_and_numbers_make_shapes_and_arguments():
 KINDS = [
     (real("a"), "float64", lambda x: (x == x.round()).all() and abs(x).max() <= 4),
     (between(0.3, 3.0, "a"), "float64", lambda x: set(x) <= {1.0, 2.0, 3.0}),
-    (odd("a"), "float64", lambda x: np.isnan(x).any() and np.isinf(x).any()),
+    (nonfinite("a"), "float64", lambda x: np.isnan(x).any() and np.isinf(x).any()),
     (integers(-3, 2, "a"), "int64", lambda x: x.min() >= -3 and x.max() < 2),
-    (whole("a", "a"), "int64", lambda x: x.min() >= 0 and x.max() < 40),
-    (whole(3, "a"), "int64", lambda x: set(x) == {0, 1, 2}),
+    (indices("a", "a"), "int64", lambda x: x.min() >= 0 and x.max() < 40),
+    (indices(3, "a"), "int64", lambda x: set(x) == {0, 1, 2}),
     (shuffled("a", "a"), "int64", lambda x: sorted(x) == list(range(40))),
-    (truth("a"), "bool", lambda x: x.any() and not x.all()),
+    (booleans("a"), "bool", lambda x: x.any() and not x.all()),
     (complex_("a"), "complex128", lambda x: (x.imag != 0).any()),
 ]
 
@@ -106,7 +106,7 @@ def test_shuffled_along_a_dim():
 
 def test_fixed_operands_have_no_gradient():
     """What the frameworks do not differentiate by is said in the sample."""
-    assert filled(real("a"), real("a").fixed, truth("a"), sizes={"a": 3}).wanted == (True, False, False)
+    assert filled(real("a"), real("a").fixed, booleans("a"), sizes={"a": 3}).wanted == (True, False, False)
 
 
 def test_operators_share_lines():

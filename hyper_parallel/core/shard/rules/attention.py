@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 from hyper_parallel.core.dtensor.placements import Shard
 from hyper_parallel.core.shard.labels import Labels, broadcast_labels, nonempty_row, nonempty_rows
 from hyper_parallel.core.shard.rule import LocalCall, OpCall, Operand, R, Row, Strategies, decomposition, rule
-from hyper_parallel.core.shard.sample import real, sample, truth
+from hyper_parallel.core.shard.sample import booleans, real, sample
 from hyper_parallel.errors import short_dtype
 
 if TYPE_CHECKING:
@@ -124,7 +124,7 @@ def _weights(ops: Any, scores: Any, *, masked: bool) -> Any:
 _ATTENTION = "scaled_dot_product_attention"
 sample(_ATTENTION, real("abld"), real("absd"), real("absf"))
 sample(_ATTENTION, real("hld"), real("hsd"), real("hsf"), real("ls").fixed)
-sample(_ATTENTION, real("hld"), real("hsd"), real("hsf"), truth("hl1"))
+sample(_ATTENTION, real("hld"), real("hsd"), real("hsf"), booleans("hl1"))
 sample(_ATTENTION, real("abld"), real("abld"), real("abld"), is_causal=True)
 sample(_ATTENTION, real("hld"), real("hsd"), real("hs", 6), real("ls").fixed)
 sample(_ATTENTION, real("ld"), real("sd"), real("s", 6), scale=0.5)

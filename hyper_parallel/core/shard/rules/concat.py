@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any
 from hyper_parallel.core.shard.labels import Labels, labelled_rows
 from hyper_parallel.core.shard.rule import LocalCall, OpCall, Operand, Strategies, decomposition, rule
 from hyper_parallel.core.shard.rules.dims import keep_dims, normal_dim
-from hyper_parallel.core.shard.sample import real, sample, size, truth
+from hyper_parallel.core.shard.sample import booleans, real, sample, size
 from hyper_parallel.errors import short_dtype
 
 if TYPE_CHECKING:
@@ -159,8 +159,8 @@ sample("chunk", real("ab"), 2)
 sample("chunk", real("a", 9), 4, 1)
 sample("tensor_split", real(9, "b"), 4)
 sample("tensor_split", real("a", 9), (2, 5), 1)
-sample("unbind", truth("ab"))
-sample("split", truth("ab"), 2, 0)
+sample("unbind", booleans("ab"))
+sample("split", booleans("ab"), 2, 0)
 sample("cat", (real("ab"), real("cb")), 0)
 sample("cat", (real("ab"), real("ac"), real("a1")), 1)
 sample("cat", (real("ab"), real(0)), 0)

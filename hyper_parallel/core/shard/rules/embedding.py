@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 from hyper_parallel.core.shard.labels import Labels, labelled_rows, nonempty_rows
 from hyper_parallel.core.shard.rule import LocalCall, OpCall, Strategies, rule
 from hyper_parallel.core.shard.rules.index import lookup, window
-from hyper_parallel.core.shard.sample import real, sample, whole
+from hyper_parallel.core.shard.sample import indices, real, sample
 
 if TYPE_CHECKING:
     from hyper_parallel.core.dtensor.layout import Layout
@@ -90,14 +90,14 @@ def embedding_bag(call: OpCall) -> Strategies:
     return Strategies(nonempty_rows(labels), ((count, weight.shape[1]),))
 
 
-sample("embedding", whole("v", "ab"), real("vh"))
-sample("embedding", whole("v", "a"), real("vh"))
-sample("embedding", whole(7, "ab"), real(7, "h"), 2)
-sample("embedding", whole(7, "a"), real(7, "h"), -1)
-sample("lookup", real("vh"), whole("v", "ab"))
-sample("lookup", real(7, "h"), whole(7, "ab"), 2)
+sample("embedding", indices("v", "ab"), real("vh"))
+sample("embedding", indices("v", "a"), real("vh"))
+sample("embedding", indices(7, "ab"), real(7, "h"), 2)
+sample("embedding", indices(7, "a"), real(7, "h"), -1)
+sample("lookup", real("vh"), indices("v", "ab"))
+sample("lookup", real(7, "h"), indices(7, "ab"), 2)
 
 
-sample("embedding_bag", whole("v", "ni"), real("vh"))
-sample("embedding_bag", whole("v", "ni"), real("vh"), mode="sum")
-sample("embedding_bag", whole("v", "ni"), real("vh"), mode="max")
+sample("embedding_bag", indices("v", "ni"), real("vh"))
+sample("embedding_bag", indices("v", "ni"), real("vh"), mode="sum")
+sample("embedding_bag", indices("v", "ni"), real("vh"), mode="max")

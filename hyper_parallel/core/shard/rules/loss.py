@@ -28,7 +28,7 @@ from hyper_parallel.core.shard.rule import (
     rule,
 )
 from hyper_parallel.core.shard.rules.pointwise import elementwise
-from hyper_parallel.core.shard.sample import between, integers, real, sample, whole
+from hyper_parallel.core.shard.sample import between, indices, integers, real, sample
 from hyper_parallel.errors import short_dtype
 
 __all__ = ["VOCAB_PARALLEL", "settled", "vocab_parallel_loss"]
@@ -386,15 +386,15 @@ def ctc_loss(
 
 # -- samples -----------------------------------------------------------------------------------------------------------
 
-sample("take_class", real("ncd"), whole("c", "nd"), 1)
-sample("take_class", real("nc"), whole("c", "n"), 1)
-sample("take_weight", real("c"), whole("c", "nd"))
+sample("take_class", real("ncd"), indices("c", "nd"), 1)
+sample("take_class", real("nc"), indices("c", "n"), 1)
+sample("take_weight", real("c"), indices("c", "nd"))
 sample("class_max", real("nc").fixed, 1)
 sample("class_max", real("ncd").fixed, 1)
-sample("cross_entropy nll_loss", real("nc"), whole("c", "n"))
-sample("cross_entropy nll_loss", real("ncd"), whole("c", "nd"), between(0.3, 2.0, "c").fixed, ignore_index=0)
-sample("cross_entropy nll_loss", real("nc"), whole("c", "n"), reduction="none")
-sample("cross_entropy", real("nc"), whole("c", "n"), label_smoothing=0.25, reduction="sum")
+sample("cross_entropy nll_loss", real("nc"), indices("c", "n"))
+sample("cross_entropy nll_loss", real("ncd"), indices("c", "nd"), between(0.3, 2.0, "c").fixed, ignore_index=0)
+sample("cross_entropy nll_loss", real("nc"), indices("c", "n"), reduction="none")
+sample("cross_entropy", real("nc"), indices("c", "n"), label_smoothing=0.25, reduction="sum")
 sample("cross_entropy", real("nc"), between(0.0, 1.0, "nc"), label_smoothing=0.25)
 _PLAIN = "mse_loss l1_loss smooth_l1_loss huber_loss"
 sample(_PLAIN, real("ab"), real("ab"))
@@ -406,11 +406,11 @@ sample("binary_cross_entropy_with_logits", real("ab"), between(0.1, 0.9, "ab").f
 sample("kl_div", real("ab"), between(0.1, 0.9, "ab"))
 sample("kl_div", real("ab"), between(0.1, 0.9, "ab"), reduction="batchmean")
 sample("weighted_loss", real("ab"), between(0.3, 2.0, "ab"))
-sample("multi_margin_loss", real("nc"), whole("c", "n"))
-sample("multilabel_margin_loss", real("nc"), whole("c", "nc"))
-sample("multi_margin_loss_elements", real("nc"), whole("c", "n"))
-sample("multi_margin_loss_elements", real("nc"), whole("c", "n"), 2, 0.5, between(0.3, 2.0, "c").fixed)
-sample("multilabel_margin_loss_elements", real("nc"), whole("c", "nc"))
+sample("multi_margin_loss", real("nc"), indices("c", "n"))
+sample("multilabel_margin_loss", real("nc"), indices("c", "nc"))
+sample("multi_margin_loss_elements", real("nc"), indices("c", "n"))
+sample("multi_margin_loss_elements", real("nc"), indices("c", "n"), 2, 0.5, between(0.3, 2.0, "c").fixed)
+sample("multilabel_margin_loss_elements", real("nc"), indices("c", "nc"))
 sample("ctc_loss ctc_loss_elements", real(9, "n", 5), integers(1, 5, "n", 3), integers(7, 9, "n"), integers(1, 3, "n"))
 sample("mse_loss_elements l1_loss_elements", real("ab"), real("ab"))
 sample("mse_loss_elements l1_loss_elements", real("a1"), real("b"))

@@ -15,7 +15,7 @@ from hyper_parallel.core.dtensor.placements import PARTIAL_OPS, Partial
 from hyper_parallel.core.shard.labels import Labels, labelled_rows
 from hyper_parallel.core.shard.rule import LocalCall, OpCall, R, Row, Rule, Strategies, register_rule, rule
 from hyper_parallel.core.shard.rules.pointwise import elementwise, pending
-from hyper_parallel.core.shard.sample import Sample, between, dtype, real, sample_call, truth
+from hyper_parallel.core.shard.sample import Sample, between, booleans, dtype, real, sample_call
 from hyper_parallel.errors import LayoutError, short_dtype
 
 if TYPE_CHECKING:
@@ -238,18 +238,18 @@ def _pick(call: OpCall, targets: tuple[Layout, ...], outputs: tuple[Layout, ...]
     return LocalCall(run=run)
 
 
-sample_call("dropout", Sample((real("ab"), 0.4), drawn=True))
+sample_call("dropout", Sample((real("ab"), 0.4), random=True))
 sample_call("dropout", Sample((real("ab"), 0.4, False)))
-sample_call("uniform normal bernoulli_fill", Sample((real("ab"),), writes=True, drawn=True))
-sample_call("random_fill", Sample((real("ab"), -3, 9), writes=True, drawn=True))
-sample_call("rand_like randn_like", Sample((real("ab"),), drawn=True))
-sample_call("randint_like", Sample((real("ab"), -3, 9), drawn=True))
-sample_call("bernoulli", Sample((between(0.1, 0.9, "ab").fixed,), drawn=True))
-sample_call("dropout", Sample((truth("ab"), 0.4, False)))
-sample_call("rand_like randn_like", Sample((truth("ab"),), {"dtype": dtype("float32")}, drawn=True))
-sample_call("randint_like", Sample((truth("ab"), -3, 9), {"dtype": dtype("int64")}, drawn=True))
-sample_call("exponential cauchy log_normal", Sample((real("ab"),), writes=True, drawn=True))
-sample_call("geometric", Sample((real("ab"), 0.4), writes=True, drawn=True))
-sample_call("normal_around", Sample((real("ab").fixed, between(0.3, 2.0, "b").fixed), drawn=True))
-sample_call("multinomial", Sample((between(0.3, 2.0, "a9"), 4), drawn=True))
-sample_call("multinomial", Sample((between(0.3, 2.0, "ab"), 4, True), drawn=True))
+sample_call("uniform normal bernoulli_fill", Sample((real("ab"),), writes=True, random=True))
+sample_call("random_fill", Sample((real("ab"), -3, 9), writes=True, random=True))
+sample_call("rand_like randn_like", Sample((real("ab"),), random=True))
+sample_call("randint_like", Sample((real("ab"), -3, 9), random=True))
+sample_call("bernoulli", Sample((between(0.1, 0.9, "ab").fixed,), random=True))
+sample_call("dropout", Sample((booleans("ab"), 0.4, False)))
+sample_call("rand_like randn_like", Sample((booleans("ab"),), {"dtype": dtype("float32")}, random=True))
+sample_call("randint_like", Sample((booleans("ab"), -3, 9), {"dtype": dtype("int64")}, random=True))
+sample_call("exponential cauchy log_normal", Sample((real("ab"),), writes=True, random=True))
+sample_call("geometric", Sample((real("ab"), 0.4), writes=True, random=True))
+sample_call("normal_around", Sample((real("ab").fixed, between(0.3, 2.0, "b").fixed), random=True))
+sample_call("multinomial", Sample((between(0.3, 2.0, "a9"), 4), random=True))
+sample_call("multinomial", Sample((between(0.3, 2.0, "ab"), 4, True), random=True))

@@ -14,7 +14,7 @@ from hyper_parallel.core.dtensor.placements import Partial, Shard
 from hyper_parallel.core.shard.labels import Labels, labelled_rows, nonempty_row
 from hyper_parallel.core.shard.rule import LocalCall, OpCall, Row, Rule, Strategies, decomposition, register_rule, rule
 from hyper_parallel.core.shard.rules.pointwise import is_floating_dtype
-from hyper_parallel.core.shard.sample import dtype, integers, odd, real, sample, truth
+from hyper_parallel.core.shard.sample import booleans, dtype, integers, nonfinite, real, sample
 from hyper_parallel.errors import LayoutError
 
 if TYPE_CHECKING:
@@ -331,10 +331,10 @@ sample("sum mean nansum amax amin var std logsumexp vector_norm", real("abc"), d
 sample("sum mean prod", real("ab"), dim=0, dtype=dtype("float32"))
 sample("sum amax amin prod count_nonzero", integers(-3, 4, "ab"), dim=0)
 sample("sum amax amin", integers(-3, 4, "ab"))
-sample("nansum", odd("ab"), dim=0)
-sample("any all", truth("ab"), dim=1)
-sample("any all", truth("ab"), dim=0, keepdim=True)
-sample("any all", truth("ab"))
+sample("nansum", nonfinite("ab"), dim=0)
+sample("any all", booleans("ab"), dim=1)
+sample("any all", booleans("ab"), dim=0, keepdim=True)
+sample("any all", booleans("ab"))
 sample("argmax argmin", real("ab"))
 sample("argmax argmin", integers(-2, 3, "ab"), dim=0, keepdim=True)
 sample("max_along min_along median_along", real("abc"), 1)
@@ -361,7 +361,7 @@ sample("aminmax", real("ab"))
 sample("aminmax", integers(-2, 3, "ab"), dim=0, keepdim=True)
 sample("median nanmedian median_all", real("ab"))
 sample("median nanmedian", real("ab"), 0)
-sample("median_all", odd("ab"), True)
+sample("median_all", nonfinite("ab"), True)
 sample("hash_tensor", integers(-9, 9, "ab"))
 sample("hash_tensor", integers(-9, 9, "abc"), 1, keepdim=True)
 sample("cummax cummin", real("abc"), 1)

@@ -19,7 +19,7 @@ from hyper_parallel.core.shard.rule import (
 )
 from hyper_parallel.core.shard.rules.dims import normal_dim
 from hyper_parallel.core.shard.rules.reduce import reduced_labels
-from hyper_parallel.core.shard.sample import between, integers, real, sample, truth
+from hyper_parallel.core.shard.sample import between, booleans, integers, real, sample
 
 
 def _ordered(call: OpCall, length: int | None, *, keepdim: bool = True) -> Strategies:
@@ -111,4 +111,4 @@ sample("unique", integers(0, 3, "ab"), return_inverse=True, return_counts=True)
 sample("unique unique_consecutive", integers(0, 2, "a2"), dim=0)
 sample("unique_consecutive", integers(0, 2, "n"), return_counts=True)
 sample("counts_to_index", integers(0, 4, "n"))
-sample("nonzero_static", truth("ab"), size=5)
+sample("nonzero_static", booleans("ab"), size=5)

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 from hyper_parallel.core.dtensor.placements import Partial, Placement, Shard
 from hyper_parallel.core.shard.labels import Labels, labelled_rows
 from hyper_parallel.core.shard.rule import LocalCall, OpCall, Row, Strategies, decomposition, replicated_row, rule
-from hyper_parallel.core.shard.sample import complex_, real, sample, size, truth
+from hyper_parallel.core.shard.sample import booleans, complex_, real, sample, size
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
@@ -217,7 +217,7 @@ sample("flatten", real("abc"), 1)
 sample("unflatten", real("a", 12), 1, (3, 4))
 sample("unflatten", real(6, "b"), 0, (2, -1))
 sample("view_as", real("ab"), real("ba").fixed)
-sample("view", truth("abc"), (size("ab"), size("c")))
+sample("view", booleans("abc"), (size("ab"), size("c")))
 sample("view_as_real", complex_("ab"))
 sample("view_as_complex", real("ab2"))
 sample("as_strided", real("6"), (2, 3), (1, 2))
