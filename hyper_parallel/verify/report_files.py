@@ -1,4 +1,4 @@
-"""Files that a run leaves: one way to write them, and one error when that is impossible."""
+"""Files of reports: one way to write and to read them, and one error where that is impossible."""
 
 from __future__ import annotations
 
@@ -7,19 +7,22 @@ from collections.abc import Collection
 from pathlib import Path
 from typing import Any
 
-__all__ = ["other_version", "read_json", "write_text"]
+__all__ = ["other_version", "read_json", "read_json_rows", "write_text"]
 
 
 def write_text(path: Path | str, text: str, option: str = "") -> Path:
-    """Write a text file as UTF-8, and the folders that it goes into.
+    """Write a text file as UTF-8, and make the folders that it goes into.
 
     Args:
         path: the file.
         text: all of it.
-        option: of the command line, that named the file; it starts the message.
+        option: the option of the command line that named the file; it starts the message.
+
+    Returns:
+        the path.
 
     Raises:
-        ValueError: it cannot be written.
+        ValueError: the file cannot be written.
     """
     path = Path(path)
     try:
@@ -32,28 +35,49 @@ def write_text(path: Path | str, text: str, option: str = "") -> Path:
 
 
 def read_json(path: Path, needed: Collection[str], command: str) -> dict[str, Any]:
-    """A JSON object that has at least the keys ``needed``.
+    """Return the JSON object in a file; it has at least the keys ``needed``.
 
     Args:
         path: of the file.
         needed: keys.
-        command: what writes such a file.
+        command: what writes such a file, for messages.
 
     Raises:
-        ValueError: it cannot be read, or another version wrote it.
+        ValueError: the file cannot be read, or another version wrote it.
     """
-    try:
-        found: Any = json.loads(path.read_text(encoding="utf-8"))
-    except (OSError, ValueError) as error:
-        msg = f"{path} is no report of `{command}`: {error}"
-        raise ValueError(msg) from error
-    missing = [name for name in needed if not isinstance(found, dict) or name not in found]
-    if missing:
-        raise ValueError(other_version(path, missing, command))
-    read: dict[str, Any] = found
-    return read
+    content = _load(path, command)
+    _require(path, [content], needed, command)
+    report: dict[str, Any] = content
+    return report
+
+
+def read_json_rows(path: Path, needed: Collection[str], command: str) -> list[dict[str, Any]]:
+    """Return the JSON list in a file; each of its objects has at least the keys ``needed``.
+
+    Arguments and errors are those of :func:`read_json`.
+    """
+    content = _load(path, command)
+    if not isinstance(content, list):
+        msg = f"{path} is no report of `{command}`: it is no list"
+        raise ValueError(msg)
+    _require(path, content, needed, command)
+    return content
 
 
 def other_version(path: Path, missing: Collection[str], command: str) -> str:
-    """What to say of a file that lacks something."""
+    """Return the message for a file that lacks keys."""
     return f"{path} has no {', '.join(missing)}: another version wrote it; run `{command}` again"
+
+
+def _load(path: Path, command: str) -> Any:
+    try:
+        return json.loads(path.read_text(encoding="utf-8"))
+    except (OSError, ValueError) as error:
+        msg = f"{path} is no report of `{command}`: {error}"
+        raise ValueError(msg) from error
+
+
+def _require(path: Path, objects: Collection[Any], needed: Collection[str], command: str) -> None:
+    missing = [key for key in needed if any(not isinstance(entry, dict) or key not in entry for entry in objects)]
+    if missing:
+        raise ValueError(other_version(path, missing, command))

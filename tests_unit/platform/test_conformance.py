@@ -15,7 +15,7 @@ from hyper_parallel.verify.contract.communication import in_flight
 from hyper_parallel.verify.contract.results import ContractOutcome, Footprint, examine, load
 from hyper_parallel.verify.contract.suite import CHECKS, run_contract
 from hyper_parallel.verify.contract.world import ContractCheck
-from hyper_parallel.verify.pages.contract_page import page, summary
+from hyper_parallel.verify.pages.contract_page import contract_page
 
 
 def expected(platform_name, facets=tuple(MEMBERS)):
@@ -114,7 +114,7 @@ def outcomes():
 
 def test_the_matrix_shows_every_member():
     """The page has a row per member, and tells what failed, a gap's reason, and who was not run."""
-    shown = page([outcomes()], [])
+    shown = contract_page([outcomes()], [])
     assert all(f"<code>{member}</code>" in shown for members in MEMBERS.values() for member in members)
     assert shown.count("not run</td>") == 95 - 3 + 2  # and no memory figures
     assert "gap: &lt;none&gt;" in shown
@@ -122,7 +122,7 @@ def test_the_matrix_shows_every_member():
     assert '<th scope="row">torch / cpu / simulated</th><td class="number">2</td>' in shown
     assert "<td>2026-01-02T03:04:05+00:00</td>" in shown
     assert "<td>checkpoint</td><td>cpu, npu</td><td>&lt;none&gt;</td><td>nothing</td>" in shown
-    assert summary(outcomes()) == (
+    assert outcomes().text() == (
         "torch / cpu / simulated, 2 ranks: 1 of 3 served\n  checkpoint: gap: <none>\n"
         "  swap_wrapper: failed: rank 1: x < y"
     )
@@ -136,7 +136,7 @@ def test_the_memory_figures_are_shown():
     found = Footprint(
         "mindspore", {"plain": 10 << 20, "checkpoint": 5 << 20, "selective": 8 << 20, "swap": 6 << 20}, "today", BUILT
     )
-    shown = page([], [found])
+    shown = contract_page([], [found])
     good, bad = '<td class="good">yes, at most {}</td>', '<td class="bad">failed: more than {}</td>'
     for mode, size, share, verdict in (
         ("checkpoint", "5.0", "0.50", good.format("0.50")),
@@ -156,7 +156,7 @@ def test_the_memory_figures_are_shown():
     assert not slow.ok
     assert slow.excess() == ["more than 2 s", "growth of more than 4 MiB", "more than 2 MiB beside the shard"]
     failed = "failed: more than 2 s, growth of more than 4 MiB, more than 2 MiB beside the shard"
-    assert f'<td class="bad">{failed}</td>' in page([], [slow])
+    assert f'<td class="bad">{failed}</td>' in contract_page([], [slow])
     assert not found.ok
 
 

@@ -56,6 +56,13 @@ class ContractOutcome:
         """Framework, device and transport."""
         return self.platform, self.device, self.launch
 
+    def text(self) -> str:
+        """Return how many members are served, and a line per member that is not, with its reason."""
+        served = sum(state == "served" for state in self.members.values())
+        head = f"{' / '.join(self.names)}, {self.world_size} ranks: {served} of {len(self.members)} served"
+        rest = [f"  {member}: {state}" for member, state in self.members.items() if state != "served"]
+        return "\n".join([head, *rest])
+
     def write(self, folder: Path) -> Path:
         """Write ``contract-<framework>-<device>-<launch>.json`` into ``folder``."""
         return _write(self, folder / f"contract-{'-'.join(self.names)}.json")

@@ -8,17 +8,30 @@ from collections import Counter
 from pathlib import Path
 from typing import Any
 
+from markupsafe import Markup
+
 from hyper_parallel.verify.contract.results import load
 from hyper_parallel.verify.coverage.pit import write_pit
 from hyper_parallel.verify.coverage.settings import Settings
 from hyper_parallel.verify.coverage.store import Store
-from hyper_parallel.verify.pages import Column, Html, contract_page, escape, page, table
+from hyper_parallel.verify.pages import Column, render, table
 from hyper_parallel.verify.pages.bench_page import RATIOS, TIMINGS, bench_page, read_rows
+from hyper_parallel.verify.pages.contract_page import contract_page
 from hyper_parallel.verify.pages.mutation_page import mutation_page, read_mutation
 from hyper_parallel.verify.pages.operators_page import operators_page, read_report
 from hyper_parallel.verify.report_files import write_text
 
 __all__ = ["skipped_tests", "write_index", "write_others"]
+
+
+_OTHERS = {
+    "operators.html": "operators by framework and direction",
+    "mutation.html": "power of the verifier",
+    "bench.html": "what it costs: operations beside PyTorch's DTensor, and the harness",
+    "reference/index.html": "API reference, from the docstrings (tox -e docs)",
+    "contract.html": "platform contract by framework, device and transport; memory figures; gap ledgers",
+}
+"""Reports beside the coverage, by file name."""
 
 
 def write_index(store: Store, settings: Settings, planned: tuple[str, ...] = ()) -> Path:
@@ -33,16 +46,18 @@ def write_index(store: Store, settings: Settings, planned: tuple[str, ...] = ())
     combined = ["combined"] if (store.folder("combined") / "coverage.json").exists() else []
     wanted = [*(name for name in settings.environments if name != "combined"), *planned]
     absent = [name for name in dict.fromkeys(wanted) if name not in there]
-    body = [
-        "<p>Lines and branches together, over every process of an environment, ranks included.</p>",
-        _table(store, [*there, *combined]),
-        _other_reports(store),
-        _left_out(store, settings, there, absent),
-    ]
-    return write_text(store.reports / "index.html", page("Coverage", "\n".join(map(str, body))))
+    text = render(
+        "coverage.html",
+        title="Coverage",
+        footer="",
+        environments=_table(store, [*there, *combined]),
+        reports=[(name, text, (store.reports / name).exists()) for name, text in _OTHERS.items()],
+        skipped=_left_out(store, settings, there, absent),
+    )
+    return write_text(store.reports / "index.html", text)
 
 
-def _table(store: Store, names: list[str]) -> Html:
+def _table(store: Store, names: list[str]) -> Markup:
     columns: list[Column | str] = [
         "environment",
         Column("covered", number=True),
@@ -54,21 +69,12 @@ def _table(store: Store, names: list[str]) -> Html:
     return table("What every environment measured", columns, rows, empty="nothing was measured")
 
 
-def _row(store: Store, name: str) -> list[str | Html]:
+def _row(store: Store, name: str) -> list[str | Markup]:
     path = store.folder(name) / "gate.json"
     verdict: dict[str, Any] = json.loads(path.read_text(encoding="utf-8")) if path.exists() else {}
     total = f"{verdict['total']:.2f} %" if verdict else "?"
-    links = f'<a href="{escape(name)}/html/index.html">lines</a> · <a href="{escape(name)}/coverage.xml">Cobertura</a>'
-    return [name, total, str(verdict.get("ranks", "")), _gates(verdict), Html(links)]
-
-
-def _gates(verdict: dict[str, Any]) -> Html:
-    if not verdict:
-        return Html('<span class="bad">not gated</span>')
-    failures = "".join(f'<br><span class="bad">{escape(one)}</span>' for one in verdict["failures"])
-    head = '<span class="good">held</span>' if verdict["ok"] else '<span class="bad">FAILED</span>'
-    unchecked = "".join(f"<br>not checked: {escape(one)}" for one in verdict["unchecked"])
-    return Html(head + failures + unchecked)
+    links = Markup('<a href="{0}/html/index.html">lines</a> · <a href="{0}/coverage.xml">Cobertura</a>').format(name)
+    return [name, total, str(verdict.get("ranks", "")), render("gates.html", verdict=verdict), links]
 
 
 def write_others(store: Store) -> list[Path]:
@@ -93,36 +99,18 @@ def write_others(store: Store) -> list[Path]:
         written.append(write_text(store.reports / "bench.html", bench_page(ratios, timings)))
     outcomes, footprints = load(reports)
     if outcomes or footprints:
-        written.append(write_text(store.reports / "contract.html", contract_page.page(outcomes, footprints)))
+        written.append(write_text(store.reports / "contract.html", contract_page(outcomes, footprints)))
     return written
 
 
-def _other_reports(store: Store) -> str:
-    """Links to whatever else lies beside the coverage: semantic coverage, mutation, the API reference."""
-    known = {
-        "operators.html": "operators by framework and direction",
-        "mutation.html": "power of the verifier",
-        "bench.html": "what it costs: operations beside PyTorch's DTensor, and the harness",
-        "reference/index.html": "API reference, from the docstrings (tox -e docs)",
-        "contract.html": "platform contract by framework, device and transport; memory figures; gap ledgers",
-    }
-    items = [
-        f'<a href="{name}">{text}</a>' if (store.reports / name).exists() else f"{text}: not generated"
-        for name, text in known.items()
-    ]
-    rows = "".join(f"<li>{item}</li>" for item in items)
-    return f"<h2>Other reports</h2><ul>{rows}</ul>"
-
-
-def _left_out(store: Store, settings: Settings, there: list[str], absent: list[str]) -> str:
+def _left_out(store: Store, settings: Settings, there: list[str], absent: list[str]) -> list[str]:
     items = [f"{name}: no report; the environment did not run, or failed before its gate" for name in absent]
     for name in there:
         omit = settings.environment(name).omit
         items += [f"{name}: {pattern} is omitted, for it cannot run there" for pattern in omit]
         for reason, count in sorted(skipped_tests(store.root / "reports" / f"{name}.xml").items()):
             items.append(f"{name}: {count} tests were skipped: {reason}")
-    rows = "".join(f"<li>{escape(item)}</li>" for item in items) or "<li>nothing</li>"
-    return f"<h2>What was skipped, and why</h2><ul>{rows}</ul>"
+    return items
 
 
 def skipped_tests(junit: Path) -> Counter[str]:

@@ -1,17 +1,17 @@
-"""What the library and the harness cost, beside what they may."""
+"""The page of costs: what the library and the harness cost, beside their budgets."""
 
 from __future__ import annotations
 
-import json
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
+from markupsafe import Markup
+
 from hyper_parallel.verify.pages.charts import bar
-from hyper_parallel.verify.pages.document import page
-from hyper_parallel.verify.pages.markup import Html, escape
+from hyper_parallel.verify.pages.render import render
 from hyper_parallel.verify.pages.tables import Cell, Column, Value, table
-from hyper_parallel.verify.report_files import other_version
+from hyper_parallel.verify.report_files import read_json_rows
 
 __all__ = ["RATIOS", "TIMINGS", "bench_page", "read_rows"]
 
@@ -23,46 +23,32 @@ _COMMANDS = {RATIOS: "hyper-parallel bench", TIMINGS: "hyper-parallel bench --ha
 
 
 def read_rows(folder: Path, name: str) -> list[dict[str, Any]]:
-    """Rows of a report in a folder; none where it is not there.
+    """Return the rows of a report in a folder; none where the file does not exist.
 
     Raises:
-        ValueError: it cannot be read, or another version wrote it.
+        ValueError: the file cannot be read, or another version wrote it.
     """
     path = folder / name
-    if not path.exists():
-        return []
-    try:
-        rows: list[dict[str, Any]] = json.loads(path.read_text(encoding="utf-8"))
-        missing = [key for key in _NEEDED[name] for row in rows if key not in row]
-    except (OSError, ValueError, TypeError) as error:
-        msg = f"{path} is no report of `{_COMMANDS[name]}`: {error}"
-        raise ValueError(msg) from error
-    if missing:
-        raise ValueError(other_version(path, list(dict.fromkeys(missing)), _COMMANDS[name]))
-    return rows
+    return read_json_rows(path, _NEEDED[name], _COMMANDS[name]) if path.exists() else []
 
 
 def bench_page(ratios: Sequence[Mapping[str, Any]], timings: Sequence[Mapping[str, Any]]) -> str:
-    """A document over both reports, each of which may be empty."""
+    """Return a document over both reports, each of which may be empty."""
     rows = [*ratios, *timings]
     late = [row["name"] for row in rows if not row["ok"]]
-    said = f"{len(rows) - len(late)} of {len(rows)} figures within their budgets"
-    over = f"<p>over: {escape(', '.join(late))}</p>" if late else ""
-    verdict = (
-        f'<div class="verdict {"bad" if late or not rows else "good"}"><strong>{escape(said)}</strong>{over}</div>'
+    return render(
+        "bench.html",
+        title="What it costs",
+        footer=f"Written from {RATIOS} and {TIMINGS}",
+        good=bool(rows) and not late,
+        verdict=f"{len(rows) - len(late)} of {len(rows)} figures within their budgets",
+        late=late,
+        timings=_timings(timings),
+        ratios=_ratios(ratios),
     )
-    parts = [verdict, "<h2>The harness, as its users run it</h2>", _timings(timings)]
-    parts += ["<h2>The host, per operation</h2>", _RATIO, _ratios(ratios)]
-    return page("What it costs", "\n".join(map(str, parts)), footer=f"Written from {RATIOS} and {TIMINGS}")
 
 
-_RATIO = (
-    "<p>Microseconds of processor time, all three in one run. The ratio is our overhead over the plain operation to "
-    "that of PyTorch's DTensor; for the block, our time to that of tensor parallelism written by hand.</p>"
-)
-
-
-def _timings(rows: Sequence[Mapping[str, Any]]) -> Html:
+def _timings(rows: Sequence[Mapping[str, Any]]) -> Markup:
     heads: list[Column | str] = [
         "what",
         Column("seconds", number=True),
@@ -77,7 +63,7 @@ def _timings(rows: Sequence[Mapping[str, Any]]) -> Html:
     return table("Seconds of wall time", heads, cells, empty="not measured: hyper-parallel bench --harness")
 
 
-def _ratios(rows: Sequence[Mapping[str, Any]]) -> Html:
+def _ratios(rows: Sequence[Mapping[str, Any]]) -> Markup:
     names = ("plain", "peer", "ours", "ratio", "budget")
     heads: list[Column | str] = ["operation", *(Column(name, number=True) for name in names), "used"]
     cells: list[list[Value]] = [
@@ -90,5 +76,5 @@ def _ratios(rows: Sequence[Mapping[str, Any]]) -> Html:
 
 def _used(row: Mapping[str, Any], value: float) -> Cell:
     share = value / row["budget"]
-    said = f"{share:.0%}" if row["ok"] else f"{share:.0%}, not within"
-    return Cell(Html(f"{bar(share, said)} {said}"), key=share, kind="" if row["ok"] else "bad")
+    text = f"{share:.0%}" if row["ok"] else f"{share:.0%}, not within"
+    return Cell(Markup("{} {}").format(bar(share, text), text), key=share, kind="" if row["ok"] else "bad")

@@ -1,4 +1,4 @@
-"""Pictures of a mesh, and of how the pieces of a tensor lie on its ranks, uneven and empty ones too."""
+"""Pictures of a mesh, and of the local shards of a tensor on its ranks, uneven and empty ones included."""
 
 from __future__ import annotations
 
@@ -8,10 +8,11 @@ import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
+from markupsafe import Markup
+
 from hyper_parallel.core.dtensor.layout import Box, Layout
 from hyper_parallel.core.dtensor.mesh import DeviceMesh
 from hyper_parallel.verify.pages import svg
-from hyper_parallel.verify.pages.markup import Html
 
 __all__ = ["layout_svg", "mesh_svg"]
 
@@ -29,15 +30,15 @@ _LEAST = 9.0  # of the side of an outline
 Coordinate = tuple[int, ...]
 
 
-def mesh_svg(mesh: DeviceMesh) -> Html:
-    """A picture of a mesh: axes named, positions numbered from 0, global ranks in the boxes.
+def mesh_svg(mesh: DeviceMesh) -> Markup:
+    """Return a picture of a mesh: axes named, positions numbered from 0, global ranks in the boxes.
 
     Args:
-        mesh: any number of axes; the last two are columns and rows, each position of the others is a grid of its own.
+        mesh: any number of axes; the last two are rows and columns, each position of the others is a grid of its own.
     """
 
-    def box(at: Coordinate) -> list[str]:
-        rank = mesh.ranks[_flat(at, mesh.shape)]
+    def box(coordinate: Coordinate) -> list[Markup]:
+        rank = mesh.ranks[_flat(coordinate, mesh.shape)]
         return [svg.text(26, 22, rank, anchor="middle", bold=True)]
 
     title = f"mesh {_axes(mesh)}"
@@ -45,39 +46,40 @@ def mesh_svg(mesh: DeviceMesh) -> Html:
     return _Grid(mesh, 52, 34, box).draw(title, f"ranks in row-major order: {ranks}")
 
 
-def layout_svg(layout: Layout) -> Html:
-    """A picture of what every rank of the mesh holds of a tensor.
+def layout_svg(layout: Layout) -> Markup:
+    """Return a picture of the local shard of every rank of the mesh.
 
-    In every rank's box the outline is the whole tensor, the filled part what the rank holds: nothing where its piece
-    is empty, striped and marked with a sum sign where the rank holds a share that is still to be reduced.
+    In every rank's box the outline is the global tensor and the filled part the local shard: nothing where it is
+    empty, striped and marked with a sum sign where it is a partial value that is still to be reduced.
 
     Args:
-        layout: placed and with a global shape (``layout.with_shape(...)``).
+        layout: a layout with placements and a global shape (``layout.with_shape(...)``).
 
     Raises:
-        LayoutError: it has no shape, or names a mesh only.
+        LayoutError: the layout has no shape, or has a mesh only.
     """
-    layout.box_at((0,) * layout.mesh.ndim)  # says what is missing
+    layout.box_at((0,) * layout.mesh.ndim)  # raises where something is missing
     outline = _Outline(layout)
     width = max(_ROOM[0], 84.0) + 20
     height = outline.height + 58
 
-    def box(at: Coordinate) -> list[str]:
-        return outline.draw(at, layout.box_at(at), layout.mesh.ranks[_flat(at, layout.mesh.shape)], width)
+    def box(coordinate: Coordinate) -> list[Markup]:
+        rank = layout.mesh.ranks[_flat(coordinate, layout.mesh.shape)]
+        return outline.draw(coordinate, layout.box_at(coordinate), rank, width)
 
-    places = ", ".join(f"{name}: {layout.placement_on(axis)}" for axis, name in enumerate(layout.mesh.names))
-    told = [_told(layout, at) for at in itertools.islice(_coordinates(layout.mesh.shape), 64)]
+    placements = ", ".join(f"{name}: {layout.placement_on(axis)}" for axis, name in enumerate(layout.mesh.names))
+    shards = [_in_words(layout, coordinate) for coordinate in itertools.islice(_coordinates(layout.mesh.shape), 64)]
     hatch = [_hatch(outline.fill)] if layout.partials else []
     grid = _Grid(layout.mesh, width, height, box)
-    return grid.draw(f"{layout.notation()} on {_axes(layout.mesh)} ({places})", "; ".join(told), hatch)
+    return grid.draw(f"{layout.notation()} on {_axes(layout.mesh)} ({placements})", "; ".join(shards), hatch)
 
 
-def _hatch(name: str) -> str:
-    """A fill of stripes; its name is unique in a page, for a picture that is folded away lends its fills to nobody."""
-    return (
-        f'<defs><pattern id="{name}" width="6" height="6" patternUnits="userSpaceOnUse" '
-        f'patternTransform="rotate(45)"><rect width="3" height="6" style="fill:{svg.colour("one")}"/></pattern></defs>'
-    )
+def _hatch(name: str) -> Markup:
+    """Return a striped fill; its name is unique in a page, because a hidden picture's fills cannot be used."""
+    return Markup(
+        '<defs><pattern id="{}" width="6" height="6" patternUnits="userSpaceOnUse" '
+        'patternTransform="rotate(45)"><rect width="3" height="6" style="fill:{}"/></pattern></defs>'
+    ).format(name, svg.colour("one"))
 
 
 @dataclass(frozen=True)
@@ -94,10 +96,10 @@ class _Grid:
     mesh: DeviceMesh
     width: float
     height: float
-    content: Callable[[Coordinate], Sequence[str]]
+    content: Callable[[Coordinate], Sequence[Markup]]
 
-    def draw(self, title: str, description: str, extra: Sequence[str] = ()) -> Html:
-        """The picture."""
+    def draw(self, title: str, description: str, extra: Sequence[Markup] = ()) -> Markup:
+        """Return the picture."""
         rows, columns = self._rows(), self.mesh.shape[-1] if self.mesh.ndim else 1
         shown = min(columns, SHOWN)
         longest = max((len(self._row_label(row)) for row in range(min(rows, SHOWN))), default=0)
@@ -106,10 +108,9 @@ class _Grid:
         heads = list(itertools.islice(_coordinates(self.mesh.shape[:-2]), SLICES + 1))
         parts, top = list(extra), 0.0
         for head in heads[:SLICES]:
-            parts.append(f'<g transform="translate(0 {top:.1f})">')
-            drawn, deep = self._slice(head, left)
-            parts += [*drawn, "</g>"]
-            top += deep
+            drawn, height = self._slice(head, left)
+            parts.append(svg.group(0, top, drawn))
+            top += height
         if len(heads) > SLICES:
             total = math.prod(self.mesh.shape[:-2])
             parts.append(svg.text(0, top + 14, f"… {total} grids in all", fill="quiet"))
@@ -122,11 +123,11 @@ class _Grid:
     def _row_label(self, row: int) -> str:
         return f"{self.mesh.names[-2]} {row}" if self.mesh.ndim > 1 else ""
 
-    def _slice(self, head: Coordinate, left: float) -> tuple[list[str], float]:
-        """One grid: the last two axes at fixed positions of the others; what is drawn, and how high it is."""
+    def _slice(self, head: Coordinate, left: float) -> tuple[list[Markup], float]:
+        """Return one grid, the last two axes at fixed positions of the others, and its height."""
         parts, top = [], 0.0
         if head:
-            fixed = ", ".join(f"{name} {at}" for name, at in zip(self.mesh.names, head, strict=False))
+            fixed = ", ".join(f"{name} {index}" for name, index in zip(self.mesh.names, head, strict=False))
             parts.append(svg.text(0, 14, fixed, bold=True))
             top = 24.0
         columns, rows = self.mesh.shape[-1], self._rows()
@@ -138,8 +139,8 @@ class _Grid:
             y = top + row * (self.height + _GAP)
             parts.append(svg.text(0, y + self.height / 2 + 4, self._row_label(row), fill="quiet"))
             for column in range(min(columns, SHOWN)):
-                at = (*head, *((row,) if self.mesh.ndim > 1 else ()), column)
-                parts += self._box(left + column * (self.width + _GAP), y, at)
+                coordinate = (*head, *((row,) if self.mesh.ndim > 1 else ()), column)
+                parts.append(self._box(left + column * (self.width + _GAP), y, coordinate))
             if columns > SHOWN:
                 x = left + SHOWN * (self.width + _GAP)
                 parts.append(svg.text(x, y + self.height / 2 + 4, "…", fill="quiet"))
@@ -149,24 +150,20 @@ class _Grid:
             top += 22
         return parts, top + (_GAP if head else 0)
 
-    def _box(self, x: float, y: float, at: Coordinate) -> list[str]:
-        where = ", ".join(f"{name} {index}" for name, index in zip(self.mesh.names, at, strict=True))
+    def _box(self, x: float, y: float, coordinate: Coordinate) -> Markup:
+        position = ", ".join(f"{name} {index}" for name, index in zip(self.mesh.names, coordinate, strict=True))
         style = f"fill:{svg.colour('panel')};stroke:{svg.colour('line')}"
-        return [
-            f'<g transform="translate({x:.1f} {y:.1f})">',
-            svg.rect(_EDGE, _EDGE, self.width - 2, self.height - 2, style=style, hint=where, radius=5),
-            *self.content(at),
-            "</g>",
-        ]
+        frame = svg.rect(_EDGE, _EDGE, self.width - 2, self.height - 2, style=style, hint=position, radius=5)
+        return svg.group(x, y, [frame, *self.content(coordinate)])
 
 
 class _Outline:
-    """The whole tensor in small: two of its dims, the split ones first."""
+    """The global tensor in small: two of its dims, sharded ones first."""
 
     def __init__(self, layout: Layout) -> None:
         self.layout = layout
         self.shape: tuple[int, ...] = layout.shape or ()
-        self.dims = self._chosen()
+        self.dims = self._drawn_dims()
         sizes = [self.shape[dim] for dim in self.dims]
         across, down = (sizes[-1] if sizes else 1), (sizes[0] if len(sizes) > 1 else 1)
         unit = min(_ROOM[0] / max(across, 1), _ROOM[1] / max(down, 1), 22.0)
@@ -174,12 +171,12 @@ class _Outline:
         self.across, self.down = across, down
         self.fill = f"summand-{hashlib.sha256(repr(layout).encode()).hexdigest()[:12]}"
 
-    def _chosen(self) -> tuple[int, ...]:
+    def _drawn_dims(self) -> tuple[int, ...]:
         order = sorted(range(len(self.shape)), key=lambda dim: (not self.layout.dim_axes[dim], dim))
         return tuple(sorted(order[:2]))
 
-    def draw(self, at: Coordinate, box: Box, rank: int, width: float) -> list[str]:
-        """Outline, piece, and two lines of text."""
+    def draw(self, coordinate: Coordinate, box: Box, rank: int, width: float) -> list[Markup]:
+        """Return the outline, the local shard, and two lines of text."""
         x, y = (width - self.width) / 2, 28.0
         sizes = tuple(stop - start for start, stop in box)
         empty = 0 in sizes
@@ -189,13 +186,13 @@ class _Outline:
             svg.rect(x, y, self.width, self.height, style=dashed),
         ]
         if not empty:
-            parts.append(self._piece(x, y, box, _told(self.layout, at)))
+            parts.append(self._shard(x, y, box, _in_words(self.layout, coordinate)))
         shown = "empty" if empty else _product(sizes) + (" \N{N-ARY SUMMATION}" if self.layout.partials else "")
         parts.append(svg.text(width / 2, y + self.height + 18, shown, anchor="middle", size=12,
                               fill="warn" if empty else "text"))  # fmt: skip
         return parts
 
-    def _piece(self, x: float, y: float, box: Box, hint: str) -> str:
+    def _shard(self, x: float, y: float, box: Box, hint: str) -> Markup:
         left, right = box[self.dims[-1]] if self.dims else (0, 1)
         upper, lower = box[self.dims[0]] if len(self.dims) > 1 else (0, 1)
         fill = f"url(#{self.fill})" if self.layout.partials else svg.colour("one")
@@ -206,15 +203,15 @@ class _Outline:
         )
 
 
-def _told(layout: Layout, at: Coordinate) -> str:
-    """What the rank at a coordinate holds, in words."""
-    box = layout.box_at(at)
-    rank = layout.mesh.ranks[_flat(at, layout.mesh.shape)]
+def _in_words(layout: Layout, coordinate: Coordinate) -> str:
+    """Return the local shard at a coordinate in words."""
+    box = layout.box_at(coordinate)
+    rank = layout.mesh.ranks[_flat(coordinate, layout.mesh.shape)]
     if any(start == stop for start, stop in box):
         return f"rank {rank}: empty"
     ranges = ", ".join(f"{start}:{stop}" for start, stop in box)
-    owed = "".join(f", to be reduced by {op} over {layout.mesh.names[axis]}" for axis, op in layout.partials)
-    return f"rank {rank}: [{ranges}]{owed}"
+    pending = "".join(f", to be reduced by {op} over {layout.mesh.names[axis]}" for axis, op in layout.partials)
+    return f"rank {rank}: [{ranges}]{pending}"
 
 
 def _product(sizes: Sequence[int]) -> str:
@@ -229,9 +226,9 @@ def _coordinates(shape: Sequence[int]) -> itertools.product[Coordinate]:
     return itertools.product(*map(range, shape))
 
 
-def _flat(at: Coordinate, shape: Sequence[int]) -> int:
-    """Row-major number of a coordinate."""
+def _flat(coordinate: Coordinate, shape: Sequence[int]) -> int:
+    """Return the row-major number of a coordinate."""
     number = 0
-    for index, size in zip(at, shape, strict=True):
+    for index, size in zip(coordinate, shape, strict=True):
         number = number * size + index
     return number

@@ -1,18 +1,20 @@
-"""The page of a model verification. It shows what the report says; it computes no verdict of its own."""
+"""The page of a model verification. It shows what the report contains and computes no verdict of its own."""
 
 from __future__ import annotations
 
 import math
 from collections.abc import Sequence
+from typing import Any
+
+from markupsafe import Markup
 
 from hyper_parallel.core.dtensor.layout import Layout
 from hyper_parallel.core.dtensor.mesh import DeviceMesh
 from hyper_parallel.verify.compare import TensorCheck
 from hyper_parallel.verify.model_report import ModelReport, Summary
 from hyper_parallel.verify.pages.charts import Dot, bar, curves, dots
-from hyper_parallel.verify.pages.document import page
-from hyper_parallel.verify.pages.markup import Html, escape
 from hyper_parallel.verify.pages.meshes import layout_svg, mesh_svg
+from hyper_parallel.verify.pages.render import render
 from hyper_parallel.verify.pages.tables import Cell, Column, Value, table
 
 __all__ = ["model_page"]
@@ -42,69 +44,74 @@ _TRAFFIC: tuple[Column | str, ...] = (
 _DOTS = 40
 """Modules in the picture; the table has all of them."""
 
-_SCREEN = 20
+_TALL = 20
 """Rows beyond which a table scrolls in itself."""
 
 _FEW = 8
-"""Rows up to which nobody searches."""
+"""Rows up to which a table needs no search."""
 
 _PICTURES = 12
 """Layouts that are drawn; the list of parameters has all of them."""
 
+_EMPTY = Cell("", key="")
+
 
 def model_page(reports: Sequence[ModelReport], note: str = "") -> str:
-    """A document over one or several runs.
+    """Return a document over one or several runs.
 
     Args:
-        reports: the runs.
-        note: what else must be known, such as that the command was interrupted.
+        reports: of the runs.
+        note: shown on top, such as that the command was interrupted.
     """
-    parts = [] if len(reports) == 1 and not note else [_together(reports, note)]
-    if len(reports) > 1:
-        parts.append(str(_overview(reports)))
-    parts += [_run(report, number, alone=len(reports) == 1) for number, report in enumerate(reports)]
-    return page("Model verification", "\n".join(parts), footer="Written by hyper-parallel verify model --html FILE")
+    equal = sum(report.ok for report in reports)
+    several = len(reports) != 1 or bool(note)
+    good = bool(reports) and equal == len(reports) and not note
+    return render(
+        "model.html",
+        title="Model verification",
+        footer="Written by hyper-parallel verify model --html FILE",
+        summary={"good": good, "text": f"{equal} of {len(reports)} runs equal to one device"} if several else None,
+        note=note,
+        overview=_overview(reports) if len(reports) > 1 else "",
+        runs=[_run(report) for report in reports],
+    )
 
 
-def _together(reports: Sequence[ModelReport], note: str) -> str:
-    held = sum(report.ok for report in reports)
-    state = "good" if reports and held == len(reports) and not note else "bad"
-    head = f"{held} of {len(reports)} runs equal to one device"
-    return f'<div class="verdict {state}"><strong>{escape(head)}</strong>{_paragraph(note)}</div>'
-
-
-def _overview(reports: Sequence[ModelReport]) -> Html:
+def _overview(reports: Sequence[ModelReport]) -> Markup:
     rows: list[list[Value]] = []
     for number, report in enumerate(reports):
         worst = report.worst
         rows.append([
-            Cell(Html(f'<a href="#run-{number}">{escape(report.name)}</a>'), key=report.name),
+            Cell(Markup('<a href="#run-{}">{}</a>').format(number, report.name), key=report.name),
             report.platform, report.mesh, report.launch,
             Cell(_state(report), kind="good" if report.ok else "bad"),
             sum(report.counts.values()),
-            Cell("", key="") if worst is None else _number(worst.error),
+            _EMPTY if worst is None else _number(worst.error),
             Cell(f"{report.seconds:.1f}", key=report.seconds),
         ])  # fmt: skip
     return table("Every run", _RUNS, rows)
 
 
-def _run(report: ModelReport, number: int, *, alone: bool) -> str:
-    title = f"{report.name} on {report.platform}, {report.mesh}"
-    parts = [
-        f'<section id="run-{number}">',
-        f"<h2>{escape(title)}</h2>",
-        _verdict(report),
-        _settings(report),
-        f'<div class="pictures">{_mesh(report)}{_losses(report)}</div>',
-        _gradients(report),
-        _compared(report),
-        _steps(report),
-        _collectives(report),
-        _layouts(report, open_=alone),
-        _left_out(report),
-        "</section>",
-    ]
-    return "\n".join(filter(None, parts))
+def _run(report: ModelReport) -> dict[str, Any]:
+    gradients, gradients_caption = _gradients(report)
+    return {
+        "title": f"{report.name} on {report.platform}, {report.mesh}",
+        "good": report.ok,
+        "state": _state(report),
+        "details": _details(report),
+        "error": report.error,
+        "settings": _settings(report),
+        "mesh": _mesh(report),
+        "mesh_text": report.mesh,
+        "losses": _losses(report),
+        "gradients": gradients,
+        "gradients_caption": gradients_caption,
+        "modules": _modules(report),
+        "steps": _steps(report),
+        "collectives": _collectives(report),
+        "parameters": _parameters(report),
+        "skipped": report.skipped,
+    }
 
 
 def _state(report: ModelReport) -> str:
@@ -115,160 +122,146 @@ def _state(report: ModelReport) -> str:
     return "equal" if report.ok else "NOT VERIFIED"
 
 
-def _verdict(report: ModelReport) -> str:
-    # The line of the terminal, without the run's name, which is the heading, and without the state, which is above it.
-    _, _, said = report.verdict().partition(" s): ")
-    said = said.removeprefix("equal, ")
-    more = ""
+def _details(report: ModelReport) -> list[str]:
+    """Return the report's verdict without the run's name and state, which stand above it."""
     if report.first is not None:
-        said = str(report.first)
-        wrong = sum(not one.ok for one in report.checks)
-        more = _paragraph(f"{wrong} of {len(report.checks)} tensors differ; modules that differ stand first below.")
-    trace = f"<details><summary>traceback of every rank</summary><pre>{escape(report.error)}</pre></details>"
-    return (
-        f'<div class="verdict {"good" if report.ok else "bad"}"><strong>{escape(_state(report))}</strong>'
-        f"{_paragraph(said)}{more}{trace if report.error else ''}</div>"
-    )
+        wrong = sum(not check.ok for check in report.checks)
+        return [
+            str(report.first),
+            f"{wrong} of {len(report.checks)} tensors differ; modules that differ stand first below.",
+        ]
+    _, _, verdict = report.verdict().partition(" s): ")
+    return [verdict.removeprefix("equal, ")]
 
 
-def _settings(report: ModelReport) -> str:
-    facts = {
+def _settings(report: ModelReport) -> dict[str, str]:
+    return {
         "framework": f"{report.platform}, ranks are {report.launch}",
         "steps": str(report.steps),
         **report.settings,
         "allowed error": report.bound,
         "time": f"{report.seconds:.1f} s",
     }
-    items = "".join(f"<dt>{escape(name)}</dt><dd>{escape(value)}</dd>" for name, value in facts.items() if value)
-    return f'<h3>Settings</h3><dl class="facts">{items}</dl>'
 
 
-def _mesh(report: ModelReport) -> str:
+def _mesh(report: ModelReport) -> Markup | None:
     if not report.axes:
-        return ""
+        return None
     shape, names = tuple(report.axes.values()), tuple(report.axes)
-    mesh = DeviceMesh.grid("cpu", shape, tuple(range(math.prod(shape))), names)
-    return f"<div><h3>Mesh</h3>{_figure(mesh_svg(mesh), f'Ranks on {report.mesh}')}</div>"
+    return mesh_svg(DeviceMesh.grid("cpu", shape, tuple(range(math.prod(shape))), names))
 
 
-def _losses(report: ModelReport) -> str:
+def _losses(report: ModelReport) -> Markup | None:
     if not report.losses:
-        return ""
+        return None
     series = {"single device": report.losses}
     if report.parallel_losses:
         series["parallel"] = report.parallel_losses
-    picture = curves(f"loss per step of {report.name}", series, x="step", y="loss")
-    said = "Both runs over each other: broad the single device, dashed the parallel run"
-    return f"<div><h3>Loss</h3>{_figure(picture, said)}</div>"
+    return curves(f"loss per step of {report.name}", series, x="step", y="loss")
 
 
-def _steps(report: ModelReport) -> str:
+def _steps(report: ModelReport) -> Markup | str:
     if not report.losses:
         return ""
-    checks = {one.step: one for one in report.checks if one.kind == "loss" and one.rank == 0}
+    checks = {check.step: check for check in report.checks if check.kind == "loss" and check.rank == 0}
     pairs = zip(report.losses, report.parallel_losses or [math.nan] * len(report.losses), strict=False)
     rows: list[list[Value]] = [
-        [step + 1, f"{wanted:.9g}", f"{found:.9g}", *_error(checks.get(step))]
-        for step, (wanted, found) in enumerate(pairs)
+        [step + 1, f"{single:.9g}", f"{parallel:.9g}", *_error(checks.get(step))]
+        for step, (single, parallel) in enumerate(pairs)
     ]
-    body = table("Loss per step, single device and parallel", _STEPS, rows, tall=len(rows) > _SCREEN)
-    return str(body)
+    return table("Loss per step, single device and parallel", _STEPS, rows, tall=len(rows) > _TALL)
 
 
 def _error(check: TensorCheck | None) -> list[Value]:
     if check is None:
-        return [Cell("", key=""), Cell("", key=""), Cell("not compared", kind="warn")]
+        return [_EMPTY, _EMPTY, Cell("not compared", kind="warn")]
     return [_number(check.error), _number(check.bound), _result(wrong=not check.ok)]
 
 
-def _gradients(report: ModelReport) -> str:
-    found = report.summaries("gradient")
-    if not found:
-        return ""
+def _gradients(report: ModelReport) -> tuple[Markup | None, str]:
+    """Return the picture of the largest gradient error of every module, and its caption."""
+    summaries = report.summaries("gradient")
+    if not summaries:
+        return None, ""
     rows = [
-        Dot(one.module or "(model)", one.worst.error, one.worst.bound, not one.wrong, str(one.worst))
-        for one in found[:_DOTS]
-    ]
-    more = f" (the first {_DOTS} of {len(found)}; the table below has all)" if len(found) > _DOTS else ""
-    said = f"Largest difference of a module's gradients over all ranks and steps; the tick is what was allowed{more}"
-    return f"<h3>Gradients</h3>{_figure(dots('gradient difference per module', rows), said)}"
+        Dot(summary.module or "(model)", summary.worst.error, summary.worst.bound, not summary.wrong,
+            str(summary.worst))
+        for summary in summaries[:_DOTS]
+    ]  # fmt: skip
+    more = f" (the first {_DOTS} of {len(summaries)}; the table below has all)" if len(summaries) > _DOTS else ""
+    caption = f"Largest difference of a module's gradients over all ranks and steps; the tick is what was allowed{more}"
+    return dots("gradient difference per module", rows), caption
 
 
-def _compared(report: ModelReport) -> str:
-    rows = [_summary(one) for one in report.summaries()]
+def _modules(report: ModelReport) -> Markup:
+    rows = [_module(summary) for summary in report.summaries()]
     text = "What was compared, per module and kind, over all ranks and steps"
-    body = table(text, _MODULES, rows, search=True, tall=len(rows) > _SCREEN, empty="nothing was compared")
-    return f"<h3>Modules</h3>{body}"
+    return table(text, _MODULES, rows, search=True, tall=len(rows) > _TALL, empty="nothing was compared")
 
 
-def _summary(one: Summary) -> list[Value]:
-    worst = one.worst
-    where = f"{worst.name}, step {worst.step + 1}, rank {worst.rank}"
-    name = (one.module or "(model)") + (" ← diverged first" if one.first else "")
+def _module(summary: Summary) -> list[Value]:
+    worst = summary.worst
+    tensor = f"{worst.name}, step {worst.step + 1}, rank {worst.rank}"
+    name = (summary.module or "(model)") + (" ← diverged first" if summary.first else "")
     return [
-        Cell(name, kind="bad" if one.wrong else ""),
-        one.kind,
-        _result(wrong=bool(one.wrong), count=one.wrong),
-        one.tensors,
-        one.values,
+        Cell(name, kind="bad" if summary.wrong else ""),
+        summary.kind,
+        _result(wrong=bool(summary.wrong), count=summary.wrong),
+        summary.tensors,
+        summary.values,
         _number(worst.error),
         _number(worst.bound),
-        f"{where}: {worst.why.partition(' (error')[0]}" if worst.why else where,  # the error has its own column
+        f"{tensor}: {worst.why.partition(' (error')[0]}" if worst.why else tensor,  # the error has its own column
     ]
 
 
-def _collectives(report: ModelReport) -> str:
-    most = max((one.bytes for one in report.traffic), default=0)
+def _collectives(report: ModelReport) -> Markup:
+    most = max((row.bytes for row in report.traffic), default=0)
     rows: list[list[Value]] = [
         [
-            one.module or "(model)", one.phase, one.collective, ", ".join(one.axes), one.count,
-            Cell(f"{one.bytes:,}", key=one.bytes),
-            Cell(bar(one.bytes / most if most else 0.0, f"{one.bytes} bytes"), key=one.bytes),
-            one.implicit,
+            row.module or "(model)", row.phase, row.collective, ", ".join(row.axes), row.count,
+            Cell(f"{row.bytes:,}", key=row.bytes),
+            Cell(bar(row.bytes / most if most else 0.0, f"{row.bytes} bytes"), key=row.bytes),
+            row.implicit,
         ]
-        for one in report.traffic
+        for row in report.traffic
     ]  # fmt: skip
-    total = (
-        f"{sum(one.count for one in report.traffic)} collectives, {sum(one.bytes for one in report.traffic):,} bytes"
-    )
-    text = f"Collectives of one training step, bytes received by the worst rank: {total}"
-    body = table(text, _TRAFFIC, rows, search=len(rows) > _FEW, tall=len(rows) > _SCREEN, empty="no collectives")
-    return f"<h3>Collectives</h3>{body}"
+    count, volume = sum(row.count for row in report.traffic), sum(row.bytes for row in report.traffic)
+    text = (
+        "Collectives of one training step, bytes received by the worst rank: "
+        f"{count} collectives, {volume:,} bytes"
+    )  # fmt: skip
+    return table(text, _TRAFFIC, rows, search=len(rows) > _FEW, tall=len(rows) > _TALL, empty="no collectives")
 
 
-def _layouts(report: ModelReport, *, open_: bool) -> str:
+def _parameters(report: ModelReport) -> dict[str, Any] | None:
+    """Return how many parameters have how many layouts, pictures of the sharded ones with captions, and notes."""
+    if not report.parameter_layouts:
+        return None
     groups: dict[Layout, list[str]] = {}
     plain = []
-    for one in report.parameter_layouts:
-        layout = one.layout
+    for parameter in report.parameter_layouts:
+        layout = parameter.layout
         if layout is None:
-            plain.append(one.path)
+            plain.append(parameter.path)
         else:
-            groups.setdefault(layout, []).append(one.path)
-    if not report.parameter_layouts:
-        return ""
-    split = [layout for layout in groups if not layout.is_replicated]
-    figures = [_figure(layout_svg(layout), f"{', '.join(groups[layout])}: {layout.notation()}") for layout in split]
-    whole = [path for layout, paths in groups.items() if layout.is_replicated for path in paths]
-    notes = ""
-    if len(split) > _PICTURES:
-        notes += _paragraph(f"{_PICTURES} of {len(split)} layouts are drawn.")
-    if whole:
-        notes += _paragraph(f"Whole on every rank: {', '.join(whole)}.")
+            groups.setdefault(layout, []).append(parameter.path)
+    sharded = [layout for layout in groups if not layout.is_replicated]
+    replicated = [path for layout, paths in groups.items() if layout.is_replicated for path in paths]
+    notes = []
+    if len(sharded) > _PICTURES:
+        notes.append(f"{_PICTURES} of {len(sharded)} layouts are drawn.")
+    if replicated:
+        notes.append(f"Whole on every rank: {', '.join(replicated)}.")
     if plain:
-        notes += _paragraph(f"Plain tensors, the same on every rank: {', '.join(plain)}.")
-    count = f"{len(report.parameter_layouts)} parameters in {len(groups)} layouts"
-    return (
-        f"<h3>Parameters on ranks</h3><details{' open' * open_}><summary>{count}: filled is what a rank holds of the "
-        f'whole tensor</summary><div class="pictures">{"".join(figures[:_PICTURES])}</div>{notes}</details>'
-    )
-
-
-def _left_out(report: ModelReport) -> str:
-    if not report.skipped:
-        return ""
-    items = "".join(f"<li>{escape(one)}</li>" for one in report.skipped)
-    return f"<h3>Not compared, and why</h3><ul>{items}</ul>"
+        notes.append(f"Plain tensors, the same on every rank: {', '.join(plain)}.")
+    return {
+        "count": f"{len(report.parameter_layouts)} parameters in {len(groups)} layouts",
+        "pictures": [
+            (layout_svg(layout), f"{', '.join(groups[layout])}: {layout.notation()}") for layout in sharded[:_PICTURES]
+        ],
+        "notes": notes,
+    }
 
 
 def _result(*, wrong: bool, count: int = 0) -> Cell:
@@ -281,11 +274,3 @@ def _number(value: float) -> Cell:
     if not math.isfinite(value):
         return Cell("not comparable", key=1e308, kind="bad")
     return Cell(f"{value:.1e}" if value else "0", key=value)
-
-
-def _figure(picture: Html, caption: str) -> str:
-    return f"<figure>{picture}<figcaption>{escape(caption)}</figcaption></figure>"
-
-
-def _paragraph(text: str) -> str:
-    return f"<p>{escape(text)}</p>" if text else ""

@@ -1,8 +1,8 @@
-"""The colours of every page, for light and for dark, as data: contrast is computed from them in the tests."""
+"""The colours of every page, light and dark, as data: the tests compute their contrast."""
 
 from __future__ import annotations
 
-__all__ = ["DARK", "LIGHT", "css"]
+__all__ = ["DARK", "LIGHT"]
 
 LIGHT = {
     "page": "#ffffff",
@@ -39,17 +39,3 @@ DARK = {
     "five": "#6fd6dd",
     "six": "#ff9ec8",
 }
-
-
-def css() -> str:
-    """Custom properties of both, chosen by what the reader's system prefers; paper is light."""
-    dark = _block(DARK)
-    return (
-        f":root {{ color-scheme: light dark; {_block(LIGHT)} }}\n"
-        f"@media screen and (prefers-color-scheme: dark) {{ :root {{ {dark} }} }}\n"
-        "@media print { :root { color-scheme: light; } }\n"
-    )
-
-
-def _block(colours: dict[str, str]) -> str:
-    return " ".join(f"--{name}: {value};" for name, value in colours.items())

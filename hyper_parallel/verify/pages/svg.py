@@ -1,49 +1,61 @@
-"""Parts of inline pictures. Colours are the page's where there is one, and those of the light page elsewhere."""
+"""Parts of inline pictures. Colours are the page's, or those of the light scheme outside a page."""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
 
-from hyper_parallel.verify.pages.markup import Html, escape
+from markupsafe import Markup
+
 from hyper_parallel.verify.pages.palette import LIGHT
 
-__all__ = ["colour", "line", "picture", "rect", "text"]
+__all__ = ["circle", "colour", "group", "line", "picture", "rect", "text"]
 
 FONT = 13
-"""Size of ordinary text in a picture."""
+"""Size of ordinary text in a picture, in pixels."""
 
 CHARACTER = 0.62
-"""Width of a character, in font sizes: for how much room a text needs."""
+"""Width of a character in font sizes, to estimate the width of a text."""
 
 
-def picture(width: float, height: float, title: str, description: str, parts: Sequence[str]) -> Html:
-    """An ``<svg>`` with a title, and a description for those who do not see it."""
-    return Html(
-        f'<svg xmlns="http://www.w3.org/2000/svg" role="img" width="{width:.0f}" height="{height:.0f}" '
-        f'viewBox="0 0 {width:.0f} {height:.0f}" font-family="system-ui, sans-serif" font-size="{FONT}">\n'
-        f"<title>{escape(title)}</title>\n<desc>{escape(description)}</desc>\n" + "\n".join(parts) + "\n</svg>"
-    )
+def picture(width: float, height: float, title: str, description: str, parts: Sequence[Markup]) -> Markup:
+    """Return an ``<svg>`` with a title and a description for screen readers."""
+    head = Markup(
+        '<svg xmlns="http://www.w3.org/2000/svg" role="img" width="{width:.0f}" height="{height:.0f}" '
+        'viewBox="0 0 {width:.0f} {height:.0f}" font-family="system-ui, sans-serif" font-size="{font}">\n'
+        "<title>{title}</title>\n<desc>{description}</desc>\n"
+    ).format(width=width, height=height, font=FONT, title=title, description=description)
+    return head + Markup("\n").join(parts) + Markup("\n</svg>")
 
 
 def colour(name: str) -> str:
-    """A colour of the page by name."""
+    """Return a colour of the page by name, for a style."""
     return f"var(--{name}, {LIGHT[name]})"
 
 
-def rect(x: float, y: float, width: float, height: float, *, style: str, hint: str = "", radius: float = 0) -> str:
-    """A rectangle; ``hint`` is shown when it is pointed at."""
-    inside = f"<title>{escape(hint)}</title>" if hint else ""
-    rounded = f' rx="{radius:g}"' if radius else ""
-    return (
-        f'<rect x="{x:.1f}" y="{y:.1f}" width="{width:.1f}" height="{height:.1f}"{rounded} style="{style}">'
-        f"{inside}</rect>"
+def group(x: float, y: float, parts: Sequence[Markup]) -> Markup:
+    """Return parts moved by ``x`` and ``y``."""
+    return Markup('<g transform="translate({:.1f} {:.1f})">\n{}\n</g>').format(x, y, Markup("\n").join(parts))
+
+
+def rect(x: float, y: float, width: float, height: float, *, style: str, hint: str = "", radius: float = 0) -> Markup:
+    """Return a rectangle; ``hint`` is shown when it is pointed at."""
+    title = Markup("<title>{}</title>").format(hint) if hint else ""
+    rounded = Markup(' rx="{:g}"').format(radius) if radius else ""
+    return Markup('<rect x="{:.1f}" y="{:.1f}" width="{:.1f}" height="{:.1f}"{} style="{}">{}</rect>').format(
+        x, y, width, height, rounded, style, title
     )
 
 
-def line(x: float, y: float, to_x: float, to_y: float, *, stroke: str = "line", width: float = 1) -> str:
-    """A straight line."""
-    style = f"stroke:{colour(stroke)};stroke-width:{width:g}"
-    return f'<line x1="{x:.1f}" y1="{y:.1f}" x2="{to_x:.1f}" y2="{to_y:.1f}" style="{style}"/>'
+def circle(x: float, y: float, radius: float, fill: str) -> Markup:
+    """Return a filled circle."""
+    return Markup('<circle cx="{:.1f}" cy="{:.1f}" r="{}" style="fill:{}"/>').format(x, y, radius, colour(fill))
+
+
+def line(x: float, y: float, to_x: float, to_y: float, *, stroke: str = "line", width: float = 1) -> Markup:
+    """Return a straight line."""
+    return Markup('<line x1="{:.1f}" y1="{:.1f}" x2="{:.1f}" y2="{:.1f}" style="stroke:{};stroke-width:{:g}"/>').format(
+        x, y, to_x, to_y, colour(stroke), width
+    )
 
 
 def text(
@@ -55,7 +67,9 @@ def text(
     fill: str = "text",
     size: float = FONT,
     bold: bool = False,
-) -> str:
-    """A line of text; ``anchor`` is ``start``, ``middle`` or ``end``."""
+) -> Markup:
+    """Return a line of text; ``anchor`` is ``start``, ``middle`` or ``end``."""
     style = f"fill:{colour(fill)};font-size:{size:g}px" + ";font-weight:600" * bold
-    return f'<text x="{x:.1f}" y="{y:.1f}" text-anchor="{anchor}" style="{style}">{escape(str(shown))}</text>'
+    return Markup('<text x="{:.1f}" y="{:.1f}" text-anchor="{}" style="{}">{}</text>').format(
+        x, y, anchor, style, str(shown)
+    )

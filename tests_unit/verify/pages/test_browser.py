@@ -3,10 +3,12 @@
 from functools import cache
 
 import pytest
+from markupsafe import Markup
 
 from hyper_parallel.core.dtensor.placements import Partial, Shard
 from hyper_parallel.verify.contract.results import ContractOutcome
-from hyper_parallel.verify.pages import contract_page, layout_svg, page
+from hyper_parallel.verify.pages import layout_svg, page
+from hyper_parallel.verify.pages.contract_page import contract_page
 from hyper_parallel.verify.pages.model_page import model_page
 from hyper_parallel.verify.pages.mutation_page import mutation_page
 from hyper_parallel.verify.pages.operators_page import operators_page
@@ -82,8 +84,8 @@ def pages(samples):
         "ended": model_page([samples.run(error="rank 0 failed\n" + "x" * 300)]),
         "operators": operators_page([samples.sweep("torch"), samples.sweep("mindspore")]),
         "mutation": mutation_page(samples.mutation()),
-        "contract": contract_page.page([_outcome("torch"), _outcome("mindspore")], []),
-        "pictures": page("pictures", f"<figure>{layout_svg(layout)}</figure>"),
+        "contract": contract_page([_outcome("torch"), _outcome("mindspore")], []),
+        "pictures": page("pictures", Markup("<figure>{}</figure>").format(layout_svg(layout))),
     }
 
 
@@ -140,13 +142,13 @@ def test_what_a_page_tries_to_fetch_is_forbidden(browser, tmp_path):
     script = """return { width: document.querySelector("img").naturalWidth,
                          asked: performance.getEntriesByType("resource").filter((one) => one.transferSize).length };"""
     dot = "data:image/gif;base64,R0lGODlhAQABAAAAACwAAAAAAQABAAA="
-    found = browser.ask(tmp_path, page("t", f'<img src="{dot}" alt="">'), script)
+    found = browser.ask(tmp_path, page("t", Markup('<img src="{}" alt="">').format(dot)), script)
     assert found == {"width": 0, "asked": 0}
 
 
 def test_a_probe_that_must_fail_does(browser, tmp_path):
     """The probes themselves: text of too little contrast, and a box that is too wide, are found."""
-    bad = page("t", '<p style="width:900px">wide</p><p style="color:#888;background:#777">grey</p>')
+    bad = page("t", Markup('<p style="width:900px">wide</p><p style="color:#888;background:#777">grey</p>'))
     assert browser.ask(tmp_path, bad, OVERFLOW, width=400)["page"] > 400
     assert [one[0] for one in browser.ask(tmp_path, bad, CONTRAST)["weak"]] == ["grey"]
 

@@ -5,9 +5,10 @@ from html.parser import HTMLParser
 from pathlib import Path
 
 import pytest
+from markupsafe import Markup
 
 from hyper_parallel.verify import pages
-from hyper_parallel.verify.pages import Cell, Column, Html, page, palette, table
+from hyper_parallel.verify.pages import Cell, Column, page, palette, table
 from hyper_parallel.verify.report_files import write_text
 
 README = Path(pages.__file__).with_name("README.md")
@@ -85,7 +86,7 @@ def test_a_table_says_what_it_is():
         table(
             "what < it",
             ["name", Column("count", number=True, choice=True, hint="how many")],
-            [["<b>", Cell(3, kind="bad")], [Html("<i>x</i>"), Cell("none", key="")]],
+            [["<b>", Cell(3, kind="bad")], [Markup("<i>x</i>"), Cell("none", key="")]],
         )
     )
     parsed(text)

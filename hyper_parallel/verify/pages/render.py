@@ -1,0 +1,42 @@
+"""Pages rendered by jinja2 from ``templates/``: text is escaped wherever it enters a page, Markup is not."""
+
+from __future__ import annotations
+
+from functools import cache
+from typing import Any
+
+import jinja2
+from markupsafe import Markup
+
+from hyper_parallel.verify.pages.palette import DARK, LIGHT
+
+__all__ = ["page", "render"]
+
+
+def page(title: str, body: Markup | str, *, footer: str = "") -> str:
+    """Return a whole HTML document, style and script included.
+
+    Args:
+        title: of the window, and the heading of the page.
+        body: what stands under the heading; a str is text, Markup is markup.
+        footer: a line at the end, such as the command that wrote the page.
+    """
+    return render("page.html", title=title, body=body, footer=footer)
+
+
+def render(template: str, **values: Any) -> Markup:
+    """Return a template filled with values; those that are no Markup are escaped."""
+    return Markup(_environment().get_template(template).render(values))  # noqa: S704 - escaped by the template
+
+
+@cache
+def _environment() -> jinja2.Environment:
+    environment = jinja2.Environment(
+        loader=jinja2.PackageLoader("hyper_parallel.verify.pages"),
+        autoescape=True,
+        undefined=jinja2.StrictUndefined,
+        trim_blocks=True,
+        lstrip_blocks=True,
+    )
+    environment.globals.update(light=LIGHT, dark=DARK)
+    return environment
