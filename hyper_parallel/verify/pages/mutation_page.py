@@ -4,14 +4,15 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from pathlib import Path
-from typing import Any
-
-from markupsafe import Markup
+from typing import TYPE_CHECKING, Any
 
 from hyper_parallel.verify.pages.charts import bar
 from hyper_parallel.verify.pages.render import render
 from hyper_parallel.verify.pages.tables import Cell, Column, Value, code, table
 from hyper_parallel.verify.report_files import read_json
+
+if TYPE_CHECKING:
+    from markupsafe import Markup
 
 __all__ = ["mutation_page", "read_mutation"]
 

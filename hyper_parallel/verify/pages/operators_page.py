@@ -5,13 +5,14 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Any
-
-from markupsafe import Markup
+from typing import TYPE_CHECKING, Any
 
 from hyper_parallel.verify.pages.render import render
 from hyper_parallel.verify.pages.tables import Cell, Column, Value, code, table
 from hyper_parallel.verify.report_files import other_version, read_json
+
+if TYPE_CHECKING:
+    from markupsafe import Markup
 
 __all__ = ["operators_page", "read_report"]
 
