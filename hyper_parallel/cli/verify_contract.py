@@ -103,24 +103,6 @@ def _run_jobs(
             if arguments.report is not None:
                 done[-1].write(Path(arguments.report))
             if not arguments.json:
-                print(_text(done[-1]), flush=True)
+                print(done[-1].text(), flush=True)
     finally:
         progress.clear()
-
-
-def _text(result: ContractOutcome | Footprint) -> str:
-    from hyper_parallel.verify.contract.results import Footprint
-    from hyper_parallel.verify.pages.contract_page import summary
-
-    if not isinstance(result, Footprint):
-        return summary(result)
-    shares = ", ".join(f"{mode} {share:.2f}{_excess(result, mode)}" for mode, share in result.shares().items())
-    lines = [f"{result.platform} / cpu: activations in memory, of plain: {shares}"]
-    if result.building:
-        excess = result.excess()
-        lines.append(f"{result.platform} / cpu: {result.built()}{' (' + ', '.join(excess) + ')' if excess else ''}")
-    return "\n".join(lines)
-
-
-def _excess(footprint: Footprint, mode: str) -> str:
-    return "" if mode == "plain" or footprint.holds(mode) else f" (more than {footprint.limit(mode):.2f})"

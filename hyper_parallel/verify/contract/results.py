@@ -110,6 +110,18 @@ class Footprint:
             f"{of['shard'] / mib:.1f} MiB is filled in {of['filling'] / mib:.1f} MiB"
         )
 
+    def text(self) -> str:
+        """Return every mode's part of plain training, and a line about building if it was measured."""
+        shares = ", ".join(f"{mode} {share:.2f}{self._over_limit(mode)}" for mode, share in self.shares().items())
+        lines = [f"{self.platform} / cpu: activations in memory, of plain: {shares}"]
+        if self.building:
+            excess = self.excess()
+            lines.append(f"{self.platform} / cpu: {self.built()}{' (' + ', '.join(excess) + ')' if excess else ''}")
+        return "\n".join(lines)
+
+    def _over_limit(self, mode: str) -> str:
+        return "" if mode == "plain" or self.holds(mode) else f" (more than {self.limit(mode):.2f})"
+
     def holds(self, mode: str) -> bool:
         """Whether ``mode`` takes at most :meth:`limit` of plain training."""
         return self.peaks[mode] <= self.limit(mode) * self.peaks["plain"]
