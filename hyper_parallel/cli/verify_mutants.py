@@ -90,7 +90,7 @@ def run(arguments: argparse.Namespace) -> int:
 
 def _modules(arguments: argparse.Namespace) -> list[str]:
     """Which are asked for, in whole."""
-    from hyper_parallel.verify.ops.mutation.suite.checks import SOURCES
+    from hyper_parallel.verify.ops.mutation.suite.checks import MODULE_CHECKS
 
     if arguments.op:
         msg = "--op: operators have rules; --source changes the library's own code, which has none"
@@ -101,11 +101,11 @@ def _modules(arguments: argparse.Namespace) -> list[str]:
         raise ValueError(msg)
     asked = [f"hyper_parallel.{one}" for one in arguments.source]
     for one in asked:
-        if one not in SOURCES:
-            known = ", ".join(known.removeprefix("hyper_parallel.") for known in SOURCES)
+        if one not in MODULE_CHECKS:
+            known = ", ".join(known.removeprefix("hyper_parallel.") for known in MODULE_CHECKS)
             msg = f"--source {one.removeprefix('hyper_parallel.')}: no module on trial; there are {known}"
             raise ValueError(msg)
-    return asked or list(SOURCES)
+    return asked or list(MODULE_CHECKS)
 
 
 def _write(arguments: argparse.Namespace, report: dict[str, Any]) -> None:

@@ -99,7 +99,7 @@ def run(arguments: argparse.Namespace) -> int:
 def _audit(arguments: argparse.Namespace) -> int:
     """Somebody else's distributed tensors: told, not judged."""
     from hyper_parallel.core.shard.rule import Rule, find_rule
-    from hyper_parallel.verify.ops.audit import TARGETS, Audited, audit, summary
+    from hyper_parallel.verify.ops.audit import TARGETS, OperatorAudit, audit, summary
 
     if arguments.target not in TARGETS:
         msg = f"--target {arguments.target!r}: one of {', '.join(TARGETS)}"
@@ -111,7 +111,7 @@ def _audit(arguments: argparse.Namespace) -> int:
     can_be_written("--report", arguments.report)
     require_framework(TARGETS[arguments.target][0])
     ops = [op for op in operators(arguments.op) if isinstance(find_rule(op), Rule)]
-    found: list[Audited] = []
+    found: list[OperatorAudit] = []
     progress = Progress(len(ops))
     for one in audit(arguments.target, ops):
         found.append(one)

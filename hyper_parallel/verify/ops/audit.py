@@ -44,7 +44,7 @@ if TYPE_CHECKING:
 
     from hyper_parallel.core.shard.sample import Sample
 
-__all__ = ["TARGETS", "WORLD", "Audited", "audit", "main", "summary"]
+__all__ = ["TARGETS", "WORLD", "OperatorAudit", "audit", "main", "summary"]
 
 TARGETS = {"torch-dtensor": ("torch", "hyper_parallel.platform.torch.peer")}
 """Targets: the framework that each needs, and the module that has them."""
@@ -72,7 +72,7 @@ def main(module: str, rank: int, store: str, ops: Sequence[str]) -> None:
     for op in ops:
         _say(rank, {"begin": op})
         with use_platform("torch"):
-            found, shown, programs = _Audit(op, peer, rank).run()
+            found, shown, programs = _RankAudit(op, peer, rank).run()
         _say(rank, {"op": op, "counts": found, "shown": shown, "programs": programs})
     peer.close()
 
@@ -83,7 +83,7 @@ def _say(rank: int, line: dict[str, Any]) -> None:
         sys.stdout.flush()
 
 
-class _Audit:
+class _RankAudit:
     """One operator, as one rank sees it.
 
     Args:
@@ -218,7 +218,7 @@ def _tuples(arrays: Sequence[Any], seed: int) -> Iterator[Places]:
 
 
 @dataclass
-class Audited:
+class OperatorAudit:
     """What became of one operator.
 
     Attributes:
@@ -261,7 +261,7 @@ class Audited:
                 "program": self.program, "printed": self.printed}  # fmt: skip
 
 
-def audit(target: str, ops: Sequence[str]) -> Iterator[Audited]:
+def audit(target: str, ops: Sequence[str]) -> Iterator[OperatorAudit]:
     """One report per operator, whatever happens to the processes."""
     left = list(ops)
     while left:
@@ -273,10 +273,12 @@ def audit(target: str, ops: Sequence[str]) -> Iterator[Audited]:
                 else:
                     left.remove(line["op"])
                     program, printed = reproduced(target, line.get("programs", []))
-                    yield Audited(line["op"], Counter(line["counts"]), line["shown"], program, printed)
+                    yield OperatorAudit(line["op"], Counter(line["counts"]), line["shown"], program, printed)
         if left:  # they died, or one waits for the other
             left.remove(current)
-            yield Audited(current, Counter(crash=1), [f"crash: its processes died or did not finish in {_SECONDS:g} s"])
+            yield OperatorAudit(
+                current, Counter(crash=1), [f"crash: its processes died or did not finish in {_SECONDS:g} s"]
+            )
 
 
 def reproduced(target: str, programs: Sequence[str]) -> tuple[str | None, str]:
@@ -299,7 +301,7 @@ def reproduced(target: str, programs: Sequence[str]) -> tuple[str | None, str]:
     return (programs[0], "") if found is None else (programs[found["index"]], found["printed"])
 
 
-def summary(target: str, found: Sequence[Audited]) -> str:
+def summary(target: str, found: Sequence[OperatorAudit]) -> str:
     """Operators by the worst that happened, and how many lines are above."""
     counts = Counter(one.outcome for one in found)
     checks = sum((one.counts for one in found), Counter[str]())

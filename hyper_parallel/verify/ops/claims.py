@@ -15,7 +15,7 @@ from hyper_parallel.core.shard.rule import OpCall, Operand, Ref, Row, Rule, Stra
 from hyper_parallel.core.shard.strategy import Choice, combine
 from hyper_parallel.errors import HyperParallelError
 from hyper_parallel.verify.ops.shards import allows
-from hyper_parallel.verify.ops.values import Filled, Slot, substitute
+from hyper_parallel.verify.ops.values import FilledSample, Slot, substitute
 
 if TYPE_CHECKING:
     from hyper_parallel.platform.contract.platform import Platform
@@ -23,20 +23,20 @@ if TYPE_CHECKING:
 
 __all__ = [
     "Claim",
-    "Problem",
+    "SampleCall",
+    "bind_sample",
     "claimed",
     "claims",
     "closed",
     "commute",
     "mesh_of",
     "possible",
-    "problem_of",
     "row_text",
 ]
 
 
 @dataclass(frozen=True)
-class Problem:
+class SampleCall:
     """One filled sample as its rule sees it, on one mesh, nothing placed yet.
 
     Attributes:
@@ -47,7 +47,7 @@ class Problem:
 
     rule: Rule
     call: OpCall
-    filled: Filled
+    filled: FilledSample
 
     def placed(self, layouts: Sequence[Layout], mesh: DeviceMesh) -> OpCall:
         """The same call with operands laid out, as a rank of ``mesh`` sees it."""
@@ -86,7 +86,9 @@ def mesh_of(shape: Sequence[int]) -> DeviceMesh:
     return DeviceMesh.grid("cpu", tuple(shape), tuple(range(count)), tuple(f"m{axis}" for axis in range(len(shape))))
 
 
-def problem_of(platform: Platform, rule: Rule, filled: Filled, mesh: DeviceMesh, tensors: Sequence[Any]) -> Problem:
+def bind_sample(
+    platform: Platform, rule: Rule, filled: FilledSample, mesh: DeviceMesh, tensors: Sequence[Any]
+) -> SampleCall:
     """Bind the sample's arguments to the rule's parameters.
 
     Raises:
@@ -108,10 +110,12 @@ def problem_of(platform: Platform, rule: Rule, filled: Filled, mesh: DeviceMesh,
         return Ref(value.index)
 
     args = {name: refer(name, value) for name, value in bound.items()}
-    return Problem(rule, OpCall(rule.op, mesh, tuple(operands[index] for index in range(len(operands))), args), filled)
+    return SampleCall(
+        rule, OpCall(rule.op, mesh, tuple(operands[index] for index in range(len(operands))), args), filled
+    )
 
 
-def claims(problem: Problem, strategies: Strategies) -> Iterator[Claim]:
+def claims(problem: SampleCall, strategies: Strategies) -> Iterator[Claim]:
     """Every combination of rows whose conditions the sizes meet, each order of axes that share a dim included."""
     rows = [row for row in dict.fromkeys(strategies.rows) if possible(row, problem.filled)]
     axes = problem.call.mesh.ndim
@@ -124,14 +128,16 @@ def claims(problem: Problem, strategies: Strategies) -> Iterator[Claim]:
                 yield Claim(picked, choice, strategies)
 
 
-def claimed(platform: Platform, rule: object, case: Case, shape: tuple[int, ...]) -> tuple[Problem, Strategies] | None:
+def claimed(
+    platform: Platform, rule: object, case: Case, shape: tuple[int, ...]
+) -> tuple[SampleCall, Strategies] | None:
     """What ``rule`` claims of the case on a mesh of ``shape``, its operands whole.
 
     None where it is no rule, answers with whole layouts or a decomposition, or refuses the call.
     """
     if not isinstance(rule, Rule):
         return None
-    problem = problem_of(platform, rule, case.filled, mesh_of(shape), case.reference.tensors)
+    problem = bind_sample(platform, rule, case.filled, mesh_of(shape), case.reference.tensors)
     try:
         found = rule.strategies(problem.call)
     except (ValueError, HyperParallelError):
@@ -147,7 +153,7 @@ def closed(strategies: Strategies, case: Case) -> Strategies:
     return Strategies((replicated_row(len(case.filled.arrays), len(outputs)),), tuple(one.shape for one in outputs))
 
 
-def possible(row: Row, filled: Filled) -> bool:
+def possible(row: Row, filled: FilledSample) -> bool:
     """Leave out summands of kinds that the values cannot be split into."""
     pairs = zip(row.inputs, filled.arrays, strict=True)
     return all(not isinstance(place, Partial) or allows(array, place.reduce_op) for place, array in pairs)

@@ -24,14 +24,14 @@ from hyper_parallel.verify.ops.compare import difference
 from hyper_parallel.verify.ops.reference import SEED, as_list
 from hyper_parallel.verify.ops.shards import box_of, held, shares
 from hyper_parallel.verify.ops.user_operators import UserOperator, resolve
-from hyper_parallel.verify.ops.values import Filled, Slot, substitute
+from hyper_parallel.verify.ops.values import FilledSample, Slot, substitute
 from hyper_parallel.verify.simulate import simulate
 
 if TYPE_CHECKING:
     from hyper_parallel.core.shard.sample import Sample
     from hyper_parallel.platform.contract.platform import Platform
 
-__all__ = ["Outcome", "PublicJob", "check_public", "operator"]
+__all__ = ["DTensorJob", "DTensorResult", "check_on_dtensors", "operator"]
 
 EXTREMA = ("max", "min")
 UNDIFFERENTIATED = ("prod", "all", "any")
@@ -39,7 +39,7 @@ Places = tuple[tuple[Placement, ...], ...]
 
 
 @dataclass(frozen=True)
-class PublicJob:
+class DTensorJob:
     """One filled sample on one mesh, and the placements to try.
 
     Attributes:
@@ -60,7 +60,7 @@ class PublicJob:
     platform: str
     op: str | UserOperator
     sample: Sample
-    filled: Filled
+    filled: FilledSample
     outputs: Sequence[Any]
     seeds: Sequence[Any]
     grads: Sequence[Any]
@@ -70,13 +70,13 @@ class PublicJob:
     places: Sequence[Places]
     seed: int
 
-    def only(self, places: Sequence[Places]) -> PublicJob:
+    def only(self, places: Sequence[Places]) -> DTensorJob:
         """The same with other placements."""
-        return PublicJob(**{**self.__dict__, "places": places})
+        return DTensorJob(**{**self.__dict__, "places": places})
 
 
 @dataclass
-class Outcome:
+class DTensorResult:
     """What became of one tuple of placements.
 
     Attributes:
@@ -111,7 +111,7 @@ def operator(platform: Platform, op: str | UserOperator, sample: Sample) -> Call
     return write
 
 
-def check_public(job: PublicJob, patience: list[int], timeout: float = 120.0) -> list[Outcome]:
+def check_on_dtensors(job: DTensorJob, patience: list[int], timeout: float = 120.0) -> list[DTensorResult]:
     """Check every tuple of placements; one by one where a rank strayed from the others.
 
     Args:
@@ -120,18 +120,18 @@ def check_public(job: PublicJob, patience: list[int], timeout: float = 120.0) ->
         timeout: seconds per run.
     """
     if patience[0] <= 0:
-        return [Outcome("abandoned") for _ in job.places]
+        return [DTensorResult("abandoned") for _ in job.places]
     world = math.prod(job.mesh)
     try:
         per_rank = simulate(_check_rank, world, platform=job.platform, args=(job,), timeout=timeout)
     except RankFailedError as error:
         patience[0] -= 1
         if len(job.places) == 1:
-            return [Outcome("crash", _first_line(error))]
+            return [DTensorResult("crash", _first_line(error))]
         middle = len(job.places) // 2
         return [
-            *check_public(job.only(job.places[:middle]), patience, timeout),
-            *check_public(job.only(job.places[middle:]), patience, timeout),
+            *check_on_dtensors(job.only(job.places[:middle]), patience, timeout),
+            *check_on_dtensors(job.only(job.places[middle:]), patience, timeout),
         ]
     return [_worst(outcomes) for outcomes in zip(*per_rank, strict=True)]
 
@@ -141,16 +141,16 @@ def _first_line(error: RankFailedError) -> str:
     return f"{type(cause).__name__}: {cause}"
 
 
-def _worst(outcomes: Sequence[Outcome]) -> Outcome:
+def _worst(outcomes: Sequence[DTensorResult]) -> DTensorResult:
     for kind in ("crash", "wrong", "rejected"):
         for rank, one in enumerate(outcomes):
             if one.kind == kind:
                 text = one.text if kind == "rejected" else f"rank {rank}: {one.text}"
-                return Outcome(kind, text, one.backward)
+                return DTensorResult(kind, text, one.backward)
     return outcomes[0]
 
 
-def _check_rank(job: PublicJob) -> list[Outcome]:
+def _check_rank(job: DTensorJob) -> list[DTensorResult]:
     platform = platform_named(job.platform)
     names = [f"m{axis}" for axis in range(len(job.mesh))]
     checker = _Rank(platform, job, init_device_mesh("cpu", job.mesh, mesh_dim_names=names))
@@ -160,13 +160,13 @@ def _check_rank(job: PublicJob) -> list[Outcome]:
 class _Rank:
     """One rank's side."""
 
-    def __init__(self, platform: Platform, job: PublicJob, mesh: Any) -> None:
+    def __init__(self, platform: Platform, job: DTensorJob, mesh: Any) -> None:
         self.platform, self.job, self.mesh = platform, job, mesh
         self.run = operator(platform, job.op, job.sample)
         self.at = mesh.coordinate
         self.index = list(coordinates(mesh)).index(self.at)
 
-    def check(self, places: Places, number: int) -> Outcome:
+    def check(self, places: Places, number: int) -> DTensorResult:
         """Check one tuple of placements."""
         arrays = self.job.filled.arrays
         layouts = [Layout.place(self.mesh, one, array.shape) for one, array in zip(places, arrays, strict=True)]
@@ -186,8 +186,8 @@ class _Rank:
         except (CollectiveMismatchError, ShardMismatchError) as error:
             raise RuntimeError(str(error)) from error
         except HyperParallelError as error:
-            return Outcome("rejected", f"{type(error).__name__}: {error}")
-        return Outcome("wrong" if problems else "ok", "; ".join(problems), bool(compared))
+            return DTensorResult("rejected", f"{type(error).__name__}: {error}")
+        return DTensorResult("wrong" if problems else "ok", "; ".join(problems), bool(compared))
 
     def _exact(self, layouts: Sequence[Layout]) -> bool:
         """Thirds round: of averages, and of a gradient that three ranks share which tie."""

@@ -25,17 +25,17 @@ if TYPE_CHECKING:
     from hyper_parallel.core.shard.rule import LocalCall
     from hyper_parallel.platform.contract.platform import Platform
     from hyper_parallel.verify.ops.reference import Caller, Reference
-    from hyper_parallel.verify.ops.values import Filled
+    from hyper_parallel.verify.ops.values import FilledSample
 
-__all__ = ["Call", "Calls", "Piece", "averaged", "name_of"]
+__all__ = ["CallCache", "ComputedCall", "LocalShard", "averaged", "name_of"]
 
 EXTREMA = ("max", "min")
 
 
-class Piece:
+class LocalShard:
     """What one rank holds of one global array: as an array, and as a tensor once somebody asks.
 
-    Pieces are compared by identity: :class:`Calls` makes one per name.
+    Pieces are compared by identity: :class:`ComputedCalls` makes one per name.
     """
 
     __slots__ = ("_tensor", "array")
@@ -51,7 +51,7 @@ class Piece:
         return self._tensor
 
 
-class Call:
+class ComputedCall:
     """One local call: what it is given, and what it gave once it has been computed.
 
     Attributes:
@@ -64,13 +64,15 @@ class Call:
 
     __slots__ = ("grads", "local", "outs", "pieces", "seeds")
 
-    def __init__(self, pieces: Sequence[Piece], local: LocalCall | None, seeds: Sequence[Piece | None]) -> None:
+    def __init__(
+        self, pieces: Sequence[LocalShard], local: LocalCall | None, seeds: Sequence[LocalShard | None]
+    ) -> None:
         self.pieces, self.local, self.seeds = pieces, local, list(seeds)
         self.outs: list[Any] | None = None
         self.grads: list[Any] = []
 
 
-class Calls:
+class CallCache:
     """Pieces, calls and comparisons of one filled sample, on all meshes.
 
     Args:
@@ -80,18 +82,18 @@ class Calls:
         seed: of the summands.
     """
 
-    def __init__(self, platform: Platform, reference: Reference, filled: Filled, seed: int) -> None:
+    def __init__(self, platform: Platform, reference: Reference, filled: FilledSample, seed: int) -> None:
         self.platform, self.reference, self.filled, self.seed = platform, reference, filled, seed
-        self._pieces: dict[Hashable, Piece] = {}
+        self._pieces: dict[Hashable, LocalShard] = {}
         self._box_lists: dict[Layout, list[tuple[tuple[int, ...], Box]]] = {}
-        self._per_layout: dict[Hashable, list[Piece]] = {}
+        self._per_layout: dict[Hashable, list[LocalShard]] = {}
         self._summands: dict[Hashable, dict[tuple[int, ...], Any]] = {}
-        self._calls: dict[Hashable, Call] = {}
+        self._calls: dict[Hashable, ComputedCall] = {}
         self._judged: dict[Hashable, str | None] = {}
 
     # -- pieces ------------------------------------------------------------------------------------------------------
 
-    def operand(self, index: int, layout: Layout, draw: int) -> list[Piece]:
+    def operand(self, index: int, layout: Layout, draw: int) -> list[LocalShard]:
         """Operand ``index`` on all ranks."""
         kinds = pending(layout)
         key = ("operand", index, layout, draw if kinds else 0)
@@ -104,15 +106,15 @@ class Calls:
             found = self._per_layout[key] = self._cut(name, parts, layout)
         return found
 
-    def output(self, index: int, layout: Layout) -> list[Piece]:
+    def output(self, index: int, layout: Layout) -> list[LocalShard]:
         """What output ``index`` must be on all ranks, pending reductions done."""
         return self._boxes("output", index, self.reference.outputs[index], layout)
 
-    def seed_of(self, index: int, layout: Layout) -> list[Piece]:
+    def seed_of(self, index: int, layout: Layout) -> list[LocalShard]:
         """The cotangent of output ``index`` on all ranks, in the dual layout."""
         return self._boxes("seed", index, self.reference.seeds[index], layout, averaged(layout))
 
-    def gradient(self, index: int, layout: Layout, draw: int) -> list[Piece]:
+    def gradient(self, index: int, layout: Layout, draw: int) -> list[LocalShard]:
         """What the gradient of operand ``index`` must be on all ranks."""
         gradient = self.reference.grads[index]
         if not any(op in EXTREMA for _, op in layout.partials):
@@ -121,10 +123,10 @@ class Calls:
         found = self._per_layout.get(key)
         if found is None:
             mine = [one.array for one in self.operand(index, layout, draw)]
-            found = self._per_layout[key] = [Piece(one) for one in shares(gradient, layout, mine)]
+            found = self._per_layout[key] = [LocalShard(one) for one in shares(gradient, layout, mine)]
         return found
 
-    def _boxes(self, what: str, index: int, array: Any, layout: Layout, factor: int = 1) -> list[Piece]:
+    def _boxes(self, what: str, index: int, array: Any, layout: Layout, factor: int = 1) -> list[LocalShard]:
         key = (what, index, layout)
         found = self._per_layout.get(key)
         if found is None:
@@ -132,7 +134,7 @@ class Calls:
             found = self._per_layout[key] = self._cut((what, index, factor), {(): given}, dual(layout))
         return found
 
-    def _cut(self, name: tuple[Hashable, ...], parts: dict[tuple[int, ...], Any], layout: Layout) -> list[Piece]:
+    def _cut(self, name: tuple[Hashable, ...], parts: dict[tuple[int, ...], Any], layout: Layout) -> list[LocalShard]:
         """The pieces of all ranks, one per name, summand and box."""
         found = []
         for at, box in self._boxes_of(dual(layout)):
@@ -141,7 +143,7 @@ class Calls:
             piece = self._pieces.get(key)
             if piece is None:
                 part = parts[steps][tuple([slice(start, stop) for start, stop in box])]
-                piece = self._pieces[key] = Piece(np.array(part, order="C"))
+                piece = self._pieces[key] = LocalShard(np.array(part, order="C"))
             found.append(piece)
         return found
 
@@ -167,18 +169,20 @@ class Calls:
 
     # -- calls -------------------------------------------------------------------------------------------------------
 
-    def call(self, pieces: tuple[Piece, ...], local: LocalCall | None, seeds: tuple[Piece | None, ...]) -> Call:
+    def call(
+        self, pieces: tuple[LocalShard, ...], local: LocalCall | None, seeds: tuple[LocalShard | None, ...]
+    ) -> ComputedCall:
         """The one call of these; a new one where the local call has no name by which to know it again."""
         try:
             key = (pieces, seeds, None if local is None else name_of((local.args, local.run)))
         except TypeError:
-            return Call(pieces, local, seeds)
+            return ComputedCall(pieces, local, seeds)
         found = self._calls.get(key)
         if found is None:
-            found = self._calls[key] = Call(pieces, local, seeds)
+            found = self._calls[key] = ComputedCall(pieces, local, seeds)
         return found
 
-    def compute(self, calls: Sequence[Call], caller: Caller, late: Callable[[], None]) -> None:
+    def compute(self, calls: Sequence[ComputedCall], caller: Caller, late: Callable[[], None]) -> None:
         """Compute ``calls`` in one differentiation.
 
         Args:
@@ -220,7 +224,7 @@ class Calls:
             mine = grads[place * operands : (place + 1) * operands]
             call.grads = [None if one is None else platform.tensor_to_numpy(one) for one in mine]
 
-    def _fitting(self, call: Call, index: int) -> Any:
+    def _fitting(self, call: ComputedCall, index: int) -> Any:
         """The cotangent; none for an output of a wrong shape, which is reported as such."""
         seed = call.seeds[index]
         assert call.outs is not None
@@ -231,7 +235,13 @@ class Calls:
     # -- comparisons -------------------------------------------------------------------------------------------------
 
     def output_differs(
-        self, index: int, calls: tuple[Call, ...], kinds: Sequence[tuple[str, int]], wanted: Piece, *, exact: bool
+        self,
+        index: int,
+        calls: tuple[ComputedCall, ...],
+        kinds: Sequence[tuple[str, int]],
+        wanted: LocalShard,
+        *,
+        exact: bool,
     ) -> str | None:
         """What is wrong with output ``index`` of ranks that hold it together."""
         key = ("output", index, calls, wanted, exact, tuple(kinds))
@@ -241,7 +251,13 @@ class Calls:
         return self._judged[key]
 
     def gradient_differs(
-        self, index: int, calls: tuple[Call, ...], kinds: Sequence[tuple[str, int]], wanted: Piece, *, exact: bool
+        self,
+        index: int,
+        calls: tuple[ComputedCall, ...],
+        kinds: Sequence[tuple[str, int]],
+        wanted: LocalShard,
+        *,
+        exact: bool,
     ) -> str | None:
         """What is wrong with the gradient of operand ``index`` of ranks that hold it together."""
         key = ("gradient", index, calls, wanted, exact, tuple(kinds))
@@ -250,7 +266,7 @@ class Calls:
         return self._judged[key]
 
     def _differs(
-        self, parts: Sequence[Any], kinds: Sequence[tuple[str, int]], wanted: Piece, *, exact: bool
+        self, parts: Sequence[Any], kinds: Sequence[tuple[str, int]], wanted: LocalShard, *, exact: bool
     ) -> str | None:
         found, eps = np.asarray(joined(parts, kinds)), self.reference.eps
         summed = 0.0 if exact else _magnitude(parts, kinds)

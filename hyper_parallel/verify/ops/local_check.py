@@ -19,7 +19,7 @@ from hyper_parallel.core.shard.rule import Row, Strategies
 from hyper_parallel.core.shard.strategy import combine
 from hyper_parallel.errors import HyperParallelError
 from hyper_parallel.verify.ops.claims import Claim
-from hyper_parallel.verify.ops.local_calls import EXTREMA, Call, Calls, Piece
+from hyper_parallel.verify.ops.local_calls import EXTREMA, CallCache, ComputedCall, LocalShard
 from hyper_parallel.verify.ops.reference import Caller
 from hyper_parallel.verify.ops.shards import NUMBERS, allows, groups, shares
 
@@ -30,15 +30,15 @@ if TYPE_CHECKING:
     from hyper_parallel.core.dtensor.mesh import DeviceMesh
     from hyper_parallel.core.shard.rule import LocalCall
     from hyper_parallel.core.shard.sample import Sample
-    from hyper_parallel.verify.ops.claims import Problem
+    from hyper_parallel.verify.ops.claims import SampleCall
 
-__all__ = ["Bench", "Result", "unclaimed"]
+__all__ = ["LocalChecker", "LocalResult", "unclaimed"]
 
 UNDIFFERENTIATED = ("prod", "all", "any")
 
 
 @dataclass
-class Result:
+class LocalResult:
     """What became of one check.
 
     Attributes:
@@ -57,7 +57,7 @@ class Result:
 
 
 @dataclass
-class _Held:
+class _ReductionGroups:
     """How an output or a gradient is held together.
 
     Attributes:
@@ -69,7 +69,7 @@ class _Held:
     groups: list[tuple[Coordinate, list[int]]]
 
 
-class _Placed:
+class _ClaimRun:
     """A claim with what is the same for every draw.
 
     Args:
@@ -79,7 +79,7 @@ class _Placed:
 
     def __init__(self, claim: Claim, at: Sequence[Coordinate]) -> None:
         self.claim, self.at = claim, at
-        self.calls: list[Call] = []
+        self.calls: list[ComputedCall] = []
 
     @property
     def layouts(self) -> tuple[Layout, ...]:
@@ -107,7 +107,7 @@ class _Placed:
         ]
 
 
-class Bench:
+class LocalChecker:
     """One filled sample on one mesh, with everything that many checks share.
 
     Args:
@@ -116,7 +116,7 @@ class Bench:
         mesh: as rank 0 sees it.
     """
 
-    def __init__(self, sample: Sample, calls: Calls, mesh: DeviceMesh) -> None:
+    def __init__(self, sample: Sample, calls: CallCache, mesh: DeviceMesh) -> None:
         self.sample, self.calls, self.mesh = sample, calls, mesh
         self.reference, self.filled = calls.reference, calls.filled
         assert self.reference.problem is not None
@@ -124,11 +124,11 @@ class Bench:
         self.caller = Caller(calls.platform, self.problem, sample)
         self.at = list(coordinates(mesh))
         self.meshes = [mesh.seen_by(rank) for rank in mesh.ranks]
-        self._held: dict[tuple[tuple[int, str], ...], _Held] = {}
+        self._held: dict[tuple[tuple[int, str], ...], _ReductionGroups] = {}
         self._shapes: dict[Layout, list[tuple[int, ...]]] = {}
         self._seen: dict[tuple[Layout, int], Layout] = {}
 
-    def run(self, claims: Sequence[Claim], draw: int = 0) -> list[Result]:
+    def run(self, claims: Sequence[Claim], draw: int = 0) -> list[LocalResult]:
         """Check all ``claims`` in one differentiation; one by one where that fails."""
         try:
             return self._run(claims, draw)
@@ -137,11 +137,13 @@ class Bench:
                 return [result for claim in claims for result in self.run([claim], draw)]
             text = f"{type(error).__name__}: {error}"
             if not isinstance(error, HyperParallelError):
-                return [Result(claims[0], crash=text)]
+                return [LocalResult(claims[0], crash=text)]
             alone = self._refusing(claims[0])
             if alone and len(alone) < len(self.at):
-                return [Result(claims[0], crash=f"refused at {list(alone)} alone, where others would wait: {text}")]
-            return [Result(claims[0], rejected=text)]
+                return [
+                    LocalResult(claims[0], crash=f"refused at {list(alone)} alone, where others would wait: {text}")
+                ]
+            return [LocalResult(claims[0], rejected=text)]
 
     def forward(self, claims: Sequence[Claim]) -> list[bool]:
         """Which ``claims`` give the outputs they say; no gradient is computed.
@@ -159,27 +161,27 @@ class Bench:
         calls = self._placed(claim, 0, seeded=False).calls
         return [where for where, call in zip(self.at, calls, strict=True) if self._refused(call)]
 
-    def _refused(self, call: Call) -> bool:
+    def _refused(self, call: ComputedCall) -> bool:
         try:
             self.calls.compute([call], self.caller, lambda: None)
         except HyperParallelError:
             return True
         return False
 
-    def _run(self, claims: Sequence[Claim], draw: int) -> list[Result]:
+    def _run(self, claims: Sequence[Claim], draw: int) -> list[LocalResult]:
         placed = [self._placed(claim, draw) for claim in claims]
         self._compute(placed)
         return [self._judged(one, draw) for one in placed]
 
-    def _compute(self, placed: Sequence[_Placed]) -> None:
+    def _compute(self, placed: Sequence[_ClaimRun]) -> None:
         waiting = {id(call): call for one in placed for call in one.calls if call.outs is None}
         if waiting:
             self.calls.compute(list(waiting.values()), self.caller, lambda: self._late_seeds(placed))
 
     # -- local calls -----------------------------------------------------------------------------------------------
 
-    def _placed(self, claim: Claim, draw: int, *, seeded: bool = True) -> _Placed:
-        placed = _Placed(claim, self.at)
+    def _placed(self, claim: Claim, draw: int, *, seeded: bool = True) -> _ClaimRun:
+        placed = _ClaimRun(claim, self.at)
         if not seeded:
             placed.late = []
         operands = [self.calls.operand(index, layout, draw) for index, layout in enumerate(claim.choice.targets)]
@@ -189,7 +191,9 @@ class Bench:
             pieces = tuple(held[rank] for held in operands)
             mine = tuple(None if one is None else one[rank] for one in seeds)
             local = self._local(claim, rank)
-            placed.calls.append(Call(pieces, local, mine) if placed.late else self.calls.call(pieces, local, mine))
+            placed.calls.append(
+                ComputedCall(pieces, local, mine) if placed.late else self.calls.call(pieces, local, mine)
+            )
         return placed
 
     def _local(self, claim: Claim, rank: int) -> LocalCall | None:
@@ -207,7 +211,7 @@ class Bench:
             self._seen[(layout, rank)] = found
         return found
 
-    def _seeds(self, index: int, layout: Layout) -> list[Piece] | None:
+    def _seeds(self, index: int, layout: Layout) -> list[LocalShard] | None:
         """Per rank the cotangent of output ``index``; none yet where it depends on the outputs."""
         if self.reference.seeds[index] is None:
             return None
@@ -215,7 +219,7 @@ class Bench:
             return None
         return self.calls.seed_of(index, layout)
 
-    def _late_seeds(self, placed: Sequence[_Placed]) -> None:
+    def _late_seeds(self, placed: Sequence[_ClaimRun]) -> None:
         """Ranks that attain an extremum share its cotangent."""
         for one in placed:
             for index in one.late:
@@ -224,12 +228,12 @@ class Bench:
                     continue
                 outs = [call.outs[index] for call in one.calls if call.outs is not None]
                 for call, share in zip(one.calls, shares(seed, layout, outs), strict=True):
-                    call.seeds[index] = Piece(share)
+                    call.seeds[index] = LocalShard(share)
 
     # -- judgement -------------------------------------------------------------------------------------------------
 
-    def _judged(self, placed: _Placed, draw: int) -> Result:
-        result = Result(placed.claim)
+    def _judged(self, placed: _ClaimRun, draw: int) -> LocalResult:
+        result = LocalResult(placed.claim)
         for index in range(len(self.reference.outputs)):
             result.problems.extend(self._outputs_differ(index, placed))
         for index, wanted in enumerate(self.filled.wanted):
@@ -238,11 +242,11 @@ class Bench:
                 result.backward = True
         return result
 
-    def _together(self, layout: Layout, partials: tuple[tuple[int, str], ...]) -> _Held:
+    def _together(self, layout: Layout, partials: tuple[tuple[int, str], ...]) -> _ReductionGroups:
         found = self._held.get(partials)
         if found is None:
             kinds = tuple((op, self.mesh.shape[axis]) for axis, op in partials)
-            found = self._held[partials] = _Held(kinds, groups(layout, [axis for axis, _ in partials]))
+            found = self._held[partials] = _ReductionGroups(kinds, groups(layout, [axis for axis, _ in partials]))
         return found
 
     def _shapes_of(self, layout: Layout) -> list[tuple[int, ...]]:
@@ -251,7 +255,7 @@ class Bench:
             found = self._shapes[layout] = self.calls.shapes(layout)
         return found
 
-    def _outputs_differ(self, index: int, placed: _Placed) -> list[str]:
+    def _outputs_differ(self, index: int, placed: _ClaimRun) -> list[str]:
         layout = placed.claim.choice.outputs[index]
         for at, call, shape in zip(self.at, placed.calls, self._shapes_of(layout), strict=True):
             assert call.outs is not None
@@ -274,7 +278,7 @@ class Bench:
                 return [f"output {index} at {list(at)} {problem}"]
         return []
 
-    def _gradients_differ(self, index: int, placed: _Placed, draw: int) -> list[str]:
+    def _gradients_differ(self, index: int, placed: _ClaimRun, draw: int) -> list[str]:
         layout, varying = placed.claim.choice.targets[index], placed.claim.choice.varying[index]
         wanted = self.calls.gradient(index, layout, draw)
         # A tie of three ranks gives each a third.
@@ -291,7 +295,7 @@ class Bench:
 _MOST = 80  # tuples of placements per sample and mesh
 
 
-def unclaimed(bench: Bench, problem: Problem, strategies: Strategies) -> Iterator[Row]:
+def unclaimed(bench: LocalChecker, problem: SampleCall, strategies: Strategies) -> Iterator[Row]:
     """Rows that hold on this sample, forward and backward, whose operands' placements the rule does not take."""
     known = {row.inputs for row in strategies.rows}
     options = [_kinds(array) for array in bench.filled.arrays]
@@ -308,7 +312,9 @@ def _kinds(array: Any) -> list[Placement]:
     return [Replicate(), *(Shard(dim) for dim in range(array.ndim)), *pending]
 
 
-def _true_row(bench: Bench, problem: Problem, strategies: Strategies, inputs: Sequence[Placement]) -> Row | None:
+def _true_row(
+    bench: LocalChecker, problem: SampleCall, strategies: Strategies, inputs: Sequence[Placement]
+) -> Row | None:
     """Outputs of all candidates come from the same local calls; only those that hold are differentiated."""
     candidates = []
     for outputs in _candidates(bench):
@@ -332,7 +338,7 @@ def _true_row(bench: Bench, problem: Problem, strategies: Strategies, inputs: Se
     return None
 
 
-def _candidates(bench: Bench) -> Iterator[tuple[Placement, ...]]:
+def _candidates(bench: LocalChecker) -> Iterator[tuple[Placement, ...]]:
     """One placement for all outputs."""
     outputs = bench.reference.outputs
     for place in _kinds(outputs[0]):

@@ -10,7 +10,7 @@ import numpy as np
 
 from hyper_parallel.core.dtensor import random
 from hyper_parallel.core.shard.rule import LocalCall, Ref, Strategies
-from hyper_parallel.verify.ops.claims import Problem, filled_in, mesh_of, problem_of
+from hyper_parallel.verify.ops.claims import SampleCall, bind_sample, filled_in, mesh_of
 from hyper_parallel.verify.ops.compare import coarsest, in_single, is_dyadic
 from hyper_parallel.verify.ops.values import Slot, substitute
 
@@ -18,7 +18,7 @@ if TYPE_CHECKING:
     from hyper_parallel.core.shard.rule import Rule
     from hyper_parallel.core.shard.sample import Sample
     from hyper_parallel.platform.contract.platform import Platform
-    from hyper_parallel.verify.ops.values import Filled
+    from hyper_parallel.verify.ops.values import FilledSample
 
 __all__ = ["SEED", "Caller", "Case", "Reference", "as_list", "cotangents", "plain_run", "refer"]
 
@@ -34,7 +34,7 @@ class Caller:
         sample: whether it writes or draws.
     """
 
-    def __init__(self, platform: Platform, problem: Problem, sample: Sample) -> None:
+    def __init__(self, platform: Platform, problem: SampleCall, sample: Sample) -> None:
         self.platform, self.args, self.sample = platform, problem.call.args, sample
         self.func = platform.local_op(problem.call.op)
         self.written = next((name for name, value in self.args.items() if value == Ref(0)), "") if sample.writes else ""
@@ -75,7 +75,7 @@ class Reference:
         eps: rounding unit of the coarsest dtype among operands and results.
     """
 
-    problem: Problem | None
+    problem: SampleCall | None
     tensors: list[Any]
     outputs: list[Any]
     seeds: list[Any]
@@ -90,7 +90,7 @@ class Case:
 
     number: int
     sample: Sample
-    filled: Filled
+    filled: FilledSample
     reference: Reference
     seed: int
     first: bool
@@ -101,7 +101,7 @@ class Case:
         return f"sample {self.number}"
 
 
-def refer(platform: Platform, rule: Rule, sample: Sample, filled: Filled, rng: Any) -> Reference:
+def refer(platform: Platform, rule: Rule, sample: Sample, filled: FilledSample, rng: Any) -> Reference:
     """Run the sample on one device.
 
     Raises:
@@ -109,13 +109,13 @@ def refer(platform: Platform, rule: Rule, sample: Sample, filled: Filled, rng: A
     """
     mesh = mesh_of((1,))
     tensors = [platform.from_numpy(array) for array in filled.arrays]
-    problem = problem_of(platform, rule, filled, mesh, tensors)
+    problem = bind_sample(platform, rule, filled, mesh, tensors)
     caller = Caller(platform, problem, sample)
     local = _drawn(problem) if sample.random else None
     return _differentiated(platform, lambda *leaves: caller(leaves, local), filled, rng, problem, tensors)
 
 
-def plain_run(platform: Platform, run: Callable[..., list[Any]], filled: Filled, rng: Any) -> Reference:
+def plain_run(platform: Platform, run: Callable[..., list[Any]], filled: FilledSample, rng: Any) -> Reference:
     """The same for a function of filled arguments, which has no rule of its own."""
     tensors = [platform.from_numpy(array) for array in filled.arrays]
 
@@ -131,9 +131,9 @@ def plain_run(platform: Platform, run: Callable[..., list[Any]], filled: Filled,
 def _differentiated(
     platform: Platform,
     run: Callable[..., list[Any]],
-    filled: Filled,
+    filled: FilledSample,
     rng: Any,
-    problem: Problem | None,
+    problem: SampleCall | None,
     tensors: list[Any],
 ) -> Reference:
     found: list[Any] = []
@@ -153,7 +153,7 @@ def _differentiated(
     return Reference(problem, tensors, outputs, found, gradients, exact, eps)
 
 
-def _drawn(problem: Problem) -> LocalCall | None:
+def _drawn(problem: SampleCall) -> LocalCall | None:
     """What one rank draws."""
     strategies = problem.rule.strategies(problem.call)
     if not isinstance(strategies, Strategies) or strategies.localize is None:

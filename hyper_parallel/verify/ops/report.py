@@ -6,7 +6,7 @@ from collections import Counter
 from dataclasses import asdict, dataclass, field
 from typing import Any
 
-__all__ = ["COLUMNS", "Finding", "OperatorReport", "SweepReport"]
+__all__ = ["COLUMNS", "FailedCheck", "OperatorReport", "SweepReport"]
 
 COLUMNS = ("forward", "backward", "uneven", "several axes", "partial")
 """What the coverage matrix tells of an operator on a framework."""
@@ -15,7 +15,7 @@ _SHOWN = 5
 
 
 @dataclass(frozen=True)
-class Finding:
+class FailedCheck:
     """One check that did not hold.
 
     Attributes:
@@ -85,8 +85,8 @@ class OperatorReport:
     offers: set[str] = field(default_factory=set)
     ok: int = 0
     rejected: Counter[str] = field(default_factory=Counter)
-    wrong: list[Finding] = field(default_factory=list)
-    crash: list[Finding] = field(default_factory=list)
+    wrong: list[FailedCheck] = field(default_factory=list)
+    crash: list[FailedCheck] = field(default_factory=list)
     unexercised: list[str] = field(default_factory=list)
     missing: list[str] = field(default_factory=list)
     skipped: Counter[str] = field(default_factory=Counter)
@@ -163,7 +163,7 @@ class OperatorReport:
     @classmethod
     def lost(cls, op: str, platform: str, died: str) -> OperatorReport:
         """The operator whose process died."""
-        return cls(op, platform, crash=[Finding("process", "", {}, (), "", died)])
+        return cls(op, platform, crash=[FailedCheck("process", "", {}, (), "", died)])
 
     @classmethod
     def from_json(cls, data: dict[str, Any]) -> OperatorReport:
@@ -173,7 +173,7 @@ class OperatorReport:
         for name in ("by_mesh", "features", "rejected", "skipped"):
             data[name] = Counter(data[name])
         for name in ("wrong", "crash"):
-            data[name] = [Finding(**{**one, "mesh": tuple(one["mesh"])}) for one in data[name]]
+            data[name] = [FailedCheck(**{**one, "mesh": tuple(one["mesh"])}) for one in data[name]]
         return cls(**data)
 
 

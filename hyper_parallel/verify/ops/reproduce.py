@@ -16,7 +16,7 @@ from hyper_parallel.verify.ops.values import Slot
 if TYPE_CHECKING:
     from hyper_parallel.core.dtensor.placements import Placement
     from hyper_parallel.core.shard.sample import Sample
-    from hyper_parallel.verify.ops.values import Filled
+    from hyper_parallel.verify.ops.values import FilledSample
 
 __all__ = ["program"]
 
@@ -28,7 +28,7 @@ def program(
     op: str | UserOperator,
     number: int,
     sample: Sample,
-    filled: Filled,
+    filled: FilledSample,
     mesh: tuple[int, ...],
     places: Places,
 ) -> str:
@@ -39,7 +39,9 @@ def program(
     return _by_number(platform, op, number, filled, mesh, places)
 
 
-def _plain(platform: str, op: str, sample: Sample, filled: Filled, mesh: tuple[int, ...], places: Places) -> str | None:
+def _plain(
+    platform: str, op: str, sample: Sample, filled: FilledSample, mesh: tuple[int, ...], places: Places
+) -> str | None:
     differentiates = all(
         want or array.dtype.kind not in "fc" for want, array in zip(filled.wanted, filled.arrays, strict=True)
     )
@@ -70,7 +72,7 @@ def _plain(platform: str, op: str, sample: Sample, filled: Filled, mesh: tuple[i
 
 
 def _by_number(
-    platform: str, op: str | UserOperator, number: int, filled: Filled, mesh: tuple[int, ...], places: Places
+    platform: str, op: str | UserOperator, number: int, filled: FilledSample, mesh: tuple[int, ...], places: Places
 ) -> str:
     what = f"{op.name!r}, file={op.file!r}" if isinstance(op, UserOperator) else repr(op)
     dtype = next((str(one.dtype) for one in filled.arrays if one.dtype.kind in "fc"), "float64")

@@ -25,14 +25,24 @@ if TYPE_CHECKING:
     from hyper_parallel.platform.contract.platform import Platform
     from hyper_parallel.verify.ops.dtensor_check import Places
 
-__all__ = ["MESHES", "QUICK", "USER", "Chooser", "Effort", "features", "is_due", "offered", "offered_by_operands"]
+__all__ = [
+    "MESHES",
+    "QUICK",
+    "USER",
+    "Effort",
+    "PlacementChooser",
+    "features",
+    "is_due",
+    "offered",
+    "offered_by_operands",
+]
 
 # On several axes a row comes with itself and with the next one; or first beside rows near it, if both are new.
 _USUAL: tuple[tuple[int, bool], ...] = ((0, False), (1, False))
 _SPARING = ((1, True), (2, True), (3, True), *_USUAL)
 
 
-class Chooser:
+class PlacementChooser:
     """Remembers what an operator's samples have shown.
 
     Args:

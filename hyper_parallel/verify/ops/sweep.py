@@ -19,30 +19,30 @@ from hyper_parallel.errors import UnsupportedOperatorError
 from hyper_parallel.platform.select import platform_named, use_platform
 from hyper_parallel.verify.ops.claims import (
     Claim,
-    Problem,
+    SampleCall,
+    bind_sample,
     claimed,
     claims,
     closed,
     mesh_of,
     possible,
-    problem_of,
     row_text,
 )
 from hyper_parallel.verify.ops.compare import says_nothing
-from hyper_parallel.verify.ops.dtensor_check import Outcome, Places, PublicJob, check_public, operator
-from hyper_parallel.verify.ops.local_calls import Calls
-from hyper_parallel.verify.ops.local_check import Bench, Result, unclaimed
+from hyper_parallel.verify.ops.dtensor_check import DTensorJob, DTensorResult, Places, check_on_dtensors, operator
+from hyper_parallel.verify.ops.local_calls import CallCache
+from hyper_parallel.verify.ops.local_check import LocalChecker, LocalResult, unclaimed
 from hyper_parallel.verify.ops.reference import Case, Reference, plain_run, refer
-from hyper_parallel.verify.ops.report import Finding, OperatorReport
+from hyper_parallel.verify.ops.report import FailedCheck, OperatorReport
 from hyper_parallel.verify.ops.reproduce import program
-from hyper_parallel.verify.ops.selection import Chooser, Effort, features, offered, offered_by_operands
+from hyper_parallel.verify.ops.selection import Effort, PlacementChooser, features, offered, offered_by_operands
 from hyper_parallel.verify.ops.user_operators import UserOperator, load_user_file, samples_of_user
-from hyper_parallel.verify.ops.values import Filled, fill, seed_of, size_choices
+from hyper_parallel.verify.ops.values import FilledSample, fill, seed_of, size_choices
 
 if TYPE_CHECKING:
     from hyper_parallel.core.dtensor.placements import Placement
 
-__all__ = ["Enough", "Sweep", "check_one", "sweep_operator", "sweep_user_operator"]
+__all__ = ["StopSweep", "Sweep", "check_one", "sweep_operator", "sweep_user_operator"]
 
 _BATCH = 24
 _REPRODUCED = 3
@@ -51,7 +51,7 @@ _TRIED = 12  # choices of sizes for rows that have a condition
 _EMPTY = 3  # among so many choices of sizes one leaves some rank with nothing, of every dim
 
 
-class Enough(Exception):  # noqa: N818 - no error
+class StopSweep(Exception):  # noqa: N818 - no error
     """Raised by who needs to know no more of a sweep."""
 
 
@@ -136,7 +136,7 @@ class Sweep:
     ) -> None:
         self.report, self.op, self.rule, self.samples, self.effort = report, op, rule, samples, effort
         self.platform = platform_named(platform)
-        self.chooser = Chooser(self.platform, rule, effort)
+        self.chooser = PlacementChooser(self.platform, rule, effort)
         self.claimed: dict[str, bool] = {}
         self.conditional = False
         self.chosen: Places | None = None
@@ -230,12 +230,12 @@ class Sweep:
         """A rule that raises anything costs this sample."""
         try:
             yield
-        except Enough:
+        except StopSweep:
             raise
         except Exception as error:  # noqa: BLE001 - whatever it raises
             where = "".join(traceback.format_tb(error.__traceback__)[-2:])
             problem = f"{type(error).__name__}: {error}\n{where}"
-            self.report.crash.append(Finding("rule", case.name, case.filled.sizes, (), "", problem))
+            self.report.crash.append(FailedCheck("rule", case.name, case.filled.sizes, (), "", problem))
 
     def _case(
         self,
@@ -254,7 +254,9 @@ class Sweep:
             try:
                 filled = fill(sample, sizes, dtype, seed, integral=integral, to_dtype=self.platform.str_to_dtype)
             except ValueError as error:  # sizes that its values do not have: the sample's own mistake
-                self.report.crash.append(Finding("sample", f"sample {number}", sizes, (), "", f"ValueError: {error}"))
+                self.report.crash.append(
+                    FailedCheck("sample", f"sample {number}", sizes, (), "", f"ValueError: {error}")
+                )
                 return None
             if filled is None:
                 return None
@@ -287,7 +289,7 @@ class Sweep:
                 return found
         return None
 
-    def _refer(self, sample: Sample, filled: Filled, rng: Any) -> Reference:
+    def _refer(self, sample: Sample, filled: FilledSample, rng: Any) -> Reference:
         if isinstance(self.rule, Rule):
             return refer(self.platform, self.rule, sample, filled, rng)
         return plain_run(self.platform, operator(self.platform, self.op, sample), filled, rng)
@@ -305,7 +307,7 @@ class Sweep:
         if isinstance(self.rule, Rule):
             self._rule_level(case, self.rule, counts=True)
         (shape,) = self.effort.meshes
-        (outcome,) = check_public(self._job(case, shape, [places]), self.patience)
+        (outcome,) = check_on_dtensors(self._job(case, shape, [places]), self.patience)
         self._note_public(case, shape, places, outcome, new=True)
 
     # -- rule level --------------------------------------------------------------------------------------------------
@@ -314,7 +316,7 @@ class Sweep:
         calls = self._calls(case)
         for shape in self.effort.meshes:
             mesh = mesh_of(shape)
-            problem = problem_of(self.platform, rule, case.filled, mesh, case.reference.tensors)
+            problem = bind_sample(self.platform, rule, case.filled, mesh, case.reference.tensors)
             try:
                 strategies = rule.strategies(problem.call)
             except ValueError as error:
@@ -328,20 +330,20 @@ class Sweep:
             self.conditional = self.conditional or any(row.full for row in strategies.rows)
             for row in strategies.rows:
                 self.claimed.setdefault(row_text(row), False)
-            bench = Bench(case.sample, calls, mesh)
+            bench = LocalChecker(case.sample, calls, mesh)
             found = [one for one in self._claims(problem, strategies) if self.chosen in (None, one.places)]
             for start in range(0, len(found), _BATCH):
                 self._batch(case, bench, found[start : start + _BATCH], counts=counts)
             if shape in ((2,), (3,)) and case.first and case.number < self.effort.missing:
                 self._look_for_missing(case, bench, unclaimed(bench, problem, strategies))
 
-    def _calls(self, case: Case) -> Calls:
-        return Calls(self.platform, case.reference, case.filled, case.seed)
+    def _calls(self, case: Case) -> CallCache:
+        return CallCache(self.platform, case.reference, case.filled, case.seed)
 
-    def _claims(self, problem: Problem, strategies: Strategies) -> Iterator[Claim]:
+    def _claims(self, problem: SampleCall, strategies: Strategies) -> Iterator[Claim]:
         return claims(problem, strategies)
 
-    def _look_for_missing(self, case: Case, bench: Bench, found: Iterator[Row]) -> None:
+    def _look_for_missing(self, case: Case, bench: LocalChecker, found: Iterator[Row]) -> None:
         """A row is missing if it holds for all values on both meshes."""
         mine = dict.fromkeys(f"{case.name}: {row_text(row)}" for row in found)
         key = (bench.mesh.shape, case.filled.integral)
@@ -349,7 +351,7 @@ class Sweep:
             self.absent.setdefault(text, set()).add(key)
         self.looked.setdefault(case.name, set()).add(key)
 
-    def _batch(self, case: Case, bench: Bench, batch: Sequence[Claim], *, counts: bool) -> None:
+    def _batch(self, case: Case, bench: LocalChecker, batch: Sequence[Claim], *, counts: bool) -> None:
         for draw in range(self.effort.draws if case.first else 1):
             chosen = batch if draw == 0 else [one for one in batch if _partial(one)]
             if not chosen:
@@ -360,7 +362,7 @@ class Sweep:
             for result in results:
                 self._note(case, bench.mesh.shape, result, counts=counts and draw == 0)
 
-    def _note(self, case: Case, mesh: tuple[int, ...], result: Result, *, counts: bool) -> None:
+    def _note(self, case: Case, mesh: tuple[int, ...], result: LocalResult, *, counts: bool) -> None:
         claim, report = result.claim, self.report
         if result.rejected:
             report.rejected[result.rejected[:300]] += 1
@@ -385,12 +387,12 @@ class Sweep:
         for feature in features(mesh, layouts):
             self.report.features[feature] += 1
 
-    def _finding(self, where: str, case: Case, mesh: tuple[int, ...], places: Places, problem: str) -> Finding:
+    def _finding(self, where: str, case: Case, mesh: tuple[int, ...], places: Places, problem: str) -> FailedCheck:
         text = ", ".join(str(list(one)) for one in places)
         source = ""
         if self.effort.reproducers and len(self.report.wrong) + len(self.report.crash) < _REPRODUCED:
             source = program(self.report.platform, self.op, case.number, case.sample, case.filled, mesh, places)
-        return Finding(where, case.name, case.filled.sizes, mesh, text, problem, source)
+        return FailedCheck(where, case.name, case.filled.sizes, mesh, text, problem, source)
 
     # -- public path -------------------------------------------------------------------------------------------------
 
@@ -402,7 +404,7 @@ class Sweep:
             places, rows = self.chooser.places(case, shape, again=again)
             if not places:
                 continue
-            for position, outcome in enumerate(check_public(self._job(case, shape, places), self.patience)):
+            for position, outcome in enumerate(check_on_dtensors(self._job(case, shape, places), self.patience)):
                 self._note_public(case, shape, places[position], outcome, new=position >= rows)
 
     def _show_rest(self) -> None:
@@ -417,14 +419,16 @@ class Sweep:
                         with self._sparing(case):
                             self._public(case, again=False)
 
-    def _job(self, case: Case, shape: tuple[int, ...], places: Sequence[Places]) -> PublicJob:
+    def _job(self, case: Case, shape: tuple[int, ...], places: Sequence[Places]) -> DTensorJob:
         found = case.reference
-        return PublicJob(
+        return DTensorJob(
             self.report.platform, self.op, case.sample, case.filled, found.outputs, found.seeds, found.grads,
             found.exact, found.eps, shape, places, case.seed,
         )  # fmt: skip
 
-    def _note_public(self, case: Case, mesh: tuple[int, ...], places: Places, outcome: Outcome, *, new: bool) -> None:
+    def _note_public(
+        self, case: Case, mesh: tuple[int, ...], places: Places, outcome: DTensorResult, *, new: bool
+    ) -> None:
         report = self.report
         if outcome.kind == "abandoned":
             report.skipped["placements not run on DTensors, after too many that failed"] += 1

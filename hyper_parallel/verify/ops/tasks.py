@@ -15,7 +15,7 @@ from hyper_parallel.verify.model_case import InputError
 from hyper_parallel.verify.ops.mutation import source_runner
 from hyper_parallel.verify.ops.mutation.report import MutantResult
 from hyper_parallel.verify.ops.mutation.rule_runner import judged
-from hyper_parallel.verify.ops.mutation.suite.checks import SOURCES
+from hyper_parallel.verify.ops.mutation.suite.checks import MODULE_CHECKS
 from hyper_parallel.verify.ops.report import OperatorReport
 from hyper_parallel.verify.ops.selection import Effort
 from hyper_parallel.verify.ops.sweep import sweep_operator, sweep_user_operator
@@ -50,7 +50,7 @@ def task_of(
         effort: how much is checked.
         file: a user's file.
         seconds: after which an operator is given up.
-        share: parts of the time left that each operator gets (see :class:`Allotment`); 0 for what ``effort`` says.
+        share: parts of the time left that each operator gets (see :class:`TimeBudget`); 0 for what ``effort`` says.
     """
     return {
         "platform": platform,
@@ -168,7 +168,7 @@ def _unknown(ops: Sequence[str], own: Sequence[str], task: dict[str, Any]) -> st
 
 
 def _judged(task: dict[str, Any], op: str) -> MutantResult:
-    judge = source_runner.judged if op.partition("#")[0] in SOURCES else judged
+    judge = source_runner.judged if op.partition("#")[0] in MODULE_CHECKS else judged
     return judge(task["platform"], op, task["seed"])
 
 

@@ -17,7 +17,7 @@ import numpy as np
 
 from hyper_parallel.core.shard.sample import DType, Sample, Size, Value
 
-__all__ = ["Filled", "Slot", "fill", "seed_of", "size_choices", "substitute"]
+__all__ = ["FilledSample", "Slot", "fill", "seed_of", "size_choices", "substitute"]
 
 # Sizes for the letters of a sample, in the order in which they appear. No two alike; on axes of 2 to 6 ranks they
 # leave even, uneven, short, single and empty pieces.
@@ -40,7 +40,7 @@ class Slot:
 
 
 @dataclass(frozen=True)
-class Filled:
+class FilledSample:
     """One call with values.
 
     Attributes:
@@ -87,7 +87,7 @@ def seed_of(*what: Any) -> int:
 
 def fill(
     sample: Sample, sizes: dict[str, int], dtype: str, seed: int, *, integral: bool, to_dtype: Any
-) -> Filled | None:
+) -> FilledSample | None:
     """The sample with values; None where it has no integral form.
 
     Args:
@@ -117,7 +117,7 @@ def fill(
     kwargs = {name: substitute(value, one) for name, value in sample.kwargs.items()}
     if any(array is None for array in arrays):
         return None
-    return Filled(args, kwargs, tuple(arrays), tuple(wanted), sizes, integral)
+    return FilledSample(args, kwargs, tuple(arrays), tuple(wanted), sizes, integral)
 
 
 def substitute(tree: Any, one: Callable[[Any], Any]) -> Any:

@@ -21,15 +21,15 @@ if TYPE_CHECKING:
 
     from typing_extensions import Self  # of the standard library from Python 3.11 on
 
-__all__ = ["Allotment", "Found", "run_tasks"]
+__all__ = ["TaskReport", "TimeBudget", "run_tasks"]
 
 _TERM_SECONDS = 5.0
 
 
-T = TypeVar("T", bound="Found")
+T = TypeVar("T", bound="TaskReport")
 
 
-class Found(Protocol):
+class TaskReport(Protocol):
     """What tasks find, one per entry of their ``ops``."""
 
     @classmethod
@@ -41,7 +41,7 @@ class Found(Protocol):
         """What becomes of an entry whose process died."""
 
 
-class _Zygote:
+class _ForkServer:
     """One process that serves tasks of one framework, one at a time."""
 
     def __init__(self, platform: str) -> None:
@@ -118,16 +118,16 @@ def run_tasks(
     Raises:
         ValueError: a task asks for what a child, who alone knows the user's file, finds not to be there.
     """
-    waiting, time_left = deque(tasks), Allotment(seconds, workers)
+    waiting, time_left = deque(tasks), TimeBudget(seconds, workers)
     with ExitStack() as stack, selectors.DefaultSelector() as chosen:
-        busy: set[_Zygote] = set()
-        idle: dict[str, list[_Zygote]] = {}
+        busy: set[_ForkServer] = set()
+        idle: dict[str, list[_ForkServer]] = {}
         while waiting or busy:
             while waiting and len(busy) < workers:
                 task = waiting.popleft()
                 _begin(time_left.given(task, waiting), idle, busy, stack, chosen)
             for key, _ in chosen.select():
-                zygote: _Zygote = key.data
+                zygote: _ForkServer = key.data
                 events = zygote.events()
                 yield from _hear(kind, zygote, events, waiting, started)
                 if events is None:
@@ -142,8 +142,8 @@ def run_tasks(
 
 def _begin(
     task: dict[str, Any],
-    idle: dict[str, list[_Zygote]],
-    busy: set[_Zygote],
+    idle: dict[str, list[_ForkServer]],
+    busy: set[_ForkServer],
     stack: ExitStack,
     chosen: selectors.DefaultSelector,
 ) -> None:
@@ -151,7 +151,7 @@ def _begin(
     if ready:
         zygote = ready.pop()
     else:
-        zygote = _Zygote(task["platform"])
+        zygote = _ForkServer(task["platform"])
         stack.callback(zygote.close)
         chosen.register(zygote.read, selectors.EVENT_READ, zygote)
     taken = {one.seat for one in busy}
@@ -161,7 +161,7 @@ def _begin(
 
 def _hear(
     kind: type[T],
-    zygote: _Zygote,
+    zygote: _ForkServer,
     events: list[dict[str, Any]] | None,
     waiting: deque[dict[str, Any]],
     started: Callable[[str, str], None],
@@ -186,7 +186,7 @@ def _hear(
 
 
 def _ended(
-    kind: type[T], zygote: _Zygote, task: dict[str, Any], died: str, waiting: deque[dict[str, Any]]
+    kind: type[T], zygote: _ForkServer, task: dict[str, Any], died: str, waiting: deque[dict[str, Any]]
 ) -> Iterator[T]:
     """A child that died costs the operator that it was at; what it had not begun is given to another one."""
     left = [op for op in task["ops"] if op not in zygote.done]
@@ -203,7 +203,7 @@ def _ended(
         waiting.appendleft({**task, "ops": rest})
 
 
-class Allotment:
+class TimeBudget:
     """Time that tasks share.
 
     Args:

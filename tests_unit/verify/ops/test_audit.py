@@ -13,7 +13,7 @@ from hyper_parallel.core.dtensor.placements import Replicate
 from hyper_parallel.core.shard import rules
 from hyper_parallel.platform.select import use_platform
 from hyper_parallel.verify.ops import audit
-from hyper_parallel.verify.ops.audit import _MOST, Audited, _Audit, _tuples, summary
+from hyper_parallel.verify.ops.audit import _MOST, OperatorAudit, _RankAudit, _tuples, summary
 
 pytestmark = pytest.mark.platforms("torch")
 
@@ -90,7 +90,7 @@ class Peer:
 def audited(fault):
     """Counts, what is shown first, and the programs that may show it."""
     with use_platform("torch"):
-        return _Audit("relu", Peer(fault), 0).run()
+        return _RankAudit("relu", Peer(fault), 0).run()
 
 
 def test_pieces_taken_for_the_whole_are_wrong():
@@ -247,11 +247,11 @@ def test_programs_that_show_nothing(monkeypatch):
 
 def test_the_worst_counts():
     """An operator is what the worst of its placements is; one without samples is not clean."""
-    assert Audited("f", Counter(ok=3, plain=1, rejects=2)).outcome == "plain"
-    assert Audited("f").outcome == "unexercised"
-    lines = Audited("g", Counter(wrong=1), ["wrong: x"]).text().split("\n")
+    assert OperatorAudit("f", Counter(ok=3, plain=1, rejects=2)).outcome == "plain"
+    assert OperatorAudit("f").outcome == "unexercised"
+    lines = OperatorAudit("g", Counter(wrong=1), ["wrong: x"]).text().split("\n")
     assert lines == ["wrong       g: 1 wrong", "    wrong: x", "    no program of few lines shows it"]
-    lines = Audited("g", Counter(wrong=1), ["wrong: x"], "a\nb").text().split("\n")
+    lines = OperatorAudit("g", Counter(wrong=1), ["wrong: x"], "a\nb").text().split("\n")
     assert lines[2:] == ["    reproducer, needs what the operators before it left behind", "        a", "        b"]
-    text = summary("t", [Audited("f", Counter(ok=3)), Audited("g", Counter(wrong=1), ["wrong: x"])])
+    text = summary("t", [OperatorAudit("f", Counter(ok=3)), OperatorAudit("g", Counter(wrong=1), ["wrong: x"])])
     assert text == "t: 2 operators (1 ok, 1 wrong); placements: 3 ok, 1 wrong; 3 lines of findings"

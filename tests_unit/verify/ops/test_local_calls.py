@@ -11,11 +11,11 @@ from hyper_parallel.core.shard.rule import LocalCall, find_rule
 from hyper_parallel.core.shard.sample import samples_of
 from hyper_parallel.platform.select import use_platform
 from hyper_parallel.verify.ops.claims import mesh_of
-from hyper_parallel.verify.ops.local_calls import Calls, name_of
+from hyper_parallel.verify.ops.local_calls import CallCache, name_of
 from hyper_parallel.verify.ops.report import OperatorReport
 from hyper_parallel.verify.ops.selection import Effort
 from hyper_parallel.verify.ops.sweep import Sweep
-from hyper_parallel.verify.ops.values import Filled
+from hyper_parallel.verify.ops.values import FilledSample
 
 rules.load()
 R = Replicate()
@@ -105,9 +105,9 @@ def test_pieces_are_known_by_box_and_draw(platform_name):
     import numpy as np
 
     values = np.arange(6.0).reshape(2, 3)
-    filled = Filled((), {}, (values, values), (True, True), {}, integral=True)
+    filled = FilledSample((), {}, (values, values), (True, True), {}, integral=True)
     with use_platform(platform_name):
-        calls = Calls(None, None, filled, 3)
+        calls = CallCache(None, None, filled, 3)
     line = Layout.place(mesh_of((2,)), [Shard(0)], values.shape)
     square = Layout.place(mesh_of((2, 2)), [R, Shard(0)], values.shape)
     first, second = calls.operand(0, line, 0)

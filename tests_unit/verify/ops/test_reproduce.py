@@ -6,7 +6,7 @@ import pytest
 from hyper_parallel.core.dtensor.placements import Shard
 from hyper_parallel.core.shard.sample import Sample
 from hyper_parallel.verify.ops.reproduce import _plain, program
-from hyper_parallel.verify.ops.values import Filled, Slot
+from hyper_parallel.verify.ops.values import FilledSample, Slot
 
 pytestmark = pytest.mark.platforms("torch")
 
@@ -15,7 +15,7 @@ X = np.array([[1.0, -2.0, 0.5]])
 
 def filled(*args, wanted=(True,), **kwargs):
     """A call of one operand."""
-    return Filled(args, kwargs, (X,), wanted, {"a": 1, "b": 3}, integral=False)
+    return FilledSample(args, kwargs, (X,), wanted, {"a": 1, "b": 3}, integral=False)
 
 
 def plain(call, sample=None):

@@ -14,7 +14,7 @@ from hyper_parallel.core.shard import rules
 from hyper_parallel.verify.ops import worker_pool
 from hyper_parallel.verify.ops.selection import Effort
 from hyper_parallel.verify.ops.tasks import task_of
-from hyper_parallel.verify.ops.worker_pool import Allotment
+from hyper_parallel.verify.ops.worker_pool import TimeBudget
 
 pytestmark = pytest.mark.platforms("torch")
 
@@ -142,7 +142,7 @@ def test_an_idle_process_that_goes_is_given_nothing(run):
 
 def test_a_process_that_goes_before_its_task_costs_one_operator(run, monkeypatch):
     """A task that is handed to a process which has just gone is no error of ours: the rest is done by another."""
-    start = worker_pool._Zygote.start
+    start = worker_pool._ForkServer.start
     ended = []
 
     def late(zygote, task, seat):
@@ -151,7 +151,7 @@ def test_a_process_that_goes_before_its_task_costs_one_operator(run, monkeypatch
             ended.append(zygote.process.wait())
         start(zygote, task, seat)
 
-    monkeypatch.setattr(worker_pool._Zygote, "start", late)
+    monkeypatch.setattr(worker_pool._ForkServer, "start", late)
     gone = "the process that starts operators has gone"
     assert run(["a", "b"]) == ([("a", gone), ("b", "")], 2)
 
@@ -176,7 +176,7 @@ def seconds(task):
 
 def test_what_is_left_is_shared_among_those_that_wait(clock):
     """Two workers have twice the time; each operator gets its parts of it, whatever was used before it."""
-    time_left = Allotment(40.0, 2)
+    time_left = TimeBudget(40.0, 2)
     waiting = [shared("bc"), shared("d", 5.0)]
     assert seconds(time_left.given(shared(), waiting)) == 10.0
     clock[0] += 36.0  # a costly one
@@ -188,12 +188,12 @@ def test_what_is_left_is_shared_among_those_that_wait(clock):
 def test_no_operator_gets_more_than_its_effort_says(clock):
     """A few operators do not last as long as all."""
     assert clock[0] == 100.0
-    assert seconds(Allotment(1000.0, 2).given(shared(), [])) == Effort().seconds
+    assert seconds(TimeBudget(1000.0, 2).given(shared(), [])) == Effort().seconds
 
 
 def test_late_operators_get_their_first_sizes(clock):
     """When the time is over nothing is left to share, and nobody is left out."""
-    time_left = Allotment(10.0, 2)
+    time_left = TimeBudget(10.0, 2)
     clock[0] += 11.0
     assert seconds(time_left.given(shared(), [shared()])) == 0.0
 
@@ -201,13 +201,13 @@ def test_late_operators_get_their_first_sizes(clock):
 def test_a_task_that_shares_nothing_is_as_it_was():
     """Quick sweeps, files of users and mutants take what they need."""
     alone = task_of("torch", ["a"], Effort())
-    assert Allotment(0.0, 2).given(alone, [shared()]) is alone
+    assert TimeBudget(0.0, 2).given(alone, [shared()]) is alone
 
 
 def test_a_process_that_does_not_hear_is_killed(monkeypatch):
     """One that takes no notice of SIGTERM is gone all the same when it is closed."""
     monkeypatch.setattr(worker_pool, "_TERM_SECONDS", 0.3)
-    fork_server = worker_pool._Zygote.__new__(worker_pool._Zygote)
+    fork_server = worker_pool._ForkServer.__new__(worker_pool._ForkServer)
     fork_server.read, write = os.pipe()
     deaf = "import os, signal, time; signal.signal(signal.SIGTERM, signal.SIG_IGN); os.write({}, b'x'); time.sleep(60)"
     command = [sys.executable, "-c", deaf.format(write)]

@@ -17,20 +17,20 @@ import numpy as np
 from hyper_parallel.core.shard.rule import Rule, Strategies, find_rule
 from hyper_parallel.core.shard.sample import samples_of
 from hyper_parallel.platform.select import use_platform
-from hyper_parallel.verify.ops.claims import claims, mesh_of, possible, problem_of
-from hyper_parallel.verify.ops.local_calls import Calls, name_of
+from hyper_parallel.verify.ops.claims import bind_sample, claims, mesh_of, possible
+from hyper_parallel.verify.ops.local_calls import CallCache, name_of
 from hyper_parallel.verify.ops.mutation.report import MutantResult
 from hyper_parallel.verify.ops.mutation.rule_mutants import Mutant, mutants_of
 from hyper_parallel.verify.ops.report import OperatorReport
 from hyper_parallel.verify.ops.selection import QUICK, Effort
-from hyper_parallel.verify.ops.sweep import Enough, Sweep
+from hyper_parallel.verify.ops.sweep import StopSweep, Sweep
 from hyper_parallel.verify.ops.values import seed_of, size_choices
 
 if TYPE_CHECKING:
     from hyper_parallel.core.shard.rule import OpCall
-    from hyper_parallel.verify.ops.claims import Claim, Problem
-    from hyper_parallel.verify.ops.local_check import Bench, Result
-    from hyper_parallel.verify.ops.values import Filled
+    from hyper_parallel.verify.ops.claims import Claim, SampleCall
+    from hyper_parallel.verify.ops.local_check import LocalChecker, LocalResult
+    from hyper_parallel.verify.ops.values import FilledSample
 
 __all__ = ["judged"]
 
@@ -46,14 +46,14 @@ def judged(platform: str, op: str, seed: int) -> MutantResult:
 
 
 @lru_cache(maxsize=1)
-def _hunt(platform: str, op: str) -> _Hunt:
-    return _Hunt(platform, op)
+def _hunt(platform: str, op: str) -> _OperatorMutants:
+    return _OperatorMutants(platform, op)
 
 
-class _Trial(Sweep):
+class _MutantSweep(Sweep):
     """A sweep of a changed rule, with the plain runs and local calls of the hunt."""
 
-    def __init__(self, hunt: _Hunt, mutant: Mutant | None, effort: Effort) -> None:
+    def __init__(self, hunt: _OperatorMutants, mutant: Mutant | None, effort: Effort) -> None:
         rule = hunt.rule if mutant is None else hunt.changed(mutant)
         super().__init__(OperatorReport(hunt.op, hunt.platform), hunt.platform, hunt.op, rule, hunt.samples, effort)
         self.hunt, self.mutant = hunt, mutant
@@ -71,35 +71,35 @@ class _Trial(Sweep):
         finally:
             self.rule = changed
 
-    def _calls(self, case: Any) -> Calls:
+    def _calls(self, case: Any) -> CallCache:
         key = id(case)
         if key not in self.hunt.calls:
             self.hunt.calls[key] = super()._calls(case)
         return self.hunt.calls[key]
 
-    def _claims(self, problem: Problem, strategies: Strategies) -> Iterator[Claim]:
+    def _claims(self, problem: SampleCall, strategies: Strategies) -> Iterator[Claim]:
         change = self.mutant.claim if self.mutant is not None else None
         for one in super()._claims(problem, strategies):
             yield one if change is None else change(one)
 
-    def _batch(self, case: Any, bench: Bench, batch: Sequence[Claim], *, counts: bool) -> None:
+    def _batch(self, case: Any, bench: LocalChecker, batch: Sequence[Claim], *, counts: bool) -> None:
         super()._batch(case, bench, batch, counts=counts)
         if self.report.wrong or self.report.crash:
-            raise Enough
+            raise StopSweep
 
-    def _note(self, case: Any, mesh: tuple[int, ...], result: Result, *, counts: bool) -> None:
+    def _note(self, case: Any, mesh: tuple[int, ...], result: LocalResult, *, counts: bool) -> None:
         if not (self.report.wrong or self.report.crash):
             super()._note(case, mesh, result, counts=counts)
 
     def noticed(self) -> str:
         """What the sweep found first, or nothing."""
-        with contextlib.suppress(Enough):
+        with contextlib.suppress(StopSweep):
             self.run()
         found = [*self.report.wrong, *self.report.crash]
         return f"{self.report.outcome}: {found[0].problem}" if found else ""
 
 
-class _Hunt:
+class _OperatorMutants:
     """All mutants of one operator, with everything that they share."""
 
     def __init__(self, platform: str, op: str) -> None:
@@ -108,11 +108,11 @@ class _Hunt:
         self.rule = found if isinstance(found, Rule) else None
         self.samples = samples_of(op)
         self.cases: dict[Any, Any] = {}
-        self.calls: dict[int, Calls] = {}
+        self.calls: dict[int, CallCache] = {}
         self.mutants: list[Mutant] = []
         self.broken = ""
         if self.rule is not None:
-            self.broken = _Trial(self, None, NOTICING).noticed()
+            self.broken = _MutantSweep(self, None, NOTICING).noticed()
             self.mutants = self._generated(self.rule)
 
     def changed(self, mutant: Mutant) -> Rule:
@@ -140,16 +140,16 @@ class _Hunt:
 
     def _problems(
         self, rule: Rule, meshes: Sequence[tuple[int, ...]], choices: int
-    ) -> Iterator[tuple[Problem, Strategies, Any]]:
+    ) -> Iterator[tuple[SampleCall, Strategies, Any]]:
         """Calls that the sweep makes, with what ``rule`` answers."""
-        trial = _Trial(self, None, NOTICING)
+        trial = _MutantSweep(self, None, NOTICING)
         for number, sample in enumerate(self.samples):
             for position, sizes in enumerate(size_choices(sample, choices)):
                 case = trial.case(number, sample, sizes, first=position == 0)
                 if case is None:
                     continue
                 for shape in meshes:
-                    problem = problem_of(trial.platform, rule, case.filled, mesh_of(shape), case.reference.tensors)
+                    problem = bind_sample(trial.platform, rule, case.filled, mesh_of(shape), case.reference.tensors)
                     with contextlib.suppress(ValueError):
                         answer = rule.strategies(problem.call)
                         if isinstance(answer, Strategies) and not answer.open and answer.outputs:
@@ -165,12 +165,12 @@ class _Hunt:
         found = MutantResult(op, self.platform, mutant.kind, mutant.change, generated=count)
         if self.broken:
             return replace(found, outcome="broken", detail=self.broken)
-        noticed = _Trial(self, mutant, NOTICING).noticed()
+        noticed = _MutantSweep(self, mutant, NOTICING).noticed()
         if noticed:
             return replace(found, outcome="killed", detail=noticed)
         if self._claims_nothing_new(mutant):
             return replace(found, outcome="equivalent", detail="all that it claims the rule claims too")
-        trial = _Trial(self, mutant, FULL)
+        trial = _MutantSweep(self, mutant, FULL)
         if trial.noticed():
             return replace(found, outcome="survived", detail="killed")
         said = f"the full mode checked {trial.report.checks} claims, and all hold"
@@ -192,7 +192,7 @@ class _Hunt:
         return True
 
     @staticmethod
-    def _said(claim: Claim, case: Any, problem: Problem, mutant: Mutant) -> Any:
+    def _said(claim: Claim, case: Any, problem: SampleCall, mutant: Mutant) -> Any:
         """A claim as far as anybody can tell: where what is, which gradients are reduced, what ranks call."""
         choice = claim.choice
         seen = any(one is not None for one in case.reference.seeds)
@@ -205,14 +205,14 @@ class _Hunt:
         return (*said, tuple(_local_names(claim, problem)))
 
 
-def _reached(mutant: Mutant, call: OpCall, answer: Strategies, filled: Filled) -> bool:
+def _reached(mutant: Mutant, call: OpCall, answer: Strategies, filled: FilledSample) -> bool:
     """Whether these values can be held as a changed row has them."""
     if mutant.answer is None or mutant.adapter:
         return True
     return any(possible(row, filled) for row in set(mutant.answer(call, answer).rows) - set(answer.rows))
 
 
-def _local_names(claim: Claim, problem: Problem) -> Iterator[Any]:
+def _local_names(claim: Claim, problem: SampleCall) -> Iterator[Any]:
     from hyper_parallel.core.dtensor.layout import Layout
 
     mesh, localize = problem.call.mesh, claim.strategies.localize

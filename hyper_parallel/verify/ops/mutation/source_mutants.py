@@ -19,7 +19,7 @@ from hyper_parallel.core.dtensor import transition
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
 
-__all__ = ["EQUIVALENT", "Equivalent", "SourceMutant", "applied", "reason_of", "source_mutants"]
+__all__ = ["EQUIVALENT", "Equivalent", "SourceMutant", "apply_mutant", "equivalence_reason", "source_mutants"]
 
 # What only refuses or prints is not held against values.
 _SPARED = ("_check", "_check_reductions", "_check_rows", "_check_written", "__repr__", "__str__", "describe",
@@ -142,7 +142,7 @@ def _is_turned(test: ast.expr) -> bool:
     return isinstance(test, ast.Compare) and not isinstance(test.ops[0], (ast.Lt, ast.LtE, ast.Gt, ast.GtE))
 
 
-def applied(mutant: SourceMutant) -> bool:
+def apply_mutant(mutant: SourceMutant) -> bool:
     """Give the module's functions the changed code; False where none of them changed."""
     module, tree = importlib.import_module(mutant.module), _tree(mutant.module)
     mutant.edit(list(ast.walk(tree))[mutant.node])
@@ -232,7 +232,7 @@ EQUIVALENT: tuple[Equivalent, ...] = (
 )  # fmt: skip
 
 
-def reason_of(mutant: SourceMutant) -> str:
+def equivalence_reason(mutant: SourceMutant) -> str:
     """Why ``mutant`` changes nothing, or nothing where no reason is known."""
     key = (mutant.module, mutant.where, mutant.slip)
     return next((one.reason for one in EQUIVALENT if (one.module, one.where, one.slip) == key), "")

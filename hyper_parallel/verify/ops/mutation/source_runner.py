@@ -16,8 +16,13 @@ from functools import lru_cache, partial
 import numpy as np
 
 from hyper_parallel.verify.ops.mutation.report import MutantResult
-from hyper_parallel.verify.ops.mutation.source_mutants import SourceMutant, applied, reason_of, source_mutants
-from hyper_parallel.verify.ops.mutation.suite.checks import SOURCES, Check, keep_costs
+from hyper_parallel.verify.ops.mutation.source_mutants import (
+    SourceMutant,
+    apply_mutant,
+    equivalence_reason,
+    source_mutants,
+)
+from hyper_parallel.verify.ops.mutation.suite.checks import MODULE_CHECKS, Check, keep_costs
 
 __all__ = ["judged", "noticed"]
 
@@ -34,9 +39,9 @@ def judged(platform: str, op: str, seed: int) -> MutantResult:
     found = _shuffled(module, seed)
     if int(number) >= len(found):
         return MutantResult(op, platform, generated=len(found))
-    mutant, trials = found[int(number)], SOURCES[module]
+    mutant, trials = found[int(number)], MODULE_CHECKS[module]
     keep_costs(trials)
-    if number == "0" and module == next(one for one, held in SOURCES.items() if held is trials):
+    if number == "0" and module == next(one for one, held in MODULE_CHECKS.items() if held is trials):
         before = noticed(None, trials)
         if before:
             return MutantResult(op, platform, "none", "the library as it is", "broken", before, len(found))
@@ -55,7 +60,7 @@ def _verdict(op: str, platform: str, mutant: SourceMutant, what: str, count: int
         return said(outcome="equivalent" if what == _SAME else "survived", detail=what)
     if what:
         return said(outcome="killed", detail=what)
-    reason = reason_of(mutant)
+    reason = equivalence_reason(mutant)
     return said(outcome="equivalent" if reason else "survived", detail=reason or "all trials")
 
 
@@ -102,7 +107,7 @@ def _try(mutant: SourceMutant | None, trials: tuple[Check, ...], write: int) -> 
 
 
 def _found(mutant: SourceMutant | None, trials: tuple[Check, ...]) -> str:
-    if mutant is not None and not applied(mutant):
+    if mutant is not None and not apply_mutant(mutant):
         return _SAME
     for trial in trials:
         for what in trial():

@@ -30,7 +30,7 @@ def judged(found):
 def test_slips_behind_the_rule_are_noticed():
     """Expand: a local call not adapted, off by one or the next rank's is killed, and a gradient reduced twice too."""
     with use_platform("torch"):
-        found = rule_runner._Hunt("torch", "expand")
+        found = rule_runner._OperatorMutants("torch", "expand")
     found.mutants = [one for one in found.mutants if one.adapter or one.claim]
     assert judged(found) == {
         ("adapter dropped", "the local call is the caller's own"): "killed",
@@ -53,7 +53,7 @@ def test_an_adapter_that_changes_nothing_has_equivalent_mutants(monkeypatch, arg
     monkeypatch.setattr(rule_runner, "find_rule", lambda _: Rule("relu", "x", strategies))
     monkeypatch.setattr(rule_runner, "samples_of", lambda _: (Sample((real("ab"),)),))
     with use_platform("torch"):
-        found = rule_runner._Hunt("torch", "relu")
+        found = rule_runner._OperatorMutants("torch", "relu")
     found.mutants = [one for one in found.mutants if one.adapter]
     outcomes = judged(found)
     assert len(outcomes) == 3

@@ -7,7 +7,7 @@ import sys
 
 import pytest
 
-from hyper_parallel.verify.ops.mutation.source_mutants import EQUIVALENT, SourceMutant, applied, source_mutants
+from hyper_parallel.verify.ops.mutation.source_mutants import EQUIVALENT, SourceMutant, apply_mutant, source_mutants
 from hyper_parallel.verify.ops.mutation.suite import checks
 
 MODULE = """
@@ -74,7 +74,7 @@ def test_functions_run_the_changed_code(module, kind, before, after):
     held = module.piece
     assert held(5, 5, 1) == before
     (mutant,) = [one for one in source_mutants(module.__name__) if one.kind == kind]
-    assert applied(mutant)
+    assert apply_mutant(mutant)
     assert module.piece is held
     assert held(5, 5, 1) == after
 
@@ -84,20 +84,20 @@ def test_methods_and_properties_run_it_too(module):
     step = module.Step()
     for mutant in source_mutants(module.__name__):
         if mutant.line in (12, 17, 20) and mutant.kind != "off by one":
-            assert applied(mutant)
+            assert apply_mutant(mutant)
             got = {12: lambda: step.size, 17: step.word, 20: lambda: step.on}[mutant.line]()
             assert got == {12: 8, 17: "max", 20: False}[mutant.line]
     first = source_mutants(module.__name__)[0]
     none = SourceMutant(first.module, first.node, "", "", "", 0, lambda _: None)
-    assert applied(none)  # back to what it was
+    assert apply_mutant(none)  # back to what it was
     assert step.on
-    assert not applied(none)
+    assert not apply_mutant(none)
 
 
 def test_reasons_are_of_changes_that_there_are():
     """An entry of the table of equivalent changes that matches none is stale; none stands there twice."""
     keys = [(one.module, one.where, one.slip) for one in EQUIVALENT]
-    there = {(one.module, one.where, one.slip) for module in checks.SOURCES for one in source_mutants(module)}
+    there = {(one.module, one.where, one.slip) for module in checks.MODULE_CHECKS for one in source_mutants(module)}
     assert [one for one in keys if one not in there] == []
     assert len(set(keys)) == len(keys)
     assert all(one.reason for one in EQUIVALENT)

@@ -15,7 +15,7 @@ import pytest
 from hyper_parallel.cli import main
 from hyper_parallel.core.dtensor.transition import plan_transition
 from hyper_parallel.verify.ops.mutation import source_runner
-from hyper_parallel.verify.ops.mutation.source_mutants import EQUIVALENT, applied, source_mutants
+from hyper_parallel.verify.ops.mutation.source_mutants import EQUIVALENT, apply_mutant, source_mutants
 from hyper_parallel.verify.redistribution import first_wrong
 
 MODULE = """
@@ -91,7 +91,7 @@ def test_a_forked_change_stays_in_its_process():
     assert source_runner.noticed(replace(mutant, edit=lambda _: None), ()) == "the same code"
     assert source_runner.noticed(mutant, (lambda: 1 / 0,)) == "ZeroDivisionError: division by zero"
     assert source_runner.noticed(mutant, (dies,)) == "killed by SIGKILL"
-    assert not applied(replace(mutant, edit=lambda _: None)), "this process has the library as it is"
+    assert not apply_mutant(replace(mutant, edit=lambda _: None)), "this process has the library as it is"
 
 
 @pytest.mark.platforms("torch")
@@ -118,7 +118,7 @@ def test_verdicts(monkeypatch):
         for one in ((plain, "seen"), (plain, ""), (known, ""), (plain, "the same code"), (known, "not finished"))
     ]
     assert outcomes == ["killed", "survived", "equivalent", "equivalent", "survived"]
-    monkeypatch.setattr(source_runner, "SOURCES", {module: (lambda: iter(["wrong already"]),)})
+    monkeypatch.setattr(source_runner, "MODULE_CHECKS", {module: (lambda: iter(["wrong already"]),)})
     broken = source_runner.judged("torch", f"{module}#0", 0)
     assert (broken.outcome, broken.detail) == ("broken", "wrong already")
     assert source_runner.judged("torch", f"{module}#1", 0).outcome == "killed"

@@ -15,13 +15,13 @@ import numpy as np
 from hyper_parallel.platform.select import platform_named
 from hyper_parallel.verify.check import check_function
 from hyper_parallel.verify.ops.mutation.suite.costs import (
-    Prices,
-    choice_prices,
-    efforts,
-    plan_prices,
+    Costs,
+    choice_costs,
+    plan_costs,
     plans_come_in_time,
+    search_efforts,
 )
-from hyper_parallel.verify.ops.mutation.suite.fixture import Stage
+from hyper_parallel.verify.ops.mutation.suite.fixture import Fixture
 from hyper_parallel.verify.ops.mutation.suite.gradients import (
     gathered_values_send_gradients_straight_back,
     gradients_are_differentiable,
@@ -68,14 +68,14 @@ from hyper_parallel.verify.ops.mutation.suite.strategy_choice import (
 from hyper_parallel.verify.redistribution import first_wrong
 from hyper_parallel.verify.simulate import simulate
 
-__all__ = ["FUNCTIONS", "SCENARIOS", "SOURCES", "Check", "Function", "functions_noticed", "keep_costs"]
+__all__ = ["FUNCTIONS", "MODULE_CHECKS", "SCENARIOS", "Check", "TensorFunction", "function_differences", "keep_costs"]
 
 Check = Callable[[], Iterator[str]]
 """Yields what it noticed, and nothing or empty texts where everything held."""
 
 _PLATFORM = "torch"
 
-SCENARIOS: tuple[Callable[[Stage], None], ...] = (
+SCENARIOS: tuple[Callable[[Fixture], None], ...] = (
     operands_stand_anywhere, numbers_share_a_plan, local_calls_that_differ, several_outputs, keys_tell_values_apart,
     plans_are_found_again, dtypes_are_in_the_key_where_they_count, failures_leave_no_plan, plans_are_bounded,
     locals_come_in_their_containers, doors_of_python_operators, canonical_operators_by_name, signatures,
@@ -91,7 +91,7 @@ SCENARIOS: tuple[Callable[[Stage], None], ...] = (
 
 
 @dataclass(frozen=True)
-class Function:
+class TensorFunction:
     """A function of tensors.
 
     Attributes:
@@ -110,24 +110,26 @@ class Function:
 
 
 FUNCTIONS = (
-    Function("operators and numbers", lambda _, x, y: (2.0 * x - y / 3 + 1) * (x > 0), ((5, 3), (5, 3))),
-    Function("broadcast", lambda _, x, y: x * y - y, ((5, 3), (1, 3))),
-    Function("one tensor twice", lambda _, x: x * x + x.add(x, alpha=2), ((5, 3),)),
-    Function("matmul", lambda _, x, y: x @ y, ((5, 3), (3, 4))),
-    Function("linear", lambda ops, x, w, b: ops.linear(x, w, bias=b), ((5, 3), (4, 3), (4,))),
-    Function("layer_norm", lambda ops, x, w, b: ops.layer_norm(x, (3,), w, b), ((5, 3), (3,), (3,))),
-    Function("softmax and sums", lambda _, x: x.softmax(-1).sum(dim=1) + x.sum(1, keepdim=True).mean(), ((5, 4),)),
-    Function("cat and split", lambda ops, x, y: ops.cat([x, y, x], dim=0).split([4, 5], dim=0), ((3, 2), (3, 2))),
-    Function("views", lambda _, x: x.view(2, 3, 5).transpose(0, 2)[1:4, 0].reshape(-1), ((6, 5),)),
-    Function("in place", lambda _, x: (x * 1.0).mul_(2.0).add_(x), ((5, 3),)),
-    Function("extrema", lambda _, x: next(iter(x.max(dim=1))) + x.amax(0).sum(), ((5, 3),)),
-    Function("0-d operand", lambda _, x, y: x * y.sum(), ((5, 3), (4,))),
-    Function("where", lambda ops, x, y: ops.where(x > 0, x, y), ((5, 3), (5, 3))),
+    TensorFunction("operators and numbers", lambda _, x, y: (2.0 * x - y / 3 + 1) * (x > 0), ((5, 3), (5, 3))),
+    TensorFunction("broadcast", lambda _, x, y: x * y - y, ((5, 3), (1, 3))),
+    TensorFunction("one tensor twice", lambda _, x: x * x + x.add(x, alpha=2), ((5, 3),)),
+    TensorFunction("matmul", lambda _, x, y: x @ y, ((5, 3), (3, 4))),
+    TensorFunction("linear", lambda ops, x, w, b: ops.linear(x, w, bias=b), ((5, 3), (4, 3), (4,))),
+    TensorFunction("layer_norm", lambda ops, x, w, b: ops.layer_norm(x, (3,), w, b), ((5, 3), (3,), (3,))),
+    TensorFunction(
+        "softmax and sums", lambda _, x: x.softmax(-1).sum(dim=1) + x.sum(1, keepdim=True).mean(), ((5, 4),)
+    ),
+    TensorFunction("cat and split", lambda ops, x, y: ops.cat([x, y, x], dim=0).split([4, 5], dim=0), ((3, 2), (3, 2))),
+    TensorFunction("views", lambda _, x: x.view(2, 3, 5).transpose(0, 2)[1:4, 0].reshape(-1), ((6, 5),)),
+    TensorFunction("in place", lambda _, x: (x * 1.0).mul_(2.0).add_(x), ((5, 3),)),
+    TensorFunction("extrema", lambda _, x: next(iter(x.max(dim=1))) + x.amax(0).sum(), ((5, 3),)),
+    TensorFunction("0-d operand", lambda _, x, y: x * y.sum(), ((5, 3), (4,))),
+    TensorFunction("where", lambda ops, x, y: ops.where(x > 0, x, y), ((5, 3), (5, 3))),
 )
 _FUNCTION_MESHES: tuple[tuple[tuple[int, ...], int], ...] = (((3,), 12), ((2, 2), 8))
 
 
-def functions_noticed() -> Iterator[str]:
+def function_differences() -> Iterator[str]:
     """What differs on drawn placements, function by function; a function that is refused everywhere differs too."""
     for mesh, limit in _FUNCTION_MESHES:
         for seed, function in enumerate(FUNCTIONS):
@@ -148,8 +150,8 @@ def _scenarios() -> Iterator[str]:
     yield from ()
 
 
-def _on_stage(scenario: Callable[[Stage], None], mesh: tuple[int, ...]) -> None:
-    scenario(Stage(mesh))
+def _on_stage(scenario: Callable[[Fixture], None], mesh: tuple[int, ...]) -> None:
+    scenario(Fixture(mesh))
 
 
 def _moves(*meshes: tuple[int, ...], targets: int | None = None) -> Iterator[str]:
@@ -157,7 +159,7 @@ def _moves(*meshes: tuple[int, ...], targets: int | None = None) -> Iterator[str
         yield first_wrong(_PLATFORM, mesh, targets=targets)
 
 
-def _prices(of: Callable[[], dict[str, Prices]]) -> Iterator[str]:
+def _costs(of: Callable[[], dict[str, Costs]]) -> Iterator[str]:
     before = _kept(of)
     for name, price in of().items():
         if price != before[name]:
@@ -165,22 +167,22 @@ def _prices(of: Callable[[], dict[str, Prices]]) -> Iterator[str]:
 
 
 @lru_cache
-def _kept(of: Callable[[], dict[str, Prices]]) -> dict[str, Prices]:
+def _kept(of: Callable[[], dict[str, Costs]]) -> dict[str, Costs]:
     """As they are before anything is changed."""
     return of()
 
 
 _REDISTRIBUTION: tuple[Check, ...] = (
-    partial(_moves, (3,)), _scenarios, partial(_prices, plan_prices), partial(_moves, (2,), (4,)),
-    partial(_moves, (2, 3), (2, 2), targets=6), functions_noticed,
+    partial(_moves, (3,)), _scenarios, partial(_costs, plan_costs), partial(_moves, (2,), (4,)),
+    partial(_moves, (2, 3), (2, 2), targets=6), function_differences,
 )  # fmt: skip
 # Values hold whatever is sent, so prices notice most of what slips there.
 _SEARCH: tuple[Check, ...] = (
-    plans_come_in_time, partial(_prices, plan_prices), partial(_prices, efforts), *_REDISTRIBUTION,
+    plans_come_in_time, partial(_costs, plan_costs), partial(_costs, search_efforts), *_REDISTRIBUTION,
 )  # fmt: skip
-_DISPATCH: tuple[Check, ...] = (_scenarios, partial(_prices, choice_prices), functions_noticed)
+_DISPATCH: tuple[Check, ...] = (_scenarios, partial(_costs, choice_costs), function_differences)
 
-SOURCES: dict[str, tuple[Check, ...]] = {
+MODULE_CHECKS: dict[str, tuple[Check, ...]] = {
     "hyper_parallel.core.dtensor.steps": _REDISTRIBUTION,
     "hyper_parallel.core.dtensor.transition": _REDISTRIBUTION,
     "hyper_parallel.core.dtensor.redistribute": _REDISTRIBUTION,
@@ -197,5 +199,5 @@ SOURCES: dict[str, tuple[Check, ...]] = {
 def keep_costs(checks: tuple[Check, ...]) -> None:
     """Compute the costs that ``checks`` compare with, before anything is changed."""
     for one in checks:
-        if isinstance(one, partial) and one.func is _prices:
+        if isinstance(one, partial) and one.func is _costs:
             _kept(*one.args)

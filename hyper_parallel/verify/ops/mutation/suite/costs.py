@@ -25,13 +25,13 @@ from hyper_parallel.verify.check import all_placements
 from hyper_parallel.verify.ops.claims import mesh_of
 from hyper_parallel.verify.redistribution import PARTIAL, SHAPE
 
-__all__ = ["choice_prices", "efforts", "plan_prices", "plans_come_in_time"]
+__all__ = ["choice_costs", "plan_costs", "plans_come_in_time", "search_efforts"]
 
-Prices = tuple[int, ...]
+Costs = tuple[int, ...]
 _ON_ONE, _ON_TWO = ((2,), (3,), (4,)), ((2, 3),)
 
 
-def plan_prices() -> dict[str, Prices]:
+def plan_costs() -> dict[str, Costs]:
     """Per mesh, over all changes of placement and their ways back.
 
     Plans, elements, elements of the worst ranks, messages, launches, steps, and what cutting and packing cost.
@@ -57,7 +57,7 @@ def _plans(layouts: Sequence[Layout]) -> Iterator[Transition]:
         yield there.linear.adjoint
 
 
-def _added(plans: Iterator[Transition]) -> Prices:
+def _added(plans: Iterator[Transition]) -> Costs:
     total = [0] * 7
     for one in plans:
         for index, price in enumerate(_price(one)):
@@ -65,7 +65,7 @@ def _added(plans: Iterator[Transition]) -> Prices:
     return tuple(total)
 
 
-def _price(one: Transition) -> Prices:
+def _price(one: Transition) -> Costs:
     received = [[step.received_at(at) for at in coordinates(one.source.mesh)] for step in one.steps]
     return (
         1,
@@ -78,9 +78,9 @@ def _price(one: Transition) -> Prices:
     )
 
 
-def efforts() -> dict[str, Prices]:
+def search_efforts() -> dict[str, Costs]:
     """Per mesh, over all changes of placement: layouts from which the search goes on, each once per plan."""
-    found: dict[str, Prices] = {}
+    found: dict[str, Costs] = {}
     for shape in _ON_TWO:
         layouts = _all_layouts(shape)
         transition.forget_transitions()
@@ -132,7 +132,7 @@ class _Call:
     others: tuple[tuple[str, Any], ...] = ()
     in_place: bool = False
 
-    def price(self, layouts: Sequence[Layout]) -> Prices | None:
+    def price(self, layouts: Sequence[Layout]) -> Costs | None:
         """Where operands go and results lie, as numbers; None where the call is refused."""
         rule = find_rule(self.op)
         assert isinstance(rule, Rule)
@@ -160,7 +160,7 @@ _CALLS = (
 )
 
 
-def choice_prices() -> dict[str, Prices]:
+def choice_costs() -> dict[str, Costs]:
     """Per call and mesh, over all placements of all operands: what is sent, and how much the results are."""
     found = {}
     for call, shape in itertools.product(_CALLS, ((3,), (2, 3))):

@@ -15,12 +15,12 @@ from hyper_parallel.core.shard.entry import Binder, OpEntry
 from hyper_parallel.core.shard.rule import OpCall, Row, Rule, Strategies
 from hyper_parallel.platform.select import platform_named
 
-__all__ = ["S0", "P", "R", "Stage", "never", "raises", "rowwise", "values"]
+__all__ = ["S0", "Fixture", "P", "R", "never", "raises", "rowwise", "values"]
 
 P, R, S0 = Partial(), Replicate(), Shard(0)
 
 
-class Stage:
+class Fixture:
     """One rank.
 
     Attributes:

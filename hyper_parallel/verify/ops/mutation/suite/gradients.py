@@ -13,7 +13,7 @@ from hyper_parallel.core.dtensor.transition import dual, plan_transition
 from hyper_parallel.core.shard.rule import Row, Strategies
 from hyper_parallel.errors import StrictModeError, UnsupportedOperatorError
 from hyper_parallel.verify.ops.claims import mesh_of
-from hyper_parallel.verify.ops.mutation.suite.fixture import S0, R, Stage, raises, values
+from hyper_parallel.verify.ops.mutation.suite.fixture import S0, Fixture, R, raises, values
 
 __all__ = [
     "gathered_values_send_gradients_straight_back",
@@ -29,7 +29,7 @@ __all__ = [
 # -- gradients and events ----------------------------------------------------------------------------------------------
 
 
-def moves_are_recorded_and_forbidden(stage: Stage) -> None:
+def moves_are_recorded_and_forbidden(stage: Fixture) -> None:
     """An implicit move says operator, argument, phase and that nobody asked; strict() forbids it, and no other."""
     array = values(4, 3)
     whole = stage.entry(lambda x: x * 2, "x", lambda call: Strategies((Row((R,), (R,)),), (call["x"].shape,)))
@@ -58,7 +58,7 @@ def moves_are_recorded_and_forbidden(stage: Stage) -> None:
     assert len(log) == 1
 
 
-def kept_views_serve_until_written(stage: Stage) -> None:
+def kept_views_serve_until_written(stage: Fixture) -> None:
     """Consumers of one value share a collective in backward; after a write none sees the old value."""
     array = values(6, 3)
     entry = stage.entry(lambda x, w: x * w, "x, w", lambda call: Strategies(
@@ -98,7 +98,7 @@ def kept_views_serve_until_written(stage: Stage) -> None:
     stage.same(stage.call(entry, x, whole), array * np.arange(3))
 
 
-def gradients_are_differentiable(stage: Stage) -> None:
+def gradients_are_differentiable(stage: Fixture) -> None:
     """A gradient that passed a redistribution can be differentiated again, and passes the same way."""
     array = values(4, 3)
     entry = stage.entry(lambda x: x**3, "x", lambda call: Strategies((Row((R,), (R,)),), (call["x"].shape,)))
@@ -111,7 +111,7 @@ def gradients_are_differentiable(stage: Stage) -> None:
     stage.same(x.grad, 6 * array)
 
 
-def gathered_values_send_gradients_straight_back(stage: Stage) -> None:
+def gathered_values_send_gradients_straight_back(stage: Fixture) -> None:
     """A gathered value used by each rank in its own way: one collective reduces and scatters its gradient."""
     array = values(6, 5)
     entry = stage.entry(lambda x, w: x * w, "x, w", lambda call: Strategies(
@@ -136,7 +136,7 @@ def gathered_values_send_gradients_straight_back(stage: Stage) -> None:
     assert gathered_view(stage.spread(values(5)).to_local(), whole, steps, (0,), stage.platform) is whole
 
 
-def plans_are_kept_and_bounded(stage: Stage) -> None:
+def plans_are_kept_and_bounded(stage: Fixture) -> None:
     """The same question has the same plan; beyond the most that are kept all go, and none before."""
     held = [Layout.place(stage.mesh, [S0], (size,)) for size in range(3, 9)]
     whole = [Layout.place(stage.mesh, [R], (size,)) for size in range(3, 9)]
@@ -163,7 +163,7 @@ def plans_are_kept_and_bounded(stage: Stage) -> None:
     assert sizes == duals == [1, 2, 3, 4, 1, 2]
 
 
-def what_gathers_is_known(_: Stage) -> None:
+def what_gathers_is_known(_: Fixture) -> None:
     """A gradient goes straight to the source if any axis along which it varies was gathered, and nothing is masked."""
     mesh = mesh_of((2, 3))
     whole, cut, largest = (Layout.place(mesh, one, (6, 5)) for one in ([R, R], [S0, R], [S0, Partial("max")]))
@@ -184,7 +184,7 @@ def what_gathers_is_known(_: Stage) -> None:
     assert plan_transition(alone, alone, (0,)).is_trivial
 
 
-def reductions_need_no_gradient(stage: Stage) -> None:
+def reductions_need_no_gradient(stage: Fixture) -> None:
     """What no gradient passes is reduced all the same where none is asked for, and refused where one is."""
     size = stage.mesh.size()
     for op, wanted in (("prod", 2.0**size), ("max", 2.0), ("sum", 2.0 * size)):
@@ -199,7 +199,7 @@ def reductions_need_no_gradient(stage: Stage) -> None:
             stage.same(learned.redistribute(placements=[R]), np.full(3, wanted))
 
 
-def views_of_a_framework_that_loses_writes(stage: Stage) -> None:
+def views_of_a_framework_that_loses_writes(stage: Fixture) -> None:
     """Where a framework's views lose what is written through them every view says so, and refuses."""
     x = stage.spread(values(4, 3))
     entry = stage.entry(lambda x: x.view(-1, 3), "x", rule={"view": True})

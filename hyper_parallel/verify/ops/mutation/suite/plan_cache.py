@@ -13,7 +13,7 @@ from hyper_parallel.core.shard.dispatch import Ops
 from hyper_parallel.core.shard.entry import Binder, OpEntry
 from hyper_parallel.core.shard.rule import Decomposition, Row, Rule, Strategies, UnknownOperandError
 from hyper_parallel.errors import ShardMismatchError
-from hyper_parallel.verify.ops.mutation.suite.fixture import S0, R, Stage, raises, rowwise, values
+from hyper_parallel.verify.ops.mutation.suite.fixture import S0, Fixture, R, raises, rowwise, values
 
 __all__ = [
     "canonical_operators_by_name",
@@ -45,7 +45,7 @@ def _text(value: Any) -> str:
 # -- keys --------------------------------------------------------------------------------------------------------------
 
 
-def keys_tell_values_apart(stage: Stage) -> None:
+def keys_tell_values_apart(stage: Fixture) -> None:
     """A plan made for one argument is not another's, though Python calls them equal."""
     seen: list[Any] = []
 
@@ -66,7 +66,7 @@ def keys_tell_values_apart(stage: Stage) -> None:
     assert len(entry.cache) == 4 * len({_text(one) for one in _ALIKE})
 
 
-def numbers_share_a_plan(stage: Stage) -> None:
+def numbers_share_a_plan(stage: Fixture) -> None:
     """Where a rule looks at no number one plan serves all of a type, and each call computes with its own."""
     array = values(5, 3)
     x = stage.spread(array)
@@ -85,7 +85,7 @@ def numbers_share_a_plan(stage: Stage) -> None:
         stage.same(stage.call(two, x, (1, 2), number, m=2), (array - 2) * number)
 
 
-def plans_are_found_again(stage: Stage) -> None:
+def plans_are_found_again(stage: Fixture) -> None:
     """The second call of a key plans nothing."""
     planned = []
 
@@ -114,7 +114,7 @@ def plans_are_found_again(stage: Stage) -> None:
     assert len(planned) == 4
 
 
-def dtypes_are_in_the_key_where_they_count(stage: Stage) -> None:
+def dtypes_are_in_the_key_where_they_count(stage: Fixture) -> None:
     """A rule that looks at dtypes is asked once for each, wherever the operand stands."""
 
     def strategies(call: Any) -> Any:
@@ -141,7 +141,7 @@ def _first(x: Any, y: Any = None) -> Any:
     return (x[0] if type(x) is list else x) * 1
 
 
-def failures_leave_no_plan(stage: Stage) -> None:
+def failures_leave_no_plan(stage: Fixture) -> None:
     """A call that raises, in the rule or on the locals, raises again, and leaves nothing behind."""
     x = stage.spread(values(4, 3))
 
@@ -163,7 +163,7 @@ def failures_leave_no_plan(stage: Stage) -> None:
     assert not wrong.cache
 
 
-def plans_are_bounded(stage: Stage) -> None:
+def plans_are_bounded(stage: Fixture) -> None:
     """Beyond the most that are kept all go, and none before."""
     entry = stage.entry(lambda x, n: x * n, "x, n")
     x, most = stage.spread(values(4, 3)), dispatch._MOST_PLANS  # noqa: SLF001 - made small
@@ -181,7 +181,7 @@ def plans_are_bounded(stage: Stage) -> None:
 # -- doors -------------------------------------------------------------------------------------------------------------
 
 
-def operands_stand_anywhere(stage: Stage) -> None:
+def operands_stand_anywhere(stage: Fixture) -> None:
     """By position, by name, in lists and tuples, alone and with others: locals reach the function as they were."""
     a, b, c = (values(5, 3, seed=seed) for seed in range(3))
     x, y, z = (stage.spread(one, place) for one, place in ((a, S0), (b, R), (c, Shard(1))))
@@ -205,7 +205,7 @@ def operands_stand_anywhere(stage: Stage) -> None:
             stage.same(stage.call(entry, *args, **kwargs), wanted)
 
 
-def locals_come_in_their_containers(stage: Stage) -> None:
+def locals_come_in_their_containers(stage: Fixture) -> None:
     """A list stays a list and a tuple a tuple, in the caller's call and in the canonical one."""
     x, kinds = stage.spread(values(5, 3)), []
 
@@ -243,7 +243,7 @@ def _broadcast(call: Any) -> Strategies:
     return Strategies((sharded, Row((R,) * count, (R,))), (call.operands[0].shape,))
 
 
-def doors_of_python_operators(stage: Stage) -> None:
+def doors_of_python_operators(stage: Fixture) -> None:
     """The doors of one and two operands answer like dispatch itself; what nobody knows is left to Python."""
     array, other = values(5, 3), values(5, 3, seed=1)
     doors, x, y = stage.platform.dispatcher, stage.spread(array), stage.spread(other, R)
@@ -283,7 +283,7 @@ class _Dispatcher:
         self.seen.append((args, kwargs))
 
 
-def operands_are_counted_as_the_rule_names_them(stage: Stage) -> None:
+def operands_are_counted_as_the_rule_names_them(stage: Fixture) -> None:
     """A spelling may take them in another order, and fewer."""
     a, b, names = values(5, 3), values(5, 3, seed=1), []
 
@@ -302,7 +302,7 @@ def operands_are_counted_as_the_rule_names_them(stage: Stage) -> None:
     assert names == [["x", "y"]] * 4
 
 
-def canonical_operators_by_name(stage: Stage) -> None:
+def canonical_operators_by_name(stage: Fixture) -> None:
     """Plain tensors run plainly, one DTensor anywhere is enough to dispatch, and decompositions always are."""
     a, b = values(5, 3), values(5, 3, seed=1)
     x, plain, two = stage.spread(a), stage.plain(a), stage.plain(np.asarray(2.0))
@@ -325,7 +325,7 @@ def canonical_operators_by_name(stage: Stage) -> None:
     assert not seen
 
 
-def signatures(stage: Stage) -> None:
+def signatures(stage: Fixture) -> None:
     """Arguments are bound as Python binds them, under the frameworks' names too, and stars take both spellings."""
     del stage
     plain = Binder("x, y=2, *, dim=None, keep=False")

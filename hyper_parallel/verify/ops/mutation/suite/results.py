@@ -22,7 +22,7 @@ from hyper_parallel.core.shard.rule import (
     UnknownOperandError,
 )
 from hyper_parallel.errors import MixedTensorError, UnsupportedOperatorError
-from hyper_parallel.verify.ops.mutation.suite.fixture import S0, P, R, Stage, never, raises, values
+from hyper_parallel.verify.ops.mutation.suite.fixture import S0, Fixture, P, R, never, raises, values
 
 __all__ = [
     "constants_meet_distributed_tensors",
@@ -39,7 +39,7 @@ __all__ = [
 # -- outside and beside ------------------------------------------------------------------------------------------------
 
 
-def dispatch_is_skipped(stage: Stage) -> None:
+def dispatch_is_skipped(stage: Fixture) -> None:
     """Inside the block calls act on locals, whichever door and spelling; outside again not."""
     array = values(4, 3)
     x = stage.spread(array)
@@ -82,7 +82,7 @@ def dispatch_is_skipped(stage: Stage) -> None:
         assert not weight._views
 
 
-def constants_meet_distributed_tensors(stage: Stage) -> None:
+def constants_meet_distributed_tensors(stage: Fixture) -> None:
     """Plain numbers of no dims are constants; other plain tensors are only inside implicit_replication()."""
     array, plain = values(4, 3), stage.plain(values(4, 3, seed=1))
     entry = stage.entry(lambda x, y: x + 2 * y, "x, y", lambda call: Strategies(
@@ -117,7 +117,7 @@ class _Pair(NamedTuple):
     second: Any
 
 
-def several_outputs(stage: Stage) -> None:
+def several_outputs(stage: Fixture) -> None:
     """Each output has its own layout, and they come in the framework's own container, on every call."""
     array = values(4, 6)
     x = stage.spread(array)
@@ -135,7 +135,7 @@ def several_outputs(stage: Stage) -> None:
             assert [one.placements for one in out] == [(S0,), (Shard(1),)]
 
 
-def outputs_that_only_the_call_tells(stage: Stage) -> None:
+def outputs_that_only_the_call_tells(stage: Fixture) -> None:
     """Whole outputs are wrapped whatever their number, nesting and size; what is no tensor stays."""
     array = np.arange(6.0).reshape(2, 3)
     x = stage.spread(array)
@@ -151,7 +151,7 @@ def outputs_that_only_the_call_tells(stage: Stage) -> None:
         assert (five, a, one.placements, tuple(two.shape)) == (5, "a", (R,), (2, 3))
 
 
-def whole_layouts_as_answers(stage: Stage) -> None:
+def whole_layouts_as_answers(stage: Fixture) -> None:
     """Fixed and listed layouts are taken as they are, with the implementation that goes with them."""
     array = values(2 * stage.mesh.size(), 3)
     x, layout = stage.spread(array), Layout.place(stage.mesh, [S0], array.shape)
@@ -194,7 +194,7 @@ def whole_layouts_as_answers(stage: Stage) -> None:
         stage.same(stage.call(several, x)[0], array * 4)
 
 
-def local_calls_that_differ(stage: Stage) -> None:
+def local_calls_that_differ(stage: Fixture) -> None:
     """What localize replaces is replaced, in the arguments or as a whole, and the rest is the caller's."""
     array = values(4, 3)
     x = stage.spread(array)
@@ -225,7 +225,7 @@ def local_calls_that_differ(stage: Stage) -> None:
 # -- writing -----------------------------------------------------------------------------------------------------------
 
 
-def writes_return_what_is_written(stage: Stage) -> None:
+def writes_return_what_is_written(stage: Fixture) -> None:
     """The object itself, written, by position and by name; what would have to move is refused and untouched."""
     array = values(4, 3)
     for canonical in (False, True):
@@ -244,7 +244,7 @@ def writes_return_what_is_written(stage: Stage) -> None:
     raises(UnknownOperandError, lambda: stage.call(unknown, x, "a"))
 
 
-def views_write_through_or_are_read_only(stage: Stage) -> None:
+def views_write_through_or_are_read_only(stage: Fixture) -> None:
     """A view of what stayed writes through; one of what had to move may not be written, nor its own views."""
     array = values(4, 3)
     stay = stage.entry(lambda x: x.view(-1, 3), "x", rule={"view": True})
@@ -277,7 +277,7 @@ def views_write_through_or_are_read_only(stage: Stage) -> None:
         raises(UnsupportedOperatorError, lambda copied=copied: copied + 1.0)  # type: ignore[misc] # a default
 
 
-def pieces_that_are_dense_by_chance(stage: Stage) -> None:
+def pieces_that_are_dense_by_chance(stage: Fixture) -> None:
     """A column of one element is contiguous on its rank: copied as on the others, unless nobody asked for a copy."""
     x = stage.spread(values(stage.mesh.size(), 5)).t()
     asis = stage.entry(lambda x: x, "x", lambda call: Strategies(
@@ -290,7 +290,7 @@ def pieces_that_are_dense_by_chance(stage: Stage) -> None:
         assert stage.call(asis, x) is x
 
 
-def the_operand_itself(stage: Stage) -> None:
+def the_operand_itself(stage: Fixture) -> None:
     """What returns its operand returns the DTensor; what returns something else, or of another layout, does not."""
     array = values(4, 3)
     x = stage.spread(array)

@@ -11,7 +11,7 @@ from hyper_parallel.core.dtensor.placements import Partial, Placement, Shard
 from hyper_parallel.core.shard.rule import Listed, OpCall, Operand, Ref, Row, Strategies
 from hyper_parallel.core.shard.strategy import cheapest, choose, combine, move_cost
 from hyper_parallel.verify.ops.claims import mesh_of
-from hyper_parallel.verify.ops.mutation.suite.fixture import S0, P, R, Stage
+from hyper_parallel.verify.ops.mutation.suite.fixture import S0, Fixture, P, R
 
 __all__ = ["axes_keep_their_order", "moves_have_prices", "options_are_compared", "rows_state_conditions",
            "writes_stay_where_they_are"]  # fmt: skip
@@ -48,7 +48,7 @@ _CASES: tuple[_Case, ...] = (
 )  # fmt: skip
 
 
-def rows_state_conditions(_: Stage) -> None:
+def rows_state_conditions(_: Fixture) -> None:
     """A row is taken on an axis only where sizes, and what axes before it cut, are as it asks; an operand at a time."""
     mesh = mesh_of(_MESH)
     for size, first, second, wanted in _CASES:
@@ -73,7 +73,7 @@ def _call(layouts: Sequence[Layout]) -> OpCall:
     return OpCall("probe", layouts[0].mesh, operands, {name: Ref(index) for index, name in enumerate(names)})
 
 
-def moves_have_prices(_: Stage) -> None:
+def moves_have_prices(_: Fixture) -> None:
     """Elements that one of three ranks receives to change the placement of twelve, and of a row all operands'."""
     most, mean, s1 = Partial("max"), Partial("avg"), Shard(1)
     wanted: tuple[tuple[Placement, Placement, float], ...] = (
@@ -84,7 +84,7 @@ def moves_have_prices(_: Stage) -> None:
         assert math.isclose(move_cost(now, then, 12, 3), price), (now, then)
 
 
-def axes_keep_their_order(_: Stage) -> None:
+def axes_keep_their_order(_: Fixture) -> None:
     """Of operands that axes cut together the largest keeps its order; where one is written, that one does."""
     mesh = mesh_of(_MESH)
     strategies = Strategies((Row((S0, S0), (S0,)), Row((R, R), (R,))), ((12, 5),))
@@ -105,7 +105,7 @@ def axes_keep_their_order(_: Stage) -> None:
     assert found.targets[0].dim_axes[0] in ((1, 0), (1,), (0, 1), ())
 
 
-def writes_stay_where_they_are(_: Stage) -> None:
+def writes_stay_where_they_are(_: Fixture) -> None:
     """In place there is a choice only if the first operand and the result stay what and where the first one is."""
     mesh = mesh_of(_MESH)
     rows = (Row((R, R), (R,)), Row((S0, S0), (S0,)), Row((P, P), (P,)), Row((S0, R), (P,)))
@@ -123,7 +123,7 @@ def writes_stay_where_they_are(_: Stage) -> None:
     assert choose(_call([x, y]), grown) is not None
 
 
-def options_are_compared(_: Stage) -> None:
+def options_are_compared(_: Fixture) -> None:
     """Of options in whole layouts the cheapest is taken, computed or as given; where both cost nothing, fewer moves."""
     mesh = mesh_of(_MESH)
     whole, rows = (Layout.place(mesh, [one, R], (12,)) for one in (R, S0))

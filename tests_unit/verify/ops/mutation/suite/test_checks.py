@@ -9,8 +9,8 @@ import pytest
 from hyper_parallel.core.dtensor.dtensor import DTensor
 from hyper_parallel.platform.select import use_platform
 from hyper_parallel.verify.ops.mutation.suite import checks, costs
-from hyper_parallel.verify.ops.mutation.suite.checks import FUNCTIONS, SCENARIOS, functions_noticed
-from hyper_parallel.verify.ops.mutation.suite.fixture import Stage
+from hyper_parallel.verify.ops.mutation.suite.checks import FUNCTIONS, SCENARIOS, function_differences
+from hyper_parallel.verify.ops.mutation.suite.fixture import Fixture
 from hyper_parallel.verify.simulate import simulate
 
 
@@ -19,17 +19,17 @@ from hyper_parallel.verify.simulate import simulate
 @pytest.mark.parametrize("scenario", SCENARIOS)
 def test_the_dispatcher_as_it_is_passes(scenario):
     """Each scenario holds on the library as it is: what a change is blamed for, the change did."""
-    simulate(lambda: scenario(Stage((3,))), 3, "torch")
+    simulate(lambda: scenario(Fixture((3,))), 3, "torch")
 
 
 @pytest.mark.platforms("torch")
 def test_functions_hold_as_they_are(monkeypatch):
     """Nothing is noticed where nothing was changed; a function that means something else on DTensors is."""
     monkeypatch.setattr("hyper_parallel.verify.ops.mutation.suite.checks._FUNCTION_MESHES", (((2,), 4),))
-    assert list(functions_noticed()) == []
+    assert list(function_differences()) == []
     wrong = replace(FUNCTIONS[0], name="wrong", call=lambda _, x, y: x * 1 if isinstance(x, DTensor) else x * 2 + 0 * y)
     monkeypatch.setattr("hyper_parallel.verify.ops.mutation.suite.checks.FUNCTIONS", (wrong,))
-    (said,) = functions_noticed()
+    (said,) = function_differences()
     assert said.startswith("wrong on (2,): rank 0: ")
 
 
@@ -44,9 +44,9 @@ def test_trials_say_nothing_of_the_library_as_it_is(monkeypatch):
     monkeypatch.setattr(costs, "_ON_TWO", ((2,),))
     monkeypatch.setattr(costs, "_CALLS", costs._CALLS[4:5])
     with use_platform("torch"):
-        for of in (costs.plan_prices, costs.efforts, costs.choice_prices):
+        for of in (costs.plan_costs, costs.search_efforts, costs.choice_costs):
             assert all(any(price) for price in of().values())
-            assert list(checks._prices(of)) == []
+            assert list(checks._costs(of)) == []
     changing = [{"softmax": (1, 2)}, {"softmax": (1, 3)}]
-    assert list(checks._prices(lambda: changing.pop(0))) == ["softmax: (1, 3), (1, 2) before"]
+    assert list(checks._costs(lambda: changing.pop(0))) == ["softmax: (1, 3), (1, 2) before"]
     checks._kept.cache_clear()
