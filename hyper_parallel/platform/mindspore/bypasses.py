@@ -1,7 +1,7 @@
 """Doors through which MindSpore would hand a DTensor's local values to plain operators, closed.
 
 - Legacy primitives do not look inside lists: ``ops.stack`` and ``ops.addn`` would work on the local tensors.
-- Some Python functions read nothing but a tensor's shape, or mix it with constants (``python_functions.py``).
+- Some Python functions read nothing but a tensor's shape, or mix it with constants (``ops/python_api.py``).
 - ``Tensor(x)`` would copy the local values into a plain tensor, and so would ``Parameter(p)`` of a parameter.
 - Compiled functions, functions with a derivative of their own (``_Function``, Cells with a ``bprop``) and sparse
   conversions would work on the local tensors.
@@ -27,7 +27,7 @@ from hyper_parallel.core.dtensor.deferred_gradients import refuse_partial_step
 from hyper_parallel.core.dtensor.dtensor import DTensor
 from hyper_parallel.errors import UnsupportedOperatorError
 from hyper_parallel.platform.mindspore import intercept
-from hyper_parallel.platform.mindspore.python_functions import REPLACED
+from hyper_parallel.platform.mindspore.ops.python_api import REPLACED
 
 __all__ = ["close"]
 

@@ -20,7 +20,7 @@ from hyper_parallel.core.dtensor.layout import Layout
 from hyper_parallel.core.dtensor.sampling import Distribution
 from hyper_parallel.errors import PlanError
 from hyper_parallel.platform.mindspore.cells import walk
-from hyper_parallel.platform.mindspore.drawing import constant, drawn
+from hyper_parallel.platform.mindspore.ops.kernels import constant, sampled
 
 __all__ = ["MetaDevice", "is_delayed", "materialise", "parameters_on", "without_values"]
 
@@ -96,7 +96,7 @@ def _filled(param: Any) -> Any:
     layout, init = param.layout, _init_of(param)
     made = _DRAWS[type(init)](init, layout)
     if isinstance(made, Distribution):
-        local = drawn(random.sample(layout, made), param.dtype)
+        local = sampled(random.sample(layout, made), param.dtype)
     else:
         local = constant(made, layout.local_shape, param.dtype)
     whole = param._platform.wrap(local, layout)  # noqa: SLF001 - the other half of the DTensor

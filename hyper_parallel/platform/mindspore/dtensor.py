@@ -19,9 +19,9 @@ from hyper_parallel.core.dtensor.dtensor import DTensor
 from hyper_parallel.core.dtensor.layout import Layout
 from hyper_parallel.core.dtensor.skip_dispatch import any_block, skipped
 from hyper_parallel.errors import LayoutError, UnsupportedOperatorError
-from hyper_parallel.platform.mindspore import bypasses, intercept, op_table, recompute, recovery
-from hyper_parallel.platform.mindspore.op_line import Line
-from hyper_parallel.platform.mindspore.writing import write_over
+from hyper_parallel.platform.mindspore import bypasses, intercept, recompute, recovery
+from hyper_parallel.platform.mindspore.ops.kernels import write_over
+from hyper_parallel.platform.mindspore.ops.registry import Spelling, handlers
 
 __all__ = ["MindSporeDTensor", "wrap"]
 
@@ -335,12 +335,12 @@ def _host_message(member: str) -> str:
 def install(platform: Any) -> None:
     """Complete the class: its platform, and Python operators that skip MindSpore's own search for a handler."""
     MindSporeDTensor._platform = platform  # noqa: SLF001 - this module's own class
-    dispatcher = intercept.start(platform, op_table.lines()).dispatcher
+    dispatcher = intercept.start(platform, handlers()).dispatcher
     platform.dispatcher = dispatcher
     for name, operator in _BINARY.items():
-        setattr(MindSporeDTensor, name, dispatcher.binary(Line(name, operator).entry))
+        setattr(MindSporeDTensor, name, dispatcher.binary(Spelling(name, operator).entry))
     for name, operator in _UNARY.items():
-        setattr(MindSporeDTensor, name, dispatcher.unary(Line(name, operator).entry))
+        setattr(MindSporeDTensor, name, dispatcher.unary(Spelling(name, operator).entry))
     bypasses.close()
     recovery.install()
     recompute.install()

@@ -2,7 +2,7 @@
 
 MindSpore asks ``__fallback__`` of a tensor subclass before it selects a kernel, with the operator's name and the
 arguments as the caller or its Python layer wrote them. Everything arrives here: functions, methods, operators and
-legacy primitives. What has no table line is refused; nothing runs on local tensors by accident.
+legacy primitives. An operator that is not registered is refused; nothing runs on local tensors by accident.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ if TYPE_CHECKING:
 
 __all__ = ["Interception", "call", "fallback", "holds_dtensor", "interception", "start"]
 
-METHOD = "Tensor."  # starts the names of lines of methods
+METHOD = "Tensor."  # the prefix of methods that differ from the function of their name
 LEGACY_PARTS = 3  # a legacy primitive arrives as [primitive, name, arguments]
 
 
@@ -35,22 +35,22 @@ class Interception(NamedTuple):
 
     Attributes:
         dispatcher: the hot path.
-        lines: what to call per operator name.
-        methods: the same for tensor methods that differ from functions of their operator name.
+        handlers: what serves an operator, by its name.
+        methods: the same for tensor methods that differ from the function of their operator's name.
     """
 
     dispatcher: Dispatcher
-    lines: dict[str, Any]
+    handlers: dict[str, Any]
     methods: dict[str, Any]
 
 
 _STARTED: dict[str, Interception] = {}
 
 
-def start(platform: Platform, lines: dict[str, Any]) -> Interception:
+def start(platform: Platform, handlers: dict[str, Any]) -> Interception:
     """Make the interception of ``platform``; called once, before the platform is handed out."""
-    methods = {name.removeprefix(METHOD): line for name, line in lines.items() if name.startswith(METHOD)}
-    _STARTED["mindspore"] = Interception(Dispatcher(platform), lines, methods)
+    methods = {name.removeprefix(METHOD): handler for name, handler in handlers.items() if name.startswith(METHOD)}
+    _STARTED["mindspore"] = Interception(Dispatcher(platform), handlers, methods)
     # A plain tensor or a Parameter may stand first, where MindSpore looks for the handler.
     Tensor.__fallback__ = fallback
     return _STARTED["mindspore"]
@@ -62,65 +62,66 @@ def interception() -> Interception:
 
 
 def fallback(_self: Any, func: Any, args: Any, kwargs: dict[str, Any] | None = None) -> Any:
-    """What MindSpore calls instead of an operator on tensors of which one is a DTensor or a Parameter."""
+    """Serve an operator that MindSpore calls with a DTensor or a Parameter among its operands."""
     name, kwargs = func.name, kwargs or {}
-    primitive, given = None, args
+    primitive, operands = None, args
     if len(args) == LEGACY_PARTS and isinstance(args[0], Primitive) and args[1] == name:
-        primitive, given = args[0], args[2]
-    if name == "typeof" or not (holds_dtensor(given) or (kwargs and holds_dtensor(kwargs.values()))):
+        primitive, operands = args[0], args[2]
+    if name == "typeof" or not (holds_dtensor(operands) or (kwargs and holds_dtensor(kwargs.values()))):
         with NoFallbackGuard():
             return func(*args, **kwargs)
-    doors = _STARTED["mindspore"]
-    line = doors.lines.get(name)
+    started = _STARTED["mindspore"]
+    handler = started.handlers.get(name)
     if type(func) is TensorOverloadCall:
-        line = doors.methods.get(name, line)
-    if line is not None:
+        handler = started.methods.get(name, handler)
+    if handler is not None:
         if any_block() and not skipped(func, name):
-            with outside_blocks():  # it was named: so is what it is composed of
-                return line(doors.dispatcher, primitive, tuple(given), kwargs)
-        return line(doors.dispatcher, primitive, tuple(given), kwargs)
+            with outside_blocks():  # the operator was named: so is what it is composed of
+                return handler(started.dispatcher, primitive, tuple(operands), kwargs)
+        return handler(started.dispatcher, primitive, tuple(operands), kwargs)
     if skipped(func, name):
-        return _rebuilt(func, primitive)(*local_operands(tuple(given)), **local_operands(kwargs))
+        return _rebuilt(func, primitive)(*local_operands(tuple(operands)), **local_operands(kwargs))
     user = user_op(name)
     if user is not None:
-        return user.run(doors.dispatcher, _rebuilt(func, primitive), tuple(given), kwargs)
-    raise UnsupportedOperatorError(_message(name, tuple(given), kwargs))
+        return user.run(started.dispatcher, _rebuilt(func, primitive), tuple(operands), kwargs)
+    raise UnsupportedOperatorError(_message(name, tuple(operands), kwargs))
 
 
 def call(name: str, args: tuple[Any, ...], kwargs: dict[str, Any] | None = None, *, primitive: Any = None) -> Any:
-    """Dispatch what MindSpore does without asking, under a name of the table.
+    """Dispatch an operator that MindSpore runs without ``__fallback__``, by its registered name.
 
     Raises:
-        UnsupportedOperatorError: it has no table line.
+        UnsupportedOperatorError: nothing is registered under ``name``.
     """
-    doors = _STARTED["mindspore"]
-    line = doors.lines.get(name)
-    if line is None:
+    started = _STARTED["mindspore"]
+    handler = started.handlers.get(name)
+    if handler is None:
         raise UnsupportedOperatorError(_message(name, args, kwargs or {}))
-    return line(doors.dispatcher, primitive, args, kwargs or {})
+    return handler(started.dispatcher, primitive, args, kwargs or {})
 
 
 def _rebuilt(func: Any, primitive: Any) -> Callable[..., Any]:
-    """The caller's operator, to be called on local tensors with the arguments that came."""
+    """Return the caller's operator, to be called on local tensors with the same arguments."""
     if primitive is None:
         return func
-    return lambda *given, **named: func(primitive, func.name, given, **named)
+    return lambda *args, **kwargs: func(primitive, func.name, args, **kwargs)
 
 
 def holds_dtensor(values: Any) -> bool:
     """True when a DTensor is among ``values`` or in a sequence among them."""
-    for one in values:
-        if isinstance(one, DTensor):
+    for value in values:
+        if isinstance(value, DTensor):
             return True
-        if type(one) in (list, tuple) and holds_dtensor(one):
+        if type(value) in (list, tuple) and holds_dtensor(value):
             return True
     return False
 
 
 def _message(name: str, args: tuple[Any, ...], kwargs: dict[str, Any]) -> str:
-    seen = ", ".join(f"{one._layout.notation(one.dtype)}" for one in _dtensors((args, tuple(kwargs.values()))))
+    operands = _dtensors((args, tuple(kwargs.values())))
+    layouts = ", ".join(operand._layout.notation(operand.dtype) for operand in operands)
     return (
-        f"operator {name} has no sharding rule (layouts: {seen}); "
+        f"operator {name} has no sharding rule (layouts: {layouts}); "
         "add one with hyper_parallel.DistributedOp, or let it run whole on every rank: "
         f"hyper_parallel.ReplicatedOp({name!r})"
     )
@@ -130,5 +131,5 @@ def _dtensors(tree: Any) -> list[Any]:
     if isinstance(tree, DTensor):
         return [tree]
     if isinstance(tree, (list, tuple)):
-        return [one for item in tree for one in _dtensors(item)]
+        return [tensor for item in tree for tensor in _dtensors(item)]
     return []

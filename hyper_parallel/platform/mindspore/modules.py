@@ -15,7 +15,7 @@ from hyper_parallel.core.tensor_parallel.clip import clip_grad_norm_
 from hyper_parallel.platform.contract.modules import HookHandle, ModulesFacet, check_hook
 from hyper_parallel.platform.mindspore import backward_hooks, delayed
 from hyper_parallel.platform.mindspore.cells import walk
-from hyper_parallel.platform.mindspore.writing import write_over
+from hyper_parallel.platform.mindspore.ops.kernels import write_over
 
 __all__ = ["MindSporeModules"]
 

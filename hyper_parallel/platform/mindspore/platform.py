@@ -134,27 +134,26 @@ class MindSporePlatform(
         return value_and_grad(fn, *how)
 
     def operator_entry(self, op: Any) -> Any:
-        """From the table: the name of an operator, or what carries one."""
+        """The entry of a spelling: ``op`` is the name of an operator, or what carries one."""
         from hyper_parallel.platform.mindspore.intercept import interception
 
         name = op if isinstance(op, str) else getattr(op, "name", None) or getattr(op, "__name__", "")
-        line = interception().lines.get(str(name))
-        return getattr(line, "entry", None)
+        return getattr(interception().handlers.get(str(name)), "entry", None)
 
     def local_op(self, op: str) -> Callable[..., Any]:
-        """From the table."""
-        from hyper_parallel.platform.mindspore.local_ops import LOCAL
+        """The kernel."""
+        from hyper_parallel.platform.mindspore.ops.registry import kernels
 
-        if op not in LOCAL:
+        if op not in kernels():
             msg = f"operator {op} is not implemented on MindSpore; write it with others, or use PyTorch"
             raise UnsupportedOperatorError(msg)
-        return LOCAL[op]
+        return kernels()[op]
 
     def writing_op(self, op: str) -> Callable[..., Any]:
-        """From the table of those that write what they computed."""
-        from hyper_parallel.platform.mindspore.local_ops import WRITING
+        """The kernel that writes its result into its first argument."""
+        from hyper_parallel.platform.mindspore.ops.registry import writing_kernels
 
-        return WRITING[op]
+        return writing_kernels()[op]
 
 
 _ALONE = NumpyBridge(SingleTransport(NumpyOps()))

@@ -13,9 +13,8 @@ from mindspore.ops.auto_generate.gen_ops_prim import dtype_to_type_id
 from hyper_parallel.core.dtensor.dtensor import DTensor
 from hyper_parallel.platform.contract.tensors import TensorsFacet, dtype_name
 from hyper_parallel.platform.mindspore.delayed import is_delayed, without_values
-from hyper_parallel.platform.mindspore.filled import filled
+from hyper_parallel.platform.mindspore.ops.kernels import filled, write_over
 from hyper_parallel.platform.mindspore.runtime import device_type
-from hyper_parallel.platform.mindspore.writing import write_over
 
 __all__ = ["BY_NUMBER", "MindSporeTensors"]
 
@@ -200,7 +199,7 @@ class MindSporeTensors(TensorsFacet):
         return str(data.device).partition(":")[0]
 
     def fill_(self, target: Any, source: Any) -> Any:
-        """Written over, off the graph; see ``writing``."""
+        """Written over, off the graph; see ``ops.kernels.write_over``."""
         if 0 not in target.shape:
             write_over(ops.stop_gradient(target), ops.stop_gradient(source).astype(target.dtype))
         return target

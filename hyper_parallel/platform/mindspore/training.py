@@ -17,7 +17,7 @@ from hyper_parallel.platform.contract.training import (
     first_paths,
     has_all,
 )
-from hyper_parallel.platform.mindspore.writing import write_over
+from hyper_parallel.platform.mindspore.ops.kernels import write_over
 
 __all__ = ["MindSporeTraining"]
 

@@ -244,9 +244,9 @@ def _filled(tree, values):
 def test_every_rule_has_a_sample():
     """A new rule that MindSpore serves brings a sample here, or the reason why it is tested elsewhere."""
     from hyper_parallel.core.shard.rule import Rule
-    from hyper_parallel.platform.mindspore.local_ops import LOCAL
+    from hyper_parallel.platform.mindspore.ops.registry import kernels
 
-    known = {name for name in rule_names() if isinstance(find_rule(name), Rule) and name in LOCAL}
+    known = {name for name in rule_names() if isinstance(find_rule(name), Rule) and name in kernels()}
     assert known - set(SAMPLES) - ELSEWHERE == set()
 
 
@@ -583,7 +583,7 @@ def test_results_of_empty_pieces():
     """Several results, slices, what is not written into, and what nobody can say of no element."""
     import mindspore
 
-    from hyper_parallel.platform.mindspore.local_ops import write_back
+    from hyper_parallel.platform.mindspore.ops.registry import write_back
 
     run = platform_named("mindspore").local_op
     empty, whole_ = mindspore.Tensor(real(0, 4)), mindspore.Tensor(real(3, 4))
@@ -596,7 +596,7 @@ def test_results_of_empty_pieces():
     assert (same.asnumpy() == whole_.asnumpy()).all()
     assert [one.asnumpy().tolist() for one in grads] == [np.ones((3, 4)).tolist(), []]
     assert _rejected(UnsupportedOperatorError, "amax", real(0, 4), (0,)) == (
-        "amax: this rank's piece is empty and the result over no element is not defined; redistribute it first"
+        "amax: this rank's shard is empty and the result over no element is not defined; redistribute it first"
     )
     into = mindspore.Tensor(real(3))
     with pytest.raises(UnsupportedOperatorError) as caught:

@@ -1,6 +1,6 @@
 """Functions of MindSpore's Python layer that would mix a DTensor with plain tensors of its global shape.
 
-They are replaced whole, wherever MindSpore's modules hold them; without a DTensor the originals run.
+They are patched (``patches.py``), wherever MindSpore's modules hold them; without a DTensor the originals run.
 """
 
 from __future__ import annotations
@@ -14,56 +14,55 @@ from mindspore import ops as functions
 
 from hyper_parallel.core.dtensor.dtensor import DTensor
 from hyper_parallel.errors import UnsupportedOperatorError
-from hyper_parallel.platform.mindspore.composed_shape import on_diagonals
-from hyper_parallel.platform.mindspore.indexing import replicated
-from hyper_parallel.platform.mindspore.primitives import composed, expect
+from hyper_parallel.platform.mindspore.ops.dims import on_diagonals
+from hyper_parallel.platform.mindspore.ops.registry import decomposition, expect, replicated
 
 __all__ = ["REPLACED"]
 
-# The line that serves a function -> the function.
 REPLACED: dict[str, Callable[..., Any]] = {}
+"""The functions of MindSpore that are patched, by the name that dispatches them."""
 
 
-def replacing(name: str, *homes: Any) -> Callable[[Callable[..., Any]], Callable[..., Any]]:
-    """Serve ``name`` of each of ``homes`` (by default of ``mindspore.ops``) by ``run(ops, *args, **kwargs)``."""
+def replacement(name: str, *homes: Any) -> Callable[[Callable[..., Any]], Callable[..., Any]]:
+    """Register ``run(ops, *args, **kwargs)`` for function ``name`` of ``homes``, by default of ``mindspore.ops``."""
 
-    def declare(run: Callable[..., Any]) -> Callable[..., Any]:
+    def register(run: Callable[..., Any]) -> Callable[..., Any]:
         for home in homes or (functions,):
-            line = f"{home.__name__.removeprefix('mindspore.')}.{name}"
-            REPLACED[line] = getattr(home, name)
-            composed(line)(lambda ops, _, *args, **kwargs: run(ops, *args, **kwargs))
+            spelled = f"{home.__name__.removeprefix('mindspore.')}.{name}"
+            REPLACED[spelled] = getattr(home, name)
+            decomposition(spelled)(lambda ops, _, *args, **kwargs: run(ops, *args, **kwargs))
         return run
 
-    return declare
+    return register
 
 
-# -- likes -------------------------------------------------------------------------------------------------------------
+# -- constants and random numbers of a tensor's shape ------------------------------------------------------------------
 
 
-@replacing("full_like")
+@replacement("full_like")
 def _full_like(ops: Any, x: Any, fill_value: Any, *, dtype: Any = None) -> Any:
     return ops.full_like(x, fill_value, dtype=dtype)
 
 
-@replacing("rand_like")
+@replacement("rand_like")
 def _rand_like(ops: Any, x: Any, seed: Any = None, *, dtype: Any = None) -> Any:
     del seed
     return ops.rand_like(x, dtype=dtype)
 
 
-@replacing("randn_like")
+@replacement("randn_like")
 def _randn_like(ops: Any, x: Any, seed: Any = None, *, dtype: Any = None) -> Any:
     del seed
     return ops.randn_like(x, dtype=dtype)
 
 
-@replacing("randint_like")
+@replacement("randint_like")
 def _randint_like(ops: Any, x: Any, low: int, high: int, seed: Any = None, *, dtype: Any = None) -> Any:
     del seed
     return ops.randint_like(x, low, high, dtype=dtype)
 
 
-@replacing("bernoulli")
+@replacement("bernoulli")
 def _bernoulli(ops: Any, x: Any, p: Any = 0.5, seed: Any = None) -> Any:
     """Of the shape of ``x``, whose values play no part."""
     del seed
@@ -76,38 +75,38 @@ def _bernoulli(ops: Any, x: Any, p: Any = 0.5, seed: Any = None) -> Any:
 # -- one element at a time ---------------------------------------------------------------------------------------------
 
 
-@replacing("isreal")
+@replacement("isreal")
 def _isreal(ops: Any, x: Any) -> Any:
     return ops.eq(x, x) if x.is_complex() else ops.eq(ops.zeros_like(x), 0)
 
 
-@replacing("isposinf")
+@replacement("isposinf")
 def _isposinf(ops: Any, x: Any) -> Any:
     return ops.isposinf(x)
 
 
-@replacing("isneginf")
+@replacement("isneginf")
 def _isneginf(ops: Any, x: Any) -> Any:
     return ops.isneginf(x)
 
 
-@replacing("addcmul")
+@replacement("addcmul")
 def _addcmul(ops: Any, x: Any, first: Any, second: Any, value: Any = 1) -> Any:
     return ops.add(x, ops.mul(ops.mul(first, second), value))
 
 
-@replacing("addcdiv")
+@replacement("addcdiv")
 def _addcdiv(ops: Any, x: Any, first: Any, second: Any, value: Any = 1) -> Any:
     return ops.add(x, ops.mul(ops.div(first, second), value))
 
 
-@replacing("rrelu")
+@replacement("rrelu")
 def _rrelu(ops: Any, x: Any, lower: float = 1.0 / 8, upper: float = 1.0 / 3) -> Any:
     """Negative elements get a random slope each."""
     return ops.where(ops.ge(x, 0), x, ops.mul(x, ops.rand_like(x, low=lower, high=upper)))
 
 
-@replacing("gumbel_softmax")
+@replacement("gumbel_softmax")
 def _gumbel_softmax(ops: Any, x: Any, tau: float = 1.0, hard: bool = False, dim: int = -1) -> Any:
     expect("ops.gumbel_softmax", "hard", hard, False)
     noise = ops.neg(ops.log(ops.neg(ops.log(ops.clamp(ops.rand_like(x), min=1e-30)))))
@@ -118,7 +117,7 @@ def _gumbel_softmax(ops: Any, x: Any, tau: float = 1.0, hard: bool = False, dim:
 
 
 def _extreme(along: Any, whole: Any, x: Any, axis: Any, keepdims: bool) -> Any:
-    """Values and places; without an axis the extreme of all, and place 0 as MindSpore has it."""
+    """Values and indices; without an axis the extreme of all, and index 0 as MindSpore has it."""
     if axis is None:
         return whole(x), replicated(Tensor(0, mindspore.int64), x)
     return tuple(along(x, axis, keepdims))
@@ -131,42 +130,42 @@ def _unconditional(name: str, initial: Any, where: Any) -> None:
         raise UnsupportedOperatorError(msg)
 
 
-@replacing("max")
+@replacement("max")
 def _max(ops: Any, x: Any, axis: Any = None, keepdims: bool = False, *, initial: Any = None, where: Any = None) -> Any:
     _unconditional("ops.max", initial, where)
     return _extreme(ops.max_along, ops.max, x, axis, keepdims)
 
 
-@replacing("min")
+@replacement("min")
 def _min(ops: Any, x: Any, axis: Any = None, keepdims: bool = False, *, initial: Any = None, where: Any = None) -> Any:
     _unconditional("ops.min", initial, where)
     return _extreme(ops.min_along, ops.min, x, axis, keepdims)
 
 
-@replacing("count_nonzero")
+@replacement("count_nonzero")
 def _count_nonzero(ops: Any, x: Any, axis: Any = (), keep_dims: bool = False, dtype: Any = mindspore.int32) -> Any:
-    """Sums of 32-bit numbers are wider; the dtype is said."""
-    found = ops.sum(ops.cast(ops.ne(x, 0), dtype=dtype), None if axis == () else axis, keep_dims)
-    return ops.cast(found, dtype=dtype)
+    """Sums of 32-bit numbers are wider, so the result is cast."""
+    counts = ops.sum(ops.cast(ops.ne(x, 0), dtype=dtype), None if axis == () else axis, keep_dims)
+    return ops.cast(counts, dtype=dtype)
 
 
-@replacing("nanmean")
+@replacement("nanmean")
 def _nanmean(ops: Any, x: Any, axis: Any = None, keepdims: bool = False, *, dtype: Any = None) -> Any:
     """MindSpore gives it a derivative of its own, which would count the elements of one rank."""
     count = ops.sum(ops.cast(ops.eq(x, x), dtype=x.dtype), axis, keepdims)
     return ops.div(ops.nansum(x, axis, keepdims, dtype=dtype), count)
 
 
-@replacing("move_to")
+@replacement("move_to")
 def _move_to(ops: Any, x: Any, to: Any, blocking: bool = True) -> Any:
     del ops, to, blocking
     return x
 
 
-@replacing("diff")
+@replacement("diff")
 def _diff(ops: Any, x: Any, n: int = 1, axis: int = -1, prepend: Any = None, append: Any = None) -> Any:
     """Neighbours' differences along ``axis``, ``n`` times."""
-    parts = [one for one in (prepend, x, append) if one is not None]
+    parts = [part for part in (prepend, x, append) if part is not None]
     x = ops.cat(parts, axis) if len(parts) > 1 else x
     for _ in range(n):
         x = ops.sub(*_neighbours(ops, x, axis))
@@ -178,33 +177,33 @@ def _neighbours(ops: Any, x: Any, dim: int) -> tuple[Any, Any]:
     return ops.narrow(x, dim, 1, count), ops.narrow(x, dim, 0, count)
 
 
-@replacing("trapz")
+@replacement("trapz")
 def _trapz(ops: Any, y: Any, x: Any = None, *, dx: float = 1.0, dim: int = -1) -> Any:
     """The area under a polygon."""
     heights = ops.div(ops.add(*_neighbours(ops, y, dim)), 2)
     if x is None:
         return ops.sum(ops.mul(heights, dx), dim)
     if len(x.shape) == 1:
-        x = ops.view(x, tuple(-1 if one == dim % len(y.shape) else 1 for one in range(len(y.shape))))
+        x = ops.view(x, tuple(-1 if axis == dim % len(y.shape) else 1 for axis in range(len(y.shape))))
     return ops.sum(ops.mul(heights, ops.sub(*_neighbours(ops, x, dim))), dim)
 
 
-@replacing("clip_by_global_norm")
+@replacement("clip_by_global_norm")
 def _clip_by_global_norm(ops: Any, xs: Sequence[Any], clip_norm: float = 1.0, use_norm: Any = None) -> Any:
     """All scaled by one factor, so that their common norm is ``clip_norm`` at most."""
     expect("ops.clip_by_global_norm", "use_norm", use_norm, None)
     total = None
-    for one in xs:
-        square = ops.sum(ops.square(ops.cast(one, dtype=mindspore.float32)))
+    for x in xs:
+        square = ops.sum(ops.square(ops.cast(x, dtype=mindspore.float32)))
         total = square if total is None else ops.add(total, square)
     scale = ops.div(clip_norm, ops.clamp(ops.sqrt(total), min=clip_norm))
-    return tuple(ops.mul(one, ops.cast(scale, dtype=one.dtype)) for one in xs)
+    return tuple(ops.mul(x, ops.cast(scale, dtype=x.dtype)) for x in xs)
 
 
 # -- shapes and products -----------------------------------------------------------------------------------------------
 
 
-@replacing("diag_embed")
+@replacement("diag_embed")
 def _diag_embed(ops: Any, x: Any, offset: int = 0, dim1: int = -2, dim2: int = -1) -> Any:
     """The last dim on a diagonal of two new dims."""
     count = len(x.shape) + 1
@@ -214,28 +213,28 @@ def _diag_embed(ops: Any, x: Any, offset: int = 0, dim1: int = -2, dim2: int = -
     return ops.movedim(on_diagonals(ops, x, offset), (-2, -1), (first, second))
 
 
-@replacing("block_diag")
+@replacement("block_diag")
 def _block_diag(ops: Any, *blocks: Any) -> Any:
     return ops.block_diag(*blocks)
 
 
-@replacing("bucketize")
+@replacement("bucketize")
 def _bucketize(ops: Any, x: Any, boundaries: Any, *, right: bool = False) -> Any:
     edges = boundaries if isinstance(boundaries, DTensor) else replicated(Tensor(boundaries, x.dtype), x)
     return ops.bucketize(x, edges, out_int32=True, right=right)
 
 
-@replacing("bincount")
+@replacement("bincount")
 def _bincount(ops: Any, x: Any, weights: Any = None, minlength: int = 0) -> Any:
-    """Counts are floating."""
-    found = ops.bincount(x, weights, minlength)
-    return found if weights is not None else ops.cast(found, dtype=mindspore.float32)
+    """Counts are float32."""
+    counts = ops.bincount(x, weights, minlength)
+    return counts if weights is not None else ops.cast(counts, dtype=mindspore.float32)
 
 
-@replacing("einsum", functions, mint)
+@replacement("einsum", functions, mint)
 def _einsum(ops: Any, equation: str, *operands: Any) -> Any:
-    several = operands[0] if len(operands) == 1 and isinstance(operands[0], (list, tuple)) else operands
-    if not all(isinstance(one, DTensor) for one in several):
+    tensors = operands[0] if len(operands) == 1 and isinstance(operands[0], (list, tuple)) else operands
+    if not all(isinstance(tensor, DTensor) for tensor in tensors):
         msg = "operator einsum: every operand must be a DTensor, and the equation comes first"
         raise UnsupportedOperatorError(msg)
-    return ops.einsum(equation, *several)
+    return ops.einsum(equation, *tensors)

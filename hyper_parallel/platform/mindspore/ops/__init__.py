@@ -1,0 +1,1 @@
+"""Operators of MindSpore by family, under the names of ``core/shard/rules``."""

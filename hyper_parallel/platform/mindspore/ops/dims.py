@@ -1,0 +1,281 @@
+"""Operators of MindSpore that reorder, cut, stretch or drop dims."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from typing import Any
+
+import numpy as np
+from mindspore import Tensor, mint, ops
+
+from hyper_parallel.platform.mindspore.ops.empty_shards import COMPUTED
+from hyper_parallel.platform.mindspore.ops.registry import (
+    METHOD,
+    computes_on_cpu,
+    decomposition,
+    expect,
+    kernel,
+    number,
+    replicated,
+    spelling,
+    spellings,
+)
+
+__all__ = ["MATRIX", "indexed_shape", "on_diagonals", "unsqueeze"]
+
+MATRIX = 2
+"""Number of dims of a matrix."""
+
+# -- spellings ---------------------------------------------------------------------------------------------------------
+
+spellings("""
+TransposeExtView transpose  TransposeExt transpose  TransposeView permute  TExt t
+ExpandDims unsqueeze  ExpandDimsView unsqueeze  BroadcastTo expand  BroadcastToView expand
+Tile tile  Repeat repeat  RepeatInterleaveInt repeat_interleave
+SplitTensor split  SplitTensorView split  SplitWithSize split  SplitWithSizeView split
+Chunk chunk  ChunkView chunk  UnstackExt unbind  UnstackExtView unbind  NarrowView narrow  Narrow narrow
+SelectExt select  SelectExtView select
+""")
+spelling("diagonal", "Diagonal", "DiagonalView", signature="x, offset=0, dim1=0, dim2=1")
+
+# -- kernels -----------------------------------------------------------------------------------------------------------
+
+kernel("transpose")(lambda x, dim0, dim1: mint.transpose(x, dim0, dim1))
+kernel("permute")(lambda x, dims: mint.permute(x, tuple(dims)))
+for _name in ("t", "reversed_dims"):
+    kernel(_name)(lambda x: mint.permute(x, tuple(range(x.ndim))[::-1]))
+kernel("matrix_transpose")(lambda x: mint.transpose(x, -2, -1))
+kernel("narrow", empty_shape=COMPUTED)(lambda x, dim, start, length: mint.narrow(x, dim, start, length))
+
+
+@kernel("movedim")
+def _movedim(x: Tensor, source: Any, destination: Any) -> Tensor:
+    ndim = x.ndim
+    sources = [dim % ndim for dim in ((source,) if isinstance(source, int) else source)]
+    targets = [dim % ndim for dim in ((destination,) if isinstance(destination, int) else destination)]
+    rest = iter([dim for dim in range(ndim) if dim not in sources])
+    order = [sources[targets.index(dim)] if dim in targets else next(rest) for dim in range(ndim)]
+    return mint.permute(x, tuple(order))
+
+
+@kernel("squeeze")
+def _squeeze(x: Tensor, dim: Any = None) -> Tensor:
+    dims = range(x.ndim) if dim is None else [index % x.ndim for index in ((dim,) if isinstance(dim, int) else dim)]
+    return x.reshape(tuple(size for index, size in enumerate(x.shape) if index not in dims or size != 1))
+
+
+@kernel("unsqueeze")
+def unsqueeze(x: Tensor, dim: int) -> Tensor:
+    """Return ``x`` with a new dim of size 1."""
+    position = dim % (x.ndim + 1)
+    return x.reshape((*x.shape[:position], 1, *x.shape[position:]))
+
+
+@kernel("expand", empty_shape=COMPUTED)
+def _expand(x: Tensor, shape: Sequence[int]) -> Tensor:
+    lead = len(shape) - x.ndim
+    sizes = tuple(x.shape[index - lead] if size == -1 else size for index, size in enumerate(shape))
+    return mint.broadcast_to(x, sizes)
+
+
+@kernel("select", empty_shape=COMPUTED)
+def _select(x: Tensor, dim: int, index: int) -> Tensor:
+    axis = dim % x.ndim
+    row = mint.narrow(x, axis, index % x.shape[axis], 1)
+    return row.reshape((*x.shape[:axis], *x.shape[axis + 1 :]))
+
+
+def indexed_shape(x: Tensor, index: Any) -> tuple[tuple[int, ...], Any]:
+    """Return shape and dtype of ``x[index]``, by NumPy: MindSpore's slicing of an empty tensor may divide by zero."""
+    return np.broadcast_to(0, tuple(x.shape))[index].shape, x.dtype
+
+
+def _sliced(
+    x: Tensor, dim: int = 0, start: int | None = None, end: int | None = None, step: int = 1
+) -> tuple[tuple[int, ...], Any]:
+    return indexed_shape(x, (slice(None),) * (dim % x.ndim) + (slice(start, end, step),))
+
+
+@kernel("slice", empty_shape=_sliced)
+def _slice(x: Tensor, dim: int = 0, start: int | None = None, end: int | None = None, step: int = 1) -> Tensor:
+    return x[(slice(None),) * (dim % x.ndim) + (slice(start, end, step),)]
+
+
+@kernel("unbind", empty_shape=COMPUTED)
+def _unbind(x: Tensor, dim: int = 0) -> tuple[Tensor, ...]:
+    return tuple(_select(x, dim, index) for index in range(x.shape[dim]))
+
+
+@kernel("split", empty_shape=COMPUTED)
+def _split(x: Tensor, split_size_or_sections: Any, dim: int = 0) -> tuple[Tensor, ...]:
+    total = x.shape[dim]
+    if isinstance(split_size_or_sections, int):
+        step = split_size_or_sections
+        sizes = [min(step, total - start) for start in range(0, total, step)] or [0]
+    else:
+        sizes = list(split_size_or_sections)
+    starts = [sum(sizes[:index]) for index in range(len(sizes))]
+    return tuple(mint.narrow(x, dim, start, size) for start, size in zip(starts, sizes, strict=True))
+
+
+@kernel("repeat")
+def _repeat(x: Tensor, repeats: Sequence[int]) -> Tensor:
+    return mint.tile(x, tuple(repeats))
+
+
+@kernel("repeat_interleave")
+def _repeat_interleave(x: Tensor, repeats: int, dim: int | None = None, *, output_size: int | None = None) -> Tensor:
+    del output_size
+    if dim is None:
+        x, dim = x.reshape((-1,)), 0
+    axis = dim % x.ndim
+    wide = mint.broadcast_to(unsqueeze(x, axis + 1), (*x.shape[: axis + 1], repeats, *x.shape[axis + 1 :]))
+    return wide.reshape((*x.shape[:axis], x.shape[axis] * repeats, *x.shape[axis + 1 :]))
+
+
+@kernel("diagonal")
+def _diagonal(x: Tensor, offset: int = 0, dim1: int = 0, dim2: int = 1) -> Tensor:
+    first, second = dim1 % x.ndim, dim2 % x.ndim
+    rest = [dim for dim in range(x.ndim) if dim not in (first, second)]
+    rows, columns = x.shape[first], x.shape[second]
+    start, count = (
+        (offset, min(rows, columns - offset)) if offset >= 0 else (-offset * columns, min(rows + offset, columns))
+    )
+    flat = mint.permute(x, (*rest, first, second)).reshape((*(x.shape[dim] for dim in rest), rows * columns))
+    return ops.gather(flat, ops.arange(max(count, 0)) * (columns + 1) + start, len(rest))
+
+
+@kernel("unfold")
+def _unfold(x: Tensor, dimension: int, size: int, step: int) -> Tensor:
+    axis = dimension % x.ndim
+    starts = ops.arange(0, x.shape[axis] - size + 1, step)
+    index = (starts.reshape((-1, 1)) + ops.arange(size).reshape((1, -1))).reshape((-1,))
+    windows = ops.gather(x, index, axis).reshape((*x.shape[:axis], starts.shape[0], size, *x.shape[axis + 1 :]))
+    return mint.permute(windows, (*(dim for dim in range(windows.ndim) if dim != axis + 1), axis + 1))
+
+
+# -- decompositions ----------------------------------------------------------------------------------------------------
+
+
+@decomposition("Transpose", "DeprecatedTranspose", "DeprecatedPermute")
+def _transpose(ops: Any, _: Any, x: Any, *dims: Any) -> Any:
+    """``x.T`` and ``ops.transpose(x, order)``; two numbers for a tensor of more dims are two dims to swap."""
+    order = tuple(dims[0]) if len(dims) == 1 and isinstance(dims[0], (list, tuple)) else dims
+    if len(order) == MATRIX and len(x.shape) != MATRIX:
+        return ops.transpose(x, *order)
+    return ops.permute(x, order)
+
+
+@decomposition("Split")
+def _split_equally(ops: Any, primitive: Any, x: Any, *args: Any) -> Any:
+    """``ops.Split(axis, output_num)`` splits into equal parts, or fails."""
+    axis, count = args if len(args) == MATRIX else (primitive.axis, primitive.output_num)
+    expect("Split", f"the rest of size {x.shape[axis]} in {count} parts", x.shape[axis] % count, 0)
+    return ops.split(x, x.shape[axis] // count, axis)
+
+
+@decomposition("Unstack")
+def _unstack(ops: Any, primitive: Any, x: Any, *args: Any) -> Any:
+    return ops.unbind(x, args[0] if args else primitive.axis)
+
+
+@decomposition("ExpandAs")
+def _expand_as(ops: Any, _: Any, x: Any, other: Any) -> Any:
+    return ops.expand(x, tuple(other.shape))
+
+
+@decomposition("Squeeze")
+def _squeeze_dims(ops: Any, primitive: Any, x: Any, *args: Any) -> Any:
+    """No dims mean every dim of size 1."""
+    dim = args[0] if args else getattr(primitive, "init_attrs", {}).get("axis", ())
+    return ops.squeeze(x, None if dim in ((), []) else dim)
+
+
+@decomposition("Slice")
+def _slice_dims(ops: Any, _: Any, x: Any, begin: Sequence[int], size: Sequence[int]) -> Any:
+    """A range per dim; a size of -1 reaches to the end."""
+    for dim, (start, length) in enumerate(zip(begin, size, strict=True)):
+        length = x.shape[dim] - start if length == -1 else length  # noqa: PLW2901 - spelled out
+        if (start, length) != (0, x.shape[dim]):
+            x = ops.narrow(x, dim, start, length)
+    return x
+
+
+@decomposition("StridedSlice")
+def _strided_slice(
+    ops: Any, primitive: Any, x: Any, begin: Sequence[int], end: Sequence[int], strides: Sequence[int], *masks: int
+) -> Any:
+    """``x[begin:end:strides]`` with bit masks for open ends, an ellipsis, new dims and numbers."""
+    names = ("begin_mask", "end_mask", "ellipsis_mask", "new_axis_mask", "shrink_axis_mask")
+    bits = masks or [primitive.init_attrs[name] for name in names]
+    return ops.getitem(
+        x, tuple(_item(bits, dim, *bounds) for dim, bounds in enumerate(zip(begin, end, strides, strict=True)))
+    )
+
+
+def _item(masks: Sequence[int], dim: int, begin: int, end: int, stride: int) -> Any:
+    open_begin, open_end, ellipsis, new, shrink = (mask >> dim & 1 for mask in masks)
+    if ellipsis:
+        return Ellipsis
+    if new:
+        return None
+    return begin if shrink else slice(None if open_begin else begin, None if open_end else end, stride)
+
+
+@decomposition("DeprecatedRepeatInterleave")
+def _repeat_interleave_int(ops: Any, _: Any, x: Any, repeats: int, dim: int | None = None) -> Any:
+    return ops.repeat_interleave(x, repeats, dim)
+
+
+@decomposition("Meshgrid")
+def _meshgrid(ops: Any, primitive: Any, tensors: Sequence[Any], indexing: Any = None) -> Any:
+    """Every vector stretched over the dims of all; ``xy`` swaps the first two."""
+    order_name = primitive.init_attrs["indexing"] if indexing is None else indexing
+    count = len(tensors)
+    order = list(range(count))
+    if order_name in ("xy", 1) and count > 1:
+        order[:2] = [1, 0]
+    sizes = [math.prod(tensor.shape) for tensor in tensors]
+    shape = tuple(sizes[index] for index in order)
+    dims = [order.index(index) for index in range(count)]
+    return tuple(
+        ops.expand(ops.view(tensor, tuple(-1 if dim == own else 1 for dim in range(count))), shape)
+        for tensor, own in zip(tensors, dims, strict=True)
+    )
+
+
+def on_diagonals(ops: Any, x: Any, offset: int = 0) -> Any:
+    """Return matrices with the last dim of ``x`` on a diagonal, in two new last dims."""
+    count = x.shape[-1]
+    size = count + abs(offset)
+    rows = np.arange(size) - max(-offset, 0)
+    inside = (rows >= 0) & (rows < count)
+    chosen = ops.index_select(x, -1, replicated(Tensor(np.clip(rows, 0, max(count - 1, 0))), x))
+    mask = np.eye(size, k=offset, dtype=bool) & inside[:, None]
+    return ops.where(replicated(Tensor(mask), x), ops.unsqueeze(chosen, -1), 0)
+
+
+@decomposition("Diag", "DiagExt")
+def _diag(ops: Any, primitive: Any, x: Any, offset: int = 0) -> Any:
+    """A diagonal matrix of a vector; the diagonal of a matrix."""
+    if len(x.shape) == 1:
+        return on_diagonals(ops, x, offset)
+    expect("Diag", "the number of dims", len(x.shape), 1 if primitive is not None else MATRIX)
+    return ops.diagonal(x, offset, 0, 1)
+
+
+@decomposition(METHOD + "DiagExt")
+def _method_diag(ops: Any, _: Any, x: Any, offset: int = 0) -> Any:
+    """On CPU a matrix becomes a diagonal of four dims, for which there is no rule; elsewhere its diagonal is taken."""
+    if len(x.shape) == 1:
+        return on_diagonals(ops, x, offset)
+    expect("Tensor.diag", "the number of dims on CPU", computes_on_cpu(x), False)
+    return ops.diagonal(x, offset, 0, 1)
+
+
+@decomposition("MatrixDiagV3")
+def _matrix_diag(ops: Any, _: Any, x: Any, k: Any, rows: Any, columns: Any, padding: Any) -> Any:
+    values = [number(value) for value in (k, rows, columns, padding)]
+    expect("MatrixDiagV3", "k, num_rows, num_cols, padding_value", values, [0, -1, -1, 0])
+    return on_diagonals(ops, x)

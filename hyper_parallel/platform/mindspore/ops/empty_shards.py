@@ -1,0 +1,282 @@
+"""Operators on empty shards, which uneven layouts have.
+
+MindSpore's CPU kernels leave memory as they found it where they reduce over no element at all: a sum, a contraction,
+and the gradient of anything that was broadcast. Wrapped here, such operators return what mathematics defines. What is
+special about an operator is in the attributes of its ``kernel`` line.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
+from functools import wraps
+from typing import Any, NamedTuple
+
+import mindspore
+from mindspore import Tensor, mint, ops
+from mindspore.common._grad_function import _Function
+from mindspore.common.api import _no_grad, _pynative_executor
+
+from hyper_parallel.errors import UnsupportedOperatorError
+from hyper_parallel.platform.mindspore.ops.kernels import requires_grad
+
+__all__ = ["COMPUTED", "OnEmpty", "empty_safe", "no_elements"]
+
+COMPUTED = "computed"
+"""The value of ``OnEmpty.shape`` for kernels whose results have the right shape on empty operands."""
+
+
+@dataclass(frozen=True)
+class OnEmpty:
+    """What is special about an operator on empty shards.
+
+    Attributes:
+        value: the result of a reduction over no element; None where it is not defined.
+        shape: how the results' shapes and dtypes are found. ``COMPUTED``: the kernel is called on the empty operands.
+            A function: called with the operator's arguments, it returns shape and dtype. None: the kernel is called
+            with 1 and with 2 in place of the sizes that are zero, and the sizes of its results are linear in that.
+        unchanged: writing no element returns the first operand.
+        no_gradient: positions of the operands that no gradient reaches, or a function of the keyword arguments that
+            returns them. All ranks must run the same collectives in backward, so an empty shard must not have a
+            gradient where the others have none.
+        handled_with: a keyword; a call that passes it is handled by the kernel itself.
+        product: gradients are made of the operands too, although ``shape`` is set.
+    """
+
+    value: Any = None
+    shape: str | Callable[..., Any] | None = None
+    unchanged: bool = False
+    no_gradient: tuple[int, ...] | Callable[[dict[str, Any]], tuple[int, ...]] = ()
+    handled_with: str | None = None
+    product: bool = False
+
+
+class _Zeros(_Function):
+    """Zeros that autograd takes to be made of ``source``, as often as it differentiates them."""
+
+    @staticmethod
+    def forward(ctx: Any, source: Tensor, shape: tuple[int, ...], dtype: Any) -> Tensor:
+        """Return the zeros."""
+        ctx.like = (tuple(source.shape), source.dtype)
+        return mint.zeros(shape, dtype=dtype)
+
+    @staticmethod
+    def backward(ctx: Any, grad: Tensor) -> tuple[Any, ...]:
+        """Return zeros again."""
+        return _Zeros.apply(grad, *ctx.like), None, None
+
+
+class _Results(NamedTuple):
+    """Results over no element, and the same call on other operands, or None where it is linear in each operand.
+
+    A second backward runs the collectives of what the first one was made of, on every rank: so the gradients of an
+    empty shard have to be made of what they are made of elsewhere. The call finds out, on shards of one element.
+    """
+
+    tensors: list[Tensor]
+    rerun: Callable[[Sequence[Tensor]], Any] | None = None
+
+
+class _Constant(_Function):
+    """Results that no input element reached: every gradient is zero."""
+
+    @staticmethod
+    def forward(ctx: Any, results: _Results, *inputs: Tensor) -> Any:
+        """Return the results."""
+        ctx.rerun, ctx.inputs = results.rerun, inputs
+        return results.tensors[0] if len(results.tensors) == 1 else tuple(results.tensors)
+
+    @staticmethod
+    def backward(ctx: Any, *grads: Tensor) -> tuple[Any, ...]:
+        """Return zeros."""
+        return (None, *_zero_gradients(ctx.inputs, grads, ctx.rerun))
+
+
+def _zero_gradients(
+    inputs: Sequence[Tensor], grads: Sequence[Tensor], rerun: Callable[[Sequence[Tensor]], Any] | None
+) -> list[Tensor]:
+    zeros = [mint.zeros(tuple(tensor.shape), dtype=tensor.dtype) for tensor in inputs]
+    if not _pynative_executor.requires_grad():  # nobody differentiates the gradients
+        return zeros
+    sources = _sources_in_grads(inputs, grads) if rerun is None else _sources_by_rerun(inputs, grads, rerun)
+    return [
+        zero if source is None or not requires_grad(source) else _Zeros.apply(source, tuple(zero.shape), zero.dtype)
+        for zero, source in zip(zeros, sources, strict=True)
+    ]
+
+
+def _shape_of_ones(tensor: Tensor) -> tuple[int, ...]:
+    return tuple(size or 1 for size in tensor.shape)
+
+
+def _sources_in_grads(inputs: Sequence[Tensor], grads: Sequence[Tensor]) -> list[Tensor | None]:
+    source = next((grad for grad in grads if requires_grad(grad)), None)
+    return [source if _carries_gradient(tensor) else None for tensor in inputs]
+
+
+def _sources_by_rerun(
+    inputs: Sequence[Tensor], grads: Sequence[Tensor], rerun: Callable[[Sequence[Tensor]], Any]
+) -> list[Tensor | None]:
+    """Gradients of the same call on shards of one element, made of ``inputs`` and ``grads``."""
+    operands = [
+        _Zeros.apply(tensor, _shape_of_ones(tensor), tensor.dtype) if requires_grad(tensor) else _resized(tensor, 1)
+        for tensor in inputs
+    ]
+    positions = [index for index, tensor in enumerate(inputs) if requires_grad(tensor)]
+
+    def pulled_back(*leaves: Tensor) -> Tensor:
+        replaced = list(operands)
+        for index, leaf in zip(positions, leaves, strict=True):
+            replaced[index] = leaf
+        outs = rerun(replaced)
+        pairs = zip(outs if isinstance(outs, (list, tuple)) else (outs,), grads, strict=True)
+        floating = ((out, grad) for out, grad in pairs if _carries_gradient(out))
+        return sum((out * _Zeros.apply(grad, tuple(out.shape), out.dtype)).sum() for out, grad in floating)
+
+    sources: list[Tensor | None] = [None] * len(inputs)
+    if positions:
+        gradients = mindspore.grad(pulled_back, tuple(range(len(positions))))(*(operands[at] for at in positions))
+        for index, grad in zip(positions, gradients if len(positions) > 1 else (gradients,), strict=True):
+            sources[index] = grad
+    return sources
+
+
+class _Unchanged(_Function):
+    """The first operand: nothing was written into it."""
+
+    @staticmethod
+    def forward(ctx: Any, x: Tensor, *others: Tensor) -> Any:
+        """Return a copy."""
+        ctx.others = others
+        return x * 1
+
+    @staticmethod
+    def backward(ctx: Any, grad: Tensor) -> tuple[Any, ...]:
+        """Return the gradient for the first operand, and zeros for the others."""
+        return (grad, *_zero_gradients(ctx.others, (grad,), None))
+
+
+def no_elements(shape: tuple[int, ...], *inputs: Tensor) -> Tensor:
+    """Return an empty tensor of the first input's dtype that autograd takes to be made of ``inputs``.
+
+    Their gradients are zero; kernels would sum over no element and leave what was in memory.
+    """
+    return _Constant.apply(_Results([mint.zeros(shape, dtype=inputs[0].dtype)]), *inputs)
+
+
+def empty_safe(op: str, compute: Callable[..., Any], special: OnEmpty | None = None) -> Callable[..., Any]:
+    """Return ``compute`` made right on empty shards; ``op`` names it in messages.
+
+    Raises:
+        UnsupportedOperatorError: at a call whose result over no element is not defined.
+    """
+    special = special or OnEmpty()
+    keyword = special.handled_with
+
+    @wraps(compute)
+    def run(*args: Any, **kwargs: Any) -> Any:
+        if keyword is not None and kwargs.get(keyword) is not None:
+            return compute(*args, **kwargs)
+        for operand in args:
+            if isinstance(operand, Tensor) and 0 in operand.shape:
+                return _run_empty(op, compute, special, args, kwargs)
+        if kwargs and any(0 in operand.shape for operand in _tensors(tuple(kwargs.values()))):
+            return _run_empty(op, compute, special, args, kwargs)
+        return compute(*args, **kwargs)
+
+    return run
+
+
+def _run_empty(
+    op: str, compute: Callable[..., Any], special: OnEmpty, args: tuple[Any, ...], kwargs: dict[str, Any]
+) -> Any:
+    operands = list(_tensors((args, tuple(kwargs.values()))))
+    if special.unchanged and 0 not in operands[0].shape:
+        return _Unchanged.apply(*operands)
+    with _no_grad():
+        facts = _shapes(compute, special, args, kwargs)
+    many = isinstance(facts, list)
+    tensors = [_value(op, special, shape, dtype) for shape, dtype in (facts if many else [facts])]
+
+    def rerun(others: Sequence[Tensor]) -> Any:
+        rest = iter(others)
+        return compute(*_replaced(args, rest), **_replaced(kwargs, rest))
+
+    skipped = special.no_gradient(kwargs) if callable(special.no_gradient) else special.no_gradient
+    reached = [ops.stop_gradient(operand) if index in skipped else operand for index, operand in enumerate(operands)]
+    if not any(_carries_gradient(tensor) for tensor in tensors):
+        return tuple(tensors) if many else tensors[0]
+    linear = special.shape is not None and not special.product
+    outs = _Constant.apply(_Results(tensors, None if linear else rerun), *reached)
+    if not many:
+        return outs
+    results = (outs,) if len(tensors) == 1 else outs
+    return tuple(out if _carries_gradient(own) else own for out, own in zip(results, tensors, strict=True))
+
+
+def _carries_gradient(tensor: Tensor) -> bool:
+    """False for indices, counts and booleans: cast to floating, they have no gradient on the other ranks."""
+    return str(tensor.dtype).startswith(("Float", "BFloat", "Complex"))
+
+
+def _shapes(compute: Callable[..., Any], special: OnEmpty, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+    """Shape and dtype of the result, or a list of them."""
+    if callable(special.shape):
+        return special.shape(*args, **kwargs)
+    return (_computed if special.shape == COMPUTED else _extrapolated)(compute, args, kwargs)
+
+
+def _computed(compute: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+    outs = compute(*args, **kwargs)
+    return (
+        [(tuple(out.shape), out.dtype) for out in outs]
+        if isinstance(outs, (list, tuple))
+        else (tuple(outs.shape), outs.dtype)
+    )
+
+
+def _extrapolated(compute: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+    """The same without a kernel that sees empty operands: sizes are linear in the size that is zero."""
+    first, second = (_computed(compute, _resized(args, size), _resized(kwargs, size)) for size in (1, 2))
+    if isinstance(first, list):
+        return [_at_zero(*pair) for pair in zip(first, second, strict=True)]
+    return _at_zero(first, second)
+
+
+def _at_zero(first: tuple[tuple[int, ...], Any], second: tuple[tuple[int, ...], Any]) -> tuple[tuple[int, ...], Any]:
+    return tuple(2 * at_one - at_two for at_one, at_two in zip(first[0], second[0], strict=True)), first[1]
+
+
+def _replaced(tree: Any, operands: Iterator[Tensor]) -> Any:
+    """``tree`` with ``operands`` in the places of its tensors."""
+    if isinstance(tree, Tensor):
+        return next(operands)
+    if isinstance(tree, dict):
+        return {name: _replaced(item, operands) for name, item in tree.items()}
+    return type(tree)(_replaced(item, operands) for item in tree) if isinstance(tree, (list, tuple)) else tree
+
+
+def _resized(tree: Any, size: int) -> Any:
+    """``tree`` with zeros in place of its empty tensors, whose zero sizes become ``size``."""
+    if isinstance(tree, Tensor):
+        return ops.zeros(tuple(own or size for own in tree.shape), tree.dtype) if 0 in tree.shape else tree
+    if isinstance(tree, dict):
+        return {name: _resized(item, size) for name, item in tree.items()}
+    return type(tree)(_resized(item, size) for item in tree) if isinstance(tree, (list, tuple)) else tree
+
+
+def _value(op: str, special: OnEmpty, shape: tuple[int, ...], dtype: Any) -> Tensor:
+    if 0 in shape:
+        return mint.zeros(shape, dtype=dtype)
+    if special.value is None:
+        msg = f"{op}: this rank's shard is empty and the result over no element is not defined; redistribute it first"
+        raise UnsupportedOperatorError(msg)
+    return ops.full(shape, special.value, dtype=dtype)
+
+
+def _tensors(tree: Any) -> Iterator[Tensor]:
+    for item in tree:
+        if isinstance(item, Tensor):
+            yield item
+        elif isinstance(item, (list, tuple)):
+            yield from _tensors(item)

@@ -1,0 +1,155 @@
+"""Kernels that several families and facets share: copy, fill, write and sample.
+
+MindSpore's own do not serve: ``mint.clone`` has no CPU kernel, ``ops.full`` makes integers of all values, drops
+imaginary parts and knows no bfloat16, and on CPU ``copy_`` leaves a part of a tensor as it is.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import mindspore
+import numpy as np
+from mindspore import Tensor, mint, ops
+
+from hyper_parallel.core.dtensor.sampling import LocalSample
+from hyper_parallel.errors import UnsupportedOperatorError
+
+__all__ = [
+    "broadcast_operands",
+    "constant",
+    "copied",
+    "filled",
+    "normalized_dims",
+    "one_operand",
+    "requires_grad",
+    "sampled",
+    "tensor_operands",
+    "two_operands",
+    "write_over",
+]
+
+_BY_KIND = {
+    "b": mindspore.bool_,
+    "i": mindspore.int64,
+    "u": mindspore.int64,
+    "f": mindspore.float32,
+    "c": mindspore.complex64,
+}
+_COMPLEX = {mindspore.complex64: np.complex64, mindspore.complex128: np.complex128}
+_FLOATING = (mindspore.float16, mindspore.float32, mindspore.float64, mindspore.bfloat16)
+_ROUNDED_ALIKE = (mindspore.float32, mindspore.float64)
+
+
+def requires_grad(tensor: Tensor) -> bool:
+    """Return True where the gradient engine has a node for ``tensor``; MindSpore has no public name for it."""
+    return bool(tensor._requires_grad)  # noqa: SLF001 - no public spelling
+
+
+def copied(x: Tensor, *, memory_format: Any = None) -> Tensor:
+    """Return the same values in new storage, on the graph."""
+    del memory_format
+    return mint.logical_or(x, x) if x.dtype == mindspore.bool_ else x * 1
+
+
+def filled(size: Sequence[int], value: Any, dtype: Any = None) -> Any:
+    """Return a tensor of ``size`` with ``value`` everywhere.
+
+    Args:
+        size: its shape.
+        value: a number, or a tensor of one element.
+        dtype: None for the one of Python's numbers: bool, int64, float32 or complex64.
+
+    Raises:
+        ValueError: ``dtype`` has no such value.
+    """
+    if isinstance(value, Tensor):
+        return ops.full(tuple(size), value, dtype=value.dtype if dtype is None else dtype)
+    dtype = _BY_KIND[np.asarray(value).dtype.kind] if dtype is None else dtype
+    if dtype in _COMPLEX:
+        return Tensor.from_numpy(np.full(tuple(size), value, _COMPLEX[dtype]))
+    lost = np.iscomplexobj(value) or not (np.isfinite(value) or dtype in _FLOATING or dtype == mindspore.bool_)
+    if lost:
+        msg = f"full: {value} is no {dtype}; give a dtype that has it"
+        raise ValueError(msg)
+    if dtype == mindspore.bfloat16:
+        return ops.full(tuple(size), value, dtype=mindspore.float32).astype(dtype)
+    return ops.full(tuple(size), value, dtype=dtype)
+
+
+def write_over(target: Any, values: Any) -> Any:
+    """Write ``values``, of the same shape and dtype, into ``target`` and into the tensor that it is a part of.
+
+    Raises:
+        UnsupportedOperatorError: gradients would have to flow through the write, and MindSpore's do not.
+    """
+    if 0 in target.shape or _owns_storage(target):
+        return target.copy_(values)
+    written = target
+    if not written.shape:  # MindSpore assigns neither to a scalar nor to bfloat16
+        written, values = written.view(1), values.view(1)
+    if written.dtype == mindspore.bfloat16:
+        if requires_grad(target) or requires_grad(values):
+            msg = "a part of a bfloat16 tensor cannot be written where gradients flow; use the out-of-place form"
+            raise UnsupportedOperatorError(msg)
+        written, values = written.view(mindspore.int16), values.view(mindspore.int16)
+    written[:] = values
+    return target
+
+
+def _owns_storage(tensor: Any) -> bool:
+    return tensor.numel() * tensor.itemsize == tensor.untyped_storage().size() and tensor.is_contiguous()
+
+
+def sampled(numbers: LocalSample, dtype: Any) -> Tensor:
+    """Return random numbers, made block after block, each rounded to ``dtype`` as MindSpore casts."""
+    array = np.empty(numbers.rows, mindspore.dtype_to_nptype(dtype))
+    for rows, columns, values in numbers.blocks():
+        array[rows, columns] = values if dtype in _ROUNDED_ALIKE else _cast(values, dtype)
+    return Tensor.from_numpy(array.reshape(numbers.shape))
+
+
+def constant(value: float, shape: tuple[int, ...], dtype: Any) -> Tensor:
+    """Return ``value``, rounded as MindSpore casts, in ``shape``."""
+    return Tensor.from_numpy(np.full(shape, _cast(np.array([value], np.float64), dtype)))
+
+
+def _cast(values: Any, dtype: Any) -> Any:
+    return ops.cast(Tensor.from_numpy(np.array(values, order="C")), dtype).asnumpy()
+
+
+def normalized_dims(x: Tensor, dim: Any) -> tuple[int, ...]:
+    """Return ``dim`` (None: all) as a tuple of dims that are not negative."""
+    if dim is None or (isinstance(dim, (list, tuple)) and not dim):
+        return tuple(range(x.ndim))
+    return tuple(index % max(x.ndim, 1) for index in ((dim,) if isinstance(dim, int) else dim))
+
+
+def one_operand(func: Callable[..., Any]) -> Callable[..., Any]:
+    """Return a function of one tensor under the canonical parameter name."""
+    return lambda x: func(x)
+
+
+def two_operands(func: Callable[..., Any]) -> Callable[..., Any]:
+    """Return a function of two operands under the canonical parameter names."""
+    return lambda x, y: func(x, y)
+
+
+def tensor_operands(func: Callable[..., Tensor]) -> Callable[..., Tensor]:
+    """Return ``func``, which takes tensors only, with numbers made tensors of the other operand's dtype."""
+
+    def compute(x: Any, y: Any) -> Tensor:
+        return func(x, y if isinstance(y, Tensor) else Tensor(y, x.dtype))
+
+    return compute
+
+
+def broadcast_operands(func: Callable[..., Tensor]) -> Callable[..., Tensor]:
+    """Return ``func`` called with operands of one shape; its kernel reads out of bounds on others."""
+
+    def compute(x: Tensor, y: Tensor) -> Tensor:
+        shape = np.broadcast_shapes(x.shape, y.shape)
+        return func(*(operand if operand.shape == shape else mint.broadcast_to(operand, shape) for operand in (x, y)))
+
+    return compute

@@ -1,0 +1,365 @@
+"""The registry of MindSpore's operators: spellings, kernels and decompositions.
+
+A family file declares three kinds of things:
+
+- ``spelling``: an operator of MindSpore that is a canonical one (``spellings`` takes many as text);
+- ``kernel``: a canonical operator on plain local tensors, with what is special about it as attributes;
+- ``decomposition``: an operator of MindSpore that is composed of canonical ones.
+
+MindSpore hands over an operator by its name, a tensor method that differs from the function of its name as
+``METHOD + name``.
+"""
+
+from __future__ import annotations
+
+import importlib
+import pkgutil
+from collections.abc import Callable
+from functools import cache
+from typing import Any
+
+from mindspore import Parameter, Tensor
+
+from hyper_parallel.core.dtensor.dtensor import DTensor
+from hyper_parallel.core.dtensor.layout import Layout
+from hyper_parallel.core.shard import rules
+from hyper_parallel.core.shard.dispatch import Dispatcher, no_function
+from hyper_parallel.core.shard.entry import Binder, OpEntry, binder
+from hyper_parallel.core.shard.rule import Decomposition, find_rule
+from hyper_parallel.errors import UnsupportedOperatorError
+from hyper_parallel.platform.mindspore import ops as families
+from hyper_parallel.platform.mindspore.intercept import METHOD
+from hyper_parallel.platform.mindspore.ops.empty_shards import OnEmpty, empty_safe
+from hyper_parallel.platform.mindspore.ops.kernels import copied, requires_grad, write_over
+from hyper_parallel.platform.mindspore.tensors import BY_NUMBER
+
+__all__ = [
+    "METHOD",
+    "Spelling",
+    "computes_on_cpu",
+    "decomposition",
+    "expect",
+    "handlers",
+    "kernel",
+    "kernels",
+    "number",
+    "replicated",
+    "setitem_entry",
+    "spelling",
+    "spellings",
+    "unless_constant",
+    "write_back",
+    "writing_kernels",
+]
+
+Handler = Callable[[Dispatcher, Any, tuple[Any, ...], dict[str, Any]], Any]
+"""What serves an operator: ``handler(dispatcher, primitive, args, kwargs)``."""
+
+_KERNELS: dict[str, Callable[..., Any]] = {}
+_WRITING: dict[str, Callable[..., Any]] = {}
+_SPELLINGS: dict[str, tuple[str, str | None, bool]] = {}
+_DECOMPOSITIONS: dict[str, Handler] = {}
+
+# Names that callers may use as keywords.
+KEYWORDS = {
+    "input": "x",
+    "self": "x",
+    "other": "y",
+    "axis": "dim",
+    "dims": "dim",
+    "keep_dims": "keepdim",
+    "keepdims": "keepdim",
+    "exponent": "y",
+    "mat2": "y",
+    "vec": "y",
+    "ddof": "correction",
+    "min_value": "min",
+    "max_value": "max",
+}
+
+# Attributes of legacy primitives that change no value.
+NEUTRAL = frozenset({"name", "use_lock", "dtype"})
+
+# Parameters that a rule does not know and that change nothing here: random numbers go by global index, local tensors
+# stay on the mesh's device.
+IGNORED = frozenset({"seed", "offset", "device"})
+
+
+# -- the three verbs ---------------------------------------------------------------------------------------------------
+
+
+def spelling(op: str, *names: str, signature: str | None = None, in_place: bool = False) -> None:
+    """Register ``names`` as operators of MindSpore that are canonical operator ``op``.
+
+    Args:
+        op: a canonical operator.
+        names: as MindSpore dispatches them.
+        signature: MindSpore's parameters in their order, under canonical names; None where they are the rule's.
+        in_place: the first operand is written and returned. CPU kernels compute in-place operators and leave the
+            tensor as it was, so the result of the canonical operator is written.
+    """
+    _SPELLINGS.update(dict.fromkeys(names, (op, signature, in_place)))
+
+
+def spellings(text: str, *, in_place: bool = False) -> None:
+    """Register a :func:`spelling` per pair of words: MindSpore's name, and the canonical operator."""
+    words = text.split()
+    for name, op in zip(words[::2], words[1::2], strict=True):
+        spelling(op, name, in_place=in_place)
+
+
+def kernel(
+    *ops: str,
+    reliable_on_empty: bool = False,
+    writes: bool = False,
+    empty: Any = None,
+    empty_shape: str | Callable[..., Any] | None = None,
+    empty_unchanged: bool = False,
+    empty_handled_with: str | None = None,
+    no_gradient: tuple[int, ...] | Callable[[dict[str, Any]], tuple[int, ...]] = (),
+) -> Callable[[Callable[..., Any]], Callable[..., Any]]:
+    """Register a function of plain tensors, with canonical parameter names, as canonical operators ``ops``.
+
+    Args:
+        ops: canonical operators.
+        reliable_on_empty: the function is right on empty tensors as it is; otherwise it is made so.
+        writes: the function writes into its first argument itself.
+        empty: the result of a reduction over no element.
+        empty_shape: see :attr:`OnEmpty.shape`.
+        empty_unchanged: writing no element returns the first operand.
+        empty_handled_with: a keyword; a call that passes it is right on empty tensors.
+        no_gradient: positions of the operands that no gradient reaches; see :attr:`OnEmpty.no_gradient`.
+    """
+    special = OnEmpty(empty, empty_shape, empty_unchanged, no_gradient, empty_handled_with)
+
+    def register(compute: Callable[..., Any]) -> Callable[..., Any]:
+        for op in ops:
+            safe = compute if reliable_on_empty else empty_safe(op, compute, special)
+            _KERNELS[op] = safe
+            _WRITING[op] = safe if writes else write_back(safe)
+        return compute
+
+    return register
+
+
+def decomposition(*names: str, with_dispatcher: bool = False) -> Callable[[Callable[..., Any]], Callable[..., Any]]:
+    """Register ``run(ops, primitive, *args, **kwargs)`` for ``names``.
+
+    Args:
+        names: as MindSpore dispatches them.
+        with_dispatcher: ``run`` is called with the dispatcher in place of ``ops``, which cannot write in place.
+
+    ``ops`` are the canonical operators as functions of DTensors; ``primitive`` is the legacy primitive that was called,
+    or None.
+    """
+
+    def register(run: Callable[..., Any]) -> Callable[..., Any]:
+        def handler(dispatcher: Dispatcher, primitive: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+            return run(dispatcher if with_dispatcher else dispatcher.ops, primitive, *args, **kwargs)
+
+        _DECOMPOSITIONS.update(dict.fromkeys(names, handler))
+        return run
+
+    return register
+
+
+# -- what was registered -----------------------------------------------------------------------------------------------
+
+
+@cache
+def _load() -> None:
+    """Import every family, which registers it."""
+    rules.load()
+    for module in pkgutil.iter_modules(families.__path__):
+        importlib.import_module(f"{families.__name__}.{module.name}")
+
+
+def kernels() -> dict[str, Callable[..., Any]]:
+    """Return the kernels by canonical operator."""
+    _load()
+    return _KERNELS
+
+
+def writing_kernels() -> dict[str, Callable[..., Any]]:
+    """Return the kernels that write their result into the first argument, by canonical operator."""
+    _load()
+    return _WRITING
+
+
+@cache
+def handlers() -> dict[str, Handler]:
+    """Return what serves an operator, by its name in MindSpore."""
+    _load()
+    table: dict[str, Handler] = {
+        name: Spelling(name, op, signature, in_place=in_place) for name, (op, signature, in_place) in _SPELLINGS.items()
+    }
+    return {**table, **_DECOMPOSITIONS}
+
+
+@cache
+def setitem_entry() -> OpEntry:
+    """Return the entry of writing by index, whose index must be normalized first."""
+    return Spelling("setitem", "setitem", in_place=True).entry
+
+
+def write_back(compute: Callable[..., Any]) -> Callable[..., Any]:
+    """Return ``compute`` with its result written into its first argument, which in-place kernels on CPU leave out.
+
+    Empty shards are written too: what is written has a gradient, whose collectives every rank must run.
+    """
+
+    def write(x: Tensor, *args: Any, **kwargs: Any) -> Tensor:
+        # Backward may need the values from before the write; of the tensor itself it would find the new ones.
+        result = compute(copied(x) if requires_grad(x) else x, *args, **kwargs)
+        if result.dtype != x.dtype:
+            msg = f"a result of {result.dtype} cannot be written into a tensor of {x.dtype}; use the out-of-place form"
+            raise UnsupportedOperatorError(msg)
+        write_over(x, result)
+        return x
+
+    return write
+
+
+class Spelling:
+    """One spelling: brings the arguments into the rule's names and dispatches.
+
+    Attributes:
+        entry: the dispatcher's entry of the canonical operator.
+        name: MindSpore's name of the operator.
+        own: MindSpore's signature under canonical names, or None where it is the rule's.
+    """
+
+    __slots__ = ("_names", "_positional", "_takes_dtype", "entry", "name", "own")
+
+    def __init__(self, name: str, op: str, signature: str | None = None, *, in_place: bool = False) -> None:
+        """Tie ``name`` to the rule of ``op``.
+
+        Raises:
+            ValueError: there is no such rule.
+        """
+        rule = find_rule(op)
+        if rule is None:
+            msg = f"spelling {name}: canonical operator {op!r} has no rule"
+            raise ValueError(msg)
+        local = no_function if isinstance(rule, Decomposition) else (_WRITING if in_place else _KERNELS)[op]
+        bound = binder(rule.signature)
+        canonical = bound.starred is not None or in_place
+        self.name, self.own = name, None if signature is None else binder(signature)
+        self.entry = OpEntry(op, local, bound, rule, local, canonical=canonical, in_place=in_place)
+        self._names = frozenset(bound.names if self.own is None else self.own.names)
+        self._takes_dtype = "dtype" in bound.names
+        keyword_only = any(parameter.kind is parameter.KEYWORD_ONLY for parameter in bound.parameters.values())
+        self._positional = _positional(bound) if keyword_only and bound.starred is None else None
+
+    def __call__(self, dispatcher: Dispatcher, primitive: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+        """Dispatch; attributes of ``primitive`` count as keyword arguments."""
+        if primitive is not None:
+            kwargs = self._with_attributes(primitive, args, kwargs)
+        if kwargs:
+            kwargs = {
+                name if name in self._names else KEYWORDS.get(name, name): value for name, value in kwargs.items()
+            }
+        if self.own is not None:
+            args, kwargs = self._canonical(args, kwargs)
+        elif self._positional is not None and len(args) > self._positional:
+            # MindSpore fills in by position what the rule takes by name only.
+            extra = zip(self.entry.binder.names[self._positional :], args[self._positional :], strict=False)
+            args, kwargs = args[: self._positional], {**dict(extra), **kwargs}
+        if self._takes_dtype:
+            args, kwargs = self._with_dtype(args, kwargs)
+        return dispatcher.dispatch(self.entry, args, kwargs)
+
+    def _with_attributes(self, primitive: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> dict[str, Any]:
+        """Return the keywords of the call with the attributes of ``primitive``.
+
+        Generated primitives append their attributes to the arguments by themselves; hand-written ones keep them.
+
+        Raises:
+            UnsupportedOperatorError: an attribute that the spelling does not know.
+        """
+        if "auto_generate" in type(primitive).__module__:
+            return kwargs
+        names = (self.entry.binder if self.own is None else self.own).names
+        keywords = dict(kwargs)
+        for attribute, value in getattr(primitive, "init_attrs", {}).items():
+            name = attribute if attribute in names else KEYWORDS.get(attribute, attribute)
+            if name in names:
+                if name not in names[: len(args)]:
+                    keywords.setdefault(name, value)
+            elif attribute not in NEUTRAL:
+                raise UnsupportedOperatorError(_no_rule(self.name, attribute, value))
+        return keywords
+
+    def _with_dtype(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> tuple[tuple[Any, ...], dict[str, Any]]:
+        """Return the arguments with a dtype in place of its number, which MindSpore's Python layer passes."""
+        if type(kwargs.get("dtype")) is int:
+            return args, {**kwargs, "dtype": BY_NUMBER[kwargs["dtype"]]}
+        position = self.entry.binder.names.index("dtype")
+        if len(args) > position and type(args[position]) is int:
+            return (*args[:position], BY_NUMBER[args[position]], *args[position + 1 :]), kwargs
+        return args, kwargs
+
+    def _canonical(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> tuple[tuple[Any, ...], dict[str, Any]]:
+        """Return the first argument alone, and the others by the rule's names.
+
+        Raises:
+            UnsupportedOperatorError: a parameter that the rule does not know is not at its default.
+        """
+        own = self.own
+        assert own is not None  # noqa: S101 - the caller's condition
+        bound = own.bind(args, kwargs)
+        known = self.entry.binder.parameters
+        for name in [name for name in bound if name not in known]:
+            value = bound.pop(name)
+            if name not in IGNORED and value != own.parameters[name].default:
+                raise UnsupportedOperatorError(_no_rule(self.name, name, value))
+        first = own.names[0]
+        return (bound.pop(first),), bound
+
+
+def _positional(bound: Binder) -> int:
+    return sum(parameter.kind is not parameter.KEYWORD_ONLY for parameter in bound.parameters.values())
+
+
+def _no_rule(operator: str, name: str, value: Any) -> str:
+    return f"operator {operator}: {name}={value!r} has no sharding rule; redistribute the operands and use to_local()"
+
+
+# -- what decompositions share -----------------------------------------------------------------------------------------
+
+
+def expect(operator: str, name: str, value: Any, served: Any) -> None:
+    """Refuse an option that has no rule.
+
+    Raises:
+        UnsupportedOperatorError: ``value`` is not the one that is ``served``.
+    """
+    if value != served:
+        msg = (
+            f"operator {operator}: {name}={value!r} has no sharding rule, {name}={served!r} has; "
+            "redistribute the operands and use to_local()"
+        )
+        raise UnsupportedOperatorError(msg)
+
+
+def unless_constant(tensor: Any, constant: int) -> Any:
+    """Return ``tensor``, or None for the constant that MindSpore's Python layer makes of a missing weight or bias."""
+    if tensor is None or isinstance(tensor, (DTensor, Parameter)) or requires_grad(tensor):
+        return tensor
+    return None if bool((tensor.asnumpy() == constant).all()) else tensor
+
+
+def number(value: Any) -> Any:
+    """Return the Python number in a plain tensor of one element; anything else as it is."""
+    return value.asnumpy().item() if isinstance(value, Tensor) else value
+
+
+def replicated(plain: Tensor, like: DTensor) -> Any:
+    """Return a DTensor that every rank of the mesh of ``like`` holds whole."""
+    layout = Layout.of(like.device_mesh, ((),) * plain.ndim, (), tuple(plain.shape))
+    return like._platform.wrap(plain, layout)  # noqa: SLF001 - the class' own
+
+
+def computes_on_cpu(x: Any) -> bool:
+    """Return True where MindSpore falls back to the older meaning of a method of DTensor ``x``."""
+    return str(x._local.device).upper().startswith("CPU")
