@@ -45,7 +45,7 @@ def say(text: str) -> None:
 
 
 def usable(version: "tuple[int, int]") -> bool:
-    """Tell whether both frameworks publish wheels for this Python."""
+    """Return whether both frameworks publish wheels for this Python."""
     return OLDEST <= version <= NEWEST
 
 
@@ -58,9 +58,11 @@ def succeeds(command: "list[str]") -> bool:
 def other_python() -> "str | None":
     """Find a usable interpreter on PATH, newest first; it is started to make sure that it is what its name says."""
     for minor in range(NEWEST[1], OLDEST[1] - 1, -1):
-        found = shutil.which(f"python3.{minor}")
-        if found and succeeds([found, "-c", f"import sys, pip; sys.exit(sys.version_info[:2] != (3, {minor}))"]):
-            return found
+        interpreter = shutil.which(f"python3.{minor}")
+        if interpreter and succeeds(
+            [interpreter, "-c", f"import sys, pip; sys.exit(sys.version_info[:2] != (3, {minor}))"]
+        ):
+            return interpreter
     return None
 
 
@@ -69,15 +71,15 @@ def require_python() -> None:
     if usable(sys.version_info[:2]):
         return
     here = ".".join(map(str, sys.version_info[:3]))
-    found = other_python()
-    if found is None:
+    interpreter = other_python()
+    if interpreter is None:
         raise SetupError(
             f"this is Python {here}, and no Python 3.10, 3.11 or 3.12 with pip is on PATH. PyTorch and MindSpore "
             "share these three versions only. Install one and run:  python3.11 ci/bootstrap.py "
             + " ".join(sys.argv[1:])
         )
-    say(f"this is Python {here}; continuing with {found}")
-    os.execv(found, [found, *sys.argv])  # noqa: S606 - replaces this process by the same script
+    say(f"this is Python {here}; continuing with {interpreter}")
+    os.execv(interpreter, [interpreter, *sys.argv])  # noqa: S606 - replaces this process by the same script
 
 
 def python_of(env: Path) -> Path:

@@ -68,8 +68,8 @@ def show_stacks(root: Path) -> None:
     print(f"guarded_run: {len(alive)} ranks are alive")
     for rank in alive:
         print(f"--- {rank.name} (process {rank.pid}):")
-        told = rank.stack.read_text(errors="replace") if rank.stack is not None and rank.stack.exists() else ""
-        print(told.rstrip() or "(no answer)")
+        stack = rank.stack.read_text(errors="replace") if rank.stack is not None and rank.stack.exists() else ""
+        print(stack.rstrip() or "(no answer)")
     sys.stdout.flush()
 
 

@@ -39,32 +39,32 @@ def settings(listing: str) -> dict[str, str]:
     Raises:
         ValueError: a line is not of the form ``section.name='value'``.
     """
-    found: dict[str, str] = {}
+    values: dict[str, str] = {}
     lines = [line for line in listing.splitlines() if line]
     for line in sorted(lines, key=lambda one: (one.startswith(":env:"), one.startswith("install."))):
         name, text = line.split("=", 1)
-        found[name.rsplit(".", 1)[1]] = ast.literal_eval(text)
-    return found
+        values[name.rsplit(".", 1)[1]] = ast.literal_eval(text)
+    return values
 
 
-def options(found: dict[str, str]) -> list[str]:
+def options(values: dict[str, str]) -> list[str]:
     """Options of uv that mean what pip's settings say."""
-    pairs = [(option, value) for name, option in OPTIONS.items() for value in found.get(name, "").split()]
+    pairs = [(option, value) for name, option in OPTIONS.items() for value in values.get(name, "").split()]
     true = {"1", "true", "yes", "on", "t", "y"}
-    switches = [switch for name, switch in SWITCHES.items() if found.get(name, "").lower() in true]
+    switches = [switch for name, switch in SWITCHES.items() if values.get(name, "").lower() in true]
     return [*(word for pair in pairs for word in pair), *switches]
 
 
 def with_uv(uv: str, args: list[str]) -> bool:
     """Install with uv; whether it went well."""
     pip = [sys.executable, "-I", "-m", "pip", "config", "list"]
-    said = subprocess.run(pip, check=False, capture_output=True, text=True)
-    if said.returncode:
+    listing = subprocess.run(pip, check=False, capture_output=True, text=True)
+    if listing.returncode:
         return False
-    found = settings(said.stdout)
-    variables = {variable: found[name] for name, variable in VARIABLES.items() if name in found}
+    values = settings(listing.stdout)
+    variables = {variable: values[name] for name, variable in VARIABLES.items() if name in values}
     env = {"UV_CACHE_DIR": str(SHARED), **variables, **os.environ}
-    command = [uv, "pip", "install", "--python", sys.executable, *LIKE_PIP, *options(found), *args]
+    command = [uv, "pip", "install", "--python", sys.executable, *LIKE_PIP, *options(values), *args]
     return subprocess.run(command, check=False, env=env).returncode == 0
 
 

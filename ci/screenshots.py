@@ -29,8 +29,8 @@ def main(asked: list[str]) -> int:
     if browser is None or not asked:
         print("screenshots: " + ("Chromium is not installed" if asked else str(__doc__)), file=sys.stderr)
         return 2
-    for one in asked:
-        page, _, rest = one.partition(":")
+    for request in asked:
+        page, _, rest = request.partition(":")
         name, _, size = rest.partition(":")
         problem = shoot(browser, Path(page).resolve(), ROOT / "docs" / f"{name}.png", size.replace("x", ","))
         if problem:

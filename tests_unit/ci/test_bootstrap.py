@@ -50,7 +50,7 @@ def test_changed_requirements_are_installed_into_the_same_environment(bootstrap,
 
 
 def test_an_interrupted_install_is_taken_up_again(bootstrap, calls, monkeypatch):
-    """The stamp is written last: what was half installed is installed again."""
+    """The stamp is written last: an interrupted installation is repeated."""
 
     def fails(*_args):
         raise bootstrap.SetupError("no network")
@@ -88,7 +88,7 @@ def test_failing_pip_names_the_usual_causes(bootstrap):
 
 @pytest.mark.parametrize("body, status", [("exit 7", 7), ("kill -TERM $$", 143)])
 def test_the_exit_status_is_that_of_the_command(bootstrap, monkeypatch, tmp_path, body, status):
-    """The exit status passes through, signals in the way of shells."""
+    """The exit status passes through; a signal becomes 128 plus its number."""
     script = tmp_path / "hyper-parallel"
     script.write_text(f"#!/bin/sh\n{body}\n")
     script.chmod(0o755)

@@ -51,7 +51,7 @@ def test_the_status_is_that_of_the_command(guard):
 
 
 def test_when_time_is_up_stacks_come_first_and_nothing_is_left(guard, rank, tmp_path, capsys):
-    """The ranks' stacks are printed before anything ends; then the command and the ranks are gone; status 124."""
+    """The ranks' stacks are printed before anything is ended; then command and ranks are gone; status 124."""
     status = guard.run([sys.executable, "-c", "import time; time.sleep(60)"], 0.5, 2.0, tmp_path)
     out = capsys.readouterr().out
     assert status == 124
@@ -69,7 +69,7 @@ def test_leftovers_are_ended_by_their_numbers(guard, rank, capsys):
 
 
 def test_a_number_that_belongs_to_another_process_now_is_left_alone(guard, tmp_path):
-    """A process number may be given away again: a process that is no rank is not touched."""
+    """A process number may be reused: a process that is not a rank is not touched."""
     with subprocess.Popen([sys.executable, "-c", "import time; time.sleep(60)"]) as other:
         ledger = tmp_path / "coverage_reports" / "data" / "torch" / "ranks"
         ledger.mkdir(parents=True)
@@ -81,7 +81,7 @@ def test_a_number_that_belongs_to_another_process_now_is_left_alone(guard, tmp_p
 
 @pytest.mark.parametrize("arguments", [[], ["--minutes", "1"], ["--minutes", "0", "--", "x"], ["--", "x"]])
 def test_a_call_without_limit_or_command_is_refused(guard, arguments):
-    """No limit, or nothing to run, is bad input."""
+    """A call without a limit or without a command is invalid."""
     with pytest.raises(SystemExit) as stopped:
         guard.main(arguments)
     assert stopped.value.code == 2

@@ -22,11 +22,11 @@ def test_the_environment_wins_over_files_and_install_over_global(install):
 
 
 def test_settings_of_pip_become_options_of_uv(install):
-    """Lists are split, switches are read as pip reads them, and what uv has no word for is left out."""
+    """Lists are split, switches are read as pip reads them, and settings without an option of uv are left out."""
     lists = {"find-links": "/a\n/b", "extra-index-url": "https://one https://two"}
-    found = [*install.options({**lists, "no-index": "true", "pre": "0", "user": "1"})]
+    arguments = [*install.options({**lists, "no-index": "true", "pre": "0", "user": "1"})]
     two = ["--find-links", "/a", "--find-links", "/b", "--index", "https://one", "--index", "https://two"]
-    assert found == [*two, "--no-index"]
+    assert arguments == [*two, "--no-index"]
 
 
 @pytest.fixture
@@ -68,7 +68,7 @@ def test_uv_installs_with_links_into_a_cache_beside_the_environments(install, to
 
 @pytest.mark.parametrize("status", [None, 1])
 def test_pip_installs_where_uv_is_missing_or_fails(install, tool, capfd, status):
-    """A machine without uv, or on which it fails, is served as before; a failure is said."""
+    """Without uv, or if it fails, pip installs; a failure is reported."""
     make, notes = tool
     if status is not None:
         make(status)

@@ -21,10 +21,10 @@ def screenshots(monkeypatch, tmp_path, script):
 
 
 def test_pictures_of_the_readme_are_there_and_small():
-    """Every picture that the README shows exists, has a text for those who do not see it, and is under 150 KB."""
-    found = re.findall(r"!\[([^\]]+)\]\(([^)]+)\)", README.read_text())
-    assert {path for _, path in found} == {f"docs/{path.name}" for path in (ROOT / "docs").glob("*.png")}
-    assert all(0 < (ROOT / path).stat().st_size < 150 * 1024 for _, path in found)
+    """Every picture of the README exists, has an alternative text, and is under 150 KB."""
+    pictures = re.findall(r"!\[([^\]]+)\]\(([^)]+)\)", README.read_text())
+    assert {path for _, path in pictures} == {f"docs/{path.name}" for path in (ROOT / "docs").glob("*.png")}
+    assert all(0 < (ROOT / path).stat().st_size < 150 * 1024 for _, path in pictures)
 
 
 def test_mistakes_are_told(screenshots, monkeypatch, tmp_path, capsys):
@@ -41,7 +41,7 @@ def test_mistakes_are_told(screenshots, monkeypatch, tmp_path, capsys):
     assert capsys.readouterr().err == f"screenshots: {tmp_path / 'a.html'} is not there; write it first\n"
     (tmp_path / "a.html").write_text("")
     assert screenshots.main([f"{tmp_path / 'a.html'}:a:9x9"]) == 2
-    said = f"{tmp_path / 'docs' / 'a.png'} has 200000 bytes, more than 153600: ask for less of the page"
-    assert capsys.readouterr().err == f"screenshots: {said}\n"
+    message = f"{tmp_path / 'docs' / 'a.png'} has 200000 bytes, more than 153600: ask for less of the page"
+    assert capsys.readouterr().err == f"screenshots: {message}\n"
     assert screenshots.main([]) == 2
     assert "python ci/screenshots.py PAGE.html:NAME:WIDTHxHEIGHT" in capsys.readouterr().err

@@ -21,24 +21,26 @@ USER = Path(__file__).parent.parent / "verify" / "user"
 ROOT = Path(__file__).parents[2]
 
 
-def leaves(one, name="hyper-parallel"):
+def leaves(command, name="hyper-parallel"):
     """Every command that runs something, with its parser."""
-    nested = [action for action in one._actions if isinstance(action, argparse._SubParsersAction)]
+    nested = [action for action in command._actions if isinstance(action, argparse._SubParsersAction)]
     if not nested:
-        yield name, one
+        yield name, command
     for action in nested:
         for word, child in action.choices.items():
             yield from leaves(child, f"{name} {word}")
 
 
-@pytest.mark.parametrize("name, one", list(leaves(parser())), ids=lambda value: value if isinstance(value, str) else "")
-def test_every_command_answers_in_json(name, one):
+@pytest.mark.parametrize(
+    "name, command", list(leaves(parser())), ids=lambda value: value if isinstance(value, str) else ""
+)
+def test_every_command_answers_in_json(name, command):
     """Every command has --json."""
-    assert "--json" in one._option_string_actions
+    assert "--json" in command._option_string_actions
 
 
 @pytest.mark.parametrize(
-    "arguments, said",
+    "arguments, message",
     [
         (["verify", "model", "--bogus"], "hyper-parallel: error: unrecognized arguments: --bogus"),
         (["verify", "ops", "--op"], "hyper-parallel verify ops: error: argument --op: expected at least one argument"),
@@ -47,27 +49,27 @@ def test_every_command_answers_in_json(name, one):
         (["coverage", "gate"], "hyper-parallel coverage gate: error: the following arguments are required: env"),
     ],
 )
-def test_unknown_options_are_status_2(arguments, said, capsys):
-    """An option that does not exist, or lacks its value, is told with status 2."""
+def test_unknown_options_are_status_2(arguments, message, capsys):
+    """An unknown option, or one without its value, is an error with status 2."""
     with pytest.raises(SystemExit) as ended:
         main(arguments)
     assert ended.value.code == 2
-    assert capsys.readouterr().err.splitlines()[-1] == said
+    assert capsys.readouterr().err.splitlines()[-1] == message
 
 
 @pytest.mark.platforms("torch")
 @pytest.mark.parametrize("as_json", [False, True])
 def test_a_plan_that_does_not_parse_is_status_2(as_json, tmp_path, capsys):
-    """The error names the file, the line and what is wrong with it, in either form."""
+    """The error names the file, the line and the mistake, as text and as JSON."""
     path = tmp_path / "bad_plan.py"
     path.write_text("def plan(mesh):\n    return {,}\n")
     spec = f"{USER / 'torch_case.py'}:case"
     arguments = ["verify", "model", spec, "--plan", f"{path}:plan", "--mesh", "2", *["--json"] * as_json]
     assert main(arguments) == 2
-    said = f"PLAN: cannot import {path}: SyntaxError: invalid syntax (bad_plan.py, line 2)"
+    message = f"PLAN: cannot import {path}: SyntaxError: invalid syntax (bad_plan.py, line 2)"
     captured = capsys.readouterr()
-    assert captured.err == f"hyper-parallel: error: {said}\n"
-    assert captured.out == ("" if not as_json else json.dumps({"ok": False, "error": said}) + "\n")
+    assert captured.err == f"hyper-parallel: error: {message}\n"
+    assert captured.out == ("" if not as_json else json.dumps({"ok": False, "error": message}) + "\n")
 
 
 PORT = """
@@ -85,7 +87,7 @@ except Exception as error:
 
 @pytest.mark.platforms("torch")
 def test_a_port_in_use_is_told():
-    """A world that cannot meet because its port is taken says which port, and what to do."""
+    """If the port for the ranks' meeting is taken, the error names the port and the fix."""
     environment = {**os.environ, "PYTHONPATH": os.pathsep.join(filter(None, sys.path))}
     done = subprocess.run(
         [sys.executable, "-c", PORT], env=environment, capture_output=True, text=True, check=True, timeout=60
@@ -142,24 +144,24 @@ def test_ctrl_c_leaves_no_process(launch, tmp_path):
         time.sleep(0.05)
     assert len(_marked(mark)) > (launch == "processes")
     process.send_signal(signal.SIGINT)
-    _, said = process.communicate(timeout=240)
-    assert process.returncode == 130, said
+    _, message = process.communicate(timeout=240)
+    assert process.returncode == 130, message
     assert _marked(mark) == []
     assert "partial report: 0 of 1 runs finished" in (tmp_path / "page.html").read_text()
 
 
 def _marked(mark):
     """Command lines of the processes that carry the mark in their environment."""
-    found = []
+    commands = []
     for path in Path("/proc").glob("[0-9]*/environ"):
         with contextlib.suppress(OSError):  # gone, or not ours
             if mark.encode() in path.read_bytes():
-                found.append(path.with_name("cmdline").read_bytes())
-    return found
+                commands.append(path.with_name("cmdline").read_bytes())
+    return commands
 
 
 def test_an_interrupted_self_test_says_how_far_it_came(monkeypatch, capsys):
-    """Ctrl-C between injections tells how many ran, and is no success."""
+    """Ctrl-C between injections reports how many ran, and the status is not success."""
 
     class Stopped:
         name = "stopped"
@@ -170,10 +172,10 @@ def test_an_interrupted_self_test_says_how_far_it_came(monkeypatch, capsys):
     monkeypatch.setattr("hyper_parallel.cli.self_test._platforms", lambda _: ["torch"])
     monkeypatch.setattr("hyper_parallel.verify.self_test.injections", lambda *_: [Stopped()] * 3)
     assert main(["self-test", "--launch", "simulated", "--json"]) == 130
-    said = "partial report: 0 of 3 injections ran, 0 of them as expected"
+    message = "partial report: 0 of 3 injections ran, 0 of them as expected"
     captured = capsys.readouterr()
-    assert captured.err == f"hyper-parallel: interrupted: {said}\n"
-    assert json.loads(captured.out) == {"ok": False, "interrupted": said}
+    assert captured.err == f"hyper-parallel: interrupted: {message}\n"
+    assert json.loads(captured.out) == {"ok": False, "interrupted": message}
 
 
 @pytest.mark.skipif(not (ROOT / "README.md").exists(), reason="[no-tool] the README is not installed")
@@ -183,5 +185,5 @@ def test_the_table_of_exit_statuses_is_complete():
 
     text = (ROOT / "README.md").read_text()
     table = text[text.index("| exit status |") :].partition("\n\n")[0]
-    told = {int(one) for one in re.findall(r"^\| (\d+) \|", table, re.MULTILINE)}
-    assert told == {0, 1, cli._BAD_INPUT, cli.INTERRUPTED}
+    statuses = {int(code) for code in re.findall(r"^\| (\d+) \|", table, re.MULTILINE)}
+    assert statuses == {0, 1, cli._BAD_INPUT, cli.INTERRUPTED}

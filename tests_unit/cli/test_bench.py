@@ -31,24 +31,24 @@ def test_rows_are_a_table(monkeypatch, capsys):
     rows = [Row("add", 1.0, 41.0, 21.0, 0.7), Row("linear", 2.0, 22.0, 12.0, 0.7)]
     monkeypatch.setattr(platform_named("torch"), "benchmark", lambda _: (len(rows), iter(rows)), raising=False)
     assert main(["bench"]) == 0
-    said = capsys.readouterr().out.splitlines()
-    assert [line.split() for line in said[1:3]] == [
+    lines = capsys.readouterr().out.splitlines()
+    assert [line.split() for line in lines[1:3]] == [
         ["add", "1.0", "41.0", "21.0", "0.50", "0.70"],
         ["linear", "2.0", "22.0", "12.0", "0.50", "0.70"],
     ]
-    assert said[0].split() == ["plain", "µs", "peer", "µs", "ours", "µs", "ratio", "budget"]
+    assert lines[0].split() == ["plain", "µs", "peer", "µs", "ours", "µs", "ratio", "budget"]
     rows[1] = Row("linear", 2.0, 22.0, 32.0, 0.7)
     assert main(["bench"]) == 1
 
 
 def test_no_repeats(capsys):
-    """Nothing measured is no result."""
+    """Measuring nothing is not a success."""
     assert main(["bench", "--repeats", "0"]) == 2
     assert capsys.readouterr().err == "hyper-parallel: error: --repeats 0 must be at least 1\n"
 
 
 def test_the_harness_is_timed_into_a_report(monkeypatch, capsys, tmp_path):
-    """Seconds stand beside budgets, the report has what is printed, and what failed decides the status."""
+    """Seconds are printed beside budgets, the report has the same numbers, and a failed part decides the status."""
     from hyper_parallel.cli import bench
     from hyper_parallel.verify.timings import Figure
 
@@ -56,8 +56,8 @@ def test_the_harness_is_timed_into_a_report(monkeypatch, capsys, tmp_path):
     monkeypatch.setattr(bench, "figures", lambda _: jobs)
     monkeypatch.chdir(tmp_path)
     assert main(["bench", "--harness", "--report", "reports/bench-harness.json"]) == 1
-    said = capsys.readouterr().out.splitlines()
-    assert [line.split(maxsplit=3) for line in said[1:]] == [
+    lines = capsys.readouterr().out.splitlines()
+    assert [line.split(maxsplit=3) for line in lines[1:]] == [
         ["quick", "1.00", "2.0"],
         ["broken", "0.50", "2.0", "exit status 1: no"],
     ]

@@ -16,8 +16,8 @@ def versions(monkeypatch):
 
 
 def wrong():
-    """What doctor finds wrong, with the fix."""
-    return {one.what: (one.text, one.fix) for one in doctor.findings() if one.state == "wrong"}
+    """The problems that doctor reports, each with its fix."""
+    return {finding.what: (finding.text, finding.fix) for finding in doctor.findings() if finding.state == "wrong"}
 
 
 def test_nothing_wrong(versions, capsys):
@@ -39,12 +39,12 @@ def test_numpy_2_clashes_with_mindspore(versions):
 
 
 def test_no_framework(versions, capsys):
-    """Without a framework nothing can be verified: status 1, with the line that installs one."""
+    """Without a framework nothing can be verified: status 1, and the command that installs one."""
     del versions["torch"], versions["mindspore"]
     assert main(["doctor", "--json"]) == 1
     document = json.loads(capsys.readouterr().out)
     assert document["ok"] is False
-    assert {one["what"]: one["fix"] for one in document["findings"] if one["state"] == "wrong"} == {
+    assert {finding["what"]: finding["fix"] for finding in document["findings"] if finding["state"] == "wrong"} == {
         "frameworks": "pip install 'hyper-parallel[torch]'"
     }
 
@@ -52,8 +52,8 @@ def test_no_framework(versions, capsys):
 def test_mindspore_alone_has_no_real_processes(versions):
     """MindSpore's real processes on a CPU need PyTorch's gloo: absent, not wrong, with the reason."""
     del versions["torch"]
-    found = {one.what: one for one in doctor.findings()}
-    assert found["mindspore processes"].state == "absent"
+    findings = {finding.what: finding for finding in doctor.findings()}
+    assert findings["mindspore processes"].state == "absent"
     assert wrong() == {}
 
 
@@ -75,7 +75,7 @@ def test_python_out_of_range(versions, monkeypatch):
 
 
 def test_what_lacks_is_named(versions, monkeypatch, capsys):
-    """Each thing that is wrong has its fix on the line below; status 1."""
+    """Each problem has its fix on the line below it; status 1."""
     del versions["numpy"], versions["cloudpickle"]
 
     def taken(address):
@@ -95,13 +95,15 @@ def test_what_lacks_is_named(versions, monkeypatch, capsys):
 
 
 def test_torch_npu_with_toolkit(versions, monkeypatch):
-    """With the Ascend toolkit, torch_npu is a fact like the others."""
+    """With the Ascend toolkit, torch_npu is reported as ok."""
     versions["torch_npu"] = "2.13.0"
     monkeypatch.setattr(doctor.importlib.util, "find_spec", lambda name: object() if name == "acl" else None)
-    assert [(one.what, one.state, one.text) for one in doctor._npu(versions)] == [("torch_npu", "ok", "2.13.0")]
+    assert [(finding.what, finding.state, finding.text) for finding in doctor._npu(versions)] == [
+        ("torch_npu", "ok", "2.13.0")
+    ]
 
 
 def test_a_version_that_nobody_wrote_down(monkeypatch):
-    """A package without metadata is there all the same, one that is not there has no version."""
+    """A package without metadata counts as installed; a missing one has no version."""
     monkeypatch.setattr(doctor.importlib.util, "find_spec", lambda name: None if name == "absent" else object())
     assert (doctor._version("absent"), doctor._version("no-such-distribution")) == (None, "of unknown version")

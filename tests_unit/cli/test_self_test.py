@@ -48,7 +48,7 @@ def test_a_miss_is_told_and_is_the_exit_status(monkeypatch, capsys):
     ],
 )
 def test_a_harness_that_is_blind_or_mute_fails_the_test(run, expected):
-    """No failure, or one without the culprit in its words, counts as missed."""
+    """A run that does not fail, or whose error does not name the culprit, counts as missed."""
     caught, message = self_test._check_report(run, "torch", None, ("culprit",))
     assert not caught
     assert message.startswith(expected)

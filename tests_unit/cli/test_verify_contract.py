@@ -11,7 +11,7 @@ from hyper_parallel.verify.contract.world import ContractCheck
 
 
 def ran(capsys, *arguments):
-    """Exit status and what was printed."""
+    """Return the exit status and the output."""
     status = main(["verify", "contract", *map(str, arguments)])
     return status, *capsys.readouterr()
 
@@ -23,13 +23,13 @@ def test_facets_are_checked_and_written(platform_name, capsys, tmp_path):
     )
     assert status == 0, out
     assert out == f"{platform_name} / cpu / simulated, 2 ranks: 7 of 7 served\n"
-    ((found,), _) = results.load(tmp_path)
-    assert found.members == dict.fromkeys([*MEMBERS["identity"], *MEMBERS["pipeline"]], "served")
+    ((outcome,), _) = results.load(tmp_path)
+    assert outcome.members == dict.fromkeys([*MEMBERS["identity"], *MEMBERS["pipeline"]], "served")
 
 
 @pytest.mark.platforms("torch")
 def test_a_failure_is_told(capsys, monkeypatch):
-    """Exit status 1, and the member with what failed, as text and as JSON."""
+    """A failing member gives exit status 1 and is named with its failure, as text and as JSON."""
 
     def fail(_):
         raise AssertionError("wrong")
@@ -47,7 +47,7 @@ def test_a_failure_is_told(capsys, monkeypatch):
 
 @pytest.mark.platforms("torch")
 def test_memory_is_measured_where_asked(capsys, monkeypatch):
-    """The figures are part of the results, and more than half of plain training is a failure."""
+    """Memory figures are part of the results; more than half of plain training's memory is a failure."""
     peaks = {"plain": 100, "checkpoint": 10, "swap": 51}
     built = {"parameters": 8 << 30, "seconds": 2.5, "grown": 1 << 20, "shard": 8 << 20, "filling": 9 << 20}
     monkeypatch.setattr(results, "measure", lambda platform: results.Footprint(platform, peaks, "today", built))
@@ -73,7 +73,7 @@ def test_memory_is_measured_where_asked(capsys, monkeypatch):
     ],
 )
 def test_input_that_makes_no_sense(capsys, arguments, text):
-    """Exit status 2, and what would."""
+    """Invalid input gives exit status 2 and the accepted values."""
     status, _, err = ran(capsys, *arguments)
     assert status == 2
     assert text in err
@@ -81,7 +81,7 @@ def test_input_that_makes_no_sense(capsys, arguments, text):
 
 @pytest.mark.platforms("torch")
 def test_a_report_that_cannot_be_written(capsys, tmp_path):
-    """The path and the reason before anything runs; exit status 2."""
+    """A report that cannot be written is an error with path and reason before anything runs; status 2."""
     (tmp_path / "file").write_text("")
     asked = ["--platform", "torch", "--facet", "identity", "--world-size", 2, "--report", tmp_path / "file"]
     status, _, err = ran(capsys, *asked)

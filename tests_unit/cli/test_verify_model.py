@@ -18,7 +18,7 @@ from hyper_parallel.verify.scenarios import SCENARIOS
 USER = Path(__file__).parent.parent / "verify" / "user"
 
 
-def held(scenario, *, platform="torch", launch="simulated", **_):
+def report_that_held(scenario, *, platform="torch", launch="simulated", **_):
     """A report of a run in which everything held."""
     checks = [TensorCheck(kind, "a", "a.x", 0, 0, 3, 0.0, 1e-9) for kind in REQUIRED]
     return ModelReport(scenario.name, platform, launch, "tp=2", 1, checks)
@@ -26,12 +26,12 @@ def held(scenario, *, platform="torch", launch="simulated", **_):
 
 @pytest.fixture
 def runs(monkeypatch):
-    """Scenarios answer at once; the list tells which were asked for."""
+    """Replace scenarios by instant ones; the list records which were run."""
     asked = []
 
     def verify(scenario, **options):
         asked.append((scenario.name, options["platform"], options["launch"]))
-        return held(scenario, **options)
+        return report_that_held(scenario, **options)
 
     monkeypatch.setattr("hyper_parallel.verify.model.verify_scenario", verify)
     monkeypatch.setattr("hyper_parallel.cli.verify_model.require_framework", lambda _: None)
@@ -40,7 +40,7 @@ def runs(monkeypatch):
 
 
 def spec(platform_name, name):
-    """A function of the user's file for this framework."""
+    """Return SPEC of a function in the user's file for this framework."""
     return f"{USER / platform_name}_case.py:{name}"
 
 
@@ -65,12 +65,12 @@ def test_own_model_and_plan(platform_name, name, mesh, capsys):
         "gradient": ranks * steps * parameters, "weight": ranks * steps * parameters,
     }  # fmt: skip
     assert {"module": "fc2", "phase": "forward", "collective": "all_reduce", "axes": ["tp"]}.items() <= next(
-        one for one in run["collectives"] if one["module"] == "fc2"
+        item for item in run["collectives"] if item["module"] == "fc2"
     ).items()
 
 
 def test_own_model_with_a_fault(platform_name, capsys):
-    """A fault may be seeded into a module of the user's model; it is named."""
+    """A fault injected into a module of the user's model is found, and the module is named."""
     status = main([
         "verify", "model", spec(platform_name, "case"), "--plan", spec(platform_name, "plan"), "--world-size", "3",
         "--platform", platform_name, "--inject", "drop-allreduce@fc2",
@@ -82,7 +82,7 @@ def test_own_model_with_a_fault(platform_name, capsys):
 
 
 def test_a_parameter_without_gradient_is_said(platform_name, capsys):
-    """A parameter that the loss does not depend on is listed or compared, never lost in silence."""
+    """A parameter that the loss does not depend on is listed or compared, never silently left out."""
     status = main([
         "verify", "model", spec(platform_name, "with_unused_layer"), "--plan", spec(platform_name, "plan"),
         "--world-size", "2", "--platform", platform_name, "--json",
@@ -142,8 +142,8 @@ def test_a_parameter_without_gradient_is_said(platform_name, capsys):
 )  # fmt: skip
 def test_own_model_mistakes(platform_name, options, text, capsys):
     """Each mistake is one clear error on stderr, exit status 2, and nothing on stdout."""
-    given = {"PLAN": "plan", "NO_PLAN": "no_plan", "WRONG_KEY": "wrong_key"}
-    filled = [spec(platform_name, given[one]) if one in given else one for one in options]
+    functions = {"PLAN": "plan", "NO_PLAN": "no_plan", "WRONG_KEY": "wrong_key"}
+    filled = [spec(platform_name, functions[item]) if item in functions else item for item in options]
     if "--platform" not in filled:
         filled += ["--platform", platform_name]
     status = main(["verify", "model", spec(platform_name, "case"), *filled])
@@ -152,7 +152,7 @@ def test_own_model_mistakes(platform_name, options, text, capsys):
 
 
 def test_spec_that_makes_no_case(platform_name, capsys):
-    """A SPEC function that returns something else is told what it must return; JSON carries the same."""
+    """If SPEC returns something else, the error says what it must return, as text and as JSON."""
     status = main([
         "verify", "model", spec(platform_name, "nothing"), "--plan", spec(platform_name, "plan"), "--mesh", "3",
         "--platform", platform_name, "--json",
@@ -173,7 +173,7 @@ def test_spec_that_makes_no_case(platform_name, capsys):
 def test_default_runs_every_scenario_on_both(runs, capsys):
     """Without options every embedded scenario runs, simulated, on every installed framework."""
     assert main(["verify", "model"]) == 0
-    assert runs == [(one.name, name, "simulated") for name in ("torch", "mindspore") for one in SCENARIOS]
+    assert runs == [(item.name, name, "simulated") for name in ("torch", "mindspore") for item in SCENARIOS]
     last = capsys.readouterr().out.splitlines()[-1]
     assert last == "8 of 8 runs equal to one device (32 tensors compared on all ranks)"
 
@@ -201,7 +201,7 @@ def test_choices(runs, capsys):
     ],
 )  # fmt: skip
 def test_embedded_mistakes(runs, options, text, capsys):
-    """Options that do not fit the embedded scenarios are refused with what there is."""
+    """Options that fit no embedded scenario are refused, and the existing ones are listed."""
     assert main(["verify", "model", *options]) == 2
     captured = capsys.readouterr()
     assert captured.err == f"hyper-parallel: error: {text}\n"
@@ -209,7 +209,7 @@ def test_embedded_mistakes(runs, options, text, capsys):
 
 
 def test_no_framework(monkeypatch, capsys):
-    """Without any framework the command says so instead of verifying nothing."""
+    """Without a framework the command fails instead of verifying nothing."""
     monkeypatch.setattr("hyper_parallel.cli.verify_model.installed_frameworks", lambda: ())
     assert main(["verify", "model"]) == 2
     assert capsys.readouterr().err == (
@@ -223,7 +223,7 @@ def test_one_bad_run_fails_the_command(runs, monkeypatch, capsys):
     def verify(scenario, **options):
         if scenario.name == "3-layer-tied":
             return ModelReport(scenario.name, options["platform"], "simulated", "tp=3", 1)
-        return held(scenario, **options)
+        return report_that_held(scenario, **options)
 
     monkeypatch.setattr("hyper_parallel.verify.model.verify_scenario", verify)
     assert main(["verify", "model", "--platform", "torch"]) == 1
@@ -239,16 +239,16 @@ def test_report_file(runs, name, tmp_path, capsys):
     assert main(["verify", "model", "--platform", "torch", "--report", str(path)]) == 0
     text = path.read_text()
     if name.endswith("json"):
-        assert [run["name"] for run in json.loads(text)["runs"]] == [one.name for one in SCENARIOS]
+        assert [run["name"] for run in json.loads(text)["runs"]] == [item.name for item in SCENARIOS]
     else:
-        assert all(one.name in text for one in SCENARIOS)
+        assert all(item.name in text for item in SCENARIOS)
         assert text.splitlines()[-1] == "4 of 4 runs equal to one device (16 tensors compared on all ranks)"
     capsys.readouterr()
 
 
 @pytest.mark.parametrize("option", ["--report", "--html"])
 def test_report_that_cannot_be_written(runs, option, tmp_path, capsys):
-    """A report that will not have a place is an error before anything runs; folders are made."""
+    """A report that cannot be written is an error before anything runs; missing folders are created."""
     (tmp_path / "file").write_text("")
     for path, problem in ((tmp_path / "file" / "report", "File exists"), (tmp_path, "is a folder")):
         assert main(["verify", "model", "--platform", "torch", option, str(path)]) == 2
@@ -264,17 +264,17 @@ def test_html_page(runs, tmp_path, capsys):
     assert main(["verify", "model", "--platform", "torch", "--html", str(path)]) == 0
     page = path.read_text()
     assert "4 of 4 runs equal to one device" in page
-    assert all(one.name in page for one in SCENARIOS)
+    assert all(item.name in page for item in SCENARIOS)
 
 
 @pytest.mark.parametrize("as_json", [True, False])
 def test_interrupt_leaves_a_partial_report(runs, monkeypatch, as_json, tmp_path, capsys):
-    """Ctrl-C gives status 130, a line that says how much was verified, and a report that is not ok."""
+    """Ctrl-C gives status 130, one line with how much was verified, and a report that is not ok."""
 
     def verify(scenario, **options):
         if scenario is not SCENARIOS[0] and scenario.name != SCENARIOS[0].name:
             raise KeyboardInterrupt
-        return held(scenario, **options)
+        return report_that_held(scenario, **options)
 
     monkeypatch.setattr("hyper_parallel.verify.model.verify_scenario", verify)
     path = tmp_path / "report.json"

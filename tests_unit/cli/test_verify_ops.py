@@ -23,41 +23,41 @@ def ran(capsys, *arguments):
 
 
 def test_library_operators(platform_name, capsys, tmp_path):
-    """Named operators on named meshes: every one is checked on both levels, and the report says how often."""
+    """Named operators on named meshes are checked at both levels, and the report has the counts."""
     path = tmp_path / "report.json"
     status, report = ran(
         capsys, "--op", "softmax", "add", "--mesh", "2,3", "--quick", "--platform", platform_name, "--report", path
     )
     assert status == 0, report
-    assert {one["op"] for one in report["operators"]} == {"softmax", "add"}
-    for one in report["operators"]:
-        assert one["outcome"] == "ok"
-        assert one["checks"] == one["ok"] > 10
-        assert one["public"] > 0
-        assert set(one["by_mesh"]) == {"2", "3"}
-    assert report["checks"] == sum(one["checks"] for one in report["operators"])
+    assert {operator["op"] for operator in report["operators"]} == {"softmax", "add"}
+    for operator in report["operators"]:
+        assert operator["outcome"] == "ok"
+        assert operator["checks"] == operator["ok"] > 10
+        assert operator["public"] > 0
+        assert set(operator["by_mesh"]) == {"2", "3"}
+    assert report["checks"] == sum(operator["checks"] for operator in report["operators"])
     assert json.loads(path.read_text()) == report
 
 
 def test_a_users_file(platform_name, capsys):
-    """A user's operator is checked on all meshes with no other edit; placements it refuses are counted apart."""
+    """A user's operator is checked on all meshes without further edits; refused placements are counted separately."""
     status, report = ran(capsys, USER / "good.py", "--platform", platform_name)
     assert status == 0, report
-    (one,) = report["operators"]
-    assert (one["op"], one["outcome"]) == ("axpy", "ok")
-    assert one["backward"] == one["checks"] > 10
-    assert sum(one["rejected"].values()) > 10
-    assert set(one["by_mesh"]) >= {"1", "2", "3", "4"}
+    (operator,) = report["operators"]
+    assert (operator["op"], operator["outcome"]) == ("axpy", "ok")
+    assert operator["backward"] == operator["checks"] > 10
+    assert sum(operator["rejected"].values()) > 10
+    assert set(operator["by_mesh"]) >= {"1", "2", "3", "4"}
 
 
 @pytest.mark.platforms("torch")
 def test_a_users_wrong_rule(capsys):
-    """It is caught, and shown by a program of at most 15 lines that fails when it is run."""
+    """A wrong rule is caught and shown by a program of at most 15 lines that fails when it runs."""
     status, report = ran(capsys, USER / "bad.py", "--platform", "torch", "--mesh", "2")
     assert status == 1
-    (one,) = report["operators"]
-    assert one["outcome"] == "wrong"
-    program = one["wrong"][0]["reproducer"]
+    (operator,) = report["operators"]
+    assert operator["outcome"] == "wrong"
+    program = operator["wrong"][0]["reproducer"]
     assert len(program.splitlines()) <= 15
     done = subprocess.run(
         [sys.executable, "-c", program], env={**os.environ, "PYTHONPATH": os.pathsep.join(sys.path)},
@@ -69,7 +69,7 @@ def test_a_users_wrong_rule(capsys):
 
 @pytest.mark.platforms("torch")
 def test_a_death_costs_one_operator(capsys, monkeypatch):
-    """A child that is killed, or is not done in time, is reported as such; what comes after it is checked."""
+    """A process that is killed or exceeds its time is reported; later operators are still checked."""
     from hyper_parallel.verify.ops import tasks
 
     own = tasks.task_of
@@ -78,16 +78,16 @@ def test_a_death_costs_one_operator(capsys, monkeypatch):
         capsys, USER / "deadly.py", "--op", "segfault", "endless", "doubled", "--platform", "torch", "--mesh", "2"
     )
     assert status == 1
-    found = {one["op"]: one for one in report["operators"]}
-    assert found["segfault"]["outcome"] == "crash"
-    assert found["segfault"]["crash"][0]["problem"].startswith("killed by SIGSEGV")
-    assert found["endless"]["crash"][0]["problem"].startswith("did not finish within 8 s")
-    assert found["doubled"]["outcome"] == "ok"
+    operators = {operator["op"]: operator for operator in report["operators"]}
+    assert operators["segfault"]["outcome"] == "crash"
+    assert operators["segfault"]["crash"][0]["problem"].startswith("killed by SIGSEGV")
+    assert operators["endless"]["crash"][0]["problem"].startswith("did not finish within 8 s")
+    assert operators["doubled"]["outcome"] == "ok"
 
 
 @pytest.mark.platforms("torch")
 def test_nothing_checked_is_red(capsys):
-    """A file that declares no sample has not been verified."""
+    """A file without samples is an error: nothing was verified."""
     status, report = ran(capsys, USER / "silent.py", "--platform", "torch")
     assert status == 1
     assert not report["ok"]
@@ -96,7 +96,7 @@ def test_nothing_checked_is_red(capsys):
 
 @pytest.mark.platforms("torch")
 def test_the_matrix_as_a_page(capsys, tmp_path):
-    """--html writes what was found as a page; one that will have no place is an error before anything runs."""
+    """--html writes the results as a page; a page that cannot be written is an error before anything runs."""
     path = tmp_path / "new" / "operators.html"
     assert ran(capsys, USER / "good.py", "--platform", "torch", "--html", str(path))[0] == 0
     page = path.read_text()
@@ -106,11 +106,11 @@ def test_the_matrix_as_a_page(capsys, tmp_path):
     assert capsys.readouterr().err == f"hyper-parallel: error: --html {tmp_path} cannot be written: is a folder\n"
 
 
-def _interrupted(found):
-    """Reports that were ready when Ctrl-C came."""
+def _interrupted(operators):
+    """Yield finished reports, then raise KeyboardInterrupt."""
 
     def run_tasks(*_, **__):
-        yield from found
+        yield from operators
         raise KeyboardInterrupt
 
     return run_tasks
@@ -118,7 +118,7 @@ def _interrupted(found):
 
 @pytest.mark.platforms("torch")
 def test_what_was_done_before_an_interrupt_is_reported(monkeypatch, capsys, tmp_path):
-    """What was found is on the screen and in the report, which says that the rest was not verified; status 130."""
+    """Finished results are printed and in the report, which says that the rest was not verified; status 130."""
     from hyper_parallel.verify.ops import worker_pool
     from hyper_parallel.verify.ops.report import OperatorReport
 
@@ -128,11 +128,11 @@ def test_what_was_done_before_an_interrupt_is_reported(monkeypatch, capsys, tmp_
     )
     assert main(["verify", "ops", "--platform", "torch", "--op", "add", "mul", "--report", str(path)]) == 130
     written = json.loads(path.read_text())
-    assert [one["op"] for one in written["operators"]] == ["add"]
+    assert [operator["op"] for operator in written["operators"]] == ["add"]
     assert (written["ok"], written["interrupted"]) == (False, "interrupted; the rest was not verified")
-    said = capsys.readouterr()
-    assert "killed by SIGSEGV" in said.out
-    assert "interrupted; the rest was not verified" in said.err
+    message = capsys.readouterr()
+    assert "killed by SIGSEGV" in message.out
+    assert "interrupted; the rest was not verified" in message.err
 
 
 @pytest.mark.parametrize(
@@ -146,11 +146,11 @@ def test_what_was_done_before_an_interrupt_is_reported(monkeypatch, capsys, tmp_
 )
 @pytest.mark.platforms("torch")
 def test_a_file_is_verified_on_the_frameworks_that_it_imports(tmp_path, text, frameworks):
-    """Only those; a file that imports none is verified on all that are installed."""
+    """A file is verified on the frameworks that it imports, or on all installed ones if it imports none."""
     path = tmp_path / "own.py"
     path.write_text(text)
-    found = verify_ops._imported(verify_ops._parsed(str(path)))
-    assert found == (platforms(None) if frameworks is None else frameworks)
+    operators = verify_ops._imported(verify_ops._parsed(str(path)))
+    assert operators == (platforms(None) if frameworks is None else frameworks)
 
 
 @pytest.mark.parametrize(
@@ -166,7 +166,7 @@ def test_a_file_is_verified_on_the_frameworks_that_it_imports(tmp_path, text, fr
 )
 @pytest.mark.parametrize("platform", [[], ["--platform", "torch"]])
 def test_a_file_that_cannot_be_checked(tmp_path, capsys, name, data, problem, platform):
-    """It is named, with what is wrong with it, before anything runs; status 2."""
+    """An invalid file is named with its problem before anything runs; status 2."""
     path = tmp_path / name
     if data is not None:
         path.write_bytes(data)
@@ -176,21 +176,21 @@ def test_a_file_that_cannot_be_checked(tmp_path, capsys, name, data, problem, pl
 
 @pytest.mark.platforms("torch")
 def test_a_file_that_raises(tmp_path, capsys):
-    """What it raises is told with the user's line, as any input that makes no sense; status 2."""
+    """An exception of the user's file is reported with the user's line; status 2."""
     path = tmp_path / "own.py"
     path.write_text("def table():\n    raise KeyError('axpy')\n\n\ntable()\n")
     assert main(["verify", "ops", str(path), "--platform", "torch"]) == 2
-    said = f"FILE {str(path)!r} raised KeyError: 'axpy'\n  {path}:2, in table: raise KeyError('axpy')"
-    assert capsys.readouterr().err == f"hyper-parallel: error: {said}\n"
+    message = f"FILE {str(path)!r} raised KeyError: 'axpy'\n  {path}:2, in table: raise KeyError('axpy')"
+    assert capsys.readouterr().err == f"hyper-parallel: error: {message}\n"
 
 
 @pytest.mark.platforms("torch")
 def test_an_operator_that_the_file_does_not_have(capsys):
-    """The message names the file, what it has and what is near; status 2. Rules of the library may be named too."""
+    """An unknown --op is an error with the file's operators and similar names; the library's own are accepted."""
     path = USER / "good.py"
     assert main(["verify", "ops", str(path), "--op", "softmax", "axpi", "--platform", "torch", "--mesh", "2"]) == 2
-    said = f"--op: {path} on torch has no 'axpi'; it declares axpy; near: axpy"
-    assert capsys.readouterr().err == f"hyper-parallel: error: {said}\n"
+    message = f"--op: {path} on torch has no 'axpi'; it declares axpy; near: axpy"
+    assert capsys.readouterr().err == f"hyper-parallel: error: {message}\n"
 
 
 BAD_INPUT = [
@@ -208,7 +208,7 @@ BAD_INPUT = [
 @pytest.mark.platforms("torch")
 @pytest.mark.parametrize("arguments, text", BAD_INPUT)
 def test_bad_input(arguments, text, capsys):
-    """The message says what is wrong and what there is; status 2."""
+    """The message names the mistake and the accepted values; status 2."""
     assert main(["verify", "ops", *arguments]) == 2
     assert text in capsys.readouterr().err
 
@@ -231,7 +231,7 @@ operator_sample(endless, real("ab"))
 
 @pytest.mark.platforms("torch")
 def test_ctrl_c_leaves_a_partial_report(tmp_path):
-    """What was finished is reported, and that the rest was not; no process is left."""
+    """Finished parts are reported, and that the rest was not checked; no process is left."""
     (tmp_path / "user.py").write_text(ENDLESS)
     path = tmp_path / "report.txt"
     command = [sys.executable, "-m", "hyper_parallel", "verify", "ops", "user.py", "--platform", "torch",
@@ -245,5 +245,5 @@ def test_ctrl_c_leaves_a_partial_report(tmp_path):
     _, text = process.communicate(timeout=240)
     assert process.returncode == 130
     assert "partial report:" in text
-    told = "partial report: 1 operators finished; interrupted; the rest was not verified"  # a file says no total
-    assert told in path.read_text()
+    message = "partial report: 1 operators finished; interrupted; the rest was not verified"  # a file says no total
+    assert message in path.read_text()

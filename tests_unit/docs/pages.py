@@ -58,12 +58,12 @@ class Block:
 
 def blocks(page: str, text: str) -> list[Block]:
     """Every fenced block of a page."""
-    found = []
+    blocks_found = []
     fence = re.compile(r"^```([^\n]*)\n(.*?)^```[ ]*$", re.DOTALL | re.MULTILINE)
     for match in fence.finditer(text):
         language, _, info = match[1].strip().partition(" ")
-        found.append(Block(page, text.count("\n", 0, match.start()) + 1, language, info.strip(), match[2]))
-    return found
+        blocks_found.append(Block(page, text.count("\n", 0, match.start()) + 1, language, info.strip(), match[2]))
+    return blocks_found
 
 
 def commands(page: str, text: str) -> list[str]:
@@ -84,7 +84,7 @@ def spans(text: str) -> list[str]:
 
 
 def problem_of(command: str) -> str:
-    """What is wrong with a command line; nothing is run."""
+    """Return what is wrong with a command line, without running it."""
     words = shlex.split(command, comments=True)
     check = CHECKS.get(words[0]) if words else None
     if check is None:
@@ -185,7 +185,7 @@ def _expanded(text: str) -> set[str]:
     match = re.search(r"\{([^}]*)\}", text)
     if match is None:
         return {text}
-    return set().union(*(_expanded(text.replace(match[0], one, 1)) for one in match[1].split(",")))
+    return set().union(*(_expanded(text.replace(match[0], pattern, 1)) for pattern in match[1].split(",")))
 
 
 # -- files ---------------------------------------------------------------------------------------------------------

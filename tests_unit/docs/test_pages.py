@@ -16,7 +16,7 @@ ROOT = Path(__file__).resolve().parents[2]
 
 pytestmark = pytest.mark.skipif(not (ROOT / "README.md").exists(), reason="[no-tool] the pages are not installed")
 
-# What the text around a block takes as given.
+# Names that the text around a block assumes.
 GIVEN = {
     "hyper_parallel/core/shard/README.md": """
 from hyper_parallel.core.shard import rule as rules_
@@ -60,7 +60,7 @@ def blocks(pages, texts):
 
 
 def test_every_block_is_run_or_checked_or_says_why_not(blocks):
-    """A block that no test can speak for is an error, unless its fence gives a reason of the closed list."""
+    """A block that is neither run nor checked is an error, unless its fence gives a reason of the closed list."""
     assert len(blocks) >= 10
     assert not [block.problem for block in blocks if block.problem]
 
@@ -71,10 +71,10 @@ def test_python_blocks_run(platform_name, blocks, tmp_path):
     for block in blocks:
         if block.language != "python" or block.info or (platform_name != "torch" and "torch" in block.code):
             continue
-        given = GIVEN.get(block.page, "") if not any(one[0] == block.page for one in asked) else ""
-        if platform_name == "torch" and given:
-            given += GIVEN_TO_TORCH.get(block.page, "")
-        asked.append((block.page, block.line, given, block.code))
+        setup = GIVEN.get(block.page, "") if not any(entry[0] == block.page for entry in asked) else ""
+        if platform_name == "torch" and setup:
+            setup += GIVEN_TO_TORCH.get(block.page, "")
+        asked.append((block.page, block.line, setup, block.code))
     assert len(asked) >= 4
     path = os.pathsep.join([str(Path(hyper_parallel.__file__).parents[1]), *filter(None, sys.path)])
     done = subprocess.run(
@@ -87,7 +87,7 @@ def test_python_blocks_run(platform_name, blocks, tmp_path):
 
 @pytest.mark.platforms("torch")
 def test_the_readmes_model_is_verified(blocks, tmp_path, monkeypatch, capsys):
-    """The README's model and plan hold under the README's command, and the fault that it says to try is caught."""
+    """The README's model and plan pass under the README's command, and the fault it suggests is caught."""
     (code,) = [block.code for block in blocks if block.code.startswith("# my_model.py\n")]
     (command,) = [block.code for block in blocks if "my_model.py:case" in block.code and block.language == "sh"]
     (tmp_path / "my_model.py").write_text(code)
@@ -112,7 +112,7 @@ def test_named_files_exist(pages, texts):
 
 
 def test_every_variable_is_listed():
-    """What the code, tox or CI reads from the environment stands in the table, and nothing else does."""
+    """The table has exactly the variables that code, tox and CI read from the environment."""
     page = (ROOT / "CONTRIBUTING.md").read_text()
     listed = re.findall(r"^\| `((?:HP|HYPER_PARALLEL)_[A-Z_]+)` \|", page, re.MULTILINE)
     files = [*(ROOT / "hyper_parallel").rglob("*.py"), *(ROOT / "ci").glob("*.py")]
@@ -140,12 +140,12 @@ FAULTS = [
 
 @pytest.mark.parametrize("command, problem", FAULTS)
 def test_a_wrong_command_line_is_noticed(pages, command, problem):
-    """A page with a subcommand, option, environment, label, extra or file that is not there is red."""
+    """A page that names an unknown subcommand, option, environment, label, extra or file is an error."""
     assert problem in pages.problem_of(command)
 
 
 def test_a_block_that_nothing_speaks_for_is_noticed(pages):
-    """A language that is neither run nor checked, or a reason that is not on the list, is red; a listed one is not."""
+    """A language that is neither run nor checked, or a reason outside the list, is an error; a listed reason is not."""
     text = (
         "```yaml\na: b\n```\n```python not-run=later\nx\n```\n```console not-run=output\nok\n```\n```\nnothing\n```\n"
     )
@@ -159,6 +159,6 @@ def test_a_block_that_nothing_speaks_for_is_noticed(pages):
 
 
 def test_a_name_of_nothing_is_noticed(pages):
-    """A link to, or the name of, a file or folder that is not there is red."""
+    """A link to, or the name of, a missing file or folder is an error."""
     text = "[here](README.md) [gone](docs/gone.md) `ci/README.md` `hyper_parallel/gone.py` `verify/` `gone/`"
     assert pages.missing_files("README.md", text) == ["docs/gone.md", "hyper_parallel/gone.py", "gone/"]

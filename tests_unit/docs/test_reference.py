@@ -28,7 +28,7 @@ def test_a_public_name_without_a_description_is_named(settings):
 
 
 def test_every_page_is_in_the_table_of_contents():
-    """No page of the reference is out of reach."""
+    """Every page of the reference is reachable from its index."""
     pages = {page.stem for page in SETTINGS.parent.glob("*.rst")} - {"index"}
     listed = SETTINGS.with_name("index.rst").read_text().split(":maxdepth: 1")[1].split()
     assert pages == set(listed)

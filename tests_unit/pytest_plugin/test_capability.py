@@ -9,7 +9,7 @@ PLUGIN = ("-p", "hyper_parallel.pytest_plugin", "-p", "no:cacheprovider")
 
 @pytest.mark.parametrize("visible, expected", [(None, 3), ("0,2", 2), ("", 0), ("-1", 0), ("0,1,2,3,4", 3)], ids=str)
 def test_cards_are_counted_without_a_framework(tmp_path, monkeypatch, visible, expected):
-    """Cards are device nodes, less those that the environment hides; other nodes beside them do not count."""
+    """Cards are device nodes, minus those hidden by the environment; other nodes do not count."""
     for name in ("davinci0", "davinci1", "davinci2", "davinci_manager", "nvidia0", "nvidiactl"):
         (tmp_path / name).touch()
     monkeypatch.delenv("ASCEND_RT_VISIBLE_DEVICES", raising=False)
@@ -19,7 +19,7 @@ def test_cards_are_counted_without_a_framework(tmp_path, monkeypatch, visible, e
 
 
 def test_the_processor_is_never_short_of_cards():
-    """On CPU any number of ranks has its place."""
+    """On CPU any number of ranks fits."""
     assert count_cards("cpu") > 1000
 
 
@@ -48,7 +48,7 @@ def run(pytester, monkeypatch):
 
 
 def test_without_cards_a_test_is_skipped_with_its_reason(run):
-    """A test that needs cards is skipped where there are none, for a reason of the closed list."""
+    """A test that needs cards is skipped where there are none, with a reason of the closed list."""
     result = run("-rs")
     result.assert_outcomes(passed=1, skipped=1)
     assert result.ret == 0
@@ -87,20 +87,20 @@ def test_too_few_executed_tests_fail_the_run(run, how):
 
 
 def test_the_floor_of_a_run_on_a_device_counts_what_ran_there(run):
-    """With `--device npu`, tests that ran beside it do not count towards the floor."""
+    """With `--device npu`, only tests that ran on the NPU count towards the floor."""
     result = run("--device", "npu", "--hp-min-executed", "1")
     assert result.ret == pytest.ExitCode.TESTS_FAILED
     result.stdout.fnmatch_lines(["FAILED RUN: 0 tests ran on npu, fewer than the required 1"])
 
 
 def test_enough_executed_tests_pass(run):
-    """The floor itself is enough."""
+    """Exactly as many tests as the floor requires are enough."""
     assert run("--hp-min-executed", "1").ret == 0
 
 
 @pytest.mark.parametrize("floor, status", [(3, 0), (4, 1)])
 def test_the_floor_counts_without_a_terminal_reporter(run, floor, status):
-    """`-p no:terminalreporter` changes nothing: a test counts once, not per subtest; what is red is told on stderr."""
+    """With `-p no:terminalreporter`, tests are counted alike, not per subtest, and problems go to stderr."""
     more = """
 @pytest.mark.xfail(reason="expected")
 def test_expected(): assert False
@@ -117,8 +117,8 @@ def test_parts(checks):
     result = run("-p", "no:terminalreporter", "--hp-min-executed", str(floor), cases=CASES + more)
     assert result.ret == status
     result.stdout.no_fnmatch_line("*")
-    said = ["FAILED RUN: 3 tests ran, fewer than the required 4"]
-    assert result.errlines == (said if status else [])
+    lines = ["FAILED RUN: 3 tests ran, fewer than the required 4"]
+    assert result.errlines == (lines if status else [])
 
 
 def test_a_floor_that_is_no_number_ends_the_run(run):
@@ -138,7 +138,7 @@ def test_an_open_reason_fails_a_run_with_closed_reasons(run):
 
 
 def test_a_mistyped_device_is_an_error(run):
-    """A device that does not exist fails its test instead of skipping it for ever."""
+    """An unknown device fails its test instead of always skipping it."""
     result = run(cases='import pytest\n@pytest.mark.device("npx")\ndef test_x(): pass')
     assert result.ret != 0
     result.stdout.fnmatch_lines(["*known are cpu, npu, cuda*"])

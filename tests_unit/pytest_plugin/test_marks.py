@@ -51,6 +51,6 @@ def test_a_mistyped_mark_or_option_is_told(pytester):
     ],
 )
 def test_a_mistyped_name_is_an_error(wrong, message):
-    """A name that is no mark is refused where it is written: it would deselect its test for ever."""
+    """An unknown name in arg_mark is refused where it is written: it would always deselect its test."""
     with pytest.raises(ValueError, match=message):
         arg_mark(**{**GOOD, **wrong})

@@ -81,7 +81,7 @@ def run(loaded, pytester, monkeypatch):
 
 
 def test_a_test_runs_on_every_rank_with_its_mesh(run):
-    """Marked tests run once per size and launch, on every rank, with its number and a mesh over the world."""
+    """Marked tests run once per size and launch, on every rank, with the rank's number and a mesh over the world."""
     result = run("""
 @pytest.mark.launch("simulated", "processes")
 @pytest.mark.world_size(1, 3)
@@ -99,7 +99,7 @@ def test_grid(mesh, world_size):
 
 
 def test_a_failing_rank_comes_first_and_the_others_are_folded(run):
-    """The failing rank's own traceback is the headline; each other rank is one line that says what it waited in."""
+    """The failing rank's traceback comes first; every other rank is one line with the collective that it waited in."""
     result = run("""
 @pytest.mark.launch("processes")
 @pytest.mark.world_size(3)
@@ -138,7 +138,7 @@ MISTAKES = {
 
 @pytest.mark.parametrize("mistake", MISTAKES)
 def test_a_mistake_is_told_within_five_seconds_and_other_tests_go_on(run, monkeypatch, mistake):
-    """Order, shape, dtype, reduction, absence and death: culprit, collective and source line, and no test is lost."""
+    """Mismatches, absent and dead ranks are reported with culprit, collective and line, and no test is lost."""
     monkeypatch.delenv("HP_RANK_LEDGER", raising=False)  # what is killed here leaves no coverage, on purpose
     line, message = MISTAKES[mistake]
     started = time.monotonic()
@@ -160,7 +160,7 @@ def test_mistake(rank):
 
 
 def test_a_hang_ends_at_its_timeout_with_the_stacks(run, monkeypatch):
-    """A rank that never comes is shown with its stack, before those that wait for it, soon after the timeout."""
+    """A rank that never joins is shown with its stack, before those that wait for it, soon after the timeout."""
     monkeypatch.delenv("HP_RANK_LEDGER", raising=False)
     result = run("""
 def stuck():
@@ -249,7 +249,7 @@ WRONG_USE = [
 
 @pytest.mark.parametrize("code, message", WRONG_USE)
 def test_wrong_use_is_an_error_that_says_so(run, code, message):
-    """A mark or fixture that makes no sense fails in words, and never runs a test on fewer ranks than it names."""
+    """An invalid mark or fixture is an error, and no test runs on fewer ranks than its mark names."""
     result = run("import pytest\n" + code, head="", tail="")
     assert result.ret != 0
     assert message in result.stdout.str() + result.stderr.str()
@@ -264,7 +264,7 @@ def test_wrong_use_is_an_error_that_says_so(run, code, message):
     ],
 )
 def test_options_that_make_no_sense_are_refused(pytester, option, message):
-    """A limit that would end every rank, or a floor that holds nothing, is a wrong call: status 4, nothing runs."""
+    """An invalid time limit or floor is a usage error: status 4, nothing runs."""
     result = pytester.runpytest_inprocess("-p", "no:cacheprovider", *PLUGIN, option)
     assert result.ret == pytest.ExitCode.USAGE_ERROR
     assert f"ERROR: {message}" in result.stderr.str()
@@ -272,7 +272,7 @@ def test_options_that_make_no_sense_are_refused(pytester, option, message):
 
 @pytest.mark.platforms("torch")  # whose ranks are threads: processes may not have started after half a second
 def test_a_variable_limits_what_has_no_limit_of_its_own(pytester, monkeypatch):
-    """HP_RANK_TIMEOUT holds for tests and simulations that name no time; what is no time is refused."""
+    """HP_RANK_TIMEOUT applies to tests and simulations without a limit of their own; an invalid value is refused."""
     monkeypatch.setenv("HP_RANK_TIMEOUT", "soon")
     message = "HP_RANK_TIMEOUT=soon: expected a positive number of seconds"
     result = pytester.runpytest_inprocess("-p", "no:cacheprovider", *PLUGIN)
@@ -295,7 +295,7 @@ def test_a_variable_limits_what_has_no_limit_of_its_own(pytester, monkeypatch):
 
 
 def test_ranks_skip_together_or_fail(run):
-    """A skip on all ranks is a skip; one on some ranks is a failure, for the others checked something else."""
+    """A skip on all ranks is a skip; a skip on some ranks is a failure."""
     result = run("""
 @pytest.mark.world_size(2)
 def test_all(rank):
@@ -323,11 +323,11 @@ def test_fails(rank):
     assert rank == 0
 """, "--junitxml=out.xml")  # fmt: skip
     cases = {case.get("name").split("[")[0]: case for case in ET.parse("out.xml").iter("testcase")}  # noqa: S314
-    found = {one.get("name"): one.get("value") for one in cases["test_fails"].iter("property")}
+    properties = {property_.get("name"): property_.get("value") for property_ in cases["test_fails"].iter("property")}
     expected = {"world_size": "2", "framework": platform_name, "launch": "processes", "device": "cpu"}
-    assert found == {**expected, "rank_of_failure": "1"}
+    assert properties == {**expected, "rank_of_failure": "1"}
     assert cases["test_fails"].find("failure").get("message") == "rank 1: AssertionError: assert 1 == 0"
-    assert {one.get("name") for one in cases["test_after"].iter("property")} == set(expected)
+    assert {property_.get("name") for property_ in cases["test_after"].iter("property")} == set(expected)
 
 
 def test_selection_and_last_failed_work(loaded, run, pytester):
@@ -345,7 +345,7 @@ def test_fails(rank, world_size):
 
 
 def test_real_ranks_without_a_carrier_are_skipped_with_their_reason(monkeypatch):
-    """Where MindSpore is alone, its real ranks on CPU are skipped for a reason of the closed list, with the fix."""
+    """Without PyTorch, MindSpore's rank processes on CPU are skipped with a reason of the closed list and the fix."""
     monkeypatch.setattr(importlib.util, "find_spec", lambda _name: None)
     require_transport("torch")
     with pytest.raises(pytest.skip.Exception, match=r"^\[no-transport\] on CPU, .* gloo: pip install torch"):
@@ -353,7 +353,7 @@ def test_real_ranks_without_a_carrier_are_skipped_with_their_reason(monkeypatch)
 
 
 def test_ranks_without_cards_are_skipped_with_their_reason(run):
-    """With --device npu and no NPU, a ranked test is skipped for a reason of the closed list."""
+    """With --device npu and no NPU, a ranked test is skipped with a reason of the closed list."""
     result = run("""
 @pytest.mark.launch("processes")
 @pytest.mark.world_size(2)
@@ -368,7 +368,7 @@ README = Path(hyper_parallel.__file__).parent / "pytest_plugin" / "README.md"
 
 @pytest.mark.skipif(not README.exists(), reason="[no-tool] the README is not installed")
 def test_the_readmes_example_runs(run):
-    """The code of the README passes as it stands there, on each launch and size."""
+    """The README's code passes unchanged, with each launch and size."""
     (code,) = re.findall(r"```python\n(.*?)```", README.read_text(encoding="utf-8"), re.DOTALL)
     run(code, head="", tail="").assert_outcomes(passed=4)
 
@@ -387,7 +387,7 @@ def fresh(folder, *options, **env):
 
 
 def test_collection_imports_no_framework(pytester):
-    """Collecting ranked tests of both frameworks imports neither: a large suite starts at once."""
+    """Collecting ranked tests of both frameworks imports neither framework."""
     pytester.makepyfile("""
 import pytest
 @pytest.mark.world_size(2)
@@ -403,7 +403,7 @@ def pytest_collection_finish(session):
 
 
 def test_the_plugin_can_be_left_out(pytester):
-    """`-p no:` leaves the plugin out: its options and marks are unknown then, and nothing else breaks."""
+    """`-p no:` disables the plugin: its options and marks are unknown then, and nothing else breaks."""
     pytester.makepyfile("def test_x(): pass")
     assert fresh(pytester.path, "-p", "no:hyper_parallel.pytest_plugin").returncode == 0
     done = fresh(pytester.path, "-p", "no:hyper_parallel.pytest_plugin", "--hp-launch", "processes")
@@ -424,7 +424,7 @@ def test_processes_of_xdist_have_their_own_ranks(pytester):
 @pytest.mark.skipif(importlib.util.find_spec("xdist") is None, reason="[no-tool] pytest-xdist is not installed")
 @pytest.mark.parametrize("cpus", [{3, 5}, {2, 3, 5}])
 def test_a_worker_of_xdist_keeps_to_one_cpu(pytester, cpus):
-    """On request each worker has a CPU of its own, unless that would leave one idle."""
+    """With --hp-one-cpu each worker has a CPU of its own, unless that would leave a CPU idle."""
     pytester.makeconftest(f"""
 import os
 from pathlib import Path
@@ -434,8 +434,8 @@ os.sched_setaffinity = lambda _, to: Path(f"cpu {{os.environ['PYTEST_XDIST_WORKE
     pytester.makepyfile("def test_one(): pass")
     done = fresh(pytester.path, *PLUGIN, "-n", "2", "--hp-one-cpu", "-p", "conftest", PYTHONPATH=str(pytester.path))
     assert done.returncode == 0, done.stdout + done.stderr
-    found = {path.name: path.read_text() for path in pytester.path.glob("cpu *")}
-    assert found == ({"cpu gw0": "{3}", "cpu gw1": "{5}"} if len(cpus) == 2 else {})
+    properties = {path.name: path.read_text() for path in pytester.path.glob("cpu *")}
+    assert properties == ({"cpu gw0": "{3}", "cpu gw1": "{5}"} if len(cpus) == 2 else {})
 
 
 @pytest.mark.platforms("torch")
@@ -452,7 +452,7 @@ def test_x(platform_name):
 
 @pytest.mark.platforms("torch")
 def test_no_rank_outlives_the_run(pytester):
-    """A run that is killed leaves no rank behind, not even one that computes for ever."""
+    """A run that is killed leaves no rank process behind, not even one in an endless computation."""
     pytester.makepyfile("""
 import os, pathlib, signal, time, pytest
 @pytest.mark.launch("processes")
@@ -479,7 +479,7 @@ def test_x(rank):
 @pytest.mark.platforms("torch")
 @pytest.mark.skipif(importlib.util.find_spec("xdist") is None, reason="[no-tool] pytest-xdist is not installed")
 def test_a_worker_that_is_slow_to_end_loses_no_coverage(pytester):
-    """What a worker of pytest-xdist measured is saved before its process is killed for taking long; it is counted."""
+    """A pytest-xdist worker saves its coverage before the controller may kill it, and is counted as a process."""
     pytester.makeini("[pytest]")
     pytester.makepyfile(measured="def double(x):\n    return 2 * x\n")
     pytester.makeconftest("""

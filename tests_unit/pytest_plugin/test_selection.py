@@ -58,7 +58,7 @@ def test_one_framework_runs_its_own_tests_and_counts_the_others(run):
 
 
 def test_both_frameworks_run_everything(run):
-    """With both selected nothing is left out, and a test with `platform_name` runs for each."""
+    """With both selected no test is deselected, and a test with `platform_name` runs once for each."""
     result = run("torch,mindspore")
     assert result.parseoutcomes() == {"passed": 7}
 
@@ -70,7 +70,7 @@ def test_the_default_is_what_is_installed(run):
 
 @pytest.mark.parametrize("asked, message", [("pytorch", "known are torch"), ("torch,mindspore", "not installed")])
 def test_a_selection_that_cannot_be_served_is_an_error(run, asked, message):
-    """A mistyped or missing framework ends the run: it must not look like a green one."""
+    """An unknown or missing framework is an error, so that the run does not look green."""
     result = run(asked, installed=("torch",))
     assert result.ret == pytest.ExitCode.USAGE_ERROR
     result.stderr.fnmatch_lines([f"*{message}*"])
@@ -78,6 +78,6 @@ def test_a_selection_that_cannot_be_served_is_an_error(run, asked, message):
 
 @pytest.mark.parametrize("mark", ['"pytorch"', ""])
 def test_a_mark_that_names_no_framework_is_an_error(run, mark):
-    """A mistyped mark ends the run: it would deselect its test for ever."""
+    """An unknown name in a mark is an error: it would always deselect its test."""
     result = run("torch", cases=f"import pytest\n@pytest.mark.platforms({mark})\ndef test_x(): pass")
     assert result.ret != 0
