@@ -1,4 +1,4 @@
-"""What a transport is: it carries local tensors between ranks, and nothing else.
+"""The interface of a transport, which carries local tensors between ranks and does nothing else.
 
 A transport knows no mesh, layout or autograd. Every method is a collective over ``ranks``, an ordered tuple of
 global ranks that contains the caller; all members call the same methods in the same order. Results are new
@@ -13,7 +13,7 @@ import functools
 from collections.abc import Callable, Sequence
 from contextlib import contextmanager
 from contextvars import ContextVar
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple, Protocol
 from weakref import WeakKeyDictionary
 
 from hyper_parallel.errors import CollectiveMismatchError, HyperParallelError
@@ -21,18 +21,19 @@ from hyper_parallel.errors import CollectiveMismatchError, HyperParallelError
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
-    from hyper_parallel.transport.work import Pending
+    from hyper_parallel.transport.work import Work
 
 __all__ = [
     "REDUCTIONS",
     "WORLD",
     "Channel",
     "EngineTransport",
+    "ForwardingTransport",
+    "HostOps",
     "Ranks",
     "ReductionError",
     "Shape",
     "Transport",
-    "TransportOver",
     "active_transport",
     "after_dropped",
     "check_ranks",
@@ -47,12 +48,12 @@ REDUCTIONS = ("sum", "avg", "max", "min", "prod", "all", "any")
 
 
 class Channel(NamedTuple):
-    """Which messages between two ranks belong together, beside their tag: only these arrive in order.
+    """The stream of a message between two ranks, beside its tag: messages of one stream arrive in order.
 
     Attributes:
-        kind: of the member that sends and receives, where others must not take its messages; else empty.
-        ranks: of the group in which they were sent, sorted; empty for the world.
-        build: which group of these ranks, where there is more than one; see :meth:`Transport.build_of`.
+        kind: of the sending member, where receives of other members must not match its messages; else empty.
+        ranks: of the group that the message is sent in, sorted; empty for the world.
+        build: tells groups of the same ranks apart; see :meth:`Transport.build_of`.
     """
 
     kind: str = ""
@@ -65,11 +66,36 @@ class Channel(NamedTuple):
 
 
 WORLD = Channel()
-"""Where nothing is said: plain messages, not in a group."""
+"""The default channel: plain messages outside of a group."""
 
 
 class ReductionError(HyperParallelError, TypeError):
     """A reduction that does not exist, or that this dtype does not have, such as the average of integers."""
+
+
+class HostOps(Protocol):
+    """The operations on local tensors that a transport needs from a framework, or from NumPy."""
+
+    def shape(self, x: Any) -> Shape:
+        """Sizes of ``x``."""
+
+    def dtype(self, x: Any) -> str:
+        """Name of the dtype of ``x``."""
+
+    def inexact(self, x: Any) -> bool:
+        """Whether ``x`` is floating or complex, so that it has an average."""
+
+    def copy(self, x: Any) -> Any:
+        """A contiguous copy outside any gradient, sharing nothing with ``x``."""
+
+    def reduce(self, parts: Sequence[Any], op: str) -> Any:
+        """Reduce equal-shaped ``parts`` in their order with ``op``; a new tensor of the same dtype."""
+
+    def save_state(self) -> Any:
+        """What the framework keeps per process but a rank owns: the default generator, the default dtype."""
+
+    def restore_state(self, state: Any) -> None:
+        """Put back what :meth:`save_state` returned."""
 
 
 class Transport(abc.ABC):
@@ -86,8 +112,8 @@ class Transport(abc.ABC):
     backend: str
 
     @functools.cached_property
-    def receiving(self) -> dict[Channel, WeakKeyDictionary[Pending, str]]:
-        """Handles of receives, as long as somebody holds them, with words for what they wait for."""
+    def receiving(self) -> dict[Channel, WeakKeyDictionary[Work, str]]:
+        """Live handles of posted receives by channel, each with a description of what it waits for."""
         return {}
 
     @abc.abstractmethod
@@ -108,14 +134,13 @@ class Transport(abc.ABC):
 
     @abc.abstractmethod
     def broadcast(self, x: Any, src: int, ranks: Ranks) -> Any:
-        """The tensor of global rank ``src``; on other members ``x`` only tells shape and dtype."""
+        """The tensor of global rank ``src``; on other members only the shape and dtype of ``x`` matter."""
 
     @abc.abstractmethod
     def send(self, x: Any, dst: int, tag: int = 0, channel: Channel = WORLD) -> None:
         """Send ``x`` to global rank ``dst``; returns when ``x`` may be reused.
 
-        A message meets the receive of its tag and channel alone, except on NCCL and HCCL, which know nothing but the
-        order of messages.
+        A message only matches a receive of its tag and channel, except on NCCL and HCCL, which match by order alone.
         """
 
     @abc.abstractmethod
@@ -135,30 +160,30 @@ class Transport(abc.ABC):
         """The transport's own group handle for ``ranks``: built on first use, cached, needed only from members."""
 
     @abc.abstractmethod
-    def start(self, operation: str, *args: Any) -> Pending:
-        """Begin a collective and return before it is complete; ``pending.wait()`` gives its result.
+    def start(self, operation: str, *args: Any) -> Work:
+        """Begin a collective and return before it is complete; ``wait()`` of the handle returns its result.
 
         Args:
             operation: name of a method above: ``all_reduce``, ``all_gather``, ``reduce_scatter``, ``all_to_all``,
                 ``broadcast``, ``send`` or ``recv``.
-            args: its arguments; tensors among them must not be written before the end.
+            args: its arguments; tensors among them must not be written before it is complete.
         """
 
-    def claimed(self, statement: str, ranks: Ranks) -> list[str]:
-        """What members before this one said about the collective that is about to be started, in their order.
+    def claim(self, proposal: str, ranks: Ranks) -> list[str]:
+        """Propose what the next started collective of ``ranks`` is; the proposals of earlier members, in their order.
 
-        It does not wait for those that come later. An engine that copes with members which disagree is told nothing.
+        It does not wait for later members. The default, for engines that cope with members which disagree, is none.
         """
-        del statement, ranks
+        del proposal, ranks
         return []
 
     def build_group(self, ranks: Ranks, **options: Any) -> Any:
-        """As :meth:`group`, with options of the engine where it has any: timeout, pg_options, group_desc."""
+        """Like :meth:`group`, with options of the engine: timeout, pg_options, group_desc."""
         del options
         return self.group(ranks)
 
     def build_of(self, ranks: Ranks, group: Any = None) -> str:
-        """Which of the groups of ``ranks`` it is, by a name that is the same on all members; the usual one has none.
+        """A name, equal on all members, that tells groups of the same ``ranks`` apart; empty for the usual one.
 
         Args:
             ranks: of the group, sorted.
@@ -188,8 +213,8 @@ class Transport(abc.ABC):
         """Global ranks behind a handle that :meth:`group` returned; ``None`` is the whole world."""
 
 
-class TransportOver(Transport):
-    """On ``inner``: the same world, and the same groups."""
+class ForwardingTransport(Transport):
+    """Forwards everything about groups to ``inner``; collectives are up to the subclass."""
 
     def __init__(self, inner: Transport) -> None:
         self.rank = inner.rank
@@ -209,9 +234,9 @@ class TransportOver(Transport):
         """See :meth:`Transport.build_group`."""
         return self._inner.build_group(ranks, **options)
 
-    def claimed(self, statement: str, ranks: Ranks) -> list[str]:
-        """See :meth:`Transport.claimed`."""
-        return self._inner.claimed(statement, ranks)
+    def claim(self, proposal: str, ranks: Ranks) -> list[str]:
+        """See :meth:`Transport.claim`."""
+        return self._inner.claim(proposal, ranks)
 
     def build_of(self, ranks: Ranks, group: Any = None) -> str:
         """See :meth:`Transport.build_of`."""
@@ -235,7 +260,7 @@ class TransportOver(Transport):
 
 
 class EngineTransport(Transport):
-    """On an engine that carries collectives while the caller goes on: each is started, and waited for at once."""
+    """On an engine with asynchronous collectives: a blocking one is started and waited for at once."""
 
     def all_reduce(self, x: Any, op: str, ranks: Ranks) -> Any:
         """See :meth:`Transport.all_reduce`."""
@@ -243,8 +268,8 @@ class EngineTransport(Transport):
 
     def all_gather(self, x: Any, ranks: Ranks, shapes: Sequence[Shape]) -> list[Any]:
         """See :meth:`Transport.all_gather`; uneven shapes travel padded to the largest."""
-        found: list[Any] = self._all_gather(x, ranks, shapes).wait()
-        return found
+        parts: list[Any] = self._all_gather(x, ranks, shapes).wait()
+        return parts
 
     def reduce_scatter(self, chunks: Sequence[Any], op: str, ranks: Ranks) -> Any:
         """See :meth:`Transport.reduce_scatter`; uneven chunks travel padded to the largest."""
@@ -252,16 +277,16 @@ class EngineTransport(Transport):
 
     def all_to_all(self, chunks: Sequence[Any], ranks: Ranks, shapes: Sequence[Shape]) -> list[Any]:
         """See :meth:`Transport.all_to_all`; one collective, whatever the shapes."""
-        found: list[Any] = self._all_to_all(chunks, ranks, shapes).wait()
-        return found
+        received: list[Any] = self._all_to_all(chunks, ranks, shapes).wait()
+        return received
 
     def broadcast(self, x: Any, src: int, ranks: Ranks) -> Any:
         """See :meth:`Transport.broadcast`."""
         return self._broadcast(x, src, ranks).wait()
 
-    def start(self, operation: str, *args: Any) -> Pending:
-        """See :meth:`Transport.start`; the engine carries it while the caller goes on."""
-        starts: dict[str, Callable[..., Pending]] = {
+    def start(self, operation: str, *args: Any) -> Work:
+        """See :meth:`Transport.start`; the engine carries it out while the caller goes on."""
+        starts: dict[str, Callable[..., Work]] = {
             "all_reduce": self._all_reduce,
             "all_gather": self._all_gather,
             "reduce_scatter": self._reduce_scatter,
@@ -273,29 +298,29 @@ class EngineTransport(Transport):
         return starts[operation](*args)
 
     @abc.abstractmethod
-    def _all_reduce(self, x: Any, op: str, ranks: Ranks) -> Pending: ...
+    def _all_reduce(self, x: Any, op: str, ranks: Ranks) -> Work: ...
 
     @abc.abstractmethod
-    def _all_gather(self, x: Any, ranks: Ranks, shapes: Sequence[Shape]) -> Pending: ...
+    def _all_gather(self, x: Any, ranks: Ranks, shapes: Sequence[Shape]) -> Work: ...
 
     @abc.abstractmethod
-    def _reduce_scatter(self, chunks: Sequence[Any], op: str, ranks: Ranks) -> Pending: ...
+    def _reduce_scatter(self, chunks: Sequence[Any], op: str, ranks: Ranks) -> Work: ...
 
     @abc.abstractmethod
-    def _all_to_all(self, chunks: Sequence[Any], ranks: Ranks, shapes: Sequence[Shape]) -> Pending: ...
+    def _all_to_all(self, chunks: Sequence[Any], ranks: Ranks, shapes: Sequence[Shape]) -> Work: ...
 
     @abc.abstractmethod
-    def _broadcast(self, x: Any, src: int, ranks: Ranks) -> Pending: ...
+    def _broadcast(self, x: Any, src: int, ranks: Ranks) -> Work: ...
 
     @abc.abstractmethod
-    def _send(self, x: Any, dst: int, tag: int = 0, channel: Channel = WORLD) -> Pending: ...
+    def _send(self, x: Any, dst: int, tag: int = 0, channel: Channel = WORLD) -> Work: ...
 
     @abc.abstractmethod
-    def _recv(self, like: Any, src: int, tag: int = 0, channel: Channel = WORLD) -> Pending: ...
+    def _recv(self, like: Any, src: int, tag: int = 0, channel: Channel = WORLD) -> Work: ...
 
 
 def after_dropped(count: int) -> str:
-    """Which group it is whose ranks had so many before, which were destroyed; see :meth:`Transport.build_of`."""
+    """A name for the group that follows ``count`` destroyed groups of its ranks: see :meth:`Transport.build_of`."""
     return f"after {count} destroyed" if count else ""
 
 
@@ -318,7 +343,7 @@ def check_reduction(op: str, *, inexact: bool) -> None:
     """Refuse unknown reductions, and ``avg`` where the dtype is not floating or complex.
 
     Raises:
-        ReductionError: as said.
+        ReductionError: ``op`` is unknown, or ``avg`` of integers or booleans.
     """
     if op not in REDUCTIONS:
         msg = f"unknown reduction {op!r}; there are {', '.join(REDUCTIONS)}"
@@ -332,7 +357,7 @@ _ACTIVE: ContextVar[Transport | None] = ContextVar("hyper_parallel_transport", d
 
 
 def active_transport() -> Transport | None:
-    """The transport that surrounds this code (a simulated rank's, usually), or None outside any."""
+    """The transport that is active around the caller (usually a simulated rank's), or None."""
     return _ACTIVE.get()
 
 

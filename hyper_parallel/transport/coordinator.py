@@ -1,22 +1,24 @@
-"""The coordinator of a simulated world: a state machine that owns every collective and says who runs next.
+"""The coordinator of a simulated world: a state machine that owns every collective and picks the rank that runs next.
 
-It holds no thread, pipe or tensor arithmetic: carriers (``threads.py``, ``workers.py``) tell it what ranks do and
-run the rank that :meth:`Coordinator.next_rank` names. At any time exactly one rank runs, so nothing here locks.
-The order is round robin (the lowest ready rank above the one that just ran, else the lowest), hence every run of
-a deterministic program is the same run.
+It has no thread, pipe or tensor arithmetic. A driver (``simulated_threads.py``, ``simulated_processes.py``,
+``launched_processes.py``) passes on what ranks call and runs the rank that :meth:`Coordinator.next_rank` names. In a
+simulated world exactly one rank runs at any time, so nothing here locks. The order is round robin (the lowest ready
+rank above the one that just ran, else the lowest): every run of a deterministic program is the same run.
 """
 
 from __future__ import annotations
 
 from collections import deque
+from collections.abc import Sequence
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, Protocol
 
 from hyper_parallel.errors import CollectiveMismatchError
 from hyper_parallel.transport.base import Channel, Ranks
-from hyper_parallel.transport.checks.fingerprint import Call, Message
+from hyper_parallel.transport.checks.compare import joining_mismatch, listed, message_mismatch, title
+from hyper_parallel.transport.checks.fingerprint import CollectiveFingerprint, MessageFingerprint
 
-__all__ = ["Coordinator", "Outcome", "RankAbortedError", "unwinding"]
+__all__ = ["Contribution", "Coordinator", "Endpoint", "RankAbortedError", "Resumption", "unwinding"]
 
 
 class RankAbortedError(BaseException):
@@ -30,23 +32,70 @@ def unwinding(error: BaseException | None) -> bool:
     return error is not None
 
 
-@dataclass
-class Outcome:
-    """What a resumed rank finds: a value, or an error to raise."""
+@dataclass(slots=True)
+class Contribution:
+    """What one member brings to a collective.
+
+    Attributes:
+        fingerprint: what must fit the other members' fingerprints.
+        payloads: one per member, in the order of the fingerprint's ranks; opaque to the coordinator.
+        ticket: number of an asynchronous collective, positive, by which its result is asked for; None for a blocking
+            one.
+        awaited: False if the rank goes on and never asks for the result.
+    """
+
+    fingerprint: CollectiveFingerprint
+    payloads: Sequence[Any]
+    ticket: int | None = None
+    awaited: bool = True
+
+
+@dataclass(slots=True)
+class Resumption:
+    """What a resumed rank finds: the result of its call, or an error to raise."""
 
     value: Any = None
     error: BaseException | None = None
 
 
-@dataclass
-class _Meeting:
-    """One collective: who has come, and what went wrong if something did."""
+class Endpoint(Protocol):
+    """A rank's line to the coordinator; every method may block the rank and raise what the coordinator decides."""
+
+    def exchange(self, contribution: Contribution) -> list[Any]:
+        """Join a collective; each member's payload for this rank, in the order of the ranks."""
+
+    def start(self, contribution: Contribution) -> None:
+        """Contribute to a collective that has a ticket, and go on."""
+
+    def wait(self, ticket: int) -> list[Any]:
+        """Each member's payload for this rank, in the collective of ``ticket``; once per ticket."""
+
+    def send(self, message: MessageFingerprint, payload: Any) -> None:
+        """Deposit a message."""
+
+    def receive(self, posted: MessageFingerprint) -> Any:
+        """Wait for a message; its payload."""
+
+
+@dataclass(slots=True)
+class _Collective:
+    """A collective in progress: who has joined, and what went wrong if something did."""
 
     ranks: Ranks
     number: int
-    joined: dict[int, Call] = field(default_factory=dict)
+    joined: dict[int, Contribution] = field(default_factory=dict)
+    fingerprints: dict[int, CollectiveFingerprint] = field(default_factory=dict)
     failed: str | None = None
-    left: int = 0
+
+    @property
+    def name(self) -> str:
+        """For error messages."""
+        return title(self.ranks, self.number)
+
+    def add(self, rank: int, contribution: Contribution) -> None:
+        """Let ``rank`` join."""
+        self.joined[rank] = contribution
+        self.fingerprints[rank] = contribution.fingerprint
 
 
 class Coordinator:
@@ -54,98 +103,100 @@ class Coordinator:
 
     Attributes:
         aborted: True once the world has failed; from then on ranks only unwind.
-        folded: per rank, the words for what it was in when the world ended under it.
-        unheard: per rank, the error of a collective that it started and never asks about; its carrier tells it.
+        aborted_in: per rank, a description of what it was doing when it ended or the world failed.
+        unreported: per rank, the error of a collective that it started and never waits for; its driver must report it.
     """
 
     def __init__(self, world_size: int) -> None:
         self.world_size = world_size
         self.aborted = False
-        self.folded: dict[int, str] = {}
-        self.unheard: dict[int, CollectiveMismatchError] = {}
+        self.aborted_in: dict[int, str] = {}
+        self.unreported: dict[int, CollectiveMismatchError] = {}
         self._ready = set(range(world_size))
         self._ended: dict[int, str] = {}
-        self._waiting: dict[int, tuple[_Meeting, Call] | Message] = {}
-        self._outcomes: dict[int, Outcome] = {}
+        self._waiting: dict[int, tuple[_Collective, Contribution] | MessageFingerprint] = {}
+        self._resumptions: dict[int, Resumption] = {}
         self._counts: dict[tuple[int, Ranks], int] = {}
-        self._meetings: dict[tuple[Ranks, int], _Meeting] = {}
-        self._mail: dict[tuple[int, int, int, Channel], deque[Message]] = {}
-        # Collectives that were started: in flight, and settled but not yet waited for; by rank and ticket.
-        self._open: dict[tuple[int, int], tuple[_Meeting, Call]] = {}
-        self._settled: dict[tuple[int, int], Outcome] = {}
+        self._collectives: dict[tuple[Ranks, int], _Collective] = {}
+        self._mail: dict[tuple[int, int, int, Channel], deque[tuple[MessageFingerprint, Any]]] = {}
+        # Asynchronous collectives by rank and ticket: in flight, and complete but not yet waited for.
+        self._in_flight: dict[tuple[int, int], tuple[_Collective, Contribution]] = {}
+        self._results: dict[tuple[int, int], Resumption] = {}
 
     # -- what ranks do --------------------------------------------------------------------------------------------
 
-    def join(self, rank: int, call: Call) -> None:
-        """``rank`` joins a collective; it becomes ready again when the last member has come or something is wrong."""
+    def join(self, rank: int, contribution: Contribution) -> None:
+        """``rank`` joins a collective; it becomes ready again when the last member has joined or something is wrong."""
         self._ready.discard(rank)
         if self.aborted:
-            self._release(rank, Outcome(error=RankAbortedError()))
+            self._release(rank, Resumption(error=RankAbortedError()))
             return
-        self._meet(rank, call)
+        self._contribute(rank, contribution)
 
-    def start(self, rank: int, call: Call) -> None:
-        """``rank`` deposits its part in a collective with a ticket and goes on; :meth:`await_ticket` is the rest."""
+    def start(self, rank: int, contribution: Contribution) -> None:
+        """``rank`` contributes to a collective that has a ticket, and goes on; see :meth:`await_ticket`."""
         if not self.aborted:
-            self._meet(rank, call)
+            self._contribute(rank, contribution)
 
     def await_ticket(self, rank: int, ticket: int) -> None:
-        """``rank`` waits for what it started; it becomes ready when the last member has come or something is wrong."""
+        """``rank`` waits for a collective that it started; it becomes ready when that is complete or has failed."""
         self._ready.discard(rank)
-        settled = self._settled.pop((rank, ticket), None)
+        complete = self._results.pop((rank, ticket), None)
         if self.aborted:
-            self._release(rank, Outcome(error=RankAbortedError()))
-        elif settled is not None:
-            self._release(rank, settled)
+            self._release(rank, Resumption(error=RankAbortedError()))
+        elif complete is not None:
+            self._release(rank, complete)
         else:
-            meeting, call = self._waiting[rank] = self._open[rank, ticket]
-            problem = self._absence(meeting, rank, call)
+            collective, _ = self._waiting[rank] = self._in_flight[rank, ticket]
+            problem = self._absence(collective)
             if problem is not None:
-                self._fail_meeting(meeting, problem)
+                self._fail_collective(collective, problem)
 
-    def _meet(self, rank: int, call: Call) -> None:
-        number = self._counts.get((rank, call.ranks), 0)
-        self._counts[rank, call.ranks] = number + 1
-        key = (call.ranks, number)
-        meeting = self._meetings.get(key)
-        if meeting is None:
-            meeting = self._meetings[key] = _Meeting(call.ranks, number)
-        problem = meeting.failed or self._disagreement(meeting, rank, call) or self._absence(meeting, rank, call)
-        meeting.joined[rank] = call
-        if call.ticket is not None:
-            self._open[rank, call.ticket] = (meeting, call)
+    def _contribute(self, rank: int, contribution: Contribution) -> None:
+        fingerprint = contribution.fingerprint
+        ranks = fingerprint.ranks
+        number = self._counts.get((rank, ranks), 0)
+        self._counts[rank, ranks] = number + 1
+        collective = self._collectives.get((ranks, number))
+        if collective is None:
+            collective = self._collectives[ranks, number] = _Collective(ranks, number)
+        problem = collective.failed or joining_mismatch(collective.fingerprints, rank, fingerprint, collective.name)
+        collective.add(rank, contribution)
+        problem = problem or self._absence(collective)
+        if contribution.ticket is not None:
+            self._in_flight[rank, contribution.ticket] = (collective, contribution)
         if problem is not None:
-            self._fail_meeting(meeting, problem)
-        elif len(meeting.joined) == len(call.ranks):
-            self._complete(meeting)
-        elif call.ticket is None:
-            self._waiting[rank] = (meeting, call)
+            self._fail_collective(collective, problem)
+        elif len(collective.joined) == len(ranks):
+            self._complete(collective)
+        elif contribution.ticket is None:
+            self._waiting[rank] = (collective, contribution)
 
-    def send(self, message: Message) -> None:
+    def send(self, message: MessageFingerprint, payload: Any) -> None:
         """Put a message into its mailbox; the sender goes on at once."""
         if self.aborted:
             raise RankAbortedError
-        wish = self._waiting.get(message.destination)
-        self._mail.setdefault(message.key, deque()).append(message)
-        if isinstance(wish, Message) and wish.key == message.key:
+        posted = self._waiting.get(message.destination)
+        self._mail.setdefault(message.key, deque()).append((message, payload))
+        if isinstance(posted, MessageFingerprint) and posted.key == message.key:
             del self._waiting[message.destination]
-            self._deliver(wish)
+            self._deliver(posted)
 
-    def receive(self, wish: Message) -> None:
-        """The destination of ``wish`` waits for a message; it becomes ready when one is there."""
-        rank = wish.destination
+    def receive(self, posted: MessageFingerprint) -> None:
+        """The destination of ``posted`` waits for a message; it becomes ready when one is there."""
+        rank = posted.destination
         self._ready.discard(rank)
         if self.aborted:
-            self._release(rank, Outcome(error=RankAbortedError()))
-        elif self._mail.get(wish.key):
-            self._deliver(wish)
-        elif wish.source in self._ended:
-            self._release(rank, self._error(self._never_sent(wish)))
+            self._release(rank, Resumption(error=RankAbortedError()))
+        elif self._mail.get(posted.key):
+            self._deliver(posted)
+        elif posted.source in self._ended:
+            self._release(rank, self._error(self._never_sent(posted)))
         else:
-            self._waiting[rank] = wish
+            self._waiting[rank] = posted
 
     def finish(self, rank: int) -> None:
-        """``rank`` returned. Whoever waits for it in vain is told so."""
+        """``rank`` returned. Ranks that wait for it get an error."""
         self._end(rank, "returned")
         if not self.aborted:
             self._wake_orphans(rank)
@@ -163,13 +214,13 @@ class Coordinator:
         for rank in range(self.world_size):
             if rank in self._ended:
                 continue
-            self.folded[rank] = self.describe(rank)
+            self.aborted_in[rank] = self.describe(rank)
             self._waiting.pop(rank, None)
-            known = self._outcomes.get(rank)
-            if known is None or known.error is None:  # a rank that is to learn its own error still learns it
-                self._release(rank, Outcome(error=RankAbortedError()))
+            known = self._resumptions.get(rank)
+            if known is None or known.error is None:  # a rank whose own error is not delivered yet still gets it
+                self._release(rank, Resumption(error=RankAbortedError()))
 
-    # -- what carriers ask ----------------------------------------------------------------------------------------
+    # -- what drivers ask -----------------------------------------------------------------------------------------
 
     def next_rank(self, after: int) -> int | None:
         """The rank to run now, or None when all have ended. No ready rank is a deadlock: all waiting ranks fail."""
@@ -180,14 +231,14 @@ class Coordinator:
         later = [rank for rank in self._ready if rank > after]
         return min(later or self._ready)
 
-    def answers(self, asking: set[int]) -> dict[int, Outcome]:
-        """For carriers whose ranks run side by side: what each of the ``asking`` ranks is to be told now.
+    def resumptions(self, waiting: set[int]) -> dict[int, Resumption]:
+        """For drivers whose ranks run at the same time: those of the ``waiting`` ranks that go on now.
 
-        If every rank waits, all of them learn that this is a deadlock.
+        If every rank waits, all of them get the error of a deadlock.
         """
         if not self._ready and self._waiting:
             self._deadlock()
-        return {rank: self._outcomes.pop(rank) for rank in sorted(asking) if rank in self._outcomes}
+        return {rank: self._resumptions.pop(rank) for rank in sorted(waiting) if rank in self._resumptions}
 
     def take(self, rank: int) -> Any:
         """The result of the call that ``rank`` waited in.
@@ -196,196 +247,146 @@ class Coordinator:
             CollectiveMismatchError: the call failed.
             RankAbortedError: the world failed.
         """
-        outcome = self.outcome(rank)
-        if outcome.error is not None:
-            raise outcome.error
-        return outcome.value
+        resumption = self.resumption(rank)
+        if resumption.error is not None:
+            raise resumption.error
+        return resumption.value
 
-    def outcome(self, rank: int) -> Outcome:
+    def resumption(self, rank: int) -> Resumption:
         """Like :meth:`take`, as a value."""
-        return self._outcomes.pop(rank, None) or Outcome()
+        return self._resumptions.pop(rank, None) or Resumption()
 
     def describe(self, rank: int) -> str:
-        """What ``rank`` is doing, in words."""
+        """A description of what ``rank`` is doing."""
         if rank in self._ended:
             return self._ended[rank]
         wait = self._waiting.get(rank)
         if wait is None:
             return "was running, or ready to run"
-        if isinstance(wait, Message):
+        if isinstance(wait, MessageFingerprint):
             return f"waited in {wait.text(sending=False)} at {wait.site}"
-        meeting, call = wait
-        missing = [other for other in meeting.ranks if other not in meeting.joined]
-        where = f"collective {meeting.number} of ranks {meeting.ranks}"
-        return f"waited in {call} ({where}) for ranks {missing} at {call.site}"
+        collective, contribution = wait
+        missing = [other for other in collective.ranks if other not in collective.joined]
+        fingerprint = contribution.fingerprint
+        return f"waited in {fingerprint} ({collective.name}) for ranks {missing} at {fingerprint.site}"
 
     def undelivered(self) -> str | None:
-        """Words for messages that were sent and never received, or None."""
-        lost = [message for box in self._mail.values() for message in box]
+        """The error text for messages that were sent and never received, or None."""
+        lost = [message for mailbox in self._mail.values() for message, _ in mailbox]
         if not lost:
             return None
         lines = [
-            f"  rank {item.source}: {item.text(sending=True)} was never received; sent at {item.site}" for item in lost
+            f"  rank {message.source}: {message.text(sending=True)} was never received; sent at {message.site}"
+            for message in lost
         ]
         return "messages were lost:\n" + "\n".join(lines)
 
     # -- inside ---------------------------------------------------------------------------------------------------
 
-    def _release(self, rank: int, outcome: Outcome) -> None:
-        self._outcomes[rank] = outcome
+    def _release(self, rank: int, resumption: Resumption) -> None:
+        self._resumptions[rank] = resumption
         self._ready.add(rank)
 
-    def _settle(self, rank: int, call: Call, outcome: Outcome) -> None:
-        """Hand ``rank`` the outcome of ``call``: now if it waits for it, else when it does."""
+    def _deliver_result(self, rank: int, contribution: Contribution, resumption: Resumption) -> None:
+        """Deliver the result of a contribution: now if ``rank`` waits for it, else when it does."""
         waits = self._waiting.get(rank)
-        waiting = waits is not None and not isinstance(waits, Message) and waits[1] is call
-        if call.ticket is not None:
-            del self._open[rank, call.ticket]
+        waiting = waits is not None and not isinstance(waits, MessageFingerprint) and waits[1] is contribution
+        if contribution.ticket is not None:
+            del self._in_flight[rank, contribution.ticket]
             if not waiting:
-                if call.awaited:
-                    self._settled[rank, call.ticket] = outcome
+                if contribution.awaited:
+                    self._results[rank, contribution.ticket] = resumption
                 return
         if waiting:
             del self._waiting[rank]
-        self._release(rank, outcome)
+        self._release(rank, resumption)
 
     @staticmethod
-    def _error(text: str) -> Outcome:
-        return Outcome(error=CollectiveMismatchError(text))
+    def _error(text: str) -> Resumption:
+        return Resumption(error=CollectiveMismatchError(text))
 
     def _end(self, rank: int, how: str) -> None:
         self._ready.discard(rank)
         self._waiting.pop(rank, None)
         self._ended[rank] = how
         if not self.aborted:
-            self.folded[rank] = how
+            self.aborted_in[rank] = how
 
-    def _complete(self, meeting: _Meeting) -> None:
-        del self._meetings[meeting.ranks, meeting.number]
-        calls = [meeting.joined[rank] for rank in meeting.ranks]
-        for position, rank in enumerate(meeting.ranks):
-            self._settle(rank, meeting.joined[rank], Outcome([call.outgoing[position] for call in calls]))
+    def _complete(self, collective: _Collective) -> None:
+        del self._collectives[collective.ranks, collective.number]
+        contributions = [collective.joined[rank] for rank in collective.ranks]
+        for position, rank in enumerate(collective.ranks):
+            received = [contribution.payloads[position] for contribution in contributions]
+            self._deliver_result(rank, contributions[position], Resumption(received))
 
-    def _fail_meeting(self, meeting: _Meeting, problem: str) -> None:
-        """Everyone who has come gets the error now, everyone else when they come."""
-        meeting.failed = problem
-        for rank, call in meeting.joined.items():
-            if not call.awaited:
-                self.unheard.setdefault(rank, CollectiveMismatchError(problem))
+    def _fail_collective(self, collective: _Collective, problem: str) -> None:
+        """Members that have joined get the error now, the others when they join."""
+        collective.failed = problem
+        for rank, contribution in collective.joined.items():
+            if not contribution.awaited:
+                self.unreported.setdefault(rank, CollectiveMismatchError(problem))
             if rank in self._ended:
                 continue
-            if call.ticket is not None:
-                if (rank, call.ticket) in self._open:
-                    self._settle(rank, call, self._error(problem))
-            elif rank not in self._outcomes and self._belongs(rank, meeting):
-                self._settle(rank, call, self._error(problem))
-        meeting.left = len(meeting.ranks) - len(meeting.joined)
-        if not meeting.left:
-            del self._meetings[meeting.ranks, meeting.number]
+            if contribution.ticket is not None:
+                if (rank, contribution.ticket) in self._in_flight:
+                    self._deliver_result(rank, contribution, self._error(problem))
+            elif rank not in self._resumptions and self._belongs(rank, collective):
+                self._deliver_result(rank, contribution, self._error(problem))
+        if len(collective.joined) == len(collective.ranks):
+            del self._collectives[collective.ranks, collective.number]
 
-    def _belongs(self, rank: int, meeting: _Meeting) -> bool:
-        """Whether ``rank`` is in ``meeting`` right now, rather than having been thrown out of it before."""
+    def _belongs(self, rank: int, collective: _Collective) -> bool:
+        """Whether ``rank`` is in this collective right now; it may have left it with an error before."""
         wait = self._waiting.get(rank)
         if wait is None:
             return rank not in self._ready
-        return not isinstance(wait, Message) and wait[0] is meeting
+        return not isinstance(wait, MessageFingerprint) and wait[0] is collective
 
-    def _disagreement(self, meeting: _Meeting, rank: int, call: Call) -> str | None:
-        for other, earlier in meeting.joined.items():
-            what = _difference(other, earlier, rank, call)
-            if what is not None:
-                return (
-                    f"ranks {other} and {rank} disagree about the {what} of collective {meeting.number} "
-                    f"of ranks {meeting.ranks}:\n"
-                    f"  rank {other}: {earlier} at {earlier.site}\n"
-                    f"  rank {rank}: {call} at {call.site}"
-                )
-        return None
+    def _absence(self, collective: _Collective) -> str | None:
+        gone = [other for other in collective.ranks if other in self._ended and other not in collective.joined]
+        return self._absent(collective, gone) if gone else None
 
-    def _absence(self, meeting: _Meeting, rank: int, call: Call) -> str | None:
-        gone = [other for other in meeting.ranks if other in self._ended and other not in meeting.joined]
-        if not gone:
-            return None
-        return self._absent(meeting, gone, {**meeting.joined, rank: call})
-
-    def _absent(self, meeting: _Meeting, gone: list[int], joined: dict[int, Call]) -> str:
+    def _absent(self, collective: _Collective, gone: list[int]) -> str:
         ends = ", ".join(f"rank {other} {self._ended[other]}" for other in gone)
-        lines = [f"  rank {other}: {call} at {call.site}" for other, call in joined.items()]
-        return (
-            f"{ends} without joining collective {meeting.number} of ranks {meeting.ranks}, in which others wait:\n"
-            + "\n".join(lines)
-        )
+        waiting = listed(collective.fingerprints)
+        return f"{ends} without joining {collective.name}, in which others wait:\n{waiting}"
 
     def _wake_orphans(self, gone: int) -> None:
         for rank, wait in list(self._waiting.items()):
             if self._waiting.get(rank) is not wait:
                 continue
-            if isinstance(wait, Message):
+            if isinstance(wait, MessageFingerprint):
                 if wait.source == gone:
                     del self._waiting[rank]
                     self._release(rank, self._error(self._never_sent(wait)))
             elif gone in wait[0].ranks and gone not in wait[0].joined:
-                self._fail_meeting(wait[0], self._absent(wait[0], [gone], wait[0].joined))
-        for meeting, call in list(self._open.values()):
-            missed = gone in meeting.ranks and gone not in meeting.joined
-            if missed and not call.awaited and meeting.failed is None:
-                self._fail_meeting(meeting, self._absent(meeting, [gone], meeting.joined))
+                self._fail_collective(wait[0], self._absent(wait[0], [gone]))
+        for collective, contribution in list(self._in_flight.values()):
+            missed = gone in collective.ranks and gone not in collective.joined
+            if missed and not contribution.awaited and collective.failed is None:
+                self._fail_collective(collective, self._absent(collective, [gone]))
 
-    def _never_sent(self, wish: Message) -> str:
+    def _never_sent(self, posted: MessageFingerprint) -> str:
+        end = f"rank {posted.source} {self._ended[posted.source]}"
         return (
-            f"rank {wish.source} {self._ended[wish.source]} without sending what rank {wish.destination} waits for:\n"
-            f"  rank {wish.destination}: {wish.text(sending=False)} at {wish.site}"
+            f"{end} without sending what rank {posted.destination} waits for:\n"
+            f"  rank {posted.destination}: {posted.text(sending=False)} at {posted.site}"
         )
 
-    def _deliver(self, wish: Message) -> None:
-        box = self._mail[wish.key]
-        message = box.popleft()
-        if not box:
-            del self._mail[wish.key]
-        if message.facts == wish.facts:
-            self._release(wish.destination, Outcome(message.payload))
-            return
-        problem = (
-            f"ranks {wish.source} and {wish.destination} disagree about the "
-            f"{_first_difference(message.facts, wish.facts)} of a message:\n"
-            f"  rank {wish.source}: {message.text(sending=True)} at {message.site}\n"
-            f"  rank {wish.destination}: {wish.text(sending=False)} at {wish.site}"
-        )
-        self._release(wish.destination, self._error(problem))
+    def _deliver(self, posted: MessageFingerprint) -> None:
+        mailbox = self._mail[posted.key]
+        message, payload = mailbox.popleft()
+        if not mailbox:
+            del self._mail[posted.key]
+        problem = message_mismatch(message, posted)
+        self._release(posted.destination, Resumption(payload) if problem is None else self._error(problem))
 
     def _deadlock(self) -> None:
         lines = [f"  rank {rank} {self.describe(rank)}" for rank in range(self.world_size)]
         problem = "deadlock, no rank can go on:\n" + "\n".join(lines)
         for rank in list(self._waiting):
             wait = self._waiting.pop(rank)
-            if not isinstance(wait, Message):
+            if not isinstance(wait, MessageFingerprint):
                 wait[0].failed = problem
-                self._open.pop((rank, wait[1].ticket or 0), None)
+                self._in_flight.pop((rank, wait[1].ticket or 0), None)
             self._release(rank, self._error(problem))
-
-
-def _first_difference(ours: tuple[tuple[str, Any], ...], theirs: tuple[tuple[str, Any], ...]) -> str:
-    left, right = dict(ours), dict(theirs)
-    for name in {**left, **right}:
-        if left.get(name) != right.get(name):
-            return name
-    return "order of facts"
-
-
-def _difference(other: int, earlier: Call, rank: int, call: Call) -> str | None:
-    """Name of the first thing in which two members' calls do not fit, or None when they fit."""
-    if earlier.operation != call.operation:
-        return "operation"
-    if earlier.facts != call.facts:
-        return _first_difference(earlier.facts, call.facts)
-    here, there = call.ranks.index(rank), call.ranks.index(other)
-    if _unfit(earlier, here, call, there) or _unfit(call, there, earlier, here):
-        return "chunk shapes"
-    return None
-
-
-def _unfit(sender: Call, to: int, receiver: Call, origin: int) -> bool:
-    """Whether what ``sender`` sends to position ``to`` is not what ``receiver`` expects from ``origin``."""
-    if sender.sends is None or receiver.expects is None:
-        return False
-    return sender.sends[to] != receiver.expects[origin]

@@ -1,4 +1,4 @@
-"""How a failed world is told: the failing rank's own traceback first, the others folded to one line each."""
+"""How a failed world is told: the failing rank's own traceback first, the others activities to one line each."""
 
 from __future__ import annotations
 
@@ -55,7 +55,7 @@ def lost_peer(error: BaseException) -> bool:
 def world_failed(
     world_size: int,
     failures: Mapping[int, BaseException],
-    folded: Mapping[int, str],
+    activities: Mapping[int, str],
     traces: Mapping[int, str] | None = None,
 ) -> WorldFailedError:
     """The error for ranks that raised or died, chained to the first of their exceptions.
@@ -63,7 +63,7 @@ def world_failed(
     Args:
         world_size: number of ranks.
         failures: per failed rank its exception, first failure first.
-        folded: per other rank what it was doing.
+        activities: per other rank what it was doing.
         traces: per failed rank its traceback as text, where it was raised in another process.
     """
     cause = next(iter(failures.values()))
@@ -76,7 +76,9 @@ def world_failed(
             continue
         told.setdefault(str(error), rank)
         lines += [f"--- rank {rank}:", (traces or {}).get(rank) or trace(error)]
-    lines += [f"--- rank {rank}: {folded.get(rank, 'unknown')}" for rank in range(world_size) if rank not in failures]
+    lines += [
+        f"--- rank {rank}: {activities.get(rank, 'unknown')}" for rank in range(world_size) if rank not in failures
+    ]
     text = "\n".join(lines)
     failed = WorldFailedError("\n".join(filter(None, [text, advice(text)])), failures)
     failed.__cause__ = cause

@@ -22,7 +22,7 @@ from hyper_parallel.errors import CollectiveMismatchError, HandleError, RankFail
 from hyper_parallel.transport.base import WORLD, Channel, Shape
 from hyper_parallel.transport.chunked_receive import Inbox
 from hyper_parallel.transport.failures import lost_peer
-from hyper_parallel.transport.work import Pending
+from hyper_parallel.transport.work import Work
 
 __all__ = ["GlooMessages", "bytes_of", "from_bytes", "started"]
 
@@ -52,7 +52,7 @@ class GlooMessages:
         """Leave the world: whoever waits for a message from now on is told so."""
         self._closed = True
 
-    def send(self, x: torch.Tensor, dst: int, tag: int, channel: Channel) -> Pending:
+    def send(self, x: torch.Tensor, dst: int, tag: int, channel: Channel) -> Work:
         """See :meth:`Transport.send`; of an empty tensor the head alone travels."""
         own = self._tag(tag, channel)
         carried = torch.cat([_head(x), bytes_of(x)]) if x.numel() else _head(x)
@@ -73,9 +73,9 @@ class GlooMessages:
                     work(carried)
             del self._unfinished[id(works)]
 
-        return Pending("send", finish)
+        return Work("send", finish)
 
-    def recv(self, like: torch.Tensor, src: int, tag: int, channel: Channel) -> Pending:
+    def recv(self, like: torch.Tensor, src: int, tag: int, channel: Channel) -> Work:
         """See :meth:`Transport.recv`."""
         own = self._tag(tag, channel)
         calls = functools.partial(_receive_piece, src, own), _count, functools.partial(_tell_room, src, own + _BESIDE)
@@ -91,7 +91,7 @@ class GlooMessages:
             _check_head(pieces[0][:_HEAD], wanted, src)
             return from_bytes(_body(pieces, size), size, like.dtype, tuple(like.shape))
 
-        return Pending("recv", finish)
+        return Work("recv", finish)
 
     @contextmanager
     def _connected(self, message: str) -> Iterator[None]:

@@ -1,4 +1,4 @@
-"""Ranks of a real world as warm processes: all of them run at once, and a coordinator here knows what each waits for.
+"""Ranks of a real world as warm processes that run at the same time; a coordinator here compares their calls.
 
 A team joins its gloo world once and serves run after run in it. A run that fails costs its team, which is ended and
 replaced: nothing of the failure can reach the next run.
@@ -21,7 +21,7 @@ from pathlib import Path
 from typing import Any
 
 from hyper_parallel.errors import CollectiveMismatchError, RankFailedError
-from hyper_parallel.transport.checks.fingerprint import Call, Message
+from hyper_parallel.transport.checks.fingerprint import CollectiveFingerprint, MessageFingerprint
 from hyper_parallel.transport.coordinator import Coordinator
 from hyper_parallel.transport.failures import WorldFailedError, lost_peer, world_failed, world_timed_out
 from hyper_parallel.transport.launched_rank import Seat, live_main
@@ -46,7 +46,7 @@ _IDLE: dict[tuple[str, int, str], list[_Team]] = {}
 
 @dataclass
 class LiveRun:
-    """What became of a run.
+    """The result of a run.
 
     Attributes:
         results: per rank what it returned; empty if the run failed.
@@ -119,7 +119,7 @@ class _Team:
         shutil.rmtree(self._folder, ignore_errors=True)
 
 
-class _World:
+class _LaunchedWorld:
     """One run of a team."""
 
     def __init__(self, team: _Team, deadline: float) -> None:
@@ -132,7 +132,7 @@ class _World:
         self.history: list[deque[str]] = [deque(maxlen=_HISTORY) for _ in team.workers]
         self._team = team
         self._running = set(range(len(team.workers)))
-        self._asking: set[int] = set()
+        self._waiting: set[int] = set()
         self._deadline = deadline
 
     def start(self, tasks: list[tuple[Task, dict[str, str]]]) -> None:
@@ -147,26 +147,26 @@ class _World:
                 if not self.coordinator.aborted:
                     return False
                 self._give_up()
-            for rank, outcome in self.coordinator.answers(self._asking).items():
-                self._asking.discard(rank)
-                self._send(rank, outcome)
+            for rank, resumption in self.coordinator.resumptions(self._waiting).items():
+                self._waiting.discard(rank)
+                self._send(rank, resumption)
         return True
 
     def _listen(self) -> bool:
         """Take one message of each rank that has one; False if none came in time."""
         lines = {self._team.workers[rank].line: rank for rank in self._running}
-        heard = wait(list(lines), max(0.0, self._deadline - time.monotonic()))
+        readable = wait(list(lines), max(0.0, self._deadline - time.monotonic()))
         for line, rank in lines.items():
-            if line in heard:
+            if line in readable:
                 self._take(rank)
-        self._tell_unheard()
-        return bool(heard)
+        self._report_unreported()
+        return bool(readable)
 
-    def _tell_unheard(self) -> None:
-        """Members disagree about what nobody waits for: the engine would hang or add to a maximum, so all end now."""
-        if self.coordinator.aborted or not self.coordinator.unheard:
+    def _report_unreported(self) -> None:
+        """End the run if ranks disagree about a collective that nobody waits for: the engine would hang or mix data."""
+        if self.coordinator.aborted or not self.coordinator.unreported:
             return
-        for rank, error in self.coordinator.unheard.items():
+        for rank, error in self.coordinator.unreported.items():
             self.failures[rank] = error
             self.traces[rank] = f"{type(error).__name__}: {error}"
         self.coordinator.abort()
@@ -184,16 +184,20 @@ class _World:
         if kind == "done":
             self._report(rank, content)
             return
-        if kind != "await":
-            self._note(rank, content)
         if kind == "send":
+            message, payload = content
+            self._note(rank, message)
             if not self.coordinator.aborted:
-                self.coordinator.send(content)
+                self.coordinator.send(message, payload)
             return
+        if kind in ("start", "join"):
+            self._note(rank, content.fingerprint)
+        elif kind == "receive":
+            self._note(rank, content)
         if kind == "start":
             self.coordinator.start(rank, content)
             return
-        self._asking.add(rank)
+        self._waiting.add(rank)
         if kind == "join":
             self.coordinator.join(rank, content)
         elif kind == "await":
@@ -201,9 +205,9 @@ class _World:
         else:
             self.coordinator.receive(content)
 
-    def _note(self, rank: int, content: Call | Message) -> None:
-        text = content.text(sending=content.source == rank) if isinstance(content, Message) else str(content)
-        self.history[rank].append(f"{text} at {content.site}")
+    def _note(self, rank: int, called: CollectiveFingerprint | MessageFingerprint) -> None:
+        text = called.text(sending=called.source == rank) if isinstance(called, MessageFingerprint) else str(called)
+        self.history[rank].append(f"{text} at {called.site}")
         if self.coordinator.aborted:
             self.ended_in[rank] = f"came to {self.history[rank][-1]} after the failure"
 
@@ -224,7 +228,7 @@ class _World:
         last = f"; last in {self.history[rank][-1]}" if self.history[rank] else ""
         text = f"rank {rank} {how}; it {self.coordinator.describe(rank)}{last}"
         self._running.discard(rank)
-        self._asking.discard(rank)
+        self._waiting.discard(rank)
         self.failures[rank] = RankFailedError(text)
         self.traces[rank] = "\n".join(filter(None, [text, _shorten(worker.last_words())]))
         self._fail(rank, how)
@@ -254,7 +258,7 @@ class _World:
     def timed_out(self, timeout: float) -> WorldFailedError:
         """Every rank with what it is in: first those that run, with their stacks, for the others wait for them."""
         told = {rank: self.coordinator.describe(rank) for rank in range(len(self.history))}
-        running = self._stacks(self._running - self._asking)
+        running = self._stacks(self._running - self._waiting)
         told.update({rank: f"was running in\n{stack}" for rank, stack in running.items()})
         return world_timed_out(timeout, len(told), told, list(running))
 
@@ -263,7 +267,7 @@ class _World:
         return {rank: _shorten(stack) for rank, stack in found.items()}
 
     def failure(self) -> WorldFailedError | None:
-        """Why the run failed; an error that only says that a peer has gone is folded beside the peer's own."""
+        """Why the run failed; an error that only says that a peer has gone is shown beside the peer's own."""
         if not self.failures:
             lost = self.coordinator.undelivered()
             if lost is None:
@@ -273,8 +277,8 @@ class _World:
             return failed
         causes = {rank: error for rank, error in self.failures.items() if not lost_peer(error)} or self.failures
         echoes = {rank: "lost its peer:\n" + self.traces[rank] for rank in self.failures if rank not in causes}
-        folded = {**self.coordinator.folded, **self.ended_in, **echoes}
-        return world_failed(len(self.history), causes, folded, self.traces)
+        activities = {**self.coordinator.aborted_in, **self.ended_in, **echoes}
+        return world_failed(len(self.history), causes, activities, self.traces)
 
 
 def warm_up(framework: str, module: str) -> None:
@@ -283,7 +287,7 @@ def warm_up(framework: str, module: str) -> None:
 
 
 def run_live(body: bytes, world_size: int, framework: str, timeout: float, device: str = "cpu") -> LiveRun:
-    """Run a packed pair of function and arguments on every rank of a real world; what became of it.
+    """Run a packed pair of function and arguments on every rank of a real world; and return its result.
 
     Args:
         body: from :func:`hyper_parallel.transport.serialization.pack`.
@@ -298,7 +302,7 @@ def run_live(body: bytes, world_size: int, framework: str, timeout: float, devic
         for rank in range(world_size)
     ]
     team = _check_out(framework, world_size, device)  # starting it is not counted
-    world = _World(team, time.monotonic() + timeout)
+    world = _LaunchedWorld(team, time.monotonic() + timeout)
     run = LiveRun()
     try:
         world.start(tasks)

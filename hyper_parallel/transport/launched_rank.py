@@ -21,6 +21,7 @@ import numpy as np
 from hyper_parallel.errors import UnsupportedOnBackend
 from hyper_parallel.transport.base import Transport
 from hyper_parallel.transport.checks.guarded import GuardedTransport
+from hyper_parallel.transport.coordinator import Endpoint
 from hyper_parallel.transport.failures import NEEDS_GLOO, trace
 from hyper_parallel.transport.rank_process import (
     PipeEndpoint,
@@ -32,7 +33,6 @@ from hyper_parallel.transport.rank_process import (
     run_rank,
 )
 from hyper_parallel.transport.serialization import pack_error
-from hyper_parallel.transport.simulated import Endpoint
 
 __all__ = ["Seat", "live_main"]
 

@@ -16,16 +16,16 @@ from hyper_parallel.transport.base import (
     WORLD,
     Channel,
     EngineTransport,
+    ForwardingTransport,
     Ranks,
     Shape,
     Transport,
-    TransportOver,
     check_ranks,
     check_reduction,
 )
 from hyper_parallel.transport.failures import NEEDS_GLOO
 from hyper_parallel.transport.numpy_ops import BFLOAT16
-from hyper_parallel.transport.work import Pending
+from hyper_parallel.transport.work import Work
 
 __all__ = [
     "HcclTransport",
@@ -66,7 +66,7 @@ def from_host(array: np.ndarray[Any, Any]) -> Tensor:
     return Tensor.from_numpy(array)
 
 
-class NumpyBridge(TransportOver):
+class NumpyBridge(ForwardingTransport):
     """MindSpore tensors over any transport that works on host arrays.
 
     Args:
@@ -122,7 +122,7 @@ class NumpyBridge(TransportOver):
         """See :meth:`Transport.barrier`."""
         self._inner.barrier(ranks)
 
-    def start(self, operation: str, *args: Any) -> Pending:
+    def start(self, operation: str, *args: Any) -> Work:
         """See :meth:`Transport.start`."""
         first, *rest = args
         several = operation in ("reduce_scatter", "all_to_all")
@@ -209,7 +209,7 @@ class HcclTransport(EngineTransport):
             self._engine.recv(carried, src, tag=tag)
         return _unflat(carried, like, like.shape)
 
-    def _all_reduce(self, x: Tensor, op: str, ranks: Ranks) -> Pending:
+    def _all_reduce(self, x: Tensor, op: str, ranks: Ranks) -> Work:
         check_ranks(ranks, self.rank, self.world_size)
         check_reduction(op, inexact=_inexact(x))
         if len(ranks) == 1 or 0 in x.shape or not _native(x, op):
@@ -222,15 +222,15 @@ class HcclTransport(EngineTransport):
             total = flat.reshape(x.shape)
             return mint.div(total, len(ranks)) if op == "avg" else total
 
-        return Pending("all_reduce", finish)
+        return Work("all_reduce", finish)
 
-    def _all_gather(self, x: Tensor, ranks: Ranks, shapes: Sequence[Shape]) -> Pending:
+    def _all_gather(self, x: Tensor, ranks: Ranks, shapes: Sequence[Shape]) -> Work:
         check_ranks(ranks, self.rank, self.world_size)
         sizes = [math.prod(shape) * _width(x) for shape in shapes]
         flat = _pad(_flat(x), max(sizes))
         if len(ranks) == 1 or not max(sizes):
             own = [_unflat(_fresh(flat), x, shape) for shape in shapes]
-            return Pending("all_gather", lambda: own)
+            return Work("all_gather", lambda: own)
         parts = [_empty_like(flat) for _ in ranks]
         ordered = [parts[place] for place in _by_rank(ranks)]
         work = self._engine.all_gather(ordered, flat, self.group(ranks), async_op=True)
@@ -240,9 +240,9 @@ class HcclTransport(EngineTransport):
             return [_unflat(_head(part, size), x, shape)
                     for part, size, shape in zip(parts, sizes, shapes, strict=True)]  # fmt: skip
 
-        return Pending("all_gather", finish)
+        return Work("all_gather", finish)
 
-    def _reduce_scatter(self, chunks: Sequence[Tensor], op: str, ranks: Ranks) -> Pending:
+    def _reduce_scatter(self, chunks: Sequence[Tensor], op: str, ranks: Ranks) -> Work:
         position = check_ranks(ranks, self.rank, self.world_size)
         check_reduction(op, inexact=_inexact(chunks[0]))
         own = chunks[position]
@@ -259,16 +259,16 @@ class HcclTransport(EngineTransport):
             kept = _unflat(_head(mine, math.prod(own.shape)), own, own.shape)
             return mint.div(kept, len(ranks)) if op == "avg" else kept
 
-        return Pending("reduce_scatter", finish)
+        return Work("reduce_scatter", finish)
 
-    def _all_to_all(self, chunks: Sequence[Tensor], ranks: Ranks, shapes: Sequence[Shape]) -> Pending:
+    def _all_to_all(self, chunks: Sequence[Tensor], ranks: Ranks, shapes: Sequence[Shape]) -> Work:
         check_ranks(ranks, self.rank, self.world_size)
         like = chunks[0]
         order = _by_rank(ranks)
         flats = [_flat(chunks[place]) for place in order]
         if len(ranks) == 1:
             kept = _unflat(_fresh(flats[0]), like, shapes[0])
-            return Pending("all_to_all", lambda: [kept])
+            return Work("all_to_all", lambda: [kept])
         sent = [flat.shape[0] for flat in flats]
         received = [math.prod(shapes[place]) * _width(like) for place in order]
         arrived = mint.zeros((sum(received),), dtype=flats[0].dtype)
@@ -284,9 +284,9 @@ class HcclTransport(EngineTransport):
                 start += size
             return [results[place] for place in range(len(ranks))]
 
-        return Pending("all_to_all", finish)
+        return Work("all_to_all", finish)
 
-    def _broadcast(self, x: Tensor, src: int, ranks: Ranks) -> Pending:
+    def _broadcast(self, x: Tensor, src: int, ranks: Ranks) -> Work:
         check_ranks(ranks, self.rank, self.world_size)
         check_ranks(ranks, src, self.world_size)
         carried = _fresh(_flat(x))
@@ -298,14 +298,14 @@ class HcclTransport(EngineTransport):
             _finish(work)
             return _unflat(carried, x, x.shape)
 
-        return Pending("broadcast", finish)
+        return Work("broadcast", finish)
 
-    def _send(self, x: Tensor, dst: int, tag: int = 0, channel: Channel = WORLD) -> Pending:
+    def _send(self, x: Tensor, dst: int, tag: int = 0, channel: Channel = WORLD) -> Work:
         del channel
         work = self._engine.isend(_fresh(_flat(x)), dst, tag=tag) if 0 not in x.shape else None
-        return Pending("send", lambda: _finish(work))
+        return Work("send", lambda: _finish(work))
 
-    def _recv(self, like: Tensor, src: int, tag: int = 0, channel: Channel = WORLD) -> Pending:
+    def _recv(self, like: Tensor, src: int, tag: int = 0, channel: Channel = WORLD) -> Work:
         del channel
         carried = _empty_like(_flat(like))
         work = self._engine.irecv(carried, src, tag=tag) if 0 not in like.shape else None
@@ -314,7 +314,7 @@ class HcclTransport(EngineTransport):
             _finish(work)
             return _unflat(carried, like, like.shape)
 
-        return Pending("recv", finish)
+        return Work("recv", finish)
 
     def all_gather_object(self, obj: Any, ranks: Ranks) -> list[Any]:
         """See :meth:`Transport.all_gather_object`."""

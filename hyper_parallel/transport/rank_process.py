@@ -18,8 +18,8 @@ from typing import IO, Any
 import numpy as np
 
 from hyper_parallel.transport.base import Transport, use_transport
-from hyper_parallel.transport.checks.fingerprint import Call, Message
-from hyper_parallel.transport.coordinator import Outcome, RankAbortedError, unwinding
+from hyper_parallel.transport.checks.fingerprint import MessageFingerprint
+from hyper_parallel.transport.coordinator import Contribution, RankAbortedError, Resumption, unwinding
 from hyper_parallel.transport.failures import trace
 from hyper_parallel.transport.numpy_ops import NumpyOps
 from hyper_parallel.transport.serialization import pack_back, pack_error, unpack
@@ -76,41 +76,41 @@ class PipeEndpoint:
     def __init__(self, line: Connection) -> None:
         self._line = line
 
-    def exchange(self, call: Call) -> list[Any]:
+    def exchange(self, contribution: Contribution) -> list[Any]:
         """See :class:`Endpoint`."""
-        result: list[Any] = self._ask(("join", call))
+        result: list[Any] = self._ask(("join", contribution))
         return result
 
-    def start(self, call: Call) -> None:
+    def start(self, contribution: Contribution) -> None:
         """See :class:`Endpoint`."""
-        self._line.send(("start", call))
+        self._line.send(("start", contribution))
 
     def wait(self, ticket: int) -> list[Any]:
         """See :class:`Endpoint`."""
         result: list[Any] = self._ask(("await", ticket))
         return result
 
-    def send(self, message: Message) -> None:
+    def send(self, message: MessageFingerprint, payload: Any) -> None:
         """See :class:`Endpoint`."""
-        self._line.send(("send", message))
+        self._line.send(("send", (message, payload)))
 
-    def receive(self, wish: Message) -> Any:
+    def receive(self, posted: MessageFingerprint) -> Any:
         """See :class:`Endpoint`."""
-        return self._ask(("receive", wish))
+        return self._ask(("receive", posted))
 
     def _ask(self, request: tuple[str, Any]) -> Any:
         self._line.send(request)
-        outcome: Outcome = self._line.recv()
-        if outcome.error is not None:
-            raise outcome.error
-        return outcome.value
+        resumption: Resumption = self._line.recv()
+        if resumption.error is not None:
+            raise resumption.error
+        return resumption.value
 
 
 def resolve(name: str) -> Callable[..., Any]:
     """The function that ``module:function`` names."""
     module, _, attribute = name.partition(":")
-    found: Callable[..., Any] = getattr(importlib.import_module(module), attribute)
-    return found
+    function: Callable[..., Any] = getattr(importlib.import_module(module), attribute)
+    return function
 
 
 def worker_main(line: Connection, stack_path: str) -> None:

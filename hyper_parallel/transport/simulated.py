@@ -1,8 +1,8 @@
 """A transport whose ranks live on one machine under one coordinator, deterministically.
 
-:class:`SimulatedTransport` builds every collective from one primitive, *exchange* (each member deposits a payload
-per member and gets what the others deposited for it), and from mailboxes. Arithmetic is done by the receiving
-rank, in the order of ``ranks``, so that all members compute bitwise the same. Payloads are private copies: a rank
+:class:`SimulatedTransport` builds every collective from one primitive, *exchange* (each member contributes a payload
+per member and gets the payloads that the others contributed for it), and from mailboxes. The receiving rank does the
+arithmetic, in the order of ``ranks``, so that all members compute bitwise the same. Payloads are private copies: a rank
 that later writes into its tensor changes nobody else's.
 """
 
@@ -12,72 +12,23 @@ import pickle
 from collections import deque
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import Any, Protocol
+from typing import Any
 
 from hyper_parallel.errors import CollectiveMismatchError, MeshError
-from hyper_parallel.transport.base import (
-    WORLD,
-    Channel,
-    Ranks,
-    Shape,
-    Transport,
-    after_dropped,
-    check_ranks,
-    check_reduction,
+from hyper_parallel.transport.base import WORLD, Channel, HostOps, Ranks, Shape, Transport, after_dropped
+from hyper_parallel.transport.checks.fingerprint import (
+    MessageFingerprint,
+    TransportFingerprints,
 )
-from hyper_parallel.transport.checks.fingerprint import Call, Message, call_site
-from hyper_parallel.transport.work import Pending
+from hyper_parallel.transport.coordinator import Contribution, Endpoint
+from hyper_parallel.transport.work import Work
 
-__all__ = ["Endpoint", "HostOps", "SimulatedGroup", "SimulatedTransport"]
-
-
-class HostOps(Protocol):
-    """The little that a simulated rank needs from a framework (or from numpy)."""
-
-    def shape(self, x: Any) -> Shape:
-        """Sizes of ``x``."""
-
-    def dtype(self, x: Any) -> str:
-        """Name of the dtype of ``x``."""
-
-    def inexact(self, x: Any) -> bool:
-        """Whether ``x`` is floating or complex, so that it has an average."""
-
-    def copy(self, x: Any) -> Any:
-        """A contiguous copy outside any gradient, sharing nothing with ``x``."""
-
-    def reduce(self, parts: Sequence[Any], op: str) -> Any:
-        """Reduce equal-shaped ``parts`` in their order with ``op``; a new tensor of the same dtype."""
-
-    def save_state(self) -> Any:
-        """What the framework keeps per process but a rank owns: the default generator, the default dtype."""
-
-    def restore_state(self, state: Any) -> None:
-        """Put back what :meth:`save_state` returned."""
-
-
-class Endpoint(Protocol):
-    """A rank's line to the coordinator; every method may block the rank and raise what the coordinator decides."""
-
-    def exchange(self, call: Call) -> list[Any]:
-        """Join a collective; what each member deposited for this rank, in the order of ``call.ranks``."""
-
-    def start(self, call: Call) -> None:
-        """Deposit the part in a collective that has a ticket, and go on."""
-
-    def wait(self, ticket: int) -> list[Any]:
-        """What each member of the collective of ``ticket`` deposited for this rank; once per ticket."""
-
-    def send(self, message: Message) -> None:
-        """Deposit a message."""
-
-    def receive(self, wish: Message) -> Any:
-        """Wait for a message; its payload."""
+__all__ = ["SimulatedGroup", "SimulatedTransport"]
 
 
 @dataclass(frozen=True)
 class SimulatedGroup:
-    """Group handle of a simulated world: nothing but its ranks."""
+    """Group handle of a simulated world: its ranks."""
 
     ranks: Ranks
 
@@ -87,17 +38,28 @@ class SimulatedGroup:
 
 
 @dataclass(frozen=True)
-class _Part:
-    """One rank's part in a collective, and what it makes of the others' parts."""
+class _Collective:
+    """A collective as one rank takes part in it: its contribution, and what it makes of the received payloads."""
 
-    call: Call
+    contribution: Contribution
     finish: Callable[[list[Any]], Any]
+
+    @property
+    def alone(self) -> bool:
+        """Whether there is no other member."""
+        return len(self.contribution.payloads) == 1
 
 
 class SimulatedTransport(Transport):
-    """One simulated rank's transport: ``ops`` computes, ``endpoint`` talks to the coordinator.
+    """One simulated rank's transport.
 
-    Every method raises :class:`CollectiveMismatchError` at once when members do not do the same thing.
+    Every method raises :class:`CollectiveMismatchError` at once when members call it differently.
+
+    Args:
+        rank: of the simulated rank.
+        world_size: number of ranks.
+        ops: computes on local tensors.
+        endpoint: talks to the coordinator.
     """
 
     backend = "simulated"
@@ -107,10 +69,11 @@ class SimulatedTransport(Transport):
         self.world_size = world_size
         self._ops = ops
         self._endpoint = endpoint
+        self._fingerprints = TransportFingerprints(rank, world_size, ops)
         self._tickets = 0
         self._groups: dict[Ranks, SimulatedGroup] = {}
         self._dropped: dict[Ranks, int] = {}
-        self._wishes: dict[tuple[int, int, int, Channel], deque[Message]] = {}
+        self._posted: dict[tuple[int, int, int, Channel], deque[MessageFingerprint]] = {}
         self._arrived: dict[int, tuple[Any, CollectiveMismatchError | None]] = {}
 
     def all_reduce(self, x: Any, op: str, ranks: Ranks) -> Any:
@@ -119,8 +82,8 @@ class SimulatedTransport(Transport):
 
     def all_gather(self, x: Any, ranks: Ranks, shapes: Sequence[Shape]) -> list[Any]:
         """See :meth:`Transport.all_gather`."""
-        found: list[Any] = self._run(self._all_gather(x, ranks, shapes))
-        return found
+        parts: list[Any] = self._run(self._all_gather(x, ranks, shapes))
+        return parts
 
     def reduce_scatter(self, chunks: Sequence[Any], op: str, ranks: Ranks) -> Any:
         """Reduce in rank order; see :meth:`Transport.reduce_scatter`."""
@@ -128,111 +91,99 @@ class SimulatedTransport(Transport):
 
     def all_to_all(self, chunks: Sequence[Any], ranks: Ranks, shapes: Sequence[Shape]) -> list[Any]:
         """See :meth:`Transport.all_to_all`."""
-        found: list[Any] = self._run(self._all_to_all(chunks, ranks, shapes))
-        return found
+        received: list[Any] = self._run(self._all_to_all(chunks, ranks, shapes))
+        return received
 
     def broadcast(self, x: Any, src: int, ranks: Ranks) -> Any:
         """See :meth:`Transport.broadcast`."""
         return self._run(self._broadcast(x, src, ranks))
 
-    def start(self, operation: str, *args: Any) -> Pending:
+    def start(self, operation: str, *args: Any) -> Work:
         """See :meth:`Transport.start`."""
         if operation == "send":
             self.send(*args)
-            return Pending("send", lambda: None)
+            return Work("send", lambda: None)
         if operation == "recv":
             return self._post(*args)
-        parts: dict[str, Callable[..., _Part]] = {
+        collectives: dict[str, Callable[..., _Collective]] = {
             "all_reduce": self._all_reduce,
             "all_gather": self._all_gather,
             "reduce_scatter": self._reduce_scatter,
             "all_to_all": self._all_to_all,
             "broadcast": self._broadcast,
         }
-        part = parts[operation](*args)
-        if len(part.call.ranks) == 1:
-            return Pending(operation, lambda: part.finish(list(part.call.outgoing)))
+        collective = collectives[operation](*args)
+        if collective.alone:
+            return Work(operation, lambda: self._run(collective))
         self._tickets += 1
-        ticket = part.call.ticket = self._tickets
-        self._endpoint.start(part.call)
-        return Pending(operation, lambda: part.finish(self._endpoint.wait(ticket)))
+        ticket = collective.contribution.ticket = self._tickets
+        self._endpoint.start(collective.contribution)
+        return Work(operation, lambda: collective.finish(self._endpoint.wait(ticket)))
 
-    def _all_reduce(self, x: Any, op: str, ranks: Ranks) -> _Part:
-        check_reduction(op, inexact=self._ops.inexact(x))
-        facts = (*self._facts(x), ("reduction", op))
+    def _all_reduce(self, x: Any, op: str, ranks: Ranks) -> _Collective:
+        fingerprint = self._fingerprints.all_reduce(x, op, ranks)
         payloads = [self._ops.copy(x)] * len(ranks)
-        return self._part("all_reduce", ranks, facts, payloads, lambda parts: self._ops.reduce(parts, op))
+        return _Collective(Contribution(fingerprint, payloads), lambda parts: self._ops.reduce(parts, op))
 
-    def _all_gather(self, x: Any, ranks: Ranks, shapes: Sequence[Shape]) -> _Part:
-        told = _tuples(shapes)
-        self._check_told("all_gather", self._ops.shape(x), told, ranks)
-        facts = (("dtype", self._ops.dtype(x)), ("shapes", told))
+    def _all_gather(self, x: Any, ranks: Ranks, shapes: Sequence[Shape]) -> _Collective:
+        fingerprint = self._fingerprints.all_gather(x, ranks, shapes)
         payloads = [self._ops.copy(x)] * len(ranks)
-        return self._part("all_gather", ranks, facts, payloads, lambda parts: [self._ops.copy(part) for part in parts])
+        return _Collective(Contribution(fingerprint, payloads), lambda parts: [self._ops.copy(part) for part in parts])
 
-    def _reduce_scatter(self, chunks: Sequence[Any], op: str, ranks: Ranks) -> _Part:
-        _check_count("reduce_scatter", len(chunks), ranks)
-        check_reduction(op, inexact=self._ops.inexact(chunks[0]))
-        shapes = tuple(self._ops.shape(chunk) for chunk in chunks)
-        facts = (("dtype", self._ops.dtype(chunks[0])), ("shapes", shapes), ("reduction", op))
-        payloads = [self._ops.copy(chunk) for chunk in chunks]
-        return self._part("reduce_scatter", ranks, facts, payloads, lambda parts: self._ops.reduce(parts, op))
+    def _reduce_scatter(self, chunks: Sequence[Any], op: str, ranks: Ranks) -> _Collective:
+        fingerprint = self._fingerprints.reduce_scatter(chunks, op, ranks)
+        return _Collective(Contribution(fingerprint, self._copies(chunks)), lambda parts: self._ops.reduce(parts, op))
 
-    def _all_to_all(self, chunks: Sequence[Any], ranks: Ranks, shapes: Sequence[Shape]) -> _Part:
-        _check_count("all_to_all", len(chunks), ranks)
-        expects = _tuples(shapes)
-        sends = tuple(self._ops.shape(chunk) for chunk in chunks)
-        position = check_ranks(ranks, self.rank, self.world_size)
-        self._check_told("all_to_all", sends[position], expects, ranks)
-        payloads = [self._ops.copy(chunk) for chunk in chunks]
-        facts = (("dtype", self._ops.dtype(chunks[0])),)
-        return self._part("all_to_all", ranks, facts, payloads, list, sends, expects)
+    def _all_to_all(self, chunks: Sequence[Any], ranks: Ranks, shapes: Sequence[Shape]) -> _Collective:
+        fingerprint = self._fingerprints.all_to_all(chunks, ranks, shapes)
+        return _Collective(Contribution(fingerprint, self._copies(chunks)), list)
 
-    def _broadcast(self, x: Any, src: int, ranks: Ranks) -> _Part:
-        _check_source(src, ranks)
+    def _broadcast(self, x: Any, src: int, ranks: Ranks) -> _Collective:
+        fingerprint = self._fingerprints.broadcast(x, src, ranks)
         payload = self._ops.copy(x) if src == self.rank else None
-        facts = (*self._facts(x), ("src", src))
-        place = ranks.index(src)
-        return self._part("broadcast", ranks, facts, [payload] * len(ranks), lambda parts: self._ops.copy(parts[place]))
+        root = ranks.index(src)
+        return _Collective(Contribution(fingerprint, [payload] * len(ranks)), lambda parts: self._ops.copy(parts[root]))
+
+    def _copies(self, chunks: Sequence[Any]) -> list[Any]:
+        return [self._ops.copy(chunk) for chunk in chunks]
 
     def send(self, x: Any, dst: int, tag: int = 0, channel: Channel = WORLD) -> None:
         """Deposit a copy in the mailbox of ``dst`` and return at once."""
-        self._check_peer("send", dst)
-        self._endpoint.send(Message(self.rank, dst, tag, self._facts(x), call_site(), self._ops.copy(x), channel))
+        message = self._fingerprints.send(x, dst, tag, channel)
+        self._endpoint.send(message, self._ops.copy(x))
 
     def recv(self, like: Any, src: int, tag: int = 0, channel: Channel = WORLD) -> Any:
         """See :meth:`Transport.recv`."""
         return self._post(like, src, tag, channel).wait()
 
-    def _post(self, like: Any, src: int, tag: int = 0, channel: Channel = WORLD) -> Pending:
-        """Wish for a message; wishes for one mailbox are served in the order in which they were made."""
-        self._check_peer("recv", src)
-        wish = Message(src, self.rank, tag, self._facts(like), call_site(), None, channel)
-        self._wishes.setdefault(wish.key, deque()).append(wish)
-        return Pending("recv", lambda: self._receive(wish))
+    def _post(self, like: Any, src: int, tag: int = 0, channel: Channel = WORLD) -> Work:
+        """Post a receive; those of one mailbox are served in the order in which they were posted."""
+        posted = self._fingerprints.recv(like, src, tag, channel)
+        self._posted.setdefault(posted.key, deque()).append(posted)
+        return Work("recv", lambda: self._receive(posted))
 
-    def _receive(self, wish: Message) -> Any:
-        queue = self._wishes[wish.key]
-        while id(wish) not in self._arrived:
+    def _receive(self, posted: MessageFingerprint) -> Any:
+        queue = self._posted[posted.key]
+        while id(posted) not in self._arrived:
             first = queue.popleft()
             try:
                 self._arrived[id(first)] = (self._endpoint.receive(first), None)
             except CollectiveMismatchError as error:
                 self._arrived[id(first)] = (None, error)
-        value, refused = self._arrived.pop(id(wish))
-        if refused is not None:
-            raise refused
+        value, error = self._arrived.pop(id(posted))
+        if error is not None:
+            raise error
         return value
 
     def all_gather_object(self, obj: Any, ranks: Ranks) -> list[Any]:
         """Objects travel pickled, so no two ranks share one."""
         payload = pickle.dumps(obj)
-        parts = self._run(self._part("all_gather_object", ranks, (), [payload] * len(ranks), list))
-        return [pickle.loads(part) for part in parts]  # noqa: S301 - written by the ranks of this very program
+        parts = self._run(self._plain("all_gather_object", ranks, payload))
+        return [pickle.loads(part) for part in parts]  # noqa: S301 - written by ranks of this program
 
     def barrier(self, ranks: Ranks) -> None:
         """See :meth:`Transport.barrier`."""
-        self._run(self._part("barrier", ranks, (), [None] * len(ranks), list))
+        self._run(self._plain("barrier", ranks, None))
 
     def group(self, ranks: Ranks) -> SimulatedGroup:
         """A handle; equal ranks give equal handles, and no communication happens."""
@@ -286,50 +237,12 @@ class SimulatedTransport(Transport):
             raise MeshError(msg)
         return group.ranks
 
-    def _facts(self, x: Any) -> tuple[tuple[str, Any], ...]:
-        return (("shape", self._ops.shape(x)), ("dtype", self._ops.dtype(x)))
+    def _plain(self, operation: str, ranks: Ranks, payload: Any) -> _Collective:
+        """A collective without tensors."""
+        fingerprint = self._fingerprints.of(operation, ranks)
+        return _Collective(Contribution(fingerprint, [payload] * len(ranks)), list)
 
-    def _part(
-        self,
-        operation: str,
-        ranks: Ranks,
-        facts: tuple[tuple[str, Any], ...],
-        outgoing: list[Any],
-        finish: Callable[[list[Any]], Any],
-        sends: tuple[Shape, ...] | None = None,
-        expects: tuple[Shape, ...] | None = None,
-    ) -> _Part:
-        check_ranks(ranks, self.rank, self.world_size)
-        return _Part(Call(operation, ranks, facts, outgoing, call_site(), sends, expects), finish)
-
-    def _run(self, part: _Part) -> Any:
-        alone = len(part.call.ranks) == 1
-        return part.finish(list(part.call.outgoing) if alone else self._endpoint.exchange(part.call))
-
-    def _check_told(self, operation: str, own: Shape, told: tuple[Shape, ...], ranks: Ranks) -> None:
-        _check_count(operation, len(told), ranks)
-        position = check_ranks(ranks, self.rank, self.world_size)
-        if told[position] != own:
-            msg = f"rank {self.rank} sends {list(own)} to itself in {operation} but says {list(told[position])}"
-            raise CollectiveMismatchError(msg)
-
-    def _check_peer(self, operation: str, peer: int) -> None:
-        if peer == self.rank or not 0 <= peer < self.world_size:
-            msg = f"{operation} on rank {self.rank} names rank {peer}; it must be another rank below {self.world_size}"
-            raise CollectiveMismatchError(msg)
-
-
-def _tuples(shapes: Sequence[Shape]) -> tuple[Shape, ...]:
-    return tuple(tuple(shape) for shape in shapes)
-
-
-def _check_count(operation: str, count: int, ranks: Ranks) -> None:
-    if count != len(ranks):
-        msg = f"{operation} over {len(ranks)} ranks got {count} chunks or shapes; it takes one per rank"
-        raise CollectiveMismatchError(msg)
-
-
-def _check_source(src: int, ranks: Ranks) -> None:
-    if src not in ranks:
-        msg = f"broadcast from rank {src}, which is not among ranks {ranks}; src is a global rank"
-        raise CollectiveMismatchError(msg)
+    def _run(self, collective: _Collective) -> Any:
+        contribution = collective.contribution
+        received = list(contribution.payloads) if collective.alone else self._endpoint.exchange(contribution)
+        return collective.finish(received)

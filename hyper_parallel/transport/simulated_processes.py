@@ -1,4 +1,4 @@
-"""Simulated ranks as warm processes: the coordinator runs here and lets one of them run at a time."""
+"""Simulated ranks as warm processes: the coordinator is in this process and lets one of them run at a time."""
 
 from __future__ import annotations
 
@@ -20,16 +20,16 @@ from hyper_parallel.transport.serialization import pack, unpack
 __all__ = ["run_workers"]
 
 
-class _TimeUp(Exception):  # noqa: N818 - control flow, never seen outside
+class _TimedOut(Exception):  # noqa: N818 - control flow, never seen outside
     """The holder of the baton did not report before the deadline."""
 
 
-class _Broken(Exception):  # noqa: N818 - control flow, never seen outside
-    """A rank died while another one runs, which nobody can be asked to stop: the processes are ended."""
+class _WaitingRankDied(Exception):  # noqa: N818 - control flow, never seen outside
+    """A waiting rank died while another one runs. That one cannot be stopped, so the processes are ended."""
 
 
-class _World:
-    """One run: the team, the coordinator, and what became of each rank."""
+class _ProcessWorld:
+    """One run: its worker processes, the coordinator, and each rank's result or failure."""
 
     def __init__(self, team: list[Worker], tasks: list[Task], deadline: float) -> None:
         self.coordinator = Coordinator(len(team))
@@ -46,30 +46,30 @@ class _World:
         """Hand the baton round until every rank has ended.
 
         Raises:
-            _TimeUp: the deadline passed.
-            _Broken: a waiting rank died; the failure is noted.
+            _TimedOut: the deadline passed.
+            _WaitingRankDied: a waiting rank died; the failure is noted.
         """
         rank = self.coordinator.next_rank(-1)
         while rank is not None:
             if self._resume(rank):
-                self._listen(rank)
+                self._serve(rank)
             rank = self.coordinator.next_rank(rank)
 
     def _resume(self, rank: int) -> bool:
         """Let ``rank`` run; False if it has ended instead."""
-        outcome = self.coordinator.outcome(rank)
+        resumption = self.coordinator.resumption(rank)
         task, self._tasks[rank] = self._tasks[rank], None
-        if task is not None and isinstance(outcome.error, RankAbortedError):
+        if task is not None and isinstance(resumption.error, RankAbortedError):
             self._end(rank, "never started")
             return False
         try:
-            self._team[rank].line.send(outcome if task is None else task)
+            self._team[rank].line.send(resumption if task is None else task)
         except OSError as error:
             self._died(rank, error)
             return False
         return True
 
-    def _listen(self, rank: int) -> None:
+    def _serve(self, rank: int) -> None:
         """Serve ``rank`` until it waits for others or ends."""
         waiting = True
         while waiting:
@@ -77,18 +77,23 @@ class _World:
             waiting = message is not None and self._handle(rank, *message)
 
     def _next_message(self, rank: int) -> tuple[str, Any] | None:
-        """What ``rank`` says next; None when it died. Other ranks' deaths are noticed on the way."""
+        """The next request of ``rank``, or None when it died.
+
+        Raises:
+            _TimedOut: the deadline passed.
+            _WaitingRankDied: another rank died.
+        """
         line = self._team[rank].line
         sentinels = {self._team[other].process.sentinel: other for other in self._running if other != rank}
         while not line.poll(0):
-            heard = wait([line, *sentinels], max(0.0, self._deadline - time.monotonic()))
-            if not heard:
-                raise _TimeUp
-            for sentinel in heard:
+            readable = wait([line, *sentinels], max(0.0, self._deadline - time.monotonic()))
+            if not readable:
+                raise _TimedOut
+            for sentinel in readable:
                 other = sentinels.pop(sentinel, None) if isinstance(sentinel, int) else None
                 if other is not None:
                     self._died(other)
-                    raise _Broken
+                    raise _WaitingRankDied
         try:
             message: tuple[str, Any] = line.recv()
         except (EOFError, OSError) as error:
@@ -100,7 +105,7 @@ class _World:
         """Pass a request on to the coordinator; True while the rank keeps running."""
         if kind == "send":
             if not self.coordinator.aborted:
-                self.coordinator.send(content)
+                self.coordinator.send(*content)
             return True
         if kind == "start":
             self.coordinator.start(rank, content)
@@ -143,9 +148,9 @@ class _World:
         return rank not in self._running
 
     def stacks(self) -> dict[int, str]:
-        """Per rank what it is in, with its stack."""
-        found = stacks_of({rank: worker for rank, worker in enumerate(self._team) if rank in self._running})
-        return {rank: f"{self.coordinator.describe(rank)}\n{found.get(rank, '')}" for rank in range(len(self._team))}
+        """Per rank a description of what it is doing, with its stack."""
+        stacks = stacks_of({rank: worker for rank, worker in enumerate(self._team) if rank in self._running})
+        return {rank: f"{self.coordinator.describe(rank)}\n{stacks.get(rank, '')}" for rank in range(len(self._team))}
 
 
 def run_workers(
@@ -171,15 +176,15 @@ def run_workers(
     traced, path, folder = sys.gettrace() is not None, search_path(), os.getcwd()  # noqa: PTH109
     tasks = [Task(rank, world_size, body, start, path, folder, traced) for rank in range(world_size)]
     team = check_out(world_size)
-    world = _World(team, tasks, time.monotonic() + timeout)
+    world = _ProcessWorld(team, tasks, time.monotonic() + timeout)
     healthy = False
     try:
         world.run()
         # An exception that leaves a half-recorded backward makes MindSpore's process unreliable for later runs.
         healthy = not world.dead and not (start is not None and world.failures)
-    except _Broken:
+    except _WaitingRankDied:
         pass
-    except _TimeUp:
+    except _TimedOut:
         raise world_timed_out(timeout, world_size, world.stacks()) from None
     finally:
         if healthy:
@@ -190,9 +195,9 @@ def run_workers(
     return _results(world, world_size)
 
 
-def _results(world: _World, world_size: int) -> list[Any]:
+def _results(world: _ProcessWorld, world_size: int) -> list[Any]:
     if world.failures:
-        raise world_failed(world_size, world.failures, world.coordinator.folded, world.traces)
+        raise world_failed(world_size, world.failures, world.coordinator.aborted_in, world.traces)
     lost = world.coordinator.undelivered()
     if lost is not None:
         raise WorldFailedError(lost, {}) from CollectiveMismatchError(lost)

@@ -1,4 +1,4 @@
-"""Simulated ranks as threads of this process: a baton goes from rank to rank, so one runs at a time."""
+"""Simulated ranks as threads of this process. A baton goes from rank to rank: only its holder runs."""
 
 from __future__ import annotations
 
@@ -11,12 +11,12 @@ from collections.abc import Callable
 from typing import Any
 
 from hyper_parallel.errors import CollectiveMismatchError, RankFailedError
-from hyper_parallel.transport.base import use_transport
-from hyper_parallel.transport.checks.fingerprint import Call, Message
-from hyper_parallel.transport.coordinator import Coordinator, RankAbortedError, unwinding
+from hyper_parallel.transport.base import HostOps, use_transport
+from hyper_parallel.transport.checks.fingerprint import MessageFingerprint
+from hyper_parallel.transport.coordinator import Contribution, Coordinator, RankAbortedError, unwinding
 from hyper_parallel.transport.failures import WorldFailedError, world_failed, world_timed_out
 from hyper_parallel.transport.out_of_memory import starting
-from hyper_parallel.transport.simulated import HostOps, SimulatedTransport
+from hyper_parallel.transport.simulated import SimulatedTransport
 
 __all__ = ["run_threads"]
 
@@ -24,23 +24,23 @@ _UNWIND_SECONDS = 2.0
 
 
 class _Endpoint:
-    """A thread rank's line to the coordinator: call it, then hand the baton on and sleep until it comes back."""
+    """The endpoint of a rank that is a thread: call the coordinator, pass the baton on, sleep until it comes back."""
 
-    def __init__(self, world: _World, rank: int) -> None:
+    def __init__(self, world: _ThreadWorld, rank: int) -> None:
         self._world = world
         self._rank = rank
 
-    def exchange(self, call: Call) -> list[Any]:
+    def exchange(self, contribution: Contribution) -> list[Any]:
         """See :class:`Endpoint`."""
-        self._world.coordinator.join(self._rank, call)
+        self._world.coordinator.join(self._rank, contribution)
         result: list[Any] = self._world.pause(self._rank)
         return result
 
-    def start(self, call: Call) -> None:
+    def start(self, contribution: Contribution) -> None:
         """See :class:`Endpoint`."""
         if self._world.coordinator.aborted:
             raise RankAbortedError
-        self._world.coordinator.start(self._rank, call)
+        self._world.coordinator.start(self._rank, contribution)
 
     def wait(self, ticket: int) -> list[Any]:
         """See :class:`Endpoint`."""
@@ -48,18 +48,18 @@ class _Endpoint:
         result: list[Any] = self._world.pause(self._rank)
         return result
 
-    def send(self, message: Message) -> None:
+    def send(self, message: MessageFingerprint, payload: Any) -> None:
         """See :class:`Endpoint`."""
-        self._world.coordinator.send(message)
+        self._world.coordinator.send(message, payload)
 
-    def receive(self, wish: Message) -> Any:
+    def receive(self, posted: MessageFingerprint) -> Any:
         """See :class:`Endpoint`."""
-        self._world.coordinator.receive(wish)
+        self._world.coordinator.receive(posted)
         return self._world.pause(self._rank)
 
 
-class _World:
-    """The threads, their batons (a locked lock means: sleep) and what became of them."""
+class _ThreadWorld:
+    """One run: its threads, their batons (a rank sleeps while its lock is locked), results and failures."""
 
     def __init__(self, world_size: int, ops: HostOps, body: Callable[[], Any]) -> None:
         self.coordinator = Coordinator(world_size)
@@ -71,7 +71,7 @@ class _World:
         self._batons = [_locked() for _ in range(world_size)]
         self._done = _locked()
         self._holder = 0
-        self._abandoned = self._stillborn = False
+        self._abandoned = self._not_started = False
         self.threads = [
             threading.Thread(target=self._rank_main, args=(rank,), name=f"rank-{rank}", daemon=True)
             for rank in range(world_size)
@@ -93,14 +93,14 @@ class _World:
                 with starting(f"{thread.name} of {len(self.threads)}"):
                     thread.start()
         except RankFailedError:
-            self._stillborn = True
+            self._not_started = True
             for thread, baton in zip(self.threads, self._batons, strict=True):
                 if thread.ident is not None:
                     baton.release()
             raise
 
     def pause(self, rank: int) -> Any:
-        """Let others run until ``rank`` is chosen again; the outcome of what it waited in."""
+        """Let others run until ``rank`` is chosen again; the result of the call that it waited in."""
         chosen = self.coordinator.next_rank(rank)
         if chosen != rank:
             self._states[rank] = self._ops.save_state()
@@ -110,8 +110,8 @@ class _World:
         return self.coordinator.take(rank)
 
     def kill(self) -> None:
-        """Unwind what still runs: an exception for the rank that holds the baton, then a baton for each other."""
-        if self._stillborn:
+        """Unwind all ranks: raise in the one that holds the baton; each other raises when it gets the baton."""
+        if self._not_started:
             return
         self._abandoned = True
         self.coordinator.abort()
@@ -121,7 +121,7 @@ class _World:
         self._done.acquire(timeout=_UNWIND_SECONDS)
 
     def _restore(self, rank: int) -> None:
-        """Make the process state that of ``rank``; not when a rank outlives its world, which nobody may notice."""
+        """Give the process the state of ``rank``, unless the rank outlives its world: that must have no effect."""
         if not self._abandoned:
             self._ops.restore_state(self._states[rank])
 
@@ -137,7 +137,7 @@ class _World:
 
     def _rank_main(self, rank: int) -> None:
         self._batons[rank].acquire()
-        if self._stillborn:
+        if self._not_started:
             return
         try:
             self._restore(rank)
@@ -178,7 +178,7 @@ def run_threads(body: Callable[[], Any], world_size: int, ops: HostOps, timeout:
     Raises:
         WorldFailedError: a rank raised, never finished, or left messages undelivered.
     """
-    world = _World(world_size, ops, body)
+    world = _ThreadWorld(world_size, ops, body)
     state = ops.save_state()
     finished = False
     try:
@@ -191,14 +191,14 @@ def run_threads(body: Callable[[], Any], world_size: int, ops: HostOps, timeout:
     if not finished:
         raise world_timed_out(timeout, world_size, stacks)
     if world.failures:
-        raise world_failed(world_size, world.failures, world.coordinator.folded)
+        raise world_failed(world_size, world.failures, world.coordinator.aborted_in)
     lost = world.coordinator.undelivered()
     if lost is not None:
         raise WorldFailedError(lost, {}) from CollectiveMismatchError(lost)
     return world.results
 
 
-def _stacks(world: _World) -> dict[int, str]:
+def _stacks(world: _ThreadWorld) -> dict[int, str]:
     frames = sys._current_frames()  # noqa: SLF001 - the documented way to another thread's stack
     stacks = {}
     for rank, thread in enumerate(world.threads):

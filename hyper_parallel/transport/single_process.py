@@ -1,7 +1,8 @@
-"""One rank of a world that does not exist: every collective is checked, and its result has the right shape only.
+"""Transports for one process: a world of one rank, and one rank of a larger world that does not exist.
 
-For asking what a program would communicate, in a world of any size. What other ranks would have sent is zeros; what
-only they can know is refused.
+No framework's communication is touched. The second one answers what a program would communicate in a world of any size:
+collectives are checked and their results have the right shapes, with zeros for what other ranks would have sent.
+Collectives whose result only other ranks know are refused.
 """
 
 from __future__ import annotations
@@ -10,9 +11,10 @@ from collections.abc import Callable, Sequence
 from typing import Any
 
 from hyper_parallel.errors import CollectiveMismatchError, UnsupportedOnBackend
-from hyper_parallel.transport.base import Ranks, Shape
-from hyper_parallel.transport.checks.fingerprint import Call, Message
-from hyper_parallel.transport.simulated import HostOps, SimulatedTransport
+from hyper_parallel.transport.base import HostOps, Ranks, Shape
+from hyper_parallel.transport.checks.fingerprint import MessageFingerprint
+from hyper_parallel.transport.coordinator import Contribution
+from hyper_parallel.transport.simulated import SimulatedTransport
 
 __all__ = ["RehearsedTransport"]
 
@@ -29,57 +31,58 @@ class RehearsedTransport(SimulatedTransport):
     backend = "rehearsed"
 
     def __init__(self, world_size: int, ops: HostOps, zeros: Callable[[Any, Shape], Any]) -> None:
-        super().__init__(0, world_size, ops, _Nobody())
+        super().__init__(0, world_size, ops, _NoPeers())
         self._zeros = zeros
 
     def all_reduce(self, x: Any, op: str, ranks: Ranks) -> Any:
-        """What this rank gave."""
-        return self._all_reduce(x, op, ranks).call.outgoing[0]
+        """This rank's own operand."""
+        return self._all_reduce(x, op, ranks).contribution.payloads[0]
 
     def all_gather(self, x: Any, ranks: Ranks, shapes: Sequence[Shape]) -> list[Any]:
-        """This rank's part, and zeros."""
-        own = self._all_gather(x, ranks, shapes).call.outgoing[0]
+        """This rank's part, and zeros for the others'."""
+        own = self._all_gather(x, ranks, shapes).contribution.payloads[0]
         return [own if rank == self.rank else self._zeros(x, shape) for rank, shape in zip(ranks, shapes, strict=True)]
 
     def reduce_scatter(self, chunks: Sequence[Any], op: str, ranks: Ranks) -> Any:
         """This rank's own chunk for itself."""
-        return self._reduce_scatter(chunks, op, ranks).call.outgoing[ranks.index(self.rank)]
+        return self._reduce_scatter(chunks, op, ranks).contribution.payloads[ranks.index(self.rank)]
 
     def all_to_all(self, chunks: Sequence[Any], ranks: Ranks, shapes: Sequence[Shape]) -> list[Any]:
         """This rank's own chunk for itself, and zeros."""
-        call = self._all_to_all(chunks, ranks, shapes).call
+        payloads = self._all_to_all(chunks, ranks, shapes).contribution.payloads
         return [
-            call.outgoing[place] if rank == self.rank else self._zeros(chunks[0], shape)
-            for place, (rank, shape) in enumerate(zip(ranks, shapes, strict=True))
+            payloads[position] if rank == self.rank else self._zeros(chunks[0], shape)
+            for position, (rank, shape) in enumerate(zip(ranks, shapes, strict=True))
         ]
 
     def broadcast(self, x: Any, src: int, ranks: Ranks) -> Any:
-        """What this rank gave."""
+        """This rank's own operand."""
         self._broadcast(x, src, ranks)
         return self._ops.copy(x)
 
 
-class _Nobody:
-    """An endpoint with nobody at the other end."""
+class _NoPeers:
+    """The endpoint of a rank whose peers do not exist."""
 
-    def exchange(self, call: Call) -> list[Any]:
-        """Refuse: what other ranks hold decides on what comes next."""
-        raise _unknown(call)
+    def exchange(self, contribution: Contribution) -> list[Any]:
+        """Refuse: what other ranks hold determines the result."""
+        raise _unknown(contribution.fingerprint)
 
-    def start(self, call: Call) -> None:
+    def start(self, contribution: Contribution) -> None:
         """Refuse: the frameworks' own asynchronous collectives are not rehearsed."""
-        raise _unknown(call)
+        raise _unknown(contribution.fingerprint)
 
     def wait(self, ticket: int) -> list[Any]:
         """Refuse: nothing was started."""
         raise _unknown(ticket)
 
-    def send(self, message: Message) -> None:
-        """Nobody receives it."""
+    def send(self, message: MessageFingerprint, payload: Any) -> None:
+        """Drop it: nobody receives it."""
+        del message, payload
 
-    def receive(self, wish: Message) -> Any:
+    def receive(self, posted: MessageFingerprint) -> Any:
         """Refuse: nobody sent anything."""
-        raise _unknown(wish)
+        raise _unknown(posted.text(sending=False))
 
 
 def _unknown(what: object) -> UnsupportedOnBackend:
@@ -90,29 +93,30 @@ def _unknown(what: object) -> UnsupportedOnBackend:
 
 
 class _Alone:
-    """An endpoint with nobody at the other end."""
+    """The endpoint of the only rank of its world."""
 
-    def exchange(self, call: Call) -> list[Any]:
+    def exchange(self, contribution: Contribution) -> list[Any]:
         """Refuse: there is no other rank."""
-        msg = f"{call} needs ranks {call.ranks}; this world has one rank"
+        msg = f"{contribution.fingerprint} needs ranks {contribution.fingerprint.ranks}; this world has one rank"
         raise CollectiveMismatchError(msg)
 
-    def start(self, call: Call) -> None:
+    def start(self, contribution: Contribution) -> None:
         """Refuse: there is no other rank."""
-        self.exchange(call)
+        self.exchange(contribution)
 
     def wait(self, ticket: int) -> list[Any]:
         """Nothing was ever started."""
         raise CollectiveMismatchError(f"ticket {ticket} was never given out")
 
-    def send(self, message: Message) -> None:
+    def send(self, message: MessageFingerprint, payload: Any) -> None:
         """Refuse: there is no other rank."""
+        del payload
         msg = f"rank {message.destination} does not exist; this world has one rank"
         raise CollectiveMismatchError(msg)
 
-    def receive(self, wish: Message) -> Any:
+    def receive(self, posted: MessageFingerprint) -> Any:
         """Refuse: there is no other rank."""
-        msg = f"rank {wish.source} does not exist; this world has one rank"
+        msg = f"rank {posted.source} does not exist; this world has one rank"
         raise CollectiveMismatchError(msg)
 
 

@@ -8,10 +8,10 @@ from typing import Any
 
 from hyper_parallel.errors import HandleError
 
-__all__ = ["Pending"]
+__all__ = ["Work"]
 
 
-class Pending:
+class Work:
     """A collective in flight.
 
     Args:
@@ -44,6 +44,6 @@ class Pending:
             raise HandleError(msg)
         return finish()
 
-    def then(self, follow: Callable[[Any], Any], output: Any = None) -> Pending:
+    def then(self, follow: Callable[[Any], Any], output: Any = None) -> Work:
         """The same collective, whose result ``follow`` makes of this one's."""
-        return Pending(self.what, lambda: follow(self.wait()), output)
+        return Work(self.what, lambda: follow(self.wait()), output)

@@ -21,7 +21,7 @@ from hyper_parallel.core.dtensor.dtensor import DTensor
 from hyper_parallel.core.dtensor.events import watching
 from hyper_parallel.platform.select import current_platform, use_platform
 from hyper_parallel.transport.base import Transport, active_transport, use_transport
-from hyper_parallel.transport.work import Pending
+from hyper_parallel.transport.work import Work
 from hyper_parallel.verify.model_case import InputError
 
 if TYPE_CHECKING:
@@ -187,12 +187,12 @@ class _DroppingTransport:
         self.fault.hits += 1
         return chunks[ranks.index(self.inner.rank)] * 1
 
-    def start(self, operation: str, *args: Any) -> Pending:
+    def start(self, operation: str, *args: Any) -> Work:
         """Start an asynchronous collective; a dropped reduction is complete at once."""
         if not self.dropping or operation not in ("all_reduce", "reduce_scatter"):
             return self.inner.start(operation, *args)
         result = getattr(self, operation)(*args)
-        return Pending(operation, lambda: result)
+        return Work(operation, lambda: result)
 
 
 # -- rank faults -------------------------------------------------------------------------------------------------------

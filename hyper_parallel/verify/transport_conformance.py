@@ -10,7 +10,7 @@ import numpy as np
 
 from hyper_parallel.transport.base import REDUCTIONS, Ranks, Shape, Transport, active_transport
 from hyper_parallel.transport.numpy_ops import BFLOAT16, NumpyOps, narrow, widen
-from hyper_parallel.transport.work import Pending
+from hyper_parallel.transport.work import Work
 
 __all__ = ["DTYPES", "check_transport"]
 
@@ -125,7 +125,7 @@ class _Check:
         mine = [self._draw(dtype, rank + 7 * me, sizes[me]) for rank in ranks]
         op = "sum"
         begin = self._transport.start
-        flights: list[tuple[str, Pending, list[Array]]] = [
+        flights: list[tuple[str, Work, list[Array]]] = [
             ("all_gather", begin("all_gather", self._tensor(parts[me]), ranks, sizes), parts),
             ("all_to_all", begin("all_to_all", chunks, ranks, [sizes[me]] * len(ranks)), mine),
             ("all_reduce", begin("all_reduce", self._tensor(same[me]), op, ranks), [self._ops.reduce(same, op)]),

@@ -9,7 +9,7 @@ from hyper_parallel.platform.contract.inventory import MEMBERS
 from hyper_parallel.platform.contract.ledger import Gap
 from hyper_parallel.platform.select import platform_named
 from hyper_parallel.transport.simulated import SimulatedTransport
-from hyper_parallel.transport.work import Pending
+from hyper_parallel.transport.work import Work
 from hyper_parallel.verify.contract import suite
 from hyper_parallel.verify.contract.communication import in_flight
 from hyper_parallel.verify.contract.results import ContractOutcome, Footprint, examine, load
@@ -81,7 +81,7 @@ def test_a_start_that_completes_is_found(monkeypatch):
 
     def at_once(self, operation, *args):
         result = getattr(self, operation)(*args)
-        return Pending(operation, lambda: result)
+        return Work(operation, lambda: result)
 
     monkeypatch.setattr(SimulatedTransport, "start", at_once)
     monkeypatch.setitem(suite.CHECKS, "collectives", [ContractCheck(tuple(MEMBERS["collectives"]), in_flight)])

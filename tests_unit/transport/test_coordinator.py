@@ -3,20 +3,21 @@
 import pytest
 
 from hyper_parallel.errors import CollectiveMismatchError
-from hyper_parallel.transport.checks.fingerprint import Call, Message, Site
-from hyper_parallel.transport.coordinator import Coordinator, RankAbortedError, unwinding
+from hyper_parallel.transport.checks.fingerprint import CollectiveFingerprint, MessageFingerprint, Site
+from hyper_parallel.transport.coordinator import Contribution, Coordinator, RankAbortedError, unwinding
 
 SITE = Site(("train.py", 1))
 
 
-def call(rank, ranks=(0, 1), operation="barrier", facts=(), **more):
-    """A call of ``rank`` that deposits ``(rank, position)`` for each position."""
-    return Call(operation, ranks, facts, [(rank, i) for i in range(len(ranks))], SITE, **more)
+def call(rank, ranks=(0, 1), operation="barrier", facts=(), *, sends=None, expects=None, **more):
+    """A contribution of ``rank``, whose payload for each position is ``(rank, position)``."""
+    fingerprint = CollectiveFingerprint(operation, ranks, facts, SITE, sends, expects)
+    return Contribution(fingerprint, [(rank, i) for i in range(len(ranks))], **more)
 
 
-def message(source, destination, payload=None, facts=(("shape", (1,)),)):
-    """A message, or the wish for one."""
-    return Message(source, destination, 0, facts, SITE, payload)
+def message(source, destination, facts=(("shape", (1,)),)):
+    """The fingerprint of a message, or of a receive that is posted for one."""
+    return MessageFingerprint(source, destination, 0, facts, SITE)
 
 
 def test_each_member_gets_what_is_for_it():
@@ -71,7 +72,8 @@ def test_chunks_must_fit_what_is_expected():
         with pytest.raises(CollectiveMismatchError) as caught:
             world.take(rank)
         assert str(caught.value) == (
-            "ranks 0 and 1 disagree about the chunk shapes of collective 0 of ranks (0, 1):\n"
+            "ranks 0 and 1 disagree about the chunk shapes of collective 0 of ranks (0, 1): "
+            "rank 1 sends [3] to rank 0, which expects [4]\n"
             "  rank 0: all_to_all(f32[1] f32[2], expects f32[1] f32[4]) at train.py:1\n"
             "  rank 1: all_to_all(f32[3] f32[1], expects f32[2] f32[1]) at train.py:1"
         )
@@ -131,33 +133,33 @@ def test_failure_unwinds_the_others():
     for rank in (0, 2):
         with pytest.raises(RankAbortedError):
             world.take(rank)
-    assert world.folded[0].startswith("waited in barrier()")
+    assert world.aborted_in[0].startswith("waited in barrier()")
     for again in (lambda: world.join(0, call(0)), lambda: world.receive(message(2, 0))):
         again()
         with pytest.raises(RankAbortedError):
             world.take(0)
     with pytest.raises(RankAbortedError):
-        world.send(message(0, 2))
+        world.send(message(0, 2), None)
 
 
 def test_messages_keep_their_order():
     """Messages of one sender and tag arrive in the order in which they were sent, waited for or not."""
     world = Coordinator(2)
-    world.send(message(0, 1, "first"))
-    world.send(message(0, 1, "second"))
+    world.send(message(0, 1), "first")
+    world.send(message(0, 1), "second")
     for expected in ("first", "second"):
         world.receive(message(0, 1))
         assert world.take(1) == expected
     world.receive(message(0, 1))
     assert world.next_rank(1) == 0
-    world.send(message(0, 1, "third"))
+    world.send(message(0, 1), "third")
     assert world.take(1) == "third"
 
 
 def test_message_of_another_shape_is_an_error():
     """A message that is not what its receiver expects is an error that names both ranks."""
     world = Coordinator(2)
-    world.send(message(0, 1, "x"))
+    world.send(message(0, 1), "x")
     world.receive(message(0, 1, facts=(("shape", (2,)),)))
     with pytest.raises(CollectiveMismatchError, match="ranks 0 and 1 disagree about the shape of a message"):
         world.take(1)
@@ -178,7 +180,7 @@ def test_message_that_is_never_received_is_told():
     """A message that nobody received is reported at the end."""
     world = Coordinator(2)
     assert world.undelivered() is None
-    world.send(message(0, 1, "x"))
+    world.send(message(0, 1), "x")
     assert "was never received; sent at train.py:1" in (world.undelivered() or "")
 
 
@@ -220,27 +222,27 @@ def test_started_collectives_end_with_their_world():
 
 def test_who_never_asks_is_told_by_its_carrier():
     """A collective that nobody waits for is known to have failed, whether a member strayed, came late or never came."""
-    unheard = {"ticket": 1, "awaited": False}
+    unreported = {"ticket": 1, "awaited": False}
     world = Coordinator(2)
-    world.start(0, call(0, **unheard))
+    world.start(0, call(0, **unreported))
     world.finish(1)
-    assert "rank 1 returned without joining" in str(world.unheard[0])
+    assert "rank 1 returned without joining" in str(world.unreported[0])
     world = Coordinator(3)
     everyone = (0, 1, 2)
-    world.start(0, call(0, everyone, **unheard))
+    world.start(0, call(0, everyone, **unreported))
     world.start(1, call(1, everyone, ticket=1))
     world.finish(0)
     world.join(2, call(2, everyone, "all_gather"))
-    assert "ranks 0 and 2 disagree about the operation" in str(world.unheard.pop(0))
-    assert not world.unheard
+    assert "ranks 0 and 2 disagree about the operation" in str(world.unreported.pop(0))
+    assert not world.unreported
     world.await_ticket(1, 1)
     for rank in (1, 2):
         with pytest.raises(CollectiveMismatchError, match="ranks 0 and 2 disagree"):
             world.take(rank)
     world = Coordinator(3)
     for rank, operation in enumerate(("barrier", "all_gather", "barrier")):
-        world.start(rank, call(rank, everyone, operation, **unheard))
-    assert set(world.unheard) == {0, 1, 2}
+        world.start(rank, call(rank, everyone, operation, **unreported))
+    assert set(world.unreported) == {0, 1, 2}
 
 
 def test_everyone_who_waits_for_a_rank_that_returned_is_told_once():
@@ -250,12 +252,12 @@ def test_everyone_who_waits_for_a_rank_that_returned_is_told_once():
         world.join(rank, call(rank, (0, 1, 2)))
     world.receive(message(0, 3))
     world.finish(2)
-    answers = world.answers({0, 1, 3})
-    assert set(answers) == {0, 1}
-    assert all("rank 2 returned without joining" in str(one.error) for one in answers.values())
+    resumptions = world.resumptions({0, 1, 3})
+    assert set(resumptions) == {0, 1}
+    assert all("rank 2 returned without joining" in str(resumption.error) for resumption in resumptions.values())
     world.receive(message(3, 0))
     world.receive(message(0, 1))
-    answers = world.answers({0, 1, 3})
-    assert set(answers) == {0, 1, 3}
-    assert all("deadlock, no rank can go on" in str(one.error) for one in answers.values())
-    assert "rank 2 returned" in str(answers[0].error)
+    resumptions = world.resumptions({0, 1, 3})
+    assert set(resumptions) == {0, 1, 3}
+    assert all("deadlock, no rank can go on" in str(resumption.error) for resumption in resumptions.values())
+    assert "rank 2 returned" in str(resumptions[0].error)

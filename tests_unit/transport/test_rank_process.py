@@ -12,8 +12,8 @@ import pytest
 from hyper_parallel.errors import CollectiveMismatchError
 from hyper_parallel.transport import launched_rank, rank_process
 from hyper_parallel.transport.base import active_transport
-from hyper_parallel.transport.checks.fingerprint import Call, Message, Site
-from hyper_parallel.transport.coordinator import Outcome, RankAbortedError
+from hyper_parallel.transport.checks.fingerprint import CollectiveFingerprint, MessageFingerprint, Site
+from hyper_parallel.transport.coordinator import Contribution, RankAbortedError, Resumption
 from hyper_parallel.transport.numpy_ops import NumpyOps
 from hyper_parallel.transport.rank_process import PipeEndpoint, Task, end_by_sigterm, leave_after, next_task, run_rank
 from hyper_parallel.transport.serialization import pack, unpack
@@ -67,19 +67,20 @@ def test_a_rank_asks_its_coordinator():
     """What is asked is answered, or raised; what is announced is not waited for."""
     ours, theirs = multiprocessing.Pipe()
     rank = PipeEndpoint(ours)
-    call, message = Call("barrier", (0, 1), (), [None, None], SITE), Message(0, 1, 0, (), SITE)
+    call = Contribution(CollectiveFingerprint("barrier", (0, 1), (), SITE), [None, None])
+    message = MessageFingerprint(0, 1, 0, (), SITE)
     for answer in ([1], [2], "payload"):
-        theirs.send(Outcome(answer))
-    theirs.send(Outcome(error=CollectiveMismatchError("strayed")))
+        theirs.send(Resumption(answer))
+    theirs.send(Resumption(error=CollectiveMismatchError("strayed")))
     assert (rank.exchange(call), rank.wait(3), rank.receive(message)) == ([1], [2], "payload")
     with pytest.raises(CollectiveMismatchError, match="strayed"):
         rank.exchange(call)
     rank.start(call)
-    rank.send(message)
+    rank.send(message, None)
     heard = [theirs.recv() for _ in range(6)]
     assert [kind for kind, _ in heard] == ["join", "await", "receive", "join", "start", "send"]
     assert heard[1][1] == 3
-    assert heard[5][1].key == message.key
+    assert heard[5][1][0].key == message.key
 
 
 @pytest.fixture(name="own_signals")

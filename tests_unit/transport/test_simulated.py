@@ -15,7 +15,7 @@ ALONE = SingleTransport(NumpyOps())
 @pytest.mark.parametrize(
     "use, says",
     [
-        (lambda t: t.all_gather(np.ones(2), (0,), [(3,)]), "sends \\[2\\] to itself in all_gather but says \\[3\\]"),
+        (lambda t: t.all_gather(np.ones(2), (0,), [(3,)]), "to itself in all_gather, but its shapes name \\[3\\]"),
         (lambda t: t.all_gather(np.ones(2), (0,), []), "one per rank"),
         (lambda t: t.all_to_all([np.ones(2)], (0,), [(1,)]), "to itself in all_to_all"),
         (lambda t: t.all_to_all([], (0,), []), "one per rank"),

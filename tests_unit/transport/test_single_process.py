@@ -8,7 +8,8 @@ import numpy as np
 import pytest
 
 from hyper_parallel.errors import CollectiveMismatchError, UnsupportedOnBackend
-from hyper_parallel.transport.checks.fingerprint import Call, Message, Site
+from hyper_parallel.transport.checks.fingerprint import CollectiveFingerprint, MessageFingerprint, Site
+from hyper_parallel.transport.coordinator import Contribution
 from hyper_parallel.transport.numpy_ops import NumpyOps
 from hyper_parallel.transport.simulated import SimulatedTransport
 from hyper_parallel.transport.single_process import RehearsedTransport, SingleTransport, _Alone
@@ -32,17 +33,18 @@ def test_every_collective_is_a_copy():
     t.barrier((0,))
     assert (t.rank, t.world_size, t.backend) == (0, 1, "single")
     assert t.build_group((0,), timeout=1) is t.group((0,))
-    assert t.claimed("what it does", (0,)) == []
+    assert t.claim("what it does", (0,)) == []
 
 
 def test_nobody_is_at_the_other_end():
     """Whatever would need another rank is refused."""
     site = Site(("a.py", 1))
+    barrier = Contribution(CollectiveFingerprint("barrier", (0, 1), (), site), [])
     for use in (
-        lambda: _Alone().exchange(Call("barrier", (0, 1), (), [], site)),
-        lambda: _Alone().start(Call("barrier", (0, 1), (), [], site)),
-        lambda: _Alone().send(Message(0, 1, 0, (), site)),
-        lambda: _Alone().receive(Message(1, 0, 0, (), site)),
+        lambda: _Alone().exchange(barrier),
+        lambda: _Alone().start(barrier),
+        lambda: _Alone().send(MessageFingerprint(0, 1, 0, (), site), None),
+        lambda: _Alone().receive(MessageFingerprint(1, 0, 0, (), site)),
     ):
         with pytest.raises(CollectiveMismatchError, match="one rank"):
             use()

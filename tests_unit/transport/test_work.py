@@ -7,7 +7,7 @@ from hyper_parallel.errors import CollectiveMismatchError, HandleError, RankFail
 from hyper_parallel.transport.base import active_transport
 from hyper_parallel.transport.numpy_ops import NumpyOps
 from hyper_parallel.transport.simulated_threads import run_threads
-from hyper_parallel.transport.work import Pending
+from hyper_parallel.transport.work import Work
 
 
 def run(body, world_size=3, timeout=240.0):
@@ -18,7 +18,7 @@ def run(body, world_size=3, timeout=240.0):
 def test_a_handle_is_waited_for_once():
     """The second wait is an error that names the collective, and the result is made once."""
     made = []
-    pending = Pending("all_reduce", lambda: made.append(1))
+    pending = Work("all_reduce", lambda: made.append(1))
     assert not pending.waited
     pending.wait()
     with pytest.raises(HandleError) as caught:
@@ -29,7 +29,7 @@ def test_a_handle_is_waited_for_once():
 
 def test_a_follower_uses_up_the_handle():
     """What another result is made of is waited for by it."""
-    first = Pending("recv", lambda: 2)
+    first = Work("recv", lambda: 2)
     assert first.then(lambda value: value + 1).wait() == 3
     with pytest.raises(HandleError, match="recv: this handle"):
         first.wait()

@@ -21,7 +21,7 @@ from hyper_parallel.platform.contract.agreement import (
 from hyper_parallel.platform.contract.identity import IdentityFacet
 from hyper_parallel.platform.contract.tensors import TensorsFacet
 from hyper_parallel.transport.base import Ranks
-from hyper_parallel.transport.work import Pending
+from hyper_parallel.transport.work import Work
 
 __all__ = ["AgreedFacet"]
 
@@ -46,7 +46,7 @@ class AgreedFacet(IdentityFacet, TensorsFacet):
                 return transport.start(operation, *arguments).wait()
         return getattr(transport, operation)(*arguments)
 
-    def _started(self, member: str, operation: str, data: Any, ranks: Ranks, fact: Any = None) -> Pending:
+    def _started(self, member: str, operation: str, data: Any, ranks: Ranks, fact: Any = None) -> Work:
         """Begin a collective; members that do different things learn of it when they wait.
 
         That costs a visit to the store and a second, small collective.
@@ -65,7 +65,7 @@ class AgreedFacet(IdentityFacet, TensorsFacet):
             compare(ranks, told)
             return result
 
-        return Pending(operation, finish, pending.output)
+        return Work(operation, finish, pending.output)
 
     def _agree(self, member: str, data: Any, ranks: Ranks, *facts: str) -> None:
         """Compare what the members of a collective that is never started are about to do."""
@@ -92,7 +92,7 @@ class AgreedFacet(IdentityFacet, TensorsFacet):
         said = self._said(_row(member, data), ranks)
         told, begun = said.wait()
         if begun:
-            again = Pending(member, lambda: (told, begun))
+            again = Work(member, lambda: (told, begun))
             output, pending = self._rows_begun(member, data, route, launch, mine, self._claims(mine, ranks), again)
             pending.wait()
             return output
@@ -100,7 +100,7 @@ class AgreedFacet(IdentityFacet, TensorsFacet):
         _compare_rows(member, ranks, self._counted(mine, ranks).wait())
         return None
 
-    def _rows_in_flight(self, member: str, data: Any, route: Any, launch: Callable[[Any], Any]) -> tuple[Any, Pending]:
+    def _rows_in_flight(self, member: str, data: Any, route: Any, launch: Callable[[Any], Any]) -> tuple[Any, Work]:
         """The output of ``launch(route)``, and what to wait for; members learn of it then, as in :meth:`_started`."""
         if not self._speaks(route.ranks):
             route = route._replace(launched=[])
@@ -142,7 +142,7 @@ class AgreedFacet(IdentityFacet, TensorsFacet):
         """Claim the collective; what those have claimed that came before."""
         return [claimed(one) for one in self.transport().claimed(claim(mine), ranks)]
 
-    def _said(self, text: str, ranks: Ranks, *, begun: bool = False) -> Pending:
+    def _said(self, text: str, ranks: Ranks, *, begun: bool = False) -> Work:
         """What every member says, and whether one of them goes on without waiting for the others."""
         mine = self.from_numpy(label(text, started=begun))
         labels = self.transport().start("all_gather", mine, ranks, [(LABEL,)] * len(ranks))
@@ -153,10 +153,10 @@ class AgreedFacet(IdentityFacet, TensorsFacet):
 
         return labels.then(read)
 
-    def _carried(self, operation: str, data: Any, ranks: Ranks, fact: Any) -> Pending:
+    def _carried(self, operation: str, data: Any, ranks: Ranks, fact: Any) -> Work:
         """Begin what the transport does."""
         if operation == BARRIER:
-            return Pending(BARRIER, lambda: None)
+            return Work(BARRIER, lambda: None)
         return self.transport().start(operation, *self._arguments(operation, data, ranks, fact))
 
     def _arguments(
@@ -172,7 +172,7 @@ class AgreedFacet(IdentityFacet, TensorsFacet):
             return chunks, fact, ranks
         return chunks, ranks, [tuple(chunks[0].shape)] * len(ranks)
 
-    def _joined(self, mine: Statement | Transfer, earlier: Sequence[Statement | Transfer], ranks: Ranks) -> Pending:
+    def _joined(self, mine: Statement | Transfer, earlier: Sequence[Statement | Transfer], ranks: Ranks) -> Work:
         """Begin, with zeros, what the member that came first has begun, though this one means something else."""
         first = earlier[0]
         if isinstance(first, Transfer):
@@ -180,14 +180,14 @@ class AgreedFacet(IdentityFacet, TensorsFacet):
         zeros = None if first.operation == BARRIER else self.zeros(first.shape, dtype=self.str_to_dtype(first.dtype))
         return self._carried(first.operation, zeros, ranks, first.fact)
 
-    def _rows_joined(self, mine: Transfer, earlier: Sequence[Statement | Transfer], ranks: Ranks) -> Pending:
+    def _rows_joined(self, mine: Transfer, earlier: Sequence[Statement | Transfer], ranks: Ranks) -> Work:
         counted = self._counted(mine, ranks)
         fitting = mine.after([one.transfer(len(ranks)) for one in earlier])
         dtype = self.str_to_dtype(fitting.dtype)
         chunks = [self.zeros((rows, *fitting.rest), dtype=dtype) for rows in fitting.sent]
         shapes = [(rows, *fitting.rest) for rows in fitting.received]
         pending = self.transport().start("all_to_all", chunks, ranks, shapes)
-        return Pending("all_to_all", lambda: (counted.wait(), pending.wait())[0])
+        return Work("all_to_all", lambda: (counted.wait(), pending.wait())[0])
 
     def _rows_begun(
         self,
@@ -197,8 +197,8 @@ class AgreedFacet(IdentityFacet, TensorsFacet):
         launch: Callable[[Any], Any],
         mine: Transfer,
         earlier: Sequence[Statement | Transfer],
-        said: Pending,
-    ) -> tuple[Any, Pending]:
+        said: Work,
+    ) -> tuple[Any, Work]:
         """Launch the rows, or join what the first member has begun; the output, and what to wait for."""
         ranks, count = tuple(sorted(route.ranks)), len(route.ranks)
         fits = mine.after([one.transfer(count) for one in earlier]) == mine
@@ -216,9 +216,9 @@ class AgreedFacet(IdentityFacet, TensorsFacet):
             _compare_rows(member, ranks, counts)
             return result
 
-        return output, Pending(member, finish, None if pending is None else pending.output)
+        return output, Work(member, finish, None if pending is None else pending.output)
 
-    def _counted(self, mine: Transfer, ranks: Ranks) -> Pending:
+    def _counted(self, mine: Transfer, ranks: Ranks) -> Work:
         """How many rows each member sends and expects."""
         import numpy as np
 

@@ -11,7 +11,7 @@ from weakref import WeakKeyDictionary
 from hyper_parallel.errors import CollectiveMismatchError
 from hyper_parallel.platform.contract.agreed import AgreedFacet
 from hyper_parallel.platform.contract.identity import is_integer
-from hyper_parallel.transport.work import Pending
+from hyper_parallel.transport.work import Work
 
 __all__ = ["CollectivesFacet"]
 
@@ -112,7 +112,7 @@ class CollectivesFacet(AgreedFacet):
         self._agree_without("all_gather_object", ranks)
         object_list[:] = self.transport().all_gather_object(obj, ranks)
 
-    def isend(self, tensor: Any, dst: int, group: Any = None, tag: int = 0) -> Pending:
+    def isend(self, tensor: Any, dst: int, group: Any = None, tag: int = 0) -> Work:
         """Begin to send ``tensor`` to global rank ``dst``; a handle to wait for before it is written again.
 
         Raises:
@@ -124,7 +124,7 @@ class CollectivesFacet(AgreedFacet):
         peer = self._peer("isend", dst, group)
         return self.transport().start("send", tensor, peer, tag, self._channel(group))
 
-    def irecv(self, tensor: Any, src: int, group: Any = None, tag: int = 0) -> Pending:
+    def irecv(self, tensor: Any, src: int, group: Any = None, tag: int = 0) -> Work:
         """Begin to receive into ``tensor`` from global rank ``src``; ``wait()`` fills and returns it.
 
         Raises:
@@ -173,7 +173,7 @@ class CollectivesFacet(AgreedFacet):
         obj_list[:] = found
         return src
 
-    def _in_flight(self, pending: Pending, like: Any, shape: tuple[int, ...]) -> tuple[Any, Pending]:
+    def _in_flight(self, pending: Work, like: Any, shape: tuple[int, ...]) -> tuple[Any, Work]:
         """The output that ``pending`` will fill, and its handle."""
         output = pending.output
         if output is None:

@@ -11,7 +11,7 @@ from hyper_parallel.platform.contract.agreed import AgreedFacet
 from hyper_parallel.platform.contract.agreement import BARRIER
 from hyper_parallel.platform.contract.identity import distinct_ranks
 from hyper_parallel.transport.base import Transport, active_transport
-from hyper_parallel.transport.work import Pending
+from hyper_parallel.transport.work import Work
 
 __all__ = ["BACKENDS", "GroupsFacet"]
 
@@ -202,7 +202,7 @@ class GroupsFacet(AgreedFacet):
         if not async_op:
             return self.transport().barrier(ranks)
         pending = self.transport().start("all_reduce", self._token(), "sum", ranks)
-        return Pending("barrier", lambda: (pending.wait(), None)[1])
+        return Work("barrier", lambda: (pending.wait(), None)[1])
 
     @abc.abstractmethod
     def _token(self) -> Any:

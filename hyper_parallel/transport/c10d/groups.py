@@ -60,8 +60,8 @@ class C10dGroups(EngineTransport):
             )
             raise MeshError(msg) from error
 
-    def claimed(self, statement: str, ranks: Ranks) -> list[str]:
-        """See :meth:`Transport.claimed`; members count what they start, so that one number names it, and tidy up."""
+    def claim(self, statement: str, ranks: Ranks) -> list[str]:
+        """See :meth:`Transport.claim`; members count what they start, so that one number names it, and tidy up."""
         check_ranks(ranks, self.rank, self.world_size)
         key = tuple(sorted(ranks))
         self._claims[key] = self._claims.get(key, 0) + 1

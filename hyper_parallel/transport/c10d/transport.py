@@ -20,7 +20,7 @@ from hyper_parallel.transport.base import WORLD, Channel, Ranks, Shape, check_ra
 from hyper_parallel.transport.c10d.groups import C10dGroups
 from hyper_parallel.transport.c10d.host import reduce_in_order
 from hyper_parallel.transport.gloo import GlooMessages, bytes_of, from_bytes, started
-from hyper_parallel.transport.work import Pending
+from hyper_parallel.transport.work import Work
 
 __all__ = ["C10dTransport", "join_world", "start_gloo", "start_world"]
 
@@ -103,7 +103,7 @@ class C10dTransport(C10dGroups):
         """See :meth:`Transport.recv`."""
         return self._recv(like, src, tag, channel).wait()
 
-    def _all_reduce(self, x: torch.Tensor, op: str, ranks: Ranks) -> Pending:
+    def _all_reduce(self, x: torch.Tensor, op: str, ranks: Ranks) -> Work:
         check_ranks(ranks, self.rank, self.world_size)
         check_reduction(op, inexact=x.is_floating_point() or x.is_complex())
         if len(ranks) == 1 or not x.numel() or not is_native(self.backend, x.dtype, op):
@@ -118,16 +118,16 @@ class C10dTransport(C10dGroups):
             work.wait()
             return total.div_(len(ranks)) if op == "avg" else total
 
-        return Pending("all_reduce", finish, total)
+        return Work("all_reduce", finish, total)
 
-    def _all_gather(self, x: torch.Tensor, ranks: Ranks, shapes: Sequence[Shape]) -> Pending:
+    def _all_gather(self, x: torch.Tensor, ranks: Ranks, shapes: Sequence[Shape]) -> Work:
         _check_told("all_gather", x, shapes, check_ranks(ranks, self.rank, self.world_size), len(ranks))
         sizes = [math.prod(shape) * x.element_size() for shape in shapes]
         largest = max(sizes)
         if len(ranks) == 1 or not largest:
             own = [x.detach().clone(memory_format=torch.contiguous_format) if _own(shape, x) else x.new_empty(shape)
                    for shape in shapes]  # fmt: skip
-            return Pending("all_gather", lambda: own)
+            return Work("all_gather", lambda: own)
         ours = bytes_of(x)
         if ours.numel() < largest:
             ours = torch.cat([ours, ours.new_zeros(largest - ours.numel())])
@@ -141,9 +141,9 @@ class C10dTransport(C10dGroups):
             return [from_bytes(part, size, x.dtype, shape)
                     for part, size, shape in zip(parts, sizes, shapes, strict=True)]  # fmt: skip
 
-        return Pending("all_gather", finish)
+        return Work("all_gather", finish)
 
-    def _reduce_scatter(self, chunks: Sequence[torch.Tensor], op: str, ranks: Ranks) -> Pending:
+    def _reduce_scatter(self, chunks: Sequence[torch.Tensor], op: str, ranks: Ranks) -> Work:
         position = check_ranks(ranks, self.rank, self.world_size)
         first = chunks[0]
         check_reduction(op, inexact=first.is_floating_point() or first.is_complex())
@@ -152,7 +152,7 @@ class C10dTransport(C10dGroups):
             return self._native_reduce_scatter(chunks, op, ranks, own)
         return self._all_to_all(chunks, ranks, [own] * len(ranks)).then(lambda parts: reduce_in_order(parts, op))
 
-    def _all_to_all(self, chunks: Sequence[torch.Tensor], ranks: Ranks, shapes: Sequence[Shape]) -> Pending:
+    def _all_to_all(self, chunks: Sequence[torch.Tensor], ranks: Ranks, shapes: Sequence[Shape]) -> Work:
         position = check_ranks(ranks, self.rank, self.world_size)
         _check_told("all_to_all", chunks[position], shapes, position, len(ranks))
         dtype, item = chunks[0].dtype, chunks[0].element_size()
@@ -161,7 +161,7 @@ class C10dTransport(C10dGroups):
         outgoing = [bytes_of(chunks[place]) for place in order]
         if len(ranks) == 1:
             kept = from_bytes(outgoing[0].clone(), sizes[0], dtype, shapes[0])
-            return Pending("all_to_all", lambda: [kept])
+            return Work("all_to_all", lambda: [kept])
         received, given = outgoing[0].new_empty(sum(sizes)), torch.cat(outgoing)
         in_splits, out_splits = [part.numel() for part in outgoing], [sizes[place] for place in order]
         work = started(
@@ -176,42 +176,42 @@ class C10dTransport(C10dGroups):
                 from_bytes(arrived[place].clone(), sizes[place], dtype, shapes[place]) for place in range(len(ranks))
             ]
 
-        return Pending("all_to_all", finish)
+        return Work("all_to_all", finish)
 
-    def _broadcast(self, x: torch.Tensor, src: int, ranks: Ranks) -> Pending:
+    def _broadcast(self, x: torch.Tensor, src: int, ranks: Ranks) -> Work:
         check_ranks(ranks, self.rank, self.world_size)
         check_ranks(ranks, src, self.world_size)
         carried = bytes_of(x).clone()
         result = from_bytes(carried, carried.numel(), x.dtype, tuple(x.shape))
         if len(ranks) == 1 or not carried.numel():
-            return Pending("broadcast", lambda: result)
+            return Work("broadcast", lambda: result)
         work = started(dist.broadcast(carried, src, group=self.group(ranks), async_op=True))
 
         def finish() -> torch.Tensor:
             work(carried)
             return result
 
-        return Pending("broadcast", finish, result)
+        return Work("broadcast", finish, result)
 
     def _by_pieces(self, peer: int) -> bool:
         """Whether messages to and from ``peer`` travel in pieces: only gloo needs it."""
         return self.backend == "gloo" and peer != self.rank
 
-    def _send(self, x: torch.Tensor, dst: int, tag: int = 0, channel: Channel = WORLD) -> Pending:
+    def _send(self, x: torch.Tensor, dst: int, tag: int = 0, channel: Channel = WORLD) -> Work:
         if self._by_pieces(dst):
             return self._messages.send(x, dst, tag, channel)
         if not x.numel():
-            return Pending("send", lambda: None)
+            return Work("send", lambda: None)
         carried = bytes_of(x).clone()
         work = started(dist.isend(carried, dst, tag=tag))
-        return Pending("send", lambda: work(carried))
+        return Work("send", lambda: work(carried))
 
-    def _recv(self, like: torch.Tensor, src: int, tag: int = 0, channel: Channel = WORLD) -> Pending:
+    def _recv(self, like: torch.Tensor, src: int, tag: int = 0, channel: Channel = WORLD) -> Work:
         if self._by_pieces(src):
             return self._messages.recv(like, src, tag, channel)
         size = like.numel() * like.element_size()
         if not size:
-            return Pending("recv", lambda: torch.empty_like(like, memory_format=torch.contiguous_format))
+            return Work("recv", lambda: torch.empty_like(like, memory_format=torch.contiguous_format))
         carried = torch.empty(size, dtype=torch.uint8, device=like.device)
         work = started(dist.irecv(carried, src, tag=tag))
 
@@ -219,7 +219,7 @@ class C10dTransport(C10dGroups):
             work(carried)
             return from_bytes(carried, size, like.dtype, tuple(like.shape))
 
-        return Pending("recv", finish)
+        return Work("recv", finish)
 
     def all_gather_object(self, obj: Any, ranks: Ranks) -> list[Any]:
         """See :meth:`Transport.all_gather_object`."""
@@ -243,7 +243,7 @@ class C10dTransport(C10dGroups):
         self._messages.close()
         dist.destroy_process_group()
 
-    def _native_reduce_scatter(self, chunks: Sequence[torch.Tensor], op: str, ranks: Ranks, own: Shape) -> Pending:
+    def _native_reduce_scatter(self, chunks: Sequence[torch.Tensor], op: str, ranks: Ranks, own: Shape) -> Work:
         """The engine's own reduce-scatter, on chunks padded to the largest."""
         largest = max(chunk.numel() for chunk in chunks)
         padded = chunks[0].new_zeros((len(chunks), largest))
@@ -261,7 +261,7 @@ class C10dTransport(C10dGroups):
             kept = mine[: math.prod(own)].clone().reshape(own)
             return kept.div_(len(ranks)) if op == "avg" else kept
 
-        return Pending("reduce_scatter", finish)
+        return Work("reduce_scatter", finish)
 
 
 def _by_rank(ranks: Ranks) -> list[int]:

@@ -1,6 +1,6 @@
-"""What a rank says when it joins a collective: the payload, and everything by which others can tell it strayed.
+"""Fingerprints: everything about a collective or a message by which other ranks can tell that it does not fit.
 
-Nothing here knows a framework. Payloads are opaque; shapes are tuples, dtypes are strings.
+No framework is needed here: shapes are tuples, dtypes are strings.
 """
 
 from __future__ import annotations
@@ -8,24 +8,27 @@ from __future__ import annotations
 import os
 import sys
 from collections.abc import Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import Any
 
-from hyper_parallel.errors import short_dtype
-from hyper_parallel.transport.base import WORLD, Channel, Ranks, Shape
+from hyper_parallel.errors import CollectiveMismatchError, short_dtype
+from hyper_parallel.transport.base import WORLD, Channel, HostOps, Ranks, Shape, check_ranks, check_reduction
 
 __all__ = [
-    "Call",
-    "Message",
+    "CollectiveFingerprint",
+    "Facts",
+    "MessageFingerprint",
     "Site",
+    "TransportFingerprints",
     "call_site",
-    "describe",
 ]
 
 Facts = tuple[tuple[str, Any], ...]
+"""Named values on which all members of a collective must agree, in a fixed order."""
 
-_TRANSPORT_DIR = os.path.dirname(os.path.dirname(os.path.abspath(__file__))) + os.sep  # noqa: PTH100, PTH120 - compared with co_filename
-_PACKAGE_DIR = os.path.dirname(os.path.dirname(_TRANSPORT_DIR)) + os.sep  # noqa: PTH120
+_CHECKS_DIR = os.path.dirname(os.path.abspath(__file__))  # noqa: PTH100, PTH120 - compared with co_filename
+_TRANSPORT_DIR = os.path.dirname(_CHECKS_DIR) + os.sep  # noqa: PTH120
+_PACKAGE_DIR = os.path.dirname(os.path.dirname(_CHECKS_DIR)) + os.sep  # noqa: PTH120
 
 
 @dataclass(frozen=True)
@@ -40,46 +43,39 @@ class Site:
         return near if self.user is None else f"{self.user[0]}:{self.user[1]} (through {near})"
 
 
-@dataclass
-class Call:
-    """One member's part in one collective.
+@dataclass(slots=True)
+class CollectiveFingerprint:
+    """One member's view of one collective.
 
     Attributes:
-        operation: name of the transport method.
+        operation: name of the collective.
         ranks: ordered members.
         facts: named values on which all members must agree.
-        outgoing: one payload per member, in the order of ``ranks``.
-        sends: shape of each outgoing chunk, where they may differ between members; else None.
-        expects: shape that this member expects from each member; else None.
         site: where it was called.
-        ticket: what the member will wait for, a positive number; None if it waits at once.
-        awaited: False if the member goes on and never asks how it ended.
+        sends: shape of the chunk for each member, where chunks may differ between members; else None.
+        expects: shape that this member expects from each member; else None.
     """
 
     operation: str
     ranks: Ranks
     facts: Facts
-    outgoing: Sequence[Any]
     site: Site
     sends: tuple[Shape, ...] | None = None
     expects: tuple[Shape, ...] | None = None
-    ticket: int | None = None
-    awaited: bool = True
 
     def __str__(self) -> str:
-        return describe(self.operation, self.facts, self.sends, self.expects)
+        return f"{self.operation}({', '.join(_parts(self.facts, self.sends, self.expects))})"
 
 
-@dataclass
-class Message:
-    """A point-to-point message (``payload`` set) or the wish to receive one (``payload`` None)."""
+@dataclass(slots=True)
+class MessageFingerprint:
+    """A point-to-point message, as its sender or its receiver describes it."""
 
     source: int
     destination: int
     tag: int
     facts: Facts
     site: Site
-    payload: Any = field(default=None, repr=False)
     channel: Channel = WORLD
 
     @property
@@ -90,55 +86,108 @@ class Message:
     def text(self, *, sending: bool) -> str:
         """``send(f32[2], dst=1, tag=0)`` or ``recv(f32[2], src=0, tag=0)``."""
         peer = f"dst={self.destination}" if sending else f"src={self.source}"
-        where = f", {self.channel}" if self.channel != WORLD else ""
-        return describe("send" if sending else "recv", self.facts)[:-1] + f", {peer}, tag={self.tag}{where})"
+        channel = [str(self.channel)] if self.channel != WORLD else []
+        return f"{'send' if sending else 'recv'}({', '.join([*_parts(self.facts), peer, f'tag={self.tag}', *channel])})"
 
 
-def describe(
-    operation: str, facts: Facts, sends: Sequence[Shape] | None = None, expects: Sequence[Shape] | None = None
-) -> str:
-    """``all_reduce(f32[2, 3], sum)``: the operation with the facts that tell it from another.
+class TransportFingerprints:
+    """Makes the fingerprints of the methods of :class:`Transport`, and refuses arguments that cannot be right.
 
-    Of chunks, what goes to each member and what is to come from each: ``all_to_all(f32[1] f32[2], expects f32[1]
-    f32[3])``.
+    Args:
+        rank: of the caller.
+        world_size: number of ranks of the world.
+        ops: describes tensors.
     """
-    known = dict(facts)
-    parts: list[str] = []
-    dtype = short_dtype(known.pop("dtype")) if "dtype" in known else ""
-    if "shape" in known:
-        parts.append(f"{dtype}{list(known.pop('shape'))}")
-    elif sends is not None:
-        parts.append(_chunks(dtype, sends))
-        if expects is not None:
-            parts.append(f"expects {_chunks(dtype, expects)}")
-    elif dtype:
-        parts.append(dtype)
-    if "reduction" in known:
-        parts.append(str(known.pop("reduction")))
-    parts.extend(f"{name}={_plain(value)}" for name, value in known.items())
-    return f"{operation}({', '.join(parts)})"
 
+    def __init__(self, rank: int, world_size: int, ops: HostOps) -> None:
+        self._rank = rank
+        self._world_size = world_size
+        self._ops = ops
 
-def _chunks(dtype: str, shapes: Sequence[Shape]) -> str:
-    return " ".join(f"{dtype}{list(shape)}" for shape in shapes)
+    def all_reduce(self, x: Any, op: str, ranks: Ranks) -> CollectiveFingerprint:
+        """Of :meth:`Transport.all_reduce`."""
+        check_reduction(op, inexact=self._ops.inexact(x))
+        return self.of("all_reduce", ranks, (*self._tensor(x), ("reduction", op)))
 
+    def all_gather(self, x: Any, ranks: Ranks, shapes: Sequence[Shape]) -> CollectiveFingerprint:
+        """Of :meth:`Transport.all_gather`."""
+        expected = _tuples(shapes)
+        self._check_own("all_gather", self._ops.shape(x), expected, ranks)
+        return self.of("all_gather", ranks, (("dtype", self._ops.dtype(x)), ("shapes", expected)))
 
-def _plain(value: Any) -> str:
-    """Shapes as lists, everything else as it prints."""
-    if isinstance(value, tuple) and value and isinstance(value[0], tuple):
-        return "[" + ", ".join(str(list(item)) for item in value) + "]"
-    return str(value)
+    def reduce_scatter(self, chunks: Sequence[Any], op: str, ranks: Ranks) -> CollectiveFingerprint:
+        """Of :meth:`Transport.reduce_scatter`."""
+        _check_count("reduce_scatter", len(chunks), ranks)
+        check_reduction(op, inexact=self._ops.inexact(chunks[0]))
+        facts = (("dtype", self._ops.dtype(chunks[0])), ("shapes", self._shapes(chunks)), ("reduction", op))
+        return self.of("reduce_scatter", ranks, facts)
+
+    def all_to_all(self, chunks: Sequence[Any], ranks: Ranks, shapes: Sequence[Shape]) -> CollectiveFingerprint:
+        """Of :meth:`Transport.all_to_all`."""
+        _check_count("all_to_all", len(chunks), ranks)
+        sends, expects = self._shapes(chunks), _tuples(shapes)
+        self._check_own("all_to_all", sends[check_ranks(ranks, self._rank, self._world_size)], expects, ranks)
+        return self.of("all_to_all", ranks, (("dtype", self._ops.dtype(chunks[0])),), sends, expects)
+
+    def broadcast(self, x: Any, src: int, ranks: Ranks) -> CollectiveFingerprint:
+        """Of :meth:`Transport.broadcast`."""
+        if src not in ranks:
+            msg = f"broadcast from rank {src}, which is not among ranks {ranks}; src is a global rank"
+            raise CollectiveMismatchError(msg)
+        return self.of("broadcast", ranks, (*self._tensor(x), ("src", src)))
+
+    def of(
+        self,
+        operation: str,
+        ranks: Ranks,
+        facts: Facts = (),
+        sends: tuple[Shape, ...] | None = None,
+        expects: tuple[Shape, ...] | None = None,
+    ) -> CollectiveFingerprint:
+        """A collective that is called now by this rank, a member of ``ranks``."""
+        check_ranks(ranks, self._rank, self._world_size)
+        return CollectiveFingerprint(operation, ranks, facts, call_site(), sends, expects)
+
+    def send(self, x: Any, dst: int, tag: int, channel: Channel) -> MessageFingerprint:
+        """Of :meth:`Transport.send`."""
+        self._check_peer("send", dst)
+        return MessageFingerprint(self._rank, dst, tag, self._tensor(x), call_site(), channel)
+
+    def recv(self, like: Any, src: int, tag: int, channel: Channel) -> MessageFingerprint:
+        """Of :meth:`Transport.recv`."""
+        self._check_peer("recv", src)
+        return MessageFingerprint(src, self._rank, tag, self._tensor(like), call_site(), channel)
+
+    def _tensor(self, x: Any) -> Facts:
+        return (("shape", self._ops.shape(x)), ("dtype", self._ops.dtype(x)))
+
+    def _shapes(self, chunks: Sequence[Any]) -> tuple[Shape, ...]:
+        return tuple(self._ops.shape(chunk) for chunk in chunks)
+
+    def _check_own(self, operation: str, own: Shape, shapes: tuple[Shape, ...], ranks: Ranks) -> None:
+        _check_count(operation, len(shapes), ranks)
+        named = shapes[check_ranks(ranks, self._rank, self._world_size)]
+        if named != own:
+            msg = f"rank {self._rank} sends {list(own)} to itself in {operation}, but its shapes name {list(named)}"
+            raise CollectiveMismatchError(msg)
+
+    def _check_peer(self, operation: str, peer: int) -> None:
+        if peer == self._rank or not 0 <= peer < self._world_size:
+            msg = (
+                f"{operation} on rank {self._rank} names rank {peer}; it must be another rank below {self._world_size}"
+            )
+            raise CollectiveMismatchError(msg)
 
 
 def call_site(beneath: str = "") -> Site:
     """The call site of the collective that is running now.
 
     Args:
-        beneath: a folder that is passed over as the transport's own is.
+        beneath: another folder whose frames are skipped, as the transport's own are.
     """
     frame: Any = sys._getframe(1)  # noqa: SLF001 - the only cheap way to a caller's line
-    passed = (_TRANSPORT_DIR, beneath or _TRANSPORT_DIR)
-    while frame is not None and frame.f_code.co_filename.startswith(passed):
+    skipped = (_TRANSPORT_DIR, beneath or _TRANSPORT_DIR)
+    while frame is not None and frame.f_code.co_filename.startswith(skipped):
         frame = frame.f_back
     if frame is None:
         return Site(("<unknown>", 0))
@@ -148,3 +197,42 @@ def call_site(beneath: str = "") -> Site:
     while frame is not None and frame.f_code.co_filename.startswith(_PACKAGE_DIR):
         frame = frame.f_back
     return Site(near, None if frame is None else (frame.f_code.co_filename, frame.f_lineno))
+
+
+def _parts(facts: Facts, sends: Sequence[Shape] | None = None, expects: Sequence[Shape] | None = None) -> list[str]:
+    """``f32[2, 3]`` and ``sum``, or for chunks ``f32[1] f32[2]`` and ``expects f32[1] f32[3]``."""
+    values = dict(facts)
+    parts: list[str] = []
+    dtype = short_dtype(values.pop("dtype")) if "dtype" in values else ""
+    if "shape" in values:
+        parts.append(f"{dtype}{list(values.pop('shape'))}")
+    elif sends is not None:
+        parts.append(_chunks(dtype, sends))
+        if expects is not None:
+            parts.append(f"expects {_chunks(dtype, expects)}")
+    elif dtype:
+        parts.append(dtype)
+    if "reduction" in values:
+        parts.append(str(values.pop("reduction")))
+    return [*parts, *(f"{name}={_value(value)}" for name, value in values.items())]
+
+
+def _chunks(dtype: str, shapes: Sequence[Shape]) -> str:
+    return " ".join(f"{dtype}{list(shape)}" for shape in shapes)
+
+
+def _value(value: Any) -> str:
+    """Shapes as lists, everything else as it prints."""
+    if isinstance(value, tuple) and value and isinstance(value[0], tuple):
+        return "[" + ", ".join(str(list(item)) for item in value) + "]"
+    return str(value)
+
+
+def _tuples(shapes: Sequence[Shape]) -> tuple[Shape, ...]:
+    return tuple(tuple(shape) for shape in shapes)
+
+
+def _check_count(operation: str, count: int, ranks: Ranks) -> None:
+    if count != len(ranks):
+        msg = f"{operation} over {len(ranks)} ranks got {count} chunks or shapes; it takes one per rank"
+        raise CollectiveMismatchError(msg)

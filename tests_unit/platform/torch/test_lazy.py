@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from hyper_parallel.transport.work import Pending
+from hyper_parallel.transport.work import Work
 
 pytestmark = pytest.mark.platforms("torch")
 
@@ -22,7 +22,7 @@ def started():
         waits.append(1)
         output.detach().fill_(7)
 
-    return leaf, lazy(output, Pending("all_to_all", arrive)), waits
+    return leaf, lazy(output, Work("all_to_all", arrive)), waits
 
 
 def test_facts_do_not_wait():

@@ -278,8 +278,8 @@ def test_a_world_that_cannot_be_reached_says_why():
 
 def test_started_twice_is_claimed_in_turn(alone):
     """Members say what they start, and learn what others said before; nothing is left of it in the store."""
-    assert alone.claimed("all_reduce", (0,)) == []
-    assert alone.claimed("barrier", (0,)) == []
+    assert alone.claim("all_reduce", (0,)) == []
+    assert alone.claim("barrier", (0,)) == []
 
 
 def test_a_group_of_elsewhere_is_told_by_its_name(alone):

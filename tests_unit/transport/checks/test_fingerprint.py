@@ -4,8 +4,7 @@ import pytest
 
 from hyper_parallel.errors import CollectiveMismatchError
 from hyper_parallel.transport.base import ReductionError, check_ranks, check_reduction
-from hyper_parallel.transport.checks.fingerprint import Message, Site, call_site
-from hyper_parallel.transport.checks.fingerprint import describe as in_words
+from hyper_parallel.transport.checks.fingerprint import CollectiveFingerprint, MessageFingerprint, Site, call_site
 
 
 def test_call_site_is_the_callers_line():
@@ -20,8 +19,13 @@ def test_site_inside_the_library_names_the_user_too():
     assert str(Site(("redistribute.py", 8), ("train.py", 3))) == "train.py:3 (through redistribute.py:8)"
 
 
-def test_call_in_words():
-    """A call is described by its operation, dtype, shape and reduction in the library's notation."""
+def in_words(operation, facts, sends=None, expects=None):
+    """The text of a fingerprint."""
+    return str(CollectiveFingerprint(operation, (0, 1), facts, Site(("train.py", 1)), sends, expects))
+
+
+def test_collective_in_words():
+    """A collective is described by its operation, dtype, shape and reduction in the library's notation."""
     facts = (("shape", (2, 3)), ("dtype", "torch.float32"), ("reduction", "sum"))
     assert in_words("all_reduce", facts) == "all_reduce(f32[2, 3], sum)"
     assert in_words("all_to_all", (("dtype", "int64"),), ((1,), ()), ((1,), (2,))) == (
@@ -34,7 +38,7 @@ def test_call_in_words():
 
 def test_message_in_words():
     """A message is described from the side of whoever waits or sends."""
-    message = Message(0, 1, 7, (("shape", (2,)), ("dtype", "float32")), Site(("a.py", 1)))
+    message = MessageFingerprint(0, 1, 7, (("shape", (2,)), ("dtype", "float32")), Site(("a.py", 1)))
     assert message.text(sending=True) == "send(f32[2], dst=1, tag=7)"
     assert message.text(sending=False) == "recv(f32[2], src=0, tag=7)"
 

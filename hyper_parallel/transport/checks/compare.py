@@ -1,0 +1,118 @@
+"""The comparison of fingerprints, and the words of the errors that it finds: every adapter uses these."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+from hyper_parallel.transport.base import Ranks
+from hyper_parallel.transport.checks.fingerprint import CollectiveFingerprint, Facts, MessageFingerprint
+
+__all__ = ["joining_mismatch", "listed", "message_mismatch", "mismatch", "title"]
+
+_Fingerprints = Mapping[int, CollectiveFingerprint]
+
+
+def title(ranks: Ranks, number: int | None = None) -> str:
+    """Which collective an error is about: ``collective 3 of ranks (0, 1)``, where its number is known."""
+    return f"{'a collective' if number is None else f'collective {number}'} of ranks {ranks}"
+
+
+def joining_mismatch(joined: _Fingerprints, rank: int, fingerprint: CollectiveFingerprint, name: str) -> str | None:
+    """Why the fingerprint of ``rank`` does not fit those of the members that ``joined`` before and fit each other.
+
+    Args:
+        joined: fingerprints of earlier members by rank.
+        rank: of the member that joins.
+        fingerprint: its fingerprint.
+        name: of the collective: see :func:`title`.
+
+    Returns:
+        the text of the error, or None.
+    """
+    problem = _first_problem(joined, rank, fingerprint)
+    return None if problem is None else _worded(problem, name, {**joined, rank: fingerprint})
+
+
+def mismatch(fingerprints: _Fingerprints, name: str) -> str | None:
+    """The text of the error if the fingerprints of all members, by rank, do not fit; else None."""
+    joined: dict[int, CollectiveFingerprint] = {}
+    for rank, fingerprint in fingerprints.items():
+        problem = _first_problem(joined, rank, fingerprint)
+        if problem is not None:
+            return _worded(problem, name, fingerprints)
+        joined[rank] = fingerprint
+    return None
+
+
+def message_mismatch(sent: MessageFingerprint, posted: MessageFingerprint) -> str | None:
+    """The text of the error if a message does not fit the receive that was posted for it; else None."""
+    if sent.facts == posted.facts:
+        return None
+    return (
+        f"ranks {sent.source} and {sent.destination} disagree about the "
+        f"{_first_fact(sent.facts, posted.facts)} of a message:\n"
+        f"  rank {sent.source}: {sent.text(sending=True)} at {sent.site}\n"
+        f"  rank {sent.destination}: {posted.text(sending=False)} at {posted.site}"
+    )
+
+
+def listed(fingerprints: _Fingerprints) -> str:
+    """A line for each fingerprint with its call site; ranks that have the same one share a line."""
+    ranks_of: dict[str, list[int]] = {}
+    for rank, fingerprint in fingerprints.items():
+        ranks_of.setdefault(f"{fingerprint} at {fingerprint.site}", []).append(rank)
+    return "\n".join(
+        f"  rank{'s' if len(ranks) > 1 else ''} {', '.join(map(str, ranks))}: {text}"
+        for text, ranks in ranks_of.items()
+    )
+
+
+def _first_problem(joined: _Fingerprints, rank: int, fingerprint: CollectiveFingerprint) -> tuple[str, str] | None:
+    """Who disagrees about what, and the chunk in question if it is about one; None if all fit.
+
+    Operation and facts are equal among those that joined, so the first of them stands for all; chunks are not.
+    """
+    for other, earlier in joined.items():
+        what = _first_difference(earlier, fingerprint)
+        if what is not None:
+            return f"ranks {other} and {rank} disagree about the {what}", ""
+        if fingerprint.sends is None and fingerprint.expects is None:
+            return None
+        chunk = _unfit(other, earlier, rank, fingerprint) or _unfit(rank, fingerprint, other, earlier)
+        if chunk is not None:
+            return f"ranks {other} and {rank} disagree about the chunk shapes", chunk
+    chunk = _unfit(rank, fingerprint, rank, fingerprint)
+    return None if chunk is None else (f"rank {rank} disagrees with itself about the chunk shapes", chunk)
+
+
+def _worded(problem: tuple[str, str], name: str, fingerprints: _Fingerprints) -> str:
+    who, chunk = problem
+    return f"{who} of {name}:{chunk}\n{listed(fingerprints)}"
+
+
+def _first_difference(earlier: CollectiveFingerprint, later: CollectiveFingerprint) -> str | None:
+    if earlier.operation != later.operation:
+        return "operation"
+    return None if earlier.facts == later.facts else _first_fact(earlier.facts, later.facts)
+
+
+def _first_fact(earlier: Facts, later: Facts) -> str:
+    """Name of the first fact in which two differ."""
+    left, right = dict(earlier), dict(later)
+    for name in {**left, **right}:
+        if left.get(name) != right.get(name):
+            return name
+    return "order of facts"
+
+
+def _unfit(sender: int, sent: CollectiveFingerprint, receiver: int, expected: CollectiveFingerprint) -> str | None:
+    """Words for a chunk of which ``sender`` sends another shape than ``receiver`` expects; None if it fits."""
+    if sent.sends is None or expected.expects is None:
+        return None
+    chunk = sent.sends[sent.ranks.index(receiver)]
+    wanted = expected.expects[expected.ranks.index(sender)]
+    if chunk == wanted:
+        return None
+    if sender == receiver:
+        return f" rank {sender} sends {list(chunk)} to itself, and expects {list(wanted)}"
+    return f" rank {sender} sends {list(chunk)} to rank {receiver}, which expects {list(wanted)}"
