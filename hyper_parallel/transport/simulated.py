@@ -170,9 +170,9 @@ class SimulatedTransport(Transport):
                 self._arrived[id(first)] = (self._endpoint.receive(first), None)
             except CollectiveMismatchError as error:
                 self._arrived[id(first)] = (None, error)
-        value, error = self._arrived.pop(id(posted))
-        if error is not None:
-            raise error
+        value, mismatch = self._arrived.pop(id(posted))
+        if mismatch is not None:
+            raise mismatch
         return value
 
     def all_gather_object(self, obj: Any, ranks: Ranks) -> list[Any]:

@@ -140,7 +140,7 @@ class AgreedFacet(IdentityFacet, TensorsFacet):
 
     def _claims(self, mine: Statement | Transfer, ranks: Ranks) -> list[Statement | Transfer]:
         """Claim the collective; what those have claimed that came before."""
-        return [claimed(one) for one in self.transport().claimed(claim(mine), ranks)]
+        return [claimed(one) for one in self.transport().claim(claim(mine), ranks)]
 
     def _said(self, text: str, ranks: Ranks, *, begun: bool = False) -> Work:
         """What every member says, and whether one of them goes on without waiting for the others."""
