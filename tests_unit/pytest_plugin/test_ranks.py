@@ -55,9 +55,9 @@ def loaded(platform_name):
     """Import what inner runs would: pytester forgets it after each, and no framework survives a second import."""
     platform_named(platform_name)
     for name in (
-        "transport.live",
-        "transport.threads",
-        "transport.workers",
+        "transport.launched_processes",
+        "transport.simulated_threads",
+        "transport.simulated_processes",
         "verify.simulate",
         "core.dtensor.factories",
     ):
