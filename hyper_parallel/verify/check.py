@@ -1,7 +1,7 @@
-"""Does a function mean the same on DTensors as on plain tensors? Checked by brute force over placements.
+"""Checks by brute force over placements that a function means the same on DTensors as on plain tensors.
 
-Every operand is laid out in every way asked for; outputs and the gradient of every input are compared with the plain
-run on every rank, under random cotangents. Nothing is scaled, and a run that compared nothing is not ok.
+Every operand is given every placement asked for; outputs and the gradient of every input are compared with the plain
+run on every rank, under random cotangents. No scale factor is applied, and a run that compared nothing is not ok.
 """
 
 from __future__ import annotations
@@ -22,25 +22,27 @@ from hyper_parallel.core.dtensor.placements import Partial, Placement, Replicate
 from hyper_parallel.core.dtensor.transition import dual
 from hyper_parallel.errors import CollectiveMismatchError, HyperParallelError, ShardMismatchError
 from hyper_parallel.platform.select import platform_named
+from hyper_parallel.verify.compare import elementwise_difference, magnitude
 from hyper_parallel.verify.simulate import simulate
 
 __all__ = ["CheckReport", "all_placements", "check_function", "decompose", "seedable"]
 
 
-_SUMMANDS = ("sum", "avg", "max", "min")
+_REDUCTIONS = ("sum", "avg", "max", "min")
+"""Reductions whose partial values can be sampled."""
 
-NUDGES = 2
+_PERTURBED_RUNS = 2
 """Repetitions of the plain run with other roundings."""
 
 
 @dataclass
 class CheckReport:
-    """Outcomes of one check.
+    """The result of :func:`check_function`.
 
     Attributes:
-        forward: outputs compared with the plain run.
-        backward: gradients compared with the plain run.
-        rejected: placements refused with a clear error, and the error.
+        forward: number of combinations of placements whose outputs were compared with the plain run.
+        backward: number of gradients compared with the plain run.
+        rejected: placements refused with a :class:`~hyper_parallel.errors.HyperParallelError`, and the error.
         wrong: placements whose values or gradients differ, and how.
     """
 
@@ -51,20 +53,30 @@ class CheckReport:
 
     @property
     def ok(self) -> bool:
-        """True when something was compared and nothing differed."""
+        """Whether something was compared and nothing differed."""
         return self.forward > 0 and not self.wrong
 
     @property
     def all_held(self) -> bool:
-        """True when every placement was compared, nothing differed, and nothing was refused."""
+        """Whether every placement was compared, nothing differed, and nothing was refused."""
         return self.ok and not self.rejected
 
 
 def all_placements(ndim: int, mesh_ndim: int, *, partial: Sequence[str] = ("sum",)) -> list[tuple[Placement, ...]]:
-    """Every tuple of placements of a tensor of ``ndim`` dims on ``mesh_ndim`` axes; one kind of Partial each."""
-    kinds: list[Placement] = [Replicate(), *(Shard(dim) for dim in range(ndim)), *(Partial(op) for op in partial)]
-    tuples = list(itertools.product(kinds, repeat=mesh_ndim))
-    return [one for one in tuples if len({place for place in one if isinstance(place, Partial)}) <= 1]
+    """Return every tuple of placements of a tensor of ``ndim`` dims on ``mesh_ndim`` axes.
+
+    Args:
+        ndim: dims of the tensor.
+        mesh_ndim: axes of the mesh.
+        partial: reductions of Partial; a tuple has at most one of them.
+    """
+    choices: list[Placement] = [Replicate(), *(Shard(dim) for dim in range(ndim)), *(Partial(op) for op in partial)]
+    tuples = itertools.product(choices, repeat=mesh_ndim)
+    return [
+        placements
+        for placements in tuples
+        if len({placement for placement in placements if isinstance(placement, Partial)}) <= 1
+    ]
 
 
 def check_function(
@@ -79,19 +91,26 @@ def check_function(
     seed: int = 0,
     tolerance: float | None = None,
 ) -> CheckReport:
-    """Check ``fn`` on every combination of placements of its tensor arguments, in the simulated cluster.
+    """Check ``fn`` on every combination of placements of its tensor arguments, on simulated ranks.
 
     Args:
         fn: takes as many tensors as there are ``arrays``; returns a tensor or a sequence of tensors.
-        arrays: global values; floating ones get a gradient.
-        mesh_shape: axes of the mesh; the world is their product.
+        arrays: global values; a gradient is checked for floating ones.
+        mesh_shape: sizes of the mesh's axes; the world size is their product.
         platform: ``torch`` or ``mindspore``.
-        placements: per operand the tuples to try; all of them by default.
+        placements: per operand the tuples to try, one placement per axis each; all of them by default.
         partial: reductions to try as Partial operands (floating operands only): sum, avg, max, min.
-        limit: at most so many combinations, drawn at random.
-        seed: of the draw, the summands and the cotangents.
-        tolerance: relative bound; by default 64 units in the last place of the dtype times the magnitude, where large
-            terms cancel theirs.
+        limit: at most so many combinations, chosen at random.
+        seed: of the choice, the partial values and the cotangents.
+        tolerance: relative bound; by default 64 units in the last place of the dtype, times the magnitude of the
+            result, or of the terms where large terms cancel.
+
+    Returns:
+        how many outputs and gradients were compared, which placements were refused, and what differs.
+
+    Raises:
+        RankFailedError: ``fn`` raised anything but a refusal of its placements, returned a plain tensor for DTensors,
+            its ranks joined different collectives, or its plain outputs are all zero or not finite.
     """
     arrays = [np.asarray(array) for array in arrays]
     if placements is None:
@@ -115,12 +134,10 @@ def check_function(
 
 
 def _merge(per_rank: Sequence[CheckReport]) -> CheckReport:
-    merged = CheckReport(
-        min(one.forward for one in per_rank), min(one.backward for one in per_rank), per_rank[0].rejected
-    )
-    for rank, one in enumerate(per_rank):
-        merged.wrong.extend(f"rank {rank}: {line}" for line in one.wrong)
-    return merged
+    """Return one report: the fewest comparisons of any rank, and what is wrong on every rank."""
+    forward, backward = min(report.forward for report in per_rank), min(report.backward for report in per_rank)
+    wrong = [f"rank {rank}: {line}" for rank, report in enumerate(per_rank) for line in report.wrong]
+    return CheckReport(forward, backward, per_rank[0].rejected, wrong)
 
 
 def _check_rank(
@@ -141,12 +158,12 @@ def _check_rank(
     return report
 
 
-class _OtherCountError(Exception):
+class _OutputCountError(Exception):
     """The function returned more or fewer outputs than on plain tensors."""
 
 
 class _Checker:
-    """One function and its plain results, compared again and again."""
+    """Compares one function on many combinations of placements with its plain results, which are computed once."""
 
     def __init__(
         self, platform: Any, fn: Any, arrays: Sequence[Any], mesh: DeviceMesh, seed: int, tolerance: float | None
@@ -156,100 +173,109 @@ class _Checker:
         self.floating = [array.dtype.kind in "fc" for array in arrays]
         rng = np.random.default_rng(seed + 1)
         plain = _as_list(fn(*(platform.from_numpy(array) for array in arrays)))
-        self.expected = [platform.tensor_to_numpy(one) for one in plain]
-        self.seeds = [_cotangent(rng, one) for one in self.expected]
-        self.gradients = self._plain_run(self.arrays, self.seeds)[1]
+        self.expected = [platform.tensor_to_numpy(tensor) for tensor in plain]
+        self.cotangents = [_cotangent(rng, array) for array in self.expected]
+        self.gradients = self._plain_run(self.arrays, self.cotangents)[1]
         _reject_degenerate(self.expected)
         self.output_scales, self.gradient_scales = self._scales(rng)
 
     def _plain_run(self, arrays: Sequence[Any], cotangents: Sequence[Any]) -> tuple[list[Any], list[Any]]:
+        """Return outputs and gradients of the function on plain tensors, as arrays."""
         leaves = [self.platform.from_numpy(array) for array in arrays]
-        seeds = [None if seed is None else self.platform.from_numpy(seed) for seed in cotangents]
+        seeds = [None if cotangent is None else self.platform.from_numpy(cotangent) for cotangent in cotangents]
         outs, grads = self.platform.vjp(lambda *xs: _as_list(self.fn(*xs)), leaves, seeds, self.floating)
         return [
-            [None if one is None else self.platform.tensor_to_numpy(one) for one in found]
-            for found in ([self.platform.detach(out) for out in outs], grads)
+            [None if tensor is None else self.platform.tensor_to_numpy(tensor) for tensor in tensors]
+            for tensors in ([self.platform.detach(out) for out in outs], grads)
         ]  # type: ignore[return-value] # two
 
     def _scales(self, rng: Any) -> tuple[list[float], list[float]]:
-        """Per output and per gradient the magnitude that its rounding errors are relative to.
+        """Return per output and per gradient the magnitude that its rounding errors are relative to.
 
-        Where large terms cancel, that is theirs and not the result's. They are not known, but what rounding does to
-        them shows: the plain run is repeated in double precision, and with operands and cotangents a unit in the last
-        place off. Doubles themselves are taken to be of numbers around one, whose roundings no error is as small as.
+        Where large terms cancel, that is the magnitude of the terms and not of the result. The terms are unknown, but
+        their rounding shows when the plain run is repeated in double precision, and with operands and cotangents
+        changed by a unit in the last place. Results in double precision are not perturbed: they are compared as
+        numbers of magnitude 1 or more.
         """
-        wanted = [*self.expected, *self.gradients]
-        found = [_magnitude(one) if _is_single([one]) else math.inf for one in wanted]
-        repeated: list[Any] = [_widened, *[functools.partial(_nudged, rng)] * NUDGES]
+        expected = [*self.expected, *self.gradients]
+        scales = [_floating_magnitude(array) if _is_single([array]) else math.inf for array in expected]
+        perturb: list[Any] = [_in_double, *[functools.partial(_nudged, rng)] * _PERTURBED_RUNS]
         try:
-            for other in repeated if _is_single(wanted) and self.tolerance is None else ():
-                outs, grads = self._plain_run(other(self.arrays), other(self.seeds))
-                found = [max(*pair) for pair in zip(found, map(_noise, [*outs, *grads], wanted), strict=True)]
-        except Exception:  # noqa: BLE001 - no kernels for doubles, or off the edge of what the function takes
-            found = [math.inf] * len(wanted)
-        # Never more than of numbers around one: a function that jumps says nothing by jumping.
-        capped = [min(one, max(1.0, _magnitude(whole))) for one, whole in zip(found, wanted, strict=True)]
+            for change in perturb if _is_single(expected) and self.tolerance is None else ():
+                outs, grads = self._plain_run(change(self.arrays), change(self.cotangents))
+                noise = map(_rounding_scale, [*outs, *grads], expected)
+                scales = [max(*pair) for pair in zip(scales, noise, strict=True)]
+        except Exception:  # noqa: BLE001 - no kernels for doubles, or outside the domain of the function
+            scales = [math.inf] * len(expected)
+        # Capped at that of numbers around one: a function that jumps changes by more than rounding.
+        caps = [max(1.0, _floating_magnitude(array)) for array in expected]
+        capped = list(map(min, scales, caps))
         return capped[: len(self.expected)], capped[len(self.expected) :]
 
     def check(self, combination: tuple[tuple[Placement, ...], ...], number: int, report: CheckReport) -> None:
-        what = " ".join(str(list(one)) for one in combination)
+        """Compare one combination of placements, and add the result to ``report``."""
+        name = " ".join(str(list(placements)) for placements in combination)
         layouts = [
-            Layout.place(self.mesh, places, array.shape) for places, array in zip(combination, self.arrays, strict=True)
+            Layout.place(self.mesh, placements, array.shape)
+            for placements, array in zip(combination, self.arrays, strict=True)
         ]
         try:
             outs, grads = self._run(layouts, number)
         except (CollectiveMismatchError, ShardMismatchError) as error:
-            # Ranks that went different ways, or a local result that is not what the rule says: no rejection.
-            report.wrong.append(f"{what}: {error}")
+            # Ranks took different paths, or a local result contradicts the rule: an error, not a refusal.
+            report.wrong.append(f"{name}: {error}")
             raise
-        except _OtherCountError as error:
+        except _OutputCountError as error:
             report.forward += 1
-            report.wrong.append(f"{what}: {error}")
+            report.wrong.append(f"{name}: {error}")
             return
         except HyperParallelError as error:
-            report.rejected.append(f"{what}: {error}")
+            report.rejected.append(f"{name}: {error}")
             return
         report.forward += 1
-        report.wrong.extend(f"{what}: output {problem}" for problem in self._compare_outputs(outs))
+        report.wrong.extend(f"{name}: output {problem}" for problem in self._compare_outputs(outs))
         for index, (grad, layout) in enumerate(zip(grads, layouts, strict=True)):
             if self.gradients[index] is not None:
                 report.backward += 1
                 problem = self._compare_gradient(index, grad, layout, number)
                 if problem is not None:
-                    report.wrong.append(f"{what}: gradient of input {index} {problem}")
+                    report.wrong.append(f"{name}: gradient of input {index} {problem}")
 
     def _run(self, layouts: list[Layout], number: int) -> tuple[list[Any], list[Any]]:
+        """Return the outputs as DTensors, and the local gradients of the local operands."""
         platform = self.platform
-        leaves = [platform.from_numpy(self._piece(index, layout, number)) for index, layout in enumerate(layouts)]
-        kept: list[Any] = []
+        leaves = [platform.from_numpy(self._local(index, layout, number)) for index, layout in enumerate(layouts)]
+        outputs: list[Any] = []
 
         def on_locals(*locals_: Any) -> list[Any]:
             wrapped = [platform.wrap(local, layout) for local, layout in zip(locals_, layouts, strict=True)]
             outs = _as_list(self.fn(*wrapped))
             if len(outs) != len(self.expected):
                 msg = f"gives {len(outs)} outputs, should give {len(self.expected)}"
-                raise _OtherCountError(msg)
-            kept[:] = outs = seedable(outs)
+                raise _OutputCountError(msg)
+            outputs[:] = outs = seedable(outs)
             return [out._local for out in outs]
 
-        def seeds_for(outs: Sequence[Any]) -> list[Any]:
+        def local_cotangents(outs: Sequence[Any]) -> list[Any]:
             del outs
-            return [self._local_seed(seed, out._layout) for seed, out in zip(self.seeds, kept, strict=True)]
+            pairs = zip(self.cotangents, outputs, strict=True)
+            return [self._local_cotangent(cotangent, out._layout) for cotangent, out in pairs]
 
-        _, grads = platform.vjp(on_locals, leaves, seeds_for, self.floating)
-        return kept, grads
+        _, grads = platform.vjp(on_locals, leaves, local_cotangents, self.floating)
+        return outputs, grads
 
-    def _piece(self, index: int, layout: Layout, number: int) -> Any:
+    def _local(self, index: int, layout: Layout, number: int) -> Any:
+        """Return this rank's part of operand ``index`` in combination ``number``, the same whenever it is asked for."""
         return decompose(self.arrays[index], layout, self.seed + 1000 * number + index)
 
-    def _local_seed(self, seed: Any, layout: Layout) -> Any:
-        return None if seed is None else self.platform.from_numpy(_own(seed, dual(layout)))
+    def _local_cotangent(self, cotangent: Any, layout: Layout) -> Any:
+        return None if cotangent is None else self.platform.from_numpy(_local_part(cotangent, dual(layout)))
 
     def _compare_outputs(self, outs: list[Any]) -> list[str]:
         problems = []
-        for index, (out, wanted) in enumerate(zip(outs, self.expected, strict=True)):
-            whole = self.platform.tensor_to_numpy(out.full_tensor())
-            problem = _difference(whole, wanted, self.tolerance, self.output_scales[index])
+        for index, (out, expected) in enumerate(zip(outs, self.expected, strict=True)):
+            actual = self.platform.tensor_to_numpy(out.full_tensor())
+            problem = elementwise_difference(actual, expected, self.tolerance, self.output_scales[index])
             if problem is not None:
                 problems.append(f"{index} ({out.placements}) {problem}")
         return problems
@@ -257,32 +283,43 @@ class _Checker:
     def _compare_gradient(self, index: int, grad: Any, layout: Layout, number: int) -> str | None:
         if grad is None:
             return "is missing"
-        wanted = _own(self.gradients[index], dual(layout))
+        expected = _local_part(self.gradients[index], dual(layout))
         for axis, op in layout.partials:
             if op == "avg":
-                wanted = wanted / self.mesh.shape[axis]
+                expected = expected / self.mesh.shape[axis]
         if any(op in {"max", "min"} for _, op in layout.partials):
-            attained = self._piece(index, layout, number) == _own(self.arrays[index], dual(layout))
-            wanted = np.where(attained, wanted, np.zeros_like(wanted))
-        return _difference(self.platform.tensor_to_numpy(grad), wanted, self.tolerance, self.gradient_scales[index])
+            # The gradient of an extremum goes to the rank that attains it.
+            attained = self._local(index, layout, number) == _local_part(self.arrays[index], dual(layout))
+            expected = np.where(attained, expected, np.zeros_like(expected))
+        actual = self.platform.tensor_to_numpy(grad)
+        return elementwise_difference(actual, expected, self.tolerance, self.gradient_scales[index])
 
 
 def decompose(array: Any, layout: Layout, seed: int) -> Any:
-    """This rank's piece of ``array``; summands of Partial axes are random, of both signs, and differ per element."""
+    """Return this rank's local tensor of a global array.
+
+    Args:
+        array: the global value.
+        layout: its layout. Partial values are random, of both signs, and differ per element.
+        seed: of the partial values.
+
+    Raises:
+        ValueError: partial values of a reduction cannot be sampled.
+    """
     rng = np.random.default_rng(seed)
-    piece = array
+    local = array
     for axis, op in layout.partials:
-        piece = _summand(rng, piece, op, layout.mesh.shape[axis], layout.mesh.coordinate[axis])  # type: ignore[index]
-    return np.array(_own(piece, layout), order="C")  # ascontiguousarray would make 0-d values 1-d
+        local = _partial_value(rng, local, op, layout.mesh.shape[axis], layout.mesh.coordinate[axis])  # type: ignore[index]
+    return np.array(_local_part(local, layout), order="C")  # ascontiguousarray would make 0-d values 1-d
 
 
-def _summand(rng: Any, array: Any, op: str, count: int, position: int) -> Any:
-    if op not in _SUMMANDS:
-        msg = f"no summands of Partial({op!r}) can be drawn; check {', '.join(_SUMMANDS)}"
+def _partial_value(rng: Any, array: Any, op: str, count: int, position: int) -> Any:
+    """Return the partial value at ``position`` of ``count`` random ones that reduce to ``array``."""
+    if op not in _REDUCTIONS:
+        msg = f"no partial values of Partial({op!r}) can be sampled; check {', '.join(_REDUCTIONS)}"
         raise ValueError(msg)
-    # Summands of small values must not drown them in rounding.
-    largest = _magnitude(array) if array.dtype.kind in "fc" else 1.0
-    scale = min(1.0, largest or 1.0) + np.abs(array)
+    # Partial values of small numbers must not drown them in rounding.
+    scale = min(1.0, _floating_magnitude(array) or 1.0) + np.abs(array)
     noise = [(rng.standard_normal(array.shape) * scale).astype(array.dtype) for _ in range(count)]
     if op in {"sum", "avg"}:
         others = sum(noise[1:], np.zeros_like(array))
@@ -293,21 +330,21 @@ def _summand(rng: Any, array: Any, op: str, count: int, position: int) -> Any:
     return np.where(winner == position, array, below).astype(array.dtype)
 
 
-def _own(array: Any, layout: Layout) -> Any:
+def _local_part(array: Any, layout: Layout) -> Any:
     return array[tuple(slice(start, stop) for start, stop in layout.local_box())]
 
 
 def seedable(outs: Sequence[Any]) -> list[Any]:
-    """Outputs of a function of DTensors, in layouts whose cotangent is known on each rank.
+    """Return outputs of a function of DTensors in layouts whose local cotangent is known on each rank.
 
     Raises:
-        TypeError: one is no DTensor.
+        TypeError: an output is no DTensor.
     """
     for out in outs:
         if not isinstance(out, DTensor):
             msg = f"returned a plain {type(out).__name__} instead of a DTensor"
             raise TypeError(msg)
-    # The dual layout of averages and extrema is not all of their gradient (``core/dtensor/README.md``): reduce them.
+    # The gradient of an average or an extremum is more than a dual layout (``core/dtensor/README.md``): reduce those.
     return [out if all(op == "sum" for _, op in out.layout.partials) else out.reduce_partial() for out in outs]
 
 
@@ -322,65 +359,50 @@ def _cotangent(rng: Any, array: Any) -> Any:
 
 
 def _reject_degenerate(expected: Sequence[Any]) -> None:
-    floating = [one for one in expected if one.dtype.kind in "fc" and one.size > 1]
-    if floating and all(not np.isfinite(one).any() or not one.any() for one in floating):
+    floating = [array for array in expected if array.dtype.kind in "fc" and array.size > 1]
+    if floating and all(not np.isfinite(array).any() or not array.any() for array in floating):
         msg = "the sample gives outputs that are all zero or not finite: anything would pass"
         raise ValueError(msg)
 
 
-def _magnitude(array: Any) -> float:
-    """The largest finite magnitude; 0 of what has no gradient, or no number."""
-    if array is None or array.dtype.kind not in "fc" or not array.size:
-        return 0.0
-    return float(np.abs(np.where(np.isfinite(array), array, 0)).max())
+# -- rounding of the plain run -----------------------------------------------------------------------------------------
+
+
+def _is_floating(array: Any) -> bool:
+    return array is not None and array.dtype.kind in "fc"
+
+
+def _floating_magnitude(array: Any) -> float:
+    """Return the largest finite magnitude of a floating array; 0 for None and other dtypes."""
+    return magnitude(array) if _is_floating(array) else 0.0
 
 
 def _is_single(arrays: Sequence[Any]) -> bool:
-    """True when nothing floating is a double."""
-    return all(
-        one is None or one.dtype.kind not in "fc" or one.dtype not in (np.float64, np.complex128) for one in arrays
-    )
+    """Return whether no floating array has double precision."""
+    return all(not _is_floating(array) or array.dtype not in (np.float64, np.complex128) for array in arrays)
 
 
-def _widened(arrays: Sequence[Any]) -> list[Any]:
-    """The floating ones as doubles."""
+def _in_double(arrays: Sequence[Any]) -> list[Any]:
+    """Return the arrays, floating ones in double precision."""
     wide = {"f": np.float64, "c": np.complex128}
-    return [one if one is None else one.astype(wide.get(one.dtype.kind, one.dtype)) for one in arrays]
+    return [array if array is None else array.astype(wide.get(array.dtype.kind, array.dtype)) for array in arrays]
 
 
 def _nudged(rng: Any, arrays: Sequence[Any]) -> list[Any]:
-    """The floating ones with every element a unit in its last place off, up or down."""
+    """Return the arrays, every element of floating ones changed by a unit in its last place, up or down."""
     return [
-        array
-        if array is None or array.dtype.kind not in "fc"
-        else np.asarray(array * (1 + np.finfo(array.dtype).eps * rng.choice((-1, 1), array.shape))).astype(array.dtype)
+        np.asarray(array * (1 + np.finfo(array.dtype).eps * rng.choice((-1, 1), array.shape))).astype(array.dtype)
+        if _is_floating(array)
+        else array
         for array in arrays
     ]
 
 
-def _noise(found: Any, wanted: Any) -> float:
-    """The magnitude of which the difference is one rounding; all there is where the shape depends on values."""
-    if wanted is None or wanted.dtype.kind not in "fc":
+def _rounding_scale(actual: Any, expected: Any) -> float:
+    """Return the magnitude of which the difference is one rounding; infinite if even the shape depends on values."""
+    if not _is_floating(expected):
         return 0.0
-    if found.shape != wanted.shape:
+    if actual.shape != expected.shape:
         return math.inf
     with np.errstate(invalid="ignore"):
-        return _magnitude(found - wanted) / float(np.finfo(wanted.dtype).eps)
-
-
-def _difference(found: Any, wanted: Any, tolerance: float | None, scale: float | None = None) -> str | None:
-    if found.shape != wanted.shape:
-        return f"has shape {found.shape}, should have {wanted.shape}"
-    if found.dtype != wanted.dtype:
-        return f"has dtype {found.dtype}, should have {wanted.dtype}"
-    if wanted.size == 0:
-        return None
-    if wanted.dtype.kind not in "fc":
-        return None if (found == wanted).all() else f"differs in {int((found != wanted).sum())} elements"
-    bound = float(64 * np.finfo(wanted.dtype).eps) if tolerance is None else tolerance
-    scale = max(1.0, _magnitude(wanted)) if scale is None or tolerance is not None else scale
-    same = np.isclose(found, wanted, rtol=bound, atol=bound * scale, equal_nan=True)
-    if same.all():
-        return None
-    worst = np.unravel_index(np.argmax(~same), same.shape)
-    return f"is {found[worst]!r} at {worst}, should be {wanted[worst]!r} ({int((~same).sum())} of {same.size} differ)"
+        return magnitude(actual - expected) / float(np.finfo(expected.dtype).eps)

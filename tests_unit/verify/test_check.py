@@ -29,7 +29,7 @@ def operator(func, *rows, shape=None, signature="x"):
     def call(*args):
         from hyper_parallel.core.dtensor.dtensor import DTensor
 
-        if any(isinstance(one, DTensor) for one in args):
+        if any(isinstance(arg, DTensor) for arg in args):
             return get_torch_platform().dispatcher.dispatch(entry, args, {})
         return func(*args)
 
@@ -49,14 +49,14 @@ def test_all_placements():
 @pytest.mark.parametrize("op", ["sum", "avg", "max", "min"])
 @pytest.mark.parametrize("mesh_shape", [(2,), (3,), (2, 3)])
 def test_decompositions_reduce_to_the_value(op, mesh_shape):
-    """Reducing what the ranks get gives the array back, and no two ranks hold the same."""
+    """Reducing the partial values of all ranks gives the array back, and no two ranks have the same."""
     array, count = sample(4, 3), int(np.prod(mesh_shape))
-    pieces = []
+    locals_ = []
     for rank in range(count):
         mesh = DeviceMesh._interned("cpu", mesh_shape, tuple(range(count)), None, rank)
-        places = [Partial(op)] + [R] * (len(mesh_shape) - 1)
-        pieces.append(decompose(array, Layout.place(mesh, places, array.shape), 7))
-    along = pieces[:: count // mesh_shape[0]]
+        placements = [Partial(op)] + [R] * (len(mesh_shape) - 1)
+        locals_.append(decompose(array, Layout.place(mesh, placements, array.shape), 7))
+    along = locals_[:: count // mesh_shape[0]]
     reduce = {"sum": sum, "avg": lambda all_: sum(all_) / len(all_), "max": np.maximum.reduce, "min": np.minimum.reduce}
     np.testing.assert_allclose(reduce[op](along), array, rtol=1e-12)
     assert not np.array_equal(along[0], along[1])
@@ -64,21 +64,21 @@ def test_decompositions_reduce_to_the_value(op, mesh_shape):
 
 @pytest.mark.platforms("torch", "mindspore")
 def test_another_number_of_outputs_is_wrong(platform_name):
-    """A function that returns one output where plain tensors give two is wrong, and no crash."""
+    """A function that returns one output for DTensors and two for plain tensors is reported as wrong."""
 
     def pair(x):
         return x * 2 if hasattr(x, "placements") else (x * 2, x)
 
     report = check_function(pair, [sample(3)], (2,), platform=platform_name, partial=())
     assert report.wrong == [
-        f"rank {rank}: [{place!r}]: gives 1 outputs, should give 2" for rank in (0, 1) for place in (R, S0)
+        f"rank {rank}: [{placement!r}]: gives 1 outputs, should give 2" for rank in (0, 1) for placement in (R, S0)
     ]
     assert (report.forward, report.backward) == (2, 0)
 
 
 @pytest.mark.platforms("torch")
 def test_a_right_rule_passes_everywhere():
-    """A right rule is right on every placement, and the counts say how much was compared."""
+    """A correct rule passes on every placement, and the counts are the numbers of comparisons."""
     double = operator(lambda x: x * 2.0, Row((R,), (R,)), Row((S0,), (S0,)), Row((S1,), (S1,)), Row((P,), (P,)))
     report = check_function(double, [sample(5, 3)], (2, 3), platform="torch")
     assert report.ok
@@ -86,23 +86,23 @@ def test_a_right_rule_passes_everywhere():
 
 
 @pytest.mark.platforms("torch")
-@pytest.mark.parametrize("func, row, found", [
+@pytest.mark.parametrize("func, row, line_part", [
     (lambda x: x.abs(), Row((P,), (P,)), "[Partial(sum)]: output 0"),
     (lambda x: x + 1.0, Row((P,), (P,)), "[Partial(sum)]: output 0"),
     (lambda x: x.cumsum(0), Row((S0,), (S0,)), "[Shard(0)]: output 0"),
     (lambda x: x - x.mean(), Row((S1,), (S1,)), "[Shard(1)]: output 0"),
 ])  # fmt: skip
-def test_a_wrong_row_is_caught(func, row, found):
-    """Nonlinear on summands, affine on summands, a scan or a mean over shards: the checker reports the placement."""
+def test_a_wrong_row_is_caught(func, row, line_part):
+    """Nonlinear or affine on partial values, a scan or a mean over shards: the placement is reported."""
     report = check_function(operator(func, Row((R,), (R,)), row), [sample(5, 3)], (2,), platform="torch")
     assert not report.ok
-    assert any(found in line for line in report.wrong)
+    assert any(line_part in line for line in report.wrong)
     assert not any(line.startswith("rank 0: [Replicate()]") for line in report.wrong)
 
 
 @pytest.mark.platforms("torch")
 def test_a_missing_varying_view_is_caught():
-    """A replicated operand whose gradient is only this rank's share is reported, though every value is right."""
+    """A replicated operand with only this rank's share of its gradient is reported, though all outputs are right."""
 
     def leaky(x, w):
         from hyper_parallel.core.dtensor.dtensor import DTensor
@@ -169,15 +169,15 @@ def test_zero_checked_is_not_ok():
 
     report = check_function(refuse, [sample(4)], (2,), platform="torch")
     assert (report.forward, report.wrong) == (0, [])
-    assert report.rejected == [f"[{place!r}]: not here" for place in (R, S0, P)]
+    assert report.rejected == [f"[{placement!r}]: not here" for placement in (R, S0, P)]
     assert not report.ok
     assert not check_function(lambda x: x * 2.0, [sample(4)], (2,), platform="torch", placements=[[]]).ok
     assert not CheckReport().ok
 
 
 @pytest.mark.platforms("torch")
-def test_draws_are_repeatable():
-    """A limit draws the same combinations again for the same seed."""
+def test_a_limited_choice_is_repeatable():
+    """A limit chooses the same combinations again for the same seed."""
     counts = [
         check_function(lambda x, y: x + y, [sample(4, 3)] * 2, (2, 2), platform="torch", limit=5, seed=4).forward
         for _ in range(2)
@@ -187,28 +187,14 @@ def test_draws_are_repeatable():
 
 @pytest.mark.platforms("torch")
 def test_a_rule_that_contradicts_itself_is_not_a_refusal():
-    """What the dispatcher calls a wrong rule ends the check; it does not count as a placement refused."""
+    """A rule that the dispatcher reports as wrong ends the check; it does not count as a refused placement."""
     wrong = operator(lambda x: x * 2.0, Row((R,), (R,)), shape=(9,))
     with pytest.raises(RankFailedError, match="this is a wrong rule, please report it"):
         check_function(wrong, [sample(4)], (2,), platform="torch")
 
 
-def test_differences_are_told():
-    """Shape, dtype, exact values of integers and close values of floats are compared; NaN equals NaN."""
-    one, nan = np.ones(2), np.array([np.nan, 1.0])
-    tell = check._difference
-    assert tell(one, np.ones(3), None) == "has shape (2,), should have (3,)"
-    assert tell(one.astype("f4"), one, None) == "has dtype float32, should have float64"
-    assert tell(np.array([1, 2]), np.array([1, 3]), None) == "differs in 1 elements"
-    assert tell(one + 1e-6, one, None) is not None
-    assert tell(one + 1e-6, one, 1e-5) is None
-    assert tell(nan, nan, None) is None
-    assert tell(nan, one, None) is not None
-    assert tell(np.ones(0), np.ones(0), None) is None
-
-
 def test_all_held_means_that_nothing_was_refused():
-    """A report with a rejection is ok, and did not hold everywhere; one that compared nothing is neither."""
+    """A report with a refusal is ok but did not hold everywhere; one that compared nothing is neither."""
     assert CheckReport(1, 0).all_held
     assert CheckReport(1, 0, ["no"]).ok
     assert not CheckReport(1, 0, ["no"]).all_held
@@ -218,7 +204,7 @@ def test_all_held_means_that_nothing_was_refused():
 
 @pytest.mark.platforms("torch", "mindspore")
 def test_small_gradients_are_compared_at_their_own_size(platform_name):
-    """An error of one percent in gradients, or in outputs, of magnitude 1e-4 is found; right ones pass."""
+    """An error of one percent in gradients or outputs of magnitude 1e-4 is found; correct ones pass."""
 
     def scaled(wrong):
         return lambda x: x * (1e-4 * wrong if hasattr(x, "placements") else 1e-4)
@@ -235,7 +221,7 @@ def test_small_gradients_are_compared_at_their_own_size(platform_name):
 @pytest.mark.platforms("torch")
 @pytest.mark.parametrize("mesh", [(2,), (3,), (2, 2)])
 def test_what_cancels_is_no_false_alarm(mesh):
-    """Sums, gradients and both that are nothing but rounding of larger terms: every placement passes."""
+    """Sums and gradients that are only the rounding of larger terms pass on every placement."""
     import torch
 
     x = sample(7, 5).astype(np.float32)
@@ -251,8 +237,8 @@ def test_what_cancels_is_no_false_alarm(mesh):
 
 
 @pytest.mark.parametrize("op", ["sum", "avg", "max", "min"])
-def test_summands_of_one_number_keep_its_dtype(op):
-    """Every rank's summand of a single float32 is one."""
+def test_partial_values_of_one_number_keep_its_dtype(op):
+    """Every rank's partial value of a single float32 is a float32."""
     array = np.array(1.5, np.float32)
     for rank in range(3):
         mesh = DeviceMesh._interned("cpu", (3,), (0, 1, 2), None, rank)
@@ -260,8 +246,10 @@ def test_summands_of_one_number_keep_its_dtype(op):
 
 
 @pytest.mark.parametrize("op", ["prod", "any", "all"])
-def test_reductions_without_summands_are_refused(op):
-    """What cannot be drawn is refused, and not drawn as something else."""
+def test_reductions_without_partial_values_are_refused(op):
+    """Partial values of a reduction that cannot be sampled are refused."""
     mesh = DeviceMesh._interned("cpu", (2,), (0, 1), None, 0)
-    with pytest.raises(ValueError, match=rf"^no summands of Partial\('{op}'\) can be drawn; check sum, avg, max, min$"):
+    with pytest.raises(
+        ValueError, match=rf"^no partial values of Partial\('{op}'\) can be sampled; check sum, avg, max, min$"
+    ):
         decompose(sample(2), Layout.place(mesh, [Partial(op)], (2,)), 7)

@@ -3,7 +3,14 @@
 import numpy as np
 import pytest
 
-from hyper_parallel.verify.compare import NOISE_SHARE, Bound, Comparison, difference, noise_floor
+from hyper_parallel.verify.compare import (
+    NOISE_SHARE,
+    Bound,
+    Comparison,
+    difference,
+    elementwise_difference,
+    noise_floor,
+)
 
 
 def test_bound_is_the_stated_product():
@@ -18,7 +25,7 @@ def test_bound_is_the_stated_product():
 
 
 @pytest.mark.parametrize(
-    "found, wanted, why",
+    "actual, expected, why",
     [
         (np.zeros((2, 3)), np.zeros((3, 2)), "has shape [2, 3], single device [3, 2]"),
         (np.zeros(2, np.float32), np.zeros(2), "has dtype float32, single device float64"),
@@ -30,9 +37,9 @@ def test_bound_is_the_stated_product():
         (np.array([1e-30]), np.array([0.0]), "1e-30 at [0], single device 0 (error inf, bound 1.0e-09)"),
     ],
 )
-def test_what_differs_is_said(found, wanted, why):
-    """Shape, dtype, values that are not finite and every error beyond the bound are told with the facts."""
-    assert difference(found, wanted, 1e-9)[1] == why
+def test_differences_are_described(actual, expected, why):
+    """Shape, dtype, values that are not finite and every error beyond the bound are reported with the numbers."""
+    assert difference(actual, expected, 1e-9)[1] == why
 
 
 def test_no_factor_is_forgiven():
@@ -42,7 +49,7 @@ def test_no_factor_is_forgiven():
 
 
 def test_equal_empty_and_small():
-    """Equal, empty and rounding-close values pass; a tensor that cancels is measured against its kind."""
+    """Equal and empty arrays and differences of rounding pass; a tensor that cancels is measured against its kind."""
     assert difference(np.ones(3), np.ones(3), 1e-12) == (0.0, "")
     assert difference(np.zeros((0, 3)), np.zeros((0, 3)), 1e-12) == (0.0, "")
     assert difference(np.array([1.0 + 1e-13]), np.array([1.0]), 1e-12)[1] == ""
@@ -50,7 +57,7 @@ def test_equal_empty_and_small():
 
 
 def test_missing_and_skipped_are_recorded():
-    """A tensor that one run lacks is wrong; what cannot be compared is listed once."""
+    """A tensor that one run lacks is wrong; a tensor that cannot be compared is listed once."""
     comparison = Comparison(Bound("float32", 8, 2), 1)
     comparison.missing("gradient", "a.b", "a.b.weight", 0, "the parallel run has none")
     comparison.skip("output of a", "plain")
@@ -61,7 +68,7 @@ def test_missing_and_skipped_are_recorded():
     assert comparison.skipped == ["output of a: plain"]
 
 
-def test_the_floor_is_what_was_summed():
+def test_the_floor_is_the_size_of_the_terms():
     """A sum of large numbers that cancels is exact to their rounding, a sum of small ones to theirs."""
     assert noise_floor(2.0) == 2.0 * NOISE_SHARE
     assert noise_floor(2.0, 0.5) == 0.5
@@ -79,3 +86,16 @@ def test_infinities_of_a_buffer_must_be_the_same_ones():
     comparison.compare("buffer", "", "finite", 0, mask + np.array([0.0, 0.0, 1e-3]), mask)
     comparison.compare("weight", "", "weight", 0, mask, mask)
     assert [check.name for check in comparison.checks if check.ok] == ["same"]
+
+
+def test_arrays_are_compared_element_by_element():
+    """Shape, dtype, exact values of integers and close values of floats are compared; NaN equals NaN."""
+    ones, nan = np.ones(2), np.array([np.nan, 1.0])
+    assert elementwise_difference(ones, np.ones(3), None) == "has shape (2,), should have (3,)"
+    assert elementwise_difference(ones.astype("f4"), ones, None) == "has dtype float32, should have float64"
+    assert elementwise_difference(np.array([1, 2]), np.array([1, 3]), None) == "differs in 1 elements"
+    assert elementwise_difference(ones + 1e-6, ones, None) is not None
+    assert elementwise_difference(ones + 1e-6, ones, 1e-5) is None
+    assert elementwise_difference(nan, nan, None) is None
+    assert elementwise_difference(nan, ones, None) is not None
+    assert elementwise_difference(np.ones(0), np.ones(0), None) is None

@@ -16,7 +16,7 @@ from hyper_parallel.core.shard.entry import binder
 from hyper_parallel.core.shard.rule import find_rule, rule_names
 from hyper_parallel.errors import UnsupportedOperatorError
 from hyper_parallel.platform.select import platform_named
-from hyper_parallel.verify.check import _difference
+from hyper_parallel.verify.compare import elementwise_difference
 from hyper_parallel.verify.ops.selection import QUICK
 from hyper_parallel.verify.ops.sweep import sweep_operator
 
@@ -318,7 +318,7 @@ def test_operator_equals_pytorchs(name, args, kwargs):
         found[framework] = [platform.tensor_to_numpy(one) for one in [*outs, *grads] if one is not None]
     for ours, theirs in zip(found["mindspore"], found["torch"], strict=True):
         # The worst is the gradient of sinc, a difference of near values: 20 units in the last place, of 64.
-        assert _difference(ours, theirs, None) is None
+        assert elementwise_difference(ours, theirs, None) is None
 
 
 def _ran(name, *args, **kwargs):
