@@ -11,7 +11,18 @@ import copy
 from collections.abc import Callable, Iterable, Iterator, Mapping, MutableMapping
 from typing import Any
 
-__all__ = ["CONTAINERS", "SEQUENCES", "at_path", "leaves", "named_leaves", "paths", "rebuild", "tree_map", "unflatten"]
+__all__ = [
+    "CONTAINERS",
+    "SEQUENCES",
+    "at_path",
+    "leaves",
+    "named_leaves",
+    "paths",
+    "rebuild",
+    "tree_map",
+    "tree_map_named",
+    "unflatten",
+]
 
 Types = tuple[type, ...]
 Path = tuple[Any, ...]
@@ -20,13 +31,22 @@ SEQUENCES: Types = (list, tuple)
 CONTAINERS: Types = (list, tuple, Mapping)
 
 
-def leaves(tree: Any, containers: Types = SEQUENCES) -> Iterator[Any]:
+def leaves(tree: Any, containers: Types = SEQUENCES) -> list[Any]:
     """The leaves of ``tree``, in order; mappings in the order of their keys."""
+    collected: list[Any] = []
     if isinstance(tree, containers):
-        for item in tree.values() if isinstance(tree, Mapping) else tree:
-            yield from leaves(item, containers)
+        _collect(tree, containers, collected.append)
     else:
-        yield tree
+        collected.append(tree)
+    return collected
+
+
+def _collect(tree: Any, containers: Types, add: Callable[[Any], None]) -> None:
+    for item in tree.values() if isinstance(tree, Mapping) else tree:
+        if isinstance(item, containers):
+            _collect(item, containers, add)
+        else:
+            add(item)
 
 
 def paths(tree: Any, containers: Types = SEQUENCES) -> Iterator[tuple[Path, Any]]:
@@ -39,7 +59,7 @@ def paths(tree: Any, containers: Types = SEQUENCES) -> Iterator[tuple[Path, Any]
         yield (), tree
 
 
-def at_path(tree: Any, path: Path) -> Any:
+def at_path(tree: Any, path: Iterable[Any]) -> Any:
     """The value to which ``path`` leads from ``tree``."""
     for key in path:
         tree = tree[key]
@@ -59,6 +79,11 @@ def tree_map(fn: Callable[[Any], Any], tree: Any, containers: Types = SEQUENCES)
     if isinstance(tree, Mapping):
         return rebuild(tree, {key: tree_map(fn, item, containers) for key, item in tree.items()})
     return rebuild(tree, [tree_map(fn, item, containers) for item in tree])
+
+
+def tree_map_named(fn: Callable[[str, Any], Any], name: str, tree: Any, containers: Types = SEQUENCES) -> Any:
+    """``tree`` with ``fn(leaf_name, leaf)`` in place of every leaf, with the names of :func:`named_leaves`."""
+    return unflatten(tree, [fn(*leaf) for leaf in named_leaves(name, tree, containers)], containers)
 
 
 def unflatten(tree: Any, new_leaves: Iterable[Any], containers: Types = SEQUENCES) -> Any:

@@ -1,7 +1,7 @@
-"""The hot path: from a framework's call on DTensors to its call on locals.
+"""Dispatch, the hot path: from a framework's call on DTensors to its call on local tensors.
 
-One dictionary lookup on an immutable key finds the plan of a call seen before; the plan fetches locals, calls the
-framework and wraps what comes back. Everything else happens once per key.
+One dictionary lookup by an immutable key finds the executor of a call seen before; it fetches local tensors, calls the
+framework and wraps the result. Everything else happens once per key.
 """
 
 from __future__ import annotations
@@ -11,18 +11,21 @@ from contextvars import ContextVar
 from numbers import Number
 from typing import TYPE_CHECKING, Any
 
+from hyper_parallel._tree import leaves, tree_map, tree_map_named
 from hyper_parallel.core.dtensor.dtensor import DTensor
-from hyper_parallel.core.dtensor.layout import Layout
 from hyper_parallel.core.dtensor.skip_dispatch import any_block, local_operands, outside_blocks, skipped
 from hyper_parallel.core.shard.entry import OpEntry, Run, binder
-from hyper_parallel.core.shard.executor import Mark, compile_plan, marked
-from hyper_parallel.core.shard.op_plan import propagate
+from hyper_parallel.core.shard.executor import Mark, compile_plan, marks_in
+from hyper_parallel.core.shard.op_plan import plan_call, replicated_layout
+from hyper_parallel.core.shard.refusals import only_mesh, plain_tensor
 from hyper_parallel.core.shard.rule import OpCall, Operand, Ref, Rule, UnknownOperandError, find_rule
-from hyper_parallel.errors import MeshMismatchError, MixedTensorError, UnsupportedOperatorError
+from hyper_parallel.errors import MixedTensorError, UnsupportedOperatorError
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
 
+    from hyper_parallel.core.dtensor.layout import Layout
+    from hyper_parallel.core.dtensor.mesh import DeviceMesh
     from hyper_parallel.platform.contract.platform import Platform
 
 __all__ = ["Dispatcher", "implicit_replication", "no_function"]
@@ -35,7 +38,7 @@ _NO_KWARGS: dict[str, Any] = {}
 
 @contextmanager
 def implicit_replication() -> Iterator[None]:
-    """Inside, a plain tensor without gradient that meets a DTensor is taken to be equal on every rank."""
+    """Inside, a plain tensor without gradient that meets DTensors is taken to be equal on every rank."""
     token = _REPLICATE_PLAIN.set(True)
     try:
         yield
@@ -47,10 +50,9 @@ class Dispatcher:
     """Dispatch for one framework."""
 
     def __init__(self, platform: Platform) -> None:
-        """Keep the platform's doors at hand."""
+        """Dispatch calls of ``platform``."""
         self.platform = platform
-        self.kind: type = platform.DTensorBase
-        self.wrap = platform.wrap
+        self.dtensor_type: type = platform.DTensorBase
         self.ops = Ops(self)
 
     def dispatch(  # noqa: C901, PLR0912 - the hot path, in line
@@ -65,11 +67,11 @@ class Dispatcher:
                     return entry.composed(self.ops, **entry.binder.bind(args, kwargs))
         if entry.composed is not None:
             return entry.composed(self.ops, **entry.binder.bind(args, kwargs))
-        kind, loose = self.kind, entry.loose
+        dtensor_type, loose = self.dtensor_type, entry.loose
         parts: list[Any] = []
         for arg in args:
             of = type(arg)
-            if of is kind:
+            if of is dtensor_type:
                 parts.append(arg._layout)
             elif of in loose:
                 parts.append(of)
@@ -90,7 +92,7 @@ class Dispatcher:
             else:
                 parts.append(self._key(value))
         if entry.by_dtype:
-            parts.extend(one.dtype for one in self.tensors((args, tuple(kwargs.values()))))
+            parts.extend(tensor.dtype for tensor in self.tensors((args, tuple(kwargs.values()))))
         key = tuple(parts)
         try:
             run = entry.cache.get(key)
@@ -99,15 +101,15 @@ class Dispatcher:
             raise
         if run is None:
             first, run = self._compile(entry, args, kwargs)
-            done = first(args, kwargs)  # a call that fails must not leave a plan behind
+            result = first(args, kwargs)  # a call that fails must not leave a plan behind
             if len(entry.cache) >= _MOST_PLANS:  # sizes and numbers that never come again must not fill the memory
                 entry.cache.clear()
             entry.cache[key] = run
-            return done
+            return result
         return run(args, kwargs)
 
     def unary(self, entry: OpEntry) -> Callable[[Any], Any]:
-        """A method without arguments: :meth:`dispatch` with the key made in line."""
+        """A method without arguments: :meth:`dispatch` with the key computed in line."""
         get, full = entry.cache.get, self.dispatch
 
         def call(x: Any) -> Any:
@@ -117,64 +119,65 @@ class Dispatcher:
         return call
 
     def binary(self, entry: OpEntry) -> Callable[[Any, Any], Any]:
-        """An operator of two operands: :meth:`dispatch` with the key made in line."""
-        get, full, kind = entry.cache.get, self.dispatch, self.kind
+        """An operator of two operands: :meth:`dispatch` with the key computed in line."""
+        get, full, dtensor_type = entry.cache.get, self.dispatch, self.dtensor_type
         loose = entry.loose
 
-        def whole(x: Any, y: Any) -> Any:
+        def slow(x: Any, y: Any) -> Any:
             try:
                 return full(entry, (x, y), _NO_KWARGS)
             except UnknownOperandError:
-                return NotImplemented  # Python asks y, and compares identities or says that it cannot
+                return NotImplemented  # Python tries the reflected method of y, then raises or compares identities
 
         def call(x: Any, y: Any) -> Any:
             of = type(y)
             if any_block():
                 run = None
-            elif of is kind:
+            elif of is dtensor_type:
                 run = get((x._layout, y._layout))
             elif of in loose:
                 run = get((x._layout, of))
             else:
                 run = None
-            return whole(x, y) if run is None else run((x, y), _NO_KWARGS)
+            return slow(x, y) if run is None else run((x, y), _NO_KWARGS)
 
         return call
 
     def _on_locals(self, entry: OpEntry, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
-        """The call on local tensors, as the caller spelled it."""
+        """Run the caller's own call on local tensors."""
         locals_, named = local_operands(args), local_operands(kwargs)
         if entry.composed is not None:
             return self._composed_on_locals(entry, args, kwargs, locals_, named)
-        found = entry.local(**entry.binder.bind(locals_, named)) if entry.canonical else entry.func(*locals_, **named)
+        result = entry.local(**entry.binder.bind(locals_, named)) if entry.canonical else entry.func(*locals_, **named)
         written = entry.target(args, kwargs) if entry.in_place else None
         if isinstance(written, DTensor):
             written.drop_views()
             return written
-        return found
+        return result
 
     def _composed_on_locals(
         self, entry: OpEntry, args: tuple[Any, ...], kwargs: dict[str, Any], locals_: Any, named: Any
     ) -> Any:
-        """The caller's function itself; what it is composed of may ask DTensors what local tensors cannot tell.
+        """Run the caller's function itself on local tensors: its parts may need what only DTensors have.
 
-        Nothing says what it writes: that is seen.
+        What it writes is not declared; the versions of the operands tell.
         """
         if entry.func is no_function:
             return entry.composed(self.ops, **entry.binder.bind(locals_, named))  # type: ignore[misc] # the caller's condition
         version = self.platform.version
-        given = [one for one in self.tensors((args, tuple(kwargs.values()))) if isinstance(one, DTensor)]
-        before = [version(one._local) for one in given]
-        found = entry.func(*locals_, **named)
-        for one, old in zip(given, before, strict=True):
-            if version(one._local) != old:
-                one.drop_views()
-                found = one if found is one._local else found
-        return found
+        operands = [leaf for leaf in self.tensors((args, tuple(kwargs.values()))) if isinstance(leaf, DTensor)]
+        before = [version(operand._local) for operand in operands]
+        result = entry.func(*locals_, **named)
+        for operand, old in zip(operands, before, strict=True):
+            if version(operand._local) != old:
+                operand.drop_views()
+                result = operand if result is operand._local else result
+        return result
 
     # -- keys ------------------------------------------------------------------------------------------------------
 
-    def _key(self, value: Any) -> Any:  # noqa: PLR0911 - one line per kind
+    def _key(self, value: Any) -> Any:  # noqa: PLR0911 - one line per type
+        """The part of a key that stands for one argument."""
         of = type(value)
         if of in _ATOMS:
             return (of, value)
@@ -196,7 +199,7 @@ class Dispatcher:
         return (of, repr(value)) if isinstance(value, Number) else (of, value)
 
     def _refuse_unhashable(self, entry: OpEntry, values: tuple[Any, ...]) -> None:
-        """An array is no operand: nothing says how its values lie on the ranks."""
+        """Refuse an array, which has no layout."""
         for value in values:
             if hasattr(value, "__array__") and not self.platform.is_tensor(value):
                 msg = (
@@ -205,39 +208,37 @@ class Dispatcher:
                 )
                 raise MixedTensorError(msg)
 
-    def tensors(self, tree: Any) -> Iterator[Any]:
-        """Tensors in nested sequences, in order."""
-        if isinstance(tree, (list, tuple)):
-            for item in tree:
-                yield from self.tensors(item)
-        elif self.platform.is_tensor(tree):
-            yield tree
+    def tensors(self, tree: Any) -> list[Any]:
+        """The tensors in nested sequences, in order."""
+        is_tensor = self.platform.is_tensor
+        return [leaf for leaf in leaves(tree) if is_tensor(leaf)]
 
     # -- compiling -------------------------------------------------------------------------------------------------
 
     def _compile(self, entry: OpEntry, args: tuple[Any, ...], kwargs: dict[str, Any]) -> tuple[Run, Run]:
-        marked_args, named = self._mark(args), self._mark(kwargs)
+        """Plan the call and compile the plan: the executor of this call, and that of later ones."""
+        marked, named = self._mark(args), self._mark(kwargs)
         try:
-            bound = entry.binder.bind(marked_args, named)
+            bound = entry.binder.bind(marked, named)
         except TypeError as error:
             msg = f"{entry.name}({entry.binder.text}): {error}"
             raise TypeError(msg) from None
         mesh = self._mesh(entry, bound)
         if entry.in_place:
-            self._refuse_plain_target(entry, entry.target(marked_args, named))
+            self._refuse_plain_target(entry, entry.target(marked, named))
         marks: list[Mark] = []
         operands: list[Operand] = []
         rule: Rule = entry.rule  # type: ignore[assignment] # decompositions are not compiled
         # A spelling may name the parameters in another order; operands are counted in the rule's.
         order = [name for name in binder(rule.signature).names if name in bound]
         bound = {name: bound[name] for name in dict.fromkeys((*order, *bound))}
-        template = {name: self._refer(name, value, mesh, operands, marks) for name, value in bound.items()}
+        template = {name: self._template(name, value, mesh, operands, marks) for name, value in bound.items()}
         call = OpCall(rule.op, mesh, tuple(operands), template)
-        plan = propagate(call, rule, in_place=entry.in_place)
-        return compile_plan(self.platform, entry, plan, marked_args, named, marks)
+        plan = plan_call(call, rule, in_place=entry.in_place)
+        return compile_plan(self.platform, entry, plan, marked, named, marks)
 
     def _refuse_plain_target(self, entry: OpEntry, target: Any) -> None:
-        """A rank's plain tensor is no place for a distributed value."""
+        """Refuse to write a distributed value into a plain tensor."""
         if isinstance(target, Mark) and not isinstance(target.tensor, DTensor):
             msg = (
                 f"{entry.name}: a plain tensor {list(target.tensor.shape)} cannot be written with DTensors; write "
@@ -247,59 +248,44 @@ class Dispatcher:
             raise MixedTensorError(msg)
 
     def _mark(self, value: Any) -> Any:
-        """The same structure with each occurrence of a tensor made distinguishable: one may be passed twice."""
-        if isinstance(value, (list, tuple)):
-            return type(value)(self._mark(item) for item in value)
-        if isinstance(value, dict):
-            return {name: self._mark(item) for name, item in value.items()}
-        return Mark(value) if self.platform.is_tensor(value) else value
+        """The same arguments with a mark for each occurrence of a tensor: one tensor may be passed twice."""
+        is_tensor = self.platform.is_tensor
+        return tree_map(lambda leaf: Mark(leaf) if is_tensor(leaf) else leaf, value, (list, tuple, dict))
 
-    def _mesh(self, entry: OpEntry, bound: dict[str, Any]) -> Any:
-        found = {
-            one.tensor._layout.mesh: one for one in marked(tuple(bound.values())) if isinstance(one.tensor, DTensor)
-        }
-        if len(found) > 1:
-            first, second = list(found)[:2]
-            msg = (
-                f"{entry.name}: operands live on different meshes, {first!r} and {second!r}; "
-                "bring them to one mesh first"
-            )
-            raise MeshMismatchError(msg)
-        if not found:
+    def _mesh(self, entry: OpEntry, bound: dict[str, Any]) -> DeviceMesh:
+        """The mesh of the operands."""
+        tensors = (mark.tensor for mark in marks_in(tuple(bound.values())))
+        mesh = only_mesh(entry.name, (tensor._layout.mesh for tensor in tensors if isinstance(tensor, DTensor)))
+        if mesh is None:
             msg = (
                 f"{entry.name}: no DTensor among the arguments "
                 f"that its signature ({entry.binder.text}) takes as tensors"
             )
             raise UnsupportedOperatorError(msg)
-        return next(iter(found))
+        return mesh
 
-    def _refer(self, name: str, value: Any, mesh: Any, operands: list[Operand], marks: list[Mark]) -> Any:
-        if isinstance(value, (list, tuple)):
-            return type(value)(
-                self._refer(f"{name}[{index}]", item, mesh, operands, marks) for index, item in enumerate(value)
-            )
-        if not isinstance(value, Mark):
-            return value
-        tensor = value.tensor
-        distributed = isinstance(tensor, DTensor)
-        layout = tensor._layout if distributed else self._plain_layout(name, tensor, mesh)
-        local = tensor._local if distributed else tensor
-        operands.append(Operand(name, layout, local.dtype, self.platform.is_floating(local)))
-        marks.append(value)
-        return Ref(len(operands) - 1)
+    def _template(self, name: str, value: Any, mesh: DeviceMesh, operands: list[Operand], marks: list[Mark]) -> Any:
+        """The argument ``value`` with a :class:`Ref` for each tensor, which joins ``operands`` and ``marks``."""
 
-    def _plain_layout(self, name: str, value: Any, mesh: Any) -> Layout:
-        shape = tuple(value.shape)
-        constant = not self.platform.needs_grad(value) and (not shape or _REPLICATE_PLAIN.get())
-        if constant:
-            return Layout.of(mesh, ((),) * len(shape), (), shape)
-        msg = (
-            f"argument {name} is a plain tensor {list(shape)} and meets DTensors on {mesh!r}; "
-            f"{name} = hyper_parallel.DTensor.from_local({name}, mesh, [{', '.join(['Replicate()'] * mesh.ndim)}]) "
-            "if every rank holds the same values; if it is a piece that a parallel style handed out, give that style "
-            "use_local_output=False"
-        )
-        raise MixedTensorError(msg)
+        def refer(leaf_name: str, leaf: Any) -> Any:
+            if not isinstance(leaf, Mark):
+                return leaf
+            tensor = leaf.tensor
+            distributed = isinstance(tensor, DTensor)
+            layout = tensor._layout if distributed else self._plain_layout(leaf_name, tensor, mesh)
+            local = tensor._local if distributed else tensor
+            operands.append(Operand(leaf_name, layout, local.dtype, self.platform.is_floating(local)))
+            marks.append(leaf)
+            return Ref(len(operands) - 1)
+
+        return tree_map_named(refer, name, value)
+
+    def _plain_layout(self, name: str, tensor: Any, mesh: DeviceMesh) -> Layout:
+        """The layout of a constant, which is replicated; any other plain tensor is refused."""
+        shape = tuple(tensor.shape)
+        if self.platform.needs_grad(tensor) or (shape and not _REPLICATE_PLAIN.get()):
+            raise plain_tensor(f"argument {name}", name, shape, mesh)
+        return replicated_layout(mesh, shape)
 
 
 class Ops:
@@ -314,19 +300,19 @@ class Ops:
 
     def __getattr__(self, op: str) -> Callable[..., Any]:
         """The canonical operator ``op``."""
-        found = find_rule(op)
-        if found is None:
+        rule = find_rule(op)
+        if rule is None:
             msg = f"no canonical operator {op!r}"
             raise AttributeError(msg)
         dispatcher, local = self._dispatcher, None
-        if isinstance(found, Rule):
+        if isinstance(rule, Rule):
             local = self.platform.local_op(op)
         run = local or no_function
-        entry = OpEntry(op, run, binder(found.signature), found, run, canonical=True)
+        entry = OpEntry(op, run, binder(rule.signature), rule, run, canonical=True)
 
         def call(*args: Any, **kwargs: Any) -> Any:
             tensors = dispatcher.tensors((args, tuple(kwargs.values())))
-            if local is None or any(isinstance(one, DTensor) for one in tensors):
+            if local is None or any(isinstance(tensor, DTensor) for tensor in tensors):
                 return dispatcher.dispatch(entry, args, kwargs)
             return local(**entry.binder.bind(args, kwargs))
 
@@ -335,6 +321,6 @@ class Ops:
 
 
 def no_function(*_: Any, **__: Any) -> Any:
-    """In place of the function of a decomposition that is called by its canonical name."""
+    """Stands for the function of a decomposition that is called by its canonical name."""
     msg = "a decomposition has no local implementation"
     raise AssertionError(msg)

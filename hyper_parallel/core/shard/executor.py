@@ -1,19 +1,19 @@
-"""Plans made runnable: closures that fetch locals, call the framework and wrap what comes back.
+"""The executor of a plan: one closure that fetches local tensors, calls the framework and wraps what it returns.
 
-A closure is compiled once per key. What the key does not tell (the values of Python scalars, for operators whose
-placement ignores them) is read from the caller's arguments at each call.
+A closure is compiled once per key of a call. What the key does not hold (the values of Python numbers, for operators
+whose placement ignores them) is read from the caller's arguments at each call.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
-from operator import attrgetter
+from operator import attrgetter, itemgetter
 from typing import TYPE_CHECKING, Any
 
+from hyper_parallel._tree import at_path, leaves, paths, rebuild, tree_map
 from hyper_parallel.core.dtensor.dtensor import DTensor
 from hyper_parallel.core.dtensor.events import Cause, watchers
-from hyper_parallel.core.dtensor.layout import Layout
-from hyper_parallel.core.shard.op_plan import describe
+from hyper_parallel.core.shard.op_plan import describe, replicated_layout
 from hyper_parallel.core.shard.rule import Ref, Rule, UnknownOperandError
 from hyper_parallel.errors import ShardMismatchError, UnsupportedOperatorError
 
@@ -22,11 +22,13 @@ if TYPE_CHECKING:
     from hyper_parallel.core.shard.op_plan import OpPlan
     from hyper_parallel.platform.contract.platform import Platform
 
-__all__ = ["Mark", "compile_plan", "marked"]
+__all__ = ["Mark", "compile_plan", "marks_in"]
 
 Fetch = Callable[[Any], Any]
 
 _LOCAL = attrgetter("_local")
+_SCALARS = (int, float, bool, complex)
+_ARGUMENTS = (list, tuple, dict)
 
 
 class Mark:
@@ -39,13 +41,9 @@ class Mark:
         self.tensor = tensor
 
 
-def marked(tree: Any) -> Iterator[Mark]:
-    """Marks in nested sequences, in order."""
-    if isinstance(tree, (list, tuple)):
-        for item in tree:
-            yield from marked(item)
-    elif isinstance(tree, Mark):
-        yield tree
+def marks_in(tree: Any) -> Iterator[Mark]:
+    """The marks in nested sequences, in order."""
+    return (leaf for leaf in leaves(tree) if isinstance(leaf, Mark))
 
 
 def compile_plan(
@@ -56,18 +54,21 @@ def compile_plan(
     kwargs: dict[str, Any],
     marks: Sequence[Mark],
 ) -> tuple[Run, Run]:
-    """Closures for the first call of a key, which checks the outputs against the plan, and for later ones.
+    """Compile ``plan`` for the first call of a key, which checks the outputs against the plan, and for later ones.
 
     Args:
         platform: the framework.
         entry: the spelling.
-        plan: what to do.
+        plan: the plan of the call.
         args: the caller's positional arguments with tensors marked.
         kwargs: the keyword arguments likewise.
         marks: the marks in the order of the plan's operands.
+
+    Returns:
+        two closures over the caller's arguments: of the first call, and of later ones.
     """
     fetches = {id(mark): _fetch(platform, entry, plan, index, mark) for index, mark in enumerate(marks)}
-    whole = all(fetch is _LOCAL or fetch is _same for fetch in fetches.values())
+    stays = all(fetch is _LOCAL or fetch is _same for fetch in fetches.values())
     if plan.local is not None or entry.canonical:
         call = _canonical(platform, entry, plan, args, kwargs, marks, fetches)
     else:
@@ -76,18 +77,21 @@ def compile_plan(
         run = _writing(call, plan, entry.target)
         return run, run
     if plan.open:
-        opened = _open(platform, plan, call)
-        return opened, opened
+        run = _replicated_outputs(platform, plan, call)
+        return run, run
     rule: Rule = entry.rule  # type: ignore[assignment] # decompositions are not compiled
     inherit = _reader(marks[0], args, kwargs, _same) if rule.view else None
     checked = _checking(call, plan)
     if rule.itself:
-        given = _reader(marks[0], args, kwargs, _same)
-        return tuple(_unless_itself(platform, plan, one, given, inherit) for one in (checked, call))  # type: ignore[return-value] # two
+        operand = _reader(marks[0], args, kwargs, _same)
+        return (
+            _unless_itself(platform, plan, checked, operand, inherit),
+            _unless_itself(platform, plan, call, operand, inherit),
+        )
     if inherit is not None and platform.loses_writes_through_views:
-        inherit = _lost
+        inherit = _views_lose_writes
     first = _wrapped(platform, plan, checked, inherit)
-    fused = _fused(platform, entry, plan, args, kwargs, fetches) if whole and inherit is None else None
+    fused = _fused(platform, entry, plan, args, kwargs, fetches) if stays and inherit is None else None
     return first, fused or _wrapped(platform, plan, call, inherit)
 
 
@@ -104,7 +108,7 @@ def _fetch(platform: Platform, entry: OpEntry, plan: OpPlan, index: int, mark: M
     target, varying = plan.choice.targets[index], plan.choice.varying[index]
     cause = Cause(entry.name, operand.name, implicit=True)
     if not isinstance(mark.tensor, DTensor):
-        # A constant, equal on every rank: it is cut, or made a summand, like any replicated operand.
+        # A constant, equal on every rank: it is sharded or made partial like any replicated operand.
         if target is operand.layout:
             return _same
         return lambda plain: platform.wrap(plain, operand.layout).local_for(target, (), cause)
@@ -125,10 +129,10 @@ def _varying_fetch(platform: Platform, target: Any, varying: tuple[int, ...], ca
         if not (needs(local) and enabled()):
             return local
         views = tensor._views
-        kept = None if views is None else views.get(key)
+        view = None if views is None else views.get(key)
         # As in local_for, in line: the second and third consumer of a value come here.
-        if kept is not None and kept[0] == version(local) and kept[2] is watchers():
-            return kept[1]
+        if view is not None and view[0] == version(local) and view[2] is watchers():
+            return view[1]
         return tensor.local_for(target, varying, cause)
 
     return enter
@@ -158,11 +162,12 @@ def _spelled(func: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, 
 
 
 def _slot(value: Any, fetches: dict[int, Fetch]) -> Fetch:
+    """How one argument of the caller's call becomes one of the local call."""
     if isinstance(value, Mark):
         return fetches[id(value)]
-    if isinstance(value, (list, tuple)) and any(True for _ in marked(value)):
-        inner, kind = [_slot(item, fetches) for item in value], type(value)
-        return lambda given: kind([slot(item) for slot, item in zip(inner, given)])  # noqa: B905 - hot
+    if isinstance(value, (list, tuple)) and any(marks_in(value)):
+        slots, container = [_slot(item, fetches) for item in value], type(value)
+        return lambda items: container([slot(item) for slot, item in zip(slots, items)])  # noqa: B905 - hot
     return _same
 
 
@@ -185,7 +190,11 @@ def _canonical(
     by_value, bind = rule.by_value, entry.binder.bind
     scalars = [name for name, value in template.items() if name not in replaced and type(value) in _SCALARS]
     func = entry.local
-    simple = all(type(value) is Ref or not isinstance(value, (list, tuple)) for value in template.values())
+    nested = {
+        name: _filler(value)
+        for name, value in template.items()
+        if isinstance(value, (list, tuple)) and any(isinstance(leaf, Ref) for leaf in leaves(value))
+    }
     if run is None and len(readers) == 1 and (by_value or not scalars):
         only = next((name for name, value in template.items() if type(value) is Ref), None)
         if only is not None:
@@ -193,10 +202,9 @@ def _canonical(
 
     def call(args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         locals_ = [read(args, kwargs) for read in readers]
-        if simple:
-            filled = {name: locals_[value.index] if type(value) is Ref else value for name, value in template.items()}
-        else:
-            filled = {name: _fill(value, locals_) for name, value in template.items()}
+        filled = {name: locals_[value.index] if type(value) is Ref else value for name, value in template.items()}
+        for name, fill in nested.items():
+            filled[name] = fill(locals_)
         if scalars and not by_value:
             # The key holds their types only.
             bound = bind(args, kwargs)
@@ -204,6 +212,16 @@ def _canonical(
         return func(**filled) if run is None else run(platform, filled)
 
     return call
+
+
+def _filler(value: Any) -> Callable[[Sequence[Any]], Any]:
+    """How a nested argument of the template is filled with local tensors."""
+    if isinstance(value, Ref):
+        return itemgetter(value.index)
+    if isinstance(value, (list, tuple)):
+        fillers = [_filler(item) for item in value]
+        return lambda locals_: rebuild(value, [fill(locals_) for fill in fillers])
+    return lambda _: value
 
 
 def _of_one(func: Callable[..., Any], name: str, read: Run, constants: dict[str, Any]) -> Run:
@@ -217,60 +235,34 @@ def _of_one(func: Callable[..., Any], name: str, read: Run, constants: dict[str,
     return call
 
 
-_SCALARS = (int, float, bool, complex)
-
-
 def _reader(mark: Mark, args: tuple[Any, ...], kwargs: dict[str, Any], fetch: Fetch) -> Run:
     """Reads one operand from the caller's arguments."""
-    for index, arg in enumerate(args):
-        if arg is mark:
-            return lambda args, _: fetch(args[index])  # noqa: PLR1736 - of another call
-        for path in _paths(arg, mark):
-            return lambda args, _: fetch(_at(args[index], path))  # noqa: PLR1736 - the same
-    for name, value in kwargs.items():
-        for path in _paths(value, mark):
-            return lambda _, kwargs: fetch(_at(kwargs[name], path))  # noqa: PLR1733 - the same
-    msg = "an operand is not among the arguments"
-    raise AssertionError(msg)
-
-
-def _paths(tree: Any, mark: Mark) -> Iterator[tuple[int, ...]]:
-    if tree is mark:
-        yield ()
-    elif isinstance(tree, (list, tuple)):
-        for index, item in enumerate(tree):
-            for path in _paths(item, mark):
-                yield (index, *path)
-
-
-def _at(tree: Any, path: tuple[int, ...]) -> Any:
-    for index in path:
-        tree = tree[index]
-    return tree
-
-
-def _fill(value: Any, locals_: list[Any]) -> Any:
-    if type(value) is Ref:
-        return locals_[value.index]
-    if isinstance(value, (list, tuple)):
-        return type(value)([_fill(item, locals_) for item in value])
-    return value
+    path = next((path for path, leaf in paths((args, kwargs), _ARGUMENTS) if leaf is mark), None)
+    if path is None:
+        msg = "an operand is not among the arguments"
+        raise AssertionError(msg)
+    by_keyword, first, *rest = path
+    if by_keyword:
+        return lambda _, kwargs: fetch(at_path(kwargs[first], rest))
+    if rest:
+        return lambda args, _: fetch(at_path(args[first], rest))
+    return lambda args, _: fetch(args[first])
 
 
 # -- outputs -----------------------------------------------------------------------------------------------------------
 
 
 def _checking(call: Run, plan: OpPlan) -> Run:
-    """The call, its outputs compared with the plan: a rule that is wrong about shapes must not pass silently."""
+    """The call with its outputs compared with the plan: a rule that is wrong about shapes must not pass silently."""
 
     def run(args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         out = call(args, kwargs)
         if out is NotImplemented:
-            raise _not_understood(plan)
-        for one, layout in zip(out if plan.many else (out,), plan.choice.outputs, strict=True):
-            if layout.shape is not None and tuple(one.shape) != layout.local_shape:
+            raise _unknown_operand(plan)
+        for local, layout in zip(out if plan.many else (out,), plan.choice.outputs, strict=True):
+            if layout.shape is not None and tuple(local.shape) != layout.local_shape:
                 msg = (
-                    f"{describe(plan.call)}: the local call returned {list(one.shape)}, the plan says "
+                    f"{describe(plan.call)}: the local call returned {list(local.shape)}, the plan says "
                     f"{list(layout.local_shape)} of {layout.notation()}; this is a wrong rule, please report it"
                 )
                 raise ShardMismatchError(msg)
@@ -279,7 +271,7 @@ def _checking(call: Run, plan: OpPlan) -> Run:
     return run
 
 
-def _not_understood(plan: OpPlan) -> UnknownOperandError:
+def _unknown_operand(plan: OpPlan) -> UnknownOperandError:
     others = [f"{name} a {type(value).__name__}" for name, value in plan.call.args.items() if type(value) is not Ref]
     return UnknownOperandError(f"{describe(plan.call)}: the operator does not take {', '.join(others)}")
 
@@ -291,7 +283,7 @@ def _wrapped(platform: Platform, plan: OpPlan, call: Run, inherit: Run | None) -
 
         def run_many(args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
             outs = call(args, kwargs)
-            return _like(outs, [wrap(out, layout) for out, layout in zip(outs, layouts, strict=True)])
+            return rebuild(outs, [wrap(out, layout) for out, layout in zip(outs, layouts, strict=True)])
 
         return run_many if inherit is None else _views(platform, run_many, _readonly(plan), inherit)
     (layout,) = layouts
@@ -300,42 +292,49 @@ def _wrapped(platform: Platform, plan: OpPlan, call: Run, inherit: Run | None) -
     copied = _readonly(plan)
 
     def run_view(args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
-        made = wrap(call(args, kwargs), layout)
-        _protect(platform, made, copied, inherit(args, kwargs))
-        return made
+        view = wrap(call(args, kwargs), layout)
+        _protect(platform, view, copied, inherit(args, kwargs))
+        return view
 
     return run_view
 
 
-def _protect(platform: Platform, made: Any, copied: str | None, base: Any) -> None:
-    """A view that had to be a copy may not be written, nor may views of it; nor read once its base was written."""
-    lost = type(base) is str
-    reason = copied or (base if lost else base._readonly)  # noqa: SLF001 - as above
+def _protect(platform: Platform, view: Any, copied: str | None, base: Any) -> None:
+    """Make ``view`` read-only where a write would be lost, and stale once its base is written.
+
+    Args:
+        platform: the framework.
+        view: the DTensor to protect.
+        copied: why the view is a copy, or None where it shares storage with its base.
+        base: the DTensor of which it is a view, or why no view of this framework may be written.
+    """
+    no_view_writes = type(base) is str
+    reason = copied or (base if no_view_writes else base._readonly)
     if reason is not None:
-        made._readonly = reason  # noqa: SLF001 - as above
-        if not lost:
-            platform.follow(made, base)
+        view._readonly = reason
+        if not no_view_writes:
+            platform.follow(view, base)
 
 
-def _unless_itself(platform: Platform, plan: OpPlan, call: Run, given: Run, inherit: Run | None) -> Run:
-    """The operand itself where the local call returned its local itself: one storage, one object."""
+def _unless_itself(platform: Platform, plan: OpPlan, call: Run, operand: Run, inherit: Run | None) -> Run:
+    """Return the operand itself where the local call returned its local tensor: one storage, one object."""
     wrap, (layout,), copied = platform.wrap, plan.choice.outputs, _readonly(plan)
 
     def run(args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
-        x, out = given(args, kwargs), call(args, kwargs)
+        x, out = operand(args, kwargs), call(args, kwargs)
         if out is x._local:
             if inherit is None or not platform.dense_by_chance(out, layout):
                 return x
             out = platform.local_op("clone")(out, memory_format=None)  # as the other ranks had to do
-        made = wrap(out, layout)
+        output = wrap(out, layout)
         if inherit is not None:
-            _protect(platform, made, copied, inherit(args, kwargs))
-        return made
+            _protect(platform, output, copied, inherit(args, kwargs))
+        return output
 
     return run
 
 
-def _lost(args: tuple[Any, ...], kwargs: dict[str, Any]) -> str:
+def _views_lose_writes(args: tuple[Any, ...], kwargs: dict[str, Any]) -> str:
     """Why a view is read-only on a framework whose views do not write through."""
     del args, kwargs
     return (
@@ -344,33 +343,30 @@ def _lost(args: tuple[Any, ...], kwargs: dict[str, Any]) -> str:
     )
 
 
-def _open(platform: Platform, plan: OpPlan, call: Run) -> Run:
-    """The call, every tensor that it returns being whole; sizes are its own."""
+def _replicated_outputs(platform: Platform, plan: OpPlan, call: Run) -> Run:
+    """The call with every tensor that it returns replicated; only the call knows how many and of what sizes."""
     mesh = plan.call.mesh
 
-    def wrapped(out: Any) -> Any:
-        if platform.is_tensor(out):
-            shape = tuple(out.shape)
-            return platform.wrap(out, Layout.of(mesh, ((),) * len(shape), (), shape))
-        return _like(out, [wrapped(one) for one in out]) if isinstance(out, (list, tuple)) else out
+    def wrap(leaf: Any) -> Any:
+        return platform.wrap(leaf, replicated_layout(mesh, leaf.shape)) if platform.is_tensor(leaf) else leaf
 
-    return lambda args, kwargs: wrapped(call(args, kwargs))
+    return lambda args, kwargs: tree_map(wrap, call(args, kwargs))
 
 
 def _views(platform: Platform, run: Run, copied: str | None, inherit: Run) -> Run:
-    """Views of what may not be written may not be written either, nor may those that had to be copies."""
+    """Protect several views of one operand."""
 
-    def views(args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
-        made, base = run(args, kwargs), inherit(args, kwargs)
-        for one in made:
-            _protect(platform, one, copied, base)
-        return made
+    def run_views(args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+        outs, base = run(args, kwargs), inherit(args, kwargs)
+        for view in outs:
+            _protect(platform, view, copied, base)
+        return outs
 
-    return views
+    return run_views
 
 
 def _even_wrap(platform: Platform) -> Callable[[Any, Any], Any]:
-    """Wraps outputs whose layout came without a global shape: they are even shards."""
+    """Wrap outputs whose layout has no global shape: they are even shards."""
 
     def wrap(out: Any, layout: Any) -> Any:
         return platform.wrap(out, layout.with_shape(layout.get_global_shape(tuple(out.shape))))
@@ -405,6 +401,7 @@ def _fused(  # noqa: PLR0911 - one closure per form
 
 
 def _readonly(plan: OpPlan) -> str | None:
+    """Why a view by this plan may not be written: its base had to move, so the view is a copy."""
     if not plan.moves:
         return None
     first = plan.call.operands[0]
@@ -415,20 +412,17 @@ def _readonly(plan: OpPlan) -> str | None:
 
 
 def _writing(call: Run, plan: OpPlan, target: Run) -> Run:
+    """The call of an operator that writes its first operand, which it returns."""
+
     def write(args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         written = target(args, kwargs)
-        if written._readonly is not None:  # noqa: SLF001
-            name, reason = plan.call.operands[0].name, written._readonly  # noqa: SLF001
+        if written._readonly is not None:
+            name, reason = plan.call.operands[0].name, written._readonly
             msg = f"{describe(plan.call)}: {name} cannot be written to: {reason}"
             raise UnsupportedOperatorError(msg)
         if call(args, kwargs) is NotImplemented:
-            raise _not_understood(plan)
+            raise _unknown_operand(plan)
         written.drop_views()
         return written
 
     return write
-
-
-def _like(outs: Any, wrapped: list[Any]) -> Any:
-    """The outputs in the type in which the framework returned them: tuple, list or a named tuple."""
-    return type(outs)(*wrapped) if hasattr(outs, "_fields") else type(outs)(wrapped)

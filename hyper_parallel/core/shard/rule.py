@@ -1,7 +1,7 @@
 """The rule language: what one operator does along one mesh axis, as rows of placements.
 
 A row maps placements of the operands to placements of the outputs. Rules never see several axes, uneven shards,
-costs or gradients: those are derived (``strategy``, ``propagation``, ``dispatch``).
+costs or gradients: ``strategy``, ``op_plan`` and ``dispatch`` derive those.
 """
 
 from __future__ import annotations
@@ -11,7 +11,9 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, final
 
+from hyper_parallel._tree import tree_map
 from hyper_parallel.core.dtensor.placements import Placement, Replicate
+from hyper_parallel.core.shard.refusals import registered_twice
 
 if TYPE_CHECKING:
     from hyper_parallel.core.dtensor.layout import Layout
@@ -45,12 +47,12 @@ Localize = Callable[["OpCall", "tuple[Layout, ...]", "tuple[Layout, ...]"], "Loc
 
 
 class UnknownOperandError(TypeError):
-    """The operator does not know the other operand, and leaves it to that one to answer."""
+    """The operator does not support the other operand's type; Python then tries that operand's reflected method."""
 
 
 @dataclass(frozen=True)
 class Operand:
-    """One tensor argument: where it stands, and its layout (with global shape).
+    """One tensor argument, as a rule sees it: its name, layout and global shape.
 
     Attributes:
         name: parameter name, with the position in a list: ``tensors[1]``.
@@ -67,7 +69,7 @@ class Operand:
     @property
     def shape(self) -> tuple[int, ...]:
         """Global sizes."""
-        return self.layout.shape  # type: ignore[return-value] # operands always carry one
+        return self.layout.shape  # type: ignore[return-value] # an operand's layout always has one
 
     @property
     def ndim(self) -> int:
@@ -99,25 +101,18 @@ class OpCall:
     args: dict[str, Any] = field(hash=False)
 
     def __getitem__(self, name: str) -> Any:
-        """The argument ``name``: an :class:`Operand` where it is a tensor, the value (or list of those) otherwise."""
-        return self._resolve(self.args.get(name))
-
-    def _resolve(self, value: Any) -> Any:
-        if isinstance(value, Ref):
-            return self.operands[value.index]
-        if isinstance(value, (list, tuple)):
-            return type(value)(self._resolve(item) for item in value)
-        return value
+        """The argument ``name``, with an :class:`Operand` in place of each tensor; None where it was not passed."""
+        return tree_map(lambda leaf: self.operands[leaf.index] if isinstance(leaf, Ref) else leaf, self.args.get(name))
 
     def index_of(self, name: str) -> int | None:
-        """Operand number of the tensor argument ``name``, or None where it is no tensor."""
+        """The number of the operand that is the argument ``name``, or None where that is no tensor."""
         value = self.args.get(name)
         return value.index if isinstance(value, Ref) else None
 
 
 @dataclass(frozen=True)
 class LocalCall:
-    """What to call on locals when it is not the caller's own call.
+    """The call on local tensors, where it differs from the caller's own.
 
     Attributes:
         args: canonical arguments that replace the bound ones.
@@ -130,17 +125,17 @@ class LocalCall:
 
 @dataclass(frozen=True)
 class Row:
-    """One true statement about one mesh axis.
+    """One combination of placements on one mesh axis under which the local call is right.
 
     Attributes:
         inputs: placement of each operand.
         outputs: placement of each output.
-        even: pairs of operand number and dim whose size must divide by everything that cuts it, because the local
+        even: pairs of operand number and dim whose size must divide by the number of its shards, because the local
             call would otherwise not see whole rows of the global one.
-        full: the same pairs for "no rank may hold an empty chunk".
-        sizes: triples of operand number, dim and another size that must divide by everything that cuts the dim.
-        cut: operand number, dim and the number of parts that axes further left must have cut the dim into; with a
-            fourth number, a multiple of these, and what this axis adds to it must divide that number.
+        full: pairs of operand number and dim of which no rank may hold an empty shard.
+        sizes: triples of operand number, dim and another size that must divide by the number of shards of the dim.
+        cut: operand number, dim and the number of shards into which axes further left must have split the dim; with
+            a fourth number, a multiple of these, and what this axis adds to it must divide that number.
     """
 
     inputs: tuple[Placement, ...]
@@ -153,14 +148,14 @@ class Row:
 
 @dataclass(frozen=True)
 class Strategies:
-    """What a rule answers for one call.
+    """The answer of a rule for one call.
 
     Attributes:
-        rows: true statements, any one of which may be used on any axis.
+        rows: combinations of placements, any one of which may be used on any axis.
         outputs: global shape per output.
         localize: how the local call differs from the caller's, given the operands' and outputs' final layouts.
         many: True when the operator returns a tuple or list, also of one tensor.
-        open: True where only the values tell how many outputs there are and how large; see :func:`whole`.
+        open: True where only the operands' values tell how many outputs there are and how large; see :func:`whole`.
     """
 
     rows: tuple[Row, ...]
@@ -172,7 +167,7 @@ class Strategies:
 
 @dataclass(frozen=True)
 class Fixed:
-    """An answer in whole layouts instead of rows: the operands stay where they are.
+    """An answer in layouts instead of rows: the operands stay as they are laid out.
 
     Attributes:
         outputs: layout per output; one without a global shape gets that of even shards.
@@ -187,14 +182,14 @@ class Fixed:
 
 @dataclass(frozen=True)
 class Listed:
-    """An answer in whole layouts to choose from: the cheapest one to reach is taken.
+    """An answer in layouts to choose from: the option that is cheapest to reach is taken.
 
     Attributes:
-        options: layouts of the operands, layouts of the outputs, and what reaching them costs: bytes that one rank
-            receives, negative where a local slice saves more than it takes; None has it computed.
+        options: layouts of the operands, layouts of the outputs, and the cost of reaching them: bytes that one rank
+            receives, negative where a local slice saves more than it costs; None to compute it.
         many: True when the operator returns a sequence.
-        varying: per operand, the axes on which it is whole while an operand that it meets differs; None where every
-            operand meets every other one.
+        varying: per operand, the axes on which it is replicated while an operand that it is combined with is not;
+            None where every operand is combined with every other one.
     """
 
     options: tuple[tuple[tuple[Layout, ...], tuple[Layout, ...], float | None], ...]
@@ -210,11 +205,11 @@ class Rule:
         op: canonical name.
         signature: parameters, as in ``"x, weight, bias=None"``.
         strategies: the placement function.
-        by_value: False where Python scalars do not influence placement and must not grow the cache.
+        by_value: False where Python numbers do not influence placement, so that the cache must not grow with them.
         by_dtype: True where placement depends on the operands' dtype.
         view: True where the output shares storage with the first operand: if that had to move, writing through the
             output would be lost, so it is read-only.
-        itself: True where the framework may return its first operand itself; then so does the call on DTensors.
+        itself: True where the framework may return its first operand itself; the call on DTensors then does, too.
     """
 
     op: str
@@ -247,15 +242,20 @@ _LOCK = threading.Lock()
 
 
 def register_rule(new: Rule | Decomposition) -> Rule | Decomposition:
-    """Add a rule; a second one of the same name is an error.
+    """Add a rule.
+
+    Args:
+        new: the rule or decomposition.
+
+    Returns:
+        ``new``.
 
     Raises:
         ValueError: the operator already has a rule.
     """
     with _LOCK:
         if new.op in _RULES:
-            msg = f"operator {new.op!r} already has a rule"
-            raise ValueError(msg)
+            raise registered_twice(new.op)
         _RULES[new.op] = new
     return new
 
@@ -263,7 +263,7 @@ def register_rule(new: Rule | Decomposition) -> Rule | Decomposition:
 def rule(
     op: str, signature: str, *, by_value: bool = True, by_dtype: bool = False, view: bool = False
 ) -> Callable[[Callable[[OpCall], Strategies]], Callable[[OpCall], Strategies]]:
-    """Declare the placement function of canonical operator ``op``."""
+    """Declare the decorated function as the placement function of ``op``; the arguments are those of :class:`Rule`."""
 
     def declare(strategies: Callable[[OpCall], Strategies]) -> Callable[[OpCall], Strategies]:
         register_rule(Rule(op, signature, strategies, by_value, by_dtype, view))
@@ -273,7 +273,7 @@ def rule(
 
 
 def decomposition(op: str, signature: str) -> Callable[[Callable[..., Any]], Callable[..., Any]]:
-    """Declare canonical operator ``op`` as a composition of others."""
+    """Declare the decorated function as the :class:`Decomposition` of ``op``."""
 
     def declare(run: Callable[..., Any]) -> Callable[..., Any]:
         register_rule(Decomposition(op, signature, run))
@@ -293,10 +293,10 @@ def rule_names() -> tuple[str, ...]:
 
 
 def replicated_row(inputs: int, outputs: int = 1) -> Row:
-    """The row that is true of every deterministic operator: whole operands give whole outputs."""
+    """The row that holds for every deterministic operator: replicated operands give replicated outputs."""
     return Row((R,) * inputs, (R,) * outputs)
 
 
 def whole(call: OpCall) -> Strategies:
-    """The placement function of an operator whose operands must all be whole, and whose results say their own sizes."""
+    """The placement function of an operator on replicated operands whose output sizes only the call tells."""
     return Strategies((replicated_row(len(call.operands), 0),), (), open=True)

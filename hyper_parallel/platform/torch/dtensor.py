@@ -269,7 +269,7 @@ class TorchDTensor(DTensor, Tensor):
     def _alias(self, local: Tensor) -> Any:
         """Another tensor of the same storage: what may not be written to stays so."""
         made = wrap(local, self._layout)
-        made._readonly = self._readonly  # noqa: SLF001 - of its own class
+        made._readonly = self._readonly
         return made
 
     @property
@@ -394,7 +394,7 @@ class TorchDTensor(DTensor, Tensor):
             return memo[id(self)]
         local = self._leaf() if isinstance(self, torch.nn.Parameter) else self._local
         made = _rebuild(copy.deepcopy(local, memo), self._layout, copy.deepcopy(self._extras(), memo))
-        made._readonly = None  # noqa: SLF001 - of its own class
+        made._readonly = None
         memo[id(self)] = made
         return made
 

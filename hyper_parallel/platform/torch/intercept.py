@@ -73,7 +73,7 @@ def function(  # noqa: PLR0911 - one line per door
     if "out" in kwargs:
         rest = {name: value for name, value in kwargs.items() if name != "out"}
         name = entry.name if entry is not None else getattr(func, "__name__", str(func))
-        return _into(doors.dispatcher.kind, name, kwargs["out"], function(func, types, args, rest))
+        return _into(doors.dispatcher.dtensor_type, name, kwargs["out"], function(func, types, args, rest))
     if entry is not None:
         return doors.dispatcher.dispatch(entry, args, kwargs)
     user = user_op(getattr(func, "__name__", ""))

@@ -65,7 +65,7 @@ def _shared(columns: list[Any]) -> bool:
 
 def _one_layout(row: tuple[Any, ...]) -> bool:
     layout = getattr(row[0], "_layout", None)
-    if layout is None or layout.partials or row[0]._readonly is not None:  # noqa: SLF001 - the class' other half
+    if layout is None or layout.partials or row[0]._readonly is not None:
         return False
     return all(getattr(one, "_layout", None) is layout for one in row[1:] if isinstance(one, Tensor))
 

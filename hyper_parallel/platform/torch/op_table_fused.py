@@ -71,8 +71,8 @@ def _refuse_unlike(op: str, index: int, parameter: Any, row: dict[str, Any]) -> 
                 "both out alike, with nothing pending, or make the optimizer with foreach=True in place of fused=True"
             )
             raise LayoutError(msg)
-        if layout is not None and one._readonly is not None:  # noqa: SLF001 - the class' other half
-            msg = f"{op}: {name} of parameter {index} cannot be written to: {one._readonly}"  # noqa: SLF001 - as above
+        if layout is not None and one._readonly is not None:
+            msg = f"{op}: {name} of parameter {index} cannot be written to: {one._readonly}"
             raise UnsupportedOperatorError(msg)
 
 

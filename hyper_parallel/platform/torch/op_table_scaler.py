@@ -43,8 +43,8 @@ def _require_writable(index: int, grad: Any) -> None:
             "use parameter.grad = parameter.grad.reduce_partial() first"
         )
         raise UnsupportedOperatorError(msg)
-    if grad._readonly is not None:  # noqa: SLF001 - the class' other half
-        msg = f"{name} cannot be written to: {grad._readonly}"  # noqa: SLF001 - as above
+    if grad._readonly is not None:
+        msg = f"{name} cannot be written to: {grad._readonly}"
         raise UnsupportedOperatorError(msg)
 
 

@@ -228,7 +228,7 @@ def test_plain_tensors_are_not_guessed():
     assert on_ranks(on_rank, 2, 2)[0] == (
         "argument weight is a plain tensor [4, 3] and meets DTensors on DeviceMesh(cpu, dp=2, tp=2, "
         "ranks=[0, 1, 2, 3]); weight = hyper_parallel.DTensor.from_local(weight, mesh, [Replicate(), Replicate()]) "
-        "if every rank holds the same values; if it is a piece that a parallel style handed out, give that style "
+        "if every rank holds the same values; if it is a local shard that a parallel style returned, give that style "
         "use_local_output=False"
     )
 
@@ -306,8 +306,8 @@ def test_tensors_are_no_sizes():
         for one in (torch.tensor(1), spread(torch.tensor(1), mesh, R)):
             for op, name, call in calls:
                 assert text_of(UnsupportedOperatorError, lambda call=call, one=one: call(x, one)) == (
-                    f"{op}(x=f32[4@tp, 2], {name}=i64[]): {name} is a tensor where the rule asks for a number; "
-                    "say int(...) of it"
+                    f"{op}(x=f32[4@tp, 2], {name}=i64[]): {name} is a tensor where the rule needs a number; "
+                    f"use int({name})"
                 )
 
     on_ranks(on_rank, 2)

@@ -5,7 +5,7 @@ import pytest
 from hyper_parallel.core.dtensor.layout import Layout
 from hyper_parallel.core.dtensor.mesh import DeviceMesh
 from hyper_parallel.core.dtensor.placements import Partial, Replicate, Shard
-from hyper_parallel.core.shard.op_plan import describe, propagate
+from hyper_parallel.core.shard.op_plan import describe, plan_call
 from hyper_parallel.core.shard.rule import Fixed, LocalCall, OpCall, Operand, Ref, Row, Rule, Strategies
 from hyper_parallel.errors import LayoutError, ShardMismatchError, UnsupportedOperatorError
 
@@ -35,17 +35,17 @@ def test_a_plan_holds_the_choice_and_the_local_call():
         return LocalCall({"x": 1})
 
     call = call_of((S0, R))
-    plan = propagate(call, rule_of(Strategies((Row((R,), (R,)), Row((S0,), (S0,))), ((6, 2),), localize)))
+    plan = plan_call(call, rule_of(Strategies((Row((R,), (R,)), Row((S0,), (S0,))), ((6, 2),), localize)))
     assert plan.local == LocalCall({"x": 1})
     assert asked == [(call, plan.choice.targets, plan.choice.outputs)]
     assert not plan.moves
-    assert propagate(call, rule_of(Strategies((Row((R,), (R,)),), ((6, 2),)))).moves
+    assert plan_call(call, rule_of(Strategies((Row((R,), (R,)),), ((6, 2),)))).moves
 
 
 def test_fixed_layouts_leave_operands_alone():
     """Under a fixed answer nothing moves, and what is whole varies where another operand differs."""
     call = call_of((R, S0), (R, R), (P, R))
-    plan = propagate(call, rule_of(Fixed((call.operands[0].layout,), many=True)))
+    plan = plan_call(call, rule_of(Fixed((call.operands[0].layout,), many=True)))
     assert not plan.moves
     assert plan.many
     assert plan.choice.varying == ((0,), (0, 1), (1,))
@@ -59,7 +59,7 @@ def test_what_a_rule_refuses_names_the_call():
         raise ValueError(msg)
 
     with pytest.raises(LayoutError) as caught:
-        propagate(call_of((S0, P)), Rule("op", "x", refuse))
+        plan_call(call_of((S0, P)), Rule("op", "x", refuse))
     assert str(caught.value) == "op(x=f32[6@dp, 2] + Partial(sum)@tp): no such dim"
 
 
@@ -67,9 +67,9 @@ def test_a_row_for_another_number_of_tensors_is_a_wrong_rule():
     """What a row says about one operand says nothing about two, nor about the second output."""
     for row in (Row((R,), (R,)), Row((R, R), (R, R))):
         with pytest.raises(ShardMismatchError) as caught:
-            propagate(call_of((S0, R), (R, R)), rule_of(Strategies((row,), ((6, 2),))))
+            plan_call(call_of((S0, R), (R, R)), rule_of(Strategies((row,), ((6, 2),))))
         assert str(caught.value) == (
-            f"op(x=f32[6@dp, 2], y=f32[6, 2]): a row of the rule is about {len(row.inputs)} operands and "
+            f"op(x=f32[6@dp, 2], y=f32[6, 2]): a row of the rule has {len(row.inputs)} operands and "
             f"{len(row.outputs)} outputs, the call has 2 and 1; this is a wrong rule, please report it"
         )
 
@@ -77,7 +77,7 @@ def test_a_row_for_another_number_of_tensors_is_a_wrong_rule():
 def test_in_place_that_would_move():
     """An in-place call that would have to move what it writes says so and gives the way out."""
     with pytest.raises(UnsupportedOperatorError) as caught:
-        propagate(call_of((S0, P)), rule_of(Strategies((Row((R,), (R,)),), ((6, 2),))), in_place=True)
+        plan_call(call_of((S0, P)), rule_of(Strategies((Row((R,), (R,)),), ((6, 2),))), in_place=True)
     assert str(caught.value) == (
         "op(x=f32[6@dp, 2] + Partial(sum)@tp): writing in place would have to change the layout of x; "
         "use the out-of-place form, or x = x.redistribute(placements=[Replicate(), Replicate()]) first"

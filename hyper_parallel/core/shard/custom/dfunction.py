@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 from hyper_parallel.core.dtensor.dtensor import DTensor
 from hyper_parallel.core.shard.custom.distributed_op import user_op
 from hyper_parallel.core.shard.entry import Binder, OpEntry
-from hyper_parallel.core.shard.executor import marked
+from hyper_parallel.core.shard.executor import marks_in
 from hyper_parallel.core.shard.rule import Rule, find_rule
 from hyper_parallel.errors import UnsupportedOperatorError
 from hyper_parallel.platform.select import platform_of
@@ -132,9 +132,9 @@ class _SignatureBinder(Binder):
         bound.apply_defaults()
         own = self._own(bound)
         args, kwargs = bound.args, bound.kwargs
-        if not any(marked(args[self.room :])):
+        if not any(marks_in(args[self.room :])):
             args = args[: self.room]
-        named = {name: value for name, value in kwargs.items() if name in self.parameters or any(marked([value]))}
+        named = {name: value for name, value in kwargs.items() if name in self.parameters or any(marks_in([value]))}
         return {**super().bind(args, named), **own}
 
     def _own(self, bound: inspect.BoundArguments) -> dict[str, Any]:
@@ -146,7 +146,9 @@ class _SignatureBinder(Binder):
             not in (inspect.Parameter.VAR_POSITIONAL, inspect.Parameter.VAR_KEYWORD)
         }
         beyond = list(named)[self.room :] if self.room is not None else []
-        return {name: named[name] for name in beyond if name not in self.parameters and not any(marked([named[name]]))}
+        return {
+            name: named[name] for name in beyond if name not in self.parameters and not any(marks_in([named[name]]))
+        }
 
 
 def _signature(cls: type[DFunction]) -> inspect.Signature:

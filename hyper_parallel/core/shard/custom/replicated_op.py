@@ -88,8 +88,8 @@ class ReplicatedOp(UserOp):
             if not one.layout.is_replicated:
                 msg = f"{self.op_name}: what is written in place must be whole; use x = x.redistribute() first"
                 raise UnsupportedOperatorError(msg)
-            if one._readonly is not None:  # noqa: SLF001 - the class' other half
-                msg = f"{self.op_name}: an operand cannot be written to: {one._readonly}"  # noqa: SLF001 - as above
+            if one._readonly is not None:
+                msg = f"{self.op_name}: an operand cannot be written to: {one._readonly}"
                 raise UnsupportedOperatorError(msg)
 
     def _whole(self, value: Any) -> Any:

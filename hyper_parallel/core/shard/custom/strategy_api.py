@@ -21,7 +21,7 @@ from hyper_parallel.core.shard.custom.schema import (
     TupleStrategy,
 )
 from hyper_parallel.core.shard.entry import OpEntry, binder
-from hyper_parallel.core.shard.op_plan import OpPlan, propagate
+from hyper_parallel.core.shard.op_plan import OpPlan, plan_call
 from hyper_parallel.core.shard.rule import Listed, OpCall, Operand, Ref, Rule, find_rule
 from hyper_parallel.core.shard.strategy import cheapest
 from hyper_parallel.errors import LayoutError, MeshMismatchError, UnsupportedOperatorError
@@ -206,7 +206,7 @@ def _found(schema: OpSchema) -> OutputSharding:
     bound = entry.binder.bind(schema.args_schema, schema.kwargs_schema)
     operands: list[Operand] = []
     template = {name: _referred(name, value, operands) for name, value in bound.items()}
-    plan = propagate(
+    plan = plan_call(
         OpCall(entry.rule.op, layouts[0].mesh, tuple(operands), template), entry.rule, in_place=entry.in_place
     )
     return _sharding(schema, plan)

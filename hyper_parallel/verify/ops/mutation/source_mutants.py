@@ -219,9 +219,9 @@ EQUIVALENT: tuple[Equivalent, ...] = (
          "needs(local) and enabled() -> needs(local) or enabled()"),
     *_of(_EXECUTOR, "_canonical", "only speed: constants are filled in at each call, as for several tensors",
          "by_value or not scalars -> by_value and (not scalars)"),
-    *_of(_EXECUTOR, "_canonical", "only speed: arguments without containers are walked like those with",
-         "type(value) is Ref or not isinstance(value, (list, tuple)) -> "
-         "type(value) is Ref and (not isinstance(value, (list, tuple)))"),
+    *_of(_EXECUTOR, "_canonical", "only speed: arguments without tensors are walked like those with",
+         "isinstance(value, (list, tuple)) and any((isinstance(leaf, Ref) for leaf in leaves(value))) -> "
+         "isinstance(value, (list, tuple)) or any((isinstance(leaf, Ref) for leaf in leaves(value)))"),
     *_of(_EXECUTOR, "_canonical.call", "only speed: numbers that the key holds are read from the call again",
          "scalars and (not by_value) -> scalars or not by_value"),
     *_of(_SEARCH, "cheapest_steps", "of two plans of one price the other is taken", "price < bound -> price <= bound"),

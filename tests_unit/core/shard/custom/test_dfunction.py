@@ -296,8 +296,8 @@ def test_gradients_are_as_many_as_arguments():
 def test_plans_are_kept(monkeypatch):
     """Fifty calls of a function under a canonical name are planned once on each rank."""
     planned = []
-    original = dispatch.propagate
-    monkeypatch.setattr(dispatch, "propagate", lambda *given, **how: planned.append(1) or original(*given, **how))
+    original = dispatch.plan_call
+    monkeypatch.setattr(dispatch, "plan_call", lambda *given, **how: planned.append(1) or original(*given, **how))
 
     class Twice(Product):
         """A class of its own: nobody planned it before."""

@@ -18,7 +18,7 @@ from hyper_parallel.core.dtensor.layout import Layout
 from hyper_parallel.core.dtensor.mesh import DeviceMesh
 from hyper_parallel.core.dtensor.steps import Step
 from hyper_parallel.core.dtensor.transition import Transition, plan_transition
-from hyper_parallel.core.shard.op_plan import propagate
+from hyper_parallel.core.shard.op_plan import plan_call
 from hyper_parallel.core.shard.rule import OpCall, Operand, Ref, Rule, find_rule
 from hyper_parallel.errors import HyperParallelError
 from hyper_parallel.verify.check import all_placements
@@ -140,7 +140,7 @@ class _Call:
         operands = tuple(Operand(name, layout) for name, layout in zip(names, layouts, strict=False))
         args = {**{one.name: Ref(index) for index, one in enumerate(operands)}, **dict(self.others)}
         try:
-            chosen = propagate(OpCall(self.op, layouts[0].mesh, operands, args), rule, in_place=self.in_place).choice
+            chosen = plan_call(OpCall(self.op, layouts[0].mesh, operands, args), rule, in_place=self.in_place).choice
         except HyperParallelError:
             return None
         moves = [plan_transition(now, target) for now, target in zip(layouts, chosen.targets, strict=True)]

@@ -209,4 +209,4 @@ def views_of_a_framework_that_loses_writes(stage: Fixture) -> None:
     finally:
         del stage.platform.loses_writes_through_views
     for one in views:
-        assert "this framework loses what is written" in str(one._readonly)  # noqa: SLF001 - the harness
+        assert "this framework loses what is written" in str(one._readonly)

@@ -272,7 +272,7 @@ def views_write_through_or_are_read_only(stage: Fixture) -> None:
             assert "had to move x to" in text
         stage.same(x, array)
         two = stage.call(moves_one, x, stage.spread(values(3), R))
-        assert two._readonly is not None  # noqa: SLF001 - the harness
+        assert two._readonly is not None
         stage.call(write, x)
         raises(UnsupportedOperatorError, lambda copied=copied: copied + 1.0)  # type: ignore[misc] # a default
 
@@ -307,4 +307,4 @@ def the_operand_itself(stage: Fixture) -> None:
                 assert (stage.call(same, x=x) is x) == (place == S0)
                 stage.same(stage.call(same, x), array)
                 stage.same(stage.call(other, x), array * 2)
-                assert (stage.call(other, x)._readonly is None) == (place == S0 or not view)  # noqa: SLF001 - the harness
+                assert (stage.call(other, x)._readonly is None) == (place == S0 or not view)

@@ -1,0 +1,61 @@
+"""Refusals that several ways into an operator share: the exception, with the facts and the line that fixes it."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from typing import TYPE_CHECKING, Any
+
+from hyper_parallel.errors import LayoutError, MeshMismatchError, MixedTensorError, UnsupportedOperatorError
+
+if TYPE_CHECKING:
+    from hyper_parallel.core.dtensor.layout import Layout
+    from hyper_parallel.core.dtensor.mesh import DeviceMesh
+
+__all__ = ["lost_write", "missing_shape", "not_writable", "only_mesh", "plain_tensor", "registered_twice"]
+
+
+def only_mesh(op: str, meshes: Iterable[DeviceMesh]) -> DeviceMesh | None:
+    """The mesh that all operands of ``op`` live on, or None without operands.
+
+    Raises:
+        MeshMismatchError: there are several.
+    """
+    distinct = list(dict.fromkeys(meshes))
+    if len(distinct) > 1:
+        first, second, *_ = distinct
+        msg = f"{op}: operands live on different meshes, {first!r} and {second!r}; bring them to one mesh first"
+        raise MeshMismatchError(msg)
+    return distinct[0] if distinct else None
+
+
+def plain_tensor(argument: str, name: str, shape: Iterable[int], mesh: DeviceMesh) -> MixedTensorError:
+    """``argument`` is a plain tensor of ``shape`` where the other operands are DTensors; ``name`` is its variable."""
+    replicated = ", ".join(["Replicate()"] * mesh.ndim)
+    return MixedTensorError(
+        f"{argument} is a plain tensor {list(shape)} and meets DTensors on {mesh!r}; "
+        f"{name} = hyper_parallel.DTensor.from_local({name}, mesh, [{replicated}]) "
+        "if every rank holds the same values; if it is a local shard that a parallel style returned, give that style "
+        "use_local_output=False"
+    )
+
+
+def missing_shape(subject: str, layout: Layout, reason: str = "") -> LayoutError:
+    """``subject`` gave a layout without the global shape that is needed there."""
+    return LayoutError(f"{subject} {layout!r} without a global shape{reason}; use layout.with_shape(...)")
+
+
+def not_writable(op: str, operand: str, reason: str) -> UnsupportedOperatorError:
+    """``operand`` is read-only, for ``reason``."""
+    return UnsupportedOperatorError(f"{op}: {operand} cannot be written to: {reason}")
+
+
+def lost_write(op: str, operand: str, moved: str, fix: str) -> UnsupportedOperatorError:
+    """The local call wrote into an operand that was a copy, since its layout had to change."""
+    return UnsupportedOperatorError(
+        f"{op}: {operand} was written in place, but had to be {moved} first, so the write is lost; {fix}"
+    )
+
+
+def registered_twice(op: Any, registrar: str = "") -> ValueError:
+    """``op`` has a rule, so ``registrar`` cannot add another."""
+    return ValueError(f"{registrar}{registrar and ': '}operator {op!r} already has a rule")
