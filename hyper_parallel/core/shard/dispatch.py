@@ -92,7 +92,7 @@ class Dispatcher:
             else:
                 parts.append(self._key(value))
         if entry.by_dtype:
-            parts.extend(tensor.dtype for tensor in self.tensors((args, tuple(kwargs.values()))))
+            parts.extend(tensor.dtype for tensor in self.tensors((*args, *kwargs.values())))
         key = tuple(parts)
         try:
             run = entry.cache.get(key)
@@ -165,7 +165,7 @@ class Dispatcher:
         if entry.func is no_function:
             return entry.composed(self.ops, **entry.binder.bind(locals_, named))  # type: ignore[misc] # the caller's condition
         version = self.platform.version
-        operands = [leaf for leaf in self.tensors((args, tuple(kwargs.values()))) if isinstance(leaf, DTensor)]
+        operands = [leaf for leaf in self.tensors((*args, *kwargs.values())) if isinstance(leaf, DTensor)]
         before = [version(operand._local) for operand in operands]
         result = entry.func(*locals_, **named)
         for operand, old in zip(operands, before, strict=True):
@@ -311,7 +311,7 @@ class Ops:
         entry = OpEntry(op, run, binder(rule.signature), rule, run, canonical=True)
 
         def call(*args: Any, **kwargs: Any) -> Any:
-            tensors = dispatcher.tensors((args, tuple(kwargs.values())))
+            tensors = dispatcher.tensors((*args, *kwargs.values()))
             if local is None or any(isinstance(tensor, DTensor) for tensor in tensors):
                 return dispatcher.dispatch(entry, args, kwargs)
             return local(**entry.binder.bind(args, kwargs))

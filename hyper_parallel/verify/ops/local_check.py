@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Any
 from hyper_parallel.core.dtensor.boxes import coordinates
 from hyper_parallel.core.dtensor.layout import Layout
 from hyper_parallel.core.dtensor.placements import PARTIAL_OPS, Partial, Placement, Replicate, Shard
-from hyper_parallel.core.shard.rule import Row, Strategies
+from hyper_parallel.core.shard.rule import LocalCall, Row, Strategies
 from hyper_parallel.core.shard.strategy import combine
 from hyper_parallel.errors import HyperParallelError
 from hyper_parallel.verify.ops.claims import Claim
@@ -28,7 +28,6 @@ if TYPE_CHECKING:
 
     from hyper_parallel.core.dtensor.boxes import Coordinate
     from hyper_parallel.core.dtensor.mesh import DeviceMesh
-    from hyper_parallel.core.shard.rule import LocalCall
     from hyper_parallel.core.shard.sample import Sample
     from hyper_parallel.verify.ops.claims import SampleCall
 

@@ -9,13 +9,12 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from hyper_parallel.core.dtensor import random
-from hyper_parallel.core.shard.rule import LocalCall, Ref, Strategies
+from hyper_parallel.core.shard.rule import LocalCall, Ref, Rule, Strategies
 from hyper_parallel.verify.ops.claims import SampleCall, bind_sample, filled_in, mesh_of
 from hyper_parallel.verify.ops.compare import coarsest, in_single, is_dyadic
 from hyper_parallel.verify.ops.values import Slot, substitute
 
 if TYPE_CHECKING:
-    from hyper_parallel.core.shard.rule import Rule
     from hyper_parallel.core.shard.sample import Sample
     from hyper_parallel.platform.contract.platform import Platform
     from hyper_parallel.verify.ops.values import FilledSample

@@ -148,7 +148,7 @@ class DistributedOp(UserOp):
     ) -> Any:
         """Dispatch a call of ``func`` under this operator."""
         args, kwargs = self.preprocess(args, kwargs)
-        tensors = [one for one in dispatcher.tensors((args, tuple(kwargs.values()))) if isinstance(one, DTensor)]
+        tensors = [one for one in dispatcher.tensors((*args, *kwargs.values())) if isinstance(one, DTensor)]
         return self.wrap_output(super().run(dispatcher, func, args, kwargs), [one.layout for one in tensors])
 
 

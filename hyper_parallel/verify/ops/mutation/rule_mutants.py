@@ -13,10 +13,9 @@ from typing import TYPE_CHECKING, Any
 
 from hyper_parallel.core.dtensor.layout import Layout
 from hyper_parallel.core.dtensor.placements import Partial, Placement, Replicate, Shard
-from hyper_parallel.core.shard.rule import LocalCall, OpCall, R, Row, Strategies
+from hyper_parallel.core.shard.rule import LocalCall, Localize, OpCall, R, Row, Strategies
 
 if TYPE_CHECKING:
-    from hyper_parallel.core.shard.rule import Localize
     from hyper_parallel.verify.ops.claims import Claim
 
 __all__ = ["Mutant", "mutants_of"]

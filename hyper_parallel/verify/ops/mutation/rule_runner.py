@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from hyper_parallel.core.shard.rule import Rule, Strategies, find_rule
+from hyper_parallel.core.shard.rule import OpCall, Rule, Strategies, find_rule
 from hyper_parallel.core.shard.sample import samples_of
 from hyper_parallel.platform.select import use_platform
 from hyper_parallel.verify.ops.claims import bind_sample, claims, mesh_of, possible
@@ -27,7 +27,6 @@ from hyper_parallel.verify.ops.sweep import StopSweep, Sweep
 from hyper_parallel.verify.ops.values import seed_of, size_choices
 
 if TYPE_CHECKING:
-    from hyper_parallel.core.shard.rule import OpCall
     from hyper_parallel.verify.ops.claims import Claim, SampleCall
     from hyper_parallel.verify.ops.local_check import LocalChecker, LocalResult
     from hyper_parallel.verify.ops.values import FilledSample
