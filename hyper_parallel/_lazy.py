@@ -10,28 +10,42 @@ __all__ = ["lazy"]
 
 
 def lazy(
-    namespace: dict[str, Any], homes: Mapping[str, Sequence[str]]
+    namespace: dict[str, Any], homes: Mapping[str, Sequence[str] | None]
 ) -> tuple[Callable[[str], Any], Callable[[], list[str]]]:
     """``__getattr__`` and ``__dir__`` of a package.
 
     Args:
         namespace: ``globals()`` of the package.
-        homes: module to the public names that live there. ``__all__`` and the imports under ``TYPE_CHECKING`` repeat
-            them, because type checkers read those as text.
+        homes: module to the public names that live there, or None for every name in the module's own ``__all__``
+            (then it is imported when a name is found nowhere else). The imports under ``TYPE_CHECKING`` repeat the
+            names (``import X as X``, which re-exports), because type checkers read those as text. A package without
+            ``__all__`` gets one at run time, of all these names.
     """
-    home_of = {name: home for home, names in homes.items() for name in names}
+    home_of = {name: home for home, names in homes.items() for name in names or ()}
+    unlisted = [home for home, names in homes.items() if names is None]
 
     def find(name: str) -> Any:
         """Import the home of a public name when it is first asked for."""
-        home = home_of.get(name)
-        if home is None:
+        if name not in home_of:
+            list_all()
+        if name == "__all__":
+            value: Any = sorted(home_of)
+        elif name in home_of:
+            value = getattr(importlib.import_module(home_of[name]), name)
+        else:
             msg = f"module {namespace['__name__']!r} has no attribute {name!r}"
             raise AttributeError(msg)
-        value = namespace[name] = getattr(importlib.import_module(home), name)
+        namespace[name] = value
         return value
+
+    def list_all() -> None:
+        while unlisted:
+            home = unlisted.pop()
+            home_of.update(dict.fromkeys(importlib.import_module(home).__all__, home))
 
     def names() -> list[str]:
         """Public names, imported or not."""
+        list_all()
         return sorted({*namespace, *home_of})
 
     return find, names

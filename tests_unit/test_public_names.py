@@ -1,6 +1,8 @@
 from __future__ import annotations
 
+import ast
 import importlib
+import inspect
 import subprocess
 import sys
 
@@ -26,6 +28,17 @@ def test_every_public_name_exists(package):
         assert name in dir(module)
     with pytest.raises(AttributeError, match="has no attribute 'nothing'"):
         _ = module.nothing
+
+
+@pytest.mark.parametrize("package", PACKAGES)
+def test_type_checkers_see_the_public_names(package):
+    """The imports under ``TYPE_CHECKING`` name exactly what the package offers at run time."""
+    module = importlib.import_module(package)
+    tree = ast.parse(inspect.getsource(module))
+    imports = [node for block in tree.body if isinstance(block, ast.If) for node in block.body]
+    names = {alias.asname or alias.name for node in imports for alias in node.names}
+    assert names <= set(module.__all__)
+    assert set(module.__all__) - names <= {name for name in module.__all__ if name in vars(module)}
 
 
 @pytest.mark.parametrize("package", PACKAGES)

@@ -1,4 +1,7 @@
-"""Room 4: what users touch. Names are imported when first used; no framework comes with them."""
+"""Room 4: parallel styles and plans, sharded losses and gradient clipping. Names are imported when first used.
+
+Importing this package imports no framework.
+"""
 
 from __future__ import annotations
 
@@ -7,33 +10,19 @@ from typing import TYPE_CHECKING
 from hyper_parallel._lazy import lazy
 
 if TYPE_CHECKING:
-    from hyper_parallel.core.tensor_parallel.clip import clip_grad_norm_
-    from hyper_parallel.core.tensor_parallel.loss import loss_parallel
-    from hyper_parallel.core.tensor_parallel.parallelize import parallelize_module
+    from hyper_parallel.core.tensor_parallel.clip import clip_grad_norm_ as clip_grad_norm_
+    from hyper_parallel.core.tensor_parallel.loss import loss_parallel as loss_parallel
+    from hyper_parallel.core.tensor_parallel.parallelize import parallelize_module as parallelize_module
     from hyper_parallel.core.tensor_parallel.styles import (
-        ColwiseParallel,
-        NoParallel,
-        ParallelStyle,
-        PrepareModuleInput,
-        PrepareModuleInputOutput,
-        PrepareModuleOutput,
-        RowwiseParallel,
-        SequenceParallel,
+        ColwiseParallel as ColwiseParallel,
+        NoParallel as NoParallel,
+        ParallelStyle as ParallelStyle,
+        PrepareModuleInput as PrepareModuleInput,
+        PrepareModuleInputOutput as PrepareModuleInputOutput,
+        PrepareModuleOutput as PrepareModuleOutput,
+        RowwiseParallel as RowwiseParallel,
+        SequenceParallel as SequenceParallel,
     )
-
-__all__ = [
-    "ColwiseParallel",
-    "NoParallel",
-    "ParallelStyle",
-    "PrepareModuleInput",
-    "PrepareModuleInputOutput",
-    "PrepareModuleOutput",
-    "RowwiseParallel",
-    "SequenceParallel",
-    "clip_grad_norm_",
-    "loss_parallel",
-    "parallelize_module",
-]
 
 __getattr__, __dir__ = lazy(
     globals(),
@@ -41,15 +30,6 @@ __getattr__, __dir__ = lazy(
         "hyper_parallel.core.tensor_parallel.clip": ("clip_grad_norm_",),
         "hyper_parallel.core.tensor_parallel.loss": ("loss_parallel",),
         "hyper_parallel.core.tensor_parallel.parallelize": ("parallelize_module",),
-        "hyper_parallel.core.tensor_parallel.styles": (
-            "ColwiseParallel",
-            "NoParallel",
-            "ParallelStyle",
-            "PrepareModuleInput",
-            "PrepareModuleInputOutput",
-            "PrepareModuleOutput",
-            "RowwiseParallel",
-            "SequenceParallel",
-        ),
+        "hyper_parallel.core.tensor_parallel.styles": None,
     },
 )

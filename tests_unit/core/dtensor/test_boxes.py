@@ -5,8 +5,7 @@ import math
 from collections import Counter
 
 import numpy as np
-from hypothesis import given
-from hypothesis import strategies as st
+from hypothesis import given, strategies as st
 
 from hyper_parallel.core.dtensor.boxes import (
     box_edges,

@@ -6,8 +6,7 @@ import itertools
 
 import pytest
 
-from hyper_parallel.core.dtensor import layout as layout_module
-from hyper_parallel.core.dtensor import transition
+from hyper_parallel.core.dtensor import layout as layout_module, transition
 from hyper_parallel.core.dtensor.layout import Layout
 from hyper_parallel.core.dtensor.mesh import DeviceMesh
 from hyper_parallel.core.dtensor.placements import Partial, Replicate, Shard, StridedShard

@@ -5,8 +5,7 @@ from dataclasses import replace
 import pytest
 
 from hyper_parallel.core.dtensor.placements import Partial, Replicate, Shard
-from hyper_parallel.core.shard import rule as rule_module
-from hyper_parallel.core.shard import rules, strategy
+from hyper_parallel.core.shard import rule as rule_module, rules, strategy
 from hyper_parallel.core.shard.dispatch import Ops
 from hyper_parallel.core.shard.rule import LocalCall, Row, Rule, Strategies, find_rule
 from hyper_parallel.core.shard.sample import Sample, between, real, samples_of, shuffled

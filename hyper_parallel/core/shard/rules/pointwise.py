@@ -311,21 +311,13 @@ register_rule(Rule("zero", "x", _zero))
 register_rule(Rule("fill", "x, value", _fill, by_value=False))
 
 
-def _linear(call: OpCall) -> Strategies:
-    """Parts of a sum are sums of parts."""
-    return elementwise(call, joint=(0,))
-
-
-def _same(call: OpCall) -> Strategies:
-    """The same values, stored as they read."""
-    return elementwise(call, extra=pending(1, (0,), PARTIAL_OPS))
-
+# -- parts of complex numbers ------------------------------------------------------------------------------------------
 
 for _name in ("conj", "real", "imag"):
     register_rule(Rule(_name, "x", _linear, view=True))
 register_rule(Rule("conj_physical", "x", _linear))
 for _name in ("resolve_conj", "resolve_neg"):
-    register_rule(Rule(_name, "x", _same, view=True))
+    register_rule(Rule(_name, "x", _identity, view=True))
 
 
 @decomposition("glu", "x, dim=-1")

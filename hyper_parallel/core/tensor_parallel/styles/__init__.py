@@ -1,4 +1,4 @@
-"""Parallel styles, one file each."""
+"""Parallel styles. A new style has a file of its own and is listed here; the packages above re-export every style."""
 
 from __future__ import annotations
 
@@ -7,25 +7,16 @@ from typing import TYPE_CHECKING
 from hyper_parallel._lazy import lazy
 
 if TYPE_CHECKING:
-    from hyper_parallel.core.tensor_parallel.styles.base import ParallelStyle
-    from hyper_parallel.core.tensor_parallel.styles.colwise import ColwiseParallel
-    from hyper_parallel.core.tensor_parallel.styles.no_parallel import NoParallel
-    from hyper_parallel.core.tensor_parallel.styles.prepare_input import PrepareModuleInput
-    from hyper_parallel.core.tensor_parallel.styles.prepare_input_output import PrepareModuleInputOutput
-    from hyper_parallel.core.tensor_parallel.styles.prepare_output import PrepareModuleOutput
-    from hyper_parallel.core.tensor_parallel.styles.rowwise import RowwiseParallel
-    from hyper_parallel.core.tensor_parallel.styles.sequence import SequenceParallel
-
-__all__ = [
-    "ColwiseParallel",
-    "NoParallel",
-    "ParallelStyle",
-    "PrepareModuleInput",
-    "PrepareModuleInputOutput",
-    "PrepareModuleOutput",
-    "RowwiseParallel",
-    "SequenceParallel",
-]
+    from hyper_parallel.core.tensor_parallel.styles.base import ParallelStyle as ParallelStyle
+    from hyper_parallel.core.tensor_parallel.styles.colwise import ColwiseParallel as ColwiseParallel
+    from hyper_parallel.core.tensor_parallel.styles.no_parallel import NoParallel as NoParallel
+    from hyper_parallel.core.tensor_parallel.styles.prepare import (
+        PrepareModuleInput as PrepareModuleInput,
+        PrepareModuleInputOutput as PrepareModuleInputOutput,
+        PrepareModuleOutput as PrepareModuleOutput,
+    )
+    from hyper_parallel.core.tensor_parallel.styles.rowwise import RowwiseParallel as RowwiseParallel
+    from hyper_parallel.core.tensor_parallel.styles.sequence import SequenceParallel as SequenceParallel
 
 __getattr__, __dir__ = lazy(
     globals(),
@@ -33,9 +24,11 @@ __getattr__, __dir__ = lazy(
         "hyper_parallel.core.tensor_parallel.styles.base": ("ParallelStyle",),
         "hyper_parallel.core.tensor_parallel.styles.colwise": ("ColwiseParallel",),
         "hyper_parallel.core.tensor_parallel.styles.no_parallel": ("NoParallel",),
-        "hyper_parallel.core.tensor_parallel.styles.prepare_input": ("PrepareModuleInput",),
-        "hyper_parallel.core.tensor_parallel.styles.prepare_input_output": ("PrepareModuleInputOutput",),
-        "hyper_parallel.core.tensor_parallel.styles.prepare_output": ("PrepareModuleOutput",),
+        "hyper_parallel.core.tensor_parallel.styles.prepare": (
+            "PrepareModuleInput",
+            "PrepareModuleInputOutput",
+            "PrepareModuleOutput",
+        ),
         "hyper_parallel.core.tensor_parallel.styles.rowwise": ("RowwiseParallel",),
         "hyper_parallel.core.tensor_parallel.styles.sequence": ("SequenceParallel",),
     },

@@ -9,8 +9,7 @@ from collections.abc import Callable, Sequence
 from typing import Any
 
 import mindspore
-from mindspore import Tensor, mint
-from mindspore import ops as functions
+from mindspore import Tensor, mint, ops as functions
 
 from hyper_parallel.core.dtensor.dtensor import DTensor
 from hyper_parallel.errors import UnsupportedOperatorError

@@ -1,11 +1,15 @@
 from __future__ import annotations
 
+from typing import NamedTuple
+
 import pytest
 
 from hyper_parallel import (
     ColwiseParallel,
     DTensor,
     PrepareModuleInput,
+    PrepareModuleInputOutput,
+    PrepareModuleOutput,
     Replicate,
     RowwiseParallel,
     SequenceParallel,
@@ -15,6 +19,9 @@ from hyper_parallel import (
 )
 
 pytestmark = pytest.mark.platforms("torch")
+
+
+# -- inputs ------------------------------------------------------------------------------------------------------------
 
 
 def probe(twin):
@@ -171,3 +178,132 @@ def test_keywords_alone(twin):
         return args
 
     assert twin.on_mesh((2,), rank)[0] == (1, 2)
+
+
+# -- outputs -----------------------------------------------------------------------------------------------------------
+
+
+class Pair(NamedTuple):
+    """Outputs with names."""
+
+    y: object
+    note: object
+
+
+def echo():
+    """A module that returns its argument."""
+    from torch import nn
+
+    class Echo(nn.Module):
+        def forward(self, value):
+            return value
+
+    return nn.ModuleDict({"out": Echo()})
+
+
+@pytest.mark.parametrize("world", [2, 3])
+@pytest.mark.parametrize("local", [True, False])
+def test_an_output_is_brought_to_the_wanted_layout(twin, world, local):
+    """A replicated plain output becomes a shard without communication; its gradient is whole again."""
+    x = twin.random(2, 5, 7).requires_grad_()
+    cotangent = twin.random(2, 5, 7, seed=4)
+
+    def rank(mesh):
+        style = PrepareModuleOutput(output_layouts=Replicate(), desired_output_layouts=Shard(1), use_local_output=local)
+        leaf = x.detach().requires_grad_()
+        y = parallelize_module(echo(), mesh, {"out": style})["out"](leaf)
+        assert isinstance(y, DTensor) is not local
+        y = y if local else y.to_local()
+        twin.same(twin.gather(y, mesh, [Shard(1)], x.shape), x, "output")
+        y.backward(twin.piece(cotangent, mesh, [Shard(1)]))
+        twin.same(leaf.grad, cotangent, "gradient")
+
+    twin.on_mesh((world,), rank)
+
+
+@pytest.mark.parametrize("kind", [tuple, list, Pair._make])
+def test_structures_keep_their_type(twin, kind):
+    """Outputs are converted one by one; None leaves one alone."""
+
+    def rank(mesh):
+        style = PrepareModuleOutput(output_layouts=(Shard(0), None), desired_output_layouts=(Replicate(), None))
+        model = parallelize_module(echo(), mesh, {"out": style})
+        out = model["out"](kind((twin.piece(twin.random(5, 2), mesh, [Shard(0)]), "note")))
+        assert out[1] == "note"
+        twin.same(out[0], twin.random(5, 2), "output 0")
+        return type(out).__name__
+
+    assert twin.on_mesh((2,), rank)[0] == {tuple: "tuple", list: "list"}.get(kind, "Pair")
+
+
+@pytest.mark.parametrize("value, message", [
+    ((1, 2), ("out (Echo): 2 outputs, but output_layouts of PrepareModuleOutput has 1 entries; give one per output, "
+              "None for those to leave alone")),
+    ("y", "out (Echo): output 0 must be a tensor, got str"),
+])  # fmt: skip
+def test_wrong_outputs_name_the_module(twin, value, message):
+    """A wrong count, or no tensor where one is declared, is a ValueError."""
+
+    def rank(mesh):
+        style = PrepareModuleOutput(output_layouts=Replicate(), desired_output_layouts=Shard(0))
+        model = parallelize_module(echo(), mesh, {"out": style})
+        with pytest.raises(ValueError, match="out") as caught:
+            model["out"](value)
+        return str(caught.value)
+
+    assert twin.on_mesh((2,), rank)[0] == message
+
+
+def test_descriptions_of_outputs_that_do_not_match():
+    """Refused when the style is made."""
+    with pytest.raises(ValueError, match="has 2 entries, desired_output_layouts has 1"):
+        PrepareModuleOutput(output_layouts=(Shard(0), None), desired_output_layouts=Shard(0))
+
+
+def test_options_of_outputs_are_shown():
+    """``repr`` shows every option with its default."""
+    assert repr(PrepareModuleOutput(output_layouts=Shard(0), desired_output_layouts=Replicate())) == (
+        "PrepareModuleOutput(output_layouts=(Shard(0),), desired_output_layouts=(Replicate(),), use_local_output=True)"
+    )
+
+
+# -- both --------------------------------------------------------------------------------------------------------------
+
+
+def in_and_out(**options):
+    """The style of every test here."""
+    return PrepareModuleInputOutput(
+        input_layouts=Shard(1),
+        desired_input_layouts=Replicate(),
+        output_layouts=Replicate(),
+        desired_output_layouts=Shard(1),
+        **options,
+    )
+
+
+@pytest.mark.parametrize("world", [2, 3])
+def test_in_and_out_of_a_module_that_knows_no_dtensor(twin, world):
+    """A plain module between sequence shards computes on the whole and equals the dense one."""
+    from torch import nn
+
+    ref = twin.Twin(twin.settle(nn.Sequential(nn.Tanh())), twin.random(2, 5, 7))
+    held = [Shard(1)]
+
+    def rank(mesh):
+        model = parallelize_module(ref.copy(), mesh, {"0": in_and_out(use_local_input=True)})
+        x = twin.piece(ref.inputs[0], mesh, held).requires_grad_()
+        y = model(x)
+        twin.same(twin.gather(y, mesh, held, (2, 5, 7)), ref.output, "output")
+        y.backward(twin.piece(ref.cotangent, mesh, held))
+        twin.same(twin.gather(x.grad, mesh, held, (2, 5, 7)), ref.inputs[0].grad, "gradient of the input")
+
+    twin.on_mesh((world,), rank)
+
+
+def test_options_of_both_are_shown():
+    """``repr`` shows every option of both halves."""
+    assert repr(in_and_out()) == (
+        "PrepareModuleInputOutput(input_layouts=(Shard(1),), desired_input_layouts=(Replicate(),), "
+        "input_kwarg_layouts={}, desired_input_kwarg_layouts={}, use_local_input=False, "
+        "output_layouts=(Replicate(),), desired_output_layouts=(Shard(1),), use_local_output=True)"
+    )
