@@ -18,7 +18,7 @@ from hyper_parallel.transport.numpy_ops import NumpyOps
 from hyper_parallel.transport.single_process import RehearsedTransport
 from hyper_parallel.verify.model_report import Traffic, aligned, table, traffic
 from hyper_parallel.verify.spec import user_function
-from hyper_parallel.verify.train_compare import rehearse
+from hyper_parallel.verify.train_compare import run_parallel_step
 
 if TYPE_CHECKING:
     from hyper_parallel.verify.parameter_layouts import ParameterLayout
@@ -111,7 +111,7 @@ def explain_model(
     """
     shape, names = tuple(mesh_shape), tuple(mesh_names)
     with use_platform(platform), use_transport(_rehearsed(platform, math.prod(shape))):
-        found = rehearse(user_function(spec, "SPEC"), user_function(plan, "PLAN"), shape, names)
+        found = run_parallel_step(user_function(spec, "SPEC"), user_function(plan, "PLAN"), shape, names)
     mesh = " x ".join(f"{axis}={size}" for axis, size in zip(names, shape, strict=True))
     return Explanation(
         name or str(spec), platform, mesh, found.parameter_layouts, found.dtypes, found.itemsizes, traffic(found.events)

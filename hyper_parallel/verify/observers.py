@@ -1,32 +1,33 @@
-"""What a model's modules put out, kept in forward order by hooks."""
+"""Observers of a model's modules, by hooks: their outputs in forward order, and the gradients of those outputs."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
+from hyper_parallel._tree import CONTAINERS, named_leaves
 from hyper_parallel.core.dtensor.dtensor import DTensor
 from hyper_parallel.verify.compare import magnitude
 
 if TYPE_CHECKING:
     from hyper_parallel.platform.contract.platform import Platform
 
-__all__ = ["CotangentObserver", "ModuleOutput", "OutputObserver", "gather", "whole"]
+__all__ = ["CotangentObserver", "ModuleOutput", "OutputObserver", "gather_output", "global_array"]
 
-_ADDED = ("bias", "beta")
-"""Names under which PyTorch's and MindSpore's layers hold what they add to their output."""
+_BIASES = ("bias", "beta")
+"""Names under which PyTorch's and MindSpore's layers have what they add to their output."""
 
 
 @dataclass(frozen=True)
 class ModuleOutput:
-    """One tensor that a module put out.
+    """One tensor in the output of a module.
 
     Attributes:
         module: the module's path.
-        name: the path, with the number of the call and the place in the output where there are several.
+        name: the path, with the number of the call and the position in the output where there are several.
         value: the tensor.
     """
 
@@ -36,16 +37,19 @@ class ModuleOutput:
 
 
 class OutputObserver:
-    """Outputs of every module of ``model``, innermost first, as they appear during a forward.
+    """Collects the outputs of every module of a model during a forward, innermost first.
 
-    Hooks run in the order of registration: an observer attached before a model is parallelized sees what the
-    modules themselves compute, one attached after it what they hand on.
+    Hooks run in the order of registration: an observer attached before a model is parallelized sees the modules' own
+    outputs, one attached after it the outputs that their styles return.
+
+    Attributes:
+        outputs: of the forward since :meth:`clear`, by name.
     """
 
     def __init__(self, platform: Platform, model: Any) -> None:
-        """Attach to every module; a shared one is known by its first path."""
+        """Attach to every module; a shared module is known by its first path."""
         self.platform = platform
-        self.seen: dict[str, ModuleOutput] = {}
+        self.outputs: dict[str, ModuleOutput] = {}
         self._calls: dict[str, int] = {}
         attached: set[int] = set()
         for path, module in platform.get_cells_and_names(model):
@@ -55,26 +59,31 @@ class OutputObserver:
 
     def clear(self) -> None:
         """Forget the last forward."""
-        self.seen.clear()
+        self.outputs.clear()
         self._calls.clear()
 
     def _hook(self, path: str) -> Any:
-        def keep(module: Any, args: Any, output: Any) -> None:
+        def record(module: Any, args: Any, output: Any) -> None:
             del module, args
             count = self._calls[path] = self._calls.get(path, 0) + 1
             call = f"#{count}" if count > 1 else ""
-            for place, value in _tensors(self.platform, output, ""):
-                name = f"{path or '(model)'}{call}{place}"
-                self.seen[name] = ModuleOutput(path, name, value)
+            for name, value in named_leaves(f"{path or '(model)'}{call}", output, CONTAINERS):
+                if self.platform.is_tensor(value):
+                    self.outputs[name] = ModuleOutput(path, name, value)
 
-        return keep
+        return record
 
 
 class CotangentObserver:
-    """The largest gradient of the output of every module of ``model`` that has a bias, by the bias's path.
+    """Measures the largest gradient of the output of every module that adds a bias, by the bias's path.
+
+    The gradient of a bias is the sum of the gradient of its module's output over tokens. Where that sum is zero (a
+    normalization over the batch, or softmax, removes the bias again), rounding leaves noise of the size of its terms.
+    Measured against itself, or against other gradients, such noise looks like a fault; measured against the terms, it
+    is what rounding allows.
 
     Attributes:
-        largest: of the steps since :meth:`clear`; a module that runs several times adds up.
+        largest: since :meth:`clear`; calls of a module add up.
     """
 
     def __init__(self, platform: Platform, model: Any) -> None:
@@ -83,8 +92,8 @@ class CotangentObserver:
         self.largest: dict[str, float] = {}
         attached: set[int] = set()
         for path, module in platform.get_cells_and_names(model):
-            held = platform.direct_parameters(module)
-            names = [name for name in _ADDED if held.get(name) is not None]
+            parameters = platform.direct_parameters(module)
+            names = [name for name in _BIASES if parameters.get(name) is not None]
             if names and id(module) not in attached:
                 attached.add(id(module))
                 paths = [f"{path}.{name}" if path else name for name in names]
@@ -95,7 +104,7 @@ class CotangentObserver:
         self.largest.clear()
 
     def _hook(self, paths: list[str]) -> Callable[..., None]:
-        def keep(gradient: Any) -> None:
+        def record(gradient: Any) -> None:
             size = magnitude(np.asarray(self.platform.tensor_to_numpy(self.platform.detach(gradient))))
             for path in paths:
                 self.largest[path] = self.largest.get(path, 0.0) + size
@@ -103,44 +112,36 @@ class CotangentObserver:
         def attach(module: Any, args: Any, output: Any) -> None:
             del module, args
             if self.platform.is_tensor(output):
-                self.platform.watch_gradient(output, keep)
+                self.platform.watch_gradient(output, record)
 
         return attach
 
 
-def gather(platform: Platform, outer: Any, inner: Any, shape: tuple[int, ...]) -> tuple[Any, str]:
-    """The whole value of an output as a NumPy array, or None and why it cannot be had; every rank must call it.
+def gather_output(platform: Platform, outer: Any, inner: Any, shape: tuple[int, ...]) -> tuple[Any, str]:
+    """Return the global value of a module's output; every rank must call it.
 
     Args:
         platform: the framework.
-        outer: what the module handed on.
-        inner: what it computed itself.
+        outer: the output that the module's style returns.
+        inner: the module's own output.
         shape: the single-device shape.
+
+    Returns:
+        a NumPy array, or None and why the global value is unknown.
     """
     if isinstance(outer, DTensor):
-        return whole(platform, outer), ""
+        return global_array(platform, outer), ""
     transport = platform.transport()
     same = tuple(outer.shape) == shape
     if all(transport.all_gather_object(same, tuple(range(transport.world_size)))):
         return platform.tensor_to_numpy(platform.detach(outer)), ""
     if isinstance(inner, DTensor):
-        return whole(platform, inner), ""
-    return None, "its output is a plain local tensor, of which nothing says how it belongs to the whole"
+        return global_array(platform, inner), ""
+    return None, "its output is a plain local tensor without a layout"
 
 
-def whole(platform: Platform, value: Any) -> Any:
-    """A plain tensor or DTensor as a NumPy array of the global value."""
+def global_array(platform: Platform, value: Any) -> Any:
+    """Return the global value of a plain tensor or DTensor as a NumPy array."""
     if isinstance(value, DTensor):
         value = value.detach().full_tensor()  # type: ignore[attr-defined] # every framework's class has detach
     return platform.tensor_to_numpy(platform.detach(value))
-
-
-def _tensors(platform: Platform, output: Any, place: str) -> Iterator[tuple[str, Any]]:
-    if platform.is_tensor(output):
-        yield place, output
-    elif isinstance(output, (list, tuple)):
-        for index, item in enumerate(output):
-            yield from _tensors(platform, item, f"{place}[{index}]")
-    elif isinstance(output, dict):
-        for key, item in output.items():
-            yield from _tensors(platform, item, f"{place}[{key!r}]")

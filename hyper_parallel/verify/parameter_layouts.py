@@ -1,4 +1,4 @@
-"""Where the pieces of a parameter lie, as plain data: it crosses processes, where a mesh would need its world."""
+"""Layouts of parameters as plain data: they cross processes, where a mesh would need its world."""
 
 from __future__ import annotations
 
@@ -15,15 +15,15 @@ __all__ = ["ParameterLayout", "parameter_layouts"]
 
 @dataclass(frozen=True)
 class ParameterLayout:
-    """One parameter of the parallel model.
+    """The layout of one parameter of the parallel model.
 
     Attributes:
         path: of the parameter.
         shape: global.
-        mesh_shape: sizes of the axes; empty where the parameter is a plain tensor, whole on every rank.
+        mesh_shape: sizes of the axes; empty if the parameter is a plain tensor, whole on every rank.
         mesh_names: names of the axes.
         ranks: of the mesh, row-major.
-        dim_axes: per dim the axes that split it, outermost first.
+        dim_axes: per dim the axes that shard it, outermost first.
         partials: pairs of axis and reduction.
     """
 
@@ -37,7 +37,7 @@ class ParameterLayout:
 
     @property
     def layout(self) -> Layout | None:
-        """The layout, on a mesh to look at; None for a plain tensor."""
+        """The layout, on a mesh without a world; None for a plain tensor."""
         if not self.mesh_shape:
             return None
         mesh = DeviceMesh.grid("cpu", self.mesh_shape, self.ranks, self.mesh_names)
@@ -45,11 +45,15 @@ class ParameterLayout:
 
 
 def parameter_layouts(parameters: Mapping[str, Any]) -> list[ParameterLayout]:
-    """Every parameter of a model, by path."""
-    return [_one(path, value) for path, value in parameters.items()]
+    """Return the layout of every parameter of a model.
+
+    Args:
+        parameters: by path, plain tensors or DTensors.
+    """
+    return [_parameter_layout(path, value) for path, value in parameters.items()]
 
 
-def _one(path: str, value: Any) -> ParameterLayout:
+def _parameter_layout(path: str, value: Any) -> ParameterLayout:
     shape = tuple(int(size) for size in value.shape)
     if not isinstance(value, DTensor):
         return ParameterLayout(path, shape)

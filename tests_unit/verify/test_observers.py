@@ -9,7 +9,7 @@ pytestmark = pytest.mark.platforms("torch")
 
 
 def test_nested_outputs_have_names():
-    """Every tensor of every module is seen once, by its path, its call and its place in the output."""
+    """Every tensor of every module is recorded once, by its path, its call and its position in the output."""
     import torch
     from torch import nn
 
@@ -29,14 +29,14 @@ def test_nested_outputs_have_names():
     model = Model()
     observer = OutputObserver(get_torch_platform(), model)
     model(torch.zeros(()))
-    assert {name: float(one.value) for name, one in observer.seen.items()} == {
+    assert {name: float(output.value) for name, output in observer.outputs.items()} == {
         "inner[0]": 1.0,
         "inner[1]['a'][0]": 2.0,
         "inner#2[0]": 2.0,
         "inner#2[1]['a'][0]": 3.0,
         "(model)": 3.0,
     }
-    assert observer.seen["inner#2[0]"].module == "inner"
+    assert observer.outputs["inner#2[0]"].module == "inner"
     observer.clear()
     model(torch.zeros(()))
-    assert "inner[0]" in observer.seen
+    assert "inner[0]" in observer.outputs
