@@ -52,7 +52,7 @@ def _collect(tree: Any, containers: Types, add: Callable[[Any], None]) -> None:
 def paths(tree: Any, containers: Types = SEQUENCES) -> Iterator[tuple[Path, Any]]:
     """Every leaf with its path: the indices and keys that lead to it from the root."""
     if isinstance(tree, containers):
-        for key, item in tree.items() if isinstance(tree, Mapping) else enumerate(tree):
+        for key, item in _items(tree):
             for path, leaf in paths(item, containers):
                 yield (key, *path), leaf
     else:
@@ -76,9 +76,12 @@ def tree_map(fn: Callable[[Any], Any], tree: Any, containers: Types = SEQUENCES)
     """``tree`` with ``fn(leaf)`` in place of every leaf."""
     if not isinstance(tree, containers):
         return fn(tree)
-    if isinstance(tree, Mapping):
-        return rebuild(tree, {key: tree_map(fn, item, containers) for key, item in tree.items()})
-    return rebuild(tree, [tree_map(fn, item, containers) for item in tree])
+    items = [(key, tree_map(fn, item, containers)) for key, item in _items(tree)]
+    return rebuild(tree, dict(items) if isinstance(tree, Mapping) else [item for _, item in items])
+
+
+def _items(tree: Any) -> Iterable[tuple[Any, Any]]:
+    return tree.items() if isinstance(tree, Mapping) else enumerate(tree)
 
 
 def tree_map_named(fn: Callable[[str, Any], Any], name: str, tree: Any, containers: Types = SEQUENCES) -> Any:

@@ -1,6 +1,7 @@
-"""Binding a call to canonical parameter names, from a signature written as text.
+"""What a framework's call resolves to: an :class:`OpEntry`, and the binder of its arguments to canonical names.
 
-``"x, *shape"``, ``"x, dim=None, keepdim=False, *, dtype=None"``: Python's own syntax, and Python's own errors.
+A signature is text in Python's own syntax, ``"x, *shape"`` or ``"x, dim=None, keepdim=False, *, dtype=None"``, and
+calls that do not fit raise Python's own errors.
 """
 
 from __future__ import annotations
@@ -20,7 +21,7 @@ Run = Callable[[tuple[Any, ...], dict[str, Any]], Any]
 _SCALARS = frozenset({int, float, bool, complex})
 _NO_TYPES: frozenset[type] = frozenset()
 EMPTY = inspect.Parameter.empty
-# What both frameworks call the operands where rules say x and y.
+# The frameworks' names of the operands that rules call x and y.
 ALIASES = {"input": "x", "self": "x", "other": "y", "A": "x", "B": "y"}
 
 
@@ -37,17 +38,25 @@ class Binder:
         self.parameters = self.signature.parameters
         self.names = tuple(self.parameters)
         self.starred = next(
-            (name for name, one in self.signature.parameters.items() if one.kind is one.VAR_POSITIONAL), None
+            (name for name, parameter in self.parameters.items() if parameter.kind is parameter.VAR_POSITIONAL), None
         )
 
     def bind(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> dict[str, Any]:
-        """Every parameter's value by name, defaults filled in.
+        """Bind a call.
+
+        Args:
+            args: positional arguments.
+            kwargs: keyword arguments, by a parameter's own name or the frameworks' name of it.
+
+        Returns:
+            every parameter's value by name, defaults included.
 
         Raises:
             TypeError: the call does not fit the signature.
         """
         if not kwargs.keys() <= self.parameters.keys():
-            kwargs = {name if name in self.parameters else ALIASES.get(name, name): it for name, it in kwargs.items()}
+            own = self.parameters
+            kwargs = {name if name in own else ALIASES.get(name, name): value for name, value in kwargs.items()}
         if self.starred is not None and self.starred in kwargs:
             rest = {name: value for name, value in kwargs.items() if name != self.starred}
             bound = self.signature.bind(*args, *kwargs[self.starred], **rest)
@@ -68,41 +77,43 @@ def _one_sequence(value: tuple[Any, ...]) -> tuple[Any, ...]:
 
 @cache
 def binder(text: str) -> Binder:
-    """The binder of ``text``; one per text."""
+    """The binder of the signature ``text``; one per text."""
     return Binder(text)
 
 
 def _parse(text: str) -> inspect.Signature:
     arguments = ast.parse(f"def f({text}): pass").body[0].args  # type: ignore[attr-defined] # it is a function
     kinds = inspect.Parameter
-    found = []
+    parameters = []
     plain = [*arguments.posonlyargs, *arguments.args]
-    defaults = [EMPTY] * (len(plain) - len(arguments.defaults)) + [ast.literal_eval(one) for one in arguments.defaults]
-    for one, default in zip(plain, defaults, strict=True):
-        found.append(kinds(one.arg, kinds.POSITIONAL_OR_KEYWORD, default=default))
+    defaults = [EMPTY] * (len(plain) - len(arguments.defaults)) + [
+        ast.literal_eval(node) for node in arguments.defaults
+    ]
+    for argument, default in zip(plain, defaults, strict=True):
+        parameters.append(kinds(argument.arg, kinds.POSITIONAL_OR_KEYWORD, default=default))
     if arguments.vararg is not None:
-        found.append(kinds(arguments.vararg.arg, kinds.VAR_POSITIONAL))
-    for one, value in zip(arguments.kwonlyargs, arguments.kw_defaults, strict=True):
+        parameters.append(kinds(arguments.vararg.arg, kinds.VAR_POSITIONAL))
+    for argument, value in zip(arguments.kwonlyargs, arguments.kw_defaults, strict=True):
         default = EMPTY if value is None else ast.literal_eval(value)
-        found.append(kinds(one.arg, kinds.KEYWORD_ONLY, default=default))
-    return inspect.Signature(found)
+        parameters.append(kinds(argument.arg, kinds.KEYWORD_ONLY, default=default))
+    return inspect.Signature(parameters)
 
 
 class OpEntry:
-    """One spelling of an operator.
+    """One spelling of an operator: a framework's call, and how it is dispatched.
 
     Attributes:
         name: the spelling, for messages.
-        func: what the caller called; called on locals when ``canonical`` is False.
+        func: the function that the caller called; called on local tensors when ``canonical`` is False.
         binder: its parameters in canonical names.
         rule: the operator's rule.
         local: the canonical local implementation.
-        canonical: always call ``local`` (the spelled function cannot run on locals as it is).
+        canonical: always call ``local``, since ``func`` cannot run on local tensors.
         in_place: the first operand is written and returned.
-        composed: what runs instead of a rule, for a decomposition.
+        composed: the function that runs instead of a plan, for a decomposition.
         by_dtype: the key holds the operands' dtypes.
         loose: types of Python numbers of which the key holds the type only.
-        cache: plans by key.
+        cache: executors by key.
     """
 
     __slots__ = (
@@ -130,7 +141,7 @@ class OpEntry:
         canonical: bool = False,
         in_place: bool = False,
     ) -> None:
-        """Record the spelling; its cache starts empty."""
+        """Create the spelling with an empty cache; the arguments are the attributes."""
         self.name, self.func, self.binder, self.rule, self.local = name, func, binder, rule, local
         self.canonical, self.in_place = canonical, in_place
         self.composed = rule.run if isinstance(rule, Decomposition) else None
@@ -139,5 +150,5 @@ class OpEntry:
         self.cache: dict[Any, Run] = {}
 
     def target(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
-        """What an in-place call writes: the first parameter, given by position or keyword."""
+        """The argument that an in-place call writes: its first parameter, passed by position or keyword."""
         return args[0] if args else next(iter(self.binder.bind(args, kwargs).values()))

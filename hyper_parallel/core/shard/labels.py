@@ -1,14 +1,18 @@
 """Labelled dims: an einsum-like description of an operator, turned into rows.
 
-``labels(inputs=[("b", "k"), ("n", "k")], outputs=[("b", "n")])`` says which dims of which operands run together. A
-label in an input and an output may be sharded in both; a label missing from the output is reduced, if the operator
-reduces by addition; a label in ``whole`` may not be sharded. A dim labelled None (broadcast, size 1) stays whole.
+``Labels(inputs=(("b", "k"), ("n", "k")), outputs=(("b", "n"),))`` gives every dim of every operand a label. A label in
+an input and an output may be sharded in both; a label missing from the output is reduced, if the operator reduces by
+addition; a label in ``whole`` may not be sharded. A dim labelled None (broadcast, size 1) is not sharded.
+
+A pattern is the same as text: ``"x ...[m][n], tau ...[k] -> ...[m][n]"``. ``...`` stands for leading dims that
+broadcast against each other and run through; brackets surround dims that may not be sharded. Operands are named, so
+that one which was not passed drops out.
 """
 
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Hashable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Hashable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import cache
 
@@ -32,16 +36,17 @@ LINEAR_OPS = ("sum", "avg")
 
 @dataclass(frozen=True)
 class Labels:
-    """Which dims run together, and what happens to summands.
+    """Which dims are the same, and which partial values pass.
 
     Attributes:
         inputs: per operand, a label per dim.
         outputs: per output, a label per dim.
-        reduce: reduction that a label absent from the outputs leaves pending (``sum``), or None to keep it whole.
+        reduce: the reduction that a label absent from the outputs leaves partial (``sum``), or None where such a
+            label may not be sharded.
         whole: labels that may not be sharded.
         each: operands in each of which the operator is linear while the others are fixed.
-        joint: operands in which it is linear together; on an axis where summands are pending they are all Partial.
-        joins: operands added once to a pending sum (a bias): Partial wherever the output is.
+        joint: operands in which it is linear together: on one axis they are all Partial, or none is.
+        joins: operands added once to a partial sum (a bias): Partial wherever the output is.
         monotone: Partial reductions (``max``, ``min``) that pass through an increasing operator of one operand.
     """
 
@@ -56,7 +61,7 @@ class Labels:
 
 
 def labelled_rows(labels: Labels) -> tuple[Row, ...]:
-    """All rows that the labels imply, the replicated one first."""
+    """All rows that ``labels`` imply, the replicated one first."""
     rows = [replicated_row(len(labels.inputs), len(labels.outputs))]
     rows.extend(_shard_rows(labels))
     rows.extend(_partial_rows(labels))
@@ -64,53 +69,62 @@ def labelled_rows(labels: Labels) -> tuple[Row, ...]:
 
 
 def nonempty_rows(labels: Labels) -> tuple[Row, ...]:
-    """As :func:`labelled_rows`, for local calls that do not work on nothing."""
-    return tuple(map(nonempty_row, labelled_rows(labels)))
+    """The rows of :func:`labelled_rows`, for local calls that do not accept empty shards."""
+    return nonempty(labelled_rows(labels))
 
 
 def nonempty_row(row: Row) -> Row:
-    """The same where no rank's piece is empty.
+    """``row``, restricted to sizes of which no rank holds an empty shard.
 
-    An empty call may fail, or record no backward, for whose collectives the other ranks would wait.
+    A local call on an empty shard may fail, or record no backward, whose collectives the other ranks would wait for.
     """
-    cut = tuple((index, place.dim) for index, place in enumerate(row.inputs) if isinstance(place, Shard))
-    return replace(row, full=cut)
+    sharded = ((index, place.dim) for index, place in enumerate(row.inputs) if isinstance(place, Shard))
+    return replace(row, full=tuple(sharded))
+
+
+def nonempty(rows: Iterable[Row]) -> tuple[Row, ...]:
+    """``rows``, each restricted as by :func:`nonempty_row`."""
+    return tuple(map(nonempty_row, rows))
 
 
 def _shard_rows(labels: Labels) -> Iterator[Row]:
     for label in _ordered(labels.inputs):
         if label in labels.whole:
             continue
-        inputs = [_placed(dims, label) for dims in labels.inputs]
-        outputs = [_placed(dims, label) for dims in labels.outputs]
-        absent = [place == R for place in outputs]
-        if any(absent):
+        inputs = [_placement(dims, label) for dims in labels.inputs]
+        outputs = [_placement(dims, label) for dims in labels.outputs]
+        if R in outputs:
             if labels.reduce is None:
                 continue
-            outputs = [Partial(labels.reduce) if gone else place for place, gone in zip(outputs, absent, strict=True)]
-            for joined in labels.joins:
-                inputs[joined] = Partial(labels.reduce)
+            partial = Partial(labels.reduce)
+            outputs = [partial if placement == R else placement for placement in outputs]
+            for index in labels.joins:
+                inputs[index] = partial
         yield Row(tuple(inputs), tuple(outputs))
 
 
 def _partial_rows(labels: Labels) -> Iterator[Row]:
     count = len(labels.inputs)
-    sets = [(one, *labels.joins) for one in labels.each]
+    together = [(index, *labels.joins) for index in labels.each]
     if labels.joint:
-        sets.append((*labels.joint, *labels.joins))
-    for pending in dict.fromkeys(tuple(sorted(set(one))) for one in sets):
+        together.append((*labels.joint, *labels.joins))
+    for partial in dict.fromkeys(tuple(sorted(set(operands))) for operands in together):
         for op in LINEAR_OPS:
-            held: list[Placement] = [Partial(op) if index in pending else R for index in range(count)]
-            yield Row(tuple(held), (Partial(op),) * len(labels.outputs))
+            yield _partial_row(partial, op, count, len(labels.outputs))
     for op in labels.monotone:
         yield Row((Partial(op),) * count, (Partial(op),) * len(labels.outputs))
+
+
+def _partial_row(partial: Collection[int], op: str, inputs: int, outputs: int) -> Row:
+    placements: list[Placement] = [Partial(op) if index in partial else R for index in range(inputs)]
+    return Row(tuple(placements), (Partial(op),) * outputs)
 
 
 def _ordered(inputs: Iterable[tuple[Label | None, ...]]) -> list[Label]:
     return list(dict.fromkeys(label for dims in inputs for label in dims if label is not None))
 
 
-def _placed(dims: tuple[Label | None, ...], label: Label) -> Placement:
+def _placement(dims: tuple[Label | None, ...], label: Label) -> Placement:
     return Shard(dims.index(label)) if label in dims else R
 
 
@@ -119,8 +133,12 @@ def broadcast_labels(
 ) -> tuple[tuple[tuple[str | None, ...], ...], tuple[str | None, ...], tuple[int, ...]]:
     """Labels of operands that broadcast against each other.
 
+    Args:
+        shapes: the shape of each operand.
+        prefix: labels are this and the number of the output's dim.
+
     Returns:
-        labels per operand (None where it is stretched), labels of the output, shape of the output.
+        labels per operand (None for a dim that is stretched), labels of the output, and its shape.
 
     Raises:
         ValueError: the shapes do not broadcast.
@@ -136,14 +154,14 @@ def broadcast_labels(
 
 
 def _stretched(sizes: list[int], shapes: Sequence[Sequence[int]]) -> int:
-    wanted = {size for size in sizes if size != 1}
-    if len(wanted) > 1:
+    distinct = {size for size in sizes if size != 1}
+    if len(distinct) > 1:
         msg = f"shapes {' and '.join(str(list(shape)) for shape in shapes)} do not broadcast"
         raise ValueError(msg)
-    return wanted.pop() if wanted else 1
+    return distinct.pop() if distinct else 1
 
 
-# -- signatures as text -----------------------------------------------------------------------------------------------
+# -- patterns --------------------------------------------------------------------------------------------------------
 
 Names = tuple[str | None, ...]
 Sizes = dict[str, int]
@@ -151,7 +169,7 @@ Sizes = dict[str, int]
 
 @dataclass(frozen=True)
 class Term:
-    """One operand or output: whether it has leading dims, and its named dims with whether each must be whole."""
+    """One operand or output: whether it has leading dims, and its named dims, each with whether it stays whole."""
 
     batch: bool
     dims: tuple[tuple[str, bool], ...]
@@ -160,14 +178,14 @@ class Term:
 @cache
 def _parse(text: str) -> tuple[dict[str, Term], tuple[Term, ...]]:
     left, _, right = text.partition("->")
-    operands = dict(one.split(maxsplit=1) for one in left.split(","))
-    outputs = [one.strip() for one in right.split(",")]
+    operands = dict(operand.split(maxsplit=1) for operand in left.split(","))
+    outputs = [output.strip() for output in right.split(",")]
     return {name: _term(dims) for name, dims in operands.items()}, tuple(map(_term, outputs))
 
 
 def _term(text: str) -> Term:
-    found = re.findall(r"\[(\w+)\]|(\w)", text.replace("...", ""))
-    return Term(text.startswith("..."), tuple((whole or free, bool(whole)) for whole, free in found))
+    dims = re.findall(r"\[(\w+)\]|(\w)", text.replace("...", ""))
+    return Term(text.startswith("..."), tuple((whole or free, bool(whole)) for whole, free in dims))
 
 
 def pattern(
@@ -182,10 +200,13 @@ def pattern(
 
     Args:
         call: the call.
-        text: the signature.
+        text: the pattern.
         sizes: sizes of dims that only outputs have, as numbers or computed from the sizes of the operands' dims.
         each: names of operands in each of which the operator is linear while the others are fixed.
-        full: True where the local call does not take empty pieces.
+        full: True where the local call does not accept empty shards.
+
+    Returns:
+        the rows, and the outputs' shapes.
 
     Raises:
         ValueError: an operand does not fit.
@@ -200,52 +221,40 @@ def pattern(
     inputs = [(*lead, *(name for name, _ in term.dims)) for lead, term in zip(leading, terms, strict=True)]
     outs = [(*(common if term.batch else ()), *(name for name, _ in term.dims)) for term in outputs]
     shapes = tuple((*(batch if term.batch else ()), *(known[name] for name, _ in term.dims)) for term in outputs)
-    whole = {name for term in (*terms, *outputs) for name, held in term.dims if held}
+    whole = {name for term in (*terms, *outputs) for name, stays in term.dims if stays}
     rows = [replicated_row(len(inputs), len(outs))]
     for label in dict.fromkeys(name for names in inputs for name in names if name is not None and name not in whole):
         rows.extend(_pattern_rows(label, inputs, outs, shapes))
     linear = [index for index, operand in enumerate(call.operands) if operand.name in each]
-    rows.extend(_pending_row(index, op, len(inputs), len(outs)) for index in linear for op in LINEAR_OPS)
+    rows.extend(_partial_row((index,), op, len(inputs), len(outs)) for index in linear for op in LINEAR_OPS)
     return Strategies(nonempty(rows) if full else tuple(rows), shapes, many=len(outs) > 1)
 
 
 def _bind(operand: Operand, term: Term, known: Sizes) -> tuple[int, ...]:
-    """Record the sizes of the named dims of ``operand``; its leading dims."""
-    at = operand.ndim - len(term.dims)
-    if at < 0 or (at and not term.batch):
+    """Record the sizes of the named dims of ``operand`` in ``known``; return those of its leading dims."""
+    leading = operand.ndim - len(term.dims)
+    if leading < 0 or (leading and not term.batch):
         msg = f"{operand.name} has {operand.ndim} dims, it needs {'at least ' * term.batch}{len(term.dims)}"
         raise ValueError(msg)
-    for (name, _), size in zip(term.dims, operand.shape[at:], strict=True):
+    for (name, _), size in zip(term.dims, operand.shape[leading:], strict=True):
         if known.setdefault(name, size) != size:
             msg = f"{operand.name} {list(operand.shape)} does not fit: dim {name} is {known[name]} elsewhere"
             raise ValueError(msg)
-    return operand.shape[:at]
+    return operand.shape[:leading]
 
 
 def _pattern_rows(
     label: str, inputs: Sequence[Names], outs: Sequence[Names], shapes: Sequence[tuple[int, ...]]
 ) -> Iterator[Row]:
-    """``label`` sharded wherever it stands; an output without it must be empty, which is the same on every rank."""
+    """The row that shards ``label`` wherever it is; an output without it must be empty, hence equal on every rank."""
     if all(label in names or 0 in shape for names, shape in zip(outs, shapes, strict=True)):
-        yield Row(tuple(_placed(names, label) for names in inputs), tuple(_placed(names, label) for names in outs))
-
-
-def _pending_row(index: int, op: str, inputs: int, outputs: int) -> Row:
-    held: list[Placement] = [R] * inputs
-    held[index] = Partial(op)
-    return Row(tuple(held), (Partial(op),) * outputs)
+        yield Row(
+            tuple(_placement(names, label) for names in inputs), tuple(_placement(names, label) for names in outs)
+        )
 
 
 def patterned(
     text: str, *, each: Sequence[str] = (), full: bool = False, **sizes: int | Callable[[Sizes], int]
 ) -> Callable[[OpCall], Strategies]:
-    """The placement function of an operator that ``text`` describes in every call."""
+    """The placement function of an operator whose every call has the pattern ``text``; see :func:`pattern`."""
     return lambda call: pattern(call, text, sizes, each=each, full=full)
-
-
-def nonempty(rows: Sequence[Row]) -> tuple[Row, ...]:
-    """The same rows where no rank holds an empty piece, for local calls that refuse those or are no graph of them."""
-    return tuple(
-        replace(row, full=tuple((at, place.dim) for at, place in enumerate(row.inputs) if isinstance(place, Shard)))
-        for row in rows
-    )

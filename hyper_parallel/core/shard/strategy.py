@@ -1,4 +1,4 @@
-"""From rows for one axis to layouts on the whole mesh: choose a row per axis by what it costs to get there."""
+"""The strategy of a call: a row per mesh axis, chosen by what it costs to get there, as layouts on the whole mesh."""
 
 from __future__ import annotations
 
@@ -14,19 +14,19 @@ from hyper_parallel.core.dtensor.transition import plan_transition
 if TYPE_CHECKING:
     from hyper_parallel.core.shard.rule import Listed, OpCall, Row, Strategies
 
-__all__ = ["Choice", "choose", "combine", "move_cost"]
+__all__ = ["Choice", "cheapest", "choose", "combine", "move_cost", "varying_operands"]
 
 IMPOSSIBLE = math.inf
 
 
 @dataclass(frozen=True)
 class Choice:
-    """Where operands must be before the local call, and where its outputs are after it.
+    """The layouts that operands need for the local call, and that its outputs have.
 
     Attributes:
         targets: layout per operand.
         outputs: layout per output.
-        varying: per operand, the axes on which it is whole while another operand differs.
+        varying: per operand, the axes on which it is replicated while another operand is not.
     """
 
     targets: tuple[Layout, ...]
@@ -35,7 +35,16 @@ class Choice:
 
 
 def choose(call: OpCall, strategies: Strategies, *, in_place: bool = False) -> Choice | None:
-    """Take the cheapest row per axis; None when an in-place call has no row that keeps its first operand in place."""
+    """Choose the cheapest row per axis.
+
+    Args:
+        call: the call.
+        strategies: its rows, and the shapes of its outputs.
+        in_place: True when the first operand is written, so that its layout cannot change.
+
+    Returns:
+        the choice, or None where an in-place call has no row that keeps its first operand's layout.
+    """
     cuts: dict[tuple[int, int], int] = {}
     picked: list[Row] = []
     for axis in range(call.mesh.ndim):
@@ -49,7 +58,17 @@ def choose(call: OpCall, strategies: Strategies, *, in_place: bool = False) -> C
 
 
 def combine(call: OpCall, strategies: Strategies, picked: Sequence[Row], order: Sequence[int]) -> Choice | None:
-    """What one given row per axis means when axes that share a dim cut it in ``order``; None where sizes forbid it."""
+    """The choice of one given row per axis, where axes that share a dim split it in ``order``.
+
+    Args:
+        call: the call.
+        strategies: the shapes of its outputs.
+        picked: a row per axis.
+        order: every axis, outermost first.
+
+    Returns:
+        the choice, or None where a row does not hold for these sizes.
+    """
     cuts: dict[tuple[int, int], int] = {}
     for axis, row in enumerate(picked):
         if not _fits(call, row, axis, cuts):
@@ -61,41 +80,45 @@ def combine(call: OpCall, strategies: Strategies, picked: Sequence[Row], order: 
 def _count_cuts(row: Row, size: int, cuts: dict[tuple[int, int], int]) -> None:
     for index, place in enumerate(row.inputs):
         if isinstance(place, Shard):
-            at = (index, place.dim)
-            cuts[at] = cuts.get(at, 1) * size
+            key = (index, place.dim)
+            cuts[key] = cuts.get(key, 1) * size
 
 
 def cheapest(call: OpCall, listed: Listed) -> Choice:
-    """The option that costs least to reach; among equals the one that moves the fewest operands, then the first."""
+    """Choose the option that is cheapest to reach; among equals the one that moves fewest operands, then the first."""
     best = min(listed.options, key=lambda option: _reach(call, *option))
     varying = varying_operands(call, best[0]) if listed.varying is None else listed.varying
     return Choice(best[0], best[1], varying)
 
 
 def _reach(
-    call: OpCall, targets: tuple[Layout, ...], outputs: tuple[Layout, ...], given: float | None
+    call: OpCall, targets: tuple[Layout, ...], outputs: tuple[Layout, ...], declared: float | None
 ) -> tuple[float, int]:
     del outputs
-    moves = [(one.layout, target) for one, target in zip(call.operands, targets, strict=True)]
-    cost = float(sum(plan_transition(now, target).cost(1).bytes for now, target in moves)) if given is None else given
+    moves = [(operand.layout, target) for operand, target in zip(call.operands, targets, strict=True)]
+    cost = (
+        float(sum(plan_transition(now, target).cost(1).bytes for now, target in moves))
+        if declared is None
+        else declared
+    )
     return cost, sum(now is not target for now, target in moves)
 
 
 def varying_operands(call: OpCall, layouts: Sequence[Layout]) -> tuple[tuple[int, ...], ...]:
-    """Per operand in these layouts, the axes on which it is whole while another one differs."""
-    places = [[one.placement_on(axis) for one in layouts] for axis in range(call.mesh.ndim)]
+    """Per operand in these layouts, the axes on which it is replicated while another one is not."""
+    placements = [[layout.placement_on(axis) for layout in layouts] for axis in range(call.mesh.ndim)]
     return tuple(
         tuple(
             axis
-            for axis, held in enumerate(places)
-            if held[index].is_replicate() and not all(place.is_replicate() for place in held)
+            for axis, on_axis in enumerate(placements)
+            if on_axis[index].is_replicate() and not all(placement.is_replicate() for placement in on_axis)
         )
         for index in range(len(layouts))
     )
 
 
 def _stays(call: OpCall, choice: Choice) -> bool:
-    """True when what is written stays where and what it is: the same axes in the same order, the same shape."""
+    """Whether the operand that is written keeps its layout: the same axes in the same order, and the same shape."""
     first = call.operands[0].layout
     return choice.targets[0] is first and choice.outputs[0] is first
 
@@ -104,7 +127,7 @@ def _cheapest(
     call: OpCall, rows: Sequence[Row], axis: int, cuts: dict[tuple[int, int], int], *, in_place: bool
 ) -> Row | None:
     best: Row | None = None
-    best_cost: tuple[float, ...] = (IMPOSSIBLE,)  # no cost that is impossible comes before it
+    best_cost: tuple[float, ...] = (IMPOSSIBLE,)  # an impossible cost is not below it
     for row in rows:
         if in_place and not _keeps_first(call, row, axis):
             continue
@@ -150,13 +173,23 @@ def _never_empty(size: int, cut: int, parts: int) -> bool:
 
 
 def _row_cost(call: OpCall, row: Row, axis: int) -> tuple[float, int]:
-    held = [(operand.layout.placement_on(axis), math.prod(operand.shape)) for operand in call.operands]
-    moves = [(now, wanted, count) for (now, count), wanted in zip(held, row.inputs, strict=True) if now != wanted]
+    current = [(operand.layout.placement_on(axis), math.prod(operand.shape)) for operand in call.operands]
+    moves = [(now, wanted, count) for (now, count), wanted in zip(current, row.inputs, strict=True) if now != wanted]
     return sum(move_cost(*move, call.mesh.shape[axis]) for move in moves), len(moves)
 
 
 def move_cost(now: Placement, wanted: Placement, elements: int, size: int) -> float:  # noqa: PLR0911 - a table
-    """Elements that one rank receives to change the placement along one axis of ``size`` ranks."""
+    """The cost of changing one operand's placement along one axis.
+
+    Args:
+        now: its placement.
+        wanted: its placement in the row.
+        elements: its number of elements.
+        size: the number of ranks on the axis.
+
+    Returns:
+        elements that one rank receives.
+    """
     if now == wanted:
         return 0.0
     if isinstance(now, Replicate):
@@ -171,7 +204,7 @@ def move_cost(now: Placement, wanted: Placement, elements: int, size: int) -> fl
         return (size - 1) / size * elements
     if isinstance(wanted, Shard):
         return (size - 1) / size / size * elements
-    return (size - 1) / size * elements  # shard to summands: gathered first
+    return (size - 1) / size * elements  # shard to partial: gathered first
 
 
 def _expand(call: OpCall, strategies: Strategies, picked: list[Row], *, in_place: bool) -> Choice:
@@ -191,13 +224,13 @@ def _arranged(call: OpCall, strategies: Strategies, picked: Sequence[Row], order
 
 
 def _axis_order(call: OpCall, picked: list[Row], *, in_place: bool) -> list[int]:
-    """Order in which axes cut a dim they share: as the largest operand that they already cut has it.
+    """The order in which axes split a dim that they share: that of the largest operand that they split already.
 
-    What is written in place cannot move, so there the first operand's order counts.
+    An operand that is written in place cannot move, so its order has precedence.
     """
     first = call.operands[0]
     order = list(range(call.mesh.ndim))
-    for operand in sorted(call.operands, key=lambda one: (in_place and one is first, math.prod(one.shape))):
+    for operand in sorted(call.operands, key=lambda operand: (in_place and operand is first, math.prod(operand.shape))):
         for axes in operand.layout.dim_axes:
             if len({id(picked[axis]) for axis in axes}) == 1:
                 rest = sorted(order.index(axis) for axis in axes)
