@@ -1,151 +1,148 @@
-"""What members of a collective say about it, so that gloo is never asked to carry what does not fit together.
-
-Gloo ends the process that is sent more than it has room for, and takes garbage for the rest where it is sent less. So
-every member first says what it is about to do, in labels of one size.
-
-Whoever blocks waits for the labels and goes on if all are alike. A started collective may not wait for the others, so
-whoever begins it first also claims, in the world's store, what is carried out; who comes later and has something else
-in mind joins that one instead, with zeros, and everybody learns of it while waiting. Labels tell whether their member
-waits: if another has started the collective, members that block claim after it, and join it in the same way.
-"""
+"""How the facets call collectives: over gloo, members agree on each before it is carried out."""
 
 from __future__ import annotations
 
-import json
-import zlib
-from collections.abc import Sequence
-from dataclasses import astuple, dataclass, replace
-from typing import TYPE_CHECKING, Any
+import os
+from collections.abc import Callable
+from typing import Any
 
-from hyper_parallel.errors import CollectiveMismatchError, short_dtype
+from hyper_parallel.errors import NotPlainError
+from hyper_parallel.platform.contract.identity import IdentityFacet
+from hyper_parallel.platform.contract.tensors import TensorsFacet
 from hyper_parallel.transport.base import Ranks
+from hyper_parallel.transport.checks.agreement import (
+    BARRIER,
+    GlooAgreement,
+    Proposal,
+    engine_arguments,
+    must_agree,
+)
+from hyper_parallel.transport.checks.fingerprint import CollectiveFingerprint, call_site
+from hyper_parallel.transport.work import Work
 
-if TYPE_CHECKING:
-    import numpy as np
+__all__ = ["AgreementFacet"]
 
-__all__ = ["BARRIER", "LABEL", "Statement", "Transfer", "claim", "claimed", "compare", "label", "started", "text_of"]
-
-LABEL = 256
-"""Bytes of a label: whether the collective was started, and what it is."""
-BARRIER = "barrier"
-"""The operation that carries nothing: members are together once all have said so."""
-_DIGEST = 8
-_STARTED, _BLOCKING = b"+", b" "
-
-
-@dataclass(frozen=True)
-class Statement:
-    """One collective, as what a member begins.
-
-    Attributes:
-        place: of the member among the ranks, in their order.
-        member: name of the platform's member.
-        operation: what the transport does.
-        dtype: name of the tensor's dtype.
-        shape: of the tensor.
-        fact: the reduction or the source, where there is one.
-    """
-
-    place: int
-    member: str
-    operation: str
-    dtype: str
-    shape: tuple[int, ...]
-    fact: Any = None
-
-    def same(self, other: Statement | Transfer) -> bool:
-        """Whether the other member begins the same collective."""
-        return isinstance(other, Statement) and replace(other, place=self.place) == self
-
-    def transfer(self, count: int) -> Transfer:
-        """Its part in an all-to-all of rows that others of the ``count`` members mean: none."""
-        return Transfer(self.place, (0,) * count, (0,) * count, self.dtype, ())
-
-    def __str__(self) -> str:
-        if self.operation == BARRIER:
-            return f"{self.member}()"
-        fact = f", src={self.fact}" if self.operation == "broadcast" else f", {self.fact}" if self.fact else ""
-        return f"{self.member}({short_dtype(self.dtype)}{list(self.shape)}{fact})"
+_CONTRACT_DIR = os.path.dirname(os.path.abspath(__file__)) + os.sep  # noqa: PTH100, PTH120 - compared with co_filename
 
 
-@dataclass(frozen=True)
-class Transfer:
-    """An all-to-all of rows of different numbers, as what a member begins.
+class AgreementFacet(IdentityFacet, TensorsFacet):
+    """Collectives that are the same on every member, or an error on every member: see ``transport/checks``."""
 
-    Attributes:
-        place: of the member among the ranks.
-        sent: how many rows go to each.
-        received: how many come from each.
-        dtype: name of the tensor's dtype.
-        rest: shape of a row.
-    """
+    platform_type: str
 
-    place: int
-    sent: tuple[int, ...]
-    received: tuple[int, ...]
-    dtype: str
-    rest: tuple[int, ...]
+    def _blocking(
+        self,
+        member: str,
+        operation: str,
+        data: Any,
+        ranks: Ranks,
+        argument: Any = None,
+        chunks: list[Any] | None = None,
+    ) -> Any:
+        """Carry out the transport's ``operation``, in its asynchronous form if another member has started that."""
+        transport, arguments = self.transport(), engine_arguments(operation, data, ranks, argument, chunks)
+        if must_agree(transport, ranks):
+            proposal = self._proposal(member, operation, data, ranks, **_argument(operation, argument))
+            if self._agreement(ranks).compare(proposal):
+                return transport.start(operation, *arguments).wait()
+        return getattr(transport, operation)(*arguments)
 
-    def transfer(self, count: int) -> Transfer:
-        """Itself, since ``count`` members mean it."""
-        del count
-        return self
+    def _started(self, member: str, operation: str, data: Any, ranks: Ranks, argument: Any = None) -> Work:
+        """Begin a collective; a mismatch is raised by ``wait()``."""
+        transport = self.transport()
 
-    def after(self, earlier: Sequence[Transfer]) -> Transfer:
-        """This one, with as many rows to and from earlier members as those expect and send, of the first one's kind.
+        def begin() -> Work:
+            if operation == BARRIER:
+                return Work(BARRIER, lambda: None)
+            return transport.start(operation, *engine_arguments(operation, data, ranks, argument))
 
-        To itself it sends as many as it says that it sends.
+        if not must_agree(transport, ranks):
+            return begin()
+        proposal = self._proposal(member, operation, data, ranks, **_argument(operation, argument))
+        return self._agreement(ranks).start(proposal, begin)
+
+    def _agree(self, member: str, data: Any, ranks: Ranks, **facts: Any) -> None:
+        """Compare a collective that is never started; ``data`` is None for one without tensor.
+
+        Raises:
+            CollectiveMismatchError: members are about to call different collectives.
         """
-        sent, received = list(self.sent), list(self.received)
-        received[self.place] = sent[self.place]
-        for one in earlier:
-            sent[one.place], received[one.place] = one.received[self.place], one.sent[self.place]
-        kind = earlier[0] if earlier else self
-        return Transfer(self.place, tuple(sent), tuple(received), kind.dtype, kind.rest)
+        if must_agree(self.transport(), ranks):
+            self._agreement(ranks).compare(self._proposal(member, "", data, ranks, **facts))
+
+    def _agree_on_rows(self, member: str, data: Any, route: Any, launch: Callable[[Any], Any]) -> Any:
+        """Compare an all-to-all of rows.
+
+        Returns:
+            the output, if another member has started the collective, which is then carried out here; else None.
+        """
+        if not must_agree(self.transport(), route.ranks):
+            return None
+        proposal = self._rows_proposal(member, data, route)
+        return self._agreement(route.ranks).compare_rows(proposal, lambda: _launched(route, launch))
+
+    def _rows_in_flight(self, member: str, data: Any, route: Any, launch: Callable[[Any], Any]) -> tuple[Any, Work]:
+        """The output of ``launch(route)``, and what to wait for; a mismatch is raised by ``wait()``."""
+        if not must_agree(self.transport(), route.ranks):
+            return _launched(route, launch)
+        proposal = self._rows_proposal(member, data, route)
+        return self._agreement(route.ranks).start_rows(proposal, lambda: _launched(route, launch))
+
+    def _agreement(self, ranks: Ranks) -> GlooAgreement:
+        return GlooAgreement(self.transport(), self, ranks)
+
+    def _proposal(self, member: str, operation: str, data: Any, ranks: Ranks, **facts: Any) -> Proposal:
+        members = tuple(sorted(ranks))
+        tensor = () if data is None else (("shape", tuple(data.shape)), ("dtype", _name(data.dtype)))
+        fingerprint = CollectiveFingerprint(member, members, (*tensor, *facts.items()), call_site(_CONTRACT_DIR))
+        return Proposal(members.index(self.get_rank()), operation, fingerprint)
+
+    def _rows_proposal(self, member: str, data: Any, route: Any) -> Proposal:
+        """Both forms of it have one name; members are sorted, since each may name them in an order of its own."""
+        members = tuple(sorted(route.ranks))
+        order = [route.ranks.index(rank) for rank in members]
+        row = tuple(data.shape)[1:]
+        sends, expects = (tuple((rows[index], *row) for index in order) for rows in (route.sent, route.received))
+        name, facts = member.removesuffix("_async"), (("dtype", _name(data.dtype)),)
+        fingerprint = CollectiveFingerprint(name, members, facts, call_site(_CONTRACT_DIR), sends, expects)
+        return Proposal(members.index(self.get_rank()), "all_to_all", fingerprint)
+
+    def _rows(self, member: str, data: Any, ranks: Ranks) -> list[Any]:
+        """Equal chunks of dim 0, one per member.
+
+        Raises:
+            ValueError: dim 0 does not divide by the number of members.
+        """
+        self._plain(member, data)
+        size = data.shape[0] if len(data.shape) else 0
+        rows, rest = divmod(size, len(ranks))
+        if rest or not len(data.shape):
+            msg = f"{member}: dim 0 of size {size} does not divide by {len(ranks)} ranks"
+            raise ValueError(msg)
+        return [data[rows * index : rows * (index + 1)] for index in range(len(ranks))]
+
+    def _plain(self, member: str, data: Any) -> None:
+        """Refuse what is no plain tensor: a DTensor may stand for its local tensor or for the whole.
+
+        Raises:
+            NotPlainError: ``data`` is no tensor of this framework, or a DTensor.
+        """
+        if self.is_tensor(data) and not hasattr(data, "full_tensor"):
+            return
+        msg = f"{member}: expected a plain tensor of {self.platform_type}, got {type(data).__name__}"
+        raise NotPlainError(msg + ("; give its to_local()" if hasattr(data, "full_tensor") else ""))
 
 
-def claim(what: Statement | Transfer) -> str:
-    """What another member of the same program reads with :func:`claimed`."""
-    return json.dumps([isinstance(what, Transfer), *astuple(what)])
+def _argument(operation: str, argument: Any) -> dict[str, Any]:
+    """The reduction or the source as a fact."""
+    return {} if argument is None else {"src" if operation == "broadcast" else "reduction": argument}
 
 
-def claimed(text: str) -> Statement | Transfer:
-    """What :func:`claim` was made of."""
-    routed, *given = json.loads(text)
-    if routed:
-        place, sent, received, dtype, rest = given
-        return Transfer(place, tuple(sent), tuple(received), dtype, tuple(rest))
-    place, member, operation, dtype, shape, fact = given
-    return Statement(place, member, operation, dtype, tuple(shape), fact)
+def _launched(route: Any, launch: Callable[[Any], Any]) -> tuple[Any, Work]:
+    """The output of ``launch``, and the work that it has started."""
+    route = route._replace(launched=[])
+    return launch(route), route.launched[0]
 
 
-def compare(ranks: Ranks, found: Sequence[str]) -> None:
-    """Raise on every member when they said different things.
-
-    Raises:
-        CollectiveMismatchError: as said, with what each is about to do.
-    """
-    if any(one != found[0] for one in found):
-        told = "\n".join(f"  rank {rank}: {one}" for rank, one in zip(ranks, found, strict=True))
-        msg = f"members of the group {list(ranks)} do different things:\n{told}"
-        raise CollectiveMismatchError(msg)
-
-
-def label(text: str, *, started: bool = False) -> np.ndarray[Any, Any]:
-    """Whether the collective is ``started``, and ``text``, in :data:`LABEL` bytes; a long one ends in a checksum."""
-    import numpy as np
-
-    told, room = text.encode(), LABEL - 1
-    if len(told) > room:
-        told = told[: room - _DIGEST] + f"{zlib.crc32(told):08x}".encode()
-    return np.frombuffer((_STARTED if started else _BLOCKING) + told.ljust(room), np.uint8)
-
-
-def text_of(told: np.ndarray[Any, Any]) -> str:
-    """The text of a :func:`label`."""
-    return told[1:].tobytes().decode(errors="replace").rstrip()
-
-
-def started(told: np.ndarray[Any, Any]) -> bool:
-    """Whether a :func:`label` is of a started collective."""
-    return told[:1].tobytes() == _STARTED
+def _name(dtype: Any) -> str:
+    return str(dtype).rpartition(".")[2].lower()

@@ -9,7 +9,7 @@ from typing import Any
 from weakref import WeakKeyDictionary
 
 from hyper_parallel.errors import CollectiveMismatchError
-from hyper_parallel.platform.contract.agreed import AgreedFacet
+from hyper_parallel.platform.contract.agreement import AgreementFacet
 from hyper_parallel.platform.contract.identity import is_integer
 from hyper_parallel.transport.work import Work
 
@@ -18,7 +18,7 @@ __all__ = ["CollectivesFacet"]
 _LAST_TAG = 2**31 - 1
 
 
-class CollectivesFacet(AgreedFacet):
+class CollectivesFacet(AgreementFacet):
     """Facet *collectives*: results are new tensors, reductions are computed in rank order.
 
     With ``async_op=True`` a call returns before completion, with ``(output, handle)``: ``handle.wait()``, once, fills
@@ -109,7 +109,7 @@ class CollectivesFacet(AgreedFacet):
     def all_gather_object(self, object_list: list[Any], obj: Any, group: Any = None) -> None:
         """Fill ``object_list`` with every member's picklable ``obj``."""
         ranks = self.ranks_of(group)
-        self._agree_without("all_gather_object", ranks)
+        self._agree("all_gather_object", None, ranks)
         object_list[:] = self.transport().all_gather_object(obj, ranks)
 
     def isend(self, tensor: Any, dst: int, group: Any = None, tag: int = 0) -> Work:

@@ -79,7 +79,7 @@ class DifferentiableFacet(CollectivesFacet):
         self._plain("differentiable_all_gather_concat", data)
         ranks = self._of_size("differentiable_all_gather_concat", group, "concat_size", concat_size)
         dim = _dim("differentiable_all_gather_concat", "concat_dim", concat_dim, data)
-        self._agree("differentiable_all_gather_concat", data, ranks, f"concat_dim={dim}")
+        self._agree("differentiable_all_gather_concat", data, ranks, concat_dim=dim)
         return self._functions.gather.apply(data, self._reduction(ranks, dim, varying=varying))
 
     def differentiable_all_reduce(self, data: Any, op: str = "sum", group: Any = None, *, varying: bool = False) -> Any:
@@ -97,7 +97,7 @@ class DifferentiableFacet(CollectivesFacet):
         self._plain("differentiable_all_reduce", data)
         self._check_gradient("differentiable_all_reduce", data, op)
         ranks = self.ranks_of(group)
-        self._agree("differentiable_all_reduce", data, ranks, op)
+        self._agree("differentiable_all_reduce", data, ranks, reduction=op)
         return self._functions.reduce.apply(data, self._reduction(ranks, 0, op, varying=varying))
 
     def differentiable_reduce_scatter(
@@ -124,7 +124,7 @@ class DifferentiableFacet(CollectivesFacet):
             msg = f"{member}: dim {dim} of size {data.shape[dim]} does not divide by {dev_num} ranks"
             raise ValueError(msg)
         self._check_gradient(member, data, op)
-        self._agree(member, data, ranks, op, f"axis={dim}")
+        self._agree(member, data, ranks, reduction=op, axis=dim)
         return self._functions.reduce_scatter.apply(data, self._reduction(ranks, dim, op))
 
     def differentiable_all_to_all(self, input_data: Any, output_shape: Sequence[int], group: Any = None) -> Any:

@@ -7,10 +7,10 @@ from collections.abc import Iterable, Sequence
 from typing import Any
 
 from hyper_parallel.errors import MeshError
-from hyper_parallel.platform.contract.agreed import AgreedFacet
-from hyper_parallel.platform.contract.agreement import BARRIER
+from hyper_parallel.platform.contract.agreement import AgreementFacet
 from hyper_parallel.platform.contract.identity import distinct_ranks
 from hyper_parallel.transport.base import Transport, active_transport
+from hyper_parallel.transport.checks.agreement import BARRIER, must_agree
 from hyper_parallel.transport.work import Work
 
 __all__ = ["BACKENDS", "GroupsFacet"]
@@ -19,7 +19,7 @@ __all__ = ["BACKENDS", "GroupsFacet"]
 BACKENDS = {"cpu": ("gloo", "mccl"), "cuda": ("nccl",), "npu": ("hccl",)}
 
 
-class GroupsFacet(AgreedFacet):
+class GroupsFacet(AgreementFacet):
     """Facet *groups*, over the transport."""
 
     def init_process_group(
@@ -197,8 +197,8 @@ class GroupsFacet(AgreedFacet):
         """
         del device_ids
         ranks = self.ranks_of(group)
-        if self._speaks(ranks):
-            return self._started("barrier", BARRIER, None, ranks) if async_op else self._agree_without("barrier", ranks)
+        if must_agree(self.transport(), ranks):
+            return self._started("barrier", BARRIER, None, ranks) if async_op else self._agree("barrier", None, ranks)
         if not async_op:
             return self.transport().barrier(ranks)
         pending = self.transport().start("all_reduce", self._token(), "sum", ranks)

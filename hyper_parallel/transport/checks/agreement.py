@@ -1,0 +1,317 @@
+"""Agreement over gloo without a coordinator: members exchange fingerprints before they carry out a collective.
+
+Gloo ends a process that is sent more than it has room for, and takes garbage for the rest where it is sent less. So
+members first gather labels of one size: each member's fingerprint, and whether that member waits.
+
+A blocking member waits for the labels, and goes on if all fit. A member that starts a collective must not wait for the
+others: it claims, in the world's store, what it starts, and the first claim is what is carried out. A later, mismatched
+member joins the first member's collective with zeros, and all members raise when they wait. If the labels show that a
+member has started the collective, blocking members claim after it and join in the same way.
+"""
+
+from __future__ import annotations
+
+import json
+import zlib
+from collections.abc import Callable, Sequence
+from typing import TYPE_CHECKING, Any, NamedTuple, Protocol
+
+from hyper_parallel.errors import CollectiveMismatchError
+from hyper_parallel.transport.base import Ranks, Shape, Transport
+from hyper_parallel.transport.checks.compare import mismatch, title
+from hyper_parallel.transport.checks.fingerprint import CollectiveFingerprint, Site
+from hyper_parallel.transport.work import Work
+
+if TYPE_CHECKING:
+    import numpy as np
+
+__all__ = ["BARRIER", "LABEL", "GlooAgreement", "Proposal", "Tensors", "engine_arguments", "must_agree"]
+
+LABEL = 1024
+"""Bytes of a label, beside two numbers of rows per member."""
+BARRIER = "barrier"
+"""The operation that carries nothing: members are together once all labels have arrived."""
+_STARTED, _BLOCKING = b"+", b" "
+_LONGEST_NAME = 100
+
+
+class Tensors(Protocol):
+    """What agreement needs of a framework."""
+
+    def from_numpy(self, array: Any) -> Any:
+        """A tensor of these values."""
+
+    def tensor_to_numpy(self, tensor: Any) -> Any:
+        """The values of ``tensor``."""
+
+    def zeros(self, shape: Any, *, dtype: Any) -> Any:
+        """A tensor of zeros."""
+
+    def str_to_dtype(self, name: str) -> Any:
+        """The dtype of this name, such as ``float32``."""
+
+
+class Proposal(NamedTuple):
+    """What a member is about to carry out.
+
+    Attributes:
+        position: of the member among the sorted ranks.
+        operation: name of the transport's method, :data:`BARRIER`, or "" for what is compared and never started. An
+            all-to-all of rows has chunks in its fingerprint, whose facts then hold their dtype.
+        fingerprint: its facts give dtype, shape, and reduction or source.
+    """
+
+    position: int
+    operation: str
+    fingerprint: CollectiveFingerprint
+
+    def same(self, other: Proposal) -> bool:
+        """Whether the other member is about to carry out the same collective, without chunks."""
+        ours, theirs = self.fingerprint, other.fingerprint
+        return (self.operation, ours.operation, ours.facts) == (other.operation, theirs.operation, theirs.facts)
+
+    @property
+    def row(self) -> Shape | None:
+        """Shape of a row of its chunks; None if it has none."""
+        return None if self.fingerprint.sends is None else self.fingerprint.sends[0][1:]
+
+    def rows(self) -> tuple[list[int], list[int]]:
+        """Numbers of rows that it sends to and expects from each member: none without chunks."""
+        none = ((0,),) * len(self.fingerprint.ranks)
+        sends, expects = self.fingerprint.sends or none, self.fingerprint.expects or none
+        return [shape[0] for shape in sends], [shape[0] for shape in expects]
+
+    def fitted(self, earlier: Sequence[Proposal]) -> tuple[list[int], list[int]]:
+        """Its numbers of rows, changed so that they fit what earlier members, and it itself, send and expect."""
+        sends, expects = self.rows()
+        expects[self.position] = sends[self.position]
+        for other in earlier:
+            their_sends, their_expects = other.rows()
+            sends[other.position] = their_expects[self.position]
+            expects[other.position] = their_sends[self.position]
+        return sends, expects
+
+    def to_json(self) -> str:
+        """The text that :meth:`from_json` reads."""
+        return json.dumps([self.position, self.operation, _fields(self.fingerprint), *self.rows()])
+
+    @classmethod
+    def from_json(cls, text: str, ranks: Ranks) -> Proposal:
+        """What another member of ``ranks`` wrote with :meth:`to_json`."""
+        position, operation, fields, sends, expects = json.loads(text)
+        return cls(position, operation, _from_fields(fields, ranks, sends, expects))
+
+
+class GlooAgreement:
+    """Agreement of ``ranks`` on one collective.
+
+    Args:
+        transport: carries labels and collectives.
+        tensors: the framework's.
+        ranks: the members.
+    """
+
+    def __init__(self, transport: Transport, tensors: Tensors, ranks: Ranks) -> None:
+        self._transport = transport
+        self._tensors = tensors
+        self._ranks = tuple(sorted(ranks))
+
+    def compare(self, mine: Proposal) -> bool:
+        """Wait for every member's fingerprint; whether a member has started the collective.
+
+        Raises:
+            CollectiveMismatchError: fingerprints do not fit, on every member.
+        """
+        fingerprints, started = self._gather(mine, started=False).wait()
+        if started:
+            earlier = self._claim(mine)
+            if self._problem(fingerprints) is not None:
+                self._join(mine, earlier).wait()
+        self._check(fingerprints)
+        return bool(started)
+
+    def start(self, mine: Proposal, begin: Callable[[], Work]) -> Work:
+        """Begin a collective; a mismatch is raised by ``wait()``.
+
+        It costs a visit to the store and a second, small collective.
+
+        Args:
+            mine: what it is.
+            begin: starts it.
+        """
+        earlier, labels = self._claim(mine), self._gather(mine, started=True)
+        work = begin() if not earlier or mine.same(earlier[0]) else self._join(mine, earlier)
+
+        def finish() -> Any:
+            (fingerprints, _), result = labels.wait(), work.wait()
+            self._check(fingerprints)
+            return result
+
+        return Work(mine.operation, finish, work.output)
+
+    def compare_rows(self, mine: Proposal, begin: Callable[[], tuple[Any, Work]]) -> Any:
+        """Like :meth:`compare`, for an all-to-all of rows.
+
+        Returns:
+            the output, if a member has started the collective, which is then carried out here; else None.
+        """
+        fingerprints, started = self._gather(mine, started=False).wait()
+        if not started:
+            self._check(fingerprints)
+            return None
+        labels = Work("labels", lambda: (fingerprints, started))
+        output, work = self._begin_rows(mine, begin, self._claim(mine), labels)
+        work.wait()
+        return output
+
+    def start_rows(self, mine: Proposal, begin: Callable[[], tuple[Any, Work]]) -> tuple[Any, Work]:
+        """Like :meth:`start`, for an all-to-all of rows; the output, and what to wait for."""
+        earlier, labels = self._claim(mine), self._gather(mine, started=True)
+        return self._begin_rows(mine, begin, earlier, labels)
+
+    def _begin_rows(
+        self, mine: Proposal, begin: Callable[[], tuple[Any, Work]], earlier: list[Proposal], labels: Work
+    ) -> tuple[Any, Work]:
+        first = earlier[0] if earlier else mine
+        if _kind(first) == _kind(mine) and mine.fitted(earlier) == mine.rows():
+            output, work = begin()
+        else:
+            work, dtype = self._join(mine, earlier), dict(mine.fingerprint.facts)["dtype"]
+            output = self._zeros((sum(mine.rows()[1]), *(mine.row or ())), dtype)
+
+        def finish() -> Any:
+            (fingerprints, _), result = labels.wait(), work.wait()
+            self._check(fingerprints)
+            return result
+
+        return output, Work(mine.fingerprint.operation, finish, work.output)
+
+    def _claim(self, mine: Proposal) -> list[Proposal]:
+        """Claim the collective; the claims of earlier members."""
+        texts = self._transport.claim(mine.to_json(), self._ranks)
+        return [Proposal.from_json(text, self._ranks) for text in texts]
+
+    def _gather(self, mine: Proposal, *, started: bool) -> Work:
+        """Every member's fingerprint, and whether one of them has started the collective."""
+        label = self._tensors.from_numpy(_label(mine, started=started))
+        labels = self._transport.start("all_gather", label, self._ranks, [tuple(label.shape)] * len(self._ranks))
+
+        def read(parts: list[Any]) -> tuple[list[CollectiveFingerprint], bool]:
+            arrays = [self._tensors.tensor_to_numpy(part) for part in parts]
+            return [_read_label(array, self._ranks) for array in arrays], any(map(_is_started, arrays))
+
+        return labels.then(read)
+
+    def _join(self, mine: Proposal, earlier: list[Proposal]) -> Work:
+        """Begin, with zeros, what the first member has begun, though this one is about to do something else."""
+        first = earlier[0] if earlier else mine
+        if first.operation == BARRIER:
+            return Work(BARRIER, lambda: None)
+        facts = dict(first.fingerprint.facts)
+        if first.row is not None:
+            sends, expects = mine.fitted(earlier)
+            chunks = [self._zeros((rows, *first.row), facts["dtype"]) for rows in sends]
+            shapes = [(rows, *first.row) for rows in expects]
+            return self._transport.start("all_to_all", chunks, self._ranks, shapes)
+        zeros = self._zeros(facts["shape"], facts["dtype"])
+        arguments = engine_arguments(first.operation, zeros, self._ranks, facts.get("reduction", facts.get("src")))
+        return self._transport.start(first.operation, *arguments)
+
+    def _zeros(self, shape: Shape, dtype: str) -> Any:
+        return self._tensors.zeros(shape, dtype=self._tensors.str_to_dtype(dtype))
+
+    def _problem(self, fingerprints: list[CollectiveFingerprint]) -> str | None:
+        return mismatch(dict(zip(self._ranks, fingerprints, strict=True)), title(self._ranks))
+
+    def _check(self, fingerprints: list[CollectiveFingerprint]) -> None:
+        problem = self._problem(fingerprints)
+        if problem is not None:
+            raise CollectiveMismatchError(problem)
+
+
+def must_agree(transport: Transport, ranks: Ranks) -> bool:
+    """Whether a collective of ``ranks`` needs agreement: over gloo, unless a rank is alone.
+
+    The simulation compares by itself, and on an accelerator agreement would cost as much as a small collective.
+    """
+    return transport.backend == "gloo" and len(ranks) > 1
+
+
+def engine_arguments(
+    operation: str, data: Any, ranks: Ranks, argument: Any, chunks: list[Any] | None = None
+) -> tuple[Any, ...]:
+    """The arguments of the transport's method ``operation``.
+
+    Args:
+        operation: its name.
+        data: the tensor.
+        ranks: the members.
+        argument: the reduction or the source.
+        chunks: of ``data``, where it is cut already; else its rows are cut evenly.
+    """
+    if operation in ("all_reduce", "broadcast"):
+        return data, argument, ranks
+    if operation == "all_gather":
+        return data, ranks, [tuple(data.shape)] * len(ranks)
+    rows = 0 if chunks else data.shape[0] // len(ranks)
+    chunks = chunks or [data[rows * index : rows * (index + 1)] for index in range(len(ranks))]
+    if operation == "reduce_scatter":
+        return chunks, argument, ranks
+    return chunks, ranks, [tuple(chunks[0].shape)] * len(ranks)
+
+
+def _kind(proposal: Proposal) -> tuple[Any, ...]:
+    """All but the numbers of rows."""
+    fingerprint = proposal.fingerprint
+    return proposal.operation, fingerprint.operation, fingerprint.facts, proposal.row
+
+
+# -- on the way to another member --------------------------------------------------------------------------------------
+
+
+def _fields(fingerprint: CollectiveFingerprint) -> list[Any]:
+    """All but the numbers of rows, in a form for JSON."""
+    row = None if fingerprint.sends is None else fingerprint.sends[0][1:]
+    return [fingerprint.operation, fingerprint.facts, row, fingerprint.site.near, fingerprint.site.user]
+
+
+def _from_fields(
+    fields: list[Any], ranks: Ranks, sends: Sequence[int], expects: Sequence[int]
+) -> CollectiveFingerprint:
+    operation, facts, row, near, user = map(_tuples, fields)
+    chunks = (None if row is None else tuple((int(count), *row) for count in counts) for counts in (sends, expects))
+    return CollectiveFingerprint(operation, ranks, facts, Site(near, user), *chunks)
+
+
+def _tuples(value: Any) -> Any:
+    return tuple(map(_tuples, value)) if isinstance(value, list) else value
+
+
+def _label(proposal: Proposal, *, started: bool) -> np.ndarray[Any, Any]:
+    """A flag, the fingerprint in :data:`LABEL` bytes in all, and its numbers of rows.
+
+    A digest stands for the facts of a fingerprint that does not fit in: it can be compared, but not be read.
+    """
+    import numpy as np
+
+    fields = _fields(proposal.fingerprint)
+    text = json.dumps(fields).encode()
+    if len(text) >= LABEL:
+        operation, facts, row, (file, line), _ = fields
+        digest = f"{zlib.crc32(json.dumps([operation, facts, row]).encode()):08x}"
+        short = [operation[:_LONGEST_NAME], [["digest", digest]], row and [], [file[-_LONGEST_NAME:], line], None]
+        text = json.dumps(short).encode()
+    flag = _STARTED if started else _BLOCKING
+    rows = np.array(proposal.rows(), np.int64)
+    return np.concatenate([np.frombuffer(flag + text.ljust(LABEL - 1), np.uint8), rows.reshape(-1).view(np.uint8)])
+
+
+def _read_label(label: np.ndarray[Any, Any], ranks: Ranks) -> CollectiveFingerprint:
+    import numpy as np
+
+    sends, expects = label[LABEL:].copy().view(np.int64).reshape(2, len(ranks))
+    return _from_fields(json.loads(label[1:LABEL].tobytes()), ranks, sends, expects)
+
+
+def _is_started(label: np.ndarray[Any, Any]) -> bool:
+    return label[:1].tobytes() == _STARTED
