@@ -160,10 +160,10 @@ def dtype(name: str) -> DType:
 
 
 def _shape(dims: tuple[Dims, ...]) -> Shape:
-    found: list[Dims] = []
+    dims_: list[Dims] = []
     for dim in dims:
-        found.extend([dim] if isinstance(dim, int) else [int(one) if one.isdigit() else one for one in dim])
-    return tuple(found)
+        dims_.extend([dim] if isinstance(dim, int) else [int(letter) if letter.isdigit() else letter for letter in dim])
+    return tuple(dims_)
 
 
 _SAMPLES: dict[str, list[Sample]] = {}

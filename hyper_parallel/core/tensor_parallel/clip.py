@@ -57,7 +57,9 @@ def clip_grad_norm_(
         raise ValueError(msg)
     listed = _listed(parameters)
     platform = platform_of(listed[0]) if listed else current_platform()
-    gradients = [one for one in (_settled(platform, parameter) for parameter in listed) if one is not None]
+    gradients = [
+        gradient for gradient in (_reduced_gradient(platform, each) for each in listed) if gradient is not None
+    ]
     if not gradients:
         return platform.zeros(())
     norm = _global_norm(platform, gradients, order)
@@ -80,8 +82,8 @@ def _listed(parameters: Any) -> list[Any]:
     return [parameters] if single else list(parameters)
 
 
-def _settled(platform: Platform, parameter: Any) -> Any:
-    """The parameter's gradient with nothing pending, or None."""
+def _reduced_gradient(platform: Platform, parameter: Any) -> Any:
+    """The parameter's gradient, no longer partial, or None."""
     gradient = platform.gradient_of(parameter)
     if isinstance(gradient, DTensor) and gradient.layout.partials:
         gradient = gradient.reduce_partial()
@@ -96,15 +98,15 @@ def _local(gradient: Any) -> Any:
 def _global_norm(platform: Platform, gradients: list[Any], order: float) -> Any:
     """Sums of powers are added up per spread, reduced over it, and joined."""
     join = platform.maximum if order == math.inf else lambda first, second: first + second
-    held: dict[Spread, Any] = {}
+    amounts: dict[Spread, Any] = {}
     for gradient in gradients:
         amount = platform.power_sum(_local(gradient), order)
         spread = _spread(gradient)
-        held[spread] = amount if spread not in held else join(held[spread], amount)
+        amounts[spread] = amount if spread not in amounts else join(amounts[spread], amount)
     total = None
-    for spread, amount in held.items():
-        whole = _reduced(platform, amount, spread, "max" if order == math.inf else "sum")
-        total = whole if total is None else join(total, whole)
+    for spread, amount in amounts.items():
+        reduced = _reduced(platform, amount, spread, "max" if order == math.inf else "sum")
+        total = reduced if total is None else join(total, reduced)
     return total if order in (1.0, math.inf) else platform.root(total, order)
 
 

@@ -60,9 +60,9 @@ def parallelize_module(
     for note in report.notes:
         warnings.warn(f"parallelize_module: {note}", stacklevel=2)
     ties = TiedParameters(platform, module)
-    for found in matches(module, parallelize_plan):
-        found.style.src_data_rank = src_data_rank
-        found.style.apply(found.module, mesh)
+    for match in matches(module, parallelize_plan):
+        match.style.src_data_rank = src_data_rank
+        match.style.apply(match.module, mesh)
         ties.restore()
     if mesh.ndim > 1:
         replicate_module(platform, module, mesh, src_data_rank=src_data_rank)

@@ -22,8 +22,8 @@ _RUNNING: ContextVar[tuple[tuple[int, str], ...]] = ContextVar("hyper_parallel_r
 def label(module: Any) -> str:
     """``layers.0.fc1 (Linear)``, or the type alone where no path is known."""
     path = module.__dict__.get(_PATH)
-    kind = type(module).__name__
-    return f"{path} ({kind})" if path else kind
+    type_name = type(module).__name__
+    return f"{path} ({type_name})" if path else type_name
 
 
 def name_modules(platform: Platform, root: Any) -> None:

@@ -71,17 +71,17 @@ def check(module: Any, device_mesh: DeviceMesh, plan: ParallelStyle | Mapping[st
     """
     platform = platform_of(module)
     size = device_mesh.shape[parallel_axis(device_mesh)]
-    found = matches(module, plan)
-    misfits = _misfits(found)
-    fitting = [one for one in found if one.style.complaint(one.module) is None]
-    placed = _placed(fitting)
+    matched = matches(module, plan)
+    misfits = _misfits(matched)
+    fitting = [match for match in matched if match.style.complaint(match.module) is None]
+    placed = _layouts_by_parameter(fitting)
     problems = [
-        *_unmatched(platform, module, plan, found),
+        *_unmatched(platform, module, plan, matched),
         *misfits,
         *_indivisible_heads(platform, module, placed, size),
         *_conflicts(platform, module, placed),
     ]
-    return PlanReport(tuple(problems), tuple(_left_whole(platform, module, found, placed)), bool(misfits))
+    return PlanReport(tuple(problems), tuple(_left_whole(platform, module, matched, placed)), bool(misfits))
 
 
 def matches(module: Any, plan: ParallelStyle | Mapping[str, Any]) -> list[Match]:
@@ -121,51 +121,51 @@ def _flat(plan: Any, prefix: str = "") -> Iterator[tuple[str, ParallelStyle]]:
 # -- problems ------------------------------------------------------------------------------------------------------
 
 
-def _unmatched(platform: Platform, module: Any, plan: Any, found: list[Match]) -> Iterator[str]:
-    used = {one.pattern for one in found}
+def _unmatched(platform: Platform, module: Any, plan: Any, matched: list[Match]) -> Iterator[str]:
+    used = {match.pattern for match in matched}
     paths = [path for path, _ in platform.get_cells_and_names(module)]
     for pattern, style in _flat(plan):
         if pattern not in used:
             yield f"{pattern!r} ({type(style).__name__}) matches no module; {describe_nearest(pattern, paths)}"
 
 
-def _misfits(found: list[Match]) -> list[str]:
-    complaints = [(one.path, one.style.complaint(one.module)) for one in found]
+def _misfits(matched: list[Match]) -> list[str]:
+    complaints = [(match.path, match.style.complaint(match.module)) for match in matched]
     return [f"{path or 'the module'}: {complaint}" for path, complaint in complaints if complaint is not None]
 
 
-def _placed(found: list[Match]) -> dict[str, list[tuple[Placement, Match]]]:
+def _layouts_by_parameter(matched: list[Match]) -> dict[str, list[tuple[Placement, Match]]]:
     """Placement on the parallel axis, by the parameter's path, from every style that lays it out."""
-    placed: dict[str, list[tuple[Placement, Match]]] = {}
-    for one in found:
-        for name, placement in one.style.placements_for(one.module).items():
-            path = f"{one.path}.{name}" if one.path else name
-            placed.setdefault(path, []).append((placement, one))
-    return placed
+    layouts: dict[str, list[tuple[Placement, Match]]] = {}
+    for match in matched:
+        for name, placement in match.style.placements_for(match.module).items():
+            path = f"{match.path}.{name}" if match.path else name
+            layouts.setdefault(path, []).append((placement, match))
+    return layouts
 
 
 def _conflicts(platform: Platform, module: Any, placed: dict[str, list[tuple[Placement, Match]]]) -> Iterator[str]:
     for slots in owners_by_parameter(platform, module).values():
-        wanted = [(path, placement, one.style) for path, _, _ in slots for placement, one in placed.get(path, [])]
+        wanted = [(path, placement, match.style) for path, _, _ in slots for placement, match in placed.get(path, [])]
         if len({placement for _, placement, _ in wanted}) > 1:
             facts = ", ".join(f"{path} -> {placement!r} by {type(style).__name__}" for path, placement, style in wanted)
-            kind = "tied weight" if len(slots) > 1 else "parameter"
-            yield f"{kind} with conflicting layouts: {facts}"
+            role = "tied weight" if len(slots) > 1 else "parameter"
+            yield f"{role} with conflicting layouts: {facts}"
 
 
 def _indivisible_heads(
-    platform: Platform, module: Any, placed: dict[str, list[tuple[Placement, Match]]], size: int
+    platform: Platform, module: Any, layouts: dict[str, list[tuple[Placement, Match]]], size: int
 ) -> Iterator[str]:
     """Attention splits features by heads: a rank must hold whole ones, of queries and of keys and values."""
     split = [
-        one.path
-        for placements in placed.values()
-        for placement, one in placements
-        if placement == Shard(0) and platform.is_linear_module(one.module)
+        match.path
+        for placements in layouts.values()
+        for placement, match in placements
+        if placement == Shard(0) and platform.is_linear_module(match.module)
     ]
     for path, owner in platform.get_cells_and_names(module):
         start = f"{path}." if path else ""
-        if not any(one.startswith(start) and "." not in one[len(start) :] for one in split):
+        if not any(linear.startswith(start) and "." not in linear[len(start) :] for linear in split):
             continue
         for name in HEADS:
             heads = getattr(owner, name, None)
@@ -177,13 +177,13 @@ def _indivisible_heads(
 
 
 def _left_whole(
-    platform: Platform, module: Any, found: list[Match], placed: dict[str, list[tuple[Placement, Match]]]
+    platform: Platform, module: Any, matched: list[Match], layouts: dict[str, list[tuple[Placement, Match]]]
 ) -> Iterator[str]:
-    sharded = {one.path for all_ in placed.values() for placement, one in all_ if isinstance(placement, Shard)}
+    sharded = {match.path for pairs in layouts.values() for placement, match in pairs if isinstance(placement, Shard)}
     parents = {_parent(path) for path in sharded}
-    covered = {one.path for one in found}
+    covered = {match.path for match in matched}
     for path, child in platform.get_cells_and_names(module):
-        below = path in covered or any(path.startswith(f"{one}.") for one in covered)
+        below = path in covered or any(path.startswith(f"{parent}.") for parent in covered)
         if platform.is_linear_module(child) and not below and _parent(path) in parents:
             yield f"linear layer {path} is left whole although layers beside it are sharded"
 

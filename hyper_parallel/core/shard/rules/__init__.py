@@ -10,5 +10,5 @@ __all__ = ["load"]
 
 def load() -> None:
     """Import every family; a family is any module of this package."""
-    for found in pkgutil.iter_modules(__path__):
-        importlib.import_module(f"{__name__}.{found.name}")
+    for module in pkgutil.iter_modules(__path__):
+        importlib.import_module(f"{__name__}.{module.name}")

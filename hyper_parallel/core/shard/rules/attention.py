@@ -30,7 +30,7 @@ def attention(call: OpCall) -> Strategies:
     _check(call)
     grouped = call["enable_gqa"] and q.ndim > 2 and q.shape[-3] != k.shape[-3]
     lead = -3 if grouped else -2
-    (qs, ks, vs), batch, sizes = broadcast_labels([one.shape[:lead] for one in (q, k, v)], "b")
+    (qs, ks, vs), batch, sizes = broadcast_labels([operand.shape[:lead] for operand in (q, k, v)], "b")
     heads = [("hq",), ("hk",), ("hk",)] if grouped else [(), (), ()]
     out: Names = (*batch, *heads[0], "l", "f")
     shape = (*sizes, *(q.shape[-3:-2] if grouped else ()), q.shape[-2], v.shape[-1])
@@ -46,7 +46,7 @@ def attention(call: OpCall) -> Strategies:
 
 def _check(call: OpCall) -> None:
     q, k, v = call["q"], call["k"], call["v"]
-    if min(one.ndim for one in (q, k, v)) < 2 or q.shape[-1] != k.shape[-1] or k.shape[-2] != v.shape[-2]:
+    if min(operand.ndim for operand in (q, k, v)) < 2 or q.shape[-1] != k.shape[-1] or k.shape[-2] != v.shape[-2]:
         msg = "q, k and v must be …le, …se and …sf"
         raise ValueError(msg)
     if call["is_causal"] and call["attn_mask"] is not None:
@@ -100,7 +100,7 @@ def attention_with_dropout(
         msg = "scaled_dot_product_attention: attn_mask and is_causal exclude each other"
         raise ValueError(msg)
     if enable_gqa:
-        k, v = (ops.repeat_interleave(one, q.shape[-3] // one.shape[-3], -3) for one in (k, v))
+        k, v = (ops.repeat_interleave(tensor, q.shape[-3] // tensor.shape[-3], -3) for tensor in (k, v))
     scores = ops.mul(ops.matmul(q, ops.transpose(k, -2, -1)), q.shape[-1] ** -0.5 if scale is None else scale)
     if is_causal:
         hidden = ops.triu(ops.ones_like(scores, dtype=ops.platform.str_to_dtype("bool")), 1)

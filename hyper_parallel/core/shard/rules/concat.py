@@ -19,17 +19,17 @@ def unbind(call: OpCall) -> Strategies:
     """All elements of a whole dim."""
     x = call["x"]
     dim = normal_dim(call["dim"], x.ndim)
-    kept = [one for one in range(x.ndim) if one != dim]
+    kept = [d for d in range(x.ndim) if d != dim]
     count = x.shape[dim]
     if not count:
         msg = f"dim {dim} of {list(x.shape)} has nothing to unbind"
         raise ValueError(msg)
-    return Strategies(keep_dims(kept, count), (tuple(x.shape[one] for one in kept),) * count, many=True)
+    return Strategies(keep_dims(kept, count), (tuple(x.shape[d] for d in kept),) * count, many=True)
 
 
 def _cut(call: OpCall, dim: int, lengths: Sequence[int]) -> Strategies:
     x = call["x"]
-    kept = [one if one != dim or len(lengths) == 1 else None for one in range(x.ndim)]
+    kept = [d if d != dim or len(lengths) == 1 else None for d in range(x.ndim)]
     shapes = tuple((*x.shape[:dim], length, *x.shape[dim + 1 :]) for length in lengths)
 
     def local(*_: Any) -> LocalCall | None:
@@ -85,7 +85,7 @@ def tensor_split(ops: Any, x: Any, indices_or_sections: Any, dim: int) -> Any:
     if not isinstance(wanted, (list, tuple)):
         msg = "tensor_split: indices must be a list of numbers, or a tensor of them"
         raise TypeError(msg)
-    ends = [slice(None, one).indices(size)[1] for one in wanted]
+    ends = [slice(None, index).indices(size)[1] for index in wanted]
     starts = [0, *ends]
     return tuple(
         ops.narrow(x, dim, start, max(end - start, 0)) for start, end in zip(starts, [*ends, size], strict=True)
@@ -94,7 +94,7 @@ def tensor_split(ops: Any, x: Any, indices_or_sections: Any, dim: int) -> Any:
 
 def _ordered(tensors: Sequence[Operand]) -> tuple[str, ...]:
     """Extrema that may stay pending: none where a complex operand makes the result complex, which has no order."""
-    mixed = any(one.dtype is not None and short_dtype(one.dtype).startswith("c") for one in tensors)
+    mixed = any(operand.dtype is not None and short_dtype(operand.dtype).startswith("c") for operand in tensors)
     return () if mixed else ("max", "min")
 
 
@@ -102,15 +102,15 @@ def _ordered(tensors: Sequence[Operand]) -> tuple[str, ...]:
 def cat(call: OpCall) -> Strategies:
     """The joined dim is whole; the others run together, and so do pending reductions."""
     tensors = call["tensors"]
-    full = [one for one in tensors if one.shape != (0,)] or list(tensors)
-    shapes = [one.shape for one in full]
+    full = [operand for operand in tensors if operand.shape != (0,)] or list(tensors)
+    shapes = [operand.shape for operand in full]
     dim = normal_dim(call["dim"], len(shapes[0]))
     rests = {shape[:dim] + shape[dim + 1 :] for shape in shapes}
     if len(rests) > 1 or not shapes[0]:
         msg = f"shapes {', '.join(str(list(shape)) for shape in shapes)} differ outside dim {dim}"
         raise ValueError(msg)
-    names = tuple(f"d{one}" for one in range(len(shapes[0])))
-    inputs = tuple(names if one in full else (None,) for one in tensors)
+    names = tuple(f"d{d}" for d in range(len(shapes[0])))
+    inputs = tuple(names if operand in full else (None,) for operand in tensors)
     out = list(shapes[0])
     out[dim] = sum(shape[dim] for shape in shapes)
     everything = tuple(range(len(tensors)))
@@ -123,11 +123,11 @@ def stack(call: OpCall) -> Strategies:
     """A new dim; the others run together, and so do pending reductions."""
     tensors = call["tensors"]
     shape = tensors[0].shape
-    if any(one.shape != shape for one in tensors):
-        msg = f"shapes {', '.join(str(list(one.shape)) for one in tensors)} differ"
+    if any(operand.shape != shape for operand in tensors):
+        msg = f"shapes {', '.join(str(list(operand.shape)) for operand in tensors)} differ"
         raise ValueError(msg)
     dim = normal_dim(call["dim"], len(shape) + 1)
-    names = tuple(f"d{one}" for one in range(len(shape)))
+    names = tuple(f"d{d}" for d in range(len(shape)))
     everything = tuple(range(len(tensors)))
     out = (*names[:dim], None, *names[dim:])
     labels = Labels((names,) * len(tensors), (out,), joint=everything, monotone=_ordered(tensors))
@@ -137,14 +137,14 @@ def stack(call: OpCall) -> Strategies:
 @decomposition("hstack", "tensors")
 def hstack(ops: Any, tensors: Any) -> Any:
     """Joined along dim 1, or dim 0 of vectors."""
-    full = [ops.view(one, (1,)) if not tuple(one.shape) else one for one in tensors]
+    full = [ops.view(tensor, (1,)) if not tuple(tensor.shape) else tensor for tensor in tensors]
     return ops.cat(full, 0 if len(tuple(full[0].shape)) == 1 else 1)
 
 
 @decomposition("vstack", "tensors")
 def vstack(ops: Any, tensors: Any) -> Any:
     """Joined along dim 0, a vector being one row."""
-    rows = [ops.view(one, (1, -1)) if len(tuple(one.shape)) < 2 else one for one in tensors]
+    rows = [ops.view(tensor, (1, -1)) if len(tuple(tensor.shape)) < 2 else tensor for tensor in tensors]
     return ops.cat(rows, 0)
 
 

@@ -18,8 +18,8 @@ __all__ = ["spread", "window_count"]
 
 def spread(value: int | Sequence[int], count: int) -> tuple[int, ...]:
     """One number per dim that a window slides over: a single one stands for all."""
-    given = (value,) if isinstance(value, int) else tuple(value)
-    return given * count if len(given) == 1 else given
+    values = (value,) if isinstance(value, int) else tuple(value)
+    return values * count if len(values) == 1 else values
 
 
 def window_count(size: int, kernel: int, stride: int, padding: int, dilation: int = 1) -> int:
@@ -33,14 +33,14 @@ def convolution(call: OpCall) -> Strategies:
     x, weight, groups = call["x"], call["weight"], call["groups"]
     out, inner = (1, 0) if call["transposed"] else (0, 1)
     _check(call, inner)
-    places = (None,) * (x.ndim - 2)
+    windows = (None,) * (x.ndim - 2)
     channels = weight.shape[out] * (groups if call["transposed"] else 1)
     count = len(call.operands)
-    kernel = [None, None, *places]
+    kernel = [None, None, *windows]
     if groups == 1:
         kernel[out], kernel[inner] = "o", "c"
-    inputs = (("n", "c" if groups == 1 else None, *places), tuple(kernel), ("o" if groups == 1 else None,))[:count]
-    output = ("n", "o" if groups == 1 else None, *places)
+    inputs = (("n", "c" if groups == 1 else None, *windows), tuple(kernel), ("o" if groups == 1 else None,))[:count]
+    output = ("n", "o" if groups == 1 else None, *windows)
     joins = (2,) if count > 2 else ()
     rows = nonempty_rows(Labels(inputs, (output,), each=(0, 1), joins=joins))
     if groups > 1:

@@ -43,11 +43,11 @@ def keep_dims(kept: Sequence[int | None], outputs: int = 1) -> tuple[Row, ...]:
 
 def keep_sums(kept: Sequence[int | None]) -> tuple[Row, ...]:
     """As :func:`keep_dims`, of a linear operator that does more than move elements: only sums pass."""
-    return tuple(row for row in keep_dims(kept) if all(_is_sum(place) for place in row.inputs))
+    return tuple(row for row in keep_dims(kept) if all(_is_sum(placement) for placement in row.inputs))
 
 
-def _is_sum(place: Placement) -> bool:
-    return not isinstance(place, Partial) or place.reduce_op in LINEAR_OPS
+def _is_sum(placement: Placement) -> bool:
+    return not isinstance(placement, Partial) or placement.reduce_op in LINEAR_OPS
 
 
 def _permuted(call: OpCall, order: Sequence[int]) -> Strategies:
@@ -122,25 +122,25 @@ def matrix_transpose(call: OpCall) -> Strategies:
 def squeeze(call: OpCall) -> Strategies:
     """Dims of global size 1 go; one that is 1 only locally stays."""
     x, dim = call["x"], call["dim"]
-    given = range(x.ndim) if dim is None else (dim,) if isinstance(dim, int) else dim
-    named = [normal_dim(one, x.ndim) for one in given]
-    gone = tuple(one for one in named if x.ndim and x.shape[one] == 1)
-    kept = [one for one in range(x.ndim) if one not in gone]
+    dims = range(x.ndim) if dim is None else (dim,) if isinstance(dim, int) else dim
+    named = [normal_dim(d, x.ndim) for d in dims]
+    gone = tuple(d for d in named if x.ndim and x.shape[d] == 1)
+    kept = [d for d in range(x.ndim) if d not in gone]
 
     def local(*_: Any) -> LocalCall:
         return LocalCall({"dim": gone})
 
-    return Strategies(keep_dims(kept), (tuple(x.shape[one] for one in kept),), local)
+    return Strategies(keep_dims(kept), (tuple(x.shape[d] for d in kept),), local)
 
 
 @rule("unsqueeze", "x, dim", view=True)
 def unsqueeze(call: OpCall) -> Strategies:
     """A dim of size 1 comes in."""
     x = call["x"]
-    at = normal_dim(call["dim"], x.ndim + 1)
+    position = normal_dim(call["dim"], x.ndim + 1)
     kept: list[int | None] = list(range(x.ndim))
-    kept.insert(at, None)
-    return Strategies(keep_dims(kept), ((*x.shape[:at], 1, *x.shape[at:]),))
+    kept.insert(position, None)
+    return Strategies(keep_dims(kept), ((*x.shape[:position], 1, *x.shape[position:]),))
 
 
 @rule("expand", "x, *shape", view=True)
@@ -183,8 +183,8 @@ def narrow(call: OpCall) -> Strategies:
     if not -size <= start <= size or length < 0 or start % max(size, 1) * (start < size) + length > size:
         msg = f"start {start} and length {length} leave dim {dim} of size {size}"
         raise ValueError(msg)
-    kept = [None if one == dim and length != size else one for one in range(x.ndim)]
-    shape = tuple(length if one == dim else have for one, have in enumerate(x.shape))
+    kept = [None if d == dim and length != size else d for d in range(x.ndim)]
+    shape = tuple(length if d == dim else have for d, have in enumerate(x.shape))
 
     def local(_: OpCall, __: tuple[Layout, ...], outputs: tuple[Layout, ...]) -> LocalCall:
         return LocalCall({"length": outputs[0].local_shape[dim]})
@@ -198,8 +198,8 @@ def slice_(call: OpCall) -> Strategies:
     x = call["x"]
     dim = normal_dim(call["dim"], x.ndim)
     length = len(range(*slice(call["start"], call["end"], call["step"]).indices(x.shape[dim])))
-    kept = [None if one == dim and length != x.shape[dim] else one for one in range(x.ndim)]
-    return Strategies(keep_dims(kept), (tuple(length if one == dim else have for one, have in enumerate(x.shape)),))
+    kept = [None if d == dim and length != x.shape[dim] else d for d in range(x.ndim)]
+    return Strategies(keep_dims(kept), (tuple(length if d == dim else have for d, have in enumerate(x.shape)),))
 
 
 @rule("select", "x, dim, index", view=True)
@@ -210,8 +210,8 @@ def select(call: OpCall) -> Strategies:
     if not isinstance(index, int) or not x.ndim or not -x.shape[dim] <= index < x.shape[dim]:
         msg = f"index {index} does not exist in dim {dim} of {list(x.shape)}"
         raise ValueError(msg)
-    kept = [one for one in range(x.ndim) if one != dim]
-    return Strategies(keep_dims(kept), (tuple(x.shape[one] for one in kept),))
+    kept = [d for d in range(x.ndim) if d != dim]
+    return Strategies(keep_dims(kept), (tuple(x.shape[d] for d in kept),))
 
 
 @rule("diagonal", "x, offset=0, dim1=0, dim2=1", view=True)
@@ -237,15 +237,15 @@ def diagonal_length(shape: Sequence[int], pair: Sequence[int], offset: int) -> i
 def unfold(call: OpCall) -> Strategies:
     """Windows of a whole dim; a window's elements are the last dim."""
     x, size, step = call["x"], call["size"], call["step"]
-    at = normal_dim(call["dimension"], x.ndim)
+    dim = normal_dim(call["dimension"], x.ndim)
     if not x.ndim and size in (0, 1):
         return Strategies(keep_dims([None]), ((size,),))
-    if not x.ndim or size > x.shape[at] or step < 1:
-        msg = f"windows of {size} every {step} do not fit dim {at} of {list(x.shape)}"
+    if not x.ndim or size > x.shape[dim] or step < 1:
+        msg = f"windows of {size} every {step} do not fit dim {dim} of {list(x.shape)}"
         raise ValueError(msg)
-    count = (x.shape[at] - size) // step + 1
-    kept = [None if dim == at else dim for dim in range(x.ndim)]
-    return Strategies(keep_dims([*kept, None]), ((*x.shape[:at], count, *x.shape[at + 1 :], size),))
+    count = (x.shape[dim] - size) // step + 1
+    kept = [None if d == dim else d for d in range(x.ndim)]
+    return Strategies(keep_dims([*kept, None]), ((*x.shape[:dim], count, *x.shape[dim + 1 :], size),))
 
 
 @rule("repeat", "x, *repeats")
@@ -276,12 +276,14 @@ def repeat_interleave(call: OpCall) -> Strategies:
         raise ValueError(msg)  # noqa: TRY004 - dispatch reports ValueErrors with the call
     if dim is None:
         return Strategies(tuple(passing_rows()), ((math.prod(x.shape) * repeats,),), _without_size)
-    at = normal_dim(dim, x.ndim)
+    repeated = normal_dim(dim, x.ndim)
     rows = (
-        *keep_dims([None if one == at else one for one in range(x.ndim)]),
-        Row((Shard(at),), (Shard(at),), even=((0, at),)),
+        *keep_dims([None if d == repeated else d for d in range(x.ndim)]),
+        Row((Shard(repeated),), (Shard(repeated),), even=((0, repeated),)),
     )
-    return Strategies(rows, ((*x.shape[:at], x.shape[at] * repeats, *x.shape[at + 1 :]),), _without_size)
+    return Strategies(
+        rows, ((*x.shape[:repeated], x.shape[repeated] * repeats, *x.shape[repeated + 1 :]),), _without_size
+    )
 
 
 def _without_size(*_: Any) -> LocalCall:

@@ -36,7 +36,7 @@ def embedding(call: OpCall) -> Strategies:
 
 def _only_whole(call: OpCall) -> None:
     for name in ("max_norm", "scale_grad_by_freq", "sparse"):
-        if call[name] not in (None, False) and not all(one.layout.is_replicated for one in call.operands):
+        if call[name] not in (None, False) and not all(operand.layout.is_replicated for operand in call.operands):
             msg = (
                 f"{name} looks at rows or counts of the whole table, so it needs whole operands: "
                 "x = x.redistribute(); weight = weight.redistribute()"
@@ -46,10 +46,10 @@ def _only_whole(call: OpCall) -> None:
 
 def _local(call: OpCall, targets: tuple[Layout, ...], outputs: tuple[Layout, ...]) -> LocalCall | None:
     del outputs
-    found, padding = window(targets[1], 0), call["padding_idx"]
-    if not found:
+    arguments, padding = window(targets[1], 0), call["padding_idx"]
+    if not arguments:
         return None
-    return LocalCall({**found, "padding_idx": None if padding is None else padding % call["weight"].shape[0]})
+    return LocalCall({**arguments, "padding_idx": None if padding is None else padding % call["weight"].shape[0]})
 
 
 @rule("lookup", "weight, x, padding_idx=-1, scale_grad_by_freq=False, sparse=False")
@@ -82,9 +82,9 @@ def embedding_bag(call: OpCall) -> Strategies:
     _only_whole(call)
     ids = ("n", None) if offsets is None else (None,)
     names = {"x": ids, "weight": (None, "h"), "offsets": (None,), "per_sample_weights": ids}
-    inputs = tuple(names[one.name] for one in call.operands)
-    linear = [one for one in ("weight", "per_sample_weights") if call["mode"] != "max" and call[one] is not None]
-    each = tuple(call.index_of(one) for one in linear)
+    inputs = tuple(names[operand.name] for operand in call.operands)
+    linear = [name for name in ("weight", "per_sample_weights") if call["mode"] != "max" and call[name] is not None]
+    each = tuple(call.index_of(name) for name in linear)
     count = x.shape[0] if offsets is None else offsets.shape[0] - bool(call["include_last_offset"])
     labels = Labels(inputs, ((ids[0], "h"),), each=each)  # type: ignore[arg-type] # they are operands
     return Strategies(nonempty_rows(labels), ((count, weight.shape[1]),))

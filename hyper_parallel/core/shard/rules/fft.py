@@ -36,7 +36,7 @@ def _twice(size: int) -> int:
     return 2 * (size - 1)
 
 
-def _one(resized: Callable[[int], int], *, given: Callable[[int], int]) -> Callable[[OpCall], Strategies]:
+def _one_dim(resized: Callable[[int], int], *, requested: Callable[[int], int]) -> Callable[[OpCall], Strategies]:
     """A transform along ``dim``, of ``n`` points: what comes out of the whole dim, or of the points asked for."""
 
     def strategies(call: OpCall) -> Strategies:
@@ -45,12 +45,12 @@ def _one(resized: Callable[[int], int], *, given: Callable[[int], int]) -> Calla
             msg = "x needs at least 1 dim"
             raise ValueError(msg)
         dim = normal_dim(call["dim"], x.ndim)
-        return _transformed(call, [dim], [resized(x.shape[dim]) if points is None else given(points)])
+        return _transformed(call, [dim], [resized(x.shape[dim]) if points is None else requested(points)])
 
     return strategies
 
 
-def _several(last: Callable[[int], int], *, given: Callable[[int], int]) -> Callable[[OpCall], Strategies]:
+def _several_dims(last: Callable[[int], int], *, requested: Callable[[int], int]) -> Callable[[OpCall], Strategies]:
     """Transforms along several dims, of which the last one may change its kind."""
 
     def strategies(call: OpCall) -> Strategies:
@@ -63,7 +63,7 @@ def _several(last: Callable[[int], int], *, given: Callable[[int], int]) -> Call
         asked = [None if size in (None, -1) else size for size in points]
         sizes = [x.shape[dim] if size is None else size for dim, size in zip(dims, asked, strict=True)]
         if dims:
-            sizes[-1] = last(x.shape[dims[-1]]) if asked[-1] is None else given(asked[-1])
+            sizes[-1] = last(x.shape[dims[-1]]) if asked[-1] is None else requested(asked[-1])
         return _transformed(call, dims, sizes)
 
     return strategies
@@ -71,7 +71,7 @@ def _several(last: Callable[[int], int], *, given: Callable[[int], int]) -> Call
 
 def _named(dim: Any, points: Any, ndim: int) -> list[int]:
     if dim is not None:
-        return [normal_dim(one, ndim) for one in ((dim,) if isinstance(dim, int) else dim)]
+        return [normal_dim(d, ndim) for d in ((dim,) if isinstance(dim, int) else dim)]
     if points is None:
         return list(range(ndim))
     return list(range(ndim))[-(1 if isinstance(points, int) else len(points)) :]
@@ -85,10 +85,10 @@ KINDS: dict[str, tuple[Callable[[int], int], Callable[[int], int]]] = {
     "irfft": (_twice, _same),
     "hfft": (_twice, _same),
 }
-for _name, (_out, _given) in KINDS.items():
-    register_rule(Rule(_name, "x, n=None, dim=-1, norm=None", _one(_out, given=_given)))
-    register_rule(Rule(f"{_name}2", "x, s=None, dim=(-2, -1), norm=None", _several(_out, given=_given)))
-    register_rule(Rule(f"{_name}n", "x, s=None, dim=None, norm=None", _several(_out, given=_given)))
+for _name, (_out, _requested) in KINDS.items():
+    register_rule(Rule(_name, "x, n=None, dim=-1, norm=None", _one_dim(_out, requested=_requested)))
+    register_rule(Rule(f"{_name}2", "x, s=None, dim=(-2, -1), norm=None", _several_dims(_out, requested=_requested)))
+    register_rule(Rule(f"{_name}n", "x, s=None, dim=None, norm=None", _several_dims(_out, requested=_requested)))
 
 
 # -- short-time transforms ---------------------------------------------------------------------------------------------

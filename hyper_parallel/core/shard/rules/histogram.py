@@ -17,7 +17,7 @@ def _looked_up(call: OpCall, value: str) -> Strategies:
     x = call[value]
     shape = x.shape if isinstance(x, Operand) else ()
     names: Dims = tuple(f"d{dim}" for dim in range(len(shape)))
-    inputs = tuple(names if one is x else (None,) * one.ndim for one in call.operands)
+    inputs = tuple(names if operand is x else (None,) * operand.ndim for operand in call.operands)
     return Strategies(labelled_rows(Labels(inputs, (names,), None)), (shape,))
 
 
@@ -43,7 +43,9 @@ def searchsorted(call: OpCall) -> Strategies:
         msg = f"table {list(table.shape)} and x {list(x.shape)} must agree in all dims but the last"
         raise ValueError(msg)
     rows: Dims = tuple(f"d{dim}" for dim in range(x.ndim - 1))
-    inputs = tuple((*rows, "m") if one is x else (*rows, None) for one in (table, x, sorter) if one is not None)
+    inputs = tuple(
+        (*rows, "m") if operand is x else (*rows, None) for operand in (table, x, sorter) if operand is not None
+    )
     return Strategies(labelled_rows(Labels(inputs, ((*rows, "m"),), None)), (x.shape,))
 
 
@@ -54,9 +56,9 @@ def searchsorted(call: OpCall) -> Strategies:
 def histc(call: OpCall) -> Strategies:
     """``… -> [bins]``; counts add up where the range is given, and not found in the values."""
     x = call["x"]
-    given = call["min"] != call["max"]
-    cut = tuple(Row((Shard(dim),), (Partial("sum"),)) for dim in range(x.ndim)) if given else ()
-    return Strategies((replicated_row(1), *cut), ((call["bins"],),))
+    has_range = call["min"] != call["max"]
+    sharded = tuple(Row((Shard(dim),), (Partial("sum"),)) for dim in range(x.ndim)) if has_range else ()
+    return Strategies((replicated_row(1), *sharded), ((call["bins"],),))
 
 
 @rule("histogram", "x, bins, *, range=None, weight=None, density=False")
@@ -77,7 +79,10 @@ def histogramdd_edges(call: OpCall) -> Strategies:
 @rule("histogramdd_counts", "x, bins, *, range=None, weight=None, density=False")
 def histogramdd_counts(call: OpCall) -> Strategies:
     """Counts in all bins of all columns; the points are whole."""
-    shape = tuple(one.shape[0] - 1 if isinstance(one, Operand) else one for one in call["bins"])
+    shape = tuple(
+        bins_of_column.shape[0] - 1 if isinstance(bins_of_column, Operand) else bins_of_column
+        for bins_of_column in call["bins"]
+    )
     return Strategies((replicated_row(len(call.operands)),), (shape,))
 
 

@@ -59,15 +59,15 @@ def pick(x: Operand, index: Any) -> Picked:
         msg = f"{used} indices for a tensor of {x.ndim} dims"
         raise ValueError(msg)
     if Ellipsis in [item for item in items if not isinstance(item, Operand)]:
-        at = next(place for place, item in enumerate(items) if item is Ellipsis)
-        items[at : at + 1] = [slice(None)] * (x.ndim - used)
+        start = next(position for position, item in enumerate(items) if item is Ellipsis)
+        items[start : start + 1] = [slice(None)] * (x.ndim - used)
     else:
         items += [slice(None)] * (x.ndim - used)
     return _walk(x, items)
 
 
 def _walk(x: Operand, items: list[Any]) -> Picked:
-    found, dim = Picked(), 0
+    picked, dim = Picked(), 0
     sizes: list[int] = []
     dims: list[str | None] = []
     tensors: list[tuple[int, Operand]] = []
@@ -79,37 +79,37 @@ def _walk(x: Operand, items: list[Any]) -> Picked:
         size = x.shape[dim]
         if isinstance(item, Operand):
             tensors.append((len(sizes), item))
-            found.touched.add(dim)
+            picked.touched.add(dim)
         elif isinstance(item, slice):
             length = len(range(*item.indices(size)))
             whole = length == size and (item.step or 1) == 1
             sizes.append(length)
             dims.append(f"d{dim}" if whole else None)
             if not whole:
-                found.touched.add(dim)
+                picked.touched.add(dim)
         elif isinstance(item, int) and not isinstance(item, bool):
             if not -size <= item < size:
                 msg = f"index {item} does not exist in dim {dim} of {list(x.shape)}"
                 raise ValueError(msg)
-            found.touched.add(dim)
+            picked.touched.add(dim)
         else:
             msg = f"index {item!r}: only numbers, slices, None, Ellipsis and integer or boolean tensors are supported"
             raise ValueError(msg)  # noqa: TRY004 - dispatch reports ValueErrors with the call
         dim += 1
     if tensors:
-        _insert(found, sizes, dims, tensors)
-    found.shape, found.dims = tuple(sizes), tuple(dims)
-    return found
+        _insert(picked, sizes, dims, tensors)
+    picked.shape, picked.dims = tuple(sizes), tuple(dims)
+    return picked
 
 
-def _insert(found: Picked, sizes: list[int], dims: list[str | None], tensors: list[tuple[int, Operand]]) -> None:
-    inputs, output, shape = broadcast_labels([one.shape for _, one in tensors], "i")
-    found.indices.extend(inputs)
-    places = {place for place, _ in tensors}
+def _insert(picked: Picked, sizes: list[int], dims: list[str | None], tensors: list[tuple[int, Operand]]) -> None:
+    inputs, output, shape = broadcast_labels([operand.shape for _, operand in tensors], "i")
+    picked.indices.extend(inputs)
+    positions = {position for position, _ in tensors}
     # Tensors side by side put their dims where they stand; apart, in front.
-    at = places.pop() if len(places) == 1 else 0
-    sizes[at:at] = shape
-    dims[at:at] = output
+    start = positions.pop() if len(positions) == 1 else 0
+    sizes[start:start] = shape
+    dims[start:start] = output
 
 
 def _getitem(call: OpCall) -> Strategies:
@@ -135,9 +135,9 @@ Names = tuple[str | None, ...]
 
 def lookup(rows: tuple[Row, ...], table: int, dim: int, operands: int) -> tuple[Row, ...]:
     """``rows``, and one for a table sharded along the dim that is looked up: each rank adds what it finds."""
-    held: list[Placement] = [R] * operands
-    held[table] = Shard(dim)
-    return (*rows, Row(tuple(held), (Partial("sum"),)))
+    inputs: list[Placement] = [R] * operands
+    inputs[table] = Shard(dim)
+    return (*rows, Row(tuple(inputs), (Partial("sum"),)))
 
 
 def window(layout: Layout, dim: int) -> dict[str, Any]:
@@ -148,8 +148,8 @@ def window(layout: Layout, dim: int) -> dict[str, Any]:
 def shared_dims(shape: Sequence[int], others: Sequence[Sequence[int]], dim: int, own: str) -> Names:
     """Labels of dims that all operands hold alike; ``own`` is the label of ``dim``, other dims are whole."""
     return tuple(
-        own if one == dim else f"d{one}" if all(other[one] == size for other in others) else f"{own}{one}"
-        for one, size in enumerate(shape)
+        own if d == dim else f"d{d}" if all(other[d] == size for other in others) else f"{own}{d}"
+        for d, size in enumerate(shape)
     )
 
 
@@ -172,16 +172,16 @@ def gather(call: OpCall) -> Strategies:
         rows = lookup(rows, 0, dim, 2)
 
     def local(_: OpCall, targets: tuple[Layout, ...], __: tuple[Layout, ...]) -> LocalCall | None:
-        found = window(targets[0], dim) if targets[0].ndim else {}
-        return LocalCall(found) if found else None
+        arguments = window(targets[0], dim) if targets[0].ndim else {}
+        return LocalCall(arguments) if arguments else None
 
     return Strategies(rows, (index.shape,), local)
 
 
 def unshared_dims(shapes: Sequence[Sequence[int]], dim: int, table: str) -> set[str]:
     """Labels of dims that must be whole: ``table``, and all but ``dim`` in which the operands differ."""
-    unequal = [one for one in range(len(shapes[0])) if one != dim and len({shape[one] for shape in shapes}) > 1]
-    return {table, *(f"{own}{one}" for one in unequal for own in "xis")}
+    unequal = [d for d in range(len(shapes[0])) if d != dim and len({shape[d] for shape in shapes}) > 1]
+    return {table, *(f"{own}{d}" for d in unequal for own in "xis")}
 
 
 @rule("index_select", "x, dim, index", by_dtype=True)
@@ -194,7 +194,7 @@ def index_select(call: OpCall) -> Strategies:
         raise ValueError(msg)
     if not x.ndim:
         return Strategies((replicated_row(2),), ((),))
-    names = tuple("x" if one == dim else f"d{one}" for one in range(x.ndim))
+    names = tuple("x" if d == dim else f"d{d}" for d in range(x.ndim))
     (count,) = index.shape or (1,)
     out = (*names[:dim], "i" if index.ndim else None, *names[dim + 1 :])
     rows = labelled_rows(Labels((names, ("i",) * index.ndim), (out,), whole=frozenset({"x"}), each=(0,)))
@@ -202,8 +202,8 @@ def index_select(call: OpCall) -> Strategies:
         rows = lookup(rows, 0, dim, 2)
 
     def local(_: OpCall, targets: tuple[Layout, ...], __: tuple[Layout, ...]) -> LocalCall | None:
-        found = window(targets[0], dim)
-        return LocalCall(found) if found else None
+        arguments = window(targets[0], dim)
+        return LocalCall(arguments) if arguments else None
 
     return Strategies(rows, ((*x.shape[:dim], count, *x.shape[dim + 1 :]),), local)
 
@@ -217,11 +217,11 @@ def take_along_dim(ops: Any, x: Any, indices: Any, dim: int | None) -> Any:
     if len(left) != len(right):
         msg = f"take_along_dim: x has {len(left)} dims, indices have {len(right)}"
         raise ValueError(msg)
-    at = normal_dim(dim, len(left))
-    indices = ops.add(indices, ops.mul(ops.lt(indices, 0), left[at]))  # gather does not count from the end
+    axis = normal_dim(dim, len(left))
+    indices = ops.add(indices, ops.mul(ops.lt(indices, 0), left[axis]))  # gather does not count from the end
     common = [max(pair) if 0 not in pair else 0 for pair in zip(left, right, strict=True)]
-    wide = [(*common[:at], sizes[at], *common[at + 1 :]) for sizes in (left, right)]
-    return ops.gather(ops.expand(x, wide[0]), at, ops.expand(indices, wide[1]))
+    wide = [(*common[:axis], sizes[axis], *common[axis + 1 :]) for sizes in (left, right)]
+    return ops.gather(ops.expand(x, wide[0]), axis, ops.expand(indices, wide[1]))
 
 
 @rule("one_hot", "x, num_classes=-1")

@@ -156,11 +156,11 @@ def _sides(call: OpCall, *, extra: str = "") -> Strategies:
     a, y, left = call["A"], call["y"], call["left"]
     vector = y.ndim == 1 or (left and y.ndim == a.ndim - 1 and y.shape == a.shape[:-1])
     side = "...[n]" if vector else "...[n][k]" if left else "...[k][n]"
-    found = pattern(call, f"A ...[n][n], y {side} -> {side}{extra}", each=() if extra else ("y",), full=True)
+    strategies = pattern(call, f"A ...[n][n], y {side} -> {side}{extra}", each=() if extra else ("y",), full=True)
     if vector or y.ndim != a.ndim - 1:
-        return found
+        return strategies
     # Matrices cut along their leading dim might match the right-hand side's shape, and be taken for one vector each.
-    return Strategies(found.rows[:1], found.outputs, many=found.many)
+    return Strategies(strategies.rows[:1], strategies.outputs, many=strategies.many)
 
 
 @rule("solve", "A, y, *, left=True")
@@ -231,11 +231,11 @@ def cross_default(ops: Any, x: Any, y: Any, dim: int | None) -> Any:
     """``torch.cross``: without a dim, the first one whose global size is 3."""
     if dim is None:
         left, right = (1,) * (y.ndim - x.ndim) + tuple(x.shape), (1,) * (x.ndim - y.ndim) + tuple(y.shape)
-        found = [at for at, pair in enumerate(zip(left, right, strict=True)) if pair == (3, 3)]
-        if not found:
+        threes = [dim_of_three for dim_of_three, pair in enumerate(zip(left, right, strict=True)) if pair == (3, 3)]
+        if not threes:
             msg = f"cross: no dim of size 3 in {list(left)} and {list(right)}"
             raise ValueError(msg)
-        dim = found[0] - len(left)
+        dim = threes[0] - len(left)
     return ops.cross(x, y, dim)
 
 
@@ -247,8 +247,8 @@ def vander(call: OpCall) -> Strategies:
         msg = "x needs at least 1 dim"
         raise ValueError(msg)
     wanted = x.shape[-1] if count is None else count
-    found = pattern(call, "x ...n -> ...n[powers]", {"powers": wanted})
-    return Strategies(found.rows, found.outputs, lambda *_: LocalCall({"N": wanted}))
+    strategies = pattern(call, "x ...n -> ...n[powers]", {"powers": wanted})
+    return Strategies(strategies.rows, strategies.outputs, lambda *_: LocalCall({"N": wanted}))
 
 
 @decomposition("linalg_norm", "x, ord=None, dim=None, keepdim=False, *, dtype=None")
@@ -274,8 +274,8 @@ def _cdist(call: OpCall) -> Strategies:
     x, y = call["x"], call["y"]
     (left, right), batch, sizes = broadcast_labels([x.shape[:-2], y.shape[:-2]], "b")
     labels = Labels(((*left, "p", "m"), (*right, "r", "m")), ((*batch, "p", "r"),), None, frozenset({"m"}))
-    found = Strategies(labelled_rows(labels), ((*sizes, x.shape[-2], y.shape[-2]),))
-    return replace(found, localize=_cdist_mode)
+    strategies = Strategies(labelled_rows(labels), ((*sizes, x.shape[-2], y.shape[-2]),))
+    return replace(strategies, localize=_cdist_mode)
 
 
 def _cdist_mode(call: OpCall, targets: tuple[Layout, ...], outputs: tuple[Layout, ...]) -> LocalCall | None:

@@ -54,9 +54,9 @@ def vocab_parallel_loss() -> Iterator[None]:
 def take_class(call: OpCall) -> Strategies:
     """``nc…, n… -> n…``: from each row the element of its class; a rank that does not hold it adds zero."""
     x, target, dim = call["x"], call["target"], call["dim"]
-    names = tuple("c" if one == dim else f"d{one}" for one in range(x.ndim))
+    names = tuple("c" if d == dim else f"d{d}" for d in range(x.ndim))
     rest = tuple(name for name in names if name != "c")
-    shape = tuple(size for one, size in enumerate(x.shape) if one != dim)
+    shape = tuple(size for d, size in enumerate(x.shape) if d != dim)
     if tuple(target.shape) != shape:
         msg = f"target has shape {list(target.shape)}; classes in dim {dim} of {list(x.shape)} need {list(shape)}"
         raise ValueError(msg)
@@ -67,7 +67,7 @@ def take_class(call: OpCall) -> Strategies:
 @rule("take_weight", "x, target, dim=0, start=0, classes=None")
 def take_weight(call: OpCall) -> Strategies:
     """``c, n… -> n…``: the weight of each target's class."""
-    rest = tuple(f"d{one}" for one in range(call["target"].ndim))
+    rest = tuple(f"d{d}" for d in range(call["target"].ndim))
     rows = labelled_rows(Labels((("c",), rest), (rest,), each=(0,)))
     return Strategies(rows, (call["target"].shape,), _shifted)
 
@@ -84,9 +84,9 @@ def _shifted(call: OpCall, targets: tuple[Layout, ...], outputs: tuple[Layout, .
 def class_max(call: OpCall) -> Strategies:
     """The maximum along a dim, off the graph and with the dim kept; nothing is minus infinity."""
     x, dim = call["x"], call["dim"]
-    names = tuple(f"d{one}" for one in range(x.ndim))
-    output = tuple(None if one == dim else name for one, name in enumerate(names))
-    shape = tuple(1 if one == dim else size for one, size in enumerate(x.shape))
+    names = tuple(f"d{d}" for d in range(x.ndim))
+    output = tuple(None if d == dim else name for d, name in enumerate(names))
+    shape = tuple(1 if d == dim else size for d, size in enumerate(x.shape))
     return Strategies(labelled_rows(Labels((names,), (output,), "max")), (shape,))
 
 
@@ -342,19 +342,19 @@ def ctc_loss_elements(call: OpCall) -> Strategies:
     x, targets = call["log_probs"], call["targets"]
     batch = ("n",) if x.ndim == 3 and targets.ndim == 2 else (None,) * (x.ndim - 2)
     rows = call.operands[2:]
-    for one in rows:
-        if one.shape not in {(), x.shape[1:-1]}:
-            msg = f"{one.name} has shape {list(one.shape)}; log_probs hold sequences {list(x.shape[1:-1])}"
+    for operand in rows:
+        if operand.shape not in {(), x.shape[1:-1]}:
+            msg = f"{operand.name} has shape {list(operand.shape)}; log_probs hold sequences {list(x.shape[1:-1])}"
             raise ValueError(msg)
     for name in ("input_lengths", "target_lengths"):
-        given = call[name]
-        if not isinstance(given, Operand) and len(given) != math.prod(x.shape[1:-1]):
-            msg = f"{name} are {len(given)} numbers for {math.prod(x.shape[1:-1])} sequences"
+        lengths = call[name]
+        if not isinstance(lengths, Operand) and len(lengths) != math.prod(x.shape[1:-1]):
+            msg = f"{name} are {len(lengths)} numbers for {math.prod(x.shape[1:-1])} sequences"
             raise ValueError(msg)
     inputs = (
         (None, *batch, None),
         (*batch, None) if targets.ndim > 1 else (None,) * targets.ndim,
-        *(batch if one.ndim else () for one in rows),
+        *(batch if operand.ndim else () for operand in rows),
     )
     return Strategies(nonempty_rows(Labels(inputs, (batch,), None)), (x.shape[1:-1],), _own_lengths)
 

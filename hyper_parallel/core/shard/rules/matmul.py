@@ -165,7 +165,10 @@ def bilinear(call: OpCall) -> Strategies:
     # The kernel refuses a product over nothing.
     features = {(0, Shard(x.ndim - 1)): x.ndim - 1, (1, Shard(y.ndim - 1)): y.ndim - 1}
     rows = [
-        replace(row, full=tuple((index, dim) for (index, place), dim in features.items() if row.inputs[index] == place))
+        replace(
+            row,
+            full=tuple((index, dim) for (index, placement), dim in features.items() if row.inputs[index] == placement),
+        )
         for row in labelled_rows(labels)
     ]
     return Strategies(tuple(rows), ((*x.shape[:-1], weight.shape[0]),))
@@ -174,11 +177,11 @@ def bilinear(call: OpCall) -> Strategies:
 @rule("block_diag", "*tensors")
 def block_diag(call: OpCall) -> Strategies:
     """Blocks along a diagonal: both dims of all of them are whole; linear in all together."""
-    shapes = [(1,) * (2 - one.ndim) + one.shape for one in call.operands]
+    shapes = [(1,) * (2 - operand.ndim) + operand.shape for operand in call.operands]
     if any(len(shape) > 2 for shape in shapes):
-        msg = f"blocks are matrices, got {[list(one.shape) for one in call.operands]}"
+        msg = f"blocks are matrices, got {[list(operand.shape) for operand in call.operands]}"
         raise ValueError(msg)
-    inputs = tuple((None,) * one.ndim for one in call.operands)
+    inputs = tuple((None,) * operand.ndim for operand in call.operands)
     labels = Labels(inputs, ((None, None),), None, joint=tuple(range(len(inputs))))
     return Strategies(labelled_rows(labels), (tuple(map(sum, zip(*shapes, strict=True))),))
 
@@ -236,8 +239,8 @@ def parse_equation(equation: str, ndims: Sequence[int]) -> tuple[list[Names], Na
     if not arrow:
         single = sorted(name for name, count in counts.items() if count == 1 and not name.startswith("..."))
         return terms, (*ellipsis, *single)
-    before, found, after = right.partition("...")
-    out = (*before, *ellipsis, *after) if found else tuple(right)
+    before, ellipsis_there, after = right.partition("...")
+    out = (*before, *ellipsis, *after) if ellipsis_there else tuple(right)
     if len(set(out)) != len(out) or any(name not in counts for name in out):
         msg = f"einsum: the output of {equation!r} names a dim twice, or one that no operand has"
         raise ValueError(msg)
@@ -245,12 +248,12 @@ def parse_equation(equation: str, ndims: Sequence[int]) -> tuple[list[Names], Na
 
 
 def _term(text: str, ndim: int, equation: str) -> Names:
-    before, found, after = text.partition("...")
+    before, dots, after = text.partition("...")
     named = len(before) + len(after)
-    if (named > ndim) or (not found and named != ndim) or not (before + after).isalpha() * (named > 0) + (named == 0):
+    if (named > ndim) or (not dots and named != ndim) or not (before + after).isalpha() * (named > 0) + (named == 0):
         msg = f"einsum: {text!r} in {equation!r} does not fit an operand of {ndim} dims"
         raise ValueError(msg)
-    middle = tuple(f"...{position}" for position in reversed(range(ndim - named))) if found else ()
+    middle = tuple(f"...{position}" for position in reversed(range(ndim - named))) if dots else ()
     return (*before, *middle, *after)
 
 

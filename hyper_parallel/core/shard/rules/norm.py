@@ -51,12 +51,12 @@ def rms_norm(call: OpCall) -> Strategies:
 @rule("native_layer_norm", "x, normalized_shape, weight, bias, eps")
 def native_layer_norm(call: OpCall) -> Strategies:
     """``…[h], [h], [h] -> …[h], …1, …1``."""
-    found, batch = _over_last(call)
+    strategies, batch = _over_last(call)
     whole = tuple(f"h{dim}" for dim in range(call["x"].ndim - len(batch)))
     statistics = (*batch, *(None for _ in whole))
     inputs = ((*batch, *whole), *(whole for _ in call.operands[1:]))
     rows = labelled_rows(Labels(inputs, ((*batch, *whole), statistics, statistics), whole=frozenset(whole)))
-    ((*shape,),) = found.outputs
+    ((*shape,),) = strategies.outputs
     small = (*shape[: len(batch)], *(1 for _ in whole))
     return Strategies(rows, (tuple(shape), small, small), many=True)
 
@@ -65,8 +65,8 @@ def native_layer_norm(call: OpCall) -> Strategies:
 def group_norm(call: OpCall) -> Strategies:
     """``n[c…], [c], [c] -> n[c…]``; channels may be sharded where groups stay together."""
     x, groups = call["x"], call["num_groups"]
-    if x.ndim < 2 or any(one.shape != x.shape[1:2] for one in call.operands[1:]):
-        shapes = ", ".join(f"{one.name} {list(one.shape)}" for one in call.operands)
+    if x.ndim < 2 or any(operand.shape != x.shape[1:2] for operand in call.operands[1:]):
+        shapes = ", ".join(f"{operand.name} {list(operand.shape)}" for operand in call.operands)
         msg = f"x needs samples and channels, the others one number per channel: {shapes}"
         raise ValueError(msg)
     names = ("n", *(None for _ in range(1, x.ndim)))
@@ -77,16 +77,20 @@ def group_norm(call: OpCall) -> Strategies:
 
 def _own_groups(call: OpCall, targets: tuple[Layout, ...], outputs: tuple[Layout, ...]) -> LocalCall | None:
     del outputs
-    channels, held = call["x"].shape[1], targets[0].local_shape[1]
-    return LocalCall({"num_groups": call["num_groups"] * held // channels}) if held != channels else None
+    channels, local_channels = call["x"].shape[1], targets[0].local_shape[1]
+    return (
+        LocalCall({"num_groups": call["num_groups"] * local_channels // channels})
+        if local_channels != channels
+        else None
+    )
 
 
 @rule("channel_norm", "x, mean, var, weight=None, bias=None, eps=1e-05")
 def channel_norm(call: OpCall) -> Strategies:
     """``nc…, c, c, c, c -> nc…``: known statistics, so element by element."""
     x = call["x"]
-    if x.ndim < 2 or any(one.shape != x.shape[1:2] for one in call.operands[1:]):
-        shapes = ", ".join(f"{one.name} {list(one.shape)}" for one in call.operands)
+    if x.ndim < 2 or any(operand.shape != x.shape[1:2] for operand in call.operands[1:]):
+        shapes = ", ".join(f"{operand.name} {list(operand.shape)}" for operand in call.operands)
         msg = f"x needs samples and channels, the others one number per channel: {shapes}"
         raise ValueError(msg)
     names = ("n", "c", *(f"d{dim}" for dim in range(2, x.ndim)))

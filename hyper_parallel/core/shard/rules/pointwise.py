@@ -41,7 +41,7 @@ if TYPE_CHECKING:
     from collections.abc import Sequence
 
 
-__all__ = ["elementwise", "is_floating_dtype", "pending"]
+__all__ = ["elementwise", "is_floating_dtype", "partial_rows"]
 
 
 def elementwise(
@@ -60,21 +60,23 @@ def elementwise(
     """
     for name in ("x", "y"):
         if isinstance(call.args.get(name), (list, tuple)):
-            kind = type(call.args[name]).__name__
-            msg = f"{call.op}: {name} is a {kind}; make it a tensor of the framework, and lay that out as a DTensor"
+            type_name = type(call.args[name]).__name__
+            msg = (
+                f"{call.op}: {name} is a {type_name}; make it a tensor of the framework, and lay that out as a DTensor"
+            )
             raise UnknownOperandError(msg)
-    inputs, output, shape = broadcast_labels([one.shape for one in call.operands])
+    inputs, output, shape = broadcast_labels([operand.shape for operand in call.operands])
     labels = Labels(inputs, (output,) * outputs, None, each=tuple(each), joint=tuple(joint), monotone=tuple(monotone))
     return Strategies((*labelled_rows(labels), *extra), (shape,) * outputs, many=outputs > 1)
 
 
-def pending(count: int, held: Sequence[int], ops: Sequence[str] = LINEAR_OPS) -> tuple[Row, ...]:
-    """Rows in which the operands ``held`` of ``count`` are Partial, and the output with them."""
-    return tuple(_pending(count, held, op) for op in ops)
+def partial_rows(count: int, partial: Sequence[int], ops: Sequence[str] = LINEAR_OPS) -> tuple[Row, ...]:
+    """Rows in which the operands numbered ``partial`` (of ``count``) are Partial, and so is the output."""
+    return tuple(_partial_row(count, partial, op) for op in ops)
 
 
-def _pending(count: int, held: Sequence[int], op: str) -> Row:
-    inputs: list[Placement] = [Partial(op) if index in held else R for index in range(count)]
+def _partial_row(count: int, partial: Sequence[int], op: str) -> Row:
+    inputs: list[Placement] = [Partial(op) if index in partial else R for index in range(count)]
     return Row(tuple(inputs), (Partial(op),))
 
 
@@ -125,7 +127,7 @@ def _lerp(call: OpCall) -> Strategies:
 def _addcmul(call: OpCall) -> Strategies:
     count = len(call.operands)
     pairs = (_indices(call, "x", "tensor1"), _indices(call, "x", "tensor2"))
-    return elementwise(call, extra=[row for pair in pairs for row in pending(count, pair)])
+    return elementwise(call, extra=[row for pair in pairs for row in partial_rows(count, pair)])
 
 
 def _addcdiv(call: OpCall) -> Strategies:
@@ -134,8 +136,8 @@ def _addcdiv(call: OpCall) -> Strategies:
 
 def _where(call: OpCall) -> Strategies:
     """Linear in what it picks from, for one condition; a number other than zero is a constant."""
-    picked = [one for one in ("x", "y") if isinstance(call[one], Operand)]
-    rest = [call[one] for one in ("x", "y") if one not in picked]
+    picked = [name for name in ("x", "y") if isinstance(call[name], Operand)]
+    rest = [call[name] for name in ("x", "y") if name not in picked]
     if any(value != 0 for value in rest):
         return elementwise(call)
     return elementwise(call, joint=_indices(call, *picked))
@@ -147,8 +149,8 @@ def _masked_fill(call: OpCall) -> Strategies:
 
 
 def _indices(call: OpCall, *names: str) -> tuple[int, ...]:
-    found = (call.index_of(name) for name in names)
-    return tuple(index for index in found if index is not None)
+    indices = (call.index_of(name) for name in names)
+    return tuple(index for index in indices if index is not None)
 
 
 # -- the tables --------------------------------------------------------------------------------------------------------
@@ -224,7 +226,7 @@ for _name, _signature, _strategies, _by_value in _OTHERS:
 
 
 def _identity(call: OpCall) -> Strategies:
-    return elementwise(call, extra=pending(1, (0,), PARTIAL_OPS))
+    return elementwise(call, extra=partial_rows(1, (0,), PARTIAL_OPS))
 
 
 def _cast(call: OpCall) -> Strategies:
@@ -248,7 +250,7 @@ def _copy(call: OpCall) -> Strategies:
         return elementwise(call)
     same = x.dtype == y.dtype
     ops = PARTIAL_OPS if same else LINEAR_OPS if x.floating and y.floating else ()
-    return elementwise(call, extra=pending(2, (0, 1), ops))
+    return elementwise(call, extra=partial_rows(2, (0, 1), ops))
 
 
 def _like(call: OpCall) -> Strategies:
@@ -258,14 +260,14 @@ def _like(call: OpCall) -> Strategies:
 
 def _new(call: OpCall) -> Strategies:
     x, shape = call["x"], tuple(call["size"])
-    held = [R, *(Shard(dim) for dim in range(x.ndim)), *(Partial(op) for op in PARTIAL_OPS)]
-    return Strategies(tuple(Row(_beside(call, place), (R,)) for place in held), (shape,))
+    placements = [R, *(Shard(dim) for dim in range(x.ndim)), *(Partial(op) for op in PARTIAL_OPS)]
+    return Strategies(tuple(Row(_beside(call, placement), (R,)) for placement in placements), (shape,))
 
 
-def _beside(call: OpCall, place: Placement) -> tuple[Placement, ...]:
+def _beside(call: OpCall, placement: Placement) -> tuple[Placement, ...]:
     """``x`` in ``place``; a value to fill with, if it is a tensor, whole."""
     x = call.index_of("x")
-    return tuple(place if index == x else R for index in range(len(call.operands)))
+    return tuple(placement if index == x else R for index in range(len(call.operands)))
 
 
 def _range(call: OpCall) -> Strategies:
@@ -274,13 +276,13 @@ def _range(call: OpCall) -> Strategies:
 
 
 def _zero(call: OpCall) -> Strategies:
-    return elementwise(call, extra=pending(1, (0,), PARTIAL_OPS))
+    return elementwise(call, extra=partial_rows(1, (0,), PARTIAL_OPS))
 
 
 def _fill(call: OpCall) -> Strategies:
     constant = not isinstance(call["value"], Operand)
     # The sum of equal constants is not the constant; their average and their extrema are.
-    return elementwise(call, extra=pending(1, (0,), ("avg", "max", "min")) if constant else ())
+    return elementwise(call, extra=partial_rows(1, (0,), ("avg", "max", "min")) if constant else ())
 
 
 _OPTIONS = "dtype=None, layout=None, device=None, pin_memory=None, requires_grad=False"

@@ -49,16 +49,17 @@ def _pooled(call: OpCall, count: int) -> tuple[int, ...]:
     padding, dilation = spread(call["padding"], count), spread(call["dilation"] or 1, count)
     sizes = call["x"].shape[lead:]
     return tuple(
-        _positions(*one, ceil=call["ceil_mode"]) for one in zip(sizes, kernel, stride, padding, dilation, strict=True)
+        _positions(*window, ceil=call["ceil_mode"])
+        for window in zip(sizes, kernel, stride, padding, dilation, strict=True)
     )
 
 
 def _positions(size: int, kernel: int, stride: int, padding: int, dilation: int, *, ceil: bool) -> int:
     if not ceil:
         return window_count(size, kernel, stride, padding, dilation)
-    found = -(-(size + 2 * padding - dilation * (kernel - 1) - 1) // stride) + 1
+    count = -(-(size + 2 * padding - dilation * (kernel - 1) - 1) // stride) + 1
     # A window that would start in the padding on the right is left out.
-    return found - 1 if (found - 1) * stride >= size + padding else found
+    return count - 1 if (count - 1) * stride >= size + padding else count
 
 
 def _average(count: int) -> Callable[[OpCall], Strategies]:

@@ -14,7 +14,7 @@ from hyper_parallel.core.dtensor import random, sampling
 from hyper_parallel.core.dtensor.placements import PARTIAL_OPS, Partial
 from hyper_parallel.core.shard.labels import Labels, labelled_rows
 from hyper_parallel.core.shard.rule import LocalCall, OpCall, R, Row, Rule, Strategies, register_rule, rule
-from hyper_parallel.core.shard.rules.pointwise import elementwise, pending
+from hyper_parallel.core.shard.rules.pointwise import elementwise, partial_rows
 from hyper_parallel.core.shard.sample import Sample, between, booleans, dtype, real, sample_call
 from hyper_parallel.errors import LayoutError, short_dtype
 
@@ -47,10 +47,10 @@ def _dropout(call: OpCall) -> Strategies:
         msg = f"p is {p}; a probability lies between 0 and 1"
         raise ValueError(msg)
     if not call["training"] or p == 0.0:
-        found = elementwise(call, extra=pending(1, (0,), PARTIAL_OPS))
-        return Strategies(found.rows, found.outputs, lambda *_: LocalCall(run=_unchanged))
-    found = elementwise(call)
-    return Strategies(found.rows, found.outputs, _drop)
+        elements = elementwise(call, extra=partial_rows(1, (0,), PARTIAL_OPS))
+        return Strategies(elements.rows, elements.outputs, lambda *_: LocalCall(run=_unchanged))
+    elements = elementwise(call)
+    return Strategies(elements.rows, elements.outputs, _drop)
 
 
 def _unchanged(platform: Any, args: dict[str, Any]) -> Any:
@@ -84,11 +84,11 @@ def _digits(args: dict[str, Any]) -> int:
 
 
 def _uniform(args: dict[str, Any]) -> Distribution:
-    return sampling.uniform(_digits(args)).then(lambda one: args["low"] + (args["high"] - args["low"]) * one)
+    return sampling.uniform(_digits(args)).then(lambda sampled: args["low"] + (args["high"] - args["low"]) * sampled)
 
 
 def _normal(args: dict[str, Any]) -> Distribution:
-    return sampling.normal(_digits(args)).then(lambda one: args["mean"] + args["std"] * one)
+    return sampling.normal(_digits(args)).then(lambda sampled: args["mean"] + args["std"] * sampled)
 
 
 def _bernoulli(args: dict[str, Any]) -> Distribution:
@@ -96,11 +96,11 @@ def _bernoulli(args: dict[str, Any]) -> Distribution:
 
 
 def _exponential(args: dict[str, Any]) -> Distribution:
-    return sampling.uniform().then(lambda one: -np.log1p(-one) / args["lambd"])
+    return sampling.uniform().then(lambda sampled: -np.log1p(-sampled) / args["lambd"])
 
 
 def _cauchy(args: dict[str, Any]) -> Distribution:
-    return sampling.uniform().then(lambda one: args["median"] + args["sigma"] * np.tan(np.pi * (one - 0.5)))
+    return sampling.uniform().then(lambda sampled: args["median"] + args["sigma"] * np.tan(np.pi * (sampled - 0.5)))
 
 
 def _geometric(args: dict[str, Any]) -> Distribution:
@@ -108,11 +108,11 @@ def _geometric(args: dict[str, Any]) -> Distribution:
     if not 0 < p < 1:
         msg = f"geometric: p is {p}; it lies between 0 and 1"
         raise LayoutError(msg)
-    return sampling.uniform().then(lambda one: np.maximum(np.ceil(np.log1p(-one) / np.log1p(-p)), 1.0))
+    return sampling.uniform().then(lambda sampled: np.maximum(np.ceil(np.log1p(-sampled) / np.log1p(-p)), 1.0))
 
 
 def _log_normal(args: dict[str, Any]) -> Distribution:
-    return sampling.normal().then(lambda one: np.exp(args["mean"] + args["std"] * one))
+    return sampling.normal().then(lambda sampled: np.exp(args["mean"] + args["std"] * sampled))
 
 
 def _integers(args: dict[str, Any]) -> Distribution:
@@ -123,8 +123,8 @@ def _filling(name: str, signature: str, draw: Draw) -> None:
     """``x`` filled in place: shards get their elements; a pending sum cannot hold them."""
 
     def strategies(call: OpCall) -> Strategies:
-        found = elementwise(call)
-        return Strategies(found.rows, found.outputs, _drawing(draw, "write"))
+        elements = elementwise(call)
+        return Strategies(elements.rows, elements.outputs, _drawing(draw, "write"))
 
     register_rule(Rule(name, signature, strategies))
 
@@ -133,8 +133,8 @@ def _likeness(name: str, signature: str, draw: Draw) -> None:
     """A new tensor of the shape and shards of ``x``; what ``x`` still owes is of no concern."""
 
     def strategies(call: OpCall) -> Strategies:
-        found = elementwise(call, extra=[Row((Partial(op),), (R,)) for op in PARTIAL_OPS])
-        return Strategies(found.rows, found.outputs, _drawing(draw, "make_like"))
+        elements = elementwise(call, extra=[Row((Partial(op),), (R,)) for op in PARTIAL_OPS])
+        return Strategies(elements.rows, elements.outputs, _drawing(draw, "make_like"))
 
     register_rule(Rule(name, signature, strategies))
 
@@ -155,8 +155,8 @@ def _drawing(draw: Draw, how: str) -> Callable[..., LocalCall]:
 
 def _sampled(call: OpCall) -> Strategies:
     """One draw per element, whose probability is the element."""
-    found = elementwise(call)
-    return Strategies(found.rows, found.outputs, _sample)
+    elements = elementwise(call)
+    return Strategies(elements.rows, elements.outputs, _sample)
 
 
 def _sample(call: OpCall, targets: tuple[Layout, ...], outputs: tuple[Layout, ...]) -> LocalCall:
@@ -192,8 +192,8 @@ register_rule(Rule("bernoulli", "x, *, generator=None", _sampled))
 @rule("normal_around", "mean, std=1.0, *, generator=None")
 def normal_around(call: OpCall) -> Strategies:
     """A normal number per element, whose mean, deviation or both are the elements; it has no gradient."""
-    found = elementwise(call)
-    return Strategies(found.rows, found.outputs, _around)
+    elements = elementwise(call)
+    return Strategies(elements.rows, elements.outputs, _around)
 
 
 def _around(call: OpCall, targets: tuple[Layout, ...], outputs: tuple[Layout, ...]) -> LocalCall:
@@ -201,8 +201,10 @@ def _around(call: OpCall, targets: tuple[Layout, ...], outputs: tuple[Layout, ..
     (layout,) = outputs
 
     def run(platform: Any, args: dict[str, Any]) -> Any:
-        given = (args["mean"], args["std"])
-        mean, std = (platform.detach(one) if platform.is_tensor(one) else one for one in given)
+        parameters = (args["mean"], args["std"])
+        mean, std = (
+            platform.detach(parameter) if platform.is_tensor(parameter) else parameter for parameter in parameters
+        )
         like = mean + std
         digits = DIGITS.get(short_dtype(like.dtype), 53)
         drawn = platform.from_numpy(random.normal(layout, digits), device=like.device)

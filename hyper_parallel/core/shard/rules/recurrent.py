@@ -16,7 +16,7 @@ def _states(call: OpCall) -> list[Operand]:
 
 
 def _weights(count: int, call: OpCall) -> tuple[tuple[None, ...], ...]:
-    return tuple((None,) * one.ndim for one in call.operands[count:])
+    return tuple((None,) * weight.ndim for weight in call.operands[count:])
 
 
 def _layers(call: OpCall) -> Strategies:
@@ -28,16 +28,16 @@ def _layers(call: OpCall) -> Strategies:
             "use dropout=0.0, or one module per layer with F.dropout between them"
         )
         raise ValueError(msg)
-    row = ("n", None, None) if call["batch_first"] else (None, "n", None)
-    at = row.index("n")
-    if x.ndim != 3 or any(one.ndim != 3 or one.shape[1] != x.shape[at] for one in states):
-        msg = f"x {list(x.shape)} and hx {[list(one.shape) for one in states]} need the same samples"
+    sequence_dims = ("n", None, None) if call["batch_first"] else (None, "n", None)
+    batch_dim = sequence_dims.index("n")
+    if x.ndim != 3 or any(state.ndim != 3 or state.shape[1] != x.shape[batch_dim] for state in states):
+        msg = f"x {list(x.shape)} and hx {[list(state.shape) for state in states]} need the same samples"
         raise ValueError(msg)
-    state = (None, "n", None)
-    inputs = (row, *(state for _ in states), *_weights(1 + len(states), call))
-    rows = nonempty_rows(Labels(inputs, (row, *(state for _ in states)), None))
+    state_dims = (None, "n", None)
+    inputs = (sequence_dims, *(state_dims for _ in states), *_weights(1 + len(states), call))
+    rows = nonempty_rows(Labels(inputs, (sequence_dims, *(state_dims for _ in states)), None))
     features = states[0].shape[-1] * (2 if call["bidirectional"] else 1)
-    return Strategies(rows, ((*x.shape[:-1], features), *(one.shape for one in states)), many=True)
+    return Strategies(rows, ((*x.shape[:-1], features), *(state.shape for state in states)), many=True)
 
 
 def _cell(call: OpCall) -> Strategies:
@@ -47,7 +47,7 @@ def _cell(call: OpCall) -> Strategies:
     inputs = (*((*batch, None) for _ in (x, *states)), *_weights(1 + len(states), call))
     outputs = tuple((*batch, None) for _ in states)
     return Strategies(
-        nonempty_rows(Labels(inputs, outputs, None)), tuple(one.shape for one in states), many=len(states) > 1
+        nonempty_rows(Labels(inputs, outputs, None)), tuple(state.shape for state in states), many=len(states) > 1
     )
 
 

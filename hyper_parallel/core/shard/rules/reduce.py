@@ -34,14 +34,14 @@ def reduced_dims(dim: Any, ndim: int) -> tuple[int, ...]:
     if dim is None or (isinstance(dim, (list, tuple)) and not dim):
         return tuple(range(ndim))
     dims = (dim,) if isinstance(dim, int) else tuple(dim)
-    if any(not -max(ndim, 1) <= one < max(ndim, 1) for one in dims):
+    if any(not -max(ndim, 1) <= dim_ < max(ndim, 1) for dim_ in dims):
         msg = f"dim {dim} does not exist in a tensor of {ndim} dims"
         raise ValueError(msg)
-    found = tuple(one % max(ndim, 1) for one in dims)
-    if len(set(found)) != len(found):
+    normal = tuple(dim_ % max(ndim, 1) for dim_ in dims)
+    if len(set(normal)) != len(normal):
         msg = f"dim {dim} names a dim twice"
         raise ValueError(msg)
-    return tuple(one for one in found if one < ndim)
+    return tuple(dim_ for dim_ in normal if dim_ < ndim)
 
 
 def reduced_labels(shape: Sequence[int], dims: Sequence[int], *, keepdim: bool) -> tuple[Any, Any, tuple[int, ...]]:
@@ -93,8 +93,8 @@ def mean(call: OpCall) -> Strategies:
     """
     dtype = call["dtype"]
     divides = call["x"].floating if dtype is None else is_floating_dtype(dtype)
-    found = _reduction(call, "sum" if divides else None, joint=divides)
-    return Strategies(found.rows, found.outputs, _global_mean)
+    strategies = _reduction(call, "sum" if divides else None, joint=divides)
+    return Strategies(strategies.rows, strategies.outputs, _global_mean)
 
 
 def _global_mean(call: OpCall, targets: tuple[Layout, ...], outputs: tuple[Layout, ...]) -> LocalCall | None:
@@ -103,16 +103,16 @@ def _global_mean(call: OpCall, targets: tuple[Layout, ...], outputs: tuple[Layou
     dims = reduced_dims(call["dim"], layout.ndim)
     if not any(layout.dim_axes[dim] for dim in dims):
         return None
-    x, held = call["x"], layout.local_shape
-    count, mine = math.prod([x.shape[dim] for dim in dims]), math.prod([held[dim] for dim in dims])
+    x, local_shape = call["x"], layout.local_shape
+    count, mine = math.prod([x.shape[dim] for dim in dims]), math.prod([local_shape[dim] for dim in dims])
 
     def run(platform: Any, args: dict[str, Any]) -> Any:
         if count and not mine:
             return platform.local_op("sum")(**args)  # of nothing it is zero, the mean is not
-        found = platform.local_op("mean")(**args)
+        result = platform.local_op("mean")(**args)
         # A sum of half precision may overflow where the mean does not. Otherwise whole numbers only: MindSpore rounds
         # other Python scalars to float32.
-        return found * (mine / count) if platform.itemsize(found) <= HALF else found * mine / count
+        return result * (mine / count) if platform.itemsize(result) <= HALF else result * mine / count
 
     return LocalCall(run=run)
 
@@ -131,10 +131,10 @@ register_rule(Rule("all", "x, dim=None, keepdim=False", _truths))
 def _extremum(call: OpCall) -> Strategies:
     """Integers have no gradient, so their extrema may stay pending; floating ties would share theirs unevenly."""
     x = call["x"]
-    found = _reduction(call, None)
+    strategies = _reduction(call, None)
     if x.floating or str(x.dtype).lower().endswith("bool"):
-        return found
-    return Strategies((*found.rows, *_pending_extrema(call)), found.outputs)
+        return strategies
+    return Strategies((*strategies.rows, *_pending_extrema(call)), strategies.outputs)
 
 
 def _pending_extrema(call: OpCall) -> Iterator[Row]:
@@ -230,7 +230,7 @@ def renorm(call: OpCall) -> Strategies:
     """Each slice along ``dim`` has a norm of its own, for which its other dims are whole."""
     x = call["x"]
     (dim,) = reduced_dims(call["dim"], x.ndim)
-    names = tuple(f"d{one}" for one in range(x.ndim))
+    names = tuple(f"d{d}" for d in range(x.ndim))
     labels = Labels((names,), (names,), None, frozenset(names) - {f"d{dim}"})
     return Strategies(labelled_rows(labels), (x.shape,))
 
@@ -258,7 +258,7 @@ _extreme("min")
 def _along(call: OpCall, *, linear: bool = False, outputs: int = 1) -> Strategies:
     x = call["x"]
     (dim,) = reduced_dims(call["dim"], x.ndim) or (None,)
-    names = tuple(f"d{one}" for one in range(x.ndim))
+    names = tuple(f"d{d}" for d in range(x.ndim))
     whole = frozenset({f"d{dim}"})
     labels = Labels((names,), (names,) * outputs, None, whole, joint=(0,) if linear else ())
     return Strategies(labelled_rows(labels), (x.shape,) * outputs, many=outputs > 1)
@@ -267,8 +267,8 @@ def _along(call: OpCall, *, linear: bool = False, outputs: int = 1) -> Strategie
 def _along_both(call: OpCall) -> Strategies:
     """A gradient and an output of one shape, whole along ``dim``."""
     x = call["x"]
-    names = tuple(f"d{one}" for one in range(x.ndim))
-    whole = frozenset(f"d{one}" for one in reduced_dims(call["dim"], x.ndim))
+    names = tuple(f"d{d}" for d in range(x.ndim))
+    whole = frozenset(f"d{d}" for d in reduced_dims(call["dim"], x.ndim))
     return Strategies(labelled_rows(Labels((names, names), (names,), None, whole)), (x.shape,))
 
 
@@ -277,8 +277,8 @@ def _cumulative(call: OpCall, outputs: int = 1) -> Strategies:
 
     In a second derivative other ranks would wait for what this one does not send.
     """
-    found = _along(call, outputs=outputs)
-    return replace(found, rows=tuple(map(nonempty_row, found.rows)))
+    strategies = _along(call, outputs=outputs)
+    return replace(strategies, rows=tuple(map(nonempty_row, strategies.rows)))
 
 
 def _cumulative_pair(call: OpCall) -> Strategies:
@@ -289,8 +289,8 @@ def _soft(call: OpCall) -> Strategies:
     x, dim = call["x"], call["dim"]
     if dim is None:  # the frameworks' old default: classes come first in a row, in a volume, and second otherwise
         dim = 0 if x.ndim in {0, 1, 3} else 1
-    names = tuple(f"d{one}" for one in range(x.ndim))
-    labels = Labels((names,), (names,), None, frozenset({f"d{one}" for one in reduced_dims(dim, x.ndim)}))
+    names = tuple(f"d{d}" for d in range(x.ndim))
+    labels = Labels((names,), (names,), None, frozenset({f"d{d}" for d in reduced_dims(dim, x.ndim)}))
     return Strategies(labelled_rows(labels), (x.shape,))
 
 

@@ -46,7 +46,7 @@ def setitem(call: OpCall) -> Strategies:
 def index_put(call: OpCall) -> Strategies:
     """As ``setitem`` in a copy; accumulating, it is linear in both and takes its indices in any order."""
     x, values = call["x"], call["values"]
-    picked = pick(x, tuple(slice(None) if one is None else one for one in call["indices"]))
+    picked = pick(x, tuple(slice(None) if item is None else item for item in call["indices"]))
     names = tuple(f"d{dim}" for dim in range(x.ndim))
     inputs = (names, *((None,) * len(dims) for dims in picked.indices), _value_dims(values, picked))
     joint = (0, len(inputs) - 1) if values.floating == x.floating else ()
@@ -75,12 +75,14 @@ def _scattered(call: OpCall, source: Any, *, adds: bool, linear: bool = True) ->
     x, index = call["x"], call["index"]
     dim = normal_dim(call["dim"], x.ndim)
     tensors = [x, index, source] if isinstance(source, Operand) else [x, index]
-    if 0 in index.shape or (max(one.ndim for one in tensors) <= 1 and not all(one.ndim for one in tensors)):
+    if 0 in index.shape or (
+        max(operand.ndim for operand in tensors) <= 1 and not all(operand.ndim for operand in tensors)
+    ):
         return Strategies((replicated_row(len(tensors)),), (x.shape,))
-    if any(one.ndim != x.ndim for one in tensors):
-        msg = f"{', '.join(f'{one.name} has {one.ndim} dims' for one in tensors)}; they must have as many"
+    if any(operand.ndim != x.ndim for operand in tensors):
+        msg = f"{', '.join(f'{operand.name} has {operand.ndim} dims' for operand in tensors)}; they must have as many"
         raise ValueError(msg)
-    shapes = [one.shape for one in tensors]
+    shapes = [operand.shape for operand in tensors]
     whole = unshared_dims(shapes, dim, "x")
     # Where the source is longer than the index, only its beginning is read.
     aligned = adds and len(tensors) == 3 and index.shape[dim : dim + 1] == source.shape[dim : dim + 1]
@@ -121,11 +123,11 @@ def index_add(call: OpCall) -> Strategies:
     dim = normal_dim(call["dim"], x.ndim)
     if not x.ndim and math.prod(source.shape) == math.prod(index.shape) == 1:
         return Strategies((replicated_row(3),), ((),))
-    rests = [one.shape[:dim] + one.shape[dim + 1 :] for one in (x, source)]
+    rests = [operand.shape[:dim] + operand.shape[dim + 1 :] for operand in (x, source)]
     if not x.ndim or index.ndim != 1 or rests[0] != rests[1] or source.shape[dim] != index.shape[0]:
         msg = f"x {list(x.shape)}, index {list(index.shape)} and source {list(source.shape)} do not fit along dim {dim}"
         raise ValueError(msg)
-    names = [tuple(own if one == dim else f"d{one}" for one in range(x.ndim)) for own in "xi"]
+    names = [tuple(own if d == dim else f"d{d}" for d in range(x.ndim)) for own in "xi"]
     labels = Labels((names[0], ("i",), names[1]), (names[0],), whole=frozenset({"x"}), joint=(0, 2), joins=(0,))
     return Strategies(labelled_rows(labels), (x.shape,))
 
@@ -160,8 +162,8 @@ def select_scatter(call: OpCall) -> Strategies:
     if not x.ndim or not -x.shape[dim] <= index < x.shape[dim]:
         msg = f"index {index} does not exist in dim {dim} of {list(x.shape)}"
         raise ValueError(msg)
-    rest = [one for one in range(x.ndim) if one != dim]
-    return _replaced(call, rest, [x.shape[one] for one in rest])
+    rest = [d for d in range(x.ndim) if d != dim]
+    return _replaced(call, rest, [x.shape[d] for d in rest])
 
 
 @rule("slice_scatter", "x, src, dim=0, start=None, end=None, step=1")
@@ -170,8 +172,8 @@ def slice_scatter(call: OpCall) -> Strategies:
     x = call["x"]
     dim = normal_dim(call["dim"], x.ndim)
     length = len(range(*slice(call["start"], call["end"], call["step"]).indices(x.shape[dim])))
-    part = [None if one == dim else one for one in range(x.ndim)]
-    return _replaced(call, part, [length if one == dim else size for one, size in enumerate(x.shape)])
+    part = [None if d == dim else d for d in range(x.ndim)]
+    return _replaced(call, part, [length if d == dim else size for d, size in enumerate(x.shape)])
 
 
 @rule("diagonal_scatter", "x, src, offset=0, dim1=0, dim2=1")
@@ -180,20 +182,20 @@ def diagonal_scatter(call: OpCall) -> Strategies:
     x = call["x"]
     pair = [normal_dim(call[name], x.ndim) for name in ("dim1", "dim2")]
     length = diagonal_length(x.shape, pair, call["offset"])
-    rest = [one for one in range(x.ndim) if one not in pair]
-    return _replaced(call, [*rest, None], [*(x.shape[one] for one in rest), length])
+    rest = [d for d in range(x.ndim) if d not in pair]
+    return _replaced(call, [*rest, None], [*(x.shape[d] for d in rest), length])
 
 
 def _along(call: OpCall, part: str, *, joint: bool) -> Strategies:
     """``…k…, [i], …[i]… -> …k…``: rows of a whole dim are replaced."""
     x, index = call["x"], call["index"]
     dim = normal_dim(call["dim"], x.ndim)
-    names = tuple("x" if one == dim else f"d{one}" for one in range(x.ndim))
+    names = tuple("x" if d == dim else f"d{d}" for d in range(x.ndim))
     inputs: list[tuple[str | None, ...]] = [names, (None,) * index.ndim]
     source = call[part]
     if isinstance(source, Operand):
         if source.ndim == x.ndim and x.ndim:
-            inputs.append(tuple(None if one == dim else name for one, name in enumerate(names)))
+            inputs.append(tuple(None if d == dim else name for d, name in enumerate(names)))
         else:
             inputs.append((None,) * source.ndim)
     linear = joint and isinstance(source, Operand) and source.floating == x.floating
@@ -212,7 +214,7 @@ def _rows_fit(call: OpCall) -> None:
     x, index, source = call["x"], call["index"], call["source"]
     dim = normal_dim(call["dim"], x.ndim)
     count = index.shape[0] if index.ndim else 1
-    wanted = tuple(count if one == dim else size for one, size in enumerate(x.shape))
+    wanted = tuple(count if d == dim else size for d, size in enumerate(x.shape))
     if index.ndim > 1 or (source.shape != wanted and not (source.ndim == 0 and x.ndim <= 1 and count == 1)):
         msg = f"x {list(x.shape)}, index {list(index.shape)} and source {list(source.shape)} do not fit along dim {dim}"
         raise ValueError(msg)
@@ -228,13 +230,15 @@ def index_reduce(call: OpCall) -> Strategies:
 @rule("index_fill", "x, dim, index, value")
 def index_fill(call: OpCall) -> Strategies:
     """Rows of a whole dim are filled with a number; a number other than zero is a constant, and no sum."""
-    found = _along(call, "value", joint=False)
+    replaced = _along(call, "value", joint=False)
     value = call["value"]
     if isinstance(value, Operand) or value != 0:
-        return found
+        return replaced
     rest = (R,) * (len(call.operands) - 1)
-    pending = [row for row in keep_sums([]) if row.inputs[0].is_partial()]
-    return Strategies((*found.rows, *(Row((*row.inputs, *rest), row.outputs) for row in pending)), found.outputs)
+    partial_rows = [row for row in keep_sums([]) if row.inputs[0].is_partial()]
+    return Strategies(
+        (*replaced.rows, *(Row((*row.inputs, *rest), row.outputs) for row in partial_rows)), replaced.outputs
+    )
 
 
 def _all_whole(call: OpCall) -> Strategies:

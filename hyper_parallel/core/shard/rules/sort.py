@@ -26,10 +26,10 @@ def _ordered(call: OpCall, length: int | None, *, keepdim: bool = True) -> Strat
     """Values and places along ``dim``, which comes out with ``length`` elements (None: as many as there are)."""
     x = call["x"]
     dim = normal_dim(call["dim"], x.ndim)
-    names = tuple(f"d{one}" for one in range(x.ndim))
-    kept = [one for one in range(x.ndim) if keepdim or one != dim]
-    shape = tuple(x.shape[one] if one != dim or length is None else length for one in kept)
-    out = tuple(names[one] for one in kept)
+    names = tuple(f"d{d}" for d in range(x.ndim))
+    kept = [d for d in range(x.ndim) if keepdim or d != dim]
+    shape = tuple(x.shape[d] if d != dim or length is None else length for d in kept)
+    out = tuple(names[d] for d in kept)
     count = 1 if call.op == "argsort" else 2
     labels = Labels((names,), (out,) * count, None, whole=frozenset({f"d{dim}"}))
     return Strategies(labelled_rows(labels), (shape,) * count, many=count > 1)

@@ -138,9 +138,9 @@ def flatten(ops: Any, x: Any, start_dim: int, end_dim: int) -> Any:
 def unflatten(ops: Any, x: Any, dim: int, sizes: Sequence[int]) -> Any:
     """A run of dims for one of them."""
     shape = tuple(x.shape)
-    at = dim % len(shape)
-    found = _target((shape[at],), sizes)
-    return ops.view(x, (*shape[:at], *found, *shape[at + 1 :]))
+    position = dim % len(shape)
+    split = _target((shape[position],), sizes)
+    return ops.view(x, (*shape[:position], *split, *shape[position + 1 :]))
 
 
 @decomposition("view_as", "x, other")

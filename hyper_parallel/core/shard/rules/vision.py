@@ -18,11 +18,11 @@ if TYPE_CHECKING:
 @rule("pad", "x, pad, value=0")
 def pad(call: OpCall) -> Strategies:
     """A padded dim is whole; linear, unless what comes in is a number other than zero."""
-    x, given = call["x"], tuple(call["pad"])
-    if len(given) % 2 or len(given) > 2 * x.ndim:
-        msg = f"pad {list(given)} needs two numbers per dim, from the last of {x.ndim} dims on"
+    x, amounts = call["x"], tuple(call["pad"])
+    if len(amounts) % 2 or len(amounts) > 2 * x.ndim:
+        msg = f"pad {list(amounts)} needs two numbers per dim, from the last of {x.ndim} dims on"
         raise ValueError(msg)
-    pairs = [*zip(given[::2], given[1::2], strict=True), *((0, 0),) * (x.ndim - len(given) // 2)][::-1]
+    pairs = [*zip(amounts[::2], amounts[1::2], strict=True), *((0, 0),) * (x.ndim - len(amounts) // 2)][::-1]
     names = tuple(None if any(pair) else f"d{dim}" for dim, pair in enumerate(pairs))
     shape = tuple(size + before + after for size, (before, after) in zip(x.shape, pairs, strict=True))
     linear = call["value"] in (0, None)
@@ -39,12 +39,12 @@ def upsample(call: OpCall) -> Strategies:
 def grid_sample(call: OpCall) -> Strategies:
     """``nc[…], n…2 -> nc…``: the places to look at may be sharded, what they look at is whole; linear in ``x``."""
     x, grid = call["x"], call["grid"]
-    places = tuple(f"p{dim}" for dim in range(x.ndim - 2))
+    positions = tuple(f"p{dim}" for dim in range(x.ndim - 2))
     if grid.ndim != x.ndim or grid.shape[0] != x.shape[0] or grid.shape[-1] != x.ndim - 2:
         msg = f"grid has shape {list(grid.shape)}; x of {list(x.shape)} needs [{x.shape[0]}, …, {x.ndim - 2}]"
         raise ValueError(msg)
-    inputs = (("n", "c", *(None for _ in places)), ("n", *places, None))
-    rows = nonempty_rows(Labels(inputs, (("n", "c", *places),), each=(0,)))
+    inputs = (("n", "c", *(None for _ in positions)), ("n", *positions, None))
+    rows = nonempty_rows(Labels(inputs, (("n", "c", *positions),), each=(0,)))
     return Strategies(rows, ((*x.shape[:2], *grid.shape[1:-1]),))
 
 
@@ -121,12 +121,12 @@ def pixel_unshuffle(ops: Any, x: Any, factor: int) -> Any:
 @decomposition("channel_shuffle", "x, groups")
 def channel_shuffle(ops: Any, x: Any, groups: int) -> Any:
     """Channels in groups, dealt out one by one."""
-    batch, channels, *places = tuple(x.shape)
+    batch, channels, *spatial = tuple(x.shape)
     if groups < 1 or channels % groups:
         msg = f"channel_shuffle: {channels} channels do not make {groups} groups"
         raise ValueError(msg)
-    split = ops.view(x, (batch, groups, channels // groups, *places))
-    return ops.view(ops.transpose(split, 1, 2), (batch, channels, *places))
+    split = ops.view(x, (batch, groups, channels // groups, *spatial))
+    return ops.view(ops.transpose(split, 1, 2), (batch, channels, *spatial))
 
 
 # -- samples -----------------------------------------------------------------------------------------------------------

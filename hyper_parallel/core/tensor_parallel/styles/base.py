@@ -80,8 +80,8 @@ class LayerStyle(ParallelStyle):
 
     def _without_parameter(self, platform: Platform, module: Any) -> str | None:
         """A parametrized layer computes what the style would lay out."""
-        held = {**platform.direct_parameters(module), **platform.direct_buffers(module)}
-        computed = [name for name in self.placements_for(module) if name not in held]
+        own = {**platform.direct_parameters(module), **platform.direct_buffers(module)}
+        computed = [name for name in self.placements_for(module) if name not in own]
         if not computed:
             return None
         return (
@@ -115,7 +115,9 @@ class LayerStyle(ParallelStyle):
 
         def before(module: Any, args: Args, kwargs: Kwargs) -> tuple[Args, Kwargs]:
             edge = Boundary(type(self).__name__, module, mesh, axis)
-            return convert_first(edge, name, args, kwargs, lambda one: self._enter(edge, platform, module, one, name))
+            return convert_first(
+                edge, name, args, kwargs, lambda value: self._enter(edge, platform, module, value, name)
+            )
 
         return before
 
@@ -175,7 +177,7 @@ class WholeStyle(ParallelStyle):
 
         def after(cell: Any, _: Any, output: Any) -> Any:
             edge = Boundary(type(self).__name__, cell, device_mesh, axis)
-            return platform.tree_map(lambda one: self._leave(edge, one), output)
+            return platform.tree_map(lambda value: self._leave(edge, value), output)
 
         platform.register_forward_pre_hook(module, before, with_kwargs=True)
         platform.register_forward_hook(module, after)

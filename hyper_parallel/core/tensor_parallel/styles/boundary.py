@@ -51,7 +51,7 @@ def parallel_axis(mesh: DeviceMesh) -> int:
 def on_axis(mesh: DeviceMesh, placement: Placement) -> list[Placement]:
     """Placements of a parameter: ``placement`` on the style's axis, Replicate on the others."""
     axis = parallel_axis(mesh)
-    return [placement if one == axis else Replicate() for one in range(mesh.ndim)]
+    return [placement if other == axis else Replicate() for other in range(mesh.ndim)]
 
 
 def check_spec(spec: Spec, option: str, style: str) -> Spec:
@@ -65,7 +65,7 @@ def check_spec(spec: Spec, option: str, style: str) -> Spec:
     if (
         isinstance(spec, (list, tuple))
         and spec
-        and all(isinstance(one, (Placement, str, tuple)) or one is None for one in spec)
+        and all(isinstance(entry, (Placement, str, tuple)) or entry is None for entry in spec)
     ):
         return tuple(spec)
     msg = f"{style}: {option} must be a placement, one placement per mesh axis, or one alias per dim, got {spec!r}"
@@ -123,8 +123,8 @@ class Boundary:
     def move(self, value: Any, spec: Spec, argument: str) -> DTensor:
         """``value`` laid out as ``spec`` says; a single placement changes the style's axis only."""
         if not isinstance(value, DTensor):
-            kind = type(value).__name__
-            msg = f"{self.module}: {argument} must be a DTensor for {self.style} to lay it out, got {kind}"
+            type_name = type(value).__name__
+            msg = f"{self.module}: {argument} must be a DTensor for {self.style} to lay it out, got {type_name}"
             raise ValueError(msg)  # noqa: TRY004 - the contract says ValueError for every wrong argument
         target = self._target(value.layout, spec)
         return value.redistribute_to(target, Cause(self.style, argument))  # type: ignore[no-any-return]
