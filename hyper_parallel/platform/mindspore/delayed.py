@@ -1,12 +1,12 @@
-"""Parameters without storage, and the moment at which every rank gives its own pieces theirs."""
+"""Parameters without storage, and the initialization of each rank's own shards."""
 
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import AbstractContextManager, ExitStack, contextmanager, nullcontext
 from types import TracebackType
-from typing import Any
+from typing import Any, NamedTuple
 
 import mindspore
 import numpy as np
@@ -19,11 +19,9 @@ from hyper_parallel.core.dtensor.dtensor import DTensor
 from hyper_parallel.core.dtensor.layout import Layout
 from hyper_parallel.core.dtensor.sampling import Distribution
 from hyper_parallel.errors import PlanError
-from hyper_parallel.platform.mindspore.cells import walk
 from hyper_parallel.platform.mindspore.ops.kernels import constant, sampled
 
-__all__ = ["MetaDevice", "is_delayed", "materialise", "parameters_on", "without_values"]
-
+__all__ = ["MetaDevice", "Place", "is_delayed", "materialize", "parameters_on", "without_values"]
 
 _DEVICES = ("meta", "cpu", "npu", "ascend", "cuda", "gpu")
 
@@ -67,39 +65,50 @@ def without_values(data: Any, shape: tuple[int, ...]) -> Tensor:
     return Tensor(shape=shape, dtype=data.dtype, init=source.init)
 
 
-def materialise(module: Any, stage_index: int) -> None:
-    """Initialise every delayed parameter; a DTensor's values are those of the whole, each rank drawing its piece."""
-    places = [
-        (cell, name, one)
-        for _, cell in walk(module, "")
-        for name, one in cell._params.items()  # noqa: SLF001 - no public spelling
-        if one is not None and is_delayed(_local(one))
-    ]
-    unknown = [f"{name} ({type(_init_of(one)).__name__})" for _, name, one in places
-               if isinstance(one, DTensor) and type(_init_of(one)) not in _DRAWS]  # fmt: skip
+class Place(NamedTuple):
+    """A parameter where it stands: its cell, and its name in it."""
+
+    cell: Any
+    name: str
+    parameter: Any
+
+
+def materialize(places: Sequence[Place], stage_index: int) -> None:
+    """Initialize every delayed parameter of ``places``; each rank samples its shard of a DTensor's global values.
+
+    Args:
+        places: all parameters of a module.
+        stage_index: stages of a pipeline sample from seeds of their own.
+
+    Raises:
+        PlanError: an initializer of a DTensor that cannot sample a shard.
+    """
+    places = [place for place in places if is_delayed(_local(place.parameter))]
+    unknown = [f"{place.name} ({type(_init_of(place.parameter)).__name__})" for place in places
+               if isinstance(place.parameter, DTensor) and type(_init_of(place.parameter)) not in _VALUES]  # fmt: skip
     if unknown:
-        known = ", ".join(sorted(kind.__name__ for kind in _DRAWS))
-        msg = f"init_parameters: no piece can be drawn of {', '.join(unknown)}; initializers that can: {known}"
+        known = ", ".join(sorted(initializer.__name__ for initializer in _VALUES))
+        msg = f"init_parameters: no shard can be sampled of {', '.join(unknown)}; initializers that can: {known}"
         raise PlanError(msg)
-    made: dict[int, Any] = {}
+    initialized: dict[int, Any] = {}
     with _stage(stage_index):
-        for cell, name, one in places:
-            if not isinstance(one, DTensor):
-                one.init_data()
+        for cell, name, parameter in places:
+            if not isinstance(parameter, DTensor):
+                parameter.init_data()
                 continue
-            if id(one) not in made:
-                made[id(one)] = _filled(one)
-            cell.insert_param_to_cell(name, made[id(one)], check_name_contain_dot=False)
+            if id(parameter) not in initialized:
+                initialized[id(parameter)] = _initialized(parameter)
+            cell.insert_param_to_cell(name, initialized[id(parameter)], check_name_contain_dot=False)
 
 
-def _filled(param: Any) -> Any:
+def _initialized(param: Any) -> Any:
     layout, init = param.layout, _init_of(param)
-    made = _DRAWS[type(init)](init, layout)
-    if isinstance(made, Distribution):
-        local = sampled(random.sample(layout, made), param.dtype)
+    values = _VALUES[type(init)](init, layout)
+    if isinstance(values, Distribution):
+        local = sampled(random.sample(layout, values), param.dtype)
     else:
-        local = constant(made, layout.local_shape, param.dtype)
-    whole = param._platform.wrap(local, layout)  # noqa: SLF001 - the other half of the DTensor
+        local = constant(values, layout.local_shape, param.dtype)
+    whole = param._platform.wrap(local, layout)  # noqa: SLF001 - the DTensor's own platform
     return Parameter(whole, name=param.name, requires_grad=param.requires_grad)
 
 
@@ -113,11 +122,11 @@ def _init_of(param: Any) -> Any:
 
 
 def _uniform(low: float, high: float) -> Distribution:
-    return sampling.uniform().then(lambda one: low + (high - low) * one)
+    return sampling.uniform().then(lambda unit: low + (high - low) * unit)
 
 
 def _scaled(distribution: Distribution, scale: float) -> Distribution:
-    return distribution.then(lambda one: one * scale)
+    return distribution.then(lambda value: value * scale)
 
 
 def _fan(init: Any, layout: Layout) -> float:
@@ -143,19 +152,19 @@ def _truncated(init: Any, layout: Layout) -> Distribution:
     del layout
     low, high = (ndtr((bound - init.mean) / init.sigma) for bound in (init.a, init.b))
 
-    def value(one: Any) -> Any:
-        return np.clip(init.mean + init.sigma * ndtri(low + (high - low) * one), init.a, init.b)
+    def value(unit: Any) -> Any:
+        return np.clip(init.mean + init.sigma * ndtri(low + (high - low) * unit), init.a, init.b)
 
     return sampling.uniform().then(value)
 
 
-# What an initializer gives every element, or how it draws.
-_DRAWS: dict[type, Callable[[Any, Layout], Distribution | float]] = {
+# The value that an initializer gives every element, or the distribution that it samples.
+_VALUES: dict[type, Callable[[Any, Layout], Distribution | float]] = {
     initializers.Zero: lambda *_: 0.0,
     initializers.One: lambda *_: 1.0,
     initializers.Constant: lambda init, _: init.value,
     initializers.Uniform: lambda init, _: _uniform(-init.scale, init.scale),
-    initializers.Normal: lambda init, _: sampling.normal().then(lambda one: init.mean + init.sigma * one),
+    initializers.Normal: lambda init, _: sampling.normal().then(lambda value: init.mean + init.sigma * value),
     initializers.TruncatedNormal: _truncated,
     initializers.HeUniform: lambda init, layout: _scaled(_uniform(-1, 1), math.sqrt(3.0) * _he(init, layout)),
     initializers.HeNormal: lambda init, layout: _scaled(sampling.normal(), _he(init, layout)),
@@ -166,7 +175,7 @@ _DRAWS: dict[type, Callable[[Any, Layout], Distribution | float]] = {
 
 @contextmanager
 def _stage(stage_index: int) -> Iterator[None]:
-    """Later stages draw from seeds of their own; the first one goes on with the program's."""
+    """Later stages sample from seeds of their own; the first one continues with the program's."""
     if not stage_index:
         yield
         return

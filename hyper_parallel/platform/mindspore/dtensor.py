@@ -19,7 +19,7 @@ from hyper_parallel.core.dtensor.dtensor import DTensor
 from hyper_parallel.core.dtensor.layout import Layout
 from hyper_parallel.core.dtensor.skip_dispatch import any_block, skipped
 from hyper_parallel.errors import LayoutError, UnsupportedOperatorError
-from hyper_parallel.platform.mindspore import bypasses, intercept, recompute, recovery
+from hyper_parallel.platform.mindspore import intercept, patches
 from hyper_parallel.platform.mindspore.ops.kernels import write_over
 from hyper_parallel.platform.mindspore.ops.registry import Spelling, handlers
 
@@ -341,9 +341,7 @@ def install(platform: Any) -> None:
         setattr(MindSporeDTensor, name, dispatcher.binary(Spelling(name, operator).entry))
     for name, operator in _UNARY.items():
         setattr(MindSporeDTensor, name, dispatcher.unary(Spelling(name, operator).entry))
-    bypasses.close()
-    recovery.install()
-    recompute.install()
+    patches.install()
 
 
 _BINARY = {

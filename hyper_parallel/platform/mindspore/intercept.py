@@ -9,7 +9,6 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any, NamedTuple
 
-from mindspore import Tensor
 from mindspore._c_expression import NoFallbackGuard, TensorOverloadCall
 from mindspore.ops import Primitive
 
@@ -51,8 +50,6 @@ def start(platform: Platform, handlers: dict[str, Any]) -> Interception:
     """Make the interception of ``platform``; called once, before the platform is handed out."""
     methods = {name.removeprefix(METHOD): handler for name, handler in handlers.items() if name.startswith(METHOD)}
     _STARTED["mindspore"] = Interception(Dispatcher(platform), handlers, methods)
-    # A plain tensor or a Parameter may stand first, where MindSpore looks for the handler.
-    Tensor.__fallback__ = fallback
     return _STARTED["mindspore"]
 
 

@@ -13,8 +13,7 @@ from hyper_parallel.core.dtensor.dtensor import DTensor
 from hyper_parallel.core.dtensor.module import distribute_tensor, local_data_for
 from hyper_parallel.core.tensor_parallel.clip import clip_grad_norm_
 from hyper_parallel.platform.contract.modules import HookHandle, ModulesFacet, check_hook
-from hyper_parallel.platform.mindspore import backward_hooks, delayed
-from hyper_parallel.platform.mindspore.cells import walk
+from hyper_parallel.platform.mindspore import delayed
 from hyper_parallel.platform.mindspore.ops.kernels import write_over
 
 __all__ = ["MindSporeModules"]
@@ -25,30 +24,30 @@ class MindSporeModules(ModulesFacet):
 
     def get_cells_and_names(self, cell: Any) -> Iterator[tuple[str, Any]]:
         """Depth first; shared cells once per path, which ``cells_and_names`` does not give."""
-        yield from walk(cell, "")
+        yield from _walk(cell, "")
 
     def parameters_dict(self, cell: Any) -> dict[str, Any]:
         """By path, not by ``Parameter.name``; shared parameters once per path."""
         return {
             f"{path}.{name}" if path else name: value
-            for path, one in walk(cell, "")
-            for name, value in self.direct_parameters(one).items()
+            for path, child in _walk(cell, "")
+            for name, value in self.direct_parameters(child).items()
         }
 
     def direct_parameters(self, cell: Any) -> dict[str, Any]:
         """Own parameters that are set."""
-        return {name: value for name, value in cell._params.items() if value is not None}  # noqa: SLF001 - no public spelling
+        return {name: value for name, value in _own_parameters(cell).items() if value is not None}
 
     def direct_buffers(self, cell: Any) -> dict[str, Any]:
         """Own buffers that are set."""
-        return {name: value for name, value in cell._buffers.items() if value is not None}  # noqa: SLF001
+        return {name: value for name, value in _own_buffers(cell).items() if value is not None}
 
     def set_parameter(self, cell: Any, name: str, value: Any) -> None:
         """Replace a parameter or buffer of the same name; attribute assignment would only copy values."""
-        if name not in cell._params:  # noqa: SLF001
-            cell._buffers[name] = value  # noqa: SLF001
+        if name not in _own_parameters(cell):
+            _own_buffers(cell)[name] = value
             return
-        old = cell._params[name]  # noqa: SLF001
+        old = _own_parameters(cell)[name]
         if isinstance(value, Parameter) and isinstance(old, Parameter) and _unnamed(value):
             value.name = old.name
         cell.insert_param_to_cell(name, value, check_name_contain_dot=False)
@@ -84,12 +83,12 @@ class MindSporeModules(ModulesFacet):
         write_over(target, gradient.to_local() if isinstance(gradient, DTensor) else gradient)
 
     def set_layout_into_parameter(self, param: Any, layout: Any) -> Any:
-        """``Parameter`` of this rank's piece, under the same name."""
-        piece = distribute_tensor(ops.stop_gradient(param), layout.mesh, layout, src_data_rank=None)
-        return Parameter(piece, name=param.name, requires_grad=param.requires_grad)
+        """``Parameter`` of this rank's shard, under the same name."""
+        shard = distribute_tensor(ops.stop_gradient(param), layout.mesh, layout, src_data_rank=None)
+        return Parameter(shard, name=param.name, requires_grad=param.requires_grad)
 
     def get_param_local_shape(self, param: Any) -> tuple[int, ...]:
-        """Of the piece."""
+        """Of the local shard."""
         return tuple(param.local_shape if isinstance(param, DTensor) else param.shape)
 
     def get_param_local_data(self, param: Any) -> Any:
@@ -120,7 +119,12 @@ class MindSporeModules(ModulesFacet):
 
     def init_parameters(self, module: Any, stage_index: int = 0) -> None:
         """By the initializers that the parameters were declared with."""
-        delayed.materialise(module, stage_index)
+        parameters = [
+            delayed.Place(cell, name, parameter)
+            for _, cell in _walk(module, "")
+            for name, parameter in self.direct_parameters(cell).items()
+        ]
+        delayed.materialize(parameters, stage_index)
 
     def init_on_device(self, device: Any, include_buffers: bool = False) -> AbstractContextManager[Any]:
         """``no_init_parameters`` for meta; elsewhere MindSpore computes where it computes."""
@@ -138,15 +142,78 @@ class MindSporeModules(ModulesFacet):
     def register_full_backward_hook(self, module: Any, hook: Callable[..., Any], prepend: bool = False) -> HookHandle:
         """Over ``register_backward_hook``, which has no ``prepend``."""
         check_hook("register_full_backward_hook", hook)
-        return backward_hooks.register(module, "hook", hook, prepend=prepend)
+        return _register_backward(module, "hook", hook, prepend=prepend)
 
     def register_full_backward_pre_hook(
         self, module: Any, hook: Callable[..., Any], prepend: bool = False
     ) -> HookHandle:
         """Over ``register_backward_pre_hook``, which has no ``prepend``."""
         check_hook("register_full_backward_pre_hook", hook)
-        return backward_hooks.register(module, "pre_hook", hook, prepend=prepend)
+        return _register_backward(module, "pre_hook", hook, prepend=prepend)
 
 
 def _unnamed(parameter: Parameter) -> bool:
     return bool(parameter.name.startswith("Parameter"))
+
+
+def _walk(cell: Any, path: str) -> Iterator[tuple[str, Any]]:
+    """Every cell with its path, depth first; shared cells once per path."""
+    yield path, cell
+    for name, child in cell._cells.items():  # noqa: SLF001 - no public spelling
+        if child is not None:
+            yield from _walk(child, f"{path}.{name}" if path else name)
+
+
+def _own_parameters(cell: Any) -> dict[str, Any]:
+    return cell._params  # type: ignore[no-any-return] # noqa: SLF001 - no public spelling
+
+
+def _own_buffers(cell: Any) -> dict[str, Any]:
+    return cell._buffers  # type: ignore[no-any-return] # noqa: SLF001 - no public spelling
+
+
+# -- backward hooks in an order that ``prepend`` may change: one hook of MindSpore's runs a list of ours ---------------
+
+_HOOKS = "_hyper_parallel_backward_hooks"
+
+
+def _register_backward(cell: Any, kind: str, hook: Callable[..., Any], *, prepend: bool) -> HookHandle:
+    """Add a ``hook`` (of the gradients in and out) or a ``pre_hook`` (of those out), last or first."""
+    lists: dict[str, list[Callable[..., Any]]] = cell.__dict__.setdefault(_HOOKS, {})
+    hooks = lists.get(kind)
+    if hooks is None:
+        hooks = lists[kind] = []
+        if kind == "hook":
+            cell.register_backward_hook(_run_hooks(hooks))
+        else:
+            cell.register_backward_pre_hook(_run_pre_hooks(hooks))
+
+    def entry(*args: Any) -> Any:  # an object of its own, so that one function may be registered twice
+        return hook(*args)
+
+    hooks.insert(0 if prepend else len(hooks), entry)
+    return HookHandle("backward hook" if kind == "hook" else "backward pre-hook", cell, lambda: hooks.remove(entry))
+
+
+def _run_hooks(hooks: list[Callable[..., Any]]) -> Callable[..., Any]:
+    def run(cell: Any, grad_input: Any, grad_output: Any) -> Any:
+        changed = False
+        for hook in list(hooks):
+            replaced = hook(cell, grad_input, grad_output)
+            if replaced is not None:
+                grad_input, changed = replaced if isinstance(replaced, tuple) else (replaced,), True
+        return grad_input if changed else None
+
+    return run
+
+
+def _run_pre_hooks(hooks: list[Callable[..., Any]]) -> Callable[..., Any]:
+    def run(cell: Any, grad_output: Any) -> Any:
+        changed = False
+        for hook in list(hooks):
+            replaced = hook(cell, grad_output)
+            if replaced is not None:
+                grad_output, changed = replaced if isinstance(replaced, tuple) else (replaced,), True
+        return grad_output if changed else None
+
+    return run

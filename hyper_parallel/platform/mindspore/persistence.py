@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import tempfile
+from collections.abc import Callable, Iterable
 from pathlib import Path
 from typing import Any
 
@@ -11,7 +12,6 @@ from mindspore import Parameter, ops
 
 from hyper_parallel.errors import CheckpointError
 from hyper_parallel.platform.contract.persistence import PersistenceFacet
-from hyper_parallel.platform.mindspore.cells import walk
 from hyper_parallel.transport.mindspore import from_host, to_host
 
 __all__ = ["MindSporePersistence"]
@@ -25,19 +25,22 @@ class MindSporePersistence(PersistenceFacet):
 
     own_format = "ckpt"
     DTensorBase: Any
+    direct_parameters: Callable[[Any], dict[str, Any]]
+    direct_buffers: Callable[[Any], dict[str, Any]]
+    get_cells_and_names: Callable[[Any], Iterable[tuple[str, Any]]]
 
     def _state(self, model: Any, *, ignore_frozen: bool) -> dict[str, Any]:
         """By path, as PyTorch does it, not by ``Parameter.name``."""
         state: dict[str, Any] = {}
-        for path, cell in walk(model, ""):
-            start = f"{path}." if path else ""
-            for name, one in cell._params.items():  # noqa: SLF001 - no public spelling
-                if one is not None and not (ignore_frozen and not one.requires_grad):
-                    state[start + name] = self._detached(one)
+        for path, cell in self.get_cells_and_names(model):
+            prefix = f"{path}." if path else ""
+            for name, parameter in self.direct_parameters(cell).items():
+                if not (ignore_frozen and not parameter.requires_grad):
+                    state[prefix + name] = self._detached(parameter)
             skipped = cell._non_persistent_buffers_set  # noqa: SLF001 - no public spelling
-            for name, one in cell._buffers.items():  # noqa: SLF001
-                if one is not None and name not in skipped:
-                    state[start + name] = self._detached(one)
+            for name, buffer in self.direct_buffers(cell).items():
+                if name not in skipped:
+                    state[prefix + name] = self._detached(buffer)
         return state
 
     def _detached(self, value: Any) -> Any:
@@ -53,18 +56,18 @@ class MindSporePersistence(PersistenceFacet):
         return from_host(array)
 
     def _save_own(self, state: dict[str, Any], path: Path) -> None:
-        """``mindspore.save_checkpoint``, which insists on its suffix, and leaves out empty tensors without a word.
+        """``mindspore.save_checkpoint``, which insists on its suffix and silently leaves out empty tensors.
 
-        With its checksum at the end: without, a file cut between two tensors is one of fewer tensors.
+        With its checksum at the end: without one, a file that is cut between two tensors loads as fewer tensors.
         """
         if empty := [name for name, value in state.items() if 0 in value.shape]:
             msg = f"save_checkpoint: ckpt files hold no empty tensors ({', '.join(empty)}); use safetensors"
             raise CheckpointError(msg)
-        named = path.with_name(path.name + ".ckpt")
+        suffixed = path.with_name(path.name + ".ckpt")
         listed = [{"name": name, "data": self._detached(value)} for name, value in state.items()]
         try:
-            mindspore.save_checkpoint(listed, str(named), crc_check=True)
-            named.replace(path)
+            mindspore.save_checkpoint(listed, str(suffixed), crc_check=True)
+            suffixed.replace(path)
         except BaseException:  # MindSpore leaves a neighbour of its own, half written, where the disk is full
             for left in path.parent.iterdir():
                 if left.name.startswith(path.name):
@@ -72,7 +75,7 @@ class MindSporePersistence(PersistenceFacet):
             raise
 
     def _load_own(self, path: Path) -> dict[str, Any]:
-        """``mindspore.load_checkpoint`` of a file with its checksum; it reads what has the suffix alone."""
+        """``mindspore.load_checkpoint`` of a file with its checksum; it reads files with its suffix only."""
         if not _has_checksum(path):
             msg = (
                 f"load_checkpoint: {path} has no checksum at its end: it is truncated, of another format, or "
@@ -80,10 +83,10 @@ class MindSporePersistence(PersistenceFacet):
             )
             raise CheckpointError(msg)
         with tempfile.TemporaryDirectory() as folder:
-            named = Path(folder) / "linked.ckpt"
-            named.symlink_to(path.absolute())
+            linked = Path(folder) / "linked.ckpt"
+            linked.symlink_to(path.absolute())
             try:
-                found = mindspore.load_checkpoint(str(named), crc_check=True)
+                values = mindspore.load_checkpoint(str(linked), crc_check=True)
             except (ValueError, TypeError, RuntimeError) as error:
                 msg = (
                     f"load_checkpoint: {path} is no whole file of mindspore.save_checkpoint: its checksum or its "
@@ -91,7 +94,8 @@ class MindSporePersistence(PersistenceFacet):
                 )
                 raise CheckpointError(msg) from error
         return {
-            name: from_host(to_host(one).copy()) if isinstance(one, Parameter) else one for name, one in found.items()
+            name: from_host(to_host(value).copy()) if isinstance(value, Parameter) else value
+            for name, value in values.items()
         }
 
 

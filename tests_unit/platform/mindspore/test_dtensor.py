@@ -354,7 +354,7 @@ def test_conversions_to_plain_tensors_are_refused():
     """Tensor(x) and storage methods would take the local values silently; they say what to write instead."""
     messages, data = simulate(_refusals, 2, platform="mindspore")[0]
     assert (
-        messages[0] == "Tensor(x) of a DTensor: say x.full_tensor() for the whole, x.to_local() for this rank's piece"
+        messages[0] == "Tensor(x) of a DTensor: say x.full_tensor() for the whole, x.to_local() for this rank's shard"
     )
     assert re.search(r"to_local\(\)", messages[2])
     assert data == "MindSporeDTensor"

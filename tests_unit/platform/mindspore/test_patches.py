@@ -1,4 +1,4 @@
-"""MindSpore's own ways to recompute: what DTensors drew in forward is drawn again."""
+"""Patches of MindSpore: each is installed and needed, and recomputation samples again what forward sampled."""
 
 from __future__ import annotations
 
@@ -122,3 +122,52 @@ def test_mindspore_itself_has_no_symmetric_memory():
 
     homes = [mindspore, mindspore.communication, mindspore.mint.distributed, mindspore.hal, mindspore.runtime]
     assert [name for home in homes for name in dir(home) if "symm" in name.lower()] == []
+
+
+def test_every_patch_is_for_the_installed_version():
+    """An upgrade of MindSpore fails here until the reason of each patch has been checked and its version renewed."""
+    import mindspore
+
+    from hyper_parallel.platform.mindspore.patches import PATCHES
+
+    platform_named("mindspore")
+    for patch in PATCHES:
+        assert mindspore.__version__.startswith(f"{patch.version}."), patch.reason
+        assert patch.reason
+        assert patch.places, patch.reason
+
+
+def test_every_patch_is_installed():
+    """Each place of each patch holds the replacement, which keeps the original."""
+    from hyper_parallel.platform.mindspore import intercept
+    from hyper_parallel.platform.mindspore.patches import PATCHES
+
+    platform_named("mindspore")
+    for patch in PATCHES:
+        for owner, name in patch.places:
+            current = getattr(owner, name)
+            assert current is intercept.fallback or hasattr(current, "__wrapped__"), (owner, name)
+
+
+def test_mindspore_is_patched_in_one_file_only():
+    """No other file of the room sets attributes of MindSpore's classes and modules."""
+    import ast
+    from importlib.util import find_spec
+    from pathlib import Path
+
+    room = Path(find_spec("hyper_parallel.platform.mindspore").origin).parent
+    for path in sorted(set(room.rglob("*.py")) - {room / "patches.py"}):
+        tree = ast.parse(path.read_text(encoding="utf-8"))
+        foreign = {
+            (alias.asname or alias.name).partition(".")[0]
+            for node in ast.walk(tree)
+            if isinstance(node, (ast.Import, ast.ImportFrom))
+            and (getattr(node, "module", None) or node.names[0].name).startswith("mindspore")
+            for alias in node.names
+        }
+        for node in ast.walk(tree):
+            if isinstance(node, ast.Attribute) and isinstance(node.ctx, ast.Store):
+                root = node.value
+                while isinstance(root, ast.Attribute):
+                    root = root.value
+                assert not (isinstance(root, ast.Name) and root.id in foreign), (path.name, node.lineno)

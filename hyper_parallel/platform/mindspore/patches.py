@@ -1,0 +1,334 @@
+"""Every patch of MindSpore, with its reason and the version that needs it.
+
+``PATCHES`` is the list to check when MindSpore is upgraded: a test fails while a patch names another version than the
+one that is installed. Where no DTensor is involved, each patch calls the original at once.
+"""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Callable
+from dataclasses import dataclass
+from functools import partial, wraps
+from inspect import getattr_static
+from types import FrameType
+from typing import Any
+
+from mindspore import Parameter, Tensor, nn
+from mindspore.common._grad_function import _Function
+from mindspore.common.api import _CellGraphExecutor, _JitExecutor, _pynative_executor, _PyNativeExecutor
+from mindspore.common.recompute import _RecomputeCell, _RecomputeHandle
+from mindspore.experimental import optim
+from mindspore.ops import primitive as primitives
+from mindspore.ops.composite import base
+from mindspore.ops.function.grad import grad_func
+
+from hyper_parallel.core.dtensor import random
+from hyper_parallel.core.dtensor.deferred_gradients import refuse_partial_step
+from hyper_parallel.core.dtensor.dtensor import DTensor
+from hyper_parallel.errors import UnsupportedOperatorError
+from hyper_parallel.platform.contract.memory import rerunning
+from hyper_parallel.platform.mindspore import intercept
+from hyper_parallel.platform.mindspore.ops.python_api import REPLACED
+
+__all__ = ["PATCHES", "Patch", "install"]
+
+
+@dataclass(frozen=True)
+class Patch:
+    """Attributes of MindSpore that are replaced.
+
+    Attributes:
+        places: owner (a module or class) and name of each attribute.
+        replace: makes the replacement of the original.
+        reason: why MindSpore's own does not serve.
+        version: of MindSpore for which the reason was last checked.
+    """
+
+    places: tuple[tuple[Any, str], ...]
+    replace: Callable[[Callable[..., Any]], Callable[..., Any]]
+    reason: str
+    version: str = "2.10"
+
+    def install(self) -> None:
+        """Replace the attributes; one original has one replacement, however many places have it."""
+        replacements: dict[int, Any] = {}
+        for owner, name in self.places:
+            static = getattr_static(owner, name, None)
+            bound = isinstance(static, classmethod)
+            function = static.__func__ if bound else getattr(owner, name, None)
+            if id(function) not in replacements:
+                replaced = self.replace(function)
+                replacements[id(function)] = classmethod(replaced) if bound else replaced
+            setattr(owner, name, replacements[id(function)])
+
+
+def install() -> None:
+    """Install every patch; called once, by the platform's construction."""
+    for patch in PATCHES:
+        patch.install()
+
+
+# -- calls that skip ``__fallback__`` ----------------------------------------------------------------------------------
+
+
+def _intercepted_lists(run: Callable[..., Any]) -> Callable[..., Any]:
+    @wraps(run)
+    def run_op(primitive: Any, name: str, args: tuple[Any, ...]) -> Any:
+        for operand in args:
+            if type(operand) in (list, tuple) and intercept.holds_dtensor(operand):
+                return intercept.call(name, args, primitive=primitive)
+        return run(primitive, name, args)
+
+    return run_op
+
+
+def _dispatched(name: str, plain: Callable[..., Any]) -> Callable[..., Any]:
+    @wraps(plain)
+    def call(*args: Any, **kwargs: Any) -> Any:
+        if intercept.holds_dtensor(args) or intercept.holds_dtensor(kwargs.values()):
+            return intercept.call(name, args, kwargs)
+        return plain(*args, **kwargs)
+
+    return call
+
+
+def _places_of(function: Callable[..., Any]) -> tuple[tuple[Any, str], ...]:
+    """Where MindSpore's modules hold a function."""
+    return tuple(
+        (module, name)
+        for path, module in list(sys.modules.items())
+        if path.startswith(("mindspore.ops", "mindspore.mint"))
+        for name, value in list(vars(module).items())
+        if value is function
+    )
+
+
+# -- calls that would take local tensors for whole ones ----------------------------------------------------------------
+
+# Optimizers that update each element by itself. Norms of layers, factored moments and centralized gradients look at
+# whole parameters, so those are not among them.
+BY_ELEMENT = frozenset({
+    nn.ASGD, nn.Adagrad, nn.Adam, nn.AdaMax, nn.AdamWeightDecay, nn.FTRL, nn.Momentum, nn.ProximalAdagrad, nn.RMSProp,
+    nn.Rprop, nn.SGD, optim.ASGD, optim.Adadelta, optim.Adagrad, optim.Adam, optim.Adamax, optim.AdamW, optim.NAdam,
+    optim.RAdam, optim.RMSprop, optim.Rprop, optim.SGD,
+})  # fmt: skip
+
+DIFFERENTIABLE = "use hyper_parallel.DFunction, whose rule says how its results are placed"
+
+
+def _without_dtensors(what: str, instead: str, plain: Callable[..., Any]) -> Callable[..., Any]:
+    """Return ``plain``, refused where it would see local tensors in place of DTensors.
+
+    Args:
+        what: how messages name it.
+        instead: what messages recommend.
+        plain: the original.
+    """
+
+    @wraps(plain)
+    def call(*args: Any, **kwargs: Any) -> Any:
+        dtensors = (
+            intercept.holds_dtensor(args)
+            or (kwargs and intercept.holds_dtensor(kwargs.values()))
+            or _has_dtensor_parameters(args[0])
+        )
+        # Recomputation differentiates DTensors itself; an optimizer's step by elements is right on shards.
+        if dtensors and not (any(isinstance(arg, _RecomputeCell) for arg in args) or _steps_by_element(args)):
+            msg = f"{what}: it would see this rank's shards as if they were whole; {instead}"
+            raise UnsupportedOperatorError(msg)
+        return plain(*args, **kwargs)
+
+    return call
+
+
+def _has_dtensor_parameters(caller: Any) -> bool:
+    """True for a compiled Cell with a DTensor among its parameters."""
+    cell = getattr(caller, "obj", None)
+    return isinstance(cell, nn.Cell) and intercept.holds_dtensor(cell.get_parameters())
+
+
+def _steps_by_element(args: tuple[Any, ...]) -> bool:
+    """True for the compiled step of an optimizer of ``BY_ELEMENT``, with gradients that are laid out alike."""
+    optimizer: Any = getattr(args[0], "obj", None)
+    if type(optimizer) not in BY_ELEMENT or any(getattr(optimizer, "grad_centralization_flags", ())):
+        return False
+    lists = (
+        arg for arg in args[1:] if isinstance(arg, (list, tuple)) and all(isinstance(item, Tensor) for item in arg)
+    )
+    gradients = next(lists, args[1:])
+    pairs = zip(optimizer.parameters, gradients, strict=False)
+    return len(gradients) == len(optimizer.parameters) and all(
+        _local_shape(parameter) == _local_shape(gradient)
+        and not (isinstance(gradient, DTensor) and gradient.layout.partials)
+        for parameter, gradient in pairs
+    )
+
+
+def _local_shape(tensor: Any) -> tuple[int, ...]:
+    return tuple(tensor.local_shape if isinstance(tensor, DTensor) else tensor.shape)
+
+
+def _refusing_partial_gradients(step: Callable[..., Any]) -> Callable[..., Any]:
+    """An optimizer's step, refused while the reduction of a gradient is pending."""
+
+    @wraps(step)
+    def call(self: Any, *args: Any, **kwargs: Any) -> Any:
+        lists = [arg for arg in (*args, *kwargs.values()) if isinstance(arg, (list, tuple))]
+        for grads in lists:
+            for parameter, grad in zip(self.parameters, grads, strict=False):
+                if isinstance(grad, DTensor):
+                    refuse_partial_step(parameter.name, grad.layout, grad.dtype)
+        return step(self, *args, **kwargs)
+
+    return call
+
+
+def _refusing_copies(init: Callable[..., None]) -> Callable[..., None]:
+    @wraps(init)
+    def guarded(self: Any, *args: Any, **kwargs: Any) -> None:
+        if args and isinstance(args[0], DTensor) and not isinstance(self, DTensor):
+            msg = "Tensor(x) of a DTensor: say x.full_tensor() for the whole, x.to_local() for this rank's shard"
+            raise UnsupportedOperatorError(msg)
+        init(self, *args, **kwargs)
+
+    return guarded
+
+
+def _refusing_parameters(new: Callable[..., Any]) -> Callable[..., Any]:
+    @wraps(new)
+    def guarded(cls: type, default_input: Any, *args: Any, **kwargs: Any) -> Any:
+        if isinstance(default_input, DTensor) and isinstance(default_input, Parameter):
+            msg = "Parameter(p) of a DTensor parameter: say p.clone() for a new parameter with its own values"
+            raise UnsupportedOperatorError(msg)
+        return new(cls, default_input, *args, **kwargs)
+
+    return guarded
+
+
+# -- differentiations that fail ----------------------------------------------------------------------------------------
+
+_FORWARD, _BACKWARD = "_pynative_func_grad_forward", "_pynative_func_grad_backward"
+
+
+def _recovering(differentiated: Callable[..., Any]) -> Callable[..., Any]:
+    """Clear MindSpore's record after an exception, but not inside another differentiation, which still needs it."""
+
+    @wraps(differentiated)
+    def run(*args: Any, **kwargs: Any) -> Any:
+        try:
+            return differentiated(*args, **kwargs)
+        except BaseException:
+            if not _differentiating():
+                _pynative_executor.clear_res()
+            raise
+
+    return run
+
+
+def _differentiating() -> bool:
+    """True inside a differentiation; MindSpore's own flag stays set after one that failed."""
+    frame: FrameType | None = sys._getframe(1)  # noqa: SLF001 - Python has no public way to the frames
+    while frame is not None:
+        if frame.f_code.co_name == _FORWARD:
+            return True
+        frame = frame.f_back
+    return False
+
+
+# -- recomputation -----------------------------------------------------------------------------------------------------
+
+_STATES = "_hyper_parallel_states"
+
+
+def _remembering(plain: Callable[..., Any]) -> Callable[..., Any]:
+    """The forward, which keeps its arguments on a stack; the random state goes on one beside it."""
+
+    @wraps(plain)
+    def construct(self: Any, *args: Any, **kwargs: Any) -> Any:
+        self.__dict__.setdefault(_STATES, []).append(random.get_state())
+        return plain(self, *args, **kwargs)
+
+    return construct
+
+
+def _replaying(plain: Callable[..., Any]) -> Callable[..., Any]:
+    """The backward, which runs the forward again on the arguments that it takes from the stack."""
+
+    @wraps(plain)
+    def bprop(self: Any, *args: Any) -> Any:
+        with random.replaying(self.__dict__[_STATES].pop()):
+            return plain(self, *args)
+
+    return bprop
+
+
+# -- the list ----------------------------------------------------------------------------------------------------------
+
+_SEES_LOCAL_TENSORS = "it sees the local tensors of DTensors as if they were whole"
+_SAMPLES_ANEW = "running again restores MindSpore's generator, not the one that DTensors are sampled from"
+
+PATCHES: tuple[Patch, ...] = (
+    Patch(
+        ((Tensor, "__fallback__"),),
+        lambda _: intercept.fallback,
+        "MindSpore looks for the handler on the first tensor, which may be a plain one or a Parameter",
+    ),
+    Patch(
+        ((primitives, "_run_op"),),
+        _intercepted_lists,
+        "legacy primitives do not look for DTensors in lists: ops.stack and ops.addn would use the local tensors",
+    ),
+    *(
+        Patch(
+            _places_of(function),
+            partial(_dispatched, name),
+            "it reads only the shape of a tensor, or mixes it with constants of that shape",
+        )
+        for name, function in REPLACED.items()
+    ),
+    Patch(((Tensor, "__init__"),), _refusing_copies, "Tensor(x) copies the local values of a DTensor"),
+    Patch(((Parameter, "__new__"),), _refusing_parameters, "Parameter(p) copies the local values of a DTensor"),
+    Patch(
+        ((_JitExecutor, "__call__"),),
+        partial(
+            _without_dtensors, "a function compiled by ms.jit", "call it uncompiled, or on x.to_local() by local_map"
+        ),
+        _SEES_LOCAL_TENSORS,
+    ),
+    Patch(
+        ((_CellGraphExecutor, "__call__"),),
+        partial(_without_dtensors, "a Cell in graph mode", "use ms.set_context(mode=ms.PYNATIVE_MODE)"),
+        _SEES_LOCAL_TENSORS,
+    ),
+    Patch(
+        ((_PyNativeExecutor, "call_custom_bprop"),),
+        partial(_without_dtensors, "a Cell with a bprop of its own", DIFFERENTIABLE),
+        _SEES_LOCAL_TENSORS,
+    ),
+    Patch(
+        ((_Function, "apply"),),
+        partial(_without_dtensors, "_Function.apply", DIFFERENTIABLE),
+        _SEES_LOCAL_TENSORS,
+    ),
+    Patch(
+        ((nn.Optimizer, "__call__"), (optim.Optimizer, "__call__")),
+        _refusing_partial_gradients,
+        "optimizers step on local gradients, which are wrong while their reduction is pending",
+    ),
+    *(
+        Patch(
+            ((base, name), (grad_func, name)),
+            _recovering,
+            "an exception in a function that is differentiated leaves a record after which x[0] of any tensor fails",
+        )
+        for name in (_FORWARD, _BACKWARD)
+    ),
+    Patch(
+        ((_RecomputeHandle, "__init__"),),
+        lambda init: rerunning(init, random.get_state, random.replaying),
+        _SAMPLES_ANEW,
+    ),
+    Patch(((_RecomputeCell, "construct"),), _remembering, _SAMPLES_ANEW),
+    Patch(((_RecomputeCell, "bprop"),), _replaying, _SAMPLES_ANEW),
+)
