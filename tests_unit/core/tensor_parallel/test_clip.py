@@ -75,9 +75,9 @@ def test_a_pending_reduction_is_done_first(twin):
 
         holder = Holder()
         holder.grad = grad
-        settled = clip._settled(get_torch_platform(), holder)
-        assert settled.placements == (Replicate(),)
-        twin.same(settled, twin.random(3, seed=0) + twin.random(3, seed=1), "gradient")
+        gradient = clip._reduced_gradient(get_torch_platform(), holder)
+        assert gradient.placements == (Replicate(),)
+        twin.same(gradient, twin.random(3, seed=0) + twin.random(3, seed=1), "gradient")
 
     twin.on_mesh((2,), rank)
 
