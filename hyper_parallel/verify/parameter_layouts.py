@@ -40,7 +40,7 @@ class ParameterLayout:
         """The layout, on a mesh without a world; None for a plain tensor."""
         if not self.mesh_shape:
             return None
-        mesh = DeviceMesh.grid("cpu", self.mesh_shape, self.ranks, self.mesh_names)
+        mesh = DeviceMesh.abstract("cpu", self.mesh_shape, self.ranks, self.mesh_names)
         return Layout.of(mesh, self.dim_axes, self.partials, self.shape)
 
 

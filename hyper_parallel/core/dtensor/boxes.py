@@ -1,7 +1,8 @@
-"""Box arithmetic over a mesh: who holds which part, and who sends it to whom. Pure; no tensor in sight.
+"""Box arithmetic over a mesh: which rank holds which part of a tensor, and which rank sends it to which. Pure.
 
-Every dim is split on its own, so the boxes of one layout form a grid. A transfer is cut along grids, which makes
-every received part a cell of a product grid: a target is put together by concatenating along one dim after another.
+A box is a half-open index range per dim. Every dim is split independently, so the boxes of one layout form a grid.
+Parts are cut along such grids. So the parts that a rank receives form a product grid, and the rank assembles its box
+by concatenating along one dim after another.
 """
 
 from __future__ import annotations
@@ -38,11 +39,13 @@ __all__ = [
 ]
 
 Coordinate = tuple[int, ...]
+"""A position in a mesh, one index per axis."""
 Interval = tuple[int, int]
+"""A half-open index range along one dim."""
 
 
 class BoxTransfer(NamedTuple):
-    """``box`` travels from member ``sender`` to member ``receiver`` of a slice of the mesh."""
+    """``box`` is sent from member ``sender`` to member ``receiver`` of a slice of the mesh."""
 
     box: Box
     sender: int
@@ -50,160 +53,184 @@ class BoxTransfer(NamedTuple):
 
 
 class ReducedBox(NamedTuple):
-    """``box`` is reduced on member ``owner`` and wanted by the members ``wanted``; ``group`` is who holds summands."""
+    """``box`` is summed on member ``reducer``, from the partial values of ``holders``, and sent to ``receivers``."""
 
     box: Box
-    owner: int
-    group: tuple[int, ...]
-    wanted: tuple[int, ...]
+    reducer: int
+    holders: tuple[int, ...]
+    receivers: tuple[int, ...]
 
 
 def volume(box: Box) -> int:
-    """Number of elements."""
+    """Return the number of elements of a box."""
     return math.prod(stop - start for start, stop in box)
 
 
-def intersect(one: Box, other: Box) -> Box:
-    """Common part; an interval without one is empty, ``(start, start)``."""
-    return tuple((max(a, c), max(a, c, min(b, d))) for (a, b), (c, d) in zip(one, other, strict=True))
+def intersect(first: Box, second: Box) -> Box:
+    """Return the intersection of two boxes; along a dim where they are disjoint it is empty, ``(start, start)``."""
+    return tuple((max(a, c), max(a, c, min(b, d))) for (a, b), (c, d) in zip(first, second, strict=True))
 
 
 def contains(outer: Box, inner: Box) -> bool:
-    """True when every element of ``inner`` is in ``outer``; an empty box is in every box."""
+    """Return True if every element of ``inner`` is in ``outer``; an empty box is in every box."""
     return not volume(inner) or all(a <= c and d <= b for (a, b), (c, d) in zip(outer, inner, strict=True))
 
 
 def coordinates(mesh: DeviceMesh) -> Iterator[Coordinate]:
-    """Every position of the mesh, row-major."""
+    """Yield every position of the mesh, row-major."""
     return itertools.product(*map(range, mesh.shape))
 
 
-def members(mesh: DeviceMesh, axes: Sequence[int], at: Coordinate) -> list[Coordinate]:
-    """Positions that differ from ``at`` along ``axes`` only, in the order of ``mesh.ranks_along(axes)``."""
-    found = []
-    for steps in itertools.product(*(range(mesh.shape[axis]) for axis in axes)):
-        position = list(at)
-        for axis, step in zip(axes, steps, strict=True):
-            position[axis] = step
-        found.append(tuple(position))
-    return found
+def members(mesh: DeviceMesh, axes: Sequence[int], coordinate: Coordinate) -> list[Coordinate]:
+    """Return the positions that differ from ``coordinate`` along ``axes`` only, as ``mesh.ranks_along`` orders them."""
+    positions = []
+    for indices in itertools.product(*(range(mesh.shape[axis]) for axis in axes)):
+        position = list(coordinate)
+        for axis, index in zip(axes, indices, strict=True):
+            position[axis] = index
+        positions.append(tuple(position))
+    return positions
 
 
 def box_edges(boxes: Iterable[Box], ndim: int) -> list[list[int]]:
-    """Per dim the sorted edges of ``boxes``."""
+    """Return the sorted edges of ``boxes`` per dim."""
     edges: list[set[int]] = [set() for _ in range(ndim)]
     for box in boxes:
         for dim, (start, stop) in enumerate(box):
             edges[dim].update((start, stop))
-    return [sorted(one) for one in edges]
+    return [sorted(dim_edges) for dim_edges in edges]
 
 
 def split_at_edges(box: Box, edges: Sequence[Sequence[int]]) -> list[list[Interval]]:
-    """Per dim the non-empty intervals into which ``edges`` cut ``box``."""
+    """Return per dim the non-empty intervals into which ``edges`` split ``box``."""
     return [
-        [(a, b) for a, b in itertools.pairwise([start, *(e for e in one if start < e < stop), stop]) if a < b]
-        for (start, stop), one in zip(box, edges, strict=True)
+        [
+            (a, b)
+            for a, b in itertools.pairwise([start, *(edge for edge in dim_edges if start < edge < stop), stop])
+            if a < b
+        ]
+        for (start, stop), dim_edges in zip(box, edges, strict=True)
     ]
 
 
-def slice_origin(at: Coordinate, slice_axes: Sequence[int]) -> Coordinate:
-    """First position of the slice of the mesh along ``slice_axes`` that ``at`` lies in."""
-    return tuple(0 if axis in slice_axes else step for axis, step in enumerate(at))
+def slice_origin(coordinate: Coordinate, slice_axes: Sequence[int]) -> Coordinate:
+    """Return the first position of the slice of the mesh along ``slice_axes`` that contains ``coordinate``."""
+    return tuple(0 if axis in slice_axes else index for axis, index in enumerate(coordinate))
 
 
 def box_transfers(
-    source: Layout, target: Layout, slice_axes: tuple[int, ...], first: Coordinate
+    source: Layout, target: Layout, slice_axes: tuple[int, ...], origin: Coordinate
 ) -> tuple[BoxTransfer, ...]:
-    """What every member of the slice of the mesh that starts at ``first`` must receive, and from whom.
+    """Return the boxes that the members of one slice of the mesh must receive, each with its sender.
 
-    A part that the receiver holds itself does not travel. Of several holders the one that shares most coordinates with
-    the receiver sends; among equals they take turns with the receiver's position, which spreads the load.
+    Parts that the receiver itself holds are not sent. If several members hold a part, the one that shares the most
+    coordinates with the receiver sends it. Ties are broken by the receiver's position, which spreads the load.
+
+    Args:
+        source: layout before, without partial values.
+        target: layout after.
+        slice_axes: mesh axes of the slice.
+        origin: first position of the slice.
     """
-    at = members(source.mesh, slice_axes, first)
-    held = [source.box_at(one) for one in at]
+    positions = members(source.mesh, slice_axes, origin)
+    source_boxes = [source.box_at(position) for position in positions]
     holders: dict[Box, list[int]] = {}
-    for index, box in enumerate(held):
+    for index, box in enumerate(source_boxes):
         holders.setdefault(box, []).append(index)
-    edges = box_edges(held, source.ndim)
-    grid = box_grid(held, source.ndim)
-    found = []
-    for receiver, position in enumerate(at):
+    edges = box_edges(source_boxes, source.ndim)
+    grid = box_grid(source_boxes, source.ndim)
+    transfers = []
+    for receiver, position in enumerate(positions):
         for cell in itertools.product(*split_at_edges(target.box_at(position), edges)):
-            if not contains(held[receiver], cell):
-                owner = tuple(map(_around, grid, cell))
-                found.append(BoxTransfer(cell, _nearest(holders[owner], receiver, at), receiver))
-    return tuple(found)
+            if not contains(source_boxes[receiver], cell):
+                enclosing = tuple(map(_enclosing, grid, cell))
+                transfers.append(BoxTransfer(cell, _nearest(holders[enclosing], receiver, positions), receiver))
+    return tuple(transfers)
 
 
 def box_grid(boxes: Iterable[Box], ndim: int) -> list[list[Interval]]:
-    """Per dim the intervals, in order, of boxes that form a grid; of those with elements."""
+    """Return per dim the sorted intervals of non-empty boxes that form a grid."""
     filled = {box for box in boxes if volume(box)}
     return [sorted({box[dim] for box in filled}) for dim in range(ndim)]
 
 
 def count_intersections(box: Box, grid: Sequence[Sequence[Interval]]) -> int:
-    """How many boxes of a grid have a part in common with ``box``."""
-    found = 1
+    """Return the number of boxes of a grid that intersect ``box``."""
+    count = 1
     for (start, stop), intervals in zip(box, grid, strict=True):
-        first = bisect.bisect_right(intervals, start, key=lambda one: one[1])
-        last = bisect.bisect_left(intervals, stop, key=lambda one: one[0])
-        found *= max(last - first, 0)
-    return found if volume(box) else 0
+        first = bisect.bisect_right(intervals, start, key=lambda interval: interval[1])
+        last = bisect.bisect_left(intervals, stop, key=lambda interval: interval[0])
+        count *= max(last - first, 0)
+    return count if volume(box) else 0
 
 
-def _around(intervals: Sequence[Interval], part: Interval) -> Interval:
-    """The interval that ``part`` lies in."""
+def _enclosing(intervals: Sequence[Interval], part: Interval) -> Interval:
+    """Return the interval that contains ``part``."""
     return intervals[bisect.bisect_right(intervals, (part[0], math.inf)) - 1]
 
 
-def _nearest(candidates: Sequence[int], receiver: int, at: Sequence[Coordinate]) -> int:
+def _nearest(candidates: Sequence[int], receiver: int, positions: Sequence[Coordinate]) -> int:
     def distance(index: int) -> tuple[int, int]:
-        differing = sum(a != b for a, b in zip(at[index], at[receiver], strict=True))
-        return differing, (index - receiver) % len(at)
+        differing = sum(a != b for a, b in zip(positions[index], positions[receiver], strict=True))
+        return differing, (index - receiver) % len(positions)
 
     return min(candidates, key=distance)
 
 
 def reduced_boxes(
-    source: Layout, target: Layout, slice_axes: tuple[int, ...], reduced: tuple[int, ...], first: Coordinate
+    source: Layout, target: Layout, slice_axes: tuple[int, ...], reduced: tuple[int, ...], origin: Coordinate
 ) -> tuple[ReducedBox, ...]:
-    """Who reduces which part when the summands along ``reduced`` become ``target`` in the fewest transmissions.
+    """Assign every part of one slice of the mesh to the member that sums its partial values.
 
-    A part with ``k`` summands wanted by ``d`` ranks costs ``(k - 1) + (d - 1)`` transmissions if a rank that holds a
-    summand and wants the sum is the one who adds; several such ranks share the part evenly.
+    A part with ``k`` partial values that ``d`` ranks need costs ``(k - 1) + (d - 1)`` transmissions if the rank that
+    sums it holds a partial value and needs the sum. Several such ranks share the part evenly.
+
+    Args:
+        source: layout before, with partial values along ``reduced``.
+        target: layout after.
+        slice_axes: mesh axes of the slice.
+        reduced: mesh axes whose partial values are summed.
+        origin: first position of the slice.
     """
     mesh = source.mesh
-    at = members(mesh, slice_axes, first)
-    index_of = {position: index for index, position in enumerate(at)}
-    # Groups are known by their first member: of thousands of ranks, each group is listed once.
-    firsts = [slice_origin(one, reduced) for one in at]
-    group_of = {one: tuple(index_of[member] for member in members(mesh, reduced, one)) for one in dict.fromkeys(firsts)}
-    held = [source.box_at(one) for one in at]
-    wanted_boxes = [target.box_at(one) for one in at]
-    edges = box_edges([*held, *wanted_boxes], source.ndim)
-    wanted: dict[Box, list[int]] = {}
-    for index, box in enumerate(wanted_boxes):
+    positions = members(mesh, slice_axes, origin)
+    index_of = {position: index for index, position in enumerate(positions)}
+    # Groups of holders are keyed by their first member, so that each is listed once among thousands of ranks.
+    origins = [slice_origin(position, reduced) for position in positions]
+    holders_of = {
+        first: tuple(index_of[member] for member in members(mesh, reduced, first)) for first in dict.fromkeys(origins)
+    }
+    source_boxes = [source.box_at(position) for position in positions]
+    target_boxes = [target.box_at(position) for position in positions]
+    edges = box_edges([*source_boxes, *target_boxes], source.ndim)
+    receivers: dict[Box, list[int]] = {}
+    for index, box in enumerate(target_boxes):
         for cell in itertools.product(*split_at_edges(box, edges)):
-            wanted.setdefault(cell, []).append(index)
-    groups: dict[Box, list[tuple[int, ...]]] = {}
-    for box, group in dict.fromkeys((box, group_of[one]) for box, one in zip(held, firsts, strict=True)):
+            receivers.setdefault(cell, []).append(index)
+    holder_groups: dict[Box, list[tuple[int, ...]]] = {}
+    for box, holders in dict.fromkeys(
+        (box, holders_of[first]) for box, first in zip(source_boxes, origins, strict=True)
+    ):
         for cell in itertools.product(*split_at_edges(box, edges)):
-            groups.setdefault(cell, []).append(group)
-    cells = sorted(wanted.keys() & groups.keys())
-    return tuple(piece for cell in cells for piece in _shared(cell, sorted(groups[cell]), tuple(wanted[cell])))
+            holder_groups.setdefault(cell, []).append(holders)
+    return tuple(
+        reduced_box
+        for cell in sorted(receivers.keys() & holder_groups.keys())
+        for reduced_box in _shared(cell, sorted(holder_groups[cell]), tuple(receivers[cell]))
+    )
 
 
-def _shared(cell: Box, groups: Sequence[tuple[int, ...]], wanted: tuple[int, ...]) -> Iterator[ReducedBox]:
-    """Cut ``cell`` along its longest dim so that every rank fit to reduce it gets an even part."""
-    fit = [(rank, group) for group in groups for rank in group if rank in wanted]
-    fit = fit or [(rank, group) for group in groups for rank in group]
+def _shared(cell: Box, holder_groups: Sequence[tuple[int, ...]], receivers: tuple[int, ...]) -> Iterator[ReducedBox]:
+    """Split ``cell`` along its longest dim into even parts, one for every rank that can sum it at no extra cost."""
+    reducers = [(rank, holders) for holders in holder_groups for rank in holders if rank in receivers]
+    reducers = reducers or [(rank, holders) for holders in holder_groups for rank in holders]
     dim = max(range(len(cell)), key=lambda d: cell[d][1] - cell[d][0], default=None)
     if dim is None:
-        yield ReducedBox(cell, fit[0][0], fit[0][1], wanted)
+        yield ReducedBox(cell, reducers[0][0], reducers[0][1], receivers)
         return
     start, stop = cell[dim]
-    for part, (owner, group) in enumerate(fit):
-        low, high = chunk_bounds(stop - start, len(fit), part)
+    for part, (reducer, holders) in enumerate(reducers):
+        low, high = chunk_bounds(stop - start, len(reducers), part)
         if low < high:
             box = (*cell[:dim], (start + low, start + high), *cell[dim + 1 :])
-            yield ReducedBox(box, owner, group, wanted)
+            yield ReducedBox(box, reducer, holders, receivers)

@@ -1,7 +1,8 @@
-"""Which steps: the cheapest way from one layout to another, structured collectives and exchanges priced alike.
+"""The search for the cheapest steps from one layout to another, over collectives and exchanges of boxes.
 
-A best-first search over layouts (A*). What a rank still lacks bounds every way on from below, so the search follows
-few moves; an exchange, which must be cut into boxes to be priced, is looked at only from where it could win.
+A best-first search over layouts (A*; Hart, Nilsson and Raphael, 1968). The elements that a rank still lacks are a lower
+bound of the remaining cost, so few layouts are visited. Exchanges are costly to price, since their boxes must be
+listed; they are priced only from layouts that are visited.
 """
 
 from __future__ import annotations
@@ -23,13 +24,12 @@ if TYPE_CHECKING:
 
 __all__ = ["Cost", "cheapest_steps", "cost_of"]
 
-# Only the ratios matter. Latency is set low on purpose: a message counts as much as ten bytes and the start of a
-# collective as twenty, so bytes decide and the rest settles near-ties. Layouts know no dtype, so plans are chosen for
-# four-byte elements.
+# Only the ratios matter. Latency is low on purpose: a message costs as much as ten bytes and the start of a collective
+# as twenty, so bytes decide except between near-equals. Layouts have no dtype, so four-byte elements are assumed.
 SECONDS_PER_BYTE = 1e-10
 SECONDS_PER_MESSAGE = 1e-9
 SECONDS_PER_LAUNCH = 2e-9
-# Of plans whose worst ranks receive the same, the one that loads the network less.
+# Among steps whose worst rank receives the same, those that load the network less are cheaper.
 MEAN_LOAD_WEIGHT = 0.05
 PLANNING_ITEMSIZE = 4
 SECONDS_PER_ELEMENT = PLANNING_ITEMSIZE * SECONDS_PER_BYTE
@@ -38,7 +38,7 @@ MOST_STATES = 2000
 
 @dataclass(frozen=True)
 class Cost:
-    """What the worst rank receives.
+    """The cost of steps, at the rank that receives most.
 
     Attributes:
         bytes: bytes received.
@@ -52,12 +52,12 @@ class Cost:
 
     @property
     def seconds(self) -> float:
-        """A figure to compare plans by."""
+        """Estimated time, for comparing costs only."""
         return self.bytes * SECONDS_PER_BYTE + self.messages * SECONDS_PER_MESSAGE + self.launches * SECONDS_PER_LAUNCH
 
 
 def cost_of(steps: Iterable[Step], itemsize: int) -> Cost:
-    """Sum over ``steps``, each at its worst rank."""
+    """Return the sum of the costs of ``steps``, each at its worst rank, for elements of ``itemsize`` bytes."""
     steps = tuple(steps)
     return Cost(
         sum(step.received for step in steps) * itemsize,
@@ -67,7 +67,11 @@ def cost_of(steps: Iterable[Step], itemsize: int) -> Cost:
 
 
 def cheapest_steps(source: Layout, target: Layout) -> tuple[Step, ...]:
-    """Cheapest steps; partial axes of ``target`` are partial in ``source`` too, all others that are owe a sum."""
+    """Return the cheapest steps from ``source`` to ``target``.
+
+    Axes that are partial in ``target`` must be partial in ``source`` with the same reduction. Other partial axes of
+    ``source`` are summed.
+    """
     if source is target:
         return ()
     best: tuple[Step, ...] = ()
@@ -87,93 +91,97 @@ def cheapest_steps(source: Layout, target: Layout) -> tuple[Step, ...]:
             if step.target is target:
                 best, bound = ((*steps, step), price) if price < bound else (best, bound)
             elif step.target not in done:
-                least = price + _lacking(step.target, target)
+                least = price + _lower_bound(step.target, target)
                 heapq.heappush(frontier, (least, price, next(ticket), step.target, (*steps, step)))
     return best
 
 
-def _lacking(layout: Layout, target: Layout) -> float:
-    """A price that no way from here can beat: some rank must still receive what it lacks."""
+def _lower_bound(layout: Layout, target: Layout) -> float:
+    """Return a lower bound of the cost from ``layout`` on: the largest number of elements that a rank still lacks.
+
+    Only ranks at the corners of the mesh are looked at; the largest of some ranks is a lower bound, too.
+    """
     corners = itertools.product(*({0, size - 1} for size in layout.mesh.shape))
-    boxes = ((target.box_at(at), layout.box_at(at)) for at in corners)
-    worst = max(volume(wanted) - volume(intersect(wanted, held)) for wanted, held in boxes)
+    boxes = ((target.box_at(corner), layout.box_at(corner)) for corner in corners)
+    worst = max(volume(needed) - volume(intersect(needed, own)) for needed, own in boxes)
     return worst * SECONDS_PER_ELEMENT
 
 
 def _price(step: Step) -> float:
-    """Seconds, with a little for every step, so that of two equal plans the shorter and simpler one wins."""
-    shared = MEAN_LOAD_WEIGHT * sum(step.loads) / len(step.loads) * SECONDS_PER_ELEMENT
-    return cost_of((step,), PLANNING_ITEMSIZE).seconds + shared + step.overhead
+    """Return the cost in seconds, with a small overhead per step, so that the shorter of two equal plans is cheaper."""
+    mean_load = MEAN_LOAD_WEIGHT * sum(step.loads) / len(step.loads) * SECONDS_PER_ELEMENT
+    return cost_of((step,), PLANNING_ITEMSIZE).seconds + mean_load + step.overhead
 
 
 def _direct(layout: Layout, target: Layout) -> Step:
-    """The one step that always exists."""
-    if _owed(layout, target):
+    """Return the single step to ``target``, which always exists."""
+    if _unreduced(layout, target):
         return ReduceExchange(layout, target, _slice_axes(layout, target))
-    if all(contains(layout.box_at(at), target.box_at(at)) for at in coordinates(layout.mesh)):
+    if all(contains(layout.box_at(position), target.box_at(position)) for position in coordinates(layout.mesh)):
         return Slice(layout, target, ())
     return Exchange(layout, target, _slice_axes(layout, target))
 
 
 def _slice_axes(layout: Layout, target: Layout) -> tuple[int, ...]:
-    """Axes whose meaning changes: along the others every rank minds its own part, replica or term of a sum."""
-    settled: set[int] = set()
-    for held, wanted in zip(layout.dim_axes, target.dim_axes, strict=True):
-        pairs = zip(held, wanted, strict=False)
-        settled.update(axis for axis, other in itertools.takewhile(lambda pair: pair[0] == pair[1], pairs))
-    used = {axis for axes in (*layout.dim_axes, *target.dim_axes) for axis in axes} | set(_owed(layout, target))
-    return tuple(sorted(used - settled))
+    """Return the axes on which the layouts differ; ranks that differ along other axes need nothing of one another."""
+    equal: set[int] = set()
+    for before, after in zip(layout.dim_axes, target.dim_axes, strict=True):
+        pairs = zip(before, after, strict=False)
+        equal.update(axis for axis, _ in itertools.takewhile(lambda pair: pair[0] == pair[1], pairs))
+    used = {axis for axes in (*layout.dim_axes, *target.dim_axes) for axis in axes} | set(_unreduced(layout, target))
+    return tuple(sorted(used - equal))
 
 
-def _owed(layout: Layout, target: Layout) -> tuple[int, ...]:
+def _unreduced(layout: Layout, target: Layout) -> tuple[int, ...]:
+    """Return the axes that are partial in ``layout`` but not in ``target``."""
     return tuple(axis for axis, _ in layout.partials if not target.is_partial(axis))
 
 
 def _moves(layout: Layout, target: Layout) -> Iterator[Step]:
-    owed = _owed(layout, target)
-    if owed:
-        yield AllReduce(layout, _without_partial(layout, owed), owed)
-    yield from _reduce_scatters(layout, target, owed)
+    """Yield the steps that are considered from ``layout``."""
+    unreduced = _unreduced(layout, target)
+    if unreduced:
+        yield AllReduce(layout, _without_partial(layout, unreduced), unreduced)
+    yield from _reduce_scatters(layout, target, unreduced)
     yield from _gathers(layout)
     yield from _slices(layout, target)
     yield from _all_to_alls(layout, target)
     yield _direct(layout, target)
 
 
-def _reduce_scatters(layout: Layout, target: Layout, owed: tuple[int, ...]) -> Iterator[Step]:
-    for dim, wanted in enumerate(target.dim_axes):
-        if not wanted and not layout.dim_axes[dim]:
+def _reduce_scatters(layout: Layout, target: Layout, unreduced: tuple[int, ...]) -> Iterator[Step]:
+    for dim, (before, after) in enumerate(zip(layout.dim_axes, target.dim_axes, strict=True)):
+        if not after and not before:
             continue
-        held = layout.dim_axes[dim]
-        suffix = wanted[len(held) :]
-        candidates: set[tuple[int, ...]] = {(axis,) for axis in owed}
-        if suffix and wanted[: len(held)] == held and set(suffix) <= set(owed):
-            candidates.add(suffix)
+        missing = after[len(before) :]
+        candidates: set[tuple[int, ...]] = {(axis,) for axis in unreduced}
+        if missing and after[: len(before)] == before and set(missing) <= set(unreduced):
+            candidates.add(missing)
         for axes in sorted(candidates):
             reduced = _without_partial(layout, axes)
-            yield ReduceScatter(layout, _with_dim(reduced, dim, (*held, *axes)), axes)
+            yield ReduceScatter(layout, _with_dim(reduced, dim, (*before, *axes)), axes)
 
 
 def _gathers(layout: Layout) -> Iterator[Step]:
-    for dim, held in enumerate(layout.dim_axes):
-        for kept in range(len(held)):
-            yield AllGather(layout, _with_dim(layout, dim, held[:kept]), held[kept:])
+    for dim, axes in enumerate(layout.dim_axes):
+        for kept in range(len(axes)):
+            yield AllGather(layout, _with_dim(layout, dim, axes[:kept]), axes[kept:])
 
 
 def _slices(layout: Layout, target: Layout) -> Iterator[Step]:
     used = {axis for axes in layout.dim_axes for axis in axes} | {axis for axis, _ in layout.partials}
-    for dim, wanted in enumerate(target.dim_axes):
-        for axis in wanted:
+    for dim, after in enumerate(target.dim_axes):
+        for axis in after:
             if axis not in used:
                 yield Slice(layout, _with_dim(layout, dim, (*layout.dim_axes[dim], axis)), ())
 
 
 def _all_to_alls(layout: Layout, target: Layout) -> Iterator[Step]:
-    for left, right in itertools.permutations(range(layout.ndim), 2):
-        held = layout.dim_axes[left]
-        if held and (target.dim_axes[right] or layout.dim_axes[right]):
-            without = _with_dim(layout, left, held[:-1])
-            yield AllToAll(layout, _with_dim(without, right, (*layout.dim_axes[right], held[-1])), held[-1:])
+    for gathered, split in itertools.permutations(range(layout.ndim), 2):
+        axes = layout.dim_axes[gathered]
+        if axes and (target.dim_axes[split] or layout.dim_axes[split]):
+            without = _with_dim(layout, gathered, axes[:-1])
+            yield AllToAll(layout, _with_dim(without, split, (*layout.dim_axes[split], axes[-1])), axes[-1:])
 
 
 def _with_dim(layout: Layout, dim: int, axes: tuple[int, ...]) -> Layout:

@@ -60,7 +60,7 @@ class TensorTransform:
         if set(goal.ranks) != set(mesh.ranks):
             msg = f"transform: the tensor lives on {mesh!r}, the layout on {goal!r}; they must have the same ranks"
             raise MeshMismatchError(msg)
-        platform, whole = tensor._platform, tensor.reduce_partial()  # noqa: SLF001 - core's own
+        platform, whole = tensor._platform, tensor.reduce_partial()
         summed = Layout.of(goal, target.dim_axes, (), target.shape)
         move = _Move(platform, whole.layout, summed)
         local = whole.to_local()

@@ -1,8 +1,8 @@
-"""Gradients left pending: ``defer_grad_reduce()`` reduces over several backward passes at once.
+"""Deferred gradients: ``defer_grad_reduce()`` reduces the gradients of several backward passes at once.
 
-Inside the block, a replicated leaf enters an operation that differs along some axes as always, by a varying view. Only
-the view's backward is another: it leaves this rank's summand with the leaf. What several passes leave is added up, and
-reduced where the block ends. A leaf's local tensor carries its summands, so whoever shares it sees them.
+Inside the block a replicated leaf enters an operation by a varying view, as always. Only the backward of the view is
+different: it keeps this rank's partial gradient on the leaf's local tensor. The partial gradients of several passes are
+added, and reduced at the end of the block. All DTensors over one local tensor share its deferred gradient.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
 
     from hyper_parallel.core.dtensor.dtensor import DTensor
-    from hyper_parallel.core.dtensor.events import Cause, Occurrence
+    from hyper_parallel.core.dtensor.events import Cause, Redistribution
     from hyper_parallel.platform.contract.platform import Platform
 
 __all__ = [
@@ -35,43 +35,47 @@ __all__ = [
     "refuse_partial_step",
 ]
 
-_PENDING = "_hyper_parallel_pending"
+_DEFERRED = "_hyper_parallel_deferred_gradient"
 
 
 class DeferredGradient(NamedTuple):
-    """What a leaf's gradient still owes.
+    """The part of a leaf's gradient that is still to be reduced.
 
     Attributes:
-        layout: the dual of the leaf's layout, with Partial(sum) along the axes that are pending.
-        summand: this rank's.
-        cause: operator and argument that the leaf was used as, first.
-        module: path of the module that did.
+        layout: the dual of the leaf's layout, with Partial(sum) along the axes still to be reduced.
+        partial_value: this rank's partial gradient, a plain tensor.
+        cause: operator and argument of the leaf's first use.
+        module: path of the module of that use.
     """
 
     layout: Layout
-    summand: Any
+    partial_value: Any
     cause: Cause | None
     module: str
 
 
 class _Block:
-    """The outermost open block of this thread or task; it listens, so that no view made outside serves inside."""
+    """The outermost open block of a thread or task.
+
+    It is a watcher too, because varying views are cached per set of watchers: no view made outside the block is used
+    inside.
+    """
 
     def __init__(self) -> None:
         self.open = True
-        self.left: dict[int, tuple[Any, Layout, Platform]] = {}  # leaves with summands, in the order of the first
+        # Leaves with deferred gradients by identity, in the order of their first gradient.
+        self.leaves: dict[int, tuple[Any, Layout, Platform]] = {}
 
-    def hear(self, occurrence: Occurrence) -> None:
-        """Nothing to note."""
+    def on_redistribution(self, redistribution: Redistribution) -> None:
+        """Do nothing."""
 
     def reduce(self) -> None:
-        """One reduction per leaf, and its gradient is the true one."""
-        for local, layout, platform in self.left.values():
-            held = deferred_of(local)
-            if held is not None:
-                reduced = reduce_deferred(
-                    held.summand, plan_transition(held.layout, layout), platform, held.cause, held.module
-                )
+        """Reduce the gradient of every leaf once, and add it to the leaf's own gradient."""
+        for local, layout, platform in self.leaves.values():
+            deferred = deferred_of(local)
+            if deferred is not None:
+                transition = plan_transition(deferred.layout, layout)
+                reduced = reduce_deferred(deferred.partial_value, transition, platform, deferred.cause, deferred.module)
                 drop_deferred(local)
                 platform.accumulate_grad(local, reduced)
 
@@ -81,18 +85,19 @@ _BLOCK: ContextVar[_Block | None] = ContextVar("hyper_parallel_deferring", defau
 
 @contextmanager
 def defer_grad_reduce() -> Iterator[None]:
-    """Inside, gradients of replicated parameters stay ``Partial``; where the block ends each is reduced, once.
+    """Keep gradients of replicated parameters ``Partial`` inside the block, and reduce each once at its end.
 
-    For gradient accumulation: N backward passes inside cost the reductions of one. Values are the same. What is
-    deferred is the all-reduce of a parameter's gradient. Shards that are gathered reduce and scatter theirs at each
-    pass, and a parameter with hooks reduces its own, because they see true gradients. In an inner block nothing is
-    reduced: the outermost counts.
+    For gradient accumulation: N backward passes communicate as much as one, with the same values. Only the all-reduce
+    of a parameter's gradient is deferred. A sharded parameter that is gathered for use reduces and scatters its
+    gradient in each pass. So does a parameter with hooks, because hooks see true gradients. An inner block does
+    nothing; the outermost block reduces.
 
-    On PyTorch ``parameter.grad`` is a ``Partial`` DTensor inside. On MindSpore, where gradients are values,
-    ``hyper_parallel.value_and_grad`` returns them ``Partial`` inside: add them up, and say ``reduce_partial()`` once.
+    On PyTorch ``parameter.grad`` is a ``Partial`` DTensor inside the block. On MindSpore, where gradients are values,
+    ``hyper_parallel.value_and_grad`` returns them ``Partial`` inside the block: add them, and call ``reduce_partial()``
+    once.
 
-    Blocks that an exception leaves communicate nothing. An optimizer's step on a gradient that is still ``Partial`` is
-    an error that names the parameter.
+    A block that ends by an exception communicates nothing. An optimizer's step on a gradient that is still ``Partial``
+    is an error that names the parameter.
     """
     if _BLOCK.get() is not None:
         yield
@@ -109,86 +114,94 @@ def defer_grad_reduce() -> Iterator[None]:
 
 
 def deferred_of(local: Any) -> DeferredGradient | None:
-    """What the gradient of the leaf ``local`` owes, or None."""
-    found: DeferredGradient | None = getattr(local, _PENDING, None)
-    return found
+    """Return the deferred gradient of the leaf ``local``, or None."""
+    deferred: DeferredGradient | None = getattr(local, _DEFERRED, None)
+    return deferred
 
 
-def attach_deferred(local: Any, pending: DeferredGradient) -> None:
-    """Let the leaf ``local`` owe it."""
-    setattr(local, _PENDING, pending)
+def attach_deferred(local: Any, deferred: DeferredGradient) -> None:
+    """Attach a deferred gradient to the leaf ``local``."""
+    setattr(local, _DEFERRED, deferred)
 
 
 def drop_deferred(local: Any) -> None:
-    """Forget it: it was reduced, replaced or cleared."""
-    if hasattr(local, _PENDING):
-        delattr(local, _PENDING)
+    """Remove the deferred gradient of the leaf ``local``: it was reduced, replaced or cleared."""
+    if hasattr(local, _DEFERRED):
+        delattr(local, _DEFERRED)
 
 
 def deferral_hook(tensor: DTensor, varying: tuple[int, ...], cause: Cause | None) -> Callable[[Any], bool] | None:
-    """What a varying view asks in backward: True when the gradient was kept and nothing is to be sent back.
+    """Return the hook that defers gradients of a varying view of ``tensor``, or None if there is nothing to defer.
 
-    None where there is nothing to defer: no block is open, or ``tensor`` is no replicated parameter.
+    Args:
+        tensor: the leaf; only a replicated parameter, in an open block, has anything to defer.
+        varying: axes along which the consumer differs.
+        cause: operator and argument of the use.
+
+    Returns:
+        a function of the gradient that returns True if it has kept the gradient, so that none is sent back.
     """
     block = _BLOCK.get()
     if block is None:
         return None
-    local, layout, platform = tensor._local, tensor._layout, tensor._platform  # noqa: SLF001 - the class' own room
+    local, layout, platform = tensor._local, tensor._layout, tensor._platform
     if layout.partials or not platform.is_parameter(tensor):
         return None
     axes = [axis for axis in varying if layout.mesh.shape[axis] > 1]
     if not axes:
         return None
-    true = dual(layout)
-    owed = Layout.of(layout.mesh, layout.dim_axes, [(axis, "sum") for axis in axes], layout.shape)
+    reduced = dual(layout)
+    partial = Layout.of(layout.mesh, layout.dim_axes, [(axis, "sum") for axis in axes], layout.shape)
     module = module_path()
 
-    def keep(grad: Any) -> bool:
+    def defer(grad: Any) -> bool:
         # Backward of a graph that outlived its block, or that is differentiated again, reduces at once.
         differentiated = platform.needs_grad(grad) and platform.grad_enabled()
         if not block.open or differentiated or not platform.accumulates_grad(local):
             return False
-        more = add_deferred(deferred_of(local), DeferredGradient(owed, grad, cause, module), platform)
-        attach_deferred(local, more)
-        block.left.setdefault(id(local), (local, true, platform))
+        total = add_deferred(deferred_of(local), DeferredGradient(partial, grad, cause, module), platform)
+        attach_deferred(local, total)
+        block.leaves.setdefault(id(local), (local, reduced, platform))
         return True
 
-    return keep
+    return defer
 
 
-def add_deferred(held: DeferredGradient | None, more: DeferredGradient, platform: Platform) -> DeferredGradient:
-    """The sum of both; summands of one's axes are summands of all axes, when one rank holds them and others zeros."""
-    if held is None:  # backward may hand the same tensor to others
-        return more._replace(summand=platform.local_op("clone")(more.summand, memory_format=None))
-    first, second = held.layout, more.layout
-    if first is not second:
-        axes = sorted({axis for axis, _ in (*first.partials, *second.partials)})
-        first = Layout.of(first.mesh, first.dim_axes, [(axis, "sum") for axis in axes], first.shape)
-    mine, other = (_spread(one, first, platform) for one in (held, more))
-    return held._replace(layout=first, summand=mine + other)
+def add_deferred(first: DeferredGradient | None, second: DeferredGradient, platform: Platform) -> DeferredGradient:
+    """Return the sum of two deferred gradients, Partial along the axes of both.
+
+    A gradient that is Partial along some axes is Partial along more axes once one rank keeps it and others hold zeros.
+    """
+    if first is None:  # backward may hand the same tensor to others
+        return second._replace(partial_value=platform.local_op("clone")(second.partial_value, memory_format=None))
+    layout, other = first.layout, second.layout
+    if layout is not other:
+        axes = sorted({axis for axis, _ in (*layout.partials, *other.partials)})
+        layout = Layout.of(layout.mesh, layout.dim_axes, [(axis, "sum") for axis in axes], layout.shape)
+    values = [
+        redistribute(deferred.partial_value, plan_transition(deferred.layout, layout), platform)
+        for deferred in (first, second)
+    ]
+    return first._replace(layout=layout, partial_value=values[0] + values[1])
 
 
-def refuse_partial_step(name: str, layout: Layout, dtype: object, held: DeferredGradient | None = None) -> None:
-    """An optimizer's step on a gradient that is one rank's summand would part the replicas.
+def refuse_partial_step(name: str, layout: Layout, dtype: object, deferred: DeferredGradient | None = None) -> None:
+    """Refuse an optimizer's step on a partial gradient, after which the replicas would differ.
 
     Args:
         name: of the parameter.
         layout: of its gradient.
         dtype: of its gradient.
-        held: what the gradient owes, where that is known.
+        deferred: the parameter's deferred gradient, if it is known.
 
     Raises:
-        LayoutError: something is pending.
+        LayoutError: the gradient is Partial.
     """
     if layout.partials:
-        cause, module = (None, "") if held is None else (held.cause, held.module)
+        cause, module = (None, "") if deferred is None else (deferred.cause, deferred.module)
         used = f" ({cause.argument} of {cause.op}{f' in {module}' if module else ''})" if cause else ""
         msg = (
             f"optimizer step: the gradient of {name}{used} is still {layout.notation(dtype)}; step after "
             "defer_grad_reduce() has ended, or reduce it first: grad = grad.reduce_partial()"
         )
         raise LayoutError(msg)
-
-
-def _spread(one: DeferredGradient, layout: Layout, platform: Platform) -> Any:
-    return redistribute(one.summand, plan_transition(one.layout, layout), platform)

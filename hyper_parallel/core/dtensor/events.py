@@ -1,6 +1,6 @@
-"""The event log: which collectives ran, for whom and why; and the two ways to forbid the unasked ones.
+"""The event log: which collectives ran, for which operator and why; ``strict()`` and ``implicit_budget()``.
 
-Everything lives in context variables, so ranks and threads do not see each other. With no watcher active a plan that
+State is in context variables, so ranks and threads do not see each other's. Without a watcher, a redistribution that
 communicates costs one look-up.
 """
 
@@ -19,18 +19,18 @@ if TYPE_CHECKING:
 
     from hyper_parallel.core.dtensor.transition import Transition
 
-__all__ = ["Cause", "Event", "EventLog", "Occurrence", "Watcher", "announce", "enter_module", "implicit_budget",
-           "module_path", "module_scope", "record_events", "strict", "watchers", "watching"]  # fmt: skip
+__all__ = ["Cause", "Event", "EventLog", "Redistribution", "Watcher", "enter_module", "implicit_budget", "module_path",
+           "module_scope", "notify", "record_events", "strict", "watchers", "watching"]  # fmt: skip
 
 
 @dataclass(frozen=True)
 class Cause:
-    """Who asked for a redistribution.
+    """Why a redistribution runs.
 
-    Args:
-        op: operator.
-        argument: name of its argument.
-        implicit: True when the library decided, False when the program said so.
+    Attributes:
+        op: the operator that needs it.
+        argument: name of the operator's argument.
+        implicit: True if the library decided on it, False if the program asked for it.
     """
 
     op: str
@@ -43,21 +43,21 @@ _EXPLICIT = Cause("redistribute", "self")
 
 @dataclass(frozen=True)
 class Event:
-    """One collective.
+    """One collective of a redistribution.
 
     Attributes:
         step: training step, as counted by :meth:`EventLog.next_step`.
         module: path of the module whose forward asked for it; its backward events carry the same path.
-        op: operator.
-        argument: its argument.
-        source: layout before, in the one notation.
+        op: the operator that needed it.
+        argument: name of the operator's argument.
+        source: layout before, such as ``f32[7, 5@tp]``.
         target: layout after.
         collective: ``all_gather``, ``reduce_scatter``, ``all_reduce``, ``all_to_all``, ``exchange`` or
             ``reduce_exchange``.
-        bytes: what the worst rank receives.
+        bytes: bytes that the worst rank receives.
         axes: names of the mesh axes that it runs over.
         phase: ``forward`` or ``backward``.
-        implicit: True when the library decided on it.
+        implicit: True if the library decided on it, False if the program asked for it.
     """
 
     step: int
@@ -73,19 +73,28 @@ class Event:
     implicit: bool
 
     def __str__(self) -> str:
-        """One line."""
-        asked = " implicit" if self.implicit else ""
+        """Return the event in one line."""
+        implicit = " implicit" if self.implicit else ""
         return (
             f"{self.phase} {self.op}({self.argument}): {self.collective} over {', '.join(self.axes)}, "
-            f"{self.bytes} bytes{asked}: {self.source} -> {self.target}"
+            f"{self.bytes} bytes{implicit}: {self.source} -> {self.target}"
         )
 
 
 @dataclass(frozen=True)
-class Occurrence:
-    """A plan about to communicate."""
+class Redistribution:
+    """A redistribution that is about to communicate.
 
-    plan: Transition
+    Attributes:
+        transition: its steps.
+        dtype: of the local tensor.
+        itemsize: bytes per element.
+        cause: why it runs; None is an explicit ``redistribute``.
+        module: path of the module that runs, or ``""``.
+        phase: ``forward`` or ``backward``.
+    """
+
+    transition: Transition
     dtype: object
     itemsize: int
     cause: Cause | None
@@ -93,39 +102,43 @@ class Occurrence:
     phase: str
 
     @property
-    def unasked(self) -> bool:
-        """True when the library decided on it in forward; backward only repays what forward did."""
+    def is_implicit(self) -> bool:
+        """True if the library decided on it in forward; what backward communicates follows from the forward."""
         return self.cause is not None and self.cause.implicit and self.phase == "forward"
 
     def describe(self) -> str:
-        """``matmul(other): f32[7, 5@tp] -> f32[7, 5], 70 bytes (all_gather over tp)``, with the module in front."""
+        """Return one line, such as ``matmul(other): f32[7, 5@tp] -> f32[7, 5], 70 bytes (all_gather over tp)``."""
         cause = self.cause or _EXPLICIT
-        moves = [(step.collective, _names(self.plan, step.axes)) for step in self.plan.steps if step.received]
-        steps = "; ".join(f"{collective} over {', '.join(axes)}" for collective, axes in moves)
+        steps = "; ".join(
+            f"{step.collective} over {', '.join(_names(self.transition, step.axes))}"
+            for step in self.transition.steps
+            if step.received
+        )
         where = f"{self.module}: " if self.module else ""
+        source, target = self.transition.source, self.transition.target
         return (
-            f"{where}{cause.op}({cause.argument}): {self.plan.source.notation(self.dtype)} -> "
-            f"{self.plan.target.notation(self.dtype)}, {self.plan.cost(self.itemsize).bytes} bytes ({steps})"
+            f"{where}{cause.op}({cause.argument}): {source.notation(self.dtype)} -> {target.notation(self.dtype)}, "
+            f"{self.transition.cost(self.itemsize).bytes} bytes ({steps})"
         )
 
     def fix(self) -> str:
-        """The line that makes it explicit."""
+        """Return the line of code that makes it explicit."""
         name = (self.cause or _EXPLICIT).argument
-        return f"{name} = {name}.redistribute(placements={list(self.plan.target.placements)})"
+        return f"{name} = {name}.redistribute(placements={list(self.transition.target.placements)})"
 
 
 class Watcher(Protocol):
-    """Hears of every plan that communicates, before it does."""
+    """Is notified of every redistribution that communicates, before it runs."""
 
-    def hear(self, occurrence: Occurrence) -> None:
-        """Take note, or raise to prevent it."""
+    def on_redistribution(self, redistribution: Redistribution) -> None:
+        """Take note of ``redistribution``, or raise to prevent it."""
 
 
 class EventLog:
-    """Collectives in the order in which they ran; printing it shows them by module.
+    """The collectives in the order in which they ran; ``print`` shows them by module.
 
     Attributes:
-        step: number that new events carry.
+        step: training step of new events.
     """
 
     def __init__(self) -> None:
@@ -133,15 +146,15 @@ class EventLog:
         self._events: list[Event] = []
 
     def next_step(self) -> None:
-        """From here on events belong to the next training step."""
+        """Begin the next training step: later events belong to it."""
         self.step += 1
 
-    def hear(self, occurrence: Occurrence) -> None:
-        """Add one event per collective of the plan."""
-        self._events.extend(_events(occurrence, self.step))
+    def on_redistribution(self, redistribution: Redistribution) -> None:
+        """Add one event per collective of ``redistribution``."""
+        self._events.extend(_events(redistribution, self.step))
 
     def __iter__(self) -> Iterator[Event]:
-        """Events, oldest first."""
+        """Iterate over the events, oldest first."""
         return iter(tuple(self._events))
 
     def __len__(self) -> int:
@@ -149,23 +162,23 @@ class EventLog:
         return len(self._events)
 
     def __getitem__(self, index: int) -> Event:
-        """One event."""
+        """Return the event of that index."""
         return self._events[index]
 
     def collectives(self, phase: str | None = None) -> list[str]:
-        """Names of the collectives in order, of one phase or of both."""
+        """Return the names of the collectives in order, of one phase or of both."""
         return [event.collective for event in self._events if phase in (None, event.phase)]
 
     def total_bytes(self, phase: str | None = None) -> int:
-        """Sum of the events' bytes, of one phase or of both."""
+        """Return the sum of the bytes of the events, of one phase or of both."""
         return sum(event.bytes for event in self._events if phase in (None, event.phase))
 
     def __str__(self) -> str:
-        """A tree by module path."""
+        """Return the events as a tree by module path, with a line of totals."""
         lines: list[str] = []
         shown: tuple[str, ...] = ()
         # Stable sort: within one module the order is the order of running.
-        for event in sorted(self._events, key=lambda one: one.module.split(".")):
+        for event in sorted(self._events, key=lambda event: event.module.split(".")):
             path = tuple(event.module.split(".")) if event.module else ()
             lines.extend("  " * depth + path[depth] for depth in range(_common(path, shown), len(path)))
             lines.append("  " * len(path) + str(event))
@@ -174,30 +187,33 @@ class EventLog:
 
 
 class _Strict:
-    """Forbids what nobody asked for."""
+    """Forbids implicit redistributions."""
 
-    def hear(self, occurrence: Occurrence) -> None:
+    def on_redistribution(self, redistribution: Redistribution) -> None:
         """Raise on an implicit redistribution."""
-        if occurrence.unasked:
-            msg = f"strict(): implicit redistribution in {occurrence.describe()}; make it explicit: {occurrence.fix()}"
+        if redistribution.is_implicit:
+            msg = (
+                f"strict(): implicit redistribution in {redistribution.describe()}; make it explicit: "
+                f"{redistribution.fix()}"
+            )
             raise StrictModeError(msg)
 
 
 class _Budget:
-    """Forbids what nobody asked for once it adds up to more than ``limit`` bytes."""
+    """Forbids implicit redistributions once they add up to more than ``limit`` bytes."""
 
     def __init__(self, limit: int) -> None:
         self.limit, self.spent = limit, 0
 
-    def hear(self, occurrence: Occurrence) -> None:
-        """Count, and raise beyond the limit."""
-        if not occurrence.unasked:
+    def on_redistribution(self, redistribution: Redistribution) -> None:
+        """Add the bytes of an implicit redistribution; raise beyond the limit."""
+        if not redistribution.is_implicit:
             return
-        self.spent += occurrence.plan.cost(occurrence.itemsize).bytes
+        self.spent += redistribution.transition.cost(redistribution.itemsize).bytes
         if self.spent > self.limit:
             msg = (
                 f"implicit_budget({self.limit}): {self.spent} bytes with the implicit redistribution in "
-                f"{occurrence.describe()}; make it explicit: {occurrence.fix()}"
+                f"{redistribution.describe()}; make it explicit: {redistribution.fix()}"
             )
             raise StrictModeError(msg)
 
@@ -208,10 +224,10 @@ _MODULE: ContextVar[str] = ContextVar("hyper_parallel_module", default="")
 
 @contextmanager
 def record_events() -> Iterator[EventLog]:
-    """Log every collective of redistributions inside, forward and backward; the log stays readable afterwards.
+    """Log every collective of redistributions inside the block, forward and backward.
 
-    The log tells what happened: a redistribution that :func:`strict` or :func:`implicit_budget` forbids is shown in
-    their message, and not here, wherever the blocks are opened.
+    The log stays readable after the block. A redistribution that :func:`strict` or :func:`implicit_budget` forbids is
+    not logged, whichever block is the outer one.
     """
     log = EventLog()
     with watching(log):
@@ -220,9 +236,9 @@ def record_events() -> Iterator[EventLog]:
 
 @contextmanager
 def strict() -> Iterator[None]:
-    """Raise StrictModeError on any implicit redistribution that communicates.
+    """Raise StrictModeError on any implicit redistribution that communicates inside the block.
 
-    What an operation's backward must communicate follows from its forward and is not forbidden.
+    Communication in backward follows from the forward and is not forbidden.
     """
     with watching(_Strict()):
         yield
@@ -230,14 +246,18 @@ def strict() -> Iterator[None]:
 
 @contextmanager
 def implicit_budget(limit: int) -> Iterator[None]:
-    """Raise StrictModeError once implicit redistributions have received more than ``limit`` bytes per rank."""
+    """Raise StrictModeError once a rank has received more than ``limit`` bytes in implicit redistributions.
+
+    Args:
+        limit: bytes per rank inside the block.
+    """
     with watching(_Budget(limit)):
         yield
 
 
 @contextmanager
 def module_scope(path: str) -> Iterator[None]:
-    """Name the module that runs; an inner scope replaces the outer one."""
+    """Make ``path`` the path of the module that runs inside the block; an inner block replaces an outer one."""
     token = _MODULE.set(path)
     try:
         yield
@@ -246,33 +266,33 @@ def module_scope(path: str) -> Iterator[None]:
 
 
 def enter_module(path: str) -> None:
-    """From here on in this context the module ``path`` runs; for hooks, which cannot hold a ``with`` block open."""
+    """Make ``path`` the path of the module that runs from now on; for hooks, which cannot keep a block open."""
     _MODULE.set(path)
 
 
 def module_path() -> str:
-    """Path of the module that runs, or ``""``."""
+    """Return the path of the module that runs, or ``""``."""
     return _MODULE.get()
 
 
 def watchers() -> tuple[Watcher, ...]:
-    """Who listens here; nearly always nobody."""
+    """Return the watchers of this context, usually none."""
     return _WATCHERS.get()
 
 
-def announce(listening: tuple[Watcher, ...], occurrence: Occurrence) -> None:
-    """Tell the watchers; those that may forbid it are asked first.
+def notify(notified: tuple[Watcher, ...], redistribution: Redistribution) -> None:
+    """Notify watchers of a redistribution; event logs come last, after watchers that may forbid it.
 
     Raises:
         StrictModeError: a watcher forbids it.
     """
-    for watcher in sorted(listening, key=lambda one: isinstance(one, EventLog)):
-        watcher.hear(occurrence)
+    for watcher in sorted(notified, key=lambda watcher: isinstance(watcher, EventLog)):
+        watcher.on_redistribution(redistribution)
 
 
 @contextmanager
 def watching(watcher: Watcher) -> Iterator[None]:
-    """Let ``watcher`` hear of every plan that communicates inside."""
+    """Notify ``watcher`` of every redistribution that communicates inside the block."""
     token = _WATCHERS.set((*_WATCHERS.get(), watcher))
     try:
         yield
@@ -280,29 +300,29 @@ def watching(watcher: Watcher) -> Iterator[None]:
         _WATCHERS.reset(token)
 
 
-def _events(occurrence: Occurrence, step: int) -> Iterator[Event]:
-    cause = occurrence.cause or _EXPLICIT
-    for move in occurrence.plan.steps:
-        if move.received:
+def _events(redistribution: Redistribution, training_step: int) -> Iterator[Event]:
+    cause = redistribution.cause or _EXPLICIT
+    for step in redistribution.transition.steps:
+        if step.received:
             yield Event(
-                step=step,
-                module=occurrence.module,
+                step=training_step,
+                module=redistribution.module,
                 op=cause.op,
                 argument=cause.argument,
-                source=move.source.notation(occurrence.dtype),
-                target=move.target.notation(occurrence.dtype),
-                collective=move.collective,
-                bytes=move.received * occurrence.itemsize,
-                axes=_names(occurrence.plan, move.axes),
-                phase=occurrence.phase,
+                source=step.source.notation(redistribution.dtype),
+                target=step.target.notation(redistribution.dtype),
+                collective=step.collective,
+                bytes=step.received * redistribution.itemsize,
+                axes=_names(redistribution.transition, step.axes),
+                phase=redistribution.phase,
                 implicit=cause.implicit,
             )
 
 
-def _common(one: tuple[str, ...], other: tuple[str, ...]) -> int:
-    """Length of the common beginning."""
-    return sum(all_equal for all_equal in itertools.accumulate(map(str.__eq__, one, other), bool.__and__))
+def _common(path: tuple[str, ...], other: tuple[str, ...]) -> int:
+    """Return the length of the common prefix."""
+    return sum(all_equal for all_equal in itertools.accumulate(map(str.__eq__, path, other), bool.__and__))
 
 
-def _names(plan: Transition, axes: tuple[int, ...]) -> tuple[str, ...]:
-    return tuple(plan.source.mesh.names[axis] for axis in axes)
+def _names(transition: Transition, axes: tuple[int, ...]) -> tuple[str, ...]:
+    return tuple(transition.source.mesh.names[axis] for axis in axes)

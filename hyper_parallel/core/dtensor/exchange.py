@@ -1,7 +1,7 @@
-"""Exchanges: any layout to any other in the fewest bytes, by moving exactly the boxes that a receiver lacks.
+"""Exchanges: redistribute from any layout to any other by sending exactly the boxes that each receiver lacks.
 
-:class:`Exchange` is one variable-split all-to-all over the ranks of the mesh. :class:`ReduceExchange` lets ranks that
-want a part and hold a summand of it add it up (one variable reduce-scatter), and then exchanges the sums.
+:class:`Exchange` is one all-to-all with variable splits over the ranks of a slice of the mesh. :class:`ReduceExchange`
+first sums partial values on ranks that hold one and need the sum (one variable reduce-scatter), then exchanges sums.
 """
 
 from __future__ import annotations
@@ -34,188 +34,211 @@ if TYPE_CHECKING:
     from hyper_parallel.core.dtensor.layout import Box
     from hyper_parallel.platform.contract.platform import Platform
 
-__all__ = ["Exchange", "ReduceExchange"]
+__all__ = ["Exchange", "ReduceExchange", "assemble", "pack", "unpack"]
 
 
-class _Exchanging(Step):
-    """A step whose members are a slice of the mesh along ``axes``, the axes whose meaning changes."""
+class _SliceExchange(Step):
+    """A step over a slice of the mesh along ``axes``, the axes on which source and target differ."""
 
     overhead: ClassVar[float] = 1e-12
 
     @property
-    def _here(self) -> Coordinate:
+    def _own_origin(self) -> Coordinate:
         """First position of this rank's slice."""
-        return slice_origin(self.at, self.axes)
+        return slice_origin(self.coordinate, self.axes)
 
     @property
-    def _first(self) -> Coordinate:
-        """First position of the first slice, which stands for all when a price is asked."""
+    def _first_origin(self) -> Coordinate:
+        """First position of the first slice, whose cost is that of all slices."""
         return (0,) * self.source.mesh.ndim
 
-    def _position(self, at: Coordinate) -> int:
-        """Number of the rank at ``at`` among the members of its slice."""
+    def _position(self, coordinate: Coordinate) -> int:
+        """Return the index of the rank at ``coordinate`` among the members of its slice."""
         index = 0
         for axis in self.axes:
-            index = index * self.source.mesh.shape[axis] + at[axis]
+            index = index * self.source.mesh.shape[axis] + coordinate[axis]
         return index
 
     def _swap(
-        self, sent: Sequence[BoxTransfer], held: Callable[[Box], Any], like: Any, platform: Platform
+        self, transfers: Sequence[BoxTransfer], read: Callable[[Box], Any], like: Any, platform: Platform
     ) -> dict[Box, Any]:
-        """Carry the boxes of ``sent``, each read by ``held`` on its sender; what this rank receives, by box."""
-        me = self._position(self.at)
-        peers = range(self.members)
-        outgoing = [[route.box for route in sent if (route.sender, route.receiver) == (me, peer)] for peer in peers]
-        incoming = [[route.box for route in sent if (route.sender, route.receiver) == (peer, me)] for peer in peers]
-        flat = platform.transport().all_to_all(
-            [pack([held(box) for box in boxes], like, platform) for boxes in outgoing],
+        """Carry out ``transfers`` in one all-to-all.
+
+        Args:
+            transfers: every transfer of this rank's slice.
+            read: returns the values of a box that this rank sends.
+            like: a tensor of the dtype and device of the values.
+            platform: its framework.
+
+        Returns:
+            what this rank receives, by box.
+        """
+        own = self._position(self.coordinate)
+        outgoing: list[list[Box]] = [[] for _ in range(self.members)]
+        incoming: list[list[Box]] = [[] for _ in range(self.members)]
+        for box, sender, receiver in transfers:
+            if sender == own:
+                outgoing[receiver].append(box)
+            if receiver == own:
+                incoming[sender].append(box)
+        buffers = platform.transport().all_to_all(
+            [pack([read(box) for box in boxes], like, platform) for boxes in outgoing],
             self.source.mesh.ranks_along(self.axes),
             [(sum(map(volume, boxes)),) for boxes in incoming],
         )
-        found: dict[Box, Any] = {}
-        for boxes, buffer in zip(incoming, flat, strict=True):
-            found.update(unpack(boxes, buffer, platform))
-        return found
+        received: dict[Box, Any] = {}
+        for boxes, buffer in zip(incoming, buffers, strict=True):
+            received.update(unpack(boxes, buffer, platform))
+        return received
 
 
-class Exchange(_Exchanging):
-    """Any shard or replicate layout to any other; what a rank holds already does not travel."""
+class Exchange(_SliceExchange):
+    """Redistribute between layouts without partial values to reduce; what a rank already holds is not sent."""
 
     collective = "exchange"
 
-    def received_at(self, at: Coordinate) -> int:
-        """What the rank lacks."""
-        box = self.target.box_at(at)
-        return volume(box) - volume(intersect(box, self.source.box_at(at)))
+    def received_at(self, coordinate: Coordinate) -> int:
+        """Return the number of elements that the rank lacks."""
+        box = self.target.box_at(coordinate)
+        return volume(box) - volume(intersect(box, self.source.box_at(coordinate)))
 
-    def routes(self, first: Coordinate) -> tuple[BoxTransfer, ...]:
-        """Every box that travels within the slice that starts at ``first``."""
-        return box_transfers(self.source, self.target, self.axes, first)
+    def transfers(self, origin: Coordinate) -> tuple[BoxTransfer, ...]:
+        """Return every box that is sent within the slice that starts at ``origin``."""
+        return box_transfers(self.source, self.target, self.axes, origin)
 
     @cached_property
-    def _own_routes(self) -> tuple[BoxTransfer, ...]:
-        return self.routes(self._here)
+    def _own_transfers(self) -> tuple[BoxTransfer, ...]:
+        return self.transfers(self._own_origin)
 
     @cached_property
     def messages(self) -> int:
-        """Most peers that one rank hears from: one for every other box that its own meets; no route is made for it."""
-        at = members(self.source.mesh, self.axes, self._first)
-        held = [self.source.box_at(one) for one in at]
-        grid = box_grid(held, self.source.ndim)
-        pairs = zip(map(self.target.box_at, at), held, strict=True)
-        return max(count_intersections(wanted, grid) - (volume(intersect(wanted, own)) > 0) for wanted, own in pairs)
+        """Most peers that one rank receives from.
+
+        A rank receives from one peer for every box of another member that its target box intersects. So the number is
+        found without listing transfers.
+        """
+        positions = members(self.source.mesh, self.axes, self._first_origin)
+        source_boxes = [self.source.box_at(position) for position in positions]
+        grid = box_grid(source_boxes, self.source.ndim)
+        pairs = zip(map(self.target.box_at, positions), source_boxes, strict=True)
+        return max(count_intersections(target, grid) - (volume(intersect(target, own)) > 0) for target, own in pairs)
 
     def apply(self, local: Any, platform: Platform) -> Any:
-        """The target's box, put together from own and received parts."""
-        box, wanted = self.source.box_at(self.at), self.target.box_at(self.at)
-        parts = self._swap(self._own_routes, lambda part: narrow_box(local, box, part, platform), local, platform)
-        cells = split_at_edges(
-            wanted, box_edges(map(self.source.box_at, members(self.source.mesh, self.axes, self.at)), len(box))
-        )
-        if not volume(wanted):
-            return empty_like(local, sizes_of(wanted), platform)
+        """Return the target's local tensor, assembled from own and received parts."""
+        box, target = self.source.box_at(self.coordinate), self.target.box_at(self.coordinate)
+        parts = self._swap(self._own_transfers, lambda part: narrow_box(local, box, part, platform), local, platform)
+        if not volume(target):
+            return empty_like(local, sizes_of(target), platform)
         if not parts:
-            return platform.copy(narrow_box(local, box, wanted, platform))
+            return platform.copy(narrow_box(local, box, target, platform))
+        source_boxes = map(self.source.box_at, members(self.source.mesh, self.axes, self.coordinate))
+        cells = split_at_edges(target, box_edges(source_boxes, len(box)))
         for cell in itertools.product(*cells):
             if cell not in parts:
                 parts[cell] = narrow_box(local, box, cell, platform)
         return assemble(parts, cells, platform)
 
 
-class ReduceExchange(_Exchanging):
-    """Summands to any layout: those who want a part and hold a summand of it add it up, then the sums travel."""
+class ReduceExchange(_SliceExchange):
+    """Reduce partial values to any layout: ranks that hold a partial value and need the sum add up, then send sums."""
 
     collective = "reduce_exchange"
     launches: ClassVar[int] = 2
 
     @property
     def reduced(self) -> tuple[int, ...]:
-        """Axes whose summands are added up."""
+        """Axes whose partial values are summed."""
         kept = {axis for axis, _ in self.target.partials}
         return tuple(axis for axis, _ in self.source.partials if axis not in kept)
 
-    def pieces(self, first: Coordinate) -> tuple[ReducedBox, ...]:
-        """Every part of the slice that starts at ``first``, with the rank that adds it up."""
-        return reduced_boxes(self.source, self.target, self.axes, self.reduced, first)
+    def reduced_boxes(self, origin: Coordinate) -> tuple[ReducedBox, ...]:
+        """Return every part of the slice that starts at ``origin``, with the member that sums it."""
+        return reduced_boxes(self.source, self.target, self.axes, self.reduced, origin)
 
     @cached_property
-    def _own_pieces(self) -> tuple[ReducedBox, ...]:
-        return self.pieces(self._here)
+    def _own_boxes(self) -> tuple[ReducedBox, ...]:
+        return self.reduced_boxes(self._own_origin)
 
     @cached_property
     def loads(self) -> tuple[int, ...]:
-        """Summands of each member's own parts and sums of the others, in the first slice."""
-        return self._loads(self._first)
+        """Elements that each member of the first slice receives: partial values to sum, and sums of other members."""
+        return self._loads(self._first_origin)
 
-    def received_at(self, at: Coordinate) -> int:
-        """Summands of the own parts and sums of the others."""
-        return self._loads(slice_origin(at, self.axes))[self._position(at)]
+    def received_at(self, coordinate: Coordinate) -> int:
+        """Return the number of elements that the rank receives: partial values to sum, and sums of other members."""
+        return self._loads(slice_origin(coordinate, self.axes))[self._position(coordinate)]
 
-    def _loads(self, first: Coordinate) -> tuple[int, ...]:
-        heard: dict[int, int] = defaultdict(int)
+    def _loads(self, origin: Coordinate) -> tuple[int, ...]:
+        received: dict[int, int] = defaultdict(int)
         sums: dict[tuple[int, ...], int] = defaultdict(int)
-        for piece in self.pieces(first):
-            size = volume(piece.box)
-            sums[piece.wanted] += size
-            heard[piece.owner] += (len(piece.group) - 1 - (piece.owner in piece.wanted)) * size
-        for wanted, size in sums.items():  # of which a member's own, taken off above, do not travel
-            for receiver in wanted:
-                heard[receiver] += size
-        return tuple(heard[member] for member in range(self.members))
+        for box, reducer, holders, receivers in self.reduced_boxes(origin):
+            size = volume(box)
+            sums[receivers] += size
+            # A reducer's own sums, which the next loop counts as received, are not sent.
+            received[reducer] += (len(holders) - 1 - (reducer in receivers)) * size
+        for receivers, size in sums.items():
+            for receiver in receivers:
+                received[receiver] += size
+        return tuple(received[member] for member in range(self.members))
 
     @cached_property
     def messages(self) -> int:
-        """Most peers that one rank hears from, both phases together."""
-        pieces = self.pieces(self._first)
-        owners: dict[tuple[int, ...], set[int]] = defaultdict(set)
-        for piece in pieces:
-            owners[piece.wanted].add(piece.owner)
+        """Most peers that one rank receives from, in both phases together."""
+        boxes = self.reduced_boxes(self._first_origin)
+        reducers: dict[tuple[int, ...], set[int]] = defaultdict(set)
+        for reduced_box in boxes:
+            reducers[reduced_box.receivers].add(reduced_box.reducer)
         senders: dict[int, set[int]] = defaultdict(set)
-        for wanted, who in owners.items():
-            for receiver in wanted:
-                senders[receiver] |= who
-        heard = Counter({receiver: len(who - {receiver}) for receiver, who in senders.items()})
-        for owner, group in {(piece.owner, piece.group) for piece in pieces}:
-            heard[owner] += len(group) - 1
-        return max(heard.values(), default=0)
+        for receivers, ranks in reducers.items():
+            for receiver in receivers:
+                senders[receiver] |= ranks
+        peers = Counter({receiver: len(ranks - {receiver}) for receiver, ranks in senders.items()})
+        for reducer, holders in {(reduced_box.reducer, reduced_box.holders) for reduced_box in boxes}:
+            peers[reducer] += len(holders) - 1
+        return max(peers.values(), default=0)
 
     def apply(self, local: Any, platform: Platform) -> Any:
-        """The target's box, put together from own and received sums."""
-        sums = self._add_up(local, platform)
-        sums.update(self._swap(_spread(self._own_pieces), sums.__getitem__, local, platform))
-        wanted = self.target.box_at(self.at)
-        if not volume(wanted):
-            return empty_like(local, sizes_of(wanted), platform)
-        slice_members = members(self.source.mesh, self.axes, self.at)
-        held = [layout.box_at(one) for layout in (self.source, self.target) for one in slice_members]
-        cells = split_at_edges(wanted, box_edges(held, len(wanted)))
+        """Return the target's local tensor, assembled from own and received sums."""
+        sums = self._reduce(local, platform)
+        sums.update(self._swap(_transfers_of(self._own_boxes), sums.__getitem__, local, platform))
+        target = self.target.box_at(self.coordinate)
+        if not volume(target):
+            return empty_like(local, sizes_of(target), platform)
+        positions = members(self.source.mesh, self.axes, self.coordinate)
+        boxes = [layout.box_at(position) for layout in (self.source, self.target) for position in positions]
+        cells = split_at_edges(target, box_edges(boxes, len(target)))
         parts = {cell: _joined(cell, sums, platform) for cell in itertools.product(*cells)}
         return assemble(parts, cells, platform)
 
-    def _add_up(self, local: Any, platform: Platform) -> dict[Box, Any]:
-        """This rank's sums, by box."""
-        me, box = self._position(self.at), self.source.box_at(self.at)
-        group = tuple(self._position(one) for one in members(self.source.mesh, self.reduced, self.at))
-        shares = [[p.box for p in self._own_pieces if p.group == group and p.owner == owner] for owner in group]
-        if not any(shares):
+    def _reduce(self, local: Any, platform: Platform) -> dict[Box, Any]:
+        """Sum this rank's boxes in one reduce-scatter; return the sums by box."""
+        mesh, own, box = self.source.mesh, self._position(self.coordinate), self.source.box_at(self.coordinate)
+        holders = tuple(self._position(position) for position in members(mesh, self.reduced, self.coordinate))
+        boxes_of = [
+            [reduced.box for reduced in self._own_boxes if reduced.holders == holders and reduced.reducer == reducer]
+            for reducer in holders
+        ]
+        if not any(boxes_of):
             return {}
-        ranks = self.source.mesh.ranks_along(self.reduced)
-        chunks = [pack([narrow_box(local, box, one, platform) for one in boxes], local, platform) for boxes in shares]
-        return unpack(shares[group.index(me)], platform.transport().reduce_scatter(chunks, "sum", ranks), platform)
+        chunks = [
+            pack([narrow_box(local, box, part, platform) for part in boxes], local, platform) for boxes in boxes_of
+        ]
+        buffer = platform.transport().reduce_scatter(chunks, "sum", mesh.ranks_along(self.reduced))
+        return unpack(boxes_of[holders.index(own)], buffer, platform)
 
 
-def _spread(pieces: Sequence[ReducedBox]) -> tuple[BoxTransfer, ...]:
-    """How the sums travel from those who add up to those who want them."""
+def _transfers_of(boxes: Sequence[ReducedBox]) -> tuple[BoxTransfer, ...]:
+    """Return the transfers of sums from the ranks that compute them to the ranks that need them."""
     return tuple(
-        BoxTransfer(piece.box, piece.owner, receiver)
-        for piece in pieces
-        for receiver in piece.wanted
-        if receiver != piece.owner
+        BoxTransfer(box, reducer, receiver)
+        for box, reducer, _, receivers in boxes
+        for receiver in receivers
+        if receiver != reducer
     )
 
 
 def pack(parts: Sequence[Any], like: Any, platform: Platform) -> Any:
-    """Parts one after the other in one flat tensor."""
+    """Return ``parts``, one after the other, in one flat tensor; without parts an empty tensor as ``like``."""
     flat = [platform.reshape(part, (-1,)) for part in parts]
     if not flat:
         return empty_like(like, (0,), platform)
@@ -223,26 +246,33 @@ def pack(parts: Sequence[Any], like: Any, platform: Platform) -> Any:
 
 
 def unpack(boxes: Sequence[Box], buffer: Any, platform: Platform) -> dict[Box, Any]:
-    """The parts of a flat tensor, each in the shape of its box."""
-    found, start = {}, 0
+    """Return the parts of a flat tensor by box, each in the shape of its box."""
+    parts, start = {}, 0
     for box in boxes:
-        found[box] = platform.reshape(platform.narrow(buffer, 0, start, volume(box)), sizes_of(box))
+        parts[box] = platform.reshape(platform.narrow(buffer, 0, start, volume(box)), sizes_of(box))
         start += volume(box)
-    return found
+    return parts
 
 
 def assemble(
-    parts: dict[Box, Any], cells: Sequence[Sequence[tuple[int, int]]], platform: Platform, head: Box = ()
+    parts: dict[Box, Any], cells: Sequence[Sequence[tuple[int, int]]], platform: Platform, prefix: Box = ()
 ) -> Any:
-    """Put the parts of a product grid together, one dim after another, the last dim first."""
-    dim = len(head)
+    """Concatenate the parts of a product grid, the last dim first.
+
+    Args:
+        parts: tensors by box.
+        cells: per dim the intervals of the grid.
+        platform: the framework of the tensors.
+        prefix: intervals of the leading dims that are fixed.
+    """
+    dim = len(prefix)
     if dim == len(cells):
-        return parts[head]
-    return _cat([assemble(parts, cells, platform, (*head, interval)) for interval in cells[dim]], dim, platform)
+        return parts[prefix]
+    return _cat([assemble(parts, cells, platform, (*prefix, interval)) for interval in cells[dim]], dim, platform)
 
 
 def _joined(cell: Box, sums: dict[Box, Any], platform: Platform) -> Any:
-    """A cell from the pieces that it was cut into along one dim."""
+    """Concatenate the parts into which ``cell`` was split along one dim."""
     boxes = sorted(box for box in sums if contains(cell, box))
     dim = next((d for d, interval in enumerate(boxes[0]) if interval != cell[d]), 0)
     return _cat([sums[box] for box in boxes], dim, platform)

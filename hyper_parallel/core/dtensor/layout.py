@@ -1,8 +1,8 @@
-"""Layouts: which mesh axes split which dims, in which order, and which axes hold summands.
+"""Layouts: which mesh axes split which dims, in which order, and which axes hold partial values.
 
-A layout is an immutable, interned value: comparing two is comparing identities, and a layout is its own cache key.
-Order is data: ``dim_axes[d]`` is the tuple of axes that split dim ``d``, outermost first. Every split follows the
-ceil rule (``core/dtensor/README.md``), nested: an inner axis splits the chunk that the outer ones left.
+A layout is an immutable, interned value: layouts are compared by identity, and a layout serves as a cache key.
+The order of splits is part of it: ``dim_axes[d]`` is the tuple of axes that split dim ``d``, outermost first. Every
+split follows the ceil rule (``core/dtensor/README.md``); an inner axis splits the range that the outer axes leave.
 """
 
 from __future__ import annotations
@@ -33,11 +33,11 @@ from hyper_parallel.errors import LayoutError, MeshMismatchError, PlacementError
 __all__ = ["Box", "Layout", "chunk_bounds", "parse_placements"]
 
 Box = tuple[tuple[int, int], ...]
+"""A half-open index range ``(start, stop)`` per dim."""
 
-# Weak: "equal layouts are one object" has to hold for those that somebody still holds, and sizes that never come again
-# must not fill the memory.
+# Weak references: layouts of sizes that never come again must not fill the memory.
 _INTERNED: WeakValueDictionary[tuple[Any, ...], Layout] = WeakValueDictionary()
-# Spellings read before; forgotten all at once, which costs reading them once more.
+# Layouts by the placements they were read from. A full cache is emptied.
 _PLACED: dict[Any, Layout] = {}
 _MOST_PLACED = 16384
 _LOCK = threading.Lock()
@@ -51,13 +51,13 @@ class TensorMeta(NamedTuple):
 
 
 class Layout:
-    """A placement of every dim and axis on one mesh, with or without a global shape.
+    """How a tensor is distributed over one mesh, with or without the tensor's global shape.
 
-    ``Layout(mesh_shape, alias_name, rank_list)`` names a mesh only; calling it places a tensor on it:
-    ``layout("dp", "None")``, ``layout(("dp", "tp"), "None")``, ``layout([Shard(0), Replicate()])`` or ``layout()``
-    (a 0-d tensor). One placement per axis does not tell the number of dims: that layout waits for its tensor, and is
-    placed once it is given as the placements of one, or a shape with ``with_shape``. Until then, as before the call,
-    what depends on the dims is a LayoutError.
+    ``Layout(mesh_shape, alias_name, rank_list)`` only describes a mesh. Call it to place a tensor:
+    ``layout("dp", "None")``, ``layout(("dp", "tp"), "None")``, ``layout([Shard(0), Replicate()])``, or ``layout()``
+    for a 0-d tensor. A list of placements does not determine the number of dims. Such a layout is completed when it is
+    used as the placements of a tensor, or by ``with_shape``. Until then, and before the call, attributes that depend on
+    the dims raise LayoutError.
 
     Args:
         mesh_shape: sizes of the axes.
@@ -69,12 +69,16 @@ class Layout:
         dim_axes: per tensor dim the axes that split it, outermost first.
         placements: one placement per axis.
         partials: pairs of axis and reduction, in the order of the axes.
-        shape: global sizes, or None when no tensor is attached.
+        shape: global sizes, or None if the layout is of no particular tensor.
+        tensor_meta: ``shape`` with dense strides, or None without a shape; PyTorch's constructor reads this attribute.
+
+    Raises:
+        LayoutError: (a ValueError) ``rank_list`` does not have as many ranks as the mesh.
     """
 
     __slots__ = (
-        "__weakref__", "_is_placed", "_local_shape", "_waiting", "dim_axes", "mesh", "partials", "placements", "shape",
-        "tensor_meta",
+        "__weakref__", "_is_placed", "_local_shape", "_open_placements", "dim_axes", "mesh", "partials", "placements",
+        "shape", "tensor_meta",
     )  # fmt: skip
 
     mesh: DeviceMesh
@@ -85,12 +89,12 @@ class Layout:
     tensor_meta: TensorMeta | None
     _local_shape: tuple[int, ...] | None
     _is_placed: bool
-    _waiting: tuple[Placement, ...] | None
+    _open_placements: tuple[Placement, ...] | None
 
     def __new__(  # noqa: PYI034 - layouts are interned, and nobody subclasses them
         cls, mesh_shape: Sequence[int], alias_name: Sequence[str], rank_list: Sequence[int] | None = None
     ) -> Layout:
-        """An unplaced layout: call it to place a tensor."""
+        """Return an unplaced layout; call it to place a tensor."""
         shape = tuple(mesh_shape)
         size = 1
         for axis_size in shape:
@@ -99,11 +103,11 @@ class Layout:
         if len(ranks) != size:
             msg = f"Layout: mesh_shape {shape} needs {size} ranks, rank_list has {len(ranks)}"
             raise LayoutError(msg)
-        return cls.from_device_mesh(DeviceMesh.grid("cpu", shape, ranks, tuple(alias_name)))
+        return cls.from_device_mesh(DeviceMesh.abstract("cpu", shape, ranks, tuple(alias_name)))
 
     @classmethod
     def from_device_mesh(cls, mesh: DeviceMesh) -> Layout:
-        """An unplaced layout over ``mesh``."""
+        """Return an unplaced layout over ``mesh``."""
         return _intern(mesh, None, (), None)
 
     @classmethod
@@ -114,7 +118,14 @@ class Layout:
         partials: Sequence[tuple[int, str]] = (),
         shape: Sequence[int] | None = None,
     ) -> Layout:
-        """The one layout of these parts; the parts are trusted."""
+        """Return the layout of these parts, which are not checked.
+
+        Args:
+            mesh: the device mesh.
+            dim_axes: per tensor dim the axes that split it, outermost first.
+            partials: pairs of axis and reduction.
+            shape: global sizes, or None.
+        """
         return _intern(
             mesh,
             tuple(tuple(axes) for axes in dim_axes),
@@ -124,55 +135,72 @@ class Layout:
 
     @classmethod
     def place(cls, mesh: DeviceMesh, placements: Any, shape: Sequence[int]) -> Layout:
-        """The layout of a tensor of global ``shape`` under either spelling of its placements."""
+        """Return the layout of a tensor with these placements.
+
+        Args:
+            mesh: the device mesh.
+            placements: one placement per axis, one alias per dim, or a layout.
+            shape: global sizes of the tensor.
+
+        Raises:
+            LayoutError: (a ValueError) placements that do not fit the mesh or the tensor.
+            MeshMismatchError: a layout of another mesh.
+        """
         key = (mesh, tuple(placements), tuple(shape)) if isinstance(placements, (list, tuple)) else None
         try:
-            found = _PLACED.get(key)
-        except TypeError:  # an unhashable spelling: let the parser say what is wrong with it
-            key = found = None
-        if found is None:
+            layout = _PLACED.get(key)
+        except TypeError:  # unhashable placements, which the parser refuses with the reason
+            key = layout = None
+        if layout is None:
             dim_axes, partials = parse_placements(mesh, placements, len(shape))
-            found = _intern(mesh, dim_axes, partials, tuple(shape))
+            layout = _intern(mesh, dim_axes, partials, tuple(shape))
             if key is not None:
                 with _LOCK:
                     if len(_PLACED) >= _MOST_PLACED:
                         _PLACED.clear()
-                    _PLACED[key] = found
-        return found
+                    _PLACED[key] = layout
+        return layout
 
     # -- placing -------------------------------------------------------------------------------------------------
 
     def __call__(self, *aliases: Any) -> Layout:
-        """Place a tensor: alias per dim, or one list of placements, which waits for the tensor's number of dims."""
+        """Place a tensor on the mesh.
+
+        Args:
+            aliases: one alias per dim, or one list of placements; the list leaves the number of dims open.
+
+        Raises:
+            LayoutError: (a ValueError) aliases or placements that do not fit the mesh.
+        """
         if len(aliases) == 1 and isinstance(aliases[0], (list, tuple)) and are_placements(aliases[0]):
-            waiting = tuple(aliases[0])
-            check_count(self.mesh, waiting)
-            return _intern(self.mesh, None, partials_of(waiting), None, waiting)
+            placements = tuple(aliases[0])
+            check_count(self.mesh, placements)
+            return _intern(self.mesh, None, partials_of(placements), None, placements)
         dim_axes, partials = parse_placements(self.mesh, aliases, len(aliases))
         return _intern(self.mesh, dim_axes, partials, None)
 
     def of_ndim(self, ndim: int) -> Layout:
-        """This layout for a tensor of ``ndim`` dims: itself, or what a list of placements becomes.
+        """Return this layout for a tensor of ``ndim`` dims.
 
         Raises:
-            LayoutError: it is of another number of dims, or was never called.
+            LayoutError: the layout has another number of dims, or places no tensor.
         """
-        if not self._is_placed and self._waiting is not None:
-            return _intern(self.mesh, *from_placements(self.mesh, self._waiting, ndim), None)
+        if not self._is_placed and self._open_placements is not None:
+            return _intern(self.mesh, *from_placements(self.mesh, self._open_placements, ndim), None)
         if self.ndim != ndim:
             msg = f"layout {self!r} does not place a tensor of {ndim} dims"
             raise PlacementError(msg)
         return self
 
     def with_shape(self, shape: Sequence[int] | None) -> Layout:
-        """The same placement with another global shape."""
-        if not self._is_placed and self._waiting is not None:
+        """Return the same layout with another global shape, or with none."""
+        if not self._is_placed and self._open_placements is not None:
             return self if shape is None else self.of_ndim(len(shape)).with_shape(shape)
         return _intern(self.mesh, self.dim_axes, self.partials, None if shape is None else tuple(shape))
 
     def with_placement(self, axis: int, placement: Placement) -> Layout:
-        """The same layout with ``axis`` placed anew; a new shard splits inside the axes already there."""
-        dims = [tuple(a for a in axes if a != axis) for axes in self.dim_axes]
+        """Return the same layout with another placement on ``axis``; a shard becomes the innermost split of its dim."""
+        dims = [tuple(other for other in axes if other != axis) for axes in self.dim_axes]
         partials = [pair for pair in self.partials if pair[0] != axis]
         if isinstance(placement, Shard):
             dims[placement.dim] = (*dims[placement.dim], axis)
@@ -189,31 +217,31 @@ class Layout:
 
     @property
     def is_replicated(self) -> bool:
-        """True when every rank holds the whole tensor."""
+        """True if every rank holds the whole tensor."""
         return not self.partials and not any(self.dim_axes)
 
     @property
     def alias_placements(self) -> tuple[Any, ...]:
-        """Per dim the name of its axis, a tuple of names, or ``"None"``; the spelling does not show Partial axes."""
+        """Per dim the name of its axis, a tuple of names, or ``"None"``. Aliases do not express Partial axes."""
         return tuple(alias_of(tuple(self.mesh.names[axis] for axis in axes)) for axes in self.dim_axes)
 
     @property
     def tensor_map(self) -> tuple[Any, ...]:
-        """Per dim the axis counted from the right, -1 where whole, a tuple where several axes split it."""
+        """Per dim the axis that splits it, counted from the right; -1 for none, a tuple for several."""
         last = self.mesh.ndim - 1
         mapped = [tuple(last - axis for axis in axes) for axes in self.dim_axes]
         return tuple(-1 if not axes else axes[0] if len(axes) == 1 else axes for axes in mapped)
 
     def is_partial(self, axis: int | str | None = None) -> bool:
-        """True when any axis, or the given one, holds summands."""
+        """True if any axis, or the axis ``axis``, holds partial values."""
         if axis is None:
             return bool(self.partials)
-        return any(held == self.mesh.axis(axis) for held, _ in self.partials)
+        return any(partial_axis == self.mesh.axis(axis) for partial_axis, _ in self.partials)
 
     def get_partial_by_dev_id(self, axis: int | str) -> str | None:
-        """Reduction that ``axis`` still owes, or None."""
-        wanted = self.mesh.axis(axis)
-        return next((op for held, op in self.partials if held == wanted), None)
+        """Return the reduction of the partial values along ``axis``, or None."""
+        index = self.mesh.axis(axis)
+        return next((op for partial_axis, op in self.partials if partial_axis == index), None)
 
     def placement_on(self, axis: int) -> Placement:
         """What ``axis`` does, order left out: Replicate, ``Shard(dim)`` or Partial."""
@@ -233,7 +261,7 @@ class Layout:
         return count
 
     def get_global_shape(self, local_shape: Sequence[int]) -> tuple[int, ...]:
-        """Global shape of even shards of ``local_shape``; the attached shape, where there is one, is returned as is."""
+        """Return the global shape: that of the layout, or without one that of even shards of ``local_shape``."""
         if self.shape is not None:
             return self.shape
         if not self._is_placed:
@@ -246,7 +274,7 @@ class Layout:
     def local_shape(self) -> tuple[int, ...]:
         """Sizes that the current rank holds."""
         if self._local_shape is None:
-            self._local_shape = tuple(stop - start for start, stop in self.box_at(self.mesh._member()))  # noqa: SLF001
+            self._local_shape = self.local_shape_at(self.mesh.own_coordinate())
         return self._local_shape
 
     def local_shape_at(self, coordinate: Sequence[int]) -> tuple[int, ...]:
@@ -255,8 +283,7 @@ class Layout:
 
     def local_box(self, rank: int | None = None) -> Box:
         """Half-open index range per dim that global rank ``rank`` (default: the current one) holds."""
-        at = self.mesh._member() if rank is None else self.mesh.coordinate_of(rank)  # noqa: SLF001
-        return self.box_at(at)
+        return self.box_at(self.mesh.own_coordinate() if rank is None else self.mesh.coordinate_of(rank))
 
     def box_at(self, coordinate: Sequence[int]) -> Box:
         """Half-open index range per dim of the rank at ``coordinate``."""
@@ -276,7 +303,7 @@ class Layout:
     # -- value ---------------------------------------------------------------------------------------------------
 
     def notation(self, dtype: object | None = None) -> str:
-        """``f32[16@dp, 8@tp] + Partial(sum)@ep``."""
+        """Return the layout as messages write it, ``f32[16@dp, 8@tp] + Partial(sum)@ep``."""
         names = self.mesh.names
         shape = self.shape if self.shape is not None else tuple("?" for _ in self.dim_axes)
         return notation(
@@ -287,36 +314,40 @@ class Layout:
         )
 
     def __repr__(self) -> str:
-        """The one notation, on the mesh."""
+        """Return the notation and the mesh."""
         if self._is_placed:
             return f"Layout({self.notation()} on {self.mesh!r})"
-        return f"Layout({self.mesh!r})" if self._waiting is None else f"Layout({list(self._waiting)} on {self.mesh!r})"
+        return (
+            f"Layout({self.mesh!r})"
+            if self._open_placements is None
+            else f"Layout({list(self._open_placements)} on {self.mesh!r})"
+        )
 
     def __reduce__(self) -> tuple[Any, ...]:
         """Pickle by value."""
         if self._is_placed:
             return (_intern, (self.mesh, self.dim_axes, self.partials, self.shape))
-        return (_intern, (self.mesh, None, partials_of(self._waiting or ()), None, self._waiting))
+        return (_intern, (self.mesh, None, partials_of(self._open_placements or ()), None, self._open_placements))
 
     def __copy__(self) -> Layout:
-        """Immutable: the layout itself."""
+        """Return the layout itself, which is immutable."""
         return self
 
     def __deepcopy__(self, memo: dict[int, Any]) -> Layout:
-        """Immutable: the layout itself."""
+        """Return the layout itself, which is immutable."""
         return self
 
     if not TYPE_CHECKING:  # or every misspelt attribute would have a type
 
         def __getattr__(self, name: str) -> Any:
-            """What an unplaced layout does not know is left unset, so that a placed one pays for no check."""
+            """Explain why an unplaced layout lacks an attribute; a placed one has them all and pays for no check."""
             if name not in _UNKNOWN:
                 msg = f"{type(self).__name__!r} object has no attribute {name!r}"
                 raise AttributeError(msg)
-            if self._waiting is None:
-                fix = 'names a mesh only; call it first to place a tensor: layout("None", ...), an alias per dim'
+            if self._open_placements is None:
+                fix = 'describes only a mesh; call it first to place a tensor: layout("None", ...), an alias per dim'
             else:
-                fix = "waits for the number of dims of its tensor; say layout.with_shape(...) first"
+                fix = "does not know the number of dims of its tensor; call layout.with_shape(...) first"
             msg = f"layout {self!r} {fix}"
             raise LayoutError(msg)
 
@@ -325,13 +356,19 @@ _UNKNOWN = ("dim_axes", "partials", "placements")
 
 
 def chunk_bounds(size: int, parts: int, index: int) -> tuple[int, int]:
-    """Range of chunk ``index`` when ``size`` is cut into ``parts`` by the ceil rule; the last chunks may be empty."""
+    """Return the range of shard ``index`` of ``size`` elements in ``parts`` shards, by the ceil rule.
+
+    Every shard has ``ceil(size / parts)`` elements, the last ones fewer or none, as in ``torch.chunk``.
+    """
     chunk = -(-size // parts)
     return min(index * chunk, size), min((index + 1) * chunk, size)
 
 
 def parse_placements(mesh: DeviceMesh, placements: Any, ndim: int) -> tuple[DimAxes, Partials]:
-    """Read either public spelling of placements for a tensor of ``ndim`` dims.
+    """Read placements, aliases or a layout for a tensor of ``ndim`` dims.
+
+    Returns:
+        the axes that split each dim, and the partial axes.
 
     Raises:
         LayoutError: (a ValueError) wrong count, a dim or axis that does not exist, an axis used twice.
@@ -355,10 +392,10 @@ def parse_placements(mesh: DeviceMesh, placements: Any, ndim: int) -> tuple[DimA
 
 
 def _check_mesh(mesh: DeviceMesh, layout: Layout) -> None:
-    """The layout's axes are those of ``mesh``; one of ``Layout(mesh_shape, names)`` knows no device and no viewer."""
+    """Check that the layout has the axes of ``mesh``; device and rank of ``Layout(mesh_shape, names)`` do not count."""
     own = layout.mesh
     if own is not mesh and (own.shape, own.names, own.ranks) != (mesh.shape, mesh.names, mesh.ranks):
-        msg = f"placements: the layout lives on {own!r}, the tensor on {mesh!r}; give a layout of the tensor's mesh"
+        msg = f"placements: the layout is on {own!r}, the tensor on {mesh!r}; give a layout of the tensor's mesh"
         raise MeshMismatchError(msg)
 
 
@@ -367,14 +404,14 @@ def _intern(
     dim_axes: DimAxes | None,
     partials: Partials,
     shape: tuple[int, ...] | None,
-    waiting: tuple[Placement, ...] | None = None,
+    open_placements: tuple[Placement, ...] | None = None,
 ) -> Layout:
-    key = (mesh, dim_axes, partials, shape, waiting)
-    found = _INTERNED.get(key)
-    if found is None:
-        with _LOCK:  # another thread may have come first
-            found = _INTERNED[key] = _INTERNED.get(key) or _new(*key)
-    return found
+    key = (mesh, dim_axes, partials, shape, open_placements)
+    layout = _INTERNED.get(key)
+    if layout is None:
+        with _LOCK:  # another thread may have built it
+            layout = _INTERNED[key] = _INTERNED.get(key) or _new(*key)
+    return layout
 
 
 def _new(
@@ -382,24 +419,24 @@ def _new(
     dim_axes: DimAxes | None,
     partials: Partials,
     shape: tuple[int, ...] | None,
-    waiting: tuple[Placement, ...] | None,
+    open_placements: tuple[Placement, ...] | None,
 ) -> Layout:
-    made = object.__new__(Layout)
-    made.mesh, made.shape, made._waiting = mesh, shape, waiting
-    made._is_placed = dim_axes is not None
+    layout = object.__new__(Layout)
+    layout.mesh, layout.shape, layout._open_placements = mesh, shape, open_placements
+    layout._is_placed = dim_axes is not None
     if dim_axes is not None:
-        made.dim_axes, made.partials = dim_axes, partials
-        made.placements = public_placements(mesh, dim_axes, partials)
-    elif waiting is not None:
-        made.placements, made.partials = waiting, partials
-    made.tensor_meta = None if shape is None else TensorMeta(shape, _dense(shape))
-    made._local_shape = None
-    return made
+        layout.dim_axes, layout.partials = dim_axes, partials
+        layout.placements = public_placements(mesh, dim_axes, partials)
+    elif open_placements is not None:
+        layout.placements, layout.partials = open_placements, partials
+    layout.tensor_meta = None if shape is None else TensorMeta(shape, _dense_strides(shape))
+    layout._local_shape = None
+    return layout
 
 
-def _dense(shape: tuple[int, ...]) -> tuple[int, ...]:
-    strides, step = [], 1
+def _dense_strides(shape: tuple[int, ...]) -> tuple[int, ...]:
+    strides, stride = [], 1
     for size in reversed(shape):
-        strides.append(step)
-        step *= max(size, 1)
+        strides.append(stride)
+        stride *= max(size, 1)
     return tuple(reversed(strides))

@@ -1,8 +1,8 @@
 """Device meshes: ranks arranged in named axes.
 
-A mesh is an immutable value, interned: two meshes of equal device, shape, names and ranks, seen by the same rank,
-are one object. The rank that looks at it is part of the value, so a coordinate is a plain attribute and everything
-built on a mesh (layouts, plans) may be cached by identity, also where many ranks live in one process.
+A mesh is an immutable, interned value: two meshes of equal device, shape, names and ranks, in use on the same rank, are
+one object. The rank is part of the value. So a coordinate is a plain attribute, and whatever is built on a mesh
+(layouts, transitions) may be cached by identity, also where many ranks live in one process.
 """
 
 from __future__ import annotations
@@ -26,14 +26,14 @@ __all__ = ["DeviceMesh", "get_current_mesh", "init_device_mesh"]
 
 DEVICE_TYPES = ("cpu", "cuda", "npu")
 
-_MOST_SHOWN = 64  # ranks, by what prints a mesh
+_MOST_PRINTED_RANKS = 64
 _INTERNED: dict[tuple[Any, ...], DeviceMesh] = {}
 _LOCK = threading.Lock()
 _CURRENT: ContextVar[tuple[DeviceMesh, ...]] = ContextVar("hyper_parallel_mesh", default=())
 
 
 class DeviceMesh:
-    """Ranks in a grid of named axes.
+    """Ranks arranged in a grid of named axes.
 
     Args:
         device_type: ``cpu``, ``cuda`` or ``npu``.
@@ -45,8 +45,8 @@ class DeviceMesh:
         shape: sizes of the axes.
         ranks: global ranks, row-major.
         mesh_dim_names: names of the axes, or None.
-        rank: the global rank that looks at the mesh.
-        coordinate: its position, or None when it is not a member.
+        rank: the global rank on which the mesh is in use.
+        coordinate: its position, or None if it is not in the mesh.
 
     Raises:
         MeshError: (a ValueError and RuntimeError) unknown device, ragged rows, duplicate ranks or names,
@@ -70,7 +70,7 @@ class DeviceMesh:
         mesh_dim_names: Sequence[str] | None = None,
         _rank: int | None = None,
     ) -> DeviceMesh:
-        """Return the one mesh of these values."""
+        """Return the interned mesh of these values."""
         shape, ranks = shape_and_ranks(mesh)
         names = None if mesh_dim_names is None else tuple(mesh_dim_names)
         _check(device_type, shape, ranks, names)
@@ -90,13 +90,13 @@ class DeviceMesh:
         rank: int,
     ) -> DeviceMesh:
         key = (device_type, shape, ranks, names, rank)
-        found = _INTERNED.get(key)
-        if found is None:
+        mesh = _INTERNED.get(key)
+        if mesh is None:
             with _LOCK:
-                found = _INTERNED.get(key)
-                if found is None:
-                    found = _INTERNED[key] = cls._build(key)
-        return found
+                mesh = _INTERNED.get(key)
+                if mesh is None:
+                    mesh = _INTERNED[key] = cls._build(key)
+        return mesh
 
     @classmethod
     def _build(cls, key: tuple[Any, ...]) -> DeviceMesh:
@@ -109,16 +109,29 @@ class DeviceMesh:
         return self
 
     @classmethod
-    def grid(
+    def abstract(
         cls, device_type: str, shape: tuple[int, ...], ranks: tuple[int, ...], names: tuple[str, ...] | None
     ) -> DeviceMesh:
-        """A mesh to plan with: no world needs to exist; the current rank is rank 0 where none runs."""
+        """Return a mesh to plan with, which needs no world.
+
+        Args:
+            device_type: ``cpu``, ``cuda`` or ``npu``.
+            shape: sizes of the axes.
+            ranks: global ranks, row-major.
+            names: names of the axes, or None.
+
+        Returns:
+            the mesh as the current rank sees it, or rank 0 where no simulated rank runs.
+
+        Raises:
+            MeshError: as for the class.
+        """
         _check(device_type, shape, ranks, names)
         transport = active_transport()
         return cls._interned(device_type, shape, ranks, names, 0 if transport is None else transport.rank)
 
-    def seen_by(self, rank: int) -> DeviceMesh:
-        """The same mesh as the global rank ``rank`` looks at it: for plans, which need no world."""
+    def for_rank(self, rank: int) -> DeviceMesh:
+        """Return the same mesh as it is on the global rank ``rank``; for planning, which needs no world."""
         return self._interned(self.device_type, self.shape, self.ranks, self.mesh_dim_names, rank)
 
     # -- facts ---------------------------------------------------------------------------------------------------
@@ -134,11 +147,11 @@ class DeviceMesh:
         return nest(list(self.ranks), self.shape)
 
     def size(self, mesh_dim: int | str | None = None) -> int:
-        """Number of ranks, or of those along one axis."""
+        """Number of ranks in the mesh, or along one axis."""
         return len(self.ranks) if mesh_dim is None else self.shape[self.axis(mesh_dim)]
 
     def axis(self, name: int | str) -> int:
-        """Number of the axis called ``name``; negative numbers count from the right.
+        """Return the index of the axis called ``name``; negative indices count from the right.
 
         Raises:
             MeshLookupError: (a MeshError, KeyError and IndexError) no such axis.
@@ -151,19 +164,19 @@ class DeviceMesh:
         raise MeshLookupError(msg)
 
     def get_coordinate(self) -> list[int] | None:
-        """Position of the current rank, or None when it is not in the mesh."""
+        """Position of the current rank, or None if it is not in the mesh."""
         return None if self.coordinate is None else list(self.coordinate)
 
     def get_local_rank(self, mesh_dim: int | str | None = None) -> int:
-        """Position of the current rank along one axis; the axis may be left out of a one-axis mesh.
+        """Position of the current rank along one axis; a mesh of one axis needs no ``mesh_dim``.
 
         Raises:
             MeshError: the rank is not in the mesh, or the mesh has several axes and none is named.
         """
-        return self._member()[self._only_axis(mesh_dim, "get_local_rank")]
+        return self.own_coordinate()[self._only_axis(mesh_dim, "get_local_rank")]
 
     def get_rank(self) -> int:
-        """Global rank that looks at the mesh."""
+        """Global rank on which the mesh is in use."""
         return self.rank
 
     def coordinate_of(self, rank: int) -> tuple[int, ...]:
@@ -173,38 +186,38 @@ class DeviceMesh:
             MeshLookupError: (a MeshError) the rank is not in the mesh.
         """
         if rank not in self.ranks:
-            raise self._stranger(rank)
+            raise self._no_member(rank)
         return unravel(self.ranks.index(rank), self.shape)
 
     def ranks_along(self, axes: tuple[int, ...]) -> tuple[int, ...]:
         """Global ranks that differ from this one along ``axes`` only, row-major in the order of ``axes``."""
-        found = self._along.get(axes)
-        if found is None:
-            found = self._along[axes] = self._ranks_along(axes, self._member())
-        return found
+        ranks = self._along.get(axes)
+        if ranks is None:
+            ranks = self._along[axes] = self._ranks_along(axes, self.own_coordinate())
+        return ranks
 
-    def _ranks_along(self, axes: tuple[int, ...], at: tuple[int, ...]) -> tuple[int, ...]:
-        found = []
-        for steps in itertools.product(*(range(self.shape[axis]) for axis in axes)):
-            position = list(at)
-            for axis, step in zip(axes, steps, strict=True):
-                position[axis] = step
-            found.append(self.ranks[ravel(position, self.shape)])
-        return tuple(found)
+    def _ranks_along(self, axes: tuple[int, ...], coordinate: tuple[int, ...]) -> tuple[int, ...]:
+        ranks = []
+        for indices in itertools.product(*(range(self.shape[axis]) for axis in axes)):
+            position = list(coordinate)
+            for axis, index in zip(axes, indices, strict=True):
+                position[axis] = index
+            ranks.append(self.ranks[ravel(position, self.shape)])
+        return tuple(ranks)
 
     def get_rank_list_along_axis(self, axis: int | str) -> list[int]:
         """Global ranks along one axis through the current rank."""
         return list(self.ranks_along((self.axis(axis),)))
 
     def to_hash(self) -> str:
-        """Digest of device, shape, names and ranks: equal on every rank that holds the same mesh."""
+        """Return a digest of device, shape, names and ranks, which is equal on every rank of the mesh."""
         facts = repr((self.device_type, self.shape, self.mesh_dim_names, self.ranks))
         return hashlib.sha256(facts.encode()).hexdigest()
 
     # -- groups --------------------------------------------------------------------------------------------------
 
     def get_group(self, mesh_dim: int | str | None = None) -> Any:
-        """The transport's group along one axis, created on first use."""
+        """Return the transport's group along one axis; it is created on first use."""
         axis = self._only_axis(mesh_dim, "get_group")
         return current_platform().transport().group(self.ranks_along((axis,)))
 
@@ -221,7 +234,13 @@ class DeviceMesh:
         *,
         mesh_dim_names: Sequence[str] | None = None,
     ) -> DeviceMesh:
-        """The mesh over the ranks of ``group`` (or over ``mesh``, a grid whose axes are the groups of a list).
+        """Return the mesh over the ranks of existing groups.
+
+        Args:
+            group: a group, or a list of groups, one per axis of ``mesh``.
+            device_type: ``cpu``, ``cuda`` or ``npu``.
+            mesh: nested global ranks; by default those of the one group.
+            mesh_dim_names: one name per axis.
 
         Raises:
             MeshError: a list of groups without ``mesh``, or a grid that does not hold the groups' ranks.
@@ -234,10 +253,10 @@ class DeviceMesh:
                 raise MeshError(msg)
             mesh = list(transport.ranks_of(groups[0]))
         built = cls(device_type, mesh, mesh_dim_names=mesh_dim_names)
-        for axis, one in enumerate(groups):
-            if set(transport.ranks_of(one)) != set(built.ranks_along((axis,))):
+        for axis, axis_group in enumerate(groups):
+            if set(transport.ranks_of(axis_group)) != set(built.ranks_along((axis,))):
                 msg = (
-                    f"from_group: group {axis} has ranks {transport.ranks_of(one)}, "
+                    f"from_group: group {axis} has ranks {transport.ranks_of(axis_group)}, "
                     f"axis {built.names[axis]} of mesh has {built.ranks_along((axis,))}"
                 )
                 raise MeshError(msg)
@@ -246,14 +265,14 @@ class DeviceMesh:
     # -- slicing -------------------------------------------------------------------------------------------------
 
     def __getitem__(self, names: str | tuple[str, ...]) -> DeviceMesh:
-        """Submesh through the current rank over the named axes, in the order given.
+        """Return the submesh through the current rank over the named axes, in the order of ``names``.
 
         Raises:
             MeshError: (a ValueError) no names, or an axis is named twice.
             MeshLookupError: (a MeshError, KeyError and IndexError) no such axis.
         """
-        given: object = names  # callers may be untyped
-        if not isinstance(given, (str, tuple)) or not given:
+        untyped: object = names  # users are not checked by mypy
+        if not isinstance(untyped, (str, tuple)) or not untyped:
             # No IndexError: Python would take it for the end of a sequence.
             msg = (
                 f"mesh[{names!r}]: axes are chosen by name, as in mesh[{self.names[0]!r}]; the mesh has the axes "
@@ -271,10 +290,13 @@ class DeviceMesh:
         return self._interned(self.device_type, shape, self.ranks_along(axes), sub_names, self.rank)
 
     def flatten(self, mesh_dim_name: str | None = None) -> DeviceMesh:
-        """One-axis mesh over the same ranks, called ``mesh_dim_name`` or the names joined by ``_``.
+        """Return a mesh of one axis over the same ranks.
+
+        Args:
+            mesh_dim_name: name of the axis; by default the names of all axes joined by ``_``.
 
         Raises:
-            MeshError: (a ValueError) no name for an axis.
+            MeshError: (a ValueError) ``mesh_dim_name`` cannot be the name of an axis.
         """
         name = "_".join(self.names) if mesh_dim_name is None else mesh_dim_name
         _check(self.device_type, (len(self.ranks),), self.ranks, (name,))
@@ -288,50 +310,58 @@ class DeviceMesh:
         return self
 
     def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+        self,
+        error_type: type[BaseException] | None,
+        error: BaseException | None,
+        traceback: TracebackType | None,
     ) -> None:
-        """Restore the mesh that was current before."""
+        """Restore the mesh that was current before this one."""
         _CURRENT.set(_CURRENT.get()[:-1])
 
     # -- value ---------------------------------------------------------------------------------------------------
 
     def __reduce__(self) -> tuple[Any, ...]:
-        """Pickle by value; the rank that unpickles looks at the mesh itself."""
+        """Pickle by value; the mesh that is unpickled is that of the rank that unpickles it."""
         return (_rebuild, (self.device_type, self.mesh, self.mesh_dim_names))
 
     def __copy__(self) -> DeviceMesh:
-        """Immutable: the mesh itself."""
+        """Return the mesh itself, which is immutable."""
         return self
 
     def __deepcopy__(self, memo: dict[int, Any]) -> DeviceMesh:
-        """Immutable: the mesh itself."""
+        """Return the mesh itself, which is immutable."""
         return self
 
     def __repr__(self) -> str:
         """``DeviceMesh(cpu, dp=2, tp=3, ranks=[0..5])``."""
         axes = ", ".join(f"{name}={size}" for name, size in zip(self.names, self.shape, strict=True))
         ranks = ", ".join(map(str, self.ranks))
-        if len(self.ranks) > _MOST_SHOWN:
+        if len(self.ranks) > _MOST_PRINTED_RANKS:
             ranks = f"{self.ranks[0]}, {self.ranks[1]}, ..., {self.ranks[-1]}"
         return f"DeviceMesh({self.device_type}, {axes}, ranks=[{ranks}])"
 
-    def _member(self) -> tuple[int, ...]:
+    def own_coordinate(self) -> tuple[int, ...]:
+        """Return the position of the current rank.
+
+        Raises:
+            MeshLookupError: (a MeshError) the current rank is not in the mesh.
+        """
         if self.coordinate is None:
             msg = (
-                f"{self._stranger(self.rank)}: it holds no piece of a tensor there, and takes no part in what its "
-                "ranks do; leave it out with 'if mesh.get_coordinate() is not None:'"
+                f"{self._no_member(self.rank)}: it holds no shard of tensors on that mesh and takes no part in its "
+                "collectives; leave it out with 'if mesh.get_coordinate() is not None:'"
             )
             raise MeshLookupError(msg)
         return self.coordinate
 
-    def _stranger(self, rank: int) -> MeshLookupError:
+    def _no_member(self, rank: int) -> MeshLookupError:
         return MeshLookupError(f"rank {rank} is not in {self!r}")
 
     def _only_axis(self, mesh_dim: int | str | None, caller: str) -> int:
         if mesh_dim is not None:
             return self.axis(mesh_dim)
         if self.ndim != 1:
-            msg = f"{caller}: the mesh has axes {self.names}; say which one"
+            msg = f"{caller}: the mesh has axes {self.names}; name one of them"
             raise MeshError(msg)
         return 0
 
@@ -343,13 +373,19 @@ def init_device_mesh(
     mesh_dim_names: Sequence[str] | None = None,
     rank_list: Sequence[int] | None = None,
 ) -> DeviceMesh:
-    """Arrange the world (or ``rank_list``) in a grid of ``mesh_shape``, row-major.
+    """Arrange the ranks of the world, or those of ``rank_list``, row-major in a grid.
+
+    Args:
+        device_type: ``cpu``, ``cuda`` or ``npu``.
+        mesh_shape: sizes of the axes.
+        mesh_dim_names: one name per axis; without them axes are called by their number.
+        rank_list: global ranks; by default all ranks of the world.
 
     Raises:
         MeshError: (a ValueError and RuntimeError) the grid does not fit the world or the list, or names or ranks
             repeat.
     """
-    shape: tuple[Any, ...] = tuple(mesh_shape)  # callers may be untyped
+    shape: tuple[Any, ...] = tuple(mesh_shape)  # users are not checked by mypy
     if not shape or any(not isinstance(size, int) or size < 1 for size in shape):
         msg = f"init_device_mesh: mesh_shape must be positive ints, got {shape}"
         raise MeshError(msg)
@@ -401,7 +437,7 @@ def _check_world(ranks: tuple[int, ...], world: int) -> None:
 
 
 def shape_and_ranks(mesh: Any) -> tuple[tuple[int, ...], tuple[int, ...]]:
-    """Shape and row-major ranks of a nested sequence; ragged rows are an error.
+    """Return the shape and the row-major ranks of a nested sequence of ranks.
 
     Raises:
         MeshError: the rows are of different lengths.
@@ -419,24 +455,24 @@ def shape_and_ranks(mesh: Any) -> tuple[tuple[int, ...], tuple[int, ...]]:
 
 
 def unravel(index: int, shape: tuple[int, ...]) -> tuple[int, ...]:
-    """Position of row-major index ``index``."""
+    """Return the position of the row-major index ``index`` in a grid of ``shape``."""
     position = []
     for size in reversed(shape):
-        index, step = divmod(index, size)
-        position.append(step)
+        index, remainder = divmod(index, size)
+        position.append(remainder)
     return tuple(reversed(position))
 
 
 def ravel(position: Sequence[int], shape: tuple[int, ...]) -> int:
-    """Row-major index of ``position``."""
+    """Return the row-major index of ``position`` in a grid of ``shape``."""
     index = 0
-    for step, size in zip(position, shape, strict=True):
-        index = index * size + step
+    for coordinate, size in zip(position, shape, strict=True):
+        index = index * size + coordinate
     return index
 
 
 def nest(flat: list[Any], shape: tuple[int, ...]) -> list[Any]:
-    """Row-major items as nested lists."""
+    """Return row-major items as nested lists of ``shape``."""
     if len(shape) <= 1:
         return flat
     inner = math.prod(shape[1:])

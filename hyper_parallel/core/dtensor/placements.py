@@ -1,4 +1,8 @@
-"""Placements: how one mesh axis holds a tensor. Values, and nothing but values."""
+"""Placements: how the ranks along one mesh axis hold a tensor; and reading and writing them.
+
+Users write placements in one of two forms: one placement per mesh axis, or one alias (axis name, tuple of axis names
+or ``"None"``) per tensor dim. A layout stores neither form but their parts, ``DimAxes`` and ``Partials``.
+"""
 
 from __future__ import annotations
 
@@ -29,25 +33,29 @@ __all__ = [
 ]
 
 DimAxes = tuple[tuple[int, ...], ...]
+"""Per tensor dim the mesh axes that split it, outermost first."""
 Partials = tuple[tuple[int, str], ...]
+"""Pairs of a mesh axis and the reduction of the partial values along it, by axis."""
 
 PARTIAL_OPS = ("sum", "avg", "max", "min", "prod", "all", "any")
 
 
 @dataclass(frozen=True)
 class Placement:
-    """Base of the placements; one describes what the ranks along one mesh axis hold."""
+    """Base of the placements. A placement describes what the ranks along one mesh axis hold."""
 
     def is_replicate(self) -> bool:
         """True for :class:`Replicate`."""
         return False
 
-    def is_shard(self, dim: int | None = None) -> bool:  # noqa: ARG002 - the subclass reads it
+    def is_shard(self, dim: int | None = None) -> bool:
         """True for :class:`Shard` (and :class:`StridedShard`), of the dim ``dim`` if one is given."""
+        del dim
         return False
 
-    def is_partial(self, reduce_op: str | None = None) -> bool:  # noqa: ARG002 - the subclass reads it
+    def is_partial(self, reduce_op: str | None = None) -> bool:
         """True for :class:`Partial`, of the reduction ``reduce_op`` if one is given."""
+        del reduce_op
         return False
 
 
@@ -66,7 +74,12 @@ class Replicate(Placement):
 
 @dataclass(frozen=True)
 class Shard(Placement):
-    """The ranks along the axis hold consecutive chunks of dim ``dim``, of ``ceil(size / n)`` each, the last ones less.
+    """The ``n`` ranks along the axis hold consecutive shards of dim ``dim``.
+
+    Each shard has ``ceil(size / n)`` elements along the dim; the last ones have fewer, or none, as in ``torch.chunk``.
+
+    Args:
+        dim: the tensor dim; negative dims count from the right.
 
     Raises:
         TypeError: ``dim`` is not an int.
@@ -75,14 +88,14 @@ class Shard(Placement):
     dim: int
 
     def __post_init__(self) -> None:
-        """Reject what is not a dim."""
+        """Reject a dim that is not an int."""
         dim: object = self.dim  # callers may be untyped
         if not isinstance(dim, int) or isinstance(dim, bool):
             msg = f"Shard(dim): dim must be an int, got {self.dim!r}"
             raise TypeError(msg)
 
     def is_shard(self, dim: int | None = None) -> bool:
-        """True when no dim is asked for, or this one."""
+        """True if ``dim`` is None or the dim of this shard."""
         return dim is None or dim == self.dim
 
     def __repr__(self) -> str:
@@ -92,17 +105,21 @@ class Shard(Placement):
 
 @dataclass(frozen=True)
 class StridedShard(Shard):
-    """A shard of a dim that axes further right in the mesh split before it: the public spelling of a shard order.
+    """A shard of a dim that mesh axes further right have split before: how placements express the order of splits.
 
     Args:
         dim: the tensor dim.
         split_factor: product of the sizes of those axes; 1 is an ordinary :class:`Shard`.
+
+    Raises:
+        TypeError: ``dim`` is not an int.
+        ValueError: ``split_factor`` is not a positive int.
     """
 
     split_factor: int = 1
 
     def __post_init__(self) -> None:
-        """Reject what is not a factor."""
+        """Reject a dim or factor that is none."""
         super().__post_init__()
         factor: object = self.split_factor
         if not isinstance(factor, int) or factor < 1:
@@ -116,10 +133,13 @@ class StridedShard(Shard):
 
 @dataclass(frozen=True)
 class Partial(Placement):
-    """Reducing what the ranks along the axis hold, with ``reduce_op``, gives the tensor.
+    """Each rank along the axis holds a partial value; reducing them with ``reduce_op`` gives the tensor.
 
-    The gradient of what a rank holds is the tensor's own for ``sum``, and that divided by the number of ranks for
-    ``avg``: ``grad`` of such a leaf is divided already, so its value moves by less than the same leaf's, replicated.
+    The gradient of a rank's partial value is the tensor's gradient for ``sum``, and that divided by the number of ranks
+    for ``avg``. So an optimizer moves an averaged leaf by less than the same leaf held replicated.
+
+    Args:
+        reduce_op: ``sum``, ``avg``, ``max``, ``min``, ``prod``, ``all`` or ``any``.
 
     Raises:
         ValueError: ``reduce_op`` is not one of ``PARTIAL_OPS``.
@@ -134,7 +154,7 @@ class Partial(Placement):
             raise ValueError(msg)
 
     def is_partial(self, reduce_op: str | None = None) -> bool:
-        """True when no reduction is asked for, or this one."""
+        """True if ``reduce_op`` is None or the reduction of this placement."""
         return reduce_op is None or reduce_op == self.reduce_op
 
     def __repr__(self) -> str:
@@ -143,25 +163,30 @@ class Partial(Placement):
 
 
 def are_placements(placements: Any) -> bool:
-    """True for a non-empty sequence of placements."""
-    return bool(placements) and all(isinstance(place, Placement) for place in placements)
+    """Return True if ``placements`` is a non-empty sequence of :class:`Placement`."""
+    return bool(placements) and all(isinstance(placement, Placement) for placement in placements)
 
 
 def from_placements(mesh: DeviceMesh, placements: tuple[Placement, ...], ndim: int) -> tuple[DimAxes, Partials]:
-    """Read one placement per axis."""
+    """Read one placement per mesh axis, for a tensor of ``ndim`` dims.
+
+    Raises:
+        PlacementError: there is not one placement per axis, or a placement names a dim that the tensor does not have.
+        LayoutError: a split factor that no axes further right give.
+    """
     check_count(mesh, placements)
     dims: list[list[int]] = [[] for _ in range(ndim)]
     # Right to left: a split factor counts the axes further right that split the dim first.
     for axis in reversed(range(mesh.ndim)):
-        place = placements[axis]
-        if isinstance(place, Shard):
-            dim = _normal_dim(place, ndim)
-            dims[dim].insert(_position(mesh, dims[dim], place), axis)
+        placement = placements[axis]
+        if isinstance(placement, Shard):
+            dim = _normal_dim(placement, ndim)
+            dims[dim].insert(_position(mesh, dims[dim], placement), axis)
     return tuple(map(tuple, dims)), partials_of(placements)
 
 
 def check_count(mesh: DeviceMesh, placements: tuple[Placement, ...]) -> None:
-    """There is one placement per axis.
+    """Check that there is one placement per mesh axis.
 
     Raises:
         PlacementError: there is not.
@@ -175,19 +200,22 @@ def check_count(mesh: DeviceMesh, placements: tuple[Placement, ...]) -> None:
 
 
 def partials_of(placements: tuple[Placement, ...]) -> Partials:
-    """The axes that hold summands, and their reductions."""
-    return tuple((axis, place.reduce_op) for axis, place in enumerate(placements) if isinstance(place, Partial))
+    """Return the axes that hold partial values, each with its reduction."""
+    return tuple(
+        (axis, placement.reduce_op) for axis, placement in enumerate(placements) if isinstance(placement, Partial)
+    )
 
 
-def _normal_dim(place: Shard, ndim: int) -> int:
-    if not -ndim <= place.dim < ndim:
-        msg = f"placements: {place!r} names dim {place.dim}, the tensor has {ndim} dims"
+def _normal_dim(placement: Shard, ndim: int) -> int:
+    if not -ndim <= placement.dim < ndim:
+        msg = f"placements: {placement!r} names dim {placement.dim}, the tensor has {ndim} dims"
         raise PlacementError(msg)
-    return place.dim % ndim
+    return placement.dim % ndim
 
 
-def _position(mesh: DeviceMesh, inner: list[int], place: Shard) -> int:
-    factor = place.split_factor if isinstance(place, StridedShard) else 1
+def _position(mesh: DeviceMesh, inner: list[int], placement: Shard) -> int:
+    """Return where among the axes ``inner``, which split the same dim, the split factor puts ``placement``."""
+    factor = placement.split_factor if isinstance(placement, StridedShard) else 1
     product = 1
     for position in range(len(inner) + 1):
         if product == factor:
@@ -195,12 +223,21 @@ def _position(mesh: DeviceMesh, inner: list[int], place: Shard) -> int:
         if position < len(inner):
             product *= mesh.shape[inner[position]]
     sizes = {mesh.names[axis]: mesh.shape[axis] for axis in inner}
-    msg = f"placements: {place!r} needs axes to its right that split dim {place.dim} first by {factor}; there: {sizes}"
+    msg = (
+        f"placements: {placement!r} needs axes to its right that split dim {placement.dim} first by {factor}; "
+        f"there: {sizes}"
+    )
     raise LayoutError(msg)
 
 
 def from_aliases(mesh: DeviceMesh, aliases: tuple[Any, ...], ndim: int) -> tuple[DimAxes, Partials]:
-    """Read one alias per dim: an axis name, a tuple of them or ``"None"``."""
+    """Read one alias per dim: an axis name, a tuple of axis names, or ``"None"``.
+
+    Raises:
+        PlacementError: there is not one alias per dim.
+        LayoutError: an alias that is none of these, or an axis that is used twice.
+        MeshLookupError: an axis that the mesh does not have.
+    """
     if len(aliases) != ndim:
         msg = f"placements: {len(aliases)} aliases {aliases} given for a tensor of {ndim} dims; give one per dim"
         raise PlacementError(msg)
@@ -223,19 +260,19 @@ def _names(alias: Any) -> tuple[str, ...]:
 
 
 def alias_of(names: tuple[str, ...]) -> Any:
-    """The alias of a dim that the axes ``names`` split."""
+    """Return the alias of a dim that the axes ``names`` split."""
     return "None" if not names else names[0] if len(names) == 1 else names
 
 
 def public_placements(mesh: DeviceMesh, dim_axes: DimAxes, partials: Partials) -> tuple[Placement, ...]:
-    """One placement per axis, from the parts of a layout."""
-    found: list[Placement] = [Replicate()] * mesh.ndim
+    """Return one placement per mesh axis, from the parts of a layout."""
+    placements: list[Placement] = [Replicate()] * mesh.ndim
     for axis, op in partials:
-        found[axis] = Partial(op)
+        placements[axis] = Partial(op)
     for dim, axes in enumerate(dim_axes):
         for position, axis in enumerate(axes):
             factor = 1
             for outer in axes[:position]:
                 factor *= mesh.shape[outer] if outer > axis else 1
-            found[axis] = Shard(dim) if factor == 1 else StridedShard(dim, factor)
-    return tuple(found)
+            placements[axis] = Shard(dim) if factor == 1 else StridedShard(dim, factor)
+    return tuple(placements)

@@ -1,7 +1,6 @@
-"""Running plans: forward is the plan's steps, backward is its adjoint's.
+"""Running transitions: forward runs the steps, backward runs those of the adjoint.
 
-Where no gradient is needed there is no autograd node. Backward runs through the same door, so it is differentiable
-the same way.
+Without a gradient there is no autograd node. Backward runs through the same functions, so it is differentiable as well.
 """
 
 from __future__ import annotations
@@ -9,7 +8,7 @@ from __future__ import annotations
 import threading
 from typing import TYPE_CHECKING, Any, NamedTuple
 
-from hyper_parallel.core.dtensor.events import Occurrence, announce, module_path, watchers
+from hyper_parallel.core.dtensor.events import Redistribution, module_path, notify, watchers
 from hyper_parallel.core.dtensor.transition import Transition, plan_transition
 from hyper_parallel.errors import MeshError, ShardMismatchError, UnsupportedOperatorError
 
@@ -26,20 +25,30 @@ _LOCK = threading.Lock()
 _CACHE = "_hyper_parallel_redistribution"
 
 
-class _Call(NamedTuple):
-    """What a run is for; kept from forward for backward."""
+class _Context(NamedTuple):
+    """The circumstances of a run; forward passes them on to backward.
+
+    Attributes:
+        platform: the framework of the tensors.
+        cause: who asks; None is the program itself.
+        module: path of the module that runs.
+        watchers: those of the forward.
+        on_backward: called when a gradient arrives in backward.
+        phase: ``forward`` or ``backward``.
+        defer: asked in backward whether it takes the gradient for a later reduction.
+    """
 
     platform: Platform
     cause: Cause | None
     module: str
-    listening: tuple[Watcher, ...]
-    passed: Callable[[], None] | None = None
+    watchers: tuple[Watcher, ...]
+    on_backward: Callable[[], None] | None = None
     phase: str = "forward"
-    keep: Callable[[Any], bool] | None = None
+    defer: Callable[[Any], bool] | None = None
 
 
 class _Functions(NamedTuple):
-    """The platform's autograd functions."""
+    """The autograd functions over one framework's ``Function``."""
 
     linear: Any
     extremum: Any
@@ -48,117 +57,124 @@ class _Functions(NamedTuple):
 
 def redistribute(
     local: Any,
-    steps: Transition,
+    transition: Transition,
     platform: Platform,
     cause: Cause | None = None,
-    passed: Callable[[], None] | None = None,
-    keep: Callable[[Any], bool] | None = None,
+    on_backward: Callable[[], None] | None = None,
+    defer: Callable[[Any], bool] | None = None,
 ) -> Any:
-    """The local tensor in the plan's target layout, on the graph.
+    """Return the local tensor in the target layout of ``transition``, on the graph.
 
     Args:
-        local: this rank's plain tensor in the plan's source layout.
-        steps: from :func:`~hyper_parallel.core.dtensor.transition.plan`.
+        local: this rank's plain tensor in the source layout.
+        transition: from :func:`~hyper_parallel.core.dtensor.transition.plan_transition`.
         platform: the framework of ``local``.
         cause: who asks, for the event log and ``strict()``; None is the program itself.
-        passed: called when a gradient passes on its way back.
-        keep: asked in backward whether it keeps the gradient for later; then nothing is sent back.
+        on_backward: called when a gradient arrives in backward.
+        defer: called with the gradient in backward; if it returns True it has taken the gradient, and none goes back.
 
     Raises:
-        ShardMismatchError: (a ValueError) ``local`` has not the shape that the source layout gives this rank.
-        MeshError: the plan was made by another rank.
+        ShardMismatchError: (a ValueError) ``local`` does not have the local shape of the source layout.
+        MeshError: the transition was planned on another rank.
         UnsupportedOperatorError: a gradient is needed through Partial(prod), Partial(all) or Partial(any).
-        StrictModeError: an implicit redistribution where ``strict()`` or ``implicit_budget()`` forbids it.
+        StrictModeError: an implicit redistribution is forbidden by ``strict()`` or ``implicit_budget()``.
     """
     if not (platform.grad_enabled() and platform.needs_grad(local)) or not platform.is_floating(local):
-        return _run(local, steps, _Call(platform, cause, "", ())) if steps.steps else local
-    if steps.is_trivial:
+        return _run(local, transition, _Context(platform, cause, "", ())) if transition.steps else local
+    if transition.is_trivial:
         return local
-    return _differentiable(local, steps, _Call(platform, cause, module_path(), watchers(), passed, keep=keep))
+    context = _Context(platform, cause, module_path(), watchers(), on_backward, defer=defer)
+    return _differentiable(local, transition, context)
 
 
 def gathered_view(
     source_local: Any,
     gathered_local: Any,
-    steps: Transition,
+    transition: Transition,
     axes: Sequence[int],
     platform: Platform,
-    passed: Callable[[], None] | None = None,
+    on_backward: Callable[[], None] | None = None,
 ) -> Any:
-    """``gathered_local`` again, for a consumer that differs along ``axes``; no communication in forward.
+    """Return ``gathered_local`` for a consumer that differs along ``axes``; forward does not communicate.
 
     Args:
-        source_local: what ``steps`` started from.
-        gathered_local: what it arrived at.
-        steps: the plan between them.
-        axes: mesh axes, replicated in the plan's target, along which the consumer's operands differ.
+        source_local: the local tensor that was gathered.
+        gathered_local: the result of ``transition``.
+        transition: the transition between them.
+        axes: mesh axes, replicated in the target, along which the other operands of the consumer differ.
         platform: the framework of both.
-        passed: called when a gradient passes on its way back.
+        on_backward: called when a gradient arrives in backward.
 
     Returns:
-        A tensor of the values of ``gathered_local`` whose gradient goes straight to ``source_local``: reduced and
-        scattered in one collective instead of an all-reduce whose result is then sliced.
+        a tensor of the values of ``gathered_local`` whose gradient goes straight to ``source_local``, by one
+        reduce-scatter instead of an all-reduce and a slice.
     """
     if not (platform.grad_enabled() and platform.needs_grad(source_local)):
         return gathered_local
-    varying = plan_transition(steps.source, steps.target, axes)
-    call = _Call(platform, None, module_path(), watchers(), passed)
-    return _functions(platform).gathered.apply(source_local, platform.detach(gathered_local), varying, call)
+    varying = plan_transition(transition.source, transition.target, axes)
+    context = _Context(platform, None, module_path(), watchers(), on_backward)
+    return _functions(platform).gathered.apply(source_local, platform.detach(gathered_local), varying, context)
 
 
-def reduce_deferred(grad: Any, steps: Transition, platform: Platform, cause: Cause | None, module: str) -> Any:
-    """A gradient that was kept, by the rest of its way; ``cause`` and ``module`` are those of the forward."""
-    return _run(grad, steps, _Call(platform, cause, module, ()), "backward")
+def reduce_deferred(grad: Any, transition: Transition, platform: Platform, cause: Cause | None, module: str) -> Any:
+    """Return a deferred gradient, reduced by ``transition``; ``cause`` and ``module`` are those of the forward."""
+    return _run(grad, transition, _Context(platform, cause, module, ()), "backward")
 
 
-def _differentiable(local: Any, steps: Transition, call: _Call) -> Any:
-    if steps.extremum is None:
-        return _functions(call.platform).linear.apply(local, steps, call)
-    if steps.extremum.op not in ("max", "min"):
+def _differentiable(local: Any, transition: Transition, context: _Context) -> Any:
+    functions = _functions(context.platform)
+    if transition.extremum is None:
+        return functions.linear.apply(local, transition, context)
+    if transition.extremum.op not in ("max", "min"):
         msg = (
-            f"redistribute: no gradient passes the reduction of {steps.source.notation(local.dtype)}; "
+            f"redistribute: no gradient passes the reduction of {transition.source.notation(local.dtype)}; "
             f"detach() the tensor first"
         )
         raise UnsupportedOperatorError(msg)
-    reduced = _functions(call.platform).extremum.apply(local, steps, call)
-    return reduced if steps.linear.is_trivial else _functions(call.platform).linear.apply(reduced, steps.linear, call)
+    reduced = functions.extremum.apply(local, transition, context)
+    linear = transition.linear
+    return reduced if linear.is_trivial else functions.linear.apply(reduced, linear, context)
 
 
-def _resumed(grad: Any, steps: Transition, call: _Call) -> Any:
-    """Run an adjoint in backward, as a differentiable operation where a second backward may come."""
-    platform = call.platform
-    if call.passed is not None:
-        call.passed()
+def _run_adjoint(grad: Any, adjoint: Transition, context: _Context) -> Any:
+    """Run an adjoint in backward, as a differentiable operation if a second backward may come."""
+    platform = context.platform
+    if context.on_backward is not None:
+        context.on_backward()
     if not (platform.needs_grad(grad) and platform.grad_enabled()):
-        return _run(grad, steps, call, "backward") if steps.steps else grad
-    if steps.is_trivial:
+        return _run(grad, adjoint, context, "backward") if adjoint.steps else grad
+    if adjoint.is_trivial:
         return grad
-    return _functions(platform).linear.apply(grad, steps, call._replace(passed=None, phase="backward", keep=None))
+    again = context._replace(on_backward=None, phase="backward", defer=None)
+    return _functions(platform).linear.apply(grad, adjoint, again)
 
 
-def _run(local: Any, steps: Transition, call: _Call, phase: str = "") -> Any:
-    """Check, announce, and do all steps; ``phase`` is the call's unless it says another."""
-    _check(local, steps, call.platform)
-    if steps.communicates:
-        _announce(local, steps, call, phase or call.phase)
-    for step in steps.steps:
-        local = step.apply(local, call.platform)
+def _run(local: Any, transition: Transition, context: _Context, phase: str = "") -> Any:
+    """Check, notify the watchers, and apply all steps; ``phase`` is by default that of the context."""
+    _check(local, transition, context.platform)
+    if transition.communicates:
+        _notify(local, transition, context, phase or context.phase)
+    for step in transition.steps:
+        local = step.apply(local, context.platform)
     return local
 
 
-def _announce(local: Any, steps: Transition, call: _Call, phase: str) -> None:
-    # A backward on an engine thread does not see the watchers of the program; forward's are then the ones meant.
-    listening = watchers() or call.listening
-    if listening:
-        module = call.module or module_path()
-        size = call.platform.itemsize(local)
-        announce(listening, Occurrence(steps, local.dtype, size, call.cause, module, phase))
+def _notify(local: Any, transition: Transition, context: _Context, phase: str) -> None:
+    # Backward on an engine thread does not see the watchers of the program; those of the forward are notified then.
+    notified = watchers() or context.watchers
+    if notified:
+        module = context.module or module_path()
+        size = context.platform.itemsize(local)
+        notify(notified, Redistribution(transition, local.dtype, size, context.cause, module, phase))
 
 
-def _check(local: Any, steps: Transition, platform: Platform) -> None:
-    source, rank = steps.source, platform.transport().rank
+def _check(local: Any, transition: Transition, platform: Platform) -> None:
+    source, rank = transition.source, platform.transport().rank
     if rank != source.mesh.rank:
-        msg = f"redistribute: rank {rank} runs a plan that rank {source.mesh.rank} made; build the mesh on rank {rank}"
+        msg = (
+            f"redistribute: rank {rank} runs a transition that was planned on rank {source.mesh.rank}; "
+            f"build the mesh on rank {rank}"
+        )
         raise MeshError(msg)
     if tuple(local.shape) != source.local_shape:
         msg = (
@@ -169,79 +185,81 @@ def _check(local: Any, steps: Transition, platform: Platform) -> None:
 
 
 def _functions(platform: Platform) -> _Functions:
-    """The autograd functions of ``platform``, built once and kept on it."""
-    found: _Functions | None = platform.__dict__.get(_CACHE)
-    if found is None:
+    """Return the autograd functions of ``platform``, which are built once and kept on it."""
+    functions: _Functions | None = platform.__dict__.get(_CACHE)
+    if functions is None:
         with _LOCK:
-            found = platform.__dict__.get(_CACHE)
-            if found is None:
+            functions = platform.__dict__.get(_CACHE)
+            if functions is None:
                 base = platform.Function
-                found = _Functions(_linear_function(base), _extremum_function(base), _gathered_function(base))
-                platform.__dict__[_CACHE] = found
-    return found
+                functions = _Functions(_linear_function(base), _extremum_function(base), _gathered_function(base))
+                platform.__dict__[_CACHE] = functions
+    return functions
 
 
 def _linear_function(base: Any) -> Any:
-    class Redistribution(base):  # type: ignore[misc] # the framework's class is known at run time only
-        """A plan forward, its adjoint backward."""
+    class RedistributeFunction(base):  # type: ignore[misc] # the framework's class is known at run time only
+        """A transition forward, its adjoint backward."""
 
         @staticmethod
-        def forward(ctx: Any, local: Any, steps: Transition, call: _Call) -> Any:
-            """Run the plan."""
-            ctx.steps, ctx.call = steps, call
-            # A view moves nothing, and what its backward moves is checked then.
-            return _run(local, steps, call) if steps.steps else local
+        def forward(ctx: Any, local: Any, transition: Transition, context: _Context) -> Any:
+            """Run the transition."""
+            ctx.transition, ctx.context = transition, context
+            # Without steps nothing is checked here; the adjoint checks its own input.
+            return _run(local, transition, context) if transition.steps else local
 
         @staticmethod
         def backward(ctx: Any, grad: Any) -> tuple[Any, None, None]:
-            """Run the adjoint, unless the gradient is kept for later."""
-            if ctx.call.keep is not None and ctx.call.keep(grad):
+            """Run the adjoint, unless the gradient is deferred."""
+            if ctx.context.defer is not None and ctx.context.defer(grad):
                 return None, None, None
-            return _resumed(grad, ctx.steps.adjoint, ctx.call), None, None
+            return _run_adjoint(grad, ctx.transition.adjoint, ctx.context), None, None
 
-    return Redistribution
+    return RedistributeFunction
 
 
 def _gathered_function(base: Any) -> Any:
-    class GatheredView(base):  # type: ignore[misc] # as above
-        """The gathered value forward, the plan's adjoint backward."""
+    class GatheredViewFunction(base):  # type: ignore[misc] # as above
+        """The gathered value forward, the adjoint of the gather backward."""
 
         @staticmethod
-        def forward(ctx: Any, source: Any, gathered: Any, steps: Transition, call: _Call) -> Any:  # noqa: ARG004 - tracked
-            """The value as it was gathered before."""
-            ctx.steps, ctx.call = steps, call
+        def forward(ctx: Any, source: Any, gathered: Any, transition: Transition, context: _Context) -> Any:
+            """Return the value that was gathered before; ``source`` only ties the result to the graph."""
+            del source
+            ctx.transition, ctx.context = transition, context
             return gathered
 
         @staticmethod
         def backward(ctx: Any, grad: Any) -> tuple[Any, None, None, None]:
-            """Straight to the source."""
-            return _resumed(grad, ctx.steps.adjoint, ctx.call), None, None, None
+            """Run the adjoint, straight to the source."""
+            return _run_adjoint(grad, ctx.transition.adjoint, ctx.context), None, None, None
 
-    return GatheredView
+    return GatheredViewFunction
 
 
 def _extremum_function(base: Any) -> Any:
-    class Extremum(base):  # type: ignore[misc] # as above
-        """Reduction by max or min; the gradient goes to the ranks that attained it, ties share evenly."""
+    class ExtremumFunction(base):  # type: ignore[misc] # as above
+        """Reduction by max or min; the gradient goes to the ranks that attained it, and ties share it evenly."""
 
         @staticmethod
-        def forward(ctx: Any, local: Any, steps: Transition, call: _Call) -> Any:
+        def forward(ctx: Any, local: Any, transition: Transition, context: _Context) -> Any:
             """All-reduce, and remember where this rank attained the result."""
-            head: AllReduce = steps.extremum  # type: ignore[assignment] # checked by the caller
-            reduced = _run(local, Transition(steps.source, head.target, (), (head,)), call)
-            ctx.steps, ctx.call = steps, call
-            ctx.attained = call.platform.ones_like(local) * (local == reduced)
+            step: AllReduce = transition.extremum  # type: ignore[assignment] # checked by the caller
+            reduced = _run(local, Transition(transition.source, step.target, (), (step,)), context)
+            ctx.transition, ctx.context = transition, context
+            ctx.attained = context.platform.ones_like(local) * (local == reduced)
             return reduced
 
         @staticmethod
         def backward(ctx: Any, grad: Any) -> tuple[Any, None, None]:
-            """This rank's share of the gradient."""
-            layout = ctx.steps.linear.adjoint.target
-            # Every rank weighs the same gradient its own way: a varying use, whose adjoint is the sum.
-            view = plan_transition(layout, layout, ctx.steps.extremum.axes)
-            ties = _run(ctx.attained, view.adjoint, ctx.call, "backward")
-            share = _resumed(grad, view, ctx.call) / ties
+            """Return this rank's share of the gradient."""
+            layout = ctx.transition.linear.adjoint.target
+            # Every rank masks the same gradient in its own way: a varying use, whose adjoint is the sum.
+            view = plan_transition(layout, layout, ctx.transition.extremum.axes)
+            ties = _run(ctx.attained, view.adjoint, ctx.context, "backward")
+            share = _run_adjoint(grad, view, ctx.context) / ties
             # Selected, not multiplied: a gradient that is not finite must not reach ranks that lost.
-            return ctx.call.platform.local_op("masked_fill")(x=share, mask=ctx.attained == 0, value=0.0), None, None
+            mask = ctx.attained == 0
+            return ctx.context.platform.local_op("masked_fill")(x=share, mask=mask, value=0.0), None, None
 
-    return Extremum
+    return ExtremumFunction

@@ -1,7 +1,7 @@
-"""Steps of a redistribution: immutable values that know their price and run on plain local tensors.
+"""Steps of a redistribution: immutable values that know their cost and run on plain local tensors.
 
-A step carries its ``source`` and ``target`` layout, hence every member's shape, uneven and empty shards included.
-Nothing here knows autograd: the backward of a plan is another plan.
+A step has a ``source`` and a ``target`` layout, which give every member's local shape, uneven and empty shards
+included. Steps do not know autograd: the backward of a transition is another transition.
 """
 
 from __future__ import annotations
@@ -29,15 +29,15 @@ __all__ = ["AllGather", "AllReduce", "AllToAll", "ReduceScatter", "Scale", "Slic
 
 @dataclass(frozen=True, eq=False)
 class Step(abc.ABC):
-    """One move of a tensor from ``source`` to ``target``, both over one mesh and one global shape.
+    """One step of a tensor from ``source`` to ``target``, layouts of the same mesh and global shape.
 
     Attributes:
-        source: layout of what :meth:`apply` takes.
-        target: layout of what it returns.
+        source: layout of the argument of :meth:`apply`.
+        target: layout of its result.
         axes: mesh axes along which it communicates; empty for a local step.
         collective: name for logs; empty for a local step.
         launches: collectives that one application starts.
-        overhead: seconds of packing and of cutting buffers; decides between steps of equal traffic.
+        overhead: seconds for packing and splitting buffers; it decides between steps of equal traffic.
     """
 
     source: Layout
@@ -49,17 +49,17 @@ class Step(abc.ABC):
 
     @abc.abstractmethod
     def apply(self, local: Any, platform: Platform) -> Any:
-        """The local tensor of ``target`` from the one of ``source``; in storage of its own."""
+        """Return the local tensor of ``target``, in storage of its own, from the local tensor of ``source``."""
 
-    def received_at(self, at: Coordinate) -> int:
-        """Elements that the rank at ``at`` receives."""
-        return volume(self.target.box_at(at)) - volume(self.source.box_at(at))
+    def received_at(self, coordinate: Coordinate) -> int:
+        """Return the number of elements that the rank at ``coordinate`` receives."""
+        return volume(self.target.box_at(coordinate)) - volume(self.source.box_at(coordinate))
 
     @cached_property
     def loads(self) -> tuple[int, ...]:
-        """Elements that each member of the first group receives: chunks never grow, so no group receives more."""
-        first = (0,) * self.source.mesh.ndim
-        return tuple(self.received_at(at) for at in members(self.source.mesh, self.axes, first))
+        """Elements that each member of the first group receives; its shards are largest, so no group receives more."""
+        origin = (0,) * self.source.mesh.ndim
+        return tuple(self.received_at(position) for position in members(self.source.mesh, self.axes, origin))
 
     @property
     def received(self) -> int:
@@ -68,7 +68,7 @@ class Step(abc.ABC):
 
     @cached_property
     def messages(self) -> int:
-        """Messages that the worst rank waits for; gathers and reductions double their reach with each."""
+        """Messages that the worst rank waits for: log2 of the members, for gathers and reductions."""
         return (self.members - 1).bit_length()
 
     @property
@@ -77,9 +77,9 @@ class Step(abc.ABC):
         return math.prod(self.source.mesh.shape[axis] for axis in self.axes)
 
     @property
-    def at(self) -> Coordinate:
+    def coordinate(self) -> Coordinate:
         """Position of the current rank."""
-        return self.source.mesh._member()  # noqa: SLF001 - the mesh's own check and message
+        return self.source.mesh.own_coordinate()
 
     @cached_property
     def ranks(self) -> tuple[int, ...]:
@@ -88,73 +88,76 @@ class Step(abc.ABC):
 
     @cached_property
     def sent_shapes(self) -> list[tuple[int, ...]]:
-        """Shape that each of those ranks holds before the step."""
-        return [self.source.local_shape_at(one) for one in members(self.source.mesh, self.axes, self.at)]
+        """Local shape of each of those ranks before the step."""
+        positions = members(self.source.mesh, self.axes, self.coordinate)
+        return [self.source.local_shape_at(position) for position in positions]
 
     def __str__(self) -> str:
-        """``all_gather over tp: [7@tp] -> [7]``."""
+        """Return one line, such as ``all_gather over tp: [7@tp] -> [7]``."""
         over = f" over {', '.join(self.source.mesh.names[axis] for axis in self.axes)}" if self.axes else ""
         name = self.collective or type(self).__name__.lower()
         return f"{name}{over}: {self.source.notation()} -> {self.target.notation()}"
 
 
 class LocalStep(Step):
-    """A step that receives nothing."""
+    """A step without communication."""
 
     launches: ClassVar[int] = 0
 
-    def received_at(self, at: Coordinate) -> int:  # noqa: ARG002 - the same everywhere
-        """Nothing."""
+    def received_at(self, coordinate: Coordinate) -> int:
+        """Return zero."""
+        del coordinate
         return 0
 
     @cached_property
     def messages(self) -> int:
-        """None."""
+        """Zero."""
         return 0
 
 
 class Slice(LocalStep):
-    """Every rank keeps the part of its box that the target asks for."""
+    """Every rank keeps the part of its box that is in its target box."""
 
     def apply(self, local: Any, platform: Platform) -> Any:
-        """The part, in storage of its own: writing into it leaves the source alone."""
-        return platform.copy(narrow_box(local, self.source.box_at(self.at), self.target.box_at(self.at), platform))
+        """Return the part, in storage of its own, so that writing into it leaves the source alone."""
+        box, target = self.source.box_at(self.coordinate), self.target.box_at(self.coordinate)
+        return platform.copy(narrow_box(local, box, target, platform))
 
 
 @dataclass(frozen=True, eq=False)
 class Scale(LocalStep):
-    """Multiply by ``factor``: the price of writing ``Partial(avg)`` as ``Partial(sum)``."""
+    """Multiply by ``factor``, which writes ``Partial(avg)`` as ``Partial(sum)`` or the reverse."""
 
     factor: Fraction
 
     def apply(self, local: Any, platform: Platform) -> Any:
-        """``local * factor``, by whole numbers: a third has no floating number.
+        """Return ``local * factor``; it multiplies and divides by integers, since 1/3 is no floating-point number.
 
         Raises:
-            LayoutError: ``local`` is an integer tensor, whose average is none.
+            LayoutError: ``local`` is an integer tensor; an average of integers is not an integer.
         """
         if not platform.is_floating(local):
             msg = f"Partial(avg) of {local.dtype}: an average of integers is no integer; cast to a floating dtype first"
             raise LayoutError(msg)
-        up, down = self.factor.numerator, self.factor.denominator
-        grown = local if up == 1 else local * up
-        return grown if down == 1 else grown / down
+        numerator, denominator = self.factor.numerator, self.factor.denominator
+        product = local if numerator == 1 else local * numerator
+        return product if denominator == 1 else product / denominator
 
 
 class ToPartial(LocalStep):
-    """Write the value as summands along ``axes``, without communication.
+    """Write the value as partial values along ``axes``, without communication.
 
-    A sharded axis embeds its shard in zeros. A replicated one keeps the value at position 0 and the neutral element
-    elsewhere; for the idempotent reductions (max, min, all, any), and for avg, every rank keeps it.
+    Along a sharded axis every rank embeds its shard in zeros. Along a replicated axis the first rank keeps the value
+    and the others hold the neutral element; for avg and the idempotent reductions (max, min, all, any) all keep it.
     """
 
     def apply(self, local: Any, platform: Platform) -> Any:
-        """This rank's summand."""
-        at = self.at
+        """Return this rank's partial value."""
+        coordinate = self.coordinate
         for axis, op in self.target.partials:
-            if axis in self.axes and self._replicated(axis) and at[axis] and op in ("sum", "prod"):
+            if axis in self.axes and self._replicated(axis) and coordinate[axis] and op in ("sum", "prod"):
                 local = platform.zeros_like(local) if op == "sum" else platform.ones_like(local)
-        box, whole = self.source.box_at(at), self.target.box_at(at)
+        box, whole = self.source.box_at(coordinate), self.target.box_at(coordinate)
         return platform.copy(local) if box == whole else _embed(local, box, whole, platform)
 
     def _replicated(self, axis: int) -> bool:
@@ -162,85 +165,84 @@ class ToPartial(LocalStep):
 
 
 class AllGather(Step):
-    """``axes``, the innermost ones of one dim, give up splitting it."""
+    """One dim is gathered along ``axes``, the innermost axes that split it."""
 
     collective = "all_gather"
 
     def apply(self, local: Any, platform: Platform) -> Any:
-        """Every member's shard, concatenated; shards may be uneven or empty."""
+        """Return the members' shards, concatenated; shards may be uneven or empty."""
         parts = platform.transport().all_gather(platform.contiguous(local), self.ranks, self.sent_shapes)
         return platform.cat(parts, _changed_dim(self.source, self.target))
 
 
 class ReduceScatter(Step):
-    """The summands along ``axes`` are added up and split along one dim, inside what splits it already."""
+    """The partial values along ``axes`` are summed and split along one dim, inside the axes that split it already."""
 
     collective = "reduce_scatter"
 
-    def received_at(self, at: Coordinate) -> int:
-        """Everybody else's summand of the own shard."""
-        return (self.members - 1) * volume(self.target.box_at(at))
+    def received_at(self, coordinate: Coordinate) -> int:
+        """Return the size of the other members' partial values of the rank's shard."""
+        return (self.members - 1) * volume(self.target.box_at(coordinate))
 
     def apply(self, local: Any, platform: Platform) -> Any:
-        """This rank's shard of the sum."""
-        mesh, box = self.source.mesh, self.source.box_at(self.at)
+        """Return this rank's shard of the sum."""
+        mesh, box = self.source.mesh, self.source.box_at(self.coordinate)
         chunks = [
-            platform.contiguous(narrow_box(local, box, self.target.box_at(one), platform))
-            for one in members(mesh, self.axes, self.at)
+            platform.contiguous(narrow_box(local, box, self.target.box_at(position), platform))
+            for position in members(mesh, self.axes, self.coordinate)
         ]
         return platform.transport().reduce_scatter(chunks, "sum", self.ranks)
 
 
 class AllReduce(Step):
-    """What the ranks along ``axes`` hold is reduced, on all of them, as one flattened group."""
+    """The partial values along ``axes`` are reduced on all ranks, in one flattened group."""
 
     collective = "all_reduce"
 
     @cached_property
     def op(self) -> str:
-        """The reduction."""
+        """Name of the reduction."""
         return str(self.source.get_partial_by_dev_id(self.axes[0]))
 
-    def received_at(self, at: Coordinate) -> int:
-        """Twice everybody else's part of a shared box: once to reduce it, once to spread the result."""
-        size = volume(self.source.box_at(at))
+    def received_at(self, coordinate: Coordinate) -> int:
+        """Return the elements of a reduce-scatter and an all-gather, of which a ring all-reduce consists."""
+        size = volume(self.source.box_at(coordinate))
         return 2 * (self.members - 1) * size // self.members
 
     @cached_property
     def messages(self) -> int:
-        """As for gathering, once to reduce and once to spread."""
+        """Messages that a rank waits for: those of the reduction and those of the gather."""
         return 2 * (self.members - 1).bit_length()
 
     def apply(self, local: Any, platform: Platform) -> Any:
-        """The reduction."""
+        """Return the reduced tensor."""
         return platform.transport().all_reduce(platform.contiguous(local), self.op, self.ranks)
 
 
 class AllToAll(Step):
-    """One axis moves from splitting one dim, innermost, to splitting another, innermost."""
+    """One axis, the innermost that splits some dim, becomes the innermost that splits another."""
 
     collective = "all_to_all"
 
     @cached_property
     def messages(self) -> int:
-        """One per other member."""
+        """Messages that a rank waits for: one per other member."""
         return self.members - 1
 
-    def received_at(self, at: Coordinate) -> int:
-        """The target's box without what this rank holds of it."""
-        box = self.target.box_at(at)
-        return volume(box) - volume(intersect(box, self.source.box_at(at)))
+    def received_at(self, coordinate: Coordinate) -> int:
+        """Return the number of elements of the target box that the rank lacks."""
+        box = self.target.box_at(coordinate)
+        return volume(box) - volume(intersect(box, self.source.box_at(coordinate)))
 
     def apply(self, local: Any, platform: Platform) -> Any:
-        """Every member's part of this rank's box, concatenated along the dim that is whole again."""
-        mesh, at = self.source.mesh, self.at
-        group = members(mesh, self.axes, at)
-        held, wanted = self.source.box_at(at), self.target.box_at(at)
+        """Return the members' parts of this rank's target box, concatenated along the dim that is gathered."""
+        positions = members(self.source.mesh, self.axes, self.coordinate)
+        box, target = self.source.box_at(self.coordinate), self.target.box_at(self.coordinate)
         chunks = [
-            platform.contiguous(narrow_box(local, held, intersect(held, self.target.box_at(one)), platform))
-            for one in group
+            platform.contiguous(narrow_box(local, box, intersect(box, self.target.box_at(position)), platform))
+            for position in positions
         ]
-        shapes = [sizes_of(intersect(wanted, self.source.box_at(one))) for one in group]
+        shapes = [sizes_of(intersect(target, self.source.box_at(position))) for position in positions]
         parts = platform.transport().all_to_all(chunks, self.ranks, shapes)
         return platform.cat(parts, self._gathered_dim())
 
@@ -249,24 +251,24 @@ class AllToAll(Step):
         return next(dim for dim, axes in enumerate(self.source.dim_axes) if axis in axes)
 
 
-def narrow_box(local: Any, held: Box, wanted: Box, platform: Platform) -> Any:
-    """The part ``wanted`` of a local tensor that holds ``held``; ``local`` itself when that is all of it."""
-    if not volume(wanted):
-        return empty_like(local, sizes_of(wanted), platform)
-    for dim, ((start, stop), (low, high)) in enumerate(zip(held, wanted, strict=True)):
+def narrow_box(local: Any, box: Box, part: Box, platform: Platform) -> Any:
+    """Return the part ``part`` of the local tensor of ``box``; ``local`` itself if both are equal."""
+    if not volume(part):
+        return empty_like(local, sizes_of(part), platform)
+    for dim, ((start, stop), (low, high)) in enumerate(zip(box, part, strict=True)):
         if (low, high) != (start, stop):
             local = platform.narrow(local, dim, low - start, high - low)
     return local
 
 
 def empty_like(local: Any, shape: Sequence[int], platform: Platform) -> Any:
-    """Zeros of ``shape`` with the dtype and device of ``local``; nearly always no element at all."""
+    """Return zeros of ``shape``, usually an empty shape, with the dtype and device of ``local``."""
     return platform.zeros(tuple(shape), dtype=local.dtype, device=getattr(local, "device", None))
 
 
-def _embed(local: Any, held: Box, whole: Box, platform: Platform) -> Any:
-    """``local`` at its place in zeros of the size of ``whole``."""
-    for dim, ((start, stop), (low, high)) in enumerate(zip(held, whole, strict=True)):
+def _embed(local: Any, box: Box, whole: Box, platform: Platform) -> Any:
+    """Return ``local``, the values of ``box``, embedded in zeros of the size of ``whole``."""
+    for dim, ((start, stop), (low, high)) in enumerate(zip(box, whole, strict=True)):
         sizes = (start - low, high - stop)
         if any(sizes):
             shapes = [(*local.shape[:dim], size, *local.shape[dim + 1 :]) for size in sizes]
@@ -275,11 +277,11 @@ def _embed(local: Any, held: Box, whole: Box, platform: Platform) -> Any:
     return local
 
 
-def _changed_dim(one: Layout, other: Layout) -> int:
-    pairs = zip(one.dim_axes, other.dim_axes, strict=True)
+def _changed_dim(source: Layout, target: Layout) -> int:
+    pairs = zip(source.dim_axes, target.dim_axes, strict=True)
     return next(dim for dim, (before, after) in enumerate(pairs) if before != after)
 
 
 def sizes_of(box: Box) -> tuple[int, ...]:
-    """Shape of a box."""
+    """Return the shape of a box."""
     return tuple(stop - start for start, stop in box)

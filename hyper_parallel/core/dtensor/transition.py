@@ -1,8 +1,8 @@
-"""Plans: how a value gets from one layout to another, and how its gradient gets back. Pure and cached.
+"""Transitions: the planned steps from one layout to another, and from the gradient's layout back. Pure and cached.
 
-The gradient of a value lives in the dual layout: ``dual(Shard) = Shard``, ``dual(Replicate) = dual(Partial) =
-Replicate``. A plan from A to B whose consumer differs along the axes V sends its gradient back by the plan from
-dual(B), with Partial(sum) on V, to dual(A). The adjoint of an adjoint is the plan it came from.
+The gradient of a value has the dual layout: ``dual(Shard) = Shard``, ``dual(Replicate) = dual(Partial) = Replicate``.
+If the consumer of a transition from A to B differs along the axes V, the gradient goes back by the transition from
+dual(B), with Partial(sum) on V, to dual(A). That is its adjoint; the adjoint of the adjoint is the transition itself.
 """
 
 from __future__ import annotations
@@ -24,25 +24,25 @@ __all__ = ["Cost", "Transition", "dual", "forget_transitions", "plan_transition"
 
 # Layouts are interned, so two threads that race here write the same object.
 _DUALS: dict[tuple[Layout, tuple[int, ...]], Layout] = {}
-_PLANS: dict[tuple[Layout, Layout, tuple[int, ...]], Transition] = {}
-# Sizes that never come again must not fill the memory: beyond so many all are forgotten, and made when asked for again.
-_MOST_KEPT = 16384
-# Re-entrant: building a plan may build the plan of its second half.
+_TRANSITIONS: dict[tuple[Layout, Layout, tuple[int, ...]], Transition] = {}
+# Entries of a cache, which is emptied when it is full: sizes that never come again must not fill the memory.
+_MOST_CACHED = 16384
+# Re-entrant: building a transition may build that of its second half.
 _LOCK = threading.RLock()
 
 
 class Transition:
-    """Steps from ``source`` to ``target``; made by :func:`plan` only, one object per question.
+    """The steps from ``source`` to ``target``, interned; made by :func:`plan_transition` only.
 
     Attributes:
-        source: layout of what goes in.
-        target: layout of what comes out.
-        varying: axes, replicated in the target, along which the consumer differs: the gradient arrives as summands.
-        steps: what to do, in order.
-        extremum: the reduction by max, min, prod, all or any that comes first, or None; it is not linear, so the
-            plan's gradient is that of ``linear`` masked to the ranks that attained it.
-        linear: the plan without that reduction; the plan itself where there is none.
-        communicates: True when any rank receives anything.
+        source: layout before.
+        target: layout after.
+        varying: axes, replicated in the target, along which the consumer differs, so that the gradient is Partial.
+        steps: the steps in order.
+        extremum: the reduction by max, min, prod, all or any that comes first, or None. It is not linear: the gradient
+            is that of ``linear``, masked to the ranks that attained the extremum.
+        linear: the transition after ``extremum``; the transition itself if there is none.
+        communicates: True if any rank receives anything.
     """
 
     __slots__ = (
@@ -67,93 +67,99 @@ class Transition:
         varying: tuple[int, ...],
         steps: tuple[Step, ...],
         linear: Transition | None = None,
+        adjoint: Transition | None = None,
     ) -> None:
         self.source, self.target, self.varying, self.steps = source, target, varying, steps
         self.linear = self if linear is None else linear
         self.extremum = steps[0] if linear is not None and isinstance(steps[0], AllReduce) else None
         self.communicates = any(step.received for step in steps)
-        self._adjoint: Transition | None = None
+        self._adjoint = adjoint
         self._trivial: bool | None = None
         self._costs: dict[int, Cost] = {}
 
     @property
     def is_identity(self) -> bool:
-        """True when the local tensor comes out as it went in; its gradient may need work all the same."""
+        """True if the local tensor stays as it is; its gradient may still need steps."""
         return not self.steps
 
     @property
     def adjoint(self) -> Transition:
-        """The plan of the gradient.
+        """The transition of the gradient.
 
         Raises:
-            LayoutError: the plan reduces by max, min, prod, all or any, which is not linear; see ``linear``.
+            LayoutError: the transition reduces by max, min, prod, all or any, which is not linear; see ``linear``.
         """
-        found = self._adjoint
-        if found is None:
-            with _LOCK:  # another thread may have come first
-                found = self._adjoint = self._adjoint or _adjoint_of(self)
-        return found
+        adjoint = self._adjoint
+        if adjoint is None:
+            with _LOCK:  # another thread may have built it
+                adjoint = self._adjoint = self._adjoint or _adjoint_of(self)
+        return adjoint
 
     @property
     def is_trivial(self) -> bool:
-        """True when neither the value nor its gradient needs anything."""
+        """True if neither the value nor its gradient needs any step."""
         if self._trivial is None:
             self._trivial = not self.steps and self.extremum is None and self.adjoint.is_identity
         return self._trivial
 
     def cost(self, itemsize: int) -> Cost:
-        """Bytes and messages of the worst rank, for elements of ``itemsize`` bytes."""
-        found = self._costs.get(itemsize)
-        if found is None:
-            found = self._costs[itemsize] = cost_of(self.steps, itemsize)
-        return found
+        """Return bytes and messages of the worst rank, for elements of ``itemsize`` bytes."""
+        cost = self._costs.get(itemsize)
+        if cost is None:
+            cost = self._costs[itemsize] = cost_of(self.steps, itemsize)
+        return cost
 
     def gathers_along(self, axes: Sequence[int]) -> bool:
-        """True when a gradient that varies along ``axes`` had better go straight to the source: one of them gathers."""
-        gathered = {axis for held in self.source.dim_axes for axis in held}
+        """Return True if the source is sharded along one of ``axes``.
+
+        A gradient that varies along ``axes`` then goes straight to the source, by a reduce-scatter.
+        """
+        gathered = {axis for axes in self.source.dim_axes for axis in axes}
         return self.extremum is None and any(axis in gathered for axis in axes)
 
     def __repr__(self) -> str:
-        """The steps, in the one notation."""
+        """Return layouts and steps as messages write them."""
         body = "; ".join(map(str, self.steps)) or "identity"
-        return f"Plan({self.source.notation()} -> {self.target.notation()}: {body})"
+        return f"Transition({self.source.notation()} -> {self.target.notation()}: {body})"
 
 
 def plan_transition(source: Layout, target: Layout, varying: Sequence[int] = ()) -> Transition:
-    """The cheapest way from ``source`` to ``target``.
+    """Return the cheapest transition from ``source`` to ``target``.
 
     Args:
         source: layout with a global shape.
         target: layout of the same mesh and shape.
-        varying: mesh axes, replicated in ``target``, along which the consumer's operands differ.
+        varying: mesh axes, replicated in ``target``, along which the other operands of the consumer differ.
 
     Raises:
         MeshMismatchError: the layouts live on different meshes.
-        LayoutError: shapes differ or are missing, a varying axis is not replicated, or reductions that do not
-            commute meet.
+        LayoutError: shapes differ or are missing, a varying axis is not replicated, or partial values of reductions
+            that do not commute would be reduced.
     """
     key = (source, target, tuple(varying))
-    found = _PLANS.get(key)
-    if found is None:
-        with _LOCK:  # another thread may have come first
-            found = _PLANS.get(key) or _build(source, target, tuple(sorted(varying)))
-            if len(_PLANS) >= _MOST_KEPT:
-                _PLANS.clear()
-            _PLANS[key] = found
-    return found
+    transition = _TRANSITIONS.get(key)
+    if transition is None:
+        with _LOCK:  # another thread may have built it
+            transition = _TRANSITIONS.get(key) or _build(source, target, tuple(sorted(varying)))
+            if len(_TRANSITIONS) >= _MOST_CACHED:
+                _TRANSITIONS.clear()
+            _TRANSITIONS[key] = transition
+    return transition
 
 
 def forget_transitions() -> None:
-    """Make every plan anew from here on."""
+    """Empty the caches, so that every transition is planned again."""
     with _LOCK:
-        _PLANS.clear()
+        _TRANSITIONS.clear()
         _DUALS.clear()
 
 
 def _build(source: Layout, target: Layout, varying: tuple[int, ...]) -> Transition:
     _check(source, target, varying)
     start, end = _essential(source), _essential(target)
-    nonlinear = tuple((a, op) for a, op in start.partials if op not in ("sum", "avg") and (a, op) not in end.partials)
+    nonlinear = tuple(
+        (axis, op) for axis, op in start.partials if op not in ("sum", "avg") and (axis, op) not in end.partials
+    )
     if not nonlinear:
         return Transition(source, target, varying, _linear_steps(start, end))
     axes = tuple(axis for axis, _ in nonlinear)
@@ -171,9 +177,9 @@ def _check(source: Layout, target: Layout, varying: tuple[int, ...]) -> None:
             f"redistribute: shapes of source {source.notation()} and target {target.notation()} must be known and equal"
         )
         raise LayoutError(msg)
-    placed = {axis for axes in target.dim_axes for axis in axes} | {axis for axis, _ in target.partials}
+    not_replicated = {axis for axes in target.dim_axes for axis in axes} | {axis for axis, _ in target.partials}
     for axis in varying:
-        if axis in placed:
+        if axis in not_replicated:
             name = target.mesh.names[axis]
             msg = f"redistribute: varying axis {name} must be replicated in the target {target.notation()}"
             raise LayoutError(msg)
@@ -181,7 +187,7 @@ def _check(source: Layout, target: Layout, varying: tuple[int, ...]) -> None:
 
 
 def _check_reductions(source: Layout, target: Layout) -> None:
-    """Nobody said which of two reductions that do not commute comes first, so nobody may guess."""
+    """Refuse reductions that do not commute: a layout does not say which of them comes first."""
     if source.partials == target.partials:
         return
     for layout in (source, target):
@@ -191,52 +197,51 @@ def _check_reductions(source: Layout, target: Layout) -> None:
 
 
 def _essential(layout: Layout) -> Layout:
-    """The same layout without axes of size one, along which there is nothing to split, reduce or send."""
+    """Return the layout without axes of size one, along which nothing is split, reduced or sent."""
     sizes = layout.mesh.shape
     dims = [tuple(axis for axis in axes if sizes[axis] > 1) for axes in layout.dim_axes]
     return Layout.of(layout.mesh, dims, [p for p in layout.partials if sizes[p[0]] > 1], layout.shape)
 
 
 def _summed(layout: Layout) -> Layout:
-    """The layout with Partial(avg) written as Partial(sum)."""
+    """Return the layout with Partial(avg) written as Partial(sum)."""
     return Layout.of(
         layout.mesh, layout.dim_axes, [(a, "sum" if op == "avg" else op) for a, op in layout.partials], layout.shape
     )
 
 
 def _averaged(layout: Layout) -> int:
-    """Number of ranks over which ``layout`` averages."""
+    """Return the number of ranks over which ``layout`` averages."""
     return math.prod(layout.mesh.shape[axis] for axis, op in layout.partials if op == "avg")
 
 
 def _linear_steps(source: Layout, target: Layout) -> tuple[Step, ...]:
-    """Steps between layouts that owe sums and averages, or keep what else they owe."""
+    """Return steps between layouts; partial values of sums and averages are reduced, others are kept."""
     before, after = _summed(source), _summed(target)
     kept = [pair for pair in after.partials if pair in before.partials]
     steps = cheapest_steps(before, _embeddable(before, after, kept))
     factor = Fraction(_averaged(target), _averaged(source))
-    fresh = tuple(axis for axis, op in after.partials if (axis, op) not in kept)
-    if fresh:
+    new = tuple(axis for axis, op in after.partials if (axis, op) not in kept)
+    if new:
         middle = steps[-1].target if steps else before
-        # An average of equal values is that value: axes that were replicated keep it instead of scaling a summand.
-        replicated = {a for a in fresh if not any(a in axes for axes in middle.dim_axes)}
-        ops = [(a, "avg" if op == "avg" and a in replicated else s) for (a, op), (_, s) in _paired(target, after)]
-        factor /= _averaged(Layout.of(target.mesh, (), [p for p in ops if p[0] in fresh]))
-        spread = Layout.of(target.mesh, target.dim_axes, ops, target.shape)
-        steps = (*steps, ToPartial(middle, spread, fresh))
+        # The average of equal values is that value: along axes that were replicated it is kept, not scaled as a sum.
+        replicated = {axis for axis in new if not any(axis in axes for axes in middle.dim_axes)}
+        ops = [
+            (axis, "avg" if op == "avg" and axis in replicated else summed)
+            for (axis, op), (_, summed) in zip(target.partials, after.partials, strict=True)
+        ]
+        factor /= _averaged(Layout.of(target.mesh, (), [pair for pair in ops if pair[0] in new]))
+        partial = Layout.of(target.mesh, target.dim_axes, ops, target.shape)
+        steps = (*steps, ToPartial(middle, partial, new))
     if factor < 1:
         return (Scale(source, before, (), factor), *steps)
     return (*steps, Scale(after, target, (), factor)) if factor > 1 else steps
 
 
-def _paired(target: Layout, after: Layout) -> zip[tuple[tuple[int, str], tuple[int, str]]]:
-    return zip(target.partials, after.partials, strict=True)
-
-
 def _embeddable(source: Layout, target: Layout, kept: Sequence[tuple[int, str]]) -> Layout:
-    """``target`` before its new partial axes are made: an axis that splits a dim keeps doing so, innermost.
+    """Return ``target`` before its new partial axes are created: axes that split a dim still do so, innermost.
 
-    Embedding a shard in zeros needs no communication, gathering it first would.
+    Embedding a shard in zeros needs no communication; gathering it first would.
     """
     dims = list(target.dim_axes)
     for axis, op in target.partials:
@@ -249,25 +254,25 @@ def _embeddable(source: Layout, target: Layout, kept: Sequence[tuple[int, str]])
 
 
 def dual(layout: Layout, varying: tuple[int, ...] = ()) -> Layout:
-    """Layout of the gradient of a value laid out as ``layout``; summands are pending along ``varying``."""
+    """Return the layout of the gradient of a value laid out as ``layout``; it is Partial(sum) along ``varying``."""
     key = (layout, varying)
-    found = _DUALS.get(key)
-    if found is None:
+    gradient = _DUALS.get(key)
+    if gradient is None:
         partials = [(axis, "sum") for axis in varying]
-        found = Layout.of(layout.mesh, layout.dim_axes, partials, layout.shape)
-        if len(_DUALS) >= _MOST_KEPT:
+        gradient = Layout.of(layout.mesh, layout.dim_axes, partials, layout.shape)
+        if len(_DUALS) >= _MOST_CACHED:
             _DUALS.clear()
-        _DUALS[key] = found
-    return found
+        _DUALS[key] = gradient
+    return gradient
 
 
 def _adjoint_of(forward: Transition) -> Transition:
-    """The gradient's plan. What was partial is replicated in the dual and used per rank, hence varying."""
+    """Return the gradient's transition. Axes that were partial are replicated in the dual, and varying."""
     if forward.extremum is not None:
         msg = f"{forward!r} is not linear and has no adjoint"
         raise LayoutError(msg)
     source, target = _essential(forward.source), _essential(forward.target)
-    # Copies that all hold the extremum tie, and each gets its share of the gradient: the shares add up.
+    # Copies of an extremum tie. Each gets its share of the gradient, and the shares are summed.
     tied = {axis for axis, op in target.partials if op in ("max", "min") and (axis, op) not in source.partials}
     varying = tuple(sorted(tied | {axis for axis in forward.varying if forward.source.mesh.shape[axis] > 1}))
     start, end = dual(target, varying), dual(source)
@@ -275,6 +280,4 @@ def _adjoint_of(forward: Transition) -> Transition:
     factor = Fraction(_averaged(target), _averaged(source))
     if factor != 1:
         steps = (*steps, Scale(end, end, (), factor))
-    back = Transition(start, end, tuple(axis for axis, _ in source.partials), steps)
-    back._adjoint = forward  # noqa: SLF001 - the pair is made here
-    return back
+    return Transition(start, end, tuple(axis for axis, _ in source.partials), steps, adjoint=forward)

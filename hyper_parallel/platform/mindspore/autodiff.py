@@ -98,5 +98,5 @@ def _laid_out(grads: Any, values: Any) -> Any:
         return grads
     held = deferred_of(values._local)
     true = DeferredGradient(dual(values.layout), grads, None, "")
-    whole = true if held is None else add_deferred(held, true, values._platform)  # noqa: SLF001 - as above
-    return wrap(whole.summand, whole.layout)
+    whole = true if held is None else add_deferred(held, true, values._platform)
+    return wrap(whole.partial_value, whole.layout)

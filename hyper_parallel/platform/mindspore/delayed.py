@@ -108,7 +108,7 @@ def _initialized(param: Any) -> Any:
         local = sampled(random.sample(layout, values), param.dtype)
     else:
         local = constant(values, layout.local_shape, param.dtype)
-    whole = param._platform.wrap(local, layout)  # noqa: SLF001 - the DTensor's own platform
+    whole = param._platform.wrap(local, layout)
     return Parameter(whole, name=param.name, requires_grad=param.requires_grad)
 
 

@@ -334,7 +334,7 @@ def _host_message(member: str) -> str:
 
 def install(platform: Any) -> None:
     """Complete the class: its platform, and Python operators that skip MindSpore's own search for a handler."""
-    MindSporeDTensor._platform = platform  # noqa: SLF001 - this module's own class
+    MindSporeDTensor._platform = platform
     dispatcher = intercept.start(platform, handlers()).dispatcher
     platform.dispatcher = dispatcher
     for name, operator in _BINARY.items():

@@ -116,4 +116,4 @@ class MindSporeTraining(TrainingFacet):
     def _gradient(self, parameter: Any, grad: Any) -> Any:
         if not isinstance(parameter, DTensor) or isinstance(grad, DTensor):
             return grad
-        return parameter._platform.wrap(grad, dual(parameter.layout))  # noqa: SLF001 - the parameter knows it
+        return parameter._platform.wrap(grad, dual(parameter.layout))

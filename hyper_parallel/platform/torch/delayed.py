@@ -66,7 +66,7 @@ def _with_storage(value: Any) -> Any:
     local = _local(value)
     where = value.device_mesh.device_type if isinstance(value, DTensor) else _default_device()
     fresh = torch.empty(local.shape, dtype=local.dtype, device=where)
-    whole = value._platform.wrap(fresh, value.layout) if isinstance(value, DTensor) else fresh  # noqa: SLF001
+    whole = value._platform.wrap(fresh, value.layout) if isinstance(value, DTensor) else fresh
     return nn.Parameter(whole, requires_grad=value.requires_grad) if isinstance(value, nn.Parameter) else whole
 
 

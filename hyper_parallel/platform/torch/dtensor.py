@@ -186,8 +186,8 @@ class TorchDTensor(DTensor, Tensor):
             attach_deferred(self._local, held)
             self._local.grad = None
         kept = self._grad_kept
-        if kept is None or kept[0] is not held.summand:
-            kept = self._grad_kept = (held.summand, wrap(held.summand, held.layout))
+        if kept is None or kept[0] is not held.partial_value:
+            kept = self._grad_kept = (held.partial_value, wrap(held.partial_value, held.layout))
         return kept[1]
 
     def _as_gradient(self, value: Any, what: str) -> Tensor:
@@ -498,7 +498,7 @@ def install(platform: Any) -> None:
 
     Python methods skip PyTorch's argument parser, which costs as much as the rest of a dispatch.
     """
-    TorchDTensor._platform = platform  # noqa: SLF001 - this module's own class
+    TorchDTensor._platform = platform
     dispatcher, entries, _ = intercept.start(platform)
     _ENTRIES.update(entries)
     TorchDTensor._dispatch = dispatcher.dispatch  # noqa: SLF001 - this module's own class

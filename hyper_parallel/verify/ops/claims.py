@@ -83,7 +83,9 @@ def mesh_of(shape: Sequence[int]) -> DeviceMesh:
     count = 1
     for size in shape:
         count *= size
-    return DeviceMesh.grid("cpu", tuple(shape), tuple(range(count)), tuple(f"m{axis}" for axis in range(len(shape))))
+    return DeviceMesh.abstract(
+        "cpu", tuple(shape), tuple(range(count)), tuple(f"m{axis}" for axis in range(len(shape)))
+    )
 
 
 def bind_sample(

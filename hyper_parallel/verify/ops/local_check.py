@@ -122,7 +122,7 @@ class LocalChecker:
         self.problem = self.reference.problem
         self.caller = Caller(calls.platform, self.problem, sample)
         self.at = list(coordinates(mesh))
-        self.meshes = [mesh.seen_by(rank) for rank in mesh.ranks]
+        self.meshes = [mesh.for_rank(rank) for rank in mesh.ranks]
         self._held: dict[tuple[tuple[int, str], ...], _ReductionGroups] = {}
         self._shapes: dict[Layout, list[tuple[int, ...]]] = {}
         self._seen: dict[tuple[Layout, int], Layout] = {}

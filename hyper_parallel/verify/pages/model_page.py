@@ -148,7 +148,7 @@ def _mesh(report: ModelReport) -> Markup | None:
     if not report.axes:
         return None
     shape, names = tuple(report.axes.values()), tuple(report.axes)
-    return mesh_svg(DeviceMesh.grid("cpu", shape, tuple(range(math.prod(shape))), names))
+    return mesh_svg(DeviceMesh.abstract("cpu", shape, tuple(range(math.prod(shape))), names))
 
 
 def _losses(report: ModelReport) -> Markup | None:

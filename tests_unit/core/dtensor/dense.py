@@ -113,6 +113,6 @@ def every_layout(mesh, shape, partials=("sum",)):
     return found
 
 
-def seen_by(layout, rank):
+def for_rank(layout, rank):
     """The same layout as another rank sees it."""
     return Layout.of(grid(layout.mesh.shape, rank), layout.dim_axes, layout.partials, layout.shape)

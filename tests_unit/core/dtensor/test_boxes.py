@@ -35,25 +35,25 @@ def layouts(draw, count=1):
     """Layouts of one shape on one mesh, in every order of axes."""
     sizes = tuple(draw(st.lists(st.integers(1, 4), min_size=1, max_size=3)))
     shape = tuple(draw(st.lists(st.integers(0, 9), max_size=3)))
-    mesh = DeviceMesh.grid("cpu", sizes, tuple(range(math.prod(sizes))), tuple("abc"[: len(sizes)]))
-    found = []
+    mesh = DeviceMesh.abstract("cpu", sizes, tuple(range(math.prod(sizes))), tuple("abc"[: len(sizes)]))
+    drawn = []
     for _ in range(count):
         dims = [[] for _ in shape]
         for axis in draw(st.permutations(range(len(sizes)))):
-            place = draw(st.integers(-1, len(shape) - 1))
-            if place >= 0:
-                dims[place].append(axis)
-        found.append(Layout.of(mesh, dims, (), shape))
-    return found
+            dim = draw(st.integers(-1, len(shape) - 1))
+            if dim >= 0:
+                dims[dim].append(axis)
+        drawn.append(Layout.of(mesh, dims, (), shape))
+    return drawn
 
 
 @given(layouts())
-def test_boxes_tile_the_index_space_once(found):
+def test_boxes_tile_the_index_space_once(drawn):
     """The boxes of all replicas tile the index space exactly once, on uneven and odd meshes, in every order."""
-    (layout,) = found
+    (layout,) = drawn
     count = np.zeros(layout.shape, int)
-    for at in coordinates(layout.mesh):
-        count[as_slices(layout.box_at(at))] += 1
+    for position in coordinates(layout.mesh):
+        count[as_slices(layout.box_at(position))] += 1
     used = {axis for axes in layout.dim_axes for axis in axes}
     replicas = math.prod(size for axis, size in enumerate(layout.mesh.shape) if axis not in used)
     assert (count == replicas).all()
@@ -61,68 +61,69 @@ def test_boxes_tile_the_index_space_once(found):
 
 @given(layouts(2))
 def test_every_receiver_gets_what_it_lacks_and_nothing_else(pair):
-    """Routes bring each rank exactly the part of its target box that it does not hold, from a rank that holds it."""
+    """Transfers bring each rank exactly the part of its target box that it lacks, from a rank that holds it."""
     source, target = pair
     axes = tuple(range(source.mesh.ndim))
-    at = members(source.mesh, axes, (0,) * source.mesh.ndim)
-    held = [np.zeros(source.shape, int) for _ in at]
-    for index, position in enumerate(at):
-        held[index][as_slices(source.box_at(position))] = 1
-    before = [one.copy() for one in held]
-    for route in box_transfers(source, target, axes, at[0]):
-        where = as_slices(route.box)
-        assert (before[route.sender][where] == 1).all()
-        held[route.receiver][where] += 1
-    for index, position in enumerate(at):
-        assert held[index].max(initial=0) <= 1
-        assert (held[index][as_slices(target.box_at(position))] == 1).all()
-    travelled = sum(volume(route.box) for route in box_transfers(source, target, axes, at[0]))
-    lacking = (volume(target.box_at(p)) - volume(intersect(target.box_at(p), source.box_at(p))) for p in at)
-    assert travelled == sum(lacking)
+    positions = members(source.mesh, axes, (0,) * source.mesh.ndim)
+    counts = [np.zeros(source.shape, int) for _ in positions]
+    for count, position in zip(counts, positions, strict=True):
+        count[as_slices(source.box_at(position))] = 1
+    before = [count.copy() for count in counts]
+    transfers = box_transfers(source, target, axes, positions[0])
+    for transfer in transfers:
+        where = as_slices(transfer.box)
+        assert (before[transfer.sender][where] == 1).all()
+        counts[transfer.receiver][where] += 1
+    for count, position in zip(counts, positions, strict=True):
+        assert count.max(initial=0) <= 1
+        assert (count[as_slices(target.box_at(position))] == 1).all()
+    sent = sum(volume(transfer.box) for transfer in transfers)
+    lacking = (volume(target.box_at(p)) - volume(intersect(target.box_at(p), source.box_at(p))) for p in positions)
+    assert sent == sum(lacking)
 
 
 @given(layouts(2))
-def test_an_exchange_knows_its_peers_without_its_routes(pair):
-    """A box meets the boxes of a grid that share an element with it; an exchange waits for as many, without its own."""
+def test_an_exchange_counts_its_peers_without_listing_transfers(pair):
+    """An exchange receives one message for each source box of another member that its target box intersects."""
     source, target = pair
     axes = tuple(range(len(source.mesh.shape)))
-    at = members(source.mesh, axes, (0,) * len(axes))
-    held = [source.box_at(one) for one in at]
-    for one in at:
-        box = target.box_at(one)
-        assert count_intersections(box, box_grid(held, source.ndim)) == len(
-            {other for other in held if volume(intersect(box, other))}
-        )
-    senders = {(route.receiver, route.sender) for route in box_transfers(source, target, axes, at[0])}
-    heard = Counter(receiver for receiver, _ in senders)
-    assert Exchange(source, target, axes).messages == max(heard.values(), default=0)
+    positions = members(source.mesh, axes, (0,) * len(axes))
+    boxes = [source.box_at(position) for position in positions]
+    for position in positions:
+        box = target.box_at(position)
+        intersecting = {other for other in boxes if volume(intersect(box, other))}
+        assert count_intersections(box, box_grid(boxes, source.ndim)) == len(intersecting)
+    transfers = box_transfers(source, target, axes, positions[0])
+    pairs = {(transfer.receiver, transfer.sender) for transfer in transfers}
+    peers = Counter(receiver for receiver, _ in pairs)
+    assert Exchange(source, target, axes).messages == max(peers.values(), default=0)
 
 
 @given(layouts(2), st.data())
-def test_every_part_is_added_up_once(pair, data):
-    """Pieces of a reduction tile the index space once; the owner holds a summand and everyone who wants it is named."""
+def test_every_part_is_summed_once(pair, data):
+    """Reduced boxes tile the index space once; the reducer holds a partial value, and every receiver is listed."""
     source, target = pair
     used = {axis for axes in source.dim_axes for axis in axes}
     free = [axis for axis in range(source.mesh.ndim) if axis not in used]
     reduced = tuple(data.draw(st.sets(st.sampled_from(free)))) if free else ()
     axes = tuple(range(source.mesh.ndim))
-    at = members(source.mesh, axes, (0,) * source.mesh.ndim)
+    positions = members(source.mesh, axes, (0,) * source.mesh.ndim)
     count = np.zeros(source.shape, int)
-    for piece in reduced_boxes(source, target, axes, reduced, at[0]):
-        count[as_slices(piece.box)] += 1
-        assert piece.owner in piece.group
-        assert all(contains(source.box_at(at[one]), piece.box) for one in piece.group)
-        assert piece.wanted == tuple(i for i, p in enumerate(at) if contains(target.box_at(p), piece.box))
+    for box, reducer, holders, receivers in reduced_boxes(source, target, axes, reduced, positions[0]):
+        count[as_slices(box)] += 1
+        assert reducer in holders
+        assert all(contains(source.box_at(positions[holder]), box) for holder in holders)
+        assert receivers == tuple(i for i, p in enumerate(positions) if contains(target.box_at(p), box))
     assert (count == 1).all()
 
 
 @given(layouts(2))
 def test_cells_tile_their_box(pair):
-    """Cells are the non-empty parts into which the edges of other boxes cut a box."""
+    """Cells are the non-empty parts into which the edges of other boxes split a box."""
     source, target = pair
-    edges = box_edges([source.box_at(at) for at in coordinates(source.mesh)], source.ndim)
-    for at in coordinates(target.mesh):
-        box = target.box_at(at)
+    edges = box_edges([source.box_at(position) for position in coordinates(source.mesh)], source.ndim)
+    for position in coordinates(target.mesh):
+        box = target.box_at(position)
         cells = list(itertools.product(*split_at_edges(box, edges)))
         assert all(volume(cell) and contains(box, cell) for cell in cells)
         assert sum(map(volume, cells)) == volume(box)
@@ -130,15 +131,13 @@ def test_cells_tile_their_box(pair):
 
 def test_the_nearest_holder_sends():
     """Of several holders of a part the one that shares most coordinates with the receiver sends it."""
-    mesh = DeviceMesh.grid("cpu", (3, 2), tuple(range(6)), ("a", "b"))
+    mesh = DeviceMesh.abstract("cpu", (3, 2), tuple(range(6)), ("a", "b"))
     source, target = Layout.of(mesh, [(1,)], (), (4,)), Layout.of(mesh, [()], (), (4,))
-    found = box_transfers(source, target, (0, 1), (0, 0))
-    assert [(route.sender, route.receiver) for route in found] == [(1, 0), (0, 1), (3, 2), (2, 3), (5, 4), (4, 5)]
+    pairs = [(sender, receiver) for _, sender, receiver in box_transfers(source, target, (0, 1), (0, 0))]
+    assert pairs == [(1, 0), (0, 1), (3, 2), (2, 3), (5, 4), (4, 5)]
 
 
 def test_members_come_in_the_order_of_the_axes():
     """Members along axes are listed row-major in the order in which the axes are given, as the mesh lists ranks."""
-    mesh = DeviceMesh.grid("cpu", (2, 3), tuple(range(6)), ("a", "b"))
+    mesh = DeviceMesh.abstract("cpu", (2, 3), tuple(range(6)), ("a", "b"))
     assert members(mesh, (1, 0), (0, 0)) == [(0, 0), (1, 0), (0, 1), (1, 1), (0, 2), (1, 2)]
-    ranks = tuple(mesh.ranks[i * 3 + j] for i, j in members(mesh, (1, 0), (0, 0)))
-    assert ranks == mesh.ranks_along((1, 0))

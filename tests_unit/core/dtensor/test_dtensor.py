@@ -326,7 +326,7 @@ def test_a_layout_of_another_mesh_places_nothing(aliases):
 
     lines = on_ranks(on_rank, 3)[0]
     text = (
-        "placements: the layout lives on DeviceMesh(cpu, a=2, b=2, ranks=[0, 1, 2, 3]), the tensor on "
+        "placements: the layout is on DeviceMesh(cpu, a=2, b=2, ranks=[0, 1, 2, 3]), the tensor on "
         "DeviceMesh(cpu, tp=3, ranks=[0, 1, 2]); give a layout of the tensor's mesh"
     )
     assert lines == [text] * 4

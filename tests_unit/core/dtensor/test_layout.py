@@ -12,7 +12,7 @@ from hyper_parallel.core.dtensor.mesh import DeviceMesh
 from hyper_parallel.core.dtensor.placements import Partial, Replicate, Shard, StridedShard
 from hyper_parallel.errors import LayoutError, MeshError
 
-MESH = DeviceMesh.grid("cpu", (2, 3), tuple(range(6)), ("dp", "tp"))
+MESH = DeviceMesh.abstract("cpu", (2, 3), tuple(range(6)), ("dp", "tp"))
 R, S0, S1 = Replicate(), Shard(0), Shard(1)
 
 
@@ -88,7 +88,7 @@ def test_boxes_tile_the_index_space_once(shape, size):
     for axis in shape:
         count *= axis
     names = tuple("abc"[: len(shape)])
-    mesh = DeviceMesh.grid("cpu", shape, tuple(range(count)), names)
+    mesh = DeviceMesh.abstract("cpu", shape, tuple(range(count)), names)
     for order in itertools.permutations(names):
         layout = Layout.place(mesh, (order,), (size,))
         held = [index for rank in range(count) for index in range(*layout.local_box(rank)[0])]
@@ -169,15 +169,15 @@ def test_an_unplaced_layout_says_to_call_it(read):
     with pytest.raises(LayoutError) as caught:
         read(blank)
     assert str(caught.value) == (
-        f"layout Layout({mesh}) names a mesh only; call it first to place a tensor: "
+        f"layout Layout({mesh}) describes only a mesh; call it first to place a tensor: "
         'layout("None", ...), an alias per dim'
     )
     try:
         read(blank([S0, R]))
     except LayoutError as error:
         assert str(error) == (  # noqa: PT017 - several of them know enough
-            f"layout Layout([Shard(0), Replicate()] on {mesh}) waits for the number of dims of its tensor; "
-            "say layout.with_shape(...) first"
+            f"layout Layout([Shard(0), Replicate()] on {mesh}) does not know the number of dims of its tensor; "
+            "call layout.with_shape(...) first"
         )
 
 
@@ -225,10 +225,10 @@ def test_a_changed_layout_is_a_new_one():
 def test_layouts_that_nobody_holds_are_forgotten(monkeypatch):
     """Sizes that never come again do not fill the memory; equal layouts are one object as long as one is held."""
     monkeypatch.setattr(layout_module, "_MOST_PLACED", 8)
-    monkeypatch.setattr(transition, "_MOST_KEPT", 8)
-    for kept in (layout_module._PLACED, transition._PLANS, transition._DUALS):
+    monkeypatch.setattr(transition, "_MOST_CACHED", 8)
+    for kept in (layout_module._PLACED, transition._TRANSITIONS, transition._DUALS):
         kept.clear()
-    mesh = DeviceMesh.grid("cpu", (2,), (0, 1), ("tp",))
+    mesh = DeviceMesh.abstract("cpu", (2,), (0, 1), ("tp",))
     held = Layout.place(mesh, [Shard(0)], (1_000_003,))
     gc.collect()
     before = len(layout_module._INTERNED)
@@ -236,7 +236,7 @@ def test_layouts_that_nobody_holds_are_forgotten(monkeypatch):
         rows, whole = (Layout.place(mesh, [one], (size,)) for one in (Shard(0), Replicate()))
         transition.dual(rows)
         assert transition.plan_transition(rows, whole).adjoint.adjoint is transition.plan_transition(rows, whole)
-    assert max(len(layout_module._PLACED), len(transition._PLANS), len(transition._DUALS)) <= 8
+    assert max(len(layout_module._PLACED), len(transition._TRANSITIONS), len(transition._DUALS)) <= 8
     gc.collect()
     assert len(layout_module._INTERNED) - before < 50
     assert Layout.place(mesh, [Shard(0)], (1_000_003,)) is held

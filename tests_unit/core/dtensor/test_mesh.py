@@ -12,7 +12,7 @@ from hyper_parallel.core.dtensor.mesh import DeviceMesh, get_current_mesh, init_
 from hyper_parallel.errors import MeshError
 from hyper_parallel.verify.simulate import simulate
 
-GRID = DeviceMesh.grid("cpu", (2, 3), (0, 1, 2, 3, 4, 5), ("dp", "tp"))
+GRID = DeviceMesh.abstract("cpu", (2, 3), (0, 1, 2, 3, 4, 5), ("dp", "tp"))
 
 
 def refused(make):
@@ -25,7 +25,7 @@ def refused(make):
 
 def build(device="cpu", shape=(2,), ranks=(0, 1), names=("dp",)):
     """What builds a mesh of one wrong part."""
-    return lambda: DeviceMesh.grid(device, shape, ranks, names)
+    return lambda: DeviceMesh.abstract(device, shape, ranks, names)
 
 
 @pytest.mark.parametrize("make, text", [
@@ -42,8 +42,8 @@ def build(device="cpu", shape=(2,), ranks=(0, 1), names=("dp",)):
     (lambda: GRID.axis(2), "mesh has no axis 2; its axes are ('dp', 'tp') of sizes (2, 3)"),
     (lambda: GRID.axis(True), "mesh has no axis True; its axes are ('dp', 'tp') of sizes (2, 3)"),
     (lambda: GRID["dp", "dp"], "mesh[('dp', 'dp')]: an axis is named twice"),
-    (GRID.get_local_rank, "get_local_rank: the mesh has axes ('dp', 'tp'); say which one"),
-    (GRID.get_group, "get_group: the mesh has axes ('dp', 'tp'); say which one"),
+    (GRID.get_local_rank, "get_local_rank: the mesh has axes ('dp', 'tp'); name one of them"),
+    (GRID.get_group, "get_group: the mesh has axes ('dp', 'tp'); name one of them"),
 ])  # fmt: skip
 def test_a_mesh_that_cannot_be_says_why(make, text):
     """Every wrong mesh or axis is a MeshError, a ValueError with the facts."""
@@ -52,12 +52,12 @@ def test_a_mesh_that_cannot_be_says_why(make, text):
 
 def test_a_rank_outside_has_no_place():
     """A mesh may exclude its viewer, which then has no coordinate and cannot ask for its place."""
-    mesh = DeviceMesh.grid("cpu", (2,), (4, 5), ("tp",))
+    mesh = DeviceMesh.abstract("cpu", (2,), (4, 5), ("tp",))
     assert mesh.coordinate is None
     assert mesh.get_coordinate() is None
     assert refused(lambda: mesh.get_local_rank("tp")) == (
-        "rank 0 is not in DeviceMesh(cpu, tp=2, ranks=[4, 5]): it holds no piece of a tensor there, and takes no part "
-        "in what its ranks do; leave it out with 'if mesh.get_coordinate() is not None:'"
+        "rank 0 is not in DeviceMesh(cpu, tp=2, ranks=[4, 5]): it holds no shard of tensors on that mesh and takes no "
+        "part in its collectives; leave it out with 'if mesh.get_coordinate() is not None:'"
     )
 
 
@@ -75,7 +75,7 @@ def test_a_grid_is_an_array_as_well():
 
 def test_equal_meshes_are_one_object():
     """Meshes are interned by device, shape, names, ranks and viewer."""
-    assert DeviceMesh.grid("cpu", (2, 3), tuple(range(6)), ("dp", "tp")) is GRID
+    assert DeviceMesh.abstract("cpu", (2, 3), tuple(range(6)), ("dp", "tp")) is GRID
     assert copy.copy(GRID) is GRID
     assert copy.deepcopy(GRID) is GRID
 
@@ -83,13 +83,13 @@ def test_equal_meshes_are_one_object():
 def test_everything_counts_in_the_hash():
     """to_hash differs when names, ranks, shape or device differ."""
     others = [
-        DeviceMesh.grid("cpu", (2, 3), tuple(range(6)), ("a", "b")),
-        DeviceMesh.grid("cpu", (3, 2), tuple(range(6)), ("dp", "tp")),
-        DeviceMesh.grid("cpu", (2, 3), (1, 0, 2, 3, 4, 5), ("dp", "tp")),
-        DeviceMesh.grid("npu", (2, 3), tuple(range(6)), ("dp", "tp")),
+        DeviceMesh.abstract("cpu", (2, 3), tuple(range(6)), ("a", "b")),
+        DeviceMesh.abstract("cpu", (3, 2), tuple(range(6)), ("dp", "tp")),
+        DeviceMesh.abstract("cpu", (2, 3), (1, 0, 2, 3, 4, 5), ("dp", "tp")),
+        DeviceMesh.abstract("npu", (2, 3), tuple(range(6)), ("dp", "tp")),
     ]
     assert len({one.to_hash() for one in [GRID, *others]}) == 5
-    assert GRID.to_hash() == DeviceMesh.grid("cpu", (2, 3), tuple(range(6)), ("dp", "tp")).to_hash()
+    assert GRID.to_hash() == DeviceMesh.abstract("cpu", (2, 3), tuple(range(6)), ("dp", "tp")).to_hash()
 
 
 def test_facts():
@@ -98,7 +98,7 @@ def test_facts():
     assert GRID.mesh == [[0, 1, 2], [3, 4, 5]]
     assert [GRID.coordinate_of(rank) for rank in (0, 4)] == [(0, 0), (1, 1)]
     assert repr(GRID) == "DeviceMesh(cpu, dp=2, tp=3, ranks=[0, 1, 2, 3, 4, 5])"
-    unnamed = DeviceMesh.grid("cpu", (2,), (0, 1), None)
+    unnamed = DeviceMesh.abstract("cpu", (2,), (0, 1), None)
     assert unnamed.mesh_dim_names is None
     assert unnamed.size("0") == 2
 

@@ -370,7 +370,7 @@ def test_a_rank_outside_of_the_mesh(run):
         10.0,
         10.0,
         (
-            "rank 2 is not in DeviceMesh(cpu, 0=2, ranks=[0, 1]): it holds no piece of a tensor there, and takes no "
-            "part in what its ranks do; leave it out with 'if mesh.get_coordinate() is not None:'"
+            "rank 2 is not in DeviceMesh(cpu, 0=2, ranks=[0, 1]): it holds no shard of tensors on that mesh and "
+            "takes no part in its collectives; leave it out with 'if mesh.get_coordinate() is not None:'"
         ),
     ]

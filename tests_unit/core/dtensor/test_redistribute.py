@@ -39,7 +39,7 @@ class Case:
 
     def plan_of(self, rank):
         """The plan as ``rank`` sees it."""
-        see = self.dense.seen_by
+        see = self.dense.for_rank
         return plan_transition(see(self.source, rank), see(self.target, rank), self.varying)
 
 
@@ -401,8 +401,8 @@ def test_a_wrong_shard_is_refused_before_anything_is_sent(dense):
         )
 
 
-def test_a_plan_belongs_to_its_rank(dense):
-    """A plan that another rank made is refused instead of slicing at the wrong place."""
+def test_a_transition_belongs_to_its_rank(dense):
+    """A transition that was planned on another rank is refused instead of slicing at the wrong place."""
     steps = plan_transition(Layout.place(dense.grid((2,)), [R], (4,)), Layout.place(dense.grid((2,)), [S0], (4,)))
 
     def body(torch, platform, rank, _place):
@@ -413,7 +413,7 @@ def test_a_plan_belongs_to_its_rank(dense):
         return str(caught.value)
 
     assert on_ranks(dense, (2,), body)[1] == (
-        "redistribute: rank 1 runs a plan that rank 0 made; build the mesh on rank 1"
+        "redistribute: rank 1 runs a transition that was planned on rank 0; build the mesh on rank 1"
     )
 
 

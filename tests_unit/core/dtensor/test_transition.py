@@ -174,7 +174,7 @@ def test_every_rank_makes_the_same_plan(dense):
     layouts = dense.every_layout(dense.grid((2, 3)), (5, 3))
     for source, target in itertools.islice(itertools.product(layouts, layouts), 0, None, 7):
         mine = plan_transition(source, target)
-        theirs = plan_transition(dense.seen_by(source, 4), dense.seen_by(target, 4))
+        theirs = plan_transition(dense.for_rank(source, 4), dense.for_rank(target, 4))
         assert list(map(str, mine.steps)) == list(map(str, theirs.steps))
 
 
@@ -195,9 +195,9 @@ def test_a_partial_axis_that_stays_is_not_touched(dense):
 def test_repr_shows_the_steps(dense):
     """A plan prints its steps in the one notation."""
     assert repr(between(dense, (2,), [S0], [R], (7, 5))) == (
-        "Plan([7@a, 5] -> [7, 5]: all_gather over a: [7@a, 5] -> [7, 5])"
+        "Transition([7@a, 5] -> [7, 5]: all_gather over a: [7@a, 5] -> [7, 5])"
     )
-    assert repr(between(dense, (2,), [R], [R], (7, 5))) == "Plan([7, 5] -> [7, 5]: identity)"
+    assert repr(between(dense, (2,), [R], [R], (7, 5))) == "Transition([7, 5] -> [7, 5]: identity)"
 
 
 def test_gathers_along_tells_whether_a_gradient_may_skip_a_gather(dense):

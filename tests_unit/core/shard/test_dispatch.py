@@ -353,7 +353,7 @@ def test_threads_share_the_cache():
     """Threads that dispatch the same new calls at once all get right values."""
     import torch
 
-    mesh = DeviceMesh.grid("cpu", (1,), (0,), ("threads",))
+    mesh = DeviceMesh.abstract("cpu", (1,), (0,), ("threads",))
     held, wrong = spread(values(6), mesh, S0), []
 
     def work():

@@ -9,7 +9,7 @@ from hyper_parallel.core.shard.op_plan import describe, plan_call
 from hyper_parallel.core.shard.rule import Fixed, LocalCall, OpCall, Operand, Ref, Row, Rule, Strategies
 from hyper_parallel.errors import LayoutError, ShardMismatchError, UnsupportedOperatorError
 
-MESH = DeviceMesh.grid("cpu", (2, 3), tuple(range(6)), ("dp", "tp"))
+MESH = DeviceMesh.abstract("cpu", (2, 3), tuple(range(6)), ("dp", "tp"))
 R, P, S0 = Replicate(), Partial(), Shard(0)
 
 

@@ -10,7 +10,7 @@ from hyper_parallel.core.dtensor.placements import Partial, Replicate, Shard
 from hyper_parallel.core.shard.rule import OpCall, Operand, Row, Strategies
 from hyper_parallel.core.shard.strategy import choose, move_cost
 
-MESH = DeviceMesh.grid("cpu", (2, 3), tuple(range(6)), ("dp", "tp"))
+MESH = DeviceMesh.abstract("cpu", (2, 3), tuple(range(6)), ("dp", "tp"))
 R, P, S0, S1 = Replicate(), Partial(), Shard(0), Shard(1)
 
 

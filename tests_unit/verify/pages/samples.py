@@ -14,7 +14,7 @@ def mesh(*shape, names=("pp", "dp", "tp")):
     size = 1
     for one in shape:
         size *= one
-    return DeviceMesh.grid("cpu", shape, tuple(range(size)), tuple(names[len(names) - len(shape) :]))
+    return DeviceMesh.abstract("cpu", shape, tuple(range(size)), tuple(names[len(names) - len(shape) :]))
 
 
 def layout(on, placements, shape):

@@ -91,5 +91,5 @@ def test_a_layout_without_a_shape_is_rejected():
     """A layout that knows no tensor has no picture, and the error says what is missing."""
     with pytest.raises(LayoutError, match=r"^layout has no global shape; use with_shape\(\.\.\.\) first$"):
         layout_svg(Layout((2,), ("tp",))("tp"))
-    with pytest.raises(LayoutError, match=r"names a mesh only; call it first to place a tensor"):
+    with pytest.raises(LayoutError, match=r"describes only a mesh; call it first to place a tensor"):
         layout_svg(Layout((2,), ("tp",)))

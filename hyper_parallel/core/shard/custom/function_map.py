@@ -160,7 +160,7 @@ class _Region:
 
     def _enter(self, first: Any, arguments: list[_Leaf], args: tuple[Any, ...], kwargs: dict[str, Any]) -> _Entered:
         mesh = first.device_mesh if self.mesh is None else self.mesh
-        platform = first._platform  # noqa: SLF001 - the class' own room
+        platform = first._platform
         entries = self._aligned("in_placements", self.entries, arguments, args, kwargs)
         grads = self._aligned("in_grad_placements", self.grads, arguments, args, kwargs)
         targets = [

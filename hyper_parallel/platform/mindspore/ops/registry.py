@@ -357,7 +357,7 @@ def number(value: Any) -> Any:
 def replicated(plain: Tensor, like: DTensor) -> Any:
     """Return a DTensor that every rank of the mesh of ``like`` holds whole."""
     layout = Layout.of(like.device_mesh, ((),) * plain.ndim, (), tuple(plain.shape))
-    return like._platform.wrap(plain, layout)  # noqa: SLF001 - the class' own
+    return like._platform.wrap(plain, layout)
 
 
 def computes_on_cpu(x: Any) -> bool:

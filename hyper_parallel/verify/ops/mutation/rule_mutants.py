@@ -239,7 +239,7 @@ def _neighbour(own: Localize) -> Localize:
     def localize(call: OpCall, targets: tuple[Layout, ...], outputs: tuple[Layout, ...]) -> LocalCall | None:
         ranks = list(call.mesh.ranks)
         here = ranks.index(call.mesh.rank)
-        mesh = call.mesh.seen_by(ranks[(here + 1) % len(ranks)])
+        mesh = call.mesh.for_rank(ranks[(here + 1) % len(ranks)])
 
         def seen(layout: Layout) -> Layout:
             return Layout.of(mesh, layout.dim_axes, layout.partials, layout.shape)

@@ -219,7 +219,7 @@ def _local_names(claim: Claim, problem: SampleCall) -> Iterator[Any]:
         if localize is None:
             yield None
             continue
-        seen = mesh.seen_by(rank)
+        seen = mesh.for_rank(rank)
         targets, outputs = (
             tuple(Layout.of(seen, one.dim_axes, one.partials, one.shape) for one in layouts)
             for layouts in (claim.choice.targets, claim.choice.outputs)

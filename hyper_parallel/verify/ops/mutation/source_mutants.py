@@ -226,7 +226,7 @@ EQUIVALENT: tuple[Equivalent, ...] = (
          "scalars and (not by_value) -> scalars or not by_value"),
     *_of(_SEARCH, "cheapest_steps", "of two plans of one price the other is taken", "price < bound -> price <= bound"),
     *_of(_STRATEGY, "_never_empty", "one element does not divide by what cuts twice", "size > 0 -> size > 1"),
-    *_of(_REDISTRIBUTE, "_resumed", "only speed: a node is recorded that no gradient reaches",
+    *_of(_REDISTRIBUTE, "_run_adjoint", "only speed: a node is recorded that no gradient reaches",
          "platform.needs_grad(grad) and platform.grad_enabled() -> "
          "platform.needs_grad(grad) or platform.grad_enabled()"),
 )  # fmt: skip

@@ -590,7 +590,7 @@ def test_operands_of_an_operator_that_runs_whole():
 @torch_only
 def test_schemas_tell_where_tensors_are():
     """A schema's strategies are its layouts; dicts among arguments tell calls apart; one output is the output."""
-    mesh = DeviceMesh.grid("cpu", (2,), (0, 1), ("tp",))
+    mesh = DeviceMesh.abstract("cpu", (2,), (0, 1), ("tp",))
     x, y = Layout.place(mesh, [Shard(0)], (4,)), Layout.place(mesh, [Replicate()], (3,))
     schema = OpSchema("f", (x, [y]), {"options": {"a": 1}})
     assert [one.strategies[0].output_spec for one in schema.args_strategy] == [x, y]
