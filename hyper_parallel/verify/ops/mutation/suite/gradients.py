@@ -142,8 +142,8 @@ def plans_are_kept_and_bounded(stage: Fixture) -> None:
     whole = [Layout.place(stage.mesh, [R], (size,)) for size in range(3, 9)]
     sizes: list[int] = []
     duals: list[int] = []
-    most = transition._MOST_KEPT  # noqa: SLF001 - made small; no collective, hence no other rank, meanwhile
-    transition._MOST_KEPT = 4  # noqa: SLF001 - as above
+    most = transition._MOST_CACHED  # noqa: SLF001 - made small; no collective, hence no other rank, meanwhile
+    transition._MOST_CACHED = 4  # noqa: SLF001 - as above
     try:
         transition.forget_transitions()
         for one, other in zip(held, whole, strict=True):
@@ -152,13 +152,13 @@ def plans_are_kept_and_bounded(stage: Fixture) -> None:
             assert plan_transition(one, other) is found
             assert found.adjoint is found.adjoint
             assert found.cost(4) is found.cost(4)
-            sizes.append(len(transition._PLANS))  # noqa: SLF001 - as above
+            sizes.append(len(transition._TRANSITIONS))  # noqa: SLF001 - as above
         transition.forget_transitions()
         for one in held:
             dual(one)
             duals.append(len(transition._DUALS))  # noqa: SLF001 - as above
     finally:
-        transition._MOST_KEPT = most  # noqa: SLF001 - as above
+        transition._MOST_CACHED = most  # noqa: SLF001 - as above
         transition.forget_transitions()
     assert sizes == duals == [1, 2, 3, 4, 1, 2]
 
