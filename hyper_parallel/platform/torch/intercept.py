@@ -19,7 +19,7 @@ from hyper_parallel.core.shard.custom.distributed_op import mutates, user_op
 from hyper_parallel.core.shard.dispatch import Dispatcher
 from hyper_parallel.core.shard.entry import OpEntry
 from hyper_parallel.errors import LayoutError, UnsupportedOperatorError
-from hyper_parallel.platform.torch.opened import opened
+from hyper_parallel.platform.torch.ops.python_api import unwrapped
 
 if TYPE_CHECKING:
     from torch._ops import OpOverload
@@ -53,9 +53,9 @@ GRAPH_FUNCTIONS: dict[Any, Callable[..., Any]] = {}
 
 def start(platform: Platform) -> Interception:
     """Make the interception of ``platform``; called once, before the platform is handed out."""
-    from hyper_parallel.platform.torch import op_table
+    from hyper_parallel.platform.torch.ops import registry
 
-    _STARTED["torch"] = Interception(Dispatcher(platform), op_table.functions(), op_table.overloads())
+    _STARTED["torch"] = Interception(Dispatcher(platform), registry.functions(), registry.overloads())
     return _STARTED["torch"]
 
 
@@ -92,7 +92,7 @@ def function(  # noqa: PLR0911 - one line per door
 
 def _made_of_others(func: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
     """A function without a rule, as PyTorch wrote it: its operators are dispatched."""
-    python = opened(func)
+    python = unwrapped(func)
     if python is not None:
         return python(*args, **kwargs)
     with _disabled():

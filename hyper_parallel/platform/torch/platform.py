@@ -168,7 +168,7 @@ class TorchPlatform(
 
     def local_op(self, op: str) -> Callable[..., Any]:
         """From the table."""
-        from hyper_parallel.platform.torch.op_table import local_op
+        from hyper_parallel.platform.torch.ops.registry import local_op
 
         return local_op(op)
 

@@ -179,12 +179,12 @@ def test_blocks_hold_for_one_thread_and_one_task():
 def test_what_is_composed_of_others_is_called_as_it_was_written():
     """Each function that is served by calls of others runs itself on local tensors: nothing else is asked of them."""
     from hyper_parallel.core.shard.entry import OpEntry
-    from hyper_parallel.platform.torch import op_table
     from hyper_parallel.platform.torch.intercept import interception
+    from hyper_parallel.platform.torch.ops import registry
 
     def body():
         x, wrong = rows(1), []
-        table = {**op_table.functions(), **op_table.overloads()}
+        table = {**registry.functions(), **registry.overloads()}
         composed = {func: entry for func, entry in table.items() if entry.composed is not None}
         for func, entry in composed.items():
             seen = []

@@ -1,4 +1,4 @@
-"""Sweep PyTorch's operator database over placements: ``python tests_unit/platform/torch/op_db/sweep.py --help``.
+"""Sweep PyTorch's operator database over placements: ``python tests_unit/platform/torch/ops/op_db/sweep.py --help``.
 
 Each entry runs in a child process, so that a native crash or a hang costs one entry. Results go to a file of JSON lines
 as they come; the table at the end counts the worst outcome of each entry.

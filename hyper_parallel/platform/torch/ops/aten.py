@@ -1,0 +1,11 @@
+"""Operator overloads to which functions without a rule of their own fall through, under names that no function has."""
+
+from __future__ import annotations
+
+from hyper_parallel.platform.torch.ops.registry import aten, spelling
+
+spelling("clamp", aten.clamp_min.default, aten.clamp_min.Tensor, signature="x, min")
+spelling("clamp", aten.clamp_max.default, aten.clamp_max.Tensor, signature="x, max")
+spelling("clamp", aten.clamp_min_.default, aten.clamp_min_.Tensor, signature="x, min")
+spelling("clamp", aten.clamp_max_.default, aten.clamp_max_.Tensor, signature="x, max")
+spelling("prelu", aten._prelu_kernel.default)

@@ -1,0 +1,119 @@
+"""``torch._foreach_*`` on lists of DTensors, as optimizers call them.
+
+Where all operands of every element have one layout without partial values, one call runs on all local tensors.
+Otherwise each element is an operation of its own, with its own placement.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from hyper_parallel.core.dtensor.dtensor import DTensor
+from hyper_parallel.platform.torch.ops.registry import decomposition
+
+Call = Callable[..., Any]
+
+
+def _foreach(name: str, element: Call, element_in_place: Call) -> None:
+    """Let ``torch._foreach_<name>`` be ``element`` for each element, ``torch._foreach_<name>_`` what writes it."""
+    signature = "x, y=None, third=None, fourth=None, *, alpha=None, value=None, scalars=None, weight=None"
+    call, writing = getattr(torch, f"_foreach_{name}"), getattr(torch, f"_foreach_{name}_")
+    decomposition(call, signature=signature)(_runner(call, element, in_place=False))
+    decomposition(writing, signature=signature)(_runner(writing, element_in_place, in_place=True))
+
+
+def _runner(call: Call, element: Call, *, in_place: bool) -> Call:
+    def run(ops: Any, **arguments: Any) -> Any:
+        named = {name: arguments.pop(name) for name in ("alpha", "value", "scalars", "weight")}
+        named = {name: value for name, value in named.items() if value is not None}
+        columns = [column for column in arguments.values() if column is not None]
+        first = columns[0]
+        if not first:
+            return None if in_place else []
+        if _share_layouts([*columns, *named.values()]):
+            outs = call(*map(_locals_of, columns), **named)
+            return _mark_written(first) if in_place else _wrapped(ops.platform, outs, first)
+        columns.extend(named.pop(name) for name in ("scalars", "weight") if name in named)
+        results = [element(*row, **named) for row in _rows(columns, len(first))]
+        return None if in_place else results
+
+    return run
+
+
+def _share_layouts(columns: list[Any]) -> bool:
+    """True when each element's operands have one layout without partial values, and may be written."""
+    lists = [column for column in columns if isinstance(column, (list, tuple))]
+    if any(isinstance(column, DTensor) for column in columns):
+        return False
+    return all(_one_layout(row) for row in zip(*lists, strict=True))
+
+
+def _one_layout(row: tuple[Any, ...]) -> bool:
+    layout = getattr(row[0], "_layout", None)
+    if layout is None or layout.partials or row[0]._readonly is not None:
+        return False
+    return all(getattr(operand, "_layout", None) is layout for operand in row[1:] if isinstance(operand, Tensor))
+
+
+def _locals_of(column: Any) -> Any:
+    if isinstance(column, (list, tuple)):
+        return [operand._local if isinstance(operand, DTensor) else operand for operand in column]
+    return column
+
+
+def _rows(columns: list[Any], count: int) -> Iterator[list[Any]]:
+    for index in range(count):
+        yield [column[index] if isinstance(column, (list, tuple)) else column for column in columns]
+
+
+def _mark_written(tensors: Any) -> None:
+    for tensor in tensors:
+        tensor.drop_views()
+
+
+def _wrapped(platform: Any, outs: Any, operands: Any) -> list[Any]:
+    return [platform.wrap(out, operand._layout) for out, operand in zip(outs, operands, strict=True)]
+
+
+for _name in (
+    "abs", "neg", "sqrt", "rsqrt", "exp", "expm1", "log", "log1p", "log2", "log10", "reciprocal", "sign", "floor",
+    "ceil", "round", "trunc", "sin", "cos", "tan", "sinh", "cosh", "tanh", "asin", "acos", "atan", "sigmoid", "erf",
+    "erfc", "lgamma", "frac",
+    "add", "sub", "mul", "div", "pow", "lerp",
+):  # fmt: skip
+    _foreach(_name, getattr(torch, _name), getattr(Tensor, f"{_name}_"))
+_foreach("maximum", torch.maximum, lambda x, y: x.copy_(torch.maximum(x, y)))
+_foreach("minimum", torch.minimum, lambda x, y: x.copy_(torch.minimum(x, y)))
+_foreach("clamp_min", lambda x, y: torch.clamp(x, min=y), lambda x, y: x.clamp_(min=y))
+_foreach("clamp_max", lambda x, y: torch.clamp(x, max=y), lambda x, y: x.clamp_(max=y))
+_foreach(
+    "addcmul",
+    lambda x, y, z, value=1: torch.addcmul(x, y, z, value=value),
+    lambda x, y, z, value=1: x.addcmul_(y, z, value=value),
+)
+_foreach(
+    "addcdiv",
+    lambda x, y, z, value=1: torch.addcdiv(x, y, z, value=value),
+    lambda x, y, z, value=1: x.addcdiv_(y, z, value=value),
+)
+
+
+@decomposition(torch._foreach_norm, signature="x, ord=2, dtype=None")
+def _norm(_ops: Any, x: Any, ord: Any, dtype: Any) -> list[Any]:
+    return [torch.linalg.vector_norm(tensor, ord, dtype=dtype) for tensor in x]
+
+
+@decomposition(torch._foreach_copy_, signature="x, y, non_blocking=False")
+def _copy(_ops: Any, x: Any, y: Any, non_blocking: Any) -> None:
+    for target, source in zip(x, y, strict=True):
+        target.copy_(source, non_blocking)
+
+
+@decomposition(torch._foreach_zero_, signature="x")
+def _zero(_ops: Any, x: Any) -> None:
+    for tensor in x:
+        tensor.zero_()

@@ -1,0 +1,49 @@
+"""PyTorch's spellings of bins, histograms and membership."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from hyper_parallel.platform.torch.ops.registry import aten, kernel, spelling
+
+spelling("bucketize", torch.bucketize, aten.bucketize.Tensor, aten.bucketize.Scalar)
+spelling("searchsorted", torch.searchsorted, aten.searchsorted.Tensor, aten.searchsorted.Scalar)
+spelling("isin", torch.isin, aten.isin.Tensor_Tensor, aten.isin.Tensor_Scalar, aten.isin.Scalar_Tensor)
+spelling("histc", "histc", aten.histc.default)
+spelling("histogram", "histogram", aten.histogram.bin_ct)
+spelling("histogram", aten.histogram.bins_tensor, signature="x, bins, *, weight=None, density=False")
+spelling("histogramdd_edges", aten._histogramdd_bin_edges.default)
+spelling("histogramdd_counts", aten._histogramdd_from_bin_cts.default)
+spelling(
+    "histogramdd_counts",
+    aten._histogramdd_from_bin_tensors.default,
+    signature="x, bins, *, weight=None, density=False",
+)
+spelling("bincount", "bincount", aten.bincount.default)
+
+
+@kernel("bincount_to")
+def _bincount_to(x: Tensor, weights: Tensor | None, count: int) -> Tensor:
+    if weights is not None and not x.numel():  # of an empty shard PyTorch counts, in integers
+        return torch.bincount(x.new_zeros(1), weights.new_zeros(1), count)[:count]
+    return torch.bincount(x, weights, count)
+
+
+@kernel("histogram")
+def _histogram(x: Tensor, bins: Any, **options: Any) -> Any:
+    if isinstance(bins, Tensor):
+        options.pop("range", None)
+    return torch.histogram(x, bins, **options)
+
+
+@kernel("histogramdd_edges")
+def _histogramdd_edges(x: Tensor, bins: Any, **options: Any) -> Any:
+    return aten._histogramdd_bin_edges(x, bins, **options)
+
+
+@kernel("histogramdd_counts")
+def _histogramdd_counts(x: Tensor, bins: Any, **options: Any) -> Any:
+    return aten._histogramdd_from_bin_cts(x, bins, **options)

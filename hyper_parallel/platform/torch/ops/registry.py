@@ -1,0 +1,298 @@
+"""What PyTorch's calls are in canonical terms, in three verbs.
+
+``spelling`` names the calls that are one canonical operator, ``kernel`` gives the operator on plain local tensors,
+``decomposition`` makes a call of several canonical operators. Each family's file states its own; the tables are built
+once, when the platform is.
+
+A call is a function, a method, an operator overload, or a name: ``"mm"`` stands for ``torch.mm`` and ``Tensor.mm``,
+each where this release has it. A call whose name ends in an underscore writes its first operand.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from functools import cache, partial
+from types import BuiltinFunctionType, MethodDescriptorType, WrapperDescriptorType
+from typing import Any
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+from torch._ops import OpOverload
+
+from hyper_parallel.core.shard import rules
+from hyper_parallel.core.shard.entry import OpEntry, binder
+from hyper_parallel.core.shard.rule import Decomposition, Rule, find_rule
+from hyper_parallel.errors import LayoutError
+
+__all__ = [
+    "aten",
+    "decomposition",
+    "functions",
+    "functions_named",
+    "kernel",
+    "local_op",
+    "nn",
+    "overloads",
+    "overloads_named",
+    "signature_of",
+    "spelling",
+]
+
+aten = torch.ops.aten
+nn = torch._C._nn
+
+Call = Callable[..., Any]
+_C_FUNCTIONS = (BuiltinFunctionType, MethodDescriptorType, WrapperDescriptorType)
+
+rules.load()
+
+
+@dataclass(frozen=True)
+class _Spelling:
+    op: str
+    calls: tuple[Call, ...]
+    signature: str
+    canonical: bool
+
+
+_SPELLINGS: list[_Spelling] = []
+_KERNELS: dict[str, Call] = {}
+_DECOMPOSED: dict[Call, OpEntry] = {}
+_COPIED_BACK: list[Call] = []
+_IN_PLACE: set[Call] = set()
+
+
+def spelling(
+    op: str,
+    *calls: Call | str,
+    signature: str | None = None,
+    canonical: bool = False,
+    in_place: bool = False,
+    copies_back: bool = False,
+) -> None:
+    """State that ``calls`` are canonical operator ``op``.
+
+    Args:
+        op: the canonical name.
+        calls: what the caller may write; the operator's own name by default.
+        signature: their parameters in canonical names; None where they are the rule's own.
+        canonical: the operator's kernel runs on locals, because the calls cannot.
+        in_place: the first operand is written and returned, although no name says so (``__iadd__``).
+        copies_back: ``Tensor.<name>_`` has no rule of its own: it computes this and copies the result into ``self``.
+
+    Raises:
+        ValueError: the operator has no rule.
+    """
+    resolved = _resolved(calls or (op,))
+    _SPELLINGS.append(_Spelling(op, resolved, signature or signature_of(op), canonical))
+    if in_place:
+        _IN_PLACE.update(resolved)
+    if copies_back:
+        _COPIED_BACK.append(getattr(Tensor, resolved[0].__name__))
+
+
+def kernel(*ops: str) -> Callable[[Call], Call]:
+    """Give the canonical operators ``ops`` on plain local tensors, called with their parameters' names.
+
+    An operator without one runs the first spelling that takes the rule's own arguments.
+
+    Raises:
+        ValueError: an operator has a kernel already.
+    """
+
+    def declare(function: Call) -> Call:
+        for op in ops:
+            if op in _KERNELS:
+                msg = f"canonical operator {op!r} already has a kernel"
+                raise ValueError(msg)
+            in_c = isinstance(function, _C_FUNCTIONS)  # which has names of its own for its parameters
+            _KERNELS[op] = _keyword_call(function, signature_of(op)) if in_c else function
+        return function
+
+    return declare
+
+
+def decomposition(
+    *calls: Call | str, signature: str, op: str | None = None, copies_back: bool = False
+) -> Callable[[Call], Call]:
+    """Let ``calls`` be what the function makes of their arguments: ``run(ops, **arguments)``, on DTensors.
+
+    Args:
+        calls: what the caller may write.
+        signature: their parameters, in the names by which the function takes them.
+        op: the name of the operation where it differs from the call's.
+        copies_back: as for :func:`spelling`.
+    """
+
+    def declare(run: Call) -> Call:
+        resolved = _resolved(calls)
+        for call in resolved:
+            name = getattr(call, "__name__", str(call))
+            made_of = Decomposition(op or name, signature, run)
+            _add(_DECOMPOSED, call, OpEntry(name, call, binder(signature), made_of, call))
+        if copies_back:
+            _COPIED_BACK.append(getattr(Tensor, resolved[0].__name__))
+        return run
+
+    return declare
+
+
+def signature_of(op: str) -> str:
+    """The parameters of canonical operator ``op``, as its rule has them.
+
+    Raises:
+        ValueError: the operator has no rule.
+    """
+    rule = find_rule(op)
+    if rule is None:
+        msg = f"canonical operator {op!r} has no rule"
+        raise ValueError(msg)
+    return rule.signature
+
+
+# -- calls by their names ----------------------------------------------------------------------------------------------
+
+
+def functions_named(name: str) -> list[Call]:
+    """Every function and method of that name, and those with an underscore after it, which write."""
+    plain = [getattr(home, name, None) for home in (torch, Tensor, torch.special, F, nn)]
+    writing = [getattr(home, f"{name}_", None) for home in (torch, Tensor, nn)]
+    # The Python functions of torch.nn.functional take inplace=; they are decompositions.
+    return [
+        call
+        for call in dict.fromkeys((*plain, *writing))
+        if callable(call) and getattr(call, "__module__", "") != "torch.nn.functional"
+    ]
+
+
+def overloads_named(*packets: str) -> list[Call]:
+    """The overloads of those operators that this release has, except those with ``out=``."""
+    present = [getattr(aten, name) for name in packets if hasattr(aten, name)]
+    return [getattr(packet, name) for packet in present for name in packet.overloads() if "out" not in name]
+
+
+def _resolved(calls: tuple[Call | str, ...]) -> tuple[Call, ...]:
+    resolved: list[Call] = []
+    for call in calls:
+        if isinstance(call, str):
+            resolved.extend(getattr(home, call) for home in (torch, Tensor) if hasattr(home, call))
+        else:
+            resolved.append(call)
+    return tuple(dict.fromkeys(resolved))
+
+
+def _writes(call: Call) -> bool:
+    name = getattr(call, "__name__", "").split(".")[0]  # of an overload: its packet's
+    return call in _IN_PLACE or (name.endswith("_") and not name.endswith("__"))
+
+
+# -- the tables --------------------------------------------------------------------------------------------------------
+
+
+@cache
+def functions() -> dict[Any, OpEntry]:
+    """Entries by Python function or method."""
+    return {call: entry for call, entry in _table().items() if not isinstance(call, OpOverload)}
+
+
+@cache
+def overloads() -> dict[Any, OpEntry]:
+    """Entries by operator overload."""
+    return {call: entry for call, entry in _table().items() if isinstance(call, OpOverload)}
+
+
+@cache
+def local_op(op: str) -> Call:
+    """The canonical operator on plain tensors: its kernel, or else a spelling of it.
+
+    Raises:
+        KeyError: there is neither.
+    """
+    kernels = _kernels()
+    if op in kernels:
+        return kernels[op]
+    for line in _SPELLINGS:
+        if line.op == op and isinstance(find_rule(op), Rule):
+            return _keyword_call(line.calls[0], line.signature)
+    raise KeyError(op)
+
+
+@cache
+def _kernels() -> dict[str, Call]:
+    """The kernels, and of operators without one the first spelling that takes the rule's arguments."""
+    kernels = dict(_KERNELS)
+    for line in _SPELLINGS:
+        rule = find_rule(line.op)
+        if line.op in kernels or line.canonical or not isinstance(rule, Rule):
+            continue
+        if set(binder(line.signature).names) == set(binder(rule.signature).names):
+            kernels[line.op] = _keyword_call(line.calls[0], line.signature)
+    return kernels
+
+
+@cache
+def _table() -> dict[Call, OpEntry]:
+    return _build(_kernels())
+
+
+def _build(kernels: dict[str, Call]) -> dict[Call, OpEntry]:
+    table = dict(_DECOMPOSED)
+    for line in _SPELLINGS:
+        rule = find_rule(line.op)
+        assert rule is not None  # noqa: S101 - `spelling` checked it
+        for call in line.calls:
+            entry = OpEntry(
+                getattr(call, "__name__", str(call)),
+                call,
+                binder(line.signature),
+                rule,
+                kernels.get(line.op, call),
+                canonical=line.canonical,
+                in_place=_writes(call),
+            )
+            _add(table, call, entry)
+    for plain in _COPIED_BACK:
+        call = getattr(Tensor, f"{plain.__name__}_")
+        signature = table[plain].binder.text
+        run = partial(_copy_back, table[plain])
+        name = call.__name__
+        _add(table, call, OpEntry(name, call, binder(signature), Decomposition(name, signature, run), call))
+    return table
+
+
+def _add(table: dict[Call, OpEntry], call: Call, entry: OpEntry) -> None:
+    if call in table:
+        msg = f"{entry.name} is stated twice: as {table[call].rule.op!r} and as {entry.rule.op!r}"
+        raise ValueError(msg)
+    table[call] = entry
+
+
+def _copy_back(plain: OpEntry, ops: Any, **arguments: Any) -> Any:
+    """Compute, then copy the result into the first operand: its shape and dtype stay.
+
+    Raises:
+        LayoutError: the result has another shape or dtype.
+    """
+    del ops
+    parameters = plain.binder.parameters
+    keywords = {name: arguments.pop(name) for name, one in parameters.items() if one.kind is one.KEYWORD_ONLY}
+    x, *rest = arguments.values()
+    # Backward may need what is overwritten.
+    source = x.clone() if x.requires_grad and torch.is_grad_enabled() else x
+    result = plain.func(source, *rest, **keywords)
+    if result.shape != x.shape or result.dtype != x.dtype:
+        msg = f"{plain.name}_: the result is {result.dtype} {list(result.shape)}, and x is {x.dtype} {list(x.shape)}"
+        raise LayoutError(msg)
+    return x.copy_(result)
+
+
+def _keyword_call(function: Call, signature: str) -> Call:
+    """``function`` as one of canonical parameter names."""
+    parameters = binder(signature).parameters.values()
+    plain = [parameter.name for parameter in parameters if parameter.kind is not parameter.KEYWORD_ONLY]
+    named = [parameter.name for parameter in parameters if parameter.kind is parameter.KEYWORD_ONLY]
+    return lambda **arguments: function(
+        *[arguments[name] for name in plain], **{name: arguments[name] for name in named}
+    )
