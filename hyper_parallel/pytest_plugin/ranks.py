@@ -146,12 +146,12 @@ def _run_simulated(test: RankedTest, body: bytes) -> RankedOutcome:
 
 
 def _run_processes(test: RankedTest, body: bytes) -> RankedOutcome:
-    from hyper_parallel.transport.launched_processes import run_live, warm_up
+    from hyper_parallel.transport.launched_processes import run_launched, warm_up
     from hyper_parallel.transport.serialization import pack
 
     for module in (*_USUAL, f"hyper_parallel.platform.{test.framework}.dtensor"):
         warm_up(test.framework, module)
-    run = run_live(pack((on_rank, (test, body))), test.world_size, test.framework, test.timeout, test.device)
+    run = run_launched(pack((on_rank, (test, body))), test.world_size, test.framework, test.timeout, test.device)
     return RankedOutcome(run.results, run.failure, run.outputs, run.history)
 
 

@@ -17,7 +17,7 @@ from contextlib import suppress
 from dataclasses import dataclass, field
 from typing import Any
 
-__all__ = ["Inbox"]
+__all__ = ["ChunkedReceiver"]
 
 Wait = Callable[[], Any]
 
@@ -39,7 +39,7 @@ class _Expected:
     lock: threading.Lock = field(default_factory=threading.Lock)
 
 
-class Inbox:
+class ChunkedReceiver:
     """What one rank sends to this one under one tag.
 
     Args:

@@ -20,7 +20,7 @@ from torch.distributed import distributed_c10d
 
 from hyper_parallel.errors import CollectiveMismatchError, HandleError, RankFailedError, short_dtype
 from hyper_parallel.transport.base import WORLD, Channel, Shape
-from hyper_parallel.transport.chunked_receive import Inbox
+from hyper_parallel.transport.chunked_receive import ChunkedReceiver
 from hyper_parallel.transport.failures import lost_peer
 from hyper_parallel.transport.work import Work
 
@@ -42,7 +42,7 @@ class GlooMessages:
 
     def __init__(self) -> None:
         self._tags: dict[tuple[int, Channel], int] = {}
-        self._inboxes: dict[tuple[int, int], Inbox] = {}
+        self._inboxes: dict[tuple[int, int], ChunkedReceiver] = {}
         self._sent: dict[tuple[int, int], int] = {}
         self._unfinished: dict[int, Any] = {}
         self._lock = threading.Lock()
@@ -79,7 +79,7 @@ class GlooMessages:
         """See :meth:`Transport.recv`."""
         own = self._tag(tag, channel)
         calls = functools.partial(_receive_piece, src, own), _count, functools.partial(_tell_room, src, own + _BESIDE)
-        inbox = self._inboxes.setdefault((src, own), Inbox(*calls))
+        inbox = self._inboxes.setdefault((src, own), ChunkedReceiver(*calls))
         wanted, size = _head(like), like.numel() * like.element_size()
         connected = functools.partial(self._connected, _words("recv", like, f"from rank {src}", tag, channel))
         with connected():

@@ -24,14 +24,14 @@ from hyper_parallel.errors import CollectiveMismatchError, RankFailedError
 from hyper_parallel.transport.checks.fingerprint import CollectiveFingerprint, MessageFingerprint
 from hyper_parallel.transport.coordinator import Coordinator
 from hyper_parallel.transport.failures import WorldFailedError, lost_peer, world_failed, world_timed_out
-from hyper_parallel.transport.launched_rank import Seat, live_main
+from hyper_parallel.transport.launched_rank import RankSetup, launched_main
 from hyper_parallel.transport.out_of_memory import advice
 from hyper_parallel.transport.processes import search_path
 from hyper_parallel.transport.rank_pool import Worker, end_processes, preload, stacks_of
-from hyper_parallel.transport.rank_process import Report, Task
+from hyper_parallel.transport.rank_process import RankReport, RankTask
 from hyper_parallel.transport.serialization import unpack
 
-__all__ = ["LiveRun", "close_live_teams", "run_live", "warm_up"]
+__all__ = ["LaunchedRun", "close_launched_teams", "run_launched", "warm_up"]
 
 _GRACE_SECONDS = 2.0
 _HISTORY = 64
@@ -45,7 +45,7 @@ _IDLE: dict[tuple[str, int, str], list[_Team]] = {}
 
 
 @dataclass
-class LiveRun:
+class LaunchedRun:
     """The result of a run.
 
     Attributes:
@@ -73,8 +73,8 @@ class _Team:
             for rank, output in enumerate(self._outputs):
                 output.touch()
                 store = str(self._folder / "store")
-                seat = Seat(framework, device, rank, world_size, store, str(output), os.getpid())
-                self.workers.append(Worker(live_main, (seat,), _SERVER[framework]))
+                seat = RankSetup(framework, device, rank, world_size, store, str(output), os.getpid())
+                self.workers.append(Worker(launched_main, (seat,), _SERVER[framework]))
         except BaseException:
             self.close(range(len(self.workers)))
             raise
@@ -124,7 +124,7 @@ class _LaunchedWorld:
 
     def __init__(self, team: _Team, deadline: float) -> None:
         self.coordinator = Coordinator(len(team.workers))
-        self.reports: dict[int, Report] = {}
+        self.reports: dict[int, RankReport] = {}
         self.failures: dict[int, BaseException] = {}
         self.traces: dict[int, str] = {}
         self.ended_in: dict[int, str] = {}
@@ -135,7 +135,7 @@ class _LaunchedWorld:
         self._waiting: set[int] = set()
         self._deadline = deadline
 
-    def start(self, tasks: list[tuple[Task, dict[str, str]]]) -> None:
+    def start(self, tasks: list[tuple[RankTask, dict[str, str]]]) -> None:
         """Hand every rank its task."""
         for rank, task in enumerate(tasks):
             self._send(rank, task)
@@ -211,7 +211,7 @@ class _LaunchedWorld:
         if self.coordinator.aborted:
             self.ended_in[rank] = f"came to {self.history[rank][-1]} after the failure"
 
-    def _report(self, rank: int, report: Report) -> None:
+    def _report(self, rank: int, report: RankReport) -> None:
         self._running.discard(rank)
         self.reports[rank] = report
         if report.how == "returned":
@@ -286,7 +286,7 @@ def warm_up(framework: str, module: str) -> None:
     preload(_SERVER[framework], module)
 
 
-def run_live(body: bytes, world_size: int, framework: str, timeout: float, device: str = "cpu") -> LiveRun:
+def run_launched(body: bytes, world_size: int, framework: str, timeout: float, device: str = "cpu") -> LaunchedRun:
     """Run a packed pair of function and arguments on every rank of a real world; and return its result.
 
     Args:
@@ -298,12 +298,12 @@ def run_live(body: bytes, world_size: int, framework: str, timeout: float, devic
     """
     traced = sys.gettrace() is not None
     tasks = [
-        (Task(rank, world_size, body, None, search_path(), str(Path.cwd()), traced), dict(os.environ))
+        (RankTask(rank, world_size, body, None, search_path(), str(Path.cwd()), traced), dict(os.environ))
         for rank in range(world_size)
     ]
     team = _check_out(framework, world_size, device)  # starting it is not counted
     world = _LaunchedWorld(team, time.monotonic() + timeout)
-    run = LiveRun()
+    run = LaunchedRun()
     try:
         world.start(tasks)
         run.failure = world.failure() if world.run() else world.timed_out(timeout)
@@ -366,7 +366,7 @@ _MACHINERY = (
 )
 
 
-def close_live_teams() -> None:
+def close_launched_teams() -> None:
     """End every idle team; the next run starts a new one."""
     with _LOCK:
         teams = [team for teams in _IDLE.values() for team in teams]
@@ -379,6 +379,6 @@ def close_live_teams() -> None:
 
 
 # As for idle simulated ranks: they leave by themselves, and take their files with them.
-atexit.register(close_live_teams)
+atexit.register(close_launched_teams)
 # A forked child has copies of them, but they listen to its parent.
 os.register_at_fork(after_in_child=_IDLE.clear)

@@ -25,8 +25,8 @@ from hyper_parallel.transport.coordinator import Endpoint
 from hyper_parallel.transport.failures import NEEDS_GLOO, trace
 from hyper_parallel.transport.rank_process import (
     PipeEndpoint,
-    Report,
-    Task,
+    RankReport,
+    RankTask,
     end_by_sigterm,
     leave_after,
     next_task,
@@ -34,7 +34,7 @@ from hyper_parallel.transport.rank_process import (
 )
 from hyper_parallel.transport.serialization import pack_error
 
-__all__ = ["Seat", "live_main"]
+__all__ = ["RankSetup", "launched_main"]
 
 _FOLLOW_SECONDS = 1.0
 _TORCH_CHECKS = "hyper_parallel.transport.checks.torch_distributed"
@@ -42,7 +42,7 @@ _HOME = {"torch": "hyper_parallel.transport.c10d", "mindspore": "hyper_parallel.
 
 
 @dataclass(frozen=True)
-class Seat:
+class RankSetup:
     """A rank's place in its world.
 
     Attributes:
@@ -63,7 +63,7 @@ class Seat:
     launcher: int
 
 
-def live_main(line: Connection, stack_path: str, seat: Seat) -> None:
+def launched_main(line: Connection, stack_path: str, seat: RankSetup) -> None:
     """Serve tasks until the parent closes the line; never returns."""
     leave = os._exit
     signal.signal(signal.SIGINT, signal.SIG_IGN)
@@ -79,7 +79,7 @@ def live_main(line: Connection, stack_path: str, seat: Seat) -> None:
         leave_after(lambda: _serve_all(line, seat, stack, output), stack, leave)
 
 
-def _serve_all(line: Connection, seat: Seat, stack: IO[str], output: int) -> None:
+def _serve_all(line: Connection, seat: RankSetup, stack: IO[str], output: int) -> None:
     rank = _Rank(seat, PipeEndpoint(line))
     line.send(("ready", rank.report))
     while True:
@@ -96,16 +96,16 @@ def _serve_all(line: Connection, seat: Seat, stack: IO[str], output: int) -> Non
 class _Rank:
     """One rank of the world that it joins; ``report`` says why it could not, or is None."""
 
-    def __init__(self, seat: Seat, endpoint: Endpoint) -> None:
-        self.report: Report | None = None
+    def __init__(self, seat: RankSetup, endpoint: Endpoint) -> None:
+        self.report: RankReport | None = None
         self._environment: set[str] = set()
         try:
             self._home: Any = importlib.import_module(_HOME[seat.framework])
             self._transport = _join(seat, endpoint)
         except Exception as error:  # noqa: BLE001 - goes into the report
-            self.report = Report("raised", pack_error(error), trace(error))
+            self.report = RankReport("raised", pack_error(error), trace(error))
 
-    def serve(self, task: Task, environment: Mapping[str, str]) -> Report:
+    def serve(self, task: RankTask, environment: Mapping[str, str]) -> RankReport:
         """Run one task with the parent's search path, folder and environment."""
         for name in self._environment - set(environment):
             os.environ.pop(name, None)
@@ -119,7 +119,7 @@ class _Rank:
         return run_rank(task, self._transport)
 
 
-def _join(seat: Seat, endpoint: Endpoint) -> Transport:
+def _join(seat: RankSetup, endpoint: Endpoint) -> Transport:
     """Join the real world; every collective is agreed upon with the parent first."""
     if seat.framework != "torch" and seat.device != "cpu":
         msg = f"warm ranks of MindSpore run on cpu; on {seat.device} its ranks are started by msrun"

@@ -14,7 +14,7 @@ from hyper_parallel.errors import RankFailedError
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
-__all__ = ["advice", "is_shortage", "starting"]
+__all__ = ["advice", "is_out_of_memory", "starting"]
 
 # As Python, the dynamic loader, the C library, threads, C++ and the frameworks' allocators say it.
 _SIGNS = re.compile(
@@ -23,7 +23,7 @@ _SIGNS = re.compile(
 _ERRNOS = (errno.ENOMEM, errno.EAGAIN)
 
 
-def is_shortage(error: BaseException) -> bool:
+def is_out_of_memory(error: BaseException) -> bool:
     """Whether ``error`` says that there was no memory, or no room for another process or thread."""
     if isinstance(error, OSError) and error.errno in _ERRNOS:
         return True
@@ -64,7 +64,7 @@ def starting(what: str) -> Iterator[None]:
         msg = f"{what} could not be started: {said}: {_facts_and_fix()}"
         raise RankFailedError(msg) from error
     except (MemoryError, OSError, RuntimeError) as error:
-        if not is_shortage(error):
+        if not is_out_of_memory(error):
             raise
         said = f"{type(error).__name__}: {error}"
         msg = f"{what} could not be started: {said}\nthere is no memory for so many ranks: {_facts_and_fix()}"

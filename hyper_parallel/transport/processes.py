@@ -59,7 +59,7 @@ def _searching_here() -> str:
 
 def end_ranks() -> None:
     """Let warm ranks end, where any were started: they save what they measured, and take their files with them."""
-    for module, close in (("live", "close_live_teams"), ("pool", "close_all")):
+    for module, close in (("launched_processes", "close_launched_teams"), ("rank_pool", "close_workers")):
         found: Any = sys.modules.get(f"hyper_parallel.transport.{module}")
         if found is not None:
             getattr(found, close)()

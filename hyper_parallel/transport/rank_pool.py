@@ -19,7 +19,7 @@ from typing import TYPE_CHECKING
 
 from hyper_parallel.transport.out_of_memory import starting
 from hyper_parallel.transport.processes import servers_search_here
-from hyper_parallel.transport.rank_process import worker_main
+from hyper_parallel.transport.rank_process import rank_main
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping
@@ -30,7 +30,7 @@ __all__ = [
     "Worker",
     "check_in",
     "check_out",
-    "close_all",
+    "close_workers",
     "end_processes",
     "preload",
     "register_rank",
@@ -71,7 +71,7 @@ class Worker:
 
     def __init__(
         self,
-        main: Callable[..., None] = worker_main,
+        main: Callable[..., None] = rank_main,
         args: tuple[object, ...] = (),
         framework: str = "mindspore",
     ) -> None:
@@ -253,7 +253,7 @@ def _no_main() -> Iterator[None]:
         sys.modules["__main__"] = main
 
 
-def close_all() -> None:
+def close_workers() -> None:
     """End every idle worker; the next run starts new ones."""
     with _LOCK:
         workers = list(_IDLE)
@@ -265,7 +265,7 @@ def close_all() -> None:
 
 
 # Idle ranks leave by themselves, and take their files with them, before multiprocessing ends what is left.
-atexit.register(close_all)
+atexit.register(close_workers)
 # A forked child has copies of them, but they listen to its parent.
 os.register_at_fork(after_in_child=_IDLE.clear)
 os.register_at_fork(after_in_child=_SERVERS.clear)

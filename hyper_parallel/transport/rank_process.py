@@ -27,21 +27,21 @@ from hyper_parallel.transport.simulated import SimulatedTransport
 
 __all__ = [
     "PipeEndpoint",
-    "Report",
-    "Task",
+    "RankReport",
+    "RankTask",
     "end_by_sigterm",
     "leave_after",
     "next_task",
+    "rank_main",
     "resolve",
     "run_rank",
-    "worker_main",
 ]
 
 _SIGNAL_SECONDS = 1.0
 
 
 @dataclass
-class Task:
+class RankTask:
     """What a process rank is to run.
 
     Attributes:
@@ -62,7 +62,7 @@ class Task:
 
 
 @dataclass
-class Report:
+class RankReport:
     """How a rank ended: ``returned`` with a packed result, ``raised`` with a packed error and trace, ``unwound``."""
 
     how: str
@@ -113,7 +113,7 @@ def resolve(name: str) -> Callable[..., Any]:
     return function
 
 
-def worker_main(line: Connection, stack_path: str) -> None:
+def rank_main(line: Connection, stack_path: str) -> None:
     """Serve tasks until the parent closes the line; never returns."""
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     end_by_sigterm()
@@ -181,7 +181,7 @@ def leave_after(serve: Callable[[], None], stack: IO[str], leave: Callable[[int]
         leave(status)
 
 
-def _serve(task: Task, line: Connection) -> Report:
+def _serve(task: RankTask, line: Connection) -> RankReport:
     sys.path[:] = task.path
     os.chdir(task.folder)
     random.seed(0)
@@ -190,7 +190,7 @@ def _serve(task: Task, line: Connection) -> Report:
     return run_rank(task, transport)
 
 
-def run_rank(task: Task, transport: Transport) -> Report:
+def run_rank(task: RankTask, transport: Transport) -> RankReport:
     """Run the task's function with its transport active, and say how it ended."""
     if task.traced:
         return _run(task, transport)
@@ -202,18 +202,18 @@ def run_rank(task: Task, transport: Transport) -> Report:
         sys.settrace(tracer)
 
 
-def _run(task: Task, transport: Transport) -> Report:
+def _run(task: RankTask, transport: Transport) -> RankReport:
     try:
         if task.start is not None:
             transport = resolve(task.start)(transport)
         fn, args = unpack(task.body)
         with use_transport(transport):
             result = fn(*args)
-        return Report("returned", pack_back(result))
+        return RankReport("returned", pack_back(result))
     except RankAbortedError:
-        return Report("unwound")
+        return RankReport("unwound")
     except BaseException as error:  # noqa: BLE001 - SystemExit of a rank is a failure of that rank as well
         if unwinding(error):
-            return Report("unwound")
+            return RankReport("unwound")
         text = trace(error)
-        return Report("raised", pack_error(error), text)
+        return RankReport("raised", pack_error(error), text)

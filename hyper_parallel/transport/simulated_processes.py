@@ -14,10 +14,10 @@ from hyper_parallel.transport.coordinator import Coordinator, RankAbortedError
 from hyper_parallel.transport.failures import WorldFailedError, world_failed, world_timed_out
 from hyper_parallel.transport.processes import search_path
 from hyper_parallel.transport.rank_pool import Worker, check_in, check_out, stacks_of
-from hyper_parallel.transport.rank_process import Report, Task
+from hyper_parallel.transport.rank_process import RankReport, RankTask
 from hyper_parallel.transport.serialization import pack, unpack
 
-__all__ = ["run_workers"]
+__all__ = ["run_processes"]
 
 
 class _TimedOut(Exception):  # noqa: N818 - control flow, never seen outside
@@ -31,14 +31,14 @@ class _WaitingRankDied(Exception):  # noqa: N818 - control flow, never seen outs
 class _ProcessWorld:
     """One run: its worker processes, the coordinator, and each rank's result or failure."""
 
-    def __init__(self, team: list[Worker], tasks: list[Task], deadline: float) -> None:
+    def __init__(self, team: list[Worker], tasks: list[RankTask], deadline: float) -> None:
         self.coordinator = Coordinator(len(team))
         self.results: list[bytes] = [b""] * len(team)
         self.failures: dict[int, BaseException] = {}
         self.traces: dict[int, str] = {}
         self.dead: set[int] = set()
         self._team = team
-        self._tasks: list[Task | None] = list(tasks)
+        self._tasks: list[RankTask | None] = list(tasks)
         self._running = set(range(len(team)))
         self._deadline = deadline
 
@@ -120,7 +120,7 @@ class _ProcessWorld:
             self._report(rank, content)
         return False
 
-    def _report(self, rank: int, report: Report) -> None:
+    def _report(self, rank: int, report: RankReport) -> None:
         self._running.discard(rank)
         if report.how == "returned":
             self.results[rank] = report.packed
@@ -153,7 +153,7 @@ class _ProcessWorld:
         return {rank: f"{self.coordinator.describe(rank)}\n{stacks.get(rank, '')}" for rank in range(len(self._team))}
 
 
-def run_workers(
+def run_processes(
     fn: Callable[..., Any],
     args: Sequence[Any],
     world_size: int,
@@ -174,7 +174,7 @@ def run_workers(
     """
     body = pack((fn, tuple(args)), fn)
     traced, path, folder = sys.gettrace() is not None, search_path(), os.getcwd()  # noqa: PTH109
-    tasks = [Task(rank, world_size, body, start, path, folder, traced) for rank in range(world_size)]
+    tasks = [RankTask(rank, world_size, body, start, path, folder, traced) for rank in range(world_size)]
     team = check_out(world_size)
     world = _ProcessWorld(team, tasks, time.monotonic() + timeout)
     healthy = False

@@ -16,10 +16,10 @@ from hyper_parallel.transport.checks.fingerprint import MessageFingerprint
 from hyper_parallel.transport.coordinator import Contribution
 from hyper_parallel.transport.simulated import SimulatedTransport
 
-__all__ = ["RehearsedTransport"]
+__all__ = ["FakeTransport"]
 
 
-class RehearsedTransport(SimulatedTransport):
+class FakeTransport(SimulatedTransport):
     """Rank 0 of ``world_size`` ranks of which no other exists.
 
     Args:
@@ -28,7 +28,7 @@ class RehearsedTransport(SimulatedTransport):
         zeros: ``zeros(like, shape)``, a tensor of the dtype of ``like``.
     """
 
-    backend = "rehearsed"
+    backend = "fake"
 
     def __init__(self, world_size: int, ops: HostOps, zeros: Callable[[Any, Shape], Any]) -> None:
         super().__init__(0, world_size, ops, _NoPeers())

@@ -15,7 +15,7 @@ import numpy as np
 from hyper_parallel.platform.select import use_platform
 from hyper_parallel.transport.base import Transport, use_transport
 from hyper_parallel.transport.numpy_ops import NumpyOps
-from hyper_parallel.transport.single_process import RehearsedTransport
+from hyper_parallel.transport.single_process import FakeTransport
 from hyper_parallel.verify.model_report import Traffic, aligned, table, traffic
 from hyper_parallel.verify.spec import user_function
 from hyper_parallel.verify.train_compare import run_parallel_step
@@ -122,7 +122,7 @@ def _rehearsed(platform: str, world_size: int) -> Transport:
     if platform == "torch":
         from hyper_parallel.transport.c10d import TorchOps  # the other framework stays unimported
 
-        return RehearsedTransport(world_size, TorchOps(), lambda like, shape: like.new_zeros(shape))
+        return FakeTransport(world_size, TorchOps(), lambda like, shape: like.new_zeros(shape))
     from hyper_parallel.transport.mindspore import NumpyBridge
 
-    return NumpyBridge(RehearsedTransport(world_size, NumpyOps(), lambda like, shape: np.zeros(shape, like.dtype)))
+    return NumpyBridge(FakeTransport(world_size, NumpyOps(), lambda like, shape: np.zeros(shape, like.dtype)))

@@ -18,7 +18,7 @@ from hyper_parallel.platform.select import FRAMEWORKS, default_framework
 from hyper_parallel.transport.failures import lost_peer, world_failed, world_timed_out
 from hyper_parallel.transport.out_of_memory import starting
 from hyper_parallel.transport.processes import python_command, search_path
-from hyper_parallel.transport.rank_process import Report, Task
+from hyper_parallel.transport.rank_process import RankReport, RankTask
 from hyper_parallel.transport.serialization import pack, unpack
 from hyper_parallel.verify import launch_worker
 
@@ -139,7 +139,7 @@ class _Processes:
 
 
 def _write_task(folder: Path, fn: Callable[..., Any], args: Sequence[Any], world_size: int) -> None:
-    task = Task(-1, world_size, pack((fn, tuple(args)), fn), None, search_path(), str(Path.cwd()))
+    task = RankTask(-1, world_size, pack((fn, tuple(args)), fn), None, search_path(), str(Path.cwd()))
     (folder / "launcher").write_text(str(os.getpid()))
     (folder / "task").write_bytes(pickle.dumps(task))
 
@@ -197,7 +197,7 @@ def _results(folder: Path, world_size: int, codes: dict[int, int]) -> list[Any]:
     return [unpack(report.packed) for report in reports.values() if report is not None]
 
 
-def _fail(folder: Path, reports: dict[int, Report | None], failures: dict[int, BaseException]) -> NoReturn:
+def _fail(folder: Path, reports: dict[int, RankReport | None], failures: dict[int, BaseException]) -> NoReturn:
     """Raise for ``failures``; an error that only says that a peer has gone is folded beside the peer's own."""
     causes = {rank: error for rank, error in failures.items() if not lost_peer(error)} or failures
     traces: dict[int, str] = {}
@@ -225,9 +225,9 @@ def _death(folder: Path, rank: int, codes: dict[int, int]) -> RankFailedError:
     return RankFailedError("\n".join([f"rank {rank} died{code} without a report", *filter(None, details)]).rstrip())
 
 
-def _report(folder: Path, rank: int) -> Report | None:
+def _report(folder: Path, rank: int) -> RankReport | None:
     path = folder / f"{rank}.report"
     if not path.exists():
         return None
-    report: Report = pickle.loads(path.read_bytes())  # noqa: S301 - written by our own rank
+    report: RankReport = pickle.loads(path.read_bytes())  # noqa: S301 - written by our own rank
     return report

@@ -15,7 +15,7 @@ from pathlib import Path
 from hyper_parallel.transport.base import Transport
 from hyper_parallel.transport.failures import trace
 from hyper_parallel.transport.rank_pool import register_rank
-from hyper_parallel.transport.rank_process import Report, Task, run_rank
+from hyper_parallel.transport.rank_process import RankReport, RankTask, run_rank
 from hyper_parallel.transport.serialization import pack_error
 
 __all__ = ["serve"]
@@ -55,14 +55,14 @@ def _follow(launcher: int) -> None:
             os._exit(1)
 
 
-def _run(folder: Path, rank: int, platform: str) -> Report:
-    task: Task = pickle.loads((folder / "task").read_bytes())  # noqa: S301 - written by the launching process
+def _run(folder: Path, rank: int, platform: str) -> RankReport:
+    task: RankTask = pickle.loads((folder / "task").read_bytes())  # noqa: S301 - written by the launching process
     sys.path[:] = task.path
     os.chdir(task.folder)
     try:
         transport = _join(folder, rank, task.world_size, platform)
     except Exception as error:  # noqa: BLE001 - goes into the report
-        return Report("raised", pack_error(error), trace(error))
+        return RankReport("raised", pack_error(error), trace(error))
     return run_rank(dataclasses.replace(task, rank=rank), transport)
 
 

@@ -17,7 +17,7 @@ from typing import Any
 
 from hyper_parallel.errors import RankFailedError
 from hyper_parallel.transport.base import Transport
-from hyper_parallel.transport.launched_processes import LiveRun, close_live_teams, run_live, warm_up
+from hyper_parallel.transport.launched_processes import LaunchedRun, close_launched_teams, run_launched, warm_up
 from hyper_parallel.transport.rank_pool import LEDGER_VARIABLE
 from hyper_parallel.transport.serialization import pack
 from hyper_parallel.verify import faults
@@ -131,10 +131,10 @@ def _run_processes(platform: str, fault: _RankFault | None, timeout: float) -> E
     return _run_live(platform, fault, timeout).failure
 
 
-def _run_live(platform: str, fault: _RankFault | None, timeout: float) -> LiveRun:
+def _run_live(platform: str, fault: _RankFault | None, timeout: float) -> LaunchedRun:
     for module in ("hyper_parallel.verify.faults", f"hyper_parallel.platform.{platform}.platform"):
         warm_up(platform, module)
-    return run_live(pack((faults.run_rank_with_fault, (platform, fault))), _RANKS, platform, timeout)
+    return run_launched(pack((faults.run_rank_with_fault, (platform, fault))), _RANKS, platform, timeout)
 
 
 def _check_pass(run: _Run, platform: str) -> tuple[bool, str]:
@@ -156,7 +156,7 @@ def _check_report(run: _Run, platform: str, fault: _RankFault | None, words: tup
 def _check_lost_coverage(platform: str) -> tuple[bool, str]:
     """Kill a rank, which then leaves no coverage data: the ledger of started ranks must show the gap."""
     with tempfile.TemporaryDirectory() as folder, _ledger(folder):
-        close_live_teams()
+        close_launched_teams()
         _run_live(platform, faults.kill_self, _TIMEOUT)
         launched = {int(path.name): f"rank-{rank}" for rank, path in enumerate(sorted(Path(folder).iterdir()))}
     failures = check_ranks(launched, list(launched)[:-1])

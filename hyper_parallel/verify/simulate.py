@@ -51,9 +51,9 @@ def simulate(
 
         return run_threads(functools.partial(_on_platform, platform, fn, *args), world_size, TorchOps(), timeout)
     if platform == "mindspore":
-        from hyper_parallel.transport.simulated_processes import run_workers
+        from hyper_parallel.transport.simulated_processes import run_processes
 
-        return run_workers(_on_platform, (platform, fn, *args), world_size, timeout)
+        return run_processes(_on_platform, (platform, fn, *args), world_size, timeout)
     msg = f"platform is {platform!r}; it must be {' or '.join(map(repr, FRAMEWORKS))}"
     raise ValueError(msg)
 

@@ -4,7 +4,7 @@ from collections import deque
 
 import pytest
 
-from hyper_parallel.transport.chunked_receive import Inbox
+from hyper_parallel.transport.chunked_receive import ChunkedReceiver
 
 
 class Line:
@@ -40,7 +40,7 @@ class Line:
 
     def inbox(self):
         """What receives from here."""
-        return Inbox(self.receive, count, self.tell)
+        return ChunkedReceiver(self.receive, count, self.tell)
 
 
 def count(first):
@@ -84,7 +84,7 @@ def test_a_lost_connection_is_told_to_who_waits():
 
         return wait
 
-    inbox = Inbox(receive, count, lambda _room: lambda: None)
+    inbox = ChunkedReceiver(receive, count, lambda _room: lambda: None)
     for taken in [inbox.expect(1) for _ in range(2)][::-1]:
         with pytest.raises(RuntimeError, match="gone"):
             taken()

@@ -11,7 +11,7 @@ from hyper_parallel.errors import CollectiveMismatchError, RankFailedError
 from hyper_parallel.pytest_plugin.ranks import require_transport
 from hyper_parallel.transport import launched_processes
 from hyper_parallel.transport.base import active_transport
-from hyper_parallel.transport.launched_processes import close_live_teams, run_live
+from hyper_parallel.transport.launched_processes import close_launched_teams, run_launched
 from hyper_parallel.transport.serialization import pack
 from hyper_parallel.verify.transport_conformance import check_transport
 
@@ -25,7 +25,7 @@ def _carrier(request):
 
 def run(fn, platform, world_size=2, args=(), timeout=240.0):
     """Run a function on a warm world, which must not fail."""
-    done = run_live(pack((fn, args), fn), world_size, platform, timeout)
+    done = run_launched(pack((fn, args), fn), world_size, platform, timeout)
     assert done.failure is None, str(done.failure)
     return done
 
@@ -131,7 +131,7 @@ def test_messages_are_matched(platform_name):
 
         return platform_named(platform_name).from_numpy(np.ones(2, "float32"))
 
-    done = run_live(pack((body, ()), body), 2, platform_name, 240.0)
+    done = run_launched(pack((body, ()), body), 2, platform_name, 240.0)
     assert "rank 1 returned without sending what rank 0 waits for" in str(done.failure)
 
 
@@ -165,7 +165,7 @@ def test_a_refused_message_is_not_received_later(platform_name):
 
 def test_too_many_idle_ranks_are_ended(platform_name, monkeypatch):
     """A new world makes room by ending idle ones, the largest first."""
-    close_live_teams()
+    close_launched_teams()
     monkeypatch.setattr(launched_processes, "_MAX_PROCESSES", 3)
     first = run(os.getpid, platform_name, 2).results
     run(os.getpid, platform_name, 1)
@@ -173,13 +173,13 @@ def test_too_many_idle_ranks_are_ended(platform_name, monkeypatch):
     assert third == first
     run(os.getpid, platform_name, 3)
     assert not {child.pid for child in multiprocessing.active_children()} & set(first)
-    close_live_teams()
+    close_launched_teams()
 
 
 def test_a_world_that_cannot_be_joined_says_why(platform_name, monkeypatch):
     """A device that this machine does not have is an error that names the rank, at once."""
     with pytest.raises(RankFailedError, match=r"rank 0 of 1 could not join its world: "):
-        run_live(pack((os.getpid, ())), 1, platform_name, 10.0, "npu")
+        run_launched(pack((os.getpid, ())), 1, platform_name, 10.0, "npu")
 
 
 def test_a_rank_that_fails_outside_its_function_says_why(platform_name):
@@ -195,7 +195,7 @@ def test_a_rank_that_fails_outside_its_function_says_why(platform_name):
         if active_transport().rank:
             sys.stdout = Broken()
 
-    failed = str(run_live(pack((body, ()), body), 2, platform_name, 240.0).failure)
+    failed = str(run_launched(pack((body, ()), body), 2, platform_name, 240.0).failure)
     assert "--- rank 1:\nrank 1 died with exit code 1; it was running, or ready to run\nTraceback" in failed
     assert "ValueError: full" in failed
     assert failed.endswith("--- rank 0: returned")
@@ -305,7 +305,7 @@ def test_mistakes_in_torchs_own_collectives_are_told(mistake, message):
         names = {"torch": torch, "dist": dist}
         eval(mistake if dist.get_rank() == 1 else "dist.all_reduce(torch.ones(2))", names)  # noqa: S307
 
-    failure = str(run_live(pack((body, ()), body), 2, "torch", 240.0).failure)
+    failure = str(run_launched(pack((body, ()), body), 2, "torch", 240.0).failure)
     assert message in failure
     assert "dist.all_reduce(f32[2], SUM)" in failure
     assert "in body" in failure
@@ -331,7 +331,7 @@ def test_mistakes_in_started_collectives_are_told(mistake, message):
         right = "dist.all_reduce(torch.ones(2), async_op=True).wait()"
         eval(mistake if dist.get_rank() == 1 else right, names)  # noqa: S307
 
-    failure = run_live(pack((body, ()), body), 2, "torch", 300.0).failure
+    failure = run_launched(pack((body, ()), body), 2, "torch", 300.0).failure
     assert isinstance(failure.__cause__, CollectiveMismatchError)
     assert message in str(failure)
     assert "rank 0: dist.all_reduce(f32[2], SUM) at <string>:1" in str(failure)
@@ -352,7 +352,7 @@ class _Unreadable:
 def test_what_a_run_leaves_behind_is_told():
     """A result that cannot be read is its own error, a started message nobody received fails the run."""
     with pytest.raises(ArithmeticError, match="no result can be made of it"):
-        run_live(pack((_Unreadable, ()), _Unreadable), 2, "torch", 240.0)
+        run_launched(pack((_Unreadable, ()), _Unreadable), 2, "torch", 240.0)
 
     def sends():
         import torch
@@ -361,7 +361,7 @@ def test_what_a_run_leaves_behind_is_told():
         if transport.rank == 1:
             transport.start("send", torch.ones(2), 0)
 
-    done = run_live(pack((sends, ()), sends), 2, "torch", 240.0)
+    done = run_launched(pack((sends, ()), sends), 2, "torch", 240.0)
     lost = "messages were lost:\n  rank 1: send(f32[2], dst=0, tag=0) was never received; sent at "
     assert str(done.failure).startswith(lost)
     assert f"{__file__}:" in str(done.failure)
@@ -379,7 +379,7 @@ def test_a_rank_that_never_comes_is_ended_and_shown(monkeypatch):
             time.sleep(0.01)
 
     started = time.monotonic()
-    done = run_live(pack((body, ()), body), 2, "torch", 240.0)
+    done = run_launched(pack((body, ()), body), 2, "torch", 240.0)
     assert time.monotonic() - started < 50
     text = str(done.failure)
     assert text.index("rank 0 has had enough") < text.index("was ended in")

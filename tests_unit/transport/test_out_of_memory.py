@@ -19,7 +19,7 @@ import hyper_parallel
 from hyper_parallel.errors import RankFailedError
 from hyper_parallel.pytest_plugin.ranks import require_transport
 from hyper_parallel.transport import launched_processes, rank_pool
-from hyper_parallel.transport.out_of_memory import advice, is_shortage, starting
+from hyper_parallel.transport.out_of_memory import advice, is_out_of_memory, starting
 from hyper_parallel.transport.serialization import pack
 
 LIMIT = """
@@ -128,7 +128,7 @@ def test_the_command_without_memory(platform_name):
 def test_what_says_that_memory_ran_out(told):
     """Each way of saying it is recognised, and gets the facts and the fix."""
     assert advice(told).startswith("there is no memory for so many ranks: ")
-    assert is_shortage(RuntimeError(told))
+    assert is_out_of_memory(RuntimeError(told))
 
 
 def test_other_failures_are_passed_on():
@@ -136,8 +136,8 @@ def test_other_failures_are_passed_on():
     assert advice("RuntimeError: shapes differ") == ""
     with pytest.raises(FileNotFoundError), starting("rank 0"):
         Path("/nowhere/at/all").read_text()
-    assert is_shortage(OSError(errno.ENOMEM, "fork"))
-    assert not is_shortage(OSError(errno.ENOENT, "fork"))
+    assert is_out_of_memory(OSError(errno.ENOMEM, "fork"))
+    assert not is_out_of_memory(OSError(errno.ENOENT, "fork"))
 
 
 def _second_fails(monkeypatch, tmp_path, start):
@@ -158,7 +158,7 @@ def _second_fails(monkeypatch, tmp_path, start):
 @pytest.mark.platforms("mindspore")
 def test_simulated_ranks_that_were_started_are_let_go(monkeypatch, tmp_path):
     """If there is room for one process of two, the one that was started ends, and no file of either is left."""
-    rank_pool.close_all()
+    rank_pool.close_workers()
     started = _second_fails(monkeypatch, tmp_path, rank_pool.start_process)
     with pytest.raises(RankFailedError, match="no memory"):
         rank_pool.check_out(2)
@@ -169,11 +169,11 @@ def test_simulated_ranks_that_were_started_are_let_go(monkeypatch, tmp_path):
 def test_real_ranks_that_were_started_are_ended(platform_name, monkeypatch, tmp_path):
     """The same where ranks meet in a real world: the first, which waits for the others, is ended with its files."""
     require_transport(platform_name)
-    launched_processes.close_live_teams()
+    launched_processes.close_launched_teams()
     started = _second_fails(monkeypatch, tmp_path, rank_pool.start_process)
     monkeypatch.delenv(rank_pool.LEDGER_VARIABLE, raising=False)  # it is ended wherever it is
     with pytest.raises(RankFailedError, match="no memory"):
-        launched_processes.run_live(pack((int, ())), 2, platform_name, 240.0)
+        launched_processes.run_launched(pack((int, ())), 2, platform_name, 240.0)
     assert not started[0].is_alive()
     assert not list(tmp_path.glob("hyper_parallel_*"))
 

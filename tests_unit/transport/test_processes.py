@@ -11,7 +11,7 @@ import pytest
 
 import hyper_parallel
 from hyper_parallel.pytest_plugin.ranks import require_transport
-from hyper_parallel.transport.launched_processes import run_live
+from hyper_parallel.transport.launched_processes import run_launched
 from hyper_parallel.transport.processes import available, end_ranks, python_command, stay_on
 from hyper_parallel.transport.serialization import pack
 
@@ -21,7 +21,7 @@ import importlib.util, sys
 
 import hyper_parallel
 from hyper_parallel import cli
-from hyper_parallel.transport.launched_processes import run_live
+from hyper_parallel.transport.launched_processes import run_launched
 from hyper_parallel.transport.serialization import pack
 from hyper_parallel.verify import launch, simulate
 
@@ -33,7 +33,7 @@ if __name__ == "__main__":
     platform = sys.argv[1]
     found = simulate(home, 1, platform)
     if importlib.util.find_spec("torch"):  # carries real worlds of both
-        run = run_live(pack((home, ()), home), 1, platform, 240.0)
+        run = run_launched(pack((home, ()), home), 1, platform, 240.0)
         assert run.failure is None, run.failure
         found += launch(home, 1, platform) + run.results
     assert set(found) == {hyper_parallel.__file__}, found
@@ -80,7 +80,7 @@ def test_a_command_has_the_search_path_and_the_arguments_that_it_was_given(tmp_p
 def test_a_forked_child_leaves_its_parents_ranks_alone(platform_name):
     """Warm ranks listen to the process that started them: what a forked child ends is its own."""
     require_transport(platform_name)
-    ranks = [run_live(pack((os.getpid, ()), os.getpid), 2, platform_name, 240.0).results]
+    ranks = [run_launched(pack((os.getpid, ()), os.getpid), 2, platform_name, 240.0).results]
     child = os.fork()
     if not child:
         try:
@@ -89,7 +89,7 @@ def test_a_forked_child_leaves_its_parents_ranks_alone(platform_name):
             os._exit(1)
         os._exit(0)
     assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == 0
-    ranks.append(run_live(pack((os.getpid, ()), os.getpid), 2, platform_name, 240.0).results)
+    ranks.append(run_launched(pack((os.getpid, ()), os.getpid), 2, platform_name, 240.0).results)
     assert ranks[0] == ranks[1]
 
 

@@ -15,7 +15,14 @@ from hyper_parallel.transport.base import active_transport
 from hyper_parallel.transport.checks.fingerprint import CollectiveFingerprint, MessageFingerprint, Site
 from hyper_parallel.transport.coordinator import Contribution, RankAbortedError, Resumption
 from hyper_parallel.transport.numpy_ops import NumpyOps
-from hyper_parallel.transport.rank_process import PipeEndpoint, Task, end_by_sigterm, leave_after, next_task, run_rank
+from hyper_parallel.transport.rank_process import (
+    PipeEndpoint,
+    RankTask,
+    end_by_sigterm,
+    leave_after,
+    next_task,
+    run_rank,
+)
 from hyper_parallel.transport.serialization import pack, unpack
 from hyper_parallel.transport.simulated import SimulatedTransport
 from hyper_parallel.verify import launch_worker
@@ -27,7 +34,7 @@ def report(fn, start=None, *, traced=True):
     """How a rank ends that runs ``fn``."""
     line, _ = multiprocessing.Pipe()
     transport = SimulatedTransport(1, 2, NumpyOps(), PipeEndpoint(line))
-    return run_rank(Task(1, 2, pack((fn, ()), fn), start, [], "", traced), transport)
+    return run_rank(RankTask(1, 2, pack((fn, ()), fn), start, [], "", traced), transport)
 
 
 def test_a_rank_reports_how_it_ended():

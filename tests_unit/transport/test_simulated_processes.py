@@ -13,7 +13,7 @@ from hyper_parallel.errors import CollectiveMismatchError, RankFailedError
 from hyper_parallel.transport import rank_pool
 from hyper_parallel.transport.base import active_transport
 from hyper_parallel.transport.failures import WorldFailedError
-from hyper_parallel.transport.simulated_processes import run_workers
+from hyper_parallel.transport.simulated_processes import run_processes
 
 pytestmark = pytest.mark.platforms("mindspore")
 
@@ -26,7 +26,7 @@ class OopsError(Exception):
 
 def run(fn, world_size=2, args=(), timeout=240.0):
     """Run on numpy arrays."""
-    return run_workers(fn, args, world_size, timeout, start=None)
+    return run_processes(fn, args, world_size, timeout, start=None)
 
 
 def failure(fn, world_size=2, timeout=240.0):
@@ -40,7 +40,7 @@ def failure(fn, world_size=2, timeout=240.0):
 def _uncounted(monkeypatch):
     """Ranks that start from here on are not counted: what is killed leaves no coverage, on purpose."""
     monkeypatch.delenv(rank_pool.LEDGER_VARIABLE, raising=False)
-    rank_pool.close_all()
+    rank_pool.close_workers()
 
 
 def helper(x):
@@ -226,7 +226,7 @@ def test_lost_messages_are_told():
 def test_close_all_ends_idle_processes():
     """Idle processes end on request, and the next run starts new ones."""
     first = run(os.getpid)
-    rank_pool.close_all()
+    rank_pool.close_workers()
     assert not {child.pid for child in multiprocessing.active_children()} & set(first)
     assert not set(run(os.getpid)) & set(first)
 
@@ -264,5 +264,5 @@ def test_a_rank_is_traced_while_its_parent_is():
         found += [run(tracer), run(start, args=(None,))]
     finally:
         sys.settrace(before)
-        rank_pool.close_all()
+        rank_pool.close_workers()
     assert found == [[None, None], ["watched", "watched"], [None, None], ["watched", "watched"], [None, None]]

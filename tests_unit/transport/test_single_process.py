@@ -12,7 +12,7 @@ from hyper_parallel.transport.checks.fingerprint import CollectiveFingerprint, M
 from hyper_parallel.transport.coordinator import Contribution
 from hyper_parallel.transport.numpy_ops import NumpyOps
 from hyper_parallel.transport.simulated import SimulatedTransport
-from hyper_parallel.transport.single_process import RehearsedTransport, SingleTransport, _Alone
+from hyper_parallel.transport.single_process import FakeTransport, SingleTransport, _Alone
 
 RANKS = (2, 0, 1)
 
@@ -64,7 +64,7 @@ def test_what_was_started_alone_is_there():
 @pytest.fixture
 def transport():
     """Rank 0 of four thousand."""
-    return RehearsedTransport(4000, NumpyOps(), lambda like, shape: np.zeros(shape, like.dtype))
+    return FakeTransport(4000, NumpyOps(), lambda like, shape: np.zeros(shape, like.dtype))
 
 
 def test_results_have_the_right_shapes_and_share_no_memory(transport):

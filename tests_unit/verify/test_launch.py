@@ -13,7 +13,7 @@ import pytest
 from hyper_parallel.errors import RankFailedError
 from hyper_parallel.transport.base import active_transport
 from hyper_parallel.transport.rank_pool import LEDGER_VARIABLE
-from hyper_parallel.transport.rank_process import Task
+from hyper_parallel.transport.rank_process import RankTask
 from hyper_parallel.verify import launch_worker
 from hyper_parallel.verify.launch import launch
 from hyper_parallel.verify.simulate import simulate
@@ -133,7 +133,7 @@ def test_a_rank_that_cannot_join_reports_why(tmp_path, monkeypatch):
         monkeypatch.delenv(name, raising=False)
     monkeypatch.setattr(sys, "path", [*sys.path])
     monkeypatch.chdir(tmp_path)
-    task = Task(0, 2, b"", None, [*sys.path], str(tmp_path))
+    task = RankTask(0, 2, b"", None, [*sys.path], str(tmp_path))
     (tmp_path / "task").write_bytes(pickle.dumps(task))
     report = launch_worker._run(tmp_path, 0, "torch")
     assert report.how == "raised"

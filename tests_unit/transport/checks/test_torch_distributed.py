@@ -3,7 +3,7 @@
 import pytest
 
 from hyper_parallel.errors import CollectiveMismatchError
-from hyper_parallel.transport.launched_processes import run_live
+from hyper_parallel.transport.launched_processes import run_launched
 from hyper_parallel.transport.serialization import pack
 
 pytestmark = pytest.mark.platforms("torch")
@@ -11,7 +11,7 @@ pytestmark = pytest.mark.platforms("torch")
 
 def run(fn, world_size, args=()):
     """What became of a function on a warm world."""
-    return run_live(pack((fn, args), fn), world_size, "torch", 120.0)
+    return run_launched(pack((fn, args), fn), world_size, "torch", 120.0)
 
 
 def _all_to_all(sizes):
