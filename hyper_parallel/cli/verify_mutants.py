@@ -19,7 +19,7 @@ __all__ = ["add_parser", "run"]
 _DESCRIPTION = """\
 Change sharding rules, one place at a time, and count how many changes the quick sweep notices: a reduction forgotten or
 of another kind, a dim shifted, a summand on every rank, an operator taken for linear, a condition nobody checks, the
-adapter of the neighbour, a gradient not reduced.
+adapter of the next rank, a gradient not reduced.
 
 Every operator gives the same number of mutants, drawn with a seed. One that claims nothing that the rule does not claim
 too is equivalent, and not counted. What survives is listed, with what the full mode says of it.

@@ -63,7 +63,7 @@ class Peer:
         """A call that :meth:`program` can write down."""
         from hyper_parallel.platform.torch.peer_program import Call
 
-        return Call(run, filled.arrays, pieces, places, filled.wanted)
+        return Call(run, filled.arrays, pieces, places, filled.requires_grad)
 
     @staticmethod
     def program(call: Any, seeds: Any, gradient: bool, index: int, right: Any, before: Any = None) -> str | None:

@@ -35,7 +35,7 @@ from hyper_parallel.verify.ops.compare import difference
 from hyper_parallel.verify.ops.reference import Caller, as_list
 from hyper_parallel.verify.ops.report import OperatorReport
 from hyper_parallel.verify.ops.selection import QUICK
-from hyper_parallel.verify.ops.shards import allows, held
+from hyper_parallel.verify.ops.shards import can_be_partial, local_shards
 from hyper_parallel.verify.ops.sweep import Sweep
 from hyper_parallel.verify.ops.values import seed_of, size_choices
 
@@ -107,7 +107,7 @@ class _RankAudit:
         for number, sample in enumerate(self.sweep.samples if isinstance(self.rule, Rule) else ()):
             sizes = size_choices(sample, 1)[0]
             case = None if sample.random or sample.writes else self.sweep.case(number, sample, sizes, first=True)
-            if case is None or case.reference.problem is None:
+            if case is None or case.reference.sample_call is None:
                 continue
             for places in _tuples(case.filled.arrays, seed_of(self.op, number)):
                 outcome, text, where = self._agreed(*self._check(case, sample, places))
@@ -125,14 +125,14 @@ class _RankAudit:
         kind, index = where
         gradient = kind == "gradient"
         right = (case.reference.grads if gradient else case.reference.outputs)[index]
-        tail = (case.reference.seeds, gradient, index, right)
+        tail = (case.reference.cotangents, gradient, index, right)
         finding = self._written(case, sample, places)
         befores = [None, *(self._written(*one) for one in reversed(earlier[-_EARLIER:]))]
         found = (self.peer.program(finding, *tail, before) for before in befores)
         return list(dict.fromkeys(one for one in found if one is not None))
 
     def _written(self, case: Any, sample: Sample, places: Places) -> Any:
-        caller = Caller(self.sweep.platform, case.reference.problem, sample)
+        caller = Caller(self.sweep.platform, case.reference.sample_call, sample)
         pieces = [self._pieces(number, place, case) for number, place in enumerate(places)]
         return self.peer.call(lambda operands: caller(operands, None), case.filled, pieces, places)
 
@@ -155,9 +155,9 @@ class _RankAudit:
         reference, filled = case.reference, case.filled
         leaves = [
             self._distributed(index, place, case, differentiated=want)
-            for index, (place, want) in enumerate(zip(places, filled.wanted, strict=True))
+            for index, (place, want) in enumerate(zip(places, filled.requires_grad, strict=True))
         ]
-        outs = as_list(Caller(self.sweep.platform, reference.problem, sample)(leaves, None))
+        outs = as_list(Caller(self.sweep.platform, reference.sample_call, sample)(leaves, None))
         if not all(self.peer.is_wrapped(one) for one in outs):
             return "plain", "a result is a plain tensor"
         for index, (out, wanted) in enumerate(zip(outs, reference.outputs, strict=True)):
@@ -170,7 +170,7 @@ class _RankAudit:
     def _gradients(self, leaves: Sequence[Any], outs: Sequence[Any], case: Any) -> tuple[str, str]:
         seeds = [
             None if seed is None else self.peer.wrap(np.array(seed), Replicate(), seed.shape)
-            for seed in case.reference.seeds
+            for seed in case.reference.cotangents
         ]
         self.peer.backward(outs, seeds)
         for index, (leaf, wanted) in enumerate(zip(leaves, case.reference.grads, strict=True)):
@@ -196,7 +196,7 @@ class _RankAudit:
         array = case.filled.arrays[index]
         layout = Layout.place(mesh_of((WORLD,)), [place], array.shape)
         rng = np.random.default_rng([case.seed, index])
-        return held(array, layout, rng, integral=case.filled.integral)
+        return local_shards(array, layout, rng, integral=case.filled.integral)
 
     def _differs(self, found: Any, wanted: Any, reference: Any) -> str:
         return difference(self.peer.whole(found), wanted, exact=reference.exact, eps=reference.eps) or ""
@@ -207,7 +207,7 @@ def _tuples(arrays: Sequence[Any], seed: int) -> Iterator[Places]:
     options: list[list[Placement]] = []
     for array in arrays:
         kinds: list[Placement] = [Replicate(), *(Shard(dim) for dim in range(array.ndim))]
-        if array.dtype.kind in "fc" and allows(array, "sum"):
+        if array.dtype.kind in "fc" and can_be_partial(array, "sum"):
             kinds.append(Partial("sum"))
         options.append(kinds)
     found = list(itertools.islice(itertools.product(*options), 20000))

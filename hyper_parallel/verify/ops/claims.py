@@ -1,4 +1,4 @@
-"""What a rule claims for one call on one mesh: every row, and on several axes every combination of rows."""
+"""The claims of a rule for one call on one mesh: every row, and on several axes every combination of rows."""
 
 from __future__ import annotations
 
@@ -7,14 +7,15 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
+from hyper_parallel._tree import tree_map_named
 from hyper_parallel.core.dtensor.layout import Layout
 from hyper_parallel.core.dtensor.mesh import DeviceMesh
-from hyper_parallel.core.dtensor.placements import Partial, Placement, Replicate, Shard
+from hyper_parallel.core.dtensor.placements import Partial, Placement, Shard
 from hyper_parallel.core.shard.entry import Binder, binder
 from hyper_parallel.core.shard.rule import OpCall, Operand, Ref, Row, Rule, Strategies, replicated_row
 from hyper_parallel.core.shard.strategy import Choice, combine
 from hyper_parallel.errors import HyperParallelError
-from hyper_parallel.verify.ops.shards import allows
+from hyper_parallel.verify.ops.shards import can_be_partial
 from hyper_parallel.verify.ops.values import FilledSample, Slot, substitute
 
 if TYPE_CHECKING:
@@ -25,23 +26,23 @@ __all__ = [
     "Claim",
     "SampleCall",
     "bind_sample",
-    "claimed",
+    "case_strategies",
     "claims",
-    "closed",
-    "commute",
+    "fits_values",
     "mesh_of",
-    "possible",
+    "reductions_commute",
     "row_text",
+    "with_known_outputs",
 ]
 
 
 @dataclass(frozen=True)
 class SampleCall:
-    """One filled sample as its rule sees it, on one mesh, nothing placed yet.
+    """A filled sample as a call of its rule on one mesh, all operands replicated.
 
     Attributes:
         rule: the operator's rule.
-        call: the call; all operands whole.
+        call: the call.
         filled: its values.
     """
 
@@ -49,23 +50,23 @@ class SampleCall:
     call: OpCall
     filled: FilledSample
 
-    def placed(self, layouts: Sequence[Layout], mesh: DeviceMesh) -> OpCall:
-        """The same call with operands laid out, as a rank of ``mesh`` sees it."""
+    def with_layouts(self, layouts: Sequence[Layout], mesh: DeviceMesh) -> OpCall:
+        """Return the call with operands in ``layouts``, as a rank of ``mesh`` sees it."""
         operands = tuple(
-            Operand(one.name, layout, one.dtype, one.floating)
-            for one, layout in zip(self.call.operands, layouts, strict=True)
+            Operand(operand.name, layout, operand.dtype, operand.floating)
+            for operand, layout in zip(self.call.operands, layouts, strict=True)
         )
         return OpCall(self.call.op, mesh, operands, self.call.args)
 
 
 @dataclass(frozen=True)
 class Claim:
-    """One placement tuple that a rule says it computes without moving anything.
+    """Placements of the operands with which, the rule claims, ranks compute the result without communication.
 
     Attributes:
         rows: a row per axis.
-        choice: layouts of operands and outputs, and where whole operands vary.
-        strategies: the answer that the rows come from.
+        choice: layouts of operands and outputs, and the axes along which gradients of operands are summed.
+        strategies: the answer of the rule that the rows come from.
     """
 
     rows: tuple[Row, ...]
@@ -74,12 +75,12 @@ class Claim:
 
     @property
     def places(self) -> tuple[tuple[Placement, ...], ...]:
-        """Per operand its public placements."""
+        """The placements of every operand, one per axis."""
         return tuple(layout.placements for layout in self.choice.targets)
 
 
 def mesh_of(shape: Sequence[int]) -> DeviceMesh:
-    """A mesh to plan with, as rank 0 sees it."""
+    """Return a mesh to plan with, as rank 0 sees it."""
     count = 1
     for size in shape:
         count *= size
@@ -91,18 +92,16 @@ def mesh_of(shape: Sequence[int]) -> DeviceMesh:
 def bind_sample(
     platform: Platform, rule: Rule, filled: FilledSample, mesh: DeviceMesh, tensors: Sequence[Any]
 ) -> SampleCall:
-    """Bind the sample's arguments to the rule's parameters.
+    """Bind the arguments of a sample to the parameters of its rule.
 
     Raises:
         TypeError: the sample does not fit the rule's signature.
     """
-    found: Binder = binder(rule.signature)
-    bound = found.bind(filled.args, filled.kwargs)
+    signature: Binder = binder(rule.signature)
+    bound = signature.bind(filled.args, filled.kwargs)
     operands: dict[int, Operand] = {}
 
-    def refer(name: str, value: Any) -> Any:
-        if isinstance(value, (list, tuple)):
-            return type(value)([refer(f"{name}[{index}]", item) for index, item in enumerate(value)])
+    def reference_to(name: str, value: Any) -> Any:
         if not isinstance(value, Slot):
             return value
         array = filled.arrays[value.index]
@@ -111,64 +110,71 @@ def bind_sample(
         operands[value.index] = Operand(name, layout, tensor.dtype, platform.is_floating(tensor))
         return Ref(value.index)
 
-    args = {name: refer(name, value) for name, value in bound.items()}
+    args = {name: tree_map_named(reference_to, name, value) for name, value in bound.items()}
     return SampleCall(
         rule, OpCall(rule.op, mesh, tuple(operands[index] for index in range(len(operands))), args), filled
     )
 
 
-def claims(problem: SampleCall, strategies: Strategies) -> Iterator[Claim]:
-    """Every combination of rows whose conditions the sizes meet, each order of axes that share a dim included."""
-    rows = [row for row in dict.fromkeys(strategies.rows) if possible(row, problem.filled)]
-    axes = problem.call.mesh.ndim
+def claims(sample_call: SampleCall, strategies: Strategies) -> Iterator[Claim]:
+    """Yield every combination of rows whose conditions the sizes meet, in each order of axes that share a dim."""
+    rows = [row for row in dict.fromkeys(strategies.rows) if fits_values(row, sample_call.filled)]
+    axes = sample_call.call.mesh.ndim
     for picked in itertools.product(rows, repeat=axes):
-        if not commute(picked):
+        if not reductions_commute(picked):
             continue
         for order in _orders(picked):
-            choice = combine(problem.call, strategies, picked, order)
+            choice = combine(sample_call.call, strategies, picked, order)
             if choice is not None:
                 yield Claim(picked, choice, strategies)
 
 
-def claimed(
+def case_strategies(
     platform: Platform, rule: object, case: Case, shape: tuple[int, ...]
 ) -> tuple[SampleCall, Strategies] | None:
-    """What ``rule`` claims of the case on a mesh of ``shape``, its operands whole.
+    """Return the call of a case on a mesh of ``shape`` and the rule's strategies for it.
 
-    None where it is no rule, answers with whole layouts or a decomposition, or refuses the call.
+    None where ``rule`` is no rule, answers with whole layouts or a decomposition, or refuses the call.
     """
     if not isinstance(rule, Rule):
         return None
-    problem = bind_sample(platform, rule, case.filled, mesh_of(shape), case.reference.tensors)
+    sample_call = bind_sample(platform, rule, case.filled, mesh_of(shape), case.reference.tensors)
     try:
-        found = rule.strategies(problem.call)
+        strategies = rule.strategies(sample_call.call)
     except (ValueError, HyperParallelError):
         return None
-    return (problem, found) if isinstance(found, Strategies) else None
+    return (sample_call, strategies) if isinstance(strategies, Strategies) else None
 
 
-def closed(strategies: Strategies, case: Case) -> Strategies:
-    """What an operator claims whose results only its values tell: as many as the plain call returned, all whole."""
+def with_known_outputs(strategies: Strategies, case: Case) -> Strategies:
+    """Return ``strategies``; where only values determine the number of outputs, with those of the reference.
+
+    Such outputs are all replicated.
+    """
     if not strategies.open:
         return strategies
     outputs = case.reference.outputs
-    return Strategies((replicated_row(len(case.filled.arrays), len(outputs)),), tuple(one.shape for one in outputs))
+    return Strategies((replicated_row(len(case.filled.arrays), len(outputs)),), tuple(out.shape for out in outputs))
 
 
-def possible(row: Row, filled: FilledSample) -> bool:
-    """Leave out summands of kinds that the values cannot be split into."""
+def fits_values(row: Row, filled: FilledSample) -> bool:
+    """Whether the operands' values can be split into the partial values that the row takes."""
     pairs = zip(row.inputs, filled.arrays, strict=True)
-    return all(not isinstance(place, Partial) or allows(array, place.reduce_op) for place, array in pairs)
+    return all(
+        not isinstance(placement, Partial) or can_be_partial(array, placement.reduce_op) for placement, array in pairs
+    )
 
 
-def commute(picked: Sequence[Row]) -> bool:
-    """Reductions of different kinds on different axes say different things in different orders: no layout has them."""
-    places = [
-        held for kind in ("inputs", "outputs") for held in zip(*(getattr(row, kind) for row in picked), strict=True)
+def reductions_commute(picked: Sequence[Row]) -> bool:
+    """Whether the order of axes does not matter; no layout has reductions of different kinds where it does."""
+    placements_per_tensor = [
+        placements
+        for side in ("inputs", "outputs")
+        for placements in zip(*(getattr(row, side) for row in picked), strict=True)
     ]
-    for held in places:
-        kinds = {one.reduce_op for one in held if isinstance(one, Partial)}
-        if len(kinds) > 1 and not kinds <= {"sum", "avg"}:
+    for placements in placements_per_tensor:
+        ops = {placement.reduce_op for placement in placements if isinstance(placement, Partial)}
+        if len(ops) > 1 and not ops <= {"sum", "avg"}:
             return False
     return True
 
@@ -176,26 +182,21 @@ def commute(picked: Sequence[Row]) -> bool:
 def _orders(picked: Sequence[Row]) -> Iterator[tuple[int, ...]]:
     axes = tuple(range(len(picked)))
     yield axes
-    alike = len(axes) > 1 and all(row is picked[0] for row in picked)
-    if alike and any(isinstance(place, Shard) for place in picked[0].inputs):
+    same_row = len(axes) > 1 and all(row is picked[0] for row in picked)
+    if same_row and any(isinstance(placement, Shard) for placement in picked[0].inputs):
         yield axes[::-1]
 
 
-def whole(layouts: Sequence[Layout]) -> bool:
-    """True when every operand is replicated on every axis."""
-    return all(isinstance(place, Replicate) for layout in layouts for place in layout.placements)
+def with_operands(args: dict[str, Any], operands: Sequence[Any]) -> dict[str, Any]:
+    """Return bound arguments with operands in place of references."""
 
-
-def filled_in(args: dict[str, Any], operands: Sequence[Any]) -> dict[str, Any]:
-    """Bound arguments with operands in place of references."""
-
-    def one(value: Any) -> Any:
+    def operand_of(value: Any) -> Any:
         return operands[value.index] if isinstance(value, Ref) else value
 
-    return {name: substitute(value, one) for name, value in args.items()}
+    return {name: substitute(value, operand_of) for name, value in args.items()}
 
 
 def row_text(row: Row) -> str:
-    """The row as reports write it."""
+    """Return the row as reports write it."""
     outputs = row.outputs[:1] if len(set(row.outputs)) == 1 else row.outputs
     return f"{', '.join(map(str, row.inputs))} -> {', '.join(map(str, outputs))}"

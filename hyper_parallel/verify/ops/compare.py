@@ -7,19 +7,19 @@ from typing import Any
 
 import numpy as np
 
-__all__ = ["coarsest", "difference", "in_single", "is_dyadic", "says_nothing"]
+__all__ = ["coarsest_eps", "difference", "is_dyadic", "is_single_precision", "is_uninformative"]
 
 UNITS = 64
-"""Units in the last place of the largest magnitude that another order of summation may cost."""
+"""Difference that another order of summation may cause: units in the last place of the largest magnitude."""
 
-_SHORT = 2.0**19
-_SEVERAL = 3
+_SHORT_FRACTION = 2.0**19
+_ENOUGH_FRACTIONS = 3
 _GRAIN = 64.0
 _LARGEST = 2.0**20
 
 
 def is_dyadic(arrays: Iterable[Any]) -> bool:
-    """True when all values are small multiples of 1/64: sums and products of a few of them are exact."""
+    """Whether all values are small multiples of 1/64: sums and products of a few of them are exact."""
     for array in arrays:
         if array is None or array.dtype.kind not in "fc":
             continue
@@ -30,77 +30,82 @@ def is_dyadic(arrays: Iterable[Any]) -> bool:
     return True
 
 
-def difference(found: Any, wanted: Any, *, exact: bool, eps: float = 0.0, summed: float = 0.0) -> str | None:
-    """None where ``found`` is ``wanted``, else what is wrong with it.
+def difference(actual: Any, expected: Any, *, exact: bool, eps: float = 0.0, summed: float = 0.0) -> str | None:
+    """Return how ``actual`` differs from ``expected``, None where it does not.
 
     Args:
-        found: what an operator gave.
-        wanted: what it should be.
-        exact: to the bit.
-        eps: rounding unit of the coarsest dtype on the way.
-        summed: largest sum of magnitudes that was added up to ``found``, where it was: what cancels has rounded too.
+        actual: what an operator returned.
+        expected: what it should be.
+        exact: compare to the bit.
+        eps: rounding unit of the coarsest dtype involved.
+        summed: largest sum of magnitudes that was added up to ``actual``, if any: terms that cancel round as well.
     """
-    if found.shape != wanted.shape:
-        return f"has shape {list(found.shape)}, should have {list(wanted.shape)}"
-    if found.dtype != wanted.dtype:
-        return f"has dtype {found.dtype}, should have {wanted.dtype}"
-    if found.tobytes() == wanted.tobytes():
+    if actual.shape != expected.shape:
+        return f"has shape {list(actual.shape)}, should have {list(expected.shape)}"
+    if actual.dtype != expected.dtype:
+        return f"has dtype {actual.dtype}, should have {expected.dtype}"
+    if actual.tobytes() == expected.tobytes():
         return None
-    same = _same(found, wanted, exact=exact, eps=eps, summed=summed)
+    same = _equal_elements(actual, expected, exact=exact, eps=eps, summed=summed)
     if same.all():
         return None
-    worst = tuple(int(one) for one in np.unravel_index(np.argmin(same), same.shape))
+    worst = tuple(int(index) for index in np.unravel_index(np.argmin(same), same.shape))
     count = int(same.size - np.count_nonzero(same))
-    return f"is {found[worst]} at {list(worst)}, should be {wanted[worst]} ({count} of {same.size} differ)"
+    return f"is {actual[worst]} at {list(worst)}, should be {expected[worst]} ({count} of {same.size} differ)"
 
 
-def _same(found: Any, wanted: Any, *, exact: bool, eps: float, summed: float) -> Any:
-    if wanted.dtype.kind not in "fc":
-        return found == wanted
-    same = (found == wanted) | (np.isnan(found) & np.isnan(wanted))
+def _equal_elements(actual: Any, expected: Any, *, exact: bool, eps: float, summed: float) -> Any:
+    if expected.dtype.kind not in "fc":
+        return actual == expected
+    same = (actual == expected) | (np.isnan(actual) & np.isnan(expected))
     if exact:
         return same
-    finite = np.isfinite(wanted) & np.isfinite(found)
-    magnitude = np.abs(wanted[finite])
+    finite = np.isfinite(expected) & np.isfinite(actual)
+    magnitude = np.abs(expected[finite])
     bound = (
         UNITS
-        * max(float(np.finfo(wanted.dtype).eps), eps)
+        * max(float(np.finfo(expected.dtype).eps), eps)
         * max(1.0, summed, float(magnitude.max()) if magnitude.size else 1.0)
     )
     with np.errstate(invalid="ignore", over="ignore"):
-        near = np.abs(found - wanted) <= bound
+        near = np.abs(actual - expected) <= bound
     return same | (finite & near)
 
 
-def coarsest(arrays: Iterable[Any]) -> float:
-    """The largest rounding unit among floating arrays."""
-    return max((float(np.finfo(one.dtype).eps) for one in arrays if one.dtype.kind in "fc"), default=0.0)
+def coarsest_eps(arrays: Iterable[Any]) -> float:
+    """Return the largest rounding unit among floating arrays."""
+    return max((float(np.finfo(array.dtype).eps) for array in arrays if array.dtype.kind in "fc"), default=0.0)
 
 
-def in_single(arrays: Iterable[Any]) -> bool:
-    """True when an array of doubles was computed in single precision: long fractions, none longer than it holds."""
+def is_single_precision(arrays: Iterable[Any]) -> bool:
+    """Whether an array of doubles was computed in single precision: long fractions, none of which needs a double."""
     for array in arrays:
         if array is None or array.dtype not in (np.float64, np.complex128):
             continue
         parts = np.ravel(np.ascontiguousarray(array)).view(np.float64)
         parts = parts[np.isfinite(parts) & (parts != np.round(parts))]
-        head = np.frexp(parts)[0] * _SHORT
+        head = np.frexp(parts)[0] * _SHORT_FRACTION
         long = np.count_nonzero(head != np.round(head))
         with np.errstate(over="ignore", under="ignore"):
-            if long >= _SEVERAL and (parts.astype(np.float32) == parts).all():
+            if long >= _ENOUGH_FRACTIONS and (parts.astype(np.float32) == parts).all():
                 return True
     return False
 
 
-def says_nothing(outputs: Iterable[Any], *, constant: bool) -> bool:
-    """True for outputs that a wrong result could equal by accident: empty, all zero, all equal or not a number."""
-    arrays = [one for one in outputs if one.size]
+def is_uninformative(outputs: Iterable[Any], *, constant: bool) -> bool:
+    """Whether a wrong result could equal ``outputs`` by accident: all empty, zero, constant or NaN.
+
+    Args:
+        outputs: arrays.
+        constant: a constant result is what the sample means.
+    """
+    arrays = [output for output in outputs if output.size]
     if constant:
         return not arrays
-    return all(_flat(one) for one in arrays)
+    return all(_is_constant(array) for array in arrays)
 
 
-def _flat(array: Any) -> bool:
+def _is_constant(array: Any) -> bool:
     if array.size == 1:
         return array.dtype.kind in "fc" and (not np.isfinite(array).all() or not array.any())
     if array.dtype.kind in "fc":

@@ -1,4 +1,4 @@
-"""The same comparison on DTensors in the simulated cluster: dispatch, redistribution and collectives included."""
+"""The public path: placements checked on DTensors in the simulated cluster, with dispatch and collectives."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ from hyper_parallel.platform.select import platform_named
 from hyper_parallel.verify.check import seedable
 from hyper_parallel.verify.ops.compare import difference
 from hyper_parallel.verify.ops.reference import SEED, as_list
-from hyper_parallel.verify.ops.shards import box_of, held, shares
+from hyper_parallel.verify.ops.shards import extremum_gradients, local_box, local_shards
 from hyper_parallel.verify.ops.user_operators import UserOperator, resolve
 from hyper_parallel.verify.ops.values import FilledSample, Slot, substitute
 from hyper_parallel.verify.simulate import simulate
@@ -31,11 +31,12 @@ if TYPE_CHECKING:
     from hyper_parallel.core.shard.sample import Sample
     from hyper_parallel.platform.contract.platform import Platform
 
-__all__ = ["DTensorJob", "DTensorResult", "check_on_dtensors", "operator"]
+__all__ = ["DTensorJob", "DTensorResult", "Places", "check_on_dtensors", "operator"]
 
 EXTREMA = ("max", "min")
 UNDIFFERENTIATED = ("prod", "all", "any")
 Places = tuple[tuple[Placement, ...], ...]
+"""Per operand a placement per axis."""
 
 
 @dataclass(frozen=True)
@@ -47,14 +48,14 @@ class DTensorJob:
         op: canonical name, or a user's function.
         sample: as declared.
         filled: its values.
-        outputs: of the plain run.
-        seeds: cotangents.
-        grads: gradients of the plain run.
-        exact: the plain run made no rounding error.
+        outputs: of the reference.
+        cotangents: of the outputs.
+        grads: gradients of the reference.
+        exact: the reference made no rounding error.
         eps: rounding unit of the coarsest dtype.
         mesh: shape.
         places: per check the placements of every operand.
-        seed: of the summands.
+        seed: of the partial values.
     """
 
     platform: str
@@ -62,7 +63,7 @@ class DTensorJob:
     sample: Sample
     filled: FilledSample
     outputs: Sequence[Any]
-    seeds: Sequence[Any]
+    cotangents: Sequence[Any]
     grads: Sequence[Any]
     exact: bool
     eps: float
@@ -70,183 +71,185 @@ class DTensorJob:
     places: Sequence[Places]
     seed: int
 
-    def only(self, places: Sequence[Places]) -> DTensorJob:
-        """The same with other placements."""
+    def with_places(self, places: Sequence[Places]) -> DTensorJob:
+        """Return the job with other placements."""
         return DTensorJob(**{**self.__dict__, "places": places})
 
 
 @dataclass
 class DTensorResult:
-    """What became of one tuple of placements.
+    """The result of checking one tuple of placements.
 
     Attributes:
-        kind: ``ok``, ``rejected``, ``wrong``, ``crash``, or ``abandoned`` after too many of those.
+        outcome: ``ok``, ``rejected``, ``wrong``, ``crash``, or ``abandoned`` after too many failures.
         text: the message or the difference.
         backward: whether gradients were compared.
     """
 
-    kind: str
+    outcome: str
     text: str = ""
     backward: bool = False
 
 
 def operator(platform: Platform, op: str | UserOperator, sample: Sample) -> Callable[..., list[Any]]:
-    """The operator as a function of a filled sample's operands, plain or distributed."""
+    """Return the operator as a function of a filled sample's arguments, plain or distributed."""
     if isinstance(op, UserOperator):
-        own = resolve(platform.platform_type, op)
-        return lambda args, kwargs: as_list(own(*args, **kwargs))
+        function = resolve(platform.platform_type, op)
+        return lambda args, kwargs: as_list(function(*args, **kwargs))
     if not sample.writes:
         func = getattr(platform.dispatcher.ops, op)
         return lambda args, kwargs: as_list(func(*args, **kwargs))
     rule = find_rule(op)
     assert isinstance(rule, Rule)
-    writing = platform.writing_op(op)
-    entry = OpEntry(op, writing, binder(rule.signature), rule, writing, canonical=True, in_place=True)
+    in_place_op = platform.writing_op(op)
+    entry = OpEntry(op, in_place_op, binder(rule.signature), rule, in_place_op, canonical=True, in_place=True)
 
     def write(args: tuple[Any, ...], kwargs: dict[str, Any]) -> list[Any]:
-        written = platform.dispatcher.ops.clone(args[0])
-        platform.dispatcher.dispatch(entry, (written, *args[1:]), kwargs)
-        return [written]
+        result = platform.dispatcher.ops.clone(args[0])
+        platform.dispatcher.dispatch(entry, (result, *args[1:]), kwargs)
+        return [result]
 
     return write
 
 
 def check_on_dtensors(job: DTensorJob, patience: list[int], timeout: float = 120.0) -> list[DTensorResult]:
-    """Check every tuple of placements; one by one where a rank strayed from the others.
+    """Check every tuple of placements; in halves where a rank failed.
 
     Args:
         job: what to check.
-        patience: how many runs may still fail, counted down: each costs a new set of ranks.
+        patience: number of runs that may still fail, counted down: each costs a new set of ranks.
         timeout: seconds per run.
     """
     if patience[0] <= 0:
         return [DTensorResult("abandoned") for _ in job.places]
-    world = math.prod(job.mesh)
+    world_size = math.prod(job.mesh)
     try:
-        per_rank = simulate(_check_rank, world, platform=job.platform, args=(job,), timeout=timeout)
+        results_per_rank = simulate(_check_rank, world_size, platform=job.platform, args=(job,), timeout=timeout)
     except RankFailedError as error:
         patience[0] -= 1
         if len(job.places) == 1:
-            return [DTensorResult("crash", _first_line(error))]
+            return [DTensorResult("crash", _cause_of(error))]
         middle = len(job.places) // 2
         return [
-            *check_on_dtensors(job.only(job.places[:middle]), patience, timeout),
-            *check_on_dtensors(job.only(job.places[middle:]), patience, timeout),
+            *check_on_dtensors(job.with_places(job.places[:middle]), patience, timeout),
+            *check_on_dtensors(job.with_places(job.places[middle:]), patience, timeout),
         ]
-    return [_worst(outcomes) for outcomes in zip(*per_rank, strict=True)]
+    return [_worst(results) for results in zip(*results_per_rank, strict=True)]
 
 
-def _first_line(error: RankFailedError) -> str:
+def _cause_of(error: RankFailedError) -> str:
     cause = error.__cause__ or error
     return f"{type(cause).__name__}: {cause}"
 
 
-def _worst(outcomes: Sequence[DTensorResult]) -> DTensorResult:
-    for kind in ("crash", "wrong", "rejected"):
-        for rank, one in enumerate(outcomes):
-            if one.kind == kind:
-                text = one.text if kind == "rejected" else f"rank {rank}: {one.text}"
-                return DTensorResult(kind, text, one.backward)
-    return outcomes[0]
+def _worst(results: Sequence[DTensorResult]) -> DTensorResult:
+    for outcome in ("crash", "wrong", "rejected"):
+        for rank, result in enumerate(results):
+            if result.outcome == outcome:
+                text = result.text if outcome == "rejected" else f"rank {rank}: {result.text}"
+                return DTensorResult(outcome, text, result.backward)
+    return results[0]
 
 
 def _check_rank(job: DTensorJob) -> list[DTensorResult]:
     platform = platform_named(job.platform)
     names = [f"m{axis}" for axis in range(len(job.mesh))]
-    checker = _Rank(platform, job, init_device_mesh("cpu", job.mesh, mesh_dim_names=names))
+    checker = _RankChecker(platform, job, init_device_mesh("cpu", job.mesh, mesh_dim_names=names))
     return [checker.check(places, number) for number, places in enumerate(job.places)]
 
 
-class _Rank:
-    """One rank's side."""
+class _RankChecker:
+    """The checks of a job on one rank."""
 
     def __init__(self, platform: Platform, job: DTensorJob, mesh: Any) -> None:
         self.platform, self.job, self.mesh = platform, job, mesh
         self.run = operator(platform, job.op, job.sample)
-        self.at = mesh.coordinate
-        self.index = list(coordinates(mesh)).index(self.at)
+        self.coordinate = mesh.coordinate
+        self.rank = list(coordinates(mesh)).index(self.coordinate)
 
     def check(self, places: Places, number: int) -> DTensorResult:
-        """Check one tuple of placements."""
-        arrays = self.job.filled.arrays
-        layouts = [Layout.place(self.mesh, one, array.shape) for one, array in zip(places, arrays, strict=True)]
-        pieces = [
-            held(
-                array, layout, np.random.default_rng([self.job.seed, number, index]), integral=self.job.filled.integral
-            )
+        """Check tuple ``number`` of placements."""
+        arrays, integral = self.job.filled.arrays, self.job.filled.integral
+        layouts = [
+            Layout.place(self.mesh, placements, array.shape) for placements, array in zip(places, arrays, strict=True)
+        ]
+        shards = [
+            local_shards(array, layout, np.random.default_rng([self.job.seed, number, index]), integral=integral)
             for index, (array, layout) in enumerate(zip(arrays, layouts, strict=True))
         ]
         try:
-            outs, grads = self._differentiate(layouts, [one[self.index] for one in pieces])
-            exact = self._exact(layouts)
-            problems = self._outputs_differ(outs, exact=exact)
-            compared = [index for index, want in enumerate(self._wanted(layouts)) if want]
+            outs, grads = self._differentiate(layouts, [per_rank[self.rank] for per_rank in shards])
+            exact = self._is_exact(layouts)
+            problems = self._output_problems(outs, exact=exact)
+            compared = [index for index, compare in enumerate(self._requires_grad(layouts)) if compare]
             for index in compared:
-                problems.extend(self._gradient_differs(index, layouts[index], pieces[index], grads[index], exact=exact))
+                expected = self._expected_gradient(index, layouts[index], shards[index])
+                problems.extend(self._gradient_problems(index, grads[index], expected, exact=exact))
         except (CollectiveMismatchError, ShardMismatchError) as error:
             raise RuntimeError(str(error)) from error
         except HyperParallelError as error:
             return DTensorResult("rejected", f"{type(error).__name__}: {error}")
         return DTensorResult("wrong" if problems else "ok", "; ".join(problems), bool(compared))
 
-    def _exact(self, layouts: Sequence[Layout]) -> bool:
-        """Thirds round: of averages, and of a gradient that three ranks share which tie."""
-        return self.job.exact and not any(op in ("avg", *EXTREMA) for one in layouts for _, op in one.partials)
+    def _is_exact(self, layouts: Sequence[Layout]) -> bool:
+        """False where thirds may round: in averages, and in a gradient that three tied ranks share."""
+        return self.job.exact and not any(op in ("avg", *EXTREMA) for layout in layouts for _, op in layout.partials)
 
-    def _wanted(self, layouts: Sequence[Layout]) -> list[bool]:
-        """No gradient passes the reduction of a product or of truths."""
+    def _requires_grad(self, layouts: Sequence[Layout]) -> list[bool]:
+        """Return which gradients are compared; none passes a reduction by product, `all` or `any`."""
         if any(op in UNDIFFERENTIATED for layout in layouts for _, op in layout.partials):
             return [False] * len(layouts)
-        return list(self.job.filled.wanted)
+        return list(self.job.filled.requires_grad)
 
-    def _differentiate(self, layouts: Sequence[Layout], pieces: Sequence[Any]) -> tuple[list[Any], list[Any]]:
+    def _differentiate(self, layouts: Sequence[Layout], shards: Sequence[Any]) -> tuple[list[Any], list[Any]]:
         platform, filled = self.platform, self.job.filled
-        kept: list[Any] = []
+        outputs: list[Any] = []
 
-        def on_locals(*locals_: Any) -> list[Any]:
-            operands = [platform.wrap(local, layout) for local, layout in zip(locals_, layouts, strict=True)]
+        def run_on_locals(*leaves: Any) -> list[Any]:
+            operands = [platform.wrap(leaf, layout) for leaf, layout in zip(leaves, layouts, strict=True)]
 
-            def one(leaf: Any) -> Any:
+            def operand_of(leaf: Any) -> Any:
                 return operands[leaf.index] if isinstance(leaf, Slot) else leaf
 
             if self.job.sample.random:
                 random.manual_seed(SEED)
-            outs = self.run(substitute(filled.args, one), substitute(filled.kwargs, one))
-            kept[:] = outs = seedable(outs)
+            outs = self.run(substitute(filled.args, operand_of), substitute(filled.kwargs, operand_of))
+            outputs[:] = outs = seedable(outs)
             return [out._local for out in outs]
 
-        def seeds(_: Sequence[Any]) -> list[Any]:
+        def local_cotangents(_: Sequence[Any]) -> list[Any]:
             return [
-                None if seed is None else platform.from_numpy(np.array(box_of(seed, dual(out.layout), self.at)))
-                for seed, out in zip(self.job.seeds, kept, strict=True)
+                None if cotangent is None else platform.from_numpy(np.array(self._local_box(cotangent, out.layout)))
+                for cotangent, out in zip(self.job.cotangents, outputs, strict=True)
             ]
 
-        leaves = [platform.from_numpy(piece) for piece in pieces]
-        _, grads = platform.vjp(on_locals, leaves, seeds, self._wanted(layouts))
-        return kept, grads
+        leaves = [platform.from_numpy(shard) for shard in shards]
+        _, grads = platform.vjp(run_on_locals, leaves, local_cotangents, self._requires_grad(layouts))
+        return outputs, grads
 
-    def _outputs_differ(self, outs: Sequence[Any], *, exact: bool) -> list[str]:
+    def _local_box(self, array: Any, layout: Layout) -> Any:
+        """Return this rank's box of a cotangent or gradient of a tensor with ``layout``."""
+        return local_box(array, dual(layout), self.coordinate)
+
+    def _output_problems(self, outs: Sequence[Any], *, exact: bool) -> list[str]:
         problems = []
-        for index, (out, wanted) in enumerate(zip(outs, self.job.outputs, strict=True)):
-            whole = self.platform.tensor_to_numpy(self.platform.detach(out.full_tensor()))
-            if self.job.sample.uninitialized:
-                whole = np.broadcast_to(wanted, whole.shape) if whole.shape == wanted.shape else whole
-            problem = difference(
-                np.ascontiguousarray(whole).reshape(whole.shape), wanted, exact=exact, eps=self.job.eps
-            )
+        for index, (out, expected) in enumerate(zip(outs, self.job.outputs, strict=True)):
+            actual = self.platform.tensor_to_numpy(self.platform.detach(out.full_tensor()))
+            if self.job.sample.uninitialized and actual.shape == expected.shape:
+                actual = np.broadcast_to(expected, actual.shape)
+            actual = np.ascontiguousarray(actual).reshape(actual.shape)
+            problem = difference(actual, expected, exact=exact, eps=self.job.eps)
             if problem is not None:
                 problems.append(f"output {index} {list(out.placements)} {problem}")
         return problems
 
-    def _gradient_differs(
-        self, index: int, layout: Layout, pieces: Sequence[Any], grad: Any, *, exact: bool
-    ) -> list[str]:
+    def _expected_gradient(self, index: int, layout: Layout, shards: Sequence[Any]) -> Any:
         gradient = self.job.grads[index]
-        extremum = any(op in EXTREMA for _, op in layout.partials)
-        if extremum:
-            wanted = shares(gradient, layout, pieces)[self.index]
-        else:
-            factor = math.prod(self.mesh.shape[axis] for axis, op in layout.partials if op == "avg")
-            wanted = np.asarray(box_of(gradient, dual(layout), self.at) / factor, gradient.dtype)
-        problem = difference(self.platform.tensor_to_numpy(grad), wanted, exact=exact, eps=self.job.eps)
+        if any(op in EXTREMA for _, op in layout.partials):
+            return extremum_gradients(gradient, layout, shards)[self.rank]
+        averaged = math.prod(self.mesh.shape[axis] for axis, op in layout.partials if op == "avg")
+        return np.asarray(self._local_box(gradient, layout) / averaged, gradient.dtype)
+
+    def _gradient_problems(self, index: int, grad: Any, expected: Any, *, exact: bool) -> list[str]:
+        problem = difference(self.platform.tensor_to_numpy(grad), expected, exact=exact, eps=self.job.eps)
         return [] if problem is None else [f"gradient of operand {index} {problem}"]

@@ -1,8 +1,8 @@
-"""The bulk of the verification: claimed placements computed on plain tensors, every rank in this one process.
+"""The rule level, which is most of the verification: claimed placements computed on plain tensors in one process.
 
-Operands are cut from the global values, the local call that the plan names runs once per rank, outputs are put
-together again, and so are the gradients. Nothing communicates, so nothing can hide behind a collective. Many checks
-share one differentiation, and ranks that compute the same share what they computed.
+Operands are cut from the global values, the local call of the plan runs once per rank, and outputs and gradients are
+put together again. Nothing communicates, so no collective can hide an error. Many checks share one differentiation, and
+ranks that compute the same share the result.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ from hyper_parallel.errors import HyperParallelError
 from hyper_parallel.verify.ops.claims import Claim
 from hyper_parallel.verify.ops.local_calls import EXTREMA, CallCache, ComputedCall, LocalShard
 from hyper_parallel.verify.ops.reference import Caller
-from hyper_parallel.verify.ops.shards import NUMBERS, allows, groups, shares
+from hyper_parallel.verify.ops.shards import NUMBERS, can_be_partial, extremum_gradients, reduction_groups
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
@@ -31,20 +31,21 @@ if TYPE_CHECKING:
     from hyper_parallel.core.shard.sample import Sample
     from hyper_parallel.verify.ops.claims import SampleCall
 
-__all__ = ["LocalChecker", "LocalResult", "unclaimed"]
+__all__ = ["LocalChecker", "LocalResult", "unclaimed_rows"]
 
 UNDIFFERENTIATED = ("prod", "all", "any")
+_MOST_INPUTS = 80  # tuples of placements per sample and mesh
 
 
 @dataclass
 class LocalResult:
-    """What became of one check.
+    """The result of one check.
 
     Attributes:
         claim: the placements.
-        problems: what is wrong; empty where everything held.
+        problems: differences from the reference; empty if there are none.
         crash: the error that the local call raised, or empty.
-        rejected: the clear error with which it was refused, or empty.
+        rejected: the clear error with which the local call was refused, or empty.
         backward: whether gradients were compared.
     """
 
@@ -57,11 +58,11 @@ class LocalResult:
 
 @dataclass
 class _ReductionGroups:
-    """How an output or a gradient is held together.
+    """Groups of ranks whose partial values belong together.
 
     Attributes:
-        kinds: pending reductions, with numbers of ranks.
-        groups: position of the first rank, and all ranks, of every group that holds a value together.
+        kinds: reductions, with numbers of ranks.
+        groups: per group the coordinate of its first rank, and all its ranks.
     """
 
     kinds: tuple[tuple[str, int], ...]
@@ -69,36 +70,35 @@ class _ReductionGroups:
 
 
 class _ClaimRun:
-    """A claim with what is the same for every draw.
+    """The local calls of one claim on all ranks.
 
     Args:
         claim: the placements.
-        at: coordinates of all ranks.
     """
 
-    def __init__(self, claim: Claim, at: Sequence[Coordinate]) -> None:
-        self.claim, self.at = claim, at
+    def __init__(self, claim: Claim) -> None:
+        self.claim = claim
         self.calls: list[ComputedCall] = []
 
     @property
     def layouts(self) -> tuple[Layout, ...]:
-        """Of operands and outputs."""
+        """Layouts of operands and outputs."""
         return (*self.claim.choice.targets, *self.claim.choice.outputs)
 
     @cached_property
     def differentiable(self) -> bool:
-        """No gradient passes the reduction of a product or of truths."""
+        """False with a reduction by product, `all` or `any`, which no gradient passes."""
         return not any(op in UNDIFFERENTIATED for layout in self.layouts for _, op in layout.partials)
 
     @cached_property
     def rounds(self) -> bool:
-        """Averages over other than a power of two ranks round."""
+        """Whether there is an average over other than a power of two ranks."""
         return any(op == "avg" and layout.mesh.shape[axis] not in (1, 2, 4)
                    for layout in self.layouts for axis, op in layout.partials)  # fmt: skip
 
     @cached_property
-    def late(self) -> list[int]:
-        """Outputs whose cotangents depend on who attains the extremum."""
+    def late_outputs(self) -> list[int]:
+        """Outputs whose cotangents depend on which ranks attain the extremum."""
         return [
             index
             for index, layout in enumerate(self.claim.choice.outputs)
@@ -107,229 +107,235 @@ class _ClaimRun:
 
 
 class LocalChecker:
-    """One filled sample on one mesh, with everything that many checks share.
+    """Checks claims of one filled sample on one mesh, with everything that many checks share.
 
     Args:
         sample: as declared.
-        calls: local calls of the sample, on whatever mesh.
+        calls: local calls of the sample on all meshes.
         mesh: as rank 0 sees it.
     """
 
     def __init__(self, sample: Sample, calls: CallCache, mesh: DeviceMesh) -> None:
         self.sample, self.calls, self.mesh = sample, calls, mesh
         self.reference, self.filled = calls.reference, calls.filled
-        assert self.reference.problem is not None
-        self.problem = self.reference.problem
-        self.caller = Caller(calls.platform, self.problem, sample)
-        self.at = list(coordinates(mesh))
+        assert self.reference.sample_call is not None
+        self.sample_call = self.reference.sample_call
+        self.caller = Caller(calls.platform, self.sample_call, sample)
+        self.coordinates = list(coordinates(mesh))
         self.meshes = [mesh.for_rank(rank) for rank in mesh.ranks]
-        self._held: dict[tuple[tuple[int, str], ...], _ReductionGroups] = {}
+        self._groups: dict[tuple[tuple[int, str], ...], _ReductionGroups] = {}
         self._shapes: dict[Layout, list[tuple[int, ...]]] = {}
-        self._seen: dict[tuple[Layout, int], Layout] = {}
+        self._rank_layouts: dict[tuple[Layout, int], Layout] = {}
 
-    def run(self, claims: Sequence[Claim], draw: int = 0) -> list[LocalResult]:
-        """Check all ``claims`` in one differentiation; one by one where that fails."""
+    def run(self, claims: Sequence[Claim], split: int = 0) -> list[LocalResult]:
+        """Check all ``claims`` in one differentiation; one by one where that fails.
+
+        Args:
+            claims: placements.
+            split: number of the random split into partial values.
+        """
         try:
-            return self._run(claims, draw)
-        except Exception as error:  # noqa: BLE001 - whatever an operator raises is what became of the check
+            return self._run(claims, split)
+        except Exception as error:  # noqa: BLE001 - any exception of an operator is the result of its check
             if len(claims) > 1:
-                return [result for claim in claims for result in self.run([claim], draw)]
+                return [result for claim in claims for result in self.run([claim], split)]
             text = f"{type(error).__name__}: {error}"
             if not isinstance(error, HyperParallelError):
                 return [LocalResult(claims[0], crash=text)]
-            alone = self._refusing(claims[0])
-            if alone and len(alone) < len(self.at):
-                return [
-                    LocalResult(claims[0], crash=f"refused at {list(alone)} alone, where others would wait: {text}")
-                ]
+            refusing = self._refusing_ranks(claims[0])
+            if refusing and len(refusing) < len(self.coordinates):
+                crash = f"refused at {list(refusing)} alone, where others would wait: {text}"
+                return [LocalResult(claims[0], crash=crash)]
             return [LocalResult(claims[0], rejected=text)]
 
-    def forward(self, claims: Sequence[Claim]) -> list[bool]:
-        """Which ``claims`` give the outputs they say; no gradient is computed.
+    def outputs_hold(self, claims: Sequence[Claim]) -> list[bool]:
+        """Return per claim whether its outputs are right; no gradient is computed.
 
         Raises:
             Exception: whatever the operator raises.
         """
-        placed = [self._placed(claim, 0, seeded=False) for claim in claims]
-        self._compute(placed)
-        return [not any(self._outputs_differ(index, one) for index in range(len(self.reference.outputs)))
-                for one in placed]  # fmt: skip
+        runs = [self._claim_run(claim, 0, with_cotangents=False) for claim in claims]
+        self._compute(runs)
+        outputs = range(len(self.reference.outputs))
+        return [not any(self._output_problems(index, run) for index in outputs) for run in runs]
 
-    def _refusing(self, claim: Claim) -> list[Coordinate]:
-        """Where the local call of a claim is refused."""
-        calls = self._placed(claim, 0, seeded=False).calls
-        return [where for where, call in zip(self.at, calls, strict=True) if self._refused(call)]
+    def _refusing_ranks(self, claim: Claim) -> list[Coordinate]:
+        """Return the coordinates where the local call of a claim is refused."""
+        calls = self._claim_run(claim, 0, with_cotangents=False).calls
+        return [at for at, call in zip(self.coordinates, calls, strict=True) if self._is_refused(call)]
 
-    def _refused(self, call: ComputedCall) -> bool:
+    def _is_refused(self, call: ComputedCall) -> bool:
         try:
             self.calls.compute([call], self.caller, lambda: None)
         except HyperParallelError:
             return True
         return False
 
-    def _run(self, claims: Sequence[Claim], draw: int) -> list[LocalResult]:
-        placed = [self._placed(claim, draw) for claim in claims]
-        self._compute(placed)
-        return [self._judged(one, draw) for one in placed]
+    def _run(self, claims: Sequence[Claim], split: int) -> list[LocalResult]:
+        runs = [self._claim_run(claim, split) for claim in claims]
+        self._compute(runs)
+        return [self._compare(run, split) for run in runs]
 
-    def _compute(self, placed: Sequence[_ClaimRun]) -> None:
-        waiting = {id(call): call for one in placed for call in one.calls if call.outs is None}
+    def _compute(self, runs: Sequence[_ClaimRun]) -> None:
+        waiting = {id(call): call for run in runs for call in run.calls if call.outs is None}
         if waiting:
-            self.calls.compute(list(waiting.values()), self.caller, lambda: self._late_seeds(placed))
+            self.calls.compute(list(waiting.values()), self.caller, lambda: self._set_late_cotangents(runs))
 
     # -- local calls -----------------------------------------------------------------------------------------------
 
-    def _placed(self, claim: Claim, draw: int, *, seeded: bool = True) -> _ClaimRun:
-        placed = _ClaimRun(claim, self.at)
-        if not seeded:
-            placed.late = []
-        operands = [self.calls.operand(index, layout, draw) for index, layout in enumerate(claim.choice.targets)]
+    def _claim_run(self, claim: Claim, split: int, *, with_cotangents: bool = True) -> _ClaimRun:
+        run = _ClaimRun(claim)
+        if not with_cotangents:
+            run.late_outputs = []
+        operands = [self.calls.operand(index, layout, split) for index, layout in enumerate(claim.choice.targets)]
         outputs = enumerate(claim.choice.outputs)
-        seeds = [self._seeds(index, layout) if seeded else None for index, layout in outputs]
-        for rank in range(len(self.at)):
-            pieces = tuple(held[rank] for held in operands)
-            mine = tuple(None if one is None else one[rank] for one in seeds)
-            local = self._local(claim, rank)
-            placed.calls.append(
-                ComputedCall(pieces, local, mine) if placed.late else self.calls.call(pieces, local, mine)
-            )
-        return placed
+        cotangents = [self._cotangents(index, layout) if with_cotangents else None for index, layout in outputs]
+        for rank in range(len(self.coordinates)):
+            local_operands = tuple(shards[rank] for shards in operands)
+            local_cotangents = tuple(None if shards is None else shards[rank] for shards in cotangents)
+            make = ComputedCall if run.late_outputs else self.calls.call  # late cotangents cannot be shared
+            run.calls.append(make(local_operands, self._local_call(claim, rank), local_cotangents))
+        return run
 
-    def _local(self, claim: Claim, rank: int) -> LocalCall | None:
+    def _local_call(self, claim: Claim, rank: int) -> LocalCall | None:
         localize = claim.strategies.localize
         if localize is None:
             return None
         targets = tuple(self._seen_by(layout, rank) for layout in claim.choice.targets)
         outputs = tuple(self._seen_by(layout, rank) for layout in claim.choice.outputs)
-        return localize(self.problem.placed(targets, self.meshes[rank]), targets, outputs)
+        return localize(self.sample_call.with_layouts(targets, self.meshes[rank]), targets, outputs)
 
     def _seen_by(self, layout: Layout, rank: int) -> Layout:
-        found = self._seen.get((layout, rank))
-        if found is None:
-            found = Layout.of(self.meshes[rank], layout.dim_axes, layout.partials, layout.shape)
-            self._seen[(layout, rank)] = found
-        return found
+        seen = self._rank_layouts.get((layout, rank))
+        if seen is None:
+            seen = Layout.of(self.meshes[rank], layout.dim_axes, layout.partials, layout.shape)
+            self._rank_layouts[(layout, rank)] = seen
+        return seen
 
-    def _seeds(self, index: int, layout: Layout) -> list[LocalShard] | None:
-        """Per rank the cotangent of output ``index``; none yet where it depends on the outputs."""
-        if self.reference.seeds[index] is None:
+    def _cotangents(self, index: int, layout: Layout) -> list[LocalShard] | None:
+        """Return the cotangent of output ``index`` per rank; None where it depends on the outputs."""
+        if self.reference.cotangents[index] is None:
             return None
         if any(op in UNDIFFERENTIATED or op in EXTREMA for _, op in layout.partials):
             return None
-        return self.calls.seed_of(index, layout)
+        return self.calls.cotangent(index, layout)
 
-    def _late_seeds(self, placed: Sequence[_ClaimRun]) -> None:
-        """Ranks that attain an extremum share its cotangent."""
-        for one in placed:
-            for index in one.late:
-                seed, layout = self.reference.seeds[index], one.claim.choice.outputs[index]
-                if seed is None or any(op in UNDIFFERENTIATED for _, op in layout.partials):
+    def _set_late_cotangents(self, runs: Sequence[_ClaimRun]) -> None:
+        """Let ranks that attain an extremum share its cotangent."""
+        for run in runs:
+            for index in run.late_outputs:
+                cotangent, layout = self.reference.cotangents[index], run.claim.choice.outputs[index]
+                if cotangent is None or any(op in UNDIFFERENTIATED for _, op in layout.partials):
                     continue
-                outs = [call.outs[index] for call in one.calls if call.outs is not None]
-                for call, share in zip(one.calls, shares(seed, layout, outs), strict=True):
-                    call.seeds[index] = LocalShard(share)
+                outs = [call.outs[index] for call in run.calls if call.outs is not None]
+                for call, share in zip(run.calls, extremum_gradients(cotangent, layout, outs), strict=True):
+                    call.cotangents[index] = LocalShard(share)
 
-    # -- judgement -------------------------------------------------------------------------------------------------
+    # -- comparison ------------------------------------------------------------------------------------------------
 
-    def _judged(self, placed: _ClaimRun, draw: int) -> LocalResult:
-        result = LocalResult(placed.claim)
+    def _compare(self, run: _ClaimRun, split: int) -> LocalResult:
+        result = LocalResult(run.claim)
         for index in range(len(self.reference.outputs)):
-            result.problems.extend(self._outputs_differ(index, placed))
-        for index, wanted in enumerate(self.filled.wanted):
-            if wanted and placed.differentiable:
-                result.problems.extend(self._gradients_differ(index, placed, draw))
+            result.problems.extend(self._output_problems(index, run))
+        for index, requires_grad in enumerate(self.filled.requires_grad):
+            if requires_grad and run.differentiable:
+                result.problems.extend(self._gradient_problems(index, run, split))
                 result.backward = True
         return result
 
-    def _together(self, layout: Layout, partials: tuple[tuple[int, str], ...]) -> _ReductionGroups:
-        found = self._held.get(partials)
-        if found is None:
+    def _reduction_groups(self, layout: Layout, partials: tuple[tuple[int, str], ...]) -> _ReductionGroups:
+        groups = self._groups.get(partials)
+        if groups is None:
             kinds = tuple((op, self.mesh.shape[axis]) for axis, op in partials)
-            found = self._held[partials] = _ReductionGroups(kinds, groups(layout, [axis for axis, _ in partials]))
-        return found
+            groups = _ReductionGroups(kinds, reduction_groups(layout, [axis for axis, _ in partials]))
+            self._groups[partials] = groups
+        return groups
 
-    def _shapes_of(self, layout: Layout) -> list[tuple[int, ...]]:
-        found = self._shapes.get(layout)
-        if found is None:
-            found = self._shapes[layout] = self.calls.shapes(layout)
-        return found
+    def _local_shapes(self, layout: Layout) -> list[tuple[int, ...]]:
+        shapes = self._shapes.get(layout)
+        if shapes is None:
+            shapes = self._shapes[layout] = self.calls.shapes(layout)
+        return shapes
 
-    def _outputs_differ(self, index: int, placed: _ClaimRun) -> list[str]:
-        layout = placed.claim.choice.outputs[index]
-        for at, call, shape in zip(self.at, placed.calls, self._shapes_of(layout), strict=True):
+    def _output_problems(self, index: int, run: _ClaimRun) -> list[str]:
+        layout = run.claim.choice.outputs[index]
+        for at, call, shape in zip(self.coordinates, run.calls, self._local_shapes(layout), strict=True):
             assert call.outs is not None
-            out = call.outs[index]
-            if out.shape != shape:
-                found, wanted_shape = list(out.shape), list(shape)
-                return [f"output {index} at {list(at)} has shape {found}, {layout.notation()} says {wanted_shape}"]
-        kind = self.reference.outputs[index].dtype.kind
-        odd = [op for _, op in layout.partials if kind not in NUMBERS[op]]
-        if odd:
-            return [f"output {index} has dtype {self.reference.outputs[index].dtype}, of which no {odd[0]} is taken"]
+            actual = call.outs[index].shape
+            if actual != shape:
+                claimed = f"{layout.notation()} says {list(shape)}"
+                return [f"output {index} at {list(at)} has shape {list(actual)}, {claimed}"]
+        dtype = self.reference.outputs[index].dtype
+        impossible = [op for _, op in layout.partials if dtype.kind not in NUMBERS[op]]
+        if impossible:
+            return [f"output {index} has dtype {dtype}, of which no {impossible[0]} is taken"]
         if self.sample.uninitialized:
             return []
-        wanted, exact = self.calls.output(index, layout), self.reference.exact and not placed.rounds
-        held = self._together(layout, layout.partials)
-        for at, ranks in held.groups:
-            mine = tuple([placed.calls[rank] for rank in ranks])
-            problem = self.calls.output_differs(index, mine, held.kinds, wanted[ranks[0]], exact=exact)
+        expected, exact = self.calls.expected_output(index, layout), self.reference.exact and not run.rounds
+        groups = self._reduction_groups(layout, layout.partials)
+        for at, ranks in groups.groups:
+            calls = tuple([run.calls[rank] for rank in ranks])
+            problem = self.calls.output_difference(index, calls, groups.kinds, expected[ranks[0]], exact=exact)
             if problem is not None:
                 return [f"output {index} at {list(at)} {problem}"]
         return []
 
-    def _gradients_differ(self, index: int, placed: _ClaimRun, draw: int) -> list[str]:
-        layout, varying = placed.claim.choice.targets[index], placed.claim.choice.varying[index]
-        wanted = self.calls.gradient(index, layout, draw)
-        # A tie of three ranks gives each a third.
-        exact = self.reference.exact and not placed.rounds and not any(op in EXTREMA for _, op in layout.partials)
-        held = self._together(layout, tuple((axis, "sum") for axis in varying))
-        for at, ranks in held.groups:
-            mine = tuple([placed.calls[rank] for rank in ranks])
-            problem = self.calls.gradient_differs(index, mine, held.kinds, wanted[ranks[0]], exact=exact)
+    def _gradient_problems(self, index: int, run: _ClaimRun, split: int) -> list[str]:
+        layout, varying = run.claim.choice.targets[index], run.claim.choice.varying[index]
+        expected = self.calls.expected_gradient(index, layout, split)
+        # With a tie of three ranks each gets a third, which rounds.
+        exact = self.reference.exact and not run.rounds and not any(op in EXTREMA for _, op in layout.partials)
+        groups = self._reduction_groups(layout, tuple((axis, "sum") for axis in varying))
+        for at, ranks in groups.groups:
+            calls = tuple([run.calls[rank] for rank in ranks])
+            problem = self.calls.gradient_difference(index, calls, groups.kinds, expected[ranks[0]], exact=exact)
             if problem is not None:
                 return [f"gradient of operand {index} at {list(at)} {problem}"]
         return []
 
 
-_MOST = 80  # tuples of placements per sample and mesh
+# -- placements that hold and are not claimed --------------------------------------------------------------------------
 
 
-def unclaimed(bench: LocalChecker, problem: SampleCall, strategies: Strategies) -> Iterator[Row]:
-    """Rows that hold on this sample, forward and backward, whose operands' placements the rule does not take."""
+def unclaimed_rows(checker: LocalChecker, sample_call: SampleCall, strategies: Strategies) -> Iterator[Row]:
+    """Yield rows that hold on this sample without an adapter, forward and backward, and that the rule does not claim.
+
+    On one axis; of the first 80 tuples of placements.
+    """
     known = {row.inputs for row in strategies.rows}
-    options = [_kinds(array) for array in bench.filled.arrays]
-    for inputs in itertools.islice(itertools.product(*options), _MOST):
-        if inputs in known or all(place == Replicate() for place in inputs):
+    options = [_possible_placements(array) for array in checker.filled.arrays]
+    for inputs in itertools.islice(itertools.product(*options), _MOST_INPUTS):
+        if inputs in known or all(placement == Replicate() for placement in inputs):
             continue
-        found = _true_row(bench, problem, strategies, inputs)
-        if found is not None:
-            yield found
+        row = _true_row(checker, sample_call, strategies, inputs)
+        if row is not None:
+            yield row
 
 
-def _kinds(array: Any) -> list[Placement]:
-    pending = (Partial(op) for op in PARTIAL_OPS if allows(array, op))
-    return [Replicate(), *(Shard(dim) for dim in range(array.ndim)), *pending]
+def _possible_placements(array: Any) -> list[Placement]:
+    partial = (Partial(op) for op in PARTIAL_OPS if can_be_partial(array, op))
+    return [Replicate(), *(Shard(dim) for dim in range(array.ndim)), *partial]
 
 
 def _true_row(
-    bench: LocalChecker, problem: SampleCall, strategies: Strategies, inputs: Sequence[Placement]
+    checker: LocalChecker, sample_call: SampleCall, strategies: Strategies, inputs: Sequence[Placement]
 ) -> Row | None:
-    """Outputs of all candidates come from the same local calls; only those that hold are differentiated."""
+    """Return a row from ``inputs`` that holds. Candidates share local calls; gradients follow where outputs hold."""
     candidates = []
-    for outputs in _candidates(bench):
+    for outputs in _output_candidates(checker):
         row = Row(tuple(inputs), outputs)
         plain = Strategies((row,), strategies.outputs, None, strategies.many)
-        choice = combine(problem.call, plain, (row,), (0,))
+        choice = combine(sample_call.call, plain, (row,), (0,))
         assert choice is not None, "a row without conditions fits all sizes"
         candidates.append(Claim((row,), choice, plain))
     try:
-        holds = bench.forward(candidates)
-    except Exception:  # noqa: BLE001 - the local call cannot run on these pieces, whatever is said of the output
+        holds = checker.outputs_hold(candidates)
+    except Exception:  # noqa: BLE001 - the local call cannot run on these shards, whatever the output placement
         return None
-    for claim, true in zip(candidates, holds, strict=True):
-        if not true:
+    for claim, hold in zip(candidates, holds, strict=True):
+        if not hold:
             continue
-        (result,) = bench.run([claim])
+        (result,) = checker.run([claim])
         if result.crash or result.rejected:
             return None
         if not result.problems:
@@ -337,9 +343,9 @@ def _true_row(
     return None
 
 
-def _candidates(bench: LocalChecker) -> Iterator[tuple[Placement, ...]]:
-    """One placement for all outputs."""
-    outputs = bench.reference.outputs
-    for place in _kinds(outputs[0]):
-        if all(not isinstance(place, Shard) or place.dim < one.ndim for one in outputs):
-            yield (place,) * len(outputs)
+def _output_candidates(checker: LocalChecker) -> Iterator[tuple[Placement, ...]]:
+    """Yield the same placement for all outputs, of each kind that all of them can have."""
+    outputs = checker.reference.outputs
+    for placement in _possible_placements(outputs[0]):
+        if all(not isinstance(placement, Shard) or placement.dim < output.ndim for output in outputs):
+            yield (placement,) * len(outputs)

@@ -1,4 +1,4 @@
-"""What one device computes: the plain result and gradients of a filled sample, and the local call of a rule."""
+"""The reference: result and gradients of a filled sample on one device, and the local call that a rule plans."""
 
 from __future__ import annotations
 
@@ -9,39 +9,49 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from hyper_parallel.core.dtensor import random
-from hyper_parallel.core.shard.rule import LocalCall, Ref, Rule, Strategies
-from hyper_parallel.verify.ops.claims import SampleCall, bind_sample, filled_in, mesh_of
-from hyper_parallel.verify.ops.compare import coarsest, in_single, is_dyadic
+from hyper_parallel.core.shard.rule import LocalCall, Ref, Strategies
+from hyper_parallel.verify.ops.claims import SampleCall, bind_sample, mesh_of, with_operands
+from hyper_parallel.verify.ops.compare import coarsest_eps, is_dyadic, is_single_precision
 from hyper_parallel.verify.ops.values import Slot, substitute
 
 if TYPE_CHECKING:
+    from hyper_parallel.core.shard.rule import Rule
     from hyper_parallel.core.shard.sample import Sample
     from hyper_parallel.platform.contract.platform import Platform
     from hyper_parallel.verify.ops.values import FilledSample
 
-__all__ = ["SEED", "Caller", "Case", "Reference", "as_list", "cotangents", "plain_run", "refer"]
+__all__ = [
+    "SEED",
+    "Caller",
+    "Case",
+    "Reference",
+    "as_list",
+    "function_reference",
+    "random_cotangents",
+    "rule_reference",
+]
 
 SEED = 20
 
 
 class Caller:
-    """Runs the canonical operator on plain tensors, as the dispatcher would: with a plan's local call.
+    """Runs the canonical operator on plain tensors as the dispatcher does: with the local call of a plan.
 
     Args:
         platform: the framework.
-        problem: the call.
-        sample: whether it writes or draws.
+        sample_call: the call.
+        sample: says whether the call writes an operand or is random.
     """
 
-    def __init__(self, platform: Platform, problem: SampleCall, sample: Sample) -> None:
-        self.platform, self.args, self.sample = platform, problem.call.args, sample
-        self.func = platform.local_op(problem.call.op)
+    def __init__(self, platform: Platform, sample_call: SampleCall, sample: Sample) -> None:
+        self.platform, self.args, self.sample = platform, sample_call.call.args, sample
+        self.func = platform.local_op(sample_call.call.op)
         self.written = next((name for name, value in self.args.items() if value == Ref(0)), "") if sample.writes else ""
         self.clone = platform.local_op("clone")
 
     def __call__(self, operands: Sequence[Any], local: LocalCall | None) -> list[Any]:
-        """The outputs."""
-        args = filled_in(self.args, operands)
+        """Return the outputs."""
+        args = with_operands(self.args, operands)
         run = None
         if local is not None:
             args, run = {**args, **(local.args or {})}, local.run
@@ -56,28 +66,28 @@ class Caller:
 
 
 def as_list(out: Any) -> list[Any]:
-    """The outputs of an operator that returns one or several."""
+    """Return the outputs of an operator that returns one or several."""
     return list(out) if isinstance(out, (list, tuple)) else [out]
 
 
 @dataclass
 class Reference:
-    """The plain run.
+    """Results and gradients of a sample on one device.
 
     Attributes:
-        problem: the call on a mesh of one rank, None for a function without a rule.
+        sample_call: the call on a mesh of one rank, None for a function without a rule.
         tensors: operands as tensors.
-        outputs: results.
-        seeds: cotangent per output, None where it has none.
+        outputs: results, as arrays.
+        cotangents: per output, None where it has none.
         grads: gradient per operand, None where it has none.
         exact: the operator made no rounding error on these values.
         eps: rounding unit of the coarsest dtype among operands and results.
     """
 
-    problem: SampleCall | None
+    sample_call: SampleCall | None
     tensors: list[Any]
     outputs: list[Any]
-    seeds: list[Any]
+    cotangents: list[Any]
     grads: list[Any]
     exact: bool
     eps: float
@@ -85,7 +95,16 @@ class Reference:
 
 @dataclass(frozen=True)
 class Case:
-    """A filled sample with its plain result."""
+    """A filled sample with its reference.
+
+    Attributes:
+        number: of the sample among those of its operator.
+        sample: as declared.
+        filled: its values.
+        reference: what one device computes.
+        seed: of the values.
+        first: these are the first sizes of the sample.
+    """
 
     number: int
     sample: Sample
@@ -96,33 +115,33 @@ class Case:
 
     @property
     def name(self) -> str:
-        """How reports call it."""
+        """The name in reports."""
         return f"sample {self.number}"
 
 
-def refer(platform: Platform, rule: Rule, sample: Sample, filled: FilledSample, rng: Any) -> Reference:
-    """Run the sample on one device.
+def rule_reference(platform: Platform, rule: Rule, sample: Sample, filled: FilledSample, rng: Any) -> Reference:
+    """Run a sample of a rule on one device.
 
     Raises:
         Exception: whatever the framework raises on these sizes.
     """
     mesh = mesh_of((1,))
     tensors = [platform.from_numpy(array) for array in filled.arrays]
-    problem = bind_sample(platform, rule, filled, mesh, tensors)
-    caller = Caller(platform, problem, sample)
-    local = _drawn(problem) if sample.random else None
-    return _differentiated(platform, lambda *leaves: caller(leaves, local), filled, rng, problem, tensors)
+    sample_call = bind_sample(platform, rule, filled, mesh, tensors)
+    caller = Caller(platform, sample_call, sample)
+    local = _random_local_call(sample_call) if sample.random else None
+    return _differentiated(platform, lambda *leaves: caller(leaves, local), filled, rng, sample_call, tensors)
 
 
-def plain_run(platform: Platform, run: Callable[..., list[Any]], filled: FilledSample, rng: Any) -> Reference:
-    """The same for a function of filled arguments, which has no rule of its own."""
+def function_reference(platform: Platform, run: Callable[..., list[Any]], filled: FilledSample, rng: Any) -> Reference:
+    """Run a function of filled arguments, which has no rule, on one device."""
     tensors = [platform.from_numpy(array) for array in filled.arrays]
 
     def on_leaves(*leaves: Any) -> list[Any]:
-        def one(leaf: Any) -> Any:
+        def operand_of(leaf: Any) -> Any:
             return leaves[leaf.index] if isinstance(leaf, Slot) else leaf
 
-        return run(substitute(filled.args, one), substitute(filled.kwargs, one))
+        return run(substitute(filled.args, operand_of), substitute(filled.kwargs, operand_of))
 
     return _differentiated(platform, on_leaves, filled, rng, None, tensors)
 
@@ -132,43 +151,43 @@ def _differentiated(
     run: Callable[..., list[Any]],
     filled: FilledSample,
     rng: Any,
-    problem: SampleCall | None,
+    sample_call: SampleCall | None,
     tensors: list[Any],
 ) -> Reference:
-    found: list[Any] = []
+    cotangents: list[Any] = []
 
-    def seeds(outs: Sequence[Any]) -> list[Any]:
-        arrays = [platform.tensor_to_numpy(platform.detach(one)) for one in outs]
-        found[:] = cotangents(arrays, rng, integral=filled.integral)
-        return [None if one is None else platform.from_numpy(one) for one in found]
+    def sample_cotangents(outs: Sequence[Any]) -> list[Any]:
+        arrays = [platform.tensor_to_numpy(platform.detach(out)) for out in outs]
+        cotangents[:] = random_cotangents(arrays, rng, integral=filled.integral)
+        return [None if cotangent is None else platform.from_numpy(cotangent) for cotangent in cotangents]
 
-    outs, grads = platform.vjp(run, tensors, seeds, filled.wanted)
-    outputs = [platform.tensor_to_numpy(platform.detach(one)) for one in outs]
-    gradients = [None if one is None else platform.tensor_to_numpy(one) for one in grads]
+    outs, grads = platform.vjp(run, tensors, sample_cotangents, filled.requires_grad)
+    outputs = [platform.tensor_to_numpy(platform.detach(out)) for out in outs]
+    gradients = [None if grad is None else platform.tensor_to_numpy(grad) for grad in grads]
     exact = filled.integral and is_dyadic(outputs) and is_dyadic(gradients)
-    eps = coarsest([*filled.arrays, *outputs])
-    if in_single([*outputs, *gradients]):
+    eps = coarsest_eps([*filled.arrays, *outputs])
+    if is_single_precision([*outputs, *gradients]):
         eps = max(eps, float(np.finfo(np.float32).eps))
-    return Reference(problem, tensors, outputs, found, gradients, exact, eps)
+    return Reference(sample_call, tensors, outputs, cotangents, gradients, exact, eps)
 
 
-def _drawn(problem: SampleCall) -> LocalCall | None:
-    """What one rank draws."""
-    strategies = problem.rule.strategies(problem.call)
+def _random_local_call(sample_call: SampleCall) -> LocalCall | None:
+    """Return the local call of a random operator on a mesh of one rank."""
+    strategies = sample_call.rule.strategies(sample_call.call)
     if not isinstance(strategies, Strategies) or strategies.localize is None:
         return None
-    layouts = tuple(one.layout for one in problem.call.operands)
+    layouts = tuple(operand.layout for operand in sample_call.call.operands)
     outputs = tuple(layouts[0].with_shape(shape) for shape in strategies.outputs)
-    return strategies.localize(problem.call, layouts, outputs)
+    return strategies.localize(sample_call.call, layouts, outputs)
 
 
-def cotangents(outputs: Sequence[Any], rng: Any, *, integral: bool) -> list[Any]:
-    """A random cotangent per floating output."""
-    found: list[Any] = []
-    for one in outputs:
-        if one.dtype.kind not in "fc":
-            found.append(None)
+def random_cotangents(outputs: Sequence[Any], rng: Any, *, integral: bool) -> list[Any]:
+    """Return a random cotangent per floating output, None for the others."""
+    cotangents: list[Any] = []
+    for output in outputs:
+        if output.dtype.kind not in "fc":
+            cotangents.append(None)
             continue
-        drawn = rng.integers(-3, 4, one.shape) if integral else rng.standard_normal(one.shape)
-        found.append(np.asarray(drawn).astype(one.dtype))
-    return found
+        sampled = rng.integers(-3, 4, output.shape) if integral else rng.standard_normal(output.shape)
+        cotangents.append(np.asarray(sampled).astype(output.dtype))
+    return cotangents

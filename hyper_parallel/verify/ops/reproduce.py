@@ -43,7 +43,7 @@ def _plain(
     platform: str, op: str, sample: Sample, filled: FilledSample, mesh: tuple[int, ...], places: Places
 ) -> str | None:
     differentiates = all(
-        want or array.dtype.kind not in "fc" for want, array in zip(filled.wanted, filled.arrays, strict=True)
+        want or array.dtype.kind not in "fc" for want, array in zip(filled.requires_grad, filled.arrays, strict=True)
     )
     if sample.writes or sample.random or sample.uninitialized or not differentiates:
         return None

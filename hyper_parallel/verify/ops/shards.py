@@ -1,7 +1,7 @@
-"""What every rank holds of a global array under a layout, and whether pieces are what they must be.
+"""Local shards of a global array under a layout, and the values that ranks with partial values have together.
 
-Summands are drawn at random per element and rank: of both signs, with zeros of both signs; losers of a maximum lie on
-both sides of zero, and several ranks may hold it.
+Partial values are sampled per element and rank: numbers of both signs, zeros of both signs; what is below a maximum
+lies on both sides of zero, and several ranks may attain the maximum.
 """
 
 from __future__ import annotations
@@ -20,17 +20,16 @@ if TYPE_CHECKING:
     from hyper_parallel.core.dtensor.layout import Layout
 
 __all__ = [
-    "allows",
-    "box_of",
-    "cut",
-    "groups",
-    "held",
-    "joined",
-    "pending",
-    "reduced",
-    "shares",
-    "steps_at",
-    "summands",
+    "can_be_partial",
+    "extremum_gradients",
+    "local_box",
+    "local_shards",
+    "partial_axes",
+    "partial_coordinate",
+    "partial_values",
+    "reduce_group",
+    "reduction_groups",
+    "split_partial",
 ]
 
 REDUCE: dict[str, Callable[[Any, Any], Any]] = {
@@ -45,8 +44,8 @@ REDUCE: dict[str, Callable[[Any, Any], Any]] = {
 NUMBERS = {"sum": "fciu", "avg": "fc", "max": "fiu", "min": "fiu", "prod": "fciu", "all": "b", "any": "b"}
 
 
-def allows(array: Any, op: str) -> bool:
-    """Whether these values can be held as summands of ``op``: nobody attains what is no number, and no sum is -0."""
+def can_be_partial(array: Any, op: str) -> bool:
+    """Whether ``array`` can be split into partial values of ``op``: NaN is no extremum, and no sum is -0."""
     if array.dtype.kind not in NUMBERS[op]:
         return False
     if array.dtype.kind != "f":
@@ -56,48 +55,51 @@ def allows(array: Any, op: str) -> bool:
     return op not in {"max", "min"} or not np.isnan(array).any()
 
 
-def box_of(array: Any, layout: Layout, at: Coordinate) -> Any:
-    """The rank's box of a global array."""
+def local_box(array: Any, layout: Layout, at: Coordinate) -> Any:
+    """Return the box of a global array that the rank at coordinate ``at`` has."""
     return array[tuple(slice(start, stop) for start, stop in layout.box_at(at))]
 
 
-def held(array: Any, layout: Layout, rng: Any, *, integral: bool) -> list[Any]:
-    """Per rank, row-major, its piece of ``array``."""
-    parts = summands(array, pending(layout), rng, integral=integral)
-    return [np.array(box_of(parts[steps_at(layout, at)], layout, at), order="C") for at in coordinates(layout.mesh)]
+def local_shards(array: Any, layout: Layout, rng: Any, *, integral: bool) -> list[Any]:
+    """Return the local shard of every rank, row-major; partial values are sampled."""
+    parts = partial_values(array, partial_axes(layout), rng, integral=integral)
+    return [
+        np.array(local_box(parts[partial_coordinate(layout, at)], layout, at), order="C")
+        for at in coordinates(layout.mesh)
+    ]
 
 
-def pending(layout: Layout) -> tuple[tuple[str, int], ...]:
-    """Per axis with a pending reduction, its kind and the number of ranks."""
+def partial_axes(layout: Layout) -> tuple[tuple[str, int], ...]:
+    """Return the reduction and the number of ranks of every axis with partial values."""
     return tuple((op, layout.mesh.shape[axis]) for axis, op in layout.partials)
 
 
-def steps_at(layout: Layout, at: Coordinate) -> Coordinate:
-    """Which of the summands the rank at ``at`` holds: its steps along the axes with a pending reduction."""
+def partial_coordinate(layout: Layout, at: Coordinate) -> Coordinate:
+    """Return the key in :func:`partial_values` of the rank at ``at``: its steps along the axes with partial values."""
     return tuple(at[axis] for axis, _ in layout.partials)
 
 
-def summands(array: Any, kinds: Sequence[tuple[str, int]], rng: Any, *, integral: bool) -> dict[Coordinate, Any]:
-    """Global arrays that reduce to ``array``, one axis after another, by the steps along these axes."""
-    # Which of several tied ranks gets how much depends on the order in which axes are reduced: ties on one axis only.
+def partial_values(array: Any, kinds: Sequence[tuple[str, int]], rng: Any, *, integral: bool) -> dict[Coordinate, Any]:
+    """Return global arrays that reduce to ``array`` axis by axis, keyed by the steps along these axes."""
+    # The gradient that each of several tied ranks gets depends on the order of axes: ties on one axis only.
     ties = len(kinds) == 1
-    found: dict[Coordinate, Any] = {(): array}
+    parts: dict[Coordinate, Any] = {(): array}
     for op, count in kinds:
-        found = {
-            (*at, step): one
-            for at, value in found.items()
-            for step, one in enumerate(cut(value, op, count, rng, integral=integral, ties=ties))
+        parts = {
+            (*at, step): part
+            for at, value in parts.items()
+            for step, part in enumerate(split_partial(value, op, count, rng, integral=integral, ties=ties))
         }
-    return found
+    return parts
 
 
-def cut(array: Any, op: str, count: int, rng: Any, *, integral: bool, ties: bool = True) -> list[Any]:
-    """``count`` arrays whose reduction by ``op`` is ``array``."""
+def split_partial(array: Any, op: str, count: int, rng: Any, *, integral: bool, ties: bool = True) -> list[Any]:
+    """Return ``count`` random arrays whose reduction by ``op`` is ``array``."""
     if op in {"sum", "avg"}:
         noise = [_noise(array, rng, integral=integral) for _ in range(count - 1)]
         total = array * count if op == "avg" else array
         # The first part has no negative zero, so no sum is one either.
-        return [total - sum(noise, np.zeros_like(array)) + 0, *(_signed_zeros(one, rng) for one in noise)]
+        return [total - sum(noise, np.zeros_like(array)) + 0, *(_signed_zeros(part, rng) for part in noise)]
     if op in {"max", "min"}:
         return _extremes(array, op, count, rng, integral=integral, ties=ties)
     if op == "prod":
@@ -107,7 +109,7 @@ def cut(array: Any, op: str, count: int, rng: Any, *, integral: bool, ties: bool
                 reduce(np.multiply, factors, array), *factors]  # fmt: skip
     other = rng.integers(0, 2, (count, *array.shape)).astype(bool)
     winner = np.asarray(rng.integers(0, count, array.shape)) == np.arange(count).reshape(-1, *(1 for _ in array.shape))
-    # Of all, one rank at least says no where the value is no; of any, one says yes where it is yes.
+    # Of `all`, at least one rank has False where the value is False; of `any`, one has True where it is True.
     return list((array | (other & ~winner)) if op == "all" else (array & (other | winner)))
 
 
@@ -125,54 +127,52 @@ def _signed_zeros(array: Any, rng: Any) -> Any:
 
 
 def _extremes(array: Any, op: str, count: int, rng: Any, *, integral: bool, ties: bool) -> list[Any]:
-    """Losers lie on the other side, by up to eight units; now and then a loser of integers ties."""
+    """Return parts of which one attains the extremum; the others miss it by up to eight units, or tie (integers)."""
     winner = rng.integers(0, count, array.shape)
-    found = []
+    parts = []
     for rank in range(count):
         gap = rng.integers(1 - ties, 9, array.shape) if integral else np.abs(rng.standard_normal(array.shape)) * 4
         gap = np.where(winner == rank, 0, gap)
         losing = array - gap if op == "max" else array + gap
-        found.append(np.where(gap == 0, array, losing).astype(array.dtype))
-    return found
+        parts.append(np.where(gap == 0, array, losing).astype(array.dtype))
+    return parts
 
 
-def groups(layout: Layout, axes: Sequence[int]) -> list[tuple[Coordinate, list[int]]]:
-    """Ranks that differ along ``axes`` only: the position of the first, and the numbers of all, row-major."""
-    found: dict[Coordinate, tuple[Coordinate, list[int]]] = {}
+def reduction_groups(layout: Layout, axes: Sequence[int]) -> list[tuple[Coordinate, list[int]]]:
+    """Return groups of ranks that differ along ``axes`` only: the first coordinate, and all rank numbers, row-major."""
+    by_rest: dict[Coordinate, tuple[Coordinate, list[int]]] = {}
     for number, at in enumerate(coordinates(layout.mesh)):
         rest = tuple(step for axis, step in enumerate(at) if axis not in axes)
-        found.setdefault(rest, (at, []))[1].append(number)
-    return list(found.values())
+        by_rest.setdefault(rest, (at, []))[1].append(number)
+    return list(by_rest.values())
 
 
-def reduced(pieces: Sequence[Any], layout: Layout, partials: Sequence[tuple[int, str]]) -> list[tuple[Coordinate, Any]]:
-    """The value that each group of ranks holds together: pending reductions done, the last axis first."""
-    kinds = [(op, layout.mesh.shape[axis]) for axis, op in partials]
-    together = groups(layout, [axis for axis, _ in partials])
-    return [(at, joined([pieces[member] for member in ranks], kinds)) for at, ranks in together]
+def reduce_group(parts: Sequence[Any], kinds: Sequence[tuple[str, int]]) -> Any:
+    """Return the reduction over the ranks of one group, the last axis first.
 
-
-def joined(parts: Sequence[Any], kinds: Sequence[tuple[str, int]]) -> Any:
-    """What the ranks of one group hold together: ``parts`` row-major, a kind and a number of ranks per axis."""
+    Args:
+        parts: of the ranks, row-major.
+        kinds: reduction and number of ranks per axis.
+    """
     for op, size in reversed(kinds):
-        parts = [_merged(parts[start : start + size], op) for start in range(0, len(parts), size)]
+        parts = [_reduce_axis(parts[start : start + size], op) for start in range(0, len(parts), size)]
     return parts[0]
 
 
-def _merged(parts: Sequence[Any], op: str) -> Any:
+def _reduce_axis(parts: Sequence[Any], op: str) -> Any:
     value = reduce(REDUCE[op], parts)
     return np.asarray(value / len(parts), parts[0].dtype) if op == "avg" else value
 
 
-def shares(gradient: Any, layout: Layout, pieces: Sequence[Any]) -> list[Any]:
-    """Per rank its share of a gradient: ranks that attain the extremum share it evenly, the others get nothing."""
-    local = dual(layout)
-    found: list[Any] = [None] * len(pieces)
-    for at, together in groups(layout, [axis for axis, _ in layout.partials]):
-        stacked = np.stack([pieces[member] for member in together])
+def extremum_gradients(gradient: Any, layout: Layout, shards: Sequence[Any]) -> list[Any]:
+    """Return the gradient of every rank: ranks that attain the extremum share it evenly, the others get zero."""
+    dual_layout = dual(layout)
+    gradients: list[Any] = [None] * len(shards)
+    for at, ranks in reduction_groups(layout, [axis for axis, _ in layout.partials]):
+        stacked = np.stack([shards[rank] for rank in ranks])
         largest = layout.partials[0][1] == "max"
         attained = stacked == (stacked.max(0) if largest else stacked.min(0))
-        share = box_of(gradient, local, at) / attained.sum(0)
-        for member, mask in zip(together, attained, strict=True):
-            found[member] = np.asarray(np.where(mask, share, 0), gradient.dtype)  # nothing, not zero times it
-    return found
+        share = local_box(gradient, dual_layout, at) / attained.sum(0)
+        for rank, mask in zip(ranks, attained, strict=True):
+            gradients[rank] = np.asarray(np.where(mask, share, 0), gradient.dtype)  # zero times NaN would be NaN
+    return gradients

@@ -1,4 +1,4 @@
-"""One operator on one framework: all samples, all meshes, all claimed placements, and the public path."""
+"""The sweep of one operator on one framework: all samples, all meshes, all claimed placements, on both levels."""
 
 from __future__ import annotations
 
@@ -21,21 +21,21 @@ from hyper_parallel.verify.ops.claims import (
     Claim,
     SampleCall,
     bind_sample,
-    claimed,
+    case_strategies,
     claims,
-    closed,
+    fits_values,
     mesh_of,
-    possible,
     row_text,
+    with_known_outputs,
 )
-from hyper_parallel.verify.ops.compare import says_nothing
+from hyper_parallel.verify.ops.compare import is_uninformative
 from hyper_parallel.verify.ops.dtensor_check import DTensorJob, DTensorResult, Places, check_on_dtensors, operator
 from hyper_parallel.verify.ops.local_calls import CallCache
-from hyper_parallel.verify.ops.local_check import LocalChecker, LocalResult, unclaimed
-from hyper_parallel.verify.ops.reference import Case, Reference, plain_run, refer
+from hyper_parallel.verify.ops.local_check import LocalChecker, LocalResult, unclaimed_rows
+from hyper_parallel.verify.ops.reference import Case, Reference, function_reference, rule_reference
 from hyper_parallel.verify.ops.report import FailedCheck, OperatorReport
 from hyper_parallel.verify.ops.reproduce import program
-from hyper_parallel.verify.ops.selection import Effort, PlacementChooser, features, offered, offered_by_operands
+from hyper_parallel.verify.ops.selection import Effort, PlacementChooser, layout_features, operand_columns, row_columns
 from hyper_parallel.verify.ops.user_operators import UserOperator, load_user_file, samples_of_user
 from hyper_parallel.verify.ops.values import FilledSample, fill, seed_of, size_choices
 
@@ -44,15 +44,15 @@ if TYPE_CHECKING:
 
 __all__ = ["StopSweep", "Sweep", "check_one", "sweep_operator", "sweep_user_operator"]
 
-_BATCH = 24
+_BATCH = 24  # claims per differentiation
 _REPRODUCED = 3
 _PATIENCE = 12
-_TRIED = 12  # choices of sizes for rows that have a condition
-_EMPTY = 3  # among so many choices of sizes one leaves some rank with nothing, of every dim
+_CONDITION_CHOICES = 12  # choices of sizes for rows that have a condition
+_EMPTY_CHOICES = 3  # among so many choices of sizes one leaves some rank with an empty shard, of every dim
 
 
 class StopSweep(Exception):  # noqa: N818 - no error
-    """Raised by who needs to know no more of a sweep."""
+    """Raised in a sweep whose result is known."""
 
 
 def sweep_operator(platform: str, op: str, effort: Effort) -> OperatorReport:
@@ -102,22 +102,22 @@ def check_one(
     """
     report = OperatorReport(op, platform)
     platform_named(platform)
-    what: str | UserOperator = op
+    function: str | UserOperator = op
     rule, samples = find_rule(op), samples_of(op)
     if file is not None:
         user = load_user_file(platform, file)[op]
-        what, rule, samples = user, None, samples_of_user(user)
+        function, rule, samples = user, None, samples_of_user(user)
     with use_platform(platform):
-        sweep = Sweep(report, platform, what, rule, samples, Effort(meshes=(tuple(mesh),)))
-        sweep.only(sample, sizes, dtype, tuple(tuple(one) for one in places), integral=integral)
+        sweep = Sweep(report, platform, function, rule, samples, Effort(meshes=(tuple(mesh),)))
+        sweep.check_one(sample, sizes, dtype, tuple(map(tuple, places)), integral=integral)
     return report
 
 
 class Sweep:
-    """One operator's samples on their way through both levels.
+    """Checks one operator's samples on both levels.
 
     Args:
-        report: what is filled.
+        report: receives the results.
         platform: name of the framework.
         op: canonical name, or a user's function.
         rule: of the operator, None for a user's function.
@@ -137,16 +137,16 @@ class Sweep:
         self.report, self.op, self.rule, self.samples, self.effort = report, op, rule, samples, effort
         self.platform = platform_named(platform)
         self.chooser = PlacementChooser(self.platform, rule, effort)
-        self.claimed: dict[str, bool] = {}
-        self.conditional = False
-        self.chosen: Places | None = None
-        self.absent: dict[str, set[Any]] = {}
-        self.looked: dict[str, set[Any]] = {}
+        self.claimed: dict[str, bool] = {}  # row to whether a check reached it
+        self.has_conditions = False
+        self.only_places: Places | None = None
+        self.unclaimed: dict[str, set[Any]] = {}  # row to the meshes and values on which it holds
+        self.searched: dict[str, set[Any]] = {}  # sample to the meshes and values on which such rows were looked for
         self.patience = [_PATIENCE]
-        self.until = time.process_time() + effort.seconds
+        self.deadline = time.process_time() + effort.seconds
 
     def run(self) -> None:
-        """All samples; then what was claimed and never reached."""
+        """Check all samples, and list the claims that no check reached."""
         self.report.exempt = exemption(self.report.op) if not self.samples else ""
         if isinstance(self.rule, Rule):
             try:
@@ -154,90 +154,90 @@ class Sweep:
             except (KeyError, UnsupportedOperatorError):
                 self.report.absent = True
                 return
-        self._take_turns([self._sample(number, sample) for number, sample in enumerate(self.samples)])
+        self._take_turns([self._check_sample(number, sample) for number, sample in enumerate(self.samples)])
         if self.effort.public and self.effort.public_meshes is None:
-            self._show_rest()
+            self._show_conditional_rows()
         self.report.rows = len(self.chooser.shown)
         self.report.unshown.extend(
-            f"{_mesh_text(mesh)}: {row}" for mesh, row in sorted(self.chooser.offered - self.chooser.shown)
+            f"{_mesh_text(mesh)}: {row}" for mesh, row in sorted(self.chooser.available - self.chooser.shown)
         )
         self.report.unexercised.extend(row for row, reached in self.claimed.items() if not reached)
-        for text, held in self.absent.items():
-            if held == self.looked[text.partition(":")[0]]:
-                self.report.missing.append(text)
+        for row, holds_on in self.unclaimed.items():
+            if holds_on == self.searched[row.partition(":")[0]]:
+                self.report.missing.append(row)
 
     def _take_turns(self, samples: list[Iterator[None]]) -> None:
-        """The first sizes of every sample, whatever they cost; the next ones of each as long as there is time."""
+        """Check the first sizes of every sample, whatever they cost; then further sizes of each until the deadline."""
         for turn in itertools.count():
             if not samples:
                 return
-            for one in list(samples):
-                if turn and time.process_time() > self.until:
+            for sample in list(samples):
+                if turn and time.process_time() > self.deadline:
                     return
-                if next(one, self) is self:
-                    samples.remove(one)
+                if next(sample, self) is self:
+                    samples.remove(sample)
 
-    def _sample(self, number: int, sample: Sample) -> Iterator[None]:
-        """One choice of sizes after the other."""
+    def _check_sample(self, number: int, sample: Sample) -> Iterator[None]:
+        """Check one choice of sizes after the other; yields after each."""
         exact = False
         for position, sizes in enumerate(self._sizes(sample)):
             skipped: list[str] = []
             cases: list[Case] = []
-            for integral in _modes(position, exact=exact):
-                if cases and not self.effort.both:
+            for integral in _value_modes(position, exact=exact):
+                if cases and not self.effort.both_values:
                     break
-                case = self._case(number, sample, sizes, skipped, integral=integral, first=position == 0)
+                case = self._make_case(number, sample, sizes, skipped, integral=integral, first=position == 0)
                 if case is not None:
                     cases.append(case)
             if position == 0:
                 exact = any(case.reference.exact for case in cases)
             for again, case in enumerate(cases):
-                # One element may be a whole number by accident.
+                # A result of one element may be a whole number by accident.
                 case.reference.exact = (case.reference.exact and exact) or sample.exact
-                self._check(case, again=bool(again))
+                self._check_case(case, again=bool(again))
             if not cases:
                 self.report.skipped.update(skipped[:1])
             yield
 
-    def _offers(self, case: Case) -> set[str]:
-        """Columns of the coverage matrix that placements of this case can have."""
-        found = {"forward", "several axes"}
-        differentiated = any(case.filled.wanted) and any(one is not None for one in case.reference.seeds)
-        if differentiated:
-            found.add("backward")
-        rows = claimed(self.platform, self.rule, case, (2,))
-        if rows is None:
-            return found | offered_by_operands(case.filled.arrays)
-        return found | offered(row for row in rows[1].rows if possible(row, case.filled))
+    def _columns(self, case: Case) -> set[str]:
+        """Return the columns of the coverage matrix that placements of this case can have."""
+        columns = {"forward", "several axes"}
+        has_cotangent = any(cotangent is not None for cotangent in case.reference.cotangents)
+        if any(case.filled.requires_grad) and has_cotangent:
+            columns.add("backward")
+        claimed = case_strategies(self.platform, self.rule, case, (2,))
+        if claimed is None:
+            return columns | operand_columns(case.filled.arrays)
+        return columns | row_columns(row for row in claimed[1].rows if fits_values(row, case.filled))
 
     def _sizes(self, sample: Sample) -> Iterator[dict[str, int]]:
-        """As many as are asked for, and some that leave ranks with nothing where a rule has a condition for that."""
+        """Yield the choices of sizes; one more with empty shards where a rule has a condition on those."""
         yield from size_choices(sample, self.effort.choices)
-        if self.effort.choices < _EMPTY and self.conditional:
-            yield from size_choices(sample, _EMPTY)[-1:]
+        if self.effort.choices < _EMPTY_CHOICES and self.has_conditions:
+            yield from size_choices(sample, _EMPTY_CHOICES)[-1:]
 
-    def _check(self, case: Case, *, again: bool) -> None:
-        """Both levels; a second set of values for the same sizes is no further check."""
-        with self._sparing(case):
+    def _check_case(self, case: Case, *, again: bool) -> None:
+        """Check a case on both levels; a second set of values for the same sizes does not count as further checks."""
+        with self._crash_is_reported(case):
             if self.effort.rule_level and isinstance(self.rule, Rule):
-                self._rule_level(case, self.rule, counts=not again)
+                self._check_rule_level(case, self.rule, counts=not again)
             if self.effort.public and case.first:
-                self._public(case, again=again)
-            self.report.offers |= self._offers(case)
+                self._check_public(case, again=again)
+            self.report.offers |= self._columns(case)
 
     @contextmanager
-    def _sparing(self, case: Case) -> Iterator[None]:
-        """A rule that raises anything costs this sample."""
+    def _crash_is_reported(self, case: Case) -> Iterator[None]:
+        """Report an exception of a rule as a crash of this case; the others are still checked."""
         try:
             yield
         except StopSweep:
             raise
-        except Exception as error:  # noqa: BLE001 - whatever it raises
-            where = "".join(traceback.format_tb(error.__traceback__)[-2:])
-            problem = f"{type(error).__name__}: {error}\n{where}"
+        except Exception as error:  # noqa: BLE001 - a rule may raise anything
+            traceback_end = "".join(traceback.format_tb(error.__traceback__)[-2:])
+            problem = f"{type(error).__name__}: {error}\n{traceback_end}"
             self.report.crash.append(FailedCheck("rule", case.name, case.filled.sizes, (), "", problem))
 
-    def _case(
+    def _make_case(
         self,
         number: int,
         sample: Sample,
@@ -247,33 +247,32 @@ class Sweep:
         integral: bool,
         first: bool = False,
     ) -> Case | None:
-        """The plain run, in the first dtype that the framework serves; None where there is nothing to compare."""
+        """Compute the reference in the first dtype that the framework has; None where there is nothing to compare."""
         seed = seed_of(self.report.op, number, sorted(sizes.items()))
         problem = ""
         for differentiated, dtype in itertools.product((True, False), sample.dtypes):
             try:
                 filled = fill(sample, sizes, dtype, seed, integral=integral, to_dtype=self.platform.str_to_dtype)
-            except ValueError as error:  # sizes that its values do not have: the sample's own mistake
-                self.report.crash.append(
-                    FailedCheck("sample", f"sample {number}", sizes, (), "", f"ValueError: {error}")
-                )
+            except ValueError as error:  # the sample has no values for these sizes, which is its own mistake
+                failed = FailedCheck("sample", f"sample {number}", sizes, (), "", f"ValueError: {error}")
+                self.report.crash.append(failed)
                 return None
             if filled is None:
                 return None
             if not differentiated:  # a framework may have the operator and not its gradient
-                if not any(filled.wanted):
+                if not any(filled.requires_grad):
                     continue
-                filled = replace(filled, wanted=(False,) * len(filled.wanted))
+                filled = replace(filled, requires_grad=(False,) * len(filled.requires_grad))
             try:
-                reference = self._refer(sample, filled, np.random.default_rng([seed, 1]))
+                reference = self._reference(sample, filled, np.random.default_rng([seed, 1]))
             except UnsupportedOperatorError:
                 self.report.absent = True  # unless another sample can be computed
                 return None
-            except Exception as error:  # noqa: BLE001 - whatever a framework says to sizes or dtypes it does not take
+            except Exception as error:  # noqa: BLE001 - a framework refuses sizes or dtypes in its own way
                 problem = problem or f"sample {number} has no plain result: {type(error).__name__}: {error}"
                 continue
-            if says_nothing(reference.outputs, constant=sample.constant):
-                skipped.append(f"sample {number} gives outputs that say nothing")
+            if is_uninformative(reference.outputs, constant=sample.constant):
+                skipped.append(f"sample {number} has outputs that a wrong result could equal")
                 return None
             if not differentiated:
                 self.report.skipped[f"gradients of {problem[:200]}"] += 1
@@ -282,87 +281,89 @@ class Sweep:
         return None
 
     def case(self, number: int, sample: Sample, sizes: dict[str, int], *, first: bool) -> Case | None:
-        """The plain run on small integers, or on real numbers where there are none."""
+        """Return a sample with values and reference, on small integers, or on real numbers where there are none."""
         for integral in (True, False):
-            found = self._case(number, sample, sizes, [], integral=integral, first=first)
-            if found is not None:
-                return found
+            case = self._make_case(number, sample, sizes, [], integral=integral, first=first)
+            if case is not None:
+                return case
         return None
 
-    def _refer(self, sample: Sample, filled: FilledSample, rng: Any) -> Reference:
+    def _reference(self, sample: Sample, filled: FilledSample, rng: Any) -> Reference:
         if isinstance(self.rule, Rule):
-            return refer(self.platform, self.rule, sample, filled, rng)
-        return plain_run(self.platform, operator(self.platform, self.op, sample), filled, rng)
+            return rule_reference(self.platform, self.rule, sample, filled, rng)
+        return function_reference(self.platform, operator(self.platform, self.op, sample), filled, rng)
 
-    def only(self, number: int, sizes: dict[str, int], dtype: str, places: Places, *, integral: bool) -> None:
-        """One sample, one choice of sizes, one mesh, one tuple of placements: both levels."""
+    def check_one(self, number: int, sizes: dict[str, int], dtype: str, places: Places, *, integral: bool) -> None:
+        """Check one sample with one choice of sizes, on one mesh, in one tuple of placements, on both levels."""
         sample = replace(self.samples[number], dtypes=(dtype,))
         skipped: list[str] = []
-        case = self._case(number, sample, sizes, skipped, integral=integral)
+        case = self._make_case(number, sample, sizes, skipped, integral=integral)
         if case is None:
             self.report.skipped.update(skipped)
             return
-        self.chosen = places
+        self.only_places = places
         self.effort = replace(self.effort, reproducers=False)
         if isinstance(self.rule, Rule):
-            self._rule_level(case, self.rule, counts=True)
+            self._check_rule_level(case, self.rule, counts=True)
         (shape,) = self.effort.meshes
-        (outcome,) = check_on_dtensors(self._job(case, shape, [places]), self.patience)
-        self._note_public(case, shape, places, outcome, new=True)
+        (result,) = check_on_dtensors(self._dtensor_job(case, shape, [places]), self.patience)
+        self._add_public(case, shape, places, result, new=True)
 
     # -- rule level --------------------------------------------------------------------------------------------------
 
-    def _rule_level(self, case: Case, rule: Rule, *, counts: bool) -> None:
-        calls = self._calls(case)
+    def _check_rule_level(self, case: Case, rule: Rule, *, counts: bool) -> None:
+        calls = self._call_cache(case)
         for shape in self.effort.meshes:
             mesh = mesh_of(shape)
-            problem = bind_sample(self.platform, rule, case.filled, mesh, case.reference.tensors)
+            sample_call = bind_sample(self.platform, rule, case.filled, mesh, case.reference.tensors)
             try:
-                strategies = rule.strategies(problem.call)
+                strategies = rule.strategies(sample_call.call)
             except ValueError as error:
                 self.report.rejected[f"{rule.op}: {error}"] += 1
                 return
             if not isinstance(strategies, Strategies):
-                return  # whole layouts: the public path checks those
-            strategies = closed(strategies, case)
+                return  # whole layouts, which the public path checks
+            strategies = with_known_outputs(strategies, case)
             if not strategies.outputs:
-                return  # a shape that only the call tells: likewise
-            self.conditional = self.conditional or any(row.full for row in strategies.rows)
+                return  # only the call determines the shape; the public path checks it
+            self.has_conditions = self.has_conditions or any(row.full for row in strategies.rows)
             for row in strategies.rows:
                 self.claimed.setdefault(row_text(row), False)
-            bench = LocalChecker(case.sample, calls, mesh)
-            found = [one for one in self._claims(problem, strategies) if self.chosen in (None, one.places)]
-            for start in range(0, len(found), _BATCH):
-                self._batch(case, bench, found[start : start + _BATCH], counts=counts)
+            checker = LocalChecker(case.sample, calls, mesh)
+            chosen = [
+                claim for claim in self._claims(sample_call, strategies) if self.only_places in (None, claim.places)
+            ]
+            for start in range(0, len(chosen), _BATCH):
+                self._check_batch(case, checker, chosen[start : start + _BATCH], counts=counts)
             if shape in ((2,), (3,)) and case.first and case.number < self.effort.missing:
-                self._look_for_missing(case, bench, unclaimed(bench, problem, strategies))
+                self._add_unclaimed(case, checker, unclaimed_rows(checker, sample_call, strategies))
 
-    def _calls(self, case: Case) -> CallCache:
+    def _call_cache(self, case: Case) -> CallCache:
         return CallCache(self.platform, case.reference, case.filled, case.seed)
 
-    def _claims(self, problem: SampleCall, strategies: Strategies) -> Iterator[Claim]:
-        return claims(problem, strategies)
+    def _claims(self, sample_call: SampleCall, strategies: Strategies) -> Iterator[Claim]:
+        return claims(sample_call, strategies)
 
-    def _look_for_missing(self, case: Case, bench: LocalChecker, found: Iterator[Row]) -> None:
-        """A row is missing if it holds for all values on both meshes."""
-        mine = dict.fromkeys(f"{case.name}: {row_text(row)}" for row in found)
-        key = (bench.mesh.shape, case.filled.integral)
-        for text in mine:
-            self.absent.setdefault(text, set()).add(key)
-        self.looked.setdefault(case.name, set()).add(key)
+    def _add_unclaimed(self, case: Case, checker: LocalChecker, rows: Iterator[Row]) -> None:
+        """Note rows that hold; a row is missing if it holds for all values on both meshes."""
+        texts = dict.fromkeys(f"{case.name}: {row_text(row)}" for row in rows)
+        key = (checker.mesh.shape, case.filled.integral)
+        for text in texts:
+            self.unclaimed.setdefault(text, set()).add(key)
+        self.searched.setdefault(case.name, set()).add(key)
 
-    def _batch(self, case: Case, bench: LocalChecker, batch: Sequence[Claim], *, counts: bool) -> None:
-        for draw in range(self.effort.draws if case.first else 1):
-            chosen = batch if draw == 0 else [one for one in batch if _partial(one)]
+    def _check_batch(self, case: Case, checker: LocalChecker, batch: Sequence[Claim], *, counts: bool) -> None:
+        for split in range(self.effort.splits if case.first else 1):
+            chosen = batch if split == 0 else [claim for claim in batch if _takes_partial(claim)]
             if not chosen:
                 return
-            results = bench.run(chosen, draw)
+            results = checker.run(chosen, split)
             for row in {id(row): row for result in results for row in result.claim.rows}.values():
                 self.claimed[row_text(row)] = True
             for result in results:
-                self._note(case, bench.mesh.shape, result, counts=counts and draw == 0)
+                self._add_local(case, checker.mesh.shape, result, counts=counts and split == 0)
 
-    def _note(self, case: Case, mesh: tuple[int, ...], result: LocalResult, *, counts: bool) -> None:
+    def _add_local(self, case: Case, mesh: tuple[int, ...], result: LocalResult, *, counts: bool) -> None:
         claim, report = result.claim, self.report
         if result.rejected:
             report.rejected[result.rejected[:300]] += 1
@@ -370,9 +371,9 @@ class Sweep:
         if counts:
             self._count(mesh, (*claim.choice.targets, *claim.choice.outputs), backward=result.backward)
         if result.crash or result.problems:
-            kind = report.crash if result.crash else report.wrong
+            failures = report.crash if result.crash else report.wrong
             problem = result.crash or result.problems[0]
-            kind.append(self._finding("rule", case, mesh, claim.places, problem))
+            failures.append(self._failed_check("rule", case, mesh, claim.places, problem))
         elif counts:
             report.ok += 1
 
@@ -381,89 +382,84 @@ class Sweep:
         report.checks += 1
         report.backward += backward
         report.by_mesh[_mesh_text(mesh)] += 1
-        self._count_features(mesh, layouts)
+        for feature in layout_features(mesh, layouts):
+            report.features[feature] += 1
 
-    def _count_features(self, mesh: tuple[int, ...], layouts: Sequence[Layout]) -> None:
-        for feature in features(mesh, layouts):
-            self.report.features[feature] += 1
-
-    def _finding(self, where: str, case: Case, mesh: tuple[int, ...], places: Places, problem: str) -> FailedCheck:
-        text = ", ".join(str(list(one)) for one in places)
+    def _failed_check(self, level: str, case: Case, mesh: tuple[int, ...], places: Places, problem: str) -> FailedCheck:
+        text = ", ".join(str(list(placements)) for placements in places)
         source = ""
         if self.effort.reproducers and len(self.report.wrong) + len(self.report.crash) < _REPRODUCED:
             source = program(self.report.platform, self.op, case.number, case.sample, case.filled, mesh, places)
-        return FailedCheck(where, case.name, case.filled.sizes, mesh, text, problem, source)
+        return FailedCheck(level, case.name, case.filled.sizes, mesh, text, problem, source)
 
     # -- public path -------------------------------------------------------------------------------------------------
 
-    def _public(self, case: Case, *, again: bool) -> None:
-        """Integers first; averages that round only of real numbers, for integers lie where operators bend."""
+    def _check_public(self, case: Case, *, again: bool) -> None:
+        """Check placements on DTensors, those of averages that round on real numbers (see :func:`is_due`)."""
         for shape in self.effort.public_meshes or self.effort.meshes:
-            if not (case.first or self.chooser.lacking(shape)):
+            if not (case.first or self.chooser.has_unshown(shape)):
                 continue
             places, rows = self.chooser.places(case, shape, again=again)
             if not places:
                 continue
-            for position, outcome in enumerate(check_on_dtensors(self._job(case, shape, places), self.patience)):
-                self._note_public(case, shape, places[position], outcome, new=position >= rows)
+            results = check_on_dtensors(self._dtensor_job(case, shape, places), self.patience)
+            for position, result in enumerate(results):
+                self._add_public(case, shape, places[position], result, new=position >= rows)
 
-    def _show_rest(self) -> None:
-        """Rows whose conditions the first sizes did not meet on some mesh: other sizes may."""
+    def _show_conditional_rows(self) -> None:
+        """Run rows whose conditions the first sizes did not meet on some mesh with other sizes."""
         for number, sample in enumerate(self.samples):
-            for sizes in size_choices(sample, _TRIED)[1:]:
+            for sizes in size_choices(sample, _CONDITION_CHOICES)[1:]:
                 for integral in (True, False):
-                    if self.chooser.offered <= self.chooser.shown:
+                    if self.chooser.available <= self.chooser.shown:
                         return
-                    case = self._case(number, sample, sizes, [], integral=integral)
+                    case = self._make_case(number, sample, sizes, [], integral=integral)
                     if case is not None:
-                        with self._sparing(case):
-                            self._public(case, again=False)
+                        with self._crash_is_reported(case):
+                            self._check_public(case, again=False)
 
-    def _job(self, case: Case, shape: tuple[int, ...], places: Sequence[Places]) -> DTensorJob:
-        found = case.reference
+    def _dtensor_job(self, case: Case, shape: tuple[int, ...], places: Sequence[Places]) -> DTensorJob:
+        reference = case.reference
         return DTensorJob(
-            self.report.platform, self.op, case.sample, case.filled, found.outputs, found.seeds, found.grads,
-            found.exact, found.eps, shape, places, case.seed,
+            self.report.platform, self.op, case.sample, case.filled, reference.outputs, reference.cotangents,
+            reference.grads, reference.exact, reference.eps, shape, places, case.seed,
         )  # fmt: skip
 
-    def _note_public(
-        self, case: Case, mesh: tuple[int, ...], places: Places, outcome: DTensorResult, *, new: bool
+    def _add_public(
+        self, case: Case, mesh: tuple[int, ...], places: Places, result: DTensorResult, *, new: bool
     ) -> None:
-        report = self.report
-        if outcome.kind == "abandoned":
+        report, effort = self.report, self.effort
+        if result.outcome == "abandoned":
             report.skipped["placements not run on DTensors, after too many that failed"] += 1
             return
-        if outcome.kind == "rejected":
-            report.rejected[outcome.text[:300]] += 1
+        if result.outcome == "rejected":
+            report.rejected[result.text[:300]] += 1
             return
         report.public += 1
-        known = self.chooser.covered if self.effort.apart else self.effort.rule_level and bool(self.claimed)
+        known = self.chooser.rule_level_covers if effort.separate else effort.rule_level and bool(self.claimed)
         if new or not known:
-            report.checks += 1
-            report.backward += outcome.backward
-            report.ok += outcome.kind == "ok"
-            report.by_mesh[_mesh_text(mesh)] += 1
-            self._count_features(mesh, _layouts(case, mesh, places))
-        if outcome.kind != "ok":
-            kind = report.wrong if outcome.kind == "wrong" else report.crash
-            kind.append(self._finding("public", case, mesh, places, outcome.text))
+            self._count(mesh, _operand_layouts(case, mesh, places), backward=result.backward)
+            report.ok += result.outcome == "ok"
+        if result.outcome != "ok":
+            failures = report.wrong if result.outcome == "wrong" else report.crash
+            failures.append(self._failed_check("public", case, mesh, places, result.text))
 
 
-def _modes(position: int, *, exact: bool) -> tuple[bool, ...]:
-    """Integers and real numbers at first; afterwards mostly integers where the operator is exact on them."""
+def _value_modes(position: int, *, exact: bool) -> tuple[bool, ...]:
+    """Return whether values are integral: both for the first sizes, then mostly integers if the operator is exact."""
     if position == 0:
         return (True, False)
     return (True,) if exact and position % 3 else (False,)
 
 
-def _partial(claim: Claim) -> bool:
+def _takes_partial(claim: Claim) -> bool:
     return any(layout.partials for layout in claim.choice.targets)
 
 
-def _layouts(case: Case, mesh: tuple[int, ...], places: Places) -> list[Layout]:
-    """Of the operands."""
+def _operand_layouts(case: Case, mesh: tuple[int, ...], places: Places) -> list[Layout]:
     return [
-        Layout.place(mesh_of(mesh), one, array.shape) for one, array in zip(places, case.filled.arrays, strict=True)
+        Layout.place(mesh_of(mesh), placements, array.shape)
+        for placements, array in zip(places, case.filled.arrays, strict=True)
     ]
 
 

@@ -14,7 +14,7 @@ from hyper_parallel.core.shard.rule import Rule, find_rule, rule_names
 from hyper_parallel.verify.model_case import InputError
 from hyper_parallel.verify.ops.mutation import source_runner
 from hyper_parallel.verify.ops.mutation.report import MutantResult
-from hyper_parallel.verify.ops.mutation.rule_runner import judged
+from hyper_parallel.verify.ops.mutation.rule_runner import run_rule_mutant
 from hyper_parallel.verify.ops.mutation.suite.checks import MODULE_CHECKS
 from hyper_parallel.verify.ops.report import OperatorReport
 from hyper_parallel.verify.ops.selection import Effort
@@ -76,7 +76,7 @@ def library_tasks(platform: str, ops: Sequence[str], effort: Effort) -> list[dic
     # A gradient costs ten times what it costs on PyTorch; the rules are the same. So are the rows that they lack, and
     # kernels that are given the nonsense of a wrong candidate end the process.
     meshes = effort.meshes if full else effort.meshes[:1]
-    slower = replace(effort, public=False, meshes=meshes, draws=1, missing=0)
+    slower = replace(effort, public=False, meshes=meshes, splits=1, missing=0)
     with_rows = [op for op in ops if isinstance(find_rule(op), Rule)]  # decompositions run on DTensors only
     by_rule = with_rows if effort.public else ops
     batches = _batches([one for one in by_rule if one != _NESTED], each)
@@ -84,7 +84,7 @@ def library_tasks(platform: str, ops: Sequence[str], effort: Effort) -> list[dic
     if _NESTED in by_rule:
         found.append(task_of(platform, [_NESTED], replace(slower, meshes=effort.meshes), share=share))
     if effort.public:
-        alone = replace(effort, rule_level=False, choices=1, missing=0, apart=full)
+        alone = replace(effort, rule_level=False, choices=1, missing=0, separate=full)
         found = [task_of(platform, list(ops[start::_SHARES]), alone) for start in range(_SHARES)] + found
     return found
 
@@ -151,7 +151,7 @@ def run(task: dict[str, Any], say: Say) -> None:
     for op in ops:
         say({"event": "start", "op": op})
         faulthandler.dump_traceback_later(task["seconds"], exit=True)
-        found = _judged(task, op) if "seed" in task else _sweep(task, op, effort, users)
+        found = _run_mutant(task, op) if "seed" in task else _sweep(task, op, effort, users)
         say({"event": "report", "report": found.json()})
     faulthandler.cancel_dump_traceback_later()
 
@@ -167,8 +167,8 @@ def _unknown(ops: Sequence[str], own: Sequence[str], task: dict[str, Any]) -> st
     return f"--op: {where} has no {names}; {declared}" + (f"; near: {', '.join(near)}" if near else "")
 
 
-def _judged(task: dict[str, Any], op: str) -> MutantResult:
-    judge = source_runner.judged if op.partition("#")[0] in MODULE_CHECKS else judged
+def _run_mutant(task: dict[str, Any], op: str) -> MutantResult:
+    judge = source_runner.run_source_mutant if op.partition("#")[0] in MODULE_CHECKS else run_rule_mutant
     return judge(task["platform"], op, task["seed"])
 
 

@@ -1,7 +1,7 @@
 """Samples made concrete: sizes for their letters, NumPy arrays for their operands.
 
-Every filled sample exists twice: once with small integers, where an exact operator must be right to the bit and ties
-abound, and once with real numbers.
+Every sample is filled twice: with small integers, on which an exact operator must be right to the bit and ties are
+frequent, and with real numbers.
 """
 
 from __future__ import annotations
@@ -15,13 +15,14 @@ from typing import Any
 
 import numpy as np
 
+from hyper_parallel._tree import CONTAINERS, tree_map
 from hyper_parallel.core.shard.sample import DType, Sample, Size, Value
 
 __all__ = ["FilledSample", "Slot", "fill", "seed_of", "size_choices", "substitute"]
 
-# Sizes for the letters of a sample, in the order in which they appear. No two alike; on axes of 2 to 6 ranks they
-# leave even, uneven, short, single and empty pieces.
-_FIRST = (
+# Sizes for the letters of a sample, in the order in which they appear. No two are equal; on axes of 2 to 6 ranks they
+# give even, uneven, short, single-element and empty shards.
+_FIRST_SIZES = (
     (5, 3, 7, 2, 4, 6),
     (4, 6, 2, 5, 3, 7),
     (1, 5, 3, 4, 2, 6),
@@ -29,66 +30,66 @@ _FIRST = (
     (3, 8, 1, 6, 5, 2),
     (12, 4, 3, 1, 2, 5),
 )
-_LARGEST = 9  # twice the largest number of ranks along an axis, and one
+_LARGEST_SIZE = 9  # twice the largest number of ranks along an axis, plus one
 
 
 @dataclass(frozen=True)
 class Slot:
-    """Stands in filled arguments for operand number ``index``."""
+    """The place of operand number ``index`` in filled arguments."""
 
     index: int
 
 
 @dataclass(frozen=True)
 class FilledSample:
-    """One call with values.
+    """One call of an operator, with values.
 
     Attributes:
         args: positional arguments with :class:`Slot` for operands.
         kwargs: keyword arguments likewise.
-        arrays: operand values.
-        wanted: which operands get a gradient.
-        sizes: the letters' sizes, for messages.
+        arrays: values of the operands.
+        requires_grad: per operand, whether its gradient is compared.
+        sizes: of the letters, for messages.
         integral: all floating values are small integers.
     """
 
     args: tuple[Any, ...]
     kwargs: dict[str, Any]
     arrays: tuple[Any, ...]
-    wanted: tuple[bool, ...]
+    requires_grad: tuple[bool, ...]
     sizes: dict[str, int]
     integral: bool
 
 
 def size_choices(sample: Sample, count: int) -> list[dict[str, int]]:
-    """Up to ``count`` different sizes for the letters of ``sample``; one empty choice where it has none."""
+    """Return up to ``count`` different sizes for the letters of ``sample``; one empty choice without letters."""
     letters = _letters(sample)
     if not letters:
         return [{}]
-    found = itertools.chain((one[: len(letters)] for one in _FIRST), _drawn(len(letters)))
+    candidates = itertools.chain((sizes[: len(letters)] for sizes in _FIRST_SIZES), _random_sizes(len(letters)))
     unique: dict[tuple[int, ...], None] = {}
-    for one in itertools.islice(found, 50 * count):
-        unique.setdefault(tuple(one))
+    for sizes in itertools.islice(candidates, 50 * count):
+        unique.setdefault(tuple(sizes))
         if len(unique) == count:
             break
-    return [dict(zip(letters, one, strict=True)) for one in unique]
+    return [dict(zip(letters, sizes, strict=True)) for sizes in unique]
 
 
-def _drawn(count: int) -> Iterator[tuple[int, ...]]:
+def _random_sizes(count: int) -> Iterator[tuple[int, ...]]:
     rng = np.random.default_rng(count)
     while True:
-        yield tuple(int(one) + 1 for one in rng.permutation(_LARGEST)[:count])
+        yield tuple(int(number) + 1 for number in rng.permutation(_LARGEST_SIZE)[:count])
 
 
-def seed_of(*what: Any) -> int:
-    """A seed that depends on ``what`` and on nothing else."""
-    return zlib.crc32(repr(what).encode())
+def seed_of(*values: Any) -> int:
+    """Return a seed that depends on ``values`` and on nothing else."""
+    return zlib.crc32(repr(values).encode())
 
 
 def fill(
     sample: Sample, sizes: dict[str, int], dtype: str, seed: int, *, integral: bool, to_dtype: Any
 ) -> FilledSample | None:
-    """The sample with values; None where it has no integral form.
+    """Return the sample with values; None where it has no integral form.
 
     Args:
         sample: the call.
@@ -100,12 +101,12 @@ def fill(
     """
     rng = np.random.default_rng([seed, integral])
     arrays: list[Any] = []
-    wanted: list[bool] = []
+    requires_grad: list[bool] = []
 
-    def one(value: Any) -> Any:
+    def fill_leaf(value: Any) -> Any:
         if isinstance(value, Value):
             arrays.append(_array(value, sizes, np.dtype(dtype), rng, integral=integral))
-            wanted.append(value.grad and arrays[-1] is not None and arrays[-1].dtype.kind in "fc")
+            requires_grad.append(value.grad and arrays[-1] is not None and arrays[-1].dtype.kind in "fc")
             return Slot(len(arrays) - 1)
         if isinstance(value, Size):
             return _product(value.letters, sizes) + value.plus
@@ -113,45 +114,45 @@ def fill(
             return to_dtype(value.name)
         return value
 
-    args = tuple(substitute(value, one) for value in sample.args)
-    kwargs = {name: substitute(value, one) for name, value in sample.kwargs.items()}
+    args = tuple(substitute(value, fill_leaf) for value in sample.args)
+    kwargs = {name: substitute(value, fill_leaf) for name, value in sample.kwargs.items()}
     if any(array is None for array in arrays):
         return None
-    return FilledSample(args, kwargs, tuple(arrays), tuple(wanted), sizes, integral)
+    return FilledSample(args, kwargs, tuple(arrays), tuple(requires_grad), sizes, integral)
 
 
-def substitute(tree: Any, one: Callable[[Any], Any]) -> Any:
-    """``tree`` with ``one`` applied to the leaves of nested lists, tuples, dicts and slices."""
-    if isinstance(tree, (list, tuple)):
-        return type(tree)([substitute(item, one) for item in tree])
-    if isinstance(tree, dict):
-        return {name: substitute(item, one) for name, item in tree.items()}
-    if isinstance(tree, slice):
-        return slice(*(substitute(item, one) for item in (tree.start, tree.stop, tree.step)))
-    return one(tree)
+def substitute(tree: Any, replace_leaf: Callable[[Any], Any]) -> Any:
+    """Return ``tree`` with ``replace_leaf`` applied to the leaves of nested lists, tuples, dicts and slices."""
+
+    def replace_parts(leaf: Any) -> Any:
+        if isinstance(leaf, slice):
+            return slice(*(replace_leaf(part) for part in (leaf.start, leaf.stop, leaf.step)))
+        return replace_leaf(leaf)
+
+    return tree_map(replace_parts, tree, CONTAINERS)
 
 
 def _letters(sample: Sample) -> list[str]:
-    """In the order in which they appear."""
-    found: list[Any] = []
+    """Return the letters of a sample in the order in which they appear."""
+    dims: list[Any] = []
 
-    def keep(leaf: Any) -> None:
+    def collect(leaf: Any) -> None:
         if isinstance(leaf, Value):
-            found.extend(leaf.shape)
-            found.extend(leaf.high if isinstance(leaf.high, str) else "")
+            dims.extend(leaf.shape)
+            dims.extend(leaf.high if isinstance(leaf.high, str) else "")
         elif isinstance(leaf, Size):
-            found.extend(leaf.letters)
+            dims.extend(leaf.letters)
 
-    substitute((sample.args, sample.kwargs), keep)
-    return list(dict.fromkeys(one for one in found if isinstance(one, str) and one.isalpha()))
+    substitute((sample.args, sample.kwargs), collect)
+    return list(dict.fromkeys(dim for dim in dims if isinstance(dim, str) and dim.isalpha()))
 
 
 def _product(letters: str, sizes: dict[str, int]) -> int:
-    return math.prod(int(one) if one.isdigit() else sizes[one] for one in letters)
+    return math.prod(int(letter) if letter.isdigit() else sizes[letter] for letter in letters)
 
 
 def _array(value: Value, sizes: dict[str, int], dtype: Any, rng: Any, *, integral: bool) -> Any:
-    shape = tuple(sizes[one] if isinstance(one, str) else one for one in value.shape)
+    shape = tuple(sizes[dim] if isinstance(dim, str) else dim for dim in value.shape)
     high = _product(value.high, sizes) if isinstance(value.high, str) else value.high
     if value.kind == "booleans":
         return np.asarray(rng.integers(0, 2, shape).astype(bool))
@@ -163,11 +164,11 @@ def _array(value: Value, sizes: dict[str, int], dtype: Any, rng: Any, *, integra
         real, imaginary = (_real(shape, rng, integral=integral) for _ in range(2))
         return np.asarray(real + 1j * imaginary).astype(np.result_type(dtype, np.complex64))
     if value.kind == "between":
-        found = _between(shape, value.low, float(high), rng, integral=integral)
-        return None if found is None else np.asarray(found, dtype)
-    found = np.asarray(_real(shape, rng, integral=integral), dtype)
-    found = np.sort(found, -1) if value.kind == "ordered" else found
-    return _nonfinite(found, rng, integral=integral) if value.kind == "nonfinite" else found
+        numbers = _between(shape, value.low, float(high), rng, integral=integral)
+        return None if numbers is None else np.asarray(numbers, dtype)
+    array = np.asarray(_real(shape, rng, integral=integral), dtype)
+    array = np.sort(array, -1) if value.kind == "ordered" else array
+    return _nonfinite(array, rng, integral=integral) if value.kind == "nonfinite" else array
 
 
 def _real(shape: Sequence[int], rng: Any, *, integral: bool) -> Any:
@@ -182,20 +183,20 @@ def _between(shape: Sequence[int], low: float, high: float, rng: Any, *, integra
 
 
 def _nonfinite(array: Any, rng: Any, *, integral: bool) -> Any:
-    """Every fourth element is out of the ordinary; zeros only where no summand rounds, for operators bend there."""
+    """Make every fourth element special; zeros only where no partial value rounds, since operators have kinks at 0."""
     flat = array.reshape(-1)
-    strange = (np.inf, -np.inf, np.nan, *((-0.0, 0.0) if integral else ()))
-    for place, index in enumerate(rng.permutation(flat.size)[: -(-flat.size // 4)]):
-        flat[index] = strange[place % len(strange)]
+    special = (np.inf, -np.inf, np.nan, *((-0.0, 0.0) if integral else ()))
+    for position, index in enumerate(rng.permutation(flat.size)[: -(-flat.size // 4)]):
+        flat[index] = special[position % len(special)]
     return array
 
 
 def _shuffled(shape: Sequence[int], high: int, dim: int, rng: Any) -> Any:
-    found = np.empty(shape, np.int64)
-    lines = np.moveaxis(found, dim, -1)
+    array = np.empty(shape, np.int64)
+    lines = np.moveaxis(array, dim, -1)
     if lines.shape[-1] > high:
         msg = f"{lines.shape[-1]} indices along dim {dim}, of which no two are equal, are not below {high}"
         raise ValueError(msg)
     for index in np.ndindex(*lines.shape[:-1]):
         lines[index] = rng.permutation(high)[: lines.shape[-1]]
-    return found
+    return array

@@ -3,7 +3,7 @@
 import numpy as np
 import pytest
 
-from hyper_parallel.verify.ops.compare import difference, in_single
+from hyper_parallel.verify.ops.compare import difference, is_single_precision
 
 DIFFERENCES = [
     (np.zeros(2), np.zeros(3), "has shape [2], should have [3]"),
@@ -35,7 +35,7 @@ def test_doubles_computed_in_single_precision():
     """Rounded random numbers are told from doubles, from short fractions and from whole numbers."""
     array = np.random.default_rng(0).standard_normal((5, 3))
     rounded = array.astype(np.float32)
-    assert in_single([array, rounded.astype(np.float64)])
-    assert in_single([rounded.astype(np.complex128)])
+    assert is_single_precision([array, rounded.astype(np.float64)])
+    assert is_single_precision([rounded.astype(np.complex128)])
     for one in (array, rounded, np.arange(1e6), np.arange(64) / 64, 2.0 ** -np.arange(300), np.full(5, np.nan), None):
-        assert not in_single([one])
+        assert not is_single_precision([one])

@@ -45,7 +45,7 @@ class Recorded:
 
 def swept(op, change=None, meshes=((1,), (2,), (2, 2))):
     """A sweep with its platform counting local calls."""
-    effort = Effort(meshes=meshes, choices=1, draws=1, both=False, public=False, reproducers=False, missing=0)
+    effort = Effort(meshes=meshes, choices=1, splits=1, both_values=False, public=False, reproducers=False, missing=0)
     rule = find_rule(op)
     if change is not None:
         rule = replace(rule, strategies=lambda call, own=rule.strategies: change(own(call)))

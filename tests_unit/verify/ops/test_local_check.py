@@ -9,13 +9,13 @@ import pytest
 
 from hyper_parallel.core.dtensor.placements import Partial, Replicate, Shard
 from hyper_parallel.core.shard import rules
-from hyper_parallel.verify.ops.local_check import _candidates
+from hyper_parallel.verify.ops.local_check import _output_candidates
 from hyper_parallel.verify.ops.selection import Effort
 from hyper_parallel.verify.ops.sweep import sweep_operator
 
 rules.load()
 
-EFFORT = Effort(meshes=((2,),), choices=1, draws=1, public=False, reproducers=False, moved=0, missing=1)
+EFFORT = Effort(meshes=((2,),), choices=1, splits=1, public=False, reproducers=False, redistributed=0, missing=1)
 
 
 @pytest.mark.platforms("torch")
@@ -49,6 +49,6 @@ def test_one_placement_for_all_outputs():
     """A dim that one output lacks is no dim to cut all of them along."""
     outputs = [np.ones((2, 3)), np.ones(2)]
     bench = SimpleNamespace(reference=SimpleNamespace(outputs=outputs))
-    places = {one for one, _ in _candidates(bench)}
+    places = {one for one, _ in _output_candidates(bench)}
     assert {Replicate(), Shard(0), Partial("sum")} <= places
     assert Shard(1) not in places

@@ -9,12 +9,14 @@ from hyper_parallel.core.shard.rule import Decomposition, Row, find_rule
 from hyper_parallel.core.shard.sample import samples_of
 from hyper_parallel.verify.ops import sweep
 from hyper_parallel.verify.ops.report import COLUMNS, OperatorReport
-from hyper_parallel.verify.ops.selection import Effort, offered, offered_by_operands
+from hyper_parallel.verify.ops.selection import Effort, operand_columns, row_columns
 from hyper_parallel.verify.ops.sweep import sweep_operator
 
 rules.load()
 
-QUICK = Effort(meshes=((3,), (2, 2)), choices=1, draws=1, both=False, public_meshes=((2,),), moved=0, missing=0)
+QUICK = Effort(
+    meshes=((3,), (2, 2)), choices=1, splits=1, both_values=False, public_meshes=((2,),), redistributed=0, missing=0
+)
 
 
 def states(report):
@@ -44,7 +46,7 @@ def test_columns_of_a_decomposition():
 @pytest.mark.platforms("torch")
 def test_what_was_not_tried_is_not_exercised():
     """Only one axis: several axes are not exercised, and a pending reduction that gelu has not is not applicable."""
-    report = sweep_operator("torch", "gelu", Effort(meshes=((2,),), choices=1, draws=1, moved=0, missing=0))
+    report = sweep_operator("torch", "gelu", Effort(meshes=((2,),), choices=1, splits=1, redistributed=0, missing=0))
     assert states(report)["several axes"] == "not exercised"
     assert states(report)["partial"] == "not applicable"
 
@@ -52,16 +54,16 @@ def test_what_was_not_tried_is_not_exercised():
 def test_a_condition_that_sizes_divide_is_never_uneven():
     """A dim that must divide offers even chunks only; summands in the result alone are pending reductions too."""
     even = Row((Shard(0),), (Shard(0),), even=((0, 0),))
-    assert offered([even]) == set()
-    assert offered([even, Row((Shard(1),), (Partial("sum"),))]) == {"uneven", "partial"}
-    assert offered([Row((Replicate(),), (Replicate(),))]) == set()
+    assert row_columns([even]) == set()
+    assert row_columns([even, Row((Shard(1),), (Partial("sum"),))]) == {"uneven", "partial"}
+    assert row_columns([Row((Replicate(),), (Replicate(),))]) == set()
 
 
 def test_what_operands_offer_where_no_rows_say_it():
     """A number has no dim to cut, and what is no number at all no reduction; a row of numbers has both."""
-    assert offered_by_operands([np.ones(3)]) == {"uneven", "partial"}
-    assert offered_by_operands([np.ones((), bool)]) == {"partial"}
-    assert offered_by_operands([np.array("a", object)]) == set()
+    assert operand_columns([np.ones(3)]) == {"uneven", "partial"}
+    assert operand_columns([np.ones((), bool)]) == {"partial"}
+    assert operand_columns([np.array("a", object)]) == set()
 
 
 def test_reports_of_one_operator_are_one_line():
@@ -90,7 +92,7 @@ OPERATORS = ["mm", "ifft2", "mean"]
 def test_every_row_runs_on_dtensors_on_every_mesh(op):
     """Also apart from the rule level, where a check runs as many rows at once as fit, and also rows with conditions."""
     usual = Effort(rule_level=False, choices=1, missing=0)
-    apart = Effort(rule_level=False, choices=1, missing=0, apart=True)
+    apart = Effort(rule_level=False, choices=1, missing=0, separate=True)
     one, other = sweep_operator("torch", op, usual), sweep_operator("torch", op, apart)
     assert one.outcome == "ok", one.text()
     assert other.rows == one.rows > 7
@@ -103,10 +105,10 @@ def test_every_row_runs_on_dtensors_on_every_mesh(op):
 @pytest.mark.platforms("torch")
 def test_what_the_rule_level_checks_does_not_count_again():
     """Apart from it only the placements that had to move count; alone every one does."""
-    one = Effort(meshes=((2,), (3,)), rule_level=False, choices=1, missing=0, moved=1)
+    one = Effort(meshes=((2,), (3,)), rule_level=False, choices=1, missing=0, redistributed=1)
     alone = sweep_operator("torch", "matmul", one)
     assert alone.checks == alone.public > 0
-    report = sweep_operator("torch", "matmul", Effort(**{**vars(one), "apart": True}))
+    report = sweep_operator("torch", "matmul", Effort(**{**vars(one), "separate": True}))
     assert 0 < report.checks <= len(samples_of("matmul"))
     assert report.checks < report.public
 
@@ -114,7 +116,7 @@ def test_what_the_rule_level_checks_does_not_count_again():
 @pytest.mark.platforms("torch")
 def test_a_row_that_no_sizes_can_show_is_named(monkeypatch):
     """With its mesh: somebody has to bring a sample."""
-    monkeypatch.setattr(sweep, "_TRIED", 1)
+    monkeypatch.setattr(sweep, "_CONDITION_CHOICES", 1)
     report = sweep_operator("torch", "ifft2", Effort(rule_level=False, choices=1, missing=0))
     assert report.unshown == ["4: Shard(1) -> Shard(1)"]
     again = type(report).from_json(report.json())

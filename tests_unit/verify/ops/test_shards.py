@@ -6,7 +6,16 @@ import pytest
 from hyper_parallel.core.dtensor.layout import Layout
 from hyper_parallel.core.dtensor.placements import PARTIAL_OPS, Partial, Replicate, Shard
 from hyper_parallel.verify.ops.claims import mesh_of
-from hyper_parallel.verify.ops.shards import REDUCE, allows, box_of, cut, held, reduced, shares
+from hyper_parallel.verify.ops.shards import (
+    REDUCE,
+    can_be_partial,
+    extremum_gradients,
+    local_box,
+    local_shards,
+    reduce_group,
+    reduction_groups,
+    split_partial,
+)
 
 VALUES = {
     "sum": np.array([[1.0, -2.0, 0.0], [4.0, 0.0, -3.0]]),
@@ -25,7 +34,7 @@ def test_summands_reduce_to_the_value(op, count):
     """Whatever is drawn, the reduction of the parts is the whole, to the bit for integers."""
     array = values(op)
     for seed in range(20):
-        parts = cut(array, op, count, np.random.default_rng(seed), integral=True)
+        parts = split_partial(array, op, count, np.random.default_rng(seed), integral=True)
         assert len(parts) == count
         total = parts[0]
         for part in parts[1:]:
@@ -36,47 +45,49 @@ def test_summands_reduce_to_the_value(op, count):
 def test_summands_are_not_tame():
     """Both signs, zeros of both signs, ties and losers on either side of zero do occur."""
     array, rng = np.zeros((4, 5)), np.random.default_rng(0)
-    first, second = cut(array, "sum", 2, rng, integral=True)
+    first, second = split_partial(array, "sum", 2, rng, integral=True)
     assert (first < 0).any()
     assert (first > 0).any()
     zeros = np.signbit(second[second == 0])
     assert zeros.any()
     assert not zeros.all()
-    left, right = cut(array, "max", 2, rng, integral=True)
+    left, right = split_partial(array, "max", 2, rng, integral=True)
     assert ((left == 0) & (right == 0)).any()
     assert (np.minimum(left, right) < 0).any()
 
 
 @pytest.mark.parametrize("mesh", [(1,), (3,), (2, 2), (2, 3)])
 @pytest.mark.parametrize("places", [[Replicate()], [Shard(0)], [Shard(1)], [Partial("sum")], [Partial("max")]])
-def test_pieces_put_together_are_the_whole(mesh, places):
-    """Every rank's box of the reduced pieces is its box of the global array, on uneven and empty shards too."""
+def test_shards_put_together_are_the_whole(mesh, places):
+    """Every rank's box of the reduced shards is its box of the global array, on uneven and empty shards too."""
     array = np.arange(10.0).reshape(2, 5) - 4
     layout = Layout.place(mesh_of(mesh), (places * len(mesh)), array.shape)
-    pieces = held(array, layout, np.random.default_rng(3), integral=True)
+    shards = local_shards(array, layout, np.random.default_rng(3), integral=True)
     whole = Layout.of(layout.mesh, layout.dim_axes, (), layout.shape)
-    for at, value in reduced(pieces, layout, layout.partials):
-        np.testing.assert_array_equal(value, box_of(array, whole, at))
+    kinds = [(op, layout.mesh.shape[axis]) for axis, op in layout.partials]
+    for at, ranks in reduction_groups(layout, [axis for axis, _ in layout.partials]):
+        value = reduce_group([shards[rank] for rank in ranks], kinds)
+        np.testing.assert_array_equal(value, local_box(array, whole, at))
 
 
 def test_no_number_is_no_extremum():
     """What is no number is attained by nobody, and is not split into summands of a maximum."""
-    assert not allows(np.array([1.0, np.nan]), "max")
-    assert allows(np.array([1.0, np.nan]), "sum")
-    assert not allows(np.array([True]), "sum")
+    assert not can_be_partial(np.array([1.0, np.nan]), "max")
+    assert can_be_partial(np.array([1.0, np.nan]), "sum")
+    assert not can_be_partial(np.array([True]), "sum")
 
 
 def test_ranks_that_tie_share_the_gradient():
     """Two of three ranks attain the maximum: each gets half, the third nothing."""
     layout = Layout.place(mesh_of((3,)), [Partial("max")], (1,))
-    found = shares(np.array([6.0]), layout, [np.array([2.0]), np.array([1.0]), np.array([2.0])])
+    found = extremum_gradients(np.array([6.0]), layout, [np.array([2.0]), np.array([1.0]), np.array([2.0])])
     assert [float(one[0]) for one in found] == [3.0, 0.0, 3.0]
 
 
 def test_losers_of_an_extremum_get_nothing():
     """Where the gradient is no number the rank that attains the maximum gets it, the others get zero."""
     layout = Layout.place(mesh_of((2,)), [Partial("max")], (3,))
-    pieces = [np.array([1.0, 5.0, 2.0]), np.array([4.0, 0.0, 2.0])]
-    first, second = shares(np.array([np.nan, 1.0, 3.0]), layout, pieces)
+    shards = [np.array([1.0, 5.0, 2.0]), np.array([4.0, 0.0, 2.0])]
+    first, second = extremum_gradients(np.array([np.nan, 1.0, 3.0]), layout, shards)
     np.testing.assert_array_equal(first, [0.0, 1.0, 1.5])
     np.testing.assert_array_equal(second, [np.nan, 0.0, 1.5])

@@ -17,8 +17,10 @@ from hyper_parallel.verify.ops.sweep import Sweep, sweep_operator
 
 rules.load()
 R = Replicate()
-RULE_LEVEL = Effort(meshes=((2,), (3,), (2, 2)), choices=1, draws=1, public=False, reproducers=False, missing=0)
-PUBLIC = Effort(meshes=((2,), (3,)), choices=1, draws=1, rule_level=False, moved=2, reproducers=False, missing=0)
+RULE_LEVEL = Effort(meshes=((2,), (3,), (2, 2)), choices=1, splits=1, public=False, reproducers=False, missing=0)
+PUBLIC = Effort(
+    meshes=((2,), (3,)), choices=1, splits=1, rule_level=False, redistributed=2, reproducers=False, missing=0
+)
 
 
 def swept(platform, op, change=None, effort=RULE_LEVEL, samples=None):
@@ -211,7 +213,7 @@ def test_nothing_checked_is_red():
     assert "nothing checked: it has no samples" in report.text()
     constant = swept("torch", "mul", samples=(Sample((real("ab"), 0)),))
     assert constant.outcome == "unexercised"
-    assert constant.skipped["sample 0 gives outputs that say nothing"] == 1
+    assert constant.skipped["sample 0 has outputs that a wrong result could equal"] == 1
     assert not SweepReport([report], 1).ok
     assert not SweepReport([], 0).ok
 

@@ -67,7 +67,7 @@ def test_letters_and_numbers_make_shapes_and_arguments():
     assert one.args == (Slot(0), (15, -1))
     assert one.kwargs == {"to": "FLOAT32"}
     assert one.arrays[0].shape == (5, 1, 3, 2)
-    assert one.wanted == (True,)
+    assert one.requires_grad == (True,)
 
 
 KINDS = [
@@ -106,7 +106,7 @@ def test_shuffled_along_a_dim():
 
 def test_fixed_operands_have_no_gradient():
     """What the frameworks do not differentiate by is said in the sample."""
-    assert filled(real("a"), real("a").fixed, booleans("a"), sizes={"a": 3}).wanted == (True, False, False)
+    assert filled(real("a"), real("a").fixed, booleans("a"), sizes={"a": 3}).requires_grad == (True, False, False)
 
 
 def test_operators_share_lines():

@@ -12,17 +12,17 @@ __all__ = ["MutantResult", "Score"]
 
 @dataclass(frozen=True)
 class MutantResult:
-    """What became of one mutant.
+    """The result of one mutant.
 
     Attributes:
-        op: operator, and the number of the mutant among those drawn.
+        op: operator or module, and the number of the mutant in the shuffled order: ``add#3``.
         platform: the framework.
-        kind: what slipped.
-        change: where.
-        outcome: ``killed``, ``equivalent``, ``true`` (what it claims holds in the full mode), ``survived``, ``none``
-            where the operator has no further mutant, or ``broken`` where the rule itself does not hold.
-        detail: what noticed it, why it is equivalent, or what the full mode says.
-        generated: number of mutants of the operator.
+        kind: kind of change.
+        change: the change, with its place.
+        outcome: ``killed`` (noticed), ``equivalent``, ``true`` (its claims hold in the full mode), ``survived``,
+            ``none`` where there is no mutant of this number, or ``broken`` where the unchanged rule fails.
+        detail: the failure that noticed it, why it is equivalent, or the result of the full mode.
+        generated: number of mutants of the operator or module.
     """
 
     op: str
@@ -35,75 +35,75 @@ class MutantResult:
 
     @property
     def name(self) -> str:
-        """The operator."""
+        """The operator or module."""
         return self.op.partition("#")[0]
 
     def json(self) -> dict[str, Any]:
-        """For the parent."""
+        """Return the result for the parent process."""
         return asdict(self)
 
     @classmethod
     def from_json(cls, data: dict[str, Any]) -> MutantResult:
-        """What :meth:`json` wrote."""
+        """Return the result that :meth:`json` wrote."""
         return cls(**data)
 
     @classmethod
     def lost(cls, op: str, platform: str, died: str) -> MutantResult:
-        """The process that ran it died, which nobody overlooks; one that was not done in time noticed nothing."""
+        """Return the result of a mutant whose process died: killed, unless it ran out of time."""
         outcome = "survived" if died.startswith("did not finish") else "killed"
         return cls(op, platform, "death of the process", died.partition("\n")[0], outcome, "not finished")
 
 
 class Score:
-    """All verdicts.
+    """The results of all mutants.
 
     Args:
         platform: the framework.
-        wanted: how many mutants were asked for.
-        seed: what drew them.
+        wanted: number of mutants that were asked for.
+        seed: of the order of mutants.
     """
 
     def __init__(self, platform: str, wanted: int, seed: int) -> None:
         self.platform, self.wanted, self.seed = platform, wanted, seed
-        self.verdicts: list[MutantResult] = []
+        self.results: list[MutantResult] = []
         self.generated: dict[str, int] = {}
         self.interrupted = ""
         self.seconds = 0.0
 
-    def add(self, verdict: MutantResult) -> None:
-        """Count one."""
-        self.generated[verdict.name] = max(verdict.generated, self.generated.get(verdict.name, 0))
-        if verdict.outcome != "none":
-            self.verdicts.append(verdict)
+    def add(self, result: MutantResult) -> None:
+        """Count the result of one mutant."""
+        self.generated[result.name] = max(result.generated, self.generated.get(result.name, 0))
+        if result.outcome != "none":
+            self.results.append(result)
 
     @property
     def score(self) -> float:
-        """Killed of those that claim what is false."""
-        counts = Counter(one.outcome for one in self.verdicts)
-        return counts["killed"] / max(len(self.verdicts) - counts["equivalent"] - counts["true"], 1)
+        """Share of mutants killed, of those with a false claim."""
+        counts = Counter(result.outcome for result in self.results)
+        return counts["killed"] / max(len(self.results) - counts["equivalent"] - counts["true"], 1)
 
     @property
     def strict(self) -> float:
-        """Killed of those that are not equivalent, whether or not what they claim is true."""
-        counts = Counter(one.outcome for one in self.verdicts)
-        return counts["killed"] / max(len(self.verdicts) - counts["equivalent"], 1)
+        """Share of mutants killed, of all that are not equivalent."""
+        counts = Counter(result.outcome for result in self.results)
+        return counts["killed"] / max(len(self.results) - counts["equivalent"], 1)
 
     def ok(self, floor: float) -> bool:
-        """Whether enough were noticed of as many as were asked for, and every rule held to begin with."""
+        """Whether the score reaches ``floor``, all wanted mutants ran, and every unchanged rule held."""
         return (
             not self.interrupted
-            and len(self.verdicts) >= self.wanted
+            and len(self.results) >= self.wanted
             and self.score >= floor
-            and not any(one.outcome == "broken" for one in self.verdicts)
+            and not any(result.outcome == "broken" for result in self.results)
         )
 
     def json(self) -> dict[str, Any]:
-        """For the page."""
+        """Return the report for the page."""
         listed = {
             name: [
-                {"op": one.name, "kind": one.kind, "change": one.change, key: one.detail}
-                for one in self.verdicts
-                if one.outcome == outcome
+                {"op": result.name, "kind": result.kind, "change": result.change, key: result.detail}
+                for result in self.results
+                if result.outcome == outcome
             ]
             for name, outcome, key in (
                 ("survivors", "survived", "full"),
@@ -117,24 +117,24 @@ class Score:
             "wanted": self.wanted,
             "seed": self.seed,
             "generated": sum(self.generated.values()),
-            **_counts(self.verdicts),
+            **_counts(self.results),
             "score": round(self.score, 5),
             "strict": round(self.strict, 5),
             "seconds": round(self.seconds, 3),
             **({"interrupted": self.interrupted} if self.interrupted else {}),
-            "kinds": _grouped(self.verdicts, "kind"),
-            "operators": _grouped(self.verdicts, "name"),
+            "kinds": _grouped(self.results, "kind"),
+            "operators": _grouped(self.results, "name"),
             **listed,
         }
 
     def text(self) -> str:
-        """For people."""
+        """Return the report for a terminal."""
         data = self.json()
         lines = [
-            f"survived    {one['op']}: {one['kind']}: {one['change']} (full mode: {one['full']})"
-            for one in data["survivors"]
+            f"survived    {survivor['op']}: {survivor['kind']}: {survivor['change']} (full mode: {survivor['full']})"
+            for survivor in data["survivors"]
         ]
-        lines.extend(f"broken      {one['op']}: the rule itself: {one['reason']}" for one in data["broken"])
+        lines.extend(f"broken      {broken['op']}: the rule itself: {broken['reason']}" for broken in data["broken"])
         lines.append(
             f"{self.platform}: {data['mutants']} mutants of {data['generated']} (seed {self.seed}): "
             f"{data['killed']} killed, {data['survived']} survived, {data['equivalent']} equivalent, "
@@ -146,11 +146,11 @@ class Score:
         return "\n".join(lines)
 
 
-def _counts(verdicts: Sequence[MutantResult]) -> dict[str, int]:
-    counts = Counter(one.outcome for one in verdicts)
-    return {"mutants": len(verdicts), **{name: counts[name] for name in ("killed", "equivalent", "true", "survived")}}
+def _counts(results: Sequence[MutantResult]) -> dict[str, int]:
+    counts = Counter(result.outcome for result in results)
+    return {"mutants": len(results), **{name: counts[name] for name in ("killed", "equivalent", "true", "survived")}}
 
 
-def _grouped(verdicts: Sequence[MutantResult], by: str) -> dict[str, dict[str, int]]:
-    names = sorted({getattr(one, by) for one in verdicts})
-    return {name: _counts([one for one in verdicts if getattr(one, by) == name]) for name in names}
+def _grouped(results: Sequence[MutantResult], by: str) -> dict[str, dict[str, int]]:
+    names = sorted({getattr(result, by) for result in results})
+    return {name: _counts([result for result in results if getattr(result, by) == name]) for name in names}

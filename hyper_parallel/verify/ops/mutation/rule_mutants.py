@@ -1,8 +1,8 @@
-"""Rules changed in one place: what a slip of the hand makes of rows, conditions, adapters and backward reductions.
+"""Mutants of rules: rows, conditions, adapters and backward reductions changed in one place.
 
-Every change is one that bug studies of distributed training list: a reduction forgotten or of another kind, a dim
-swapped, a summand that every rank adds, an operator taken for linear, a condition nobody checks, the piece of the
-neighbour, an index off by one, a gradient that nobody reduces or that is reduced twice.
+Every kind of change is one that bug studies of distributed training list: a reduction forgotten or of another kind, a
+dim shifted, a partial value that every rank adds, an operator taken for linear, a condition dropped, the shard of the
+next rank, an index off by one, a gradient not reduced or reduced twice.
 """
 
 from __future__ import annotations
@@ -28,35 +28,35 @@ _CONDITIONS = ("even", "full", "sizes", "cut")
 
 @dataclass(frozen=True)
 class Mutant:
-    """One change.
+    """One change of a rule.
 
     Attributes:
-        kind: what slipped.
-        change: where, and what became of it.
-        answer: what the rule answers instead.
-        claim: what follows from it instead, where the slip lies behind the rule.
-        adapter: the local call is what changed.
+        kind: of the change.
+        change: the changed place, before and after.
+        change_strategies: makes the changed strategies of a call from the rule's own.
+        change_claim: changes a claim, for mistakes that are made after the rule has answered.
+        changes_adapter: the local call is what changes.
     """
 
     kind: str
     change: str
-    answer: Callable[[OpCall, Strategies], Strategies] | None = None
-    claim: Callable[[Claim], Claim] | None = None
-    adapter: bool = False
+    change_strategies: Callable[[OpCall, Strategies], Strategies] | None = None
+    change_claim: Callable[[Claim], Claim] | None = None
+    changes_adapter: bool = False
 
 
-def mutants_of(answers: Sequence[tuple[OpCall, Strategies]], wanted: Sequence[Sequence[bool]]) -> list[Mutant]:
-    """Every change of what a rule answers to some calls.
+def mutants_of(answers: Sequence[tuple[OpCall, Strategies]], requires_grad: Sequence[Sequence[bool]]) -> list[Mutant]:
+    """Return every change of a rule's answers to some calls.
 
     Args:
         answers: calls, and the rule's answers.
-        wanted: per call, which operands get a gradient.
+        requires_grad: per call, whether each operand has a gradient.
     """
-    found: dict[tuple[str, str], Mutant] = {}
-    for (call, answer), grads in zip(answers, wanted, strict=True):
-        for one in (*_of_rows(call, answer), *_added(call, answer), *_adapters(answer), *_backward(grads)):
-            found.setdefault((one.kind, one.change), one)
-    return list(found.values())
+    unique: dict[tuple[str, str], Mutant] = {}
+    for (call, answer), grads in zip(answers, requires_grad, strict=True):
+        for mutant in (*_of_rows(call, answer), *_added(call, answer), *_adapters(answer), *_backward(grads)):
+            unique.setdefault((mutant.kind, mutant.change), mutant)
+    return list(unique.values())
 
 
 # -- rows --------------------------------------------------------------------------------------------------------------
@@ -65,7 +65,9 @@ def mutants_of(answers: Sequence[tuple[OpCall, Strategies]], wanted: Sequence[Se
 def _of_rows(call: OpCall, answer: Strategies) -> Iterator[Mutant]:
     known = {(row.inputs, row.outputs) for row in answer.rows}
     for row in dict.fromkeys(answer.rows):
-        for kind, new in _edits(row, [one.ndim for one in call.operands], [len(one) for one in answer.outputs]):
+        for kind, new in _edits(
+            row, [operand.ndim for operand in call.operands], [len(shape) for shape in answer.outputs]
+        ):
             if (new.inputs, new.outputs) not in known and not _holds_anyway(new):
                 yield Mutant(kind, f"{_text(row)} becomes {_text(new)}", _instead(row, new))
         for name in _CONDITIONS:
@@ -74,10 +76,10 @@ def _of_rows(call: OpCall, answer: Strategies) -> Iterator[Mutant]:
 
 
 def _holds_anyway(row: Row) -> bool:
-    """What is whole is its own average, maximum, minimum, all and any."""
-    pending = [place.reduce_op for place in row.outputs if isinstance(place, Partial)]
-    whole = all(isinstance(place, Replicate) for place in row.inputs)
-    return whole and len(pending) == len(row.outputs) and all(op in _IDEMPOTENT for op in pending)
+    """Whether a row is true in any case: a replicated value is its own average, maximum, minimum, `all` and `any`."""
+    partial_ops = [place.reduce_op for place in row.outputs if isinstance(place, Partial)]
+    replicated = all(isinstance(place, Replicate) for place in row.inputs)
+    return replicated and len(partial_ops) == len(row.outputs) and all(op in _IDEMPOTENT for op in partial_ops)
 
 
 def _edits(row: Row, inputs: Sequence[int], outputs: Sequence[int]) -> Iterator[tuple[str, Row]]:
@@ -99,7 +101,7 @@ def _output_edits(place: Placement, ndim: int) -> Iterator[tuple[str, Placement]
         yield "reduction forgotten", R
         yield "another reduction", Partial(_OTHER[place.reduce_op])
     elif isinstance(place, Shard):
-        yield "chunk taken for the whole", R
+        yield "shard taken for replicated", R
         if ndim > 1:
             yield "dim of a result shifted", Shard((place.dim + 1) % ndim)
     else:
@@ -108,21 +110,21 @@ def _output_edits(place: Placement, ndim: int) -> Iterator[tuple[str, Placement]
 
 def _input_edits(place: Placement, ndim: int) -> Iterator[tuple[str, Placement]]:
     if isinstance(place, Partial):
-        if place.reduce_op not in _IDEMPOTENT:  # of those, what is whole is one more way to hold it
-            yield "summand on every rank", R
+        if place.reduce_op not in _IDEMPOTENT:  # of those, a replicated value is a partial value as well
+            yield "partial value on every rank", R
         yield "another reduction", Partial(_OTHER[place.reduce_op])
     elif isinstance(place, Shard):
         yield "label dropped", R
         if ndim > 1:
             yield "dim of an operand shifted", Shard((place.dim + 1) % ndim)
     else:
-        yield "summands let in", SUM
+        yield "partial values accepted", SUM
         if ndim:
-            yield "whole operand cut", Shard(ndim - 1)
+            yield "replicated operand sharded", Shard(ndim - 1)
 
 
 def _instead(old: Row, new: Row) -> Callable[[OpCall, Strategies], Strategies]:
-    """``new`` wherever the rule says ``old``, and the operands have the dims."""
+    """Replace row ``old`` by ``new`` in calls whose operands have the dims."""
 
     def changed(call: OpCall, answer: Strategies) -> Strategies:
         if not _fits(new, call, answer):
@@ -153,7 +155,7 @@ def _unbound(old: Row, name: str) -> Callable[[OpCall, Strategies], Strategies]:
 def _fits(row: Row, call: OpCall, answer: Strategies) -> bool:
     if (len(row.inputs), len(row.outputs)) != (len(call.operands), len(answer.outputs)):
         return False
-    ndims = [*(one.ndim for one in call.operands), *map(len, answer.outputs)]
+    ndims = [*(operand.ndim for operand in call.operands), *map(len, answer.outputs)]
     places = (*row.inputs, *row.outputs)
     return all(not isinstance(place, Shard) or place.dim < ndim for place, ndim in zip(places, ndims, strict=True))
 
@@ -170,26 +172,28 @@ def _text(row: Row) -> str:
 
 
 def _added(call: OpCall, answer: Strategies) -> Iterator[Mutant]:
-    """An operator taken for linear or increasing, a dim that must be whole taken for one of many."""
+    """Yield mutants with a row that the rule lacks: linear, increasing, or a dim that may not be sharded."""
     count, outputs = len(call.operands), len(answer.outputs)
-    sets: list[tuple[str, tuple[Placement, ...], Placement]] = [
+    additions: list[tuple[str, tuple[Placement, ...], Placement]] = [
         ("taken for linear", (SUM,) * count, SUM),
         ("taken for increasing", (MAX,) * count, MAX),
     ]
     rest: tuple[Placement, ...] = (R,) * count
-    sets.extend(("taken for linear", _with(rest, index, SUM), SUM) for index in range(count) if count > 1)
+    additions.extend(("taken for linear", _with(rest, index, SUM), SUM) for index in range(count) if count > 1)
     for index, operand in enumerate(call.operands):
-        sets.extend(("whole dim cut", _with(rest, index, Shard(dim)), Shard(dim)) for dim in range(operand.ndim))
-    taken = {row.inputs for row in answer.rows}
-    for kind, inputs, output in sets:
+        additions.extend(
+            ("unshardable dim sharded", _with(rest, index, Shard(dim)), Shard(dim)) for dim in range(operand.ndim)
+        )
+    known = {row.inputs for row in answer.rows}
+    for kind, inputs, output in additions:
         row = Row(inputs, (output,) * outputs)
-        if inputs not in taken and _fits(row, call, answer):
+        if inputs not in known and _fits(row, call, answer):
             yield Mutant(kind, f"{_text(row)} is claimed", _also(row))
 
 
 def _also(row: Row) -> Callable[[OpCall, Strategies], Strategies]:
     def changed(call: OpCall, answer: Strategies) -> Strategies:
-        if not _fits(row, call, answer) or any(one.inputs == row.inputs for one in answer.rows):
+        if not _fits(row, call, answer) or any(known.inputs == row.inputs for known in answer.rows):
             return answer
         return replace(answer, rows=(*answer.rows, row))
 
@@ -202,9 +206,13 @@ def _also(row: Row) -> Callable[[OpCall, Strategies], Strategies]:
 def _adapters(answer: Strategies) -> Iterator[Mutant]:
     if answer.localize is None:
         return
-    yield Mutant("adapter dropped", "the local call is the caller's own", _adapted(lambda _: None), adapter=True)
-    yield Mutant("adapter off by one", "the first whole number", _adapted(_off_by_one), adapter=True)
-    yield Mutant("adapter of the neighbour", "what the next rank calls", _adapted(_neighbour), adapter=True)
+    yield Mutant(
+        "adapter dropped", "the local call is the caller's own", _adapted(lambda _: None), changes_adapter=True
+    )
+    yield Mutant("adapter off by one", "the first integer", _adapted(_off_by_one), changes_adapter=True)
+    yield Mutant(
+        "adapter of the next rank", "the local call of the next rank", _adapted(_next_rank), changes_adapter=True
+    )
 
 
 def _adapted(change: Callable[[Localize], Localize | None]) -> Callable[[OpCall, Strategies], Strategies]:
@@ -226,7 +234,7 @@ def _off_by_one(own: Localize) -> Localize:
 
 
 def _one_more(args: dict[str, Any]) -> dict[str, Any]:
-    """The first whole number among the arguments, one larger."""
+    """Return ``args`` with the first integer increased by one."""
     for name, value in args.items():
         if type(value) is int:
             return {**args, name: value + 1}
@@ -235,18 +243,18 @@ def _one_more(args: dict[str, Any]) -> dict[str, Any]:
     return args
 
 
-def _neighbour(own: Localize) -> Localize:
+def _next_rank(own: Localize) -> Localize:
     def localize(call: OpCall, targets: tuple[Layout, ...], outputs: tuple[Layout, ...]) -> LocalCall | None:
         ranks = list(call.mesh.ranks)
-        here = ranks.index(call.mesh.rank)
-        mesh = call.mesh.for_rank(ranks[(here + 1) % len(ranks)])
+        position = ranks.index(call.mesh.rank)
+        mesh = call.mesh.for_rank(ranks[(position + 1) % len(ranks)])
 
         def seen(layout: Layout) -> Layout:
             return Layout.of(mesh, layout.dim_axes, layout.partials, layout.shape)
 
-        operands = tuple(replace(one, layout=seen(one.layout)) for one in call.operands)
-        theirs = OpCall(call.op, mesh, operands, call.args)
-        return own(theirs, tuple(map(seen, targets)), tuple(map(seen, outputs)))
+        operands = tuple(replace(operand, layout=seen(operand.layout)) for operand in call.operands)
+        next_call = OpCall(call.op, mesh, operands, call.args)
+        return own(next_call, tuple(map(seen, targets)), tuple(map(seen, outputs)))
 
     return localize
 
@@ -254,14 +262,18 @@ def _neighbour(own: Localize) -> Localize:
 # -- backward ----------------------------------------------------------------------------------------------------------
 
 
-def _backward(wanted: Sequence[bool]) -> Iterator[Mutant]:
-    for index, gets in enumerate(wanted):
-        if gets:
-            yield Mutant("gradient not reduced", f"of operand {index}", claim=_varying(index, lambda *_: ()))
-            yield Mutant("gradient reduced twice", f"of operand {index}", claim=_varying(index, _all_whole))
+def _backward(requires_grad: Sequence[bool]) -> Iterator[Mutant]:
+    for index, has_gradient in enumerate(requires_grad):
+        if has_gradient:
+            yield Mutant(
+                "gradient not reduced", f"of operand {index}", change_claim=_change_varying(index, lambda *_: ())
+            )
+            yield Mutant(
+                "gradient reduced twice", f"of operand {index}", change_claim=_change_varying(index, _replicated_axes)
+            )
 
 
-def _varying(index: int, change: Callable[[Claim, int], tuple[int, ...]]) -> Callable[[Claim], Claim]:
+def _change_varying(index: int, change: Callable[[Claim, int], tuple[int, ...]]) -> Callable[[Claim], Claim]:
     def changed(claim: Claim) -> Claim:
         varying = claim.choice.varying
         if index >= len(varying):
@@ -272,7 +284,7 @@ def _varying(index: int, change: Callable[[Claim, int], tuple[int, ...]]) -> Cal
     return changed
 
 
-def _all_whole(claim: Claim, index: int) -> tuple[int, ...]:
-    """Every axis on which the operand is whole, whatever the others do."""
+def _replicated_axes(claim: Claim, index: int) -> tuple[int, ...]:
+    """Return every axis on which the operand is replicated, whatever the placements of the others."""
     layout = claim.choice.targets[index]
     return tuple(axis for axis in range(layout.mesh.ndim) if isinstance(layout.placement_on(axis), Replicate))

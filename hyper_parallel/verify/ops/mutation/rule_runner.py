@@ -1,7 +1,7 @@
-"""The power of the verifier: which changed rules it notices.
+"""Runs mutants of rules: which of them the verifier notices.
 
-A mutant is judged as a rule of its own would be: by the rule level of the quick sweep. What that does not notice is
-held against the full mode, and compared with the rule itself, claim by claim.
+A mutant is checked as a rule is: by the rule level of the quick sweep. What that does not notice is checked in the full
+mode, and compared with the rule itself, claim by claim.
 """
 
 from __future__ import annotations
@@ -14,10 +14,11 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
+from hyper_parallel.core.dtensor.layout import Layout
 from hyper_parallel.core.shard.rule import OpCall, Rule, Strategies, find_rule
 from hyper_parallel.core.shard.sample import samples_of
 from hyper_parallel.platform.select import use_platform
-from hyper_parallel.verify.ops.claims import bind_sample, claims, mesh_of, possible
+from hyper_parallel.verify.ops.claims import bind_sample, claims, fits_values, mesh_of
 from hyper_parallel.verify.ops.local_calls import CallCache, name_of
 from hyper_parallel.verify.ops.mutation.report import MutantResult
 from hyper_parallel.verify.ops.mutation.rule_mutants import Mutant, mutants_of
@@ -31,71 +32,72 @@ if TYPE_CHECKING:
     from hyper_parallel.verify.ops.local_check import LocalChecker, LocalResult
     from hyper_parallel.verify.ops.values import FilledSample
 
-__all__ = ["judged"]
+__all__ = ["run_rule_mutant"]
 
-NOTICING = replace(QUICK, public=False, reproducers=False)
-FULL = Effort(choices=6, public=False, reproducers=False, missing=0, seconds=60.0)
+QUICK_RULE_LEVEL = replace(QUICK, public=False, reproducers=False)
+FULL_RULE_LEVEL = Effort(choices=6, public=False, reproducers=False, missing=0, seconds=60.0)
 
 
-def judged(platform: str, op: str, seed: int) -> MutantResult:
-    """The verdict on ``name#number``: a mutant of an operator, by its number among those that ``seed`` shuffled."""
+def run_rule_mutant(platform: str, op: str, seed: int) -> MutantResult:
+    """Return the result of mutant ``name#number``: an operator, and a number in the order that ``seed`` shuffles."""
     name, _, number = op.partition("#")
     with use_platform(platform):
-        return _hunt(platform, name).judge(op, int(number), seed)
+        return _operator_mutants(platform, name).run(op, int(number), seed)
 
 
 @lru_cache(maxsize=1)
-def _hunt(platform: str, op: str) -> _OperatorMutants:
+def _operator_mutants(platform: str, op: str) -> _OperatorMutants:
     return _OperatorMutants(platform, op)
 
 
 class _MutantSweep(Sweep):
-    """A sweep of a changed rule, with the plain runs and local calls of the hunt."""
+    """A sweep of a changed rule that stops at the first failure; it shares references and local calls with others."""
 
-    def __init__(self, hunt: _OperatorMutants, mutant: Mutant | None, effort: Effort) -> None:
-        rule = hunt.rule if mutant is None else hunt.changed(mutant)
-        super().__init__(OperatorReport(hunt.op, hunt.platform), hunt.platform, hunt.op, rule, hunt.samples, effort)
-        self.hunt, self.mutant = hunt, mutant
+    def __init__(self, shared: _OperatorMutants, mutant: Mutant | None, effort: Effort) -> None:
+        rule = shared.rule if mutant is None else shared.changed(mutant)
+        report = OperatorReport(shared.op, shared.platform)
+        super().__init__(report, shared.platform, shared.op, rule, shared.samples, effort)
+        self.shared, self.mutant = shared, mutant
 
-    def _case(self, number: int, sample: Any, sizes: dict[str, int], skipped: list[str], **how: Any) -> Any:
-        key = (number, tuple(sizes.items()), how["integral"])
-        if key not in self.hunt.cases:
-            self.hunt.cases[key] = super()._case(number, sample, sizes, skipped, **how)
-        return self.hunt.cases[key]
+    def _make_case(self, number: int, sample: Any, sizes: dict[str, int], skipped: list[str], **options: Any) -> Any:
+        key = (number, tuple(sizes.items()), options["integral"])
+        if key not in self.shared.cases:
+            self.shared.cases[key] = super()._make_case(number, sample, sizes, skipped, **options)
+        return self.shared.cases[key]
 
-    def _refer(self, sample: Any, filled: Any, rng: Any) -> Any:
-        self.rule, changed = self.hunt.rule, self.rule
+    def _reference(self, sample: Any, filled: Any, rng: Any) -> Any:
+        self.rule, changed = self.shared.rule, self.rule
         try:
-            return super()._refer(sample, filled, rng)
+            return super()._reference(sample, filled, rng)
         finally:
             self.rule = changed
 
-    def _calls(self, case: Any) -> CallCache:
+    def _call_cache(self, case: Any) -> CallCache:
         key = id(case)
-        if key not in self.hunt.calls:
-            self.hunt.calls[key] = super()._calls(case)
-        return self.hunt.calls[key]
+        if key not in self.shared.calls:
+            self.shared.calls[key] = super()._call_cache(case)
+        return self.shared.calls[key]
 
-    def _claims(self, problem: SampleCall, strategies: Strategies) -> Iterator[Claim]:
-        change = self.mutant.claim if self.mutant is not None else None
-        for one in super()._claims(problem, strategies):
-            yield one if change is None else change(one)
+    def _claims(self, sample_call: SampleCall, strategies: Strategies) -> Iterator[Claim]:
+        change = self.mutant.change_claim if self.mutant is not None else None
+        for claim in super()._claims(sample_call, strategies):
+            yield claim if change is None else change(claim)
 
-    def _batch(self, case: Any, bench: LocalChecker, batch: Sequence[Claim], *, counts: bool) -> None:
-        super()._batch(case, bench, batch, counts=counts)
+    def _check_batch(self, case: Any, checker: LocalChecker, batch: Sequence[Claim], *, counts: bool) -> None:
+        super()._check_batch(case, checker, batch, counts=counts)
         if self.report.wrong or self.report.crash:
             raise StopSweep
 
-    def _note(self, case: Any, mesh: tuple[int, ...], result: LocalResult, *, counts: bool) -> None:
+    def _add_local(self, case: Any, mesh: tuple[int, ...], result: LocalResult, *, counts: bool) -> None:
         if not (self.report.wrong or self.report.crash):
-            super()._note(case, mesh, result, counts=counts)
+            super()._add_local(case, mesh, result, counts=counts)
 
-    def noticed(self) -> str:
-        """What the sweep found first, or nothing."""
+    def first_failure(self) -> str:
+        """Run the sweep and return the first failure, or nothing."""
         with contextlib.suppress(StopSweep):
             self.run()
-        found = [*self.report.wrong, *self.report.crash]
-        return f"{self.report.outcome}: {found[0].problem}" if found else ""
+        failures = [*self.report.wrong, *self.report.crash]
+        return f"{self.report.outcome}: {failures[0].problem}" if failures else ""
 
 
 class _OperatorMutants:
@@ -103,129 +105,136 @@ class _OperatorMutants:
 
     def __init__(self, platform: str, op: str) -> None:
         self.platform, self.op = platform, op
-        found = find_rule(op)
-        self.rule = found if isinstance(found, Rule) else None
+        rule = find_rule(op)
+        self.rule = rule if isinstance(rule, Rule) else None
         self.samples = samples_of(op)
         self.cases: dict[Any, Any] = {}
         self.calls: dict[int, CallCache] = {}
         self.mutants: list[Mutant] = []
         self.broken = ""
         if self.rule is not None:
-            self.broken = _MutantSweep(self, None, NOTICING).noticed()
-            self.mutants = self._generated(self.rule)
+            self.broken = _MutantSweep(self, None, QUICK_RULE_LEVEL).first_failure()
+            self.mutants = self._generate(self.rule)
 
     def changed(self, mutant: Mutant) -> Rule:
-        """The rule with the mutant in it."""
+        """Return the rule with the mutant's change."""
         assert self.rule is not None
-        own, change = self.rule.strategies, mutant.answer
+        unchanged, change = self.rule.strategies, mutant.change_strategies
         if change is None:
             return self.rule
 
         def strategies(call: OpCall) -> Any:
-            answer = own(call)
+            answer = unchanged(call)
             return change(call, answer) if isinstance(answer, Strategies) and not answer.open else answer
 
         return replace(self.rule, strategies=strategies)
 
-    def _generated(self, rule: Rule) -> list[Mutant]:
-        """Of all samples with their first sizes; only rows that their values can be held in."""
-        calls, wanted, arrays = [], [], []
-        for problem, answer, case in self._problems(rule, [(2,)], 1):
-            calls.append((problem.call, answer))
-            wanted.append(case.filled.wanted if any(one is not None for one in case.reference.seeds) else ())
-            arrays.append(case.filled)
-        cases = list(zip(calls, arrays, strict=True))
-        return [one for one in mutants_of(calls, wanted) if any(_reached(one, *call, held) for call, held in cases)]
+    def _generate(self, rule: Rule) -> list[Mutant]:
+        """Return the mutants from all samples with their first sizes whose changed rows their values fit."""
+        calls, requires_grad, values = [], [], []
+        for sample_call, strategies, case in self._calls(rule, [(2,)], 1):
+            calls.append((sample_call.call, strategies))
+            has_cotangent = any(cotangent is not None for cotangent in case.reference.cotangents)
+            requires_grad.append(case.filled.requires_grad if has_cotangent else ())
+            values.append(case.filled)
+        cases = list(zip(calls, values, strict=True))
+        return [
+            mutant
+            for mutant in mutants_of(calls, requires_grad)
+            if any(_fits_values(mutant, *call, filled) for call, filled in cases)
+        ]
 
-    def _problems(
+    def _calls(
         self, rule: Rule, meshes: Sequence[tuple[int, ...]], choices: int
     ) -> Iterator[tuple[SampleCall, Strategies, Any]]:
-        """Calls that the sweep makes, with what ``rule`` answers."""
-        trial = _MutantSweep(self, None, NOTICING)
+        """Yield the calls of a sweep with the strategies of ``rule``."""
+        sweep = _MutantSweep(self, None, QUICK_RULE_LEVEL)
         for number, sample in enumerate(self.samples):
             for position, sizes in enumerate(size_choices(sample, choices)):
-                case = trial.case(number, sample, sizes, first=position == 0)
+                case = sweep.case(number, sample, sizes, first=position == 0)
                 if case is None:
                     continue
                 for shape in meshes:
-                    problem = bind_sample(trial.platform, rule, case.filled, mesh_of(shape), case.reference.tensors)
+                    sample_call = bind_sample(sweep.platform, rule, case.filled, mesh_of(shape), case.reference.tensors)
                     with contextlib.suppress(ValueError):
-                        answer = rule.strategies(problem.call)
-                        if isinstance(answer, Strategies) and not answer.open and answer.outputs:
-                            yield problem, answer, case
+                        strategies = rule.strategies(sample_call.call)
+                        if isinstance(strategies, Strategies) and not strategies.open and strategies.outputs:
+                            yield sample_call, strategies, case
 
-    def judge(self, op: str, number: int, seed: int) -> MutantResult:
-        """What becomes of mutant ``number``."""
+    def run(self, op: str, number: int, seed: int) -> MutantResult:
+        """Return the result of mutant ``number``."""
         count = len(self.mutants)
         if number >= count:
             return MutantResult(op, self.platform, generated=count)
         order = np.random.default_rng([seed, seed_of(self.op)]).permutation(count)
         mutant = self.mutants[int(order[number])]
-        found = MutantResult(op, self.platform, mutant.kind, mutant.change, generated=count)
+        result = MutantResult(op, self.platform, mutant.kind, mutant.change, generated=count)
         if self.broken:
-            return replace(found, outcome="broken", detail=self.broken)
-        noticed = _MutantSweep(self, mutant, NOTICING).noticed()
-        if noticed:
-            return replace(found, outcome="killed", detail=noticed)
-        if self._claims_nothing_new(mutant):
-            return replace(found, outcome="equivalent", detail="all that it claims the rule claims too")
-        trial = _MutantSweep(self, mutant, FULL)
-        if trial.noticed():
-            return replace(found, outcome="survived", detail="killed")
-        said = f"the full mode checked {trial.report.checks} claims, and all hold"
-        return replace(found, outcome="true", detail=said)
+            return replace(result, outcome="broken", detail=self.broken)
+        failure = _MutantSweep(self, mutant, QUICK_RULE_LEVEL).first_failure()
+        if failure:
+            return replace(result, outcome="killed", detail=failure)
+        if self._is_equivalent(mutant):
+            return replace(result, outcome="equivalent", detail="the rule makes all of its claims too")
+        full_sweep = _MutantSweep(self, mutant, FULL_RULE_LEVEL)
+        if full_sweep.first_failure():
+            return replace(result, outcome="survived", detail="killed")
+        detail = f"the full mode checked {full_sweep.report.checks} claims, and all hold"
+        return replace(result, outcome="true", detail=detail)
 
     # -- equivalence -------------------------------------------------------------------------------------------------
 
-    def _claims_nothing_new(self, mutant: Mutant) -> bool:
+    def _is_equivalent(self, mutant: Mutant) -> bool:
+        """Whether the rule makes every claim of the mutant, on all calls of the full mode."""
         assert self.rule is not None
         rule = self.changed(mutant)
-        for problem, answer, case in self._problems(self.rule, FULL.meshes, FULL.choices):
-            changed = rule.strategies(problem.call)
+        for sample_call, strategies, case in self._calls(self.rule, FULL_RULE_LEVEL.meshes, FULL_RULE_LEVEL.choices):
+            changed = rule.strategies(sample_call.call)
             assert isinstance(changed, Strategies)
-            own = {self._said(one, case, problem, mutant) for one in claims(problem, answer)}
-            for one in claims(problem, changed):
-                said = self._said(one if mutant.claim is None else mutant.claim(one), case, problem, mutant)
-                if said not in own:
+            own = {self._effect(claim, case, sample_call, mutant) for claim in claims(sample_call, strategies)}
+            for claim in claims(sample_call, changed):
+                changed_claim = claim if mutant.change_claim is None else mutant.change_claim(claim)
+                if self._effect(changed_claim, case, sample_call, mutant) not in own:
                     return False
         return True
 
     @staticmethod
-    def _said(claim: Claim, case: Any, problem: SampleCall, mutant: Mutant) -> Any:
-        """A claim as far as anybody can tell: where what is, which gradients are reduced, what ranks call."""
+    def _effect(claim: Claim, case: Any, sample_call: SampleCall, mutant: Mutant) -> Any:
+        """Return what can be observed of a claim: layouts, gradients that are reduced, local calls of the ranks."""
         choice = claim.choice
-        seen = any(one is not None for one in case.reference.seeds)
+        has_cotangent = any(cotangent is not None for cotangent in case.reference.cotangents)
         varying = tuple(
-            axes for axes, wanted in zip(choice.varying, case.filled.wanted, strict=True) if wanted and seen
+            axes
+            for axes, requires_grad in zip(choice.varying, case.filled.requires_grad, strict=True)
+            if requires_grad and has_cotangent
         )
-        said = (choice.targets, choice.outputs, varying)
-        if not mutant.adapter:
-            return said
-        return (*said, tuple(_local_names(claim, problem)))
+        effect = (choice.targets, choice.outputs, varying)
+        if not mutant.changes_adapter:
+            return effect
+        return (*effect, tuple(_local_call_names(claim, sample_call)))
 
 
-def _reached(mutant: Mutant, call: OpCall, answer: Strategies, filled: FilledSample) -> bool:
-    """Whether these values can be held as a changed row has them."""
-    if mutant.answer is None or mutant.adapter:
+def _fits_values(mutant: Mutant, call: OpCall, strategies: Strategies, filled: FilledSample) -> bool:
+    """Whether these values can be split into the partial values that a changed row takes."""
+    if mutant.change_strategies is None or mutant.changes_adapter:
         return True
-    return any(possible(row, filled) for row in set(mutant.answer(call, answer).rows) - set(answer.rows))
+    changed = set(mutant.change_strategies(call, strategies).rows) - set(strategies.rows)
+    return any(fits_values(row, filled) for row in changed)
 
 
-def _local_names(claim: Claim, problem: SampleCall) -> Iterator[Any]:
-    from hyper_parallel.core.dtensor.layout import Layout
-
-    mesh, localize = problem.call.mesh, claim.strategies.localize
+def _local_call_names(claim: Claim, sample_call: SampleCall) -> Iterator[Any]:
+    mesh, localize = sample_call.call.mesh, claim.strategies.localize
     for rank in mesh.ranks:
         if localize is None:
             yield None
             continue
         seen = mesh.for_rank(rank)
         targets, outputs = (
-            tuple(Layout.of(seen, one.dim_axes, one.partials, one.shape) for one in layouts)
+            tuple(Layout.of(seen, layout.dim_axes, layout.partials, layout.shape) for layout in layouts)
             for layouts in (claim.choice.targets, claim.choice.outputs)
         )
         try:
-            local = localize(problem.placed(targets, seen), targets, outputs)
+            local = localize(sample_call.with_layouts(targets, seen), targets, outputs)
             yield None if local is None else name_of((local.args, local.run))
-        except Exception:  # noqa: BLE001 - a changed adapter may raise anything, and what has no name is like nothing
+        except Exception:  # noqa: BLE001 - a changed adapter may raise anything, and a call without name equals no other
             yield object()

@@ -1,7 +1,7 @@
-"""The library's own code, changed, on trial: what each module is held against, and whether that notices.
+"""Runs mutants of the library's own code: whether the suite notices them.
 
-Every change runs in a process of its own, forked from one that has all that the changes share and has dispatched
-nothing. The trial that is likeliest to notice comes first, and the first that does ends it.
+Every mutant runs in a process of its own, forked from one that has computed what mutants share and has dispatched
+nothing. The check that most likely notices comes first, and the first that does ends the process.
 """
 
 from __future__ import annotations
@@ -24,65 +24,65 @@ from hyper_parallel.verify.ops.mutation.source_mutants import (
 )
 from hyper_parallel.verify.ops.mutation.suite.checks import MODULE_CHECKS, Check, keep_costs
 
-__all__ = ["judged", "noticed"]
+__all__ = ["run_in_fork", "run_source_mutant"]
 
-_PROCESSOR_SECONDS = 90  # of a change; the library as it is takes a tenth
-_SECONDS = 500.0  # by the clock, of a busy machine; who loops for ever has used up his processor's before
+_PROCESSOR_SECONDS = 90  # per mutant; the unchanged library takes a tenth
+_SECONDS = 500.0  # wall time, for a busy machine; an endless loop reaches the processor's limit first
+_UNCHANGED, _UNFINISHED = "the same code", "not finished"
 
 
-def judged(platform: str, op: str, seed: int) -> MutantResult:
-    """The verdict on ``module#number``: a mutant by its number among those that ``seed`` shuffled.
+def run_source_mutant(platform: str, op: str, seed: int) -> MutantResult:
+    """Return the result of mutant ``module#number``, a number in the order that ``seed`` shuffles.
 
-    The first one of each kind of trial also says whether the library as it is passes.
+    The first mutant of each kind of suite also runs the suite on the unchanged library, which must pass.
     """
     module, _, number = op.partition("#")
-    found = _shuffled(module, seed)
-    if int(number) >= len(found):
-        return MutantResult(op, platform, generated=len(found))
-    mutant, trials = found[int(number)], MODULE_CHECKS[module]
-    keep_costs(trials)
-    if number == "0" and module == next(one for one, held in MODULE_CHECKS.items() if held is trials):
-        before = noticed(None, trials)
-        if before:
-            return MutantResult(op, platform, "none", "the library as it is", "broken", before, len(found))
-    return _verdict(op, platform, mutant, noticed(mutant, trials), len(found))
+    mutants = _shuffled(module, seed)
+    if int(number) >= len(mutants):
+        return MutantResult(op, platform, generated=len(mutants))
+    mutant, checks = mutants[int(number)], MODULE_CHECKS[module]
+    keep_costs(checks)
+    if number == "0" and module == next(name for name, suite in MODULE_CHECKS.items() if suite is checks):
+        failure = run_in_fork(None, checks)
+        if failure:
+            return MutantResult(op, platform, "none", "the library as it is", "broken", failure, len(mutants))
+    return _result(op, platform, mutant, run_in_fork(mutant, checks), len(mutants))
 
 
 @lru_cache
 def _shuffled(module: str, seed: int) -> list[SourceMutant]:
-    found = source_mutants(module)
-    return [found[int(index)] for index in np.random.default_rng(seed).permutation(len(found))]
+    mutants = source_mutants(module)
+    return [mutants[int(index)] for index in np.random.default_rng(seed).permutation(len(mutants))]
 
 
-def _verdict(op: str, platform: str, mutant: SourceMutant, what: str, count: int) -> MutantResult:
-    said = partial(MutantResult, op, platform, mutant.kind, mutant.change, generated=count)
-    if what in (_SAME, _LATE):  # a busy machine notices nothing
-        return said(outcome="equivalent" if what == _SAME else "survived", detail=what)
-    if what:
-        return said(outcome="killed", detail=what)
+def _result(op: str, platform: str, mutant: SourceMutant, failure: str, count: int) -> MutantResult:
+    result = partial(MutantResult, op, platform, mutant.kind, mutant.change, generated=count)
+    if failure == _UNCHANGED:
+        return result(outcome="equivalent", detail=failure)
+    if failure == _UNFINISHED:  # a busy machine notices nothing
+        return result(outcome="survived", detail=failure)
+    if failure:
+        return result(outcome="killed", detail=failure)
     reason = equivalence_reason(mutant)
-    return said(outcome="equivalent" if reason else "survived", detail=reason or "all trials")
+    return result(outcome="equivalent" if reason else "survived", detail=reason or "all checks")
 
 
-_SAME, _LATE = "the same code", "not finished"
-
-
-def noticed(mutant: SourceMutant | None, trials: tuple[Check, ...]) -> str:
-    """What a forked process finds with ``mutant`` in the library, or nothing; it does not come back to say so."""
+def run_in_fork(mutant: SourceMutant | None, checks: tuple[Check, ...]) -> str:
+    """Return the first failure of ``checks`` in a forked process with ``mutant`` in the library, or nothing."""
     read, write = os.pipe()
     child = os.fork()
     if not child:
         os.close(read)
-        _try(mutant, trials, write)
+        _run_child(mutant, checks, write)
     os.close(write)
-    text = _heard(child, read)
+    text = _read_until_closed(child, read)
     os.close(read)
     _, status = os.waitpid(child, 0)
     code = os.waitstatus_to_exitcode(status)
-    return f"killed by {signal.Signals(-code).name}" if code < 0 and text != _LATE else text
+    return f"killed by {signal.Signals(-code).name}" if code < 0 and text != _UNFINISHED else text
 
 
-def _heard(child: int, read: int) -> str:
+def _read_until_closed(child: int, read: int) -> str:
     deadline, data = time.monotonic() + _SECONDS, b""
     while select.select([read], [], [], max(deadline - time.monotonic(), 0.0))[0]:
         part = os.read(read, 65536)
@@ -90,27 +90,27 @@ def _heard(child: int, read: int) -> str:
             return data.decode(errors="replace")
         data += part
     os.kill(child, signal.SIGKILL)
-    return _LATE
+    return _UNFINISHED
 
 
-def _try(mutant: SourceMutant | None, trials: tuple[Check, ...], write: int) -> None:
-    what = "it ended in no way known"
+def _run_child(mutant: SourceMutant | None, checks: tuple[Check, ...], write: int) -> None:
+    failure = "the process ended in an unknown way"
     try:
         resource.setrlimit(resource.RLIMIT_CPU, (_PROCESSOR_SECONDS, _PROCESSOR_SECONDS))
-        what = _found(mutant, trials)
-    except BaseException as error:  # noqa: BLE001 - whatever it raises, nobody overlooks it
+        failure = _first_failure(mutant, checks)
+    except BaseException as error:  # noqa: BLE001 - any exception notices the mutant
         cause = error.__cause__ or error
-        what = f"{type(cause).__name__}: {cause}"
+        failure = f"{type(cause).__name__}: {cause}"
     finally:
-        os.write(write, what[:2000].encode())
+        os.write(write, failure[:2000].encode())
         os._exit(0)
 
 
-def _found(mutant: SourceMutant | None, trials: tuple[Check, ...]) -> str:
+def _first_failure(mutant: SourceMutant | None, checks: tuple[Check, ...]) -> str:
     if mutant is not None and not apply_mutant(mutant):
-        return _SAME
-    for trial in trials:
-        for what in trial():
-            if what:
-                return what
+        return _UNCHANGED
+    for check in checks:
+        for failure in check():
+            if failure:
+                return failure
     return ""

@@ -23,7 +23,7 @@ R, S0, SUM = Replicate(), Shard(0), Partial("sum")
 def judged(found):
     """What becomes of the mutants of a hunt."""
     with use_platform("torch"):
-        verdicts = [found.judge(found.op, number, 0) for number in range(len(found.mutants))]
+        verdicts = [found.run(found.op, number, 0) for number in range(len(found.mutants))]
     return {(one.kind, one.change): one.outcome for one in verdicts}
 
 
@@ -31,11 +31,11 @@ def test_slips_behind_the_rule_are_noticed():
     """Expand: a local call not adapted, off by one or the next rank's is killed, and a gradient reduced twice too."""
     with use_platform("torch"):
         found = rule_runner._OperatorMutants("torch", "expand")
-    found.mutants = [one for one in found.mutants if one.adapter or one.claim]
+    found.mutants = [one for one in found.mutants if one.changes_adapter or one.change_claim]
     assert judged(found) == {
         ("adapter dropped", "the local call is the caller's own"): "killed",
-        ("adapter off by one", "the first whole number"): "killed",
-        ("adapter of the neighbour", "what the next rank calls"): "killed",
+        ("adapter off by one", "the first integer"): "killed",
+        ("adapter of the next rank", "the local call of the next rank"): "killed",
         ("gradient not reduced", "of operand 0"): "equivalent",
         ("gradient reduced twice", "of operand 0"): "killed",
     }
@@ -54,11 +54,11 @@ def test_an_adapter_that_changes_nothing_has_equivalent_mutants(monkeypatch, arg
     monkeypatch.setattr(rule_runner, "samples_of", lambda _: (Sample((real("ab"),)),))
     with use_platform("torch"):
         found = rule_runner._OperatorMutants("torch", "relu")
-    found.mutants = [one for one in found.mutants if one.adapter]
+    found.mutants = [one for one in found.mutants if one.changes_adapter]
     outcomes = judged(found)
     assert len(outcomes) == 3
     assert set(outcomes.values()) <= {"equivalent", "true"}
-    assert outcomes["adapter of the neighbour", "what the next rank calls"] == "equivalent"
+    assert outcomes["adapter of the next rank", "the local call of the next rank"] == "equivalent"
 
 
 def call_of(*shapes):
@@ -76,12 +76,12 @@ def test_changes_keep_to_calls_that_they_fit():
     other = Strategies((Row((S0,), (S0,)),), ((4,),))
     by = {(one.kind, one.change): one for one in mutants_of([(call, answer)], [()])}
     shifted = by["dim of a result shifted", "Shard(0) -> Shard(0) becomes Shard(0) -> Shard(1)"]
-    assert shifted.answer(call, answer).rows == (Row((S0,), (Shard(1),)),)
-    assert shifted.answer(flat, other) is other
+    assert shifted.change_strategies(call, answer).rows == (Row((S0,), (Shard(1),)),)
+    assert shifted.change_strategies(flat, other) is other
     added = by["taken for linear", "Partial(sum) -> Partial(sum) is claimed"]
-    assert added.answer(call, answer).rows[-1] == Row((SUM,), (SUM,))
+    assert added.change_strategies(call, answer).rows[-1] == Row((SUM,), (SUM,))
     two = Strategies(answer.rows, ((4, 3), (4, 3)))
-    assert added.answer(call, two) is two
+    assert added.change_strategies(call, two) is two
     assert not any(kind.startswith("gradient") for kind, _ in by)
 
 
@@ -97,8 +97,8 @@ def test_off_by_one_is_the_first_whole_number():
     ):
         answer = Strategies((Row((R,), (R,)),), ((4, 3),), lambda *_, args=args: LocalCall(args, None))
         by = {one.kind: one for one in mutants_of([(call, answer)], [()])}
-        slipped = by["adapter off by one"].answer(call, answer)
+        slipped = by["adapter off by one"].change_strategies(call, answer)
         assert slipped.localize(call, (), ()).args == changed
-        assert by["adapter dropped"].answer(call, answer).localize is None
+        assert by["adapter dropped"].change_strategies(call, answer).localize is None
         bare = Strategies(answer.rows, answer.outputs)
-        assert by["adapter dropped"].answer(call, bare) is bare
+        assert by["adapter dropped"].change_strategies(call, bare) is bare

@@ -14,7 +14,7 @@ from hyper_parallel.verify.ops import worker_pool
 from hyper_parallel.verify.ops.mutation import rule_runner
 from hyper_parallel.verify.ops.mutation.report import MutantResult, Score
 from hyper_parallel.verify.ops.mutation.rule_mutants import Mutant
-from hyper_parallel.verify.ops.mutation.rule_runner import judged
+from hyper_parallel.verify.ops.mutation.rule_runner import run_rule_mutant
 
 rules.load()
 
@@ -37,7 +37,7 @@ def claiming(*rows):
 def verdicts(found):
     """All verdicts of a hunt."""
     with use_platform("torch"):
-        return [found.judge(f"{found.op}#{number}", number, 0) for number in range(len(found.mutants))]
+        return [found.run(f"{found.op}#{number}", number, 0) for number in range(len(found.mutants))]
 
 
 @pytest.mark.platforms("torch")
@@ -47,7 +47,7 @@ def test_what_is_changed(monkeypatch):
     changes = [(one.kind, one.change) for one in found.mutants]
     assert ("dim of a result shifted", "Shard(0) -> Shard(0) becomes Shard(0) -> Shard(1)") in changes
     assert ("dim of an operand shifted", "Shard(0) -> Shard(0) becomes Shard(1) -> Shard(0)") in changes
-    assert ("chunk taken for the whole", "Shard(0) -> Shard(0) becomes Shard(0) -> Replicate()") in changes
+    assert ("shard taken for replicated", "Shard(0) -> Shard(0) becomes Shard(0) -> Replicate()") in changes
     assert ("label dropped", "Shard(0) -> Shard(0) becomes Replicate() -> Shard(0)") in changes
     assert ("reduction invented", "Replicate() -> Replicate() becomes Replicate() -> Partial(sum)") in changes
     assert ("taken for linear", "Partial(sum) -> Partial(sum) is claimed") in changes
@@ -64,7 +64,7 @@ def test_what_is_noticed_and_what_is_none(monkeypatch):
     assert outcomes == {"killed", "equivalent", "true"}
     assert by["taken for linear", "Partial(sum) -> Partial(sum) is claimed"].outcome == "killed"
     none = by["gradient not reduced", "of operand 0"]
-    assert (none.outcome, none.detail) == ("equivalent", "all that it claims the rule claims too")
+    assert (none.outcome, none.detail) == ("equivalent", "the rule makes all of its claims too")
     # Not claimed by this rule: nothing tells it from a rule that is right.
     true = [one for one in found if one.outcome == "true"]
     assert {one.change for one in true} == {
@@ -89,17 +89,17 @@ def test_a_condition_that_matters_only_on_other_sizes_is_no_equivalent(monkeypat
     own = hunt(claiming(Row((S0,), (S0,), even=((0, 0),))), monkeypatch)
     (mutant,) = [one for one in own.mutants if one.kind == "condition dropped"]
     with use_platform("torch"):
-        assert not own._claims_nothing_new(mutant)
-        assert own._claims_nothing_new(Mutant("none", "at all", lambda _, answer: answer))
+        assert not own._is_equivalent(mutant)
+        assert own._is_equivalent(Mutant("none", "at all", lambda _, answer: answer))
 
 
 def test_a_mutant_by_its_number(platform_name):
     """The same number and seed are the same mutant; past the last one there is none."""
-    first, again = judged(platform_name, "softmax#0", 3), judged(platform_name, "softmax#0", 3)
+    first, again = run_rule_mutant(platform_name, "softmax#0", 3), run_rule_mutant(platform_name, "softmax#0", 3)
     assert first == again
     assert first.outcome == "killed"
-    assert judged(platform_name, f"softmax#{first.generated}", 3).outcome == "none"
-    assert len({judged(platform_name, f"softmax#{number}", 3).change for number in range(3)}) > 1
+    assert run_rule_mutant(platform_name, f"softmax#{first.generated}", 3).outcome == "none"
+    assert len({run_rule_mutant(platform_name, f"softmax#{number}", 3).change for number in range(3)}) > 1
 
 
 @pytest.mark.platforms("torch")

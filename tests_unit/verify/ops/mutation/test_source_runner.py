@@ -85,12 +85,12 @@ def test_a_forked_change_stays_in_its_process():
         os.kill(os.getpid(), signal.SIGKILL)
         yield ""
 
-    assert source_runner.noticed(mutant, (lambda: iter(["", "seen"]),)) == "seen"
-    assert source_runner.noticed(mutant, (lambda: iter([""]), lambda: iter(()))) == ""
-    assert source_runner.noticed(None, (lambda: iter(()),)) == ""
-    assert source_runner.noticed(replace(mutant, edit=lambda _: None), ()) == "the same code"
-    assert source_runner.noticed(mutant, (lambda: 1 / 0,)) == "ZeroDivisionError: division by zero"
-    assert source_runner.noticed(mutant, (dies,)) == "killed by SIGKILL"
+    assert source_runner.run_in_fork(mutant, (lambda: iter(["", "seen"]),)) == "seen"
+    assert source_runner.run_in_fork(mutant, (lambda: iter([""]), lambda: iter(()))) == ""
+    assert source_runner.run_in_fork(None, (lambda: iter(()),)) == ""
+    assert source_runner.run_in_fork(replace(mutant, edit=lambda _: None), ()) == "the same code"
+    assert source_runner.run_in_fork(mutant, (lambda: 1 / 0,)) == "ZeroDivisionError: division by zero"
+    assert source_runner.run_in_fork(mutant, (dies,)) == "killed by SIGKILL"
     assert not apply_mutant(replace(mutant, edit=lambda _: None)), "this process has the library as it is"
 
 
@@ -103,7 +103,7 @@ def test_what_does_not_end_is_ended(monkeypatch):
         while True:
             time.sleep(0.01)
 
-    assert source_runner.noticed(None, (endless,)) == "not finished"
+    assert source_runner.run_in_fork(None, (endless,)) == "not finished"
 
 
 @pytest.mark.platforms("torch")
@@ -114,12 +114,12 @@ def test_verdicts(monkeypatch):
     plain = next(one for one in source_mutants(module) if one.slip not in reasoned)
     known = next(one for one in source_mutants(module) if one.slip in reasoned)
     outcomes = [
-        source_runner._verdict("op", "torch", *one, 1).outcome
+        source_runner._result("op", "torch", *one, 1).outcome
         for one in ((plain, "seen"), (plain, ""), (known, ""), (plain, "the same code"), (known, "not finished"))
     ]
     assert outcomes == ["killed", "survived", "equivalent", "equivalent", "survived"]
     monkeypatch.setattr(source_runner, "MODULE_CHECKS", {module: (lambda: iter(["wrong already"]),)})
-    broken = source_runner.judged("torch", f"{module}#0", 0)
+    broken = source_runner.run_source_mutant("torch", f"{module}#0", 0)
     assert (broken.outcome, broken.detail) == ("broken", "wrong already")
-    assert source_runner.judged("torch", f"{module}#1", 0).outcome == "killed"
-    assert source_runner.judged("torch", f"{module}#10000", 0).outcome == "none"
+    assert source_runner.run_source_mutant("torch", f"{module}#1", 0).outcome == "killed"
+    assert source_runner.run_source_mutant("torch", f"{module}#10000", 0).outcome == "none"

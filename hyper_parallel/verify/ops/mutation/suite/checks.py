@@ -1,6 +1,6 @@
-"""Scenarios of the dispatcher that no single call shows: keys, doors, plans that are kept, what is written and watched.
+"""The checks that must notice mutants of the library's code: scenarios, functions, redistribution, costs.
 
-Each is what one rank does; what it asserts holds on every rank. Those that notice most come first.
+A scenario is a test of the dispatcher that runs on every rank. Scenarios that notice most mutants come first.
 """
 
 from __future__ import annotations
@@ -17,8 +17,8 @@ from hyper_parallel.verify.check import check_function
 from hyper_parallel.verify.ops.mutation.suite.costs import (
     Costs,
     choice_costs,
+    late_plans,
     plan_costs,
-    plans_come_in_time,
     search_efforts,
 )
 from hyper_parallel.verify.ops.mutation.suite.fixture import Fixture
@@ -71,7 +71,7 @@ from hyper_parallel.verify.simulate import simulate
 __all__ = ["FUNCTIONS", "MODULE_CHECKS", "SCENARIOS", "Check", "TensorFunction", "function_differences", "keep_costs"]
 
 Check = Callable[[], Iterator[str]]
-"""Yields what it noticed, and nothing or empty texts where everything held."""
+"""Yields failures; empty texts and no text at all mean that everything holds."""
 
 _PLATFORM = "torch"
 
@@ -92,7 +92,7 @@ SCENARIOS: tuple[Callable[[Fixture], None], ...] = (
 
 @dataclass(frozen=True)
 class TensorFunction:
-    """A function of tensors.
+    """A function that is compared on plain tensors and on DTensors.
 
     Attributes:
         name: for the report.
@@ -105,7 +105,7 @@ class TensorFunction:
     shapes: tuple[tuple[int, ...], ...]
 
     def __call__(self, *tensors: Any) -> Any:
-        """On whatever tensors."""
+        """Call the function on plain tensors or DTensors."""
         return self.call(platform_named("torch").dispatcher.ops, *tensors)
 
 
@@ -130,57 +130,61 @@ _FUNCTION_MESHES: tuple[tuple[tuple[int, ...], int], ...] = (((3,), 12), ((2, 2)
 
 
 def function_differences() -> Iterator[str]:
-    """What differs on drawn placements, function by function; a function that is refused everywhere differs too."""
+    """Yield functions that differ on a sample of placements, or that are refused in all of them."""
     for mesh, limit in _FUNCTION_MESHES:
         for seed, function in enumerate(FUNCTIONS):
-            arrays = [np.random.default_rng([seed, at]).standard_normal(one) for at, one in enumerate(function.shapes)]
-            found = check_function(function, arrays, mesh, platform="torch", limit=limit, seed=seed)
-            if not found.ok or found.rejected:
-                said = (*found.wrong, *found.rejected, "nothing was compared")[0]
-                yield f"{function.name} on {mesh}: {said}"
+            arrays = [
+                np.random.default_rng([seed, index]).standard_normal(shape)
+                for index, shape in enumerate(function.shapes)
+            ]
+            report = check_function(function, arrays, mesh, platform="torch", limit=limit, seed=seed)
+            if not report.ok or report.rejected:
+                failure = (*report.wrong, *report.rejected, "nothing was compared")[0]
+                yield f"{function.name} on {mesh}: {failure}"
 
 
-_MESHES = ((2,), (3,))
+_SCENARIO_MESHES = ((2,), (3,))
 
 
-def _scenarios() -> Iterator[str]:
-    for mesh in _MESHES:
+def _run_scenarios() -> Iterator[str]:
+    for mesh in _SCENARIO_MESHES:
         for scenario in SCENARIOS:
-            simulate(_on_stage, int(np.prod(mesh)), _PLATFORM, (scenario, mesh))
+            simulate(_run_scenario, int(np.prod(mesh)), _PLATFORM, (scenario, mesh))
     yield from ()
 
 
-def _on_stage(scenario: Callable[[Fixture], None], mesh: tuple[int, ...]) -> None:
+def _run_scenario(scenario: Callable[[Fixture], None], mesh: tuple[int, ...]) -> None:
     scenario(Fixture(mesh))
 
 
-def _moves(*meshes: tuple[int, ...], targets: int | None = None) -> Iterator[str]:
+def _wrong_redistributions(*meshes: tuple[int, ...], targets: int | None = None) -> Iterator[str]:
     for mesh in meshes:
         yield first_wrong(_PLATFORM, mesh, targets=targets)
 
 
-def _costs(of: Callable[[], dict[str, Costs]]) -> Iterator[str]:
-    before = _kept(of)
-    for name, price in of().items():
-        if price != before[name]:
-            yield f"{name}: {price}, {before[name]} before"
+def _changed_costs(compute_costs: Callable[[], dict[str, Costs]]) -> Iterator[str]:
+    before = _unchanged_costs(compute_costs)
+    for name, cost in compute_costs().items():
+        if cost != before[name]:
+            yield f"{name}: {cost}, {before[name]} before"
 
 
 @lru_cache
-def _kept(of: Callable[[], dict[str, Costs]]) -> dict[str, Costs]:
-    """As they are before anything is changed."""
-    return of()
+def _unchanged_costs(compute_costs: Callable[[], dict[str, Costs]]) -> dict[str, Costs]:
+    """Return the costs of the unchanged library; :func:`keep_costs` calls it before a process is forked."""
+    return compute_costs()
 
 
 _REDISTRIBUTION: tuple[Check, ...] = (
-    partial(_moves, (3,)), _scenarios, partial(_costs, plan_costs), partial(_moves, (2,), (4,)),
-    partial(_moves, (2, 3), (2, 2), targets=6), function_differences,
+    partial(_wrong_redistributions, (3,)), _run_scenarios, partial(_changed_costs, plan_costs),
+    partial(_wrong_redistributions, (2,), (4,)), partial(_wrong_redistributions, (2, 3), (2, 2), targets=6),
+    function_differences,
 )  # fmt: skip
-# Values hold whatever is sent, so prices notice most of what slips there.
+# A plan that sends too much still gives right values, so costs notice most mutants of the search.
 _SEARCH: tuple[Check, ...] = (
-    plans_come_in_time, partial(_costs, plan_costs), partial(_costs, search_efforts), *_REDISTRIBUTION,
+    late_plans, partial(_changed_costs, plan_costs), partial(_changed_costs, search_efforts), *_REDISTRIBUTION,
 )  # fmt: skip
-_DISPATCH: tuple[Check, ...] = (_scenarios, partial(_costs, choice_costs), function_differences)
+_DISPATCH: tuple[Check, ...] = (_run_scenarios, partial(_changed_costs, choice_costs), function_differences)
 
 MODULE_CHECKS: dict[str, tuple[Check, ...]] = {
     "hyper_parallel.core.dtensor.steps": _REDISTRIBUTION,
@@ -193,11 +197,11 @@ MODULE_CHECKS: dict[str, tuple[Check, ...]] = {
     "hyper_parallel.core.shard.entry": _DISPATCH,
     "hyper_parallel.core.shard.strategy": _DISPATCH,
 }
-"""Modules whose functions are changed, and what they are held against."""
+"""Modules whose functions are changed, with the checks that must notice."""
 
 
 def keep_costs(checks: tuple[Check, ...]) -> None:
     """Compute the costs that ``checks`` compare with, before anything is changed."""
-    for one in checks:
-        if isinstance(one, partial) and one.func is _costs:
-            _kept(*one.args)
+    for check in checks:
+        if isinstance(check, partial) and check.func is _changed_costs:
+            _unchanged_costs(*check.args)

@@ -37,16 +37,16 @@ def test_functions_hold_as_they_are(monkeypatch):
 @pytest.mark.filterwarnings("ignore:Using backward")
 def test_trials_say_nothing_of_the_library_as_it_is(monkeypatch):
     """Changes of placement, scenarios and prices: each kind passes here, and a price that changes is told."""
-    assert list(checks._moves((2,), targets=2)) == [""]
+    assert list(checks._wrong_redistributions((2,), targets=2)) == [""]
     monkeypatch.setattr(checks, "SCENARIOS", SCENARIOS[:1])
-    monkeypatch.setattr(checks, "_MESHES", ((2,),))
-    assert list(checks._scenarios()) == []
+    monkeypatch.setattr(checks, "_SCENARIO_MESHES", ((2,),))
+    assert list(checks._run_scenarios()) == []
     monkeypatch.setattr(costs, "_ON_TWO", ((2,),))
     monkeypatch.setattr(costs, "_CALLS", costs._CALLS[4:5])
     with use_platform("torch"):
         for of in (costs.plan_costs, costs.search_efforts, costs.choice_costs):
             assert all(any(price) for price in of().values())
-            assert list(checks._costs(of)) == []
+            assert list(checks._changed_costs(of)) == []
     changing = [{"softmax": (1, 2)}, {"softmax": (1, 3)}]
-    assert list(checks._costs(lambda: changing.pop(0))) == ["softmax: (1, 3), (1, 2) before"]
-    checks._kept.cache_clear()
+    assert list(checks._changed_costs(lambda: changing.pop(0))) == ["softmax: (1, 3), (1, 2) before"]
+    checks._unchanged_costs.cache_clear()
