@@ -1,7 +1,7 @@
 """``value_and_grad`` that returns gradients as DTensors.
 
 MindSpore differentiates functions and returns gradients of the local tensors. Under the gradient contract those are
-true gradients already; here they only get back the layout that says what they mean.
+the true gradients already; here they only get their layouts.
 """
 
 from __future__ import annotations
@@ -17,9 +17,9 @@ from hyper_parallel.core.dtensor.dtensor import DTensor
 from hyper_parallel.core.dtensor.transition import dual
 from hyper_parallel.platform.mindspore.dtensor import wrap
 
-__all__ = ["WANTED", "value_and_grad"]
+__all__ = ["DIFFERENTIATED", "value_and_grad"]
 
-WANTED = "_hyper_parallel_wanted"
+DIFFERENTIATED = "_hyper_parallel_differentiated"
 """Marks local tensors of parameters by which :func:`value_and_grad` differentiates now."""
 
 
@@ -42,10 +42,10 @@ def value_and_grad(
         a function of the arguments of ``fn`` that returns the outputs and the gradients, nested as MindSpore does it.
         Inside ``defer_grad_reduce()`` the gradients of ``weights`` are ``Partial``.
     """
-    run = mindspore.value_and_grad(_settled(fn), grad_position, weights, has_aux)
+    run = mindspore.value_and_grad(_with_reduced_outputs(fn), grad_position, weights, has_aux)
 
     def differentiated(*args: Any, **kwargs: Any) -> tuple[Any, Any]:
-        with _wanting(weights):
+        with _differentiating_by(weights):
             value, grads = run(*args, **kwargs)
             if grad_position is None:
                 return value, _laid_out(grads, weights)
@@ -58,29 +58,29 @@ def value_and_grad(
 
 
 @contextmanager
-def _wanting(weights: Any) -> Iterator[None]:
-    """While ``weights`` are differentiated by; what their gradients owe is theirs, and forgotten afterwards."""
-    several = weights if isinstance(weights, (list, tuple)) else (weights,)
-    given = {id(one._local): one._local for one in several if isinstance(one, DTensor)}
-    locals_ = [one for one in given.values() if not hasattr(one, WANTED)]  # by an outer differentiation, perhaps
-    for local in locals_:
-        setattr(local, WANTED, True)
+def _differentiating_by(weights: Any) -> Iterator[None]:
+    """Mark ``weights`` inside; their deferred gradients are dropped afterwards."""
+    weights = weights if isinstance(weights, (list, tuple)) else (weights,)
+    by_id = {id(weight._local): weight._local for weight in weights if isinstance(weight, DTensor)}
+    unmarked = [local for local in by_id.values() if not hasattr(local, DIFFERENTIATED)]  # an outer one may have marked
+    for local in unmarked:
+        setattr(local, DIFFERENTIATED, True)
     try:
         yield
     finally:
-        for local in locals_:
-            delattr(local, WANTED)
+        for local in unmarked:
+            delattr(local, DIFFERENTIATED)
             drop_deferred(local)
 
 
-def _settled(fn: Callable[..., Any]) -> Callable[..., Any]:
-    def settled(*args: Any, **kwargs: Any) -> Any:
+def _with_reduced_outputs(fn: Callable[..., Any]) -> Callable[..., Any]:
+    def run(*args: Any, **kwargs: Any) -> Any:
         out = fn(*args, **kwargs)
         if isinstance(out, tuple):
-            return tuple(_reduced(one) for one in out)
+            return tuple(_reduced(value) for value in out)
         return _reduced(out)
 
-    return settled
+    return run
 
 
 def _reduced(out: Any) -> Any:
@@ -88,15 +88,15 @@ def _reduced(out: Any) -> Any:
 
 
 def _laid_out(grads: Any, values: Any) -> Any:
-    """Each gradient in the layout that its value implies; MindSpore returns a single one bare."""
+    """Each gradient in the layout dual to its value's; MindSpore returns a single gradient without a tuple."""
     if isinstance(grads, (list, tuple)):
-        several = values if isinstance(values, (list, tuple)) else (values,)
-        return type(grads)(_laid_out(grad, one) for grad, one in zip(grads, several, strict=True))
+        sources = values if isinstance(values, (list, tuple)) else (values,)
+        return type(grads)(_laid_out(grad, source) for grad, source in zip(grads, sources, strict=True))
     if isinstance(values, (list, tuple)):
         (values,) = values
     if not isinstance(values, DTensor):
         return grads
-    held = deferred_of(values._local)
-    true = DeferredGradient(dual(values.layout), grads, None, "")
-    whole = true if held is None else add_deferred(held, true, values._platform)
+    deferred = deferred_of(values._local)
+    own = DeferredGradient(dual(values.layout), grads, None, "")
+    whole = own if deferred is None else add_deferred(deferred, own, values._platform)
     return wrap(whole.partial_value, whole.layout)

@@ -10,23 +10,24 @@ from mindspore import Tensor, mint, ops
 from mindspore.common._grad_function import _Function
 
 from hyper_parallel.platform.contract.differentiable import DifferentiableFacet
+from hyper_parallel.platform.mindspore.ops.kernels import requires_grad
 
 __all__ = ["MindSporeDifferentiable"]
 
 
 class _Seeded(_Function):
-    """A scalar whose gradient is a given cotangent for each of several tensors, exactly."""
+    """A scalar whose gradient with respect to each of several tensors is exactly a seed."""
 
     @staticmethod
     def forward(ctx: Any, seeds: list[Tensor], *outs: Tensor) -> Tensor:
-        """Zero; the values do not matter."""
+        """Return zero; the value does not matter."""
         del outs
         ctx.seeds = seeds
         return mint.zeros((), dtype=mindspore.float32)
 
     @staticmethod
     def backward(ctx: Any, grad: Tensor) -> tuple[Tensor | None, ...]:
-        """The seeds."""
+        """Return the seeds."""
         del grad
         return (None, *ctx.seeds)
 
@@ -42,26 +43,26 @@ class MindSporeDifferentiable(DifferentiableFacet):
         wanted: Sequence[bool],
     ) -> tuple[list[Any], list[Any]]:
         """Differentiate one scalar that pulls every seed back at once: forward and backward run once."""
-        leaves = [ops.stop_gradient(one) for one in inputs]
+        leaves = [ops.stop_gradient(tensor) for tensor in inputs]
         positions = tuple(index for index, want in enumerate(wanted) if want)
         outs: list[Any] = []
 
         def seeded(*xs: Any) -> Any:
             outs[:] = fn(*xs)
-            given = seeds(outs) if callable(seeds) else seeds
+            cotangents = seeds(outs) if callable(seeds) else seeds
             pairs = [
                 (out, seed)
-                for out, seed in zip(outs, given, strict=True)
-                if seed is not None and out._requires_grad  # noqa: SLF001 - no public spelling
+                for out, seed in zip(outs, cotangents, strict=True)
+                if seed is not None and requires_grad(out)
             ]
             return _Seeded.apply([seed for _, seed in pairs], *(out for out, _ in pairs))
 
         if not positions:
             seeded(*leaves)
             return outs, [None] * len(leaves)
-        found = mindspore.grad(seeded, positions)(*leaves)
+        gradients = mindspore.grad(seeded, positions)(*leaves)
         grads: list[Any] = [None] * len(leaves)
-        for position, grad in zip(positions, found if len(positions) > 1 else (found,), strict=True):
+        for position, grad in zip(positions, gradients if len(positions) > 1 else (gradients,), strict=True):
             grads[position] = grad
         return outs, grads
 

@@ -1,8 +1,8 @@
 """The DTensor of MindSpore: a tensor subclass over the storage of its local tensor.
 
 The object shares storage and autograd identity with its local tensor, so that optimizers written in C++ step on a
-``Parameter`` made of it; its Python side says the global shape. Operators arrive at ``__fallback__``; what would reach
-the storage without asking there is overridden here.
+``Parameter`` made of it; its Python attributes are those of the global tensor. Operators arrive at ``__fallback__``;
+methods that would reach the storage without it are overridden here.
 """
 
 from __future__ import annotations
@@ -37,14 +37,14 @@ class MindSporeDTensor(DTensor, Tensor):
     __fallback__ = intercept.fallback
 
     def __new__(cls, local: Any, device_mesh: Any = None, placements: Any = None) -> Any:
-        """As :class:`DTensor`; ``Parameter(dtensor)`` comes here with the DTensor alone."""
+        """As :class:`DTensor`; ``Parameter(dtensor)`` calls it with the DTensor alone."""
         if isinstance(local, MindSporeDTensor):
-            return _share(cls, local._local, local._layout)
+            return wrap(local._local, local._layout, cls)
         return DTensor.from_local(local, device_mesh, placements)
 
     @property
     def local_param_info(self) -> Any:
-        """What makes the local tensor a parameter to the gradient engine; without it its gradient would be zero."""
+        """The mark of a parameter in the gradient engine; without it the local tensor's gradient would be zero."""
         return self._local.param_info
 
     @local_param_info.setter
@@ -105,7 +105,7 @@ class MindSporeDTensor(DTensor, Tensor):
     # -- leaving the device mesh ---------------------------------------------------------------------------------
 
     def item(self, index: Any = None) -> Any:
-        """The one element, as a Python number; pending reductions are done first."""
+        """The single element, as a Python number; pending reductions are done first."""
         whole = self.full_tensor()
         return whole.item() if index is None else whole.asnumpy().item(index)
 
@@ -130,7 +130,7 @@ class MindSporeDTensor(DTensor, Tensor):
         return int(self.full_tensor().__index__())
 
     def asnumpy(self) -> Any:
-        """Refused: which part is meant must be said."""
+        """Refused: the whole tensor or the local one must be chosen."""
         raise UnsupportedOperatorError(_host_message("asnumpy"))
 
     def numpy(self) -> Any:
@@ -162,8 +162,8 @@ class MindSporeDTensor(DTensor, Tensor):
     def __contains__(self, element: Any) -> bool:
         """True when an element equals ``element``."""
         whole = self.full_tensor().asnumpy()
-        wanted = element.full_tensor() if isinstance(element, DTensor) else element
-        return bool((whole == (wanted.asnumpy() if isinstance(wanted, Tensor) else wanted)).any())
+        value = element.full_tensor() if isinstance(element, DTensor) else element
+        return bool((whole == (value.asnumpy() if isinstance(value, Tensor) else value)).any())
 
     # -- storage -------------------------------------------------------------------------------------------------
 
@@ -200,8 +200,8 @@ class MindSporeDTensor(DTensor, Tensor):
     assign_value_cpp = assign_value
 
     def _refused(self, *_: Any, **__: Any) -> Any:
-        """Refused: it would act on this rank's piece alone."""
-        msg = "this method of MindSpore acts on storage, of which a rank has a piece only; use to_local() for the piece"
+        """Refused: it would act on this rank's shard alone."""
+        msg = "this method of MindSpore acts on storage, of which a rank has a shard only; use to_local() for the shard"
         raise UnsupportedOperatorError(msg)
 
     set_ = cauchy = log_normal = fill = from_dlpack = to_dlpack = get_bytes = itemset = _refused
@@ -213,16 +213,21 @@ class MindSporeDTensor(DTensor, Tensor):
         return self
 
     def isreal(self) -> Any:
-        """Element by element: has it no imaginary part?"""
+        """True per element without an imaginary part."""
         return intercept.call("ops.isreal", (self,))
 
     def drop_views(self) -> None:
-        """As :meth:`DTensor.drop_views`, and what was derived from tensors of the same storage is out of date."""
+        """As :meth:`DTensor.drop_views`; views of tensors of the same storage are invalid from now on, too."""
         super().drop_views()
         self._platform.wrote()
 
     def _overwrite(self, data: Any, member: str) -> None:
-        """Write a DTensor of any layout, this rank's piece, or (if it is not piece-shaped) nothing at all."""
+        """Write a DTensor of any layout, a number or an initializer, or this rank's shard.
+
+        Raises:
+            LayoutError: a plain tensor has not the shape of the shard.
+            UnsupportedOperatorError: the DTensor is read-only.
+        """
         if isinstance(data, DTensor):
             local = data.redistribute_to(self._layout)._local
         else:
@@ -233,7 +238,7 @@ class MindSporeDTensor(DTensor, Tensor):
         if tuple(local.shape) != self.local_shape:
             msg = (
                 f"{member}: this rank holds {list(self.local_shape)} of {self._layout.notation(self.dtype)}, "
-                f"the data has {list(local.shape)}; pass a DTensor, or this rank's piece"
+                f"the data has {list(local.shape)}; pass a DTensor, or this rank's shard"
             )
             raise LayoutError(msg)
         if self._readonly is not None:
@@ -244,13 +249,13 @@ class MindSporeDTensor(DTensor, Tensor):
             write_over(self._local, local.astype(self.dtype))
 
     def clone(self, init: Any = "same") -> Any:
-        """New storage: of a parameter a new parameter (filled as ``init`` says), else a differentiable copy."""
+        """New storage: of a parameter a new parameter (initialized by ``init``), else a differentiable copy."""
         if not isinstance(self, Parameter):
             return self * 1
-        made = self._parameter(_copied(self._local))
+        parameter = self._parameter(_copied(self._local))
         if init != "same":
-            made.set_data(init if isinstance(init, Tensor) else initializer(init, self.local_shape, self.dtype))
-        return made
+            parameter.set_data(init if isinstance(init, Tensor) else initializer(init, self.local_shape, self.dtype))
+        return parameter
 
     def copy(self) -> Any:
         """As :meth:`clone`."""
@@ -281,54 +286,47 @@ class MindSporeDTensor(DTensor, Tensor):
     __hash__ = object.__hash__  # identity, as tensors do
 
     def __repr__(self) -> str:
-        """The one notation, and this rank's values."""
+        """The layout notation, and this rank's values."""
         kind = f"Parameter {self.name}, " if isinstance(self, Parameter) else ""
         return f"DTensor({kind}{self._layout.notation(self.dtype)} on {self._layout.mesh!r}, local={self._local!r})"
 
     __str__ = __repr__
 
     def __format__(self, spec: str) -> str:
-        """As a number where there is one."""
+        """As a number where the tensor has no dims."""
         return format(self.item(), spec) if not self.shape else object.__format__(self, spec)
 
     def __reduce_ex__(self, protocol: Any) -> Any:
         """Pickle the local tensor and the layout."""
         del protocol
-        facts = (self.name, self.requires_grad) if isinstance(self, Parameter) else None
-        return (_rebuild, (_copied(self._local), self._layout, facts))
+        options = (self.name, self.requires_grad) if isinstance(self, Parameter) else None
+        return (_rebuild, (_copied(self._local), self._layout, options))
 
 
-def wrap(local: Tensor, layout: Layout) -> MindSporeDTensor:
-    """A DTensor over ``local``, trusted to hold what ``layout`` says."""
-    made = _make(MindSporeDTensor, local)
-    made._local = local
-    made._layout = layout
-    return made
+def wrap(local: Tensor, layout: Layout, cls: type = MindSporeDTensor) -> Any:
+    """Return a DTensor over ``local``, which is not checked against ``layout``."""
+    dtensor = _make(cls, local)
+    dtensor._local = local
+    dtensor._layout = layout
+    return dtensor
 
 
-_make = Tensor._make_subclass  # noqa: SLF001 - the framework's subclassing door
-
-
-def _share(cls: type, local: Tensor, layout: Layout) -> Any:
-    made = _make(cls, local)
-    made._local = local
-    made._layout = layout
-    return made
+_make = Tensor._make_subclass  # noqa: SLF001 - MindSpore's only way to a subclass over the same storage
 
 
 def _copied(local: Tensor) -> Tensor:
     return Tensor.from_numpy(np.array(local.asnumpy(), order="C"))
 
 
-def _rebuild(local: Tensor, layout: Layout, facts: tuple[str, bool] | None) -> Any:
-    made = wrap(local, layout)
-    return made if facts is None else Parameter(made, name=facts[0], requires_grad=facts[1])
+def _rebuild(local: Tensor, layout: Layout, options: tuple[str, bool] | None) -> Any:
+    dtensor = wrap(local, layout)
+    return dtensor if options is None else Parameter(dtensor, name=options[0], requires_grad=options[1])
 
 
 def _host_message(member: str) -> str:
     return (
         f"{member}() of a DTensor: say x.full_tensor().{member}() for the whole, "
-        f"x.to_local().{member}() for this rank's piece"
+        f"x.to_local().{member}() for this rank's shard"
     )
 
 

@@ -24,8 +24,8 @@ class MindSporeGroups(GroupsFacet):
         """``hccl`` by MindSpore itself, ``gloo`` by PyTorch in this process; ``mccl`` is refused with the reason."""
         backend = asked["backend"]
         if backend != "gloo":
-            given = {name: value for name, value in asked.items() if value is not None and name != "backend"}
-            connect(backend, **given)
+            options = {name: value for name, value in asked.items() if value is not None and name != "backend"}
+            connect(backend, **options)
             return
         refused = [name for name in ("store", "pg_options", "device_id", "timeout") if asked[name] is not None]
         if refused:

@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 from mindspore._c_expression import NoFallbackGuard, TensorOverloadCall
 from mindspore.ops import Primitive
 
+from hyper_parallel._tree import leaves
 from hyper_parallel.core.dtensor.dtensor import DTensor
 from hyper_parallel.core.dtensor.skip_dispatch import any_block, local_operands, outside_blocks, skipped
 from hyper_parallel.core.shard.custom.distributed_op import user_op
@@ -30,7 +31,7 @@ LEGACY_PARTS = 3  # a legacy primitive arrives as [primitive, name, arguments]
 
 
 class Interception(NamedTuple):
-    """What interception works with; made once, by the platform's construction.
+    """What interception works with, built once by the platform's construction.
 
     Attributes:
         dispatcher: the hot path.
@@ -115,18 +116,10 @@ def holds_dtensor(values: Any) -> bool:
 
 
 def _message(name: str, args: tuple[Any, ...], kwargs: dict[str, Any]) -> str:
-    operands = _dtensors((args, tuple(kwargs.values())))
+    operands = [leaf for leaf in leaves((args, tuple(kwargs.values()))) if isinstance(leaf, DTensor)]
     layouts = ", ".join(operand._layout.notation(operand.dtype) for operand in operands)
     return (
         f"operator {name} has no sharding rule (layouts: {layouts}); "
         "add one with hyper_parallel.DistributedOp, or let it run whole on every rank: "
         f"hyper_parallel.ReplicatedOp({name!r})"
     )
-
-
-def _dtensors(tree: Any) -> list[Any]:
-    if isinstance(tree, DTensor):
-        return [tree]
-    if isinstance(tree, (list, tuple)):
-        return [tensor for item in tree for tensor in _dtensors(item)]
-    return []

@@ -15,6 +15,7 @@ from hyper_parallel.core.dtensor import random
 from hyper_parallel.errors import UnsupportedOperatorError
 from hyper_parallel.platform.contract.memory import MemoryFacet, Offloaded, SpillFile, Wrapped, replayed
 from hyper_parallel.platform.mindspore import selective
+from hyper_parallel.platform.mindspore.ops.kernels import is_leaf
 from hyper_parallel.platform.mindspore.runtime import device_type
 from hyper_parallel.platform.mindspore.selective import fingerprint
 from hyper_parallel.transport.mindspore import from_host, to_host
@@ -38,17 +39,17 @@ class MindSporeMemory(MemoryFacet):
     def create_selective_checkpoint_contexts(
         self, policy_fn_or_list: Any, allow_cache_entry_mutation: bool = False
     ) -> tuple[AbstractContextManager[Any], AbstractContextManager[Any]]:
-        """By ``MsDispatchMode``; operators are told by the names that it gives, for example ``MatMulExt``."""
+        """By ``MsDispatchMode``; operators are identified by its names, for example ``MatMulExt``."""
         return selective.contexts(policy_fn_or_list, mutation=allow_cache_entry_mutation)
 
     def _wrapped(self, module: Any, around: Callable[..., Any]) -> Any:
-        return _second(module, around)
+        return _wrapper(module, around)
 
     def _saving_away(self, moves: Callable[[Any], bool]) -> AbstractContextManager[Any]:
-        keeper = _Keeper()
+        offloader = _Offloader()
 
         def pack(tensor: Tensor) -> Any:
-            return keeper.take(tensor) if moves(tensor) else tensor
+            return offloader.offload(tensor) if moves(tensor) else tensor
 
         def unpack(packed: Any) -> Tensor:
             return packed.restore() if isinstance(packed, Offloaded) else packed
@@ -56,8 +57,8 @@ class MindSporeMemory(MemoryFacet):
         return saved_tensors_hooks(pack, unpack)
 
     def _storages_of(self, module: Any) -> frozenset[int]:
-        held = [*module.get_parameters(), *module.buffers()]
-        return frozenset(self._storage_of(getattr(one, "_local", one)) for one in held)
+        tensors = [*module.get_parameters(), *module.buffers()]
+        return frozenset(self._storage_of(getattr(tensor, "_local", tensor)) for tensor in tensors)
 
     def _storage_of(self, tensor: Any) -> int:
         return int(tensor.untyped_storage().data_ptr())
@@ -66,7 +67,7 @@ class MindSporeMemory(MemoryFacet):
         return int(tensor.size * tensor.itemsize)
 
     def _is_leaf(self, tensor: Any) -> bool:
-        return bool(tensor._is_leaf)  # noqa: SLF001 - no public spelling
+        return is_leaf(tensor)
 
 
 class _Wrapped(Wrapped, nn.Cell):
@@ -77,14 +78,15 @@ class _Wrapped(Wrapped, nn.Cell):
         return self._around(super().construct, args, kwargs)
 
 
-def _second(module: Any, around: Callable[..., Any]) -> Any:
-    kind = type(module)
-    wrapped: Any = type(kind.__name__, (_Wrapped, kind), {"__module__": kind.__module__})
-    made = wrapped.__new__(wrapped)
-    mindspore._c_expression.Cell_.__init__(made, kind.__name__)  # noqa: SLF001 - the base behind nn.Cell
-    made.__dict__.update(module.__dict__)  # the dictionaries of parameters, buffers and cells are shared
-    made.__dict__["_around"] = around
-    return made
+def _wrapper(module: Any, around: Callable[..., Any]) -> Any:
+    """Return a second object over the same parameters, buffers and cells, whose construct runs under ``around``."""
+    cls = type(module)
+    subclass: Any = type(cls.__name__, (_Wrapped, cls), {"__module__": cls.__module__})
+    wrapper = subclass.__new__(subclass)
+    mindspore._c_expression.Cell_.__init__(wrapper, cls.__name__)  # noqa: SLF001 - the base behind nn.Cell
+    wrapper.__dict__.update(module.__dict__)  # the dictionaries of parameters, buffers and cells are shared
+    wrapper.__dict__["_around"] = around
+    return wrapper
 
 
 def _noop_contexts() -> tuple[AbstractContextManager[Any], AbstractContextManager[Any]]:
@@ -92,28 +94,28 @@ def _noop_contexts() -> tuple[AbstractContextManager[Any], AbstractContextManage
 
 
 def _checkpoint(fn: Callable[..., Any], *args: Any, use_reentrant: bool = False, **options: Any) -> Any:
-    """MindSpore's, with random numbers drawn again as they were, and an error where they cannot be.
+    """MindSpore's, with the same random numbers in the second run, and an error where that is not possible.
 
-    On CPU what ``ops`` draws inside comes from a stream of its own, since MindSpore's has no state to return to, and
-    the second run's results are compared with the first's: ``nn.Dropout`` of plain tensors draws anew.
+    On CPU ``ops`` samples inside from a stream of its own, since MindSpore's has no state to return to, and the second
+    run's results are compared with the first's: ``nn.Dropout`` of plain tensors samples anew.
     """
     if use_reentrant:
         return mindspore.recompute(_replaying(fn), *args, use_reentrant=True, **options)
-    again = replayed(_compared(fn) if device_type() == "cpu" else fn, _state, _again_from)
+    replaying = replayed(_compared(fn) if device_type() == "cpu" else fn, _state, _restored)
     # Stopping early leaves the gradient engine unbalanced where the last operator is a legacy primitive.
-    return mindspore.recompute(again, *args, use_reentrant=False, early_stop=False, **options)
+    return mindspore.recompute(replaying, *args, use_reentrant=False, early_stop=False, **options)
 
 
 def _replaying(cell: Any) -> Any:
-    """``cell`` as a second object that runs again as it ran; reentrant recomputation takes cells only, and says so."""
+    """``cell`` as a second object that replays random numbers; MindSpore refuses anything but a cell here."""
     if not isinstance(cell, nn.Cell):
         return cell
 
     def construct(forward: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
         return forward(*args, **kwargs)
 
-    again = replayed(_compared(construct) if device_type() == "cpu" else construct, _state, _again_from)
-    return _second(cell, lambda forward, args, kwargs: again(forward, *args, **kwargs))
+    replaying = replayed(_compared(construct) if device_type() == "cpu" else construct, _state, _restored)
+    return _wrapper(cell, lambda forward, args, kwargs: replaying(forward, *args, **kwargs))
 
 
 def _compared(fn: Callable[..., Any]) -> Callable[..., Any]:
@@ -121,21 +123,21 @@ def _compared(fn: Callable[..., Any]) -> Callable[..., Any]:
 
     def run(*args: Any, **kwargs: Any) -> Any:
         result = fn(*args, **kwargs)
-        print_ = fingerprint(result)
-        if first and first[0] != print_:
+        checksum = fingerprint(result)
+        if first and first[0] != checksum:
             msg = (
                 "checkpoint: running again gave another result, so its gradients would be wrong; on CPU MindSpore "
-                "cannot draw the random numbers of nn.Dropout again: leave it out of the checkpoint, or use ops.dropout"
+                "cannot sample the numbers of nn.Dropout again: leave it out of the checkpoint, or use ops.dropout"
             )
             raise UnsupportedOperatorError(msg)
-        first.append(print_)
+        first.append(checksum)
         return result
 
     return run
 
 
 def _state() -> tuple[tuple[int, int], int]:
-    """State of the DTensors' generator, and the seed of what follows."""
+    """The state of the DTensors' generator, and a fresh seed that MindSpore's restarts from."""
     seed = int(np.random.randint(1, 2**31 - 1))  # noqa: NPY002 - the stream that MindSpore's seed starts
     _reseed(seed)
     return random.get_state(), seed
@@ -148,7 +150,7 @@ def _reseed(seed: int) -> None:
 
 
 @contextmanager
-def _again_from(state: tuple[tuple[int, int], int]) -> Iterator[None]:
+def _restored(state: tuple[tuple[int, int], int]) -> Iterator[None]:
     with random.replaying(state[0]):
         _reseed(state[1])
         try:
@@ -157,14 +159,14 @@ def _again_from(state: tuple[tuple[int, int], int]) -> Iterator[None]:
             _reseed(int(np.random.randint(1, 2**31 - 1)))  # noqa: NPY002
 
 
-class _Keeper:
-    """Takes saved tensors to the next slower memory; one temporary file for what one context saves."""
+class _Offloader:
+    """Moves saved tensors to the next slower memory; one temporary file per context."""
 
     def __init__(self) -> None:
         self._file: SpillFile | None = None
 
-    def take(self, tensor: Tensor) -> Offloaded:
-        """The tensor, somewhere else."""
+    def offload(self, tensor: Tensor) -> Offloaded:
+        """Move the tensor."""
         if device_type() != "cpu":
             return _OnHost(tensor)
         if self._file is None:

@@ -98,11 +98,11 @@ class MindSporeModules(ModulesFacet):
 
     def update_param_data(self, param: Any, data: Any) -> None:
         """Written into the storage, which optimizers share."""
-        piece = local_data_for(param, data)
-        if 0 not in piece.shape:
+        shard = local_data_for(param, data)
+        if 0 not in shard.shape:
             local = param.to_local() if isinstance(param, DTensor) else param
             with _no_grad():
-                write_over(local, ops.stop_gradient(piece).astype(local.dtype))
+                write_over(local, ops.stop_gradient(shard).astype(local.dtype))
         if isinstance(param, DTensor):
             param.drop_views()
 
@@ -128,7 +128,7 @@ class MindSporeModules(ModulesFacet):
 
     def init_on_device(self, device: Any, include_buffers: bool = False) -> AbstractContextManager[Any]:
         """``no_init_parameters`` for meta; elsewhere MindSpore computes where it computes."""
-        del include_buffers  # buffers are given with their values
+        del include_buffers  # buffers come with their values
         return delayed.parameters_on(device)
 
     @property
@@ -165,11 +165,11 @@ def _walk(cell: Any, path: str) -> Iterator[tuple[str, Any]]:
 
 
 def _own_parameters(cell: Any) -> dict[str, Any]:
-    return cell._params  # type: ignore[no-any-return] # noqa: SLF001 - no public spelling
+    return cell._params  # noqa: SLF001 - no public spelling
 
 
 def _own_buffers(cell: Any) -> dict[str, Any]:
-    return cell._buffers  # type: ignore[no-any-return] # noqa: SLF001 - no public spelling
+    return cell._buffers  # noqa: SLF001 - no public spelling
 
 
 # -- backward hooks in an order that ``prepend`` may change: one hook of MindSpore's runs a list of ours ---------------

@@ -46,7 +46,7 @@ class Patch:
     """
 
     places: tuple[tuple[Any, str], ...]
-    replace: Callable[[Callable[..., Any]], Callable[..., Any]]
+    replace: Callable[[Any], Any]
     reason: str
     version: str = "2.10"
 

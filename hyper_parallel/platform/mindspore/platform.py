@@ -21,6 +21,7 @@ from hyper_parallel.platform.mindspore.gaps import GAPS
 from hyper_parallel.platform.mindspore.groups import MindSporeGroups
 from hyper_parallel.platform.mindspore.memory import MindSporeMemory
 from hyper_parallel.platform.mindspore.modules import MindSporeModules
+from hyper_parallel.platform.mindspore.ops.kernels import is_leaf, requires_grad
 from hyper_parallel.platform.mindspore.persistence import MindSporePersistence
 from hyper_parallel.platform.mindspore.runtime import MindSporeRuntime
 from hyper_parallel.platform.mindspore.tensors import MindSporeTensors
@@ -86,7 +87,7 @@ class MindSporePlatform(
 
     @cached_property
     def wrap(self) -> Callable[[Any, Any], Any]:
-        """The DTensor class' own fast constructor."""
+        """The fast constructor of the DTensor class."""
         from hyper_parallel.platform.mindspore import dtensor
 
         return dtensor.wrap
@@ -98,7 +99,7 @@ class MindSporePlatform(
 
     def needs_grad(self, local: Any) -> bool:
         """True where the gradient engine has a node for the tensor."""
-        return bool(local._requires_grad)  # noqa: SLF001 - no public spelling
+        return requires_grad(local)
 
     def passes_gradient(self, plain: Any) -> bool:
         """While a function is differentiated: inputs and parameters too get theirs through the graph."""
@@ -109,10 +110,10 @@ class MindSporePlatform(
         return isinstance(tensor, mindspore.Parameter)
 
     def accumulates_grad(self, local: Any) -> bool:
-        """While ``hyper_parallel.value_and_grad`` differentiates by it, which returns what was kept; without hooks."""
-        from hyper_parallel.platform.mindspore.autodiff import WANTED
+        """True while ``value_and_grad`` differentiates by it, which returns its deferred gradient; not with hooks."""
+        from hyper_parallel.platform.mindspore.autodiff import DIFFERENTIATED
 
-        return hasattr(local, WANTED) and not local.hooks()
+        return hasattr(local, DIFFERENTIATED) and not local.hooks()
 
     def version(self, local: Any) -> int:
         """Writes through any DTensor so far: MindSpore's own counter misses some, and views share storage."""
@@ -124,8 +125,8 @@ class MindSporePlatform(
         self._writes += 1  # one rank is one process, and its operations run on one thread
 
     def may_keep_view(self, tensor: Any) -> bool:
-        """Only for what an operation made: inputs and parameters live on into the next differentiation."""
-        return not tensor._local._is_leaf  # noqa: SLF001 - no public spelling
+        """True for results of operations only: inputs and parameters live on into the next differentiation."""
+        return not is_leaf(tensor._local)
 
     def value_and_grad(self, fn: Callable[..., Any], *how: Any) -> Callable[..., tuple[Any, Any]]:
         """MindSpore's own, with layouts."""

@@ -1,7 +1,7 @@
-"""Selective checkpointing: outputs of chosen operators stand in for themselves when a forward runs again.
+"""Selective checkpointing: outputs of chosen operators are kept and returned again when the forward runs again.
 
-MindSpore's ``MsDispatchMode`` is asked for every kernel, below autograd, which goes on recording around what the mode
-returns. So a kept output that is handed back, in place of running its kernel, has the gradients of its operator.
+MindSpore's ``MsDispatchMode`` is called for every kernel, below autograd, which records what the mode returns. So a
+kept output that is returned instead of running its kernel has the gradients of its operator.
 """
 
 from __future__ import annotations
@@ -19,9 +19,11 @@ from mindspore import Tensor, ops
 from mindspore.ops import Primitive
 from mindspore.utils import MsDispatchMode
 
+from hyper_parallel._tree import CONTAINERS, leaves, tree_map
 from hyper_parallel.core.dtensor.dtensor import DTensor
 from hyper_parallel.errors import UnsupportedOperatorError
 from hyper_parallel.platform.mindspore.intercept import LEGACY_PARTS
+from hyper_parallel.platform.mindspore.ops.kernels import requires_grad
 from hyper_parallel.platform.mindspore.runtime import device_type
 from hyper_parallel.transport.mindspore import to_host
 
@@ -33,10 +35,10 @@ _DETACH = "StopGradient"  # what recomputation itself calls; there is nothing to
 
 @dataclass(frozen=True)
 class Selection:
-    """What a policy is told about the run it decides on.
+    """The run that a policy decides on.
 
     Attributes:
-        is_recompute: always False: what forward decided holds, and nobody is asked again.
+        is_recompute: always False: the decisions of the forward hold, and the policy is not called again.
     """
 
     is_recompute: bool = False
@@ -44,36 +46,36 @@ class Selection:
 
 @dataclass
 class _Kept:
-    """What an operator returned, and how to tell whether it still is what it was."""
+    """An operator's result, and what changes when it is written to."""
 
     result: Any
     state: Any
 
 
 _Entries = dict[str, list["_Kept | None"]]
-"""By operator what was kept of each call, in their order."""
+"""Per operator, the kept result of each call in order; None where it was not kept."""
 
 
 def contexts(policy: Any, *, mutation: bool) -> tuple[AbstractContextManager[Any], AbstractContextManager[Any]]:
     """Contexts of a forward and of its recomputation.
 
     Args:
-        policy: names of operators to keep, or a function that says so of ``(selection, name, *args, **kwargs)``.
+        policy: names of operators to keep, or a function of ``(selection, name, *args, **kwargs)`` that decides.
         mutation: kept outputs may have been written to.
 
     Raises:
-        TypeError: it is neither names nor a function.
+        TypeError: the policy is neither names nor a function.
     """
     kept: _Entries = defaultdict(list)
     return _Keeping(_decider(policy), kept), _Reusing(kept, mutation=mutation)
 
 
 def fingerprint(result: Any) -> Any:
-    """A checksum of the values of tensors in lists, tuples and dictionaries; None for all else."""
+    """Return a checksum of the values of tensors in lists, tuples and dictionaries; None for all else."""
     if isinstance(result, (list, tuple)):
-        return tuple(fingerprint(one) for one in result)
+        return tuple(fingerprint(item) for item in result)
     if isinstance(result, dict):
-        return tuple((key, fingerprint(one)) for key, one in result.items())
+        return tuple((key, fingerprint(item)) for key, item in result.items())
     local = result.to_local() if isinstance(result, DTensor) else result
     if not isinstance(local, Tensor):
         return None
@@ -81,73 +83,73 @@ def fingerprint(result: Any) -> Any:
 
 
 class _Keeping(MsDispatchMode):
-    """Forward: every operator runs, and what the policy wants of it is kept."""
+    """Forward: every operator runs, and the results that the policy chooses are kept."""
 
     def __init__(self, keeps: Callable[..., bool], kept: _Entries) -> None:
         self._keeps, self._kept = keeps, kept
 
     def __ms_dispatch__(self, func: Any, args: Any, kwargs: dict[str, Any] | None = None) -> Any:
-        """Run, and keep."""
+        """Run the operator and keep its result."""
         result = func(*args, **(kwargs or {}))
         if func.name == _DETACH:
             return result
-        primitive, given = _parts(args)
-        wanted = self._keeps(func.name, given, kwargs or {}) and not (
-            _writes(func.name, primitive) or _shares(result, (given, kwargs))
+        primitive, operands = _parts(args)
+        kept = self._keeps(func.name, operands, kwargs or {}) and not (
+            _writes(func.name, primitive) or _shares(result, (operands, kwargs))
         )
-        if wanted and any(one._requires_grad for one in _tensors(result)):  # noqa: SLF001 - no public spelling
-            # Autograd is inside of this one: skipping it would lose its gradient.
+        if kept and any(requires_grad(tensor) for tensor in _tensors(result)):
+            # Autograd is inside of this operator: skipping it would lose its gradient.
             msg = (
                 f"create_selective_checkpoint_contexts: the output of {func.name} cannot be kept, since MindSpore "
                 f"differentiates this primitive where it runs; leave {func.name!r} out, or call the function of "
                 "mindspore.mint or mindspore.ops in its place"
             )
             raise UnsupportedOperatorError(msg)
-        self._kept[func.name].append(_Kept(_detached(result), _state(result)) if wanted else None)
+        self._kept[func.name].append(_Kept(_detached(result), _state(result)) if kept else None)
         return result
 
 
 class _Reusing(MsDispatchMode):
-    """Recomputation: operators run but for those whose outputs are kept; whenever it is entered, from the first on."""
+    """Recomputation: operators run except those whose outputs are kept; entering starts from the first call."""
 
     def __init__(self, kept: _Entries, *, mutation: bool) -> None:
         self._kept, self._mutation = kept, mutation
-        self._places: dict[str, int] = {}
+        self._calls: dict[str, int] = {}
 
     def __enter__(self) -> Any:
         """Start over."""
-        self._places = {name: 0 for name, entries in self._kept.items() if any(entries)}
+        self._calls = {name: 0 for name, entries in self._kept.items() if any(entries)}
         return super().__enter__()
 
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
-        """End, and see that all was used; an error is not added to, nor is MindSpore's stopping early."""
+        """Check that all results were used; not after an exception, MindSpore's stopping early among them."""
         super().__exit__(kind, error, trace)
         if kind is None:
-            for name, ran in self._places.items():
+            for name, ran in self._calls.items():
                 if ran != len(self._kept[name]):
                     raise UnsupportedOperatorError(_differs(name, len(self._kept[name]), f"{ran} times"))
 
     def __ms_dispatch__(self, func: Any, args: Any, kwargs: dict[str, Any] | None = None) -> Any:
-        """What is kept, or run."""
-        if func.name not in self._places:
+        """Return the kept result, or run the operator."""
+        if func.name not in self._calls:
             return func(*args, **(kwargs or {}))
-        entries, place = self._kept[func.name], self._places[func.name]
-        if place == len(entries):
-            raise UnsupportedOperatorError(_differs(func.name, place, "more often"))
-        self._places[func.name] += 1
-        one = entries[place]
-        if one is None:
+        entries, call = self._kept[func.name], self._calls[func.name]
+        if call == len(entries):
+            raise UnsupportedOperatorError(_differs(func.name, call, "more often"))
+        self._calls[func.name] += 1
+        kept = entries[call]
+        if kept is None:
             return func(*args, **(kwargs or {}))
-        if not self._mutation and _state(one.result) != one.state:
+        if not self._mutation and _state(kept.result) != kept.state:
             msg = (
-                f"selective checkpointing: the kept output of {func.name}, call {place + 1} of {len(entries)}, was "
+                f"selective checkpointing: the kept output of {func.name}, call {call + 1} of {len(entries)}, was "
                 "written to after it was computed; leave it out of the policy, or pass "
                 "allow_cache_entry_mutation=True if what was written is what running again would compute"
             )
             raise UnsupportedOperatorError(msg)
-        return _detached(one.result)
+        return _detached(kept.result)
 
 
 def _differs(name: str, times: int, now: str) -> str:
@@ -158,12 +160,12 @@ def _differs(name: str, times: int, now: str) -> str:
 
 
 def _decider(policy: Any) -> Callable[..., bool]:
-    """The policy as truths of ``(name, args, kwargs)``.
+    """The policy as a predicate of ``(name, args, kwargs)``.
 
     Raises:
-        TypeError: it is neither names nor callable, or answers neither a truth nor a policy's name.
+        TypeError: it is neither names nor callable, or returns neither a bool nor the name of a policy.
     """
-    if isinstance(policy, (list, tuple, set, frozenset)) and all(isinstance(one, str) for one in policy):
+    if isinstance(policy, (list, tuple, set, frozenset)) and all(isinstance(name, str) for name in policy):
         names = frozenset(policy)
         return lambda name, _args, _kwargs: name in names
     if not callable(policy):
@@ -189,42 +191,36 @@ def _decider(policy: Any) -> Callable[..., bool]:
 
 
 def _state(result: Any) -> Any:
-    """Changes with what is written: the values on CPU, whose tensors do not count assignments to elements."""
+    """A value that changes with writes: a checksum on CPU, whose tensors do not count assignments to elements."""
     if device_type() == "cpu":
         return fingerprint(result)
-    return [one._version for one in _tensors(result)]  # noqa: SLF001 - no public spelling
+    return [tensor._version for tensor in _tensors(result)]  # noqa: SLF001 - no public spelling
 
 
 def _parts(args: Any) -> tuple[Any, tuple[Any, ...]]:
-    """The legacy primitive, if it is one, and the arguments of the operator."""
+    """The legacy primitive or None, and the arguments of the operator."""
     legacy = len(args) == LEGACY_PARTS and isinstance(args[0], Primitive)
     return (args[0], tuple(args[2])) if legacy else (None, tuple(args))
 
 
 def _writes(name: str, primitive: Any) -> bool:
-    """True for what writes to its arguments, which must be written to again."""
+    """True for operators that write to their arguments, which must be written to again."""
     return name.startswith("Inplace") or (primitive is not None and bool(primitive.attrs.get("side_effect_mem")))
 
 
-def _shares(result: Any, given: Any) -> bool:
-    """True for views, which there is nothing to compute of."""
-    return not _storages(result).isdisjoint(_storages(given))
+def _shares(result: Any, operands: Any) -> bool:
+    """True for views, which cost nothing to compute again."""
+    return not _storages(result).isdisjoint(_storages(operands))
 
 
 def _storages(tree: Any) -> set[int]:
-    return {one.untyped_storage().data_ptr() for one in _tensors(tree)}
+    return {tensor.untyped_storage().data_ptr() for tensor in _tensors(tree)}
 
 
 def _tensors(tree: Any) -> list[Any]:
-    if isinstance(tree, dict):
-        tree = tuple(tree.values())
-    if isinstance(tree, (list, tuple)):
-        return [one for item in tree for one in _tensors(item)]
-    return [tree] if isinstance(tree, Tensor) else []
+    return [leaf for leaf in leaves(tree, CONTAINERS) if isinstance(leaf, Tensor)]
 
 
 def _detached(result: Any) -> Any:
-    """The same values as other tensors, which autograd may mark as it likes."""
-    if isinstance(result, (list, tuple)):
-        return type(result)(_detached(one) for one in result)
-    return ops.stop_gradient(result) if isinstance(result, Tensor) else result
+    """The same values as other tensors, which autograd may mark."""
+    return tree_map(lambda leaf: ops.stop_gradient(leaf) if isinstance(leaf, Tensor) else leaf, result)

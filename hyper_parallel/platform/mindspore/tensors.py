@@ -1,4 +1,4 @@
-"""Facet *tensors* on MindSpore. Everything here runs on CPU kernels, which many of ``mint``'s functions have not."""
+"""Facet *tensors* on MindSpore, by operators that have CPU kernels; many of ``mint``'s functions have none."""
 
 from __future__ import annotations
 
@@ -120,7 +120,7 @@ class MindSporeTensors(TensorsFacet):
         return data
 
     def set_tensor_requires_grad(self, input_tensor: Any) -> Any:
-        """The tensor itself: what is differentiated is said where the differentiation is."""
+        """The tensor itself: MindSpore is told what to differentiate by where it differentiates."""
         return input_tensor
 
     def power_sum(self, data: Any, p: float) -> Any:
@@ -178,21 +178,21 @@ class MindSporeTensors(TensorsFacet):
 
     def full_like(self, tensor: Any, fill_value: Any, dtype: Any = None) -> Any:
         """A constant of its shape; of a DTensor ``ops.full_like``, which has its layout."""
-        wanted = tensor.dtype if dtype is None else dtype
+        dtype = tensor.dtype if dtype is None else dtype
         if isinstance(tensor, DTensor):
-            return ops.full_like(tensor, fill_value, dtype=wanted)
-        return filled(tuple(tensor.shape), fill_value, wanted)
+            return ops.full_like(tensor, fill_value, dtype=dtype)
+        return filled(tuple(tensor.shape), fill_value, dtype)
 
     def empty_like(self, tensor: Any, *, dtype: Any = None, device: Any = None, pin_memory: bool = False) -> Any:
         """``mint.empty``; pinned where there is a device to pin for."""
         pinned = pin_memory and device_type() != "cpu"
-        wanted = tensor.dtype if dtype is None else dtype
-        return mint.empty(tuple(tensor.shape), dtype=wanted, device=device, pin_memory=pinned)
+        dtype = tensor.dtype if dtype is None else dtype
+        return mint.empty(tuple(tensor.shape), dtype=dtype, device=device, pin_memory=pinned)
 
     def new_tensor(self, tensor_shape: Sequence[int], tensor_type: Any = None, device: Any = None) -> Any:
         """``mint.empty``."""
-        wanted = None if device is None else _DEVICES.get(str(device).lower(), device)
-        return mint.empty(tuple(tensor_shape), dtype=tensor_type or mindspore.float32, device=wanted)
+        device = None if device is None else _DEVICES.get(str(device).lower(), device)
+        return mint.empty(tuple(tensor_shape), dtype=tensor_type or mindspore.float32, device=device)
 
     def device_of(self, data: Any) -> Any:
         """The device's name without its number."""

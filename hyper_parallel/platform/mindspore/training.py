@@ -17,7 +17,7 @@ from hyper_parallel.platform.contract.training import (
     first_paths,
     has_all,
 )
-from hyper_parallel.platform.mindspore.ops.kernels import write_over
+from hyper_parallel.platform.mindspore.ops.kernels import requires_grad, write_over
 
 __all__ = ["MindSporeTraining"]
 
@@ -39,21 +39,22 @@ class MindSporeTraining(TrainingFacet):
 
     def load_arrays(self, model: Any, arrays: Mapping[str, Any]) -> None:
         """``set_data``: in-place arithmetic does nothing on MindSpore's CPU build."""
-        held = self.parameters_dict(model)
+        tensors = self.parameters_dict(model)
         for path, cell in self.get_cells_and_names(model):
-            start = f"{path}." if path else ""
-            held.update({f"{start}{name}": value for name, value in self.direct_buffers(cell).items()})
-        has_all(list(held), arrays, "load_arrays")
+            prefix = f"{path}." if path else ""
+            tensors.update({f"{prefix}{name}": buffer for name, buffer in self.direct_buffers(cell).items()})
+        has_all(list(tensors), arrays, "load_arrays")
         for path, array in arrays.items():
-            value = mindspore.Tensor(array, dtype=held[path].dtype)
-            if isinstance(held[path], mindspore.Parameter):
-                held[path].set_data(value)
+            value = mindspore.Tensor(array, dtype=tensors[path].dtype)
+            if isinstance(tensors[path], mindspore.Parameter):
+                tensors[path].set_data(value)
             else:
-                write_over(held[path], value)
+                write_over(tensors[path], value)
 
     def trainable(self, model: Any) -> dict[str, Any]:
         """Parameters that require grad."""
-        return first_paths({path: one for path, one in self.parameters_dict(model).items() if one.requires_grad})
+        parameters = self.parameters_dict(model).items()
+        return first_paths({path: parameter for path, parameter in parameters if parameter.requires_grad})
 
     def linear_layer(self, inputs: int, outputs: int, *, dtype: Any) -> Any:
         """``mint.nn.Linear``."""
@@ -69,15 +70,15 @@ class MindSporeTraining(TrainingFacet):
 
     def training_step(self, model: Any, compute_loss: Callable[[], Any]) -> StepResult:
         """``value_and_grad`` over the parameters; local gradients are in the dual of their parameter's layout."""
-        held = self.trainable(model)
-        loss, grads = mindspore.value_and_grad(compute_loss, None, list(held.values()))()
-        wrapped = {path: self._gradient(one, grad) for (path, one), grad in zip(held.items(), grads, strict=True)}
-        return StepResult(loss, wrapped)
+        parameters = self.trainable(model)
+        loss, grads = mindspore.value_and_grad(compute_loss, None, list(parameters.values()))()
+        pairs = zip(parameters.items(), grads, strict=True)
+        return StepResult(loss, {path: self._gradient(parameter, grad) for (path, parameter), grad in pairs})
 
     def optimizer(self, model: Any, name: str, learning_rate: float) -> Callable[[StepResult], None]:
         """``nn.Momentum`` (``SGD`` takes no float64) or ``experimental.optim.AdamW``, on local gradients."""
-        held = self.trainable(model)
-        values = list(held.values())
+        parameters = self.trainable(model)
+        values = list(parameters.values())
         if name == "sgd":
             engine: Any = mindspore.nn.Momentum(values, learning_rate, 0.9)
         elif name == "adamw":
@@ -86,7 +87,7 @@ class MindSporeTraining(TrainingFacet):
             raise self.unknown_optimizer(name)
 
         def apply(result: StepResult) -> None:
-            grads = [result.gradients[path] for path in held]
+            grads = [result.gradients[path] for path in parameters]
             engine(tuple(grad.to_local() if isinstance(grad, DTensor) else grad for grad in grads))
             for value in values:
                 if isinstance(value, DTensor):
@@ -101,17 +102,17 @@ class MindSporeTraining(TrainingFacet):
 
     def watch_gradient(self, tensor: Any, keep: Callable[[Any], None]) -> None:
         """A hook of the tensor."""
-        if tensor._requires_grad:  # noqa: SLF001 - no public spelling
+        if requires_grad(tensor):
             tensor.register_hook(keep)
 
     def watch_random(self, model: Any) -> Callable[[], str | None]:
-        """MindSpore's CPU generators do not tell their state: name a dropout layer that is active."""
-        found = [
+        """The path of an active dropout layer: MindSpore's CPU generators have no state to compare."""
+        active = [
             path
             for path, cell in self.get_cells_and_names(model)
             if "Dropout" in type(cell).__name__ and cell.training and float(getattr(cell, "p", 0.0) or 0.0) > 0
         ]
-        return lambda: found[0] if found else None
+        return lambda: active[0] if active else None
 
     def _gradient(self, parameter: Any, grad: Any) -> Any:
         if not isinstance(parameter, DTensor) or isinstance(grad, DTensor):

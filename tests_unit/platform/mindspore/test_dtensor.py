@@ -193,7 +193,7 @@ def test_numbers_are_global_and_arrays_must_be_asked_for():
         assert values == A.tolist()
         assert refused[0] == (
             "asnumpy() of a DTensor: say x.full_tensor().asnumpy() for the whole, "
-            "x.to_local().asnumpy() for this rank's piece"
+            "x.to_local().asnumpy() for this rank's shard"
         )
         assert text.startswith("DTensor(f32[5@m0, 3] on DeviceMesh(")
 
@@ -385,7 +385,7 @@ def _protocol():
 
 def test_a_dtensor_is_asked_as_a_tensor_is():
     """Length, membership, indices and copies are of the whole; a write reaches every tensor of the same storage."""
-    what = "pass a DTensor, or this rank's piece"
+    what = "pass a DTensor, or this rank's shard"
     for rank, (refused, facts, kept, copied, written) in enumerate(simulate(_protocol, 2, platform="mindspore")):
         assert refused == [
             "len() of a 0-d tensor",

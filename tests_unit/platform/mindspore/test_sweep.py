@@ -165,7 +165,7 @@ def test_what_would_work_on_local_tensors_is_refused(dtensor):
         f"a function compiled by ms.jit: {what}call it uncompiled, or on x.to_local() by local_map": lambda: (
             mindspore.jit(_doubled)(x)
         ),
-        "this method of MindSpore acts on storage, of which a rank has a piece only; use to_local() for the piece": x.to_coo,
+        "this method of MindSpore acts on storage, of which a rank has a shard only; use to_local() for the shard": x.to_coo,
     }
     for message, call in calls.items():
         with pytest.raises(UnsupportedOperatorError) as caught:

@@ -17,6 +17,7 @@ from mindspore import Tensor, mint, ops
 from mindspore.common._grad_function import _Function
 from mindspore.common.api import _no_grad, _pynative_executor
 
+from hyper_parallel._tree import CONTAINERS, leaves, tree_map
 from hyper_parallel.errors import UnsupportedOperatorError
 from hyper_parallel.platform.mindspore.ops.kernels import requires_grad
 
@@ -249,20 +250,18 @@ def _at_zero(first: tuple[tuple[int, ...], Any], second: tuple[tuple[int, ...], 
 
 def _replaced(tree: Any, operands: Iterator[Tensor]) -> Any:
     """``tree`` with ``operands`` in the places of its tensors."""
-    if isinstance(tree, Tensor):
-        return next(operands)
-    if isinstance(tree, dict):
-        return {name: _replaced(item, operands) for name, item in tree.items()}
-    return type(tree)(_replaced(item, operands) for item in tree) if isinstance(tree, (list, tuple)) else tree
+    return tree_map(lambda leaf: next(operands) if isinstance(leaf, Tensor) else leaf, tree, CONTAINERS)
 
 
 def _resized(tree: Any, size: int) -> Any:
     """``tree`` with zeros in place of its empty tensors, whose zero sizes become ``size``."""
-    if isinstance(tree, Tensor):
-        return ops.zeros(tuple(own or size for own in tree.shape), tree.dtype) if 0 in tree.shape else tree
-    if isinstance(tree, dict):
-        return {name: _resized(item, size) for name, item in tree.items()}
-    return type(tree)(_resized(item, size) for item in tree) if isinstance(tree, (list, tuple)) else tree
+
+    def resized(leaf: Any) -> Any:
+        if not isinstance(leaf, Tensor) or 0 not in leaf.shape:
+            return leaf
+        return ops.zeros(tuple(own or size for own in leaf.shape), leaf.dtype)
+
+    return tree_map(resized, tree, CONTAINERS)
 
 
 def _value(op: str, special: OnEmpty, shape: tuple[int, ...], dtype: Any) -> Tensor:
@@ -275,8 +274,4 @@ def _value(op: str, special: OnEmpty, shape: tuple[int, ...], dtype: Any) -> Ten
 
 
 def _tensors(tree: Any) -> Iterator[Tensor]:
-    for item in tree:
-        if isinstance(item, Tensor):
-            yield item
-        elif isinstance(item, (list, tuple)):
-            yield from _tensors(item)
+    return (leaf for leaf in leaves(tree) if isinstance(leaf, Tensor))

@@ -21,6 +21,7 @@ __all__ = [
     "constant",
     "copied",
     "filled",
+    "is_leaf",
     "normalized_dims",
     "one_operand",
     "requires_grad",
@@ -45,6 +46,11 @@ _ROUNDED_ALIKE = (mindspore.float32, mindspore.float64)
 def requires_grad(tensor: Tensor) -> bool:
     """Return True where the gradient engine has a node for ``tensor``; MindSpore has no public name for it."""
     return bool(tensor._requires_grad)  # noqa: SLF001 - no public spelling
+
+
+def is_leaf(tensor: Tensor) -> bool:
+    """Return True for tensors that no operation made; MindSpore has no public name for it."""
+    return bool(tensor._is_leaf)  # noqa: SLF001 - no public spelling
 
 
 def copied(x: Tensor, *, memory_format: Any = None) -> Tensor:

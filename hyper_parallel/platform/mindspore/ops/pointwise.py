@@ -18,6 +18,7 @@ from hyper_parallel.platform.mindspore.ops.kernels import (
     broadcast_operands,
     copied,
     filled,
+    is_leaf,
     one_operand,
     requires_grad,
     tensor_operands,
@@ -517,7 +518,7 @@ def _assign(ops: Any, primitive: Any, x: Any, value: Any) -> Any:
         UnsupportedOperatorError: gradients flow through ``x``.
     """
     local = x._local if isinstance(x, DTensor) else x
-    if requires_grad(local) and not local._is_leaf:  # noqa: SLF001 - no public spelling
+    if requires_grad(local) and not is_leaf(local):
         msg = f"operator {primitive.name}: MindSpore's derivative of it is none; use the in-place methods of tensors"
         raise UnsupportedOperatorError(msg)
     with _no_grad():
