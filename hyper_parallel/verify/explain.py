@@ -1,6 +1,6 @@
-"""What a parallel plan will do, before any rank runs: what is sharded how, what is communicated where, how much.
+"""Explains a parallel plan before any rank runs: the layout of every parameter, and every collective with its bytes.
 
-One process plays rank 0 of a mesh of any size through one training step; its collectives return zeros.
+One process runs one training step as rank 0 of a mesh of any size; its collectives return zeros.
 """
 
 from __future__ import annotations
@@ -28,14 +28,14 @@ __all__ = ["Explanation", "explain_model"]
 
 @dataclass(frozen=True)
 class Explanation:
-    """What one training step does.
+    """The layouts and collectives of one training step.
 
     Attributes:
         name: of the model.
-        platform: whose.
+        platform: name of the framework.
         mesh: axes with their sizes.
-        parameters: where the pieces of every parameter lie.
-        dtypes: of the parameters, by path, in short.
+        parameters: layouts of the parameters.
+        dtypes: short dtypes of the parameters, by path.
         itemsizes: bytes of an element, by path.
         traffic: collectives, per module.
     """
@@ -49,38 +49,47 @@ class Explanation:
     traffic: list[Traffic]
 
     def text(self) -> str:
-        """Parameters, then collectives."""
+        """Return a table of parameters, and one of collectives."""
         rows = [("parameter", "layout", "bytes on a rank", "of")]
-        rows += [(one.path, self._layout(one), str(self._held(one)), str(self._whole(one))) for one in self.parameters]
-        held, whole = (sum(map(count, self.parameters)) for count in (self._held, self._whole))
+        rows += [
+            (parameter.path, self._layout(parameter), str(self._local_bytes(parameter)), str(self._bytes(parameter)))
+            for parameter in self.parameters
+        ]
+        local, total = (sum(map(count, self.parameters)) for count in (self._local_bytes, self._bytes))
         lines = [f"{self.name} on {self.platform}, mesh {self.mesh}", *aligned(rows, text=2)]
-        lines.append(f"    {len(self.parameters)} parameters, {held} of {whole} bytes on a rank")
+        lines.append(f"    {len(self.parameters)} parameters, {local} of {total} bytes on a rank")
         return "\n".join([*lines, *table(self.traffic)])
 
     def json(self) -> dict[str, Any]:
-        """The same for programs."""
+        """Return the same as a JSON object."""
         return {
             "name": self.name,
             "platform": self.platform,
             "mesh": self.mesh,
             "parameters": [
-                {"path": one.path, "layout": self._layout(one), "bytes": self._held(one), "of": self._whole(one)}
-                for one in self.parameters
+                {
+                    "path": parameter.path,
+                    "layout": self._layout(parameter),
+                    "bytes": self._local_bytes(parameter),
+                    "of": self._bytes(parameter),
+                }
+                for parameter in self.parameters
             ],
-            "collectives": [asdict(one) for one in self.traffic],
+            "collectives": [asdict(row) for row in self.traffic],
         }
 
-    def _layout(self, one: ParameterLayout) -> str:
-        layout, dtype = one.layout, self.dtypes[one.path]
-        return f"{dtype}{list(one.shape)} plain" if layout is None else layout.notation(dtype)
+    def _layout(self, parameter: ParameterLayout) -> str:
+        layout, dtype = parameter.layout, self.dtypes[parameter.path]
+        return f"{dtype}{list(parameter.shape)} plain" if layout is None else layout.notation(dtype)
 
-    def _held(self, one: ParameterLayout) -> int:
-        """Bytes of the largest piece, which is the first rank's."""
-        layout = one.layout
-        return math.prod(one.shape if layout is None else layout.local_shape) * self.itemsizes[one.path]
+    def _local_bytes(self, parameter: ParameterLayout) -> int:
+        """Return the bytes of the largest local shard, which is the first rank's."""
+        layout = parameter.layout
+        shape = parameter.shape if layout is None else layout.local_shape
+        return math.prod(shape) * self.itemsizes[parameter.path]
 
-    def _whole(self, one: ParameterLayout) -> int:
-        return math.prod(one.shape) * self.itemsizes[one.path]
+    def _bytes(self, parameter: ParameterLayout) -> int:
+        return math.prod(parameter.shape) * self.itemsizes[parameter.path]
 
 
 def explain_model(
@@ -92,29 +101,32 @@ def explain_model(
     platform: str,
     name: str | None = None,
 ) -> Explanation:
-    """What will be sharded how, and which collectives run where in one training step, with their bytes.
+    """Explain how a plan lays out a model's parameters, and which collectives one training step runs in each module.
+
+    Values that come from other ranks are zeros, so a program whose communication depends on values is not explained,
+    and one that asks other ranks for objects is refused.
 
     Args:
-        spec: as for :func:`~hyper_parallel.verify.verify_model`; the model is built, whole, in this process.
+        spec: as for :func:`~hyper_parallel.verify.verify_model`; the whole model is built in this process.
         plan: likewise.
-        mesh_shape: sizes of the axes, as large as wanted.
+        mesh_shape: sizes of the axes, of any size: no rank runs.
         mesh_names: their names.
         platform: ``torch`` or ``mindspore``.
-        name: in the text.
+        name: of the model in the text.
 
-    Values are zeros where they come from other ranks, so a program whose communication depends on values is not
-    explained, and one that asks other ranks what they hold is refused.
+    Returns:
+        layouts and bytes of the parameters, and collectives with the bytes that the worst rank receives.
 
     Raises:
-        ValueError: something that was asked for does not exist or does not fit together.
-        UnsupportedOnBackend: (a NotImplementedError) only other ranks could know what comes next.
+        ValueError: an argument is wrong, or arguments contradict each other.
+        UnsupportedOnBackend: (a NotImplementedError) the program asks other ranks for objects.
     """
     shape, names = tuple(mesh_shape), tuple(mesh_names)
     with use_platform(platform), use_transport(_rehearsed(platform, math.prod(shape))):
-        found = run_parallel_step(user_function(spec, "SPEC"), user_function(plan, "PLAN"), shape, names)
+        step = run_parallel_step(user_function(spec, "SPEC"), user_function(plan, "PLAN"), shape, names)
     mesh = " x ".join(f"{axis}={size}" for axis, size in zip(names, shape, strict=True))
     return Explanation(
-        name or str(spec), platform, mesh, found.parameter_layouts, found.dtypes, found.itemsizes, traffic(found.events)
+        name or str(spec), platform, mesh, step.parameter_layouts, step.dtypes, step.itemsizes, traffic(step.events)
     )
 
 

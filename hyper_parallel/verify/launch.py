@@ -37,22 +37,25 @@ def launch(
     *,
     timeout: float = 300.0,
 ) -> list[Any]:
-    """Call ``fn(*args)`` on every rank of a world of real processes; the results in rank order.
+    """Call ``fn(*args)`` on every rank of a world of real processes.
 
-    PyTorch ranks are started by torchrun and talk over gloo; MindSpore ranks are started from a warm fork server
-    and talk over PyTorch's gloo, too (MindSpore's own CPU collectives are incomplete). ``fn``, ``args`` and results
-    travel pickled, functions by value.
+    PyTorch ranks are started by torchrun and communicate over gloo; MindSpore ranks are forked from a warm fork server
+    and communicate over PyTorch's gloo, too (MindSpore's own CPU collectives are incomplete). ``fn``, ``args`` and
+    results are pickled, functions by value.
 
     Args:
-        fn: what every rank runs.
+        fn: the function that every rank calls.
         world_size: number of ranks, at least one.
         platform: ``"torch"`` or ``"mindspore"``; None takes the default framework.
         args: arguments of ``fn``, the same on every rank.
-        timeout: seconds after which every rank's stack is shown and the processes are ended.
+        timeout: seconds after which the processes are ended and the error shows every rank's stack.
+
+    Returns:
+        the results in rank order.
 
     Raises:
         RankFailedError: a rank raised, died or did not finish; ``failures`` maps ranks to their exceptions.
-        ValueError: the world size or the platform does not exist.
+        ValueError: the world size is less than one, or the platform is unknown.
     """
     if world_size < 1:
         msg = f"world_size is {world_size}; a world has at least one rank"
@@ -69,7 +72,7 @@ def launch(
             _await(world, folder, world_size, timeout)
         finally:
             world.end()
-            _kill_left(folder)
+            _kill_remaining(folder)
         return _results(folder, world_size, world.codes())
 
 
@@ -81,7 +84,7 @@ class _Torchrun:
             "torch.distributed.run", "--standalone", f"--nproc-per-node={world_size}",
             "--no-python", *python_command("hyper_parallel.verify.launch_worker", str(folder)),
         )  # fmt: skip
-        # Unbuffered, as torchrun starts Python: what a rank printed is there when it is killed.
+        # Unbuffered, as torchrun starts Python: a killed rank loses none of its output.
         environment = {"OMP_NUM_THREADS": "1", "PYTHONUNBUFFERED": "1", **os.environ}
         self._log = (folder / "torchrun.log").open("w", encoding="utf-8")
         # In a session of its own, so that a Ctrl-C here reaches the ranks through us, once.
@@ -91,15 +94,15 @@ class _Torchrun:
             )
 
     def running(self) -> bool:
-        """Whether torchrun has not ended."""
+        """Return whether torchrun has not ended."""
         return self._agent.poll() is None
 
     def codes(self) -> dict[int, int]:
-        """Exit codes per rank; torchrun keeps them to itself."""
+        """Return no exit codes: torchrun does not report them per rank."""
         return {}
 
     def end(self) -> None:
-        """SIGTERM, which torchrun passes on to its ranks, then SIGKILL."""
+        """End torchrun by SIGTERM, which it passes on to its ranks, then by SIGKILL."""
         if self.running():
             self._agent.terminate()
             try:
@@ -122,17 +125,17 @@ class _Processes:
         ]
 
     def running(self) -> bool:
-        """Whether ranks still run and none has failed."""
+        """Return whether ranks still run and none has failed."""
         codes = [process.exitcode for process in self._processes]
         return None in codes and not any(codes)
 
     def codes(self) -> dict[int, int]:
-        """Exit codes of the ranks that have ended."""
+        """Return the exit codes of the ranks that have ended."""
         codes = ((rank, process.exitcode) for rank, process in enumerate(self._processes))
         return {rank: code for rank, code in codes if code is not None}
 
     def end(self) -> None:
-        """SIGTERM, then SIGKILL."""
+        """End the ranks by SIGTERM, then by SIGKILL."""
         from hyper_parallel.transport.rank_pool import end_processes
 
         end_processes(self._processes)
@@ -153,7 +156,7 @@ def _await(world: _Torchrun | _Processes, folder: Path, world_size: int, timeout
 
 
 def _pids(folder: Path) -> list[int]:
-    """The ranks' own process numbers, as they wrote them down."""
+    """Return the process ids that the ranks wrote into the folder."""
     return [int(path.read_text()) for path in sorted(folder.glob("*.pid")) if path.read_text()]
 
 
@@ -169,8 +172,8 @@ def _text(folder: Path, rank: int) -> str:
     return path.read_text(errors="replace") if path.exists() else ""
 
 
-def _kill_left(folder: Path) -> None:
-    """SIGKILL ranks that outlived whoever started them; ranks that ended have removed their number."""
+def _kill_remaining(folder: Path) -> None:
+    """Kill ranks that outlived the process that started them; ranks that ended have removed their process id."""
     for pid in _pids(folder):
         _signal(pid, signal.SIGKILL)
 
@@ -181,7 +184,7 @@ def _signal(pid: int, number: signal.Signals) -> None:
 
 
 def _results(folder: Path, world_size: int, codes: dict[int, int]) -> list[Any]:
-    """The ranks' results, or the error that tells what failed: deaths first, then exceptions as they came."""
+    """Return the ranks' results, or raise for those that failed: deaths first, then exceptions in the order of time."""
     reports = {rank: _report(folder, rank) for rank in range(world_size)}
     raised = {rank: report for rank, report in reports.items() if report is not None and report.how == "raised"}
     failures: dict[int, BaseException] = {}
@@ -198,22 +201,22 @@ def _results(folder: Path, world_size: int, codes: dict[int, int]) -> list[Any]:
 
 
 def _fail(folder: Path, reports: dict[int, RankReport | None], failures: dict[int, BaseException]) -> NoReturn:
-    """Raise for ``failures``; an error that only says that a peer has gone is folded beside the peer's own."""
+    """Raise for ``failures``; a rank that only lost its peer is listed beside the peer's own error."""
     causes = {rank: error for rank, error in failures.items() if not lost_peer(error)} or failures
     traces: dict[int, str] = {}
-    folded: dict[int, str] = {}
+    others: dict[int, str] = {}
     for rank, report in reports.items():
         if report is not None and rank in causes:
             traces[rank] = report.trace
         elif report is not None:
-            folded[rank] = "returned" if report.how == "returned" else "lost its peer:\n" + report.trace
+            others[rank] = "returned" if report.how == "returned" else "lost its peer:\n" + report.trace
         else:
-            folded[rank] = "was ended in\n" + (_text(folder, rank).rstrip() or "(unknown)")
-    raise world_failed(len(reports), causes, folded, traces)
+            others[rank] = "was ended in\n" + (_text(folder, rank).rstrip() or "(unknown)")
+    raise world_failed(len(reports), causes, others, traces)
 
 
 def _died(folder: Path, rank: int) -> bool:
-    """Whether ``rank`` started and ended without a report, and not because we ended it (which writes its stack)."""
+    """Return whether ``rank`` started and ended without a report, unless we ended it, which writes its stack."""
     text = _text(folder, rank)
     return (folder / f"{rank}.pid").exists() and (not text or text.startswith("Fatal"))
 

@@ -1,4 +1,4 @@
-"""What a launched rank does: read its task, join the real world, run, write its report, leave."""
+"""The process of a launched rank: it reads its task, joins the world, runs the task, writes its report and exits."""
 
 from __future__ import annotations
 
@@ -20,11 +20,11 @@ from hyper_parallel.transport.serialization import pack_error
 
 __all__ = ["serve"]
 
-_FOLLOW_SECONDS = 1.0
+_POLL_SECONDS = 1.0
 
 
 def serve(folder_name: str, rank: int, platform: str) -> None:
-    """Be ``rank`` of the task in ``folder_name``; never returns. The exit code is 0 if the function returned."""
+    """Run ``rank`` of the task in ``folder_name`` and exit: with 0 if its function returned, with 1 if it raised."""
     folder = Path(folder_name)
     pid = folder / f"{rank}.pid"
     pid.write_text(str(os.getpid()))
@@ -33,22 +33,24 @@ def serve(folder_name: str, rank: int, platform: str) -> None:
         faulthandler.enable(file=stack, all_threads=False)
         faulthandler.register(signal.SIGUSR1, file=stack, all_threads=False)
         faulthandler.register(signal.SIGTERM, file=stack, all_threads=False, chain=True)
-        threading.Thread(target=_follow, args=(int((folder / "launcher").read_text()),), daemon=True).start()
+        threading.Thread(
+            target=_exit_with_launcher, args=(int((folder / "launcher").read_text()),), daemon=True
+        ).start()
         report = _run(folder, rank, platform)
-        written = folder / f"{rank}.report.part"
-        written.write_bytes(pickle.dumps(report))
-        written.rename(folder / f"{rank}.report")
+        partial = folder / f"{rank}.report.part"
+        partial.write_bytes(pickle.dumps(report))
+        partial.rename(folder / f"{rank}.report")
         pid.unlink()
         sys.stdout.flush()
         sys.stderr.flush()
-        # The frameworks' exit hooks may wait for peers that have gone already.
+        # The frameworks' exit hooks may wait for peers that have ended already.
         os._exit(0 if report.how == "returned" else 1)
 
 
-def _follow(launcher: int) -> None:
-    """Leave when the launching process has gone, however it went: no rank outlives its launch."""
+def _exit_with_launcher(launcher: int) -> None:
+    """Exit when the launching process has ended, however it ended: no rank outlives its launch."""
     while True:
-        time.sleep(_FOLLOW_SECONDS)
+        time.sleep(_POLL_SECONDS)
         try:
             os.kill(launcher, 0)
         except ProcessLookupError:

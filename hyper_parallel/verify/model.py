@@ -1,4 +1,4 @@
-"""Does a parallel plan train exactly like the single-device model? The front door of model verification."""
+"""Verifies that a parallel plan trains exactly like the single-device model; the entry point of `verify model`."""
 
 from __future__ import annotations
 
@@ -25,14 +25,18 @@ __all__ = ["LAUNCHES", "InputError", "parse_mesh", "verify_model", "verify_scena
 
 LAUNCHES = ("simulated", "processes")
 _TIMEOUT = 300.0
-_NAMES = {1: ("tp",), 2: ("dp", "tp")}
+_AXIS_NAMES = {1: ("tp",), 2: ("dp", "tp")}
 
 
 def parse_mesh(mesh: str | None, world_size: int | None) -> tuple[tuple[int, ...], tuple[str, ...]]:
-    """Sizes and names of the axes: ``3`` is ``tp``, ``2x2`` is ``dp`` by ``tp``, ``dp=2,tp=3`` names them.
+    """Return sizes and names of the axes: ``3`` is ``tp``, ``2x2`` is ``dp`` by ``tp``, ``dp=2,tp=3`` names them.
+
+    Args:
+        mesh: the mesh as text; None takes one axis of ``world_size``.
+        world_size: number of ranks, if it was given.
 
     Raises:
-        InputError: (a ValueError) it does not read as a mesh, or does not fit the world size.
+        InputError: (a ValueError) the text is no mesh, or contradicts the world size.
     """
     if mesh is None and world_size is None:
         msg = "give --mesh, such as 2x2, or --world-size"
@@ -42,14 +46,15 @@ def parse_mesh(mesh: str | None, world_size: int | None) -> tuple[tuple[int, ...
     parts = [part.partition("=") for part in text.split("," if named else "x")]
     sizes = [(size if named else name) for name, _, size in parts]
     if not all(size.isdecimal() and int(size) > 0 for size in sizes):
-        given = f"--world-size {text} must be at least 1" if mesh is None else ""
-        msg = given or f"--mesh {text!r} must look like 3, 2x2 or dp=2,tp=3"
+        msg = f"--mesh {text!r} must look like 3, 2x2 or dp=2,tp=3"
+        if mesh is None:
+            msg = f"--world-size {text} must be at least 1"
         raise InputError(msg)
     shape = tuple(int(size) for size in sizes)
-    if not named and len(shape) not in _NAMES:
+    if not named and len(shape) not in _AXIS_NAMES:
         msg = f"--mesh {text!r} has {len(shape)} axes; name them, such as pp=2,dp=2,tp=2"
         raise InputError(msg)
-    names = tuple(name for name, _, _ in parts) if named else _NAMES[len(shape)]
+    names = tuple(name for name, _, _ in parts) if named else _AXIS_NAMES[len(shape)]
     if world_size is not None and math.prod(shape) != world_size:
         msg = f"--mesh {text} has {math.prod(shape)} ranks, --world-size says {world_size}"
         raise InputError(msg)
@@ -68,23 +73,27 @@ def verify_model(
     inject: str | None = None,
     name: str | None = None,
 ) -> ModelReport:
-    """Train the single-device model and the parallel one side by side on every rank, and compare everything.
+    """Train the single-device model and the parallel one on the same data, and compare all their values on every rank.
 
     Args:
         spec: ``module:function``, ``file.py:function`` or a function; it returns a
             :class:`~hyper_parallel.verify.model_case.ModelCase`, a mapping of its fields or ``(model, batches, loss)``.
-        plan: the same, called with the mesh; returns the plan of ``parallelize_module``, or a
+        plan: likewise, called with the mesh; it returns the plan of ``parallelize_module``, or a
             :class:`~hyper_parallel.verify.model_case.ParallelPlan`.
         mesh_shape: sizes of the axes.
         mesh_names: their names.
         platform: ``torch`` or ``mindspore``.
         launch: ``simulated`` or ``processes``.
-        steps: training steps.
-        inject: a fault of ``hyper_parallel.verify.faults.FAULTS``, optionally ``name@module.path``.
-        name: in the report.
+        steps: training steps, at least one.
+        inject: a fault of ``hyper_parallel.verify.faults.FAULTS`` to inject, optionally ``name@module.path``.
+        name: of the run in the report; SPEC by default.
+
+    Returns:
+        every comparison, the first divergence, losses, and the collectives of each module. A rank that raises or dies
+        is in the report, not an exception.
 
     Raises:
-        InputError: (a ValueError) something that was asked for does not exist or does not fit together.
+        InputError: (a ValueError) an argument is wrong, or SPEC and PLAN contradict each other or the mesh.
     """
     if steps < 1:
         msg = f"--steps is {steps}; at least one step must be compared"
@@ -109,7 +118,7 @@ def verify_model(
         world = simulate if launch == "simulated" else launch_processes
         ranks = world(_run, math.prod(mesh_shape), platform, (*arguments, fault), timeout=_TIMEOUT)
     except RankFailedError as error:
-        _tell_input_error(error)
+        _reraise_input_error(error)
         report.error, report.cause = str(error), error_summary(error.__cause__ or error)
     else:
         _fill(report, ranks)
@@ -120,7 +129,7 @@ def verify_model(
 def verify_scenario(
     scenario: Scenario, *, platform: str, launch: str = "simulated", steps: int = 3, inject: str | None = None
 ) -> ModelReport:
-    """Verify one of the embedded scenarios; see :func:`verify_model`."""
+    """Verify one of the embedded scenarios; arguments and result are those of :func:`verify_model`."""
     return verify_model(
         scenario.case,
         scenario.plan,
@@ -134,7 +143,7 @@ def verify_scenario(
     )
 
 
-def _run(  # simulated ranks share their arguments: each counts on a fault of its own
+def _run(  # simulated ranks share their arguments: each gets a fault of its own, which counts its hits
     make_case: Callable[[], Any],
     make_plan: Callable[[Any], Any],
     mesh: tuple[tuple[int, ...], tuple[str, ...]],
@@ -155,8 +164,8 @@ def _fill(report: ModelReport, ranks: Sequence[RankResult]) -> None:
     report.bound = ranks[0].bound
 
 
-def _tell_input_error(error: RankFailedError) -> None:
-    """Raise what a rank said about its input as the caller's own mistake."""
+def _reraise_input_error(error: RankFailedError) -> None:
+    """Raise an error about the input that a rank reported as the caller's own."""
     cause = error.__cause__
     if isinstance(cause, (PlanError, InputError)):
         raise InputError(str(cause)) from error

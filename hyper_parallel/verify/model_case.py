@@ -1,4 +1,4 @@
-"""What is verified: a model with its data and loss, and the plan that makes it parallel."""
+"""What SPEC and PLAN return: a model with its data and loss, and the plan that makes it parallel."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ __all__ = ["InputError", "ModelCase", "ParallelPlan", "as_case", "as_plan"]
 
 
 class InputError(ValueError):
-    """What was asked for cannot be verified: a wrong SPEC, PLAN, mesh, world size or fault."""
+    """The input cannot be verified: a wrong SPEC, PLAN, mesh, world size or fault."""
 
 
 @dataclass(frozen=True)
@@ -22,13 +22,16 @@ class ModelCase:
     """A model to train, as single-device code.
 
     Attributes:
-        build: returns a fresh model; called once per run that is compared. Its initial weights need not repeat:
-            rank 0's go to every run.
-        batches: one per step, taken in turn: a tuple of NumPy arrays (or plain tensors).
-        loss: ``loss(output, batch)``, a scalar tensor; ``batch`` holds tensors.
+        build: returns a fresh model; called once per run. Its initial weights may differ between calls: every run
+            starts with those of rank 0.
+        batches: one per step, repeated from the first when they are used up: tuples of NumPy arrays or plain tensors.
+        loss: ``loss(output, batch)`` returns a tensor of one number; ``batch`` is a tuple of tensors.
         inputs: how many arrays of a batch, from the first, the model is called with; by default all but the last.
         optimizer: ``sgd`` or ``adamw``.
         learning_rate: of the optimizer.
+
+    Raises:
+        InputError: (a ValueError) there are no batches, or the optimizer is unknown.
     """
 
     build: Callable[[], Any]
@@ -39,7 +42,7 @@ class ModelCase:
     learning_rate: float = 0.1
 
     def __post_init__(self) -> None:
-        """Refuse what cannot train."""
+        """Refuse a case that cannot be trained."""
         if not self.batches:
             msg = "ModelCase: batches is empty; give at least one tuple of arrays"
             raise InputError(msg)
@@ -48,11 +51,11 @@ class ModelCase:
             raise InputError(msg)
 
     def batch(self, step: int) -> tuple[Any, ...]:
-        """The batch of ``step``."""
+        """Return the batch of ``step`` (from 0)."""
         return tuple(self.batches[step % len(self.batches)])
 
     def model_inputs(self, batch: tuple[Any, ...]) -> tuple[Any, ...]:
-        """What the model is called with."""
+        """Return the part of a batch that the model is called with."""
         return batch[: len(batch) - 1 if self.inputs is None else self.inputs]
 
 
@@ -62,10 +65,10 @@ class ParallelPlan:
 
     Attributes:
         styles: the plan of ``parallelize_module``: module path or pattern to style.
-        batch: per mesh axis, how every array of a batch is placed; axes left out are Replicate. With None arrays
-            stay plain, whole on every rank, and the styles' input layouts say what they are. Otherwise everything
-            that flows is a DTensor, and parameters and buffers that no style covers are replicated.
-        context: entered around forward and loss, such as ``loss_parallel``.
+        batch: per mesh axis, the placement of every array of a batch; axes left out are Replicate. With None, arrays
+            stay plain tensors, whole on every rank, and the styles' input layouts say what they are. Otherwise all
+            inputs are DTensors, and parameters and buffers that no style covers are replicated.
+        context: returns a context manager that is entered around a training step, such as ``loss_parallel``.
     """
 
     styles: Mapping[str, Any]
@@ -74,10 +77,14 @@ class ParallelPlan:
 
 
 def as_case(value: Any) -> ModelCase:
-    """Read what a SPEC function returned: a ModelCase, a mapping of its fields, or ``(model, batches, loss)``.
+    """Return the case that a SPEC function's result describes.
+
+    Args:
+        value: a ModelCase, a mapping of its fields (``model`` in place of ``build`` if wanted), or
+            ``(model, batches, loss)``.
 
     Raises:
-        ValueError: it is none of them, with what it is.
+        InputError: the value is none of them.
     """
     if isinstance(value, ModelCase):
         return value
@@ -88,10 +95,7 @@ def as_case(value: Any) -> ModelCase:
         fields = dict(value)
         if "model" in fields:
             fields["build"] = _builder(fields.pop("model"))
-        known = ModelCase.__dataclass_fields__
-        missing = {"build", "batches", "loss"} - set(fields)
-        unknown = set(fields) - set(known)
-        if not missing and not unknown:
+        if {"build", "batches", "loss"} <= set(fields) <= set(ModelCase.__dataclass_fields__):
             return ModelCase(**fields)
         msg = (
             f"SPEC returned a mapping with keys {', '.join(sorted(map(str, value)))}; it needs build (or model), "
@@ -106,12 +110,15 @@ def as_case(value: Any) -> ModelCase:
 
 
 def as_plan(value: Any, axes: Sequence[str]) -> ParallelPlan:
-    """Read what a PLAN function returned: a ParallelPlan, or a mapping of styles.
+    """Return the plan that a PLAN function's result describes.
 
-    With a bare mapping, the batch is split over axis ``dp`` of a mesh of several axes, and plain on a mesh of one.
+    Args:
+        value: a ParallelPlan, or a mapping of styles. With a mapping, the batch is sharded over axis ``dp`` of a mesh
+            of several axes, and plain on a mesh of one axis.
+        axes: names of the mesh's axes.
 
     Raises:
-        ValueError: it is neither.
+        InputError: the value is neither.
     """
     if isinstance(value, ParallelPlan):
         return value
@@ -127,7 +134,7 @@ def as_plan(value: Any, axes: Sequence[str]) -> ParallelPlan:
 
 
 def _builder(model: Any) -> Callable[[], Any]:
-    """A model's deep copies, or the function that builds it."""
+    """Return a function that builds the model: deep copies of a module, or the function itself."""
     if not isinstance(model, type) and (hasattr(model, "forward") or hasattr(model, "construct")):
         return lambda: copy.deepcopy(model)
     if callable(model):

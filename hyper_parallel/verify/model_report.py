@@ -1,10 +1,10 @@
-"""What a verification found: counts, the first divergence, collectives per module; as text and as JSON."""
+"""The report of a model verification: counts, the first divergence, collectives per module; as text and JSON."""
 
 from __future__ import annotations
 
 import math
 from collections import Counter
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import asdict, dataclass, field
 from typing import TYPE_CHECKING, Any
 
@@ -26,11 +26,11 @@ class Traffic:
     Attributes:
         module: path.
         phase: ``forward`` or ``backward``.
-        collective: which.
+        collective: its name.
         axes: mesh axes that it runs over.
-        count: how often.
-        bytes: what the worst rank receives in all of them.
-        implicit: how many of them in forward the library decided on by itself; backward only repays forward.
+        count: how many run.
+        bytes: received by the worst rank in all of them.
+        implicit: how many of those in forward the library decided on, not the plan; backward follows from forward.
     """
 
     module: str
@@ -49,12 +49,12 @@ class Summary:
     Attributes:
         module: path.
         kind: ``output``, ``loss``, ``gradient``, ``weight`` or ``buffer``.
-        tensors: compared.
-        values: numbers in them.
-        wrong: tensors that differ.
-        worst: the largest error, relative to what was allowed.
-        first: the module in which the run diverged first.
-        since: the first step in which a tensor differs; None where all are equal.
+        tensors: how many were compared.
+        values: elements in them.
+        wrong: how many tensors differ.
+        worst: the check with the largest error, relative to what was allowed.
+        first: whether the run diverged first in this module.
+        since: the first step in which a tensor differs; None if all are equal.
     """
 
     module: str
@@ -69,7 +69,7 @@ class Summary:
 
 @dataclass
 class ModelReport:
-    """One model on one mesh, framework and way of launching.
+    """The report of one model on one mesh, framework and launch.
 
     Attributes:
         name: of the scenario, or SPEC.
@@ -83,11 +83,11 @@ class ModelReport:
         traffic: collectives of one step.
         bound: the allowed error, in words.
         seconds: of the whole run.
-        error: what ended the run, with every rank's traceback, or empty.
-        cause: the same in one line.
+        error: of a run that ended early, with every rank's traceback; otherwise empty.
+        cause: the error in one line.
         axes: sizes of the mesh by name.
         parallel_losses: the parallel run's loss per step.
-        placed: where the pieces of every parameter lie.
+        placed: layouts of the parallel model's parameters.
         settings: optimizer, plan and the like, in words.
     """
 
@@ -111,61 +111,64 @@ class ModelReport:
 
     @property
     def ok(self) -> bool:
-        """True when outputs, losses, gradients and weights were all compared, and all of them held."""
-        return not self.error and all(self.counts[kind] for kind in REQUIRED) and all(one.ok for one in self.checks)
+        """Whether outputs, losses, gradients and weights were all compared, and all are equal."""
+        return not self.error and all(self.counts[kind] for kind in REQUIRED) and all(check.ok for check in self.checks)
 
     @property
     def counts(self) -> dict[str, int]:
-        """Tensors compared, per kind."""
-        found = Counter(one.kind for one in self.checks if one.values)
-        return {kind: found[kind] for kind in KINDS if kind in REQUIRED or found[kind]}
+        """The number of tensors compared, per kind."""
+        counts = Counter(check.kind for check in self.checks if check.values)
+        return {kind: counts[kind] for kind in KINDS if kind in REQUIRED or counts[kind]}
 
     @property
     def first(self) -> TensorCheck | None:
         """The first divergence, among outputs in forward order, the loss, gradients in reverse order, then weights."""
-        wrong = [(one.step, index, one.rank) for index, one in self._indexed() if not one.ok]
+        wrong = [(position, check) for position, check in self._positions() if not check.ok]
         if not wrong:
             return None
-        step, index, rank = min(wrong)
-        return next(one for i, one in self._indexed() if (one.step, i, one.rank) == (step, index, rank))
+        return min(wrong, key=lambda entry: (entry[1].step, entry[0], entry[1].rank))[1]
 
     @property
     def faulty_module(self) -> str:
-        """Path of the module that diverged first, or empty."""
+        """The path of the module that diverged first, or empty."""
         return "" if self.first is None else self.first.module
 
     @property
     def worst(self) -> TensorCheck | None:
-        """The largest error, relative to what was allowed."""
-        return max(self.checks, key=lambda one: one.error / one.bound, default=None)
+        """The check with the largest error, relative to what was allowed."""
+        return max(self.checks, key=lambda check: check.error / check.bound, default=None)
 
     def summaries(self, kind: str | None = None) -> list[Summary]:
-        """Comparisons per module and kind: the module that diverged first, others as they did, and the rest."""
+        """Return the checks per module and kind: first the module that diverged first, then others by step, then equal.
+
+        Args:
+            kind: only this kind; all by default.
+        """
         groups: dict[tuple[str, str], list[TensorCheck]] = {}
-        for one in self.checks:
-            if kind in {None, one.kind}:
-                groups.setdefault((one.module, one.kind), []).append(one)
-        found = [self._summary(module, kind, checks) for (module, kind), checks in groups.items()]
-        return sorted(found, key=lambda one: (not one.first, one.since is None, one.since or 0))
+        for check in self.checks:
+            if kind in {None, check.kind}:
+                groups.setdefault((check.module, check.kind), []).append(check)
+        summaries = [self._summary(module, kind, checks) for (module, kind), checks in groups.items()]
+        return sorted(summaries, key=lambda summary: (not summary.first, summary.since is None, summary.since or 0))
 
     def _summary(self, module: str, kind: str, checks: Sequence[TensorCheck]) -> Summary:
-        values, wrong = sum(one.values for one in checks), sum(not one.ok for one in checks)
-        worst = max(checks, key=lambda one: (not one.ok, one.error / one.bound))
+        values, wrong = sum(check.values for check in checks), sum(not check.ok for check in checks)
+        worst = max(checks, key=lambda check: (not check.ok, check.error / check.bound))
         first = self.first is not None and module == self.faulty_module
-        since = min((one.step for one in checks if not one.ok), default=None)
+        since = min((check.step for check in checks if not check.ok), default=None)
         return Summary(module, kind, len(checks), values, wrong, worst, first, since)
 
-    def _indexed(self) -> Iterable[tuple[int, TensorCheck]]:
-        """Checks with their position on their own rank."""
+    def _positions(self) -> Iterator[tuple[int, TensorCheck]]:
+        """Yield checks with their position among those of their rank."""
         position: Counter[int] = Counter()
-        for one in self.checks:
-            yield position[one.rank], one
-            position[one.rank] += 1
+        for check in self.checks:
+            yield position[check.rank], check
+            position[check.rank] += 1
 
     # -- showing ---------------------------------------------------------------------------------------------------
 
     def verdict(self) -> str:
-        """One line."""
+        """Return the verdict in one line."""
         head = f"{self.name} on {self.platform} ({self.mesh}, {self.launch}, {self.seconds:.1f} s)"
         if self.error:
             return f"{head}: ENDED: {self.cause}"
@@ -179,26 +182,26 @@ class ModelReport:
         return f"{head}: equal, {self._counted()}, largest error {error:.1e}"
 
     def _counted(self) -> str:
-        values = sum(one.values for one in self.checks)
+        values = sum(check.values for check in self.checks)
         return ", ".join(f"{count} {_plural(kind)}" for kind, count in self.counts.items()) + f" ({values} values)"
 
     def text(self) -> str:
-        """The whole report."""
+        """Return the whole report."""
         lines = [self.verdict()]
         if self.losses:
             lines.append(f"  loss per step: {', '.join(f'{loss:.9g}' for loss in self.losses)}")
         if self.bound:
             lines.append(f"  allowed error: {self.bound}")
         lines.extend(f"  not compared: {line}" for line in self.skipped)
-        wrong = [one for one in self.checks if not one.ok]
+        wrong = [check for check in self.checks if not check.ok]
         if wrong:
-            modules = list(dict.fromkeys(one.module for one in wrong))
+            modules = list(dict.fromkeys(check.module for check in wrong))
             lines.append(f"  {len(wrong)} of {len(self.checks)} tensors differ, in {len(modules)} modules")
         lines.extend(table(self.traffic) if not self.error else ["  " + line for line in self.error.splitlines()])
         return "\n".join(lines)
 
     def json(self) -> dict[str, Any]:
-        """Everything that a program wants, without the single comparisons that held."""
+        """Return the report as a JSON object, without the checks of equal tensors."""
         first = self.first
         return {
             "name": self.name,
@@ -208,24 +211,24 @@ class ModelReport:
             "steps": self.steps,
             "ok": self.ok,
             "compared": self.counts,
-            "values": sum(one.values for one in self.checks),
+            "values": sum(check.values for check in self.checks),
             "first_divergence": None if first is None else {**asdict(first), "error": _finite(first.error)},
             "faulty_module": self.faulty_module,
-            "differing": [str(one) for one in self.checks if not one.ok][:100],
+            "differing": [str(check) for check in self.checks if not check.ok][:100],
             "largest_error": _finite(self.worst.error) if self.worst is not None else None,
             "allowed_error": self.bound,
             "losses": self.losses,
-            "parallel_losses": [_finite(one) for one in self.parallel_losses],
+            "parallel_losses": [_finite(loss) for loss in self.parallel_losses],
             "settings": self.settings,
             "not_compared": self.skipped,
-            "collectives": [asdict(one) for one in self.traffic],
+            "collectives": [asdict(row) for row in self.traffic],
             "seconds": round(self.seconds, 3),
             "error": self.error,
         }
 
 
 def traffic(events: Sequence[Event]) -> list[Traffic]:
-    """Events of one step, summed per module, phase, collective and axes, in the order of their first running."""
+    """Return the events of one step summed per module, phase, collective and axes, in the order of their first run."""
     counts: Counter[tuple[str, str, str, tuple[str, ...]]] = Counter()
     volume: Counter[tuple[str, str, str, tuple[str, ...]]] = Counter()
     implicit: Counter[tuple[str, str, str, tuple[str, ...]]] = Counter()
@@ -238,7 +241,12 @@ def traffic(events: Sequence[Event]) -> list[Traffic]:
 
 
 def aligned(rows: Sequence[Sequence[str]], text: int) -> list[str]:
-    """Lines of text, a row each: the first ``text`` columns to the left, those of numbers to the right."""
+    """Return rows as lines with aligned columns.
+
+    Args:
+        rows: cells, as many in each row.
+        text: how many columns, from the first, are left-aligned; the others are right-aligned numbers.
+    """
     widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
     lines = []
     for row in rows:
@@ -249,17 +257,17 @@ def aligned(rows: Sequence[Sequence[str]], text: int) -> list[str]:
 
 
 def table(rows: Sequence[Traffic]) -> list[str]:
-    """Lines of text, a row each."""
+    """Return a table of collectives as lines of text."""
     if not rows:
         return ["  no collectives"]
     cells = [("module", "phase", "collective", "over", "count", "bytes", "implicit")]
     cells += [
-        (one.module or "(model)", one.phase, one.collective, ",".join(one.axes), str(one.count), str(one.bytes),
-         str(one.implicit) if one.implicit else "")
-        for one in rows
+        (row.module or "(model)", row.phase, row.collective, ",".join(row.axes), str(row.count), str(row.bytes),
+         str(row.implicit) if row.implicit else "")
+        for row in rows
     ]  # fmt: skip
     lines = ["  collectives of one training step, bytes received by the worst rank:", *aligned(cells, text=4)]
-    count, volume = sum(one.count for one in rows), sum(one.bytes for one in rows)
+    count, volume = sum(row.count for row in rows), sum(row.bytes for row in rows)
     return [*lines, f"    {count} collectives, {volume} bytes"]
 
 
@@ -268,5 +276,5 @@ def _plural(kind: str) -> str:
 
 
 def _finite(number: float) -> float | None:
-    """JSON knows no infinity."""
+    """Return None for what JSON cannot write."""
     return number if math.isfinite(number) else None

@@ -20,25 +20,28 @@ def simulate(
     *,
     timeout: float | None = None,
 ) -> list[Any]:
-    """Call ``fn(*args)`` on every rank of a simulated world; the results in rank order.
+    """Call ``fn(*args)`` on every rank of a simulated world.
 
     Every rank has its own transport (``hyper_parallel.transport.base.active_transport``), random state and
-    context. PyTorch ranks are threads that see the same ``args`` objects; MindSpore ranks are warm processes, so
-    ``fn``, ``args`` and results travel pickled (functions by value, tensors as tensors). Two runs of a
-    deterministic ``fn`` are the same run.
+    context. PyTorch ranks are threads that share the ``args`` objects; MindSpore ranks are warm processes, so
+    ``fn``, ``args`` and results are pickled (functions by value, tensors as tensors). Two runs of a deterministic
+    ``fn`` give the same results.
 
     Args:
-        fn: what every rank runs.
+        fn: the function that every rank calls.
         world_size: number of ranks, at least one.
         platform: ``"torch"`` or ``"mindspore"``; None takes the default framework.
         args: arguments of ``fn``, the same on every rank.
-        timeout: seconds after which every rank's stack is shown instead of waiting on; None takes HP_RANK_TIMEOUT, or
-            60 without it.
+        timeout: seconds after which the run ends with an error that shows every rank's stack; None takes
+            HP_RANK_TIMEOUT, or 60 without it.
+
+    Returns:
+        the results in rank order.
 
     Raises:
-        RankFailedError: a rank raised, died, strayed from a collective or did not finish; ``failures`` maps ranks
-            to their exceptions and ``__cause__`` is the first of them.
-        ValueError: the world size or the platform does not exist, or HP_RANK_TIMEOUT is no time.
+        RankFailedError: a rank raised, died, left out a collective, joined another one or did not finish; ``failures``
+            maps ranks to their exceptions and ``__cause__`` is the first of them.
+        ValueError: the world size is less than one, the platform is unknown, or HP_RANK_TIMEOUT is no time.
     """
     timeout = rank_seconds() if timeout is None else timeout
     if world_size < 1:
@@ -59,6 +62,6 @@ def simulate(
 
 
 def _on_platform(platform: str, fn: Callable[..., Any], *args: Any) -> Any:
-    """On a rank: the platform that the caller of ``simulate`` named is the chosen one."""
+    """Call ``fn`` on a rank, with the platform of ``simulate`` as the current one."""
     with use_platform(platform):
         return fn(*args)

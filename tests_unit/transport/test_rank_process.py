@@ -161,7 +161,7 @@ def test_no_rank_outlives_its_launcher(monkeypatch):
 
     monkeypatch.setattr(os, "kill", kill)
     for home, follow in (
-        (launch_worker, lambda: launch_worker._follow(7)),
+        (launch_worker, lambda: launch_worker._exit_with_launcher(7)),
         (launched_rank, lambda: launched_rank._follow(7, leave)),
     ):
         monkeypatch.setattr(home, "_FOLLOW_SECONDS", 0.001)

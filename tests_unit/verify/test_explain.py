@@ -1,4 +1,4 @@
-"""``hyper-parallel explain``: what a plan shards and communicates, without running it."""
+"""``hyper-parallel explain``: layouts and collectives of a plan, without running it."""
 
 from __future__ import annotations
 
@@ -71,54 +71,54 @@ def spec(tmp_path):
 
 @pytest.mark.platforms("torch")
 def test_thousands_of_ranks(spec, capsys):
-    """The command says what 4096 ranks would hold and send; no rank runs."""
-    asked = ["explain", f"{spec}:model", "--plan", f"{spec}:plan", "--mesh", "512x8", "--platform", "torch"]
-    assert main(asked) == 0
+    """The command prints local shards and collectives of 4096 ranks; no rank runs."""
+    command = ["explain", f"{spec}:model", "--plan", f"{spec}:plan", "--mesh", "512x8", "--platform", "torch"]
+    assert main(command) == 0
     assert capsys.readouterr().out == TEXT.format(spec=spec)
-    assert main([*asked, "--json"]) == 0
-    (told,) = json.loads(capsys.readouterr().out)
-    assert told["parameters"][0] == {"path": "up.weight", "layout": "f32[10@tp, 6]", "bytes": 48, "of": 240}
-    assert [(one["module"], one["phase"], one["bytes"]) for one in told["collectives"]] == [
+    assert main([*command, "--json"]) == 0
+    (document,) = json.loads(capsys.readouterr().out)
+    assert document["parameters"][0] == {"path": "up.weight", "layout": "f32[10@tp, 6]", "bytes": 48, "of": 240}
+    assert [(row["module"], row["phase"], row["bytes"]) for row in document["collectives"]] == [
         ("down", "forward", 124), ("down", "backward", 136), ("up", "backward", 104)
     ]  # fmt: skip
 
 
 @pytest.mark.platforms("torch")
-def test_a_model_that_raises_is_told_as_the_users_own_mistake(spec, capsys):
-    """What the model or its loss raises is told with the line of the user's file; a refusal speaks for itself."""
+def test_a_model_that_raises_is_an_input_error(spec, capsys):
+    """An exception of the model or its loss is reported with the line of the user's file; a refusal as it is."""
     lines = spec.read_text().splitlines()
-    at = next(number for number, line in enumerate(lines, 1) if line.endswith("out.missing"))
-    asked = ["--plan", f"{spec}:plan", "--platform", "torch", "--mesh", "2x2"]
-    assert main(["explain", f"{spec}:failing", *asked]) == 2
+    line_number = next(number for number, line in enumerate(lines, 1) if line.endswith("out.missing"))
+    options = ["--plan", f"{spec}:plan", "--platform", "torch", "--mesh", "2x2"]
+    assert main(["explain", f"{spec}:failing", *options]) == 2
     assert capsys.readouterr().err == (
         "hyper-parallel: error: SPEC: the model under PLAN raised AttributeError: 'TorchDTensor' object has no "
-        f"attribute 'missing'\n  {spec}:{at}, in <lambda>: {lines[at - 1].strip()}\n"
+        f"attribute 'missing'\n  {spec}:{line_number}, in <lambda>: {lines[line_number - 1].strip()}\n"
     )
-    assert main(["explain", f"{spec}:narrow", *asked]) == 2
+    assert main(["explain", f"{spec}:narrow", *options]) == 2
     assert capsys.readouterr().err.startswith("hyper-parallel: error: linear(")
 
 
 @pytest.mark.platforms("torch")
 def test_what_only_other_ranks_know_is_not_guessed(spec, capsys):
-    """A program that asks others what they hold is refused, and so is one without a mesh."""
-    asked = ["explain", f"{spec}:asking", "--plan", f"{spec}:plan", "--platform", "torch"]
-    assert main([*asked, "--mesh", "2x2"]) == 2
+    """A program that asks other ranks for objects is refused, and so is a command without a mesh."""
+    command = ["explain", f"{spec}:asking", "--plan", f"{spec}:plan", "--platform", "torch"]
+    assert main([*command, "--mesh", "2x2"]) == 2
     assert capsys.readouterr().err == (
         "hyper-parallel: error: all_gather_object(): only the other ranks know its result, and in a rehearsal there "
         "are none; run the program in a simulated world: hyper-parallel verify model\n"
     )
-    assert main(asked) == 2
+    assert main(command) == 2
     assert "give --mesh, such as 2x2, or --world-size" in capsys.readouterr().err
 
 
-def test_it_says_what_a_simulated_world_does(platform_name):
-    """On a small mesh the collectives and layouts are those of the verified run, byte by byte."""
+def test_it_agrees_with_a_simulated_world(platform_name):
+    """On a small mesh the collectives, their bytes and the layouts are those of the verified run."""
     scenario = scenario_named("2x2-rms-tied")
-    told = explain_model(
+    explanation = explain_model(
         scenario.case, scenario.plan, scenario.mesh_shape, scenario.mesh_names, platform=platform_name, name="it"
     )
-    ran = verify_scenario(scenario, platform=platform_name, steps=1)
-    assert ran.ok, ran.text()
-    assert told.traffic == ran.traffic
-    assert told.parameters == ran.parameter_layouts
-    assert told.text().startswith(f"it on {platform_name}, mesh dp=2 x tp=2\n")
+    report = verify_scenario(scenario, platform=platform_name, steps=1)
+    assert report.ok, report.text()
+    assert explanation.traffic == report.traffic
+    assert explanation.parameters == report.parameter_layouts
+    assert explanation.text().startswith(f"it on {platform_name}, mesh dp=2 x tp=2\n")

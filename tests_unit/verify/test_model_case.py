@@ -7,7 +7,7 @@ from hyper_parallel.verify.model_case import InputError, ModelCase, ParallelPlan
 
 
 class Model:
-    """Looks like a module."""
+    """A class with the methods of a module."""
 
     def forward(self):
         """Nothing."""
@@ -20,20 +20,20 @@ def loss(output, batch):
 
 
 def test_three_spellings_of_a_case():
-    """A ModelCase, a triple and a mapping mean the same; a given model is copied, never trained itself."""
-    given = Model()
-    for value in ((given, [(1, 2)], loss), {"model": given, "batches": [(1, 2)], "loss": loss}):
+    """A ModelCase, a triple and a mapping mean the same; a model is copied, never trained itself."""
+    model = Model()
+    for value in ((model, [(1, 2)], loss), {"model": model, "batches": [(1, 2)], "loss": loss}):
         case = as_case(value)
         built = case.build()
         assert type(built) is Model
-        assert built is not given
+        assert built is not model
     built = as_case({"build": Model, "batches": [(1, 2)], "loss": loss})
     assert as_case(built) is built
     assert type(built.build()) is Model
     assert as_case((Model, [(1, 2)], loss)).build is Model
 
 
-def test_inputs_are_all_but_the_last_unless_said():
+def test_inputs_are_all_but_the_last_by_default():
     """The model gets all arrays of a batch but the last, or as many as the case says; batches repeat."""
     case = ModelCase(Model, [(1, 2, 3), (4, 5, 6)], loss)
     assert case.model_inputs(case.batch(3)) == (4, 5)
@@ -62,7 +62,7 @@ NO_FIELDS = (
     ],
 )  # fmt: skip
 def test_wrong_cases(value, text):
-    """What makes no case is refused with what it is and what it must be."""
+    """A value that is no case is refused with what it is and what it must be."""
     with pytest.raises(InputError) as caught:
         as_case(value)
     assert str(caught.value) == text

@@ -1,4 +1,4 @@
-"""What a report claims."""
+"""The verdict, the order and the JSON of a report."""
 
 import json
 
@@ -20,7 +20,7 @@ def report(*checks, **fields):
 
 
 def test_all_kinds_must_have_been_compared():
-    """A run that compared nothing, or nothing of one kind, is not ok, and says which kind."""
+    """A run that compared nothing, or nothing of one kind, is not ok, and its verdict names the kind."""
     assert not report().ok
     assert report().verdict() == (
         "toy on torch (tp=2, simulated, 1.0 s): NOT VERIFIED: nothing compared of kind output, loss, gradient, weight"
@@ -43,27 +43,27 @@ def test_an_error_is_never_ok():
 
 
 def test_first_divergence_is_the_earliest_of_all_ranks():
-    """The first step counts before the place in it, and the place before the rank."""
+    """The first divergence is that of the earliest step, then the earliest position in it, then the lowest rank."""
     checks = [
         check(module="a", rank=0), check(module="b", rank=0, why="differs"), check("loss", "b", step=1, why="x"),
         check(module="a", rank=1, why="differs"), check(module="b", rank=1),
     ]  # fmt: skip
-    found = report(*checks)
-    assert found.faulty_module == "a"
-    assert found.first == checks[3]
-    assert found.verdict() == (
+    diverged = report(*checks)
+    assert diverged.faulty_module == "a"
+    assert diverged.first == checks[3]
+    assert diverged.verdict() == (
         "toy on torch (tp=2, simulated, 1.0 s): DIVERGED first in module a: step 1, output of a.x, rank 1: differs"
     )
 
 
 def test_traffic_sums_per_module_and_collective():
-    """Collectives of one kind in one module are one line with count, bytes and how many nobody asked for."""
+    """Collectives of one kind in one module are one line with count, bytes and the number of implicit ones."""
 
     def event(module, collective, implicit):
         return Event(0, module, "op", "x", "s", "t", collective, 8, ("tp",), "forward", implicit)
 
     rows = traffic([event("m", "all_reduce", False), event("n", "all_gather", True), event("m", "all_reduce", True)])
-    assert [(one.module, one.collective, one.count, one.bytes, one.implicit) for one in rows] == [
+    assert [(row.module, row.collective, row.count, row.bytes, row.implicit) for row in rows] == [
         ("m", "all_reduce", 2, 16, 1),
         ("n", "all_gather", 1, 8, 1),
     ]
@@ -73,21 +73,21 @@ def test_traffic_sums_per_module_and_collective():
 
 
 def test_summaries_lead_with_the_first_divergence():
-    """The module that diverged first leads, then others in the order in which they differ, then what is equal."""
-    found = report(
+    """The module that diverged first leads, then others by the step in which they differ, then equal ones."""
+    summaries = report(
         check(module="a"), check(module="b", why="x", error=2.0), check("gradient", "b"),
         check(module="c", step=1, why="x"), check(module="d", step=0, why="x"), check(module="a", rank=1, error=1e-10),
     ).summaries()  # fmt: skip
-    assert [(one.module, one.kind, one.wrong, one.since, one.first) for one in found] == [
+    assert [(summary.module, summary.kind, summary.wrong, summary.since, summary.first) for summary in summaries] == [
         ("b", "output", 1, 0, True), ("b", "gradient", 0, None, True), ("d", "output", 1, 0, False),
         ("c", "output", 1, 1, False), ("a", "output", 0, None, False),
     ]  # fmt: skip
-    assert (found[-1].tensors, found[-1].values, found[-1].worst.error) == (2, 6, 1e-10)
-    assert not any(one.first for one in report(check()).summaries())
+    assert (summaries[-1].tensors, summaries[-1].values, summaries[-1].worst.error) == (2, 6, 1e-10)
+    assert not any(summary.first for summary in report(check()).summaries())
 
 
 def test_json_has_both_losses_without_infinities():
-    """Losses of both runs are in the JSON; what is no number is null there."""
+    """Losses of both runs are in the JSON; one that is not finite is null there."""
     document = report(losses=[1.0, 2.0], parallel_losses=[1.0, float("nan")], settings={"optimizer": "sgd"}).json()
     assert (document["losses"], document["parallel_losses"]) == ([1.0, 2.0], [1.0, None])
     assert document["settings"] == {"optimizer": "sgd"}
@@ -95,7 +95,7 @@ def test_json_has_both_losses_without_infinities():
 
 @pytest.mark.parametrize("error", [0.0, float("inf")])
 def test_json_is_json(error):
-    """The JSON of a report has no infinity in it, and tells the faulty module."""
+    """The JSON of a report has no infinity in it, and has the faulty module."""
     document = json.loads(json.dumps(report(check(why="differs", error=error)).json(), allow_nan=False))
     assert document["ok"] is False
     assert document["faulty_module"] == "a"

@@ -1,4 +1,4 @@
-"""The text that every machine has."""
+"""The text that the embedded scenarios train on."""
 
 import numpy as np
 import pytest
@@ -7,7 +7,7 @@ from hyper_parallel.verify.scenarios import BEGIN, text_batches
 
 
 def test_labels_are_the_tokens_that_follow():
-    """A label is the next token, a sequence begins with the mark, and the text is Python's own."""
+    """A label is the next token, a sequence starts with BEGIN, and the text is Python's own."""
     batches = text_batches(2, 3, 11)
     assert len(batches) == 2
     for tokens, labels in batches:
@@ -22,9 +22,9 @@ def test_labels_are_the_tokens_that_follow():
 
 def test_equal_every_time_and_never_overlapping():
     """Two calls give the same batches, and no sequence comes twice."""
-    one, two = text_batches(3, 3, 13), text_batches(3, 3, 13)
-    np.testing.assert_array_equal(np.array(one), np.array(two))
-    rows = {tuple(row) for _, labels in one for row in labels.tolist()}
+    first, second = text_batches(3, 3, 13), text_batches(3, 3, 13)
+    np.testing.assert_array_equal(np.array(first), np.array(second))
+    rows = {tuple(row) for _, labels in first for row in labels.tolist()}
     assert len(rows) == 9
 
 

@@ -86,35 +86,35 @@ def test_module_and_file(here):
     ],
 )
 def test_mistakes(here, spec, text):
-    """Every mistake is told with what is there, and where a line of the user's raises, with that line."""
+    """The error says what exists, and if the user's code raised, in which line."""
     with pytest.raises(InputError) as caught:
         find_function(spec, "SPEC")
     assert str(caught.value) == text.replace("HERE", str(here))
 
 
 def test_missing_file(here):
-    """A file that is not there is named with its full path."""
+    """A missing file is named by its full path."""
     with pytest.raises(InputError) as caught:
         find_function("other.py:case", "PLAN")
     assert str(caught.value) == f"PLAN: there is no file {Path(here) / 'other.py'}"
 
 
 def test_a_file_that_cannot_be_run(here):
-    """A file that raises, or leaves, is named with its path and the line; mended, it may be tried again."""
+    """A file that raises or exits is named with its path and the line; once repaired, it loads."""
     broken = here / "own_mended.py"
-    for line, said in (("raise OSError('not yet')", "OSError: not yet"), ("raise SystemExit(0)", "SystemExit: 0")):
+    for line, error in (("raise OSError('not yet')", "OSError: not yet"), ("raise SystemExit(0)", "SystemExit: 0")):
         broken.write_text(line + "\n")
         with pytest.raises(InputError) as caught:
             find_function(f"{broken}:case", "SPEC")
-        assert str(caught.value) == f"SPEC: cannot import {broken}: {said}\n  {broken}:1, in <module>: {line}"
+        assert str(caught.value) == f"SPEC: cannot import {broken}: {error}\n  {broken}:1, in <module>: {line}"
     broken.write_text("def case(): return 'mended by now'\n")
     assert find_function(f"{broken}:case", "SPEC")() == "mended by now"
 
 
 def test_modules_are_found_where_the_command_runs(tmp_path, monkeypatch):
-    """The current folder counts, also where Python itself does not look for modules."""
+    """Modules in the current folder are found even if Python's own path does not have it."""
     (tmp_path / "own_here.py").write_text("def case(): return 5\n")
-    monkeypatch.setattr(sys, "path", [one for one in sys.path if one not in ("", str(tmp_path))])
+    monkeypatch.setattr(sys, "path", [entry for entry in sys.path if entry not in ("", str(tmp_path))])
     monkeypatch.chdir(tmp_path)
     assert find_function("own_here:case", "SPEC")() == 5
 
@@ -122,13 +122,13 @@ def test_modules_are_found_where_the_command_runs(tmp_path, monkeypatch):
 @pytest.fixture
 def path(tmp_path):
     """A file of functions that raise."""
-    found = tmp_path / "raising.py"
-    found.write_text(CODE)
-    return found
+    file = tmp_path / "raising.py"
+    file.write_text(CODE)
+    return file
 
 
-def at(path, name, text):
-    """How the line of ``path`` that is ``text`` is told."""
+def line_of(path, name, text):
+    """How an error shows the line of ``path`` that is ``text``."""
     return f"\n  {path}:{CODE.splitlines().index('    ' + text) + 1}, in {name}: {text}"
 
 
@@ -138,12 +138,12 @@ def test_a_plan_that_raises_is_status_2(platform_name, as_json, path, capsys):
     case = f"{USER / platform_name}_case.py:case"
     arguments = ["verify", "model", case, "--plan", f"{path}:wrong_type", "--mesh", "2", "--platform", platform_name]
     assert main(arguments + ["--json"] * as_json) == 2
-    said = "PLAN raised TypeError: object of type 'int' has no len()" + at(path, "helper", "return len(size)")
-    assert capsys.readouterr().err == f"hyper-parallel: error: {said}\n"
+    message = "PLAN raised TypeError: object of type 'int' has no len()" + line_of(path, "helper", "return len(size)")
+    assert capsys.readouterr().err == f"hyper-parallel: error: {message}\n"
 
 
-def test_every_function_of_the_users_is_told_alike(platform_name, path):
-    """SPEC, PLAN, the model's builder, and the model and the loss on a single device: which one, what and where."""
+def test_every_function_of_the_user_is_reported_alike(platform_name, path):
+    """Errors of SPEC, PLAN, the model's builder, the model and the loss say which of them raised what, and where."""
     known = {"SPEC": f"{USER / platform_name}_case.py:case", "PLAN": f"{USER / platform_name}_case.py:plan"}
 
     def error_of(**changed):
@@ -169,30 +169,32 @@ def test_every_function_of_the_users_is_told_alike(platform_name, path):
         error_of(PLAN=plan["no_argument"])
         == "PLAN: no_argument() is called with DeviceMesh: too many positional arguments"
     )
-    assert error_of(PLAN=plan["no_key"]) == "PLAN raised KeyError: 'missing'" + at(
+    assert error_of(PLAN=plan["no_key"]) == "PLAN raised KeyError: 'missing'" + line_of(
         path, "no_key", 'return {}["missing"]'
     )
-    assert error_of(PLAN=plan["two_lines"]) == "PLAN raised ValueError: first" + at(
+    assert error_of(PLAN=plan["two_lines"]) == "PLAN raised ValueError: first" + line_of(
         path, "two_lines", 'raise ValueError("first\\nsecond")'
     )
-    assert error_of(PLAN=plan["leaves"]) == "PLAN raised SystemExit: 3" + at(path, "leaves", "raise SystemExit(3)")
-    assert error_of(SPEC=f"{path}:no_case") == "SPEC raised AssertionError" + at(path, "no_case", "assert not helper")
-    given = parts()
-    assert error_of(SPEC=lambda: ModelCase(own("no_model"), given.batches, given.loss)) == (
+    assert error_of(PLAN=plan["leaves"]) == "PLAN raised SystemExit: 3" + line_of(path, "leaves", "raise SystemExit(3)")
+    assert error_of(SPEC=f"{path}:no_case") == "SPEC raised AssertionError" + line_of(
+        path, "no_case", "assert not helper"
+    )
+    parts_ = parts()
+    assert error_of(SPEC=lambda: ModelCase(own("no_model"), parts_.batches, parts_.loss)) == (
         "SPEC: the function that builds the model raised OSError: no weights"
-        + at(path, "no_model", 'raise OSError("no weights")')
+        + line_of(path, "no_model", 'raise OSError("no weights")')
     )
-    assert error_of(SPEC=lambda: ModelCase(failing, given.batches, given.loss)) == (
+    assert error_of(SPEC=lambda: ModelCase(failing, parts_.batches, parts_.loss)) == (
         "SPEC: the model on a single device raised ArithmeticError: no more numbers"
-        + at(path, "no_forward", 'raise ArithmeticError("no more numbers")')
+        + line_of(path, "no_forward", 'raise ArithmeticError("no more numbers")')
     )
-    assert at(path, "no_loss", "return output.nothing") in error_of(
-        SPEC=lambda: ModelCase(given.build, given.batches, own("no_loss"))
+    assert line_of(path, "no_loss", "return output.nothing") in error_of(
+        SPEC=lambda: ModelCase(parts_.build, parts_.batches, own("no_loss"))
     )
 
 
-def test_the_end_of_memory_is_nobodys_mistake():
-    """It passes as it is; so does what says by itself what is wrong. A function in C says what it takes."""
+def test_a_memory_error_passes_unchanged():
+    """A MemoryError is no input error; a function in C without a signature reports its own error."""
 
     def full():
         raise MemoryError
