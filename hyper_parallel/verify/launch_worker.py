@@ -20,7 +20,7 @@ from hyper_parallel.transport.serialization import pack_error
 
 __all__ = ["serve"]
 
-_POLL_SECONDS = 1.0
+_FOLLOW_SECONDS = 1.0
 
 
 def serve(folder_name: str, rank: int, platform: str) -> None:
@@ -50,7 +50,7 @@ def serve(folder_name: str, rank: int, platform: str) -> None:
 def _exit_with_launcher(launcher: int) -> None:
     """Exit when the launching process has ended, however it ended: no rank outlives its launch."""
     while True:
-        time.sleep(_POLL_SECONDS)
+        time.sleep(_FOLLOW_SECONDS)
         try:
             os.kill(launcher, 0)
         except ProcessLookupError:

@@ -1,4 +1,4 @@
-"""Every placement to every placement: values, gradients, and bytes against the least that any algorithm could do."""
+"""Verifies redistribution of every placement to every placement: values, gradients and received elements."""
 
 from __future__ import annotations
 
@@ -25,28 +25,28 @@ __all__ = ["MESHES", "QUICK_MESHES", "RedistributionReport", "first_wrong", "lea
 MESHES = ((2,), (3,), (4,), (2, 2), (2, 3))
 QUICK_MESHES = ((2,), (3,), (2, 2))
 SHAPE = (7, 5)
-"""Divides by no mesh, so that chunks differ, and on four ranks one of five columns is left over."""
+"""Not divisible by any mesh, so that shards differ: five columns on four ranks are 2, 2, 1 and 0."""
 
 PARTIAL = ("sum", "avg", "max", "min")
 
 
 @dataclass
 class RedistributionReport:
-    """What one mesh gave.
+    """The result of one mesh.
 
     Attributes:
         platform: the framework.
         mesh: sizes of its axes.
         shape: global shape of the tensor.
-        transitions: pairs of placements that were run.
-        gradients: gradients that were compared.
-        refused: pairs that have no plan, and why.
-        wrong: values or gradients that differ, and how.
-        bounded: pairs of which the fewest elements are known: all but those that make new summands.
+        transitions: number of pairs of placements that were run.
+        gradients: number of gradients that were compared.
+        refused: pairs without a plan, and why.
+        wrong: pairs whose values or gradients differ, and how.
+        bounded: number of pairs with a known lower bound: all but those that make new partial values.
         received: elements that all ranks together receive, over those pairs.
-        least: the fewest that would do.
-        above: pairs that receive more than the fewest.
-        seconds: how long it took.
+        least: the lower bound of ``received``.
+        above: pairs that receive more than their lower bound.
+        seconds: duration.
     """
 
     platform: str
@@ -64,49 +64,59 @@ class RedistributionReport:
 
     @property
     def ok(self) -> bool:
-        """True when something was compared and nothing differed."""
+        """Whether something was compared and nothing differed."""
         return self.transitions > 0 and self.gradients > 0 and not self.wrong
 
     def text(self) -> str:
-        """A paragraph."""
+        """Return the result as a few lines."""
         sizes, ratio = "x".join(map(str, self.mesh)), self.received / self.least if self.least else 1.0
-        held = "equal" if self.ok else "WRONG"
+        verdict = "equal" if self.ok else "WRONG"
         counts = f"{self.transitions} changes of placement, {self.gradients} gradients, {len(self.refused)} refused"
         bytes_ = f"{self.received} elements received, at least {self.least} needed (ratio {ratio:.3f})"
         lines = [
-            f"{self.platform}, mesh {sizes}, tensor {list(self.shape)}: {held}, {counts} ({self.seconds:.1f} s)",
+            f"{self.platform}, mesh {sizes}, tensor {list(self.shape)}: {verdict}, {counts} ({self.seconds:.1f} s)",
             f"  {bytes_}; {len(self.above)} of {self.bounded} changes receive more than the least",
         ]
-        return "\n".join([*lines, *(f"  wrong: {one}" for one in self.wrong[:5])])
+        return "\n".join([*lines, *(f"  wrong: {line}" for line in self.wrong[:5])])
 
     def json(self) -> dict[str, Any]:
-        """Everything."""
+        """Return everything as a JSON object."""
         return {**vars(self), "mesh": list(self.mesh), "shape": list(self.shape), "ok": self.ok}
 
 
 def verify_redistribution(
     platform: str, mesh: Sequence[int], shape: Sequence[int] = SHAPE, *, seed: int = 0
 ) -> RedistributionReport:
-    """Run every change of placement of a tensor of ``shape`` on a simulated mesh, forward and backward."""
+    """Run every change of placement of a tensor on a simulated mesh, forward and backward.
+
+    Args:
+        platform: ``torch`` or ``mindspore``.
+        mesh: sizes of its axes.
+        shape: global shape of the tensor.
+        seed: of the values, partial values and cotangents.
+
+    Returns:
+        what was compared, and how many elements were received. A redistribution that raises is reported as wrong.
+    """
     report = RedistributionReport(platform, tuple(mesh), tuple(shape))
     started = time.perf_counter()
-    places = all_placements(len(shape), len(mesh), partial=PARTIAL)
+    every_placement = all_placements(len(shape), len(mesh), partial=PARTIAL)
     values = np.random.default_rng(seed).standard_normal(shape)
-    for target in places:
-        sources = [one for one in places if _counted(report, one, target)]
+    for target in every_placement:
+        sources = [source for source in every_placement if _count_elements(report, source, target)]
         if not sources:
             continue
         try:
-            found = check_function(
+            result = check_function(
                 _Redistribution(target), [values], mesh, platform=platform, placements=[sources], seed=seed
             )
         except RankFailedError as error:
             report.wrong.append(f"to {list(target)}: {str(error.__cause__ or error).splitlines()[0]}")
             continue
-        report.transitions += found.forward
-        report.gradients += found.backward
-        report.refused.extend(f"{one} -> {list(target)}" for one in found.rejected)
-        report.wrong.extend(f"{one} -> {list(target)}" for one in found.wrong)
+        report.transitions += result.forward
+        report.gradients += result.backward
+        report.refused.extend(f"{line} -> {list(target)}" for line in result.rejected)
+        report.wrong.extend(f"{line} -> {list(target)}" for line in result.wrong)
     report.seconds = time.perf_counter() - started
     return report
 
@@ -114,59 +124,59 @@ def verify_redistribution(
 def first_wrong(
     platform: str, mesh: Sequence[int], shape: Sequence[int] = SHAPE, *, seed: int = 0, targets: int | None = None
 ) -> str:
-    """The first change of placement that does not hold, or nothing.
+    """Return the first wrong change of placement that is found, or an empty string.
 
     Args:
-        platform: the framework.
+        platform: ``torch`` or ``mindspore``.
         mesh: sizes of its axes.
         shape: global shape of the tensor.
-        seed: draws the order of the targets.
-        targets: at most so many of them, each from every placement; None for all.
+        seed: of the values and of the order of the targets.
+        targets: at most so many target placements, each from every placement; None for all.
     """
-    places = all_placements(len(shape), len(mesh), partial=PARTIAL)
+    every_placement = all_placements(len(shape), len(mesh), partial=PARTIAL)
     rng = np.random.default_rng(seed)
     values = rng.standard_normal(shape)
-    for index in rng.permutation(len(places))[:targets]:
-        target = places[int(index)]
+    for index in rng.permutation(len(every_placement))[:targets]:
+        target = every_placement[int(index)]
         report = RedistributionReport(platform, tuple(mesh), tuple(shape))
-        sources = [one for one in places if _counted(report, one, target)]
+        sources = [source for source in every_placement if _count_elements(report, source, target)]
         if sources:
-            found = check_function(
+            result = check_function(
                 _Redistribution(target), [values], mesh, platform=platform, placements=[sources], seed=seed
             )
-            if found.wrong:
-                return f"{found.wrong[0]} -> {list(target)}"
+            if result.wrong:
+                return f"{result.wrong[0]} -> {list(target)}"
     return ""
 
 
 @dataclass(frozen=True)
 class _Redistribution:
-    """The function that is checked; of a plain tensor, a copy."""
+    """A function that redistributes a DTensor to ``target``, and copies a plain tensor."""
 
     target: tuple[Placement, ...]
 
     def __call__(self, x: Any) -> Any:
         if not isinstance(x, DTensor):
             return x * 1
-        moved: Any = x.redistribute(placements=list(self.target))
-        if moved.layout is not Layout.place(x.device_mesh, self.target, tuple(x.shape)):
-            msg = f"asked for {list(self.target)}, got {moved.layout.notation()}"
+        result: Any = x.redistribute(placements=list(self.target))
+        if result.layout is not Layout.place(x.device_mesh, self.target, tuple(x.shape)):
+            msg = f"asked for {list(self.target)}, got {result.layout.notation()}"
             raise ShardMismatchError(msg)
-        return moved
+        return result
 
 
-def _counted(report: RedistributionReport, source: tuple[Placement, ...], target: tuple[Placement, ...]) -> bool:
-    """Add up one plan's elements; False where there is none."""
+def _count_elements(report: RedistributionReport, source: tuple[Placement, ...], target: tuple[Placement, ...]) -> bool:
+    """Add the received elements of one plan to the report, and return whether there is a plan."""
     size = math.prod(report.mesh)
     mesh = DeviceMesh._interned("cpu", report.mesh, tuple(range(size)), _names(report.mesh), 0)  # noqa: SLF001 - no world
-    held, asked = (Layout.place(mesh, places, report.shape) for places in (source, target))
-    what = f"{list(source)} -> {list(target)}"
+    before, after = (Layout.place(mesh, placements, report.shape) for placements in (source, target))
+    pair = f"{list(source)} -> {list(target)}"
     try:
-        steps = plan_transition(held, asked)
+        steps = plan_transition(before, after)
     except LayoutError as error:
-        report.refused.append(f"{what}: {error}")
+        report.refused.append(f"{pair}: {error}")
         return False
-    least = least_received(held, asked)
+    least = least_received(before, after)
     if least is None:
         return True
     received = _received(steps)
@@ -174,7 +184,7 @@ def _counted(report: RedistributionReport, source: tuple[Placement, ...], target
         report.bounded + 1, report.received + received, report.least + least,
     )  # fmt: skip
     if received > least:
-        report.above.append(f"{what}: {received} elements, at least {least}")
+        report.above.append(f"{pair}: {received} elements, at least {least}")
     return True
 
 
@@ -183,37 +193,39 @@ def _names(mesh: tuple[int, ...]) -> tuple[str, ...]:
 
 
 def _received(steps: Transition) -> int:
-    return sum(step.received_at(at) for step in steps.steps for at in coordinates(steps.source.mesh))
+    return sum(step.received_at(rank) for step in steps.steps for rank in coordinates(steps.source.mesh))
 
 
 def least_received(source: Layout, target: Layout) -> int | None:
-    """The fewest elements that all ranks together must receive, counted element by element.
+    """Return the fewest elements that all ranks together must receive, counted element by element.
 
-    A rank that wants an element and does not hold it receives it once. Where an element is held as terms to be
-    reduced, all terms but one are received by whoever reduces, and then all but one of those who want it receive it.
-    None where the target has summands that the source has not: they may be chosen, and nothing is proven.
+    A rank that needs an element and does not have it receives it once. Where an element is the sum of partial values,
+    the ranks that reduce receive all of them but one, and then all ranks but one that need the result receive it.
+
+    Returns:
+        None where the target has partial values that the source has not: they can be chosen, so there is no bound.
     """
     kept = _summed(target)
     if not kept <= _summed(source):
         return None
     reduced = [axis for axis, op in _summed(source) if (axis, op) not in kept]
     ranks = list(coordinates(source.mesh))
-    held = {at: source.box_at(at) for at in ranks}
-    asked = {at: target.box_at(at) for at in ranks}
+    before = {rank: source.box_at(rank) for rank in ranks}
+    after = {rank: target.box_at(rank) for rank in ranks}
     total = 0
     for index in _indices(source.shape or ()):
-        holders = {at for at in ranks if _inside(index, held[at])}
-        wanted = {at for at in ranks if _inside(index, asked[at])}
-        terms = len({tuple(at[axis] for axis in reduced) for at in holders})
+        owners = {rank for rank in ranks if _inside(index, before[rank])}
+        receivers = {rank for rank in ranks if _inside(index, after[rank])}
+        terms = len({tuple(rank[axis] for axis in reduced) for rank in owners})
         if terms > 1:
-            total += terms - 1 + len(wanted) - bool(wanted & holders)
+            total += terms - 1 + len(receivers) - bool(receivers & owners)
         else:
-            total += len(wanted - holders)
+            total += len(receivers - owners)
     return total
 
 
 def _summed(layout: Layout) -> set[tuple[int, str]]:
-    """Pending reductions; an average is a sum of which every rank knows the factor."""
+    """Return the pending reductions; an average counts as a sum, because every rank knows its factor."""
     return {(axis, "sum" if op == "avg" else op) for axis, op in layout.partials}
 
 
@@ -222,4 +234,4 @@ def _indices(shape: Sequence[int]) -> Iterator[tuple[int, ...]]:
 
 
 def _inside(index: Coordinate, box: Any) -> bool:
-    return all(low <= one < high for one, (low, high) in zip(index, box, strict=True))
+    return all(low <= position < high for position, (low, high) in zip(index, box, strict=True))

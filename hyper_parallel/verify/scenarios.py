@@ -1,4 +1,4 @@
-"""The embedded scenarios: the reference transformer, real text, and the plan a user would write for it."""
+"""The embedded scenarios: the reference transformer, real text, and a plan like a user's."""
 
 from __future__ import annotations
 
@@ -37,10 +37,10 @@ class Scenario:
     """A model, its data, a mesh and a plan.
 
     Attributes:
-        name: how the command calls it.
+        name: of the scenario in the command.
         mesh_shape: sizes of the axes.
         mesh_names: their names.
-        config: of the transformer; sizes do not divide by the mesh, except heads.
+        config: of the transformer; only its heads divide by the mesh.
         batch: sequences per batch.
         optimizer: ``sgd`` or ``adamw``.
     """
@@ -53,15 +53,15 @@ class Scenario:
     optimizer: str = "sgd"
 
     def with_dtype(self, dtype: str) -> Scenario:
-        """The same in another precision."""
+        """Return the same scenario in another precision."""
         return replace(self, config=replace(self.config, dtype=dtype))
 
     def case(self) -> ModelCase:
-        """Model, data and loss, on the current platform."""
+        """Return model, data and loss, on the current platform."""
         return transformer_case(self.config, self.batch, self.optimizer)
 
     def plan(self, mesh: Any) -> ParallelPlan:
-        """Sequence parallelism around tensor parallelism, data parallelism over ``dp``."""
+        """Return a plan of sequence and tensor parallelism over ``tp``, and data parallelism over ``dp``."""
         return ParallelPlan(transformer_plan(), {"dp": Shard(0)} if "dp" in mesh.names else {})
 
 
@@ -78,20 +78,20 @@ SCENARIOS = (
 
 
 def scenario_named(name: str) -> Scenario:
-    """The embedded scenario ``name``.
+    """Return the embedded scenario ``name``.
 
     Raises:
-        ValueError: there is none, with the names.
+        ValueError: there is no such scenario; the message lists the names.
     """
-    for one in SCENARIOS:
-        if one.name == name:
-            return one
-    msg = f"scenario {name!r} does not exist; known: {', '.join(one.name for one in SCENARIOS)}"
+    for scenario in SCENARIOS:
+        if scenario.name == name:
+            return scenario
+    msg = f"scenario {name!r} does not exist; known: {', '.join(scenario.name for scenario in SCENARIOS)}"
     raise ValueError(msg)
 
 
 def transformer_case(config: LanguageModelConfig, batch: int, optimizer: str) -> ModelCase:
-    """The reference transformer on Python's standard library as text, with weights equal on both frameworks."""
+    """Return the reference transformer on text of Python's standard library; its weights are equal on both frameworks."""
     platform = current_platform()
 
     def build() -> Any:
@@ -109,7 +109,7 @@ def transformer_case(config: LanguageModelConfig, batch: int, optimizer: str) ->
 
 
 def transformer_plan() -> dict[str, Any]:
-    """Styles of the reference transformer: the residual stream is split along the sequence, everything is a DTensor."""
+    """Return styles of the reference transformer: the residual stream is sharded by sequence, all are DTensors."""
     from hyper_parallel.core.tensor_parallel import (
         ColwiseParallel,
         PrepareModuleInput,
@@ -149,26 +149,34 @@ def transformer_plan() -> dict[str, Any]:
 
 
 def text_batches(count: int, batch: int, length: int) -> list[tuple[Any, Any]]:
-    """``count`` pairs of tokens and labels, int64 of (batch, length); a label is the token that follows.
+    """Return pairs of tokens and labels from the text; a label is the token that follows.
 
     The same Python gives the same batches; no two sequences overlap.
+
+    Args:
+        count: number of pairs.
+        batch: sequences in each.
+        length: tokens in a sequence.
+
+    Returns:
+        pairs of int64 arrays of shape (batch, length).
 
     Raises:
         ValueError: the text is too short.
     """
     folder = Path(sysconfig.get_paths()["stdlib"])
     text = b"".join((folder / name).read_bytes() for name in SOURCES)
-    wanted = count * batch * length
-    if wanted > len(text):
-        msg = f"{count} batches of {batch} x {length} tokens need {wanted} bytes, the text has {len(text)}"
+    size = count * batch * length
+    if size > len(text):
+        msg = f"{count} batches of {batch} x {length} tokens need {size} bytes, the text has {len(text)}"
         raise ValueError(msg)
-    labels = np.frombuffer(text[:wanted], np.uint8).astype(np.int64).reshape(count, batch, length)
+    labels = np.frombuffer(text[:size], np.uint8).astype(np.int64).reshape(count, batch, length)
     tokens = np.concatenate([np.full((count, batch, 1), BEGIN, np.int64), labels[:, :, :-1]], axis=2)
     return list(zip(tokens, labels, strict=True))
 
 
 def _weights(parameters: Any, dtype: str) -> dict[str, Any]:
-    """Random values by path, of a size that keeps activations near one; norms near one, biases not zero."""
+    """Return random values by path, of a size that keeps activations near 1; norms are near 1, biases not 0."""
     arrays = {}
     for number, (path, value) in enumerate(sorted(parameters.items())):
         rng = np.random.default_rng(1000 + number)

@@ -1,6 +1,6 @@
-"""How long the harness takes, as its users run it: commands in processes of their own, each held against its budget.
+"""Times the harness as its users run it: commands in processes of their own, each with a budget of seconds.
 
-A command that fails has no time: its figure is over the budget, whatever the clock says.
+A command that fails is over its budget, however short it took.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from hyper_parallel.transport.processes import python_command
 
 __all__ = ["Figure", "Timing", "figures", "recorded"]
 
-_REPORTED = 5.0  # seconds within which a failure is told
+_REPORTED = 5.0  # seconds within which a failure is reported
 _HANG = "rank hangs"
 _HANG_SECONDS = 2.0  # the time limit under which self-test lets a rank hang
 
@@ -60,7 +60,7 @@ class Scale(DFunction):
 
 class ScaleRule(DistributedOp):
     def infer_layout(self, layouts, extra_args=None):
-        if any(one.is_partial() and one not in (Partial("sum"), Partial("avg")) for one in layouts[0].placements):
+        if any(p.is_partial() and p not in (Partial("sum"), Partial("avg")) for p in layouts[0].placements):
             raise LayoutError("timed_scale: only sums can be scaled; x = x.redistribute() first")
         return layouts[0]
 
@@ -78,13 +78,13 @@ operator_sample(scale, real("ab"))
 
 @dataclass(frozen=True)
 class Timing:
-    """One figure.
+    """One measured figure.
 
     Attributes:
         name: what was timed.
         seconds: of wall time.
         budget: seconds that are allowed.
-        problem: why the figure says nothing, or nothing.
+        problem: why the figure is invalid, or empty.
     """
 
     name: str
@@ -94,48 +94,48 @@ class Timing:
 
     @property
     def ok(self) -> bool:
-        """Whether what was timed succeeded within its budget."""
+        """Whether the command succeeded within its budget."""
         return not self.problem and self.seconds <= self.budget
 
 
 @dataclass(frozen=True)
 class Figure:
-    """Something to time.
+    """A figure to measure.
 
     Attributes:
-        name: of it.
+        name: what is timed.
         budget: seconds that are allowed.
-        take: do it once: seconds, and what went wrong, if anything.
+        measure: returns seconds, and what went wrong, or empty.
     """
 
     name: str
     budget: float
-    take: Callable[[], tuple[float, str]]
+    measure: Callable[[], tuple[float, str]]
 
     def timed(self) -> Timing:
-        """Do it once."""
-        seconds, problem = self.take()
+        """Measure it once."""
+        seconds, problem = self.measure()
         return Timing(self.name, seconds, self.budget, problem)
 
 
 def figures(platforms: Sequence[str]) -> list[Figure]:
-    """What is timed on these frameworks, the shortest first."""
-    found = [Figure("import hyper_parallel", 0.1, _import)]
+    """Return the figures of these frameworks, the shortest first."""
+    result = [Figure("import hyper_parallel", 0.1, _import)]
     for name in platforms:
         sweep = _hyper("verify", "ops", "--quick", "--platform", name)
-        found += [
+        result += [
             Figure(f"a user's operator on all meshes, {name}", 10.0, partial(_operator, name)),
             Figure(f"slowest report of a failing rank, {name}", _REPORTED, partial(_slowest_report, name)),
             Figure(f"quick sweep of operators, {name}", 60.0, partial(_command, sweep)),
         ]
     if "torch" in platforms:
-        found.append(Figure("200 tests on four ranks over gloo, torch", 60.0, _ranked_tests))
+        result.append(Figure("200 tests on four ranks over gloo, torch", 60.0, _ranked_tests))
     model = _hyper("verify", "model", "--platform", ",".join(platforms))
-    return [*found, Figure(f"verify model, {' and '.join(platforms)}", 60.0, partial(_command, model))]
+    return [*result, Figure(f"verify model, {' and '.join(platforms)}", 60.0, partial(_command, model))]
 
 
 def recorded(reports: Path) -> Iterator[Timing]:
-    """What the last run of the unit tests took, from its JUnit files, where there are any."""
+    """Yield the duration of the last run of the unit tests, if it left its JUnit files in ``reports``."""
     paths = [reports / f"{name}.xml" for name in ("torch", "mindspore")]
     if not all(path.exists() for path in paths):
         return
@@ -147,7 +147,7 @@ def recorded(reports: Path) -> Iterator[Timing]:
     yield Timing("unit tests of both frameworks, last run", seconds, 900.0, problem)
 
 
-# -- what is timed -----------------------------------------------------------------------------------------------------
+# -- measurements -----------------------------------------------------------------------------------------------------
 
 
 def _hyper(*words: str) -> list[str]:
@@ -168,7 +168,7 @@ def _command(command: Sequence[str]) -> tuple[float, str]:
 
 
 def _import() -> tuple[float, str]:
-    """The best of some processes: what a loaded disk or another program adds is not ours."""
+    """Return the best of some processes: the time of a busy disk or another program is not ours."""
     runs = [_run(python_command("timeit", "-n1", "-r1", "-u", "sec", "import hyper_parallel")) for _ in range(5)]
     problem = next((problem for _, problem, _ in runs if problem), "")
     return (0.0, problem) if problem else (min(float(done.stdout.split()[-4]) for _, _, done in runs), "")

@@ -1,4 +1,4 @@
-"""Every collective of the active transport against numpy: what a transport must pass to carry this library."""
+"""The conformance suite of transports: every collective of the active transport against NumPy."""
 
 from __future__ import annotations
 
@@ -23,43 +23,44 @@ Array = np.ndarray[Any, Any]
 
 
 def check_transport(platform: str, *, exact: bool = True, seed: int = 0, dtypes: Sequence[str] = DTYPES) -> list[Array]:
-    """Run every collective on every dtype, even, uneven, empty and 0-d, in several rank orders; compare with numpy.
+    """Run every collective on every dtype, on equal, uneven, empty and 0-d shapes, and compare with NumPy.
 
-    Called on every rank of a world with its transport active, for example ``simulate(check_transport, 3, "torch",
+    Call it on every rank of a world with its transport active, for example ``simulate(check_transport, 3, "torch",
     ("torch",))``.
 
     Args:
-        platform: ``"torch"`` or ``"mindspore"``: whose tensors to send.
+        platform: ``"torch"`` or ``"mindspore"``: the framework of the tensors.
         exact: whether reductions must equal the fold in rank order bit for bit, as they do on the simulated
             transport and on gloo; False allows the rounding of an accelerator's own order.
         seed: of the data.
-        dtypes: which to send; the same on every rank.
+        dtypes: of the tensors; the same on every rank.
 
     Returns:
-        All results of this rank as numpy arrays, to be compared between transports.
+        all results of this rank as NumPy arrays, to be compared between transports.
 
     Raises:
         AssertionError: a result differs; the message names the collective, dtype and ranks.
+        RuntimeError: no transport is active.
     """
     transport = active_transport()
     if transport is None:
         msg = "no transport is active here: call this inside simulate() or launch()"
         raise RuntimeError(msg)
-    check = _Check(transport, importlib.import_module(_HOSTS[platform]), exact=exact, seed=seed)
+    suite = _Suite(transport, importlib.import_module(_HOSTS[platform]), exact=exact, seed=seed)
     for ranks in _orders(transport.world_size):
         if transport.rank in ranks:
             for dtype in dtypes:
-                check.gathers(dtype, ranks)
-                check.reductions(dtype, ranks)
-                check.started(dtype, ranks)
-            check.objects(ranks)
-    check.messages()
-    check.posted()
-    return check.results
+                suite.gathers(dtype, ranks)
+                suite.reductions(dtype, ranks)
+                suite.started(dtype, ranks)
+            suite.objects(ranks)
+    suite.messages()
+    suite.posted()
+    return suite.results
 
 
 def _orders(world_size: int) -> Iterator[Ranks]:
-    """All ranks, all in reverse, all but the last, and the last alone."""
+    """Yield groups: all ranks, all in reverse order, all but the last, and the last alone."""
     everyone = tuple(range(world_size))
     yield from (everyone, everyone[::-1])
     if world_size > 1:
@@ -67,8 +68,8 @@ def _orders(world_size: int) -> Iterator[Ranks]:
     yield everyone[-1:]
 
 
-class _Check:
-    """One rank's run through the suite; data of all ranks can be drawn anywhere, so every rank knows the answer."""
+class _Suite:
+    """One rank's run of the suite. Every rank can sample the data of all ranks, so each knows the expected results."""
 
     def __init__(self, transport: Transport, host: Any, *, exact: bool, seed: int) -> None:
         self.results: list[Array] = []
@@ -79,50 +80,50 @@ class _Check:
         self._ops = NumpyOps()
 
     def gathers(self, dtype: str, ranks: Ranks) -> None:
-        """all_gather, all_to_all and broadcast."""
+        """Check all_gather, all_to_all and broadcast."""
         me = ranks.index(self._transport.rank)
         for sizes in _shapes(len(ranks)):
-            parts = [self._draw(dtype, rank, sizes[i]) for i, rank in enumerate(ranks)]
+            parts = [self._sample(dtype, rank, sizes[i]) for i, rank in enumerate(ranks)]
             got = self._transport.all_gather(self._tensor(parts[me]), ranks, sizes)
             self._same(f"all_gather {dtype} {ranks}", got, parts)
             got = self._transport.all_to_all(
-                [self._tensor(self._draw(dtype, ranks[me] + 7 * i, sizes[i])) for i in range(len(ranks))],
+                [self._tensor(self._sample(dtype, ranks[me] + 7 * i, sizes[i])) for i in range(len(ranks))],
                 ranks,
                 [sizes[me]] * len(ranks),
             )
-            want = [self._draw(dtype, rank + 7 * me, sizes[me]) for rank in ranks]
+            want = [self._sample(dtype, rank + 7 * me, sizes[me]) for rank in ranks]
             self._same(f"all_to_all {dtype} {ranks}", got, want)
         source = ranks[-1]
         for shape in ((), (0, 2), (3, 2)):
-            one = self._transport.broadcast(self._tensor(self._draw(dtype, ranks[me], shape)), source, ranks)
-            self._same(f"broadcast {dtype} {ranks}", [one], [self._draw(dtype, source, shape)])
+            received = self._transport.broadcast(self._tensor(self._sample(dtype, ranks[me], shape)), source, ranks)
+            self._same(f"broadcast {dtype} {ranks}", [received], [self._sample(dtype, source, shape)])
 
     def reductions(self, dtype: str, ranks: Ranks) -> None:
-        """all_reduce and reduce_scatter with every reduction that the dtype has."""
+        """Check all_reduce and reduce_scatter with every reduction that the dtype has."""
         me = ranks.index(self._transport.rank)
-        # The large one takes another way through some transports; once is enough.
+        # Some transports handle a large tensor differently; one is enough.
         shapes: list[Shape] = [(), (0, 2), (5, 3), *([(137, 131)] if ranks == tuple(range(len(ranks))) else [])]
         for op in REDUCTIONS:
             if not _has(dtype, op):
                 continue
             for shape in shapes:
-                parts = [self._draw(dtype, rank, shape) for rank in ranks]
+                parts = [self._sample(dtype, rank, shape) for rank in ranks]
                 got = self._transport.all_reduce(self._tensor(parts[me]), op, ranks)
                 self._same(f"all_reduce {op} {dtype} {ranks}", [got], [self._ops.reduce(parts, op)])
             for sizes in _shapes(len(ranks)):
-                chunks = [self._tensor(self._draw(dtype, ranks[me] + 7 * i, sizes[i])) for i in range(len(ranks))]
+                chunks = [self._tensor(self._sample(dtype, ranks[me] + 7 * i, sizes[i])) for i in range(len(ranks))]
                 got = self._transport.reduce_scatter(chunks, op, ranks)
-                want = self._ops.reduce([self._draw(dtype, rank + 7 * me, sizes[me]) for rank in ranks], op)
+                want = self._ops.reduce([self._sample(dtype, rank + 7 * me, sizes[me]) for rank in ranks], op)
                 self._same(f"reduce_scatter {op} {dtype} {ranks}", [got], [want])
 
     def started(self, dtype: str, ranks: Ranks) -> None:
-        """All five collectives in flight at once, waited for in another order on every rank, each once."""
+        """Check all five collectives in flight at once, waited for in another order on every rank."""
         me = ranks.index(self._transport.rank)
         sizes: list[Shape] = [(i + 1, 2) for i in range(len(ranks))]
-        parts = [self._draw(dtype, rank, sizes[i]) for i, rank in enumerate(ranks)]
-        same = [self._draw(dtype, rank, (5, 3)) for rank in ranks]
-        chunks = [self._tensor(self._draw(dtype, ranks[me] + 7 * i, sizes[i])) for i in range(len(ranks))]
-        mine = [self._draw(dtype, rank + 7 * me, sizes[me]) for rank in ranks]
+        parts = [self._sample(dtype, rank, sizes[i]) for i, rank in enumerate(ranks)]
+        same = [self._sample(dtype, rank, (5, 3)) for rank in ranks]
+        chunks = [self._tensor(self._sample(dtype, ranks[me] + 7 * i, sizes[i])) for i in range(len(ranks))]
+        mine = [self._sample(dtype, rank + 7 * me, sizes[me]) for rank in ranks]
         op = "sum"
         begin = self._transport.start
         flights: list[tuple[str, Work, list[Array]]] = [
@@ -138,31 +139,31 @@ class _Check:
             assert pending.waited, f"{name} {dtype}"
 
     def posted(self) -> None:
-        """Two receptions from one rank are served in the order in which they were posted, whoever is waited for."""
+        """Check that two posted receives from one rank get their messages in the order of posting, not of waiting."""
         size, rank = self._transport.world_size, self._transport.rank
         if size == 1:
             return
         target, source = (rank + 1) % size, (rank - 1) % size
-        like = self._tensor(self._draw("float32", rank, (2,)))
+        like = self._tensor(self._sample("float32", rank, (2,)))
         posted = [self._transport.start("recv", like, source, 5) for _ in range(2)]
-        drawn = [[self._draw("float32", one + 11 * turn, (2,)) for turn in range(2)] for one in range(size)]
-        sent = [self._transport.start("send", self._tensor(array), target, 5) for array in drawn[rank]]
+        arrays = [[self._sample("float32", sender + 11 * turn, (2,)) for turn in range(2)] for sender in range(size)]
+        sent = [self._transport.start("send", self._tensor(array), target, 5) for array in arrays[rank]]
         second = posted[1].wait()
-        self._same("posted receptions", [posted[0].wait(), second], drawn[source])
-        for one in sent:
-            one.wait()
+        self._same("posted receives", [posted[0].wait(), second], arrays[source])
+        for work in sent:
+            work.wait()
 
     def objects(self, ranks: Ranks) -> None:
-        """all_gather_object, barrier and group handles."""
-        found = self._transport.all_gather_object({"rank": self._transport.rank}, ranks)
-        assert found == [{"rank": rank} for rank in ranks], f"all_gather_object {ranks}: {found}"
+        """Check all_gather_object, barrier and group handles."""
+        objects = self._transport.all_gather_object({"rank": self._transport.rank}, ranks)
+        assert objects == [{"rank": rank} for rank in ranks], f"all_gather_object {ranks}: {objects}"
         self._transport.barrier(ranks)
         handle = self._transport.group(ranks)
         assert sorted(self._transport.ranks_of(handle)) == sorted(ranks), f"group {ranks}"
         assert self._transport.ranks_of(None) == tuple(range(self._transport.world_size)), "ranks_of(None)"
 
     def messages(self) -> None:
-        """A message from every rank to the next, of every dtype, also 0-d and empty."""
+        """Check a message from every rank to the next, of every dtype, also 0-d and empty."""
         size, rank = self._transport.world_size, self._transport.rank
         if size == 1:
             return
@@ -171,28 +172,28 @@ class _Check:
                 for source in range(size):
                     target = (source + 1) % size
                     if rank == source:
-                        self._transport.send(self._tensor(self._draw(dtype, source, shape)), target, tag=3)
+                        self._transport.send(self._tensor(self._sample(dtype, source, shape)), target, tag=3)
                     elif rank == target:
-                        like = self._tensor(self._draw(dtype, rank, shape))
+                        like = self._tensor(self._sample(dtype, rank, shape))
                         got = self._transport.recv(like, source, tag=3)
-                        self._same(f"send {dtype} {source} to {target}", [got], [self._draw(dtype, source, shape)])
+                        self._same(f"send {dtype} {source} to {target}", [got], [self._sample(dtype, source, shape)])
 
     def _tensor(self, array: Array) -> Any:
         return self._host.from_host(array)
 
-    def _same(self, what: str, got: list[Any], want: list[Array]) -> None:
-        assert len(got) == len(want), f"{what}: {len(got)} results, expected {len(want)}"
+    def _same(self, name: str, got: list[Any], want: list[Array]) -> None:
+        assert len(got) == len(want), f"{name}: {len(got)} results, expected {len(want)}"
         for tensor, expected in zip(got, want, strict=True):
             array = np.array(self._host.to_host(tensor))
             facts = (array.dtype, array.shape), (expected.dtype, expected.shape)
-            assert facts[0] == facts[1], f"{what}: {facts[0]}, expected {facts[1]}"
-            # Frameworks multiply and divide complex numbers each in their own way; the order is the same.
+            assert facts[0] == facts[1], f"{name}: {facts[0]}, expected {facts[1]}"
+            # Frameworks round products and quotients of complex numbers differently, in the same order.
             exact = self._exact and not np.issubdtype(array.dtype, np.complexfloating)
-            assert _equal(array, expected, exact=exact), f"{what}: {array}, expected {expected}"
+            assert _equal(array, expected, exact=exact), f"{name}: {array}, expected {expected}"
             self.results.append(array)
 
-    def _draw(self, dtype: str, rank: int, shape: Shape) -> Array:
-        """The data of ``rank``: the same wherever it is drawn."""
+    def _sample(self, dtype: str, rank: int, shape: Shape) -> Array:
+        """Return the data of ``rank``, the same on every rank."""
         random = np.random.default_rng([self._seed, rank, *shape])
         values = np.asarray(random.standard_normal(shape))
         if dtype == "bfloat16":
@@ -205,12 +206,12 @@ class _Check:
 
 
 def _shapes(count: int) -> list[list[Shape]]:
-    """Per member: equal shapes, 0-d, and uneven ones of which the first is empty."""
+    """Return shapes per member: equal ones, 0-d ones, and uneven ones of which the first is empty."""
     return [[(3, 2)] * count, [()] * count, [(i, 2) for i in range(count)]]
 
 
 def _has(dtype: str, op: str) -> bool:
-    """Whether ``op`` is defined: no average of integers, no order among complex numbers."""
+    """Return whether ``op`` is defined: integers have no average, complex numbers no order."""
     if op == "avg":
         return "float" in dtype or "complex" in dtype
     return not (dtype == "complex64" and op in _UNORDERED)

@@ -1,4 +1,4 @@
-"""The front door to worlds of real processes: few launches, each with much in it."""
+"""Worlds of real processes: few launches, because each is slow."""
 
 import importlib
 import os
@@ -40,7 +40,7 @@ def test_mindspore_rehearses_over_gloo():
 
 
 def alive(pid):
-    """Whether a process of this number runs (a zombie does not)."""
+    """Whether the process runs (a zombie does not)."""
     try:
         with open(f"/proc/{pid}/stat", encoding="ascii") as file:  # noqa: PTH123
             return file.read().rpartition(")")[2].split()[0] != "Z"
@@ -49,7 +49,7 @@ def alive(pid):
 
 
 def failure(body, folder, timeout=240.0):
-    """The error with which a launched world of two fails, after making sure that no process is left."""
+    """The error of a launched world of two, after making sure that no process is left."""
     with pytest.raises(RankFailedError) as caught:
         launch(body, 2, "torch", (str(folder),), timeout=timeout)
     pids = [int(path.name) for path in folder.iterdir()]
@@ -62,13 +62,13 @@ def failure(body, folder, timeout=240.0):
 
 
 def begin(folder):
-    """Write this rank's process number down."""
+    """Record this rank's process id, and return its transport."""
     with open(f"{folder}/{os.getpid()}", "w", encoding="ascii"):  # noqa: PTH123
         return active_transport()
 
 
-def test_exception_is_told_and_everyone_ends(tmp_path):
-    """The rank that raised is the failure, with its traceback; the rank that lost its peer is folded."""
+def test_an_exception_is_reported_and_every_rank_ends(tmp_path):
+    """The rank that raised is the failure, with its traceback; the rank that lost its peer is not."""
 
     def body(folder):
         t = begin(folder)
@@ -83,8 +83,8 @@ def test_exception_is_told_and_everyone_ends(tmp_path):
     assert 'raise LookupError("own")' in str(error)
 
 
-def test_killed_rank_is_told(tmp_path, monkeypatch):
-    """A rank that dies without a word is named."""
+def test_a_killed_rank_is_reported(tmp_path, monkeypatch):
+    """A rank that dies without a report is named."""
     monkeypatch.delenv(LEDGER_VARIABLE, raising=False)  # it leaves no coverage, on purpose
 
     def body(folder):
@@ -99,7 +99,7 @@ def test_killed_rank_is_told(tmp_path, monkeypatch):
     assert "rank 0 died without a report" in str(error)
 
 
-def test_timeout_shows_stacks_and_everyone_ends(tmp_path, monkeypatch):
+def test_a_timeout_shows_stacks_and_every_rank_ends(tmp_path, monkeypatch):
     """A world beyond its time shows every rank's stack and is ended."""
 
     def now():
@@ -128,7 +128,7 @@ def test_world_size_and_platform_must_exist():
 
 
 def test_a_rank_that_cannot_join_reports_why(tmp_path, monkeypatch):
-    """What keeps it out of the world is in its report, as what its function raises would be."""
+    """The error that keeps a rank out of the world is in its report, like an error of its function."""
     for name in ("MASTER_ADDR", "MASTER_PORT"):
         monkeypatch.delenv(name, raising=False)
     monkeypatch.setattr(sys, "path", [*sys.path])

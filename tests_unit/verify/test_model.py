@@ -1,4 +1,4 @@
-"""The embedded scenarios: parallel training equals single-device training, and seeded faults are found."""
+"""The embedded scenarios: parallel training equals single-device training, and injected faults are found."""
 
 import numpy as np
 import pytest
@@ -16,7 +16,7 @@ PARAMETERS = {"2x2-rms-tied": 34, "2x2-layer-untied": 40, "3-rms-untied": 35, "3
 MODULES = 28  # root, embedding, 2 blocks of 12, final norm, head
 
 
-@pytest.mark.parametrize("name", [one.name for one in SCENARIOS])
+@pytest.mark.parametrize("name", [scenario.name for scenario in SCENARIOS])
 def test_every_scenario_trains_like_one_device(platform_name, name):
     """Outputs of every module, the loss, every gradient, weight and buffer are equal on every rank after each step."""
     scenario, steps = scenario_named(name), 2
@@ -36,10 +36,10 @@ def test_every_scenario_trains_like_one_device(platform_name, name):
     assert len(report.parameter_layouts) == PARAMETERS[name]
 
 
-def test_a_report_knows_where_parameters_lie(platform_name):
-    """The report tells the layouts of the parallel model's parameters, uneven ones too, and how it was trained."""
+def test_a_report_has_the_layouts_of_parameters(platform_name):
+    """The report has the layouts of the parallel model's parameters, uneven ones too, and the settings."""
     report = verify_scenario(scenario_named("3-rms-untied"), platform=platform_name, steps=1, inject="drop-allreduce")
-    layouts = {one.path: one.layout for one in report.parameter_layouts}
+    layouts = {parameter.path: parameter.layout for parameter in report.parameter_layouts}
     embedding = layouts["embed.weight"]
     assert embedding.notation() == "[259@tp, 22]"
     assert [embedding.local_shape_at((rank,)) for rank in range(3)] == [(87, 22), (87, 22), (85, 22)]
@@ -54,8 +54,8 @@ def test_a_report_knows_where_parameters_lie(platform_name):
 def test_collectives_of_sequence_parallelism(platform_name):
     """A block gathers twice and reduce-scatters twice in forward; q, k and v share one reduce-scatter in backward."""
     report = verify_scenario(scenario_named("3-rms-untied"), platform=platform_name, steps=1)
-    found = {(one.module, one.phase): (one.collective, one.count) for one in report.traffic if "layers.0" in one.module}
-    assert found == {
+    block = [row for row in report.traffic if "layers.0" in row.module]
+    assert {(row.module, row.phase): (row.collective, row.count) for row in block} == {
         ("layers.0.attn", "forward"): ("all_gather", 1),
         ("layers.0.attn.o", "forward"): ("reduce_scatter", 1),
         ("layers.0.mlp", "forward"): ("all_gather", 1),
@@ -67,14 +67,14 @@ def test_collectives_of_sequence_parallelism(platform_name):
         ("layers.0.attn.q", "backward"): ("reduce_scatter", 1),
         ("layers.0.attn_norm", "backward"): ("all_reduce", 1),
     }
-    assert all(one.implicit == 0 for one in report.traffic if one.module != "(loss)")
+    assert all(row.implicit == 0 for row in report.traffic if row.module != "(loss)")
 
 
 @pytest.mark.parametrize("name", ["2x2-layer-untied", "3-rms-untied"])
 @pytest.mark.parametrize("fault", FAULTS)
 @pytest.mark.untraced
-def test_a_seeded_fault_is_found_in_its_module(platform_name, fault, name):
-    """Each fault makes the verification fail, and the module that it was seeded into is the first that is named."""
+def test_an_injected_fault_is_found_in_its_module(platform_name, fault, name):
+    """Each fault makes the verification fail, and the first divergence is in the fault's module."""
     report = verify_scenario(scenario_named(name), platform=platform_name, steps=1, inject=fault)
     assert not report.ok
     assert report.faulty_module == FAULTS[fault][0], report.text()
@@ -88,14 +88,14 @@ def test_a_seeded_fault_is_found_in_its_module(platform_name, fault, name):
 )
 @pytest.mark.untraced
 def test_a_fault_may_be_put_elsewhere(platform_name, fault):
-    """NAME@MODULE seeds the fault into another module, and that one is named."""
+    """NAME@MODULE injects the fault into another module, and that module is named."""
     report = verify_scenario(scenario_named("3-layer-tied"), platform=platform_name, steps=1, inject=fault)
     assert report.faulty_module == fault.partition("@")[2], report.text()
 
 
 @pytest.mark.slow
 def test_over_real_processes(platform_name):
-    """The same scenario holds over real processes, with the counts and the collectives of the simulation."""
+    """The same scenario is equal over real processes, with the counts and the collectives of the simulation."""
     require_transport(platform_name)
     scenario = scenario_named("3-rms-untied")
     real = verify_scenario(scenario, platform=platform_name, launch="processes", steps=2)
@@ -107,7 +107,7 @@ def test_over_real_processes(platform_name):
 
 
 def test_float32(platform_name):
-    """In float32 the wider bound of that precision applies, and holds."""
+    """In float32 the wider bound of that precision applies, and the run is within it."""
     report = verify_scenario(scenario_named("2x2-rms-tied").with_dtype("float32"), platform=platform_name, steps=1)
     assert report.ok, report.text()
     assert "of float32" in report.bound
@@ -123,14 +123,14 @@ def test_frameworks_agree():
     assert first.losses == pytest.approx(second.losses, rel=2**-24)
 
     def collectives(report):
-        forward = [one for one in report.traffic if one.phase == "forward" and one.module != "(loss)"]
-        return [(one.module, one.collective, one.axes, one.count, one.bytes) for one in forward]
+        forward = [row for row in report.traffic if row.phase == "forward" and row.module != "(loss)"]
+        return [(row.module, row.collective, row.axes, row.count, row.bytes) for row in forward]
 
     assert collectives(first) == collectives(second)
 
 
 @pytest.mark.parametrize(
-    "mesh, world, wanted",
+    "mesh, world, expected",
     [
         ("2x2", None, ((2, 2), ("dp", "tp"))),
         ("3", 3, ((3,), ("tp",))),
@@ -138,14 +138,14 @@ def test_frameworks_agree():
         ("ep=2,tp=3", 6, ((2, 3), ("ep", "tp"))),
     ],
 )
-def test_meshes(mesh, world, wanted):
+def test_meshes(mesh, world, expected):
     """A mesh is sizes, with the customary names, or names with sizes."""
-    assert parse_mesh(mesh, world) == wanted
+    assert parse_mesh(mesh, world) == expected
 
 
 @pytest.mark.parametrize("mesh", ["", "x", "2x", "-1", "dp=2,tp", "2,2"])
 def test_no_meshes(mesh):
-    """What is no mesh is refused with what one looks like."""
+    """A text that is no mesh is refused with examples of meshes."""
     with pytest.raises(InputError, match="must look like 3, 2x2 or dp=2,tp=3"):
         parse_mesh(mesh, None)
 
@@ -168,7 +168,7 @@ def test_fault_names():
     ],
 )
 def test_a_fault_that_changes_nothing_is_an_error(platform_name, inject, text):
-    """A fault that found nothing to change must not look like one that was tolerated."""
+    """A fault that changed nothing is an error, because it would look like one that was not noticed."""
     with pytest.raises(InputError, match=text):
         verify_scenario(scenario_named("3-layer-tied"), platform=platform_name, steps=1, inject=inject)
 
@@ -231,7 +231,7 @@ def test_what_a_model_raises_is_in_the_report():
     ],
 )
 def test_runs_that_make_no_sense_are_refused(options, text):
-    """Nothing is run that could compare nothing."""
+    """Options with which nothing could be compared are refused."""
     with pytest.raises(InputError) as caught:
         verify_model(dict, dict, (2,), ("tp",), platform="torch", **options)
     assert str(caught.value) == text

@@ -1,4 +1,4 @@
-"""``hyper-parallel verify redistribute``: what it checks, counts and refuses."""
+"""``hyper-parallel verify redistribute``: its checks, counts and refusals."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from hyper_parallel.verify.redistribution import least_received, verify_redistri
 
 @pytest.mark.parametrize("mesh, transitions", [((2,), 49), ((3,), 49)])
 def test_every_placement_to_every_placement(platform_name, mesh, transitions):
-    """Every pair is run forward and backward on uneven pieces, and every value and gradient is right."""
+    """Every pair is run forward and backward on uneven shards, and every value and gradient is right."""
     report = verify_redistribution(platform_name, mesh, (5, 3))
     assert report.ok, report.text()
     assert (report.transitions, report.gradients, report.refused) == (transitions, transitions, [])
@@ -30,19 +30,19 @@ def test_sums_and_shards_receive_the_least():
     """Only extrema, which are reduced before they are cut, receive more than the fewest elements."""
     report = verify_redistribution("torch", (4,), (7, 5))
     assert report.ok, report.text()
-    extrema = [one for one in report.above if "max" in one or "min" in one]
+    extrema = [line for line in report.above if "max" in line or "min" in line]
     assert report.above == extrema
     assert report.received >= report.least > 0
 
 
 @pytest.mark.platforms("torch")
 def test_a_wrong_step_is_found(monkeypatch):
-    """An exchange that hands on wrong values makes the report wrong, and says from where to where."""
+    """An exchange of wrong values makes the report wrong, which names source and target."""
     apply = AllToAll.apply
     monkeypatch.setattr(AllToAll, "apply", lambda self, local, platform: apply(self, local, platform) + 1)
     report = verify_redistribution("torch", (2,), (4, 6))
     assert not report.ok
-    assert any("[Shard(0)]" in one and "-> [Shard(1)]" in one for one in report.wrong)
+    assert any("[Shard(0)]" in line and "-> [Shard(1)]" in line for line in report.wrong)
 
 
 @pytest.mark.platforms("torch")
@@ -59,19 +59,19 @@ def test_a_wrong_step_is_found(monkeypatch):
     ],
 )
 def test_the_fewest_elements(source, target, least):
-    """Counted element by element: what is lacking, and all terms but one of what is reduced."""
+    """A rank receives each element that it lacks; of partial values, all but one are received."""
     mesh = DeviceMesh._interned("cpu", (3,), (0, 1, 2), ("x",), 0)
-    layouts = [Layout.place(mesh, [one], (3, 2)) for one in (source, target)]
+    layouts = [Layout.place(mesh, [placement], (3, 2)) for placement in (source, target)]
     assert least_received(*layouts) == least
 
 
 @pytest.mark.platforms("torch")
 def test_the_command(capsys):
-    """It runs the meshes that were asked for, and refuses what is none."""
+    """The command runs the meshes of its options, and refuses a text that is no mesh."""
     assert main(["verify", "redistribute", "--platform", "torch", "--mesh", "2", "--shape", "3x4", "--json"]) == 0
     document = json.loads(capsys.readouterr().out)
     assert document["ok"]
-    assert [(one["mesh"], one["shape"], one["transitions"]) for one in document["runs"]] == [([2], [3, 4], 49)]
+    assert [(run["mesh"], run["shape"], run["transitions"]) for run in document["runs"]] == [([2], [3, 4], 49)]
     assert main(["verify", "redistribute", "--platform", "torch", "--mesh", "2", "--shape", "3x4"]) == 0
     assert capsys.readouterr().out.startswith("torch, mesh 2, tensor [3, 4]: equal, 49 changes of placement")
     assert main(["verify", "redistribute", "--mesh", "x"]) == 2
@@ -91,11 +91,11 @@ def test_what_fails_is_told_and_the_rest_goes_on(monkeypatch):
         patch.setattr(AllToAll, "apply", failing)
         report = verify_redistribution("torch", (2,), (4, 6))
     assert not report.ok
-    assert {one.partition(": ")[2] for one in report.wrong} == {"no exchange today"}
-    assert {one.partition(": ")[0] for one in report.wrong} == {"to [Shard(0)]", "to [Shard(1)]"}
+    assert {line.partition(": ")[2] for line in report.wrong} == {"no exchange today"}
+    assert {line.partition(": ")[0] for line in report.wrong} == {"to [Shard(0)]", "to [Shard(1)]"}
     assert report.transitions > 0
 
-    def refusing(held, asked):
+    def refusing(source, target):
         raise LayoutError("no way")
 
     with monkeypatch.context() as patch:
@@ -107,5 +107,5 @@ def test_what_fails_is_told_and_the_rest_goes_on(monkeypatch):
     with monkeypatch.context() as patch:
         patch.setattr(DTensor, "redistribute", lambda self, **_: self * 1)
         report = verify_redistribution("torch", (2,), (4,))
-    told = [*report.wrong, *report.refused]
-    assert any("asked for [Replicate()], got [4@" in one for one in told), told
+    lines = [*report.wrong, *report.refused]
+    assert any("asked for [Replicate()], got [4@" in line for line in lines), lines

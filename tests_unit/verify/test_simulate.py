@@ -1,4 +1,4 @@
-"""The front door to simulated worlds."""
+"""Worlds of simulated ranks."""
 
 import random
 import statistics
@@ -23,7 +23,7 @@ def everyone():
 @pytest.mark.parametrize("world_size", [1, 2, 3, 4])
 @pytest.mark.untraced
 def test_every_collective_equals_numpy(platform_name, world_size):
-    """On simulated ranks every collective gives, for every dtype and shape, what numpy gives."""
+    """On simulated ranks every collective equals NumPy, for every dtype and shape."""
     assert all(simulate(check_transport, world_size, platform_name, (platform_name,)))
 
 
@@ -36,7 +36,7 @@ def test_runs_repeat_bit_for_bit(platform_name):
 
 
 @pytest.mark.platforms("torch", "mindspore")
-def test_failure_reaches_the_front_door(platform_name):
+def test_an_exception_of_a_rank_reaches_the_caller(platform_name):
     """A rank's own exception is the cause of the error, and found under its rank."""
 
     def body(fail):
@@ -61,45 +61,45 @@ def test_world_size_and_platform_must_exist():
 
 @pytest.mark.platforms("torch")
 def test_random_state_belongs_to_the_rank():
-    """Each rank draws what a lone process draws, however its drawing is interleaved with collectives."""
+    """Each rank samples the numbers of a process of its own, however collectives are interleaved."""
     import torch
 
     def body():
         t, ranks = everyone()
         torch.manual_seed(5 + t.rank)
-        drawn = []
+        numbers = []
         for _ in range(3):
-            drawn.append(torch.rand(2))
+            numbers.append(torch.rand(2))
             t.barrier(ranks[::-1])
-        return torch.cat(drawn)
+        return torch.cat(numbers)
 
     torch.manual_seed(11)
     before = torch.get_rng_state()
     results = simulate(body, 3, "torch")
     assert torch.equal(torch.get_rng_state(), before)
-    for rank, drawn in enumerate(results):
+    for rank, numbers in enumerate(results):
         torch.manual_seed(5 + rank)
-        assert torch.equal(drawn, torch.rand(6).reshape(-1)) or torch.equal(
-            drawn, torch.cat([torch.rand(2, generator=torch.Generator().manual_seed(5 + rank)), drawn[2:]])
+        assert torch.equal(numbers, torch.rand(6).reshape(-1)) or torch.equal(
+            numbers, torch.cat([torch.rand(2, generator=torch.Generator().manual_seed(5 + rank)), numbers[2:]])
         )
 
 
 @pytest.mark.platforms("torch")
 def test_generators_of_python_and_numpy_belong_to_the_rank():
-    """Ranks that seed Python's and NumPy's generators alike draw alike, as processes would; the caller's stay put."""
+    """Ranks that seed Python's and NumPy's generators equally sample equal numbers; the caller's state is unchanged."""
 
     def body():
         t, ranks = everyone()
         random.seed(5)
         np.random.seed(5)  # noqa: NPY002 - the stream that a process has
-        found, expected = [], []
+        actual, expected = [], []
         python, numpy = random.Random(5), np.random.RandomState(5)  # noqa: S311
         for step in range(4):
             t.barrier(ranks)
             count = (t.rank + step) % 3  # normal numbers come in pairs, whose second one is kept for the next call
-            found.append([random.random(), random.gauss(0, 1), *np.random.normal(size=count)])  # noqa: NPY002, S311
+            actual.append([random.random(), random.gauss(0, 1), *np.random.normal(size=count)])  # noqa: NPY002, S311
             expected.append([python.random(), python.gauss(0, 1), *numpy.normal(size=count)])
-        return found == expected
+        return actual == expected
 
     before = random.getstate(), np.random.get_state()[2:]  # noqa: NPY002
     assert simulate(body, 3, "torch") == [True] * 3
@@ -151,7 +151,7 @@ def test_trivial_world_is_cheap():
 
 
 @pytest.mark.platforms("mindspore")
-def test_mindspore_tensors_travel():
+def test_mindspore_tensors_cross_processes():
     """MindSpore tensors, parameters and nested results arrive as tensors, and gradients work in the ranks."""
     import mindspore
     import numpy as np
