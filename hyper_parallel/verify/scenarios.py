@@ -91,7 +91,7 @@ def scenario_named(name: str) -> Scenario:
 
 
 def transformer_case(config: LanguageModelConfig, batch: int, optimizer: str) -> ModelCase:
-    """Return the reference transformer on text of Python's standard library; its weights are equal on both frameworks."""
+    """Return the reference transformer on text of the standard library; its weights are equal on both frameworks."""
     platform = current_platform()
 
     def build() -> Any:

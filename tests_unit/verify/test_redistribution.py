@@ -81,8 +81,8 @@ def test_the_command(capsys):
 
 
 @pytest.mark.platforms("torch")
-def test_what_fails_is_told_and_the_rest_goes_on(monkeypatch):
-    """A step that raises is wrong for its target; a plan that is refused is no transition; a wrong layout is told."""
+def test_a_failure_is_reported_and_the_rest_goes_on(monkeypatch):
+    """A step that raises is wrong for its target; a refused plan is no transition; a wrong layout is reported."""
 
     def failing(self, local, platform):
         raise ArithmeticError("no exchange today")
