@@ -1,4 +1,4 @@
-"""Scaled dot product attention."""
+"""Scaled dot product attention (PyTorch's documentation of ``scaled_dot_product_attention`` is the reference)."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ Names = tuple[str | None, ...]
     "q, k, v, attn_mask=None, is_causal=False, scale=None, enable_gqa=False",
 )
 def attention(call: OpCall) -> Strategies:
-    """``…hl[e], …h[s][e], …[s]f -> …hlf``: keys are whole, queries may be sharded, causally too; linear in ``v``.
+    """``…hl[e], …h[s][e], …[s]f -> …hlf``, linear in ``v``: queries may be sharded (causal ones too), keys may not.
 
     It drops nothing: a rank would draw a mask of its own (``attention_with_dropout`` does).
     """
@@ -68,7 +68,7 @@ def _mask_dims(mask: Operand, out: Names, shape: tuple[int, ...], keys: int) -> 
 
 
 def _grouped_row(call: OpCall, mask: Operand | None) -> Row:
-    """Heads of all three cut together: even pieces keep every query head with its own key head."""
+    """Heads of q, k and v are sharded together: even shards keep every query head with its own key head."""
     dims = [call[name].ndim - 3 for name in ("q", "k", "v")]
     inputs = [Shard(dim) for dim in dims]
     even = [(index, dim) for index, dim in enumerate(dims)]
@@ -95,7 +95,7 @@ def attention_with_dropout(
     ops: Any, q: Any, k: Any, v: Any, attn_mask: Any, dropout_p: float, is_causal: bool, scale: float | None,
     enable_gqa: bool,
 ) -> Any:  # fmt: skip
-    """Attention in single steps, its weights dropped by the library's generator: alike for every layout."""
+    """Attention in single steps, so that dropout comes from the library's generator and is equal for every layout."""
     if is_causal and attn_mask is not None:
         msg = "scaled_dot_product_attention: attn_mask and is_causal exclude each other"
         raise ValueError(msg)

@@ -1,4 +1,4 @@
-"""Joining tensors, and splitting one: the dim along which that happens is whole."""
+"""Joining tensors and splitting a tensor: every dim but the one that is joined or split may be sharded."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ if TYPE_CHECKING:
 
 @rule("unbind", "x, dim=0", view=True)
 def unbind(call: OpCall) -> Strategies:
-    """All elements of a whole dim."""
+    """``dim`` is removed and must be whole; the other dims may be sharded."""
     x = call["x"]
     dim = normal_dim(call["dim"], x.ndim)
     kept = [d for d in range(x.ndim) if d != dim]
@@ -45,7 +45,7 @@ def _alone(platform: Any, args: dict[str, Any]) -> tuple[Any]:
 
 @rule("split", "x, split_size_or_sections, dim=0", view=True)
 def split(call: OpCall) -> Strategies:
-    """Runs of a whole dim; the other dims pass."""
+    """``dim`` is split and must be whole; the other dims may be sharded."""
     x, wanted = call["x"], call["split_size_or_sections"]
     dim = normal_dim(call["dim"], x.ndim)
     size = x.shape[dim]
@@ -64,7 +64,7 @@ def split(call: OpCall) -> Strategies:
 
 @decomposition("chunk", "x, chunks, dim=0")
 def chunk(ops: Any, x: Any, chunks: int, dim: int) -> Any:
-    """Runs of ``ceil(size / chunks)``."""
+    """``split`` into parts of ``ceil(size / chunks)``."""
     size = tuple(x.shape)[dim]
     if chunks < 1:
         msg = f"chunk: chunks must be positive, got {chunks}"
@@ -74,7 +74,7 @@ def chunk(ops: Any, x: Any, chunks: int, dim: int) -> Any:
 
 @decomposition("tensor_split", "x, indices_or_sections, dim=0")
 def tensor_split(ops: Any, x: Any, indices_or_sections: Any, dim: int) -> Any:
-    """Runs between given indices, or a number of runs that differ by one at most."""
+    """Parts between the given indices, or a number of parts whose sizes differ by at most one."""
     size, wanted = tuple(x.shape)[dim], indices_or_sections
     if ops.platform.is_tensor(wanted):
         wanted = wanted.tolist()
@@ -93,14 +93,14 @@ def tensor_split(ops: Any, x: Any, indices_or_sections: Any, dim: int) -> Any:
 
 
 def _ordered(tensors: Sequence[Operand]) -> tuple[str, ...]:
-    """Extrema that may stay pending: none where a complex operand makes the result complex, which has no order."""
+    """Extrema that may stay partial: none if an operand is complex, because complex numbers have no order."""
     mixed = any(operand.dtype is not None and short_dtype(operand.dtype).startswith("c") for operand in tensors)
     return () if mixed else ("max", "min")
 
 
 @rule("cat", "tensors, dim=0", by_dtype=True)
 def cat(call: OpCall) -> Strategies:
-    """The joined dim is whole; the others run together, and so do pending reductions."""
+    """``dim`` must be whole; the others are sharded alike in all operands, and Partial passes if all are Partial."""
     tensors = call["tensors"]
     full = [operand for operand in tensors if operand.shape != (0,)] or list(tensors)
     shapes = [operand.shape for operand in full]
@@ -120,7 +120,7 @@ def cat(call: OpCall) -> Strategies:
 
 @rule("stack", "tensors, dim=0", by_dtype=True)
 def stack(call: OpCall) -> Strategies:
-    """A new dim; the others run together, and so do pending reductions."""
+    """All dims are sharded alike in all operands, the new one is whole; Partial passes if all are Partial."""
     tensors = call["tensors"]
     shape = tensors[0].shape
     if any(operand.shape != shape for operand in tensors):
@@ -136,14 +136,14 @@ def stack(call: OpCall) -> Strategies:
 
 @decomposition("hstack", "tensors")
 def hstack(ops: Any, tensors: Any) -> Any:
-    """Joined along dim 1, or dim 0 of vectors."""
+    """``cat`` along dim 1, or along dim 0 of vectors."""
     full = [ops.view(tensor, (1,)) if not tuple(tensor.shape) else tensor for tensor in tensors]
     return ops.cat(full, 0 if len(tuple(full[0].shape)) == 1 else 1)
 
 
 @decomposition("vstack", "tensors")
 def vstack(ops: Any, tensors: Any) -> Any:
-    """Joined along dim 0, a vector being one row."""
+    """``cat`` along dim 0; a vector is one row."""
     rows = [ops.view(tensor, (1, -1)) if len(tuple(tensor.shape)) < 2 else tensor for tensor in tensors]
     return ops.cat(rows, 0)
 

@@ -1,4 +1,4 @@
-"""Convolutions: samples and channels may be sharded, what a window slides over is whole."""
+"""Convolutions: samples and channels may be sharded, the dims that a window slides over may not."""
 
 from __future__ import annotations
 
@@ -17,19 +17,22 @@ __all__ = ["spread", "window_count"]
 
 
 def spread(value: int | Sequence[int], count: int) -> tuple[int, ...]:
-    """One number per dim that a window slides over: a single one stands for all."""
+    """One number per spatial dim; a single number stands for all of them."""
     values = (value,) if isinstance(value, int) else tuple(value)
     return values * count if len(values) == 1 else values
 
 
 def window_count(size: int, kernel: int, stride: int, padding: int, dilation: int = 1) -> int:
-    """Positions of a window in a padded dim."""
+    """The number of positions of a window in a padded dim."""
     return (size + 2 * padding - dilation * (kernel - 1) - 1) // stride + 1
 
 
 @rule("convolution", "x, weight, bias, stride, padding, dilation, transposed, output_padding, groups")
 def convolution(call: OpCall) -> Strategies:
-    """``nc…, oc…, o -> no…`` (a transposed weight is ``co…``); the bias joins once; groups stay together."""
+    """``nc…, oc…, o -> no…`` (a transposed weight is ``co…``).
+
+    A sharded ``c`` leaves Partial(sum), to which the bias is added once. Groups of channels are never divided.
+    """
     x, weight, groups = call["x"], call["weight"], call["groups"]
     out, inner = (1, 0) if call["transposed"] else (0, 1)
     _check(call, inner)
@@ -60,7 +63,7 @@ def _check(call: OpCall, inner: int) -> None:
 
 
 def _sizes(call: OpCall) -> tuple[int, ...]:
-    """What the windows leave of each dim that they slide over."""
+    """Sizes of the spatial dims of the output."""
     x, kernel = call["x"].shape[2:], call["weight"].shape[2:]
     stride, padding, dilation, more = (
         spread(call[name], len(x)) for name in ("stride", "padding", "dilation", "output_padding")
@@ -80,7 +83,7 @@ def _local_groups(call: OpCall, targets: tuple[Layout, ...], outputs: tuple[Layo
 
 @rule("conv_tbc", "x, weight, bias, pad=0")
 def conv_tbc(call: OpCall) -> Strategies:
-    """``[t]bc, [k]co, o -> [t]bo``: time comes first; the bias joins once."""
+    """``[t]bc, [k]co, o -> [t]bo``: time comes first; a sharded ``c`` leaves Partial(sum), the bias is added once."""
     x, weight = call["x"], call["weight"]
     labels = Labels(((None, "b", "c"), (None, "c", "o"), ("o",)), ((None, "b", "o"),), each=(0, 1), joins=(2,))
     times = window_count(x.shape[0], weight.shape[0], 1, call["pad"])

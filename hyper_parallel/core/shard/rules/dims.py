@@ -1,4 +1,4 @@
-"""Operators that rearrange, drop, cut or stretch dims: a dim that is kept as it is may be sharded."""
+"""Operators that rearrange, drop, slice or stretch dims: a dim that stays as it is may be sharded."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ def normal_dim(dim: int, ndim: int) -> int:
 
 
 def keep_dims(kept: Sequence[int | None], outputs: int = 1) -> tuple[Row, ...]:
-    """Rows of an operator whose output dim ``d`` is input dim ``kept[d]`` unchanged (None: something else)."""
+    """Rows of an operator whose output dim ``d`` is input dim ``kept[d]`` unchanged, or a new dim (None)."""
     return (
         *passing_rows(1, outputs),
         *(Row((Shard(dim),), (Shard(out),) * outputs) for out, dim in enumerate(kept) if dim is not None),
@@ -42,7 +42,7 @@ def keep_dims(kept: Sequence[int | None], outputs: int = 1) -> tuple[Row, ...]:
 
 
 def keep_sums(kept: Sequence[int | None]) -> tuple[Row, ...]:
-    """As :func:`keep_dims`, of a linear operator that does more than move elements: only sums pass."""
+    """As :func:`keep_dims`, for an operator that also adds or drops elements: of the Partials only sum and avg pass."""
     return tuple(row for row in keep_dims(kept) if all(_is_sum(placement) for placement in row.inputs))
 
 
@@ -56,7 +56,7 @@ def _permuted(call: OpCall, order: Sequence[int]) -> Strategies:
 
 @rule("transpose", "x, dim0, dim1", view=True)
 def transpose(call: OpCall) -> Strategies:
-    """Two dims change places."""
+    """Two dims are swapped; any dim may be sharded."""
     ndim = call["x"].ndim
     first, second = normal_dim(call["dim0"], ndim), normal_dim(call["dim1"], ndim)
     order = list(range(ndim))
@@ -67,7 +67,7 @@ def transpose(call: OpCall) -> Strategies:
 
 @rule("permute", "x, *dims", view=True)
 def permute(call: OpCall) -> Strategies:
-    """Dims in a new order."""
+    """Dims in a new order; any dim may be sharded."""
     ndim = call["x"].ndim
     order = [normal_dim(dim, ndim) for dim in call["dims"]]
     if sorted(order) != list(range(ndim)):
@@ -78,7 +78,7 @@ def permute(call: OpCall) -> Strategies:
 
 @rule("movedim", "x, source, destination", view=True)
 def movedim(call: OpCall) -> Strategies:
-    """Some dims go elsewhere, the others keep their order."""
+    """Some dims move, the others keep their order; any dim may be sharded."""
     ndim = call["x"].ndim
     pairs = [
         [normal_dim(dim, ndim) for dim in ((value,) if isinstance(value, int) else value)]
@@ -94,7 +94,7 @@ def movedim(call: OpCall) -> Strategies:
 
 @rule("t", "x", view=True)
 def t(call: OpCall) -> Strategies:
-    """Both dims of a matrix change places; fewer dims stay."""
+    """The dims of a matrix are swapped; a vector or number stays as it is."""
     ndim = call["x"].ndim
     if ndim > 2:
         msg = f"t() takes at most 2 dims, x has {ndim}"
@@ -104,13 +104,13 @@ def t(call: OpCall) -> Strategies:
 
 @rule("reversed_dims", "x", view=True)
 def reversed_dims(call: OpCall) -> Strategies:
-    """``x.T``: all dims in reverse."""
+    """``x.T``: all dims in reverse order."""
     return _permuted(call, range(call["x"].ndim)[::-1])
 
 
 @rule("matrix_transpose", "x", view=True)
 def matrix_transpose(call: OpCall) -> Strategies:
-    """``x.mT``: the last two dims change places."""
+    """``x.mT``: the last two dims are swapped."""
     ndim = call["x"].ndim
     if ndim < 2:
         msg = f"mT takes at least 2 dims, x has {ndim}"
@@ -120,7 +120,7 @@ def matrix_transpose(call: OpCall) -> Strategies:
 
 @rule("squeeze", "x, dim=None", view=True)
 def squeeze(call: OpCall) -> Strategies:
-    """Dims of global size 1 go; one that is 1 only locally stays."""
+    """Dims of global size 1 are removed; a dim that is 1 only on this rank stays."""
     x, dim = call["x"], call["dim"]
     dims = range(x.ndim) if dim is None else (dim,) if isinstance(dim, int) else dim
     named = [normal_dim(d, x.ndim) for d in dims]
@@ -135,7 +135,7 @@ def squeeze(call: OpCall) -> Strategies:
 
 @rule("unsqueeze", "x, dim", view=True)
 def unsqueeze(call: OpCall) -> Strategies:
-    """A dim of size 1 comes in."""
+    """A new dim of size 1 is whole; the others may be sharded."""
     x = call["x"]
     position = normal_dim(call["dim"], x.ndim + 1)
     kept: list[int | None] = list(range(x.ndim))
@@ -145,7 +145,7 @@ def unsqueeze(call: OpCall) -> Strategies:
 
 @rule("expand", "x, *shape", view=True)
 def expand(call: OpCall) -> Strategies:
-    """A stretched dim is whole, the others pass; the local call gets local sizes."""
+    """A stretched dim must be whole, the others may be sharded; the local call gets local sizes."""
     x, wanted = call["x"], call["shape"]
     new = len(wanted) - x.ndim
     source = (*(None for _ in range(new)), *x.shape)
@@ -167,13 +167,13 @@ def _local_sizes(call: OpCall, targets: tuple[Layout, ...], outputs: tuple[Layou
 
 @decomposition("expand_as", "x, other")
 def expand_as(ops: Any, x: Any, other: Any) -> Any:
-    """The shape of another tensor, wherever that one is."""
+    """``expand`` to the shape of another tensor, whose layout does not matter."""
     return ops.expand(x, tuple(other.shape))
 
 
 @rule("narrow", "x, dim, start, length", view=True)
 def narrow(call: OpCall) -> Strategies:
-    """A range of a whole dim."""
+    """A range of ``dim``, which must be whole unless the range covers it."""
     x, start, length = call["x"], call["start"], call["length"]
     dim = normal_dim(call["dim"], x.ndim)
     if not isinstance(start, int):
@@ -194,7 +194,7 @@ def narrow(call: OpCall) -> Strategies:
 
 @rule("slice", "x, dim=0, start=None, end=None, step=1", view=True)
 def slice_(call: OpCall) -> Strategies:
-    """Every ``step``-th element of a range of a whole dim."""
+    """Every ``step``-th element of a range of ``dim``, which must be whole unless all elements are taken."""
     x = call["x"]
     dim = normal_dim(call["dim"], x.ndim)
     length = len(range(*slice(call["start"], call["end"], call["step"]).indices(x.shape[dim])))
@@ -204,7 +204,7 @@ def slice_(call: OpCall) -> Strategies:
 
 @rule("select", "x, dim, index", view=True)
 def select(call: OpCall) -> Strategies:
-    """One element of a whole dim."""
+    """One element of ``dim``, which must be whole; the other dims may be sharded."""
     x, index = call["x"], call["index"]
     dim = normal_dim(call["dim"], x.ndim)
     if not isinstance(index, int) or not x.ndim or not -x.shape[dim] <= index < x.shape[dim]:
@@ -216,7 +216,7 @@ def select(call: OpCall) -> Strategies:
 
 @rule("diagonal", "x, offset=0, dim1=0, dim2=1", view=True)
 def diagonal(call: OpCall) -> Strategies:
-    """Two whole dims become one, the last."""
+    """Two dims, which must be whole, become the last dim; the others may be sharded."""
     x, offset = call["x"], call["offset"]
     pair = [normal_dim(call[name], x.ndim) for name in ("dim1", "dim2")]
     if pair[0] == pair[1]:
@@ -228,14 +228,14 @@ def diagonal(call: OpCall) -> Strategies:
 
 
 def diagonal_length(shape: Sequence[int], pair: Sequence[int], offset: int) -> int:
-    """Elements of the diagonal of the two dims ``pair``."""
+    """The number of elements on the diagonal of the two dims ``pair``."""
     rows, columns = (shape[dim] for dim in pair)
     return max(min(rows, columns - offset) if offset >= 0 else min(rows + offset, columns), 0)
 
 
 @rule("unfold", "x, dimension, size, step", view=True)
 def unfold(call: OpCall) -> Strategies:
-    """Windows of a whole dim; a window's elements are the last dim."""
+    """Windows of ``dimension``, which must be whole; the elements of a window are the new last dim."""
     x, size, step = call["x"], call["size"], call["step"]
     dim = normal_dim(call["dimension"], x.ndim)
     if not x.ndim and size in (0, 1):
@@ -250,7 +250,7 @@ def unfold(call: OpCall) -> Strategies:
 
 @rule("repeat", "x, *repeats")
 def repeat(call: OpCall) -> Strategies:
-    """A dim repeated once passes, the others are whole."""
+    """A dim that is not repeated may be sharded; the others must be whole."""
     x, repeats = call["x"], call["repeats"]
     new = len(repeats) - x.ndim
     if new < 0:
@@ -263,13 +263,13 @@ def repeat(call: OpCall) -> Strategies:
 
 @decomposition("tile", "x, *dims")
 def tile(ops: Any, x: Any, dims: Sequence[int]) -> Any:
-    """As ``repeat``; missing leading repeats are 1."""
+    """``repeat``, with missing leading repeats taken as 1."""
     return ops.repeat(x, (1,) * (len(tuple(x.shape)) - len(dims)) + tuple(dims))
 
 
 @rule("repeat_interleave", "x, repeats, dim=None, *, output_size=None")
 def repeat_interleave(call: OpCall) -> Strategies:
-    """Each element several times in a row: even shards stay even."""
+    """Each element several times in a row; any dim may be sharded, the repeated one evenly."""
     x, repeats, dim = call["x"], call["repeats"], call["dim"]
     if not isinstance(repeats, int):
         msg = f"repeats is {repeats!r}; it must be an integer, or a tensor of them"
@@ -292,7 +292,7 @@ def _without_size(*_: Any) -> LocalCall:
 
 @decomposition("repeat_each", "x, repeats=None, dim=None, *, output_size=None")
 def repeat_each(ops: Any, x: Any, repeats: Any, dim: int | None, output_size: int | None) -> Any:
-    """``repeat_interleave`` by one number, or by a count per element, whose values say how long the result is."""
+    """``repeat_interleave`` by one number, or by a count per element, whose values decide the size of the result."""
     if repeats is None:
         return ops.counts_to_index(x, output_size=output_size)
     if not ops.platform.is_tensor(repeats):
@@ -315,7 +315,7 @@ def _moved(call: OpCall, dims: Any) -> Strategies:
 
 @rule("roll", "x, shifts, dims=None")
 def roll(call: OpCall) -> Strategies:
-    """A rolled dim is whole; without dims all of them are."""
+    """A rolled dim must be whole; without ``dims`` all of them must."""
     dims = call["dims"]
     flat = dims is None or (isinstance(dims, (list, tuple)) and not dims)
     return _moved(call, range(call["x"].ndim) if flat else dims)
@@ -323,13 +323,13 @@ def roll(call: OpCall) -> Strategies:
 
 @rule("flip", "x, *dims")
 def flip(call: OpCall) -> Strategies:
-    """A flipped dim is whole."""
+    """A flipped dim must be whole; the others may be sharded."""
     return _moved(call, call["dims"])
 
 
 @decomposition("rot90", "x, k=1, dims=(0, 1)")
 def rot90(ops: Any, x: Any, k: int, dims: Any) -> Any:
-    """Quarter turns in the plane of two dims: one is reversed, and both change places."""
+    """Quarter turns in the plane of two dims: one dim is flipped, then both are swapped."""
     first, second = dims
     if k % 2:
         return ops.clone(ops.transpose(ops.flip(x, (first if k % 4 == 3 else second,)), first, second))
@@ -337,7 +337,7 @@ def rot90(ops: Any, x: Any, k: int, dims: Any) -> Any:
 
 
 def _triangle(call: OpCall) -> Strategies:
-    """All dims may be sharded: the local call shifts the diagonal by where its piece starts."""
+    """All dims may be sharded: the local call shifts the diagonal by the offset of the local shard."""
     x = call["x"]
     if x.ndim < 2:
         msg = f"x needs at least 2 dims, it has {x.ndim}"
@@ -360,7 +360,7 @@ rule("triu", "x, diagonal=0")(_triangle)
 
 @rule("diag_embed", "x, offset=0, dim1=-2, dim2=-1")
 def diag_embed(call: OpCall) -> Strategies:
-    """The last dim, whole, becomes the diagonal of two new ones; the others pass."""
+    """The last dim must be whole and becomes the diagonal of two new dims; the others may be sharded."""
     x, offset = call["x"], call["offset"]
     if not x.ndim:
         msg = "x needs at least 1 dim"
@@ -377,7 +377,7 @@ def diag_embed(call: OpCall) -> Strategies:
 
 @decomposition("diag", "x, diagonal=0")
 def diag(ops: Any, x: Any, diagonal: int) -> Any:
-    """A matrix of a vector, or the diagonal of a matrix."""
+    """The matrix with a vector on its diagonal, or the diagonal of a matrix."""
     ndim = len(tuple(x.shape))
     if ndim not in (1, 2):
         msg = f"diag: x needs 1 or 2 dims, it has {ndim}"

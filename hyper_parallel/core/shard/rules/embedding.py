@@ -1,4 +1,4 @@
-"""embedding: a lookup in a table that may be sharded either way."""
+"""Embeddings: look-ups in a table that may be sharded by rows or by columns."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ if TYPE_CHECKING:
     "x, weight, padding_idx=None, max_norm=None, norm_type=2.0, scale_grad_by_freq=False, sparse=False",
 )
 def embedding(call: OpCall) -> Strategies:
-    """``…, vh -> …h``; a sharded ``v`` leaves a sum pending of what each rank finds in its rows."""
+    """``…, vh -> …h``; a sharded ``v`` leaves Partial(sum): a rank adds zeros for ids whose rows it does not hold."""
     x, weight = call["x"], call["weight"]
     if weight.ndim != 2:
         msg = f"weight has {weight.ndim} dims, it must have 2"
@@ -54,7 +54,7 @@ def _local(call: OpCall, targets: tuple[Layout, ...], outputs: tuple[Layout, ...
 
 @rule("lookup", "weight, x, padding_idx=-1, scale_grad_by_freq=False, sparse=False")
 def lookup_(call: OpCall) -> Strategies:
-    """``embedding`` as an operator: the table comes first, and a negative ``padding_idx`` means none."""
+    """``aten.embedding``: the table comes first, and a negative ``padding_idx`` means none."""
     weight, x = call["weight"], call["x"]
     _only_whole(call)
     ids = tuple(f"b{dim}" for dim in range(x.ndim))
@@ -74,7 +74,7 @@ def lookup_(call: OpCall) -> Strategies:
     "per_sample_weights=None, include_last_offset=False, padding_idx=None",
 )
 def embedding_bag(call: OpCall) -> Strategies:
-    """``n[i], [v]h, n[i] -> nh``; bags that follow each other in one row of ids are whole."""
+    """``n[i], [v]h, n[i] -> nh``: bags may be sharded if each is a row; bags given by offsets must be whole."""
     x, weight, offsets = (call[name] for name in ("x", "weight", "offsets"))
     if weight.ndim != 2 or x.ndim != (2 if offsets is None else 1):
         msg = f"x has {x.ndim} dims and weight {weight.ndim}: bags are rows of a matrix, or a vector and offsets"

@@ -1,4 +1,4 @@
-"""Fourier transforms: transformed dims are whole, the others run through. Linear."""
+"""Fourier transforms: transformed dims must be whole, the others may be sharded; linear."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from hyper_parallel.core.shard.sample import between, complex_, real, sample
 
 
 def _transformed(call: OpCall, dims: Sequence[int], sizes: Sequence[int]) -> Strategies:
-    """``dims`` come out with ``sizes``; empty pieces are refused by some transforms, so no rank may hold one."""
+    """Strategies of a transform after which ``dims`` have ``sizes``; shards must not be empty, kernels refuse them."""
     x = call["x"]
     shape = list(x.shape)
     for dim, size in zip(dims, sizes, strict=True):
@@ -37,7 +37,12 @@ def _twice(size: int) -> int:
 
 
 def _one_dim(resized: Callable[[int], int], *, requested: Callable[[int], int]) -> Callable[[OpCall], Strategies]:
-    """A transform along ``dim``, of ``n`` points: what comes out of the whole dim, or of the points asked for."""
+    """Placement function of a transform along one dim.
+
+    Args:
+        resized: size of the output for a size of the input, where ``n`` is not given.
+        requested: size of the output for ``n`` points.
+    """
 
     def strategies(call: OpCall) -> Strategies:
         x, points = call["x"], call["n"]
@@ -51,7 +56,7 @@ def _one_dim(resized: Callable[[int], int], *, requested: Callable[[int], int]) 
 
 
 def _several_dims(last: Callable[[int], int], *, requested: Callable[[int], int]) -> Callable[[OpCall], Strategies]:
-    """Transforms along several dims, of which the last one may change its kind."""
+    """Placement function of a transform along several dims, of which only the last may be resized."""
 
     def strategies(call: OpCall) -> Strategies:
         x, points = call["x"], call["s"]

@@ -1,4 +1,4 @@
-"""Which bin a value falls into, and how many fall into each: bins are whole, values may be sharded."""
+"""Bins and histograms: values may be sharded where counts add up, bins and tables must be whole."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ Dims = tuple[str | None, ...]
 
 
 def _looked_up(call: OpCall, value: str) -> Strategies:
-    """The values' dims run through; whatever they are compared with is whole."""
+    """The dims of ``value`` may be sharded; the tensors that it is compared with must be whole."""
     x = call[value]
     shape = x.shape if isinstance(x, Operand) else ()
     names: Dims = tuple(f"d{dim}" for dim in range(len(shape)))
@@ -54,7 +54,7 @@ def searchsorted(call: OpCall) -> Strategies:
 
 @rule("histc", "x, bins=100, min=0, max=0")
 def histc(call: OpCall) -> Strategies:
-    """``… -> [bins]``; counts add up where the range is given, and not found in the values."""
+    """``… -> [bins]``: ``x`` may be sharded if ``min`` and ``max`` are given, and then leaves Partial(sum)."""
     x = call["x"]
     has_range = call["min"] != call["max"]
     sharded = tuple(Row((Shard(dim),), (Partial("sum"),)) for dim in range(x.ndim)) if has_range else ()
@@ -63,7 +63,7 @@ def histc(call: OpCall) -> Strategies:
 
 @rule("histogram", "x, bins, *, range=None, weight=None, density=False")
 def histogram(call: OpCall) -> Strategies:
-    """All values are whole: counts per bin, and the bins' edges."""
+    """Counts per bin and the edges of the bins; all operands must be whole."""
     bins = call["bins"]
     edges = bins.shape[0] if isinstance(bins, Operand) else bins + 1
     return Strategies((replicated_row(len(call.operands), 2),), ((edges - 1,), (edges,)), many=True)
@@ -71,14 +71,14 @@ def histogram(call: OpCall) -> Strategies:
 
 @rule("histogramdd_edges", "x, bins, *, range=None, weight=None, density=False")
 def histogramdd_edges(call: OpCall) -> Strategies:
-    """The edges of the bins of each column; the points are whole."""
+    """The edges of the bins of each column; all operands must be whole."""
     shapes = tuple((count + 1,) for count in call["bins"])
     return Strategies((replicated_row(len(call.operands), len(shapes)),), shapes, many=True)
 
 
 @rule("histogramdd_counts", "x, bins, *, range=None, weight=None, density=False")
 def histogramdd_counts(call: OpCall) -> Strategies:
-    """Counts in all bins of all columns; the points are whole."""
+    """Counts in all bins of all columns; all operands must be whole."""
     shape = tuple(
         bins_of_column.shape[0] - 1 if isinstance(bins_of_column, Operand) else bins_of_column
         for bins_of_column in call["bins"]
@@ -88,7 +88,7 @@ def histogramdd_counts(call: OpCall) -> Strategies:
 
 @rule("bincount_to", "x, weights, count")
 def bincount_to(call: OpCall) -> Strategies:
-    """``n, n -> [count]``: counts, or sums of weights, add up."""
+    """``n, n -> [count]``: a sharded ``n`` leaves Partial(sum) of counts, or of weights."""
     inputs: tuple[Dims, ...] = (("n",),) * len(call.operands)
     each = (1,) if len(inputs) > 1 else ()
     return Strategies(labelled_rows(Labels(inputs, ((None,),), each=each)), ((call["count"],),))
@@ -96,9 +96,9 @@ def bincount_to(call: OpCall) -> Strategies:
 
 @decomposition("bincount", "x, weights=None, minlength=0")
 def bincount(ops: Any, x: Any, weights: Any, minlength: int) -> Any:
-    """The result is as long as the largest value says, which is asked for first."""
+    """``bincount_to`` with as many bins as the largest value needs, which costs a reduction of ``x``."""
     largest = int(ops.amax(x)) if x.shape[0] else -1
-    weights = weights if x.shape[0] else None  # PyTorch: of nothing there are counts, not sums
+    weights = weights if x.shape[0] else None  # PyTorch returns integer counts for an empty x
     return ops.bincount_to(x, weights, max(largest + 1, minlength))
 
 

@@ -1,4 +1,4 @@
-"""Reading by index: dims that the index leaves alone may be sharded."""
+"""Reading by index: dims that the index does not touch may be sharded."""
 
 from __future__ import annotations
 
@@ -48,7 +48,7 @@ class Picked:
 
 
 def pick(x: Operand, index: Any) -> Picked:
-    """Read an index of numbers, slices, None, Ellipsis and integer tensors (boolean ones were turned into those).
+    """Parse an index of numbers, slices, None, Ellipsis and integer tensors (masks were converted to those before).
 
     Raises:
         ValueError: the index does not fit, or is of another kind.
@@ -106,14 +106,14 @@ def _insert(picked: Picked, sizes: list[int], dims: list[str | None], tensors: l
     inputs, output, shape = broadcast_labels([operand.shape for _, operand in tensors], "i")
     picked.indices.extend(inputs)
     positions = {position for position, _ in tensors}
-    # Tensors side by side put their dims where they stand; apart, in front.
+    # As in NumPy: adjacent index tensors leave their dims in their place, separated ones put them first.
     start = positions.pop() if len(positions) == 1 else 0
     sizes[start:start] = shape
     dims[start:start] = output
 
 
 def _getitem(call: OpCall) -> Strategies:
-    """Untouched dims and the dims of index tensors run through; linear in ``x``."""
+    """Dims that the index does not touch and the dims of index tensors may be sharded; linear in ``x``."""
     x = call["x"]
     picked = pick(x, call["index"])
     names = tuple(f"d{dim}" for dim in range(x.ndim))
@@ -134,19 +134,19 @@ Names = tuple[str | None, ...]
 
 
 def lookup(rows: tuple[Row, ...], table: int, dim: int, operands: int) -> tuple[Row, ...]:
-    """``rows``, and one for a table sharded along the dim that is looked up: each rank adds what it finds."""
+    """``rows``, and a row for a table sharded along the dim that is looked up, which leaves Partial(sum)."""
     inputs: list[Placement] = [R] * operands
     inputs[table] = Shard(dim)
     return (*rows, Row(tuple(inputs), (Partial("sum"),)))
 
 
 def window(layout: Layout, dim: int) -> dict[str, Any]:
-    """The argument ``window`` of a lookup in a sharded dim: the range of indices held here, and the whole size."""
+    """The argument ``window`` of a look-up in a sharded dim: the range of indices on this rank, and the global size."""
     return {"window": (*layout.local_box()[dim], layout.shape[dim])} if layout.dim_axes[dim] else {}  # type: ignore[index]
 
 
 def shared_dims(shape: Sequence[int], others: Sequence[Sequence[int]], dim: int, own: str) -> Names:
-    """Labels of dims that all operands hold alike; ``own`` is the label of ``dim``, other dims are whole."""
+    """Labels of an operand's dims: ``own`` for ``dim``, a common label where all operands have the same size."""
     return tuple(
         own if d == dim else f"d{d}" if all(other[d] == size for other in others) else f"{own}{d}"
         for d, size in enumerate(shape)
@@ -155,7 +155,7 @@ def shared_dims(shape: Sequence[int], others: Sequence[Sequence[int]], dim: int,
 
 @rule("gather", "x, dim, index, *, sparse_grad=False", by_dtype=True)
 def gather(call: OpCall) -> Strategies:
-    """``…k…, …i… -> …i…``: the other dims run together; a sharded ``k`` is looked up where it lives."""
+    """``…k…, …i… -> …i…``: dims other than ``dim`` are sharded alike; a sharded ``k`` leaves Partial(sum)."""
     x, index = call["x"], call["index"]
     dim = normal_dim(call["dim"], x.ndim)
     if x.ndim != index.ndim:
@@ -179,14 +179,14 @@ def gather(call: OpCall) -> Strategies:
 
 
 def unshared_dims(shapes: Sequence[Sequence[int]], dim: int, table: str) -> set[str]:
-    """Labels of dims that must be whole: ``table``, and all but ``dim`` in which the operands differ."""
+    """Labels that must be whole: ``table``, and dims other than ``dim`` in which the operands' sizes differ."""
     unequal = [d for d in range(len(shapes[0])) if d != dim and len({shape[d] for shape in shapes}) > 1]
     return {table, *(f"{own}{d}" for d in unequal for own in "xis")}
 
 
 @rule("index_select", "x, dim, index", by_dtype=True)
 def index_select(call: OpCall) -> Strategies:
-    """``…k…, i -> …i…``: the other dims run through; a sharded ``k`` is looked up where it lives."""
+    """``…k…, i -> …i…``: the other dims may be sharded; a sharded ``k`` leaves Partial(sum)."""
     x, index = call["x"], call["index"]
     dim = normal_dim(call["dim"], x.ndim)
     if index.ndim > 1:
@@ -210,7 +210,7 @@ def index_select(call: OpCall) -> Strategies:
 
 @decomposition("take_along_dim", "x, indices, dim=None")
 def take_along_dim(ops: Any, x: Any, indices: Any, dim: int | None) -> Any:
-    """``gather`` with the other dims broadcast."""
+    """``gather``, with dims other than ``dim`` broadcast."""
     if dim is None:
         return ops.take(x, ops.view(indices, (-1,)))
     left, right = tuple(x.shape), tuple(indices.shape)
@@ -226,7 +226,7 @@ def take_along_dim(ops: Any, x: Any, indices: Any, dim: int | None) -> Any:
 
 @rule("one_hot", "x, num_classes=-1")
 def one_hot(call: OpCall) -> Strategies:
-    """Every dim of the classes' numbers runs through; the new one is whole."""
+    """All dims of ``x`` may be sharded; the new one is whole."""
     x, count = call["x"], call["num_classes"]
     if count < 1:
         msg = f"num_classes is {count}; give a positive number: the size of the result must not depend on values"
@@ -235,12 +235,12 @@ def one_hot(call: OpCall) -> Strategies:
     return Strategies(labelled_rows(Labels((names,), ((*names, None),), reduce=None)), ((*x.shape, count),))
 
 
-# -- by number, row by row ---------------------------------------------------------------------------------------------
+# -- by flat index -----------------------------------------------------------------------------------------------------
 
 
 @rule("take", "x, index")
 def take(call: OpCall) -> Strategies:
-    """Elements of the whole, numbered row by row, at indices of any layout."""
+    """Elements of the flattened ``x``, which must be whole; the dims of ``index`` may be sharded."""
     x, index = call["x"], call["index"]
     names = tuple(f"i{dim}" for dim in range(index.ndim))
     return Strategies(labelled_rows(Labels(((None,) * x.ndim, names), (names,), each=(0,))), (index.shape,))

@@ -1,4 +1,4 @@
-"""Linear algebra and distances: leading dims run through, matrices and vectors are whole."""
+"""Linear algebra and distances: leading dims may be sharded, matrices must be whole."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ from hyper_parallel.core.shard.rules.reduce import reduced_dims, reduced_labels
 from hyper_parallel.core.shard.sample import Sample, between, integers, real, sample, sample_call
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping
+    from collections.abc import Callable, Mapping
 
     from hyper_parallel.core.dtensor.layout import Layout
 
@@ -30,52 +30,67 @@ def _least(sizes: Mapping[str, int]) -> int:
     return min(sizes["m"], sizes["n"])
 
 
-# -- one text for every call -------------------------------------------------------------------------------------------
+# -- a fixed signature -------------------------------------------------------------------------------------------------
+
+
+def _fixed(op: str, signature: str, text: str, *, each: str = "", **sizes: Callable[[dict[str, int]], int]) -> None:
+    """Declare an operator with the same labels in every call.
+
+    Args:
+        op: canonical name.
+        signature: its parameters.
+        text: its labels, as :func:`patterned` reads them.
+        each: the operand in which the operator is linear.
+        sizes: sizes of labels that only outputs have.
+    """
+    register_rule(Rule(op, signature, patterned(text, each=(each,) if each else (), full=True, **sizes)))
+
 
 SAME = "x ...[n][n] -> ...[n][n]"
-PLAIN: dict[str, tuple[str, str]] = {
-    "cholesky": ("x, upper=False", SAME),
-    "cholesky_ex": ("x, upper=False, check_errors=False", f"{SAME}, ..."),
-    "cholesky_inverse": ("x, upper=False", SAME),
-    "cholesky_solve": ("x, L, upper=False", "x ...[n][k], L ...[n][n] -> ...[n][k]"),
-    "inv": ("x", SAME),
-    "inv_ex": ("x, *, check_errors=False", f"{SAME}, ..."),
-    "matrix_exp": ("x", SAME),
-    "matrix_power": ("x, n", SAME),
-    "pinv": ("x, rcond=None, hermitian=False, *, atol=None, rtol=None",
-             "x ...[m][n], rcond ..., atol ..., rtol ... -> ...[n][m]"),
-    "matrix_rank": ("x, tol=None, hermitian=False, *, atol=None, rtol=None",
-                    "x ...[m][n], tol ..., atol ..., rtol ... -> ..."),
-    "cond": ("x, p=None", "x ...[m][n] -> ..."),
-    "det": ("x", "x ...[n][n] -> ..."),
-    "logdet": ("x", "x ...[n][n] -> ..."),
-    "slogdet": ("x", "x ...[n][n] -> ..., ..."),
-    "det_parts": ("x", "x ...[n][n] -> ..., ...[n][n], ...[n]"),
-    "slogdet_parts": ("x", "x ...[n][n] -> ..., ..., ...[n][n], ...[n]"),
-    "eig": ("x", "x ...[n][n] -> ...[n], ...[n][n]"),
-    "eigvals": ("x", "x ...[n][n] -> ...[n]"),
-    "eigh": ("x, UPLO='L'", "x ...[n][n] -> ...[n], ...[n][n]"),
-    "eigvalsh": ("x, UPLO='L'", "x ...[n][n] -> ...[n]"),
-    "svdvals": ("x, *, driver=None", "x ...[m][n] -> ...[k]"),
-    "lu_factor": ("x, *, pivot=True", "x ...[m][n] -> ...[m][n], ...[k]"),
-    "lu_factor_ex": ("x, *, pivot=True, check_errors=False", "x ...[m][n] -> ...[m][n], ...[k], ..."),
-    "ldl_factor": ("x, *, hermitian=False", "x ...[n][n] -> ...[n][n], ...[n]"),
-    "ldl_factor_ex": ("x, *, hermitian=False, check_errors=False", "x ...[n][n] -> ...[n][n], ...[n], ..."),
-    "ldl_solve": ("LD, pivots, y, *, hermitian=False", "LD ...[n][n], pivots ...[n], y ...[n][k] -> ...[n][k]"),
-    "householder_product": ("x, tau", "x ...[m][n], tau ...[j] -> ...[m][n]"),
-    "geqrf": ("x", "x ...[m][n] -> ...[m][n], ...[k]"),
-    "ormqr": ("x, tau, y, left=True, transpose=False", "x ...[r][q], tau ...[j], y ...[m][n] -> ...[m][n]"),
-    "triangular_solve": ("x, A, upper=True, transpose=False, unitriangular=False",
-                         "x ...[m][n], A ...[m][m] -> ...[m][n], ...[m][m]"),
-}  # fmt: skip
-SOLVES = {"cholesky_solve": ("x",), "ldl_solve": ("y",)}
-"""Operators linear in their right-hand side."""
-SPECTRAL = frozenset({"svdvals", "lu_factor", "lu_factor_ex", "geqrf"})
-"""Operators of whose results a dim is as long as the shorter side of the matrix."""
-
-for _op, (_signature, _text) in PLAIN.items():
-    _sizes = {"k": _least} if _op in SPECTRAL else {}
-    register_rule(Rule(_op, _signature, patterned(_text, each=SOLVES.get(_op, ()), full=True, **_sizes)))
+_fixed("cholesky", "x, upper=False", SAME)
+_fixed("cholesky_ex", "x, upper=False, check_errors=False", f"{SAME}, ...")
+_fixed("cholesky_inverse", "x, upper=False", SAME)
+_fixed("cholesky_solve", "x, L, upper=False", "x ...[n][k], L ...[n][n] -> ...[n][k]", each="x")
+_fixed("inv", "x", SAME)
+_fixed("inv_ex", "x, *, check_errors=False", f"{SAME}, ...")
+_fixed("matrix_exp", "x", SAME)
+_fixed("matrix_power", "x, n", SAME)
+_fixed(
+    "pinv",
+    "x, rcond=None, hermitian=False, *, atol=None, rtol=None",
+    "x ...[m][n], rcond ..., atol ..., rtol ... -> ...[n][m]",
+)
+_fixed(
+    "matrix_rank",
+    "x, tol=None, hermitian=False, *, atol=None, rtol=None",
+    "x ...[m][n], tol ..., atol ..., rtol ... -> ...",
+)
+_fixed("cond", "x, p=None", "x ...[m][n] -> ...")
+_fixed("det", "x", "x ...[n][n] -> ...")
+_fixed("logdet", "x", "x ...[n][n] -> ...")
+_fixed("slogdet", "x", "x ...[n][n] -> ..., ...")
+_fixed("det_parts", "x", "x ...[n][n] -> ..., ...[n][n], ...[n]")
+_fixed("slogdet_parts", "x", "x ...[n][n] -> ..., ..., ...[n][n], ...[n]")
+_fixed("eig", "x", "x ...[n][n] -> ...[n], ...[n][n]")
+_fixed("eigvals", "x", "x ...[n][n] -> ...[n]")
+_fixed("eigh", "x, UPLO='L'", "x ...[n][n] -> ...[n], ...[n][n]")
+_fixed("eigvalsh", "x, UPLO='L'", "x ...[n][n] -> ...[n]")
+_fixed("svdvals", "x, *, driver=None", "x ...[m][n] -> ...[k]", k=_least)
+_fixed("lu_factor", "x, *, pivot=True", "x ...[m][n] -> ...[m][n], ...[k]", k=_least)
+_fixed("lu_factor_ex", "x, *, pivot=True, check_errors=False", "x ...[m][n] -> ...[m][n], ...[k], ...", k=_least)
+_fixed("ldl_factor", "x, *, hermitian=False", f"{SAME}, ...[n]")
+_fixed("ldl_factor_ex", "x, *, hermitian=False, check_errors=False", f"{SAME}, ...[n], ...")
+_fixed(
+    "ldl_solve", "LD, pivots, y, *, hermitian=False", "LD ...[n][n], pivots ...[n], y ...[n][k] -> ...[n][k]", each="y"
+)
+_fixed("householder_product", "x, tau", "x ...[m][n], tau ...[j] -> ...[m][n]")
+_fixed("geqrf", "x", "x ...[m][n] -> ...[m][n], ...[k]", k=_least)
+_fixed("ormqr", "x, tau, y, left=True, transpose=False", "x ...[r][q], tau ...[j], y ...[m][n] -> ...[m][n]")
+_fixed(
+    "triangular_solve",
+    "x, A, upper=True, transpose=False, unitriangular=False",
+    "x ...[m][n], A ...[m][m] -> ...[m][n], ...[m][m]",
+)
 for _op, _signature in {
     "lstsq": "x, y, rcond=None, *, driver=None",
     "cov": "x, *, correction=1, fweights=None, aweights=None",
@@ -88,14 +103,14 @@ for _op, _signature in {
 
 @rule("svd", "x, full_matrices=True, *, driver=None")
 def svd(call: OpCall) -> Strategies:
-    """Both bases, in full or as far as there are singular values."""
+    """Both bases (complete, or one vector per singular value) and the singular values."""
     sides = "...[m][m], ...[k], ...[n][n]" if call["full_matrices"] else "...[m][k], ...[k], ...[k][n]"
     return pattern(call, f"x ...[m][n] -> {sides}", {"k": _least}, full=True)
 
 
 @rule("svd_parts", "x, full_matrices=False, compute_uv=True, *, driver=None")
 def svd_parts(call: OpCall) -> Strategies:
-    """As ``svd``; bases that are not asked for come back empty."""
+    """``svd``; bases that are not requested are empty."""
     if call["compute_uv"]:
         return svd(call)
     return pattern(call, "x ...[m][n] -> [none], ...[k], [none]", {"k": _least, "none": 0}, full=True)
@@ -103,7 +118,7 @@ def svd_parts(call: OpCall) -> Strategies:
 
 @rule("svd_transposed", "x, some=True, compute_uv=True")
 def svd_transposed(call: OpCall) -> Strategies:
-    """``torch.svd``: the second basis stands in columns; bases that are not asked for are square zeros."""
+    """``torch.svd``: the columns of V are the basis; bases that are not requested are square matrices of zeros."""
     reduced = call["some"] and call["compute_uv"]
     sides = "...[m][k], ...[k], ...[n][k]" if reduced else "...[m][m], ...[k], ...[n][n]"
     return pattern(call, f"x ...[m][n] -> {sides}", {"k": _least}, full=True)
@@ -111,7 +126,7 @@ def svd_transposed(call: OpCall) -> Strategies:
 
 @rule("eigh_parts", "x, UPLO='L', compute_v=True")
 def eigh_parts(call: OpCall) -> Strategies:
-    """As ``eigh``; vectors that are not asked for come back empty."""
+    """``eigh``; eigenvectors that are not requested are empty."""
     vectors = "...[n][n]" if call["compute_v"] else "[none]"
     return pattern(call, f"x ...[n][n] -> ...[n], {vectors}", {"none": 0}, full=True)
 
@@ -125,7 +140,7 @@ QR = {
 
 @rule("qr", "x, mode='reduced'")
 def qr(call: OpCall) -> Strategies:
-    """An orthonormal basis and a triangle."""
+    """An orthonormal basis and an upper triangular matrix."""
     mode = {True: "reduced", False: "complete"}.get(call["mode"], call["mode"])
     if mode not in QR:
         msg = f"mode {mode!r} is none of {', '.join(map(repr, QR))}"
@@ -135,14 +150,14 @@ def qr(call: OpCall) -> Strategies:
 
 @rule("lu", "x, *, pivot=True")
 def lu(call: OpCall) -> Strategies:
-    """A permutation, a lower and an upper triangle."""
+    """A permutation, a lower and an upper triangular matrix."""
     first = "...[m][m]" if call["pivot"] else "[none]"
     return pattern(call, f"x ...[m][n] -> {first}, ...[m][k], ...[k][n]", {"k": _least, "none": 0}, full=True)
 
 
 @rule("lu_unpack", "x, pivots, unpack_data=True, unpack_pivots=True")
 def lu_unpack(call: OpCall) -> Strategies:
-    """As ``lu``, from its compact form; what is not asked for comes back empty."""
+    """``lu`` from its compact form; results that are not requested are empty."""
     first = "...[m][m]" if call["unpack_pivots"] else "[none]"
     rest = "...[m][k], ...[k][n]" if call["unpack_data"] else "[none], [none]"
     return pattern(call, f"x ...[m][n], pivots ...[j] -> {first}, {rest}", {"k": _least, "none": 0}, full=True)
@@ -152,32 +167,32 @@ def lu_unpack(call: OpCall) -> Strategies:
 
 
 def _sides(call: OpCall, *, extra: str = "") -> Strategies:
-    """``A x = y`` or ``x A = y``; one vector per matrix where the shapes say so."""
+    """Strategies of ``A x = y`` or ``x A = y``, where ``y`` is one vector per matrix if the shapes say so."""
     a, y, left = call["A"], call["y"], call["left"]
     vector = y.ndim == 1 or (left and y.ndim == a.ndim - 1 and y.shape == a.shape[:-1])
     side = "...[n]" if vector else "...[n][k]" if left else "...[k][n]"
     strategies = pattern(call, f"A ...[n][n], y {side} -> {side}{extra}", each=() if extra else ("y",), full=True)
     if vector or y.ndim != a.ndim - 1:
         return strategies
-    # Matrices cut along their leading dim might match the right-hand side's shape, and be taken for one vector each.
+    # Local shards of the matrices could make a matrix y look like one vector per matrix.
     return Strategies(strategies.rows[:1], strategies.outputs, many=strategies.many)
 
 
 @rule("solve", "A, y, *, left=True")
 def solve(call: OpCall) -> Strategies:
-    """Linear in the right-hand side."""
+    """``A x = y``: leading dims may be sharded; linear in ``y``, which may be Partial(sum)."""
     return _sides(call)
 
 
 @rule("solve_ex", "A, y, *, left=True, check_errors=False")
 def solve_ex(call: OpCall) -> Strategies:
-    """As ``solve``, and an error number per matrix."""
+    """``solve``, with an error number per matrix."""
     return _sides(call, extra=", ...")
 
 
 @rule("solve_parts", "A, y, *, left=True, check_errors=False")
 def solve_parts(call: OpCall) -> Strategies:
-    """As ``solve``, with the factors of the matrices and their error numbers."""
+    """``solve``, with the factors of the matrices and their error numbers."""
     return _sides(call, extra=", ...[n][n], ...[n], ...")
 
 
@@ -206,7 +221,7 @@ def lu_solve_first(ops: Any, y: Any, LU: Any, pivots: Any) -> Any:  # noqa: N803
 
 @rule("matrix_norm", "x, ord='fro', dim=(-2, -1), keepdim=False, *, dtype=None")
 def matrix_norm(call: OpCall) -> Strategies:
-    """Two whole dims; the others run through."""
+    """The two dims of the matrices must be whole; the others may be sharded."""
     x = call["x"]
     dims = reduced_dims(call["dim"], x.ndim)
     names, out, shape = reduced_labels(x.shape, dims, keepdim=call["keepdim"])
@@ -215,7 +230,7 @@ def matrix_norm(call: OpCall) -> Strategies:
 
 @rule("cross", "x, y, dim=-1")
 def cross(call: OpCall) -> Strategies:
-    """A whole dim of size 3; the others broadcast. Linear in each."""
+    """``dim`` has size 3 and must be whole; the others broadcast and may be sharded. Linear in each operand."""
     x, y = call["x"], call["y"]
     inputs, out, shape = broadcast_labels([x.shape, y.shape])
     dim = normal_dim(call["dim"], len(shape))
@@ -228,7 +243,7 @@ def cross(call: OpCall) -> Strategies:
 
 @decomposition("cross_default", "x, y, dim=None")
 def cross_default(ops: Any, x: Any, y: Any, dim: int | None) -> Any:
-    """``torch.cross``: without a dim, the first one whose global size is 3."""
+    """``torch.cross``: without ``dim``, the first dim of global size 3."""
     if dim is None:
         left, right = (1,) * (y.ndim - x.ndim) + tuple(x.shape), (1,) * (x.ndim - y.ndim) + tuple(y.shape)
         threes = [dim_of_three for dim_of_three, pair in enumerate(zip(left, right, strict=True)) if pair == (3, 3)]
@@ -241,7 +256,7 @@ def cross_default(ops: Any, x: Any, y: Any, dim: int | None) -> Any:
 
 @rule("vander", "x, N=None")
 def vander(call: OpCall) -> Strategies:
-    """A new last dim of powers; all others run through."""
+    """All dims of ``x`` may be sharded; the new last dim (powers) is whole."""
     x, count = call["x"], call["N"]
     if not x.ndim:
         msg = "x needs at least 1 dim"
@@ -253,7 +268,7 @@ def vander(call: OpCall) -> Strategies:
 
 @decomposition("linalg_norm", "x, ord=None, dim=None, keepdim=False, *, dtype=None")
 def linalg_norm(ops: Any, x: Any, ord: Any, dim: Any, keepdim: bool, dtype: Any) -> Any:  # noqa: A002 - its name
-    """Of vectors or of matrices, as dims, or where they are not given the shape, say."""
+    """``torch.linalg.norm``: of vectors or of matrices, which the number of dims decides."""
     ndim = len(tuple(x.shape))
     dims = None if dim is None else (dim,) if isinstance(dim, int) else tuple(dim)
     if ord is not None and dims is None:
@@ -270,7 +285,7 @@ MANY_POINTS = 25  # from here on PyTorch computes Euclidean distances by a matri
 
 
 def _cdist(call: OpCall) -> Strategies:
-    """``…p[m], …r[m] -> …pr``; batch dims broadcast."""
+    """``…p[m], …r[m] -> …pr``; batch dims broadcast and may be sharded."""
     x, y = call["x"], call["y"]
     (left, right), batch, sizes = broadcast_labels([x.shape[:-2], y.shape[:-2]], "b")
     labels = Labels(((*left, "p", "m"), (*right, "r", "m")), ((*batch, "p", "r"),), None, frozenset({"m"}))
@@ -279,7 +294,7 @@ def _cdist(call: OpCall) -> Strategies:
 
 
 def _cdist_mode(call: OpCall, targets: tuple[Layout, ...], outputs: tuple[Layout, ...]) -> LocalCall | None:
-    """The way to compute follows from the global sizes, so that every rank rounds as one device does."""
+    """Choose the algorithm by the global sizes, as PyTorch does, so that every rank rounds as one device would."""
     del targets, outputs
     if call["compute_mode"] not in (None, "use_mm_for_euclid_dist_if_necessary"):
         return None
@@ -292,14 +307,14 @@ register_rule(Rule("cdist", "x, y, p=2.0, compute_mode='use_mm_for_euclid_dist_i
 
 @rule("pdist", "x, p=2.0")
 def pdist(call: OpCall) -> Strategies:
-    """``[n][m] -> [k]``: each pair of rows once."""
+    """``[n][m] -> [k]``: the distance of each pair of rows; ``x`` must be whole."""
     count = call["x"].shape[0]
     return Strategies(nonempty_rows(Labels(((None, None),), ((None,),))), ((count * (count - 1) // 2,),))
 
 
 @decomposition("pairwise_distance", "x1, x2, p=2.0, eps=1e-06, keepdim=False")
 def pairwise_distance(ops: Any, x1: Any, x2: Any, p: float, eps: float, keepdim: bool) -> Any:
-    """The norm of what two tensors differ by, along the last dim."""
+    """The norm of ``x1 - x2 + eps`` along the last dim."""
     return ops.vector_norm(ops.add(ops.sub(x1, x2), eps), p, -1, keepdim)
 
 

@@ -1,8 +1,9 @@
-"""Losses, written in canonical operators; sums and means are the global ones, whatever is uneven or ignored.
+"""Losses, composed of canonical operators; sums and means are global, also with uneven shards and ignored targets.
 
 Inside ``vocab_parallel_loss()`` a cross entropy leaves its logits where they are when their class dim is sharded: the
-ranks exchange a maximum and a sum per row, never logits. Everything then is ``log s - z[target]`` with ``z`` the
-logits minus their maximum and ``s`` the sum of their exponentials.
+ranks exchange a maximum and a sum per row, never logits (Megatron-LM's vocabulary-parallel cross entropy, Shoeybi et
+al., 2019, section 3). The loss of a row is ``log s - z[target]``, where ``z`` are the logits minus their maximum and
+``s`` is the sum of their exponentials.
 """
 
 from __future__ import annotations
@@ -39,7 +40,7 @@ VOCAB_PARALLEL: ContextVar[bool] = ContextVar("hyper_parallel_vocab_parallel", d
 
 @contextmanager
 def vocab_parallel_loss() -> Iterator[None]:
-    """Inside, cross entropies leave logits sharded over classes where they are."""
+    """Compute cross entropies inside this context without gathering logits that are sharded over classes."""
     token = VOCAB_PARALLEL.set(True)
     try:
         yield
@@ -52,7 +53,7 @@ def vocab_parallel_loss() -> Iterator[None]:
 
 @rule("take_class", "x, target, dim, start=0, classes=None")
 def take_class(call: OpCall) -> Strategies:
-    """``nc…, n… -> n…``: from each row the element of its class; a rank that does not hold it adds zero."""
+    """``nc…, n… -> n…``: the element of each row's class; a sharded ``c`` leaves Partial(sum)."""
     x, target, dim = call["x"], call["target"], call["dim"]
     names = tuple("c" if d == dim else f"d{d}" for d in range(x.ndim))
     rest = tuple(name for name in names if name != "c")
@@ -66,7 +67,7 @@ def take_class(call: OpCall) -> Strategies:
 
 @rule("take_weight", "x, target, dim=0, start=0, classes=None")
 def take_weight(call: OpCall) -> Strategies:
-    """``c, n… -> n…``: the weight of each target's class."""
+    """``c, n… -> n…``: the weight of each target's class; a sharded ``c`` leaves Partial(sum)."""
     rest = tuple(f"d{d}" for d in range(call["target"].ndim))
     rows = labelled_rows(Labels((("c",), rest), (rest,), each=(0,)))
     return Strategies(rows, (call["target"].shape,), _shifted)
@@ -82,7 +83,7 @@ def _shifted(call: OpCall, targets: tuple[Layout, ...], outputs: tuple[Layout, .
 
 @rule("class_max", "x, dim")
 def class_max(call: OpCall) -> Strategies:
-    """The maximum along a dim, off the graph and with the dim kept; nothing is minus infinity."""
+    """The maximum along ``dim``, without gradient and with the dim kept; a sharded ``dim`` leaves Partial(max)."""
     x, dim = call["x"], call["dim"]
     names = tuple(f"d{d}" for d in range(x.ndim))
     output = tuple(None if d == dim else name for d, name in enumerate(names))
@@ -146,7 +147,7 @@ def _log_probabilities(ops: Any, x: Any, dim: int) -> tuple[Any, Any]:
 
 
 def settled(x: Any, op: str, what: str = "x") -> Any:
-    """``x`` with its pending reductions done once, instead of by each of several consumers."""
+    """``x`` with its partial values reduced, once instead of by each of several consumers."""
     if not isinstance(x, DTensor) or not x.layout.partials:
         return x
     layout = x.layout
@@ -155,7 +156,7 @@ def settled(x: Any, op: str, what: str = "x") -> Any:
 
 
 class _Hard:
-    """Losses of class indices: which rows count, and how much."""
+    """Losses of class indices: which rows count, and their weights."""
 
     def __init__(self, ops: Any, target: Any, ignore_index: int, weight: Any) -> None:
         self.ops = ops
@@ -171,7 +172,7 @@ class _Hard:
         return self.ops.neg(picked) if log_s is None else self.ops.sub(log_s, picked)
 
     def reduce(self, rows: Any, reduction: str, *, weigh: bool = True) -> Any:
-        """Weigh, leave out what is ignored, and reduce; a mean divides by the weights of what counts."""
+        """Weigh the rows, mask the ignored ones, and reduce; a mean divides by the sum of the remaining weights."""
         ops = self.ops
         rows = ops.masked_fill(rows, self.ignored, 0)
         if weigh and self.weights is not None:
@@ -186,7 +187,7 @@ class _Hard:
 
 
 def _smooth(ops: Any, z: Any, log_s: Any, along: Any, weight: Any, dim: int) -> Any:
-    """Per row minus the (weighted) sum of log probabilities over all classes."""
+    """The negative (weighted) sum of log probabilities over all classes, per row."""
     total = ops.sum(z if along is None else ops.mul(z, along), dim)
     if log_s is None:
         return ops.neg(total)
@@ -195,7 +196,7 @@ def _smooth(ops: Any, z: Any, log_s: Any, along: Any, weight: Any, dim: int) -> 
 
 
 def _expected(ops: Any, z: Any, log_s: Any, target: Any, along: Any, dim: int, smoothing: float) -> Any:
-    """Per row the loss expected under class probabilities."""
+    """The expected loss under class probabilities, per row."""
     share = target if along is None else ops.mul(target, along)
     if smoothing:
         even = smoothing / z.shape[dim]
@@ -213,7 +214,7 @@ def _broadcast(ops: Any, weight: Any, x: Any, dim: int) -> Any:
 
 
 def reduction_name(op: str, reduction: str, size_average: bool | None = None, reduce: bool | None = None) -> str:
-    """One of none, mean, sum, also from the two flags of old programs."""
+    """``none``, ``mean`` or ``sum``, also from PyTorch's deprecated ``size_average`` and ``reduce``."""
     if size_average is not None or reduce is not None:
         return "none" if reduce is False else "sum" if size_average is False else "mean"
     if reduction not in {"none", "mean", "sum", "batchmean"} or (reduction == "batchmean" and op != "kl_div"):
@@ -236,7 +237,7 @@ def _narrow(ops: Any, total: Any, rows: Any) -> Any:
 
 
 def reduced(ops: Any, rows: Any, reduction: str, count: int | None = None) -> Any:
-    """Losses per row as they are, their sum, or their mean (over ``count`` rows where some do not count)."""
+    """Losses per row, their sum, or their mean (over ``count`` rows if given)."""
     if reduction == "none":
         return rows
     if reduction == "mean" and count is None:
@@ -249,13 +250,13 @@ def reduced(ops: Any, rows: Any, reduction: str, count: int | None = None) -> An
 
 
 def plain_loss(op: str, extra: str) -> None:
-    """``op`` as its elements' loss and a reduction."""
+    """Declare ``op`` as ``{op}_elements`` followed by a reduction."""
     names = [part.split("=")[0].strip() for part in extra.split(",") if part.strip()]
     tail = f", {extra}" if extra else ""
 
     @decomposition(op, f"x, target{tail}, size_average=None, reduce=None, reduction='mean'")
     def run(ops: Any, x: Any, target: Any, size_average: Any, reduce: Any, reduction: str, **rest: Any) -> Any:
-        """The elements' loss, reduced."""
+        """Reduce the losses of the elements."""
         reduction = reduction_name(op, reduction, size_average, reduce)
         rows = getattr(ops, f"{op}_elements")(x, target, *(rest[name] for name in names))
         if reduction == "batchmean":
@@ -279,7 +280,7 @@ for _op, _extra in {
 
 @decomposition("weighted_loss", "rows, weight, reduction='mean'")
 def weighted_loss(ops: Any, rows: Any, weight: Any, reduction: str) -> Any:
-    """Elements' losses under weights; a mean divides by the sum of the weights."""
+    """Weighted losses of elements; a mean divides by the sum of the weights."""
     rows = ops.mul(rows, weight)
     if reduction == "none":
         return rows
@@ -288,7 +289,7 @@ def weighted_loss(ops: Any, rows: Any, weight: Any, reduction: str) -> Any:
 
 
 def _of_rows(call: OpCall, target: Sequence[int]) -> Strategies:
-    """``n[c], n…, [c] -> n``; without samples everything is whole."""
+    """Strategies of ``n[c], n…, [c] -> n``: rows may be sharded; a single row must be whole."""
     x = call["x"]
     if x.ndim not in {1, 2} or call["target"].shape not in {tuple(target), (1,) if not target else tuple(target)}:
         msg = f"x {list(x.shape)} needs a target {list(target)}, got {list(call['target'].shape)}"
@@ -301,13 +302,13 @@ def _of_rows(call: OpCall, target: Sequence[int]) -> Strategies:
 
 @rule("multi_margin_loss_elements", "x, target, p=1, margin=1.0, weight=None")
 def multi_margin_loss(call: OpCall) -> Strategies:
-    """How far the classes of a row are from its target's."""
+    """The multi-class margin loss of each row; rows may be sharded, classes may not."""
     return _of_rows(call, call["x"].shape[:-1])
 
 
 @rule("multilabel_margin_loss_elements", "x, target")
 def multilabel_margin_loss(call: OpCall) -> Strategies:
-    """How far the classes of a row are from several targets, as many as come before the first -1."""
+    """The multi-label margin loss of each row, whose targets end at the first -1; rows may be sharded."""
     return _of_rows(call, call["x"].shape)
 
 
@@ -338,7 +339,7 @@ for _name, _signature in {
     "log_probs, targets, input_lengths, target_lengths, blank=0, zero_infinity=False, per_target=False",
 )
 def ctc_loss_elements(call: OpCall) -> Strategies:
-    """``[t]n[c], n[s], n, n -> n``; targets that follow each other in one row keep everything whole."""
+    """``[t]n[c], n[s], n, n -> n``: sequences may be sharded, unless all targets are concatenated in one vector."""
     x, targets = call["log_probs"], call["targets"]
     batch = ("n",) if x.ndim == 3 and targets.ndim == 2 else (None,) * (x.ndim - 2)
     rows = call.operands[2:]
@@ -360,7 +361,7 @@ def ctc_loss_elements(call: OpCall) -> Strategies:
 
 
 def _own_lengths(call: OpCall, targets: tuple[Layout, ...], outputs: tuple[Layout, ...]) -> LocalCall | None:
-    """Lengths given as numbers are cut like the sequences."""
+    """Give the local call the lengths of its own sequences where they are Python numbers."""
     del targets
     if not outputs[0].shape:
         return None
@@ -376,7 +377,7 @@ def ctc_loss(
     ops: Any, log_probs: Any, targets: Any, input_lengths: Any, target_lengths: Any, blank: int, reduction: str,
     zero_infinity: bool,
 ) -> Any:  # fmt: skip
-    """Connectionist temporal classification; a mean weighs each sequence by its target's length."""
+    """Connectionist temporal classification (Graves et al., 2006); a mean first divides by the targets' lengths."""
     reduction = reduction_name("ctc_loss", reduction)
     rows = ops.ctc_loss_elements(
         log_probs, targets, input_lengths, target_lengths, blank, zero_infinity, reduction == "mean"

@@ -1,4 +1,8 @@
-"""The matmul family: contracted dims leave sums pending, everything else runs through."""
+"""Matrix products and einsum: a sharded contracted dim leaves Partial(sum), all other dims may be sharded.
+
+Products are linear in each operand, so one of them may be Partial(sum) or Partial(avg). A bias is added once, whatever
+is sharded.
+"""
 
 from __future__ import annotations
 
@@ -23,7 +27,7 @@ Dims = tuple[str | None, ...]
 
 @rule("linear", "x, weight, bias=None")
 def linear(call: OpCall) -> Strategies:
-    """``…k, nk, n -> …n``; the bias joins once, whatever the axis does."""
+    """``…k, nk, n -> …n``."""
     x, weight, bias = call["x"], call["weight"], call["bias"]
     batch = tuple(f"b{dim}" for dim in range(x.ndim - 1))
     out = () if weight.ndim == 1 else ("n",)
@@ -40,7 +44,7 @@ def linear(call: OpCall) -> Strategies:
 
 @rule("matmul", "x, y")
 def matmul(call: OpCall) -> Strategies:
-    """``…mk, …kn -> …mn``, linear in each; a vector has no ``m`` (or no ``n``); batch dims broadcast."""
+    """``…mk, …kn -> …mn``; a vector has no ``m`` (or no ``n``); batch dims broadcast."""
     x, y = call["x"], call["y"]
     if not x.ndim or not y.ndim:
         msg = "both operands need at least one dim"
@@ -56,7 +60,7 @@ def matmul(call: OpCall) -> Strategies:
 
 
 def contract(call: OpCall, terms: Sequence[str], out: str, added: Operand | None = None) -> Strategies:
-    """Operands whose dims are the letters of ``terms``; ``added`` comes first and broadcasts to ``out``.
+    """Strategies of a product of operands with dims ``terms``; ``added`` comes first and broadcasts to ``out``.
 
     Raises:
         ValueError: a wrong number of dims, or sizes that disagree.
@@ -98,61 +102,61 @@ def _added_dims(shape: Sequence[int], out: str, sizes: Sequence[int]) -> Dims:
 
 @rule("mm", "x, y")
 def mm(call: OpCall) -> Strategies:
-    """``mk, kn -> mn``, linear in each."""
+    """``mk, kn -> mn``."""
     return contract(call, ("mk", "kn"), "mn")
 
 
 @rule("bmm", "x, y")
 def bmm(call: OpCall) -> Strategies:
-    """``bmk, bkn -> bmn``, linear in each."""
+    """``bmk, bkn -> bmn``."""
     return contract(call, ("bmk", "bkn"), "bmn")
 
 
 @rule("mv", "x, y")
 def mv(call: OpCall) -> Strategies:
-    """``mk, k -> m``, linear in each."""
+    """``mk, k -> m``."""
     return contract(call, ("mk", "k"), "m")
 
 
 @rule("dot", "x, y")
 def dot(call: OpCall) -> Strategies:
-    """``k, k ->``, linear in each."""
+    """``k, k ->``."""
     return contract(call, ("k", "k"), "")
 
 
 @rule("outer", "x, y")
 def outer(call: OpCall) -> Strategies:
-    """``m, n -> mn``, linear in each."""
+    """``m, n -> mn``."""
     return contract(call, ("m", "n"), "mn")
 
 
 @rule("addmm", "bias, x, y, *, beta=1, alpha=1", by_value=False)
 def addmm(call: OpCall) -> Strategies:
-    """``mn, mk, kn -> mn``; the bias broadcasts and joins once."""
+    """``mn, mk, kn -> mn``; the bias broadcasts."""
     return contract(call, ("mk", "kn"), "mn", call["bias"])
 
 
 @rule("baddbmm", "bias, x, y, *, beta=1, alpha=1", by_value=False)
 def baddbmm(call: OpCall) -> Strategies:
-    """``bmn, bmk, bkn -> bmn``; the bias broadcasts and joins once."""
+    """``bmn, bmk, bkn -> bmn``; the bias broadcasts."""
     return contract(call, ("bmk", "bkn"), "bmn", call["bias"])
 
 
 @rule("addmv", "bias, x, y, *, beta=1, alpha=1", by_value=False)
 def addmv(call: OpCall) -> Strategies:
-    """``m, mk, k -> m``; the bias broadcasts and joins once."""
+    """``m, mk, k -> m``; the bias broadcasts."""
     return contract(call, ("mk", "k"), "m", call["bias"])
 
 
 @rule("addr", "bias, x, y, *, beta=1, alpha=1", by_value=False)
 def addr(call: OpCall) -> Strategies:
-    """``mn, m, n -> mn``; the bias broadcasts and joins once."""
+    """``mn, m, n -> mn``; the bias broadcasts."""
     return contract(call, ("m", "n"), "mn", call["bias"])
 
 
 @rule("bilinear", "x, y, weight, bias=None")
 def bilinear(call: OpCall) -> Strategies:
-    """``…i, …j, nij -> …n``; the bias joins once, whatever the axis does."""
+    """``…i, …j, nij -> …n``."""
     x, y, weight, bias = call["x"], call["y"], call["weight"], call["bias"]
     if x.shape[:-1] != y.shape[:-1] or (x.shape[-1], y.shape[-1]) != weight.shape[1:]:
         msg = f"x {list(x.shape)}, y {list(y.shape)} and weight {list(weight.shape)} do not fit as …i, …j, nij"
@@ -162,7 +166,7 @@ def bilinear(call: OpCall) -> Strategies:
     if bias is not None:
         inputs.append(("n",))
     labels = Labels(tuple(inputs), ((*batch, "n"),), each=(0, 1, 2), joins=(3,) if bias is not None else ())
-    # The kernel refuses a product over nothing.
+    # The kernel refuses empty contracted dims.
     features = {(0, Shard(x.ndim - 1)): x.ndim - 1, (1, Shard(y.ndim - 1)): y.ndim - 1}
     rows = [
         replace(
@@ -176,7 +180,7 @@ def bilinear(call: OpCall) -> Strategies:
 
 @rule("block_diag", "*tensors")
 def block_diag(call: OpCall) -> Strategies:
-    """Blocks along a diagonal: both dims of all of them are whole; linear in all together."""
+    """Blocks along a diagonal; all dims must be whole. Partial passes if all blocks are Partial."""
     shapes = [(1,) * (2 - operand.ndim) + operand.shape for operand in call.operands]
     if any(len(shape) > 2 for shape in shapes):
         msg = f"blocks are matrices, got {[list(operand.shape) for operand in call.operands]}"
@@ -188,7 +192,7 @@ def block_diag(call: OpCall) -> Strategies:
 
 @rule("addbmm", "bias, x, y, *, beta=1, alpha=1", by_value=False)
 def addbmm(call: OpCall) -> Strategies:
-    """``mn, bmk, bkn -> mn``; the bias broadcasts and joins once."""
+    """``mn, bmk, bkn -> mn``; the bias broadcasts."""
     return contract(call, ("bmk", "bkn"), "mn", call["bias"])
 
 
@@ -197,7 +201,7 @@ Names = tuple[str, ...]
 
 @rule("einsum", "equation, *operands")
 def einsum(call: OpCall) -> Strategies:
-    """Dims by the equation's letters, linear in each operand; a letter twice in one of them stays whole."""
+    """Labels are the equation's letters; a dim whose letter occurs twice in one operand must be whole."""
     shapes = [operand.shape for operand in call.operands]
     terms, out = parse_equation(call["equation"], [len(shape) for shape in shapes])
     sizes: dict[str, int] = {}
@@ -222,7 +226,7 @@ def _shown(name: str) -> str:
 
 
 def parse_equation(equation: str, ndims: Sequence[int]) -> tuple[list[Names], Names]:
-    """Labels per operand and of the output; the ellipsis stands for labels counted from its right end.
+    """The labels of each operand and of the output; dims of the ellipsis are numbered from its right end.
 
     Raises:
         ValueError: an equation that does not fit the operands.

@@ -1,4 +1,4 @@
-"""Normalisation over trailing dims, groups of channels, or the whole batch however it is sharded."""
+"""Normalisation over trailing dims, over groups of channels, and over the whole batch, which may be sharded."""
 
 from __future__ import annotations
 
@@ -38,19 +38,19 @@ def _over_last(call: OpCall) -> tuple[Strategies, tuple[str, ...]]:
 
 @rule("layer_norm", "x, normalized_shape, weight=None, bias=None, eps=1e-05")
 def layer_norm(call: OpCall) -> Strategies:
-    """``…[h], [h], [h] -> …[h]``."""
+    """``…[h], [h], [h] -> …[h]``: normalised dims must be whole, the others may be sharded."""
     return _over_last(call)[0]
 
 
 @rule("rms_norm", "x, normalized_shape, weight=None, eps=None")
 def rms_norm(call: OpCall) -> Strategies:
-    """``…[h], [h] -> …[h]``."""
+    """``…[h], [h] -> …[h]``: normalised dims must be whole, the others may be sharded."""
     return _over_last(call)[0]
 
 
 @rule("native_layer_norm", "x, normalized_shape, weight, bias, eps")
 def native_layer_norm(call: OpCall) -> Strategies:
-    """``…[h], [h], [h] -> …[h], …1, …1``."""
+    """``…[h], [h], [h] -> …[h], …1, …1``: the normalised tensor, its mean and its reciprocal deviation."""
     strategies, batch = _over_last(call)
     whole = tuple(f"h{dim}" for dim in range(call["x"].ndim - len(batch)))
     statistics = (*batch, *(None for _ in whole))
@@ -63,7 +63,7 @@ def native_layer_norm(call: OpCall) -> Strategies:
 
 @rule("group_norm", "x, num_groups, weight=None, bias=None, eps=1e-05")
 def group_norm(call: OpCall) -> Strategies:
-    """``n[c…], [c], [c] -> n[c…]``; channels may be sharded where groups stay together."""
+    """``n[c…], [c], [c] -> n[c…]``; channels may also be sharded if no group is divided."""
     x, groups = call["x"], call["num_groups"]
     if x.ndim < 2 or any(operand.shape != x.shape[1:2] for operand in call.operands[1:]):
         shapes = ", ".join(f"{operand.name} {list(operand.shape)}" for operand in call.operands)
@@ -87,7 +87,7 @@ def _own_groups(call: OpCall, targets: tuple[Layout, ...], outputs: tuple[Layout
 
 @rule("channel_norm", "x, mean, var, weight=None, bias=None, eps=1e-05")
 def channel_norm(call: OpCall) -> Strategies:
-    """``nc…, c, c, c, c -> nc…``: known statistics, so element by element."""
+    """``nc…, c, c, c, c -> nc…``: statistics are given, so all dims may be sharded."""
     x = call["x"]
     if x.ndim < 2 or any(operand.shape != x.shape[1:2] for operand in call.operands[1:]):
         shapes = ", ".join(f"{operand.name} {list(operand.shape)}" for operand in call.operands)
@@ -116,7 +116,7 @@ def statistics_norm(ops: Any, x: Any, dims: Sequence[int], weight: Any, bias: An
 
 
 def unbiased(shape: Sequence[int], dims: Sequence[int]) -> float:
-    """What makes a biased variance over ``dims`` the estimate that running statistics take."""
+    """The factor (Bessel's correction) from a biased variance over ``dims`` to the one in running statistics."""
     count = math.prod(shape[dim] for dim in dims)
     return count / max(count - 1, 1)
 

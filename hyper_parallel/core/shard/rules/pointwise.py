@@ -1,7 +1,7 @@
-"""Element by element: every dim runs through; what happens to summands depends on the operator's linearity.
+"""Pointwise operators: every dim may be sharded; whether Partial passes depends on the operator's linearity.
 
-An operator that declares nothing is nonlinear: summands are reduced first. Reductions by max or min pass only where
-also the gradient is exact at ties that the operator makes: where it is zero on every such tie.
+An operator that declares nothing is nonlinear: partial values are reduced first. Partial(max) and Partial(min) pass
+only through operators whose gradient is zero wherever they map different values to one, so that gradients stay exact.
 """
 
 from __future__ import annotations
@@ -53,10 +53,18 @@ def elementwise(
     extra: Sequence[Row] = (),
     outputs: int = 1,
 ) -> Strategies:
-    """Broadcast all operands; pass summands as declared.
+    """Strategies of a pointwise operator: operands broadcast, and Partial passes as declared.
+
+    Args:
+        call: the call.
+        each: operands in each of which the operator is linear while the others are fixed.
+        joint: operands in which it is linear together.
+        monotone: Partial reductions (``max``, ``min``) that pass through an increasing operator.
+        extra: further rows.
+        outputs: number of outputs.
 
     Raises:
-        UnknownOperandError: (a TypeError) a list in an operand's place: every rank's piece would meet all of it.
+        UnknownOperandError: (a TypeError) a list instead of an operand: every local shard would meet the whole list.
     """
     for name in ("x", "y"):
         if isinstance(call.args.get(name), (list, tuple)):
@@ -88,7 +96,7 @@ def _nonlinear(call: OpCall) -> Strategies:
 
 
 def _stepwise(call: OpCall) -> Strategies:
-    # Weakly increasing, and of gradient zero wherever it maps different values to one.
+    # Increasing (not strictly), with gradient zero wherever different values are mapped to one.
     return elementwise(call, monotone=("max", "min"))
 
 
@@ -105,7 +113,7 @@ def _masked_scale(call: OpCall) -> Strategies:
 
 
 def _additive(call: OpCall) -> Strategies:
-    # A Python number is a constant that would be added once per rank: then nothing may pass.
+    # A Python number would be added once per rank, so Partial must not pass.
     both = isinstance(call["x"], Operand) and isinstance(call["y"], Operand)
     return elementwise(call, joint=(0, 1) if both else ())
 
@@ -135,7 +143,7 @@ def _addcdiv(call: OpCall) -> Strategies:
 
 
 def _where(call: OpCall) -> Strategies:
-    """Linear in what it picks from, for one condition; a number other than zero is a constant."""
+    """Linear in ``x`` and ``y`` together, unless one of them is a nonzero number."""
     picked = [name for name in ("x", "y") if isinstance(call[name], Operand)]
     rest = [call[name] for name in ("x", "y") if name not in picked]
     if any(value != 0 for value in rest):
@@ -155,29 +163,19 @@ def _indices(call: OpCall, *names: str) -> tuple[int, ...]:
 
 # -- the tables --------------------------------------------------------------------------------------------------------
 
-STEPWISE = "relu floor ceil round trunc sign"
-NONLINEAR = (
-    "abs exp exp2 expm1 log log1p log2 log10 sqrt rsqrt reciprocal square sin cos tan asin acos atan sinh cosh asinh "
-    "acosh atanh tanh sigmoid erf erfc erfinv silu gelu softplus elu selu celu leaky_relu hardtanh relu6 hardswish "
-    "hardsigmoid mish logsigmoid threshold logit lgamma digamma frac nan_to_num isnan isinf isfinite isneginf isposinf "
-    "signbit sgn sinc hardshrink softshrink logical_not bitwise_not angle polygamma mvlgamma entr erfcx log_ndtr ndtr "
-    "ndtri i0 i0e i1 i1e airy_ai bessel_j0 bessel_j1 bessel_y0 bessel_y1 modified_bessel_i0 modified_bessel_i1 "
-    "modified_bessel_k0 modified_bessel_k1 scaled_modified_bessel_k0 scaled_modified_bessel_k1 spherical_bessel_j0"
-)
-POLYNOMIALS = (
-    "chebyshev_polynomial_t chebyshev_polynomial_u chebyshev_polynomial_v chebyshev_polynomial_w hermite_polynomial_h "
-    "hermite_polynomial_he laguerre_polynomial_l legendre_polynomial_p shifted_chebyshev_polynomial_t "
-    "shifted_chebyshev_polynomial_u shifted_chebyshev_polynomial_v shifted_chebyshev_polynomial_w"
-)
-BINARY = (
-    "pow maximum minimum fmax fmin atan2 fmod remainder floor_divide hypot copysign logaddexp logaddexp2 xlogy xlog1py "
-    "heaviside eq ne lt le gt ge isclose logical_and logical_or logical_xor bitwise_and bitwise_or bitwise_xor "
-    "bitwise_left_shift bitwise_right_shift gcd lcm ldexp nextafter igamma igammac zeta complex polar "
-    f"{POLYNOMIALS}"
-)
-UNARY_SIGNATURES = {
-    "gelu": "x, approximate='none'",
+# Operators by signature; an operator with options has a line of its own.
+_STEPWISE = {
+    "relu floor ceil trunc sign": "x",
     "round": "x, *, decimals=0",
+}
+_NONLINEAR = {
+    "abs exp exp2 expm1 log log1p log2 log10 sqrt rsqrt reciprocal square sin cos tan asin acos atan sinh "
+    "cosh asinh acosh atanh tanh sigmoid erf erfc erfinv silu selu relu6 hardswish hardsigmoid mish "
+    "logsigmoid lgamma digamma frac isnan isinf isfinite isneginf isposinf signbit sgn sinc logical_not "
+    "bitwise_not angle entr erfcx log_ndtr ndtr ndtri i0 i0e i1 i1e airy_ai bessel_j0 bessel_j1 bessel_y0 "
+    "bessel_y1 modified_bessel_i0 modified_bessel_i1 modified_bessel_k0 modified_bessel_k1 "
+    "scaled_modified_bessel_k0 scaled_modified_bessel_k1 spherical_bessel_j0": "x",
+    "gelu": "x, approximate='none'",
     "softplus": "x, beta=1, threshold=20",
     "elu": "x, alpha=1.0",
     "celu": "x, alpha=1.0",
@@ -191,9 +189,23 @@ UNARY_SIGNATURES = {
     "polygamma": "x, n",
     "mvlgamma": "x, p",
 }
-BINARY_SIGNATURES = {"isclose": "x, y, rtol=1e-05, atol=1e-08, equal_nan=False"}
+POLYNOMIALS = (
+    "chebyshev_polynomial_t chebyshev_polynomial_u chebyshev_polynomial_v chebyshev_polynomial_w hermite_polynomial_h "
+    "hermite_polynomial_he laguerre_polynomial_l legendre_polynomial_p shifted_chebyshev_polynomial_t "
+    "shifted_chebyshev_polynomial_u shifted_chebyshev_polynomial_v shifted_chebyshev_polynomial_w"
+)
+_BINARY = {
+    "pow maximum minimum fmax fmin atan2 fmod remainder floor_divide hypot copysign logaddexp logaddexp2 "
+    "xlogy xlog1py heaviside eq ne lt le gt ge logical_and logical_or logical_xor bitwise_and bitwise_or "
+    "bitwise_xor bitwise_left_shift bitwise_right_shift gcd lcm ldexp nextafter igamma igammac zeta complex "
+    "polar": "x, y",
+    "isclose": "x, y, rtol=1e-05, atol=1e-08, equal_nan=False",
+    POLYNOMIALS: "x, y",
+}
+# The names of all of them, for the frameworks' tables.
+STEPWISE, NONLINEAR, BINARY = (" ".join(table) for table in (_STEPWISE, _NONLINEAR, _BINARY))
 _OTHERS: tuple[tuple[str, str, Callable[[OpCall], Strategies], bool], ...] = (
-    # canonical name, signature, class, whether numbers influence placement
+    # canonical name, signature, placement function, whether Python numbers influence placement
     ("neg", "x", _linear, False),
     ("deg2rad", "x", _linear, False),
     ("rad2deg", "x", _linear, False),
@@ -212,17 +224,15 @@ _OTHERS: tuple[tuple[str, str, Callable[[OpCall], Strategies], bool], ...] = (
     ("masked_fill", "x, mask, value", _masked_fill, True),
 )
 
-for _name in STEPWISE.split():
-    register_rule(Rule(_name, UNARY_SIGNATURES.get(_name, "x"), _stepwise, by_value=False))
-for _name in NONLINEAR.split():
-    register_rule(Rule(_name, UNARY_SIGNATURES.get(_name, "x"), _nonlinear, by_value=False))
-for _name in BINARY.split():
-    register_rule(Rule(_name, BINARY_SIGNATURES.get(_name, "x, y"), _nonlinear, by_value=False))
+for _table, _strategies in ((_STEPWISE, _stepwise), (_NONLINEAR, _nonlinear), (_BINARY, _nonlinear)):
+    for _names, _signature in _table.items():
+        for _name in _names.split():
+            register_rule(Rule(_name, _signature, _strategies, by_value=False))
 for _name, _signature, _strategies, _by_value in _OTHERS:
     register_rule(Rule(_name, _signature, _strategies, by_value=_by_value))
 
 
-# -- the same elements, or none of them --------------------------------------------------------------------------------
+# -- copies, fills and factories --------------------------------------------------------------------------------------
 
 
 def _identity(call: OpCall) -> Strategies:
@@ -230,7 +240,7 @@ def _identity(call: OpCall) -> Strategies:
 
 
 def _cast(call: OpCall) -> Strategies:
-    """Between floating types summands pass; to an integer or a truth value nothing does."""
+    """Partial sums pass between floating dtypes; nothing passes to an integer or boolean dtype."""
     x, dtype = call["x"], call["dtype"]
     if dtype is None or dtype == x.dtype:
         return _identity(call)
@@ -244,7 +254,7 @@ def is_floating_dtype(dtype: object) -> bool:
 
 
 def _copy(call: OpCall) -> Strategies:
-    """What is written takes the other's values; summands as such, where the conversion is linear."""
+    """``x`` gets the values of ``y``; Partial passes if both are Partial and the conversion is linear."""
     x, y = call["x"], call["y"]
     if not isinstance(y, Operand):
         return elementwise(call)
@@ -254,7 +264,7 @@ def _copy(call: OpCall) -> Strategies:
 
 
 def _like(call: OpCall) -> Strategies:
-    # The result does not depend on the values: pending reductions are of no concern and leave it whole.
+    # The result does not depend on the values, so a Partial operand needs no reduction; the result is whole.
     return elementwise(call, extra=[Row(_beside(call, Partial(op)), (R,)) for op in PARTIAL_OPS])
 
 
@@ -265,13 +275,13 @@ def _new(call: OpCall) -> Strategies:
 
 
 def _beside(call: OpCall, placement: Placement) -> tuple[Placement, ...]:
-    """``x`` in ``place``; a value to fill with, if it is a tensor, whole."""
+    """Placements of the operands: ``placement`` for ``x``, Replicate for a fill value that is a tensor."""
     x = call.index_of("x")
     return tuple(placement if index == x else R for index in range(len(call.operands)))
 
 
 def _range(call: OpCall) -> Strategies:
-    """Between two numbers, either of which may be a 0-d tensor."""
+    """Strategies of a range between two numbers or 0-d tensors; the result is whole."""
     return Strategies((replicated_row(len(call.operands)),), ((call["steps"],),))
 
 
@@ -281,12 +291,12 @@ def _zero(call: OpCall) -> Strategies:
 
 def _fill(call: OpCall) -> Strategies:
     constant = not isinstance(call["value"], Operand)
-    # The sum of equal constants is not the constant; their average and their extrema are.
+    # The average and the extrema of equal constants are the constant; their sum is not.
     return elementwise(call, extra=partial_rows(1, (0,), ("avg", "max", "min")) if constant else ())
 
 
 _OPTIONS = "dtype=None, layout=None, device=None, pin_memory=None, requires_grad=False"
-register_rule(Rule("prelu", "x, weight", _nonlinear))  # the weight as it broadcasts
+register_rule(Rule("prelu", "x, weight", _nonlinear))  # the weight already broadcasts
 register_rule(Rule("clone", "x, *, memory_format=None", _identity))
 register_rule(Rule("contiguous", "x, memory_format=None", _identity, view=True, itself=True))
 register_rule(Rule("detach", "x", _identity, view=True, itself=True))
@@ -324,7 +334,7 @@ for _name in ("resolve_conj", "resolve_neg"):
 
 @decomposition("glu", "x, dim=-1")
 def glu(ops: Any, x: Any, dim: int) -> Any:
-    """One half gated by the other."""
+    """One half of ``dim`` times the sigmoid of the other half (Dauphin et al., 2016)."""
     size = tuple(x.shape)[dim]
     if size % 2:
         msg = f"glu: dim {dim} of size {size} has no halves"
@@ -341,12 +351,12 @@ _ANY = (
     "hardswish hardsigmoid mish softplus logsigmoid elu celu selu leaky_relu sgn floor ceil trunc round sign clone "
     "contiguous detach"
 )
-# PyTorch's gradients of what is no number depend on where in memory it lies.
-_UNSETTLED = ("celu", "elu", "hardswish", "selu")
-_ODD = " ".join(op for op in _ANY.split() if op not in _UNSETTLED)
-sample(f"{_ODD} isnan isinf isfinite isneginf isposinf nan_to_num signbit", nonfinite("ab"))
-sample(" ".join(_UNSETTLED), nonfinite("ab").fixed)
-# What PyTorch makes of no number in the gradient of the last four depends on where it stands in a vector register.
+# PyTorch's gradients of these at NaN depend on the element's position in memory (vectorised or remainder loop).
+_POSITION_DEPENDENT = ("celu", "elu", "hardswish", "selu")
+_DEFINED_AT_NAN = " ".join(op for op in _ANY.split() if op not in _POSITION_DEPENDENT)
+sample(f"{_DEFINED_AT_NAN} isnan isinf isfinite isneginf isposinf nan_to_num signbit", nonfinite("ab"))
+sample(" ".join(_POSITION_DEPENDENT), nonfinite("ab").fixed)
+# The last four get no nonfinite values either: their gradient at NaN depends on its position in a vector register.
 sample(f"{_ANY} relu6 hardtanh softshrink hardshrink", real("ab"))
 sample("abs neg relu tanh floor round sign clone", real("abc"))
 sample("abs neg square sign clone signbit isnan", integers(-9, 9, "ab"))
@@ -451,7 +461,7 @@ sample("igamma igammac", between(0.3, 4.0, "ab").fixed, between(0.3, 4.0, "b"))
 sample_call("nextafter", Sample((real("ab").fixed, real("b").fixed), exact=True))
 sample("ldexp", real("ab"), integers(-3, 4, "b"))
 sample("gcd lcm bitwise_left_shift bitwise_right_shift", integers(0, 9, "ab"), integers(0, 9, "b"))
-# Steeper ones make more of the rounding of summands than the bound allows.
+# Steeper polynomials amplify the rounding of partial values beyond the tolerance.
 sample(POLYNOMIALS, between(0.3, 0.7, "ab").fixed, integers(0, 4, "ab"))
 sample(POLYNOMIALS, between(0.3, 0.7, "a1").fixed, integers(0, 4, "b"))
 for _x in (real("ab"), booleans("ab")):

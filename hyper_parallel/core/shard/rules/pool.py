@@ -1,4 +1,4 @@
-"""Pooling: samples and channels may be sharded, the dims that are pooled are whole."""
+"""Pooling: samples and channels may be sharded, the dims that are pooled may not."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ def inner_dims(
     joint: tuple[int, ...] = (),
     each: tuple[int, ...] = (),
 ) -> Strategies:
-    """The last dims of ``x`` are whole and get new sizes; the dims before (``b0``, ``b1``) pass."""
+    """Strategies of an operator that resizes the last dims; only the dims before (``b0``, ``b1``) may be sharded."""
     x = call["x"]
     lead = _leading(call, len(sizes))
     names: Names = (*(f"b{dim}" for dim in range(lead)), *(None for _ in sizes))
@@ -33,7 +33,7 @@ def inner_dims(
 
 
 def _leading(call: OpCall, count: int) -> int:
-    """How many dims are before the last ``count``."""
+    """The number of dims before the last ``count``."""
     ndim = call["x"].ndim
     if ndim < count:
         msg = f"x has {ndim} dims, at least {count} are needed"
@@ -42,7 +42,7 @@ def _leading(call: OpCall, count: int) -> int:
 
 
 def _pooled(call: OpCall, count: int) -> tuple[int, ...]:
-    """Sizes that pooling windows leave of the last ``count`` dims."""
+    """The sizes of the last ``count`` dims after pooling."""
     lead = _leading(call, count)
     kernel = spread(call["kernel_size"], count)
     stride = spread(call["stride"], count) if call["stride"] not in (None, (), []) else kernel
@@ -58,7 +58,7 @@ def _positions(size: int, kernel: int, stride: int, padding: int, dilation: int,
     if not ceil:
         return window_count(size, kernel, stride, padding, dilation)
     count = -(-(size + 2 * padding - dilation * (kernel - 1) - 1) // stride) + 1
-    # A window that would start in the padding on the right is left out.
+    # As PyTorch: with ceil_mode, a window that would start in the padding on the right is left out.
     return count - 1 if (count - 1) * stride >= size + padding else count
 
 
@@ -67,7 +67,7 @@ def _average(count: int) -> Callable[[OpCall], Strategies]:
 
 
 def _maximum(count: int) -> Callable[[OpCall], Strategies]:
-    # Indices are places in one sample's channel: the same for every piece.
+    # Indices count within one channel of one sample, so local indices equal global ones.
     return lambda call: inner_dims(call, _pooled(call, count), outputs=2)
 
 
@@ -81,7 +81,7 @@ def _adaptive(count: int, *, maximum: bool) -> Callable[[OpCall], Strategies]:
 
 def _fractional(count: int) -> Callable[[OpCall], Strategies]:
     def strategies(call: OpCall) -> Strategies:
-        """One random number per sample, channel and pooled dim says where the windows are."""
+        """One random number per sample, channel and pooled dim decides where the windows are."""
         batched = call["x"].ndim > count + 1
         samples = ("b0", "b1", None) if batched else (None, "b0", None)
         return inner_dims(call, spread(call["output_size"], count), others=(samples,), outputs=2)

@@ -1,6 +1,7 @@
-"""Random operators: equal for every layout, because each element's number depends on its global index only.
+"""Random operators: results are equal for every layout, because a number depends only on its global element index.
 
-The numbers are drawn when the call runs, not when it is planned: the plan knows which elements are this rank's.
+The generator is counter-based (Philox 4x32-10; Salmon et al., 2011). Numbers are sampled when the call runs, not when
+it is planned: the plan knows which elements are on this rank.
 """
 
 from __future__ import annotations
@@ -24,16 +25,16 @@ if TYPE_CHECKING:
 
 __all__ = ["dropout_mask"]
 
-Draw = Callable[[dict[str, Any]], "Distribution"]
+Sampler = Callable[[dict[str, Any]], "Distribution"]
 
 
 def dropout_mask(platform: Any, like: Any, layout: Layout, p: float) -> Any:
-    """What dropout multiplies this rank's piece by, in the dtype of ``like``; advances the stream by one call.
+    """The mask that dropout multiplies the local shard by, in the dtype of ``like``; advances the stream by one call.
 
     Args:
         platform: the framework of ``like``.
         like: a plain tensor of the wanted dtype and device.
-        layout: global shape and placement of what is dropped (this rank's box of it is drawn).
+        layout: layout of the tensor that is dropped; the mask covers the local shard.
         p: probability of dropping an element.
     """
     kept = platform.from_numpy(random.bernoulli(layout, 1.0 - p), device=like.device)
@@ -41,7 +42,7 @@ def dropout_mask(platform: Any, like: Any, layout: Layout, p: float) -> Any:
 
 
 def _dropout(call: OpCall) -> Strategies:
-    """Element by element; summands are reduced first, unless nothing is dropped."""
+    """All dims may be sharded; partial values are reduced first, unless nothing is dropped."""
     p = call["p"]
     if not 0.0 <= p <= 1.0:
         msg = f"p is {p}; a probability lies between 0 and 1"
@@ -79,7 +80,7 @@ DIGITS = {"f32": 24, "f16": 11, "bf16": 8}
 
 
 def _digits(args: dict[str, Any]) -> int:
-    """Of the dtype that is filled."""
+    """Binary digits of the significand of the dtype that is filled."""
     return DIGITS.get(short_dtype(args["x"].dtype if args.get("dtype") is None else args["dtype"]), 53)
 
 
@@ -119,34 +120,34 @@ def _integers(args: dict[str, Any]) -> Distribution:
     return sampling.integers(args["low"], args["high"])
 
 
-def _filling(name: str, signature: str, draw: Draw) -> None:
-    """``x`` filled in place: shards get their elements; a pending sum cannot hold them."""
+def _filling(name: str, signature: str, sampler: Sampler) -> None:
+    """Declare an operator that fills ``x`` in place: all dims may be sharded, ``x`` must not be Partial."""
 
     def strategies(call: OpCall) -> Strategies:
         elements = elementwise(call)
-        return Strategies(elements.rows, elements.outputs, _drawing(draw, "write"))
+        return Strategies(elements.rows, elements.outputs, _sampling(sampler, "write"))
 
     register_rule(Rule(name, signature, strategies))
 
 
-def _likeness(name: str, signature: str, draw: Draw) -> None:
-    """A new tensor of the shape and shards of ``x``; what ``x`` still owes is of no concern."""
+def _likeness(name: str, signature: str, sampler: Sampler) -> None:
+    """Declare a random tensor of the shape and layout of ``x``; for a Partial ``x`` the result is whole."""
 
     def strategies(call: OpCall) -> Strategies:
         elements = elementwise(call, extra=[Row((Partial(op),), (R,)) for op in PARTIAL_OPS])
-        return Strategies(elements.rows, elements.outputs, _drawing(draw, "make_like"))
+        return Strategies(elements.rows, elements.outputs, _sampling(sampler, "make_like"))
 
     register_rule(Rule(name, signature, strategies))
 
 
-def _drawing(draw: Draw, how: str) -> Callable[..., LocalCall]:
+def _sampling(sampler: Sampler, how: str) -> Callable[..., LocalCall]:
     def localize(call: OpCall, targets: tuple[Layout, ...], outputs: tuple[Layout, ...]) -> LocalCall:
         del call, targets
         (layout,) = outputs
 
         def run(platform: Any, args: dict[str, Any]) -> Any:
-            drawn = random.sample(layout, draw(args))
-            return platform.local_op(how)(args["x"], drawn, args.get("dtype"))
+            sampled = random.sample(layout, sampler(args))
+            return platform.local_op(how)(args["x"], sampled, args.get("dtype"))
 
         return LocalCall(run=run)
 
@@ -154,7 +155,7 @@ def _drawing(draw: Draw, how: str) -> Callable[..., LocalCall]:
 
 
 def _sampled(call: OpCall) -> Strategies:
-    """One draw per element, whose probability is the element."""
+    """One sample per element, which is its probability; all dims may be sharded."""
     elements = elementwise(call)
     return Strategies(elements.rows, elements.outputs, _sample)
 
@@ -165,8 +166,8 @@ def _sample(call: OpCall, targets: tuple[Layout, ...], outputs: tuple[Layout, ..
 
     def run(platform: Any, args: dict[str, Any]) -> Any:
         x = args["x"]
-        drawn = platform.from_numpy(random.uniform(layout), device=x.device)
-        return platform.local_op("cast_as")(drawn < platform.detach(x), x)
+        sampled = platform.from_numpy(random.uniform(layout), device=x.device)
+        return platform.local_op("cast_as")(sampled < platform.detach(x), x)
 
     return LocalCall(run=run)
 
@@ -186,12 +187,12 @@ _filling("log_normal", "x, mean=1.0, std=2.0, *, generator=None", _log_normal)
 register_rule(Rule("bernoulli", "x, *, generator=None", _sampled))
 
 
-# -- drawn around values -----------------------------------------------------------------------------------------------
+# -- with parameters per element----------------------------------------------------------------------------------------
 
 
 @rule("normal_around", "mean, std=1.0, *, generator=None")
 def normal_around(call: OpCall) -> Strategies:
-    """A normal number per element, whose mean, deviation or both are the elements; it has no gradient."""
+    """One normal number per element of ``mean`` and ``std``; all dims may be sharded, there is no gradient."""
     elements = elementwise(call)
     return Strategies(elements.rows, elements.outputs, _around)
 
@@ -207,15 +208,15 @@ def _around(call: OpCall, targets: tuple[Layout, ...], outputs: tuple[Layout, ..
         )
         like = mean + std
         digits = DIGITS.get(short_dtype(like.dtype), 53)
-        drawn = platform.from_numpy(random.normal(layout, digits), device=like.device)
-        return platform.local_op("cast_as")(drawn, like) * std + mean
+        sampled = platform.from_numpy(random.normal(layout, digits), device=like.device)
+        return platform.local_op("cast_as")(sampled, like) * std + mean
 
     return LocalCall(run=run)
 
 
 @rule("multinomial", "x, num_samples, replacement=False, *, generator=None")
 def multinomial(call: OpCall) -> Strategies:
-    """``…[d] -> …[n]``: places drawn by their weights."""
+    """``…[d] -> …[n]``: indices sampled by weight; rows may be sharded, weights of a row may not."""
     x, count = call["x"], call["num_samples"]
     if x.ndim not in (1, 2):
         msg = f"x has {x.ndim} dims; weights are a vector or a matrix of one vector per row"
@@ -229,13 +230,13 @@ def multinomial(call: OpCall) -> Strategies:
 
 
 def _pick(call: OpCall, targets: tuple[Layout, ...], outputs: tuple[Layout, ...]) -> LocalCall:
-    """One number per place, or per draw where places may repeat: by its global index, as always."""
+    """Sample one number per weight, or per sample with replacement, from its global index."""
     (numbered,) = outputs if call["replacement"] else targets
 
     def run(platform: Any, args: dict[str, Any]) -> Any:
         x = args["x"]
-        drawn = platform.from_numpy(random.uniform(numbered), device=x.device)
-        return platform.local_op("pick")(platform.detach(x), drawn, args["num_samples"], args["replacement"])
+        sampled = platform.from_numpy(random.uniform(numbered), device=x.device)
+        return platform.local_op("pick")(platform.detach(x), sampled, args["num_samples"], args["replacement"])
 
     return LocalCall(run=run)
 

@@ -1,4 +1,4 @@
-"""Recurrent layers and cells: samples may be sharded, time, features and weights are whole."""
+"""Recurrent layers and cells: samples may be sharded; time, features and weights must be whole."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ def _weights(count: int, call: OpCall) -> tuple[tuple[None, ...], ...]:
 
 
 def _layers(call: OpCall) -> Strategies:
-    """``tnc, lnh… -> tnh, lnh…`` (``ntc`` where the batch comes first)."""
+    """``[t]n[c], [l]n[h] -> [t]n[h], [l]n[h]`` (``n[t][c]`` with ``batch_first``); weights must be whole."""
     x, states = call["x"], _states(call)
     if call["dropout"] > 0 and call["train"] and call["num_layers"] > 1:
         msg = (
@@ -41,7 +41,7 @@ def _layers(call: OpCall) -> Strategies:
 
 
 def _cell(call: OpCall) -> Strategies:
-    """``nc, nh… -> nh…``."""
+    """``n[c], n[h] -> n[h]``; weights must be whole."""
     x, states = call["x"], _states(call)
     batch = ("n",) * (x.ndim - 1)
     inputs = (*((*batch, None) for _ in (x, *states)), *_weights(1 + len(states), call))

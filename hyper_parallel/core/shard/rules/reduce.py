@@ -1,6 +1,6 @@
-"""Reductions: a sharded dim that is reduced leaves a reduction pending where that is exact, gradients included.
+"""Reductions: a reduced dim may be sharded, and leaves Partial, where that is exact for values and gradients.
 
-Otherwise (products, norms, variances, floating extrema, whose ties share a gradient) the reduced dims are whole.
+For the others (products, norms, variances, floating extrema, whose ties share a gradient) reduced dims must be whole.
 """
 
 from __future__ import annotations
@@ -55,7 +55,7 @@ def reduced_labels(shape: Sequence[int], dims: Sequence[int], *, keepdim: bool) 
 
 
 def _reduction(call: OpCall, reduce: str | None, *, joint: bool = False, outputs: int = 1) -> Strategies:
-    """Reduce the dims of a call's ``dim`` and ``keepdim``; ``reduce`` None keeps them whole."""
+    """Strategies of a reduction over ``dim`` that leaves Partial(``reduce``); with None, reduced dims must be whole."""
     x = call["x"]
     names, output, shape = reduced_labels(x.shape, reduced_dims(call["dim"], x.ndim), keepdim=bool(call["keepdim"]))
     labels = Labels((names,), (output,) * outputs, reduce, joint=(0,) if joint else ())
@@ -67,19 +67,19 @@ def _reduction(call: OpCall, reduce: str | None, *, joint: bool = False, outputs
 
 @rule("sum", "x, dim=None, keepdim=False, *, dtype=None")
 def sum_(call: OpCall) -> Strategies:
-    """``…d -> …``, linear."""
+    """``…d -> …``, linear: a sharded ``d`` leaves Partial(sum)."""
     return _reduction(call, "sum", joint=call["dtype"] is None or is_floating_dtype(call["dtype"]))
 
 
 @rule("nansum", "x, dim=None, keepdim=False, *, dtype=None")
 def nansum(call: OpCall) -> Strategies:
-    """A sum that skips what is no number, hence not linear in summands."""
+    """A sum that skips NaN: a sharded dim leaves Partial(sum), but a Partial operand is reduced first."""
     return _reduction(call, "sum")
 
 
 @rule("count_nonzero", "x, dim=None", by_value=True)
 def count_nonzero(call: OpCall) -> Strategies:
-    """A sum of truths."""
+    """The number of nonzero elements: a sharded dim leaves Partial(sum)."""
     x = call["x"]
     names, output, shape = reduced_labels(x.shape, reduced_dims(call["dim"], x.ndim), keepdim=False)
     return Strategies(labelled_rows(Labels((names,), (output,))), (shape,))
@@ -87,9 +87,9 @@ def count_nonzero(call: OpCall) -> Strategies:
 
 @rule("mean", "x, dim=None, keepdim=False, *, dtype=None", by_dtype=True)
 def mean(call: OpCall) -> Strategies:
-    """A sum weighted by the global count: uneven and empty shards count for what they hold.
+    """A sharded dim leaves Partial(sum) of local means, weighted by their share of the global count.
 
-    A framework that gives the mean of integers as an integer rounds it, so their dims are whole.
+    An integer mean is rounded, so the reduced dims of integers must be whole.
     """
     dtype = call["dtype"]
     divides = call["x"].floating if dtype is None else is_floating_dtype(dtype)
@@ -108,36 +108,36 @@ def _global_mean(call: OpCall, targets: tuple[Layout, ...], outputs: tuple[Layou
 
     def run(platform: Any, args: dict[str, Any]) -> Any:
         if count and not mine:
-            return platform.local_op("sum")(**args)  # of nothing it is zero, the mean is not
+            return platform.local_op("sum")(**args)  # the sum of an empty shard is zero, its mean is NaN
         result = platform.local_op("mean")(**args)
-        # A sum of half precision may overflow where the mean does not. Otherwise whole numbers only: MindSpore rounds
-        # other Python scalars to float32.
+        # In half precision ``result * mine`` may overflow. Otherwise only integers are used as factors, because
+        # MindSpore rounds other Python scalars to float32.
         return result * (mine / count) if platform.itemsize(result) <= HALF else result * mine / count
 
     return LocalCall(run=run)
 
 
-# -- truths and integer extrema ----------------------------------------------------------------------------------------
+# -- booleans and integer extrema --------------------------------------------------------------------------------------
 
 
-def _truths(call: OpCall) -> Strategies:
+def _booleans(call: OpCall) -> Strategies:
     return _reduction(call, call.op)
 
 
-register_rule(Rule("any", "x, dim=None, keepdim=False", _truths))
-register_rule(Rule("all", "x, dim=None, keepdim=False", _truths))
+register_rule(Rule("any", "x, dim=None, keepdim=False", _booleans))
+register_rule(Rule("all", "x, dim=None, keepdim=False", _booleans))
 
 
 def _extremum(call: OpCall) -> Strategies:
-    """Integers have no gradient, so their extrema may stay pending; floating ties would share theirs unevenly."""
+    """A sharded dim of integers leaves Partial; floating dims must be whole, since ties share a gradient."""
     x = call["x"]
     strategies = _reduction(call, None)
     if x.floating or str(x.dtype).lower().endswith("bool"):
         return strategies
-    return Strategies((*strategies.rows, *_pending_extrema(call)), strategies.outputs)
+    return Strategies((*strategies.rows, *_partial_extrema(call)), strategies.outputs)
 
 
-def _pending_extrema(call: OpCall) -> Iterator[Row]:
+def _partial_extrema(call: OpCall) -> Iterator[Row]:
     x, op = call["x"], call.op[1:]
     for dim in reduced_dims(call["dim"], x.ndim):
         yield Row((Shard(dim),), (Partial(op),), full=((0, dim),))
@@ -186,21 +186,21 @@ for _name, _signature in {
 
 @rule("extreme_all", "x, largest")
 def extreme_all(call: OpCall) -> Strategies:
-    """The one largest or smallest element."""
+    """The largest or smallest of all elements; ``x`` must be whole."""
     x = call["x"]
     return Strategies(labelled_rows(Labels(((None,) * x.ndim,), ((),), None)), ((),))
 
 
 @rule("median_all", "x, skip_nan=False")
 def median_all(call: OpCall) -> Strategies:
-    """The one element in the middle."""
+    """The median of all elements; ``x`` must be whole."""
     return extreme_all(call)
 
 
 def _median(op: str) -> None:
     @decomposition(op, "x, dim=None, keepdim=False")
     def run(ops: Any, x: Any, dim: Any, keepdim: Any) -> Any:
-        """Of all elements, or along a dim with its place."""
+        """The median of all elements, or along ``dim`` with its index."""
         if dim is None:
             return ops.median_all(x, op == "nanmedian")
         return (ops.nanmedian_along if op == "nanmedian" else ops.median_along)(x, dim, keepdim)
@@ -212,7 +212,7 @@ _median("nanmedian")
 
 @decomposition("trace", "x")
 def trace(ops: Any, x: Any) -> Any:
-    """The sum of the diagonal."""
+    """The sum of the diagonal of a matrix."""
     if x.ndim != 2:
         msg = f"trace: expected a matrix, x has {x.ndim} dims"
         raise LayoutError(msg)
@@ -221,13 +221,13 @@ def trace(ops: Any, x: Any) -> Any:
 
 @decomposition("dist", "x, y, p=2")
 def dist(ops: Any, x: Any, y: Any, p: Any) -> Any:
-    """The norm of the difference."""
+    """The p-norm of ``x - y``."""
     return ops.vector_norm(ops.sub(x, y), p)
 
 
 @rule("renorm", "x, p, dim, maxnorm")
 def renorm(call: OpCall) -> Strategies:
-    """Each slice along ``dim`` has a norm of its own, for which its other dims are whole."""
+    """Slices along ``dim``, which may be sharded, are scaled by their norms; the other dims must be whole."""
     x = call["x"]
     (dim,) = reduced_dims(call["dim"], x.ndim)
     names = tuple(f"d{d}" for d in range(x.ndim))
@@ -238,7 +238,7 @@ def renorm(call: OpCall) -> Strategies:
 def _extreme(op: str) -> None:
     @decomposition(op, "x, dim=None, keepdim=False, *, y=None")
     def run(ops: Any, x: Any, dim: Any, keepdim: Any, y: Any) -> Any:
-        """All elements, those along a dim with their places, or those of two tensors: three operators, one name."""
+        """The extremum of all elements, along ``dim`` with its index, or of two tensors element by element."""
         if ops.platform.is_tensor(dim):
             y, dim = dim, None
         if y is not None:
@@ -252,7 +252,7 @@ _extreme("max")
 _extreme("min")
 
 
-# -- along one dim, which stays ----------------------------------------------------------------------------------------
+# -- along one dim that is kept ----------------------------------------------------------------------------------------
 
 
 def _along(call: OpCall, *, linear: bool = False, outputs: int = 1) -> Strategies:
@@ -265,7 +265,7 @@ def _along(call: OpCall, *, linear: bool = False, outputs: int = 1) -> Strategie
 
 
 def _along_both(call: OpCall) -> Strategies:
-    """A gradient and an output of one shape, whole along ``dim``."""
+    """Strategies of an operator of a gradient and an output, both whole along ``dim``."""
     x = call["x"]
     names = tuple(f"d{d}" for d in range(x.ndim))
     whole = frozenset(f"d{d}" for d in reduced_dims(call["dim"], x.ndim))
@@ -273,10 +273,7 @@ def _along_both(call: OpCall) -> Strategies:
 
 
 def _cumulative(call: OpCall, outputs: int = 1) -> Strategies:
-    """No piece is empty: the gradient of nothing depends on other tensors than that of something.
-
-    In a second derivative other ranks would wait for what this one does not send.
-    """
+    """Strategies without empty shards, whose backward graph would lack collectives that other ranks wait for."""
     strategies = _along(call, outputs=outputs)
     return replace(strategies, rows=tuple(map(nonempty_row, strategies.rows)))
 
@@ -287,7 +284,7 @@ def _cumulative_pair(call: OpCall) -> Strategies:
 
 def _soft(call: OpCall) -> Strategies:
     x, dim = call["x"], call["dim"]
-    if dim is None:  # the frameworks' old default: classes come first in a row, in a volume, and second otherwise
+    if dim is None:  # the frameworks' deprecated default
         dim = 0 if x.ndim in {0, 1, 3} else 1
     names = tuple(f"d{d}" for d in range(x.ndim))
     labels = Labels((names,), (names,), None, frozenset({f"d{d}" for d in reduced_dims(dim, x.ndim)}))
@@ -315,7 +312,7 @@ for _name in ("softmax", "softmin", "log_softmax"):
 
 @decomposition("norm", "x, p='fro', dim=None, keepdim=False, dtype=None")
 def norm(ops: Any, x: Any, p: Any, dim: Any, keepdim: Any, dtype: Any) -> Any:
-    """``torch.norm``: a vector norm, the Frobenius norm included, or the nuclear norm of matrices."""
+    """``torch.norm``: a vector norm (the Frobenius norm is one), or the nuclear norm of matrices."""
     if p == "nuc":
         return ops.matrix_norm(x, p, (-2, -1) if dim is None else dim, keepdim, dtype=dtype)
     return ops.vector_norm(x, 2 if p in ("fro", None) else p, dim, keepdim, dtype=dtype)

@@ -1,4 +1,4 @@
-"""Writing by index, in place or into a copy: dims that the index leaves alone may be sharded."""
+"""Writing by index, in place or into a copy: dims that the index does not touch may be sharded."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ if TYPE_CHECKING:
 
 @rule("setitem", "x, index, value")
 def setitem(call: OpCall) -> Strategies:
-    """Untouched dims of ``x`` run with those of ``value``, which broadcasts; touched dims are whole."""
+    """Dims that the index does not touch may be sharded alike in ``x`` and ``value``, which broadcasts."""
     x, value = call["x"], call["value"]
     picked = pick(x, call["index"])
     names = tuple(f"d{dim}" for dim in range(x.ndim))
@@ -44,7 +44,7 @@ def setitem(call: OpCall) -> Strategies:
 
 @rule("index_put", "x, indices, values, accumulate=False")
 def index_put(call: OpCall) -> Strategies:
-    """As ``setitem`` in a copy; accumulating, it is linear in both and takes its indices in any order."""
+    """``setitem`` into a copy; Partial(sum) passes if ``x`` and ``values`` both are."""
     x, values = call["x"], call["values"]
     picked = pick(x, tuple(slice(None) if item is None else item for item in call["indices"]))
     names = tuple(f"d{dim}" for dim in range(x.ndim))
@@ -84,7 +84,7 @@ def _scattered(call: OpCall, source: Any, *, adds: bool, linear: bool = True) ->
         raise ValueError(msg)
     shapes = [operand.shape for operand in tensors]
     whole = unshared_dims(shapes, dim, "x")
-    # Where the source is longer than the index, only its beginning is read.
+    # If the source is longer than the index, only its beginning is read.
     aligned = adds and len(tensors) == 3 and index.shape[dim : dim + 1] == source.shape[dim : dim + 1]
     owns = ("x", "i", "i" if aligned else "s")
     inputs = tuple(shared_dims(shape, shapes, dim, own) for shape, own in zip(shapes, owns, strict=False))
@@ -99,26 +99,26 @@ def _scattered(call: OpCall, source: Any, *, adds: bool, linear: bool = True) ->
 
 @rule("scatter", "x, dim, index, src=None, *, value=None, reduce=None")
 def scatter(call: OpCall) -> Strategies:
-    """The other dims run together; the scattered one is whole. Linear, unless what is there takes part."""
+    """``dim`` must be whole, the others are sharded alike; linear in ``x`` and ``src`` unless ``reduce`` is given."""
     source = call["value"] if call["src"] is None else call["src"]
     return _scattered(call, source, adds=False, linear=call["reduce"] is None)
 
 
 @rule("scatter_reduce", "x, dim, index, src, reduce, *, include_self=True")
 def scatter_reduce(call: OpCall) -> Strategies:
-    """As ``scatter``; what reaches one place is reduced there."""
+    """``scatter`` that reduces what reaches one index; ``dim`` must be whole."""
     return _scattered(call, call["src"], adds=False, linear=False)
 
 
 @rule("scatter_add", "x, dim, index, src")
 def scatter_add(call: OpCall) -> Strategies:
-    """The other dims run together; sources sharded along the dim leave a sum pending, which ``x`` joins once."""
+    """``src`` sharded along ``dim`` leaves Partial(sum), to which ``x`` is added once; others are sharded alike."""
     return _scattered(call, call["src"], adds=True)
 
 
 @rule("index_add", "x, dim, index, source, *, alpha=1", by_value=True)
 def index_add(call: OpCall) -> Strategies:
-    """``…k…, i, …i… -> …k…``: sources sharded along ``i`` leave a sum pending, which ``x`` joins once."""
+    """``…[k]…, i, …i… -> …[k]…``: a sharded ``i`` leaves Partial(sum), to which ``x`` is added once."""
     x, source, index = call["x"], call["source"], call["index"]
     dim = normal_dim(call["dim"], x.ndim)
     if not x.ndim and math.prod(source.shape) == math.prod(index.shape) == 1:
@@ -134,7 +134,7 @@ def index_add(call: OpCall) -> Strategies:
 
 @rule("as_strided_scatter", "x, src, size, stride, storage_offset=None")
 def as_strided_scatter(call: OpCall) -> Strategies:
-    """A copy of which some storage is replaced."""
+    """A copy with part of its storage replaced; every operand must be whole."""
     return addressed(call, call["x"].shape)
 
 
@@ -142,7 +142,7 @@ def as_strided_scatter(call: OpCall) -> Strategies:
 
 
 def _replaced(call: OpCall, part: Sequence[int | None], shape: Sequence[int]) -> Strategies:
-    """``x`` with ``src`` of ``shape`` in place of some of it; dim ``d`` of the part is dim ``part[d]`` of ``x``."""
+    """Strategies of ``x`` with a part replaced by ``src``; dim ``d`` of the part is dim ``part[d]`` of ``x``."""
     x, src = call["x"], call["src"]
     if tuple(src.shape) != tuple(shape):
         msg = f"src is {list(src.shape)}, the part that it replaces is {list(shape)}"
@@ -156,7 +156,7 @@ def _replaced(call: OpCall, part: Sequence[int | None], shape: Sequence[int]) ->
 
 @rule("select_scatter", "x, src, dim, index")
 def select_scatter(call: OpCall) -> Strategies:
-    """One element of a whole dim is replaced."""
+    """One element of ``dim`` is replaced; ``dim`` must be whole, the others may be sharded."""
     x, index = call["x"], call["index"]
     dim = normal_dim(call["dim"], x.ndim)
     if not x.ndim or not -x.shape[dim] <= index < x.shape[dim]:
@@ -168,7 +168,7 @@ def select_scatter(call: OpCall) -> Strategies:
 
 @rule("slice_scatter", "x, src, dim=0, start=None, end=None, step=1")
 def slice_scatter(call: OpCall) -> Strategies:
-    """Every ``step``-th element of a range of a whole dim is replaced."""
+    """Every ``step``-th element of a range of ``dim`` is replaced; ``dim`` must be whole."""
     x = call["x"]
     dim = normal_dim(call["dim"], x.ndim)
     length = len(range(*slice(call["start"], call["end"], call["step"]).indices(x.shape[dim])))
@@ -178,7 +178,7 @@ def slice_scatter(call: OpCall) -> Strategies:
 
 @rule("diagonal_scatter", "x, src, offset=0, dim1=0, dim2=1")
 def diagonal_scatter(call: OpCall) -> Strategies:
-    """The diagonal of two whole dims is replaced."""
+    """The diagonal of two dims is replaced; both must be whole."""
     x = call["x"]
     pair = [normal_dim(call[name], x.ndim) for name in ("dim1", "dim2")]
     length = diagonal_length(x.shape, pair, call["offset"])
@@ -187,7 +187,7 @@ def diagonal_scatter(call: OpCall) -> Strategies:
 
 
 def _along(call: OpCall, part: str, *, joint: bool) -> Strategies:
-    """``…k…, [i], …[i]… -> …k…``: rows of a whole dim are replaced."""
+    """Strategies of ``…[k]…, [i], …[i]… -> …[k]…``, where slices along ``dim`` are replaced."""
     x, index = call["x"], call["index"]
     dim = normal_dim(call["dim"], x.ndim)
     names = tuple("x" if d == dim else f"d{d}" for d in range(x.ndim))
@@ -205,7 +205,7 @@ def _along(call: OpCall, part: str, *, joint: bool) -> Strategies:
 
 @rule("index_copy", "x, dim, index, source")
 def index_copy(call: OpCall) -> Strategies:
-    """Rows of a whole dim are replaced."""
+    """Slices along ``dim`` are replaced; ``dim`` must be whole, the others may be sharded."""
     _rows_fit(call)
     return _along(call, "source", joint=True)
 
@@ -222,14 +222,14 @@ def _rows_fit(call: OpCall) -> None:
 
 @rule("index_reduce", "x, dim, index, source, reduce, *, include_self=True")
 def index_reduce(call: OpCall) -> Strategies:
-    """Rows of a whole dim are reduced with others."""
+    """Slices along ``dim`` are reduced with those of ``source``; ``dim`` must be whole."""
     _rows_fit(call)
     return _along(call, "source", joint=False)
 
 
 @rule("index_fill", "x, dim, index, value")
 def index_fill(call: OpCall) -> Strategies:
-    """Rows of a whole dim are filled with a number; a number other than zero is a constant, and no sum."""
+    """Slices along ``dim``, which must be whole, are filled; Partial passes only if the number is zero."""
     replaced = _along(call, "value", joint=False)
     value = call["value"]
     if isinstance(value, Operand) or value != 0:
@@ -242,7 +242,7 @@ def index_fill(call: OpCall) -> Strategies:
 
 
 def _all_whole(call: OpCall) -> Strategies:
-    """Everything is whole: what goes where is counted over all elements."""
+    """Strategies of an operator that addresses elements of flattened tensors, which must all be whole."""
     return Strategies((replicated_row(len(call.operands)),), (call["x"].shape,))
 
 
@@ -251,7 +251,7 @@ register_rule(Rule("put", "x, index, source, accumulate=False", _all_whole))
 
 @rule("masked_scatter", "x, mask, source")
 def masked_scatter(call: OpCall) -> Strategies:
-    """Everything is whole: the source is used up in the order of all elements."""
+    """Elements of ``source`` are used in the order of all True elements, so every operand must be whole."""
     _, _, shape = broadcast_labels([call["x"].shape, call["mask"].shape])
     return Strategies((replicated_row(len(call.operands)),), (shape,))
 

@@ -1,4 +1,4 @@
-"""Sorting: a dim that is put in order is whole, the others run through."""
+"""Sorting: the sorted dim must be whole, the others may be sharded."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ from hyper_parallel.core.shard.sample import between, booleans, integers, real, 
 
 
 def _ordered(call: OpCall, length: int | None, *, keepdim: bool = True) -> Strategies:
-    """Values and places along ``dim``, which comes out with ``length`` elements (None: as many as there are)."""
+    """Strategies of values and indices along ``dim``, which has ``length`` elements afterwards (None: unchanged)."""
     x = call["x"]
     dim = normal_dim(call["dim"], x.ndim)
     names = tuple(f"d{d}" for d in range(x.ndim))
@@ -45,24 +45,24 @@ for _name in ("sort", "argsort"):
 
 @decomposition("msort", "x")
 def msort(ops: Any, x: Any) -> Any:
-    """Values in order along the first dim."""
+    """``sort`` along the first dim, without the indices."""
     return ops.sort(x, 0)[0]
 
 
 @rule("topk", "x, k, dim=-1, largest=True, sorted=True")
 def topk(call: OpCall) -> Strategies:
-    """The ``k`` largest or smallest along a whole dim."""
+    """The ``k`` largest or smallest elements along ``dim``, which must be whole."""
     return _ordered(call, call["k"])
 
 
 @rule("kthvalue", "x, k, dim=-1, keepdim=False")
 def kthvalue(call: OpCall) -> Strategies:
-    """One element of the order along a whole dim."""
+    """The ``k``-th smallest element along ``dim``, which must be whole."""
     return _ordered(call, 1, keepdim=bool(call["keepdim"]))
 
 
 def _quantile(call: OpCall) -> Strategies:
-    """Between elements of the order of whole dims; several of them make a leading dim."""
+    """Quantiles over dims that must be whole; several of them make a new leading dim."""
     x, q, dim = call["x"], call["q"], call["dim"]
     dims = tuple(range(x.ndim)) if dim is None else (normal_dim(dim, x.ndim),)
     names, out, shape = reduced_labels(x.shape, dims, keepdim=bool(call["keepdim"]))
@@ -88,7 +88,7 @@ for _name, _signature in {
 
 @rule("nonzero_static", "x, *, size, fill_value=-1")
 def nonzero_static(call: OpCall) -> Strategies:
-    """The first ``size`` places; the whole is looked at."""
+    """The first ``size`` indices of nonzero elements; ``x`` must be whole."""
     return Strategies((Row((R,), (R,)),), ((call["size"], call["x"].ndim),))
 
 

@@ -24,7 +24,7 @@ PASSING = ("sum", "avg", "max", "min", "prod", "all", "any")
 
 
 def passing_rows(inputs: int = 1, outputs: int = 1) -> Iterator[Row]:
-    """Rows of an operator that only moves elements: whole operands, and every pending reduction passes."""
+    """Rows of an operator that only moves elements: whole operands, and Partial of every reduction."""
     yield replicated_row(inputs, outputs)
     for op in PASSING:
         yield Row((Partial(op),) * inputs, (Partial(op),) * outputs)
@@ -32,7 +32,7 @@ def passing_rows(inputs: int = 1, outputs: int = 1) -> Iterator[Row]:
 
 @rule("view", "x, *shape", view=True)
 def view(call: OpCall) -> Strategies:
-    """The leading dim of each group of merged or split dims may be sharded where all chunks hold whole rows of it."""
+    """The leading dim of each group of merged or split dims may be sharded if every shard holds complete rows of it."""
     x = call["x"]
     shape = _target(x.shape, call["shape"])
     return Strategies((*passing_rows(), *_group_rows(x.shape, shape)), (shape,), _local_shape)
@@ -65,7 +65,7 @@ def _target(shape: Sequence[int], wanted: Sequence[Any]) -> tuple[int, ...]:
 
 
 def view_groups(source: Sequence[int], target: Sequence[int]) -> list[tuple[list[int], list[int]]]:
-    """Smallest runs of source dims and target dims that hold the same elements; size-1 dims belong to no run."""
+    """Minimal groups of adjacent source and target dims that hold the same elements; size-1 dims belong to no group."""
     groups = []
     left = [dim for dim, size in enumerate(source) if size != 1]
     right = [dim for dim, size in enumerate(target) if size != 1]
@@ -98,12 +98,12 @@ def _group_rows(source: Sequence[int], target: Sequence[int]) -> Iterator[Row]:
 
 
 def _leading_row(first: int, lead: int, target: Sequence[int]) -> Row:
-    # A chunk of the leading source dim must be a chunk of the leading target dim: both sizes must divide.
+    # A shard of the leading source dim must be a shard of the leading target dim: both sizes must divide.
     return Row((Shard(first),), (Shard(lead),), even=((0, first),), sizes=((0, first, target[lead]),))
 
 
 def _merging_rows(source: Sequence[int], ins: list[int], lead: int) -> Iterator[Row]:
-    # An inner dim may follow once every dim before it is cut down to single rows by the axes before this one.
+    # An inner dim may be sharded once the axes before this one shard every dim before it down to single rows.
     for position in range(1, len(ins)):
         before = tuple((0, dim, source[dim]) for dim in ins[:position])
         yield Row((Shard(ins[position]),), (Shard(lead),), even=((0, ins[position]),), cut=before)
@@ -113,7 +113,7 @@ def _splitting_rows(first: int, target: Sequence[int], outs: list[int]) -> Itera
     done = 1
     for position in range(1, len(outs)):
         done *= target[outs[position - 1]]
-        # The dims before are exactly used up; what this axis adds must divide the next one.
+        # The axes before shard exactly the dims before; this axis must divide the next one.
         yield Row(
             (Shard(first),),
             (Shard(outs[position]),),
@@ -123,7 +123,7 @@ def _splitting_rows(first: int, target: Sequence[int], outs: list[int]) -> Itera
 
 @decomposition("flatten", "x, start_dim=0, end_dim=-1")
 def flatten(ops: Any, x: Any, start_dim: int, end_dim: int) -> Any:
-    """One dim for a run of them."""
+    """Merge adjacent dims into one."""
     shape = tuple(x.shape)
     if not shape:
         return ops.view(x, (1,))
@@ -136,7 +136,7 @@ def flatten(ops: Any, x: Any, start_dim: int, end_dim: int) -> Any:
 
 @decomposition("unflatten", "x, dim, sizes")
 def unflatten(ops: Any, x: Any, dim: int, sizes: Sequence[int]) -> Any:
-    """A run of dims for one of them."""
+    """Split one dim into several."""
     shape = tuple(x.shape)
     position = dim % len(shape)
     split = _target((shape[position],), sizes)
@@ -145,7 +145,7 @@ def unflatten(ops: Any, x: Any, dim: int, sizes: Sequence[int]) -> Any:
 
 @decomposition("view_as", "x, other")
 def view_as(ops: Any, x: Any, other: Any) -> Any:
-    """The shape of another tensor, wherever that one is."""
+    """``view`` with the shape of another tensor, whose layout does not matter."""
     return ops.view(x, tuple(other.shape))
 
 
@@ -154,7 +154,7 @@ PAIR = 2
 
 @rule("view_as_real", "x", view=True)
 def view_as_real(call: OpCall) -> Strategies:
-    """``… -> …[2]``, linear."""
+    """``… -> …[2]``, linear: the new dim (real and imaginary part) is whole, the others may be sharded."""
     x = call["x"]
     names = tuple(f"d{dim}" for dim in range(x.ndim))
     labels = Labels((names,), ((*names, None),), None, joint=(0,))
@@ -163,7 +163,7 @@ def view_as_real(call: OpCall) -> Strategies:
 
 @rule("view_as_complex", "x", view=True)
 def view_as_complex(call: OpCall) -> Strategies:
-    """``…[2] -> …``, linear."""
+    """``…[2] -> …``, linear: the last dim (real and imaginary part) must be whole, the others may be sharded."""
     x = call["x"]
     if x.shape[-1:] != (PAIR,):
         msg = f"the last dim holds real and imaginary part, x is {list(x.shape)}"
@@ -174,7 +174,7 @@ def view_as_complex(call: OpCall) -> Strategies:
 
 
 def _filled(labels: Labels) -> tuple[Row, ...]:
-    """No empty pieces: PyTorch asks them for strides, which nothing does not have (backward included)."""
+    """Rows without empty shards, which PyTorch's checks of strides refuse, forward and backward."""
     dims: dict[Placement, int] = {Shard(dim): dim for dim in range(len(labels.inputs[0]))}
     return tuple(
         replace(row, full=((0, dims[row.inputs[0]]),)) if row.inputs[0] in dims else row
@@ -186,7 +186,7 @@ def _filled(labels: Labels) -> tuple[Row, ...]:
 
 
 def addressed(call: OpCall, shape: Sequence[int]) -> Strategies:
-    """Storage by address: only where every rank holds all of it as the single device does."""
+    """Strategies of an operator that addresses storage by strides: ``x`` must already be whole on every rank."""
     layout = call["x"].layout
     if any(layout.dim_axes) or layout.partials:
         msg = "strides address storage, of which ranks hold different pieces; x = x.redistribute().contiguous() first"
@@ -196,7 +196,7 @@ def addressed(call: OpCall, shape: Sequence[int]) -> Strategies:
 
 @rule("as_strided", "x, size, stride, storage_offset=None", view=True)
 def as_strided(call: OpCall) -> Strategies:
-    """A look at storage."""
+    """A view of storage by sizes and strides; ``x`` must already be whole."""
     return addressed(call, call["size"])
 
 

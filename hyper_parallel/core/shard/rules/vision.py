@@ -1,4 +1,4 @@
-"""Images and their like: padding, interpolation, sampling on grids, windows as columns, and shuffles of channels."""
+"""Images: padding, interpolation, sampling on grids, windows as columns, and shuffles of channels."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ if TYPE_CHECKING:
 
 @rule("pad", "x, pad, value=0")
 def pad(call: OpCall) -> Strategies:
-    """A padded dim is whole; linear, unless what comes in is a number other than zero."""
+    """A padded dim must be whole, the others may be sharded; linear unless the padding value is a nonzero number."""
     x, amounts = call["x"], tuple(call["pad"])
     if len(amounts) % 2 or len(amounts) > 2 * x.ndim:
         msg = f"pad {list(amounts)} needs two numbers per dim, from the last of {x.ndim} dims on"
@@ -31,13 +31,13 @@ def pad(call: OpCall) -> Strategies:
 
 @rule("upsample", "x, output_size")
 def upsample(call: OpCall) -> Strategies:
-    """``nc… -> nc…``: samples and channels pass; every kind of interpolation is linear."""
+    """``nc[…] -> nc[…]``: samples and channels may be sharded; every interpolation is linear."""
     return inner_dims(call, spread(call["output_size"], call["x"].ndim - 2), joint=(0,))
 
 
 @rule("grid_sample", "x, grid, interpolation_mode=0, padding_mode=0, align_corners=False")
 def grid_sample(call: OpCall) -> Strategies:
-    """``nc[…], n…2 -> nc…``: the places to look at may be sharded, what they look at is whole; linear in ``x``."""
+    """``nc[…], n…[2] -> nc…``: the points of the grid may be sharded, the image may not; linear in ``x``."""
     x, grid = call["x"], call["grid"]
     positions = tuple(f"p{dim}" for dim in range(x.ndim - 2))
     if grid.ndim != x.ndim or grid.shape[0] != x.shape[0] or grid.shape[-1] != x.ndim - 2:
@@ -50,7 +50,7 @@ def grid_sample(call: OpCall) -> Strategies:
 
 @rule("affine_grid", "theta, size, align_corners=False")
 def affine_grid(call: OpCall) -> Strategies:
-    """``n[…] -> n[…]``, linear; the local call makes the grids of its own samples."""
+    """``n[…] -> n[…]``, linear; the local call gets the local number of samples as ``size``."""
     size = tuple(call["size"])
     rows = nonempty_rows(Labels((("n", None, None),), (("n", *(None,) * (len(size) - 1)),), joint=(0,)))
     return Strategies(rows, ((size[0], *size[2:], len(size) - 2),), _own_samples)
@@ -66,7 +66,7 @@ def _own_samples(call: OpCall, targets: tuple[Layout, ...], outputs: tuple[Layou
 
 @rule("im2col", "x, kernel_size, dilation, padding, stride")
 def im2col(call: OpCall) -> Strategies:
-    """``n[c…] -> n[kl]``: each window becomes a column; linear."""
+    """``n[c…] -> n[kl]``, linear: each window becomes a column."""
     x = call["x"]
     kernel, dilation, padding, stride = (
         spread(call[name], 2) for name in ("kernel_size", "dilation", "padding", "stride")
@@ -77,7 +77,7 @@ def im2col(call: OpCall) -> Strategies:
 
 @rule("col2im", "x, output_size, kernel_size, dilation, padding, stride")
 def col2im(call: OpCall) -> Strategies:
-    """``n[kl] -> n[c…]``: columns are added where their windows were; linear."""
+    """``n[kl] -> n[c…]``, linear: columns are added at the positions of their windows."""
     channels = call["x"].shape[-2] // math.prod(spread(call["kernel_size"], 2))
     return _columns(call, (channels, *spread(call["output_size"], 2)), 2)
 
@@ -94,7 +94,7 @@ def _columns(call: OpCall, shape: tuple[int, ...], whole: int) -> Strategies:
 
 @decomposition("pixel_shuffle", "x, factor")
 def pixel_shuffle(ops: Any, x: Any, factor: int) -> Any:
-    """Channels become places: ``…(c f f) h w -> …c (h f) (w f)``."""
+    """Channels become pixels (Shi et al., 2016): ``…(c f f) h w -> …c (h f) (w f)``."""
     *batch, channels, height, width = tuple(x.shape)
     if factor < 1 or channels % (factor * factor):
         msg = f"pixel_shuffle: {channels} channels have no {factor} by {factor} blocks"
@@ -107,7 +107,7 @@ def pixel_shuffle(ops: Any, x: Any, factor: int) -> Any:
 
 @decomposition("pixel_unshuffle", "x, factor")
 def pixel_unshuffle(ops: Any, x: Any, factor: int) -> Any:
-    """Places become channels: ``…c (h f) (w f) -> …(c f f) h w``."""
+    """Pixels become channels, the inverse of ``pixel_shuffle``: ``…c (h f) (w f) -> …(c f f) h w``."""
     *batch, channels, height, width = tuple(x.shape)
     if factor < 1 or height % factor or width % factor:
         msg = f"pixel_unshuffle: {height} by {width} has no {factor} by {factor} blocks"
@@ -120,7 +120,7 @@ def pixel_unshuffle(ops: Any, x: Any, factor: int) -> Any:
 
 @decomposition("channel_shuffle", "x, groups")
 def channel_shuffle(ops: Any, x: Any, groups: int) -> Any:
-    """Channels in groups, dealt out one by one."""
+    """Channels are interleaved between groups (ShuffleNet, Zhang et al., 2018)."""
     batch, channels, *spatial = tuple(x.shape)
     if groups < 1 or channels % groups:
         msg = f"channel_shuffle: {channels} channels do not make {groups} groups"
