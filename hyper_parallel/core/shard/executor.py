@@ -14,8 +14,9 @@ from hyper_parallel._tree import at_path, leaves, paths, rebuild, tree_map
 from hyper_parallel.core.dtensor.dtensor import DTensor
 from hyper_parallel.core.dtensor.events import Cause, watchers
 from hyper_parallel.core.shard.op_plan import describe, replicated_layout
+from hyper_parallel.core.shard.refusals import not_writable
 from hyper_parallel.core.shard.rule import Ref, Rule, UnknownOperandError
-from hyper_parallel.errors import ShardMismatchError, UnsupportedOperatorError
+from hyper_parallel.errors import ShardMismatchError
 
 if TYPE_CHECKING:
     from hyper_parallel.core.shard.entry import OpEntry, Run
@@ -417,9 +418,7 @@ def _writing(call: Run, plan: OpPlan, target: Run) -> Run:
     def write(args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         written = target(args, kwargs)
         if written._readonly is not None:
-            name, reason = plan.call.operands[0].name, written._readonly
-            msg = f"{describe(plan.call)}: {name} cannot be written to: {reason}"
-            raise UnsupportedOperatorError(msg)
+            raise not_writable(describe(plan.call), plan.call.operands[0].name, written._readonly)
         if call(args, kwargs) is NotImplemented:
             raise _unknown_operand(plan)
         written.drop_views()

@@ -150,7 +150,7 @@ def test_a_dtensor_is_returned_or_refused():
     (lambda x, mesh: distribute_tensor(x, mesh, [Shard(0)]) + x, MixedTensorError,
      ("argument y is a plain tensor [4, 6] and meets DTensors on DeviceMesh(cpu, tp=2, ranks=[0, 1]); "
      "y = hyper_parallel.DTensor.from_local(y, mesh, [Replicate()]) if every rank holds the same values; if it is a "
-     "piece that a parallel style handed out, give that style use_local_output=False")),
+     "local shard that a parallel style returned, give that style use_local_output=False")),
     (lambda x, mesh: distribute_tensor(x, mesh, [Shard(0)])
      + distribute_tensor(x, init_device_mesh("cpu", (2,), mesh_dim_names=("x",)), [Shard(0)]), MeshMismatchError,
      ("add__: operands live on different meshes, DeviceMesh(cpu, tp=2, ranks=[0, 1]) and DeviceMesh(cpu, x=2, "

@@ -1,4 +1,4 @@
-"""A user's own differentiable function that works on locals, and is dispatched by layout."""
+"""A user's differentiable function on local tensors, dispatched by the layouts of its DTensor arguments."""
 
 from __future__ import annotations
 
@@ -6,6 +6,7 @@ import inspect
 import threading
 from typing import TYPE_CHECKING, Any
 
+from hyper_parallel._tree import leaves
 from hyper_parallel.core.dtensor.dtensor import DTensor
 from hyper_parallel.core.shard.custom.distributed_op import user_op
 from hyper_parallel.core.shard.entry import Binder, OpEntry
@@ -53,12 +54,23 @@ class DFunction:
 
     @classmethod
     def apply(cls, *args: Any, **kwargs: Any) -> Any:
-        """Run on plain tensors directly, on DTensors under ``_op_name``."""
-        tensors = list(_tensors((args, tuple(kwargs.values()))))
+        """Run the function.
+
+        Args:
+            args: arguments of ``forward``, after ``ctx``.
+            kwargs: its keyword arguments.
+
+        Returns:
+            plain tensors for plain tensors; DTensors, laid out by the rule of ``_op_name``, for DTensors.
+
+        Raises:
+            TypeError: no argument is a tensor.
+        """
+        tensors = list(_tensors((*args, *kwargs.values())))
         if not tensors:
             msg = f"{cls.__name__}.apply: no tensor among the arguments"
             raise TypeError(msg)
-        distributed = [platform for platform, one in tensors if isinstance(one, DTensor)]
+        distributed = [platform for platform, tensor in tensors if isinstance(tensor, DTensor)]
         platform = distributed[0] if distributed else tensors[0][0]
         native = _native(cls, platform)
         if distributed:
@@ -89,96 +101,104 @@ class DFunction:
 
 
 def _localized(cls: type[DFunction], native: Callable[..., Any], rule: _SignatureBinder) -> Callable[..., Any]:
-    """``native`` by the rule's names, for rules that replace arguments of the local call."""
-    own = [one for one in rule.forward.parameters.values() if one.kind is not inspect.Parameter.VAR_KEYWORD]
-    names = {one.name for one in own}
-    spelled = {known: one.name for known, one in zip(rule.names, own, strict=False) if known not in names}
+    """``native`` called by the rule's parameter names, for rules that replace arguments of the local call."""
+    own = [
+        parameter
+        for parameter in rule.forward.parameters.values()
+        if parameter.kind is not inspect.Parameter.VAR_KEYWORD
+    ]
+    names = {parameter.name for parameter in own}
+    own_name = {known: parameter.name for known, parameter in zip(rule.names, own, strict=False) if known not in names}
 
     def call(**arguments: Any) -> Any:
-        given = {spelled.get(name, name): value for name, value in arguments.items()}
+        named = {own_name.get(name, name): value for name, value in arguments.items()}
         if len(own) == len(rule.forward.parameters):
-            extra = [name for name in given if name not in names]
-            said = [
-                name for name in extra if name not in rule.parameters or given[name] != rule.parameters[name].default
+            missing = [
+                name
+                for name, value in named.items()
+                if name not in names and (name not in rule.parameters or value != rule.parameters[name].default)
             ]
-            if said:
+            if missing:
                 msg = (
                     f"{cls.__name__}: with this layout operator {cls._op_name} computes a rank's part by the arguments "
-                    f"{', '.join(said)}, which {cls.__name__}.forward does not take; redistribute the operands first"
+                    f"{', '.join(missing)}, which {cls.__name__}.forward does not take; redistribute the operands first"
                 )
                 raise UnsupportedOperatorError(msg)
-            given = {name: value for name, value in given.items() if name in names}
-        return native(**given)
+            named = {name: value for name, value in named.items() if name in names}
+        return native(**named)
 
     return call
 
 
 class _SignatureBinder(Binder):
-    """Binds by the user's ``forward``; its positions stand for the rule's, in order, its keywords by name.
+    """Binds by the user's ``forward``: its positions are the rule's, in order, and its keywords the rule's, by name.
 
-    What the rule has no parameter for says nothing about layouts: it goes to ``forward`` under the name that it has
+    An argument for which the rule has no parameter does not influence layouts: it reaches ``forward`` under its name
     there, unless it is a tensor.
     """
 
     def __init__(self, cls: type[DFunction], rule: Rule) -> None:
         super().__init__(rule.signature)
         self.forward = _signature(cls)
-        kinds = [one.kind for one in self.parameters.values()]
-        self.room = None if self.starred else sum(kind is inspect.Parameter.POSITIONAL_OR_KEYWORD for kind in kinds)
+        positional = [
+            parameter.kind is inspect.Parameter.POSITIONAL_OR_KEYWORD for parameter in self.parameters.values()
+        ]
+        self.most_positions = None if self.starred else sum(positional)
 
     def bind(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> dict[str, Any]:
-        """The rule's parameters by name, then those that only ``forward`` has."""
+        """The values of the rule's parameters by name, then of those that only ``forward`` has."""
         bound = self.forward.bind(*args, **kwargs)
         bound.apply_defaults()
         own = self._own(bound)
         args, kwargs = bound.args, bound.kwargs
-        if not any(marks_in(args[self.room :])):
-            args = args[: self.room]
+        if not any(marks_in(args[self.most_positions :])):
+            args = args[: self.most_positions]
         named = {name: value for name, value in kwargs.items() if name in self.parameters or any(marks_in([value]))}
         return {**super().bind(args, named), **own}
 
     def _own(self, bound: inspect.BoundArguments) -> dict[str, Any]:
-        """Arguments of ``forward`` that no parameter of the rule stands for."""
+        """The arguments of ``forward`` for which the rule has no parameter."""
         named = {
             name: value
             for name, value in bound.arguments.items()
             if self.forward.parameters[name].kind
             not in (inspect.Parameter.VAR_POSITIONAL, inspect.Parameter.VAR_KEYWORD)
         }
-        beyond = list(named)[self.room :] if self.room is not None else []
+        beyond = list(named)[self.most_positions :] if self.most_positions is not None else []
         return {
             name: named[name] for name in beyond if name not in self.parameters and not any(marks_in([named[name]]))
         }
 
 
 def _signature(cls: type[DFunction]) -> inspect.Signature:
-    whole = inspect.signature(cls.forward)
-    return whole.replace(parameters=list(whole.parameters.values())[1:])
+    """The signature of ``cls.forward`` without ``ctx``."""
+    signature = inspect.signature(cls.forward)
+    return signature.replace(parameters=list(signature.parameters.values())[1:])
 
 
 def _entry(cls: type[DFunction], platform: Platform, rule: Rule) -> OpEntry:
-    """``cls`` as a spelling of the rule's operator; its plans are kept."""
+    """``cls`` as a spelling of the rule's operator; its plans are cached."""
     key = (cls, platform.platform_type, rule)
     native = _native(cls, platform)
     with _LOCK:
         if key not in _ENTRIES:
-            bound = _SignatureBinder(cls, rule)
-            _ENTRIES[key] = OpEntry(rule.op, native, bound, rule, _localized(cls, native, bound))
+            binder = _SignatureBinder(cls, rule)
+            _ENTRIES[key] = OpEntry(rule.op, native, binder, rule, _localized(cls, native, binder))
         return _ENTRIES[key]
 
 
 def _native(cls: type[DFunction], platform: Platform) -> Callable[..., Any]:
-    """``cls`` as a function of the framework."""
+    """``cls`` as a custom autograd function of the framework."""
     key = (cls, platform.platform_type)
     with _LOCK:
         if key not in _NATIVE:
             _NATIVE[key] = _make_native(cls, platform)
-        found: Callable[..., Any] = _NATIVE[key]
-    return found
+        native: Callable[..., Any] = _NATIVE[key]
+    return native
 
 
 def _make_native(cls: type[DFunction], platform: Platform) -> Callable[..., Any]:
-    """Positions are all that a framework tracks: keywords follow the positions, in the order of the signature."""
+    """Frameworks track positions only: keywords are passed after the positions, in the order of the signature."""
     signature = _signature(cls)
     packed: dict[tuple[str, ...], Any] = {}
 
@@ -191,7 +211,7 @@ def _make_native(cls: type[DFunction], platform: Platform) -> Callable[..., Any]
         return packed[names].apply(*bound.args, *bound.kwargs.values())
 
     call.__name__ = cls.__name__
-    call.__signature__ = signature  # type: ignore[attr-defined] # what users' rules bind by
+    call.__signature__ = signature  # type: ignore[attr-defined] # users' rules bind by it
     return call
 
 
@@ -204,28 +224,25 @@ def _packed(cls: type[DFunction], platform: Platform, names: tuple[str, ...]) ->
         return cls.forward(ctx, *flat[:split], **dict(zip(names, flat[split:], strict=True)))
 
     def backward(ctx: Any, *grads: Any) -> Any:
-        """As many gradients as arguments: defaults that ``backward`` says nothing about have none."""
-        found = cls.backward(ctx, *grads)
-        several = tuple(found) if isinstance(found, (list, tuple)) else (found,)
+        """As many gradients as arguments: those that ``backward`` leaves out, for defaults, are None."""
+        result = cls.backward(ctx, *grads)
+        gradients = tuple(result) if isinstance(result, (list, tuple)) else (result,)
         count = ctx.hyper_parallel_arguments
-        if any(one is not None for one in several[count:]):
-            msg = f"{cls.__name__}.backward returned {len(several)} gradients, forward has {count} arguments"
+        if any(gradient is not None for gradient in gradients[count:]):
+            msg = f"{cls.__name__}.backward returned {len(gradients)} gradients, forward has {count} arguments"
             raise RuntimeError(msg)
-        return (*several[:count], *(None,) * (count - len(several)))
+        return (*gradients[:count], *(None,) * (count - len(gradients)))
 
     methods = {"forward": staticmethod(forward), "backward": staticmethod(backward)}
     return type(cls.__name__, (platform.Function,), methods)
 
 
-def _tensors(tree: Any) -> Iterator[tuple[Platform, Any]]:
-    """Tensors in nested sequences, each with its platform."""
-    if isinstance(tree, (list, tuple)):
-        for item in tree:
-            yield from _tensors(item)
-        return
-    try:
-        platform = platform_of(tree)
-    except TypeError:
-        return  # of no framework
-    if platform.is_tensor(tree):
-        yield platform, tree
+def _tensors(arguments: Any) -> Iterator[tuple[Platform, Any]]:
+    """The tensors in nested sequences, each with its platform."""
+    for leaf in leaves(arguments):
+        try:
+            platform = platform_of(leaf)
+        except TypeError:
+            continue  # of no framework
+        if platform.is_tensor(leaf):
+            yield platform, leaf

@@ -1,17 +1,19 @@
-"""Operators that users add by hand: a layout in, a layout out, for any call whose name they give."""
+"""Operators that users add while the program runs: the registry, and :class:`DistributedOp`, a rule on layouts."""
 
 from __future__ import annotations
 
 import abc
 import inspect
 import threading
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
+from hyper_parallel._tree import leaves
 from hyper_parallel.core.dtensor.dtensor import DTensor
 from hyper_parallel.core.dtensor.layout import Layout
 from hyper_parallel.core.shard.entry import Binder, OpEntry
+from hyper_parallel.core.shard.refusals import missing_shape, registered_twice
 from hyper_parallel.core.shard.rule import Fixed, Listed, OpCall, Operand, Ref, Rule, Strategies, find_rule
 from hyper_parallel.errors import LayoutError
 
@@ -22,7 +24,7 @@ __all__ = ["DistributedOp", "UserOp", "mutates", "registrations", "user_op", "wr
 
 _USER_OPS: dict[str, UserOp] = {}
 _LOCK = threading.Lock()
-_generation = 0  # changed under the lock with what is registered
+_generation = 0  # counts changes of the registry, under the lock
 
 
 class UserOp(abc.ABC):
@@ -36,7 +38,7 @@ class UserOp(abc.ABC):
         ValueError: an operator of this name has a rule already.
     """
 
-    _kind = "UserOp"
+    _registrar = "UserOp"
 
     def __init__(self, op_name: str) -> None:
         """Register under ``op_name``."""
@@ -45,13 +47,12 @@ class UserOp(abc.ABC):
         global _generation  # noqa: PLW0603 - under the lock
         with _LOCK:
             if op_name in _USER_OPS or find_rule(op_name) is not None:
-                msg = f"{self._kind}: operator {op_name!r} already has a rule"
-                raise ValueError(msg)
+                raise registered_twice(op_name, self._registrar)
             _USER_OPS[op_name] = self
             _generation += 1
 
     def unregister(self) -> None:
-        """Forget the operator, as if it had not been registered."""
+        """Remove the operator from the registry."""
         global _generation  # noqa: PLW0603 - under the lock
         with _LOCK:
             if _USER_OPS.get(self.op_name) is self:
@@ -59,20 +60,20 @@ class UserOp(abc.ABC):
                 _generation += 1
 
     @abc.abstractmethod
-    def answer(self, func: Callable[..., Any], call: OpCall) -> Strategies | Fixed | Listed:
-        """Where the operands of a call must lie, and where its outputs do."""
+    def strategies(self, func: Callable[..., Any], call: OpCall) -> Strategies | Fixed | Listed:
+        """The layouts that a call of ``func`` allows for its operands and outputs."""
 
     def run(
         self, dispatcher: Dispatcher, func: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]
     ) -> Any:
-        """Dispatch a call of ``func`` under this operator."""
+        """Dispatch a call of ``func`` as this operator."""
         return dispatcher.dispatch(self.entry(func), args, kwargs)
 
     def entry(self, func: Callable[..., Any]) -> OpEntry:
-        """The dispatcher's entry for ``func``, a spelling of this operator; its plans are kept."""
+        """The dispatcher's entry for ``func``, a spelling of this operator; its plans are cached."""
         entry = self._entries.get(func)
         if entry is None:
-            rule = Rule(self.op_name, "*args", partial(self.answer, func), by_dtype=True)
+            rule = Rule(self.op_name, "*args", partial(self.strategies, func), by_dtype=True)
             entry = OpEntry(self.op_name, func, _FreeBinder(func), rule, func, in_place=writes(func, self.op_name))
             self._entries[func] = entry
         return entry
@@ -81,7 +82,7 @@ class UserOp(abc.ABC):
 class DistributedOp(UserOp):
     """A user's rule for one operator: subclass, implement :meth:`infer_layout`, instantiate once to register.
 
-    The operands stay where they are; an operand that is whole along an axis on which another one differs gets its
+    The operands keep their layouts; an operand that is replicated along an axis on which another one is not gets its
     gradient summed over that axis. Local results must be what the returned layouts say.
 
     Args:
@@ -91,65 +92,65 @@ class DistributedOp(UserOp):
         ValueError: an operator of this name has a rule already.
     """
 
-    _kind = "DistributedOp"
+    _registrar = "DistributedOp"
 
     def infer_layout(self, layouts: Sequence[Layout], extra_args: Sequence[Any] | None = None) -> Any:
-        """Layout of the output, or a tuple of layouts.
+        """Return the layout of the output, or a tuple of layouts.
+
+        A layout with a global shape is taken as it is. One without a shape gets that of even shards, for which every
+        sharded dim of every operand must divide evenly.
 
         Args:
             layouts: layouts of the tensor arguments, in order, with their global shapes.
             extra_args: the other arguments, in order.
 
-        Layouts with a shape are taken as they are. A layout without one gets the global shape of even shards, which
-        needs every sharded operand dim to divide.
+        Returns:
+            a layout, or a sequence with one per output.
         """
         msg = f"{type(self).__name__}.infer_layout is not implemented"
         raise NotImplementedError(msg)
 
     def preprocess(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> tuple[tuple[Any, ...], dict[str, Any]]:
-        """Rewrite the arguments before anything else; by default they stay as they are."""
+        """Return the arguments to dispatch instead of the caller's; by default those."""
         return args, kwargs
 
     def get_expand_impl(
         self, func: Callable[..., Any], outputs: Sequence[Layout], layouts: Sequence[Layout], extra_args: Sequence[Any]
     ) -> Callable[..., Any] | None:
-        """A local implementation to call instead of ``func``, or None for ``func`` itself."""
+        """Return a local implementation to call instead of ``func``, or None for ``func`` itself."""
         del func, outputs, layouts, extra_args
         return None
 
     def wrap_output(self, output: Any, layouts: Sequence[Layout]) -> Any:
-        """Last touch on the wrapped output; by default none."""
+        """Return the result of the call, given its output as DTensors; by default that output."""
         del layouts
         return output
 
-    def answer(self, func: Callable[..., Any], call: OpCall) -> Fixed:
-        """The user's answer, checked."""
+    def strategies(self, func: Callable[..., Any], call: OpCall) -> Fixed:
+        """The layouts that :meth:`infer_layout` returns, checked."""
         layouts = tuple(operand.layout for operand in call.operands)
-        extra = tuple(value for value in _flat(call.args) if not isinstance(value, Ref))
-        answer = self.infer_layout(layouts, extra)
-        many = not isinstance(answer, Layout)
-        outputs = tuple(answer) if many else (answer,)
-        if not all(isinstance(one, Layout) for one in outputs):
-            msg = f"{self.op_name}: infer_layout must return a Layout or a sequence of them, got {answer!r}"
+        extra = tuple(_plain_arguments(call.args))
+        inferred = self.infer_layout(layouts, extra)
+        many = not isinstance(inferred, Layout)
+        outputs = tuple(inferred) if many else (inferred,)
+        if not all(isinstance(layout, Layout) for layout in outputs):
+            msg = f"{self.op_name}: infer_layout must return a Layout or a sequence of them, got {inferred!r}"
             raise LayoutError(msg)
-        even = all(_even(operand) for operand in call.operands)
-        for one in outputs:
-            if one.shape is None and not even:
-                msg = (
-                    f"{self.op_name}: infer_layout returned {one!r} without a global shape, which cannot be derived "
-                    "from uneven shards; return layout.with_shape(...)"
-                )
-                raise LayoutError(msg)
+        even = all(_is_even(operand) for operand in call.operands)
+        for layout in outputs:
+            if layout.shape is None and not even:
+                reason = ", which cannot be derived from uneven shards"
+                raise missing_shape(f"{self.op_name}: infer_layout returned", layout, reason)
         impl = self.get_expand_impl(func, outputs, layouts, extra)
         return Fixed(outputs, many=many, impl=impl)
 
     def run(
         self, dispatcher: Dispatcher, func: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]
     ) -> Any:
-        """Dispatch a call of ``func`` under this operator."""
+        """Dispatch a call of ``func`` as this operator."""
         args, kwargs = self.preprocess(args, kwargs)
-        tensors = [one for one in dispatcher.tensors((*args, *kwargs.values())) if isinstance(one, DTensor)]
-        return self.wrap_output(super().run(dispatcher, func, args, kwargs), [one.layout for one in tensors])
+        tensors = [leaf for leaf in dispatcher.tensors((*args, *kwargs.values())) if isinstance(leaf, DTensor)]
+        return self.wrap_output(super().run(dispatcher, func, args, kwargs), [tensor.layout for tensor in tensors])
 
 
 def user_op(name: str) -> UserOp | None:
@@ -158,23 +159,23 @@ def user_op(name: str) -> UserOp | None:
 
 
 def registrations() -> int:
-    """Differs whenever an operator was registered or unregistered since."""
+    """A number that changes whenever an operator is registered or unregistered."""
     return _generation
 
 
 def writes(func: Any, name: str) -> bool:
-    """Whether an operator writes into its first operand and returns it, as far as its schema or its name tells."""
+    """Whether an operator writes its first operand and returns it, by its schema or, without one, by its name."""
     schema = getattr(func, "_schema", None)
     if schema is None:
         own = getattr(func, "__name__", name)  # a function under the operator's name may have another
         return own.endswith("_") and not own.endswith("__")
-    first = schema.arguments[0].alias_info if schema.arguments else None
-    back = schema.returns[0].alias_info if len(schema.returns) == 1 else None
-    return first is not None and first.is_write and back is not None and back.is_write
+    operand = schema.arguments[0].alias_info if schema.arguments else None
+    result = schema.returns[0].alias_info if len(schema.returns) == 1 else None
+    return operand is not None and operand.is_write and result is not None and result.is_write
 
 
 def mutates(func: Any, name: str) -> bool:
-    """Whether an operator writes into any operand, as far as its schema or its name tells."""
+    """Whether an operator writes any operand, by its schema or, without one, by its name."""
     return bool(getattr(getattr(func, "_schema", None), "is_mutable", False)) or writes(func, name)
 
 
@@ -191,7 +192,8 @@ class _FreeBinder(Binder):
             return {**{f"arg{index}": arg for index, arg in enumerate(args)}, **kwargs}
         bound = self.own.bind(*args, **kwargs)
         named = dict(bound.arguments)
-        rest = next((name for name, one in self.own.parameters.items() if one.kind is one.VAR_KEYWORD), None)
+        parameters = self.own.parameters.items()
+        rest = next((name for name, parameter in parameters if parameter.kind is parameter.VAR_KEYWORD), None)
         return {**named, **named.pop(rest, {})} if rest is not None else named
 
 
@@ -202,14 +204,16 @@ def _signature(func: Callable[..., Any]) -> inspect.Signature | None:
         return None  # functions of C often have none
 
 
-def _flat(tree: Any) -> list[Any]:
-    if isinstance(tree, dict):
-        return [leaf for value in tree.values() for leaf in _flat(value)]
-    if isinstance(tree, (list, tuple)) and any(isinstance(item, Ref) for item in tree):
-        return [leaf for value in tree for leaf in _flat(value)]
-    return [tree]
+def _plain_arguments(args: dict[str, Any]) -> Iterator[Any]:
+    """The arguments that are no tensors; a sequence is one argument unless it holds tensors."""
+    for argument in args.values():
+        for value in argument.values() if isinstance(argument, dict) else (argument,):
+            if any(isinstance(leaf, Ref) for leaf in leaves(value)):
+                yield from (leaf for leaf in leaves(value) if not isinstance(leaf, Ref))
+            else:
+                yield value
 
 
-def _even(operand: Operand) -> bool:
+def _is_even(operand: Operand) -> bool:
     layout = operand.layout
     return all(size % layout.shard_count(dim) == 0 for dim, size in enumerate(operand.shape))

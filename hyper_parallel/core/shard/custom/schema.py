@@ -1,11 +1,12 @@
-"""What a registered strategy sees of a call, and what it answers. Values; no tensor in sight."""
+"""A call as a registered strategy sees it, and the answers it gives. Values; no tensor in sight."""
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
+from hyper_parallel._tree import leaves
 from hyper_parallel.core.dtensor.layout import Layout
 
 __all__ = [
@@ -28,8 +29,8 @@ class RuntimeSchemaInfo:
 
     Attributes:
         static_argnum: from this position on, arguments that are no tensors belong to the key of the cache.
-        static_kwargkey: names of keyword arguments that do.
-        needs_pytree: tensors come in sequences too.
+        static_kwargkey: names of the keyword arguments that belong to it.
+        needs_pytree: True where tensors come in sequences, too.
     """
 
     static_argnum: int = 100
@@ -45,7 +46,7 @@ class OpSchema:
         op: the operator's name, function or overload.
         args_schema: positional arguments.
         kwargs_schema: keyword arguments.
-        schema_info: what belongs to the key; all arguments without it.
+        schema_info: which arguments belong to the key; None for all.
     """
 
     op: Any
@@ -56,29 +57,26 @@ class OpSchema:
     @property
     def args_spec(self) -> Layouts:
         """Layouts of the tensors, in order, those in sequences included."""
-        return tuple(_layouts((*self.args_schema, *self.kwargs_schema.values())))
+        return tuple(_layouts_in((*self.args_schema, *self.kwargs_schema.values())))
 
     @property
     def args_strategy(self) -> tuple[OpStrategy, ...]:
-        """The same as strategies, each with the one choice of where its tensor is now."""
+        """The tensors as strategies, each with its present layout as the only option."""
         return tuple(OpStrategy((OpSpec(layout),)) for layout in self.args_spec)
 
     @property
     def key(self) -> Any:
-        """What tells this call from others of the operator."""
+        """The key that tells this call from others of the operator."""
         info = self.schema_info
         positional = tuple(
             _frozen(value)
             for index, value in enumerate(self.args_schema)
-            if info is None or index >= info.static_argnum or any(True for _ in _layouts([value]))
+            if info is None or index >= info.static_argnum or _layouts_in(value)
         )
-        names = sorted(self.kwargs_schema)
         named = tuple(
-            (name, _frozen(self.kwargs_schema[name]))
-            for name in names
-            if info is None
-            or name in (info.static_kwargkey or ())
-            or any(True for _ in _layouts([self.kwargs_schema[name]]))
+            (name, _frozen(value))
+            for name, value in sorted(self.kwargs_schema.items())
+            if info is None or name in (info.static_kwargkey or ()) or _layouts_in(value)
         )
         return (self.op, positional, named)
 
@@ -93,13 +91,13 @@ class OpSchema:
 
 @dataclass(frozen=True)
 class OpSpec:
-    """One true statement about a call on the whole mesh.
+    """One option for a call: layouts of its outputs, and the layouts of its operands that give those.
 
     Attributes:
         output_specs: layout of the output, or one per output.
         input_specs: layout per operand, in order; None where the operands may stay.
-        redistribute_cost: bytes to bring each operand there, a number or a list whose first entry counts, per
-            operand; negative where a local slice saves more than it takes. None has it computed.
+        redistribute_cost: per operand, the bytes to bring it there, as a number or a list whose first entry counts;
+            negative where a local slice saves more than it costs. None to compute it.
     """
 
     output_specs: Layout | Sequence[Layout]
@@ -122,17 +120,17 @@ class OpSpec:
         """The declared cost of all operands together."""
         if self.redistribute_cost is None:
             return None
-        return float(sum(one[0] if isinstance(one, Sequence) else one for one in self.redistribute_cost))
+        return float(sum(cost[0] if isinstance(cost, Sequence) else cost for cost in self.redistribute_cost))
 
 
 @dataclass(frozen=True)
 class OpStrategy:
-    """All statements about a call; the cheapest to reach is taken."""
+    """All options for a call; the cheapest to reach is taken."""
 
     strategies: tuple[OpSpec, ...]
 
     def __init__(self, strategies: Sequence[OpSpec]) -> None:
-        """Keep them as a tuple."""
+        """Store ``strategies`` as a tuple."""
         object.__setattr__(self, "strategies", tuple(strategies))
 
 
@@ -140,20 +138,20 @@ class OpStrategy:
 class TupleStrategy:
     """For operators of lists of tensors: one strategy per element, chosen element by element.
 
-    ``children[i]`` speaks of the i-th tensor of every list argument, in the order of the arguments, and of the i-th
+    ``children[i]`` is about the i-th tensor of every list argument, in the order of the arguments, and about the i-th
     output.
     """
 
     children: tuple[OpStrategy, ...]
 
     def __init__(self, children: Sequence[OpStrategy]) -> None:
-        """Keep them as a tuple."""
+        """Store ``children`` as a tuple."""
         object.__setattr__(self, "children", tuple(children))
 
 
 @dataclass(frozen=True)
 class TensorMeta:
-    """What is known of a tensor without its values.
+    """A tensor without its values.
 
     Attributes:
         shape: the global shape.
@@ -166,12 +164,12 @@ class TensorMeta:
 
 @dataclass(frozen=True)
 class OutputSharding:
-    """What propagation found.
+    """The result of propagation.
 
     Attributes:
         output_spec: layout of the output, or one per output.
-        redistribute_schema: the call with its operands where they must be, and with sizes and strides made local;
-            None where it is the caller's own.
+        redistribute_schema: the call with the layouts that its operands need, and with local sizes and strides; None
+            where it is the caller's own.
         needs_redistribute: whether an operand has to move.
     """
 
@@ -186,22 +184,19 @@ class OpInfo:
 
     Attributes:
         schema: the call.
-        output_sharding: what was found, once it was looked for.
+        output_sharding: its result; None before.
     """
 
     schema: OpSchema
     output_sharding: OutputSharding | None = None
 
 
-def _layouts(values: Any) -> Iterator[Layout]:
-    for value in values:
-        if isinstance(value, Layout):
-            yield value
-        elif isinstance(value, (list, tuple)):
-            yield from _layouts(value)
+def _layouts_in(value: Any) -> list[Layout]:
+    return [leaf for leaf in leaves(value) if isinstance(leaf, Layout)]
 
 
 def _frozen(value: Any) -> Any:
+    """``value`` as a hashable key, in which 1, 1.0 and True differ."""
     if isinstance(value, (list, tuple)):
         return (type(value), *map(_frozen, value))
     if isinstance(value, dict):

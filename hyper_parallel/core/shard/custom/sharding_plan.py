@@ -1,4 +1,4 @@
-"""A module's parameters, inputs and outputs laid out by path."""
+"""Sharding plans: layouts of a module's parameters, inputs and outputs, by path."""
 
 from __future__ import annotations
 
@@ -37,14 +37,14 @@ class ShardingPlan:
     Placements are written as objects (one per mesh axis) or aliases (one per dim).
 
     Attributes:
-        plan: placements by path of a parameter or buffer: ``{"layers.*.fc1.weight": ("tp", "None")}``. What no
-            pattern names is replicated.
-        input_plan: by path of a module, what its forward gets: placements for its one tensor argument, a sequence
+        plan: placements by path of a parameter or buffer: ``{"layers.*.fc1.weight": ("tp", "None")}``. The others
+            are replicated.
+        input_plan: by path of a module, the layouts of its inputs: placements for its one tensor argument, a sequence
             with an entry per positional argument (None leaves one alone), or a mapping by parameter name. A plain
-            tensor is this rank's piece; a DTensor is brought to the placements.
-        output_plan: by path of a module, what it returns: placements, or a sequence or mapping nested like the
-            output.
-        return_local_tensor: paths of modules that return this rank's pieces as plain tensors.
+            tensor is this rank's local shard; a DTensor is redistributed.
+        output_plan: by path of a module, the layouts of its outputs: placements, or a sequence or mapping nested like
+            the output.
+        return_local_tensor: paths of modules that return local tensors.
     """
 
     plan: Mapping[str, Any] = field(default_factory=dict)
@@ -54,31 +54,31 @@ class ShardingPlan:
 
 
 def shard_module(module: Any, device_mesh: DeviceMesh | None, sharding_plan: ShardingPlan) -> Any:
-    """Lay out ``module`` in place, as ``sharding_plan`` says.
+    """Lay out ``module`` in place by ``sharding_plan``.
 
     Args:
         module: the model; every parameter and buffer becomes a DTensor.
         device_mesh: the mesh; None takes the current one.
-        sharding_plan: what lies where.
+        sharding_plan: the layouts by path.
 
     Returns:
         ``module``. A parameter that was reachable under two paths still is, as one object.
 
     Raises:
-        PlanError: (a ValueError) everything that is wrong with the plan, before any weight is touched: patterns that
-            name nothing, placements that do not fit, a tied parameter with two layouts.
+        PlanError: (a ValueError) the plan does not fit, with all problems, before any weight is touched: patterns
+            that name nothing, placements that do not fit, a tied parameter with two layouts.
         TypeError: ``sharding_plan`` is no :class:`ShardingPlan`.
     """
     if not isinstance(sharding_plan, ShardingPlan):
         msg = f"shard_module: sharding_plan must be a ShardingPlan, got {type(sharding_plan).__name__}"  # type: ignore[unreachable]
         raise TypeError(msg)
-    given: object = sharding_plan.plan  # callers may be untyped
-    if not isinstance(given, Mapping):
-        msg = f"shard_module: plan must map paths to placements, got {type(given).__name__}; {{}} replicates everything"
+    plan: object = sharding_plan.plan  # callers may be untyped
+    if not isinstance(plan, Mapping):
+        msg = f"shard_module: plan must map paths to placements, got {type(plan).__name__}; {{}} replicates everything"
         raise TypeError(msg)
     mesh = resolve_mesh(device_mesh)
     platform = platform_of(module)
-    layouts = _checked(platform, module, mesh, sharding_plan)
+    layouts = _checked_layouts(platform, module, mesh, sharding_plan)
     owners = dict(platform.get_cells_and_names(module))
     ties = TiedParameters(platform, module)
     for path, layout in layouts.items():
@@ -88,43 +88,43 @@ def shard_module(module: Any, device_mesh: DeviceMesh | None, sharding_plan: Sha
     replicate_module(platform, module, mesh)
     local = sharding_plan.return_local_tensor or ()
     for path, cell in owners.items():
-        edge = _Edge(platform, mesh, path or type(module).__name__)
-        entering = _entry(sharding_plan.input_plan, path)
-        if entering is not None:
-            _before(platform, cell, edge, entering)
-        leaving, plain = _entry(sharding_plan.output_plan, path), any(path_matches(one, path) for one in local)
-        if leaving is not None or plain:
-            _after(platform, cell, edge, leaving, plain=plain)
+        boundary = _Boundary(platform, mesh, path or type(module).__name__)
+        inputs = _entry(sharding_plan.input_plan, path)
+        if inputs is not None:
+            _lay_out_inputs(cell, boundary, inputs)
+        outputs, plain = _entry(sharding_plan.output_plan, path), any(path_matches(pattern, path) for pattern in local)
+        if outputs is not None or plain:
+            _lay_out_outputs(cell, boundary, outputs, plain=plain)
     return module
 
 
 # -- checking ----------------------------------------------------------------------------------------------------------
 
 
-def _checked(platform: Platform, module: Any, mesh: DeviceMesh, plan: ShardingPlan) -> dict[str, Layout]:
+def _checked_layouts(platform: Platform, module: Any, mesh: DeviceMesh, plan: ShardingPlan) -> dict[str, Layout]:
     """Layout by path of every parameter and buffer that the plan names."""
     values = dict(_values(platform, module))
     cells = [path for path, _ in platform.get_cells_and_names(module)]
     problems: list[str] = []
     layouts: dict[str, Layout] = {}
     for pattern, placements in plan.plan.items():
-        found = [path for path in values if path_matches(pattern, path)]
-        if not found:
+        matches = [path for path in values if path_matches(pattern, path)]
+        if not matches:
             problems.append(f"plan: {pattern!r} names no parameter; {describe_nearest(pattern, ['', *cells, *values])}")
-        for path in found:
-            placed = _placed(mesh, placements, tuple(values[path].shape))
-            if isinstance(placed, Layout):
-                layouts[path] = placed
-            else:
-                problems.append(f"plan: {path} {list(values[path].shape)}: {placed}")
-    named = {
+        for path in matches:
+            shape = tuple(values[path].shape)
+            try:
+                layouts[path] = Layout.place(mesh, placements, shape)
+            except ValueError as error:
+                problems.append(f"plan: {path} {list(shape)}: {error}")
+    module_options = {
         "input_plan": plan.input_plan or (),
         "output_plan": plan.output_plan or (),
         "return_local_tensor": plan.return_local_tensor or (),
     }
     problems.extend(
         f"{option}: {pattern!r} names no module; {describe_nearest(pattern, cells)}"
-        for option, patterns in named.items()
+        for option, patterns in module_options.items()
         for pattern in patterns
         if not any(path_matches(pattern, path) for path in cells)
     )
@@ -136,21 +136,15 @@ def _checked(platform: Platform, module: Any, mesh: DeviceMesh, plan: ShardingPl
     return layouts
 
 
-def _placed(mesh: DeviceMesh, placements: Any, shape: tuple[int, ...]) -> Layout | ValueError:
-    """The layout, or why there is none."""
-    try:
-        return Layout.place(mesh, placements, shape)
-    except ValueError as error:
-        return error
-
-
 def _values(platform: Platform, module: Any) -> Iterator[tuple[str, Any]]:
+    """Every parameter and buffer with its path."""
     for path, cell in platform.get_cells_and_names(module):
         for name, value in {**platform.direct_parameters(cell), **platform.direct_buffers(cell)}.items():
             yield (f"{path}.{name}" if path else name), value
 
 
 def _conflicts(platform: Platform, module: Any, layouts: dict[str, Layout]) -> Iterator[str]:
+    """Tied parameters whose paths have different layouts."""
     for slots in owners_by_parameter(platform, module).values():
         wanted = {path: layouts[path] for path, _, _ in slots if path in layouts}
         if len(set(wanted.values())) > 1:
@@ -159,22 +153,22 @@ def _conflicts(platform: Platform, module: Any, layouts: dict[str, Layout]) -> I
 
 
 def _entry(plans: Mapping[str, Any] | None, path: str) -> Any:
-    """What the last pattern that names ``path`` says, or None."""
-    found = [entry for pattern, entry in (plans or {}).items() if path_matches(pattern, path)]
-    return found[-1] if found else None
+    """The entry of the last pattern that matches ``path``, or None."""
+    entries = [entry for pattern, entry in (plans or {}).items() if path_matches(pattern, path)]
+    return entries[-1] if entries else None
 
 
 # -- hooks -------------------------------------------------------------------------------------------------------------
 
 
 @dataclass(frozen=True)
-class _Edge:
-    """Where tensors enter and leave one module.
+class _Boundary:
+    """The inputs and outputs of one module.
 
     Attributes:
         platform: the framework.
         mesh: the mesh.
-        name: of the module, for messages and the event log.
+        name: the module's path, for messages and the event log.
     """
 
     platform: Platform
@@ -182,7 +176,7 @@ class _Edge:
     name: str
 
     def place(self, value: Any, placements: Any, what: str) -> Any:
-        """A tensor in these placements: a plain one is this rank's piece, a DTensor is brought there."""
+        """A tensor in these placements: a plain one is this rank's local shard, a DTensor is redistributed."""
         where = f"shard_module({self.name}): {what}"
         if isinstance(value, DTensor):
             if value.device_mesh is not self.mesh:
@@ -195,12 +189,12 @@ class _Edge:
             raise PlacementError(msg)
         layout = Layout.place(self.mesh, placements, (0,) * len(value.shape))
         layout = layout_from_local_shapes(
-            self.platform, value, layout, f"shard_module({self.name}): the pieces of {what}"
+            self.platform, value, layout, f"shard_module({self.name}): the local shards of {what}"
         )
         return self.platform.wrap(value, layout)
 
     def nested(self, value: Any, entry: Any, what: str) -> Any:
-        """The values in ``value`` in the placements that ``entry``, nested alike, says; None leaves one alone."""
+        """``value`` with each tensor in the placements of ``entry``, which is nested alike; None leaves one alone."""
         if entry is None:
             return value
         if isinstance(value, Mapping) and isinstance(entry, Mapping):
@@ -209,53 +203,60 @@ class _Edge:
                 msg = f"shard_module({self.name}): {what} has no {unknown[0]!r}; it has {', '.join(map(str, value))}"
                 raise PlacementError(msg)
             return rebuild(
-                value, {name: self.nested(one, entry.get(name), f"{what}[{name!r}]") for name, one in value.items()}
+                value, {name: self.nested(item, entry.get(name), f"{what}[{name!r}]") for name, item in value.items()}
             )
         if isinstance(value, (list, tuple)):
             if places_one_tensor(entry) or isinstance(entry, Mapping) or len(entry) != len(value):
                 msg = f"shard_module({self.name}): {what} is a sequence of {len(value)}, its entry is {entry!r}"
                 raise PlacementError(msg)
             pairs = enumerate(zip(value, entry, strict=True))
-            return rebuild(value, [self.nested(one, spec, f"{what}[{index}]") for index, (one, spec) in pairs])
+            return rebuild(value, [self.nested(item, inner, f"{what}[{index}]") for index, (item, inner) in pairs])
         return self.place(value, entry, what)
 
     def plain(self, value: Any) -> Any:
-        """``value`` with this rank's pieces in place of DTensors."""
+        """``value`` with the local tensor in place of each DTensor."""
         return tree_map(lambda leaf: leaf.to_local() if isinstance(leaf, DTensor) else leaf, value, CONTAINERS)
 
 
-def _before(platform: Platform, cell: Any, edge: _Edge, entry: Any) -> None:
+def _lay_out_inputs(cell: Any, boundary: _Boundary, entry: Any) -> None:
+    """Hook ``cell`` so that its inputs are laid out by ``entry``."""
+    platform = boundary.platform
     signature = inspect.signature(platform.get_cell_construct(cell))
 
     def hook(_: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> tuple[tuple[Any, ...], dict[str, Any]]:
         bound = signature.bind(*args, **kwargs)
-        for name, placements in _by_parameter(edge, entry, bound, len(args)).items():
-            bound.arguments[name] = edge.nested(bound.arguments[name], placements, name)
+        for name, placements in _by_parameter(boundary, entry, bound, len(args)).items():
+            bound.arguments[name] = boundary.nested(bound.arguments[name], placements, name)
         return bound.args, bound.kwargs
 
     platform.register_forward_pre_hook(cell, hook, with_kwargs=True)
 
 
-def _by_parameter(edge: _Edge, entry: Any, bound: inspect.BoundArguments, count: int) -> dict[str, Any]:
-    """The entries of one call by parameter name."""
+def _by_parameter(boundary: _Boundary, entry: Any, bound: inspect.BoundArguments, count: int) -> dict[str, Any]:
+    """The entries of one call, by parameter name."""
     names = list(bound.arguments)
     if isinstance(entry, Mapping):
         unknown = [name for name in entry if name not in names]
         if unknown:
-            msg = f"shard_module({edge.name}): input_plan names {unknown[0]!r}; the call has {', '.join(names)}"
+            msg = f"shard_module({boundary.name}): input_plan names {unknown[0]!r}; the call has {', '.join(names)}"
             raise PlacementError(msg)
         return dict(entry)
-    several = [entry] if places_one_tensor(entry) else list(entry)
-    if len(several) != count:
-        msg = f"shard_module({edge.name}): input_plan has {len(several)} entries, the call {count} positional arguments"
+    entries = [entry] if places_one_tensor(entry) else list(entry)
+    if len(entries) != count:
+        msg = (
+            f"shard_module({boundary.name}): input_plan has {len(entries)} entries, the call {count} "
+            "positional arguments"
+        )
         raise PlacementError(msg)
-    return dict(zip(names, several, strict=False))
+    return dict(zip(names, entries, strict=False))
 
 
-def _after(platform: Platform, cell: Any, edge: _Edge, entry: Any, *, plain: bool) -> None:
+def _lay_out_outputs(cell: Any, boundary: _Boundary, entry: Any, *, plain: bool) -> None:
+    """Hook ``cell`` so that its outputs are laid out by ``entry``, and returned as local tensors if ``plain``."""
+
     def hook(_: Any, args: Any, output: Any) -> Any:
         del args
-        placed = edge.nested(output, entry, "output")
-        return edge.plain(placed) if plain else placed
+        outputs = boundary.nested(output, entry, "output")
+        return boundary.plain(outputs) if plain else outputs
 
-    platform.register_forward_hook(cell, hook)
+    boundary.platform.register_forward_hook(cell, hook)

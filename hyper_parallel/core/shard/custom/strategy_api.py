@@ -1,13 +1,14 @@
-"""Strategies and sharding rules that users register as functions, and propagation without any tensor."""
+"""Strategies and sharding rules that users register as functions, and propagation without tensors."""
 
 from __future__ import annotations
 
 import threading
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import replace
 from functools import partial
 from typing import Any, TypeVar
 
+from hyper_parallel._tree import tree_map, tree_map_named
 from hyper_parallel.core.dtensor.layout import Layout
 from hyper_parallel.core.shard.custom.distributed_op import UserOp, mutates, registrations, user_op
 from hyper_parallel.core.shard.custom.schema import (
@@ -22,6 +23,7 @@ from hyper_parallel.core.shard.custom.schema import (
 )
 from hyper_parallel.core.shard.entry import OpEntry, binder
 from hyper_parallel.core.shard.op_plan import OpPlan, plan_call
+from hyper_parallel.core.shard.refusals import missing_shape, only_mesh
 from hyper_parallel.core.shard.rule import Listed, OpCall, Operand, Ref, Rule, find_rule
 from hyper_parallel.core.shard.strategy import cheapest
 from hyper_parallel.errors import LayoutError, MeshMismatchError, UnsupportedOperatorError
@@ -29,35 +31,35 @@ from hyper_parallel.platform.select import current_platform
 
 __all__ = ["ShardingPropagator"]
 
-_MOST_KEPT = 4096
-_Answer = TypeVar("_Answer")
+_MOST_CACHED = 4096
+_Result = TypeVar("_Result")
 Strategy = Callable[[OpSchema], "OpStrategy | TupleStrategy"]
 PropRule = Callable[[OpSchema], OutputSharding]
 
 
 class _Registered(UserOp):
-    """An operator whose strategies a function lists."""
+    """An operator whose strategies are listed by a user's function."""
 
-    _kind = "ShardingPropagator"
+    _registrar = "ShardingPropagator"
 
     def __init__(self, op_name: str, strategy: Strategy, schema_info: RuntimeSchemaInfo | None) -> None:
         super().__init__(op_name)
         self._strategy, self.schema_info = strategy, schema_info
 
-    def answer(self, func: Callable[..., Any], call: OpCall) -> Listed:
-        """The options of one call; an operator that writes in place has only those that move nothing."""
-        found = self._strategy(OpSchema(self.op_name, *_schema_arguments(call), self.schema_info))
-        if isinstance(found, TupleStrategy):
-            return _by_element(self.op_name, call, found)
-        given: object = found  # callers may be untyped
-        if not isinstance(given, OpStrategy) or not given.strategies:
-            msg = f"{self.op_name}: a strategy must return an OpStrategy with at least one OpSpec, got {found!r}"
+    def strategies(self, func: Callable[..., Any], call: OpCall) -> Listed:
+        """The options of one call; of an operator that writes in place, those that move nothing."""
+        answer = self._strategy(OpSchema(self.op_name, *_schema_arguments(call), self.schema_info))
+        if isinstance(answer, TupleStrategy):
+            return _by_element(self.op_name, call, answer)
+        untyped: object = answer  # callers may be untyped
+        if not isinstance(untyped, OpStrategy) or not untyped.strategies:
+            msg = f"{self.op_name}: a strategy must return an OpStrategy with at least one OpSpec, got {answer!r}"
             raise LayoutError(msg)
-        many = not isinstance(found.strategies[0].output_specs, Layout)
-        options = tuple(_option(self.op_name, call.operands, one) for one in found.strategies)
+        many = not isinstance(answer.strategies[0].output_specs, Layout)
+        options = tuple(_option(self.op_name, call.operands, spec) for spec in answer.strategies)
         if mutates(func, self.op_name):
-            layouts = tuple(one.layout for one in call.operands)
-            options = tuple(one for one in options if one[0] == layouts)
+            layouts = tuple(operand.layout for operand in call.operands)
+            options = tuple(option for option in options if option[0] == layouts)
             if not options:
                 msg = f"{self.op_name}: it writes in place, and no OpSpec leaves every operand where it is"
                 raise LayoutError(msg)
@@ -65,14 +67,14 @@ class _Registered(UserOp):
 
 
 class ShardingPropagator:
-    """Where operators meet layouts: registration by function, and propagation without tensors.
+    """Registers operators by function, and propagates layouts without tensors.
 
-    What is registered here counts for every dispatched call, like a rule of the library; what is asked here is
-    answered by the same plans that dispatch runs.
+    A registration counts for every dispatched call, like a rule of the library; propagation uses the same plans as
+    dispatch.
     """
 
     def __init__(self) -> None:
-        self._kept = threading.local()
+        self._caches = threading.local()
 
     # -- registering -----------------------------------------------------------------------------------------------
 
@@ -83,11 +85,11 @@ class ShardingPropagator:
             op: the operator: a function, an operator overload, or its name.
             strategy: from the call's :class:`OpSchema` to an :class:`OpStrategy`, or a :class:`TupleStrategy` for
                 operators of lists.
-            schema_info: which arguments belong to the key of :meth:`propagate_op_sharding`, unless the schema that is
-                asked about says so itself.
+            schema_info: which arguments belong to the key of :meth:`propagate_op_sharding`, for schemas that have
+                none of their own.
 
         Returns:
-            The registration; its ``unregister()`` takes it back.
+            The registration; its ``unregister()`` removes it.
 
         Raises:
             ValueError: the operator has a rule already.
@@ -97,7 +99,7 @@ class ShardingPropagator:
     def register_sharding_prop_rule(
         self, op: Any, rule: PropRule, schema_info: RuntimeSchemaInfo | None = None
     ) -> UserOp:
-        """Add an operator by a function that says where its outputs are, and where its operands have to be.
+        """Add an operator by a function from its layouts to those of its outputs, and to those that its operands need.
 
         Args:
             op: the operator: a function, an operator overload, or its name.
@@ -105,43 +107,56 @@ class ShardingPropagator:
             schema_info: as for :meth:`register_op_strategy`.
 
         Returns:
-            The registration; its ``unregister()`` takes it back.
+            The registration; its ``unregister()`` removes it.
 
         Raises:
             ValueError: the operator has a rule already.
         """
 
         def strategy(schema: OpSchema) -> OpStrategy:
-            found = rule(schema)
-            wanted = found.redistribute_schema
-            return OpStrategy([OpSpec(found.output_spec, None if wanted is None else wanted.args_spec)])
+            sharding = rule(schema)
+            wanted = sharding.redistribute_schema
+            return OpStrategy([OpSpec(sharding.output_spec, None if wanted is None else wanted.args_spec)])
 
         return _Registered(_name(op), strategy, schema_info)
 
-    # -- asking ----------------------------------------------------------------------------------------------------
+    # -- propagating-------------------------------------------------------------------------------------------------
 
     def propagate(self, op_info: OpInfo) -> OutputSharding:
-        """Fill in ``op_info.output_sharding``, and return it."""
+        """Propagate ``op_info.schema``, set ``op_info.output_sharding`` and return it.
+
+        Args:
+            op_info: the call.
+
+        Returns:
+            as :meth:`propagate_op_sharding`, which also lists the errors.
+        """
         op_info.output_sharding = self.propagate_op_sharding(op_info.schema)
         return op_info.output_sharding
 
     def propagate_op_sharding(self, op_schema: OpSchema) -> OutputSharding:
-        """Where the operands of a call would have to be, and where its outputs would be; kept per thread.
+        """The layouts that the operands of a call need, and those of its outputs; cached per thread.
 
-        Floating operands are assumed.
+        Operands are taken to be floating.
+
+        Args:
+            op_schema: the call.
+
+        Returns:
+            layouts of the outputs, and the call with moved operands where any has to move.
 
         Raises:
-            UnsupportedOperatorError: (a NotImplementedError) the operator has neither rule nor strategy.
+            UnsupportedOperatorError: (a NotImplementedError) the operator has neither a rule nor a strategy.
             MeshMismatchError: layouts of different meshes.
             LayoutError: (a ValueError) the operator does not accept the shapes.
         """
         user = user_op(_name(op_schema.op))
         if op_schema.schema_info is None and isinstance(user, _Registered):
             op_schema = replace(op_schema, schema_info=user.schema_info)
-        asked, found = self._once("sharding", op_schema, lambda: (op_schema, _found(op_schema)))
-        if found.redistribute_schema is not None and asked is not op_schema and not _same_arguments(asked, op_schema):
-            found = _found(op_schema)  # the answer repeats arguments that the key leaves out
-        return found
+        known, sharding = self._cached("sharding", op_schema, lambda: (op_schema, _propagated(op_schema)))
+        if sharding.redistribute_schema is not None and known is not op_schema and not _equal_calls(known, op_schema):
+            return _propagated(op_schema)  # the result repeats arguments that the key leaves out
+        return sharding
 
     def propagate_tensor_meta(self, op_schema: OpSchema, dtypes: Sequence[Any]) -> TensorMeta | tuple[TensorMeta, ...]:
         """Global shape and dtype of every output, type promotion and arguments such as ``dtype`` included.
@@ -150,24 +165,27 @@ class ShardingPropagator:
             op_schema: the call.
             dtypes: of its tensors, in order; the framework's.
 
+        Returns:
+            the output, or a tuple of outputs.
+
         Raises:
-            UnsupportedOperatorError: (a NotImplementedError) nobody knows how to call the operator.
-            LayoutError: (a ValueError) not one dtype per tensor.
+            UnsupportedOperatorError: (a NotImplementedError) there is no function to call for the operator.
+            LayoutError: (a ValueError) the number of dtypes is not that of tensors, or a layout has no global shape.
         """
         # Every argument counts, also those that make no difference to placements.
         key = (replace(op_schema, schema_info=None), tuple(map(str, dtypes)))
-        return self._once("meta", key, lambda: meta_of(op_schema, _callable(op_schema), dtypes))
+        return self._cached("meta", key, lambda: _meta_of(op_schema, _callable(op_schema), dtypes))
 
-    def _once(self, kind: str, asked: Any, answer: Callable[[], _Answer]) -> _Answer:
-        """``answer()``, kept in this thread for what is asked again of the same framework and registrations."""
-        kept: dict[Any, _Answer] = self._kept.__dict__.setdefault(kind, {})
+    def _cached(self, cache: str, asked: Any, compute: Callable[[], _Result]) -> _Result:
+        """``compute()``, cached in this thread for the same question, framework and registrations."""
+        results: dict[Any, _Result] = self._caches.__dict__.setdefault(cache, {})
         key = (registrations(), current_platform().platform_type, asked)
-        if key not in kept:
-            found = answer()
-            if len(kept) >= _MOST_KEPT:
-                kept.clear()
-            kept[key] = found
-        return kept[key]
+        if key not in results:
+            result = compute()
+            if len(results) >= _MOST_CACHED:
+                results.clear()
+            results[key] = result
+        return results[key]
 
 
 def _callable(schema: OpSchema) -> Callable[..., Any]:
@@ -186,12 +204,12 @@ def _callable(schema: OpSchema) -> Callable[..., Any]:
     return entry.func
 
 
-def _same_arguments(first: OpSchema, second: OpSchema) -> bool:
-    """Whether calls are the same in every argument."""
+def _equal_calls(first: OpSchema, second: OpSchema) -> bool:
+    """Whether two calls agree in every argument."""
     return bool(replace(first, schema_info=None).key == replace(second, schema_info=None).key)
 
 
-def _found(schema: OpSchema) -> OutputSharding:
+def _propagated(schema: OpSchema) -> OutputSharding:
     name = _name(schema.op)
     user = user_op(name)
     func = schema.op if callable(schema.op) else _nameless
@@ -199,13 +217,17 @@ def _found(schema: OpSchema) -> OutputSharding:
     layouts = schema.args_spec
     if entry is None or entry.composed is not None or not isinstance(entry.rule, Rule) or not layouts:
         raise UnsupportedOperatorError(_without_rule(name, layouts, composed=entry is not None))
-    if len({layout.mesh for layout in layouts}) > 1:
-        first, second = list(dict.fromkeys(layout.mesh for layout in layouts))[:2]
-        msg = f"{name}: operands live on different meshes, {first!r} and {second!r}; bring them to one mesh first"
-        raise MeshMismatchError(msg)
+    only_mesh(name, (layout.mesh for layout in layouts))
     bound = entry.binder.bind(schema.args_schema, schema.kwargs_schema)
     operands: list[Operand] = []
-    template = {name: _referred(name, value, operands) for name, value in bound.items()}
+
+    def refer(leaf_name: str, leaf: Any) -> Any:
+        if not isinstance(leaf, Layout):
+            return leaf
+        operands.append(Operand(leaf_name, leaf))
+        return Ref(len(operands) - 1)
+
+    template = {name: tree_map_named(refer, name, value) for name, value in bound.items()}
     plan = plan_call(
         OpCall(entry.rule.op, layouts[0].mesh, tuple(operands), template), entry.rule, in_place=entry.in_place
     )
@@ -227,7 +249,7 @@ def _sharding(schema: OpSchema, plan: OpPlan) -> OutputSharding:
     if not plan.moves and not replaced:
         return OutputSharding(outputs)
     targets = plan.choice.targets
-    arguments = {name: _placed(replaced.get(name, value), targets) for name, value in plan.call.args.items()}
+    arguments = {name: _with_layouts(replaced.get(name, value), targets) for name, value in plan.call.args.items()}
     return OutputSharding(outputs, OpSchema(schema.op, (), arguments, schema.schema_info), plan.moves)
 
 
@@ -246,7 +268,7 @@ def _without_rule(name: str, layouts: Sequence[Layout], *, composed: bool) -> st
 
 
 def _name(op: Any) -> str:
-    """How an operator is registered: an overload under its full name, a function under its own, a primitive too."""
+    """The name under which an operator is registered: an overload's full name, the own one of all else."""
     if isinstance(op, str):
         return op
     if type(op).__name__ == "OpOverload":
@@ -254,120 +276,92 @@ def _name(op: Any) -> str:
     return str(getattr(op, "__name__", None) or getattr(op, "name", op))
 
 
-def _unknown(*_: Any, **__: Any) -> Any:
+def _refuse_call(*_: Any, **__: Any) -> Any:
     msg = "an operator that is known by name only cannot be called"
     raise AssertionError(msg)
 
 
-_nameless = partial(_unknown)  # stands for an operator that is known by name only, and has none itself
+_nameless = partial(_refuse_call)  # the function of an operator that is known by name only; it has no __name__
 
 
 def _schema_arguments(call: OpCall) -> tuple[tuple[Any, ...], dict[str, Any]]:
     layouts = tuple(operand.layout for operand in call.operands)
-    return tuple(_placed(value, layouts) for value in call.args.values()), {}
+    return tuple(_with_layouts(value, layouts) for value in call.args.values()), {}
 
 
-def _placed(value: Any, layouts: Sequence[Layout]) -> Any:
-    """Layouts in place of operands."""
-    if isinstance(value, Ref):
-        return layouts[value.index]
-    if isinstance(value, (list, tuple)):
-        return type(value)(_placed(item, layouts) for item in value)
-    return value
-
-
-def _referred(name: str, value: Any, operands: list[Operand]) -> Any:
-    """Operands in place of layouts."""
-    if isinstance(value, Layout):
-        operands.append(Operand(name, value))
-        return Ref(len(operands) - 1)
-    if isinstance(value, (list, tuple)):
-        return type(value)(_referred(f"{name}[{index}]", item, operands) for index, item in enumerate(value))
-    return value
+def _with_layouts(value: Any, layouts: Sequence[Layout]) -> Any:
+    """``value`` with the layout in place of each operand."""
+    return tree_map(lambda leaf: layouts[leaf.index] if isinstance(leaf, Ref) else leaf, value)
 
 
 def _option(
     name: str, operands: Sequence[Operand], spec: OpSpec
 ) -> tuple[tuple[Layout, ...], tuple[Layout, ...], float | None]:
-    given = [one.layout for one in operands] if spec.input_specs is None else list(spec.input_specs)
-    if len(given) != len(operands):
-        msg = f"{name}: an OpSpec has {len(given)} input_specs, the call has {len(operands)} tensors"
+    """One option as the plan takes it: layouts of the operands, layouts of the outputs, and the declared cost."""
+    layouts = [operand.layout for operand in operands] if spec.input_specs is None else list(spec.input_specs)
+    if len(layouts) != len(operands):
+        msg = f"{name}: an OpSpec has {len(layouts)} input_specs, the call has {len(operands)} tensors"
         raise LayoutError(msg)
-    targets = tuple(layout.with_shape(one.shape) for layout, one in zip(given, operands, strict=True))
-    pairs = zip(operands, targets, strict=True)
-    wrong = next((one.name for one, layout in pairs if layout.mesh is not one.layout.mesh), "")
-    if wrong:
-        msg = f"{name}: the layout of {wrong} in input_specs lives on another mesh than {wrong}"
-        raise MeshMismatchError(msg)
+    targets = tuple(layout.with_shape(operand.shape) for layout, operand in zip(layouts, operands, strict=True))
+    for operand, target in zip(operands, targets, strict=True):
+        if target.mesh is not operand.layout.mesh:
+            msg = f"{name}: the layout of {operand.name} in input_specs lives on another mesh than {operand.name}"
+            raise MeshMismatchError(msg)
     for layout in spec.outputs:
         if layout.shape is None:
-            msg = f"{name}: output_specs hold {layout!r} without a global shape; use layout.with_shape(...)"
-            raise LayoutError(msg)
+            raise missing_shape(f"{name}: output_specs hold", layout)
     return targets, spec.outputs, spec.cost
 
 
-def _by_element(name: str, call: OpCall, found: TupleStrategy) -> Listed:
+def _by_element(name: str, call: OpCall, strategy: TupleStrategy) -> Listed:
     """The best option of each element, as one option of the whole call."""
     lists = [value for value in call.args.values() if isinstance(value, (list, tuple)) and _all_refs(value)]
-    count = len(found.children)
-    if not lists or any(len(one) != count for one in lists):
-        sizes = [len(one) for one in lists]
+    count = len(strategy.children)
+    if not lists or any(len(refs) != count for refs in lists):
+        sizes = [len(refs) for refs in lists]
         msg = f"{name}: a TupleStrategy of {count} children for lists of {sizes or 'no'} tensors"
         raise LayoutError(msg)
-    targets: dict[int, Layout] = {index: one.layout for index, one in enumerate(call.operands)}
+    targets: dict[int, Layout] = {index: operand.layout for index, operand in enumerate(call.operands)}
     varying: dict[int, tuple[int, ...]] = {}
     outputs: list[Layout] = []
-    for index, child in enumerate(found.children):
-        chosen = [one[index].index for one in lists]
-        part = OpCall(call.op, call.mesh, tuple(call.operands[one] for one in chosen), {})
-        best = cheapest(part, Listed(tuple(_option(name, part.operands, one) for one in child.strategies)))
-        targets.update(zip(chosen, best.targets, strict=True))
-        varying.update(zip(chosen, best.varying, strict=True))
+    for element, child in enumerate(strategy.children):
+        indices = [refs[element].index for refs in lists]
+        part = OpCall(call.op, call.mesh, tuple(call.operands[index] for index in indices), {})
+        best = cheapest(part, Listed(tuple(_option(name, part.operands, spec) for spec in child.strategies)))
+        targets.update(zip(indices, best.targets, strict=True))
+        varying.update(zip(indices, best.varying, strict=True))
         outputs.extend(best.outputs)
     every = range(len(call.operands))
-    whole = (tuple(targets[index] for index in every), tuple(outputs), None)
-    return Listed((whole,), many=True, varying=tuple(varying.get(index, ()) for index in every))
+    option = (tuple(targets[index] for index in every), tuple(outputs), None)
+    return Listed((option,), many=True, varying=tuple(varying.get(index, ()) for index in every))
 
 
 def _all_refs(value: Sequence[Any]) -> bool:
     return bool(value) and all(isinstance(item, Ref) for item in value)
 
 
-# -- shapes and dtypes -----
+# -- shapes and dtypes -------------------------------------------------------------------------------------------------
 
 
-def meta_of(schema: OpSchema, func: Callable[..., Any], dtypes: Sequence[Any]) -> TensorMeta | tuple[TensorMeta, ...]:
-    """What ``func`` gives for the schema's arguments.
-
-    Args:
-        schema: the call.
-        func: the operator on plain tensors, called as the schema is written.
-        dtypes: of the tensors, in order.
-
-    Raises:
-        LayoutError: (a ValueError) not one dtype per tensor, or a layout without global shape.
-    """
+def _meta_of(schema: OpSchema, func: Callable[..., Any], dtypes: Sequence[Any]) -> TensorMeta | tuple[TensorMeta, ...]:
+    """Shape and dtype of the outputs of ``func``, from the framework, without any of the call's values."""
     layouts = schema.args_spec
     if len(dtypes) != len(layouts):
         msg = f"{schema.op}: {len(dtypes)} dtypes for {len(layouts)} tensors; give one per tensor, in order"
         raise LayoutError(msg)
-    rest = iter(dtypes)
-    args = [_filled(value, rest) for value in schema.args_schema]
-    named = {name: _filled(value, rest) for name, value in schema.kwargs_schema.items()}
-    found = func(*args, **named)
-    platform = current_platform()
-    if platform.is_tensor(found):
-        return TensorMeta(tuple(found.shape), found.dtype)
-    return tuple(TensorMeta(tuple(one.shape), one.dtype) for one in found if platform.is_tensor(one))
+    platform, remaining = current_platform(), iter(dtypes)
 
+    def fill(leaf: Any) -> Any:
+        """A tensor in place of a layout: PyTorch's without storage, MindSpore's of zeros, since it has no others."""
+        if not isinstance(leaf, Layout):
+            return leaf
+        if leaf.shape is None:
+            raise missing_shape(f"{schema.op}: an argument is", leaf)
+        return platform.zeros(leaf.shape, next(remaining), "meta")
 
-def _filled(value: Any, dtypes: Iterator[Any]) -> Any:
-    """Tensors in place of layouts: PyTorch's without storage, MindSpore's of zeros, since it has no others."""
-    if isinstance(value, Layout):
-        if value.shape is None:
-            msg = f"{value!r} has no global shape; use layout.with_shape(...)"
-            raise LayoutError(msg)
-        return current_platform().zeros(value.shape, next(dtypes), "meta")
-    if isinstance(value, (list, tuple)):
-        return type(value)(_filled(item, dtypes) for item in value)
-    return value
+    args = [tree_map(fill, value) for value in schema.args_schema]
+    named = {name: tree_map(fill, value) for name, value in schema.kwargs_schema.items()}
+    result = func(*args, **named)
+    if platform.is_tensor(result):
+        return TensorMeta(tuple(result.shape), result.dtype)
+    return tuple(TensorMeta(tuple(output.shape), output.dtype) for output in result if platform.is_tensor(output))

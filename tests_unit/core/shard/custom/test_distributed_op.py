@@ -116,7 +116,7 @@ def test_layouts_without_a_shape_are_even(register):
     assert run(user, 2.0, size=5)[0] == (
         "scaled(x=f32[5@tp, 2], w=f32[2]): scaled: infer_layout returned Layout([?@tp, ?] on "
         "DeviceMesh(cpu, tp=2, ranks=[0, 1])) without a global shape, which cannot be derived from uneven shards; "
-        "return layout.with_shape(...)"
+        "use layout.with_shape(...)"
     )
 
 

@@ -175,17 +175,17 @@ def same(x, y=None):
     "kind, options, operands, message",
     [
         (LayoutError, {"out_placements": [Shard(0)], "in_placements": ([Replicate()],)}, (rows,),
-         ("local_map(same): x is laid out as f32[4@tp, 2], in_placements says f32[4, 2]; use "
+         ("local_map(same): x is laid out as f32[4@tp, 2], in_placements asks for f32[4, 2]; use "
          "x.redistribute(placements=[Replicate()]), or redistribute_inputs=True")),
         (LayoutError, {"out_placements": [Shard(0)], "in_placements": ([Shard(0)], None)}, (rows,),
          ("local_map(same): in_placements has 2 entries, the call has 1 positional values in 1 arguments; give one "
-         "entry each, None for what is no DTensor")),
+         "entry each, None for a value that is no DTensor")),
         (LayoutError, {"out_placements": [Shard(0)], "in_placements": (None,)}, (rows,),
-         "local_map(same): x is a DTensor, in_placements says None there; give its placements"),
+         "local_map(same): x is a DTensor, its entry of in_placements is None; give its placements"),
         (LayoutError, {"out_placements": [Shard(0)], "in_placements": {"z": [Shard(0)]}}, (rows,),
          "local_map(same): in_placements names 'z'; the call has x"),
         (MixedTensorError, {"out_placements": [Shard(0)], "in_placements": ([Shard(0)], [Shard(0)])}, (rows, plain),
-         ("local_map(same): y is a plain tensor, its entry of in_placements is [Shard(0)]; say None there, or pass "
+         ("local_map(same): y is a plain tensor, its entry of in_placements is [Shard(0)]; use None there, or pass "
          "a DTensor")),
         (LayoutError, {"out_placements": ([Shard(0)], [Shard(0)])}, (rows,),
          ("local_map(same): output is a Tensor, its out_placements are ([Shard(0)], [Shard(0)]); they must be "
@@ -238,7 +238,7 @@ def test_a_function_without_signature():
         return str(caught.value)
 
     assert simulate(body, 2, platform="torch")[0] == (
-        "local_map(max): args[0] is laid out as f32[4@tp, 2], in_placements says f32[4, 2]; use "
+        "local_map(max): args[0] is laid out as f32[4@tp, 2], in_placements asks for f32[4, 2]; use "
         "args[0].redistribute(placements=[Replicate()]), or redistribute_inputs=True"
     )
 
@@ -306,7 +306,8 @@ def test_pieces_that_make_no_tensor():
         return str(caught.value)
 
     message = (
-        "local_map(<lambda>): the pieces of output are not those of one f32[3@tp, 2] (rank 0: [1, 2], rank 1: [2, 2]); "
+        "local_map(<lambda>): the local shards of output are not those of one f32[3@tp, 2] "
+        "(rank 0: [1, 2], rank 1: [2, 2]); "
         "shards follow the ceil rule"
     )
     assert simulate(body, 2, platform="torch") == [message] * 2
@@ -379,7 +380,7 @@ def test_whole_outputs_have_one_size():
         return str(caught.value)
 
     assert simulate(body, 2, platform="torch") == [
-        ("local_map(<lambda>): ranks returned different sizes of output in dims that (Replicate(),) leave whole "
+        ("local_map(<lambda>): ranks returned different sizes of output in dims that (Replicate(),) do not shard "
         "(rank 0: [1, 2], rank 1: [2, 2])"),
     ] * 2  # fmt: skip
 

@@ -72,14 +72,16 @@ def test_writes_arrive_in_what_is_whole_or_are_refused():
     finally:
         for one in ops:
             one.unregister()
-    gathered_first = "which was gathered first, so the write is lost; use x = x.redistribute() first"
-    must_be_whole = "adds_up_: what is written in place must be whole; use x = x.redistribute() first"
+    gathered_first = (
+        "was written in place, but had to be gathered first, so the write is lost; use x = x.redistribute() first"
+    )
+    must_be_replicated = "adds_up_: what is written in place must be replicated; use x = x.redistribute() first"
     copy = "it is a copy: view(x=f32[3@tp, 2]) had to move x to f32[3, 2], so a write would be lost; write to x itself"
     assert found == (
         [2.0, 2.0, 2.0],
         [8.0],
         True,
-        f"adds_quietly: it writes into f32[3@tp], {gathered_first}",
-        must_be_whole,
+        f"adds_quietly: an operand f32[3@tp] {gathered_first}",
+        must_be_replicated,
         f"adds_up_: an operand cannot be written to: {copy}",
     )

@@ -103,7 +103,7 @@ def test_the_same_on_mindspore():
 
 @torch_only
 def test_local_outputs_and_named_inputs():
-    """`return_local_tensor` gives pieces; inputs may be named; the pieces of an uneven batch are put together."""
+    """`return_local_tensor` gives local tensors; inputs may be named; uneven local batches make one global batch."""
     import torch
 
     def body():
@@ -226,7 +226,8 @@ def test_inputs_that_do_not_fit_the_plan():
         "shard_module(0): input_plan names 'y'; the call has input",
         "shard_module(0): input must be a tensor to be laid out as [Shard(0)], got int",
         (
-            "shard_module(0): the pieces of input are not those of one f32[3@tp, 5] (rank 0: [1, 5], rank 1: [2, 5]); "
+            "shard_module(0): the local shards of input are not those of one f32[3@tp, 5] "
+            "(rank 0: [1, 5], rank 1: [2, 5]); "
             "shards follow the ceil rule"
         ),
         "shard_module(0): input has no 'y'; it has x",

@@ -215,7 +215,10 @@ def test_shape_and_dtype_of_outputs_are_asked_without_values(platform_name):
         ((10, 3), "float32"),
         [((2, 3), "float64"), ((2, 3), "int64")],
         "add: 1 dtypes for 2 tensors; give one per tensor, in order",
-        "Layout([?@tp, ?] on DeviceMesh(cpu, tp=2, ranks=[0, 1])) has no global shape; use layout.with_shape(...)",
+        (
+            "add: an argument is Layout([?@tp, ?] on DeviceMesh(cpu, tp=2, ranks=[0, 1])) without a global shape; "
+            "use layout.with_shape(...)"
+        ),
     )
 
 
@@ -373,7 +376,7 @@ def test_an_operator_that_writes_is_not_gathered_unnoticed():
         with registered(ReplicatedOp("hp_test.triple_.default")):
             assert simulate(body, 2, platform="torch")[0] == (
                 [3.0] * 3,
-                "hp_test.triple_.default: what is written in place must be whole; use x = x.redistribute() first",
+                "hp_test.triple_.default: what is written in place must be replicated; use x = x.redistribute() first",
             )
 
 
@@ -580,9 +583,14 @@ def test_operands_of_an_operator_that_runs_whole():
             [
                 (
                     "both_ways: operands live on different meshes, DeviceMesh(cpu, tp=2, ranks=[0, 1]) and "
-                    "DeviceMesh(cpu, dp=2, ranks=[0, 1])"
+                    "DeviceMesh(cpu, dp=2, ranks=[0, 1]); bring them to one mesh first"
                 ),
-                "both_ways: a plain tensor [3] meets DTensors on DeviceMesh(cpu, tp=2, ranks=[0, 1])",
+                (
+                    "both_ways: an operand is a plain tensor [3] and meets DTensors on DeviceMesh(cpu, tp=2, "
+                    "ranks=[0, 1]); operand = hyper_parallel.DTensor.from_local(operand, mesh, [Replicate()]) if every "
+                    "rank holds the same values; if it is a local shard that a parallel style returned, give that "
+                    "style use_local_output=False"
+                ),
             ],
         )
 
