@@ -234,3 +234,71 @@ def test_spelling_means_the_same_on_dtensors(expression, right, arrays, mesh):
     report = check_function(_spelled(expression, right), list(arrays), mesh, platform="mindspore", limit=8)
     assert report.ok, report.wrong[:3] or report.rejected[:3]
     assert not report.rejected, report.rejected[:3]
+
+
+# -- in float64 ---------------------------------------------------------------------------------------------------------
+
+WIDE = np.random.default_rng(17)
+X64, Y64, Z64 = (WIDE.standard_normal(shape) for shape in ((5, 3), (5, 3), (3, 4)))
+W64 = WIDE.standard_normal((11, 3))
+V64 = WIDE.standard_normal((4, 2, 3))
+POSITIVE = WIDE.uniform(0.5, 2.0, (5, 3))
+ROW_IDS = WIDE.integers(0, 11, (5, 2))
+ROWS = WIDE.integers(0, 5, (4, 3))
+LABELS = np.array([0, 2, 1, 2, 0], np.int32)
+
+
+def in_float64(name):
+    """The function of this name: as the user would write it."""
+    from mindspore import mint, ops
+
+    return {
+        "operators": lambda x, y: (x + y) * x - y / 2.0,
+        "div": lambda x, y: x / y,
+        "mint pointwise": lambda x, y: mint.exp(mint.mul(x, y)),
+        "relu": ops.relu,
+        "gelu": ops.gelu,
+        "gelu tanh": lambda x: ops.gelu(x, approximate="tanh"),
+        "mint.matmul": mint.matmul,
+        "@": lambda x, z: x @ z,
+        "ops.matmul": ops.matmul,
+        "linear": mint.nn.functional.linear,
+        "sums": lambda x: (x.sum(), mint.sum(x, 0), x.sum(1, keepdims=True)),
+        "means": lambda x: (x.mean(), mint.mean(x, dim=0), x.mean(-1, keepdim=True)),
+        "extrema": lambda x: (mint.amax(x, 0), mint.max(x), mint.min(x, dim=1)[0]),
+        "softmax": lambda x: (mint.nn.functional.softmax(x, dim=0), ops.softmax(x, axis=-1)),
+        "log_softmax": lambda x: ops.log_softmax(x, -1),
+        "reshape": lambda v: (v.reshape(8, 3), mint.reshape(v, (2, 2, 6)), v.view(4, 6)),
+        "transpose": lambda v: (v.transpose(0, 2), mint.permute(v, (2, 0, 1)), mint.swapaxes(v, 0, 1)),
+        "cat": lambda x, y: (mint.cat([x, y], 0), ops.cat((x, y), axis=1)),
+        "split": lambda v: list(mint.split(v, 3, 0)),
+        "chunk": lambda x: list(mint.chunk(x, 3, 0)),
+        "getitem": lambda v: (v[1:3, None, 1], v[..., -1], v[::2]),
+        "embedding": lambda ids, w: ops.gather(w, ids, 0),
+        "gather": lambda x, rows: mint.gather(x, 0, rows),
+        "cross_entropy": ops.cross_entropy,
+        "cross_entropy sum": lambda x, labels: ops.cross_entropy(x, labels, ignore_index=2, reduction="sum"),
+    }[name]
+
+
+OPERANDS64 = {
+    "operators": [X64, Y64], "div": [X64, POSITIVE], "mint pointwise": [X64, Y64], "relu": [X64], "gelu": [X64], "gelu tanh": [X64],
+    "mint.matmul": [X64, Z64], "@": [X64, Z64], "ops.matmul": [X64, Z64], "linear": [X64, W64], "sums": [X64], "means": [X64],
+    "extrema": [X64], "softmax": [X64], "log_softmax": [X64], "reshape": [V64], "transpose": [V64], "cat": [X64, Y64], "split": [V64],
+    "chunk": [X64], "getitem": [V64], "embedding": [ROW_IDS, W64], "gather": [X64, ROWS], "cross_entropy": [X64, LABELS],
+    "cross_entropy sum": [X64, LABELS],
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("mesh", [(2,), (3,), (2, 2)], ids=str)
+@pytest.mark.parametrize("name", OPERANDS64)
+@pytest.mark.untraced
+def test_spelling_means_the_same_in_float64(name, mesh):
+    """Outputs and gradients equal the plain ones in float64 for placements drawn at random, pending sums included."""
+
+    def run(*tensors):
+        return in_float64(name)(*tensors)
+
+    report = check_function(run, OPERANDS64[name], mesh, platform="mindspore", limit=8)
+    assert report.ok, report.wrong[:3] or report.rejected[:3]
+    assert report.rejected == []

@@ -11,11 +11,14 @@ from types import BuiltinFunctionType, MethodDescriptorType, WrapperDescriptorTy
 import numpy as np
 import pytest
 
+from hyper_parallel.core.dtensor.dtensor import DTensor
+from hyper_parallel.core.dtensor.mesh import init_device_mesh
+from hyper_parallel.core.dtensor.placements import Replicate
 from hyper_parallel.core.shard import rules
 from hyper_parallel.core.shard.entry import binder
 from hyper_parallel.core.shard.rule import find_rule, rule_names
 from hyper_parallel.errors import UnsupportedOperatorError
-from hyper_parallel.platform.select import platform_named
+from hyper_parallel.platform.select import platform_named, use_platform
 from hyper_parallel.verify.compare import elementwise_difference
 from hyper_parallel.verify.ops.selection import QUICK
 from hyper_parallel.verify.ops.sweep import sweep_operator
@@ -321,286 +324,70 @@ def test_operator_equals_pytorchs(name, args, kwargs):
         assert elementwise_difference(ours, theirs, None) is None
 
 
-def _ran(name, *args, **kwargs):
-    platform = platform_named("mindspore")
-    given = [platform.from_numpy(one) if isinstance(one, np.ndarray) else one for one in args]
-    return platform.tensor_to_numpy(_local(platform, name, given, kwargs))
+# -- options without a rule --------------------------------------------------------------------------------------------
+
+WAY_OUT = "redistribute the operands and use to_local()"
+
+
+def _attention(x, **options):
+    from mindspore import ops
+
+    return ops.flash_attention_score(x, x, x, options.pop("heads", 2), **{"input_layout": "BNSD", **options})
+
+
+def _calls(make):
+    """Message -> call."""
+    from mindspore import mint, ops
+
+    x, q = make((2, 3)), make((1, 2, 3, 4))
+    lattice, image = make((1, 1, 4, 4, 4)), make((1, 1, 4, 4))
+    flash = "operator FlashAttentionScore"
+    return {
+        "operator ops.bernoulli: a tensor as p has no sharding rule; pass a number, or use mint.bernoulli": lambda: (
+            ops.bernoulli(x, x)
+        ),
+        "operator ops.max: where= has no sharding rule; use masked_fill first": lambda: ops.max(x, where=x > 0),
+        f"operator ops.min: initial=1.0 has no sharding rule, initial=None has; {WAY_OUT}": lambda: ops.min(
+            x, initial=1.0
+        ),
+        f"operator ops.clip_by_global_norm: use_norm=2.0 has no sharding rule, use_norm=None has; {WAY_OUT}": lambda: (
+            ops.clip_by_global_norm([x], 1.0, 2.0)
+        ),
+        "operator einsum: every operand must be a DTensor, and the equation comes first": lambda: mint.einsum(
+            "ij,kj->ik", x, x.to_local()
+        ),
+        f"{flash}: padding_mask='a tensor' has no sharding rule, padding_mask=None has; {WAY_OUT}": lambda: _attention(
+            q, padding_mask=q
+        ),
+        f"{flash}: sparse_mode=4 has no sharding rule, sparse_mode=0 has; {WAY_OUT}": lambda: _attention(
+            q, sparse_mode=4
+        ),
+        f"{flash}: real_shift='a tensor' has no sharding rule, real_shift=None has; {WAY_OUT}": lambda: _attention(
+            q, sparse_mode=2, real_shift=q
+        ),
+        f"{flash}: head_num=3 has no sharding rule, head_num=2 has; {WAY_OUT}": lambda: _attention(q, heads=3),
+        f"operator PromptFlashAttention: pre_tokens=3 has no sharding rule, pre_tokens=2147483647 has; {WAY_OUT}": (
+            lambda: ops.prompt_flash_attention(q, q, q, num_heads=2, input_layout="BNSD", pre_tokens=3)
+        ),
+        f"operator AvgPool3D: pad_mode='same' has no sharding rule, pad_mode='valid' has; {WAY_OUT}": lambda: (
+            ops.AvgPool3D(2, 2, "same")(lattice)
+        ),
+        f"operator MaxPool: pad_mode='same' has no sharding rule, pad_mode='valid' has; {WAY_OUT}": lambda: ops.MaxPool(
+            2, 2, "same"
+        )(image),
+        "operator nothing is not implemented on MindSpore; write it with others, or use PyTorch": lambda: (
+            platform_named("mindspore").local_op("nothing")
+        ),
+    }
 
 
 @pytest.mark.platforms("mindspore")
-@pytest.mark.parametrize("norm", [None, "backward", "ortho", "forward"])
-def test_half_transforms_are_the_same_every_time(norm):
-    """MindSpore's own kernels of hfft and ihfft are right in every other call; ours always, as NumPy's."""
-    x = real(4, 5).astype(np.float64)
-    z = x + 1j * real(4, 5)
-    for _ in range(3):
-        assert np.allclose(_ran("hfft", z, norm=norm), np.fft.hfft(z, norm=norm), rtol=1e-13)
-        assert np.allclose(_ran("ihfft", x, norm=norm), np.fft.ihfft(x, norm=norm), rtol=1e-13)
-
-
-@pytest.mark.platforms("mindspore")
-def test_complex_numbers_of_parts_of_two_shapes():
-    """Parts are broadcast; MindSpore's own kernels read past the end of the smaller one, or fail."""
-    x, y = positive(5, 1), real(3)
-    assert np.allclose(_ran("complex", x, y), x + 1j * y)
-    assert np.allclose(_ran("polar", x, y), x * np.exp(1j * y))
-
-
-@pytest.mark.platforms("mindspore")
-def test_places_depend_on_the_element_alone():
-    """Among edges in no order a bisection goes astray: for each element in the same way, whatever its neighbours."""
-    edges, x = np.array([0.4, -1.0, 2.0, 0.1, -0.3]), real(40).astype(np.float64)
-    for right in (False, True):
-        found = _ran("bucketize", x, edges, right=right)
-        assert found.tolist() == [_ran("bucketize", x[at : at + 1], edges, right=right)[0] for at in range(40)]
-        ordered = np.sort(edges)
-        wanted = np.searchsorted(ordered, [*x, *ordered, np.nan], "right" if right else "left")
-        assert _ran("bucketize", np.array([*x, *ordered, np.nan]), ordered, right=right).tolist() == wanted.tolist()
-
-
-@pytest.mark.platforms("mindspore")
-def test_places_in_empty_pieces_have_no_gradient():
-    """Backward communicates alike on every rank, also where places were cast and a rank holds nothing."""
-    from hyper_parallel.core.dtensor.placements import Shard
-    from hyper_parallel.verify.check import check_function
-
-    def placed(x):
-        return x.argmax(0).float() * x.sum(0) + x.argsort(0).float() * x + (x > 0).float() * x
-
-    on_both = [[(Shard(0), Shard(0)), (Shard(1), Shard(1))]]
-    report = check_function(placed, [real(5, 3)], (2, 2), platform="mindspore", placements=on_both)
-    assert report.all_held, (report.wrong, report.rejected)
-
-
-@pytest.mark.platforms("mindspore")
-def test_steps_of_empty_pieces_have_no_gradient():
-    """Nothing flows back through signs and roundings: a rank without elements does not wait alone for the others."""
-    from hyper_parallel.core.dtensor.placements import Partial, Replicate, Shard
-    from hyper_parallel.verify.check import check_function
-
-    def stepped(x):
-        ops, rows = platform_named("mindspore").dispatcher.ops, x
-        if hasattr(x, "redistribute"):
-            rows = x.redistribute(placements=[Shard(0)])  # two rows on three ranks
-        return sum(getattr(ops, op)(rows) for op in ("sign", "sgn", "ceil", "round")) + x
-
-    places = [[(Partial("sum"),), (Replicate(),), (Shard(1),)]]
-    report = check_function(stepped, [3 * real(2, 3)], (3,), platform="mindspore", placements=places)
-    assert report.all_held, (report.wrong, report.rejected)
-
-
-@pytest.mark.platforms("mindspore")
-def test_scatter_into_a_vector_after_one_into_a_matrix():
-    """MindSpore's CPU kernel uses the matrix' sizes for the vector then, and writes elsewhere: values and gradients."""
-    import mindspore
-    from mindspore import Tensor, mint
-
-    local = platform_named("mindspore").local_op("scatter")
-    matrix, vector, weights = real(5, 3), real(15), Tensor(real(15))
-    for _ in range(3):
-        mint.scatter(Tensor(matrix), 0, Tensor(np.zeros((1, 3), np.int64)), Tensor(real(1, 3)))
-        places, source = RNG.permutation(15)[:4], real(4)
-        wanted = vector.copy()
-        wanted[places] = source
-        assert (_ran("scatter", vector, 0, places, source) == wanted).all()
-
-        def weighed(x, src, places=places):
-            return (local(x=x, dim=0, index=Tensor(places), src=src) * weights).sum()
-
-        grads = mindspore.grad(weighed, (0, 1))(Tensor(vector), Tensor(source))
-        kept = weights.asnumpy().copy()
-        kept[places] = 0
-        assert (grads[0].asnumpy() == kept).all()
-        assert (grads[1].asnumpy() == weights.asnumpy()[places]).all()
-
-
-@pytest.mark.platforms("mindspore")
-def test_scatter_of_a_value_and_with_a_reduction():
-    """A number is written by either name; a reduction that MindSpore lacks is refused, never left out."""
-    x, places = real(5, 3), np.array([[0, 1, 2]])
-    wanted = x.copy()
-    wanted[[0, 1, 2], [0, 1, 2]] = 1.5
-    assert (_ran("scatter", x, 0, places, 1.5) == wanted).all()
-    assert (_ran("scatter", x, 0, places, value=1.5) == wanted).all()
-    with pytest.raises(UnsupportedOperatorError) as caught:
-        _ran("scatter", x, 0, places, real(1, 3), reduce="add")
-    assert str(caught.value) == "scatter with reduce='add': MindSpore has no such operator; scatter_add adds"
-
-
-@pytest.mark.platforms("mindspore")
-def test_no_sum_is_lost_where_places_repeat():
-    """MindSpore's own kernel for places along a dim adds in several threads at once, and loses every tenth sum here."""
-    rng = np.random.default_rng(0)
-    for dim in (0, 1):
-        for _ in range(100):
-            x, index = rng.integers(-4, 5, (50, 20)).astype(np.float64), rng.integers(0, 20, (200, 20))
-            index = index if dim == 0 else index.reshape(50, 80)
-            source = rng.integers(-4, 5, index.shape).astype(np.float64)
-            wanted = x.copy()
-            np.add.at(wanted, (index, np.arange(20)) if dim == 0 else (np.arange(50)[:, None], index), source)
-            assert (_ran("scatter_add", x, dim, index, source) == wanted).all()
-
-
-@pytest.mark.platforms("mindspore")
-def test_places_beyond_the_end_are_an_error():
-    """A place that does not exist is refused, and is not one in the next row; negative ones count from the end."""
-    x, source = np.zeros((3, 4), np.float32), np.ones((1, 2), np.float32)
-    assert _ran("scatter_add", x, 1, np.array([[-1, 0]]), source)[0].tolist() == [1, 0, 0, 1]
-    with pytest.raises((RuntimeError, ValueError, IndexError)):
-        _ran("scatter_add", x, 1, np.array([[4, 0]]), source)
-
-
-@pytest.mark.platforms("mindspore")
-def test_operands_of_two_shapes_are_broadcast():
-    """MindSpore's own kernel of nextafter reads past the end of the smaller operand."""
-    x, y = real(5, 3).astype(np.float64), real(3).astype(np.float64)
-    assert (_ran("nextafter", x, y) == np.nextafter(x, y)).all()
-
-
-def _piece(name, *args, **kwargs):
-    """The local implementation as dispatch calls it, with the arguments of pieces."""
-    platform = platform_named("mindspore")
-    given = [platform.from_numpy(one) if isinstance(one, np.ndarray) else one for one in args]
-    return platform.tensor_to_numpy(platform.local_op(name)(*given, **kwargs))
-
-
-def _rejected(kind, name, *args, **kwargs):
-    with pytest.raises(kind) as caught:
-        _piece(name, *args, **kwargs)
-    return str(caught.value)
-
-
-@pytest.mark.platforms("mindspore")
-def test_rows_of_a_part_of_a_table():
-    """Of rows 1 to 2 of a table of 4, others contribute nothing, a part without rows too, and no index gives no row."""
-    table, none = real(2, 3), np.zeros((0, 3), F32)
-    places = np.array([0, 1, 2, 3])
-    wanted = np.concatenate([np.zeros((1, 3), F32), table, np.zeros((1, 3), F32)])
-    for name, args in {
-        "index_select": (table, 0, places),
-        "gather": (table, 0, np.tile(places[:, None], (1, 3))),
-        "embedding": (places, table),
-    }.items():
-        assert (_piece(name, *args, window=(1, 3, 4)) == wanted).all()
-        empty = [none if one is table else one for one in args]
-        assert (_piece(name, *empty, window=(4, 4, 4)) == np.zeros((4, 3))).all()
-        nowhere = [one[:0] if isinstance(one, np.ndarray) and one.dtype == np.int64 else one for one in args]
-        assert _piece(name, *nowhere, window=(1, 3, 4)).shape == (0, 3)
-        beyond = [one + 4 if isinstance(one, np.ndarray) and one.dtype == np.int64 else one for one in args]
-        said = "index out of range: indices are 4 to 7, the dim has size 4"
-        assert _rejected(IndexError, name, *beyond, window=(1, 3, 4)) == said
-
-
-@pytest.mark.platforms("mindspore")
-def test_what_embedding_does_not_do_is_refused():
-    """Rows of bounded norm and gradients by frequency are PyTorch's."""
-    said = "embedding: max_norm, scale_grad_by_freq and sparse are not served on MindSpore"
-    assert _rejected(NotImplementedError, "embedding", whole(4, 2), real(4, 3), max_norm=1.0) == said
-
-
-@pytest.mark.platforms("mindspore")
-def test_sums_at_places_of_a_number():
-    """A tensor without dims has one place, 0."""
-    assert _piece("scatter_add", np.asarray(1.5, F32), 0, np.asarray(0), np.asarray(2.0, F32)) == 3.5
-
-
-@pytest.mark.platforms("mindspore")
-def test_classes_of_a_part():
-    """A rank takes what lies in its classes, 0 of the others; no class or sample gives nothing, 7 of 7 an error."""
-    x, target = real(3, 5), np.array([1, 4, 6])
-    assert _piece("take_class", x, target, 1, start=3, classes=7).tolist() == [0.0, x[1, 1], x[2, 3]]
-    assert (_piece("take_class", x[:, :0], target, 1, start=3, classes=7) == np.zeros(3)).all()
-    assert _piece("take_class", x[:0], target[:0], 1).shape == (0,)
-    weight = real(5)
-    assert _piece("take_weight", weight, target, start=3, classes=7).tolist() == [0.0, weight[1], weight[3]]
-    assert (_piece("take_weight", weight[:0], target, start=3, classes=7) == np.zeros(3)).all()
-    assert _piece("take_weight", weight, target[:0], start=3, classes=7).shape == (0,)
-    assert _rejected(IndexError, "take_class", x, target + 1, 1, start=3, classes=7) == "Target 7 is out of bounds."
-    assert np.isneginf(_piece("class_max", x[:, :0], 1)).all()
-
-
-@pytest.mark.platforms("mindspore")
-def test_powers_of_matrices():
-    """Negative powers are those of the inverse, the zeroth is 1, and the first is the matrix in storage of its own."""
-    x = np.array([[2.0, 1.0], [0.0, 4.0]])
-    for power in (-2, -1, 0, 1, 2, 5):
-        assert np.allclose(_piece("matrix_power", x, power), np.linalg.matrix_power(x, power), rtol=1e-12)
-
-
-@pytest.mark.platforms("mindspore")
-def test_orders_of_a_number():
-    """A tensor without dims is in order."""
-    for descending in (False, True):
-        assert _piece("argsort", np.asarray(2.0, F32), -1, descending=descending) == 0
-
-
-@pytest.mark.platforms("mindspore")
-def test_places_are_picked_by_their_weights():
-    """Only positive weights are drawn, none twice without replacement; what cannot be drawn from is refused."""
-    weights, drawn = np.array([[0.0, 1.0, 3.0, 0.0]]), np.array([[0.1, 0.3, 0.7, 0.9]])
-    assert _piece("pick", weights, drawn, 4, replacement=True).tolist() == [[1, 2, 2, 2]]
-    assert sorted(_piece("pick", weights, drawn, 2, replacement=False)[0].tolist()) == [1, 2]
-    few = "multinomial: fewer than 3 weights are positive, and none may be drawn twice"
-    assert _rejected(RuntimeError, "pick", weights, drawn, 3, replacement=False) == few
-    bad = "multinomial: weights must be finite, not negative, and not all zero"
-    for wrong in (-weights, weights * 0, np.where(weights > 0, np.inf, 0.0)):
-        assert _rejected(RuntimeError, "pick", wrong, drawn, 1, replacement=True) == bad
-
-
-@pytest.mark.platforms("mindspore")
-def test_what_is_added_to_an_empty_product_has_no_gradient():
-    """Kernels leave memory as it was where they sum over no element: a bias that is broadcast gets zeros."""
-    import mindspore
-
-    platform = platform_named("mindspore")
-    for name, shapes in (("linear", [(0, 5), (3, 5), (1,)]), ("addmm", [(3,), (0, 5), (5, 3)])):
-        run = platform.local_op(name)
-        operands = [mindspore.Tensor(real(*shape)) for shape in shapes]
-        for _ in range(5):
-            junk = [real(*shape) + 1 for shape in shapes for _ in range(20)]  # to be found by who leaves it
-            del junk
-            grads = mindspore.grad(lambda *args, run=run: run(*args).sum(), (0, 1, 2))(*operands)
-            assert [one.shape for one in grads] == shapes
-            assert not any(one.asnumpy().any() for one in grads)
-
-
-@pytest.mark.platforms("mindspore")
-def test_counts_of_no_element_are_zero():
-    """A rank whose piece is empty counts nothing, and goes on to the sum over all ranks."""
-    assert _ran("bincount_to", whole(5, 0), None, 7).tolist() == [0] * 7
-    assert _ran("histc", real(0), 4, -1, 1).tolist() == [0.0] * 4
-    assert _ran("dot", real(0), real(0)).tolist() == 0.0
-
-
-@pytest.mark.platforms("mindspore")
-def test_the_special_function_of_no_element_has_none():
-    """Its kernel refuses the zeros by which others are asked for their shapes; it is right about empty pieces."""
-    assert _ran("mvlgamma", real(0, 5), 2).shape == (0, 5)
-
-
-@pytest.mark.platforms("mindspore")
-def test_results_of_empty_pieces():
-    """Several results, slices, what is not written into, and what nobody can say of no element."""
-    import mindspore
-
-    from hyper_parallel.platform.mindspore.ops.registry import write_back
-
-    run = platform_named("mindspore").local_op
-    empty, whole_ = mindspore.Tensor(real(0, 4)), mindspore.Tensor(real(3, 4))
-    values, places = run("topk")(empty, 2, -1)
-    assert (values.shape, places.shape, str(places.dtype)) == ((0, 2), (0, 2), "Int64")
-    assert [one.shape for one in run("unbind")(empty, 1)] == [(0,)] * 4
-    assert run("slice")(empty, 1, 1, 4, 2).shape == (0, 2)
-    rows, nowhere = mindspore.Tensor(real(0, 4)), mindspore.Tensor(whole(3, 0))
-    same, grads = mindspore.value_and_grad(lambda x, rows: run("index_add")(x, 0, nowhere, rows), (0, 1))(whole_, rows)
-    assert (same.asnumpy() == whole_.asnumpy()).all()
-    assert [one.asnumpy().tolist() for one in grads] == [np.ones((3, 4)).tolist(), []]
-    assert _rejected(UnsupportedOperatorError, "amax", real(0, 4), (0,)) == (
-        "amax: this rank's shard is empty and the result over no element is not defined; redistribute it first"
-    )
-    into = mindspore.Tensor(real(3))
-    with pytest.raises(UnsupportedOperatorError) as caught:
-        write_back(mindspore.mint.add)(into, mindspore.Tensor(real(3).astype(np.complex64)))
-    assert str(caught.value) == (
-        "a result of Complex64 cannot be written into a tensor of Float32; use the out-of-place form"
-    )
+def test_options_without_a_rule_are_refused():
+    """Each message says which option has no rule, which value has one, and the way out."""
+    with use_platform("mindspore"):
+        mesh = init_device_mesh("cpu", (1,), mesh_dim_names=("m",))
+        ones = lambda shape: platform_named("mindspore").from_numpy(np.ones(shape, np.float32))  # noqa: E731 - short
+        for message, call in _calls(lambda shape: DTensor.from_local(ones(shape), mesh, [Replicate()])).items():
+            with pytest.raises(UnsupportedOperatorError) as caught:
+                call()
+            assert str(caught.value) == message

@@ -1,0 +1,240 @@
+"""Operators and in-place writes where some rank's shard is empty."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+
+from hyper_parallel import DTensor, Shard, init_device_mesh
+from hyper_parallel.core.dtensor.placements import Partial
+from hyper_parallel.errors import (
+    UnsupportedOperatorError,
+)
+from hyper_parallel.platform.select import platform_named, use_platform
+from hyper_parallel.verify.check import check_function
+
+pytestmark = pytest.mark.platforms("mindspore")
+
+RNG = np.random.default_rng(7)
+F32 = np.float32
+
+
+def real(*shape):
+    """Numbers of either sign."""
+    return RNG.standard_normal(shape).astype(F32)
+
+
+def whole(high, *shape):
+    """Integers below ``high``."""
+    return RNG.integers(0, high, shape).astype(np.int64)
+
+
+def test_places_in_empty_pieces_have_no_gradient():
+    """Backward communicates alike on every rank, also where places were cast and a rank holds nothing."""
+    from hyper_parallel.core.dtensor.placements import Shard
+    from hyper_parallel.verify.check import check_function
+
+    def placed(x):
+        return x.argmax(0).float() * x.sum(0) + x.argsort(0).float() * x + (x > 0).float() * x
+
+    on_both = [[(Shard(0), Shard(0)), (Shard(1), Shard(1))]]
+    report = check_function(placed, [real(5, 3)], (2, 2), platform="mindspore", placements=on_both)
+    assert report.all_held, (report.wrong, report.rejected)
+
+
+def test_steps_of_empty_pieces_have_no_gradient():
+    """Nothing flows back through signs and roundings: a rank without elements does not wait alone for the others."""
+    from hyper_parallel.core.dtensor.placements import Replicate, Shard
+    from hyper_parallel.verify.check import check_function
+
+    def stepped(x):
+        ops, rows = platform_named("mindspore").dispatcher.ops, x
+        if hasattr(x, "redistribute"):
+            rows = x.redistribute(placements=[Shard(0)])  # two rows on three ranks
+        return sum(getattr(ops, op)(rows) for op in ("sign", "sgn", "ceil", "round")) + x
+
+    places = [[(Partial("sum"),), (Replicate(),), (Shard(1),)]]
+    report = check_function(stepped, [3 * real(2, 3)], (3,), platform="mindspore", placements=places)
+    assert report.all_held, (report.wrong, report.rejected)
+
+
+def test_what_is_added_to_an_empty_product_has_no_gradient():
+    """Kernels leave memory as it was where they sum over no element: a bias that is broadcast gets zeros."""
+    import mindspore
+
+    platform = platform_named("mindspore")
+    for name, shapes in (("linear", [(0, 5), (3, 5), (1,)]), ("addmm", [(3,), (0, 5), (5, 3)])):
+        run = platform.local_op(name)
+        operands = [mindspore.Tensor(real(*shape)) for shape in shapes]
+        for _ in range(5):
+            junk = [real(*shape) + 1 for shape in shapes for _ in range(20)]  # to be found by who leaves it
+            del junk
+            grads = mindspore.grad(lambda *args, run=run: run(*args).sum(), (0, 1, 2))(*operands)
+            assert [one.shape for one in grads] == shapes
+            assert not any(one.asnumpy().any() for one in grads)
+
+
+def test_counts_of_no_element_are_zero(canonical):
+    """A rank whose piece is empty counts nothing, and goes on to the sum over all ranks."""
+    assert canonical("bincount_to", whole(5, 0), None, 7).tolist() == [0] * 7
+    assert canonical("histc", real(0), 4, -1, 1).tolist() == [0.0] * 4
+    assert canonical("dot", real(0), real(0)).tolist() == 0.0
+
+
+def test_the_special_function_of_no_element_has_none(canonical):
+    """Its kernel refuses the zeros by which others are asked for their shapes; it is right about empty pieces."""
+    assert canonical("mvlgamma", real(0, 5), 2).shape == (0, 5)
+
+
+def test_results_of_empty_pieces(refusal):
+    """Several results, slices, what is not written into, and what nobody can say of no element."""
+    import mindspore
+
+    from hyper_parallel.platform.mindspore.ops.registry import write_back
+
+    run = platform_named("mindspore").local_op
+    empty, whole_ = mindspore.Tensor(real(0, 4)), mindspore.Tensor(real(3, 4))
+    values, places = run("topk")(empty, 2, -1)
+    assert (values.shape, places.shape, str(places.dtype)) == ((0, 2), (0, 2), "Int64")
+    assert [one.shape for one in run("unbind")(empty, 1)] == [(0,)] * 4
+    assert run("slice")(empty, 1, 1, 4, 2).shape == (0, 2)
+    rows, nowhere = mindspore.Tensor(real(0, 4)), mindspore.Tensor(whole(3, 0))
+    same, grads = mindspore.value_and_grad(lambda x, rows: run("index_add")(x, 0, nowhere, rows), (0, 1))(whole_, rows)
+    assert (same.asnumpy() == whole_.asnumpy()).all()
+    assert [one.asnumpy().tolist() for one in grads] == [np.ones((3, 4)).tolist(), []]
+    assert refusal(UnsupportedOperatorError, "amax", real(0, 4), (0,)) == (
+        "amax: this rank's shard is empty and the result over no element is not defined; redistribute it first"
+    )
+    into = mindspore.Tensor(real(3))
+    with pytest.raises(UnsupportedOperatorError) as caught:
+        write_back(mindspore.mint.add)(into, mindspore.Tensor(real(3).astype(np.complex64)))
+    assert str(caught.value) == (
+        "a result of Complex64 cannot be written into a tensor of Float32; use the out-of-place form"
+    )
+
+
+# -- writing in place --------------------------------------------------------------------------------------------------
+
+
+WRITTEN = np.random.default_rng(0)
+X, Y, ROW = WRITTEN.standard_normal((2, 3)), WRITTEN.standard_normal((2, 3)) + 3, WRITTEN.standard_normal(3) + 3
+
+
+SQUARE, FIRST = WRITTEN.standard_normal((3, 3)), np.zeros(1, np.int64)
+
+
+def _written(z, write, plain):
+    """``z`` written in place; on plain tensors, whose CPU kernels do not write, what that means."""
+    if not isinstance(z, DTensor):
+        return plain(z)
+    write(z)
+    return z
+
+
+def _product(x, y):
+    from mindspore import mint
+
+    return mint.matmul(x, y)
+
+
+def _over(row, z):
+    """``row`` in place of the first of ``z``."""
+    from mindspore import mint
+
+    return mint.cat([row, z[1:]], 0)
+
+
+def _iadd(x, y):
+    z = x * 2
+    z += y
+    return z
+
+
+def _isub(x, y):
+    z = x * 2
+    z -= y
+    return z
+
+
+def _imul(x, y):
+    z = x * 2
+    z *= y
+    return z
+
+
+def _idiv(x, y):
+    z = x * 2
+    z /= y
+    return z
+
+
+def _set(x, y):
+    z = x * 2
+    z[:, 1:] = y if len(y.shape) == 1 else y[:, 1:]
+    return z * 3
+
+
+def _set_number(x, y):
+    z = x * 2
+    z[:, 1:] = 4.0
+    return z * y
+
+
+WRITERS = {
+    "+=": (_iadd, ROW),
+    "+= of the same shape": (_iadd, Y),
+    "-=": (_isub, ROW),
+    "*=": (_imul, ROW),
+    "/=": (_idiv, ROW),
+    "setitem": (_set, Y),
+    "setitem of a number": (_set_number, ROW),
+    "add_": (lambda x, y: _written(x * 2, lambda z: z.add_(y, alpha=2), lambda z: z + 2 * y), ROW),
+    "sub_": (lambda x, y: _written(x * 2, lambda z: z.sub_(y), lambda z: z - y), ROW),
+    "mul_": (lambda x, y: _written(x * 2, lambda z: z.mul_(y), lambda z: z * y), ROW),
+    "div_": (lambda x, y: _written(x * 2, lambda z: z.div_(y), lambda z: z / y), ROW),
+    "copy_": (lambda x, y: _written(x * 2, lambda z: z.copy_(y), lambda z: z * 0 + y) * 3, ROW),
+    "copy_ of the same shape": (lambda x, y: _written(x * 2, lambda z: z.copy_(y), lambda z: z * 0 + y) * 3, Y),
+    "exp_": (lambda x, y: _written(x * 2, lambda z: z.exp_(), lambda z: z.exp()) * y, ROW),
+    "clamp_": (lambda x, y: _written(x * 2, lambda z: z.clamp_(-1.0, 1.0), lambda z: z.clamp(-1.0, 1.0)) * y, ROW),
+    "masked_fill_": (
+        lambda x, y: _written(x * 2, lambda z: z.masked_fill_(z > 1, 3.0), lambda z: z.masked_fill(z > 1, 3.0)) * y,
+        ROW,
+    ),
+    "fill_": (lambda x, y: (_written(x * 2, lambda z: z.fill_(2.0), lambda z: z * 0 + 2) + x) * y, ROW),
+    "zero_": (lambda x, y: (_written(x * 2, lambda z: z.zero_(), lambda z: z * 0) + x) * y, ROW),
+    "addmm_": (lambda x, y: _written(x * 2, lambda z: z.addmm_(x, y), lambda z: z + _product(x, y)), SQUARE),
+    "index_copy_": (
+        lambda x, at: _written(x * 2, lambda z: z.index_copy_(0, at, x[:1]), lambda z: _over(x[:1], z)),
+        FIRST,
+    ),
+    "index_fill_": (
+        lambda x, at: _written(x * 2, lambda z: z.index_fill_(0, at, 1.5), lambda z: _over(z[:1] * 0 + 1.5, z)),
+        FIRST,
+    ),
+    "scatter_": (
+        lambda x, at: _written(x * 2, lambda z: z.scatter_(0, at, x[:1]), lambda z: _over(x[:1], z)),
+        np.zeros((1, 3), np.int64),
+    ),
+}
+
+
+@pytest.mark.parametrize("name", sorted(WRITERS))
+def test_writes_of_one_rank_are_plain_ones(name):
+    """Alone in its world, a rank writes the plain values: the same as below, once and in this process."""
+    fn, y = WRITERS[name]
+    platform = platform_named("mindspore")
+    with use_platform("mindspore"):
+        mesh = init_device_mesh("cpu", (1,), mesh_dim_names=("m",))
+        given = [platform.from_numpy(np.asarray(one)) for one in (X, y)]
+        found = fn(*(DTensor.from_local(one, mesh, [Shard(0)]) for one in given))
+        np.testing.assert_allclose(found.full_tensor().asnumpy(), fn(*given).asnumpy(), rtol=1e-6)
+
+
+@pytest.mark.parametrize("mesh", [(3,), (4,), (2, 2)], ids=str)
+@pytest.mark.parametrize("name", sorted(WRITERS))
+def test_writes_into_empty_pieces_keep_every_rank_together(name, mesh):
+    """What is written into a tensor of which a rank holds nothing has the plain values and gradients on every rank."""
+    fn, y = WRITERS[name]
+    report = check_function(fn, [X, y], mesh, platform="mindspore", limit=12)
+    assert report.ok, report.wrong[:3]
+    assert all("writing in place would have to change the layout of x" in one for one in report.rejected)

@@ -1,0 +1,53 @@
+"""Pointwise operators whose own kernels in MindSpore read out of bounds, and weights per channel."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+
+from hyper_parallel import DTensor, Replicate, init_device_mesh
+from hyper_parallel.errors import (
+    LayoutError,
+)
+from hyper_parallel.platform.select import platform_named, use_platform
+
+pytestmark = pytest.mark.platforms("mindspore")
+
+RNG = np.random.default_rng(7)
+F32 = np.float32
+
+
+def real(*shape):
+    """Numbers of either sign."""
+    return RNG.standard_normal(shape).astype(F32)
+
+
+def positive(*shape):
+    """Numbers that logarithms and roots take."""
+    return RNG.uniform(0.3, 2.0, shape).astype(F32)
+
+
+def test_complex_numbers_of_parts_of_two_shapes(canonical):
+    """Parts are broadcast; MindSpore's own kernels read past the end of the smaller one, or fail."""
+    x, y = positive(5, 1), real(3)
+    assert np.allclose(canonical("complex", x, y), x + 1j * y)
+    assert np.allclose(canonical("polar", x, y), x * np.exp(1j * y))
+
+
+def test_operands_of_two_shapes_are_broadcast(canonical):
+    """MindSpore's own kernel of nextafter reads past the end of the smaller operand."""
+    x, y = real(5, 3).astype(np.float64), real(3).astype(np.float64)
+    assert (canonical("nextafter", x, y) == np.nextafter(x, y)).all()
+
+
+def test_weights_that_fit_no_channel_are_refused():
+    """As many weights as channels, or one: others would broadcast to another shape."""
+    from mindspore import ops
+
+    with use_platform("mindspore"):
+        mesh = init_device_mesh("cpu", (1,), mesh_dim_names=("m",))
+        ones = lambda shape: platform_named("mindspore").from_numpy(np.ones(shape, np.float32))  # noqa: E731 - short
+        x, weight = (DTensor.from_local(ones(shape), mesh, [Replicate()]) for shape in ((2, 1, 4), (3,)))
+        with pytest.raises(LayoutError) as caught:
+            ops.prelu(x, weight)
+    assert str(caught.value) == "operator PReLU: 3 weights for [2, 1, 4], which has 1 channels; give one, or so many"

@@ -1,0 +1,58 @@
+"""Reductions that MindSpore has as fused primitives."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+
+from hyper_parallel.verify.simulate import simulate
+
+pytestmark = pytest.mark.platforms("mindspore")
+
+
+RNG = np.random.default_rng(23)
+
+
+X, Y = RNG.standard_normal((5, 4)), RNG.standard_normal((5, 4))
+
+
+def _reduced():
+    from mindspore import Tensor, ops
+    from mindspore.ops import operations as primitives
+
+    from hyper_parallel import distribute_tensor
+    from hyper_parallel.core.dtensor.mesh import init_device_mesh
+    from hyper_parallel.core.dtensor.placements import Shard
+
+    mesh = init_device_mesh("cpu", (3,))
+    x, y = (distribute_tensor(Tensor(one.astype(np.float32)), mesh, [Shard(0)]) for one in (X, Y))
+    found = {
+        "sums of squares": primitives.SquareSumAll()(x, y),
+        "histogram": [primitives.Histogram(4, -2.0, 2.0)(x)],
+        "length 1": [ops.L2Normalize(0)(x)],
+        "running least": ops.cummin(x, 0),
+        "median": ops.median(x, 0),
+        "median of all": [ops.Median(True)(x)[0]],
+    }
+    return {name: [one.full_tensor().asnumpy() for one in several] for name, several in found.items()}
+
+
+def test_reductions_are_what_they_are_composed_of():
+    """Along a cut dim, values and places are those of the whole tensor."""
+    x, y = X.astype(np.float32), Y.astype(np.float32)
+    least = np.minimum.accumulate(x, 0)
+    middle = np.sort(x, 0)[2]
+    wanted = {
+        "sums of squares": [(x * x).sum(), (y * y).sum()],
+        "histogram": [np.histogram(x, 4, (-2, 2))[0]],
+        "length 1": [x / np.sqrt((x * x).sum(0))],
+        "running least": [least, [[int(np.argmin(x[: row + 1, col])) for col in range(4)] for row in range(5)]],
+        "median": [middle, (x == middle).argmax(0)],
+        "median of all": [np.sort(x, None)[9]],
+    }
+    for found in simulate(_reduced, 3, "mindspore"):
+        assert found.keys() == wanted.keys()
+        for name, several in found.items():
+            for one, right in zip(several, wanted[name], strict=True):
+                np.testing.assert_allclose(one, right, rtol=1e-6, err_msg=name)
+        assert [one.dtype for one in found["running least"]] == [np.float32, np.int32]

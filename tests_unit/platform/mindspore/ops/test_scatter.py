@@ -1,0 +1,83 @@
+"""Scattering on MindSpore, whose own CPU kernels lose sums and write elsewhere."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+
+from hyper_parallel.errors import (
+    UnsupportedOperatorError,
+)
+from hyper_parallel.platform.select import platform_named
+
+pytestmark = pytest.mark.platforms("mindspore")
+
+RNG = np.random.default_rng(7)
+F32 = np.float32
+
+
+def real(*shape):
+    """Numbers of either sign."""
+    return RNG.standard_normal(shape).astype(F32)
+
+
+def test_scatter_into_a_vector_after_one_into_a_matrix(canonical):
+    """MindSpore's CPU kernel uses the matrix' sizes for the vector then, and writes elsewhere: values and gradients."""
+    import mindspore
+    from mindspore import Tensor, mint
+
+    local = platform_named("mindspore").local_op("scatter")
+    matrix, vector, weights = real(5, 3), real(15), Tensor(real(15))
+    for _ in range(3):
+        mint.scatter(Tensor(matrix), 0, Tensor(np.zeros((1, 3), np.int64)), Tensor(real(1, 3)))
+        places, source = RNG.permutation(15)[:4], real(4)
+        wanted = vector.copy()
+        wanted[places] = source
+        assert (canonical("scatter", vector, 0, places, source) == wanted).all()
+
+        def weighed(x, src, places=places):
+            return (local(x=x, dim=0, index=Tensor(places), src=src) * weights).sum()
+
+        grads = mindspore.grad(weighed, (0, 1))(Tensor(vector), Tensor(source))
+        kept = weights.asnumpy().copy()
+        kept[places] = 0
+        assert (grads[0].asnumpy() == kept).all()
+        assert (grads[1].asnumpy() == weights.asnumpy()[places]).all()
+
+
+def test_scatter_of_a_value_and_with_a_reduction(canonical):
+    """A number is written by either name; a reduction that MindSpore lacks is refused, never left out."""
+    x, places = real(5, 3), np.array([[0, 1, 2]])
+    wanted = x.copy()
+    wanted[[0, 1, 2], [0, 1, 2]] = 1.5
+    assert (canonical("scatter", x, 0, places, 1.5) == wanted).all()
+    assert (canonical("scatter", x, 0, places, value=1.5) == wanted).all()
+    with pytest.raises(UnsupportedOperatorError) as caught:
+        canonical("scatter", x, 0, places, real(1, 3), reduce="add")
+    assert str(caught.value) == "scatter with reduce='add': MindSpore has no such operator; scatter_add adds"
+
+
+def test_no_sum_is_lost_where_places_repeat(canonical):
+    """MindSpore's own kernel for places along a dim adds in several threads at once, and loses every tenth sum here."""
+    rng = np.random.default_rng(0)
+    for dim in (0, 1):
+        for _ in range(100):
+            x, index = rng.integers(-4, 5, (50, 20)).astype(np.float64), rng.integers(0, 20, (200, 20))
+            index = index if dim == 0 else index.reshape(50, 80)
+            source = rng.integers(-4, 5, index.shape).astype(np.float64)
+            wanted = x.copy()
+            np.add.at(wanted, (index, np.arange(20)) if dim == 0 else (np.arange(50)[:, None], index), source)
+            assert (canonical("scatter_add", x, dim, index, source) == wanted).all()
+
+
+def test_places_beyond_the_end_are_an_error(canonical):
+    """A place that does not exist is refused, and is not one in the next row; negative ones count from the end."""
+    x, source = np.zeros((3, 4), np.float32), np.ones((1, 2), np.float32)
+    assert canonical("scatter_add", x, 1, np.array([[-1, 0]]), source)[0].tolist() == [1, 0, 0, 1]
+    with pytest.raises((RuntimeError, ValueError, IndexError)):
+        canonical("scatter_add", x, 1, np.array([[4, 0]]), source)
+
+
+def test_sums_at_places_of_a_number(kernel):
+    """A tensor without dims has one place, 0."""
+    assert kernel("scatter_add", np.asarray(1.5, F32), 0, np.asarray(0), np.asarray(2.0, F32)) == 3.5

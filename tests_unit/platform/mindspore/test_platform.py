@@ -1,0 +1,25 @@
+"""MindSpore's platform refuses what only another framework has."""
+
+from __future__ import annotations
+
+import pytest
+
+from hyper_parallel.errors import (
+    UnsupportedOnBackend,
+)
+from hyper_parallel.platform.select import platform_named
+
+pytestmark = pytest.mark.platforms("mindspore")
+
+
+def test_what_only_another_framework_has_is_refused():
+    """Benchmarks and conversions that need PyTorch's own DTensor say so."""
+    platform = platform_named("mindspore")
+    with pytest.raises(UnsupportedOnBackend) as caught:
+        platform.benchmark(3)
+    assert str(caught.value) == (
+        "benchmark: mindspore has no distributed tensor of its own to compare with; measure on torch"
+    )
+    with pytest.raises(UnsupportedOnBackend) as caught:
+        platform.from_torch(3)
+    assert str(caught.value) == "from_torch: expected a torch.distributed.tensor.DTensor, got a int"
