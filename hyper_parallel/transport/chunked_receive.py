@@ -1,11 +1,11 @@
-"""Messages that travel in pieces, so that nobody is sent more than there is room for.
+"""Messages that travel in chunks of one size, so that nobody is sent more than there is room for.
 
-Gloo ends the process that is sent more than it asked for. A message therefore travels in pieces, and whoever receives
-has room for whole ones, as many as it expects. The first one tells how many there are: those for which there was no
-room yet are asked for then, and thrown away; room that was not filled is there for the next message.
+Gloo ends a process that is sent more than it asked for. A message therefore travels in chunks, and the receiver has
+room for whole ones, as many as it expects. The first chunk has the number of chunks in its head: those for which there
+was no room yet are then received and discarded; room that was not filled is used by the next message.
 
-The sender is told, per message, how much room there has been so far. What does not fit is taken only once the receiver
-waits, which the sender must not wait for: the receiver may be in a collective by then, which waits for the sender.
+For each message the receiver sends back how many chunks it has had room for so far. The rest is received only when the
+receiver waits, and the sender must not wait for that: the receiver may be in a collective that waits for the sender.
 """
 
 from __future__ import annotations
@@ -24,99 +24,102 @@ Wait = Callable[[], Any]
 
 @dataclass
 class _Expected:
-    """A message that somebody receives, ``count`` pieces long if it is what was expected.
+    """A posted receive.
 
     Attributes:
-        count: how many pieces were expected.
-        earlier: the message before it, if that is not there yet.
-        pieces: what came, and None before; of more pieces than were expected only the first.
+        count: how many chunks are expected.
+        earlier: the receive that was posted before it, unless that is complete.
+        chunks: those received, None before that; only the first if their number is not the expected one.
         lock: held while they are waited for.
     """
 
     count: int
     earlier: _Expected | None
-    pieces: list[Any] | None = None
+    chunks: list[Any] | None = None
     lock: threading.Lock = field(default_factory=threading.Lock)
 
 
 class ChunkedReceiver:
-    """What one rank sends to this one under one tag.
+    """Receives the messages of one sender under one tag.
 
     Args:
-        receive: begins to receive a piece; gives what waits for it and returns it.
-        count: how many pieces the message has that begins with this one; 0 for one piece of somebody who is not told.
-        tell: begins to tell the sender for how many pieces there has been room; gives what waits until it is told.
+        receive: begins to receive a chunk; returns a function that waits for it and returns it.
+        count: number of chunks of the message that begins with this one; 0 for a message without head, whose sender
+            waits for no answer.
+        send_room: begins to send how many chunks there has been room for; returns a function that waits for that.
     """
 
-    def __init__(self, receive: Callable[[], Wait], count: Callable[[Any], int], tell: Callable[[int], Wait]) -> None:
+    def __init__(
+        self, receive: Callable[[], Wait], count: Callable[[Any], int], send_room: Callable[[int], Wait]
+    ) -> None:
         self._receive = receive
         self._count = count
-        self._tell = tell
+        self._send_room = send_room
         self._lock = threading.Lock()
         self._room: deque[Wait] = deque()
-        self._made = 0
+        self._begun = 0
         self._needed = 0
-        self._telling: deque[Wait] = deque()
+        self._answers: deque[Wait] = deque()
         self._last: _Expected | None = None
 
     def expect(self, count: int) -> Wait:
-        """Begin to receive a message of ``count`` pieces; gives what waits for it and returns the pieces that came."""
+        """Begin to receive a message of ``count`` chunks; a function that waits and returns the received chunks."""
         with self._lock:
             self._needed += count
-            # Told before there is room: it is there by the time at which the message is.
-            self._telling.append(self._tell(self._made + max(0, self._needed - len(self._room))))
+            # Sent before there is room: there will be by the time the message arrives.
+            self._answers.append(self._send_room(self._begun + max(0, self._needed - len(self._room))))
             self._make_room()
-            earlier = None if self._last is None or self._last.pieces is not None else self._last
+            earlier = None if self._last is None or self._last.chunks is not None else self._last
             message = self._last = _Expected(count, earlier)
 
-        def taken() -> list[Any]:
+        def take() -> list[Any]:
             self._serve(message)
-            pieces, message.pieces = message.pieces, []
-            return pieces or []
+            chunks, message.chunks = message.chunks, []
+            return chunks or []
 
-        return taken
+        return take
 
     def _serve(self, message: _Expected) -> None:
-        """Wait for every message up to this one, in the order in which they were asked for."""
-        line, earlier = [message], message.earlier
+        """Wait for every message up to this one, in the order in which the receives were posted."""
+        posted, earlier = [message], message.earlier
         while earlier is not None:
-            line.append(earlier)
+            posted.append(earlier)
             earlier = earlier.earlier
-        for one in reversed(line):
-            with one.lock:
-                if one.pieces is None:
-                    one.pieces = self._arrived(one.count)
-                    one.earlier = None
+        for expected in reversed(posted):
+            with expected.lock:
+                if expected.chunks is None:
+                    expected.chunks = self._receive_message(expected.count)
+                    expected.earlier = None
 
-    def _arrived(self, expected: int) -> list[Any]:
-        pieces = [self._next()]
-        count = self._count(pieces[0])
+    def _receive_message(self, expected: int) -> list[Any]:
+        chunks = [self._next()]
+        count = self._count(chunks[0])
         if count:
             with self._lock:
-                told = self._telling.popleft()
-            with suppress(RuntimeError):  # nobody is left who could be told
-                told()
+                wait_for_answer = self._answers.popleft()
+            with suppress(RuntimeError):  # the sender may be gone
+                wait_for_answer()
         if count == expected:
-            pieces += [self._next() for _ in range(count - 1)]
+            chunks += [self._next() for _ in range(count - 1)]
         else:
-            with suppress(RuntimeError):  # nor is the rest of what is refused needed
+            with suppress(RuntimeError):  # the message is refused, so a lost rest does not matter
                 for _ in range(count - 1):
                     self._next()
         with self._lock:
             self._needed -= expected
             self._make_room()
-        return pieces
+        return chunks
 
     def _next(self) -> Any:
         with self._lock:
-            wait = self._room.popleft() if self._room else self._asked()
+            wait = self._room.popleft() if self._room else self._begin()
         return wait()
 
-    def _asked(self) -> Wait:
-        self._made += 1
+    def _begin(self) -> Wait:
+        self._begun += 1
         return self._receive()
 
     def _make_room(self) -> None:
-        """For as many pieces as are expected."""
+        """Begin to receive as many chunks as are expected."""
         while len(self._room) < self._needed:
-            self._room.append(self._asked())
+            self._room.append(self._begin())

@@ -11,7 +11,7 @@ from hyper_parallel.transport.out_of_memory import advice
 __all__ = ["NEEDS_GLOO", "WorldFailedError", "lost_peer", "trace", "world_failed", "world_timed_out"]
 
 NEEDS_GLOO = "on CPU, real processes of MindSpore talk over PyTorch's gloo: pip install torch (a CPU build will do)"
-"""Why a real world of MindSpore cannot be had, and the fix."""
+"""Why a real world of MindSpore cannot be started, and the fix."""
 
 _OWN = (
     "transport/simulated_threads.py",
@@ -68,13 +68,13 @@ def world_failed(
     """
     cause = next(iter(failures.values()))
     names = ", ".join(str(rank) for rank in sorted(failures))
-    told: dict[str, int] = {}
+    first_with: dict[str, int] = {}
     lines = [f"rank{'s' if len(failures) > 1 else ''} {names} of {world_size} failed"]
     for rank, error in failures.items():
-        if isinstance(error, CollectiveMismatchError) and str(error) in told:
-            lines.append(f"--- rank {rank}: same error as rank {told[str(error)]}")
+        if isinstance(error, CollectiveMismatchError) and str(error) in first_with:
+            lines.append(f"--- rank {rank}: same error as rank {first_with[str(error)]}")
             continue
-        told.setdefault(str(error), rank)
+        first_with.setdefault(str(error), rank)
         lines += [f"--- rank {rank}:", (traces or {}).get(rank) or trace(error)]
     lines += [
         f"--- rank {rank}: {activities.get(rank, 'unknown')}" for rank in range(world_size) if rank not in failures

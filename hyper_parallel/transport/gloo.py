@@ -1,8 +1,8 @@
-"""Messages over gloo: bytes in pieces of one size, of which the first tells what they are.
+"""Messages over gloo: bytes in chunks of one size, the first of which begins with a head that describes the message.
 
-Gloo takes a message that is too short for whole, and ends the process that is sent more than it asked for. So every
-message begins with a head that the receiver compares with what it expects, and travels in pieces (see ``inbox``). For
-each message the receiver sends back, under a tag beside, for how many pieces there has been room.
+Gloo accepts a message that is too short as complete, and ends a process that is sent more than it asked for. So the
+receiver compares the head with what it expects, and messages travel in chunks (see ``chunked_receive``). For each
+message the receiver sends back, under a second tag, how many chunks it has had room for.
 """
 
 from __future__ import annotations
@@ -24,32 +24,32 @@ from hyper_parallel.transport.chunked_receive import ChunkedReceiver
 from hyper_parallel.transport.failures import lost_peer
 from hyper_parallel.transport.work import Work
 
-__all__ = ["GlooMessages", "bytes_of", "from_bytes", "started"]
+__all__ = ["GlooMessages", "bytes_of", "from_bytes", "waiter"]
 
-# A message: the head (a mark, the bytes of the body, what it is), and the body; in pieces of one size.
+# A message: the head (a mark, the size of the body, a label with dtype and shape), and the body; in chunks of one size.
 _MARK = b"message:"
 _LABEL = 64
 _HEAD = len(_MARK) + 8 + _LABEL
-_PIECE = 1 << 20
+_CHUNK = 1 << 20
 
-# Gloo's tags: small ones are left as they were given; then follow our own, and then those of answers to either.
+# Gloo's tags: users' small ones are kept; our own follow; the last are those under which receivers answer.
 _FIRST_OWN = 1 << 29
-_BESIDE = 1 << 30
+_ANSWER = 1 << 30
 
 
 class GlooMessages:
-    """What one rank sends to others and receives from them, in the world's own group."""
+    """The messages that one rank sends and receives, in the world's group."""
 
     def __init__(self) -> None:
         self._tags: dict[tuple[int, Channel], int] = {}
-        self._inboxes: dict[tuple[int, int], ChunkedReceiver] = {}
+        self._receivers: dict[tuple[int, int], ChunkedReceiver] = {}
         self._sent: dict[tuple[int, int], int] = {}
         self._unfinished: dict[int, Any] = {}
         self._lock = threading.Lock()
         self._closed = False
 
     def close(self) -> None:
-        """Leave the world: whoever waits for a message from now on is told so."""
+        """Leave the world: from now on waiting for a message raises."""
         self._closed = True
 
     def send(self, x: torch.Tensor, dst: int, tag: int, channel: Channel) -> Work:
@@ -57,18 +57,18 @@ class GlooMessages:
         own = self._tag(tag, channel)
         carried = torch.cat([_head(x), bytes_of(x)]) if x.numel() else _head(x)
         room = torch.zeros(1, dtype=torch.int64)
-        connected = functools.partial(self._connected, _words("send", x, f"to rank {dst}", tag, channel))
+        connected = functools.partial(self._connected, _description("send", x, f"to rank {dst}", tag, channel))
         with self._lock, connected():
-            told = started(dist.irecv(room, dst, tag=own + _BESIDE))
-            works = [started(dist.isend(piece, dst, tag=own)) for piece in carried.split(_PIECE)]
+            answer = waiter(dist.irecv(room, dst, tag=own + _ANSWER))
+            works = [waiter(dist.isend(chunk, dst, tag=own)) for chunk in carried.split(_CHUNK)]
             sent = self._sent[dst, own] = self._sent.get((dst, own), 0) + len(works)
-            self._unfinished[id(works)] = (carried, room, told, works)  # gloo forgets what nobody holds any more
+            self._unfinished[id(works)] = (carried, room, answer, works)  # gloo drops what nothing references
 
         def finish() -> None:
             with connected():
-                told(room)
+                answer(room)
                 if int(room) < sent:
-                    return  # what does not fit is on its way until the receiver waits, and refuses it
+                    return  # chunks without room are in flight until the receiver waits and discards them
                 for work in works:
                     work(carried)
             del self._unfinished[id(works)]
@@ -78,24 +78,24 @@ class GlooMessages:
     def recv(self, like: torch.Tensor, src: int, tag: int, channel: Channel) -> Work:
         """See :meth:`Transport.recv`."""
         own = self._tag(tag, channel)
-        calls = functools.partial(_receive_piece, src, own), _count, functools.partial(_tell_room, src, own + _BESIDE)
-        inbox = self._inboxes.setdefault((src, own), ChunkedReceiver(*calls))
-        wanted, size = _head(like), like.numel() * like.element_size()
-        connected = functools.partial(self._connected, _words("recv", like, f"from rank {src}", tag, channel))
+        calls = functools.partial(_receive_chunk, src, own), _count, functools.partial(_send_room, src, own + _ANSWER)
+        receiver = self._receivers.setdefault((src, own), ChunkedReceiver(*calls))
+        expected, size = _head(like), like.numel() * like.element_size()
+        connected = functools.partial(self._connected, _description("recv", like, f"from rank {src}", tag, channel))
         with connected():
-            arrived = inbox.expect(_pieces(size))
+            arrived = receiver.expect(_chunk_count(size))
 
         def finish() -> torch.Tensor:
             with connected():
-                pieces = arrived()
-            _check_head(pieces[0][:_HEAD], wanted, src)
-            return from_bytes(_body(pieces, size), size, like.dtype, tuple(like.shape))
+                chunks = arrived()
+            _check_head(chunks[0][:_HEAD], expected, src)
+            return from_bytes(_body(chunks, size), size, like.dtype, tuple(like.shape))
 
         return Work("recv", finish)
 
     @contextmanager
     def _connected(self, message: str) -> Iterator[None]:
-        """Tell which message is lost where gloo says that a connection is gone."""
+        """Raise an error that names the lost message if gloo reports a lost connection."""
         if self._closed:
             msg = f"{message} was not waited for before this rank left the world; wait, then call destroy_process_group"
             raise HandleError(msg)
@@ -108,25 +108,25 @@ class GlooMessages:
             raise RankFailedError(msg) from error
 
     def _tag(self, tag: int, channel: Channel) -> int:
-        """Gloo's tag for messages of this tag and channel: of small tags outside of groups the same, else a new one.
+        """Gloo's tag for messages of this tag and channel: a small one outside of groups itself, else a new one.
 
-        It is agreed upon in the world's store, so that all members have the same and none has two meanings.
+        New tags are assigned in the world's store, so that all members use the same and none is used twice.
         """
         if channel == WORLD and tag < _FIRST_OWN:
             return tag
         key = (tag, channel)
         if key not in self._tags:
             store = distributed_c10d._get_default_store()  # noqa: SLF001 - no public spelling
-            free = _FIRST_OWN + store.add("hyper_parallel/tags", 1)
-            self._tags[key] = int(store.compare_set(f"hyper_parallel/tags/{tag}/{channel!r}", "", str(free)))
+            unused = _FIRST_OWN + store.add("hyper_parallel/tags", 1)
+            self._tags[key] = int(store.compare_set(f"hyper_parallel/tags/{tag}/{channel!r}", "", str(unused)))
         return self._tags[key]
 
 
-def started(work: Any) -> Callable[[Any], None]:
-    """Waits for the engine's ``work`` (None has nothing to wait for), holding what it reads until then."""
+def waiter(work: Any) -> Callable[[Any], None]:
+    """A function that waits for the engine's ``work`` (None if there is none); its argument stays alive until then."""
 
-    def wait(held: Any) -> None:
-        del held
+    def wait(alive: Any) -> None:
+        del alive
         if work is not None:
             work.wait()
 
@@ -140,20 +140,20 @@ def bytes_of(x: torch.Tensor) -> torch.Tensor:
 
 
 def from_bytes(carried: torch.Tensor, size: int, dtype: torch.dtype, shape: Shape) -> torch.Tensor:
-    """The first ``size`` bytes as a tensor; of its own memory where ``carried`` is longer."""
+    """The first ``size`` bytes as a tensor; in memory of its own if ``carried`` is longer."""
     exact = carried if carried.numel() == size else carried[:size].clone()
     return exact.view(dtype).reshape(tuple(shape))
 
 
-def _words(what: str, x: torch.Tensor, peer: str, tag: int, channel: Channel) -> str:
+def _description(what: str, x: torch.Tensor, peer: str, tag: int, channel: Channel) -> str:
     where = f"tag {tag}, {channel}" if channel != WORLD else f"tag {tag}"
     return f"{what}: {short_dtype(x.dtype)}{list(x.shape)} {peer} ({where})"
 
 
 def _head(x: torch.Tensor) -> torch.Tensor:
-    """What a message over gloo begins with: gloo takes a message that is too short for whole, and the rest is garbage.
+    """The head of a message: a mark, the size of the body, and a label of fixed size with dtype and shape.
 
-    Dtype and shape in bytes of a fixed number; of very many dims the rest is told by a digest.
+    A digest replaces the end of a label that is too long.
     """
     text = f"{short_dtype(x.dtype)}{list(x.shape)}".encode()
     if len(text) > _LABEL:
@@ -163,21 +163,21 @@ def _head(x: torch.Tensor) -> torch.Tensor:
 
 
 def _count(first: torch.Tensor) -> int:
-    """Of how many pieces the message is that begins with this head; 0 if the platform has not sent it."""
+    """Number of chunks of the message that begins with this head; 0 if another program part has sent it."""
     head = first[: _HEAD - _LABEL].numpy().tobytes()
-    return _pieces(int.from_bytes(head[len(_MARK) :], "little")) if head.startswith(_MARK) else 0
+    return _chunk_count(int.from_bytes(head[len(_MARK) :], "little")) if head.startswith(_MARK) else 0
 
 
-def _pieces(body: int) -> int:
-    """Of how many pieces a message is whose body has so many bytes."""
-    return -(-(_HEAD + body) // _PIECE)
+def _chunk_count(body: int) -> int:
+    """Number of chunks of a message whose body has this many bytes."""
+    return -(-(_HEAD + body) // _CHUNK)
 
 
-def _receive_piece(src: int, tag: int) -> Callable[[], torch.Tensor]:
-    """Begin to receive a piece; what waits for it, and gives room of which it may fill the beginning."""
-    room = torch.empty(_PIECE, dtype=torch.uint8)
-    room[: len(_MARK)] = 0  # a message that is shorter than a head must not find another one's here
-    work = started(dist.irecv(room, src, tag=tag))
+def _receive_chunk(src: int, tag: int) -> Callable[[], torch.Tensor]:
+    """Begin to receive a chunk; a function that waits and returns a buffer that begins with the chunk."""
+    room = torch.empty(_CHUNK, dtype=torch.uint8)
+    room[: len(_MARK)] = 0  # a message that is shorter than a head must not find an old one here
+    work = waiter(dist.irecv(room, src, tag=tag))
 
     def wait() -> torch.Tensor:
         work(room)
@@ -186,28 +186,27 @@ def _receive_piece(src: int, tag: int) -> Callable[[], torch.Tensor]:
     return wait
 
 
-def _tell_room(src: int, tag: int, made: int) -> Callable[[], None]:
-    """Begin to tell a sender for how many pieces there has been room; what waits until it is told."""
-    room = torch.tensor([made])
-    work = started(dist.isend(room, src, tag=tag))
+def _send_room(src: int, tag: int, count: int) -> Callable[[], None]:
+    """Begin to send to a sender how many chunks it has had room for; a function that waits until that is sent."""
+    room = torch.tensor([count])
+    work = waiter(dist.isend(room, src, tag=tag))
     return lambda: work(room)
 
 
-def _body(pieces: list[torch.Tensor], size: int) -> torch.Tensor:
+def _body(chunks: list[torch.Tensor], size: int) -> torch.Tensor:
     """What follows the head, in memory of its own."""
-    left = _HEAD + size - (len(pieces) - 1) * _PIECE
-    parts = [*pieces[:-1], pieces[-1][:left]]
+    left = _HEAD + size - (len(chunks) - 1) * _CHUNK
+    parts = [*chunks[:-1], chunks[-1][:left]]
     return torch.cat([parts[0][_HEAD:], *parts[1:]])
 
 
-def _check_head(found: torch.Tensor, wanted: torch.Tensor, src: int) -> None:
-    if torch.equal(found, wanted):
-        return
-    sent, expected = (_told(one.numpy().tobytes()) for one in (found, wanted))
-    msg = f"recv: rank {src} sent {sent}, {expected} was expected"
-    raise CollectiveMismatchError(msg)
+def _check_head(received: torch.Tensor, expected: torch.Tensor, src: int) -> None:
+    if not torch.equal(received, expected):
+        sent, wanted = (_label(head.numpy().tobytes()) for head in (received, expected))
+        msg = f"recv: rank {src} sent {sent}, {wanted} was expected"
+        raise CollectiveMismatchError(msg)
 
 
-def _told(head: bytes) -> str:
+def _label(head: bytes) -> str:
     label = head[-_LABEL:].decode(errors="replace").rstrip()
     return label if head.startswith(_MARK) else "a message by other means than isend, send_object_list or p2p_exchange"

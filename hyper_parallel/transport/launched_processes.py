@@ -84,33 +84,33 @@ class _Team:
         """Return when every rank has joined the world.
 
         Raises:
-            RankFailedError: one could not; it says why.
+            RankFailedError: a rank could not; the error has its traceback.
         """
         deadline = time.monotonic() + _START_SECONDS
         for rank, worker in enumerate(self.workers):
             problem = None if worker.line.poll(max(0.0, deadline - time.monotonic())) else "did not start in time"
             try:
-                report = None if problem else worker.line.recv()[1]
-                problem = problem or (report and report.trace)
+                failed: RankReport | None = None if problem else worker.line.recv()[1]
+                problem = problem or (failed and failed.trace)
             except (EOFError, OSError):
                 problem = "died"
             if problem:
-                told = "\n".join(filter(None, [problem, _shorten(worker.last_words()), self.output(rank)]))
+                report = "\n".join(filter(None, [problem, _shorten(worker.last_words()), self.output(rank)]))
                 self.close()
-                msg = f"rank {rank} of {len(self.workers)} could not join its world: {told}"
-                raise RankFailedError("\n".join(filter(None, [msg, advice(told)])))
+                msg = f"rank {rank} of {len(self.workers)} could not join its world: {report}"
+                raise RankFailedError("\n".join(filter(None, [msg, advice(report)])))
 
-    def well(self) -> bool:
+    def alive(self) -> bool:
         """Whether every process lives."""
         return all(worker.alive() for worker in self.workers)
 
     def output(self, rank: int) -> str:
-        """What ``rank`` has printed during this run; the end of it, if it is long."""
+        """The end of what ``rank`` has printed during this run."""
         text = self._outputs[rank].read_text(encoding="utf-8", errors="replace")
         return text[-_OUTPUT_CHARACTERS:]
 
     def close(self, busy: Collection[int] = ()) -> None:
-        """End the processes: those that wait leave by themselves, ``busy`` ones get SIGTERM and then SIGKILL."""
+        """End the processes: idle ones leave by themselves, ``busy`` ones get SIGTERM and then SIGKILL."""
         for worker in self.workers:
             worker.line.close()
         end_processes([self.workers[rank].process for rank in busy])
@@ -209,7 +209,7 @@ class _LaunchedWorld:
         text = called.text(sending=called.source == rank) if isinstance(called, MessageFingerprint) else str(called)
         self.history[rank].append(f"{text} at {called.site}")
         if self.coordinator.aborted:
-            self.ended_in[rank] = f"came to {self.history[rank][-1]} after the failure"
+            self.ended_in[rank] = f"reached {self.history[rank][-1]} after the failure"
 
     def _report(self, rank: int, report: RankReport) -> None:
         self._running.discard(rank)
@@ -235,7 +235,7 @@ class _LaunchedWorld:
 
     def _fail(self, rank: int, how: str) -> None:
         self.coordinator.fail(rank, how)
-        # Whoever still runs gets a moment to come to its next collective, where it unwinds.
+        # Ranks that still run get a moment to reach their next collective, where they unwind.
         self._deadline = min(self._deadline, time.monotonic() + _GRACE_SECONDS)
 
     def _send(self, rank: int, what: object) -> None:
@@ -245,7 +245,7 @@ class _LaunchedWorld:
             self._died(rank, error)
 
     def _give_up(self) -> None:
-        """Note what the ranks are in that do not come to a collective; they are ended."""
+        """Note the stacks of the ranks that reach no collective; they are ended."""
         self.ended_in.update({rank: f"was ended in\n{stack}" for rank, stack in self._stacks(self._running).items()})
         self.given_up = set(self._running)
         self._running.clear()
@@ -256,18 +256,18 @@ class _LaunchedWorld:
         return self._running | self.given_up
 
     def timed_out(self, timeout: float) -> WorldFailedError:
-        """Every rank with what it is in: first those that run, with their stacks, for the others wait for them."""
-        told = {rank: self.coordinator.describe(rank) for rank in range(len(self.history))}
+        """The error, with what every rank is doing: first those that run, since the others wait for them."""
+        activities = {rank: self.coordinator.describe(rank) for rank in range(len(self.history))}
         running = self._stacks(self._running - self._waiting)
-        told.update({rank: f"was running in\n{stack}" for rank, stack in running.items()})
-        return world_timed_out(timeout, len(told), told, list(running))
+        activities.update({rank: f"was running in\n{stack}" for rank, stack in running.items()})
+        return world_timed_out(timeout, len(activities), activities, list(running))
 
     def _stacks(self, ranks: set[int]) -> dict[int, str]:
-        found = stacks_of({rank: self._team.workers[rank] for rank in sorted(ranks)})
-        return {rank: _shorten(stack) for rank, stack in found.items()}
+        stacks = stacks_of({rank: self._team.workers[rank] for rank in sorted(ranks)})
+        return {rank: _shorten(stack) for rank, stack in stacks.items()}
 
     def failure(self) -> WorldFailedError | None:
-        """Why the run failed; an error that only says that a peer has gone is shown beside the peer's own."""
+        """Why the run failed; an error that only reports a lost peer is listed after the peer's own."""
         if not self.failures:
             lost = self.coordinator.undelivered()
             if lost is None:
@@ -301,7 +301,7 @@ def run_launched(body: bytes, world_size: int, framework: str, timeout: float, d
         (RankTask(rank, world_size, body, None, search_path(), str(Path.cwd()), traced), dict(os.environ))
         for rank in range(world_size)
     ]
-    team = _check_out(framework, world_size, device)  # starting it is not counted
+    team = _check_out(framework, world_size, device)  # the time limit does not cover its start
     world = _LaunchedWorld(team, time.monotonic() + timeout)
     run = LaunchedRun()
     try:
@@ -324,11 +324,11 @@ def run_launched(body: bytes, world_size: int, framework: str, timeout: float, d
 
 
 def _check_out(framework: str, world_size: int, device: str) -> _Team:
-    """A team that lives: the one of last time if it is idle and well, else a new one."""
+    """A live team: an idle one if all its processes are alive, else a new one."""
     with _LOCK:
         idle = _IDLE.get((framework, world_size, device), [])
         team = idle.pop() if idle else None
-    if team is not None and team.well():
+    if team is not None and team.alive():
         return team
     if team is not None:
         team.close()
@@ -378,7 +378,7 @@ def close_launched_teams() -> None:
         team.close()
 
 
-# As for idle simulated ranks: they leave by themselves, and take their files with them.
+# Like idle simulated ranks, they leave by themselves and delete their files.
 atexit.register(close_launched_teams)
 # A forked child has copies of them, but they listen to its parent.
 os.register_at_fork(after_in_child=_IDLE.clear)

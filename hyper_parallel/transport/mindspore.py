@@ -60,7 +60,7 @@ def to_host(x: Tensor) -> np.ndarray[Any, Any]:
 
 
 def from_host(array: np.ndarray[Any, Any]) -> Tensor:
-    """A tensor that takes over the memory of ``array``; nothing else may hold it."""
+    """A tensor that takes over the memory of ``array``, which nothing else may reference."""
     if array.dtype == BFLOAT16:
         array = array.view(np.uint16).view(_NATIVE_BFLOAT16)
     return Tensor.from_numpy(array)
@@ -126,12 +126,12 @@ class NumpyBridge(ForwardingTransport):
         """See :meth:`Transport.start`."""
         first, *rest = args
         several = operation in ("reduce_scatter", "all_to_all")
-        given = [self._to_host(one) for one in first] if several else self._to_host(first)
-        return self._inner.start(operation, given, *rest).then(self._arrived)
+        data = [self._to_host(chunk) for chunk in first] if several else self._to_host(first)
+        return self._inner.start(operation, data, *rest).then(self._arrived)
 
     def _arrived(self, result: Any) -> Any:
         if isinstance(result, list):
-            return [self._from_host(one) for one in result]
+            return [self._from_host(part) for part in result]
         return None if result is None else self._from_host(result)
 
 
@@ -142,7 +142,7 @@ def start_rank(inner: Transport) -> NumpyBridge:
 
 
 def start_rehearsal(rank: int, world_size: int, init_method: str) -> NumpyBridge:
-    """Join a CPU world whose carrier is gloo from PyTorch, in this same process.
+    """Join a CPU world over gloo from PyTorch, in this same process.
 
     MindSpore's own CPU engine (MCCL) is not used: it reduces by sum alone, has no reduce-scatter, all-to-all or
     point-to-point, and silently truncates int64 and float64.
@@ -170,7 +170,7 @@ def seed_rank() -> None:
     mindspore.manual_seed(0)
 
 
-# What HCCL reduces itself; every other dtype and reduction is gathered and folded in rank order.
+# What HCCL reduces itself; every other dtype and reduction is gathered and reduced in rank order.
 _HCCL_OPS = {"sum": "sum", "avg": "sum", "prod": "prod", "max": "max", "min": "min"}
 _HCCL_DTYPES = (mindspore.float16, mindspore.bfloat16, mindspore.float32, mindspore.int8, mindspore.int32)
 
@@ -232,7 +232,7 @@ class HcclTransport(EngineTransport):
             own = [_unflat(_fresh(flat), x, shape) for shape in shapes]
             return Work("all_gather", lambda: own)
         parts = [_empty_like(flat) for _ in ranks]
-        ordered = [parts[place] for place in _by_rank(ranks)]
+        ordered = [parts[position] for position in _by_rank(ranks)]
         work = self._engine.all_gather(ordered, flat, self.group(ranks), async_op=True)
 
         def finish() -> list[Tensor]:
@@ -250,7 +250,7 @@ class HcclTransport(EngineTransport):
         if len(ranks) == 1 or not largest or not _native(own, op):
             exchanged = self._all_to_all(chunks, ranks, [own.shape] * len(ranks))
             return exchanged.then(lambda parts: _fold(parts, op))
-        rows = mint.cat([_pad(_flat(chunks[place]), largest) for place in _by_rank(ranks)])
+        rows = mint.cat([_pad(_flat(chunks[index]), largest) for index in _by_rank(ranks)])
         mine = mint.zeros((largest,), dtype=own.dtype)
         work = self._engine.reduce_scatter_tensor(mine, rows, _HCCL_OPS[op], self.group(ranks), async_op=True)
 
@@ -265,24 +265,24 @@ class HcclTransport(EngineTransport):
         check_ranks(ranks, self.rank, self.world_size)
         like = chunks[0]
         order = _by_rank(ranks)
-        flats = [_flat(chunks[place]) for place in order]
+        flats = [_flat(chunks[position]) for position in order]
         if len(ranks) == 1:
             kept = _unflat(_fresh(flats[0]), like, shapes[0])
             return Work("all_to_all", lambda: [kept])
         sent = [flat.shape[0] for flat in flats]
-        received = [math.prod(shapes[place]) * _width(like) for place in order]
+        received = [math.prod(shapes[position]) * _width(like) for position in order]
         arrived = mint.zeros((sum(received),), dtype=flats[0].dtype)
-        given = mint.cat(flats)
-        work = self._engine.all_to_all_single(arrived, given, received, sent, self.group(ranks), async_op=True)
+        outgoing = mint.cat(flats)
+        work = self._engine.all_to_all_single(arrived, outgoing, received, sent, self.group(ranks), async_op=True)
 
         def finish() -> list[Tensor]:
             _finish(work)
             results: dict[int, Tensor] = {}
             start = 0
-            for place, size in zip(order, received, strict=True):
-                results[place] = _unflat(_fresh(arrived[start : start + size]), like, shapes[place])
+            for position, size in zip(order, received, strict=True):
+                results[position] = _unflat(_fresh(arrived[start : start + size]), like, shapes[position])
                 start += size
-            return [results[place] for place in range(len(ranks))]
+            return [results[position] for position in range(len(ranks))]
 
         return Work("all_to_all", finish)
 
@@ -321,8 +321,8 @@ class HcclTransport(EngineTransport):
         check_ranks(ranks, self.rank, self.world_size)
         gathered: list[Any] = [None] * len(ranks)
         self._engine.all_gather_object(gathered, obj, self.group(ranks))
-        found = dict(zip(_by_rank(ranks), gathered, strict=True))
-        return [found[place] for place in range(len(ranks))]
+        ordered = dict(zip(_by_rank(ranks), gathered, strict=True))
+        return [ordered[position] for position in range(len(ranks))]
 
     def barrier(self, ranks: Ranks) -> None:
         """See :meth:`Transport.barrier`."""
@@ -388,7 +388,7 @@ def connect(backend: str = "hccl", **options: Any) -> HcclTransport:
 
 
 def _finish(work: Any) -> None:
-    """Wait for the engine; None is what it gives where there is nothing to wait for."""
+    """Wait for the engine, which returns None where there is nothing to wait for."""
     if work is not None:
         work.wait()
 

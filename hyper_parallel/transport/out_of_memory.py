@@ -1,4 +1,4 @@
-"""No memory for another rank: how that shows, and what is said about it."""
+"""Out of memory for another rank: how such errors are recognised, and the advice that is added to them."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ if TYPE_CHECKING:
 
 __all__ = ["advice", "is_out_of_memory", "starting"]
 
-# As Python, the dynamic loader, the C library, threads, C++ and the frameworks' allocators say it.
+# Messages of Python, the dynamic loader, the C library, threads, C++ and the frameworks' allocators.
 _SIGNS = re.compile(
     r"\bMemoryError\b|Cannot allocate memory|failed to map segment|can't start new thread|bad_alloc|not enough memory"
 )
@@ -24,15 +24,15 @@ _ERRNOS = (errno.ENOMEM, errno.EAGAIN)
 
 
 def is_out_of_memory(error: BaseException) -> bool:
-    """Whether ``error`` says that there was no memory, or no room for another process or thread."""
+    """Whether ``error`` means that there was no memory, or no room for another process or thread."""
     if isinstance(error, OSError) and error.errno in _ERRNOS:
         return True
     return bool(_SIGNS.search(f"{type(error).__name__}: {error}"))
 
 
-def advice(told: str) -> str:
-    """A line with the facts and the fix, if what failed says that memory ran out; else nothing."""
-    return f"there is no memory for so many ranks: {_facts_and_fix()}" if _SIGNS.search(told) else ""
+def advice(report: str) -> str:
+    """A line with the facts and the fix if ``report`` shows that memory ran out; else an empty string."""
+    return f"there is no memory for so many ranks: {_facts_and_fix()}" if _SIGNS.search(report) else ""
 
 
 def _facts_and_fix() -> str:
@@ -49,10 +49,10 @@ def _facts_and_fix() -> str:
 
 @contextmanager
 def starting(what: str) -> Iterator[None]:
-    """Processes and threads are started inside.
+    """Turn out-of-memory errors of starting a process or thread inside into an error with advice.
 
     Args:
-        what: is started, for the message.
+        what: what is started, for the message.
 
     Raises:
         RankFailedError: there is no room for another one, or the fork server has ended.
@@ -60,12 +60,12 @@ def starting(what: str) -> Iterator[None]:
     try:
         yield
     except (EOFError, ConnectionError) as error:
-        said = "the process that forks ranks has ended, and said why on stderr. If memory ran out"
-        msg = f"{what} could not be started: {said}: {_facts_and_fix()}"
+        reason = "the process that forks ranks has ended, and stderr has the reason. If memory ran out"
+        msg = f"{what} could not be started: {reason}: {_facts_and_fix()}"
         raise RankFailedError(msg) from error
     except (MemoryError, OSError, RuntimeError) as error:
         if not is_out_of_memory(error):
             raise
-        said = f"{type(error).__name__}: {error}"
-        msg = f"{what} could not be started: {said}\nthere is no memory for so many ranks: {_facts_and_fix()}"
+        reason = f"{type(error).__name__}: {error}"
+        msg = f"{what} could not be started: {reason}\nthere is no memory for so many ranks: {_facts_and_fix()}"
         raise RankFailedError(msg) from error

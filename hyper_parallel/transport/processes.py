@@ -1,7 +1,12 @@
-"""How Python processes of ours are started, and warm ones ended. They find every module where this process does.
+"""How our Python processes are started, kept on one CPU, and ended.
 
-``python -m`` and ``python -c`` put the current folder before everything else. In a checkout, a rank would then import
-what lies there, and its parent what is installed.
+They find every module where this process does. ``python -m`` and ``python -c`` put the current folder before everything
+else: in a checkout, a rank would then import the package from there, and its parent the installed one.
+
+Simulated ranks hand over to each other thousands of times a second, and so do the threads of MindSpore's pool, which
+spin while they wait. On another CPU the next one has to be woken first: on two cores that took as long as everything
+else together, and an operator of MindSpore three times as much processor time. So processes that work in turn share one
+CPU.
 """
 
 from __future__ import annotations
@@ -35,7 +40,7 @@ def python_command(module: str, *arguments: str) -> list[str]:
 def servers_search_here() -> Iterator[None]:
     """A fork server that starts inside has the search path of this process before it imports anything.
 
-    The standard library has no way to say so (from Python 3.11 on there is PYTHONSAFEPATH, which the ranks' own
+    The standard library has no way to do that (from Python 3.11 on there is PYTHONSAFEPATH, which the ranks' own
     children would inherit). Callers hold a lock.
     """
     usual = multiprocessing.util.spawnv_passfds
@@ -58,15 +63,15 @@ def _searching_here() -> str:
 
 
 def end_ranks() -> None:
-    """Let warm ranks end, where any were started: they save what they measured, and take their files with them."""
+    """End the warm ranks that were started; they save their coverage data and delete their files."""
     for module, close in (("launched_processes", "close_launched_teams"), ("rank_pool", "close_workers")):
-        found: Any = sys.modules.get(f"hyper_parallel.transport.{module}")
-        if found is not None:
-            getattr(found, close)()
+        loaded: Any = sys.modules.get(f"hyper_parallel.transport.{module}")
+        if loaded is not None:
+            getattr(loaded, close)()
 
 
 def available() -> list[int]:
-    """Numbers of the CPUs that this process may use; empty where the system does not say."""
+    """Numbers of the CPUs that this process may use; empty where the system does not report them."""
     return sorted(os.sched_getaffinity(0)) if sys.platform == "linux" else []
 
 
@@ -74,8 +79,7 @@ def stay_on(seat: int) -> None:
     """Keep this thread, and the threads and processes that it starts from now on, on one CPU.
 
     Args:
-        seat: which of them, counted on from the first again after the last. Of no effect where processes cannot be
-            bound.
+        seat: index of the CPU among those available, modulo their number. No effect where processes cannot be bound.
     """
     if sys.platform == "linux":
         allowed = available()

@@ -39,8 +39,8 @@ __all__ = [
 ]
 
 LEDGER_VARIABLE = "HP_RANK_LEDGER"
-"""Names a folder in which every started rank leaves a file called by its process number: whoever counts what ranks
-leave behind (coverage data) learns here how many there were. Unset it for a rank that is to be killed on purpose."""
+"""Names a folder in which every started rank leaves a file named after its process number: the coverage gate compares
+them with the data files that ranks leave. Unset it for a rank that is to be killed on purpose."""
 
 # Read by MindSpore at import: errors at the operator that fails (and far less waiting on few cores); a quiet log.
 _ENVIRONMENT = {"MS_DEV_LAUNCH_BLOCKING": "1", "GLOG_v": "4"}
@@ -93,12 +93,12 @@ class Worker:
         return self.process.is_alive()
 
     def ask_for_stack(self) -> None:
-        """Let the process write down what it is doing now: :meth:`last_words`."""
+        """Let the process write down its stack: see :meth:`last_words`."""
         if self.alive():
             os.kill(self.process.pid or 0, signal.SIGUSR1)
 
     def last_words(self) -> str:
-        """What the process has written about its stack, which it may have done while it died."""
+        """The stack that the process wrote down, on request or while it died."""
         with open(self._stack_path, encoding="utf-8", errors="replace") as file:  # noqa: PTH123
             return file.read()
 
@@ -106,7 +106,7 @@ class Worker:
         """The exit code of a process whose line broke, or that it has none.
 
         Args:
-            error: what the line said. It is told where the code does not say that something went wrong.
+            error: raised by the line; shown where the exit code is no sign of a failure.
         """
         self.process.join(_DIE_SECONDS)
         code = self.process.exitcode
@@ -116,8 +116,8 @@ class Worker:
     def close(self, *, idle: bool = False) -> None:
         """Let an idle process end, or end one that is busy.
 
-        An idle process leaves when its line closes. It is not signalled while it does: it may be writing down what it
-        measured, and half a file is as good as none.
+        An idle process leaves when its line closes. It is not signalled meanwhile: it may be writing its coverage data,
+        and half a file is useless.
         """
         self.line.close()
         if idle:
@@ -128,14 +128,14 @@ class Worker:
 
 
 def check_out(world_size: int) -> list[Worker]:
-    """Live workers for ranks 0 to ``world_size`` - 1: those of the last run first, whatever size its world had.
+    """Live workers for ranks 0 to ``world_size`` - 1: those of the last run first, whatever the size of its world.
 
-    A process is any rank of any world, so as many are started as the largest world needs.
+    A process can be any rank of any world, so there are as many as the largest world needed.
     """
     with _LOCK:
         team = _IDLE[:world_size]
         del _IDLE[:world_size]
-    for worker in [one for one in team if not one.alive()]:
+    for worker in [worker for worker in team if not worker.alive()]:
         worker.close(idle=True)
         team.remove(worker)
     try:
@@ -166,12 +166,12 @@ def start_process(
 
 
 def register_rank(pid: int, stack: str, name: str = "hyper-parallel-rank") -> None:
-    """Write a started rank into the ledger, where one is kept.
+    """Write a started rank into the ledger if there is one.
 
     Args:
         pid: its process number.
         stack: file into which it writes its stack on SIGUSR1, or "".
-        name: what it is called when it left no data.
+        name: how reports call it if it left no data.
     """
     ledger = os.environ.get(LEDGER_VARIABLE)
     if ledger and Path(ledger).is_dir():
@@ -186,14 +186,16 @@ def preload(framework: str, module: str) -> None:
 
 
 def stacks_of(workers: Mapping[int, Worker]) -> dict[int, str]:
-    """The Python stack of what each process is doing now; all are asked at once, and given time together."""
-    for one in workers.values():
-        one.ask_for_stack()
+    """The current Python stack of each process; all are asked at once and share one time limit."""
+    for worker in workers.values():
+        worker.ask_for_stack()
     deadline = time.monotonic() + _STACK_SECONDS
-    while time.monotonic() < deadline and any(one.alive() and not one.last_words() for one in workers.values()):
+    while time.monotonic() < deadline and any(
+        worker.alive() and not worker.last_words() for worker in workers.values()
+    ):
         time.sleep(0.02)
     silent = {True: "(the process does not answer)", False: "(the process is gone)"}
-    return {rank: one.last_words() or silent[one.alive()] for rank, one in workers.items()}
+    return {rank: worker.last_words() or silent[worker.alive()] for rank, worker in workers.items()}
 
 
 def end_processes(processes: list[ForkServerProcess]) -> None:
@@ -211,7 +213,7 @@ def end_processes(processes: list[ForkServerProcess]) -> None:
 
 @contextmanager
 def _environment() -> Iterator[None]:
-    """The fork server inherits these when it first starts; afterwards they are as before."""
+    """Set the variables that a fork server inherits when it starts, and restore them."""
     before = {name: os.environ.get(name) for name in _ENVIRONMENT}
     path = os.environ.get("PYTHONPATH")
     os.environ.update({name: os.environ.get(name, value) for name, value in _ENVIRONMENT.items()})
@@ -228,7 +230,7 @@ def _environment() -> Iterator[None]:
 
 @contextmanager
 def _server(framework: str) -> Iterator[None]:
-    """Processes that start inside come from a fork server of their own framework: neither pays for the other."""
+    """Start processes inside from the fork server of this framework, which has not imported the other."""
     server = _SERVERS.get(framework)
     if server is None:
         server = _SERVERS[framework] = multiprocessing.forkserver.ForkServer()
@@ -244,7 +246,7 @@ def _server(framework: str) -> Iterator[None]:
 
 @contextmanager
 def _no_main() -> Iterator[None]:
-    """Functions travel by value, so a child has no need to run the user's script a second time."""
+    """Hide ``__main__``: functions travel by value, so a child must not run the user's script again."""
     main = sys.modules["__main__"]
     sys.modules["__main__"] = ModuleType("__main__")
     try:
@@ -264,7 +266,7 @@ def close_workers() -> None:
         worker.close(idle=True)
 
 
-# Idle ranks leave by themselves, and take their files with them, before multiprocessing ends what is left.
+# Idle ranks leave by themselves, and delete their files, before multiprocessing ends what is left.
 atexit.register(close_workers)
 # A forked child has copies of them, but they listen to its parent.
 os.register_at_fork(after_in_child=_IDLE.clear)

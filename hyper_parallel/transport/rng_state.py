@@ -1,7 +1,7 @@
-"""The random generators of Python and NumPy, of which a process has one each and a simulated rank one of its own.
+"""The states of Python's and NumPy's random generators: a process has one each, and so must a simulated rank.
 
-Reading their states costs more than handing the baton from rank to rank, and ranks seldom draw from them. So what is
-compared first is the memory that the generators keep their states in, and only a change makes them be read or set.
+Reading the states costs more than handing the baton from rank to rank, and ranks seldom sample from these generators.
+So the memory of each generator is compared first, and its state is read or set only after a change.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ _HEADER = object.__basicsize__
 
 @dataclass(frozen=True)
 class _State:
-    """One generator's state, and its mark: bytes of memory that change when it advances; None where none tell."""
+    """One generator's state, and its mark: bytes of memory that change when it advances, or None if no bytes do."""
 
     mark: Any
     value: Any
@@ -30,7 +30,7 @@ class _State:
 
 @dataclass(frozen=True)
 class GeneratorStates:
-    """Both, as :func:`save_generators` found them."""
+    """The states of both generators."""
 
     python: _State
     numpy: _State
@@ -40,15 +40,15 @@ _LAST = GeneratorStates(_State(None, None), _State(None, None))  # what was last
 
 
 def save_generators() -> GeneratorStates:
-    """The states of both."""
+    """The states of both generators now."""
     global _LAST  # noqa: PLW0603 - see above
     last, python, numpy = _LAST, _python_mark(), _numpy_mark()
-    found = GeneratorStates(
+    states = GeneratorStates(
         last.python if python == last.python.mark else _State(python, random.getstate()),
         last.numpy if numpy is not None and numpy == last.numpy.mark else _read_numpy(numpy),
     )
-    _LAST = found
-    return found
+    _LAST = states
+    return states
 
 
 def restore_generators(states: GeneratorStates) -> None:
@@ -63,7 +63,7 @@ def restore_generators(states: GeneratorStates) -> None:
 
 
 def _python_mark() -> Any:
-    """All that Python's generator consists of, without its object's header, which counts references."""
+    """The memory of Python's generator, without its object's header, which counts references."""
     generator: Any = random.random.__self__  # type: ignore[attr-defined] # a bound method
     size = _random.Random.__basicsize__ - _HEADER
     return ctypes.string_at(id(generator) + _HEADER, size), generator.gauss_next
@@ -78,6 +78,6 @@ def _numpy_mark() -> Any:
 
 
 def _read_numpy(mark: Any) -> _State:
-    """NumPy's state; a normal number kept for the next call is none of the twister's, so it makes the mark unsure."""
+    """NumPy's state; without a mark if a normal number is kept for the next call, which the twister does not show."""
     value: Any = np.random.get_state(legacy=False)  # noqa: NPY002 - as above
     return _State(None if value.get("has_gauss") else mark, value)

@@ -1,4 +1,4 @@
-"""How long the ranks of a world may take where nobody says so."""
+"""How long the ranks of a world may take by default."""
 
 from __future__ import annotations
 
@@ -8,13 +8,13 @@ import os
 __all__ = ["TIMEOUT_VARIABLE", "positive_seconds", "rank_seconds"]
 
 TIMEOUT_VARIABLE = "HP_RANK_TIMEOUT"
-"""Seconds for worlds that are given no limit of their own: raise it where machines are slow, or shared."""
+"""Seconds for worlds without a time limit of their own: raise it on slow or shared machines."""
 
 _SECONDS = 60.0
 
 
 def rank_seconds() -> float:
-    """Seconds after which a world that was given no limit is ended: 60, or what HP_RANK_TIMEOUT says.
+    """Seconds after which a world without a time limit of its own is ended: HP_RANK_TIMEOUT, by default 60.
 
     Raises:
         ValueError: the variable holds no positive number.
@@ -23,21 +23,21 @@ def rank_seconds() -> float:
     return positive_seconds(text, f"{TIMEOUT_VARIABLE}={text}") if text else _SECONDS
 
 
-def positive_seconds(given: object, said: str) -> float:
-    """A time limit: with any other, ranks would be ended before they start, or never.
+def positive_seconds(seconds: object, description: str) -> float:
+    """Check a time limit: with any other number, ranks would be ended before they start, or never.
 
     Args:
-        given: a number, or its text.
-        said: how the error names where it was given, and what.
+        seconds: a number, or its text.
+        description: where the limit was set, and to what, for the error.
 
     Raises:
         ValueError: it is no positive number.
     """
     try:
-        value = float(given)  # type: ignore[arg-type]  # what is no number is told below
+        value = float(seconds)  # type: ignore[arg-type]  # anything else is refused below
     except (TypeError, ValueError):
         value = math.nan
     if not 0 < value < math.inf:
-        msg = f"{said}: expected a positive number of seconds"
+        msg = f"{description}: expected a positive number of seconds"
         raise ValueError(msg)
     return value

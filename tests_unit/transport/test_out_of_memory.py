@@ -103,7 +103,7 @@ def test_ranks_without_memory_fail_their_test_and_no_other(platform_name, tmp_pa
     assert done.returncode == 1, done.stdout + done.stderr
     assert "1 failed, 1 passed" in done.stdout
     assert re.search(TOLD, done.stdout), done.stdout
-    assert "live.py" not in done.stdout  # what failed is told, and not how the plugin came to know
+    assert "launched_processes.py" not in done.stdout  # what failed is told, and not how the plugin came to know
 
 
 def test_threads_without_memory_end():

@@ -17,7 +17,7 @@ __all__ = ["C10dGroups"]
 
 
 class C10dGroups(EngineTransport):
-    """The groups of an initialised world, by their ranks; its collectives are :class:`C10dTransport`'s."""
+    """The groups of an initialised world by their ranks; :class:`C10dTransport` adds the collectives."""
 
     def __init__(self) -> None:
         self.rank = dist.get_rank()
@@ -31,9 +31,9 @@ class C10dGroups(EngineTransport):
 
     def group(self, ranks: Ranks) -> Any:
         """A ``ProcessGroup`` of ``ranks``, in the order of their numbers as ``torch.distributed`` has it."""
-        found = self._groups.get(ranks)
-        if found is not None:
-            return found
+        group = self._groups.get(ranks)
+        if group is not None:
+            return group
         key = tuple(sorted(ranks))
         if key not in self._groups:
             whole = key == tuple(range(self.world_size))
@@ -49,8 +49,8 @@ class C10dGroups(EngineTransport):
         if group is None:
             return tuple(range(self.world_size))
         try:
-            if any(one is group for one in self._retired.values()):
-                raise ValueError(group)  # noqa: TRY301 - it is told like what torch.distributed does not know
+            if any(retired is group for retired in self._retired.values()):
+                raise ValueError(group)  # noqa: TRY301 - reported like a group that torch.distributed does not know
             return tuple(dist.get_process_group_ranks(group))
         except (KeyError, TypeError, ValueError, AttributeError) as error:
             known = [list(ranks) for ranks in self._groups]
@@ -60,20 +60,20 @@ class C10dGroups(EngineTransport):
             )
             raise MeshError(msg) from error
 
-    def claim(self, statement: str, ranks: Ranks) -> list[str]:
-        """See :meth:`Transport.claim`; members count what they start, so that one number names it, and tidy up."""
+    def claim(self, proposal: str, ranks: Ranks) -> list[str]:
+        """See :meth:`Transport.claim`; members count their started collectives, so that one number names each."""
         check_ranks(ranks, self.rank, self.world_size)
         key = tuple(sorted(ranks))
         self._claims[key] = self._claims.get(key, 0) + 1
         name = f"hyper_parallel/started/{'-'.join(map(str, key))}/{self._claims[key]}"
         store = distributed_c10d._get_default_store()  # noqa: SLF001 - no public spelling
         turn = store.add(name, 1)
-        store.set(f"{name}/{turn}", statement)
-        found = [store.get(f"{name}/{earlier}").decode() for earlier in range(1, turn)]
-        if store.add(f"{name}/read", 1) == len(key):  # nobody needs them any more
-            for one in ("", "/read", *(f"/{turn}" for turn in range(1, len(key) + 1))):
-                store.delete_key(name + one)
-        return found
+        store.set(f"{name}/{turn}", proposal)
+        proposals = [store.get(f"{name}/{earlier}").decode() for earlier in range(1, turn)]
+        if store.add(f"{name}/read", 1) == len(key):  # the last reader tidies up
+            for entry in ("", "/read", *(f"/{turn}" for turn in range(1, len(key) + 1))):
+                store.delete_key(name + entry)
+        return proposals
 
     def build_group(self, ranks: Ranks, **options: Any) -> Any:
         """See :meth:`Transport.build_group`."""
@@ -90,7 +90,7 @@ class C10dGroups(EngineTransport):
             return dist.new_group(list(key), use_local_synchronization=True, **options)
 
     def build_of(self, ranks: Ranks, group: Any = None) -> str:
-        """See :meth:`Transport.build_of`: the name by which PyTorch's members meet, and what was destroyed before."""
+        """See :meth:`Transport.build_of`: PyTorch's name of the group, and the number of groups destroyed before."""
         handle: Any = self._groups.get(ranks) if group is None else group
         usual = handle is None or handle is dist.group.WORLD or handle.group_name == _name_of(ranks, 1)
         names = ("" if usual else f"named {handle.group_name!r}", after_dropped(self._dropped.get(ranks, 0)))
@@ -107,8 +107,8 @@ class C10dGroups(EngineTransport):
     def drop(self, group: Any) -> None:
         """See :meth:`Transport.drop`."""
         ranks = tuple(sorted(self.ranks_of(group)))
-        # A second gloo group of the same ranks may find the first one's addresses in the store, and wait forever: the
-        # first is kept for the next that asks. The end of the world's would be that of every other group: see close().
+        # A second gloo group of the same ranks may find the first one's addresses in the store, and wait forever: so
+        # the first is kept for the next request. Destroying the world's group would destroy every other: see close().
         if self.backend == "gloo" and group is not dist.group.WORLD:
             self._retired[ranks] = group
         elif group is not dist.group.WORLD:
@@ -123,15 +123,15 @@ def _name_of(ranks: Ranks, build: int) -> str:
     return f"hyper_parallel {'-'.join(map(str, ranks))} {build}"
 
 
-_NAMING = threading.Lock()  # while PyTorch's way to name a group is ours
+_NAMING = threading.Lock()  # held while PyTorch's function that names a group is replaced
 
 
 @contextmanager
 def _named(name: str) -> Iterator[None]:
-    """A group that is built inside has this name, by which its members meet.
+    """Give the group that is built inside this name, by which its members find each other.
 
-    PyTorch makes it of the number of groups that this process has, which differs between members of groups that
-    overlap: they would wait for each other for ever. It has no public way to say the name.
+    PyTorch derives the name from the number of groups of this process, which differs between members of overlapping
+    groups: they would wait for each other for ever. It has no public way to choose the name.
     """
     with _NAMING:
         usual = distributed_c10d._hash_ranks_to_str  # noqa: SLF001 - as above

@@ -1,8 +1,8 @@
 """Collectives over ``torch.distributed``, of every dtype, stride and size on every backend.
 
 What only moves data moves it as bytes. What reduces uses the backend's own reduction where the backend is an
-accelerator's and knows the dtype; everywhere else (gloo, bool, complex, float64 on HCCL) it gathers and folds in the
-order of ``ranks``, which is what the simulation does too.
+accelerator's and knows the dtype; everywhere else (gloo, bool, complex, float64 on HCCL) it gathers and reduces in the
+order of ``ranks``, as the simulation does.
 """
 
 from __future__ import annotations
@@ -19,16 +19,17 @@ from hyper_parallel.errors import CollectiveMismatchError, RendezvousError
 from hyper_parallel.transport.base import WORLD, Channel, Ranks, Shape, check_ranks, check_reduction
 from hyper_parallel.transport.c10d.groups import C10dGroups
 from hyper_parallel.transport.c10d.host import reduce_in_order
-from hyper_parallel.transport.gloo import GlooMessages, bytes_of, from_bytes, started
+from hyper_parallel.transport.gloo import GlooMessages, bytes_of, from_bytes, waiter
 from hyper_parallel.transport.work import Work
 
 __all__ = ["C10dTransport", "join_world", "start_gloo", "start_world"]
 
+_ENGINES = {"cuda": "nccl", "npu": "hccl"}  # of accelerators
 # Below this many elements gathering everything beats the two steps of scattering and gathering.
 _SMALL = 16384
 
 
-# Reductions and dtypes that accelerators' engines compute themselves; the rest is folded in rank order.
+# Reductions and dtypes that accelerators' engines compute themselves; the rest is reduced in rank order.
 OPS = {
     "sum": dist.ReduceOp.SUM,
     "avg": dist.ReduceOp.SUM,
@@ -55,7 +56,7 @@ DTYPES = {
 
 
 def is_native(backend: str, dtype: torch.dtype, op: str) -> bool:
-    """Whether ``backend`` reduces ``dtype`` with ``op`` itself; what it does not is folded in rank order."""
+    """Whether ``backend`` reduces ``dtype`` with ``op`` itself; what it does not is reduced in rank order."""
     whole = op == "avg" and not dtype.is_floating_point
     return op in OPS and not whole and dtype in DTYPES.get(backend, ())
 
@@ -85,16 +86,16 @@ class C10dTransport(C10dGroups):
         check_reduction(op, inexact=x.is_floating_point() or x.is_complex())
         if len(ranks) == 1 or not x.numel():
             return reduce_in_order([x], op)
-        # Vector code rounds complex products by where an element lies, so those are not cut into pieces.
+        # Vector code rounds complex products by where an element lies, so those are not split.
         if x.numel() <= _SMALL or x.is_complex():
             return reduce_in_order(self.all_gather(x, ranks, [tuple(x.shape)] * len(ranks)), op)
-        pieces = x.detach().reshape(-1).tensor_split(len(ranks))
-        mine = self.reduce_scatter(pieces, op, ranks)
-        return torch.cat(self.all_gather(mine, ranks, [tuple(piece.shape) for piece in pieces])).reshape(x.shape)
+        chunks = x.detach().reshape(-1).tensor_split(len(ranks))
+        own = self.reduce_scatter(chunks, op, ranks)
+        return torch.cat(self.all_gather(own, ranks, [tuple(chunk.shape) for chunk in chunks])).reshape(x.shape)
 
     def send(self, x: torch.Tensor, dst: int, tag: int = 0, channel: Channel = WORLD) -> None:
-        """See :meth:`Transport.send`; an empty tensor needs no message, but on gloo, where its label is one."""
-        if self._by_pieces(dst):
+        """See :meth:`Transport.send`; an empty tensor needs no message, except on gloo, where its head is one."""
+        if self._is_chunked(dst):
             self._send(x, dst, tag, channel).wait()
         elif x.numel():
             dist.send(bytes_of(x), dst, tag=tag)
@@ -107,7 +108,7 @@ class C10dTransport(C10dGroups):
         check_ranks(ranks, self.rank, self.world_size)
         check_reduction(op, inexact=x.is_floating_point() or x.is_complex())
         if len(ranks) == 1 or not x.numel() or not is_native(self.backend, x.dtype, op):
-            # In one collective: the two steps of large blocking ones would need somebody to begin the second.
+            # In one collective: large blocking ones take two steps, of which nobody would begin the second.
             return self._all_gather(x, ranks, [tuple(x.shape)] * len(ranks)).then(
                 lambda parts: reduce_in_order(parts, op)
             )
@@ -121,7 +122,7 @@ class C10dTransport(C10dGroups):
         return Work("all_reduce", finish, total)
 
     def _all_gather(self, x: torch.Tensor, ranks: Ranks, shapes: Sequence[Shape]) -> Work:
-        _check_told("all_gather", x, shapes, check_ranks(ranks, self.rank, self.world_size), len(ranks))
+        _check_own("all_gather", x, shapes, check_ranks(ranks, self.rank, self.world_size), len(ranks))
         sizes = [math.prod(shape) * x.element_size() for shape in shapes]
         largest = max(sizes)
         if len(ranks) == 1 or not largest:
@@ -132,7 +133,7 @@ class C10dTransport(C10dGroups):
         if ours.numel() < largest:
             ours = torch.cat([ours, ours.new_zeros(largest - ours.numel())])
         parts = [torch.empty_like(ours) for _ in ranks]
-        work = started(
+        work = waiter(
             dist.all_gather([parts[place] for place in _by_rank(ranks)], ours, group=self.group(ranks), async_op=True)
         )
 
@@ -154,26 +155,26 @@ class C10dTransport(C10dGroups):
 
     def _all_to_all(self, chunks: Sequence[torch.Tensor], ranks: Ranks, shapes: Sequence[Shape]) -> Work:
         position = check_ranks(ranks, self.rank, self.world_size)
-        _check_told("all_to_all", chunks[position], shapes, position, len(ranks))
+        _check_own("all_to_all", chunks[position], shapes, position, len(ranks))
         dtype, item = chunks[0].dtype, chunks[0].element_size()
         sizes = [math.prod(shape) * item for shape in shapes]
         order = _by_rank(ranks)
-        outgoing = [bytes_of(chunks[place]) for place in order]
+        outgoing = [bytes_of(chunks[position]) for position in order]
         if len(ranks) == 1:
             kept = from_bytes(outgoing[0].clone(), sizes[0], dtype, shapes[0])
             return Work("all_to_all", lambda: [kept])
-        received, given = outgoing[0].new_empty(sum(sizes)), torch.cat(outgoing)
-        in_splits, out_splits = [part.numel() for part in outgoing], [sizes[place] for place in order]
-        work = started(
-            dist.all_to_all_single(received, given, out_splits, in_splits, group=self.group(ranks), async_op=True)
+        received, sent = outgoing[0].new_empty(sum(sizes)), torch.cat(outgoing)
+        in_splits, out_splits = [part.numel() for part in outgoing], [sizes[position] for position in order]
+        work = waiter(
+            dist.all_to_all_single(received, sent, out_splits, in_splits, group=self.group(ranks), async_op=True)
         )
 
         def finish() -> list[torch.Tensor]:
-            work(given)
+            work(sent)
             arrived = dict(zip(order, torch.split(received, out_splits), strict=True))
             # Cloned, since results that share a storage share a version counter, which autograd would trip over.
             return [
-                from_bytes(arrived[place].clone(), sizes[place], dtype, shapes[place]) for place in range(len(ranks))
+                from_bytes(arrived[index].clone(), sizes[index], dtype, shapes[index]) for index in range(len(ranks))
             ]
 
         return Work("all_to_all", finish)
@@ -185,7 +186,7 @@ class C10dTransport(C10dGroups):
         result = from_bytes(carried, carried.numel(), x.dtype, tuple(x.shape))
         if len(ranks) == 1 or not carried.numel():
             return Work("broadcast", lambda: result)
-        work = started(dist.broadcast(carried, src, group=self.group(ranks), async_op=True))
+        work = waiter(dist.broadcast(carried, src, group=self.group(ranks), async_op=True))
 
         def finish() -> torch.Tensor:
             work(carried)
@@ -193,27 +194,27 @@ class C10dTransport(C10dGroups):
 
         return Work("broadcast", finish, result)
 
-    def _by_pieces(self, peer: int) -> bool:
-        """Whether messages to and from ``peer`` travel in pieces: only gloo needs it."""
+    def _is_chunked(self, peer: int) -> bool:
+        """Whether messages to and from ``peer`` travel in chunks: only gloo needs it."""
         return self.backend == "gloo" and peer != self.rank
 
     def _send(self, x: torch.Tensor, dst: int, tag: int = 0, channel: Channel = WORLD) -> Work:
-        if self._by_pieces(dst):
+        if self._is_chunked(dst):
             return self._messages.send(x, dst, tag, channel)
         if not x.numel():
             return Work("send", lambda: None)
         carried = bytes_of(x).clone()
-        work = started(dist.isend(carried, dst, tag=tag))
+        work = waiter(dist.isend(carried, dst, tag=tag))
         return Work("send", lambda: work(carried))
 
     def _recv(self, like: torch.Tensor, src: int, tag: int = 0, channel: Channel = WORLD) -> Work:
-        if self._by_pieces(src):
+        if self._is_chunked(src):
             return self._messages.recv(like, src, tag, channel)
         size = like.numel() * like.element_size()
         if not size:
             return Work("recv", lambda: torch.empty_like(like, memory_format=torch.contiguous_format))
         carried = torch.empty(size, dtype=torch.uint8, device=like.device)
-        work = started(dist.irecv(carried, src, tag=tag))
+        work = waiter(dist.irecv(carried, src, tag=tag))
 
         def finish() -> torch.Tensor:
             work(carried)
@@ -226,8 +227,8 @@ class C10dTransport(C10dGroups):
         check_ranks(ranks, self.rank, self.world_size)
         gathered: list[Any] = [None] * len(ranks)
         dist.all_gather_object(gathered, obj, group=self.group(ranks))
-        found = dict(zip(_by_rank(ranks), gathered, strict=True))
-        return [found[place] for place in range(len(ranks))]
+        ordered = dict(zip(_by_rank(ranks), gathered, strict=True))
+        return [ordered[position] for position in range(len(ranks))]
 
     def barrier(self, ranks: Ranks) -> None:
         """See :meth:`Transport.barrier`; on accelerators as an exchange of objects, which picks no wrong device."""
@@ -250,7 +251,7 @@ class C10dTransport(C10dGroups):
         for row, place in enumerate(_by_rank(ranks)):
             padded[row, : chunks[place].numel()] = chunks[place].detach().reshape(-1)
         mine = padded.new_empty(largest)
-        work = started(
+        work = waiter(
             dist.reduce_scatter(mine, list(padded.unbind()), OPS[op], group=self.group(ranks), async_op=True)
             if largest
             else None
@@ -273,23 +274,21 @@ def _own(shape: Shape, x: torch.Tensor) -> bool:
     return tuple(shape) == tuple(x.shape)
 
 
-def _check_told(operation: str, own: torch.Tensor, shapes: Sequence[Shape], position: int, count: int) -> None:
+def _check_own(operation: str, own: torch.Tensor, shapes: Sequence[Shape], position: int, count: int) -> None:
     if len(shapes) != count or not _own(shapes[position], own):
-        msg = f"{operation} over {count} ranks sends {list(own.shape)} to itself but says {[list(s) for s in shapes]}"
+        named = [list(shape) for shape in shapes]
+        msg = f"{operation} over {count} ranks sends {list(own.shape)} to itself, but its shapes are {named}"
         raise CollectiveMismatchError(msg)
 
 
-_ENGINES = {"cuda": "nccl", "npu": "hccl"}
-
-
-def join_world(**given: Any) -> None:
-    """``torch.distributed.init_process_group``.
+def join_world(**arguments: Any) -> None:
+    """Call ``torch.distributed.init_process_group`` with these arguments.
 
     Raises:
         RendezvousError: the port at which ranks are to meet is in use.
     """
     try:
-        dist.init_process_group(**given)
+        dist.init_process_group(**arguments)
     except dist.DistNetworkError as error:
         if "EADDRINUSE" not in str(error):
             raise

@@ -101,11 +101,11 @@ def test_a_run_starts_with_float32():
         torch.set_default_dtype(torch.float32)
 
 
-def test_told_shapes_must_be_right(alone):
+def test_shapes_must_be_right(alone):
     """A shape that is not the tensor's own is refused."""
     import torch
 
-    with pytest.raises(RuntimeError, match="to itself but says"):
+    with pytest.raises(RuntimeError, match="to itself, but its shapes are"):
         alone.all_gather(torch.ones(2), (0,), [(3,)])
 
 
