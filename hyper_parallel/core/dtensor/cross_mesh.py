@@ -1,4 +1,4 @@
-"""Between meshes of different shapes over the same ranks: one exchange of the boxes that a rank lacks."""
+"""Redistribution between meshes of different shapes over the same ranks: one exchange of boxes."""
 
 from __future__ import annotations
 
@@ -24,8 +24,8 @@ _LOCK = threading.Lock()
 _CACHE = "_hyper_parallel_transform"
 
 
-class _Move(NamedTuple):
-    """From one layout to another, neither with pending reductions."""
+class _MeshChange(NamedTuple):
+    """Two layouts on meshes of the same ranks, both without partial values."""
 
     platform: Platform
     source: Layout
@@ -33,17 +33,17 @@ class _Move(NamedTuple):
 
 
 class TensorTransform:
-    """Moves DTensors between layouts of any meshes of the same ranks."""
+    """Redistributes DTensors between layouts on any meshes of the same ranks."""
 
     def transform(self, tensor: Any, layout: Layout) -> Any:
-        """``tensor`` laid out as ``layout``; on its own mesh this is ``redistribute``. Gradients take the way back.
+        """Return ``tensor`` in ``layout``; gradients are redistributed back. On its own mesh this is ``redistribute``.
 
         Args:
             tensor: a DTensor.
             layout: the target, on a mesh of the same ranks; its shape, if it has one, is the tensor's.
 
         Raises:
-            NotPlainError: (a TypeError) ``tensor`` is no DTensor.
+            NotPlainError: (a TypeError) ``tensor`` is not a DTensor.
             MeshMismatchError: (a ValueError) the target's mesh has other ranks.
             ShardMismatchError: (a ValueError) the target is of another shape.
         """
@@ -54,84 +54,92 @@ class TensorTransform:
         if target.shape != tuple(tensor.shape):
             msg = f"transform: the tensor is {tensor.layout.notation(tensor.dtype)}, the layout is {target.notation()}"
             raise ShardMismatchError(msg)
-        mesh, goal = tensor.device_mesh, target.mesh
-        if goal is mesh:
+        mesh, target_mesh = tensor.device_mesh, target.mesh
+        if target_mesh is mesh:
             return tensor.redistribute_to(target)
-        if set(goal.ranks) != set(mesh.ranks):
-            msg = f"transform: the tensor lives on {mesh!r}, the layout on {goal!r}; they must have the same ranks"
+        if set(target_mesh.ranks) != set(mesh.ranks):
+            msg = f"transform: the tensor is on {mesh!r}, the layout on {target_mesh!r}; they must have the same ranks"
             raise MeshMismatchError(msg)
-        platform, whole = tensor._platform, tensor.reduce_partial()
-        summed = Layout.of(goal, target.dim_axes, (), target.shape)
-        move = _Move(platform, whole.layout, summed)
-        local = whole.to_local()
+        platform, reduced = tensor._platform, tensor.reduce_partial()
+        without_partials = Layout.of(target_mesh, target.dim_axes, (), target.shape)
+        change = _MeshChange(platform, reduced.layout, without_partials)
+        local = reduced.to_local()
         recorded = platform.is_floating(local) and platform.grad_enabled() and platform.needs_grad(local)
-        moved = _function(platform).apply(local, move) if recorded else _exchange(local, move)
-        return platform.wrap(moved, summed).redistribute_to(target)
+        moved = _function(platform).apply(local, change) if recorded else _exchange(local, change)
+        return platform.wrap(moved, without_partials).redistribute_to(target)
 
 
 def _function(platform: Platform) -> Any:
-    """The platform's autograd function, built once and kept on it."""
-    found = platform.__dict__.get(_CACHE)
-    if found is None:
+    """Return the platform's autograd function, which is built once and kept on it."""
+    function = platform.__dict__.get(_CACHE)
+    if function is None:
         with _LOCK:
-            found = platform.__dict__.setdefault(_CACHE, _build(platform.Function))
-    return found
+            function = platform.__dict__.setdefault(_CACHE, _build(platform.Function))
+    return function
 
 
 def _build(base: Any) -> Any:
-    class Transform(base):  # type: ignore[misc] # the framework's class is known at run time only
-        """A move; backward is the move back."""
+    class MeshChangeFunction(base):  # type: ignore[misc] # the framework's class is known at run time only
+        """A redistribution to another mesh; backward is the one back."""
 
         @staticmethod
-        def forward(ctx: Any, local: Any, move: _Move) -> Any:
-            """There."""
-            ctx.move = move
-            return _exchange(local, move)
+        def forward(ctx: Any, local: Any, change: _MeshChange) -> Any:
+            """Exchange the boxes."""
+            ctx.change = change
+            return _exchange(local, change)
 
         @staticmethod
         def backward(ctx: Any, grad: Any) -> tuple[Any, None]:
-            """Back."""
-            move = ctx.move
-            return Transform.apply(grad, _Move(move.platform, move.target, move.source)), None
+            """Exchange the boxes of the gradient, in the other direction."""
+            change = ctx.change
+            return MeshChangeFunction.apply(grad, _MeshChange(change.platform, change.target, change.source)), None
 
-    return Transform
+    return MeshChangeFunction
 
 
 @lru_cache(maxsize=1024)
-def _routes(source: Layout, target: Layout) -> tuple[BoxTransfer, ...]:
-    """Every box that travels, by places in the sorted ranks; what a receiver holds itself does not."""
+def _transfers(source: Layout, target: Layout) -> tuple[BoxTransfer, ...]:
+    """Return every box that is sent; members are indices into the sorted ranks.
+
+    Parts that a receiver itself holds are not sent. Several holders of a part take turns by the receiver's index.
+    """
     ranks = sorted(source.mesh.ranks)
-    held = [source.local_box(rank) for rank in ranks]
-    edges = box_edges(held, source.ndim)
-    found = []
+    boxes = [source.local_box(rank) for rank in ranks]
+    edges = box_edges(boxes, source.ndim)
+    transfers = []
     for receiver, rank in enumerate(ranks):
         for cell in itertools.product(*split_at_edges(target.local_box(rank), edges)):
-            if not contains(held[receiver], cell):
-                holders = [place for place, box in enumerate(held) if contains(box, cell)]
-                found.append(BoxTransfer(cell, holders[receiver % len(holders)], receiver))
-    return tuple(found)
+            if not contains(boxes[receiver], cell):
+                holders = [member for member, box in enumerate(boxes) if contains(box, cell)]
+                transfers.append(BoxTransfer(cell, holders[receiver % len(holders)], receiver))
+    return tuple(transfers)
 
 
-def _exchange(local: Any, move: _Move) -> Any:
-    source, target, platform = move.source, move.target, move.platform
+def _exchange(local: Any, change: _MeshChange) -> Any:
+    source, target, platform = change.source, change.target, change.platform
     ranks = tuple(sorted(source.mesh.ranks))
-    me, box, wanted = ranks.index(source.mesh.rank), source.local_box(), target.local_box()
-    sent = _routes(source, target)
-    outgoing = [[one.box for one in sent if (one.sender, one.receiver) == (me, peer)] for peer in range(len(ranks))]
-    incoming = [[one.box for one in sent if (one.sender, one.receiver) == (peer, me)] for peer in range(len(ranks))]
-    flat = platform.transport().all_to_all(
-        [pack([narrow_box(local, box, one, platform) for one in boxes], local, platform) for boxes in outgoing],
+    own, box, target_box = ranks.index(source.mesh.rank), source.local_box(), target.local_box()
+    outgoing: list[list[Box]] = [[] for _ in ranks]
+    incoming: list[list[Box]] = [[] for _ in ranks]
+    for part, sender, receiver in _transfers(source, target):
+        if sender == own:
+            outgoing[receiver].append(part)
+        if receiver == own:
+            incoming[sender].append(part)
+    buffers = platform.transport().all_to_all(
+        [pack([narrow_box(local, box, part, platform) for part in boxes], local, platform) for boxes in outgoing],
         ranks,
         [(sum(map(volume, boxes)),) for boxes in incoming],
     )
-    if not volume(wanted):
-        return empty_like(local, sizes_of(wanted), platform)
+    if not volume(target_box):
+        return empty_like(local, sizes_of(target_box), platform)
     parts: dict[Box, Any] = {}
-    for boxes, buffer in zip(incoming, flat, strict=True):
+    for boxes, buffer in zip(incoming, buffers, strict=True):
         parts.update(unpack(boxes, buffer, platform))
     if not parts:
-        return platform.copy(narrow_box(local, box, wanted, platform))
-    cells = split_at_edges(wanted, box_edges([source.local_box(rank) for rank in ranks], len(wanted)))
+        return platform.copy(narrow_box(local, box, target_box, platform))
+    edges = box_edges([source.local_box(rank) for rank in ranks], len(target_box))
+    cells = split_at_edges(target_box, edges)
     for cell in itertools.product(*cells):
         if cell not in parts:
             parts[cell] = narrow_box(local, box, cell, platform)

@@ -1,7 +1,7 @@
-"""The distributed tensor: a local tensor, a layout, and the promise that together they mean one global tensor.
+"""The distributed tensor: each rank's local tensor and a layout, which together denote one global tensor.
 
-This class holds what both frameworks share. ``platform/<framework>/dtensor.py`` subclasses it together with the
-framework's tensor type. Autograd runs on the locals; the class adds no node of its own.
+This class is what both frameworks share. ``platform/<framework>/dtensor.py`` subclasses it together with the
+framework's tensor type. Autograd runs on local tensors; the class adds no node of its own.
 """
 
 from __future__ import annotations
@@ -36,14 +36,14 @@ __all__ = ["DTensor", "require_dense", "resolve_mesh", "varying_axes"]
 
 
 class DTensor:
-    """A tensor held in pieces by the ranks of a mesh.
+    """A tensor that is distributed over the ranks of a mesh.
+
+    Shards are taken to be even; for uneven shards use :meth:`from_local` with ``shape``.
 
     Args:
-        local: this rank's piece, a plain tensor of either framework.
+        local: this rank's local tensor, a plain tensor of either framework.
         device_mesh: the mesh.
         placements: one placement per axis, or one alias per dim.
-
-    Shapes are taken as even shards; for uneven ones use :meth:`from_local` with ``shape``.
 
     Raises:
         LayoutError: (a ValueError) placements that do not fit mesh or tensor.
@@ -57,14 +57,14 @@ class DTensor:
     _views: dict[Any, Any] | None
     _origin: tuple[Any, tuple[int, int], Any] | None
     _readonly: str | None
-    _passed_by = False  # gradients went straight to what this was redistributed from
+    _passed_by = False  # a gradient went straight to the tensor that this was redistributed from
 
     def __new__(cls, local: Any, device_mesh: DeviceMesh, placements: Any) -> Any:
-        """A DTensor of the framework that ``local`` belongs to."""
+        """Return a DTensor of the framework that ``local`` belongs to."""
         return cls.from_local(local, device_mesh, placements)
 
     def __init__(self, *_args: Any, **_kwargs: Any) -> None:
-        """Everything was set when the object was made."""
+        """Do nothing: ``__new__`` has set all attributes."""
 
     # -- in and out ----------------------------------------------------------------------------------------------
 
@@ -76,24 +76,25 @@ class DTensor:
         *,
         run_check: bool = False,
         shape: Sequence[int] | None = None,
-        stride: Sequence[int] | None = None,  # noqa: ARG004 - accepted for PyTorch's signature; storage is local
+        stride: Sequence[int] | None = None,
     ) -> Any:
-        """Wrap ``local``; its gradient comes back in the dual layout.
+        """Return the DTensor whose local tensor here is ``local``, which receives its gradient in the dual layout.
 
         Args:
-            local: this rank's piece.
+            local: this rank's local tensor.
             device_mesh: the mesh, by default the current one.
             placements: placements or aliases; all Replicate by default.
             run_check: compare shapes and dtypes of all ranks (communicates).
             shape: global shape; without it shards are taken to be even.
-            stride: ignored.
+            stride: ignored; accepted for PyTorch's signature.
 
         Raises:
-            LayoutError: the placements do not fit mesh or tensor.
+            LayoutError: the placements do not fit the mesh or the tensor.
             MeshMismatchError: the placements are a layout of another mesh.
             NotPlainError: ``local`` is a DTensor, or sparse.
-            ShardMismatchError: the piece is not what this rank holds of ``shape``, or ranks disagree.
+            ShardMismatchError: ``local`` does not have this rank's local shape, or ranks disagree.
         """
+        del stride
         mesh = resolve_mesh(device_mesh)
         if isinstance(local, DTensor):
             msg = f"from_local: local must be a plain tensor, got {local!r}"
@@ -112,33 +113,37 @@ class DTensor:
         if shape is None:
             layout = layout.with_shape(layout.with_shape(None).get_global_shape(local_shape))
         if run_check:
-            _check_pieces(platform, local, layout)
+            _check_ranks(platform, local, layout)
         if layout.local_shape != local_shape:
-            raise ShardMismatchError(_piece_message(layout, local_shape))
+            msg = (
+                f"from_local: rank {layout.mesh.rank} holds {list(layout.local_shape)} of {layout.notation()}, "
+                f"but local has {list(local_shape)}"
+            )
+            raise ShardMismatchError(msg)
         return platform.wrap(local, layout)
 
     @staticmethod
     def from_torch(tensor: Any) -> Any:
-        """A ``torch.distributed.tensor.DTensor`` as a DTensor of ours: same storage, same graph.
+        """Return PyTorch's own ``torch.distributed.tensor.DTensor`` as a DTensor of this library, on the same graph.
 
         Raises:
-            NotPlainError: (a TypeError) it is none.
-            UnsupportedOperatorError: a placement that only PyTorch has.
+            NotPlainError: (a TypeError) ``tensor`` is none.
+            UnsupportedOperatorError: it has a placement that only PyTorch has.
         """
         return platform_of(tensor).from_torch(tensor)
 
     def to_local(self, grad_placements: Sequence[Any] | None = None) -> Any:
-        """This rank's piece, on the graph.
+        """Return this rank's local tensor, on the graph.
 
         Args:
-            grad_placements: placements in which the caller's code will produce the gradient; by default the dual of
-                this tensor's. Say ``[Partial()]`` for a replicated axis along which the following code differs.
+            grad_placements: placements of the gradient that the code after this call produces; by default the dual of
+                this tensor's. Give ``[Partial()]`` for a replicated axis along which that code differs between ranks.
 
         Raises:
             LayoutError: a gradient placement that this layout cannot have.
         """
         if grad_placements is None:
-            self._origin = None  # who holds the piece may hook it: from here on, every gradient goes through it
+            self._origin = None  # the local tensor may be hooked, so from now on every gradient has to go through it
             return self._local
         axes = varying_axes(self._layout, grad_placements, "to_local")
         return self.local_for(self._layout, axes)
@@ -146,7 +151,7 @@ class DTensor:
     def redistribute(
         self, device_mesh: DeviceMesh | None = None, placements: Any = None, *, async_op: bool = False
     ) -> Any:
-        """The same tensor in another layout; the identical layout costs nothing.
+        """Return the same tensor in another layout; the tensor itself if the layout is equal.
 
         Args:
             device_mesh: must be this tensor's mesh, if given.
@@ -154,45 +159,50 @@ class DTensor:
             async_op: accepted; the result is always complete.
 
         Raises:
-            LayoutError: the placements do not fit mesh or tensor.
-            MeshMismatchError: the tensor, or the layout given as placements, lives on another mesh.
+            LayoutError: the placements do not fit the mesh or the tensor.
+            MeshMismatchError: the tensor, or the layout given as placements, is on another mesh.
         """
         del async_op
         layout = self._layout
         if device_mesh is not None and device_mesh is not layout.mesh:
-            msg = f"redistribute: the tensor lives on {layout.mesh!r}, not on {device_mesh!r}"
+            msg = f"redistribute: the tensor is on {layout.mesh!r}, not on {device_mesh!r}"
             raise MeshMismatchError(msg)
         if placements is None:
             placements = [Replicate()] * layout.mesh.ndim
         return self.redistribute_to(Layout.place(layout.mesh, placements, layout.shape))  # type: ignore[arg-type]
 
     def redistribute_to(self, target: Layout, cause: Cause | None = None) -> Any:
-        """The same tensor in layout ``target``."""
+        """Return the same tensor in the layout ``target``; ``cause`` is for the event log."""
         if target is self._layout:
             return self
         platform = self._platform
-        steps = plan_transition(self._layout, target)
-        moved: DTensor = platform.wrap(redistribute(self._local, steps, platform, cause), target)
+        transition = plan_transition(self._layout, target)
+        result: DTensor = platform.wrap(redistribute(self._local, transition, platform, cause), target)
         if platform.grad_enabled() and platform.needs_grad(self._local):
-            written = (platform.version(self._local), platform.version(moved._local))
-            moved._origin = (self._local, written, steps)
-        return moved
+            versions = (platform.version(self._local), platform.version(result._local))
+            result._origin = (self._local, versions, transition)
+        return result
 
     def full_tensor(self, grad_placements: Sequence[Any] | None = None) -> Any:
-        """The whole tensor, plain, on every rank."""
+        """Return the whole tensor, as a plain tensor on every rank; ``grad_placements`` as for :meth:`to_local`."""
         return self.redistribute().to_local(grad_placements)
 
     def reduce_partial(self) -> Any:
-        """The same tensor with every pending reduction done."""
+        """Return the same tensor with its partial values reduced."""
         layout = self._layout
         return self.redistribute_to(Layout.of(layout.mesh, layout.dim_axes, (), layout.shape))
 
     # -- what dispatch asks ----------------------------------------------------------------------------------------
 
     def local_for(self, target: Layout, varying: tuple[int, ...], cause: Cause | None = None) -> Any:
-        """The local tensor in layout ``target``, entering a computation that differs along the axes ``varying``.
+        """Return the local tensor in the layout ``target``, for a consumer that differs along the axes ``varying``.
 
         The result is kept while this tensor lives, so that several consumers share one collective in backward.
+
+        Args:
+            target: layout that the consumer needs.
+            varying: mesh axes, replicated in ``target``, along which the consumer's other operands differ.
+            cause: operator and argument, for the event log.
         """
         platform, local = self._platform, self._local
         if not (platform.grad_enabled() and platform.needs_grad(local)):
@@ -202,37 +212,39 @@ class DTensor:
                 else redistribute(local, plan_transition(self._layout, target), platform, cause)
             )
         key, views = (target, varying), self._views
-        version, listening = platform.version(local), watchers()
+        version, active = platform.version(local), watchers()
         if views is not None:
             kept = views.get(key)
-            # Its node tells those who listened when it was made.
-            if kept is not None and kept[0] == version and kept[2] is listening:
+            # The node of a view notifies the watchers that were active when it was made.
+            if kept is not None and kept[0] == version and kept[2] is active:
                 return kept[1]
         if not platform.may_keep_view(self):
-            return self._enter(target, varying, cause, None)
-        # Behind a leaf there is no graph that a kept view would hold: it serves the next forward too.
+            return self._view(target, varying, cause, None)
+        # A view of a leaf keeps no graph alive, so it serves later forwards too.
         lasting = target is self._layout and not platform.passes_gradient(local)
-        made = self._enter(target, varying, cause, None if lasting else _Forget(self, key))
+        view = self._view(target, varying, cause, None if lasting else _DropView(self, key))
         if views is None:
             views = self._views = {}
-        views[key] = (version, made, listening)
-        return made
+        views[key] = (version, view, active)
+        return view
 
-    def _enter(self, target: Layout, varying: tuple[int, ...], cause: Cause | None, passed: _Forget | None) -> Any:
+    def _view(
+        self, target: Layout, varying: tuple[int, ...], cause: Cause | None, on_backward: _DropView | None
+    ) -> Any:
         if self._origin is not None and target is self._layout:
-            source, written, steps = self._origin
+            source, versions, transition = self._origin
             version = self._platform.version
-            # Either one written since: its node is no longer the one that was gathered, or that was gathered into.
-            if written == (version(source), version(self._local)) and steps.gathers_along(varying):
+            # If either tensor was written since, its node is no longer that of the redistribution.
+            if versions == (version(source), version(self._local)) and transition.gathers_along(varying):
                 self._passed_by = True
-                return gathered_view(source, self._local, steps, varying, self._platform, passed)
-        keep = deferral_hook(self, varying, cause) if target is self._layout else None
+                return gathered_view(source, self._local, transition, varying, self._platform, on_backward)
+        defer = deferral_hook(self, varying, cause) if target is self._layout else None
         return redistribute(
-            self._local, plan_transition(self._layout, target, varying), self._platform, cause, passed, keep
+            self._local, plan_transition(self._layout, target, varying), self._platform, cause, on_backward, defer
         )
 
     def drop_views(self) -> None:
-        """Forget what was derived from the values: they are about to change."""
+        """Drop the views that were derived from the values, which are about to change."""
         self._views = None
         self._origin = None
         self._passed_by = False
@@ -256,12 +268,12 @@ class DTensor:
 
     @property
     def local_shape(self) -> tuple[int, ...]:
-        """Sizes of this rank's piece."""
+        """Shape of this rank's local tensor."""
         return self._layout.local_shape
 
 
-class _Forget:
-    """Forgets a kept view once its gradient has passed, and the graph that needed it with it."""
+class _DropView:
+    """Drops a kept view when its gradient arrives, since the graph that needed it is freed."""
 
     __slots__ = ("key", "tensor")
 
@@ -275,45 +287,52 @@ class _Forget:
 
 
 def resolve_mesh(device_mesh: DeviceMesh | None) -> DeviceMesh:
-    """``device_mesh``, or the current one.
+    """Return ``device_mesh``, or the current mesh if it is None.
 
     Raises:
-        ValueError: neither is there.
-        TypeError: it is something else.
+        MeshError: (a ValueError) none is given and none is current.
+        NotPlainError: (a TypeError) ``device_mesh`` is not a DeviceMesh.
     """
     mesh = device_mesh if device_mesh is not None else get_current_mesh()
     if mesh is None:
         msg = "device_mesh: none given and none is current; pass one, or use 'with mesh:'"
         raise MeshError(msg)
-    given: object = mesh  # users are not checked by mypy
-    if not isinstance(given, DeviceMesh):
-        msg = f"device_mesh must be a DeviceMesh, got {type(given).__name__}; init_device_mesh makes one"
+    untyped: object = mesh  # users are not checked by mypy
+    if not isinstance(untyped, DeviceMesh):
+        msg = f"device_mesh must be a DeviceMesh, got {type(untyped).__name__}; init_device_mesh makes one"
         raise NotPlainError(msg)
-    return given
+    return untyped
 
 
 def varying_axes(layout: Layout, grad_placements: Sequence[Any], where: str) -> tuple[int, ...]:
-    """Axes along which a replicated tensor's gradient arrives as summands.
+    """Return the axes along which the gradient of a replicated tensor is Partial.
+
+    Args:
+        layout: of the tensor.
+        grad_placements: placements of the gradient, one per axis.
+        where: start of the message.
 
     Raises:
-        PlacementError: not one placement per axis; ``where`` starts the message.
-        LayoutError: a gradient placement that is neither that nor the dual.
+        PlacementError: there is not one placement per axis.
+        LayoutError: a placement that is neither Partial(sum) of a replicated axis nor the dual.
     """
-    wanted = tuple(grad_placements)
-    if len(wanted) != layout.mesh.ndim:
-        msg = f"{where}: {len(wanted)} grad_placements given for the {layout.mesh.ndim} axes {layout.mesh.names}"
+    grad_placements = tuple(grad_placements)
+    if len(grad_placements) != layout.mesh.ndim:
+        msg = (
+            f"{where}: {len(grad_placements)} grad_placements given for the {layout.mesh.ndim} axes {layout.mesh.names}"
+        )
         raise PlacementError(msg)
     varying = []
-    for axis, grad in enumerate(wanted):
-        held = layout.placement_on(axis)
-        grad = Shard(grad.dim % max(layout.ndim, 1)) if isinstance(grad, Shard) else grad  # noqa: PLW2901
-        if held == Replicate() and grad == Partial():
+    for axis, placement in enumerate(grad_placements):
+        own = layout.placement_on(axis)
+        grad = Shard(placement.dim % max(layout.ndim, 1)) if isinstance(placement, Shard) else placement
+        if own == Replicate() and grad == Partial():
             varying.append(axis)
-        elif grad != (held if isinstance(held, Shard) else Replicate()):
-            whole = "Replicate() or Partial(sum)" if held == Replicate() else "Replicate()"
-            can_be = repr(held) if isinstance(held, Shard) else whole
+        elif grad != (own if isinstance(own, Shard) else Replicate()):
+            unsharded = "Replicate() or Partial(sum)" if own == Replicate() else "Replicate()"
+            allowed = repr(own) if isinstance(own, Shard) else unsharded
             msg = (
-                f"{where}: on axis {layout.mesh.names[axis]} the tensor is {held!r}; its gradient can be {can_be}, "
+                f"{where}: on axis {layout.mesh.names[axis]} the tensor is {own!r}; its gradient can be {allowed}, "
                 f"not {grad!r}"
             )
             raise LayoutError(msg)
@@ -321,14 +340,14 @@ def varying_axes(layout: Layout, grad_placements: Sequence[Any], where: str) -> 
 
 
 def require_dense(tensor: Any, what: str) -> Platform:
-    """The platform of ``tensor``, whose elements have to be in places of their own.
+    """Return the platform of ``tensor``, which must have dense storage.
 
     Raises:
-        NotPlainError: (a TypeError) it is sparse, or no tensor.
+        NotPlainError: (a TypeError) ``tensor`` is sparse, or no tensor; ``what`` starts the message.
     """
     platform = platform_of_argument(tensor, what)
     if not platform.is_dense(tensor):
-        msg = f"{what} has sparse storage, of which no rank can hold a piece; use tensor.to_dense()"
+        msg = f"{what} has sparse storage, which cannot be sharded; use tensor.to_dense()"
         raise NotPlainError(msg)
     return platform
 
@@ -344,26 +363,21 @@ def _sizes(shape: Sequence[int]) -> tuple[int, ...]:
     return sizes
 
 
-def _check_pieces(platform: Platform, local: Any, layout: Layout) -> None:
+def _check_ranks(platform: Platform, local: Any, layout: Layout) -> None:
+    """Check that the local tensors of all ranks have one dtype and the local shapes of ``layout``."""
     mesh = layout.mesh
-    mine = (tuple(local.shape), str(local.dtype))
-    found = dict(zip(mesh.ranks, platform.transport().all_gather_object(mine, mesh.ranks), strict=True))
-    facts = ", ".join(f"rank {rank}: {list(shape)} {dtype}" for rank, (shape, dtype) in found.items())
-    if len({dtype for _, dtype in found.values()}) > 1:
+    own = (tuple(local.shape), str(local.dtype))
+    gathered = dict(zip(mesh.ranks, platform.transport().all_gather_object(own, mesh.ranks), strict=True))
+    facts = ", ".join(f"rank {rank}: {list(shape)} {dtype}" for rank, (shape, dtype) in gathered.items())
+    if len({dtype for _, dtype in gathered.values()}) > 1:
         msg = f"from_local: ranks hold different dtypes ({facts})"
         raise ShardMismatchError(msg)
-    for rank, (shape, _) in found.items():
-        wanted = layout.local_shape_at(mesh.coordinate_of(rank))
-        if shape != wanted:
+    for rank, (shape, _) in gathered.items():
+        expected = layout.local_shape_at(mesh.coordinate_of(rank))
+        if shape != expected:
             msg = (
-                f"from_local: the pieces do not make one tensor of {list(layout.shape or ())} under "
-                f"{layout.placements}: rank {rank} should hold {list(wanted)} ({facts}); pass shape=, the global shape"
+                f"from_local: the local tensors do not make one tensor of {list(layout.shape or ())} under "
+                f"{layout.placements}: rank {rank} should hold {list(expected)} ({facts}); pass shape=, the global "
+                "shape"
             )
             raise ShardMismatchError(msg)
-
-
-def _piece_message(layout: Layout, local_shape: tuple[int, ...]) -> str:
-    return (
-        f"from_local: rank {layout.mesh.rank} holds {list(layout.local_shape)} of {layout.notation()}, "
-        f"but local has {list(local_shape)}"
-    )

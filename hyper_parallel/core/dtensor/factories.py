@@ -1,4 +1,4 @@
-"""Tensors made where they are held: every rank fills its own piece, nothing travels."""
+"""DTensors created on the ranks that hold them: every rank fills its own shard, without communication."""
 
 from __future__ import annotations
 
@@ -21,6 +21,7 @@ if TYPE_CHECKING:
 
 __all__ = ["empty", "full", "ones", "rand", "randn", "zeros"]
 
+# Bits of the significand, the implicit one included.
 _DIGITS = {"f32": 24, "f16": 11, "bf16": 8}
 
 
@@ -33,81 +34,86 @@ def full(
     device_mesh: DeviceMesh | None = None,
     placements: Any = None,
 ) -> Any:
-    """A DTensor of global shape ``size`` filled with ``fill_value``.
+    """Return a DTensor filled with ``fill_value``.
 
     Args:
         size: global shape.
         fill_value: a Python number.
-        dtype: element type; the framework's default for ``fill_value`` otherwise.
-        requires_grad: whether it is a leaf that takes part in differentiation.
+        dtype: element type; by default the framework's for ``fill_value``.
+        requires_grad: True for a leaf that takes part in differentiation.
         device_mesh: the mesh, by default the current one.
-        placements: placements or aliases; all Replicate by default.
+        placements: placements or aliases; all Replicate by default. Along a Partial(sum) axis the first rank holds
+            the values and the others hold zeros.
+
+    Raises:
+        LayoutError: (a ValueError) placements that do not fit the mesh or the size.
+        MeshError: (a ValueError) no mesh is given and none is current.
     """
     platform = current_platform()
 
-    def constant(held: Layout) -> Any:
-        device = held.mesh.device_type
-        return platform.full(held.local_shape, fill_value, dtype=dtype, device=device)
+    def constant(layout: Layout) -> Any:
+        return platform.full(layout.local_shape, fill_value, dtype=dtype, device=layout.mesh.device_type)
 
-    return _made(_size((size,), {}), constant, requires_grad, device_mesh, placements)
+    return _create(_size((size,), {}), constant, requires_grad, device_mesh, placements)
 
 
 def zeros(*size: Any, **options: Any) -> Any:
-    """Zeros; ``size`` as ints, one sequence or by keyword, options as :func:`full`."""
+    """Return a DTensor of zeros; ``size`` as ints, one sequence or by keyword, options as for :func:`full`."""
     return full(_size(size, options), 0.0, **options)
 
 
 def ones(*size: Any, **options: Any) -> Any:
-    """Ones; ``size`` as ints, one sequence or by keyword, options as :func:`full`."""
+    """Return a DTensor of ones; ``size`` as ints, one sequence or by keyword, options as for :func:`full`."""
     return full(_size(size, options), 1.0, **options)
 
 
 def empty(*size: Any, **options: Any) -> Any:
-    """Values nobody promised anything about (they are zeros); ``size`` and options as :func:`zeros`."""
+    """Return a DTensor of unspecified values (they are zeros); ``size`` and options as for :func:`zeros`."""
     return zeros(*size, **options)
 
 
 def rand(*size: Any, dtype: Any = None, **options: Any) -> Any:
-    """Uniform in ``[0, 1)``, the same for every layout, mesh and framework; :func:`manual_seed` starts the stream.
+    """Return a DTensor of values uniform in ``[0, 1)``, which are the same for every layout, mesh and framework.
 
-    ``size`` as ints, one sequence or by keyword, options as :func:`full`.
+    :func:`manual_seed` starts the stream of random numbers. ``size`` as ints, one sequence or by keyword, options as
+    for :func:`full`.
     """
     return _random(_size(size, options), sampling.uniform, dtype, **options)
 
 
 def randn(*size: Any, dtype: Any = None, **options: Any) -> Any:
-    """Standard normal, otherwise as :func:`rand`."""
+    """Return a DTensor of standard normal values; otherwise as :func:`rand`."""
     return _random(_size(size, options), sampling.normal, dtype, **options)
 
 
-def _random(size: tuple[int, ...], draw: Callable[[int], Distribution], dtype: Any, **options: Any) -> Any:
+def _random(size: tuple[int, ...], distribution: Callable[[int], Distribution], dtype: Any, **options: Any) -> Any:
     platform = current_platform()
 
-    def values(held: Layout) -> Any:
-        like = platform.zeros((), dtype=dtype, device=held.mesh.device_type)
-        drawn = random.sample(held, draw(_DIGITS.get(short_dtype(like.dtype), 53)))
-        return platform.local_op("make_like")(like, drawn, None)
+    def fill(layout: Layout) -> Any:
+        like = platform.zeros((), dtype=dtype, device=layout.mesh.device_type)
+        sample = random.sample(layout, distribution(_DIGITS.get(short_dtype(like.dtype), 53)))
+        return platform.local_op("make_like")(like, sample, None)
 
-    return _made(size, values, **options)
+    return _create(size, fill, **options)
 
 
-def _made(
+def _create(
     shape: tuple[int, ...],
     fill: Callable[[Layout], Any],
     requires_grad: bool = False,
     device_mesh: DeviceMesh | None = None,
     placements: Any = None,
 ) -> Any:
-    """A leaf whose shards ``fill`` makes; along Partial axes the first rank keeps them, the others hold zeros."""
+    """Return a leaf whose shards ``fill`` creates; along Partial axes the first rank keeps them, others hold zeros."""
     mesh, platform = resolve_mesh(device_mesh), current_platform()
     layout = Layout.place(mesh, [Replicate()] * mesh.ndim if placements is None else placements, shape)
-    held = Layout.of(mesh, layout.dim_axes, (), shape)
-    made = platform.wrap(redistribute(fill(held), plan_transition(held, layout), platform), layout)
-    return platform.set_tensor_requires_grad(made) if requires_grad else made
+    reduced = Layout.of(mesh, layout.dim_axes, (), shape)
+    tensor = platform.wrap(redistribute(fill(reduced), plan_transition(reduced, layout), platform), layout)
+    return platform.set_tensor_requires_grad(tensor) if requires_grad else tensor
 
 
 def _size(size: tuple[Any, ...], options: dict[str, Any]) -> tuple[int, ...]:
-    """The size as it was given: ints, one sequence, or by keyword, which is taken out of ``options``."""
+    """Return the size, given as ints, as one sequence, or by keyword, which is removed from ``options``."""
     if "size" in options:
         if size:
             msg = f"size: given twice, by position {size} and by keyword {options['size']!r}"

@@ -1,4 +1,4 @@
-"""Tensors and modules enter a mesh: values come from one rank, or every rank takes its own piece."""
+"""Tensors and modules as DTensors: values come from one rank, or every rank takes its own shard."""
 
 from __future__ import annotations
 
@@ -35,49 +35,54 @@ def distribute_tensor(
     *,
     src_data_rank: int | None = 0,
 ) -> Any:
-    """Lay a tensor out over a mesh: a leaf DTensor with storage of its own and the ``requires_grad`` of ``tensor``.
+    """Distribute a tensor over a mesh.
 
     Args:
         tensor: the whole tensor; every rank passes one of the same shape and dtype.
         device_mesh: the mesh, by default the current one.
-        placements: placements or aliases; all Replicate by default. A Partial axis holds the values on its first
-            rank and zeros (what changes nothing) on the others.
-        src_data_rank: position in the mesh, row-major, of the rank whose values count; None trusts every rank's
-            own values and does not communicate.
+        placements: placements or aliases; all Replicate by default. Along a Partial(sum) axis the first rank
+            holds the values and the others hold zeros.
+        src_data_rank: row-major position in the mesh of the rank whose values are distributed; with None every rank
+            takes its shard of its own values, without communication.
+
+    Returns:
+        a leaf DTensor with storage of its own and the ``requires_grad`` of ``tensor``.
 
     Raises:
-        LayoutError: (a ValueError) placements that do not fit, or a DTensor that is laid out otherwise.
+        LayoutError: (a ValueError) placements that do not fit, or a DTensor of another layout.
         MeshMismatchError: (a RuntimeError and a ValueError) the placements are a layout of another mesh.
         MeshError: (a ValueError) ``src_data_rank`` is no position in the mesh.
-        MeshLookupError: (a MeshError) this rank is not in the mesh. It is not given an empty piece, whose values would
-            look like the tensor's; ``mesh.get_coordinate() is not None`` tells the ranks that are.
-        NotPlainError: (a TypeError and a RuntimeError) a sparse tensor, none, or one through which a gradient would
-            flow on to what it was computed from: the result is a leaf. :meth:`DTensor.from_local` keeps the gradient.
+        MeshLookupError: (a MeshError) this rank is not in the mesh. It gets no empty shard, whose values could be taken
+            for the tensor's; ``mesh.get_coordinate() is not None`` is true on the ranks of the mesh.
+        NotPlainError: (a TypeError and a RuntimeError) ``tensor`` is sparse, is no tensor, or is the result of a
+            computation that needs its gradient, which a leaf would not pass on. :meth:`DTensor.from_local` does.
     """
     mesh = resolve_mesh(device_mesh)
     platform = platform_of_argument(tensor, "distribute_tensor: tensor")
     placements = [Replicate()] * mesh.ndim if placements is None else placements
     layout = Layout.place(mesh, placements, tuple(tensor.shape))
     if isinstance(tensor, DTensor):
-        return _already(tensor, layout)
+        return _of_layout(tensor, layout)
     require_dense(tensor, "distribute_tensor: tensor")
     if platform.passes_gradient(tensor):
         raise NotPlainError(_cut_message(tensor, layout))
     whole = platform.to_device(platform.detach(tensor), mesh.device_type)
-    summed = Layout.of(mesh, layout.dim_axes, (), layout.shape)
-    piece = redistribute(_piece(platform, whole, summed, src_data_rank), plan_transition(summed, layout), platform)
-    made = platform.wrap(piece, layout)
+    reduced = Layout.of(mesh, layout.dim_axes, (), layout.shape)
+    local = redistribute(
+        _own_shard(platform, whole, reduced, src_data_rank), plan_transition(reduced, layout), platform
+    )
+    result = platform.wrap(local, layout)
     if platform.needs_grad(tensor):
-        platform.set_tensor_requires_grad(made)
-    return made
+        platform.set_tensor_requires_grad(result)
+    return result
 
 
-def _already(tensor: Any, layout: Layout) -> Any:
+def _of_layout(tensor: Any, layout: Layout) -> Any:
     if tensor.layout is layout:
         return tensor
     msg = (
-        f"distribute_tensor: the tensor is a DTensor laid out as {tensor.layout.notation(tensor.dtype)} on "
-        f"{tensor.device_mesh!r}; to lay it out anew say "
+        f"distribute_tensor: the tensor is a DTensor {tensor.layout.notation(tensor.dtype)} on "
+        f"{tensor.device_mesh!r}; to change its layout call "
         f"tensor.redistribute(placements={list(layout.placements)})"
     )
     raise LayoutError(msg)
@@ -93,8 +98,8 @@ def _cut_message(tensor: Any, layout: Layout) -> str:
     )
 
 
-def _piece(platform: Platform, whole: Any, layout: Layout, source: int | None) -> Any:
-    """This rank's part of ``whole``, in storage of its own; the values are those of the rank at ``source``."""
+def _own_shard(platform: Platform, whole: Any, layout: Layout, source: int | None) -> Any:
+    """Return this rank's shard of ``whole``, in storage of its own; the values come from the rank at ``source``."""
     everything = tuple((0, size) for size in layout.shape or ())
     if source is None or len(layout.mesh.ranks) == 1 or platform.is_meta(whole):
         own = narrow_box(whole, everything, layout.local_box(), platform)
@@ -109,7 +114,7 @@ def _piece(platform: Platform, whole: Any, layout: Layout, source: int | None) -
 
 
 def _scatter(platform: Platform, whole: Any, layout: Layout, source: int) -> Any:
-    """One all-to-all in which only ``source`` has something to say."""
+    """Scatter the shards from rank ``source``, by an all-to-all in which only that rank sends."""
     everything, ranks = tuple((0, size) for size in layout.shape or ()), layout.mesh.ranks
 
     def flat(rank: int) -> Any:
@@ -118,9 +123,9 @@ def _scatter(platform: Platform, whole: Any, layout: Layout, source: int) -> Any
         box = narrow_box(whole, everything, layout.local_box(rank), platform)
         return platform.reshape(platform.contiguous(box), (-1,))
 
-    mine = (math.prod(layout.local_shape),)
+    size = (math.prod(layout.local_shape),)
     parts = platform.transport().all_to_all(
-        [flat(rank) for rank in ranks], ranks, [mine if rank == source else (0,) for rank in ranks]
+        [flat(rank) for rank in ranks], ranks, [size if rank == source else (0,) for rank in ranks]
     )
     return platform.reshape(parts[ranks.index(source)], layout.local_shape)
 
@@ -134,7 +139,19 @@ def place_parameter(
     *,
     src_data_rank: int | None = 0,
 ) -> None:
-    """Make the module's own parameter or buffer ``name`` a DTensor laid out so; one on the mesh moves if it has to."""
+    """Replace a module's own parameter or buffer by a DTensor.
+
+    Args:
+        platform: the framework of ``module``.
+        module: the owner.
+        name: name of the parameter or buffer; a DTensor on the mesh is redistributed.
+        mesh: the mesh.
+        placements: placements, aliases or a layout.
+        src_data_rank: as for :func:`distribute_tensor`.
+
+    Raises:
+        LayoutError: (a ValueError) placements that do not fit.
+    """
     parameters = platform.direct_parameters(module)
     value = parameters[name] if name in parameters else platform.direct_buffers(module)[name]
     layout = Layout.place(mesh, placements, tuple(value.shape))
@@ -154,14 +171,14 @@ def _local(value: Any) -> Any:
 
 
 def local_data_for(holder: Any, data: Any) -> Any:
-    """The plain tensor of ``data`` that this rank's piece of ``holder`` takes.
+    """Return the plain tensor of ``data`` to be written to this rank's shard of ``holder``.
 
     Args:
-        holder: a plain tensor or a DTensor, the destination.
-        data: a DTensor of any layout on its mesh, this rank's piece, or the whole tensor.
+        holder: the destination, a plain tensor or a DTensor.
+        data: a DTensor of any layout on the holder's mesh, this rank's shard, or the whole tensor.
 
     Raises:
-        LayoutError: (a ValueError) ``data`` is none of them.
+        LayoutError: (a ValueError) the shape of ``data`` is neither the local nor the global shape of ``holder``.
     """
     if isinstance(data, DTensor):
         data = data.redistribute_to(holder.layout).to_local() if isinstance(holder, DTensor) else data.full_tensor()
@@ -179,7 +196,7 @@ def local_data_for(holder: Any, data: Any) -> Any:
 
 
 def replicate_module(platform: Platform, module: Any, mesh: DeviceMesh, *, src_data_rank: int | None = 0) -> None:
-    """Make the parameters and buffers of ``module`` and its children that are still plain replicated DTensors."""
+    """Replace plain parameters and buffers of ``module`` and its children by replicated DTensors."""
     ties = TiedParameters(platform, module)
     for _, child in platform.get_cells_and_names(module):
         for name, value in {**platform.direct_parameters(child), **platform.direct_buffers(child)}.items():
@@ -195,13 +212,13 @@ def distribute_module(
     input_fn: Callable[..., Any] | None = None,
     output_fn: Callable[..., Any] | None = None,
 ) -> Any:
-    """Lay out a module's parameters and buffers, and convert what goes in and out.
+    """Replace a module's parameters and buffers by DTensors, and convert its inputs and outputs.
 
     Args:
-        module: changed in place.
+        module: the module, which is changed in place.
         device_mesh: the mesh, by default the current one.
-        partition_fn: ``(path, submodule, mesh)``, for every submodule; it replaces what it wants sharded. The rest,
-            or everything without it, is replicated.
+        partition_fn: ``(path, submodule, mesh)``, called for every submodule to replace the parameters to be sharded.
+            All others are replicated.
         input_fn: ``(module, inputs, mesh)``; returns other inputs, or None to keep them.
         output_fn: ``(module, outputs, mesh)``; returns another output, or None to keep it.
 
@@ -234,7 +251,7 @@ def distribute_module(
 
 
 def _hook(fn: Callable[..., Any] | None, name: str) -> Callable[..., Any] | None:
-    """``fn`` with three arguments; the old two-argument form is wrapped, with a warning."""
+    """Return ``fn`` with three arguments; the old form with two is wrapped, with a warning."""
     if fn is None:
         return None
     count = len(_positional(fn))
@@ -253,4 +270,4 @@ def _hook(fn: Callable[..., Any] | None, name: str) -> Callable[..., Any] | None
 
 def _positional(fn: Callable[..., Any]) -> Sequence[inspect.Parameter]:
     kinds = (inspect.Parameter.POSITIONAL_ONLY, inspect.Parameter.POSITIONAL_OR_KEYWORD)
-    return [one for one in inspect.signature(fn).parameters.values() if one.kind in kinds]
+    return [parameter for parameter in inspect.signature(fn).parameters.values() if parameter.kind in kinds]

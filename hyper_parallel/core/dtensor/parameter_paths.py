@@ -1,4 +1,4 @@
-"""Tied parameters: one object under several paths stays one object when one of the paths gets a new one."""
+"""Paths of parameters and modules: patterns that name them, and parameters that are tied under several paths."""
 
 from __future__ import annotations
 
@@ -12,36 +12,44 @@ if TYPE_CHECKING:
 __all__ = ["TiedParameters", "describe_nearest", "owners_by_parameter", "path_matches"]
 
 Slot = tuple[str, Any, str]
+"""Path, owning module and attribute name of a parameter."""
 
 
 def owners_by_parameter(platform: Platform, root: Any) -> dict[int, list[Slot]]:
-    """By identity of the parameter: every (path, owning module, attribute name) that holds it."""
-    found: dict[int, list[Slot]] = {}
+    """Return every (path, owning module, attribute name) of each parameter under ``root``, by the parameter's id."""
+    owners: dict[int, list[Slot]] = {}
     for path, module in platform.get_cells_and_names(root):
         for name, value in platform.direct_parameters(module).items():
-            found.setdefault(id(value), []).append((f"{path}.{name}" if path else name, module, name))
-    return found
+            owners.setdefault(id(value), []).append((f"{path}.{name}" if path else name, module, name))
+    return owners
 
 
 class TiedParameters:
-    """The tied parameters under ``root``, as they are when this is made."""
+    """Keeps parameters tied while they are replaced one path at a time.
+
+    Args:
+        platform: the framework of the module.
+        root: its parameters that are one object under several paths when this is created are tied.
+    """
 
     def __init__(self, platform: Platform, root: Any) -> None:
         self._platform = platform
         self._groups = [
-            (slots, self._held(slots[0])) for slots in owners_by_parameter(platform, root).values() if len(slots) > 1
+            (slots, self._parameter(slots[0]))
+            for slots in owners_by_parameter(platform, root).values()
+            if len(slots) > 1
         ]
 
-    def _held(self, slot: Slot) -> Any:
+    def _parameter(self, slot: Slot) -> Any:
         _, module, name = slot
         return self._platform.direct_parameters(module)[name]
 
     def restore(self) -> None:
-        """Where one path of a group has a new parameter, give it to the others."""
+        """Give a parameter that replaced a tied one under one path to the other paths too."""
         self._groups = [(slots, self._spread(slots, shared)) for slots, shared in self._groups]
 
     def _spread(self, slots: list[Slot], shared: Any) -> Any:
-        new = next((held for held in map(self._held, slots) if held is not shared), None)
+        new = next((parameter for parameter in map(self._parameter, slots) if parameter is not shared), None)
         if new is None:
             return shared
         for _, module, name in slots:
@@ -50,20 +58,20 @@ class TiedParameters:
 
 
 def path_matches(pattern: str, path: str) -> bool:
-    """Whether ``pattern`` names ``path``: segment by segment, each of which may be a glob.
+    """Return True if ``pattern`` names ``path``; they are compared segment by segment, and a segment may be a glob.
 
-    ``""`` is the module itself, and no glob means it.
+    The pattern ``""`` names the module itself, which no glob does.
     """
     if not pattern or not path:
         return pattern == path
-    wanted, parts = pattern.split("."), path.split(".")
-    return len(wanted) == len(parts) and all(
-        fnmatchcase(part, token) for token, part in zip(wanted, parts, strict=True)
+    tokens, parts = pattern.split("."), path.split(".")
+    return len(tokens) == len(parts) and all(
+        fnmatchcase(part, token) for token, part in zip(tokens, parts, strict=True)
     )
 
 
 def describe_nearest(pattern: str, paths: Sequence[str]) -> str:
-    """What there is where a pattern that names nothing stops matching; at the latest that is the module itself."""
+    """Return the children of the deepest module that the start of a failing ``pattern`` names, for a message."""
     tokens = pattern.split(".")
     heads = (".".join(tokens[:depth]) for depth in reversed(range(len(tokens))))
     parent = next(path for head in heads for path in paths if path_matches(head, path))

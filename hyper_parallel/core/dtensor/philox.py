@@ -1,7 +1,7 @@
-"""Philox 4x64-10 (Salmon et al., Parallel Random Numbers: As Easy as 1, 2, 3, SC 2011), NumPy's: words by their place.
+"""Philox 4x64-10 (Salmon et al., Parallel Random Numbers: As Easy as 1, 2, 3, SC 2011), as NumPy computes it.
 
-A block of four words of 64 bits has a counter of its own, so any stretch of blocks can be computed without what comes
-before it. NumPy goes on from where it is; going elsewhere costs as much as some hundred blocks.
+It is a counter-based generator: every block of four 64-bit words has its own counter, so a run of blocks is computed
+without those before it. NumPy's generator continues from where it is; skipping blocks costs as much as some hundred.
 """
 
 from __future__ import annotations
@@ -11,64 +11,65 @@ from typing import Any
 
 import numpy as np
 
-__all__ = ["BLOCK", "PIECE", "Philox"]
+__all__ = ["BLOCKS_AT_ONCE", "WORDS_PER_BLOCK", "Philox"]
 
-BLOCK = 4
+WORDS_PER_BLOCK = 4
 """Words of 64 bits in a block."""
-PIECE = 4096
-"""Blocks at a time: they stay in a core's cache."""
-_NEAR = 128
-"""Blocks that are drawn and dropped rather than gone around."""
+BLOCKS_AT_ONCE = 4096
+"""Blocks computed at a time, so that they stay in a core's cache."""
+_SHORT_GAP = 128
+"""Blocks between two runs that are computed and dropped, since skipping them would cost more."""
 _COUNTERS = 1 << 256
 _CALL, _KEYS = 128, (1 << 64) - 1
 
 
 class Philox:
-    """The words of one call.
+    """The random words of one call.
 
     Args:
         seed: key, of which 64 bits count.
-        call: the counter's upper half.
+        call: call index, the upper half of the counter.
     """
 
     def __init__(self, seed: int, call: int) -> None:
-        # NumPy counts before it computes: the first block comes of the counter after this one.
+        # NumPy increments the counter before it computes a block.
         self._source: Any = np.random.Philox(key=seed & _KEYS, counter=((call << _CALL) - 1) % _COUNTERS)
         self._next = 0
 
     def words(self, block: int, count: int) -> Any:
-        """The words of ``count`` blocks from number ``block`` on, an array of uint64."""
+        """Return the words of ``count`` blocks from block ``block`` on: uint64, of shape ``(4 * count,)``."""
         if block != self._next:
             self._source.advance((block - self._next) % _COUNTERS)
         self._next = block + count
-        return self._source.random_raw(BLOCK * count)
+        return self._source.random_raw(WORDS_PER_BLOCK * count)
 
     def runs(self, first: Any, width: int) -> Any:
-        """The words of several stretches of blocks.
+        """Return the words of several runs of blocks.
 
         Args:
-            first: the number of each one's first block, ascending; an array of integers.
-            width: blocks in each.
+            first: integer array, the first block of each run, ascending.
+            width: blocks per run.
 
         Returns:
-            A row of words per stretch.
+            uint64 of shape ``(len(first), 4 * width)``.
         """
-        found = np.empty((len(first), width, BLOCK), np.uint64)
+        words = np.empty((len(first), width, WORDS_PER_BLOCK), np.uint64)
         steps = np.diff(first)
-        far = np.flatnonzero(steps > width + _NEAR) + 1
-        # So many that what is drawn at once, with what lies between, stays small.
-        many = max(1, PIECE // int(np.max(steps, initial=1, where=steps <= width + _NEAR)))
+        far = np.flatnonzero(steps > width + _SHORT_GAP) + 1
+        # As many runs at once as keep the words between them within BLOCKS_AT_ONCE.
+        many = max(1, BLOCKS_AT_ONCE // int(np.max(steps, initial=1, where=steps <= width + _SHORT_GAP)))
         for low, high in itertools.pairwise((0, *far.tolist(), len(first))):
             for start in range(low, high, many):
                 stop = min(start + many, high)
-                self._draw(first[start:stop], width, found[start:stop])
-        return found.reshape(len(first), BLOCK * width)
+                self._fill(first[start:stop], width, words[start:stop])
+        return words.reshape(len(first), WORDS_PER_BLOCK * width)
 
-    def _draw(self, first: Any, width: int, found: Any) -> None:
+    def _fill(self, first: Any, width: int, words: Any) -> None:
+        """Write the words of neighbouring runs to ``words``; the blocks between them are computed and dropped."""
         begin = int(first[0])
         if len(first) == 1:
-            found[0] = self.words(begin, width).reshape(width, BLOCK)
+            words[0] = self.words(begin, width).reshape(width, WORDS_PER_BLOCK)
             return
-        drawn = self.words(begin, int(first[-1]) + width - begin).reshape(-1, BLOCK)
-        places = (first - first[0]).astype(np.intp)[:, None] + np.arange(width)
-        np.take(drawn, places, 0, out=found, mode="clip")  # within bounds; the default copies what it writes to
+        blocks = self.words(begin, int(first[-1]) + width - begin).reshape(-1, WORDS_PER_BLOCK)
+        indices = (first - first[0]).astype(np.intp)[:, None] + np.arange(width)
+        np.take(blocks, indices, 0, out=words, mode="clip")  # within bounds; the default copies what it writes to

@@ -1,13 +1,13 @@
 """Random numbers that do not depend on the layout: ``value = f(seed, call index, global element index)``.
 
-The generator is Philox 4x64-10, a counter-based one: block ``b`` of call ``c`` has eight words of 32 bits under the key
-``seed``, element ``i`` has its own word (or two, in float64) in a block that its index tells, so any rank computes the
-elements that it holds, and no rank needs another's state.
-Seed and call index are equal on all ranks as long as all ranks run the same program.
+The generator is Philox 4x64-10, a counter-based one. Block ``b`` of call ``c`` has eight 32-bit words under the key
+``seed``, and an element's index determines its word (or two words for float64). So every rank computes the elements
+that it holds, and needs no other rank's state. Seed and call index are equal on all ranks as long as all ranks run the
+same program.
 
-A rank has one stream, whichever thread asks. Two threads that draw from it in turn would do so in an order that differs
-between ranks, so one thread at a time may: the one that drew first since seeding, until it ends. Another thread says
-``with named("its name"):`` and draws from a stream of its own, made from seed and name.
+A rank has one stream for all its threads. If two threads sampled from it in turn, their order would differ between
+ranks. So only one thread may: the first to sample after seeding, until it ends. Another thread enters ``with
+named("its name"):`` and samples from a stream of its own, derived from the seed and the name.
 """
 
 from __future__ import annotations
@@ -53,11 +53,11 @@ _SEEDS = 0xFFFFFFFFFFFFFFFF
 
 @dataclass
 class RandomState:
-    """Where a stream is.
+    """The state of a stream.
 
     Attributes:
         seed: 64 bits.
-        calls: number of random calls so far; the next one's index.
+        calls: number of random calls so far, the index of the next call.
     """
 
     seed: int = 0
@@ -66,14 +66,14 @@ class RandomState:
 
 @dataclass(eq=False)
 class _Streams:
-    """What one rank draws from: its own stream, the thread that may, and streams by name."""
+    """The streams of one rank: its own, the thread that may sample from it, and streams by name."""
 
     own: RandomState = field(default_factory=RandomState)
     owner: threading.Thread | None = None
     named: dict[str, RandomState] = field(default_factory=dict)
 
     def current(self) -> RandomState:
-        """The stream of the ``named`` block that surrounds this code, or the rank's own."""
+        """Return the stream of the surrounding ``named`` block, or the rank's own."""
         name = _NAME.get()
         if name is None:
             return self.own
@@ -82,7 +82,7 @@ class _Streams:
         return self.named[name]
 
     def start(self, state: RandomState) -> None:
-        """Put ``state`` in the place of the current stream; streams by name follow the rank's own seed."""
+        """Set the state of the current stream; seeding the rank's own starts the named streams again."""
         name = _NAME.get()
         if name is not None:
             self.named[name] = state
@@ -91,13 +91,13 @@ class _Streams:
         self.named.clear()
 
     def claim(self) -> None:
-        """Let this thread draw from the rank's own stream, unless another one does."""
+        """Make this thread the one that samples from the rank's own stream, unless another thread does."""
         thread = threading.current_thread()
         if self.owner is not None and self.owner is not thread and self.owner.is_alive():
             msg = (
-                f"thread {thread.name!r} draws random numbers of DTensors, which thread {self.owner.name!r} does, too: "
-                "in which order would differ between ranks, and so would the numbers; give this thread a stream of its "
-                "own by `with hyper_parallel.core.dtensor.random.named(name):`, where the name is the same on all ranks"
+                f"thread {thread.name!r} samples random numbers of DTensors, and so does thread {self.owner.name!r}; "
+                "their order, and so the numbers, would differ between ranks; give this thread a stream of its own: "
+                "`with hyper_parallel.core.dtensor.random.named(name):`, with the same name on all ranks"
             )
             raise UnsupportedOperatorError(msg)
         self.owner = thread
@@ -105,11 +105,11 @@ class _Streams:
 
 @dataclass
 class _Aside:
-    """A stream of this thread alone, in a block after which the rank's goes on as it was.
+    """A stream that replaces the rank's inside a block, for this thread only.
 
     Attributes:
-        state: where it is.
-        replays: whether it repeats what a forward drew.
+        state: its state.
+        replays: True if it repeats the numbers of an earlier forward.
     """
 
     state: RandomState
@@ -117,7 +117,9 @@ class _Aside:
 
 
 _PROCESS = _Streams()
-_RANKS: WeakKeyDictionary[Transport, _Streams] = WeakKeyDictionary()  # of simulated ranks: many are in one process
+_RANKS: WeakKeyDictionary[Transport, _Streams] = (
+    WeakKeyDictionary()
+)  # of simulated ranks, many of which are in one process
 _LOCK = threading.RLock()
 _ASIDE: ContextVar[_Aside | None] = ContextVar("hyper_parallel_random_aside", default=None)
 _NAME: ContextVar[str | None] = ContextVar("hyper_parallel_random_name", default=None)
@@ -134,10 +136,11 @@ def _derived(seed: int, name: str) -> int:
 
 
 def manual_seed(seed: int, mesh: DeviceMesh | None = None) -> None:
-    """Start the stream of every DTensor over from ``seed``; call it on all ranks with the same number.
+    """Start the random stream of DTensors from ``seed``; call it on all ranks with the same number.
 
-    All threads of the rank draw from it; see the module's text. Inside ``named`` it starts that stream alone. The
-    frameworks' own seeds (``torch.manual_seed``, ``mindspore.set_seed``) do not move it: ranks may seed those apart.
+    The stream belongs to the rank; the module's documentation says which thread may sample from it. Inside ``named``
+    only the named stream is started. The frameworks' own seeds (``torch.manual_seed``, ``mindspore.set_seed``) do not
+    affect it, so ranks may set those differently.
 
     Args:
         seed: any int; its low 64 bits count.
@@ -148,7 +151,7 @@ def manual_seed(seed: int, mesh: DeviceMesh | None = None) -> None:
 
 
 def get_state() -> tuple[int, int]:
-    """Seed and call index: what a checkpoint keeps, and what a recomputed forward starts from."""
+    """Return seed and call index, for a checkpoint or for recomputing a forward."""
     with _LOCK:
         aside = _ASIDE.get()
         state = _streams().current() if aside is None else aside.state
@@ -156,7 +159,7 @@ def get_state() -> tuple[int, int]:
 
 
 def set_state(state: tuple[int, int]) -> None:
-    """Go back to what :func:`get_state` returned."""
+    """Set seed and call index to what :func:`get_state` returned."""
     with _LOCK:
         aside = _ASIDE.get()
         if aside is None:
@@ -167,7 +170,7 @@ def set_state(state: tuple[int, int]) -> None:
 
 @contextmanager
 def preserved() -> Iterator[None]:
-    """Whatever this thread draws inside leaves the stream as it was."""
+    """Restore the stream after the block, whatever this thread samples inside."""
     outer = _ASIDE.get()
     with _aside(get_state(), replays=outer is not None and outer.replays):
         yield
@@ -175,7 +178,7 @@ def preserved() -> Iterator[None]:
 
 @contextmanager
 def replaying(state: tuple[int, int]) -> Iterator[None]:
-    """What this thread draws inside starts from ``state``, for what runs again, and leaves the stream as it was."""
+    """Sample from ``state`` on inside the block, for a forward that runs again; the stream is restored after it."""
     with _aside(state, replays=True):
         yield
 
@@ -191,18 +194,18 @@ def _aside(state: tuple[int, int], *, replays: bool) -> Iterator[None]:
 
 @contextmanager
 def named(name: str) -> Iterator[None]:
-    """What this thread draws inside comes from a stream of its own, made from the rank's seed and ``name``.
+    """Sample inside the block from a stream of its own, derived from the rank's seed and ``name``.
 
-    It goes on where it was when it is entered again. One thread at a time may be inside the same name.
+    A block of the same name continues the stream. Only one thread at a time may be in blocks of one name.
 
     Args:
         name: the same on all ranks.
 
     Raises:
-        UnsupportedOperatorError: inside a recomputed or ``preserved`` function, whose one stream alone is kept.
+        UnsupportedOperatorError: the block is in a recomputed or ``preserved`` function, which restores one stream.
     """
     if _ASIDE.get() is not None:
-        msg = f"named({name!r}): a recomputed or preserved function draws from one stream; enter the name around it"
+        msg = f"named({name!r}): a recomputed or preserved function samples from one stream; enter the name around it"
         raise UnsupportedOperatorError(msg)
     token = _NAME.set(name)
     try:
@@ -211,20 +214,21 @@ def named(name: str) -> Iterator[None]:
         _NAME.reset(token)
 
 
-def forbid_sampling_while(reruns: Callable[[], bool]) -> None:
-    """Raise instead of drawing anew while ``reruns()``: a forward runs again and is not replayed."""
+def forbid_sampling_while(recomputes: Callable[[], bool]) -> None:
+    """Make sampling an error while ``recomputes()`` is True and the stream does not replay the first forward's."""
     with _LOCK:
-        _REFUSING.append(reruns)
+        _REFUSING.append(recomputes)
 
 
 def next_call() -> tuple[int, int]:
-    """Seed and index of the call about to be made; counts it, also on a rank that holds nothing.
+    """Return seed and index of the next random call and count it; ranks that hold nothing count it too.
 
     Raises:
-        UnsupportedOperatorError: a forward runs again without replaying, or another thread draws from this stream.
+        UnsupportedOperatorError: a forward is recomputed without replaying its stream, or another thread samples from
+            this stream.
     """
     aside = _ASIDE.get()
-    if (aside is None or not aside.replays) and any(reruns() for reruns in _REFUSING):
+    if (aside is None or not aside.replays) and any(recomputes() for recomputes in _REFUSING):
         raise UnsupportedOperatorError(_RERUN)
     with _LOCK:
         streams = _streams()
@@ -236,8 +240,8 @@ def next_call() -> tuple[int, int]:
 
 
 _RERUN = (
-    "backward runs a forward again that draws random numbers of DTensors: what recomputes it does not know their "
-    "stream, so they would differ from the first ones, and the gradients be wrong; recompute by "
+    "backward recomputes a forward that samples random numbers of DTensors, without restoring their stream; the "
+    "numbers would differ from those of the forward, and the gradients would be wrong; recompute by "
     "torch.utils.checkpoint.checkpoint, or take state = hyper_parallel.core.dtensor.random.get_state() before the "
     "first run and run again `with hyper_parallel.core.dtensor.random.replaying(state):`"
 )
@@ -247,39 +251,39 @@ _RERUN = (
 
 
 def sample(layout: Layout, distribution: Distribution) -> LocalSample:
-    """This rank's numbers, computed when they are asked for; advances the stream by one call.
+    """Return this rank's random numbers, which are computed on demand; counts one random call.
 
     Args:
-        layout: global shape and placement.
-        distribution: how words of random bits become numbers.
+        layout: global shape and placements.
+        distribution: how random words become numbers.
     """
     seed, call = next_call()
     return LocalSample(layout.local_shape, IndexRuns.of(layout.shape, layout.local_box()), seed, call, distribution)  # type: ignore[arg-type] # placed
 
 
 def uniform(layout: Layout, digits: int = 53) -> Any:
-    """This rank's values in ``[0, 1)``, float32 where that holds the digits; advances the stream by one call.
+    """Return this rank's values uniform in ``[0, 1)``, as a NumPy array; counts one random call.
 
     Args:
-        layout: global shape and placement.
-        digits: random bits; as many as the final dtype's significand, so that rounding never arrives at 1.
+        layout: global shape and placements.
+        digits: random bits, as many as the final dtype's significand has, so that no value is rounded to 1.
+
+    Returns:
+        float32 for up to 24 digits, else float64.
     """
     return sample(layout, sampling.uniform(digits)).array()
 
 
 def normal(layout: Layout, digits: int = 53) -> Any:
-    """This rank's values of the standard normal distribution; advances the stream by one call.
-
-    Float32 where that holds the digits.
-    """
+    """Return this rank's standard normal values, of dtypes as :func:`uniform`; counts one random call."""
     return sample(layout, sampling.normal(digits)).array()
 
 
 def integers(layout: Layout, low: int, high: int) -> Any:
-    """This rank's int64 values in ``[low, high)``; advances the stream by one call."""
+    """Return this rank's int64 values in ``[low, high)``, as a NumPy array; counts one random call."""
     return sample(layout, sampling.integers(low, high)).array()
 
 
 def bernoulli(layout: Layout, probability: float) -> Any:
-    """This rank's truths, each with ``probability``; advances the stream by one call."""
+    """Return this rank's booleans, each True with ``probability``, as a NumPy array; counts one random call."""
     return sample(layout, sampling.bernoulli(probability)).array()

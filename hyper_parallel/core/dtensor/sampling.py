@@ -1,6 +1,6 @@
-"""Random numbers of a piece, computed block after block: beside the numbers themselves there is only a block's worth.
+"""Random numbers of a local shard, computed block after block, so that little memory is needed beside the numbers.
 
-An element's words depend on its place in the whole tensor alone (``random``), so where blocks begin changes no bit.
+The random words of an element depend only on its index in the global tensor (see ``random``), not on the blocks.
 """
 
 from __future__ import annotations
@@ -12,65 +12,65 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from hyper_parallel.core.dtensor.philox import BLOCK, PIECE, Philox
+from hyper_parallel.core.dtensor.philox import BLOCKS_AT_ONCE, WORDS_PER_BLOCK, Philox
 
 if TYPE_CHECKING:
     from hyper_parallel.core.dtensor.layout import Box
 
 __all__ = ["Distribution", "IndexRuns", "LocalSample", "bernoulli", "integers", "normal", "uniform"]
 
-_WORDS = 2 * BLOCK
-"""Words of 32 bits in a block."""
-_KINDS = {1: "<u4", 2: "<u8"}
-_SHORT = 24
-"""Digits of float32: a value that needs no more is made of one word of 32 bits."""
+_WORDS = 2 * WORDS_PER_BLOCK
+"""32-bit words in a block."""
+_WORD_DTYPES = {1: "<u4", 2: "<u8"}
+_FLOAT32_DIGITS = 24
+"""Bits of a float32 significand; a value of no more bits is computed from one 32-bit word."""
 
 
 @dataclass(frozen=True)
 class Distribution:
-    """How random words become numbers.
+    """How random words become random numbers.
 
     Attributes:
-        each: 32-bit words per element, 1 or 2.
-        value: from an array with a row of words per block to the numbers, one of the same shape.
+        words_per_element: 32-bit words per element, 1 or 2.
+        value: function from an array of words, one row per run of blocks, to the numbers, an array of the same shape.
     """
 
-    each: int
+    words_per_element: int
     value: Callable[[Any], Any]
 
-    def then(self, fn: Callable[[Any], Any]) -> Distribution:
-        """``fn``, which works element by element, of the numbers."""
-        return Distribution(self.each, lambda words: fn(self.value(words)))
+    def map(self, fn: Callable[[Any], Any]) -> Distribution:
+        """Return the distribution of ``fn`` of the numbers; ``fn`` acts elementwise on a NumPy array."""
+        return Distribution(self.words_per_element, lambda words: fn(self.value(words)))
 
 
 @dataclass(frozen=True)
 class IndexRuns:
-    """The elements of a box as runs of consecutive global indices, all of one length, as long as they are.
+    """The elements of a box as runs of consecutive global indices, all of one length and as long as possible.
 
     Attributes:
         length: elements in a run.
-        first: what the dims inside of a run add to the index of its first element.
-        outer: the other dims, innermost first: where the box begins, how long it is, and what a step adds to the index.
+        offset: contribution of the dims inside a run to the global index of its first element.
+        outer: the other dims, innermost first: where the box begins, its size, and the stride of the global index.
     """
 
     length: int
-    first: int
+    offset: int
     outer: tuple[tuple[int, int, int], ...]
 
     @classmethod
     def of(cls, shape: Sequence[int], box: Box) -> IndexRuns:
-        """Those of ``box`` in a tensor of ``shape``."""
-        length, first, step, joined = 1, 0, 1, True
+        """Return the runs of ``box`` in a tensor of ``shape``."""
+        length, offset, stride, inside = 1, 0, 1, True
         outer: list[tuple[int, int, int]] = []
         for size, (start, stop) in zip(reversed(shape), reversed(box), strict=True):
-            if joined:
-                first += start * step
+            if inside:
+                offset += start * stride
                 length *= stop - start
-                joined = stop - start == size
+                inside = stop - start == size
             else:
-                outer.append((start, stop - start, step))
-            step *= size
-        return cls(length, first, tuple(outer))
+                outer.append((start, stop - start, stride))
+            stride *= size
+        return cls(length, offset, tuple(outer))
 
     @property
     def count(self) -> int:
@@ -78,25 +78,25 @@ class IndexRuns:
         return math.prod(size for _, size, _ in self.outer)
 
     def starts(self, low: int, high: int) -> Any:
-        """Global index of the first element of runs ``low`` to ``high``, in uint64."""
+        """Return the global index of the first element of runs ``low`` to ``high``, as uint64."""
         rest = np.arange(low, high, dtype=np.uint64)
-        found = np.full(rest.shape, self.first, np.uint64)
-        for start, size, step in self.outer:
-            found += (rest % np.uint64(size) + np.uint64(start)) * np.uint64(step)
+        indices = np.full(rest.shape, self.offset, np.uint64)
+        for start, size, stride in self.outer:
+            indices += (rest % np.uint64(size) + np.uint64(start)) * np.uint64(stride)
             rest //= np.uint64(size)
-        return found
+        return indices
 
 
 @dataclass(frozen=True)
 class LocalSample:
-    """A rank's numbers of one random call.
+    """The random numbers of one rank's shard in one random call; they are computed on demand.
 
     Attributes:
-        shape: of the rank's piece.
-        runs: its elements; the piece is a row per run.
-        seed: key.
+        shape: local shape.
+        runs: the shard's elements; the shard is one row per run.
+        seed: key of the generator.
         call: call index.
-        distribution: element ``i`` of the whole has words ``i * each`` and on of the whole sequence.
+        distribution: element ``i`` of the global tensor uses the words from ``i * words_per_element`` on.
     """
 
     shape: tuple[int, ...]
@@ -107,36 +107,36 @@ class LocalSample:
 
     @property
     def rows(self) -> tuple[int, int]:
-        """Shape of the piece as a row per run."""
+        """Shape of the shard as one row per run."""
         return self.runs.count, self.runs.length
 
     def array(self) -> Any:
-        """All of them, in ``shape``."""
-        each = self.distribution.each
-        kind = self.distribution.value(np.zeros((0, _WORDS // each), _KINDS[each])).dtype
-        found = np.empty(self.rows, kind)
+        """Return all numbers as a NumPy array of the local shape."""
+        words_per_element = self.distribution.words_per_element
+        no_words = np.zeros((0, _WORDS // words_per_element), _WORD_DTYPES[words_per_element])
+        numbers = np.empty(self.rows, self.distribution.value(no_words).dtype)
         for rows, columns, values in self.blocks():
-            found[rows, columns] = values
-        return found.reshape(self.shape)
+            numbers[rows, columns] = values
+        return numbers.reshape(self.shape)
 
     def blocks(self) -> Iterator[tuple[slice, slice, Any]]:
-        """Which rows and columns of :attr:`rows`, and the numbers there, to be used before the next are asked for."""
+        """Yield rows and columns of :attr:`rows` with the numbers there; use them before the next are computed."""
         if 0 in self.shape:
             return
-        per_block = _WORDS // self.distribution.each
-        # Enough blocks for a run wherever in its first block it begins.
+        per_block = _WORDS // self.distribution.words_per_element
+        # Enough blocks for a run, wherever in its first block it begins.
         widest = -(-(self.runs.length + per_block - 1) // per_block)
-        if widest <= PIECE:
-            yield from self._some_runs(per_block, widest)
+        if widest <= BLOCKS_AT_ONCE:
+            yield from self._many_runs(per_block, widest)
             return
         philox = Philox(self.seed, self.call)
         for row in range(self.runs.count):
-            yield from self._one_run(philox, per_block, row)
+            yield from self._long_run(philox, per_block, row)
 
-    def _some_runs(self, per_block: int, width: int) -> Iterator[tuple[slice, slice, Any]]:
-        """As many whole runs at a time as fit."""
-        count, length, every = self.runs.count, self.runs.length, slice(None)
-        many = min(count, PIECE // width)
+    def _many_runs(self, per_block: int, width: int) -> Iterator[tuple[slice, slice, Any]]:
+        """Compute as many whole runs at a time as fit."""
+        count, length, all_columns = self.runs.count, self.runs.length, slice(None)
+        many = min(count, BLOCKS_AT_ONCE // width)
         philox = Philox(self.seed, self.call)
         for low in range(0, count, many):
             starts = self.runs.starts(low, min(low + many, count))
@@ -146,26 +146,27 @@ class LocalSample:
                 values = values[:, skipped[0] : skipped[0] + length]
             else:
                 values = np.take_along_axis(values, skipped[:, None] + np.arange(length), 1)
-            yield slice(low, low + len(starts)), every, values
+            yield slice(low, low + len(starts)), all_columns, values
 
-    def _one_run(self, philox: Philox, per_block: int, row: int) -> Iterator[tuple[slice, slice, Any]]:
-        """A run that is longer than what is computed at a time."""
+    def _long_run(self, philox: Philox, per_block: int, row: int) -> Iterator[tuple[slice, slice, Any]]:
+        """Compute a run that does not fit at once, part by part."""
         first, skipped = divmod(int(self.runs.starts(row, row + 1)[0]), per_block)
         length = self.runs.length
-        for start in range(0, length + skipped, PIECE * per_block):
-            count = min(PIECE, -(-(length + skipped - start) // per_block))
+        for start in range(0, length + skipped, BLOCKS_AT_ONCE * per_block):
+            count = min(BLOCKS_AT_ONCE, -(-(length + skipped - start) // per_block))
             block = first + start // per_block
             values = self._values(philox.words(block, count).reshape(1, -1))
             low, high = max(start - skipped, 0), min(start - skipped + count * per_block, length)
             yield slice(row, row + 1), slice(low, high), values[:, low + skipped - start : high + skipped - start]
 
     def _values(self, words: Any) -> Any:
-        return self.distribution.value(words.astype("<u8", copy=False).view(_KINDS[self.distribution.each]))
+        dtype = _WORD_DTYPES[self.distribution.words_per_element]
+        return self.distribution.value(words.astype("<u8", copy=False).view(dtype))
 
 
 def uniform(digits: int = 53) -> Distribution:
-    """Values in ``[0, 1)``; see :func:`.random.uniform`."""
-    if digits > _SHORT:
+    """Return the uniform distribution in ``[0, 1)``, of ``digits`` random bits; see :func:`.random.uniform`."""
+    if digits > _FLOAT32_DIGITS:
         return Distribution(2, lambda words: (words >> np.uint64(64 - digits)) * 2.0**-digits)
     return Distribution(
         1, lambda words: (words >> np.uint32(32 - digits)).astype(np.float32) * np.float32(2.0**-digits)
@@ -173,30 +174,30 @@ def uniform(digits: int = 53) -> Distribution:
 
 
 def normal(digits: int = 53) -> Distribution:
-    """The standard normal distribution (Box-Muller): two neighbours share a radius and an angle."""
-    return Distribution(1 if digits <= _SHORT else 2, _gaussian)
+    """Return the standard normal distribution (Box and Muller, 1958): two neighbours share a radius and an angle."""
+    return Distribution(1 if digits <= _FLOAT32_DIGITS else 2, _gaussian)
 
 
 def integers(low: int, high: int) -> Distribution:
-    """Int64 in ``[low, high)``."""
+    """Return the distribution of int64 values in ``[low, high)``."""
     return Distribution(2, lambda words: low + (words % np.uint64(high - low)).astype(np.int64))
 
 
 def bernoulli(probability: float) -> Distribution:
-    """Truths, each with ``probability``."""
+    """Return the distribution of booleans that are True with ``probability``."""
     bound = math.ceil(probability * 2.0**32)
     return Distribution(1, lambda words: words < bound if bound < 2**32 else np.ones(words.shape, bool))
 
 
 def _gaussian(words: Any) -> Any:
-    """Pairs of uniform words to pairs of normal values."""
-    found = np.empty(words.shape, f"f{words.dtype.itemsize}")
-    scale = found.dtype.type(2.0 ** -(8 * words.dtype.itemsize))
+    """Return pairs of normal values from pairs of uniform words."""
+    normals = np.empty(words.shape, f"f{words.dtype.itemsize}")
+    scale = normals.dtype.type(2.0 ** -(8 * words.dtype.itemsize))
     # The offset of half a step keeps the logarithm finite.
-    radius = words[:, ::2].astype(found.dtype) * scale + scale / 2
+    radius = words[:, ::2].astype(normals.dtype) * scale + scale / 2
     np.log(radius, out=radius)
     np.sqrt(np.multiply(radius, -2, out=radius), out=radius)
-    angle = words[:, 1::2].astype(found.dtype) * (scale * found.dtype.type(2.0 * np.pi))
-    np.multiply(radius, np.cos(angle), out=found[:, ::2])
-    np.multiply(radius, np.sin(angle), out=found[:, 1::2])
-    return found
+    angle = words[:, 1::2].astype(normals.dtype) * (scale * normals.dtype.type(2.0 * np.pi))
+    np.multiply(radius, np.cos(angle), out=normals[:, ::2])
+    np.multiply(radius, np.sin(angle), out=normals[:, 1::2])
+    return normals

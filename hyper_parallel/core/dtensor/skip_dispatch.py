@@ -1,4 +1,4 @@
-"""Operations on this rank's pieces: dispatch is left out, except for operators that are named."""
+"""``SkipDTensorDispatch``: operations act on local tensors without dispatch, except operators that are named."""
 
 from __future__ import annotations
 
@@ -20,14 +20,14 @@ any_block = _OPEN.get
 
 
 class SkipDTensorDispatch(ContextDecorator):
-    """Inside, operations on DTensors act on their local tensors and return plain ones.
+    """Inside the block, operations on DTensors act on their local tensors and return plain tensors.
 
-    No layout is checked and nothing is communicated. What is written in place is written to the local tensor, and
-    the DTensor is returned. Blocks may be nested, and the innermost one counts; they hold for the current thread and
-    task only. It is a decorator too.
+    No layout is checked and nothing is communicated. An in-place operation writes to the local tensor and returns the
+    DTensor. Blocks may be nested, and the innermost one counts. They hold for the current thread and task only. The
+    class is a decorator too.
 
     Args:
-        no_skip: operators that are dispatched as always: functions, methods or operator overloads, their names, or
+        no_skip: operators that are dispatched as usual, given as functions, methods, operator overloads, their names or
             canonical names.
     """
 
@@ -35,33 +35,36 @@ class SkipDTensorDispatch(ContextDecorator):
         self.no_skip = frozenset((no_skip,) if isinstance(no_skip, str) else no_skip)
 
     def __enter__(self) -> SkipDTensorDispatch:  # noqa: PYI034 - nobody subclasses it
-        """Open a block."""
+        """Enter the block."""
         _OPEN.set((*_OPEN.get(), self))
         return self
 
     def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+        self,
+        error_type: type[BaseException] | None,
+        error: BaseException | None,
+        traceback: TracebackType | None,
     ) -> None:
-        """Close the innermost block."""
-        del kind, error, trace
+        """Leave the innermost block."""
+        del error_type, error, traceback
         _OPEN.set(_OPEN.get()[:-1])
 
 
 def skipped(func: Callable[..., Any] | None, *names: str) -> bool:
-    """Whether a call of ``func``, known under ``names``, acts on local tensors here."""
+    """Return True if a call of ``func``, which has also the names ``names``, acts on local tensors here."""
     blocks = _OPEN.get()
     if not blocks:
         return False
-    kept = blocks[-1].no_skip
-    if not kept:
+    dispatched = blocks[-1].no_skip
+    if not dispatched:
         return True
-    own = getattr(func, "__name__", "")
-    return func not in kept and own not in kept and not any(name in kept for name in names)
+    own_name = getattr(func, "__name__", "")
+    return func not in dispatched and own_name not in dispatched and not any(name in dispatched for name in names)
 
 
 @contextmanager
 def outside_blocks() -> Iterator[None]:
-    """As if no block surrounded this: an operator that was named is dispatched with all that it is made of."""
+    """Ignore surrounding blocks inside: a named operator is dispatched together with the operators it consists of."""
     token = _OPEN.set(())
     try:
         yield
@@ -70,7 +73,7 @@ def outside_blocks() -> Iterator[None]:
 
 
 def local_operands(value: Any) -> Any:
-    """``value`` with the local tensor in place of each DTensor, in nested sequences and mappings."""
+    """Return ``value`` with local tensors in place of DTensors, in nested sequences and mappings."""
     if isinstance(value, DTensor):
         return value._local
     if isinstance(value, (list, tuple)) and any(True for _ in _dtensors(value)):
@@ -82,8 +85,8 @@ def local_operands(value: Any) -> Any:
 
 
 def _dtensors(values: Any) -> Iterator[DTensor]:
-    for one in values:
-        if isinstance(one, DTensor):
-            yield one
-        elif isinstance(one, (list, tuple)):
-            yield from _dtensors(one)
+    for value in values:
+        if isinstance(value, DTensor):
+            yield value
+        elif isinstance(value, (list, tuple)):
+            yield from _dtensors(value)

@@ -122,11 +122,11 @@ def _init_of(param: Any) -> Any:
 
 
 def _uniform(low: float, high: float) -> Distribution:
-    return sampling.uniform().then(lambda unit: low + (high - low) * unit)
+    return sampling.uniform().map(lambda unit: low + (high - low) * unit)
 
 
 def _scaled(distribution: Distribution, scale: float) -> Distribution:
-    return distribution.then(lambda value: value * scale)
+    return distribution.map(lambda value: value * scale)
 
 
 def _fan(init: Any, layout: Layout) -> float:
@@ -155,7 +155,7 @@ def _truncated(init: Any, layout: Layout) -> Distribution:
     def value(unit: Any) -> Any:
         return np.clip(init.mean + init.sigma * ndtri(low + (high - low) * unit), init.a, init.b)
 
-    return sampling.uniform().then(value)
+    return sampling.uniform().map(value)
 
 
 # The value that an initializer gives every element, or the distribution that it samples.
@@ -164,7 +164,7 @@ _VALUES: dict[type, Callable[[Any, Layout], Distribution | float]] = {
     initializers.One: lambda *_: 1.0,
     initializers.Constant: lambda init, _: init.value,
     initializers.Uniform: lambda init, _: _uniform(-init.scale, init.scale),
-    initializers.Normal: lambda init, _: sampling.normal().then(lambda value: init.mean + init.sigma * value),
+    initializers.Normal: lambda init, _: sampling.normal().map(lambda value: init.mean + init.sigma * value),
     initializers.TruncatedNormal: _truncated,
     initializers.HeUniform: lambda init, layout: _scaled(_uniform(-1, 1), math.sqrt(3.0) * _he(init, layout)),
     initializers.HeNormal: lambda init, layout: _scaled(sampling.normal(), _he(init, layout)),

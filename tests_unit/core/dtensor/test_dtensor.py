@@ -110,10 +110,10 @@ def test_pieces_that_cannot_belong_together():
     assert second[0] == "from_local: rank 1 holds [2, 3] of [5@tp, 3], but local has [3, 2]"
     assert first[1] == second[1] == "from_local: shape [5, 3] has 2 dims, local [3] has 1"
     assert first[2] == (
-        "from_local: the pieces do not make one tensor of [6] under (Shard(0),): rank 1 should hold [3] "
+        "from_local: the local tensors do not make one tensor of [6] under (Shard(0),): rank 1 should hold [3] "
         "(rank 0: [3] torch.float32, rank 1: [2] torch.float32); pass shape=, the global shape"
     )
-    assert second[2].startswith("from_local: the pieces do not make one tensor of [4] under (Shard(0),): rank 0")
+    assert second[2].startswith("from_local: the local tensors do not make one tensor of [4] under (Shard(0),): rank 0")
     assert (
         first[3]
         == second[3]
@@ -150,7 +150,7 @@ def test_redistribute_stays_on_its_mesh():
         return text_of(MeshMismatchError, lambda: x.redistribute(mesh["tp"], [R]))
 
     assert on_ranks(on_rank, 2, 2)[0] == (
-        "redistribute: the tensor lives on DeviceMesh(cpu, dp=2, tp=2, ranks=[0, 1, 2, 3]), "
+        "redistribute: the tensor is on DeviceMesh(cpu, dp=2, tp=2, ranks=[0, 1, 2, 3]), "
         "not on DeviceMesh(cpu, tp=2, ranks=[0, 1])"
     )
 

@@ -126,8 +126,8 @@ def test_a_dtensor_is_returned_or_refused():
         return str(caught.value)
 
     assert on_mesh((2,), rank)[0] == (
-        "distribute_tensor: the tensor is a DTensor laid out as f64[4@tp, 6] on DeviceMesh(cpu, tp=2, ranks=[0, 1]); "
-        "to lay it out anew say tensor.redistribute(placements=[Shard(1)])"
+        "distribute_tensor: the tensor is a DTensor f64[4@tp, 6] on DeviceMesh(cpu, tp=2, ranks=[0, 1]); "
+        "to change its layout call tensor.redistribute(placements=[Shard(1)])"
     )
 
 
@@ -143,7 +143,7 @@ def test_a_dtensor_is_returned_or_refused():
     (lambda x, mesh: distribute_tensor(x, mesh, [Shard(0)], src_data_rank=2), MeshError,
      "src_data_rank 2 is no position in DeviceMesh(cpu, tp=2, ranks=[0, 1]), which has 2 ranks"),
     (lambda x, mesh: DTensor.from_local(x[: mesh.rank + 1], mesh, [Shard(0)], run_check=True), ShardMismatchError,
-     ("from_local: the pieces do not make one tensor of [2, 6] under (Shard(0),): rank 1 should hold [1, 6] "
+     ("from_local: the local tensors do not make one tensor of [2, 6] under (Shard(0),): rank 1 should hold [1, 6] "
      "(rank 0: [1, 6] torch.float64, rank 1: [2, 6] torch.float64); pass shape=, the global shape")),
     (lambda x, mesh: DTensor.from_local(x, mesh, [Shard(0)], shape=(5, 6)), ShardMismatchError,
      "from_local: rank 0 holds [3, 6] of [5@tp, 6], but local has [4, 6]"),

@@ -115,9 +115,9 @@ def test_two_threads_do_not_share_a_stream(platform_name):
     for refused, name, different in simulate(rank, 2, platform_name):
         assert different == 7
         assert refused == (
-            f"thread 'worker' draws random numbers of DTensors, which thread {name!r} does, too: in which order would "
-            "differ between ranks, and so would the numbers; give this thread a stream of its own by "
-            "`with hyper_parallel.core.dtensor.random.named(name):`, where the name is the same on all ranks"
+            f"thread 'worker' samples random numbers of DTensors, and so does thread {name!r}; their order, and so the "
+            "numbers, would differ between ranks; give this thread a stream of its own: "
+            "`with hyper_parallel.core.dtensor.random.named(name):`, with the same name on all ranks"
         )
 
 
@@ -139,7 +139,7 @@ def test_what_is_set_aside_is_of_one_thread(platform_name):
         assert random.get_state() == (3, 1)
         return str(raised.value)
 
-    message = "named('x'): a recomputed or preserved function draws from one stream; enter the name around it"
+    message = "named('x'): a recomputed or preserved function samples from one stream; enter the name around it"
     assert simulate(rank, 2, platform_name) == [message] * 2
 
 

@@ -435,8 +435,8 @@ def test_sparse_tensors_are_refused():
         return messages
 
     assert simulate(run, 2, "torch")[0] == [
-        "from_local: local has sparse storage, of which no rank can hold a piece; use tensor.to_dense()",
-        "distribute_tensor: tensor has sparse storage, of which no rank can hold a piece; use tensor.to_dense()",
+        "from_local: local has sparse storage, which cannot be sharded; use tensor.to_dense()",
+        "distribute_tensor: tensor has sparse storage, which cannot be sharded; use tensor.to_dense()",
     ]
 
 

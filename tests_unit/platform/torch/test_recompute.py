@@ -155,8 +155,8 @@ def test_recomputation_by_others_is_refused_unless_it_replays():
     for message, right in simulate(rank, 2, "torch"):
         assert right
         assert message == (
-            "backward runs a forward again that draws random numbers of DTensors: what recomputes it does not know "
-            "their stream, so they would differ from the first ones, and the gradients be wrong; recompute by "
+            "backward recomputes a forward that samples random numbers of DTensors, without restoring their stream; "
+            "the numbers would differ from those of the forward, and the gradients would be wrong; recompute by "
             "torch.utils.checkpoint.checkpoint, or take state = hyper_parallel.core.dtensor.random.get_state() "
             "before the first run and run again `with hyper_parallel.core.dtensor.random.replaying(state):`"
         )

@@ -85,11 +85,11 @@ def _digits(args: dict[str, Any]) -> int:
 
 
 def _uniform(args: dict[str, Any]) -> Distribution:
-    return sampling.uniform(_digits(args)).then(lambda sampled: args["low"] + (args["high"] - args["low"]) * sampled)
+    return sampling.uniform(_digits(args)).map(lambda sampled: args["low"] + (args["high"] - args["low"]) * sampled)
 
 
 def _normal(args: dict[str, Any]) -> Distribution:
-    return sampling.normal(_digits(args)).then(lambda sampled: args["mean"] + args["std"] * sampled)
+    return sampling.normal(_digits(args)).map(lambda sampled: args["mean"] + args["std"] * sampled)
 
 
 def _bernoulli(args: dict[str, Any]) -> Distribution:
@@ -97,11 +97,11 @@ def _bernoulli(args: dict[str, Any]) -> Distribution:
 
 
 def _exponential(args: dict[str, Any]) -> Distribution:
-    return sampling.uniform().then(lambda sampled: -np.log1p(-sampled) / args["lambd"])
+    return sampling.uniform().map(lambda sampled: -np.log1p(-sampled) / args["lambd"])
 
 
 def _cauchy(args: dict[str, Any]) -> Distribution:
-    return sampling.uniform().then(lambda sampled: args["median"] + args["sigma"] * np.tan(np.pi * (sampled - 0.5)))
+    return sampling.uniform().map(lambda sampled: args["median"] + args["sigma"] * np.tan(np.pi * (sampled - 0.5)))
 
 
 def _geometric(args: dict[str, Any]) -> Distribution:
@@ -109,11 +109,11 @@ def _geometric(args: dict[str, Any]) -> Distribution:
     if not 0 < p < 1:
         msg = f"geometric: p is {p}; it lies between 0 and 1"
         raise LayoutError(msg)
-    return sampling.uniform().then(lambda sampled: np.maximum(np.ceil(np.log1p(-sampled) / np.log1p(-p)), 1.0))
+    return sampling.uniform().map(lambda sampled: np.maximum(np.ceil(np.log1p(-sampled) / np.log1p(-p)), 1.0))
 
 
 def _log_normal(args: dict[str, Any]) -> Distribution:
-    return sampling.normal().then(lambda sampled: np.exp(args["mean"] + args["std"] * sampled))
+    return sampling.normal().map(lambda sampled: np.exp(args["mean"] + args["std"] * sampled))
 
 
 def _integers(args: dict[str, Any]) -> Distribution:
