@@ -26,9 +26,9 @@ def test_every_row_is_measured(capsys):
 
 def test_rows_are_a_table(monkeypatch, capsys):
     """Microseconds, ratio and budget stand in columns; the status says whether every ratio is within its budget."""
-    from hyper_parallel.platform.torch.benchmark import Row
+    from hyper_parallel.platform.torch.benchmark import BenchmarkRow
 
-    rows = [Row("add", 1.0, 41.0, 21.0, 0.7), Row("linear", 2.0, 22.0, 12.0, 0.7)]
+    rows = [BenchmarkRow("add", 1.0, 41.0, 21.0, 0.7), BenchmarkRow("linear", 2.0, 22.0, 12.0, 0.7)]
     monkeypatch.setattr(platform_named("torch"), "benchmark", lambda _: (len(rows), iter(rows)), raising=False)
     assert main(["bench"]) == 0
     lines = capsys.readouterr().out.splitlines()
@@ -37,7 +37,7 @@ def test_rows_are_a_table(monkeypatch, capsys):
         ["linear", "2.0", "22.0", "12.0", "0.50", "0.70"],
     ]
     assert lines[0].split() == ["plain", "µs", "peer", "µs", "ours", "µs", "ratio", "budget"]
-    rows[1] = Row("linear", 2.0, 22.0, 32.0, 0.7)
+    rows[1] = BenchmarkRow("linear", 2.0, 22.0, 32.0, 0.7)
     assert main(["bench"]) == 1
 
 

@@ -20,7 +20,7 @@ from hyper_parallel.errors import LayoutError, MixedTensorError, UnsupportedOper
 from hyper_parallel.platform.torch import intercept
 from hyper_parallel.platform.torch.dtensor import wrap
 
-__all__ = ["LocalFunction", "backward", "grad", "install"]
+__all__ = ["LocalFunction", "apply_function", "backward", "grad", "install"]
 
 _transformed = torch._C._are_functorch_transforms_active  # noqa: SLF001 - no public spelling
 _plain_apply: Any = torch.autograd.Function.__dict__["apply"].__func__
@@ -44,9 +44,8 @@ class LocalFunction(torch.autograd.Function):
 
 
 def install() -> None:
-    """Open the doors; again does nothing new."""
+    """Serve ``torch.autograd.grad`` and ``torch.autograd.backward``; again does nothing new."""
     intercept.GRAPH_FUNCTIONS.update({torch.autograd.grad: grad, torch.autograd.backward: backward})
-    torch.autograd.Function.apply = classmethod(_apply)  # type: ignore[method-assign, assignment]
 
 
 # -- grad and backward -------------------------------------------------------------------------------------------------
@@ -124,7 +123,8 @@ def _sequence(value: Any) -> list[Any]:
 # -- custom functions --------------------------------------------------------------------------------------------------
 
 
-def _apply(cls: Any, *args: Any, **kwargs: Any) -> Any:
+def apply_function(cls: Any, *args: Any, **kwargs: Any) -> Any:
+    """``torch.autograd.Function.apply``, of DTensors too."""
     for one in args:
         if isinstance(one, DTensor):
             return _on_dtensors(cls, args, kwargs)

@@ -25,14 +25,14 @@ from hyper_parallel.core.dtensor.dtensor import DTensor
 from hyper_parallel.core.dtensor.mesh import init_device_mesh
 from hyper_parallel.core.dtensor.placements import Replicate, Shard
 
-__all__ = ["Row", "run"]
+__all__ = ["BenchmarkRow", "run"]
 
 WORLD = 2
 Placed = tuple[Any, Any, Any]
 
 
 @dataclass(frozen=True)
-class Row:
+class BenchmarkRow:
     """One line of the report, in microseconds of thread CPU time.
 
     Attributes:
@@ -61,7 +61,7 @@ ROWS = 11
 """How many :func:`run` gives."""
 
 
-def run(repeats: int = 1000, rounds: int = 7) -> Iterator[Row]:
+def run(repeats: int = 1000, rounds: int = 7) -> Iterator[BenchmarkRow]:
     """Measure everything, row by row; takes about ten seconds per thousand repeats.
 
     Args:
@@ -109,7 +109,9 @@ class _Bench:
             DTensor.from_local(leaves[2], self.ours, [placed]),
         )
 
-    def measure(self, name: str, budget: float, calls: list[Callable[[], Any]], repeats: int | None = None) -> Row:
+    def measure(
+        self, name: str, budget: float, calls: list[Callable[[], Any]], repeats: int | None = None
+    ) -> BenchmarkRow:
         """Interleave the calls and take the medians."""
         count = repeats or self.repeats
         for call in calls:
@@ -125,9 +127,9 @@ class _Bench:
         finally:
             gc.enable()
         plain, theirs, mine = (statistics.median(one) for one in times)
-        return Row(name, plain, theirs, mine, budget)
+        return BenchmarkRow(name, plain, theirs, mine, budget)
 
-    def forward(self) -> Iterator[Row]:
+    def forward(self) -> Iterator[BenchmarkRow]:
         """Light operations without gradients."""
         x, y, weight, scale = (
             self.tensors(0, 8, 8),
@@ -146,7 +148,7 @@ class _Bench:
         for name, case in cases.items():
             yield self.measure(name, 0.5, [_at(case, index) for index in range(3)])
 
-    def forward_backward(self) -> Iterator[Row]:
+    def forward_backward(self) -> Iterator[BenchmarkRow]:
         """The same with a backward from a given cotangent."""
         x, y = self.tensors(0, 8, 8, grad=True), self.tensors(0, 8, 8, grad=True)
         weight, scale = self.tensors(None, 8, 8, grad=True), self.tensors(None, 8, grad=True)
@@ -162,7 +164,7 @@ class _Bench:
         for name, case in cases.items():
             yield self.measure(f"{name} + backward", 0.25, [_at(case, i) for i in range(3)], self.repeats // 4)
 
-    def block(self) -> Row:
+    def block(self) -> BenchmarkRow:
         """Forward and backward of a transformer block, tensor parallel, against the same written by hand."""
         heads, length, width, hidden = 8, 32, 128, 256
         column, row, whole = (

@@ -1,4 +1,4 @@
-"""Facet *differentiable* on PyTorch."""
+"""Facet *differentiable* on PyTorch, and tensors that wait for their collective when they are first read."""
 
 from __future__ import annotations
 
@@ -6,10 +6,11 @@ from collections.abc import Callable, Sequence
 from typing import Any
 
 import torch
+from torch.utils import _pytree as pytree
 
 from hyper_parallel.platform.contract.differentiable import DifferentiableFacet
 
-__all__ = ["TorchDifferentiable"]
+__all__ = ["AsyncTensor", "TorchDifferentiable", "async_tensor"]
 
 
 class TorchDifferentiable(DifferentiableFacet):
@@ -23,10 +24,12 @@ class TorchDifferentiable(DifferentiableFacet):
         wanted: Sequence[bool],
     ) -> tuple[list[Any], list[Any]]:
         """Record ``fn`` and run backward once, from all outputs that have a seed."""
-        leaves = [one.detach().requires_grad_(want) for one, want in zip(inputs, wanted, strict=True)]
+        leaves = [tensor.detach().requires_grad_(want) for tensor, want in zip(inputs, wanted, strict=True)]
         outs = list(fn(*leaves))
-        given = seeds(outs) if callable(seeds) else seeds
-        pairs = [(out, seed) for out, seed in zip(outs, given, strict=True) if seed is not None and out.requires_grad]
+        cotangents = seeds(outs) if callable(seeds) else seeds
+        pairs = [
+            (out, seed) for out, seed in zip(outs, cotangents, strict=True) if seed is not None and out.requires_grad
+        ]
         if pairs:
             torch.autograd.backward([out for out, _ in pairs], [seed for _, seed in pairs])
         grads = [
@@ -36,7 +39,52 @@ class TorchDifferentiable(DifferentiableFacet):
         return outs, grads
 
     def _awaited_on_use(self, output: Any, pending: Any) -> Any:
-        """A tensor whose first use waits."""
-        from hyper_parallel.platform.torch.lazy import lazy
+        """A tensor whose first use waits for the collective ``pending``."""
+        return async_tensor(output, pending)
 
-        return lazy(output, pending)
+
+# -- outputs of collectives in flight ----------------------------------------------------------------------------------
+
+# What may be read without waiting.
+_METADATA = frozenset({"shape", "dtype", "device", "requires_grad", "grad_fn", "is_leaf", "ndim", "layout", "_version"})
+_METADATA_METHODS = frozenset({"size", "dim", "numel", "is_floating_point", "is_complex", "element_size"})
+
+
+class AsyncTensor(torch.Tensor):
+    """A tensor over the output of a collective in flight; operations run on the plain tensor, once it is complete."""
+
+    _plain: torch.Tensor
+    _pending: Any
+
+    @classmethod
+    def __torch_function__(
+        cls, func: Callable[..., Any], types: Sequence[type], args: Any = (), kwargs: dict[str, Any] | None = None
+    ) -> Any:
+        """Wait, unless only metadata is read; then go on with plain tensors."""
+        del types
+        name = getattr(func, "__name__", "")
+        attribute = getattr(getattr(func, "__self__", None), "__name__", "") if name == "__get__" else ""
+        unwrap = _plain_of if attribute in _METADATA or name in _METADATA_METHODS else _completed
+        args, kwargs = pytree.tree_map_only(AsyncTensor, unwrap, (tuple(args), kwargs or {}))
+        return func(*args, **kwargs)
+
+
+def async_tensor(output: torch.Tensor, pending: Any) -> torch.Tensor:
+    """Return ``output``, on its graph, such that whatever reads it first waits for ``pending``."""
+    tensor = output.as_subclass(AsyncTensor)
+    with torch._C.DisableTorchFunctionSubclass():  # noqa: SLF001 - the documented way to touch a subclass' own state
+        tensor._plain, tensor._pending = output, pending  # noqa: SLF001 - this module's own class
+    return tensor
+
+
+def _plain_of(tensor: AsyncTensor) -> torch.Tensor:
+    return tensor.__dict__["_plain"]
+
+
+def _completed(tensor: AsyncTensor) -> torch.Tensor:
+    state = tensor.__dict__
+    pending = state["_pending"]
+    if pending is not None:
+        state["_pending"] = None
+        pending.wait()
+    return state["_plain"]

@@ -184,11 +184,10 @@ def _has_hooks(local: Any) -> bool:
 
 def build() -> TorchPlatform:
     """The platform, with the DTensor class completed for it."""
-    from hyper_parallel.platform.torch import autograd, dtensor, masked, recompute
+    from hyper_parallel.platform.torch import autograd, dtensor, patches
 
     platform = TorchPlatform()
     dtensor.install(platform)
     autograd.install()
-    masked.install()
-    recompute.install()
+    patches.install()
     return platform

@@ -46,10 +46,10 @@ if TYPE_CHECKING:
 
 __all__ = ["TARGETS", "WORLD", "OperatorAudit", "audit", "main", "summary"]
 
-TARGETS = {"torch-dtensor": ("torch", "hyper_parallel.platform.torch.peer")}
+TARGETS = {"torch-dtensor": ("torch", "hyper_parallel.platform.torch.torch_dtensor_audit")}
 """Targets: the framework that each needs, and the module that has them."""
 
-_CONFIRM = {"torch-dtensor": "hyper_parallel.platform.torch.peer_confirm"}
+_CONFIRM = {"torch-dtensor": "hyper_parallel.platform.torch.torch_dtensor_reproducer"}
 _MOST_SECONDS = 120.0
 
 _SECONDS = 90.0

@@ -192,7 +192,7 @@ def test_a_wrong_gradient_as_a_program():
     import torch
 
     from hyper_parallel.core.dtensor.placements import Partial, Replicate, Shard
-    from hyper_parallel.platform.torch.peer_program import Call, Finding, program
+    from hyper_parallel.platform.torch.torch_dtensor_reproducer import Finding, RecordedCall, program
 
     x, empty = np.array([[1.0, np.inf], [np.nan, 2.0]]), np.zeros((0, 2))
 
@@ -200,7 +200,7 @@ def test_a_wrong_gradient_as_a_program():
         low, high = torch.chunk(operands[0].T, chunks=2, dim=-1)
         return [low.clamp(max=float("inf")), torch.nn.functional.pad(high, (0, 1), value=float("nan"))]
 
-    call = Call(run, [x], [[x, x]], [Shard(0)], [True])
+    call = RecordedCall(run, [x], [[x, x]], [Shard(0)], [True])
     text = program(Finding(call, [x[:, :1], None], gradient=True, which=0, right=x))
     seed = "distribute_tensor(torch.tensor([[1.0], [torch.nan]], dtype=torch.float64), mesh, [Replicate()])"
     assert text.split("\n")[5:10] == [
@@ -211,7 +211,7 @@ def test_a_wrong_gradient_as_a_program():
         f"torch.autograd.backward([y4], [{seed}])",
     ]
     assert "found = torch.tensor([]) if x0.grad is None else x0.grad.full_tensor()" in text
-    summands = Call(lambda operands: [operands[0] @ operands[1].mT], [empty, x], [[empty] * 2, [x, x]],
+    summands = RecordedCall(lambda operands: [operands[0] @ operands[1].mT], [empty, x], [[empty] * 2, [x, x]],
                     [Partial("max"), Replicate()], [False, False])  # fmt: skip
     text = program(
         Finding(summands, [None], gradient=False, which=0, right=np.zeros((0, 2))),
@@ -231,7 +231,7 @@ def test_a_wrong_gradient_as_a_program():
 @pytest.mark.platforms("torch")
 def test_programs_that_show_nothing(monkeypatch):
     """A program that is right, one that fails otherwise and one that hangs are passed over; without any, none."""
-    from hyper_parallel.platform.torch import peer_confirm
+    from hyper_parallel.platform.torch import torch_dtensor_reproducer
 
     right = "print('1 should be 1')"
     broken = "raise ValueError('1 should be 2')"
@@ -241,8 +241,8 @@ def test_programs_that_show_nothing(monkeypatch):
     assert audit.reproduced("torch-dtensor", []) == (None, "")
     monkeypatch.setattr(audit, "_CONFIRM", {"torch-dtensor": "no.such.module"})
     assert audit.reproduced("torch-dtensor", [right]) == (right, "")
-    monkeypatch.setattr(peer_confirm, "_SECONDS", 0.2)
-    assert peer_confirm._printed("import time; time.sleep(60)") is None
+    monkeypatch.setattr(torch_dtensor_reproducer, "_SECONDS", 0.2)
+    assert torch_dtensor_reproducer._printed("import time; time.sleep(60)") is None
 
 
 def test_the_worst_counts():

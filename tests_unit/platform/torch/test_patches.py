@@ -1,6 +1,10 @@
-"""PyTorch's own ways to recompute: what DTensors drew in forward is drawn again."""
+"""Patches of PyTorch: each is installed and needed; recomputation samples what forward sampled, and masks are masks."""
 
 from __future__ import annotations
+
+import ast
+from importlib.util import find_spec
+from pathlib import Path
 
 import numpy as np
 import pytest
@@ -15,11 +19,58 @@ from hyper_parallel.core.dtensor.dtensor import DTensor
 from hyper_parallel.core.dtensor.mesh import init_device_mesh
 from hyper_parallel.core.dtensor.module import distribute_tensor
 from hyper_parallel.core.dtensor.placements import Replicate, Shard
-from hyper_parallel.errors import UnsupportedOperatorError
+from hyper_parallel.errors import MixedTensorError, UnsupportedOperatorError
 from hyper_parallel.platform.select import platform_named
+from hyper_parallel.platform.torch.patches import PATCHES, install
 from hyper_parallel.verify.simulate import simulate
 
 pytestmark = pytest.mark.platforms("torch")
+
+
+# -- the list ----------------------------------------------------------------------------------------------------------
+
+
+def test_every_patch_names_its_reason_and_the_installed_version():
+    """An upgrade of PyTorch fails here until the reason of each patch has been checked and its version renewed."""
+    platform_named("torch")
+    for patch in PATCHES:
+        assert torch.__version__.startswith(f"{patch.version}."), patch.reason
+        assert patch.reason
+        assert patch.places, patch.reason
+
+
+def test_every_patch_is_installed_once():
+    """Each place of each patch has the replacement, which is not replaced again."""
+    platform_named("torch")
+    before = [getattr(owner, name) for patch in PATCHES for owner, name in patch.places]
+    install()
+    assert [getattr(owner, name) for patch in PATCHES for owner, name in patch.places] == before
+    assert all(hasattr(function, "_hyper_parallel_original") for function in before)
+    patched = {f"{owner.__name__}.{name}" for patch in PATCHES for owner, name in patch.places}
+    assert {"Function.apply", "CheckpointFunction.forward", "_CheckpointFrame.__init__", "torch.masked.sum"} < patched
+
+
+def test_pytorch_is_patched_in_one_file_only():
+    """No other file of the room sets attributes of PyTorch's classes and modules."""
+    room = Path(find_spec("hyper_parallel.platform.torch").origin).parent
+    for path in sorted(set(room.rglob("*.py")) - {room / "patches.py"}):
+        tree = ast.parse(path.read_text(encoding="utf-8"))
+        foreign = {
+            (alias.asname or alias.name).partition(".")[0]
+            for node in ast.walk(tree)
+            if isinstance(node, (ast.Import, ast.ImportFrom))
+            and (getattr(node, "module", None) or node.names[0].name).partition(".")[0] == "torch"
+            for alias in node.names
+        }
+        for node in ast.walk(tree):
+            if isinstance(node, ast.Attribute) and isinstance(node.ctx, ast.Store):
+                root = node.value
+                while isinstance(root, ast.Attribute):
+                    root = root.value
+                assert not (isinstance(root, ast.Name) and root.id in foreign), (path.name, node.lineno)
+
+
+# -- recomputation -----------------------------------------------------------------------------------------------------
 
 
 class Dropping(torch.nn.Module):
@@ -160,3 +211,38 @@ def test_recomputation_by_others_is_refused_unless_it_replays():
             "torch.utils.checkpoint.checkpoint, or take state = hyper_parallel.core.dtensor.random.get_state() "
             "before the first run and run again `with hyper_parallel.core.dtensor.random.replaying(state):`"
         )
+
+
+# -- torch.masked, which PyTorch composes of other functions -----------------------------------------------------------
+
+VALUES = torch.linspace(-1, 1, 15).reshape(5, 3)
+MASK = VALUES.abs() > 0.3
+
+
+@pytest.mark.parametrize("name", ["sum", "mean", "std", "softmax", "normalize"])
+def test_masked_functions_mean_the_same(name):
+    """Sums, means, deviations, softmaxes and norms of what a mask leaves are the plain ones; a layout stays one."""
+
+    def rank():
+        mesh = init_device_mesh("cpu", (2,), mesh_dim_names=("tp",))
+        x, mask = distribute_tensor(VALUES, mesh, [Shard(0)]), distribute_tensor(MASK, mesh, [Replicate()])
+        args = (2.0, 1) if name == "normalize" else (1,)
+        found = getattr(torch.masked, name)(x, *args, mask=mask).full_tensor()
+        plain = getattr(torch.masked, name)(VALUES, *args, mask=MASK)
+        return torch.allclose(found, plain, equal_nan=True), x.layout is x._layout
+
+    assert simulate(rank, 2, "torch") == [(True, True)] * 2
+
+
+def test_a_plain_mask_is_refused():
+    """A mask that nobody has placed is no constant, though the function makes constants of its own."""
+
+    def rank():
+        mesh = init_device_mesh("cpu", (2,), mesh_dim_names=("tp",))
+        x = distribute_tensor(VALUES, mesh, [Shard(0)])
+        with pytest.raises(MixedTensorError) as raised:
+            torch.masked.sum(x, 1, mask=MASK)
+        return str(raised.value)
+
+    (message, _) = simulate(rank, 2, "torch")
+    assert message.startswith("argument condition is a plain tensor [5, 3] and meets DTensors on DeviceMesh(cpu, tp=2")

@@ -1,4 +1,4 @@
-"""PyTorch's own DTensor, for the audit: to wrap, to differentiate, to see the whole."""
+"""PyTorch's own DTensor as a target of the operator audit: wrapping, differentiation, global values."""
 
 from __future__ import annotations
 
@@ -17,13 +17,13 @@ __all__ = ["Peer"]
 
 
 class Peer:
-    """One rank of a line of processes.
+    """One rank of a one-dimensional mesh of processes.
 
     Args:
         rank: of this process.
         world: number of processes.
-        store: file by which they meet.
-        seconds: after which one that waits for another gives up.
+        store: the file of the rendezvous.
+        seconds: the timeout of collectives.
     """
 
     def __init__(self, rank: int, world: int, store: str, seconds: float) -> None:
@@ -34,52 +34,52 @@ class Peer:
         self.mesh = init_device_mesh("cpu", (world,))
 
     def close(self) -> None:
-        """Leave."""
+        """Destroy the process group."""
         distributed.destroy_process_group()
 
-    def gathered(self, mine: Any) -> list[Any]:
-        """What every rank says."""
-        seen: list[Any] = [None] * self.world
-        distributed.all_gather_object(seen, mine)
-        return seen
+    def gathered(self, value: Any) -> list[Any]:
+        """Return the values of all ranks, in order."""
+        values: list[Any] = [None] * self.world
+        distributed.all_gather_object(values, value)
+        return values
 
-    def wrap(self, piece: Any, place: Placement, shape: Sequence[int], *, differentiated: bool = False) -> Any:
-        """A leaf of global ``shape`` of which this rank holds ``piece``."""
+    def wrap(self, local: Any, placement: Placement, shape: Sequence[int], *, differentiated: bool = False) -> Any:
+        """Return a leaf of global ``shape`` whose local array on this rank is ``local``."""
         theirs: Any = peer.Replicate()
-        if isinstance(place, Shard):
-            theirs = peer.Shard(place.dim)
-        elif isinstance(place, Partial):
-            theirs = peer.Partial(place.reduce_op)
-        found = peer.DTensor.from_local(
-            torch.from_numpy(piece), self.mesh, [theirs], run_check=False,
+        if isinstance(placement, Shard):
+            theirs = peer.Shard(placement.dim)
+        elif isinstance(placement, Partial):
+            theirs = peer.Partial(placement.reduce_op)
+        wrapped = peer.DTensor.from_local(
+            torch.from_numpy(local), self.mesh, [theirs], run_check=False,
             shape=torch.Size(shape), stride=torch.empty(tuple(shape)).stride(),
         )  # fmt: skip
-        return found.requires_grad_(differentiated)
+        return wrapped.requires_grad_(differentiated)
 
     @staticmethod
     def call(
-        run: Callable[[Sequence[Any]], Sequence[Any]], filled: Any, pieces: Any, places: Sequence[Placement]
+        run: Callable[[Sequence[Any]], Sequence[Any]], filled: Any, shards: Any, placements: Sequence[Placement]
     ) -> Any:
-        """A call that :meth:`program` can write down."""
-        from hyper_parallel.platform.torch.peer_program import Call
+        """Return a call that :meth:`program` can write as source."""
+        from hyper_parallel.platform.torch.torch_dtensor_reproducer import RecordedCall
 
-        return Call(run, filled.arrays, pieces, places, filled.requires_grad)
+        return RecordedCall(run, filled.arrays, shards, placements, filled.requires_grad)
 
     @staticmethod
     def program(call: Any, seeds: Any, gradient: bool, index: int, right: Any, before: Any = None) -> str | None:
-        """A finding as a program of at most 15 lines, or None; see ``peer_program.program``."""
-        from hyper_parallel.platform.torch.peer_program import Finding, program
+        """Return a finding as a program of at most 15 lines, or None; see ``torch_dtensor_reproducer.program``."""
+        from hyper_parallel.platform.torch.torch_dtensor_reproducer import Finding, program
 
         return program(Finding(call, seeds, gradient, index, right), before)
 
     @staticmethod
     def is_wrapped(value: Any) -> bool:
-        """Whether it is distributed."""
+        """Whether ``value`` is distributed."""
         return isinstance(value, peer.DTensor)
 
     @staticmethod
     def whole(value: Any) -> Any:
-        """The global values as an array."""
+        """Return the global values as an array."""
         return value.detach().full_tensor().resolve_conj().resolve_neg().contiguous().numpy()
 
     @staticmethod

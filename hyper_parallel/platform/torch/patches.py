@@ -1,0 +1,140 @@
+"""Every patch of PyTorch, with its reason and the version that needs it.
+
+``PATCHES`` is the list to check when PyTorch is upgraded: a test fails while a patch names another version than the one
+that is installed. Where no DTensor is involved, each patch calls the original.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from contextlib import nullcontext
+from dataclasses import dataclass
+from functools import wraps
+from inspect import getattr_static
+from types import FunctionType
+from typing import Any
+
+import torch
+from torch.utils import checkpoint
+from torch.utils._pytree import tree_leaves
+
+from hyper_parallel.core.dtensor import random
+from hyper_parallel.core.dtensor.dtensor import DTensor
+from hyper_parallel.core.shard.dispatch import implicit_replication
+from hyper_parallel.platform.contract.memory import replayed, rerunning
+from hyper_parallel.platform.torch.autograd import apply_function
+from hyper_parallel.platform.torch.dtensor import STORAGE_FORMAT
+
+__all__ = ["PATCHES", "Patch", "install"]
+
+Call = Callable[..., Any]
+_ORIGINAL = "_hyper_parallel_original"
+
+
+@dataclass(frozen=True)
+class Patch:
+    """An attribute of PyTorch that is replaced.
+
+    Attributes:
+        places: owner (a module or class) and name, of one function wherever it is held.
+        replace: makes the replacement of the original function.
+        reason: why PyTorch's own does not serve.
+        version: of PyTorch for which the reason was last checked.
+    """
+
+    places: tuple[tuple[Any, str], ...]
+    replace: Callable[[Call], Call]
+    reason: str
+    version: str = "2.13"
+
+    def install(self) -> None:
+        """Replace the function; again does nothing new."""
+        owner, name = self.places[0]
+        static = getattr_static(owner, name)
+        method = type(static) if isinstance(static, (classmethod, staticmethod)) else None
+        original = static if method is None else static.__func__
+        if hasattr(original, _ORIGINAL):
+            return
+        replacement = self.replace(original)
+        setattr(replacement, _ORIGINAL, original)
+        for owner, name in self.places:
+            setattr(owner, name, replacement if method is None else method(replacement))
+
+
+def install() -> None:
+    """Apply every patch; again does nothing new."""
+    for patch in PATCHES:
+        patch.install()
+    random.forbid_sampling_while(_recomputes)
+
+
+# -- recomputation -----------------------------------------------------------------------------------------------------
+
+
+def _frame_that_replays(init: Call) -> Call:
+    return rerunning(init, random.get_state, random.replaying)
+
+
+def _forward_that_replays(plain: Call) -> Call:
+    @wraps(plain)
+    def forward(ctx: Any, run_function: Call, *args: Any) -> Any:
+        return plain(ctx, replayed(run_function, random.get_state, random.replaying), *args)
+
+    return forward
+
+
+def _recomputes() -> bool:
+    """True where backward records operations: a forward runs again, by another way than the two that are patched."""
+    return torch._C._current_graph_task_id() >= 0 and torch.is_grad_enabled()  # noqa: SLF001 - no public spelling
+
+
+_OTHER_GENERATOR = (
+    "recomputation returns to the state of PyTorch's generators, and DTensors sample from a generator of their own"
+)
+
+
+# -- compositions that ask for the storage format ----------------------------------------------------------------------
+
+
+def _told_the_storage_format(function: Call) -> Call:
+    @wraps(function)
+    def call(*args: Any, **kwargs: Any) -> Any:
+        tensors = [leaf for leaf in tree_leaves((args, kwargs)) if isinstance(leaf, torch.Tensor)]
+        distributed = sum(isinstance(tensor, DTensor) for tensor in tensors)
+        if not distributed:
+            return function(*args, **kwargs)
+        # A caller's plain tensors are refused; those that the function makes itself are constants.
+        constants = implicit_replication() if distributed == len(tensors) else nullcontext()
+        token = STORAGE_FORMAT.set(True)
+        try:
+            with constants:
+                return function(*args, **kwargs)
+        finally:
+            STORAGE_FORMAT.reset(token)
+
+    return call
+
+
+def _functions_of_masked() -> list[str]:
+    inner = vars(torch.masked._ops)  # noqa: SLF001 - where they are written
+    return [name for name in torch.masked.__all__ if isinstance(inner.get(name), FunctionType)]
+
+
+PATCHES: tuple[Patch, ...] = (
+    Patch(
+        ((torch.autograd.Function, "apply"),),
+        lambda _: apply_function,
+        "apply does not call __torch_function__: it would take a DTensor for a tensor without gradient, and drop the "
+        "gradient silently",
+    ),
+    Patch(((checkpoint._CheckpointFrame, "__init__"),), _frame_that_replays, _OTHER_GENERATOR),  # noqa: SLF001 - all that is not reentrant makes one
+    Patch(((checkpoint.CheckpointFunction, "forward"),), _forward_that_replays, _OTHER_GENERATOR),
+    *(
+        Patch(
+            ((torch.masked, name), (torch.masked._ops, name)),  # noqa: SLF001 - where its functions call each other
+            _told_the_storage_format,
+            "it does not call __torch_function__, and compares x.layout, a DTensor's layout, with torch.strided",
+        )
+        for name in _functions_of_masked()
+    ),
+)

@@ -1,0 +1,294 @@
+"""A finding about PyTorch's own DTensor as a program that needs nothing but PyTorch, and the proof that it shows it.
+
+What an operator of this library calls is recorded on plain tensors, call by call, and written as source.
+
+``python -m hyper_parallel.platform.torch.torch_dtensor_reproducer`` reads programs from standard input, a JSON list,
+and prints ``{"index", "printed"}`` of the first that prints a wrong value and fails, or ``null``. Each runs in two new
+processes that communicate over gloo. PyTorch is imported once; the processes are forked, so that each starts from the
+same state, whatever the program before it did.
+"""
+
+from __future__ import annotations
+
+import cmath
+import importlib
+import json
+import os
+import signal
+import socket
+import sys
+import tempfile
+import time
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from types import CodeType
+from typing import TYPE_CHECKING, Any, NamedTuple
+
+import torch
+from torch.overrides import TorchFunctionMode, resolve_name
+
+from hyper_parallel.core.dtensor.placements import Partial
+
+if TYPE_CHECKING:
+    from hyper_parallel.core.dtensor.placements import Placement
+
+__all__ = ["Finding", "RecordedCall", "main", "program"]
+
+MOST_LINES = 15
+_HEAD = """\
+import torch, torch.distributed as dist
+from torch.distributed.tensor import DTensor, Partial, Replicate, Shard, distribute_tensor
+dist.init_process_group("gloo")  # torchrun --nproc-per-node 2 THIS_FILE
+mesh = dist.init_device_mesh("cpu", (2,))"""
+
+
+class RecordedCall(NamedTuple):
+    """An operator and its operands.
+
+    Attributes:
+        run: the operator, as a function of its operands.
+        arrays: the operands' values.
+        shards: per operand, each rank's local array.
+        placements: the operands' placements.
+        wanted: which operands have a gradient.
+    """
+
+    run: Callable[[Sequence[Any]], Sequence[Any]]
+    arrays: Sequence[Any]
+    shards: Sequence[Sequence[Any]]
+    placements: Sequence[Placement]
+    wanted: Sequence[bool]
+
+
+class Finding(NamedTuple):
+    """One wrong result.
+
+    Attributes:
+        call: whose.
+        seeds: cotangent per output, None where it has none.
+        gradient: the wrong value is a gradient.
+        which: of the outputs, or of the operands, whose gradient it is.
+        right: what it should be.
+    """
+
+    call: RecordedCall
+    seeds: Sequence[Any]
+    gradient: bool
+    which: int
+    right: Any
+
+
+class _Written(NamedTuple):
+    """A call as lines, and its outputs with their names."""
+
+    lines: list[str]
+    outs: list[Any]
+    names: list[str]
+
+
+def program(finding: Finding, before: RecordedCall | None = None) -> str | None:
+    """The program: it prints the wrong value beside the right one, and fails.
+
+    Args:
+        finding: what to show.
+        before: a call to make first.
+
+    Returns:
+        None where it would be too long, or holds what cannot be written down.
+    """
+    earlier = _Written([], [], []) if before is None else _written(before, "a", "b")
+    shown = _written(finding.call, "x", "y")
+    if earlier is None or shown is None:
+        return None
+    lines = [*_HEAD.split("\n"), *earlier.lines, *shown.lines, *_shown(finding, shown)]
+    return "\n".join(lines) if len(lines) <= MOST_LINES else None
+
+
+def _written(call: RecordedCall, operand: str, result: str) -> _Written | None:
+    """The call as source; names of operands and results are ``operand`` and ``result`` with a number."""
+    leaves = [
+        torch.from_numpy(array).detach().requires_grad_(want)
+        for array, want in zip(call.arrays, call.wanted, strict=True)
+    ]
+    recorder = _Recorder({id(leaf): f"{operand}{index}" for index, leaf in enumerate(leaves)}, result)
+    with recorder:
+        outs = list(call.run(leaves))
+    names = [recorder.names.get(id(out), "") for out in outs]
+    if recorder.unwritable or not all(names):
+        return None
+    operands = [f"{operand}{index} = {_operand(call, index)}" for index in range(len(leaves))]
+    return _Written([*operands, *recorder.lines], outs, names)
+
+
+def _operand(call: RecordedCall, index: int) -> str:
+    placement, leaf = call.placements[index], ".requires_grad_()" if call.wanted[index] else ""
+    if isinstance(placement, Partial):
+        shards = ", ".join(_literal(torch.from_numpy(shard)) for shard in call.shards[index])
+        return f"DTensor.from_local([{shards}][dist.get_rank()], mesh, [Partial({placement.reduce_op!r})]){leaf}"
+    return f"distribute_tensor({_literal(torch.from_numpy(call.arrays[index]))}, mesh, [{placement!r}]){leaf}"
+
+
+def _shown(finding: Finding, call: _Written) -> list[str]:
+    lines, grad = [], f"x{finding.which}.grad"
+    if finding.gradient:
+        pairs = [
+            (name, f"distribute_tensor({_literal(torch.from_numpy(seed))}, mesh, [Replicate()])")
+            for name, out, seed in zip(call.names, call.outs, finding.seeds, strict=True)
+            if seed is not None and out.requires_grad
+        ]
+        roots, seeds = (", ".join(names) for names in zip(*pairs, strict=True))
+        lines = [f"torch.autograd.backward([{roots}], [{seeds}])"]
+        result = f"torch.tensor([]) if {grad} is None else {grad}.full_tensor()"
+    else:
+        result = f"{call.names[finding.which]}.full_tensor()"
+    return [
+        *lines,
+        f"found = {result}",
+        f"right = {_literal(torch.from_numpy(finding.right))}",
+        'print(f"{found} should be {right}")',
+        "torch.testing.assert_close(found, right, equal_nan=True)",
+    ]
+
+
+def _literal(tensor: torch.Tensor) -> str:
+    values = repr(tensor.tolist()).replace("nan", "torch.nan").replace("inf", "torch.inf")
+    shaped = f".reshape({tuple(tensor.shape)})" if 0 in tensor.shape else ""
+    return f"torch.tensor({values}, dtype={tensor.dtype}){shaped}"
+
+
+class _Recorder(TorchFunctionMode):
+    """Writes the calls inside as source, a line per call."""
+
+    def __init__(self, names: dict[int, str], result: str) -> None:
+        super().__init__()
+        self.names, self.result = names, result
+        self.lines: list[str] = []
+        self.unwritable = False
+        self._kept: list[Any] = []  # an id belongs to one object only while that lives
+
+    def __torch_function__(
+        self, func: Callable[..., Any], types: Any, args: tuple[Any, ...] = (), kwargs: dict[str, Any] | None = None
+    ) -> Any:
+        """Call, and record it."""
+        del types
+        named = kwargs or {}
+        out = func(*args, **named)
+        self._kept.append(out)
+        texts = [self._source(arg) for arg in args]
+        texts += [f"{name}={self._source(value)}" for name, value in named.items()]
+        several = isinstance(out, (list, tuple)) and all(isinstance(item, torch.Tensor) for item in out)
+        if several or isinstance(out, torch.Tensor):
+            results = list(out) if several else [out]
+            for result in results:
+                self.names.setdefault(id(result), f"{self.result}{len(self.names)}")
+            targets = ", ".join(self.names[id(result)] for result in results)
+            targets += "," if several and len(results) == 1 else ""
+            self.lines.append(f"{targets} = {self._called(func, texts)}")
+        return out
+
+    def _called(self, func: Callable[..., Any], texts: list[str]) -> str:
+        name = resolve_name(func)
+        if name is None:
+            self.unwritable = True
+            return ""
+        if name.endswith(".__get__"):
+            return f"{texts[0]}.{name.split('.')[-2]}"
+        if name.startswith("torch.Tensor."):
+            return f"{texts[0]}.{name.rpartition('.')[2]}({', '.join(texts[1:])})"
+        return f"{'torch.ops.' if name.startswith('aten.') else ''}{name}({', '.join(texts)})"
+
+    def _source(self, value: Any) -> str:
+        if isinstance(value, torch.Tensor):
+            return self.names.get(id(value)) or _literal(value.detach())
+        if isinstance(value, (list, tuple)):
+            inner = "".join(f"{self._source(item)}, " for item in value)
+            return f"[{inner[:-2]}]" if isinstance(value, list) else f"({inner[:-1]})"
+        text = _number(value) if isinstance(value, (float, complex)) else repr(value)
+        self.unwritable = self.unwritable or not isinstance(value, _WRITABLE)
+        return "..." if value is ... else text
+
+
+_WRITABLE = (
+    slice, type(None), type(...), bool, int, float, complex, str, torch.dtype, torch.device, torch.layout,
+)  # fmt: skip
+
+
+def _number(value: complex) -> str:
+    finite = cmath.isfinite(value)
+    return repr(value) if finite else f"{type(value).__name__}({str(value)!r})"
+
+
+# -- running programs --------------------------------------------------------------------------------------------------
+
+_WORLD = 2
+_SECONDS = 20.0
+_SHARED = ("torch", "torch.distributed.tensor", "torch._dynamo")  # what every program imports, once
+
+
+def main() -> None:
+    """Run the programs one after the other, until one shows a wrong value."""
+    for name in _SHARED:
+        importlib.import_module(name)
+    shown = None
+    for index, text in enumerate(json.load(sys.stdin)):
+        printed = _printed(text)
+        if printed is not None:
+            shown = {"index": index, "printed": printed}
+            break
+    sys.stdout.write(json.dumps(shown) + "\n")
+
+
+def _printed(text: str) -> str | None:
+    """The output of rank 0 where the program fails on a wrong value; else None."""
+    with tempfile.TemporaryDirectory() as folder:
+        code = compile(text, "reproducer.py", "exec")
+        port = _free_port()
+        children = [_forked(code, rank, port, Path(folder)) for rank in range(_WORLD)]
+        _wait(children)
+        files = [(Path(folder) / f"{rank}.{stream}") for stream in ("out", "err") for rank in range(_WORLD)]
+        out, _, *errors = [file.read_text(encoding="utf-8", errors="replace") for file in files]
+    lines = " ".join(out.split())
+    wrong = " should be " in lines and any("AssertionError: " in error for error in errors)
+    return lines if wrong else None
+
+
+def _forked(code: CodeType, rank: int, port: int, folder: Path) -> int:
+    child = os.fork()
+    if child:
+        return child
+    for stream, number in (("out", 1), ("err", 2)):
+        os.dup2(os.open(folder / f"{rank}.{stream}", os.O_CREAT | os.O_WRONLY, 0o600), number)
+    os.environ.update(RANK=str(rank), WORLD_SIZE=str(_WORLD), MASTER_ADDR="127.0.0.1", MASTER_PORT=str(port))
+    status = 0
+    try:
+        exec(code, {"__name__": "__main__"})  # noqa: S102 - our own program
+    except BaseException:  # noqa: BLE001 - a failure is what is looked for
+        sys.excepthook(*sys.exc_info())
+        status = 1
+    sys.stdout.flush()
+    sys.stderr.flush()
+    os._exit(status)
+
+
+def _wait(children: list[int]) -> None:
+    """Wait until all have ended; kill those that wait for each other."""
+    until = time.monotonic() + _SECONDS
+    left = set(children)
+    while left:
+        left -= {child for child in left if os.waitpid(child, os.WNOHANG)[0]}
+        if left and time.monotonic() > until:
+            for child in left:
+                os.kill(child, signal.SIGKILL)
+                os.waitpid(child, 0)
+            return
+        time.sleep(0.02)
+
+
+def _free_port() -> int:
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        return int(probe.getsockname()[1])
+
+
+if __name__ == "__main__":
+    main()

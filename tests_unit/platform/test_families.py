@@ -1,0 +1,81 @@
+"""Operators are filed by family, under the names of ``core/shard/rules``."""
+
+import ast
+from importlib.util import find_spec
+from pathlib import Path
+
+import pytest
+
+# Files of platform/<framework>/ops that are no family, each with its reason.
+OTHERS = {
+    "torch": {
+        "registry": "the three verbs",
+        "aten": "operator overloads that no function has the name of",
+        "foreach": "optimizers' calls on lists of tensors",
+        "fused": "kernels that step many parameters",
+        "python_api": "functions that PyTorch wrote in Python",
+    },
+    "mindspore": {
+        "registry": "the three verbs",
+        "empty_shards": "wraps kernels that are wrong, or refuse, where they reduce over no element",
+        "kernels": "copy, fill, write and sample, which several families use",
+        "python_api": "functions of MindSpore's Python layer",
+    },
+}
+
+
+def files(package):
+    """Names of a package's modules, without importing them."""
+    room = Path(find_spec("hyper_parallel").origin).parent
+    return {path.stem for path in (room / package).glob("*.py")} - {"__init__"}
+
+
+@pytest.mark.parametrize("framework", OTHERS)
+def test_operators_are_filed_by_family(framework):
+    """A file of a framework's operators has the name of a file of rules, or is listed here with its reason."""
+    names = files(f"platform/{framework}/ops")
+    assert names - files("core/shard/rules") == OTHERS[framework].keys()
+
+
+@pytest.mark.parametrize("package", ["core/shard/rules", "platform/torch/ops", "platform/mindspore/ops"])
+def test_cross_is_linear_algebra(package):
+    """An operator has one family, the same in all three folders."""
+    room = Path(find_spec("hyper_parallel").origin).parent / package
+    assert [path.stem for path in sorted(room.glob("*.py")) if '"cross"' in path.read_text(encoding="utf-8")] == [
+        "linalg"
+    ]
+
+
+@pytest.mark.platforms("torch")
+def test_each_spelling_is_beside_its_operators_rule():
+    """What is stated of an operator in a family's file is of an operator whose rule is in the file of that name."""
+    room = Path(find_spec("hyper_parallel").origin).parent
+    families = files("core/shard/rules")
+    home = {op: family for family in families for op in literals(room / f"core/shard/rules/{family}.py", RULES)}
+    misplaced = {}
+    for family in families & files("platform/torch/ops"):
+        tree = ast.parse((room / f"platform/torch/ops/{family}.py").read_text(encoding="utf-8"))
+        for node in ast.walk(tree):
+            if (
+                isinstance(node, ast.Call)
+                and isinstance(node.func, ast.Name)
+                and node.func.id in {"spelling", "kernel"}
+            ):
+                for op in [arg.value for arg in node.args[:1] if isinstance(arg, ast.Constant)]:
+                    if home.get(op, family) != family:
+                        misplaced[op] = (family, home[op])
+    assert misplaced == {}
+
+
+RULES = {"rule", "decomposition", "Rule", "Decomposition"}
+
+
+def literals(path, calls):
+    """Operators that a file of rules declares by a literal name."""
+    tree = ast.parse(path.read_text(encoding="utf-8"))
+    return {
+        node.args[0].value
+        for node in ast.walk(tree)
+        if isinstance(node, ast.Call) and isinstance(node.func, ast.Name) and node.func.id in calls
+        and node.args and isinstance(node.args[0], ast.Constant)
+    }  # fmt: skip
