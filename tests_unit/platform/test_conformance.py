@@ -51,7 +51,7 @@ def test_a_listed_gap_that_works_is_found(monkeypatch):
     platform = platform_named("torch")
     monkeypatch.setattr(type(platform), "gaps", (Gap("noop_context_fn", "none", "nothing"),))
     monkeypatch.setattr(suite, "_PROBES", {"noop_context_fn": ()})
-    with pytest.raises(RankFailedError, match="noop_context_fn stands in the gap ledger of torch and works"):
+    with pytest.raises(RankFailedError, match="noop_context_fn is in the gap ledger of torch and works"):
         run_contract("torch", 2, facets=["memory"])
 
 

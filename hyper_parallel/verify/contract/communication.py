@@ -1,4 +1,4 @@
-"""Facets *identity*, *groups* and *collectives*."""
+"""Checks of the facets *identity*, *groups* and *collectives*."""
 
 from __future__ import annotations
 
@@ -33,13 +33,13 @@ _REDUCE: dict[str, Callable[[Any], Any]] = {
 @covers(IDENTITY, "get_rank", "get_world_size", "get_group_local_rank", "get_global_rank", "get_process_group_ranks",
         "get_backend")  # fmt: skip
 def identity(w: World) -> None:
-    """Ranks and positions agree, whatever names the group; who is not in it is told its ranks."""
+    """Ranks and positions agree, however the group is named; the error for a non-member lists the group's ranks."""
     p, turned = w.platform, (*w.ranks[1:], 0)
     assert 0 <= p.get_rank() < p.get_world_size()
     assert p.get_process_group_ranks(None) == list(w.ranks)
     assert p.get_process_group_ranks(turned) == list(turned)
     assert p.get_group_local_rank(turned) == turned.index(w.rank)
-    assert [p.get_global_rank(turned, place) for place in range(w.size)] == list(turned)
+    assert [p.get_global_rank(turned, position) for position in range(w.size)] == list(turned)
     assert p.get_backend(None) == p.get_backend(turned)
     with raises(MeshError, f"rank {w.rank} is not in the group of ranks"):
         p.get_group_local_rank(tuple(rank for rank in w.ranks if rank != w.rank))
@@ -52,7 +52,7 @@ def identity(w: World) -> None:
 
 @covers(GROUPS, "init_process_group")
 def joining(w: World) -> None:
-    """Joining a world that exists changes nothing; a contradiction says which argument and what holds."""
+    """Joining a world that exists changes nothing; the error for a contradiction names the argument and the value."""
     p = w.platform
     p.init_process_group()
     p.init_process_group(world_size=w.size, rank=w.rank)
@@ -68,9 +68,9 @@ def joining(w: World) -> None:
 
 @covers(GROUPS, "create_group", "_create_group", "get_created_group", "destroy_process_group", "mark_created_groups")
 def groups(w: World) -> None:
-    """A group of the same ranks is the same; destroyed, it is gone; adopted, it is found."""
+    """A group of the same ranks is the same object; it is forgotten when destroyed, and known when adopted."""
     p = w.platform
-    members = list(w.ranks[:-1])  # not the world, which is not destroyed by a handle
+    members = list(w.ranks[:-1])  # not the world, which no handle can destroy
     if w.rank in members:
         handle = p.create_group(members[::-1])
         assert p.create_group(members) is handle
@@ -96,7 +96,7 @@ def groups(w: World) -> None:
 
 @covers(GROUPS, "split_group")
 def splitting(w: World) -> None:
-    """The caller gets its part; lists that are empty, overlap or leave the group are refused."""
+    """The caller gets its subgroup; lists that are empty, overlap or leave the group are refused."""
     p, parts = w.platform, [[w.size - 1], list(w.ranks[:-1])]
     mine = p.split_group(None, parts)
     assert p.get_process_group_ranks(mine) == parts[0 if w.rank == w.size - 1 else 1]
@@ -110,7 +110,7 @@ def splitting(w: World) -> None:
 
 @covers(GROUPS, "barrier")
 def barriers(w: World) -> None:
-    """Blocking, and started and waited for once."""
+    """A barrier blocks, or is started and waited for once."""
     assert w.platform.barrier() is None
     handle = w.platform.barrier(w.ranks[::-1], async_op=True)
     assert handle.wait() is None
@@ -120,31 +120,31 @@ def barriers(w: World) -> None:
 
 @covers(COLLECTIVES, "all_reduce", "reduce_scatter_tensor")
 def reductions(w: World) -> None:
-    """Every reduction, blocking and started; what is refused is refused everywhere."""
-    p, place = w.platform, w.ranks[::-1].index(w.rank)
+    """Every reduction is right, blocking and asynchronous; a refusal is the same on every rank."""
+    p, position = w.platform, w.ranks[::-1].index(w.rank)
     parts = np.stack(w.everyone((2 * w.size, 3)))
     mine = w.tensor(parts[w.rank])
     for op, fold in _REDUCE.items():
         whole = fold(parts)
         rows = np.split(whole, w.size)
         w.same(p.all_reduce(mine, None, op=op), whole, 1e-12)
-        w.same(p.reduce_scatter_tensor(mine, w.ranks[::-1], op=op), rows[place], 1e-12)
+        w.same(p.reduce_scatter_tensor(mine, w.ranks[::-1], op=op), rows[position], 1e-12)
         output, handle = p.all_reduce(mine, None, True, op=op)
         other, second = p.reduce_scatter_tensor(mine, None, True, op=op)
         w.same(second.wait(), rows[w.rank], 1e-12)
         assert handle.wait() is output
         w.same(output, whole, 1e-12)
         w.same(other, rows[w.rank], 1e-12)
-    truth = w.tensor(parts[w.rank] > 0)
-    w.same(p.all_reduce(truth, op="any"), (parts > 0).any(0))
-    w.same(p.all_reduce(truth, op="all"), (parts > 0).all(0))
+    booleans = w.tensor(parts[w.rank] > 0)
+    w.same(p.all_reduce(booleans, op="any"), (parts > 0).any(0))
+    w.same(p.all_reduce(booleans, op="all"), (parts > 0).all(0))
     w.same(mine, parts[w.rank])
     for wrong in (np.ones(2), [1.0]):
         with raises(NotPlainError, f"expected a plain tensor of {p.platform_type}, got {type(wrong).__name__}"):
             p.all_reduce(wrong)
-    pieces = distribute_tensor(w.tensor(np.ones((w.size, 2))), DeviceMesh("cpu", list(w.ranks)), [Shard(0)])
+    sharded = distribute_tensor(w.tensor(np.ones((w.size, 2))), DeviceMesh("cpu", list(w.ranks)), [Shard(0)])
     with raises(NotPlainError, "all_reduce: expected a plain tensor of ", "; give its to_local()"):
-        p.all_reduce(pieces)
+        p.all_reduce(sharded)
     with raises(ReductionError, "unknown reduction 'median'"):
         p.all_reduce(mine, op="median")
     with raises(ReductionError, "the average of integers or booleans is not an integer"):
@@ -155,7 +155,7 @@ def reductions(w: World) -> None:
 
 @covers(COLLECTIVES, "all_gather_into_tensor", "broadcast", "all_to_all_single")
 def movements(w: World) -> None:
-    """Values of every dtype arrive unchanged, blocking and started; handles are used up."""
+    """Values of every dtype arrive unchanged, blocking and asynchronous; a handle is waited for once."""
     p = w.platform
     for dtype in ("float64", "int64", "bool"):
         parts = w.everyone((w.size, 2), dtype=dtype)
@@ -190,19 +190,19 @@ def movements(w: World) -> None:
 @covers(COLLECTIVES, "all_reduce", "all_gather_into_tensor", "reduce_scatter_tensor", "broadcast", "all_to_all_single",
         "isend", "irecv")  # fmt: skip
 def in_flight(w: World) -> None:
-    """A started collective returns while another member has not joined it; it does so only once it is told to."""
+    """Starting a collective returns while another member has not joined it; waiting for it returns the result once."""
     p, last, parts = w.platform, w.size - 1, np.stack(w.everyone((w.size, 2)))
     mine = w.tensor(parts[w.rank])
     started: list[tuple[Callable[[], Any], Any]] = [
         (lambda: p.all_reduce(mine, None, True), parts.sum(0)),
         (lambda: p.all_gather_into_tensor(mine, None, True), np.concatenate(parts)),
         (lambda: p.reduce_scatter_tensor(mine, None, True), parts.sum(0)[w.rank : w.rank + 1]),
-        (lambda: p.broadcast(mine, last, None, True), parts[last]),  # whose source is the one that comes late
+        (lambda: p.broadcast(mine, last, None, True), parts[last]),  # its source is the rank that joins late
         (lambda: p.all_to_all_single(mine, (w.size, 2), None, True), parts[:, w.rank]),
         (lambda: (None, p.barrier(None, True)), None),
     ]
     for number, (start, want) in enumerate(started):
-        if w.rank == last:  # joins after rank 0 has gone on, which is told by a message
+        if w.rank == last:  # joins after a message of rank 0, which has continued
             w.same(p.irecv(w.tensor(np.zeros(1)), 0).wait(), np.full(1, number))
         output, handle = start()
         if w.rank == 0:
@@ -214,11 +214,11 @@ def in_flight(w: World) -> None:
             w.same(output, want)
         with raises(HandleError, "this handle was waited for before; wait once and keep the result"):
             handle.wait()
-    if w.rank == last:  # a wish that nobody has answered does not block either
+    if w.rank == last:  # a posted receive without a message does not block either
         buffer = w.tensor(np.zeros(2))
-        wish = p.irecv(buffer, 0)
+        receive = p.irecv(buffer, 0)
         p.isend(w.tensor(np.ones(1)), 0).wait()
-        assert wish.wait() is buffer
+        assert receive.wait() is buffer
         w.same(buffer, np.full(2, 5.0))
     elif w.rank == 0:
         p.irecv(w.tensor(np.zeros(1)), last).wait()
@@ -227,24 +227,24 @@ def in_flight(w: World) -> None:
 
 @covers(COLLECTIVES, "isend", "irecv")
 def messages(w: World) -> None:
-    """Two messages to the next rank arrive in order, waited for in the other order; strangers are refused."""
+    """Two messages to the next rank arrive in order, waited for in the other order; ranks outside are refused."""
     p, after, before = w.platform, (w.rank + 1) % w.size, (w.rank - 1) % w.size
     buffers = [w.tensor(np.zeros((2, 3))) for _ in range(2)]
     posted = [p.irecv(buffer, before, tag=1) for buffer in buffers]
-    sent = [p.isend(w.tensor(w.draw((2, 3), turn=turn)), after, tag=1) for turn in range(2)]
+    sent = [p.isend(w.tensor(w.sample((2, 3), turn=turn)), after, tag=1) for turn in range(2)]
     assert posted[1].wait() is buffers[1]
     posted[0].wait()
     for turn in range(2):
         sent[turn].wait()
-        w.same(buffers[turn], w.draw((2, 3), before, turn))
+        w.same(buffers[turn], w.sample((2, 3), before, turn))
     with raises(HandleError, "recv: this handle was waited for before"):
         posted[0].wait()
-    if w.rank == 0:  # what is longer than it was sent would be garbage at its end
+    if w.rank == 0:  # a buffer longer than the message would have garbage at its end
         p.isend(w.tensor(np.ones(2)), 1).wait()
         p.isend(w.tensor(np.ones((0, 2))), 1).wait()
     elif w.rank == 1:
-        for told in ("f64[2]", "f64[0, 2]"):
-            with raises(CollectiveMismatchError, told, "f64[3]"):
+        for sent_text in ("f64[2]", "f64[0, 2]"):
+            with raises(CollectiveMismatchError, sent_text, "f64[3]"):
                 p.irecv(w.tensor(np.zeros(3)), 0).wait()
     for member in (p.isend, p.irecv):
         with raises(CollectiveMismatchError, "must be another rank of the group"):
@@ -256,9 +256,9 @@ def messages(w: World) -> None:
 @covers(COLLECTIVES, "all_gather_object", "send_object_list", "recv_object_list")
 def objects(w: World) -> None:
     """Picklable objects arrive equal; a list of another length is refused."""
-    p, found = w.platform, [None]
-    p.all_gather_object(found, {"rank": w.rank})
-    assert found == [{"rank": rank} for rank in w.ranks]
+    p, gathered = w.platform, [None]
+    p.all_gather_object(gathered, {"rank": w.rank})
+    assert gathered == [{"rank": rank} for rank in w.ranks]
     if w.rank == 0:
         p.send_object_list([1, "two", {3: 4}], 1)
         p.send_object_list([1], 1)
@@ -272,7 +272,7 @@ def objects(w: World) -> None:
 
 @covers(COLLECTIVES, "all_reduce", "all_gather_into_tensor", "reduce_scatter_tensor", "broadcast", "all_to_all_single")
 def disagreements(w: World) -> None:
-    """Unequal shapes, dtypes and reductions are told on every rank, with what each was about to do; nothing hangs."""
+    """Unequal shapes, dtypes and reductions raise on every rank, with each rank's call; nothing hangs."""
     p, first = w.platform, w.rank == 0
     uneven = w.tensor(np.ones(2 if first else 3))
     for member in (p.all_reduce, p.all_gather_into_tensor, partial(p.broadcast, src=0)):
@@ -282,12 +282,12 @@ def disagreements(w: World) -> None:
         p.all_reduce(w.tensor(np.ones(2, np.float32 if first else np.float64)))
     with raises(CollectiveMismatchError, "sum", "max"):
         p.all_reduce(w.tensor(np.ones(2)), op="sum" if first else "max")
-    _started_apart(w)
+    _asynchronous_mismatches(w)
     p.barrier()
 
 
-def _started_apart(w: World) -> None:
-    """Launched, they are told while they are waited for; whoever has the larger part, and what follows is right."""
+def _asynchronous_mismatches(w: World) -> None:
+    """Asynchronous mismatches raise in wait, whichever rank has the larger tensor; the next collective is right."""
     p = w.platform
     members: list[Callable[[Any], Any]] = [
         lambda x: p.all_reduce(x, None, True),
@@ -301,7 +301,7 @@ def _started_apart(w: World) -> None:
         for member in members:
             with raises(CollectiveMismatchError, "f64"):
                 member(w.tensor(np.ones(size)))[1].wait()
-            output, handle = p.all_reduce(w.tensor(w.draw((3,))), None, True)
+            output, handle = p.all_reduce(w.tensor(w.sample((3,))), None, True)
             handle.wait()
             w.same(output, np.sum(w.everyone((3,)), 0))
     with raises(CollectiveMismatchError, "f32[2]", "f64[2]"):

@@ -1,4 +1,4 @@
-"""Facet *differentiable*: forward and backward against NumPy, with random cotangents."""
+"""Checks of the facet *differentiable*: forward and backward against NumPy, with random cotangents."""
 
 from __future__ import annotations
 
@@ -20,13 +20,13 @@ _CLOSE = 1e-12
 
 @covers(DIFFERENTIABLE, "differentiable_all_gather_concat")
 def gathering(w: World) -> None:
-    """Along any dim; backward is the own slice, or the ranks' sum where their uses differ."""
+    """Gathering along any dim; backward is the rank's slice, or the sum over the ranks if they use it differently."""
     p, shape = w.platform, (2, 3)
     for dim in (0, 1, -1):
         parts, own = w.everyone(shape), shape[dim]
         for varying in (False, True):
             whole = np.concatenate(parts, dim)
-            seeds = [w.draw(whole.shape, 0 if not varying else rank, 5) for rank in w.ranks]
+            seeds = [w.sample(whole.shape, 0 if not varying else rank, 5) for rank in w.ranks]
             out, grad = w.gradient(
                 partial(
                     p.differentiable_all_gather_concat,
@@ -51,10 +51,10 @@ def gathering(w: World) -> None:
 
 @covers(DIFFERENTIABLE, "differentiable_all_reduce")
 def reducing(w: World) -> None:
-    """Sum, avg, max and min with ties; the gradient is the algebra's, without a factor."""
+    """Sum, avg, max and min with ties; the gradient is the exact one, without a factor."""
     p, parts = w.platform, np.stack(w.everyone((3, 4)))
     parts[:, 0, 0] = parts[0, 0, 0]  # a tie of all ranks
-    seed = w.draw((3, 4), 0, 7)
+    seed = w.sample((3, 4), 0, 7)
     for op in ("sum", "avg", "max", "min"):
         want = {"sum": parts.sum(0), "avg": parts.mean(0), "max": parts.max(0), "min": parts.min(0)}[op]
         out, grad = w.gradient(partial(p.differentiable_all_reduce, op=op), parts[w.rank], seed)
@@ -71,25 +71,25 @@ def reducing(w: World) -> None:
 
 @covers(DIFFERENTIABLE, "differentiable_all_reduce", "differentiable_reduce_scatter")
 def extrema(w: World) -> None:
-    """A gradient that is not finite stays with the rank that attained the extremum, as one of an extremum NaN does."""
-    p, odd = w.platform, np.array([np.inf, -np.inf, np.nan, 1.5] * w.size)
-    everyone = np.stack([np.full_like(odd, rank) for rank in w.ranks])
+    """A gradient that is not finite goes to the rank that attains the extremum, and to the rank of a NaN."""
+    p, nonfinite = w.platform, np.array([np.inf, -np.inf, np.nan, 1.5] * w.size)
+    everyone = np.stack([np.full_like(nonfinite, rank) for rank in w.ranks])
     everyone[0, -1] = np.nan
     calls = (
-        (p.differentiable_all_reduce, odd),
-        (partial(p.differentiable_reduce_scatter, dev_num=w.size, axis=0), odd[:4]),
+        (p.differentiable_all_reduce, nonfinite),
+        (partial(p.differentiable_reduce_scatter, dev_num=w.size, axis=0), nonfinite[:4]),
     )
     for call, seed in calls:
         for op, winner in (("max", w.size - 1), ("min", 0)):
             _, grad = w.gradient(partial(call, op=op), everyone[w.rank], seed)
-            holder = np.where(np.isnan(everyone).any(0), 0, winner)  # NaN is greater and less than everything
-            wanted = np.where(holder == w.rank, odd, 0.0)
-            assert np.array_equal(w.array(grad), wanted, equal_nan=True), f"{grad}, wanted {wanted}"
+            owner = np.where(np.isnan(everyone).any(0), 0, winner)  # NaN is greater and less than everything
+            expected = np.where(owner == w.rank, nonfinite, 0.0)
+            assert np.array_equal(w.array(grad), expected, equal_nan=True), f"{grad}, expected {expected}"
 
 
 @covers(DIFFERENTIABLE, "differentiable_reduce_scatter")
 def scattering(w: World) -> None:
-    """Along any dim and for every reduction that has a gradient; backward gathers."""
+    """Scattering along any dim, for every reduction that has a gradient; backward gathers."""
     p = w.platform
     for axis, shape in ((0, (2 * w.size, 3)), (1, (3, 2 * w.size)), (-1, (w.size,))):
         parts = np.stack(w.everyone(shape))
@@ -111,7 +111,7 @@ def scattering(w: World) -> None:
 
 @covers(DIFFERENTIABLE, "differentiable_all_to_all")
 def exchanging(w: World) -> None:
-    """Even slices in another shape, there and back."""
+    """Equal slices arrive in the output's shape, and their gradients return."""
     p, parts = w.platform, w.everyone((w.size, 2))
     seeds = w.everyone((2 * w.size,), 4)
     out, grad = w.gradient(lambda x: p.differentiable_all_to_all(x, (2 * w.size,)), parts[w.rank], seeds[w.rank])
@@ -123,15 +123,15 @@ def exchanging(w: World) -> None:
 
 @covers(DIFFERENTIABLE, "differentiable_all_to_all_single", "differentiable_all_to_all_single_async")
 def routing(w: World) -> None:
-    """Rows of any number, none included, there and back; splits that do not fit are refused before anything is sent."""
+    """Any number of rows arrives, none included, and gradients return; wrong splits are refused before sending."""
     p = w.platform
     table = np.array([[(sender + 2 * receiver) % 3 for receiver in w.ranks] for sender in w.ranks])
     sent, received = table[w.rank].tolist(), table[:, w.rank].tolist()
-    rows = [w.draw((int(table[rank].sum()), 2), rank) for rank in w.ranks]
-    seeds = [w.draw((int(table[:, rank].sum()), 2), rank, 6) for rank in w.ranks]
+    rows = [w.sample((int(table[rank].sum()), 2), rank) for rank in w.ranks]
+    seeds = [w.sample((int(table[:, rank].sum()), 2), rank, 6) for rank in w.ranks]
 
-    def cut(values: Any, sizes: Any, place: int) -> Any:
-        return np.split(values, np.cumsum(sizes)[:-1])[place]
+    def cut(values: Any, sizes: Any, position: int) -> Any:
+        return np.split(values, np.cumsum(sizes)[:-1])[position]
 
     for member in (p.differentiable_all_to_all_single, p.differentiable_all_to_all_single_async):
 
@@ -157,51 +157,51 @@ def routing(w: World) -> None:
             p.differentiable_all_to_all_single(mine, sent, more)
         with raises(CollectiveMismatchError):
             p.narrow(p.differentiable_all_to_all_single_async(mine, sent, more), 0, 0, 1)
-        # Far less than is sent, and rows of another size; what follows is right.
+        # Far fewer rows than are sent, and rows of another size; the next exchange is right.
         large = w.tensor(np.ones((w.size * 4000, 3)))
         less = [4000 - (w.rank == 0 != sender) * 3999 for sender in w.ranks]
-        for given, expected in ((large, less), (large if w.rank else p.narrow(large, 1, 0, 2), None)):
+        for rows_sent, splits in ((large, less), (large if w.rank else p.narrow(large, 1, 0, 2), None)):
             for member in (p.differentiable_all_to_all_single, p.differentiable_all_to_all_single_async):
                 with raises(CollectiveMismatchError, "rank"):
-                    p.narrow(member(given, None, expected), 0, 0, 1)
+                    p.narrow(member(rows_sent, None, splits), 0, 0, 1)
                 w.same(member(mine, sent, received), w.array(out))
     p.barrier()
 
 
 @covers(DIFFERENTIABLE, "differentiable_async_a2a_wait")
 def overlapping(w: World) -> None:
-    """Rebuilt along one dim from parts of another; backward waits itself, or leaves its handle in the box."""
+    """Slices of one dim are joined along another; backward waits itself, or puts its handle into the box."""
     p, n = w.platform, w.size
     shape, concat, split = (2, 2 * n, 3), 0, 1
     parts = w.everyone(shape)
     gathered = np.concatenate([np.split(part, n, split)[w.rank] for part in parts], concat)
     seeds = w.everyone(gathered.shape, 9)
-    wanted = np.concatenate([np.split(seed, n, concat)[w.rank] for seed in seeds], split)
+    expected = np.concatenate([np.split(seed, n, concat)[w.rank] for seed in seeds], split)
     boxes: tuple[list[Any] | None, ...] = (None, [])
     for box in boxes:
 
-        def forward(x: Any, kept: list[Any] | None = box) -> Any:
+        def forward(x: Any, handles: list[Any] | None = box) -> Any:
             stacked = w.tensor(np.stack(np.split(parts[w.rank], n, split)))
             out_perm, work = p.all_to_all_single(stacked, stacked.shape, None, True)
-            return p.differentiable_async_a2a_wait(x, work, out_perm, None, n, concat, split, kept)
+            return p.differentiable_async_a2a_wait(x, work, out_perm, None, n, concat, split, handles)
 
         out, grad = w.gradient(forward, parts[w.rank], seeds[w.rank])
         w.same(out, gathered)
         if box is not None:
-            assert np.isnan(w.array(grad)).all(), "a gradient that nobody waited for must be seen"
-            (_, buffer), found = box[0], box[0][0].wait()
-            w.same(found, wanted)
-            w.same(buffer, np.stack(np.split(wanted, n, split)))
-            grad = found
-        w.same(grad, wanted)
+            assert np.isnan(w.array(grad)).all(), "a gradient that was not waited for must be visible"
+            (_, buffer), gradient = box[0], box[0][0].wait()
+            w.same(gradient, expected)
+            w.same(buffer, np.stack(np.split(expected, n, split)))
+            grad = gradient
+        w.same(grad, expected)
     with raises(ValueError, "out_perm is [1, 1]"):
         p.differentiable_async_a2a_wait(w.tensor(parts[0]), None, w.tensor(np.ones((1, 1))), None, n, concat, split)
 
 
 @covers(DIFFERENTIABLE, "differentiable_sync_hook")
-def meeting(w: World) -> None:
-    """Identity both ways; it meets the other thread, and says who it waited for in vain."""
-    p, x, seed = w.platform, w.draw((2, 3)), w.draw((2, 3), turn=2)
+def rendezvous(w: World) -> None:
+    """The hook is the identity both ways; it waits for the other thread, and a timeout names the partner."""
+    p, x, seed = w.platform, w.sample((2, 3)), w.sample((2, 3), turn=2)
     coordinator, met = HookCoordinator(timeout=20.0), []
 
     def partner() -> None:
@@ -224,11 +224,11 @@ def meeting(w: World) -> None:
 
 @covers(DIFFERENTIABLE, "p2p_exchange")
 def swapping(w: World) -> None:
-    """Pairs swap, backward swaps back, and with oneself it is the identity."""
+    """Pairs exchange tensors, backward exchanges gradients, and alone it is the identity."""
     p, peer = w.platform, w.rank ^ 1
     peer = peer if peer < w.size else w.rank
-    out, grad = w.gradient(lambda x: p.p2p_exchange(x, peer), w.draw((2, 3)), w.draw((2, 3), turn=1))
-    w.same(out, w.draw((2, 3), peer))
-    w.same(grad, w.draw((2, 3), peer, 1))
+    out, grad = w.gradient(lambda x: p.p2p_exchange(x, peer), w.sample((2, 3)), w.sample((2, 3), turn=1))
+    w.same(out, w.sample((2, 3), peer))
+    w.same(grad, w.sample((2, 3), peer, 1))
     with raises(CollectiveMismatchError, f"rank {w.size} is not in the group of ranks {list(w.ranks)}"):
         p.p2p_exchange(w.tensor(np.ones(2)), w.size)

@@ -1,4 +1,4 @@
-"""How much memory activations take, one process per way of keeping them; and what building without storage takes."""
+"""Measures the memory of activations, one process per way of keeping them, and of building without storage."""
 
 from __future__ import annotations
 
@@ -29,18 +29,17 @@ _CONFIG = LanguageModelConfig(
     dim=128, layers=12, heads=4, kv_heads=4, head_dim=32, ffn=512, length=192, dtype="float32"
 )
 _BATCH = 4
-_TOLD = "peak: "
+_PEAK = "peak: "
 _RANKS, _LAYERS, _WIDE, _NARROW = 8, 8, 1 << 14, 1 << 12
 
 
 def footprints(platform_name: str) -> dict[str, int]:
-    """Peak bytes that a training step of a 12-layer transformer adds to a process, by mode; each in its own process.
+    """Return the peak bytes that a training step of a 12-layer transformer adds to a process, by mode.
 
-    Those processes are forked from one that has imported the framework and computed nothing.
-
-    Linux only: the kernel's own high-water mark of resident memory.
+    Each mode runs in its own process, forked from one that has imported the framework and computed nothing.
+    Linux only: the peak is the kernel's high-water mark of resident memory.
     """
-    # Freed blocks go back to the system at once, so that the mark tells what was alive together.
+    # Freed blocks go back to the system at once, so that the mark is that of memory in use at the same time.
     environment = {**os.environ, "MALLOC_MMAP_THRESHOLD_": "65536", "MALLOC_TRIM_THRESHOLD_": "65536"}
     done = subprocess.run(  # noqa: S603 - our own interpreter with our own module
         python_command("hyper_parallel.verify.contract.footprint", platform_name),
@@ -49,20 +48,20 @@ def footprints(platform_name: str) -> dict[str, int]:
         text=True,
         check=True,
     )
-    told = [line.removeprefix(_TOLD) for line in done.stdout.splitlines() if line.startswith(_TOLD)]
-    return dict(zip(MODES, map(int, told), strict=True))
+    peaks = [line.removeprefix(_PEAK) for line in done.stdout.splitlines() if line.startswith(_PEAK)]
+    return dict(zip(MODES, map(int, peaks), strict=True))
 
 
 def peak(platform_name: str, mode: str) -> int:
-    """Peak bytes that one step adds to this process, which has made a small one before."""
+    """Return the peak bytes that one step adds to this process, after a small step."""
     with use_platform(platform_name):
         platform = platform_named(platform_name)
         model = platform.reference_model(_CONFIG)
         contexts = lambda: platform.create_selective_checkpoint_contexts(platform.kept_operators())  # noqa: E731
         wrap: Any = {
-            "plain": lambda one: one,
+            "plain": lambda layer: layer,
             "checkpoint": platform.ckpt_wrapper,
-            "selective": lambda one: platform.ckpt_wrapper(one, context_fn=contexts),
+            "selective": lambda layer: platform.ckpt_wrapper(layer, context_fn=contexts),
             "swap": platform.swap_wrapper,
         }[mode]
         layers = dict(platform.get_cells_and_names(model))["layers"]
@@ -73,30 +72,30 @@ def peak(platform_name: str, mode: str) -> int:
 
 
 def building(platform_name: str) -> dict[str, float]:
-    """What 8 simulated ranks need to lay out 8 GiB of parameters without storage, and one to fill its shard of 64 MiB.
+    """Measure how 8 simulated ranks lay out 8 GiB of parameters without storage, and fill a shard of 64 MiB.
 
     Returns:
-        ``parameters``: bytes of the model; ``seconds``: of computing, on all ranks together; ``grown``: bytes by which
-        building lets a process grow at most; ``shard`` and ``filling``: bytes of the shard, and by which filling does.
+        ``parameters``: bytes of the model; ``seconds``: of computing, on all ranks together; ``grown``: the most bytes
+        that building adds to a process; ``shard``: bytes of the shard; ``filling``: bytes that filling it adds.
     """
-    found = simulate(_built, _RANKS, platform_name, (platform_name,))
-    seconds = sum(one["seconds"] for one in found)
-    return {**{name: max(one[name] for one in found) for name in found[0]}, "seconds": seconds}
+    ranks = simulate(_build, _RANKS, platform_name, (platform_name,))
+    seconds = sum(rank["seconds"] for rank in ranks)
+    return {**{name: max(rank[name] for rank in ranks) for name in ranks[0]}, "seconds": seconds}
 
 
-def _built(platform_name: str) -> dict[str, float]:
+def _build(platform_name: str) -> dict[str, float]:
     platform = platform_named(platform_name)
-    platform.init_parameters(delayed_layer(platform, _RANKS))  # what the first one imports is not the model's
-    held: list[Any] = []
+    platform.init_parameters(delayed_layer(platform, _RANKS))  # the imports of the first one do not count
+    layers: list[Any] = []
     start = time.thread_time()
-    grown = growth_of(lambda: held.extend(delayed_layer(platform, _WIDE) for _ in range(_LAYERS)))
+    grown = growth_of(lambda: layers.extend(delayed_layer(platform, _WIDE) for _ in range(_LAYERS)))
     seconds = time.thread_time() - start
-    weights = [one for layer in held for one in platform.parameters_dict(layer).values()]
-    assert all(platform.is_meta(platform.get_param_local_data(one)) for one in weights)
+    weights = [parameter for layer in layers for parameter in platform.parameters_dict(layer).values()]
+    assert all(platform.is_meta(platform.get_param_local_data(weight)) for weight in weights)
     layer = delayed_layer(platform, _NARROW)
     filling = growth_of(lambda: platform.init_parameters(layer))
     return {
-        "parameters": sum(math.prod(one.shape) * platform.get_param_type_size(one) for one in weights),
+        "parameters": sum(math.prod(weight.shape) * platform.get_param_type_size(weight) for weight in weights),
         "seconds": seconds,
         "grown": grown,
         "shard": platform.get_tensor_storage_size(
@@ -107,7 +106,7 @@ def _built(platform_name: str) -> dict[str, float]:
 
 
 def delayed_layer(platform: Any, size: int) -> Any:
-    """A square linear layer without storage, its parameters sharded over the world of 8."""
+    """Return a square linear layer without storage, its parameters sharded over the world of 8."""
     with platform.init_on_device(platform.meta_device):
         layer = platform.linear_layer(size, size, dtype=platform.str_to_dtype("float32"))
     for name in ("weight", "bias"):
@@ -116,8 +115,8 @@ def delayed_layer(platform: Any, size: int) -> Any:
 
 
 def growth_of(call: Callable[[], Any]) -> int:
-    """Bytes by which resident memory at the peak of ``call`` exceeds what it was before."""
-    Path("/proc/self/clear_refs").write_text("5")  # the mark starts over
+    """Return the bytes that ``call`` adds to the resident memory of this process at its peak."""
+    Path("/proc/self/clear_refs").write_text("5")  # resets the mark
     before = _mark()
     call()
     return _mark() - before
@@ -125,32 +124,32 @@ def growth_of(call: Callable[[], Any]) -> int:
 
 def _step(platform: Any, model: Any, batch: int) -> None:
     tokens = np.random.default_rng(0).integers(0, _CONFIG.vocab, (batch, _CONFIG.length))
-    given = platform.from_numpy(tokens)
-    platform.training_step(model, lambda: platform.reference_loss(model(given), given))
+    batch = platform.from_numpy(tokens)
+    platform.training_step(model, lambda: platform.reference_loss(model(batch), batch))
 
 
 def _mark() -> int:
-    (line,) = [one for one in Path("/proc/self/status").read_text().splitlines() if one.startswith("VmHWM")]
+    (line,) = [line for line in Path("/proc/self/status").read_text().splitlines() if line.startswith("VmHWM")]
     return int(line.split()[1]) * 1024
 
 
-def _tell(platform_name: str) -> None:
+def _print_peaks(platform_name: str) -> None:
     """Print the peak of every mode, each in a forked process."""
     platform_named(platform_name)
     for mode in MODES:
         child = os.fork()
         if not child:
-            _tell_one(platform_name, mode)
+            _print_peak(platform_name, mode)
         if os.waitpid(child, 0)[1]:
             sys.exit(f"the process that measures {mode} has died")
 
 
-def _tell_one(platform_name: str, mode: str) -> None:
+def _print_peak(platform_name: str, mode: str) -> None:
     code = 1
     try:
-        print(f"{_TOLD}{peak(platform_name, mode)}", flush=True)  # noqa: T201 - read by footprints()
+        print(f"{_PEAK}{peak(platform_name, mode)}", flush=True)  # noqa: T201 - read by footprints()
         code = 0
-    except BaseException:  # noqa: BLE001 - a forked process must not go on with what its parent does next
+    except BaseException:  # noqa: BLE001 - a forked process must not continue with its parent's code
         traceback.print_exc()
     finally:
         sys.stderr.flush()
@@ -158,4 +157,4 @@ def _tell_one(platform_name: str, mode: str) -> None:
 
 
 if __name__ == "__main__":
-    _tell(sys.argv[1])
+    _print_peaks(sys.argv[1])

@@ -1,4 +1,4 @@
-"""Facets *modules*, *memory* and *persistence*: on the reference transformer, plain and of DTensors."""
+"""Checks of the facets *modules*, *memory* and *persistence*, on the reference transformer, plain and of DTensors."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from hyper_parallel.core.dtensor.placements import Replicate, Shard
 from hyper_parallel.errors import CheckpointError, CheckpointWriteError, HandleError, LayoutError
 from hyper_parallel.platform.contract.persistence import StateDictOptions
 from hyper_parallel.platform.contract.training import LanguageModelConfig
-from hyper_parallel.verify.contract.world import Contract, World, covers, noted, raises
+from hyper_parallel.verify.contract.world import Contract, World, covers, logged, raises
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -32,26 +32,26 @@ _CONFIG = LanguageModelConfig(vocab=23, dim=12, layers=2, heads=2, kv_heads=1, h
 
 
 def _model(w: World, seed: int = 0) -> Any:
-    """The transformer with the same values on every rank."""
+    """Return the transformer with the same values on every rank."""
     p = w.platform
     model = p.reference_model(_CONFIG)
     random = np.random.default_rng(seed)
-    held = p.parameters_dict(model)
-    p.load_arrays(model, {path: random.standard_normal(tuple(one.shape)) / 3 for path, one in sorted(held.items())})
+    parameters_ = sorted(p.parameters_dict(model).items())
+    p.load_arrays(model, {path: random.standard_normal(tuple(value.shape)) / 3 for path, value in parameters_})
     return model
 
 
 def _step(w: World, model: Any) -> Any:
-    """Loss and gradients on this rank's tokens."""
+    """Return loss and gradients of a step on this rank's tokens."""
     p, random = w.platform, np.random.default_rng(w.rank)
     tokens = [w.tensor(random.integers(0, _CONFIG.vocab, (2, _CONFIG.length))) for _ in range(2)]
     return p.training_step(model, lambda: p.reference_loss(model(tokens[0]), tokens[1]))
 
 
 def _some_weight(w: World, model: Any) -> str:
-    """Path of a linear layer's weight inside the first block."""
+    """Return the path of the first linear layer's weight."""
     p = w.platform
-    paths = [path for path, one in p.get_cells_and_names(model) if p.is_linear_module(one)]
+    paths = [path for path, module in p.get_cells_and_names(model) if p.is_linear_module(module)]
     return f"{paths[0]}.weight"
 
 
@@ -63,26 +63,26 @@ def trees(w: World) -> None:
     paths = dict(p.get_cells_and_names(model))
     assert paths[""] is model
     assert p.get_cell_construct(model) is not None
-    assert any(p.is_linear_module(one) for one in paths.values())
-    assert any(p.is_embedding_module(one) for one in paths.values())
+    assert any(p.is_linear_module(module) for module in paths.values())
+    assert any(p.is_embedding_module(module) for module in paths.values())
     assert not p.is_linear_module(model)
     name = _some_weight(w, model)
-    found = p.search_parameter_by_name(model, name)
-    assert found is not None
-    owner, short, held = found
+    entry = p.search_parameter_by_name(model, name)
+    assert entry is not None
+    owner, short, weight = entry
     assert (owner, short) == (paths[name.rpartition(".")[0]], "weight")
-    assert held is p.parameters_dict(model)[name]
+    assert weight is p.parameters_dict(model)[name]
     assert p.search_parameter_by_name(model, "no.such.weight") is None
-    other = p.new_zero_parameter(held.shape, held.dtype)
-    p.update_parameter_by_name(model, found, other)
+    other = p.new_zero_parameter(weight.shape, weight.dtype)
+    p.update_parameter_by_name(model, entry, other)
     assert p.parameters_dict(model)[name] is other
 
 
 @covers(MODULES, "set_layout_into_parameter", "get_param_local_shape", "get_param_local_data", "update_param_data",
         "load_into_param", "get_param_type_size", "new_zero_parameter")  # fmt: skip
 def parameters(w: World) -> None:
-    """A parameter becomes one of pieces; whole, piece and DTensor can be written to it; nothing else can."""
-    p, array = w.platform, w.draw((5, 3), 0)
+    """A parameter is sharded; a global tensor, a local shard and a DTensor can be written to it, and nothing else."""
+    p, array = w.platform, w.sample((5, 3), 0)
     plain = p.new_parameter(w.tensor(array), requires_grad=True, name="plain")
     mesh = DeviceMesh("cpu", list(w.ranks))
     param = p.set_layout_into_parameter(plain, Layout.place(mesh, [Shard(0)], (5, 3)))
@@ -93,7 +93,7 @@ def parameters(w: World) -> None:
     w.same(p.get_param_local_data(plain), array)
     assert p.get_param_type_size(param) == 8
     for turn, write in enumerate((p.update_param_data, p.load_into_param), 1):
-        fresh = w.draw((5, 3), 0, turn)
+        fresh = w.sample((5, 3), 0, turn)
         for data in (w.tensor(fresh), w.tensor(fresh[low:high]), distribute_tensor(w.tensor(fresh), mesh, [Shard(1)])):
             write(param, w.tensor(array))
             write(param, data)
@@ -109,17 +109,16 @@ def parameters(w: World) -> None:
 
 @covers(MODULES, "init_parameters", "init_on_device", "meta_device")
 def delaying(w: World) -> None:
-    """Built without storage, laid out, and filled: every rank allocates its own pieces only, and all draw one whole."""
+    """A layer is built without storage, laid out and filled: ranks allocate their shards only, of one global value."""
     p = w.platform
     with p.init_on_device(p.meta_device):
         model = p.linear_layer(12, 8 * w.size + 1, dtype=p.str_to_dtype("float32"))
-    assert all(p.is_meta(one) for one in p.parameters_dict(model).values())
+    assert all(p.is_meta(parameter) for parameter in p.parameters_dict(model).values())
     mesh = DeviceMesh("cpu", list(w.ranks))
     place_parameter(p, model, "weight", mesh, [Shard(0)])
     replicate_module(p, model, mesh)
     p.init_parameters(model)
-    held = p.parameters_dict(model)
-    weight = held["weight"]
+    weight, bias = (p.parameters_dict(model)[name] for name in ("weight", "bias"))
     assert not p.is_meta(p.get_param_local_data(weight))
     local = p.get_param_local_data(weight)
     assert p.get_tensor_storage_size(weight) == math.prod(p.get_param_local_shape(weight)) * 4
@@ -131,34 +130,34 @@ def delaying(w: World) -> None:
     assert abs(whole.mean()) < bound / 5
     assert len(np.unique(whole)) > 0.95 * whole.size
     biases = [None] * w.size
-    p.all_gather_object(biases, w.array(held["bias"].full_tensor()).tolist())
-    assert all(one == biases[0] for one in biases)
+    p.all_gather_object(biases, w.array(bias.full_tensor()).tolist())
+    assert all(values == biases[0] for values in biases)
     with raises((ValueError, RuntimeError), "mars"):
         p.init_on_device("mars").__enter__()
     with p.meta_device:
         later = p.linear_layer(3, 2, dtype=p.str_to_dtype("float32"))
     p.init_parameters(later, 1)
-    assert not any(p.is_meta(one) for one in p.parameters_dict(later).values())
+    assert not any(p.is_meta(parameter) for parameter in p.parameters_dict(later).values())
 
 
 @covers(MODULES, "register_forward_pre_hook", "register_full_backward_hook", "register_full_backward_pre_hook")
 def hooks(w: World) -> None:
-    """Hooks see and replace what passes, in their order, keyword arguments included; each is removed once."""
+    """Hooks see and replace arguments and gradients, in order, keyword arguments included; each is removed once."""
     p = w.platform
     log: list[Any] = []
     layer = p.linear_layer(3, 2, dtype=p.str_to_dtype("float64"))
-    x = w.draw((4, 3))
+    x = w.sample((4, 3))
 
     def gradient() -> tuple[Any, Any]:
         return w.gradient(layer, x, np.ones((4, 2)))
 
-    out, grad = (w.array(one) for one in gradient())
+    out, grad = (w.array(tensor) for tensor in gradient())
     handles = [
         p.register_forward_pre_hook(layer, lambda _, args: (args[0] * 2,)),
-        p.register_forward_pre_hook(layer, lambda _, args, kwargs: noted(log, kwargs, (args, {})), False, True),
-        p.register_full_backward_hook(layer, lambda _, inputs, __: noted(log, "second", (inputs[0] * 3,))),
-        p.register_full_backward_hook(layer, lambda *_: noted(log, "first"), True),
-        p.register_full_backward_pre_hook(layer, lambda _, outputs: noted(log, "before", (outputs[0] * 5,))),
+        p.register_forward_pre_hook(layer, lambda _, args, kwargs: logged(log, kwargs, (args, {})), False, True),
+        p.register_full_backward_hook(layer, lambda _, inputs, __: logged(log, "second", (inputs[0] * 3,))),
+        p.register_full_backward_hook(layer, lambda *_: logged(log, "first"), True),
+        p.register_full_backward_pre_hook(layer, lambda _, outputs: logged(log, "before", (outputs[0] * 5,))),
     ]
     doubled, changed = gradient()
     bias = w.array(p.parameters_dict(layer)["bias"])
@@ -166,7 +165,7 @@ def hooks(w: World) -> None:
     w.same(changed, 30 * grad, 1e-12)
     assert log == [{}, "before", "first", "second"], log
     with p.no_grad():
-        layer(w.tensor(x), unknown=1)  # taken away by the hook
+        layer(w.tensor(x), unknown=1)  # removed by the hook
     assert log[-1] == {"unknown": 1}
     for handle, kind in zip(handles, ("forward pre-hook", "forward pre-hook", "backward hook", "backward hook",
                                       "backward pre-hook"), strict=True):  # fmt: skip
@@ -183,28 +182,28 @@ def hooks(w: World) -> None:
 
 @covers(MODULES, "clip_grad_norm_")
 def clipping(w: World) -> None:
-    """The true global norm over two meshes and plain parameters, for every order; the gradients are scaled by it."""
-    p, arrays = w.platform, [w.draw((5, 3), 0), w.draw((4,), 0, 1), w.draw((2, 2), 0, 2)]
+    """The norm of every order is that of all gradients, over two meshes and plain parameters, and scales them."""
+    p, arrays = w.platform, [w.sample((5, 3), 0), w.sample((4,), 0, 1), w.sample((2, 2), 0, 2)]
     line = DeviceMesh("cpu", list(w.ranks), mesh_dim_names=("x",))
     grid = DeviceMesh("cpu", [[rank] for rank in w.ranks], mesh_dim_names=("a", "b"))
-    every = np.concatenate([one.reshape(-1) for one in arrays])
+    every = np.concatenate([array.reshape(-1) for array in arrays])
     for order in (1, 2, 3, math.inf):
         gradients = [
             distribute_tensor(w.tensor(arrays[0]), line, [Shard(0)]),
             distribute_tensor(w.tensor(arrays[1]), grid, [Shard(0), Replicate()]),
             w.tensor(arrays[2]),
         ]
-        held = [p.parameter_with_gradient(one) for one in gradients]
+        clipped = [p.parameter_with_gradient(gradient) for gradient in gradients]
         norm = np.linalg.norm(every, order)
-        w.same(p.clip_grad_norm_(held, 0.5, order), norm, 1e-9)
-        for one, array in zip(held, arrays, strict=True):
-            clipped = p.gradient_of(one)
-            w.same(clipped.full_tensor() if hasattr(clipped, "full_tensor") else clipped, array * 0.5 / norm, 1e-5)
+        w.same(p.clip_grad_norm_(clipped, 0.5, order), norm, 1e-9)
+        for parameter, array in zip(clipped, arrays, strict=True):
+            gradient = p.gradient_of(parameter)
+            w.same(gradient.full_tensor() if hasattr(gradient, "full_tensor") else gradient, array * 0.5 / norm, 1e-5)
     with raises(ValueError, "norm_type must be positive, got 0"):
-        p.clip_grad_norm_(held, 1.0, 0)
+        p.clip_grad_norm_(clipped, 1.0, 0)
     for bound in (-1.0, math.nan):
         with raises(ValueError, f"max_norm must not be negative, got {bound}"):
-            p.clip_grad_norm_(held, bound)
+            p.clip_grad_norm_(clipped, bound)
     w.same(p.clip_grad_norm_([], 1.0), np.zeros(()))
     bad = [p.parameter_with_gradient(w.tensor(np.array([np.inf])))]
     with raises(RuntimeError, "nothing was scaled"):
@@ -212,18 +211,18 @@ def clipping(w: World) -> None:
 
 
 def _same_training(w: World, plain: Any, wrapped: Any) -> None:
-    """Equal losses, gradients and state-dict keys."""
-    p, one, other = w.platform, _step(w, plain), _step(w, wrapped)
-    w.same(other.loss, w.array(one.loss))
-    assert set(one.gradients) == set(other.gradients)
-    for path, gradient in one.gradients.items():
-        w.same(other.gradients[path], w.array(gradient), 1e-12)
+    """Assert equal losses, gradients and state-dict keys."""
+    p, expected, actual = w.platform, _step(w, plain), _step(w, wrapped)
+    w.same(actual.loss, w.array(expected.loss))
+    assert set(expected.gradients) == set(actual.gradients)
+    for path, gradient in expected.gradients.items():
+        w.same(actual.gradients[path], w.array(gradient), 1e-12)
     assert list(p.get_model_state_dict(wrapped)) == list(p.get_model_state_dict(plain))
     assert isinstance(wrapped, type(plain))
 
 
 def _wrap_blocks(w: World, model: Any, wrap: Any) -> Any:
-    """Replace every block by its wrapped self."""
+    """Wrap every block of a model in place, and return the model."""
     p = w.platform
     cells = dict(p.get_cells_and_names(model))
     for index in range(_CONFIG.layers):
@@ -237,14 +236,14 @@ def recomputing(w: World) -> None:
     """A wrapped module trains like the plain one, and runs again in backward."""
     p = w.platform
     _same_training(w, _model(w), _wrap_blocks(w, _model(w), p.ckpt_wrapper))
-    _same_training(w, _model(w), _wrap_blocks(w, _model(w), lambda one: p.ckpt_wrapper(one, p.checkpoint)))
+    _same_training(w, _model(w), _wrap_blocks(w, _model(w), lambda block: p.ckpt_wrapper(block, p.checkpoint)))
     runs = []
 
     def twice(x: Any) -> Any:
         runs.append(1)
         return x * x
 
-    x, seed = w.draw((3,)), w.draw((3,), turn=1)
+    x, seed = w.sample((3,)), w.sample((3,), turn=1)
     out, grad = w.gradient(lambda t: p.checkpoint(twice, t, use_reentrant=False, context_fn=p.noop_context_fn), x, seed)
     w.same(out, x * x, 1e-12)
     w.same(grad, 2 * x * seed, 1e-12)
@@ -254,28 +253,28 @@ def recomputing(w: World) -> None:
 
 @covers(MEMORY, "create_selective_checkpoint_contexts")
 def selecting(w: World) -> None:
-    """Whatever is kept, by operators or by a policy, gradients and state-dict keys are the same."""
+    """Gradients and state-dict keys are the same whatever is kept, by operators or by a policy."""
     p = w.platform
-    asked: list[bool] = []
-    named = lambda ctx, op, *_, **__: noted(asked, ctx.is_recompute, op in p.kept_operators())  # noqa: E731 - a policy
+    recomputing_: list[bool] = []
+    named = lambda ctx, op, *_, **__: logged(recomputing_, ctx.is_recompute, op in p.kept_operators())  # noqa: E731 - a policy
     policies: list[Any] = [p.kept_operators(), [], named, lambda *_, **__: False]
     for policy in policies:
         contexts = lambda chosen=policy: p.create_selective_checkpoint_contexts(chosen)  # noqa: E731 - per forward
-        wrapped = _wrap_blocks(w, _model(w), lambda one: p.ckpt_wrapper(one, context_fn=contexts))  # noqa: B023
+        wrapped = _wrap_blocks(w, _model(w), lambda block: p.ckpt_wrapper(block, context_fn=contexts))  # noqa: B023
         _same_training(w, _model(w), wrapped)
-    assert False in asked
+    assert False in recomputing_
 
 
 @covers(MEMORY, "swap_wrapper", "async_save_on_cpu")
 def swapping(w: World) -> None:
-    """What is swapped comes back as it was; the policy sees what is saved, and parameters stay."""
+    """Swapped tensors return unchanged; the policy sees the saved tensors, and parameters stay on the device."""
     p = w.platform
     seen: list[Any] = []
-    everything = lambda tensor: noted(seen, tuple(tensor.shape), True)  # noqa: E731 - a policy
-    _same_training(w, _model(w), _wrap_blocks(w, _model(w), lambda one: p.swap_wrapper(one, everything)))
+    everything = lambda tensor: logged(seen, tuple(tensor.shape), True)  # noqa: E731 - a policy
+    _same_training(w, _model(w), _wrap_blocks(w, _model(w), lambda block: p.swap_wrapper(block, everything)))
     assert seen
     _same_training(w, _model(w), _wrap_blocks(w, _model(w), p.swap_wrapper))
-    x, seed = w.draw((64, 33)), w.draw((64, 33), turn=1)
+    x, seed = w.sample((64, 33)), w.sample((64, 33), turn=1)
     for policy in (None, lambda _: True, lambda _: False):
 
         def saved(t: Any, chosen: Any = policy) -> Any:
@@ -289,7 +288,7 @@ def swapping(w: World) -> None:
 
 @contextmanager
 def _folder(w: World) -> Iterator[Path]:
-    """One folder for all ranks."""
+    """Yield one folder for all ranks."""
     with tempfile.TemporaryDirectory(prefix="hyper_parallel_contract_") as name:
         names = [None] * w.size
         w.platform.all_gather_object(names, name)
@@ -299,13 +298,13 @@ def _folder(w: World) -> Iterator[Path]:
 
 @covers(PERSISTENCE, "get_model_state_dict")
 def states(w: World) -> None:
-    """Sharded or whole, on the host or not, off the graph, with the plain model's keys."""
+    """A state dict is sharded or whole, on the host or not, without gradients, with the plain model's keys."""
     p, plain, model = w.platform, _model(w), _model(w)
     mesh, name = DeviceMesh("cpu", list(w.ranks)), _some_weight(w, plain)
-    found = p.search_parameter_by_name(model, name)
-    assert found is not None
-    pieces = p.set_layout_into_parameter(found[2], Layout.place(mesh, [Shard(0)], found[2].shape))
-    p.update_parameter_by_name(model, found, pieces)
+    entry = p.search_parameter_by_name(model, name)
+    assert entry is not None
+    sharded_weight = p.set_layout_into_parameter(entry[2], Layout.place(mesh, [Shard(0)], entry[2].shape))
+    p.update_parameter_by_name(model, entry, sharded_weight)
     want = p.get_model_state_dict(plain)
     sharded = p.get_model_state_dict(model)
     whole = p.get_model_state_dict(model, options=StateDictOptions(full_state_dict=True, cpu_offload=True))
@@ -316,49 +315,52 @@ def states(w: World) -> None:
         assert not isinstance(value, p.DTensorBase)
         w.same(value, w.array(want[key]))
 
-    class Odd:
+    class Foreign:
         """Options of another library, one of which is not served."""
 
         broadcast_from_rank0 = True
 
     with raises(ValueError, "option broadcast_from_rank0 is not served; served are full_state_dict"):
-        p.get_model_state_dict(model, options=Odd())
+        p.get_model_state_dict(model, options=Foreign())
     with raises(ValueError, "'full' are no options; it must have full_state_dict, cpu_offload, ignore_frozen_params"):
         p.get_model_state_dict(model, options="full")
 
 
 @covers(PERSISTENCE, "save_checkpoint", "load_checkpoint")
 def files(w: World) -> None:
-    """Every dtype comes back, DTensors whole; what is no whole file is refused, and a failed write leaves the old."""
+    """Every dtype is restored, DTensors whole; a damaged file is refused, and a failed write keeps the old file."""
     p, mesh = w.platform, DeviceMesh("cpu", list(w.ranks))
     names = ("float64", "float32", "float16", "bfloat16", "int64", "int32", "uint8", "bool")
-    state = {name: p.tensor_type_cast(w.tensor(w.draw((3, 2), 0)), name) for name in names}
+    state = {name: p.tensor_type_cast(w.tensor(w.sample((3, 2), 0)), name) for name in names}
     state.update(scalar=w.tensor(np.array(2.5)))
     with _folder(w) as folder:
-        for kind in (p.own_format, "safetensors"):
-            if kind == "safetensors":  # MindSpore's own has no empty tensors
+        for file_format in (p.own_format, "safetensors"):
+            if file_format == "safetensors":  # MindSpore's own has no empty tensors
                 state.update(empty=w.tensor(np.zeros((0, 3))))
-            path = folder / f"{w.rank}.{kind}"
-            p.save_checkpoint(state, path, kind)
-            found = p.load_checkpoint(path, kind)
-            assert set(found) == set(state)
+            path = folder / f"{w.rank}.{file_format}"
+            p.save_checkpoint(state, path, file_format)
+            loaded = p.load_checkpoint(path, file_format)
+            assert set(loaded) == set(state)
             for name, value in state.items():
-                assert found[name].dtype == value.dtype
-                w.same(found[name], w.array(value))
+                assert loaded[name].dtype == value.dtype
+                w.same(loaded[name], w.array(value))
         shared = folder / "shared.safetensors"
-        whole = w.draw((5, 3), 0)
+        whole = w.sample((5, 3), 0)
         p.save_checkpoint({"x": distribute_tensor(w.tensor(whole), mesh, [Shard(0)])}, shared)
         w.same(p.load_checkpoint(shared)["x"], whole)
         _refusals(w, folder, folder / f"{w.rank}.safetensors", state)
         with raises(CheckpointWriteError, "nowhere", "what was there before is unchanged"):
             p.save_checkpoint({"x": distribute_tensor(w.tensor(whole), mesh, [Shard(0)])}, folder / "nowhere" / "x")
         with raises(CheckpointError, "y is complex128, which safetensors has not; convert it first"):
-            odd = {"x": distribute_tensor(w.tensor(whole), mesh, [Shard(0)]), "y": w.tensor(np.ones(2, "complex128"))}
-            p.save_checkpoint(odd, folder / "odd")
+            unsupported = {
+                "x": distribute_tensor(w.tensor(whole), mesh, [Shard(0)]),
+                "y": w.tensor(np.ones(2, "complex128")),
+            }
+            p.save_checkpoint(unsupported, folder / "odd")
         model = _model(w)
         p.save_checkpoint(model, folder / f"{w.rank}.model")
-        found = p.load_checkpoint(folder / f"{w.rank}.model")
-        assert set(found) == set(p.get_model_state_dict(model))
+        loaded = p.load_checkpoint(folder / f"{w.rank}.model")
+        assert set(loaded) == set(p.get_model_state_dict(model))
         p.barrier()
         assert not list(folder.glob(".*")), "a partial file was left"
 

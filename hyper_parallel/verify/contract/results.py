@@ -1,4 +1,4 @@
-"""What a run of the contract found, as data: written beside other reports, and shown by ``matrix``."""
+"""Results of the contract's checks and of memory measurements, as data: written as JSON, and shown on a page."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ _SECONDS, _GROWTH, _SCRATCH = 2, 4 << 20, 2 << 20
 
 @dataclass(frozen=True)
 class ContractOutcome:
-    """One run of the contract's checks.
+    """The result of one run of the contract's checks.
 
     Attributes:
         platform: name of the framework.
@@ -31,7 +31,7 @@ class ContractOutcome:
         world_size: number of ranks.
         members: per member ``served``, ``gap: `` and the ledger's reason, or ``failed: `` and what failed.
         gaps: the framework's gap ledger, an entry per line.
-        written: when, in UTC.
+        written: time of the run, in UTC.
     """
 
     platform: str
@@ -44,16 +44,16 @@ class ContractOutcome:
 
     @property
     def ok(self) -> bool:
-        """Whether every member that ran is served, or refuses as the ledger says."""
+        """Whether every checked member works, or is refused as the gap ledger says."""
         return bool(self.members) and not self.failures()
 
     def failures(self) -> dict[str, str]:
-        """What failed, by member."""
-        return {name: found for name, found in self.members.items() if found.startswith("failed: ")}
+        """Return the members that failed, and how."""
+        return {name: state for name, state in self.members.items() if state.startswith("failed: ")}
 
     @property
     def names(self) -> tuple[str, str, str]:
-        """Framework, device and transport."""
+        """The framework, device and launch."""
         return self.platform, self.device, self.launch
 
     def text(self) -> str:
@@ -70,13 +70,13 @@ class ContractOutcome:
 
 @dataclass(frozen=True)
 class Footprint:
-    """How much memory a training step adds to a process on CPU, by the way of keeping activations; and building.
+    """Memory that a training step adds to a process on CPU, by the way of keeping activations; and that of building.
 
     Attributes:
         platform: name of the framework.
         peaks: bytes by mode: ``plain``, ``checkpoint``, ``selective`` (which keeps the matrix products), ``swap``.
-        written: when, in UTC.
-        building: what building without storage takes; see :func:`.footprint.building`.
+        written: time of the run, in UTC.
+        building: the measurements of :func:`.footprint.building`.
     """
 
     platform: str
@@ -86,23 +86,23 @@ class Footprint:
 
     @property
     def ok(self) -> bool:
-        """Whether every mode takes at most its part of plain training, and building is quick and small."""
+        """Whether every mode takes at most its part of plain training, and building stays within its limits."""
         return all(self.holds(mode) for mode in self.peaks if mode != "plain") and not self.excess()
 
     def excess(self) -> list[str]:
-        """What building takes too much of."""
+        """Return the limits that building exceeds."""
         if not self.building:
             return []
         of, above = self.building, self.building["filling"] - self.building["shard"]
-        found = {
+        limits = {
             f"more than {_SECONDS} s": of["seconds"] > _SECONDS,
             f"growth of more than {_GROWTH >> 20} MiB": of["grown"] > _GROWTH,
             f"more than {_SCRATCH >> 20} MiB beside the shard": above > _SCRATCH,
         }
-        return [text for text, wrong in found.items() if wrong]
+        return [text for text, exceeded in limits.items() if exceeded]
 
     def built(self) -> str:
-        """A line about building."""
+        """Return a line about building."""
         of, mib = self.building, float(1 << 20)
         return (
             f"{of['parameters'] / (1 << 30):.1f} GiB of parameters over 8 simulated ranks are laid out in "
@@ -123,16 +123,16 @@ class Footprint:
         return "" if mode == "plain" or self.holds(mode) else f" (more than {self.limit(mode):.2f})"
 
     def holds(self, mode: str) -> bool:
-        """Whether ``mode`` takes at most :meth:`limit` of plain training."""
+        """Return whether ``mode`` takes at most :meth:`limit` of plain training."""
         return self.peaks[mode] <= self.limit(mode) * self.peaks["plain"]
 
     @staticmethod
     def limit(mode: str) -> float:
-        """The part of plain training that ``mode`` may take."""
+        """Return the part of plain training that ``mode`` may take."""
         return _LIMITS[mode]
 
     def shares(self) -> dict[str, float]:
-        """Every mode's part of plain training."""
+        """Return every mode's part of plain training."""
         return {mode: peak / self.peaks["plain"] for mode, peak in self.peaks.items()}
 
     def write(self, folder: Path) -> Path:
@@ -143,7 +143,7 @@ class Footprint:
 def examine(
     platform_name: str, world_size: int = 3, launch: str = "simulated", facets: Sequence[str] = _ALL
 ) -> ContractOutcome:
-    """Run the checks of ``facets``; a check that fails is part of the answer, and the others still run.
+    """Run the checks of ``facets``; a check that fails is part of the result, and the others still run.
 
     Args:
         platform_name: ``torch`` or ``mindspore``.
@@ -159,31 +159,31 @@ def examine(
         platform.device_type(),
         launch,
         world_size,
-        _found(platform_name, world_size, launch, facets),
+        _states(platform_name, world_size, launch, facets),
         [{**asdict(gap), "devices": list(gap.devices)} for gap in platform.gaps],
         _now(),
     )
 
 
 def measure(platform_name: str) -> Footprint:
-    """Measure the footprints; see :mod:`.footprint`."""
+    """Return the footprint of a framework; see :mod:`.footprint`."""
     from hyper_parallel.verify.contract.footprint import building, footprints
 
     return Footprint(platform_name, footprints(platform_name), _now(), building(platform_name))
 
 
 def load(folder: Path) -> tuple[list[ContractOutcome], list[Footprint]]:
-    """What lies in ``folder``.
+    """Return all results in ``folder``.
 
     Raises:
-        ValueError: a file of such a name with something else in it.
+        ValueError: a file with the name of a result contains something else.
     """
     outcomes = [_read(path, ContractOutcome) for path in sorted(folder.glob("contract-*.json"))]
     return outcomes, [_read(path, Footprint) for path in sorted(folder.glob("footprint-*.json"))]
 
 
-def _found(platform_name: str, world_size: int, launch: str, facets: Sequence[str]) -> dict[str, str]:
-    """What each member did; where the facets fail together each is run alone, for an error ends a world."""
+def _states(platform_name: str, world_size: int, launch: str, facets: Sequence[str]) -> dict[str, str]:
+    """Return the state of each member; if the facets fail together each is run alone, because an error ends a world."""
     from hyper_parallel.verify.contract.suite import run_contract
 
     try:
@@ -191,35 +191,35 @@ def _found(platform_name: str, world_size: int, launch: str, facets: Sequence[st
     except RankFailedError as error:
         if len(facets) == 1:
             return dict.fromkeys(MEMBERS[facets[0]], f"failed: {_reason(error)}")
-    found: dict[str, str] = {}
+    states: dict[str, str] = {}
     for facet in facets:
-        found.update(_found(platform_name, world_size, launch, [facet]))
-    return found
+        states.update(_states(platform_name, world_size, launch, [facet]))
+    return states
 
 
 def _reason(error: RankFailedError) -> str:
-    """The error of the rank that failed first, in one line."""
+    """Return the error of the rank that failed first, in one line."""
     failures: Mapping[int, BaseException] = getattr(error, "failures", {})
-    told = [f"rank {rank}: {type(one).__name__}: {one}" for rank, one in failures.items()] or [str(error)]
-    return " ".join(told[0].split())
+    texts = [f"rank {rank}: {type(failure).__name__}: {failure}" for rank, failure in failures.items()]
+    return " ".join((texts or [str(error)])[0].split())
 
 
 def _now() -> str:
     return datetime.now(timezone.utc).isoformat(timespec="seconds")
 
 
-def _write(one: ContractOutcome | Footprint, path: Path) -> Path:
-    return write_text(path, json.dumps(asdict(one), indent=2) + "\n")
+def _write(result: ContractOutcome | Footprint, path: Path) -> Path:
+    return write_text(path, json.dumps(asdict(result), indent=2) + "\n")
 
 
-def _read(path: Path, kind: Any) -> Any:
+def _read(path: Path, result_type: Any) -> Any:
     try:
-        found = json.loads(path.read_text(encoding="utf-8"))
-        if not isinstance(found, Mapping):
-            raise TypeError("it is no object")  # noqa: TRY301 - one message for everything that it may be
-        one = kind(**found)
-        one.ok  # noqa: B018 - reads what a page shows
+        content = json.loads(path.read_text(encoding="utf-8"))
+        if not isinstance(content, Mapping):
+            raise TypeError("it is no object")  # noqa: TRY301 - one message for every wrong content
+        result = result_type(**content)
+        result.ok  # noqa: B018 - reads the values that a page shows
     except (OSError, ValueError, TypeError, AttributeError, KeyError, ZeroDivisionError) as error:
         msg = f"{path} is no result of `hyper-parallel verify contract` ({error}); delete it, or run that again"
         raise ValueError(msg) from error
-    return one
+    return result

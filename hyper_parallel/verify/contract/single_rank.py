@@ -1,4 +1,4 @@
-"""Facets *tensors*, *runtime* and *pipeline*: what one rank does alone."""
+"""Checks of the facets *tensors*, *runtime* and *pipeline*, most of which need one rank only."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ PIPELINE: Contract = []
 
 @covers(TENSORS, "is_tensor", "get_op_name", "set_tensor_requires_grad", "tensor_to_numpy", "list_to_size")
 def basics(w: World) -> None:
-    """Tensors are told from other things, and named functions from each other."""
+    """Tensors are distinguished from other values; operators have names, and sizes their type."""
     p, x = w.platform, w.tensor(np.ones((2, 3)))
     assert p.is_tensor(x)
     assert not p.is_tensor(np.ones(2))
@@ -38,16 +38,16 @@ def basics(w: World) -> None:
 
 @covers(TENSORS, "chunk", "cat", "construct_strided_slice")
 def cutting(w: World) -> None:
-    """The ceil rule with empty last pieces; what is put together again is the whole; slices by stride."""
-    p, array = w.platform, w.draw((5, 7))
+    """Chunks follow the ceil rule, the last ones may be empty, and join to the whole; slices have strides."""
+    p, array = w.platform, w.sample((5, 7))
     x = w.tensor(array)
     for dim, count in ((0, 4), (1, 3), (-1, 5)):
-        pieces = [p.chunk(x, dim, count, index) for index in range(count)]
+        chunks = [p.chunk(x, dim, count, index) for index in range(count)]
         rows = -(-array.shape[dim] // count)
-        assert [piece.shape[dim] for piece in pieces] == [
+        assert [chunk.shape[dim] for chunk in chunks] == [
             max(0, min(rows, array.shape[dim] - rows * index)) for index in range(count)
         ]
-        w.same(p.cat(pieces, dim), array)
+        w.same(p.cat(chunks, dim), array)
     with raises(ValueError, "a tensor of [5, 7] has no piece 4 of 4 along dim 0"):
         p.chunk(x, 0, 4, 4)
     w.same(p.construct_strided_slice(x, [1, 0], [5, 7], [2, 3]), array[1:5:2, 0:7:3])
@@ -58,17 +58,17 @@ def cutting(w: World) -> None:
 
 @covers(TENSORS, "tensor_type_cast", "cast_fp_tensor", "str_to_dtype")
 def casting(w: World) -> None:
-    """Dtypes by any of their names; only floating tensors follow a floating cast; unknown names list the known."""
+    """A dtype has several names; a floating cast changes floating tensors only; unknown names are refused."""
     p, x = w.platform, w.tensor(np.array([1.5, -2.0, 0.0]))
     for name in ("float16", "bfloat16", "float32", "float64", "int8", "int16", "int32", "int64", "uint8", "bool"):
         dtype = p.str_to_dtype(name)
-        for spelled in (f"torch.{name}", f"mindspore.{name}", name.capitalize()):
-            assert p.str_to_dtype(spelled) == dtype
+        for spelling in (f"torch.{name}", f"mindspore.{name}", name.capitalize()):
+            assert p.str_to_dtype(spelling) == dtype
         assert p.tensor_type_cast(x, name).dtype == dtype
         assert p.tensor_type_cast(x, dtype).dtype == dtype
-    half, whole = p.str_to_dtype("float16"), w.tensor(np.ones(2, np.int64))
+    half, integers = p.str_to_dtype("float16"), w.tensor(np.ones(2, np.int64))
     assert p.cast_fp_tensor(half, x).dtype == half
-    assert p.cast_fp_tensor(half, whole) is whole
+    assert p.cast_fp_tensor(half, integers) is integers
     assert p.cast_fp_tensor(half, "text") == "text"
     for wrong in ("float33", "numpy.float32", "", None, 5):
         with raises(ValueError, f"unknown dtype {wrong!r}; known: bfloat16, b"):
@@ -77,7 +77,7 @@ def casting(w: World) -> None:
 
 @covers(TENSORS, "get_tensor_storage_size", "get_element_size")
 def measuring(w: World) -> None:
-    """Bytes of an element, and of the storage that a view shares."""
+    """The sizes are those of an element, and of the storage that views share, in bytes."""
     p, x = w.platform, w.tensor(np.ones((4, 6), np.float32))
     assert (p.get_element_size(x), p.get_tensor_storage_size(x)) == (4, 96)
     assert p.get_tensor_storage_size(p.narrow(x, 0, 1, 1)) == 96
@@ -86,7 +86,7 @@ def measuring(w: World) -> None:
 
 @covers(TENSORS, "arange", "zeros", "full_like", "empty_like", "new_tensor")
 def creating(w: World) -> None:
-    """Values, shapes and dtypes are those that were asked for."""
+    """Values, shapes and dtypes are those of the arguments."""
     p, f64 = w.platform, w.platform.str_to_dtype("float64")
     x = w.tensor(np.ones((2, 3)))
     w.same(p.arange(2, 11, 3), np.arange(2, 11, 3))
@@ -98,8 +98,8 @@ def creating(w: World) -> None:
     w.same(p.full((2,), 7, f64), np.full(2, 7.0))
     w.same(p.full_like(x, 2.5), np.full((2, 3), 2.5))
     assert p.full_like(x, 1, dtype=p.str_to_dtype("int32")).dtype == p.str_to_dtype("int32")
-    for made in (p.empty_like(x), p.empty_like(x, pin_memory=True), p.new_tensor((2, 3), f64), p.empty((2, 3), f64)):
-        assert (tuple(made.shape), made.dtype) == ((2, 3), f64)
+    for tensor in (p.empty_like(x), p.empty_like(x, pin_memory=True), p.new_tensor((2, 3), f64), p.empty((2, 3), f64)):
+        assert (tuple(tensor.shape), tensor.dtype) == ((2, 3), f64)
     assert p.empty_like(x, dtype=p.str_to_dtype("int64")).dtype == p.str_to_dtype("int64")
 
 
@@ -120,25 +120,25 @@ class _Record:
 
 @covers(TENSORS, "tree_map", "apply_to_tensors")
 def structures(w: World) -> None:
-    """Containers keep their types, what is no tensor stays what it is."""
+    """Containers keep their types, and values that are no tensors are unchanged."""
     p, x = w.platform, w.tensor(np.ones(2))
-    held = collections.defaultdict(list, {"a": [x, 1]})
-    tree = [_Named(x, "n"), (x, None), {"k": _Record(x, [x, "s"])}, held]
-    found = p.apply_to_tensors(lambda one: one + 1, tree)
-    assert [type(one) for one in found] == [type(one) for one in tree]
-    w.same(found[0].value, np.full(2, 2.0))
-    w.same(found[2]["k"].parts[0], np.full(2, 2.0))
-    w.same(found[3]["a"][0], np.full(2, 2.0))
-    assert (found[0].text, found[1][1], found[2]["k"].parts[1], found[3]["a"][1]) == ("n", None, "s", 1)
-    assert found[3]["new"] == []
+    mapping = collections.defaultdict(list, {"a": [x, 1]})
+    tree = [_Named(x, "n"), (x, None), {"k": _Record(x, [x, "s"])}, mapping]
+    result = p.apply_to_tensors(lambda tensor: tensor + 1, tree)
+    assert [type(item) for item in result] == [type(item) for item in tree]
+    w.same(result[0].value, np.full(2, 2.0))
+    w.same(result[2]["k"].parts[0], np.full(2, 2.0))
+    w.same(result[3]["a"][0], np.full(2, 2.0))
+    assert (result[0].text, result[1][1], result[2]["k"].parts[1], result[3]["a"][1]) == ("n", None, "s", 1)
+    assert result[3]["new"] == []
     w.same(x, np.ones(2))
-    assert p.tree_map(lambda one: one * 2, [1, (2, {"k": 3})]) == [2, (4, {"k": 6})]
+    assert p.tree_map(lambda leaf: leaf * 2, [1, (2, {"k": 3})]) == [2, (4, {"k": 6})]
 
 
 @covers(TENSORS, "get_tensor_transform")
 def transforming(w: World) -> None:
     """A DTensor moves between meshes of different shapes and orders of the same ranks; gradients come back."""
-    p, array = w.platform, w.draw((5, 6), 0)
+    p, array = w.platform, w.sample((5, 6), 0)
     line = DeviceMesh("cpu", list(w.ranks), mesh_dim_names=("x",))
     grid = DeviceMesh("cpu", [[rank] for rank in w.ranks[::-1]], mesh_dim_names=("a", "b"))
     move = p.get_tensor_transform().transform
@@ -153,13 +153,13 @@ def transforming(w: World) -> None:
             moved = move(start, Layout.place(grid, target, (5, 6)))
             assert moved.device_mesh is grid
             w.same(moved.full_tensor(), array)
-    seed = w.draw((5, 6), 0, 2)
+    seed = w.sample((5, 6), 0, 2)
 
     def whole(x: Any) -> Any:
         layout = Layout.place(line, [Shard(0)], (5, 6))
-        piece = p.narrow(x, 0, *_rows(layout))
-        held = p.wrap(p.contiguous(piece), layout)
-        return move(held, Layout.place(grid, [Shard(1), Replicate()], (5, 6))).full_tensor()
+        local = p.narrow(x, 0, *_rows(layout))
+        sharded = p.wrap(p.contiguous(local), layout)
+        return move(sharded, Layout.place(grid, [Shard(1), Replicate()], (5, 6))).full_tensor()
 
     out, grad = w.gradient(whole, array, seed)
     w.same(out, array)
@@ -180,7 +180,7 @@ def _rows(layout: Layout) -> tuple[int, int]:
 
 @covers(RUNTIME, "new_stream", "get_stream_context", "get_current_stream", "new_event")
 def streams(w: World) -> None:
-    """Streams and events have one interface on every device; on CPU they order nothing."""
+    """Streams and events have one interface on every device; on CPU they have no effect."""
     p = w.platform
     stream, begin, end = p.new_stream(), p.new_event(), p.new_event()
     with p.get_stream_context()(stream):
@@ -207,7 +207,7 @@ class _Counted:
         self.waits, self._failure = 0, failure
 
     def wait(self) -> None:
-        """Count."""
+        """Count the wait, and fail if there is a failure."""
         self.waits += 1
         if self._failure is not None:
             raise self._failure
@@ -215,17 +215,17 @@ class _Counted:
 
 @covers(RUNTIME, "set_grad_reduce_handle", "wait_grad_handle", "_process_current_handle")
 def reductions_in_flight(w: World) -> None:
-    """Each is waited for once and processed once, also when one of them raises."""
+    """Every handle is waited for once and processed once, also when one of them raises."""
     p = w.platform
     done: list[Any] = []
     handles = [_Counted(), _Counted(), _Counted()]
     for number, handle in enumerate(handles):
         p.set_grad_reduce_handle(handle, functools.partial(done.append, number))
     p._process_current_handle()  # noqa: SLF001 - a member of the contract
-    assert (done, [one.waits for one in handles]) == ([0], [1, 0, 0])
+    assert (done, [handle.waits for handle in handles]) == ([0], [1, 0, 0])
     p.wait_grad_handle()
     p.wait_grad_handle()
-    assert (done, [one.waits for one in handles]) == ([0, 1, 2], [1, 1, 1])
+    assert (done, [handle.waits for handle in handles]) == ([0, 1, 2], [1, 1, 1])
 
     bad, good = _Counted(ValueError("lost")), _Counted()
     p.set_grad_reduce_handle(bad, lambda: done.append("never"))
@@ -248,8 +248,8 @@ class _BrokenError(Exception):
 
 @covers(RUNTIME, "set_grad_reduce_handle", "wait_grad_handle")
 def reductions_of_a_backward_that_raises(w: World) -> None:
-    """What backward started before it raised, on all ranks or on one, is waited for once; the next step is right."""
-    p, array, seeds = w.platform, w.draw((3,), 0), w.everyone((3,), 1)
+    """Reductions started by a backward that raises on some ranks are waited for once; the next step is right."""
+    p, array, seeds = w.platform, w.sample((3,), 0), w.everyone((3,), 1)
     reduced: list[Any] = []
     broken: tuple[int, ...] = ()
 
@@ -258,13 +258,13 @@ def reductions_of_a_backward_that_raises(w: World) -> None:
 
         @staticmethod
         def forward(ctx: Any, x: Any) -> Any:
-            """As it is."""
+            """Return a copy."""
             del ctx
             return x * 1
 
         @staticmethod
         def backward(ctx: Any, grad: Any) -> Any:
-            """As it is, with the reduction in flight."""
+            """Return the gradient, with its reduction in flight."""
             del ctx
             output, handle = p.all_reduce(grad, None, True)
             p.set_grad_reduce_handle(handle, lambda: reduced.append((w.array(output), handle.waited)))
@@ -275,13 +275,13 @@ def reductions_of_a_backward_that_raises(w: World) -> None:
 
         @staticmethod
         def forward(ctx: Any, x: Any) -> Any:
-            """Twice."""
+            """Double the input."""
             del ctx
             return x * 2
 
         @staticmethod
         def backward(ctx: Any, grad: Any) -> Any:
-            """Twice, on ranks that are whole."""
+            """Double the gradient, or raise on a broken rank."""
             del ctx
             if w.rank in broken:
                 raise _BrokenError("half-way")
@@ -309,14 +309,14 @@ def reductions_of_a_backward_that_raises(w: World) -> None:
 
 @covers(RUNTIME, "get_symmetric_memory_handler")
 def symmetric(w: World) -> None:
-    """Where the device has it, the framework's own."""
+    """The handler is the framework's own, on devices that have it."""
     assert w.platform.get_symmetric_memory_handler() is not None
 
 
 @covers(RUNTIME, "no_grad", "profiler_record")
 def quiet(w: World) -> None:
-    """Nothing inside ``no_grad`` is recorded, and a named range changes nothing."""
-    p, x, seed = w.platform, w.draw((3,)), w.draw((3,), turn=1)
+    """Nothing inside ``no_grad`` is recorded, and a named range has no effect on values."""
+    p, x, seed = w.platform, w.sample((3,)), w.sample((3,), turn=1)
 
     def partly(t: Any) -> Any:
         with p.no_grad():
@@ -332,8 +332,8 @@ def quiet(w: World) -> None:
 
 @covers(PIPELINE, "micro_batch")
 def batches(w: World) -> None:
-    """Slices of the global tensors, gradients included; what does not divide is refused by name."""
-    p, array = w.platform, w.draw((4, 6), 0)
+    """Micro-batches are slices of the global tensors, with gradients; an argument that does not divide is refused."""
+    p, array = w.platform, w.sample((4, 6), 0)
     mesh = DeviceMesh("cpu", list(w.ranks))
     x, whole = w.tensor(array), distribute_tensor(w.tensor(array), mesh, [Shard(0)])
     args, kwargs = p.micro_batch(2, [0, 1, None], {"k": 1})([x, x, x], {"k": whole, "flag": True})
@@ -347,8 +347,8 @@ def batches(w: World) -> None:
     (first, second), _ = p.micro_batch(2)([whole])
     w.same(first[0].full_tensor(), array[:2])
     w.same(second[0].full_tensor(), array[2:])
-    _, grad = w.gradient(lambda t: p.micro_batch(2)([t])[0][1][0] * 3, array, w.draw((2, 6), 0, 1))
-    w.same(grad, np.concatenate([np.zeros((2, 6)), 3 * w.draw((2, 6), 0, 1)]))
+    _, grad = w.gradient(lambda t: p.micro_batch(2)([t])[0][1][0] * 3, array, w.sample((2, 6), 0, 1))
+    w.same(grad, np.concatenate([np.zeros((2, 6)), 3 * w.sample((2, 6), 0, 1)]))
     with raises(ValueError, "args[0] has 4 rows along dim 0, which do not divide into 3 micro-batches"):
         p.micro_batch(3)([x])
     with raises(ValueError, "k has 6 rows along dim 1, which do not divide into 4 micro-batches"):

@@ -1,4 +1,4 @@
-"""Runs the checks of the contract on one rank, and over a simulated or a real world."""
+"""Runs the checks of the contract on one rank, and on all ranks of a simulated or a real world."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ CHECKS: dict[str, Contract] = {
     "pipeline": PIPELINE,
 }
 
-# How to call the members that a ledger may list; what they are given does not matter.
+# Arguments for the members that a gap ledger may list; their values do not matter.
 _PROBES: dict[str, tuple[Any, ...]] = {
     "get_symmetric_memory_handler": (),
 }
@@ -46,16 +46,16 @@ def check_contract(platform_name: str, facets: Sequence[str] = tuple(CHECKS)) ->
         per member ``served``, or ``gap: `` and the ledger's reason.
 
     Raises:
-        AssertionError: a member does not do what the contract says, refuses without standing in the ledger, or stands
-            there and works.
+        AssertionError: a member contradicts the contract, refuses although it is not in the gap ledger, or works
+            although it is.
     """
     platform = platform_named(platform_name)
-    world, found = World(platform), {}
+    world, states = World(platform), {}
     for facet in facets:
         for check in CHECKS[facet]:
             gaps = [gap for gap in map(platform.gap, check.members) if gap is not None]
             if gaps:
-                found.update({gap.member: f"gap: {gap.reason}" for gap in gaps})
+                states.update({gap.member: f"gap: {gap.reason}" for gap in gaps})
                 for gap in gaps:
                     _must_refuse(platform, gap.member)
                 continue
@@ -64,10 +64,10 @@ def check_contract(platform_name: str, facets: Sequence[str] = tuple(CHECKS)) ->
             except UnsupportedOnBackend as error:
                 msg = f"{', '.join(check.members)}: refused, but not in the gap ledger: {error}"
                 raise AssertionError(msg) from error
-            found.update(dict.fromkeys(check.members, "served"))
-    missing = [member for facet in facets for member in MEMBERS[facet] if member not in found]
+            states.update(dict.fromkeys(check.members, "served"))
+    missing = [member for facet in facets for member in MEMBERS[facet] if member not in states]
     assert not missing, f"no check covers {missing}"
-    return found
+    return states
 
 
 def _must_refuse(platform: Any, member: str) -> None:
@@ -75,14 +75,14 @@ def _must_refuse(platform: Any, member: str) -> None:
         getattr(platform, member)(*_PROBES[member])
     except UnsupportedOnBackend:
         return
-    msg = f"{member} stands in the gap ledger of {platform.platform_type} and works; take it out"
+    msg = f"{member} is in the gap ledger of {platform.platform_type} and works; remove it there"
     raise AssertionError(msg)
 
 
 def run_contract(
     platform_name: str, world_size: int = 2, launch: str = "simulated", facets: Sequence[str] = tuple(CHECKS)
 ) -> dict[str, str]:
-    """Run :func:`check_contract` on every rank of a world; rank 0's answer.
+    """Run :func:`check_contract` on every rank of a world, and return rank 0's result.
 
     Args:
         platform_name: ``torch`` or ``mindspore``.

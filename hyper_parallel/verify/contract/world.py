@@ -1,4 +1,4 @@
-"""What a check has at hand: its platform, its rank, and everybody's data."""
+"""What a check of the contract uses: the platform, the rank, data of all ranks, and assertions."""
 
 from __future__ import annotations
 
@@ -11,14 +11,19 @@ import numpy as np
 
 from hyper_parallel.platform.contract.platform import Platform
 
-__all__ = ["Contract", "ContractCheck", "World", "covers", "noted", "raises"]
+__all__ = ["Contract", "ContractCheck", "World", "covers", "logged", "raises"]
 
 Array = np.ndarray[Any, Any]
 
 
 @dataclass(frozen=True)
 class ContractCheck:
-    """One check and the members that it stands for."""
+    """One check.
+
+    Attributes:
+        members: of the contract that it covers.
+        run: the check, on one rank.
+    """
 
     members: tuple[str, ...]
     run: Callable[[World], None]
@@ -28,36 +33,36 @@ Contract = list[ContractCheck]
 
 
 def covers(table: Contract, *members: str) -> Callable[[Callable[[World], None]], Callable[[World], None]]:
-    """Enter a check of ``members`` into ``table``."""
+    """Return a decorator that adds a check of ``members`` to ``table``."""
 
-    def enter(run: Callable[[World], None]) -> Callable[[World], None]:
+    def add(run: Callable[[World], None]) -> Callable[[World], None]:
         table.append(ContractCheck(members, run))
         return run
 
-    return enter
+    return add
 
 
 @contextlib.contextmanager
-def raises(kind: type[BaseException] | tuple[type[BaseException], ...], *parts: str) -> Iterator[None]:
-    """The body must raise ``kind``, with every one of ``parts`` in its words."""
-    words = None
+def raises(error_type: type[BaseException] | tuple[type[BaseException], ...], *parts: str) -> Iterator[None]:
+    """Assert that the body raises ``error_type`` with all of ``parts`` in its message."""
+    message = None
     try:
         yield
-    except kind as error:
-        words = str(error)
-    assert words is not None, f"nothing raised {kind}"
-    missing = [part for part in parts if part not in words]
-    assert not missing, f"{missing} not in {words}"
+    except error_type as error:
+        message = str(error)
+    assert message is not None, f"nothing raised {error_type}"
+    missing = [part for part in parts if part not in message]
+    assert not missing, f"{missing} not in {message}"
 
 
-def noted(log: list[Any], what: Any, result: Any = None) -> Any:
-    """Write ``what`` down; ``result``."""
-    log.append(what)
+def logged(log: list[Any], entry: Any, result: Any = None) -> Any:
+    """Append ``entry`` to ``log``, and return ``result``."""
+    log.append(entry)
     return result
 
 
 class World:
-    """One rank's view of the run."""
+    """The world as one rank sees it: its platform and rank, the data of all ranks, and assertions on tensors."""
 
     def __init__(self, platform: Platform, seed: int = 0) -> None:
         self.platform = platform
@@ -65,31 +70,31 @@ class World:
         self.ranks = tuple(range(self.size))
         self._seed = seed
 
-    def draw(self, shape: tuple[int, ...], rank: int | None = None, turn: int = 0, dtype: str = "float64") -> Array:
-        """Data of ``rank`` (default: this one), the same wherever it is drawn; quarters, so that sums are exact."""
+    def sample(self, shape: tuple[int, ...], rank: int | None = None, turn: int = 0, dtype: str = "float64") -> Array:
+        """Return the data of ``rank`` (by default this one), equal on every rank; quarters, so that sums are exact."""
         random = np.random.default_rng([self._seed, self.rank if rank is None else rank, turn, *shape])
         return np.asarray(random.integers(-9, 10, shape) / 4 + 0.125).astype(dtype)
 
     def everyone(self, shape: tuple[int, ...], turn: int = 0, dtype: str = "float64") -> list[Array]:
-        """Data of all ranks."""
-        return [self.draw(shape, rank, turn, dtype) for rank in self.ranks]
+        """Return the data of all ranks."""
+        return [self.sample(shape, rank, turn, dtype) for rank in self.ranks]
 
     def tensor(self, array: Any) -> Any:
-        """A plain tensor."""
+        """Return an array as a plain tensor."""
         return self.platform.from_numpy(np.asarray(array))
 
     def array(self, tensor: Any) -> Array:
-        """Its values."""
+        """Return a tensor's values."""
         return np.asarray(self.platform.tensor_to_numpy(tensor))
 
-    def same(self, tensor: Any, wanted: Any, tolerance: float = 0.0) -> None:
-        """Equal in shape and (to ``tolerance``) in values."""
-        found, want = self.array(tensor), np.asarray(wanted)
-        assert found.shape == want.shape, f"shape {found.shape}, wanted {want.shape}"
-        close = np.array_equal(found, want) if not tolerance else np.allclose(found, want, tolerance, tolerance)
-        assert close, f"{found}, wanted {want}"
+    def same(self, tensor: Any, expected: Any, tolerance: float = 0.0) -> None:
+        """Assert that a tensor equals an array in shape and, within ``tolerance``, in values."""
+        actual, expected = self.array(tensor), np.asarray(expected)
+        assert actual.shape == expected.shape, f"shape {actual.shape}, expected {expected.shape}"
+        close = np.allclose(actual, expected, tolerance, tolerance) if tolerance else np.array_equal(actual, expected)
+        assert close, f"{actual}, expected {expected}"
 
-    def gradient(self, fn: Callable[[Any], Any], array: Array, seed: Array) -> tuple[Any, Any]:
-        """``fn`` of one tensor, and what it pulls ``seed`` back to."""
-        outs, grads = self.platform.vjp(lambda x: [fn(x)], [self.tensor(array)], [self.tensor(seed)], [True])
+    def gradient(self, fn: Callable[[Any], Any], array: Array, cotangent: Array) -> tuple[Any, Any]:
+        """Return ``fn`` of one tensor, and the gradient of the tensor for a cotangent of the result."""
+        outs, grads = self.platform.vjp(lambda x: [fn(x)], [self.tensor(array)], [self.tensor(cotangent)], [True])
         return outs[0], grads[0]
