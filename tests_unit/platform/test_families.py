@@ -46,25 +46,33 @@ def test_cross_is_linear_algebra(package):
     ]
 
 
-@pytest.mark.platforms("torch")
-def test_each_spelling_is_beside_its_operators_rule():
+@pytest.mark.parametrize("framework", OTHERS)
+def test_each_spelling_is_beside_its_operators_rule(framework):
     """What is stated of an operator in a family's file is of an operator whose rule is in the file of that name."""
     room = Path(find_spec("hyper_parallel").origin).parent
     families = files("core/shard/rules")
     home = {op: family for family in families for op in literals(room / f"core/shard/rules/{family}.py", RULES)}
     misplaced = {}
-    for family in families & files("platform/torch/ops"):
-        tree = ast.parse((room / f"platform/torch/ops/{family}.py").read_text(encoding="utf-8"))
-        for node in ast.walk(tree):
-            if (
-                isinstance(node, ast.Call)
-                and isinstance(node.func, ast.Name)
-                and node.func.id in {"spelling", "kernel"}
-            ):
-                for op in [arg.value for arg in node.args[:1] if isinstance(arg, ast.Constant)]:
-                    if home.get(op, family) != family:
-                        misplaced[op] = (family, home[op])
+    for family in families & files(f"platform/{framework}/ops"):
+        tree = ast.parse((room / f"platform/{framework}/ops/{family}.py").read_text(encoding="utf-8"))
+        for op in [op for node in ast.walk(tree) if isinstance(node, ast.Call) for op in stated(node)]:
+            if home.get(op, family) != family:
+                misplaced[op] = (family, home[op])
     assert misplaced == {}
+
+
+def stated(call):
+    """Canonical operators that a call of a registry's verbs names literally."""
+    texts = [arg.value for arg in call.args if isinstance(arg, ast.Constant)]
+    match getattr(call.func, "id", None):
+        case "spelling":
+            return texts[:1]
+        case "kernel":
+            return texts
+        case "spellings":
+            return texts[0].split()[1::2]
+        case _:
+            return []
 
 
 RULES = {"rule", "decomposition", "Rule", "Decomposition"}

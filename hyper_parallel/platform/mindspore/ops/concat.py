@@ -1,51 +1,44 @@
-"""Operators of MindSpore that join tensors, or turn, flip and mask them along dims."""
+"""Operators of MindSpore that join tensors, and split them."""
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from typing import Any
 
-from mindspore import Tensor, mint, ops
+from mindspore import Tensor, mint
 
-from hyper_parallel.platform.mindspore.ops.dims import unsqueeze
-from hyper_parallel.platform.mindspore.ops.registry import decomposition, kernel, number, spellings
+from hyper_parallel.platform.mindspore.ops.dims import MATRIX, select, unsqueeze
+from hyper_parallel.platform.mindspore.ops.empty_shards import COMPUTED
+from hyper_parallel.platform.mindspore.ops.registry import decomposition, expect, kernel, spellings
 
 __all__: list[str] = []
 
-spellings("Concat cat  StackExt stack  ReverseV2 flip  Roll roll  TrilExt tril  Triu triu  Tril tril")
+spellings("""
+Concat cat  StackExt stack  SplitTensor split  SplitTensorView split  SplitWithSize split  SplitWithSizeView split
+Chunk chunk  ChunkView chunk  UnstackExt unbind  UnstackExtView unbind
+""")
 
 # -- kernels -----------------------------------------------------------------------------------------------------------
 
 kernel("cat", reliable_on_empty=True)(lambda tensors, dim=0: mint.cat(list(tensors), dim))
 kernel("stack")(lambda tensors, dim=0: mint.cat([unsqueeze(tensor, dim) for tensor in tensors], dim))
-kernel("flip")(lambda x, dims: mint.flip(x, tuple(dims)))
 
 
-@kernel("roll")
-def _roll(x: Tensor, shifts: Any, dims: Any = None) -> Tensor:
-    if dims is None:
-        return _roll(x.reshape((-1,)), shifts, 0).reshape(x.shape)
-    pairs = [(shifts, dims)] if isinstance(dims, int) else list(zip(shifts, dims, strict=True))
-    for shift, dim in pairs:
-        size = x.shape[dim]
-        cut = -shift % size if size else 0
-        if cut:
-            x = mint.cat([mint.narrow(x, dim, cut, size - cut), mint.narrow(x, dim, 0, cut)], dim)
-    return x
+@kernel("unbind", empty_shape=COMPUTED)
+def _unbind(x: Tensor, dim: int = 0) -> tuple[Tensor, ...]:
+    return tuple(select(x, dim, index) for index in range(x.shape[dim]))
 
 
-def _triangle(lower: bool) -> Callable[..., Tensor]:
-    def compute(x: Tensor, diagonal: int = 0) -> Tensor:
-        rows = ops.arange(x.shape[-2]).reshape((-1, 1))
-        columns = ops.arange(x.shape[-1]).reshape((1, -1))
-        kept = (columns - rows <= diagonal) if lower else (columns - rows >= diagonal)
-        return mint.where(kept, x, ops.zeros_like(x))
+@kernel("split", empty_shape=COMPUTED)
+def _split(x: Tensor, split_size_or_sections: Any, dim: int = 0) -> tuple[Tensor, ...]:
+    total = x.shape[dim]
+    if isinstance(split_size_or_sections, int):
+        step = split_size_or_sections
+        sizes = [min(step, total - start) for start in range(0, total, step)] or [0]
+    else:
+        sizes = list(split_size_or_sections)
+    starts = [sum(sizes[:index]) for index in range(len(sizes))]
+    return tuple(mint.narrow(x, dim, start, size) for start, size in zip(starts, sizes, strict=True))
 
-    return compute
-
-
-kernel("tril")(_triangle(lower=True))
-kernel("triu")(_triangle(lower=False))
 
 # -- decompositions ----------------------------------------------------------------------------------------------------
 
@@ -55,9 +48,14 @@ def _stack(ops: Any, primitive: Any, tensors: Any, *__: Any) -> Any:
     return ops.stack(list(tensors), primitive.axis)
 
 
-@decomposition("MatrixBandPart")
-def _matrix_band_part(ops: Any, _: Any, x: Any, lower: Any, upper: Any) -> Any:
-    """A negative number of diagonals means all."""
-    lower, upper = number(lower), number(upper)
-    x = x if lower < 0 else ops.triu(x, -lower)
-    return x if upper < 0 else ops.tril(x, upper)
+@decomposition("Split")
+def _split_equally(ops: Any, primitive: Any, x: Any, *args: Any) -> Any:
+    """``ops.Split(axis, output_num)`` splits into equal parts, or fails."""
+    axis, count = args if len(args) == MATRIX else (primitive.axis, primitive.output_num)
+    expect("Split", f"the rest of size {x.shape[axis]} in {count} parts", x.shape[axis] % count, 0)
+    return ops.split(x, x.shape[axis] // count, axis)
+
+
+@decomposition("Unstack")
+def _unstack(ops: Any, primitive: Any, x: Any, *args: Any) -> Any:
+    return ops.unbind(x, args[0] if args else primitive.axis)

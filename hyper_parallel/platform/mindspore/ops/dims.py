@@ -1,9 +1,9 @@
-"""Operators of MindSpore that reorder, cut, stretch or drop dims."""
+"""Operators of MindSpore that reorder, cut, stretch, roll, mask or drop dims."""
 
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import numpy as np
@@ -22,7 +22,7 @@ from hyper_parallel.platform.mindspore.ops.registry import (
     spellings,
 )
 
-__all__ = ["MATRIX", "indexed_shape", "on_diagonals", "unsqueeze"]
+__all__ = ["MATRIX", "indexed_shape", "on_diagonals", "select", "unsqueeze"]
 
 MATRIX = 2
 """Number of dims of a matrix."""
@@ -33,9 +33,8 @@ spellings("""
 TransposeExtView transpose  TransposeExt transpose  TransposeView permute  TExt t
 ExpandDims unsqueeze  ExpandDimsView unsqueeze  BroadcastTo expand  BroadcastToView expand
 Tile tile  Repeat repeat  RepeatInterleaveInt repeat_interleave
-SplitTensor split  SplitTensorView split  SplitWithSize split  SplitWithSizeView split
-Chunk chunk  ChunkView chunk  UnstackExt unbind  UnstackExtView unbind  NarrowView narrow  Narrow narrow
-SelectExt select  SelectExtView select
+NarrowView narrow  Narrow narrow  SelectExt select  SelectExtView select
+ReverseV2 flip  Roll roll  TrilExt tril  Triu triu  Tril tril
 """)
 spelling("diagonal", "Diagonal", "DiagonalView", signature="x, offset=0, dim1=0, dim2=1")
 
@@ -80,7 +79,8 @@ def _expand(x: Tensor, shape: Sequence[int]) -> Tensor:
 
 
 @kernel("select", empty_shape=COMPUTED)
-def _select(x: Tensor, dim: int, index: int) -> Tensor:
+def select(x: Tensor, dim: int, index: int) -> Tensor:
+    """Return one slice along ``dim``, which is dropped."""
     axis = dim % x.ndim
     row = mint.narrow(x, axis, index % x.shape[axis], 1)
     return row.reshape((*x.shape[:axis], *x.shape[axis + 1 :]))
@@ -100,23 +100,6 @@ def _sliced(
 @kernel("slice", empty_shape=_sliced)
 def _slice(x: Tensor, dim: int = 0, start: int | None = None, end: int | None = None, step: int = 1) -> Tensor:
     return x[(slice(None),) * (dim % x.ndim) + (slice(start, end, step),)]
-
-
-@kernel("unbind", empty_shape=COMPUTED)
-def _unbind(x: Tensor, dim: int = 0) -> tuple[Tensor, ...]:
-    return tuple(_select(x, dim, index) for index in range(x.shape[dim]))
-
-
-@kernel("split", empty_shape=COMPUTED)
-def _split(x: Tensor, split_size_or_sections: Any, dim: int = 0) -> tuple[Tensor, ...]:
-    total = x.shape[dim]
-    if isinstance(split_size_or_sections, int):
-        step = split_size_or_sections
-        sizes = [min(step, total - start) for start in range(0, total, step)] or [0]
-    else:
-        sizes = list(split_size_or_sections)
-    starts = [sum(sizes[:index]) for index in range(len(sizes))]
-    return tuple(mint.narrow(x, dim, start, size) for start, size in zip(starts, sizes, strict=True))
 
 
 @kernel("repeat")
@@ -155,6 +138,35 @@ def _unfold(x: Tensor, dimension: int, size: int, step: int) -> Tensor:
     return mint.permute(windows, (*(dim for dim in range(windows.ndim) if dim != axis + 1), axis + 1))
 
 
+kernel("flip")(lambda x, dims: mint.flip(x, tuple(dims)))
+
+
+@kernel("roll")
+def _roll(x: Tensor, shifts: Any, dims: Any = None) -> Tensor:
+    if dims is None:
+        return _roll(x.reshape((-1,)), shifts, 0).reshape(x.shape)
+    pairs = [(shifts, dims)] if isinstance(dims, int) else list(zip(shifts, dims, strict=True))
+    for shift, dim in pairs:
+        size = x.shape[dim]
+        cut = -shift % size if size else 0
+        if cut:
+            x = mint.cat([mint.narrow(x, dim, cut, size - cut), mint.narrow(x, dim, 0, cut)], dim)
+    return x
+
+
+def _triangle(lower: bool) -> Callable[..., Tensor]:
+    def compute(x: Tensor, diagonal: int = 0) -> Tensor:
+        rows = ops.arange(x.shape[-2]).reshape((-1, 1))
+        columns = ops.arange(x.shape[-1]).reshape((1, -1))
+        kept = (columns - rows <= diagonal) if lower else (columns - rows >= diagonal)
+        return mint.where(kept, x, ops.zeros_like(x))
+
+    return compute
+
+
+kernel("tril")(_triangle(lower=True))
+kernel("triu")(_triangle(lower=False))
+
 # -- decompositions ----------------------------------------------------------------------------------------------------
 
 
@@ -165,19 +177,6 @@ def _transpose(ops: Any, _: Any, x: Any, *dims: Any) -> Any:
     if len(order) == MATRIX and len(x.shape) != MATRIX:
         return ops.transpose(x, *order)
     return ops.permute(x, order)
-
-
-@decomposition("Split")
-def _split_equally(ops: Any, primitive: Any, x: Any, *args: Any) -> Any:
-    """``ops.Split(axis, output_num)`` splits into equal parts, or fails."""
-    axis, count = args if len(args) == MATRIX else (primitive.axis, primitive.output_num)
-    expect("Split", f"the rest of size {x.shape[axis]} in {count} parts", x.shape[axis] % count, 0)
-    return ops.split(x, x.shape[axis] // count, axis)
-
-
-@decomposition("Unstack")
-def _unstack(ops: Any, primitive: Any, x: Any, *args: Any) -> Any:
-    return ops.unbind(x, args[0] if args else primitive.axis)
 
 
 @decomposition("ExpandAs")
@@ -279,3 +278,11 @@ def _matrix_diag(ops: Any, _: Any, x: Any, k: Any, rows: Any, columns: Any, padd
     values = [number(value) for value in (k, rows, columns, padding)]
     expect("MatrixDiagV3", "k, num_rows, num_cols, padding_value", values, [0, -1, -1, 0])
     return on_diagonals(ops, x)
+
+
+@decomposition("MatrixBandPart")
+def _matrix_band_part(ops: Any, _: Any, x: Any, lower: Any, upper: Any) -> Any:
+    """A negative number of diagonals means all."""
+    lower, upper = number(lower), number(upper)
+    x = x if lower < 0 else ops.triu(x, -lower)
+    return x if upper < 0 else ops.tril(x, upper)

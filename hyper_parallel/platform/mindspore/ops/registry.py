@@ -97,7 +97,11 @@ def spelling(op: str, *names: str, signature: str | None = None, in_place: bool 
         signature: MindSpore's parameters in their order, under canonical names; None where they are the rule's.
         in_place: the first operand is written and returned. CPU kernels compute in-place operators and leave the
             tensor as it was, so the result of the canonical operator is written.
+
+    Raises:
+        ValueError: a name is registered already.
     """
+    _refuse_twice(names, _SPELLINGS)
     _SPELLINGS.update(dict.fromkeys(names, (op, signature, in_place)))
 
 
@@ -129,7 +133,11 @@ def kernel(
         empty_unchanged: writing no element returns the first operand.
         empty_handled_with: a keyword; a call that passes it is right on empty tensors.
         no_gradient: positions of the operands that no gradient reaches; see :attr:`OnEmpty.no_gradient`.
+
+    Raises:
+        ValueError: an operator has a kernel already.
     """
+    _refuse_twice(ops, _KERNELS)
     special = OnEmpty(empty, empty_shape, empty_unchanged, no_gradient, empty_handled_with)
 
     def register(compute: Callable[..., Any]) -> Callable[..., Any]:
@@ -151,7 +159,11 @@ def decomposition(*names: str, with_dispatcher: bool = False) -> Callable[[Calla
 
     ``ops`` are the canonical operators as functions of DTensors; ``primitive`` is the legacy primitive that was called,
     or None.
+
+    Raises:
+        ValueError: a name is registered already.
     """
+    _refuse_twice(names, _DECOMPOSITIONS)
 
     def register(run: Callable[..., Any]) -> Callable[..., Any]:
         def handler(dispatcher: Dispatcher, primitive: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
@@ -161,6 +173,12 @@ def decomposition(*names: str, with_dispatcher: bool = False) -> Callable[[Calla
         return run
 
     return register
+
+
+def _refuse_twice(names: tuple[str, ...], registered: dict[str, Any]) -> None:
+    if twice := [name for name in names if name in registered]:
+        msg = f"registered already: {', '.join(twice)}"
+        raise ValueError(msg)
 
 
 # -- what was registered -----------------------------------------------------------------------------------------------
