@@ -17,7 +17,7 @@ __all__ = ["clip_grad_norm_"]
 
 _EPSILON = 1e-6
 
-# Where the elements of a gradient are spread: a mesh and the axes that split it, or nowhere.
+# The ranks over which the elements of a gradient are spread: a mesh and the axes that shard it.
 Spread = tuple["DeviceMesh | None", tuple[int, ...]]
 
 
@@ -30,8 +30,8 @@ def clip_grad_norm_(
 ) -> Any:
     """Scale gradients in place so that their global norm is at most ``max_norm``.
 
-    Every element of the global gradients counts once, however often ranks hold it. Pending reductions of gradients
-    are done first. One small all-reduce per combination of mesh and splitting axes.
+    Every element of the global gradients counts once, on however many ranks it is. Partial gradients are reduced
+    first. One small all-reduce per combination of mesh and sharding axes.
 
     Args:
         parameters: one parameter, or an iterable of them; DTensors and plain ones may be mixed.
@@ -52,7 +52,7 @@ def clip_grad_norm_(
     if not order > 0:
         msg = f"clip_grad_norm_: norm_type must be positive, got {norm_type}"
         raise ValueError(msg)
-    if not max_norm >= 0:  # a negative bound would turn the gradients around
+    if not max_norm >= 0:  # a negative bound would change the gradients' signs
         msg = f"clip_grad_norm_: max_norm must not be negative, got {max_norm}"
         raise ValueError(msg)
     listed = _listed(parameters)
@@ -96,7 +96,7 @@ def _local(gradient: Any) -> Any:
 
 
 def _global_norm(platform: Platform, gradients: list[Any], order: float) -> Any:
-    """Sums of powers are added up per spread, reduced over it, and joined."""
+    """The global norm: powers are summed per set of sharding axes, reduced over these, and combined."""
     join = platform.maximum if order == math.inf else lambda first, second: first + second
     amounts: dict[Spread, Any] = {}
     for gradient in gradients:

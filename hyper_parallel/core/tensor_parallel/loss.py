@@ -16,15 +16,15 @@ __all__ = ["loss_parallel"]
 
 @contextmanager
 def loss_parallel() -> Iterator[None]:
-    """Inside, cross entropies leave logits sharded over classes where they are.
+    """Compute cross entropies inside this context without gathering logits that are sharded over classes.
 
     ::
 
         logits_BLV  [B, L, V@tp]   @tp Shard(-1)    (a ColwiseParallel head with use_local_output=False)
-        labels_BL   [B, L]         @tp Replicate    (plain labels and class weights are taken as such)
+        labels_BL   [B, L]         @tp Replicate    (plain labels and class weights are taken as replicated)
         loss        []             @tp Replicate    (per row, ranks exchange a maximum and sums; never logits)
 
-    Backward needs no context. Outside, such logits are gathered first, which is always right and rarely cheap. The
+    Backward needs no context. Outside of it, such logits are gathered first, which is correct but expensive. The
     whole signature of cross entropy works: reductions, ignored labels, smoothing, class weights, class
     probabilities, uneven vocabularies, meshes of several axes. Per thread and task; nestable.
 

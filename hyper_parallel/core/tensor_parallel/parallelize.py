@@ -1,4 +1,4 @@
-"""Apply a plan to a module: check everything, then shard."""
+"""Apply a plan to a module: check all of it, then shard."""
 
 from __future__ import annotations
 
@@ -47,7 +47,7 @@ def parallelize_module(
 
     Raises:
         PlanError: (a ValueError) everything that is wrong with the plan, before any weight is touched.
-        TypeError: ``module`` is none, or a plan that is neither a style nor a mapping of paths to styles.
+        TypeError: ``module`` is no module, or the plan is neither a style nor a mapping of paths to styles.
     """
     mesh = resolve_mesh(device_mesh)
     if parallelize_plan is None:

@@ -20,14 +20,14 @@ _RUNNING: ContextVar[tuple[tuple[int, str], ...]] = ContextVar("hyper_parallel_r
 
 
 def label(module: Any) -> str:
-    """``layers.0.fc1 (Linear)``, or the type alone where no path is known."""
+    """The path and type of a module, ``layers.0.fc1 (Linear)``, or the type alone if the path is unknown."""
     path = module.__dict__.get(_PATH)
     type_name = type(module).__name__
     return f"{path} ({type_name})" if path else type_name
 
 
 def name_modules(platform: Platform, root: Any) -> None:
-    """Let every module under ``root`` know its path, from the outermost root seen; a shared one has its first."""
+    """Record on every module under ``root`` its path from the outermost root; a shared module keeps its first path."""
     prefix = root.__dict__.get(_PATH, "")
     named = {id(root)}
     for path, module in platform.get_cells_and_names(root):
@@ -38,7 +38,7 @@ def name_modules(platform: Platform, root: Any) -> None:
 
 
 def trace_modules(platform: Platform, root: Any) -> None:
-    """While somebody records, announce which module runs; otherwise the hooks cost one look-up."""
+    """Tell the event log which module runs, while one is recording; otherwise the hooks cost one look-up."""
     for _, module in platform.get_cells_and_names(root):
         if not module.__dict__.get(_TRACED):
             module.__dict__[_TRACED] = True
@@ -57,7 +57,7 @@ def _entering(module: Any, args: Any) -> None:
 def _leaving(module: Any, args: Any, output: Any) -> None:
     del args, output
     running = _RUNNING.get()
-    # Recording may have begun inside this forward: then nothing was entered.
+    # If recording began inside this forward, the module was never entered.
     if running and running[-1][0] == id(module):
         _RUNNING.set(running[:-1])
         enter_module(running[-1][1])

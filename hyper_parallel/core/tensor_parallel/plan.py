@@ -1,4 +1,4 @@
-"""Plans: what a mapping of paths to styles means for a module, and everything that is wrong with it. Pure."""
+"""Plans: which modules a mapping of paths to styles selects, and everything that is wrong with it. Pure."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ HEADS = (
 
 @dataclass(frozen=True)
 class Match:
-    """One module that a pattern of the plan names."""
+    """One module that a pattern of the plan selects."""
 
     pattern: str
     path: str
@@ -37,12 +37,12 @@ class Match:
 
 @dataclass(frozen=True)
 class PlanReport:
-    """What a check found.
+    """Result of checking a plan.
 
     Attributes:
-        problems: what cannot work.
-        notes: what can, but is probably not meant.
-        unsupported: whether a problem is a module that a style does not take.
+        problems: errors in the plan.
+        notes: valid, but probably unintended.
+        unsupported: whether a problem is a module that its style does not apply to.
     """
 
     problems: tuple[str, ...]
@@ -50,7 +50,7 @@ class PlanReport:
     unsupported: bool = False
 
     def raise_problems(self) -> None:
-        """Raise one PlanError with all problems and notes, if there is a problem."""
+        """Raise one PlanError with all problems and notes, if there are problems."""
         if not self.problems:
             return
         lines = [*self.problems, *(f"note: {note}" for note in self.notes)]
@@ -60,7 +60,7 @@ class PlanReport:
 
 
 def check(module: Any, device_mesh: DeviceMesh, plan: ParallelStyle | Mapping[str, Any]) -> PlanReport:
-    """Everything that is wrong with ``plan`` for ``module`` on ``device_mesh``; nothing is changed.
+    """Check ``plan`` for ``module`` on ``device_mesh`` without changing anything.
 
     Problems: a pattern that matches nothing, a style on a module it does not take, a number of attention heads that
     the parallel axis does not divide, a tied weight that two styles would lay out differently. Notes: linear layers
@@ -85,7 +85,7 @@ def check(module: Any, device_mesh: DeviceMesh, plan: ParallelStyle | Mapping[st
 
 
 def matches(module: Any, plan: ParallelStyle | Mapping[str, Any]) -> list[Match]:
-    """Modules that the plan names with their styles, in the plan's order.
+    """The modules that the plan selects with their styles, in the plan's order.
 
     Raises:
         TypeError: a plan that is neither a style nor a mapping to styles.
@@ -100,7 +100,7 @@ def matches(module: Any, plan: ParallelStyle | Mapping[str, Any]) -> list[Match]
 
 
 def _flat(plan: Any, prefix: str = "") -> Iterator[tuple[str, ParallelStyle]]:
-    """Pairs of full pattern and style; a mapping may hold mappings, whose keys continue the path."""
+    """Pairs of full pattern and style; keys of nested mappings continue the path."""
     if isinstance(plan, ParallelStyle):
         yield prefix, plan
     elif isinstance(plan, Mapping):
@@ -135,7 +135,7 @@ def _misfits(matched: list[Match]) -> list[str]:
 
 
 def _layouts_by_parameter(matched: list[Match]) -> dict[str, list[tuple[Placement, Match]]]:
-    """Placement on the parallel axis, by the parameter's path, from every style that lays it out."""
+    """Placements on the parallel axis by path of the parameter, from every style that lays it out."""
     layouts: dict[str, list[tuple[Placement, Match]]] = {}
     for match in matched:
         for name, placement in match.style.placements_for(match.module).items():
@@ -156,7 +156,7 @@ def _conflicts(platform: Platform, module: Any, placed: dict[str, list[tuple[Pla
 def _indivisible_heads(
     platform: Platform, module: Any, layouts: dict[str, list[tuple[Placement, Match]]], size: int
 ) -> Iterator[str]:
-    """Attention splits features by heads: a rank must hold whole ones, of queries and of keys and values."""
+    """Problems with the number of heads: features are sharded by heads, so every rank must have complete heads."""
     split = [
         match.path
         for placements in layouts.values()

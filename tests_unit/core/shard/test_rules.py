@@ -12,7 +12,7 @@ from hyper_parallel.verify.ops.selection import Effort
 from hyper_parallel.verify.ops.sweep import sweep_operator
 
 rules.load()
-MANY = {"choices": 1, "draws": 1, "both": False, "reproducers": False, "moved": 0, "missing": 0}
+MANY = {"choices": 1, "splits": 1, "both_values": False, "reproducers": False, "redistributed": 0, "missing": 0}
 ROWS = Effort(meshes=((2,),), public=False, **MANY)  # every claimed row on plain tensors, one choice of sizes
 WHOLE = Effort(meshes=((2,),), rule_level=False, **MANY)  # what is made of other operators has no rows of its own
 

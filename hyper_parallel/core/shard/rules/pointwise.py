@@ -224,10 +224,10 @@ _OTHERS: tuple[tuple[str, str, Callable[[OpCall], Strategies], bool], ...] = (
     ("masked_fill", "x, mask, value", _masked_fill, True),
 )
 
-for _table, _strategies in ((_STEPWISE, _stepwise), (_NONLINEAR, _nonlinear), (_BINARY, _nonlinear)):
+for _table, _monotone in ((_STEPWISE, True), (_NONLINEAR, False), (_BINARY, False)):
     for _names, _signature in _table.items():
         for _name in _names.split():
-            register_rule(Rule(_name, _signature, _strategies, by_value=False))
+            register_rule(Rule(_name, _signature, _stepwise if _monotone else _nonlinear, by_value=False))
 for _name, _signature, _strategies, _by_value in _OTHERS:
     register_rule(Rule(_name, _signature, _strategies, by_value=_by_value))
 

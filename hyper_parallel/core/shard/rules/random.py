@@ -222,7 +222,7 @@ def multinomial(call: OpCall) -> Strategies:
         msg = f"x has {x.ndim} dims; weights are a vector or a matrix of one vector per row"
         raise ValueError(msg)
     if not call["replacement"] and count > x.shape[-1]:
-        msg = f"cannot draw {count} of {x.shape[-1]} places without replacement"
+        msg = f"cannot sample {count} of {x.shape[-1]} weights without replacement"
         raise ValueError(msg)
     rows = ("b",) * (x.ndim - 1)
     labels = Labels(((*rows, None),), ((*rows, None),), None)

@@ -24,7 +24,7 @@ def _layers(call: OpCall) -> Strategies:
     x, states = call["x"], _states(call)
     if call["dropout"] > 0 and call["train"] and call["num_layers"] > 1:
         msg = (
-            "dropout between layers would draw another mask on every rank; "
+            "dropout between layers would sample another mask on every rank; "
             "use dropout=0.0, or one module per layer with F.dropout between them"
         )
         raise ValueError(msg)

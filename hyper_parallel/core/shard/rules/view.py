@@ -189,7 +189,7 @@ def addressed(call: OpCall, shape: Sequence[int]) -> Strategies:
     """Strategies of an operator that addresses storage by strides: ``x`` must already be whole on every rank."""
     layout = call["x"].layout
     if any(layout.dim_axes) or layout.partials:
-        msg = "strides address storage, of which ranks hold different pieces; x = x.redistribute().contiguous() first"
+        msg = "strides address storage, of which ranks have different shards; x = x.redistribute().contiguous() first"
         raise ValueError(msg)
     return Strategies((replicated_row(len(call.operands)),), (tuple(shape),))
 

@@ -1,4 +1,4 @@
-"""What a parallel style is, and the frame that the ones of this package share."""
+"""The interface of parallel styles, and the base classes of this package's styles."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ if TYPE_CHECKING:
     from hyper_parallel.core.dtensor.mesh import DeviceMesh
     from hyper_parallel.platform.contract.platform import Platform
 
-__all__ = ["LayerStyle", "ParallelStyle", "WholeStyle", "convert_first", "first_argument", "options", "to_local"]
+__all__ = ["LayerStyle", "ParallelStyle", "ReplicatedStyle", "convert_first", "first_argument", "options", "to_local"]
 
 _STYLED = "_hyper_parallel_style"
 
@@ -30,7 +30,7 @@ class ParallelStyle(abc.ABC):
     """How one module is parallelized.
 
     Subclass it with ``apply(module, device_mesh) -> module``; a subclass written for PyTorch, with ``_apply``, works
-    as it is.
+    unchanged.
 
     Attributes:
         src_data_rank: position in the mesh of the rank whose parameter values count; None trusts every rank's own.
@@ -39,7 +39,7 @@ class ParallelStyle(abc.ABC):
     src_data_rank: int | None = 0
 
     def __init_subclass__(cls, **options: Any) -> None:
-        """Let either spelling be the implemented one."""
+        """Accept a subclass that implements either ``apply`` or ``_apply``."""
         super().__init_subclass__(**options)
         own = cls.__dict__
         if "_apply" in own and "apply" not in own:
@@ -55,11 +55,11 @@ class ParallelStyle(abc.ABC):
         return self.apply(module, device_mesh)
 
     def placements_for(self, module: Any) -> Mapping[str, Placement]:  # noqa: ARG002 - the subclass reads it
-        """What the style will do to parameters: relative path to placement on its axis. Pure; for checks of a plan."""
+        """Placements on the style's axis by relative path of the parameter. Pure; used to check a plan."""
         return {}
 
     def complaint(self, module: Any) -> str | None:  # noqa: ARG002 - the subclass reads it
-        """Why this module cannot have this style, or None."""
+        """The reason why the style does not apply to this module, or None."""
         return None
 
 
@@ -71,7 +71,7 @@ class LayerStyle(ParallelStyle):
     use_local_output: bool
 
     def complaint(self, module: Any) -> str | None:
-        """Only linear and embedding layers."""
+        """The reason why the style does not apply, or None; it applies to linear and embedding layers."""
         platform = platform_of(module)
         if platform.is_linear_module(module) or platform.is_embedding_module(module):
             by = module.__dict__.get(_STYLED)
@@ -79,7 +79,7 @@ class LayerStyle(ParallelStyle):
         return f"{type(self).__name__} takes linear and embedding layers, this is {type(module).__name__}"
 
     def _without_parameter(self, platform: Platform, module: Any) -> str | None:
-        """A parametrized layer computes what the style would lay out."""
+        """The reason why a parametrized layer is refused: its weight is computed, not a parameter."""
         own = {**platform.direct_parameters(module), **platform.direct_buffers(module)}
         computed = [name for name in self.placements_for(module) if name not in own]
         if not computed:
@@ -91,7 +91,7 @@ class LayerStyle(ParallelStyle):
         )
 
     def apply(self, module: Any, device_mesh: DeviceMesh) -> Any:
-        """Shard the parameters, hook input and output.
+        """Shard the parameters and register hooks that convert input and output.
 
         Raises:
             UnsupportedModuleError: (a NotImplementedError and ValueError) neither a linear nor an embedding layer.
@@ -141,12 +141,12 @@ class LayerStyle(ParallelStyle):
         return after
 
     def _features(self, platform: Platform, module: Any) -> int:
-        """Global width of a linear layer's input: its weight has ``[out, in]``."""
+        """Global number of input features of a linear layer, whose weight is ``[out, in]``."""
         weight, _ = platform.layer_parameters(module)
         return int(platform.direct_parameters(module)[weight].shape[1])
 
     def _source(self, platform: Platform, module: Any) -> Any:  # noqa: ARG002 - the subclass reads them
-        """How a plain input is held."""
+        """Layout of a plain input."""
         return self.input_layouts[0]
 
     @abc.abstractmethod
@@ -158,15 +158,15 @@ class LayerStyle(ParallelStyle):
         return options(self, "input_layouts", "output_layouts", "use_local_output")
 
 
-class WholeStyle(ParallelStyle):
-    """A style of any module, whose parameters stay whole on every rank, and which converts input and output."""
+class ReplicatedStyle(ParallelStyle):
+    """A style that replicates the parameters of any module and converts its input and output."""
 
     def placements_for(self, module: Any) -> Mapping[str, Placement]:
-        """All of them whole."""
+        """Replicate for every parameter."""
         return dict.fromkeys(platform_of(module).parameters_dict(module), Replicate())
 
     def apply(self, module: Any, device_mesh: DeviceMesh) -> Any:
-        """Replicate parameters and buffers, hook input and output."""
+        """Replicate parameters and buffers, and register hooks that convert input and output."""
         platform = platform_of(module)
         axis, name = parallel_axis(device_mesh), first_argument(platform, module)
         replicate_module(platform, module, device_mesh, src_data_rank=self.src_data_rank)
@@ -189,7 +189,7 @@ class WholeStyle(ParallelStyle):
 
     @abc.abstractmethod
     def _leave(self, edge: Boundary, value: Any) -> Any:
-        """One leaf of the output as the caller wants it."""
+        """One leaf of the output in the layout that the caller gets."""
 
 
 def options(style: Any, *names: str) -> str:
@@ -198,7 +198,7 @@ def options(style: Any, *names: str) -> str:
 
 
 def to_local(value: Any) -> Any:
-    """This rank's piece of a DTensor; anything else as it is."""
+    """The local tensor of a DTensor; other values unchanged."""
     return value.to_local() if isinstance(value, DTensor) else value
 
 

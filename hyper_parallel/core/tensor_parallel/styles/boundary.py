@@ -1,7 +1,7 @@
-"""Where tensors enter and leave a parallel module: which mesh axis a style acts on, and what its layouts mean.
+"""Conversion of tensors that enter and leave a parallel module: the style's mesh axis, and the meaning of its layouts.
 
-A **spec** is what a user writes for one tensor: a placement (for the style's own axis; DTensors keep theirs on the
-others), or the whole story, a tuple of one placement per mesh axis or of one alias per dim.
+A **spec** is what a user writes for one tensor: a placement for the style's own axis (on the others DTensors keep
+theirs), or a layout over all axes: a tuple of one placement per mesh axis or of one alias per dim.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ Spec = Any
 
 
 def parallel_axis(mesh: DeviceMesh) -> int:
-    """The axis that styles act on: the only one, or the one called ``tp``.
+    """The mesh axis that styles act on: the only one, or the one called ``tp``.
 
     Raises:
         MeshError: (a ValueError) several axes, and none is called ``tp``.
@@ -55,10 +55,10 @@ def on_axis(mesh: DeviceMesh, placement: Placement) -> list[Placement]:
 
 
 def check_spec(spec: Spec, option: str, style: str) -> Spec:
-    """``spec``, if it is one.
+    """Return ``spec``, as a tuple if it is a sequence.
 
     Raises:
-        TypeError: it is neither a placement nor a sequence of placements or aliases.
+        TypeError: ``spec`` is neither a placement nor a sequence of placements or aliases.
     """
     if isinstance(spec, Placement):
         return spec
@@ -74,7 +74,7 @@ def check_spec(spec: Spec, option: str, style: str) -> Spec:
 
 @dataclass(frozen=True)
 class Boundary:
-    """The edge of one module on one mesh.
+    """The inputs and outputs of one module on one mesh.
 
     Attributes:
         style: the style's name, for the event log.
@@ -94,17 +94,17 @@ class Boundary:
         return label(self.cell)
 
     def enter(self, value: Any, spec: Spec, argument: str, known: Mapping[int, int] | None = None) -> DTensor:
-        """``value`` as a DTensor; a plain tensor is this rank's piece under ``spec``.
+        """Return ``value`` as a DTensor; a plain tensor is the local shard of layout ``spec``.
 
         Args:
-            value: a plain tensor or a DTensor of this mesh (whose own layout counts, not ``spec``).
-            spec: how a plain tensor is held.
+            value: a plain tensor, or a DTensor of this mesh, which keeps its own layout.
+            spec: layout of a plain tensor.
             argument: its name, for messages.
-            known: global sizes by dim, where the module knows them; others are agreed upon between the ranks.
+            known: global sizes by dim, where the module knows them; ranks exchange the others.
 
         Raises:
-            ValueError: not a tensor, or pieces that do not make one tensor.
-            MixedTensorError: a plain tensor on a mesh of several axes, of which ``spec`` describes one.
+            ValueError: not a tensor, or local shards that do not make one tensor.
+            MixedTensorError: a plain tensor on a mesh of several axes, but ``spec`` describes only one.
             MeshMismatchError: a DTensor of another mesh.
         """
         if isinstance(value, DTensor):
@@ -121,7 +121,7 @@ class Boundary:
         return platform.wrap(value, layout)  # type: ignore[no-any-return]
 
     def move(self, value: Any, spec: Spec, argument: str) -> DTensor:
-        """``value`` laid out as ``spec`` says; a single placement changes the style's axis only."""
+        """Redistribute ``value`` to ``spec``; a single placement changes the style's axis only."""
         if not isinstance(value, DTensor):
             type_name = type(value).__name__
             msg = f"{self.module}: {argument} must be a DTensor for {self.style} to lay it out, got {type_name}"
@@ -193,5 +193,5 @@ class Boundary:
         cut = {dim: size for dim, size in known.items() if layout.dim_axes[dim]}
         shape = [cut.get(dim, size) for dim, size in enumerate(value.shape)]
         return layout_from_local_shapes(
-            platform, value, layout.with_shape(shape), f"{self.module}: the pieces of {argument}", cut.keys()
+            platform, value, layout.with_shape(shape), f"{self.module}: the local shards of {argument}", cut.keys()
         )

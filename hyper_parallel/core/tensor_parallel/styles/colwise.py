@@ -1,4 +1,4 @@
-"""Column-wise: every rank computes some of the output features."""
+"""Column-wise parallelism (Megatron-LM; Shoeybi et al., 2019): every rank computes some of the output features."""
 
 from __future__ import annotations
 
@@ -33,9 +33,9 @@ class ColwiseParallel(LayerStyle):
     Nothing is communicated in forward unless the layouts ask for it; the gradient of x is summed over tp once.
 
     Args:
-        input_layouts: how a plain input is held along tp; Replicate by default. DTensors bring their own layout.
+        input_layouts: layout of a plain input along tp; Replicate by default. DTensors keep their own layout.
         output_layouts: wanted layout of the output; ``Shard(-1)`` by default.
-        use_local_output: return this rank's piece instead of a DTensor.
+        use_local_output: return the local tensor instead of a DTensor.
 
     Example:
         >>> parallelize_module(mlp, mesh, {"fc1": ColwiseParallel(), "fc2": RowwiseParallel()})

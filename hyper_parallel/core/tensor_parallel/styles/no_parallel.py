@@ -1,4 +1,4 @@
-"""No parallelism: whole weights, whole activations, so that a module fits between DTensors."""
+"""No parallelism: weights and activations are replicated, so that a module fits between DTensors."""
 
 from __future__ import annotations
 
@@ -6,14 +6,14 @@ from typing import Any
 
 from hyper_parallel.core.dtensor.dtensor import DTensor
 from hyper_parallel.core.dtensor.placements import Replicate
-from hyper_parallel.core.tensor_parallel.styles.base import WholeStyle, options
+from hyper_parallel.core.tensor_parallel.styles.base import ReplicatedStyle, options
 from hyper_parallel.core.tensor_parallel.styles.boundary import Boundary, check_spec
 
 __all__ = ["NoParallel"]
 
 
-class NoParallel(WholeStyle):
-    """Replicate a module's parameters and buffers, and compute the whole of it on every rank of tp.
+class NoParallel(ReplicatedStyle):
+    """Replicate a module's parameters and buffers, and compute all of it on every rank along tp.
 
     ::
 
@@ -22,9 +22,9 @@ class NoParallel(WholeStyle):
         y_BLD     [B, L, D]          @tp Replicate       (-> output_layout)
 
     Args:
-        input_layout: how a plain input is held along tp; Replicate by default. DTensors bring their own layout.
+        input_layout: layout of a plain input along tp; Replicate by default. DTensors keep their own layout.
         output_layout: wanted layout of the output; Replicate by default.
-        use_local_output: return this rank's piece instead of a DTensor.
+        use_local_output: return the local tensor instead of a DTensor.
     """
 
     def __init__(self, *, input_layout: Any = None, output_layout: Any = None, use_local_output: bool = True) -> None:

@@ -1,4 +1,4 @@
-"""Row-wise: every rank computes with some of the input features, and the results are summed."""
+"""Row-wise parallelism (Megatron-LM; Shoeybi et al., 2019): ranks use some input features and sum the results."""
 
 from __future__ import annotations
 
@@ -33,16 +33,18 @@ class RowwiseParallel(LayerStyle):
     One all-reduce in forward (a reduce-scatter if ``output_layouts`` is a shard), none in backward.
 
     Args:
-        input_layouts: how a plain input is held along tp; ``Shard(-1)`` by default, Replicate for an embedding.
-            Uneven features are understood: the layer's weight knows the global width. DTensors bring their layout.
+        input_layouts: layout of a plain input along tp; ``Shard(-1)`` by default, Replicate for an embedding.
+            Features need not be divisible: the weight has the global size. DTensors keep their own layout.
         output_layouts: wanted layout of the output; Replicate by default.
-        use_local_output: return this rank's piece instead of a DTensor.
+        use_local_output: return the local tensor instead of a DTensor.
     """
 
     def __init__(self, *, input_layouts: Any = None, output_layouts: Any = None, use_local_output: bool = True) -> None:
         name = type(self).__name__
-        self._asked = input_layouts is not None
-        self.input_layouts = (check_spec(input_layouts if self._asked else Shard(-1), "input_layouts", name),)
+        self._has_input_layouts = input_layouts is not None
+        self.input_layouts = (
+            check_spec(input_layouts if self._has_input_layouts else Shard(-1), "input_layouts", name),
+        )
         self.output_layouts = (
             check_spec(Replicate() if output_layouts is None else output_layouts, "output_layouts", name),
         )
@@ -57,8 +59,8 @@ class RowwiseParallel(LayerStyle):
         return {weight: Shard(1), **({} if bias is None else {bias: Replicate()})}
 
     def _source(self, platform: Platform, module: Any) -> Any:
-        # Indices have no features to be split by: without a word from the user every rank holds all of them.
-        return self.input_layouts[0] if self._asked or platform.is_linear_module(module) else Replicate()
+        # Ids have no features to shard: unless the user says otherwise, every rank has all of them.
+        return self.input_layouts[0] if self._has_input_layouts or platform.is_linear_module(module) else Replicate()
 
     def _desired(self, platform: Platform, module: Any) -> Placement:
         return Shard(-1) if platform.is_linear_module(module) else Replicate()

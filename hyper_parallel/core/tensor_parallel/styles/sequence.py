@@ -1,11 +1,11 @@
-"""Sequence parallel: norms and dropouts compute on a piece of the sequence with whole weights."""
+"""Sequence parallelism (Korthikanti et al., 2022): norms and dropouts compute on shards of the sequence."""
 
 from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
 from hyper_parallel.core.dtensor.placements import Shard
-from hyper_parallel.core.tensor_parallel.styles.base import WholeStyle, options, to_local
+from hyper_parallel.core.tensor_parallel.styles.base import ReplicatedStyle, options, to_local
 
 if TYPE_CHECKING:
     from hyper_parallel.core.dtensor.dtensor import DTensor
@@ -14,7 +14,7 @@ if TYPE_CHECKING:
 __all__ = ["SequenceParallel"]
 
 
-class SequenceParallel(WholeStyle):
+class SequenceParallel(ReplicatedStyle):
     """Replicate the parameters of a norm or dropout and compute on the sequence dim's shards.
 
     ::
@@ -23,12 +23,12 @@ class SequenceParallel(WholeStyle):
         w_D       [D]                @tp Replicate       (its gradient is summed over tp: true on every rank)
         y_BLD     [B, L@tp, D]       @tp Shard(sequence_dim)
 
-    A plain input is this rank's piece; the ranks agree on the length of the sequence by exchanging one size, so
-    lengths that do not divide are understood. A DTensor is brought to the layout first.
+    A plain input is the local shard; the ranks exchange one size to agree on the length of the sequence, so it need not
+    be divisible. A DTensor is redistributed first.
 
     Args:
         sequence_dim: dim of the sequence.
-        use_local_output: return this rank's piece instead of a DTensor.
+        use_local_output: return the local tensor instead of a DTensor.
     """
 
     def __init__(self, *, sequence_dim: int = 1, use_local_output: bool = False) -> None:
@@ -39,7 +39,7 @@ class SequenceParallel(WholeStyle):
         sharding = Shard(self.sequence_dim)
         return edge.move(edge.enter(value, sharding, name), sharding, name)
 
-    def _leave(self, edge: Boundary, value: Any) -> Any:  # noqa: ARG002 - the layout is what the module made
+    def _leave(self, edge: Boundary, value: Any) -> Any:  # noqa: ARG002 - the output keeps its layout
         return to_local(value) if self.use_local_output else value
 
     def __repr__(self) -> str:

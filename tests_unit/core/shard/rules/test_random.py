@@ -331,7 +331,7 @@ def test_what_multinomial_refuses():
         return messages
 
     assert simulate(run, 2, "torch")[0] == [
-        "multinomial(x=f32[3]): cannot draw 4 of 3 places without replacement",
+        "multinomial(x=f32[3]): cannot sample 4 of 3 weights without replacement",
         "multinomial: fewer than 3 weights are positive, and none may be drawn twice",
         "multinomial: weights must be finite, not negative, and not all zero",
         "multinomial(x=f32[1, 1, 3]): x has 3 dims; weights are a vector or a matrix of one vector per row",

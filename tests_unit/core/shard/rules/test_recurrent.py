@@ -71,7 +71,7 @@ def test_what_recurrent_layers_refuse(ranks):
 
     assert ranks(2, run)[0] == (
         (
-            "dropout between layers would draw another mask on every rank; "
+            "dropout between layers would sample another mask on every rank; "
             "use dropout=0.0, or one module per layer with F.dropout between them"
         ),
         "lstm: packed sequences of DTensors are not supported; pad them, and mask what the padding gives",

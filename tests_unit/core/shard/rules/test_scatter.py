@@ -235,8 +235,8 @@ def test_a_call_that_does_not_fit_is_refused(refuses, name):
 BEYOND = {
     "storage written by address": (
         lambda x, s: torch.as_strided_scatter(x, s, (2, 2), (1, 2)), (6,), (2, 2),
-        ("as_strided_scatter(x=f64[6@tp], src=f64[2@tp, 2]): strides address storage, of which ranks hold different "
-        "pieces; x = x.redistribute().contiguous() first"),
+        ("as_strided_scatter(x=f64[6@tp], src=f64[2@tp, 2]): strides address storage, of which ranks have different "
+        "shards; x = x.redistribute().contiguous() first"),
     ),
 }  # fmt: skip
 

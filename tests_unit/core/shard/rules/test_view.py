@@ -121,7 +121,7 @@ def test_strides_need_the_whole_storage(ranks):
         return whole.as_strided((2, 2), (1, 2), 1).full_tensor().tolist(), str(caught.value)
 
     message = (
-        "as_strided(x=f32[12@tp]): strides address storage, of which ranks hold different pieces; "
+        "as_strided(x=f32[12@tp]): strides address storage, of which ranks have different shards; "
         "x = x.redistribute().contiguous() first"
     )
     assert ranks(2, run) == [([[1.0, 3.0], [2.0, 4.0]], message)] * 2

@@ -209,7 +209,7 @@ def test_pieces_that_are_not_one_tensor(twin):
         return str(caught.value)
 
     assert twin.on_mesh((2,), rank)[0] == (
-        "Linear: the pieces of input are not those of one f64[5@0, 7] (rank 0: [2, 7], rank 1: [3, 7]); "
+        "Linear: the local shards of input are not those of one f64[5@0, 7] (rank 0: [2, 7], rank 1: [3, 7]); "
         "shards follow the ceil rule"
     )
 
