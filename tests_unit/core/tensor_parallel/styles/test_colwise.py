@@ -199,12 +199,12 @@ def test_several_axes_without_tp(twin):
     )
 
 
-def test_pieces_that_are_not_one_tensor(twin):
+def test_shards_that_are_not_one_tensor(twin):
     """The ranks compare what they hold before anything is computed."""
 
     def rank(mesh):
         layer = parallelize_module(linear(twin), mesh, ColwiseParallel(input_layouts=Shard(0)))
-        with pytest.raises(ValueError, match="pieces") as caught:
+        with pytest.raises(ValueError, match="local shards") as caught:
             layer(twin.random(2 + mesh.rank, 7))
         return str(caught.value)
 
@@ -214,7 +214,7 @@ def test_pieces_that_are_not_one_tensor(twin):
     )
 
 
-def test_a_piece_that_is_not_of_the_layer(twin):
+def test_a_shard_that_does_not_fit_the_layer(twin):
     """The layer's weight knows the global width."""
 
     def rank(mesh):
