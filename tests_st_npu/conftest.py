@@ -10,7 +10,7 @@ from hyper_parallel.pytest_plugin import SkipReason, skip_without
 from hyper_parallel.verify.scenarios import SCENARIOS, scenario_named
 
 _SIZES = (1, 2, 4, 8)
-_REHEARSED = (1, 2, 4)  # eight processes on two cores rehearse nothing that four do not
+_REHEARSED = (1, 2, 4)  # on two cores eight processes rehearse no more than four
 
 
 def pytest_addoption(parser):
@@ -20,30 +20,30 @@ def pytest_addoption(parser):
 
 
 def pytest_generate_tests(metafunc):
-    """Scenarios and world sizes of this run."""
+    """Parametrize tests by the scenarios and world sizes of this run."""
     config = metafunc.config
     if "scenario" in metafunc.fixturenames:
         try:
             chosen = [scenario_named(name) for name in config.getoption("scenario") or ()] or list(SCENARIOS)
         except ValueError as error:
             raise pytest.UsageError(f"--scenario: {error}") from error
-        metafunc.parametrize("scenario", chosen, ids=lambda one: one.name)
+        metafunc.parametrize("scenario", chosen, ids=lambda scenario: scenario.name)
     if "world_size" in metafunc.fixturenames:
         cards = config.getoption("cards")
         sizes = (cards,) if cards else _REHEARSED if config.getoption("hp_device") == "cpu" else _SIZES
-        metafunc.parametrize("world_size", sizes, ids=lambda one: f"{one}cards")
+        metafunc.parametrize("world_size", sizes, ids=lambda size: f"{size}cards")
 
 
 @pytest.fixture
 def reports(request, tmp_path):
-    """The folder of the JUnit report, where one is asked for; else one that is thrown away."""
+    """The folder of the JUnit report if there is one, so that results are published beside it; else ``tmp_path``."""
     junit = request.config.getoption("xmlpath")
     return Path(junit).resolve().parent if junit else tmp_path
 
 
 @pytest.fixture
 def on_processor(request):
-    """Skip what has no way to a card yet; it is rehearsed on CPU."""
+    """Skip a test whose ranks cannot run on a card yet; it is rehearsed on CPU."""
     device = request.config.getoption("hp_device")
     if device != "cpu":
         skip_without(SkipReason.NO_TRANSPORT, f"`verify model` starts its ranks on CPU only, not on {device}")

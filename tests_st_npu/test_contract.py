@@ -7,8 +7,8 @@ from hyper_parallel.verify.contract.results import examine
 
 
 def test_every_member_over_real_processes(platform_name, reports):
-    """Members do over real processes what they do over simulated ranks; the outcome is written for the reports."""
-    found = examine(platform_name, 3, "processes")
-    found.write(reports)
-    assert found.ok, found.failures()
-    assert set(found.members) == {member for members in MEMBERS.values() for member in members}
+    """Every member behaves over real processes as over simulated ranks; the outcome is written for the reports."""
+    outcome = examine(platform_name, 3, "processes")
+    outcome.write(reports)
+    assert outcome.ok, outcome.failures()
+    assert set(outcome.members) == {member for members in MEMBERS.values() for member in members}

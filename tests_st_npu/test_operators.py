@@ -1,6 +1,6 @@
-"""Operators and redistributions on the cards themselves: `--device npu|cuda`, or rehearsed on CPU over gloo.
+"""Operators and redistributions on cards: `--device npu|cuda`, or rehearsed on CPU over gloo.
 
-Operands are small whole numbers, so that every device and every order of summation gives exactly numpy's result.
+Operands are small integers, so that every device and every order of summation gives exactly NumPy's result.
 """
 
 from __future__ import annotations
@@ -31,36 +31,36 @@ def spread(array, mesh, device, placement):
     return distribute_tensor(platform.to_device(platform.from_numpy(array), device), mesh, [placement])
 
 
-def whole(x):
-    """All of a DTensor as an array."""
+def global_array(x):
+    """The global value of a DTensor as an array."""
     return current_platform().tensor_to_numpy(x.full_tensor())
 
 
 @pytest.mark.parametrize("name", OPERATORS)
 def test_an_operator_equals_numpy(name, mesh, device, world_size):
-    """For every pair of placements, sizes that do not divide included, the result is numpy's."""
+    """For every pair of placements, uneven shards included, the result equals NumPy's."""
     ours, numpys, *shapes = OPERATORS[name]
     rng = np.random.default_rng(world_size)
     arrays = [rng.integers(-4, 5, shape).astype("float32") for shape in shapes]
     for placements in itertools.product(PLACEMENTS, repeat=2):
-        operands = [spread(array, mesh, device, one) for array, one in zip(arrays, placements, strict=True)]
-        np.testing.assert_array_equal(whole(ours(*operands)), numpys(*arrays), err_msg=f"{name} of {placements}")
+        operands = [spread(array, mesh, device, placement) for array, placement in zip(arrays, placements, strict=True)]
+        np.testing.assert_array_equal(global_array(ours(*operands)), numpys(*arrays), err_msg=f"{name} of {placements}")
 
 
-def test_a_redistribution_only_moves(mesh, device):
-    """From every placement to every other one, the whole is what it was."""
+def test_a_redistribution_changes_no_value(mesh, device):
+    """From every placement to every other one, the global value is unchanged."""
     array = np.arange(35, dtype="float32").reshape(5, 7)
     for before, after in itertools.product(PLACEMENTS, repeat=2):
         moved = spread(array, mesh, device, before).redistribute(placements=[after])
-        np.testing.assert_array_equal(whole(moved), array, err_msg=f"{before} to {after}")
+        np.testing.assert_array_equal(global_array(moved), array, err_msg=f"{before} to {after}")
 
 
 def test_two_runs_are_equal_bit_for_bit(mesh, device, rank):
-    """The same sums in the same order: a second run gives the same bits, on every rank."""
+    """A second run sums in the same order and gives the same bits, on every rank."""
     array = np.random.default_rng(5).standard_normal((64, 33)).astype("float32")
 
     def run():
         a, b = spread(array, mesh, device, Shard(1)), spread(np.ascontiguousarray(array.T), mesh, device, Shard(0))
-        return whole(a @ b).tobytes()
+        return global_array(a @ b).tobytes()
 
     assert run() == run(), f"rank {rank}"

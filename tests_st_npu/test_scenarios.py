@@ -1,4 +1,4 @@
-"""The embedded scenarios over real processes. On CPU this is a rehearsal: gloo carries both frameworks."""
+"""The embedded scenarios over real processes. On CPU this is a rehearsal: both frameworks communicate over gloo."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ def test_a_scenario_trains_like_one_device(platform_name, scenario):
 @pytest.mark.usefixtures("on_processor")
 @pytest.mark.parametrize("fault", FAULTS)
 def test_a_fault_is_found(platform_name, fault):
-    """A seeded fault does not pass over real processes either, and the module that it was seeded into is named."""
+    """An injected fault is found over real processes, too, and its module is named."""
     report = verify_scenario(SCENARIOS[1], platform=platform_name, launch="processes", steps=1, inject=fault)
     assert not report.ok
     assert sum(report.counts.values()) > 0

@@ -1,4 +1,4 @@
-"""The carriers themselves, over real processes."""
+"""The transports over real processes."""
 
 from __future__ import annotations
 
@@ -11,8 +11,8 @@ from hyper_parallel.verify.transport_conformance import check_transport
 
 @pytest.mark.usefixtures("on_processor")
 def test_every_collective_equals_numpy(platform_name):
-    """Every collective, dtype, shape and rank order gives what numpy gives, on three processes."""
+    """Every collective equals NumPy for every dtype, shape and rank order, on three processes."""
     results = launch(check_transport, 3, platform_name, (platform_name,))
     assert len(results) == 3
-    assert all(len(one) > 100 for one in results)
-    assert all(isinstance(array, np.ndarray) for one in results for array in one)
+    assert all(len(arrays) > 100 for arrays in results)
+    assert all(isinstance(array, np.ndarray) for arrays in results for array in arrays)

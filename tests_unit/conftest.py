@@ -5,6 +5,7 @@ from __future__ import annotations
 import gc
 import sys
 import threading
+from pathlib import Path
 
 import pytest
 
@@ -42,3 +43,10 @@ def _forget_plans():
     for one in gc.get_objects():
         if type(one) is OpEntry:
             one.cache.clear()
+
+
+@pytest.fixture
+def reports(request, tmp_path):
+    """The folder of the JUnit report if there is one, so that results are published beside it; else ``tmp_path``."""
+    junit = request.config.getoption("xmlpath")
+    return Path(junit).resolve().parent if junit else tmp_path

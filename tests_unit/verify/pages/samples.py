@@ -1,4 +1,4 @@
-"""Small data of every page, for structure tests and for the browser."""
+"""Small data of every page, for the tests of its structure and in the browser."""
 
 from hyper_parallel.core.dtensor.layout import Layout
 from hyper_parallel.core.dtensor.mesh import DeviceMesh
@@ -10,15 +10,15 @@ COLUMNS = ("forward", "backward", "uneven", "several axes", "partial")
 
 
 def mesh(*shape, names=("pp", "dp", "tp")):
-    """A mesh to look at."""
+    """A mesh without a world."""
     size = 1
-    for one in shape:
-        size *= one
+    for axis_size in shape:
+        size *= axis_size
     return DeviceMesh.abstract("cpu", shape, tuple(range(size)), tuple(names[len(names) - len(shape) :]))
 
 
 def layout(on, placements, shape):
-    """A layout to look at."""
+    """A layout of a tensor."""
     return Layout.place(on, placements, shape)
 
 
@@ -30,7 +30,7 @@ def check(kind, module="a", *, step=0, rank=0, why="", error=0.0):
 def run(*, wrong=False, error="", modules=("layers.0.up", "layers.0.down")):
     """One run: equal, diverged in the second module, or ended."""
     why = "0.5, single device 0.25 (error 1.0e+00, bound 1.0e-09)" if wrong else ""
-    checks = [check(kind, one) for kind in REQUIRED for one in modules]
+    checks = [check(kind, module) for kind in REQUIRED for module in modules]
     checks[1] = check("output", modules[1], why=why, error=1.0 if wrong else 1e-16)
     checks[5] = check("gradient", modules[1], why=why, error=float("inf") if wrong else 2e-12)
     return ModelReport(
@@ -80,13 +80,13 @@ def operator(name, platform, outcome="ok", **counts):
 
 def sweep(platform="torch", *operators):
     """A report of verify ops."""
-    found = operators or (
+    entries = operators or (
         operator("add", platform, forward=1200, backward=600, uneven=90, several_axes=40, partial=7),
         operator("argsort", platform, forward=20, uneven=0, several_axes=3),
         operator("zeros", platform, "exempt"),
         operator("matmul", platform, forward=90, backward=80, uneven=10, several_axes=9, partial=8),
     )
-    return {"ok": True, "mode": "quick", "columns": list(COLUMNS), "operators": list(found)}
+    return {"ok": True, "mode": "quick", "columns": list(COLUMNS), "operators": list(entries)}
 
 
 def mutation(survived=1):

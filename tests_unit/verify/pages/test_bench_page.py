@@ -1,4 +1,4 @@
-"""The page of costs: what is over its budget is said in words, and what was not measured too."""
+"""The page of costs names figures over their budgets, and figures that were not measured."""
 
 import json
 
@@ -10,8 +10,8 @@ _ROW = {"name": "add", "plain": 1.0, "peer": 41.0, "ours": 21.0, "ratio": 0.5, "
 _LATE = {"name": "verify <model>", "seconds": 90.0, "budget": 60.0, "problem": "", "ok": False}
 
 
-def test_what_is_over_its_budget_is_named():
-    """The verdict counts and names it, and its cell says how far it is over."""
+def test_a_figure_over_its_budget_is_named():
+    """The verdict counts and names it, and its cell has how far it is over."""
     text = bench_page([_ROW], [_LATE])
     assert "1 of 2 figures within their budgets" in text
     assert "over: verify &lt;model&gt;" in text
@@ -19,31 +19,31 @@ def test_what_is_over_its_budget_is_named():
     assert "71%" in text
 
 
-def test_what_was_not_measured_says_how():
-    """Each table without rows names the command that fills it."""
+def test_a_figure_that_was_not_measured_has_its_command():
+    """Every table without rows names the command that fills it."""
     text = bench_page([], [])
     assert "not measured: hyper-parallel bench --harness" in text
     assert "not measured: hyper-parallel bench<" in text
 
 
 def test_reports_are_read_from_a_folder(tmp_path):
-    """A report that is not there has no rows; what was written is what is read."""
+    """A missing report has no rows; other rows are read as they were written."""
     assert read_rows(tmp_path, RATIOS) == []
     (tmp_path / TIMINGS).write_text(json.dumps([_LATE]))
     assert read_rows(tmp_path, TIMINGS) == [_LATE]
 
 
 @pytest.mark.parametrize(
-    "written, said",
+    "written, message",
     [
         ("{", "is no report of `hyper-parallel bench`: "),
         ("7", "is no report of `hyper-parallel bench`: "),
         ('[{"name": "add"}]', "has no plain, peer, ours, ratio, budget, ok: another version wrote it"),
     ],
 )
-def test_what_is_no_report_is_refused(tmp_path, written, said):
+def test_a_file_that_is_no_report_is_refused(tmp_path, written, message):
     """A file that does not parse, or of another version, is an error that names it."""
     (tmp_path / RATIOS).write_text(written)
     with pytest.raises(ValueError, match=r"bench\.json") as error:
         read_rows(tmp_path, RATIOS)
-    assert said in str(error.value)
+    assert message in str(error.value)

@@ -67,7 +67,7 @@ const set = (control, value) => {
 
 
 def _outcome(platform):
-    """A run of the contract's checks: a gap with a long reason, a failure, and members that did not run."""
+    """An outcome with a gap with a long reason, a failure, and members that did not run."""
     members = {"get_rank": "served", "checkpoint": f"gap: {'why ' * 40}", "swap_wrapper": "failed: rank 1: x < y"}
     gap = {"member": "checkpoint", "reason": "<none>", "substitute": "nothing", "devices": ["cpu", "npu"]}
     return ContractOutcome(platform, "cpu", "simulated", 2, members, [gap], "2026-01-02T03:04:05+00:00")
@@ -101,7 +101,7 @@ each_way = pytest.mark.parametrize("width, dark", [(400, True), (1280, False)], 
 
 @pytest.fixture(scope="module")
 def seen(browser, pages, tmp_path_factory):
-    """What every probe finds in a page, in a window of a width, in a scheme; loaded once."""
+    """The results of every probe of a page, in a window of a width, in a scheme; loaded once."""
     script = "return { " + ", ".join(
         f"{name}: (() => {{ {body} }})()"
         for name, body in {"overflow": OVERFLOW, "contrast": CONTRAST, "fetched": FETCHED}.items()
@@ -117,49 +117,49 @@ def seen(browser, pages, tmp_path_factory):
 @each_way
 @each_page
 def test_no_page_is_wider_than_its_window(seen, name, width, dark):
-    """At 400 and at 1280 pixels nothing sticks out: what is wide scrolls inside itself."""
+    """At 400 and at 1280 pixels no element is wider than the window: wide ones scroll inside themselves."""
     assert seen(name, width, dark)["overflow"] == {"window": width, "page": width, "wide": []}
 
 
 @each_way
 @each_page
 def test_every_text_can_be_read(seen, name, width, dark):
-    """In the scheme that the reader's system prefers, every text has a contrast of at least 4.5 to its ground."""
-    found = seen(name, width, dark)["contrast"]
-    assert found["dark"] is dark
-    assert found["weak"] == []
-    assert found["count"] > 20
+    """In the scheme that the reader's system prefers, every text has a contrast of at least 4.5 to its background."""
+    contrast = seen(name, width, dark)["contrast"]
+    assert contrast["dark"] is dark
+    assert contrast["weak"] == []
+    assert contrast["count"] > 20
 
 
 @each_page
 def test_a_page_fetches_nothing(seen, name):
-    """Loading a page asks for nothing, and nothing in it has an address."""
+    """Loading a page fetches nothing, and no element in it has an address."""
     assert seen(name, 1280, False)["fetched"] == {"asked": [], "sources": 0}
 
 
-def test_what_a_page_tries_to_fetch_is_forbidden(browser, tmp_path):
-    """The page's own policy stops an image that slipped in."""
+def test_the_policy_forbids_fetching(browser, tmp_path):
+    """The page's own policy stops an image."""
     script = """return { width: document.querySelector("img").naturalWidth,
                          asked: performance.getEntriesByType("resource").filter((one) => one.transferSize).length };"""
     dot = "data:image/gif;base64,R0lGODlhAQABAAAAACwAAAAAAQABAAA="
-    found = browser.ask(tmp_path, page("t", Markup('<img src="{}" alt="">').format(dot)), script)
-    assert found == {"width": 0, "asked": 0}
+    result = browser.ask(tmp_path, page("t", Markup('<img src="{}" alt="">').format(dot)), script)
+    assert result == {"width": 0, "asked": 0}
 
 
 def test_a_probe_that_must_fail_does(browser, tmp_path):
-    """The probes themselves: text of too little contrast, and a box that is too wide, are found."""
+    """The probes find text of too little contrast and a box that is too wide."""
     bad = page("t", Markup('<p style="width:900px">wide</p><p style="color:#888;background:#777">grey</p>'))
     assert browser.ask(tmp_path, bad, OVERFLOW, width=400)["page"] > 400
-    assert [one[0] for one in browser.ask(tmp_path, bad, CONTRAST)["weak"]] == ["grey"]
+    assert [weak[0] for weak in browser.ask(tmp_path, bad, CONTRAST)["weak"]] == ["grey"]
 
 
 def test_light_and_dark_look_different(browser, pages, tmp_path):
-    """The same page is another picture in the other scheme."""
+    """The same page has another screenshot in the other scheme."""
     assert browser.screenshot(tmp_path, pages["model"]) != browser.screenshot(tmp_path, pages["model"], dark=True)
 
 
 def test_a_click_on_a_head_sorts(browser, pages, tmp_path):
-    """Numbers sort as numbers, up and then down, what has none stays at the end, and the head says the direction."""
+    """Numbers sort as numbers, up and then down, cells without a value stay at the end; the head has the direction."""
     script = (
         COLUMN
         + """
@@ -172,15 +172,15 @@ def test_a_click_on_a_head_sorts(browser, pages, tmp_path):
     return { shown, up, down, left: table.tHead.rows[0].cells[at("uneven")].ariaSort };
     """
     )
-    found = browser.ask(tmp_path, pages["operators"], script)
-    assert found["shown"][0] == ["none", "none", "10", "10", "90", "90", "n/a", "n/a"]
-    assert found["shown"][1] == ["90", "90", "10", "10", "none", "none", "n/a", "n/a"]
-    assert found["shown"][2] == [one for one in ("add", "argsort", "matmul", "zeros") for _ in range(2)]
-    assert (found["up"], found["down"], found["left"]) == ("ascending", "descending", None)
+    result = browser.ask(tmp_path, pages["operators"], script)
+    assert result["shown"][0] == ["none", "none", "10", "10", "90", "90", "n/a", "n/a"]
+    assert result["shown"][1] == ["90", "90", "10", "10", "none", "none", "n/a", "n/a"]
+    assert result["shown"][2] == [name for name in ("add", "argsort", "matmul", "zeros") for _ in range(2)]
+    assert (result["up"], result["down"], result["left"]) == ("ascending", "descending", None)
 
 
 def test_search_and_choices_filter(browser, pages, tmp_path):
-    """Words that must all occur, and one value of a column, leave the rows that have them, and their number is said."""
+    """All words of the search and the value of a column select rows, and their number is shown."""
     script = (
         COLUMN
         + """
@@ -196,8 +196,8 @@ def test_search_and_choices_filter(browser, pages, tmp_path):
     return { shown, offered: [...framework.options].map((one) => one.textContent) };
     """
     )
-    found = browser.ask(tmp_path, pages["operators"], script)
-    assert found["shown"] == [
+    result = browser.ask(tmp_path, pages["operators"], script)
+    assert result["shown"] == [
         ["add add argsort argsort matmul matmul zeros zeros", "8 of 8 rows"],
         ["add", "1 of 8 rows"],
         ["add argsort matmul zeros", "4 of 8 rows"],
@@ -205,11 +205,11 @@ def test_search_and_choices_filter(browser, pages, tmp_path):
         ["argsort", "1 of 8 rows"],
         ["", "0 of 8 rows"],
     ]
-    assert found["offered"] == ["any", "mindspore", "torch"]
+    assert result["offered"] == ["any", "mindspore", "torch"]
 
 
 def test_without_its_script_a_page_is_whole(browser, pages, tmp_path):
-    """Where scripts are forbidden, every row is there, and no dead button or field."""
+    """Without scripts every row is there, and no button or field without effect."""
     still = pages["operators"][: pages["operators"].rindex("<script>")] + "</body></html>"
     script = """return { rows: document.querySelectorAll("tbody tr").length,
                          dead: document.querySelectorAll("button, input, select").length };"""

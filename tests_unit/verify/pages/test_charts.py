@@ -10,27 +10,29 @@ from hyper_parallel.verify.pages.charts import Dot, bar, curves, dots
 
 def polylines(picture):
     """Points of every curve."""
-    found = re.findall(r'<polyline points="([^"]*)"', str(picture))
-    return [[tuple(map(float, point.split(","))) for point in one.split()] for one in found]
+    lines = re.findall(r'<polyline points="([^"]*)"', str(picture))
+    return [[tuple(map(float, point.split(","))) for point in line.split()] for line in lines]
 
 
 def ticks(picture):
     """Numbers at the lines of a chart, from below."""
-    return [float(one) for one in re.findall(r'text-anchor="end"[^>]*>([^<]+)<', str(picture))]
+    return [float(tick) for tick in re.findall(r'text-anchor="end"[^>]*>([^<]+)<', str(picture))]
 
 
 def test_equal_curves_lie_on_each_other():
-    """Equal values are drawn at equal places, whatever else differs; a higher value is drawn higher."""
-    one, two = polylines(curves("t", {"single": [3.0, 2.0, 1.0], "parallel": [3.0, 2.0, 1.5]}, x="step", y="loss"))
-    assert one[:2] == two[:2]
-    assert two[2][0] == one[2][0]
-    assert two[2][1] < one[2][1]
-    assert [point[1] for point in one] == sorted(point[1] for point in one)
+    """Equal values are drawn at equal positions, whatever else differs; a higher value is drawn higher."""
+    single, parallel = polylines(
+        curves("t", {"single": [3.0, 2.0, 1.0], "parallel": [3.0, 2.0, 1.5]}, x="step", y="loss")
+    )
+    assert single[:2] == parallel[:2]
+    assert parallel[2][0] == single[2][0]
+    assert parallel[2][1] < single[2][1]
+    assert [point[1] for point in single] == sorted(point[1] for point in single)
 
 
 @pytest.mark.parametrize("values", [[0.1], [2.0, 2.0], [0.0, 0.0], [-3.0, 1e-9], [5.0, 5.0 + 1e-12], [1e30, 1.0]])
 def test_every_value_is_inside_the_frame(values):
-    """One value, equal ones, zeros, tiny and huge ranges: round ticks in order, and every point between them."""
+    """Of one value, equal ones, zeros, tiny and huge ranges, ticks are round and every point is between them."""
     picture = curves("t", {"a": values}, x="step", y="loss")
     assert ticks(picture) == sorted(ticks(picture))
     assert 2 <= len(ticks(picture)) <= 8
@@ -39,23 +41,23 @@ def test_every_value_is_inside_the_frame(values):
         assert 29 <= y <= 201
 
 
-def test_what_is_no_number_is_left_out():
-    """A loss that is not finite has no point, and is written in the description."""
+def test_a_loss_that_is_not_finite_is_left_out():
+    """A loss that is not finite has no point, and is in the description."""
     picture = curves("t", {"a": [1.0, math.nan, 2.0], "b": [math.inf] * 3}, x="step", y="loss")
-    assert [len(one) for one in polylines(picture)] == [2, 0]
+    assert [len(points) for points in polylines(picture)] == [2, 0]
     assert "a: 1, nan, 2; b: inf, inf, inf" in str(picture)
 
 
 def test_dots_stand_left_or_right_of_what_was_allowed():
-    """A dot is left of its tick when it is smaller; 0 is at the left edge and says equal, infinity at the right."""
+    """A dot is left of its tick if it is smaller; 0 is at the left edge, labelled equal, infinity at the right."""
     rows = [Dot("a", 1e-12, 1e-9, ok=True), Dot("b", 1e-6, 1e-9, ok=False), Dot("c", 0.0, 1e-9, ok=True),
             Dot("d", math.inf, 1e-9, ok=False, hint="<why>")]  # fmt: skip
     picture = str(dots("t", rows))
-    centers = [float(one) for one in re.findall(r'<circle cx="([\d.]+)"', picture)]
-    bounds = [float(one) for one in re.findall(r'<line x1="([\d.]+)"[^>]*stroke-width:2"', picture)]
+    centers = [float(x) for x in re.findall(r'<circle cx="([\d.]+)"', picture)]
+    bounds = [float(x) for x in re.findall(r'<line x1="([\d.]+)"[^>]*stroke-width:2"', picture)]
     assert [center < bound for center, bound in zip(centers, bounds, strict=True)] == [True, False, True, False]
     assert centers[2] < centers[0] < centers[1] < centers[3]
-    assert [one for one in re.findall(r">([^<]+)</text>", picture) if one in {"equal", "differs"}] == [
+    assert [text for text in re.findall(r">([^<]+)</text>", picture) if text in {"equal", "differs"}] == [
         "equal",
         "differs",
     ]
@@ -71,7 +73,7 @@ def test_long_paths_keep_their_end():
 
 
 def test_no_rows_are_a_picture_too():
-    """A chart of nothing is empty, not an error; a bar stays inside its cell."""
+    """A chart without rows is empty, not an error; a bar stays inside its cell."""
     assert "<svg" in str(dots("t", []))
     assert "<svg" in str(curves("t", {}, x="x", y="y"))
     assert 'width="90.0"' in str(bar(7.0, "more"))

@@ -1,4 +1,4 @@
-"""Pictures of meshes and of where the pieces of a tensor lie."""
+"""Pictures of meshes and of the local shards of a tensor."""
 
 import re
 
@@ -11,12 +11,12 @@ from hyper_parallel.verify.pages import layout_svg, mesh_svg
 
 
 def texts(picture):
-    """What is written in a picture."""
+    """The texts in a picture."""
     return re.findall(r"<text[^>]*>([^<]*)</text>", str(picture))
 
 
 def description(picture):
-    """What the picture says to those who do not see it."""
+    """The description of a picture for screen readers."""
     return re.search(r"<desc>(.*?)</desc>", str(picture), re.DOTALL)[1]
 
 
@@ -34,38 +34,38 @@ def test_every_position_of_more_axes_is_a_grid(samples):
     assert shown == ["pp 0", "tp 0", "tp 1", "dp 0", "0", "1", "pp 1", "tp 0", "tp 1", "dp 0", "2", "3"]
 
 
-def test_a_large_mesh_says_how_large_it_is(samples):
+def test_a_large_mesh_has_its_size(samples):
     """Axes and grids that do not fit end in dots with the number of all."""
     assert "… 192 ranks in all" in texts(mesh_svg(samples.mesh(16, 12)))
     assert "… 6 grids in all" in texts(mesh_svg(samples.mesh(6, 1, 1)))
 
 
-def test_uneven_and_empty_pieces_are_told_apart(samples):
-    """Sizes are those of the ceil rule; a rank without a piece says empty and has nothing filled."""
+def test_uneven_and_empty_shards_differ(samples):
+    """Sizes are those of the ceil rule; an empty shard is labelled empty and has nothing filled."""
     picture = layout_svg(samples.layout(samples.mesh(3), [Shard(0)], (4, 3)))
-    sizes = [one for one in texts(picture) if not one.startswith(("rank", "tp"))]
+    sizes = [text for text in texts(picture) if not text.startswith(("rank", "tp"))]
     assert sizes == ["", *["2 \N{MULTIPLICATION SIGN} 3"] * 2, "empty"]
     assert description(picture) == "rank 0: [0:2, 0:3]; rank 1: [2:4, 0:3]; rank 2: empty"
     assert str(picture).count("fill-opacity:.75") == 2
 
 
-def test_pieces_lie_where_the_layout_says(samples):
+def test_shards_are_drawn_at_their_position(samples):
     """Each rank's rectangle is its part of the outline, on both axes."""
     picture = str(layout_svg(samples.layout(samples.mesh(2, 2), [Shard(0), Shard(1)], (4, 4))))
     number = r'="([\d.]+)" '
     rectangle = f"<rect x{number}y{number}width{number}height{number}" + r'style="fill:var\(--one'
-    pieces = re.findall(rectangle, picture)
-    left, top, width, height = map(float, pieces[0])
-    assert [tuple(map(float, one)) for one in pieces] == [
+    shards = re.findall(rectangle, picture)
+    left, top, width, height = map(float, shards[0])
+    assert [tuple(map(float, shard)) for shard in shards] == [
         (left, top, width, height), (left + width, top, width, height),
         (left, top + height, width, height), (left + width, top + height, width, height),
     ]  # fmt: skip
 
 
 def test_a_pending_reduction_is_marked(samples):
-    """A share that is still to be reduced is striped, has a sum sign, and says over which axis it is owed."""
-    owed = samples.layout(samples.mesh(2, 2), [Shard(0), Partial()], (5, 7))
-    picture = layout_svg(owed)
+    """A partial value is striped, has a sum sign, and its description names the axis of the reduction."""
+    layout = samples.layout(samples.mesh(2, 2), [Shard(0), Partial()], (5, 7))
+    picture = layout_svg(layout)
     assert "3 \N{MULTIPLICATION SIGN} 7 \N{N-ARY SUMMATION}" in texts(picture)
     assert "rank 1: [0:3, 0:7], to be reduced by sum over tp" in description(picture)
     (name,) = re.findall(r'<pattern id="([^"]+)"', str(picture))
@@ -79,8 +79,8 @@ def test_values_without_dims_and_tensors_without_elements(samples):
     assert texts(layout_svg(samples.layout(samples.mesh(2), [Shard(0)], (0, 3)))).count("empty") == 2
 
 
-def test_of_many_dims_the_split_ones_are_drawn(samples):
-    """Of more than two dims the outline shows the split ones; sizes and ranges of all are written."""
+def test_of_many_dims_the_sharded_ones_are_drawn(samples):
+    """Of more than two dims the outline shows the sharded ones; sizes and ranges of all are written."""
     picture = layout_svg(samples.layout(samples.mesh(2, 2), [Shard(1), Shard(2)], (9, 4, 4)))
     assert "9 \N{MULTIPLICATION SIGN} 2 \N{MULTIPLICATION SIGN} 2" in texts(picture)
     assert "rank 3: [0:9, 2:4, 2:4]" in description(picture)
@@ -88,7 +88,7 @@ def test_of_many_dims_the_split_ones_are_drawn(samples):
 
 
 def test_a_layout_without_a_shape_is_rejected():
-    """A layout that knows no tensor has no picture, and the error says what is missing."""
+    """A layout without a shape has no picture, and the error says what is missing."""
     with pytest.raises(LayoutError, match=r"^layout has no global shape; use with_shape\(\.\.\.\) first$"):
         layout_svg(Layout((2,), ("tp",))("tp"))
     with pytest.raises(LayoutError, match=r"describes only a mesh; call it first to place a tensor"):

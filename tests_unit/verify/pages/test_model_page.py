@@ -1,4 +1,4 @@
-"""The page of a model verification shows what the report says."""
+"""The page of a model verification shows its report."""
 
 import re
 
@@ -14,7 +14,7 @@ def rows(page, caption):
     ]
 
 
-def test_a_run_that_held_says_so_on_top(samples):
+def test_the_verdict_of_an_equal_run_comes_first(samples):
     """The verdict comes first, then settings, the mesh, losses, gradients, modules, collectives, layouts, gaps."""
     page = model_page([samples.run()])
     marks = [
@@ -31,28 +31,28 @@ def test_a_run_that_held_says_so_on_top(samples):
 
 
 def test_losses_of_both_runs_are_shown(samples):
-    """Every step has both losses and the error that the report found, equal or not."""
-    held = rows(model_page([samples.run()]), "Loss per step")
-    assert held[0] == ["1", "3", "3", "0", "1.0e-09", "equal"]
-    assert held[2] == ["3", "1.5", "1.5", "", "", "not compared"]
+    """Every step has both losses and the error of the report, equal or not."""
+    steps = rows(model_page([samples.run()]), "Loss per step")
+    assert steps[0] == ["1", "3", "3", "0", "1.0e-09", "equal"]
+    assert steps[2] == ["3", "1.5", "1.5", "", "", "not compared"]
     assert rows(model_page([samples.run(wrong=True)]), "Loss per step")[2][1:3] == ["1.5", "1.75"]
 
 
-def test_the_module_that_diverged_first_stands_first(samples):
-    """It is named in the verdict, and leads the table and the gradients, though it is not the first of the model."""
+def test_the_module_that_diverged_first_comes_first(samples):
+    """It is in the verdict and leads the table and the gradients, although it is not the model's first module."""
     page = model_page([samples.run(wrong=True)])
     assert "<strong>DIVERGED first in module layers.0.down</strong>" in page
     assert "step 1, output of layers.0.down.x, rank 0: 0.5, single device 0.25" in page
-    found = rows(page, "What was compared")
-    assert [one[0] for one in found[:2]] == ["layers.0.down ← diverged first"] * 2
-    assert found[0][1:7] == ["output", "1\N{NO-BREAK SPACE}differ", "1", "3", "1.0e+00", "1.0e-09"]
-    assert found[-1][2] == "equal"
+    modules = rows(page, "What was compared")
+    assert [row[0] for row in modules[:2]] == ["layers.0.down ← diverged first"] * 2
+    assert modules[0][1:7] == ["output", "1\N{NO-BREAK SPACE}differ", "1", "3", "1.0e+00", "1.0e-09"]
+    assert modules[-1][2] == "equal"
     labels = re.findall(r'text-anchor="end"[^>]*>([^<]+)</text>', page[page.index("<h3>Gradients") :])
     assert labels[:2] == ["layers.0.down", "layers.0.up"]
 
 
 def test_collectives_carry_bytes(samples):
-    """Collectives are listed per module with count, bytes and how many nobody asked for."""
+    """Collectives are listed per module with count, bytes and the number of implicit ones."""
     page = model_page([samples.run()])
     caption = "Collectives of one training step, bytes received by the worst rank: 2 collectives, 640 bytes"
     assert rows(page, caption)[0][:6] == [
@@ -61,7 +61,7 @@ def test_collectives_carry_bytes(samples):
 
 
 def test_a_run_that_ended_shows_its_traceback(samples):
-    """A run that was ended is no success, and brings every rank's traceback."""
+    """A run that ended early is no success, and shows every rank's traceback."""
     page = model_page([samples.run(error="rank 0:\n<traceback>")])
     assert "<strong>ENDED</strong><p>ENDED: ValueError: &lt;no&gt;</p>" in page
     assert "<pre>rank 0:\n&lt;traceback&gt;</pre>" in page
@@ -72,13 +72,13 @@ def test_several_runs_have_an_overview(samples):
     """Every run is one line with its verdict and a link; one failure makes the whole page's verdict bad."""
     page = model_page([samples.run(), samples.run(wrong=True)])
     assert page.index("<strong>1 of 2 runs equal to one device</strong>") < page.index("Every run")
-    assert [one[4] for one in rows(page, "Every run")] == ["equal", "DIVERGED first in module layers.0.down"]
+    assert [row[4] for row in rows(page, "Every run")] == ["equal", "DIVERGED first in module layers.0.down"]
     assert all(f'href="#run-{number}"' in page and f'id="run-{number}"' in page for number in (0, 1))
     assert '<div class="verdict good"><strong>2 of 2' in model_page([samples.run(), samples.run()])
 
 
 def test_an_interrupted_command_is_no_success(samples):
-    """What was finished is shown, under a line that says that the rest was not verified; nothing is no success."""
+    """Finished runs are shown below a line that says that the rest was not verified; no run is no success."""
     page = model_page([samples.run()], "partial report: 1 of 4 runs finished")
     assert '<div class="verdict bad"><strong>1 of 1 runs equal to one device</strong><p>partial report: 1' in page
     assert '<div class="verdict bad"><strong>0 of 0' in model_page([])

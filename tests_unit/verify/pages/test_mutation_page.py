@@ -1,4 +1,4 @@
-"""The page on the verifier's power shows what its report says."""
+"""The page on the verifier's power shows its report."""
 
 import json
 import re
@@ -9,7 +9,7 @@ from hyper_parallel.verify.pages.mutation_page import mutation_page, read_mutati
 
 
 def test_survivors_are_loud(samples):
-    """One survivor makes the verdict bad, and is listed with what the full sweep says of it."""
+    """One survivor makes the verdict bad, and is listed with the result of the full sweep."""
     page = mutation_page(samples.mutation())
     assert '<div class="verdict bad"><strong>7 of 8 changed rules noticed; 1 survived</strong><p>score 0.8750' in page
     survivors = page[page.index("<h2>Survivors") : page.index("<h2>Kinds")]
@@ -22,7 +22,7 @@ def test_survivors_are_loud(samples):
 
 
 def test_no_survivors_is_a_good_verdict(samples):
-    """Everything noticed is good; nothing tried is not, and has no share."""
+    """The verdict is good if all mutants were noticed, and bad if there were none, which have no share."""
     assert '<div class="verdict good"><strong>7 of 7 changed rules noticed</strong>' in mutation_page(
         samples.mutation(0)
     )
@@ -34,15 +34,15 @@ def test_no_survivors_is_a_good_verdict(samples):
 
 
 def test_a_report_of_another_version_is_rejected(samples, tmp_path):
-    """A file that lacks what the page shows is an error that names the file, what it lacks, and the cure."""
+    """A file that lacks a key of the page is an error that names the file, the key and the cure."""
     path = tmp_path / "mutation.json"
     path.write_text(json.dumps(samples.mutation()))
     assert read_mutation(path)["killed"] == 7
-    found = samples.mutation()
-    del found["kinds"], found["score"]
-    path.write_text(json.dumps(found))
-    said = f"{path} has no score, kinds: another version wrote it; run `hyper-parallel verify mutants` again"
-    with pytest.raises(ValueError, match=f"^{re.escape(said)}$"):
+    report = samples.mutation()
+    del report["kinds"], report["score"]
+    path.write_text(json.dumps(report))
+    message = f"{path} has no score, kinds: another version wrote it; run `hyper-parallel verify mutants` again"
+    with pytest.raises(ValueError, match=f"^{re.escape(message)}$"):
         read_mutation(path)
     path.write_text("[]")
     with pytest.raises(ValueError, match="has no mutants, killed, "):

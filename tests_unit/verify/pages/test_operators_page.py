@@ -1,4 +1,4 @@
-"""The operator matrix shows what the sweep's report says, and invents nothing."""
+"""The operator matrix shows the sweep's report, and no verdict of its own."""
 
 import json
 import re
@@ -18,32 +18,32 @@ def test_every_operator_of_every_framework_is_a_row(samples):
     page = operators_page([samples.sweep("torch"), samples.sweep("mindspore")])
     rows = body(page, "Checks per operator and framework")
     names = [re.findall(r"<code>(\w+)</code>.*?<td>(\w+)</td>", row, re.DOTALL) for row in rows]
-    assert [one for found in names for one in found] == [
+    assert [name for row in names for name in row] == [
         (op, platform) for op in ("add", "argsort", "matmul", "zeros") for platform in ("mindspore", "torch")
     ]
     assert '<td class="number" data-key="1200">1,200</td>' in rows[0]
 
 
-def test_not_applicable_and_not_exercised_are_told_apart(samples):
-    """What cannot be tried is quiet; what could have been and was not is loud, counted, and can be filtered."""
+def test_not_applicable_and_not_exercised_differ(samples):
+    """A check that cannot be tried is quiet; one that could have been and was not is loud, counted and filtered by."""
     page = operators_page([samples.sweep()])
-    (row,) = [one for one in body(page, "Checks per operator") if ">argsort<" in one]
+    (row,) = [row for row in body(page, "Checks per operator") if ">argsort<" in row]
     assert '<td class="number quiet" data-key="">n/a</td>' in row
     assert '<td class="number bad" data-key="0">none</td>' in row
     assert '<td class="bad" data-key="uneven">uneven</td>' in row
-    (framework,) = [one for one in body(page, "What was verified per framework") if "torch" in one]
+    (framework,) = [row for row in body(page, "What was verified per framework") if "torch" in row]
     assert '<td class="number warn" data-key="2">2 of 3</td>' in framework
     assert '<td class="number good" data-key="3">3 of 3</td>' in framework
 
 
-def test_what_was_not_verified_says_why(samples):
+def test_the_reasons_of_what_was_not_verified_are_shown(samples):
     """Findings, exemptions, absences, skipped samples, rows without a sample and refusals are all in the row."""
-    one = {
+    operator = {
         **samples.operator("f", "torch", "wrong", forward=3),
         "wrong": [{"problem": "is <2>", "places": "Shard(0)"}], "skipped": {"all zero": 2},
         "unexercised": ["Shard(5)"], "rejected": {"PlacementError: no": 7},
     }  # fmt: skip
-    report = {**samples.sweep("torch", one, samples.operator("g", "torch", "absent")), "ok": False}
+    report = {**samples.sweep("torch", operator, samples.operator("g", "torch", "absent")), "ok": False}
     page = operators_page([report])
     for text in (
         "is &lt;2&gt; (Shard(0))", "all zero (2 samples)", "claimed rows without a sample: Shard(5)",
@@ -68,6 +68,8 @@ def test_a_report_of_another_version_is_rejected(samples, tmp_path):
     with pytest.raises(ValueError, match="has no coverage: another version wrote it"):
         read_report(path)
     path.write_text("{")
-    said = f"{path} is no report of `hyper-parallel verify ops --report operators-torch.json`: Expecting property name"
-    with pytest.raises(ValueError, match=f"^{re.escape(said)}"):
+    message = (
+        f"{path} is no report of `hyper-parallel verify ops --report operators-torch.json`: Expecting property name"
+    )
+    with pytest.raises(ValueError, match=f"^{re.escape(message)}"):
         read_report(path)

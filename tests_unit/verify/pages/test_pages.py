@@ -24,33 +24,33 @@ def luminance(colour):
     return sum(share * part for share, part in zip((0.2126, 0.7152, 0.0722), linear, strict=True))
 
 
-def contrast(one, other):
+def contrast(first, second):
     """Contrast of two colours, from 1 to 21."""
-    high, low = sorted((luminance(one), luminance(other)), reverse=True)
+    high, low = sorted((luminance(first), luminance(second)), reverse=True)
     return (high + 0.05) / (low + 0.05)
 
 
 class Balanced(HTMLParser):
-    """Every element that is opened is closed, in order."""
+    """A parser that asserts that every element is closed, in order."""
 
     def __init__(self):
         super().__init__()
         self.stack, self.seen, self.links = [], [], []
 
     def handle_starttag(self, tag, attrs):
-        """Remember it."""
+        """Record the element and its links."""
         self.seen.append((tag, dict(attrs)))
         self.links += [value for name, value in attrs if name in {"href", "src", "action", "data", "poster", "srcset"}]
         if tag not in {"meta", "br", "input"}:
             self.stack.append(tag)
 
     def handle_endtag(self, tag):
-        """It closes what was opened last."""
+        """Assert that the tag closes the last open element."""
         assert self.stack.pop() == tag
 
 
 def parsed(text):
-    """The elements of a page that is well formed."""
+    """The parser of a well-formed page, with its elements."""
     parser = Balanced()
     parser.feed(text)
     assert not parser.stack
@@ -58,30 +58,32 @@ def parsed(text):
 
 
 @pytest.mark.parametrize("scheme", [palette.LIGHT, palette.DARK], ids=["light", "dark"])
-def test_text_and_series_stand_out_from_what_is_behind_them(scheme):
-    """Text has a contrast of at least 4.5 to every ground, and so have curves and bars, whose labels share it."""
+def test_text_and_series_have_contrast(scheme):
+    """Text, curves and bars have a contrast of at least 4.5 to every background."""
     assert set(scheme) == {*OWN, *TEXTS, *SERIES, "line"}
     weak = {(name, own): contrast(scheme[name], scheme[own]) for name in (*TEXTS, *SERIES) for own in OWN}
     assert not {pair: value for pair, value in weak.items() if value < 4.5}
 
 
-def test_a_page_is_whole_and_asks_for_nothing():
+def test_a_page_is_whole_and_fetches_nothing():
     """A page is well formed, has no address outside itself, and forbids its own script to fetch anything."""
     text = page("A & B", table("x < y", ["a", "b"], [["<i>", 1]], search=True), footer="by <me>")
-    found = parsed(text)
+    elements = parsed(text)
     assert text.startswith('<!doctype html>\n<html lang="en">')
-    assert found.links == []
+    assert elements.links == []
     assert "url(" not in text
     assert "@import" not in text
-    policies = [attrs["content"] for tag, attrs in found.seen if attrs.get("http-equiv") == "Content-Security-Policy"]
+    policies = [
+        attrs["content"] for tag, attrs in elements.seen if attrs.get("http-equiv") == "Content-Security-Policy"
+    ]
     assert policies == ["default-src 'none'; style-src 'unsafe-inline'; script-src 'unsafe-inline'"]
     assert "<title>A &amp; B</title>" in text
     assert "<footer>by &lt;me&gt;</footer>" in text
     assert "prefers-color-scheme: dark" in text
 
 
-def test_a_table_says_what_it_is():
-    """A table has a caption, and every head its scope; text is escaped, markup is not; numbers stand to the right."""
+def test_a_table_has_its_caption_and_scopes():
+    """A table has a caption and its heads scopes; text is escaped, markup is not; numbers are right-aligned."""
     text = str(
         table(
             "what < it",
@@ -100,22 +102,22 @@ def test_a_table_says_what_it_is():
 
 @pytest.mark.skipif(not README.exists(), reason="[no-tool] the README is not installed")
 def test_the_example_of_the_readme_runs(tmp_path, monkeypatch):
-    """The code in the room's README runs as it stands."""
+    """The code in the README of the pages runs unchanged."""
     monkeypatch.chdir(tmp_path)
     (code,) = re.findall(r"```python\n(.*?)```", README.read_text(), re.DOTALL)
     exec(code, {})  # noqa: S102 - our own page
     assert "[5@tp, 4] on dp=2 x tp=3" in (tmp_path / "layout.html").read_text()
 
 
-def test_an_empty_table_says_so():
-    """No rows are one row that says so, with nothing to sort."""
+def test_an_empty_table_has_one_row():
+    """A table without rows has one row with a text, and nothing to sort."""
     text = str(table("t", ["a", "b"], [], search=True, empty="nothing ran"))
     assert '<td colspan="2" class="quiet">nothing ran</td>' in text
     assert "data-sort" not in text
 
 
 def test_a_row_that_does_not_fit_is_rejected():
-    """A row needs a value per column, and a kind must be one that the style knows."""
+    """A row must have a value per column, and a cell a kind that the style has."""
     with pytest.raises(ValueError, match=r"^table 't': a row has 1 values for 2 columns$"):
         table("t", ["a", "b"], [["x"]])
     with pytest.raises(ValueError, match=r"^Cell: kind 'red' is none of '', 'good', 'bad', 'warn', 'quiet'$"):
@@ -123,7 +125,7 @@ def test_a_row_that_does_not_fit_is_rejected():
 
 
 def test_a_page_that_cannot_be_written_is_a_clear_error(tmp_path):
-    """Folders are made; a file in a folder's place is an error that names the path."""
+    """Missing folders are made; a file in place of a folder is an error that names the path."""
     path = write_text(tmp_path / "new" / "x.html", "text")
     assert path.read_text() == "text"
     with pytest.raises(ValueError, match=r"^.*/new/x\.html/y\.html cannot be written: (Not a directory|File exists)$"):
