@@ -35,7 +35,6 @@ def add_parser(commands: Any) -> None:
     _one(kinds, "erase", _erase, "drop data and reports of earlier runs of an environment").add_argument("env")
     gate = _one(kinds, "gate", _gate, "combine one environment, write its reports, hold it against every gate")
     gate.add_argument("env")
-    gate.add_argument("--base", metavar="REVISION", help="also gate the lines that changed since this revision")
     combine = _one(kinds, "combine", _combine, "one report over environments, held against the floors of every file")
     combine.add_argument("env", nargs="*", help="default: those that pyproject.toml names, or all whose data is there")
     for one in (gate, combine):
@@ -44,9 +43,6 @@ def add_parser(commands: Any) -> None:
     _one(kinds, "html", _html, "write coverage_reports/index.html and what it links").add_argument(
         "env", nargs="*", help="were to run"
     )
-    diff = _one(kinds, "diff", _diff, "changed lines that no test ran")
-    diff.add_argument("env", help="environment, or combined")
-    diff.add_argument("--base", metavar="REVISION", default="origin/main", help="default: origin/main")
 
 
 def _one(kinds: Any, name: str, run: Any, text: str) -> argparse.ArgumentParser:
@@ -83,7 +79,7 @@ def _gate(arguments: argparse.Namespace) -> int:
     from hyper_parallel.verify.coverage.verdict import gate
 
     store, settings = _open(arguments)
-    return _raise(arguments, store, settings, gate(store, settings, arguments.env, arguments.base))
+    return _raise(arguments, store, settings, gate(store, settings, arguments.env))
 
 
 def _combine(arguments: argparse.Namespace) -> int:
@@ -115,23 +111,6 @@ def _html(arguments: argparse.Namespace) -> int:
     path = write_index(store, settings, tuple(arguments.env))
     print(json.dumps({"ok": True, "path": str(path)}) if arguments.json else path)
     return 0
-
-
-def _diff(arguments: argparse.Namespace) -> int:
-    from hyper_parallel.verify.coverage.gates import changed_percent
-    from hyper_parallel.verify.coverage.verdict import diff_against
-
-    store, settings = _open(arguments)
-    changed = diff_against(store.root, arguments.base)
-    actual, missed = changed_percent(store.report(arguments.env), changed)
-    ok = actual >= settings.changed
-    if arguments.json:
-        print(json.dumps({"ok": ok, "percent": actual, "floor": settings.changed, "missing": missed}, indent=2))
-    else:
-        for name, lines in missed.items():
-            print(f"{name}: {', '.join(map(str, lines))}")
-        print(f"{actual:.2f} % of the lines changed since {arguments.base} ran; the floor is {settings.changed:g} %")
-    return 0 if ok else 1
 
 
 def _report_error(arguments: argparse.Namespace, verdict: Any) -> int:

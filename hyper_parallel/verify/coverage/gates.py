@@ -6,17 +6,13 @@ that must not pass.
 
 from __future__ import annotations
 
-import re
 from collections.abc import Container, Iterable, Mapping, Sequence
 from typing import Any
 
 from hyper_parallel.verify.coverage.settings import EnvironmentSettings, SharedSettings
 
 __all__ = [
-    "changed_lines",
-    "changed_percent",
     "check_baseline",
-    "check_changed",
     "check_exceptions",
     "check_floors",
     "check_ranks",
@@ -107,41 +103,6 @@ def check_baseline(report: Report, baseline: Mapping[str, float], slack: float, 
         elif name in here:
             found.append(f"{name}: had {before:.2f} % and was not measured this time")
     return found
-
-
-def changed_lines(diff: str) -> dict[str, set[int]]:
-    """Lines that a unified diff adds or changes, per Python file of the new side."""
-    lines: dict[str, set[int]] = {}
-    name = ""
-    for row in diff.splitlines():
-        if row.startswith("+++ "):
-            name = row[4:].split("\t")[0].removeprefix("b/")
-        elif (head := re.match(r"@@ -\S+ \+(\d+)(?:,(\d+))? @@", row)) and name.endswith(".py"):
-            start, count = int(head[1]), int(head[2] or 1)
-            lines.setdefault(name, set()).update(range(start, start + count))
-    return {name: numbers for name, numbers in lines.items() if numbers}
-
-
-def changed_percent(report: Report, changed: Mapping[str, set[int]]) -> tuple[float, dict[str, list[int]]]:
-    """Percentage of changed lines that ran, of those that can run, and per file those that did not."""
-    done, missed = 0, {}
-    for name, numbers in changed.items():
-        entry = report["files"].get(name, {})
-        done += len(numbers & set(entry.get("executed_lines", ())))
-        missing = sorted(numbers & set(entry.get("missing_lines", ())))
-        if missing:
-            missed[name] = missing
-    todo = done + sum(map(len, missed.values()))
-    return (100.0 * done / todo if todo else 100.0), missed
-
-
-def check_changed(report: Report, changed: Mapping[str, set[int]], floor: float) -> list[str]:
-    """Enough of what was changed was run."""
-    actual, missed = changed_percent(report, changed)
-    if actual >= floor:
-        return []
-    where = "; ".join(f"{name}: {_numbers(numbers)}" for name, numbers in missed.items())
-    return [f"changed lines: {actual:.2f} % is below the floor of {floor:g} %; missing lines: {where}"]
 
 
 def check_shared(reports: Mapping[str, Report], settings: SharedSettings) -> list[str]:

@@ -13,7 +13,6 @@ __all__ = ["EnvironmentSettings", "Settings", "SharedSettings", "read_settings"]
 
 _TABLE = "[tool.hyper_parallel.coverage]"
 _KEYS: dict[str, Any] = {
-    "changed": None,
     "combined": None,
     "ratchet": dict.fromkeys(("baseline", "slack")),
     "shared": dict.fromkeys(("environments", "files", "floor")),
@@ -74,7 +73,6 @@ class Settings:
         shared: code that each framework must run.
         baseline: file with the percentages below which no file may fall, relative to the root.
         slack: percentage points that a file may fall short of its baseline.
-        changed: percentage of changed lines that must be covered.
     """
 
     environments: dict[str, EnvironmentSettings]
@@ -82,7 +80,6 @@ class Settings:
     shared: SharedSettings
     baseline: str
     slack: float
-    changed: float
 
     def environment(self, name: str) -> EnvironmentSettings:
         """Floors of environment ``name``; none where it has no entry."""
@@ -119,7 +116,6 @@ def read_settings(pyproject: Path) -> Settings:
         ),
         ratchet.get("baseline", "ci/coverage_baseline.json"),
         _percentage("ratchet.slack", ratchet.get("slack", 0)),
-        _percentage("changed", table.get("changed", 0)),
     )
 
 

@@ -3,17 +3,13 @@
 from __future__ import annotations
 
 import json
-import subprocess
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass, field
-from pathlib import Path
 from typing import Any
 
 from hyper_parallel.verify.coverage.baseline import read_baseline
 from hyper_parallel.verify.coverage.gates import (
-    changed_lines,
     check_baseline,
-    check_changed,
     check_exceptions,
     check_floors,
     check_ranks,
@@ -25,7 +21,7 @@ from hyper_parallel.verify.coverage.gates import (
 from hyper_parallel.verify.coverage.settings import EnvironmentSettings, Settings
 from hyper_parallel.verify.coverage.store import Store, process_of
 
-__all__ = ["Verdict", "diff_against", "gate", "gate_combined"]
+__all__ = ["Verdict", "gate", "gate_combined"]
 
 
 @dataclass
@@ -65,14 +61,13 @@ class Verdict:
         return "\n".join(lines)
 
 
-def gate(store: Store, settings: Settings, environment: str, base: str | None) -> Verdict:
+def gate(store: Store, settings: Settings, environment: str) -> Verdict:
     """Combine and publish one environment, and hold it against every gate.
 
     Args:
         store: where data lies.
         settings: the floors.
         environment: name of the tox environment.
-        base: revision against which changed lines count, or None.
     """
     verdict = Verdict(environment)
     own = settings.environment(environment)
@@ -80,7 +75,6 @@ def gate(store: Store, settings: Settings, environment: str, base: str | None) -
     report = store.publish(environment, own.omit)
     verdict.total = percent(report["totals"])
     _floors_and_ratchet(verdict, store, settings, own, report)
-    _changed(verdict, store, settings, report, base)
     _keep(verdict, store)
     return verdict
 
@@ -159,39 +153,3 @@ def _floors_and_ratchet(
         _note(verdict, f"ratchet: {len(baseline.files)} files are not below their baseline", failures)
     else:
         verdict.unchecked.append(f"ratchet: {settings.baseline} has no entry for {verdict.name}")
-
-
-def _changed(verdict: Verdict, store: Store, settings: Settings, report: dict[str, Any], base: str | None) -> None:
-    if base is None:
-        verdict.unchecked.append("changed lines: no --base revision was given")
-        return
-    changed = {name: rows for name, rows in diff_against(store.root, base).items() if name in report["files"]}
-    what = f"changed lines of {len(changed)} files since {base}: at least {settings.changed:g} %"
-    _note(verdict, what, check_changed(report, changed, settings.changed))
-
-
-def diff_against(root: Path, base: str) -> dict[str, set[int]]:
-    """Lines that changed since the common ancestor with ``base``, uncommitted ones included.
-
-    Raises:
-        ValueError: git does not know ``base``.
-    """
-    if base.startswith("-"):
-        msg = f"--base {base!r} is no revision"
-        raise ValueError(msg)
-    ancestor = _git(root, base, "merge-base", base, "HEAD").strip()
-    return changed_lines(_git(root, base, "diff", "--unified=0", "--no-color", "--no-ext-diff", ancestor, "--"))
-
-
-def _git(root: Path, base: str, *arguments: str) -> str:
-    done = subprocess.run(  # noqa: S603 - a revision is no option, see above
-        ["git", *arguments],  # noqa: S607 - found on PATH, as everywhere
-        cwd=root,
-        text=True,
-        capture_output=True,
-        check=False,
-    )
-    if done.returncode:
-        msg = f"--base {base}: git says: {done.stderr.strip()}"
-        raise ValueError(msg)
-    return done.stdout
