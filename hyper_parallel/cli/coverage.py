@@ -1,4 +1,4 @@
-"""``hyper-parallel coverage``: combine the data of all processes, hold it against the floors, publish."""
+"""``hyper-parallel coverage``: combine the data of all processes, check the floors, publish."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ _DESCRIPTION = """\
 Floors are kept in pyproject.toml, [tool.hyper_parallel.coverage]; data and reports lie in coverage_reports/.
 `erase ENV` goes before the tests of an environment, `gate ENV` after them; `combine` and `html` after all.
 
-Exit status: 0 if everything that was checked held, 1 if not, 2 for invalid input."""
+Exit status: 0 if everything that was checked holds, 1 if not, 2 for invalid input."""
 
 
 _CALLS = 4  # of the coverage tool: combine, html, xml and json take seconds each
@@ -31,26 +31,30 @@ def add_parser(commands: Any) -> None:
         description=_DESCRIPTION,
         formatter_class=argparse.RawDescriptionHelpFormatter,
     )
-    kinds = top.add_subparsers(required=True, metavar="WHAT")
-    _one(kinds, "erase", _erase, "drop data and reports of earlier runs of an environment").add_argument("env")
-    gate = _one(kinds, "gate", _gate, "combine one environment, write its reports, hold it against every gate")
+    subcommands = top.add_subparsers(required=True, metavar="WHAT")
+    _add_subcommand(
+        subcommands, "erase", _erase, "drop data and reports of earlier runs of an environment"
+    ).add_argument("env")
+    gate = _add_subcommand(subcommands, "gate", _gate, "combine one environment, write its reports, check every gate")
     gate.add_argument("env")
-    combine = _one(kinds, "combine", _combine, "one report over environments, held against the floors of every file")
+    combine = _add_subcommand(
+        subcommands, "combine", _combine, "one report over environments, checked against the floors of every file"
+    )
     combine.add_argument("env", nargs="*", help="default: those that pyproject.toml names, or all whose data is there")
-    for one in (gate, combine):
-        one.add_argument("--update-baseline", action="store_true", help="raise the ratchet to this run, if it held")
-        one.add_argument("--lower-baseline", action="store_true", help="set it to this run, whatever that is")
-    _one(kinds, "html", _html, "write coverage_reports/index.html and what it links").add_argument(
+    for parser in (gate, combine):
+        parser.add_argument("--update-baseline", action="store_true", help="raise the ratchet to this run, if it holds")
+        parser.add_argument("--lower-baseline", action="store_true", help="set it to this run, lower numbers included")
+    _add_subcommand(subcommands, "html", _html, "write coverage_reports/index.html and what it links").add_argument(
         "env", nargs="*", help="were to run"
     )
 
 
-def _one(kinds: Any, name: str, run: Any, text: str) -> argparse.ArgumentParser:
-    one: argparse.ArgumentParser = kinds.add_parser(name, help=text, description=text)
-    one.add_argument("--root", default=".", metavar="FOLDER", help="of the project (default: here)")
-    one.add_argument("--json", action="store_true", help="the outcome as JSON")
-    one.set_defaults(run=run)
-    return one
+def _add_subcommand(subcommands: Any, name: str, run: Any, text: str) -> argparse.ArgumentParser:
+    parser: argparse.ArgumentParser = subcommands.add_parser(name, help=text, description=text)
+    parser.add_argument("--root", default=".", metavar="FOLDER", help="of the project (default: here)")
+    parser.add_argument("--json", action="store_true", help="the outcome as JSON")
+    parser.set_defaults(run=run)
+    return parser
 
 
 def _open(arguments: argparse.Namespace) -> tuple[Any, Any]:
@@ -76,30 +80,30 @@ def _erase(arguments: argparse.Namespace) -> int:
 
 
 def _gate(arguments: argparse.Namespace) -> int:
-    from hyper_parallel.verify.coverage.verdict import gate
+    from hyper_parallel.verify.coverage.gate_result import gate
 
     store, settings = _open(arguments)
-    return _raise(arguments, store, settings, gate(store, settings, arguments.env))
+    return _finish(arguments, store, settings, gate(store, settings, arguments.env))
 
 
 def _combine(arguments: argparse.Namespace) -> int:
-    from hyper_parallel.verify.coverage.verdict import gate_combined
+    from hyper_parallel.verify.coverage.gate_result import gate_combined
 
     store, settings = _open(arguments)
     environments = arguments.env or settings.combined or store.environments()
     report = store.combine(environments)
-    return _raise(arguments, store, settings, gate_combined(store, settings, environments, report))
+    return _finish(arguments, store, settings, gate_combined(store, settings, environments, report))
 
 
-def _raise(arguments: argparse.Namespace, store: Any, settings: Any, verdict: Any) -> int:
-    """Tell the verdict, and raise the ratchet to it where that was asked for; the exit status."""
+def _finish(arguments: argparse.Namespace, store: Any, settings: Any, result: Any) -> int:
+    """Print the result, renew the baseline if asked to, and return the exit status."""
     from hyper_parallel.verify.coverage.baseline import write_baseline
 
-    status = _report_error(arguments, verdict)
-    if arguments.lower_baseline or (arguments.update_baseline and verdict.ok):
-        for line in write_baseline(store, settings, verdict.name, lower=arguments.lower_baseline):
+    status = _report_error(arguments, result)
+    if arguments.lower_baseline or (arguments.update_baseline and result.ok):
+        for line in write_baseline(store, settings, result.name, lower=arguments.lower_baseline):
             print(line, file=sys.stderr)
-        print(f"{settings.baseline}: {verdict.name} is as this run", file=sys.stderr)
+        print(f"{settings.baseline}: {result.name} is as this run", file=sys.stderr)
     return status
 
 
@@ -113,10 +117,10 @@ def _html(arguments: argparse.Namespace) -> int:
     return 0
 
 
-def _report_error(arguments: argparse.Namespace, verdict: Any) -> int:
+def _report_error(arguments: argparse.Namespace, result: Any) -> int:
     arguments.progress.clear()
     if arguments.json:
-        print(json.dumps(verdict.json(), indent=2))
+        print(json.dumps(result.json(), indent=2))
     else:
-        print(verdict.text(), file=sys.stdout if verdict.ok else sys.stderr)
-    return 0 if verdict.ok else 1
+        print(result.text(), file=sys.stdout if result.ok else sys.stderr)
+    return 0 if result.ok else 1

@@ -19,7 +19,7 @@ _KEYS = {"exceptions", "files"}
 
 @dataclass(frozen=True)
 class Baseline:
-    """What is kept of one environment.
+    """The baseline of one environment.
 
     Attributes:
         files: file to the percentage that it reached, below which it may not fall.
@@ -31,7 +31,7 @@ class Baseline:
 
 
 def read_baseline(path: Path, environment: str) -> Baseline:
-    """The baseline of an environment; empty where there is none.
+    """Return the baseline of an environment; empty if there is none.
 
     Raises:
         ValueError: the file is no baseline, or an exception has no reason.
@@ -51,13 +51,13 @@ def read_baseline(path: Path, environment: str) -> Baseline:
 def write_baseline(store: Store, settings: Settings, environment: str, *, lower: bool = False) -> list[str]:
     """Raise the baseline of ``environment`` to its report.
 
-    Exceptions are only dropped, with their files or where they reach their floor: new ones, with their reasons, are for
-    people to write.
+    Exceptions are only dropped: with their files, or when they reach their floor. New ones, with reasons, are written
+    by hand.
 
     Args:
-        store: where the report lies.
-        settings: which file the baseline is.
-        environment: whose report.
+        store: has the report.
+        settings: name the file of the baseline.
+        environment: of the report.
         lower: write lower numbers too; without it, no file that exists is lowered.
 
     Returns:
@@ -66,7 +66,7 @@ def write_baseline(store: Store, settings: Settings, environment: str, *, lower:
     path = store.root / settings.baseline
     before = read_baseline(path, environment)
     report = store.report(environment)
-    now = {name: math.floor(100 * percent(one["summary"])) / 100 for name, one in report["files"].items()}
+    now = {name: math.floor(100 * percent(entry["summary"])) / 100 for name, entry in report["files"].items()}
     kept = {name: value for name, value in before.files.items() if (store.root / name).exists()}
     files = now if lower else {name: max(kept.get(name, 0.0), now.get(name, 0.0)) for name in {*kept, *now}}
     over = exceptions_over(report, settings.environment(environment), before.exceptions)

@@ -1,7 +1,7 @@
-"""The gates: each takes numbers and returns one line per failure, with file, floor, actual value and what is missing.
+"""The gates: each takes numbers and returns a line per failure, with file, floor, actual value and missing lines.
 
-Lines and branches count together. Nothing here reads a file or starts a program, so every gate is tested with reports
-that must not pass.
+Lines and branches count together. The gates read no file and start no program, so that every one is tested with reports
+that must not pass. Changed lines are gated by diff-cover.
 """
 
 from __future__ import annotations
@@ -23,60 +23,60 @@ __all__ = [
 ]
 
 Report = Mapping[str, Any]
-"""Coverage's own JSON report."""
+"""The JSON report of coverage.py."""
 
 _SHOWN = 20
 
 
 def percent(summary: Mapping[str, Any]) -> float:
-    """Percentage of a summary, lines and branches together; nothing to cover is 100."""
-    todo = summary["num_statements"] + summary.get("num_branches", 0)
-    done = summary["covered_lines"] + summary.get("covered_branches", 0)
-    return 100.0 * done / todo if todo else 100.0
+    """Return the percentage of a summary, lines and branches together; 100 if there is nothing to cover."""
+    total = summary["num_statements"] + summary.get("num_branches", 0)
+    covered = summary["covered_lines"] + summary.get("covered_branches", 0)
+    return 100.0 * covered / total if total else 100.0
 
 
 def check_floors(report: Report, settings: EnvironmentSettings, excepted: Container[str] = ()) -> list[str]:
-    """The whole and each file against their floors; a report about nothing, and a floor for no file, fail."""
+    """Check the total and each file against their floors; an empty report, and a floor of no file, fail."""
     files = report["files"]
     if not files:
         return ["no file was measured"]
-    found = []
+    failures = []
     total = percent(report["totals"])
     if total < settings.total:
-        found.append(f"total: {total:.2f} % is below the floor of {settings.total:g} %")
+        failures.append(f"total: {total:.2f} % is below the floor of {settings.total:g} %")
     for name, entry in files.items():
         floor, actual = settings.floor(name), percent(entry["summary"])
         if floor is not None and actual < floor and name not in excepted:
-            found.append(f"{name}: {actual:.2f} % is below the floor of {floor:g} %; {_missing(entry)}")
+            failures.append(f"{name}: {actual:.2f} % is below the floor of {floor:g} %; {_missing(entry)}")
     for pattern, floor in settings.files.items():
         if not any(_matches(name, pattern) for name in files):
-            found.append(f"{pattern}: has a floor of {floor:g} % but matches no measured file")
-    return found
+            failures.append(f"{pattern}: has a floor of {floor:g} % but matches no measured file")
+    return failures
 
 
 def check_exceptions(report: Report, settings: EnvironmentSettings, exceptions: Iterable[str]) -> list[str]:
-    """Exceptions from floors only become fewer: there are no more than the settings say, each of a file with a floor.
+    """Check that there are no more exceptions than the settings allow, each of a file with a floor.
 
     Args:
         report: of this run.
-        settings: with the floors, and the number of exceptions.
+        settings: the floors, and the number of exceptions.
         exceptions: files that may be below their floor.
     """
-    names, found = sorted(exceptions), []
+    names, failures = sorted(exceptions), []
     if len(names) > settings.exceptions:
         most = settings.exceptions
-        found.append(f"{len(names)} files are excepted from their floor, at most {most} may be: write tests instead")
+        failures.append(f"{len(names)} files are excepted from their floor, at most {most} may be: write tests instead")
     for name in names:
         if settings.floor(name) is None or name not in report["files"]:
-            what = "has no floor" if settings.floor(name) is None else "was not measured"
-            found.append(f"{name}: is excepted from its floor, but {what}: drop its exception")
-    return found
+            problem = "has no floor" if settings.floor(name) is None else "was not measured"
+            failures.append(f"{name}: is excepted from its floor, but {problem}: drop its exception")
+    return failures
 
 
 def exceptions_over(report: Report, settings: EnvironmentSettings, exceptions: Iterable[str]) -> list[str]:
-    """Excepted files that reach their floor: told, and dropped with the next baseline.
+    """Return excepted files that reach their floor: reported, and dropped with the next baseline.
 
-    No failure: which process runs an error path first may differ from run to run, and with it who reaches a floor.
+    This is no failure: which process runs an error path first may differ from run to run.
     """
     return [
         name
@@ -86,49 +86,49 @@ def exceptions_over(report: Report, settings: EnvironmentSettings, exceptions: I
 
 
 def check_baseline(report: Report, baseline: Mapping[str, float], slack: float, existing: Iterable[str]) -> list[str]:
-    """No file falls below what it had: the ratchet.
+    """Check that no file falls below its baseline (the ratchet).
 
     Args:
         report: of this run.
         baseline: file to its percentage when the baseline was written.
         slack: percentage points that a file may fall short.
-        existing: files that are still there.
+        existing: files that still exist.
     """
-    files, here, found = report["files"], set(existing), []
+    files, still_there, failures = report["files"], set(existing), []
     for name, before in baseline.items():
         if name in files:
             actual = percent(files[name]["summary"])
             if actual < before - slack:
-                found.append(f"{name}: fell from {before:.2f} % to {actual:.2f} %; {_missing(files[name])}")
-        elif name in here:
-            found.append(f"{name}: had {before:.2f} % and was not measured this time")
-    return found
+                failures.append(f"{name}: fell from {before:.2f} % to {actual:.2f} %; {_missing(files[name])}")
+        elif name in still_there:
+            failures.append(f"{name}: had {before:.2f} % and was not measured this time")
+    return failures
 
 
 def check_shared(reports: Mapping[str, Report], settings: SharedSettings) -> list[str]:
-    """Each environment reaches every shared file; one whose report is not there fails as well."""
-    found = [f"shared code: there is no report of {name}" for name in settings.environments if name not in reports]
+    """Check that each environment reaches every shared file; an environment without a report fails as well."""
+    failures = [f"shared code: there is no report of {name}" for name in settings.environments if name not in reports]
     names = sorted({name for report in reports.values() for name in report["files"] if settings.covers(name)})
     if not names and settings.files:
-        found.append(f"shared code: {', '.join(settings.files)} match no measured file")
+        failures.append(f"shared code: {', '.join(settings.files)} match no measured file")
     for environment in settings.environments:
         files = reports[environment]["files"] if environment in reports else {}
         for name in names if environment in reports else ():
             actual = percent(files[name]["summary"]) if name in files else 0.0
             if actual < settings.floor:
                 reached = f"{environment} reaches {actual:.2f} %"
-                found.append(f"shared code: {name}: {reached}, below the floor of {settings.floor:g} %")
-    return found
+                failures.append(f"shared code: {name}: {reached}, below the floor of {settings.floor:g} %")
+    return failures
 
 
 def check_started(launched: Mapping[int, str] | None, least: int, ledger: str, environment: str) -> list[str]:
-    """Ranks were started and written down: where none was, no rank that left no data could be missed.
+    """Check that enough ranks were started and recorded; without a record no lost rank could be noticed.
 
     Args:
-        launched: process number to the name of the rank; None where the ledger is not there.
-        least: as many must have been started, as the settings say.
-        ledger: the folder in which ranks are written down.
-        environment: whose ranks they are.
+        launched: process number to the name of the rank; None where there is no ledger.
+        least: number of ranks that must have been started.
+        ledger: the folder in which ranks are recorded.
+        environment: of the ranks.
     """
     erase = f"run `hyper-parallel coverage erase {environment}` before the tests"
     how = f"{erase}, and the tests with HP_RANK_LEDGER={ledger}"
@@ -142,7 +142,7 @@ def check_started(launched: Mapping[int, str] | None, least: int, ledger: str, e
 
 
 def check_ranks(launched: Mapping[int, str], measured: Iterable[int], broken: Sequence[str] = ()) -> list[str]:
-    """Every rank that was started left data: a lost rank is red, and never just a lower number.
+    """Check that every rank that was started left data: a lost rank is a failure, not a lower number.
 
     Args:
         launched: process number to the name of the rank.
@@ -150,12 +150,12 @@ def check_ranks(launched: Mapping[int, str], measured: Iterable[int], broken: Se
         broken: names of data files that cannot be read, of ranks or of other processes.
     """
     lost = sorted(set(launched) - set(measured))
-    halves = [f"{len(broken)} data files are broken: {', '.join(broken[:_SHOWN])}"] if broken else []
+    broken_files = [f"{len(broken)} data files are broken: {', '.join(broken[:_SHOWN])}"] if broken else []
     if not lost:
-        return halves
+        return broken_files
     named = ", ".join(f"{launched[pid]} (process {pid})" for pid in lost[:_SHOWN])
     more = f" and {len(lost) - _SHOWN} more" if len(lost) > _SHOWN else ""
-    return [f"{len(lost)} of {len(launched)} started ranks left no coverage data: {named}{more}", *halves]
+    return [f"{len(lost)} of {len(launched)} started ranks left no coverage data: {named}{more}", *broken_files]
 
 
 def _matches(name: str, pattern: str) -> bool:

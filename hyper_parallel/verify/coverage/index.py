@@ -5,15 +5,11 @@ from __future__ import annotations
 import json
 import xml.etree.ElementTree as ET
 from collections import Counter
-from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from markupsafe import Markup
 
 from hyper_parallel.verify.contract.results import load
-from hyper_parallel.verify.coverage.pit import write_pit
-from hyper_parallel.verify.coverage.settings import Settings
-from hyper_parallel.verify.coverage.store import Store
 from hyper_parallel.verify.pages import Column, render, table
 from hyper_parallel.verify.pages.bench_page import RATIOS, TIMINGS, bench_page, read_rows
 from hyper_parallel.verify.pages.contract_page import contract_page
@@ -21,8 +17,14 @@ from hyper_parallel.verify.pages.mutation_page import mutation_page, read_mutati
 from hyper_parallel.verify.pages.operators_page import operators_page, read_report
 from hyper_parallel.verify.report_files import write_text
 
-__all__ = ["skipped_tests", "write_index", "write_others"]
+if TYPE_CHECKING:
+    from collections.abc import Iterator, Mapping
+    from pathlib import Path
 
+    from hyper_parallel.verify.coverage.settings import Settings
+    from hyper_parallel.verify.coverage.store import Store
+
+__all__ = ["skipped_tests", "write_index", "write_others", "write_pit"]
 
 _OTHERS = {
     "operators.html": "operators by framework and direction",
@@ -118,4 +120,43 @@ def skipped_tests(junit: Path) -> Counter[str]:
     if not junit.exists():
         return Counter()
     cases = ET.parse(junit).iter("skipped")  # noqa: S314 - written by our own run
-    return Counter((one.get("message") or "without a reason") for one in cases)
+    return Counter((case.get("message") or "without a reason") for case in cases)
+
+
+def write_pit(report: Mapping[str, Any], path: Path) -> Path:
+    """Write a ``<mutation>`` for every mutant that claims something false.
+
+    Equivalent mutants and those that claim more, but truly, are left out, as in the report's score.
+
+    Args:
+        report: as ``hyper-parallel verify mutants`` writes it.
+        path: the file to write.
+
+    Raises:
+        ValueError: it cannot be written.
+    """
+    root = ET.Element("mutations")
+    for operator, number, status in _mutants(report):
+        mutation = ET.SubElement(root, "mutation", detected=str(status == "KILLED").lower(), status=status)
+        facts = {
+            "sourceFile": "rules",
+            "mutatedClass": "hyper_parallel.core.shard.rules",
+            "mutatedMethod": operator,
+            "methodDescription": "",
+            "lineNumber": str(number),
+            "mutator": "rule",
+            "killingTest": "verify ops --quick" if status == "KILLED" else "",
+            "description": "",
+        }
+        for name, text in facts.items():
+            ET.SubElement(mutation, name).text = text
+    return write_text(path, ET.tostring(root, "unicode", xml_declaration=True))
+
+
+def _mutants(report: Mapping[str, Any]) -> Iterator[tuple[str, int, str]]:
+    """Operator, number and status; the plugin tells two mutants of one method apart by their line, here a number."""
+    survived = Counter(survivor["op"] for survivor in report["survivors"])
+    for operator, counts in report["operators"].items():
+        statuses = ["KILLED"] * counts["killed"] + ["SURVIVED"] * survived[operator]
+        for number, status in enumerate(statuses, 1):
+            yield operator, number, status

@@ -1,4 +1,4 @@
-"""The floors, read from ``pyproject.toml``: the one place where they are kept."""
+"""The coverage floors, read from ``pyproject.toml``."""
 
 from __future__ import annotations
 
@@ -28,8 +28,8 @@ class EnvironmentSettings:
         total: percentage over all files that are not omitted.
         omit: patterns of files that cannot run there.
         files: pattern to the percentage that each matching file must have; the longest matching pattern counts.
-        exceptions: number of files that the baseline excepts from their floor.
-        ranks: as many must be started at least; 0 where an environment may start none.
+        exceptions: most files that the baseline may except from their floor.
+        ranks: least number of ranks that must be started; 0 if an environment may start none.
     """
 
     total: float = 0.0
@@ -39,14 +39,14 @@ class EnvironmentSettings:
     ranks: int = 1
 
     def floor(self, name: str) -> float | None:
-        """The floor of file ``name``, or None."""
+        """Return the floor of file ``name``, or None."""
         matching = [pattern for pattern in self.files if fnmatch(name, pattern)]
         return self.files[max(matching, key=len)] if matching else None
 
 
 @dataclass(frozen=True)
 class SharedSettings:
-    """Code that belongs to no framework must be run by each.
+    """Code that belongs to no framework, which every framework's environment must run.
 
     Attributes:
         environments: the environments that must reach it.
@@ -82,15 +82,15 @@ class Settings:
     slack: float
 
     def environment(self, name: str) -> EnvironmentSettings:
-        """Floors of environment ``name``; none where it has no entry."""
+        """Return the settings of environment ``name``; without floors if it has no entry."""
         return self.environments.get(name, EnvironmentSettings())
 
 
 def read_settings(pyproject: Path) -> Settings:
-    """Read the table.
+    """Read the table of floors.
 
     Raises:
-        ValueError: the file or the table is not there, a key means nothing, or a floor is no percentage.
+        ValueError: there is no file or table, a key is unknown, or a floor is no percentage.
     """
     try:
         table = _parse(pyproject.read_text(encoding="utf-8"))["tool"]["hyper_parallel"]["coverage"]
@@ -127,7 +127,7 @@ def _parse(text: str) -> dict[str, Any]:
 
 
 def _check_keys(where: str, table: Any, known: dict[str, Any]) -> None:
-    """A mistyped key is a floor that nobody holds."""
+    """Refuse unknown keys: a mistyped one would be a floor that is never checked."""
     if not isinstance(table, dict):
         msg = f"{_TABLE} {where} = {table!r} is no table"
         raise ValueError(msg)  # noqa: TRY004 - what a file says, not what a caller passes

@@ -1,4 +1,4 @@
-"""Where coverage data and reports lie, and the coverage tool that reads and writes them."""
+"""The folder of coverage data and reports, and the calls of coverage.py that read and write it."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ _NAME = re.compile(r"\w[\w.-]*")
 
 
 class CoverageToolError(ValueError):
-    """The coverage tool refused; the message has its own words."""
+    """The coverage tool failed; the message has its output."""
 
 
 @dataclass(frozen=True)
@@ -33,7 +33,7 @@ class Store:
 
     Attributes:
         root: of the project.
-        starts: told the name of each call of the coverage tool before it runs, which may take seconds.
+        starts: called with the name of each coverage command before it runs, which may take seconds.
     """
 
     root: Path
@@ -41,33 +41,33 @@ class Store:
 
     @property
     def reports(self) -> Path:
-        """Everything that is generated."""
+        """The folder of everything that is generated."""
         return self.root / "coverage_reports"
 
     def data(self, environment: str) -> Path:
-        """Data files of an environment."""
+        """Return the folder of an environment's data files."""
         return self.reports / _DATA / _named(environment)
 
     def ledger(self, environment: str) -> Path:
-        """One file per rank that was started."""
+        """Return the folder with a file per rank that was started."""
         return self.data(environment) / "ranks"
 
     def folder(self, environment: str) -> Path:
-        """Reports of an environment."""
+        """Return the folder of an environment's reports."""
         return self.reports / _named(environment)
 
     def erase(self, environment: str) -> None:
         """Drop data and reports of earlier runs: an old data file must not lift today's number.
 
         Raises:
-            ValueError: this is no name of an environment, another run writes there now, or the folder cannot be
-                written.
+            ValueError: ``environment`` is not a valid name, another run is writing there, or the folder is not
+                writable.
         """
         owner = self.data(environment) / _OWNER
-        mine = os.getppid()  # tox, or the shell: whoever runs erase, the tests and the gate
+        parent = os.getppid()  # tox or the shell, which runs erase, the tests and the gate
         if (
             owner.exists()
-            and (other := _number(owner.read_text(errors="replace"))) not in (mine, 0)
+            and (other := _number(owner.read_text(errors="replace"))) not in (parent, 0)
             and Path(f"/proc/{other}").exists()
         ):
             msg = f"process {other} is writing coverage of {environment} in {self.reports}: two runs cannot share it"
@@ -76,22 +76,22 @@ class Store:
             for folder in (self.folder(environment), self.data(environment)):
                 shutil.rmtree(folder, ignore_errors=True)
             self.ledger(environment).mkdir(parents=True)
-            owner.write_text(str(mine))
+            owner.write_text(str(parent))
         except OSError as error:
             msg = f"{self.reports} cannot be written: {error.strerror}"
             raise ValueError(msg) from error
 
     def launched(self, environment: str) -> dict[int, str] | None:
-        """Process numbers of the ranks that were started, with their names; None where there is no ledger."""
+        """Return process number and name of every rank that was started; None without a ledger."""
         ledger = self.ledger(environment)
         if not ledger.is_dir():
             return None
         return {int(path.name): path.read_text().partition("\n")[0] for path in ledger.glob("[0-9]*")}
 
     def measured(self, environment: str) -> tuple[list[int], list[str]]:
-        """Process numbers of the data files that are not combined yet, and names of files that are broken.
+        """Return process numbers of the data files that are not combined yet, and names of broken files.
 
-        A process that is ended while it writes leaves half a file, which the coverage tool passes over.
+        A process that is killed while it writes leaves half a file, which the coverage tool ignores.
         """
         files = sorted(self.data(environment).glob(".coverage.*"))
         broken = [path.name for path in files if not _readable(path)]
@@ -107,7 +107,7 @@ class Store:
         return self._write(environment, data / ".coverage", omit)
 
     def combine(self, environments: Sequence[str]) -> dict[str, Any]:
-        """Combine environments into one report, whose lines tell which environment ran them."""
+        """Combine environments into one report that shows per line which environments ran it."""
         missing = [name for name in environments if not (self.data(name) / ".coverage").exists()]
         if missing or not environments:
             msg = f"there is no combined data of {', '.join(missing) or 'any environment'}; run `tox -e <env>` first"
@@ -122,12 +122,12 @@ class Store:
         return self._write("combined", target, ())
 
     def environments(self) -> list[str]:
-        """Environments whose reports are there."""
-        found = sorted(path.parent.name for path in self.reports.glob("*/coverage.json"))
-        return [name for name in found if name != "combined"]
+        """Return the environments that have reports."""
+        names = sorted(path.parent.name for path in self.reports.glob("*/coverage.json"))
+        return [name for name in names if name != "combined"]
 
     def report(self, environment: str) -> dict[str, Any]:
-        """The JSON report of an environment.
+        """Return the JSON report of an environment.
 
         Raises:
             ValueError: there is none.
@@ -144,7 +144,7 @@ class Store:
         """Run the coverage tool in the root.
 
         Raises:
-            CoverageToolError: it failed, for example on a data file that another version wrote.
+            CoverageToolError: the tool failed, for example on a data file that another version wrote.
         """
         self.starts(arguments[0])
         command = [sys.executable, "-m", "coverage", *arguments]
@@ -152,12 +152,12 @@ class Store:
             command, cwd=self.root, text=True, capture_output=True, check=False
         )
         if done.returncode:
-            told = (done.stdout + done.stderr).strip()
-            msg = f"`coverage {arguments[0]}` failed: {told}"
+            output = (done.stdout + done.stderr).strip()
+            msg = f"`coverage {arguments[0]}` failed: {output}"
             raise CoverageToolError(msg)
 
     def _refuse_other_versions(self, environment: str) -> None:
-        """The coverage tool warns of data of another version and leaves it out: the number would silently be lower."""
+        """Refuse data of another version: the coverage tool leaves it out, which would lower the number silently."""
         from coverage.sqldata import SCHEMA_VERSION
 
         for path in sorted(self.data(environment).glob(".coverage*")):
@@ -180,7 +180,7 @@ class Store:
 
 
 def _named(environment: str) -> str:
-    """The name, if it can be a folder among the reports: any other would have something else erased or read."""
+    """Return the name if it can be a folder among the reports; any other could erase or read something else."""
     if not _NAME.fullmatch(environment) or environment == _DATA:
         msg = f"{environment!r} is no name of an environment, such as torch"
         raise ValueError(msg)
@@ -188,7 +188,7 @@ def _named(environment: str) -> str:
 
 
 def _number(text: str) -> int:
-    """The process number in ``text``; 0 if it is none, as a machine that stopped while it was written leaves behind."""
+    """Return the process number in ``text``; 0 if there is none, as after a crash of the machine."""
     return int(text) if text.strip().isdecimal() else 0
 
 
@@ -197,7 +197,7 @@ def _readable(path: Path) -> bool:
 
 
 def _schema(path: Path) -> int | None:
-    """Version of a data file's format, or None where it is no data file."""
+    """Return the version of a data file's format, None for other files."""
     try:
         with contextlib.closing(sqlite3.connect(f"file:{path}?mode=ro", uri=True)) as data:
             row = data.execute("select version from coverage_schema").fetchone()
@@ -207,6 +207,6 @@ def _schema(path: Path) -> int | None:
 
 
 def process_of(name: str) -> int | None:
-    """Process number in the name of a data file, or None."""
-    found = _PID.search(name)
-    return int(found[1]) if found else None
+    """Return the process number in the name of a data file, or None."""
+    match = _PID.search(name)
+    return int(match[1]) if match else None

@@ -275,8 +275,15 @@ def test_the_projects_own_floors():
     settings = read_settings(PROJECT / "pyproject.toml")
     others = {
         "torch": (95, "platform/mindspore/*", "transport/mindspore.py"),
-        "mindspore": (84, "platform/torch/*", "transport/c10d/*", "transport/checks/torch_distributed.py",
-                      "transport/gloo.py", "verify/ops/mutation/source_runner.py", "verify/ops/mutation/suite/*"),
+        "mindspore": (
+            84,
+            "platform/torch/*",
+            "transport/c10d/*",
+            "transport/checks/torch_distributed.py",
+            "transport/gloo.py",
+            "verify/ops/mutation/source_runner.py",
+            "verify/ops/mutation/suite/*",
+        ),
     }
     for name, (least, *patterns) in others.items():
         own = settings.environment(name)

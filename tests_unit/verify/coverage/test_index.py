@@ -1,10 +1,10 @@
-"""The mutation report in PIT's XML."""
+"""Pages and files written beside the coverage reports."""
 
 import xml.etree.ElementTree as ET
 
 import pytest
 
-from hyper_parallel.verify.coverage.pit import write_pit
+from hyper_parallel.verify.coverage.index import write_pit
 
 REPORT = {
     "operators": {"add": {"killed": 2}, "view": {"killed": 1}},
