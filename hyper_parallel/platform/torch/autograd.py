@@ -1,8 +1,8 @@
 """PyTorch's functions of whole graphs: ``grad``, ``backward`` and custom autograd functions, on DTensors.
 
 The graph lives on the locals, so these have to reach them. ``torch.autograd.grad`` and ``torch.autograd.backward``
-announce themselves like any function. ``torch.autograd.Function.apply`` does not: left alone it would take a DTensor
-for a tensor without gradient and drop the gradient silently, so its Python half is replaced.
+call ``__torch_function__`` like any function. ``torch.autograd.Function.apply`` does not: unpatched it would take a
+DTensor for a tensor without gradient and drop the gradient silently (see ``patches.py``).
 """
 
 from __future__ import annotations
@@ -61,7 +61,7 @@ def backward(
 ) -> None:
     """``torch.autograd.backward`` from DTensors and plain tensors alike."""
     roots, seeds = _rooted(tensors, grad_tensors if grad_tensors is not None else grad_variables, "backward")
-    only = None if inputs is None else [_watched(one, "backward: inputs") for one in _sequence(inputs)]
+    only = None if inputs is None else [_watched(leaf, "backward: inputs") for leaf in _sequence(inputs)]
     torch.autograd.backward(roots, seeds, retain_graph=retain_graph, create_graph=create_graph, inputs=only)
 
 
@@ -78,32 +78,32 @@ def grad(
         msg = "torch.autograd.grad: is_grads_batched is not supported for DTensors; call it once per cotangent"
         raise UnsupportedOperatorError(msg)
     roots, seeds = _rooted(outputs, grad_outputs, "grad")
-    wanted = _sequence(inputs)
+    leaves = _sequence(inputs)
     if options.get("create_graph"):
-        for one in wanted:
-            _refuse_partial(one, "grad: create_graph")
-    found = torch.autograd.grad(roots, [_watched(one, "grad: inputs") for one in wanted], seeds, **options)
+        for leaf in leaves:
+            _refuse_partial(leaf, "grad: create_graph")
+    grads = torch.autograd.grad(roots, [_watched(leaf, "grad: inputs") for leaf in leaves], seeds, **options)
     return tuple(
-        wrap(one, dual(given._layout)) if isinstance(given, DTensor) and isinstance(one, torch.Tensor) else one
-        for one, given in zip(found, wanted, strict=True)
+        wrap(grad, dual(leaf._layout)) if isinstance(leaf, DTensor) and isinstance(grad, torch.Tensor) else grad
+        for grad, leaf in zip(grads, leaves, strict=True)
     )
 
 
 def _rooted(tensors: Any, seeds: Any, what: str) -> tuple[list[Any], list[Any]]:
-    given = _sequence(tensors)
-    cotangents = [None] * len(given) if seeds is None else _sequence(seeds)
-    if len(cotangents) != len(given):
-        msg = f"{what}: {len(given)} tensors and {len(cotangents)} gradients given"
+    outputs = _sequence(tensors)
+    cotangents = [None] * len(outputs) if seeds is None else _sequence(seeds)
+    if len(cotangents) != len(outputs):
+        msg = f"{what}: {len(outputs)} tensors and {len(cotangents)} gradients given"
         raise RuntimeError(msg)
     pairs = [
-        one._root(seed, what) if isinstance(one, DTensor) else (one, seed)  # type: ignore[attr-defined] # noqa: SLF001
-        for one, seed in zip(given, cotangents, strict=True)
+        output._root(seed, what) if isinstance(output, DTensor) else (output, seed)  # type: ignore[attr-defined] # noqa: SLF001
+        for output, seed in zip(outputs, cotangents, strict=True)
     ]
     return [root for root, _ in pairs], [seed for _, seed in pairs]
 
 
 def _refuse_partial(tensor: Any, what: str) -> None:
-    """A gradient of summands is meant per rank inside the graph; used as one value its own gradient would be summed."""
+    """The gradient of a partial value is per rank inside the graph; as one value its own gradient would be summed."""
     if isinstance(tensor, DTensor) and tensor._layout.partials:
         msg = (
             f"{what}: the gradient of {tensor._layout.notation()} cannot be differentiated again; "
@@ -125,17 +125,17 @@ def _sequence(value: Any) -> list[Any]:
 
 def apply_function(cls: Any, *args: Any, **kwargs: Any) -> Any:
     """``torch.autograd.Function.apply``, of DTensors too."""
-    for one in args:
-        if isinstance(one, DTensor):
+    for arg in args:
+        if isinstance(arg, DTensor):
             return _on_dtensors(cls, args, kwargs)
-    for one in kwargs.values():
-        if isinstance(one, DTensor):
+    for arg in kwargs.values():
+        if isinstance(arg, DTensor):
             return _on_dtensors(cls, args, kwargs)
     return _plain_apply(cls, *args, **kwargs)
 
 
-class _Call:
-    """One application: the arguments as given, and the layouts of what came out."""
+class _Application:
+    """One call of ``apply``: its arguments, and the layouts of its outputs."""
 
     def __init__(self, args: tuple[Any, ...]) -> None:
         self.args = args
@@ -154,14 +154,14 @@ def _on_dtensors(cls: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any
     if kwargs:
         msg = f"{cls.__name__}.apply: with DTensors give every argument by position, got {', '.join(kwargs)} by name"
         raise TypeError(msg)
-    call = _Call(tuple(_summed(one) if isinstance(one, DTensor) else one for one in args))
-    found = _native(cls).apply(*(_local(one) for one in call.args), call)
-    outs = [_wrapped(out, layout, call.args) for out, layout in zip(_sequence(found), call.outputs, strict=True)]
+    call = _Application(tuple(_reduced(arg) if isinstance(arg, DTensor) else arg for arg in args))
+    result = _native(cls).apply(*(_local(arg) for arg in call.args), call)
+    outs = [_wrapped(out, layout, call.args) for out, layout in zip(_sequence(result), call.outputs, strict=True)]
     return tuple(outs) if call.many else outs[0]
 
 
-def _summed(tensor: Any) -> Any:
-    """Averages and extrema have gradients of their own: they are reduced, before and after."""
+def _reduced(tensor: Any) -> Any:
+    """Reduce partial averages and extrema, whose gradients are not those of sums."""
     return tensor if all(op == "sum" for _, op in tensor._layout.partials) else tensor.reduce_partial()
 
 
@@ -172,10 +172,10 @@ def _local(value: Any) -> Any:
 def _wrapped(out: Any, layout: Any, args: Sequence[Any]) -> Any:
     if layout is None:
         return out
-    for one in args:
-        if isinstance(one, DTensor) and one._local is out and one._layout is layout:
-            one.drop_views()  # it may have been written, which autograd has been told
-            return one
+    for arg in args:
+        if isinstance(arg, DTensor) and arg._local is out and arg._layout is layout:
+            arg.drop_views()  # forward may have written it, and called mark_dirty
+            return arg
     return wrap(out, layout)
 
 
@@ -197,47 +197,47 @@ class _Context:
         return self._ctx.needs_input_grad[:-1]
 
     def save_for_backward(self, *tensors: Any) -> None:
-        """Save locals, whose versions PyTorch watches."""
-        self._ctx.saved_layouts = [one._layout if isinstance(one, DTensor) else None for one in tensors]
+        """Save the local tensors, whose versions PyTorch checks."""
+        self._ctx.saved_layouts = [tensor._layout if isinstance(tensor, DTensor) else None for tensor in tensors]
         self._ctx.save_for_backward(*map(_local, tensors))
 
     @property
     def saved_tensors(self) -> tuple[Any, ...]:
-        """What was saved, as it was."""
+        """The tensors that were saved, DTensors among them."""
         saved = zip(self._ctx.saved_tensors, self._ctx.saved_layouts, strict=True)
-        return tuple(one if layout is None or one is None else wrap(one, layout) for one, layout in saved)
+        return tuple(tensor if layout is None or tensor is None else wrap(tensor, layout) for tensor, layout in saved)
 
     def mark_dirty(self, *tensors: Any) -> None:
-        """Tell which arguments were written."""
+        """Mark arguments that forward wrote."""
         self._ctx.mark_dirty(*map(_local, tensors))
 
     def mark_non_differentiable(self, *tensors: Any) -> None:
-        """Tell which outputs have no gradient."""
+        """Mark outputs without gradient."""
         self._ctx.mark_non_differentiable(*map(_local, tensors))
 
 
 def _native(cls: Any) -> Any:
     """``cls`` as a function of locals; made once per class."""
-    found = cls.__dict__.get(_NATIVE)
-    if found is None:
+    native = cls.__dict__.get(_NATIVE)
+    if native is None:
         back = _backward_of(cls)
-        found = type(cls.__name__, (LocalFunction,), {"forward": _forward_of(cls), "backward": back})
-        setattr(cls, _NATIVE, found)
-    return found
+        native = type(cls.__name__, (LocalFunction,), {"forward": _forward_of(cls), "backward": back})
+        setattr(cls, _NATIVE, native)
+    return native
 
 
 def _forward_of(cls: Any) -> Any:
     split = cls.setup_context is not torch.autograd.Function.setup_context
 
     def forward(ctx: Any, *args: Any) -> Any:
-        call: _Call = args[-1]
-        ctx.call, seen = call, _Context(ctx)
-        out = cls.forward(*call.args) if split else cls.forward(seen, *call.args)
+        call: _Application = args[-1]
+        ctx.call, user_ctx = call, _Context(ctx)
+        out = cls.forward(*call.args) if split else cls.forward(user_ctx, *call.args)
         call.many = isinstance(out, (list, tuple))
-        outs = [_summed(one) if isinstance(one, DTensor) else one for one in _sequence(out)]
+        outs = [_reduced(output) if isinstance(output, DTensor) else output for output in _sequence(out)]
         if split:
-            cls.setup_context(seen, call.args, tuple(outs) if call.many else outs[0])
-        call.outputs = [one._layout if isinstance(one, DTensor) else None for one in outs]
+            cls.setup_context(user_ctx, call.args, tuple(outs) if call.many else outs[0])
+        call.outputs = [output._layout if isinstance(output, DTensor) else None for output in outs]
         return tuple(map(_local, outs)) if call.many else _local(outs[0])
 
     return staticmethod(forward)
@@ -247,13 +247,13 @@ def _backward_of(cls: Any) -> Any:
     once = getattr(cls.backward, "__code__", None) is _ONCE
 
     def back(ctx: Any, *grads: Any) -> tuple[Any, ...]:
-        call: _Call = ctx.call
-        seen = [
-            one if one is None or layout is None else wrap(one.detach() if once else one, dual(layout))
-            for one, layout in zip(grads, call.outputs, strict=True)
+        call: _Application = ctx.call
+        cotangents = [
+            grad if grad is None or layout is None else wrap(grad.detach() if once else grad, dual(layout))
+            for grad, layout in zip(grads, call.outputs, strict=True)
         ]
-        found = cls.backward(_Context(ctx), *seen)
-        results = list(found) if isinstance(found, (list, tuple)) else [found]
+        result = cls.backward(_Context(ctx), *cotangents)
+        results = list(result) if isinstance(result, (list, tuple)) else [result]
         if len(results) != len(call.args):
             msg = f"{cls.__name__}.backward returned {len(results)} gradients for {len(call.args)} arguments"
             raise RuntimeError(msg)
@@ -270,14 +270,14 @@ def _same(function: Any) -> Any:
     return function
 
 
-def _returned(cls: Any, index: int, result: Any, given: Any) -> Any:
-    """A gradient that the user's backward returned, for the local of the argument ``given``."""
+def _returned(cls: Any, index: int, result: Any, arg: Any) -> Any:
+    """The local gradient of ``arg``, from what the user's backward returned."""
     if result is None:
         return None
     what = f"{cls.__name__}.backward: gradient {index}"
-    if isinstance(given, DTensor):
-        return given._as_gradient(result, what)  # type: ignore[attr-defined] # noqa: SLF001
+    if isinstance(arg, DTensor):
+        return arg._as_gradient(result, what)  # type: ignore[attr-defined] # noqa: SLF001
     if isinstance(result, DTensor):
-        msg = f"{what} is a DTensor, the argument is a {type(given).__name__}; return what to_local() gives"
-        raise (MixedTensorError if isinstance(given, torch.Tensor) else LayoutError)(msg)
+        msg = f"{what} is a DTensor, the argument is a {type(arg).__name__}; return what to_local() gives"
+        raise (MixedTensorError if isinstance(arg, torch.Tensor) else LayoutError)(msg)
     return result

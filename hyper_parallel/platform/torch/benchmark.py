@@ -1,7 +1,7 @@
 """Host cost of operations on DTensors, beside plain PyTorch and PyTorch's own DTensor in the same run.
 
-Everything runs in one process on PyTorch's engine that moves nothing, as rank 0 of a world of two: what is left is
-what the library costs the host. The implementations take turns, and medians of thread CPU time are compared, so that
+Everything runs in one process over PyTorch's fake process group, which moves nothing, as rank 0 of a world of two: the
+times are the host's. The implementations take turns, and medians of thread CPU time are compared, so that
 ratios hold on a busy machine.
 """
 
@@ -28,7 +28,7 @@ from hyper_parallel.core.dtensor.placements import Replicate, Shard
 __all__ = ["BenchmarkRow", "run"]
 
 WORLD = 2
-Placed = tuple[Any, Any, Any]
+Triple = tuple[Any, Any, Any]  # plain, PyTorch's DTensor, ours
 
 
 @dataclass(frozen=True)
@@ -58,7 +58,7 @@ class BenchmarkRow:
 
 
 ROWS = 11
-"""How many :func:`run` gives."""
+"""The number of rows of :func:`run`."""
 
 
 def run(repeats: int = 1000, rounds: int = 7) -> Iterator[BenchmarkRow]:
@@ -90,23 +90,23 @@ def _world() -> Iterator[None]:
 
 
 class _Bench:
-    """The three implementations side by side."""
+    """Measures the three implementations in turn."""
 
     def __init__(self, repeats: int, rounds: int) -> None:
         self.repeats, self.rounds = repeats, rounds
         self.ours = init_device_mesh("cpu", (WORLD,), mesh_dim_names=("tp",))
         self.peer = init_peer_mesh("cpu", (WORLD,), mesh_dim_names=("tp",))
 
-    def tensors(self, dim: int | None, *shape: int, grad: bool = False) -> Placed:
+    def tensors(self, dim: int | None, *shape: int, grad: bool = False) -> Triple:
         """The same local values plain, in PyTorch's DTensor and in ours; sharded along ``dim``, or replicated."""
         local = torch.randn(shape)
         theirs = peer.Replicate() if dim is None else peer.Shard(dim)
-        placed = Replicate() if dim is None else Shard(dim)
+        placement = Replicate() if dim is None else Shard(dim)
         leaves = [local.clone().requires_grad_(grad) for _ in range(3)]
         return (
             leaves[0],
             peer.DTensor.from_local(leaves[1], self.peer, [theirs], run_check=False),
-            DTensor.from_local(leaves[2], self.ours, [placed]),
+            DTensor.from_local(leaves[2], self.ours, [placement]),
         )
 
     def measure(
@@ -126,7 +126,7 @@ class _Bench:
                     times[index].append(_microseconds(call, count))
         finally:
             gc.enable()
-        plain, theirs, mine = (statistics.median(one) for one in times)
+        plain, theirs, mine = (statistics.median(samples) for samples in times)
         return BenchmarkRow(name, plain, theirs, mine, budget)
 
     def forward(self) -> Iterator[BenchmarkRow]:
@@ -209,7 +209,7 @@ def _block(x_bsd: Any, w: dict[str, Any], heads: int, enter: Callable[[Any], Any
 
 
 class _Enter(torch.autograd.Function):
-    """Into a tensor-parallel region, by hand: identity, and all-reduce in backward."""
+    """Entry of a tensor-parallel region, by hand: identity, and all-reduce in backward."""
 
     @staticmethod
     def forward(ctx: Any, x: Tensor) -> Tensor:  # noqa: ARG004 - PyTorch's signature
@@ -223,7 +223,7 @@ class _Enter(torch.autograd.Function):
 
 
 class _Leave(torch.autograd.Function):
-    """Out of it: all-reduce, and identity in backward."""
+    """Exit of the region: all-reduce, and identity in backward."""
 
     @staticmethod
     def forward(ctx: Any, x: Tensor) -> Tensor:  # noqa: ARG004 - PyTorch's signature

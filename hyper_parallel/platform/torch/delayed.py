@@ -1,4 +1,4 @@
-"""Parameters without storage, and the moment at which every rank gives its own pieces theirs."""
+"""Parameters on the meta device, and their materialisation: each rank allocates and fills its own shards."""
 
 from __future__ import annotations
 
@@ -21,11 +21,11 @@ __all__ = ["materialise", "parameters_on"]
 @contextmanager
 def parameters_on(device: torch.device) -> Iterator[None]:
     """Parameters that this thread registers inside are moved to ``device``; buffers stay where they are made."""
-    here = threading.get_ident()
+    thread = threading.get_ident()
 
     def move(module: nn.Module, name: str, value: Any) -> Any:
         del module, name
-        if value is None or threading.get_ident() != here or value.device == device:
+        if value is None or threading.get_ident() != thread or value.device == device:
             return None
         return type(value)(value.to(device), requires_grad=value.requires_grad)
 
@@ -37,37 +37,41 @@ def parameters_on(device: torch.device) -> Iterator[None]:
 
 
 def materialise(module: nn.Module, stage_index: int) -> None:
-    """Give every meta parameter and buffer storage, and let their modules fill them."""
-    homes = [(path, one) for path, one in module.named_modules() if _delayed(one)]
-    if silent := [path or type(one).__name__ for path, one in homes if not hasattr(one, "reset_parameters")]:
+    """Allocate every meta parameter and buffer, and let their modules fill them.
+
+    Raises:
+        PlanError: a module with such parameters has no ``reset_parameters``.
+    """
+    owners = [(path, owner) for path, owner in module.named_modules() if _delayed(owner)]
+    if silent := [path or type(owner).__name__ for path, owner in owners if not hasattr(owner, "reset_parameters")]:
         msg = (
             f"init_parameters: {', '.join(silent)} {'has' if len(silent) == 1 else 'have'} delayed parameters or "
             f"buffers and no reset_parameters() that fills them; add one"
         )
         raise PlanError(msg)
-    made: dict[int, Any] = {}
-    for _, one in module.named_modules():
-        _replace(one, made)
+    allocated: dict[int, Any] = {}  # a shared parameter stays one
+    for submodule in module.modules():
+        _replace(submodule, allocated)
     with _stage(stage_index):
-        for _, one in homes:
-            one.reset_parameters()
+        for _, owner in owners:
+            owner.reset_parameters()
 
 
-def _replace(module: nn.Module, made: dict[int, Any]) -> None:
-    for held in (module._parameters, module._buffers):  # noqa: SLF001 - no public spelling
-        for name, value in held.items():
+def _replace(module: nn.Module, allocated: dict[int, Any]) -> None:
+    for tensors in (module._parameters, module._buffers):  # noqa: SLF001 - no public spelling
+        for name, value in tensors.items():
             if value is not None and _local(value).is_meta:
-                if id(value) not in made:
-                    made[id(value)] = _with_storage(value)
-                held[name] = made[id(value)]
+                if id(value) not in allocated:
+                    allocated[id(value)] = _with_storage(value)
+                tensors[name] = allocated[id(value)]
 
 
 def _with_storage(value: Any) -> Any:
     local = _local(value)
-    where = value.device_mesh.device_type if isinstance(value, DTensor) else _default_device()
-    fresh = torch.empty(local.shape, dtype=local.dtype, device=where)
-    whole = value._platform.wrap(fresh, value.layout) if isinstance(value, DTensor) else fresh
-    return nn.Parameter(whole, requires_grad=value.requires_grad) if isinstance(value, nn.Parameter) else whole
+    device = value.device_mesh.device_type if isinstance(value, DTensor) else _default_device()
+    fresh = torch.empty(local.shape, dtype=local.dtype, device=device)
+    tensor = value._platform.wrap(fresh, value.layout) if isinstance(value, DTensor) else fresh
+    return nn.Parameter(tensor, requires_grad=value.requires_grad) if isinstance(value, nn.Parameter) else tensor
 
 
 def _default_device() -> torch.device:
@@ -76,8 +80,8 @@ def _default_device() -> torch.device:
 
 
 def _delayed(module: nn.Module) -> bool:
-    held = [*module._parameters.values(), *module._buffers.values()]  # noqa: SLF001 - no public spelling
-    return any(one is not None and _local(one).is_meta for one in held)
+    tensors = [*module._parameters.values(), *module._buffers.values()]  # noqa: SLF001 - no public spelling
+    return any(tensor is not None and _local(tensor).is_meta for tensor in tensors)
 
 
 def _local(value: Any) -> Any:
@@ -86,7 +90,7 @@ def _local(value: Any) -> Any:
 
 @contextmanager
 def _stage(stage_index: int) -> Iterator[None]:
-    """Later stages draw from seeds of their own; the first one goes on with the program's."""
+    """Pipeline stages after the first sample from seeds of their own; the first goes on with the program's."""
     if not stage_index:
         yield
         return

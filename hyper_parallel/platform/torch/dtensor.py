@@ -54,7 +54,7 @@ class TorchDTensor(DTensor, Tensor):
     def __torch_function__(
         cls, func: Callable[..., Any], types: Any, args: tuple[Any, ...] = (), kwargs: dict[str, Any] | None = None
     ) -> Any:
-        """Function-level interception; what has no rule here falls through to operator level."""
+        """Function-level interception; a call without a rule here falls through to operator level."""
         entry = _ENTRIES.get(func)
         if entry is not None and (not kwargs or "out" not in kwargs):
             return cls._dispatch(entry, args, kwargs or {})
@@ -152,9 +152,9 @@ class TorchDTensor(DTensor, Tensor):
         Of a Partial(avg) tensor it is the gradient of what each rank holds, which is the mean's divided by the ranks.
         """
         local = self._local.grad
-        held = deferred_of(self._local)
-        if held is not None:
-            return self._pending_grad(held, local)
+        deferred = deferred_of(self._local)
+        if deferred is not None:
+            return self._pending_grad(deferred, local)
         if local is None:
             self._grad_kept = None
             return None
@@ -179,20 +179,21 @@ class TorchDTensor(DTensor, Tensor):
         drop_deferred(self._local)
         self._local.grad = None
 
-    def _pending_grad(self, held: DeferredGradient, true: Tensor | None) -> Any:
-        """What is owed, with what came complete: one tensor, so that a write to it is not lost."""
+    def _pending_grad(self, deferred: DeferredGradient, true: Tensor | None) -> Any:
+        """The deferred gradient with the complete one added: one tensor, so that a write to it is not lost."""
         if true is not None:
-            held = add_deferred(held, DeferredGradient(dual(self._layout), true.detach(), None, ""), self._platform)  # type: ignore[arg-type] # set by now
-            attach_deferred(self._local, held)
+            complete = DeferredGradient(dual(self._layout), true.detach(), None, "")
+            deferred = add_deferred(deferred, complete, self._platform)  # type: ignore[arg-type] # it is set
+            attach_deferred(self._local, deferred)
             self._local.grad = None
         kept = self._grad_kept
-        if kept is None or kept[0] is not held.partial_value:
-            kept = self._grad_kept = (held.partial_value, wrap(held.partial_value, held.layout))
+        if kept is None or kept[0] is not deferred.partial_value:
+            kept = self._grad_kept = (deferred.partial_value, wrap(deferred.partial_value, deferred.layout))
         return kept[1]
 
     def _as_gradient(self, value: Any, what: str) -> Tensor:
-        wanted = dual(self._layout)
-        if type(value) is TorchDTensor and value._layout is wanted:
+        layout = dual(self._layout)
+        if type(value) is TorchDTensor and value._layout is layout:
             return value._local
         if not isinstance(value, TorchDTensor):
             msg = f"{what} of a DTensor must be a DTensor, got {type(value).__name__}"
@@ -200,7 +201,7 @@ class TorchDTensor(DTensor, Tensor):
         if value.shape != self.shape:
             msg = f"{what} has shape {list(value.shape)}, the tensor has {list(self.shape)}"
             raise LayoutError(msg)
-        return value.redistribute_to(wanted)._local
+        return value.redistribute_to(layout)._local
 
     def backward(
         self,
@@ -217,10 +218,10 @@ class TorchDTensor(DTensor, Tensor):
         torch.autograd.backward(root, seed, retain_graph=retain_graph, create_graph=create_graph)
 
     def _root(self, gradient: Any, what: str) -> tuple[Tensor, Tensor]:
-        """Where backward starts, and the local cotangent there."""
+        """The local tensor at which backward starts, and its cotangent."""
         if gradient is None and self.numel() != 1:
-            held = self._layout.notation(self.dtype)
-            msg = f"{what}: grad can be implicitly created only for scalar outputs, not for {held}"
+            layout = self._layout.notation(self.dtype)
+            msg = f"{what}: grad can be implicitly created only for scalar outputs, not for {layout}"
             raise RuntimeError(msg)
         if gradient is not None and not self._layout.partials:
             return self._local, self._as_gradient(gradient, f"{what}: gradient")
@@ -267,10 +268,10 @@ class TorchDTensor(DTensor, Tensor):
         return self._alias(self._local.detach())
 
     def _alias(self, local: Tensor) -> Any:
-        """Another tensor of the same storage: what may not be written to stays so."""
-        made = wrap(local, self._layout)
-        made._readonly = self._readonly
-        return made
+        """Another tensor of the same storage, read-only where this one is."""
+        alias = wrap(local, self._layout)
+        alias._readonly = self._readonly
+        return alias
 
     @property
     def data(self) -> Any:
@@ -290,7 +291,7 @@ class TorchDTensor(DTensor, Tensor):
             Tensor.data.__set__(self, value)  # type: ignore[attr-defined] # dtype and device of the wrapper
 
     def data_ptr(self) -> int:
-        """Address of the local storage, which tells tied tensors."""
+        """Address of the local storage, by which tied tensors are known."""
         return self._local.data_ptr()
 
     def to_torch(self) -> Any:
@@ -305,20 +306,22 @@ class TorchDTensor(DTensor, Tensor):
         return to_torch(self)
 
     def to_local(self, grad_placements: Sequence[Any] | None = None) -> Any:
-        """See :meth:`DTensor.to_local`; a leaf's piece may be written past the version counter, through ``.data``."""
+        """See :meth:`DTensor.to_local`; of a leaf it may be written past the version counter, through ``.data``."""
         if self._local.is_leaf:
             self._data_taken = True
             self._views = None
         return super().to_local(grad_placements)
 
     def share_memory_(self) -> Any:
-        """Refused: the storage is this rank's piece."""
-        raise UnsupportedOperatorError("share_memory_() of a DTensor: say x.to_local().share_memory_() for this piece")
+        """Refused: the storage is that of this rank's shard."""
+        raise UnsupportedOperatorError(
+            "share_memory_() of a DTensor: say x.to_local().share_memory_() for the local tensor"
+        )
 
     def apply_(self, callable: Any) -> Any:  # noqa: A002 - PyTorch's name
-        """Refused: it would see this rank's piece."""
+        """Refused: it would see this rank's shard."""
         del callable
-        raise UnsupportedOperatorError("apply_() of a DTensor: say x.to_local().apply_(...) for this rank's piece")
+        raise UnsupportedOperatorError("apply_() of a DTensor: say x.to_local().apply_(...) for the local tensor")
 
     @property
     def __tensor_flatten__(self) -> Any:
@@ -338,7 +341,7 @@ class TorchDTensor(DTensor, Tensor):
     # -- leaving the device mesh ---------------------------------------------------------------------------------
 
     def item(self) -> Any:
-        """The one element, as a Python number; pending reductions are done first."""
+        """The only element, as a Python number; partial values are reduced first."""
         return self.full_tensor().item()
 
     def tolist(self) -> Any:
@@ -362,11 +365,10 @@ class TorchDTensor(DTensor, Tensor):
         return self.full_tensor().__index__()
 
     def numpy(self, *, force: bool = False) -> Any:
-        """Refused: which part is meant must be said."""
+        """Refused: it could mean the global or the local values."""
         del force
         msg = (
-            "numpy() of a DTensor: say x.full_tensor().numpy() for the whole, "
-            "x.to_local().numpy() for this rank's piece"
+            "numpy() of a DTensor: say x.full_tensor().numpy() for the whole, x.to_local().numpy() for the local tensor"
         )
         raise UnsupportedOperatorError(msg)
 
@@ -380,7 +382,7 @@ class TorchDTensor(DTensor, Tensor):
     __hash__ = object.__hash__  # identity, as tensors do
 
     def __repr__(self, *, tensor_contents: Any = None) -> str:  # type: ignore[override] # PyTorch's annotation is garbled
-        """The one notation, and this rank's values."""
+        """The notation of the layout, and this rank's values."""
         del tensor_contents
         return f"DTensor({self._layout.notation(self.dtype)} on {self._layout.mesh!r}, local={self._local!r})"
 
@@ -393,13 +395,13 @@ class TorchDTensor(DTensor, Tensor):
         if id(self) in memo:
             return memo[id(self)]
         local = self._leaf() if isinstance(self, torch.nn.Parameter) else self._local
-        made = _rebuild(copy.deepcopy(local, memo), self._layout, copy.deepcopy(self._extras(), memo))
-        made._readonly = None
-        memo[id(self)] = made
-        return made
+        copied = _rebuild(copy.deepcopy(local, memo), self._layout, copy.deepcopy(self._extras(), memo))
+        copied._readonly = None
+        memo[id(self)] = copied
+        return copied
 
     def _extras(self) -> dict[str, Any]:
-        """What others have attached to the object, ``_is_param`` included."""
+        """Attributes that others attached to the object, ``_is_param`` included."""
         return {name: value for name, value in vars(self).items() if name not in _OWN}
 
     def __reduce_ex__(self, protocol: Any) -> Any:
@@ -412,7 +414,7 @@ class TorchDTensor(DTensor, Tensor):
         return self._local.detach().requires_grad_(self._local.requires_grad)
 
 
-# True inside functions of PyTorch that were not written with overriding in mind, and ask for ``layout`` in its sense.
+# True inside functions of PyTorch that skip __torch_function__ and read ``layout`` as the storage format.
 STORAGE_FORMAT: ContextVar[bool] = ContextVar("hyper_parallel_storage_format", default=False)
 
 
@@ -445,42 +447,35 @@ class MovedView(TorchDTensor):
 
 def follow(copy: TorchDTensor, base: TorchDTensor) -> None:
     """Make ``copy`` stale when ``base`` is written; where ``base`` is such a view itself, when its own base is."""
-    held = base._followed if isinstance(base, MovedView) else (base._local, base._local._version)  # noqa: SLF001
+    followed = base._followed if isinstance(base, MovedView) else (base._local, base._local._version)  # noqa: SLF001
     if copy._local is base.__dict__["_local"] or base._local.is_inference():
         return
     copy.__class__ = MovedView
-    vars(copy)["_followed"] = held
+    vars(copy)["_followed"] = followed
 
 
 # Entries by function, filled once before the first DTensor exists.
 _ENTRIES: dict[Any, Any] = {}
 
 
-def _portable_wrap(local: Tensor, layout: Layout) -> TorchDTensor:
-    """A DTensor over ``local``, trusted to hold what ``layout`` says."""
-    made: TorchDTensor = _make(TorchDTensor, layout.shape, dtype=local.dtype, device=local.device)
-    made._local = local
-    made._layout = layout
-    return made
+def wrap(local: Tensor, layout: Layout) -> TorchDTensor:
+    """A DTensor over ``local``, trusted to have the values that ``layout`` states.
 
-
-def _fast_wrap(local: Tensor, layout: Layout) -> TorchDTensor:
-    """The same through the constructor that PyTorch made for its own DTensor; it reads ``layout.tensor_meta``.
-
-    That constructor warns where the local takes part in autograd and the wrapper does not, which is our design.
+    PyTorch's fast constructor for its own DTensor reads ``layout.tensor_meta``. It warns where the local takes part in
+    autograd and the wrapper does not, which is this library's design; then the general constructor serves.
     """
+    tensor: TorchDTensor
     if local.requires_grad:
-        made = _make(TorchDTensor, layout.shape, dtype=local.dtype, device=local.device)
+        tensor = _make(TorchDTensor, layout.shape, dtype=local.dtype, device=local.device)
     else:
-        made = _fast_make(TorchDTensor, local, layout, False)
-    made._local = local
-    made._layout = layout
-    return made
+        tensor = _fast_make(TorchDTensor, local, layout, False)
+    tensor._local = local
+    tensor._layout = layout
+    return tensor
 
 
-_make: Any = Tensor._make_wrapper_subclass  # noqa: SLF001 - the framework's subclassing door
-_fast_make: Any = getattr(Tensor, "_dtensor__new__", None)  # private, and absent from older releases
-wrap = _portable_wrap if _fast_make is None else _fast_wrap
+_make: Any = Tensor._make_wrapper_subclass  # noqa: SLF001 - PyTorch's constructor for subclasses
+_fast_make: Any = Tensor._dtensor__new__  # noqa: SLF001 - private to PyTorch's DTensor
 
 
 # Derived from the values, or from the object itself; ``_readonly`` follows whoever shares the storage.
@@ -488,9 +483,9 @@ _OWN = frozenset({"_local", "_layout", "_views", "_origin", "_passed_by", "_grad
 
 
 def _rebuild(local: Tensor, layout: Layout, extras: dict[str, Any]) -> TorchDTensor:
-    made = wrap(local, layout)
-    vars(made).update(extras)
-    return made
+    tensor = wrap(local, layout)
+    vars(tensor).update(extras)
+    return tensor
 
 
 def install(platform: Any) -> None:
@@ -516,10 +511,10 @@ def _refuse_pending(optimizer: Any, args: Any, kwargs: Any) -> None:
     del args, kwargs
     for number, group in enumerate(optimizer.param_groups):
         for index, parameter in enumerate(group["params"]):
-            held = deferred_of(parameter._local) if isinstance(parameter, TorchDTensor) else None
-            if held is not None:
+            deferred = deferred_of(parameter._local) if isinstance(parameter, TorchDTensor) else None
+            if deferred is not None:
                 name = group.get("param_names", {index: f"parameter {index} of group {number}"})[index]
-                refuse_partial_step(name, held.layout, parameter.dtype, held)
+                refuse_partial_step(name, deferred.layout, parameter.dtype, deferred)
 
 
 def _method(dispatcher: Any, entry: Any, name: str) -> Callable[..., Any]:

@@ -17,8 +17,7 @@ class TorchGroups(GroupsFacet):
 
     def _join(self, asked: dict[str, Any]) -> None:
         """``torch.distributed.init_process_group``."""
-        given = {name: value for name, value in asked.items() if value is not None}
-        join_world(**given)
+        join_world(**{name: value for name, value in asked.items() if value is not None})
 
     def _token(self) -> Any:
         device = {"nccl": "cuda", "hccl": "npu"}.get(self.transport().backend, "cpu")

@@ -1,6 +1,6 @@
-"""Where PyTorch's calls on DTensors arrive: function level first, operator level for what has no rule there.
+"""Where PyTorch's calls on DTensors arrive: function level first, operator level for calls without a rule there.
 
-A function without a rule runs as PyTorch wrote it, in C++, and its operators arrive one by one below autograd's keys.
+A function without a rule runs as PyTorch wrote it, in C++, and its operators arrive singly below autograd's keys.
 There the dispatch state from before autograd is restored, so that each local operation records itself: composite
 functions decompose by themselves and stay differentiable.
 """
@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 import torch
 from torch.overrides import enable_reentrant_dispatch
+from torch.utils._pytree import tree_leaves
 
 from hyper_parallel.core.dtensor.dtensor import DTensor
 from hyper_parallel.core.dtensor.skip_dispatch import any_block, local_operands, outside_blocks, skipped
@@ -32,7 +33,7 @@ _disabled = torch._C.DisableTorchFunctionSubclass  # noqa: SLF001 - documented i
 
 
 class Interception(NamedTuple):
-    """What interception works with; made once, by the platform's construction.
+    """The dispatcher and its tables; made once, when the platform is.
 
     Attributes:
         dispatcher: the hot path.
@@ -47,7 +48,7 @@ class Interception(NamedTuple):
 
 _STARTED: dict[str, Interception] = {}
 
-# Functions of whole graphs, which are neither operators nor made of them.
+# Functions of autograd graphs, which are neither operators nor composed of them.
 GRAPH_FUNCTIONS: dict[Any, Callable[..., Any]] = {}
 
 
@@ -60,32 +61,32 @@ def start(platform: Platform) -> Interception:
 
 
 def interception() -> Interception:
-    """The one interception of the process."""
+    """The interception of the process."""
     return _STARTED["torch"]
 
 
-def function(  # noqa: PLR0911 - one line per door
+def function(  # noqa: PLR0911 - one return per kind of call
     func: Callable[..., Any], types: Any, args: tuple[Any, ...], kwargs: dict[str, Any]
 ) -> Any:
     """Dispatch a call of the Python API."""
-    doors = interception()
-    entry = doors.functions.get(func)
+    tables = interception()
+    entry = tables.functions.get(func)
     if "out" in kwargs:
         rest = {name: value for name, value in kwargs.items() if name != "out"}
         name = entry.name if entry is not None else getattr(func, "__name__", str(func))
-        return _into(doors.dispatcher.dtensor_type, name, kwargs["out"], function(func, types, args, rest))
+        return _into(tables.dispatcher.dtensor_type, name, kwargs["out"], function(func, types, args, rest))
     if entry is not None:
-        return doors.dispatcher.dispatch(entry, args, kwargs)
+        return tables.dispatcher.dispatch(entry, args, kwargs)
     user = user_op(getattr(func, "__name__", ""))
     if user is not None and not skipped(func):
-        return user.run(doors.dispatcher, func, args, kwargs)
+        return user.run(tables.dispatcher, func, args, kwargs)
     whole = GRAPH_FUNCTIONS.get(func)
     if whole is not None:
         return whole(*args, **kwargs)
     if skipped(func):
         return func(*local_operands(args), **local_operands(kwargs))
     if any_block():
-        with outside_blocks():  # it was named: so is what it is made of
+        with outside_blocks():  # a function that is dispatched in the block: so are its operators
             return _made_of_others(func, args, kwargs)
     return _made_of_others(func, args, kwargs)
 
@@ -136,16 +137,16 @@ def _written(kind: Any, name: str, out: Any, result: Any) -> Any:
 def operator(func: OpOverload[..., Any], types: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
     """Dispatch an operator overload that arrived from C++."""
     del types
-    doors = interception()
-    entry = doors.overloads.get(func)
+    tables = interception()
+    entry = tables.overloads.get(func)
     if entry is None:
         user = user_op(str(func))
         if user is None:
             raise UnsupportedOperatorError(_message(func, args, kwargs))
         with enable_reentrant_dispatch():
-            return user.run(doors.dispatcher, func, args, kwargs)
+            return user.run(tables.dispatcher, func, args, kwargs)
     with enable_reentrant_dispatch():
-        return doors.dispatcher.dispatch(entry, args, kwargs)
+        return tables.dispatcher.dispatch(entry, args, kwargs)
 
 
 # PyTorch's own code reads the wrapper's sizes in C++, which nothing but a new wrapper changes.
@@ -153,19 +154,17 @@ _RESHAPING = frozenset({"squeeze_", "unsqueeze_", "t_", "transpose_", "swapaxes_
 
 
 def _message(func: OpOverload[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]) -> str:
-    seen = ", ".join(
-        f"{one._layout.notation(one.dtype)}"
-        for one in torch.utils._pytree.tree_leaves((args, kwargs))  # noqa: SLF001 - the public tree_leaves came later
-        if isinstance(one, DTensor)
+    layouts = ", ".join(
+        leaf._layout.notation(leaf.dtype) for leaf in tree_leaves((args, kwargs)) if isinstance(leaf, DTensor)
     )
     name = str(func).split(".")[1]
     if name in _RESHAPING:
         plain = name.removesuffix("_")
         return (
-            f"{name}() of a DTensor ({seen}): the shape of a DTensor cannot change in place; "
+            f"{name}() of a DTensor ({layouts}): the shape of a DTensor cannot change in place; "
             f"write x = x.{plain}(...) instead"
         )
-    said = f"operator {func} has no sharding rule (layouts: {seen}); add one with hyper_parallel.DistributedOp"
+    msg = f"operator {func} has no sharding rule (layouts: {layouts}); add one with hyper_parallel.DistributedOp"
     if mutates(func, str(func)) or torch.Tag.nondeterministic_seeded in func.tags:
-        return said  # run whole, a write would be lost, and every rank would draw numbers of its own
-    return f"{said}, or let it run whole on every rank: hyper_parallel.ReplicatedOp({str(func)!r})"
+        return msg  # run whole, a write would be lost, and every rank would sample its own numbers
+    return f"{msg}, or let it run whole on every rank: hyper_parallel.ReplicatedOp({str(func)!r})"

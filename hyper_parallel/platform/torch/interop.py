@@ -44,32 +44,32 @@ def to_torch(tensor: DTensor) -> peer.DTensor:
         raise UnsupportedOnBackend(msg)
     layout = tensor.layout
     _refuse_uneven(layout)
-    placements = [_theirs(one) for one in layout.placements]
+    placements = [_theirs(placement) for placement in layout.placements]
     shape = torch.Size(layout.shape or ())
-    made = peer.DTensor.from_local(
+    converted = peer.DTensor.from_local(
         tensor.to_local(), _mesh(layout.mesh), placements, run_check=False, shape=shape, stride=_dense(shape)
     )
-    return made  # noqa: RET504 - the annotation of from_local is looser
+    return converted  # noqa: RET504 - the annotation of from_local is looser
 
 
 def from_torch(tensor: peer.DTensor) -> tuple[torch.Tensor, Layout]:
     """PyTorch's own DTensor as the local tensor, on the same graph, and the layout of ours.
 
     Raises:
-        NotPlainError: it is none.
+        NotPlainError: it is another kind of tensor.
         UnsupportedOperatorError: a placement that only PyTorch has.
     """
     from torch.distributed import tensor as peer
 
-    given: object = tensor
-    if not isinstance(given, peer.DTensor):
-        msg = f"from_torch: expected a torch.distributed.tensor.DTensor, got {type(given).__name__}"
+    value: object = tensor
+    if not isinstance(value, peer.DTensor):
+        msg = f"from_torch: expected a torch.distributed.tensor.DTensor, got {type(value).__name__}"
         raise NotPlainError(msg)
     theirs = tensor.device_mesh
     mesh = DeviceMesh(theirs.device_type, theirs.mesh.tolist(), mesh_dim_names=theirs.mesh_dim_names)
-    layout = Layout.place(mesh, [_ours(one) for one in tensor.placements], tuple(tensor.shape))
+    layout = Layout.place(mesh, [_ours(placement) for placement in tensor.placements], tuple(tensor.shape))
     _refuse_uneven(layout)
-    grads = [_theirs(one) for one in dual(layout).placements]
+    grads = [_theirs(placement) for placement in dual(layout).placements]
     return tensor.to_local(grad_placements=grads), layout
 
 
@@ -108,7 +108,7 @@ def _ours(placement: Any) -> Placement:
 
 
 def _refuse_uneven(layout: Layout) -> None:
-    """Several axes on one dim cut it alike in both libraries only where every cut is even."""
+    """Several axes on one dim shard it alike in both libraries only where every shard is even."""
     for dim, axes in enumerate(layout.dim_axes):
         size = (layout.shape or ())[dim]
         if len(axes) > 1 and size % layout.shard_count(dim):
@@ -121,19 +121,19 @@ def _refuse_uneven(layout: Layout) -> None:
 
 def _mesh(mesh: DeviceMesh) -> Any:
     with _LOCK:
-        return _made(mesh)
+        return _torch_mesh(mesh)
 
 
 @cache
-def _made(mesh: DeviceMesh) -> Any:
+def _torch_mesh(mesh: DeviceMesh) -> Any:
     from torch.distributed.device_mesh import DeviceMesh as TorchMesh
 
     return TorchMesh(mesh.device_type, torch.tensor(mesh.mesh), mesh_dim_names=mesh.mesh_dim_names)
 
 
 def _dense(shape: torch.Size) -> tuple[int, ...]:
-    stride, found = 1, []
+    stride, strides = 1, []
     for size in reversed(shape):
-        found.append(stride)
+        strides.append(stride)
         stride *= max(size, 1)
-    return tuple(reversed(found))
+    return tuple(reversed(strides))

@@ -38,17 +38,17 @@ class TorchMemory(MemoryFacet):
 
     def _wrapped(self, module: Any, around: Callable[..., Any]) -> Any:
         kind = type(module)
-        made: Any = object.__new__(type(kind.__name__, (_Wrapped, kind), {"__module__": kind.__module__}))
-        made.__dict__.update(module.__dict__)  # the dictionaries of parameters, buffers and submodules are shared
-        own = made.__dict__.pop("forward", None)
-        made.__dict__.update(_around=around, _own_forward=own)
-        return made
+        wrapped: Any = object.__new__(type(kind.__name__, (_Wrapped, kind), {"__module__": kind.__module__}))
+        wrapped.__dict__.update(module.__dict__)  # the dictionaries of parameters, buffers and submodules are shared
+        own = wrapped.__dict__.pop("forward", None)
+        wrapped.__dict__.update(_around=around, _own_forward=own)
+        return wrapped
 
     def _saving_away(self, moves: Callable[[Any], bool]) -> AbstractContextManager[Any]:
-        keeper = _Keeper()
+        offloader = _Offloader()
 
         def pack(tensor: torch.Tensor) -> Any:
-            return keeper.take(tensor) if moves(tensor) else tensor
+            return offloader.offload(tensor) if moves(tensor) else tensor
 
         def unpack(packed: Any) -> torch.Tensor:
             return packed.restore() if isinstance(packed, Offloaded) else packed
@@ -56,8 +56,8 @@ class TorchMemory(MemoryFacet):
         return torch.autograd.graph.saved_tensors_hooks(pack, unpack)
 
     def _storages_of(self, module: Any) -> frozenset[int]:
-        held = [*module.parameters(), *module.buffers()]
-        return frozenset(self._storage_of(getattr(one, "_local", one)) for one in held)
+        tensors = [*module.parameters(), *module.buffers()]
+        return frozenset(self._storage_of(getattr(tensor, "_local", tensor)) for tensor in tensors)
 
     def _storage_of(self, tensor: Any) -> int:
         return tensor.untyped_storage().data_ptr()
@@ -76,25 +76,25 @@ class _Wrapped(Wrapped, nn.Module):
     _own_forward: Callable[..., Any] | None
 
     def forward(self, *args: Any, **kwargs: Any) -> Any:
-        """Around the forward of the class (or of the object, where it has one of its own)."""
+        """Call ``_around`` with the forward of the class, or of the object where it has one of its own."""
         forward = self._own_forward or super().forward
         return self._around(forward, args, kwargs)
 
 
 def _checkpoint(fn: Callable[..., Any], *args: Any, use_reentrant: bool = False, **options: Any) -> Any:
-    """PyTorch's, which draws the random numbers of DTensors again as they were (``recompute.py``)."""
+    """PyTorch's own, patched to sample the random numbers of DTensors again (``patches.py``)."""
     return torch_checkpoint.checkpoint(fn, *args, use_reentrant=use_reentrant, **options)
 
 
-class _Keeper:
-    """Takes saved tensors to the next slower memory; one temporary file or stream for what one context saves."""
+class _Offloader:
+    """Moves saved tensors to the next slower memory; one temporary file or stream per context."""
 
     def __init__(self) -> None:
         self._file: SpillFile | None = None
         self._stream: Any = None
 
-    def take(self, tensor: torch.Tensor) -> Offloaded:
-        """The tensor, somewhere else."""
+    def offload(self, tensor: torch.Tensor) -> Offloaded:
+        """Copy a host tensor to the file, a device tensor to the host."""
         if tensor.device.type == "cpu":
             if self._file is None:
                 self._file = SpillFile()
@@ -111,7 +111,7 @@ class _OnDisk(Offloaded):
         self._record = record
 
     def restore(self) -> torch.Tensor:
-        """Read."""
+        """Read the tensor back."""
         return from_host(self._record.array())
 
 
@@ -125,7 +125,7 @@ class _OnHost(Offloaded):
         stream.wait_stream(engine.current_stream())
         with engine.stream(stream):
             self._host.copy_(tensor, non_blocking=True)
-        tensor.record_stream(stream)  # its memory is not given to others before the copy is done
+        tensor.record_stream(stream)  # its memory is not reused before the copy is done
         self._event.record(stream)
 
     def restore(self) -> torch.Tensor:

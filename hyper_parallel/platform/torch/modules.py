@@ -74,16 +74,16 @@ class TorchModules(ModulesFacet):
         parameter.grad = gradient
 
     def set_layout_into_parameter(self, param: Any, layout: Any) -> Any:
-        """``nn.Parameter`` of this rank's piece."""
-        piece = distribute_tensor(param.detach(), layout.mesh, layout, src_data_rank=None)
-        return nn.Parameter(piece, requires_grad=param.requires_grad)
+        """``nn.Parameter`` of this rank's shard."""
+        sharded = distribute_tensor(param.detach(), layout.mesh, layout, src_data_rank=None)
+        return nn.Parameter(sharded, requires_grad=param.requires_grad)
 
     def get_param_local_shape(self, param: Any) -> tuple[int, ...]:
-        """Of the piece."""
+        """The shape of the local tensor."""
         return tuple(param.local_shape if isinstance(param, DTensor) else param.shape)
 
     def get_param_local_data(self, param: Any) -> Any:
-        """Detached."""
+        """The local tensor, detached."""
         return (param.to_local() if isinstance(param, DTensor) else param).detach()
 
     def update_param_data(self, param: Any, data: Any) -> None:
@@ -120,15 +120,15 @@ class TorchModules(ModulesFacet):
         return clip_grad_norm_(*args)
 
     def register_full_backward_hook(self, module: Any, hook: Callable[..., Any], prepend: bool = False) -> HookHandle:
-        """PyTorch's."""
+        """PyTorch's own."""
         check_hook("register_full_backward_hook", hook)
-        held = module.register_full_backward_hook(hook, prepend=prepend)
-        return HookHandle("backward hook", module, held.remove)
+        handle = module.register_full_backward_hook(hook, prepend=prepend)
+        return HookHandle("backward hook", module, handle.remove)
 
     def register_full_backward_pre_hook(
         self, module: Any, hook: Callable[..., Any], prepend: bool = False
     ) -> HookHandle:
-        """PyTorch's."""
+        """PyTorch's own."""
         check_hook("register_full_backward_pre_hook", hook)
-        held = module.register_full_backward_pre_hook(hook, prepend=prepend)
-        return HookHandle("backward pre-hook", module, held.remove)
+        handle = module.register_full_backward_pre_hook(hook, prepend=prepend)
+        return HookHandle("backward pre-hook", module, handle.remove)

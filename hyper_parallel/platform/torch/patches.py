@@ -36,7 +36,7 @@ class Patch:
     """An attribute of PyTorch that is replaced.
 
     Attributes:
-        places: owner (a module or class) and name, of one function wherever it is held.
+        places: owner (a module or class) and name of each attribute that has the function.
         replace: makes the replacement of the original function.
         reason: why PyTorch's own does not serve.
         version: of PyTorch for which the reason was last checked.
@@ -96,7 +96,7 @@ _OTHER_GENERATOR = (
 # -- compositions that ask for the storage format ----------------------------------------------------------------------
 
 
-def _told_the_storage_format(function: Call) -> Call:
+def _with_storage_format(function: Call) -> Call:
     @wraps(function)
     def call(*args: Any, **kwargs: Any) -> Any:
         tensors = [leaf for leaf in tree_leaves((args, kwargs)) if isinstance(leaf, torch.Tensor)]
@@ -132,7 +132,7 @@ PATCHES: tuple[Patch, ...] = (
     *(
         Patch(
             ((torch.masked, name), (torch.masked._ops, name)),  # noqa: SLF001 - where its functions call each other
-            _told_the_storage_format,
+            _with_storage_format,
             "it does not call __torch_function__, and compares x.layout, a DTensor's layout, with torch.strided",
         )
         for name in _functions_of_masked()

@@ -21,7 +21,7 @@ class TorchPersistence(PersistenceFacet):
 
     def _state(self, model: Any, *, ignore_frozen: bool) -> dict[str, Any]:
         """``state_dict``."""
-        frozen = {name for name, one in model.named_parameters(remove_duplicate=False) if not one.requires_grad}
+        frozen = {name for name, value in model.named_parameters(remove_duplicate=False) if not value.requires_grad}
         return {name: value for name, value in model.state_dict().items() if not (ignore_frozen and name in frozen)}
 
     def _detached(self, value: Any) -> Any:
@@ -41,9 +41,9 @@ class TorchPersistence(PersistenceFacet):
         torch.save(state, path)
 
     def _load_own(self, path: Path) -> dict[str, Any]:
-        """``torch.load`` of tensors alone; its words are left out, since they advise to execute what is in the file."""
+        """``torch.load`` of tensors alone; its message is left out, since it advises to execute the file."""
         try:
-            found = torch.load(path, map_location="cpu", weights_only=True)
+            state = torch.load(path, map_location="cpu", weights_only=True)
         except OSError:
             raise
         except Exception as error:  # damaged pickles raise whatever their damage leads to
@@ -52,7 +52,7 @@ class TorchPersistence(PersistenceFacet):
                 f"executed; load another copy"
             )
             raise CheckpointError(msg) from error
-        if not isinstance(found, dict):
-            msg = f"load_checkpoint: {path} holds a {type(found).__name__}, not tensors by name; save a state dict"
+        if not isinstance(state, dict):
+            msg = f"load_checkpoint: {path} holds a {type(state).__name__}, not tensors by name; save a state dict"
             raise CheckpointError(msg)
-        return found
+        return state

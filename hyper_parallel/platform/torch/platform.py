@@ -38,7 +38,7 @@ class TorchPlatform(
     TorchTraining,
     Platform,
 ):
-    """Everything hyper_parallel asks of PyTorch."""
+    """The members of the contract, on PyTorch."""
 
     platform_type = "torch"
     gaps = GAPS
@@ -73,7 +73,7 @@ class TorchPlatform(
     _joined_world: tuple[Any, Transport | None] = (None, None)
 
     def _connected(self) -> Transport:
-        """The transport of the default group; whoever left a world and joined another has other ranks and groups."""
+        """The transport of the default group, whose ranks change where a process joins another world."""
         from hyper_parallel.transport.c10d import C10dTransport
 
         with _JOINING:
@@ -116,11 +116,11 @@ class TorchPlatform(
             return False
         try:
             return torch._C._will_engine_execute_node(torch.autograd.graph.get_gradient_edge(local).node)  # noqa: SLF001 - as above
-        except RuntimeError:  # how PyTorch says that grad() runs
+        except RuntimeError:  # PyTorch raises it inside torch.autograd.grad
             return False
 
     def accumulate_grad(self, local: Any, grad: Any) -> None:
-        """By a backward of its own; past hooks, which are all of later passes, and where it was frozen meanwhile."""
+        """By a backward of its own; added directly to a leaf that is frozen or has hooks (of later passes)."""
         if local.requires_grad and not _has_hooks(local):
             torch.autograd.backward(local, grad)
         elif local.grad is None:
@@ -156,18 +156,18 @@ class TorchPlatform(
         return self.wrap(*from_torch(tensor))
 
     def operator_entry(self, op: Any) -> Any:
-        """From the table: a function, a method, an operator overload, or the name of a function or method."""
+        """From the registry: a function, a method, an operator overload, or the name of a function or method."""
         from hyper_parallel.platform.torch.intercept import interception
 
-        doors = interception()
-        spelled = [op]
+        tables = interception()
+        calls = [op]
         if isinstance(op, str):
-            spelled = [getattr(owner, op, None) for owner in (torch, torch.Tensor, torch.nn.functional)]
-        found = (doors.functions.get(one) or doors.overloads.get(one) for one in spelled if one is not None)
-        return next((entry for entry in found if entry is not None), None)
+            calls = [getattr(owner, op, None) for owner in (torch, torch.Tensor, torch.nn.functional)]
+        entries = (tables.functions.get(call) or tables.overloads.get(call) for call in calls if call is not None)
+        return next((entry for entry in entries if entry is not None), None)
 
     def local_op(self, op: str) -> Callable[..., Any]:
-        """From the table."""
+        """From the registry."""
         from hyper_parallel.platform.torch.ops.registry import local_op
 
         return local_op(op)

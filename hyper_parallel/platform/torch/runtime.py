@@ -25,7 +25,7 @@ class TorchRuntime(RuntimeFacet):
     """Streams, events and profiling of PyTorch."""
 
     def device_type(self) -> str:
-        """As above."""
+        """See :func:`device_type`."""
         return device_type()
 
     def new_stream(self) -> Any:

@@ -48,7 +48,7 @@ class TorchTensors(TensorsFacet):
         return data.detach().clone()
 
     def dense_by_chance(self, local: Any, layout: Any) -> bool:
-        """A dim that is cut to one element has the stride of a view; PyTorch does not count it."""
+        """A dim of one local element keeps the stride of a view, which PyTorch ignores."""
         if not local._is_view():  # noqa: SLF001 - no public spelling
             return False
         return any(

@@ -87,7 +87,7 @@ class _Written(NamedTuple):
 
 
 def program(finding: Finding, before: RecordedCall | None = None) -> str | None:
-    """The program: it prints the wrong value beside the right one, and fails.
+    """Return a program that prints the wrong value beside the right one, and fails.
 
     Args:
         finding: what to show.

@@ -35,11 +35,11 @@ class TorchTraining(TrainingFacet):
 
     def load_arrays(self, model: Any, arrays: Mapping[str, Any]) -> None:
         """Copy in place, off the tape."""
-        held = {**dict(model.named_parameters(remove_duplicate=False)), **dict(model.named_buffers())}
-        has_all(list(held), arrays, "load_arrays")
+        tensors = {**dict(model.named_parameters(remove_duplicate=False)), **dict(model.named_buffers())}
+        has_all(list(tensors), arrays, "load_arrays")
         with torch.no_grad():
             for path, array in arrays.items():
-                held[path].copy_(torch.as_tensor(array))
+                tensors[path].copy_(torch.as_tensor(array))
 
     def trainable(self, model: Any) -> dict[str, Any]:
         """``named_parameters`` that require grad."""
@@ -51,7 +51,7 @@ class TorchTraining(TrainingFacet):
         return torch.nn.Linear(inputs, outputs, dtype=dtype)
 
     def parameter_with_gradient(self, gradient: Any) -> Any:
-        """A parameter of zeros whose ``grad`` it is."""
+        """A parameter of zeros with ``gradient`` as its ``grad``."""
         parameter = torch.nn.Parameter(torch.zeros_like(gradient))
         parameter.grad = gradient
         return parameter
@@ -63,12 +63,12 @@ class TorchTraining(TrainingFacet):
 
     def training_step(self, model: Any, compute_loss: Callable[[], Any]) -> StepResult:
         """Clear gradients, run, ``backward()``."""
-        held = self.trainable(model)
-        for value in held.values():
+        parameters = self.trainable(model)
+        for value in parameters.values():
             value.grad = None
         loss = compute_loss()
         loss.backward()
-        return StepResult(loss.detach(), {path: value.grad for path, value in held.items()})
+        return StepResult(loss.detach(), {path: value.grad for path, value in parameters.items()})
 
     def optimizer(self, model: Any, name: str, learning_rate: float) -> Callable[[StepResult], None]:
         """``torch.optim.SGD`` or ``torch.optim.AdamW``; gradients are read from the parameters."""
@@ -94,19 +94,19 @@ class TorchTraining(TrainingFacet):
     def watch_random(self, model: Any) -> Callable[[], str | None]:
         """Compare the state of the default generator around the forward of every module, innermost first."""
         state: list[Any] = [None]
-        found: list[str] = []
+        changed: list[str] = []
 
         def before(*_: Any) -> None:
             state[0] = torch.get_rng_state()
 
         def after(path: str) -> Callable[..., None]:
             def look(*_: Any) -> None:
-                if not found and not torch.equal(state[0], torch.get_rng_state()):
-                    found.append(path)
+                if not changed and not torch.equal(state[0], torch.get_rng_state()):
+                    changed.append(path)
 
             return look
 
         model.register_forward_pre_hook(before)
         for path, module in model.named_modules():
             module.register_forward_hook(after(path))
-        return lambda: found[0] if found else None
+        return lambda: changed[0] if changed else None

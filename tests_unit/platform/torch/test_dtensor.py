@@ -92,8 +92,7 @@ def test_scalars_leave_whole():
         assert (x.item(), float(x), int(x), bool(x), f"{x:.1f}") == (10.0, 10.0, 10, True, "10.0")
         assert spread(torch.arange(5), mesh, S0).tolist() == [0, 1, 2, 3, 4]
         assert text_of(UnsupportedOperatorError, x.numpy) == (
-            "numpy() of a DTensor: say x.full_tensor().numpy() for the whole, "
-            "x.to_local().numpy() for this rank's piece"
+            "numpy() of a DTensor: say x.full_tensor().numpy() for the whole, x.to_local().numpy() for the local tensor"
         )
 
     on_ranks(on_rank, 3)
@@ -465,8 +464,8 @@ def test_methods_that_would_reach_for_storage_are_refused():
         ]
 
     assert on_ranks(on_rank, 2)[0] == [
-        "share_memory_() of a DTensor: say x.to_local().share_memory_() for this piece",
-        "apply_() of a DTensor: say x.to_local().apply_(...) for this rank's piece",
+        "share_memory_() of a DTensor: say x.to_local().share_memory_() for the local tensor",
+        "apply_() of a DTensor: say x.to_local().apply_(...) for the local tensor",
     ]
 
 

@@ -1,6 +1,6 @@
 """PyTorch's convolutions arrive as one operator overload.
 
-What its functions make of names of paddings, of missing sizes or of samples without a batch is left to them.
+Its functions resolve names of paddings, missing sizes and samples without a batch before that.
 """
 
 from __future__ import annotations

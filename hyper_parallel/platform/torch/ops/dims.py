@@ -80,7 +80,7 @@ def _narrow(x: Tensor, dim: int, start: int, length: int) -> Tensor:
 
 @decomposition("narrow", signature="x, dim, start, length")
 def _narrow_from(ops: Any, x: Any, dim: int, start: Any, length: int) -> Any:
-    """``start`` may be a tensor of one element."""
+    """Narrow from ``start``, which may be a tensor."""
     return ops.narrow(x, dim, int(start) if isinstance(start, Tensor) else start, length)
 
 

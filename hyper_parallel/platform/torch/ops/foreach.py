@@ -45,7 +45,7 @@ def _runner(call: Call, element: Call, *, in_place: bool) -> Call:
 
 
 def _share_layouts(columns: list[Any]) -> bool:
-    """True when each element's operands have one layout without partial values, and may be written."""
+    """Whether each element's operands share a layout without partial values, and may be written."""
     lists = [column for column in columns if isinstance(column, (list, tuple))]
     if any(isinstance(column, DTensor) for column in columns):
         return False

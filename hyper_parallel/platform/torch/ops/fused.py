@@ -51,7 +51,7 @@ _optimizer("_fused_adagrad_", f"self, grads, state_sums, state_steps, *, lr, lr_
 
 
 def _require_one_layout(op: str, index: int, parameter: Any, row: dict[str, Any]) -> None:
-    """Nothing moves here: what is written has to be where it is."""
+    """Refuse operands in different layouts, because a step redistributes nothing."""
     layout = getattr(parameter, "_layout", None)
     for name, tensor in row.items():
         other = getattr(tensor, "_layout", None)
@@ -81,7 +81,7 @@ def _local(value: Any) -> Any:
 
 
 def _mark_written(tensors: Iterable[Any]) -> None:
-    """Count a write by a kernel that leaves version counters as they were: aliases and copies ask those."""
+    """Count the write in the version counters, which the kernel does not do: aliases and copies read them."""
     for tensor in tensors:
         if isinstance(tensor, DTensor):
             tensor.drop_views()
@@ -96,7 +96,7 @@ _UNSCALE = "_amp_foreach_non_finite_check_and_unscale_"
 
 @decomposition(torch._amp_foreach_non_finite_check_and_unscale_, signature="x, found_inf, inv_scale")
 def _unscale(ops: Any, x: Sequence[Any], found_inf: Any, inv_scale: Any) -> None:
-    """Each rank scales its shards in place; that one is not finite reaches all ranks of the gradients' meshes."""
+    """Scale this rank's shards in place; ``found_inf`` becomes that of all ranks of the gradients' meshes."""
     grads = [grad for grad in x if isinstance(grad, DTensor)]
     for index, grad in enumerate(x):
         if isinstance(grad, DTensor):

@@ -230,7 +230,7 @@ _MASK_DTYPES = (torch.bool, torch.uint8)
 
 
 def is_mask(item: Any) -> bool:
-    """Whether an index is a DTensor of truth values."""
+    """Whether an index is a DTensor of booleans."""
     return isinstance(item, DTensor) and getattr(item, "dtype", None) in _MASK_DTYPES
 
 

@@ -76,7 +76,7 @@ def _pinv(x: Tensor, rcond: Any = None, hermitian: bool = False, atol: Any = Non
 
 @decomposition(aten._linalg_check_errors.default, signature="x, api_name, *, is_matrix", op="check_errors")
 def _check_errors(_ops: Any, x: Any, api_name: str, is_matrix: bool) -> None:
-    """Raise, on every rank, what linear algebra reports about any of its matrices."""
+    """Raise the errors of every matrix on every rank."""
     aten._linalg_check_errors(gathered(x, api_name), api_name, is_matrix=is_matrix)
 
 

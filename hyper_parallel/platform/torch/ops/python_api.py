@@ -1,4 +1,4 @@
-"""Functions that PyTorch wrote in Python, run on DTensors as they are written: what they call arrives one by one."""
+"""Functions that PyTorch wrote in Python, run on DTensors as written: each function that they call is intercepted."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""PyTorch's spellings of random operators: numbers are sampled per element of the global tensor, by the plan."""
+"""PyTorch's spellings of random operators: numbers belong to elements of the global tensor, and rules sample them."""
 
 from __future__ import annotations
 
@@ -114,7 +114,7 @@ def _cast_as(x: Tensor, other: Tensor) -> Tensor:
 
 @kernel("pick")
 def _pick(x: Tensor, sampled: Tensor, num_samples: int, replacement: bool) -> Tensor:
-    """Places by their weights: the first to arrive, or where each number falls among the weights' running sum."""
+    """Sample indices by weight: without replacement by exponential races, else in the weights' running sum."""
     weights = x.double()
     positive = weights > 0
     if bool((weights < 0).any()) or not bool(weights.isfinite().all()) or not bool(positive.any(-1).all()):

@@ -19,7 +19,7 @@ def _recurrent(op: str) -> None:
 
     @decomposition(function, signature=signature_of(op))
     def run(ops: Any, x: Any, hx: Any, params: Any = None, **rest: Any) -> Any:
-        """States of zero, which modules make themselves, are equal on every rank."""
+        """Call the operator; plain states of zero, which modules make, count as replicated."""
         # Packed sequences come with batch sizes in place of states, or with states in place of parameters.
         if params is not None and isinstance(hx if op == "lstm" else params, Tensor):
             msg = f"{op}: packed sequences of DTensors are not supported; pad them, and mask what the padding gives"

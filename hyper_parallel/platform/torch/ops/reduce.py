@@ -15,7 +15,7 @@ from hyper_parallel.platform.torch.ops.registry import aten, decomposition, kern
 
 
 def _reduction(op: str, *overloads: Callable[..., Any], copies_back: bool = False) -> None:
-    """``torch.<op>`` and ``Tensor.<op>``; the kernel takes None for dims that are not given, PyTorch's does not."""
+    """``torch.<op>`` and ``Tensor.<op>``; the kernel takes ``dim=None``, which PyTorch's functions do not."""
     function = getattr(torch, op)
     spelling(op, op, *overloads, canonical=True, copies_back=copies_back)
 

@@ -277,7 +277,9 @@ def _copy_back(plain: OpEntry, ops: Any, **arguments: Any) -> Any:
     """
     del ops
     parameters = plain.binder.parameters
-    keywords = {name: arguments.pop(name) for name, one in parameters.items() if one.kind is one.KEYWORD_ONLY}
+    keywords = {
+        name: arguments.pop(name) for name, parameter in parameters.items() if parameter.kind is parameter.KEYWORD_ONLY
+    }
     x, *rest = arguments.values()
     # Backward may need what is overwritten.
     source = x.clone() if x.requires_grad and torch.is_grad_enabled() else x

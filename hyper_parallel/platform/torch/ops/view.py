@@ -27,7 +27,7 @@ def _view(x: Tensor, shape: Any) -> Tensor:
 
 
 def _copy_of_view(op: str, name: str) -> None:
-    """Let ``torch.<name>`` copy what operator ``op`` looks at."""
+    """Let ``torch.<name>`` be a copy of the view that operator ``op`` returns."""
     starred = binder(signature_of(op)).starred
 
     @decomposition(name, signature=signature_of(op))
