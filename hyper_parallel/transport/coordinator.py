@@ -160,7 +160,7 @@ class Coordinator:
         collective = self._collectives.get((ranks, number))
         if collective is None:
             collective = self._collectives[ranks, number] = _Collective(ranks, number)
-        problem = collective.failed or joining_mismatch(collective.fingerprints, rank, fingerprint, collective.name)
+        problem = collective.failed or joining_mismatch(collective.fingerprints, rank, fingerprint, number)
         collective.add(rank, contribution)
         problem = problem or self._absence(collective)
         if contribution.ticket is not None:

@@ -18,7 +18,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple, Protocol
 
 from hyper_parallel.errors import CollectiveMismatchError
 from hyper_parallel.transport.base import Ranks, Shape, Transport
-from hyper_parallel.transport.checks.compare import mismatch, title
+from hyper_parallel.transport.checks.compare import mismatch
 from hyper_parallel.transport.checks.fingerprint import CollectiveFingerprint, Site
 from hyper_parallel.transport.work import Work
 
@@ -221,7 +221,7 @@ class GlooAgreement:
         return self._tensors.zeros(shape, dtype=self._tensors.str_to_dtype(dtype))
 
     def _problem(self, fingerprints: list[CollectiveFingerprint]) -> str | None:
-        return mismatch(dict(zip(self._ranks, fingerprints, strict=True)), title(self._ranks))
+        return mismatch(dict(zip(self._ranks, fingerprints, strict=True)), self._ranks)
 
     def _check(self, fingerprints: list[CollectiveFingerprint]) -> None:
         problem = self._problem(fingerprints)

@@ -13,33 +13,35 @@ _Fingerprints = Mapping[int, CollectiveFingerprint]
 
 
 def title(ranks: Ranks, number: int | None = None) -> str:
-    """Which collective an error is about: ``collective 3 of ranks (0, 1)``, where its number is known."""
+    """Which collective an error is about: ``collective 3 of ranks (0, 1)``, if its number is known."""
     return f"{'a collective' if number is None else f'collective {number}'} of ranks {ranks}"
 
 
-def joining_mismatch(joined: _Fingerprints, rank: int, fingerprint: CollectiveFingerprint, name: str) -> str | None:
+def joining_mismatch(joined: _Fingerprints, rank: int, fingerprint: CollectiveFingerprint, number: int) -> str | None:
     """Why the fingerprint of ``rank`` does not fit those of the members that ``joined`` before and fit each other.
 
     Args:
         joined: fingerprints of earlier members by rank.
         rank: of the member that joins.
         fingerprint: its fingerprint.
-        name: of the collective: see :func:`title`.
+        number: of the collective among those of its ranks.
 
     Returns:
         the text of the error, or None.
     """
     problem = _first_problem(joined, rank, fingerprint)
-    return None if problem is None else _worded(problem, name, {**joined, rank: fingerprint})
+    if problem is None:
+        return None
+    return _worded(problem, title(fingerprint.ranks, number), {**joined, rank: fingerprint})
 
 
-def mismatch(fingerprints: _Fingerprints, name: str) -> str | None:
+def mismatch(fingerprints: _Fingerprints, ranks: Ranks) -> str | None:
     """The text of the error if the fingerprints of all members, by rank, do not fit; else None."""
     joined: dict[int, CollectiveFingerprint] = {}
     for rank, fingerprint in fingerprints.items():
-        problem = _first_problem(joined, rank, fingerprint)
+        problem = _first_problem(joined, rank, fingerprint) or _chunk_problem({rank: fingerprint}, rank, fingerprint)
         if problem is not None:
-            return _worded(problem, name, fingerprints)
+            return _worded(problem, title(ranks), fingerprints)
         joined[rank] = fingerprint
     return None
 
@@ -70,19 +72,39 @@ def listed(fingerprints: _Fingerprints) -> str:
 def _first_problem(joined: _Fingerprints, rank: int, fingerprint: CollectiveFingerprint) -> tuple[str, str] | None:
     """Who disagrees about what, and the chunk in question if it is about one; None if all fit.
 
-    Operation and facts are equal among those that joined, so the first of them stands for all; chunks are not.
+    Operation and facts are equal among the members that joined, so the first of them stands for all.
     """
-    for other, earlier in joined.items():
-        what = _first_difference(earlier, fingerprint)
+    if joined:
+        other = next(iter(joined))
+        what = _first_difference(joined[other], fingerprint)
         if what is not None:
             return f"ranks {other} and {rank} disagree about the {what}", ""
-        if fingerprint.sends is None and fingerprint.expects is None:
-            return None
-        chunk = _unfit(other, earlier, rank, fingerprint) or _unfit(rank, fingerprint, other, earlier)
-        if chunk is not None:
-            return f"ranks {other} and {rank} disagree about the chunk shapes", chunk
-    chunk = _unfit(rank, fingerprint, rank, fingerprint)
-    return None if chunk is None else (f"rank {rank} disagrees with itself about the chunk shapes", chunk)
+    return _chunk_problem(joined, rank, fingerprint)
+
+
+def _chunk_problem(joined: _Fingerprints, rank: int, fingerprint: CollectiveFingerprint) -> tuple[str, str] | None:
+    if fingerprint.sends is None or fingerprint.expects is None:
+        return None
+    ranks, sends, expects = fingerprint.ranks, fingerprint.sends, fingerprint.expects
+    here = ranks.index(rank)
+    for other, earlier in joined.items():
+        there = ranks.index(other)
+        their_sends, their_expects = earlier.sends or (), earlier.expects or ()
+        if their_sends[here] != expects[there]:
+            sender, sent, receiver, expected = other, their_sends[here], rank, expects[there]
+        elif sends[there] != their_expects[here]:
+            sender, sent, receiver, expected = rank, sends[there], other, their_expects[here]
+        else:
+            continue
+        if other == rank:
+            who, receiving = f"rank {rank} disagrees with itself", "itself, and"
+        else:
+            who, receiving = f"ranks {other} and {rank} disagree", f"rank {receiver}, which"
+        return (
+            f"{who} about the chunk shapes",
+            f" rank {sender} sends {list(sent)} to {receiving} expects {list(expected)}",
+        )
+    return None
 
 
 def _worded(problem: tuple[str, str], name: str, fingerprints: _Fingerprints) -> str:
@@ -103,16 +125,3 @@ def _first_fact(earlier: Facts, later: Facts) -> str:
         if left.get(name) != right.get(name):
             return name
     return "order of facts"
-
-
-def _unfit(sender: int, sent: CollectiveFingerprint, receiver: int, expected: CollectiveFingerprint) -> str | None:
-    """Words for a chunk of which ``sender`` sends another shape than ``receiver`` expects; None if it fits."""
-    if sent.sends is None or expected.expects is None:
-        return None
-    chunk = sent.sends[sent.ranks.index(receiver)]
-    wanted = expected.expects[expected.ranks.index(sender)]
-    if chunk == wanted:
-        return None
-    if sender == receiver:
-        return f" rank {sender} sends {list(chunk)} to itself, and expects {list(wanted)}"
-    return f" rank {sender} sends {list(chunk)} to rank {receiver}, which expects {list(wanted)}"

@@ -112,7 +112,8 @@ class TransportFingerprints:
     def all_gather(self, x: Any, ranks: Ranks, shapes: Sequence[Shape]) -> CollectiveFingerprint:
         """Of :meth:`Transport.all_gather`."""
         expected = _tuples(shapes)
-        self._check_own("all_gather", self._ops.shape(x), expected, ranks)
+        _check_count("all_gather", len(expected), ranks)
+        self._check_own("all_gather", self._ops.shape(x), expected, check_ranks(ranks, self._rank, self._world_size))
         return self.of("all_gather", ranks, (("dtype", self._ops.dtype(x)), ("shapes", expected)))
 
     def reduce_scatter(self, chunks: Sequence[Any], op: str, ranks: Ranks) -> CollectiveFingerprint:
@@ -125,8 +126,10 @@ class TransportFingerprints:
     def all_to_all(self, chunks: Sequence[Any], ranks: Ranks, shapes: Sequence[Shape]) -> CollectiveFingerprint:
         """Of :meth:`Transport.all_to_all`."""
         _check_count("all_to_all", len(chunks), ranks)
+        _check_count("all_to_all", len(shapes), ranks)
         sends, expects = self._shapes(chunks), _tuples(shapes)
-        self._check_own("all_to_all", sends[check_ranks(ranks, self._rank, self._world_size)], expects, ranks)
+        position = check_ranks(ranks, self._rank, self._world_size)
+        self._check_own("all_to_all", sends[position], expects, position)
         return self.of("all_to_all", ranks, (("dtype", self._ops.dtype(chunks[0])),), sends, expects)
 
     def broadcast(self, x: Any, src: int, ranks: Ranks) -> CollectiveFingerprint:
@@ -164,11 +167,10 @@ class TransportFingerprints:
     def _shapes(self, chunks: Sequence[Any]) -> tuple[Shape, ...]:
         return tuple(self._ops.shape(chunk) for chunk in chunks)
 
-    def _check_own(self, operation: str, own: Shape, shapes: tuple[Shape, ...], ranks: Ranks) -> None:
-        _check_count(operation, len(shapes), ranks)
-        named = shapes[check_ranks(ranks, self._rank, self._world_size)]
-        if named != own:
-            msg = f"rank {self._rank} sends {list(own)} to itself in {operation}, but its shapes name {list(named)}"
+    def _check_own(self, operation: str, own: Shape, shapes: tuple[Shape, ...], position: int) -> None:
+        if shapes[position] != own:
+            named = list(shapes[position])
+            msg = f"rank {self._rank} sends {list(own)} to itself in {operation}, but its shapes name {named}"
             raise CollectiveMismatchError(msg)
 
     def _check_peer(self, operation: str, peer: int) -> None:
