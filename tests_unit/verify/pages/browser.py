@@ -43,21 +43,21 @@ def _scheme(dark: bool) -> str:
 
 
 def ask(folder: Path, page: str, script: str, *, width: int = 1280, dark: bool = False):
-    """What a function body returns inside the loaded page, in a window of this width."""
+    """The result of a function body inside the loaded page, in a window of this width."""
     probed = page.replace("</body>", _PROBE % script)
     # A window has a least width, a frame has none.
     (folder / "probe.html").write_text(_FRAME % (width, json.dumps(probed).replace("</", "<\\/")), encoding="utf-8")
     options = ("--window-size=1600,1000", "--virtual-time-budget=3000", "--dump-dom")
-    shown = _chromium(folder, _scheme(dark), *options, (folder / "probe.html").as_uri())
-    found = re.search(r'data-found="([^"]*)"', shown)
-    assert found, shown[:2000]
-    return json.loads(unescape(found[1]))
+    document = _chromium(folder, _scheme(dark), *options, (folder / "probe.html").as_uri())
+    result = re.search(r'data-found="([^"]*)"', document)
+    assert result, document[:2000]
+    return json.loads(unescape(result[1]))
 
 
 def screenshot(folder: Path, page: str, *, dark: bool = False, size: tuple[int, int] = (1280, 900)) -> bytes:
     """The page as PNG."""
     (folder / "shot.html").write_text(page, encoding="utf-8")
-    where = folder / f"{'dark' if dark else 'light'}.png"
-    options = (f"--window-size={size[0]},{size[1]}", f"--screenshot={where}")
+    path = folder / f"{'dark' if dark else 'light'}.png"
+    options = (f"--window-size={size[0]},{size[1]}", f"--screenshot={path}")
     _chromium(folder, _scheme(dark), *options, (folder / "shot.html").as_uri())
-    return where.read_bytes()
+    return path.read_bytes()
