@@ -43,7 +43,7 @@ _MOST_PLACED = 16384
 _LOCK = threading.Lock()
 
 
-class TensorMeta(NamedTuple):
+class DenseShape(NamedTuple):
     """Global shape and dense row-major strides, as frameworks ask for them."""
 
     shape: tuple[int, ...]
@@ -86,7 +86,7 @@ class Layout:
     partials: Partials
     shape: tuple[int, ...] | None
     placements: tuple[Placement, ...]
-    tensor_meta: TensorMeta | None
+    tensor_meta: DenseShape | None
     _local_shape: tuple[int, ...] | None
     _is_placed: bool
     _open_placements: tuple[Placement, ...] | None
@@ -429,7 +429,7 @@ def _new(
         layout.placements = public_placements(mesh, dim_axes, partials)
     elif open_placements is not None:
         layout.placements, layout.partials = open_placements, partials
-    layout.tensor_meta = None if shape is None else TensorMeta(shape, _dense_strides(shape))
+    layout.tensor_meta = None if shape is None else DenseShape(shape, _dense_strides(shape))
     layout._local_shape = None
     return layout
 

@@ -73,12 +73,12 @@ def host(value):
 
 def is_shared(function, x):
     """Does a write to the result show in ``x``; None where the write is refused."""
-    found, before = function(x), host(x)
+    result, before = function(x), host(x)
     try:
-        found.mul_(0.0)
+        result.mul_(0.0)
     except UnsupportedOperatorError:
         return None
-    assert not host(found).any(), "the write was lost"
+    assert not host(result).any(), "the write was lost"
     return bool((host(x) != before).any())
 
 
@@ -104,8 +104,8 @@ def test_storage_is_shared_as_on_plain_tensors(world):
     assert {name for name, shared in wanted.items() if not shared} == {
         "dropout of p=0", "to a copy", "clone", "relu", "transposed and contiguous"
     } - ({"dropout of p=0"} if wanted["dropout of p=0"] else set())  # fmt: skip
-    for found in simulate(on_rank, world, "torch", args=("torch",)):
-        for name, shared in found.items():
+    for result in simulate(on_rank, world, "torch", args=("torch",)):
+        for name, shared in result.items():
             assert set(shared) <= {wanted[name], None}, (name, shared)
             assert shared[0] is wanted[name], (name, shared)
 
@@ -115,8 +115,8 @@ def test_storage_is_shared_as_on_plain_tensors(world):
 def test_no_write_is_lost_in_a_view(world):
     """A write to a result that is its operand reaches it on MindSpore; one through a view is refused, never lost."""
     itself = {"dropout in eval", "Dropout in eval", "contiguous", "cast to the same dtype", "to the same dtype"}
-    for found in simulate(on_rank, world, "mindspore", args=("mindspore",)):
-        for name, shared in found.items():
+    for result in simulate(on_rank, world, "mindspore", args=("mindspore",)):
+        for name, shared in result.items():
             assert shared == [True if name in itself else None] * len(PLACES), (name, shared)
 
 
@@ -136,8 +136,8 @@ def test_the_operand_itself_is_returned():
     x = torch.tensor(WHOLE)
     wanted = {name for name, function in spellings("torch").items() if function(x) is x}
     assert {"contiguous", "double", "dropout in eval", "Dropout in eval", "to the same dtype", "type_as"} <= wanted
-    for found in simulate(the_same_object, 2, "torch", args=("torch",)):
-        assert found == wanted
+    for result in simulate(the_same_object, 2, "torch", args=("torch",)):
+        assert result == wanted
 
 
 def refused_view(platform_name):

@@ -31,7 +31,7 @@ def values(*shape, seed=0):
 def spread(whole, mesh, *placements):
     """A leaf DTensor of the global tensor ``whole``."""
     layout = Layout.place(mesh, placements, tuple(whole.shape))
-    box = tuple(slice(*one) for one in layout.local_box())
+    box = tuple(slice(*bounds) for bounds in layout.local_box())
     return get_torch_platform().wrap(whole[box].clone(), layout)
 
 
@@ -41,11 +41,11 @@ def on_ranks(function, *shape):
     return simulate(lambda: function(init_device_mesh("cpu", shape, mesh_dim_names=names)), world, "torch")
 
 
-def assert_whole(found, wanted):
-    """The global value and dtype of ``found`` are those of ``wanted``."""
+def assert_whole(actual, wanted):
+    """The global value and dtype of ``actual`` are those of ``wanted``."""
     import torch
 
-    torch.testing.assert_close(found.detach().full_tensor(), wanted)
+    torch.testing.assert_close(actual.detach().full_tensor(), wanted)
 
 
 def text_of(kind, function):
@@ -66,16 +66,16 @@ def test_plans_are_right_for_every_scalar_of_their_key(world):
     x = values(5, 3)
 
     def on_rank(mesh):
-        held = spread(x, mesh, S0)
+        sharded = spread(x, mesh, S0)
         for scalar in (2.0, 3.0, 2, 3, True, False, 1 + 2j, 0.0, -0.0, np.float32(2.0), np.float64(3.0), np.int64(4)):
-            assert_whole(held * scalar, x * scalar)
-            assert_whole(held + scalar, x + scalar)
-        assert torch.signbit((held.abs() * -0.0).full_tensor()).all()
-        assert not torch.signbit((held.abs() * 0.0).full_tensor()).any()
-        assert (held * float("nan")).full_tensor().isnan().all()
+            assert_whole(sharded * scalar, x * scalar)
+            assert_whole(sharded + scalar, x + scalar)
+        assert torch.signbit((sharded.abs() * -0.0).full_tensor()).all()
+        assert not torch.signbit((sharded.abs() * 0.0).full_tensor()).any()
+        assert (sharded * float("nan")).full_tensor().isnan().all()
         for scalar in (2.0, 3.0):
-            assert_whole(scalar - held, scalar - x)
-            assert_whole(scalar / held, scalar / x)
+            assert_whole(scalar - sharded, scalar - x)
+            assert_whole(scalar / sharded, scalar / x)
 
     on_ranks(on_rank, world)
 
@@ -88,14 +88,14 @@ def test_zeros_of_both_signs_are_two_values():
     zeros = (0.0, -0.0, np.float64(0.0), np.float64(-0.0), np.float32(0.0), np.float32(-0.0))
 
     def on_rank(mesh):
-        held = spread(x, mesh, S0)
+        sharded = spread(x, mesh, S0)
         for zero in zeros:
-            found = torch.where(held > 0, held, float(zero) if type(zero) is np.float32 else zero)
-            assert torch.equal(1 / found.full_tensor(), 1 / torch.where(x > 0, x, float(zero)))
+            result = torch.where(sharded > 0, sharded, float(zero) if type(zero) is np.float32 else zero)
+            assert torch.equal(1 / result.full_tensor(), 1 / torch.where(x > 0, x, float(zero)))
         for zero in (0j, complex(0.0, -0.0), complex(-0.0, 0.0)):
-            found = torch.view_as_real(torch.where(held > 0, held, zero).full_tensor())
-            assert torch.equal(1 / found, 1 / torch.view_as_real(torch.where(x > 0, x, zero)))
-        keys = {held._dispatch.__self__._key((1, zero)) for zero in (*zeros, 0, False, 0j, complex(0.0, -0.0))}
+            result = torch.view_as_real(torch.where(sharded > 0, sharded, zero).full_tensor())
+            assert torch.equal(1 / result, 1 / torch.view_as_real(torch.where(x > 0, x, zero)))
+        keys = {sharded._dispatch.__self__._key((1, zero)) for zero in (*zeros, 0, False, 0j, complex(0.0, -0.0))}
         assert len(keys) == len(zeros) + 4
 
     on_ranks(on_rank, 2)
@@ -128,11 +128,11 @@ def test_names_and_their_order_do_not_matter():
     def on_rank(mesh):
         a, b = spread(x, mesh, S0), spread(y, mesh, S0)
         for alpha in (2.0, 3.0):
-            for found in (
+            for result in (
                 torch.sub(a, b, alpha=alpha), torch.sub(a, alpha=alpha, other=b), a.sub(b, alpha=alpha),
                 torch.sub(alpha=alpha, input=a, other=b), torch.sub(other=b, input=a, alpha=alpha),
             ):  # fmt: skip
-                assert_whole(found, x - alpha * y)
+                assert_whole(result, x - alpha * y)
         assert_whole(torch.sub(other=a, input=b), y - x)
 
     on_ranks(on_rank, 2)
@@ -144,7 +144,11 @@ def test_names_and_their_order_do_not_matter():
 def test_one_tensor_twice(mesh, shape):
     """A tensor passed twice counts twice, in values and gradients, on every layout, uneven, empty and 0-d."""
     x = values(*shape).numpy() if shape else np.asarray(1.5, np.float32)
-    for function in (lambda one: one + one, lambda one: one * one, lambda one: one * one - 2.0 * one):
+    for function in (
+        lambda x: x + x,
+        lambda x: x * x,
+        lambda x: x * x - 2.0 * x,
+    ):
         report = check_function(function, [x], mesh, platform="torch")
         assert report.wrong == report.rejected == []
         assert report.ok
@@ -158,7 +162,7 @@ def test_random_layouts_of_an_expression(mesh):
 
     x, w, b = values(5, 3).numpy(), values(4, 3, seed=1).numpy(), values(4, seed=2).numpy()
     report = check_function(
-        lambda one, weight, bias: (F.linear(one, weight, bias) * 2.0 + bias).relu() * F.linear(one * one, weight),
+        lambda x, weight, bias: (F.linear(x, weight, bias) * 2.0 + bias).relu() * F.linear(x * x, weight),
         [x, w, b], mesh, platform="torch", limit=60,
     )  # fmt: skip
     assert report.wrong == report.rejected == []
@@ -176,16 +180,16 @@ def test_nested_shards_of_one_dim(mesh, order):
     def on_rank(on):
         layout = Layout.place(on, (order, None), (7, 3))
         other = Layout.place(on, (order[::-1], None), (7, 3))
-        held = get_torch_platform().wrap(x[slice(*layout.local_box()[0])].clone(), layout).requires_grad_()
+        sharded = get_torch_platform().wrap(x[slice(*layout.local_box()[0])].clone(), layout).requires_grad_()
         moved = get_torch_platform().wrap(y[slice(*other.local_box()[0])].clone(), other).requires_grad_()
-        assert (held + held).layout is layout
-        out = held * moved
+        assert (sharded + sharded).layout is layout
+        out = sharded * moved
         assert_whole(out, x * y)
         out.sum().backward()
-        assert held.grad.layout is layout
-        assert_whole(held.grad, y)
+        assert sharded.grad.layout is layout
+        assert_whole(sharded.grad, y)
         assert_whole(moved.grad, x)
-        assert torch.equal(held.detach().full_tensor(), x)
+        assert torch.equal(sharded.detach().full_tensor(), x)
 
     on_ranks(on_rank, *mesh)
 
@@ -201,9 +205,14 @@ def test_constants_of_no_dims_are_welcome():
 
     def on_rank(mesh):
         pending = get_torch_platform().wrap(x / mesh.size(), Layout.place(mesh, [P], (4,)))
-        for held in (spread(x, mesh, S0), spread(x, mesh, R), pending):
-            for found, wanted in ((held + two, x + 2), (two + held, x + 2), (held * two, x * 2), (two - held, 2 - x)):
-                assert_whole(found, wanted)
+        for sharded in (spread(x, mesh, S0), spread(x, mesh, R), pending):
+            for result, wanted in (
+                (sharded + two, x + 2),
+                (two + sharded, x + 2),
+                (sharded * two, x * 2),
+                (two - sharded, 2 - x),
+            ):
+                assert_whole(result, wanted)
 
     on_ranks(on_rank, 3)
 
@@ -216,14 +225,14 @@ def test_plain_tensors_are_not_guessed():
     x, w = values(5, 3), values(4, 3)
 
     def on_rank(mesh):
-        held = spread(x, mesh, S0, R)
+        sharded = spread(x, mesh, S0, R)
         kinds = [
-            lambda: held + x, lambda: x + held, lambda: torch.add(x, held), lambda: x.add_(held),
-            lambda: held + torch.tensor(1.0, requires_grad=True),
+            lambda: sharded + x, lambda: x + sharded, lambda: torch.add(x, sharded), lambda: x.add_(sharded),
+            lambda: sharded + torch.tensor(1.0, requires_grad=True),
         ]  # fmt: skip
-        for one in kinds:
-            assert "a plain tensor" in text_of(MixedTensorError, one)
-        return text_of(RuntimeError, lambda: F.linear(held, w))
+        for mix in kinds:
+            assert "a plain tensor" in text_of(MixedTensorError, mix)
+        return text_of(RuntimeError, lambda: F.linear(sharded, w))
 
     assert on_ranks(on_rank, 2, 2)[0] == (
         "argument weight is a plain tensor [4, 3] and meets DTensors on DeviceMesh(cpu, dp=2, tp=2, "
@@ -238,11 +247,11 @@ def test_implicit_replication_is_asked_for():
     x = values(5, 3)
 
     def on_rank(mesh):
-        held = spread(x, mesh, S0)
+        sharded = spread(x, mesh, S0)
         with implicit_replication():
-            assert_whole(held + x, x + x)
-            text_of(MixedTensorError, lambda: held + x.clone().requires_grad_())
-        text_of(MixedTensorError, lambda: held + x)
+            assert_whole(sharded + x, x + x)
+            text_of(MixedTensorError, lambda: sharded + x.clone().requires_grad_())
+        text_of(MixedTensorError, lambda: sharded + x)
 
     on_ranks(on_rank, 2)
 
@@ -282,9 +291,9 @@ def test_arguments_that_do_not_fit():
     import torch
 
     def on_rank(mesh):
-        held = spread(values(4), mesh, S0)
-        text = text_of(TypeError, lambda: held.add(held, beta=2))
-        assert_whole(torch.add(held, held), 2 * values(4))
+        sharded = spread(values(4), mesh, S0)
+        text = text_of(TypeError, lambda: sharded.add(sharded, beta=2))
+        assert_whole(torch.add(sharded, sharded), 2 * values(4))
         return text
 
     assert on_ranks(on_rank, 2)[0] == "add(x, y, *, alpha=1): got an unexpected keyword argument 'beta'"
@@ -295,17 +304,17 @@ def test_tensors_are_no_sizes():
     import torch
 
     calls = (
-        ("roll", "shifts[0]", lambda x, one: x.roll((one,), (0,))),
-        ("repeat", "repeats[0]", lambda x, one: x.repeat(one, 1)),
-        ("select", "index", lambda x, one: x.select(0, one)),
-        ("new_zeros", "size[0]", lambda x, one: x.new_zeros(one, 4)),
+        ("roll", "shifts[0]", lambda x, scalar: x.roll((scalar,), (0,))),
+        ("repeat", "repeats[0]", lambda x, scalar: x.repeat(scalar, 1)),
+        ("select", "index", lambda x, scalar: x.select(0, scalar)),
+        ("new_zeros", "size[0]", lambda x, scalar: x.new_zeros(scalar, 4)),
     )
 
     def on_rank(mesh):
         x = spread(values(4, 2), mesh, S0)
-        for one in (torch.tensor(1), spread(torch.tensor(1), mesh, R)):
+        for scalar in (torch.tensor(1), spread(torch.tensor(1), mesh, R)):
             for op, name, call in calls:
-                assert text_of(UnsupportedOperatorError, lambda call=call, one=one: call(x, one)) == (
+                assert text_of(UnsupportedOperatorError, lambda call=call, scalar=scalar: call(x, scalar)) == (
                     f"{op}(x=f32[4@tp, 2], {name}=i64[]): {name} is a tensor where the rule needs a number; "
                     f"use int({name})"
                 )
@@ -317,21 +326,21 @@ def test_operators_of_python_leave_strangers_to_python():
     """What is no operand equals nothing, cannot be added, and is not lost in place."""
 
     def on_rank(mesh):
-        held = spread(values(4), mesh, S0)
-        assert (held == None, held != None, held == "a") == (False, True, False)  # noqa: E711 - on purpose
-        assert held not in (None, "a")
-        said = [text_of(TypeError, lambda other=other: held + other) for other in (None, "a", [1.0], object())]
-        said.append(text_of(TypeError, lambda: None - held))
-        said.append(text_of(TypeError, lambda: held < None))
+        sharded = spread(values(4), mesh, S0)
+        assert (sharded == None, sharded != None, sharded == "a") == (False, True, False)  # noqa: E711 - on purpose
+        assert sharded not in (None, "a")
+        messages = [text_of(TypeError, lambda other=other: sharded + other) for other in (None, "a", [1.0], object())]
+        messages.append(text_of(TypeError, lambda: None - sharded))
+        messages.append(text_of(TypeError, lambda: sharded < None))
         for wrong in (None, [1.0]):
             with pytest.raises(TypeError):
-                held += wrong
-        assert_whole(held, values(4))
-        return said
+                sharded += wrong
+        assert_whole(sharded, values(4))
+        return messages
 
     pair = "unsupported operand type(s) for"
     assert on_ranks(on_rank, 2)[0] == [
-        *(f"{pair} +: 'TorchDTensor' and '{kind}'" for kind in ("NoneType", "str", "list", "object")),
+        *(f"{pair} +: 'TorchDTensor' and '{error}'" for error in ("NoneType", "str", "list", "object")),
         f"{pair} -: 'NoneType' and 'TorchDTensor'",
         "'<' not supported between instances of 'TorchDTensor' and 'NoneType'",
     ]
@@ -342,8 +351,8 @@ def test_out_is_written():
     import torch
 
     def on_rank(mesh):
-        held, out = spread(values(4), mesh, S0), spread(torch.zeros(4), mesh, S0)
-        assert torch.add(held, held, out=out) is out
+        sharded, out = spread(values(4), mesh, S0), spread(torch.zeros(4), mesh, S0)
+        assert torch.add(sharded, sharded, out=out) is out
         assert_whole(out, 2 * values(4))
 
     on_ranks(on_rank, 2)
@@ -354,11 +363,11 @@ def test_threads_share_the_cache():
     import torch
 
     mesh = DeviceMesh.abstract("cpu", (1,), (0,), ("threads",))
-    held, wrong = spread(values(6), mesh, S0), []
+    sharded, wrong = spread(values(6), mesh, S0), []
 
     def work():
-        results = {power: (held * power + held).to_local() for power in range(1, 40)}
-        wrong.extend(p for p, found in results.items() if not torch.equal(found, values(6) * p + values(6)))
+        results = {power: (sharded * power + sharded).to_local() for power in range(1, 40)}
+        wrong.extend(p for p, result in results.items() if not torch.equal(result, values(6) * p + values(6)))
 
     threads = [threading.Thread(target=work) for _ in range(4)]
     for thread in threads:

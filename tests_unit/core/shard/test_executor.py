@@ -31,14 +31,14 @@ def run(entry, *args, **kwargs):
 
         platform, mesh = get_torch_platform(), init_device_mesh("cpu", (2,), mesh_dim_names=("tp",))
 
-        def held(value):
+        def sharded(value):
             if not isinstance(value, torch.Tensor):
-                return [held(one) for one in value] if isinstance(value, list) else value
+                return [sharded(item) for item in value] if isinstance(value, list) else value
             layout = Layout.place(mesh, [S0], tuple(value.shape))
             return platform.wrap(value[slice(*layout.local_box()[0])].clone(), layout)
 
         try:
-            return platform.dispatcher.dispatch(entry, tuple(map(held, args)), kwargs)
+            return platform.dispatcher.dispatch(entry, tuple(map(sharded, args)), kwargs)
         except ShardMismatchError as error:
             return str(error)
 
@@ -77,8 +77,8 @@ def test_operands_in_lists_and_by_name():
         lambda tensors, x, scale=1.0: (tensors[0] + tensors[1] * x) * scale,
         "tensors, x, scale=1.0",
     )
-    one = torch.arange(4.0)
-    for out in run(entry, [one, one], one, scale=2.0):
+    x = torch.arange(4.0)
+    for out in run(entry, [x, x], x, scale=2.0):
         assert out.placements == (S0,)
         assert out.to_local().tolist() in ([0.0, 4.0], [12.0, 24.0])
 
@@ -109,15 +109,15 @@ def test_sequences_come_back_in_their_type():
         values: object
         indices: object
 
-    for made in (Pair, lambda *both: list(both), lambda *both: both):
+    for container in (Pair, lambda *both: list(both), lambda *both: both):
         entry = entry_of(
             lambda call: Strategies((Row((S0,), (S0, S0)),), (call["x"].shape,) * 2, many=True),
-            lambda x, made=made: made(x, x * 2),
+            lambda x, container=container: container(x, x * 2),
         )
         for _ in range(2):
             out = run(entry, torch.ones(4))[0]
-            assert type(out) is type(made(1, 2))
-            assert [one.shape for one in out] == [(4,), (4,)]
+            assert type(out) is type(container(1, 2))
+            assert [item.shape for item in out] == [(4,), (4,)]
 
 
 @pytest.mark.platforms("torch")

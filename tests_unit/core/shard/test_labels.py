@@ -26,8 +26,8 @@ def rows_of(strategies):
 
 def test_contracted_labels_leave_sums():
     """A label in the outputs runs through, one that is missing there leaves a sum, and what joins is pending too."""
-    found = rows(inputs=(("b", "k"), ("n", "k"), ("n",)), outputs=(("b", "n"),), joins=(2,))
-    assert found == [
+    strategies = rows(inputs=(("b", "k"), ("n", "k"), ("n",)), outputs=(("b", "n"),), joins=(2,))
+    assert strategies == [
         ((R, R, R), (R,)),
         ((S0, R, R), (S0,)),
         ((S1, S1, P), (P,)),
@@ -84,9 +84,9 @@ def call_of(**shapes):
 
 def test_leading_dims_run_through_and_brackets_stay_whole():
     """Leading dims broadcast; a bare letter may be sharded wherever it stands."""
-    found = pattern(call_of(x=(4, 2, 3), tau=(1, 5)), "x ...[m][n], tau ...k -> ...[m]k", each=("tau",))
-    assert found.outputs == ((4, 2, 5),)
-    assert rows_of(found) == [
+    strategies = pattern(call_of(x=(4, 2, 3), tau=(1, 5)), "x ...[m][n], tau ...k -> ...[m]k", each=("tau",))
+    assert strategies.outputs == ((4, 2, 5),)
+    assert rows_of(strategies) == [
         ((R, R), (R,)),
         ((S0, R), (S0,)),
         ((R, S1), (Shard(2),)),
@@ -98,8 +98,8 @@ def test_leading_dims_run_through_and_brackets_stay_whole():
 def test_sizes_of_new_dims_are_given_or_computed():
     """A dim that only outputs have gets its size from a number, or from the operands' sizes."""
     sizes = {"k": lambda known: min(known["m"], known["n"]), "two": 2}
-    found = pattern(call_of(x=(4, 2, 3)), "x ...[m][n] -> ...[k], ...[two][k]", sizes)
-    assert (found.outputs, found.many) == (((4, 2), (4, 2, 2)), True)
+    strategies = pattern(call_of(x=(4, 2, 3)), "x ...[m][n] -> ...[k], ...[two][k]", sizes)
+    assert (strategies.outputs, strategies.many) == (((4, 2), (4, 2, 2)), True)
 
 
 def test_an_output_without_a_label_must_be_empty():
@@ -112,8 +112,8 @@ def test_an_output_without_a_label_must_be_empty():
 
 def test_empty_pieces_can_be_excluded():
     """``full`` asks that no rank's piece is empty."""
-    found = pattern(call_of(x=(4, 3), y=(4, 2)), "x ...[m], y ...[n] -> ...", full=True)
-    assert [row.full for row in found.rows] == [(), ((0, 0), (1, 0))]
+    strategies = pattern(call_of(x=(4, 3), y=(4, 2)), "x ...[m], y ...[n] -> ...", full=True)
+    assert [row.full for row in strategies.rows] == [(), ((0, 0), (1, 0))]
 
 
 def test_an_operand_that_was_not_given_drops_out():
@@ -138,5 +138,5 @@ def test_operands_that_do_not_fit_are_named(shapes, message):
 
 def test_a_whole_operator_promises_nothing_about_its_results():
     """Its only row has whole operands and no outputs: those are wrapped as they come."""
-    found = whole(call_of(x=(4, 3), y=(2,)))
-    assert (rows_of(found), found.outputs, found.open) == ([((R, R), ())], (), True)
+    strategies = whole(call_of(x=(4, 3), y=(2,)))
+    assert (rows_of(strategies), strategies.outputs, strategies.open) == ([((R, R), ())], (), True)

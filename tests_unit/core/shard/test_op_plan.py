@@ -15,7 +15,7 @@ R, P, S0 = Replicate(), Partial(), Shard(0)
 
 def call_of(*placements):
     """A call of ``op`` on f32[6, 2] operands."""
-    layouts = [Layout.place(MESH, one, (6, 2)) for one in placements]
+    layouts = [Layout.place(MESH, placement, (6, 2)) for placement in placements]
     names = "xyz"
     operands = tuple(Operand(names[n], layout, "float32") for n, layout in enumerate(layouts))
     return OpCall("op", MESH, operands, {names[n]: Ref(n) for n in range(len(operands))})

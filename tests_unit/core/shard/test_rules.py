@@ -26,8 +26,8 @@ def swept(name, platform):
 @pytest.mark.platforms("torch")
 def test_every_rule_holds_on_two_ranks():
     """Each claimed row, forward and backward, with one choice of sizes; what is composed runs on DTensors."""
-    found = {name: swept(name, "torch") for name in rule_names()}
-    assert {name: outcome for name, outcome in found.items() if outcome not in ("ok", "exempt")} == {}
+    outcomes = {name: swept(name, "torch") for name in rule_names()}
+    assert {name: outcome for name, outcome in outcomes.items() if outcome not in ("ok", "exempt")} == {}
 
 
 def normal(*shape):
@@ -78,5 +78,5 @@ def test_calls_that_are_seldom_made(name):
 def test_every_row_holds_on_mindspore():
     """The same of every rule whose operator MindSpore has; what is composed is called by the spellings' own tests."""
     names = [name for name in rule_names() if isinstance(find_rule(name), Rule)]
-    found = {name: sweep_operator("mindspore", name, ROWS).outcome for name in names}
-    assert {name: outcome for name, outcome in found.items() if outcome not in ("ok", "exempt", "absent")} == {}
+    outcomes = {name: sweep_operator("mindspore", name, ROWS).outcome for name in names}
+    assert {name: outcome for name, outcome in outcomes.items() if outcome not in ("ok", "exempt", "absent")} == {}

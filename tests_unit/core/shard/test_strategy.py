@@ -22,7 +22,7 @@ def call_of(*placed):
 
 def same(*rows, shape=(12, 12), **conditions):
     """Strategies of an operator of one operand, whose output is like it."""
-    return Strategies(tuple(Row((one,), (one,), **conditions) for one in rows), (shape,))
+    return Strategies(tuple(Row((placement,), (placement,), **conditions) for placement in rows), (shape,))
 
 
 def test_operands_stay_where_they_are_if_a_row_allows():
@@ -58,16 +58,16 @@ def test_whole_operands_vary_where_another_differs():
     assert choose(call, Strategies(rows, ((12, 12),))).varying == ((), (0, 1))
 
 
-@pytest.mark.parametrize("conditions, size, found", [
+@pytest.mark.parametrize("conditions, size, placement", [
     ({"even": ((0, 0),)}, 12, S0), ({"even": ((0, 0),)}, 5, R),
     ({"full": ((0, 0),)}, 5, S0), ({"full": ((0, 0),)}, 4, R), ({"full": ((0, 0),)}, 0, R),
     ({"sizes": ((0, 0, 6),)}, 12, S0), ({"sizes": ((0, 0, 4),)}, 12, R),
 ])  # fmt: skip
-def test_conditions_on_sizes(conditions, size, found):
+def test_conditions_on_sizes(conditions, size, placement):
     """A row whose sizes do not divide, or that would leave a rank empty, is not taken."""
     rows = (Row((R,), (R,)), Row((S0,), (S0,), **conditions))
     call = call_of(([R, S0], (size, 2)))
-    assert choose(call, Strategies(rows, ((size, 2),))).outputs[0].placements == (R, found)
+    assert choose(call, Strategies(rows, ((size, 2),))).outputs[0].placements == (R, placement)
 
 
 def test_conditions_count_what_other_axes_cut():

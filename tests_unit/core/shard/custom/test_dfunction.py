@@ -87,7 +87,7 @@ def axpy():
     rule.unregister()
 
 
-def held(mesh, place):
+def sharded(mesh, place):
     """Four ones."""
     import torch
 
@@ -121,7 +121,7 @@ def test_arguments_arrive_as_given(axpy, arguments):
     assert (x.grad.tolist(), y.grad.tolist()) == ([2.0] * 4, [1.0] * 4)
 
     def on_rank(mesh):
-        x, y = held(mesh, Shard(0)), held(mesh, Shard(0))
+        x, y = sharded(mesh, Shard(0)), sharded(mesh, Shard(0))
         args, kwargs = arguments(x, y)
         out = Axpy.apply(*args, **kwargs)
         assert out.placements == (Shard(0),)
@@ -180,8 +180,8 @@ def localizing():
 
         @staticmethod
         def backward(ctx, grad):
-            found = torch.zeros(ctx.rows, grad.shape[-1], dtype=grad.dtype)
-            return None, found.index_add(0, ctx.index.reshape(-1), grad.flatten(0, -2))
+            gradient = torch.zeros(ctx.rows, grad.shape[-1], dtype=grad.dtype)
+            return None, gradient.index_add(0, ctx.index.reshape(-1), grad.flatten(0, -2))
 
     return Reshape, Triangle, Rows
 
@@ -209,7 +209,7 @@ def test_rules_that_replace_arguments_serve(mesh):
         "Rows: with this layout operator embedding computes a rank's part by the arguments window, which Rows.forward "
         "does not take; redistribute the operands first"
     )
-    assert {one.partition(": ")[2] for one in report.rejected} == {text}
+    assert {reason.partition(": ")[2] for reason in report.rejected} == {text}
 
 
 @pytest.mark.parametrize("mesh", [(2,), (3,), (2, 2)])
@@ -245,7 +245,7 @@ def test_what_cannot_be():
     """Without a name, a rule or a tensor, apply says so, naming the class."""
 
     def on_rank(mesh):
-        x = held(mesh, Replicate())
+        x = sharded(mesh, Replicate())
         return [
             text_of(ValueError, lambda: Nameless.apply(x)),
             text_of(UnsupportedOperatorError, lambda: Unknown.apply(x)),
@@ -297,13 +297,13 @@ def test_plans_are_kept(monkeypatch):
     """Fifty calls of a function under a canonical name are planned once on each rank."""
     planned = []
     original = dispatch.plan_call
-    monkeypatch.setattr(dispatch, "plan_call", lambda *given, **how: planned.append(1) or original(*given, **how))
+    monkeypatch.setattr(dispatch, "plan_call", lambda *args, **how: planned.append(1) or original(*args, **how))
 
     class Twice(Product):
         """A class of its own: nobody planned it before."""
 
     def on_rank(mesh):
-        x = held(mesh, Shard(0))
+        x = sharded(mesh, Shard(0))
         return [Twice.apply(x, x).to_local().tolist() for _ in range(50)][-1]
 
     assert on_ranks(on_rank) == [[1.0, 1.0]] * 2

@@ -16,14 +16,14 @@ SIZE = 5
 
 
 class Product(DFunction):
-    """A product that remembers what it was told besides; a base for the ways to declare parameters."""
+    """A product that remembers what it was note besides; a base for the ways to declare parameters."""
 
     _op_name = "mul"
 
     @staticmethod
-    def product(ctx, x, y, told):
-        """Compute, and show that ``told`` came as it was given."""
-        assert told == ("two", [1, 2]), told
+    def product(ctx, x, y, note):
+        """Compute, and check that ``note`` arrived unchanged."""
+        assert note == ("two", [1, 2]), note
         ctx.save_for_backward(x, y)
         return x * y
 
@@ -121,11 +121,11 @@ CALLS = {
 def gradients(name, call, *tensors):
     """Value and gradients of the sum of ``call``, as lists."""
     if name == "torch":
-        for one in tensors:
-            one.requires_grad_()
+        for tensor in tensors:
+            tensor.requires_grad_()
         out = call(*tensors)
         out.sum().backward()
-        found, out = [one.grad for one in tensors], out.detach()
+        grads, out = [tensor.grad for tensor in tensors], out.detach()
     else:
         from hyper_parallel import value_and_grad
 
@@ -133,10 +133,10 @@ def gradients(name, call, *tensors):
             out = call(*values)
             return out.sum(), out
 
-        (_, out), found = value_and_grad(total, tuple(range(len(tensors))), has_aux=True)(*tensors)
-        found = found if isinstance(found, tuple) else (found,)
-    whole = [one.full_tensor() if hasattr(one, "full_tensor") else one for one in (out, *found)]
-    return [platform_named(name).tensor_to_numpy(one).tolist() for one in whole]
+        (_, out), grads = value_and_grad(total, tuple(range(len(tensors))), has_aux=True)(*tensors)
+        grads = grads if isinstance(grads, tuple) else (grads,)
+    whole = [tensor.full_tensor() if hasattr(tensor, "full_tensor") else tensor for tensor in (out, *grads)]
+    return [platform_named(name).tensor_to_numpy(tensor).tolist() for tensor in whole]
 
 
 def plain(platform, which):
@@ -144,7 +144,7 @@ def plain(platform, which):
     return platform.from_numpy(np.arange(SIZE, dtype=np.float32) + which)
 
 
-def held(platform, mesh, which):
+def sharded(platform, mesh, which):
     """The same in uneven shards."""
     layout = Layout.place(mesh, [Shard(0)], (SIZE,))
     ((low, high),) = layout.local_box()
@@ -157,7 +157,7 @@ def on_rank(platform_name, which, world_size):
     mesh = init_device_mesh("cpu", (world_size,), mesh_dim_names=("tp",))
     return (
         gradients(platform_name, call, plain(platform, 0), plain(platform, 1)),
-        gradients(platform_name, call, held(platform, mesh, 0), held(platform, mesh, 1)),
+        gradients(platform_name, call, sharded(platform, mesh, 0), sharded(platform, mesh, 1)),
     )
 
 
@@ -167,8 +167,8 @@ def test_every_way_to_declare_arguments(platform_name, which, world_size):
     """Values and gradients are those of one device; options reach ``forward`` unchanged."""
     x, y = np.arange(SIZE, dtype=np.float32), np.arange(SIZE, dtype=np.float32) + 1
     expected = [(x * y).tolist(), y.tolist(), x.tolist()]
-    for found in simulate(on_rank, world_size, platform_name, (platform_name, which, world_size)):
-        assert found == (expected, expected)
+    for grads in simulate(on_rank, world_size, platform_name, (platform_name, which, world_size)):
+        assert grads == (expected, expected)
 
 
 def scaled(platform_name):
@@ -179,15 +179,15 @@ def scaled(platform_name):
 
 def test_a_numpy_scalar_is_no_tensor(platform_name):
     """The framework is that of the tensor, and the scalar arrives as it was given."""
-    (found,) = simulate(scaled, 1, platform_name, (platform_name,))
-    assert found == [[0.0, 2.0, 4.0, 6.0, 8.0], [2.0] * 5]
+    (grads,) = simulate(scaled, 1, platform_name, (platform_name,))
+    assert grads == [[0.0, 2.0, 4.0, 6.0, 8.0], [2.0] * 5]
 
 
 def stranger(platform_name):
     """A tensor that the rule has no place for."""
     platform = platform_named(platform_name)
     mesh = init_device_mesh("cpu", (2,), mesh_dim_names=("tp",))
-    x, y = held(platform, mesh, 0), held(platform, mesh, 1)
+    x, y = sharded(platform, mesh, 0), sharded(platform, mesh, 1)
     try:
         AnyKeyword.apply(x, y=y, label=y, sizes=[1, 2])
     except TypeError as error:

@@ -23,15 +23,15 @@ def scaled(x, w, factor=1.0):
 @pytest.fixture
 def register():
     """Registers operators, and forgets them after the test."""
-    made = []
+    registered = []
 
-    def register(kind, name="scaled"):
-        made.append(kind(name))
-        return made[-1]
+    def register(operator, name="scaled"):
+        registered.append(operator(name))
+        return registered[-1]
 
     yield register
-    for one in made:
-        one.unregister()
+    for layout in registered:
+        layout.unregister()
 
 
 def run(user, *args, size=6, **kwargs):
@@ -73,15 +73,15 @@ def test_a_users_rule_is_enough(register):
     assert torch.equal(x_grad.to_local(), torch.full((3, 2), 6.0))
     assert torch.equal(w_grad.to_local(), torch.full((2,), 12.0))
     layouts, extra = user.seen
-    assert [one.shape for one in layouts] == [(6, 2), (2,)]
+    assert [layout.shape for layout in layouts] == [(6, 2), (2,)]
     assert extra == (2.0,)
 
 
 def test_arguments_by_name_are_not_confused(register):
     """Values given by name are part of the call, whatever was called before."""
     user = register(Rows)
-    found = [run(user, factor=factor)[0][0].detach() for factor in (2.0, 5.0, 2.0)]
-    assert [float(one.to_local()[0, 0]) for one in found] == [6.0, 15.0, 6.0]
+    outputs = [run(user, factor=factor)[0][0].detach() for factor in (2.0, 5.0, 2.0)]
+    assert [float(layout.to_local()[0, 0]) for layout in outputs] == [6.0, 15.0, 6.0]
 
 
 def test_the_other_doors(register):
@@ -98,7 +98,7 @@ def test_the_other_doors(register):
             return lambda x, w, factor: func(x, w, factor + 1.0)
 
         def wrap_output(self, output, layouts):
-            assert [one.placements for one in layouts] == [(S0,), (R,)]
+            assert [layout.placements for layout in layouts] == [(S0,), (R,)]
             return output * 2.0
 
     assert float(run(register(Doors))[0][0].detach().to_local()[0, 0]) == 36.0
@@ -165,8 +165,8 @@ def test_pending_sums_can_be_the_answer(register):
         def get_expand_impl(self, func, outputs, layouts, extra_args):  # noqa: ARG002 - as above
             return lambda x, w, factor: func(x, w, factor).sum(0)
 
-    def on_rank_value(found):
-        out, x_grad, w_grad = found
+    def on_rank_value(result):
+        out, x_grad, w_grad = result
         assert out.placements == (Partial(),)
         return x_grad.to_local().tolist()[0], w_grad.to_local().tolist()
 
@@ -178,7 +178,7 @@ def test_operands_in_lists_and_functions_without_signature(register):
 
     class Whole(DistributedOp):
         def infer_layout(self, layouts, extra_args=None):
-            self.seen = [one.placements for one in layouts], extra_args
+            self.seen = [layout.placements for layout in layouts], extra_args
             return layouts[0]
 
     class Mute:
@@ -195,7 +195,7 @@ def test_operands_in_lists_and_functions_without_signature(register):
 
         platform, mesh = get_torch_platform(), init_device_mesh("cpu", (2,), mesh_dim_names=("tp",))
         layout = Layout.place(mesh, [S0], (6, 2))
-        x, y = (platform.wrap(torch.full(layout.local_shape, float(one)), layout) for one in (1, 2))
+        x, y = (platform.wrap(torch.full(layout.local_shape, float(number)), layout) for number in (1, 2))
         return user.run(platform.dispatcher, mute, ([x, y], 4.0), {}).full_tensor()
 
     assert simulate(on_rank, 2, "torch")[0].tolist() == [[12.0, 12.0]] * 6

@@ -63,20 +63,20 @@ def test_two_axes(platform_name):
 
 @torch_only
 def test_aliases():
-    """Aliases, and layouts, say the same as placements, for one output and for several."""
+    """Aliases and layouts mean the same as placements, for one output and for several."""
     import torch
 
     def body():
         mesh = init_device_mesh("cpu", (2, 2), mesh_dim_names=("dp", "tp"))
         x = distribute_tensor(torch.arange(20.0).reshape(4, 5), mesh, ("dp", "None"))
         w = distribute_tensor(torch.ones(5, 6), mesh, ("None", "tp"))
-        one = local_map(lambda x, w: x @ w, ("dp", "tp"), (("dp", "None"), ("None", "tp")))(x, w)
+        aliased = local_map(lambda x, w: x @ w, ("dp", "tp"), (("dp", "None"), ("None", "tp")))(x, w)
         laid = local_map(lambda x, w: x @ w, Layout.place(mesh, ("dp", "tp"), (4, 6)))(x, w)
         two = local_map(lambda x, w: (x + 1, w * 2), (("dp", "None"), ("None", "tp")))(x, w)
-        assert one.placements == (Shard(0), Shard(1))
-        assert torch.equal(one.full_tensor(), x.full_tensor() @ w.full_tensor())
-        assert laid.placements == one.placements
-        assert torch.equal(laid.to_local(), one.to_local())
+        assert aliased.placements == (Shard(0), Shard(1))
+        assert torch.equal(aliased.full_tensor(), x.full_tensor() @ w.full_tensor())
+        assert laid.placements == aliased.placements
+        assert torch.equal(laid.to_local(), aliased.to_local())
         assert [part.placements for part in two] == [x.placements, w.placements]
         return True
 
@@ -97,11 +97,11 @@ def test_nested_outputs_and_keywords():
             {"x": [Shard(0)], "scale": [Replicate()]},
             redistribute_inputs=True,
         )
-        found = wrapped(distribute_tensor(x, mesh), scale=distribute_tensor(torch.tensor(2.0), mesh), note="kept")
-        assert found["n"] == "kept"
-        assert found["a"][0].placements == (Shard(0),)
-        assert torch.equal(found["a"][0].full_tensor(), 2 * x)
-        assert torch.equal(found["a"][1].full_tensor(), x.sum(0))
+        output = wrapped(distribute_tensor(x, mesh), scale=distribute_tensor(torch.tensor(2.0), mesh), note="kept")
+        assert output["n"] == "kept"
+        assert output["a"][0].placements == (Shard(0),)
+        assert torch.equal(output["a"][0].full_tensor(), 2 * x)
+        assert torch.equal(output["a"][1].full_tensor(), x.sum(0))
         return True
 
     assert all(simulate(body, 3, platform="torch"))
@@ -143,7 +143,7 @@ def refused(kind, call, *operands):
     def body():
         mesh = init_device_mesh("cpu", (2,), mesh_dim_names=("tp",))
         with pytest.raises(kind) as caught:
-            call(*[one(mesh) for one in operands])
+            call(*[operand(mesh) for operand in operands])
         return str(caught.value)
 
     return simulate(body, 2, platform="torch")[0]
@@ -262,12 +262,12 @@ def test_mappings_go_in_and_come_out():
 
     def body():
         mesh = init_device_mesh("cpu", (2,), mesh_dim_names=("tp",))
-        given = {"a": rows(mesh) + 1.0, "b": [rows(mesh) + 2.0]}
+        tree = {"a": rows(mesh) + 1.0, "b": [rows(mesh) + 2.0]}
         specs = {"a": [Shard(0)], "b": [[Shard(0)]]}
-        found = local_map(lambda held: {"b": held["b"], "a": held["a"] * 3.0}, specs, {"held": [[Shard(0)]] * 2})(given)
-        assert list(found) == ["b", "a"]
-        whole = local_map(lambda held: [2 * len(held)], None, {"held": None})({"size": 4})
-        return found["a"].full_tensor().unique().tolist(), found["b"][0].full_tensor().unique().tolist(), whole
+        output = local_map(lambda tree: {"b": tree["b"], "a": tree["a"] * 3.0}, specs, {"tree": [[Shard(0)]] * 2})(tree)
+        assert list(output) == ["b", "a"]
+        whole = local_map(lambda tree: [2 * len(tree)], None, {"tree": None})({"size": 4})
+        return output["a"].full_tensor().unique().tolist(), output["b"][0].full_tensor().unique().tolist(), whole
 
     assert simulate(body, 2, platform="torch") == [([3.0], [2.0], [2])] * 2
 

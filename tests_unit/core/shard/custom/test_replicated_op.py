@@ -68,16 +68,16 @@ def test_writes_arrive_in_what_is_whole_or_are_refused():
 
     ops = [ReplicatedOp(name) for name in ("adds_quietly", "adds_up_")]
     try:
-        found = simulate(body, 2, platform="torch")[0]
+        outcome = simulate(body, 2, platform="torch")[0]
     finally:
-        for one in ops:
-            one.unregister()
+        for operator in ops:
+            operator.unregister()
     gathered_first = (
         "was written in place, but had to be gathered first, so the write is lost; use x = x.redistribute() first"
     )
     must_be_replicated = "adds_up_: what is written in place must be replicated; use x = x.redistribute() first"
     copy = "it is a copy: view(x=f32[3@tp, 2]) had to move x to f32[3, 2], so a write would be lost; write to x itself"
-    assert found == (
+    assert outcome == (
         [2.0, 2.0, 2.0],
         [8.0],
         True,

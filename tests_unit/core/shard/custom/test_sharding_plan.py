@@ -54,9 +54,9 @@ def test_trains_like_one_device(world):
         wanted.backward(seed)
         torch.testing.assert_close(out.full_tensor(), wanted, rtol=1e-12, atol=1e-12)
         compared = 0
-        for (path, one), other in zip(sharded.named_parameters(), plain.parameters(), strict=True):
-            assert isinstance(one, DTensor), path
-            torch.testing.assert_close(one.grad.full_tensor(), other.grad, rtol=1e-12, atol=1e-12)
+        for (path, tensor), other in zip(sharded.named_parameters(), plain.parameters(), strict=True):
+            assert isinstance(tensor, DTensor), path
+            torch.testing.assert_close(tensor.grad.full_tensor(), other.grad, rtol=1e-12, atol=1e-12)
             compared += 1
         return compared
 
@@ -83,8 +83,8 @@ def test_the_same_on_mindspore():
         platform = current_platform()
         mesh = init_device_mesh("cpu", (3,), mesh_dim_names=("tp",))
         plain, sharded = Net(), Net()
-        weights = {name: np.random.default_rng(len(name)).uniform(-1, 1, one.shape).astype(np.float32)
-                   for name, one in platform.parameters_dict(plain).items()}  # fmt: skip
+        weights = {name: np.random.default_rng(len(name)).uniform(-1, 1, tensor.shape).astype(np.float32)
+                   for name, tensor in platform.parameters_dict(plain).items()}  # fmt: skip
         platform.load_arrays(plain, weights)
         platform.load_arrays(sharded, weights)
         plan = {"up.weight": ("tp", "None"), "up.bias": ("tp",), "down.weight": ("None", "tp")}
@@ -93,8 +93,8 @@ def test_the_same_on_mindspore():
         compared = 0
         steps = [platform.training_step(net, lambda net=net: (net(x) * net(x)).sum()) for net in (plain, sharded)]
         for path, wanted in steps[0].gradients.items():
-            found = steps[1].gradients[path].full_tensor()
-            np.testing.assert_allclose(found.asnumpy(), wanted.asnumpy(), rtol=2e-5, atol=2e-5)
+            messages = steps[1].gradients[path].full_tensor()
+            np.testing.assert_allclose(messages.asnumpy(), wanted.asnumpy(), rtol=2e-5, atol=2e-5)
             compared += 1
         return compared
 
@@ -147,14 +147,14 @@ def test_nested_inputs_and_outputs(plain):
         whole = torch.arange(12.0).reshape(4, 3)
         piece = whole.chunk(2)[mesh.rank]
         out = model({"x": piece, "note": "kept"}, Pair(piece, distribute_tensor(whole, mesh, [Replicate()])))
-        found = [out["sum"], out["both"].left[0], out["both"].right[0]]
+        messages = [out["sum"], out["both"].left[0], out["both"].right[0]]
         if plain:
             wanted = [whole * 2, whole[:, :2] * 2 if mesh.rank == 0 else whole[:, 2:] * 2, piece]
-            return all(map(torch.equal, found, wanted))
-        assert [one.placements for one in found] == [(Replicate(),), (Shard(1),), (Shard(0),)]
+            return all(map(torch.equal, messages, wanted))
+        assert [tensor.placements for tensor in messages] == [(Replicate(),), (Shard(1),), (Shard(0),)]
         return all(
-            torch.equal(one.full_tensor(), wanted)
-            for one, wanted in zip(found, (whole * 2, whole * 2, whole), strict=True)
+            torch.equal(tensor.full_tensor(), wanted)
+            for tensor, wanted in zip(messages, (whole * 2, whole * 2, whole), strict=True)
         )
 
     assert simulate(body, 2, platform="torch") == [True] * 2
@@ -179,7 +179,7 @@ def test_everything_wrong_with_a_plan_is_said_at_once():
         )
         with pytest.raises(PlanError) as caught:
             shard_module(model, mesh, plan)
-        assert not any(isinstance(one, DTensor) for one in model.parameters())
+        assert not any(isinstance(tensor, DTensor) for tensor in model.parameters())
         return str(caught.value)
 
     assert simulate(body, 2, platform="torch")[0].splitlines() == [
@@ -204,8 +204,8 @@ def test_inputs_that_do_not_fit_the_plan():
         mesh = init_device_mesh("cpu", (2,), mesh_dim_names=("tp",))
         other = init_device_mesh("cpu", (2,), mesh_dim_names=("dp",))
         x = torch.ones(2, 5, dtype=torch.float64)
-        found = []
-        for entry, given, kind in (
+        messages = []
+        for entry, value, error in (
             (([Shard(0)], None), x, PlacementError),
             ({"y": [Shard(0)]}, x, PlacementError),
             ([Shard(0)], 3, PlacementError),
@@ -216,10 +216,10 @@ def test_inputs_that_do_not_fit_the_plan():
         ):
             model = network()
             shard_module(model, mesh, ShardingPlan({}, {"0": entry}))
-            with pytest.raises(kind) as caught:
-                model[0](given)
-            found.append(str(caught.value))
-        return found
+            with pytest.raises(error) as caught:
+                model[0](value)
+            messages.append(str(caught.value))
+        return messages
 
     assert simulate(body, 2, platform="torch")[0] == [
         "shard_module(0): input_plan has 2 entries, the call 1 positional arguments",
@@ -244,12 +244,12 @@ def test_what_is_no_plan():
     """A mapping in the plan's place, and nothing in the mapping's, are refused by type."""
 
     def body():
-        found = []
+        messages = []
         for plan in ({"0.weight": [Shard(0)]}, ShardingPlan(None)):
             with pytest.raises(TypeError) as caught:
                 shard_module(network(), init_device_mesh("cpu", (2,)), plan)
-            found.append(str(caught.value))
-        return found
+            messages.append(str(caught.value))
+        return messages
 
     assert simulate(body, 2, platform="torch")[0] == [
         "shard_module: sharding_plan must be a ShardingPlan, got dict",

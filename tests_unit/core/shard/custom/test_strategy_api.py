@@ -87,7 +87,7 @@ def test_the_cheapest_strategy_is_taken():
         mesh = init_device_mesh("cpu", (2,), mesh_dim_names=("tp",))
         rows = Layout.place(mesh, [Shard(0)], (4, 6))
         whole = Layout.place(mesh, [Replicate()], (4, 6))
-        found = []
+        results = []
         for name, cost in (("computed", None), ("negative", (-1.0,))):
             propagator = ShardingPropagator()
 
@@ -98,10 +98,10 @@ def test_the_cheapest_strategy_is_taken():
 
             with registered(propagator.register_op_strategy(name, strategy)):
                 sharding = propagator.propagate_op_sharding(OpSchema(name, (rows,)))
-                found.append((sharding.output_spec is whole, sharding.needs_redistribute))
+                results.append((sharding.output_spec is whole, sharding.needs_redistribute))
                 kept = propagator.propagate_op_sharding(OpSchema(name, (whole,)))
-                found.append((kept.output_spec is whole, kept.needs_redistribute))
-        return found
+                results.append((kept.output_spec is whole, kept.needs_redistribute))
+        return results
 
     assert simulate(body, 2, platform="torch")[0] == [(False, False), (True, False), (True, True), (True, False)]
 
@@ -123,9 +123,9 @@ def test_lists_choose_per_element():
         mesh = init_device_mesh("cpu", (2,), mesh_dim_names=("tp",))
         whole = distribute_tensor(torch.ones(3, requires_grad=True), mesh)
         cut = distribute_tensor(torch.ones(3, requires_grad=True), mesh, [Shard(0)])
-        one, two = double_all([whole, cut])
-        (one.sum() + two.sum()).backward()
-        assert (one.placements, two.placements) == ((Replicate(),), (Shard(0),))
+        first, second = double_all([whole, cut])
+        (first.sum() + second.sum()).backward()
+        assert (first.placements, second.placements) == ((Replicate(),), (Shard(0),))
         return [whole.grad.full_tensor().tolist(), cut.grad.full_tensor().tolist()]
 
     with registered(ShardingPropagator().register_op_strategy("double_all", strategy)):
@@ -188,7 +188,7 @@ def test_shape_and_dtype_of_outputs_are_asked_without_values(platform_name):
         from hyper_parallel.platform.select import current_platform
 
         platform = current_platform()
-        single, double, whole = (platform.from_numpy(np.zeros(1, kind)).dtype for kind in ("f4", "f8", "i4"))
+        single, double, whole = (platform.from_numpy(np.zeros(1, error)).dtype for error in ("f4", "f8", "i4"))
         x = Layout.place(init_device_mesh("cpu", (2,), mesh_dim_names=("tp",)), [Shard(0)], (5, 3))
         propagator = ShardingPropagator()
         ask = lambda op, args, *dtypes: propagator.propagate_tensor_meta(OpSchema(op, args), dtypes)  # noqa: E731 - short
@@ -197,13 +197,13 @@ def test_shape_and_dtype_of_outputs_are_asked_without_values(platform_name):
             ask("add", (x, x), single)
         with pytest.raises(LayoutError) as shapeless:
             ask("add", (x, x.with_shape(None)), single, double)
-        described = lambda one: (one.shape, str(one.dtype).rpartition(".")[2].lower())  # noqa: E731 - short
+        described = lambda meta: (meta.shape, str(meta.dtype).rpartition(".")[2].lower())  # noqa: E731 - short
         return (
             described(ask("add", (x, x), single, double)),
             described(ask("add", (x, 2), whole)),
             described(ask("lt", (x, x), single, single)),
             described(ask("cat", ([x, x], 0), single, single)),
-            [described(one) for one in ask("topk", (x, 2, 0), double)],
+            [described(meta) for meta in ask("topk", (x, 2, 0), double)],
             str(caught.value),
             str(shapeless.value),
         )
@@ -246,8 +246,8 @@ def test_shape_and_dtype_of_indexing_and_of_composed_operators():
 
     def ask(op, *args, dtype=torch.float32):
         x = Layout.place(init_device_mesh("cpu", (1,)), [Shard(0)], (5, 3))
-        found = propagator.propagate_tensor_meta(OpSchema(op, (x, *args)), (dtype,))
-        return found.shape, found.dtype
+        results = propagator.propagate_tensor_meta(OpSchema(op, (x, *args)), (dtype,))
+        return results.shape, results.dtype
 
     for getitem in (torch.Tensor.__getitem__, "__getitem__", "getitem"):
         assert ask(getitem, slice(1, 4)) == ((3, 3), torch.float32)
@@ -397,13 +397,13 @@ def test_what_is_registered_anew_is_asked_anew():
         layout = Layout.place(init_device_mesh("cpu", (1,)), [Replicate()], (4,))
         ask = lambda: propagator.propagate_op_sharding(OpSchema("of a test", (layout,))).output_spec.placements  # noqa: E731
         first = propagator.register_op_strategy("of a test", answer(Replicate()))
-        found = [ask()]
+        results = [ask()]
         first.unregister()
         with pytest.raises(UnsupportedOperatorError):
             ask()
         with registered(propagator.register_op_strategy("of a test", answer(Shard(0)))):
             first.unregister()
-            return [*found, ask()]
+            return [*results, ask()]
 
     assert simulate(body, 1, platform="torch") == [[(Replicate(),), (Shard(0),)]]
 
@@ -423,9 +423,9 @@ def test_the_registered_key_is_the_key():
         whole = Layout.place(init_device_mesh("cpu", (1,)), [Replicate()], (4,))
         propagator = ShardingPropagator()
         ask = lambda *args: propagator.propagate_op_sharding(OpSchema("of a test", (whole, *args)))  # noqa: E731
-        found = [ask(1, 5), ask(1, 5), ask(1, 6), ask(2, 5)]
-        assert found[0] is found[1]
-        return [one.redistribute_schema.kwargs_schema["_"][1:] for one in found]
+        results = [ask(1, 5), ask(1, 5), ask(1, 6), ask(2, 5)]
+        assert results[0] is results[1]
+        return [layout.redistribute_schema.kwargs_schema["_"][1:] for layout in results]
 
     info = RuntimeSchemaInfo(static_argnum=2)
     with registered(ShardingPropagator().register_op_strategy("of a test", strategy, info)):
@@ -493,8 +493,8 @@ def test_a_registered_write_never_moves_its_operand():
         return OpStrategy([OpSpec(whole, (whole,), [-9.0]), OpSpec(x, (x,))])
 
     with registered(ShardingPropagator().register_op_strategy(bump_, cheaper)):
-        found = simulate(body, 2, platform="torch")[0]
-        assert (found.output_spec.notation(), found.needs_redistribute) == ("[4@tp]", False)
+        results = simulate(body, 2, platform="torch")[0]
+        assert (results.output_spec.notation(), results.needs_redistribute) == ("[4@tp]", False)
 
     def moves(schema):
         whole = schema.args_spec[0].with_placement(0, Replicate())
@@ -569,8 +569,8 @@ def test_operands_of_an_operator_that_runs_whole():
         x, y = (distribute_tensor(torch.arange(3.0), mesh, [Shard(0)]) for mesh in meshes)
         total, difference = both_ways(x, x)
         messages = []
-        for kind, other in ((MeshMismatchError, y), (MixedTensorError, torch.ones(3))):
-            with pytest.raises(kind) as caught:
+        for error, other in ((MeshMismatchError, y), (MixedTensorError, torch.ones(3))):
+            with pytest.raises(error) as caught:
                 both_ways(x, other)
             messages.append(str(caught.value))
         return total.placements, total.full_tensor().tolist(), difference, messages
@@ -601,7 +601,7 @@ def test_schemas_tell_where_tensors_are():
     mesh = DeviceMesh.abstract("cpu", (2,), (0, 1), ("tp",))
     x, y = Layout.place(mesh, [Shard(0)], (4,)), Layout.place(mesh, [Replicate()], (3,))
     schema = OpSchema("f", (x, [y]), {"options": {"a": 1}})
-    assert [one.strategies[0].output_spec for one in schema.args_strategy] == [x, y]
+    assert [layout.strategies[0].output_spec for layout in schema.args_strategy] == [x, y]
     assert schema == OpSchema("f", (x, [y]), {"options": {"a": 1}})
     assert schema != OpSchema("f", (x, [y]), {"options": {"a": 2}})
     assert schema != OpSchema("f", (x, [y]), {"options": {"a": True}})
