@@ -9,7 +9,6 @@ from markupsafe import Markup
 
 from hyper_parallel.verify import pages
 from hyper_parallel.verify.pages import Cell, Column, page, palette, table
-from hyper_parallel.verify.report_files import write_text
 
 README = Path(pages.__file__).with_name("README.md")
 OWN = ("page", "panel")
@@ -122,11 +121,3 @@ def test_a_row_that_does_not_fit_is_rejected():
         table("t", ["a", "b"], [["x"]])
     with pytest.raises(ValueError, match=r"^Cell: kind 'red' is none of '', 'good', 'bad', 'warn', 'quiet'$"):
         Cell("x", kind="red")
-
-
-def test_a_page_that_cannot_be_written_is_a_clear_error(tmp_path):
-    """Missing folders are made; a file in place of a folder is an error that names the path."""
-    path = write_text(tmp_path / "new" / "x.html", "text")
-    assert path.read_text() == "text"
-    with pytest.raises(ValueError, match=r"^.*/new/x\.html/y\.html cannot be written: (Not a directory|File exists)$"):
-        write_text(path / "y.html", "text")
