@@ -64,7 +64,7 @@ class Case:
 
 @dataclass
 class Outcome:
-    """What became of one expression: its kind, and a line that says more."""
+    """The outcome of an expression: its kind, and a line of details."""
 
     name: str
     expression: str
@@ -79,22 +79,22 @@ class Outcome:
 def cases() -> list[Case]:
     """Every public name, with its samples."""
     table = _table()
-    found = [
+    results = [
         Case(f"{home}.{name}", *_expressions(home, name, table))
         for home in HOMES
         for name in _public(home)
         if not _not_swept(name)
     ]
     written = [
-        Case(f"Tensor.{name}", tuple(f"_written(x, lambda c: c.{name}({one.strip()}))" for one in args.split(" | ")))
+        Case(f"Tensor.{name}", tuple(f"_written(x, lambda c: c.{name}({item.strip()}))" for item in args.split(" | ")))
         for names, args in _lines(SAMPLES.IN_PLACE)
         for name in names
     ]
-    replaced = {one.name for one in written}
+    replaced = {item.name for item in written}
     spelled = [
-        Case(f"= {one}", (one,)) for one in " | ".join(SAMPLES.EXPRESSIONS.split("\n")).split(" | ") if one.strip()
+        Case(f"= {item}", (item,)) for item in " | ".join(SAMPLES.EXPRESSIONS.split("\n")).split(" | ") if item.strip()
     ]
-    return [one for one in found if one.name not in replaced] + written + spelled
+    return [item for item in results if item.name not in replaced] + written + spelled
 
 
 def _lines(text: str) -> list[tuple[list[str], str]]:
@@ -107,7 +107,7 @@ def _table() -> dict[str, list[str]]:
     table: dict[str, list[str]] = {}
     for names, args in _lines(SAMPLES.TABLE):
         for name in names:
-            table.setdefault(name, []).extend(one.strip() for one in args.split(" | "))
+            table.setdefault(name, []).extend(item.strip() for item in args.split(" | "))
     return table
 
 
@@ -131,21 +131,23 @@ def _public(home: str) -> list[str]:
     import mindspore
 
     if home == "Tensor":
-        names = [one for one in dir(mindspore.Tensor) if not one.startswith("_")]
-        return [one for one in names if callable(getattr(mindspore.Tensor, one, None))]
+        names = [item for item in dir(mindspore.Tensor) if not item.startswith("_")]
+        return [item for item in names if callable(getattr(mindspore.Tensor, item, None))]
     where: Any = mindspore
     for part in home.split("."):
         where = getattr(where, part)
     names = sorted(set(getattr(where, "__all__", dir(where))))
-    return [one for one in names if callable(getattr(where, one, None)) and not isinstance(getattr(where, one), type)]
+    return [
+        item for item in names if callable(getattr(where, item, None)) and not isinstance(getattr(where, item), type)
+    ]
 
 
 def _not_swept(name: str) -> bool:
     words = " ".join(SAMPLES.NOT_SWEPT.values()).split()
-    return any(fnmatch.fnmatch(name, one) for one in words)
+    return any(fnmatch.fnmatch(name, item) for item in words)
 
 
-# -- running one --------------------------------------------------------------------------------------------------------
+# -- running cases -----------------------------------------------------------------------------------------------------
 
 
 class Expression:
@@ -153,27 +155,27 @@ class Expression:
 
     def __init__(self, text: str, reference: str = "plain") -> None:
         self.text, self.reference = text, reference
-        named = {one.id for one in ast.walk(ast.parse(text.strip(), mode="eval")) if isinstance(one, ast.Name)}
-        self.operands = [one for one in SAMPLES.OPERANDS if one in named]
+        named = {item.id for item in ast.walk(ast.parse(text.strip(), mode="eval")) if isinstance(item, ast.Name)}
+        self.operands = [item for item in SAMPLES.OPERANDS if item in named]
 
     def arrays(self) -> list[Any]:
-        return [SAMPLES.OPERANDS[one] for one in self.operands]
+        return [SAMPLES.OPERANDS[item] for item in self.operands]
 
     def value(self, tensors: Any) -> Any:
         import mindspore
         from mindspore import Tensor, mint, ops
 
-        given = dict(zip(self.operands, tensors, strict=True))
+        arguments = dict(zip(self.operands, tensors, strict=True))
         return eval(self.text.strip(), {"mindspore": mindspore, "mint": mint, "ops": ops, "Tensor": Tensor,
-                                        "_written": _written, "_drawn": _drawn, "F": mint.nn.functional} | given)  # fmt: skip
+                                        "_written": _written, "_drawn": _drawn, "F": mint.nn.functional} | arguments)  # fmt: skip
 
     def __call__(self, *tensors: Any) -> list[Any]:
         """The tensors of the result."""
         if self.reference == "forward":
             from mindspore import ops
 
-            tensors = tuple(ops.stop_gradient(one) for one in tensors)
-        elif self.reference != "plain" and not any(isinstance(one, DTensor) for one in tensors):
+            tensors = tuple(ops.stop_gradient(item) for item in tensors)
+        elif self.reference != "plain" and not any(isinstance(item, DTensor) for item in tensors):
             return _by_torch(self, tensors) if self.reference == "torch" else _by_one_rank(self, tensors)
         return _tensors(self.value(tensors))
 
@@ -195,7 +197,7 @@ def _tensors(value: Any) -> list[Any]:
 
     if isinstance(value, Tensor):
         return [value]
-    return [one for item in value for one in _tensors(item)] if isinstance(value, (list, tuple)) else []
+    return [tensor for item in value for tensor in _tensors(item)] if isinstance(value, (list, tuple)) else []
 
 
 def _torch_value(expression: Expression, tensors: Any) -> Any:
@@ -219,17 +221,17 @@ def _by_torch(expression: Expression, tensors: Any) -> list[Any]:
     def flat(value: Any) -> list[Any]:
         if isinstance(value, torch.Tensor):
             return [value]
-        return [one for item in value for one in flat(item)] if isinstance(value, (list, tuple)) else []
+        return [tensor for item in value for tensor in flat(item)] if isinstance(value, (list, tuple)) else []
 
     class Reference(_Function):
         @staticmethod
         def forward(ctx: Any, *xs: Any) -> Any:
-            ctx.leaves = [torch.from_numpy(one.asnumpy().copy()) for one in xs]
-            for one in ctx.leaves:
-                one.requires_grad_(one.is_floating_point() or one.is_complex())
+            ctx.leaves = [torch.from_numpy(tensor.asnumpy().copy()) for tensor in xs]
+            for tensor in ctx.leaves:
+                tensor.requires_grad_(tensor.is_floating_point() or tensor.is_complex())
             ctx.outs = flat(_torch_value(expression, ctx.leaves))
-            made = tuple(Tensor(one.detach().numpy().copy()) for one in ctx.outs)
-            return made if len(made) > 1 else made[0]
+            results = tuple(Tensor(tensor.detach().numpy().copy()) for tensor in ctx.outs)
+            return results if len(results) > 1 else results[0]
 
         @staticmethod
         def backward(ctx: Any, *grads: Any) -> Any:
@@ -238,19 +240,19 @@ def _by_torch(expression: Expression, tensors: Any) -> list[Any]:
                 for o, g in zip(ctx.outs, grads, strict=True)
                 if o.requires_grad
             ]
-            leaves = [one for one in ctx.leaves if one.requires_grad]
-            found = iter(
+            leaves = [tensor for tensor in ctx.leaves if tensor.requires_grad]
+            results = iter(
                 torch.autograd.grad(
                     [o for o, _ in pairs], leaves, [g.reshape(o.shape) for o, g in pairs], allow_unused=True
                 )
             )
-            return tuple(_numbers(one, next(found)) if one.requires_grad else None for one in ctx.leaves)
+            return tuple(_numbers(tensor, next(results)) if tensor.requires_grad else None for tensor in ctx.leaves)
 
     def _numbers(leaf: Any, grad: Any) -> Any:
         return Tensor((torch.zeros_like(leaf) if grad is None else grad).detach().numpy().copy())
 
-    made = Reference.apply(*tensors)
-    return list(made) if isinstance(made, tuple) else [made]
+    results = Reference.apply(*tensors)
+    return list(results) if isinstance(results, tuple) else [results]
 
 
 def _by_one_rank(expression: Expression, tensors: Any) -> list[Any]:
@@ -261,32 +263,32 @@ def _probe(expression: Expression, arrays: Any) -> tuple[str, str]:
     """What plain tensors make of it: ``tensor``, ``host`` (no tensor), ``gradient`` (it has none) or ``fails``."""
     platform = platform_named("mindspore")
     try:
-        value = expression.value([platform.from_numpy(one) for one in arrays])
+        value = expression.value([platform.from_numpy(item) for item in arrays])
         outs = _tensors(value)
-        for one in outs:
-            one.asnumpy()
+        for item in outs:
+            item.asnumpy()
     except Exception as error:  # noqa: BLE001 - any failure means the same
         return "fails", _first_line(error)
     if not outs:
         return "host", repr(value)[:80]
-    if expression.reference == "torch" or any(one.size == 0 for one in outs):
+    if expression.reference == "torch" or any(item.size == 0 for item in outs):
         return "tensor", ""
     return _probe_gradient(platform, expression, arrays)
 
 
 def _probe_gradient(platform: Any, expression: Expression, arrays: Any) -> tuple[str, str]:
     rng = np.random.default_rng(0)
-    wanted = [one.dtype.kind in "fc" for one in arrays]
+    wanted = [item.dtype.kind in "fc" for item in arrays]
 
     def seeds(outs: Any) -> list[Any]:
         return [
-            platform.from_numpy(np.asarray(rng.standard_normal(tuple(one.shape))).astype(one.asnumpy().dtype))
-            if platform.is_floating(one) else None
-            for one in outs
+            platform.from_numpy(np.asarray(rng.standard_normal(tuple(item.shape))).astype(item.asnumpy().dtype))
+            if platform.is_floating(item) else None
+            for item in outs
         ]  # fmt: skip
 
     try:
-        _, grads = platform.vjp(expression, [platform.from_numpy(one) for one in arrays], seeds, wanted)
+        _, grads = platform.vjp(expression, [platform.from_numpy(item) for item in arrays], seeds, wanted)
         for grad in grads:
             if grad is not None:
                 grad.asnumpy()
@@ -298,7 +300,7 @@ def _probe_gradient(platform: Any, expression: Expression, arrays: Any) -> tuple
 def _probe_torch(expression: Expression, arrays: Any) -> tuple[str, str]:
     platform = platform_named("mindspore")
     try:
-        outs = _by_torch(expression, [platform.from_numpy(one) for one in arrays])
+        outs = _by_torch(expression, [platform.from_numpy(item) for item in arrays])
     except Exception as error:  # noqa: BLE001 - any failure means the same
         return "fails", _first_line(error)
     return _probe_gradient(platform, expression, arrays) if outs else ("fails", "no tensor")
@@ -308,21 +310,23 @@ def _host(expression: Expression, arrays: Any) -> str:
     """Python values must be the plain ones for every placement of the operands."""
     platform = platform_named("mindspore")
     mesh = init_device_mesh("cpu", (2,), mesh_dim_names=("m",))
-    wanted = expression.value([platform.from_numpy(one) for one in arrays])
-    for place in (lambda _: Replicate(), lambda one: Shard(0) if one.ndim else Replicate()):
+    wanted = expression.value([platform.from_numpy(item) for item in arrays])
+    for place in (lambda _: Replicate(), lambda item: Shard(0) if item.ndim else Replicate()):
         from hyper_parallel.core.dtensor.layout import Layout
 
-        layouts = [Layout.place(mesh, [place(one)], one.shape) for one in arrays]
+        layouts = [Layout.place(mesh, [place(item)], item.shape) for item in arrays]
         tensors = [
-            platform.wrap(platform.from_numpy(decompose(one, layout, 0)), layout)
-            for one, layout in zip(arrays, layouts, strict=True)
+            platform.wrap(platform.from_numpy(decompose(item, layout, 0)), layout)
+            for item, layout in zip(arrays, layouts, strict=True)
         ]
-        found = expression.value(tensors)
+        results = expression.value(tensors)
         same = (
-            np.isclose(found, wanted, rtol=1e-6).all() if isinstance(wanted, (np.ndarray, float)) else found == wanted
+            np.isclose(results, wanted, rtol=1e-6).all()
+            if isinstance(wanted, (np.ndarray, float))
+            else results == wanted
         )
         if not same:
-            return f"is {found!r}, should be {wanted!r}"[:200]
+            return f"is {results!r}, should be {wanted!r}"[:200]
     return ""
 
 
@@ -340,13 +344,13 @@ def _in_one(fn: Any, *args: Any) -> tuple[str, str]:
 
 def run_case(case: Case, meshes: Any = ((2,), (3,)), limit: int = 6) -> list[Outcome]:
     """Outcomes of a name's expressions; of guessed ones that of the first which plain tensors can run."""
-    found = []
+    results = []
     for text in case.expressions:
         outcome = _run_expression(case, text, meshes, limit)
-        found.append(outcome)
+        results.append(outcome)
         if case.guessed and outcome.kind != "no plain form":
             return [outcome]
-    return found[:1] if case.guessed else found
+    return results[:1] if case.guessed else results
 
 
 def _run_expression(case: Case, text: str, meshes: Any, limit: int) -> Outcome:
@@ -370,7 +374,7 @@ def _run_expression(case: Case, text: str, meshes: Any, limit: int) -> Outcome:
     try:
         if state == "host":
             problem = next(
-                (one for one in simulate(_host, 2, platform="mindspore", args=(expression, arrays)) if one), ""
+                (item for item in simulate(_host, 2, platform="mindspore", args=(expression, arrays)) if item), ""
             )
             return Outcome(case.name, text, "wrong" if problem else "ok", problem or "Python value", 2)
         return _checked(case, text, expression, arrays, meshes, limit, served)
@@ -418,7 +422,7 @@ def _failed(case: Case, text: str, error: RankFailedError, served: str) -> Outco
 
 
 def _child(part: int, parts: int, only: str, limit: int) -> None:
-    for case in [one for one in cases() if fnmatch.fnmatch(one.name, only)][part::parts]:
+    for case in [item for item in cases() if fnmatch.fnmatch(item.name, only)][part::parts]:
         started = time.monotonic()
         for outcome in run_case(case, limit=limit):
             print(json.dumps(asdict(outcome) | {"seconds": round(time.monotonic() - started, 2)}), flush=True)
@@ -433,8 +437,8 @@ def _parent(jobs: int, only: str, limit: int, report: Path) -> int:
             children.append(subprocess.Popen([*command, "--part", f"{part}/{jobs}"], stdout=out))
     for child in children:
         child.wait()
-    found = [json.loads(line) for path in parts for line in path.read_text().splitlines() if line.startswith("{")]
-    counts = Counter(one["kind"] for one in found)
+    results = [json.loads(line) for path in parts for line in path.read_text().splitlines() if line.startswith("{")]
+    counts = Counter(item["kind"] for item in results)
     lines = [
         "# MindSpore's public names on DTensors",
         "",
@@ -442,12 +446,12 @@ def _parent(jobs: int, only: str, limit: int, report: Path) -> int:
         "",
     ]
     lines += ["| name | expression | outcome | compared | note |", "|---|---|---|---|---|"]
-    for one in sorted(found, key=lambda one: (one["kind"], one["name"])):
-        note = one["note"].replace("|", "\\|").replace("\n", " ")
-        expression = one["expression"].replace("|", "\\|")
-        lines.append(f"| {one['name']} | `{expression}` | {one['kind']} | {one['compared']} | {note} |")
+    for item in sorted(results, key=lambda item: (item["kind"], item["name"])):
+        note = item["note"].replace("|", "\\|").replace("\n", " ")
+        expression = item["expression"].replace("|", "\\|")
+        lines.append(f"| {item['name']} | `{expression}` | {item['kind']} | {item['compared']} | {note} |")
     report.write_text("\n".join(lines) + "\n", encoding="utf-8")
-    report.with_suffix(".jsonl").write_text("\n".join(map(json.dumps, found)) + "\n", encoding="utf-8")
+    report.with_suffix(".jsonl").write_text("\n".join(map(json.dumps, results)) + "\n", encoding="utf-8")
     print(dict(counts))
     return 1 if {"wrong", "plain result", "crash"} & set(counts) else 0
 
@@ -460,12 +464,12 @@ def main() -> int:
     parser.add_argument("--limit", type=int, default=6, help="placements per expression and mesh")
     parser.add_argument("--report", type=Path, default=Path("sweep.md"))
     parser.add_argument("--part", default=None, help=argparse.SUPPRESS)
-    given = parser.parse_args()
-    if given.part is not None:
-        part, parts = map(int, given.part.split("/"))
-        _child(part, parts, given.only, given.limit)
+    arguments = parser.parse_args()
+    if arguments.part is not None:
+        part, parts = map(int, arguments.part.split("/"))
+        _child(part, parts, arguments.only, arguments.limit)
         return 0
-    return _parent(given.jobs, given.only, given.limit, given.report)
+    return _parent(arguments.jobs, arguments.only, arguments.limit, arguments.report)
 
 
 if __name__ == "__main__":

@@ -64,7 +64,7 @@ def test_gradients_are_true_and_dual(world, x_place, w_place, gradients):
         np.testing.assert_allclose(*seen["value"], rtol=1e-5)
         np.testing.assert_allclose(*seen["x"], rtol=1e-5, atol=1e-5)
         np.testing.assert_allclose(*seen["w"], rtol=1e-5, atol=1e-5)
-        assert seen["placements"] == tuple((one,) for one in gradients)
+        assert seen["placements"] == tuple((array,) for array in gradients)
         assert seen["pending"] == (Replicate(),)
 
 
@@ -93,8 +93,8 @@ def _second(exponent):
     mesh = init_device_mesh("cpu", (2,), mesh_dim_names=["tp"])
     x = _placed(platform, mesh, X + 2, Shard(0))
 
-    def slope(one):
-        grad = mindspore.grad(lambda piece: platform.wrap(piece, x.layout) ** exponent)(one)
+    def slope(array):
+        grad = mindspore.grad(lambda local: platform.wrap(local, x.layout) ** exponent)(array)
         return (grad * grad).sum()
 
     return platform.wrap(mindspore.grad(slope)(x.to_local()), x.layout).full_tensor().asnumpy()
@@ -104,8 +104,8 @@ def _second(exponent):
 def test_powers_can_be_differentiated_twice(exponent):
     """The gradient of a power has a gradient, for numbers of either kind as exponents."""
     wanted = 2 * exponent**2 * (exponent - 1) * (X + 2.0) ** (2 * exponent - 3)
-    for found in simulate(_second, 2, platform="mindspore", args=(exponent,)):
-        np.testing.assert_allclose(found, wanted, rtol=1e-5)
+    for results in simulate(_second, 2, platform="mindspore", args=(exponent,)):
+        np.testing.assert_allclose(results, wanted, rtol=1e-5)
 
 
 def _penalty(placements):
@@ -113,7 +113,7 @@ def _penalty(placements):
 
     platform = platform_named("mindspore")
     mesh = init_device_mesh("cpu", (3,), mesh_dim_names=["tp"])
-    x, w = (_placed(platform, mesh, one, placement) for one, placement in zip(PENALTY, placements, strict=True))
+    x, w = (_placed(platform, mesh, array, placement) for array, placement in zip(PENALTY, placements, strict=True))
 
     def penalty(x, w):
         value, grad = value_and_grad(lambda x, w: ops.tanh(ops.matmul(x, w.T)).sum(), 0)(x, w)
@@ -121,21 +121,21 @@ def _penalty(placements):
 
     # By x alone: of plain tensors, too, MindSpore loses what a weight adds to the gradient of a product.
     value, grad = value_and_grad(penalty, 0)(x, w)
-    return [one.full_tensor().asnumpy() for one in (value, grad)]
+    return [array.full_tensor().asnumpy() for array in (value, grad)]
 
 
 PENALTY = [np.random.default_rng(size[0]).normal(size=size, scale=0.3).astype(np.float32) for size in ((5, 4), (3, 4))]
 
 
 @pytest.mark.parametrize("placements", [(Shard(1), Shard(1)), (Replicate(), Shard(1)), (Shard(0), Shard(1))])
-def test_gradients_of_empty_pieces_can_be_differentiated(placements):
+def test_gradients_of_empty_shards_can_be_differentiated(placements):
     """Four columns leave the third rank nothing: it runs the others' collectives in a second backward, too."""
-    x, w = (one.astype(np.float64) for one in PENALTY)
+    x, w = (array.astype(np.float64) for array in PENALTY)
     y = np.tanh(x @ w.T)
     slope = 1 - y * y
     grad = slope @ w
     bent = -2 * y * slope * (2 * grad @ w.T)  # of the penalty by x @ w.T, through the slope
     wanted = [(grad * grad).sum() + y.sum(), (bent + slope) @ w]
-    for found in simulate(_penalty, 3, platform="mindspore", args=(placements,)):
-        for one, other in zip(found, wanted, strict=True):
-            np.testing.assert_allclose(one, other, rtol=1e-4, atol=1e-4)
+    for results in simulate(_penalty, 3, platform="mindspore", args=(placements,)):
+        for array, other in zip(results, wanted, strict=True):
+            np.testing.assert_allclose(array, other, rtol=1e-4, atol=1e-4)

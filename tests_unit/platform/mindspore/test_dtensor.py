@@ -72,15 +72,15 @@ def _trained(name, distributed):
     for _ in range(3):
         optimizer(step(x)[1])
     if not distributed:
-        return [one.asnumpy() for one in parameters], True
-    shared = all((Tensor.asnumpy(one) == one.to_local().asnumpy()).all() for one in parameters)
-    return [one.full_tensor().asnumpy() for one in parameters], shared
+        return [tensor.asnumpy() for tensor in parameters], True
+    shared = all((Tensor.asnumpy(tensor) == tensor.to_local().asnumpy()).all() for tensor in parameters)
+    return [tensor.full_tensor().asnumpy() for tensor in parameters], shared
 
 
 def _compared(name):
     plain, _ = _trained(name, distributed=False)
-    found, shared = _trained(name, distributed=True)
-    return plain, found, shared
+    results, shared = _trained(name, distributed=True)
+    return plain, results, shared
 
 
 @pytest.mark.parametrize("world", [2, 3])
@@ -88,9 +88,9 @@ def _compared(name):
 @pytest.mark.untraced
 def test_optimizer_steps_as_on_plain_parameters(name, world):
     """Three steps on a column- and a row-parallel layer move DTensor parameters as plain ones, without any factor."""
-    for plain, found, shared in simulate(_compared, world, platform="mindspore", args=(name,)):
+    for plain, results, shared in simulate(_compared, world, platform="mindspore", args=(name,)):
         assert shared
-        for ours, theirs, start in zip(found, plain, FACTORS, strict=False):
+        for ours, theirs, start in zip(results, plain, FACTORS, strict=False):
             np.testing.assert_allclose(ours, theirs, rtol=2**-20, atol=2**-20)
             assert np.abs(theirs - start).max() > 1e-4
 
@@ -134,8 +134,8 @@ def _writes():
 def test_every_write_reaches_parameter_and_local_tensor(world):
     """A parameter and its local tensor share storage through every kind of write, in-place arithmetic included."""
     for seen in simulate(_writes, world, platform="mindspore"):
-        for what, (found, shared, expected) in seen.items():
-            np.testing.assert_array_equal(found, expected, err_msg=what)
+        for what, (results, shared, expected) in seen.items():
+            np.testing.assert_array_equal(results, expected, err_msg=what)
             assert shared, what
 
 
@@ -150,7 +150,7 @@ def _copies():
     deep, zeros, pickled = copy.deepcopy(p), p.clone(init="zeros"), _pickled(_placed(A, Shard(1)))
     deep.set_data(_placed(7 * A, Shard(0)))
     return (
-        [isinstance(one, Parameter) for one in (deep, zeros, p.clone(), copy.copy(p))],
+        [isinstance(tensor, Parameter) for tensor in (deep, zeros, p.clone(), copy.copy(p))],
         (deep.name, deep.requires_grad, deep.placements),
         p.full_tensor().asnumpy(),
         zeros.full_tensor().asnumpy(),
@@ -215,12 +215,12 @@ def _moves(shape):
             local = platform.from_numpy(decompose(A, start, number))
             kept = []
 
-            def move(piece, start=start, goal=goal, kept=kept):
-                kept[:] = [platform.wrap(piece, start).redistribute_to(goal)]
+            def move(shard, start=start, goal=goal, kept=kept):
+                kept[:] = [platform.wrap(shard, start).redistribute_to(goal)]
                 return [kept[0].to_local()]
 
-            piece = seed[tuple(slice(*box) for box in dual(goal).local_box())]
-            _, (grad,) = platform.vjp(move, [local], [platform.from_numpy(piece)], [True])
+            shard = seed[tuple(slice(*box) for box in dual(goal).local_box())]
+            _, (grad,) = platform.vjp(move, [local], [platform.from_numpy(shard)], [True])
             whole = kept[0].full_tensor().asnumpy()
             true = seed[tuple(slice(*box) for box in dual(start).local_box())]
             bound = 2**-20 * (1 + np.abs(A).max()) if start.partials else 0  # what is not added is only moved
@@ -269,19 +269,19 @@ def _mixed():
         "mint.add(plain, other=x)": lambda: mint.add(plain, other=x),
         "parameter * x": lambda: Parameter(plain, name="p") * x,
     }
-    found = {}
+    results = {}
     for name, call in calls.items():
         with pytest.raises(HyperParallelError) as caught:
             call()
-        found[name] = type(caught.value).__name__
+        results[name] = type(caught.value).__name__
     parameter = Parameter(Tensor(A), name="q")
-    return found, (parameter + plain).asnumpy()
+    return results, (parameter + plain).asnumpy()
 
 
 def test_a_plain_tensor_first_arrives_too():
     """A plain tensor or Parameter may stand first or by keyword: it is dispatched and refused, never run locally."""
-    for found, plain in simulate(_mixed, 2, platform="mindspore"):
-        assert set(found.values()) == {"MixedTensorError"}
+    for results, plain in simulate(_mixed, 2, platform="mindspore"):
+        assert set(results.values()) == {"MixedTensorError"}
         np.testing.assert_array_equal(plain, 2 * A)
 
 
@@ -327,7 +327,7 @@ def _through(name):
     ],
 )
 @pytest.mark.untraced
-def test_bypass_is_closed(name, mesh):
+def test_every_call_is_intercepted(name, mesh):
     """What MindSpore computes on the local tensor without asking is dispatched, and right forward and backward."""
 
     def run(x):
@@ -383,7 +383,7 @@ def _protocol():
     return refused, facts, kept, x.copy().full_tensor().asnumpy() / 2, (written == 3).all()
 
 
-def test_a_dtensor_is_asked_as_a_tensor_is():
+def test_a_dtensor_answers_as_a_tensor_does():
     """Length, membership, indices and copies are of the whole; a write reaches every tensor of the same storage."""
     what = "pass a DTensor, or this rank's shard"
     for rank, (refused, facts, kept, copied, written) in enumerate(simulate(_protocol, 2, platform="mindspore")):
@@ -409,21 +409,21 @@ def test_a_parameter_of_a_parameter_is_refused():
             Parameter(weight)
         return str(caught.value)
 
-    said = "Parameter(p) of a DTensor parameter: say p.clone() for a new parameter with its own values"
-    assert simulate(rank, 2, "mindspore") == [said, said]
+    messages = "Parameter(p) of a DTensor parameter: say p.clone() for a new parameter with its own values"
+    assert simulate(rank, 2, "mindspore") == [messages, messages]
 
 
 def test_lists_are_no_operands():
-    """A list, which a plain tensor adds, would meet every rank's piece alike: it is refused."""
+    """A list, which a plain tensor adds, would be added to every rank's shard alike: it is refused."""
 
     def rank():
-        held = _placed(np.arange(6, dtype=np.float32), Shard(0))
-        said = []
+        dtensor = _placed(np.arange(6, dtype=np.float32), Shard(0))
+        messages = []
         for row in ([1.0, 2.0], (1.0, 2.0)):
             with pytest.raises(TypeError) as caught:
-                held + row
-            said.append(str(caught.value))
-        return said
+                dtensor + row
+            messages.append(str(caught.value))
+        return messages
 
     assert simulate(rank, 3, "mindspore")[0] == [
         f"unsupported operand type(s) for +: 'MindSporeDTensor' and '{kind}'" for kind in ("list", "tuple")

@@ -142,12 +142,12 @@ REFERRED = [
             "scaled_dot_product_attention(x, y, z, scale=1.0, enable_gqa=True)"}),
     ((real(2, 5, 8), real(2, 3, 8), real(2, 3, 8)), {
         "ops.flash_attention_score(x, y, z, 4, scalar_value=0.3)": f"view(canonical.permute(canonical."
-            f"scaled_dot_product_attention({', '.join(f'canonical.permute(canonical.view({one}, (2, -1, 4, 2)), (0, 2, 1, 3))' for one in 'xyz')}"
+            f"scaled_dot_product_attention({', '.join(f'canonical.permute(canonical.view({tensor}, (2, -1, 4, 2)), (0, 2, 1, 3))' for tensor in 'xyz')}"
             ", scale=0.3), (0, 2, 1, 3)), (2, 5, 8))",
     }),
     ((real(5, 2, 8), real(3, 2, 8), real(3, 2, 8)), {
         "ops.flash_attention_score(x, y, z, 4, input_layout='SBH')": f"view(canonical.permute(canonical."
-            f"scaled_dot_product_attention({', '.join(f'canonical.permute(canonical.view({one}, (-1, 2, 4, 2)), (1, 2, 0, 3))' for one in 'xyz')}"
+            f"scaled_dot_product_attention({', '.join(f'canonical.permute(canonical.view({tensor}, (-1, 2, 4, 2)), (1, 2, 0, 3))' for tensor in 'xyz')}"
             ", scale=1.0), (2, 0, 1, 3)), (5, 2, 8))",
     }),
     ((real(2, 4, 5, 6), real(1, 1, 5, 6), real(1, 1, 5, 6)), {
@@ -173,12 +173,12 @@ REFERRED = [
 ]  # fmt: skip
 
 CASES = [
-    (one.strip(), one.strip(), arrays)
+    (tensor.strip(), tensor.strip(), arrays)
     for arrays, text in SPELLED
-    for one in text.replace("\n", " | ").split(" | ")
-    if one.strip()
+    for tensor in text.replace("\n", " | ").split(" | ")
+    if tensor.strip()
 ]
-REFERENCES = [(one, right, arrays) for arrays, pairs in REFERRED for one, right in pairs.items()]
+REFERENCES = [(tensor, right, arrays) for arrays, pairs in REFERRED for tensor, right in pairs.items()]
 
 
 def _spelled(expression, right):
@@ -190,7 +190,7 @@ def _spelled(expression, right):
 
         names = {"mindspore": mindspore, "mint": mint, "ops": ops, "F": mint.nn.functional}
         operands = dict(zip("xyzw", tensors, strict=False))
-        if right == expression or any(isinstance(one, DTensor) for one in tensors):
+        if right == expression or any(isinstance(tensor, DTensor) for tensor in tensors):
             return eval(expression, names | operands)
         canonical = platform_named("mindspore").dispatcher.ops
         return eval(f"canonical.{right}", {"canonical": canonical} | operands)
@@ -203,31 +203,37 @@ def on_one_rank(run, arrays):
     platform = platform_named("mindspore")
     with use_platform("mindspore"):
         mesh = init_device_mesh("cpu", (1,), mesh_dim_names=("m",))
-        given = [platform.from_numpy(np.asarray(one)) for one in arrays]
-        held = [DTensor.from_local(one, mesh, [Shard(0) if one.ndim else Replicate()]) for one in given]
-        return _arrays(run(*given)), _arrays(run(*held))
+        plain_tensors = [platform.from_numpy(np.asarray(tensor)) for tensor in arrays]
+        dtensors = [
+            DTensor.from_local(tensor, mesh, [Shard(0) if tensor.ndim else Replicate()]) for tensor in plain_tensors
+        ]
+        return _arrays(run(*plain_tensors)), _arrays(run(*dtensors))
 
 
 def _arrays(value):
     if isinstance(value, (list, tuple)):
-        return [one for item in value for one in _arrays(item)]
+        return [tensor for item in value for tensor in _arrays(item)]
     if isinstance(value, DTensor):
         value = value.full_tensor()
     return [value.asnumpy()] if hasattr(value, "asnumpy") else []
 
 
-@pytest.mark.parametrize("expression, right, arrays", CASES + REFERENCES, ids=[one[0] for one in CASES + REFERENCES])
+@pytest.mark.parametrize(
+    "expression, right, arrays", CASES + REFERENCES, ids=[tensor[0] for tensor in CASES + REFERENCES]
+)
 def test_spelling_is_served_on_one_rank(expression, right, arrays):
     """Alone in its world, a rank has the plain values, shapes and dtypes: the same as below, once and in this process."""
     run = _spelled(expression, right)
     plain, served = on_one_rank(run, arrays)
-    assert [(one.shape, one.dtype) for one in served] == [(one.shape, one.dtype) for one in plain]
-    for one, wanted in zip(served, plain, strict=True):
-        np.testing.assert_allclose(one, wanted, rtol=2e-5, atol=2e-5)
+    assert [(tensor.shape, tensor.dtype) for tensor in served] == [(tensor.shape, tensor.dtype) for tensor in plain]
+    for tensor, wanted in zip(served, plain, strict=True):
+        np.testing.assert_allclose(tensor, wanted, rtol=2e-5, atol=2e-5)
 
 
 @pytest.mark.parametrize("mesh", [(2,), (3,)], ids=str)
-@pytest.mark.parametrize("expression, right, arrays", CASES + REFERENCES, ids=[one[0] for one in CASES + REFERENCES])
+@pytest.mark.parametrize(
+    "expression, right, arrays", CASES + REFERENCES, ids=[tensor[0] for tensor in CASES + REFERENCES]
+)
 @pytest.mark.untraced
 def test_spelling_means_the_same_on_dtensors(expression, right, arrays, mesh):
     """What a MindSpore program writes arrives, is dispatched, and is right forward and backward in every placement."""
@@ -294,7 +300,7 @@ OPERANDS64 = {
 @pytest.mark.parametrize("name", OPERANDS64)
 @pytest.mark.untraced
 def test_spelling_means_the_same_in_float64(name, mesh):
-    """Outputs and gradients equal the plain ones in float64 for placements drawn at random, pending sums included."""
+    """Outputs and gradients equal the plain ones in float64 for random placements, partial values included."""
 
     def run(*tensors):
         return in_float64(name)(*tensors)

@@ -33,7 +33,7 @@ def _cell():
     from mindspore.mint.nn import functional as F
 
     class Dropping(nn.Cell):
-        """Dropout twice, so that a mask drawn out of turn shows."""
+        """Dropout twice, so that a mask sampled out of order shows."""
 
         def construct(self, x):
             """What is kept twice, times its own sine."""
@@ -58,13 +58,13 @@ def _way(name, cell):
     return lambda x: platform.checkpoint(cell, x, use_reentrant=reentrant)
 
 
-def _gradients(place):
+def _gradients(placement):
     """Loss, gradient, and where the stream was before backward: plain, then by every way."""
     platform = platform_named("mindspore")
     mesh = init_device_mesh("cpu", (platform.get_world_size(),), mesh_dim_names=["tp"])
-    layout = Layout.place(mesh, (place,), A.shape)
-    x, seed = (platform.wrap(platform.from_numpy(decompose(one, layout, 0)), layout) for one in (A, C))
-    found = {}
+    layout = Layout.place(mesh, (placement,), A.shape)
+    x, seed = (platform.wrap(platform.from_numpy(decompose(array, layout, 0)), layout) for array in (A, C))
+    results = {}
     for name in ("plain", *WAYS):
         random.manual_seed(3)
         apply, calls = _way(name, _cell()), []
@@ -76,24 +76,24 @@ def _gradients(place):
 
         value, grad = platform.value_and_grad(loss)(x)
         assert calls == [random.get_state()]
-        found[name] = float(value.full_tensor().asnumpy()), grad.full_tensor().asnumpy().tolist(), calls
-    return found
+        results[name] = float(value.full_tensor().asnumpy()), grad.full_tensor().asnumpy().tolist(), calls
+    return results
 
 
 @pytest.mark.parametrize("world, place", [(2, Shard(0)), (3, Replicate())])
 def test_gradients_are_those_without_recomputation(world, place):
     """By every way into MindSpore's recomputation, dropout has its plain loss and gradient, up to rounding."""
-    for found in simulate(_gradients, world, "mindspore", (place,)):
-        plain = found.pop("plain")
+    for results in simulate(_gradients, world, "mindspore", (place,)):
+        plain = results.pop("plain")
         assert (np.array(plain[1]) == 0).any()
-        for name, (loss, grad, calls) in found.items():
+        for name, (loss, grad, calls) in results.items():
             assert (name, loss, calls) == (name, plain[0], plain[2])
             np.testing.assert_array_equal(np.array(grad) == 0, np.array(plain[1]) == 0)
             np.testing.assert_allclose(grad, plain[1], rtol=1e-5, err_msg=name)  # float32, summed in another order
 
 
 def test_what_cannot_be_run_again_is_refused_reentrantly_too():
-    """The mask that nn.Dropout of a plain tensor draws anew is an error in either mode, never a wrong gradient."""
+    """The mask that nn.Dropout of a plain tensor samples anew is an error in either mode, never a wrong gradient."""
 
     def rank():
         import mindspore

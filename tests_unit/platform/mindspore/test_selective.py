@@ -64,14 +64,14 @@ def _counting(log):
     return Counting()
 
 
-def _gradients(place):
+def _gradients(placement):
     """Value, gradients and number of products: plain, then by every policy."""
     from mindspore import mint
 
     platform = platform_named("mindspore")
     mesh = init_device_mesh("cpu", (platform.get_world_size(),), mesh_dim_names=["tp"])
-    layout = Layout.place(mesh, (place,), A.shape)
-    x, y, seed = (platform.wrap(platform.from_numpy(decompose(one, layout, 0)), layout) for one in (A, B, C))
+    layout = Layout.place(mesh, (placement,), A.shape)
+    x, y, seed = (platform.wrap(platform.from_numpy(decompose(array, layout, 0)), layout) for array in (A, B, C))
 
     def block(x, y):
         """Two products, one with a pending reduction, dropout, views and a write to elements."""
@@ -79,7 +79,7 @@ def _gradients(place):
         z = mint.nn.functional.dropout(z.sin(), 0.3, True) * z
         return mint.matmul(z, y).sin()
 
-    found = {}
+    results = {}
     for name in ("plain", *POLICIES):
         contexts = lambda name=name: platform.create_selective_checkpoint_contexts(POLICIES[name][0]())  # noqa: E731
         random.manual_seed(3)
@@ -91,18 +91,18 @@ def _gradients(place):
 
         with _counting(log):
             value, grads = platform.value_and_grad(loss, (0, 1))(x, y)
-        whole = [one.full_tensor().asnumpy().tolist() for one in grads]
-        found[name] = float(value.full_tensor().asnumpy()), whole, log.count("MatMulExt")
-    return found
+        whole = [array.full_tensor().asnumpy().tolist() for array in grads]
+        results[name] = float(value.full_tensor().asnumpy()), whole, log.count("MatMulExt")
+    return results
 
 
 @pytest.mark.parametrize("world, place", [(2, Shard(1)), (3, Shard(0)), (3, Replicate())])
 def test_kept_operators_do_not_run_again(world, place):
     """By every way to say it, loss and gradients are those without, bit for bit, and kept products run once."""
-    for found in simulate(_gradients, world, "mindspore", (place,)):
-        value, grads, products = found.pop("plain")
-        assert all(np.abs(one).max() > 0 for one in grads)
-        for name, (other, others, ran) in found.items():
+    for results in simulate(_gradients, world, "mindspore", (place,)):
+        value, grads, products = results.pop("plain")
+        assert all(np.abs(array).max() > 0 for array in grads)
+        for name, (other, others, ran) in results.items():
             assert (name, other, others) == (name, value, grads)
             assert (name, ran) == (name, products + 2 - POLICIES[name][1])
 
@@ -142,7 +142,7 @@ def _errors():
     from mindspore import Tensor, mint, ops
 
     platform = platform_named("mindspore")
-    x, one, turns = Tensor(np.arange(1.0, 7.0).reshape(2, 3)), Tensor(np.ones((2, 3))), []
+    x, array, turns = Tensor(np.arange(1.0, 7.0).reshape(2, 3)), Tensor(np.ones((2, 3))), []
 
     def contexts(policy, **how):
         return lambda: platform.create_selective_checkpoint_contexts(policy, **how)
@@ -155,7 +155,7 @@ def _errors():
 
     def longer(x):
         turns.append(0)
-        return (x * x if len(turns) == 1 else x * one * x).sin()
+        return (x * x if len(turns) == 1 else x * array * x).sin()
 
     def shorter(x):
         turns.append(0)
@@ -190,8 +190,8 @@ def _errors():
         y.copy_(x)
         return y.sin()
 
-    given = contexts(["Mul"], allow_cache_entry_mutation=True)
-    grad = mindspore.grad(lambda x: platform.checkpoint(overwritten, x, context_fn=given).sum())(x)
+    context_fn = contexts(["Mul"], allow_cache_entry_mutation=True)
+    grad = mindspore.grad(lambda x: platform.checkpoint(overwritten, x, context_fn=context_fn).sum())(x)
     np.testing.assert_allclose(grad.asnumpy(), np.cos(x.asnumpy()))
     return messages
 

@@ -60,7 +60,7 @@ x.median() | x.median(axis=0, keepdims=True) | x.sort(0, True) | x.sort(axis=1) 
 x.argmin(axis=0) | line.bincount() | line.bincount(minlength=12) | n.mean() | n.mean(0) | ops.kl_div(x, y) | ops.kl_div(x, y, "none")
 _drawn(ops.randn_like(x)) | _drawn(ops.rrelu(x)) | ops.dyn_shape(x) | ops.bincount(line) | sq.trace()
 """
-CASES = [one.strip() for one in EXPRESSIONS.replace("\n", " | ").split(" | ") if one.strip()]
+CASES = [tensor.strip() for tensor in EXPRESSIONS.replace("\n", " | ").split(" | ") if tensor.strip()]
 
 
 @pytest.mark.parametrize("text", CASES)
@@ -68,34 +68,36 @@ def test_name_is_served_on_one_rank(text):
     """Alone in its world, a rank has the plain values and shapes: the same as below, once and in this process."""
     expression = SWEEP.Expression(text)
     platform = platform_named("mindspore")
-    given = [platform.from_numpy(np.asarray(one)) for one in expression.arrays()]
+    plain_tensors = [platform.from_numpy(np.asarray(tensor)) for tensor in expression.arrays()]
     with use_platform("mindspore"):
         mesh = init_device_mesh("cpu", (1,), mesh_dim_names=("m",))
-        held = [DTensor.from_local(one, mesh, [Shard(0) if one.ndim else Replicate()]) for one in given]
-        plain, served = SWEEP._tensors(expression.value(given)), SWEEP._tensors(expression.value(held))
+        dtensors = [
+            DTensor.from_local(tensor, mesh, [Shard(0) if tensor.ndim else Replicate()]) for tensor in plain_tensors
+        ]
+        plain, served = SWEEP._tensors(expression.value(plain_tensors)), SWEEP._tensors(expression.value(dtensors))
     assert len(served) == len(plain)
-    for one, wanted in zip(served, plain, strict=True):
-        found = (one.full_tensor() if isinstance(one, DTensor) else one).asnumpy()
-        assert found.dtype == wanted.asnumpy().dtype
-        np.testing.assert_allclose(found, wanted.asnumpy(), rtol=2e-5, atol=2e-5)
+    for tensor, wanted in zip(served, plain, strict=True):
+        outcome = (tensor.full_tensor() if isinstance(tensor, DTensor) else tensor).asnumpy()
+        assert outcome.dtype == wanted.asnumpy().dtype
+        np.testing.assert_allclose(outcome, wanted.asnumpy(), rtol=2e-5, atol=2e-5)
 
 
 @pytest.mark.parametrize("text", CASES)
 @pytest.mark.untraced
 def test_name_means_the_same_on_dtensors(text):
     """Values, dtypes and gradients are those of plain tensors, in every placement tried on two ranks."""
-    (found,) = SWEEP.run_case(SWEEP.Case(text, (text,)), meshes=((2,),), limit=3)
-    assert (found.kind, found.note.partition("reference")[0].strip()) == ("ok", "")
-    assert found.compared > 0
+    (outcome,) = SWEEP.run_case(SWEEP.Case(text, (text,)), meshes=((2,),), limit=3)
+    assert (outcome.kind, outcome.note.partition("reference")[0].strip()) == ("ok", "")
+    assert outcome.compared > 0
 
 
 @pytest.mark.platforms("torch", "mindspore", together=True)
 def test_name_without_a_plain_kernel_means_what_it_does_on_pytorch():
     """Where MindSpore's CPU build has no kernel for the plain form, PyTorch says what it means."""
     text = "_written(x, lambda c: c.scatter_(0, perm, src))"
-    (found,) = SWEEP.run_case(SWEEP.Case(text, (text,)), meshes=((2,),), limit=3)
-    assert (found.kind, found.note.partition("reference")[0].strip()) == ("ok", "")
-    assert found.compared > 0
+    (outcome,) = SWEEP.run_case(SWEEP.Case(text, (text,)), meshes=((2,),), limit=3)
+    assert (outcome.kind, outcome.note.partition("reference")[0].strip()) == ("ok", "")
+    assert outcome.compared > 0
 
 
 @pytest.fixture
@@ -125,8 +127,8 @@ def test_options_of_primitives_without_a_rule_are_refused(dtensor):
     )
 
 
-def test_places_outside_of_a_tensor_are_refused(dtensor):
-    """A place that does not exist is an error, as it is to MindSpore, and never another element."""
+def test_indices_out_of_bounds_are_refused(dtensor):
+    """An index out of bounds is an error, as in MindSpore, and never another element."""
     from mindspore import ops
 
     x, places = dtensor(np.ones((5, 3), np.float32)), dtensor(np.array([[0, 7]], np.int64))
@@ -153,8 +155,8 @@ def test_what_would_work_on_local_tensors_is_refused(dtensor):
         def construct(self, x):
             return x * 2
 
-        def bprop(self, *given):
-            return (given[-1] * 2,)
+        def bprop(self, *plain_tensors):
+            return (plain_tensors[-1] * 2,)
 
     x = dtensor(np.ones((2, 3), np.float32))
     what = "it would see this rank's shards as if they were whole; "
@@ -178,7 +180,7 @@ def _doubled(x):
 
 
 def test_recomputed_cells_take_dtensors():
-    """``ms.recompute`` has a bprop, which differentiates what it is given: values and gradients are right."""
+    """``ms.recompute`` has a bprop, which differentiates its operands: values and gradients are right."""
 
     def run(x, y):
         import mindspore
@@ -222,26 +224,26 @@ def test_mindspore_works_after_a_failed_differentiation():
     platform = platform_named("mindspore")
     x = platform.from_numpy(np.ones((5, 3), np.float32))
     with pytest.raises(ZeroDivisionError):
-        mindspore.grad(lambda one: one / (1 // 0))(x)
+        mindspore.grad(lambda tensor: tensor / (1 // 0))(x)
     assert x[0].shape == (3,)
     with pytest.raises(ZeroDivisionError):
-        mindspore.value_and_grad(mindspore.grad(lambda one: one / (1 // 0)))(x)
+        mindspore.value_and_grad(mindspore.grad(lambda tensor: tensor / (1 // 0)))(x)
     assert x[0].shape == (3,)
 
-    def failing(one):
-        return [one * 2, 1 / 0]
+    def failing(tensor):
+        return [tensor * 2, 1 / 0]
 
     for _ in range(2):
         with pytest.raises(ZeroDivisionError):
             platform.vjp(failing, [x], [None, None], [True])
         with pytest.raises(ZeroDivisionError):
-            platform.value_and_grad(lambda one: failing(one)[0])(x)
+            platform.value_and_grad(lambda tensor: failing(tensor)[0])(x)
     assert x[0].shape == (3,)
     assert ops.stop_gradient(x)[0].shape == (3,)
 
 
 def test_scales_that_give_no_whole_size_are_refused(dtensor):
-    """Resizing by a scale counts places by the scale; where sizes are not whole, the size must be given."""
+    """Resizing by a scale counts positions by the scale; where sizes are not whole, the size must be given."""
     from mindspore import mint
 
     x = dtensor(np.ones((1, 2, 3, 5), np.float32))

@@ -29,8 +29,8 @@ def whole(high, *shape):
     return RNG.integers(0, high, shape).astype(np.int64)
 
 
-def test_places_in_empty_pieces_have_no_gradient():
-    """Backward communicates alike on every rank, also where places were cast and a rank holds nothing."""
+def test_indices_of_empty_shards_have_no_gradient():
+    """Backward communicates alike on every rank, also where indices were cast and a rank's shard is empty."""
     from hyper_parallel.core.dtensor.placements import Shard
     from hyper_parallel.verify.check import check_function
 
@@ -42,7 +42,7 @@ def test_places_in_empty_pieces_have_no_gradient():
     assert report.all_held, (report.wrong, report.rejected)
 
 
-def test_steps_of_empty_pieces_have_no_gradient():
+def test_steps_of_empty_shards_have_no_gradient():
     """Nothing flows back through signs and roundings: a rank without elements does not wait alone for the others."""
     from hyper_parallel.core.dtensor.placements import Replicate, Shard
     from hyper_parallel.verify.check import check_function
@@ -53,8 +53,8 @@ def test_steps_of_empty_pieces_have_no_gradient():
             rows = x.redistribute(placements=[Shard(0)])  # two rows on three ranks
         return sum(getattr(ops, op)(rows) for op in ("sign", "sgn", "ceil", "round")) + x
 
-    places = [[(Partial("sum"),), (Replicate(),), (Shard(1),)]]
-    report = check_function(stepped, [3 * real(2, 3)], (3,), platform="mindspore", placements=places)
+    placements = [[(Partial("sum"),), (Replicate(),), (Shard(1),)]]
+    report = check_function(stepped, [3 * real(2, 3)], (3,), platform="mindspore", placements=placements)
     assert report.all_held, (report.wrong, report.rejected)
 
 
@@ -67,41 +67,43 @@ def test_what_is_added_to_an_empty_product_has_no_gradient():
         run = platform.local_op(name)
         operands = [mindspore.Tensor(real(*shape)) for shape in shapes]
         for _ in range(5):
-            junk = [real(*shape) + 1 for shape in shapes for _ in range(20)]  # to be found by who leaves it
+            junk = [
+                real(*shape) + 1 for shape in shapes for _ in range(20)
+            ]  # left in memory for kernels that do not write
             del junk
             grads = mindspore.grad(lambda *args, run=run: run(*args).sum(), (0, 1, 2))(*operands)
-            assert [one.shape for one in grads] == shapes
-            assert not any(one.asnumpy().any() for one in grads)
+            assert [tensor.shape for tensor in grads] == shapes
+            assert not any(tensor.asnumpy().any() for tensor in grads)
 
 
 def test_counts_of_no_element_are_zero(canonical):
-    """A rank whose piece is empty counts nothing, and goes on to the sum over all ranks."""
+    """A rank whose shard is empty counts nothing, and continues with the sum over all ranks."""
     assert canonical("bincount_to", whole(5, 0), None, 7).tolist() == [0] * 7
     assert canonical("histc", real(0), 4, -1, 1).tolist() == [0.0] * 4
     assert canonical("dot", real(0), real(0)).tolist() == 0.0
 
 
-def test_the_special_function_of_no_element_has_none(canonical):
-    """Its kernel refuses the zeros by which others are asked for their shapes; it is right about empty pieces."""
+def test_mvlgamma_of_no_element_is_empty(canonical):
+    """Its kernel refuses the zeros that stand in for empty operands of others; it is right on empty shards."""
     assert canonical("mvlgamma", real(0, 5), 2).shape == (0, 5)
 
 
-def test_results_of_empty_pieces(refusal):
-    """Several results, slices, what is not written into, and what nobody can say of no element."""
+def test_results_of_empty_shards(refusal):
+    """Several results, slices, operands that are not written, and reductions that have no value over no element."""
     import mindspore
 
     from hyper_parallel.platform.mindspore.ops.registry import write_back
 
     run = platform_named("mindspore").local_op
     empty, whole_ = mindspore.Tensor(real(0, 4)), mindspore.Tensor(real(3, 4))
-    values, places = run("topk")(empty, 2, -1)
-    assert (values.shape, places.shape, str(places.dtype)) == ((0, 2), (0, 2), "Int64")
-    assert [one.shape for one in run("unbind")(empty, 1)] == [(0,)] * 4
+    values, placements = run("topk")(empty, 2, -1)
+    assert (values.shape, placements.shape, str(placements.dtype)) == ((0, 2), (0, 2), "Int64")
+    assert [tensor.shape for tensor in run("unbind")(empty, 1)] == [(0,)] * 4
     assert run("slice")(empty, 1, 1, 4, 2).shape == (0, 2)
     rows, nowhere = mindspore.Tensor(real(0, 4)), mindspore.Tensor(whole(3, 0))
     same, grads = mindspore.value_and_grad(lambda x, rows: run("index_add")(x, 0, nowhere, rows), (0, 1))(whole_, rows)
     assert (same.asnumpy() == whole_.asnumpy()).all()
-    assert [one.asnumpy().tolist() for one in grads] == [np.ones((3, 4)).tolist(), []]
+    assert [tensor.asnumpy().tolist() for tensor in grads] == [np.ones((3, 4)).tolist(), []]
     assert refusal(UnsupportedOperatorError, "amax", real(0, 4), (0,)) == (
         "amax: this rank's shard is empty and the result over no element is not defined; redistribute it first"
     )
@@ -124,7 +126,7 @@ SQUARE, FIRST = WRITTEN.standard_normal((3, 3)), np.zeros(1, np.int64)
 
 
 def _written(z, write, plain):
-    """``z`` written in place; on plain tensors, whose CPU kernels do not write, what that means."""
+    """``z`` written in place; on plain tensors, whose CPU kernels do not write, the same out of place."""
     if not isinstance(z, DTensor):
         return plain(z)
     write(z)
@@ -225,16 +227,16 @@ def test_writes_of_one_rank_are_plain_ones(name):
     platform = platform_named("mindspore")
     with use_platform("mindspore"):
         mesh = init_device_mesh("cpu", (1,), mesh_dim_names=("m",))
-        given = [platform.from_numpy(np.asarray(one)) for one in (X, y)]
-        found = fn(*(DTensor.from_local(one, mesh, [Shard(0)]) for one in given))
-        np.testing.assert_allclose(found.full_tensor().asnumpy(), fn(*given).asnumpy(), rtol=1e-6)
+        tensors = [platform.from_numpy(np.asarray(tensor)) for tensor in (X, y)]
+        result = fn(*(DTensor.from_local(tensor, mesh, [Shard(0)]) for tensor in tensors))
+        np.testing.assert_allclose(result.full_tensor().asnumpy(), fn(*tensors).asnumpy(), rtol=1e-6)
 
 
 @pytest.mark.parametrize("mesh", [(3,), (4,), (2, 2)], ids=str)
 @pytest.mark.parametrize("name", sorted(WRITERS))
-def test_writes_into_empty_pieces_keep_every_rank_together(name, mesh):
-    """What is written into a tensor of which a rank holds nothing has the plain values and gradients on every rank."""
+def test_writes_into_empty_shards_keep_every_rank_together(name, mesh):
+    """Writes into a tensor that is empty on some rank have the plain values and gradients on every rank."""
     fn, y = WRITERS[name]
     report = check_function(fn, [X, y], mesh, platform="mindspore", limit=12)
     assert report.ok, report.wrong[:3]
-    assert all("writing in place would have to change the layout of x" in one for one in report.rejected)
+    assert all("writing in place would have to change the layout of x" in tensor for tensor in report.rejected)

@@ -16,12 +16,12 @@ def real(*shape):
     return RNG.standard_normal(shape).astype(F32)
 
 
-def test_places_depend_on_the_element_alone(canonical):
+def test_bins_depend_on_the_element_alone(canonical):
     """Among edges in no order a bisection goes astray: for each element in the same way, whatever its neighbours."""
     edges, x = np.array([0.4, -1.0, 2.0, 0.1, -0.3]), real(40).astype(np.float64)
     for right in (False, True):
-        found = canonical("bucketize", x, edges, right=right)
-        assert found.tolist() == [canonical("bucketize", x[at : at + 1], edges, right=right)[0] for at in range(40)]
+        bins = canonical("bucketize", x, edges, right=right)
+        assert bins.tolist() == [canonical("bucketize", x[at : at + 1], edges, right=right)[0] for at in range(40)]
         ordered = np.sort(edges)
         wanted = np.searchsorted(ordered, [*x, *ordered, np.nan], "right" if right else "left")
         assert (

@@ -16,19 +16,22 @@ from hyper_parallel.verify.simulate import simulate
 pytestmark = pytest.mark.platforms("mindspore")
 
 
-def test_a_constant_has_the_value_it_was_given():
-    """Of the dtype that Python's numbers have where none is said, and of every dtype that has the value."""
+def test_a_constant_has_its_value():
+    """A constant has the dtype of Python's numbers by default, and any dtype that can represent it."""
     platform = platform_named("mindspore")
     wide = {"int64": 2**62 + 1, "float64": 0.1, "complex64": 1 + 2j, "complex128": 0.1 - 2j, "bfloat16": 2.5}
     for dtype, value in {**wide, "float32": 2.5, "bool": True, "int32": 7, "float16": float("inf")}.items():
-        kind = platform.str_to_dtype(dtype)
-        for made in (platform.full((2,), value, kind), platform.full_like(platform.zeros((2,)), value, kind)):
-            assert made.dtype == kind
-            np.testing.assert_array_equal(platform.tensor_to_numpy(made), np.full(2, value))
+        wanted_dtype = platform.str_to_dtype(dtype)
+        for tensor in (
+            platform.full((2,), value, wanted_dtype),
+            platform.full_like(platform.zeros((2,)), value, wanted_dtype),
+        ):
+            assert tensor.dtype == wanted_dtype
+            np.testing.assert_array_equal(platform.tensor_to_numpy(tensor), np.full(2, value))
     for dtype, value in {"float32": 2.5, "int64": 3, "bool": True, "complex64": 1 + 2j}.items():
-        made = platform.full((2, 0, 3) if value is True else (), value)
-        assert made.dtype == platform.str_to_dtype(dtype)
-        np.testing.assert_array_equal(platform.tensor_to_numpy(made), np.full(made.shape, value))
+        tensor = platform.full((2, 0, 3) if value is True else (), value)
+        assert tensor.dtype == platform.str_to_dtype(dtype)
+        np.testing.assert_array_equal(platform.tensor_to_numpy(tensor), np.full(tensor.shape, value))
 
 
 @pytest.mark.parametrize("value, dtype", [(1 + 2j, "Float32"), (float("inf"), "Int64"), (float("nan"), "Int8")])
@@ -43,13 +46,13 @@ def test_a_value_that_the_dtype_lacks_is_refused(value, dtype):
 def _constants():
     from mindspore import Tensor, ops
 
-    given = Tensor.from_numpy(np.ones((3, 2), np.complex64))
-    x = distribute_tensor(given, init_device_mesh("cpu", (2,)), [Shard(0)])
-    return [made.full_tensor().asnumpy() for made in (ops.full_like(x, 1 + 2j), ops.ones_like(x))]
+    array = Tensor.from_numpy(np.ones((3, 2), np.complex64))
+    x = distribute_tensor(array, init_device_mesh("cpu", (2,)), [Shard(0)])
+    return [tensor.full_tensor().asnumpy() for tensor in (ops.full_like(x, 1 + 2j), ops.ones_like(x))]
 
 
 def test_constants_like_complex_dtensors_are_complex():
-    """Each rank's piece has the imaginary part, too."""
+    """Each rank's shard has the imaginary part, too."""
     for full_like, ones_like in simulate(_constants, 2, "mindspore"):
         np.testing.assert_array_equal(full_like, np.full((3, 2), 1 + 2j, np.complex64))
         np.testing.assert_array_equal(ones_like, np.ones((3, 2), np.complex64))
@@ -77,10 +80,10 @@ def _twice(array, name):
 @pytest.mark.parametrize("dtype", ["float32", "bfloat16", "int64"])
 @pytest.mark.parametrize("name", PARTS)
 def test_members_write_into_parts_of_tensors(name, dtype):
-    """Parameters, gradients and buffers that are parts of a larger tensor get the values they are given."""
+    """Parameters, gradients and buffers that are parts of a larger tensor get the values that are written."""
     platform = platform_named("mindspore")
-    kind = platform.str_to_dtype(dtype)
-    two = platform.full((), 2.0, kind)
+    wanted_dtype = platform.str_to_dtype(dtype)
+    two = platform.full((), 2.0, wanted_dtype)
     for write in (
         lambda x: platform.update_param_data(x, x * two),
         lambda x: platform.load_into_param(x, x * two),
@@ -88,7 +91,7 @@ def test_members_write_into_parts_of_tensors(name, dtype):
         lambda x: platform.scale_(x, two),
         lambda x: platform.fill_(x, x * two),
     ):
-        whole = platform.from_numpy(BEFORE).astype(kind)
+        whole = platform.from_numpy(BEFORE).astype(wanted_dtype)
         write(PARTS[name](whole))
         np.testing.assert_array_equal(platform.tensor_to_numpy(whole), _twice(BEFORE, name))
 
@@ -104,16 +107,16 @@ def test_gradients_that_are_parts_of_a_buffer_are_clipped():
 
 
 def _written():
-    """DTensors whose pieces are parts of larger tensors, after writes of every kind, and their gradients."""
+    """DTensors whose local tensors are parts of larger ones, after writes of every kind, and their gradients."""
     import mindspore
     from mindspore import ops
 
     platform = platform_named("mindspore")
     mesh = init_device_mesh("cpu", (2,))
-    found = {}
+    written = {}
     for name, part in list(PARTS.items())[:3]:
         for placement in (Shard(0), Replicate()):
-            for kind, write in {
+            for wanted_dtype, write in {
                 "mul_": lambda x: x.mul_(2.0),
                 "copy_": lambda x: x.copy_(x * 2.0),
                 "assign": lambda x: ops.assign(x, x * 2.0),
@@ -121,7 +124,7 @@ def _written():
                 whole = platform.from_numpy(BEFORE)
                 x = DTensor.from_local(part(whole), mesh, [placement])
                 write(x)
-                found[name, str(placement), kind] = whole.asnumpy()
+                written[name, str(placement), wanted_dtype] = whole.asnumpy()
 
     def loss(whole):
         owned = whole * 1.0
@@ -132,14 +135,14 @@ def _written():
     gradient = mindspore.grad(loss)(platform.from_numpy(BEFORE)).asnumpy()
     with pytest.raises(UnsupportedOperatorError) as caught:
         mindspore.grad(loss)(platform.from_numpy(BEFORE).astype(mindspore.bfloat16))
-    return found, gradient, str(caught.value)
+    return written, gradient, str(caught.value)
 
 
 def test_dtensors_of_parts_are_written():
-    """A DTensor made from a part of a tensor is written where it lies, and gradients flow through the write."""
-    for found, gradient, refused in simulate(_written, 2, "mindspore"):
-        for (name, placement, kind), array in found.items():
-            np.testing.assert_array_equal(array, _twice(BEFORE, name), err_msg=f"{name}, {placement}, {kind}")
+    """A DTensor made from a part of a tensor is written in place, and gradients flow through the write."""
+    for written, gradient, refused in simulate(_written, 2, "mindspore"):
+        for (name, placement, wanted_dtype), array in written.items():
+            np.testing.assert_array_equal(array, _twice(BEFORE, name), err_msg=f"{name}, {placement}, {wanted_dtype}")
         factors = np.array([[2], [18], [18]], np.float32)
         np.testing.assert_allclose(gradient, BEFORE * factors, rtol=1e-6)
         assert refused == (

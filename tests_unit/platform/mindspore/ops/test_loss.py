@@ -18,7 +18,7 @@ def real(*shape):
     return RNG.standard_normal(shape).astype(F32)
 
 
-def test_classes_of_a_part(kernel, refusal):
+def test_classes_of_a_shard(kernel, refusal):
     """A rank takes what lies in its classes, 0 of the others; no class or sample gives nothing, 7 of 7 an error."""
     x, target = real(3, 5), np.array([1, 4, 6])
     assert kernel("take_class", x, target, 1, start=3, classes=7).tolist() == [0.0, x[1, 1], x[2, 3]]
@@ -39,7 +39,7 @@ X, Y = FUSED.standard_normal((5, 4)), FUSED.standard_normal((5, 4))
 SIGNS = np.array([1, -1, 1, -1, 1], np.int32)
 
 
-MARGIN = 0.125  # MindSpore rounds Python numbers to float32: one that float32 has
+MARGIN = 0.125  # exact in float32, to which MindSpore rounds Python numbers
 
 
 REDUCED = {"mean": np.mean, "sum": np.sum, "none": lambda rows: rows}
@@ -47,8 +47,8 @@ REDUCED = {"mean": np.mean, "sum": np.sum, "none": lambda rows: rows}
 
 def cosine(x, y, margin=MARGIN):
     """Row by row."""
-    found = (x * y).sum(1) / np.sqrt(((x * x).sum(1) + 1e-12) * ((y * y).sum(1) + 1e-12))
-    return np.where(SIGNS == 1, 1 - found, np.maximum(found - margin, 0))
+    losses = (x * y).sum(1) / np.sqrt(((x * x).sum(1) + 1e-12) * ((y * y).sum(1) + 1e-12))
+    return np.where(SIGNS == 1, 1 - losses, np.maximum(losses - margin, 0))
 
 
 def soft_margin(x, y):
@@ -58,12 +58,12 @@ def soft_margin(x, y):
 
 def slopes(fn, x):
     """Derivative of a number by each element, from both sides."""
-    found = np.zeros_like(x)
-    for place in np.ndindex(x.shape):
+    losses = np.zeros_like(x)
+    for index in np.ndindex(x.shape):
         step = np.zeros_like(x)
-        step[place] = 1e-5
-        found[place] = (fn(x + step) - fn(x - step)) / 2e-5
-    return found
+        step[index] = 1e-5
+        losses[index] = (fn(x + step) - fn(x - step)) / 2e-5
+    return losses
 
 
 def _on_dtensors(loss, values, weight, reduction):
@@ -76,7 +76,7 @@ def _on_dtensors(loss, values, weight, reduction):
     from hyper_parallel.platform.select import current_platform
 
     mesh = init_device_mesh("cpu", (3,))
-    x, y, signs = (distribute_tensor(Tensor(one), mesh, [Shard(0)]) for one in (*values, SIGNS))
+    x, y, signs = (distribute_tensor(Tensor(array), mesh, [Shard(0)]) for array in (*values, SIGNS))
     factor = distribute_tensor(Tensor(weight), mesh, [Replicate()])
     calls = {
         "cosine": lambda x: mint.nn.functional.cosine_embedding_loss(x, y, signs, MARGIN, reduction),
@@ -84,8 +84,8 @@ def _on_dtensors(loss, values, weight, reduction):
     }
 
     def total(x):
-        found = calls[loss](x)
-        return (found * factor).sum() if reduction == "none" else found * float(weight.flat[0])
+        losses = calls[loss](x)
+        return (losses * factor).sum() if reduction == "none" else losses * float(weight.flat[0])
 
     value, grad = current_platform().value_and_grad(total)(x)
     return value.full_tensor().asnumpy(), grad.full_tensor().asnumpy()
@@ -94,7 +94,7 @@ def _on_dtensors(loss, values, weight, reduction):
 @pytest.mark.parametrize("reduction", REDUCED)
 @pytest.mark.parametrize("loss", ["cosine", "soft_margin"])
 def test_losses_are_what_they_are_composed_of(loss, reduction):
-    """On pieces of unequal sizes, loss and gradient are those of the formula, in float64."""
+    """On shards of unequal sizes, loss and gradient are those of the formula, in float64."""
     rows = {"cosine": cosine, "soft_margin": soft_margin}[loss]
     shape = np.shape(REDUCED[reduction](rows(X, Y))) or (1,)
     weight = FUSED.standard_normal(shape).astype(np.float32).astype(float)

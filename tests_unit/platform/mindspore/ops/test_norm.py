@@ -17,10 +17,10 @@ RNG = np.random.default_rng(0)
 X, C = (RNG.standard_normal((5, 3, 4, 2)).astype(np.float32) for _ in range(2))
 
 
-def _cell(kind):
+def _cell(library):
     from mindspore import Tensor, mint, nn
 
-    cell = nn.BatchNorm2d(3) if kind == "nn" else mint.nn.BatchNorm2d(3)
+    cell = nn.BatchNorm2d(3) if library == "nn" else mint.nn.BatchNorm2d(3)
     for number, parameter in enumerate(cell.trainable_params()):
         parameter.set_data(Tensor(np.array([0.5, 1.5, -1.0], np.float32) + number))
     return cell.set_train()
@@ -36,23 +36,25 @@ def _stepped(cell, x, c):
     weights = cell.trainable_params()
     kept = []
 
-    def loss(one):
-        kept[:] = [cell(one)]
+    def loss(tensor):
+        kept[:] = [cell(tensor)]
         return (kept[0] * c).sum()
 
     run = (value_and_grad if isinstance(x, DTensor) else mindspore.value_and_grad)(loss, 0, weights)
     for _ in range(2):
         _, (dx, dweights) = run(x)
-    held = [kept[0], dx, *dweights, *(one for one in cell.get_parameters() if not one.requires_grad)]
-    return [(one.full_tensor() if isinstance(one, DTensor) else one).asnumpy() for one in held if one.ndim]
+    tensors = [kept[0], dx, *dweights, *(tensor for tensor in cell.get_parameters() if not tensor.requires_grad)]
+    return [
+        (tensor.full_tensor() if isinstance(tensor, DTensor) else tensor).asnumpy() for tensor in tensors if tensor.ndim
+    ]
 
 
-def _distributed(kind, place):
+def _distributed(library, placement):
     import mindspore
 
     mesh = init_device_mesh("cpu", (3,), mesh_dim_names=("dp",))
-    x, c = (distribute_tensor(mindspore.Tensor(one), mesh, [place]) for one in (X, C))
-    return _stepped(distribute_module(_cell(kind), mesh), x, c)
+    x, c = (distribute_tensor(mindspore.Tensor(tensor), mesh, [placement]) for tensor in (X, C))
+    return _stepped(distribute_module(_cell(library), mesh), x, c)
 
 
 def _plain():
@@ -66,10 +68,10 @@ def _plain():
 def test_training_is_that_of_the_whole_batch(kind, place):
     """Outputs, all gradients and running statistics are those of one device; ``mint``'s, for NPU, are the same."""
     expected = simulate(_plain, 1, "mindspore", timeout=200)[0]
-    for found in simulate(_distributed, 3, "mindspore", (kind, place), timeout=200):
-        assert len(found) == len(expected) == 6
-        for one, wanted in zip(found, expected, strict=True):
-            np.testing.assert_allclose(one, wanted, rtol=2e-5, atol=2e-5)
+    for rank_arrays in simulate(_distributed, 3, "mindspore", (kind, place), timeout=200):
+        assert len(rank_arrays) == len(expected) == 6
+        for tensor, wanted in zip(rank_arrays, expected, strict=True):
+            np.testing.assert_allclose(tensor, wanted, rtol=2e-5, atol=2e-5)
 
 
 def _half_distributed():
@@ -94,16 +96,16 @@ def _without_spread():
     from mindspore import mint
 
     mesh = init_device_mesh("cpu", (1,), mesh_dim_names=("dp",))
-    one = distribute_tensor(mindspore.Tensor(X[:1, :, :1, :1]), mesh, [Shard(0)])
+    tensor = distribute_tensor(mindspore.Tensor(X[:1, :, :1, :1]), mesh, [Shard(0)])
     with pytest.raises(LayoutError) as caught:
-        mint.nn.functional.batch_norm(one, None, None, training=True)
+        mint.nn.functional.batch_norm(tensor, None, None, training=True)
     x = distribute_tensor(mindspore.Tensor(X), mesh, [Shard(0)])
     mean, variance = (distribute_tensor(mindspore.Tensor(np.full(3, by, np.float32)), mesh) for by in (0.5, 4.0))
     return str(caught.value), mint.nn.functional.batch_norm(x, mean, variance, eps=0.0).full_tensor().asnumpy()
 
 
 def test_one_value_per_channel_has_no_variance():
-    """Training on it is refused; outside of training the given statistics are used, without a scale too."""
-    said, found = simulate(_without_spread, 1, "mindspore", timeout=200)[0]
-    assert said == "batch_norm: training needs more than one value per channel, got [1, 3, 1, 1]"
-    np.testing.assert_allclose(found, (X - 0.5) / 2, rtol=1e-6)
+    """Training on it is refused; outside of training the fixed statistics are used, without a scale too."""
+    message, arrays = simulate(_without_spread, 1, "mindspore", timeout=200)[0]
+    assert message == "batch_norm: training needs more than one value per channel, got [1, 3, 1, 1]"
+    np.testing.assert_allclose(arrays, (X - 0.5) / 2, rtol=1e-6)

@@ -28,7 +28,7 @@ def positive(*shape):
 
 
 def test_complex_numbers_of_parts_of_two_shapes(canonical):
-    """Parts are broadcast; MindSpore's own kernels read past the end of the smaller one, or fail."""
+    """Real and imaginary parts are broadcast; MindSpore's own kernels read out of bounds, or fail."""
     x, y = positive(5, 1), real(3)
     assert np.allclose(canonical("complex", x, y), x + 1j * y)
     assert np.allclose(canonical("polar", x, y), x * np.exp(1j * y))

@@ -17,7 +17,7 @@ pytestmark = pytest.mark.platforms("mindspore")
 A = np.random.default_rng(5).uniform(0.5, 2.0, (9, 7)).astype(np.float32)
 
 
-def _drawn(name, place):
+def _sampled(name, placement):
     from mindspore import mint, nn, ops
     from mindspore.mint.nn import functional as F
 
@@ -25,7 +25,7 @@ def _drawn(name, place):
 
     platform = platform_named("mindspore")
     mesh = init_device_mesh("cpu", (platform.get_world_size(),), mesh_dim_names=["tp"])
-    layout = Layout.place(mesh, (place,), A.shape)
+    layout = Layout.place(mesh, (placement,), A.shape)
     x = platform.wrap(platform.from_numpy(decompose(A, layout, 0)), layout)
     random.manual_seed(3, mesh)
     calls = {
@@ -58,26 +58,26 @@ def _drawn(name, place):
         "multinomial with replacement",
     ],
 )
-def test_every_layout_draws_the_same(name):
+def test_every_layout_samples_the_same(name):
     """Two and three ranks, whole, row- or column-sharded: one seed gives one global tensor, and it varies."""
-    first = simulate(_drawn, 1, platform="mindspore", args=(name, Replicate()))[0]
+    first = simulate(_sampled, 1, platform="mindspore", args=(name, Replicate()))[0]
     assert len(np.unique(first)) > 1
     for world in (2, 3):
-        for place in (Replicate(), Shard(0), Shard(1)):
-            for found in simulate(_drawn, world, platform="mindspore", args=(name, place)):
-                np.testing.assert_array_equal(found, first)
+        for placement in (Replicate(), Shard(0), Shard(1)):
+            for outputs in simulate(_sampled, world, platform="mindspore", args=(name, placement)):
+                np.testing.assert_array_equal(outputs, first)
 
 
-def test_places_are_picked_by_their_weights(kernel, refusal):
-    """Only positive weights are drawn, none twice without replacement; what cannot be drawn from is refused."""
-    weights, drawn = np.array([[0.0, 1.0, 3.0, 0.0]]), np.array([[0.1, 0.3, 0.7, 0.9]])
-    assert kernel("pick", weights, drawn, 4, replacement=True).tolist() == [[1, 2, 2, 2]]
-    assert sorted(kernel("pick", weights, drawn, 2, replacement=False)[0].tolist()) == [1, 2]
+def test_indices_are_picked_by_their_weights(kernel, refusal):
+    """Only positive weights are sampled, none twice without replacement; other weights are refused."""
+    weights, numbers = np.array([[0.0, 1.0, 3.0, 0.0]]), np.array([[0.1, 0.3, 0.7, 0.9]])
+    assert kernel("pick", weights, numbers, 4, replacement=True).tolist() == [[1, 2, 2, 2]]
+    assert sorted(kernel("pick", weights, numbers, 2, replacement=False)[0].tolist()) == [1, 2]
     few = "multinomial: fewer than 3 weights are positive, and none may be drawn twice"
-    assert refusal(RuntimeError, "pick", weights, drawn, 3, replacement=False) == few
+    assert refusal(RuntimeError, "pick", weights, numbers, 3, replacement=False) == few
     bad = "multinomial: weights must be finite, not negative, and not all zero"
     for wrong in (-weights, weights * 0, np.where(weights > 0, np.inf, 0.0)):
-        assert refusal(RuntimeError, "pick", wrong, drawn, 1, replacement=True) == bad
+        assert refusal(RuntimeError, "pick", wrong, numbers, 1, replacement=True) == bad
 
 
 def _dropped():
@@ -94,13 +94,13 @@ def _dropped():
         for inner in ((2, 2), (2, 2, 2))
     )
     same = mint.nn.functional.dropout2d(flat, 0.4, training=False)
-    found = [
+    outputs = [
         mint.nn.functional.dropout2d(flat, 0.4),
         ops.dropout3d(deep, 0.4),
         *primitives.Dropout2D(0.6)(flat),
         *primitives.Dropout3D(0.6)(deep),
     ]
-    return [one.full_tensor().asnumpy() for one in (same, *found)]
+    return [tensor.full_tensor().asnumpy() for tensor in (same, *outputs)]
 
 
 def test_channels_are_dropped_whole():
@@ -108,12 +108,12 @@ def test_channels_are_dropped_whole():
     ranks = simulate(_dropped, 3, "mindspore")
     for same, mint2d, ops3d, prim2d, mask2d, prim3d, mask3d in ranks:
         assert (same == 1).all()
-        for found in (mint2d, ops3d, prim2d, prim3d):
-            channels = found.reshape(63, -1)
+        for outputs in (mint2d, ops3d, prim2d, prim3d):
+            channels = outputs.reshape(63, -1)
             assert (channels == channels[:, :1]).all()
             np.testing.assert_allclose(np.unique(channels), [0, 1 / 0.6], rtol=1e-6)
             assert 0.3 < (channels[:, 0] > 0).mean() < 0.9
         assert (mask2d == (prim2d > 0)).all()
         assert (mask3d == (prim3d > 0)).all()
     for others in zip(*ranks, strict=True):
-        assert all((one == others[0]).all() for one in others)
+        assert all((tensor == others[0]).all() for tensor in others)

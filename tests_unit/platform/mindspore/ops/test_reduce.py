@@ -25,8 +25,8 @@ def _reduced():
     from hyper_parallel.core.dtensor.placements import Shard
 
     mesh = init_device_mesh("cpu", (3,))
-    x, y = (distribute_tensor(Tensor(one.astype(np.float32)), mesh, [Shard(0)]) for one in (X, Y))
-    found = {
+    x, y = (distribute_tensor(Tensor(tensor.astype(np.float32)), mesh, [Shard(0)]) for tensor in (X, Y))
+    results = {
         "sums of squares": primitives.SquareSumAll()(x, y),
         "histogram": [primitives.Histogram(4, -2.0, 2.0)(x)],
         "length 1": [ops.L2Normalize(0)(x)],
@@ -34,7 +34,7 @@ def _reduced():
         "median": ops.median(x, 0),
         "median of all": [ops.Median(True)(x)[0]],
     }
-    return {name: [one.full_tensor().asnumpy() for one in several] for name, several in found.items()}
+    return {name: [tensor.full_tensor().asnumpy() for tensor in several] for name, several in results.items()}
 
 
 def test_reductions_are_what_they_are_composed_of():
@@ -50,9 +50,9 @@ def test_reductions_are_what_they_are_composed_of():
         "median": [middle, (x == middle).argmax(0)],
         "median of all": [np.sort(x, None)[9]],
     }
-    for found in simulate(_reduced, 3, "mindspore"):
-        assert found.keys() == wanted.keys()
-        for name, several in found.items():
-            for one, right in zip(several, wanted[name], strict=True):
-                np.testing.assert_allclose(one, right, rtol=1e-6, err_msg=name)
-        assert [one.dtype for one in found["running least"]] == [np.float32, np.int32]
+    for results in simulate(_reduced, 3, "mindspore"):
+        assert results.keys() == wanted.keys()
+        for name, several in results.items():
+            for tensor, right in zip(several, wanted[name], strict=True):
+                np.testing.assert_allclose(tensor, right, rtol=1e-6, err_msg=name)
+        assert [tensor.dtype for tensor in results["running least"]] == [np.float32, np.int32]

@@ -1,4 +1,4 @@
-"""Every canonical operator on MindSpore: as PyTorch's on plain tensors, and its rules hold on pieces of them.
+"""Every kernel on MindSpore: it agrees with PyTorch's on plain tensors, and with its rule on their shards.
 
 On DTensors, in every placement: ``hyper-parallel verify ops --platform mindspore``, the environment ``ops-mindspore``.
 """
@@ -215,7 +215,7 @@ sample("inv det slogdet", np.eye(3, dtype=F32) * 3 + real(2, 3, 3) / 3)
 sample("matrix_power", np.eye(3, dtype=F32) + real(2, 3, 3) / 3, 3)
 sample("hfft irfft", real(5, 3))
 
-CASES = [(name, *one) for name in sorted(SAMPLES) for one in SAMPLES[name]]
+CASES = [(name, *array) for name in sorted(SAMPLES) for array in SAMPLES[name]]
 IDS = [f"{name}-{index}" for name in sorted(SAMPLES) for index in range(len(SAMPLES[name]))]
 
 # Tested elsewhere: writers and makers in test_dtensor.py, random operators by value in test_random.py.
@@ -234,7 +234,7 @@ ELSEWHERE = {
 def _arrays(tree):
     if isinstance(tree, np.ndarray):
         return [tree]
-    return [one for item in tree for one in _arrays(item)] if isinstance(tree, (list, tuple)) else []
+    return [array for item in tree for array in _arrays(item)] if isinstance(tree, (list, tuple)) else []
 
 
 def _filled(tree, values):
@@ -256,8 +256,8 @@ def test_every_rule_has_a_sample():
 @pytest.mark.platforms("mindspore")
 @pytest.mark.parametrize("name", sorted(SAMPLES))
 @pytest.mark.untraced
-def test_rules_hold_on_pieces(name):
-    """What a rank computes of its pieces is its piece of the plain outputs and gradients, uneven and empty too."""
+def test_rules_hold_on_shards(name):
+    """A rank computes of its shards its shards of the plain outputs and gradients, uneven and empty ones too."""
     effort = replace(QUICK, meshes=((3,),), public=False, reproducers=False)
     report = sweep_operator("mindspore", name, effort)
     assert report.outcome == "ok", report.text()
@@ -303,7 +303,7 @@ def _seed(platform, rng, out):
 @pytest.mark.parametrize("name, args, kwargs", [case for case, _ in SHARED], ids=[name for _, name in SHARED])
 def test_operator_equals_pytorchs(name, args, kwargs):
     """The two frameworks' implementations of a canonical operator agree, values and gradients, dtypes and shapes."""
-    found = {}
+    results = {}
     for framework in ("torch", "mindspore"):
         platform, arrays = platform_named(framework), _arrays(args)
         rng = np.random.default_rng(3)
@@ -313,13 +313,13 @@ def test_operator_equals_pytorchs(name, args, kwargs):
             return list(out) if isinstance(out, (list, tuple)) else [out]
 
         def seeds(outs, platform=platform, rng=rng):
-            return [_seed(platform, rng, one) for one in outs]
+            return [_seed(platform, rng, array) for array in outs]
 
-        wanted = [one.dtype.kind == "f" and name not in STEPS for one in arrays]
+        wanted = [array.dtype.kind == "f" and name not in STEPS for array in arrays]
         wanted[1:] = [want and name not in FIRST_ONLY for want in wanted[1:]]
-        outs, grads = platform.vjp(run, [platform.from_numpy(one) for one in arrays], seeds, wanted)
-        found[framework] = [platform.tensor_to_numpy(one) for one in [*outs, *grads] if one is not None]
-    for ours, theirs in zip(found["mindspore"], found["torch"], strict=True):
+        outs, grads = platform.vjp(run, [platform.from_numpy(array) for array in arrays], seeds, wanted)
+        results[framework] = [platform.tensor_to_numpy(array) for array in [*outs, *grads] if array is not None]
+    for ours, theirs in zip(results["mindspore"], results["torch"], strict=True):
         # The worst is the gradient of sinc, a difference of near values: 20 units in the last place, of 64.
         assert elementwise_difference(ours, theirs, None) is None
 

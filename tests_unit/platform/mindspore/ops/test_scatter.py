@@ -57,7 +57,7 @@ def test_scatter_of_a_value_and_with_a_reduction(canonical):
     assert str(caught.value) == "scatter with reduce='add': MindSpore has no such operator; scatter_add adds"
 
 
-def test_no_sum_is_lost_where_places_repeat(canonical):
+def test_no_sum_is_lost_where_indices_repeat(canonical):
     """MindSpore's own kernel for places along a dim adds in several threads at once, and loses every tenth sum here."""
     rng = np.random.default_rng(0)
     for dim in (0, 1):
@@ -70,14 +70,14 @@ def test_no_sum_is_lost_where_places_repeat(canonical):
             assert (canonical("scatter_add", x, dim, index, source) == wanted).all()
 
 
-def test_places_beyond_the_end_are_an_error(canonical):
-    """A place that does not exist is refused, and is not one in the next row; negative ones count from the end."""
+def test_indices_out_of_bounds_are_an_error(canonical):
+    """An index out of bounds is refused and does not reach the next row; negative ones count from the end."""
     x, source = np.zeros((3, 4), np.float32), np.ones((1, 2), np.float32)
     assert canonical("scatter_add", x, 1, np.array([[-1, 0]]), source)[0].tolist() == [1, 0, 0, 1]
     with pytest.raises((RuntimeError, ValueError, IndexError)):
         canonical("scatter_add", x, 1, np.array([[4, 0]]), source)
 
 
-def test_sums_at_places_of_a_number(kernel):
-    """A tensor without dims has one place, 0."""
+def test_sums_into_a_tensor_without_dims(kernel):
+    """A tensor without dims has the single index 0."""
     assert kernel("scatter_add", np.asarray(1.5, F32), 0, np.asarray(0), np.asarray(2.0, F32)) == 3.5
