@@ -1,4 +1,4 @@
-"""What an operator returns without having computed anything: the same storage where the framework's own shares it."""
+"""Operators that compute nothing: their results share storage with the input where the framework's own do."""
 
 from __future__ import annotations
 
@@ -72,7 +72,7 @@ def host(value):
 
 
 def is_shared(function, x):
-    """Does a write to the result show in ``x``; None where the write is refused."""
+    """Whether a write to the result shows in ``x``; None where the write is refused."""
     result, before = function(x), host(x)
     try:
         result.mul_(0.0)
@@ -121,7 +121,7 @@ def test_no_write_is_lost_in_a_view(world):
 
 
 def the_same_object(platform_name):
-    """Is the result the argument, per spelling."""
+    """Whether the result is the argument itself, per spelling."""
     platform = platform_named(platform_name)
     mesh = init_device_mesh("cpu", (platform.transport().world_size,), mesh_dim_names=("tp",))
     x = distribute_tensor(platform.from_numpy(WHOLE), mesh, [Shard(0)])
@@ -130,7 +130,7 @@ def the_same_object(platform_name):
 
 @pytest.mark.platforms("torch")
 def test_the_operand_itself_is_returned():
-    """Where PyTorch returns its argument, the DTensor is returned: what hangs on it is not lost."""
+    """Where PyTorch returns its argument, the DTensor itself is returned, with its hooks and gradient."""
     import torch
 
     x = torch.tensor(WHOLE)
@@ -156,7 +156,7 @@ def refused_view(platform_name):
 
 @pytest.mark.platforms("mindspore")
 def test_what_a_refused_write_says():
-    """A write through a view says why it is refused and what to write instead, which works."""
+    """The refusal of a write through a view gives the reason and an alternative that works."""
     reason = (
         "x cannot be written to: it is a view, through which this framework loses what is written; write to the "
         "tensor itself, as in x[index] = value, or use the out-of-place form"
@@ -181,7 +181,7 @@ WRITES = {
 @pytest.mark.platforms("torch")
 @pytest.mark.parametrize("write", WRITES)
 def test_a_gradient_passes_what_was_written_after_a_gather(write):
-    """What was written into a gathered tensor, through a view or the piece too, is on its gradient's way back."""
+    """A write into a gathered tensor, through a view or its local tensor too, takes part in its backward."""
     import torch
 
     values = torch.tensor([1.0, 2.0, 5.0], dtype=torch.float64)

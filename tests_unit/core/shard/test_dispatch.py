@@ -60,7 +60,7 @@ def text_of(kind, function):
 
 @pytest.mark.parametrize("world", [2, 3])
 def test_plans_are_right_for_every_scalar_of_their_key(world):
-    """One plan serves scalars of one type; values, types, signs of zero and NaN are those of the call at hand."""
+    """One plan serves scalars of one type; values, types, signs of zero and NaN come from the present call."""
     import torch
 
     x = values(5, 3)
@@ -81,7 +81,7 @@ def test_plans_are_right_for_every_scalar_of_their_key(world):
 
 
 def test_zeros_of_both_signs_are_two_values():
-    """A number that a plan holds by its value keeps the sign of zero, whichever came first, also inside of others."""
+    """Zeros of both signs have plans of their own, in any order, inside sequences too."""
     import torch
 
     x = values(5, 3)
@@ -120,7 +120,7 @@ def test_plans_are_right_for_every_dtype_of_their_key():
 
 
 def test_names_and_their_order_do_not_matter():
-    """Arguments by name, in any order and under the framework's names, mean the same, and values are not confused."""
+    """Keyword arguments, in any order and under the framework's names, mean the same as positional ones."""
     import torch
 
     x, y = values(5), values(5, seed=1)
@@ -157,7 +157,7 @@ def test_one_tensor_twice(mesh, shape):
 @pytest.mark.parametrize("mesh", [(2, 2), (2, 3)])
 @pytest.mark.untraced
 def test_random_layouts_of_an_expression(mesh):
-    """Sums, products and linear layers mixed agree with one device on drawn layouts, under random cotangents."""
+    """Expressions of sums, products and linear layers agree with one device on random layouts and cotangents."""
     import torch.nn.functional as F
 
     x, w, b = values(5, 3).numpy(), values(4, 3, seed=1).numpy(), values(4, seed=2).numpy()
@@ -172,7 +172,7 @@ def test_random_layouts_of_an_expression(mesh):
 @pytest.mark.parametrize("order", [("dp", "tp"), ("tp", "dp")])
 @pytest.mark.parametrize("mesh", [(2, 2), (2, 3)])
 def test_nested_shards_of_one_dim(mesh, order):
-    """Two axes that split one dim keep their order through operators, and uneven chunks their places."""
+    """Two axes that split one dim keep their order through operators, for uneven shards too."""
     import torch
 
     x, y = values(7, 3), values(7, 3, seed=1)
@@ -198,7 +198,7 @@ def test_nested_shards_of_one_dim(mesh, order):
 
 
 def test_constants_of_no_dims_are_welcome():
-    """A plain 0-d tensor is a constant: added once, also to a sum that is pending."""
+    """A plain 0-d tensor is a constant: it is added once, to a partial sum too."""
     import torch
 
     x, two = values(4), torch.tensor(2.0)
@@ -243,7 +243,7 @@ def test_plain_tensors_are_not_guessed():
 
 
 def test_implicit_replication_is_asked_for():
-    """Inside implicit_replication a plain tensor is replicated; outside again not, nor one that takes a gradient."""
+    """implicit_replication replicates plain tensors without gradient, and only inside its block."""
     x = values(5, 3)
 
     def on_rank(mesh):
@@ -271,7 +271,7 @@ def test_meshes_do_not_mix():
 
 
 def test_in_place_that_would_move():
-    """Writing what would have to change its layout is refused, and the tensor is untouched."""
+    """A write into a tensor whose layout would have to change is refused, and the tensor is unchanged."""
     x = values(4)
 
     def on_rank(mesh):
@@ -323,7 +323,7 @@ def test_tensors_are_no_sizes():
 
 
 def test_operators_of_python_leave_strangers_to_python():
-    """What is no operand equals nothing, cannot be added, and is not lost in place."""
+    """A value of another type compares unequal, cannot be added, and an in-place addition of it is refused."""
 
     def on_rank(mesh):
         sharded = spread(values(4), mesh, S0)
@@ -347,7 +347,7 @@ def test_operators_of_python_leave_strangers_to_python():
 
 
 def test_out_is_written():
-    """A spelling with out= writes the DTensor given and returns it."""
+    """A call with out= writes that DTensor and returns it."""
     import torch
 
     def on_rank(mesh):
@@ -359,7 +359,7 @@ def test_out_is_written():
 
 
 def test_threads_share_the_cache():
-    """Threads that dispatch the same new calls at once all get right values."""
+    """Threads that dispatch the same new calls at once all get the right values."""
     import torch
 
     mesh = DeviceMesh.abstract("cpu", (1,), (0,), ("threads",))
@@ -378,7 +378,7 @@ def test_threads_share_the_cache():
 
 
 def test_decompositions_reach_operators_by_name():
-    """The library finds canonical operators, runs the framework's own on plain tensors, and knows what it has not."""
+    """Canonical operators are found by name, run the framework's own on plain tensors, and unknown ones are refused."""
     import torch
 
     ops = get_torch_platform().dispatcher.ops
@@ -394,7 +394,7 @@ def test_decompositions_reach_operators_by_name():
 
 
 def test_in_place_functions_called_by_keyword():
-    """What is written is the first parameter, however it is passed: dispatched, on locals, and refused where plain."""
+    """An in-place call writes its first parameter, however it is passed; a plain one is refused."""
     import torch
 
     def rank(mesh):
@@ -414,7 +414,7 @@ def test_in_place_functions_called_by_keyword():
 
 
 def test_plans_are_bounded(monkeypatch):
-    """Numbers and sizes that never come again do not fill the memory, and what is dropped is planned anew."""
+    """The cache of plans is bounded, and a call whose plan was dropped is planned again."""
     import torch
 
     from hyper_parallel.platform.torch import intercept

@@ -46,7 +46,7 @@ def run(entry, *args, **kwargs):
 
 
 def test_marks_tell_occurrences_apart():
-    """The same tensor marked twice is two marks, found in order in nested sequences."""
+    """The same tensor marked twice is two marks, which nested sequences give in order."""
     first, second = Mark("t"), Mark("t")
     assert list(marks_in([1, (first, [second]), "x"])) == [first, second]
     assert first is not second
@@ -54,7 +54,7 @@ def test_marks_tell_occurrences_apart():
 
 @pytest.mark.platforms("torch")
 def test_a_rule_that_is_wrong_about_shapes_is_caught():
-    """The first call of a plan compares what came out with what the rule said, on every rank, and is not cached."""
+    """The first call of a plan compares its outputs with the rule on every rank; a wrong rule is not cached."""
     import torch
 
     entry = entry_of(lambda _: Strategies((Row((S0,), (S0,)), Row((R,), (R,))), ((4, 5),)), lambda x: x[:, :2])
@@ -69,7 +69,7 @@ def test_a_rule_that_is_wrong_about_shapes_is_caught():
 
 @pytest.mark.platforms("torch")
 def test_operands_in_lists_and_by_name():
-    """Locals are fetched wherever tensors stand: in lists, by position and by name."""
+    """Local tensors are fetched for operands in lists, by position and by name."""
     import torch
 
     entry = entry_of(
@@ -85,7 +85,7 @@ def test_operands_in_lists_and_by_name():
 
 @pytest.mark.platforms("torch")
 def test_replaced_arguments_reach_the_canonical_operator():
-    """What localize replaces is passed on; scalars that the key does not hold come from the call at hand."""
+    """Arguments that localize replaces are passed on; scalars that the key lacks come from the present call."""
     import torch
 
     def strategies(call):
@@ -122,7 +122,7 @@ def test_sequences_come_back_in_their_type():
 
 @pytest.mark.platforms("torch")
 def test_views_that_moved_are_marked():
-    """A view whose operand had to move carries why it may not be written to; one that stayed does not."""
+    """A view whose operand had to move carries the reason why it is read-only; other views carry none."""
     import torch
 
     stay = entry_of(lambda call: Strategies((Row((S0,), (S0,)),), (call["x"].shape,)), lambda x: x.view(-1), view=True)

@@ -25,7 +25,7 @@ def rows_of(strategies):
 
 
 def test_contracted_labels_leave_sums():
-    """A label in the outputs runs through, one that is missing there leaves a sum, and what joins is pending too."""
+    """A label in the outputs stays sharded; one missing there leaves a partial sum, which `joins` operands join."""
     strategies = rows(inputs=(("b", "k"), ("n", "k"), ("n",)), outputs=(("b", "n"),), joins=(2,))
     assert strategies == [
         ((R, R, R), (R,)),
@@ -36,7 +36,7 @@ def test_contracted_labels_leave_sums():
 
 
 def test_linearity_is_declared():
-    """Nothing passes summands unless each, joint or monotone says so."""
+    """Partial values pass only where each, joint or monotone declares it."""
     plain = {"inputs": (("a",), ("a",)), "outputs": (("a",),), "reduce": None}
     assert rows(**plain) == [((R, R), (R,)), ((S0, S0), (S0,))]
     assert rows(**plain, joint=(0, 1))[2:] == [((P, P), (P,)), ((A, A), (A,))]
@@ -45,7 +45,7 @@ def test_linearity_is_declared():
 
 
 def test_whole_and_missing_labels_stay_whole():
-    """A label in whole is never sharded, nor one that is reduced where nothing may stay pending."""
+    """A label in whole is never sharded, nor is a reduced one without a reduction."""
     assert rows(inputs=(("a", "b"),), outputs=(("a",),), whole=frozenset("a"), reduce=None) == [((R,), (R,))]
 
 
@@ -55,7 +55,7 @@ def test_rows_say_no_more_than_they_know():
 
 
 def test_broadcasting():
-    """Dims are aligned from the right; a stretched dim has no label, so it stays whole."""
+    """Dims are aligned from the right; a stretched dim has no label, so it is not sharded."""
     labels, output, shape = broadcast_labels([(5, 1, 3), (4, 1), ()])
     assert labels == (("d0", None, "d2"), ("d1", None), ())
     assert output == ("d0", "d1", "d2")
@@ -64,7 +64,7 @@ def test_broadcasting():
 
 @pytest.mark.parametrize("shapes, shape", [(((0,), (1,)), (0,)), (((1,), (1,)), (1,)), (((2, 0), ()), (2, 0))])
 def test_broadcasting_of_empty_and_single(shapes, shape):
-    """Size 1 stretches to size 0 as well, and stays 1 among its like."""
+    """Size 1 stretches to size 0, and stays 1 among other ones."""
     assert broadcast_labels(shapes)[2] == shape
 
 
@@ -111,7 +111,7 @@ def test_an_output_without_a_label_must_be_empty():
 
 
 def test_empty_pieces_can_be_excluded():
-    """``full`` asks that no rank's piece is empty."""
+    """``full`` requires that no rank's shard is empty."""
     strategies = pattern(call_of(x=(4, 3), y=(4, 2)), "x ...[m], y ...[n] -> ...", full=True)
     assert [row.full for row in strategies.rows] == [(), ((0, 0), (1, 0))]
 
@@ -137,6 +137,6 @@ def test_operands_that_do_not_fit_are_named(shapes, message):
 
 
 def test_a_whole_operator_promises_nothing_about_its_results():
-    """Its only row has whole operands and no outputs: those are wrapped as they come."""
+    """The only row of `whole` has replicated operands and no outputs, which are wrapped as they are returned."""
     strategies = whole(call_of(x=(4, 3), y=(2,)))
     assert (rows_of(strategies), strategies.outputs, strategies.open) == ([((R, R), ())], (), True)

@@ -27,7 +27,7 @@ def rule_of(answer):
 
 
 def test_a_plan_holds_the_choice_and_the_local_call():
-    """Propagation chooses, and asks the rule how the local call differs, once layouts are settled."""
+    """A plan chooses layouts first, and then asks the rule how the local call differs."""
     asked = []
 
     def localize(call, targets, outputs):
@@ -43,7 +43,7 @@ def test_a_plan_holds_the_choice_and_the_local_call():
 
 
 def test_fixed_layouts_leave_operands_alone():
-    """Under a fixed answer nothing moves, and what is whole varies where another operand differs."""
+    """Under a fixed answer nothing moves, and a replicated operand varies where another is not replicated."""
     call = call_of((R, S0), (R, R), (P, R))
     plan = plan_call(call, rule_of(Fixed((call.operands[0].layout,), many=True)))
     assert not plan.moves
@@ -52,7 +52,7 @@ def test_fixed_layouts_leave_operands_alone():
 
 
 def test_what_a_rule_refuses_names_the_call():
-    """A rule's ValueError becomes a LayoutError that says which call it was."""
+    """A rule's ValueError becomes a LayoutError that names the call."""
 
     def refuse(_):
         msg = "no such dim"
@@ -64,7 +64,7 @@ def test_what_a_rule_refuses_names_the_call():
 
 
 def test_a_row_for_another_number_of_tensors_is_a_wrong_rule():
-    """What a row says about one operand says nothing about two, nor about the second output."""
+    """A row with another number of operands or outputs than the call is refused."""
     for row in (Row((R,), (R,)), Row((R, R), (R, R))):
         with pytest.raises(ShardMismatchError) as caught:
             plan_call(call_of((S0, R), (R, R)), rule_of(Strategies((row,), ((6, 2),))))
@@ -75,7 +75,7 @@ def test_a_row_for_another_number_of_tensors_is_a_wrong_rule():
 
 
 def test_in_place_that_would_move():
-    """An in-place call that would have to move what it writes says so and gives the way out."""
+    """An in-place call that would have to move its first operand is refused with the fix."""
     with pytest.raises(UnsupportedOperatorError) as caught:
         plan_call(call_of((S0, P)), rule_of(Strategies((Row((R,), (R,)),), ((6, 2),))), in_place=True)
     assert str(caught.value) == (

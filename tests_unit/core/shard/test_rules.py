@@ -1,4 +1,4 @@
-"""Every rule once, in the quickest way: what the exhaustive tests of rules/ check many times, untraced."""
+"""Every rule once, in the quickest way; the exhaustive tests in rules/ check each many times, untraced."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ def swept(name, platform):
 
 @pytest.mark.platforms("torch")
 def test_every_rule_holds_on_two_ranks():
-    """Each claimed row, forward and backward, with one choice of sizes; what is composed runs on DTensors."""
+    """Each claimed row holds, forward and backward, for one choice of sizes; decompositions run on DTensors."""
     outcomes = {name: swept(name, "torch") for name in rule_names()}
     assert {name: outcome for name, outcome in outcomes.items() if outcome not in ("ok", "exempt")} == {}
 
@@ -76,7 +76,7 @@ def test_calls_that_are_seldom_made(name):
 
 @pytest.mark.platforms("mindspore")
 def test_every_row_holds_on_mindspore():
-    """The same of every rule whose operator MindSpore has; what is composed is called by the spellings' own tests."""
+    """Each claimed row of the operators that MindSpore has holds; the spellings' own tests run decompositions."""
     names = [name for name in rule_names() if isinstance(find_rule(name), Rule)]
     outcomes = {name: sweep_operator("mindspore", name, ROWS).outcome for name in names}
     assert {name: outcome for name, outcome in outcomes.items() if outcome not in ("ok", "exempt", "absent")} == {}

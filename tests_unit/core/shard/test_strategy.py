@@ -52,7 +52,7 @@ def test_the_cheaper_operand_moves():
 
 
 def test_whole_operands_vary_where_another_differs():
-    """An operand that is whole while another is sharded or pending is varying on that axis only."""
+    """An operand that is replicated while another is sharded or partial varies on that axis only."""
     rows = (Row((R, R), (R,)), Row((S0, R), (S0,)), Row((P, R), (P,)))
     call = call_of(([S0, P], (12, 12)), ([R, R], (12,)))
     assert choose(call, Strategies(rows, ((12, 12),))).varying == ((), (0, 1))
@@ -71,7 +71,7 @@ def test_conditions_on_sizes(conditions, size, placement):
 
 
 def test_conditions_count_what_other_axes_cut():
-    """Divisibility is by everything that cuts the dim."""
+    """A dim must divide by the product of all axes that shard it."""
     rows = (Row((R,), (R,)), Row((S0,), (S0,), even=((0, 0),)))
     layout = Layout.place(MESH, [S0, S0], (4, 2))
     choice = choose(OpCall("op", MESH, (Operand("x", layout),), {}), Strategies(rows, ((4, 2),)))
@@ -79,7 +79,7 @@ def test_conditions_count_what_other_axes_cut():
 
 
 def test_what_is_written_never_moves():
-    """In place there is no choice but the one that keeps the first operand as it is, order included, or none."""
+    """An in-place call keeps its first operand's layout, order included, or has no choice."""
     call = call_of(([R, S0], (12, 12)))
     assert choose(call, same(R, S1), in_place=True) is None
     assert choose(call, same(R, S0), in_place=True).outputs[0] is call.operands[0].layout
@@ -92,5 +92,5 @@ def test_what_is_written_never_moves():
     (P, R, 18), (S0, R, 9), (S0, S1, 2.25), (S0, P, 9),
 ])  # fmt: skip
 def test_costs(now, wanted, cost):
-    """Costs are elements received by one rank; from one pending reduction to another there is no way."""
+    """Costs are elements received by one rank; one partial reduction cannot become another."""
     assert move_cost(now, wanted, 12, 4) == cost

@@ -23,7 +23,7 @@ class Axpy(DFunction):
 
     @staticmethod
     def forward(ctx, x, factor, y, label="none"):
-        """Remember the factor; ``label`` must arrive as it was given."""
+        """Save the factor; ``label`` must arrive unchanged."""
         assert label in {"none", "given"}
         ctx.factor = factor
         return x * factor + y
@@ -53,7 +53,7 @@ class Product(DFunction):
 
 
 class Nameless(DFunction):
-    """No operator is named."""
+    """A function without ``_op_name``."""
 
     @staticmethod
     def forward(ctx, x):
@@ -69,14 +69,14 @@ class Nameless(DFunction):
 
 
 class Unknown(Nameless):
-    """An operator is named that has no rule."""
+    """A function whose ``_op_name`` has no rule."""
 
     _op_name = "nobody knows it"
 
 
 @pytest.fixture
 def axpy():
-    """The user's rule for ``Axpy``: rows stay rows."""
+    """The user's rule for ``Axpy``: the output is laid out as the operands."""
 
     class Rule(DistributedOp):
         def infer_layout(self, layouts, extra_args=None):  # noqa: ARG002 - the signature is the library's
@@ -88,7 +88,7 @@ def axpy():
 
 
 def sharded(mesh, place):
-    """Four ones."""
+    """A DTensor of four ones."""
     import torch
 
     layout = Layout.place(mesh, [place], (4,))
@@ -143,7 +143,7 @@ def test_the_librarys_rules_serve(mesh):
 
 
 def localizing():
-    """Functions whose rules replace arguments of a rank's call, under names of their own."""
+    """Functions whose rules replace arguments of the local call, with parameter names of their own."""
     import torch
 
     class Reshape(DFunction):
@@ -188,7 +188,7 @@ def localizing():
 
 @pytest.mark.parametrize("mesh", [(2,), (3,), (2, 2)])
 def test_rules_that_replace_arguments_serve(mesh):
-    """Each rank's call gets its own sizes and offsets; where the function cannot take them, the call is refused."""
+    """Each rank's call gets its own sizes and offsets; a function without parameters for them is refused."""
     import numpy as np
 
     rng = np.random.default_rng(0)
@@ -214,7 +214,7 @@ def test_rules_that_replace_arguments_serve(mesh):
 
 @pytest.mark.parametrize("mesh", [(2,), (3,), (2, 2)])
 def test_arguments_of_its_own_reach_every_rank(mesh):
-    """Where the rule replaces arguments of a rank's call, those that only ``forward`` has arrive as given."""
+    """Where the rule replaces arguments of the local call, those that only ``forward`` has arrive unchanged."""
     import numpy as np
     import torch
 
@@ -242,7 +242,7 @@ def test_arguments_of_its_own_reach_every_rank(mesh):
 
 
 def test_what_cannot_be():
-    """Without a name, a rule or a tensor, apply says so, naming the class."""
+    """Without ``_op_name``, a rule or a tensor, apply raises an error that names the class."""
 
     def on_rank(mesh):
         x = sharded(mesh, Replicate())
@@ -260,7 +260,7 @@ def test_what_cannot_be():
 
 
 def test_gradients_are_as_many_as_arguments():
-    """Halves that are not written, and gradients of arguments that there are not, are errors."""
+    """A missing forward or backward, and more gradients than arguments, are errors."""
 
     class Nothing(DFunction):
         _op_name = "exp"
@@ -300,7 +300,7 @@ def test_plans_are_kept(monkeypatch):
     monkeypatch.setattr(dispatch, "plan_call", lambda *args, **how: planned.append(1) or original(*args, **how))
 
     class Twice(Product):
-        """A class of its own: nobody planned it before."""
+        """A class that has no plans yet."""
 
     def on_rank(mesh):
         x = sharded(mesh, Shard(0))

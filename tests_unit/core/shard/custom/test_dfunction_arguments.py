@@ -16,7 +16,7 @@ SIZE = 5
 
 
 class Product(DFunction):
-    """A product that remembers what it was note besides; a base for the ways to declare parameters."""
+    """A product with an extra argument; the base of the ways to declare parameters."""
 
     _op_name = "mul"
 
@@ -90,7 +90,7 @@ class Defaults(Product):
 
     @staticmethod
     def backward(ctx, grad):
-        """Nothing is said about the options."""
+        """No gradients for the options."""
         return Product.gradients(ctx, grad)
 
 
@@ -99,7 +99,7 @@ class Scaled(DFunction):
 
     @staticmethod
     def forward(ctx, factor, x):
-        """``factor`` must arrive as it was given."""
+        """``factor`` must arrive unchanged."""
         assert type(factor) is np.float64
         ctx.factor = float(factor)
         return x * float(factor)
@@ -178,13 +178,13 @@ def scaled(platform_name):
 
 
 def test_a_numpy_scalar_is_no_tensor(platform_name):
-    """The framework is that of the tensor, and the scalar arrives as it was given."""
+    """The framework is that of the tensor, and the scalar arrives unchanged."""
     (grads,) = simulate(scaled, 1, platform_name, (platform_name,))
     assert grads == [[0.0, 2.0, 4.0, 6.0, 8.0], [2.0] * 5]
 
 
 def stranger(platform_name):
-    """A tensor that the rule has no place for."""
+    """A tensor for which the rule has no parameter."""
     platform = platform_named(platform_name)
     mesh = init_device_mesh("cpu", (2,), mesh_dim_names=("tp",))
     x, y = sharded(platform, mesh, 0), sharded(platform, mesh, 1)
@@ -196,6 +196,6 @@ def stranger(platform_name):
 
 
 def test_a_tensor_without_a_place_in_the_rule(platform_name):
-    """It is refused: its layout would say nothing."""
+    """A tensor for which the rule has no parameter is refused."""
     for text in simulate(stranger, 2, platform_name, (platform_name,)):
         assert text == "mul(x, y): got an unexpected keyword argument 'label'"

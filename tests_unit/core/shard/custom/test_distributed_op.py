@@ -16,13 +16,13 @@ R, S0 = Replicate(), Shard(0)
 
 
 def scaled(x, w, factor=1.0):
-    """What users write: rows of ``x`` times ``w``."""
+    """A rule as users write it: rows of ``x`` times ``w``."""
     return x * w * factor
 
 
 @pytest.fixture
 def register():
-    """Registers operators, and forgets them after the test."""
+    """Registers operators, and unregisters them after the test."""
     registered = []
 
     def register(operator, name="scaled"):
@@ -64,7 +64,7 @@ class Rows(DistributedOp):
 
 
 def test_a_users_rule_is_enough(register):
-    """A layout in, a layout out: values are right, and what is whole gets its gradient summed over all ranks."""
+    """infer_layout gives right values, and a replicated operand gets its gradient summed over all ranks."""
     import torch
 
     user = register(Rows)
@@ -78,14 +78,14 @@ def test_a_users_rule_is_enough(register):
 
 
 def test_arguments_by_name_are_not_confused(register):
-    """Values given by name are part of the call, whatever was called before."""
+    """Keyword arguments are part of the call, whatever was called before."""
     user = register(Rows)
     outputs = [run(user, factor=factor)[0][0].detach() for factor in (2.0, 5.0, 2.0)]
     assert [float(layout.to_local()[0, 0]) for layout in outputs] == [6.0, 15.0, 6.0]
 
 
 def test_the_other_doors(register):
-    """Hooks: preprocess rewrites arguments, get_expand_impl replaces the function, wrap_output has the last touch."""
+    """`preprocess` rewrites arguments, `get_expand_impl` replaces the function, `wrap_output` changes the result."""
 
     class Doors(Rows):
         def preprocess(self, args, kwargs):
@@ -105,7 +105,7 @@ def test_the_other_doors(register):
 
 
 def test_layouts_without_a_shape_are_even(register):
-    """A layout without a shape gets that of even shards; from uneven operands it cannot, and says so."""
+    """A layout without a shape gets that of even shards; with uneven operands it is refused."""
 
     class Bare(DistributedOp):
         def infer_layout(self, layouts, extra_args=None):  # noqa: ARG002 - the signature is the library's
@@ -121,7 +121,7 @@ def test_layouts_without_a_shape_are_even(register):
 
 
 def test_wrong_answers(register):
-    """A layout that the result contradicts, an answer that is no layout and a missing method are errors."""
+    """A layout that the result contradicts, a result that is no layout and a missing method are errors."""
 
     class Wrong(DistributedOp):
         def infer_layout(self, layouts, extra_args=None):  # noqa: ARG002 - the signature is the library's
@@ -143,7 +143,7 @@ def test_wrong_answers(register):
 
 
 def test_names_are_taken_once(register):
-    """A name that has a rule, the library's or a user's, cannot be taken; a name given back can."""
+    """A name that has a rule, the library's or a user's, is refused; after unregister it is free."""
     first = register(Rows)
     for name in ("scaled", "linear"):
         with pytest.raises(ValueError, match=name) as caught:
@@ -156,7 +156,7 @@ def test_names_are_taken_once(register):
 
 
 def test_pending_sums_can_be_the_answer(register):
-    """An output may be Partial, and is reduced when it is asked for."""
+    """An output may be Partial, and is reduced where a use needs it."""
 
     class Total(DistributedOp):
         def infer_layout(self, layouts, extra_args=None):  # noqa: ARG002 - the signature is the library's
@@ -174,7 +174,7 @@ def test_pending_sums_can_be_the_answer(register):
 
 
 def test_operands_in_lists_and_functions_without_signature(register):
-    """Tensors in a list are operands like others; a function that tells no signature is called by position."""
+    """Tensors in a list are operands; a function without a signature is called by position."""
 
     class Whole(DistributedOp):
         def infer_layout(self, layouts, extra_args=None):

@@ -32,7 +32,7 @@ def values(*shape, seed=0):
 
 
 def holds(platform_name, out, entries, shapes, mesh):
-    """Assert that `x @ w` on pieces means what it means on one device, gradients included, wherever x and w lie."""
+    """Assert that `x @ w` on local tensors gives the values and gradients of one device, whatever the layouts."""
     region = local_map(lambda x, w: x @ w, out, entries, redistribute_inputs=True)
     arrays = [values(*shape, seed=seed) for seed, shape in enumerate(shapes)]
     report = check_function(region, arrays, mesh, platform=platform_name)
@@ -43,20 +43,20 @@ def holds(platform_name, out, entries, shapes, mesh):
 @both
 @pytest.mark.parametrize("world", [2, 3])
 def test_whole_operand_of_a_sharded_computation_has_its_gradient_summed(platform_name, world):
-    """`x @ w` on pieces of x: the gradient of the whole w is the sum over the pieces, uneven ones too."""
+    """`x @ w` on shards of x: the gradient of a replicated w is the sum over the ranks, for uneven shards too."""
     holds(platform_name, [Shard(0)], ([Shard(0)], [Replicate()]), [(5, 3), (3, 4)], (world,))
 
 
 @both
 def test_contraction_leaves_a_sum_pending(platform_name):
-    """Pieces along the contracted dim give summands, declared as Partial."""
+    """Shards along the contracted dim give partial values, declared as Partial."""
     holds(platform_name, [Partial()], ([Shard(1)], [Shard(0)]), [(2, 7), (7, 4)], (3,))
 
 
 @both
 @pytest.mark.untraced
 def test_two_axes(platform_name):
-    """On a 2x2 mesh each axis is judged by itself."""
+    """On a 2x2 mesh each axis is treated by itself."""
     entries = ([Shard(0), Replicate()], [Replicate(), Shard(1)])
     holds(platform_name, [Shard(0), Shard(1)], entries, [(5, 3), (3, 7)], (2, 2))
 
@@ -85,7 +85,7 @@ def test_aliases():
 
 @torch_only
 def test_nested_outputs_and_keywords():
-    """Outputs keep their nesting; keyword arguments enter as they are laid out, or as the mapping says."""
+    """Outputs keep their nesting; keyword arguments enter as they are laid out, or as the mapping declares."""
     import torch
 
     def body():
@@ -120,7 +120,7 @@ def test_plain_call_is_the_function():
 
 @torch_only
 def test_declared_gradients_replace_the_contract():
-    """`in_grad_placements` says that the function's own gradient is whole already: it is not summed again."""
+    """A gradient that `in_grad_placements` declares replicated is not summed again."""
     import torch
 
     def body():
@@ -195,7 +195,7 @@ def same(x, y=None):
     ],
 )  # fmt: skip
 def test_declarations_that_do_not_fit(kind, options, operands, message):
-    """What is declared and what is passed must agree; the error names argument, facts and fix."""
+    """Declarations and arguments must agree; the error names argument, facts and fix."""
     assert refused(kind, local_map(same, **options), *operands) == message
 
 
@@ -226,7 +226,7 @@ def test_a_list_is_named_by_its_argument():
 
 @torch_only
 def test_a_function_without_signature():
-    """A function of C is called by position, its arguments are named so, and the decorator form wraps it too."""
+    """A C function is called and its arguments named by position; the decorator form wraps it too."""
 
     def body():
         import operator
@@ -258,7 +258,7 @@ def test_a_mapping_that_comes_out_has_placements_for_its_keys():
 
 @torch_only
 def test_mappings_go_in_and_come_out():
-    """Values of a mapping have placements by their keys, on both sides; one that is no mapping has none."""
+    """Values of a mapping have placements by their keys, in inputs and outputs."""
 
     def body():
         mesh = init_device_mesh("cpu", (2,), mesh_dim_names=("tp",))
@@ -279,14 +279,14 @@ def test_mappings_go_in_and_come_out():
     (lambda x: [x], None, "output is a list, its out_placements are None; placements"),
 ])  # fmt: skip
 def test_outputs_that_were_declared_otherwise(out, placements, wanted):
-    """What comes out has the structure of what was declared."""
+    """An output of another structure than declared is refused."""
     message = refused(LayoutError, local_map(out, placements), rows)
     assert message == f"local_map(<lambda>): {wanted.replace('; ', '; they must be ')}"
 
 
 @torch_only
 def test_output_that_is_a_dtensor():
-    """The function returns local tensors."""
+    """A function that returns a DTensor is refused."""
 
     def call(x):
         return local_map(lambda _: x, [Shard(0)])(x)
@@ -296,7 +296,7 @@ def test_output_that_is_a_dtensor():
 
 @torch_only
 def test_pieces_that_make_no_tensor():
-    """Sizes are exchanged, and pieces that do not follow the ceil rule are refused on every rank."""
+    """Sizes are exchanged, and local shards that do not follow the ceil rule are refused on every rank."""
 
     def body():
         mesh = init_device_mesh("cpu", (2,), mesh_dim_names=("tp",))
@@ -315,7 +315,7 @@ def test_pieces_that_make_no_tensor():
 
 @torch_only
 def test_sizes_that_depend_on_values():
-    """A later call whose piece has another size than the first is refused: the other ranks could not know."""
+    """A later call whose local output has another size than the first is refused: other ranks could not know."""
 
     def body():
         mesh = init_device_mesh("cpu", (2,), mesh_dim_names=("tp",))
@@ -349,7 +349,7 @@ def test_another_mesh():
 
 @torch_only
 def test_a_write_into_an_operand_that_moved_is_refused():
-    """Written in place where it lies, an operand changes; one that had to be moved would lose the write."""
+    """An operand is written in place where it did not move; the write into a moved one is refused."""
 
     def double(t):
         t *= 2
@@ -371,7 +371,7 @@ def test_a_write_into_an_operand_that_moved_is_refused():
 
 @torch_only
 def test_whole_outputs_have_one_size():
-    """An output declared whole must have the same sizes on all ranks; pieces would pass for it."""
+    """An output declared replicated must have the same sizes on all ranks."""
 
     def body():
         mesh = init_device_mesh("cpu", (2,), mesh_dim_names=("tp",))
@@ -406,7 +406,7 @@ def test_an_argument_that_differs_between_ranks_does_not_part_them():
 
 @torch_only
 def test_sizes_that_an_argument_decides():
-    """The argument bound beforehand: each of its values has sizes of its own."""
+    """A function with the argument bound by partial has sizes of its own for each value."""
     import functools
 
     import torch
@@ -428,7 +428,7 @@ def test_sizes_that_an_argument_decides():
 
 @torch_only
 def test_outputs_in_different_places():
-    """Ranks that return tensors in different places of one structure are told apart, not left waiting."""
+    """Ranks that return tensors in different places of one structure raise an error instead of waiting."""
 
     def body():
         mesh = init_device_mesh("cpu", (2,), mesh_dim_names=("tp",))

@@ -1,4 +1,4 @@
-"""Operators let run whole: what they write arrives, or is refused."""
+"""Operators that run replicated: their writes reach the operand, or are refused."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ pytestmark = pytest.mark.platforms("torch")
 
 
 def announced(function):
-    """A user's function, announced to tensor classes as PyTorch's own functions are."""
+    """A user's function that calls ``__torch_function__`` as PyTorch's own functions do."""
     import torch
 
     def call(*args):
@@ -28,18 +28,18 @@ def announced(function):
 
 
 def adds_quietly(x, total):
-    """Nothing tells that it writes, neither name nor schema."""
+    """Writes, with neither a name nor a schema that declares it."""
     total.add_(x.sum())
     return x.mul(2)
 
 
 def adds_up_(x, y):
-    """Its name tells."""
+    """Writes, as its name declares."""
     x.add_(y)
 
 
 def test_writes_arrive_in_what_is_whole_or_are_refused():
-    """A write that nothing announced is found out where it went into a gathered copy; a view of a copy is refused."""
+    """An undeclared write into a gathered copy is detected and refused; so is a write into a view of a copy."""
     import torch
 
     def refused(call):

@@ -1,4 +1,4 @@
-"""Modules laid out by path: outputs and gradients of one device, plans that do not fit refused whole."""
+"""Modules laid out by path have the outputs and gradients of one device; plans that do not fit are refused."""
 
 from __future__ import annotations
 
@@ -39,7 +39,7 @@ PLAN = {"0.weight": ("tp", "None"), "0.bias": ("tp",), "2.weight": ("None", "tp"
 @torch_only
 @pytest.mark.parametrize("world", [2, 3])
 def test_trains_like_one_device(world):
-    """Output and every gradient equal the plain module's, with uneven shards and inputs given as pieces."""
+    """Output and every gradient equal the plain module's, with uneven shards and local inputs."""
     import torch
 
     def body():
@@ -129,7 +129,7 @@ class Pair(NamedTuple):
 @torch_only
 @pytest.mark.parametrize("plain", [False, True])
 def test_nested_inputs_and_outputs(plain):
-    """Values in dicts, tuples and named tuples are laid out where the plan says, whose nesting is theirs."""
+    """Values in dicts, tuples and named tuples are laid out by a plan of the same nesting."""
     import torch
 
     class Nested(torch.nn.Module):
@@ -162,7 +162,7 @@ def test_nested_inputs_and_outputs(plain):
 
 @torch_only
 def test_everything_wrong_with_a_plan_is_said_at_once():
-    """Patterns without match, placements that do not fit and torn ties are one error, and no weight is touched."""
+    """Unmatched patterns, misfit placements and conflicting ties are one error, and no weight is touched."""
 
     def body():
         mesh = init_device_mesh("cpu", (2,), mesh_dim_names=("tp",))
@@ -197,7 +197,7 @@ def test_everything_wrong_with_a_plan_is_said_at_once():
 
 @torch_only
 def test_inputs_that_do_not_fit_the_plan():
-    """A wrong count, an unknown name, a value that is no tensor, and pieces of no tensor are refused by name."""
+    """A wrong count, an unknown name, a non-tensor and inconsistent local shards are refused by name."""
     import torch
 
     def body():
@@ -241,7 +241,7 @@ def test_inputs_that_do_not_fit_the_plan():
 
 @torch_only
 def test_what_is_no_plan():
-    """A mapping in the plan's place, and nothing in the mapping's, are refused by type."""
+    """A mapping instead of a ShardingPlan, and None instead of its mapping, are refused by type."""
 
     def body():
         messages = []

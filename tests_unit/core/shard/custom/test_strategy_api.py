@@ -1,4 +1,4 @@
-"""Strategies registered as functions, propagation without tensors, and operators let run whole."""
+"""Strategies registered as functions, propagation without tensors, and operators that run replicated."""
 
 from __future__ import annotations
 
@@ -43,7 +43,7 @@ def values(*shape, seed=0):
 
 @contextlib.contextmanager
 def registered(op):
-    """An operator that is forgotten at the end."""
+    """An operator that is unregistered at the end."""
     try:
         yield op
     finally:
@@ -51,7 +51,7 @@ def registered(op):
 
 
 def pairwise(schema):
-    """For `x @ w`: x by rows with w whole, w by columns with x whole, or both whole."""
+    """For `x @ w`: x sharded by rows, w by columns, or both replicated."""
     x, w = schema.args_spec
     mesh, (rows, _), (_, columns) = x.mesh, x.shape, w.shape
     place = lambda placement, shape: Layout.place(mesh, [placement], shape)  # noqa: E731 - a table follows
@@ -61,7 +61,7 @@ def pairwise(schema):
 
 
 def product_of_a_test(x, w):
-    """A function that announces itself, as PyTorch's own do."""
+    """A function that calls ``__torch_function__``, as PyTorch's own do."""
     import torch
 
     if torch.overrides.has_torch_function((x, w)):
@@ -72,7 +72,7 @@ def product_of_a_test(x, w):
 @torch_only
 @pytest.mark.parametrize("world", [2, 3])
 def test_a_registered_strategy_is_dispatched(world):
-    """Wherever the operands lie, values and gradients are those of one device."""
+    """Whatever the layouts, values and gradients are those of one device."""
     with registered(ShardingPropagator().register_op_strategy(product_of_a_test, pairwise)):
         report = check_function(product_of_a_test, [values(5, 4), values(4, 7, seed=1)], (world,), platform="torch")
     assert report.ok, report.wrong[:3]
@@ -81,7 +81,7 @@ def test_a_registered_strategy_is_dispatched(world):
 
 @torch_only
 def test_the_cheapest_strategy_is_taken():
-    """What costs nothing beats what moves; at equal cost nothing moves; a declared negative cost wins over all."""
+    """The cheapest option wins; at equal cost the one that moves nothing; a negative cost wins over zero."""
 
     def body():
         mesh = init_device_mesh("cpu", (2,), mesh_dim_names=("tp",))
@@ -108,7 +108,7 @@ def test_the_cheapest_strategy_is_taken():
 
 @torch_only
 def test_lists_choose_per_element():
-    """Each tensor of a list stays as it lies; gradients of whole elements are not summed because others are cut."""
+    """Each tensor of a list keeps its layout; gradients of replicated elements are not summed for sharded ones."""
     import torch
 
     def double_all(xs):
@@ -134,7 +134,7 @@ def test_lists_choose_per_element():
 
 @torch_only
 def test_a_rule_says_where_operands_have_to_be():
-    """A sharding rule's redistribute_schema is where the operands are brought before the call."""
+    """Operands are redistributed to a sharding rule's redistribute_schema before the call."""
     import torch
 
     def whole_sum(x):
@@ -156,7 +156,7 @@ def test_a_rule_says_where_operands_have_to_be():
 
 @pytest.mark.platforms("torch", "mindspore")
 def test_rules_of_the_library_are_asked_without_tensors(platform_name):
-    """A view's sizes come back local, an operand that must move comes back where it must be."""
+    """redistribute_schema has a view's local sizes, and the layout that a moved operand needs."""
 
     def body():
         mesh = init_device_mesh("cpu", (2,), mesh_dim_names=("tp",))
@@ -224,7 +224,7 @@ def test_shape_and_dtype_of_outputs_are_asked_without_values(platform_name):
 
 @torch_only
 def test_every_argument_counts_for_shape_and_dtype():
-    """Arguments that make no difference to placements make one here, and 2 is not 2.0."""
+    """The key of tensor metadata holds every argument, and 2 is not 2.0."""
     import torch
 
     propagator = ShardingPropagator()
@@ -239,7 +239,7 @@ def test_every_argument_counts_for_shape_and_dtype():
 
 @torch_only
 def test_shape_and_dtype_of_indexing_and_of_composed_operators():
-    """Slices are arguments like others, each its own; what is composed of others is asked by function and by name."""
+    """Each slice has a key of its own; composed operators have metadata by function and by name."""
     import torch
 
     propagator = ShardingPropagator()
@@ -259,7 +259,7 @@ def test_shape_and_dtype_of_indexing_and_of_composed_operators():
 
 @torch_only
 def test_shape_and_dtype_follow_the_registrations():
-    """What a name meant before it was taken by an operator of the user's is not answered again."""
+    """A registration invalidates cached results under its name."""
     import torch
 
     propagator, sizes = ShardingPropagator(), [5]
@@ -279,7 +279,7 @@ def test_shape_and_dtype_follow_the_registrations():
 
 @torch_only
 def test_static_arguments_tell_calls_apart():
-    """Arguments before static_argnum and keywords that are not named share a plan."""
+    """Arguments before static_argnum and keywords not in static_kwargkey share a plan."""
     info = RuntimeSchemaInfo(static_argnum=2, static_kwargkey=("dim",))
     first = OpSchema("f", ("a", 1, 2), {"dim": 0, "note": 1}, info)
     assert first == OpSchema("f", ("a", 9, 2), {"dim": 0, "note": 2}, info)
@@ -290,7 +290,7 @@ def test_static_arguments_tell_calls_apart():
 
 @torch_only
 def test_an_operator_without_rule():
-    """Propagation names the operator, the layouts seen and the ways out."""
+    """The refusal of an unknown operator names it, the layouts seen and the fixes."""
 
     def body():
         mesh = init_device_mesh("cpu", (2,), mesh_dim_names=("tp",))
@@ -355,7 +355,7 @@ def test_an_operator_may_be_let_run_whole():
 
 @torch_only
 def test_an_operator_that_writes_is_not_gathered_unnoticed():
-    """A write into what had to be gathered would be lost, so it is refused; into what is whole it arrives."""
+    """A write into a gathered operand is refused; into a replicated one it arrives."""
     import torch
 
     def triple(x):
@@ -382,7 +382,7 @@ def test_an_operator_that_writes_is_not_gathered_unnoticed():
 
 @torch_only
 def test_what_is_registered_anew_is_asked_anew():
-    """An answer is forgotten with its registration, whose own unregister takes back no later one."""
+    """Cached results go with their registration, and unregister removes no later registration."""
 
     def answer(placement):
         def strategy(schema):
@@ -410,7 +410,7 @@ def test_what_is_registered_anew_is_asked_anew():
 
 @torch_only
 def test_the_registered_key_is_the_key():
-    """Arguments that the registration leaves out of the key share an answer, which still repeats their own values."""
+    """Arguments left out of the key share a result, which still repeats each call's own values."""
     asked = []
 
     def strategy(schema):
@@ -433,7 +433,7 @@ def test_the_registered_key_is_the_key():
 
 
 def bump_(x):
-    """A function that writes, announced as PyTorch's own are."""
+    """A function that writes, and calls ``__torch_function__`` as PyTorch's own do."""
     import torch
 
     if torch.overrides.has_torch_function((x,)):
@@ -443,7 +443,7 @@ def bump_(x):
 
 @torch_only
 def test_a_registered_write_is_a_write():
-    """The operand itself comes back, views kept of its old values are dropped, and a copy is not written."""
+    """The operand itself is returned, cached views of its old values are dropped, and a copy is not written."""
     import torch
 
     def stays(schema):
@@ -481,7 +481,7 @@ def refused_write():
 
 @torch_only
 def test_a_registered_write_never_moves_its_operand():
-    """Options that move what is written are not taken; where all do, the strategy is refused."""
+    """Options that move the written operand are not taken; where all do, the strategy is refused."""
 
     def body():
         mesh = init_device_mesh("cpu", (2,), mesh_dim_names=("tp",))
@@ -521,7 +521,7 @@ def asked(kind, schema_of):
 
 @torch_only
 def test_layouts_of_different_meshes():
-    """Operands share a mesh, and a strategy's targets lie on it."""
+    """Operands on several meshes, and targets on another mesh, are refused."""
     assert asked(MeshMismatchError, lambda x, y: OpSchema("add", (x, y))) == (
         "add: operands live on different meshes, DeviceMesh(cpu, tp=2, ranks=[0, 1]) and "
         "DeviceMesh(cpu, dp=2, ranks=[0, 1]); bring them to one mesh first"
@@ -543,7 +543,7 @@ def test_layouts_of_different_meshes():
 
 @torch_only
 def test_an_operator_that_runs_whole_has_no_layouts_to_ask_for():
-    """ReplicatedOp knows the outputs from the call alone, and propagation says so."""
+    """Propagation of a ReplicatedOp is refused, since only the call tells its outputs."""
     with registered(ReplicatedOp("whole_of_a_test")):
         assert asked(UnsupportedOperatorError, lambda x, _: OpSchema("whole_of_a_test", (x,))) == (
             "whole_of_a_test: it runs whole on every rank (ReplicatedOp), so only a call tells what its outputs are"
@@ -551,7 +551,7 @@ def test_an_operator_that_runs_whole_has_no_layouts_to_ask_for():
 
 
 def both_ways(x, y):
-    """Two outputs of two operands, announced as PyTorch's own functions are."""
+    """Two outputs of two operands, through ``__torch_function__`` as PyTorch's own functions."""
     import torch
 
     if torch.overrides.has_torch_function((x, y)):
@@ -597,7 +597,7 @@ def test_operands_of_an_operator_that_runs_whole():
 
 @torch_only
 def test_schemas_tell_where_tensors_are():
-    """A schema's strategies are its layouts; dicts among arguments tell calls apart; one output is the output."""
+    """A schema's strategies are its layouts, and its key includes dicts among the arguments."""
     mesh = DeviceMesh.abstract("cpu", (2,), (0, 1), ("tp",))
     x, y = Layout.place(mesh, [Shard(0)], (4,)), Layout.place(mesh, [Replicate()], (3,))
     schema = OpSchema("f", (x, [y]), {"options": {"a": 1}})
