@@ -11,6 +11,7 @@ import pytest
 
 import hyper_parallel
 from hyper_parallel.pytest_plugin.ranks import require_transport
+from hyper_parallel.transport import launched_processes, rank_pool
 from hyper_parallel.transport.launched_processes import run_launched
 from hyper_parallel.transport.processes import available, end_ranks, python_command, stay_on
 from hyper_parallel.transport.serialization import pack
@@ -91,6 +92,16 @@ def test_a_forked_child_leaves_its_parents_ranks_alone(platform_name):
     assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == 0
     ranks.append(run_launched(pack((os.getpid, ()), os.getpid), 2, platform_name, 240.0).results)
     assert ranks[0] == ranks[1]
+
+
+@pytest.mark.platforms("torch")
+def test_warm_ranks_of_both_kinds_are_ended(monkeypatch):
+    """Ranks of simulated and of launched worlds are ended where their modules are loaded."""
+    closed = []
+    monkeypatch.setattr(launched_processes, "close_launched_teams", lambda: closed.append("launched"))
+    monkeypatch.setattr(rank_pool, "close_workers", lambda: closed.append("simulated"))
+    end_ranks()
+    assert closed == ["launched", "simulated"]
 
 
 @pytest.fixture
