@@ -1,4 +1,4 @@
-"""Public names that are imported when first used: what keeps ``import hyper_parallel`` fast and free of frameworks."""
+"""Public names that are imported on first use, so that ``import hyper_parallel`` is fast and imports no framework."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ __all__ = ["lazy"]
 def lazy(
     namespace: dict[str, Any], homes: Mapping[str, Sequence[str] | None]
 ) -> tuple[Callable[[str], Any], Callable[[], list[str]]]:
-    """``__getattr__`` and ``__dir__`` of a package.
+    """Return ``__getattr__`` and ``__dir__`` of a package.
 
     Args:
         namespace: ``globals()`` of the package.
@@ -25,7 +25,7 @@ def lazy(
     unlisted = [home for home, names in homes.items() if names is None]
 
     def find(name: str) -> Any:
-        """Import the home of a public name when it is first asked for."""
+        """Import the module of a public name when it is first used."""
         if name not in home_of:
             list_all()
         if name == "__all__":
@@ -44,7 +44,7 @@ def lazy(
             home_of.update(dict.fromkeys(importlib.import_module(home).__all__, home))
 
     def names() -> list[str]:
-        """Public names, imported or not."""
+        """Return all public names, imported or not."""
         list_all()
         return sorted({*namespace, *home_of})
 

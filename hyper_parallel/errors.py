@@ -1,8 +1,8 @@
-"""Exception types, and the one notation in which every message writes a layout.
+"""Exception types, and the notation of layouts in messages.
 
-An error is part of the API: it names the operation and the argument, gives the facts, and ends with the
-line that fixes it, computed from those facts. Each type also derives from the built-in (or framework-neutral)
-exception that PyTorch raises for the same mistake, so ported ``except`` clauses keep working.
+An error is part of the API: it names the operation and the argument, states the facts, and ends with the line that
+fixes it, computed from those facts. Each type also derives from the built-in exception that PyTorch raises for the same
+mistake, so ported ``except`` clauses keep working.
 """
 
 from __future__ import annotations
@@ -40,39 +40,39 @@ class HyperParallelError(Exception):
 
 
 class MeshError(HyperParallelError, ValueError, RuntimeError):
-    """A device mesh that cannot exist: wrong world size, duplicate names or ranks; or none where one is needed."""
+    """A device mesh that cannot exist (wrong world size, duplicate names or ranks), or a missing mesh."""
 
 
 class MeshLookupError(MeshError, KeyError, IndexError):
     """An axis or a rank that the mesh does not have."""
 
     def __str__(self) -> str:
-        """The plain message; a KeyError would show its repr."""
+        """Return the plain message; a KeyError would show its repr."""
         return Exception.__str__(self)
 
 
 class MeshMismatchError(HyperParallelError, NotImplementedError, ValueError):
-    """Operands that live on different meshes meet in one operation (NotImplementedError is a RuntimeError)."""
+    """Operands of one operation are on different meshes (NotImplementedError is a RuntimeError)."""
 
 
 class LayoutError(HyperParallelError, ValueError, RuntimeError):
-    """Placements that do not describe the tensor."""
+    """Placements that do not fit the tensor."""
 
 
 class PlacementError(LayoutError, IndexError, AssertionError):
-    """Not one placement per axis, or a dim that the tensor does not have; PyTorch indexes or asserts there."""
+    """A wrong number of placements, or a dim that the tensor does not have; PyTorch indexes or asserts there."""
 
 
 class NotPlainError(HyperParallelError, TypeError, RuntimeError):
-    """Something else where a plain tensor, a module or a mesh is wanted."""
+    """An argument that is not the plain tensor, module or mesh that is needed."""
 
 
 class ShardMismatchError(HyperParallelError, ValueError):
-    """Local shards that cannot be pieces of one global tensor."""
+    """Local tensors that cannot be shards of one global tensor."""
 
 
 class MixedTensorError(HyperParallelError, RuntimeError):
-    """A plain tensor meets a DTensor and nothing says how it is placed."""
+    """A plain tensor meets a DTensor, and its placement is not known."""
 
 
 class PlanError(HyperParallelError, ValueError):
@@ -96,26 +96,26 @@ class UnsupportedOnBackend(HyperParallelError, NotImplementedError):  # noqa: N8
 
 
 class CollectiveMismatchError(HyperParallelError, RuntimeError):
-    """Ranks met in one collective with different operations, shapes, dtypes or reductions, or one never came."""
+    """Ranks called a collective with different operations, shapes, dtypes or reductions, or one did not call it."""
 
 
 class HandleError(HyperParallelError, RuntimeError):
-    """A handle that was used up: a collective waited for twice, a hook removed twice."""
+    """A handle that was used before: a collective waited for twice, a hook removed twice."""
 
 
 class RendezvousError(HyperParallelError, TimeoutError, RuntimeError):
-    """A thread that waited for its partner in vain."""
+    """A thread whose partner did not come."""
 
 
 class CheckpointError(HyperParallelError, ValueError):
-    """A file that is no checkpoint of the format that was asked for, or a format that does not exist."""
+    """A file that is no checkpoint of the requested format, or a format that does not exist."""
 
 
 class CheckpointWriteError(HyperParallelError, OSError):
-    """A checkpoint that could not be written; what was there before is still there."""
+    """A checkpoint that could not be written; an old file is unchanged."""
 
     def __str__(self) -> str:
-        """The plain message; an OSError would look for an error number."""
+        """Return the plain message; an OSError would look for an error number."""
         return Exception.__str__(self)
 
 
@@ -132,7 +132,7 @@ _SHORT = {
 
 
 def short_dtype(dtype: object) -> str:
-    """Short name of a dtype of any framework: ``torch.float32`` and ``Float32`` both give ``f32``."""
+    """Return the short name of a dtype of any framework: ``torch.float32`` and ``Float32`` both give ``f32``."""
     name = str(dtype).rsplit(".", maxsplit=1)[-1].lower()
     return _SHORT.get(name, name)
 
@@ -143,7 +143,7 @@ def notation(
     dim_axes: Sequence[Sequence[str]],
     partials: Sequence[tuple[str, str]],
 ) -> str:
-    """Write a layout the one way: ``f32[16@dp, 8@tp] + Partial(sum)@ep``.
+    """Return a layout as messages write it: ``f32[16@dp, 8@tp] + Partial(sum)@ep``.
 
     Args:
         dtype: element type, or None to leave it out.

@@ -1,7 +1,7 @@
-"""Which framework: the only door to a platform.
+"""The choice of the framework, and the only way to a platform.
 
 Order of choice: an explicit one (a call, or ``use_platform``), the environment, the only framework that this process
-has imported, MindSpore if it imports, PyTorch. Code that holds a tensor asks :func:`platform_of` instead.
+has imported, MindSpore if it is installed, PyTorch. Code that has a tensor calls :func:`platform_of` instead.
 """
 
 from __future__ import annotations
@@ -49,27 +49,27 @@ _CHOSEN: ContextVar[str | None] = ContextVar("hyper_parallel_platform", default=
 
 
 class MissingFrameworkError(HyperParallelError, ImportError):
-    """The framework that was asked for cannot be imported."""
+    """The framework that was chosen cannot be imported."""
 
 
 def get_platform() -> Platform:
-    """The platform of this thread or task.
+    """Return the platform of this thread or task.
 
     Raises:
-        ValueError: the environment names something else than a framework.
-        MissingFrameworkError: (an ImportError) neither framework is installed, or the one asked for is not.
+        ValueError: the environment variable names no framework.
+        MissingFrameworkError: (an ImportError) neither framework is installed, or the chosen one is not.
     """
     chosen = _CHOSEN.get()
     return platform_named(chosen if chosen is not None else default_framework())
 
 
 def get_torch_platform() -> Platform:
-    """PyTorch's platform."""
+    """Return PyTorch's platform."""
     return platform_named("torch")
 
 
 def get_mindspore_platform() -> Platform:
-    """MindSpore's platform."""
+    """Return MindSpore's platform."""
     return platform_named("mindspore")
 
 
@@ -82,16 +82,16 @@ def value_and_grad(
     weights: Any = None,
     has_aux: bool = False,
 ) -> Callable[..., tuple[Any, Any]]:
-    """``mindspore.value_and_grad``, whose gradients of DTensors are DTensors in the dual layout.
+    """Return ``mindspore.value_and_grad`` of ``fn``, with gradients of DTensors as DTensors in the dual layout.
 
     Args:
-        fn: a function or Cell; its first output is differentiated. An output with a pending reduction is reduced.
-        grad_position: which positional arguments to differentiate by.
+        fn: a function or Cell whose first output is differentiated; partial values of the output are reduced.
+        grad_position: indices of the positional arguments to differentiate by.
         weights: parameters to differentiate by.
-        has_aux: only the first output is differentiated, the others are passed on.
+        has_aux: True to differentiate only the first output and return the others unchanged.
 
     Returns:
-        a function of the arguments of ``fn`` that returns the outputs and the gradients, nested as MindSpore does it.
+        a function of the arguments of ``fn`` that returns the outputs and the gradients, nested as in MindSpore.
 
     Raises:
         UnsupportedOnBackend: (a NotImplementedError) on PyTorch, where ``loss.backward()`` does this.
@@ -111,10 +111,10 @@ def use_platform(name: str) -> Iterator[Platform]:
 
 
 def platform_named(name: str) -> Platform:
-    """The one platform object of framework ``name``, built on first use."""
-    found = _BUILT.get(name)
-    if found is not None:
-        return found
+    """Return the platform of framework ``name``, which is built on first use."""
+    built = _BUILT.get(name)
+    if built is not None:
+        return built
     if name not in FRAMEWORKS:
         msg = f"unknown platform {name!r}; known: {', '.join(FRAMEWORKS)}"
         raise ValueError(msg)
@@ -127,13 +127,13 @@ def platform_named(name: str) -> Platform:
 
 
 def platform_of(value: Any) -> Platform:
-    """The platform whose tensor (or module) ``value`` is.
+    """Return the platform of a tensor or module.
 
     Raises:
         TypeError: no framework in this process knows the type.
     """
-    for kind in type(value).__mro__:
-        name = kind.__module__.partition(".")[0]
+    for base in type(value).__mro__:
+        name = base.__module__.partition(".")[0]
         if name in FRAMEWORKS:
             return platform_named(name)
     msg = f"expected a tensor of {' or '.join(FRAMEWORKS)}, got {type(value).__name__}"
@@ -141,7 +141,7 @@ def platform_of(value: Any) -> Platform:
 
 
 def platform_of_argument(value: Any, what: str, *, module: bool = False) -> Platform:
-    """The platform of a user's argument ``what``, such as ``"distribute_tensor: tensor"``.
+    """Return the platform of a user's argument; ``what`` names it, as in ``"distribute_tensor: tensor"``.
 
     Raises:
         NotPlainError: (a TypeError) ``value`` is no tensor, or no module, of either framework.

@@ -1,6 +1,6 @@
 """The autograd functions behind facet *differentiable*, built once over a framework's ``Function``.
 
-Every backward is written with these same functions, so it is differentiable as forward is.
+Every backward calls these same functions, so it is differentiable too.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ __all__ = ["AllToAllSpec", "AsyncWaitSpec", "AutogradFunctions", "ReductionSpec"
 
 
 class ReductionSpec(NamedTuple):
-    """A gather or reduction over ``ranks`` along ``dim``; ``varying`` says how its result is used afterwards."""
+    """A gather or reduction over ``ranks`` along ``dim``; ``varying`` if ranks use the result in different ways."""
 
     platform: Platform
     ranks: Ranks
@@ -26,41 +26,41 @@ class ReductionSpec(NamedTuple):
 
     @property
     def position(self) -> int:
-        """Place of this rank."""
+        """Position of this rank among ``ranks``."""
         return self.ranks.index(self.platform.get_rank())
 
     def chunks(self, data: Any) -> list[Any]:
-        """Equal parts along ``dim``, one per member."""
+        """Return equal chunks along ``dim``, one per member."""
         size = data.shape[self.dim] // len(self.ranks)
-        return [self.platform.narrow(data, self.dim, size * place, size) for place in range(len(self.ranks))]
+        return [self.platform.narrow(data, self.dim, size * member, size) for member in range(len(self.ranks))]
 
 
 class AllToAllSpec(NamedTuple):
-    """An all-to-all of rows: how many go to and come from each of ``ranks``."""
+    """An all-to-all of rows: how many are sent to and received from each of ``ranks``."""
 
     platform: Platform
     ranks: Ranks
     sent: tuple[int, ...]
     received: tuple[int, ...]
-    # Filled by a launch that does not wait; the result is then the output to come.
+    # A list makes the function return before completion: it receives the work, and the result is the output to come.
     launched: list[Any] | None = None
 
-    def back(self) -> AllToAllSpec:
-        """The way of the gradient."""
+    def reversed(self) -> AllToAllSpec:
+        """Return the all-to-all of the gradient."""
         return AllToAllSpec(self.platform, self.ranks, self.received, self.sent)
 
     def arguments(self, data: Any) -> tuple[Any, ...]:
-        """What a transport's ``all_to_all`` takes."""
+        """Return the arguments of a transport's ``all_to_all``."""
         chunks, start = [], 0
         for rows in self.sent:
             chunks.append(self.platform.contiguous(self.platform.narrow(data, 0, start, rows)))
             start += rows
-        rest = tuple(data.shape)[1:]
-        return chunks, self.ranks, [(rows, *rest) for rows in self.received]
+        row_shape = tuple(data.shape)[1:]
+        return chunks, self.ranks, [(rows, *row_shape) for rows in self.received]
 
 
 class SwapSpec(NamedTuple):
-    """An exchange with one peer."""
+    """A symmetric exchange with one peer."""
 
     platform: Platform
     peer: int
@@ -68,7 +68,7 @@ class SwapSpec(NamedTuple):
 
 
 class AsyncWaitSpec(NamedTuple):
-    """What is rebuilt: ``concat_dim`` was gathered, ``split_dim`` was split."""
+    """The end of a pre-launched all-to-all that split ``split_dim`` and gathers ``concat_dim``."""
 
     platform: Platform
     ranks: Ranks
@@ -76,24 +76,25 @@ class AsyncWaitSpec(NamedTuple):
     buffer: Any
     concat_dim: int
     split_dim: int
-    box: list[Any] | None
+    handle_box: list[Any] | None
 
     def join(self, buffer: Any, dim: int) -> Any:
-        """Parts that are stacked along dim 0, one per rank, put one after the other along ``dim``."""
+        """Return the parts of ``buffer``, stacked along dim 0, concatenated along ``dim``."""
         platform = self.platform
-        parts = [platform.narrow(buffer, 0, place, 1) for place in range(len(self.ranks))]
+        parts = [platform.narrow(buffer, 0, member, 1) for member in range(len(self.ranks))]
         shape = tuple(buffer.shape)[1:]
         return platform.cat([platform.reshape(part, shape) for part in parts], dim)
 
     def split(self, data: Any, dim: int) -> list[Any]:
-        """Equal parts along ``dim``, one per rank."""
-        size = data.shape[dim] // len(self.ranks)
-        platform = self.platform
-        return [platform.contiguous(platform.narrow(data, dim, size * one, size)) for one in range(len(self.ranks))]
+        """Return equal chunks of ``data`` along ``dim``, one per member."""
+        platform, size = self.platform, data.shape[dim] // len(self.ranks)
+        return [
+            platform.contiguous(platform.narrow(data, dim, size * member, size)) for member in range(len(self.ranks))
+        ]
 
 
 class AutogradFunctions(NamedTuple):
-    """One framework's functions; ``apply(tensor, description)``."""
+    """One framework's autograd functions; each has ``apply(tensor, spec)``."""
 
     gather: Any
     own_slice: Any
@@ -101,196 +102,205 @@ class AutogradFunctions(NamedTuple):
     reduce_scatter: Any
     all_to_all: Any
     swap: Any
-    meet: Any
+    rendezvous: Any
     async_wait: Any
 
 
 def build(base: Any) -> AutogradFunctions:  # noqa: C901 - one small class after the other
-    """The functions over ``base``, the framework's custom autograd function."""
+    """Return the functions over ``base``, the framework's class of custom autograd functions."""
 
-    class Gather(base):  # type: ignore[misc] # the framework's class is known at run time only
-        """Concatenation of all parts; backward takes the own slice, or sums the ranks' different gradients."""
+    class AllGatherFunction(base):  # type: ignore[misc] # the framework's class is known at run time only
+        """Concatenate the members' tensors; backward takes the own slice, or reduce-scatters if the use varies."""
 
         @staticmethod
-        def forward(ctx: Any, data: Any, call: ReductionSpec) -> Any:
+        def forward(ctx: Any, data: Any, spec: ReductionSpec) -> Any:
             """All-gather."""
-            ctx.call = call
-            platform = call.platform
+            ctx.spec = spec
+            platform = spec.platform
             parts = platform.transport().all_gather(
-                platform.contiguous(data), call.ranks, [tuple(data.shape)] * len(call.ranks)
+                platform.contiguous(data), spec.ranks, [tuple(data.shape)] * len(spec.ranks)
             )
-            return platform.cat(parts, call.dim)
+            return platform.cat(parts, spec.dim)
 
         @staticmethod
         def backward(ctx: Any, grad: Any) -> tuple[Any, None]:
-            """Own slice, or reduce-scatter."""
-            call = ctx.call
-            return (functions.reduce_scatter if call.varying else functions.own_slice).apply(grad, call), None
+            """Take the own slice, or reduce-scatter."""
+            spec = ctx.spec
+            return (functions.reduce_scatter if spec.varying else functions.own_slice).apply(grad, spec), None
 
-    class OwnSlice(base):  # type: ignore[misc] # as above
-        """This rank's part of what every rank holds; backward puts the parts together."""
+    class OwnSliceFunction(base):  # type: ignore[misc] # as above
+        """Take this rank's chunk of a tensor that every rank holds; backward gathers."""
 
         @staticmethod
-        def forward(ctx: Any, data: Any, call: ReductionSpec) -> Any:
+        def forward(ctx: Any, data: Any, spec: ReductionSpec) -> Any:
             """Slice."""
-            ctx.call = call
-            return call.platform.contiguous(call.chunks(data)[call.position])
+            ctx.spec = spec
+            return spec.platform.contiguous(spec.chunks(data)[spec.position])
 
         @staticmethod
         def backward(ctx: Any, grad: Any) -> tuple[Any, None]:
             """All-gather."""
-            return functions.gather.apply(grad, ctx.call._replace(varying=False)), None
+            return functions.gather.apply(grad, ctx.spec._replace(varying=False)), None
 
-    class Reduce(base):  # type: ignore[misc] # as above
-        """All-reduce; the gradient of every summand is the result's."""
+    class AllReduceFunction(base):  # type: ignore[misc] # as above
+        """Reduce the partial values; each partial value's gradient is that of the result."""
 
         @staticmethod
-        def forward(ctx: Any, data: Any, call: ReductionSpec) -> Any:
+        def forward(ctx: Any, data: Any, spec: ReductionSpec) -> Any:
             """All-reduce."""
-            ctx.call = call
-            total = call.platform.transport().all_reduce(data, call.op, call.ranks)
-            if call.op in _EXTREMA:
-                ctx.attained = _attained(call, data, total)
-            return total
+            ctx.spec = spec
+            result = spec.platform.transport().all_reduce(data, spec.op, spec.ranks)
+            if spec.op in _EXTREMA:
+                ctx.attained = _attained(spec, data, result)
+            return result
 
         @staticmethod
         def backward(ctx: Any, grad: Any) -> tuple[Any, None]:
-            """The gradient itself, where a rank's use of the result differs from others' their sum."""
-            call = ctx.call
-            if call.varying:
-                grad = functions.reduce.apply(grad, call._replace(op="sum"))
-            return _shared(grad, ctx, call), None
+            """Return the gradient; if ranks use the result in different ways, the sum of their gradients."""
+            spec = ctx.spec
+            if spec.varying:
+                grad = functions.reduce.apply(grad, spec._replace(op="sum"))
+            return _own_share(grad, ctx, spec), None
 
-    class ReduceScatter(base):  # type: ignore[misc] # as above
-        """This rank's part of the reduction; backward puts the parts of the gradient together."""
+    class ReduceScatterFunction(base):  # type: ignore[misc] # as above
+        """Reduce the partial values and take this rank's chunk; backward gathers."""
 
         @staticmethod
-        def forward(ctx: Any, data: Any, call: ReductionSpec) -> Any:
-            """Reduce-scatter; for max and min all-reduce and slice, since backward needs the whole."""
-            ctx.call = call
-            platform = call.platform
-            if call.op in _EXTREMA:
-                total = platform.transport().all_reduce(data, call.op, call.ranks)
-                ctx.attained = _attained(call, data, total)
-                return platform.contiguous(call.chunks(total)[call.position])
-            chunks = [platform.contiguous(chunk) for chunk in call.chunks(data)]
-            return platform.transport().reduce_scatter(chunks, call.op, call.ranks)
+        def forward(ctx: Any, data: Any, spec: ReductionSpec) -> Any:
+            """Reduce-scatter; for max and min all-reduce and slice, since backward needs the whole result."""
+            ctx.spec = spec
+            platform = spec.platform
+            if spec.op in _EXTREMA:
+                result = platform.transport().all_reduce(data, spec.op, spec.ranks)
+                ctx.attained = _attained(spec, data, result)
+                return platform.contiguous(spec.chunks(result)[spec.position])
+            chunks = [platform.contiguous(chunk) for chunk in spec.chunks(data)]
+            return platform.transport().reduce_scatter(chunks, spec.op, spec.ranks)
 
         @staticmethod
         def backward(ctx: Any, grad: Any) -> tuple[Any, None]:
             """All-gather."""
-            call = ctx.call
-            return _shared(functions.gather.apply(grad, call._replace(varying=False, op="sum")), ctx, call), None
+            spec = ctx.spec
+            return _own_share(functions.gather.apply(grad, spec._replace(varying=False, op="sum")), ctx, spec), None
 
-    class AllToAll(base):  # type: ignore[misc] # as above
-        """Rows to their ranks; backward sends their gradients back."""
+    class AllToAllFunction(base):  # type: ignore[misc] # as above
+        """Send rows to their ranks; backward sends their gradients back."""
 
         @staticmethod
-        def forward(ctx: Any, data: Any, route: AllToAllSpec) -> Any:
-            """All-to-all, or its launch."""
-            ctx.route = route
-            platform = route.platform
-            if route.launched is None:
-                return platform.cat(platform.transport().all_to_all(*route.arguments(data)), 0)
-            shape = (sum(route.received), *tuple(data.shape)[1:])
+        def forward(ctx: Any, data: Any, spec: AllToAllSpec) -> Any:
+            """Run the all-to-all, or launch it."""
+            ctx.spec = spec
+            platform = spec.platform
+            if spec.launched is None:
+                return platform.cat(platform.transport().all_to_all(*spec.arguments(data)), 0)
+            shape = (sum(spec.received), *tuple(data.shape)[1:])
             output = platform.new_tensor(shape, data.dtype, platform.device_of(data))
-            pending = platform.transport().start("all_to_all", *route.arguments(data))
-            route.launched.append(pending.then(lambda parts: platform.fill_(output, platform.cat(parts, 0))))
+            work = platform.transport().start("all_to_all", *spec.arguments(data))
+            spec.launched.append(work.then(lambda parts: platform.fill_(output, platform.cat(parts, 0))))
             return output
 
         @staticmethod
         def backward(ctx: Any, grad: Any) -> tuple[Any, None]:
-            """The reverse."""
-            return functions.all_to_all.apply(grad, ctx.route.back()), None
+            """Run the reverse all-to-all."""
+            return functions.all_to_all.apply(grad, ctx.spec.reversed()), None
 
-    class SwapWithPeer(base):  # type: ignore[misc] # as above
-        """The peer's tensor; backward is the same swap."""
+    class PeerSwapFunction(base):  # type: ignore[misc] # as above
+        """Return the peer's tensor and send this one; backward is the same swap."""
 
         @staticmethod
-        def forward(ctx: Any, data: Any, swap: SwapSpec) -> Any:
+        def forward(ctx: Any, data: Any, spec: SwapSpec) -> Any:
             """Send and receive at once."""
-            ctx.swap = swap
-            transport, data = swap.platform.transport(), swap.platform.contiguous(data)
-            sent = transport.start("send", data, swap.peer, 0, swap.channel)
-            arrived = transport.start("recv", data, swap.peer, 0, swap.channel).wait()
-            sent.wait()
-            return arrived
+            ctx.spec = spec
+            transport, data = spec.platform.transport(), spec.platform.contiguous(data)
+            sending = transport.start("send", data, spec.peer, 0, spec.channel)
+            received = transport.start("recv", data, spec.peer, 0, spec.channel).wait()
+            sending.wait()
+            return received
 
         @staticmethod
         def backward(ctx: Any, grad: Any) -> tuple[Any, None]:
-            """The same."""
-            return functions.swap.apply(grad, ctx.swap), None
+            """Swap the gradients."""
+            return functions.swap.apply(grad, ctx.spec), None
 
-    class Meet(base):  # type: ignore[misc] # as above
-        """Identity that meets the other thread, on its way forward and on its way back."""
+    class RendezvousFunction(base):  # type: ignore[misc] # as above
+        """Identity whose forward and backward each wait for the other thread of a coordinator."""
 
         @staticmethod
         def forward(ctx: Any, data: Any, position: str, coordinator: HookCoordinator) -> Any:
-            """Meet."""
+            """Wait for the other thread."""
             ctx.position, ctx.coordinator = position, coordinator
             coordinator.rendezvous(position, "forward")
             return data
 
         @staticmethod
         def backward(ctx: Any, grad: Any) -> tuple[Any, None, None]:
-            """Meet again."""
+            """Wait for the other thread."""
             ctx.coordinator.rendezvous(ctx.position, "backward")
             return grad, None, None
 
-    class AsyncWait(base):  # type: ignore[misc] # the framework's class is known at run time only
-        """Wait and rebuild; backward launches the reverse."""
+    class AsyncWaitFunction(base):  # type: ignore[misc] # as above
+        """Wait for a pre-launched all-to-all and join its parts; backward launches the reverse one."""
 
         @staticmethod
-        def forward(ctx: Any, x: Any, rebuild: AsyncWaitSpec) -> Any:
-            """The gathered tensor; ``x`` only ties the result to the graph."""
+        def forward(ctx: Any, x: Any, spec: AsyncWaitSpec) -> Any:
+            """Return the gathered tensor; ``x`` only ties the result to the graph."""
             del x
-            ctx.rebuild = rebuild
-            if rebuild.work is not None:
-                rebuild.work.wait()
-            return rebuild.join(rebuild.buffer, rebuild.concat_dim)
+            ctx.spec = spec
+            if spec.work is not None:
+                spec.work.wait()
+            return spec.join(spec.buffer, spec.concat_dim)
 
         @staticmethod
         def backward(ctx: Any, grad: Any) -> tuple[Any, None]:
-            """The gradient of ``x``, now or when the box's work is waited for."""
-            rebuild = ctx.rebuild
-            platform = rebuild.platform
-            chunks = rebuild.split(grad, rebuild.concat_dim)
+            """Return the gradient of ``x``, or a placeholder that is filled when the work in the box is waited for."""
+            spec = ctx.spec
+            platform = spec.platform
+            chunks = spec.split(grad, spec.concat_dim)
             shapes = [tuple(chunk.shape) for chunk in chunks]
-            pending = platform.transport().start("all_to_all", chunks, rebuild.ranks, shapes)
-            if rebuild.box is None:
-                return platform.cat(pending.wait(), rebuild.split_dim), None
+            work = platform.transport().start("all_to_all", chunks, spec.ranks, shapes)
+            if spec.handle_box is None:
+                return platform.cat(work.wait(), spec.split_dim), None
             device = platform.device_of(grad)
             buffer = platform.new_tensor((len(chunks), *shapes[0]), grad.dtype, device)
-            whole = [size * (len(chunks) if dim == rebuild.split_dim else 1) for dim, size in enumerate(shapes[0])]
-            # Not zeros: a gradient that nobody waited for must be seen.
+            whole = [size * (len(chunks) if dim == spec.split_dim else 1) for dim, size in enumerate(shapes[0])]
+            # NaN, not zeros: a gradient that nobody waited for must be noticed.
             placeholder = platform.full(tuple(whole), float("nan"), dtype=grad.dtype, device=device)
 
-            def arrive(parts: list[Any]) -> Any:
+            def fill(parts: list[Any]) -> Any:
                 stacked = platform.cat([platform.reshape(part, (1, *tuple(part.shape))) for part in parts], 0)
                 platform.fill_(buffer, stacked)
-                return platform.fill_(placeholder, platform.cat(parts, rebuild.split_dim))
+                return platform.fill_(placeholder, platform.cat(parts, spec.split_dim))
 
-            rebuild.box.append((pending.then(arrive, placeholder), buffer))
+            spec.handle_box.append((work.then(fill, placeholder), buffer))
             return placeholder, None
 
-    functions = AutogradFunctions(Gather, OwnSlice, Reduce, ReduceScatter, AllToAll, SwapWithPeer, Meet, AsyncWait)
+    functions = AutogradFunctions(
+        AllGatherFunction,
+        OwnSliceFunction,
+        AllReduceFunction,
+        ReduceScatterFunction,
+        AllToAllFunction,
+        PeerSwapFunction,
+        RendezvousFunction,
+        AsyncWaitFunction,
+    )
     return functions
 
 
 _EXTREMA = ("max", "min")
 
 
-def _attained(call: ReductionSpec, data: Any, total: Any) -> tuple[Any, Any]:
-    """Where this rank did not attain the extremum, and how many ranks did; NaN is attained by those who hold it."""
-    ones = call.platform.ones_like(data)
-    attained = ones * (data == total) + ones * (data != data)  # noqa: PLR0124 - true of NaN alone
-    return attained == 0, call.platform.transport().all_reduce(attained, "sum", call.ranks)
+def _attained(spec: ReductionSpec, data: Any, result: Any) -> tuple[Any, Any]:
+    """Return where this rank did not attain the extremum, and how many ranks did; ranks that hold NaN attain NaN."""
+    ones = spec.platform.ones_like(data)
+    attained = ones * (data == result) + ones * (data != data)  # noqa: PLR0124 - true of NaN alone
+    return attained == 0, spec.platform.transport().all_reduce(attained, "sum", spec.ranks)
 
 
-def _shared(grad: Any, ctx: Any, call: ReductionSpec) -> Any:
-    """This rank's part of the gradient."""
-    if call.op in _EXTREMA:
+def _own_share(grad: Any, ctx: Any, spec: ReductionSpec) -> Any:
+    """Return this rank's share of the gradient: of an extremum for those that attained it, of an average 1/n."""
+    if spec.op in _EXTREMA:
         lost, ties = ctx.attained
         # Selected, not multiplied: a gradient that is not finite must not reach ranks that lost.
-        return call.platform.local_op("masked_fill")(x=grad / ties, mask=lost, value=0.0)
-    return grad / len(call.ranks) if call.op == "avg" else grad
+        return spec.platform.local_op("masked_fill")(x=grad / ties, mask=lost, value=0.0)
+    return grad / len(spec.ranks) if spec.op == "avg" else grad

@@ -19,18 +19,29 @@ _LAST_TAG = 2**31 - 1
 
 
 class CollectivesFacet(AgreementFacet):
-    """Facet *collectives*: results are new tensors, reductions are computed in rank order.
+    """Facet *collectives*: results are new tensors, and reductions are computed in rank order.
 
-    With ``async_op=True`` a call returns before completion, with ``(output, handle)``: ``handle.wait()``, once, fills
-    ``output`` and returns it. Inputs must not be written before that. ``group`` is a handle, a tuple or list of
-    global ranks, or None for the world; results are in the order in which it names its members.
+    With ``async_op=True`` a call returns ``(output, handle)`` before completion: ``handle.wait()``, to be called once,
+    fills ``output`` and returns it. Inputs must not be written before that. ``group`` is a handle, a tuple or list of
+    global ranks, or None for the world; results are in the order of its members.
 
-    A message meets the receive of its tag, group and kind of member; those that have all three in common arrive in the
-    order in which they were sent.
+    A message goes to the receive of the same tag, group and kind of member; messages for which all three are equal
+    arrive in the order in which they were sent.
     """
 
     def all_reduce(self, data: Any, group_info: Any = None, async_op: bool = False, *, op: str = "sum") -> Any:
-        """Reduction of every member's ``data`` (equal shapes), on every member."""
+        """Reduce the members' ``data``, of equal shapes, on every member.
+
+        Args:
+            data: a plain tensor.
+            group_info: the members.
+            async_op: return ``(output, handle)`` before completion.
+            op: sum, avg, max, min, prod, all or any.
+
+        Raises:
+            CollectiveMismatchError: members call different collectives, or the caller is no member.
+            ReductionError: (a ValueError) an unknown reduction, or an average of integers.
+        """
         ranks = self.ranks_of(group_info)
         self._plain("all_reduce", data)
         if not async_op:
@@ -38,7 +49,7 @@ class CollectivesFacet(AgreementFacet):
         return self._in_flight(self._started("all_reduce", "all_reduce", data, ranks, op), data, tuple(data.shape))
 
     def all_gather_into_tensor(self, data: Any, group_info: Any = None, async_op: bool = False) -> Any:
-        """Every member's ``data`` (equal shapes) concatenated along dim 0.
+        """Concatenate the members' ``data``, of equal shapes, along dim 0.
 
         Raises:
             ValueError: ``data`` has no dim.
@@ -50,14 +61,14 @@ class CollectivesFacet(AgreementFacet):
             raise ValueError(msg)
         if not async_op:
             return self._cat(self._blocking("all_gather_into_tensor", "all_gather", data, ranks), 0)
-        pending = self._started("all_gather_into_tensor", "all_gather", data, ranks)
+        work = self._started("all_gather_into_tensor", "all_gather", data, ranks)
         whole = (len(ranks) * data.shape[0], *tuple(data.shape)[1:])
-        return self._in_flight(pending.then(lambda parts: self._cat(parts, 0)), data, whole)
+        return self._in_flight(work.then(lambda parts: self._cat(parts, 0)), data, whole)
 
     def reduce_scatter_tensor(
         self, data: Any, group_info: Any = None, async_op: bool = False, *, op: str = "sum"
     ) -> Any:
-        """This member's slice (along dim 0) of the reduction of every member's ``data``.
+        """Reduce the members' ``data`` and return this member's slice along dim 0.
 
         Raises:
             ValueError: dim 0 does not divide by the number of members.
@@ -66,11 +77,11 @@ class CollectivesFacet(AgreementFacet):
         chunks = self._rows("reduce_scatter_tensor", data, ranks)
         if not async_op:
             return self._blocking("reduce_scatter_tensor", "reduce_scatter", data, ranks, op, chunks)
-        pending = self._started("reduce_scatter_tensor", "reduce_scatter", data, ranks, op)
-        return self._in_flight(pending, data, tuple(chunks[0].shape))
+        work = self._started("reduce_scatter_tensor", "reduce_scatter", data, ranks, op)
+        return self._in_flight(work, data, tuple(chunks[0].shape))
 
     def broadcast(self, data: Any, src: int, group: Any = None, async_op: bool = False) -> Any:
-        """The ``data`` of global rank ``src``.
+        """Return the ``data`` of global rank ``src``.
 
         Raises:
             CollectiveMismatchError: ``src`` is no member of ``group``.
@@ -87,10 +98,10 @@ class CollectivesFacet(AgreementFacet):
     def all_to_all_single(
         self, input_tensor: Any, output_shape: Sequence[int], group: Any = None, async_op: bool = False
     ) -> tuple[Any, Any]:
-        """Equal slices along dim 0, one to each member; what arrives, in the members' order, in ``output_shape``.
+        """Send an equal slice along dim 0 to each member; return the received slices, in the members' order.
 
         Returns:
-            the output, and its handle (None without ``async_op``).
+            the output of shape ``output_shape``, and its handle (None without ``async_op``).
 
         Raises:
             ValueError: dim 0 does not divide by the number of members, or the sizes do not give ``output_shape``.
@@ -101,26 +112,26 @@ class CollectivesFacet(AgreementFacet):
         if not async_op:
             parts = self._blocking("all_to_all_single", "all_to_all", input_tensor, ranks, None, chunks)
             return self.reshape(self._cat(parts, 0), shape), None
-        pending = self._started("all_to_all_single", "all_to_all", input_tensor, ranks)
-        joined = pending.then(lambda parts: self.reshape(self._cat(parts, 0), shape))
+        work = self._started("all_to_all_single", "all_to_all", input_tensor, ranks)
+        joined = work.then(lambda parts: self.reshape(self._cat(parts, 0), shape))
         output, handle = self._in_flight(joined, input_tensor, shape)
         return output, handle
 
     def all_gather_object(self, object_list: list[Any], obj: Any, group: Any = None) -> None:
-        """Fill ``object_list`` with every member's picklable ``obj``."""
+        """Fill ``object_list`` with the picklable objects ``obj`` of all members, in the group's order."""
         ranks = self.ranks_of(group)
         self._agree("all_gather_object", None, ranks)
         object_list[:] = self.transport().all_gather_object(obj, ranks)
 
     def isend(self, tensor: Any, dst: int, group: Any = None, tag: int = 0) -> Work:
-        """Begin to send ``tensor`` to global rank ``dst``; a handle to wait for before it is written again.
+        """Begin to send ``tensor`` to global rank ``dst``; wait for the handle before writing to ``tensor``.
 
         Raises:
             CollectiveMismatchError: ``dst`` is this rank or not in ``group``.
             ValueError: ``tag`` is no integer from 0 to 2**31 - 1.
         """
         self._plain("isend", tensor)
-        tag = _checked("isend", tag)
+        tag = _checked_tag("isend", tag)
         peer = self._peer("isend", dst, group)
         return self.transport().start("send", tensor, peer, tag, self._channel(group))
 
@@ -132,14 +143,14 @@ class CollectivesFacet(AgreementFacet):
             ValueError: ``tag`` is no integer from 0 to 2**31 - 1, or ``tensor`` cannot be written.
         """
         self._plain("irecv", tensor)
-        tag = _checked("irecv", tag)
-        refusal = self._unwritable(tensor) or _shared(tensor.shape, tensor.stride())
+        tag = _checked_tag("irecv", tag)
+        refusal = self._unwritable(tensor) or _overlap(tensor.shape, tensor.stride())
         if refusal:
             msg = f"irecv: nothing can be received into this tensor: {refusal}"
             raise ValueError(msg)
         peer, transport, channel = self._peer("irecv", src, group), self.transport(), self._channel(group)
-        pending = transport.start("recv", tensor, peer, tag, channel)
-        handle = pending.then(lambda value: self.fill_(tensor, value), tensor)
+        work = transport.start("recv", tensor, peer, tag, channel)
+        handle = work.then(lambda value: self.fill_(tensor, value), tensor)
         transport.receiving.setdefault(channel, WeakKeyDictionary())[handle] = f"from rank {peer} with tag {tag}"
         return handle
 
@@ -149,12 +160,12 @@ class CollectivesFacet(AgreementFacet):
 
         peer, transport = self._peer("send_object_list", dst, group), self.transport()
         payload = np.frombuffer(pickle.dumps(list(obj_list)), np.uint8)
-        where = self._channel(group, "objects")
-        transport.send(self.from_numpy(np.array([len(payload)], np.int64)), peer, 0, where)
-        transport.send(self.from_numpy(payload), peer, 0, where)
+        channel = self._channel(group, "objects")
+        transport.send(self.from_numpy(np.array([len(payload)], np.int64)), peer, 0, channel)
+        transport.send(self.from_numpy(payload), peer, 0, channel)
 
     def recv_object_list(self, obj_list: list[Any], src: int, group: Any = None) -> int:
-        """Fill ``obj_list`` with what global rank ``src`` sent by :meth:`send_object_list`; returns ``src``.
+        """Fill ``obj_list`` with the objects that global rank ``src`` sent by :meth:`send_object_list`; return ``src``.
 
         Raises:
             CollectiveMismatchError: the list that was sent has another length than ``obj_list``.
@@ -162,27 +173,27 @@ class CollectivesFacet(AgreementFacet):
         import numpy as np
 
         peer, transport = self._peer("recv_object_list", src, group), self.transport()
-        where = self._channel(group, "objects")
-        size = transport.recv(self.from_numpy(np.zeros(1, np.int64)), peer, 0, where)
+        channel = self._channel(group, "objects")
+        size = transport.recv(self.from_numpy(np.zeros(1, np.int64)), peer, 0, channel)
         count = int(self.tensor_to_numpy(size)[0])
-        payload = transport.recv(self.from_numpy(np.zeros(count, np.uint8)), peer, 0, where)
-        found = pickle.loads(self.tensor_to_numpy(payload).tobytes())  # noqa: S301 - a rank of this very program
-        if len(found) != len(obj_list):
-            msg = f"recv_object_list: rank {src} sent {len(found)} objects, obj_list has room for {len(obj_list)}"
+        payload = transport.recv(self.from_numpy(np.zeros(count, np.uint8)), peer, 0, channel)
+        objects = pickle.loads(self.tensor_to_numpy(payload).tobytes())  # noqa: S301 - a rank of this very program
+        if len(objects) != len(obj_list):
+            msg = f"recv_object_list: rank {src} sent {len(objects)} objects, obj_list has room for {len(obj_list)}"
             raise CollectiveMismatchError(msg)
-        obj_list[:] = found
+        obj_list[:] = objects
         return src
 
-    def _in_flight(self, pending: Work, like: Any, shape: tuple[int, ...]) -> tuple[Any, Work]:
-        """The output that ``pending`` will fill, and its handle."""
-        output = pending.output
+    def _in_flight(self, work: Work, like: Any, shape: tuple[int, ...]) -> tuple[Any, Work]:
+        """Return the output that ``work`` will fill, and its handle."""
+        output = work.output
         if output is None:
             output = self.new_tensor(shape, like.dtype, self.device_of(like))
-        return output, pending.then(lambda result: output if result is output else self.fill_(output, result), output)
+        return output, work.then(lambda result: output if result is output else self.fill_(output, result), output)
 
     @staticmethod
     def _of_equal_volume(member: str, data: Any, output_shape: Any) -> tuple[int, ...]:
-        """``output_shape``, which has as many elements as ``data``."""
+        """Return ``output_shape``, after a check that it has as many elements as ``data``."""
         shape = tuple(output_shape)
         if not all(is_integer(size) and size >= 0 for size in shape) or math.prod(shape) != math.prod(data.shape):
             msg = f"{member}: an input of {list(data.shape)} gives no output of {list(shape)}"
@@ -202,24 +213,24 @@ class CollectivesFacet(AgreementFacet):
         return int(peer)
 
 
-def _checked(member: str, tag: Any) -> int:
+def _checked_tag(member: str, tag: Any) -> int:
     if not is_integer(tag) or not 0 <= tag <= _LAST_TAG:
         msg = f"{member}: tag {tag!r} is no integer from 0 to {_LAST_TAG}; give both sides the same one, or none at all"
         raise ValueError(msg)
     return int(tag)
 
 
-def _shared(shape: Sequence[int], strides: Sequence[int]) -> str:
-    """Words for elements that share memory, of which all but one would be lost."""
+def _overlap(shape: Sequence[int], strides: Sequence[int]) -> str:
+    """Return why a strided tensor cannot be received into: elements share memory. Empty if they do not."""
     import numpy as np
 
-    reach, apart = 0, True
+    reach, disjoint = 0, True
     dims = sorted((stride, size) for stride, size in zip(strides, shape, strict=True) if size > 1)
     for stride, size in dims:
-        apart, reach = apart and stride > reach, reach + stride * (size - 1)
-    if apart or 0 in shape:
+        disjoint, reach = disjoint and stride > reach, reach + stride * (size - 1)
+    if disjoint or 0 in shape:
         return ""
-    places = sum(np.ix_(*(np.arange(size) * stride for stride, size in dims)), np.zeros((), np.int64))
-    if np.unique(places).size == places.size:
+    offsets = sum(np.ix_(*(np.arange(size) * stride for stride, size in dims)), np.zeros((), np.int64))
+    if np.unique(offsets).size == offsets.size:
         return ""
     return f"of {list(shape)} elements share memory, strides are {list(strides)}; receive into its contiguous()"

@@ -1,4 +1,7 @@
-"""Differentiation in one spelling, and collectives whose backward follows the algebra without scale factors."""
+"""Differentiation in one form, collectives with gradients, and the rendezvous of two overlapping threads.
+
+Backward follows the algebra (README of core/dtensor), without scale factors.
+"""
 
 from __future__ import annotations
 
@@ -34,9 +37,9 @@ _DIFFERENTIABLE = ("sum", "avg", "max", "min")
 class DifferentiableFacet(CollectivesFacet):
     """Facet *differentiable*, on plain tensors.
 
-    A result that every rank holds (of a gather or an all-reduce) is taken to be used by all ranks alike, so every
-    rank's gradient of it is the true one and none is added up. Say ``varying=True`` where each rank goes on with it
-    in its own way: then the ranks' gradients are summed. ``group`` as in the collectives.
+    A result that every rank holds (of a gather or an all-reduce) is assumed to be used by all ranks alike: every rank's
+    gradient of it is the true one, and gradients are not summed. Pass ``varying=True`` if ranks use the result in
+    different ways: then their gradients are summed. ``group`` as for facet *collectives*.
     """
 
     Function: Any
@@ -49,29 +52,29 @@ class DifferentiableFacet(CollectivesFacet):
         seeds: Sequence[Any] | Callable[[Sequence[Any]], Sequence[Any]],
         wanted: Sequence[bool],
     ) -> tuple[list[Any], list[Any]]:
-        """Run ``fn`` on plain tensors and pull cotangents back.
+        """Run ``fn`` on plain tensors and compute the vector-Jacobian product.
 
         Args:
             fn: takes the inputs, returns a sequence of plain tensors.
             inputs: plain tensors.
-            seeds: cotangent per output (None where it has none), or a function that gives them once outputs exist.
+            seeds: cotangent per output (None for outputs without one), or a function from the outputs to these.
             wanted: which inputs need a gradient.
 
         Returns:
-            the outputs, and per input its gradient (zeros where it does not matter), None where it is not wanted.
+            the outputs, and per input its gradient (zeros if no output depends on it), or None if it is not wanted.
         """
 
     def differentiable_all_gather_concat(
         self, data: Any, group: Any, concat_size: int, concat_dim: int = 0, *, varying: bool = False
     ) -> Any:
-        """Every member's ``data`` (equal shapes) along ``concat_dim``; backward takes the own slice.
+        """Concatenate the members' ``data``, of equal shapes, along ``concat_dim``; backward takes the own slice.
 
         Args:
-            data: this rank's part.
-            group: who takes part.
+            data: this rank's tensor.
+            group: the members.
             concat_size: number of members.
-            concat_dim: dim along which parts are put together.
-            varying: ranks use the result differently; backward is a reduce-scatter.
+            concat_dim: dim along which the tensors are concatenated.
+            varying: True if ranks use the result in different ways; backward is then a reduce-scatter.
 
         Raises:
             ValueError: ``concat_size`` is not the size of the group, or there is no such dim.
@@ -83,13 +86,15 @@ class DifferentiableFacet(CollectivesFacet):
         return self._functions.gather.apply(data, self._reduction(ranks, dim, varying=varying))
 
     def differentiable_all_reduce(self, data: Any, op: str = "sum", group: Any = None, *, varying: bool = False) -> Any:
-        """The reduction on every member; backward is the identity (avg: divided; max, min: to those that attained it).
+        """Reduce the members' ``data`` on every member; backward is the identity.
+
+        The gradient of avg is divided by the number of members; that of max and min goes to the ranks that attained it.
 
         Args:
-            data: this rank's summand.
-            op: a reduction of the algebra.
-            group: who takes part.
-            varying: ranks use the result differently; their gradients are summed first.
+            data: this rank's partial value.
+            op: sum, avg, max, min, prod, all or any.
+            group: the members.
+            varying: True if ranks use the result in different ways; their gradients are then summed.
 
         Raises:
             UnsupportedOperatorError: a gradient is needed through prod, all or any.
@@ -103,14 +108,16 @@ class DifferentiableFacet(CollectivesFacet):
     def differentiable_reduce_scatter(
         self, data: Any, dev_num: int, axis: int, op: str = "sum", group: Any = None
     ) -> Any:
-        """This member's slice along ``axis`` of the reduction; backward gathers (avg: divided; max, min: shared).
+        """Reduce the members' ``data`` and return this member's slice along ``axis``; backward gathers.
+
+        The gradient of avg is divided by the number of members; that of max and min goes to the ranks that attained it.
 
         Args:
-            data: this rank's summand.
+            data: this rank's partial value.
             dev_num: number of members.
             axis: dim that is scattered.
-            op: a reduction of the algebra.
-            group: who takes part.
+            op: sum, avg, max, min, prod, all or any.
+            group: the members.
 
         Raises:
             ValueError: ``dev_num`` is not the size of the group, or the dim does not divide by it.
@@ -128,7 +135,9 @@ class DifferentiableFacet(CollectivesFacet):
         return self._functions.reduce_scatter.apply(data, self._reduction(ranks, dim, op))
 
     def differentiable_all_to_all(self, input_data: Any, output_shape: Sequence[int], group: Any = None) -> Any:
-        """Equal slices along dim 0, one to each member; what arrives, in ``output_shape``. Backward is the reverse.
+        """Send an equal slice along dim 0 to each member; return the received slices in ``output_shape``.
+
+        Backward is the reverse all-to-all.
 
         Raises:
             ValueError: dim 0 does not divide by the number of members, or the sizes do not give ``output_shape``.
@@ -149,23 +158,25 @@ class DifferentiableFacet(CollectivesFacet):
         output_splits: Sequence[int] | None = None,
         group: Any = None,
     ) -> Any:
-        """Rows of dim 0 to their ranks; backward sends their gradients back.
+        """Send rows of dim 0 to their ranks; backward sends their gradients back.
 
         Args:
-            input_tensor: rows, in the order of the members that they go to.
-            input_splits: how many go to each member; equal parts by default.
-            output_splits: how many come from each member; equal parts by default.
-            group: who takes part.
+            input_tensor: rows, in the order of the members that they are sent to.
+            input_splits: rows sent to each member; equal parts by default.
+            output_splits: rows received from each member; equal parts by default.
+            group: the members.
 
         Raises:
             ValueError: splits that are not one per member, are negative, or do not add up to the rows.
         """
-        route = self._route("differentiable_all_to_all_single", input_tensor, input_splits, output_splits, group)
+        spec = self._all_to_all_spec(
+            "differentiable_all_to_all_single", input_tensor, input_splits, output_splits, group
+        )
         apply = self._functions.all_to_all.apply
         joined = self._agree_on_rows(
-            "differentiable_all_to_all_single", input_tensor, route, lambda launched: apply(input_tensor, launched)
+            "differentiable_all_to_all_single", input_tensor, spec, lambda launched: apply(input_tensor, launched)
         )
-        return apply(input_tensor, route) if joined is None else joined
+        return apply(input_tensor, spec) if joined is None else joined
 
     def differentiable_all_to_all_single_async(
         self,
@@ -174,19 +185,21 @@ class DifferentiableFacet(CollectivesFacet):
         output_splits: Sequence[int] | None = None,
         group: Any = None,
     ) -> Any:
-        """As :meth:`differentiable_all_to_all_single`, returning after launch; the result's first use waits."""
-        route = self._route("differentiable_all_to_all_single_async", input_tensor, input_splits, output_splits, group)
-        output, pending = self._rows_in_flight(
+        """Launch :meth:`differentiable_all_to_all_single` and return; the first use of the result waits for it."""
+        spec = self._all_to_all_spec(
+            "differentiable_all_to_all_single_async", input_tensor, input_splits, output_splits, group
+        )
+        output, work = self._rows_in_flight(
             "differentiable_all_to_all_single_async",
             input_tensor,
-            route,
+            spec,
             lambda launched: self._functions.all_to_all.apply(input_tensor, launched),
         )
-        return self._awaited_on_use(output, pending)
+        return self._awaited_on_use(output, work)
 
     @abc.abstractmethod
-    def _awaited_on_use(self, output: Any, pending: Any) -> Any:
-        """``output``, on its graph, such that ``pending`` is waited for before anything reads it."""
+    def _awaited_on_use(self, output: Any, work: Any) -> Any:
+        """Return ``output``, on its graph, such that ``work`` is waited for before anything reads it."""
 
     def differentiable_async_a2a_wait(
         self,
@@ -199,22 +212,22 @@ class DifferentiableFacet(CollectivesFacet):
         split_dim: int,
         handle_box: list[Any] | None = None,
     ) -> Any:
-        """Wait for a pre-launched all-to-all and rebuild its result; backward launches the reverse.
+        """Wait for a pre-launched all-to-all and join its result; backward launches the reverse one.
 
-        The launch sent, to each member, its part of ``x`` along ``split_dim``: ``all_to_all_single(stacked,
-        stacked.shape, group, async_op=True)`` of the parts stacked along a new dim 0.
+        The launch sent to each member its part of ``x`` along ``split_dim``: ``all_to_all_single(stacked,
+        stacked.shape, group, async_op=True)``, with the parts stacked along a new dim 0.
 
         Args:
-            x: what was sent; the result's gradient goes to it.
+            x: the tensor that was sent, which receives the gradient.
             work: the handle of the launch, or None if it is complete.
-            out_perm: the launch's output, parts stacked along dim 0.
-            group: who took part.
+            out_perm: the output of the launch, with parts stacked along dim 0.
+            group: the members.
             world_size: number of members.
-            concat_dim: dim of ``x`` along which the parts are put together.
+            concat_dim: dim of ``x`` along which the parts are concatenated.
             split_dim: dim of ``x`` that was split.
-            handle_box: where backward appends ``(work, buffer)``. ``work.wait()``, to be called by the backward
-                pre-hook of what made ``x`` (its only consumer being this), returns the gradient of ``x``; ``buffer``
-                then holds its parts. Until then the gradient is NaN. Without a box backward waits itself.
+            handle_box: list to which backward appends ``(work, buffer)``. The backward pre-hook of the module that
+                computed ``x`` (which has no other consumer) must call ``work.wait()``, which returns the gradient of
+                ``x``; ``buffer`` then holds its parts. Until then the gradient is NaN. Without a list backward waits.
 
         Raises:
             ValueError: ``world_size`` is not the size of the group, or ``out_perm`` has not that many parts.
@@ -231,16 +244,22 @@ class DifferentiableFacet(CollectivesFacet):
                 f"{[world_size, *part]}, out_perm is {list(out_perm.shape)}"
             )
             raise ValueError(msg)
-        rebuild = AsyncWaitSpec(self._self(), ranks, work, out_perm, concat, split, handle_box)
-        return self._functions.async_wait.apply(x, rebuild)
+        spec = AsyncWaitSpec(self._self(), ranks, work, out_perm, concat, split, handle_box)
+        return self._functions.async_wait.apply(x, spec)
 
     def differentiable_sync_hook(self, x: Any, hook_name: str, coordinator: HookCoordinator) -> Any:
-        """``x``; forward and backward meet the coordinator's other thread at position ``hook_name`` (A, B, C or D)."""
+        """Return ``x``; forward and backward wait for the coordinator's other thread at position ``hook_name``.
+
+        Args:
+            x: a plain tensor.
+            hook_name: ``A``, ``B``, ``C`` or ``D``.
+            coordinator: shared by the two threads.
+        """
         self._plain("differentiable_sync_hook", x)
-        return self._functions.meet.apply(x, hook_name, coordinator)
+        return self._functions.rendezvous.apply(x, hook_name, coordinator)
 
     def p2p_exchange(self, tensor: Any, peer_rank: int, group: Any = None) -> Any:
-        """The tensor of global rank ``peer_rank``, which gets this one (equal shapes); backward is the same swap.
+        """Swap tensors of equal shapes with global rank ``peer_rank``; backward is the same swap.
 
         Raises:
             CollectiveMismatchError: ``peer_rank`` is not in ``group``.
@@ -280,7 +299,7 @@ class DifferentiableFacet(CollectivesFacet):
             raise ValueError(msg)
         return ranks
 
-    def _route(
+    def _all_to_all_spec(
         self, member: str, data: Any, sent: Sequence[int] | None, received: Sequence[int] | None, group: Any
     ) -> AllToAllSpec:
         self._plain(member, data)
@@ -308,11 +327,11 @@ class DifferentiableFacet(CollectivesFacet):
 
     @abc.abstractmethod
     def grad_enabled(self) -> bool:
-        """True when operations are being recorded for backward."""
+        """Return True if operations are recorded for backward."""
 
     @abc.abstractmethod
     def needs_grad(self, local: Any) -> bool:
-        """True when ``local`` (a plain tensor) may receive a gradient."""
+        """Return True if ``local``, a plain tensor, may receive a gradient."""
 
 
 def _dim(member: str, name: str, dim: int, data: Any) -> int:
@@ -324,11 +343,11 @@ def _dim(member: str, name: str, dim: int, data: Any) -> int:
 
 
 class HookCoordinator:
-    """Lets two threads pass their positions in turn: each waits at a position until the other has come to one.
+    """A rendezvous for two threads: at each position a thread waits until the other has reached one too.
 
-    One thread may be in its forward while the other is in its backward, so that one computes while the other's
-    all-to-all travels. A thread that is done calls :meth:`leave` (or ends its :meth:`taking_part`); from then on the
-    other passes without waiting. Who waits longer than ``timeout`` raises, and so does its partner.
+    One thread may be in forward while the other is in backward, so that one computes while the other's all-to-all is
+    under way. A thread that is done calls :meth:`leave` (or ends its :meth:`taking_part`); from then on the other
+    passes without waiting. A thread that waits longer than ``timeout`` raises, and so does its partner.
 
     Args:
         timeout: seconds.
@@ -352,7 +371,7 @@ class HookCoordinator:
             phase: ``forward`` or ``backward``.
 
         Returns:
-            where the other thread is, for example ``"C (backward)"``, or None when it has left.
+            the position of the other thread, for example ``"C (backward)"``, or None if it has left.
 
         Raises:
             ValueError: unknown position.
@@ -370,20 +389,20 @@ class HookCoordinator:
                 return None
             if self._waiting is None:
                 return self._wait(here, me)
-            found, self._waiting, self._partner = self._waiting, None, here
+            partner, self._waiting, self._partner = self._waiting, None, here
             self._round += 1
             self._arrival.notify_all()
-            return found
+            return partner
 
     def _wait(self, here: str, me: str) -> str | None:
-        turn, self._waiting = self._round, here
-        came = self._arrival.wait_for(
-            lambda: self._round != turn or self._alone or self._failure is not None, self.timeout
+        own_round, self._waiting = self._round, here
+        in_time = self._arrival.wait_for(
+            lambda: self._round != own_round or self._alone or self._failure is not None, self.timeout
         )
-        if self._round != turn:
+        if self._round != own_round:
             return self._partner
         self._waiting = None
-        if self._failure is None and not came:
+        if self._failure is None and not in_time:
             self._failure = (
                 f"HookCoordinator: thread {me!r} waited {self.timeout:g} s at {here} for its partner, "
                 f"{self._whereabouts(me)}; both threads must pass the same number of positions, or call leave()"
@@ -394,30 +413,30 @@ class HookCoordinator:
         return None
 
     def _whereabouts(self, me: str) -> str:
-        others = [f"thread {name!r}, last at {place}" for name, place in self._last.items() if name != me]
-        return ", ".join(others) if others else "which never came to any position"
+        others = [f"thread {name!r}, last at {position}" for name, position in self._last.items() if name != me]
+        return ", ".join(others) if others else "which never reached any position"
 
     def leave(self) -> None:
-        """The calling thread passes no more positions: the other one goes on without it."""
+        """Leave: the other thread passes positions without waiting from now on."""
         with self._arrival:
             self._alone = True
             self._arrival.notify_all()
 
     def abort(self, reason: str) -> None:
-        """Let whoever waits, or comes later, raise with ``reason``."""
+        """Make every thread that waits, or comes later, raise RendezvousError with ``reason``."""
         with self._arrival:
             self._failure = self._failure or reason
             self._arrival.notify_all()
 
     def reset(self) -> None:
-        """Be as new, for the next pair of passes."""
+        """Return to the initial state, for the next pair of passes."""
         with self._arrival:
             self._waiting, self._alone, self._failure = None, False, None
             self._last.clear()
 
     @contextmanager
     def taking_part(self) -> Iterator[HookCoordinator]:
-        """The body of one of the threads: leaves at its end; an exception makes the partner raise, too."""
+        """Leave at the end of the block; an exception inside makes the partner raise too."""
         try:
             yield self
         except BaseException as error:

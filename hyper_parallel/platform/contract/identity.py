@@ -1,4 +1,4 @@
-"""Who am I: ranks and groups. ``group=None`` is the whole world everywhere."""
+"""Facet *identity*: ranks, positions in groups, and backends. ``group=None`` is the world everywhere."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ __all__ = ["IdentityFacet", "distinct_ranks", "is_integer"]
 
 
 def is_integer(value: Any) -> bool:
-    """Whether ``value`` is an integer, of Python or NumPy; a truth is none, and 1.0 neither."""
+    """Return True for an integer of Python or NumPy; booleans and floats such as 1.0 are none."""
     if isinstance(value, bool):
         return False
     try:
@@ -27,9 +27,9 @@ def is_integer(value: Any) -> bool:
     return True
 
 
-def distinct_ranks(given: Any, world_size: int) -> Ranks | None:
-    """``given`` in its order, as plain integers; None where it names no rank, one twice, or one that is not there."""
-    listed = tuple(given) if isinstance(given, Iterable) else ()
+def distinct_ranks(rank_list: Any, world_size: int) -> Ranks | None:
+    """Return ranks as plain integers in their order, or None if there are none, or one repeats or does not exist."""
+    listed = tuple(rank_list) if isinstance(rank_list, Iterable) else ()
     if not all(map(is_integer, listed)):
         return None
     ranks = tuple(map(index, listed))
@@ -43,10 +43,10 @@ class IdentityFacet(abc.ABC):
 
     @abc.abstractmethod
     def transport(self) -> Transport:
-        """Who carries the bytes here."""
+        """Return the transport of this rank."""
 
     def ranks_of(self, group: Any = None) -> Ranks:
-        """Global ranks of a group handle, a rank tuple, or the world.
+        """Return the global ranks of a group handle, of a tuple or list of ranks, or of the world.
 
         Raises:
             MeshError: (a ValueError) no group of this world, or ranks that repeat, lie outside it or are no integers.
@@ -59,29 +59,29 @@ class IdentityFacet(abc.ABC):
             raise MeshError(msg)
         return ranks
 
-    def _channel(self, group: Any, kind: str = "") -> Channel:
-        """Where messages of this group meet, and of this kind of member where others must not take them."""
+    def _channel(self, group: Any, purpose: str = "") -> Channel:
+        """Return the channel of messages in ``group``; a ``purpose`` keeps them apart from other members' messages."""
         if group is None:
-            return Channel(kind)
+            return Channel(purpose)
         ranks = tuple(sorted(self.ranks_of(group)))
         build = self.transport().build_of(ranks, None if isinstance(group, (tuple, list)) else group)
         whole = len(ranks) == self.get_world_size() and not build
-        return Channel(kind) if whole else Channel(kind, ranks, build)
+        return Channel(purpose) if whole else Channel(purpose, ranks, build)
 
     def get_rank(self) -> int:
-        """Global rank of the caller."""
+        """Return the global rank of the caller."""
         return self.transport().rank
 
     def get_world_size(self) -> int:
-        """Number of ranks in the world."""
+        """Return the number of ranks in the world."""
         return self.transport().world_size
 
     def get_process_group_ranks(self, group: Any = None) -> list[int]:
-        """Global ranks of ``group``, in its order."""
+        """Return the global ranks of ``group``, in its order."""
         return list(self.ranks_of(group))
 
     def get_group_local_rank(self, group: Any = None) -> int:
-        """Position of the caller in ``group``.
+        """Return the position of the caller in ``group``.
 
         Raises:
             MeshError: (a ValueError) the caller is not in it.
@@ -93,7 +93,7 @@ class IdentityFacet(abc.ABC):
         return ranks.index(rank)
 
     def get_global_rank(self, group: Any, group_rank: int) -> int:
-        """Global rank of position ``group_rank`` in ``group``.
+        """Return the global rank at position ``group_rank`` of ``group``.
 
         Raises:
             MeshError: (a ValueError) the group has no such position.
@@ -105,6 +105,6 @@ class IdentityFacet(abc.ABC):
         return ranks[group_rank]
 
     def get_backend(self, group: Any = None) -> str:
-        """Name of the engine that serves ``group``: gloo, nccl, hccl, simulated or single."""
+        """Return the name of the engine that serves ``group``: gloo, nccl, hccl, simulated or single."""
         self.ranks_of(group)
         return self.transport().backend

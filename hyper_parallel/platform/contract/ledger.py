@@ -1,6 +1,6 @@
-"""The gap ledger: what a framework or device cannot serve, with the reason and the nearest substitute.
+"""The gap ledger: members that a framework or device cannot serve, with the reason and the nearest substitute.
 
-A member that is not served raises the error that its ledger entry makes, so nothing is refused that is not listed.
+The error of such a member is made from its entry in the ledger, so nothing is refused that is not listed.
 """
 
 from __future__ import annotations
@@ -16,13 +16,13 @@ __all__ = ["Gap", "LedgerFacet"]
 
 @dataclass(frozen=True)
 class Gap:
-    """One member that is not served.
+    """A member that is not served.
 
     Attributes:
         member: its name in the contract.
         reason: what the framework or device lacks.
         substitute: what to use instead.
-        devices: device types on which it is not served; empty means all.
+        devices: device types on which it is not served; an empty tuple means all.
     """
 
     member: str
@@ -32,7 +32,7 @@ class Gap:
 
 
 class LedgerFacet(abc.ABC):
-    """What every facet refuses by.
+    """Makes the errors of members that are not served.
 
     Attributes:
         platform_type: name of the framework.
@@ -44,25 +44,25 @@ class LedgerFacet(abc.ABC):
 
     @abc.abstractmethod
     def device_type(self) -> str:
-        """Where tensors are made: ``npu`` or ``cuda`` where this process has one, else ``cpu``."""
+        """Return the device type of new tensors: ``npu`` or ``cuda`` if this process has one, else ``cpu``."""
 
     def gap(self, member: str) -> Gap | None:
-        """The ledger's entry of ``member`` on this device, or None where it is served."""
+        """Return the entry of ``member`` on this device, or None if the member is served."""
         device = self.device_type()
-        for one in self.gaps:
-            if one.member == member and (not one.devices or device in one.devices):
-                return one
+        for gap in self.gaps:
+            if gap.member == member and (not gap.devices or device in gap.devices):
+                return gap
         return None
 
     def unsupported(self, member: str) -> UnsupportedOnBackend:
-        """The error of a member that stands in the ledger.
+        """Return the error of a member that is in the ledger.
 
         Raises:
-            KeyError: it does not.
+            KeyError: it is not.
         """
-        found = self.gap(member)
-        if found is None:
+        gap = self.gap(member)
+        if gap is None:
             msg = f"{member} is not in the gap ledger of {self.platform_type} on {self.device_type()}"
             raise KeyError(msg)
         where = f"{self.platform_type} on {self.device_type()}"
-        return UnsupportedOnBackend(f"{member} is not served by {where}: {found.reason}; {found.substitute}")
+        return UnsupportedOnBackend(f"{member} is not served by {where}: {gap.reason}; {gap.substitute}")

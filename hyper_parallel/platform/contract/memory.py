@@ -1,4 +1,4 @@
-"""Activations: recomputed, kept selectively, or moved away until backward wants them."""
+"""Activations that are recomputed, kept selectively, or moved to slower memory until backward needs them."""
 
 from __future__ import annotations
 
@@ -16,21 +16,30 @@ from hyper_parallel.platform.contract.ledger import LedgerFacet
 if TYPE_CHECKING:
     import numpy as np
 
-__all__ = ["MemoryFacet", "Offloaded", "Record", "SpillFile", "Wrapped", "replayed", "rerun", "rerunning"]
+__all__ = [
+    "ForwardWrapper",
+    "MemoryFacet",
+    "Offloaded",
+    "SpillFile",
+    "SpilledArray",
+    "replayable",
+    "replayable_constructor",
+    "replayable_from_now",
+]
 
 _SMALL = 4096
 
 
 class Offloaded(abc.ABC):
-    """A saved tensor that is somewhere else until backward wants it."""
+    """A saved tensor that is in slower memory until backward needs it."""
 
     @abc.abstractmethod
     def restore(self) -> Any:
-        """The tensor, where it was."""
+        """Return the tensor, on the device where it was."""
 
 
-class Wrapped:
-    """Mixed into the class of a wrapped module: its forward goes through ``_around``."""
+class ForwardWrapper:
+    """Mixin for the class of a wrapped module, whose forward goes through ``_around``."""
 
     _around: Callable[..., Any]
 
@@ -39,26 +48,26 @@ class MemoryFacet(LedgerFacet):
     """Facet *memory*.
 
     A wrapped module is another object with the same parameters, submodules and buffers: the same paths, the same
-    state-dict keys, the same type for ``isinstance``. The module that was given is as before.
+    state-dict keys, the same type for ``isinstance``. The original module is unchanged.
     """
 
     @property
     @abc.abstractmethod
     def checkpoint(self) -> Callable[..., Any]:
-        """``checkpoint(fn, *args, **kwargs)``: run ``fn`` without keeping its activations; backward runs it again.
+        """``checkpoint(fn, *args, **kwargs)``: runs ``fn`` without keeping its activations; backward runs it again.
 
-        Random numbers of DTensors are drawn again as they were; keyword options are the framework's own.
+        The second run samples the same random numbers of DTensors. Keyword options are the framework's own.
         """
 
     def ckpt_wrapper(
         self, module: Any, checkpoint_fn: Callable[..., Any] | None = None, **checkpoint_fn_kwargs: Any
     ) -> Any:
-        """``module`` whose forward runs under ``checkpoint_fn``.
+        """Return a module like ``module`` whose forward runs under ``checkpoint_fn``.
 
         Args:
-            module: left as it is.
+            module: the original, which is left unchanged.
             checkpoint_fn: ``(fn, *args, **kwargs)``; :attr:`checkpoint` by default.
-            checkpoint_fn_kwargs: more keyword arguments for it, for example ``context_fn``.
+            checkpoint_fn_kwargs: further keyword arguments of ``checkpoint_fn``, for example ``context_fn``.
         """
         run = self.checkpoint if checkpoint_fn is None else checkpoint_fn
 
@@ -70,29 +79,29 @@ class MemoryFacet(LedgerFacet):
     @property
     @abc.abstractmethod
     def noop_context_fn(self) -> Callable[[], tuple[AbstractContextManager[Any], AbstractContextManager[Any]]]:
-        """What ``context_fn`` of :attr:`checkpoint` is by default: two contexts that do nothing."""
+        """The default ``context_fn`` of :attr:`checkpoint`, which returns two contexts that do nothing."""
 
     @abc.abstractmethod
     def create_selective_checkpoint_contexts(
         self, policy_fn_or_list: Any, allow_cache_entry_mutation: bool = False
     ) -> tuple[AbstractContextManager[Any], AbstractContextManager[Any]]:
-        """Contexts of forward and recomputation between which the outputs of chosen operators are kept.
+        """Return contexts for forward and recomputation, between which the outputs of chosen operators are kept.
 
         Args:
-            policy_fn_or_list: operators to keep, or ``(ctx, op, *args, **kwargs)`` that says so, in a bool or in
-                PyTorch's ``CheckpointPolicy``. An operator is an overload on PyTorch (``torch.ops.aten.mm.default``)
+            policy_fn_or_list: operators whose outputs are kept, or ``(ctx, op, *args, **kwargs)`` that returns a bool
+                or PyTorch's ``CheckpointPolicy``. An operator is an overload on PyTorch (``torch.ops.aten.mm.default``)
                 and a name on MindSpore (``"MatMulExt"``).
-            allow_cache_entry_mutation: kept outputs may have been written to.
+            allow_cache_entry_mutation: do not raise if kept outputs were written to.
         """
 
     def swap_wrapper(self, module: Any, policy_fn: Callable[[Any], Any] | None = None) -> Any:
-        """``module`` whose saved activations are away between forward and backward; see :meth:`async_save_on_cpu`."""
+        """Return a module like ``module`` that offloads its saved activations; see :meth:`async_save_on_cpu`."""
 
         def around(forward: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
             kept = self._storages_of(module)
 
             def moves(tensor: Any) -> bool:
-                return self._storage_of(tensor) not in kept and _wanted(policy_fn, tensor, self._bytes_of(tensor))
+                return self._storage_of(tensor) not in kept and _to_offload(policy_fn, tensor, self._bytes_of(tensor))
 
             with self._saving_away(moves):
                 return forward(*args, **kwargs)
@@ -100,17 +109,17 @@ class MemoryFacet(LedgerFacet):
         return self._wrapped(module, around)
 
     def async_save_on_cpu(self, policy_fn: Callable[[Any], Any] | None = None) -> AbstractContextManager[Any]:
-        """What operations inside save for backward goes to the next slower memory until backward wants it.
+        """Offload what operations inside save for backward to the next slower memory, until backward needs it.
 
-        From a device that is pinned host memory, over a stream of its own; from host memory it is an unnamed
-        temporary file. Parameters stay.
+        From a device it goes to pinned host memory, over a stream of its own; from host memory to an unnamed temporary
+        file. Parameters stay.
 
         Args:
-            policy_fn: truth for tensors that go; by default those of a page and more.
+            policy_fn: returns True for a tensor to offload; by default tensors of at least 4096 bytes are offloaded.
         """
 
         def moves(tensor: Any) -> bool:
-            return not self._is_leaf(tensor) and _wanted(policy_fn, tensor, self._bytes_of(tensor))
+            return not self._is_leaf(tensor) and _to_offload(policy_fn, tensor, self._bytes_of(tensor))
 
         return self._saving_away(moves)
 
@@ -118,46 +127,46 @@ class MemoryFacet(LedgerFacet):
 
     @abc.abstractmethod
     def _wrapped(self, module: Any, around: Callable[..., Any]) -> Any:
-        """Another module over the same contents whose forward is ``around(forward, args, kwargs)``."""
+        """Return another module with the same contents whose forward is ``around(forward, args, kwargs)``."""
 
     @abc.abstractmethod
     def _saving_away(self, moves: Callable[[Any], bool]) -> AbstractContextManager[Any]:
-        """The framework's saved-tensor hooks; what ``moves`` is true for goes away."""
+        """Return the framework's saved-tensor hooks, which offload the tensors for which ``moves`` is True."""
 
     @abc.abstractmethod
     def _storages_of(self, module: Any) -> frozenset[int]:
-        """Addresses of the storages of parameters and buffers."""
+        """Return the addresses of the storages of parameters and buffers."""
 
     @abc.abstractmethod
     def _storage_of(self, tensor: Any) -> int:
-        """Address of the storage."""
+        """Return the address of the storage of ``tensor``."""
 
     @abc.abstractmethod
     def _bytes_of(self, tensor: Any) -> int:
-        """Bytes of the values."""
+        """Return the number of bytes of the values."""
 
     @abc.abstractmethod
     def _is_leaf(self, tensor: Any) -> bool:
-        """True for (views of) what somebody else holds as a leaf: parameters and inputs."""
+        """Return True for leaves, such as parameters and inputs, and for their views."""
 
 
-def _wanted(policy_fn: Callable[[Any], Any] | None, tensor: Any, size: int) -> bool:
+def _to_offload(policy_fn: Callable[[Any], Any] | None, tensor: Any, size: int) -> bool:
     return size >= _SMALL if policy_fn is None else bool(policy_fn(tensor))
 
 
-def replayed(
+def replayable(
     fn: Callable[..., Any],
     get_state: Callable[[], Any],
-    again_from: Callable[[Any], AbstractContextManager[Any]],
+    replay: Callable[[Any], AbstractContextManager[Any]],
 ) -> Callable[..., Any]:
-    """``fn``, whose first run is as it is, and whose later ones start from the state that the first one started from.
+    """Return ``fn`` such that later runs sample the same random numbers as the first run.
 
     Args:
-        fn: what is checkpointed.
-        get_state: the state of the generators that the framework does not know.
-        again_from: a context in which the generators start from a state, and after which they are as before.
+        fn: the checkpointed function.
+        get_state: returns the state of the random generators that the framework does not know.
+        replay: returns a context in which these generators start from a state, and which restores them.
     """
-    again, lock, runs = rerun(fn, get_state, again_from), threading.Lock(), [0]
+    again, lock, runs = replayable_from_now(fn, get_state, replay), threading.Lock(), [0]
 
     def run(*args: Any, **kwargs: Any) -> Any:
         with lock:
@@ -168,52 +177,53 @@ def replayed(
     return run
 
 
-def rerun(
+def replayable_from_now(
     fn: Callable[..., Any],
     get_state: Callable[[], Any],
-    again_from: Callable[[Any], AbstractContextManager[Any]],
+    replay: Callable[[Any], AbstractContextManager[Any]],
 ) -> Callable[..., Any]:
-    """``fn`` as every run starts from the state of now; for what runs again only. Arguments as :func:`replayed`."""
-    start = get_state()
+    """Return ``fn`` such that every run samples from the present state on. Arguments as for :func:`replayable`."""
+    state = get_state()
 
     def run(*args: Any, **kwargs: Any) -> Any:
-        with again_from(start):
+        with replay(state):
             return fn(*args, **kwargs)
 
     return run
 
 
-def rerunning(
+def replayable_constructor(
     init: Callable[..., None],
     get_state: Callable[[], Any],
-    again_from: Callable[[Any], AbstractContextManager[Any]],
+    replay: Callable[[Any], AbstractContextManager[Any]],
 ) -> Callable[..., None]:
-    """``init`` of a framework's object that is made before forward runs, and given what will run again.
+    """Return the constructor ``init`` such that the function it receives samples from the state at construction on.
 
     Args:
-        init: its constructor; the first argument is what runs again.
-        get_state: as for :func:`replayed`.
-        again_from: likewise.
+        init: constructor of a framework's object, made before a forward runs; its first argument is the function that
+            runs again.
+        get_state: as for :func:`replayable`.
+        replay: as for :func:`replayable`.
     """
 
     @wraps(init)
-    def made(self: Any, function: Callable[..., Any], *args: Any, **kwargs: Any) -> None:
-        init(self, rerun(function, get_state, again_from), *args, **kwargs)
+    def construct(self: Any, function: Callable[..., Any], *args: Any, **kwargs: Any) -> None:
+        init(self, replayable_from_now(function, get_state, replay), *args, **kwargs)
 
-    return made
+    return construct
 
 
 class SpillFile:
-    """Appends arrays; room is given back when the file is, that is, with its last record."""
+    """An unnamed temporary file of arrays, which is deleted with the last reference to it or to one of its arrays."""
 
     def __init__(self) -> None:
-        # Closed when nothing refers to it any more; it has no name, so nothing is left behind however a process ends.
+        # Closed with its last reference. It has no name, so nothing is left behind however the process ends.
         self._file = tempfile.TemporaryFile(prefix="hyper_parallel_swap_", buffering=0)  # noqa: SIM115
         self._end = 0
         self._lock = threading.Lock()
 
-    def write(self, array: np.ndarray[Any, Any]) -> Record:
-        """Append the values of a contiguous array.
+    def write(self, array: np.ndarray[Any, Any]) -> SpilledArray:
+        """Append the values of a contiguous array; return where they are.
 
         Raises:
             OSError: the disk is full.
@@ -223,26 +233,26 @@ class SpillFile:
         view = memoryview(array.reshape(-1).view(np.uint8).data)
         with self._lock:
             start, self._end = self._end, self._end + len(view)
-        done = 0
-        while done < len(view):
-            done += os.pwrite(self._file.fileno(), view[done:], start + done)
-        return Record(self, start, len(view), tuple(array.shape), array.dtype)
+        written = 0
+        while written < len(view):
+            written += os.pwrite(self._file.fileno(), view[written:], start + written)
+        return SpilledArray(self, start, len(view), tuple(array.shape), array.dtype)
 
     def read(self, start: int, target: np.ndarray[Any, Any]) -> None:
-        """Fill an array of bytes."""
-        view, done = memoryview(target.data), 0
-        while done < len(view):
-            done += os.preadv(self._file.fileno(), [view[done:]], start + done)
+        """Fill ``target``, an array of bytes, with the bytes from ``start`` on."""
+        view, count = memoryview(target.data), 0
+        while count < len(view):
+            count += os.preadv(self._file.fileno(), [view[count:]], start + count)
 
 
-class Record:
-    """Where an array is."""
+class SpilledArray:
+    """An array in a :class:`SpillFile`."""
 
     def __init__(self, file: SpillFile, start: int, size: int, shape: tuple[int, ...], dtype: Any) -> None:
         self._file, self._start, self._size, self._shape, self._dtype = file, start, size, shape, dtype
 
     def array(self) -> np.ndarray[Any, Any]:
-        """The values, in memory of their own."""
+        """Return the values, in memory of their own."""
         import numpy as np
 
         target = np.empty(self._size, np.uint8)

@@ -1,4 +1,4 @@
-"""State dicts, and checkpoint files that are whole or not there."""
+"""Facet *persistence*: state dicts, and checkpoint files that are written atomically."""
 
 from __future__ import annotations
 
@@ -17,12 +17,12 @@ __all__ = ["PersistenceFacet", "StateDictOptions"]
 
 @dataclass(frozen=True)
 class StateDictOptions:
-    """How a state dict is wanted; an object of another library with these attributes will do.
+    """Options of a state dict; any object with these attributes serves.
 
     Attributes:
-        full_state_dict: whole tensors on every rank, instead of every rank's DTensors.
+        full_state_dict: whole tensors on every rank instead of DTensors.
         cpu_offload: tensors on the host.
-        ignore_frozen_params: leave out parameters that are not trained.
+        ignore_frozen_params: without parameters that are not trained.
     """
 
     full_state_dict: bool = False
@@ -34,51 +34,55 @@ class PersistenceFacet(IdentityFacet):
     """Facet *persistence*."""
 
     def get_model_state_dict(self, model: Any, *, options: Any = None) -> dict[str, Any]:
-        """Parameters and persistent buffers by path, off the graph.
+        """Return parameters and persistent buffers by path, off the graph.
 
         Args:
-            model: plain or of DTensors.
+            model: of plain tensors or DTensors.
             options: a :class:`StateDictOptions`; with ``full_state_dict`` all ranks must call this together.
 
         Raises:
-            ValueError: an option that is set and not served.
+            ValueError: an option is set that is not served.
         """
-        wanted = _options(options)
-        state = self._state(model, ignore_frozen=wanted.ignore_frozen_params)
-        if wanted.full_state_dict:
+        chosen = _options(options)
+        state = self._state(model, ignore_frozen=chosen.ignore_frozen_params)
+        if chosen.full_state_dict:
             state = {name: self._whole(value) for name, value in state.items()}
-        if wanted.cpu_offload:
+        if chosen.cpu_offload:
             state = {name: self._on_host(value) for name, value in state.items()}
         return state
 
     def save_checkpoint(self, cell: Any, file_path: Any, ckpt_format: str = "safetensors") -> None:
-        """Write a model or a state dict; the file is the old one, or none, until the new one is whole.
+        """Write a model or a state dict atomically: until the new file is complete, the old one stays.
 
-        A state with DTensors is written whole, by rank 0 of the world; all ranks call this together, and all raise
-        if it fails. Without DTensors every rank that calls this writes.
+        A state with DTensors is written by rank 0 of the world, as whole tensors; all ranks call this together, and all
+        raise if it fails. Without DTensors every rank that calls this writes.
 
         Args:
             cell: a module, or a mapping of names to tensors.
-            file_path: where to.
+            file_path: path of the file.
             ckpt_format: ``safetensors``, or the framework's own.
 
         Raises:
             CheckpointError: (a ValueError) an unknown format, or values that are no tensors.
-            CheckpointWriteError: (an OSError) the file cannot be written; whatever was there is unchanged.
+            CheckpointWriteError: (an OSError) the file cannot be written; an old file is unchanged.
         """
         self._check_format("save_checkpoint", ckpt_format)
         if cell is None:
             msg = "save_checkpoint: None is no module and no mapping of names to tensors"
             raise CheckpointError(msg)
-        given = dict(cell) if isinstance(cell, Mapping) else self.get_model_state_dict(cell)
-        if odd := [name for name, value in given.items() if not isinstance(name, str) or not self._is_savable(value)]:
-            msg = f"save_checkpoint: {', '.join(map(str, odd))} {'is' if len(odd) == 1 else 'are'} no tensor of a name"
+        values = dict(cell) if isinstance(cell, Mapping) else self.get_model_state_dict(cell)
+        unsavable = [
+            str(name) for name, value in values.items() if not isinstance(name, str) or not self._is_savable(value)
+        ]
+        if unsavable:
+            verb = "is" if len(unsavable) == 1 else "are"
+            msg = f"save_checkpoint: {', '.join(unsavable)} {verb} no tensor of a name"
             raise CheckpointError(msg)
         path = Path(file_path)
-        if not any(hasattr(value, "full_tensor") for value in given.values()):
-            self._write(given, path, ckpt_format)
+        if not any(hasattr(value, "full_tensor") for value in values.values()):
+            self._write(values, path, ckpt_format)
             return
-        state = {name: self._whole(value) for name, value in given.items()}
+        state = {name: self._whole(value) for name, value in values.items()}
         everyone = tuple(range(self.get_world_size()))
         failure = self._attempt(state, path, ckpt_format) if self.get_rank() == 0 else None
         failure = self.transport().all_gather_object(failure, everyone)[0]
@@ -86,10 +90,10 @@ class PersistenceFacet(IdentityFacet):
             raise failure
 
     def load_checkpoint(self, file_path: Any, ckpt_format: str = "safetensors") -> dict[str, Any]:
-        """The tensors of a file by name, on the host; nothing of it is executed.
+        """Return the tensors of a file by name, on the host; nothing in the file is executed.
 
         Args:
-            file_path: where from.
+            file_path: path of the file.
             ckpt_format: ``safetensors``, or the framework's own.
 
         Raises:
@@ -117,17 +121,17 @@ class PersistenceFacet(IdentityFacet):
 
     @abc.abstractmethod
     def is_tensor(self, obj: Any) -> bool:
-        """As facet *tensors* says."""
+        """As for facet *tensors*."""
 
     def _attempt(
         self, state: dict[str, Any], path: Path, ckpt_format: str
     ) -> CheckpointError | CheckpointWriteError | None:
-        """Write, and say what went wrong: whatever it is, the other ranks wait to hear of it."""
+        """Write; return the error, whatever it is, since the other ranks wait to learn of it."""
         try:
             self._write(state, path, ckpt_format)
         except (CheckpointError, CheckpointWriteError) as error:
             return type(error)(str(error))
-        except Exception as error:  # noqa: BLE001 - as said
+        except Exception as error:  # noqa: BLE001 - the other ranks must raise too
             return CheckpointWriteError(f"save_checkpoint: {path} cannot be written ({error})")
         return None
 
@@ -143,23 +147,23 @@ class PersistenceFacet(IdentityFacet):
 
     @abc.abstractmethod
     def _state(self, model: Any, *, ignore_frozen: bool) -> dict[str, Any]:
-        """Parameters and persistent buffers, off the graph."""
+        """Return parameters and persistent buffers, off the graph."""
 
     @abc.abstractmethod
     def _detached(self, value: Any) -> Any:
-        """Off the graph."""
+        """Return ``value`` off the graph."""
 
     @abc.abstractmethod
     def _on_host(self, value: Any) -> Any:
-        """The tensor on the CPU."""
+        """Return the tensor on the CPU."""
 
     @abc.abstractmethod
     def _to_host(self, value: Any) -> Any:
-        """A NumPy array, bfloat16 as the transports carry it."""
+        """Return a NumPy array; bfloat16 has the dtype that transports use."""
 
     @abc.abstractmethod
     def _from_host(self, array: Any) -> Any:
-        """A tensor that takes over the array's memory."""
+        """Return a tensor that takes over the array's memory."""
 
     @abc.abstractmethod
     def _save_own(self, state: dict[str, Any], path: Path) -> None:
@@ -171,17 +175,17 @@ class PersistenceFacet(IdentityFacet):
 
 
 _SERVED = ("full_state_dict", "cpu_offload", "ignore_frozen_params")
-# Options of PyTorch's class, with the values that ask for nothing.
+# Other options of PyTorch's class, with their neutral values.
 _NEUTRAL = {"broadcast_from_rank0": False, "keep_submodule_prefixes": True, "flatten_optimizer_state_dict": False}
 
 
-def _options(given: Any) -> StateDictOptions:
-    if given is None:
+def _options(options: Any) -> StateDictOptions:
+    if options is None:
         return StateDictOptions()
-    if not any(hasattr(given, name) for name in (*_SERVED, *_NEUTRAL)):
-        msg = f"get_model_state_dict: {given!r} are no options; it must have {', '.join(_SERVED)}"
+    if not any(hasattr(options, name) for name in (*_SERVED, *_NEUTRAL)):
+        msg = f"get_model_state_dict: {options!r} are no options; it must have {', '.join(_SERVED)}"
         raise ValueError(msg)
-    if odd := [name for name, value in _NEUTRAL.items() if getattr(given, name, value) != value]:
-        msg = f"get_model_state_dict: option {', '.join(odd)} is not served; served are {', '.join(_SERVED)}"
+    if unserved := [name for name, value in _NEUTRAL.items() if getattr(options, name, value) != value]:
+        msg = f"get_model_state_dict: option {', '.join(unserved)} is not served; served are {', '.join(_SERVED)}"
         raise ValueError(msg)
-    return StateDictOptions(**{name: bool(getattr(given, name, False)) for name in _SERVED})
+    return StateDictOptions(**{name: bool(getattr(options, name, False)) for name in _SERVED})

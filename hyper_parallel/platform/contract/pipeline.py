@@ -1,4 +1,4 @@
-"""Micro-batches."""
+"""Facet *pipeline*: micro-batches."""
 
 from __future__ import annotations
 
@@ -20,16 +20,16 @@ class PipelineFacet(TensorsFacet):
         args_batch_dim: Sequence[int | None] | None = None,
         kwargs_batch_dim: Mapping[str, int | None] | None = None,
     ) -> MicroBatch:
-        """A splitter of inputs; see :class:`MicroBatch`.
+        """Return a function that splits inputs into micro-batches; see :class:`MicroBatch`.
 
         Args:
-            micro_batch_num: number of parts.
-            args_batch_dim: per positional argument the dim to split along; None gives every part the whole. By
-                default tensors are split along dim 0.
-            kwargs_batch_dim: the same for keyword arguments, by name; those it does not name are split along dim 0.
+            micro_batch_num: number of micro-batches.
+            args_batch_dim: per positional argument the dim to split along; None gives every micro-batch the whole
+                argument. By default tensors are split along dim 0.
+            kwargs_batch_dim: the same for keyword arguments, by name; other tensors are split along dim 0.
 
         Raises:
-            ValueError: no part at all.
+            ValueError: ``micro_batch_num`` is less than 1.
         """
         if not is_integer(micro_batch_num) or micro_batch_num < 1:
             msg = f"micro_batch: micro_batch_num is {micro_batch_num!r}; there must be at least one part"
@@ -38,9 +38,9 @@ class PipelineFacet(TensorsFacet):
 
 
 class MicroBatch:
-    """Splits the inputs of a step: ``splitter(args, kwargs)`` gives as many argument lists and keyword dicts.
+    """Splits the inputs of a step into micro-batches.
 
-    Slices are of the global tensor, also of a DTensor, and on the graph.
+    Slices are on the graph; of a DTensor the global tensor is sliced.
     """
 
     def __init__(
@@ -55,10 +55,13 @@ class MicroBatch:
     def __call__(
         self, args: Sequence[Any], kwargs: Mapping[str, Any] | None = None
     ) -> tuple[list[list[Any]], list[dict[str, Any]]]:
-        """Split.
+        """Split the arguments of a call.
+
+        Returns:
+            one list of positional arguments and one dict of keyword arguments per micro-batch.
 
         Raises:
-            ValueError: a batch that does not divide, a dim that a tensor has not, or dims for other arguments.
+            ValueError: a size that does not divide, a dim that a tensor does not have, or dims of other arguments.
         """
         named = dict(kwargs or {})
         dims = [0] * len(args) if self._args_dims is None else list(self._args_dims)
@@ -70,13 +73,13 @@ class MicroBatch:
             msg = f"micro_batch: kwargs_batch_dim names {', '.join(unknown)}; given are {', '.join(named) or 'none'}"
             raise ValueError(msg)
         split_args = [
-            self._split(f"args[{place}]", one, dim) for place, (one, dim) in enumerate(zip(args, dims, strict=True))
+            self._split(f"args[{index}]", value, dim) for index, (value, dim) in enumerate(zip(args, dims, strict=True))
         ]
-        split_named = {name: self._split(name, one, named_dims.get(name, 0)) for name, one in named.items()}
-        parts = range(self._count)
+        split_named = {name: self._split(name, value, named_dims.get(name, 0)) for name, value in named.items()}
+        batches = range(self._count)
         return (
-            [[pieces[part] for pieces in split_args] for part in parts],
-            [{name: pieces[part] for name, pieces in split_named.items()} for part in parts],
+            [[slices[batch] for slices in split_args] for batch in batches],
+            [{name: slices[batch] for name, slices in split_named.items()} for batch in batches],
         )
 
     def _split(self, name: str, value: Any, dim: int | None) -> list[Any]:
@@ -94,4 +97,4 @@ class MicroBatch:
                 f"which do not divide into {self._count} micro-batches"
             )
             raise ValueError(msg)
-        return [platform.narrow(value, dim % len(shape), size * part, size) for part in range(self._count)]
+        return [platform.narrow(value, dim % len(shape), size * batch, size) for batch in range(self._count)]

@@ -1,4 +1,4 @@
-"""The platform: one framework's facets in one object, plus the little that core needs to hold a DTensor."""
+"""The platform: one framework's facets in one object, and what core needs for DTensors."""
 
 from __future__ import annotations
 
@@ -69,50 +69,52 @@ class Platform(
 
     @abc.abstractmethod
     def transport(self) -> Transport:
-        """Who carries the bytes here: the surrounding simulated rank, else the framework's own engine, else nobody."""
+        """Return the transport: of the simulated rank, else of the framework's engine, else of a single process."""
 
     @abc.abstractmethod
     def wrap(self, local: Any, layout: Any) -> Any:
-        """A DTensor over ``local``, which stays on its autograd graph; shapes are trusted."""
+        """Return a DTensor over ``local``, which stays on its autograd graph; shapes are not checked."""
 
     @abc.abstractmethod
     def grad_enabled(self) -> bool:
-        """True when operations are being recorded for backward."""
+        """Return True if operations are recorded for backward."""
 
     @abc.abstractmethod
     def needs_grad(self, local: Any) -> bool:
-        """True when ``local`` (a plain tensor) may receive a gradient."""
+        """Return True if ``local``, a plain tensor, may receive a gradient."""
 
     @abc.abstractmethod
     def passes_gradient(self, plain: Any) -> bool:
-        """True when a new leaf with the values of ``plain`` would keep a gradient that now flows on to somewhere."""
+        """Return True if ``plain`` passes its gradient on, which a new leaf of its values would not."""
 
     @abc.abstractmethod
     def is_parameter(self, tensor: Any) -> bool:
-        """True for a DTensor that is the framework's ``Parameter``, and a leaf."""
+        """Return True for a DTensor that is the framework's ``Parameter`` and a leaf."""
 
     @abc.abstractmethod
     def accumulates_grad(self, local: Any) -> bool:
-        """In backward: True when what the leaf ``local`` receives is added up, and nobody sees it on its way."""
+        """Return True, in backward, if gradients of the leaf ``local`` are only accumulated, without hooks."""
 
     def accumulate_grad(self, local: Any, grad: Any) -> None:
-        """Add to the gradient that the leaf ``local`` keeps, where the framework's leaves keep one."""
+        """Add ``grad`` to the gradient of the leaf ``local``, if the framework keeps gradients on leaves."""
 
     @abc.abstractmethod
     def version(self, local: Any) -> int:
-        """Counts writes into ``local`` where the framework does; a constant elsewhere."""
+        """Return the number of writes to ``local`` if the framework counts them, else a constant."""
 
     loses_writes_through_views = False
-    """True where values or gradients written through a view do not reach the tensor that it is a view of."""
+    """True if values or gradients written through a view do not reach its base tensor."""
 
     @abc.abstractmethod
     def may_keep_view(self, tensor: Any) -> bool:
-        """False for a DTensor whose derived views must not outlive one differentiation."""
+        """Return False for a DTensor whose varying views must not outlive one differentiation."""
 
     def benchmark(self, repeats: int) -> tuple[int, Iterator[Any]]:
-        """Host costs per operation beside PyTorch's DTensor: their number, and rows as they are measured.
+        """Measure host costs per operation beside PyTorch's DTensor.
 
-        A row has ``name, plain, peer, ours, budget, ratio``.
+        Returns:
+            the number of rows, and an iterator over rows as they are measured, with the attributes ``name, plain, peer,
+            ours, budget, ratio``.
 
         Raises:
             UnsupportedOnBackend: the framework has no distributed tensor of its own to compare with.
@@ -123,14 +125,14 @@ class Platform(
 
     @abc.abstractmethod
     def operator_entry(self, op: Any) -> Any:
-        """The dispatcher's entry for an operator, given as the framework knows it or by name; None without one."""
+        """Return the dispatcher's entry for an operator, given as the framework's callable or by name, or None."""
 
     def follow(self, copy: Any, base: Any) -> None:
-        """Refuse reads of ``copy``, a view of ``base`` that had to be a copy, once ``base`` is written; or nothing."""
+        """Make reads of ``copy`` an error once ``base`` is written, where a view of ``base`` had to be a copy."""
         del copy, base
 
     def from_torch(self, tensor: Any) -> Any:
-        """PyTorch's own DTensor as a DTensor of this library.
+        """Return PyTorch's own DTensor as a DTensor of this library.
 
         Raises:
             UnsupportedOnBackend: the framework is another.
@@ -139,7 +141,7 @@ class Platform(
         raise UnsupportedOnBackend(msg)
 
     def value_and_grad(self, fn: Callable[..., Any], *how: Any) -> Callable[..., tuple[Any, Any]]:
-        """The framework's function that differentiates functions, with gradients of DTensors as DTensors.
+        """Return the framework's ``value_and_grad`` of ``fn``, with gradients of DTensors as DTensors.
 
         Raises:
             UnsupportedOnBackend: the framework keeps gradients on tensors.
@@ -153,8 +155,8 @@ class Platform(
 
     @abc.abstractmethod
     def local_op(self, op: str) -> Callable[..., Any]:
-        """The framework's implementation of canonical operator ``op`` on plain tensors, with canonical parameters."""
+        """Return the framework's implementation of the canonical operator ``op`` on plain tensors."""
 
     def writing_op(self, op: str) -> Callable[..., Any]:
-        """The same where its first argument is written and returned: what in-place calls run on locals."""
+        """Return the in-place form of ``local_op(op)``, which writes to its first argument and returns it."""
         return self.local_op(op)

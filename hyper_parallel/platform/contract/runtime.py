@@ -1,4 +1,4 @@
-"""Streams, events, pending gradient reductions, grad mode, profiling."""
+"""Facet *runtime*: streams, events, gradient reductions in flight, grad mode, profiling."""
 
 from __future__ import annotations
 
@@ -20,51 +20,51 @@ __all__ = ["GradHandles", "HostEvent", "HostStream", "RuntimeFacet", "host_strea
 
 
 class HostStream:
-    """A stream of a device without streams: everything is complete when the call that asked for it returns."""
+    """A stream of a device without streams, where every call is complete when it returns."""
 
     def wait_event(self, event: Any) -> None:
-        """Nothing to wait for."""
+        """Do nothing: everything is complete."""
 
     def wait_stream(self, stream: Any) -> None:
-        """Nothing to wait for."""
+        """Do nothing: everything is complete."""
 
     def record_event(self, event: Any = None) -> Any:
-        """``event``, or a new one, recorded now."""
+        """Record ``event``, or a new one, and return it."""
         event = HostEvent() if event is None else event
         event.record(self)
         return event
 
     def synchronize(self) -> None:
-        """Nothing to wait for."""
+        """Do nothing: everything is complete."""
 
     def query(self) -> bool:
-        """Everything is complete."""
+        """Return True: everything is complete."""
         return True
 
 
 class HostEvent:
-    """An event of a device without streams: it happens when it is recorded."""
+    """An event of a device without streams; it has happened once it is recorded."""
 
     def __init__(self) -> None:
         self._time: float | None = None
 
     def record(self, stream: Any = None) -> None:
-        """It happens now."""
+        """Record the present time."""
         del stream
         self._time = time.perf_counter()
 
     def wait(self, stream: Any = None) -> None:
-        """Nothing to wait for."""
+        """Do nothing: everything is complete."""
 
     def synchronize(self) -> None:
-        """Nothing to wait for."""
+        """Do nothing: everything is complete."""
 
     def query(self) -> bool:
-        """It has happened, or was never recorded."""
+        """Return True: the event has happened, or was never recorded."""
         return True
 
     def elapsed_time(self, end_event: HostEvent) -> float:
-        """Milliseconds from this event to ``end_event``.
+        """Return the milliseconds from this event to ``end_event``.
 
         Raises:
             ValueError: one of them was not recorded.
@@ -77,24 +77,24 @@ class HostEvent:
 
 @contextmanager
 def host_stream_context(stream: Any) -> Iterator[Any]:
-    """What selects a stream where there are none."""
+    """Select a stream, on a device without streams."""
     yield stream
 
 
 class GradHandles:
-    """Gradient reductions in flight, of one rank: each is waited for once, and then its post-process runs once."""
+    """The gradient reductions in flight of one rank; each is waited for once, then its post-process runs once."""
 
     def __init__(self) -> None:
         self._pending: deque[tuple[Any, Callable[[], Any] | None]] = deque()
         self._lock = threading.Lock()
 
     def add(self, handle: Any, post_process: Callable[[], Any] | None) -> None:
-        """Keep one."""
+        """Add a reduction in flight."""
         with self._lock:
             self._pending.append((handle, post_process))
 
     def process_oldest(self) -> bool:
-        """Wait for the oldest and run its post-process; False when there is none. It is gone whatever happens."""
+        """Remove the oldest, wait for it and run its post-process; return False if there is none."""
         with self._lock:
             if not self._pending:
                 return False
@@ -106,7 +106,7 @@ class GradHandles:
         return True
 
     def process_all(self) -> None:
-        """All of them, also when one fails; the first error is raised at the end."""
+        """Process all, even if one fails; the first error is raised at the end."""
         failure: Exception | None = None
         more = True
         while more:
@@ -125,32 +125,32 @@ _LOCK = threading.Lock()
 class RuntimeFacet(IdentityFacet, LedgerFacet):
     """Facet *runtime*.
 
-    On CPU, streams and events have the same interface and order nothing, because nothing is asynchronous. The paths
-    of CUDA and NPU are written against the frameworks' documented interfaces and have not run on a device.
+    On CPU, streams and events have the same interface and order nothing, because nothing is asynchronous. The code for
+    CUDA and NPU follows the frameworks' documented interfaces and has not run on a device.
     """
 
     @abc.abstractmethod
     def new_stream(self) -> Any:
-        """A stream of this process's device."""
+        """Return a new stream of this process's device."""
 
     @abc.abstractmethod
     def get_stream_context(self) -> Callable[[Any], AbstractContextManager[Any]]:
-        """The function that makes a stream current: ``with platform.get_stream_context()(stream):``."""
+        """Return the function that makes a stream current: ``with platform.get_stream_context()(stream):``."""
 
     @abc.abstractmethod
     def get_current_stream(self) -> Any:
-        """The stream on which operations of this thread are launched."""
+        """Return the stream on which operations of this thread are launched."""
 
     @abc.abstractmethod
     def new_event(self) -> Any:
-        """An event of this process's device."""
+        """Return a new event of this process's device."""
 
     def set_grad_reduce_handle(self, handle: Any, post_process: Callable[[], Any] | None = None) -> None:
-        """Keep a gradient reduction in flight.
+        """Register a gradient reduction in flight, for :meth:`wait_grad_handle`.
 
         Args:
-            handle: what ``wait()`` is called on; None has nothing to wait for.
-            post_process: called once after that, for example to put the reduced gradient in its place.
+            handle: an object with ``wait()``, or None if there is nothing to wait for.
+            post_process: called once after the wait, for example to assign the reduced gradient.
 
         Raises:
             HandleError: (a RuntimeError) the handle has no ``wait()``.
@@ -161,31 +161,31 @@ class RuntimeFacet(IdentityFacet, LedgerFacet):
         self._grad_handles().add(handle, post_process)
 
     def wait_grad_handle(self) -> None:
-        """Wait for every reduction that is kept, oldest first, each once; also what a failed backward left behind.
+        """Wait for every registered reduction, oldest first, each once; also for those of a backward that failed.
 
         Raises:
-            Exception: the first error of a handle or post-process, after all others have been served.
+            Exception: the first error of a handle or post-process, after all others were processed.
         """
         self._grad_handles().process_all()
 
     def _process_current_handle(self) -> None:
-        """Wait for the oldest reduction that is kept, if there is one."""
+        """Wait for the oldest registered reduction, if there is one."""
         self._grad_handles().process_oldest()
 
     def _grad_handles(self) -> GradHandles:
-        """Those of this rank: by transport, since backward may run on another thread than forward."""
+        """Return the reductions of this rank; they are kept by transport, since backward may run on another thread."""
         transport = self.transport()
         with _LOCK:
             return _HANDLES.setdefault(transport, GradHandles())
 
     @abc.abstractmethod
     def no_grad(self) -> AbstractContextManager[Any]:
-        """Operations inside are not recorded for backward."""
+        """Return a context in which operations are not recorded for backward."""
 
     @abc.abstractmethod
     def profiler_record(self, name: str) -> AbstractContextManager[Any]:
-        """A named range in the framework's profiler."""
+        """Return a context that is a named range in the framework's profiler."""
 
     @abc.abstractmethod
     def get_symmetric_memory_handler(self) -> Any:
-        """The framework's symmetric memory, where the device has it."""
+        """Return the framework's symmetric memory, if the device has it."""

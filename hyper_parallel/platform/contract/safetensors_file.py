@@ -1,4 +1,4 @@
-"""Files of the safetensors format: arrays of every dtype, written atomically, read without executing anything."""
+"""Files in the safetensors format: arrays of every dtype, written atomically, read without executing anything."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ if TYPE_CHECKING:
 
 __all__ = ["atomically", "read", "write"]
 
-# What other formats begin with.
+# First bytes of other formats.
 _PICKLE, _ZIP = b"\x80", b"PK\x03\x04"
 _NUMPY = {
     "F64": "float64", "F32": "float32", "F16": "float16", "C64": "complex64",
@@ -28,10 +28,10 @@ _CODES = {name: code for code, name in _NUMPY.items()}
 
 
 def write(arrays: Mapping[str, np.ndarray[Any, Any]], path: Path) -> None:
-    """Write a new file, or replace an old one when the new one is whole.
+    """Write arrays to a file; an old file is replaced once the new one is complete.
 
     Raises:
-        CheckpointError: (a ValueError) a dtype that the format has not.
+        CheckpointError: (a ValueError) a dtype that the format does not have.
         CheckpointWriteError: (an OSError) it cannot be written.
     """
     import numpy as np
@@ -52,10 +52,10 @@ def write(arrays: Mapping[str, np.ndarray[Any, Any]], path: Path) -> None:
 
 
 def atomically(path: Path, fill: Callable[[Path], Any]) -> None:
-    """Let ``fill`` write a neighbour of ``path``, and rename it when it is on disk.
+    """Have ``fill`` write a temporary file beside ``path``, and rename it once it is on disk.
 
     Raises:
-        CheckpointWriteError: (an OSError) it cannot be written; whatever was at ``path`` is unchanged.
+        CheckpointWriteError: (an OSError) it cannot be written; an old file at ``path`` is unchanged.
     """
     part = path.with_name(f".{path.name}.{uuid.uuid4().hex}.part")
     try:
@@ -64,7 +64,7 @@ def atomically(path: Path, fill: Callable[[Path], Any]) -> None:
             os.fsync(file.fileno())
         part.replace(path)
         _sync_folder(path.parent)
-    except CheckpointError:  # the values' fault, not the disk's
+    except CheckpointError:  # an error of the values, not of the disk
         part.unlink(missing_ok=True)
         raise
     except Exception as error:
@@ -78,7 +78,7 @@ def atomically(path: Path, fill: Callable[[Path], Any]) -> None:
 
 
 def _sync_folder(folder: Path) -> None:
-    """So that the new name survives a power failure, too."""
+    """Flush a folder, so that the new name survives a power failure too."""
     handle = os.open(folder, os.O_RDONLY)
     try:
         os.fsync(handle)
@@ -87,7 +87,7 @@ def _sync_folder(folder: Path) -> None:
 
 
 def read(path: Path) -> dict[str, np.ndarray[Any, Any]]:
-    """The arrays of a file by name, each in memory of its own.
+    """Return the arrays of a file by name, each in memory of its own.
 
     Raises:
         FileNotFoundError: no such file.
@@ -108,14 +108,14 @@ def read(path: Path) -> dict[str, np.ndarray[Any, Any]]:
         length = int.from_bytes(start, "little")
         header = json.loads(file.read(length))
         header.pop("__metadata__", None)
-        found = {}
+        arrays = {}
         for name, entry in header.items():
             dtype = _dtype(path, name, entry["dtype"])
             begin, end = entry["data_offsets"]
             file.seek(8 + length + begin)
             values = np.fromfile(file, np.uint8, end - begin)
-            found[name] = values.view(dtype).reshape(entry["shape"])
-    return found
+            arrays[name] = values.view(dtype).reshape(entry["shape"])
+    return arrays
 
 
 def _dtype(path: Path, name: str, code: str) -> Any:
@@ -130,10 +130,13 @@ def _dtype(path: Path, name: str, code: str) -> Any:
 
 
 def _check_start(path: Path, start: bytes) -> None:
-    kind = "a zip archive, as torch.save writes" if start.startswith(_ZIP) else None
-    # The length of a header has zeros in its upper bytes; a pickle has opcodes there.
+    other_format = "a zip archive, as torch.save writes" if start.startswith(_ZIP) else None
+    # The upper bytes of the length of a header are zero; a pickle has opcodes there.
     if start.startswith(_PICKLE) and any(start[4:]):
-        kind = "a pickle"
-    if kind is not None:
-        msg = f"load_checkpoint: {path} is {kind}, not safetensors; it was not loaded, since that may execute code"
+        other_format = "a pickle"
+    if other_format is not None:
+        msg = (
+            f"load_checkpoint: {path} is {other_format}, not safetensors; it was not loaded, since that may execute "
+            "code"
+        )
         raise CheckpointError(msg)

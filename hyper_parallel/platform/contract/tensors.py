@@ -1,4 +1,4 @@
-"""Plain local tensors: the operations that redistribution and dispatch need, one spelling for both frameworks."""
+"""Facet *tensors*: operations on plain local tensors, in one form for both frameworks."""
 
 from __future__ import annotations
 
@@ -14,9 +14,12 @@ _HOMES = ("torch", "mindspore")
 
 
 def dtype_name(dtype_str: Any) -> str:
-    """The bare name in ``"torch.float32"``, ``"mindspore.float32"``, ``"Float32"`` or ``"float32"``; else as it is."""
+    """Return the bare name in ``"torch.float32"``, ``"mindspore.float32"``, ``"Float32"`` or ``"float32"``.
+
+    Other strings are returned unchanged, and ``""`` for what is no string.
+    """
     if not isinstance(dtype_str, str):
-        return ""  # which no dtype is called
+        return ""  # the name of no dtype
     home, dot, name = dtype_str.rpartition(".")
     return name.lower() if not dot or home in _HOMES else dtype_str
 
@@ -26,76 +29,76 @@ class TensorsFacet(abc.ABC):
 
     @abc.abstractmethod
     def is_tensor(self, obj: Any) -> bool:
-        """True for any tensor of the framework, DTensors and parameters included."""
+        """Return True for any tensor of the framework, DTensors and parameters included."""
 
     @abc.abstractmethod
     def cat(self, tensors: Sequence[Any], dim: int) -> Any:
-        """Concatenate along ``dim``; pieces may be empty."""
+        """Concatenate along ``dim``; tensors may be empty."""
 
     @abc.abstractmethod
     def narrow(self, data: Any, dim: int, start: int, length: int) -> Any:
-        """``length`` elements of dim ``dim`` from ``start``; a view where the framework has one."""
+        """Return ``length`` elements of dim ``dim`` from ``start`` on; a view if the framework has one."""
 
     @abc.abstractmethod
     def reshape(self, data: Any, shape: Sequence[int]) -> Any:
-        """The same elements, row-major, in another shape."""
+        """Return the same elements, row-major, in another shape."""
 
     @abc.abstractmethod
     def contiguous(self, data: Any) -> Any:
-        """The same values, densely stored."""
+        """Return the same values, densely stored."""
 
     @abc.abstractmethod
     def copy(self, data: Any) -> Any:
-        """The same values in new storage, off the graph."""
+        """Return the same values in new storage, off the graph."""
 
     def dense_by_chance(self, local: Any, layout: Any) -> bool:
-        """True when ``local`` is a view that counts as dense only because a dim that is cut has one element here."""
+        """Return True if the view ``local`` is dense only because a sharded dim has one element on this rank."""
         del local, layout
         return False
 
     @abc.abstractmethod
     def detach(self, data: Any) -> Any:
-        """The same storage, off the graph."""
+        """Return a tensor of the same storage, off the graph."""
 
     @abc.abstractmethod
     def zeros(self, size: Sequence[int], dtype: Any = None, device: Any = None) -> Any:
-        """Zeros of ``size``."""
+        """Return zeros of ``size``."""
 
     @abc.abstractmethod
     def full(self, size: Sequence[int], fill_value: Any, dtype: Any = None, device: Any = None) -> Any:
-        """A constant tensor."""
+        """Return a constant tensor."""
 
     @abc.abstractmethod
     def zeros_like(self, data: Any) -> Any:
-        """Zeros of the shape, dtype and device of ``data``."""
+        """Return zeros of the shape, dtype and device of ``data``."""
 
     @abc.abstractmethod
     def ones_like(self, data: Any) -> Any:
-        """Ones of the shape, dtype and device of ``data``."""
+        """Return ones of the shape, dtype and device of ``data``."""
 
     @abc.abstractmethod
     def arange(self, start: int, end: int, step: int = 1, dtype: Any = None, device: Any = None) -> Any:
-        """Integers from ``start`` below ``end``."""
+        """Return the integers from ``start`` to below ``end``."""
 
     @abc.abstractmethod
     def is_floating(self, data: Any) -> bool:
-        """True for floating and complex tensors: those that may carry a gradient."""
+        """Return True for floating and complex tensors, which may have a gradient."""
 
     @abc.abstractmethod
     def itemsize(self, data: Any) -> int:
-        """Bytes per element."""
+        """Return the number of bytes per element."""
 
     @abc.abstractmethod
     def tensor_to_numpy(self, tensor: Any) -> Any:
-        """A NumPy array of the values; bfloat16 becomes float32."""
+        """Return a NumPy array of the values; bfloat16 becomes float32."""
 
     @abc.abstractmethod
     def from_numpy(self, array: Any, device: Any = None) -> Any:
-        """A tensor of the array's values and dtype, in storage of its own."""
+        """Return a tensor of the array's values and dtype, in storage of its own."""
 
     @abc.abstractmethod
     def str_to_dtype(self, dtype_str: str) -> Any:
-        """``"torch.float32"``, ``"mindspore.float32"``, ``"Float32"`` or ``"float32"`` as a dtype.
+        """Return the dtype named ``"torch.float32"``, ``"mindspore.float32"``, ``"Float32"`` or ``"float32"``.
 
         Raises:
             ValueError: unknown name, with the candidates.
@@ -103,53 +106,53 @@ class TensorsFacet(abc.ABC):
 
     @abc.abstractmethod
     def to_device(self, data: Any, device_type: str) -> Any:
-        """The same tensor on ``cpu``, ``cuda`` or ``npu``; itself if it is there."""
+        """Return the tensor on ``cpu``, ``cuda`` or ``npu``; itself if it is there."""
 
     @abc.abstractmethod
     def set_tensor_requires_grad(self, input_tensor: Any) -> Any:
-        """Make a leaf take part in differentiation; the tensor itself."""
+        """Make a leaf take part in differentiation; return the tensor itself."""
 
     @abc.abstractmethod
     def power_sum(self, data: Any, p: float) -> Any:
-        """Sum of ``|x| ** p`` over all elements (largest ``|x|`` for ``inf``), 0-d, in f32 or wider; 0 if empty."""
+        """Return the 0-d sum of ``|x| ** p`` (the largest ``|x|`` for ``inf``), in f32 or wider; 0 if empty."""
 
     def root(self, data: Any, p: float) -> Any:
-        """The ``p``-th root of a 0-d tensor, as exact as its dtype."""
+        """Return the ``p``-th root of a 0-d tensor, in its dtype."""
         return data ** (1.0 / p)
 
     @abc.abstractmethod
     def maximum(self, first: Any, second: Any) -> Any:
-        """Element by element the larger one; NaN wins."""
+        """Return the elementwise maximum; NaN wins."""
 
     @abc.abstractmethod
     def clamp_max(self, data: Any, high: float) -> Any:
-        """Values above ``high`` become ``high``."""
+        """Replace values above ``high`` by ``high``."""
 
     @abc.abstractmethod
     def scale_(self, data: Any, factor: Any) -> None:
-        """Multiply a plain tensor in place by the 0-d ``factor``, off the graph."""
+        """Multiply a plain tensor in place by the 0-d tensor ``factor``, off the graph."""
 
     def is_meta(self, data: Any) -> bool:
-        """True for a tensor that has a shape and no values."""
+        """Return True for a tensor that has a shape and no values."""
         return str(getattr(data, "device", "")).startswith("meta")
 
     def is_dense(self, data: Any) -> bool:
-        """False for sparse storage, whose elements have no place of their own."""
+        """Return False for sparse storage."""
         return type(data).__name__ not in {"COOTensor", "CSRTensor", "RowTensor"}
 
     @abc.abstractmethod
     def get_op_name(self, func: Any) -> str:
-        """The plain name of a function, method, operator overload or primitive: ``add``, ``MatMul``."""
+        """Return the plain name of a function, method, operator overload or primitive: ``add``, ``MatMul``."""
 
     def chunk(self, data: Any, split_dim: int, split_size: int, index: int) -> Any:
-        """Piece ``index`` of ``split_size`` pieces along ``split_dim``, by the ceil rule: the last ones may be empty.
+        """Return chunk ``index`` of ``split_size`` chunks along ``split_dim``, by the ceil rule; the last may be empty.
 
         Raises:
-            ValueError: no such dim, no such piece.
+            ValueError: no such dim or chunk.
         """
         dims = len(data.shape)
         if not -dims <= split_dim < dims or split_size < 1 or not 0 <= index < split_size:
-            msg = f"chunk: a tensor of {list(data.shape)} has no piece {index} of {split_size} along dim {split_dim}"
+            msg = f"chunk: a tensor of {list(data.shape)} has no chunk {index} of {split_size} along dim {split_dim}"
             raise ValueError(msg)
         size = data.shape[split_dim]
         rows = -(-size // split_size)
@@ -158,68 +161,68 @@ class TensorsFacet(abc.ABC):
 
     @abc.abstractmethod
     def tensor_type_cast(self, input_data: Any, cast_type: Any) -> Any:
-        """``input_data`` in another dtype, given as dtype or as a name that :meth:`str_to_dtype` knows."""
+        """Return ``input_data`` in another dtype, given as a dtype or a name that :meth:`str_to_dtype` knows."""
 
     def cast_fp_tensor(self, dtype: Any, x: Any) -> Any:
-        """A real floating tensor in ``dtype``; everything else as it is."""
+        """Return a real floating tensor in ``dtype``; anything else unchanged."""
         return self.tensor_type_cast(x, dtype) if self.is_tensor(x) and self.is_real_floating(x) else x
 
     @abc.abstractmethod
     def is_real_floating(self, data: Any) -> bool:
-        """True for floating tensors that are not complex."""
+        """Return True for floating tensors that are not complex."""
 
     @abc.abstractmethod
     def get_tensor_storage_size(self, tensor: Any) -> int:
-        """Bytes of the storage behind the tensor (behind a view, of what it is a view of); a DTensor's own piece."""
+        """Return the bytes of the storage: of a view, that of its base; of a DTensor, that of its local tensor."""
 
     def get_element_size(self, tensor: Any) -> int:
-        """Bytes per element."""
+        """Return the number of bytes per element."""
         return self.itemsize(tensor)
 
     @abc.abstractmethod
     def ones(self, size: Sequence[int], dtype: Any = None, device: Any = None) -> Any:
-        """Ones of ``size``."""
+        """Return ones of ``size``."""
 
     def empty(self, size: Sequence[int], dtype: Any = None, device: Any = None) -> Any:
-        """A tensor of ``size`` whose values nobody promised anything about."""
+        """Return a tensor of ``size`` with unspecified values."""
         return self.new_tensor(size, dtype, device)
 
     @abc.abstractmethod
     def full_like(self, tensor: Any, fill_value: Any, dtype: Any = None) -> Any:
-        """A constant of the shape, device and (by default) dtype of ``tensor``."""
+        """Return a constant of the shape, device and (by default) dtype of ``tensor``."""
 
     @abc.abstractmethod
     def empty_like(self, tensor: Any, *, dtype: Any = None, device: Any = None, pin_memory: bool = False) -> Any:
-        """Shape of ``tensor``, values nobody promised anything about.
+        """Return a tensor of the shape of ``tensor`` with unspecified values.
 
-        ``pin_memory`` locks its pages for transfers to a device; where this process has no device it means nothing.
+        ``pin_memory`` locks its pages for transfers to a device; without a device it has no effect.
         """
 
     @abc.abstractmethod
     def new_tensor(self, tensor_shape: Sequence[int], tensor_type: Any = None, device: Any = None) -> Any:
-        """A tensor of this shape and dtype whose values nobody promised anything about."""
+        """Return a tensor of this shape and dtype with unspecified values."""
 
     @abc.abstractmethod
     def device_of(self, data: Any) -> Any:
-        """Where ``data`` is, as the creating functions take it."""
+        """Return the device of ``data``, as creation functions take it."""
 
     @abc.abstractmethod
     def fill_(self, target: Any, source: Any) -> Any:
-        """Write the values of ``source`` into the plain ``target``, off the graph; ``target`` itself."""
+        """Write the values of ``source`` into the plain tensor ``target``, off the graph; return ``target``."""
 
     def _unwritable(self, data: Any) -> str:
-        """Why the framework does not let :meth:`fill_` write into ``data``, and what it would; empty if it does."""
+        """Return why :meth:`fill_` cannot write to ``data``, and what to do; empty if it can."""
         del data
         return ""
 
     @abc.abstractmethod
     def list_to_size(self, size_list: Sequence[int]) -> Any:
-        """The framework's own type of a shape."""
+        """Return a shape in the framework's own type."""
 
     def construct_strided_slice(
         self, x: Any, begin: Sequence[int], end: Sequence[int], stride: Sequence[int] | None = None
     ) -> Any:
-        """``x[begin[0]:end[0]:stride[0], ...]``; dims that are not named are whole.
+        """Return ``x[begin[0]:end[0]:stride[0], ...]``; further dims are whole.
 
         Raises:
             ValueError: lists of different or too great length, or a stride that is not positive.
@@ -231,16 +234,16 @@ class TensorsFacet(abc.ABC):
                 f"per leading dim of {list(x.shape)}, and strides must be positive"
             )
             raise ValueError(msg)
-        return x[tuple(slice(*one) for one in zip(begin, end, steps, strict=True))]
+        return x[tuple(slice(*bounds) for bounds in zip(begin, end, steps, strict=True))]
 
     def get_tensor_transform(self) -> Any:
-        """What moves a DTensor to a layout on another mesh of the same ranks: ``transform(x, layout)``."""
+        """Return the object whose ``transform(x, layout)`` redistributes a DTensor, also across meshes."""
         return self._transform
 
     @property
     @abc.abstractmethod
     def _transform(self) -> Any:
-        """The planner's entry; a platform reaches up to it."""
+        """The ``TensorTransform`` of ``core``, which contracts cannot import."""
 
     def tree_map(self, fn: Callable[[Any], Any], tree: Any) -> Any:
         """Apply ``fn`` to every leaf; lists, tuples, named tuples, dicts and dataclasses keep their types."""

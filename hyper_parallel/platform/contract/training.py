@@ -1,4 +1,4 @@
-"""Training in one spelling: what a verifier must do to a model of either framework."""
+"""Facet *training*: what the verifier does with a model, in one form for both frameworks."""
 
 from __future__ import annotations
 
@@ -16,14 +16,14 @@ __all__ = [
     "StepResult",
     "TrainingFacet",
     "causal_mask",
+    "check_names",
     "first_paths",
-    "has_all",
     "rotary_tables",
 ]
 
 OPTIMIZERS = ("sgd", "adamw")
 ADAMW_EPSILON = 1e-8
-"""What both frameworks' AdamW adds to the magnitude that it divides by."""
+"""The ``eps`` of both frameworks' AdamW."""
 
 
 @dataclass(frozen=True)
@@ -63,7 +63,7 @@ class LanguageModelConfig:
     rotary_base: float = 10000.0
 
     def __post_init__(self) -> None:
-        """Refuse sizes that make no transformer."""
+        """Check the sizes."""
         if self.heads % self.kv_heads or self.head_dim % 2:
             msg = (
                 f"heads={self.heads} must be a multiple of kv_heads={self.kv_heads}, "
@@ -77,12 +77,12 @@ class LanguageModelConfig:
 
 @dataclass(frozen=True)
 class StepResult:
-    """What one forward and backward gave.
+    """The results of one forward and backward.
 
     Attributes:
         loss: the scalar, plain or a DTensor.
-        gradients: by parameter path, plain or DTensors; a parameter with several paths appears under its first.
-            None where the loss does not depend on it.
+        gradients: plain tensors or DTensors by parameter path; a tied parameter appears under its first path. None for
+            a parameter that the loss does not depend on.
     """
 
     loss: Any
@@ -94,38 +94,38 @@ class TrainingFacet(ModulesFacet):
 
     @abc.abstractmethod
     def reference_model(self, config: LanguageModelConfig) -> Any:
-        """The small transformer, single-device code; parameter paths are equal on every framework."""
+        """Return the small transformer, as single-device code; parameter paths are equal on every framework."""
 
     @abc.abstractmethod
     def reference_loss(self, logits: Any, labels: Any) -> Any:
-        """Mean cross-entropy of ``logits`` (batch, length, vocab) against ``labels`` (batch, length)."""
+        """Return the mean cross-entropy of ``logits`` (batch, length, vocab) against ``labels`` (batch, length)."""
 
     @abc.abstractmethod
     def load_arrays(self, model: Any, arrays: Mapping[str, Any]) -> None:
-        """Write NumPy values into the plain parameters and buffers of ``model``, by path."""
+        """Write NumPy arrays, by path, to the plain parameters and buffers of ``model``."""
 
     @abc.abstractmethod
     def trainable(self, model: Any) -> dict[str, Any]:
-        """Parameters that receive gradients, each once, under its first path."""
+        """Return the parameters that receive gradients, each once, under its first path."""
 
     def buffers(self, model: Any) -> dict[str, Any]:
-        """What a model holds besides parameters, each once, under its first path."""
-        held: dict[str, Any] = {}
+        """Return the buffers of a model, each once, under its first path."""
+        buffers: dict[str, Any] = {}
         for path, cell in self.get_cells_and_names(model):
             start = f"{path}." if path else ""
-            held.update({f"{start}{name}": value for name, value in self.direct_buffers(cell).items()})
-        return first_paths(held)
+            buffers.update({f"{start}{name}": value for name, value in self.direct_buffers(cell).items()})
+        return first_paths(buffers)
 
     @abc.abstractmethod
     def training_step(self, model: Any, compute_loss: Callable[[], Any]) -> StepResult:
-        """Run ``compute_loss`` (which calls ``model``) and differentiate its scalar, seeded with 1."""
+        """Run ``compute_loss``, which calls ``model``, and differentiate its scalar loss, seeded with 1."""
 
     @abc.abstractmethod
     def optimizer(self, model: Any, name: str, learning_rate: float) -> Callable[[StepResult], None]:
-        """The framework's own optimizer over the model's parameters; calling it applies one step.
+        """Return a function that applies one step of the framework's own optimizer to the model's parameters.
 
         Args:
-            model: plain or parallel.
+            model: of plain tensors or DTensors.
             name: ``sgd`` (momentum 0.9) or ``adamw`` (weight decay 0.1).
             learning_rate: constant.
 
@@ -135,46 +135,46 @@ class TrainingFacet(ModulesFacet):
 
     @abc.abstractmethod
     def overwritten(self, local: Any, array: Any) -> Any:
-        """The plain gradient ``local`` with other values, where the optimizer finds it."""
+        """Return the plain gradient ``local`` with the values ``array``, where the optimizer reads them."""
 
     @abc.abstractmethod
     def watch_random(self, model: Any) -> Callable[[], str | None]:
-        """Watch ``model`` from now on; the result tells the first module whose forward drew random numbers, or None."""
+        """Watch ``model``; return a function that returns the first module whose forward sampled, or None."""
 
     @abc.abstractmethod
     def watch_gradient(self, tensor: Any, keep: Callable[[Any], None]) -> None:
-        """Have ``keep`` called with the gradient of a plain ``tensor`` when backward computes it, if it does."""
+        """Call ``keep`` with the gradient of a plain ``tensor`` when backward computes it."""
 
     @abc.abstractmethod
     def linear_layer(self, inputs: int, outputs: int, *, dtype: Any) -> Any:
-        """The framework's linear layer with a bias, initialised as the framework does it."""
+        """Return the framework's linear layer with a bias, initialised by the framework."""
 
     @abc.abstractmethod
     def parameter_with_gradient(self, gradient: Any) -> Any:
-        """What ``gradient_of`` gives ``gradient`` for."""
+        """Return a parameter, or where gradients are values an object, whose ``gradient_of`` is ``gradient``."""
 
     @abc.abstractmethod
     def kept_operators(self) -> list[Any]:
-        """Operators of the reference model that selective checkpointing may keep: its matrix products."""
+        """Return operators of the reference model for selective checkpointing to keep: its matrix products."""
 
     def unknown_optimizer(self, name: str) -> ValueError:
-        """The error for a name that is none of ``OPTIMIZERS``."""
+        """Return the error for a name that is not in ``OPTIMIZERS``."""
         return ValueError(f"optimizer {name!r} is unknown; known: {', '.join(OPTIMIZERS)}")
 
 
 def first_paths(parameters: Mapping[str, Any]) -> dict[str, Any]:
-    """``parameters`` with each object once, under the path that comes first."""
+    """Return ``parameters`` with each object once, under its first path."""
     seen: set[int] = set()
-    found = {}
+    unique = {}
     for path, value in parameters.items():
         if id(value) not in seen:
             seen.add(id(value))
-            found[path] = value
-    return found
+            unique[path] = value
+    return unique
 
 
 def rotary_tables(config: LanguageModelConfig) -> tuple[Any, Any]:
-    """Cosines and sines (length, head_dim / 2) of the rotary embedding (Su et al., arXiv 2104.09864), in NumPy."""
+    """Return NumPy cosines and sines (length, head_dim / 2) of the rotary embedding (Su et al., arXiv 2104.09864)."""
     import numpy as np
 
     half = config.head_dim // 2
@@ -184,16 +184,20 @@ def rotary_tables(config: LanguageModelConfig) -> tuple[Any, Any]:
 
 
 def causal_mask(config: LanguageModelConfig) -> Any:
-    """What is added to attention scores (length, length): zero where a token may look, minus infinity elsewhere."""
+    """Return the NumPy causal attention bias (length, length): zero where a token may attend, else minus infinity."""
     import numpy as np
 
     ahead = np.triu(np.ones((config.length, config.length)), 1) > 0
     return np.where(ahead, -np.inf, 0.0).astype(config.dtype)
 
 
-def has_all(found: Sequence[str], wanted: Mapping[str, Any], what: str) -> None:
-    """Raise a ValueError that names what is missing among ``found`` or unknown in ``wanted``."""
-    unknown = sorted(set(wanted) - set(found))
+def check_names(names: Sequence[str], wanted: Mapping[str, Any], caller: str) -> None:
+    """Check that every key of ``wanted`` is in ``names``; ``caller`` starts the message.
+
+    Raises:
+        ValueError: a key is not.
+    """
+    unknown = sorted(set(wanted) - set(names))
     if unknown:
-        msg = f"{what}: no parameter {', '.join(unknown)}; the model has {', '.join(found)}"
+        msg = f"{caller}: no parameter {', '.join(unknown)}; the model has {', '.join(names)}"
         raise ValueError(msg)

@@ -13,7 +13,7 @@ from mindspore.common import saved_tensors_hooks
 
 from hyper_parallel.core.dtensor import random
 from hyper_parallel.errors import UnsupportedOperatorError
-from hyper_parallel.platform.contract.memory import MemoryFacet, Offloaded, SpillFile, Wrapped, replayed
+from hyper_parallel.platform.contract.memory import ForwardWrapper, MemoryFacet, Offloaded, SpillFile, replayable
 from hyper_parallel.platform.mindspore import selective
 from hyper_parallel.platform.mindspore.ops.kernels import is_leaf
 from hyper_parallel.platform.mindspore.runtime import device_type
@@ -70,7 +70,7 @@ class MindSporeMemory(MemoryFacet):
         return is_leaf(tensor)
 
 
-class _Wrapped(Wrapped, nn.Cell):
+class _Wrapped(ForwardWrapper, nn.Cell):
     """A cell whose construct goes through ``_around``."""
 
     def construct(self, *args: Any, **kwargs: Any) -> Any:
@@ -101,7 +101,7 @@ def _checkpoint(fn: Callable[..., Any], *args: Any, use_reentrant: bool = False,
     """
     if use_reentrant:
         return mindspore.recompute(_replaying(fn), *args, use_reentrant=True, **options)
-    replaying = replayed(_compared(fn) if device_type() == "cpu" else fn, _state, _restored)
+    replaying = replayable(_compared(fn) if device_type() == "cpu" else fn, _state, _restored)
     # Stopping early leaves the gradient engine unbalanced where the last operator is a legacy primitive.
     return mindspore.recompute(replaying, *args, use_reentrant=False, early_stop=False, **options)
 
@@ -114,7 +114,7 @@ def _replaying(cell: Any) -> Any:
     def construct(forward: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
         return forward(*args, **kwargs)
 
-    replaying = replayed(_compared(construct) if device_type() == "cpu" else construct, _state, _restored)
+    replaying = replayable(_compared(construct) if device_type() == "cpu" else construct, _state, _restored)
     return _wrapper(cell, lambda forward, args, kwargs: replaying(forward, *args, **kwargs))
 
 

@@ -27,7 +27,7 @@ from hyper_parallel.core.dtensor import random
 from hyper_parallel.core.dtensor.deferred_gradients import refuse_partial_step
 from hyper_parallel.core.dtensor.dtensor import DTensor
 from hyper_parallel.errors import UnsupportedOperatorError
-from hyper_parallel.platform.contract.memory import rerunning
+from hyper_parallel.platform.contract.memory import replayable_constructor
 from hyper_parallel.platform.mindspore import intercept
 from hyper_parallel.platform.mindspore.ops.python_api import REPLACED
 
@@ -326,7 +326,7 @@ PATCHES: tuple[Patch, ...] = (
     ),
     Patch(
         ((_RecomputeHandle, "__init__"),),
-        lambda init: rerunning(init, random.get_state, random.replaying),
+        lambda init: replayable_constructor(init, random.get_state, random.replaying),
         _SAMPLES_ANEW,
     ),
     Patch(((_RecomputeCell, "construct"),), _remembering, _SAMPLES_ANEW),

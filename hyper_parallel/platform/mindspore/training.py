@@ -14,8 +14,8 @@ from hyper_parallel.platform.contract.training import (
     LanguageModelConfig,
     StepResult,
     TrainingFacet,
+    check_names,
     first_paths,
-    has_all,
 )
 from hyper_parallel.platform.mindspore.ops.kernels import requires_grad, write_over
 
@@ -43,7 +43,7 @@ class MindSporeTraining(TrainingFacet):
         for path, cell in self.get_cells_and_names(model):
             prefix = f"{path}." if path else ""
             tensors.update({f"{prefix}{name}": buffer for name, buffer in self.direct_buffers(cell).items()})
-        has_all(list(tensors), arrays, "load_arrays")
+        check_names(list(tensors), arrays, "load_arrays")
         for path, array in arrays.items():
             value = mindspore.Tensor(array, dtype=tensors[path].dtype)
             if isinstance(tensors[path], mindspore.Parameter):

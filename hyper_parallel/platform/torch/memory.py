@@ -10,7 +10,7 @@ import torch
 from torch import nn
 from torch.utils import checkpoint as torch_checkpoint
 
-from hyper_parallel.platform.contract.memory import MemoryFacet, Offloaded, SpillFile, Wrapped
+from hyper_parallel.platform.contract.memory import ForwardWrapper, MemoryFacet, Offloaded, SpillFile
 from hyper_parallel.platform.torch.runtime import device_type
 from hyper_parallel.transport.c10d import from_host, to_host
 
@@ -70,7 +70,7 @@ class TorchMemory(MemoryFacet):
         return origin.is_leaf and origin.requires_grad
 
 
-class _Wrapped(Wrapped, nn.Module):
+class _Wrapped(ForwardWrapper, nn.Module):
     """A module whose forward goes through ``_around``."""
 
     _own_forward: Callable[..., Any] | None

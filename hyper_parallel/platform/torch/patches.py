@@ -21,7 +21,7 @@ from torch.utils._pytree import tree_leaves
 from hyper_parallel.core.dtensor import random
 from hyper_parallel.core.dtensor.dtensor import DTensor
 from hyper_parallel.core.shard.dispatch import implicit_replication
-from hyper_parallel.platform.contract.memory import replayed, rerunning
+from hyper_parallel.platform.contract.memory import replayable, replayable_constructor
 from hyper_parallel.platform.torch.autograd import apply_function
 from hyper_parallel.platform.torch.dtensor import STORAGE_FORMAT
 
@@ -72,13 +72,13 @@ def install() -> None:
 
 
 def _frame_that_replays(init: Call) -> Call:
-    return rerunning(init, random.get_state, random.replaying)
+    return replayable_constructor(init, random.get_state, random.replaying)
 
 
 def _forward_that_replays(plain: Call) -> Call:
     @wraps(plain)
     def forward(ctx: Any, run_function: Call, *args: Any) -> Any:
-        return plain(ctx, replayed(run_function, random.get_state, random.replaying), *args)
+        return plain(ctx, replayable(run_function, random.get_state, random.replaying), *args)
 
     return forward
 

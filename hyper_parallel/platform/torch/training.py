@@ -11,8 +11,8 @@ from hyper_parallel.platform.contract.training import (
     LanguageModelConfig,
     StepResult,
     TrainingFacet,
+    check_names,
     first_paths,
-    has_all,
 )
 
 __all__ = ["TorchTraining"]
@@ -36,7 +36,7 @@ class TorchTraining(TrainingFacet):
     def load_arrays(self, model: Any, arrays: Mapping[str, Any]) -> None:
         """Copy in place, off the tape."""
         tensors = {**dict(model.named_parameters(remove_duplicate=False)), **dict(model.named_buffers())}
-        has_all(list(tensors), arrays, "load_arrays")
+        check_names(list(tensors), arrays, "load_arrays")
         with torch.no_grad():
             for path, array in arrays.items():
                 tensors[path].copy_(torch.as_tensor(array))

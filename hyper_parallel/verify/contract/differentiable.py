@@ -216,7 +216,7 @@ def rendezvous(w: World) -> None:
     w.same(grad, seed)
     assert met == ["A (forward)", "A (backward)"], met
     lonely = HookCoordinator(timeout=0.05)
-    with raises(RendezvousError, "waited 0.05 s at B (forward) for its partner, which never came to any position"):
+    with raises(RendezvousError, "waited 0.05 s at B (forward) for its partner, which never reached any position"):
         p.differentiable_sync_hook(w.tensor(x), "B", lonely)
     with raises(ValueError, "position 'E' is none of A, B, C, D"):
         p.differentiable_sync_hook(w.tensor(x), "E", coordinator)

@@ -48,7 +48,7 @@ def cutting(w: World) -> None:
             max(0, min(rows, array.shape[dim] - rows * index)) for index in range(count)
         ]
         w.same(p.cat(chunks, dim), array)
-    with raises(ValueError, "a tensor of [5, 7] has no piece 4 of 4 along dim 0"):
+    with raises(ValueError, "a tensor of [5, 7] has no chunk 4 of 4 along dim 0"):
         p.chunk(x, 0, 4, 4)
     w.same(p.construct_strided_slice(x, [1, 0], [5, 7], [2, 3]), array[1:5:2, 0:7:3])
     w.same(p.construct_strided_slice(x, [1], [3]), array[1:3])
