@@ -26,16 +26,16 @@ def parameters(twin, mesh):
         "c": (mesh, [Shard(1), Replicate()]),
         "d": (mesh["tp"], [Shard(0)]),
     }
-    found = {}
+    listed = {}
     for name, grad in gradients(twin).items():
         value = torch.zeros_like(grad)
         if name in homes:
-            found[name] = torch.nn.Parameter(distribute_tensor(value, *homes[name]))
-            found[name].grad = distribute_tensor(grad, *homes[name])
+            listed[name] = torch.nn.Parameter(distribute_tensor(value, *homes[name]))
+            listed[name].grad = distribute_tensor(grad, *homes[name])
         else:
-            found[name] = torch.nn.Parameter(value)
-            found[name].grad = grad.clone()
-    return found
+            listed[name] = torch.nn.Parameter(value)
+            listed[name].grad = grad.clone()
+    return listed
 
 
 @pytest.mark.parametrize("order", [1.0, 2.0, 3.0, math.inf, "inf"])
@@ -45,9 +45,9 @@ def test_the_norm_is_the_global_one_and_gradients_are_scaled(twin, order, grid, 
     """Every element counts once, whatever the layouts and meshes; the result is a plain number, equal everywhere."""
     import torch
 
-    dense = [torch.nn.Parameter(torch.zeros_like(one)) for one in gradients(twin).values()]
-    for one, grad in zip(dense, gradients(twin).values(), strict=True):
-        one.grad = grad.clone()
+    dense = [torch.nn.Parameter(torch.zeros_like(parameter)) for parameter in gradients(twin).values()]
+    for parameter, grad in zip(dense, gradients(twin).values(), strict=True):
+        parameter.grad = grad.clone()
     expected = torch.nn.utils.clip_grad_norm_(dense, bound, norm_type=float(order))
 
     def rank(mesh):
@@ -55,14 +55,14 @@ def test_the_norm_is_the_global_one_and_gradients_are_scaled(twin, order, grid, 
         norm = clip_grad_norm_(mine.values(), bound, norm_type=order)
         assert not isinstance(norm, DTensor)
         twin.same(norm, expected, "norm")
-        for one, theirs in zip(mine.values(), dense, strict=True):
-            twin.same(one.grad, theirs.grad, "gradient")
+        for parameter, theirs in zip(mine.values(), dense, strict=True):
+            twin.same(parameter.grad, theirs.grad, "gradient")
 
     twin.on_mesh(grid, rank, ("dp", "tp"))
 
 
 def test_a_pending_reduction_is_done_first(twin):
-    """The norm of summands is not the sum of norms; a partial gradient, given as it is, is reduced."""
+    """The norm of partial values is not the sum of norms; a partial gradient, given as it is, is reduced."""
 
     def rank(mesh):
         from hyper_parallel.core.tensor_parallel import clip

@@ -68,12 +68,12 @@ def check(platform_name, case, arrays, mesh, tries):
     def run(*tensors):
         return case(FUNCTIONS[platform_name](), *tensors)
 
-    placements = [list(dict.fromkeys(one[-len(mesh) :] for one in some)) for some in tries]
+    placements = [list(dict.fromkeys(choice[-len(mesh) :] for choice in choices)) for choices in tries]
     report = check_function(run, arrays, mesh, platform=platform_name, placements=placements)
     assert report.ok, report.wrong[:5]
     assert report.rejected == []
     assert report.forward == np.prod([len(some) for some in placements])
-    assert report.backward == report.forward * sum(one.dtype.kind == "f" for one in arrays)
+    assert report.backward == report.forward * sum(array.dtype.kind == "f" for array in arrays)
 
 
 def mlp(functions, x, w1, b1, w2, b2):
@@ -91,7 +91,7 @@ def test_column_then_row_of_uneven_widths(platform_name, mesh):
 
 @MESHES
 def test_column_then_row_of_a_sharded_sequence(platform_name, mesh):
-    """The same between pieces of a sequence of 5: gathered before, every weight's gradient whole or a true piece."""
+    """The same between shards of a sequence of 5: gathered before, every weight's gradient whole or a true shard."""
     arrays = sample((2, 5, 7), (10, 7), (10,), (5, 10), (5,), seed=1)
     check(
         platform_name,
@@ -118,7 +118,7 @@ def test_data_parallel_of_an_uneven_batch(platform_name, mesh, size):
 
 @MESHES
 def test_data_parallel_of_averages(platform_name, mesh):
-    """A batch held as a sum or as pieces against weights that are pieces too (FSDP's storage)."""
+    """A batch held as a partial sum or as shards, against sharded weights (FSDP's storage)."""
     arrays = sample((7, 3), (4, 3), (4,), seed=3)
     check(platform_name, batch, arrays, mesh, [[(S0, S0), (R, P)], [(S0, S0), (R, S1)], [(S0, S0)]])
 
@@ -139,13 +139,13 @@ SEQUENCES = [(S1, S1), (S0, S1), (R, S1), (S1, S0)]
 
 @MESHES
 def test_layer_norm_of_a_sharded_sequence(platform_name, mesh):
-    """Sequence of 5 in pieces: the replicated weight and bias get the sum over all ranks' positions."""
+    """A sharded sequence of 5: the replicated weight and bias get the sum over all ranks' positions."""
     check(platform_name, layer_norm, sample((2, 5, 7), (7,), (7,), seed=4), mesh, [SEQUENCES, [(R, R)], [(R, R)]])
 
 
 @MESHES
 def test_rms_norm_of_a_sharded_sequence(platform_name, mesh):
-    """The same without a bias, and with the normed dim itself in pieces."""
+    """The same without a bias, and with the normed dim itself sharded."""
     tries = [[*SEQUENCES, (S2, S1), (S1, S2)], [(R, R)]]
     check(platform_name, rms_norm, sample((2, 5, 7), (7,), seed=5), mesh, tries)
 
@@ -176,7 +176,7 @@ def test_row_wise_bias(platform_name, mesh):
 
 @MESHES
 def test_embedding_of_an_uneven_vocabulary(platform_name, mesh):
-    """Vocabulary of 11 in pieces: rows used twice collect both cotangents, rows of other ranks none."""
+    """A sharded vocabulary of 11: rows used twice collect both cotangents, rows of other ranks none."""
     ids = np.array([[0, 10, 5, 5, 3], [7, 0, 8, 4, 10], [1, 6, 5, 9, 3]], dtype=np.int64)
     tries = [[(R, R), (S0, R), (S0, S1)], [(R, S0), (S0, S0), (S0, R), (S0, S1)]]
 

@@ -54,19 +54,19 @@ def rank_run(values):
 
     (_, y), (dx, dw) = mindspore.value_and_grad(loss, 0, weights, has_aux=True)(Tensor(x))
     whole = [
-        DTensor.from_local(grad, mesh, dual(one.layout), shape=one.shape).full_tensor().asnumpy()
-        for grad, one in zip(dw, weights, strict=True)
+        DTensor.from_local(grad, mesh, dual(parameter.layout), shape=parameter.shape).full_tensor().asnumpy()
+        for grad, parameter in zip(dw, weights, strict=True)
     ]
-    return y.asnumpy(), [*whole, dx.asnumpy()], [repr(one.placements) for one in weights]
+    return y.asnumpy(), [*whole, dx.asnumpy()], [repr(parameter.placements) for parameter in weights]
 
 
 def test_column_then_row_equals_numpy():
     """Uneven widths over three ranks: output and every gradient are the dense ones, with no factor."""
     values = arrays()
     expected, gradients = numpy_run(*values)
-    for y, found, layouts in simulate(rank_run, 3, "mindspore", (values,), timeout=300):
+    for y, result, layouts in simulate(rank_run, 3, "mindspore", (values,), timeout=300):
         np.testing.assert_allclose(y, expected, rtol=1e-12, atol=1e-12)
-        for mine, theirs in zip(found, gradients, strict=True):
+        for mine, theirs in zip(result, gradients, strict=True):
             np.testing.assert_allclose(mine, theirs, rtol=1e-12, atol=1e-12)
         assert layouts == ["(Shard(0),)", "(Shard(0),)", "(Shard(1),)", "(Replicate(),)"]
 
@@ -86,6 +86,6 @@ def test_clipping_gradients_that_are_values():
     """Gradients of ``value_and_grad`` are clipped as they are, in place."""
     value = arrays()[0].astype(np.float32)
     norm = np.linalg.norm(value)
-    for found, clipped in simulate(rank_clip, 3, "mindspore", (value,), timeout=300):
-        np.testing.assert_allclose(found, norm, rtol=2**-20)
+    for result, clipped in simulate(rank_clip, 3, "mindspore", (value,), timeout=300):
+        np.testing.assert_allclose(result, norm, rtol=2**-20)
         np.testing.assert_allclose(clipped, value / (norm + 1e-6), rtol=2**-20)

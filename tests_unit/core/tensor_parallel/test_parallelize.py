@@ -96,7 +96,7 @@ def test_data_and_tensor_parallel_equals_dense(twin, grid, kind):
 
 @pytest.mark.parametrize("world", [2, 3, 4])
 def test_a_local_sequence_parallel_block_equals_dense(twin, world):
-    """Norm weights are whole and their gradient is too, though every rank sees a piece of an uneven sequence."""
+    """Norm weights are whole and their gradient is too, though every rank sees a shard of an uneven sequence."""
     ref = twin.Twin(twin.settle(twin.Block()), twin.random(2, 5, 7))
     plan = {
         "norm": SequenceParallel(),
@@ -106,10 +106,10 @@ def test_a_local_sequence_parallel_block_equals_dense(twin, world):
 
     def rank(mesh):
         model = parallelize_module(ref.copy(), mesh, plan)
-        x = twin.piece(ref.inputs[0], mesh, [Shard(1)]).requires_grad_()
+        x = twin.local_shard(ref.inputs[0], mesh, [Shard(1)]).requires_grad_()
         with record_events() as log:
             y = model(x)
-            y.backward(twin.piece(ref.cotangent, mesh, [Shard(1)]))
+            y.backward(twin.local_shard(ref.cotangent, mesh, [Shard(1)]))
         twin.same(twin.gather(y, mesh, [Shard(1)], ref.output.shape), ref.output, "output")
         twin.same(twin.gather(x.grad, mesh, [Shard(1)], (*x.shape[:1], 5, 7)), ref.inputs[0].grad, "input gradient")
         ref.assert_gradients(model)
@@ -129,10 +129,10 @@ def test_globs_nested_mappings_and_the_module_itself(twin):
         parallelize_module(
             layers, mesh, {"layers.*": {"fc[1]": ColwiseParallel(), "fc2": RowwiseParallel()}, "head": NoParallel()}
         )
-        one = parallelize_module(nn.Linear(5, 6), mesh, ColwiseParallel())
-        two = parallelize_module(nn.Linear(5, 6), mesh, {"": RowwiseParallel()})
+        first = parallelize_module(nn.Linear(5, 6), mesh, ColwiseParallel())
+        second = parallelize_module(nn.Linear(5, 6), mesh, {"": RowwiseParallel()})
         weights = [value for _, value in sorted(layers.named_parameters()) if value.ndim == 2]
-        return [value.placements[0] for value in [*weights, one.weight, two.weight]]
+        return [value.placements[0] for value in [*weights, first.weight, second.weight]]
 
     column, row = Shard(0), Shard(1)
     assert twin.on_mesh((2,), rank)[0] == [Replicate(), column, row, column, row, column, row]
@@ -282,7 +282,7 @@ def test_a_wrong_plan_touches_nothing(twin):
             parallelize_module(
                 model, mesh, {"fc1": ColwiseParallel(), "fc3": RowwiseParallel(), "act": ColwiseParallel()}
             )
-        assert not any(isinstance(one, DTensor) for one in model.parameters())
+        assert not any(isinstance(parameter, DTensor) for parameter in model.parameters())
         return str(caught.value)
 
     assert twin.on_mesh((2,), rank)[0] == (

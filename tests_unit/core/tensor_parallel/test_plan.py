@@ -165,8 +165,8 @@ def test_what_is_no_plan(twin, plan, message):
 
 def test_globs_match_segment_by_segment(twin):
     """A star does not cross a dot, and case counts."""
-    found = matches(attention(), {"layers.*.attn.w*": ColwiseParallel()})
-    assert [one.path.rpartition(".")[2] for one in found] == ["wq", "wk", "wv", "wo"]
+    matched = matches(attention(), {"layers.*.attn.w*": ColwiseParallel()})
+    assert [match.path.rpartition(".")[2] for match in matched] == ["wq", "wk", "wv", "wo"]
     assert matches(attention(), {"layers.*": ColwiseParallel()})[0].path == "layers.0"
     assert matches(attention(), {"*": ColwiseParallel()})[0].path == "layers"
     assert matches(attention(), {"LAYERS": ColwiseParallel()}) == []

@@ -58,13 +58,13 @@ class Block(nn.Module):
 
 
 class Twin:
-    """The dense run, under random cotangents that no rank can see from its piece alone."""
+    """The dense run, under random cotangents that no rank can see from its shard alone."""
 
     def __init__(self, model, *inputs, seed=3):
         self.model = copy.deepcopy(model)
-        self.inputs = [one.clone() for one in inputs]
-        for one in self.inputs:
-            one.requires_grad_(one.is_floating_point())
+        self.inputs = [tensor.clone() for tensor in inputs]
+        for tensor in self.inputs:
+            tensor.requires_grad_(tensor.is_floating_point())
         self.output = self.model(*self.inputs)
         self.cotangent = random(*self.output.shape, seed=seed)
         self.output.backward(self.cotangent)
@@ -83,18 +83,18 @@ class Twin:
             compared += 1
         assert compared
 
-    def assert_trains(self, make_model, run, kind, steps=3):
+    def assert_trains(self, make_model, run, optimizer, steps=3):
         """Weights of the parallel model stay the twin's over ``steps`` optimizer steps.
 
         Args:
             make_model: parallelizes a copy.
             run: one forward and backward of the parallel model under the cotangent.
-            kind: a key of :data:`OPTIMIZERS`.
+            optimizer: a key of :data:`OPTIMIZERS`.
             steps: number of steps.
         """
         dense, model = copy.deepcopy(self.fresh), make_model(self.copy())
-        dense_steps, steps_ = OPTIMIZERS[kind](dense.parameters()), OPTIMIZERS[kind](model.parameters())
-        inputs = [one.detach() for one in self.inputs]
+        dense_steps, steps_ = OPTIMIZERS[optimizer](dense.parameters()), OPTIMIZERS[optimizer](model.parameters())
+        inputs = [tensor.detach() for tensor in self.inputs]
         for _ in range(steps):
             dense_steps.zero_grad()
             dense(*inputs).backward(self.cotangent)
@@ -118,13 +118,13 @@ def same(mine, theirs, what):
     )
 
 
-def piece(value, mesh, placements):
-    """This rank's piece of a dense tensor, plain."""
+def local_shard(value, mesh, placements):
+    """The local shard of a dense tensor, as a plain tensor."""
     return distribute_tensor(value.detach(), mesh, placements).to_local()
 
 
 def gather(local, mesh, placements, shape):
-    """The whole of plain pieces."""
+    """The global value of plain local shards."""
     return DTensor.from_local(local.detach(), mesh, placements, shape=shape).full_tensor()
 
 

@@ -93,12 +93,12 @@ DROPPED = {
 def test_dropout_in_attention(ranks, name):
     """The same weights are dropped for every layout, with every argument, and gradients are those of one rank."""
 
-    def one(mesh, place):
+    def attend_and_differentiate(mesh, placement):
         manual_seed(5)
         options = dict(DROPPED[name])
         heads = 2 if "enable_gqa" in options else 4
         q, k, v = (
-            distribute_tensor(torch.linspace(-1, 1, math.prod(shape)).double().sin().view(shape), mesh, [place])
+            distribute_tensor(torch.linspace(-1, 1, math.prod(shape)).double().sin().view(shape), mesh, [placement])
             for shape in ((2, 4, 5, 3), (2, heads, 5, 3), (2, heads, 5, 6))
         )
         tensors = [each.requires_grad_() for each in (q, k, v)]
@@ -110,13 +110,16 @@ def test_dropout_in_attention(ranks, name):
         return [each.full_tensor().detach() for each in (out, *(tensor.grad for tensor in tensors))]
 
     def run(mesh):
-        return [one(mesh, place) for place in (Replicate(), Shard(0), Shard(1), Shard(2), Partial())]
+        return [
+            attend_and_differentiate(mesh, placement)
+            for placement in (Replicate(), Shard(0), Shard(1), Shard(2), Partial())
+        ]
 
     ((alone, *_),) = ranks(1, run)
     assert all(torch.isfinite(value).all() for value in alone)
     for world in (2, 3):
-        for found in ranks(world, run)[0]:
-            for value, wanted in zip(found, alone, strict=True):
+        for result in ranks(world, run)[0]:
+            for value, wanted in zip(result, alone, strict=True):
                 torch.testing.assert_close(value, wanted)
 
 

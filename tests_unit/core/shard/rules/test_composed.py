@@ -1,4 +1,4 @@
-"""Functions without a rule of their own: PyTorch decomposes them, and the pieces have rules."""
+"""Functions without a rule of their own: PyTorch decomposes them into operators that have rules."""
 
 import pytest
 import torch
@@ -47,7 +47,7 @@ COMPOSED = {
 @pytest.mark.parametrize("name", COMPOSED)
 @pytest.mark.untraced
 def test_composed(holds, name):
-    """A function that only its pieces have rules for has the plain values and the plain gradients of every input."""
+    """A function whose parts alone have rules has the plain values and the plain gradients of every input."""
     holds(COMPOSED[name][0], *COMPOSED[name][1:], drawn={(2,): 16, (3,): 5, (2, 2): 4})
 
 
@@ -60,7 +60,7 @@ UNRULED = {
 
 @pytest.mark.parametrize("name", UNRULED)
 def test_right_or_refused(name):
-    """Where a piece has no rule the call is refused by name, never wrong; what is whole everywhere is computed."""
+    """If a part has no rule, the call is refused by name, never wrong; replicated operands are computed."""
     import numpy as np
 
     from hyper_parallel.verify.check import check_function

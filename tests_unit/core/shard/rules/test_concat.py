@@ -52,8 +52,8 @@ def test_pending_extrema_are_reduced_before_they_join_complex_numbers(ranks, joi
 
     def run(mesh):
         x = DTensor.from_local(torch.full((2, 3), 1.0 + mesh.get_local_rank()), mesh, [Partial("max")])
-        found = join([x, distribute_tensor(numbers.clone(), mesh, [Replicate()])])
-        return torch.equal(found.full_tensor(), join([torch.full((2, 3), 3.0), numbers]))
+        result = join([x, distribute_tensor(numbers.clone(), mesh, [Replicate()])])
+        return torch.equal(result.full_tensor(), join([torch.full((2, 3), 3.0), numbers]))
 
     assert ranks(3, run) == [True] * 3
 

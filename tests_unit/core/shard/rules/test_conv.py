@@ -44,10 +44,10 @@ def test_what_a_convolution_costs(ranks):
     """Sharded samples, output channels and whole groups cost nothing forward; input channels leave a sum pending."""
 
     def run(mesh):
-        def one(x, w, b, groups=1):
+        def convolve(x, w, b, groups=1):
             tensors = [
-                distribute_tensor(torch.randn(*shape), mesh, [place])
-                for shape, place in zip(((4, 6, 5, 5), (8, 6 // groups, 3, 3), (8,)), (x, w, b), strict=True)
+                distribute_tensor(torch.randn(*shape), mesh, [placement])
+                for shape, placement in zip(((4, 6, 5, 5), (8, 6 // groups, 3, 3), (8,)), (x, w, b), strict=True)
             ]
             with record_events() as log:
                 out = F.conv2d(*tensors, groups=groups)
@@ -55,10 +55,10 @@ def test_what_a_convolution_costs(ranks):
 
         whole = Replicate()
         return [
-            one(Shard(0), whole, whole),
-            one(whole, Shard(0), Shard(0)),
-            one(Shard(1), Shard(1), Partial()),
-            one(Shard(1), Shard(0), Shard(0), groups=2),
+            convolve(Shard(0), whole, whole),
+            convolve(whole, Shard(0), Shard(0)),
+            convolve(Shard(1), Shard(1), Partial()),
+            convolve(Shard(1), Shard(0), Shard(0), groups=2),
         ]
 
     assert ranks(2, run)[0] == [

@@ -76,7 +76,7 @@ REARRANGED = {
 @pytest.mark.parametrize("name", REARRANGED)
 @pytest.mark.untraced
 def test_rearranged(holds, name):
-    """Elements arrive where they arrive on one device, from pieces of any layout."""
+    """Elements arrive where they arrive on one device, from shards of any layout."""
     holds(*REARRANGED[name])
 
 

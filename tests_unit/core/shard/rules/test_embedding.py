@@ -16,7 +16,7 @@ pytestmark = pytest.mark.platforms("torch")
 
 @pytest.mark.parametrize("rows", [1, 2, 3, 5, 7])
 def test_embedding(holds, rows):
-    """Tables sharded along either dim, unevenly or with empty pieces, give the plain vectors and gradients."""
+    """Tables sharded along either dim, unevenly or with empty shards, give the plain vectors and gradients."""
     holds(F.embedding, (rows, (4, 3)), (rows, 5))
 
 
@@ -33,10 +33,10 @@ def test_a_sharded_vocabulary_costs_one_reduction(ranks):
         table = DTensor.from_local(torch.ones(3, 4, requires_grad=True), mesh, [Shard(0)])
         ids = DTensor.from_local(torch.tensor([0, 5, 2]), mesh, [Replicate()])
         with record_events() as log:
-            found = F.embedding(ids, table)
-            pending = found.placements
-            found.redistribute(placements=[Replicate()]).sum().backward()
-        return pending, log.collectives("forward"), log.collectives("backward")
+            result = F.embedding(ids, table)
+            before = result.placements
+            result.redistribute(placements=[Replicate()]).sum().backward()
+        return before, log.collectives("forward"), log.collectives("backward")
 
     assert ranks(2, run) == [((Partial("sum"),), ["all_reduce"], [])] * 2
 
@@ -56,7 +56,7 @@ def test_a_class_that_does_not_exist_is_an_error(ranks):
 
 @pytest.mark.parametrize("name", ["max_norm", "scale_grad_by_freq", "sparse"])
 def test_embedding_options_that_need_the_whole(ranks, name):
-    """Options that look at the whole table are refused on pieces, with the line that helps."""
+    """Options that look at the whole table are refused on shards, with the line that helps."""
 
     def run(mesh):
         table = DTensor.from_local(torch.ones(3, 4), mesh, [Shard(0)])

@@ -50,7 +50,7 @@ def test_transforms(holds, name):
 
 
 def test_short_time_transforms(holds):
-    """Windowed spectra of signals in pieces, and the signals back from them."""
+    """Windowed spectra of sharded signals, and the signals back from them."""
 
     def there(x, window):
         return torch.stft(x, 6, 2, window=window, return_complex=True)
@@ -64,14 +64,14 @@ def test_short_time_transforms(holds):
 
 
 def test_other_dims_stay_sharded(ranks):
-    """A transform along a whole dim moves nothing, and summands stay summands."""
+    """A transform along a whole dim moves nothing, and partial values stay partial."""
 
     def run(mesh):
         x = DTensor.from_local(torch.ones(2, 5), mesh, [Shard(0)])
         y = DTensor.from_local(torch.ones(2, 5), mesh, [Partial()])
         with record_events() as events:
-            found = fft.rfft(x), fft.rfft(y)
-        return len(events), [one.placements for one in found]
+            result = fft.rfft(x), fft.rfft(y)
+        return len(events), [tensor.placements for tensor in result]
 
     assert ranks(2, run) == [(0, [(Shard(0),), (Partial("sum"),)])] * 2
 

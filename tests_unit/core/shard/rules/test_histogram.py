@@ -79,13 +79,13 @@ def test_a_histogram_of_a_given_range_moves_counts_only(ranks):
     assert ranks(3, run) == [((Partial("sum"),), [], [3.0, 2.0, 2.0, 3.0])] * 3
 
 
-def test_weighted_counts_of_an_empty_piece_are_weights(ranks):
+def test_weighted_counts_of_an_empty_shard_are_weights(ranks):
     """A rank that holds nothing counts in the weights' dtype, where PyTorch itself counts in integers."""
 
     def run(mesh):
         x, weights = torch.tensor([1, 3]), torch.tensor([0.5, 2.25], dtype=torch.float64)
-        found = torch.bincount(distribute_tensor(x, mesh, [Shard(0)]), distribute_tensor(weights, mesh, [Shard(0)]))
-        return found.dtype is torch.float64, found.full_tensor().tolist()
+        result = torch.bincount(distribute_tensor(x, mesh, [Shard(0)]), distribute_tensor(weights, mesh, [Shard(0)]))
+        return result.dtype is torch.float64, result.full_tensor().tolist()
 
     assert ranks(3, run) == [(True, [0.0, 0.5, 0.0, 2.25])] * 3
 
@@ -96,8 +96,8 @@ def test_a_histogram_between_bounds_adds_up(ranks):
     def run(mesh):
         x = DTensor.from_local(torch.tensor([0.1, 0.6]), mesh, [Shard(0)])
         with record_events() as events:
-            found = torch.histc(x, 2, 0, 1)
-        return len(events), found.placements, found.full_tensor().tolist()
+            result = torch.histc(x, 2, 0, 1)
+        return len(events), result.placements, result.full_tensor().tolist()
 
     assert ranks(3, run) == [(0, (Partial("sum"),), [3.0, 3.0])] * 3
 

@@ -106,10 +106,10 @@ def test_indices_of_take_stay_sharded(ranks):
 
     def run(mesh):
         x = DTensor.from_local(torch.arange(6.0).reshape(2, 3), mesh)
-        places = DTensor.from_local(torch.tensor([1, 5]), mesh, [Shard(0)])
+        positions = DTensor.from_local(torch.tensor([1, 5]), mesh, [Shard(0)])
         with record_events() as events:
-            found = x.take(places)
-        return len(events), found.placements, found.to_local().tolist()
+            result = x.take(positions)
+        return len(events), result.placements, result.to_local().tolist()
 
     assert ranks(2, run) == [(0, (Shard(0),), [1.0, 5.0])] * 2
 

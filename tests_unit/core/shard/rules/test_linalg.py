@@ -167,7 +167,7 @@ def test_sharded_leading_dims_cost_nothing(ranks, fn):
 
 
 def test_sharded_matrices_are_gathered_once(ranks):
-    """A matrix in pieces is gathered, on the record."""
+    """A sharded matrix is gathered, on the record."""
 
     def run(mesh):
         x = DTensor.from_local(torch.eye(4).chunk(2)[mesh.coordinate[0]], mesh, [Shard(0)])
@@ -178,8 +178,8 @@ def test_sharded_matrices_are_gathered_once(ranks):
     assert ranks(2, run) == [(["all_gather"], (Replicate(),))] * 2
 
 
-def test_right_hand_sides_may_be_summands(ranks):
-    """Solutions are linear in the right-hand side: summands of it give summands of them, without communication."""
+def test_right_hand_sides_may_be_partial(ranks):
+    """Solutions are linear in the right-hand side: partial ones give partial solutions, without communication."""
 
     def run(mesh):
         a = DTensor.from_local(torch.eye(3) * 2, mesh)
@@ -220,8 +220,8 @@ def test_distances_are_computed_the_way_one_device_does(ranks):
 
     def run(mesh):
         x = torch.randn(30, 3, generator=torch.Generator().manual_seed(0))
-        found = torch.cdist(distribute_tensor(x, mesh, [Shard(0)]), distribute_tensor(x, mesh, [Shard(0)]))
-        return float((found.full_tensor() - torch.cdist(x, x)).abs().max())
+        result = torch.cdist(distribute_tensor(x, mesh, [Shard(0)]), distribute_tensor(x, mesh, [Shard(0)]))
+        return float((result.full_tensor() - torch.cdist(x, x)).abs().max())
 
     assert max(ranks(3, run)) < 2e-3
 

@@ -139,9 +139,9 @@ def test_half_precision_does_not_overflow():
     assert simulate(run, 2, "torch") == [torch.tensor(12.0, dtype=torch.float16)] * 2
 
 
-def placed(local, mesh, *places, **options):
+def placed(local, mesh, *placements, **options):
     """A DTensor."""
-    return DTensor.from_local(local, mesh, places, **options)
+    return DTensor.from_local(local, mesh, placements, **options)
 
 
 def test_vocab_parallel_communicates_no_logits():

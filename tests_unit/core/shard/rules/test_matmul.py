@@ -85,10 +85,10 @@ def test_row_then_column_costs_one_all_reduce(ranks):
         bias = DTensor.from_local(torch.ones(5), mesh, [Replicate()])
         with record_events() as log:
             y = F.linear(F.linear(x, up), down, bias)
-            pending = y.placements
+            before = y.placements
             y = y.redistribute(placements=[Replicate()])
             y.sum().backward()
-        return pending, log.collectives("forward"), log.collectives("backward"), float(y.detach().to_local().max())
+        return before, log.collectives("forward"), log.collectives("backward"), float(y.detach().to_local().max())
 
     assert ranks(2, run) == [((Partial("sum"),), ["all_reduce"], ["all_reduce"], 25.0)] * 2
 

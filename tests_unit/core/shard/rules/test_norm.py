@@ -86,20 +86,20 @@ def test_modules_twice(name):
     names = [one for one, _ in module.named_parameters()]
 
     def run(x, *parameters):
-        held = {one: value.clone() for one, value in module.named_buffers()}
+        buffers = {one: value.clone() for one, value in module.named_buffers()}
         if hasattr(x, "placements"):
             whole = [Replicate()] * x.device_mesh.ndim
-            held = {one: distribute_tensor(value, x.device_mesh, whole) for one, value in held.items()}
-        given = {**dict(zip(names, parameters, strict=True)), **held}
+            buffers = {one: distribute_tensor(value, x.device_mesh, whole) for one, value in buffers.items()}
+        arguments = {**dict(zip(names, parameters, strict=True)), **buffers}
         twin = copy.deepcopy(module)
-        outs = [functional_call(twin, given, (scale * x,)) for scale in (1.0, 3.0)]
-        return [*outs, *held.values()]
+        outs = [functional_call(twin, arguments, (scale * x,)) for scale in (1.0, 3.0)]
+        return [*outs, *buffers.values()]
 
     arrays = [np.random.default_rng(3).standard_normal(shape), *(one.detach().numpy() for one in module.parameters())]
     weights = [[(Replicate(),), (Shard(0),)] for _ in names]
     for world in (2, 4):
-        places = [(Shard(0),), (Shard(1),), (Replicate(),), (Partial(),)]
-        report = check_function(run, arrays, (world,), platform="torch", placements=[places, *weights])
+        placements = [(Shard(0),), (Shard(1),), (Replicate(),), (Partial(),)]
+        report = check_function(run, arrays, (world,), platform="torch", placements=[placements, *weights])
         assert report.ok, report.wrong[:3]
         assert not report.rejected, report.rejected[:1]
 
@@ -127,12 +127,12 @@ def test_half_precision_keeps_its_type(ranks):
 
     def run(mesh):
         whole = torch.randn(6, 3, 4, generator=torch.Generator().manual_seed(0)).to(torch.bfloat16)
-        found = F.batch_norm(distribute_tensor(whole, mesh, [Shard(0)]), None, None, training=True).full_tensor()
-        return found, F.batch_norm(whole, None, None, training=True)
+        result = F.batch_norm(distribute_tensor(whole, mesh, [Shard(0)]), None, None, training=True).full_tensor()
+        return result, F.batch_norm(whole, None, None, training=True)
 
-    found, wanted = ranks(2, run)[0]
-    assert found.dtype == wanted.dtype == torch.bfloat16
-    assert torch.allclose(found.float(), wanted.float(), rtol=0.01, atol=0.01)
+    result, wanted = ranks(2, run)[0]
+    assert result.dtype == wanted.dtype == torch.bfloat16
+    assert torch.allclose(result.float(), wanted.float(), rtol=0.01, atol=0.01)
 
 
 def test_what_is_refused(ranks):
@@ -154,7 +154,7 @@ def test_what_is_refused(ranks):
             F.batch_norm(x, *(distribute_tensor(torch.ones(4), mesh, [Replicate()]) for _ in range(2)))
         with pytest.raises(LayoutError) as groups:
             F.group_norm(x, 3, distribute_tensor(torch.ones(2), mesh, [Replicate()]))
-        return [str(one.value) for one in (plain, sizes, groups)]
+        return [str(caught.value) for caught in (plain, sizes, groups)]
 
     assert ranks(2, run)[0] == [
         (

@@ -51,7 +51,7 @@ POSITIVE = [torch.log, torch.log1p, torch.log2, torch.log10, torch.sqrt, torch.r
 
 @pytest.mark.parametrize("fn", UNARY)
 def test_unary(fn):
-    """An operator of one tensor keeps shards, reduces summands unless it is linear, and has the plain gradient."""
+    """An operator of one tensor keeps shards, reduces partial values unless linear, and has the plain gradient."""
     holds(fn, [values(5, 3)], partial=("sum", "avg", "max", "min"))
 
 
@@ -79,7 +79,7 @@ BINARY = [
 
 @pytest.mark.parametrize("fn", BINARY)
 def test_binary(fn):
-    """Operators of two tensors broadcast, pass summands by their linearity, and reduce the small one's gradient."""
+    """Operators of two tensors broadcast, pass Partial if linear, and reduce the gradient of the smaller operand."""
     holds(fn, [values(5, 3), values(3, seed=1) + 3])
 
 
@@ -180,7 +180,7 @@ IN_PLACE = {
 
 
 def test_the_gradient_of_dropout():
-    """PyTorch's own backward of dropout scales what the mask kept; summands of it stay summands."""
+    """PyTorch's own backward of dropout scales what the mask kept; partial values of it stay partial."""
     native = torch.ops.aten.native_dropout_backward
     holds(lambda x, mask: native(x, mask > 0, 2.5), [values(5, 3), np.random.default_rng(1).integers(0, 2, (5, 3))])
 
@@ -272,11 +272,11 @@ def test_out():
             torch.maximum(x.sum(0), x.sum(0), out=out)
         return out.to_local()
 
-    assert all(torch.equal(one, torch.full((4, 3), 2.0)) for one in simulate(run, 2, "torch"))
+    assert all(torch.equal(tensor, torch.full((4, 3), 2.0)) for tensor in simulate(run, 2, "torch"))
 
 
 def test_a_constant_joins_a_pending_sum_once():
-    """A 0-d tensor added to summands is not added by every rank."""
+    """A 0-d tensor added to partial values is not added by every rank."""
     holds(lambda x: x + torch.tensor(5.0, dtype=torch.float64), [values(3, 2)], (4,))
 
 
@@ -311,16 +311,16 @@ def test_gathered_then_written():
 
 
 def test_communication_of_the_family():
-    """Shards of equal layout and a replicated operand cost nothing forward; summands cost one reduce-scatter."""
+    """Shards of equal layout and a replicated operand cost nothing forward; partial values cost one reduce-scatter."""
 
     def run():
         mesh = init_device_mesh("cpu", (2,), mesh_dim_names=["tp"])
         shard = DTensor.from_local(torch.ones(2, 3), mesh, [Shard(0)])
-        summand = DTensor.from_local(torch.ones(4, 3), mesh, [Partial()])
+        partial = DTensor.from_local(torch.ones(4, 3), mesh, [Partial()])
         weight = DTensor.from_local(torch.ones(3, requires_grad=True), mesh, [Replicate()])
         with record_events() as log:
             out = F.gelu(shard * weight + shard) * 2
-            kept = (summand - summand / 3).neg() * weight
+            kept = (partial - partial / 3).neg() * weight
         assert log.collectives() == []
         assert kept.placements == (Partial(),)
         with record_events() as log:
@@ -328,7 +328,7 @@ def test_communication_of_the_family():
             kept.sum().backward()
         assert log.collectives() == ["all_reduce", "all_reduce"]
         with record_events() as log:
-            F.gelu(summand)
+            F.gelu(partial)
         return log.collectives()
 
     assert simulate(run, 2, "torch") == [["reduce_scatter"]] * 2

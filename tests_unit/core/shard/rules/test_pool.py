@@ -18,8 +18,8 @@ def unpooled(pool, unpool, **options):
     """Pool, and put what remains back where it was."""
 
     def run(x):
-        found, indices = pool(x, 2, return_indices=True)
-        return unpool(found, indices, 2, **options)
+        result, indices = pool(x, 2, return_indices=True)
+        return unpool(result, indices, 2, **options)
 
     return run
 

@@ -35,18 +35,19 @@ def philox(counter, key):
     words, keys = list(counter), [key, 0]
     for _ in range(10):
         products = (0xD2E7470EE14C6C93 * words[0], 0xCA5A826395121157 * words[2])
-        (high0, low0), (high2, low2) = (divmod(one, 1 << 64) for one in products)
+        (high0, low0), (high2, low2) = (divmod(number, 1 << 64) for number in products)
         words = [high2 ^ words[1] ^ keys[0], low2, high0 ^ words[3] ^ keys[1], low0]
         keys = [
-            (one + weyl) % (1 << 64) for one, weyl in zip(keys, (0x9E3779B97F4A7C15, 0xBB67AE8584CAA73B), strict=True)
+            (number + weyl) % (1 << 64)
+            for number, weyl in zip(keys, (0x9E3779B97F4A7C15, 0xBB67AE8584CAA73B), strict=True)
         ]
     return tuple(words)
 
 
 def blocks(seed, call, first, count):
     """The words of blocks, one after another, each computed by itself."""
-    found = [philox((first + one, 0, call, 0), seed) for one in range(count)]
-    return np.asarray(found, np.uint64).reshape(-1)
+    result = [philox((first + block, 0, call, 0), seed) for block in range(count)]
+    return np.asarray(result, np.uint64).reshape(-1)
 
 
 @pytest.mark.parametrize("counter, key, expected", KNOWN)
@@ -62,7 +63,7 @@ def test_the_generator_is_philox(seed, call):
     for first, count in [(0, 3), (3, 2), (1 << 40, 2), (1, 1), (1, 1), ((1 << 64) - 1, 1), (0, 1)]:
         np.testing.assert_array_equal(source.words(first, count), blocks(seed, call, first, count))
     starts = [0, 2, 2, 5, 400, 403, 9000, 1 << 33]
-    wanted = [blocks(seed, call, one, 2) for one in starts]
+    wanted = [blocks(seed, call, start, 2) for start in starts]
     np.testing.assert_array_equal(source.runs(np.asarray(starts, np.uint64), 2), wanted)
     assert source.runs(np.asarray([], np.uint64), 2).shape == (0, 8)
 
@@ -112,16 +113,16 @@ def drawn(fn, array, mesh_shape):
 
     def run():
         mesh = init_device_mesh("cpu", mesh_shape, mesh_dim_names=[f"m{axis}" for axis in range(len(mesh_shape))])
-        found = []
-        for places in all_placements(array.ndim, len(mesh_shape)):
-            layout = Layout.place(mesh, places, array.shape)
+        result = []
+        for placements in all_placements(array.ndim, len(mesh_shape)):
+            layout = Layout.place(mesh, placements, array.shape)
             random.manual_seed(1234)
-            piece = torch.tensor(decompose(array, layout, 5))
-            out = fn(DTensor.from_local(piece, mesh, places, shape=array.shape))
-            found.append(out.full_tensor())
-        return found
+            local = torch.tensor(decompose(array, layout, 5))
+            out = fn(DTensor.from_local(local, mesh, placements, shape=array.shape))
+            result.append(out.full_tensor())
+        return result
 
-    return [one for ranks in simulate(run, int(np.prod(mesh_shape)), "torch") for one in ranks]
+    return [values for ranks in simulate(run, int(np.prod(mesh_shape)), "torch") for values in ranks]
 
 
 @pytest.mark.parametrize("name", DRAWS)
@@ -130,7 +131,7 @@ def test_equal_for_every_layout(name):
     array = np.random.default_rng(0).integers(1, 9, (5, 3)).astype(float)
     alone = drawn(DRAWS[name], array, (1,))[0].numpy()
     assert len(np.unique(alone)) > 1
-    exact = name not in COMPUTED  # with, from summands that are rounded
+    exact = name not in COMPUTED  # with, from partial values that are rounded
     for shape in ((2,), (3,), (2, 2)):
         for other in drawn(DRAWS[name], array, shape):
             if exact:
@@ -162,7 +163,7 @@ def test_calls_differ_and_seeds_repeat():
     def run():
         mesh = init_device_mesh("cpu", (2,), mesh_dim_names=["dp"])
         x = DTensor.from_local(torch.ones(40), mesh, [Shard(0)])
-        summand = DTensor.from_local(torch.ones(4), mesh, [Partial()])
+        partial = DTensor.from_local(torch.ones(4), mesh, [Partial()])
         random.manual_seed(7, mesh)
         first, second = F.dropout(x), F.dropout(x)
         state = random.get_state()
@@ -170,7 +171,7 @@ def test_calls_differ_and_seeds_repeat():
         with random.preserved():
             third = F.dropout(x)
         with record_events() as log:
-            assert F.dropout(summand, training=False).placements == (Partial(),)
+            assert F.dropout(partial, training=False).placements == (Partial(),)
         assert not log.collectives()
         assert random.get_state() == state
         assert torch.equal(F.dropout(x).to_local(), third.to_local())
@@ -182,7 +183,7 @@ def test_calls_differ_and_seeds_repeat():
 
 
 def test_filling_a_pending_sum_is_refused():
-    """No summand by itself is a random number; nothing is drawn."""
+    """No partial value by itself is a random number; nothing is drawn."""
 
     def run():
         mesh = init_device_mesh("cpu", (2,), mesh_dim_names=["tp"])
@@ -199,8 +200,8 @@ def test_communication_of_the_family():
     def run():
         mesh = init_device_mesh("cpu", (2,), mesh_dim_names=["tp"])
         with record_events() as log:
-            for place in (Shard(0), Shard(1), Replicate()):
-                x = DTensor.from_local(torch.ones(4, 2), mesh, [place])
+            for placement in (Shard(0), Shard(1), Replicate()):
+                x = DTensor.from_local(torch.ones(4, 2), mesh, [placement])
                 F.dropout(x)
                 torch.rand_like(x)
         assert log.collectives() == []
@@ -217,13 +218,13 @@ def test_an_element_has_its_own_words(shape, each):
     """Whatever box is drawn, element ``i`` has words ``i * each`` and on of the sequence of all blocks."""
     size = int(np.prod(shape))
     words = blocks(99, 3, 0, size).view("<u8" if each == 2 else "<u4")[:size].reshape(shape)
-    sides = [[(0, one), (0, max(1, one // 2)), (one // 2, one), (one - 1, one)] for one in shape]
+    sides = [[(0, size), (0, max(1, size // 2)), (size // 2, size), (size - 1, size)] for size in shape]
     for box in itertools.product(*sides):
         held = tuple(stop - start for start, stop in box)
-        found = sampling.LocalSample(
-            held, sampling.IndexRuns.of(shape, box), 99, 3, sampling.Distribution(each, lambda one: one)
+        result = sampling.LocalSample(
+            held, sampling.IndexRuns.of(shape, box), 99, 3, sampling.Distribution(each, lambda number: number)
         )
-        np.testing.assert_array_equal(found.array(), words[tuple(slice(*side) for side in box)])
+        np.testing.assert_array_equal(result.array(), words[tuple(slice(*side) for side in box)])
 
 
 @pytest.mark.parametrize("digits", [24, 53])
@@ -231,13 +232,13 @@ def test_normal_numbers_are_normal(digits):
     """Mean, variance, fourth moment and tails of the normal distribution; neighbours are independent."""
     mesh = DeviceMesh._interned("cpu", (1,), (0,), ("x",), 0)
     random.manual_seed(5)
-    found = random.normal(Layout.place(mesh, [Replicate()], (400, 1000)), digits).astype(np.float64).reshape(-1)
-    assert abs(found.mean()) < 0.01
-    assert abs(found.var() - 1) < 0.01
-    assert abs((found**4).mean() - 3) < 0.1
-    assert abs((np.abs(found) > 2).mean() - 0.0455) < 0.002
-    assert abs((found[::2] * found[1::2]).mean()) < 0.01
-    assert abs((found[1:-1:2] * found[2::2]).mean()) < 0.01
+    result = random.normal(Layout.place(mesh, [Replicate()], (400, 1000)), digits).astype(np.float64).reshape(-1)
+    assert abs(result.mean()) < 0.01
+    assert abs(result.var() - 1) < 0.01
+    assert abs((result**4).mean() - 3) < 0.1
+    assert abs((np.abs(result) > 2).mean() - 0.0455) < 0.002
+    assert abs((result[::2] * result[1::2]).mean()) < 0.01
+    assert abs((result[1:-1:2] * result[2::2]).mean()) < 0.01
 
 
 MOMENTS = [
@@ -275,14 +276,14 @@ def test_multinomial_draws_the_same_places_for_every_layout(world_size, repeats)
 
     def run():
         mesh = init_device_mesh("cpu", (world_size,), mesh_dim_names=("tp",))
-        found = []
+        result = []
         for where in (Replicate(), Shard(0), Shard(1)):
             layout = Layout.place(mesh, [where], (5, 7))
-            piece = weights[tuple(slice(*bounds) for bounds in layout.local_box())].clone()
+            shard = weights[tuple(slice(*bounds) for bounds in layout.local_box())].clone()
             random.manual_seed(3)
-            x = DTensor.from_local(piece, mesh, [where], shape=(5, 7))
-            found.append(torch.multinomial(x, 4, repeats).full_tensor().tolist())
-        return found
+            x = DTensor.from_local(shard, mesh, [where], shape=(5, 7))
+            result.append(torch.multinomial(x, 4, repeats).full_tensor().tolist())
+        return result
 
     def alone():
         mesh = init_device_mesh("cpu", (1,), mesh_dim_names=("tp",))
@@ -305,10 +306,10 @@ def test_multinomial_draws_by_draws_by_weight(repeats):
         x = DTensor.from_local(rows, mesh, [Shard(0)], shape=(20_000, 4))
         return torch.multinomial(x, 3, repeats).full_tensor()
 
-    found = simulate(run, 3, "torch")[1]
-    shares = torch.bincount(found[:, 0], minlength=4) / 20_000
+    result = simulate(run, 3, "torch")[1]
+    shares = torch.bincount(result[:, 0], minlength=4) / 20_000
     assert torch.allclose(shares.double(), weights, atol=0.02)
-    assert repeats or all(len(set(row)) == 3 for row in found.tolist())
+    assert repeats or all(len(set(row)) == 3 for row in result.tolist())
 
 
 def test_what_multinomial_refuses():

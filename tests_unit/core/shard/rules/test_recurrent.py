@@ -36,14 +36,14 @@ def test_recurrent_modules(name):
     names = [one for one, _ in module.named_parameters()]
 
     def run(x, *parameters):
-        given = dict(zip(names, parameters, strict=True))
-        return torch.utils._pytree.tree_leaves(functional_call(copy.deepcopy(module), given, (x,)))
+        arguments = dict(zip(names, parameters, strict=True))
+        return torch.utils._pytree.tree_leaves(functional_call(copy.deepcopy(module), arguments, (x,)))
 
     arrays = [torch.randn(*shape).double().numpy(), *(one.detach().numpy() for one in module.parameters())]
-    for places in ([Shard(0)], [Shard(1)], [Replicate()], [Partial()]):
+    for placements in ([Shard(0)], [Shard(1)], [Replicate()], [Partial()]):
         weights = [[(Shard(0) if index == 1 else Replicate(),)] for index in range(len(names))]
         for world in (2, 4):
-            report = check_function(run, arrays, (world,), platform="torch", placements=[[tuple(places)], *weights])
+            report = check_function(run, arrays, (world,), platform="torch", placements=[[tuple(placements)], *weights])
             assert report.ok, report.wrong[:3]
             assert not report.rejected, report.rejected[:1]
 

@@ -156,7 +156,7 @@ RUNNING = [
 
 
 @pytest.mark.parametrize("fn", RUNNING)
-def test_second_derivatives_of_running_operators_reach_empty_pieces(fn):
+def test_second_derivatives_of_running_operators_reach_empty_shards(fn):
     """Two rows over three ranks: no rank's gradient misses a collective of the others, and it is the plain one."""
 
     def second(x, rows):
@@ -165,12 +165,12 @@ def test_second_derivatives_of_running_operators_reach_empty_pieces(fn):
 
     def on_rank():
         x = distribute_tensor(torch.from_numpy(array), init_device_mesh("cpu", (3,)), [Shard(1)]).requires_grad_()
-        return second(x, lambda one: one.redistribute(placements=[Shard(0)])).full_tensor().numpy()
+        return second(x, lambda tensor: tensor.redistribute(placements=[Shard(0)])).full_tensor().numpy()
 
     array = values(2, 5)
-    wanted = second(torch.from_numpy(array).requires_grad_(), lambda one: one).numpy()
-    for found in simulate(on_rank, 3, "torch"):
-        np.testing.assert_allclose(found, wanted, rtol=1e-9)
+    wanted = second(torch.from_numpy(array).requires_grad_(), lambda tensor: tensor).numpy()
+    for result in simulate(on_rank, 3, "torch"):
+        np.testing.assert_allclose(result, wanted, rtol=1e-9)
 
 
 @pytest.mark.parametrize("fn", [F.softmin, lambda x: F.softmax(x[:, None].expand(5, 3, 4))])

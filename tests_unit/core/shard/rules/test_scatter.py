@@ -52,9 +52,9 @@ SCATTERS = {
 }  # fmt: skip
 
 
-def index(x, *places):
+def index(x, *positions):
     """Places as an index for `x`, whatever it is."""
-    plain = torch.tensor(places)
+    plain = torch.tensor(positions)
     return DTensor.from_local(plain, x.device_mesh) if isinstance(x, DTensor) else plain
 
 
@@ -178,14 +178,14 @@ def test_a_mask_writes_to_shards(ranks):
     assert ranks(2, run) == [([[0.0, 1.0, 2.0], [3.0, 4.0, -1.0]], [])] * 2
 
 
-def test_summands_pass_what_is_linear(ranks):
-    """A diagonal of summands is a sum of diagonals; nothing moves."""
+def test_partial_values_pass_what_is_linear(ranks):
+    """A diagonal of partial values is a sum of diagonals; nothing moves."""
 
     def run(mesh):
         x = DTensor.from_local(torch.ones(3), mesh, [Partial()])
         with record_events() as events:
-            found = torch.diag_embed(x), x.index_fill(0, index(x, 1), 0)
-        return len(events), [one.placements for one in found], found[1].full_tensor().tolist()
+            result = torch.diag_embed(x), x.index_fill(0, index(x, 1), 0)
+        return len(events), [tensor.placements for tensor in result], result[1].full_tensor().tolist()
 
     assert ranks(2, run) == [(0, [(Partial("sum"),)] * 2, [2.0, 0.0, 2.0])] * 2
 

@@ -64,8 +64,8 @@ def test_sorting_along_a_whole_dim_costs_nothing(ranks):
     def run(mesh):
         x = DTensor.from_local(torch.arange(10.0).reshape(2, 5), mesh, [Shard(0)])
         with record_events() as events:
-            values, places = torch.sort(x, descending=True)
-        return len(events), values.placements, places.placements
+            values, indices = torch.sort(x, descending=True)
+        return len(events), values.placements, indices.placements
 
     assert ranks(2, run) == [(0, (Shard(0),), (Shard(0),))] * 2
 
@@ -95,13 +95,13 @@ def test_out_of_several(ranks, name):
         whole = torch.tensor([[3.0, 1.0, 2.0, 0.0]] * 4) + torch.arange(4.0)[:, None]
         x = DTensor.from_local(whole.chunk(2)[mesh.coordinate[0]], mesh, [Shard(0)])
         values = DTensor.from_local(torch.zeros(4, 4), mesh)
-        places = DTensor.from_local(torch.zeros(4, 2, dtype=torch.int64), mesh, [Shard(1)])
-        returned = OUT[name](x, (values, places))
+        indices = DTensor.from_local(torch.zeros(4, 2, dtype=torch.int64), mesh, [Shard(1)])
+        returned = OUT[name](x, (values, indices))
         wanted = OUT[name](whole, None)
         return (
-            returned[0] is values and returned[1] is places,
+            returned[0] is values and returned[1] is indices,
             torch.equal(values.to_local(), wanted[0]),
-            torch.equal(places.full_tensor(), wanted[1]),
+            torch.equal(indices.full_tensor(), wanted[1]),
         )
 
     assert ranks(2, run) == [(True, True, True)] * 2

@@ -197,9 +197,9 @@ def partly(y, _):
     y[0] = 0.5
 
 
-def added(y, one):
+def added(y, scalar):
     """A replicated tensor is added."""
-    y += one
+    y += scalar
 
 
 def masked(y, _):
@@ -233,12 +233,14 @@ def test_no_write_is_lost(name):
     def rank():
         mesh = init_device_mesh("cpu", (2 + (name == "number"),), mesh_dim_names=("tp",))
         return {
-            (write.__name__, repr(held)): outcome(name, write, held, mesh) for write in WRITES for held in PLACEMENTS
+            (write.__name__, repr(placement)): outcome(name, write, placement, mesh)
+            for write in WRITES
+            for placement in PLACEMENTS
         }
 
-    for found in simulate(rank, 2 + (name == "number"), "torch"):
-        assert set(found.values()) <= {"written", "refused"}, found
-        whole = [seen for (_, held), seen in found.items() if held == "Replicate()"]
+    for outcomes in simulate(rank, 2 + (name == "number"), "torch"):
+        assert set(outcomes.values()) <= {"written", "refused"}, outcomes
+        whole = [seen for (_, placement), seen in outcomes.items() if placement == "Replicate()"]
         assert whole == ["written"] * len(WRITES)
 
 
@@ -255,7 +257,7 @@ def test_writes_into_chunks_of_other_dims_arrive(ranks):
     assert ranks(2, run) == [[[1.0, 1.0, 1.0, 5.0, 0.0, 0.0]] * 4] * 2
 
 
-def test_a_piece_that_had_to_move_says_why_it_cannot_be_written(ranks):
+def test_a_shard_that_had_to_move_says_why_it_cannot_be_written(ranks):
     """The message names the view, what moved, and what to write to instead."""
 
     def run(mesh):

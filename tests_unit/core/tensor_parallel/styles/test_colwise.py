@@ -26,10 +26,10 @@ def test_local_inputs_and_outputs_of_any_layout(twin, world, source, target):
     def rank(mesh):
         style = ColwiseParallel(input_layouts=source, output_layouts=target)
         layer = parallelize_module(ref.copy(), mesh, style)
-        x = twin.piece(ref.inputs[0], mesh, [source]).requires_grad_()
+        x = twin.local_shard(ref.inputs[0], mesh, [source]).requires_grad_()
         y = layer(x)
         twin.same(twin.gather(y, mesh, [leaving], (5, 10)), ref.output, "output")
-        y.backward(twin.piece(ref.cotangent, mesh, [leaving]))
+        y.backward(twin.local_shard(ref.cotangent, mesh, [leaving]))
         twin.same(twin.gather(x.grad, mesh, [source], (5, 7)), ref.inputs[0].grad, "gradient of the input")
         ref.assert_gradients(layer)
         return layer.weight.placements, layer.bias.placements
@@ -69,7 +69,7 @@ def test_embedding_by_features(twin, world):
         layer = parallelize_module(ref.copy(), mesh, ColwiseParallel())
         y = layer(ids)
         twin.same(twin.gather(y, mesh, [Shard(2)], (2, 3, 7)), ref.output, "output")
-        y.backward(twin.piece(ref.cotangent, mesh, [Shard(2)]))
+        y.backward(twin.local_shard(ref.cotangent, mesh, [Shard(2)]))
         ref.assert_gradients(layer)
         return layer.weight.placements
 
@@ -150,19 +150,19 @@ def test_plain_tensors_are_refused_on_several_axes(twin):
     )
 
 
-@pytest.mark.parametrize("held", [(Shard(0), Replicate()), ("dp", "None")])
-def test_the_whole_story_of_a_plain_tensor_is_accepted(twin, held):
+@pytest.mark.parametrize("layout", [(Shard(0), Replicate()), ("dp", "None")])
+def test_a_full_layout_of_a_plain_tensor_is_accepted(twin, layout):
     """One placement per mesh axis, or one alias per dim, tells where a plain tensor lies on any mesh."""
     ref = twin.Twin(linear(twin), twin.random(5, 7))
     out = (Shard(0), Shard(1))
 
     def rank(mesh):
-        layer = parallelize_module(ref.copy(), mesh, ColwiseParallel(input_layouts=held))
-        x = twin.piece(ref.inputs[0], mesh, held).requires_grad_()
+        layer = parallelize_module(ref.copy(), mesh, ColwiseParallel(input_layouts=layout))
+        x = twin.local_shard(ref.inputs[0], mesh, layout).requires_grad_()
         y = layer(x)
         twin.same(twin.gather(y, mesh, out, (5, 10)), ref.output, "output")
-        y.backward(twin.piece(ref.cotangent, mesh, out))
-        twin.same(twin.gather(x.grad, mesh, held, (5, 7)), ref.inputs[0].grad, "gradient of the input")
+        y.backward(twin.local_shard(ref.cotangent, mesh, out))
+        twin.same(twin.gather(x.grad, mesh, layout, (5, 7)), ref.inputs[0].grad, "gradient of the input")
         ref.assert_gradients(layer)
 
     twin.on_mesh((2, 3), rank, ("dp", "tp"))

@@ -16,12 +16,12 @@ def test_the_whole_is_computed_everywhere(twin, source, local):
     def rank(mesh):
         style = NoParallel(input_layout=source, output_layout=source, use_local_output=local)
         model = parallelize_module(ref.copy(), mesh, style)
-        x = twin.piece(ref.inputs[0], mesh, [source]).requires_grad_()
+        x = twin.local_shard(ref.inputs[0], mesh, [source]).requires_grad_()
         y = model(x)
         assert isinstance(y, DTensor) is not local
         y = y if local else y.to_local()
         twin.same(twin.gather(y, mesh, [source], ref.output.shape), ref.output, "output")
-        y.backward(twin.piece(ref.cotangent, mesh, [source]))
+        y.backward(twin.local_shard(ref.cotangent, mesh, [source]))
         twin.same(twin.gather(x.grad, mesh, [source], (2, 5, 7)), ref.inputs[0].grad, "gradient of the input")
         ref.assert_gradients(model)
 

@@ -51,22 +51,22 @@ def test_only_annotated_inputs_are_converted(twin, world, local):
 
     def rank(mesh):
         model = parallelize_module(probe(twin), mesh, {"attn": style})
-        model["attn"](twin.piece(x, mesh, [Shard(1)]), "as it is", mask=mask, flag=True)
+        model["attn"](twin.local_shard(x, mesh, [Shard(1)]), "as it is", mask=mask, flag=True)
         (first, second), kwargs = model["attn"].seen
         assert second == "as it is"
         assert kwargs["flag"] is True
         assert isinstance(first, DTensor) is not local
         twin.same(first, x, "input 0")
-        wanted = twin.piece(mask, mesh, [Shard(0)]) if local else mask
+        wanted = twin.local_shard(mask, mesh, [Shard(0)]) if local else mask
         twin.same(kwargs["mask"], wanted, "mask")
 
     twin.on_mesh((world,), rank)
 
 
 def test_the_gradient_of_a_gathered_input_is_scattered(twin):
-    """All-gather forward, and each rank gets its piece of the gradient."""
+    """All-gather forward, and each rank gets its shard of the gradient."""
     ref = twin.Twin(twin.settle(twin.Block()), twin.random(2, 5, 7))
-    held = [Shard(1)]
+    sharded = [Shard(1)]
     plan = {
         "mlp": PrepareModuleInput(input_layouts=Shard(1), desired_input_layouts=Replicate()),
         "norm": SequenceParallel(),
@@ -76,10 +76,10 @@ def test_the_gradient_of_a_gathered_input_is_scattered(twin):
 
     def rank(mesh):
         model = parallelize_module(ref.copy(), mesh, plan)
-        x = twin.piece(ref.inputs[0], mesh, held).requires_grad_()
+        x = twin.local_shard(ref.inputs[0], mesh, sharded).requires_grad_()
         y = model(x)
-        y.backward(twin.piece(ref.cotangent, mesh, held))
-        twin.same(twin.gather(x.grad, mesh, held, (2, 5, 7)), ref.inputs[0].grad, "gradient of the input")
+        y.backward(twin.local_shard(ref.cotangent, mesh, sharded))
+        twin.same(twin.gather(x.grad, mesh, sharded, (2, 5, 7)), ref.inputs[0].grad, "gradient of the input")
         ref.assert_gradients(model)
 
     twin.on_mesh((3,), rank)
@@ -98,15 +98,15 @@ def test_a_dtensor_on_two_axes_keeps_the_other_axis(twin):
     assert twin.on_mesh((2, 2), rank, ("dp", "tp"))[0] == (Shard(0), Replicate())
 
 
-def test_the_whole_story_per_input(twin):
+def test_a_full_layout_per_input(twin):
     """An entry may be a tuple of one placement per mesh axis; then plain tensors are understood on any mesh."""
     x = twin.random(5, 6)
 
     def rank(mesh):
-        held, wanted = (Shard(0), Shard(1)), (Replicate(), Shard(0))
-        style = PrepareModuleInput(input_layouts=(held,), desired_input_layouts=(wanted,))
+        sharded, wanted = (Shard(0), Shard(1)), (Replicate(), Shard(0))
+        style = PrepareModuleInput(input_layouts=(sharded,), desired_input_layouts=(wanted,))
         model = parallelize_module(probe(twin), mesh, {"attn": style})
-        out = model["attn"](twin.piece(x, mesh, held))
+        out = model["attn"](twin.local_shard(x, mesh, sharded))
         twin.same(out, x, "input")
         return out.placements
 
@@ -131,9 +131,9 @@ def test_a_wrong_call_names_module_and_argument(twin, args, kwargs, message):
 
     def rank(mesh):
         model = parallelize_module(probe(twin), mesh, {"attn": style})
-        given = (twin.random(2, 3),) if args == "x" else args
+        arguments = (twin.random(2, 3),) if args == "x" else args
         with pytest.raises(ValueError, match="attn") as caught:
-            model["attn"](*given, **kwargs)
+            model["attn"](*arguments, **kwargs)
         return str(caught.value)
 
     assert twin.on_mesh((2,), rank)[0] == message
@@ -172,7 +172,7 @@ def test_keywords_alone(twin):
     def rank(mesh):
         style = PrepareModuleInput(input_kwarg_layouts={"x": Shard(0)}, desired_input_kwarg_layouts={"x": Replicate()})
         model = parallelize_module(probe(twin), mesh, {"attn": style})
-        model["attn"](1, 2, x=twin.piece(twin.random(5), mesh, [Shard(0)]))
+        model["attn"](1, 2, x=twin.local_shard(twin.random(5), mesh, [Shard(0)]))
         args, kwargs = model["attn"].seen
         twin.same(kwargs["x"], twin.random(5), "x")
         return args
@@ -215,7 +215,7 @@ def test_an_output_is_brought_to_the_wanted_layout(twin, world, local):
         assert isinstance(y, DTensor) is not local
         y = y if local else y.to_local()
         twin.same(twin.gather(y, mesh, [Shard(1)], x.shape), x, "output")
-        y.backward(twin.piece(cotangent, mesh, [Shard(1)]))
+        y.backward(twin.local_shard(cotangent, mesh, [Shard(1)]))
         twin.same(leaf.grad, cotangent, "gradient")
 
     twin.on_mesh((world,), rank)
@@ -228,7 +228,7 @@ def test_structures_keep_their_type(twin, kind):
     def rank(mesh):
         style = PrepareModuleOutput(output_layouts=(Shard(0), None), desired_output_layouts=(Replicate(), None))
         model = parallelize_module(echo(), mesh, {"out": style})
-        out = model["out"](kind((twin.piece(twin.random(5, 2), mesh, [Shard(0)]), "note")))
+        out = model["out"](kind((twin.local_shard(twin.random(5, 2), mesh, [Shard(0)]), "note")))
         assert out[1] == "note"
         twin.same(out[0], twin.random(5, 2), "output 0")
         return type(out).__name__
@@ -287,15 +287,15 @@ def test_in_and_out_of_a_module_that_knows_no_dtensor(twin, world):
     from torch import nn
 
     ref = twin.Twin(twin.settle(nn.Sequential(nn.Tanh())), twin.random(2, 5, 7))
-    held = [Shard(1)]
+    sharded = [Shard(1)]
 
     def rank(mesh):
         model = parallelize_module(ref.copy(), mesh, {"0": in_and_out(use_local_input=True)})
-        x = twin.piece(ref.inputs[0], mesh, held).requires_grad_()
+        x = twin.local_shard(ref.inputs[0], mesh, sharded).requires_grad_()
         y = model(x)
-        twin.same(twin.gather(y, mesh, held, (2, 5, 7)), ref.output, "output")
-        y.backward(twin.piece(ref.cotangent, mesh, held))
-        twin.same(twin.gather(x.grad, mesh, held, (2, 5, 7)), ref.inputs[0].grad, "gradient of the input")
+        twin.same(twin.gather(y, mesh, sharded, (2, 5, 7)), ref.output, "output")
+        y.backward(twin.local_shard(ref.cotangent, mesh, sharded))
+        twin.same(twin.gather(x.grad, mesh, sharded, (2, 5, 7)), ref.inputs[0].grad, "gradient of the input")
 
     twin.on_mesh((world,), rank)
 

@@ -27,11 +27,11 @@ def test_a_plain_shard_of_uneven_features(twin, world, bias, target):
 
     def rank(mesh):
         layer = parallelize_module(ref.copy(), mesh, RowwiseParallel(output_layouts=target))
-        x = twin.piece(ref.inputs[0], mesh, [Shard(1)]).requires_grad_()
+        x = twin.local_shard(ref.inputs[0], mesh, [Shard(1)]).requires_grad_()
         with strict(), record_events() as log:
             y = layer(x)
         twin.same(twin.gather(y, mesh, [leaving], (5, 7)), ref.output, "output")
-        y.backward(twin.piece(ref.cotangent, mesh, [leaving]))
+        y.backward(twin.local_shard(ref.cotangent, mesh, [leaving]))
         twin.same(twin.gather(x.grad, mesh, [Shard(1)], (5, 10)), ref.inputs[0].grad, "gradient of the input")
         ref.assert_gradients(layer)
         return log.collectives("forward")
@@ -108,7 +108,7 @@ def test_tied_embedding_and_head_train_as_one(twin):
         model = parallelize_module(ref.copy(), mesh, plan)
         run(model)
         ref.assert_gradients(model)
-        ref.assert_trains(lambda one: parallelize_module(one, mesh, plan), run, "adamw")
+        ref.assert_trains(lambda model: parallelize_module(model, mesh, plan), run, "adamw")
 
     twin.on_mesh((3,), rank)
 

@@ -11,21 +11,21 @@ pytestmark = pytest.mark.platforms("torch")
 @pytest.mark.parametrize("local", [True, False])
 @pytest.mark.parametrize("dim", [0, 1, -2])
 def test_weights_are_whole_and_so_are_their_gradients(twin, world, local, dim):
-    """Each rank sees a piece of a sequence of odd length; nobody has to reduce the weights' gradients afterwards."""
+    """Each rank sees a shard of a sequence of odd length; nobody has to reduce the weights' gradients afterwards."""
     from torch import nn
 
     ref = twin.Twin(twin.settle(nn.LayerNorm(7)), twin.random(5, 3, 7))
-    held = [Shard(dim)]
+    sharded = [Shard(dim)]
 
     def rank(mesh):
         norm = parallelize_module(ref.copy(), mesh, SequenceParallel(sequence_dim=dim, use_local_output=local))
-        x = twin.piece(ref.inputs[0], mesh, held).requires_grad_()
+        x = twin.local_shard(ref.inputs[0], mesh, sharded).requires_grad_()
         y = norm(x)
         assert isinstance(y, DTensor) is not local
         y = y if local else y.to_local()
-        twin.same(twin.gather(y, mesh, held, (5, 3, 7)), ref.output, "output")
-        y.backward(twin.piece(ref.cotangent, mesh, held))
-        twin.same(twin.gather(x.grad, mesh, held, (5, 3, 7)), ref.inputs[0].grad, "gradient of the input")
+        twin.same(twin.gather(y, mesh, sharded, (5, 3, 7)), ref.output, "output")
+        y.backward(twin.local_shard(ref.cotangent, mesh, sharded))
+        twin.same(twin.gather(x.grad, mesh, sharded, (5, 3, 7)), ref.inputs[0].grad, "gradient of the input")
         ref.assert_gradients(norm)
         assert norm.weight.grad.placements == (Replicate(),)
 
