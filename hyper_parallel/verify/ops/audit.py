@@ -1,7 +1,7 @@
-"""The sweep's samples on somebody else's distributed tensors: what they get wrong, on two real processes.
+"""Audit of another library: the sweep's samples on its distributed tensors, on two real processes.
 
 ``python -m hyper_parallel.verify.ops.audit MODULE RANK STORE add relu`` is one rank; rank 0 prints a line of JSON when
-it begins an operator, and one when it is done with it. MODULE has a class ``Peer``: the distributed tensors to audit.
+it begins an operator, and one when it is done with it. MODULE has a class ``Peer`` that wraps the library.
 """
 
 from __future__ import annotations
@@ -47,7 +47,7 @@ if TYPE_CHECKING:
 __all__ = ["TARGETS", "WORLD", "OperatorAudit", "audit", "main", "summary"]
 
 TARGETS = {"torch-dtensor": ("torch", "hyper_parallel.platform.torch.torch_dtensor_audit")}
-"""Targets: the framework that each needs, and the module that has them."""
+"""Libraries to audit: the framework that each needs, and the module with its ``Peer``."""
 
 _CONFIRM = {"torch-dtensor": "hyper_parallel.platform.torch.torch_dtensor_reproducer"}
 _MOST_SECONDS = 120.0
@@ -57,7 +57,7 @@ _SECONDS = 90.0
 WORLD = 2
 _MOST = 40  # tuples of placements per sample
 _COLLECTIVE_SECONDS = 20
-_EARLIER = 100  # calls of the same operator that may have left something behind
+_EARLIER = 100  # calls of the same operator whose cached results may matter
 _ORDER = ("crash", "wrong", "plain", "rejects", "ok")
 _REFUSALS = ("strategy", "not supported", "not implemented", "unsupported", "DTensor", "lacement", "redistribute")
 Places = tuple[Placement, ...]
@@ -65,30 +65,30 @@ Where = tuple[str, int]
 
 
 def main(module: str, rank: int, store: str, ops: Sequence[str]) -> None:
-    """Check ``ops`` as one of the ranks."""
+    """Check ``ops`` as one rank."""
     warnings.simplefilter("ignore")
     peer = importlib.import_module(module).Peer(rank, WORLD, store, _COLLECTIVE_SECONDS)
     rules.load()
     for op in ops:
-        _say(rank, {"begin": op})
+        _print_line(rank, {"begin": op})
         with use_platform("torch"):
-            found, shown, programs = _RankAudit(op, peer, rank).run()
-        _say(rank, {"op": op, "counts": found, "shown": shown, "programs": programs})
+            counts, shown, programs = _RankAudit(op, peer, rank).run()
+        _print_line(rank, {"op": op, "counts": counts, "shown": shown, "programs": programs})
     peer.close()
 
 
-def _say(rank: int, line: dict[str, Any]) -> None:
+def _print_line(rank: int, line: dict[str, Any]) -> None:
     if rank == 0:
         sys.stdout.write(json.dumps(line) + "\n")
         sys.stdout.flush()
 
 
 class _RankAudit:
-    """One operator, as one rank sees it.
+    """The audit of one operator on one rank.
 
     Args:
         op: canonical name; it has a rule.
-        peer: the distributed tensors.
+        peer: wraps the other library.
         rank: of this process.
     """
 
@@ -99,7 +99,7 @@ class _RankAudit:
         self.sweep = Sweep(OperatorReport(op, "torch"), "torch", op, self.rule, samples_of(op), QUICK)
 
     def run(self) -> tuple[dict[str, int], list[str], list[str]]:
-        """Counts of outcomes, the first of each kind that should not be, and programs that may show the wrong one."""
+        """Return counts of outcomes, the first failure of each kind, and programs that may show a wrong value."""
         counts: Counter[str] = Counter()
         shown: dict[str, str] = {}
         programs: list[str] = []
@@ -116,20 +116,20 @@ class _RankAudit:
                     programs = self._programs(case, sample, places, where, earlier)
                 earlier.append((case, sample, places))
                 if outcome in {"wrong", "crash", "plain"}:
-                    held_as = ", ".join(map(str, places))
-                    shown.setdefault(outcome, f"sample {number} {sizes or ''} [{held_as}]: {text}"[:400])
+                    placements = ", ".join(map(str, places))
+                    shown.setdefault(outcome, f"sample {number} {sizes or ''} [{placements}]: {text}"[:400])
         return dict(counts), [f"{kind}: {text}" for kind, text in shown.items()], programs
 
     def _programs(self, case: Any, sample: Sample, places: Places, where: Where, earlier: Sequence[Any]) -> list[str]:
-        """The call by itself; and after each of the calls before it, since what was wrong may be what they left."""
+        """Return programs of the call alone, and after each earlier call, whose cached results may be the cause."""
         kind, index = where
         gradient = kind == "gradient"
         right = (case.reference.grads if gradient else case.reference.outputs)[index]
         tail = (case.reference.cotangents, gradient, index, right)
         finding = self._written(case, sample, places)
-        befores = [None, *(self._written(*one) for one in reversed(earlier[-_EARLIER:]))]
-        found = (self.peer.program(finding, *tail, before) for before in befores)
-        return list(dict.fromkeys(one for one in found if one is not None))
+        befores = [None, *(self._written(*call) for call in reversed(earlier[-_EARLIER:]))]
+        programs = (self.peer.program(finding, *tail, before) for before in befores)
+        return list(dict.fromkeys(text for text in programs if text is not None))
 
     def _written(self, case: Any, sample: Sample, places: Places) -> Any:
         caller = Caller(self.sweep.platform, case.reference.sample_call, sample)
@@ -137,9 +137,9 @@ class _RankAudit:
         return self.peer.call(lambda operands: caller(operands, None), case.filled, pieces, places)
 
     def _agreed(self, outcome: str, text: str) -> tuple[str, str, Where]:
-        """The worst that any rank saw."""
+        """Return the worst result of all ranks."""
         worst: tuple[str, str, Where] = min(
-            self.peer.gathered((outcome, text, self.where)), key=lambda one: _ORDER.index(one[0])
+            self.peer.gathered((outcome, text, self.where)), key=lambda result: _ORDER.index(result[0])
         )
         return worst
 
@@ -149,7 +149,7 @@ class _RankAudit:
         except Exception as error:  # noqa: BLE001 - whatever it raises is what became of the check
             text = f"{type(error).__name__}: {error}"
             refused = isinstance(error, (RuntimeError, NotImplementedError, ValueError, AssertionError))
-            return "rejects" if refused and any(one in text for one in _REFUSALS) else "crash", text
+            return "rejects" if refused and any(word in text for word in _REFUSALS) else "crash", text
 
     def _compare(self, case: Any, sample: Sample, places: Places) -> tuple[str, str]:
         reference, filled = case.reference, case.filled
@@ -158,10 +158,10 @@ class _RankAudit:
             for index, (place, want) in enumerate(zip(places, filled.requires_grad, strict=True))
         ]
         outs = as_list(Caller(self.sweep.platform, reference.sample_call, sample)(leaves, None))
-        if not all(self.peer.is_wrapped(one) for one in outs):
+        if not all(self.peer.is_wrapped(out) for out in outs):
             return "plain", "a result is a plain tensor"
         for index, (out, wanted) in enumerate(zip(outs, reference.outputs, strict=True)):
-            problem = "" if sample.uninitialized else self._differs(out, wanted, reference)
+            problem = "" if sample.uninitialized else self._difference(out, wanted, reference)
             if problem:
                 self.where = ("output", index)
                 return "wrong", f"output {index} {list(out.placements)} {problem}"
@@ -181,7 +181,7 @@ class _RankAudit:
             elif not self.peer.is_wrapped(leaf.grad):
                 return "plain", f"gradient of operand {index} is a plain tensor"
             else:
-                problem = self._differs(leaf.grad, wanted, case.reference)
+                problem = self._difference(leaf.grad, wanted, case.reference)
             if problem:
                 self.where = ("gradient", index)
                 return "wrong", f"gradient of operand {index} {problem}"
@@ -192,41 +192,41 @@ class _RankAudit:
         return self.peer.wrap(piece, place, case.filled.arrays[index].shape, differentiated=differentiated)
 
     def _pieces(self, index: int, place: Placement, case: Any) -> Sequence[Any]:
-        """What each rank holds."""
+        """Return the local shard of every rank."""
         array = case.filled.arrays[index]
         layout = Layout.place(mesh_of((WORLD,)), [place], array.shape)
         rng = np.random.default_rng([case.seed, index])
         return local_shards(array, layout, rng, integral=case.filled.integral)
 
-    def _differs(self, found: Any, wanted: Any, reference: Any) -> str:
-        return difference(self.peer.whole(found), wanted, exact=reference.exact, eps=reference.eps) or ""
+    def _difference(self, actual: Any, expected: Any, reference: Any) -> str:
+        return difference(self.peer.whole(actual), expected, exact=reference.exact, eps=reference.eps) or ""
 
 
 def _tuples(arrays: Sequence[Any], seed: int) -> Iterator[Places]:
-    """All placements of all operands; drawn where there are too many."""
+    """Yield all placements of all operands; a random sample where there are too many."""
     options: list[list[Placement]] = []
     for array in arrays:
         kinds: list[Placement] = [Replicate(), *(Shard(dim) for dim in range(array.ndim))]
         if array.dtype.kind in "fc" and can_be_partial(array, "sum"):
             kinds.append(Partial("sum"))
         options.append(kinds)
-    found = list(itertools.islice(itertools.product(*options), 20000))
-    if len(found) > _MOST:
-        order = np.random.default_rng(seed).permutation(len(found))[:_MOST]
-        found = [found[int(one)] for one in sorted(order)]
-    return iter(found)
+    tuples = list(itertools.islice(itertools.product(*options), 20000))
+    if len(tuples) > _MOST:
+        order = np.random.default_rng(seed).permutation(len(tuples))[:_MOST]
+        tuples = [tuples[int(index)] for index in sorted(order)]
+    return iter(tuples)
 
 
 @dataclass
 class OperatorAudit:
-    """What became of one operator.
+    """The audit of one operator.
 
     Attributes:
         op: canonical name.
         counts: placements by outcome: ``ok``, ``rejects``, ``wrong``, ``crash``, ``plain``.
-        shown: the first of each kind that should not be.
-        program: prints the first wrong value, if it can be said in few lines.
-        printed: what it printed on two new processes, or nothing.
+        shown: the first failure of each kind.
+        program: prints the first wrong value; None if it would be too long.
+        printed: its output on two new processes, or empty.
     """
 
     op: str
@@ -237,17 +237,23 @@ class OperatorAudit:
 
     @property
     def outcome(self) -> str:
-        """The worst that happened; ``unexercised`` where nothing did."""
-        return next((one for one in ("wrong", "crash", "plain", "rejects", "ok") if self.counts[one]), "unexercised")
-
-    def text(self) -> str:
-        """One line, one for each kind of finding, and a program that shows the wrong one."""
-        counts = ", ".join(f"{count} {name}" for name, count in sorted(self.counts.items())) or "no sample"
-        return "\n".join(
-            [f"{self.outcome:<12}{self.op}: {counts}", *(f"    {one}" for one in self.shown), *self._told()]
+        """The worst outcome; ``unexercised`` without any."""
+        return next(
+            (outcome for outcome in ("wrong", "crash", "plain", "rejects", "ok") if self.counts[outcome]), "unexercised"
         )
 
-    def _told(self) -> list[str]:
+    def text(self) -> str:
+        """Return a line, one for each kind of failure, and a program that shows the wrong value."""
+        counts = ", ".join(f"{count} {name}" for name, count in sorted(self.counts.items())) or "no sample"
+        return "\n".join(
+            [
+                f"{self.outcome:<12}{self.op}: {counts}",
+                *(f"    {line}" for line in self.shown),
+                *self._reproducer_lines(),
+            ]
+        )
+
+    def _reproducer_lines(self) -> list[str]:
         if not self.counts["wrong"]:
             return []
         if self.program is None:
@@ -256,13 +262,13 @@ class OperatorAudit:
         return [f"    reproducer, {seen}", *(f"        {line}" for line in self.program.split("\n"))]
 
     def json(self) -> dict[str, Any]:
-        """For programs."""
+        """Return the audit as a JSON object."""
         return {"op": self.op, "outcome": self.outcome, "counts": dict(self.counts), "shown": self.shown,
                 "program": self.program, "printed": self.printed}  # fmt: skip
 
 
 def audit(target: str, ops: Sequence[str]) -> Iterator[OperatorAudit]:
-    """One report per operator, whatever happens to the processes."""
+    """Yield one audit per operator, whatever happens to the processes."""
     left = list(ops)
     while left:
         current = left[0]
@@ -274,7 +280,7 @@ def audit(target: str, ops: Sequence[str]) -> Iterator[OperatorAudit]:
                     left.remove(line["op"])
                     program, printed = reproduced(target, line.get("programs", []))
                     yield OperatorAudit(line["op"], Counter(line["counts"]), line["shown"], program, printed)
-        if left:  # they died, or one waits for the other
+        if left:  # the processes died or hang
             left.remove(current)
             yield OperatorAudit(
                 current, Counter(crash=1), [f"crash: its processes died or did not finish in {_SECONDS:g} s"]
@@ -282,9 +288,9 @@ def audit(target: str, ops: Sequence[str]) -> Iterator[OperatorAudit]:
 
 
 def reproduced(target: str, programs: Sequence[str]) -> tuple[str | None, str]:
-    """The first of ``programs`` that prints a wrong value on two new processes, and what it prints.
+    """Return the first of ``programs`` that prints a wrong value on two new processes, with its output.
 
-    Where none does, the first of all, and nothing.
+    If none does, the first program and no output.
     """
     if not programs:
         return None, ""
@@ -297,22 +303,22 @@ def reproduced(target: str, programs: Sequence[str]) -> tuple[str | None, str]:
         )  # fmt: skip
     except (subprocess.TimeoutExpired, subprocess.CalledProcessError):
         return programs[0], ""
-    found = json.loads(ended.stdout)
-    return (programs[0], "") if found is None else (programs[found["index"]], found["printed"])
+    wrong = json.loads(ended.stdout)
+    return (programs[0], "") if wrong is None else (programs[wrong["index"]], wrong["printed"])
 
 
-def summary(target: str, found: Sequence[OperatorAudit]) -> str:
-    """Operators by the worst that happened, and how many lines are above."""
-    counts = Counter(one.outcome for one in found)
-    checks = sum((one.counts for one in found), Counter[str]())
+def summary(target: str, audits: Sequence[OperatorAudit]) -> str:
+    """Return the numbers of operators by outcome, of placements, and of lines of failures."""
+    counts = Counter(audit.outcome for audit in audits)
+    checks = sum((audit.counts for audit in audits), Counter[str]())
     operators = ", ".join(f"{count} {name}" for name, count in counts.most_common())
     placements = ", ".join(f"{count} {name}" for name, count in checks.most_common())
-    lines = sum(one.text().count("\n") + 1 for one in found if one.outcome != "ok")
-    return f"{target}: {len(found)} operators ({operators}); placements: {placements}; {lines} lines of findings"
+    lines = sum(audit.text().count("\n") + 1 for audit in audits if audit.outcome != "ok")
+    return f"{target}: {len(audits)} operators ({operators}); placements: {placements}; {lines} lines of findings"
 
 
 def _lines(target: str, ops: Sequence[str], store: Path) -> Iterator[dict[str, Any]]:
-    """What rank 0 says until it ends, or says nothing for too long."""
+    """Yield the lines of rank 0 until it ends or is silent for too long."""
     _, module = TARGETS[target]
     environment = {"OMP_NUM_THREADS": "1", **os.environ}
     ranks = [
@@ -324,16 +330,16 @@ def _lines(target: str, ops: Sequence[str], store: Path) -> Iterator[dict[str, A
     ]  # fmt: skip
     try:
         assert ranks[0].stdout is not None
-        yield from _heard(ranks[0].stdout.fileno())
+        yield from _read_lines(ranks[0].stdout.fileno())
     finally:
-        for one in ranks:
-            one.kill()
-            one.wait()
+        for rank in ranks:
+            rank.kill()
+            rank.wait()
         assert ranks[0].stdout is not None
         ranks[0].stdout.close()
 
 
-def _heard(source: int) -> Iterator[dict[str, Any]]:
+def _read_lines(source: int) -> Iterator[dict[str, Any]]:
     rest, until = b"", time.monotonic() + _SECONDS
     with selectors.DefaultSelector() as chosen:
         chosen.register(source, selectors.EVENT_READ)

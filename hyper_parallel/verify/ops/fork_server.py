@@ -1,7 +1,10 @@
-"""A process that has the framework imported and forks a child per task: a native crash costs one operator.
+"""The fork server: it has the framework imported and forks a worker per task, so that a crash costs one operator.
 
 ``python -m hyper_parallel.verify.ops.fork_server torch FD`` reads tasks as lines of JSON from stdin and writes its
 events as lines of JSON to file descriptor FD. It never runs an operator itself: forking afterwards hangs MindSpore.
+
+It is not the fork server of ``transport/rank_pool.py``, which is multiprocessing's: a worker starts ranks of its own,
+which a daemonic process may not, and its stderr is read for the traceback.
 """
 
 from __future__ import annotations
@@ -19,34 +22,34 @@ from hyper_parallel.transport.processes import end_ranks, stay_on
 
 __all__ = ["main"]
 
-_SHOWN = 2000  # characters of what a child said
-_MANY = 100
-_WATCHDOG = "Timeout ("  # what faulthandler writes above the stacks
+_SHOWN = 2000  # characters of a worker's stderr
+_MOST_OPERATORS = 100  # of a user's file
+_WATCHDOG = "Timeout ("  # the line that faulthandler writes above the stacks
 
 
 def main(platform: str, out: int) -> None:
-    """Serve tasks until stdin closes."""
+    """Run tasks until stdin closes."""
     from hyper_parallel.platform.select import platform_named
     from hyper_parallel.verify.ops import tasks
 
-    signal.signal(signal.SIGINT, signal.SIG_IGN)  # the parent decides
+    signal.signal(signal.SIGINT, signal.SIG_IGN)  # the parent decides what Ctrl-C means
     platform_named(platform)
     for line in sys.stdin:
         task = json.loads(line)
-        died = _in_child(task, out, tasks.run)
-        _say(out, {"event": "end", "died": died})
+        died = _run_in_worker(task, out, tasks.run)
+        _send(out, {"event": "end", "died": died})
 
 
-def _in_child(task: dict[str, Any], out: int, run: Any) -> str:
-    """Run the task in a forked child; how it died, or nothing."""
-    trouble, theirs = os.pipe()
+def _run_in_worker(task: dict[str, Any], out: int, run: Any) -> str:
+    """Run a task in a forked worker; return how it died, or nothing."""
+    stderr_read, stderr_write = os.pipe()
     child = os.fork()
     if not child:
-        os.close(trouble)
-        _child(task, out, theirs, run)
-    os.close(theirs)
-    text, late = _listen(child, trouble, task["seconds"] * _operators(task))
-    os.close(trouble)
+        os.close(stderr_read)
+        _worker_main(task, out, stderr_write, run)
+    os.close(stderr_write)
+    text, late = _read_stderr(child, stderr_read, task["seconds"] * _operators(task))
+    os.close(stderr_read)
     _, status = os.waitpid(child, 0)
     code = os.waitstatus_to_exitcode(status)
     _, watched, stacks = text.rpartition(_WATCHDOG)
@@ -61,37 +64,37 @@ def _in_child(task: dict[str, Any], out: int, run: Any) -> str:
 
 
 def _operators(task: dict[str, Any]) -> int:
-    """As many as there can be; the child itself watches over each, unless it cannot any more."""
-    return _MANY if task["ops"] == ["*"] else len(task["ops"]) + 1
+    """Return the most operators of a task; the worker itself limits the time of each, as long as it can."""
+    return _MOST_OPERATORS if task["ops"] == ["*"] else len(task["ops"]) + 1
 
 
-def _listen(child: int, trouble: int, seconds: float) -> tuple[str, bool]:
-    """What the child writes to stderr until it closes it, and whether it had to be killed for being late."""
+def _read_stderr(child: int, stderr: int, seconds: float) -> tuple[str, bool]:
+    """Return the stderr of a worker until it is closed, and whether the worker was killed for being late."""
     deadline, text = time.monotonic() + seconds, b""
     while True:
         left = deadline - time.monotonic()
-        ready, _, _ = select.select([trouble], [], [], max(left, 0.0))
+        ready, _, _ = select.select([stderr], [], [], max(left, 0.0))
         if not ready:
             os.kill(child, signal.SIGKILL)
             return text.decode(errors="replace"), True
-        part = os.read(trouble, 65536)
+        part = os.read(stderr, 65536)
         if not part:
             return text.decode(errors="replace"), False
         text = (text + part)[-65536:]
 
 
-def _child(task: dict[str, Any], out: int, trouble: int, run: Any) -> None:
+def _worker_main(task: dict[str, Any], out: int, stderr: int, run: Any) -> None:
     code = 1
     try:
-        os.dup2(trouble, 2)
+        os.dup2(stderr, 2)
         os.dup2(os.open(os.devnull, os.O_RDONLY), 0)
         os.dup2(os.open(os.devnull, os.O_WRONLY), 1)
         faulthandler.enable()
         stay_on(task["seat"])
-        run(task, lambda event: _say(out, event))
+        run(task, lambda event: _send(out, event))
         end_ranks()  # a child that leaves with os._exit runs no exit hooks
         code = 0
-    except BaseException:  # noqa: BLE001 - whatever it is, the parent must hear of it
+    except BaseException:  # noqa: BLE001 - the parent must see any exception
         import traceback
 
         traceback.print_exc()
@@ -101,13 +104,13 @@ def _child(task: dict[str, Any], out: int, trouble: int, run: Any) -> None:
         os._exit(code)
 
 
-def _say(out: int, event: dict[str, Any]) -> None:
+def _send(out: int, event: dict[str, Any]) -> None:
     data = (json.dumps(event) + "\n").encode()
     try:
         while data:
             data = data[os.write(out, data) :]
     except BrokenPipeError:
-        os._exit(1)  # nobody listens any more
+        os._exit(1)  # the parent has gone
 
 
 if __name__ == "__main__":

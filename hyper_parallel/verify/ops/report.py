@@ -1,4 +1,4 @@
-"""What a sweep found: per operator, and over all."""
+"""Reports of a sweep: of one operator, and over all."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from typing import Any
 __all__ = ["COLUMNS", "FailedCheck", "OperatorReport", "SweepReport"]
 
 COLUMNS = ("forward", "backward", "uneven", "several axes", "partial")
-"""What the coverage matrix tells of an operator on a framework."""
+"""Columns of the coverage matrix, whose rows are operators."""
 
 _SHOWN = 5
 
@@ -37,7 +37,7 @@ class FailedCheck:
     reproducer: str = ""
 
     def __str__(self) -> str:
-        """One paragraph."""
+        """Return one paragraph."""
         mesh = "x".join(map(str, self.mesh))
         text = f"{self.sample} {self.sizes or ''} on {mesh} ({self.where}), {self.places}: {self.problem}"
         if self.where == "process":
@@ -64,13 +64,13 @@ class OperatorReport:
         ok: checks that held.
         rejected: refusals by message.
         wrong: checks whose values differ.
-        crash: checks that raised what is no clear error, or killed the process.
+        crash: checks that raised anything but a clear error, or killed the process.
         unexercised: claimed rows that no check reached, or why nothing was checked.
-        missing: placements that would be true and are not claimed.
-        skipped: samples that say nothing, by reason.
+        missing: placements that hold and are not claimed.
+        skipped: samples that were not checked, by reason.
         absent: the framework has no implementation of the operator.
         exempt: why it can have no samples.
-        seconds: spent.
+        seconds: time spent.
     """
 
     op: str
@@ -113,19 +113,19 @@ class OperatorReport:
         return self.outcome in {"ok", "absent", "exempt"}
 
     def merge(self, other: OperatorReport) -> None:
-        """Add what another process found for the same operator."""
+        """Add the report of another process on the same operator."""
         for name in ("checks", "backward", "public", "rows", "ok", "seconds"):
             setattr(self, name, getattr(self, name) + getattr(other, name))
         for name in ("by_mesh", "features", "rejected", "skipped"):
             getattr(self, name).update(getattr(other, name))
         for name in ("wrong", "crash", "unexercised", "unshown", "missing"):
-            getattr(self, name).extend(one for one in getattr(other, name) if one not in getattr(self, name))
+            getattr(self, name).extend(item for item in getattr(other, name) if item not in getattr(self, name))
         self.offers |= other.offers
         self.absent = self.absent or other.absent
         self.exempt = self.exempt or other.exempt
 
     def coverage(self) -> dict[str, dict[str, Any]]:
-        """Per column of the matrix how many checks there were, and what none means.
+        """Return the number of checks and the state of every column of the matrix.
 
         ``checked``; ``not applicable``: no placement that could be checked has the property; ``not exercised``: some
         have, and none was checked.
@@ -140,40 +140,40 @@ class OperatorReport:
         return "not exercised" if applies else "not applicable"
 
     def text(self) -> str:
-        """What a person must see of it."""
+        """Return the report for a terminal."""
         lines = [
             f"{self.outcome:<12}{self.op} on {self.platform}: {self.checks} checks, {self.backward} with gradients"
         ]
         for kind in ("wrong", "crash"):
-            found = getattr(self, kind)
-            lines.extend(_indented(str(one)) for one in found[:_SHOWN])
-            if len(found) > _SHOWN:
-                lines.append(f"    … {len(found) - _SHOWN} more")
+            failures = getattr(self, kind)
+            lines.extend(_indented(str(failed)) for failed in failures[:_SHOWN])
+            if len(failures) > _SHOWN:
+                lines.append(f"    … {len(failures) - _SHOWN} more")
         if self.outcome == "unexercised":
             lines.append(_indented("nothing checked: " + ("; ".join(self.unexercised) or _why(self))))
         return "\n".join(lines)
 
     def json(self) -> dict[str, Any]:
-        """Everything, for programs."""
+        """Return the report as a JSON object."""
         plain = {name: dict(value) if isinstance(value, Counter) else value for name, value in vars(self).items()}
-        findings = {name: [asdict(one) for one in plain[name]] for name in ("wrong", "crash")}
+        failures = {name: [asdict(failed) for failed in plain[name]] for name in ("wrong", "crash")}
         derived = {"outcome": self.outcome, "coverage": self.coverage(), "offers": sorted(self.offers)}
-        return {**plain, **findings, **derived, "seconds": round(self.seconds, 3)}
+        return {**plain, **failures, **derived, "seconds": round(self.seconds, 3)}
 
     @classmethod
     def lost(cls, op: str, platform: str, died: str) -> OperatorReport:
-        """The operator whose process died."""
+        """Return the report of an operator whose process died."""
         return cls(op, platform, crash=[FailedCheck("process", "", {}, (), "", died)])
 
     @classmethod
     def from_json(cls, data: dict[str, Any]) -> OperatorReport:
-        """What :meth:`json` wrote."""
+        """Return the report that :meth:`json` wrote."""
         data = {name: value for name, value in data.items() if name not in {"outcome", "coverage"}}
         data["offers"] = set(data["offers"])
         for name in ("by_mesh", "features", "rejected", "skipped"):
             data[name] = Counter(data[name])
         for name in ("wrong", "crash"):
-            data[name] = [FailedCheck(**{**one, "mesh": tuple(one["mesh"])}) for one in data[name]]
+            data[name] = [FailedCheck(**{**failed, "mesh": tuple(failed["mesh"])}) for failed in data[name]]
         return cls(**data)
 
 
@@ -182,7 +182,7 @@ class SweepReport:
     """All operators of one sweep.
 
     Attributes:
-        operators: what was found, in the order in which it was found.
+        operators: reports in the order in which they were ready.
         planned: how many operators were to be checked, counted per framework.
         mode: ``quick`` or ``full``.
         interrupted: what cut the sweep short, or empty.
@@ -202,46 +202,56 @@ class SweepReport:
             bool(self.operators)
             and not self.interrupted
             and len(self.operators) == self.planned
-            and any(one.checks for one in self.operators)
-            and all(one.holds for one in self.operators)
+            and any(report.checks for report in self.operators)
+            and all(report.holds for report in self.operators)
         )
 
     def outcomes(self) -> Counter[str]:
         """Operators by outcome."""
-        return Counter(one.outcome for one in self.operators)
+        return Counter(report.outcome for report in self.operators)
 
     def text(self) -> str:
-        """The summary, after what must be seen of single operators."""
-        lines = [self._platform_line(name) for name in dict.fromkeys(one.platform for one in self.operators)]
-        missing = sum(len(one.missing) for one in self.operators)
-        idle = sum(len(one.unexercised) for one in self.operators if one.checks)
+        """Return the summary."""
+        lines = [self._platform_line(name) for name in dict.fromkeys(report.platform for report in self.operators)]
+        missing = sum(len(report.missing) for report in self.operators)
+        idle = sum(len(report.unexercised) for report in self.operators if report.checks)
         lines.append(f"{missing} rows are true and not claimed, {idle} claimed rows met no sample (--json lists them)")
-        rows, unshown = sum(one.rows for one in self.operators), sum(len(one.unshown) for one in self.operators)
+        rows, unshown = (
+            sum(report.rows for report in self.operators),
+            sum(len(report.unshown) for report in self.operators),
+        )
         lines.append(f"{rows} rows ran on DTensors, counted once per mesh; {unshown} claimed ones did not")
         if self.interrupted:
             finished = f"{len(self.operators)} of {self.planned}" if self.planned else f"{len(self.operators)}"
             lines.append(f"partial report: {finished} operators finished; {self.interrupted}")
-        lines.extend(f"FAILED {one.op} on {one.platform}: {one.outcome}" for one in self.operators if not one.holds)
+        lines.extend(
+            f"FAILED {report.op} on {report.platform}: {report.outcome}"
+            for report in self.operators
+            if not report.holds
+        )
         return "\n".join(lines)
 
     def full_text(self) -> str:
-        """What is wrong with single operators, and the summary."""
-        return "\n\n".join([*(one.text() for one in self.operators if not one.holds), self.text()])
+        """Return the failures of single operators, and the summary."""
+        return "\n\n".join([*(report.text() for report in self.operators if not report.holds), self.text()])
 
     def _platform_line(self, platform: str) -> str:
-        mine = [one for one in self.operators if one.platform == platform]
-        counts = Counter(one.outcome for one in mine)
-        checks, backward = sum(one.checks for one in mine), sum(one.backward for one in mine)
-        public, refused = sum(one.public for one in mine), sum(sum(one.rejected.values()) for one in mine)
+        reports = [report for report in self.operators if report.platform == platform]
+        counts = Counter(report.outcome for report in reports)
+        checks, backward = sum(report.checks for report in reports), sum(report.backward for report in reports)
+        public, refused = (
+            sum(report.public for report in reports),
+            sum(sum(report.rejected.values()) for report in reports),
+        )
         outcomes = ", ".join(f"{count} {name}" for name, count in counts.most_common())
         return (
-            f"{platform}: {len(mine)} operators ({outcomes}); {checks} checks, {backward} with gradients, "
+            f"{platform}: {len(reports)} operators ({outcomes}); {checks} checks, {backward} with gradients, "
             f"{public} of them on DTensors; {refused} placements refused; "
-            f"{sum(one.seconds for one in mine):.0f} s of work"
+            f"{sum(report.seconds for report in reports):.0f} s of work"
         )
 
     def json(self) -> dict[str, Any]:
-        """Everything, for programs."""
+        """Return the report as a JSON object."""
         return {
             "ok": self.ok,
             "mode": self.mode,
@@ -249,11 +259,11 @@ class SweepReport:
             "planned": self.planned,
             "finished": len(self.operators),
             "outcomes": dict(self.outcomes()),
-            "checks": sum(one.checks for one in self.operators),
-            "backward": sum(one.backward for one in self.operators),
+            "checks": sum(report.checks for report in self.operators),
+            "backward": sum(report.backward for report in self.operators),
             "seconds": round(self.seconds, 3),
             **({"interrupted": self.interrupted} if self.interrupted else {}),
-            "operators": [one.json() for one in self.operators],
+            "operators": [report.json() for report in self.operators],
         }
 
 

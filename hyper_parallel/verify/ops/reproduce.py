@@ -1,4 +1,4 @@
-"""A finding as a program of at most 15 lines that a person can run and step through."""
+"""A failed check as a program of at most 15 lines, to run and to step through."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ def program(
     mesh: tuple[int, ...],
     places: Places,
 ) -> str:
-    """The program; the plain one of :func:`check_function` where that shows the problem, the verifier's otherwise."""
+    """Return a program that calls :func:`check_function` if that shows the problem, :func:`check_one` otherwise."""
     plain = None if isinstance(op, UserOperator) else _plain(platform, op, sample, filled, mesh, places)
     if plain is not None and _shows(plain):
         return plain
@@ -52,9 +52,9 @@ def _plain(
     names = [f"x{index}" for index in range(len(filled.arrays))]
     arguments = [_source(value, names) for value in filled.args]
     arguments += [f"{name}={_source(value, names)}" for name, value in filled.kwargs.items()]
-    if any("<" in one for one in arguments):
+    if any("<" in argument for argument in arguments):
         return None
-    if any(f"{platform}." in one for one in arguments):
+    if any(f"{platform}." in argument for argument in arguments):
         head.append(f"import {platform}")
     lines = [
         "import numpy as np",
@@ -64,7 +64,7 @@ def _plain(
         *(f"{name} = {_array(array)}" for name, array in zip(names, filled.arrays, strict=True)),
         f"def run({', '.join(names)}):",
         f"    return {call}({', '.join(arguments)})",
-        f"places = [{', '.join(f'[{_places(one)}]' for one in places)}]",
+        f"places = [{', '.join(f'[{_places(placements)}]' for placements in places)}]",
         f"report = check_function(run, [{', '.join(names)}], {mesh}, platform={platform!r}, placements=places)",
         "assert report.ok, report.wrong",
     ]
@@ -74,22 +74,25 @@ def _plain(
 def _by_number(
     platform: str, op: str | UserOperator, number: int, filled: FilledSample, mesh: tuple[int, ...], places: Places
 ) -> str:
-    what = f"{op.name!r}, file={op.file!r}" if isinstance(op, UserOperator) else repr(op)
-    dtype = next((str(one.dtype) for one in filled.arrays if one.dtype.kind in "fc"), "float64")
+    op_source = f"{op.name!r}, file={op.file!r}" if isinstance(op, UserOperator) else repr(op)
+    dtype = next((str(array.dtype) for array in filled.arrays if array.dtype.kind in "fc"), "float64")
     return "\n".join(
         [
             "from hyper_parallel import Partial, Replicate, Shard",
             "from hyper_parallel.verify.ops.sweep import check_one",
-            f"places = [{', '.join(_places(one) for one in places)}]",
-            f"report = check_one({platform!r}, {what}, sample={number}, sizes={filled.sizes}, dtype={dtype!r},",
+            f"places = [{', '.join(_places(placements) for placements in places)}]",
+            f"report = check_one({platform!r}, {op_source}, sample={number}, sizes={filled.sizes}, dtype={dtype!r},",
             f"                   integral={filled.integral}, mesh={mesh}, places=places)",
             "assert report.holds, report.text()",
         ]
     )
 
 
-def _places(places: Sequence[Placement]) -> str:
-    texts = (f"Partial({one.reduce_op!r})" if isinstance(one, Partial) else repr(one) for one in places)
+def _places(placements: Sequence[Placement]) -> str:
+    texts = (
+        f"Partial({placement.reduce_op!r})" if isinstance(placement, Partial) else repr(placement)
+        for placement in placements
+    )
     return f"({', '.join(texts)},)"
 
 
@@ -114,7 +117,7 @@ def _source(value: Any, names: Sequence[str]) -> str:
 
 
 def _shows(text: str) -> bool:
-    """Run it: does it fail?"""
+    """Run a program; whether it fails."""
     try:
         with redirect_stdout(io.StringIO()), redirect_stderr(io.StringIO()):
             exec(compile(text, "<reproducer>", "exec"), {"__name__": "reproducer"})  # noqa: S102 - our own program

@@ -125,7 +125,9 @@ class PlacementChooser:
         """
         rows = list(dict.fromkeys(self._row_places(case, shape, again=again)))
         moved = self._redistributed_places(case, shape, set(rows)) if self._redistributes(case, shape) else []
-        rows, moved = ([one for one in options if is_due(case, one, shape, again=again)] for options in (rows, moved))
+        rows, moved = (
+            [places for places in options if is_due(case, places, shape, again=again)] for options in (rows, moved)
+        )
         return [*rows, *moved], len(rows)
 
     def has_unshown(self, shape: tuple[int, ...]) -> bool:

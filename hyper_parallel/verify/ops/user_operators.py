@@ -1,4 +1,4 @@
-"""Operators in a user's own file: loaded where they are checked, and checked like the library's own."""
+"""Operators in a user's own file, which is loaded in the process that checks them."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ __all__ = [
 
 @dataclass(frozen=True)
 class UserOperator:
-    """A function of a user's file, by the name it has there: ranks in other processes load the file themselves.
+    """A function of a user's file, by name: ranks in other processes load the file themselves.
 
     Attributes:
         file: path.
@@ -44,10 +44,10 @@ _LOADED: dict[str, tuple[dict[str, tuple[Callable[..., Any], list[Sample]]], lis
 
 
 def operator_sample(fn: Callable[..., Any], *args: Any, **kwargs: Any) -> None:
-    """Declare a call of ``fn`` on which ``hyper-parallel verify ops FILE`` checks it.
+    """Declare a sample call with which ``hyper-parallel verify ops FILE`` checks ``fn``.
 
     Args:
-        fn: what users call, on plain tensors and on DTensors.
+        fn: the function, which takes plain tensors and DTensors.
         args: positional arguments; operands by what they hold: ``real("ab")``, ``indices("v", "ab")``.
         kwargs: keyword arguments likewise.
     """
@@ -57,11 +57,11 @@ def operator_sample(fn: Callable[..., Any], *args: Any, **kwargs: Any) -> None:
 
 
 def load_user_file(platform: str, path: str) -> dict[str, UserOperator]:
-    """Run the file once; the functions for which it declares samples, by name.
+    """Run the file once, and return the functions for which it declares samples, by name.
 
     Raises:
         ValueError: there is no such file.
-        InputError: the file raises; in which line.
+        InputError: the file raises; the message names the line.
     """
     _load(platform, path)
     functions, _ = _LOADED[path]
@@ -69,7 +69,7 @@ def load_user_file(platform: str, path: str) -> dict[str, UserOperator]:
 
 
 def user_rules(platform: str, path: str) -> list[str]:
-    """Names of the rules that the file registers."""
+    """Return the names of the rules that the file registers."""
     _load(platform, path)
     return _LOADED[path][1]
 
@@ -82,7 +82,7 @@ def _load(platform: str, path: str) -> None:
         if not file.is_file():
             msg = f"{path}: no such file"
             raise ValueError(msg)
-        platform_named(platform)  # its rules come first
+        platform_named(platform)  # registers the library's rules before the file's
         before = set(rule_names())
         _DECLARED.clear()
         spec = importlib.util.spec_from_file_location(file.stem, file)
@@ -96,11 +96,11 @@ def _load(platform: str, path: str) -> None:
 
 
 def resolve(platform: str, user: UserOperator) -> Callable[..., Any]:
-    """The function itself."""
+    """Return the function of a user operator."""
     _load(platform, user.file)
     return _LOADED[user.file][0][user.name][0]
 
 
 def samples_of_user(user: UserOperator) -> tuple[Sample, ...]:
-    """The samples that the file declares for the function."""
+    """Return the samples that the file declares for the function."""
     return tuple(_LOADED[user.file][0][user.name][1])

@@ -1,4 +1,9 @@
-"""Two zygotes per framework at most, tasks handed out as they fall idle, events as they come."""
+"""Runs tasks in forked workers, two at a time, and divides the time that is left among the operators that wait.
+
+An operator always checks the first sizes of every sample, whatever that costs. The time left until the deadline is
+divided anew whenever a task starts: a costly operator leaves less to those that follow, and the last letters of the
+alphabet get as much as the first.
+"""
 
 from __future__ import annotations
 
@@ -30,19 +35,19 @@ T = TypeVar("T", bound="TaskReport")
 
 
 class TaskReport(Protocol):
-    """What tasks find, one per entry of their ``ops``."""
+    """The result of one operator (or mutant) of a task."""
 
     @classmethod
     def from_json(cls, data: dict[str, Any]) -> Self:
-        """What the child reported."""
+        """Return the report that a worker sent."""
 
     @classmethod
     def lost(cls, op: str, platform: str, died: str) -> Self:
-        """What becomes of an entry whose process died."""
+        """Return the report of an operator whose process died."""
 
 
 class _ForkServer:
-    """One process that serves tasks of one framework, one at a time."""
+    """One fork server (``fork_server.py``): it forks a worker per task of one framework, one at a time."""
 
     def __init__(self, platform: str) -> None:
         self.platform = platform
@@ -64,20 +69,20 @@ class _ForkServer:
         self._rest = b""
 
     def start(self, task: dict[str, Any], seat: int) -> None:
-        """Hand over a task.
+        """Start a task.
 
         Args:
-            task: what to do.
-            seat: a number that no other task has meanwhile; each has a CPU to itself where there are enough.
+            task: from :func:`hyper_parallel.verify.ops.tasks.task_of`.
+            seat: a number that no other running task has; it selects the task's CPU.
         """
         self.task, self.seat, self.current, self.done = task, seat, "", []
         assert self.process.stdin is not None
-        with suppress(BrokenPipeError):  # it went while it was idle, which its end of the other pipe tells
+        with suppress(BrokenPipeError):  # it ended while idle; the end of its event pipe reports that
             self.process.stdin.write((json.dumps({**task, "seat": seat}) + "\n").encode())
             self.process.stdin.flush()
 
     def events(self) -> list[dict[str, Any]] | None:
-        """What it has said since; None when it has gone."""
+        """Return the events since the last call; None if the process has ended."""
         data = os.read(self.read, 1 << 20)
         if not data:
             return None
@@ -85,7 +90,7 @@ class _ForkServer:
         return [json.loads(line) for line in lines]
 
     def close(self) -> None:
-        """End it, and what it runs."""
+        """End the process and everything that it runs."""
         os.close(self.read)
         for stop in (signal.SIGTERM, signal.SIGKILL):
             if self.process.poll() is None:
@@ -95,73 +100,73 @@ class _ForkServer:
                 except subprocess.TimeoutExpired:
                     continue
         assert self.process.stdin is not None
-        with suppress(BrokenPipeError):  # a task that nobody took
+        with suppress(BrokenPipeError):  # a task that was never read
             self.process.stdin.close()
 
 
 def run_tasks(
-    kind: type[T],
+    report_type: type[T],
     tasks: Sequence[dict[str, Any]],
     started: Callable[[str, str], None],
     workers: int = 2,
     seconds: float = 0.0,
 ) -> Iterator[T]:
-    """Reports in the order in which they are ready; one per operator of every task, whatever happens to its process.
+    """Yield one report per operator of every task as they are ready, whatever happens to the processes.
 
     Args:
-        kind: of the reports.
+        report_type: of the reports.
         tasks: from :func:`hyper_parallel.verify.ops.tasks.task_of`.
-        started: called with the framework and the operator that begins.
-        workers: tasks that run at the same time.
-        seconds: of wall time in which all are to be done: tasks that share time get their parts of it.
+        started: called with framework and operator when an operator begins.
+        workers: number of tasks that run at the same time.
+        seconds: wall time for everything, divided among tasks that share time.
 
     Raises:
-        ValueError: a task asks for what a child, who alone knows the user's file, finds not to be there.
+        ValueError: a task names an operator that the user's file does not have, which only a worker knows.
     """
-    waiting, time_left = deque(tasks), TimeBudget(seconds, workers)
-    with ExitStack() as stack, selectors.DefaultSelector() as chosen:
+    waiting, budget = deque(tasks), TimeBudget(seconds, workers)
+    with ExitStack() as stack, selectors.DefaultSelector() as selector:
         busy: set[_ForkServer] = set()
         idle: dict[str, list[_ForkServer]] = {}
         while waiting or busy:
             while waiting and len(busy) < workers:
                 task = waiting.popleft()
-                _begin(time_left.given(task, waiting), idle, busy, stack, chosen)
-            for key, _ in chosen.select():
-                zygote: _ForkServer = key.data
-                events = zygote.events()
-                yield from _hear(kind, zygote, events, waiting, started)
+                _start_next(budget.with_share(task, waiting), idle, busy, stack, selector)
+            for key, _ in selector.select():
+                server: _ForkServer = key.data
+                events = server.events()
+                yield from _handle_events(report_type, server, events, waiting, started)
                 if events is None:
-                    chosen.unregister(zygote.read)
-                    busy.discard(zygote)
-                    if zygote in idle.get(zygote.platform, ()):  # it must not be handed another task
-                        idle[zygote.platform].remove(zygote)
-                elif zygote.task is None:
-                    busy.discard(zygote)
-                    idle.setdefault(zygote.platform, []).append(zygote)
+                    selector.unregister(server.read)
+                    busy.discard(server)
+                    if server in idle.get(server.platform, ()):  # it must get no other task
+                        idle[server.platform].remove(server)
+                elif server.task is None:
+                    busy.discard(server)
+                    idle.setdefault(server.platform, []).append(server)
 
 
-def _begin(
+def _start_next(
     task: dict[str, Any],
     idle: dict[str, list[_ForkServer]],
     busy: set[_ForkServer],
     stack: ExitStack,
-    chosen: selectors.DefaultSelector,
+    selector: selectors.DefaultSelector,
 ) -> None:
     ready = idle.setdefault(task["platform"], [])
     if ready:
-        zygote = ready.pop()
+        server = ready.pop()
     else:
-        zygote = _ForkServer(task["platform"])
-        stack.callback(zygote.close)
-        chosen.register(zygote.read, selectors.EVENT_READ, zygote)
-    taken = {one.seat for one in busy}
-    zygote.start(task, next(seat for seat in itertools.count() if seat not in taken))
-    busy.add(zygote)
+        server = _ForkServer(task["platform"])
+        stack.callback(server.close)
+        selector.register(server.read, selectors.EVENT_READ, server)
+    taken = {busy_server.seat for busy_server in busy}
+    server.start(task, next(seat for seat in itertools.count() if seat not in taken))
+    busy.add(server)
 
 
-def _hear(
-    kind: type[T],
-    zygote: _ForkServer,
+def _handle_events(
+    report_type: type[T],
+    server: _ForkServer,
     events: list[dict[str, Any]] | None,
     waiting: deque[dict[str, Any]],
     started: Callable[[str, str], None],
@@ -169,67 +174,65 @@ def _hear(
     if events is None:
         events = [{"event": "end", "died": "the process that starts operators has gone"}]
     for event in events:
-        task = zygote.task
+        task = server.task
         if task is None:
             continue
         if event["event"] == "start":
-            zygote.current = event["op"]
+            server.current = event["op"]
             started(task["platform"], event["op"])
         elif event["event"] == "refused":
             raise ValueError(event["why"])
         elif event["event"] == "report":
-            zygote.done.append(event["report"]["op"])
-            yield kind.from_json(event["report"])
+            server.done.append(event["report"]["op"])
+            yield report_type.from_json(event["report"])
         else:
-            yield from _ended(kind, zygote, task, event["died"], waiting)
-            zygote.task = None
+            yield from _finish_task(report_type, server, task, event["died"], waiting)
+            server.task = None
 
 
-def _ended(
-    kind: type[T], zygote: _ForkServer, task: dict[str, Any], died: str, waiting: deque[dict[str, Any]]
+def _finish_task(
+    report_type: type[T], server: _ForkServer, task: dict[str, Any], died: str, waiting: deque[dict[str, Any]]
 ) -> Iterator[T]:
-    """A child that died costs the operator that it was at; what it had not begun is given to another one."""
-    left = [op for op in task["ops"] if op not in zygote.done]
+    """Report the operator at which a worker died, if it did; a new task takes those that it had not begun."""
+    left = [op for op in task["ops"] if op not in server.done]
     if task["ops"] == ["*"]:
-        left = (
-            [zygote.current or task["file"]] if died else []
-        )  # the file says what comes next, and it is not asked again
+        left = [server.current or task["file"]] if died else []  # only the worker knew which operators remain
     if not left:
         return
-    lost = zygote.current if zygote.current in left else left[0]
-    yield kind.lost(lost, task["platform"], died or "ended without a report")
+    lost = server.current if server.current in left else left[0]
+    yield report_type.lost(lost, task["platform"], died or "ended without a report")
     rest = [op for op in left if op != lost]
     if rest:
         waiting.appendleft({**task, "ops": rest})
 
 
 class TimeBudget:
-    """Time that tasks share.
+    """Divides the time until a deadline among tasks.
 
     Args:
-        seconds: of wall time from now on.
-        workers: tasks that run at the same time.
+        seconds: wall time from now on.
+        workers: number of tasks that run at the same time.
     """
 
     def __init__(self, seconds: float, workers: int) -> None:
-        self._until, self._workers = time.monotonic() + seconds, workers
+        self._deadline, self._workers = time.monotonic() + seconds, workers
 
-    def given(self, task: dict[str, Any], waiting: Iterable[dict[str, Any]]) -> dict[str, Any]:
-        """``task`` with its part of the time that is left; one that shares nothing is as it was.
+    def with_share(self, task: dict[str, Any], waiting: Iterable[dict[str, Any]]) -> dict[str, Any]:
+        """Return ``task`` with its share of the time that is left; a task that shares no time is returned unchanged.
 
         Args:
-            task: is handed out now.
-            waiting: come after it.
+            task: starts now.
+            waiting: tasks that start later.
         """
-        mine = _weight(task)
-        if not mine:
+        weight = _weight(task)
+        if not weight:
             return task
-        left = max(self._until - time.monotonic(), 0.0) * self._workers
-        part = left * mine / (mine + sum(map(_weight, waiting))) / len(task["ops"])
+        left = max(self._deadline - time.monotonic(), 0.0) * self._workers
+        share = left * weight / (weight + sum(map(_weight, waiting))) / len(task["ops"])
         effort = task["effort"]
-        return {**task, "effort": {**effort, "seconds": min(part, effort["seconds"])}}
+        return {**task, "effort": {**effort, "seconds": min(share, effort["seconds"])}}
 
 
 def _weight(task: dict[str, Any]) -> float:
-    """As many parts as it has operators."""
+    """Return the shares of all operators of a task."""
     return float(task["share"] * len(task["ops"]))

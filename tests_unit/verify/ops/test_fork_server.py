@@ -20,7 +20,7 @@ def ended(run, seconds=20.0, *, deaf=False):
     read, write = os.pipe()
     if deaf:
         os.close(read)
-    died = fork_server._in_child({"ops": ["one"], "seconds": seconds, "seat": 1}, write, run)
+    died = fork_server._run_in_worker({"ops": ["one"], "seconds": seconds, "seat": 1}, write, run)
     os.close(write)
     if deaf:
         return died, None

@@ -176,32 +176,32 @@ def seconds(task):
 
 def test_what_is_left_is_shared_among_those_that_wait(clock):
     """Two workers have twice the time; each operator gets its parts of it, whatever was used before it."""
-    time_left = TimeBudget(40.0, 2)
+    budget = TimeBudget(40.0, 2)
     waiting = [shared("bc"), shared("d", 5.0)]
-    assert seconds(time_left.given(shared(), waiting)) == 10.0
+    assert seconds(budget.with_share(shared(), waiting)) == 10.0
     clock[0] += 36.0  # a costly one
-    assert seconds(time_left.given(waiting[0], waiting[1:])) == pytest.approx(8.0 / 7)
+    assert seconds(budget.with_share(waiting[0], waiting[1:])) == pytest.approx(8.0 / 7)
     clock[0] += 1.0
-    assert seconds(time_left.given(waiting[1], [])) == 6.0
+    assert seconds(budget.with_share(waiting[1], [])) == 6.0
 
 
 def test_no_operator_gets_more_than_its_effort_says(clock):
     """A few operators do not last as long as all."""
     assert clock[0] == 100.0
-    assert seconds(TimeBudget(1000.0, 2).given(shared(), [])) == Effort().seconds
+    assert seconds(TimeBudget(1000.0, 2).with_share(shared(), [])) == Effort().seconds
 
 
 def test_late_operators_get_their_first_sizes(clock):
     """When the time is over nothing is left to share, and nobody is left out."""
-    time_left = TimeBudget(10.0, 2)
+    budget = TimeBudget(10.0, 2)
     clock[0] += 11.0
-    assert seconds(time_left.given(shared(), [shared()])) == 0.0
+    assert seconds(budget.with_share(shared(), [shared()])) == 0.0
 
 
 def test_a_task_that_shares_nothing_is_as_it_was():
     """Quick sweeps, files of users and mutants take what they need."""
     alone = task_of("torch", ["a"], Effort())
-    assert TimeBudget(0.0, 2).given(alone, [shared()]) is alone
+    assert TimeBudget(0.0, 2).with_share(alone, [shared()]) is alone
 
 
 def test_a_process_that_does_not_hear_is_killed(monkeypatch):
