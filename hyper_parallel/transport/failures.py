@@ -1,4 +1,4 @@
-"""How a failed world is told: the failing rank's own traceback first, the others activities to one line each."""
+"""The report of a failed world: the failing rank's own traceback first, one line for each other rank."""
 
 from __future__ import annotations
 
@@ -38,7 +38,7 @@ class WorldFailedError(RankFailedError):
 
 
 def trace(error: BaseException) -> str:
-    """The traceback without the frames of the machinery that ran the rank."""
+    """The traceback without the frames of the modules that run ranks."""
     shown = traceback.TracebackException.from_exception(error)
     kept = [frame for frame in shown.stack if not frame.filename.replace("\\", "/").endswith(_OWN)]
     if kept:
@@ -47,7 +47,7 @@ def trace(error: BaseException) -> str:
 
 
 def lost_peer(error: BaseException) -> bool:
-    """Whether gloo raised ``error`` because another rank closed its connection: an echo, never the cause."""
+    """Whether gloo raised ``error`` because another rank closed its connection: a consequence, never the cause."""
     text = str(error)
     return isinstance(error, RuntimeError) and "gloo" in text and ("onnection" in text or "Read error" in text)
 

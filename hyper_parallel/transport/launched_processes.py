@@ -73,8 +73,8 @@ class _Team:
             for rank, output in enumerate(self._outputs):
                 output.touch()
                 store = str(self._folder / "store")
-                seat = RankSetup(framework, device, rank, world_size, store, str(output), os.getpid())
-                self.workers.append(Worker(launched_main, (seat,), _SERVER[framework]))
+                setup = RankSetup(framework, device, rank, world_size, store, str(output), os.getpid())
+                self.workers.append(Worker(launched_main, (setup,), _SERVER[framework]))
         except BaseException:
             self.close(range(len(self.workers)))
             raise
@@ -91,7 +91,7 @@ class _Team:
             problem = None if worker.line.poll(max(0.0, deadline - time.monotonic())) else "did not start in time"
             try:
                 failed: RankReport | None = None if problem else worker.line.recv()[1]
-                problem = problem or (failed and failed.trace)
+                problem = failed.trace if failed else problem
             except (EOFError, OSError):
                 problem = "died"
             if problem:

@@ -43,15 +43,15 @@ _HOME = {"torch": "hyper_parallel.transport.c10d", "mindspore": "hyper_parallel.
 
 @dataclass(frozen=True)
 class RankSetup:
-    """A rank's place in its world.
+    """How a rank joins its world.
 
     Attributes:
-        framework: whose tensors it carries.
+        framework: of the tensors.
         device: ``cpu``, ``cuda`` or ``npu``.
-        rank, world_size: who it is.
-        store: file through which the ranks meet.
+        rank, world_size: which rank it is, of how many.
+        store: file of the rendezvous.
         output: file that receives what the rank prints.
-        launcher: process without which the rank ends.
+        launcher: process id of the parent; the rank ends when that process has ended.
     """
 
     framework: str
@@ -63,7 +63,7 @@ class RankSetup:
     launcher: int
 
 
-def launched_main(line: Connection, stack_path: str, seat: RankSetup) -> None:
+def launched_main(line: Connection, stack_path: str, setup: RankSetup) -> None:
     """Serve tasks until the parent closes the line; never returns."""
     leave = os._exit
     signal.signal(signal.SIGINT, signal.SIG_IGN)
@@ -71,16 +71,16 @@ def launched_main(line: Connection, stack_path: str, seat: RankSetup) -> None:
     with open(stack_path, "w", encoding="utf-8") as stack:  # noqa: PTH123
         faulthandler.enable(file=stack, all_threads=False)
         faulthandler.register(signal.SIGUSR1, file=stack, all_threads=False)
-        os._exit = _telling_exit(stack)
-        output = os.open(seat.output, os.O_WRONLY | os.O_APPEND)
+        os._exit = _traced_exit(stack)
+        output = os.open(setup.output, os.O_WRONLY | os.O_APPEND)
         os.dup2(output, 1)
         os.dup2(output, 2)
-        threading.Thread(target=_follow, args=(seat.launcher, leave), daemon=True).start()
-        leave_after(lambda: _serve_all(line, seat, stack, output), stack, leave)
+        threading.Thread(target=_follow, args=(setup.launcher, leave), daemon=True).start()
+        leave_after(lambda: _serve_all(line, setup, stack, output), stack, leave)
 
 
-def _serve_all(line: Connection, seat: RankSetup, stack: IO[str], output: int) -> None:
-    rank = _Rank(seat, PipeEndpoint(line))
+def _serve_all(line: Connection, setup: RankSetup, stack: IO[str], output: int) -> None:
+    rank = _Rank(setup, PipeEndpoint(line))
     line.send(("ready", rank.report))
     while True:
         task = next_task(line)
@@ -94,14 +94,14 @@ def _serve_all(line: Connection, seat: RankSetup, stack: IO[str], output: int) -
 
 
 class _Rank:
-    """One rank of the world that it joins; ``report`` says why it could not, or is None."""
+    """One rank of the world that it joins; ``report`` is the error if it could not, or None."""
 
-    def __init__(self, seat: RankSetup, endpoint: Endpoint) -> None:
+    def __init__(self, setup: RankSetup, endpoint: Endpoint) -> None:
         self.report: RankReport | None = None
         self._environment: set[str] = set()
         try:
-            self._home: Any = importlib.import_module(_HOME[seat.framework])
-            self._transport = _join(seat, endpoint)
+            self._home: Any = importlib.import_module(_HOME[setup.framework])
+            self._transport = _join(setup, endpoint)
         except Exception as error:  # noqa: BLE001 - goes into the report
             self.report = RankReport("raised", pack_error(error), trace(error))
 
@@ -119,37 +119,37 @@ class _Rank:
         return run_rank(task, self._transport)
 
 
-def _join(seat: RankSetup, endpoint: Endpoint) -> Transport:
-    """Join the real world; every collective is agreed upon with the parent first."""
-    if seat.framework != "torch" and seat.device != "cpu":
-        msg = f"warm ranks of MindSpore run on cpu; on {seat.device} its ranks are started by msrun"
+def _join(setup: RankSetup, endpoint: Endpoint) -> Transport:
+    """Join the real world; a coordinator in the parent compares every collective first."""
+    if setup.framework != "torch" and setup.device != "cpu":
+        msg = f"warm ranks of MindSpore run on cpu; on {setup.device} its ranks are started by msrun"
         raise UnsupportedOnBackend(msg)
     try:
         c10d: Any = importlib.import_module(_HOME["torch"])  # gloo comes with PyTorch, for both frameworks
     except ImportError as error:
         raise UnsupportedOnBackend(NEEDS_GLOO) from error
-    real = c10d.start_world(seat.device, seat.rank, seat.world_size, f"file://{seat.store}")
+    real = c10d.start_world(setup.device, setup.rank, setup.world_size, f"file://{setup.store}")
     guarded = GuardedTransport(real, c10d.TorchOps(), endpoint)
-    if seat.framework == "torch":
+    if setup.framework == "torch":
         importlib.import_module(_TORCH_CHECKS).guard_functions(guarded.agree)
         return guarded
     bridged: Transport = importlib.import_module(_HOME["mindspore"]).rehearse_over(guarded)
     return bridged
 
 
-def _telling_exit(stack: IO[str]) -> Any:
-    """``os._exit`` that writes down where it was called: a rank that leaves that way says nothing else."""
+def _traced_exit(stack: IO[str]) -> Any:
+    """``os._exit`` that writes its call stack first: a rank that leaves that way reports nothing else."""
     leave = os._exit
 
-    def tell(status: int) -> None:
+    def exit_with_stack(status: int) -> None:
         faulthandler.dump_traceback(file=stack, all_threads=False)
         leave(status)
 
-    return tell
+    return exit_with_stack
 
 
 def _follow(launcher: int, leave: Any) -> None:
-    """Leave when the parent has gone, however it went: no rank outlives it."""
+    """Leave when the parent has ended, for whatever reason: no rank outlives it."""
     while True:
         time.sleep(_FOLLOW_SECONDS)
         with contextlib.suppress(PermissionError):

@@ -1,4 +1,4 @@
-"""What a warm worker process does: wait for a task, be a rank in it, report, wait again."""
+"""What a warm rank process does: wait for a task, run it as one of its ranks, report, and wait again."""
 
 from __future__ import annotations
 
@@ -42,14 +42,14 @@ _SIGNAL_SECONDS = 1.0
 
 @dataclass
 class RankTask:
-    """What a process rank is to run.
+    """A task of a rank process.
 
     Attributes:
-        rank, world_size: who it is.
+        rank, world_size: which rank it is, of how many.
         body: the packed pair of function and arguments.
         start: ``module:function`` that turns the numpy transport into the framework's, or None to keep numpy.
         path, folder: ``sys.path`` and working directory of the parent.
-        traced: False where the parent runs without trace function: a tracer of the rank's own then pauses too.
+        traced: whether the parent runs with a trace function; if not, the rank's own tracer pauses too.
     """
 
     rank: int
@@ -71,7 +71,7 @@ class RankReport:
 
 
 class PipeEndpoint:
-    """A process rank's line to the coordinator in the parent."""
+    """The endpoint of a rank process, whose coordinator is in the parent."""
 
     def __init__(self, line: Connection) -> None:
         self._line = line
@@ -148,10 +148,10 @@ def end_by_sigterm() -> None:
 
 
 def next_task(line: Connection) -> Any:
-    """What the parent sends next.
+    """The next task of the parent.
 
-    Python runs a signal's handler between two steps of its own: a signal that comes just before the wait begins, or
-    to another thread, would be heard with the next task, and end the process in the middle of it.
+    Python runs a signal handler between two bytecodes: a signal that arrives just before the wait begins, or in another
+    thread, would be handled with the next task, and end the process in the middle of it. So the wait wakes up at times.
     """
     while not line.poll(_SIGNAL_SECONDS):
         pass
@@ -163,7 +163,7 @@ def leave_after(serve: Callable[[], None], stack: IO[str], leave: Callable[[int]
 
     Args:
         serve: does not return.
-        stack: receives the traceback of what else may have ended it; the exit status is then 1.
+        stack: receives the traceback of any other error that ends it; the exit status is then 1.
         leave: ends the process.
     """
     status = 1
@@ -171,11 +171,11 @@ def leave_after(serve: Callable[[], None], stack: IO[str], leave: Callable[[int]
         serve()
     except (EOFError, BrokenPipeError, ConnectionResetError):
         status = 0
-    except BaseException:  # noqa: BLE001 - nobody but the parent is left to hear of it
+    except BaseException:  # noqa: BLE001 - only the parent is left to report to
         traceback.print_exc(file=stack)
         stack.flush()
     finally:
-        # Who ends what is left of a run must not interrupt one that leaves, and maybe saves its coverage.
+        # SIGTERM must not interrupt a rank that leaves, and may be saving its coverage data.
         signal.signal(signal.SIGTERM, signal.SIG_IGN)
         # The framework's own exit hooks may wait for threads that a forked process does not have.
         leave(status)
@@ -191,7 +191,7 @@ def _serve(task: RankTask, line: Connection) -> RankReport:
 
 
 def run_rank(task: RankTask, transport: Transport) -> RankReport:
-    """Run the task's function with its transport active, and say how it ended."""
+    """Run the task's function with its transport active; how it ended."""
     if task.traced:
         return _run(task, transport)
     tracer = sys.gettrace()

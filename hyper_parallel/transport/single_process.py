@@ -106,7 +106,7 @@ class _Alone:
 
     def wait(self, ticket: int) -> list[Any]:
         """Nothing was ever started."""
-        raise CollectiveMismatchError(f"ticket {ticket} was never given out")
+        raise CollectiveMismatchError(f"ticket {ticket} does not exist")
 
     def send(self, message: MessageFingerprint, payload: Any) -> None:
         """Refuse: there is no other rank."""

@@ -1,4 +1,4 @@
-"""What a started collective leaves behind: something to wait for, exactly once."""
+"""The handle of an asynchronous collective, which is waited for exactly once."""
 
 from __future__ import annotations
 
@@ -16,8 +16,8 @@ class Work:
 
     Args:
         what: its name, for messages.
-        finish: waits for it and gives its result; called once.
-        output: the tensor that will hold the result, where it exists already; else None.
+        finish: waits for it and returns its result; called once.
+        output: the tensor that will hold the result, if it exists already; else None.
     """
 
     def __init__(self, what: str, finish: Callable[[], Any], output: Any = None) -> None:
@@ -28,7 +28,7 @@ class Work:
 
     @property
     def waited(self) -> bool:
-        """Whether somebody has waited for it."""
+        """Whether it was waited for."""
         return self._finish is None
 
     def wait(self) -> Any:
@@ -45,5 +45,5 @@ class Work:
         return finish()
 
     def then(self, follow: Callable[[Any], Any], output: Any = None) -> Work:
-        """The same collective, whose result ``follow`` makes of this one's."""
+        """A handle of the same collective, whose result is ``follow`` of this one's."""
         return Work(self.what, lambda: follow(self.wait()), output)

@@ -50,7 +50,7 @@ def test_nobody_is_at_the_other_end():
             use()
     with pytest.raises(CollectiveMismatchError) as caught:
         _Alone().wait(7)
-    assert str(caught.value) == "ticket 7 was never given out"
+    assert str(caught.value) == "ticket 7 does not exist"
 
 
 def test_what_was_started_alone_is_there():
