@@ -180,8 +180,6 @@ def test_real_ranks_that_were_started_are_ended(platform_name, monkeypatch, tmp_
 
 def test_a_fork_server_that_ends_is_told():
     """If the process that forks ranks has gone, the message says where its own words are, and what is likely."""
-    told = (
-        r"rank 0 could not be started: the process that forks ranks has ended, and said why on stderr\. If memory ran"
-    )
+    told = r"rank 0 could not be started: the process that forks ranks has ended, and stderr has the reason\. If memory"
     with pytest.raises(RankFailedError, match=told), starting("rank 0"):
         raise EOFError
