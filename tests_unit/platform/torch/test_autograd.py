@@ -156,10 +156,10 @@ def test_custom_functions_differentiate_twice():
     first.square().sum().backward()
 
     def on_rank(mesh):
-        held = spread(x, mesh, S0).requires_grad_()
-        (found,) = torch.autograd.grad(pair.apply(held, held * 2.0, 1.0)[0].sum(), held, create_graph=True)
-        found.square().sum().backward()
-        assert_whole(held.grad, plain.grad)
+        sharded = spread(x, mesh, S0).requires_grad_()
+        (grads,) = torch.autograd.grad(pair.apply(sharded, sharded * 2.0, 1.0)[0].sum(), sharded, create_graph=True)
+        grads.square().sum().backward()
+        assert_whole(sharded.grad, plain.grad)
 
     on_ranks(on_rank, 3)
 
@@ -261,16 +261,16 @@ def test_grad_and_backward_take_dtensors(world):
 
     def on_rank(mesh):
         for place in (R, S0, S1):
-            held, weight = spread(x, mesh, place).requires_grad_(), spread(w, mesh, S0).requires_grad_()
-            out = F.linear(held, weight)
-            found = torch.autograd.grad(out, [held, weight], [spread(seed, mesh, S1)], retain_graph=True)
-            assert held.grad is None
+            sharded, weight = spread(x, mesh, place).requires_grad_(), spread(w, mesh, S0).requires_grad_()
+            out = F.linear(sharded, weight)
+            grads = torch.autograd.grad(out, [sharded, weight], [spread(seed, mesh, S1)], retain_graph=True)
+            assert sharded.grad is None
             torch.autograd.backward([out], [spread(seed, mesh, R)], inputs=[weight])
-            assert held.grad is None
-            for one, wanted in zip([*found, weight.grad], [plain_x.grad, plain_w.grad, plain_w.grad], strict=True):
+            assert sharded.grad is None
+            for one, wanted in zip([*grads, weight.grad], [plain_x.grad, plain_w.grad, plain_w.grad], strict=True):
                 assert_whole(one, wanted)
         unused = spread(x, mesh, S0).requires_grad_()
-        assert torch.autograd.grad(held.sum(), [held, unused], allow_unused=True)[1] is None
+        assert torch.autograd.grad(sharded.sum(), [sharded, unused], allow_unused=True)[1] is None
 
     on_ranks(on_rank, world)
 
@@ -283,18 +283,18 @@ def test_second_derivatives(world):
 
     x, w = values(5, 3), values(4, 3, seed=1)
 
-    def penalty(held, weight):
-        (found,) = torch.autograd.grad(F.linear(held, weight).square().sum(), weight, create_graph=True)
-        found.square().sum().backward()
-        return held.grad, weight.grad
+    def penalty(sharded, weight):
+        (grads,) = torch.autograd.grad(F.linear(sharded, weight).square().sum(), weight, create_graph=True)
+        grads.square().sum().backward()
+        return sharded.grad, weight.grad
 
     wanted = penalty(x.clone().requires_grad_(), w.clone().requires_grad_())
 
     def on_rank(mesh):
         for places in ((S0, R), (R, S0), (S1, S1), (S0, S0), (R, S1)):
-            held, weight = (spread(one, mesh, place) for one, place in zip((x, w), places, strict=True))
-            for found, plain in zip(penalty(held.requires_grad_(), weight.requires_grad_()), wanted, strict=True):
-                assert_whole(found, plain)
+            sharded, weight = (spread(one, mesh, place) for one, place in zip((x, w), places, strict=True))
+            for grads, plain in zip(penalty(sharded.requires_grad_(), weight.requires_grad_()), wanted, strict=True):
+                assert_whole(grads, plain)
 
     on_ranks(on_rank, world)
 
@@ -310,9 +310,9 @@ def test_checkpointing(reentrant):
     F.linear(plain_x, plain_w).relu().sum().backward()
 
     def on_rank(mesh):
-        held, weight = spread(x, mesh, S0).requires_grad_(), spread(w, mesh, R).requires_grad_()
-        checkpoint(lambda one: F.linear(one, weight).relu(), held, use_reentrant=reentrant).sum().backward()
-        assert_whole(held.grad, plain_x.grad)
+        sharded, weight = spread(x, mesh, S0).requires_grad_(), spread(w, mesh, R).requires_grad_()
+        checkpoint(lambda one: F.linear(one, weight).relu(), sharded, use_reentrant=reentrant).sum().backward()
+        assert_whole(sharded.grad, plain_x.grad)
         assert_whole(weight.grad, plain_w.grad)
 
     on_ranks(on_rank, 2)
@@ -379,8 +379,8 @@ def test_the_cure_for_second_derivatives_of_summands():
     def on_rank(mesh):
         x = spread(whole, mesh, S0).redistribute(mesh, [P]).detach().requires_grad_()
         reduced = x.reduce_partial()
-        found = torch.autograd.grad(reduced.pow(3).sum(), reduced, create_graph=True)[0]
-        assert_whole(torch.autograd.grad((found * found).sum(), x)[0], wanted)
+        grads = torch.autograd.grad(reduced.pow(3).sum(), reduced, create_graph=True)[0]
+        assert_whole(torch.autograd.grad((grads * grads).sum(), x)[0], wanted)
 
     on_ranks(on_rank, 3)
 

@@ -17,8 +17,8 @@ def test_vjp_pulls_back_every_cotangent():
     x, y = torch.tensor([1.0, 2.0]), torch.tensor([3.0, 4.0])
     seeds = [torch.tensor([1.0, -1.0]), torch.tensor([2.0, 5.0])]
     outs, grads = get_torch_platform().vjp(lambda a, b: [a * b, a + b], [x, y], seeds, [True, True])
-    assert [one.tolist() for one in outs] == [[3, 8], [4, 6]]
-    assert [one.tolist() for one in grads] == [[5, 1], [3, 3]]
+    assert [tensor.tolist() for tensor in outs] == [[3, 8], [4, 6]]
+    assert [tensor.tolist() for tensor in grads] == [[5, 1], [3, 3]]
 
 
 def test_unwanted_and_unused_inputs_differ():
@@ -30,7 +30,7 @@ def test_unwanted_and_unused_inputs_differ():
     assert grads[0].tolist() == [1, 1]
     assert grads[1] is None
     assert grads[2].tolist() == [0, 0]
-    assert not any(one.requires_grad for one in inputs)
+    assert not any(tensor.requires_grad for tensor in inputs)
 
 
 def test_seeds_may_wait_for_the_outputs():

@@ -132,8 +132,8 @@ def test_backward_from_a_pending_reduction(op, world):
         y.redistribute().backward(spread(torch.tensor(1.0), mesh, R))
         assert kept == pytest.approx(y.grad.to_local().item())
         z = pending(torch.tensor(1.0 + mesh.get_rank()), mesh, op).requires_grad_()
-        (found,) = torch.autograd.grad(z, z, spread(torch.tensor(1.0), mesh, R))
-        assert found.to_local().item() == pytest.approx(kept)
+        (result,) = torch.autograd.grad(z, z, spread(torch.tensor(1.0), mesh, R))
+        assert result.to_local().item() == pytest.approx(kept)
         return kept
 
     wanted = {"sum": [1.0] * world, "avg": [1 / world] * world, "max": [0.0] * (world - 1) + [1.0],
@@ -151,11 +151,11 @@ def test_gradients_accumulate_as_on_one_device(world):
     (3 * F.linear(x, plain)).backward(seed)
 
     def on_rank(mesh):
-        held, weight = spread(x, mesh, S0), spread(w, mesh, R).requires_grad_()
-        out = F.linear(held, weight)
+        sharded, weight = spread(x, mesh, S0), spread(w, mesh, R).requires_grad_()
+        out = F.linear(sharded, weight)
         out.backward(spread(seed, mesh, S0), retain_graph=True)
         out.backward(spread(seed, mesh, R))
-        F.linear(held, weight).backward(spread(seed, mesh, S1))
+        F.linear(sharded, weight).backward(spread(seed, mesh, S1))
         assert weight.grad.placements == (R,)
         assert_whole(weight.grad, plain.grad)
         weight.grad = None
@@ -174,18 +174,18 @@ def test_grad_modes_do_not_leak():
     F.linear(x, plain).sum().backward()
 
     def on_rank(mesh):
-        held, weight = spread(x, mesh, S0), spread(w, mesh, R)
-        F.linear(held, weight)
+        sharded, weight = spread(x, mesh, S0), spread(w, mesh, R)
+        F.linear(sharded, weight)
         weight.requires_grad_()
         with torch.no_grad():
-            assert not F.linear(held, weight).requires_grad
+            assert not F.linear(sharded, weight).requires_grad
         with torch.inference_mode():
-            assert not F.linear(held, weight).requires_grad
+            assert not F.linear(sharded, weight).requires_grad
             assert_whole(spread(x, mesh, S0).mul_(2.0), 2 * x)
-        F.linear(held, weight).sum().backward()
+        F.linear(sharded, weight).sum().backward()
         assert_whole(weight.grad, plain.grad)
         weight.requires_grad = False
-        assert not F.linear(held, weight).requires_grad
+        assert not F.linear(sharded, weight).requires_grad
 
     on_ranks(on_rank, 2)
 
@@ -195,13 +195,13 @@ def test_hooks_see_dtensors():
     x = values(4)
 
     def on_rank(mesh):
-        seen, held = [], spread(x, mesh, S0).requires_grad_()
-        held.register_hook(lambda grad: (seen.append(grad), grad * 2.0)[1])
-        held.register_post_accumulate_grad_hook(seen.append)
-        (held * 3.0).sum().backward()
+        seen, sharded = [], spread(x, mesh, S0).requires_grad_()
+        sharded.register_hook(lambda grad: (seen.append(grad), grad * 2.0)[1])
+        sharded.register_post_accumulate_grad_hook(seen.append)
+        (sharded * 3.0).sum().backward()
         assert_whole(seen[0], 3 + 0 * x)
-        assert seen[1] is held
-        assert_whole(held.grad, 6 + 0 * x)
+        assert seen[1] is sharded
+        assert_whole(sharded.grad, 6 + 0 * x)
         bad = spread(x, mesh, S0).requires_grad_()
         bad.register_hook(lambda grad: grad.to_local())
         return text_of(MixedTensorError, lambda: (bad * 3.0).sum().backward())
@@ -218,14 +218,14 @@ def test_gradients_do_not_pass_by_a_hook():
     F.linear(plain, w).sum().backward()
 
     def on_rank(mesh):
-        held, weight, seen = spread(x, mesh, S0).requires_grad_(), spread(w, mesh, S0), []
-        gathered = held.redistribute()
+        sharded, weight, seen = spread(x, mesh, S0).requires_grad_(), spread(w, mesh, S0), []
+        gathered = sharded.redistribute()
         gathered.register_hook(seen.append)
         gathered.retain_grad()
         F.linear(gathered, weight).sum().backward()
-        for grad in (seen[0], gathered.grad, held.grad):
+        for grad in (seen[0], gathered.grad, sharded.grad):
             assert_whole(grad, plain.grad)
-        late = held.redistribute()
+        late = sharded.redistribute()
         F.linear(late, weight)
         return text_of(UnsupportedOperatorError, lambda: late.register_hook(print))
 
@@ -240,14 +240,14 @@ def test_what_a_gradient_must_be():
     x = values(4)
 
     def on_rank(mesh):
-        held = spread(x, mesh, S0).requires_grad_()
-        held.grad = spread(x, mesh, R)
-        assert held.grad.placements == (S0,)
-        assert_whole(held.grad, x)
+        sharded = spread(x, mesh, S0).requires_grad_()
+        sharded.grad = spread(x, mesh, R)
+        assert sharded.grad.placements == (S0,)
+        assert_whole(sharded.grad, x)
         return [
-            text_of(MixedTensorError, lambda: setattr(held, "grad", x)),
-            text_of(LayoutError, lambda: setattr(held, "grad", spread(values(5), mesh, S0))),
-            text_of(MixedTensorError, lambda: (held * 2.0).backward(x)),
+            text_of(MixedTensorError, lambda: setattr(sharded, "grad", x)),
+            text_of(LayoutError, lambda: setattr(sharded, "grad", spread(values(5), mesh, S0))),
+            text_of(MixedTensorError, lambda: (sharded * 2.0).backward(x)),
         ]
 
     assert on_ranks(on_rank, 2)[0] == [
@@ -343,11 +343,11 @@ def test_optimizers_write_in_place(name):
 
     x, w = values(5, 3), values(4, 3, seed=1)
 
-    def train(weight, held):
+    def train(weight, sharded):
         optimizer = getattr(torch.optim, name)([weight], lr=0.1, foreach=False)
         for _ in range(3):
             optimizer.zero_grad()
-            F.linear(held, weight).square().sum().backward()
+            F.linear(sharded, weight).square().sum().backward()
             optimizer.step()
         return weight
 
@@ -389,11 +389,11 @@ def test_writes_through_views_arrive():
     x = values(4, 6)
 
     def on_rank(mesh):
-        held = spread(x, mesh, S0)
-        held.view(24).add_(1.0)
-        held.detach().mul_(2.0)
-        held.data.mul_(3.0)
-        assert_whole(held, 6 * (x + 1))
+        sharded = spread(x, mesh, S0)
+        sharded.view(24).add_(1.0)
+        sharded.detach().mul_(2.0)
+        sharded.data.mul_(3.0)
+        assert_whole(sharded, 6 * (x + 1))
 
     on_ranks(on_rank, 2)
 
@@ -406,11 +406,11 @@ def test_gradients_through_writes(world):
     ((plain_x * 1.0 * plain_y) ** 2).sum().backward()
 
     def on_rank(mesh):
-        held, other = spread(x, mesh, S0).requires_grad_(), spread(y, mesh, R).requires_grad_()
-        written = held * 1.0
+        sharded, other = spread(x, mesh, S0).requires_grad_(), spread(y, mesh, R).requires_grad_()
+        written = sharded * 1.0
         assert written.mul_(other) is written
         (written * written).sum().backward()
-        assert_whole(held.grad, plain_x.grad)
+        assert_whole(sharded.grad, plain_x.grad)
         assert_whole(other.grad, plain_y.grad)
 
     on_ranks(on_rank, world)
@@ -477,17 +477,17 @@ def test_compilers_are_refused():
     w = values(3, 5)
 
     def on_rank(mesh):
-        held = spread(w, mesh, Shard(1))
+        sharded = spread(w, mesh, Shard(1))
         compiled = torch.compile(lambda x: torch.tanh(x @ x.T), backend="eager")
-        text = text_of(Exception, lambda: compiled(held))
+        text = text_of(Exception, lambda: compiled(sharded))
         model = torch.nn.Linear(5, 3, bias=False)
-        model.weight = torch.nn.Parameter(held)
+        model.weight = torch.nn.Parameter(sharded)
         assert "torch.compile does not know" in text_of(Exception, lambda: torch.compile(model, backend="eager")(w))
-        assert not is_traceable_wrapper_subclass(held)
+        assert not is_traceable_wrapper_subclass(sharded)
         local = local_map(
             torch.compile(lambda x: x.sin() + 1, backend="eager"), out_placements=[Shard(1)], device_mesh=mesh
         )
-        assert_whole(local(held), w.sin() + 1)
+        assert_whole(local(sharded), w.sin() + 1)
         return text
 
     wanted = (

@@ -72,15 +72,15 @@ def test_only_what_helps_is_advised():
 
     def on_rank(mesh):
         x = spread(torch.ones(4, 4), mesh, Shard(0))
-        found = []
+        result = []
         for call in (
             lambda: torch.ops.aten._amp_update_scale_(x, x, x, 2.0, 0.5, 1),
             lambda: torch.ops.aten._sample_dirichlet(x),
         ):
             with pytest.raises(UnsupportedOperatorError) as caught:
                 call()
-            found.append(str(caught.value))
-        return found
+            result.append(str(caught.value))
+        return result
 
     shown = "f32[4@tp, 4]"
     assert on_ranks(on_rank)[0] == [
@@ -140,12 +140,12 @@ def test_out_takes_several_results():
         mesh = init_device_mesh("cpu", (2,), mesh_dim_names=("tp",))
         x = distribute_tensor(torch.arange(15.0).reshape(5, 3), mesh, [Shard(0)])
         low, high = torch.zeros_like(x[:, 0]), torch.zeros_like(x[:, 0])
-        found = torch.aminmax(x, dim=1, out=(low, high))
+        result = torch.aminmax(x, dim=1, out=(low, high))
         power = torch.zeros_like(x, dtype=torch.float64)
         torch.float_power(x, 2, out=power)
         return (
-            type(found).__name__,
-            found.min is low,
+            type(result).__name__,
+            result.min is low,
             high.full_tensor().tolist(),
             torch.equal(power.full_tensor(), torch.arange(15.0).reshape(5, 3).double() ** 2),
         )
@@ -197,9 +197,9 @@ def test_methods_that_write_keep_layout_shape_and_dtype():
             (leaf.detach() * 1)[0].addbmm_(x.detach().reshape(1, 2, 3), x.detach().reshape(1, 3, 2))
         return x.placements == before, torch.equal(leaf.grad.full_tensor(), plain.grad), str(raised.value)
 
-    found = simulate(run, 2, "torch")
-    assert [one[:2] for one in found] == [(True, True)] * 2
-    assert found[0][2] == "addbmm(bias=f32[3@tp], x=f32[1, 2, 3@tp], y=f32[1, 3, 2]): [3] does not broadcast to [2, 2]"
+    result = simulate(run, 2, "torch")
+    assert [one[:2] for one in result] == [(True, True)] * 2
+    assert result[0][2] == "addbmm(bias=f32[3@tp], x=f32[1, 2, 3@tp], y=f32[1, 3, 2]): [3] does not broadcast to [2, 2]"
 
 
 def test_switches_between_two_functions_are_opened():
@@ -263,7 +263,7 @@ def test_where_of_a_condition_alone(placement):
     whole = torch.arange(15.0).reshape(5, 3) % 4 > 1
 
     def on_rank(mesh):
-        found = torch.where(spread(whole, mesh, placement))
-        return [one.to_local().tolist() for one in found]
+        result = torch.where(spread(whole, mesh, placement))
+        return [one.to_local().tolist() for one in result]
 
     assert on_ranks(on_rank, 3) == [[one.tolist() for one in torch.where(whole)]] * 3

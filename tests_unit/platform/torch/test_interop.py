@@ -30,16 +30,16 @@ def round_trips():
         (Partial("prod"), peer.Partial("product")),
         (Partial("max"), peer.Partial("max")),
     ):
-        one = distribute_tensor(x, mesh, [ours])
-        other = one.to_torch()
+        tensor = distribute_tensor(x, mesh, [ours])
+        other = tensor.to_torch()
         assert isinstance(other, peer.DTensor)
         assert other.placements == (theirs,)
         assert other.shape == x.shape
-        assert other.to_local().data_ptr() == one.to_local().data_ptr()
-        assert torch.equal(other.full_tensor(), one.full_tensor())
+        assert other.to_local().data_ptr() == tensor.to_local().data_ptr()
+        assert torch.equal(other.full_tensor(), tensor.full_tensor())
         back = DTensor.from_torch(other)
-        assert back.layout is one.layout
-        assert back.to_local().data_ptr() == one.to_local().data_ptr()
+        assert back.layout is tensor.layout
+        assert back.to_local().data_ptr() == tensor.to_local().data_ptr()
         checked.append(repr(ours))
 
     weight = distribute_tensor(torch.randn(5, 3, generator=torch.Generator().manual_seed(1)), mesh, [Shard(0)])
@@ -77,11 +77,11 @@ def saved(folder):
 @pytest.mark.slow
 def test_there_and_back():
     """Same storage, same placements, same graph; what PyTorch has no placement for is refused by name."""
-    found = launch(round_trips, 2, "torch")
-    assert found[0] == found[1]
-    assert found[0][:7] == ["Shard(0)", "Shard(1)", "Replicate()", "Partial(sum)", "Partial(prod)", "Partial(max)",
+    results = launch(round_trips, 2, "torch")
+    assert results[0] == results[1]
+    assert results[0][:7] == ["Shard(0)", "Shard(1)", "Replicate()", "Partial(sum)", "Partial(prod)", "Partial(max)",
                             "gradient"]  # fmt: skip
-    assert found[0][7] == "to_torch: PyTorch's DTensor has no Partial(any); use x = x.reduce_partial() first"
+    assert results[0][7] == "to_torch: PyTorch's DTensor has no Partial(any); use x = x.reduce_partial() first"
 
 
 @pytest.mark.slow

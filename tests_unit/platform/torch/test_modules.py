@@ -65,8 +65,8 @@ def test_layers_are_told_apart():
 
     platform = get_torch_platform()
     modules = (Mine(2, 2), nn.Embedding(2, 2), nn.Conv1d(1, 1, 1))
-    assert [platform.is_linear_module(one) for one in modules] == [True, False, False]
-    assert [platform.is_embedding_module(one) for one in modules] == [False, True, False]
+    assert [platform.is_linear_module(module) for module in modules] == [True, False, False]
+    assert [platform.is_embedding_module(module) for module in modules] == [False, True, False]
 
 
 def test_hooks_replace_what_passes():

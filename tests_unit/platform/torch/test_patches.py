@@ -146,8 +146,8 @@ def test_gradients_are_those_without_recomputation(name, world, mesh_shape, plac
     """By every way into PyTorch's checkpoint, dropout has its plain values, and its plain gradients up to rounding."""
     plain = PLAIN.get(name, lambda fn, x: fn(x))
     expected = simulate(gradients, world, "torch", (plain, place, mesh_shape))
-    found = simulate(gradients, world, "torch", (WAYS[name], place, mesh_shape))
-    for mine, other in zip(found, expected, strict=True):
+    results = simulate(gradients, world, "torch", (WAYS[name], place, mesh_shape))
+    for mine, other in zip(results, expected, strict=True):
         assert (mine[0], mine[2]) == (other[0], other[2])
         np.testing.assert_allclose(mine[1], other[1], rtol=1e-13, atol=1e-14)  # summed in another order
     assert any(0.0 in row for row in expected[0][0])
@@ -162,8 +162,8 @@ def test_backward_twice_draws_the_same_twice():
         x = DTensor.from_local(local, mesh, [Shard(0)])
         y = ways.checkpoint(Dropping(), x, use_reentrant=False)
         F.dropout(x)  # the stream goes on
-        found = [torch.autograd.grad(y.sum(), x, retain_graph=True)[0].to_local() for _ in range(2)]
-        return torch.equal(*found)
+        results = [torch.autograd.grad(y.sum(), x, retain_graph=True)[0].to_local() for _ in range(2)]
+        return torch.equal(*results)
 
     assert simulate(rank, 2, "torch") == [True, True]
 
@@ -227,9 +227,9 @@ def test_masked_functions_mean_the_same(name):
         mesh = init_device_mesh("cpu", (2,), mesh_dim_names=("tp",))
         x, mask = distribute_tensor(VALUES, mesh, [Shard(0)]), distribute_tensor(MASK, mesh, [Replicate()])
         args = (2.0, 1) if name == "normalize" else (1,)
-        found = getattr(torch.masked, name)(x, *args, mask=mask).full_tensor()
+        results = getattr(torch.masked, name)(x, *args, mask=mask).full_tensor()
         plain = getattr(torch.masked, name)(VALUES, *args, mask=MASK)
-        return torch.allclose(found, plain, equal_nan=True), x.layout is x._layout
+        return torch.allclose(results, plain, equal_nan=True), x.layout is x._layout
 
     assert simulate(rank, 2, "torch") == [(True, True)] * 2
 

@@ -87,6 +87,6 @@ def test_trees_keep_their_types():
         b: int
 
     tree = {"x": [1, (2,)], "y": Pair(3, 4)}
-    found = get_torch_platform().tree_map(lambda one: one * 2, tree)
-    assert found == {"x": [2, (4,)], "y": Pair(6, 8)}
-    assert type(found["y"]) is Pair
+    mapped = get_torch_platform().tree_map(lambda one: one * 2, tree)
+    assert mapped == {"x": [2, (4,)], "y": Pair(6, 8)}
+    assert type(mapped["y"]) is Pair

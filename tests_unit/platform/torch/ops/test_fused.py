@@ -61,11 +61,11 @@ def test_three_steps(name, mesh_shape):
     def run():
         mesh = init_device_mesh("cpu", mesh_shape, mesh_dim_names=[f"m{axis}" for axis in range(len(mesh_shape))])
         places = PLACED[mesh_shape]
-        held = [torch.nn.Parameter(placed(*one)) for one in zip(values, [mesh] * 4, places, strict=True)]
-        given = [[placed(*one) for one in zip(step, [mesh] * 4, places, strict=True)] for step in steps]
+        parameters = [torch.nn.Parameter(placed(*one)) for one in zip(values, [mesh] * 4, places, strict=True)]
+        gradients = [[placed(*one) for one in zip(step, [mesh] * 4, places, strict=True)] for step in steps]
         with record_events() as log:
-            trained(OPTIMIZERS[name], held, given)
-        return [one.full_tensor() if isinstance(one, DTensor) else one.detach() for one in held], len(log)
+            trained(OPTIMIZERS[name], parameters, gradients)
+        return [one.full_tensor() if isinstance(one, DTensor) else one.detach() for one in parameters], len(log)
 
     for found, events in simulate(run, int(np.prod(mesh_shape)), "torch"):
         assert events == 0
@@ -103,11 +103,11 @@ def test_aliases_see_a_step(name):
 
     def run():
         mesh = init_device_mesh("cpu", (2,), mesh_dim_names=("tp",))
-        held = torch.nn.Parameter(distribute_tensor(weight, mesh, [Shard(0)]))
+        parameter = torch.nn.Parameter(distribute_tensor(weight, mesh, [Shard(0)]))
         batch = distribute_tensor(rows, mesh, [Shard(0)])
-        alias, moved = held.detach().requires_grad_(), held.detach().view(3, 4)
+        alias, moved = parameter.detach().requires_grad_(), parameter.detach().view(3, 4)
         before = torch.nn.functional.linear(batch, alias).full_tensor()
-        trained(OPTIMIZERS[name], [held], [[distribute_tensor(torch.ones_like(weight), mesh, [Shard(0)])]])
+        trained(OPTIMIZERS[name], [parameter], [[distribute_tensor(torch.ones_like(weight), mesh, [Shard(0)])]])
         with pytest.raises(UnsupportedOperatorError, match="a view of a tensor that was written since is stale"):
             moved.sum()
         return before, torch.nn.functional.linear(batch, alias).full_tensor()
@@ -188,10 +188,10 @@ def test_five_steps_with_an_overflow(mesh_shape):
         mesh = init_device_mesh("cpu", mesh_shape, mesh_dim_names=("a", "b")[: len(mesh_shape)])
         whole = [[distribute_tensor(one, mesh) for one in each] for each in inputs]
         for places in SCALED[mesh_shape]:
-            held = [distribute_tensor(torch.tensor(array).requires_grad_(), mesh, places) for array in arrays]
-            assert trained_with_scaler(held, whole) == scales
-            assert [list(p.grad.placements) for p in held] == [places] * 2
-            for found, exact in zip(held, plain, strict=True):
+            parameters = [distribute_tensor(torch.tensor(array).requires_grad_(), mesh, places) for array in arrays]
+            assert trained_with_scaler(parameters, whole) == scales
+            assert [list(p.grad.placements) for p in parameters] == [places] * 2
+            for found, exact in zip(parameters, plain, strict=True):
                 torch.testing.assert_close(found.detach().full_tensor(), exact.detach(), rtol=1e-12, atol=1e-12)
 
     simulate(run, int(np.prod(mesh_shape)), "torch")
