@@ -76,12 +76,12 @@ MISTAKES = {
 
 def raised(given):
     """What each mistake raises."""
-    found = {}
+    text = {}
     for name, mistake in MISTAKES.items():
         with pytest.raises(Exception) as caught:  # noqa: PT011 - which one is the question
             mistake(given)
-        found[name] = caught.value
-    return found
+        text[name] = caught.value
+    return text
 
 
 @pytest.fixture(scope="module")

@@ -123,13 +123,13 @@ def test_a_platform_is_built_once(bare, monkeypatch):
     monkeypatch.setattr(
         select.importlib, "import_module", lambda _: types.SimpleNamespace(build=lambda: count.append(1) or object())
     )
-    found = []
-    threads = [threading.Thread(target=lambda: found.append(select.get_torch_platform())) for _ in range(8)]
+    chosen = []
+    threads = [threading.Thread(target=lambda: chosen.append(select.get_torch_platform())) for _ in range(8)]
     for thread in threads:
         thread.start()
     for thread in threads:
         thread.join()
-    assert len({id(one) for one in found}) == len(count) == 1
+    assert len({id(name) for name in chosen}) == len(count) == 1
 
 
 def test_a_value_that_no_framework_knows():

@@ -30,32 +30,32 @@ def chunks(size, parts):
 
 def box(layout, at):
     """Half-open ranges of the rank at ``at``, by splitting axis after axis."""
-    found = []
+    results = []
     for size, axes in zip(layout.shape, layout.dim_axes, strict=True):
         low, high = 0, size
         for axis in axes:
             a, b = chunks(high - low, layout.mesh.shape[axis])[at[axis]]
             low, high = low + a, low + b
-        found.append(slice(low, high))
-    return tuple(found)
+        results.append(slice(low, high))
+    return tuple(results)
 
 
 def assemble(locals_, layout):
     """The tensor that ``locals_`` (one array per rank, row-major) denote; replicas must agree exactly."""
     held = {}
-    for at, local in zip(np.ndindex(*layout.mesh.shape), locals_, strict=True):
-        held[at] = np.asarray(local)
+    for position, local in zip(np.ndindex(*layout.mesh.shape), locals_, strict=True):
+        held[position] = np.asarray(local)
     for axis, op in sorted(layout.partials, reverse=True):
         merged = {}
-        for at in held:
-            group = [held[(*at[:axis], i, *at[axis + 1 :])] for i in range(layout.mesh.shape[axis])]
-            merged[at] = REDUCE[op](np.stack(group)) if group else None
+        for position in held:
+            group = [held[(*position[:axis], i, *position[axis + 1 :])] for i in range(layout.mesh.shape[axis])]
+            merged[position] = REDUCE[op](np.stack(group)) if group else None
         held = merged
     whole = np.full(layout.shape, np.nan)
     filled = np.zeros(layout.shape, bool)
-    for at, local in held.items():
-        where = box(layout, at)
-        assert local.shape == whole[where].shape, (at, local.shape, whole[where].shape)
+    for position, local in held.items():
+        where = box(layout, position)
+        assert local.shape == whole[where].shape, (position, local.shape, whole[where].shape)
         np.testing.assert_allclose(whole[where][filled[where]], local[filled[where]], rtol=1e-12)
         whole[where], filled[where] = local, True
     assert filled.all()
@@ -71,11 +71,11 @@ def scatter(dense, layout, rng):
             for key, value in parts.items()
             for i, piece in enumerate(decompose(value, op, layout.mesh.shape[axis], rng))
         }
-    found = []
-    for at in np.ndindex(*layout.mesh.shape):
-        key = tuple((axis, at[axis]) for axis, _ in layout.partials)
-        found.append(np.array(parts[key][box(layout, at)], order="C"))
-    return found
+    results = []
+    for position in np.ndindex(*layout.mesh.shape):
+        key = tuple((axis, position[axis]) for axis, _ in layout.partials)
+        results.append(np.array(parts[key][box(layout, position)], order="C"))
+    return results
 
 
 def decompose(value, op, count, rng):
@@ -103,14 +103,14 @@ def dual(layout):
 def every_layout(mesh, shape, partials=("sum",)):
     """Every layout, every order of axes within a dim included."""
     choices = [("r",), *[("s", d) for d in range(len(shape))], *[("p", op) for op in partials]]
-    found = []
+    results = []
     for picks in itertools.product(choices, repeat=mesh.ndim):
         held = [[axis for axis, pick in enumerate(picks) if pick == ("s", d)] for d in range(len(shape))]
         owed = [(axis, pick[1]) for axis, pick in enumerate(picks) if pick[0] == "p"]
-        found.extend(
+        results.extend(
             Layout.of(mesh, dims, owed, shape) for dims in itertools.product(*map(itertools.permutations, held))
         )
-    return found
+    return results
 
 
 def for_rank(layout, rank):

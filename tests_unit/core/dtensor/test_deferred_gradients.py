@@ -35,7 +35,9 @@ def arrays(seed=0):
 
 def dense_gradients(steps=STEPS):
     """Of the sum over micro-batches of ``sum(linear(x, w, b) ** 2) + sum(w * w)``, in double precision."""
-    batches, w, b = (np.asarray(one, dtype=np.float64) if not isinstance(one, list) else one for one in arrays())
+    batches, w, b = (
+        np.asarray(value, dtype=np.float64) if not isinstance(value, list) else value for value in arrays()
+    )
     residues = [2 * (x @ w.T + b) for x in batches[:steps]]
     gw = sum(r.T @ x for r, x in zip(residues, batches[:steps], strict=True)) + 2 * steps * w
     return gw, sum(r.sum(0) for r in residues)
@@ -58,7 +60,7 @@ def case(platform_name, world):
         from torch.nn import Parameter
     else:
         from mindspore import Parameter
-    parameters = [Parameter(placed(platform, mesh, one, weight_at)) for one in (w, b)]
+    parameters = [Parameter(placed(platform, mesh, value, weight_at)) for value in (w, b)]
     return [placed(platform, mesh, x, batch_at) for x in batches], *parameters
 
 
@@ -79,28 +81,28 @@ def array_of(tensor):
 
 def reductions(log):
     """The all-reduces of backward over ``dp``, as argument names."""
-    return sorted(one.argument for one in log if one.phase == "backward" and one.axes == ("dp",))
+    return sorted(value.argument for value in log if value.phase == "backward" and value.axes == ("dp",))
 
 
 def torch_rank(world):
     """Gradients at once and deferred, and which reductions they cost."""
-    found = {}
+    results = {}
     for deferring in (False, True):
         batches, w, b = case("torch", world)
         with record_events() as log, defer_grad_reduce() if deferring else nullcontext():
             for x in batches:
                 loss_of(x, w, b).backward()
             inside = reductions(log)
-            pending = [one.grad.placements[0] == Partial() for one in (w, b)]
-        found[deferring] = ([array_of(one.grad) for one in (w, b)], inside, pending, reductions(log))
-    return found
+            pending = [value.grad.placements[0] == Partial() for value in (w, b)]
+        results[deferring] = ([array_of(value.grad) for value in (w, b)], inside, pending, reductions(log))
+    return results
 
 
 def mindspore_rank(world):
     """The same by ``value_and_grad``."""
     from hyper_parallel import value_and_grad
 
-    found = {}
+    results = {}
     for deferring in (False, True):
         batches, w, b = case("mindspore", world)
         run = value_and_grad(functools.partial(loss_of, w=w, b=b), None, [w, b])
@@ -109,20 +111,22 @@ def mindspore_rank(world):
                 steps = [run(x)[1] for x in batches]
                 sums = [sum(rest, first) for first, *rest in zip(*steps, strict=True)]
                 inside = reductions(log)
-            pending = [one.placements[0] == Partial() for one in sums]
-            sums = [one.reduce_partial() for one in sums]
-        later = [] if not deferring else [name for name, one in zip(("weight", "bias"), pending, strict=True) if one]
-        found[deferring] = ([array_of(one) for one in sums], inside, pending, sorted(inside + later))
-    return found
+            pending = [value.placements[0] == Partial() for value in sums]
+            sums = [value.reduce_partial() for value in sums]
+        later = (
+            [] if not deferring else [name for name, value in zip(("weight", "bias"), pending, strict=True) if value]
+        )
+        results[deferring] = ([array_of(value) for value in sums], inside, pending, sorted(inside + later))
+    return results
 
 
 @pytest.mark.parametrize("world", WORLDS, ids=lambda world: "x".join(map(str, world[0])))
 def test_gradients_are_reduced_once_and_equal_those_of_the_dense_model(platform_name, world):
     """Several micro-batches inside cost one all-reduce per parameter, and the gradients are the dense model's."""
     on_rank = torch_rank if platform_name == "torch" else mindspore_rank
-    for found in simulate(on_rank, math.prod(world[0]), platform_name, (world,)):
+    for results in simulate(on_rank, math.prod(world[0]), platform_name, (world,)):
         for deferring in (False, True):
-            grads, inside, pending, reduced = found[deferring]
+            grads, inside, pending, reduced = results[deferring]
             for got, wanted in zip(grads, dense_gradients(), strict=True):
                 np.testing.assert_allclose(got, wanted, rtol=2e-5, atol=2e-5)
             assert pending == [deferring] * 2
@@ -139,14 +143,14 @@ def test_uses_that_differ_along_different_axes_add_up():
         platform = platform_named("torch")
         mesh = init_device_mesh("cpu", (2, 2), mesh_dim_names=("dp", "tp"))
         batches, w, b = arrays()
-        w, b = (Parameter(placed(platform, mesh, one, [Replicate(), Replicate()])) for one in (w, b))
+        w, b = (Parameter(placed(platform, mesh, value, [Replicate(), Replicate()])) for value in (w, b))
         places = [[Shard(0), Replicate()], [Replicate(), Shard(0)], [Replicate(), Replicate()]]
         with record_events() as log:
             with defer_grad_reduce():
                 for x, place in zip(batches, places, strict=True):
                     loss_of(placed(platform, mesh, x, place), w, b).backward()
                 pending = w.grad.placements
-            return pending, [array_of(one.grad) for one in (w, b)], [(one.argument, one.axes) for one in log]
+            return pending, [array_of(value.grad) for value in (w, b)], [(value.argument, value.axes) for value in log]
 
     for pending, grads, events in simulate(rank, 4, "torch"):
         assert pending == (Partial(), Partial())
@@ -175,22 +179,22 @@ def test_a_step_on_a_pending_gradient_names_the_parameter():
     def rank():
         (x, *_), w, b = case("torch", WORLD)
         named, numbered = torch.optim.SGD([("head.weight", w)], lr=0.1), torch.optim.AdamW([w, b], lr=0.1)
-        said = []
+        message = []
         with defer_grad_reduce():
             loss_of(x, w, b).backward()
             for optimizer in (named, numbered):
                 with pytest.raises(LayoutError) as error:
                     optimizer.step()
-                said.append(str(error.value))
+                message.append(str(error.value))
         named.step()
-        return said, array_of(w)
+        return message, array_of(w)
 
-    said, stepped = on_two(rank)
+    message, stepped = on_two(rank)
     rest = (
         " (weight of linear) is still f32[3, 5] + Partial(sum)@dp; step after defer_grad_reduce() has ended, or reduce "
         "it first: grad = grad.reduce_partial()"
     )
-    assert said == [
+    assert message == [
         f"optimizer step: the gradient of head.weight{rest}",
         f"optimizer step: the gradient of parameter 0 of group 0{rest}",
     ]
@@ -211,19 +215,19 @@ def test_a_step_on_a_pending_gradient_is_refused_on_mindspore():
         with defer_grad_reduce():
             grads = value_and_grad(functools.partial(loss_of, w=w, b=b), None, [w, b])(x)[1]
             raw = mindspore.grad(lambda x: loss_of(x, w, b), None, [w])(x)  # plain, and hence complete
-        said = []
+        message = []
         for optimizer in (mindspore.nn.Momentum([w, b], 0.1, 0.9), optim.AdamW([w, b], lr=0.1)):
             with pytest.raises(LayoutError) as error:
                 optimizer(tuple(grads))
-            said.append(str(error.value))
-        return said, raw[0].asnumpy()
+            message.append(str(error.value))
+        return message, raw[0].asnumpy()
 
-    for said, raw in simulate(rank, 2, "mindspore"):
+    for message, raw in simulate(rank, 2, "mindspore"):
         wanted = (
             "optimizer step: the gradient of head.weight is still f32[3, 5] + Partial(sum)@dp; step after "
             "defer_grad_reduce() has ended, or reduce it first: grad = grad.reduce_partial()"
         )
-        assert said == [wanted] * 2
+        assert message == [wanted] * 2
         np.testing.assert_allclose(raw, dense_gradients(1)[0], rtol=2e-5, atol=2e-5)
 
 
@@ -304,7 +308,7 @@ def test_whoever_must_see_true_gradients_does():
             handle = w.register_hook(lambda grad: hooked.append(array_of(grad)))
             loss_of(x, w, b).backward()
             handle.remove()
-            placements = [one.grad.placements for one in (x, w, b)]
+            placements = [value.grad.placements for value in (x, w, b)]
             (asked,) = torch.autograd.grad(loss_of(x, w, b), [w])
             (twice,) = torch.autograd.grad(loss_of(x, w, b), [w], create_graph=True)
             (second,) = torch.autograd.grad((twice * twice).sum(), [b])
@@ -342,7 +346,7 @@ def test_a_hook_sees_passes_after_it_only():
         with defer_grad_reduce():
             loss_of(x, w, b).backward()
             hook = w.register_hook(lambda grad: grad * 3)
-            later = b.register_post_accumulate_grad_hook(lambda one: seen.append(array_of(one.grad)))
+            later = b.register_post_accumulate_grad_hook(lambda value: seen.append(array_of(value.grad)))
         once = array_of(w.grad)
         with defer_grad_reduce():
             loss_of(x, w, b).backward()
@@ -369,12 +373,12 @@ def test_copies_owe_nothing():
         with defer_grad_reduce():
             loss_of(x, w, b).backward()
             copies = [copy.copy(w), copy.deepcopy(w), pickle.loads(pickle.dumps(w))]  # noqa: S301 - our own bytes
-            found = [one.grad for one in copies]
+            results = [value.grad for value in copies]
             loss_of(x, copies[1], b).backward()
-        return found, array_of(w.grad), array_of(copies[1].grad)
+        return results, array_of(w.grad), array_of(copies[1].grad)
 
-    found, *grads = on_two(rank)
-    assert found == [None] * 3
+    results, *grads = on_two(rank)
+    assert results == [None] * 3
     for got in grads:
         np.testing.assert_allclose(got, dense_gradients(1)[0], rtol=2e-5, atol=2e-5)
 
@@ -392,7 +396,7 @@ def test_hooks_of_mindspore_parameters_see_true_gradients():
             hooked = run(x)[1]
             hook.remove()
             free = run(x)[1]
-        return [one[0].placements[0] == Partial() for one in (hooked, free)], *map(array_of, (hooked[0], free[0]))
+        return [value[0].placements[0] == Partial() for value in (hooked, free)], *map(array_of, (hooked[0], free[0]))
 
     for waiting, hooked, free in simulate(rank, 2, "mindspore"):
         assert waiting == [False, True]

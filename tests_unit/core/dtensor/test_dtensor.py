@@ -25,7 +25,7 @@ R, P, S0, S1 = Replicate(), Partial(), Shard(0), Shard(1)
 def spread(whole, mesh, *placements):
     """A leaf DTensor of the global tensor ``whole``."""
     layout = Layout.place(mesh, placements, tuple(whole.shape))
-    box = tuple(slice(*one) for one in layout.local_box())
+    box = tuple(slice(*value) for value in layout.local_box())
     return get_torch_platform().wrap(whole[box].clone(), layout)
 
 
@@ -55,10 +55,10 @@ def test_pieces_make_the_whole(shape, size):
     def on_rank(mesh):
         places = [S0] * mesh.ndim
         piece = spread(whole, mesh, *places).to_local()
-        made = DTensor.from_local(piece, mesh, places, shape=whole.shape, run_check=True)
-        assert made.shape == whole.shape
-        assert made.local_shape == tuple(piece.shape)
-        assert torch.equal(made.full_tensor(), whole)
+        tensor = DTensor.from_local(piece, mesh, places, shape=whole.shape, run_check=True)
+        assert tensor.shape == whole.shape
+        assert tensor.local_shape == tuple(piece.shape)
+        assert torch.equal(tensor.full_tensor(), whole)
 
     on_ranks(on_rank, *shape)
 
@@ -68,10 +68,10 @@ def test_constructor_is_from_local():
     import torch
 
     def on_rank(mesh):
-        made = DTensor(torch.ones(2, 3), mesh, [S0])
-        assert isinstance(made, DTensor)
-        assert isinstance(made, torch.Tensor)
-        assert made.shape == torch.Size([4, 3])
+        tensor = DTensor(torch.ones(2, 3), mesh, [S0])
+        assert isinstance(tensor, DTensor)
+        assert isinstance(tensor, torch.Tensor)
+        assert tensor.shape == torch.Size([4, 3])
         with mesh:
             assert DTensor.from_local(torch.ones(2)).placements == (R,)
 
@@ -165,8 +165,8 @@ def test_gradients_follow_every_change_of_placement(shape):
     kinds = (R, S0, S1)
 
     def on_rank(mesh):
-        for source in [(one, other) for one in kinds for other in kinds]:
-            for target in [(one, other) for one in kinds for other in kinds]:
+        for source in [(value, other) for value in kinds for other in kinds]:
+            for target in [(value, other) for value in kinds for other in kinds]:
                 x = spread(whole, mesh, *source).requires_grad_()
                 y = x.redistribute(placements=target)
                 assert torch.equal(y.full_tensor(), whole)
@@ -185,10 +185,10 @@ def test_to_local_takes_the_gradient_as_told():
         factor = 1.0 + mesh.get_rank()
         x = spread(torch.ones(3), mesh, R).requires_grad_()
         (x.to_local(grad_placements=[P]) * factor).sum().backward()
-        told = x.grad.to_local()
+        message = x.grad.to_local()
         x.grad = None
         (x.to_local() * factor).sum().backward()
-        return told.tolist(), x.grad.to_local().tolist()
+        return message.tolist(), x.grad.to_local().tolist()
 
     assert on_ranks(on_rank, 3) == [([6.0] * 3, [factor] * 3) for factor in (1.0, 2.0, 3.0)]
 
@@ -315,10 +315,10 @@ def test_a_layout_of_another_mesh_places_nothing(aliases):
 
     def on_rank(m3):
         x, foreign = torch.zeros(4, 6), Layout((2, 2), ("a", "b"))(*aliases)
-        held = distribute_tensor(x, m3, [S0])
+        local = distribute_tensor(x, m3, [S0])
         doors = (
             lambda: distribute_tensor(x, m3, Layout((2, 2), ("a", "b"))(*aliases)),
-            lambda: held.redistribute(m3, foreign),
+            lambda: local.redistribute(m3, foreign),
             lambda: DTensor.from_local(x, m3, foreign),
             lambda: zeros(4, 6, device_mesh=m3, placements=foreign),
         )
@@ -340,10 +340,10 @@ def test_a_layout_of_an_equal_mesh_places():
         layout = Layout((2, 2), ("dp", "tp"))
         x = torch.arange(24.0).reshape(4, 6)
         for spelled in (layout("dp", "None"), layout([S0, R]), layout([Shard(-2), R])):
-            made = distribute_tensor(x, mesh, spelled)
-            assert made.placements == (S0, R)
-            assert made.redistribute(mesh, spelled) is made
-            assert torch.equal(made.full_tensor(), x)
+            tensor = distribute_tensor(x, mesh, spelled)
+            assert tensor.placements == (S0, R)
+            assert tensor.redistribute(mesh, spelled) is tensor
+            assert torch.equal(tensor.full_tensor(), x)
 
     on_ranks(on_rank, 2, 2)
 
@@ -353,9 +353,9 @@ def test_grad_placements_by_position():
     import torch
 
     def on_rank(mesh):
-        held = spread(torch.arange(6.0), mesh, S0).requires_grad_()
-        (held.full_tensor([P]) * (mesh.rank + 1)).sum().backward()
-        assert torch.equal(held.grad.to_local(), torch.full((3,), 3.0))
-        assert torch.equal(held.to_local([S0]), held.to_local(grad_placements=[S0]))
+        local = spread(torch.arange(6.0), mesh, S0).requires_grad_()
+        (local.full_tensor([P]) * (mesh.rank + 1)).sum().backward()
+        assert torch.equal(local.grad.to_local(), torch.full((3,), 3.0))
+        assert torch.equal(local.to_local([S0]), local.to_local(grad_placements=[S0]))
 
     on_ranks(on_rank, 2)

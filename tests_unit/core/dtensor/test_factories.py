@@ -33,17 +33,17 @@ def test_constants_in_every_layout(placements):
 
     def rank(mesh):
         with record_events() as log:
-            made = [
+            tensor = [
                 zeros(4, 5, device_mesh=mesh, placements=placements),
                 ones((4, 5), device_mesh=mesh, placements=placements, dtype=torch.float64),
                 full([4, 5], 3, device_mesh=mesh, placements=placements),
             ]
         assert len(log) == 0
-        for one, constant in zip(made, (0, 1, 3), strict=True):
-            whole = one.full_tensor()
+        for value, constant in zip(tensor, (0, 1, 3), strict=True):
+            whole = value.full_tensor()
             assert whole.shape == (4, 5)
             assert (whole == constant).all()
-        return [str(one.dtype) for one in made]
+        return [str(value.dtype) for value in tensor]
 
     assert on_mesh(rank)[0] == ["torch.float32", "torch.float64", "torch.int64"]
 
@@ -84,14 +84,14 @@ def test_random_values_do_not_depend_on_layout_or_mesh(make, placements):
     """One seed, one tensor: on three ranks sharded as on one; the second call differs from the first."""
     import torch
 
-    def draw(mesh, held):
+    def draw(mesh, local):
         manual_seed(11, mesh)
-        first, second = (make(40, 5, device_mesh=mesh, placements=held, dtype=torch.float64) for _ in range(2))
+        first, second = (make(40, 5, device_mesh=mesh, placements=local, dtype=torch.float64) for _ in range(2))
         return first.full_tensor(), second.full_tensor()
 
     alone = on_mesh(lambda mesh: draw(mesh, None), 1)[0]
     many = on_mesh(lambda mesh: draw(mesh, placements))
-    assert all(mine.equal(theirs) for one in many for mine, theirs in zip(one, alone, strict=True))
+    assert all(mine.equal(theirs) for value in many for mine, theirs in zip(value, alone, strict=True))
     assert not alone[0].equal(alone[1])
     low, high = (0, 1) if make is rand else (-6, 6)
     assert low <= alone[0].min() < alone[0].max() < high
@@ -102,10 +102,10 @@ def test_random_leaves_in_short_types():
     import torch
 
     def rank(mesh):
-        one = rand(999, device_mesh=mesh, placements=[Shard(0)], dtype=torch.bfloat16, requires_grad=True)
-        assert one.is_leaf
-        assert one.requires_grad
+        value = rand(999, device_mesh=mesh, placements=[Shard(0)], dtype=torch.bfloat16, requires_grad=True)
+        assert value.is_leaf
+        assert value.requires_grad
         assert randn(3, device_mesh=mesh).dtype == torch.float32
-        return one.dtype == torch.bfloat16 and bool((one.to_local() < 1).all())
+        return value.dtype == torch.bfloat16 and bool((value.to_local() < 1).all())
 
     assert all(on_mesh(rank))

@@ -91,8 +91,8 @@ def test_boxes_tile_the_index_space_once(shape, size):
     mesh = DeviceMesh.abstract("cpu", shape, tuple(range(count)), names)
     for order in itertools.permutations(names):
         layout = Layout.place(mesh, (order,), (size,))
-        held = [index for rank in range(count) for index in range(*layout.local_box(rank)[0])]
-        assert sorted(held) == list(range(size))
+        layouts = [index for rank in range(count) for index in range(*layout.local_box(rank)[0])]
+        assert sorted(layouts) == list(range(size))
 
 
 def test_a_layout_built_by_its_own_spelling():
@@ -229,14 +229,14 @@ def test_layouts_that_nobody_holds_are_forgotten(monkeypatch):
     for kept in (layout_module._PLACED, transition._TRANSITIONS, transition._DUALS):
         kept.clear()
     mesh = DeviceMesh.abstract("cpu", (2,), (0, 1), ("tp",))
-    held = Layout.place(mesh, [Shard(0)], (1_000_003,))
+    layouts = Layout.place(mesh, [Shard(0)], (1_000_003,))
     gc.collect()
     before = len(layout_module._INTERNED)
     for size in range(1_000_010, 1_000_110):
-        rows, whole = (Layout.place(mesh, [one], (size,)) for one in (Shard(0), Replicate()))
+        rows, whole = (Layout.place(mesh, [layout], (size,)) for layout in (Shard(0), Replicate()))
         transition.dual(rows)
         assert transition.plan_transition(rows, whole).adjoint.adjoint is transition.plan_transition(rows, whole)
     assert max(len(layout_module._PLACED), len(transition._TRANSITIONS), len(transition._DUALS)) <= 8
     gc.collect()
     assert len(layout_module._INTERNED) - before < 50
-    assert Layout.place(mesh, [Shard(0)], (1_000_003,)) is held
+    assert Layout.place(mesh, [Shard(0)], (1_000_003,)) is layouts

@@ -63,9 +63,9 @@ def test_the_source_ranks_values_arrive_in_every_layout(grid, shape, source):
     def rank(mesh):
         mine = value(*shape, seed=0 if source is None else mesh.rank)
         for placements in layouts(len(shape))[mesh.ndim]:
-            made = distribute_tensor(mine, mesh, placements, src_data_rank=source)
-            assert made.placements == tuple(placements)
-            assert torch.equal(made.full_tensor(), value(*shape, seed=source or 0)), placements
+            result = distribute_tensor(mine, mesh, placements, src_data_rank=source)
+            assert result.placements == tuple(placements)
+            assert torch.equal(result.full_tensor(), value(*shape, seed=source or 0)), placements
 
     on_mesh(grid, rank)
 
@@ -77,13 +77,13 @@ def test_the_result_is_a_leaf_with_storage_of_its_own(placements, source):
 
     def rank(mesh):
         tensor = value(4, 6).requires_grad_()
-        made = distribute_tensor(tensor, mesh, placements, src_data_rank=source)
-        assert made.is_leaf
-        assert made.requires_grad
+        result = distribute_tensor(tensor, mesh, placements, src_data_rank=source)
+        assert result.is_leaf
+        assert result.requires_grad
         assert not distribute_tensor(value(4, 6), mesh, placements).requires_grad
         tensor.detach().zero_()
-        assert made.full_tensor().abs().sum() > 0
-        assert made.to_local().is_contiguous()
+        assert result.full_tensor().abs().sum() > 0
+        assert result.to_local().is_contiguous()
 
     on_mesh((2,), rank)
 
@@ -109,8 +109,8 @@ def test_a_tensor_without_values():
     import torch
 
     def rank(mesh):
-        made = distribute_tensor(torch.empty(5, 3, device="meta"), mesh, [Shard(0)])
-        return made.device.type, made.local_shape, tuple(made.shape)
+        result = distribute_tensor(torch.empty(5, 3, device="meta"), mesh, [Shard(0)])
+        return result.device.type, result.local_shape, tuple(result.shape)
 
     assert on_mesh((2,), rank) == [("meta", (3, 3), (5, 3)), ("meta", (2, 3), (5, 3))]
 
@@ -119,10 +119,10 @@ def test_a_dtensor_is_returned_or_refused():
     """The identical layout is the same object; another one is redistribute's business."""
 
     def rank(mesh):
-        made = distribute_tensor(value(4, 6), mesh, [Shard(0)])
-        assert distribute_tensor(made, mesh, [Shard(0)]) is made
+        result = distribute_tensor(value(4, 6), mesh, [Shard(0)])
+        assert distribute_tensor(result, mesh, [Shard(0)]) is result
         with pytest.raises(ValueError, match="DTensor") as caught:
-            distribute_tensor(made, mesh, [Shard(1)])
+            distribute_tensor(result, mesh, [Shard(1)])
         return str(caught.value)
 
     assert on_mesh((2,), rank)[0] == (
@@ -195,10 +195,10 @@ def test_an_operator_without_a_rule_is_refused():
             torch.ops.aten._chunk_cat.default([distribute_tensor(value(4, 4), mesh, [Shard(0)])], 0, 2)
         return str(caught.value)
 
-    found = on_mesh((2,), rank)[0]
-    assert "aten._chunk_cat.default" in found
-    assert "f64[4@tp, 4]" in found
-    assert "hyper_parallel.DistributedOp" in found
+    message = on_mesh((2,), rank)[0]
+    assert "aten._chunk_cat.default" in message
+    assert "f64[4@tp, 4]" in message
+    assert "hyper_parallel.DistributedOp" in message
 
 
 # -- distribute_module ---------------------------------------------------------------------------------------------

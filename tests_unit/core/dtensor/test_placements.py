@@ -9,9 +9,9 @@ from hyper_parallel.core.dtensor.placements import PARTIAL_OPS, Partial, Replica
 
 def test_each_kind_answers_for_itself_only():
     """Exactly one of is_shard, is_replicate and is_partial is true of a placement."""
-    for place, found in ((Shard(1), "shard"), (Replicate(), "replicate"), (Partial(), "partial")):
-        told = {name for name in ("shard", "replicate", "partial") if getattr(place, f"is_{name}")()}
-        assert told == {found}
+    for placement, found in ((Shard(1), "shard"), (Replicate(), "replicate"), (Partial(), "partial")):
+        answers = {name for name in ("shard", "replicate", "partial") if getattr(placement, f"is_{name}")()}
+        assert answers == {found}
 
 
 def test_questions_may_be_narrowed():
@@ -24,11 +24,11 @@ def test_questions_may_be_narrowed():
 
 def test_placements_are_values():
     """Equal placements hash alike and survive pickling, and cannot be changed."""
-    for place in (Shard(0), Replicate(), Partial("max"), StridedShard(1, 3)):
-        assert pickle.loads(pickle.dumps(place)) == place  # noqa: S301 - our own bytes
-        assert hash(pickle.loads(pickle.dumps(place))) == hash(place)  # noqa: S301 - the same
+    for placement in (Shard(0), Replicate(), Partial("max"), StridedShard(1, 3)):
+        assert pickle.loads(pickle.dumps(placement)) == placement  # noqa: S301 - our own bytes
+        assert hash(pickle.loads(pickle.dumps(placement))) == hash(placement)  # noqa: S301 - the same
         with pytest.raises(AttributeError):
-            place.dim = 2
+            placement.dim = 2
 
 
 def test_a_strided_shard_is_a_shard_but_another_value():
@@ -41,7 +41,7 @@ def test_a_strided_shard_is_a_shard_but_another_value():
 
 def test_repr_is_what_one_types():
     """The repr of a placement is its spelling."""
-    spelt = [repr(place) for place in (Shard(-1), Replicate(), Partial("min"), StridedShard(0, 2))]
+    spelt = [repr(placement) for placement in (Shard(-1), Replicate(), Partial("min"), StridedShard(0, 2))]
     assert spelt == ["Shard(-1)", "Replicate()", "Partial(min)", "StridedShard(0, split_factor=2)"]
 
 

@@ -36,7 +36,7 @@ def _signature_of(placement):
              for make in (rand, randn) for kind in (single, double)]  # fmt: skip
     ones = platform.wrap(platform.from_numpy(np.ones((7, 5), np.float32)), Layout.place(mesh, [Replicate()], (7, 5)))
     draws.append(platform.dispatcher.ops.dropout(ones.redistribute(placements=[placement]), 0.3, True))
-    return [platform.tensor_to_numpy(one.full_tensor()).tobytes() for one in draws]
+    return [platform.tensor_to_numpy(value.full_tensor()).tobytes() for value in draws]
 
 
 @pytest.mark.platforms("torch", "mindspore", together=True)
@@ -58,33 +58,33 @@ def mask():
 
 def in_thread(body, name="other"):
     """What ``body`` returned or raised in a thread of this rank."""
-    found = []
+    masks = []
 
     def call():
         try:
-            found.append(body())
+            masks.append(body())
         except UnsupportedOperatorError as error:
-            found.append(str(error))
+            masks.append(str(error))
 
     thread = threading.Thread(target=contextvars.copy_context().run, args=(call,), name=name)
     thread.start()
     thread.join()
-    return found[0]
+    return masks[0]
 
 
 def test_threads_draw_from_the_stream_of_their_rank(platform_name):
     """A new thread draws what the rank's seed and calls say: other seeds give other masks, and calls go on."""
 
     def rank():
-        found = []
+        masks = []
         for seed in (7, 8, 9):
             random.manual_seed(seed)
-            found.append(in_thread(mask))
+            masks.append(in_thread(mask))
             assert random.get_state() == (seed, 1)
-            found.append(in_thread(mask))  # the first thread has ended
+            masks.append(in_thread(mask))  # the first thread has ended
         random.manual_seed(7)
-        assert [mask(), mask()] == found[:2]
-        return len({tuple(one) for one in found}) == 6
+        assert [mask(), mask()] == masks[:2]
+        return len({tuple(value) for value in masks}) == 6
 
     assert simulate(rank, 2, platform_name) == [True, True]
 
@@ -110,7 +110,7 @@ def test_two_threads_do_not_share_a_stream(platform_name):
         assert mine[2:] + again[2:] == [2, 4]
         random.manual_seed(4)
         drawn = [mask(), *mine[:2], *again[:2], *in_thread(own)[:2]]
-        return refused, threading.current_thread().name, len({tuple(one) for one in drawn})
+        return refused, threading.current_thread().name, len({tuple(value) for value in drawn})
 
     for refused, name, different in simulate(rank, 2, platform_name):
         assert different == 7
@@ -154,8 +154,8 @@ def test_ranks_of_one_process_have_streams_of_their_own(platform_name):
         return mask() + mask()
 
     random.manual_seed(1)
-    found = simulate(rank, 2, platform_name)
+    masks = simulate(rank, 2, platform_name)
     assert random.get_state() == (1, 0)
-    whole = np.array(found).reshape(2, 2, 30)
+    whole = np.array(masks).reshape(2, 2, 30)
     assert not (whole[0] == whole[1]).all()
-    assert simulate(rank, 2, platform_name) == found
+    assert simulate(rank, 2, platform_name) == masks

@@ -51,16 +51,16 @@ def run_cases(cases, world):
 
     def on_rank():
         rank = active_transport().rank
-        found = []
+        results = []
         for case in cases:
             x = torch.from_numpy(case.locals[rank].copy()).requires_grad_()
             y = redistribute(x, case.plan_of(rank), platform)
             y.backward(torch.from_numpy(case.grads[rank]))
-            found.append((y.detach().numpy(), x.grad.numpy()))
-        return found
+            results.append((y.detach().numpy(), x.grad.numpy()))
+        return results
 
     ranks = simulate(on_rank, world, "torch")
-    return [([one[i][0] for one in ranks], [one[i][1] for one in ranks]) for i in range(len(cases))]
+    return [([value[i][0] for value in ranks], [value[i][1] for value in ranks]) for i in range(len(cases))]
 
 
 def check(dense, cases, world):
@@ -87,7 +87,7 @@ def inner(values, grads, layout, varying=()):
 def test_every_transition_forward_and_backward(dense, mesh, shape):
     """Between any two layouts the value stays the same, and the true gradient arrives in the dual layout."""
     layouts = dense.every_layout(dense.grid(mesh), shape)
-    cases = [Case(dense, one, other, seed=i) for i, (one, other) in enumerate(itertools.product(layouts, layouts))]
+    cases = [Case(dense, value, other, seed=i) for i, (value, other) in enumerate(itertools.product(layouts, layouts))]
     check(dense, cases, int(np.prod(mesh)))
 
 
@@ -118,7 +118,7 @@ def test_averages(dense):
     """Partial(avg) reduces to the mean and is made without scaling; its gradient is held divided by the axis' size."""
     layouts = dense.every_layout(dense.grid((2, 2)), (5, 3), partials=("sum", "avg"))
     pairs = itertools.islice(itertools.product(layouts, layouts), 0, None, 3)
-    check(dense, [Case(dense, one, other, seed=i) for i, (one, other) in enumerate(pairs)], 4)
+    check(dense, [Case(dense, value, other, seed=i) for i, (value, other) in enumerate(pairs)], 4)
 
 
 def test_an_average_moves_between_axes_of_unequal_size():
@@ -143,7 +143,7 @@ def test_other_reductions(dense, op):
     import torch
 
     layouts = dense.every_layout(dense.grid((2, 2)), (5, 3), partials=(op,))
-    cases = [Case(dense, one, other, seed=i) for i, (one, other) in enumerate(itertools.product(layouts, layouts))]
+    cases = [Case(dense, value, other, seed=i) for i, (value, other) in enumerate(itertools.product(layouts, layouts))]
 
     def on_rank():
         rank = active_transport().rank
@@ -152,7 +152,7 @@ def test_other_reductions(dense, op):
 
     ranks = simulate(on_rank, 4, "torch")
     for index, case in enumerate(cases):
-        whole = dense.assemble([one[index] for one in ranks], case.target)
+        whole = dense.assemble([value[index] for value in ranks], case.target)
         np.testing.assert_allclose(whole, case.value, atol=1e-10, err_msg=repr(case.plan_of(0)))
 
 
@@ -224,8 +224,8 @@ def test_an_extremum_to_shards(dense):
         y.sum().backward()
         return y.tolist(), x.grad.tolist()
 
-    found = on_ranks(dense, (2, 2), body)
-    assert [grad for _, grad in found] == [[0.5] * 4, [0.5] * 4, [0.5] * 4, [0.5] * 4]
+    results = on_ranks(dense, (2, 2), body)
+    assert [grad for _, grad in results] == [[0.5] * 4, [0.5] * 4, [0.5] * 4, [0.5] * 4]
 
 
 def test_a_product_has_no_gradient(dense):
@@ -250,12 +250,12 @@ def test_double_backward(dense):
     grid = dense.grid((2, 2))
     layouts = dense.every_layout(grid, (3, 4))[::3]
     pairs = list(itertools.product(layouts, layouts))
-    cases = [Case(dense, one, other, seed=i) for i, (one, other) in enumerate(pairs)]
+    cases = [Case(dense, value, other, seed=i) for i, (value, other) in enumerate(pairs)]
 
     def on_rank():
         import torch
 
-        rank, found = active_transport().rank, []
+        rank, results = active_transport().rank, []
         for case in cases:
             x = torch.from_numpy(case.locals[rank].copy()).requires_grad_()
             g = torch.from_numpy(case.grads[rank].copy()).requires_grad_()
@@ -263,8 +263,8 @@ def test_double_backward(dense):
             (back,) = torch.autograd.grad(y, x, g, create_graph=True)
             # back is linear in g; its gradient at the direction x is the forward plan applied to x.
             (again,) = torch.autograd.grad(back, g, torch.from_numpy(case.locals[rank]))
-            found.append((y.detach().numpy(), again.numpy()))
-        return found
+            results.append((y.detach().numpy(), again.numpy()))
+        return results
 
     for ranks in simulate(on_rank, 4, "torch"):
         for (y, again), case in zip(ranks, cases, strict=True):
@@ -370,7 +370,7 @@ def test_results_share_no_storage_with_the_source(dense):
     grid = dense.grid((2, 2))
     layouts = dense.every_layout(grid, (5, 3))
     pairs = [pair for pair in itertools.product(layouts, layouts) if pair[0] is not pair[1]]
-    cases = [Case(dense, one, other, seed=i) for i, (one, other) in enumerate(pairs)]
+    cases = [Case(dense, value, other, seed=i) for i, (value, other) in enumerate(pairs)]
 
     def on_rank():
         import torch

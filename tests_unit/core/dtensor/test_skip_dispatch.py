@@ -58,7 +58,7 @@ def test_named_operators_are_dispatched(platform_name):
             with SkipDTensorDispatch():
                 part = x.sum()
             again = x.sum()
-        kinds = [isinstance(one, DTensor) for one in (whole, local, part, again)]
+        kinds = [isinstance(value, DTensor) for value in (whole, local, part, again)]
         return kinds, float(whole.full_tensor())
 
     assert simulate(body, 2, platform=platform_name) == [([True, False, False, True], 45.0)] * 2
@@ -74,7 +74,7 @@ def test_detach_is_an_operation_too(platform_name):
             inside = x.detach()
         with SkipDTensorDispatch(no_skip={"detach"}):
             named = x.detach()
-        return [isinstance(one, DTensor) for one in (inside, named, x.detach())], tuple(inside.shape)
+        return [isinstance(value, DTensor) for value in (inside, named, x.detach())], tuple(inside.shape)
 
     assert simulate(body, 2, platform=platform_name) == [
         ([False, True, True], (3, 2)),
@@ -88,11 +88,11 @@ def test_operators_are_named_by_object_too():
     import torch
 
     def body():
-        x, found = rows(), []
+        x, results = rows(), []
         for name in (torch.Tensor.mul, "mul", torch.nn.functional.gelu, "gelu", "linear"):
             with SkipDTensorDispatch(no_skip={name}):
-                found.append((isinstance(x.mul(2.0), DTensor), isinstance(torch.nn.functional.gelu(x), DTensor)))
-        return found
+                results.append((isinstance(x.mul(2.0), DTensor), isinstance(torch.nn.functional.gelu(x), DTensor)))
+        return results
 
     assert simulate(body, 2, platform="torch")[0] == [(True, False)] * 2 + [(False, True)] * 2 + [(False, False)]
 
@@ -224,11 +224,13 @@ def test_results_of_composed_functions_are_of_this_ranks_piece():
                 (functional.cross_entropy(x, x), functional.cross_entropy(local, local)),
                 (x.double(), local.double()),
             ]
-            plain = [not isinstance(found, DTensor) and torch.equal(found, wanted) for found, wanted in pairs]
+            plain = [not isinstance(results, DTensor) and torch.equal(results, wanted) for results, wanted in pairs]
             same = functional.relu(x.neg_(), inplace=True), x.cumsum_(0), x.to(torch.float64)
         return plain, same[0].abs().sum().item(), same[1] is x, isinstance(same[2], DTensor)
 
-    assert [(all(one), *rest) for one, *rest in simulate(body, 2, platform="torch")] == [(True, 0.0, True, False)] * 2
+    assert [(all(value), *rest) for value, *rest in simulate(body, 2, platform="torch")] == [
+        (True, 0.0, True, False)
+    ] * 2
 
 
 @both
@@ -240,10 +242,10 @@ def test_a_named_operator_is_dispatched_with_all_that_it_is_made_of(platform_nam
 
         platform, x = current_platform(), rows()
         with SkipDTensorDispatch(no_skip=named):
-            found = x.nonzero()
+            results = x.nonzero()
         wanted = x.nonzero()
-        assert isinstance(found, DTensor)
-        return bool(np.array_equal(*(platform.tensor_to_numpy(one.full_tensor()) for one in (found, wanted))))
+        assert isinstance(results, DTensor)
+        return bool(np.array_equal(*(platform.tensor_to_numpy(value.full_tensor()) for value in (results, wanted))))
 
     named = {"torch": "nonzero", "mindspore": "NonZero"}[platform_name]
     assert simulate(body, 2, platform=platform_name, args=(named,)) == [True, True]

@@ -22,17 +22,17 @@ def every_step(dense, mesh, shape, rank):
     """Every step that a search could take between any two layouts, in an order that all ranks share."""
     grid = dense.grid(mesh, rank)
     layouts = dense.every_layout(grid, shape)
-    found = {}
+    results = {}
     for source, target in itertools.product(layouts, layouts):
         kept = {axis for axis, _ in target.partials}
         if kept <= {axis for axis, _ in source.partials} and source is not target:
             for step in (cheapest_steps._direct(source, target), *cheapest_steps._moves(source, target)):
-                found.setdefault(str(step), step)
+                results.setdefault(str(step), step)
         fresh = [axis for axis in kept if not source.is_partial(axis) and not any(axis in d for d in source.dim_axes)]
         if source.dim_axes == target.dim_axes and fresh and len(fresh) == len(target.partials) - len(source.partials):
             step = steps.ToPartial(source, target, tuple(fresh))
-            found.setdefault(str(step), step)
-    return list(found.values())
+            results.setdefault(str(step), step)
+    return list(results.values())
 
 
 @pytest.mark.parametrize("mesh, shape", WORLDS)

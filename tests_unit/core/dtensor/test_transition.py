@@ -59,9 +59,13 @@ def minimum(dense, source, target):
     reduced = [axis for axis, _ in source.partials if axis not in kept]
     total = 0
     for index in itertools.product(*map(range, source.shape)):
-        holders = [at for at in itertools.product(*map(range, shape)) if inside(index, dense.box(source, at))]
-        wanted = [at for at in itertools.product(*map(range, shape)) if inside(index, dense.box(target, at))]
-        terms = {tuple(at[axis] for axis in reduced) for at in holders}
+        holders = [
+            position for position in itertools.product(*map(range, shape)) if inside(index, dense.box(source, position))
+        ]
+        wanted = [
+            position for position in itertools.product(*map(range, shape)) if inside(index, dense.box(target, position))
+        ]
+        terms = {tuple(position[axis] for axis in reduced) for position in holders}
         if len(terms) > 1:
             total += len(terms) - 1 + len(wanted) - bool(set(wanted) & set(holders))
         else:
@@ -76,10 +80,12 @@ def inside(index, box):
 
 def received(steps):
     """Elements that all ranks together receive."""
-    found = 0
+    transition = 0
     for step in steps.steps:
-        found += sum(step.received_at(at) for at in itertools.product(*map(range, step.source.mesh.shape)))
-    return found
+        transition += sum(
+            step.received_at(position) for position in itertools.product(*map(range, step.source.mesh.shape))
+        )
+    return transition
 
 
 TABLE = [
@@ -213,10 +219,10 @@ class TestErrors:
 
     def test_meshes_differ(self, dense):
         """Layouts on two meshes have no transition."""
-        one = Layout.place(dense.grid((2,)), [R], (4,))
+        step = Layout.place(dense.grid((2,)), [R], (4,))
         other = Layout.place(dense.grid((4,)), [R], (4,))
         with pytest.raises(MeshMismatchError) as caught:
-            plan_transition(one, other)
+            plan_transition(step, other)
         assert str(caught.value) == (
             "redistribute: source is on DeviceMesh(cpu, a=2, ranks=[0, 1]), "
             "target on DeviceMesh(cpu, a=4, ranks=[0, 1, 2, 3])"

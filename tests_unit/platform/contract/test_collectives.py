@@ -59,12 +59,12 @@ def run(platform_name, world, rank):
 
 def refusals(platform, calls):
     """Type and message of each call's error."""
-    found = []
+    results = []
     for call in calls:
         with pytest.raises((HyperParallelError, ValueError)) as caught:
             call()
-        found.append((type(caught.value).__name__, str(caught.value)))
-    return found
+        results.append((type(caught.value).__name__, str(caught.value)))
+    return results
 
 
 def each_group(world, platform, call):
@@ -88,13 +88,13 @@ def test_all_reduce(platform_name, world, op):
 
     def rank(platform):
         mine = platform.from_numpy(parts[platform.get_rank()].copy())
-        found = each_group(world, platform, lambda group: platform.all_reduce(mine, group, op=op))
-        return found, platform.tensor_to_numpy(mine)
+        results = each_group(world, platform, lambda group: platform.all_reduce(mine, group, op=op))
+        return results, platform.tensor_to_numpy(mine)
 
-    for number, (found, mine) in enumerate(run(platform_name, world, rank)):
+    for number, (results, mine) in enumerate(run(platform_name, world, rank)):
         same(mine, parts[number])
-        assert 0 in found
-        for index, value in found.items():
+        assert 0 in results
+        for index, value in results.items():
             same(value, np.asarray(REDUCE[op](parts[members(groups(world)[index], world)])))
 
 
@@ -108,8 +108,8 @@ def test_reduce_scatter_tensor(platform_name, world, op):
         mine = platform.from_numpy(parts[platform.get_rank()].copy())
         return each_group(world, platform, lambda group: platform.reduce_scatter_tensor(mine, group, op=op))
 
-    for number, found in enumerate(run(platform_name, world, rank)):
-        for index, value in found.items():
+    for number, results in enumerate(run(platform_name, world, rank)):
+        for index, value in results.items():
             ranks = members(groups(world)[index], world)
             same(value, np.split(REDUCE[op](parts[ranks]), len(ranks))[ranks.index(number)])
 
@@ -146,8 +146,8 @@ def test_all_gather_object(platform_name, world):
         return everyone, reverse
 
     for everyone, reverse in run(platform_name, world, rank):
-        assert everyone == [{"rank": one} for one in range(world)]
-        assert reverse == [(one, "x") for one in range(world)][::-1]
+        assert everyone == [{"rank": value} for value in range(world)]
+        assert reverse == [(value, "x") for value in range(world)][::-1]
 
 
 @WORLDS
@@ -157,7 +157,7 @@ def test_refusals(platform_name, world):
     def rank(platform):
         mine, x = platform.get_rank(), platform.from_numpy(np.ones((5 * world + 1, 2)))
         other = ((mine + 1) % world,)
-        found = refusals(
+        results = refusals(
             platform,
             [
                 lambda: platform.reduce_scatter_tensor(x),
@@ -181,12 +181,12 @@ def test_refusals(platform_name, world):
                 lambda: platform.all_reduce(platform.from_numpy(np.ones(2, np.int64)), op="avg"),
             ],
         )
-        return found, outside
+        return results, outside
 
     everyone = list(range(world))
-    for number, (found, outside) in enumerate(run(platform_name, world, rank)):
+    for number, (results, outside) in enumerate(run(platform_name, world, rank)):
         other = [(number + 1) % world]
-        assert found == [
+        assert results == [
             (
                 "ValueError",
                 f"reduce_scatter_tensor: dim 0 of size {5 * world + 1} does not divide by {world} ranks",
@@ -278,23 +278,23 @@ class _Ring:
 
     def one_by_one(self):
         """Who waits for the sending first finds all others doing the same."""
-        told = []
+        messages = []
         for sends, expects in UNEQUAL:
             wish = self.platform.irecv(self.make(expects), self.before)
             self.platform.isend(self.make(sends), self.after).wait()
-            told.append(_told(wish.wait))
+            messages.append(_told(wish.wait))
             self.right((2, 3))
-        return told
+        return messages
 
     def at_once(self):
         """All on their way, and the last one waited for first."""
         wishes = [self.platform.irecv(self.make(expects), self.before) for _, expects in UNEQUAL]
         sent = [self.platform.isend(self.make(sends), self.after) for sends, _ in UNEQUAL]
-        told = [_told(wish.wait) for wish in reversed(wishes)]
-        for one in reversed(sent):
-            one.wait()
+        messages = [_told(wish.wait) for wish in reversed(wishes)]
+        for value in reversed(sent):
+            value.wait()
         self.right(LONG)
-        return told[::-1]
+        return messages[::-1]
 
     def blocking(self):
         """From rank 0 to rank 1, in the end one that this library has not sent."""
@@ -307,9 +307,9 @@ class _Ring:
                 transport.send(self.make(sends), 1)
             dist.send(torch.ones(9), 1)
         wishes = [*(expects for _, expects in UNEQUAL), ("float32", (9,))] if self.me == 1 else []
-        told = [_told(transport.recv, self.make(expects), 0) for expects in wishes]
+        messages = [_told(transport.recv, self.make(expects), 0) for expects in wishes]
         self.right((0, 2))
-        return told
+        return messages
 
     def late(self):
         """From rank 0 to rank 1, which joins a collective before it waits for what is longer than it expects."""
@@ -318,23 +318,23 @@ class _Ring:
             for turn, shape in enumerate((LONG, (3,), LONG)):
                 self.platform.isend(self.make(("float32", shape), turn), 1).wait()
         self.platform.all_reduce(self.make(("float32", (2,))))
-        told = [_told(wishes[2].wait), _told(wishes[0].wait)] if self.me == 1 else []
-        told += [self.platform.tensor_to_numpy(wish.wait()).tolist() for wish in wishes[1:2]]
+        messages = [_told(wishes[2].wait), _told(wishes[0].wait)] if self.me == 1 else []
+        messages += [self.platform.tensor_to_numpy(wish.wait()).tolist() for wish in wishes[1:2]]
         self.right((2, 3))
-        return told
+        return messages
 
     def refused(self):
         """What is wrong before anything is sent."""
         row = self.make(("float32", (1, 3)))
-        told = []
+        messages = []
         for call in (
             lambda: self.platform.isend(row, self.after, tag=2**31),
             lambda: self.platform.irecv(row.expand((2, 3)), self.before),
         ):
             with pytest.raises(ValueError, match=r"\w+: ") as caught:
                 call()
-            told.append(str(caught.value))
-        return told
+            messages.append(str(caught.value))
+        return messages
 
     def left(self):
         """Messages to and from rank 0, which leaves, and some that a rank waits for once it has left the world."""
@@ -342,18 +342,18 @@ class _Ring:
             return []
         begun = [self.platform.irecv(self.make(("int64", (3,))), 0, tag=5) for _ in range(2)]
         waits = [lambda: self.platform.isend(self.make(("float32", ())), 0).wait(), begun[0].wait]
-        told = [_told(wait, kind=RankFailedError).partition(": [")[0] for wait in waits]
+        messages = [_told(wait, kind=RankFailedError).partition(": [")[0] for wait in waits]
         self.platform.destroy_process_group()
-        return [*told, _told(begun[1].wait, kind=HandleError)]
+        return [*messages, _told(begun[1].wait, kind=HandleError)]
 
     def swapped(self):
         """Of a pair either one has more."""
-        told = []
+        messages = []
         for larger in range(2) if self.me < 2 else ():
             mine = self.make(("float32", LONG if self.me == larger else (3,)))
-            told.append(_told(self.platform.p2p_exchange, mine, 1 - self.me))
+            messages.append(_told(self.platform.p2p_exchange, mine, 1 - self.me))
         self.right(LONG)
-        return told
+        return messages
 
 
 class _Pair:
@@ -389,24 +389,24 @@ class _Pair:
             self.platform.send_object_list([group], 1, group)
         swapped = [self.value(self.platform.p2p_exchange(self.number(turn), 1, group))
                    for turn, group in ((20, None), (21, (0, 1)))]  # fmt: skip
-        for one in sent:
-            one.wait()
+        for value in sent:
+            value.wait()
         return swapped
 
     def receive(self):
         """In another one."""
-        found = []
+        results = []
         for group in (None, (0, 1)):
             room = [0]
             self.platform.recv_object_list(room, 0, group)
-            found.append(room[0])
-        found += [self.value(self.platform.p2p_exchange(self.number(30), 0, group)) for group in (None, (0, 1))]
+            results.append(room[0])
+        results += [self.value(self.platform.p2p_exchange(self.number(30), 0, group)) for group in (None, (0, 1))]
         wishes = [self.platform.irecv(self.number(-1), 0, group, tag) for group, tag in reversed(self.spelled)]
-        return found + [self.value(wish.wait()) for wish in reversed(wishes)]
+        return results + [self.value(wish.wait()) for wish in reversed(wishes)]
 
     def again(self):
         """A group that is destroyed, which its receiver refuses before it has waited, and built again."""
-        platform, peer, found = self.platform, 1 - self.me, []
+        platform, peer, results = self.platform, 1 - self.me, []
         for value in (40, 41):
             group = platform.create_group([0, 1])
             if self.me == 0:
@@ -417,9 +417,9 @@ class _Pair:
                 with pytest.raises(MeshError) as caught:
                     platform.destroy_process_group(group)
                 platform.send_object_list([None], peer)
-                found += [str(caught.value), self.value(wish.wait())]
+                results += [str(caught.value), self.value(wish.wait())]
             platform.destroy_process_group(group)
-        return [*found, platform.transport().build_of((0, 1))]
+        return [*results, platform.transport().build_of((0, 1))]
 
     def value(self, tensor):
         """Of the single element."""
@@ -432,13 +432,13 @@ def _apart(platform_name):
     return (pair.send() if pair.me == 0 else pair.receive()) + pair.again() if pair.me < 2 else []
 
 
-def _compare_apart(found, groups):
+def _compare_apart(results, groups):
     pending = (
         "destroy_process_group: rank 1 still receives from rank 0 with tag 9 in the group [0, 1]; wait for what irecv "
         "returned first"
     )
     again = [pending, 40, pending, 41, "after 2 destroyed"]
-    assert found == [[30, 30, again[-1]], [None, (0, 1), 20, 21, *range(groups), *again], []]
+    assert results == [[30, 30, again[-1]], [None, (0, 1), 20, 21, *range(groups), *again], []]
 
 
 def test_messages_of_other_members_tags_and_groups_are_told_apart(platform_name):
@@ -460,7 +460,7 @@ PARTS = {
 
 def _into_parts(platform_name):
     """Rank 0 sends to rank 1, which receives into each part of a tensor of its own; these tensors."""
-    platform, found = platform_named(platform_name), {}
+    platform, results = platform_named(platform_name), {}
     for dtype in ("float32", "bfloat16", "bool", "complex64"):
         for name, part in PARTS.items():
             x = platform.zeros((2, 3), platform.str_to_dtype(dtype))
@@ -470,15 +470,15 @@ def _into_parts(platform_name):
                 continue
             given = part(x)
             assert platform.irecv(given, 0).wait() is given
-            found[dtype, name] = platform.tensor_to_numpy(x).astype(np.complex64)
-    return found
+            results[dtype, name] = platform.tensor_to_numpy(x).astype(np.complex64)
+    return results
 
 
 def test_messages_are_received_into_parts_of_tensors(platform_name):
     """What arrives in a view shows in the tensor of which it is a part, for every dtype and stride."""
-    found = simulate(_into_parts, 2, platform_name, (platform_name,))[1]
-    assert len(found) == 4 * len(PARTS)
-    for (dtype, name), array in found.items():
+    results = simulate(_into_parts, 2, platform_name, (platform_name,))[1]
+    assert len(results) == 4 * len(PARTS)
+    for (dtype, name), array in results.items():
         want = np.zeros((2, 3), np.complex64)
         part = PARTS[name](want)
         part[...] = np.minimum(np.arange(1, 1 + part.size), 1 if dtype == "bool" else 6).reshape(part.shape)
@@ -505,39 +505,41 @@ def test_tensors_that_cannot_be_received_into_are_refused():
         platform = platform_named("torch")
         if platform.get_rank():
             return platform.isend(torch.arange(6.0).reshape(3, 2), 0).wait()
-        told = []
+        messages = []
         for given in reasons.values():
             with pytest.raises(ValueError, match="irecv: ") as caught:
                 platform.irecv(given, 1)
-            told.append(str(caught.value))
-        return told, platform.irecv(torch.zeros(8).as_strided((3, 2), (2, 3)), 1).wait().tolist()
+            messages.append(str(caught.value))
+        return messages, platform.irecv(torch.zeros(8).as_strided((3, 2), (2, 3)), 1).wait().tolist()
 
-    told, received = simulate(rank, 2, "torch")[0]
-    assert told == [f"irecv: nothing can be received into this tensor: {reason}" for reason in reasons]
+    messages, received = simulate(rank, 2, "torch")[0]
+    assert messages == [f"irecv: nothing can be received into this tensor: {reason}" for reason in reasons]
     assert received == [[0, 1], [2, 3], [4, 5]]
 
 
 def _unequal(platform_name):
     """What each rank is told in every form there is, and a sum afterwards."""
     ring = _Ring(platform_name)
-    told = [form() for form in (ring.one_by_one, ring.at_once, ring.blocking, ring.late, ring.refused, ring.swapped)]
+    messages = [
+        form() for form in (ring.one_by_one, ring.at_once, ring.blocking, ring.late, ring.refused, ring.swapped)
+    ]
     apart = _apart(platform_name) if ring.platform.get_world_size() > 2 else None
     total = ring.platform.all_reduce(ring.make(("float32", (2,)), ring.me))
-    return apart, told, ring.platform.tensor_to_numpy(total).tolist(), ring.left()
+    return apart, messages, ring.platform.tensor_to_numpy(total).tolist(), ring.left()
 
 
 def test_a_message_that_is_not_expected_is_told(platform_name):
     """Longer, shorter, of another dtype or shape: its receiver is told, nobody hangs or ends, and all go on."""
     require_transport(platform_name)
     for world_size in (2, 3) if platform_name == "torch" else (3,):
-        found = launch(_unequal, world_size, platform_name, (platform_name,), timeout=120)
-        _compare(found, world_size)
+        results = launch(_unequal, world_size, platform_name, (platform_name,), timeout=120)
+        _compare(results, world_size)
 
 
-def _compare(found, world_size):
+def _compare(results, world_size):
     if world_size > 2:
-        _compare_apart([apart for apart, *_ in found], 8)
-    for me, (_, (one_by_one, at_once, blocking, late, refusals, swapped), total, left) in enumerate(found):
+        _compare_apart([apart for apart, *_ in results], 8)
+    for me, (_, (one_by_one, at_once, blocking, late, refusals, swapped), total, left) in enumerate(results):
         before = (me - 1) % world_size
         wanted = [f"recv: rank {before} sent {sent}, {expected} was expected"
                   for sent, expected in zip(SENT, EXPECTED, strict=True)]  # fmt: skip

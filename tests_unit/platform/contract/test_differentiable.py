@@ -12,31 +12,36 @@ from hyper_parallel.platform.contract.differentiable import HookCoordinator
 
 def run(*bodies):
     """Run each body in a thread of its own; what each returned or raised."""
-    found = [None] * len(bodies)
+    results = [None] * len(bodies)
 
     def call(index, body):
         try:
-            found[index] = body()
+            results[index] = body()
         except (RendezvousError, ValueError) as error:
-            found[index] = error
+            results[index] = error
 
-    threads = [threading.Thread(target=call, args=one, name=f"thread-{one[0]}") for one in enumerate(bodies)]
+    threads = [
+        threading.Thread(target=call, args=position, name=f"thread-{position[0]}") for position in enumerate(bodies)
+    ]
     for thread in threads:
         thread.start()
     for thread in threads:
         thread.join(10)
     assert not any(thread.is_alive() for thread in threads)
-    return found
+    return results
 
 
 def test_each_learns_where_the_other_is():
     """Two passes over all positions meet one by one, forward against backward."""
     meet = HookCoordinator(5.0)
-    found = run(
-        lambda: [meet.rendezvous(one, "forward") for one in "ABCD"],
-        lambda: [meet.rendezvous(one, "backward") for one in "DCBA"],
+    results = run(
+        lambda: [meet.rendezvous(position, "forward") for position in "ABCD"],
+        lambda: [meet.rendezvous(position, "backward") for position in "DCBA"],
     )
-    assert found == [[f"{one} (backward)" for one in "DCBA"], [f"{one} (forward)" for one in "ABCD"]]
+    assert results == [
+        [f"{position} (backward)" for position in "DCBA"],
+        [f"{position} (forward)" for position in "ABCD"],
+    ]
 
 
 def test_who_leaves_lets_the_other_go_on():
@@ -47,8 +52,8 @@ def test_who_leaves_lets_the_other_go_on():
         with meet.taking_part():
             return meet.rendezvous("A")
 
-    found = run(short, lambda: [meet.rendezvous(one, "backward") for one in "DCB"])
-    assert found == ["D (backward)", ["A (forward)", None, None]]
+    results = run(short, lambda: [meet.rendezvous(position, "backward") for position in "DCB"])
+    assert results == ["D (backward)", ["A (forward)", None, None]]
     meet.reset()
     assert run(lambda: meet.rendezvous("A"), lambda: meet.rendezvous("B")) == ["B (forward)", "A (forward)"]
 
@@ -62,7 +67,7 @@ def test_a_failure_of_one_reaches_the_other():
             meet.rendezvous("A")
             raise ValueError("lost")
 
-    own, other = run(failing, lambda: [meet.rendezvous(one) for one in "BC"])
+    own, other = run(failing, lambda: [meet.rendezvous(position) for position in "BC"])
     assert isinstance(own, ValueError)
     assert isinstance(other, RendezvousError)
     assert str(other) == "HookCoordinator: the partner thread 'thread-0' raised ValueError: lost"
@@ -71,11 +76,11 @@ def test_a_failure_of_one_reaches_the_other():
 def test_a_deadlock_is_told():
     """Who waits in vain says for how long, where, and where its partner was last; later comers are told the same."""
     meet = HookCoordinator(0.1)
-    found = run(lambda: [meet.rendezvous(one) for one in "AB"], lambda: meet.rendezvous("C", "backward"))
-    assert str(found[0]) == (
+    results = run(lambda: [meet.rendezvous(position) for position in "AB"], lambda: meet.rendezvous("C", "backward"))
+    assert str(results[0]) == (
         "HookCoordinator: thread 'thread-0' waited 0.1 s at B (forward) for its partner, thread 'thread-1', last at "
         "C (backward); both threads must pass the same number of positions, or call leave()"
     )
-    assert isinstance(found[0], TimeoutError)
+    assert isinstance(results[0], TimeoutError)
     with pytest.raises(RendezvousError, match=r"waited 0\.1 s at B"):
         meet.rendezvous("D")

@@ -22,9 +22,9 @@ def test_identity_and_groups(platform_name, world):
         mine = platform.get_rank()
         return (
             (mine, platform.get_world_size(), platform.get_backend(), platform.get_backend(handle)),
-            [platform.get_process_group_ranks(one) for one in (None, handle, turned, list(turned))],
-            [platform.get_group_local_rank(one) for one in (None, handle, turned)],
-            [platform.get_global_rank(turned, one) for one in range(world)],
+            [platform.get_process_group_ranks(group) for group in (None, handle, turned, list(turned))],
+            [platform.get_group_local_rank(group) for group in (None, handle, turned)],
+            [platform.get_global_rank(turned, position) for position in range(world)],
             (platform.create_group(range(world)) == handle, platform.ranks_of(handle) == platform.ranks_of()),
             platform.tensor_to_numpy(platform.all_reduce(platform.from_numpy(np.ones(2)), handle)).tolist(),
         )

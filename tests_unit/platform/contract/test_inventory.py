@@ -21,12 +21,12 @@ def test_the_contract_has_95_members_and_3_selectors():
 
 def parameters(member):
     """Names of positional parameters, then ``*`` and the keyword-only ones that have no default of their own."""
-    found, starred = [], False
-    for name, one in inspect.signature(member).parameters.items():
-        if one.kind is inspect.Parameter.KEYWORD_ONLY and not starred:
-            found, starred = [*found, "*"], True
-        found.append({one.VAR_KEYWORD: "**", one.VAR_POSITIONAL: "*"}.get(one.kind, "") + name)
-    return found
+    names, starred = [], False
+    for name, parameter in inspect.signature(member).parameters.items():
+        if parameter.kind is inspect.Parameter.KEYWORD_ONLY and not starred:
+            names, starred = [*names, "*"], True
+        names.append({parameter.VAR_KEYWORD: "**", parameter.VAR_POSITIONAL: "*"}.get(parameter.kind, "") + name)
+    return names
 
 
 @pytest.mark.parametrize("facet, member", NAMES)
@@ -36,9 +36,9 @@ def test_a_member_exists_with_its_parameters(platform_name, facet, member):
     if member in PROPERTIES:
         assert getattr(platform, member) is not None
         return
-    wanted, found = MEMBERS[facet][member].split(), parameters(getattr(platform, member))
-    assert found[: len(wanted)] == wanted
-    extra = found[len(wanted) :]
+    wanted, names = MEMBERS[facet][member].split(), parameters(getattr(platform, member))
+    assert names[: len(wanted)] == wanted
+    extra = names[len(wanted) :]
     assert not extra or extra[0] == "*" or "*" in wanted, f"{extra} could be given by position"
 
 

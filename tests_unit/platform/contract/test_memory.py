@@ -20,18 +20,18 @@ def test_memory_is_saved_as_promised(platform_name, reports):
     (the weights are 1 GiB each, and a rank's part 128 MiB); a shard is filled in place, and what filling draws with, in
     float64 too, is bounded.
     """
-    found = measure(platform_name)
-    found.write(reports)
-    assert found.peaks["checkpoint"] <= 0.5 * found.peaks["plain"], found
-    assert found.peaks["swap"] <= 0.5 * found.peaks["plain"], found
-    assert found.peaks["checkpoint"] < found.peaks["selective"] <= 0.9 * found.peaks["plain"], found
-    built = found.building
+    footprint = measure(platform_name)
+    footprint.write(reports)
+    assert footprint.peaks["checkpoint"] <= 0.5 * footprint.peaks["plain"], footprint
+    assert footprint.peaks["swap"] <= 0.5 * footprint.peaks["plain"], footprint
+    assert footprint.peaks["checkpoint"] < footprint.peaks["selective"] <= 0.9 * footprint.peaks["plain"], footprint
+    built = footprint.building
     assert built["parameters"] > 8 << 30
     assert built["seconds"] < 2
     assert built["grown"] < 4 << 20
     assert built["shard"] == 8 << 20
     assert built["filling"] < built["shard"] + (2 << 20)
-    assert found.ok
+    assert footprint.ok
 
 
 def test_a_spill_file_gives_back_what_it_took():

@@ -29,11 +29,11 @@ def test_a_rank_holds_its_shard_alone(platform_name):
         )
         return piece.shape == (high - low, 20) and (whole[low:high] == piece).all(), whole.tolist(), high - low
 
-    found = simulate(rank, 8, platform_name)
-    assert all(equal for equal, *_ in found)
-    assert all(whole == found[0][1] for _, whole, _ in found)
-    assert len({value for row in found[0][1] for value in row}) > 300  # drawn, and no row twice
-    assert [rows for *_, rows in found] == [3] * 6 + [2, 0]
+    results = simulate(rank, 8, platform_name)
+    assert all(equal for equal, *_ in results)
+    assert all(whole == results[0][1] for _, whole, _ in results)
+    assert len({value for row in results[0][1] for value in row}) > 300  # drawn, and no row twice
+    assert [rows for *_, rows in results] == [3] * 6 + [2, 0]
 
 
 def _drawn_by_all():
@@ -42,7 +42,7 @@ def _drawn_by_all():
     from mindspore import nn
     from mindspore.common import initializer as kinds
 
-    platform, found = platform_named("mindspore"), []
+    platform, results = platform_named("mindspore"), []
     mesh = init_device_mesh("cpu", (3,), mesh_dim_names=("m",))
     for make in (
         kinds.Zero, kinds.One, lambda: kinds.Constant(0.3), lambda: kinds.Uniform(0.2), lambda: kinds.Normal(0.5, 1.5),
@@ -57,8 +57,10 @@ def _drawn_by_all():
         random.manual_seed(5)
         platform.init_parameters(layer)
         held = layer.weight.full_tensor().asnumpy()
-        found.append((type(make()).__name__, *([one.mean(), one.std(), one.min(), one.max()] for one in (own, held))))
-    return found
+        results.append(
+            (type(make()).__name__, *([value.mean(), value.std(), value.min(), value.max()] for value in (own, held)))
+        )
+    return results
 
 
 @pytest.mark.platforms("mindspore")

@@ -59,7 +59,7 @@ def test_a_crash_half_way_leaves_the_old_file(tmp_path):
 
     with pytest.raises(KeyboardInterrupt):
         atomically(path, interrupted)
-    assert [one.name for one in tmp_path.iterdir()] == ["x"]
+    assert [value.name for value in tmp_path.iterdir()] == ["x"]
     assert path.read_bytes() == b"old"
 
 
@@ -81,16 +81,16 @@ def test_files_are_read_by_the_other_framework_and_by_safetensors(tmp_path):
     values = np.arange(-6, 6, dtype=np.float32).reshape(3, 4) / 7
     for source, target in (("torch", "mindspore"), ("mindspore", "torch")):
         path = tmp_path / f"{source}.safetensors"
-        one, other = platform_named(source), platform_named(target)
-        tensor = one.from_numpy(values)
-        one.save_checkpoint({"f32": tensor, "bf16": one.tensor_type_cast(tensor, "bfloat16")}, path)
-        found, library = other.load_checkpoint(path), load_file(path)
-        assert str(found["bf16"].dtype).rsplit(".", maxsplit=1)[-1].lower() == "bfloat16"
+        value, other = platform_named(source), platform_named(target)
+        tensor = value.from_numpy(values)
+        value.save_checkpoint({"f32": tensor, "bf16": value.tensor_type_cast(tensor, "bfloat16")}, path)
+        results, library = other.load_checkpoint(path), load_file(path)
+        assert str(results["bf16"].dtype).rsplit(".", maxsplit=1)[-1].lower() == "bfloat16"
         for name in ("f32", "bf16"):
-            want = one.tensor_to_numpy(one.load_checkpoint(path)[name])
-            np.testing.assert_array_equal(other.tensor_to_numpy(found[name]), want)
+            want = value.tensor_to_numpy(value.load_checkpoint(path)[name])
+            np.testing.assert_array_equal(other.tensor_to_numpy(results[name]), want)
             np.testing.assert_array_equal(library[name].float().numpy(), want)
-        np.testing.assert_array_equal(other.tensor_to_numpy(found["f32"]), values)
+        np.testing.assert_array_equal(other.tensor_to_numpy(results["f32"]), values)
 
 
 OWN = {
@@ -135,11 +135,11 @@ def test_the_frameworks_own_files_come_back(tmp_path, platform_name):
     """A pt or ckpt file is loaded under the name under which it was saved, whatever its suffix."""
     platform = platform_named(platform_name)
     path, state = own_file(platform, tmp_path)
-    found = platform.load_checkpoint(path, platform.own_format)
-    assert list(found) == list(state)
+    results = platform.load_checkpoint(path, platform.own_format)
+    assert list(results) == list(state)
     for name, array in state.items():
-        np.testing.assert_array_equal(platform.tensor_to_numpy(found[name]), array, strict=True)
-    assert [one.name for one in tmp_path.iterdir()] == ["own"]
+        np.testing.assert_array_equal(platform.tensor_to_numpy(results[name]), array, strict=True)
+    assert [value.name for value in tmp_path.iterdir()] == ["own"]
 
 
 def test_the_frameworks_own_file_cut_anywhere_is_refused(tmp_path, platform_name):

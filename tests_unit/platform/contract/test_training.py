@@ -31,13 +31,15 @@ def train(platform, config, optimizer):
         case = transformer_case(config, 2, optimizer)
     model, losses, first, step = case.build(), [], None, None
     for number in range(STEPS):
-        batch = tuple(platform.from_numpy(one) for one in case.batch(number))
+        batch = tuple(platform.from_numpy(value) for value in case.batch(number))
         result = platform.training_step(model, lambda batch=batch: case.loss(model(batch[0]), batch))
         step = step or platform.optimizer(model, optimizer, LEARNING_RATE)
-        first = first or {path: platform.tensor_to_numpy(one).copy() for path, one in result.gradients.items()}
+        first = first or {path: platform.tensor_to_numpy(value).copy() for path, value in result.gradients.items()}
         step(result)
         losses.append(float(platform.tensor_to_numpy(result.loss)))
-    weights = {path: platform.tensor_to_numpy(platform.detach(one)) for path, one in platform.trainable(model).items()}
+    weights = {
+        path: platform.tensor_to_numpy(platform.detach(value)) for path, value in platform.trainable(model).items()
+    }
     return losses, first, weights
 
 
@@ -58,7 +60,9 @@ def test_training_changes_every_weight(platform_name, optimizer):
     platform = platform_named(platform_name)
     with use_platform(platform_name):
         before = transformer_case(SMALL, 2, optimizer).build()
-    start = {path: platform.tensor_to_numpy(platform.detach(one)) for path, one in platform.trainable(before).items()}
+    start = {
+        path: platform.tensor_to_numpy(platform.detach(value)) for path, value in platform.trainable(before).items()
+    }
     losses, gradients, weights = train(platform, SMALL, optimizer)
     assert losses[0] != losses[1]
     for path in PATHS:
