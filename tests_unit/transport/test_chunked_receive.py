@@ -13,7 +13,7 @@ class Line:
     def __init__(self, *pieces):
         self.sent = deque(pieces)
         self.room = 0
-        self.told = []
+        self.answers = []
         self.heard = 0
 
     def receive(self):
@@ -29,7 +29,7 @@ class Line:
 
     def tell(self, room):
         """Tell the sender, who hears it once it has sent something."""
-        self.told.append(room)
+        self.answers.append(room)
         return self.hear
 
     def hear(self):
@@ -38,7 +38,7 @@ class Line:
         if not self.sent:
             raise RuntimeError("gone")
 
-    def inbox(self):
+    def receiver(self):
         """What receives from here."""
         return ChunkedReceiver(self.receive, count, self.tell)
 
@@ -51,12 +51,12 @@ def count(first):
 def test_pieces_come_in_the_order_of_messages():
     """Whoever is waited for first, each message gets its own pieces; of one that is too long only the first."""
     line = Line("a2", "a", "b3", "b", "b", "c1", "d1")
-    inbox = line.inbox()
-    waits = [inbox.expect(pieces) for pieces in (2, 1, 4)]
+    receiver = line.receiver()
+    waits = [receiver.expect(pieces) for pieces in (2, 1, 4)]
     assert line.room == 7
     assert [waits[2](), waits[0](), waits[1]()] == [["c1"], ["a2", "a"], ["b3"]]
     assert line.room == 9  # the long one took room that the last message's pieces could not use after all
-    assert inbox.expect(2)() == ["d1"]
+    assert receiver.expect(2)() == ["d1"]
     assert line.room == 9
 
 
@@ -66,13 +66,13 @@ def test_senders_are_told_how_much_room_there_has_been():
     One that has left need not know.
     """
     line = Line("a1", "?", "b3", "b", "b", "c1")
-    inbox = line.inbox()
-    waits = [inbox.expect(pieces) for pieces in (2, 1, 1)]
-    assert (line.told, line.heard) == ([2, 3, 4], 0)
+    receiver = line.receiver()
+    waits = [receiver.expect(pieces) for pieces in (2, 1, 1)]
+    assert (line.answers, line.heard) == ([2, 3, 4], 0)
     assert [wait() for wait in waits] == [["a1"], ["?"], ["b3"]]
     assert line.heard == 2
-    assert inbox.expect(1)() == ["c1"]
-    assert (line.told, line.heard) == ([2, 3, 4, 6], 3)
+    assert receiver.expect(1)() == ["c1"]
+    assert (line.answers, line.heard) == ([2, 3, 4, 6], 3)
 
 
 def test_a_lost_connection_is_told_to_who_waits():
@@ -84,8 +84,8 @@ def test_a_lost_connection_is_told_to_who_waits():
 
         return wait
 
-    inbox = ChunkedReceiver(receive, count, lambda _room: lambda: None)
-    for taken in [inbox.expect(1) for _ in range(2)][::-1]:
+    receiver = ChunkedReceiver(receive, count, lambda _room: lambda: None)
+    for taken in [receiver.expect(1) for _ in range(2)][::-1]:
         with pytest.raises(RuntimeError, match="gone"):
             taken()
 
@@ -94,7 +94,7 @@ def test_what_is_refused_need_not_come_to_its_end():
     """Of a message that is too long the beginning is all that is needed, of another one every piece."""
     ended = "a3", "a"
     line = Line(*ended)
-    assert line.inbox().expect(1)() == ["a3"]
+    assert line.receiver().expect(1)() == ["a3"]
     line = Line(*ended)
     with pytest.raises(RuntimeError, match="gone"):
-        line.inbox().expect(3)()
+        line.receiver().expect(3)()

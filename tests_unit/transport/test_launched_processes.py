@@ -33,7 +33,7 @@ def run(fn, platform, world_size=2, args=(), timeout=240.0):
 def test_every_collective_equals_numpy(platform_name):
     """The check in front of each collective changes none of its results."""
     results = run(check_transport, platform_name, 3, (platform_name,)).results
-    assert all(len(one) > 100 for one in results)
+    assert all(len(value) > 100 for value in results)
 
 
 def _uneven_sums():
@@ -59,7 +59,7 @@ def _summed():
     ranks, place = (2, 1, 0), 2 - t.rank
     x = torch.arange(5, dtype=torch.float64, requires_grad=True) + t.rank
     chunks = [torch.full((size,), 10.0 * t.rank + size, dtype=torch.float64) for size in (3, 0, 2)]
-    found = []
+    results = []
     for op in ("sum", "avg", "max"):
         scattered = t.reduce_scatter(chunks, op, ranks), t.start("reduce_scatter", chunks, op, ranks).wait()
         total = t.all_reduce(x, op, ranks), t.start("all_reduce", x, op, ranks).wait()
@@ -67,23 +67,23 @@ def _summed():
         assert torch.equal(*total)
         assert scattered[0].shape == chunks[place].shape
         assert not total[0].requires_grad
-        found.append((scattered[0].tolist(), total[0].tolist()))
+        results.append((scattered[0].tolist(), total[0].tolist()))
     empty = t.reduce_scatter([x.detach()[:0]] * 3, "sum", ranks)
-    return found, tuple(empty.shape), x.tolist()
+    return results, tuple(empty.shape), x.tolist()
 
 
 @pytest.mark.platforms("torch")
 def test_what_the_engine_reduces_itself_is_the_sum():
     """The engine's own all-reduce and reduce-scatter, blocking or started: uneven, empty chunks, ranks in any order."""
     sums = [[30.0 + 3 * size] * size for size in (3, 0, 2)]
-    for rank, (found, empty, x) in enumerate(run(_uneven_sums, "torch", 3).results):
+    for rank, (results, empty, x) in enumerate(run(_uneven_sums, "torch", 3).results):
         own = sums[2 - rank]
-        whole = [3.0 * one + 3.0 for one in range(5)]
-        assert found[0] == (own, whole)
-        assert found[1] == ([one / 3 for one in own], [one / 3 for one in whole])
-        assert found[2] == ([20.0 + size for size in [len(own)] * len(own)], [one + 2.0 for one in range(5)])
+        whole = [3.0 * value + 3.0 for value in range(5)]
+        assert results[0] == (own, whole)
+        assert results[1] == ([value / 3 for value in own], [value / 3 for value in whole])
+        assert results[2] == ([20.0 + size for size in [len(own)] * len(own)], [value + 2.0 for value in range(5)])
         assert empty == (0,)
-        assert x == [float(one + rank) for one in range(5)]
+        assert x == [float(value + rank) for value in range(5)]
 
 
 def test_processes_are_reused_and_printing_is_kept_apart(platform_name):
@@ -152,15 +152,15 @@ def test_a_refused_message_is_not_received_later(platform_name):
             for size in (2, 300_000, 2):
                 transport.send(make(size, float(size)), 1)
             return transport.send(make(2, 7.0), 1)
-        told = []
-        for receive in (transport.recv, lambda *given: transport.start("recv", *given).wait(), transport.recv):
+        errors = []
+        for receive in (transport.recv, lambda *arguments: transport.start("recv", *arguments).wait(), transport.recv):
             with pytest.raises(CollectiveMismatchError) as caught:
                 receive(make(3), 0)
-            told.append(str(caught.value).splitlines()[0])
-        return told, platform.tensor_to_numpy(transport.recv(make(2), 0)).tolist()
+            errors.append(str(caught.value).splitlines()[0])
+        return errors, platform.tensor_to_numpy(transport.recv(make(2), 0)).tolist()
 
-    told = "ranks 0 and 1 disagree about the shape of a message:"
-    assert run(body, platform_name).results == [None, ([told] * 3, [7.0, 7.0])]
+    errors = "ranks 0 and 1 disagree about the shape of a message:"
+    assert run(body, platform_name).results == [None, ([errors] * 3, [7.0, 7.0])]
 
 
 def test_too_many_idle_ranks_are_ended(platform_name, monkeypatch):
@@ -389,13 +389,13 @@ def test_a_rank_that_never_comes_is_ended_and_shown(monkeypatch):
 def _chain():
     """Sums over groups that overlap, each built by its members only when they need it."""
     t = active_transport()
-    found = []
+    results = []
     for members in ((0, 1), (1, 2), (0, 2), (0, 1, 2), (1, 2)):
         if t.rank in members:
             import torch
 
-            found.append(int(t.all_reduce(torch.tensor([10**t.rank]), "sum", members)))
-    return found
+            results.append(int(t.all_reduce(torch.tensor([10**t.rank]), "sum", members)))
+    return results
 
 
 @pytest.mark.platforms("torch")

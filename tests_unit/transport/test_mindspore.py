@@ -126,25 +126,25 @@ def groups_over_hccl():
 
     engine = Engine(active_transport())
     transport = HcclTransport(engine)
-    found = [transport.known_group((0, 1)), transport.group((1, 0)), transport.known_group((0, 1))]
+    groups = [transport.known_group((0, 1)), transport.group((1, 0)), transport.known_group((0, 1))]
     elsewhere = [0]
     transport.adopt(elsewhere)
-    found.append(transport.known_group((0,)) is elsewhere)
+    groups.append(transport.known_group((0,)) is elsewhere)
     transport.drop(elsewhere)
-    found.append(transport.known_group((0,)))
+    groups.append(transport.known_group((0,)))
     transport.adopt([1])
     transport.drop([1, 0])  # another handle of the same ranks
-    found.append(transport.known_group((1, 0)))
+    groups.append(transport.known_group((1, 0)))
     transport.drop([0, 1])
-    found += [transport.known_group((1,)), transport.known_group((1, 0))]
+    groups += [transport.known_group((1,)), transport.known_group((1, 0))]
     transport.close()
-    return found, transport.known_group((1,)), engine.destroyed
+    return groups, transport.known_group((1,)), engine.destroyed
 
 
 def test_groups_over_hccl_are_kept_and_dropped():
     """A group is the cached one of its ranks, in any order, until it is dropped; close() leaves the world."""
-    found, after, destroyed = simulate(groups_over_hccl, 2, "mindspore")[1]
-    assert found == [None, [0, 1], [0, 1], True, None, [0, 1], [1], None]
+    groups, after, destroyed = simulate(groups_over_hccl, 2, "mindspore")[1]
+    assert groups == [None, [0, 1], [0, 1], True, None, [0, 1], [1], None]
     assert after is None
     assert destroyed == [[0], [1, 0], [0, 1], None]
 

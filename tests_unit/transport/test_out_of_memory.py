@@ -103,7 +103,7 @@ def test_ranks_without_memory_fail_their_test_and_no_other(platform_name, tmp_pa
     assert done.returncode == 1, done.stdout + done.stderr
     assert "1 failed, 1 passed" in done.stdout
     assert re.search(TOLD, done.stdout), done.stdout
-    assert "launched_processes.py" not in done.stdout  # what failed is told, and not how the plugin came to know
+    assert "launched_processes.py" not in done.stdout  # the failure is reported, not the plugin's own frames
 
 
 def test_threads_without_memory_end():
@@ -123,12 +123,12 @@ def test_the_command_without_memory(platform_name):
 
 
 @pytest.mark.parametrize(
-    "told", ["MemoryError: ", "libx.so: failed to map segment from shared object", "std::bad_alloc"]
+    "message", ["MemoryError: ", "libx.so: failed to map segment from shared object", "std::bad_alloc"]
 )
-def test_what_says_that_memory_ran_out(told):
-    """Each way of saying it is recognised, and gets the facts and the fix."""
-    assert advice(told).startswith("there is no memory for so many ranks: ")
-    assert is_out_of_memory(RuntimeError(told))
+def test_messages_that_mean_out_of_memory(message):
+    """Each such message is recognised, and gets the facts and the fix."""
+    assert advice(message).startswith("there is no memory for so many ranks: ")
+    assert is_out_of_memory(RuntimeError(message))
 
 
 def test_other_failures_are_passed_on():
@@ -179,7 +179,9 @@ def test_real_ranks_that_were_started_are_ended(platform_name, monkeypatch, tmp_
 
 
 def test_a_fork_server_that_ends_is_told():
-    """If the process that forks ranks has gone, the message says where its own words are, and what is likely."""
-    told = r"rank 0 could not be started: the process that forks ranks has ended, and stderr has the reason\. If memory"
-    with pytest.raises(RankFailedError, match=told), starting("rank 0"):
+    """If the process that forks ranks has ended, the message points to stderr and names the likely cause."""
+    message = (
+        r"rank 0 could not be started: the process that forks ranks has ended, and stderr has the reason\. If memory"
+    )
+    with pytest.raises(RankFailedError, match=message), starting("rank 0"):
         raise EOFError

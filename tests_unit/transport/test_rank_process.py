@@ -64,8 +64,8 @@ def test_a_rank_wraps_its_transport_and_pauses_a_tracer():
     """The function that a task names wraps the transport; without tracer in the parent the rank's own pauses."""
     tracer = sys.gettrace()
     done = report(lambda: (sys.gettrace(), str(active_transport())), "builtins:str", traced=False)
-    found, transport = unpack(done.packed)
-    assert found is None
+    tracer_in_rank, transport = unpack(done.packed)
+    assert tracer_in_rank is None
     assert "SimulatedTransport" in transport
     assert sys.gettrace() is tracer
 
@@ -99,10 +99,10 @@ def _own_signals():
 
 
 @pytest.mark.parametrize(
-    "error, status, told",
+    "error, status, written",
     [(EOFError(), 0, ""), (BrokenPipeError(), 0, ""), (OSError("full"), 1, "OSError: full")],
 )
-def test_a_rank_leaves_when_its_line_closes(own_signals, error, status, told):
+def test_a_rank_leaves_when_its_line_closes(own_signals, error, status, written):
     """That is no failure; whatever else ends it is written down, and SIGTERM does not interrupt it any more."""
 
     def serve():
@@ -111,8 +111,8 @@ def test_a_rank_leaves_when_its_line_closes(own_signals, error, status, told):
     stack, left = io.StringIO(), []
     leave_after(serve, stack, left.append)
     assert left == [status]
-    assert told in stack.getvalue()
-    assert bool(told) == bool(stack.getvalue())
+    assert written in stack.getvalue()
+    assert bool(written) == bool(stack.getvalue())
     assert signal.getsignal(signal.SIGTERM) is signal.SIG_IGN
 
 

@@ -257,12 +257,12 @@ def test_a_rank_is_traced_while_its_parent_is():
     before = sys.gettrace()
     try:
         sys.settrace(watched)
-        found = [run(start, args=(watched,)), run(tracer)]
+        tracers = [run(start, args=(watched,)), run(tracer)]
         sys.settrace(None)
-        found.append(run(tracer))
+        tracers.append(run(tracer))
         sys.settrace(watched)
-        found += [run(tracer), run(start, args=(None,))]
+        tracers += [run(tracer), run(start, args=(None,))]
     finally:
         sys.settrace(before)
         rank_pool.close_workers()
-    assert found == [[None, None], ["watched", "watched"], [None, None], ["watched", "watched"], [None, None]]
+    assert tracers == [[None, None], ["watched", "watched"], [None, None], ["watched", "watched"], [None, None]]

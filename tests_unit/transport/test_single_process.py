@@ -70,15 +70,15 @@ def transport():
 def test_results_have_the_right_shapes_and_share_no_memory(transport):
     """This rank's part is there, others' parts are zeros, and nothing shares memory with what was given."""
     x, whole = np.ones((2, 3), np.float32), tuple(range(4000))
-    for found in (transport.all_reduce(x, "sum", whole), transport.broadcast(x, 2, RANKS)):
-        assert found.tolist() == x.tolist()
-        assert found is not x
+    for result in (transport.all_reduce(x, "sum", whole), transport.broadcast(x, 2, RANKS)):
+        assert result.tolist() == x.tolist()
+        assert result is not x
     gathered = transport.all_gather(x, RANKS, [(1, 3), (2, 3), (0, 3)])
-    assert [(one.shape, float(one.sum())) for one in gathered] == [((1, 3), 0.0), ((2, 3), 6.0), ((0, 3), 0.0)]
+    assert [(part.shape, float(part.sum())) for part in gathered] == [((1, 3), 0.0), ((2, 3), 6.0), ((0, 3), 0.0)]
     chunks = [x[:1], x, x[:0]]
     assert transport.reduce_scatter(chunks, "max", RANKS).tolist() == x.tolist()
-    told = transport.all_to_all(chunks, RANKS, [(5,), (2, 3), (4, 1)])
-    assert [(one.shape, float(one.sum()), one.dtype.name) for one in told] == [
+    received = transport.all_to_all(chunks, RANKS, [(5,), (2, 3), (4, 1)])
+    assert [(part.shape, float(part.sum()), part.dtype.name) for part in received] == [
         ((5,), 0.0, "float32"), ((2, 3), 6.0, "float32"), ((4, 1), 0.0, "float32")
     ]  # fmt: skip
     transport.send(x, 3999)

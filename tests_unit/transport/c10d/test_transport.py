@@ -204,9 +204,9 @@ def test_another_world_has_another_transport(tmp_path):
         subprocess.Popen([*command, str(rank), str(tmp_path / "store")], stdout=subprocess.PIPE, text=True)
         for rank in range(2)
     ]
-    told = [run.communicate(timeout=300)[0].splitlines() for run in runs]
+    outputs = [run.communicate(timeout=300)[0].splitlines() for run in runs]
     assert [run.returncode for run in runs] == [0, 0]
-    assert told == [
+    assert outputs == [
         ["0 2 [0.0, 1.0]", "1 2 [0.0, 1.0]", "1"],
         ["1 2 [0.0, 1.0]", "0 2 [0.0, 1.0]", "1"],
     ]
@@ -236,11 +236,11 @@ def test_a_rank_takes_its_card_and_its_engine(cards):
     transport, chosen = cards
     assert (chosen, transport.backend, transport.rank, transport.world_size) == ([1], "fake", 1, 2)
     x = torch.ones(2, 3)
-    for one in (x, x[:0]):
-        transport.send(one, 0)
-        assert transport.start("send", one, 0).wait() is None
-        for got in (transport.recv(one, 0), transport.start("recv", one, 0).wait()):
-            assert (got.shape, got.dtype) == (one.shape, one.dtype)
+    for tensor in (x, x[:0]):
+        transport.send(tensor, 0)
+        assert transport.start("send", tensor, 0).wait() is None
+        for got in (transport.recv(tensor, 0), transport.start("recv", tensor, 0).wait()):
+            assert (got.shape, got.dtype) == (tensor.shape, tensor.dtype)
     transport.barrier((0, 1))
     assert transport.all_gather_object("mine", (0, 1))[1] == "mine"
     group = transport.build_group((0, 1))

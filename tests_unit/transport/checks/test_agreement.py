@@ -116,12 +116,12 @@ def _forms(platform_name):
     }
     for name, (form, want) in checks.items():
         for turn in range(size + 1):
-            found = form(late := me != turn)
+            result = form(late := me != turn)
             if late and name != "rows":
-                found = (found if name == "barrier" else found[1]).wait()
-            found = found[0] if name == "all_to_all" and not late else found
+                result = (result if name == "barrier" else result[1]).wait()
+            result = result[0] if name == "all_to_all" and not late else result
             if want is not None:
-                np.testing.assert_array_equal(platform.tensor_to_numpy(found), want, err_msg=f"{name} {turn}")
+                np.testing.assert_array_equal(platform.tensor_to_numpy(result), want, err_msg=f"{name} {turn}")
     return True
 
 
@@ -133,14 +133,16 @@ def _apart(platform_name):
     def make(*shape):
         return platform.from_numpy(np.full(shape, 1.0, np.float32))
 
-    def late(member, *given):
+    def late(member, *arguments):
         def run():
-            getattr(platform, member)(*given, None, True)[1].wait()
+            getattr(platform, member)(*arguments, None, True)[1].wait()
 
         return run
 
-    def rows(form, *given):
-        return lambda: platform.tensor_to_numpy(getattr(platform, f"differentiable_all_to_all_single{form}")(*given))
+    def rows(form, *arguments):
+        return lambda: platform.tensor_to_numpy(
+            getattr(platform, f"differentiable_all_to_all_single{form}")(*arguments)
+        )
 
     much, little = make(9000 * size), make(size)
     uneven = (make(3), [2, 1] + [0] * (size - 2), [3] + [0] * (size - 1))

@@ -94,26 +94,26 @@ def _mistaken():
     import torch
     import torch.distributed as dist
 
-    told = []
+    errors = []
     for what, wrong, call in _blocking():
         with pytest.raises(CollectiveMismatchError) as caught:
             call(dist.get_rank() == 1)
-        told.append((what, wrong, str(caught.value)))
+        errors.append((what, wrong, str(caught.value)))
     x = torch.ones(3)
     with pytest.raises(CollectiveMismatchError) as caught:
         dist.all_to_all_single(x, x, [3], [1, 1, 1])
     dist.all_reduce(x)
-    return told, str(caught.value), x.tolist()
+    return errors, str(caught.value), x.tolist()
 
 
 def test_every_disagreement_is_told_with_both_calls():
     """Ranks that reduce differently, name different roots or sizes are told so, where they called; and can go on."""
     done = run(_mistaken, 3)
     assert done.failure is None, str(done.failure)
-    for told, alone, total in done.results:
+    for errors, alone, total in done.results:
         assert alone == "all_to_all_single over 3 ranks sends 3 chunks and expects 1; both must be 3"
         assert total == [3.0] * 3
-        for what, wrong, text in told:
+        for what, wrong, text in errors:
             first, *lines = text.splitlines()
             assert f"disagree about the {what} of collective " in first, text
             assert any(line.startswith(f"  rank 1: dist.{wrong} at {__file__}:") for line in lines), text
@@ -149,7 +149,7 @@ def _agreeing():
         exchanged.tolist(),
         x.grad.tolist(),
         fc.all_reduce(z, "max", world).tolist(),
-        [one.tolist() for one in fc.all_reduce_coalesced([z, z[:1]], "sum", world)],
+        [part.tolist() for part in fc.all_reduce_coalesced([z, z[:1]], "sum", world)],
         fc.all_gather_single(z[:1], 0, world).tolist(),
         fc.reduce_scatter_single(z, "sum", 0, world).tolist(),
         fc.broadcast(z, 2, world).tolist(),
