@@ -21,36 +21,36 @@ Change sharding rules, one place at a time, and count how many changes the quick
 of another kind, a dim shifted, a summand on every rank, an operator taken for linear, a condition nobody checks, the
 adapter of the next rank, a gradient not reduced.
 
-Every operator gives the same number of mutants, drawn with a seed. One that claims nothing that the rule does not claim
-too is equivalent, and not counted. What survives is listed, with what the full mode says of it.
+Every operator gives the same number of mutants, shuffled by a seed. A mutant whose claims the rule makes too is
+equivalent, and not counted. Survivors are listed with the result of the full mode.
 
-With --source: mutants of the library's own code instead, of redistribution and of the dispatcher: held against changes
-of placement, functions on DTensors, scenarios of the dispatcher, and what plans cost. A change that nothing can notice
-is equivalent where a table says why; what else survives is listed. --each 200 is all of them.
+With --source: mutants of the library's own code instead, of redistribution and of the dispatcher: checked by changes
+of placement, functions on DTensors, scenarios of the dispatcher, and the costs of plans. A change that nothing can
+notice is equivalent if a table says why; other survivors are listed. --each 200 is all of them.
 
 Exit status: 0 if the score reaches the floor, 1 if not, 2 for invalid input, 130 after Ctrl-C."""
 _EACH = 5  # of every operator, at first; four hundred have a rule
 
 
-def add_parser(kinds: Any) -> None:
+def add_parser(subcommands: Any) -> None:
     """Declare the subcommand."""
-    one = kinds.add_parser(
+    parser = subcommands.add_parser(
         "mutants",
         help="how many changed rules the verifier notices",
         description=_DESCRIPTION,
         formatter_class=argparse.RawDescriptionHelpFormatter,
     )
-    one.add_argument("--op", nargs="+", metavar="NAME", help="only mutants of these operators")
+    parser.add_argument("--op", nargs="+", metavar="NAME", help="only mutants of these operators")
     text = "mutants of the library's own code, of these modules or all, as in core.shard.dispatch"
-    one.add_argument("--source", nargs="*", metavar="MODULE", help=text)
-    one.add_argument("--platform", default="torch", metavar="torch", help="one framework (default: torch)")
-    one.add_argument("--each", type=int, default=_EACH, metavar="N", help=f"mutants per operator (default: {_EACH})")
-    one.add_argument("--wanted", type=int, default=0, metavar="N", help="fail if there are fewer in all")
-    one.add_argument("--floor", type=float, default=99.5, metavar="PERCENT", help="least score (default: 99.5)")
-    one.add_argument("--seed", type=int, default=0, metavar="N", help="what draws the mutants (default: 0)")
-    one.add_argument("--json", action="store_true", help="the report as JSON on stdout")
-    one.add_argument("--report", metavar="PATH", help="also write the report there, as JSON")
-    one.set_defaults(run=run)
+    parser.add_argument("--source", nargs="*", metavar="MODULE", help=text)
+    parser.add_argument("--platform", default="torch", metavar="torch", help="one framework (default: torch)")
+    parser.add_argument("--each", type=int, default=_EACH, metavar="N", help=f"mutants per operator (default: {_EACH})")
+    parser.add_argument("--wanted", type=int, default=0, metavar="N", help="fail if there are fewer in all")
+    parser.add_argument("--floor", type=float, default=99.5, metavar="PERCENT", help="least score (default: 99.5)")
+    parser.add_argument("--seed", type=int, default=0, metavar="N", help="of the order of mutants (default: 0)")
+    parser.add_argument("--json", action="store_true", help="the report as JSON on stdout")
+    parser.add_argument("--report", metavar="PATH", help="also write the report there, as JSON")
+    parser.set_defaults(run=run)
 
 
 def run(arguments: argparse.Namespace) -> int:
@@ -65,16 +65,16 @@ def run(arguments: argparse.Namespace) -> int:
     modules = None if arguments.source is None else _modules(arguments)
     (platform,) = platforms(arguments.platform)[:1]
     can_be_written("--report", arguments.report)
-    asked = (
+    tasks_to_run = (
         tasks.mutant_tasks(platform, operators(arguments.op), arguments.each, arguments.seed)
         if modules is None
         else tasks.source_tasks(modules, arguments.each, arguments.seed)
     )
     score = Score(platform, arguments.wanted, arguments.seed)
-    progress, started = Progress(sum(len(one["ops"]) for one in asked)), time.monotonic()
+    progress, started = Progress(sum(len(task["ops"]) for task in tasks_to_run)), time.monotonic()
     try:
-        for verdict in run_tasks(MutantResult, asked, lambda _, op: progress.start(op)):
-            score.add(verdict)
+        for result in run_tasks(MutantResult, tasks_to_run, lambda _, op: progress.start(op)):
+            score.add(result)
             progress.finish()
     except KeyboardInterrupt:
         progress.clear()
@@ -89,7 +89,7 @@ def run(arguments: argparse.Namespace) -> int:
 
 
 def _modules(arguments: argparse.Namespace) -> list[str]:
-    """Which are asked for, in whole."""
+    """Return the full names of the modules that are asked for."""
     from hyper_parallel.verify.ops.mutation.suite.checks import MODULE_CHECKS
 
     if arguments.op:
@@ -97,13 +97,13 @@ def _modules(arguments: argparse.Namespace) -> list[str]:
         raise ValueError(msg)
     platform = names_of(arguments.platform, "--platform", FRAMEWORKS)[0]
     if platform != "torch":
-        msg = f"--source --platform {platform}: both frameworks run the same code, which is tried on torch only"
+        msg = f"--source --platform {platform}: both frameworks run the same code, which is mutated on torch only"
         raise ValueError(msg)
     asked = [f"hyper_parallel.{one}" for one in arguments.source]
     for one in asked:
         if one not in MODULE_CHECKS:
             known = ", ".join(known.removeprefix("hyper_parallel.") for known in MODULE_CHECKS)
-            msg = f"--source {one.removeprefix('hyper_parallel.')}: no module on trial; there are {known}"
+            msg = f"--source {one.removeprefix('hyper_parallel.')}: this module is not mutated; there are {known}"
             raise ValueError(msg)
     return asked or list(MODULE_CHECKS)
 

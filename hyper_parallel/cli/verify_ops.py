@@ -24,10 +24,10 @@ if TYPE_CHECKING:
 __all__ = ["add_parser", "mesh_sizes", "operators", "run"]
 
 _SECONDS = 540.0
-"""Of wall time that operators share: with what the last ones take longer the whole is done in ten minutes."""
+"""Wall time that operators share; with the last ones, which may take longer, a full sweep takes ten minutes."""
 
 _NOT_AUDITED = ("FILE", "--platform", "--mesh", "--quick", "--html")
-"""What ``--target`` has no use for."""
+"""Options that ``--target`` does not use."""
 
 _DESCRIPTION = """\
 Check every sharding rule on every sample it brings: all claimed placements of all operands, uneven and empty shards
@@ -43,24 +43,28 @@ also runs on DTensors in the simulated cluster. Placements that are refused with
 Exit status: 0 if everything was checked and held, 1 if not, 2 for invalid input, 130 after Ctrl-C."""
 
 
-def add_parser(kinds: Any) -> None:
+def add_parser(subcommands: Any) -> None:
     """Declare the subcommand."""
-    one = kinds.add_parser(
+    parser = subcommands.add_parser(
         "ops",
         help="check sharding rules, forward and backward, in every placement",
         description=_DESCRIPTION,
         formatter_class=argparse.RawDescriptionHelpFormatter,
     )
-    one.add_argument("file", nargs="?", metavar="FILE", help="a Python file with operators of yours")
-    one.add_argument("--op", nargs="+", metavar="NAME", help="only these operators")
-    one.add_argument("--platform", metavar="torch,mindspore", help="default: what is installed, or what FILE imports")
-    one.add_argument("--mesh", metavar="3,2x3", help="only these meshes (default: 1,2,3,4,2x2,2x3,3x2)")
-    one.add_argument("--quick", action="store_true", help="fewer sizes and meshes: under a minute")
-    one.add_argument("--target", metavar="torch-dtensor", help="audit PyTorch's own DTensor on two processes instead")
-    one.add_argument("--json", action="store_true", help="the report as JSON on stdout")
-    one.add_argument("--report", metavar="PATH", help="also write the report here; JSON if PATH ends in .json")
-    one.add_argument("--html", metavar="FILE", help="also write the matrix of operators as a page")
-    one.set_defaults(run=run)
+    parser.add_argument("file", nargs="?", metavar="FILE", help="a Python file with operators of yours")
+    parser.add_argument("--op", nargs="+", metavar="NAME", help="only these operators")
+    parser.add_argument(
+        "--platform", metavar="torch,mindspore", help="default: what is installed, or what FILE imports"
+    )
+    parser.add_argument("--mesh", metavar="3,2x3", help="only these meshes (default: 1,2,3,4,2x2,2x3,3x2)")
+    parser.add_argument("--quick", action="store_true", help="fewer sizes and meshes: under a minute")
+    parser.add_argument(
+        "--target", metavar="torch-dtensor", help="audit PyTorch's own DTensor on two processes instead"
+    )
+    parser.add_argument("--json", action="store_true", help="the report as JSON on stdout")
+    parser.add_argument("--report", metavar="PATH", help="also write the report here; JSON if PATH ends in .json")
+    parser.add_argument("--html", metavar="FILE", help="also write the matrix of operators as a page")
+    parser.set_defaults(run=run)
 
 
 def run(arguments: argparse.Namespace) -> int:
@@ -75,11 +79,11 @@ def run(arguments: argparse.Namespace) -> int:
     report = SweepReport(planned=planned, mode="quick" if arguments.quick else "full")
     progress, started = Progress(len(tasks)), time.monotonic()
     try:
-        for found in _results(tasks, progress):
-            _add(report, found)
+        for operator_report in _results(tasks, progress):
+            _add(report, operator_report)
             progress.finish()
-            if not found.holds and not arguments.json:
-                print(found.text(), end="\n\n", flush=True)
+            if not operator_report.holds and not arguments.json:
+                print(operator_report.text(), end="\n\n", flush=True)
     except KeyboardInterrupt:
         progress.clear()
         report.interrupted = "interrupted; the rest was not verified"
@@ -97,33 +101,33 @@ def run(arguments: argparse.Namespace) -> int:
 
 
 def _audit(arguments: argparse.Namespace) -> int:
-    """Somebody else's distributed tensors: told, not judged."""
+    """Audit another library's distributed tensors; failures are reported only."""
     from hyper_parallel.core.shard.rule import Rule, find_rule
     from hyper_parallel.verify.ops.audit import TARGETS, OperatorAudit, audit, summary
 
     if arguments.target not in TARGETS:
         msg = f"--target {arguments.target!r}: one of {', '.join(TARGETS)}"
         raise ValueError(msg)
-    given = {name: getattr(arguments, name.strip("-").lower()) for name in _NOT_AUDITED}
-    if ignored := [name for name, value in given.items() if value]:
+    options = {name: getattr(arguments, name.strip("-").lower()) for name in _NOT_AUDITED}
+    if ignored := [name for name, value in options.items() if value]:
         msg = f"--target does not go with {', '.join(ignored)}: it takes --op, --json and --report"
         raise ValueError(msg)
     can_be_written("--report", arguments.report)
     require_framework(TARGETS[arguments.target][0])
     ops = [op for op in operators(arguments.op) if isinstance(find_rule(op), Rule)]
-    found: list[OperatorAudit] = []
+    audits: list[OperatorAudit] = []
     progress = Progress(len(ops))
-    for one in audit(arguments.target, ops):
-        found.append(one)
+    for result in audit(arguments.target, ops):
+        audits.append(result)
         progress.finish()
-        if one.outcome != "ok" and not arguments.json:
-            print(one.text(), flush=True)
-        progress.start(one.op)
+        if result.outcome != "ok" and not arguments.json:
+            print(result.text(), flush=True)
+        progress.start(result.op)
     progress.clear()
-    said = {"target": arguments.target, "operators": [one.json() for one in found]}
-    print(json.dumps(said, indent=2) if arguments.json else summary(arguments.target, found))
+    document = {"target": arguments.target, "operators": [result.json() for result in audits]}
+    print(json.dumps(document, indent=2) if arguments.json else summary(arguments.target, audits))
     if arguments.report is not None:
-        write_text(arguments.report, json.dumps(said, indent=2) + "\n", "--report")
+        write_text(arguments.report, json.dumps(document, indent=2) + "\n", "--report")
     return 0
 
 
@@ -138,7 +142,7 @@ def _results(tasks: Sequence[dict[str, Any]], progress: Progress) -> Iterator[Op
 
 
 def _add(report: SweepReport, found: OperatorReport) -> None:
-    """Both levels of an operator are one report."""
+    """Add a report; the two levels of an operator become one report."""
     for known in report.operators:
         if (known.op, known.platform) == (found.op, found.platform):
             known.merge(found)
@@ -150,7 +154,7 @@ def _add(report: SweepReport, found: OperatorReport) -> None:
 
 
 def _tasks(arguments: argparse.Namespace) -> tuple[list[dict[str, Any]], int]:
-    """Tasks for children, and how many operators they are."""
+    """Return the tasks, and the number of operators in them."""
     from hyper_parallel.verify.ops import tasks
 
     if arguments.file is not None:
@@ -165,7 +169,7 @@ def _tasks(arguments: argparse.Namespace) -> tuple[list[dict[str, Any]], int]:
 
 
 def operators(asked: Sequence[str] | None) -> list[str]:
-    """The rules that are asked for, all where none is.
+    """Return the rules that are asked for, all where none is.
 
     Raises:
         ValueError: there is none of a name.

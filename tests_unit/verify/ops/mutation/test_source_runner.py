@@ -69,8 +69,8 @@ def test_slips_in_the_library_are_noticed(capsys, tmp_path):
     capsys.readouterr()
     for wrong, text in (
         (["--op", "relu"], "--source changes the library's own code, which has none"),
-        (["core.shard.rules"], "--source core.shard.rules: no module on trial; there are core.dtensor.steps, "),
-        (["--platform", "mindspore"], "both frameworks run the same code, which is tried on torch only"),
+        (["core.shard.rules"], "--source core.shard.rules: this module is not mutated; there are core.dtensor.steps, "),
+        (["--platform", "mindspore"], "both frameworks run the same code, which is mutated on torch only"),
     ):
         assert main(["verify", "mutants", "--source", *wrong]) == 2
         assert text in capsys.readouterr().err
