@@ -245,8 +245,8 @@ class Layout:
 
     def placement_on(self, axis: int) -> Placement:
         """What ``axis`` does, order left out: Replicate, ``Shard(dim)`` or Partial."""
-        for held, op in self.partials:
-            if held == axis:
+        for partial_axis, op in self.partials:
+            if partial_axis == axis:
                 return Partial(op)
         for dim, axes in enumerate(self.dim_axes):
             if axis in axes:

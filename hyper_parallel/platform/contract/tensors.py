@@ -252,10 +252,10 @@ class TensorsFacet(abc.ABC):
         if isinstance(tree, (list, tuple)):
             return type(tree)(self.tree_map(fn, item) for item in tree)
         if isinstance(tree, dict):
-            made = copy.copy(tree)  # keeps a default factory, and an order of its own
+            mapped = copy.copy(tree)  # keeps a default factory, and an order of its own
             for key, item in tree.items():
-                made[key] = self.tree_map(fn, item)
-            return made
+                mapped[key] = self.tree_map(fn, item)
+            return mapped
         if dataclasses.is_dataclass(tree) and not isinstance(tree, type):
             changed = copy.copy(tree)
             for field in dataclasses.fields(tree):
