@@ -1,4 +1,4 @@
-"""Where scenarios of the dispatcher play: one rank of a simulated mesh, and operators that only they know."""
+"""The fixture of scenarios: one rank of a simulated mesh, and operators that exist only there."""
 
 from __future__ import annotations
 

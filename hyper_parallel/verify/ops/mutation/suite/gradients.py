@@ -29,24 +29,24 @@ __all__ = [
 # -- gradients and events ----------------------------------------------------------------------------------------------
 
 
-def moves_are_recorded_and_forbidden(stage: Fixture) -> None:
+def moves_are_recorded_and_forbidden(fixture: Fixture) -> None:
     """An implicit move says operator, argument, phase and that nobody asked; strict() forbids it, and no other."""
     array = values(4, 3)
-    whole = stage.entry(lambda x: x * 2, "x", lambda call: Strategies((Row((R,), (R,)),), (call["x"].shape,)))
-    x = stage.spread(array).requires_grad_()
+    whole = fixture.entry(lambda x: x * 2, "x", lambda call: Strategies((Row((R,), (R,)),), (call["x"].shape,)))
+    x = fixture.spread(array).requires_grad_()
     for _ in range(2):
         with record_events() as log:
-            out = stage.call(whole, x)
+            out = fixture.call(whole, x)
             out.sum().backward()
         said = [(one.op, one.argument, one.phase, one.implicit, one.collective) for one in log]
         assert said == [("probe", "x", "forward", True, "all_gather")], said
         with strict():
-            assert "probe" in raises(StrictModeError, lambda: stage.call(whole, x))
-            stage.call(whole, x.redistribute(placements=[R]))
+            assert "probe" in raises(StrictModeError, lambda: fixture.call(whole, x))
+            fixture.call(whole, x.redistribute(placements=[R]))
     for differentiated in (True, False):
         with record_events() as log:
             with module_scope("a.b"):
-                out = stage.call(whole, x if differentiated else x.detach())
+                out = fixture.call(whole, x if differentiated else x.detach())
             if differentiated:
                 out.redistribute(placements=[S0]).sum().backward()
         assert {(one.module, one.phase) for one in log} <= {("a.b", "forward"), ("", "backward"), ("a.b", "backward")}
@@ -54,92 +54,92 @@ def moves_are_recorded_and_forbidden(stage: Fixture) -> None:
     with record_events() as log:
         moved = x.redistribute(placements=[R])
     assert [(one.op, one.implicit, one.phase) for one in log] == [("redistribute", False, "forward")]
-    (moved * stage.spread(array, S0)).sum().backward()  # the gradient is varying
+    (moved * fixture.spread(array, S0)).sum().backward()  # the gradient is varying
     assert len(log) == 1
 
 
-def kept_views_serve_until_written(stage: Fixture) -> None:
+def kept_views_serve_until_written(fixture: Fixture) -> None:
     """Consumers of one value share a collective in backward; after a write none sees the old value."""
     array = values(6, 3)
-    entry = stage.entry(lambda x, w: x * w, "x, w", lambda call: Strategies(
+    entry = fixture.entry(lambda x, w: x * w, "x, w", lambda call: Strategies(
         (Row((S0, R), (S0,)),), (call["x"].shape,)
     ))  # fmt: skip
-    x = stage.spread(array)
+    x = fixture.spread(array)
     for steps in range(1, 4):
-        weight = stage.spread(values(3), R).requires_grad_()
+        weight = fixture.spread(values(3), R).requires_grad_()
         with record_events() as log:
-            out = sum(stage.call(entry, x, weight).sum().reduce_partial() for _ in range(steps))
+            out = sum(fixture.call(entry, x, weight).sum().reduce_partial() for _ in range(steps))
             out.backward()
-        stage.same(weight.grad, array.sum(0) * steps)
+        fixture.same(weight.grad, array.sum(0) * steps)
         assert [one.collective for one in log if one.phase == "backward"] == ["all_reduce"], log
-    weight = stage.spread(values(3), R).requires_grad_()
-    first = stage.call(entry, x, weight)
-    with stage.platform.no_grad():
-        assert not stage.platform.needs_grad(stage.call(entry, x, weight).to_local())
-        stage.call(stage.entry(lambda x: x.mul_(3.0), "x", in_place=True), weight)
-    stage.same(first, array * values(3))
-    second = stage.call(entry, x, weight)
-    stage.same(second, array * values(3) * 3)
+    weight = fixture.spread(values(3), R).requires_grad_()
+    first = fixture.call(entry, x, weight)
+    with fixture.platform.no_grad():
+        assert not fixture.platform.needs_grad(fixture.call(entry, x, weight).to_local())
+        fixture.call(fixture.entry(lambda x: x.mul_(3.0), "x", in_place=True), weight)
+    fixture.same(first, array * values(3))
+    second = fixture.call(entry, x, weight)
+    fixture.same(second, array * values(3) * 3)
     second.sum().backward()
-    stage.same(weight.grad, array.sum(0))
-    learned = stage.spread(values(3), R).requires_grad_()
-    weight = stage.call(stage.entry(lambda x: x * 1.0, "x"), learned)
-    stage.call(entry, x, weight)
+    fixture.same(weight.grad, array.sum(0))
+    learned = fixture.spread(values(3), R).requires_grad_()
+    weight = fixture.call(fixture.entry(lambda x: x * 1.0, "x"), learned)
+    fixture.call(entry, x, weight)
     weight.to_local().mul_(3.0)  # behind the dispatcher's back
-    stage.call(entry, x, weight).sum().backward()
-    stage.same(learned.grad, 3 * array.sum(0))
-    weight = stage.spread(values(3), R).requires_grad_()
-    stage.call(entry, x, weight)  # nobody listens
+    fixture.call(entry, x, weight).sum().backward()
+    fixture.same(learned.grad, 3 * array.sum(0))
+    weight = fixture.spread(values(3), R).requires_grad_()
+    fixture.call(entry, x, weight)  # nobody listens
     with record_events() as log:
-        out = stage.call(entry, x, weight)
+        out = fixture.call(entry, x, weight)
     out.sum().backward()
     assert log.collectives("backward") == ["all_reduce"], "who listened in forward hears of backward"
-    whole = stage.spread(np.arange(3), R)
-    stage.same(stage.call(entry, x, whole), array * np.arange(3))
+    whole = fixture.spread(np.arange(3), R)
+    fixture.same(fixture.call(entry, x, whole), array * np.arange(3))
 
 
-def gradients_are_differentiable(stage: Fixture) -> None:
+def gradients_are_differentiable(fixture: Fixture) -> None:
     """A gradient that passed a redistribution can be differentiated again, and passes the same way."""
     array = values(4, 3)
-    entry = stage.entry(lambda x: x**3, "x", lambda call: Strategies((Row((R,), (R,)),), (call["x"].shape,)))
-    x = stage.spread(array).requires_grad_()
-    stage.call(entry, x).sum().backward(create_graph=True)
+    entry = fixture.entry(lambda x: x**3, "x", lambda call: Strategies((Row((R,), (R,)),), (call["x"].shape,)))
+    x = fixture.spread(array).requires_grad_()
+    fixture.call(entry, x).sum().backward(create_graph=True)
     first = x.grad
-    stage.same(first, 3 * array**2)
+    fixture.same(first, 3 * array**2)
     x.grad = None
     first.sum().backward()
-    stage.same(x.grad, 6 * array)
+    fixture.same(x.grad, 6 * array)
 
 
-def gathered_values_send_gradients_straight_back(stage: Fixture) -> None:
+def gathered_values_send_gradients_straight_back(fixture: Fixture) -> None:
     """A gathered value used by each rank in its own way: one collective reduces and scatters its gradient."""
     array = values(6, 5)
-    entry = stage.entry(lambda x, w: x * w, "x, w", lambda call: Strategies(
+    entry = fixture.entry(lambda x, w: x * w, "x, w", lambda call: Strategies(
         (Row((S0, R), (S0,)),), (call["x"].shape,)
     ))  # fmt: skip
-    x = stage.spread(array)
+    x = fixture.spread(array)
     for written in (False, True):
         for _ in range(2):
-            weight = stage.spread(values(5), S0).requires_grad_()
+            weight = fixture.spread(values(5), S0).requires_grad_()
             gathered = weight.redistribute(placements=[R])
             if written:
                 gathered = gathered.mul_(1.0)
             with record_events() as log:
-                stage.call(entry, x, gathered).sum().backward()
-            stage.same(weight.grad, array.sum(0))
+                fixture.call(entry, x, gathered).sum().backward()
+            fixture.same(weight.grad, array.sum(0))
             straight = log.collectives("backward")
             assert straight == (["all_reduce"] if written else ["reduce_scatter"]), straight
-    with stage.platform.no_grad():
-        assert not stage.platform.needs_grad(stage.call(entry, x, gathered).to_local())
-    steps = plan_transition(Layout.place(stage.mesh, [S0], (5,)), Layout.place(stage.mesh, [R], (5,)))
-    whole = stage.plain(values(5))
-    assert gathered_view(stage.spread(values(5)).to_local(), whole, steps, (0,), stage.platform) is whole
+    with fixture.platform.no_grad():
+        assert not fixture.platform.needs_grad(fixture.call(entry, x, gathered).to_local())
+    steps = plan_transition(Layout.place(fixture.mesh, [S0], (5,)), Layout.place(fixture.mesh, [R], (5,)))
+    whole = fixture.plain(values(5))
+    assert gathered_view(fixture.spread(values(5)).to_local(), whole, steps, (0,), fixture.platform) is whole
 
 
-def plans_are_kept_and_bounded(stage: Fixture) -> None:
+def plans_are_kept_and_bounded(fixture: Fixture) -> None:
     """The same question has the same plan; beyond the most that are kept all go, and none before."""
-    held = [Layout.place(stage.mesh, [S0], (size,)) for size in range(3, 9)]
-    whole = [Layout.place(stage.mesh, [R], (size,)) for size in range(3, 9)]
+    held = [Layout.place(fixture.mesh, [S0], (size,)) for size in range(3, 9)]
+    whole = [Layout.place(fixture.mesh, [R], (size,)) for size in range(3, 9)]
     sizes: list[int] = []
     duals: list[int] = []
     most = transition._MOST_CACHED  # noqa: SLF001 - made small; no collective, hence no other rank, meanwhile
@@ -184,29 +184,29 @@ def what_gathers_is_known(_: Fixture) -> None:
     assert plan_transition(alone, alone, (0,)).is_trivial
 
 
-def reductions_need_no_gradient(stage: Fixture) -> None:
+def reductions_need_no_gradient(fixture: Fixture) -> None:
     """What no gradient passes is reduced all the same where none is asked for, and refused where one is."""
-    size = stage.mesh.size()
+    size = fixture.mesh.size()
     for op, wanted in (("prod", 2.0**size), ("max", 2.0), ("sum", 2.0 * size)):
-        layout = Layout.place(stage.mesh, [Partial(op)], (3,))
-        pending = stage.platform.wrap(stage.plain(np.full(3, 2.0)), layout)
-        stage.same(pending.redistribute(placements=[R]), np.full(3, wanted))
-        assert not stage.platform.needs_grad(pending.redistribute(placements=[R]).to_local())
-        learned = stage.platform.wrap(stage.plain(np.full(3, 2.0)), layout).requires_grad_()
+        layout = Layout.place(fixture.mesh, [Partial(op)], (3,))
+        pending = fixture.platform.wrap(fixture.plain(np.full(3, 2.0)), layout)
+        fixture.same(pending.redistribute(placements=[R]), np.full(3, wanted))
+        assert not fixture.platform.needs_grad(pending.redistribute(placements=[R]).to_local())
+        learned = fixture.platform.wrap(fixture.plain(np.full(3, 2.0)), layout).requires_grad_()
         if op == "prod":
             raises(UnsupportedOperatorError, lambda learned=learned: learned.redistribute(placements=[R]))  # type: ignore[misc] # a default
-        with stage.platform.no_grad():
-            stage.same(learned.redistribute(placements=[R]), np.full(3, wanted))
+        with fixture.platform.no_grad():
+            fixture.same(learned.redistribute(placements=[R]), np.full(3, wanted))
 
 
-def views_of_a_framework_that_loses_writes(stage: Fixture) -> None:
+def views_of_a_framework_that_loses_writes(fixture: Fixture) -> None:
     """Where a framework's views lose what is written through them every view says so, and refuses."""
-    x = stage.spread(values(4, 3))
-    entry = stage.entry(lambda x: x.view(-1, 3), "x", rule={"view": True})
-    stage.platform.loses_writes_through_views = True  # no collective, hence no other rank, before it is gone again
+    x = fixture.spread(values(4, 3))
+    entry = fixture.entry(lambda x: x.view(-1, 3), "x", rule={"view": True})
+    fixture.platform.loses_writes_through_views = True  # no collective, hence no other rank, before it is gone again
     try:
-        views = [stage.call(entry, x) for _ in range(2)]
+        views = [fixture.call(entry, x) for _ in range(2)]
     finally:
-        del stage.platform.loses_writes_through_views
+        del fixture.platform.loses_writes_through_views
     for one in views:
         assert "this framework loses what is written" in str(one._readonly)

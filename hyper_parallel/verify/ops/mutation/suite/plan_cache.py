@@ -1,4 +1,4 @@
-"""Scenarios of keys and doors: which plan a call finds, and how its operands get there."""
+"""Scenarios of the plan cache: which plan a call finds, and how its operands reach it."""
 
 from __future__ import annotations
 
@@ -17,7 +17,6 @@ from hyper_parallel.verify.ops.mutation.suite.fixture import S0, Fixture, R, rai
 
 __all__ = [
     "canonical_operators_by_name",
-    "doors_of_python_operators",
     "dtypes_are_in_the_key_where_they_count",
     "failures_leave_no_plan",
     "keys_tell_values_apart",
@@ -27,6 +26,7 @@ __all__ = [
     "operands_stand_anywhere",
     "plans_are_bounded",
     "plans_are_found_again",
+    "python_operators_answer_like_dispatch",
     "signatures",
 ]
 
@@ -45,7 +45,7 @@ def _text(value: Any) -> str:
 # -- keys --------------------------------------------------------------------------------------------------------------
 
 
-def keys_tell_values_apart(stage: Fixture) -> None:
+def keys_tell_values_apart(fixture: Fixture) -> None:
     """A plan made for one argument is not another's, though Python calls them equal."""
     seen: list[Any] = []
 
@@ -53,39 +53,39 @@ def keys_tell_values_apart(stage: Fixture) -> None:
         seen.append((n, m))
         return x * 1
 
-    x = stage.spread(values(5, 3))
-    entry = stage.entry(func, "x, n=None, m=None", canonical=True)
+    x = fixture.spread(values(5, 3))
+    entry = fixture.entry(func, "x, n=None, m=None", canonical=True)
     for value in (*_ALIKE, *_ALIKE):
         for args, named in (((x, value), {}), ((x,), {"n": value})):
-            stage.call(entry, *args, **named)
+            fixture.call(entry, *args, **named)
             assert _text(seen[-1][0]) == _text(value), (seen[-1], value)
-        stage.call(entry, x, m=value, n=7)
+        fixture.call(entry, x, m=value, n=7)
         assert _text(seen[-1]) == _text((7, value))
-        stage.call(entry, x, m=7, n=value)
+        fixture.call(entry, x, m=7, n=value)
         assert _text(seen[-1]) == _text((value, 7))
     assert len(entry.cache) == 4 * len({_text(one) for one in _ALIKE})
 
 
-def numbers_share_a_plan(stage: Fixture) -> None:
+def numbers_share_a_plan(fixture: Fixture) -> None:
     """Where a rule looks at no number one plan serves all of a type, and each call computes with its own."""
     array = values(5, 3)
-    x = stage.spread(array)
+    x = fixture.spread(array)
     for canonical in (True, False):
-        entry = stage.entry(lambda x, n: x * n, "x, n", rule={"by_value": False}, canonical=canonical)
+        entry = fixture.entry(lambda x, n: x * n, "x, n", rule={"by_value": False}, canonical=canonical)
         for number in (2.0, 3.0, 2, 3, True, False, -0.0):
-            stage.same(stage.call(entry, x, number), array * number)
-            stage.same(stage.call(entry, x, n=number), array * number)
-            stage.same(stage.call(entry, n=number, x=x), array * number)
+            fixture.same(fixture.call(entry, x, number), array * number)
+            fixture.same(fixture.call(entry, x, n=number), array * number)
+            fixture.same(fixture.call(entry, n=number, x=x), array * number)
         assert len(entry.cache) == 9, len(entry.cache)
-    two = stage.entry(
+    two = fixture.entry(
         lambda x, label, n, m: (x - m) * n + 0 * len(label), "x, label, n, m", rule={"by_value": False}, canonical=True
     )
     for number in (2.0, 3.0):
-        stage.same(stage.call(two, x, "s", number, -number), (array + number) * number)
-        stage.same(stage.call(two, x, (1, 2), number, m=2), (array - 2) * number)
+        fixture.same(fixture.call(two, x, "s", number, -number), (array + number) * number)
+        fixture.same(fixture.call(two, x, (1, 2), number, m=2), (array - 2) * number)
 
 
-def plans_are_found_again(stage: Fixture) -> None:
+def plans_are_found_again(fixture: Fixture) -> None:
     """The second call of a key plans nothing."""
     planned = []
 
@@ -93,44 +93,44 @@ def plans_are_found_again(stage: Fixture) -> None:
         planned.append(call)
         return rowwise(call)
 
-    x = stage.spread(values(5, 3))
-    pair = stage.entry(lambda x, y: x - y, "x, y", strategies)
-    alone = stage.entry(lambda x: -x, "x", strategies)
-    one, two = stage.platform.dispatcher.unary(alone), stage.platform.dispatcher.binary(pair)
+    x = fixture.spread(values(5, 3))
+    pair = fixture.entry(lambda x, y: x - y, "x, y", strategies)
+    alone = fixture.entry(lambda x: -x, "x", strategies)
+    one, two = fixture.platform.dispatcher.unary(alone), fixture.platform.dispatcher.binary(pair)
     for _ in range(3):
-        stage.call(pair, x, x)
+        fixture.call(pair, x, x)
         two(x, x)
-        stage.call(alone, x)
+        fixture.call(alone, x)
         one(x)
     assert len(planned) == 2
-    numbers = stage.entry(lambda x, y: x - y, "x, y", strategies, rule={"by_value": False})
-    door = stage.platform.dispatcher.binary(numbers)
+    numbers = fixture.entry(lambda x, y: x - y, "x, y", strategies, rule={"by_value": False})
+    door = fixture.platform.dispatcher.binary(numbers)
     for number in (1.0, 2.0, 3.0):
-        stage.same(door(x, number), values(5, 3) - number)
+        fixture.same(door(x, number), values(5, 3) - number)
     assert len(planned) == 3
-    many = stage.entry(lambda x, y, n: (x - y) * n, "x, y, n", strategies)
+    many = fixture.entry(lambda x, y, n: (x - y) * n, "x, y, n", strategies)
     for _ in range(3):
-        stage.call(many, x, x, 2)
+        fixture.call(many, x, x, 2)
     assert len(planned) == 4
 
 
-def dtypes_are_in_the_key_where_they_count(stage: Fixture) -> None:
+def dtypes_are_in_the_key_where_they_count(fixture: Fixture) -> None:
     """A rule that looks at dtypes is asked once for each, wherever the operand stands."""
 
     def strategies(call: Any) -> Any:
         held = S0 if all(one.floating for one in call.operands) else R
         return Strategies((Row((held,) * len(call.operands), (held,)),), (call.operands[0].shape,))
 
-    real = stage.spread(values(6, 3))
-    whole = stage.spread(np.arange(18).reshape(6, 3))
+    real = fixture.spread(values(6, 3))
+    whole = fixture.spread(np.arange(18).reshape(6, 3))
     calls: list[Callable[[OpEntry, Any], Any]] = [
-        stage.call, lambda entry, x: stage.call(entry, x=x), lambda entry, x: stage.call(entry, [x, x]),
-        lambda entry, x: stage.platform.dispatcher.unary(entry)(x),
-        lambda entry, x: stage.platform.dispatcher.binary(entry)(x, x),
+        fixture.call, lambda entry, x: fixture.call(entry, x=x), lambda entry, x: fixture.call(entry, [x, x]),
+        lambda entry, x: fixture.platform.dispatcher.unary(entry)(x),
+        lambda entry, x: fixture.platform.dispatcher.binary(entry)(x, x),
     ]  # fmt: skip
     for number, call in enumerate(calls):
         signature = "x, y" if number == 4 else "x"
-        entry = stage.entry(_first, signature, strategies, rule={"by_dtype": True})
+        entry = fixture.entry(_first, signature, strategies, rule={"by_dtype": True})
         for _ in range(2):
             assert call(entry, real).placements == (S0,)
             assert call(entry, whole).placements == (R,)
@@ -141,9 +141,9 @@ def _first(x: Any, y: Any = None) -> Any:
     return (x[0] if type(x) is list else x) * 1
 
 
-def failures_leave_no_plan(stage: Fixture) -> None:
+def failures_leave_no_plan(fixture: Fixture) -> None:
     """A call that raises, in the rule or on the locals, raises again, and leaves nothing behind."""
-    x = stage.spread(values(4, 3))
+    x = fixture.spread(values(4, 3))
 
     def fails(x: Any, n: int) -> Any:
         if n:
@@ -151,47 +151,47 @@ def failures_leave_no_plan(stage: Fixture) -> None:
             raise RuntimeError(msg)
         return x * 1
 
-    entry = stage.entry(fails, "x, n")
+    entry = fixture.entry(fails, "x, n")
     for _ in range(2):
-        raises(RuntimeError, lambda: stage.call(entry, x, 1))
+        raises(RuntimeError, lambda: fixture.call(entry, x, 1))
         assert not entry.cache
-    stage.same(stage.call(entry, x, 0), values(4, 3))
+    fixture.same(fixture.call(entry, x, 0), values(4, 3))
     assert len(entry.cache) == 1
-    wrong = stage.entry(lambda x: x[:, :2], "x")
+    wrong = fixture.entry(lambda x: x[:, :2], "x")
     for _ in range(2):
-        assert "this is a wrong rule" in raises(ShardMismatchError, lambda: stage.call(wrong, x))
+        assert "this is a wrong rule" in raises(ShardMismatchError, lambda: fixture.call(wrong, x))
     assert not wrong.cache
 
 
-def plans_are_bounded(stage: Fixture) -> None:
+def plans_are_bounded(fixture: Fixture) -> None:
     """Beyond the most that are kept all go, and none before."""
-    entry = stage.entry(lambda x, n: x * n, "x, n")
-    x, most = stage.spread(values(4, 3)), dispatch._MOST_PLANS  # noqa: SLF001 - made small
+    entry = fixture.entry(lambda x, n: x * n, "x, n")
+    x, most = fixture.spread(values(4, 3)), dispatch._MOST_PLANS  # noqa: SLF001 - made small
     dispatch._MOST_PLANS = 4  # noqa: SLF001 - as above; no collective, hence no other rank, before it is what it was
     try:
         sizes = []
         for number in range(6):
-            np.testing.assert_allclose(stage.call(entry, x, number).to_local().numpy(), x.to_local().numpy() * number)
+            np.testing.assert_allclose(fixture.call(entry, x, number).to_local().numpy(), x.to_local().numpy() * number)
             sizes.append(len(entry.cache))
     finally:
         dispatch._MOST_PLANS = most  # noqa: SLF001 - as above
     assert sizes == [1, 2, 3, 4, 1, 2]
 
 
-# -- doors -------------------------------------------------------------------------------------------------------------
+# -- operands and operators --------------------------------------------------------------------------------------------
 
 
-def operands_stand_anywhere(stage: Fixture) -> None:
+def operands_stand_anywhere(fixture: Fixture) -> None:
     """By position, by name, in lists and tuples, alone and with others: locals reach the function as they were."""
     a, b, c = (values(5, 3, seed=seed) for seed in range(3))
-    x, y, z = (stage.spread(one, place) for one, place in ((a, S0), (b, R), (c, Shard(1))))
+    x, y, z = (fixture.spread(one, place) for one, place in ((a, S0), (b, R), (c, Shard(1))))
 
     def func(x: Any, y: Any = 0.0, z: Any = 0.0, n: Any = 1) -> Any:
         x = x[0] - 3 * x[1][0] if isinstance(x, (list, tuple)) else x
         return (x - 2 * y + 5 * z) * n
 
     for canonical in (False, True):
-        entry = stage.entry(func, "x, y=0.0, z=0.0, n=1", canonical=canonical)
+        entry = fixture.entry(func, "x, y=0.0, z=0.0, n=1", canonical=canonical)
         calls: list[tuple[tuple[Any, ...], dict[str, Any], Any]] = [
             ((x,), {}, a), ((x, y), {}, a - 2 * b), ((x, y, z), {}, a - 2 * b + 5 * c), ((x, 2.0), {}, a - 4.0),
             ((x, y, z, 3), {}, (a - 2 * b + 5 * c) * 3), ((x,), {"z": z}, a + 5 * c), ((), {"x": x}, a),
@@ -202,22 +202,22 @@ def operands_stand_anywhere(stage: Fixture) -> None:
             ((3.0, x), {}, 3.0 - 2 * a), ((x, z), {}, a - 2 * c), ((3.0, x, y), {}, 3.0 - 2 * a + 5 * b),
         ]  # fmt: skip
         for args, kwargs, wanted in (*calls, *calls):
-            stage.same(stage.call(entry, *args, **kwargs), wanted)
+            fixture.same(fixture.call(entry, *args, **kwargs), wanted)
 
 
-def locals_come_in_their_containers(stage: Fixture) -> None:
+def locals_come_in_their_containers(fixture: Fixture) -> None:
     """A list stays a list and a tuple a tuple, in the caller's call and in the canonical one."""
-    x, kinds = stage.spread(values(5, 3)), []
+    x, kinds = fixture.spread(values(5, 3)), []
 
     def func(xs: Any, n: Any = None) -> Any:
         kinds.append((type(xs), type(xs[1]), type(n), isinstance(xs[0], type(x))))
         return xs[0] + xs[1][0]
 
     for canonical in (False, True):
-        entry = stage.entry(func, "xs, n=None", canonical=canonical)
+        entry = fixture.entry(func, "xs, n=None", canonical=canonical)
         for xs in ([x, (x,)], (x, [x]), [x, [x]]):
             for _ in range(2):
-                stage.same(stage.call(entry, xs, [1]), 2 * values(5, 3))
+                fixture.same(fixture.call(entry, xs, [1]), 2 * values(5, 3))
                 assert kinds[-1] == (type(xs), type(xs[1]), list, False)
     given: list[Any] = [1, (2,)]
     seen: list[Any] = []
@@ -226,14 +226,14 @@ def locals_come_in_their_containers(stage: Fixture) -> None:
         seen.append(n)
         return x * 1
 
-    pair = stage.entry(lambda x, ys: x + 2 * ys[0], "x, ys")
-    alone = stage.entry(lambda xs: xs[0] * 2, "xs", canonical=True)
+    pair = fixture.entry(lambda x, ys: x + 2 * ys[0], "x, ys")
+    alone = fixture.entry(lambda xs: xs[0] * 2, "xs", canonical=True)
     for _ in range(2):
-        stage.same(stage.call(pair, x, [x]), 3 * values(5, 3))
-        stage.same(stage.call(alone, [x]), 2 * values(5, 3))
-    entry = stage.entry(keeps, "x, n")
+        fixture.same(fixture.call(pair, x, [x]), 3 * values(5, 3))
+        fixture.same(fixture.call(alone, [x]), 2 * values(5, 3))
+    entry = fixture.entry(keeps, "x, n")
     for _ in range(2):
-        stage.call(entry, x, given)
+        fixture.call(entry, x, given)
     assert all(one is given for one in seen), "without tensors it is passed on as it is"
 
 
@@ -243,33 +243,33 @@ def _broadcast(call: Any) -> Strategies:
     return Strategies((sharded, Row((R,) * count, (R,))), (call.operands[0].shape,))
 
 
-def doors_of_python_operators(stage: Fixture) -> None:
-    """The doors of one and two operands answer like dispatch itself; what nobody knows is left to Python."""
+def python_operators_answer_like_dispatch(fixture: Fixture) -> None:
+    """Python's operators of one and two operands answer like dispatch itself; what nobody knows is left to Python."""
     array, other = values(5, 3), values(5, 3, seed=1)
-    doors, x, y = stage.platform.dispatcher, stage.spread(array), stage.spread(other, R)
+    dispatcher, x, y = fixture.platform.dispatcher, fixture.spread(array), fixture.spread(other, R)
 
     def func(x: Any, y: Any) -> Any:
         return NotImplemented if y is None or isinstance(y, (str, list)) else x - 2 * y
 
     for loose in (True, False):
-        entry = stage.entry(func, "x, y", _broadcast, rule={"by_value": not loose})
-        door = doors.binary(entry)
+        entry = fixture.entry(func, "x, y", _broadcast, rule={"by_value": not loose})
+        door = dispatcher.binary(entry)
         for _ in range(2):
-            stage.same(door(x, y), array - 2 * other)
-            stage.same(door(y, x), other - 2 * array)
+            fixture.same(door(x, y), array - 2 * other)
+            fixture.same(door(y, x), other - 2 * array)
             for number in (2, 3, 2.5, True):
-                stage.same(door(x, number), array - 2 * number)
-            stage.same(door(x, stage.plain(np.asarray(2.0))), array - 4.0)
+                fixture.same(door(x, number), array - 2 * number)
+            fixture.same(door(x, fixture.plain(np.asarray(2.0))), array - 4.0)
             assert [door(x, one) for one in (None, "a", [1])] == [NotImplemented] * 3
-            raises(UnknownOperandError, lambda entry=entry: stage.call(entry, x, None))  # type: ignore[misc] # a default
+            raises(UnknownOperandError, lambda entry=entry: fixture.call(entry, x, None))  # type: ignore[misc] # a default
     composed = OpEntry(
         "probe", func, Binder("x, y"), Decomposition("probe", "x, y", lambda ops, x, y: ops.sub(x, y)), func
     )
-    stage.same(doors.binary(composed)(x, y), array - other)
+    fixture.same(dispatcher.binary(composed)(x, y), array - other)
     alone = OpEntry("probe", func, Binder("x"), Decomposition("probe", "x", lambda ops, x: ops.neg(x)), func)
     for _ in range(2):
-        stage.same(doors.unary(alone)(x), -array)
-        stage.same(stage.call(alone, x=x), -array)
+        fixture.same(dispatcher.unary(alone)(x), -array)
+        fixture.same(fixture.call(alone, x=x), -array)
 
 
 class _Dispatcher:
@@ -283,7 +283,7 @@ class _Dispatcher:
         self.seen.append((args, kwargs))
 
 
-def operands_are_counted_as_the_rule_names_them(stage: Fixture) -> None:
+def operands_are_counted_as_the_rule_names_them(fixture: Fixture) -> None:
     """A spelling may take them in another order, and fewer."""
     a, b, names = values(5, 3), values(5, 3, seed=1), []
 
@@ -297,27 +297,27 @@ def operands_are_counted_as_the_rule_names_them(stage: Fixture) -> None:
             "probe", lambda y, x: x - 2 * y, Binder("y, x"), rule, lambda x, y: x - 2 * y, canonical=canonical
         )
         for _ in range(2):
-            stage.same(stage.call(entry, stage.spread(b), stage.spread(a)), a - 2 * b)
-            stage.same(stage.call(entry, x=stage.spread(a), y=stage.spread(b)), a - 2 * b)
+            fixture.same(fixture.call(entry, fixture.spread(b), fixture.spread(a)), a - 2 * b)
+            fixture.same(fixture.call(entry, x=fixture.spread(a), y=fixture.spread(b)), a - 2 * b)
     assert names == [["x", "y"]] * 4
 
 
-def canonical_operators_by_name(stage: Fixture) -> None:
+def canonical_operators_by_name(fixture: Fixture) -> None:
     """Plain tensors run plainly, one DTensor anywhere is enough to dispatch, and decompositions always are."""
     a, b = values(5, 3), values(5, 3, seed=1)
-    x, plain, two = stage.spread(a), stage.plain(a), stage.plain(np.asarray(2.0))
+    x, plain, two = fixture.spread(a), fixture.plain(a), fixture.plain(np.asarray(2.0))
     kind = type(x)
-    for found in (stage.ops.sub(plain, stage.plain(b)), stage.ops.sub(x=plain, y=stage.plain(b))):
+    for found in (fixture.ops.sub(plain, fixture.plain(b)), fixture.ops.sub(x=plain, y=fixture.plain(b))):
         assert not isinstance(found, kind)
         np.testing.assert_allclose(found.numpy(), a - b)
-    stage.same(stage.ops.sub(x, stage.spread(b)), a - b)
-    stage.same(stage.ops.sub(x=x, y=stage.spread(b)), a - b)
-    stage.same(stage.ops.sub(x, y=2.0), a - 2.0)
-    stage.same(stage.ops.sub(two, x), 2.0 - a)
-    stage.same(stage.ops.cat([x, stage.spread(b)], 1), np.concatenate([a, b], 1))
-    raises(AttributeError, lambda: stage.ops.no_such_operator)
+    fixture.same(fixture.ops.sub(x, fixture.spread(b)), a - b)
+    fixture.same(fixture.ops.sub(x=x, y=fixture.spread(b)), a - b)
+    fixture.same(fixture.ops.sub(x, y=2.0), a - 2.0)
+    fixture.same(fixture.ops.sub(two, x), 2.0 - a)
+    fixture.same(fixture.ops.cat([x, fixture.spread(b)], 1), np.concatenate([a, b], 1))
+    raises(AttributeError, lambda: fixture.ops.no_such_operator)
     seen: list[Any] = []
-    watched = Ops(_Dispatcher(stage.platform.dispatcher, seen))  # type: ignore[arg-type] # as much of one as it takes
+    watched = Ops(_Dispatcher(fixture.platform.dispatcher, seen))  # type: ignore[arg-type] # as much of one as it takes
     for args, kwargs in (((x, x), {}), ((two, x), {}), ((x,), {"y": two}), ((two,), {"y": x})):
         watched.sub(*args, **kwargs)
         assert seen.pop() == (args, kwargs)
@@ -325,9 +325,9 @@ def canonical_operators_by_name(stage: Fixture) -> None:
     assert not seen
 
 
-def signatures(stage: Fixture) -> None:
+def signatures(fixture: Fixture) -> None:
     """Arguments are bound as Python binds them, under the frameworks' names too, and stars take both spellings."""
-    del stage
+    del fixture
     plain = Binder("x, y=2, *, dim=None, keep=False")
     assert plain.names == ("x", "y", "dim", "keep")
     assert plain.bind((1,), {}) == {"x": 1, "y": 2, "dim": None, "keep": False}

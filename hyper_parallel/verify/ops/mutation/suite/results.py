@@ -39,74 +39,76 @@ __all__ = [
 # -- outside and beside ------------------------------------------------------------------------------------------------
 
 
-def dispatch_is_skipped(stage: Fixture) -> None:
-    """Inside the block calls act on locals, whichever door and spelling; outside again not."""
+def dispatch_is_skipped(fixture: Fixture) -> None:
+    """Inside the block calls act on locals, whichever spelling and operator; outside again not."""
     array = values(4, 3)
-    x = stage.spread(array)
-    kind, doors = type(x), stage.platform.dispatcher
-    spelled = stage.entry(lambda x, n=1: x * n, "x, n=1")
-    canonical = stage.entry(never, "x, n=1", canonical=True, local=lambda x, n: x * n)
-    pair = stage.entry(lambda x, y: x - y, "x, y")
+    x = fixture.spread(array)
+    kind, dispatcher = type(x), fixture.platform.dispatcher
+    spelled = fixture.entry(lambda x, n=1: x * n, "x, n=1")
+    canonical = fixture.entry(never, "x, n=1", canonical=True, local=lambda x, n: x * n)
+    pair = fixture.entry(lambda x, y: x - y, "x, y")
     negated = Decomposition("probe", "x", lambda ops, x: ops.neg(x))
     composed = OpEntry("probe", no_function, Binder("x"), negated, never)
     own = OpEntry("probe", lambda x: -x, Binder("x"), negated, never)
     doubled = OpEntry("probe", lambda x: x.mul_(2.0), Binder("x"), negated, never)
-    kept = stage.entry(lambda x, w: x * w, "x, w", lambda call: Strategies((Row((S0, R), (S0,)),), (call["x"].shape,)))
-    weight = stage.spread(values(3), R).requires_grad_()
-    written = stage.entry(lambda x, n: x.mul_(n), "x, n", in_place=True)
-    one, two = doors.unary(spelled), doors.binary(pair)
+    kept = fixture.entry(
+        lambda x, w: x * w, "x, w", lambda call: Strategies((Row((S0, R), (S0,)),), (call["x"].shape,))
+    )
+    weight = fixture.spread(values(3), R).requires_grad_()
+    written = fixture.entry(lambda x, n: x.mul_(n), "x, n", in_place=True)
+    one, two = dispatcher.unary(spelled), dispatcher.binary(pair)
     for _ in range(2):
-        stage.same(stage.call(spelled, x, 2), array * 2)
-        stage.same(one(x), array)
-        stage.same(two(x, x), array * 0)
+        fixture.same(fixture.call(spelled, x, 2), array * 2)
+        fixture.same(one(x), array)
+        fixture.same(two(x, x), array * 0)
         with SkipDTensorDispatch():
-            found = [stage.call(spelled, x, 2), stage.call(canonical, x, n=2), one(x), two(x, x),
-                     stage.call(composed, x), stage.call(own, x)]  # fmt: skip
+            found = [fixture.call(spelled, x, 2), fixture.call(canonical, x, n=2), one(x), two(x, x),
+                     fixture.call(composed, x), fixture.call(own, x)]  # fmt: skip
             assert not any(isinstance(one, kind) for one in found)
             for have, factor in zip(found, (2, 2, 1, 0, -1, -1), strict=True):
                 np.testing.assert_allclose(have.numpy(), x.to_local().numpy() * factor)
-            assert stage.call(written, x, 1) is x
-            assert not isinstance(stage.call(written, x.to_local(), 1), kind)
-            with stage.platform.no_grad():
-                assert stage.call(doubled, x) is x
-                assert stage.call(doubled, x=x) is x
-                stage.call(written, x, 0.25)
+            assert fixture.call(written, x, 1) is x
+            assert not isinstance(fixture.call(written, x.to_local(), 1), kind)
+            with fixture.platform.no_grad():
+                assert fixture.call(doubled, x) is x
+                assert fixture.call(doubled, x=x) is x
+                fixture.call(written, x, 0.25)
         with SkipDTensorDispatch(no_skip=["probe"]):
-            stage.same(stage.call(spelled, x, 2), array * 2)
-    stage.call(kept, x, weight)
+            fixture.same(fixture.call(spelled, x, 2), array * 2)
+    fixture.call(kept, x, weight)
     assert weight._views
-    with SkipDTensorDispatch(), stage.platform.no_grad():
-        stage.call(own, weight)
+    with SkipDTensorDispatch(), fixture.platform.no_grad():
+        fixture.call(own, weight)
         assert weight._views
-        assert stage.call(doubled, weight) is weight
+        assert fixture.call(doubled, weight) is weight
         assert not weight._views
 
 
-def constants_meet_distributed_tensors(stage: Fixture) -> None:
+def constants_meet_distributed_tensors(fixture: Fixture) -> None:
     """Plain numbers of no dims are constants; other plain tensors are only inside implicit_replication()."""
-    array, plain = values(4, 3), stage.plain(values(4, 3, seed=1))
-    entry = stage.entry(lambda x, y: x + 2 * y, "x, y", lambda call: Strategies(
+    array, plain = values(4, 3), fixture.plain(values(4, 3, seed=1))
+    entry = fixture.entry(lambda x, y: x + 2 * y, "x, y", lambda call: Strategies(
         (Row((R, R), (R,)), Row((P, P), (P,)), Row((S0, S0 if call["y"].ndim else R), (S0,))), (call["x"].shape,)
     ))  # fmt: skip
-    size = stage.mesh.size()
-    pending = stage.platform.wrap(stage.plain(array / size), Layout.place(stage.mesh, [P], array.shape))
-    two, learned = stage.plain(np.asarray(2.0)), stage.plain(np.asarray(1.0)).requires_grad_()
-    for x in (stage.spread(array), stage.spread(array, R), pending):
+    size = fixture.mesh.size()
+    pending = fixture.platform.wrap(fixture.plain(array / size), Layout.place(fixture.mesh, [P], array.shape))
+    two, learned = fixture.plain(np.asarray(2.0)), fixture.plain(np.asarray(1.0)).requires_grad_()
+    for x in (fixture.spread(array), fixture.spread(array, R), pending):
         for _ in range(2):
-            stage.same(stage.call(entry, x, two), array + 4.0)
-            raises(MixedTensorError, lambda x=x: stage.call(entry, x, learned))  # type: ignore[misc] # a default
-            raises(MixedTensorError, lambda x=x: stage.call(entry, x, plain))  # type: ignore[misc] # a default
+            fixture.same(fixture.call(entry, x, two), array + 4.0)
+            raises(MixedTensorError, lambda x=x: fixture.call(entry, x, learned))  # type: ignore[misc] # a default
+            raises(MixedTensorError, lambda x=x: fixture.call(entry, x, plain))  # type: ignore[misc] # a default
             with implicit_replication():
-                stage.same(stage.call(entry, x, plain), array + 2 * values(4, 3, seed=1))
-                stage.same(stage.call(entry, x, y=plain), array + 2 * values(4, 3, seed=1))
-                raises(MixedTensorError, lambda x=x: stage.call(entry, x, learned))  # type: ignore[misc] # a default
-                raises(MixedTensorError, lambda x=x: stage.call(entry, x, plain.clone().requires_grad_()))  # type: ignore[misc] # a default
-    raises(MixedTensorError, lambda: stage.call(entry, stage.spread(array), plain))
-    first = stage.entry(
+                fixture.same(fixture.call(entry, x, plain), array + 2 * values(4, 3, seed=1))
+                fixture.same(fixture.call(entry, x, y=plain), array + 2 * values(4, 3, seed=1))
+                raises(MixedTensorError, lambda x=x: fixture.call(entry, x, learned))  # type: ignore[misc] # a default
+                raises(MixedTensorError, lambda x=x: fixture.call(entry, x, plain.clone().requires_grad_()))  # type: ignore[misc] # a default
+    raises(MixedTensorError, lambda: fixture.call(entry, fixture.spread(array), plain))
+    first = fixture.entry(
         lambda y, x: x - 3 * y, "y, x", lambda call: Strategies((Row((R, R), (R,)),), (call["x"].shape,))
     )
     for _ in range(2):
-        stage.same(stage.call(first, two, stage.spread(array, R)), array - 6.0)
+        fixture.same(fixture.call(first, two, fixture.spread(array, R)), array - 6.0)
 
 
 # -- answers -----------------------------------------------------------------------------------------------------------
@@ -117,87 +119,87 @@ class _Pair(NamedTuple):
     second: Any
 
 
-def several_outputs(stage: Fixture) -> None:
+def several_outputs(fixture: Fixture) -> None:
     """Each output has its own layout, and they come in the framework's own container, on every call."""
     array = values(4, 6)
-    x = stage.spread(array)
+    x = fixture.spread(array)
 
     def strategies(call: Any) -> Any:
         return Strategies((Row((S0,), (S0, Shard(1))),), (call["x"].shape, call["x"].shape[::-1]), many=True)
 
     for made in (_Pair, lambda *both: list(both), lambda *both: both):
-        entry = stage.entry(lambda x, made=made: made(x * 2, x.t()), "x", strategies)
+        entry = fixture.entry(lambda x, made=made: made(x * 2, x.t()), "x", strategies)
         for _ in range(3):
-            out = stage.call(entry, x)
+            out = fixture.call(entry, x)
             assert type(out) is type(made(1, 2))
-            stage.same(out[0], array * 2)
-            stage.same(out[1], array.T)
+            fixture.same(out[0], array * 2)
+            fixture.same(out[1], array.T)
             assert [one.placements for one in out] == [(S0,), (Shard(1),)]
 
 
-def outputs_that_only_the_call_tells(stage: Fixture) -> None:
+def outputs_that_only_the_call_tells(fixture: Fixture) -> None:
     """Whole outputs are wrapped whatever their number, nesting and size; what is no tensor stays."""
     array = np.arange(6.0).reshape(2, 3)
-    x = stage.spread(array)
+    x = fixture.spread(array)
 
     def strategies(_: Any) -> Any:
         return Strategies((Row((R,), ()),), (), open=True)
 
-    entry = stage.entry(lambda x: (x[:1], [x * 2, 5], "a"), "x", strategies)
+    entry = fixture.entry(lambda x: (x[:1], [x * 2, 5], "a"), "x", strategies)
     for _ in range(2):
-        one, (two, five), a = stage.call(entry, x)
-        stage.same(one, array[:1])
-        stage.same(two, array * 2)
+        one, (two, five), a = fixture.call(entry, x)
+        fixture.same(one, array[:1])
+        fixture.same(two, array * 2)
         assert (five, a, one.placements, tuple(two.shape)) == (5, "a", (R,), (2, 3))
 
 
-def whole_layouts_as_answers(stage: Fixture) -> None:
+def whole_layouts_as_answers(fixture: Fixture) -> None:
     """Fixed and listed layouts are taken as they are, with the implementation that goes with them."""
-    array = values(2 * stage.mesh.size(), 3)
-    x, layout = stage.spread(array), Layout.place(stage.mesh, [S0], array.shape)
-    whole = Layout.place(stage.mesh, [R], array.shape)
-    fixed = stage.entry(lambda x: x * 2, "x", lambda _: Fixed((layout,)))
-    own = stage.entry(never, "x", lambda _: Fixed((layout.with_shape(None),), impl=lambda x: x * 3))
-    sized = stage.entry(never, "x", lambda _: Fixed((layout,), impl=lambda x: x * 3))
-    even = stage.entry(lambda x: x * 5, "x", lambda _: Fixed((layout.with_shape(None),)))
-    both = stage.entry(lambda x: (x * 2, x * 3), "x", lambda _: Fixed((layout, layout.with_shape(None)), many=True))
+    array = values(2 * fixture.mesh.size(), 3)
+    x, layout = fixture.spread(array), Layout.place(fixture.mesh, [S0], array.shape)
+    whole = Layout.place(fixture.mesh, [R], array.shape)
+    fixed = fixture.entry(lambda x: x * 2, "x", lambda _: Fixed((layout,)))
+    own = fixture.entry(never, "x", lambda _: Fixed((layout.with_shape(None),), impl=lambda x: x * 3))
+    sized = fixture.entry(never, "x", lambda _: Fixed((layout,), impl=lambda x: x * 3))
+    even = fixture.entry(lambda x: x * 5, "x", lambda _: Fixed((layout.with_shape(None),)))
+    both = fixture.entry(lambda x: (x * 2, x * 3), "x", lambda _: Fixed((layout, layout.with_shape(None)), many=True))
     options = (((whole,), (whole,), None), ((layout,), (layout,), None))
-    listed = stage.entry(lambda x: x * 4, "x", lambda _: Listed(options))
-    priced = stage.entry(lambda x: x * 4, "x", lambda _: Listed(((*options[0][:2], -1.0), (*options[1][:2], 0.0))))
-    several = stage.entry(lambda x: [x * 4], "x", lambda _: Listed(options, many=True))
-    summed = (((layout,), (Layout.place(stage.mesh, [P], (3,)),), None),)
-    reduced = stage.entry(lambda x: x.sum(0), "x", lambda _: Listed(summed))
-    stage.same(stage.call(reduced, x), array.sum(0))
-    beside = (((layout, Layout.place(stage.mesh, [R], (3,))), (layout,), None),)
-    pair = stage.entry(lambda x, w: x * w, "x, w", lambda _: Listed(beside))
-    for held in (stage.spread(array).requires_grad_(), stage.spread(array, R).requires_grad_()):
-        weight = stage.spread(values(3), R).requires_grad_()
-        stage.call(pair, held, weight).sum().backward()
-        stage.same(weight.grad, array.sum(0))
-        stage.same(held.grad, np.broadcast_to(values(3), array.shape))
-    still = (((whole, Layout.place(stage.mesh, [R], (3,))), (whole,), None),)
-    alike = stage.entry(lambda x, w: x * w, "x, w", lambda _: Listed(still))
-    weight = stage.spread(values(3), R).requires_grad_()
-    stage.call(alike, x, weight).sum().backward()
-    stage.same(weight.grad, array.sum(0))
+    listed = fixture.entry(lambda x: x * 4, "x", lambda _: Listed(options))
+    priced = fixture.entry(lambda x: x * 4, "x", lambda _: Listed(((*options[0][:2], -1.0), (*options[1][:2], 0.0))))
+    several = fixture.entry(lambda x: [x * 4], "x", lambda _: Listed(options, many=True))
+    summed = (((layout,), (Layout.place(fixture.mesh, [P], (3,)),), None),)
+    reduced = fixture.entry(lambda x: x.sum(0), "x", lambda _: Listed(summed))
+    fixture.same(fixture.call(reduced, x), array.sum(0))
+    beside = (((layout, Layout.place(fixture.mesh, [R], (3,))), (layout,), None),)
+    pair = fixture.entry(lambda x, w: x * w, "x, w", lambda _: Listed(beside))
+    for held in (fixture.spread(array).requires_grad_(), fixture.spread(array, R).requires_grad_()):
+        weight = fixture.spread(values(3), R).requires_grad_()
+        fixture.call(pair, held, weight).sum().backward()
+        fixture.same(weight.grad, array.sum(0))
+        fixture.same(held.grad, np.broadcast_to(values(3), array.shape))
+    still = (((whole, Layout.place(fixture.mesh, [R], (3,))), (whole,), None),)
+    alike = fixture.entry(lambda x, w: x * w, "x, w", lambda _: Listed(still))
+    weight = fixture.spread(values(3), R).requires_grad_()
+    fixture.call(alike, x, weight).sum().backward()
+    fixture.same(weight.grad, array.sum(0))
     for _ in range(2):
-        stage.same(stage.call(fixed, x), array * 2)
-        stage.same(stage.call(own, x), array * 3)
-        stage.same(stage.call(sized, x), array * 3)
-        stage.same(stage.call(even, x), array * 5)
-        first, second = stage.call(both, x)
-        stage.same(first, array * 2)
-        stage.same(second, array * 3)
-        assert stage.call(listed, x).placements == (S0,)
-        assert stage.call(priced, x).placements == (R,)
-        stage.same(stage.call(listed, x), array * 4)
-        stage.same(stage.call(several, x)[0], array * 4)
+        fixture.same(fixture.call(fixed, x), array * 2)
+        fixture.same(fixture.call(own, x), array * 3)
+        fixture.same(fixture.call(sized, x), array * 3)
+        fixture.same(fixture.call(even, x), array * 5)
+        first, second = fixture.call(both, x)
+        fixture.same(first, array * 2)
+        fixture.same(second, array * 3)
+        assert fixture.call(listed, x).placements == (S0,)
+        assert fixture.call(priced, x).placements == (R,)
+        fixture.same(fixture.call(listed, x), array * 4)
+        fixture.same(fixture.call(several, x)[0], array * 4)
 
 
-def local_calls_that_differ(stage: Fixture) -> None:
+def local_calls_that_differ(fixture: Fixture) -> None:
     """What localize replaces is replaced, in the arguments or as a whole, and the rest is the caller's."""
     array = values(4, 3)
-    x = stage.spread(array)
+    x = fixture.spread(array)
 
     def strategies(local: Any) -> Any:
         return lambda call: Strategies((Row((S0,), (S0,)),), (call["x"].shape,), lambda *_: local)
@@ -209,102 +211,106 @@ def local_calls_that_differ(stage: Fixture) -> None:
     run = LocalCall({"size": 7}, lambda _, args: args["x"] * args["size"] * 10 * args["scale"])
     for by_value in (False, True):
         for local, wanted in ((LocalCall({"size": 7}), 7), (run, 70), (None, 5), (LocalCall({}), 5), (LocalCall(), 5)):
-            entry = stage.entry(func, "x, size, scale=1.0, label=None", strategies(local), rule={"by_value": by_value})
+            entry = fixture.entry(
+                func, "x, size, scale=1.0, label=None", strategies(local), rule={"by_value": by_value}
+            )
             for scale in (1.0, 2.0, 3.0, 3):
-                stage.same(stage.call(entry, x, 5, scale), array * wanted * scale)
-                stage.same(stage.call(entry, x, 5, scale=scale, label="b"), array * wanted * scale)
-    entry = stage.entry(never, "x, size=1", strategies(LocalCall({"size": [2, 3]})), local=lambda x, size: x * size[1])
+                fixture.same(fixture.call(entry, x, 5, scale), array * wanted * scale)
+                fixture.same(fixture.call(entry, x, 5, scale=scale, label="b"), array * wanted * scale)
+    entry = fixture.entry(
+        never, "x, size=1", strategies(LocalCall({"size": [2, 3]})), local=lambda x, size: x * size[1]
+    )
     for args in ((x, 1), (x, 1), (x,), (x,)):
-        stage.same(stage.call(entry, *args), array * 3)
-    refs = stage.entry(never, "xs, n", lambda call: Strategies(
+        fixture.same(fixture.call(entry, *args), array * 3)
+    refs = fixture.entry(never, "xs, n", lambda call: Strategies(
         (Row((S0, S0), (S0,)),), (call.operands[0].shape,), lambda *_: LocalCall({"xs": [Ref(1), (Ref(0),)]})
     ), local=lambda xs, n: (xs[0] - 2 * xs[1][0]) * n)  # fmt: skip
-    stage.same(stage.call(refs, [x, stage.spread(array * 5)], 2), (array * 5 - 2 * array) * 2)
+    fixture.same(fixture.call(refs, [x, fixture.spread(array * 5)], 2), (array * 5 - 2 * array) * 2)
 
 
 # -- writing -----------------------------------------------------------------------------------------------------------
 
 
-def writes_return_what_is_written(stage: Fixture) -> None:
+def writes_return_what_is_written(fixture: Fixture) -> None:
     """The object itself, written, by position and by name; what would have to move is refused and untouched."""
     array = values(4, 3)
     for canonical in (False, True):
-        entry = stage.entry(lambda x, n=2.0: x.mul_(n), "x, n=2.0", in_place=True, canonical=canonical)
-        x = stage.spread(array)
+        entry = fixture.entry(lambda x, n=2.0: x.mul_(n), "x, n=2.0", in_place=True, canonical=canonical)
+        x = fixture.spread(array)
         for _ in range(2):
-            assert stage.call(entry, x) is x
-            assert stage.call(entry, x=x, n=0.5) is x
-            stage.same(x, array)
-    moved = stage.entry(lambda x: x.mul_(2.0), "x", lambda call: Strategies((Row((R,), (R,)),), (call["x"].shape,)),
+            assert fixture.call(entry, x) is x
+            assert fixture.call(entry, x=x, n=0.5) is x
+            fixture.same(x, array)
+    moved = fixture.entry(lambda x: x.mul_(2.0), "x", lambda call: Strategies((Row((R,), (R,)),), (call["x"].shape,)),
                         in_place=True)  # fmt: skip
-    x = stage.spread(array)
-    raises(UnsupportedOperatorError, lambda: stage.call(moved, x))
-    stage.same(x, array)
-    unknown = stage.entry(lambda _x, _y: NotImplemented, "x, y", in_place=True)
-    raises(UnknownOperandError, lambda: stage.call(unknown, x, "a"))
+    x = fixture.spread(array)
+    raises(UnsupportedOperatorError, lambda: fixture.call(moved, x))
+    fixture.same(x, array)
+    unknown = fixture.entry(lambda _x, _y: NotImplemented, "x, y", in_place=True)
+    raises(UnknownOperandError, lambda: fixture.call(unknown, x, "a"))
 
 
-def views_write_through_or_are_read_only(stage: Fixture) -> None:
+def views_write_through_or_are_read_only(fixture: Fixture) -> None:
     """A view of what stayed writes through; one of what had to move may not be written, nor its own views."""
     array = values(4, 3)
-    stay = stage.entry(lambda x: x.view(-1, 3), "x", rule={"view": True})
-    move = stage.entry(lambda x: x.view(-1, 3), "x", lambda call: Strategies((Row((R,), (R,)),), (call["x"].shape,)),
+    stay = fixture.entry(lambda x: x.view(-1, 3), "x", rule={"view": True})
+    move = fixture.entry(lambda x: x.view(-1, 3), "x", lambda call: Strategies((Row((R,), (R,)),), (call["x"].shape,)),
                        rule={"view": True})  # fmt: skip
-    pieces = stage.entry(lambda x: x.split(2, 1), "x", lambda call: Strategies(
+    pieces = fixture.entry(lambda x: x.split(2, 1), "x", lambda call: Strategies(
         (Row((S0,), (S0, S0)), Row((R,), (R, R))), ((call["x"].shape[0], 2), (call["x"].shape[0], 1)), many=True
     ), rule={"view": True})  # fmt: skip
-    moves_one = stage.entry(lambda x, _: x.view(-1, 3), "x, y", lambda call: Strategies(
+    moves_one = fixture.entry(lambda x, _: x.view(-1, 3), "x, y", lambda call: Strategies(
         (Row((R, R), (R,)),), (call["x"].shape,)
     ), rule={"view": True})  # fmt: skip
-    write = stage.entry(lambda x: x.mul_(2.0), "x", in_place=True)
+    write = fixture.entry(lambda x: x.mul_(2.0), "x", in_place=True)
     for _ in range(2):
-        x = stage.spread(array)
-        stage.call(write, stage.call(stay, x))
-        stage.same(x, array * 2)
-        first, second = stage.call(pieces, x)
-        stage.call(write, first)
-        stage.same(second, array[:, 2:] * 2)
-        stage.same(x, array * np.array([4, 4, 2.0]))
-        x = stage.spread(array)
-        copied = stage.call(move, x)
-        for one in (copied, stage.call(stay, copied), *stage.call(pieces, copied)):
-            text = raises(UnsupportedOperatorError, lambda one=one: stage.call(write, one))  # type: ignore[misc] # a default
+        x = fixture.spread(array)
+        fixture.call(write, fixture.call(stay, x))
+        fixture.same(x, array * 2)
+        first, second = fixture.call(pieces, x)
+        fixture.call(write, first)
+        fixture.same(second, array[:, 2:] * 2)
+        fixture.same(x, array * np.array([4, 4, 2.0]))
+        x = fixture.spread(array)
+        copied = fixture.call(move, x)
+        for one in (copied, fixture.call(stay, copied), *fixture.call(pieces, copied)):
+            text = raises(UnsupportedOperatorError, lambda one=one: fixture.call(write, one))  # type: ignore[misc] # a default
             assert "had to move x to" in text
-        stage.same(x, array)
-        two = stage.call(moves_one, x, stage.spread(values(3), R))
+        fixture.same(x, array)
+        two = fixture.call(moves_one, x, fixture.spread(values(3), R))
         assert two._readonly is not None
-        stage.call(write, x)
+        fixture.call(write, x)
         raises(UnsupportedOperatorError, lambda copied=copied: copied + 1.0)  # type: ignore[misc] # a default
 
 
-def pieces_that_are_dense_by_chance(stage: Fixture) -> None:
+def shards_that_are_contiguous_by_chance(fixture: Fixture) -> None:
     """A column of one element is contiguous on its rank: copied as on the others, unless nobody asked for a copy."""
-    x = stage.spread(values(stage.mesh.size(), 5)).t()
-    asis = stage.entry(lambda x: x, "x", lambda call: Strategies(
+    x = fixture.spread(values(fixture.mesh.size(), 5)).t()
+    asis = fixture.entry(lambda x: x, "x", lambda call: Strategies(
         (Row((Shard(1),), (Shard(1),)),), (call["x"].shape,)
     ), rule={"itself": True})  # fmt: skip
     for _ in range(2):
         copied = x.contiguous()
         assert copied is not x
         assert copied.contiguous() is copied
-        assert stage.call(asis, x) is x
+        assert fixture.call(asis, x) is x
 
 
-def the_operand_itself(stage: Fixture) -> None:
+def the_operand_itself(fixture: Fixture) -> None:
     """What returns its operand returns the DTensor; what returns something else, or of another layout, does not."""
     array = values(4, 3)
-    x = stage.spread(array)
+    x = fixture.spread(array)
     for view in (False, True):
         for place in (S0, R):
 
             def strategies(call: Any, place: Any = place) -> Any:
                 return Strategies((Row((place,), (place,)),), (call["x"].shape,))
 
-            same = stage.entry(lambda x: x, "x", strategies, rule={"itself": True, "view": view})
-            other = stage.entry(lambda x: x * 2, "x", strategies, rule={"itself": True, "view": view})
+            same = fixture.entry(lambda x: x, "x", strategies, rule={"itself": True, "view": view})
+            other = fixture.entry(lambda x: x * 2, "x", strategies, rule={"itself": True, "view": view})
             for _ in range(2):
-                assert (stage.call(same, x) is x) == (place == S0), (view, place)
-                assert (stage.call(same, x=x) is x) == (place == S0)
-                stage.same(stage.call(same, x), array)
-                stage.same(stage.call(other, x), array * 2)
-                assert (stage.call(other, x)._readonly is None) == (place == S0 or not view)
+                assert (fixture.call(same, x) is x) == (place == S0), (view, place)
+                assert (fixture.call(same, x=x) is x) == (place == S0)
+                fixture.same(fixture.call(same, x), array)
+                fixture.same(fixture.call(other, x), array * 2)
+                assert (fixture.call(other, x)._readonly is None) == (place == S0 or not view)
