@@ -25,6 +25,7 @@ python_use_unqualified_type_names = True
 nitpicky = True
 nitpick_ignore_regex = [
     ("py:class", r"(abc|collections|contextlib|hyper_parallel)\..*"),
+    ("py:class", r"np\.ndarray"),  # NumPy is imported for type checkers only
     ("py:class", r"dict\[str"),  # half of a type, in a signature with "<factory>", which Sphinx cannot parse
     ("py:class", "Cause|Dispatcher|OpCall|ParameterLayout|TensorCheck|Ranks|Transport"),
 ]

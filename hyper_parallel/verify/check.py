@@ -37,7 +37,7 @@ _PERTURBED_RUNS = 2
 
 @dataclass
 class CheckReport:
-    """The result of :func:`check_function`.
+    """The result of :func:`hyper_parallel.verify.check_function`.
 
     Attributes:
         forward: number of combinations of placements whose outputs were compared with the plain run.

@@ -40,7 +40,7 @@ class CollectivesFacet(AgreementFacet):
 
         Raises:
             CollectiveMismatchError: members call different collectives, or the caller is no member.
-            ReductionError: (a ValueError) an unknown reduction, or an average of integers.
+            TypeError: the reduction is unknown, or an average of integers.
         """
         ranks = self.ranks_of(group_info)
         self._plain("all_reduce", data)
