@@ -40,9 +40,9 @@ def _forget_plans():
     from hyper_parallel.core.shard.entry import OpEntry
 
     transition.forget_transitions()
-    for one in gc.get_objects():
-        if type(one) is OpEntry:
-            one.cache.clear()
+    for candidate in gc.get_objects():
+        if type(candidate) is OpEntry:
+            candidate.cache.clear()
 
 
 @pytest.fixture

@@ -74,12 +74,12 @@ MISTAKES = {
 }
 
 
-def raised(given):
+def raised(case):
     """What each mistake raises."""
     text = {}
     for name, mistake in MISTAKES.items():
         with pytest.raises(Exception) as caught:  # noqa: PT011 - which one is the question
-            mistake(given)
+            mistake(case)
         text[name] = caught.value
     return text
 

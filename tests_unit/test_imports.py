@@ -209,13 +209,13 @@ def shortest_cycle(graph: dict[str, set[str]], start: str) -> list[str] | None:
 
 def cycles(edges: list[Edge]) -> list[str]:
     """List each cycle once, written from its first module in the alphabet."""
-    graph, found = graph_of(edges), set()
+    graph, texts = graph_of(edges), set()
     for start in graph:
         if path := shortest_cycle(graph, start):
             first = path.index(min(path))
             path = path[first:] + path[:first]
-            found.add(" -> ".join([*path, path[0]]))
-    return [f"cycle: {path}" for path in sorted(found)]
+            texts.add(" -> ".join([*path, path[0]]))
+    return [f"cycle: {path}" for path in sorted(texts)]
 
 
 def violations(root: Path) -> list[str]:
@@ -321,9 +321,9 @@ def test_a_framework_outside_its_home_is_reported(tree, name, source):
 def test_a_cycle_is_reported_once(tree, form):
     """A cycle of three modules is one finding that shows the whole way round, lazy imports included."""
     ring = {f"core/shard/{a}.py": form.format(b) for a, b in ("xy", "yz", "zx")}
-    found = tree({**GOOD, **ring})
+    report = tree({**GOOD, **ring})
     names = [f"hyper_parallel.core.shard.{name}" for name in "xyzx"]
-    assert found == ["cycle: " + " -> ".join(names)]
+    assert report == ["cycle: " + " -> ".join(names)]
 
 
 def test_a_cycle_that_exists_for_types_only_is_none(tree):

@@ -39,9 +39,9 @@ def test_leaves_come_in_order_and_mappings_are_leaves_unless_asked_for():
 def test_a_path_leads_to_its_leaf_and_names_it():
     """Every leaf has the path that reads it, and the expression of that path."""
     tree = {"a": [1, (2,)], "b": 3}
-    found = dict(paths(tree, CONTAINERS))
-    assert found == {("a", 0): 1, ("a", 1, 0): 2, ("b",): 3}
-    assert all(at_path(tree, path) == leaf for path, leaf in found.items())
+    leaf_of = dict(paths(tree, CONTAINERS))
+    assert leaf_of == {("a", 0): 1, ("a", 1, 0): 2, ("b",): 3}
+    assert all(at_path(tree, path) == leaf for path, leaf in leaf_of.items())
     assert list(named_leaves("x", tree, CONTAINERS)) == [("x['a'][0]", 1), ("x['a'][1][0]", 2), ("x['b']", 3)]
     assert list(named_leaves("x", 7)) == [("x", 7)]
 

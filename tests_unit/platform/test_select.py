@@ -79,7 +79,7 @@ def test_mindspore_needs_numpy_1(bare, monkeypatch):
     assert str(caught.value) == "MindSpore needs NumPy below 2, this environment has 2.1.0; pip install 'numpy<2'"
 
 
-@pytest.mark.parametrize("present, imported, asked, found", [
+@pytest.mark.parametrize("present, imported, asked, expected", [
     ({"torch"}, (), None, "torch"),
     ({"mindspore"}, (), None, "mindspore"),
     ({"torch", "mindspore"}, (), None, "mindspore"),
@@ -88,7 +88,7 @@ def test_mindspore_needs_numpy_1(bare, monkeypatch):
     ({"torch", "mindspore"}, ("torch", "mindspore"), None, "mindspore"),
     ({"torch", "mindspore"}, ("mindspore",), "Torch", "torch"),
 ])  # fmt: skip
-def test_order_of_choice(bare, monkeypatch, present, imported, asked, found):
+def test_order_of_choice(bare, monkeypatch, present, imported, asked, expected):
     """The environment first, then the only framework imported, then MindSpore, then PyTorch."""
     bare.update(present)
     built(monkeypatch)
@@ -96,7 +96,7 @@ def test_order_of_choice(bare, monkeypatch, present, imported, asked, found):
         monkeypatch.setitem(sys.modules, name, types.ModuleType(name))
     if asked:
         monkeypatch.setenv(select.ENVIRONMENT_VARIABLE, asked)
-    assert select.get_platform() == f"built hyper_parallel.platform.{found}.platform"
+    assert select.get_platform() == f"built hyper_parallel.platform.{expected}.platform"
 
 
 def test_an_explicit_choice_wins_in_its_thread(bare, monkeypatch):

@@ -42,18 +42,18 @@ def box(layout, at):
 
 def assemble(locals_, layout):
     """The tensor that ``locals_`` (one array per rank, row-major) denote; replicas must agree exactly."""
-    held = {}
+    values = {}
     for position, local in zip(np.ndindex(*layout.mesh.shape), locals_, strict=True):
-        held[position] = np.asarray(local)
+        values[position] = np.asarray(local)
     for axis, op in sorted(layout.partials, reverse=True):
         merged = {}
-        for position in held:
-            group = [held[(*position[:axis], i, *position[axis + 1 :])] for i in range(layout.mesh.shape[axis])]
+        for position in values:
+            group = [values[(*position[:axis], i, *position[axis + 1 :])] for i in range(layout.mesh.shape[axis])]
             merged[position] = REDUCE[op](np.stack(group)) if group else None
-        held = merged
+        values = merged
     whole = np.full(layout.shape, np.nan)
     filled = np.zeros(layout.shape, bool)
-    for position, local in held.items():
+    for position, local in values.items():
         where = box(layout, position)
         assert local.shape == whole[where].shape, (position, local.shape, whole[where].shape)
         np.testing.assert_allclose(whole[where][filled[where]], local[filled[where]], rtol=1e-12)
@@ -105,10 +105,10 @@ def every_layout(mesh, shape, partials=("sum",)):
     choices = [("r",), *[("s", d) for d in range(len(shape))], *[("p", op) for op in partials]]
     results = []
     for picks in itertools.product(choices, repeat=mesh.ndim):
-        held = [[axis for axis, pick in enumerate(picks) if pick == ("s", d)] for d in range(len(shape))]
+        dim_axes = [[axis for axis, pick in enumerate(picks) if pick == ("s", d)] for d in range(len(shape))]
         owed = [(axis, pick[1]) for axis, pick in enumerate(picks) if pick[0] == "p"]
         results.extend(
-            Layout.of(mesh, dims, owed, shape) for dims in itertools.product(*map(itertools.permutations, held))
+            Layout.of(mesh, dims, owed, shape) for dims in itertools.product(*map(itertools.permutations, dim_axes))
         )
     return results
 

@@ -88,7 +88,7 @@ def test_everything_counts_in_the_hash():
         DeviceMesh.abstract("cpu", (2, 3), (1, 0, 2, 3, 4, 5), ("dp", "tp")),
         DeviceMesh.abstract("npu", (2, 3), tuple(range(6)), ("dp", "tp")),
     ]
-    assert len({one.to_hash() for one in [GRID, *others]}) == 5
+    assert len({mesh.to_hash() for mesh in [GRID, *others]}) == 5
     assert GRID.to_hash() == DeviceMesh.abstract("cpu", (2, 3), tuple(range(6)), ("dp", "tp")).to_hash()
 
 

@@ -48,9 +48,9 @@ def value(*shape, seed=0):
 def layouts(ndim):
     """All placements of a tensor, by the number of mesh axes."""
     places = [Replicate(), Partial(), *(Shard(dim) for dim in range(ndim))]
-    one = [[place] for place in places]
-    two = [[first, second] for first in places for second in places]
-    return {1: one, 2: two}
+    one_axis = [[place] for place in places]
+    two_axes = [[first, second] for first in places for second in places]
+    return {1: one_axis, 2: two_axes}
 
 
 @pytest.mark.parametrize("grid", GRIDS)
@@ -98,7 +98,7 @@ def test_aliases_strided_shards_and_the_default():
         with mesh:
             default = distribute_tensor(whole)
         assert default.placements == (Replicate(), Replicate())
-        assert all(one.full_tensor().equal(whole) for one in (aliased, strided, default))
+        assert all(tensor.full_tensor().equal(whole) for tensor in (aliased, strided, default))
         return aliased.placements, strided.layout.alias_placements
 
     assert on_mesh((2, 2), rank)[0] == ((Shard(0), Shard(0)), (("tp", "dp"), "None"))
@@ -182,8 +182,8 @@ def test_bad_input_is_refused_in_these_words(call, kind, message):
             call(value(4, 6), mesh)
         return str(caught.value)
 
-    found = on_mesh((2,), rank)[0]
-    assert found.startswith(message) or message in found
+    text = on_mesh((2,), rank)[0]
+    assert text.startswith(message) or message in text
 
 
 def test_an_operator_without_a_rule_is_refused():
@@ -219,7 +219,7 @@ def test_without_a_partition_everything_is_replicated():
     def rank(mesh):
         model = distribute_module(net(), mesh)
         state = {**dict(model.named_parameters()), **dict(model.named_buffers())}
-        assert all(isinstance(one, DTensor) and one.layout.is_replicated for one in state.values())
+        assert all(isinstance(tensor, DTensor) and tensor.layout.is_replicated for tensor in state.values())
         return model[0].bias.requires_grad, model[0].weight.requires_grad, len(state)
 
     assert on_mesh((2,), rank)[0] == (False, True, 7)
@@ -276,7 +276,7 @@ def test_hooks_of_two_arguments_still_work():
                 lambda inputs, on: (DTensor.from_local(inputs[0], on),),
                 lambda output, on: output.redistribute(on, [Shard(0)]),
             )
-        return out.placements, len([one for one in caught if one.category is FutureWarning])
+        return out.placements, len([warning for warning in caught if warning.category is FutureWarning])
 
     assert on_mesh((1,), rank)[0] == ((Shard(0),), 2)
 
@@ -340,9 +340,11 @@ def test_an_input_of_a_differentiated_function_is_refused():
         w = mindspore.Tensor(np.ones((4, 6), np.float32))
 
         def loss(w):
-            return (DTensor.from_local(w * 2, mesh, [Replicate()]) * distribute_tensor(held, mesh, [Shard(0)])).sum()
+            return (
+                DTensor.from_local(w * 2, mesh, [Replicate()]) * distribute_tensor(constant, mesh, [Shard(0)])
+            ).sum()
 
-        held = mindspore.Tensor(np.full((4, 6), 3, np.float32))
+        constant = mindspore.Tensor(np.full((4, 6), 3, np.float32))
         for cut in (lambda w: w, lambda w: w * 2):
             with pytest.raises(NotPlainError, match="would be a leaf"):
                 mindspore.grad(lambda w, cut=cut: distribute_tensor(cut(w), mesh, [Shard(0)]).sum().full_tensor())(w)

@@ -9,9 +9,9 @@ from hyper_parallel.core.dtensor.placements import PARTIAL_OPS, Partial, Replica
 
 def test_each_kind_answers_for_itself_only():
     """Exactly one of is_shard, is_replicate and is_partial is true of a placement."""
-    for placement, found in ((Shard(1), "shard"), (Replicate(), "replicate"), (Partial(), "partial")):
+    for placement, kind in ((Shard(1), "shard"), (Replicate(), "replicate"), (Partial(), "partial")):
         answers = {name for name in ("shard", "replicate", "partial") if getattr(placement, f"is_{name}")()}
-        assert answers == {found}
+        assert answers == {kind}
 
 
 def test_questions_may_be_narrowed():

@@ -171,10 +171,10 @@ def on_ranks(dense, mesh, body):
 @pytest.mark.parametrize("op, sign", [("max", 1), ("min", -1)])
 def test_the_gradient_of_an_extremum_goes_to_the_ranks_that_attained_it(dense, op, sign):
     """Partial(max/min): the gradient is masked to the ranks that attained the extremum, and ties share evenly."""
-    held = sign * np.array([[1.0, 5.0, 3.0], [2.0, 5.0, 1.0], [2.0, 0.0, 0.0]])
+    locals_ = sign * np.array([[1.0, 5.0, 3.0], [2.0, 5.0, 1.0], [2.0, 0.0, 0.0]])
 
     def body(torch, platform, rank, place):
-        x = torch.tensor(held[rank], requires_grad=True)
+        x = torch.tensor(locals_[rank], requires_grad=True)
         steps = plan_transition(place([Partial(op)], (3,)), place([R], (3,)))
         y = redistribute(x, steps, platform)
         y.backward(torch.tensor([10.0, 20.0, 30.0], dtype=torch.float64))

@@ -58,10 +58,10 @@ def test_joining_what_is_pending_with_what_is_not(platform_name, name, op, mesh)
     rng = np.random.default_rng(4)
     x, y = rng.standard_normal((5, 3)), rng.standard_normal((5, 3))
     every = all_placements(2, len(mesh), partial=(op,))
-    pending = [one for one in every if Partial(op) in one]
+    pending = [placements for placements in every if Partial(op) in placements]
     join = joining(name, platform_name)
-    for given in ([pending, every], [every, pending]):
-        report = check_function(join, [x, y], mesh, platform=platform_name, placements=given, limit=12)
+    for choices in ([pending, every], [every, pending]):
+        report = check_function(join, [x, y], mesh, platform=platform_name, placements=choices, limit=12)
         assert report.ok, report.wrong[:3]
         assert not report.rejected, report.rejected[:3]
 

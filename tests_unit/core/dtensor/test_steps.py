@@ -43,19 +43,19 @@ def test_each_step_alone_keeps_the_value(dense, mesh, shape):
     seen = every_step(dense, mesh, shape, 0)
     rng = np.random.default_rng(1)
     values = [rng.normal(size=shape) for _ in seen]
-    held = [dense.scatter(value, step.source, rng) for value, step in zip(values, seen, strict=True)]
+    locals_ = [dense.scatter(value, step.source, rng) for value, step in zip(values, seen, strict=True)]
 
     def on_rank():
         rank = active_transport().rank
         mine = every_step(dense, mesh, shape, rank)
         return [
-            step.apply(torch.from_numpy(one[rank]), get_torch_platform()).numpy()
-            for step, one in zip(mine, held, strict=True)
+            step.apply(torch.from_numpy(by_rank[rank]), get_torch_platform()).numpy()
+            for step, by_rank in zip(mine, locals_, strict=True)
         ]
 
     ranks = simulate(on_rank, int(np.prod(mesh)), "torch")
     for index, step in enumerate(seen):
-        whole = dense.assemble([one[index] for one in ranks], step.target)
+        whole = dense.assemble([results[index] for results in ranks], step.target)
         np.testing.assert_allclose(whole, values[index], atol=1e-10, err_msg=str(step))
     if len(mesh) > 1 and len(shape) > 1:
         assert {type(step) for step in seen} == KINDS

@@ -74,10 +74,10 @@ def each_group(world, platform, call):
     return {number: platform.tensor_to_numpy(call(group)) for number, group in named}
 
 
-def same(found, wanted):
+def same(result, wanted):
     """Equal in every bit, dtype and shape included."""
-    assert found.dtype == wanted.dtype
-    np.testing.assert_array_equal(found, wanted, strict=True)
+    assert result.dtype == wanted.dtype
+    np.testing.assert_array_equal(result, wanted, strict=True)
 
 
 @WORLDS
@@ -246,9 +246,9 @@ LEFT = [
 """What is told of a rank that has left, and once this one has."""
 
 
-def _told(wait, *given, kind=CollectiveMismatchError):
+def _message_of(wait, *arguments, kind=CollectiveMismatchError):
     with pytest.raises(kind) as caught:
-        wait(*given)
+        wait(*arguments)
     return str(caught.value)
 
 
@@ -270,8 +270,8 @@ class _Ring:
         values = [self.make(("float32", shape), self.me + 10.0 * turn) for turn in range(2)]
         sent = [self.platform.isend(value, self.after) for value in values]
         arrived = [self.platform.tensor_to_numpy(wish.wait()) for wish in reversed(wishes)]
-        for one in sent:
-            one.wait()
+        for sending in sent:
+            sending.wait()
         for turn, array in enumerate(reversed(arrived)):
             want = np.full(shape, self.before + 10.0 * turn, np.float32)
             np.testing.assert_array_equal(array, want, strict=True)
@@ -282,7 +282,7 @@ class _Ring:
         for sends, expects in UNEQUAL:
             wish = self.platform.irecv(self.make(expects), self.before)
             self.platform.isend(self.make(sends), self.after).wait()
-            messages.append(_told(wish.wait))
+            messages.append(_message_of(wish.wait))
             self.right((2, 3))
         return messages
 
@@ -290,7 +290,7 @@ class _Ring:
         """All on their way, and the last one waited for first."""
         wishes = [self.platform.irecv(self.make(expects), self.before) for _, expects in UNEQUAL]
         sent = [self.platform.isend(self.make(sends), self.after) for sends, _ in UNEQUAL]
-        messages = [_told(wish.wait) for wish in reversed(wishes)]
+        messages = [_message_of(wish.wait) for wish in reversed(wishes)]
         for value in reversed(sent):
             value.wait()
         self.right(LONG)
@@ -307,7 +307,7 @@ class _Ring:
                 transport.send(self.make(sends), 1)
             dist.send(torch.ones(9), 1)
         wishes = [*(expects for _, expects in UNEQUAL), ("float32", (9,))] if self.me == 1 else []
-        messages = [_told(transport.recv, self.make(expects), 0) for expects in wishes]
+        messages = [_message_of(transport.recv, self.make(expects), 0) for expects in wishes]
         self.right((0, 2))
         return messages
 
@@ -318,7 +318,7 @@ class _Ring:
             for turn, shape in enumerate((LONG, (3,), LONG)):
                 self.platform.isend(self.make(("float32", shape), turn), 1).wait()
         self.platform.all_reduce(self.make(("float32", (2,))))
-        messages = [_told(wishes[2].wait), _told(wishes[0].wait)] if self.me == 1 else []
+        messages = [_message_of(wishes[2].wait), _message_of(wishes[0].wait)] if self.me == 1 else []
         messages += [self.platform.tensor_to_numpy(wish.wait()).tolist() for wish in wishes[1:2]]
         self.right((2, 3))
         return messages
@@ -342,16 +342,16 @@ class _Ring:
             return []
         begun = [self.platform.irecv(self.make(("int64", (3,))), 0, tag=5) for _ in range(2)]
         waits = [lambda: self.platform.isend(self.make(("float32", ())), 0).wait(), begun[0].wait]
-        messages = [_told(wait, kind=RankFailedError).partition(": [")[0] for wait in waits]
+        messages = [_message_of(wait, kind=RankFailedError).partition(": [")[0] for wait in waits]
         self.platform.destroy_process_group()
-        return [*messages, _told(begun[1].wait, kind=HandleError)]
+        return [*messages, _message_of(begun[1].wait, kind=HandleError)]
 
     def swapped(self):
         """Of a pair either one has more."""
         messages = []
         for larger in range(2) if self.me < 2 else ():
             mine = self.make(("float32", LONG if self.me == larger else (3,)))
-            messages.append(_told(self.platform.p2p_exchange, mine, 1 - self.me))
+            messages.append(_message_of(self.platform.p2p_exchange, mine, 1 - self.me))
         self.right(LONG)
         return messages
 
@@ -468,8 +468,8 @@ def _into_parts(platform_name):
                 values = np.arange(1.0, 7.0)[: part(np.zeros((2, 3))).size].reshape(tuple(part(x).shape))
                 platform.isend(platform.tensor_type_cast(platform.from_numpy(values), dtype), 1).wait()
                 continue
-            given = part(x)
-            assert platform.irecv(given, 0).wait() is given
+            received = part(x)
+            assert platform.irecv(received, 0).wait() is received
             results[dtype, name] = platform.tensor_to_numpy(x).astype(np.complex64)
     return results
 
@@ -506,9 +506,9 @@ def test_tensors_that_cannot_be_received_into_are_refused():
         if platform.get_rank():
             return platform.isend(torch.arange(6.0).reshape(3, 2), 0).wait()
         messages = []
-        for given in reasons.values():
+        for tensor in reasons.values():
             with pytest.raises(ValueError, match="irecv: ") as caught:
-                platform.irecv(given, 1)
+                platform.irecv(tensor, 1)
             messages.append(str(caught.value))
         return messages, platform.irecv(torch.zeros(8).as_strided((3, 2), (2, 3)), 1).wait().tolist()
 

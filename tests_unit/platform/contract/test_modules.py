@@ -25,7 +25,7 @@ def test_a_rank_holds_its_shard_alone(platform_name):
         weight = platform.parameters_dict(layer)["weight"]
         low, high = weight.layout.local_box()[0]
         whole, piece = (
-            platform.tensor_to_numpy(platform.detach(one)) for one in (weight.full_tensor(), weight.to_local())
+            platform.tensor_to_numpy(platform.detach(tensor)) for tensor in (weight.full_tensor(), weight.to_local())
         )
         return piece.shape == (high - low, 20) and (whole[low:high] == piece).all(), whole.tolist(), high - low
 
@@ -56,9 +56,12 @@ def _drawn_by_all():
         place_parameter(platform, layer, "weight", mesh, [Shard(0)])
         random.manual_seed(5)
         platform.init_parameters(layer)
-        held = layer.weight.full_tensor().asnumpy()
+        sampled = layer.weight.full_tensor().asnumpy()
         results.append(
-            (type(make()).__name__, *([value.mean(), value.std(), value.min(), value.max()] for value in (own, held)))
+            (
+                type(make()).__name__,
+                *([value.mean(), value.std(), value.min(), value.max()] for value in (own, sampled)),
+            )
         )
     return results
 
@@ -66,11 +69,11 @@ def _drawn_by_all():
 @pytest.mark.platforms("mindspore")
 def test_pieces_are_drawn_as_the_framework_draws():
     """Of every initializer that pieces can be drawn of, the numbers are distributed as MindSpore's own."""
-    for name, own, held in simulate(_drawn_by_all, 3, "mindspore")[0]:
+    for name, own, sampled in simulate(_drawn_by_all, 3, "mindspore")[0]:
         wide = max(own[1], 1e-6)  # one standard deviation; the extremes of ten thousand numbers lie a few apart
-        np.testing.assert_allclose(held[:2], own[:2], atol=0.05 * wide, err_msg=name)
+        np.testing.assert_allclose(sampled[:2], own[:2], atol=0.05 * wide, err_msg=name)
         bounded = name not in ("Normal", "HeNormal", "XavierNormal") and own[3] < 3 * wide
-        np.testing.assert_allclose(held[2:], own[2:], atol=(0.02 if bounded else 1.5) * wide, err_msg=name)
+        np.testing.assert_allclose(sampled[2:], own[2:], atol=(0.02 if bounded else 1.5) * wide, err_msg=name)
 
 
 @pytest.mark.platforms("mindspore")

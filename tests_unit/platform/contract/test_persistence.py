@@ -119,8 +119,8 @@ def own_file(platform, folder):
     """A file of the framework's own format with three tensors, and what is in it; its name has no suffix."""
     path = folder / "own"
     state = {"a": np.arange(6.0).reshape(2, 3), "b": np.ones(5, np.float32), "c": np.array(2.5)}
-    given = {name: platform.from_numpy(array) for name, array in state.items()}
-    platform.save_checkpoint(given, path, platform.own_format)
+    tensors = {name: platform.from_numpy(array) for name, array in state.items()}
+    platform.save_checkpoint(tensors, path, platform.own_format)
     return path, state
 
 
@@ -198,5 +198,5 @@ def test_a_file_of_torch_save_that_acts_or_holds_no_state_is_refused(tmp_path):
     assert not ran.exists()
     for value, kind in ((torch.ones(2), "Tensor"), ([1, 2], "list")):
         torch.save(value, wrong)
-        told = f"load_checkpoint: {wrong} holds a {kind}, not tensors by name; save a state dict"
-        assert refused(platform, wrong) == told
+        message = f"load_checkpoint: {wrong} holds a {kind}, not tensors by name; save a state dict"
+        assert refused(platform, wrong) == message

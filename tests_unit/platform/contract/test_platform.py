@@ -116,7 +116,7 @@ def known_dtypes(platform_name):
     if platform_name == "torch":
         import torch
 
-        return sorted(name for name, one in vars(torch).items() if isinstance(one, torch.dtype))
+        return sorted(name for name, value in vars(torch).items() if isinstance(value, torch.dtype))
     floating = ["bfloat16", "complex128", "complex64", "float16", "float32", "float64"]
     return sorted([*floating, "bool", *(f"{kind}int{size}" for kind in ("", "u") for size in (8, 16, 32, 64))])
 
@@ -172,7 +172,7 @@ def mistakes(platform, folder):
     }
 
 
-def told(call):
+def raised(call):
     """Type and words of a call's error, but for lines of code and the names of unfinished files."""
     try:
         call()
@@ -183,14 +183,14 @@ def told(call):
 
 
 @pytest.fixture(scope="module")
-def found(tmp_path_factory):
+def refusals_of(tmp_path_factory):
     """What every rank is told about every mistake, once per framework, and the folder that is not there."""
     folder, kept = tmp_path_factory.mktemp("refusals") / "nowhere", {}
 
     def run(platform_name):
         def rank():
             platform = platform_named(platform_name)
-            refusals = {name: told(call) for name, call in mistakes(platform, folder).items()}
+            refusals = {name: raised(call) for name, call in mistakes(platform, folder).items()}
             platform.barrier()
             return refusals
 
@@ -202,9 +202,9 @@ def found(tmp_path_factory):
 
 
 @pytest.mark.parametrize("mistake", WRONG)
-def test_a_mistake_is_refused_in_these_words(platform_name, found, mistake):
+def test_a_mistake_is_refused_in_these_words(platform_name, refusals_of, mistake):
     """Both ranks learn what is wrong, where, and what would be right; nothing hangs, and the next call works."""
-    ranks, folder = found(platform_name)
+    ranks, folder = refusals_of(platform_name)
     facts = {
         "dtypes": ", ".join(known_dtypes(platform_name)),
         "folder": folder,

@@ -62,7 +62,7 @@ def test_autocast(name):
     """A DTensor under autocast has the dtype, the values and the gradients that a plain tensor has."""
     fn, *specs = CASTS[name]
     rng = np.random.default_rng(4)
-    arrays = [one if isinstance(one, np.ndarray) else rng.standard_normal(one).astype(np.float32) for one in specs]
+    arrays = [spec if isinstance(spec, np.ndarray) else rng.standard_normal(spec).astype(np.float32) for spec in specs]
     report = check_function(half(fn), arrays, (2,), platform="torch", limit=9, partial=(), tolerance=ROUGHLY)
     assert report.ok, report.wrong[:3]
     assert not report.rejected, report.rejected[:1]
@@ -78,7 +78,9 @@ def test_checkpoint(reentrant):
     def fn(*tensors):
         return checkpoint(block, *tensors, use_reentrant=reentrant)
 
-    arrays = [np.random.default_rng(one).standard_normal(shape) for one, shape in enumerate(((5, 3, 4), (6, 4), (6,)))]
+    arrays = [
+        np.random.default_rng(seed).standard_normal(shape) for seed, shape in enumerate(((5, 3, 4), (6, 4), (6,)))
+    ]
     places = [
         [(Shard(0),), (Shard(1),), (Partial(),)],
         [(Replicate(),), (Shard(0),), (Shard(1),)],

@@ -25,7 +25,7 @@ def values(*shape, seed=0):
 def spread(whole, mesh, *placements):
     """A leaf DTensor of the global tensor ``whole``."""
     layout = Layout.place(mesh, placements, tuple(whole.shape))
-    box = tuple(slice(*one) for one in layout.local_box())
+    box = tuple(slice(*bounds) for bounds in layout.local_box())
     return get_torch_platform().wrap(whole[box].clone(), layout)
 
 
@@ -34,11 +34,11 @@ def on_ranks(function, world):
     return simulate(lambda: function(init_device_mesh("cpu", (world,), mesh_dim_names=("tp",))), world, "torch")
 
 
-def assert_whole(found, wanted):
-    """The global value of the DTensor ``found`` is ``wanted``."""
+def assert_whole(result, wanted):
+    """The global value of the DTensor ``result`` is ``wanted``."""
     import torch
 
-    torch.testing.assert_close(found.detach().full_tensor(), wanted)
+    torch.testing.assert_close(result.detach().full_tensor(), wanted)
 
 
 def text_of(kind, function):
@@ -113,9 +113,9 @@ def test_custom_functions_mean_the_same_on_dtensors(mesh):
     both = check_function(lambda a, b: pair.apply(a, b, 3.0), [x, y], mesh, platform="torch", limit=20)
     assert both.wrong == both.rejected == []
     assert both.ok
-    one = check_function(exp.apply, [x], mesh, platform="torch", partial=("sum", "avg", "max"), limit=20)
-    assert one.wrong == one.rejected == []
-    assert one.ok
+    single = check_function(exp.apply, [x], mesh, platform="torch", partial=("sum", "avg", "max"), limit=20)
+    assert single.wrong == single.rejected == []
+    assert single.ok
 
 
 def test_custom_functions_that_write():
@@ -267,8 +267,8 @@ def test_grad_and_backward_take_dtensors(world):
             assert sharded.grad is None
             torch.autograd.backward([out], [spread(seed, mesh, R)], inputs=[weight])
             assert sharded.grad is None
-            for one, wanted in zip([*grads, weight.grad], [plain_x.grad, plain_w.grad, plain_w.grad], strict=True):
-                assert_whole(one, wanted)
+            for grad, wanted in zip([*grads, weight.grad], [plain_x.grad, plain_w.grad, plain_w.grad], strict=True):
+                assert_whole(grad, wanted)
         unused = spread(x, mesh, S0).requires_grad_()
         assert torch.autograd.grad(sharded.sum(), [sharded, unused], allow_unused=True)[1] is None
 
@@ -292,7 +292,7 @@ def test_second_derivatives(world):
 
     def on_rank(mesh):
         for places in ((S0, R), (R, S0), (S1, S1), (S0, S0), (R, S1)):
-            sharded, weight = (spread(one, mesh, place) for one, place in zip((x, w), places, strict=True))
+            sharded, weight = (spread(whole, mesh, place) for whole, place in zip((x, w), places, strict=True))
             for grads, plain in zip(penalty(sharded.requires_grad_(), weight.requires_grad_()), wanted, strict=True):
                 assert_whole(grads, plain)
 
@@ -311,7 +311,7 @@ def test_checkpointing(reentrant):
 
     def on_rank(mesh):
         sharded, weight = spread(x, mesh, S0).requires_grad_(), spread(w, mesh, R).requires_grad_()
-        checkpoint(lambda one: F.linear(one, weight).relu(), sharded, use_reentrant=reentrant).sum().backward()
+        checkpoint(lambda tensor: F.linear(tensor, weight).relu(), sharded, use_reentrant=reentrant).sum().backward()
         assert_whole(sharded.grad, plain_x.grad)
         assert_whole(weight.grad, plain_w.grad)
 

@@ -31,7 +31,7 @@ def values(*shape, seed=0):
 def spread(whole, mesh, *placements):
     """A leaf DTensor of the global tensor ``whole``."""
     layout = Layout.place(mesh, placements, tuple(whole.shape))
-    box = tuple(slice(*one) for one in layout.local_box())
+    box = tuple(slice(*bounds) for bounds in layout.local_box())
     return get_torch_platform().wrap(whole[box].clone(), layout)
 
 
@@ -45,11 +45,11 @@ def on_ranks(function, world):
     return simulate(lambda: function(init_device_mesh("cpu", (world,), mesh_dim_names=("tp",))), world, "torch")
 
 
-def assert_whole(found, wanted):
-    """The global value of ``found`` is ``wanted``."""
+def assert_whole(result, wanted):
+    """The global value of ``result`` is ``wanted``."""
     import torch
 
-    torch.testing.assert_close(found.detach().full_tensor() if isinstance(found, DTensor) else found, wanted)
+    torch.testing.assert_close(result.detach().full_tensor() if isinstance(result, DTensor) else result, wanted)
 
 
 def text_of(kind, function):
@@ -107,9 +107,9 @@ def test_only_a_scalar_has_an_implicit_seed(world):
     import torch
 
     def on_rank(mesh):
-        one = spread(values(1), mesh, S0).requires_grad_()
-        (one * 2.0).backward()
-        assert_whole(one.grad, torch.full((1,), 2.0))
+        single = spread(values(1), mesh, S0).requires_grad_()
+        (single * 2.0).backward()
+        assert_whole(single.grad, torch.full((1,), 2.0))
         many = spread(values(world), mesh, S0).requires_grad_()
         return text_of(RuntimeError, (many * 2.0).backward)
 
@@ -276,15 +276,15 @@ def test_parameters_stay_parameters():
         stream.seek(0)
         loaded = torch.load(stream, weights_only=False)
         copied, pickled = copy.deepcopy(made), pickle.loads(pickle.dumps(made))  # noqa: S301 - our own bytes
-        for one in (made, copied, pickled, loaded):
-            assert isinstance(one, nn.Parameter)
-            assert isinstance(one, DTensor)
-            assert one.requires_grad
-            assert one.is_leaf
-            assert one.tag == "mine"
-            assert one.layout is made.layout
-            assert_whole(one, w)
-        assert [one.grad for one in (copied, pickled, loaded)] == [None] * 3
+        for parameter in (made, copied, pickled, loaded):
+            assert isinstance(parameter, nn.Parameter)
+            assert isinstance(parameter, DTensor)
+            assert parameter.requires_grad
+            assert parameter.is_leaf
+            assert parameter.tag == "mine"
+            assert parameter.layout is made.layout
+            assert_whole(parameter, w)
+        assert [parameter.grad for parameter in (copied, pickled, loaded)] == [None] * 3
         with torch.no_grad():
             copied.add_(1.0)
         assert_whole(made, w)
@@ -371,7 +371,7 @@ def test_writes_to_copies_are_refused():
         copied = spread(x, mesh, S1).view(24)
         aliases = [copied, copied.detach(), copied.data, copied.view(4, 6), copied.view(4, 6)[1:], copied.unbind(0)[0],
                    copied.contiguous(), copy.copy(copied)]  # fmt: skip
-        texts = [text_of(UnsupportedOperatorError, lambda one=one: one.add_(1.0)) for one in aliases]
+        texts = [text_of(UnsupportedOperatorError, lambda alias=alias: alias.add_(1.0)) for alias in aliases]
         assert_whole(copied.clone().add_(1.0), x.view(24) + 1)
         assert_whole(copy.deepcopy(copied).add_(1.0), x.view(24) + 1)
         return texts

@@ -20,7 +20,7 @@ pytestmark = pytest.mark.platforms("torch")
 def spread(whole, mesh, *placements):
     """A leaf DTensor of the global tensor ``whole``."""
     layout = Layout.place(mesh, placements, tuple(whole.shape))
-    box = tuple(slice(*one) for one in layout.local_box())
+    box = tuple(slice(*bounds) for bounds in layout.local_box())
     return get_torch_platform().wrap(whole[box].clone(), layout)
 
 
@@ -198,7 +198,7 @@ def test_methods_that_write_keep_layout_shape_and_dtype():
         return x.placements == before, torch.equal(leaf.grad.full_tensor(), plain.grad), str(raised.value)
 
     result = simulate(run, 2, "torch")
-    assert [one[:2] for one in result] == [(True, True)] * 2
+    assert [facts[:2] for facts in result] == [(True, True)] * 2
     assert result[0][2] == "addbmm(bias=f32[3@tp], x=f32[1, 2, 3@tp], y=f32[1, 3, 2]): [3] does not broadcast to [2, 2]"
 
 
@@ -264,6 +264,6 @@ def test_where_of_a_condition_alone(placement):
 
     def on_rank(mesh):
         result = torch.where(spread(whole, mesh, placement))
-        return [one.to_local().tolist() for one in result]
+        return [indices.to_local().tolist() for indices in result]
 
-    assert on_ranks(on_rank, 3) == [[one.tolist() for one in torch.where(whole)]] * 3
+    assert on_ranks(on_rank, 3) == [[indices.tolist() for indices in torch.where(whole)]] * 3

@@ -49,8 +49,8 @@ def test_kinds():
     platform = get_torch_platform()
     assert platform.is_tensor(torch.nn.Parameter(torch.ones(1)))
     assert not platform.is_tensor([1.0])
-    assert [platform.is_floating(torch.ones(1, dtype=one)) for one in (torch.bfloat16, torch.complex64, torch.int64)] \
-        == [True, True, False]  # fmt: skip
+    dtypes = (torch.bfloat16, torch.complex64, torch.int64)
+    assert [platform.is_floating(torch.ones(1, dtype=dtype)) for dtype in dtypes] == [True, True, False]
     assert platform.itemsize(torch.ones(1, dtype=torch.float64)) == 8
 
 
@@ -87,6 +87,6 @@ def test_trees_keep_their_types():
         b: int
 
     tree = {"x": [1, (2,)], "y": Pair(3, 4)}
-    mapped = get_torch_platform().tree_map(lambda one: one * 2, tree)
+    mapped = get_torch_platform().tree_map(lambda leaf: leaf * 2, tree)
     assert mapped == {"x": [2, (4,)], "y": Pair(6, 8)}
     assert type(mapped["y"]) is Pair

@@ -83,19 +83,22 @@ def test_modules_twice(name):
     """Buffers of modules count two steps as one device does, the number of batches included."""
     make, shape = MODULES[name]
     module = make().double()
-    names = [one for one, _ in module.named_parameters()]
+    names = [parameter for parameter, _ in module.named_parameters()]
 
     def run(x, *parameters):
-        buffers = {one: value.clone() for one, value in module.named_buffers()}
+        buffers = {buffer: value.clone() for buffer, value in module.named_buffers()}
         if hasattr(x, "placements"):
             whole = [Replicate()] * x.device_mesh.ndim
-            buffers = {one: distribute_tensor(value, x.device_mesh, whole) for one, value in buffers.items()}
+            buffers = {buffer: distribute_tensor(value, x.device_mesh, whole) for buffer, value in buffers.items()}
         arguments = {**dict(zip(names, parameters, strict=True)), **buffers}
         twin = copy.deepcopy(module)
         outs = [functional_call(twin, arguments, (scale * x,)) for scale in (1.0, 3.0)]
         return [*outs, *buffers.values()]
 
-    arrays = [np.random.default_rng(3).standard_normal(shape), *(one.detach().numpy() for one in module.parameters())]
+    arrays = [
+        np.random.default_rng(3).standard_normal(shape),
+        *(parameter.detach().numpy() for parameter in module.parameters()),
+    ]
     weights = [[(Replicate(),), (Shard(0),)] for _ in names]
     for world in (2, 4):
         placements = [(Shard(0),), (Shard(1),), (Replicate(),), (Partial(),)]

@@ -220,9 +220,9 @@ def test_an_element_has_its_own_words(shape, each):
     words = blocks(99, 3, 0, size).view("<u8" if each == 2 else "<u4")[:size].reshape(shape)
     sides = [[(0, size), (0, max(1, size // 2)), (size // 2, size), (size - 1, size)] for size in shape]
     for box in itertools.product(*sides):
-        held = tuple(stop - start for start, stop in box)
+        local_shape = tuple(stop - start for start, stop in box)
         result = sampling.LocalSample(
-            held, sampling.IndexRuns.of(shape, box), 99, 3, sampling.Distribution(each, lambda number: number)
+            local_shape, sampling.IndexRuns.of(shape, box), 99, 3, sampling.Distribution(each, lambda number: number)
         )
         np.testing.assert_array_equal(result.array(), words[tuple(slice(*side) for side in box)])
 

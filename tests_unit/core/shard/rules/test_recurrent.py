@@ -33,13 +33,13 @@ def test_recurrent_modules(name):
     torch.manual_seed(0)
     make, shape = RECURRENT[name]
     module = make().double()
-    names = [one for one, _ in module.named_parameters()]
+    names = [parameter for parameter, _ in module.named_parameters()]
 
     def run(x, *parameters):
         arguments = dict(zip(names, parameters, strict=True))
         return torch.utils._pytree.tree_leaves(functional_call(copy.deepcopy(module), arguments, (x,)))
 
-    arrays = [torch.randn(*shape).double().numpy(), *(one.detach().numpy() for one in module.parameters())]
+    arrays = [torch.randn(*shape).double().numpy(), *(parameter.detach().numpy() for parameter in module.parameters())]
     for placements in ([Shard(0)], [Shard(1)], [Replicate()], [Partial()]):
         weights = [[(Shard(0) if index == 1 else Replicate(),)] for index in range(len(names))]
         for world in (2, 4):

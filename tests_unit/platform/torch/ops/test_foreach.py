@@ -54,14 +54,16 @@ def test_three_steps(name, foreach, mesh_shape):
         wanted = [DTensor.from_local(torch.tensor(t), mesh, whole) for t in targets]
         first, second = (all_placements(array.ndim, len(mesh_shape)) for array in arrays)
         for number, places in enumerate(first):
-            held = []
+            parameters = []
             for array, place in zip(arrays, (places, second[number % len(second)]), strict=True):
                 piece = decompose(array, Layout.place(mesh, place, array.shape), 7)
-                held.append(DTensor.from_local(torch.tensor(piece, requires_grad=True), mesh, place, shape=array.shape))
-            layouts = [p.layout for p in held]
-            for found, exact in zip(trained(OPTIMIZERS[name], foreach, held, wanted), expected, strict=True):
-                torch.testing.assert_close(found.detach().full_tensor(), exact, rtol=1e-12, atol=1e-12)
-            assert [p.layout for p in held] == layouts
+                parameters.append(
+                    DTensor.from_local(torch.tensor(piece, requires_grad=True), mesh, place, shape=array.shape)
+                )
+            layouts = [p.layout for p in parameters]
+            for result, exact in zip(trained(OPTIMIZERS[name], foreach, parameters, wanted), expected, strict=True):
+                torch.testing.assert_close(result.detach().full_tensor(), exact, rtol=1e-12, atol=1e-12)
+            assert [p.layout for p in parameters] == layouts
 
     simulate(run, int(np.prod(mesh_shape)), "torch", timeout=120)
 
@@ -79,7 +81,7 @@ FOREACH = {
     "norm": lambda x, y: torch._foreach_norm([x, y]),
     "neg_": lambda x, y: writing(torch._foreach_neg_, [x * 1, y * 1]),
     "add_": lambda x, y: writing(torch._foreach_add_, [x * 1], [y]),
-    "zero_": lambda x, y: [one + y for one in writing(torch._foreach_zero_, [x * 1])],
+    "zero_": lambda x, y: [zeros + y for zeros in writing(torch._foreach_zero_, [x * 1])],
     "copy_": lambda x, y: writing(torch._foreach_copy_, [x.detach() * 1], [y.detach()]),
 }
 
@@ -106,7 +108,10 @@ def test_an_optimizer_step_costs_no_communication():
 
     def run():
         mesh = init_device_mesh("cpu", (2,), mesh_dim_names=["tp"])
-        ps = [DTensor.from_local(torch.ones(4, 2, requires_grad=True), mesh, [one]) for one in (Shard(0), Replicate())]
+        ps = [
+            DTensor.from_local(torch.ones(4, 2, requires_grad=True), mesh, [placement])
+            for placement in (Shard(0), Replicate())
+        ]
         for foreach in (False, True):
             optimizer = torch.optim.AdamW(ps, foreach=foreach)
             for p in ps:

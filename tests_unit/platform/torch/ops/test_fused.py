@@ -55,22 +55,27 @@ def test_three_steps(name, mesh_shape):
     rng = np.random.default_rng(0)
     values = [rng.standard_normal(shape) for shape in SHAPES]
     steps = [[rng.standard_normal(shape) for shape in SHAPES] for _ in range(3)]
-    plain = [torch.nn.Parameter(torch.tensor(one)) for one in values]
-    expected = trained(OPTIMIZERS[name], plain, [[torch.tensor(one) for one in step] for step in steps])
+    plain = [torch.nn.Parameter(torch.tensor(array)) for array in values]
+    expected = trained(OPTIMIZERS[name], plain, [[torch.tensor(array) for array in step] for step in steps])
 
     def run():
         mesh = init_device_mesh("cpu", mesh_shape, mesh_dim_names=[f"m{axis}" for axis in range(len(mesh_shape))])
         places = PLACED[mesh_shape]
-        parameters = [torch.nn.Parameter(placed(*one)) for one in zip(values, [mesh] * 4, places, strict=True)]
-        gradients = [[placed(*one) for one in zip(step, [mesh] * 4, places, strict=True)] for step in steps]
+        parameters = [
+            torch.nn.Parameter(placed(*arguments)) for arguments in zip(values, [mesh] * 4, places, strict=True)
+        ]
+        gradients = [[placed(*arguments) for arguments in zip(step, [mesh] * 4, places, strict=True)] for step in steps]
         with record_events() as log:
             trained(OPTIMIZERS[name], parameters, gradients)
-        return [one.full_tensor() if isinstance(one, DTensor) else one.detach() for one in parameters], len(log)
+        return [
+            parameter.full_tensor() if isinstance(parameter, DTensor) else parameter.detach()
+            for parameter in parameters
+        ], len(log)
 
-    for found, events in simulate(run, int(np.prod(mesh_shape)), "torch"):
+    for results, events in simulate(run, int(np.prod(mesh_shape)), "torch"):
         assert events == 0
-        for one, wanted in zip(found, expected, strict=True):
-            torch.testing.assert_close(one.detach(), wanted.detach(), rtol=1e-12, atol=1e-14)
+        for result, wanted in zip(results, expected, strict=True):
+            torch.testing.assert_close(result.detach(), wanted.detach(), rtol=1e-12, atol=1e-14)
 
 
 def test_scaled_gradients():
@@ -83,13 +88,13 @@ def test_scaled_gradients():
 
     def run():
         mesh = init_device_mesh("cpu", (2,), mesh_dim_names=("tp",))
-        found = []
+        results = []
         for stop in (0.0, 1.0):
-            x, grad = (distribute_tensor(one, mesh, [Shard(0)]) for one in (whole, slope))
+            x, grad = (distribute_tensor(tensor, mesh, [Shard(0)]) for tensor in (whole, slope))
             scale = distribute_tensor(torch.tensor(4.0), mesh)
             torch._fused_sgd_([x], [grad], [], grad_scale=scale, found_inf=torch.tensor(stop), **options)
-            found.append(x.full_tensor().tolist())
-        return found
+            results.append(x.full_tensor().tolist())
+        return results
 
     assert simulate(run, 2, "torch") == [[(whole - 0.125).tolist(), whole.tolist()]] * 2
 
@@ -129,14 +134,14 @@ def test_what_lies_apart_is_refused():
         values = torch.ones(5, 2)
         rows, columns = (distribute_tensor(values, mesh, [Shard(dim)]) for dim in (0, 1))
         pending = DTensor.from_local(values, mesh, [Partial()])
-        found = []
+        messages = []
         for x, grad in ((rows, columns), (pending, pending), (rows, values)):
             with pytest.raises(LayoutError) as caught:
                 torch._fused_sgd_([x], [grad], [], **options)
-            found.append(str(caught.value).partition(": ")[2].partition(";")[0])
+            messages.append(str(caught.value).partition(": ")[2].partition(";")[0])
         with pytest.raises(UnsupportedOperatorError):
             torch._fused_sgd_([rows.t().reshape(-1)], [rows.t().reshape(-1)], [], **options)
-        return found
+        return messages
 
     assert simulate(run, 2, "torch")[0] == [
         "parameter 0 cannot be stepped in one kernel: self f32[5@tp, 2] and grads f32[5, 2@tp]",
@@ -180,19 +185,19 @@ def test_five_steps_with_an_overflow(mesh_shape):
     bad = [good[0].copy(), good[1].copy()]
     bad[0][4, 2] = np.inf  # in the last rank's piece
     plain = [torch.tensor(array, requires_grad=True) for array in arrays]
-    inputs = [[torch.tensor(one) for one in each] for each in (good, bad)]
+    inputs = [[torch.tensor(array) for array in each] for each in (good, bad)]
     scales = trained_with_scaler(plain, inputs)
     assert scales == [8.0, 4.0, 4.0, 8.0, 8.0]
 
     def run():
         mesh = init_device_mesh("cpu", mesh_shape, mesh_dim_names=("a", "b")[: len(mesh_shape)])
-        whole = [[distribute_tensor(one, mesh) for one in each] for each in inputs]
+        whole = [[distribute_tensor(tensor, mesh) for tensor in each] for each in inputs]
         for places in SCALED[mesh_shape]:
             parameters = [distribute_tensor(torch.tensor(array).requires_grad_(), mesh, places) for array in arrays]
             assert trained_with_scaler(parameters, whole) == scales
             assert [list(p.grad.placements) for p in parameters] == [places] * 2
-            for found, exact in zip(parameters, plain, strict=True):
-                torch.testing.assert_close(found.detach().full_tensor(), exact.detach(), rtol=1e-12, atol=1e-12)
+            for parameter, exact in zip(parameters, plain, strict=True):
+                torch.testing.assert_close(parameter.detach().full_tensor(), exact.detach(), rtol=1e-12, atol=1e-12)
 
     simulate(run, int(np.prod(mesh_shape)), "torch")
 
@@ -203,17 +208,19 @@ def test_what_one_rank_finds_all_know():
     def run():
         mesh = init_device_mesh("cpu", (2,), mesh_dim_names=("tp",))
         grads = [distribute_tensor(torch.tensor([1.0, 2.0, torch.nan]), mesh, [Shard(0)]), torch.ones(2)]
-        found, scale = torch.zeros(1), torch.tensor(0.5)
+        overflow, scale = torch.zeros(1), torch.tensor(0.5)
         with record_events() as log:
-            torch._amp_foreach_non_finite_check_and_unscale_(grads, found, scale)
-        assert [(one.collective, one.argument, one.implicit) for one in log] == [("all_reduce", "found_inf", False)]
-        assert found.item() == 1.0
+            torch._amp_foreach_non_finite_check_and_unscale_(grads, overflow, scale)
+        assert [(event.collective, event.argument, event.implicit) for event in log] == [
+            ("all_reduce", "found_inf", False)
+        ]
+        assert overflow.item() == 1.0
         assert grads[0].full_tensor()[:2].tolist() == [0.5, 1.0]
         assert grads[1].tolist() == [0.5, 0.5]
         owing = DTensor.from_local(torch.ones(2), mesh, [Partial()])
         assert owing.layout is Layout.place(mesh, [Partial()], (2,))
         with pytest.raises(UnsupportedOperatorError) as caught:
-            torch._amp_foreach_non_finite_check_and_unscale_([owing], found, scale)
+            torch._amp_foreach_non_finite_check_and_unscale_([owing], overflow, scale)
         return str(caught.value)
 
     assert simulate(run, 2, "torch")[1] == (

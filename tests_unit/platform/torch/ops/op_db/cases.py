@@ -66,12 +66,12 @@ def samples(op, dtype, count=SAMPLES):
     random.seed(0)
     wanted = DTYPES[dtype]
     grad = op.supports_autograd and (wanted.is_floating_point or wanted.is_complex)
-    found: dict[str, Sample] = {}
+    by_text: dict[str, Sample] = {}
     for sample in itertools.islice(op.sample_inputs("cpu", wanted, requires_grad=grad), 400):
-        one = _sample(sample)
-        if sum(value.numel() for value in one.values) <= MAX_ELEMENTS:
-            found.setdefault(one.text, one)
-    distinct = list(found.values())
+        candidate = _sample(sample)
+        if sum(value.numel() for value in candidate.values) <= MAX_ELEMENTS:
+            by_text.setdefault(candidate.text, candidate)
+    distinct = list(by_text.values())
     if len(distinct) <= count:
         return distinct
     # The ends are where the database puts its plainest and its oddest sample.

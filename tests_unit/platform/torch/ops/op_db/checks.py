@@ -57,7 +57,7 @@ class Outcome:
         self.counts[kind] = self.counts.get(kind, 0) + 1
         if kind != "ok":
             self.messages.setdefault(kind, f"{where}: {message}")
-        self.outcome = next(one for one in ORDER if self.counts.get(one))
+        self.outcome = next(kind for kind in ORDER if self.counts.get(kind))
 
 
 @dataclass
@@ -89,35 +89,35 @@ def function(op, variant):
 def _into(op, *args, **kwargs):
     """A call with ``out=``, which is not differentiable."""
     with torch.no_grad():
-        found = op(*args, **kwargs)
-        if not all(isinstance(one, torch.Tensor) for one in tree_leaves(found)):
+        result = op(*args, **kwargs)
+        if not all(isinstance(leaf, torch.Tensor) for leaf in tree_leaves(result)):
             msg = "not only tensors"
             raise TypeError(msg)
-        out = tree_map(torch.zeros_like, found)
+        out = tree_map(torch.zeros_like, result)
         return op(*args, **kwargs, out=out if isinstance(out, torch.Tensor) else tuple(tree_leaves(out))), out
 
 
 def check_entry(name, op, dtype, meshes, variant="function", count=cases.SAMPLES):
     """Check every sample of one entry in every placement on every mesh."""
     warnings.simplefilter("ignore")
-    found = Outcome(name)
+    outcome = Outcome(name)
     call = function(op, variant)
     if call is None:
-        return found
+        return outcome
     chosen = cases.samples(op, dtype, count)
-    held = [sample for sample in chosen if sample.tensors]
-    if chosen and not held:
-        found.outcome = "no tensor"
-    certain = op.name not in UNSET and all(_repeats(call, sample) for sample in held)
-    for sample in held:
+    exercised = [sample for sample in chosen if sample.tensors]
+    if chosen and not exercised:
+        outcome.outcome = "no tensor"
+    certain = op.name not in UNSET and all(_repeats(call, sample) for sample in exercised)
+    for sample in exercised:
         try:
             plain = run_plain(call, op, sample, certain)
         except Exception as error:  # noqa: BLE001 - an operator that this build cannot run at all
-            found.messages.setdefault("unexercised", f"{sample.text}: {type(error).__name__}: {error}"[:300])
+            outcome.messages.setdefault("unexercised", f"{sample.text}: {type(error).__name__}: {error}"[:300])
             continue
         for mesh in meshes:
-            _check_sample(found, call, sample, plain, mesh)
-    return found
+            _check_sample(outcome, call, sample, plain, mesh)
+    return outcome
 
 
 # -- the plain run -----------------------------------------------------------------------------------------------------
@@ -169,7 +169,7 @@ def _plain_grads(call, sample, wants):
 
 
 def _roots(outs):
-    return [one if isinstance(one, torch.Tensor) and one.requires_grad else None for one in tree_leaves(outs)]
+    return [out if isinstance(out, torch.Tensor) and out.requires_grad else None for out in tree_leaves(outs)]
 
 
 def _grads(roots, leaves, wants, seeds):
@@ -177,17 +177,17 @@ def _grads(roots, leaves, wants, seeds):
     wanted = [leaf for leaf, want in zip(leaves, wants, strict=True) if want]
     if not pairs or not wanted:
         return [None] * len(leaves)
-    found = iter(
+    grads = iter(
         torch.autograd.grad([root for root, _ in pairs], wanted, [seed for _, seed in pairs], allow_unused=True)
     )
-    return [next(found) if want else None for want in wants]
+    return [next(grads) if want else None for want in wants]
 
 
 # -- the distributed run -----------------------------------------------------------------------------------------------
 
 
-def _check_sample(found, call, sample, plain, mesh):
-    combos = cases.placements(sample, found.name, len(mesh))
+def _check_sample(outcome, call, sample, plain, mesh):
+    combos = cases.placements(sample, outcome.name, len(mesh))
     world = math.prod(mesh)
     start, crashes = 0, 0
     while start < len(combos) and crashes < CRASHES:
@@ -198,12 +198,12 @@ def _check_sample(found, call, sample, plain, mesh):
             simulate(run.rank, world, "torch", timeout=240)
         except RankFailedError as failed:
             error = failed
-        reached = min(max(one, default=start) for one in done)
+        reached = min(max(by_index, default=start) for by_index in done)
         for index in range(start, reached + 1):
             where = f"{sample.text} as {_spelled(combos[index])} on {'x'.join(map(str, mesh))}"
-            kind, message = _merged([one.get(index) for one in done], error)
-            found.add(kind, message[:600], where)
-            found.backward += plain.grads is not None
+            kind, message = _merged([by_index.get(index) for by_index in done], error)
+            outcome.add(kind, message[:600], where)
+            outcome.backward += plain.grads is not None
         if error is None and reached == len(combos) - 1:
             return
         crashes += 1
@@ -211,18 +211,20 @@ def _check_sample(found, call, sample, plain, mesh):
 
 
 def _spelled(combo):
-    return " ".join("/".join("R" if one.is_replicate() else f"S({one.dim})" for one in places) for places in combo)
+    return " ".join(
+        "/".join("R" if placement.is_replicate() else f"S({placement.dim})" for placement in places) for places in combo
+    )
 
 
 def _merged(outcomes, error):
     """What the ranks say together: they have to agree."""
-    kinds = {one[0] if one is not None else "crash" for one in outcomes}
+    kinds = {outcome[0] if outcome is not None else "crash" for outcome in outcomes}
     if kinds & {"rejects"} and kinds - {"rejects"}:
         return "crash", f"ranks disagree: {outcomes} {_cause(error)}"
     for kind in ORDER:
-        for one in outcomes:
-            if one is not None and one[0] == kind:
-                return one
+        for outcome in outcomes:
+            if outcome is not None and outcome[0] == kind:
+                return outcome
         if kind == "crash" and None in outcomes:
             return "crash", _cause(error)
     return "crash", _cause(error)
@@ -278,7 +280,7 @@ class _Run:
     def _wholes(self, mesh, combo):
         """A random operator's outputs and gradients on whole operands: what every other placement has to give."""
         leaves, outs = self._run(mesh, combo)
-        values = [one.full_tensor().detach() if isinstance(one, DTensor) else one for one in tree_leaves(outs)]
+        values = [out.full_tensor().detach() if isinstance(out, DTensor) else out for out in tree_leaves(outs)]
         return values, self._gradients(mesh, leaves, outs)
 
     def _gradients(self, mesh, leaves, outs):
@@ -287,36 +289,36 @@ class _Run:
         roots = _roots(self.sample.process(outs))
         whole = (Replicate(),) * mesh.ndim
         seeds = [
-            None if one is None else wrap(one, Layout.place(mesh, whole, tuple(one.shape)))
-            for one in self.plain.cotangents
+            None if seed is None else wrap(seed, Layout.place(mesh, whole, tuple(seed.shape)))
+            for seed in self.plain.cotangents
         ]
         grads = _grads(roots, leaves, self.plain.wants, seeds)
-        return [None if one is None else one.full_tensor() for one in grads]
+        return [None if grad is None else grad.full_tensor() for grad in grads]
 
     def _check(self, mesh, combo):
         reference = self.reference
         leaves, outs = self._run(mesh, combo)
         expected = self.plain.outs
-        (found, spec), (wanted, plain_spec) = tree_flatten(outs), tree_flatten(expected)
+        (results, spec), (wanted, plain_spec) = tree_flatten(outs), tree_flatten(expected)
         if spec != plain_spec:
             return "wrong", f"returns {spec}, should return {plain_spec}"
         lost = [
-            f"output {index} is a plain {type(one).__name__}"
-            for index, (one, plain) in enumerate(zip(found, wanted, strict=True))
-            if isinstance(plain, torch.Tensor) and not isinstance(one, DTensor)
+            f"output {index} is a plain {type(result).__name__}"
+            for index, (result, plain) in enumerate(zip(results, wanted, strict=True))
+            if isinstance(plain, torch.Tensor) and not isinstance(result, DTensor)
         ]
         if lost:
             return "plain", "; ".join(lost)
         unlike = [
-            f"output {index} {_unlike(one, plain)}"
-            for index, (one, plain) in enumerate(zip(found, wanted, strict=True))
-            if isinstance(plain, torch.Tensor) and _unlike(one, plain)
+            f"output {index} {_unlike(result, plain)}"
+            for index, (result, plain) in enumerate(zip(results, wanted, strict=True))
+            if isinstance(plain, torch.Tensor) and _unlike(result, plain)
         ]
         if unlike:
             return "wrong", "; ".join(unlike)
         problems = []
-        for index, (one, plain) in enumerate(zip(found, wanted, strict=True)):
-            problem = self._value(one, plain, None if reference is None else reference[0][index])
+        for index, (result, plain) in enumerate(zip(results, wanted, strict=True)):
+            problem = self._value(result, plain, None if reference is None else reference[0][index])
             if problem:
                 problems.append(f"output {index} {problem}")
         grads = self._gradients(mesh, leaves, outs)
@@ -327,10 +329,10 @@ class _Run:
                 problems.append(f"gradient of operand {index} {problem}")
         return ("wrong", "; ".join(problems)) if problems else ("ok", "")
 
-    def _value(self, one, plain, same):
+    def _value(self, result, plain, same):
         if not isinstance(plain, torch.Tensor):
-            return None if one == plain or not self.plain.certain else f"is {one!r}, should be {plain!r}"
-        full = one.full_tensor()
+            return None if result == plain or not self.plain.certain else f"is {result!r}, should be {plain!r}"
+        full = result.full_tensor()
         if full.shape != plain.shape:
             return f"is {list(full.shape)} as a whole, should be {list(plain.shape)}"
         if self.plain.certain:
@@ -341,43 +343,43 @@ class _Run:
 # -- comparing ---------------------------------------------------------------------------------------------------------
 
 
-def _equal(one, other):
-    if not isinstance(one, torch.Tensor):
-        return one == other
-    return one.shape == other.shape and difference(one, other) is None
+def _equal(value, other):
+    if not isinstance(value, torch.Tensor):
+        return value == other
+    return value.shape == other.shape and difference(value, other) is None
 
 
 def _gradient(grad, wanted, bound):
     if wanted is None or grad is None:
-        given = wanted if grad is None else grad
-        if given is None or not given.any():
+        present = wanted if grad is None else grad
+        if present is None or not present.any():
             return None
         return "is missing" if grad is None else "is there, and should not be"
     return _unlike(grad, wanted) or difference(grad, wanted, bound)
 
 
-def _unlike(found, wanted):
-    if found.shape != wanted.shape:
-        return f"has shape {list(found.shape)}, should have {list(wanted.shape)}"
-    if found.dtype != wanted.dtype:
-        return f"has dtype {found.dtype}, should have {wanted.dtype}"
+def _unlike(result, wanted):
+    if result.shape != wanted.shape:
+        return f"has shape {list(result.shape)}, should have {list(wanted.shape)}"
+    if result.dtype != wanted.dtype:
+        return f"has dtype {result.dtype}, should have {wanted.dtype}"
     return None
 
 
-def difference(found, wanted, bound=0.0):
+def difference(result, wanted, bound=0.0):
     """What differs between two plain tensors of one shape, or None."""
     if wanted.layout is not torch.strided:
-        found, wanted = found.to_dense(), wanted.to_dense()
+        result, wanted = result.to_dense(), wanted.to_dense()
     if wanted.dtype not in TOLERANCE:
-        wrong = int((found != wanted).sum())
+        wrong = int((result != wanted).sum())
         return f"differs in {wrong} of {wanted.numel()} elements" if wrong else None
     if not wanted.numel():
         return None
     bound = max(bound, TOLERANCE[wanted.dtype])
     finite = wanted[wanted.isfinite()]
     scale = max(1.0, float(finite.abs().max())) if finite.numel() else 1.0
-    same = torch.isclose(found, wanted, rtol=bound, atol=bound * scale, equal_nan=True)
+    same = torch.isclose(result, wanted, rtol=bound, atol=bound * scale, equal_nan=True)
     if bool(same.all()):
         return None
     at = tuple(int(index) for index in (~same).nonzero()[0])
-    return f"is {found[at].item()!r} at {at}, should be {wanted[at].item()!r} ({int((~same).sum())} of {same.numel()})"
+    return f"is {result[at].item()!r} at {at}, should be {wanted[at].item()!r} ({int((~same).sum())} of {same.numel()})"

@@ -50,17 +50,17 @@ def _child(options):
 
     names = cases.entries("float32")
     print(json.dumps(sorted(names)), flush=True)
-    meshes = [tuple(map(int, one.split("x"))) for one in options.meshes.split(",")]
+    meshes = [tuple(map(int, sizes.split("x"))) for sizes in options.meshes.split(",")]
     for line in sys.stdin:
         name = line.strip()
         op = names[name]
         dtype = options.dtype if cases.DTYPES[options.dtype] in op.dtypes else "float32"
         started = time.perf_counter()
         try:
-            found = checks.check_entry(name, op, dtype, meshes, options.variant, options.samples)
+            outcome = checks.check_entry(name, op, dtype, meshes, options.variant, options.samples)
         except Exception as error:  # noqa: BLE001 - the sweep goes on
-            found = checks.Outcome(name, "crash", messages={"crash": f"the check: {type(error).__name__}: {error}"})
-        print(json.dumps({**asdict(found), "seconds": round(time.perf_counter() - started, 2)}), flush=True)
+            outcome = checks.Outcome(name, "crash", messages={"crash": f"the check: {type(error).__name__}: {error}"})
+        print(json.dumps({**asdict(outcome), "seconds": round(time.perf_counter() - started, 2)}), flush=True)
 
 
 # -- parent ------------------------------------------------------------------------------------------------------------
@@ -110,7 +110,9 @@ class _Worker:
 def _sweep(options):
     first = _Worker(options)
     names = [
-        name for name in first.start() if not options.names or any(fnmatch.fnmatch(name, one) for one in options.names)
+        name
+        for name in first.start()
+        if not options.names or any(fnmatch.fnmatch(name, pattern) for pattern in options.names)
     ]
     todo = queue.SimpleQueue()
     for name in names:
@@ -124,10 +126,10 @@ def _sweep(options):
             except queue.Empty:
                 worker.stop()
                 return
-            found = worker.check(name)
+            result = worker.check(name)
             with lock:
-                results.append(found)
-                out.write(json.dumps(found) + "\n")
+                results.append(result)
+                out.write(json.dumps(result) + "\n")
                 out.flush()
 
     with options.out.open("w") as out:
@@ -141,14 +143,14 @@ def _sweep(options):
 
 
 def _report(results, options):
-    counts = Counter(one["outcome"] for one in results)
+    counts = Counter(result["outcome"] for result in results)
     checked = Counter()
-    for one in results:
-        checked.update(one["counts"])
-    for one in sorted(results, key=lambda one: (one["outcome"], one["name"])):
-        if one["outcome"] in FAILED or (options.all_messages and one["outcome"] != "ok"):
-            message = one["messages"].get(one["outcome"], "")
-            print(f"{one['outcome']:12} {one['name']:44} {one['counts']} {message}")
+    for result in results:
+        checked.update(result["counts"])
+    for result in sorted(results, key=lambda result: (result["outcome"], result["name"])):
+        if result["outcome"] in FAILED or (options.all_messages and result["outcome"] != "ok"):
+            message = result["messages"].get(result["outcome"], "")
+            print(f"{result['outcome']:12} {result['name']:44} {result['counts']} {message}")
     print("entries: " + ", ".join(f"{name} {counts[name]}" for name in OUTCOMES))
     print("checks:  " + ", ".join(f"{name} {count}" for name, count in checked.most_common()))
 
@@ -161,7 +163,7 @@ def main():
         return 0
     results = _sweep(options)
     _report(results, options)
-    return int(any(one["outcome"] in FAILED for one in results))
+    return int(any(result["outcome"] in FAILED for result in results))
 
 
 if __name__ == "__main__":

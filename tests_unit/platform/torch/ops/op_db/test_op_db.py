@@ -27,15 +27,17 @@ def swept(tmp_path, *arguments):
     done = subprocess.run(
         [sys.executable, str(SWEEP), "--out", str(out), *arguments], capture_output=True, text=True, check=False
     )
-    return {one["name"]: one for one in map(json.loads, out.read_text().splitlines())}, done
+    return {result["name"]: result for result in map(json.loads, out.read_text().splitlines())}, done
 
 
 @pytest.mark.untraced
 def test_a_part_of_each_family_holds(tmp_path):
     """Values, dtypes, shapes and gradients of these entries are the plain ones, in every placement drawn."""
-    found, done = swept(tmp_path, "--samples", "2", "--meshes", "3", "--jobs", "1", *QUICK)
-    assert {name: one["messages"] for name, one in found.items() if one["outcome"] != "ok"} == {}, done.stdout
-    assert sorted(found) == sorted(QUICK)
+    results, done = swept(tmp_path, "--samples", "2", "--meshes", "3", "--jobs", "1", *QUICK)
+    assert {name: result["messages"] for name, result in results.items() if result["outcome"] != "ok"} == {}, (
+        done.stdout
+    )
+    assert sorted(results) == sorted(QUICK)
     assert done.returncode == 0
 
 
@@ -43,9 +45,9 @@ def test_a_part_of_each_family_holds(tmp_path):
 @pytest.mark.parametrize("variant", ["function", "inplace", "out"])
 def test_no_entry_is_wrong(tmp_path, variant):
     """No entry of the database gives a wrong value, a wrong gradient or a plain tensor, and most of them run."""
-    found, done = swept(tmp_path, "--variant", variant, *(() if variant == "function" else ("--samples", "2")))
+    results, done = swept(tmp_path, "--variant", variant, *(() if variant == "function" else ("--samples", "2")))
     assert done.returncode == 0, done.stdout
-    assert variant != "function" or sum(one["outcome"] == "ok" for one in found.values()) >= FLOOR, done.stdout
+    assert variant != "function" or sum(result["outcome"] == "ok" for result in results.values()) >= FLOOR, done.stdout
 
 
 @pytest.fixture
