@@ -1,4 +1,4 @@
-"""Reference for layouts in NumPy: what locals denote, and every way to place a tensor; independent of plans."""
+"""Reference for layouts in NumPy: global tensors from local ones, and every layout; independent of plans."""
 
 from __future__ import annotations
 
@@ -16,20 +16,20 @@ REDUCE = {"sum": np.add.reduce, "avg": lambda a: np.mean(a, axis=0), "max": np.m
 
 
 def grid(shape, rank=0):
-    """A mesh to look at from ``rank``, axes called a, b, c."""
+    """A mesh with axes a, b, c as ``rank`` sees it."""
     ranks = tuple(range(math.prod(shape)))
     return DeviceMesh._interned("cpu", tuple(shape), ranks, tuple("abcd"[: len(shape)]), rank)
 
 
 def chunks(size, parts):
-    """Ceil rule, said with a loop."""
+    """The bounds of chunks by the ceil rule, computed with a loop."""
     step = math.ceil(size / parts)
     edges = [min(step * i, size) for i in range(parts + 1)]
     return list(itertools.pairwise(edges))
 
 
 def box(layout, at):
-    """Half-open ranges of the rank at ``at``, by splitting axis after axis."""
+    """The half-open ranges of the rank at ``at``, found by splitting axis after axis."""
     results = []
     for size, axes in zip(layout.shape, layout.dim_axes, strict=True):
         low, high = 0, size
@@ -41,7 +41,7 @@ def box(layout, at):
 
 
 def assemble(locals_, layout):
-    """The tensor that ``locals_`` (one array per rank, row-major) denote; replicas must agree exactly."""
+    """The global tensor of ``locals_`` (one array per rank, row-major); replicas must be exactly equal."""
     values = {}
     for position, local in zip(np.ndindex(*layout.mesh.shape), locals_, strict=True):
         values[position] = np.asarray(local)
@@ -63,7 +63,7 @@ def assemble(locals_, layout):
 
 
 def scatter(dense, layout, rng):
-    """Locals per rank that denote ``dense``; summands are random and of both signs."""
+    """The local arrays of ``dense``, one per rank; partial values are random and of both signs."""
     parts = {(): dense}
     for axis, op in layout.partials:
         parts = {
@@ -79,7 +79,7 @@ def scatter(dense, layout, rng):
 
 
 def decompose(value, op, count, rng):
-    """``count`` arrays whose reduction by ``op`` is ``value``."""
+    """Return ``count`` arrays whose reduction by ``op`` is ``value``."""
     if op in ("sum", "avg"):
         pieces = [rng.normal(size=value.shape) * 3 for _ in range(count - 1)]
         scale = 1 if op == "sum" else count
@@ -96,12 +96,12 @@ def decompose(value, op, count, rng):
 
 
 def dual(layout):
-    """Layout of the gradient."""
+    """The layout of the gradient."""
     return Layout.of(layout.mesh, layout.dim_axes, (), layout.shape)
 
 
 def every_layout(mesh, shape, partials=("sum",)):
-    """Every layout, every order of axes within a dim included."""
+    """Every layout, including every order of axes within a dim."""
     choices = [("r",), *[("s", d) for d in range(len(shape))], *[("p", op) for op in partials]]
     results = []
     for picks in itertools.product(choices, repeat=mesh.ndim):

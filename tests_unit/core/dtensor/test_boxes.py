@@ -130,7 +130,7 @@ def test_cells_tile_their_box(pair):
 
 
 def test_the_nearest_holder_sends():
-    """Of several holders of a part the one that shares most coordinates with the receiver sends it."""
+    """If several ranks hold a part, the one that shares most coordinates with the receiver sends it."""
     mesh = DeviceMesh.abstract("cpu", (3, 2), tuple(range(6)), ("a", "b"))
     source, target = Layout.of(mesh, [(1,)], (), (4,)), Layout.of(mesh, [()], (), (4,))
     pairs = [(sender, receiver) for _, sender, receiver in box_transfers(source, target, (0, 1), (0, 0))]
@@ -138,6 +138,6 @@ def test_the_nearest_holder_sends():
 
 
 def test_members_come_in_the_order_of_the_axes():
-    """Members along axes are listed row-major in the order in which the axes are given, as the mesh lists ranks."""
+    """Members along axes are listed row-major in the order of the axes, as the mesh lists ranks."""
     mesh = DeviceMesh.abstract("cpu", (2, 3), tuple(range(6)), ("a", "b"))
     assert members(mesh, (1, 0), (0, 0)) == [(0, 0), (1, 0), (0, 1), (1, 1), (0, 2), (1, 2)]

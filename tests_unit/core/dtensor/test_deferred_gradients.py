@@ -1,4 +1,4 @@
-"""``defer_grad_reduce``: gradients of replicated parameters wait, and are reduced once."""
+"""``defer_grad_reduce``: gradients of replicated parameters stay pending and are reduced once."""
 
 from __future__ import annotations
 
@@ -27,14 +27,14 @@ WORLDS = [
 
 
 def arrays(seed=0):
-    """Micro-batches, weight and bias, odd and unequal."""
+    """Micro-batches of odd and unequal sizes, a weight and a bias."""
     rng = np.random.default_rng(seed)
     batches = [rng.normal(size=(ROWS + step, INNER)).astype(np.float32) for step in range(STEPS)]
     return batches, rng.normal(size=(OUTER, INNER)).astype(np.float32), rng.normal(size=OUTER).astype(np.float32)
 
 
 def dense_gradients(steps=STEPS):
-    """Of the sum over micro-batches of ``sum(linear(x, w, b) ** 2) + sum(w * w)``, in double precision."""
+    """The gradients of ``sum(linear(x, w, b) ** 2) + sum(w * w)``, summed over micro-batches, in double precision."""
     batches, w, b = (
         np.asarray(value, dtype=np.float64) if not isinstance(value, list) else value for value in arrays()
     )
@@ -44,14 +44,14 @@ def dense_gradients(steps=STEPS):
 
 
 def placed(platform, mesh, array, placements):
-    """This rank's piece, cut without communication."""
+    """This rank's local shard, sliced without communication."""
     layout = Layout.place(mesh, placements, array.shape)
     local = np.ascontiguousarray(array[tuple(slice(*box) for box in layout.local_box())])
     return platform.wrap(platform.from_numpy(local), layout)
 
 
 def case(platform_name, world):
-    """On a rank: micro-batches, and weight and bias as parameters."""
+    """The micro-batches of this rank, and weight and bias as parameters."""
     platform = platform_named(platform_name)
     shape, weight_at, batch_at = world
     mesh = init_device_mesh("cpu", shape, mesh_dim_names=("dp", "tp")[: len(shape)])
@@ -65,7 +65,7 @@ def case(platform_name, world):
 
 
 def loss_of(x, w, b):
-    """The weight is used along with the batch, which differs between ranks, and by itself, which does not."""
+    """A loss with one term that differs between ranks (weight and batch) and one that does not (weight alone)."""
     if x._platform.platform_type == "torch":
         from torch.nn.functional import linear
     else:
@@ -75,7 +75,7 @@ def loss_of(x, w, b):
 
 
 def array_of(tensor):
-    """The whole, as NumPy, as it is now."""
+    """The current global value, as NumPy."""
     return tensor._platform.tensor_to_numpy(tensor.full_tensor()).copy()
 
 
@@ -85,7 +85,7 @@ def reductions(log):
 
 
 def torch_rank(world):
-    """Gradients at once and deferred, and which reductions they cost."""
+    """Immediate and deferred gradients, and the reductions that they cost."""
     results = {}
     for deferring in (False, True):
         batches, w, b = case("torch", world)
@@ -99,7 +99,7 @@ def torch_rank(world):
 
 
 def mindspore_rank(world):
-    """The same by ``value_and_grad``."""
+    """Immediate and deferred gradients by ``value_and_grad``, and the reductions that they cost."""
     from hyper_parallel import value_and_grad
 
     results = {}
@@ -122,7 +122,7 @@ def mindspore_rank(world):
 
 @pytest.mark.parametrize("world", WORLDS, ids=lambda world: "x".join(map(str, world[0])))
 def test_gradients_are_reduced_once_and_equal_those_of_the_dense_model(platform_name, world):
-    """Several micro-batches inside cost one all-reduce per parameter, and the gradients are the dense model's."""
+    """Several micro-batches in a block cost one all-reduce per parameter, and gradients equal the dense model's."""
     on_rank = torch_rank if platform_name == "torch" else mindspore_rank
     for results in simulate(on_rank, math.prod(world[0]), platform_name, (world,)):
         for deferring in (False, True):
@@ -136,7 +136,7 @@ def test_gradients_are_reduced_once_and_equal_those_of_the_dense_model(platform_
 
 @pytest.mark.platforms("torch")
 def test_uses_that_differ_along_different_axes_add_up():
-    """One parameter whose summands are pending along either axis, and along none, is reduced once over both."""
+    """A parameter with partial gradients along either axis, and along none, is reduced once over both."""
     from torch.nn import Parameter
 
     def rank():
@@ -165,7 +165,7 @@ WORLD = WORLDS[0]
 
 
 def on_two(rank):
-    """``rank`` on both ranks of PyTorch's simulated world; the first rank's result, which the other one shares."""
+    """Run ``rank`` on two simulated ranks of PyTorch, assert equal results, and return one of them."""
     first, second = simulate(rank, 2, "torch")
     np.testing.assert_equal(first, second)
     return first
@@ -173,7 +173,7 @@ def on_two(rank):
 
 @pytest.mark.platforms("torch")
 def test_a_step_on_a_pending_gradient_names_the_parameter():
-    """Inside the block an optimizer's step is refused, by name where the optimizer knows one; after it steps."""
+    """Inside the block an optimizer's step is refused, naming the parameter if it has a name; afterwards it works."""
     import torch
 
     def rank():
@@ -232,7 +232,7 @@ def test_a_step_on_a_pending_gradient_is_refused_on_mindspore():
 
 
 def interrupted(x, w, b):
-    """A block left by an exception after a backward pass."""
+    """Leave a block by an exception after a backward pass."""
     with defer_grad_reduce():
         loss_of(x, w, b).backward()
         raise ZeroDivisionError
@@ -240,7 +240,7 @@ def interrupted(x, w, b):
 
 @pytest.mark.platforms("torch")
 def test_a_block_left_by_an_exception_communicates_nothing():
-    """The gradient stays Partial, a step says so; clearing it, or assigning the reduced one, makes it true again."""
+    """After an exception the gradient stays Partial and a step is refused, until it is cleared or reduced."""
     import torch
 
     def rank():
@@ -269,7 +269,7 @@ def test_a_block_left_by_an_exception_communicates_nothing():
 
 @pytest.mark.platforms("torch")
 def test_views_and_graphs_belong_to_the_block_that_made_them():
-    """A view kept from outside is not used inside, nor the other way round; graphs may outlive or predate a block."""
+    """Cached views do not cross the border of a block in either direction; graphs may."""
 
     def rank():
         (x, *_), w, b = case("torch", WORLD)
@@ -297,7 +297,7 @@ def test_views_and_graphs_belong_to_the_block_that_made_them():
 
 @pytest.mark.platforms("torch")
 def test_whoever_must_see_true_gradients_does():
-    """Hooks, ``torch.autograd.grad``, a second differentiation and inputs get reduced gradients inside the block."""
+    """Hooks, ``torch.autograd.grad``, second derivatives and inputs get reduced gradients inside the block."""
     import torch
 
     def rank():
@@ -338,7 +338,7 @@ def test_whoever_must_see_true_gradients_does():
 
 @pytest.mark.platforms("torch")
 def test_a_hook_sees_passes_after_it_only():
-    """What waits since before a hook was registered is added past the hook, as it was of a pass without one."""
+    """A gradient that was pending before a hook was registered is added without calling the hook."""
 
     def rank():
         (x, *_), w, b = case("torch", WORLD)
@@ -364,7 +364,7 @@ def test_a_hook_sees_passes_after_it_only():
 
 @pytest.mark.platforms("torch")
 def test_copies_owe_nothing():
-    """A copy that is taken inside, by deepcopy or pickle, is a parameter without gradient; the original's is whole."""
+    """A deepcopy or pickle made inside a block has no gradient; the original's gradient is complete."""
     import copy
     import pickle
 
@@ -385,7 +385,7 @@ def test_copies_owe_nothing():
 
 @pytest.mark.platforms("mindspore")
 def test_hooks_of_mindspore_parameters_see_true_gradients():
-    """A parameter with a hook reduces its gradient inside, as the hook has to see it; without the hook it waits."""
+    """A parameter with a hook reduces its gradient inside the block; without the hook the gradient stays pending."""
     from hyper_parallel import value_and_grad
 
     def rank():

@@ -47,7 +47,7 @@ def text_of(kind, function):
 
 @pytest.mark.parametrize("shape, size", [((2,), 5), ((3,), 2), ((4,), 5), ((2, 2), 7), ((2, 3), 5), ((3,), 0)])
 def test_pieces_make_the_whole(shape, size):
-    """from_local with the global shape and full_tensor are inverse, for uneven and empty pieces too."""
+    """from_local with the global shape and full_tensor are inverse, also for uneven and empty shards."""
     import torch
 
     whole = torch.arange(float(size * 3)).reshape(size, 3)
@@ -79,7 +79,7 @@ def test_constructor_is_from_local():
 
 
 def test_pieces_that_cannot_belong_together():
-    """A piece of a wrong shape, and ranks that disagree in checked mode, are ShardMismatchErrors on every rank."""
+    """A shard of a wrong shape, and ranks that disagree in checked mode, raise ShardMismatchError on every rank."""
     import torch
 
     def on_rank(mesh):
@@ -157,7 +157,7 @@ def test_redistribute_stays_on_its_mesh():
 
 @pytest.mark.parametrize("shape", [(2, 2), (2, 3)])
 def test_gradients_follow_every_change_of_placement(shape):
-    """Whatever the way, the gradient of full_tensor() under a random cotangent is that cotangent's own piece."""
+    """For every redistribution, the gradient of full_tensor() is this rank's shard of the random cotangent."""
     import torch
 
     generator = torch.Generator().manual_seed(3)
@@ -178,7 +178,7 @@ def test_gradients_follow_every_change_of_placement(shape):
 
 
 def test_to_local_takes_the_gradient_as_told():
-    """Rank-specific code after to_local says Partial, and its gradients are added; the dual is the default."""
+    """With grad_placements Partial, to_local sums the ranks' gradients; without, it uses the dual layout."""
     import torch
 
     def on_rank(mesh):
@@ -194,7 +194,7 @@ def test_to_local_takes_the_gradient_as_told():
 
 
 def test_gradient_placements_that_cannot_be():
-    """A gradient placement that is not the dual, nor a sum of a replicated tensor's, is refused with what is legal."""
+    """A gradient placement other than the dual, or Partial for a replicated tensor, is refused with the legal ones."""
     import torch
 
     def on_rank(mesh):
@@ -217,7 +217,7 @@ def test_gradient_placements_that_cannot_be():
 
 
 def test_one_view_serves_all_consumers():
-    """Consumers of one replicated tensor that vary along the same axes share one view; other axes have their own."""
+    """Consumers of a replicated tensor that vary along the same axes share one view; other axes have another."""
     import torch
 
     def on_rank(mesh):
@@ -232,7 +232,7 @@ def test_one_view_serves_all_consumers():
 
 
 def test_a_view_lives_until_its_gradient_has_passed():
-    """After backward nothing derived is kept: gathered copies are freed, and no later write can leave them stale."""
+    """After backward no gathered copy is kept, so that no later write can leave one stale."""
     import torch
 
     def on_rank(mesh):
@@ -248,7 +248,7 @@ def test_a_view_lives_until_its_gradient_has_passed():
 
 
 def test_a_view_of_a_leaf_serves_the_next_forward():
-    """Gradients accumulate over backward passes through one view, until the leaf is written or somebody listens."""
+    """Gradients accumulate over backward passes through one view, until the leaf is written or has a hook."""
     import torch
 
     def on_rank(mesh):
@@ -275,7 +275,7 @@ def test_a_view_of_a_leaf_serves_the_next_forward():
 
 @pytest.mark.parametrize("write", ["add_", "data", "detach", "local"])
 def test_a_write_invalidates_views(write):
-    """However a tensor is written, what was gathered before is not used again."""
+    """A gathered copy is not used again after any write to its tensor."""
     import torch
 
     def on_rank(mesh):
@@ -310,7 +310,7 @@ def test_reduce_partial_does_what_is_pending():
 
 @pytest.mark.parametrize("aliases", [("None", "a"), ("None", "b")])
 def test_a_layout_of_another_mesh_places_nothing(aliases):
-    """A layout as placements must be of the tensor's own mesh, whichever door it comes through."""
+    """A layout given as placements must be of the tensor's own mesh, in every function that takes one."""
     import torch
 
     def on_rank(m3):
@@ -333,7 +333,7 @@ def test_a_layout_of_another_mesh_places_nothing(aliases):
 
 
 def test_a_layout_of_an_equal_mesh_places():
-    """A layout made by the public constructor knows no device and no viewer: shape, names and ranks count."""
+    """A layout from the public constructor fits every mesh of equal shape, names and ranks."""
     import torch
 
     def on_rank(mesh):
@@ -349,7 +349,7 @@ def test_a_layout_of_an_equal_mesh_places():
 
 
 def test_grad_placements_by_position():
-    """to_local and full_tensor take them either way."""
+    """to_local and full_tensor take grad_placements by position and by name."""
     import torch
 
     def on_rank(mesh):

@@ -46,7 +46,7 @@ def on_ranks(dense, body, world=2):
 
 
 def test_every_collective_is_an_event(dense):
-    """The log holds step, module, operator, argument, layouts, collective, bytes, axes, phase and who decided."""
+    """The log records step, module, operator, argument, layouts, collective, bytes, axes, phase and initiator."""
 
     def body(torch, move):
         x = torch.ones(move.rows, 5, requires_grad=True)
@@ -70,7 +70,7 @@ def test_every_collective_is_an_event(dense):
 
 
 def test_the_log_is_a_tree_of_modules(dense):
-    """Printing a log shows its events below the modules that asked for them, and the total."""
+    """A printed log shows its events below the modules that caused them, and the total."""
 
     def body(torch, move):
         with record_events() as log:
@@ -93,7 +93,7 @@ def test_the_log_is_a_tree_of_modules(dense):
 
 
 def test_a_log_that_opens_late_sees_backward(dense):
-    """Backward looks for its log when it runs: one opened after forward records the backward alone."""
+    """A log that is opened after forward records the backward alone."""
 
     def body(torch, move):
         x = torch.ones(7, 5, requires_grad=True)
@@ -122,7 +122,7 @@ def test_backward_elsewhere_reports_to_the_log_of_its_forward(dense):
 
 
 def test_local_steps_are_no_events(dense):
-    """What does not communicate is not logged."""
+    """Steps without communication are not logged."""
 
     def body(torch, move):
         with record_events() as log:
@@ -160,7 +160,7 @@ def test_gathered_views_are_logged_in_backward(dense):
 
 
 def test_strict_refuses_what_nobody_asked_for(dense):
-    """Inside strict() an implicit redistribution raises, with the facts and the line that makes it explicit."""
+    """Inside strict() an implicit redistribution raises, and the message has the line that makes it explicit."""
 
     def body(torch, move):
         with module_scope("block.attn"), strict(), pytest.raises(StrictModeError) as caught:
@@ -174,7 +174,7 @@ def test_strict_refuses_what_nobody_asked_for(dense):
 
 
 def test_strict_allows_what_was_asked_for_and_what_is_local(dense):
-    """Inside strict() explicit changes, local ones and the backward of any pass; outside it everything does."""
+    """Inside strict() explicit redistributions, local steps and any backward pass; outside of it all do."""
 
     def body(torch, move):
         x = torch.ones(7, 5, requires_grad=True)
@@ -189,7 +189,7 @@ def test_strict_allows_what_was_asked_for_and_what_is_local(dense):
 
 
 def test_what_strict_refused_is_not_logged(dense):
-    """A collective that was forbidden did not run, so the log does not hold it."""
+    """The log does not hold a collective that strict() refused."""
 
     def body(torch, move):
         with record_events() as log, strict(), pytest.raises(StrictModeError):

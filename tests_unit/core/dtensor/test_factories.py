@@ -28,7 +28,7 @@ def on_mesh(fn, size=3):
 
 @pytest.mark.parametrize("placements", [None, [Shard(0)], [Shard(1)], [Partial()], ("None", "tp"), [Partial("max")]])
 def test_constants_in_every_layout(placements):
-    """The global value is the constant, uneven shards and pending reductions included, and nothing is sent."""
+    """The global value is the constant for every layout, including uneven shards and Partial, without communication."""
     import torch
 
     def rank(mesh):
@@ -98,7 +98,7 @@ def test_random_values_do_not_depend_on_layout_or_mesh(make, placements):
 
 
 def test_random_leaves_in_short_types():
-    """The dtype is the asked one, a uniform value never rounds up to 1, and requires_grad makes a leaf."""
+    """Random leaves have the requested dtype and requires_grad, and a uniform value never rounds up to 1."""
     import torch
 
     def rank(mesh):

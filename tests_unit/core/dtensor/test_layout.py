@@ -34,7 +34,7 @@ R, S0, S1 = Replicate(), Shard(0), Shard(1)
     (((["dp"],), None), "placements: (['dp'],) is neither an axis name, a tuple of axis names nor 'None'"),
 ])  # fmt: skip
 def test_placements_that_do_not_fit_say_why(placements, text):
-    """Wrong counts, dims that do not exist and axes used twice are a LayoutError, a ValueError with the facts."""
+    """Wrong counts, missing dims and axes used twice raise a LayoutError, which is a ValueError, with the facts."""
     with pytest.raises(LayoutError) as caught:
         Layout.place(MESH, placements, (4, 6))
     assert isinstance(caught.value, ValueError)
@@ -42,7 +42,7 @@ def test_placements_that_do_not_fit_say_why(placements, text):
 
 
 def test_an_alias_that_is_no_axis():
-    """An unknown alias is the mesh's own error."""
+    """An unknown alias raises the mesh's own error."""
     with pytest.raises(MeshError) as caught:
         Layout.place(MESH, ("pp", None), (4, 6))
     assert str(caught.value) == "mesh has no axis 'pp'; its axes are ('dp', 'tp') of sizes (2, 3)"
@@ -65,7 +65,7 @@ def test_placements_round_trip(placements):
     (("dp", "tp"), "None"), (("tp", "dp"), "None"), ("tp", "dp"), ("None", "None"), ("None", ("tp", "dp")),
 ])  # fmt: skip
 def test_aliases_round_trip_in_order(aliases):
-    """Order is data: aliases, and placements with strides, give the ordered layout back without loss."""
+    """Aliases, and placements with strides, keep the order of axes through a round trip."""
     layout = Layout.place(MESH, aliases, (12, 12))
     assert layout.alias_placements == aliases
     assert Layout.place(MESH, layout.placements, (12, 12)) is layout
@@ -118,14 +118,14 @@ def test_a_layout_built_by_its_own_spelling():
       "2 dims")),
 ])  # fmt: skip
 def test_a_layout_that_cannot_be_says_why(make, text):
-    """A layout of the wrong ranks, dims or shape is a LayoutError with the facts."""
+    """A layout of the wrong ranks, dims or shape raises a LayoutError with the facts."""
     with pytest.raises(LayoutError) as caught:
         make()
     assert str(caught.value) == text
 
 
 def test_a_list_of_placements_waits_for_the_dims_of_its_tensor():
-    """Trailing whole dims and negative dims: the list is read once a shape, or a tensor, tells the number of dims."""
+    """A list of placements is resolved when a shape or tensor gives the number of dims, negative dims included."""
     layout = Layout((2, 3), ("dp", "tp"))
     first, last = layout([S0, Partial()]), layout([Shard(-1), R])
     assert first is layout((S0, Partial()))
@@ -161,7 +161,7 @@ def test_a_list_of_placements_waits_for_the_dims_of_its_tensor():
     lambda layout: Layout.place(MESH, layout, (2, 2)),
 ])  # fmt: skip
 def test_an_unplaced_layout_says_to_call_it(read):
-    """Whatever depends on placements is one LayoutError before there are any; a waiting list never fails otherwise."""
+    """Everything that depends on placements raises a LayoutError with the fix before the layout is placed."""
     mesh = "DeviceMesh(cpu, dp=2, tp=3, ranks=[0, 1, 2, 3, 4, 5])"
     blank = Layout((2, 3), ("dp", "tp"))
     remake, parts = blank.__reduce__()
@@ -182,7 +182,7 @@ def test_an_unplaced_layout_says_to_call_it(read):
 
 
 def test_other_attributes_are_missing_as_ever():
-    """The guard is for what placing sets."""
+    """An unplaced layout raises AttributeError for attributes that no layout has."""
     with pytest.raises(AttributeError, match="'Layout' object has no attribute 'nope'"):
         _ = Layout((2, 3), ("dp", "tp")).nope
 
@@ -194,13 +194,13 @@ def test_a_copy_is_the_layout_itself():
 
 
 def test_the_global_shape_of_what_a_rank_holds():
-    """An attached shape counts, uneven shards and all; without one, shards are taken to be even."""
+    """The global shape is the attached one; without one, shards are taken to be even."""
     assert Layout.place(MESH, [S0, R], (5, 7)).get_global_shape((3, 7)) == (5, 7)
     assert Layout.place(MESH, [S0, R], (5, 7)).with_shape(None).get_global_shape((3, 7)) == (6, 7)
 
 
 def test_partial_queries():
-    """A layout tells which axes hold summands, and of what reduction."""
+    """A layout reports which axes are partial, and by which reduction."""
     layout = Layout.place(MESH, [Partial("avg"), S0], (6,))
     assert layout.is_partial()
     assert layout.is_partial("dp")
@@ -223,7 +223,7 @@ def test_a_changed_layout_is_a_new_one():
 
 
 def test_layouts_that_nobody_holds_are_forgotten(monkeypatch):
-    """Sizes that never come again do not fill the memory; equal layouts are one object as long as one is held."""
+    """Unused layouts are freed; equal layouts are one object as long as it is referenced."""
     monkeypatch.setattr(layout_module, "_MOST_PLACED", 8)
     monkeypatch.setattr(transition, "_MOST_CACHED", 8)
     for kept in (layout_module._PLACED, transition._TRANSITIONS, transition._DUALS):

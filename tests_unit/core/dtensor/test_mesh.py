@@ -16,7 +16,7 @@ GRID = DeviceMesh.abstract("cpu", (2, 3), (0, 1, 2, 3, 4, 5), ("dp", "tp"))
 
 
 def refused(make):
-    """The text of the MeshError that ``make`` raises, which is a ValueError too."""
+    """Return the text of the MeshError, a ValueError, that ``make`` raises."""
     with pytest.raises(MeshError) as caught:
         make()
     assert isinstance(caught.value, ValueError)
@@ -24,7 +24,7 @@ def refused(make):
 
 
 def build(device="cpu", shape=(2,), ranks=(0, 1), names=("dp",)):
-    """What builds a mesh of one wrong part."""
+    """Return a function that builds a mesh with one wrong part."""
     return lambda: DeviceMesh.abstract(device, shape, ranks, names)
 
 
@@ -46,12 +46,12 @@ def build(device="cpu", shape=(2,), ranks=(0, 1), names=("dp",)):
     (GRID.get_group, "get_group: the mesh has axes ('dp', 'tp'); name one of them"),
 ])  # fmt: skip
 def test_a_mesh_that_cannot_be_says_why(make, text):
-    """Every wrong mesh or axis is a MeshError, a ValueError with the facts."""
+    """Every wrong mesh or axis raises a MeshError, which is a ValueError, with the facts."""
     assert refused(make) == text
 
 
 def test_a_rank_outside_has_no_place():
-    """A mesh may exclude its viewer, which then has no coordinate and cannot ask for its place."""
+    """A mesh may exclude the current rank, which then has no coordinate and no local rank."""
     mesh = DeviceMesh.abstract("cpu", (2,), (4, 5), ("tp",))
     assert mesh.coordinate is None
     assert mesh.get_coordinate() is None
@@ -62,7 +62,7 @@ def test_a_rank_outside_has_no_place():
 
 
 def test_a_grid_is_an_array_as_well():
-    """Ranks in an array are those in lists; rows of different lengths are told."""
+    """Ranks may be an array as well as lists; rows of different lengths are refused."""
     assert (
         shape_and_ranks(np.arange(6).reshape(2, 3)[::-1])
         == shape_and_ranks([[3, 4, 5], [0, 1, 2]])
@@ -74,7 +74,7 @@ def test_a_grid_is_an_array_as_well():
 
 
 def test_equal_meshes_are_one_object():
-    """Meshes are interned by device, shape, names, ranks and viewer."""
+    """Meshes are interned by device, shape, names, ranks and current rank."""
     assert DeviceMesh.abstract("cpu", (2, 3), tuple(range(6)), ("dp", "tp")) is GRID
     assert copy.copy(GRID) is GRID
     assert copy.deepcopy(GRID) is GRID
@@ -93,7 +93,7 @@ def test_everything_counts_in_the_hash():
 
 
 def test_facts():
-    """Sizes, names and positions read as they were given, and axes may be counted from the right."""
+    """Sizes, names and positions are those of the constructor, and axes may be counted from the right."""
     assert (GRID.ndim, GRID.size(), GRID.size("tp"), GRID.size(-1)) == (2, 6, 3, 3)
     assert GRID.mesh == [[0, 1, 2], [3, 4, 5]]
     assert [GRID.coordinate_of(rank) for rank in (0, 4)] == [(0, 0), (1, 1)]
@@ -104,7 +104,7 @@ def test_facts():
 
 
 def test_flatten_keeps_the_ranks():
-    """Flattening makes one axis over the same ranks, named as asked or by joining."""
+    """Flattening makes one axis over the same ranks, named by the argument or by joined names."""
     assert GRID.flatten().names == ("dp_tp",)
     assert GRID.flatten("all").ranks == GRID.ranks
 
@@ -130,7 +130,7 @@ def test_submeshes_pass_through_the_rank(shape):
 
 @pytest.mark.platforms("torch")
 def test_a_grid_that_does_not_fit_the_world():
-    """init_device_mesh counts ranks, refuses sizes that are none, and ranks outside the world."""
+    """Invalid sizes, irregular grids and ranks outside the world are refused."""
 
     def on_rank():
         return [
@@ -174,7 +174,7 @@ def test_a_mesh_from_groups():
 
 @pytest.mark.platforms("torch")
 def test_pickles_look_from_the_rank_that_reads_them():
-    """A mesh is pickled by value; whoever unpickles it looks at it from its own rank."""
+    """A mesh is pickled by value and unpickled with the coordinates of the rank that reads it."""
 
     def on_rank():
         mesh = init_device_mesh("cpu", (3,), mesh_dim_names=("tp",))
@@ -202,7 +202,7 @@ def test_the_current_mesh_belongs_to_the_thread():
 
 @pytest.mark.parametrize("choice", [0, -1, slice(1), None, (), "", ["dp"]])
 def test_what_is_no_name_chooses_no_axis(choice):
-    """A mesh is sliced by names only; anything else is a ValueError with the facts, and no end of a sequence."""
+    """A mesh is sliced by names only; anything else raises a ValueError that is no IndexError."""
     with pytest.raises(MeshError) as caught:
         GRID[choice]
     assert str(caught.value) == (

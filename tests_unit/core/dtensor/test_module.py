@@ -39,7 +39,7 @@ def on_mesh(shape, fn):
 
 
 def value(*shape, seed=0):
-    """Normal values, f64, of a generator of their own."""
+    """Normal float64 values from a fresh generator."""
     import torch
 
     return torch.randn(shape, generator=torch.Generator().manual_seed(seed), dtype=torch.float64)
@@ -57,7 +57,7 @@ def layouts(ndim):
 @pytest.mark.parametrize("shape", [(), (5,), (7, 5), (1, 4), (0, 3)])
 @pytest.mark.parametrize("source", [0, 1, None])
 def test_the_source_ranks_values_arrive_in_every_layout(grid, shape, source):
-    """Whatever other ranks hold, the global value is the source's; None takes each rank's own and sends nothing."""
+    """The global value is the source rank's; with None each rank uses its own and nothing is sent."""
     import torch
 
     def rank(mesh):
@@ -116,7 +116,7 @@ def test_a_tensor_without_values():
 
 
 def test_a_dtensor_is_returned_or_refused():
-    """The identical layout is the same object; another one is redistribute's business."""
+    """distribute_tensor returns a DTensor of the same layout itself and refuses one of another layout."""
 
     def rank(mesh):
         result = distribute_tensor(value(4, 6), mesh, [Shard(0)])
@@ -175,7 +175,7 @@ def test_a_dtensor_is_returned_or_refused():
      "of plain and distributed parameters with hyper_parallel.clip_grad_norm_")),
 ])  # fmt: skip
 def test_bad_input_is_refused_in_these_words(call, kind, message):
-    """Each mistake has its type, which PyTorch's handlers catch, and says what is wrong and what to do."""
+    """Each mistake raises a type that PyTorch's handlers catch, with the fault and the fix."""
 
     def rank(mesh):
         with pytest.raises(kind) as caught:
@@ -187,7 +187,7 @@ def test_bad_input_is_refused_in_these_words(call, kind, message):
 
 
 def test_an_operator_without_a_rule_is_refused():
-    """A NotImplementedError names the operator, the layouts and the way out."""
+    """A NotImplementedError names the operator, the layouts and the fix."""
     import torch
 
     def rank(mesh):
@@ -226,7 +226,7 @@ def test_without_a_partition_everything_is_replicated():
 
 
 def test_a_partition_sees_every_submodule_and_keeps_ties():
-    """What it replaces stays, the rest is replicated, and a tied weight is one object afterwards."""
+    """What the partition function replaces stays, the rest is replicated, and a tied weight stays one object."""
     from torch import nn
 
     def rank(mesh):
@@ -247,13 +247,13 @@ def test_a_partition_sees_every_submodule_and_keeps_ties():
 
 
 def hooked(mesh, input_fn, output_fn):
-    """Output of a distributed linear layer with hooks."""
+    """The output of a distributed linear layer with hooks."""
     model = distribute_module(net()[0], mesh, None, input_fn, output_fn)
     return model(value(3, 4))
 
 
 def test_hooks_convert_inputs_and_outputs():
-    """Three arguments: module, values, mesh."""
+    """Hooks of three arguments (module, values, mesh) convert inputs and outputs."""
 
     def rank(mesh):
         out = hooked(
@@ -267,7 +267,7 @@ def test_hooks_convert_inputs_and_outputs():
 
 
 def test_hooks_of_two_arguments_still_work():
-    """With a FutureWarning that says how to write them."""
+    """Hooks of two arguments work, with a FutureWarning that shows the new signature."""
 
     def rank(mesh):
         with pytest.warns(FutureWarning, match="with two arguments is deprecated") as caught:
@@ -282,7 +282,7 @@ def test_hooks_of_two_arguments_still_work():
 
 
 def test_hooks_of_another_arity_are_refused():
-    """Neither two nor three."""
+    """A hook that takes neither two nor three arguments is refused."""
 
     def rank(mesh):
         with pytest.raises(ValueError, match="takes 1 arguments") as caught:
@@ -295,7 +295,7 @@ def test_hooks_of_another_arity_are_refused():
 
 
 def test_a_second_time_is_refused():
-    """Hooks would run twice."""
+    """A second distribute_module of one module is refused, since hooks would run twice."""
 
     def rank(mesh):
         model = distribute_module(net(), mesh)
@@ -308,7 +308,7 @@ def test_a_second_time_is_refused():
 
 
 def test_a_tensor_on_the_graph_is_refused():
-    """A leaf made of a computed tensor would cut the graph: refused as PyTorch does, and from_local keeps it."""
+    """distribute_tensor refuses a tensor with a graph, as PyTorch does; from_local keeps the graph."""
 
     def rank(mesh):
         w = value(4, 6).requires_grad_()
@@ -331,7 +331,7 @@ def test_a_tensor_on_the_graph_is_refused():
 
 @pytest.mark.platforms("mindspore")
 def test_an_input_of_a_differentiated_function_is_refused():
-    """MindSpore returns gradients of inputs: while a function is differentiated, any tensor with one is refused."""
+    """On MindSpore distribute_tensor refuses a tensor that the surrounding differentiation tracks."""
 
     def rank():
         import mindspore
@@ -354,7 +354,7 @@ def test_an_input_of_a_differentiated_function_is_refused():
 
 
 def outside():
-    """What a rank outside of a mesh of the first two gets, and the sum that the others compute."""
+    """The error of a rank outside of a mesh of the first two ranks, and the sum that these compute."""
     import torch
 
     mesh = init_device_mesh("cpu", (2,), rank_list=[0, 1])
@@ -367,7 +367,7 @@ def outside():
 
 @pytest.mark.parametrize("run", [simulate, launch], ids=["simulated", "processes"])
 def test_a_rank_outside_of_the_mesh(run):
-    """It is told so, at once; the ranks of the mesh need not wait for it, on real processes neither."""
+    """A rank outside of the mesh gets an error at once, and the ranks of the mesh do not wait for it."""
     assert run(outside, 3, "torch") == [
         10.0,
         10.0,

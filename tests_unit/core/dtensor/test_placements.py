@@ -40,14 +40,14 @@ def test_a_strided_shard_is_a_shard_but_another_value():
 
 
 def test_repr_is_what_one_types():
-    """The repr of a placement is its spelling."""
+    """The repr of a placement is the expression that makes it."""
     spelt = [repr(placement) for placement in (Shard(-1), Replicate(), Partial("min"), StridedShard(0, 2))]
     assert spelt == ["Shard(-1)", "Replicate()", "Partial(min)", "StridedShard(0, split_factor=2)"]
 
 
 @pytest.mark.parametrize("dim", [1.0, "0", None, True])
 def test_a_dim_is_an_int(dim):
-    """Shard refuses what is not a dim, booleans included."""
+    """Shard refuses a dim that is not an int, booleans included."""
     with pytest.raises(TypeError) as caught:
         Shard(dim)
     assert str(caught.value) == f"Shard(dim): dim must be an int, got {dim!r}"
@@ -55,7 +55,7 @@ def test_a_dim_is_an_int(dim):
 
 @pytest.mark.parametrize("factor", [0, -2, 1.5])
 def test_a_split_factor_is_a_positive_int(factor):
-    """StridedShard refuses a factor that no axes can multiply to."""
+    """StridedShard refuses a factor that is not a positive int."""
     with pytest.raises(ValueError, match="split_factor") as caught:
         StridedShard(0, factor)
     assert str(caught.value) == (
@@ -64,7 +64,7 @@ def test_a_split_factor_is_a_positive_int(factor):
 
 
 def test_only_known_reductions():
-    """Partial knows its reductions and lists them when asked for another."""
+    """Partial refuses an unknown reduction and lists the known ones."""
     for op in PARTIAL_OPS:
         assert Partial(op).reduce_op == op
     with pytest.raises(ValueError, match="mean") as caught:

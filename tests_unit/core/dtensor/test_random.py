@@ -1,4 +1,4 @@
-"""Random numbers of DTensors: bits that depend on seed, call and element alone; the streams of ranks and threads."""
+"""Random numbers of DTensors: their bits depend on seed, call and element; streams of ranks and threads."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ PLACEMENTS = (Replicate(), Shard(0), Shard(1))
 
 
 def _signatures():
-    """Bytes of every kind of draw of one tensor, whole, on this rank, for every placement."""
+    """The bytes of every kind of random tensor, gathered on this rank, for every placement."""
     return [_signature_of(placement) for placement in PLACEMENTS]
 
 
@@ -51,13 +51,13 @@ def test_bits_are_equal_for_layouts_worlds_and_frameworks():
 
 
 def mask():
-    """Sixty truths, of which this rank draws its share."""
+    """Sixty random booleans, of which this rank samples its shard."""
     mesh = init_device_mesh("cpu", (2,))
     return random.bernoulli(Layout.place(mesh, [Shard(0)], (60,)), 0.5).tolist()
 
 
 def in_thread(body, name="other"):
-    """What ``body`` returned or raised in a thread of this rank."""
+    """Return what ``body`` returned or raised in a thread of this rank."""
     masks = []
 
     def call():
@@ -73,7 +73,7 @@ def in_thread(body, name="other"):
 
 
 def test_threads_draw_from_the_stream_of_their_rank(platform_name):
-    """A new thread draws what the rank's seed and calls say: other seeds give other masks, and calls go on."""
+    """A new thread continues its rank's stream: it depends on the rank's seed and earlier calls."""
 
     def rank():
         masks = []
@@ -90,7 +90,7 @@ def test_threads_draw_from_the_stream_of_their_rank(platform_name):
 
 
 def test_two_threads_do_not_share_a_stream(platform_name):
-    """A second thread that draws beside a living one is refused, and told to take a stream of its own."""
+    """A second thread that samples beside a living one is refused; the message advises a stream of its own."""
 
     def rank():
         random.manual_seed(3)
@@ -122,7 +122,7 @@ def test_two_threads_do_not_share_a_stream(platform_name):
 
 
 def test_what_is_set_aside_is_of_one_thread(platform_name):
-    """While one thread replays, the rank's stream goes on for others, and is nowhere set back."""
+    """While one thread replays, the rank's stream continues for others and is never rewound."""
 
     def rank():
         random.manual_seed(3)
@@ -144,7 +144,7 @@ def test_what_is_set_aside_is_of_one_thread(platform_name):
 
 
 def test_ranks_of_one_process_have_streams_of_their_own(platform_name):
-    """Each rank draws its part of the same mask, however ranks take turns; the caller's stream stays as it was."""
+    """Each rank samples its part of the same mask in any order of ranks; the caller's stream is unchanged."""
 
     def rank():
         random.manual_seed(5)

@@ -26,7 +26,7 @@ WORLDS = [
 
 
 class Case:
-    """One plan with random values and a random cotangent, as NumPy arrays per rank."""
+    """A plan with random values and a random cotangent, as NumPy arrays per rank."""
 
     def __init__(self, dense, source, target, varying=(), seed=0):
         rng = np.random.default_rng(seed)
@@ -38,13 +38,13 @@ class Case:
         self.grads = dense.scatter(self.grad, self.cotangent, rng)
 
     def plan_of(self, rank):
-        """The plan as ``rank`` sees it."""
+        """The plan as ``rank`` makes it."""
         see = self.dense.for_rank
         return plan_transition(see(self.source, rank), see(self.target, rank), self.varying)
 
 
 def run_cases(cases, world):
-    """Per case the ranks' outputs and gradients."""
+    """Return the ranks' outputs and gradients of each case."""
     import torch
 
     platform = get_torch_platform()
@@ -64,7 +64,7 @@ def run_cases(cases, world):
 
 
 def check(dense, cases, world):
-    """Values, gradients and the adjoint identity of all cases."""
+    """Assert values, gradients and the adjoint identity of all cases."""
     for case, (outputs, grads) in zip(cases, run_cases(cases, world), strict=True):
         note = repr(case.plan_of(0))
         np.testing.assert_allclose(dense.assemble(outputs, case.target), case.value, atol=1e-10, err_msg=note)
@@ -76,7 +76,7 @@ def check(dense, cases, world):
 
 
 def inner(values, grads, layout, varying=()):
-    """<values, grads> over the independent numbers of a layout: replicas count once, every summand counts."""
+    """<values, grads> over the independent numbers of a layout: replicas count once, every partial value counts."""
     used = {axis for axes in layout.dim_axes for axis in axes} | {axis for axis, _ in layout.partials} | set(varying)
     replicas = np.prod([size for axis, size in enumerate(layout.mesh.shape) if axis not in used])
     return sum(float((value * grad).sum()) for value, grad in zip(values, grads, strict=True)) / replicas
@@ -85,7 +85,7 @@ def inner(values, grads, layout, varying=()):
 @pytest.mark.parametrize("mesh, shape", WORLDS)
 @pytest.mark.untraced
 def test_every_transition_forward_and_backward(dense, mesh, shape):
-    """Between any two layouts the value stays the same, and the true gradient arrives in the dual layout."""
+    """Redistribution between any two layouts keeps the value, and the true gradient arrives in the dual layout."""
     layouts = dense.every_layout(dense.grid(mesh), shape)
     cases = [Case(dense, value, other, seed=i) for i, (value, other) in enumerate(itertools.product(layouts, layouts))]
     check(dense, cases, int(np.prod(mesh)))
@@ -94,7 +94,7 @@ def test_every_transition_forward_and_backward(dense, mesh, shape):
 @pytest.mark.parametrize("mesh, shape", [((3,), (5, 3)), ((2, 2), (7, 5)), ((2, 3), (4,))])
 @pytest.mark.untraced
 def test_every_varying_consumer(dense, mesh, shape):
-    """A consumer that differs along replicated axes returns summands whose sum reaches the source: <Ax,y> = <x,A'y>."""
+    """Gradients of consumers that differ along replicated axes are summed into the source: <Ax,y> = <x,A'y>."""
     layouts = dense.every_layout(dense.grid(mesh), shape)
     cases = []
     for source, target in itertools.product(layouts, layouts):
@@ -107,7 +107,7 @@ def test_every_varying_consumer(dense, mesh, shape):
 
 @pytest.mark.untraced
 def test_transitions_on_three_axes(dense):
-    """Orders, partial axes that stay and axes that move mix freely on a 2x2x2 mesh, too."""
+    """On a 2x2x2 mesh orders of axes, partial axes that stay and axes that move can be combined."""
     layouts = dense.every_layout(dense.grid((2, 2, 2)), (7, 5))
     rng = np.random.default_rng(3)
     pairs = [rng.integers(len(layouts), size=2) for _ in range(60)]
@@ -115,14 +115,14 @@ def test_transitions_on_three_axes(dense):
 
 
 def test_averages(dense):
-    """Partial(avg) reduces to the mean and is made without scaling; its gradient is held divided by the axis' size."""
+    """Partial(avg) reduces to the mean and is made without scaling; its gradient is divided by the axis size."""
     layouts = dense.every_layout(dense.grid((2, 2)), (5, 3), partials=("sum", "avg"))
     pairs = itertools.islice(itertools.product(layouts, layouts), 0, None, 3)
     check(dense, [Case(dense, value, other, seed=i) for i, (value, other) in enumerate(pairs)], 4)
 
 
 def test_an_average_moves_between_axes_of_unequal_size():
-    """From three ranks to two the scale is two thirds, no whole number's inverse: all values hold."""
+    """An average keeps its value when it moves from three ranks to two, where the scale is two thirds."""
     places = [(Replicate(), Partial("avg")), (Partial("avg"), Replicate()), (Partial("avg"), Partial("avg")),
               (Shard(0), Partial("avg")), (Partial("avg"), Shard(0)), (Replicate(), Replicate())]  # fmt: skip
     values = [np.random.default_rng(0).standard_normal((5, 3))]
@@ -187,7 +187,7 @@ def test_the_gradient_of_an_extremum_goes_to_the_ranks_that_attained_it(dense, o
 
 
 def test_the_gradient_of_an_extremum_is_differentiable(dense):
-    """The second derivative through Partial(max) sums what each rank did with its masked share."""
+    """The second derivative through Partial(max) sums over what each rank computes from its masked gradient."""
 
     def body(torch, platform, rank, place):
         x = torch.tensor([float(rank), -float(rank)], dtype=torch.float64, requires_grad=True)
@@ -201,7 +201,7 @@ def test_the_gradient_of_an_extremum_is_differentiable(dense):
 
 
 def test_tied_extrema_are_differentiable(dense):
-    """Where ranks tie, each rank's share of the second derivative is half of the dense one, too."""
+    """If two ranks tie, each rank's second derivative is half of the dense one."""
 
     def body(torch, platform, _rank, place):
         x = torch.tensor([2.0], dtype=torch.float64, requires_grad=True)
@@ -337,7 +337,7 @@ def test_a_gathered_value_without_gradient_is_itself(dense):
 
 
 def test_nothing_to_do_returns_the_tensor_itself(dense):
-    """An identity plan returns its argument, and so does a varying view that no gradient needs."""
+    """An identity plan returns its argument, as does a varying view without gradient."""
 
     def body(torch, platform, _rank, place):
         same = plan_transition(place([S0], (4,)), place([S0], (4,)))
@@ -366,7 +366,7 @@ def test_without_gradient_there_is_no_node(dense):
 
 
 def test_results_share_no_storage_with_the_source(dense):
-    """Writing into what a redistribution returned leaves the tensor that it came from alone."""
+    """A write into the result of a redistribution does not change its source."""
     grid = dense.grid((2, 2))
     layouts = dense.every_layout(grid, (5, 3))
     pairs = [pair for pair in itertools.product(layouts, layouts) if pair[0] is not pair[1]]
@@ -387,7 +387,7 @@ def test_results_share_no_storage_with_the_source(dense):
 
 
 def test_a_wrong_shard_is_refused_before_anything_is_sent(dense):
-    """A local tensor that is not this rank's piece is refused, naming the rank and both shapes."""
+    """A local tensor without the shape of this rank's shard is refused; the message has the rank and both shapes."""
 
     def body(torch, platform, rank, place):
         steps = plan_transition(place([S0], (7, 5)), place([R], (7, 5)))
@@ -402,7 +402,7 @@ def test_a_wrong_shard_is_refused_before_anything_is_sent(dense):
 
 
 def test_a_transition_belongs_to_its_rank(dense):
-    """A transition that was planned on another rank is refused instead of slicing at the wrong place."""
+    """A transition that was planned on another rank is refused."""
     steps = plan_transition(Layout.place(dense.grid((2,)), [R], (4,)), Layout.place(dense.grid((2,)), [S0], (4,)))
 
     def body(torch, platform, rank, _place):
@@ -418,7 +418,7 @@ def test_a_transition_belongs_to_its_rank(dense):
 
 
 def test_integers_have_no_average(dense):
-    """Partial(avg) of integers is refused instead of rounded."""
+    """Partial(avg) of integers is refused, not rounded."""
 
     def body(torch, platform, _rank, place):
         steps = plan_transition(place([Partial("avg")], (2,)), place([R], (2,)))

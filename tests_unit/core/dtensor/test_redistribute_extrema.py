@@ -1,4 +1,4 @@
-"""Pending extrema that ranks make of one value: every copy attains them, and the shares of the copies add up."""
+"""Partial(max) and (min) made of a replicated value: every copy attains the extremum, and gradients add up."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ def made_pending(op, dims):
 @pytest.mark.parametrize("op", ["max", "min"])
 @pytest.mark.untraced
 def test_a_fresh_extremum_is_the_identity(platform_name, op, dims, mesh):
-    """A value made Partial(max) or Partial(min) and reduced again keeps its true gradient: one, not one per copy."""
+    """A value made Partial(max) or (min) and reduced again has its true gradient, not one per copy."""
     values = np.random.default_rng(3).standard_normal((5, 3))
     report = check_function(made_pending(op, dims), [values], mesh, platform=platform_name, partial=("sum", op))
     assert report.ok, report.wrong[:3]
@@ -54,7 +54,7 @@ def joining(name, platform):
 @pytest.mark.parametrize("name", ["cat", "stack"])
 @pytest.mark.untraced
 def test_joining_what_is_pending_with_what_is_not(platform_name, name, op, mesh):
-    """Cat and stack of a pending extremum with a replicated, sharded or pending tensor have the plain gradients."""
+    """Cat and stack of Partial(max) or (min) with tensors of any placement have the plain gradients."""
     rng = np.random.default_rng(4)
     x, y = rng.standard_normal((5, 3)), rng.standard_normal((5, 3))
     every = all_placements(2, len(mesh), partial=(op,))
@@ -68,7 +68,7 @@ def test_joining_what_is_pending_with_what_is_not(platform_name, name, op, mesh)
 
 @pytest.mark.platforms("torch")
 def test_a_gradient_that_is_not_finite_stays_with_the_winner():
-    """Where the winner's gradient is infinite or no number, ranks that lost get zero, as they would without it."""
+    """Ranks that did not attain the extremum get zero gradient, also where the winner's is infinite or NaN."""
     import torch
 
     def body():

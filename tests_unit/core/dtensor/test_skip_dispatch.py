@@ -31,7 +31,7 @@ def rows(world=2):
 
 @both
 def test_inside_operations_are_local_and_after_it_they_are_not(platform_name):
-    """Sums are of this rank's rows inside, of all rows outside; an exception closes the block too."""
+    """Sums are over local rows inside and over all rows outside of the block; an exception leaves it too."""
 
     def body():
         x = rows()
@@ -49,7 +49,7 @@ def test_inside_operations_are_local_and_after_it_they_are_not(platform_name):
 
 @both
 def test_named_operators_are_dispatched(platform_name):
-    """`no_skip` names operators that act on the whole as always; the innermost block counts."""
+    """Operators named in `no_skip` act on the global tensor; the innermost block counts."""
 
     def body():
         x = rows()
@@ -66,7 +66,7 @@ def test_named_operators_are_dispatched(platform_name):
 
 @both
 def test_detach_is_an_operation_too(platform_name):
-    """Inside, `detach` gives this rank's piece, unless it is named."""
+    """Inside the block `detach` returns this rank's local shard, unless it is named."""
 
     def body():
         x = rows()
@@ -99,7 +99,7 @@ def test_operators_are_named_by_object_too():
 
 @torch_only
 def test_a_piece_does_not_meet_a_dtensor_unnoticed():
-    """What an operation inside returned is plain, and refused by an operator that is dispatched."""
+    """A dispatched operator refuses the plain result of an operation inside the block."""
 
     def body():
         x = rows()
@@ -114,7 +114,7 @@ def test_a_piece_does_not_meet_a_dtensor_unnoticed():
 
 @torch_only
 def test_writing_in_place_writes_the_piece():
-    """The DTensor comes back, with its piece changed; views kept from before are forgotten."""
+    """An in-place write changes the local tensor, returns the DTensor, and drops cached views."""
 
     def body():
         x = rows()
@@ -128,7 +128,7 @@ def test_writing_in_place_writes_the_piece():
 
 @torch_only
 def test_functions_without_a_rule_run_locally():
-    """What has no rule is refused outside and runs inside; gradients flow as in local code."""
+    """A function without a rule is refused outside the block and runs locally inside, gradients included."""
     import torch
 
     def body():
@@ -177,7 +177,7 @@ def test_blocks_hold_for_one_thread_and_one_task():
 
 @torch_only
 def test_what_is_composed_of_others_is_called_as_it_was_written():
-    """Each function that is served by calls of others runs itself on local tensors: nothing else is asked of them."""
+    """Inside the block a composed function is called as it is on local tensors, without its decomposition."""
     from hyper_parallel.core.shard.entry import OpEntry
     from hyper_parallel.platform.torch.intercept import interception
     from hyper_parallel.platform.torch.ops import registry
@@ -201,7 +201,7 @@ def test_what_is_composed_of_others_is_called_as_it_was_written():
 
 @torch_only
 def test_results_of_composed_functions_are_of_this_ranks_piece():
-    """Sizes that depend on values, indices, casts and in-place options: as on the local tensor, which is written."""
+    """Sizes that depend on values, indices, casts and in-place options act on the local tensor."""
     import torch
     from torch.nn import functional
 
@@ -235,7 +235,7 @@ def test_results_of_composed_functions_are_of_this_ranks_piece():
 
 @both
 def test_a_named_operator_is_dispatched_with_all_that_it_is_made_of(platform_name):
-    """An operator that is several others acts on the whole when it is named, not on pieces inside."""
+    """A named operator that is composed of others acts on the global tensor, not on local shards."""
 
     def body(named):
         import numpy as np
@@ -253,7 +253,7 @@ def test_a_named_operator_is_dispatched_with_all_that_it_is_made_of(platform_nam
 
 @pytest.mark.platforms("mindspore")
 def test_primitives_without_a_rule_run_locally():
-    """What MindSpore wrote in Python around a primitive runs on the pieces too, and can be assigned to."""
+    """MindSpore's Python wrappers of primitives run on local shards too, and results can be assigned to."""
 
     def body():
         from mindspore import Tensor, ops

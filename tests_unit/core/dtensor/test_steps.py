@@ -19,7 +19,7 @@ KINDS = {steps.Slice, steps.AllGather, steps.ReduceScatter, steps.AllReduce, ste
 
 
 def every_step(dense, mesh, shape, rank):
-    """Every step that a search could take between any two layouts, in an order that all ranks share."""
+    """Every step between any two layouts, in the same order on all ranks."""
     grid = dense.grid(mesh, rank)
     layouts = dense.every_layout(grid, shape)
     results = {}
@@ -37,7 +37,7 @@ def every_step(dense, mesh, shape, rank):
 
 @pytest.mark.parametrize("mesh, shape", WORLDS)
 def test_each_step_alone_keeps_the_value(dense, mesh, shape):
-    """Every step of every kind, chosen by a plan or not, turns locals of its source into locals of its target."""
+    """Every step, chosen by a plan or not, turns local tensors of its source layout into those of its target."""
     import torch
 
     seen = every_step(dense, mesh, shape, 0)
@@ -70,7 +70,7 @@ def test_a_step_prints_itself(dense):
 
 
 def test_steps_know_their_price(dense):
-    """The price of a step is what its worst rank receives and waits for: (7, 5) over four ranks."""
+    """The cost of a step is what its worst rank receives and waits for: (7, 5) over four ranks."""
     grid = dense.grid((4,))
     rows, whole = Layout.of(grid, [(0,), ()], (), (7, 5)), Layout.of(grid, [(), ()], (), (7, 5))
     columns, summed = Layout.of(grid, [(), (0,)], (), (7, 5)), Layout.of(grid, [(), ()], [(0, "sum")], (7, 5))

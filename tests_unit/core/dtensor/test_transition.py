@@ -21,7 +21,7 @@ def between(dense, mesh, source, target, shape, varying=()):
 
 
 def names(steps):
-    """What a plan does, in order."""
+    """The names of a plan's steps, in order."""
     return [step.collective or type(step).__name__ for step in steps.steps]
 
 
@@ -46,14 +46,14 @@ def names(steps):
 @pytest.mark.parametrize("ranks", [2, 3, 4])
 @pytest.mark.parametrize("shape", [(7, 5), (1024, 96)])
 def test_every_row_of_the_gradient_contract(dense, source, target, varying, forward, backward, ranks, shape):
-    """Each change of placement communicates as the table in the algebra says, forward and backward."""
+    """Each change of placement communicates as in the table of the algebra, forward and backward."""
     steps = between(dense, (ranks,), source, target, shape, varying)
     assert names(steps) == forward
     assert names(steps.adjoint) == backward
 
 
 def minimum(dense, source, target):
-    """Elements that must be received in total, counted element by element; see the performance notes."""
+    """The number of elements that must be received in total, counted one by one; see the performance notes."""
     shape = source.mesh.shape
     kept = {axis for axis, _ in target.partials}
     reduced = [axis for axis, _ in source.partials if axis not in kept]
@@ -74,12 +74,12 @@ def minimum(dense, source, target):
 
 
 def inside(index, box):
-    """True when the box holds the index."""
+    """Return True if the box holds the index."""
     return all(part.start <= i < part.stop for i, part in zip(index, box, strict=True))
 
 
 def received(steps):
-    """Elements that all ranks together receive."""
+    """The number of elements that all ranks together receive."""
     transition = 0
     for step in steps.steps:
         transition += sum(
@@ -110,7 +110,7 @@ def test_bytes_reach_the_minimum(dense, mesh, source, target, shape):
 
 @pytest.mark.parametrize("mesh", [(2,), (4,)])
 def test_bytes_reach_the_minimum_uneven(dense, mesh):
-    """An uneven shard costs no padding: (7, 5) from rows to columns moves exactly what is lacking."""
+    """Uneven shards are sent without padding: (7, 5) from rows to columns moves exactly the missing elements."""
     steps = between(dense, mesh, [S0], [S1], (7, 5))
     assert received(steps) == minimum(dense, steps.source, steps.target)
 
@@ -127,7 +127,7 @@ def test_shard_to_shard_always_reaches_the_minimum(dense, mesh):
 
 @pytest.mark.untraced
 def test_collectives_over_a_thousand_ranks_are_planned_at_once(dense):
-    """No plan lists who sends what to whom: of a thousand ranks these would be a million routes, and seconds each."""
+    """Plans over a thousand ranks do not list the million pairs of senders and receivers."""
     started = time.process_time()
     for source, target, wanted in (
         ([S0], [R], "all_gather"), ([P], [S0], "reduce_scatter"), ([S0], [S1], "all_to_all"), ([P], [R], "all_reduce"),
@@ -137,7 +137,7 @@ def test_collectives_over_a_thousand_ranks_are_planned_at_once(dense):
 
 
 def test_cost_is_the_worst_ranks(dense):
-    """A plan's price is what its worst rank receives: rows to columns of (7, 5) over two ranks."""
+    """The cost of a plan is what its worst rank receives: rows to columns of (7, 5) over two ranks."""
     steps = between(dense, (2,), [S0], [S1], (7, 5))
     assert steps.cost(4) == Cost(bytes=36, messages=1, launches=1)
     assert steps.cost(4).seconds == pytest.approx(36e-10 + 3e-9)
@@ -158,7 +158,7 @@ def test_order_of_axes_is_data(dense):
 
 
 def test_plans_are_cached_by_identity(dense):
-    """The same question has the same answer object, and a plan is the adjoint of its adjoint."""
+    """Equal requests return the same plan object, and a plan is the adjoint of its adjoint."""
     first = between(dense, (2, 2), [S0, P], [R, S0], (7, 5))
     assert first is between(dense, (2, 2), [S0, P], [R, S0], (7, 5))
     assert first.adjoint.adjoint is first
@@ -176,7 +176,7 @@ def test_gradients_live_in_dual_layouts(dense, mesh):
 
 
 def test_every_rank_makes_the_same_plan(dense):
-    """Plans depend on layouts only: ranks that look from different places choose the same steps."""
+    """Plans depend on layouts only: all ranks choose the same steps."""
     layouts = dense.every_layout(dense.grid((2, 3)), (5, 3))
     for source, target in itertools.islice(itertools.product(layouts, layouts), 0, None, 7):
         mine = plan_transition(source, target)
@@ -192,14 +192,14 @@ def test_an_axis_of_size_one_costs_nothing(dense):
 
 
 def test_a_partial_axis_that_stays_is_not_touched(dense):
-    """What is summed along one axis stays summed along it while another axis moves."""
+    """A partial axis stays partial while another axis moves."""
     steps = between(dense, (2, 2), [P, S0], [P, S1], (8, 8))
     assert steps.steps
     assert all(step.source.is_partial(0) and step.target.is_partial(0) and step.axes == (1,) for step in steps.steps)
 
 
 def test_repr_shows_the_steps(dense):
-    """A plan prints its steps in the one notation."""
+    """The repr of a plan shows its steps in layout notation."""
     assert repr(between(dense, (2,), [S0], [R], (7, 5))) == (
         "Transition([7@a, 5] -> [7, 5]: all_gather over a: [7@a, 5] -> [7, 5])"
     )
@@ -207,7 +207,7 @@ def test_repr_shows_the_steps(dense):
 
 
 def test_gathers_along_tells_whether_a_gradient_may_skip_a_gather(dense):
-    """gathers_along holds where a varying axis was sharded in the source, and nowhere else."""
+    """gathers_along is true exactly where a varying axis was sharded in the source."""
     steps = between(dense, (2, 2), [S0, P], [R, R], (8, 8))
     assert steps.gathers_along((0,))
     assert not steps.gathers_along((1,))
@@ -215,7 +215,7 @@ def test_gathers_along_tells_whether_a_gradient_may_skip_a_gather(dense):
 
 
 class TestErrors:
-    """What cannot be planned says so."""
+    """Transitions that cannot be planned raise an error with the reason."""
 
     def test_meshes_differ(self, dense):
         """Layouts on two meshes have no transition."""
@@ -236,13 +236,13 @@ class TestErrors:
         assert str(caught.value) == ("redistribute: shapes of source [4@a] and target [5] must be known and equal")
 
     def test_varying_axis_is_not_replicated(self, dense):
-        """A consumer differs along an axis only where the target is replicated along it."""
+        """A varying axis must be replicated in the target."""
         with pytest.raises(LayoutError) as caught:
             between(dense, (2,), [R], [S0], (4,), (0,))
         assert str(caught.value) == "redistribute: varying axis a must be replicated in the target [4@a]"
 
     def test_reductions_that_do_not_commute(self, dense):
-        """A sum of maxima is not a maximum of sums, so neither is guessed."""
+        """Sums and maxima along two axes do not commute, so reducing both is refused."""
         with pytest.raises(LayoutError) as caught:
             between(dense, (2, 2), [P, Partial("max")], [R, R], (4,))
         assert str(caught.value) == (
@@ -251,7 +251,7 @@ class TestErrors:
         )
 
     def test_nonlinear_plans_have_no_adjoint(self, dense):
-        """The gradient of a maximum depends on values; only its linear rest has an adjoint."""
+        """A plan through Partial(max) has no adjoint, since its gradient depends on values."""
         steps = between(dense, (2,), [Partial("max")], [S0], (4,))
         assert steps.linear.adjoint.target.is_replicated
         with pytest.raises(LayoutError, match="is not linear and has no adjoint"):

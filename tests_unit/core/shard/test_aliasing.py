@@ -1,4 +1,4 @@
-"""Operators that compute nothing: their results share storage with the input where the framework's own do."""
+"""Results of operators that only alias share storage with the input exactly where the framework's own do."""
 
 from __future__ import annotations
 
@@ -83,7 +83,7 @@ def is_shared(function, x):
 
 
 def on_rank(platform_name):
-    """Per spelling and placement whether storage is shared."""
+    """For each spelling and placement, whether storage is shared."""
     platform = platform_named(platform_name)
     mesh = init_device_mesh("cpu", (platform.transport().world_size,), mesh_dim_names=("tp",))
     return {
@@ -181,7 +181,7 @@ WRITES = {
 @pytest.mark.platforms("torch")
 @pytest.mark.parametrize("write", WRITES)
 def test_a_gradient_passes_what_was_written_after_a_gather(write):
-    """A write into a gathered tensor, through a view or its local tensor too, takes part in its backward."""
+    """A write into a gathered tensor, also through a view or its local tensor, takes part in backward."""
     import torch
 
     values = torch.tensor([1.0, 2.0, 5.0], dtype=torch.float64)

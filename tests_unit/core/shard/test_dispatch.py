@@ -60,7 +60,7 @@ def text_of(kind, function):
 
 @pytest.mark.parametrize("world", [2, 3])
 def test_plans_are_right_for_every_scalar_of_their_key(world):
-    """One plan serves scalars of one type; values, types, signs of zero and NaN come from the present call."""
+    """One plan serves scalars of one type; values, signs of zero and NaN come from the current call."""
     import torch
 
     x = values(5, 3)

@@ -26,7 +26,7 @@ def test_arguments_by_name(args, kwargs, wanted):
     ((1, 2, 3), {}), ((1, (2, 3)), {}), ((1, [2, 3]), {}), ((1,), {"shape": (2, 3)}), ((1,), {"shape": [2, 3]}),
 ])  # fmt: skip
 def test_a_starred_parameter_takes_both_forms(args, kwargs):
-    """Sizes come one by one, as a sequence or by name, and are one tuple."""
+    """Sizes given separately, as a sequence or by name are bound as one tuple."""
     assert Binder("x, *shape").bind(args, kwargs) == {"x": 1, "shape": (2, 3)}
 
 
@@ -37,7 +37,7 @@ def test_a_starred_parameter_takes_both_forms(args, kwargs):
     ((1,), {"x": 2}, "multiple values for argument 'x'"),
 ])  # fmt: skip
 def test_calls_that_do_not_fit(args, kwargs, text):
-    """A call that does not fit is Python's own TypeError."""
+    """A call that does not fit raises Python's own TypeError."""
     with pytest.raises(TypeError) as caught:
         Binder("x, y=None").bind(args, kwargs)
     assert str(caught.value) == text

@@ -24,7 +24,7 @@ def entry_of(strategies, func, signature="x", **options):
 
 
 def run(entry, *args, **kwargs):
-    """Dispatch ``args``, global tensors sharded by rows, on two ranks; the results' global values or error texts."""
+    """Dispatch ``args`` sharded by rows on two ranks; return the results' global values or error texts."""
 
     def on_rank():
         import torch
@@ -85,7 +85,7 @@ def test_operands_in_lists_and_by_name():
 
 @pytest.mark.platforms("torch")
 def test_replaced_arguments_reach_the_canonical_operator():
-    """Arguments that localize replaces are passed on; scalars that the key lacks come from the present call."""
+    """Arguments that localize replaces are passed on; scalars outside the key come from the current call."""
     import torch
 
     def strategies(call):

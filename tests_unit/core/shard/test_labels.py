@@ -64,7 +64,7 @@ def test_broadcasting():
 
 @pytest.mark.parametrize("shapes, shape", [(((0,), (1,)), (0,)), (((1,), (1,)), (1,)), (((2, 0), ()), (2, 0))])
 def test_broadcasting_of_empty_and_single(shapes, shape):
-    """Size 1 stretches to size 0, and stays 1 among other ones."""
+    """Size 1 broadcasts to size 0, and stays 1 among sizes of 1."""
     assert broadcast_labels(shapes)[2] == shape
 
 
@@ -83,7 +83,7 @@ def call_of(**shapes):
 
 
 def test_leading_dims_run_through_and_brackets_stay_whole():
-    """Leading dims broadcast; a bare letter may be sharded wherever it stands."""
+    """Leading dims broadcast; a dim without brackets may be sharded at any position."""
     strategies = pattern(call_of(x=(4, 2, 3), tau=(1, 5)), "x ...[m][n], tau ...k -> ...[m]k", each=("tau",))
     assert strategies.outputs == ((4, 2, 5),)
     assert rows_of(strategies) == [
@@ -130,7 +130,7 @@ def test_an_operand_that_was_not_given_drops_out():
     ],
 )
 def test_operands_that_do_not_fit_are_named(shapes, message):
-    """The message says which operand, and what it lacks."""
+    """The error for an operand that does not fit names it and the mismatch."""
     with pytest.raises(ValueError, match=r".") as caught:
         pattern(call_of(**shapes), "x ...[n][n], y [n] -> ...")
     assert str(caught.value) == message

@@ -27,7 +27,7 @@ def rule_of(answer):
 
 
 def test_a_plan_holds_the_choice_and_the_local_call():
-    """A plan chooses layouts first, and then asks the rule how the local call differs."""
+    """A plan first chooses layouts and then calls the rule's localize for the local call."""
     asked = []
 
     def localize(call, targets, outputs):
@@ -85,5 +85,5 @@ def test_in_place_that_would_move():
 
 
 def test_describe_is_the_one_notation():
-    """A call is written with its operands in the one notation."""
+    """The description of a call shows its operands in layout notation."""
     assert describe(call_of((S0, S0), (R, P))) == "op(x=f32[6@dp@tp, 2], y=f32[6, 2] + Partial(sum)@tp)"

@@ -1,4 +1,4 @@
-"""Every rule once, in the quickest way; the exhaustive tests in rules/ check each many times, untraced."""
+"""One quick check of every rule; the tests in rules/ are exhaustive and untraced."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ WHOLE = Effort(meshes=((2,),), rule_level=False, **MANY)  # what is made of othe
 
 
 def swept(name, platform):
-    """Outcome of one operator on two ranks."""
+    """The outcome of an operator on two ranks."""
     effort = ROWS if isinstance(find_rule(name), Rule) else WHOLE
     return sweep_operator(platform, name, effort).outcome
 
@@ -31,7 +31,7 @@ def test_every_rule_holds_on_two_ranks():
 
 
 def normal(*shape):
-    """Numbers of both signs."""
+    """Random numbers of both signs."""
     return np.random.default_rng(3).standard_normal(shape).astype(np.float32)
 
 

@@ -21,12 +21,12 @@ def call_of(*placed):
 
 
 def same(*rows, shape=(12, 12), **conditions):
-    """Strategies of an operator of one operand, whose output is like it."""
+    """Strategies of an operator with one operand, whose output has its layout."""
     return Strategies(tuple(Row((placement,), (placement,), **conditions) for placement in rows), (shape,))
 
 
 def test_operands_stay_where_they_are_if_a_row_allows():
-    """A row that moves nothing wins, per axis."""
+    """Along each axis a row that moves nothing is chosen."""
     choice = choose(call_of(([S0, S1], (12, 12))), same(R, S0, S1))
     assert choice.targets[0].placements == choice.outputs[0].placements == (S0, S1)
     assert choice.varying == ((),)
@@ -79,7 +79,7 @@ def test_conditions_count_what_other_axes_cut():
 
 
 def test_what_is_written_never_moves():
-    """An in-place call keeps its first operand's layout, order included, or has no choice."""
+    """An in-place call keeps its first operand's layout, order included, or has no strategy."""
     call = call_of(([R, S0], (12, 12)))
     assert choose(call, same(R, S1), in_place=True) is None
     assert choose(call, same(R, S0), in_place=True).outputs[0] is call.operands[0].layout

@@ -17,7 +17,7 @@ def gradients(twin):
 
 
 def parameters(twin, mesh):
-    """Parameters of many layouts, on the mesh and on one axis of it, DTensors and a plain one."""
+    """Parameters of many layouts: DTensors on the mesh and on one of its axes, and a plain one."""
     import torch
 
     homes = {
@@ -62,7 +62,7 @@ def test_the_norm_is_the_global_one_and_gradients_are_scaled(twin, order, grid, 
 
 
 def test_a_pending_reduction_is_done_first(twin):
-    """The norm of partial values is not the sum of norms; a partial gradient, given as it is, is reduced."""
+    """A partial gradient is reduced before its norm is taken."""
 
     def rank(mesh):
         from hyper_parallel.core.tensor_parallel import clip
@@ -101,7 +101,7 @@ def test_infinite_norms_are_refused_before_anything_is_scaled(twin):
 
 
 def test_empty_pieces_and_missing_gradients(twin):
-    """A rank that holds nothing contributes nothing, and no gradient is no norm."""
+    """Empty shards contribute nothing, and the norm of no gradients is zero."""
     import torch
 
     def rank(mesh):

@@ -1,4 +1,4 @@
-"""The gradients that a distributed run may get wrong: each is the dense one, on every rank, with no factor.
+"""Gradients of a distributed run equal the dense ones on every rank, with no factor.
 
 Every function runs on both frameworks in float64, under random cotangents; compared are the outputs and the gradients
 of every input and every parameter, each in the layout that the gradient contract gives it, within 64 units in the last
@@ -21,7 +21,7 @@ EPS = 1e-5
 
 
 def torch_functions():
-    """What the cases call, as PyTorch spells it."""
+    """The functions of the cases, from PyTorch."""
     import torch
     from torch.nn import functional
 
@@ -34,7 +34,7 @@ def torch_functions():
 
 
 def mindspore_functions():
-    """What the cases call, as MindSpore spells it and runs it in float64 on CPU."""
+    """The functions of the cases, from MindSpore, as they run in float64 on CPU."""
     from mindspore import mint, ops
 
     return SimpleNamespace(
@@ -83,7 +83,7 @@ def mlp(functions, x, w1, b1, w2, b2):
 
 @MESHES
 def test_column_then_row_of_uneven_widths(platform_name, mesh):
-    """Widths 7, 10 and 5 that divide by no mesh; two axes are data x tensor, or both tensor."""
+    """Column and row parallel layers with widths that divide by no mesh have the dense gradients."""
     arrays = sample((5, 7), (10, 7), (10,), (5, 10), (5,))
     column, row = [(R, S0), (S0, S0)], [(R, S1), (S1, S1)]
     check(platform_name, mlp, arrays, mesh, [[(R, R), (S0, R)], column, [(R, S0)], row, [(R, R)]])
@@ -91,7 +91,7 @@ def test_column_then_row_of_uneven_widths(platform_name, mesh):
 
 @MESHES
 def test_column_then_row_of_a_sharded_sequence(platform_name, mesh):
-    """The same between shards of a sequence of 5: gathered before, every weight's gradient whole or a true shard."""
+    """Column and row parallel layers between sequence shards have the dense gradients."""
     arrays = sample((2, 5, 7), (10, 7), (10,), (5, 10), (5,), seed=1)
     check(
         platform_name,
@@ -103,7 +103,7 @@ def test_column_then_row_of_a_sharded_sequence(platform_name, mesh):
 
 
 def batch(functions, x, w, b):
-    """A layer's output, and the mean over the batch of its squares."""
+    """A layer's output, and the mean of its squares over the batch."""
     y = functions.tanh(functions.linear(x, w, b))
     return y, (y * y).mean()
 
@@ -111,26 +111,26 @@ def batch(functions, x, w, b):
 @MESHES
 @pytest.mark.parametrize("size", [7, 1], ids=["uneven", "empty on most ranks"])
 def test_data_parallel_of_an_uneven_batch(platform_name, mesh, size):
-    """A batch that divides by no mesh: its mean weighs samples, not ranks, and so do the replicated weights' sums."""
+    """The mean over an uneven batch weighs samples, not ranks, and so do gradients of replicated weights."""
     arrays = sample((size, 3), (4, 3), (4,), seed=2)
     check(platform_name, batch, arrays, mesh, [[(S0, S0), (R, S0), (S0, R)], [(R, R)], [(R, R)]])
 
 
 @MESHES
 def test_data_parallel_of_averages(platform_name, mesh):
-    """A batch held as a partial sum or as shards, against sharded weights (FSDP's storage)."""
+    """A batch that is Partial or sharded, with weights sharded as in FSDP, has the dense gradients."""
     arrays = sample((7, 3), (4, 3), (4,), seed=3)
     check(platform_name, batch, arrays, mesh, [[(S0, S0), (R, P)], [(S0, S0), (R, S1)], [(S0, S0)]])
 
 
 def layer_norm(functions, x, weight, bias):
-    """Layer norm written out."""
+    """Layer norm as a formula."""
     centered = x - x.mean(-1, keepdim=True)
     return centered * functions.rsqrt((centered * centered).mean(-1, keepdim=True) + EPS) * weight + bias
 
 
 def rms_norm(functions, x, weight):
-    """Root-mean-square norm written out."""
+    """Root-mean-square norm as a formula."""
     return x * functions.rsqrt((x * x).mean(-1, keepdim=True) + EPS) * weight
 
 
@@ -139,25 +139,25 @@ SEQUENCES = [(S1, S1), (S0, S1), (R, S1), (S1, S0)]
 
 @MESHES
 def test_layer_norm_of_a_sharded_sequence(platform_name, mesh):
-    """A sharded sequence of 5: the replicated weight and bias get the sum over all ranks' positions."""
+    """On a sharded sequence the gradients of replicated weight and bias are summed over all positions."""
     check(platform_name, layer_norm, sample((2, 5, 7), (7,), (7,), seed=4), mesh, [SEQUENCES, [(R, R)], [(R, R)]])
 
 
 @MESHES
 def test_rms_norm_of_a_sharded_sequence(platform_name, mesh):
-    """The same without a bias, and with the normed dim itself sharded."""
+    """RMS norm of a sharded sequence, and of a sharded normed dim, has the dense gradients."""
     tries = [[*SEQUENCES, (S2, S1), (S1, S2)], [(R, R)]]
     check(platform_name, rms_norm, sample((2, 5, 7), (7,), seed=5), mesh, tries)
 
 
 def block(functions, x, weight, bias, w1, b1, w2, b2):
-    """A norm, an MLP and a residual: one tensor used twice."""
+    """A norm, an MLP and a residual, so that a tensor is used twice."""
     return x + mlp(functions, layer_norm(functions, x, weight, bias), w1, b1, w2, b2)
 
 
 @MESHES
 def test_norm_before_tensor_parallel(platform_name, mesh):
-    """A block under sequence and tensor parallelism: every parameter, through the gather, the reduction and around."""
+    """A block under sequence and tensor parallelism has the dense gradient of every parameter."""
     arrays = sample((2, 5, 7), (7,), (7,), (10, 7), (10,), (7, 10), (7,), seed=6)
     tries = [[(S0, S1), (S1, S1)], [(R, R)], [(R, R)], [(R, S0)], [(R, S0)], [(R, S1)], [(R, R)]]
     check(platform_name, block, arrays, mesh, tries)
@@ -176,7 +176,7 @@ def test_row_wise_bias(platform_name, mesh):
 
 @MESHES
 def test_embedding_of_an_uneven_vocabulary(platform_name, mesh):
-    """A sharded vocabulary of 11: rows used twice collect both cotangents, rows of other ranks none."""
+    """An embedding with an uneven sharded vocabulary adds up gradients of rows that are used twice."""
     ids = np.array([[0, 10, 5, 5, 3], [7, 0, 8, 4, 10], [1, 6, 5, 9, 3]], dtype=np.int64)
     tries = [[(R, R), (S0, R), (S0, S1)], [(R, S0), (S0, S0), (S0, R), (S0, S1)]]
 

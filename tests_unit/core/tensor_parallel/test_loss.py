@@ -62,7 +62,7 @@ def test_the_loss_of_sharded_logits_is_the_dense_one(twin, options, world, plain
 
 @pytest.mark.parametrize("grid", [(2, 2), (2, 3)])
 def test_rows_over_dp_and_classes_over_tp(twin, grid):
-    """The mean is over all rows, however unevenly dp holds them; class weights are understood."""
+    """The mean loss is over all rows, also if uneven over dp, and class weights apply."""
     import torch.nn.functional as F
 
     weight = twin.random(10, seed=5).abs()
@@ -82,7 +82,7 @@ def test_rows_over_dp_and_classes_over_tp(twin, grid):
 
 @pytest.mark.parametrize("world", [2, 3])
 def test_a_model_trains_with_its_loss_in_parallel(twin, world):
-    """Embedding by rows, tied head by columns, loss over the sharded vocabulary: every gradient is the dense one."""
+    """A model with tied embedding and head and a sharded-vocabulary loss has the dense gradients."""
     import torch
     import torch.nn.functional as F
     from torch import nn

@@ -19,7 +19,7 @@ def arrays():
 
 
 def numpy_run(w1, b1, w2, b2, x, g):
-    """Output, and gradients of weights, biases and input, by hand."""
+    """Output, and gradients of weights, biases and input, in NumPy."""
     h = np.tanh(x @ w1.T + b1)
     dh = (g @ w2) * (1 - h * h)
     return h @ w2.T + b2, [dh.T @ x, dh.sum(0), g.T @ h, g.sum(0), dh @ w1]
@@ -72,7 +72,7 @@ def test_column_then_row_equals_numpy():
 
 
 def rank_clip(value):
-    """Norms of a sharded gradient and of what clipping left."""
+    """Norms of a sharded gradient and of the clipped one."""
     from mindspore import Tensor
 
     from hyper_parallel import Shard, clip_grad_norm_, distribute_tensor, init_device_mesh

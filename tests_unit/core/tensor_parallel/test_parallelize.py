@@ -96,7 +96,7 @@ def test_data_and_tensor_parallel_equals_dense(twin, grid, kind):
 
 @pytest.mark.parametrize("world", [2, 3, 4])
 def test_a_local_sequence_parallel_block_equals_dense(twin, world):
-    """Norm weights are whole and their gradient is too, though every rank sees a shard of an uneven sequence."""
+    """Norm weights and their gradients are replicated, although each rank has a shard of an uneven sequence."""
     ref = twin.Twin(twin.settle(twin.Block()), twin.random(2, 5, 7))
     plan = {
         "norm": SequenceParallel(),
@@ -139,7 +139,7 @@ def test_globs_nested_mappings_and_the_module_itself(twin):
 
 
 def test_the_current_mesh_is_the_default(twin):
-    """Without a mesh the one of ``with mesh:`` counts; without either, or without a module, the error says so."""
+    """The mesh defaults to that of ``with mesh:``; without either, or without a module, an error is raised."""
     from torch import nn
 
     def rank(mesh):
@@ -156,7 +156,7 @@ def test_the_current_mesh_is_the_default(twin):
 
 
 def test_values_come_from_the_source_rank(twin):
-    """Ranks that start with different weights end with those of ``src_data_rank``; None trusts each its own."""
+    """All ranks get the weights of ``src_data_rank``; with None each rank keeps its own."""
     import torch
     from torch import nn
 
@@ -205,7 +205,7 @@ def test_a_tied_weight_follows_its_only_styled_path(twin):
 
 
 def test_frozen_parameters_stay_frozen(twin):
-    """``requires_grad`` is part of a parameter."""
+    """parallelize_module keeps ``requires_grad`` of parameters."""
     from torch import nn
 
     def rank(mesh):
@@ -218,7 +218,7 @@ def test_frozen_parameters_stay_frozen(twin):
 
 
 def test_what_no_style_covers(twin):
-    """On one axis it stays plain; on several axes, where every activation is a DTensor, it is replicated."""
+    """A parameter without style stays plain on one axis and is replicated on several axes."""
 
     def rank(mesh):
         model = parallelize_module(twin.Block(), mesh, {"mlp": global_plan()})
@@ -229,7 +229,7 @@ def test_what_no_style_covers(twin):
 
 
 def test_a_style_written_for_pytorch_works(twin):
-    """A subclass with ``_apply`` alone is complete, and ``src_data_rank`` reaches it."""
+    """A subclass with only ``_apply`` works, and receives ``src_data_rank``."""
 
     class Mark(ParallelStyle):
         def _apply(self, module, device_mesh):
@@ -244,7 +244,7 @@ def test_a_style_written_for_pytorch_works(twin):
 
 
 def test_a_style_has_both_spellings(twin):
-    """PyTorch's own code calls ``_apply``; a style with ``apply`` answers to it."""
+    """A style with ``apply`` has ``_apply`` too, which PyTorch's own code calls."""
 
     class Mark(ParallelStyle):
         def apply(self, module, device_mesh):
@@ -254,7 +254,7 @@ def test_a_style_has_both_spellings(twin):
 
 
 def test_an_incomplete_style_cannot_be_made():
-    """ParallelStyle is abstract."""
+    """ParallelStyle is abstract: an incomplete subclass cannot be instantiated."""
 
     class Nothing(ParallelStyle):
         pass
@@ -264,7 +264,7 @@ def test_an_incomplete_style_cannot_be_made():
 
 
 def test_no_plan_is_a_warning(twin):
-    """As in PyTorch, nothing happens, and it is said."""
+    """Without a plan the module is unchanged and a warning is given, as in PyTorch."""
 
     def rank(mesh):
         with pytest.warns(UserWarning, match="no parallelize_plan given; the module stays as it is"):
@@ -294,7 +294,7 @@ def test_a_wrong_plan_touches_nothing(twin):
 
 
 def test_a_linear_left_whole_beside_sharded_ones_is_a_warning(twin):
-    """A plan may leave a layer whole, but hardly ever means to."""
+    """A replicated linear layer beside sharded ones gives a warning."""
 
     def rank(mesh):
         with pytest.warns(UserWarning, match="linear layer fc2 is left whole although layers beside it are sharded"):

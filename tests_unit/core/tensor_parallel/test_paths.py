@@ -24,7 +24,7 @@ def deep(twin, inner):
 
 
 def test_events_carry_the_path_of_the_module_that_runs(twin):
-    """Forward and backward events of a layer name it, however deep it is."""
+    """Forward and backward events of a layer have its path, at any depth."""
 
     def rank(mesh):
         model = twin.settle(deep(twin, twin.MLP()))
@@ -42,7 +42,7 @@ def test_events_carry_the_path_of_the_module_that_runs(twin):
 
 
 def test_nested_modules_restore_the_outer_path(twin):
-    """After a submodule the outer one runs again, also when the submodule raises."""
+    """After a submodule the outer path is restored, also when the submodule raises."""
     from torch import nn
 
     seen = []
@@ -81,7 +81,7 @@ def test_nested_modules_restore_the_outer_path(twin):
 
 
 def test_recording_that_begins_inside_a_forward(twin):
-    """Hooks that saw no beginning end nothing."""
+    """A log that is opened inside a forward does not break the stack of module paths."""
     from torch import nn
 
     class Recording(nn.Linear):

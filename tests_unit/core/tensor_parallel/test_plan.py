@@ -18,7 +18,7 @@ pytestmark = pytest.mark.platforms("torch")
 
 
 def attention(heads=4, kv_heads=2):
-    """Query, key, value and output projections, and a module that tells its heads."""
+    """Query, key, value and output projections, and a module with the number of heads."""
     from torch import nn
 
     class Attention(nn.Module):
@@ -39,12 +39,12 @@ PLAN = {
 
 
 def checked(twin, build, plan, world=2):
-    """The report of one rank."""
+    """The report of a rank."""
     return twin.on_mesh((world,), lambda mesh: check(build(), mesh, plan))[0]
 
 
 def test_a_fitting_plan_has_nothing_to_say(twin):
-    """No problem, no note, and nothing raised."""
+    """A fitting plan has no problem and no note, and raises nothing."""
     report = checked(twin, attention, PLAN)
     assert (report.problems, report.notes) == ((), ())
     report.raise_problems()
@@ -71,13 +71,13 @@ def test_heads_do_not_matter_where_attention_is_whole(twin):
     ("layers.*.attn.wq.x", "children of layers.0.attn.wq: none"),
 ])  # fmt: skip
 def test_an_unmatched_pattern_shows_what_there_is(twin, pattern, hint):
-    """A misspelt key is a problem, and the children where it went wrong are listed."""
+    """A misspelt key is a problem, and the children at the mismatch are listed."""
     report = checked(twin, attention, {pattern: ColwiseParallel()})
     assert report.problems == (f"{pattern!r} (ColwiseParallel) matches no module; {hint}",)
 
 
 def test_tied_weights_with_conflicting_layouts(twin):
-    """Both paths and both layouts are named."""
+    """Tied weights with conflicting layouts are a problem that names both paths and layouts."""
     from torch import nn
 
     def build():
@@ -157,14 +157,14 @@ def test_a_layer_whose_weight_is_computed(twin):
     ({0: ColwiseParallel()}, "parallelize_plan: a path must be a str such as 'layers.0', got 0"),
 ])  # fmt: skip
 def test_what_is_no_plan(twin, plan, message):
-    """A TypeError, as in PyTorch, that says where."""
+    """A plan of a wrong type raises a TypeError with its path, as in PyTorch."""
     with pytest.raises(TypeError) as caught:
         matches(twin.MLP(), plan)
     assert str(caught.value) == message
 
 
 def test_globs_match_segment_by_segment(twin):
-    """A star does not cross a dot, and case counts."""
+    """In a glob a star does not match a dot, and case matters."""
     matched = matches(attention(), {"layers.*.attn.w*": ColwiseParallel()})
     assert [match.path.rpartition(".")[2] for match in matched] == ["wq", "wk", "wv", "wo"]
     assert matches(attention(), {"layers.*": ColwiseParallel()})[0].path == "layers.0"
@@ -173,7 +173,7 @@ def test_globs_match_segment_by_segment(twin):
 
 
 def test_a_layer_is_parallelized_once(twin):
-    """A second style on a layer would convert its input and output twice."""
+    """A second style on a layer is refused, since it would convert inputs and outputs twice."""
     from hyper_parallel import parallelize_module
 
     def rank(mesh):

@@ -1,4 +1,4 @@
-"""A model and its dense twin: the twin runs on one device, and every number of the parallel one must be the twin's."""
+"""A model and its dense twin: the parallel model must have the values of the twin on one device."""
 
 from __future__ import annotations
 
@@ -17,12 +17,12 @@ OPTIMIZERS = {
 
 
 def random(*shape, seed=0):
-    """Normal values, f64, of a generator of their own."""
+    """Normal float64 values from a fresh generator."""
     return torch.randn(shape, generator=torch.Generator().manual_seed(seed), dtype=torch.float64)
 
 
 def settle(model, seed=7):
-    """Random values for every parameter, f64: no zero biases and no ones that hide an error."""
+    """Random float64 values for every parameter, since zeros and ones could hide an error."""
     model.double()
     with torch.no_grad():
         for index, parameter in enumerate(model.parameters()):
@@ -31,7 +31,7 @@ def settle(model, seed=7):
 
 
 class MLP(nn.Module):
-    """``width -> hidden -> out`` with a nonlinearity that is none of the ReLU's friendly ones."""
+    """``width -> hidden -> out`` with a smooth nonlinearity."""
 
     def __init__(self, width=7, hidden=10, out=5, bias=True):
         super().__init__()
@@ -45,7 +45,7 @@ class MLP(nn.Module):
 
 
 class Block(nn.Module):
-    """A norm, an MLP and a residual: what sequence parallel is for."""
+    """A norm, an MLP and a residual, as for sequence parallelism."""
 
     def __init__(self, width=7, hidden=10):
         super().__init__()
@@ -58,7 +58,7 @@ class Block(nn.Module):
 
 
 class Twin:
-    """The dense run, under random cotangents that no rank can see from its shard alone."""
+    """The dense run, under random cotangents of the global output."""
 
     def __init__(self, model, *inputs, seed=3):
         self.model = copy.deepcopy(model)
@@ -75,7 +75,7 @@ class Twin:
         return copy.deepcopy(self.fresh)
 
     def assert_gradients(self, model):
-        """Every gradient of ``model`` is the twin's, with no factor."""
+        """Assert that every gradient of ``model`` is the twin's, with no factor."""
         compared = 0
         for name, theirs in self.model.named_parameters(remove_duplicate=False):
             mine = dict(model.named_parameters(remove_duplicate=False))[name].grad
@@ -107,12 +107,12 @@ class Twin:
 
 
 def whole(value):
-    """A DTensor gathered, a plain tensor as it is."""
+    """The global value of a DTensor; a plain tensor unchanged."""
     return value.full_tensor() if isinstance(value, DTensor) else value
 
 
 def same(mine, theirs, what):
-    """Equal up to rounding in f64."""
+    """Assert equality up to rounding in float64."""
     torch.testing.assert_close(
         whole(mine).detach(), theirs.detach(), rtol=1e-10, atol=1e-10, msg=lambda text: f"{what}: {text}"
     )

@@ -88,7 +88,7 @@ def axpy():
 
 
 def sharded(mesh, place):
-    """A DTensor of four ones."""
+    """A sharded DTensor of four ones."""
     import torch
 
     layout = Layout.place(mesh, [place], (4,))
@@ -112,7 +112,7 @@ def text_of(kind, function):
     lambda x, y: ((), {"label": "given", "y": y, "x": x, "factor": 2.0}),
 ])  # fmt: skip
 def test_arguments_arrive_as_given(axpy, arguments):
-    """Positional or by name, in any order, on plain tensors and DTensors, forward and backward are the same."""
+    """Forward and backward are the same for positional and named arguments, on plain tensors and DTensors."""
     import torch
 
     x, y = torch.ones(4, requires_grad=True), torch.ones(4, requires_grad=True)
@@ -133,7 +133,7 @@ def test_arguments_arrive_as_given(axpy, arguments):
 
 @pytest.mark.parametrize("mesh", [(3,), (2, 2)])
 def test_the_librarys_rules_serve(mesh):
-    """Under a canonical name every layout gives the values and gradients of one device."""
+    """A DFunction with a canonical name has the values and gradients of one device for every layout."""
     import numpy as np
 
     x, y = np.random.default_rng(0).standard_normal((2, 5, 3))
@@ -214,7 +214,7 @@ def test_rules_that_replace_arguments_serve(mesh):
 
 @pytest.mark.parametrize("mesh", [(2,), (3,), (2, 2)])
 def test_arguments_of_its_own_reach_every_rank(mesh):
-    """Where the rule replaces arguments of the local call, those that only ``forward`` has arrive unchanged."""
+    """If the rule replaces arguments of the local call, those that only ``forward`` has arrive unchanged."""
     import numpy as np
     import torch
 

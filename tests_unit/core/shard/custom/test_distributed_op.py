@@ -58,7 +58,7 @@ class Rows(DistributedOp):
     """The output is laid out as ``x`` is."""
 
     def infer_layout(self, layouts, extra_args=None):
-        """As the first operand."""
+        """The layout of the first operand."""
         self.seen = (layouts, extra_args)
         return layouts[0]
 
@@ -105,7 +105,7 @@ def test_the_other_doors(register):
 
 
 def test_layouts_without_a_shape_are_even(register):
-    """A layout without a shape gets that of even shards; with uneven operands it is refused."""
+    """An output layout without a shape has that of even shards; with uneven operands it is refused."""
 
     class Bare(DistributedOp):
         def infer_layout(self, layouts, extra_args=None):  # noqa: ARG002 - the signature is the library's
@@ -121,7 +121,7 @@ def test_layouts_without_a_shape_are_even(register):
 
 
 def test_wrong_answers(register):
-    """A layout that the result contradicts, a result that is no layout and a missing method are errors."""
+    """A layout that contradicts the result, a result that is no layout and a missing method are errors."""
 
     class Wrong(DistributedOp):
         def infer_layout(self, layouts, extra_args=None):  # noqa: ARG002 - the signature is the library's

@@ -27,7 +27,7 @@ torch_only = pytest.mark.platforms("torch")
 
 
 def values(*shape, seed=0):
-    """Numbers of both signs."""
+    """Random numbers of both signs."""
     return np.random.default_rng(seed).uniform(-2.0, 2.0, shape)
 
 
@@ -49,14 +49,14 @@ def test_whole_operand_of_a_sharded_computation_has_its_gradient_summed(platform
 
 @both
 def test_contraction_leaves_a_sum_pending(platform_name):
-    """Shards along the contracted dim give partial values, declared as Partial."""
+    """Outputs of a contraction of sharded dims are declared Partial."""
     holds(platform_name, [Partial()], ([Shard(1)], [Shard(0)]), [(2, 7), (7, 4)], (3,))
 
 
 @both
 @pytest.mark.untraced
 def test_two_axes(platform_name):
-    """On a 2x2 mesh each axis is treated by itself."""
+    """On a 2x2 mesh each axis is treated independently."""
     entries = ([Shard(0), Replicate()], [Replicate(), Shard(1)])
     holds(platform_name, [Shard(0), Shard(1)], entries, [(5, 3), (3, 7)], (2, 2))
 
@@ -109,7 +109,7 @@ def test_nested_outputs_and_keywords():
 
 @torch_only
 def test_plain_call_is_the_function():
-    """Without a DTensor nothing is wrapped."""
+    """Without a DTensor operand the function is called unchanged."""
     import torch
 
     def body():
@@ -296,7 +296,7 @@ def test_output_that_is_a_dtensor():
 
 @torch_only
 def test_pieces_that_make_no_tensor():
-    """Sizes are exchanged, and local shards that do not follow the ceil rule are refused on every rank."""
+    """Local shards that do not follow the ceil rule are refused on every rank."""
 
     def body():
         mesh = init_device_mesh("cpu", (2,), mesh_dim_names=("tp",))
@@ -315,7 +315,7 @@ def test_pieces_that_make_no_tensor():
 
 @torch_only
 def test_sizes_that_depend_on_values():
-    """A later call whose local output has another size than the first is refused: other ranks could not know."""
+    """A later call whose local output has another size than the first is refused."""
 
     def body():
         mesh = init_device_mesh("cpu", (2,), mesh_dim_names=("tp",))
@@ -349,7 +349,7 @@ def test_another_mesh():
 
 @torch_only
 def test_a_write_into_an_operand_that_moved_is_refused():
-    """An operand is written in place where it did not move; the write into a moved one is refused."""
+    """An in-place write is allowed for an operand that did not move and refused for one that did."""
 
     def double(t):
         t *= 2
@@ -387,7 +387,7 @@ def test_whole_outputs_have_one_size():
 
 @torch_only
 def test_an_argument_that_differs_between_ranks_does_not_part_them():
-    """Every rank exchanges sizes in the same calls, whatever number, flag or text each one passes."""
+    """All ranks exchange sizes in the same calls, even if they pass different numbers, flags or texts."""
     import torch
 
     def body():

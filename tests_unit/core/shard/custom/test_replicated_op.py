@@ -28,13 +28,13 @@ def announced(function):
 
 
 def adds_quietly(x, total):
-    """Writes, with neither a name nor a schema that declares it."""
+    """Write in place with neither a name nor a schema that declares it."""
     total.add_(x.sum())
     return x.mul(2)
 
 
 def adds_up_(x, y):
-    """Writes, as its name declares."""
+    """Write in place, as the trailing underscore declares."""
     x.add_(y)
 
 

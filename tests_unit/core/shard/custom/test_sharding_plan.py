@@ -65,7 +65,7 @@ def test_trains_like_one_device(world):
 
 @pytest.mark.platforms("mindspore")
 def test_the_same_on_mindspore():
-    """A cell is laid out by the same plan, and its gradients are those of one device."""
+    """A MindSpore cell laid out by the same plan has the gradients of one device."""
 
     def body():
         import mindspore as ms

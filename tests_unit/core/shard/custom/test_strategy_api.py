@@ -37,7 +37,7 @@ torch_only = pytest.mark.platforms("torch")
 
 
 def values(*shape, seed=0):
-    """Numbers of both signs."""
+    """Random numbers of both signs."""
     return np.random.default_rng(seed).uniform(-2.0, 2.0, shape)
 
 
@@ -51,7 +51,7 @@ def registered(op):
 
 
 def pairwise(schema):
-    """For `x @ w`: x sharded by rows, w by columns, or both replicated."""
+    """Strategies of `x @ w`: x sharded by rows, w by columns, or both replicated."""
     x, w = schema.args_spec
     mesh, (rows, _), (_, columns) = x.mesh, x.shape, w.shape
     place = lambda placement, shape: Layout.place(mesh, [placement], shape)  # noqa: E731 - a table follows
@@ -290,7 +290,7 @@ def test_static_arguments_tell_calls_apart():
 
 @torch_only
 def test_an_operator_without_rule():
-    """The refusal of an unknown operator names it, the layouts seen and the fixes."""
+    """The error for an unknown operator names it, the layouts and the fixes."""
 
     def body():
         mesh = init_device_mesh("cpu", (2,), mesh_dim_names=("tp",))

@@ -1,4 +1,4 @@
-"""What tests of rules share: samples by shape, and the check of a function on many meshes."""
+"""Shared by tests of rules: samples by shape, and the check of a function on many meshes."""
 
 import numpy as np
 import pytest

@@ -71,7 +71,7 @@ UNDROPPED = {
 
 @pytest.mark.parametrize("name", UNDROPPED)
 def test_attention_with_dropout_is_attention(holds, name):
-    """In single steps and with nothing dropped it has the values and gradients of the plain call, masks included."""
+    """The composed attention without dropout has the values and gradients of the plain call, masks included."""
     options, *specs = UNDROPPED[name]
 
     def fn(*tensors):
@@ -124,7 +124,7 @@ def test_dropout_in_attention(ranks, name):
 
 
 def test_attention_drops_its_share():
-    """Kept weights are divided by the probability of keeping, so that the mean stays."""
+    """Kept weights are divided by the probability of keeping, so that the mean is unchanged."""
     from hyper_parallel.core.dtensor.mesh import init_device_mesh
     from hyper_parallel.verify.simulate import simulate
 
@@ -140,7 +140,7 @@ def test_attention_drops_its_share():
 
 
 def test_a_mask_and_causality_exclude_each_other(ranks):
-    """With dropout as without it."""
+    """A mask together with is_causal is refused, with dropout and without."""
 
     def run(mesh):
         q = DTensor.from_local(torch.ones(2, 3, 5), mesh, [Shard(0)])

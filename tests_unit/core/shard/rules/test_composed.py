@@ -47,7 +47,7 @@ COMPOSED = {
 @pytest.mark.parametrize("name", COMPOSED)
 @pytest.mark.untraced
 def test_composed(holds, name):
-    """A function whose parts alone have rules has the plain values and the plain gradients of every input."""
+    """A function composed of operators with rules has the plain values and gradients of every input."""
     holds(COMPOSED[name][0], *COMPOSED[name][1:], drawn={(2,): 16, (3,): 5, (2, 2): 4})
 
 
@@ -60,7 +60,7 @@ UNRULED = {
 
 @pytest.mark.parametrize("name", UNRULED)
 def test_right_or_refused(name):
-    """If a part has no rule, the call is refused by name, never wrong; replicated operands are computed."""
+    """If a part has no rule, sharded operands are refused by name and replicated ones are computed."""
     import numpy as np
 
     from hyper_parallel.verify.check import check_function

@@ -22,7 +22,7 @@ JOINS = {
 
 @pytest.mark.parametrize("name", JOINS)
 def test_joins(holds, name):
-    """Joined tensors meet in one layout; the joined dim is whole."""
+    """Concatenated tensors are brought to one layout in which the joined dim is whole."""
     holds(JOINS[name][0], *JOINS[name][1:])
 
 
@@ -41,13 +41,13 @@ SPLITS = {
 
 @pytest.mark.parametrize("name", SPLITS)
 def test_splits(holds, name):
-    """The dim that is split is whole; every part has the plain elements."""
+    """Every part of a split has the plain elements; the split dim is whole."""
     holds(SPLITS[name], (4, 5, 6))
 
 
 @pytest.mark.parametrize("join", [torch.cat, torch.stack, torch.vstack])
 def test_pending_extrema_are_reduced_before_they_join_complex_numbers(ranks, join):
-    """Complex numbers have no order: a pending maximum does not pass into a complex result."""
+    """Partial(max) is reduced before it is joined into a complex result, since complex numbers have no order."""
     numbers = torch.complex(torch.arange(6.0).reshape(2, 3) - 7, torch.arange(6.0).reshape(2, 3) * 2 - 9)
 
     def run(mesh):
@@ -96,5 +96,5 @@ BEYOND = {
 
 @pytest.mark.parametrize("name", BEYOND)
 def test_what_only_one_device_can_do_is_refused(refuses, name):
-    """What has no meaning for local shards is an error with its reason."""
+    """A call that has no meaning on local shards raises an error with the reason."""
     refuses(*BEYOND[name], plain_too=False)

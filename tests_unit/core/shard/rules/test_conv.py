@@ -41,7 +41,7 @@ def test_convolutions(holds, name):
 
 
 def test_what_a_convolution_costs(ranks):
-    """Sharded samples, output channels and whole groups cost nothing forward; input channels leave a sum pending."""
+    """Sharded samples, output channels and whole groups cost nothing forward; input channels give partial sums."""
 
     def run(mesh):
         def convolve(x, w, b, groups=1):
@@ -70,7 +70,7 @@ def test_what_a_convolution_costs(ranks):
 
 
 def test_a_convolution_that_does_not_fit_is_refused(ranks):
-    """Channels that the weight does not take, named with what it takes; a weight that is no DTensor."""
+    """A wrong number of channels and a weight that is no DTensor are refused with the expected ones."""
 
     def run(mesh):
         x = distribute_tensor(torch.randn(4, 3, 5, 5), mesh, [Shard(0)])

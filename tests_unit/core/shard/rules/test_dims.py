@@ -76,12 +76,12 @@ REARRANGED = {
 @pytest.mark.parametrize("name", REARRANGED)
 @pytest.mark.untraced
 def test_rearranged(holds, name):
-    """Elements arrive where they arrive on one device, from shards of any layout."""
+    """Rearranged elements are at the same places as on one device, for every layout."""
     holds(*REARRANGED[name])
 
 
 def test_wrapped_diagonals_are_refused(ranks):
-    """More than one diagonal is not filled by guessing."""
+    """fill_diagonal_ with wrap, which fills several diagonals, is refused."""
 
     def run(mesh):
         with pytest.raises(UnsupportedOperatorError) as caught:

@@ -27,7 +27,7 @@ def test_padding_row_gets_no_gradient(holds, padding):
 
 
 def test_a_sharded_vocabulary_costs_one_reduction(ranks):
-    """Looking up in a table sharded along the vocabulary leaves a sum pending and gathers nothing."""
+    """Looking up in a table sharded along the vocabulary gives partial sums and gathers nothing."""
 
     def run(mesh):
         table = DTensor.from_local(torch.ones(3, 4, requires_grad=True), mesh, [Shard(0)])
@@ -56,7 +56,7 @@ def test_a_class_that_does_not_exist_is_an_error(ranks):
 
 @pytest.mark.parametrize("name", ["max_norm", "scale_grad_by_freq", "sparse"])
 def test_embedding_options_that_need_the_whole(ranks, name):
-    """Options that look at the whole table are refused on shards, with the line that helps."""
+    """Options that need the whole table are refused on shards, with the fix."""
 
     def run(mesh):
         table = DTensor.from_local(torch.ones(3, 4), mesh, [Shard(0)])
@@ -110,7 +110,7 @@ REFUSED = {
 
 @pytest.mark.parametrize("name", REFUSED)
 def test_what_does_not_fit_is_refused(ranks, name):
-    """Shapes that do not fit, and what would look at a part of a table only, are errors with their reason."""
+    """Shapes that do not fit, and options that need the whole operand, are errors with the reason."""
     fn, words = REFUSED[name]
 
     def run(mesh):

@@ -50,7 +50,7 @@ def test_transforms(holds, name):
 
 
 def test_short_time_transforms(holds):
-    """Windowed spectra of sharded signals, and the signals back from them."""
+    """Short-time transforms of sharded signals and their inverses have the plain values."""
 
     def there(x, window):
         return torch.stft(x, 6, 2, window=window, return_complex=True)

@@ -1,4 +1,4 @@
-"""Bins, histograms and searches in sorted values on PyTorch, by the call that a user writes."""
+"""Bins, histograms and searches in sorted values on PyTorch."""
 
 import numpy as np
 import pytest
@@ -48,7 +48,7 @@ SEARCHES = {
 
 @pytest.mark.parametrize("name", SEARCHES)
 def test_searches(holds, name):
-    """Places of values of any layout in an order of any layout."""
+    """Searchsorted and bucketize give the plain places for every layout of values and boundaries."""
     holds(*SEARCHES[name])
 
 
@@ -63,12 +63,12 @@ COUNTS = {
 
 @pytest.mark.parametrize("name", COUNTS)
 def test_counts(holds, name):
-    """What is counted is counted in the whole, and every rank gets results of the same size."""
+    """Counts are of the global tensor, and every rank gets results of the same size."""
     holds(*COUNTS[name])
 
 
 def test_a_histogram_of_a_given_range_moves_counts_only(ranks):
-    """Shards count for themselves: what travels is the counts, and only when they are asked for."""
+    """A histogram of a given range communicates counts only, and only when they are read."""
 
     def run(mesh):
         x = distribute_tensor(torch.linspace(-1, 1, 10), mesh, [Shard(0)])
@@ -80,7 +80,7 @@ def test_a_histogram_of_a_given_range_moves_counts_only(ranks):
 
 
 def test_weighted_counts_of_an_empty_shard_are_weights(ranks):
-    """A rank that holds nothing counts in the weights' dtype, where PyTorch itself counts in integers."""
+    """Weighted counts of an empty shard have the weights' dtype, although PyTorch itself returns integers."""
 
     def run(mesh):
         x, weights = torch.tensor([1, 3]), torch.tensor([0.5, 2.25], dtype=torch.float64)
@@ -91,7 +91,7 @@ def test_weighted_counts_of_an_empty_shard_are_weights(ranks):
 
 
 def test_a_histogram_between_bounds_adds_up(ranks):
-    """Each rank counts what it holds; the sum is left pending."""
+    """Each rank counts its local values, and the result is a partial sum."""
 
     def run(mesh):
         x = DTensor.from_local(torch.tensor([0.1, 0.6]), mesh, [Shard(0)])

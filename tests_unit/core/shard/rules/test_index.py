@@ -29,7 +29,7 @@ BASIC = {
 
 @pytest.mark.parametrize("name", BASIC)
 def test_basic_index(holds, name):
-    """Numbers, slices with steps, None and Ellipsis read what they read of a plain tensor."""
+    """Numbers, slices with steps, None and Ellipsis read the same elements as on a plain tensor."""
     holds(BASIC[name], (4, 5, 6))
 
 
@@ -70,7 +70,7 @@ BY_TENSOR = {
 @pytest.mark.parametrize("name", BY_TENSOR)
 @pytest.mark.untraced
 def test_index_by_tensor(holds, name):
-    """Integer and boolean tensors of any layout pick what they pick of a plain tensor; gradients add up."""
+    """Integer and boolean index tensors of any layout pick the plain elements; gradients add up."""
     holds(BY_TENSOR[name][0], *BY_TENSOR[name][1:])
 
 
@@ -102,7 +102,7 @@ def test_zero_dim_masks(holds, ranks):
 
 
 def test_indices_of_take_stay_sharded(ranks):
-    """Each rank takes what its indices say."""
+    """Each rank takes the elements of its shard of the indices, without communication."""
 
     def run(mesh):
         x = DTensor.from_local(torch.arange(6.0).reshape(2, 3), mesh)

@@ -119,7 +119,7 @@ def test_equations(holds, name):
 
 
 def test_a_right_hand_side_is_never_taken_for_vectors(holds):
-    """Four matrices on two ranks are two on each, as many as the right-hand side has rows: it stays a matrix."""
+    """A right-hand side stays a matrix even if its rows equal the local number of matrices."""
     holds(linalg.solve, matrices(4, 2, 2), (2, 2), drawn={(2,): 20, (4,): 10, (2, 2): 10})
 
 
@@ -135,18 +135,18 @@ PRODUCTS = {
 
 @pytest.mark.parametrize("name", PRODUCTS)
 def test_products(holds, name):
-    """Products of vectors and matrices, where the dim of size 3 is that of the whole tensor."""
+    """Products of vectors and matrices have the plain values; cross finds its dim of size 3 in the global shape."""
     holds(*PRODUCTS[name])
 
 
 def test_vander(holds):
-    """Powers of elements need nothing but the element; how many there are is counted in the whole."""
+    """The powers of vander, and their default number, are those of the global tensor."""
     holds(linalg.vander, (4, 5))
     holds(lambda x: linalg.vander(x, N=3), (7,))
 
 
 def test_covariance(holds):
-    """Variables and observations are whole, weights too."""
+    """Covariance of sharded variables, observations and weights has the plain values and gradients."""
     holds(torch.cov, (4, 7))
     holds(lambda x, w: torch.cov(x, correction=0, aweights=w * w), (4, 7), (7,))
     holds(torch.corrcoef, (4, 7))
@@ -154,7 +154,7 @@ def test_covariance(holds):
 
 @pytest.mark.parametrize("fn", [linalg.inv, linalg.eigh, linalg.svd, linalg.qr, linalg.det])
 def test_sharded_leading_dims_cost_nothing(ranks, fn):
-    """Each rank works on its own matrices; nothing moves."""
+    """Functions of matrices with sharded leading dims communicate nothing."""
 
     def run(mesh):
         x = DTensor.from_local(torch.eye(3).expand(2, 3, 3).contiguous(), mesh, [Shard(0)])
@@ -167,7 +167,7 @@ def test_sharded_leading_dims_cost_nothing(ranks, fn):
 
 
 def test_sharded_matrices_are_gathered_once(ranks):
-    """A sharded matrix is gathered, on the record."""
+    """A sharded matrix is gathered once, and the event is logged."""
 
     def run(mesh):
         x = DTensor.from_local(torch.eye(4).chunk(2)[mesh.coordinate[0]], mesh, [Shard(0)])
@@ -179,7 +179,7 @@ def test_sharded_matrices_are_gathered_once(ranks):
 
 
 def test_right_hand_sides_may_be_partial(ranks):
-    """Solutions are linear in the right-hand side: partial ones give partial solutions, without communication."""
+    """A partial right-hand side gives a partial solution without communication, since solve is linear in it."""
 
     def run(mesh):
         a = DTensor.from_local(torch.eye(3) * 2, mesh)
@@ -216,7 +216,7 @@ def test_distances(holds, name):
 
 
 def test_distances_are_computed_the_way_one_device_does(ranks):
-    """From 26 points on PyTorch multiplies matrices; a rank that holds fewer of them does as well."""
+    """The algorithm (matmul from 26 points on) is chosen by the global size, not by the local one."""
 
     def run(mesh):
         x = torch.randn(30, 3, generator=torch.Generator().manual_seed(0))

@@ -55,7 +55,7 @@ def entropy(reduction, smoothing, *, parallel, **rest):
 @pytest.mark.parametrize("reduction, smoothing, weighted", TABLE)
 @pytest.mark.untraced
 def test_cross_entropy(reduction, smoothing, weighted, parallel):
-    """Reduction, smoothing, class weights and an ignored row, with uneven rows and an uneven vocabulary."""
+    """Cross entropy is the plain one for every reduction, smoothing, weight and ignored row on uneven shards."""
     fn = entropy(reduction, smoothing, parallel=parallel)
     arrays = [LOGITS, CLASSES, *([WEIGHT] if weighted else [])]
     check(fn, arrays, (2,), limit=30)
@@ -66,7 +66,7 @@ def test_cross_entropy(reduction, smoothing, weighted, parallel):
 @pytest.mark.parametrize("parallel", [False, True])
 @pytest.mark.parametrize("reduction, smoothing, weighted", TABLE)
 def test_cross_entropy_of_class_probabilities(reduction, smoothing, weighted, parallel):
-    """Targets that are probabilities, and their gradient."""
+    """Cross entropy with class probabilities as targets has the plain value and gradients."""
     fn = entropy(reduction, smoothing, parallel=parallel)
     arrays = [LOGITS, SHARES, *([WEIGHT] if weighted else [])]
     check(fn, arrays, (2,), limit=12)
@@ -75,7 +75,7 @@ def test_cross_entropy_of_class_probabilities(reduction, smoothing, weighted, pa
 
 @pytest.mark.parametrize("parallel", [False, True])
 def test_cross_entropy_of_more_dims(parallel):
-    """Classes in dim 1 of images; one row without a batch; the ignored index chosen by the caller."""
+    """Cross entropy takes classes in dim 1 of images, a row without a batch, and a chosen ignored index."""
     check(entropy("mean", 0.1, parallel=parallel), [IMAGES, LABELS], (2,))
     check(entropy("none", 0.0, parallel=parallel, ignore_index=3), [IMAGES, np.abs(LABELS) % 5], (2, 2), limit=20)
     check(entropy("mean", 0.1, parallel=parallel), [LOGITS[0], np.array(4)], (3,))
@@ -90,7 +90,7 @@ def test_more_ranks_than_classes():
 
 @pytest.mark.parametrize("reduction", ["mean", "sum", "none"])
 def test_nll_loss(reduction):
-    """Log probabilities, an ignored row, class weights."""
+    """nll_loss is the plain one with an ignored row and class weights."""
     check(lambda x, t, w: F.nll_loss(x, t, w.detach(), reduction=reduction), [LOGITS, CLASSES, WEIGHT], (2,), limit=30)
     check(
         lambda x, t: F.nll_loss(x, t, ignore_index=0, reduction=reduction),
@@ -119,7 +119,7 @@ PLAIN = [
 @pytest.mark.filterwarnings("ignore")
 @pytest.mark.untraced
 def test_losses_by_element(fn):
-    """Means are over the global count; both arguments have their gradient."""
+    """Means of elementwise losses are over the global count, and both arguments have their gradient."""
     arrays = [RNG.uniform(0.1, 0.9, (5, 3)), RNG.uniform(0.1, 0.9, (5, 3))]
     check(fn, arrays, (2,))
     check(fn, arrays, (2, 2), limit=10)
@@ -145,7 +145,7 @@ def placed(local, mesh, *placements, **options):
 
 
 def test_vocab_parallel_communicates_no_logits():
-    """A row's maximum and sum are reduced, nothing else, and backward needs nothing; outside of it logits move."""
+    """vocab_parallel_loss reduces each row's maximum and sum only, and nothing in backward; without it logits move."""
 
     def run():
         mesh = init_device_mesh("cpu", (2,), mesh_dim_names=["tp"])
@@ -173,7 +173,7 @@ def test_vocab_parallel_communicates_no_logits():
 
 
 def test_a_target_that_is_no_class_is_refused():
-    """Also where no rank check its class: the framework's own error, on every rank; and a target of a wrong shape."""
+    """A target outside the classes, or of a wrong shape, raises the framework's error on every rank."""
 
     def run():
         mesh = init_device_mesh("cpu", (2,), mesh_dim_names=["tp"])
@@ -245,13 +245,13 @@ LOSSES = {
 @pytest.mark.parametrize("name", LOSSES)
 @pytest.mark.untraced
 def test_losses(holds, name, reduction):
-    """Every reduction is over all samples, wherever they are, and every argument has its gradient."""
+    """Every reduction of a loss is over all global samples, and every argument has its gradient."""
     fn, *specs = LOSSES[name]
     holds(lambda *tensors: fn(*tensors, reduction), *specs, drawn=FEW)
 
 
 def test_one_row(holds):
-    """A row without samples, and a sequence without a batch, are losses of their own."""
+    """Losses take a single row and a sequence without a batch."""
     holds(F.multi_margin_loss, (4,), np.array(2), drawn=FEW)
     holds(lambda x, t: F.multilabel_margin_loss(x, t, reduction="sum"), (4,), SEVERAL[0], drawn=FEW)
     holds(lambda x, t: F.ctc_loss(x.log_softmax(1), t, (7,), (3,)), (7, 4), SPOKEN[0], drawn=FEW)
@@ -259,7 +259,7 @@ def test_one_row(holds):
 
 
 def test_a_number_for_the_variance(holds):
-    """A variance in Python stands for every element."""
+    """gaussian_nll_loss takes a Python number as variance of every element."""
     holds(lambda x, y: F.gaussian_nll_loss(x, y, 0.7, reduction="sum"), ROWS, ROWS, drawn=FEW)
 
 
@@ -278,7 +278,7 @@ REFUSED = {
 
 @pytest.mark.parametrize("name", REFUSED)
 def test_what_does_not_fit_is_refused(ranks, name):
-    """Shapes that do not fit, and what would look at a part of a table only, are errors with their reason."""
+    """Shapes that do not fit, and options that need the whole operand, are errors with the reason."""
     fn, words = REFUSED[name]
 
     def run(mesh):

@@ -1,4 +1,4 @@
-"""The matmul family: contracted dims leave sums pending, everything else runs through."""
+"""The matmul family: contracted dims give partial sums, other dims stay sharded."""
 
 import pytest
 import torch
@@ -22,7 +22,7 @@ SHAPES = [
 @pytest.mark.parametrize("shapes", SHAPES, ids=str)
 @pytest.mark.untraced
 def test_matmul(holds, shapes):
-    """Ranks of all combinations multiply as plain ones, batch dims broadcasting."""
+    """Matmul of operands of every number of dims is the plain one, with batch dims broadcast."""
     holds(lambda x, y: x @ y, *shapes)
 
 
@@ -45,7 +45,7 @@ NAMED = {
 @pytest.mark.parametrize("name", NAMED)
 @pytest.mark.untraced
 def test_named(holds, name):
-    """Each product has the plain values and gradients; what is added joins once, whatever is sharded."""
+    """Each product has the plain values and gradients, and an added operand is added once."""
     holds(NAMED[name][0], *NAMED[name][1:])
 
 
@@ -66,17 +66,17 @@ EQUATIONS = {
 
 @pytest.mark.parametrize("equation", EQUATIONS)
 def test_einsum(holds, equation):
-    """The equation is the rule: diagonals stay whole, size-1 dims stretch, ellipses align at the right."""
+    """Einsum follows its equation: diagonals stay whole, size-1 dims stretch, ellipses align at the right."""
     holds(lambda *xs: torch.einsum(equation, *xs), *EQUATIONS[equation])
 
 
 def test_two_uneven_axes(holds):
-    """A contraction over a 2x3 mesh, no dim dividing, is exact."""
+    """A contraction over a 2x3 mesh of sizes that do not divide is exact."""
     holds(F.linear, (5, 4), (7, 4), (7,), drawn={(2, 3): 20})
 
 
 def test_row_then_column_costs_one_all_reduce(ranks):
-    """A column-parallel and a row-parallel linear communicate once forward, once backward; the bias joins once."""
+    """A column- and a row-parallel linear communicate once forward and once backward; the bias is added once."""
 
     def run(mesh):
         x = DTensor.from_local(torch.ones(3, 4, requires_grad=True), mesh, [Replicate()])

@@ -28,7 +28,7 @@ LAYER_NORMS = {
 
 @pytest.mark.parametrize("name", LAYER_NORMS)
 def test_layer_norms(holds, name):
-    """Normalised dims are whole, the others run through, and weights get their full gradient."""
+    """Normalised dims are gathered, the others stay sharded, and weights get their full gradient."""
     holds(LAYER_NORMS[name][0], *LAYER_NORMS[name][1:])
 
 
@@ -37,7 +37,7 @@ FEW = {(2,): 12, (3,): 6, (4,): 4, (2, 2): 4}
 
 
 def running(norm, **options):
-    """The output, and running statistics as they are afterwards."""
+    """The output and the updated running statistics."""
 
     def fn(x, mean, var, *affine):
         mean, var = mean.detach().clone(), var.detach().clone()
@@ -139,7 +139,7 @@ def test_half_precision_keeps_its_type(ranks):
 
 
 def test_what_is_refused(ranks):
-    """One value per channel, buffers that are no DTensors, and weights of a wrong size."""
+    """One value per channel, plain buffers, and weights of a wrong size are refused."""
 
     def run(mesh):
         x = distribute_tensor(torch.randn(4, 3), mesh, [Shard(0)])

@@ -57,7 +57,7 @@ def test_unary(fn):
 
 @pytest.mark.parametrize("fn", POSITIVE)
 def test_unary_on_positive_values(fn):
-    """Summands that are negative by themselves are no reason for NaN."""
+    """Partial values that are negative give no NaN: they are reduced first."""
     holds(fn, [values(5, 3, low=1.1)], partial=("sum", "avg", "max", "min"))
 
 
@@ -103,7 +103,7 @@ NUMBERS = [
 
 @pytest.mark.parametrize("fn", NUMBERS)
 def test_numbers(fn):
-    """A number is added once, whatever the placement; a second number does not meet the first one's plan."""
+    """A Python number is added once for every placement, and another number does not reuse its value."""
     holds(fn, [values(5, 3) + 4], partial=("sum", "avg", "max"))
 
 
@@ -119,7 +119,7 @@ TERNARY = [
 @pytest.mark.parametrize("fn", TERNARY)
 @pytest.mark.untraced
 def test_ternary(fn):
-    """Three operands together: linear in the pairs that are, in nothing else."""
+    """Operators of three tensors pass Partial only in arguments in which they are linear."""
     holds(fn, [values(4, 3), values(4, 1, seed=1), values(3, seed=2) + 3], limit=60)
     holds(fn, [values(3, 2), values(3, 2, seed=1), values(3, 2, seed=2) + 3], (2, 2), limit=30)
 
@@ -133,7 +133,7 @@ CASTS = [
 
 @pytest.mark.parametrize("fn", CASTS)
 def test_casts(fn):
-    """Summands pass a cast between floating types, and no other."""
+    """Partial values pass a cast between floating types, and no other."""
     holds(fn, [whole(5, 3) + 0.75], (2,), partial=("sum", "avg", "max"))
     holds(fn, [whole(5, 3) + 0.75], (2, 2), partial=("sum", "avg"))
 
@@ -148,14 +148,14 @@ LIKES = [
 
 @pytest.mark.parametrize("fn", LIKES)
 def test_likes(fn):
-    """A tensor like another one has its shards, owes nothing, and costs nothing."""
+    """zeros_like and its kin keep the layout without Partial and communicate nothing."""
     with record_events() as log:
         holds(fn, [values(5, 3)], partial=("sum", "max"))
     assert not log.collectives()
 
 
 def test_likes_of_a_distributed_value():
-    """A 0-d DTensor to fill with is one operand more: reduced before it counts, whatever the first one owes."""
+    """A 0-d DTensor as fill value is reduced first, also if the other operand is Partial."""
     for fn in (lambda x, value: torch.full_like(x.detach(), value.detach()) * value, lambda x, value: x * value):
         holds(fn, [values(5, 3), values()], partial=("sum", "max"))
 
@@ -180,7 +180,7 @@ IN_PLACE = {
 
 
 def test_the_gradient_of_dropout():
-    """PyTorch's own backward of dropout scales what the mask kept; partial values of it stay partial."""
+    """native_dropout_backward scales the kept gradient, and a partial gradient stays partial."""
     native = torch.ops.aten.native_dropout_backward
     holds(lambda x, mask: native(x, mask > 0, 2.5), [values(5, 3), np.random.default_rng(1).integers(0, 2, (5, 3))])
 
@@ -201,7 +201,7 @@ def imul(x, y):
 
 @pytest.mark.parametrize("name", IN_PLACE)
 def test_in_place(name):
-    """Writing keeps the layout of what is written, moves the other operand, and has the plain gradients."""
+    """In-place operators keep the layout of the written operand, move the other, and have the plain gradients."""
     report = check_function(IN_PLACE[name], [values(5, 3), values(5, 3, seed=1)], (2,), platform="torch")
     assert not report.wrong, report.wrong[:3]
     assert report.forward >= 12
@@ -218,7 +218,7 @@ WRITING = [
 
 @pytest.mark.parametrize("fn", WRITING)
 def test_writing_what_is_not_linear_is_refused_on_summands_only(fn):
-    """Shards are written, pending sums are refused, and the message says how to go on."""
+    """Nonlinear in-place operators write shards and refuse partial values; the message has the fix."""
     report = check_function(fn, [values(5, 3, low=0.1)], (3,), platform="torch")
     assert not report.wrong, report.wrong[:3]
     assert report.forward == 3
@@ -226,7 +226,7 @@ def test_writing_what_is_not_linear_is_refused_on_summands_only(fn):
 
 
 def test_in_place_refusal_in_full():
-    """The refusal names the operands, their layouts and the two ways out."""
+    """The refusal names the operands, their layouts and two fixes."""
 
     def run():
         mesh = init_device_mesh("cpu", (2,), mesh_dim_names=["tp"])
@@ -295,7 +295,7 @@ def test_an_integer_call_leaves_no_plan_for_floats():
 
 
 def test_gathered_then_written():
-    """Writing to a tensor does not change what an earlier gathered copy of it differentiates to."""
+    """A write to a tensor does not change the gradient of an earlier gathered copy."""
 
     def run():
         mesh = init_device_mesh("cpu", (2,), mesh_dim_names=["dp"])
@@ -344,7 +344,7 @@ ACTIVATIONS = {
 
 @pytest.mark.parametrize("name", ACTIVATIONS)
 def test_activations(holds, name):
-    """Gated activations and those with weights mean what they mean plain."""
+    """Gated activations and those with weights have the plain values and gradients."""
     holds(*ACTIVATIONS[name], drawn={(2,): 8, (3,): 4, (4,): 3, (2, 2): 3})
 
 
@@ -368,7 +368,7 @@ VALUES = torch.complex(torch.arange(15.0).reshape(5, 3) - 7, torch.arange(15.0).
 
 @pytest.mark.parametrize("where", [Replicate(), Shard(0), Shard(1)], ids=repr)
 def test_conjugates_survive_redistribution(ranks, where):
-    """The conjugate view of a shard is gathered, resharded and multiplied as what it reads like."""
+    """The conjugate view of a shard is gathered, resharded and multiplied by its values."""
 
     def run(mesh):
         x = distribute_tensor(VALUES.clone(), mesh, [where]).conj()
@@ -385,7 +385,7 @@ def test_conjugates_survive_redistribution(ranks, where):
 
 
 def test_parts_are_views(ranks):
-    """What is written into the real part of a shard is in the tensor."""
+    """A write into the real part of a shard changes the tensor."""
 
     def run(mesh):
         x = distribute_tensor(VALUES.clone(), mesh, [Shard(0)])
@@ -416,7 +416,7 @@ def test_resolved_conjugates_stay_where_they_are(ranks):
 
 
 def test_conjugates_travel_by_value(ranks):
-    """A conjugate or negative is a flag on the same bytes; what is gathered has it applied."""
+    """The conjugate and negative flags are applied before a tensor is gathered."""
 
     def run(mesh):
         x = DTensor.from_local(torch.tensor([1 + 2j, 3 - 1j]), mesh, [Shard(0)])

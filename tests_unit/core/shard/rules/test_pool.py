@@ -1,4 +1,4 @@
-"""Pooling: samples and channels may be sharded, places are whole."""
+"""Pooling: samples and channels may be sharded, spatial dims are whole."""
 
 import pytest
 import torch
@@ -15,7 +15,7 @@ ROW, PLANE, VOLUME = (5, 3, 8), (5, 3, 8, 7), (3, 2, 4, 4, 6)
 
 
 def unpooled(pool, unpool, **options):
-    """Pool, and put what remains back where it was."""
+    """Max-pool, then unpool with the indices."""
 
     def run(x):
         result, indices = pool(x, 2, return_indices=True)
@@ -63,12 +63,12 @@ POOLING = {
 @pytest.mark.parametrize("name", POOLING)
 @pytest.mark.untraced
 def test_pooling(holds, name):
-    """Values, places and gradients are the plain ones, with and without samples, in every dimension."""
+    """Values, indices and gradients of pooling are the plain ones, in every number of dims."""
     holds(POOLING[name][0], *POOLING[name][1:], drawn=FEW)
 
 
 def test_no_samples_at_all(ranks):
-    """A batch of nothing is convolved and pooled into nothing."""
+    """Convolution and pooling of an empty batch give an empty batch."""
 
     def run(mesh):
         x = distribute_tensor(torch.ones(0, 3, 5, 4), mesh, [Shard(0)])

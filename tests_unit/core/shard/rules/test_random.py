@@ -31,7 +31,7 @@ KNOWN = [  # counter, key, output: the reference vectors of Random123 whose key 
 
 
 def philox(counter, key):
-    """Philox 4x64-10 as its paper has it, in Python's integers."""
+    """Philox 4x64-10 as in its paper, with Python integers."""
     words, keys = list(counter), [key, 0]
     for _ in range(10):
         products = (0xD2E7470EE14C6C93 * words[0], 0xCA5A826395121157 * words[2])
@@ -45,20 +45,20 @@ def philox(counter, key):
 
 
 def blocks(seed, call, first, count):
-    """The words of blocks, one after another, each computed by itself."""
+    """The words of consecutive blocks, each computed independently."""
     result = [philox((first + block, 0, call, 0), seed) for block in range(count)]
     return np.asarray(result, np.uint64).reshape(-1)
 
 
 @pytest.mark.parametrize("counter, key, expected", KNOWN)
 def test_the_reference_is_philox(counter, key, expected):
-    """What the tests compare with gives the reference vectors of Philox 4x64-10."""
+    """The reference implementation of the tests gives the published vectors of Philox 4x64-10."""
     assert philox(counter, key) == expected
 
 
 @pytest.mark.parametrize("seed, call", [(0, 0), (7, 1), ((1 << 64) - 1, (1 << 63) + 5)])
 def test_the_generator_is_philox(seed, call):
-    """Blocks near and far, forwards and backwards, have the words of their counters."""
+    """The generator's blocks have the words of their counters, in any order and at any distance."""
     source = Philox(seed, call)
     for first, count in [(0, 3), (3, 2), (1 << 40, 2), (1, 1), (1, 1), ((1 << 64) - 1, 1), (0, 1)]:
         np.testing.assert_array_equal(source.words(first, count), blocks(seed, call, first, count))
@@ -142,7 +142,7 @@ def test_equal_for_every_layout(name):
 
 
 def test_dropout_scales_and_keeps_the_mean():
-    """What is kept is divided by the probability of keeping; about that share is kept."""
+    """Dropout keeps about the given share and divides it by the probability of keeping."""
 
     def run():
         mesh = init_device_mesh("cpu", (2,), mesh_dim_names=["dp"])
@@ -158,7 +158,7 @@ def test_dropout_scales_and_keeps_the_mean():
 
 
 def test_calls_differ_and_seeds_repeat():
-    """Two calls draw different masks; the same seed draws the same two; evaluation draws nothing and costs nothing."""
+    """Calls sample different masks, the same seed repeats them, and evaluation samples and costs nothing."""
 
     def run():
         mesh = init_device_mesh("cpu", (2,), mesh_dim_names=["dp"])
@@ -183,7 +183,7 @@ def test_calls_differ_and_seeds_repeat():
 
 
 def test_filling_a_pending_sum_is_refused():
-    """No partial value by itself is a random number; nothing is drawn."""
+    """Filling a Partial tensor with random numbers is refused before anything is sampled."""
 
     def run():
         mesh = init_device_mesh("cpu", (2,), mesh_dim_names=["tp"])
@@ -195,7 +195,7 @@ def test_filling_a_pending_sum_is_refused():
 
 
 def test_communication_of_the_family():
-    """Drawing costs no communication; dropout of a pending sum reduces it first."""
+    """Sampling communicates nothing; dropout of a partial sum reduces it first."""
 
     def run():
         mesh = init_device_mesh("cpu", (2,), mesh_dim_names=["tp"])
@@ -215,7 +215,7 @@ def test_communication_of_the_family():
 @pytest.mark.parametrize("each", [1, 2])
 @pytest.mark.parametrize("shape", [(7, 5), (4, 6, 3), (9,), (), (5, 1, 3), (2, 3, 4, 5)])
 def test_an_element_has_its_own_words(shape, each):
-    """Whatever box is drawn, element ``i`` has words ``i * each`` and on of the sequence of all blocks."""
+    """In every sampled box, element ``i`` has words ``i * each`` and following of the whole sequence."""
     size = int(np.prod(shape))
     words = blocks(99, 3, 0, size).view("<u8" if each == 2 else "<u4")[:size].reshape(shape)
     sides = [[(0, size), (0, max(1, size // 2)), (size // 2, size), (size - 1, size)] for size in shape]
@@ -229,7 +229,7 @@ def test_an_element_has_its_own_words(shape, each):
 
 @pytest.mark.parametrize("digits", [24, 53])
 def test_normal_numbers_are_normal(digits):
-    """Mean, variance, fourth moment and tails of the normal distribution; neighbours are independent."""
+    """Normal numbers have the distribution's mean, variance, fourth moment and tails, and are independent."""
     mesh = DeviceMesh._interned("cpu", (1,), (0,), ("x",), 0)
     random.manual_seed(5)
     result = random.normal(Layout.place(mesh, [Replicate()], (400, 1000)), digits).astype(np.float64).reshape(-1)
@@ -271,7 +271,7 @@ def test_distributions_have_their_moments(draw, mean, variance):
 @pytest.mark.parametrize("repeats", [False, True])
 @pytest.mark.parametrize("world_size", [1, 2, 3])
 def test_multinomial_draws_the_same_places_for_every_layout(world_size, repeats):
-    """Whole, or split along either dim: the places are those of one rank."""
+    """Multinomial samples the same indices for every layout as on one rank."""
     weights = torch.rand(5, 7, generator=torch.Generator().manual_seed(1), dtype=torch.float64)
 
     def run():
@@ -296,7 +296,7 @@ def test_multinomial_draws_the_same_places_for_every_layout(world_size, repeats)
 
 @pytest.mark.parametrize("repeats", [False, True])
 def test_multinomial_draws_by_draws_by_weight(repeats):
-    """The first place drawn comes as often as its weight says; a weight of zero never does."""
+    """Indices are sampled with the frequency of their weights; a weight of zero never is."""
     weights = torch.tensor([0.1, 0.0, 0.6, 0.3], dtype=torch.float64)
 
     def run():
@@ -313,7 +313,7 @@ def test_multinomial_draws_by_draws_by_weight(repeats):
 
 
 def test_what_multinomial_refuses():
-    """Weights that are no distribution, and more places than there are, raise on every rank."""
+    """Weights that are no distribution, and more samples than positive weights, raise on every rank."""
 
     def run():
         mesh = init_device_mesh("cpu", (2,), mesh_dim_names=("tp",))

@@ -49,7 +49,7 @@ def test_recurrent_modules(name):
 
 
 def test_what_recurrent_layers_refuse(ranks):
-    """Dropout between layers, packed sequences, and states that may differ between ranks."""
+    """Dropout between layers, packed sequences, and plain states other than zeros are refused."""
 
     def run(mesh):
         def whole(*shape):

@@ -44,7 +44,7 @@ SUMS = [
 
 @pytest.mark.parametrize("fn", SUMS)
 def test_sums_and_means(fn):
-    """A sharded dim that is summed leaves a sum pending; a mean divides by the global count, shards even or not."""
+    """A sum over a sharded dim is Partial; a mean divides by the global count, for uneven shards too."""
     holds(fn, [values(5, 1, 3)], (2,), partial=("sum", "avg", "max"))
     holds(fn, [values(5, 1, 3)], (3,))
     holds(fn, [values(5, 1, 3)], (2, 2), limit=20)
@@ -73,7 +73,7 @@ WHOLE = [
 @pytest.mark.parametrize("fn", WHOLE)
 @pytest.mark.untraced
 def test_reductions_of_whole_dims(fn):
-    """What is not a sum is computed over whole dims, and has the plain gradient at ties too."""
+    """Reductions other than sums gather the reduced dims and have the plain gradient, at ties too."""
     holds(fn, [values(5, 3)], (2,), partial=("sum", "max"))
     holds(fn, [values(5, 3)], (3,))
     # Summands of ties do not add up to ties: extrema only.
@@ -86,12 +86,12 @@ INTEGER = [torch.amax, lambda x: x.amin(0), lambda x: x.amax(1, keepdim=True), t
 @pytest.mark.parametrize("fn", INTEGER)
 @pytest.mark.parametrize("mesh", [(2,), (3,), (4,), (2, 2)])
 def test_integers(fn, mesh):
-    """Extrema of integers may stay pending; empty shards have no extremum and are not asked for one."""
+    """Extrema of integers may be Partial; no extremum of an empty shard is computed."""
     holds(fn, [np.random.default_rng(0).integers(-9, 9, (5, 3))], mesh)
 
 
 def test_mean_of_nothing():
-    """The mean over a dim of size zero is no number, on any number of ranks."""
+    """The mean over a dim of size zero is NaN on any number of ranks."""
 
     def means():
         mesh = init_device_mesh("cpu", (2,), mesh_dim_names=("tp",))
@@ -109,12 +109,12 @@ def test_extremum_of_two_tensors():
 
 
 def test_empty_shards():
-    """More ranks than rows: empty shards add nothing and shift no mean."""
+    """With more ranks than rows, empty shards change neither sum nor mean."""
     holds(lambda x: (x.mean(0), x.sum(0), x.amax(0), x.mean()), [values(2, 3)], (4,))
 
 
 def test_a_dim_that_does_not_exist():
-    """The message names the operator, the operand's layout and the dim."""
+    """A dim that does not exist is refused, naming the operator, the operand's layout and the dim."""
 
     def run():
         mesh = init_device_mesh("cpu", (2,), mesh_dim_names=["tp"])
@@ -157,7 +157,7 @@ RUNNING = [
 
 @pytest.mark.parametrize("fn", RUNNING)
 def test_second_derivatives_of_running_operators_reach_empty_shards(fn):
-    """Two rows over three ranks: no rank's gradient misses a collective of the others, and it is the plain one."""
+    """Second derivatives of running operators are the plain ones, and ranks with empty shards join all collectives."""
 
     def second(x, rows):
         (first,) = torch.autograd.grad(fn(rows(x.sin()), 1).sum(), x, create_graph=True)

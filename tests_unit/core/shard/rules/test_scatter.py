@@ -53,7 +53,7 @@ SCATTERS = {
 
 
 def index(x, *positions):
-    """Places as an index for `x`, whatever it is."""
+    """`positions` as an index tensor: a DTensor if `x` is one."""
     plain = torch.tensor(positions)
     return DTensor.from_local(plain, x.device_mesh) if isinstance(x, DTensor) else plain
 
@@ -61,7 +61,7 @@ def index(x, *positions):
 @pytest.mark.parametrize("name", SCATTERS)
 @pytest.mark.untraced
 def test_scattered(holds, name):
-    """Values and gradients of what was written, added or reduced at places do not depend on layouts."""
+    """Values and gradients of scatters do not depend on layouts."""
     holds(*SCATTERS[name], drawn={(2,): 20, (3,): 7, (2, 2): 4})
 
 
@@ -83,7 +83,7 @@ IN_PLACE = {
 
 @pytest.mark.parametrize("name", IN_PLACE)
 def test_in_place(holds, name):
-    """In-place forms write what their plain forms write, or are refused; gradients included."""
+    """In-place scatters write the values of their out-of-place forms, gradients included, or are refused."""
     write, *specs = IN_PLACE[name]
 
     def run(x, *rest):
@@ -115,12 +115,12 @@ def everything(y, value):
 
 
 def picked(y, index, value):
-    """Write where an index tensor says."""
+    """Write at an index tensor."""
     y[:, index] = value
 
 
 def masked(y, mask):
-    """Write where a mask says."""
+    """Write at a mask."""
     y[mask] = 0.5
 
 
@@ -140,7 +140,7 @@ WRITES = {
 
 @pytest.mark.parametrize("name", WRITES)
 def test_writing(holds, name):
-    """A write changes what it changes of a plain tensor, or is refused; no write is lost."""
+    """A write changes the same elements as on a plain tensor, or is refused; no write is lost."""
     write, *specs = WRITES[name]
 
     def run(x, *rest):
@@ -152,7 +152,7 @@ def test_writing(holds, name):
 
 
 def test_a_write_that_would_move_is_refused(ranks):
-    """Writing to part of a sharded dim says what to do instead."""
+    """A write to part of a sharded dim is refused with the fix."""
 
     def run(mesh):
         x = DTensor.from_local(torch.ones(2, 3), mesh, [Shard(0)])
@@ -179,7 +179,7 @@ def test_a_mask_writes_to_shards(ranks):
 
 
 def test_partial_values_pass_what_is_linear(ranks):
-    """A diagonal of partial values is a sum of diagonals; nothing moves."""
+    """diag_embed and a fill with zero keep a Partial tensor Partial, without communication."""
 
     def run(mesh):
         x = DTensor.from_local(torch.ones(3), mesh, [Partial()])
@@ -243,5 +243,5 @@ BEYOND = {
 
 @pytest.mark.parametrize("name", BEYOND)
 def test_what_only_one_device_can_do_is_refused(refuses, name):
-    """What has no meaning for local shards is an error with its reason."""
+    """A call that has no meaning on local shards raises an error with the reason."""
     refuses(*BEYOND[name], plain_too=False)

@@ -31,7 +31,7 @@ ORDERS = {
 
 @pytest.mark.parametrize("name", ORDERS)
 def test_order(holds, name):
-    """Values, places and gradients of what was put in order do not depend on layouts."""
+    """Values, indices and gradients of sorted tensors do not depend on layouts."""
     holds(*ORDERS[name])
 
 
@@ -54,12 +54,12 @@ COUNTS = {
 
 @pytest.mark.parametrize("name", COUNTS)
 def test_counts(holds, name):
-    """What is counted is counted in the whole, and every rank gets results of the same size."""
+    """Counts are of the global tensor, and every rank gets results of the same size."""
     holds(*COUNTS[name])
 
 
 def test_sorting_along_a_whole_dim_costs_nothing(ranks):
-    """Rows in order where they are."""
+    """Sorting along a whole dim communicates nothing."""
 
     def run(mesh):
         x = DTensor.from_local(torch.arange(10.0).reshape(2, 5), mesh, [Shard(0)])
@@ -71,7 +71,7 @@ def test_sorting_along_a_whole_dim_costs_nothing(ranks):
 
 
 def test_results_of_unknown_size_are_whole(ranks):
-    """They keep the type in which PyTorch returns them."""
+    """Results whose size depends on values are replicated and of PyTorch's return type."""
 
     def run(mesh):
         x = DTensor.from_local(torch.tensor([3, 1, 3]), mesh, [Shard(0)])
@@ -89,7 +89,7 @@ OUT = {
 
 @pytest.mark.parametrize("name", OUT)
 def test_out_of_several(ranks, name):
-    """Results move to the layouts of the tensors that are written, which are returned."""
+    """out= of several results redistributes them to the layouts of the given tensors, which are returned."""
 
     def run(mesh):
         whole = torch.tensor([[3.0, 1.0, 2.0, 0.0]] * 4) + torch.arange(4.0)[:, None]

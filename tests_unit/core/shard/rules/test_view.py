@@ -110,7 +110,7 @@ def test_pairs_become_complex_numbers_where_they_are(ranks):
 
 
 def test_strides_need_the_whole_storage(ranks):
-    """``as_strided`` reads and writes what every rank holds whole, and is refused otherwise."""
+    """``as_strided`` reads and writes replicated tensors and is refused for others."""
 
     def run(mesh):
         whole = DTensor.from_local(torch.arange(6.0), mesh)
@@ -183,12 +183,12 @@ def filled(y, _):
 
 
 def doubled(y, _):
-    """What is there takes part."""
+    """Multiply by the values present."""
     y.mul_(2)
 
 
 def assigned(y, _):
-    """Python's own spelling of a write."""
+    """Write by item assignment."""
     y[...] = -1
 
 
@@ -203,7 +203,7 @@ def added(y, scalar):
 
 
 def masked(y, _):
-    """Where a condition holds."""
+    """Write where a condition holds."""
     y.masked_fill_(y > 0, 0)
 
 
@@ -213,7 +213,7 @@ VALUES = np.round(np.random.default_rng(1).standard_normal((4, 5, 6)) * 64) / 64
 
 
 def outcome(name, write, placement, mesh):
-    """What became of one write: `written`, `refused`, or what is wrong."""
+    """The outcome of a write: `written`, `refused`, or the error."""
     plain = torch.tensor(VALUES)
     write(VIEWS[name](plain), torch.ones(()))
     layout = Layout.place(mesh, [placement], VALUES.shape)
@@ -228,7 +228,7 @@ def outcome(name, write, placement, mesh):
 
 @pytest.mark.parametrize("name", VIEWS)
 def test_no_write_is_lost(name):
-    """Whatever the layout, a write through a view of it is in the tensor afterwards, or was refused as a whole."""
+    """A write through a view reaches the tensor, for every layout, or is refused entirely."""
 
     def rank():
         mesh = init_device_mesh("cpu", (2 + (name == "number"),), mesh_dim_names=("tp",))
@@ -245,7 +245,7 @@ def test_no_write_is_lost(name):
 
 
 def test_writes_into_chunks_of_other_dims_arrive(ranks):
-    """Pieces along a dim that is not sharded share storage with the tensor."""
+    """Chunks along a dim that is not sharded share storage with the tensor."""
 
     def run(mesh):
         x = DTensor.from_local(torch.zeros(2, 6), mesh, [Shard(0)])
@@ -258,7 +258,7 @@ def test_writes_into_chunks_of_other_dims_arrive(ranks):
 
 
 def test_a_shard_that_had_to_move_says_why_it_cannot_be_written(ranks):
-    """The message names the view, what moved, and what to write to instead."""
+    """The refusal of a write names the view, the moved operand, and the tensor to write instead."""
 
     def run(mesh):
         x = DTensor.from_local(torch.zeros(2, 3), mesh, [Shard(0)])
@@ -280,7 +280,7 @@ def test_a_shard_that_had_to_move_says_why_it_cannot_be_written(ranks):
 
 
 def test_gradients_pass_through_what_was_written_through_a_view(holds):
-    """A write through a view of a value that takes part in autograd changes gradients as it does on one device."""
+    """A write through a view of a tensor with a graph changes gradients as on one device."""
 
     def run(x, value):
         y = x * 1.0
@@ -312,7 +312,7 @@ def test_kept_views_see_writes_through_slices(ranks):
     "view", [lambda x: x[1:3], lambda x: x[1:3].t(), lambda x: x.diagonal(), lambda x: x.chunk(2)[1]],
 )  # fmt: skip
 def test_a_copy_in_a_views_place_is_stale_once_its_base_is_written(view):
-    """A view that had to be a copy would not show the write, so reading it after one is refused, and only then."""
+    """Reading a view that had to be a copy is refused after a write to its base, and only then."""
     import torch
 
     from hyper_parallel import Shard, distribute_tensor, init_device_mesh
@@ -371,5 +371,5 @@ BEYOND = {
 
 @pytest.mark.parametrize("name", BEYOND)
 def test_what_only_one_device_can_do_is_refused(refuses, name):
-    """What has no meaning for local shards is an error with its reason."""
+    """A call that has no meaning on local shards raises an error with the reason."""
     refuses(*BEYOND[name], plain_too=False)

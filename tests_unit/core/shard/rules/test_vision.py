@@ -61,7 +61,7 @@ RESIZING = {
 @pytest.mark.parametrize("name", RESIZING)
 @pytest.mark.untraced
 def test_resizing(holds, name):
-    """Padding in every mode, every interpolation, grids, windows as columns and shuffles mean what they mean plain."""
+    """Padding, interpolation, grids, unfolding and shuffles have the plain values and gradients in every mode."""
     holds(RESIZING[name][0], *RESIZING[name][1:], drawn=FEW)
 
 
@@ -95,7 +95,7 @@ REFUSED = {
 
 @pytest.mark.parametrize("name", REFUSED)
 def test_what_does_not_fit_is_refused(ranks, name):
-    """Shapes that do not fit each other are an error that names both."""
+    """Two shapes that do not fit are an error that names both."""
     fn, words = REFUSED[name]
 
     def run(mesh):
@@ -108,7 +108,7 @@ def test_what_does_not_fit_is_refused(ranks, name):
 
 @pytest.mark.parametrize("fn", [lambda x: F.pixel_shuffle(x, 2), lambda x: F.pixel_unshuffle(x, 3)])
 def test_blocks_that_do_not_divide_are_refused(ranks, fn):
-    """Channels or places that hold no whole blocks are an error."""
+    """Channels or spatial sizes that are not whole blocks are refused."""
 
     def run(mesh):
         with pytest.raises(ValueError, match=r"no \d by \d blocks"):

@@ -19,7 +19,7 @@ def linear(twin, width=7, out=10):
 @pytest.mark.parametrize("source", [Replicate(), Shard(0), Shard(-1)])
 @pytest.mark.parametrize("target", [None, Replicate(), Shard(0)])
 def test_local_inputs_and_outputs_of_any_layout(twin, world, source, target):
-    """A plain input is understood under its declared layout, uneven sizes included, and the output comes as asked."""
+    """A plain input has its declared layout, uneven sizes included, and the output has the requested one."""
     ref = twin.Twin(linear(twin), twin.random(5, 7))
     leaving = Shard(-1) if target is None else target
 
@@ -39,7 +39,7 @@ def test_local_inputs_and_outputs_of_any_layout(twin, world, source, target):
 
 @pytest.mark.parametrize("world", [2, 3])
 def test_a_dtensor_brings_its_own_layout(twin, world):
-    """What ``input_layouts`` says is for plain inputs; a DTensor is moved from where it is."""
+    """``input_layouts`` applies to plain inputs; a DTensor is redistributed from its own layout."""
     ref = twin.Twin(linear(twin), twin.random(5, 7))
 
     def rank(mesh):
@@ -77,7 +77,7 @@ def test_embedding_by_features(twin, world):
 
 
 def test_the_input_by_keyword(twin):
-    """A keyword reaches the module, and the declared one is converted."""
+    """Keyword arguments reach the module, and the declared one is converted."""
     ref = twin.Twin(linear(twin), twin.random(5, 7))
 
     def rank(mesh):
@@ -109,7 +109,7 @@ def test_other_arguments_pass_unchanged(twin):
     (lambda layer: layer(), "fc1 (Linear): called without input, which ColwiseParallel converts"),
 ])  # fmt: skip
 def test_a_wrong_argument_names_module_and_argument(twin, call, message):
-    """A ValueError says where and what."""
+    """A wrong argument raises a ValueError that names module and argument."""
 
     def rank(mesh):
         model = parallelize_module(twin.MLP(), mesh, {"fc*": ColwiseParallel()})
@@ -121,7 +121,7 @@ def test_a_wrong_argument_names_module_and_argument(twin, call, message):
 
 
 def test_a_module_of_another_kind_is_refused(twin):
-    """As in PyTorch, a NotImplementedError; it names the type."""
+    """A module of another kind raises NotImplementedError, as in PyTorch, with its type."""
     from torch import nn
 
     def rank(mesh):
@@ -134,7 +134,7 @@ def test_a_module_of_another_kind_is_refused(twin):
 
 
 def test_plain_tensors_are_refused_on_several_axes(twin):
-    """One placement tells only half of where a plain tensor lies, so the fix is given and nothing is guessed."""
+    """A plain tensor with one placement on several axes is refused with the fix."""
 
     def rank(mesh):
         model = parallelize_module(twin.settle(twin.MLP()), mesh, {"fc*": ColwiseParallel()})
@@ -152,7 +152,7 @@ def test_plain_tensors_are_refused_on_several_axes(twin):
 
 @pytest.mark.parametrize("layout", [(Shard(0), Replicate()), ("dp", "None")])
 def test_a_full_layout_of_a_plain_tensor_is_accepted(twin, layout):
-    """One placement per mesh axis, or one alias per dim, tells where a plain tensor lies on any mesh."""
+    """One placement per mesh axis, or one alias per dim, defines the layout of a plain tensor on any mesh."""
     ref = twin.Twin(linear(twin), twin.random(5, 7))
     out = (Shard(0), Shard(1))
 
@@ -169,7 +169,7 @@ def test_a_full_layout_of_a_plain_tensor_is_accepted(twin, layout):
 
 
 def test_a_dtensor_of_another_mesh_is_refused(twin):
-    """Both meshes and the argument are named."""
+    """A DTensor of another mesh is refused, naming both meshes and the argument."""
     from hyper_parallel import init_device_mesh
 
     def rank(mesh):
@@ -186,7 +186,7 @@ def test_a_dtensor_of_another_mesh_is_refused(twin):
 
 
 def test_several_axes_without_tp(twin):
-    """A style must know its axis."""
+    """On several axes without one named tp a style is refused."""
 
     def rank(mesh):
         with pytest.raises(MeshError) as caught:
@@ -200,7 +200,7 @@ def test_several_axes_without_tp(twin):
 
 
 def test_shards_that_are_not_one_tensor(twin):
-    """The ranks compare what they hold before anything is computed."""
+    """Local shards that do not form one tensor are refused before anything is computed."""
 
     def rank(mesh):
         layer = parallelize_module(linear(twin), mesh, ColwiseParallel(input_layouts=Shard(0)))
@@ -215,7 +215,7 @@ def test_shards_that_are_not_one_tensor(twin):
 
 
 def test_a_shard_that_does_not_fit_the_layer(twin):
-    """The layer's weight knows the global width."""
+    """A shard that does not fit the global width of the layer's weight is refused."""
 
     def rank(mesh):
         layer = parallelize_module(linear(twin), mesh, ColwiseParallel(input_layouts=Shard(1)))
@@ -227,7 +227,7 @@ def test_a_shard_that_does_not_fit_the_layer(twin):
 
 
 def test_a_layout_that_does_not_fit_the_tensor(twin):
-    """A dim that does not exist names module, style and placement."""
+    """A dim that does not exist is refused, naming module, style and placement."""
 
     def rank(mesh):
         layer = parallelize_module(linear(twin), mesh, ColwiseParallel(output_layouts=Shard(2)))
@@ -239,7 +239,7 @@ def test_a_layout_that_does_not_fit_the_tensor(twin):
 
 
 def test_options_are_checked_and_shown():
-    """``repr`` shows every option with its default; what is no layout is refused when the style is made."""
+    """``repr`` shows every option with its default; a value that is no layout is refused by the constructor."""
     assert repr(ColwiseParallel()) == (
         "ColwiseParallel(input_layouts=(Replicate(),), output_layouts=(Shard(-1),), use_local_output=True)"
     )
@@ -252,7 +252,7 @@ def test_options_are_checked_and_shown():
 
 
 def test_a_layer_that_returns_a_plain_tensor(twin):
-    """An overridden forward that leaves the mesh cannot be laid out; module, style and type are named."""
+    """A forward that returns a plain tensor is refused, naming module, style and type."""
     from torch import nn
 
     class Leaving(nn.Linear):

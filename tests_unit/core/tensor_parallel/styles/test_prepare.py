@@ -25,7 +25,7 @@ pytestmark = pytest.mark.platforms("torch")
 
 
 def probe(twin):
-    """A module that keeps what it was called with."""
+    """A module that records its arguments."""
     from torch import nn
 
     class Probe(nn.Module):
@@ -39,7 +39,7 @@ def probe(twin):
 @pytest.mark.parametrize("world", [2, 3])
 @pytest.mark.parametrize("local", [True, False])
 def test_only_annotated_inputs_are_converted(twin, world, local):
-    """Positional and keyword inputs all arrive; None in a description leaves an input alone."""
+    """All positional and keyword inputs reach the module; None in a description leaves an input unchanged."""
     x, mask = twin.random(2, 5, 7), twin.random(5, 5)
     style = PrepareModuleInput(
         input_layouts=(Shard(1), None),
@@ -86,7 +86,7 @@ def test_the_gradient_of_a_gathered_input_is_scattered(twin):
 
 
 def test_a_dtensor_on_two_axes_keeps_the_other_axis(twin):
-    """A single placement speaks of tp only."""
+    """A single placement applies to the tp axis only."""
     x = twin.random(4, 6)
 
     def rank(mesh):
@@ -121,7 +121,7 @@ def test_a_full_layout_per_input(twin):
     ("x", {"mask": 1.5}, "attn (Probe): mask must be a tensor, got float"),
 ])  # fmt: skip
 def test_a_wrong_call_names_module_and_argument(twin, args, kwargs, message):
-    """A wrong count, or no tensor where one is declared, is a ValueError."""
+    """A wrong count, or a non-tensor where a tensor is declared, raises a ValueError."""
     style = PrepareModuleInput(
         input_layouts=Replicate(),
         desired_input_layouts=Replicate(),
@@ -149,14 +149,14 @@ def test_a_wrong_call_names_module_and_argument(twin, args, kwargs, message):
      "PrepareModuleInput: input_kwarg_layouts names ['x'], desired_input_kwarg_layouts names []"),
 ])  # fmt: skip
 def test_descriptions_that_do_not_match(options, message):
-    """Refused when the style is made."""
+    """Descriptions that do not match are refused by the style's constructor."""
     with pytest.raises(ValueError, match="PrepareModuleInput") as caught:
         PrepareModuleInput(**options)
     assert str(caught.value) == message
 
 
 def test_options_are_checked_and_shown():
-    """``repr`` shows every option; what is no layout is a TypeError."""
+    """``repr`` shows every option; a value that is no layout raises a TypeError."""
     style = PrepareModuleInput(input_layouts=(Shard(0), None), desired_input_layouts=(Replicate(), None))
     assert repr(style) == (
         "PrepareModuleInput(input_layouts=(Shard(0), None), desired_input_layouts=(Replicate(), None), "
@@ -167,7 +167,7 @@ def test_options_are_checked_and_shown():
 
 
 def test_keywords_alone(twin):
-    """Without a word about positional inputs, any number of them passes."""
+    """Without a description of positional inputs any number of them passes unchanged."""
 
     def rank(mesh):
         style = PrepareModuleInput(input_kwarg_layouts={"x": Shard(0)}, desired_input_kwarg_layouts={"x": Replicate()})
@@ -223,7 +223,7 @@ def test_an_output_is_brought_to_the_wanted_layout(twin, world, local):
 
 @pytest.mark.parametrize("kind", [tuple, list, Pair._make])
 def test_structures_keep_their_type(twin, kind):
-    """Outputs are converted one by one; None leaves one alone."""
+    """Structures of outputs keep their type, and None leaves an output unchanged."""
 
     def rank(mesh):
         style = PrepareModuleOutput(output_layouts=(Shard(0), None), desired_output_layouts=(Replicate(), None))
@@ -242,7 +242,7 @@ def test_structures_keep_their_type(twin, kind):
     ("y", "out (Echo): output 0 must be a tensor, got str"),
 ])  # fmt: skip
 def test_wrong_outputs_name_the_module(twin, value, message):
-    """A wrong count, or no tensor where one is declared, is a ValueError."""
+    """A wrong count, or a non-tensor where a tensor is declared, raises a ValueError."""
 
     def rank(mesh):
         style = PrepareModuleOutput(output_layouts=Replicate(), desired_output_layouts=Shard(0))
@@ -255,7 +255,7 @@ def test_wrong_outputs_name_the_module(twin, value, message):
 
 
 def test_descriptions_of_outputs_that_do_not_match():
-    """Refused when the style is made."""
+    """Descriptions that do not match are refused by the style's constructor."""
     with pytest.raises(ValueError, match="has 2 entries, desired_output_layouts has 1"):
         PrepareModuleOutput(output_layouts=(Shard(0), None), desired_output_layouts=Shard(0))
 

@@ -19,7 +19,7 @@ pytestmark = pytest.mark.platforms("torch")
 @pytest.mark.parametrize("bias", [True, False])
 @pytest.mark.parametrize("target", [None, Shard(0)])
 def test_a_plain_shard_of_uneven_features(twin, world, bias, target):
-    """10 features over 3 ranks are 4, 4, 2: the weight knows the width, the bias is added once, no implicit move."""
+    """Ten features over three ranks work without implicit redistribution, and the bias is added once."""
     from torch import nn
 
     ref = twin.Twin(twin.settle(nn.Linear(10, 7, bias=bias)), twin.random(5, 10))
@@ -43,7 +43,7 @@ def test_a_plain_shard_of_uneven_features(twin, world, bias, target):
 @pytest.mark.parametrize("world", [2, 3, 4])
 @pytest.mark.parametrize("vocabulary", [7, 10, 2])
 def test_embedding_by_rows(twin, world, vocabulary):
-    """Ids of other ranks' rows give zeros, ranks without rows take part, and the table's gradient is the dense one."""
+    """A table sharded by rows, some ranks without any, has the dense output and gradient."""
     import torch
     from torch import nn
 
@@ -63,7 +63,7 @@ def test_embedding_by_rows(twin, world, vocabulary):
 
 @pytest.mark.parametrize("shape", [(2, 2), (2, 3)])
 def test_embedding_on_two_axes(twin, shape):
-    """Ids sharded over dp, rows over tp."""
+    """Ids sharded over dp and rows over tp give the dense embedding."""
     import torch
     from torch import nn
 

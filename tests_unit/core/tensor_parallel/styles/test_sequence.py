@@ -11,7 +11,7 @@ pytestmark = pytest.mark.platforms("torch")
 @pytest.mark.parametrize("local", [True, False])
 @pytest.mark.parametrize("dim", [0, 1, -2])
 def test_weights_are_whole_and_so_are_their_gradients(twin, world, local, dim):
-    """Each rank sees a shard of a sequence of odd length; nobody has to reduce the weights' gradients afterwards."""
+    """Weights and their gradients are replicated, also for a sequence of odd length."""
     from torch import nn
 
     ref = twin.Twin(twin.settle(nn.LayerNorm(7)), twin.random(5, 3, 7))
@@ -33,7 +33,7 @@ def test_weights_are_whole_and_so_are_their_gradients(twin, world, local, dim):
 
 
 def test_a_replicated_dtensor_is_sliced(twin):
-    """A DTensor is brought to the sequence's shards, without communication from a whole one."""
+    """A DTensor is redistributed to the sequence's shards, without communication from a replicated one."""
     from torch import nn
 
     from hyper_parallel import record_events
@@ -55,7 +55,7 @@ def test_a_replicated_dtensor_is_sliced(twin):
 
 
 def test_a_wrong_argument_names_module_and_argument(twin):
-    """A ValueError says where and what."""
+    """A wrong argument raises a ValueError that names module and argument."""
 
     def rank(mesh):
         model = parallelize_module(twin.Block(), mesh, {"norm": SequenceParallel()})
