@@ -1,4 +1,4 @@
-"""What all unit tests share."""
+"""Fixtures and hooks of all unit tests."""
 
 from __future__ import annotations
 
@@ -32,9 +32,9 @@ def pytest_runtest_call(item):
 
 
 def _forget_plans():
-    """A rule that planned a call while nobody looked plans it again for the test that is to see its lines.
+    """Clear the caches of plans, so that a covered test plans its calls again.
 
-    Which file a worker had before is chance: without this a line is covered in one run and not in the next.
+    Which test files a worker ran before varies: without this a line is covered in some runs and not in others.
     """
     from hyper_parallel.core.dtensor import transition
     from hyper_parallel.core.shard.entry import OpEntry

@@ -12,7 +12,7 @@ pytestmark = pytest.mark.platforms("torch")
 
 
 class Given:
-    """One library's names, and a tensor on its mesh of two axes: what a mistake is made with."""
+    """The names of a library and a tensor on its mesh of two axes, with which a mistake is made."""
 
     def __init__(self, names, init, mesh_type):
         """Build the meshes of a world of four."""
@@ -75,7 +75,7 @@ MISTAKES = {
 
 
 def raised(case):
-    """What each mistake raises."""
+    """Return the exception of each mistake."""
     text = {}
     for name, mistake in MISTAKES.items():
         with pytest.raises(Exception) as caught:  # noqa: PT011 - which one is the question
@@ -86,7 +86,7 @@ def raised(case):
 
 @pytest.fixture(scope="module")
 def theirs():
-    """What PyTorch raises, in a pretended world of four."""
+    """The exceptions of PyTorch, in a fake world of four."""
     import torch.distributed as dist
     import torch.distributed.tensor as names
     from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
@@ -101,7 +101,7 @@ def theirs():
 
 @pytest.fixture(scope="module")
 def ours():
-    """What this library raises on rank 0 of a simulated world of four."""
+    """The exceptions of this library on rank 0 of a simulated world of four."""
 
     def rank():
         return raised(Given(hyper_parallel, hyper_parallel.init_device_mesh, hyper_parallel.DeviceMesh))
@@ -117,7 +117,7 @@ def test_what_caught_the_mistake_on_pytorch_catches_it_here(mistake, theirs, our
 
 
 def test_a_lookup_error_reads_plainly():
-    """A KeyError shows the repr of its message; ours does not, also after a journey between ranks."""
+    """Our lookup error shows its plain message, unlike KeyError, also after pickling between ranks."""
     error = MeshLookupError("mesh has no axis 'x'")
     copied = pickle.loads(pickle.dumps(error))  # noqa: S301 - its own bytes
     assert str(error) == str(copied) == "mesh has no axis 'x'"

@@ -62,7 +62,7 @@ EAGER_AT_TOP = {"_lazy", "errors", ""}
 
 @dataclass(frozen=True)
 class Edge:
-    """One import: who imports what, in which line, and when it happens."""
+    """An import: the importing and the imported module, the line, and when it happens."""
 
     source: str
     target: str
@@ -265,7 +265,7 @@ GOOD = {
 
 
 def test_a_good_tree_passes(tree):
-    """The walker is silent on a tree that keeps the rules, the door in select.py included."""
+    """The walker reports nothing for a tree that keeps the rules, select.py's imports by name included."""
     assert tree(GOOD) == []
 
 
@@ -319,7 +319,7 @@ def test_a_framework_outside_its_home_is_reported(tree, name, source):
 
 @pytest.mark.parametrize("form", ["from hyper_parallel.core.shard import {0}", "def f():\n    from . import {0}"])
 def test_a_cycle_is_reported_once(tree, form):
-    """A cycle of three modules is one finding that shows the whole way round, lazy imports included."""
+    """A cycle of three modules is reported once with its whole path, lazy imports included."""
     ring = {f"core/shard/{a}.py": form.format(b) for a, b in ("xy", "yz", "zx")}
     report = tree({**GOOD, **ring})
     names = [f"hyper_parallel.core.shard.{name}" for name in "xyzx"]
@@ -327,7 +327,7 @@ def test_a_cycle_is_reported_once(tree, form):
 
 
 def test_a_cycle_that_exists_for_types_only_is_none(tree):
-    """Two modules may name each other's types: the import under TYPE_CHECKING never runs."""
+    """A cycle of imports under TYPE_CHECKING is allowed, since these never run."""
     guarded = "from typing import TYPE_CHECKING\nif TYPE_CHECKING:\n    from . import x\n"
     assert tree({**GOOD, "core/shard/x.py": "from . import y", "core/shard/y.py": guarded}) == []
 
@@ -346,13 +346,13 @@ def fresh_python(*args, tmp_path):
 
 
 def test_import_loads_no_framework(tmp_path):
-    """`import hyper_parallel` loads neither PyTorch nor MindSpore: who uses one never pays for the other."""
+    """`import hyper_parallel` loads neither PyTorch nor MindSpore."""
     code = f"import sys, hyper_parallel; print(sorted({FRAMEWORKS!r} & set(sys.modules)))"
     assert fresh_python("-c", code, tmp_path=tmp_path).stdout.strip() == "[]"
 
 
 def test_import_brings_almost_nothing(tmp_path):
-    """`import hyper_parallel` loads two modules of the library and none of another package: that is what it costs."""
+    """`import hyper_parallel` loads two modules of the library and none of another package."""
     code = f"import sys; before = set(sys.modules); import {TOP}; print(*sorted(set(sys.modules) - before))"
     loaded = fresh_python("-c", code, tmp_path=tmp_path).stdout.split()
     assert [name for name in loaded if name.split(".")[0] == TOP] == [TOP, f"{TOP}._lazy"]

@@ -1,4 +1,4 @@
-"""The command where it is not installed."""
+"""The command of the package when it is not installed."""
 
 from __future__ import annotations
 

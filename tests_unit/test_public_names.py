@@ -44,7 +44,7 @@ def test_type_checkers_see_the_public_names(package):
 
 @pytest.mark.parametrize("package", PACKAGES)
 def test_names_come_without_a_framework(package):
-    """All public names can be imported where no framework is."""
+    """All public names can be imported without a framework."""
     code = (
         f"import sys; sys.modules['torch'] = sys.modules['mindspore'] = None; import {package} as p; "
         "[getattr(p, name) for name in p.__all__]"
@@ -54,7 +54,7 @@ def test_names_come_without_a_framework(package):
 
 @pytest.mark.parametrize("package", PACKAGES)
 def test_no_public_name_turns_into_a_module(package):
-    """A public name means the same in whatever order names and modules are imported; it is never a module's."""
+    """A public name means the same in any order of imports, and is never a module."""
     code = (
         f"import importlib, pkgutil, types; import {package} as p; "
         "[importlib.import_module(p.__name__ + '.' + one.name) for one in pkgutil.iter_modules(p.__path__)]; "
@@ -84,7 +84,7 @@ def test_the_event_log_is_also_where_operators_are():
 
 @pytest.mark.platforms("torch")
 def test_value_and_grad_on_torch_names_what_to_do():
-    """PyTorch keeps gradients on tensors: the error says how to get them."""
+    """value_and_grad on PyTorch raises an error that shows how to get gradients there."""
     import hyper_parallel
     from hyper_parallel.errors import UnsupportedOnBackend
     from hyper_parallel.platform.select import use_platform

@@ -29,7 +29,7 @@ class Pair(NamedTuple):
 
 
 def test_leaves_come_in_order_and_mappings_are_leaves_unless_asked_for():
-    """Sequences nest by default; mappings do where the caller counts them as containers."""
+    """Sequences are containers by default, and mappings only if the caller lists them."""
     tree = [1, (2, [3]), {"a": 4, "b": [5]}]
     assert leaves(tree) == [1, 2, 3, {"a": 4, "b": [5]}]
     assert leaves(tree, CONTAINERS) == [1, 2, 3, 4, 5]
@@ -37,7 +37,7 @@ def test_leaves_come_in_order_and_mappings_are_leaves_unless_asked_for():
 
 
 def test_a_path_leads_to_its_leaf_and_names_it():
-    """Every leaf has the path that reads it, and the expression of that path."""
+    """Each leaf is listed with the path and the expression that read it."""
     tree = {"a": [1, (2,)], "b": 3}
     leaf_of = dict(paths(tree, CONTAINERS))
     assert leaf_of == {("a", 0): 1, ("a", 1, 0): 2, ("b",): 3}
@@ -59,7 +59,7 @@ def test_a_path_leads_to_its_leaf_and_names_it():
     ],
 )
 def test_a_rebuilt_container_has_its_own_type(tree):
-    """A map changes leaves only: list, tuple, named tuple and every kind of mapping stay what they are."""
+    """A map changes leaves only; lists, tuples, named tuples and mappings keep their types."""
     doubled = tree_map(lambda leaf: 2 * leaf, tree, CONTAINERS)
     assert type(doubled) is type(tree)
     assert leaves(doubled, CONTAINERS) == [2 * leaf for leaf in leaves(tree, CONTAINERS)]
@@ -68,11 +68,11 @@ def test_a_rebuilt_container_has_its_own_type(tree):
 
 
 def test_a_map_may_know_the_names_of_leaves():
-    """Named maps call with the expression that reads each leaf."""
+    """A named map passes the expression that reads each leaf."""
     assert tree_map_named(lambda name, leaf: (name, leaf), "x", [1, (2,)]) == [("x[0]", 1), (("x[1][0]", 2),)]
 
 
 def test_rebuilding_does_not_change_what_it_is_modelled_on():
-    """The model of a rebuilt mapping keeps its own items."""
+    """Rebuilding a mapping does not change the mapping that it is modelled on."""
     model = OrderedDict(a=1)
     assert (rebuild(model, {"a": 2}), model) == (OrderedDict(a=2), OrderedDict(a=1))

@@ -25,14 +25,14 @@ OTHERS = {
 
 
 def files(package):
-    """Names of a package's modules, without importing them."""
+    """The names of a package's modules, without importing them."""
     room = Path(find_spec("hyper_parallel").origin).parent
     return {path.stem for path in (room / package).glob("*.py")} - {"__init__"}
 
 
 @pytest.mark.parametrize("framework", OTHERS)
 def test_operators_are_filed_by_family(framework):
-    """A file of a framework's operators has the name of a file of rules, or is listed here with its reason."""
+    """A file of a framework's operators is named as a file of rules, or is listed here with its reason."""
     names = files(f"platform/{framework}/ops")
     assert names - files("core/shard/rules") == OTHERS[framework].keys()
 
@@ -48,7 +48,7 @@ def test_cross_is_linear_algebra(package):
 
 @pytest.mark.parametrize("framework", OTHERS)
 def test_each_spelling_is_beside_its_operators_rule(framework):
-    """What is stated of an operator in a family's file is of an operator whose rule is in the file of that name."""
+    """A family's file states spellings and kernels only of operators whose rule is in the file of that name."""
     room = Path(find_spec("hyper_parallel").origin).parent
     families = files("core/shard/rules")
     home = {op: family for family in families for op in literals(room / f"core/shard/rules/{family}.py", RULES)}
@@ -62,7 +62,7 @@ def test_each_spelling_is_beside_its_operators_rule(framework):
 
 
 def stated(call):
-    """Canonical operators that a call of a registry's verbs names literally."""
+    """The canonical operators that a call of a registry's verbs names literally."""
     texts = [arg.value for arg in call.args if isinstance(arg, ast.Constant)]
     match getattr(call.func, "id", None):
         case "spelling":
@@ -79,7 +79,7 @@ RULES = {"rule", "decomposition", "Rule", "Decomposition"}
 
 
 def literals(path, calls):
-    """Operators that a file of rules declares by a literal name."""
+    """The operators that a file of rules declares by a literal name."""
     tree = ast.parse(path.read_text(encoding="utf-8"))
     return {
         node.args[0].value

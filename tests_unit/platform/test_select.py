@@ -12,7 +12,7 @@ from hyper_parallel.platform import select
 
 @pytest.fixture
 def bare(monkeypatch):
-    """Neither framework imported nor installed, nothing in the environment, nothing built."""
+    """An environment in which no framework is imported or installed and no platform is built."""
     monkeypatch.delenv(select.ENVIRONMENT_VARIABLE, raising=False)
     monkeypatch.setattr(select, "_BUILT", {})
     for name in select.FRAMEWORKS:
@@ -23,7 +23,7 @@ def bare(monkeypatch):
 
 
 def built(monkeypatch):
-    """Platforms are built as plain objects, and remembered by name."""
+    """Build platforms as plain objects, recorded by name."""
     made = {}
 
     def load(name):
@@ -51,7 +51,7 @@ def test_an_unknown_name_in_a_call():
 
 
 def test_nothing_installed(bare):
-    """Without a framework the error says what to install, and is an ImportError."""
+    """Without a framework an ImportError names what to install."""
     with pytest.raises(ImportError) as caught:
         select.get_platform()
     assert isinstance(caught.value, HyperParallelError)
@@ -62,7 +62,7 @@ def test_nothing_installed(bare):
 
 @pytest.mark.parametrize("name", select.FRAMEWORKS)
 def test_asked_for_and_missing(bare, name):
-    """A framework that is asked for and missing is an ImportError that names the extra."""
+    """A framework that is requested and missing raises an ImportError that names the extra."""
     with pytest.raises(select.MissingFrameworkError) as caught:
         select.platform_named(name)
     assert str(caught.value) == (
@@ -89,7 +89,7 @@ def test_mindspore_needs_numpy_1(bare, monkeypatch):
     ({"torch", "mindspore"}, ("mindspore",), "Torch", "torch"),
 ])  # fmt: skip
 def test_order_of_choice(bare, monkeypatch, present, imported, asked, expected):
-    """The environment first, then the only framework imported, then MindSpore, then PyTorch."""
+    """The platform is chosen by the environment, then the only imported framework, then MindSpore, then PyTorch."""
     bare.update(present)
     built(monkeypatch)
     for name in imported:
@@ -117,7 +117,7 @@ def test_an_explicit_choice_wins_in_its_thread(bare, monkeypatch):
 
 
 def test_a_platform_is_built_once(bare, monkeypatch):
-    """Threads that ask at once get the one object."""
+    """Threads that ask for a platform at once get the same object."""
     bare.update(select.FRAMEWORKS)
     count = []
     monkeypatch.setattr(
@@ -141,7 +141,7 @@ def test_a_value_that_no_framework_knows():
 
 @pytest.mark.platforms("torch")
 def test_a_tensor_tells_its_platform():
-    """The type of a tensor decides, subclasses and parameters included, whatever is chosen."""
+    """platform_of decides by the tensor's type, subclasses and parameters included, whatever platform is chosen."""
     import torch
 
     for value in (torch.ones(1), torch.nn.Parameter(torch.ones(1)), torch.nn.Linear(1, 1)):
@@ -149,7 +149,7 @@ def test_a_tensor_tells_its_platform():
 
 
 def test_the_default_is_told_without_an_import(bare, monkeypatch):
-    """MindSpore before PyTorch, the only imported one before that, the environment before all; nothing is imported."""
+    """The default follows the order of choice and is found without importing a framework."""
     made = built(monkeypatch)
     bare.update(select.FRAMEWORKS)
     assert select.default_framework() == "mindspore"

@@ -118,7 +118,7 @@ def test_bytes_reach_the_minimum_uneven(dense, mesh):
 @pytest.mark.parametrize("mesh", [(2, 2), (2, 3)])
 @pytest.mark.untraced
 def test_shard_to_shard_always_reaches_the_minimum(dense, mesh):
-    """No change between shard and replicate layouts, whatever the orders, moves an element that is held already."""
+    """Changes between shard and replicate layouts of any order send no element that a rank already has."""
     layouts = dense.every_layout(dense.grid(mesh), (6, 24), partials=())
     for source, target in itertools.product(layouts, layouts):
         steps = plan_transition(source, target)

@@ -1,4 +1,4 @@
-"""Facet *collectives*: the same values and the same errors on every framework; over gloo, messages that do not fit."""
+"""Facet *collectives*: the same values and errors on every framework; over gloo, mismatched messages."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ REDUCE = {
 
 
 def data(world, op="sum", rows=None):
-    """What every rank holds, rank first: truths for all and any, else numbers whose sums and products are exact."""
+    """The arrays of all ranks, rank first: booleans for all and any, else numbers with exact sums and products."""
     rng = np.random.default_rng(world)
     shape = (world, *(() if rows is None else (rows,)), 3)
     if op in {"all", "any"}:
@@ -39,12 +39,12 @@ def data(world, op="sum", rows=None):
 
 
 def groups(world):
-    """Ways to name ranks of which all are members: the world, a tuple and a list in other orders, some of the ranks."""
+    """The ways to name a group: None, a tuple and a list in other orders, some of the ranks."""
     return [None, tuple(range(world))[::-1], [*range(1, world), 0], (world - 1,), tuple(range(world - 1))]
 
 
 def members(group, world):
-    """Global ranks of a group as the test spells it."""
+    """The global ranks of a group, however it is named."""
     return list(range(world)) if group is None else list(group)
 
 
@@ -58,7 +58,7 @@ def run(platform_name, world, rank):
 
 
 def refusals(platform, calls):
-    """Type and message of each call's error."""
+    """Return the type and message of each call's error."""
     results = []
     for call in calls:
         with pytest.raises((HyperParallelError, ValueError)) as caught:
@@ -68,14 +68,14 @@ def refusals(platform, calls):
 
 
 def each_group(world, platform, call):
-    """Results of ``call(group)`` for every group that has this rank, as numpy, by the group's number."""
+    """Results of ``call(group)`` for every group that has this rank, as NumPy, by the group's index."""
     mine = platform.get_rank()
     named = [(number, group) for number, group in enumerate(groups(world)) if mine in members(group, world)]
     return {number: platform.tensor_to_numpy(call(group)) for number, group in named}
 
 
 def same(result, wanted):
-    """Equal in every bit, dtype and shape included."""
+    """Assert equality in every bit, dtype and shape included."""
     assert result.dtype == wanted.dtype
     np.testing.assert_array_equal(result, wanted, strict=True)
 
@@ -101,7 +101,7 @@ def test_all_reduce(platform_name, world, op):
 @WORLDS
 @pytest.mark.parametrize("op", REDUCE)
 def test_reduce_scatter_tensor(platform_name, world, op):
-    """A member gets the slice of its position in the group."""
+    """Each member of the group gets the slice of its position."""
     parts = data(world, op, rows=6)
 
     def rank(platform):
@@ -117,7 +117,7 @@ def test_reduce_scatter_tensor(platform_name, world, op):
 @WORLDS
 @pytest.mark.parametrize("dtype", ["float64", "int64", "bool"])
 def test_all_gather_into_tensor_and_broadcast(platform_name, world, dtype):
-    """Pieces are concatenated in the group's order; the source is a global rank."""
+    """Shards are concatenated in the group's order; the source is a global rank."""
     parts = data(world, rows=2).astype(dtype)
 
     def rank(platform):
@@ -137,7 +137,7 @@ def test_all_gather_into_tensor_and_broadcast(platform_name, world, dtype):
 
 @WORLDS
 def test_all_gather_object(platform_name, world):
-    """The list that is given is filled, whatever its length was, in the group's order."""
+    """The given list is filled in the group's order, whatever its length was."""
 
     def rank(platform):
         everyone, reverse = [None] * world, []
@@ -152,7 +152,7 @@ def test_all_gather_object(platform_name, world):
 
 @WORLDS
 def test_refusals(platform_name, world):
-    """What cannot be served is refused on every rank, before anything is sent, with the same words everywhere."""
+    """Invalid calls are refused on every rank, before anything is sent, with the same message."""
 
     def rank(platform):
         mine, x = platform.get_rank(), platform.from_numpy(np.ones((5 * world + 1, 2)))
@@ -213,7 +213,7 @@ def test_refusals(platform_name, world):
 # Messages from one rank to another, over gloo in real processes
 
 LONG = (700, 1000)
-"""Shape of a message of several pieces."""
+"""Shape of a message that is sent in several chunks."""
 UNEQUAL = (
     (("float32", LONG), ("float32", (3,))),
     (("float64", LONG), ("float32", LONG)),
@@ -234,7 +234,7 @@ REFUSED = [
         "into its contiguous()"
     ),
 ]
-"""What is told of a wrong tag, and of an expanded tensor."""
+"""The messages about a wrong tag and an expanded tensor."""
 LEFT = [
     "send: f32[] to rank 0 (tag 0) is lost; that rank ended or died before, its output says why",
     "recv: i64[3] from rank 0 (tag 5) is lost; that rank ended or died before, its output says why",
@@ -243,7 +243,7 @@ LEFT = [
         "destroy_process_group"
     ),
 ]
-"""What is told of a rank that has left, and once this one has."""
+"""The messages about a rank that has left the world, and after this rank has left it."""
 
 
 def _message_of(wait, *arguments, kind=CollectiveMismatchError):
@@ -253,7 +253,7 @@ def _message_of(wait, *arguments, kind=CollectiveMismatchError):
 
 
 class _Ring:
-    """One rank, which sends to the next one and receives from the one before."""
+    """A rank that sends to the next one and receives from the one before."""
 
     def __init__(self, platform_name):
         self.platform = platform = platform_named(platform_name)
@@ -265,7 +265,7 @@ class _Ring:
         return self.platform.from_numpy(np.full(what[1], value, what[0]))
 
     def right(self, shape):
-        """Two messages on their way at once, both what is expected, waited for in the other order."""
+        """Two matching messages at once, waited for in reverse order."""
         wishes = [self.platform.irecv(self.make(("float32", shape)), self.before) for _ in range(2)]
         values = [self.make(("float32", shape), self.me + 10.0 * turn) for turn in range(2)]
         sent = [self.platform.isend(value, self.after) for value in values]
@@ -277,7 +277,7 @@ class _Ring:
             np.testing.assert_array_equal(array, want, strict=True)
 
     def one_by_one(self):
-        """Who waits for the sending first finds all others doing the same."""
+        """Each rank waits for its send first, as all others do."""
         messages = []
         for sends, expects in UNEQUAL:
             wish = self.platform.irecv(self.make(expects), self.before)
@@ -287,7 +287,7 @@ class _Ring:
         return messages
 
     def at_once(self):
-        """All on their way, and the last one waited for first."""
+        """All messages at once, the last one waited for first."""
         wishes = [self.platform.irecv(self.make(expects), self.before) for _, expects in UNEQUAL]
         sent = [self.platform.isend(self.make(sends), self.after) for sends, _ in UNEQUAL]
         messages = [_message_of(wish.wait) for wish in reversed(wishes)]
@@ -297,7 +297,7 @@ class _Ring:
         return messages[::-1]
 
     def blocking(self):
-        """From rank 0 to rank 1, in the end one that this library has not sent."""
+        """Blocking messages from rank 0 to rank 1, the last one not sent by this library."""
         import torch  # whose gloo carries MindSpore's, too
         import torch.distributed as dist
 
@@ -312,7 +312,7 @@ class _Ring:
         return messages
 
     def late(self):
-        """From rank 0 to rank 1, which joins a collective before it waits for what is longer than it expects."""
+        """Rank 1 joins a collective before it waits for a message that is longer than expected."""
         wishes = [self.platform.irecv(self.make(("float32", (3,))), 0) for _ in range(3)] if self.me == 1 else []
         if self.me == 0:
             for turn, shape in enumerate((LONG, (3,), LONG)):
@@ -324,7 +324,7 @@ class _Ring:
         return messages
 
     def refused(self):
-        """What is wrong before anything is sent."""
+        """Calls that are refused before anything is sent."""
         row = self.make(("float32", (1, 3)))
         messages = []
         for call in (
@@ -337,7 +337,7 @@ class _Ring:
         return messages
 
     def left(self):
-        """Messages to and from rank 0, which leaves, and some that a rank waits for once it has left the world."""
+        """Messages to and from a rank that leaves the world, and waits after leaving it."""
         if self.me == 0:
             return []
         begun = [self.platform.irecv(self.make(("int64", (3,))), 0, tag=5) for _ in range(2)]
@@ -347,7 +347,7 @@ class _Ring:
         return [*messages, _message_of(begun[1].wait, kind=HandleError)]
 
     def swapped(self):
-        """Of a pair either one has more."""
+        """Two ranks exchange messages of different lengths."""
         messages = []
         for larger in range(2) if self.me < 2 else ():
             mine = self.make(("float32", LONG if self.me == larger else (3,)))
@@ -357,7 +357,7 @@ class _Ring:
 
 
 class _Pair:
-    """Ranks 0 and 1 of a world, which send and receive in many ways at once: everything is a single number."""
+    """Ranks 0 and 1 of a world, which send and receive single numbers in many ways at once."""
 
     def __init__(self, platform_name):
         self.platform = platform = platform_named(platform_name)
@@ -379,11 +379,11 @@ class _Pair:
         return [dist.new_group([0, 1], use_local_synchronization=True) for _ in range(2)]
 
     def number(self, value):
-        """As a tensor."""
+        """The number as a tensor."""
         return self.platform.from_numpy(np.array([value]))
 
     def send(self):
-        """In one order."""
+        """Send in one order."""
         sent = [self.platform.isend(self.number(turn), 1, group, tag) for turn, (group, tag) in enumerate(self.ways)]
         for group in (None, (0, 1)):
             self.platform.send_object_list([group], 1, group)
@@ -394,7 +394,7 @@ class _Pair:
         return swapped
 
     def receive(self):
-        """In another one."""
+        """Receive in another order."""
         results = []
         for group in (None, (0, 1)):
             room = [0]
@@ -405,7 +405,7 @@ class _Pair:
         return results + [self.value(wish.wait()) for wish in reversed(wishes)]
 
     def again(self):
-        """A group that is destroyed, which its receiver refuses before it has waited, and built again."""
+        """A group is destroyed, which is refused while a receive is pending, and built again."""
         platform, peer, results = self.platform, 1 - self.me, []
         for value in (40, 41):
             group = platform.create_group([0, 1])
@@ -422,12 +422,12 @@ class _Pair:
         return [*results, platform.transport().build_of((0, 1))]
 
     def value(self, tensor):
-        """Of the single element."""
+        """The value of the single element."""
         return int(self.platform.tensor_to_numpy(tensor)[0])
 
 
 def _apart(platform_name):
-    """What arrives at ranks 0 and 1."""
+    """The values that arrive at ranks 0 and 1."""
     pair = _Pair(platform_name)
     return (pair.send() if pair.me == 0 else pair.receive()) + pair.again() if pair.me < 2 else []
 
@@ -442,7 +442,7 @@ def _compare_apart(results, groups):
 
 
 def test_messages_of_other_members_tags_and_groups_are_told_apart(platform_name):
-    """A message meets the receive of its member, tag and group, in whatever order others come; simulated ranks, too."""
+    """A message reaches the receive of its sender, tag and group in any order; on simulated ranks too."""
     _compare_apart(simulate(_apart, 3, platform_name, (platform_name,)), 6)
 
 
@@ -459,7 +459,7 @@ PARTS = {
 
 
 def _into_parts(platform_name):
-    """Rank 0 sends to rank 1, which receives into each part of a tensor of its own; these tensors."""
+    """Rank 0 sends to rank 1, which receives into each part of a tensor; return these tensors."""
     platform, results = platform_named(platform_name), {}
     for dtype in ("float32", "bfloat16", "bool", "complex64"):
         for name, part in PARTS.items():
@@ -475,7 +475,7 @@ def _into_parts(platform_name):
 
 
 def test_messages_are_received_into_parts_of_tensors(platform_name):
-    """What arrives in a view shows in the tensor of which it is a part, for every dtype and stride."""
+    """A receive into a view writes the tensor of which it is a part, for every dtype and stride."""
     results = simulate(_into_parts, 2, platform_name, (platform_name,))[1]
     assert len(results) == 4 * len(PARTS)
     for (dtype, name), array in results.items():
@@ -488,7 +488,7 @@ def test_messages_are_received_into_parts_of_tensors(platform_name):
 @pytest.mark.filterwarnings("ignore:The PyTorch API of nested tensors")
 @pytest.mark.platforms("torch")
 def test_tensors_that_cannot_be_received_into_are_refused():
-    """At the call, with the reason; strides that reach over each other without meeting are fine."""
+    """Irecv refuses tensors that cannot be received into, with the reason; interleaved strides are allowed."""
     import torch
 
     with torch.inference_mode():
@@ -518,7 +518,7 @@ def test_tensors_that_cannot_be_received_into_are_refused():
 
 
 def _unequal(platform_name):
-    """What each rank is told in every form there is, and a sum afterwards."""
+    """The messages of mismatched sends and receives in every form, and a sum afterwards."""
     ring = _Ring(platform_name)
     messages = [
         form() for form in (ring.one_by_one, ring.at_once, ring.blocking, ring.late, ring.refused, ring.swapped)
@@ -529,7 +529,7 @@ def _unequal(platform_name):
 
 
 def test_a_message_that_is_not_expected_is_told(platform_name):
-    """Longer, shorter, of another dtype or shape: its receiver is told, nobody hangs or ends, and all go on."""
+    """A message of another length, dtype or shape raises on its receiver, and all ranks continue."""
     require_transport(platform_name)
     for world_size in (2, 3) if platform_name == "torch" else (3,):
         results = launch(_unequal, world_size, platform_name, (platform_name,), timeout=120)

@@ -1,4 +1,4 @@
-"""Two threads that meet: in turn, one leaving early, one failing, one never coming."""
+"""Two threads in lockstep: in turn, one leaving early, one failing, one never arriving."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from hyper_parallel.platform.contract.differentiable import HookCoordinator
 
 
 def run(*bodies):
-    """Run each body in a thread of its own; what each returned or raised."""
+    """Run each body in a thread of its own; return what each returned or raised."""
     results = [None] * len(bodies)
 
     def call(index, body):
@@ -32,7 +32,7 @@ def run(*bodies):
 
 
 def test_each_learns_where_the_other_is():
-    """Two passes over all positions meet one by one, forward against backward."""
+    """Two threads meet at every position, one forward and one backward."""
     meet = HookCoordinator(5.0)
     results = run(
         lambda: [meet.rendezvous(position, "forward") for position in "ABCD"],
@@ -45,7 +45,7 @@ def test_each_learns_where_the_other_is():
 
 
 def test_who_leaves_lets_the_other_go_on():
-    """A thread with fewer positions leaves at its end; the other passes the rest alone."""
+    """A thread with fewer positions leaves at its end; the other continues alone."""
     meet = HookCoordinator(5.0)
 
     def short():
@@ -59,7 +59,7 @@ def test_who_leaves_lets_the_other_go_on():
 
 
 def test_a_failure_of_one_reaches_the_other():
-    """The partner of a thread that raises raises, too, and says what happened."""
+    """If a thread raises, its partner raises with the cause."""
     meet = HookCoordinator(5.0)
 
     def failing():
@@ -74,7 +74,7 @@ def test_a_failure_of_one_reaches_the_other():
 
 
 def test_a_deadlock_is_told():
-    """Who waits in vain says for how long, where, and where its partner was last; later comers are told the same."""
+    """A deadlock raises with the time waited, the position and the partner's last one; later calls raise it too."""
     meet = HookCoordinator(0.1)
     results = run(lambda: [meet.rendezvous(position) for position in "AB"], lambda: meet.rendezvous("C", "backward"))
     assert str(results[0]) == (

@@ -1,4 +1,4 @@
-"""Facets *identity* and *groups*: who a rank is, and which ranks it works with."""
+"""Facets *identity* and *groups*: the rank, its groups and positions."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The contract as data against what each platform has: no member is missing, renamed, or refused without a reason."""
+"""The contract against each platform: no member is missing, renamed, or refused without a reason."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ NAMES = [(facet, member) for facet, members in MEMBERS.items() for member in mem
 
 
 def test_the_contract_has_95_members_and_3_selectors():
-    """The table is whole: nothing of the contract was left out of it."""
+    """The table has all 95 members and 3 selectors of the contract."""
     assert sum(map(len, MEMBERS.values())) == 95
     assert len(SELECTION) == 3
     assert all(callable(getattr(select, name)) for name in SELECTION)
@@ -31,7 +31,7 @@ def parameters(member):
 
 @pytest.mark.parametrize("facet, member", NAMES)
 def test_a_member_exists_with_its_parameters(platform_name, facet, member):
-    """Every member is there, under its name, and takes its parameters in their order; more are keyword-only."""
+    """Every member exists under its name with its parameters in order; further ones are keyword-only."""
     platform = select.platform_named(platform_name)
     if member in PROPERTIES:
         assert getattr(platform, member) is not None
@@ -44,12 +44,12 @@ def test_a_member_exists_with_its_parameters(platform_name, facet, member):
 
 @pytest.mark.parametrize("name", ATTRIBUTES)
 def test_an_attribute_exists(platform_name, name):
-    """Every attribute of the contract is there."""
+    """Every attribute of the contract exists."""
     assert getattr(select.platform_named(platform_name), name) is not None
 
 
 def test_the_ledger_names_members_with_reasons(platform_name):
-    """A gap is of a member of the contract, once per device, with a reason and a substitute."""
+    """Each gap names a member of the contract, once per device, with a reason and a substitute."""
     members = {member for _, member in NAMES}
     seen = set()
     for gap in select.platform_named(platform_name).gaps:
@@ -62,7 +62,7 @@ def test_the_ledger_names_members_with_reasons(platform_name):
 
 
 def test_what_is_not_in_the_ledger_cannot_be_refused(platform_name):
-    """A refusal is made from a ledger entry; without one it is a mistake in the library."""
+    """A member that is not in the gap ledger cannot be refused."""
     platform = select.platform_named(platform_name)
     with pytest.raises(KeyError, match=f"get_rank is not in the gap ledger of {platform_name} on cpu"):
         raise platform.unsupported("get_rank")

@@ -1,4 +1,4 @@
-"""Activations that are not kept: measured footprints, random numbers, and what cannot be run again."""
+"""Activations that are not kept: measured footprints, random numbers, and calls that cannot be recomputed."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ def test_memory_is_saved_as_promised(platform_name, reports):
 
 
 def test_a_spill_file_gives_back_what_it_took():
-    """Arrays of any dtype and shape come back, in any order, each in memory of its own."""
+    """Arrays of any dtype and shape are read back in any order, each in memory of its own."""
     file, arrays = SpillFile(), [np.arange(6.0).reshape(2, 3), np.zeros((0, 2)), np.array(True), np.int32([7])]
     records = [file.write(array) for array in arrays]
     for array, record in reversed(list(zip(arrays, records, strict=True))):
@@ -47,7 +47,7 @@ def test_a_spill_file_gives_back_what_it_took():
 
 @pytest.mark.platforms("torch")
 def test_dropout_of_a_dtensor_is_drawn_again_as_it_was():
-    """A checkpointed dropout of a DTensor drops in its second run what it dropped in the first."""
+    """A checkpointed dropout of a DTensor samples the same mask in its second run as in the first."""
 
     def rank():
         import torch
@@ -68,7 +68,7 @@ def test_dropout_of_a_dtensor_is_drawn_again_as_it_was():
 
 @pytest.mark.platforms("mindspore")
 def test_what_cannot_be_run_again_is_refused():
-    """MindSpore draws the mask of nn.Dropout anew on CPU: recomputing it is an error, never a wrong gradient."""
+    """Recomputing nn.Dropout of MindSpore on CPU, which samples another mask, is an error."""
 
     def rank():
         import mindspore

@@ -1,4 +1,4 @@
-"""Models that are built without storage."""
+"""Models built without storage."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from hyper_parallel.verify.simulate import simulate
 
 
 def test_a_rank_holds_its_shard_alone(platform_name):
-    """Of a weight over 8 ranks each gets its rows, none on the last one; they are those of one weight, gathered."""
+    """Each of 8 ranks gets its rows of a weight, the last one none, equal to those of the gathered weight."""
 
     def rank():
         platform = platform_named(platform_name)
@@ -37,7 +37,7 @@ def test_a_rank_holds_its_shard_alone(platform_name):
 
 
 def _drawn_by_all():
-    """Name, mean, deviation, least and largest value of each initializer's numbers: the framework's own, and ours."""
+    """Name, mean, deviation, minimum and maximum of each initializer's numbers: the framework's own, and ours."""
     import mindspore
     from mindspore import nn
     from mindspore.common import initializer as kinds
@@ -68,7 +68,7 @@ def _drawn_by_all():
 
 @pytest.mark.platforms("mindspore")
 def test_pieces_are_drawn_as_the_framework_draws():
-    """Of every initializer that pieces can be drawn of, the numbers are distributed as MindSpore's own."""
+    """Shards sampled by each supported initializer have the distribution of MindSpore's own numbers."""
     for name, own, sampled in simulate(_drawn_by_all, 3, "mindspore")[0]:
         wide = max(own[1], 1e-6)  # one standard deviation; the extremes of ten thousand numbers lie a few apart
         np.testing.assert_allclose(sampled[:2], own[:2], atol=0.05 * wide, err_msg=name)
@@ -78,7 +78,7 @@ def test_pieces_are_drawn_as_the_framework_draws():
 
 @pytest.mark.platforms("mindspore")
 def test_an_initializer_of_unknown_numbers_is_named():
-    """Where no piece can be drawn of an initializer it is refused, with those that can."""
+    """An initializer that cannot sample shards is refused, with a list of those that can."""
     from mindspore import float32, nn
     from mindspore.common import initializer as kinds
 
@@ -112,7 +112,7 @@ def test_a_module_that_cannot_fill_itself_is_named():
 
 @pytest.mark.platforms("torch")
 def test_buffers_stay_unless_asked_for():
-    """Parameters alone are delayed by default; with include_buffers buffers are, too; ties survive filling."""
+    """By default only parameters are delayed, with include_buffers also buffers; ties survive initialization."""
     import torch
 
     platform = platform_named("torch")

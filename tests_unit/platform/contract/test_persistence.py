@@ -38,7 +38,7 @@ print(sorted(one.name for one in folder.iterdir()))
 
 
 def test_a_full_disk_leaves_the_old_file(tmp_path, platform_name):
-    """When no more can be written, the error names the file, the old one is whole, and no partial file stays."""
+    """On a full disk the error names the file, the old file is intact, and no partial file stays."""
     done = subprocess.run(
         [sys.executable, "-c", FULL, platform_name, str(tmp_path)], capture_output=True, text=True, check=False
     )
@@ -49,7 +49,7 @@ def test_a_full_disk_leaves_the_old_file(tmp_path, platform_name):
 
 
 def test_a_crash_half_way_leaves_the_old_file(tmp_path):
-    """An interruption while the new file is written (Ctrl-C, say) passes, and the old file is as it was."""
+    """An interruption while the new file is written is passed on and leaves the old file intact."""
     path = tmp_path / "x"
     path.write_bytes(b"old")
 
@@ -64,7 +64,7 @@ def test_a_crash_half_way_leaves_the_old_file(tmp_path):
 
 
 def test_a_path_that_cannot_be_written(tmp_path, platform_name):
-    """A folder that does not exist, or that is a file, is an error that names the path."""
+    """Saving to a folder that does not exist, or that is a file, raises an error with the path."""
     platform = platform_named(platform_name)
     state = {"x": platform.from_numpy(np.ones(2))}
     (tmp_path / "file").write_bytes(b"")
@@ -75,7 +75,7 @@ def test_a_path_that_cannot_be_written(tmp_path, platform_name):
 
 @pytest.mark.platforms("torch", "mindspore", together=True)
 def test_files_are_read_by_the_other_framework_and_by_safetensors(tmp_path):
-    """What one framework saves, bfloat16 included, the other loads bit for bit, and so does the safetensors library."""
+    """A file of one framework, bfloat16 included, is loaded bit for bit by the other and by safetensors."""
     from safetensors.torch import load_file
 
     values = np.arange(-6, 6, dtype=np.float32).reshape(3, 4) / 7
@@ -106,7 +106,7 @@ DAMAGED = (
 
 
 class Touch:
-    """What creates a file when it is unpickled."""
+    """An object that creates a file when it is unpickled."""
 
     def __init__(self, path):
         self.path = path
@@ -116,7 +116,7 @@ class Touch:
 
 
 def own_file(platform, folder):
-    """A file of the framework's own format with three tensors, and what is in it; its name has no suffix."""
+    """A file of the framework's own format without suffix, and its three tensors."""
     path = folder / "own"
     state = {"a": np.arange(6.0).reshape(2, 3), "b": np.ones(5, np.float32), "c": np.array(2.5)}
     tensors = {name: platform.from_numpy(array) for name, array in state.items()}
@@ -125,7 +125,7 @@ def own_file(platform, folder):
 
 
 def refused(platform, path):
-    """The words with which a file of the framework's own format is refused."""
+    """The message with which a file of the framework's own format is refused."""
     with pytest.raises(CheckpointError) as caught:
         platform.load_checkpoint(path, platform.own_format)
     return str(caught.value)
@@ -166,7 +166,7 @@ def test_a_damaged_ckpt_file_is_refused(tmp_path):
 
 @pytest.mark.filterwarnings("ignore:Detected pickle protocol:UserWarning")
 def test_a_foreign_file_is_refused_and_nothing_of_it_executed(tmp_path, platform_name):
-    """What is no file of the framework's own format is named; a pickle that would act is not executed."""
+    """A file that is not of the framework's format is refused by name; no pickle in it is executed."""
     platform, wrong, ran = platform_named(platform_name), tmp_path / "wrong", tmp_path / "ran"
     platform.save_checkpoint({"x": platform.from_numpy(np.ones(2))}, tmp_path / "good")
     contents = [
@@ -188,7 +188,7 @@ def test_a_foreign_file_is_refused_and_nothing_of_it_executed(tmp_path, platform
 
 @pytest.mark.platforms("torch")
 def test_a_file_of_torch_save_that_acts_or_holds_no_state_is_refused(tmp_path):
-    """torch.save of an object that acts, in either of its formats, and of a tensor without a name, are refused."""
+    """Files of torch.save with an object that acts when unpickled, or without tensors by name, are refused."""
     import torch
 
     platform, wrong, ran = platform_named("torch"), tmp_path / "wrong.pt", tmp_path / "ran"

@@ -1,4 +1,4 @@
-"""What trainers get wrong, in one table: every refusal in its full words, the same on both frameworks."""
+"""Common mistakes of trainers in one table: the full message of each refusal, the same on both frameworks."""
 
 from __future__ import annotations
 
@@ -173,7 +173,7 @@ def mistakes(platform, folder):
 
 
 def raised(call):
-    """Type and words of a call's error, but for lines of code and the names of unfinished files."""
+    """Type and message of a call's error, without lines of code and names of unfinished files."""
     try:
         call()
     except Exception as error:  # noqa: BLE001 - whatever it is, it is compared
@@ -184,7 +184,7 @@ def raised(call):
 
 @pytest.fixture(scope="module")
 def refusals_of(tmp_path_factory):
-    """What every rank is told about every mistake, once per framework, and the folder that is not there."""
+    """The errors of all mistakes on every rank, once per framework, and the missing folder."""
     folder, kept = tmp_path_factory.mktemp("refusals") / "nowhere", {}
 
     def run(platform_name):
@@ -203,7 +203,7 @@ def refusals_of(tmp_path_factory):
 
 @pytest.mark.parametrize("mistake", WRONG)
 def test_a_mistake_is_refused_in_these_words(platform_name, refusals_of, mistake):
-    """Both ranks learn what is wrong, where, and what would be right; nothing hangs, and the next call works."""
+    """A mistake raises the same message with the fix on both ranks, and the next call works."""
     ranks, folder = refusals_of(platform_name)
     facts = {
         "dtypes": ", ".join(known_dtypes(platform_name)),

@@ -94,7 +94,7 @@ def test_frameworks_train_the_same_model(norm, tied, optimizer):
 
 
 def test_unknown_names(platform_name):
-    """An unknown parameter or optimizer is an error that lists what there is."""
+    """An unknown parameter or optimizer is an error that lists the known ones."""
     platform = platform_named(platform_name)
     model = platform.reference_model(SMALL)
     with pytest.raises(ValueError, match=r"load_arrays: no parameter embed.bias; the model has embed.weight, "):
@@ -121,7 +121,7 @@ def test_buffers_can_be_loaded(platform_name):
     ],
 )
 def test_wrong_sizes(wrong, text):
-    """Sizes that make no transformer are refused."""
+    """Invalid sizes of a transformer are refused."""
     with pytest.raises(ValueError, match="must be") as caught:
         LanguageModelConfig(**wrong)
     assert str(caught.value) == text

@@ -188,7 +188,7 @@ def _written(x: Any, write: Any) -> Any:
 
 
 def _drawn(value: Any) -> Any:
-    """Of random numbers, only what they are: their shape, dtype and that they are finite."""
+    """The shape, dtype and finiteness of random numbers, since their values differ."""
     return value * 0 + 1
 
 
@@ -260,7 +260,7 @@ def _by_one_rank(expression: Expression, tensors: Any) -> list[Any]:
 
 
 def _probe(expression: Expression, arrays: Any) -> tuple[str, str]:
-    """What plain tensors make of it: ``tensor``, ``host`` (no tensor), ``gradient`` (it has none) or ``fails``."""
+    """The outcome on plain tensors: ``tensor``, ``host`` (no tensor), ``gradient`` (it has none) or ``fails``."""
     platform = platform_named("mindspore")
     try:
         value = expression.value([platform.from_numpy(item) for item in arrays])
@@ -307,7 +307,7 @@ def _probe_torch(expression: Expression, arrays: Any) -> tuple[str, str]:
 
 
 def _host(expression: Expression, arrays: Any) -> str:
-    """Python values must be the plain ones for every placement of the operands."""
+    """Check that Python values are the plain ones for every placement of the operands."""
     platform = platform_named("mindspore")
     mesh = init_device_mesh("cpu", (2,), mesh_dim_names=("m",))
     wanted = expression.value([platform.from_numpy(item) for item in arrays])

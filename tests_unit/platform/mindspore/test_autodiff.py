@@ -102,7 +102,7 @@ def _second(exponent):
 
 @pytest.mark.parametrize("exponent", [2, 2.5])
 def test_powers_can_be_differentiated_twice(exponent):
-    """The gradient of a power has a gradient, for numbers of either kind as exponents."""
+    """Powers with integer and float exponents have second derivatives."""
     wanted = 2 * exponent**2 * (exponent - 1) * (X + 2.0) ** (2 * exponent - 3)
     for results in simulate(_second, 2, platform="mindspore", args=(exponent,)):
         np.testing.assert_allclose(results, wanted, rtol=1e-5)
@@ -129,7 +129,7 @@ PENALTY = [np.random.default_rng(size[0]).normal(size=size, scale=0.3).astype(np
 
 @pytest.mark.parametrize("placements", [(Shard(1), Shard(1)), (Replicate(), Shard(1)), (Shard(0), Shard(1))])
 def test_gradients_of_empty_shards_can_be_differentiated(placements):
-    """Four columns leave the third rank nothing: it runs the others' collectives in a second backward, too."""
+    """A rank with an empty shard runs the others' collectives in a second backward too."""
     x, w = (array.astype(np.float64) for array in PENALTY)
     y = np.tanh(x @ w.T)
     slope = 1 - y * y

@@ -1,4 +1,4 @@
-"""The DTensor class of MindSpore: storage, parameters, writes, and ways to the host."""
+"""The DTensor class of MindSpore: storage, parameters, writes, and conversions to Python and NumPy."""
 
 from __future__ import annotations
 
@@ -187,7 +187,7 @@ def _on_host():
 
 
 def test_numbers_are_global_and_arrays_must_be_asked_for():
-    """Conversions to Python reduce and gather first; an array of an unsaid part is refused with both spellings."""
+    """Conversions to Python reduce and gather; numpy() is refused with the calls for local and global arrays."""
     for numbers, values, refused, text in simulate(_on_host, 2, platform="mindspore"):
         assert numbers == (3.5, 3.5, 3, True, "3.5")
         assert values == A.tolist()
@@ -232,7 +232,7 @@ def _moves(shape):
 @pytest.mark.parametrize("shape, moves", [((3,), 16), ((2, 2), 256)])
 @pytest.mark.untraced
 def test_redistribution_forward_and_backward(shape, moves):
-    """Any placement becomes any other; the gradient comes back in the source's dual layout, unscaled."""
+    """Any placement is redistributed to any other; the gradient has the source's dual layout and no factor."""
     world = int(np.prod(shape))
     for count, wrong in simulate(_moves, world, platform="mindspore", args=(shape,)):
         assert count == moves
@@ -251,7 +251,7 @@ def _unknown():
 
 
 def test_an_operator_without_rule_says_what_to_do():
-    """What has no table line is refused by name, with the layouts seen and the ways out."""
+    """An operator without a rule is refused by name, with the layouts and the fixes."""
     assert simulate(_unknown, 2, platform="mindspore")[0] == (
         "operator LinalgQr has no sharding rule (layouts: f32[3@m0, 3]); "
         "add one with hyper_parallel.DistributedOp, or let it run whole on every rank: "
@@ -328,7 +328,7 @@ def _through(name):
 )
 @pytest.mark.untraced
 def test_every_call_is_intercepted(name, mesh):
-    """What MindSpore computes on the local tensor without asking is dispatched, and right forward and backward."""
+    """Calls that MindSpore would run on the local tensor are dispatched, and right forward and backward."""
 
     def run(x):
         return _through(name)(x)
@@ -351,7 +351,7 @@ def _refusals():
 
 
 def test_conversions_to_plain_tensors_are_refused():
-    """Tensor(x) and storage methods would take the local values silently; they say what to write instead."""
+    """Tensor(x) and storage methods, which would take local values silently, are refused with the fix."""
     messages, data = simulate(_refusals, 2, platform="mindspore")[0]
     assert (
         messages[0] == "Tensor(x) of a DTensor: say x.full_tensor() for the whole, x.to_local() for this rank's shard"
@@ -384,7 +384,7 @@ def _protocol():
 
 
 def test_a_dtensor_answers_as_a_tensor_does():
-    """Length, membership, indices and copies are of the whole; a write reaches every tensor of the same storage."""
+    """Length, membership, indices and copies are global; a write reaches every tensor of the same storage."""
     what = "pass a DTensor, or this rank's shard"
     for rank, (refused, facts, kept, copied, written) in enumerate(simulate(_protocol, 2, platform="mindspore")):
         assert refused == [
@@ -399,7 +399,7 @@ def test_a_dtensor_answers_as_a_tensor_does():
 
 
 def test_a_parameter_of_a_parameter_is_refused():
-    """MindSpore would copy this rank's values into a plain parameter; the message names the way to a copy."""
+    """Parameter(parameter), which would copy local values only, is refused with the way to copy."""
 
     def rank():
         from mindspore import Parameter
@@ -414,7 +414,7 @@ def test_a_parameter_of_a_parameter_is_refused():
 
 
 def test_lists_are_no_operands():
-    """A list, which a plain tensor adds, would be added to every rank's shard alike: it is refused."""
+    """A list as operand is refused, since it would be added to every rank's shard."""
 
     def rank():
         dtensor = _placed(np.arange(6, dtype=np.float32), Shard(0))

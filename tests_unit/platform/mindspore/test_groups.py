@@ -1,4 +1,4 @@
-"""Worlds of MindSpore: what the rehearsal on CPU does not take."""
+"""Worlds of MindSpore: options that the CPU world does not take."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ pytestmark = pytest.mark.platforms("mindspore")
 
 
 def test_what_the_rehearsal_does_not_take_is_refused(monkeypatch):
-    """A world over gloo takes a rank, a size and an address; what only HCCL takes is named, and so is what lacks."""
+    """A gloo world refuses options of HCCL and missing rank, size or address by name."""
     platform = platform_named("mindspore")
     monkeypatch.delenv("WORLD_SIZE", raising=False)
     with pytest.raises(UnsupportedOnBackend, match=r"^MCCL, MindSpore's engine on CPU, is refused: it silently "):

@@ -182,7 +182,7 @@ REFERENCES = [(tensor, right, arrays) for arrays, pairs in REFERRED for tensor, 
 
 
 def _spelled(expression, right):
-    """The expression on DTensors, what is right on plain tensors."""
+    """The expression on DTensors, and its plain reference."""
 
     def run(*tensors):
         import mindspore
@@ -222,7 +222,7 @@ def _arrays(value):
     "expression, right, arrays", CASES + REFERENCES, ids=[tensor[0] for tensor in CASES + REFERENCES]
 )
 def test_spelling_is_served_on_one_rank(expression, right, arrays):
-    """Alone in its world, a rank has the plain values, shapes and dtypes: the same as below, once and in this process."""
+    """On a world of one rank a spelling has the plain values, shapes and dtypes."""
     run = _spelled(expression, right)
     plain, served = on_one_rank(run, arrays)
     assert [(tensor.shape, tensor.dtype) for tensor in served] == [(tensor.shape, tensor.dtype) for tensor in plain]
@@ -236,7 +236,7 @@ def test_spelling_is_served_on_one_rank(expression, right, arrays):
 )
 @pytest.mark.untraced
 def test_spelling_means_the_same_on_dtensors(expression, right, arrays, mesh):
-    """What a MindSpore program writes arrives, is dispatched, and is right forward and backward in every placement."""
+    """Each MindSpore spelling is dispatched, and right forward and backward in every placement."""
     report = check_function(_spelled(expression, right), list(arrays), mesh, platform="mindspore", limit=8)
     assert report.ok, report.wrong[:3] or report.rejected[:3]
     assert not report.rejected, report.rejected[:3]
@@ -255,7 +255,7 @@ LABELS = np.array([0, 2, 1, 2, 0], np.int32)
 
 
 def in_float64(name):
-    """The function of this name: as the user would write it."""
+    """The function of this name."""
     from mindspore import mint, ops
 
     return {

@@ -33,10 +33,10 @@ def _cell():
     from mindspore.mint.nn import functional as F
 
     class Dropping(nn.Cell):
-        """Dropout twice, so that a mask sampled out of order shows."""
+        """A module with two dropouts, so that a mask sampled out of order shows."""
 
         def construct(self, x):
-            """What is kept twice, times its own sine."""
+            """Apply dropout twice and multiply by the sine."""
             return F.dropout(F.dropout(x, 0.3, True) * x.sin(), 0.4, True)
 
     return Dropping()
@@ -59,7 +59,7 @@ def _way(name, cell):
 
 
 def _gradients(placement):
-    """Loss, gradient, and where the stream was before backward: plain, then by every way."""
+    """Loss, gradient, and the state of the stream before backward: plain, then by every kind of recomputation."""
     platform = platform_named("mindspore")
     mesh = init_device_mesh("cpu", (platform.get_world_size(),), mesh_dim_names=["tp"])
     layout = Layout.place(mesh, (placement,), A.shape)
@@ -82,7 +82,7 @@ def _gradients(placement):
 
 @pytest.mark.parametrize("world, place", [(2, Shard(0)), (3, Replicate())])
 def test_gradients_are_those_without_recomputation(world, place):
-    """By every way into MindSpore's recomputation, dropout has its plain loss and gradient, up to rounding."""
+    """Under every kind of MindSpore's recomputation dropout has its plain loss and gradient, up to rounding."""
     for results in simulate(_gradients, world, "mindspore", (place,)):
         plain = results.pop("plain")
         assert (np.array(plain[1]) == 0).any()
@@ -93,7 +93,7 @@ def test_gradients_are_those_without_recomputation(world, place):
 
 
 def test_what_cannot_be_run_again_is_refused_reentrantly_too():
-    """The mask that nn.Dropout of a plain tensor samples anew is an error in either mode, never a wrong gradient."""
+    """Recomputing nn.Dropout of a plain tensor is an error in either mode, never a wrong gradient."""
 
     def rank():
         import mindspore
@@ -117,7 +117,7 @@ def test_what_cannot_be_run_again_is_refused_reentrantly_too():
 
 
 def test_mindspore_itself_has_no_symmetric_memory():
-    """The ledger's gap is MindSpore's own: nothing of that name is in its packages of communication."""
+    """MindSpore has no symmetric memory, as the gap ledger states."""
     import mindspore
 
     homes = [mindspore, mindspore.communication, mindspore.mint.distributed, mindspore.hal, mindspore.runtime]

@@ -1,4 +1,4 @@
-"""MindSpore's platform refuses what only another framework has."""
+"""MindSpore's platform refuses members that only PyTorch has."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ pytestmark = pytest.mark.platforms("mindspore")
 
 
 def test_what_only_another_framework_has_is_refused():
-    """Benchmarks and conversions that need PyTorch's own DTensor say so."""
+    """Benchmarks and conversions that need PyTorch's own DTensor are refused with the reason."""
     platform = platform_named("mindspore")
     with pytest.raises(UnsupportedOnBackend) as caught:
         platform.benchmark(3)

@@ -1,4 +1,4 @@
-"""Selective checkpointing: what is kept does not run again, and nothing else changes."""
+"""Selective checkpointing: kept operators do not run again, and nothing else changes."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ A, B, C = (np.random.default_rng(seed).uniform(0.5, 2.0, (9, 9)) for seed in (5,
 
 
 class Policy(Enum):
-    """As PyTorch's own is named."""
+    """A policy with the member names of PyTorch's own."""
 
     MUST_SAVE = 0
     PREFER_RECOMPUTE = 3
@@ -54,7 +54,7 @@ def _counting(log):
     from mindspore.utils import MsDispatchMode
 
     class Counting(MsDispatchMode):
-        """Writes down the products that are computed."""
+        """Record the matmuls that are computed."""
 
         def __ms_dispatch__(self, func, args, kwargs=None):
             """Log and run."""
@@ -65,7 +65,7 @@ def _counting(log):
 
 
 def _gradients(placement):
-    """Value, gradients and number of products: plain, then by every policy."""
+    """Value, gradients and number of matmuls: plain, then by every policy."""
     from mindspore import mint
 
     platform = platform_named("mindspore")
@@ -98,7 +98,7 @@ def _gradients(placement):
 
 @pytest.mark.parametrize("world, place", [(2, Shard(1)), (3, Shard(0)), (3, Replicate())])
 def test_kept_operators_do_not_run_again(world, place):
-    """By every way to say it, loss and gradients are those without, bit for bit, and kept products run once."""
+    """With every form of policy, loss and gradients are bitwise those without, and kept matmuls run once."""
     for results in simulate(_gradients, world, "mindspore", (place,)):
         value, grads, products = results.pop("plain")
         assert all(np.abs(array).max() > 0 for array in grads)
@@ -197,5 +197,5 @@ def _errors():
 
 
 def test_what_would_be_a_wrong_gradient_is_refused():
-    """Written outputs, other calls the second time, primitives with autograd inside, and policies that are none."""
+    """Written outputs, other calls when recomputed, primitives with autograd inside and bad policies are refused."""
     assert simulate(_errors, 1, "mindspore")[0] == REFUSALS

@@ -1,4 +1,4 @@
-"""A subset of the sweep over MindSpore's public names, and what the sweep has brought to light."""
+"""A subset of the sweep over MindSpore's public names, and regressions that the sweep revealed."""
 
 from __future__ import annotations
 
@@ -65,7 +65,7 @@ CASES = [tensor.strip() for tensor in EXPRESSIONS.replace("\n", " | ").split(" |
 
 @pytest.mark.parametrize("text", CASES)
 def test_name_is_served_on_one_rank(text):
-    """Alone in its world, a rank has the plain values and shapes: the same as below, once and in this process."""
+    """On a world of one rank a name has the plain values and shapes."""
     expression = SWEEP.Expression(text)
     platform = platform_named("mindspore")
     plain_tensors = [platform.from_numpy(np.asarray(tensor)) for tensor in expression.arrays()]
@@ -93,7 +93,7 @@ def test_name_means_the_same_on_dtensors(text):
 
 @pytest.mark.platforms("torch", "mindspore", together=True)
 def test_name_without_a_plain_kernel_means_what_it_does_on_pytorch():
-    """Where MindSpore's CPU build has no kernel for the plain form, PyTorch says what it means."""
+    """A name without a plain CPU kernel in MindSpore has PyTorch's values."""
     text = "_written(x, lambda c: c.scatter_(0, perm, src))"
     (outcome,) = SWEEP.run_case(SWEEP.Case(text, (text,)), meshes=((2,),), limit=3)
     assert (outcome.kind, outcome.note.partition("reference")[0].strip()) == ("ok", "")
@@ -110,7 +110,7 @@ def dtensor():
 
 
 def test_options_of_primitives_without_a_rule_are_refused(dtensor):
-    """What a legacy primitive was constructed with is served or refused; it is never ignored."""
+    """Constructor options of a legacy primitive are served or refused, never ignored."""
     from mindspore import ops
 
     x = dtensor(np.ones((2, 3), np.float32))
@@ -180,7 +180,7 @@ def _doubled(x):
 
 
 def test_recomputed_cells_take_dtensors():
-    """``ms.recompute`` has a bprop, which differentiates its operands: values and gradients are right."""
+    """Cells under ``ms.recompute`` take DTensors, with right values and gradients."""
 
     def run(x, y):
         import mindspore
@@ -199,7 +199,7 @@ def test_recomputed_cells_take_dtensors():
 
 
 def test_assigning_writes_parameters_and_refuses_results(dtensor):
-    """``ops.assign_add`` writes into storage; MindSpore has no derivative of it, so a result that has one is refused."""
+    """``ops.assign_add`` writes parameters and refuses results of operators, since it has no derivative."""
     from mindspore import Parameter, ops
 
     weight = Parameter(dtensor(np.ones((2, 3), np.float32)), name="weight")
@@ -217,7 +217,7 @@ def test_assigning_writes_parameters_and_refuses_results(dtensor):
 
 
 def test_mindspore_works_after_a_failed_differentiation():
-    """After an exception in a differentiated function, tensors can be indexed: MindSpore alone would refuse it."""
+    """Tensors can be indexed after an exception in a differentiated function, unlike in MindSpore alone."""
     import mindspore
     from mindspore import ops
 
@@ -243,7 +243,7 @@ def test_mindspore_works_after_a_failed_differentiation():
 
 
 def test_scales_that_give_no_whole_size_are_refused(dtensor):
-    """Resizing by a scale counts positions by the scale; where sizes are not whole, the size must be given."""
+    """Resizing by a scale that gives no whole size is refused; the size must be given."""
     from mindspore import mint
 
     x = dtensor(np.ones((1, 2, 3, 5), np.float32))

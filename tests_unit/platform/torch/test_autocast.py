@@ -16,7 +16,7 @@ TARGET = np.array([0, 3, 2, 1, 4])
 
 
 def half(fn):
-    """`fn` under autocast; its dtypes must be those of the plain call, which comes first."""
+    """`fn` under autocast, with an assertion that its dtypes are those of the plain call."""
     dtypes = []
 
     def run(*tensors):
@@ -31,7 +31,7 @@ def half(fn):
 
 
 def layer(x, weight):
-    """What autocast runs in bfloat16."""
+    """A linear layer, which autocast runs in bfloat16."""
     return F.linear(x, weight)
 
 
@@ -70,7 +70,7 @@ def test_autocast(name):
 
 @pytest.mark.parametrize("reentrant", [False, True])
 def test_checkpoint(reentrant):
-    """What is computed again in backward has the same gradients, for every placement."""
+    """Checkpointed functions have the plain gradients for every placement."""
 
     def block(x, weight, bias):
         return F.gelu(F.linear(x, weight, bias)).softmax(-1) * x.sum(-1, keepdim=True)

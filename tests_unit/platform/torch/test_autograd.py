@@ -49,7 +49,7 @@ def text_of(kind, function):
 
 
 def functions():
-    """Custom functions as users write them, in the styles that PyTorch has."""
+    """Custom autograd functions in PyTorch's styles."""
     import torch
 
     class Pair(torch.autograd.Function):
@@ -107,7 +107,7 @@ def functions():
 
 @pytest.mark.parametrize("mesh", [(2,), (3,), (2, 2)])
 def test_custom_functions_mean_the_same_on_dtensors(mesh):
-    """Both halves of torch.autograd.Function see global tensors: values and gradients are the plain ones."""
+    """Forward and backward of torch.autograd.Function get global tensors: values and gradients are the plain ones."""
     pair, exp, _, _ = functions()
     x, y = values(5, 3).numpy(), values(5, 3, seed=1).numpy()
     both = check_function(lambda a, b: pair.apply(a, b, 3.0), [x, y], mesh, platform="torch", limit=20)
@@ -119,7 +119,7 @@ def test_custom_functions_mean_the_same_on_dtensors(mesh):
 
 
 def test_custom_functions_that_write():
-    """mark_dirty reaches the local: the argument comes back as itself, with the right gradient."""
+    """mark_dirty writes the local tensor and returns the argument itself, with the right gradient."""
     import torch
 
     double = functions()[2]
@@ -135,7 +135,7 @@ def test_custom_functions_that_write():
 
 
 def test_custom_functions_watch_what_they_saved():
-    """A saved tensor that was written since is PyTorch's own error, not a wrong gradient."""
+    """A saved tensor that was written later raises PyTorch's own error."""
     exp = functions()[1]
 
     def on_rank(mesh):
@@ -147,7 +147,7 @@ def test_custom_functions_watch_what_they_saved():
 
 
 def test_custom_functions_differentiate_twice():
-    """What a custom function saved keeps its graph, so a second derivative passes it."""
+    """Tensors saved by a custom function keep their graph, so that it has second derivatives."""
     import torch
 
     pair, x = functions()[0], values(4)
@@ -193,7 +193,7 @@ def test_custom_functions_that_cannot_be():
 
 
 def test_gradients_that_do_not_fit_their_arguments():
-    """As many gradients as arguments, and plain ones for plain tensors; an argument that comes back is itself."""
+    """Backward must return a gradient per argument, plain for plain tensors; a returned argument is itself."""
     import torch
 
     class Fewer(torch.autograd.Function):
@@ -251,7 +251,7 @@ def test_gradients_that_do_not_fit_their_arguments():
 
 @pytest.mark.parametrize("world", [2, 3, 4])
 def test_grad_and_backward_take_dtensors(world):
-    """torch.autograd.grad and backward start from DTensors and reach them, under random cotangents."""
+    """torch.autograd.grad and backward take DTensor outputs, inputs and cotangents."""
     import torch
     import torch.nn.functional as F
 
@@ -277,7 +277,7 @@ def test_grad_and_backward_take_dtensors(world):
 
 @pytest.mark.parametrize("world", [2, 3])
 def test_second_derivatives(world):
-    """A gradient penalty is that of one device: every change of placement is differentiable twice."""
+    """The gradient of a gradient penalty is that of one device for every placement."""
     import torch
     import torch.nn.functional as F
 
@@ -301,7 +301,7 @@ def test_second_derivatives(world):
 
 @pytest.mark.parametrize("reentrant", [False, True])
 def test_checkpointing(reentrant):
-    """Recomputed activations give the same gradients, in both of PyTorch's ways."""
+    """Checkpointing gives the same gradients in both of PyTorch's modes."""
     import torch.nn.functional as F
     from torch.utils.checkpoint import checkpoint
 
@@ -319,7 +319,7 @@ def test_checkpointing(reentrant):
 
 
 def test_what_grad_cannot_do():
-    """Batched cotangents, a gradient that was passed by, and lists of different lengths are refused."""
+    """Batched cotangents, gradients that skipped a gathered tensor, and lists of unequal lengths are refused."""
     import torch
     import torch.nn.functional as F
 
@@ -386,7 +386,7 @@ def test_the_cure_for_second_derivatives_of_summands():
 
 
 def test_internal_functions_take_no_detour():
-    """The library's own custom functions are PyTorch's, untouched by what users' functions go through."""
+    """The library's own custom functions skip the handling of users' custom functions."""
     import torch
 
     own = get_torch_platform().Function

@@ -11,7 +11,7 @@ pytestmark = pytest.mark.platforms("torch")
 
 
 def test_vjp_pulls_back_every_cotangent():
-    """The product sums over all outputs, under the cotangents given."""
+    """A vector-Jacobian product sums over all outputs with their cotangents."""
     import torch
 
     x, y = torch.tensor([1.0, 2.0]), torch.tensor([3.0, 4.0])
@@ -22,7 +22,7 @@ def test_vjp_pulls_back_every_cotangent():
 
 
 def test_unwanted_and_unused_inputs_differ():
-    """An input that is not wanted has None, one that does not matter has zeros, and the inputs stay untouched."""
+    """An input without request has None, an unused one zeros, and the inputs are unchanged."""
     import torch
 
     inputs = [torch.ones(2), torch.ones(2), torch.ones(2)]
@@ -49,7 +49,7 @@ def test_seeds_may_wait_for_the_outputs():
 
 
 def started():
-    """A leaf, a tensor on its graph whose values arrive with the first wait, and the list of waits."""
+    """A leaf, a tensor on its graph whose values arrive at the first wait, and the list of waits."""
     import torch
 
     from hyper_parallel.platform.torch.differentiable import async_tensor
@@ -65,7 +65,7 @@ def started():
 
 
 def test_metadata_does_not_wait():
-    """Shape, dtype and the like are known before the values are."""
+    """Reading metadata does not wait for the values."""
     _, x, waits = started()
     assert (tuple(x.shape), x.dtype.is_floating_point, x.requires_grad, x.size(0), x.ndim) == ((2, 3), True, True, 2, 2)
     assert waits == []
@@ -96,14 +96,14 @@ def test_the_first_use_waits_once(use):
 
 
 def test_gradients_pass():
-    """An operation on it is on the graph of the collective's input."""
+    """Gradients pass from a waiting tensor to the collective's input."""
     leaf, x, _ = started()
     (x * 3).sum().backward()
     assert leaf.grad.unique().tolist() == [3]
 
 
 def test_functions_of_the_user_wait():
-    """A custom autograd function that is applied to it reads the values."""
+    """A custom autograd function waits for the values of its arguments."""
     import torch
 
     class Double(torch.autograd.Function):

@@ -36,7 +36,7 @@ def spread(whole, mesh, *placements):
 
 
 def pending(local, mesh, op="sum"):
-    """A DTensor over one axis whose summands are ``local``."""
+    """A DTensor over one axis whose partial values are ``local``."""
     return get_torch_platform().wrap(local, Layout.place(mesh, [Partial(op)], tuple(local.shape)))
 
 
@@ -63,7 +63,7 @@ def text_of(kind, function):
 
 
 def test_facts_are_global():
-    """Shape, sizes, strides and length are those of the global tensor; dtype and device those of the piece."""
+    """Shape, sizes, strides and length are global; dtype and device are those of the local tensor."""
     import torch
 
     def on_rank(mesh):
@@ -83,7 +83,7 @@ def test_facts_are_global():
 
 
 def test_scalars_leave_whole():
-    """item, float, int, bool and format see the reduced value of a scalar that is still pending."""
+    """item, float, int, bool and format reduce a Partial scalar."""
     import torch
 
     def on_rank(mesh):
@@ -103,7 +103,7 @@ def test_scalars_leave_whole():
 
 @pytest.mark.parametrize("world", [2, 3, 4])
 def test_only_a_scalar_has_an_implicit_seed(world):
-    """backward() without a gradient is for one global element, however few a rank holds."""
+    """backward() without a gradient needs one global element, however few a rank has."""
     import torch
 
     def on_rank(mesh):
@@ -121,7 +121,7 @@ def test_only_a_scalar_has_an_implicit_seed(world):
 @pytest.mark.parametrize("op", ["sum", "avg", "max", "min"])
 @pytest.mark.parametrize("world", [2, 3])
 def test_backward_from_a_pending_reduction(op, world):
-    """A loss that is still Partial gives each summand its own share: 1, 1/n, or 1 to the rank that attained it."""
+    """A Partial loss has gradient 1 (sum), 1/n (avg) or 1 on the rank that attained it (max, min)."""
     import torch
 
     def on_rank(mesh):
@@ -143,7 +143,7 @@ def test_backward_from_a_pending_reduction(op, world):
 
 @pytest.mark.parametrize("world", [2, 3, 4])
 def test_gradients_accumulate_as_on_one_device(world):
-    """Two backwards add up in .grad, retained graphs and kept views included, with no factor of the world's size."""
+    """Gradients of several backward passes add up in .grad as on one device, with retained graphs too."""
     import torch.nn.functional as F
 
     x, w, seed = values(5, 3), values(4, 3, seed=1), values(5, 4, seed=2)
@@ -210,7 +210,7 @@ def test_hooks_see_dtensors():
 
 
 def test_gradients_do_not_pass_by_a_hook():
-    """A gathered tensor whose gradient is wanted gets it; once gradients go past it, asking is an error."""
+    """A gathered tensor gets its gradient if retain_grad is called before, and an error otherwise."""
     import torch.nn.functional as F
 
     x, w = values(4, 3), values(4, 3, seed=1)
@@ -337,7 +337,7 @@ def test_modules_hold_dtensors():
 
 @pytest.mark.parametrize("name", ["SGD", "AdamW", "Adagrad"])
 def test_optimizers_write_in_place(name):
-    """Steps of PyTorch's optimizers are those of one device, and no step uses what was gathered before the last."""
+    """Steps of PyTorch's optimizers are those of one device, and no forward uses a stale gathered copy."""
     import torch
     import torch.nn.functional as F
 
@@ -364,7 +364,7 @@ def test_optimizers_write_in_place(name):
 
 
 def test_writes_to_copies_are_refused():
-    """A view that had to move is a copy; writing to it, or to any alias or view of it, is an error that says so."""
+    """Writing to a view that had to be a copy, or to any alias or view of it, is refused."""
     x = values(4, 6)
 
     def on_rank(mesh):
@@ -385,7 +385,7 @@ def test_writes_to_copies_are_refused():
 
 
 def test_writes_through_views_arrive():
-    """A view that needed no move shares storage: what is written to it is in the tensor."""
+    """A view that needed no communication shares storage, so a write to it reaches the tensor."""
     x = values(4, 6)
 
     def on_rank(mesh):
@@ -417,7 +417,7 @@ def test_gradients_through_writes(world):
 
 
 def test_sparse_tensors_are_refused():
-    """No rank can hold a piece of a sparse tensor: neither door lets one in."""
+    """Sparse tensors are refused by distribute_tensor and from_local."""
     import torch
 
     def run():
@@ -440,7 +440,7 @@ def test_sparse_tensors_are_refused():
 
 
 def test_a_piece_that_was_handed_out_may_be_written_past_the_counter():
-    """After `to_local()` of a leaf no derived view is kept, for `.data` writes do not count."""
+    """After `to_local()` of a leaf no gathered copy is cached, since `.data` writes are not counted."""
     import torch
 
     def on_rank(mesh):
@@ -454,7 +454,7 @@ def test_a_piece_that_was_handed_out_may_be_written_past_the_counter():
 
 
 def test_methods_that_would_reach_for_storage_are_refused():
-    """share_memory_ and apply_ crashed the process; they say what to call instead."""
+    """share_memory_ and apply_, which would crash the process, are refused with the fix."""
 
     def on_rank(mesh):
         x = spread(values(4), mesh, S0)
@@ -470,7 +470,7 @@ def test_methods_that_would_reach_for_storage_are_refused():
 
 
 def test_compilers_are_refused():
-    """``torch.compile`` traced local tensors and returned wrong values: it is refused, and may compile local code."""
+    """``torch.compile`` of a DTensor function is refused; local code may be compiled."""
     import torch
     from torch.utils._python_dispatch import is_traceable_wrapper_subclass
 

@@ -30,14 +30,14 @@ def on_ranks(function, world=2):
 
 
 def test_one_interception_per_process():
-    """The platform's dispatcher is the one that interception uses, on every call."""
+    """Interception always uses the platform's one dispatcher."""
     platform = get_torch_platform()
     assert intercept.interception().dispatcher is platform.dispatcher
     assert intercept.interception() is intercept.interception()
 
 
 def test_composite_functions_decompose():
-    """A function without a rule runs as PyTorch wrote it, operator by operator, and stays differentiable."""
+    """A function without a rule decomposes into operators with rules and stays differentiable."""
     import numpy as np
     import torch
 
@@ -49,7 +49,7 @@ def test_composite_functions_decompose():
 
 
 def test_an_unknown_operator_says_what_to_do():
-    """An operator without a rule is an UnsupportedOperatorError with the layouts seen and both ways out."""
+    """An operator without a rule raises UnsupportedOperatorError with the layouts and both fixes."""
     import torch
 
     def on_rank(mesh):
@@ -67,7 +67,7 @@ def test_an_unknown_operator_says_what_to_do():
 
 
 def test_only_what_helps_is_advised():
-    """Run whole, a write would be lost and each rank would draw other numbers: no such advice for those operators."""
+    """Running replicated is not advised for operators that write or sample random numbers."""
     import torch
 
     def on_rank(mesh):
@@ -133,7 +133,7 @@ def test_nothing_comes_back_plain():
 
 
 def test_out_takes_several_results():
-    """`out=` is written whether the function has a rule or decomposes, and several outputs come in PyTorch's type."""
+    """`out=` works for functions with a rule and decomposed ones; several outputs have PyTorch's type."""
     import torch
 
     def run():
@@ -154,7 +154,7 @@ def test_out_takes_several_results():
 
 
 def test_what_out_cannot_be():
-    """One DTensor per result, of its shape, and of a dtype that can hold it."""
+    """`out=` must be one DTensor per result, of its shape, and of a dtype that can represent it."""
     import torch
 
     def run():
@@ -181,7 +181,7 @@ def test_what_out_cannot_be():
 
 
 def test_methods_that_write_keep_layout_shape_and_dtype():
-    """`cumprod_`, `addmm_` and their like write where the tensor is, gradient included, or say what does not fit."""
+    """In-place methods such as `cumprod_` keep layout, shape and dtype, with right gradients, or are refused."""
     import torch
 
     def run():
@@ -203,7 +203,7 @@ def test_methods_that_write_keep_layout_shape_and_dtype():
 
 
 def test_switches_between_two_functions_are_opened():
-    """`meshgrid` and `unique` hand over to themselves from a private half, and arrive all the same."""
+    """`meshgrid` and `unique`, which dispatch through private functions, are intercepted."""
     import torch
 
     def run():
@@ -217,7 +217,7 @@ def test_switches_between_two_functions_are_opened():
 
 @pytest.mark.parametrize("name, arguments", [("squeeze_", (1,)), ("unsqueeze_", (0,)), ("transpose_", (0, 1))])
 def test_a_shape_does_not_change_in_place(name, arguments):
-    """What would change a DTensor's shape in place is refused with the spelling that works, and changes nothing."""
+    """A call that would change a DTensor's shape in place is refused with an alternative and changes nothing."""
     import torch
 
     def on_rank(mesh):
@@ -234,7 +234,7 @@ def test_a_shape_does_not_change_in_place(name, arguments):
 
 
 def test_arrays_and_lists_are_not_guessed():
-    """A NumPy array that meets a DTensor, and a Python list of DTensors as data, are refused with what to say."""
+    """A NumPy array as operand, and a list of DTensors as data, are refused with the fix."""
     import numpy as np
     import torch
 
@@ -257,7 +257,7 @@ def test_arrays_and_lists_are_not_guessed():
 
 @pytest.mark.parametrize("placement", [Replicate(), Shard(0), Shard(1)], ids=repr)
 def test_where_of_a_condition_alone(placement):
-    """``torch.where(condition)`` gives the places, each whole on every rank, as ``nonzero`` does."""
+    """``torch.where(condition)`` returns replicated indices, as ``nonzero`` does."""
     import torch
 
     whole = torch.arange(15.0).reshape(5, 3) % 4 > 1

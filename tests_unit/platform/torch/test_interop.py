@@ -76,7 +76,7 @@ def saved(folder):
 
 @pytest.mark.slow
 def test_there_and_back():
-    """Same storage, same placements, same graph; what PyTorch has no placement for is refused by name."""
+    """Conversions keep storage, placements and graph; placements that PyTorch lacks are refused by name."""
     results = launch(round_trips, 2, "torch")
     assert results[0] == results[1]
     assert results[0][:7] == ["Shard(0)", "Shard(1)", "Replicate()", "Partial(sum)", "Partial(prod)", "Partial(max)",
@@ -86,14 +86,14 @@ def test_there_and_back():
 
 @pytest.mark.slow
 def test_distributed_checkpoint(tmp_path):
-    """A tensor saved in one layout is loaded in another, by PyTorch's own tool, into our storage."""
+    """PyTorch's distributed checkpoint loads a tensor in another layout than it was saved, into our storage."""
     import torch
 
     assert launch(saved, 2, "torch", (str(tmp_path),)) == [torch.arange(15.0).reshape(5, 3).tolist()] * 2
 
 
 def test_simulated_ranks_have_no_groups():
-    """Without torch.distributed the reason is said."""
+    """On simulated ranks, conversion to PyTorch's DTensor is refused with the reason."""
     import torch
 
     from hyper_parallel import Shard, distribute_tensor, init_device_mesh

@@ -32,7 +32,7 @@ def test_shared_things_appear_under_every_path():
 
 
 def test_own_things_only():
-    """The direct dictionaries hold what the module itself owns and has set."""
+    """The direct dictionaries have only parameters, buffers and children that the module itself owns."""
     platform, module = get_torch_platform(), tied()
     assert platform.direct_parameters(module) == {}
     assert set(platform.direct_buffers(module)) == {"kept", "dropped"}
@@ -57,7 +57,7 @@ def test_replacing_keeps_the_kind():
 
 
 def test_layers_are_told_apart():
-    """Linear and embedding layers are recognised, subclasses included, and nothing else is."""
+    """Only linear and embedding layers, subclasses included, are recognised as such."""
     from torch import nn
 
     class Mine(nn.Linear):

@@ -1,4 +1,4 @@
-"""Patches of PyTorch: each is installed and needed; recomputation samples what forward sampled, and masks are masks."""
+"""Patches of PyTorch: each is installed and needed; recomputation and masked functions have plain values."""
 
 from __future__ import annotations
 
@@ -74,10 +74,10 @@ def test_pytorch_is_patched_in_one_file_only():
 
 
 class Dropping(torch.nn.Module):
-    """Dropout twice, so that a mask drawn out of turn shows."""
+    """A module with two dropouts, so that a mask sampled out of order shows."""
 
     def forward(self, x):
-        """Whatever is kept twice, times its own sine."""
+        """Apply dropout twice and multiply by the sine."""
         return F.dropout(F.dropout(x, 0.3) * x.sin(), 0.4)
 
 
@@ -87,7 +87,7 @@ def selected():
 
 
 def composed(fn, x):
-    """PyTorch's composable checkpoint of a module."""
+    """A module under PyTorch's composable checkpoint."""
     return composable(fn)(x)
 
 
@@ -124,7 +124,7 @@ PLAIN = {
 
 
 def gradients(way, place, mesh_shape):
-    """Value, gradient, and where the stream is after forward and after backward of two applications."""
+    """Value, gradient, and the state of the stream after forward and after backward of two applications."""
     mesh = init_device_mesh("cpu", mesh_shape)
     draw = torch.Generator().manual_seed(1)
     whole, seed = (torch.randn(7, 5, generator=draw, dtype=torch.float64) for _ in range(2))
@@ -143,7 +143,7 @@ def gradients(way, place, mesh_shape):
 )
 @pytest.mark.parametrize("name", WAYS)
 def test_gradients_are_those_without_recomputation(name, world, mesh_shape, place):
-    """By every way into PyTorch's checkpoint, dropout has its plain values, and its plain gradients up to rounding."""
+    """Under every kind of PyTorch's checkpoint dropout has its plain values, and gradients up to rounding."""
     plain = PLAIN.get(name, lambda fn, x: fn(x))
     expected = simulate(gradients, world, "torch", (plain, place, mesh_shape))
     results = simulate(gradients, world, "torch", (WAYS[name], place, mesh_shape))
@@ -154,7 +154,7 @@ def test_gradients_are_those_without_recomputation(name, world, mesh_shape, plac
 
 
 def test_backward_twice_draws_the_same_twice():
-    """A kept graph that is differentiated again is recomputed again, with the numbers of its forward."""
+    """A retained graph that is differentiated again is recomputed with the random numbers of its forward."""
 
     def rank():
         mesh = init_device_mesh("cpu", (2,))
@@ -169,11 +169,11 @@ def test_backward_twice_draws_the_same_twice():
 
 
 class Foreign(torch.autograd.Function):
-    """Recomputation as others write it."""
+    """A recomputation as third parties implement it."""
 
     @staticmethod
     def forward(ctx, fn, x, state):
-        """Run without a graph."""
+        """Run the function without a graph."""
         ctx.fn, ctx.state = fn, state
         ctx.save_for_backward(x)
         with torch.no_grad():
@@ -181,7 +181,7 @@ class Foreign(torch.autograd.Function):
 
     @staticmethod
     def backward(ctx, grad):
-        """Run again, with one."""
+        """Run the function again with a graph."""
         (x,) = ctx.saved_tensors
         x = x.detach().requires_grad_()
         with torch.enable_grad(), random.preserved() if ctx.state is None else random.replaying(ctx.state):
@@ -191,7 +191,7 @@ class Foreign(torch.autograd.Function):
 
 
 def test_recomputation_by_others_is_refused_unless_it_replays():
-    """A recomputation that does not know the stream raises where it would draw anew; one that replays is right."""
+    """A third-party recomputation raises if it would sample anew, and is right if it replays the stream."""
 
     def rank():
         mesh = init_device_mesh("cpu", (2,))
@@ -221,7 +221,7 @@ MASK = VALUES.abs() > 0.3
 
 @pytest.mark.parametrize("name", ["sum", "mean", "std", "softmax", "normalize"])
 def test_masked_functions_mean_the_same(name):
-    """Sums, means, deviations, softmaxes and norms of what a mask leaves are the plain ones; a layout stays one."""
+    """Masked sums, means, deviations, softmaxes and norms are the plain ones."""
 
     def rank():
         mesh = init_device_mesh("cpu", (2,), mesh_dim_names=("tp",))
@@ -235,7 +235,7 @@ def test_masked_functions_mean_the_same(name):
 
 
 def test_a_plain_mask_is_refused():
-    """A mask that nobody has placed is no constant, though the function makes constants of its own."""
+    """A plain mask is refused, although the function makes constants of its own."""
 
     def rank():
         mesh = init_device_mesh("cpu", (2,), mesh_dim_names=("tp",))

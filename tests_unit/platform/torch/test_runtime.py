@@ -1,4 +1,4 @@
-"""Streams, events and devices of PyTorch: on a machine without a card, and where one is seen."""
+"""Streams, events and devices of PyTorch, with an accelerator and without."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ pytestmark = pytest.mark.platforms("torch")
 
 
 def test_the_card_that_is_seen_is_used(monkeypatch):
-    """An NPU comes before a GPU, and its streams and events are the engine's own."""
+    """An NPU is preferred to a GPU, and streams and events are the device's own."""
     made = SimpleNamespace(
         is_available=lambda: True,
         Stream=lambda: "a stream",
@@ -32,7 +32,7 @@ def test_the_card_that_is_seen_is_used(monkeypatch):
 
 @pytest.mark.skipif(torch.cuda.is_available(), reason="[other-device] this machine has a card")
 def test_without_a_card_the_host_keeps_order():
-    """Streams and events are the host's, which runs everything in order; symmetric memory is not there."""
+    """Without an accelerator streams and events are the host's, in order, and symmetric memory is missing."""
     platform = get_torch_platform()
     assert isinstance(platform.new_stream(), HostStream)
     assert isinstance(platform.new_event(), HostEvent)

@@ -10,7 +10,7 @@ pytestmark = pytest.mark.platforms("torch")
 
 
 def test_shapes():
-    """Joining, cutting and reshaping keep elements in row-major order, empty pieces included."""
+    """Joining, slicing and reshaping keep elements in row-major order, empty tensors included."""
     import torch
 
     platform, x = get_torch_platform(), torch.arange(6.0).reshape(2, 3)
@@ -21,7 +21,7 @@ def test_shapes():
 
 
 def test_copies_and_aliases():
-    """A copy is new storage off the graph, what is detached is the same storage off the graph."""
+    """A copy has new storage and no graph; a detached tensor has the same storage and no graph."""
     import torch
 
     platform, x = get_torch_platform(), torch.ones(2, requires_grad=True)
@@ -31,7 +31,7 @@ def test_copies_and_aliases():
 
 
 def test_makers():
-    """Tensors are made with the value, dtype and shape asked for."""
+    """Tensors are made with the given value, dtype and shape."""
     import torch
 
     platform = get_torch_platform()
@@ -55,7 +55,7 @@ def test_kinds():
 
 
 def test_numpy_bridge():
-    """Arrays come in as copies, and bfloat16 goes out as float32."""
+    """NumPy arrays are copied into tensors, and bfloat16 tensors become float32 arrays."""
     import numpy as np
     import torch
 

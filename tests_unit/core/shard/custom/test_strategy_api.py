@@ -543,7 +543,7 @@ def test_layouts_of_different_meshes():
 
 @torch_only
 def test_an_operator_that_runs_whole_has_no_layouts_to_ask_for():
-    """Propagation of a ReplicatedOp is refused, since only the call tells its outputs."""
+    """Propagation of a ReplicatedOp is refused, since its outputs are known only after a call."""
     with registered(ReplicatedOp("whole_of_a_test")):
         assert asked(UnsupportedOperatorError, lambda x, _: OpSchema("whole_of_a_test", (x,))) == (
             "whole_of_a_test: it runs whole on every rank (ReplicatedOp), so only a call tells what its outputs are"

@@ -12,7 +12,7 @@ F32 = np.float32
 
 
 def real(*shape):
-    """Numbers of either sign."""
+    """Random numbers of both signs."""
     return RNG.standard_normal(shape).astype(F32)
 
 
@@ -22,7 +22,7 @@ def whole(high, *shape):
 
 
 def test_rows_of_a_shard_of_a_table(kernel, refusal):
-    """Of rows 1 to 2 of a table of 4, others contribute nothing, a part without rows too, and no index gives no row."""
+    """Rows outside the local part of a table give zeros; an index outside the whole table is an error."""
     table, none = real(2, 3), np.zeros((0, 3), F32)
     indices = np.array([0, 1, 2, 3])
     wanted = np.concatenate([np.zeros((1, 3), F32), table, np.zeros((1, 3), F32)])
@@ -42,6 +42,6 @@ def test_rows_of_a_shard_of_a_table(kernel, refusal):
 
 
 def test_what_embedding_does_not_do_is_refused(refusal):
-    """Rows of bounded norm and gradients by frequency are PyTorch's."""
+    """Embedding with max_norm or scale_grad_by_freq is refused on MindSpore."""
     message = "embedding: max_norm, scale_grad_by_freq and sparse are not served on MindSpore"
     assert refusal(NotImplementedError, "embedding", whole(4, 2), real(4, 3), max_norm=1.0) == message

@@ -20,7 +20,7 @@ F32 = np.float32
 
 
 def real(*shape):
-    """Numbers of either sign."""
+    """Random numbers of both signs."""
     return RNG.standard_normal(shape).astype(F32)
 
 
@@ -30,7 +30,7 @@ def whole(high, *shape):
 
 
 def test_indices_of_empty_shards_have_no_gradient():
-    """Backward communicates alike on every rank, also where indices were cast and a rank's shard is empty."""
+    """Backward runs the same collectives on every rank, also after casts of indices and on empty shards."""
     from hyper_parallel.core.dtensor.placements import Shard
     from hyper_parallel.verify.check import check_function
 
@@ -43,7 +43,7 @@ def test_indices_of_empty_shards_have_no_gradient():
 
 
 def test_steps_of_empty_shards_have_no_gradient():
-    """Nothing flows back through signs and roundings: a rank without elements does not wait alone for the others."""
+    """Step functions have zero gradient, and a rank with an empty shard does not hang in backward."""
     from hyper_parallel.core.dtensor.placements import Replicate, Shard
     from hyper_parallel.verify.check import check_function
 
@@ -59,7 +59,7 @@ def test_steps_of_empty_shards_have_no_gradient():
 
 
 def test_what_is_added_to_an_empty_product_has_no_gradient():
-    """Kernels leave memory as it was where they sum over no element: a bias that is broadcast gets zeros."""
+    """A bias added to an empty product gets a zero gradient."""
     import mindspore
 
     platform = platform_named("mindspore")
@@ -77,14 +77,14 @@ def test_what_is_added_to_an_empty_product_has_no_gradient():
 
 
 def test_counts_of_no_element_are_zero(canonical):
-    """A rank whose shard is empty counts nothing, and continues with the sum over all ranks."""
+    """Counts of an empty shard are zero, and its rank takes part in the sum over all ranks."""
     assert canonical("bincount_to", whole(5, 0), None, 7).tolist() == [0] * 7
     assert canonical("histc", real(0), 4, -1, 1).tolist() == [0.0] * 4
     assert canonical("dot", real(0), real(0)).tolist() == 0.0
 
 
 def test_mvlgamma_of_no_element_is_empty(canonical):
-    """Its kernel refuses the zeros that stand in for empty operands of others; it is right on empty shards."""
+    """Mvlgamma of an empty shard is empty."""
     assert canonical("mvlgamma", real(0, 5), 2).shape == (0, 5)
 
 
@@ -222,7 +222,7 @@ WRITERS = {
 
 @pytest.mark.parametrize("name", sorted(WRITERS))
 def test_writes_of_one_rank_are_plain_ones(name):
-    """Alone in its world, a rank writes the plain values: the same as below, once and in this process."""
+    """On a world of one rank a write gives the plain values."""
     fn, y = WRITERS[name]
     platform = platform_named("mindspore")
     with use_platform("mindspore"):

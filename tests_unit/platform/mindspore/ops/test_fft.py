@@ -12,13 +12,13 @@ F32 = np.float32
 
 
 def real(*shape):
-    """Numbers of either sign."""
+    """Random numbers of both signs."""
     return RNG.standard_normal(shape).astype(F32)
 
 
 @pytest.mark.parametrize("norm", [None, "backward", "ortho", "forward"])
 def test_half_transforms_are_the_same_every_time(canonical, norm):
-    """MindSpore's own kernels of hfft and ihfft are right in every other call; ours always, as NumPy's."""
+    """Hfft and ihfft equal NumPy's in every call, unlike MindSpore's own kernels."""
     x = real(4, 5).astype(np.float64)
     z = x + 1j * real(4, 5)
     for _ in range(3):

@@ -12,12 +12,12 @@ F32 = np.float32
 
 
 def real(*shape):
-    """Numbers of either sign."""
+    """Random numbers of both signs."""
     return RNG.standard_normal(shape).astype(F32)
 
 
 def test_bins_depend_on_the_element_alone(canonical):
-    """Among edges in no order a bisection goes astray: for each element in the same way, whatever its neighbours."""
+    """With unsorted edges the bin of an element does not depend on the other elements."""
     edges, x = np.array([0.4, -1.0, 2.0, 0.1, -0.3]), real(40).astype(np.float64)
     for right in (False, True):
         bins = canonical("bucketize", x, edges, right=right)

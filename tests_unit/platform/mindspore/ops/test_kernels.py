@@ -1,4 +1,4 @@
-"""Tensors of one value, and writes into parts of tensors, both of which MindSpore's own operators get wrong."""
+"""Constant tensors and writes into views, which MindSpore's own operators get wrong."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ def test_a_constant_has_its_value():
 
 @pytest.mark.parametrize("value, dtype", [(1 + 2j, "Float32"), (float("inf"), "Int64"), (float("nan"), "Int8")])
 def test_a_value_that_the_dtype_lacks_is_refused(value, dtype):
-    """An imaginary part or an infinity is not dropped."""
+    """A fill value that the dtype cannot represent is refused."""
     platform = platform_named("mindspore")
     with pytest.raises(ValueError, match="full: ") as caught:
         platform.full((2,), value, platform.str_to_dtype(dtype.lower()))
@@ -52,7 +52,7 @@ def _constants():
 
 
 def test_constants_like_complex_dtensors_are_complex():
-    """Each rank's shard has the imaginary part, too."""
+    """Constants like a complex DTensor have an imaginary part in each shard."""
     for full_like, ones_like in simulate(_constants, 2, "mindspore"):
         np.testing.assert_array_equal(full_like, np.full((3, 2), 1 + 2j, np.complex64))
         np.testing.assert_array_equal(ones_like, np.ones((3, 2), np.complex64))
@@ -97,7 +97,7 @@ def test_members_write_into_parts_of_tensors(name, dtype):
 
 
 def test_gradients_that_are_parts_of_a_buffer_are_clipped():
-    """Their norm afterwards is the largest that was allowed; what else the buffer holds stays."""
+    """Clipping gradients that are parts of a buffer scales them and leaves the rest of the buffer alone."""
     platform = platform_named("mindspore")
     buffer = platform.from_numpy(BEFORE)
     norm = platform.clip_grad_norm_([buffer[1:3]], 1.0)

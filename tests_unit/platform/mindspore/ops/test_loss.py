@@ -14,12 +14,12 @@ F32 = np.float32
 
 
 def real(*shape):
-    """Numbers of either sign."""
+    """Random numbers of both signs."""
     return RNG.standard_normal(shape).astype(F32)
 
 
 def test_classes_of_a_shard(kernel, refusal):
-    """A rank takes what lies in its classes, 0 of the others; no class or sample gives nothing, 7 of 7 an error."""
+    """A rank counts targets in its own classes only; a target that is no class is an error."""
     x, target = real(3, 5), np.array([1, 4, 6])
     assert kernel("take_class", x, target, 1, start=3, classes=7).tolist() == [0.0, x[1, 1], x[2, 3]]
     assert (kernel("take_class", x[:, :0], target, 1, start=3, classes=7) == np.zeros(3)).all()
@@ -46,18 +46,18 @@ REDUCED = {"mean": np.mean, "sum": np.sum, "none": lambda rows: rows}
 
 
 def cosine(x, y, margin=MARGIN):
-    """Row by row."""
+    """The cosine of each pair of rows."""
     losses = (x * y).sum(1) / np.sqrt(((x * x).sum(1) + 1e-12) * ((y * y).sum(1) + 1e-12))
     return np.where(SIGNS == 1, 1 - losses, np.maximum(losses - margin, 0))
 
 
 def soft_margin(x, y):
-    """Element by element; the second operand gives the signs."""
+    """The soft margin of each element; the second operand gives the signs."""
     return np.log1p(np.exp(-np.sign(y) * x))
 
 
 def slopes(fn, x):
-    """Derivative of a number by each element, from both sides."""
+    """The numerical derivative of a number by each element."""
     losses = np.zeros_like(x)
     for index in np.ndindex(x.shape):
         step = np.zeros_like(x)
@@ -67,7 +67,7 @@ def slopes(fn, x):
 
 
 def _on_dtensors(loss, values, weight, reduction):
-    """Loss and gradient on cut operands, weighted elements where nothing is reduced."""
+    """Loss and gradient of sharded operands; unreduced losses are weighted."""
     from mindspore import Tensor, mint, ops
 
     from hyper_parallel import distribute_tensor

@@ -105,7 +105,7 @@ def _without_spread():
 
 
 def test_one_value_per_channel_has_no_variance():
-    """Training on it is refused; outside of training the fixed statistics are used, without a scale too."""
+    """Batch norm of one value per channel is refused in training and uses fixed statistics otherwise."""
     message, arrays = simulate(_without_spread, 1, "mindspore", timeout=200)[0]
     assert message == "batch_norm: training needs more than one value per channel, got [1, 3, 1, 1]"
     np.testing.assert_allclose(arrays, (X - 0.5) / 2, rtol=1e-6)

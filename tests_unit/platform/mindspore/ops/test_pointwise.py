@@ -18,12 +18,12 @@ F32 = np.float32
 
 
 def real(*shape):
-    """Numbers of either sign."""
+    """Random numbers of both signs."""
     return RNG.standard_normal(shape).astype(F32)
 
 
 def positive(*shape):
-    """Numbers that logarithms and roots take."""
+    """Positive numbers."""
     return RNG.uniform(0.3, 2.0, shape).astype(F32)
 
 
@@ -41,7 +41,7 @@ def test_operands_of_two_shapes_are_broadcast(canonical):
 
 
 def test_weights_that_fit_no_channel_are_refused():
-    """As many weights as channels, or one: others would broadcast to another shape."""
+    """A number of weights other than one or the channels is refused."""
     from mindspore import ops
 
     with use_platform("mindspore"):

@@ -59,7 +59,7 @@ def _sampled(name, placement):
     ],
 )
 def test_every_layout_samples_the_same(name):
-    """Two and three ranks, whole, row- or column-sharded: one seed gives one global tensor, and it varies."""
+    """One seed gives one global tensor for every layout on two and three ranks, and calls differ."""
     first = simulate(_sampled, 1, platform="mindspore", args=(name, Replicate()))[0]
     assert len(np.unique(first)) > 1
     for world in (2, 3):
@@ -104,7 +104,7 @@ def _dropped():
 
 
 def test_channels_are_dropped_whole():
-    """Channels are 0 or 1 / (1 - p) throughout, alike on all ranks; the mask says which; evaluation keeps all."""
+    """Channels are scaled by 0 or 1 / (1 - p), alike on all ranks and as in the mask; evaluation keeps all."""
     ranks = simulate(_dropped, 3, "mindspore")
     for same, mint2d, ops3d, prim2d, mask2d, prim3d, mask3d in ranks:
         assert (same == 1).all()

@@ -38,7 +38,7 @@ def _reduced():
 
 
 def test_reductions_are_what_they_are_composed_of():
-    """Along a cut dim, values and places are those of the whole tensor."""
+    """Fused reductions along a sharded dim have the values and indices of the global tensor."""
     x, y = X.astype(np.float32), Y.astype(np.float32)
     least = np.minimum.accumulate(x, 0)
     middle = np.sort(x, 0)[2]

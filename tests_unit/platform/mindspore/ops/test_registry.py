@@ -29,12 +29,12 @@ F32 = np.float32
 
 
 def real(*shape):
-    """Numbers of either sign."""
+    """Random numbers of both signs."""
     return RNG.standard_normal(shape).astype(F32)
 
 
 def positive(*shape):
-    """Numbers that logarithms and roots take."""
+    """Positive numbers."""
     return RNG.uniform(0.3, 2.0, shape).astype(F32)
 
 
@@ -49,7 +49,7 @@ def whole(high, *shape):
 
 
 def truth(*shape):
-    """Truth values."""
+    """Random booleans."""
     return RNG.integers(0, 2, shape).astype(bool)
 
 
@@ -245,7 +245,7 @@ def _filled(tree, values):
 
 @pytest.mark.platforms("mindspore")
 def test_every_rule_has_a_sample():
-    """A new rule that MindSpore serves brings a sample here, or the reason why it is tested elsewhere."""
+    """Each rule that MindSpore serves has a sample here, or the reason why it is tested elsewhere."""
     from hyper_parallel.core.shard.rule import Rule
     from hyper_parallel.platform.mindspore.ops.registry import kernels
 
@@ -257,7 +257,7 @@ def test_every_rule_has_a_sample():
 @pytest.mark.parametrize("name", sorted(SAMPLES))
 @pytest.mark.untraced
 def test_rules_hold_on_shards(name):
-    """A rank computes of its shards its shards of the plain outputs and gradients, uneven and empty ones too."""
+    """From its input shards a rank computes its shards of the plain outputs and gradients, also empty ones."""
     effort = replace(QUICK, meshes=((3,),), public=False, reproducers=False)
     report = sweep_operator("mindspore", name, effort)
     assert report.outcome == "ok", report.text()
@@ -336,7 +336,7 @@ def _attention(x, **options):
 
 
 def _calls(make):
-    """Message -> call."""
+    """The calls by the message of their refusal."""
     from mindspore import mint, ops
 
     x, q = make((2, 3)), make((1, 2, 3, 4))
@@ -383,7 +383,7 @@ def _calls(make):
 
 @pytest.mark.platforms("mindspore")
 def test_options_without_a_rule_are_refused():
-    """Each message says which option has no rule, which value has one, and the way out."""
+    """Each refusal names the option without a rule, the value that has one, and the fix."""
     with use_platform("mindspore"):
         mesh = init_device_mesh("cpu", (1,), mesh_dim_names=("m",))
         ones = lambda shape: platform_named("mindspore").from_numpy(np.ones(shape, np.float32))  # noqa: E731 - short

@@ -17,12 +17,12 @@ F32 = np.float32
 
 
 def real(*shape):
-    """Numbers of either sign."""
+    """Random numbers of both signs."""
     return RNG.standard_normal(shape).astype(F32)
 
 
 def test_scatter_into_a_vector_after_one_into_a_matrix(canonical):
-    """MindSpore's CPU kernel uses the matrix' sizes for the vector then, and writes elsewhere: values and gradients."""
+    """Scatter into a vector after one into a matrix is right, unlike MindSpore's CPU kernel."""
     import mindspore
     from mindspore import Tensor, mint
 
@@ -46,7 +46,7 @@ def test_scatter_into_a_vector_after_one_into_a_matrix(canonical):
 
 
 def test_scatter_of_a_value_and_with_a_reduction(canonical):
-    """A number is written by either name; a reduction that MindSpore lacks is refused, never left out."""
+    """A number is written by either name; a reduction that MindSpore lacks is refused, never ignored."""
     x, places = real(5, 3), np.array([[0, 1, 2]])
     wanted = x.copy()
     wanted[[0, 1, 2], [0, 1, 2]] = 1.5
@@ -58,7 +58,7 @@ def test_scatter_of_a_value_and_with_a_reduction(canonical):
 
 
 def test_no_sum_is_lost_where_indices_repeat(canonical):
-    """MindSpore's own kernel for places along a dim adds in several threads at once, and loses every tenth sum here."""
+    """Repeated indices add up every value, unlike in MindSpore's own multithreaded kernel."""
     rng = np.random.default_rng(0)
     for dim in (0, 1):
         for _ in range(100):
@@ -79,5 +79,5 @@ def test_indices_out_of_bounds_are_an_error(canonical):
 
 
 def test_sums_into_a_tensor_without_dims(kernel):
-    """A tensor without dims has the single index 0."""
+    """Sums into a tensor without dims use the single index 0."""
     assert kernel("scatter_add", np.asarray(1.5, F32), 0, np.asarray(0), np.asarray(2.0, F32)) == 3.5

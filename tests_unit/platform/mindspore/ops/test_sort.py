@@ -9,6 +9,6 @@ pytestmark = pytest.mark.platforms("mindspore")
 
 
 def test_orders_of_a_number(kernel):
-    """A tensor without dims is in order."""
+    """Sorting a tensor without dims returns it."""
     for descending in (False, True):
         assert kernel("argsort", np.asarray(2.0, np.float32), -1, descending=descending) == 0

@@ -26,7 +26,7 @@ OPTIMIZERS = {
 
 
 def trained(make, foreach, parameters, inputs):
-    """Parameters after three steps on a loss that is different each time."""
+    """The parameters after three steps on a loss that differs in each step."""
     optimizer = make(parameters, foreach)
     for step in range(3):
         loss = sum(((p - x) ** 2 * (step + 1)).sum() for p, x in zip(parameters, inputs, strict=True))
@@ -41,7 +41,7 @@ def trained(make, foreach, parameters, inputs):
 @pytest.mark.parametrize("mesh_shape", [(2,), (2, 2)])
 @pytest.mark.untraced
 def test_three_steps(name, foreach, mesh_shape):
-    """Three steps give the parameters of the plain optimizer, whatever the placements of two uneven parameters."""
+    """Three steps give the parameters of the plain optimizer for all placements of two uneven parameters."""
     rng = np.random.default_rng(0)
     arrays = [rng.standard_normal((5, 3)), rng.standard_normal((3,))]
     targets = [rng.standard_normal((5, 3)), rng.standard_normal((3,))]
@@ -87,14 +87,14 @@ FOREACH = {
 
 
 def writing(func, first, *rest):
-    """The list that was written."""
+    """Return the written list."""
     func(first, *rest)
     return first
 
 
 @pytest.mark.parametrize("name", FOREACH)
 def test_lists(name):
-    """Each element of a list is an operation with its own placements, and has its own gradients."""
+    """Each element of a foreach list has its own placements and gradients."""
     rng = np.random.default_rng(1)
     arrays = [rng.uniform(0.5, 2, (5, 3)), rng.uniform(0.5, 2, (5, 3))]
     report = check_function(FOREACH[name], arrays, (2,), platform="torch")
@@ -104,7 +104,7 @@ def test_lists(name):
 
 
 def test_an_optimizer_step_costs_no_communication():
-    """Gradients already have their parameters' layouts: a step moves nothing, and runs on locals in one call."""
+    """An optimizer step communicates nothing and runs on local tensors in one call."""
 
     def run():
         mesh = init_device_mesh("cpu", (2,), mesh_dim_names=["tp"])

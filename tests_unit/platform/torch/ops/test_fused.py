@@ -33,13 +33,13 @@ OPTIMIZERS = {
 
 
 def placed(array, mesh, placements):
-    """The values as a DTensor; plain where no placements are given."""
+    """The values as a DTensor, or a plain tensor without placements."""
     plain = torch.tensor(array)
     return plain if placements is None else distribute_tensor(plain, mesh, placements)
 
 
 def trained(make, parameters, gradients):
-    """Parameters after as many steps as there are lists of gradients."""
+    """The parameters after one step for each list of gradients."""
     optimizer = make(parameters)
     for step in gradients:
         for parameter, gradient in zip(parameters, step, strict=True):
@@ -51,7 +51,7 @@ def trained(make, parameters, gradients):
 @pytest.mark.parametrize("mesh_shape", PLACED)
 @pytest.mark.parametrize("name", OPTIMIZERS)
 def test_three_steps(name, mesh_shape):
-    """One kernel steps uneven, empty, whole and plain parameters as on one device, and nothing is communicated."""
+    """A fused step of uneven, empty, replicated and plain parameters is that of one device, without communication."""
     rng = np.random.default_rng(0)
     values = [rng.standard_normal(shape) for shape in SHAPES]
     steps = [[rng.standard_normal(shape) for shape in SHAPES] for _ in range(3)]
@@ -79,7 +79,7 @@ def test_three_steps(name, mesh_shape):
 
 
 def test_scaled_gradients():
-    """A scale, plain or a DTensor, divides the gradients; a step with an infinity among them is left out."""
+    """A scale, plain or a DTensor, divides the gradients; a step is skipped if found_inf is set."""
     whole, slope = torch.arange(10.0).reshape(5, 2), torch.ones(5, 2)
     options = {
         "weight_decay": 0.0, "momentum": 0.0, "lr": 0.5, "dampening": 0.0, "nesterov": False, "maximize": False,
@@ -101,7 +101,7 @@ def test_scaled_gradients():
 
 @pytest.mark.parametrize("name", ["adamw", "sgd", "adagrad"])
 def test_aliases_see_a_step(name):
-    """An alias that was used before a step computes with the new values after it; a view that moved is stale."""
+    """After a step an alias computes with the new values, and a view that had to be a copy is refused."""
     weight, rows = torch.arange(12.0, dtype=torch.float64).reshape(4, 3), torch.ones(2, 3, dtype=torch.float64)
     plain = torch.nn.Parameter(weight.clone())
     expected = trained(OPTIMIZERS[name], [plain], [[torch.ones_like(weight)]])[0].detach()
@@ -123,7 +123,7 @@ def test_aliases_see_a_step(name):
 
 
 def test_what_lies_apart_is_refused():
-    """Nothing moves in a fused step: other layouts, pending sums and read-only views are refused by name."""
+    """A fused step refuses gradients of other layouts, partial values and read-only views by name."""
     options = {
         "weight_decay": 0.0, "momentum": 0.0, "lr": 0.5, "dampening": 0.0, "nesterov": False, "maximize": False,
         "is_first_step": True,
@@ -178,7 +178,7 @@ def trained_with_scaler(parameters, inputs):
 
 @pytest.mark.parametrize("mesh_shape", SCALED)
 def test_five_steps_with_an_overflow(mesh_shape):
-    """The step that overflows on one rank is skipped on all; values and scales are those of the plain run."""
+    """A step that overflows on one rank is skipped on all; values and scales are those of the plain run."""
     rng = np.random.default_rng(0)
     arrays = [rng.standard_normal((5, 3)), rng.standard_normal((3, 2))]
     good = [rng.standard_normal((5, 3)), rng.standard_normal((3, 2))]
@@ -203,7 +203,7 @@ def test_five_steps_with_an_overflow(mesh_shape):
 
 
 def test_what_one_rank_finds_all_know():
-    """One all-reduce of one number per mesh; a pending sum is refused, for its parts tell nothing."""
+    """The overflow flag is all-reduced once per mesh; partial gradients are refused."""
 
     def run():
         mesh = init_device_mesh("cpu", (2,), mesh_dim_names=("tp",))

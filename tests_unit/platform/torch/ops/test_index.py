@@ -1,4 +1,4 @@
-"""Functions of whole tensors that give a Python value."""
+"""Functions that return a Python value of the global tensor."""
 
 import numpy as np
 import pytest
@@ -17,7 +17,7 @@ pytestmark = pytest.mark.platforms("torch")
 @pytest.mark.parametrize("placement", [Replicate(), Shard(0), Shard(1), Partial()], ids=repr)
 @pytest.mark.parametrize("world_size", [2, 3])
 def test_equality_is_the_same_on_every_rank(world_size, placement):
-    """``equal`` and ``allclose`` speak of the whole tensor, also where only one rank holds what differs."""
+    """``equal`` and ``allclose`` compare global tensors, also if only one rank has a difference."""
 
     def rank():
         mesh = init_device_mesh("cpu", (world_size,), mesh_dim_names=("tp",))
@@ -58,7 +58,7 @@ def test_equality_is_the_same_on_every_rank(world_size, placement):
     ids=["edges", "count", "density"],
 )
 def test_histograms_are_of_all_values(call):
-    """Counts and edges are those of the whole tensor, whatever piece of it a rank holds."""
+    """Counts and edges of a histogram are those of the global tensor on every rank."""
     edges = np.linspace(-2, 2, 5)
     report = check_function(call, [np.random.default_rng(0).standard_normal(7), edges], (2,), platform="torch", limit=6)
     assert report.ok, report.wrong[:3] or report.rejected[:3]

@@ -1,4 +1,4 @@
-"""The three verbs by which PyTorch's calls are stated, and the tables that they make."""
+"""The three registry verbs for PyTorch's calls, and the tables that they make."""
 
 import pytest
 import torch
@@ -14,14 +14,14 @@ pytestmark = pytest.mark.platforms("torch")
 
 @pytest.fixture
 def empty(monkeypatch):
-    """A registry without statements; the tables of the platform stay as they are."""
+    """An empty registry, leaving the platform's tables unchanged."""
     for name in ("_SPELLINGS", "_KERNELS", "_DECOMPOSED", "_COPIED_BACK", "_IN_PLACE"):
         monkeypatch.setattr(registry, name, type(getattr(registry, name))())
     return registry
 
 
 def build(of):
-    """The table of the statements so far."""
+    """The table of the registrations so far."""
     kernels = of._kernels.__wrapped__()
     return of._build(kernels), kernels
 
@@ -37,7 +37,7 @@ def test_a_name_is_the_function_and_the_method(empty):
 
 
 def test_a_kernel_is_the_first_spelling_with_the_rules_arguments(empty):
-    """A spelling that must not run on locals, or lacks an argument, is no kernel; a stated kernel goes first."""
+    """A spelling that lacks an argument or must not run locally is no kernel; a registered kernel has precedence."""
     empty.spelling("sort", canonical=True)
     empty.spelling("sort", torch.ops.aten.sort.default, signature="x, dim=-1, descending=False")
     assert build(empty)[1] == {}
@@ -46,13 +46,13 @@ def test_a_kernel_is_the_first_spelling_with_the_rules_arguments(empty):
 
 
 def test_a_kernel_in_c_takes_the_rules_names(empty):
-    """What is written in C has names of its own for its parameters."""
+    """A kernel in C is called with its own parameter names."""
     empty.kernel("t")(torch.t)
     assert build(empty)[1]["t"](x=torch.ones(2, 3)).shape == (3, 2)
 
 
 def test_faults_are_refused(empty):
-    """A call that is stated twice, a second kernel, and an operator without a rule."""
+    """A call registered twice, a second kernel, and an operator without a rule are refused."""
     with pytest.raises(ValueError, match="canonical operator 'no_such' has no rule"):
         empty.spelling("no_such")
     empty.kernel("t")(torch.t)

@@ -1,4 +1,4 @@
-"""What PyTorch's own operator database (``op_db``) gives to check: samples, and placements of their tensors."""
+"""Samples of PyTorch's operator database (``op_db``), and placements of their tensors."""
 
 import itertools
 import random
@@ -30,7 +30,7 @@ DTYPES = {"float32": torch.float32, "float64": torch.float64, "complex128": torc
 
 @dataclass
 class Sample:
-    """One call: its arguments flattened, and which of the leaves are tensors."""
+    """A call: its flattened arguments, and the indices of those that are tensors."""
 
     leaves: list[Any]
     spec: Any
@@ -52,7 +52,7 @@ class Sample:
 
 
 def entries(dtype):
-    """Entries that take ``dtype``, by full name."""
+    """The entries that take ``dtype``, by full name."""
     return {_name(op): op for op in database.op_db if DTYPES[dtype] in op.dtypes}
 
 
@@ -61,7 +61,7 @@ def _name(op):
 
 
 def samples(op, dtype, count=SAMPLES):
-    """At most ``count`` samples, spread over what the database has, small ones and no two alike."""
+    """At most ``count`` small distinct samples, spread over those of the database."""
     torch.manual_seed(0)
     random.seed(0)
     wanted = DTYPES[dtype]
@@ -91,7 +91,7 @@ def _text(leaf):
 
 
 def placements(sample, name, axes=1):
-    """Per operand one placement per axis: all whole, each operand split along each dim, some drawn at random."""
+    """For each operand one placement per axis: all replicated, each sharded along each dim, some at random."""
     draw = random.Random(zlib.crc32(f"{name} {sample.text}".encode()))  # noqa: S311 - no secret
     if axes == 1:
         return [tuple((place,) for place in combo) for combo in _on_one_axis(sample, draw)]

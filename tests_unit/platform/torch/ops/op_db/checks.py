@@ -1,4 +1,4 @@
-"""One call of an operator on DTensors held against the same call on plain tensors: values, types and gradients."""
+"""Compare a call of an operator on DTensors with the call on plain tensors: values, types and gradients."""
 
 import contextlib
 import functools
@@ -36,7 +36,7 @@ ORDER = ("wrong", "plain", "crash", "rejects", "ok")
 
 @dataclass
 class Outcome:
-    """What became of one entry.
+    """The result of checking an entry.
 
     Attributes:
         name: of the entry.
@@ -74,7 +74,7 @@ class Plain:
 
 
 def function(op, variant):
-    """What is called: the function, the method, or the method that writes to a copy of its operand."""
+    """The callable of a variant: function, method, or in-place method on a copy of its operand."""
     if variant == "function":
         return op.op
     if variant == "method":
@@ -124,7 +124,7 @@ def check_entry(name, op, dtype, meshes, variant="function", count=cases.SAMPLES
 
 
 def _repeats(call, sample):
-    """False for a call that draws random numbers."""
+    """Return False for a call that samples random numbers."""
     try:
         first, *others = (tree_leaves(_plain_outs(call, sample, seed)) for seed in range(5))
     except Exception:  # noqa: BLE001 - it cannot run, which is reported elsewhere
@@ -149,7 +149,7 @@ def run_plain(call, op, sample, certain):
 
 
 def _bound(sample):
-    """What the coarsest operand allows."""
+    """The tolerance of the coarsest operand dtype."""
     return max((TOLERANCE.get(value.dtype, 0.0) for value in sample.values), default=0.0)
 
 
@@ -217,7 +217,7 @@ def _spelled(combo):
 
 
 def _merged(outcomes, error):
-    """What the ranks say together: they have to agree."""
+    """The outcome of all ranks, which have to agree."""
     kinds = {outcome[0] if outcome is not None else "crash" for outcome in outcomes}
     if kinds & {"rejects"} and kinds - {"rejects"}:
         return "crash", f"ranks disagree: {outcomes} {_cause(error)}"
@@ -236,7 +236,7 @@ def _cause(error):
 
 
 class _Run:
-    """One sample on one world, combination by combination."""
+    """A sample on a world, in each combination of placements."""
 
     def __init__(self, call, sample, plain, combos, start, done, shape):
         self.call, self.sample, self.plain, self.combos, self.start = call, sample, plain, combos, start
@@ -278,7 +278,7 @@ class _Run:
         return leaves, self.call(*args, **kwargs)
 
     def _wholes(self, mesh, combo):
-        """A random operator's outputs and gradients on whole operands: what every other placement has to give."""
+        """A random operator's outputs and gradients on replicated operands, the reference for other placements."""
         leaves, outs = self._run(mesh, combo)
         values = [out.full_tensor().detach() if isinstance(out, DTensor) else out for out in tree_leaves(outs)]
         return values, self._gradients(mesh, leaves, outs)
@@ -367,7 +367,7 @@ def _unlike(result, wanted):
 
 
 def difference(result, wanted, bound=0.0):
-    """What differs between two plain tensors of one shape, or None."""
+    """Describe the difference between two plain tensors of one shape, or return None."""
     if wanted.layout is not torch.strided:
         result, wanted = result.to_dense(), wanted.to_dense()
     if wanted.dtype not in TOLERANCE:

@@ -67,14 +67,14 @@ def _child(options):
 
 
 class _Worker:
-    """A child process that is started again when it dies."""
+    """A child process that is restarted when it dies."""
 
     def __init__(self, options):
         self.options = options
         self.process = None
 
     def start(self):
-        """Start the child; the names of all entries."""
+        """Start the child and return the names of all entries."""
         command = [sys.executable, str(HERE), "--child", *sys.argv[1:]]
         environment = {"OMP_NUM_THREADS": "1", **os.environ}
         self.process = subprocess.Popen(
@@ -84,7 +84,7 @@ class _Worker:
         return json.loads(self.process.stdout.readline())
 
     def check(self, name):
-        """The outcome of one entry."""
+        """Return the outcome of an entry."""
         if self.process is None:
             self.start()
         self.process.stdin.write(f"{name}\n")

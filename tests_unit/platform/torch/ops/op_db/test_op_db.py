@@ -1,4 +1,4 @@
-"""A sweep of PyTorch's operator database: in small for every change, in whole by `tox -e sweeps`."""
+"""A sweep of PyTorch's operator database: a part in every run, all of it by `tox -e sweeps`."""
 
 import json
 import subprocess
@@ -22,7 +22,7 @@ FLOOR = 600
 
 
 def swept(tmp_path, *arguments):
-    """Results by entry, and what the command printed."""
+    """The results by entry, and the finished process of the command."""
     out = tmp_path / "out.jsonl"
     done = subprocess.run(
         [sys.executable, str(SWEEP), "--out", str(out), *arguments], capture_output=True, text=True, check=False
@@ -32,7 +32,7 @@ def swept(tmp_path, *arguments):
 
 @pytest.mark.untraced
 def test_a_part_of_each_family_holds(tmp_path):
-    """Values, dtypes, shapes and gradients of these entries are the plain ones, in every placement drawn."""
+    """Values, dtypes, shapes and gradients of these entries are the plain ones in every sampled placement."""
     results, done = swept(tmp_path, "--samples", "2", "--meshes", "3", "--jobs", "1", *QUICK)
     assert {name: result["messages"] for name, result in results.items() if result["outcome"] != "ok"} == {}, (
         done.stdout
@@ -52,7 +52,7 @@ def test_no_entry_is_wrong(tmp_path, variant):
 
 @pytest.fixture
 def checked(monkeypatch):
-    """`checked(call)`: what the sweep says of a function of one tensor."""
+    """`checked(call)`: the outcome that the sweep reports for a function of one tensor."""
     monkeypatch.syspath_prepend(str(SWEEP.parent))
     import cases
     import checks
@@ -70,7 +70,7 @@ def checked(monkeypatch):
 
 
 def distributed(x):
-    """Whether this is the run on DTensors."""
+    """Return whether this is the run on DTensors."""
     from hyper_parallel import DTensor
 
     return isinstance(x, DTensor)
@@ -93,13 +93,13 @@ BROKEN = {
 
 @pytest.mark.parametrize("what", BROKEN)
 def test_what_is_broken_is_seen(checked, what):
-    """The sweep tells a wrong value, gradient, dtype, shape or type, a plain tensor, a crash and a refusal apart."""
+    """The sweep distinguishes a wrong value, gradient, dtype, shape or type, a plain tensor, a crash and a refusal."""
     outcome, call = BROKEN[what]
     assert checked(call).outcome == outcome
 
 
 def test_numbers_drawn_apart_are_seen(checked):
-    """A random call that draws from each rank's own generator is wrong; one that uses the common stream is ok."""
+    """A random call that samples from each rank's own generator is wrong; one that uses the common stream is ok."""
     import torch
 
     from hyper_parallel import DTensor
