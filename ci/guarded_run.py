@@ -35,13 +35,13 @@ class Rank:
 
 def ranks(root: Path) -> list[Rank]:
     """Ranks in the ledgers below ``root`` that are alive, and still the process that was written down."""
-    found = []
+    alive = []
     for path in sorted(root.glob("coverage_reports/data/*/ranks/[0-9]*")):
         name, _, stack = path.read_text(encoding="utf-8").partition("\n")
         rank = Rank(int(path.name), name, Path(stack) if stack else None)
         if is_rank(rank.pid):
-            found.append(rank)
-    return found
+            alive.append(rank)
+    return alive
 
 
 def is_rank(pid: int) -> bool:

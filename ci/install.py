@@ -41,7 +41,7 @@ def settings(listing: str) -> dict[str, str]:
     """
     values: dict[str, str] = {}
     lines = [line for line in listing.splitlines() if line]
-    for line in sorted(lines, key=lambda one: (one.startswith(":env:"), one.startswith("install."))):
+    for line in sorted(lines, key=lambda text: (text.startswith(":env:"), text.startswith("install."))):
         name, text = line.split("=", 1)
         values[name.rsplit(".", 1)[1]] = ast.literal_eval(text)
     return values

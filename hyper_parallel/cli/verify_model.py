@@ -207,9 +207,9 @@ def _faults() -> tuple[str, ...]:
 
 
 def _summary(done: list[ModelReport]) -> str:
-    held = sum(report.ok for report in done)
+    passed = sum(report.ok for report in done)
     tensors = sum(sum(report.counts.values()) for report in done)
-    lines = [f"{held} of {len(done)} runs equal to one device ({tensors} tensors compared on all ranks)"]
+    lines = [f"{passed} of {len(done)} runs equal to one device ({tensors} tensors compared on all ranks)"]
     for report in done:
         if not report.ok:
             module = f": first divergence in {report.faulty_module}" if report.faulty_module else ""
@@ -218,8 +218,8 @@ def _summary(done: list[ModelReport]) -> str:
 
 
 def _partial(done: list[ModelReport], total: int) -> str:
-    held = sum(report.ok for report in done)
-    return f"partial report: {len(done)} of {total} runs finished, {held} of them held; the rest was not verified"
+    passed = sum(report.ok for report in done)
+    return f"partial report: {len(done)} of {total} runs finished, {passed} of them held; the rest was not verified"
 
 
 def _document(done: list[ModelReport], interrupted: str = "") -> dict[str, Any]:

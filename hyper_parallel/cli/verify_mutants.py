@@ -99,11 +99,11 @@ def _modules(arguments: argparse.Namespace) -> list[str]:
     if platform != "torch":
         msg = f"--source --platform {platform}: both frameworks run the same code, which is mutated on torch only"
         raise ValueError(msg)
-    asked = [f"hyper_parallel.{one}" for one in arguments.source]
-    for one in asked:
-        if one not in MODULE_CHECKS:
+    asked = [f"hyper_parallel.{module}" for module in arguments.source]
+    for module in asked:
+        if module not in MODULE_CHECKS:
             known = ", ".join(known.removeprefix("hyper_parallel.") for known in MODULE_CHECKS)
-            msg = f"--source {one.removeprefix('hyper_parallel.')}: this module is not mutated; there are {known}"
+            msg = f"--source {module.removeprefix('hyper_parallel.')}: this module is not mutated; there are {known}"
             raise ValueError(msg)
     return asked or list(MODULE_CHECKS)
 

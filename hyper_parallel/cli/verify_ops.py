@@ -141,13 +141,13 @@ def _results(tasks: Sequence[dict[str, Any]], progress: Progress) -> Iterator[Op
     yield from run_tasks(OperatorReport, tasks, started, seconds=_SECONDS)
 
 
-def _add(report: SweepReport, found: OperatorReport) -> None:
+def _add(report: SweepReport, addition: OperatorReport) -> None:
     """Add a report; the two levels of an operator become one report."""
     for known in report.operators:
-        if (known.op, known.platform) == (found.op, found.platform):
-            known.merge(found)
+        if (known.op, known.platform) == (addition.op, addition.platform):
+            known.merge(addition)
             return
-    report.operators.append(found)
+    report.operators.append(addition)
 
 
 # -- what to run -----------------------------------------------------------------------------------------------------
@@ -159,13 +159,13 @@ def _tasks(arguments: argparse.Namespace) -> tuple[list[dict[str, Any]], int]:
 
     if arguments.file is not None:
         return _user_tasks(arguments)
-    found, planned = [], 0
+    planned_tasks, planned = [], 0
     ops, frameworks = operators(arguments.op), platforms(arguments.platform)
     effort = _effort(arguments)
     for platform in frameworks:
         planned += len(ops)
-        found.extend(tasks.library_tasks(platform, ops, effort))
-    return found, planned
+        planned_tasks.extend(tasks.library_tasks(platform, ops, effort))
+    return planned_tasks, planned
 
 
 def operators(asked: Sequence[str] | None) -> list[str]:
@@ -217,20 +217,20 @@ def _user_tasks(arguments: argparse.Namespace) -> tuple[list[dict[str, Any]], in
     effort = USER if arguments.mesh is None else replace(USER, meshes=_meshes(arguments))
     frameworks = platforms(arguments.platform) if arguments.platform else _imported(tree)
     file, ops = str(Path(arguments.file).resolve()), list(dict.fromkeys(arguments.op or ["*"]))
-    return [tasks.task_of(one, ops, effort, file=file) for one in frameworks], 0
+    return [tasks.task_of(framework, ops, effort, file=file) for framework in frameworks], 0
 
 
 def _meshes(arguments: argparse.Namespace) -> tuple[tuple[int, ...], ...]:
     return tuple(mesh_sizes(text) for text in arguments.mesh.split(","))
 
 
-def _parsed(given: str) -> ast.Module:
+def _parsed(file: str) -> ast.Module:
     """The file, which only children will run.
 
     Raises:
         ValueError: it is no Python file that can be read.
     """
-    path = Path(given)
+    path = Path(file)
     if path.is_dir():
         problem = "is a folder; name a Python file"
     elif not path.exists():
@@ -244,7 +244,7 @@ def _parsed(given: str) -> ast.Module:
             problem = error.strerror or type(error).__name__
         except (SyntaxError, ValueError) as error:  # ValueError: bytes that no text has
             problem = str(error)
-    msg = f"FILE {given!r}: {problem}"
+    msg = f"FILE {file!r}: {problem}"
     raise ValueError(msg)
 
 
@@ -253,13 +253,13 @@ def _imported(tree: ast.Module) -> list[str]:
     roots = set()
     for node in ast.walk(tree):
         if isinstance(node, ast.Import):
-            roots |= {one.name.split(".")[0] for one in node.names}
+            roots |= {alias.name.split(".")[0] for alias in node.names}
         elif isinstance(node, ast.ImportFrom) and node.module:
             roots.add(node.module.split(".")[0])
-    found = [name for name in FRAMEWORKS if name in roots]
-    for name in found:
+    imported = [name for name in FRAMEWORKS if name in roots]
+    for name in imported:
         require_framework(name)
-    return found or platforms(None)
+    return imported or platforms(None)
 
 
 def _write(arguments: argparse.Namespace, report: SweepReport) -> None:

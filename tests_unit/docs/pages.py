@@ -114,7 +114,7 @@ def _tox(words: list[str]) -> str:
         known = there if option == "-e" else labels if option == "-m" else None
         for name in value.split(",") if known is not None else ():
             pattern = re.escape(name).replace(r"\*", ".*")
-            if name != "ENV" and not any(re.fullmatch(pattern, one) for one in known):
+            if name != "ENV" and not any(re.fullmatch(pattern, candidate) for candidate in known):
                 return f"there is no {'environment' if option == '-e' else 'label'} {name}"
     missing = [path for path in words[len(options) + 1 :] if path.startswith("tests_") and not (ROOT / path).exists()]
     return f"there is no {', '.join(missing)}" if missing else ""

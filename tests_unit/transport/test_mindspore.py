@@ -50,11 +50,11 @@ class Engine:
 
         return self._start(async_op, put, "all_gather", tensor, tuple(group), [tensor.shape] * len(group))
 
-    def all_to_all_single(self, output, given, received, sent, group, async_op):
+    def all_to_all_single(self, output, tensor, received, sent, group, async_op):
         """Imitates ``mint.distributed.all_to_all_single``."""
         from mindspore import Tensor
 
-        array = given.asnumpy()
+        array = tensor.asnumpy()
         starts = np.cumsum([0, *sent])
         chunks = [Tensor(array[starts[i] : starts[i + 1]]) for i in range(len(sent))]
 
@@ -63,11 +63,11 @@ class Engine:
 
         return self._start(async_op, put, "all_to_all", chunks, tuple(group), [(size,) for size in received])
 
-    def reduce_scatter_tensor(self, output, given, op, group, async_op):
+    def reduce_scatter_tensor(self, output, tensor, op, group, async_op):
         """Imitates ``mint.distributed.reduce_scatter_tensor``."""
         from mindspore import Tensor
 
-        chunks = [Tensor(chunk) for chunk in np.split(given.asnumpy(), len(group))]
+        chunks = [Tensor(chunk) for chunk in np.split(tensor.asnumpy(), len(group))]
         return self._start(async_op, lambda mine: self._put(output, mine), "reduce_scatter", chunks, op, tuple(group))
 
     def broadcast(self, tensor, src, group, async_op):
@@ -95,9 +95,9 @@ class Engine:
         assert async_op
         return self.carrier.start(*call).then(put)
 
-    def all_gather_object(self, found, obj, group):
+    def all_gather_object(self, gathered, obj, group):
         """Imitates ``mint.distributed.all_gather_object``."""
-        found[:] = self.carrier.all_gather_object(obj, tuple(group))
+        gathered[:] = self.carrier.all_gather_object(obj, tuple(group))
 
     def barrier(self, group):
         """Imitates ``mint.distributed.barrier``."""

@@ -44,13 +44,13 @@ def test_in_place_writes_do_not_leak():
         parts = t.all_gather(x, ranks, [(4,)] * 3)
         total = t.all_reduce(x, "sum", ranks)
         moved = t.all_to_all([x, x, x], ranks, [(4,)] * 3)
-        one = t.broadcast(x, 0, ranks)
-        for result in (*parts, total, *moved, one, x):
+        broadcasted = t.broadcast(x, 0, ranks)
+        for result in (*parts, total, *moved, broadcasted, x):
             before = result.copy()
             result[:] = 99
             t.barrier(ranks)
             result[:] = before
-        return [part[0] for part in parts], total[0], [part[0] for part in moved], one[0]
+        return [part[0] for part in parts], total[0], [part[0] for part in moved], broadcasted[0]
 
     assert run(body) == [([0, 1, 2], 3, [0, 1, 2], 0)] * 3
 

@@ -39,42 +39,42 @@ def _blocking():
 
     ops, size = dist.ReduceOp, dist.get_world_size()
 
-    def one(count=2):
+    def ones(count=2):
         return torch.ones(count)
 
     def parts(count=2, number=size):
-        return [one(count) for _ in range(number)]
+        return [ones(count) for _ in range(number)]
 
     return [
-        ("operation", "barrier()", lambda wrong: dist.barrier() if wrong else dist.all_reduce(one())),
-        ("reduction", "all_reduce(f32[2], MAX)", lambda wrong: dist.all_reduce(one(), ops.MAX if wrong else ops.SUM)),
-        ("shape", "all_reduce(f32[3], SUM)", lambda wrong: dist.all_reduce(one(2 + wrong))),
-        ("dtype", "all_reduce(i32[2], SUM)", lambda wrong: dist.all_reduce(one().int() if wrong else one())),
-        ("src", "broadcast(f32[2], src=1)", lambda wrong: dist.broadcast(one(), int(wrong))),
-        ("src", "broadcast(f32[2], src=1)", lambda wrong: dist.broadcast(one(), group_src=int(wrong))),
-        ("dst", "reduce(f32[2], SUM, dst=1)", lambda wrong: dist.reduce(one(), int(wrong))),
-        ("dst", "gather(f32[2], dst=1)", lambda wrong: dist.gather(one(), None, int(wrong))),
-        ("src", "scatter(f32[2], src=1)", lambda wrong: dist.scatter(one(), None, int(wrong))),
-        ("shape", "all_gather(f32[3])", lambda wrong: dist.all_gather(parts(2 + wrong), one(2 + wrong))),
+        ("operation", "barrier()", lambda wrong: dist.barrier() if wrong else dist.all_reduce(ones())),
+        ("reduction", "all_reduce(f32[2], MAX)", lambda wrong: dist.all_reduce(ones(), ops.MAX if wrong else ops.SUM)),
+        ("shape", "all_reduce(f32[3], SUM)", lambda wrong: dist.all_reduce(ones(2 + wrong))),
+        ("dtype", "all_reduce(i32[2], SUM)", lambda wrong: dist.all_reduce(ones().int() if wrong else ones())),
+        ("src", "broadcast(f32[2], src=1)", lambda wrong: dist.broadcast(ones(), int(wrong))),
+        ("src", "broadcast(f32[2], src=1)", lambda wrong: dist.broadcast(ones(), group_src=int(wrong))),
+        ("dst", "reduce(f32[2], SUM, dst=1)", lambda wrong: dist.reduce(ones(), int(wrong))),
+        ("dst", "gather(f32[2], dst=1)", lambda wrong: dist.gather(ones(), None, int(wrong))),
+        ("src", "scatter(f32[2], src=1)", lambda wrong: dist.scatter(ones(), None, int(wrong))),
+        ("shape", "all_gather(f32[3])", lambda wrong: dist.all_gather(parts(2 + wrong), ones(2 + wrong))),
         (
             "shape",
             "all_gather_into_tensor(f32[3])",
-            lambda wrong: dist.all_gather_single(one((2 + wrong) * size), one(2 + wrong)),
+            lambda wrong: dist.all_gather_single(ones((2 + wrong) * size), ones(2 + wrong)),
         ),
         (
             "shapes",
             "reduce_scatter(f32, SUM, shapes=[[3], [3], [3]])",
-            lambda wrong: dist.reduce_scatter(one(2 + wrong), parts(2 + wrong)),
+            lambda wrong: dist.reduce_scatter(ones(2 + wrong), parts(2 + wrong)),
         ),
         (
             "shape",
             "reduce_scatter_tensor(f32[3], SUM)",
-            lambda wrong: dist.reduce_scatter_single(one(2 + wrong), one((2 + wrong) * size)),
+            lambda wrong: dist.reduce_scatter_single(ones(2 + wrong), ones((2 + wrong) * size)),
         ),
         (
             "chunk shapes",
             "all_to_all(f32[2] f32[2] f32[2], expects f32[3] f32[2] f32[2])",
-            lambda wrong: dist.all_to_all([one(2 + wrong), one(), one()], parts()),
+            lambda wrong: dist.all_to_all([ones(2 + wrong), ones(), ones()], parts()),
         ),
         (
             "chunk shapes",
@@ -84,8 +84,8 @@ def _blocking():
         ("dst", "gather_object(dst=1)", lambda wrong: dist.gather_object(0, None, int(wrong))),
         ("src", "scatter_object_list(src=1)", lambda wrong: dist.scatter_object_list([0], None, int(wrong))),
         ("src", "broadcast_object_list(src=1)", lambda wrong: dist.broadcast_object_list([0], int(wrong))),
-        ("reduction", "all_reduce(f32[2], MAX)", lambda wrong: nn.all_reduce(one(), ops.MAX if wrong else ops.SUM)),
-        ("src", "broadcast(f32[2], src=1)", lambda wrong: nn.broadcast(one(), int(wrong))),
+        ("reduction", "all_reduce(f32[2], MAX)", lambda wrong: nn.all_reduce(ones(), ops.MAX if wrong else ops.SUM)),
+        ("src", "broadcast(f32[2], src=1)", lambda wrong: nn.broadcast(ones(), int(wrong))),
     ]
 
 

@@ -344,14 +344,14 @@ def test_a_report_of_another_version_is_an_error(project, command):
     path.write_text("{}")
     status, out, err = command("html")
     again = "run `hyper-parallel verify ops --report operators-torch.json` again"
-    said = f"{path} has no columns, operators: another version wrote it; {again}"
-    assert (status, out, err) == (2, "", f"hyper-parallel: error: {said}\n")
+    message = f"{path} has no columns, operators: another version wrote it; {again}"
+    assert (status, out, err) == (2, "", f"hyper-parallel: error: {message}\n")
 
 
 def test_the_contract_has_a_page(project, command):
     """Results of the platform contract become a page that the index links to; a broken result is named."""
-    found = ContractOutcome("torch", "cpu", "simulated", 3, {"get_rank": "served"}, [], "today")
-    path = found.write(project / "reports")
+    outcome = ContractOutcome("torch", "cpu", "simulated", 3, {"get_rank": "served"}, [], "today")
+    path = outcome.write(project / "reports")
     status, out, _ = command("html")
     assert status == 0
     assert '<a href="contract.html">platform contract by framework' in Path(out.strip()).read_text()
@@ -404,9 +404,9 @@ def test_data_of_another_format_is_an_error(project, command):
     measure(project, "torch", "f(1)")
     measure(project, "torch", "f(0)")
     data = sorted((project / "coverage_reports" / "data" / "torch").glob(".coverage.*"))
-    with contextlib.closing(sqlite3.connect(data[0])) as one, one:
-        (here,) = one.execute("select version from coverage_schema").fetchone()
-        one.execute("update coverage_schema set version = 99")
+    with contextlib.closing(sqlite3.connect(data[0])) as database, database:
+        (here,) = database.execute("select version from coverage_schema").fetchone()
+        database.execute("update coverage_schema set version = 99")
     status, out, err = command("gate", "torch")
     assert (status, out) == (2, "")
     assert err == (
@@ -423,8 +423,8 @@ def test_two_runs_in_one_folder_are_refused(project, command):
     status, _, err = command("erase", "torch")
     assert status == 2
     where = project / "coverage_reports"
-    said = f"process 1 is writing coverage of torch in {where}: two runs cannot share it"
-    assert err == f"hyper-parallel: error: {said}\n"
+    message = f"process 1 is writing coverage of torch in {where}: two runs cannot share it"
+    assert err == f"hyper-parallel: error: {message}\n"
     for leftover in ("99999999", "", "half a num"):
         owner.write_text(leftover)
         assert command("erase", "torch")[0] == 0

@@ -34,7 +34,7 @@ def report(**changes):
         "core/b.py": entry(5, 3, 5, 3, missing=[7, 9, 10], executed=[1, 2], missing_branches=[[3, 7], [8, -1]]),
         **changes,
     }
-    return {"totals": entry(10, 8, 10, 8)["summary"], "files": {name: one for name, one in files.items() if one}}
+    return {"totals": entry(10, 8, 10, 8)["summary"], "files": {name: file for name, file in files.items() if file}}
 
 
 def floors(total=0, **files):
@@ -68,13 +68,13 @@ def _fault_file():
 
 
 def _fault_pattern():
-    found = check_floors(report(), EnvironmentSettings(0, (), {"*": 0, "core/*": 61}))
-    return [one.split(";")[0] for one in found], "core/b.py: 60.00 % is below the floor of 61 %"
+    failures = check_floors(report(), EnvironmentSettings(0, (), {"*": 0, "core/*": 61}))
+    return [failure.split(";")[0] for failure in failures], "core/b.py: 60.00 % is below the floor of 61 %"
 
 
 def _fault_floor_without_file():
-    found = check_floors(report(), EnvironmentSettings(0, (), {"core/c.py": 10}))
-    return found, "core/c.py: has a floor of 10 % but matches no measured file"
+    failures = check_floors(report(), EnvironmentSettings(0, (), {"core/c.py": 10}))
+    return failures, "core/c.py: has a floor of 10 % but matches no measured file"
 
 
 def _fault_nothing_measured():
@@ -82,18 +82,18 @@ def _fault_nothing_measured():
 
 
 def _fault_branch():
-    found = check_floors(report(**{"core/a.py": entry(5, 5, 5, 4)}), EnvironmentSettings(0, (), {"core/a.py": 100}))
-    return found, "core/a.py: 90.00 % is below the floor of 100 %; no line is missing"
+    failures = check_floors(report(**{"core/a.py": entry(5, 5, 5, 4)}), EnvironmentSettings(0, (), {"core/a.py": 100}))
+    return failures, "core/a.py: 90.00 % is below the floor of 100 %; no line is missing"
 
 
 def _fault_ratchet():
-    found = check_baseline(report(), {"core/b.py": 62}, 1, ["core/b.py"])
-    return [one.split(";")[0] for one in found], "core/b.py: fell from 62.00 % to 60.00 %"
+    failures = check_baseline(report(), {"core/b.py": 62}, 1, ["core/b.py"])
+    return [failure.split(";")[0] for failure in failures], "core/b.py: fell from 62.00 % to 60.00 %"
 
 
 def _fault_ratchet_unmeasured():
-    found = check_baseline(report(**{"core/b.py": None}), {"core/b.py": 60}, 1, ["core/b.py"])
-    return found, "core/b.py: had 60.00 % and was not measured this time"
+    failures = check_baseline(report(**{"core/b.py": None}), {"core/b.py": 60}, 1, ["core/b.py"])
+    return failures, "core/b.py: had 60.00 % and was not measured this time"
 
 
 def _fault_exception_too_many():
@@ -102,29 +102,29 @@ def _fault_exception_too_many():
 
 
 def _fault_exception_without_file():
-    found = check_exceptions(report(), EXCEPTED, ["core/c.py"])
-    return found, "core/c.py: is excepted from its floor, but was not measured: drop its exception"
+    failures = check_exceptions(report(), EXCEPTED, ["core/c.py"])
+    return failures, "core/c.py: is excepted from its floor, but was not measured: drop its exception"
 
 
 def _fault_exception_without_floor():
-    found = check_exceptions(report(), EnvironmentSettings(exceptions=1), ["core/b.py"])
-    return found, "core/b.py: is excepted from its floor, but has no floor: drop its exception"
+    failures = check_exceptions(report(), EnvironmentSettings(exceptions=1), ["core/b.py"])
+    return failures, "core/b.py: is excepted from its floor, but has no floor: drop its exception"
 
 
 def _fault_other_file_than_excepted():
-    found = check_floors(report(), EnvironmentSettings(0, (), {"*": 61}), ["core/a.py"])
-    return [one.split(";")[0] for one in found], "core/b.py: 60.00 % is below the floor of 61 %"
+    failures = check_floors(report(), EnvironmentSettings(0, (), {"*": 61}), ["core/a.py"])
+    return [failure.split(";")[0] for failure in failures], "core/b.py: 60.00 % is below the floor of 61 %"
 
 
 def _fault_shared_low():
     low = report(**{"core/b.py": entry(5, 1, missing=[3])})
-    found = check_shared({"torch": report(), "mindspore": low}, SHARED)
-    return found, "shared code: core/b.py: mindspore reaches 20.00 %, below the floor of 50 %"
+    failures = check_shared({"torch": report(), "mindspore": low}, SHARED)
+    return failures, "shared code: core/b.py: mindspore reaches 20.00 %, below the floor of 50 %"
 
 
 def _fault_shared_file_absent():
-    found = check_shared({"torch": report(), "mindspore": report(**{"core/b.py": None})}, SHARED)
-    return found, "shared code: core/b.py: mindspore reaches 0.00 %, below the floor of 50 %"
+    failures = check_shared({"torch": report(), "mindspore": report(**{"core/b.py": None})}, SHARED)
+    return failures, "shared code: core/b.py: mindspore reaches 0.00 %, below the floor of 50 %"
 
 
 def _fault_shared_environment_absent():
@@ -137,8 +137,8 @@ def _fault_shared_pattern():
 
 
 def _fault_lost_rank():
-    found = check_ranks({7: "rank-0", 8: "rank-1"}, [7, 9])
-    return found, "1 of 2 started ranks left no coverage data: rank-1 (process 8)"
+    failures = check_ranks({7: "rank-0", 8: "rank-1"}, [7, 9])
+    return failures, "1 of 2 started ranks left no coverage data: rank-1 (process 8)"
 
 
 def _fault_broken_data():
@@ -148,8 +148,10 @@ def _fault_broken_data():
 
 
 def _fault_all_ranks_lost():
-    found = check_ranks(dict.fromkeys(range(30), "rank"), [])
-    return [one[:50] + one[-12:] for one in found], "30 of 30 started ranks left no coverage data: rank and 10 more"
+    failures = check_ranks(dict.fromkeys(range(30), "rank"), [])
+    return [
+        failure[:50] + failure[-12:] for failure in failures
+    ], "30 of 30 started ranks left no coverage data: rank and 10 more"
 
 
 HOW = "run `hyper-parallel coverage erase torch` before the tests, and the tests with HP_RANK_LEDGER=ranks"
@@ -169,11 +171,11 @@ def _fault_no_rank_started():
 FAULTS = [value for name, value in sorted(globals().items()) if name.startswith("_fault_")]
 
 
-@pytest.mark.parametrize("fault", FAULTS, ids=lambda one: one.__name__)
+@pytest.mark.parametrize("fault", FAULTS, ids=lambda failure: failure.__name__)
 def test_an_injected_fault_turns_its_gate_red(fault):
     """Each fault is one failure that names file, floor, actual value and what is missing."""
-    found, message = fault()
-    assert found == [message]
+    failures, message = fault()
+    assert failures == [message]
 
 
 def test_there_are_enough_faults():
@@ -288,7 +290,7 @@ def test_the_projects_own_floors():
     for name, (least, *patterns) in others.items():
         own = settings.environment(name)
         assert own.total >= least
-        assert own.omit == tuple(f"hyper_parallel/{one}" for one in patterns)
+        assert own.omit == tuple(f"hyper_parallel/{failure}" for failure in patterns)
     assert settings.shared.environments == ("torch", "mindspore")
     assert settings.shared.covers("hyper_parallel/core/shard/rule.py")
 

@@ -15,9 +15,12 @@ REPORT = {
 def test_every_false_mutant_is_one_mutation(tmp_path):
     """What was noticed is detected, what survived is not, and each has a place of its own."""
     root = ET.parse(write_pit(REPORT, tmp_path / "new" / "mutation.xml")).getroot()  # noqa: S314 - our own file
-    found = [(one.findtext("mutatedMethod"), one.findtext("lineNumber"), one.get("detected")) for one in root]
-    assert found == [("add", "1", "true"), ("add", "2", "true"), ("view", "1", "true"), ("view", "2", "false")]
-    assert {one.get("status") for one in root} == {"KILLED", "SURVIVED"}
+    mutations = [
+        (mutation.findtext("mutatedMethod"), mutation.findtext("lineNumber"), mutation.get("detected"))
+        for mutation in root
+    ]
+    assert mutations == [("add", "1", "true"), ("add", "2", "true"), ("view", "1", "true"), ("view", "2", "false")]
+    assert {mutation.get("status") for mutation in root} == {"KILLED", "SURVIVED"}
 
 
 def test_a_report_that_cannot_be_written_says_so(tmp_path):

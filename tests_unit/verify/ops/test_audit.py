@@ -32,7 +32,7 @@ class Peer:
 
         peer = self
 
-        class Held(torch.Tensor):
+        class PeerTensor(torch.Tensor):
             placements = ("whole",)
 
             @classmethod
@@ -41,46 +41,48 @@ class Peer:
                     raise KeyError("relu")
                 if func is torch.relu and peer.fault == "refuses":
                     raise RuntimeError("relu has no sharding strategy")
-                found = super().__torch_function__(func, types, args, kwargs)
-                return found.as_subclass(torch.Tensor) if func is torch.relu and peer.fault == "unwraps" else found
+                result = super().__torch_function__(func, types, args, kwargs)
+                return result.as_subclass(torch.Tensor) if func is torch.relu and peer.fault == "unwraps" else result
 
-        self.fault, self.held, self.leaves = fault, Held, []
+        self.fault, self.tensor_class, self.leaves = fault, PeerTensor, []
 
     def wrap(self, piece, *_, differentiated=False):
         """What it takes for the whole; only whole operands are."""
         import torch
 
-        made = torch.from_numpy(piece.copy()).as_subclass(self.held)
+        made = torch.from_numpy(piece.copy()).as_subclass(self.tensor_class)
         if differentiated:
             self.leaves.append(made.requires_grad_())
         return made
 
-    def is_wrapped(self, one):
+    def is_wrapped(self, value):
         """Whether it is one of ours."""
-        return isinstance(one, self.held)
+        return isinstance(value, self.tensor_class)
 
-    def whole(self, one):
+    def whole(self, tensor):
         """What it takes for the whole."""
-        return one.detach().numpy()
+        return tensor.detach().numpy()
 
     def backward(self, outs, seeds):
         """Gradients of the leaves."""
         import torch
 
-        torch.autograd.backward([one for one in outs if one.requires_grad], [one for one in seeds if one is not None])
+        torch.autograd.backward(
+            [out for out in outs if out.requires_grad], [seed for seed in seeds if seed is not None]
+        )
         for leaf in self.leaves:
             if leaf.grad is not None and self.fault == "forgets":
                 leaf.grad = None
             elif leaf.grad is not None and self.fault != "bares":
-                leaf.grad = leaf.grad.as_subclass(self.held)
+                leaf.grad = leaf.grad.as_subclass(self.tensor_class)
 
     def gathered(self, own):
         """What each rank saw."""
         return [own, ("ok", "", ("", 0))]
 
-    def call(self, *given):
+    def call(self, *arguments):
         """A call as it is written in a program; here, where it held what."""
-        return given[-1]
+        return arguments[-1]
 
     def program(self, call, _seeds, gradient, index, _right, before):
         """A program that shows a wrong value; here, which one."""
@@ -116,8 +118,8 @@ def test_each_way_to_be_wrong_is_told(fault, outcome, text):
     """An exception, a plain result, a gradient that is missing and one that is plain, where all else is right."""
     counts, shown, _ = audited(fault)
     assert counts[outcome] > 0
-    (said,) = [one for one in shown if one.startswith(f"{outcome}: ") and "[Replicate()]" in one]
-    assert said.endswith(text)
+    (line,) = [line for line in shown if line.startswith(f"{outcome}: ") and "[Replicate()]" in line]
+    assert line.endswith(text)
 
 
 def test_a_refusal_is_no_fault():
@@ -142,15 +144,15 @@ def test_pytorchs_own(capsys, tmp_path):
     """Relu is clean; a number added to summands is added by every rank after another sum, and a program shows it."""
     path = tmp_path / "audit.json"
     assert main(["verify", "ops", "--target", "torch-dtensor", "--op", "relu", "add", "--report", str(path)]) == 0
-    said = capsys.readouterr().out
+    output = capsys.readouterr().out
     relu, add = json.loads(path.read_text())["operators"]
     assert (relu["outcome"], relu["counts"].keys()) == ("ok", {"ok"})
     assert add["outcome"] == "wrong"
     assert add["counts"]["ok"] > 10
     assert "[Partial(sum)]: output 0 [Partial(sum)] is" in add["shown"][0]
-    assert "relu" not in said
-    assert "torch-dtensor: 2 operators (1 ok, 1 wrong)" in said
-    assert said.rstrip().endswith("16 lines of findings")
+    assert "relu" not in output
+    assert "torch-dtensor: 2 operators (1 ok, 1 wrong)" in output
+    assert output.rstrip().endswith("16 lines of findings")
     # The program needs PyTorch alone; two new processes ran it over gloo, and it printed the wrong value.
     lines = add["program"].split("\n")
     assert len(lines) == 13
@@ -159,7 +161,7 @@ def test_pytorchs_own(capsys, tmp_path):
     assert lines[8] == "y1 = torch.add(x0, 1.5, alpha=1)"
     assert add["printed"].startswith("tensor([[7.")
     assert " should be tensor([[5.5000," in add["printed"]
-    assert all(f"        {line}" in said for line in lines)
+    assert all(f"        {line}" in output for line in lines)
 
 
 def test_an_unknown_target(capsys):
@@ -181,8 +183,8 @@ def test_processes_that_die_cost_one_operator(monkeypatch):
         return iter(runs[len(asked) - 1])
 
     monkeypatch.setattr(audit, "_lines", lines)
-    found = list(audit.audit("torch-dtensor", ["a", "b", "c"]))
-    assert [(one.op, one.outcome) for one in found] == [("a", "ok"), ("b", "crash"), ("c", "rejects")]
+    reports = list(audit.audit("torch-dtensor", ["a", "b", "c"]))
+    assert [(report.op, report.outcome) for report in reports] == [("a", "ok"), ("b", "crash"), ("c", "rejects")]
     assert asked == [["a", "b", "c"], ["c"]]
 
 

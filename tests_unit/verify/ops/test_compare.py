@@ -16,11 +16,11 @@ DIFFERENCES = [
 ]
 
 
-@pytest.mark.parametrize("found, wanted, text", DIFFERENCES)
+@pytest.mark.parametrize("actual, wanted, text", DIFFERENCES)
 @pytest.mark.parametrize("exact", [True, False])
-def test_what_differs_is_said(found, wanted, text, exact):
+def test_what_differs_is_said(actual, wanted, text, exact):
     """Shape, dtype and the worst element are named; zeros of either sign are equal, and so is what is no number."""
-    assert difference(found, wanted, exact=exact) == text
+    assert difference(actual, wanted, exact=exact) == text
 
 
 def test_exact_means_to_the_bit():
@@ -37,5 +37,5 @@ def test_doubles_computed_in_single_precision():
     rounded = array.astype(np.float32)
     assert is_single_precision([array, rounded.astype(np.float64)])
     assert is_single_precision([rounded.astype(np.complex128)])
-    for one in (array, rounded, np.arange(1e6), np.arange(64) / 64, 2.0 ** -np.arange(300), np.full(5, np.nan), None):
-        assert not is_single_precision([one])
+    for other in (array, rounded, np.arange(1e6), np.arange(64) / 64, 2.0 ** -np.arange(300), np.full(5, np.nan), None):
+        assert not is_single_precision([other])

@@ -24,8 +24,8 @@ def ended(run, seconds=20.0, *, deaf=False):
     os.close(write)
     if deaf:
         return died, None
-    with os.fdopen(read) as told:
-        return died, [json.loads(line) for line in told]
+    with os.fdopen(read) as events:
+        return died, [json.loads(line) for line in events]
 
 
 def tell(task, say):
@@ -71,10 +71,10 @@ def test_a_child_that_ends_well_says_nothing():
 
 def test_a_child_that_fails_shows_its_traceback():
     """An exception in the machinery is told with the status and the traceback."""
-    died, told = ended(throw)
+    died, events = ended(throw)
     assert died.startswith("left with status 1\nTraceback")
     assert died.rstrip().endswith("ArithmeticError: oops")
-    assert told == [{"event": "start", "op": "one"}]
+    assert events == [{"event": "start", "op": "one"}]
 
 
 def test_a_child_that_is_killed_is_told_by_the_signal():

@@ -32,13 +32,13 @@ class Recorded:
 
     def local_op(self, op):
         """The operator, counted; copies that the harness makes are not."""
-        found = self.platform.local_op(op)
+        implementation = self.platform.local_op(op)
         if op == "clone":
-            return found
+            return implementation
 
         def counted(**args):
             self.count += 1
-            return found(**args)
+            return implementation(**args)
 
         return counted
 
@@ -82,7 +82,7 @@ def test_an_adapter_that_is_wrong_on_one_rank_is_caught():
     assert swept("tril")[0].outcome == "ok"
     report, _ = swept("tril", wrong)
     assert report.outcome == "wrong"
-    assert {one.mesh for one in report.wrong} == {(2, 2)}
+    assert {finding.mesh for finding in report.wrong} == {(2, 2)}
 
 
 @pytest.mark.platforms("torch")
@@ -95,7 +95,7 @@ def test_only_equal_local_calls_have_one_name():
     assert name_of({"dim": [1, 2]}) == name_of({"dim": [1, 2]})
     assert name_of(adding(1)) == name_of(adding(1))
     different = [1, 1.0, True, 0.0, -0.0, (1,), [1], slice(1), slice(1, 2), None, adding(1), adding(2), adding(1.0)]
-    assert len({name_of(one) for one in different}) == len(different)
+    assert len({name_of(value) for value in different}) == len(different)
     with pytest.raises(TypeError, match="unhashable"):
         name_of({"held": {1, 2}})
 
@@ -115,5 +115,5 @@ def test_pieces_are_known_by_box_and_draw(platform_name):
     assert first.array.tolist() == [[0.0, 1.0, 2.0]]
     pending = Layout.place(mesh_of((2,)), [Partial("sum")], values.shape)
     drawn = [calls.operand(index, pending, draw) for index in (0, 1) for draw in (0, 1)]
-    assert len({one.array.tobytes() for pair in drawn for one in pair}) == 8
-    assert all((one.array + two.array == values).all() for one, two in drawn)
+    assert len({shard.array.tobytes() for pair in drawn for shard in pair}) == 8
+    assert all((first.array + second.array == values).all() for first, second in drawn)

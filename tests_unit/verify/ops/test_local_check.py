@@ -32,8 +32,8 @@ def test_true_rows_that_are_not_claimed_are_listed(op, missing):
 
     A function that never falls commutes with extrema.
     """
-    found = sweep_operator("torch", op, EFFORT).missing
-    assert sorted(found) == [f"sample 0: {one}" for one in missing]
+    listed = sweep_operator("torch", op, EFFORT).missing
+    assert sorted(listed) == [f"sample 0: {row}" for row in missing]
 
 
 @pytest.mark.platforms("torch")
@@ -42,13 +42,13 @@ def test_what_cannot_be_differentiated_is_not_listed():
     """Rows of cut matrices hold forward, while their gradient cannot be computed: the sweep goes on without them."""
     report = sweep_operator("torch", "cholesky", EFFORT)
     assert (report.outcome, report.crash) == ("ok", [])
-    assert not [one for one in report.missing if "Shard" in one]
+    assert not [row for row in report.missing if "Shard" in row]
 
 
 def test_one_placement_for_all_outputs():
     """A dim that one output lacks is no dim to cut all of them along."""
     outputs = [np.ones((2, 3)), np.ones(2)]
     bench = SimpleNamespace(reference=SimpleNamespace(outputs=outputs))
-    places = {one for one, _ in _output_candidates(bench)}
+    places = {placement for placement, _ in _output_candidates(bench)}
     assert {Replicate(), Shard(0), Partial("sum")} <= places
     assert Shard(1) not in places

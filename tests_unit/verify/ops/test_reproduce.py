@@ -25,7 +25,9 @@ def plain(call, sample=None):
 
 def test_arguments_are_written_as_they_are():
     """Nested sequences, infinities and ellipses come out as Python."""
-    line = next(one for one in plain(filled([Slot(0)], (2,), (), float("-inf"), k=...)).splitlines() if "return" in one)
+    line = next(
+        text for text in plain(filled([Slot(0)], (2,), (), float("-inf"), k=...)).splitlines() if "return" in text
+    )
     assert line == ("    return platform_named('torch').dispatcher.ops.permute([x0], (2,), (), float('-inf'), k=...)")
 
 

@@ -21,7 +21,7 @@ QUICK = Effort(
 
 def states(report):
     """Per column its state."""
-    return {name: one["state"] for name, one in report.json()["coverage"].items()}
+    return {name: column["state"] for name, column in report.json()["coverage"].items()}
 
 
 def test_columns_of_a_rule(platform_name):
@@ -68,14 +68,14 @@ def test_what_operands_offer_where_no_rows_say_it():
 
 def test_reports_of_one_operator_are_one_line():
     """What two processes found adds up, and what either one could have shown is applicable."""
-    one, two = (OperatorReport("f", "torch", checks=2, offers={"forward"}), OperatorReport("f", "torch"))
-    two.offers.add("uneven")
-    one.merge(two)
-    assert states(one) == {
+    first, second = (OperatorReport("f", "torch", checks=2, offers={"forward"}), OperatorReport("f", "torch"))
+    second.offers.add("uneven")
+    first.merge(second)
+    assert states(first) == {
         "forward": "checked", "backward": "not applicable", "uneven": "not exercised",
         "several axes": "not applicable", "partial": "not applicable",
     }  # fmt: skip
-    assert OperatorReport.from_json(one.json()).coverage() == one.coverage()
+    assert OperatorReport.from_json(first.json()).coverage() == first.coverage()
 
 
 def test_an_operator_that_a_framework_lacks():
@@ -93,22 +93,22 @@ def test_every_row_runs_on_dtensors_on_every_mesh(op):
     """Also apart from the rule level, where a check runs as many rows at once as fit, and also rows with conditions."""
     usual = Effort(rule_level=False, choices=1, missing=0)
     apart = Effort(rule_level=False, choices=1, missing=0, separate=True)
-    one, other = sweep_operator("torch", op, usual), sweep_operator("torch", op, apart)
-    assert one.outcome == "ok", one.text()
-    assert other.rows == one.rows > 7
-    assert other.unshown == one.unshown == []
-    assert other.public < one.public
-    assert not other.wrong
-    assert not other.crash
+    together, separate = sweep_operator("torch", op, usual), sweep_operator("torch", op, apart)
+    assert together.outcome == "ok", together.text()
+    assert separate.rows == together.rows > 7
+    assert separate.unshown == together.unshown == []
+    assert separate.public < together.public
+    assert not separate.wrong
+    assert not separate.crash
 
 
 @pytest.mark.platforms("torch")
 def test_what_the_rule_level_checks_does_not_count_again():
     """Apart from it only the placements that had to move count; alone every one does."""
-    one = Effort(meshes=((2,), (3,)), rule_level=False, choices=1, missing=0, redistributed=1)
-    alone = sweep_operator("torch", "matmul", one)
+    effort = Effort(meshes=((2,), (3,)), rule_level=False, choices=1, missing=0, redistributed=1)
+    alone = sweep_operator("torch", "matmul", effort)
     assert alone.checks == alone.public > 0
-    report = sweep_operator("torch", "matmul", Effort(**{**vars(one), "separate": True}))
+    report = sweep_operator("torch", "matmul", Effort(**{**vars(effort), "separate": True}))
     assert 0 < report.checks <= len(samples_of("matmul"))
     assert report.checks < report.public
 

@@ -80,8 +80,8 @@ def test_no_number_is_no_extremum():
 def test_ranks_that_tie_share_the_gradient():
     """Two of three ranks attain the maximum: each gets half, the third nothing."""
     layout = Layout.place(mesh_of((3,)), [Partial("max")], (1,))
-    found = extremum_gradients(np.array([6.0]), layout, [np.array([2.0]), np.array([1.0]), np.array([2.0])])
-    assert [float(one[0]) for one in found] == [3.0, 0.0, 3.0]
+    gradients = extremum_gradients(np.array([6.0]), layout, [np.array([2.0]), np.array([1.0]), np.array([2.0])])
+    assert [float(gradient[0]) for gradient in gradients] == [3.0, 0.0, 3.0]
 
 
 def test_losers_of_an_extremum_get_nothing():

@@ -25,12 +25,12 @@ PUBLIC = Effort(
 
 def swept(platform, op, change=None, effort=RULE_LEVEL, samples=None):
     """The report on `op` under its own rule, or under what `change` makes of the rule's answer."""
-    found = find_rule(op)
+    rule = find_rule(op)
     if change is not None:
-        found = replace(found, strategies=lambda call, own=found.strategies: change(own(call)))
+        rule = replace(rule, strategies=lambda call, own=rule.strategies: change(own(call)))
     report = OperatorReport(op, platform)
     with use_platform(platform):
-        Sweep(report, platform, op, found, samples_of(op) if samples is None else samples, effort).run()
+        Sweep(report, platform, op, rule, samples_of(op) if samples is None else samples, effort).run()
     return report
 
 
@@ -70,13 +70,13 @@ def test_true_rules_hold_on_dtensors(platform_name, op):
 
 def dropped_partial(row):
     """A contraction over a sharded dim that leaves no sum pending."""
-    return replace(row, outputs=tuple(R if one == Partial("sum") else one for one in row.outputs))
+    return replace(row, outputs=tuple(R if placement == Partial("sum") else placement for placement in row.outputs))
 
 
 def swapped_dim(row):
     """The other dim of the output is said to be sharded."""
     swap = {Shard(0): Shard(1), Shard(1): Shard(0)}
-    return replace(row, outputs=tuple(swap.get(one, one) for one in row.outputs))
+    return replace(row, outputs=tuple(swap.get(placement, placement) for placement in row.outputs))
 
 
 def bias_twice(row):
@@ -88,7 +88,9 @@ def bias_twice(row):
 
 def wrong_kind(row):
     """Summands are said to be of another reduction."""
-    return replace(row, outputs=tuple(Partial("avg") if one == Partial("sum") else one for one in row.outputs))
+    return replace(
+        row, outputs=tuple(Partial("avg") if placement == Partial("sum") else placement for placement in row.outputs)
+    )
 
 
 def nonlinear_passes(answer):
@@ -185,7 +187,7 @@ def test_a_missing_backward_reduction_is_caught(op, monkeypatch):
     monkeypatch.setattr(strategy, "_varying", lambda *_: ())
     report = swept("torch", op)
     assert report.outcome == "wrong"
-    assert all("gradient of operand" in one.problem for one in report.wrong)
+    assert all("gradient of operand" in finding.problem for finding in report.wrong)
 
 
 @pytest.mark.platforms("torch")
@@ -198,7 +200,7 @@ def test_a_wrong_rule_is_caught_on_dtensors(monkeypatch):
     monkeypatch.setattr(dispatcher, "ops", Ops(dispatcher))
     report = sweep_operator("torch", "matmul", PUBLIC)
     assert report.outcome == "wrong"
-    assert {one.where for one in report.wrong} == {"public"}
+    assert {finding.where for finding in report.wrong} == {"public"}
 
 
 # -- what is not checked -----------------------------------------------------------------------------------------------
@@ -263,8 +265,8 @@ def test_ranks_that_refuse_alone_are_a_crash():
     sample = (Sample((real("ab"),)),)
     alone = swept("torch", "relu", _refusing_where(lambda x: 0 in x.shape), samples=sample)
     assert alone.outcome == "crash"
-    (said,) = {one.problem for one in alone.crash}
-    assert said == "refused at [(1, 1)] alone, where others would wait: LayoutError: not here"
+    (problem,) = {finding.problem for finding in alone.crash}
+    assert problem == "refused at [(1, 1)] alone, where others would wait: LayoutError: not here"
     everywhere = swept("torch", "relu", _refusing_where(lambda _: True), samples=sample)
     assert not everywhere.crash
     assert everywhere.rejected
@@ -276,8 +278,8 @@ def test_a_sample_that_has_no_values_costs_itself():
     broken = Sample((real("ab"), 0, shuffled(1, "ab"), real("ab")))
     report = swept("torch", "scatter", samples=(broken, *samples_of("scatter")[:1]))
     assert report.outcome == "crash"
-    (said,) = {one.problem for one in report.crash}
-    assert said == "ValueError: 5 indices along dim 0, of which no two are equal, are not below 1"
+    (problem,) = {finding.problem for finding in report.crash}
+    assert problem == "ValueError: 5 indices along dim 0, of which no two are equal, are not below 1"
     assert report.ok == report.checks > 10
 
 
@@ -289,8 +291,10 @@ def test_an_operator_without_a_gradient_is_compared_forward():
     assert report.outcome == "ok", report.text()
     assert report.checks > 0
     assert report.backward == 0
-    (said,) = report.skipped
-    assert said.startswith("gradients of sample 0 has no plain result: NotImplementedError: the derivative for"), said
+    (skipped,) = report.skipped
+    assert skipped.startswith("gradients of sample 0 has no plain result: NotImplementedError: the derivative for"), (
+        skipped
+    )
 
 
 @pytest.mark.platforms("torch")
@@ -311,4 +315,4 @@ def test_reports_travel_as_json():
     again = OperatorReport.from_json(report.json())
     assert again.json() == report.json()
     assert again.text() == report.text()
-    assert any(one.reproducer for one in again.wrong)
+    assert any(finding.reproducer for finding in again.wrong)

@@ -17,11 +17,11 @@ rules.load()
 @pytest.mark.parametrize("platform", ["torch", "mindspore"])
 def test_all_operators_share_alike(platform):
     """A full sweep has a task with a share per operator that runs on plain tensors; a quick one shares nothing."""
-    found = library_tasks(platform, rule_names(), Effort())
-    sharing = [task for task in found if task["share"]]
+    planned = library_tasks(platform, rule_names(), Effort())
+    sharing = [task for task in planned if task["share"]]
     assert len({task["share"] for task in sharing}) == 1
     assert all(len(task["ops"]) == 1 and task["effort"]["rule_level"] for task in sharing)
-    assert {op for task in found for op in task["ops"]} == set(rule_names())
+    assert {op for task in planned for op in task["ops"]} == set(rule_names())
     assert not any(task["share"] for task in library_tasks(platform, rule_names(), QUICK))
 
 
@@ -32,8 +32,8 @@ def test_no_operator_is_left_out_for_lack_of_time(capsys, monkeypatch):
     named = ["softmax", "clone", "zero"]
     assert main(["verify", "ops", "--op", *named, "--mesh", "2", "--platform", "torch", "--json"]) == 0
     report = json.loads(capsys.readouterr().out)
-    assert {one["op"] for one in report["operators"]} == set(named)
-    for one in report["operators"]:
-        least = sweep_operator("torch", one["op"], Effort(meshes=((2,),), choices=1))
-        assert one["checks"] == least.checks > 0
-        assert one["rows"] == least.rows > 0
+    assert {operator["op"] for operator in report["operators"]} == set(named)
+    for operator in report["operators"]:
+        least = sweep_operator("torch", operator["op"], Effort(meshes=((2,),), choices=1))
+        assert operator["checks"] == least.checks > 0
+        assert operator["rows"] == least.rows > 0

@@ -41,8 +41,8 @@ def test_sizes_are_unequal_and_awkward():
     """No two letters have the same size; size 1, even, uneven and small sizes all occur."""
     choices = size_choices(Sample((real("abc"), size("ab"))), 12)
     assert len(choices) == 12
-    assert all(len(set(one.values())) == 3 for one in choices)
-    seen = {value for one in choices for value in one.values()}
+    assert all(len(set(sizes.values())) == 3 for sizes in choices)
+    seen = {value for sizes in choices for value in sizes.values()}
     assert {1, 2, 3, 4, 5, 6} <= seen
 
 
@@ -57,17 +57,19 @@ def test_tables_that_are_searched_ascend(integral):
     (table,) = filled(ordered("an"), sizes={"a": 4, "n": 5}, integral=integral).arrays
     assert table.shape == (4, 5)
     assert (np.diff(table, axis=1) >= 0).all()
-    looked_up = [one.args[op == "bucketize"] for op in ("bucketize", "searchsorted") for one in samples_of(op)]
-    assert {one.kind for one in looked_up} == {"ordered"}
+    looked_up = [
+        candidate.args[op == "bucketize"] for op in ("bucketize", "searchsorted") for candidate in samples_of(op)
+    ]
+    assert {candidate.kind for candidate in looked_up} == {"ordered"}
 
 
 def test_letters_and_numbers_make_shapes_and_arguments():
     """Letters mean the same in every operand; sizes multiply; dtypes become the framework's."""
-    one = filled(real("a1b", 2), (size("ab"), -1), sizes={"a": 5, "b": 3}, to=dtype("float32"))
-    assert one.args == (Slot(0), (15, -1))
-    assert one.kwargs == {"to": "FLOAT32"}
-    assert one.arrays[0].shape == (5, 1, 3, 2)
-    assert one.requires_grad == (True,)
+    example = filled(real("a1b", 2), (size("ab"), -1), sizes={"a": 5, "b": 3}, to=dtype("float32"))
+    assert example.args == (Slot(0), (15, -1))
+    assert example.kwargs == {"to": "FLOAT32"}
+    assert example.arrays[0].shape == (5, 1, 3, 2)
+    assert example.requires_grad == (True,)
 
 
 KINDS = [
@@ -121,7 +123,7 @@ def test_indices_that_are_too_many_to_be_unequal():
         filled(shuffled(6, "a2"), sizes={"a": 8})
     assert str(caught.value) == "8 indices along dim 0, of which no two are equal, are not below 6"
     for op in rule_names():
-        for one in samples_of(op):
-            if "shuffled" in repr(one):
-                for sizes in size_choices(one, 60):
-                    fill(one, sizes, "float64", 7, integral=True, to_dtype=str)
+        for candidate in samples_of(op):
+            if "shuffled" in repr(candidate):
+                for sizes in size_choices(candidate, 60):
+                    fill(candidate, sizes, "float64", 7, integral=True, to_dtype=str)

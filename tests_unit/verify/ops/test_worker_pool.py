@@ -59,7 +59,7 @@ for line in sys.stdin:
 
 
 @dataclass
-class Told:
+class Result:
     """What is found of an operator."""
 
     op: str
@@ -94,8 +94,8 @@ def run(tmp_path, monkeypatch):
         own = [
             {"platform": "fast", "ops": list(ops), "share": 0.0, "file": "own.py", "script": script} for ops in tasks
         ]
-        found = list(worker_pool.run_tasks(Told, own, lambda *_: None, workers))
-        return [(one.op, one.died) for one in found], len(made)
+        results = list(worker_pool.run_tasks(Result, own, lambda *_: None, workers))
+        return [(result.op, result.died) for result in results], len(made)
 
     return start
 
@@ -113,7 +113,7 @@ def test_what_a_death_leaves_is_done(run):
 
 
 @pytest.mark.parametrize(
-    "script, found",
+    "script, results",
     [
         (["a", "b"], [("a", ""), ("b", "")]),
         (["a", "dies", "b"], [("a", ""), ("dies", "killed by SIGSEGV")]),
@@ -121,9 +121,9 @@ def test_what_a_death_leaves_is_done(run):
         ([], []),
     ],
 )
-def test_a_file_says_itself_what_comes(run, script, found):
+def test_a_file_says_itself_what_comes(run, script, results):
     """A file that is done has left nothing; one that died costs the operator that it was at, or stands for all."""
-    assert run(["*"], script=script) == (found, 1)
+    assert run(["*"], script=script) == (results, 1)
 
 
 def test_what_a_task_refuses_ends_the_run(run):
@@ -134,9 +134,9 @@ def test_what_a_task_refuses_ends_the_run(run):
 
 def test_an_idle_process_that_goes_is_given_nothing(run):
     """It went after its task, and another after it: what that one left is done by a third."""
-    found, processes = run(["leaves"], ["follows", "b"], workers=2)
+    results, processes = run(["leaves"], ["follows", "b"], workers=2)
     gone = "the process that starts operators has gone"
-    assert sorted(found) == [("b", ""), ("follows", gone), ("leaves", "")]
+    assert sorted(results) == [("b", ""), ("follows", gone), ("leaves", "")]
     assert processes == 3
 
 

@@ -20,19 +20,19 @@ rules.load()
 R, S0, SUM = Replicate(), Shard(0), Partial("sum")
 
 
-def judged(found):
+def judged(operator):
     """What becomes of the mutants of a hunt."""
     with use_platform("torch"):
-        verdicts = [found.run(found.op, number, 0) for number in range(len(found.mutants))]
-    return {(one.kind, one.change): one.outcome for one in verdicts}
+        results = [operator.run(operator.op, number, 0) for number in range(len(operator.mutants))]
+    return {(result.kind, result.change): result.outcome for result in results}
 
 
 def test_slips_behind_the_rule_are_noticed():
     """Expand: a local call not adapted, off by one or the next rank's is killed, and a gradient reduced twice too."""
     with use_platform("torch"):
-        found = rule_runner._OperatorMutants("torch", "expand")
-    found.mutants = [one for one in found.mutants if one.changes_adapter or one.change_claim]
-    assert judged(found) == {
+        operator = rule_runner._OperatorMutants("torch", "expand")
+    operator.mutants = [mutant for mutant in operator.mutants if mutant.changes_adapter or mutant.change_claim]
+    assert judged(operator) == {
         ("adapter dropped", "the local call is the caller's own"): "killed",
         ("adapter off by one", "the first integer"): "killed",
         ("adapter of the next rank", "the local call of the next rank"): "killed",
@@ -53,9 +53,9 @@ def test_an_adapter_that_changes_nothing_has_equivalent_mutants(monkeypatch, arg
     monkeypatch.setattr(rule_runner, "find_rule", lambda _: Rule("relu", "x", strategies))
     monkeypatch.setattr(rule_runner, "samples_of", lambda _: (Sample((real("ab"),)),))
     with use_platform("torch"):
-        found = rule_runner._OperatorMutants("torch", "relu")
-    found.mutants = [one for one in found.mutants if one.changes_adapter]
-    outcomes = judged(found)
+        operator = rule_runner._OperatorMutants("torch", "relu")
+    operator.mutants = [mutant for mutant in operator.mutants if mutant.changes_adapter]
+    outcomes = judged(operator)
     assert len(outcomes) == 3
     assert set(outcomes.values()) <= {"equivalent", "true"}
     assert outcomes["adapter of the next rank", "the local call of the next rank"] == "equivalent"
@@ -74,7 +74,7 @@ def test_changes_keep_to_calls_that_they_fit():
     call, flat = call_of((4, 3)), call_of((4,))
     answer = Strategies((Row((S0,), (S0,)),), ((4, 3),))
     other = Strategies((Row((S0,), (S0,)),), ((4,),))
-    by = {(one.kind, one.change): one for one in mutants_of([(call, answer)], [()])}
+    by = {(mutant.kind, mutant.change): mutant for mutant in mutants_of([(call, answer)], [()])}
     shifted = by["dim of a result shifted", "Shard(0) -> Shard(0) becomes Shard(0) -> Shard(1)"]
     assert shifted.change_strategies(call, answer).rows == (Row((S0,), (Shard(1),)),)
     assert shifted.change_strategies(flat, other) is other
@@ -96,7 +96,7 @@ def test_off_by_one_is_the_first_whole_number():
         ({}, {}),
     ):
         answer = Strategies((Row((R,), (R,)),), ((4, 3),), lambda *_, args=args: LocalCall(args, None))
-        by = {one.kind: one for one in mutants_of([(call, answer)], [()])}
+        by = {mutant.kind: mutant for mutant in mutants_of([(call, answer)], [()])}
         slipped = by["adapter off by one"].change_strategies(call, answer)
         assert slipped.localize(call, (), ()).args == changed
         assert by["adapter dropped"].change_strategies(call, answer).localize is None

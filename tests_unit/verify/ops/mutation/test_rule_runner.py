@@ -34,17 +34,17 @@ def claiming(*rows):
     return lambda call: Strategies((Row((R,), (R,)), *rows), (call["x"].shape,))
 
 
-def verdicts(found):
+def verdicts(mutants):
     """All verdicts of a hunt."""
     with use_platform("torch"):
-        return [found.run(f"{found.op}#{number}", number, 0) for number in range(len(found.mutants))]
+        return [mutants.run(f"{mutants.op}#{number}", number, 0) for number in range(len(mutants.mutants))]
 
 
 @pytest.mark.platforms("torch")
 def test_what_is_changed(monkeypatch):
     """Every placement of a row slips in every way, and rows are added that are not there; changes have no twins."""
-    found = hunt(claiming(Row((S0,), (S0,))), monkeypatch)
-    changes = [(one.kind, one.change) for one in found.mutants]
+    mutants = hunt(claiming(Row((S0,), (S0,))), monkeypatch)
+    changes = [(mutant.kind, mutant.change) for mutant in mutants.mutants]
     assert ("dim of a result shifted", "Shard(0) -> Shard(0) becomes Shard(0) -> Shard(1)") in changes
     assert ("dim of an operand shifted", "Shard(0) -> Shard(0) becomes Shard(1) -> Shard(0)") in changes
     assert ("shard taken for replicated", "Shard(0) -> Shard(0) becomes Shard(0) -> Replicate()") in changes
@@ -58,28 +58,28 @@ def test_what_is_changed(monkeypatch):
 @pytest.mark.platforms("torch")
 def test_what_is_noticed_and_what_is_none(monkeypatch):
     """Relu: whatever is false is killed; no gradient is pending with one operand, so dropping its reduction is none."""
-    found = verdicts(hunt(claiming(Row((S0,), (S0,))), monkeypatch))
-    by = {(one.kind, one.change): one for one in found}
-    outcomes = {one.outcome for one in found}
+    results = verdicts(hunt(claiming(Row((S0,), (S0,))), monkeypatch))
+    by = {(result.kind, result.change): result for result in results}
+    outcomes = {result.outcome for result in results}
     assert outcomes == {"killed", "equivalent", "true"}
     assert by["taken for linear", "Partial(sum) -> Partial(sum) is claimed"].outcome == "killed"
     none = by["gradient not reduced", "of operand 0"]
     assert (none.outcome, none.detail) == ("equivalent", "the rule makes all of its claims too")
     # Not claimed by this rule: nothing tells it from a rule that is right.
-    true = [one for one in found if one.outcome == "true"]
-    assert {one.change for one in true} == {
+    true = [result for result in results if result.outcome == "true"]
+    assert {result.change for result in true} == {
         "Partial(max) -> Partial(max) is claimed", "Shard(1) -> Shard(1) is claimed",
     }  # fmt: skip
-    assert all(one.detail.endswith("claims, and all hold") for one in true)
+    assert all(result.detail.endswith("claims, and all hold") for result in true)
 
 
 @pytest.mark.platforms("torch")
 def test_mutants_of_a_wrong_rule_prove_nothing(monkeypatch):
     """A rule that does not hold is broken; none of its mutants counts as killed."""
-    found = verdicts(hunt(claiming(Row((SUM,), (SUM,))), monkeypatch))
-    assert {one.outcome for one in found} == {"broken"}
+    results = verdicts(hunt(claiming(Row((SUM,), (SUM,))), monkeypatch))
+    assert {result.outcome for result in results} == {"broken"}
     score = Score("torch", 1, 0)
-    score.add(found[0])
+    score.add(results[0])
     assert not score.ok(0.0)
 
 
@@ -87,7 +87,7 @@ def test_mutants_of_a_wrong_rule_prove_nothing(monkeypatch):
 def test_a_condition_that_matters_only_on_other_sizes_is_no_equivalent(monkeypatch):
     """What claims something new on any mesh or size of the full mode is not called equivalent."""
     own = hunt(claiming(Row((S0,), (S0,), even=((0, 0),))), monkeypatch)
-    (mutant,) = [one for one in own.mutants if one.kind == "condition dropped"]
+    (mutant,) = [mutant for mutant in own.mutants if mutant.kind == "condition dropped"]
     with use_platform("torch"):
         assert not own._is_equivalent(mutant)
         assert own._is_equivalent(Mutant("none", "at all", lambda _, answer: answer))
@@ -118,9 +118,9 @@ def test_mutants_before_an_interrupt_are_reported(as_json, monkeypatch, capsys, 
     assert json.loads(path.read_text())["survivors"] == [
         {"op": "add", "kind": "label dropped", "change": "c", "full": "killed"}
     ]
-    said = capsys.readouterr().err
-    assert "survived    add: label dropped: c (full mode: killed)" in said
-    assert "interrupted; the other mutants were not run" in said
+    errors = capsys.readouterr().err
+    assert "survived    add: label dropped: c (full mode: killed)" in errors
+    assert "interrupted; the other mutants were not run" in errors
 
 
 def test_the_command(platform_name, tmp_path, capsys):

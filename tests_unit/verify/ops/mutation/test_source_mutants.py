@@ -46,8 +46,8 @@ def module(tmp_path, monkeypatch):
 
 def test_what_is_changed(module):
     """Expressions of functions slip; refusals, messages, texts, annotations and constants of the module do not."""
-    found = source_mutants(module.__name__)
-    kinds = [(one.kind, f"line {one.line}") for one in found]
+    mutants = source_mutants(module.__name__)
+    kinds = [(mutant.kind, f"line {mutant.line}") for mutant in mutants]
     assert sorted(kinds) == sorted([
         ("another function", "line 8"), ("another operation", "line 8"), ("another operation", "line 8"),
         ("comparison turned", "line 8"), ("another reduction", "line 8"), ("and for or", "line 8"),
@@ -55,8 +55,14 @@ def test_what_is_changed(module):
         ("off by one", "line 14"), ("off by one", "line 14"),
         ("another reduction", "line 17"), ("constant turned", "line 20"),
     ])  # fmt: skip
-    assert sorted({one.where for one in found}) == ["Step.messages", "Step.on", "Step.size", "Step.word", "piece"]
-    changes = {one.change for one in found}
+    assert sorted({mutant.where for mutant in mutants}) == [
+        "Step.messages",
+        "Step.on",
+        "Step.size",
+        "Step.word",
+        "piece",
+    ]
+    changes = {mutant.change for mutant in mutants}
     assert {"piece, line 8: op == 'avg' -> op != 'avg'", "Step.size, line 12: self -> not self"} <= changes
     assert "piece, line 8: min(n, rank * -(-n // ranks)) -> max(n, rank * -(-n // ranks))" in changes
 
@@ -71,12 +77,12 @@ def test_what_is_changed(module):
 )
 def test_functions_run_the_changed_code(module, kind, before, after):
     """Whoever holds the function runs it: it is the same object."""
-    held = module.piece
-    assert held(5, 5, 1) == before
-    (mutant,) = [one for one in source_mutants(module.__name__) if one.kind == kind]
+    function = module.piece
+    assert function(5, 5, 1) == before
+    (mutant,) = [mutant for mutant in source_mutants(module.__name__) if mutant.kind == kind]
     assert apply_mutant(mutant)
-    assert module.piece is held
-    assert held(5, 5, 1) == after
+    assert module.piece is function
+    assert function(5, 5, 1) == after
 
 
 def test_methods_and_properties_run_it_too(module):
@@ -96,8 +102,12 @@ def test_methods_and_properties_run_it_too(module):
 
 def test_reasons_are_of_changes_that_there_are():
     """An entry of the table of equivalent changes that matches none is stale; none stands there twice."""
-    keys = [(one.module, one.where, one.slip) for one in EQUIVALENT]
-    there = {(one.module, one.where, one.slip) for module in checks.MODULE_CHECKS for one in source_mutants(module)}
-    assert [one for one in keys if one not in there] == []
+    keys = [(entry.module, entry.where, entry.slip) for entry in EQUIVALENT]
+    there = {
+        (mutant.module, mutant.where, mutant.slip)
+        for module in checks.MODULE_CHECKS
+        for mutant in source_mutants(module)
+    }
+    assert [key for key in keys if key not in there] == []
     assert len(set(keys)) == len(keys)
-    assert all(one.reason for one in EQUIVALENT)
+    assert all(entry.reason for entry in EQUIVALENT)

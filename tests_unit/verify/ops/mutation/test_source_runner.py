@@ -59,11 +59,11 @@ def test_slips_in_the_library_are_noticed(capsys, tmp_path):
     own = ["core.shard.entry", "core.shard.op_plan"]
     asked = ["verify", "mutants", "--source", *own, "--each", "2", "--seed", "1", "--floor", "0", "--report", str(path)]
     assert main(asked) == 0
-    said = json.loads(path.read_text())
-    assert said["mutants"] == 4
-    assert said["killed"] + said["survived"] + said["equivalent"] == 4
-    assert said["killed"]
-    assert list(said["operators"]) == ["hyper_parallel.core.shard.entry", "hyper_parallel.core.shard.op_plan"]
+    report = json.loads(path.read_text())
+    assert report["mutants"] == 4
+    assert report["killed"] + report["survived"] + report["equivalent"] == 4
+    assert report["killed"]
+    assert list(report["operators"]) == ["hyper_parallel.core.shard.entry", "hyper_parallel.core.shard.op_plan"]
     assert first_wrong("torch", (2,), targets=2) == ""
     assert callable(plan_transition)
     capsys.readouterr()
@@ -79,7 +79,9 @@ def test_slips_in_the_library_are_noticed(capsys, tmp_path):
 @pytest.mark.platforms("torch")
 def test_a_forked_change_stays_in_its_process():
     """What notices is told from what does not, from the same code, from a death and from what does not end."""
-    mutant = next(one for one in source_mutants("hyper_parallel.core.shard.entry") if one.where == "Binder.bind")
+    mutant = next(
+        mutant for mutant in source_mutants("hyper_parallel.core.shard.entry") if mutant.where == "Binder.bind"
+    )
 
     def dies():
         os.kill(os.getpid(), signal.SIGKILL)
@@ -110,12 +112,12 @@ def test_what_does_not_end_is_ended(monkeypatch):
 def test_verdicts(monkeypatch):
     """What is noticed is killed; the rest is equivalent with its reason, or survives, as does what had no time."""
     module = "hyper_parallel.core.shard.entry"
-    reasoned = [one.slip for one in EQUIVALENT if one.module == module]
-    plain = next(one for one in source_mutants(module) if one.slip not in reasoned)
-    known = next(one for one in source_mutants(module) if one.slip in reasoned)
+    reasoned = [entry.slip for entry in EQUIVALENT if entry.module == module]
+    plain = next(mutant for mutant in source_mutants(module) if mutant.slip not in reasoned)
+    known = next(mutant for mutant in source_mutants(module) if mutant.slip in reasoned)
     outcomes = [
-        source_runner._result("op", "torch", *one, 1).outcome
-        for one in ((plain, "seen"), (plain, ""), (known, ""), (plain, "the same code"), (known, "not finished"))
+        source_runner._result("op", "torch", *case, 1).outcome
+        for case in ((plain, "seen"), (plain, ""), (known, ""), (plain, "the same code"), (known, "not finished"))
     ]
     assert outcomes == ["killed", "survived", "equivalent", "equivalent", "survived"]
     monkeypatch.setattr(source_runner, "MODULE_CHECKS", {module: (lambda: iter(["wrong already"]),)})

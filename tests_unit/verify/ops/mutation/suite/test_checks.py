@@ -29,8 +29,8 @@ def test_functions_hold_as_they_are(monkeypatch):
     assert list(function_differences()) == []
     wrong = replace(FUNCTIONS[0], name="wrong", call=lambda _, x, y: x * 1 if isinstance(x, DTensor) else x * 2 + 0 * y)
     monkeypatch.setattr("hyper_parallel.verify.ops.mutation.suite.checks.FUNCTIONS", (wrong,))
-    (said,) = function_differences()
-    assert said.startswith("wrong on (2,): rank 0: ")
+    (difference,) = function_differences()
+    assert difference.startswith("wrong on (2,): rank 0: ")
 
 
 @pytest.mark.platforms("torch")

@@ -12,5 +12,7 @@ def test_planning_ends(monkeypatch):
     assert list(costs.late_plans()) == []
     assert cheapest_steps.MOST_STATES == 2000
     monkeypatch.setattr(cheapest_steps, "cheapest_steps", lambda source, _: (Slice(source, source, ()),))
-    said = list(costs.late_plans())
-    assert [one.partition(": ")[0] for one in said] == [f"0 layouts expanded of {limit}" for limit in (1, 2, 3)]
+    differences = list(costs.late_plans())
+    assert [text.partition(": ")[0] for text in differences] == [
+        f"0 layouts expanded of {limit}" for limit in (1, 2, 3)
+    ]
