@@ -50,13 +50,13 @@ def usable(version: "tuple[int, int]") -> bool:
 
 
 def succeeds(command: "list[str]") -> bool:
-    """Run a command silently and tell whether it went well."""
+    """Run a command silently and return whether it succeeded."""
     null = subprocess.DEVNULL
     return subprocess.run(command, check=False, stdout=null, stderr=null).returncode == 0
 
 
 def other_python() -> "str | None":
-    """Find a usable interpreter on PATH, newest first; it is started to make sure that it is what its name says."""
+    """Find a usable interpreter on PATH, newest first; it is started, since its name may be wrong."""
     for minor in range(NEWEST[1], OLDEST[1] - 1, -1):
         interpreter = shutil.which(f"python3.{minor}")
         if interpreter and succeeds(
@@ -67,7 +67,7 @@ def other_python() -> "str | None":
 
 
 def require_python() -> None:
-    """Continue under a usable Python, or say which is needed."""
+    """Continue under a usable Python, or print which versions are needed."""
     if usable(sys.version_info[:2]):
         return
     here = ".".join(map(str, sys.version_info[:3]))
@@ -88,7 +88,7 @@ def python_of(env: Path) -> Path:
 
 
 def works(env: Path) -> bool:
-    """Tell whether an environment is there, complete, and of a usable Python, whichever one created it."""
+    """Return whether an environment is there, complete, and of a usable Python, whichever one created it."""
     code = f"import sys, pip; sys.exit(not {OLDEST!r} <= sys.version_info[:2] <= {NEWEST!r})"
     return python_of(env).exists() and succeeds([str(python_of(env)), "-c", code])
 
@@ -194,7 +194,7 @@ def main(args: "list[str]") -> int:
         return 1
     try:
         done = subprocess.run([str(scripts / command[0]), *command[1:]], check=False, env=child_env(scripts))
-    except KeyboardInterrupt:  # the child got the signal too, and has said what it had to say
+    except KeyboardInterrupt:  # the child got the signal too, and has printed its own message
         return 130
     # A negative status is the number of the signal that ended the child; shells write it as 128 + number.
     return done.returncode if done.returncode >= 0 else 128 - done.returncode

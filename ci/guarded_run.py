@@ -26,7 +26,7 @@ RANK_WORDS = ("multiprocessing.forkserver", "hyper_parallel.verify.launch_worker
 
 @dataclass(frozen=True)
 class Rank:
-    """A process that was written down."""
+    """A process in the list of started ranks."""
 
     pid: int
     name: str
@@ -34,7 +34,7 @@ class Rank:
 
 
 def ranks(root: Path) -> list[Rank]:
-    """Ranks in the ledgers below ``root`` that are alive, and still the process that was written down."""
+    """Return the listed ranks below ``root`` that are alive, and still the process that was recorded."""
     alive = []
     for path in sorted(root.glob("coverage_reports/data/*/ranks/[0-9]*")):
         name, _, stack = path.read_text(encoding="utf-8").partition("\n")
@@ -45,7 +45,7 @@ def ranks(root: Path) -> list[Rank]:
 
 
 def is_rank(pid: int) -> bool:
-    """Whether process ``pid`` is a rank: its number may have been given to another process since."""
+    """Return whether process ``pid`` is a rank: its number may have been given to another process since."""
     try:
         command = Path(f"/proc/{pid}/cmdline").read_bytes().replace(b"\0", b" ").decode(errors="replace")
     except OSError:
@@ -54,13 +54,13 @@ def is_rank(pid: int) -> bool:
 
 
 def send(pid: int, number: signal.Signals) -> None:
-    """Signal a process that may have gone."""
+    """Signal a process that may have ended."""
     with contextlib.suppress(ProcessLookupError, PermissionError):
         os.kill(pid, number)
 
 
 def show_stacks(root: Path) -> None:
-    """Ask every rank where it is, and print the answers."""
+    """Ask every rank for its stack, and print the answers."""
     alive = ranks(root)
     for rank in alive:
         send(rank.pid, signal.SIGUSR1)
@@ -74,7 +74,7 @@ def show_stacks(root: Path) -> None:
 
 
 def end_ranks(root: Path, grace: float) -> int:
-    """SIGTERM, then SIGKILL, for every rank that is left; how many there were."""
+    """Send SIGTERM, then SIGKILL, to every rank that is left; return their number."""
     left = ranks(root)
     for rank in left:
         send(rank.pid, signal.SIGTERM)
@@ -88,7 +88,7 @@ def end_ranks(root: Path, grace: float) -> int:
 
 
 def run(command: list[str], seconds: float, grace: float, root: Path) -> int:
-    """Run ``command``; its exit status, or 124."""
+    """Run ``command``; return its exit status, or 124."""
     with subprocess.Popen(command, start_new_session=True) as child:
         try:
             status = child.wait(seconds)
@@ -106,7 +106,7 @@ def run(command: list[str], seconds: float, grace: float, root: Path) -> int:
 
 
 def end_child(child: subprocess.Popen[bytes], grace: float) -> None:
-    """SIGTERM to the command, and SIGKILL to its whole session if it stays."""
+    """Send SIGTERM to the command, and SIGKILL to its whole session if it stays."""
     child.terminate()
     try:
         child.wait(grace)
@@ -117,7 +117,7 @@ def end_child(child: subprocess.Popen[bytes], grace: float) -> None:
 
 
 def main(arguments: list[str]) -> int:
-    """Run, or end what is left."""
+    """Run the command, or end the ranks that are left."""
     parser = argparse.ArgumentParser(description=str(__doc__).splitlines()[0])
     parser.add_argument("--minutes", type=float, help="time limit of the command")
     parser.add_argument("--grace", type=float, default=60.0, help="seconds between SIGTERM and SIGKILL (60)")

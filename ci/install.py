@@ -17,7 +17,7 @@ import subprocess
 import sys
 from pathlib import Path
 
-SHARED = Path(__file__).resolve().parents[1] / ".tox" / "shared"  # links need the same file system
+SHARED = Path(__file__).resolve().parents[1] / ".tox" / "shared"  # hard links need the same file system
 
 # pip's name of a setting -> uv's option; the value of a list is separated by blanks.
 OPTIONS = {
@@ -48,7 +48,7 @@ def settings(listing: str) -> dict[str, str]:
 
 
 def options(values: dict[str, str]) -> list[str]:
-    """Options of uv that mean what pip's settings say."""
+    """Return the options of uv that mean the same as pip's settings."""
     pairs = [(option, value) for name, option in OPTIONS.items() for value in values.get(name, "").split()]
     true = {"1", "true", "yes", "on", "t", "y"}
     switches = [switch for name, switch in SWITCHES.items() if values.get(name, "").lower() in true]
@@ -56,7 +56,7 @@ def options(values: dict[str, str]) -> list[str]:
 
 
 def with_uv(uv: str, args: list[str]) -> bool:
-    """Install with uv; whether it went well."""
+    """Install with uv; return whether it succeeded."""
     pip = [sys.executable, "-I", "-m", "pip", "config", "list"]
     listing = subprocess.run(pip, check=False, capture_output=True, text=True)
     if listing.returncode:
@@ -69,7 +69,7 @@ def with_uv(uv: str, args: list[str]) -> bool:
 
 
 def main(args: list[str]) -> int:
-    """Install, and return the exit status of what did it."""
+    """Install, and return the exit status of the tool that did it."""
     uv = shutil.which("uv")
     if uv is not None:
         if with_uv(uv, args):

@@ -176,7 +176,7 @@ def structure_errors(section: Call) -> Iterator[str]:
 
 
 def header_errors(section: Call, counts: Counter[str]) -> Iterator[str]:
-    """Yield what is wrong with an agent or a stage as such."""
+    """Yield the mistakes in the header of an agent or a stage."""
     if section.name == "agent" and section.children is None and section.values not in (["any"], ["none"]):
         yield f"line {section.line}: `agent` is `any`, `none` or a block"
     if section.name == "stage":
@@ -227,7 +227,7 @@ def without_agent(section: Call) -> Iterator[str]:
 
 
 def call_errors(call: Call, text: str) -> Iterator[str]:
-    """Yield what is wrong with one call."""
+    """Yield the mistakes in one call."""
     arguments = {call.name, *(name for name, value in call.named.items() if value != "false")}
     for name in sorted(arguments & HIDING):
         yield f"`{name}` hides a failure"
@@ -248,7 +248,7 @@ def call_errors(call: Call, text: str) -> Iterator[str]:
 
 
 def shell_errors(call: Call) -> Iterator[str]:
-    """Yield what is wrong with a shell step: it is one command, whose status is that of the step."""
+    """Yield the mistakes in a shell step: it is one command, whose status is that of the step."""
     command = call.named.get("script", "".join(call.values[:1]))
     try:
         lexer = shlex.shlex(command, posix=True, punctuation_chars=True)
@@ -269,7 +269,7 @@ def shell_errors(call: Call) -> Iterator[str]:
 
 
 def problems(text: str) -> list[str]:
-    """List everything that is wrong with a Jenkinsfile."""
+    """List every mistake in a Jenkinsfile."""
     root = tree_sitter.Parser(GROOVY).parse(text.encode()).root_node
     errors = list(syntax_errors(root))
     if errors:
@@ -286,7 +286,7 @@ def text_comments(root: tree_sitter.Node) -> int:
 
 
 def main(args: list[str]) -> int:
-    """Check one file and print what is wrong with it."""
+    """Check one file and print its mistakes."""
     if len(args) != 1:
         print(__doc__, file=sys.stderr)
         return 2

@@ -24,7 +24,7 @@ LIMIT = 150 * 1024
 
 
 def main(asked: list[str]) -> int:
-    """Write every picture that is asked for; 0, or 2 with one line that says what is wrong."""
+    """Write every picture in the arguments; return 0, or 2 after one line with the mistake."""
     browser = next(filter(None, map(shutil.which, BROWSERS)), None)
     if browser is None or not asked:
         print("screenshots: " + ("Chromium is not installed" if asked else str(__doc__)), file=sys.stderr)
@@ -40,7 +40,7 @@ def main(asked: list[str]) -> int:
 
 
 def shoot(browser: str, page: Path, target: Path, size: str) -> str:
-    """One picture of the upper part of a page; what is wrong, or nothing."""
+    """Write a picture of the upper part of a page; return the problem, or nothing."""
     if not page.is_file():
         return f"{page} is not there; write it first"
     target.parent.mkdir(exist_ok=True)

@@ -10,7 +10,7 @@ from hyper_parallel.pytest_plugin import SkipReason, skip_without
 from hyper_parallel.verify.scenarios import SCENARIOS, scenario_named
 
 _SIZES = (1, 2, 4, 8)
-_REHEARSED = (1, 2, 4)  # on two cores eight processes rehearse no more than four
+_REHEARSED = (1, 2, 4)  # On two cores, eight processes test no more than four.
 
 
 def pytest_addoption(parser):
@@ -36,14 +36,14 @@ def pytest_generate_tests(metafunc):
 
 @pytest.fixture
 def reports(request, tmp_path):
-    """The folder of the JUnit report if there is one, so that results are published beside it; else ``tmp_path``."""
+    """Return the folder of the JUnit report, beside which results are published, or ``tmp_path``."""
     junit = request.config.getoption("xmlpath")
     return Path(junit).resolve().parent if junit else tmp_path
 
 
 @pytest.fixture
 def on_processor(request):
-    """Skip a test whose ranks cannot run on a card yet; it is rehearsed on CPU."""
+    """Skip a test whose ranks cannot run on a card yet; it runs on CPU."""
     device = request.config.getoption("hp_device")
     if device != "cpu":
         skip_without(SkipReason.NO_TRANSPORT, f"`verify model` starts its ranks on CPU only, not on {device}")

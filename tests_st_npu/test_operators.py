@@ -32,7 +32,7 @@ def spread(array, mesh, device, placement):
 
 
 def global_array(x):
-    """The global value of a DTensor as an array."""
+    """Return the global value of a DTensor as an array."""
     return current_platform().tensor_to_numpy(x.full_tensor())
 
 

@@ -18,8 +18,8 @@ __all__ = ["add_parser", "run"]
 
 _DESCRIPTION = """\
 Change sharding rules, one place at a time, and count how many changes the quick sweep notices: a reduction forgotten or
-of another kind, a dim shifted, a summand on every rank, an operator taken for linear, a condition nobody checks, the
-adapter of the next rank, a gradient not reduced.
+of another kind, a dim shifted, a full value added on every rank, an operator taken for linear, a condition dropped,
+the adapter of the next rank, a gradient not reduced.
 
 Every operator gives the same number of mutants, shuffled by a seed. A mutant whose claims the rule makes too is
 equivalent, and not counted. Survivors are listed with the result of the full mode.

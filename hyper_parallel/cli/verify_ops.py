@@ -92,7 +92,7 @@ def run(arguments: argparse.Namespace) -> int:
         raise KeyboardInterrupt(report.text()) from None
     report.seconds = time.monotonic() - started
     if arguments.file is not None:
-        report.planned = max(len(report.operators), 1)  # only running the file tells
+        report.planned = max(len(report.operators), 1)  # known only after the file has run
         if not report.operators:
             report.interrupted = f"{arguments.file} declares nothing to check: operator_sample(function, real('ab'))"
     print(json.dumps(report.json(), indent=2) if arguments.json else report.text())
@@ -142,7 +142,7 @@ def _results(tasks: Sequence[dict[str, Any]], progress: Progress) -> Iterator[Op
 
 
 def _add(report: SweepReport, addition: OperatorReport) -> None:
-    """Add a report; the two levels of an operator become one report."""
+    """Add a report; the reports of an operator's two levels are merged."""
     for known in report.operators:
         if (known.op, known.platform) == (addition.op, addition.platform):
             known.merge(addition)
@@ -169,7 +169,7 @@ def _tasks(arguments: argparse.Namespace) -> tuple[list[dict[str, Any]], int]:
 
 
 def operators(asked: Sequence[str] | None) -> list[str]:
-    """Return the rules that are asked for, all where none is.
+    """Return the named rules, or all if no name is given.
 
     Raises:
         ValueError: there is none of a name.
@@ -201,7 +201,7 @@ def _effort(arguments: argparse.Namespace) -> Effort:
 
 
 def mesh_sizes(text: str) -> tuple[int, ...]:
-    """Sizes of a mesh, as in ``2x3``."""
+    """Return the sizes of a mesh, as in ``2x3``."""
     sizes = text.strip().split("x")
     if not all(size.isdigit() and int(size) > 0 for size in sizes) or len(sizes) > 3:
         msg = f"--mesh {text!r}: write sizes like 3 or 2x3, several separated by commas"
@@ -225,7 +225,7 @@ def _meshes(arguments: argparse.Namespace) -> tuple[tuple[int, ...], ...]:
 
 
 def _parsed(file: str) -> ast.Module:
-    """The file, which only children will run.
+    """Parse the file, which only child processes will run.
 
     Raises:
         ValueError: it is no Python file that can be read.
@@ -242,14 +242,14 @@ def _parsed(file: str) -> ast.Module:
             return ast.parse(path.read_bytes(), path.name)
         except OSError as error:
             problem = error.strerror or type(error).__name__
-        except (SyntaxError, ValueError) as error:  # ValueError: bytes that no text has
+        except (SyntaxError, ValueError) as error:  # ValueError: bytes that are no text
             problem = str(error)
     msg = f"FILE {file!r}: {problem}"
     raise ValueError(msg)
 
 
 def _imported(tree: ast.Module) -> list[str]:
-    """The frameworks that the file imports; all that are installed where it imports none."""
+    """Return the frameworks that the file imports, or all installed ones if it imports none."""
     roots = set()
     for node in ast.walk(tree):
         if isinstance(node, ast.Import):

@@ -76,7 +76,7 @@ def rank(request: pytest.FixtureRequest) -> RankValue:
 
 @pytest.fixture
 def mesh(request: pytest.FixtureRequest) -> RankValue:
-    """A device mesh over the whole world: of the mark ``mesh``, else one axis named tp."""
+    """A device mesh over the whole world: that of the mark ``mesh``, or one axis named tp."""
     return _on_ranks(request, "mesh")
 
 

@@ -309,7 +309,7 @@ def pytest_sessionfinish(session: pytest.Session) -> None:
 
 
 def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter, config: pytest.Config) -> None:
-    """Print what was selected, deselected and skipped, so that a part of the suite does not look like all of it."""
+    """Print what was selected, deselected and skipped, so that a partial run is not taken for a complete one."""
     tally, removed = config.stash[TALLY], config.stash[REMOVED]
     if removed or tally.ranked or os.environ.get("HP_TEST_PLATFORMS") or config.getoption("hp_platforms"):
         terminalreporter.write_line(f"platforms: {', '.join(selected(config)) or 'none is installed'}")

@@ -1,4 +1,4 @@
-"""The scripts of `ci/`, which are no package, as modules."""
+"""The scripts of `ci/`, which is no package, as modules."""
 
 import importlib.util
 import sys
@@ -11,7 +11,7 @@ CI = Path(__file__).resolve().parents[2] / "ci"
 
 @pytest.fixture(scope="session")
 def script():
-    """`script(name)`: a fresh module of what `ci/name.py` says."""
+    """Return a function that loads `ci/name.py` as a fresh module."""
 
     def load(name):
         spec = importlib.util.spec_from_file_location(f"hyper_parallel_ci_{name}", CI / f"{name}.py")

@@ -19,7 +19,7 @@ def architecture(script):
 
 
 def test_the_picture_is_up_to_date(architecture):
-    """The committed picture is the one that the script draws from the sources; if not, run ci/architecture.py."""
+    """The committed picture equals the one drawn from the sources; run ci/architecture.py to renew it."""
     assert architecture.TARGET.read_text(encoding="utf-8") == architecture.draw(architecture.arrows())
 
 
@@ -34,7 +34,7 @@ def test_every_folder_with_code_belongs_to_a_room(architecture):
 
 
 def test_arrows_point_down_and_are_reduced(architecture):
-    """No arrow closes a cycle, and none repeats what two others say."""
+    """No arrow closes a cycle, and none is implied by two others."""
     pairs = {("a", "b"), ("b", "c"), ("a", "c"), ("a", "d")}
     assert architecture.reduced(pairs) == {("a", "b"), ("b", "c"), ("a", "d")}
     heights = architecture.levels(architecture.arrows())

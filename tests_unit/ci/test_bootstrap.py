@@ -1,4 +1,4 @@
-"""`ci/bootstrap.py`: the first command that a user runs sets itself up, or says what is missing."""
+"""`ci/bootstrap.py`: the first command that a user runs sets itself up, or names what is missing."""
 
 import sys
 from pathlib import Path
@@ -10,7 +10,7 @@ SCRIPT = Path(__file__).resolve().parents[2] / "ci" / "bootstrap.py"
 
 @pytest.fixture
 def bootstrap(tmp_path, monkeypatch, script):
-    """The script as a module that works in a temporary folder and calls no tool."""
+    """Return the script as a module that works in a temporary folder and calls no tool."""
     module = script("bootstrap")
     monkeypatch.setattr(module, "ROOT", tmp_path)
     monkeypatch.setattr(module, "HOME", tmp_path / ".venv")
@@ -35,7 +35,7 @@ def calls(bootstrap, monkeypatch):
 
 
 def test_the_second_run_installs_nothing(bootstrap, calls):
-    """A second run starts at once."""
+    """A second run installs nothing."""
     bootstrap.ensure("run")
     bootstrap.ensure("run")
     assert calls == ["venv", "install"]

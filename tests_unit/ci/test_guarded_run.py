@@ -21,7 +21,7 @@ stuck()  # multiprocessing.forkserver
 
 @pytest.fixture
 def guard(monkeypatch, tmp_path, script):
-    """The script as a module, for a project in an empty folder."""
+    """Return the script as a module, for a project in an empty folder."""
     module = script("guarded_run")
     monkeypatch.setattr(module, "ROOT", tmp_path)
     return module
@@ -29,7 +29,7 @@ def guard(monkeypatch, tmp_path, script):
 
 @pytest.fixture
 def rank(tmp_path):
-    """A process that looks like a rank and is written down; it is gone at the end."""
+    """A process that looks like a rank and is in the list of ranks; the fixture ends it."""
     stack = tmp_path / "0.stack"
     with subprocess.Popen([sys.executable, "-c", RANK, str(stack)]) as process:
         while not Path(f"{stack}.up").exists():
@@ -62,7 +62,7 @@ def test_when_time_is_up_stacks_come_first_and_nothing_is_left(guard, rank, tmp_
 
 
 def test_leftovers_are_ended_by_their_numbers(guard, rank, capsys):
-    """`--end` ends ranks that were written down, and nothing else."""
+    """`--end` ends the ranks in the list, and nothing else."""
     assert guard.main(["--end", "--grace", "2"]) == 0
     assert "1 ranks were left" in capsys.readouterr().out
     assert rank.wait(5) == -15

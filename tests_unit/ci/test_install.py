@@ -22,7 +22,7 @@ def test_the_environment_wins_over_files_and_install_over_global(install):
 
 
 def test_settings_of_pip_become_options_of_uv(install):
-    """Lists are split, switches are read as pip reads them, and settings without an option of uv are left out."""
+    """Lists are split, switches are read as pip reads them, and settings unknown to uv are left out."""
     lists = {"find-links": "/a\n/b", "extra-index-url": "https://one https://two"}
     arguments = [*install.options({**lists, "no-index": "true", "pre": "0", "user": "1"})]
     two = ["--find-links", "/a", "--find-links", "/b", "--index", "https://one", "--index", "https://two"]
@@ -31,7 +31,7 @@ def test_settings_of_pip_become_options_of_uv(install):
 
 @pytest.fixture
 def tool(tmp_path, monkeypatch):
-    """Make a stand-in for uv: a program that notes how it was called and exits as told; pip's calls are noted too."""
+    """Make a stand-in for uv that records its calls and exits with the given status; pip's calls are recorded too."""
     bin_folder, notes = tmp_path / "bin", tmp_path / "notes"
     bin_folder.mkdir()
     monkeypatch.setenv("PATH", str(bin_folder))

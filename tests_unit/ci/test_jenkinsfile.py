@@ -165,7 +165,7 @@ BAD = {
 
 
 def test_the_projects_own_file_holds(checker, capsys):
-    """The nightly run's file has valid syntax and sections and keeps every rule."""
+    """The nightly run's file has valid syntax and sections, and keeps every rule."""
     assert checker.main([str(CI / "Jenkinsfile")]) == 0
     assert "hold" in capsys.readouterr().out
 
@@ -177,14 +177,14 @@ def test_the_good_file_holds(checker):
 
 @pytest.mark.parametrize("fault", BAD)
 def test_a_bad_file_is_rejected(checker, fault):
-    """Each mistake is reported with what is wrong."""
+    """Each mistake is rejected with its own message."""
     old, new, message = BAD[fault]
     assert GOOD.count(old) == 1
     errors = checker.problems(GOOD.replace(old, new))
     assert any(message in error for error in errors), errors
 
 
-# old, new: each is the good file written in another way that is good as well.
+# old, new: each is the good file written in another valid way.
 GOOD_TOO = {
     "quoted signs": ("sh 'echo ${CARDS}'", "sh 'grep -E \"a | b || true\" ${CARDS}'"),
     "signs in what is told": ("echo 'x'", "echo 'a | b || true; pkill ; exit 0'"),

@@ -1,4 +1,4 @@
-"""The README's pictures: there, small, and made by a command that says what is wrong."""
+"""The README's pictures exist and are small, and their command reports mistakes."""
 
 import re
 from pathlib import Path
@@ -27,8 +27,8 @@ def test_pictures_of_the_readme_are_there_and_small():
     assert all(0 < (ROOT / path).stat().st_size < 150 * 1024 for _, path in pictures)
 
 
-def test_mistakes_are_told(screenshots, monkeypatch, tmp_path, capsys):
-    """Without a browser, without a page, or with a picture that is too large: one line, status 2."""
+def test_mistakes_are_reported(screenshots, monkeypatch, tmp_path, capsys):
+    """A missing browser, a missing page and a picture that is too large each give one line and status 2."""
     monkeypatch.setattr(screenshots.shutil, "which", lambda _: None)
     assert screenshots.main(["a.html:a:9x9"]) == 2
     assert capsys.readouterr().err == "screenshots: Chromium is not installed\n"

@@ -22,7 +22,7 @@ ROOT = Path(__file__).parents[2]
 
 
 def leaves(command, name="hyper-parallel"):
-    """Every command that runs something, with its parser."""
+    """Return every command that runs something, with its parser."""
     nested = [action for action in command._actions if isinstance(action, argparse._SubParsersAction)]
     if not nested:
         yield name, command
@@ -60,7 +60,7 @@ def test_unknown_options_are_status_2(arguments, message, capsys):
 @pytest.mark.platforms("torch")
 @pytest.mark.parametrize("as_json", [False, True])
 def test_a_plan_that_does_not_parse_is_status_2(as_json, tmp_path, capsys):
-    """The error names the file, the line and the mistake, as text and as JSON."""
+    """A syntax error is reported with the file, the line and the mistake, as text and as JSON."""
     path = tmp_path / "bad_plan.py"
     path.write_text("def plan(mesh):\n    return {,}\n")
     spec = f"{USER / 'torch_case.py'}:case"
@@ -86,8 +86,8 @@ except Exception as error:
 
 
 @pytest.mark.platforms("torch")
-def test_a_port_in_use_is_told():
-    """If the port for the ranks' meeting is taken, the error names the port and the fix."""
+def test_a_port_in_use_is_reported():
+    """If the port of the ranks' rendezvous is in use, the error names the port and the fix."""
     environment = {**os.environ, "PYTHONPATH": os.pathsep.join(filter(None, sys.path))}
     done = subprocess.run(
         [sys.executable, "-c", PORT], env=environment, capture_output=True, text=True, check=True, timeout=60
@@ -100,7 +100,7 @@ def test_a_port_in_use_is_told():
 
 @pytest.mark.platforms("torch")
 def test_our_own_ranks_meet_whatever_port_is_taken(monkeypatch):
-    """Real ranks choose a free port: a MASTER_PORT that is in use does not matter to them."""
+    """Real ranks choose a free port, so that a MASTER_PORT in use does not matter."""
     from hyper_parallel.verify.launch import launch
 
     with socket.create_server(("127.0.0.1", 0)) as taken:
@@ -151,7 +151,7 @@ def test_ctrl_c_leaves_no_process(launch, tmp_path):
 
 
 def _marked(mark):
-    """Command lines of the processes that carry the mark in their environment."""
+    """Return the command lines of the processes that have the mark in their environment."""
     commands = []
     for path in Path("/proc").glob("[0-9]*/environ"):
         with contextlib.suppress(OSError):  # gone, or not ours
@@ -160,8 +160,8 @@ def _marked(mark):
     return commands
 
 
-def test_an_interrupted_self_test_says_how_far_it_came(monkeypatch, capsys):
-    """Ctrl-C between injections reports how many ran, and the status is not success."""
+def test_an_interrupted_self_test_reports_its_progress(monkeypatch, capsys):
+    """Ctrl-C between injections reports how many ran, and the status is not 0."""
 
     class Stopped:
         name = "stopped"

@@ -1,4 +1,4 @@
-"""``hyper-parallel bench``: what it measures, not how long that takes."""
+"""``hyper-parallel bench``: its measurements, not their values."""
 
 import json
 import math
@@ -25,7 +25,7 @@ def test_every_row_is_measured(capsys):
 
 
 def test_rows_are_a_table(monkeypatch, capsys):
-    """Microseconds, ratio and budget stand in columns; the status says whether every ratio is within its budget."""
+    """Microseconds, ratio and budget stand in columns; the status is 0 if every ratio is within its budget."""
     from hyper_parallel.platform.torch.benchmark import BenchmarkRow
 
     rows = [BenchmarkRow("add", 1.0, 41.0, 21.0, 0.7), BenchmarkRow("linear", 2.0, 22.0, 12.0, 0.7)]
@@ -42,13 +42,13 @@ def test_rows_are_a_table(monkeypatch, capsys):
 
 
 def test_no_repeats(capsys):
-    """Measuring nothing is not a success."""
+    """Measuring nothing is an error."""
     assert main(["bench", "--repeats", "0"]) == 2
     assert capsys.readouterr().err == "hyper-parallel: error: --repeats 0 must be at least 1\n"
 
 
 def test_the_harness_is_timed_into_a_report(monkeypatch, capsys, tmp_path):
-    """Seconds are printed beside budgets, the report has the same numbers, and a failed part decides the status."""
+    """Seconds are printed beside budgets and written to the report; a failed part fails the command."""
     from hyper_parallel.cli import bench
     from hyper_parallel.verify.timings import Figure
 

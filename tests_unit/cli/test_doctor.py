@@ -1,4 +1,4 @@
-"""``hyper-parallel doctor``: what clashes and what to do."""
+"""``hyper-parallel doctor``: conflicts and their fixes."""
 
 import json
 
@@ -16,12 +16,12 @@ def versions(monkeypatch):
 
 
 def wrong():
-    """The problems that doctor reports, each with its fix."""
+    """Return the problems that doctor reports, each with its fix."""
     return {finding.what: (finding.text, finding.fix) for finding in doctor.findings() if finding.state == "wrong"}
 
 
 def test_nothing_wrong(versions, capsys):
-    """A sound environment gives status 0 and names every framework, version and way of launching."""
+    """A valid environment gives status 0, and lists every framework, version and way of launching."""
     assert main(["doctor"]) == 0
     lines = capsys.readouterr().out.splitlines()
     assert "ok      torch                2.13.0" in lines
@@ -58,7 +58,7 @@ def test_mindspore_alone_has_no_real_processes(versions):
 
 
 def test_torch_npu_without_toolkit(versions):
-    """torch_npu without the Ascend toolkit breaks import torch: wrong, with both ways out."""
+    """torch_npu without the Ascend toolkit breaks import torch: it is wrong, with both fixes."""
     versions["torch_npu"] = "2.13.0"
     assert wrong() == {
         "torch_npu": (
@@ -74,8 +74,8 @@ def test_python_out_of_range(versions, monkeypatch):
     assert wrong()["python"][1] == "both frameworks publish wheels for Python 3.10 to 3.12"
 
 
-def test_what_lacks_is_named(versions, monkeypatch, capsys):
-    """Each problem has its fix on the line below it; status 1."""
+def test_problems_are_named(versions, monkeypatch, capsys):
+    """Each problem has its fix on the line below it; the status is 1."""
     del versions["numpy"], versions["cloudpickle"]
 
     def taken(address):
@@ -104,6 +104,6 @@ def test_torch_npu_with_toolkit(versions, monkeypatch):
 
 
 def test_a_version_that_nobody_wrote_down(monkeypatch):
-    """A package without metadata counts as installed; a missing one has no version."""
+    """A package without metadata counts as installed; a missing package has no version."""
     monkeypatch.setattr(doctor.importlib.util, "find_spec", lambda name: None if name == "absent" else object())
     assert (doctor._version("absent"), doctor._version("no-such-distribution")) == (None, "of unknown version")

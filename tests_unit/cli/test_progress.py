@@ -10,15 +10,15 @@ from hyper_parallel.cli.progress import Progress
 
 
 class Terminal(io.StringIO):
-    """A terminal that keeps what was written."""
+    """A terminal that records what is written to it."""
 
     def isatty(self):
-        """It is one."""
+        """Return True."""
         return True
 
 
 def frames():
-    """What each redraw of the bar shows, without colours and the bar itself."""
+    """Return the text of each redraw of the bar, without colours and the bar itself."""
     text = re.sub(r"\x1b\[[0-9;?]*[a-zA-Z]", "", sys.stderr.getvalue())
     return [frame.strip(" ╸╺━") for frame in re.split(r"[\r\n]+", text) if frame.strip()]
 
@@ -32,7 +32,7 @@ def show_on_terminal(monkeypatch):
 
 
 def test_a_terminal_shows_finished_parts_and_the_running_one(monkeypatch):
-    """The bar counts finished parts and names the running one; square brackets in a name are shown as they are."""
+    """The bar counts finished parts and names the running one; square brackets in a name are shown unchanged."""
     show_on_terminal(monkeypatch)
     progress = Progress(4)
     progress.start("a")
@@ -55,7 +55,7 @@ def test_the_bar_is_cleared_and_the_cursor_comes_back(monkeypatch):
 
 
 def test_the_next_part_finishes_the_previous_one(monkeypatch):
-    """Starting the next part counts the one before as finished, and only that."""
+    """Starting the next part counts only the previous one as finished."""
     show_on_terminal(monkeypatch)
     progress = Progress(2)
     progress.next("a")
@@ -68,7 +68,7 @@ def test_the_next_part_finishes_the_previous_one(monkeypatch):
 
 @pytest.mark.parametrize("call", ["start", "next"])
 def test_a_pipe_gets_no_bar(monkeypatch, call):
-    """A file or a pipe gets nothing."""
+    """Nothing is written to a file or a pipe."""
     monkeypatch.setattr(sys, "stderr", io.StringIO())
     progress = Progress(1)
     getattr(progress, call)("a")

@@ -1,4 +1,4 @@
-"""`hyper-parallel self-test`: everything that is injected is caught, and the command says what is not."""
+"""`hyper-parallel self-test`: every injection is caught, and a miss is reported."""
 
 import json
 
@@ -25,8 +25,8 @@ def test_every_injection_is_caught(platform_name, launch, monkeypatch, capsys):
     assert expected | only.get(launch, {"wrong model: drop-allreduce"}) <= names
 
 
-def test_a_miss_is_told_and_is_the_exit_status(monkeypatch, capsys):
-    """If something is not caught, the command names it and ends with status 1."""
+def test_a_miss_is_reported_and_is_the_exit_status(monkeypatch, capsys):
+    """An injection that is not caught is named, and the status is 1."""
     injected = [
         self_test.Injection("a", lambda: (True, "reported\nmore")),
         self_test.Injection("b", lambda: (False, "nothing was noticed")),

@@ -1,4 +1,4 @@
-"""``hyper-parallel verify contract``: what it checks, writes and refuses."""
+"""``hyper-parallel verify contract``: its checks, reports and refusals."""
 
 import json
 
@@ -28,8 +28,8 @@ def test_facets_are_checked_and_written(platform_name, capsys, tmp_path):
 
 
 @pytest.mark.platforms("torch")
-def test_a_failure_is_told(capsys, monkeypatch):
-    """A failing member gives exit status 1 and is named with its failure, as text and as JSON."""
+def test_a_failure_is_reported(capsys, monkeypatch):
+    """A failing member is named with its failure, as text and as JSON, and the status is 1."""
 
     def fail(_):
         raise AssertionError("wrong")
@@ -47,7 +47,7 @@ def test_a_failure_is_told(capsys, monkeypatch):
 
 @pytest.mark.platforms("torch")
 def test_memory_is_measured_where_asked(capsys, monkeypatch):
-    """Memory figures are part of the results; more than half of plain training's memory is a failure."""
+    """Memory figures are in the results on request; more than half of plain training's memory is a failure."""
     peaks = {"plain": 100, "checkpoint": 10, "swap": 51}
     built = {"parameters": 8 << 30, "seconds": 2.5, "grown": 1 << 20, "shard": 8 << 20, "filling": 9 << 20}
     monkeypatch.setattr(results, "measure", lambda platform: results.Footprint(platform, peaks, "today", built))

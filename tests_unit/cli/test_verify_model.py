@@ -1,4 +1,4 @@
-"""``hyper-parallel verify model``: what it checks, says and refuses."""
+"""``hyper-parallel verify model``: its checks, reports and refusals."""
 
 import json
 import os
@@ -19,7 +19,7 @@ USER = Path(__file__).parent.parent / "verify" / "user"
 
 
 def report_that_held(scenario, *, platform="torch", launch="simulated", **_):
-    """A report of a run in which everything held."""
+    """Return a report of a run in which everything is equal."""
     checks = [TensorCheck(kind, "a", "a.x", 0, 0, 3, 0.0, 1e-9) for kind in REQUIRED]
     return ModelReport(scenario.name, platform, launch, "tp=2", 1, checks)
 
@@ -81,7 +81,7 @@ def test_own_model_with_a_fault(platform_name, capsys):
     assert out.splitlines()[-1].endswith(f"on {platform_name} (simulated): first divergence in fc2")
 
 
-def test_a_parameter_without_gradient_is_said(platform_name, capsys):
+def test_a_parameter_without_gradient_is_reported(platform_name, capsys):
     """A parameter that the loss does not depend on is listed or compared, never silently left out."""
     status = main([
         "verify", "model", spec(platform_name, "with_unused_layer"), "--plan", spec(platform_name, "plan"),
@@ -152,7 +152,7 @@ def test_own_model_mistakes(platform_name, options, text, capsys):
 
 
 def test_spec_that_makes_no_case(platform_name, capsys):
-    """If SPEC returns something else, the error says what it must return, as text and as JSON."""
+    """A SPEC that returns another type is an error with the accepted types, as text and as JSON."""
     status = main([
         "verify", "model", spec(platform_name, "nothing"), "--plan", spec(platform_name, "plan"), "--mesh", "3",
         "--platform", platform_name, "--json",
@@ -218,7 +218,7 @@ def test_no_framework(monkeypatch, capsys):
 
 
 def test_one_bad_run_fails_the_command(runs, monkeypatch, capsys):
-    """One run that compared nothing makes the whole command exit 1 and is named."""
+    """One run that compared nothing fails the whole command, and is named."""
 
     def verify(scenario, **options):
         if scenario.name == "3-layer-tied":

@@ -1,4 +1,4 @@
-"""``hyper-parallel verify ops``: what it checks, says and refuses."""
+"""``hyper-parallel verify ops``: its checks, reports and refusals."""
 
 import json
 import os
@@ -17,7 +17,7 @@ USER = Path(__file__).parent.parent / "verify" / "ops" / "user"
 
 
 def ran(capsys, *arguments):
-    """Exit status and the report of a command."""
+    """Return the exit status and the report of a command."""
     status = main(["verify", "ops", *map(str, arguments), "--json"])
     return status, json.loads(capsys.readouterr().out)
 
@@ -87,7 +87,7 @@ def test_a_death_costs_one_operator(capsys, monkeypatch):
 
 @pytest.mark.platforms("torch")
 def test_nothing_checked_is_red(capsys):
-    """A file without samples is an error: nothing was verified."""
+    """A file without samples fails: nothing was verified."""
     status, report = ran(capsys, USER / "silent.py", "--platform", "torch")
     assert status == 1
     assert not report["ok"]
@@ -117,8 +117,8 @@ def _interrupted(operators):
 
 
 @pytest.mark.platforms("torch")
-def test_what_was_done_before_an_interrupt_is_reported(monkeypatch, capsys, tmp_path):
-    """Finished results are printed and in the report, which says that the rest was not verified; status 130."""
+def test_results_before_an_interrupt_are_reported(monkeypatch, capsys, tmp_path):
+    """After an interrupt, finished results are printed and reported as partial; the status is 130."""
     from hyper_parallel.verify.ops import worker_pool
     from hyper_parallel.verify.ops.report import OperatorReport
 
@@ -208,7 +208,7 @@ BAD_INPUT = [
 @pytest.mark.platforms("torch")
 @pytest.mark.parametrize("arguments, text", BAD_INPUT)
 def test_bad_input(arguments, text, capsys):
-    """The message names the mistake and the accepted values; status 2."""
+    """Invalid input gives status 2, the mistake and the accepted values."""
     assert main(["verify", "ops", *arguments]) == 2
     assert text in capsys.readouterr().err
 
@@ -231,7 +231,7 @@ operator_sample(endless, real("ab"))
 
 @pytest.mark.platforms("torch")
 def test_ctrl_c_leaves_a_partial_report(tmp_path):
-    """Finished parts are reported, and that the rest was not checked; no process is left."""
+    """After Ctrl-C, finished parts are reported as partial, and no process is left."""
     (tmp_path / "user.py").write_text(ENDLESS)
     path = tmp_path / "report.txt"
     command = [sys.executable, "-m", "hyper_parallel", "verify", "ops", "user.py", "--platform", "torch",
@@ -245,5 +245,5 @@ def test_ctrl_c_leaves_a_partial_report(tmp_path):
     _, text = process.communicate(timeout=240)
     assert process.returncode == 130
     assert "partial report:" in text
-    message = "partial report: 1 operators finished; interrupted; the rest was not verified"  # a file says no total
+    message = "partial report: 1 operators finished; interrupted; the rest was not verified"  # a file has no total
     assert message in path.read_text()

@@ -1,4 +1,4 @@
-"""What the tests of the pages share: the pages, read."""
+"""The shared fixture of the tests of the pages."""
 
 import importlib.util
 import sys

@@ -36,7 +36,7 @@ OWN = {"my_model.py", "FILE", "PAGE.html", "report.html", "layout.html", "uneven
 
 @dataclass(frozen=True)
 class Block:
-    """A fenced block: its page, the line of its fence, its language, what else the fence says, and its text."""
+    """A fenced block: its page, the line of its fence, its language, the fence's other words, and its text."""
 
     page: str
     line: int
@@ -46,7 +46,7 @@ class Block:
 
     @property
     def problem(self) -> str:
-        """Why no test could say anything about this block; nothing if one does."""
+        """Return why no test checks this block, or nothing if a test does."""
         where = f"{self.page}:{self.line}: "
         name, _, reason = self.info.partition("=")
         if self.info and (name != "not-run" or reason not in NOT_RUN):
@@ -57,7 +57,7 @@ class Block:
 
 
 def blocks(page: str, text: str) -> list[Block]:
-    """Every fenced block of a page."""
+    """Return every fenced block of a page."""
     blocks_found = []
     fence = re.compile(r"^```([^\n]*)\n(.*?)^```[ ]*$", re.DOTALL | re.MULTILINE)
     for match in fence.finditer(text):
@@ -67,7 +67,7 @@ def blocks(page: str, text: str) -> list[Block]:
 
 
 def commands(page: str, text: str) -> list[str]:
-    """Command lines of a page: those of its shell blocks, and those that stand in running text."""
+    """Return the command lines of a page, from shell blocks and from running text."""
     lines = [line for block in blocks(page, text) if block.language == "sh" and not block.info
              for line in block.code.replace("\\\n", " ").splitlines()]  # fmt: skip
     quoted = [span for span in spans(text) if span.split(" ")[0] in CHECKS and " " in span]
@@ -75,7 +75,7 @@ def commands(page: str, text: str) -> list[str]:
 
 
 def spans(text: str) -> list[str]:
-    """What stands in backticks, outside fenced blocks."""
+    """Return the texts in backticks, outside fenced blocks."""
     outside = re.sub(r"^```.*?^```[ ]*$", "", text, flags=re.DOTALL | re.MULTILINE)
     return [re.sub(r"\s+", " ", span) for span in re.findall(r"`([^`]+)`", outside)]
 
@@ -170,7 +170,7 @@ CHECKS = {
 
 
 def environments() -> tuple[set[str], set[str]]:
-    """Names of tox's environments, and of its labels."""
+    """Return the names of tox's environments, and of its labels."""
     config = configparser.ConfigParser(interpolation=None)
     config.read(ROOT / "tox.ini", encoding="utf-8")
     named = {name.strip() for name in config["tox"]["env_list"].split(",")}
@@ -192,7 +192,7 @@ def _expanded(text: str) -> set[str]:
 
 
 def missing_files(page: str, text: str) -> list[str]:
-    """Files and folders that a page names, as a link or in backticks, and that are not there."""
+    """Return the missing files and folders that a page names, as a link or in backticks."""
     links = re.findall(r"\]\((?!http)([^)#]+)\)", text)
     outside = re.sub(r"^```.*?^```[ ]*$", "", text, flags=re.DOTALL | re.MULTILINE)
     named = [name for name in re.findall(r"`([^`\s]+)`", outside) if _is_path(name)]
@@ -200,7 +200,7 @@ def missing_files(page: str, text: str) -> list[str]:
 
 
 def _is_path(name: str) -> bool:
-    """Whether a name in backticks is that of a file or folder here, and not one that a command makes."""
+    """Return whether a name in backticks is that of a file or folder here, and not of a command's output."""
     if name in OWN or name.startswith(GENERATED) or any(sign in name for sign in "()=[]{},:%"):
         return False
     return bool(re.fullmatch(r"[\w.*<>-]+(/[\w.*<>-]+)*/?", name)) and (
@@ -209,7 +209,7 @@ def _is_path(name: str) -> bool:
 
 
 def _found(page: str, name: str) -> bool:
-    """Files are named from the page's folder, from the root, or from the package; ``*`` and ``<…>`` are any."""
+    """Return whether a file exists, from the page's folder, the root or the package; ``*`` and ``<…>`` match any."""
     pattern = re.sub(r"<[^>]*>", "*", name).rstrip("/")
     homes = [(ROOT / page).parent, ROOT, ROOT / "hyper_parallel"]
     return any(next(home.glob(pattern), None) is not None for home in homes)

@@ -1,4 +1,4 @@
-"""What the pages say is true: their Python runs, their command lines parse, and what they name is there."""
+"""The pages are true: their Python runs, their command lines parse, and the names on them exist."""
 
 import json
 import os
@@ -16,7 +16,7 @@ ROOT = Path(__file__).resolve().parents[2]
 
 pytestmark = pytest.mark.skipif(not (ROOT / "README.md").exists(), reason="[no-tool] the pages are not installed")
 
-# Names that the text around a block assumes.
+# Names that the text around a block presupposes.
 GIVEN = {
     "hyper_parallel/core/shard/README.md": """
 from hyper_parallel.core.shard import rule as rules_
@@ -49,18 +49,18 @@ for page, line, given, code in json.load(sys.stdin):
 
 @pytest.fixture(scope="module")
 def texts(pages):
-    """Every page with its text."""
+    """Return every page with its text."""
     return {page: (ROOT / page).read_text(encoding="utf-8") for page in pages.PAGES}
 
 
 @pytest.fixture(scope="module")
 def blocks(pages, texts):
-    """Every fenced block of every page."""
+    """Return every fenced block of every page."""
     return [block for page, text in texts.items() for block in pages.blocks(page, text)]
 
 
 def test_every_block_is_run_or_checked_or_says_why_not(blocks):
-    """A block that is neither run nor checked is an error, unless its fence gives a reason of the closed list."""
+    """Every block is run or checked, or its fence gives a reason of the closed list."""
     assert len(blocks) >= 10
     assert not [block.problem for block in blocks if block.problem]
 
@@ -107,7 +107,7 @@ def test_command_lines_make_sense(pages, texts):
 
 
 def test_named_files_exist(pages, texts):
-    """Files and folders that a page links or names are there."""
+    """Files and folders that a page links to or names exist."""
     assert not {page: missing for page, text in texts.items() if (missing := pages.missing_files(page, text))}
 
 
@@ -144,8 +144,8 @@ def test_a_wrong_command_line_is_noticed(pages, command, problem):
     assert problem in pages.problem_of(command)
 
 
-def test_a_block_that_nothing_speaks_for_is_noticed(pages):
-    """A language that is neither run nor checked, or a reason outside the list, is an error; a listed reason is not."""
+def test_an_unchecked_block_is_noticed(pages):
+    """An unchecked language or a reason outside the list is an error; a listed reason is not."""
     text = (
         "```yaml\na: b\n```\n```python not-run=later\nx\n```\n```console not-run=output\nok\n```\n```\nnothing\n```\n"
     )

@@ -1,4 +1,4 @@
-"""`docs/reference`: the API reference has everything public; `tox -e docs` builds it, and fails on a warning."""
+"""`docs/reference` documents every public name; `tox -e docs` builds it, and fails on a warning."""
 
 import importlib.util
 from pathlib import Path
@@ -10,7 +10,7 @@ SETTINGS = Path(__file__).resolve().parents[2] / "docs" / "reference" / "conf.py
 
 @pytest.fixture(scope="module")
 def settings():
-    """Sphinx's settings as a module."""
+    """Return Sphinx's settings as a module."""
     spec = importlib.util.spec_from_file_location("reference_conf", SETTINGS)
     module = importlib.util.module_from_spec(spec)
     spec.loader.exec_module(module)
@@ -18,7 +18,7 @@ def settings():
 
 
 def test_a_public_name_without_a_description_is_named(settings):
-    """A page that leaves out a public name, or a member of the platform contract, fails the build by its name."""
+    """A missing public name, or member of the platform contract, fails the build and is named."""
     everything = {missing.removeprefix("member ").split()[0] for missing in settings.undescribed(set())}
     assert {"hyper_parallel.DTensor", "hyper_parallel.verify.simulate", "all_reduce", "_create_group"} <= everything
     assert settings.undescribed(everything) == []

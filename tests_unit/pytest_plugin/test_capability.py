@@ -1,4 +1,4 @@
-"""What a run requires: absence of cards, of executed tests or of a known reason turns it red."""
+"""Requirements of a run: missing cards, too few executed tests or an unknown skip reason fail it."""
 
 import pytest
 
@@ -72,7 +72,7 @@ def test_a_requirement_that_cannot_be_read_ends_the_run(run, text):
 
 
 def test_a_run_that_skipped_every_npu_test_fails_on_request(run):
-    """`--require-npu`: green only if a test ran on an NPU."""
+    """With `--require-npu`, a run passes only if a test ran on an NPU."""
     result = run("--require-npu")
     assert result.ret == pytest.ExitCode.TESTS_FAILED
     result.stdout.fnmatch_lines(["FAILED RUN: --require-npu: no test ran on an NPU"])
@@ -100,7 +100,7 @@ def test_enough_executed_tests_pass(run):
 
 @pytest.mark.parametrize("floor, status", [(3, 0), (4, 1)])
 def test_the_floor_counts_without_a_terminal_reporter(run, floor, status):
-    """With `-p no:terminalreporter`, tests are counted alike, not per subtest, and problems go to stderr."""
+    """With `-p no:terminalreporter`, tests are counted alike, subtests are not, and problems go to stderr."""
     more = """
 @pytest.mark.xfail(reason="expected")
 def test_expected(): assert False

@@ -27,8 +27,8 @@ def test_weekly(): pass
         pytester.runpytest_inprocess(*options, expression).assert_outcomes(passed=passed, deselected=2 - passed)
 
 
-def test_a_mistyped_mark_or_option_is_told(pytester):
-    """Under --strict-markers a mark that does not exist fails the collection, and so does an unknown option."""
+def test_a_mistyped_mark_or_option_is_reported(pytester):
+    """Under --strict-markers, an unknown mark fails the collection, and so does an unknown option."""
     pytester.makepyfile("import pytest\n@pytest.mark.wrld_size(2)\ndef test_x(): pass\n")
     options = ("-p", "hyper_parallel.pytest_plugin", "--strict-markers")
     result = pytester.runpytest_inprocess(*options)

@@ -1,4 +1,4 @@
-"""Tests on ranks: every rank runs, the culprit is named, and one failure costs no other test."""
+"""Tests on ranks: every rank runs, the failing rank is named, and one failure affects no other test."""
 
 import importlib
 import importlib.util
@@ -52,7 +52,7 @@ def test_after(rank):
 
 @pytest.fixture(scope="module")
 def loaded(platform_name):
-    """Import what inner runs would: pytester forgets it after each, and no framework survives a second import."""
+    """Import the inner runs' frameworks here: pytester unloads modules, and no framework can be imported twice."""
     platform_named(platform_name)
     for name in (
         "transport.launched_processes",
@@ -98,8 +98,8 @@ def test_grid(mesh, world_size):
     result.assert_outcomes(passed=7)
 
 
-def test_a_failing_rank_comes_first_and_the_others_are_folded(run):
-    """The failing rank's traceback comes first; every other rank is one line with the collective that it waited in."""
+def test_a_failing_rank_comes_first_and_the_others_are_one_line_each(run):
+    """The failing rank's traceback comes first; every other rank is one line with the collective that it waits in."""
     result = run("""
 @pytest.mark.launch("processes")
 @pytest.mark.world_size(3)
@@ -137,9 +137,9 @@ MISTAKES = {
 
 
 @pytest.mark.parametrize("mistake", MISTAKES)
-def test_a_mistake_is_told_within_five_seconds_and_other_tests_go_on(run, monkeypatch, mistake):
-    """Mismatches, absent and dead ranks are reported with culprit, collective and line, and no test is lost."""
-    monkeypatch.delenv("HP_RANK_LEDGER", raising=False)  # what is killed here leaves no coverage, on purpose
+def test_a_mistake_is_reported_within_five_seconds_and_other_tests_go_on(run, monkeypatch, mistake):
+    """Mismatches, absent and dead ranks are reported with rank, collective and line, and the other tests run."""
+    monkeypatch.delenv("HP_RANK_LEDGER", raising=False)  # killed ranks leave no coverage, on purpose
     line, message = MISTAKES[mistake]
     started = time.monotonic()
     result = run(f"""

@@ -1,4 +1,4 @@
-"""`hyper_parallel.pytest_plugin.selection`: tests are selected by framework, and what is left out is counted."""
+"""`hyper_parallel.pytest_plugin.selection`: tests are selected by framework, and deselected ones are counted."""
 
 import importlib.util
 
@@ -44,12 +44,12 @@ def run(pytester, monkeypatch):
 
 
 def names(result):
-    """Names of the tests that passed."""
+    """Return the names of the tests that passed."""
     return {line.split("::")[1].split()[0] for line in result.outlines if " PASSED" in line}
 
 
 def test_one_framework_runs_its_own_tests_and_counts_the_others(run):
-    """With torch selected, tests of MindSpore and of both together are deselected, and the summary says how many."""
+    """With torch selected, tests that need MindSpore are deselected, and the summary has their number."""
     result = run("torch")
     assert names(result) == {"test_torch", "test_any", "test_plain", "test_each[torch]"}
     result.stdout.fnmatch_lines(

@@ -1,4 +1,4 @@
-"""Messages in pieces, from a sender that is a list."""
+"""Messages received in chunks, from a sender that is a list."""
 
 from collections import deque
 
@@ -8,7 +8,7 @@ from hyper_parallel.transport.chunked_receive import ChunkedReceiver
 
 
 class Line:
-    """What was sent, how many pieces there was room for, and what the sender was told of it."""
+    """A sender: the chunks that it sends, how many receives were posted, and the capacity announced to it."""
 
     def __init__(self, *pieces):
         self.sent = deque(pieces)
@@ -17,51 +17,51 @@ class Line:
         self.heard = 0
 
     def receive(self):
-        """Room for one piece."""
+        """Post a receive for one chunk."""
         self.room += 1
         return self.come
 
     def come(self):
-        """The next piece, unless the sender has left."""
+        """Return the next chunk; raise if the sender has left."""
         if not self.sent:
             raise RuntimeError("gone")
         return self.sent.popleft()
 
     def tell(self, room):
-        """Tell the sender, who hears it once it has sent something."""
+        """Announce the capacity to the sender, which reads it after it has sent something."""
         self.answers.append(room)
         return self.hear
 
     def hear(self):
-        """The sender, which may have left."""
+        """Count an announcement that the sender has read; raise if it has left."""
         self.heard += 1
         if not self.sent:
             raise RuntimeError("gone")
 
     def receiver(self):
-        """What receives from here."""
+        """Return a receiver of this sender's chunks."""
         return ChunkedReceiver(self.receive, count, self.tell)
 
 
 def count(first):
-    """``a3`` begins a message of three pieces, ``?`` is none of ours."""
+    """Return the number of chunks: ``a3`` begins a message of three, ``?`` is from a foreign sender."""
     return int(first[1:]) if first != "?" else 0
 
 
-def test_pieces_come_in_the_order_of_messages():
-    """Whoever is waited for first, each message gets its own pieces; of one that is too long only the first."""
+def test_chunks_come_in_the_order_of_messages():
+    """Each message gets its own chunks, in any order of waiting; a message that is too long gets its first only."""
     line = Line("a2", "a", "b3", "b", "b", "c1", "d1")
     receiver = line.receiver()
     waits = [receiver.expect(pieces) for pieces in (2, 1, 4)]
     assert line.room == 7
     assert [waits[2](), waits[0](), waits[1]()] == [["c1"], ["a2", "a"], ["b3"]]
-    assert line.room == 9  # the long one took room that the last message's pieces could not use after all
+    assert line.room == 9  # the message that is too long used receives that were posted for the last one
     assert receiver.expect(2)() == ["d1"]
     assert line.room == 9
 
 
-def test_senders_are_told_how_much_room_there_has_been():
-    """Per message that is expected, before anything comes; only who sends such messages is waited for until it knows.
+def test_senders_learn_the_capacity():
+    """A sender learns the capacity per expected message at once; only senders of such messages are waited for.
 
     One that has left need not know.
     """
@@ -75,8 +75,8 @@ def test_senders_are_told_how_much_room_there_has_been():
     assert (line.answers, line.heard) == ([2, 3, 4, 6], 3)
 
 
-def test_a_lost_connection_is_told_to_who_waits():
-    """What is waited for raises, and so does what was to come after it."""
+def test_a_lost_connection_fails_every_wait():
+    """After a lost connection, every wait raises, in any order."""
 
     def receive():
         def wait():
@@ -90,8 +90,8 @@ def test_a_lost_connection_is_told_to_who_waits():
             taken()
 
 
-def test_what_is_refused_need_not_come_to_its_end():
-    """Of a message that is too long the beginning is all that is needed, of another one every piece."""
+def test_a_refused_message_need_not_arrive_completely():
+    """A message that is too long is refused after its first chunk; any other needs all of its chunks."""
     ended = "a3", "a"
     line = Line(*ended)
     assert line.receiver().expect(1)() == ["a3"]

@@ -21,7 +21,7 @@ def message(source, destination, facts=(("shape", (1,)),)):
 
 
 def test_each_member_gets_what_is_for_it():
-    """When the last member has come, each gets the deposits for its position, in the order of the ranks."""
+    """When the last member has joined, each member gets the deposits for its position, in rank order."""
     world = Coordinator(3)
     world.join(2, call(2, (2, 0)))
     assert world.next_rank(2) == 0
@@ -53,7 +53,7 @@ def test_world_ends_when_all_returned():
     ],
 )
 def test_disagreement_names_both_ranks(other, what):
-    """Members that do different things both get an error that names them, the difference and both call sites."""
+    """Members that call different collectives both get an error with both ranks, the difference and both call sites."""
     world = Coordinator(2)
     world.join(0, call(0, facts=(("shape", (1,)),)))
     world.join(1, call(1, **{"facts": (("shape", (1,)),), **other}))
@@ -64,7 +64,7 @@ def test_disagreement_names_both_ranks(other, what):
 
 
 def test_chunks_must_fit_what_is_expected():
-    """A chunk whose receiver expects another shape is an error of both, which shows what each sends and expects."""
+    """A chunk of another shape than its receiver expects is an error on both ranks, which shows both shapes."""
     world, facts = Coordinator(2), (("dtype", "float32"),)
     world.join(0, call(0, operation="all_to_all", facts=facts, sends=((1,), (2,)), expects=((1,), (4,))))
     world.join(1, call(1, operation="all_to_all", facts=facts, sends=((3,), (1,)), expects=((2,), (1,))))
@@ -80,7 +80,7 @@ def test_chunks_must_fit_what_is_expected():
 
 
 def test_late_member_learns_of_the_failure():
-    """A member that comes to a collective that has failed gets the same error, and the world goes on."""
+    """A member that joins a failed collective gets the same error, and the world goes on."""
     world = Coordinator(3)
     everyone = (0, 1, 2)
     world.join(0, call(0, everyone))
@@ -95,7 +95,7 @@ def test_late_member_learns_of_the_failure():
 
 
 def test_member_that_returned_is_missed_at_once():
-    """A rank that returns without joining fails those who wait for it."""
+    """A rank that returns without joining fails the ranks that wait for it."""
     world = Coordinator(2)
     world.join(0, call(0))
     world.finish(1)
@@ -126,7 +126,7 @@ def test_deadlock_lists_what_every_rank_waits_in():
 
 
 def test_failure_unwinds_the_others():
-    """When a rank fails, the others unwind, and are remembered by what they waited in."""
+    """When a rank fails, the others unwind, and the collective that each waited in is recorded."""
     world = Coordinator(3)
     world.join(0, call(0, (0, 2)))
     world.fail(1, "raised ValueError")
@@ -157,7 +157,7 @@ def test_messages_keep_their_order():
 
 
 def test_message_of_another_shape_is_an_error():
-    """A message that is not what its receiver expects is an error that names both ranks."""
+    """A message of another shape than its receiver expects is an error that names both ranks."""
     world = Coordinator(2)
     world.send(message(0, 1), "x")
     world.receive(message(0, 1, facts=(("shape", (2,)),)))
@@ -176,7 +176,7 @@ def test_message_that_is_never_sent_is_missed():
             world.take(rank)
 
 
-def test_message_that_is_never_received_is_told():
+def test_message_that_is_never_received_is_reported():
     """A message that nobody received is reported at the end."""
     world = Coordinator(2)
     assert world.undelivered() is None
@@ -192,8 +192,8 @@ def test_unwinding_sees_through_what_it_caused():
     assert unwinding(error)
 
 
-def test_facts_in_another_order_are_told():
-    """Members that say the same in another order are no members of one version of this library."""
+def test_facts_in_another_order_are_refused():
+    """Members that list the same facts in another order are refused: they run different versions of this library."""
     world = Coordinator(2)
     facts = (("src", 0), ("shape", (1,)))
     world.join(0, call(0, facts=facts))
@@ -203,7 +203,7 @@ def test_facts_in_another_order_are_told():
 
 
 def test_started_collectives_end_with_their_world():
-    """Who waits for what it started unwinds after a failure, what starts then is for nobody, a missing rank is told."""
+    """After a failure, waiting for a started collective unwinds; a member that returned fails the wait."""
     world = Coordinator(2)
     world.start(0, call(0, ticket=1))
     world.fail(1, "raised")
@@ -220,8 +220,8 @@ def test_started_collectives_end_with_their_world():
         world.take(0)
 
 
-def test_who_never_asks_is_told_by_its_carrier():
-    """A collective that nobody waits for is known to have failed, whether a member strayed, came late or never came."""
+def test_errors_that_nobody_waits_for_are_reported():
+    """A collective that nobody waits for is reported if a member differs, comes late or never comes."""
     unreported = {"ticket": 1, "awaited": False}
     world = Coordinator(2)
     world.start(0, call(0, **unreported))
@@ -245,8 +245,8 @@ def test_who_never_asks_is_told_by_its_carrier():
     assert set(world.unreported) == {0, 1, 2}
 
 
-def test_everyone_who_waits_for_a_rank_that_returned_is_told_once():
-    """Ranks that wait in one collective learn together that a member has gone; who waits for another rank waits on."""
+def test_ranks_that_wait_for_a_returned_rank_fail_together():
+    """When a member returns, all ranks in its collective get the error together; ranks that wait for others go on."""
     world = Coordinator(4)
     for rank in (0, 1):
         world.join(rank, call(rank, (0, 1, 2)))

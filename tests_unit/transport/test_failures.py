@@ -1,11 +1,11 @@
-"""How a failed world is told."""
+"""Reports of failed worlds."""
 
 from hyper_parallel.errors import CollectiveMismatchError
 from hyper_parallel.transport.failures import world_failed, world_timed_out
 
 
-def test_equal_errors_are_told_once():
-    """Ranks with the same mismatch are told once; the rest are one line each."""
+def test_equal_errors_are_reported_once():
+    """An error that several ranks share is reported once; every other rank has one line."""
     failures = {1: CollectiveMismatchError("differ"), 0: CollectiveMismatchError("differ")}
     error = world_failed(3, failures, {2: "waited in barrier()"})
     assert str(error).splitlines() == [

@@ -18,13 +18,13 @@ from hyper_parallel.verify.transport_conformance import check_transport
 
 @pytest.fixture(autouse=True)
 def _carrier(request):
-    """Real ranks of MindSpore on CPU need PyTorch's gloo."""
+    """Skip MindSpore's real ranks on CPU if PyTorch's gloo is missing."""
     if "platform_name" in request.fixturenames:
         require_transport(request.getfixturevalue("platform_name"))
 
 
 def run(fn, platform, world_size=2, args=(), timeout=240.0):
-    """Run a function on a warm world, which must not fail."""
+    """Run a function on a warm world, and assert that it does not fail."""
     done = run_launched(pack((fn, args), fn), world_size, platform, timeout)
     assert done.failure is None, str(done.failure)
     return done
@@ -114,7 +114,7 @@ def test_variables_of_one_run_do_not_reach_the_next(platform_name, monkeypatch):
 
 
 def test_messages_are_matched(platform_name):
-    """A message that nobody receives is told, or its sender is shown where it waits."""
+    """A rank that waits for a message gets an error when the sender returns without sending it."""
 
     def body():
         transport = active_transport()
@@ -136,7 +136,7 @@ def test_messages_are_matched(platform_name):
 
 
 def test_a_refused_message_is_not_received_later(platform_name):
-    """Of another size than expected it is told, whatever its size, and whoever receives next gets the next one."""
+    """A message of an unexpected size is refused whatever its size, and the next receive gets the next message."""
 
     def body():
         import numpy as np
@@ -183,7 +183,7 @@ def test_a_world_that_cannot_be_joined_says_why(platform_name, monkeypatch):
 
 
 def test_a_rank_that_fails_outside_its_function_says_why(platform_name):
-    """What ends a process between two tasks, here an output that takes nothing, is told with its traceback."""
+    """An error between two tasks, here a broken output stream, is reported with its traceback."""
 
     def body():
         import sys
@@ -202,7 +202,7 @@ def test_a_rank_that_fails_outside_its_function_says_why(platform_name):
 
 
 def _ended(pid):
-    """The exit code of the process, which is sent SIGTERM."""
+    """Return the exit code of the process after SIGTERM."""
     (child,) = [child for child in multiprocessing.active_children() if child.pid == pid]
     os.kill(pid, signal.SIGTERM)
     child.join(60)
@@ -210,15 +210,15 @@ def _ended(pid):
 
 
 def test_a_dead_idle_rank_is_replaced(platform_name):
-    """A process that died between two runs costs no run, and a signal ends it although it waits."""
+    """A process that died between two runs fails no run, and a signal ends an idle rank."""
     first = run(os.getpid, platform_name).results
     assert _ended(first[1]) == -signal.SIGTERM
     assert first[1] not in run(os.getpid, platform_name).results
 
 
 @pytest.mark.platforms("torch")
-def test_a_signal_that_does_not_interrupt_the_wait_is_heard():
-    """What reaches an idle rank in another thread, or just before it waits, is not left for the next task."""
+def test_a_signal_that_does_not_interrupt_the_wait_is_handled():
+    """A signal in another thread of an idle rank, or just before it waits, is handled before its next task."""
 
     def body():
         signal.signal(signal.SIGTERM, lambda *_: os._exit(7))
@@ -253,7 +253,7 @@ def test_started_collectives_keep_their_order(platform_name):
 
 @pytest.mark.platforms("torch")
 def test_torchs_own_collectives_work_as_before():
-    """Collectives that are called on torch.distributed itself give what they give without the check."""
+    """Correct direct calls of torch.distributed give the same results as without the check."""
 
     def body():
         import torch
@@ -295,8 +295,8 @@ def test_torchs_own_collectives_work_as_before():
         ("None", "rank 1 returned without joining"),
     ],
 )
-def test_mistakes_in_torchs_own_collectives_are_told(mistake, message):
-    """A user's direct calls of torch.distributed are agreed upon, too, and fail the run."""
+def test_mistakes_in_torchs_own_collectives_are_reported(mistake, message):
+    """A mismatch between direct calls of torch.distributed is found, and fails the run."""
 
     def body():
         import torch
@@ -320,8 +320,8 @@ def test_mistakes_in_torchs_own_collectives_are_told(mistake, message):
         ("None", "rank 1 returned without joining"),
     ],
 )
-def test_mistakes_in_started_collectives_are_told(mistake, message):
-    """What `async_op` starts is agreed upon although nobody asks: gloo would add to a maximum and say nothing."""
+def test_mistakes_in_started_collectives_are_reported(mistake, message):
+    """A mismatch of `async_op` collectives is found although nobody waits; gloo would add to a maximum silently."""
 
     def body():
         import torch
@@ -342,15 +342,15 @@ def _unreadable():
 
 
 class _Unreadable:
-    """What can be sent and not be read."""
+    """A value that can be pickled, but not unpickled."""
 
     def __reduce__(self):
         return _unreadable, ()
 
 
 @pytest.mark.platforms("torch")
-def test_what_a_run_leaves_behind_is_told():
-    """A result that cannot be read is its own error, a started message nobody received fails the run."""
+def test_remains_of_a_run_are_reported():
+    """A result that cannot be unpickled is an error of its own; a started message without receiver fails the run."""
     with pytest.raises(ArithmeticError, match="no result can be made of it"):
         run_launched(pack((_Unreadable, ()), _Unreadable), 2, "torch", 240.0)
 
@@ -369,7 +369,7 @@ def test_what_a_run_leaves_behind_is_told():
 
 @pytest.mark.platforms("torch")
 def test_a_rank_that_never_comes_is_ended_and_shown(monkeypatch):
-    """After a failure the others unwind at their next collective; one that comes to none is ended, where it was."""
+    """After a failure, a rank that calls no further collective is ended, and its stack is shown; the others unwind."""
     monkeypatch.setattr(launched_processes, "_GRACE_SECONDS", 0.5)
 
     def body():
@@ -387,7 +387,7 @@ def test_a_rank_that_never_comes_is_ended_and_shown(monkeypatch):
 
 
 def _chain():
-    """Sums over groups that overlap, each built by its members only when they need it."""
+    """Sum over groups that overlap; their members build each group when they need it."""
     t = active_transport()
     results = []
     for members in ((0, 1), (1, 2), (0, 2), (0, 1, 2), (1, 2)):

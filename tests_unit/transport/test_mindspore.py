@@ -91,7 +91,7 @@ class Engine:
         return self._start(True, lambda value: self._put(tensor, value), "recv", tensor, src, tag)
 
     def _start(self, async_op, put, *call):
-        """A handle whose wait fills what the engine was to fill."""
+        """Return a handle whose wait fills the engine's output."""
         assert async_op
         return self.carrier.start(*call).then(put)
 
@@ -121,7 +121,7 @@ def over_hccl(dtypes):
 
 
 def groups_over_hccl():
-    """What is cached after each step of a group's life, and what the engine destroyed."""
+    """Return what is cached after each step of a group's life, and what the engine destroyed."""
     from hyper_parallel.transport.mindspore import HcclTransport
 
     engine = Engine(active_transport())
@@ -150,7 +150,7 @@ def test_groups_over_hccl_are_kept_and_dropped():
 
 
 def averages_of_integers():
-    """What the HCCL transport says to an average of integers."""
+    """Return the HCCL transport's error for an average of integers."""
     import mindspore
 
     from hyper_parallel.transport.mindspore import HcclTransport
@@ -172,13 +172,13 @@ def test_hccl_logic_passes_the_conformance_suite(world_size, dtypes):
 
 
 def test_hccl_refuses_averages_of_integers():
-    """The HCCL transport refuses what the others refuse."""
+    """The HCCL transport refuses averages of integers as the others do."""
     assert simulate(averages_of_integers, 2, "mindspore") == ["hccl", "hccl"]
 
 
 @pytest.mark.parametrize("backend", ["mccl", "nccl"])
 def test_other_engines_are_refused(backend):
-    """MCCL is refused with the reason, and so is what MindSpore does not have."""
+    """MCCL is refused with the reason, and so is a backend that MindSpore lacks."""
     from hyper_parallel.transport.mindspore import connect
 
     with pytest.raises(UnsupportedOnBackend, match="silently truncates int64" if backend == "mccl" else "none of"):

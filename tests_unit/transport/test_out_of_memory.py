@@ -94,7 +94,7 @@ def python(folder, *arguments, ranks=True):
 
 
 def test_ranks_without_memory_fail_their_test_and_no_other(platform_name, tmp_path):
-    """A ranked test whose ranks find no memory says so, with the facts; the other tests go on; the status is 1."""
+    """If ranks run out of memory, their test fails with the figures, the other tests run, and the status is 1."""
     real = importlib.util.find_spec("torch") is not None  # carries real worlds of both
     (tmp_path / "conftest.py").write_text(CONFTEST)
     (tmp_path / "test_memory.py").write_text(RANKED.format(launch="processes" if real else "simulated"))
@@ -114,7 +114,7 @@ def test_threads_without_memory_end():
 
 
 def test_the_command_without_memory(platform_name):
-    """The command that runs out of memory says so, and its status is 1: nothing was wrong, and nothing was checked."""
+    """If the command runs out of memory, it reports that, and exits with status 1 because nothing was checked."""
     done = python(None, "-c", COMMAND, "verify", "model", "--platform", platform_name, "--launch", "simulated",
                   ranks=platform_name != "torch")  # fmt: skip
     assert done.returncode == 1, done.stdout + done.stderr
@@ -126,13 +126,13 @@ def test_the_command_without_memory(platform_name):
     "message", ["MemoryError: ", "libx.so: failed to map segment from shared object", "std::bad_alloc"]
 )
 def test_messages_that_mean_out_of_memory(message):
-    """Each such message is recognised, and gets the facts and the fix."""
+    """Every message that means out of memory is recognised, and gets the figures and the fix."""
     assert advice(message).startswith("there is no memory for so many ranks: ")
     assert is_out_of_memory(RuntimeError(message))
 
 
 def test_other_failures_are_passed_on():
-    """Advice about memory is given for nothing else, and a start that fails for another reason keeps its exception."""
+    """No other failure gets advice about memory; a start that fails for another reason keeps its exception."""
     assert advice("RuntimeError: shapes differ") == ""
     with pytest.raises(FileNotFoundError), starting("rank 0"):
         Path("/nowhere/at/all").read_text()
@@ -141,7 +141,7 @@ def test_other_failures_are_passed_on():
 
 
 def _second_fails(monkeypatch, tmp_path, start):
-    """Let the first start of a worker happen, and the second find no memory; the processes that were started."""
+    """Let the second start of a worker run out of memory; the value lists the processes that were started."""
     started = []
 
     def limited(*args, **kwargs):
@@ -157,7 +157,7 @@ def _second_fails(monkeypatch, tmp_path, start):
 
 @pytest.mark.platforms("mindspore")
 def test_simulated_ranks_that_were_started_are_let_go(monkeypatch, tmp_path):
-    """If there is room for one process of two, the one that was started ends, and no file of either is left."""
+    """If memory suffices for one process of two, the started one ends, and no file of either is left."""
     rank_pool.close_workers()
     started = _second_fails(monkeypatch, tmp_path, rank_pool.start_process)
     with pytest.raises(RankFailedError, match="no memory"):
@@ -167,7 +167,7 @@ def test_simulated_ranks_that_were_started_are_let_go(monkeypatch, tmp_path):
 
 
 def test_real_ranks_that_were_started_are_ended(platform_name, monkeypatch, tmp_path):
-    """The same where ranks meet in a real world: the first, which waits for the others, is ended with its files."""
+    """If memory suffices for one of two real ranks, the first, which waits for the others, is ended with its files."""
     require_transport(platform_name)
     launched_processes.close_launched_teams()
     started = _second_fails(monkeypatch, tmp_path, rank_pool.start_process)
@@ -178,7 +178,7 @@ def test_real_ranks_that_were_started_are_ended(platform_name, monkeypatch, tmp_
     assert not list(tmp_path.glob("hyper_parallel_*"))
 
 
-def test_a_fork_server_that_ends_is_told():
+def test_a_fork_server_that_ends_is_reported():
     """If the process that forks ranks has ended, the message points to stderr and names the likely cause."""
     message = (
         r"rank 0 could not be started: the process that forks ranks has ended, and stderr has the reason\. If memory"

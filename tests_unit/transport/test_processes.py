@@ -16,7 +16,7 @@ from hyper_parallel.transport.launched_processes import run_launched
 from hyper_parallel.transport.processes import available, end_ranks, python_command, stay_on
 from hyper_parallel.transport.serialization import pack
 
-# Every way in which the library starts Python: warm ranks, live teams, torchrun or the fork server, zygotes.
+# Every way in which the library starts Python: warm ranks, live teams, torchrun and the fork servers.
 SCRIPT = """
 import importlib.util, sys
 
@@ -43,7 +43,7 @@ if __name__ == "__main__":
 
 
 def searching(folder):
-    """An environment in which Python finds this package, and has the current folder where it has it by itself."""
+    """Return an environment in which Python finds this package and ``folder``, and the current folder by itself."""
     places = [str(Path(hyper_parallel.__file__).parents[1]), str(folder)]
     environment = {key: value for key, value in os.environ.items() if key != "PYTHONSAFEPATH"}
     return {**environment, "PYTHONPATH": os.pathsep.join(places)}
@@ -67,7 +67,7 @@ def test_ranks_import_the_package_of_their_parent(platform_name, tmp_path):
 
 
 def test_a_command_has_the_search_path_and_the_arguments_that_it_was_given(tmp_path, monkeypatch):
-    """The child finds modules where its parent does, the current folder where that has it, and reads its arguments."""
+    """The child has its parent's search path, with the current folder if the parent has it, and its own arguments."""
     (tmp_path / "there").mkdir()
     (tmp_path / "told.py").write_text("import sys\nif __name__ == '__main__':\n    print(sys.path, sys.argv[1:])")
     monkeypatch.chdir(tmp_path)
@@ -79,7 +79,7 @@ def test_a_command_has_the_search_path_and_the_arguments_that_it_was_given(tmp_p
 
 
 def test_a_forked_child_leaves_its_parents_ranks_alone(platform_name):
-    """Warm ranks listen to the process that started them: what a forked child ends is its own."""
+    """A forked child cannot end its parent's warm ranks; they obey the process that started them."""
     require_transport(platform_name)
     ranks = [run_launched(pack((os.getpid, ()), os.getpid), 2, platform_name, 240.0).results]
     child = os.fork()
@@ -96,7 +96,7 @@ def test_a_forked_child_leaves_its_parents_ranks_alone(platform_name):
 
 @pytest.mark.platforms("torch")
 def test_warm_ranks_of_both_kinds_are_ended(monkeypatch):
-    """Ranks of simulated and of launched worlds are ended where their modules are loaded."""
+    """`end_ranks` ends the ranks of simulated and of launched worlds whose modules are loaded."""
     closed = []
     monkeypatch.setattr(launched_processes, "close_launched_teams", lambda: closed.append("launched"))
     monkeypatch.setattr(rank_pool, "close_workers", lambda: closed.append("simulated"))
@@ -106,7 +106,7 @@ def test_warm_ranks_of_both_kinds_are_ended(monkeypatch):
 
 @pytest.fixture
 def two(monkeypatch):
-    """Numbers of two CPUs, and where this process is put instead of being put there."""
+    """Two usable CPUs; the value lists the CPU sets that this process would have been bound to."""
     put = []
     monkeypatch.setattr(os, "sched_getaffinity", lambda _: {7, 4}, raising=False)
     monkeypatch.setattr(os, "sched_setaffinity", lambda _, to: put.append(to), raising=False)
@@ -116,7 +116,7 @@ def two(monkeypatch):
 
 @pytest.mark.platforms("torch")
 def test_seats_are_counted_around(two):
-    """Every seat is one CPU of those that may be used, whichever those are."""
+    """A seat is one of the usable CPUs; seats beyond their number start over."""
     for seat in range(3):
         stay_on(seat)
     assert two == [{4}, {7}, {4}]
@@ -124,7 +124,7 @@ def test_seats_are_counted_around(two):
 
 @pytest.mark.platforms("torch")
 def test_other_systems_bind_nothing(two, monkeypatch):
-    """Where no process can be bound none is, and no number of CPUs is told."""
+    """On a system that cannot bind processes, no process is bound and no CPUs are listed."""
     monkeypatch.setattr(sys, "platform", "darwin")
     stay_on(0)
     assert (two, available()) == ([], [])

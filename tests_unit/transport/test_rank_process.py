@@ -1,4 +1,4 @@
-"""What a process rank does, in this process: its line to the coordinator, its reports, its ways to leave."""
+"""The part of a rank process that runs here: its connection to the coordinator, its reports and its ways to end."""
 
 import io
 import multiprocessing
@@ -31,14 +31,14 @@ SITE = Site(("train.py", 1))
 
 
 def report(fn, start=None, *, traced=True):
-    """How a rank ends that runs ``fn``."""
+    """Return how a rank that runs ``fn`` ends."""
     line, _ = multiprocessing.Pipe()
     transport = SimulatedTransport(1, 2, NumpyOps(), PipeEndpoint(line))
     return run_rank(RankTask(1, 2, pack((fn, ()), fn), start, [], "", traced), transport)
 
 
 def test_a_rank_reports_how_it_ended():
-    """A result, an error with its traceback, and whatever arises while a rank is unwound."""
+    """A rank reports a result, an error with its traceback, or that it was unwound."""
 
     def raises():
         raise ArithmeticError("own")
@@ -71,7 +71,7 @@ def test_a_rank_wraps_its_transport_and_pauses_a_tracer():
 
 
 def test_a_rank_asks_its_coordinator():
-    """What is asked is answered, or raised; what is announced is not waited for."""
+    """A rank waits for the answer to a request, a value or an error; it does not wait after an announcement."""
     ours, theirs = multiprocessing.Pipe()
     rank = PipeEndpoint(ours)
     call = Contribution(CollectiveFingerprint("barrier", (0, 1), (), SITE), [None, None])
@@ -92,7 +92,7 @@ def test_a_rank_asks_its_coordinator():
 
 @pytest.fixture(name="own_signals")
 def _own_signals():
-    """Handlers are as before afterwards."""
+    """Restore the signal handlers afterwards."""
     before = signal.getsignal(signal.SIGTERM)
     yield
     signal.signal(signal.SIGTERM, before)
@@ -103,7 +103,7 @@ def _own_signals():
     [(EOFError(), 0, ""), (BrokenPipeError(), 0, ""), (OSError("full"), 1, "OSError: full")],
 )
 def test_a_rank_leaves_when_its_line_closes(own_signals, error, status, written):
-    """That is no failure; whatever else ends it is written down, and SIGTERM does not interrupt it any more."""
+    """A closed connection is no failure; any other error is written down. SIGTERM is ignored from then on."""
 
     def serve():
         raise error
@@ -117,7 +117,7 @@ def test_a_rank_leaves_when_its_line_closes(own_signals, error, status, written)
 
 
 def test_sigterm_ends_a_rank_whose_handler_raises(own_signals, monkeypatch):
-    """The second of two handlers of coverage raises: the signal is sent once more, to its own handler."""
+    """If a handler of SIGTERM raises, the signal is sent again, to the default handler."""
     sent = []
     monkeypatch.setattr(os, "kill", lambda *what: sent.append((*what, signal.getsignal(signal.SIGTERM))))
 
@@ -134,7 +134,7 @@ def test_sigterm_ends_a_rank_whose_handler_raises(own_signals, monkeypatch):
 
 
 def test_a_rank_waits_for_its_next_task_in_turns(monkeypatch):
-    """It wakes up meanwhile, so that Python can run what a signal left to do."""
+    """An idle rank wakes up regularly, so that Python can run pending signal handlers."""
     monkeypatch.setattr(rank_process, "_SIGNAL_SECONDS", 0.001)
     ours, theirs = multiprocessing.Pipe()
     late = threading.Timer(0.05, theirs.send, ["task"])
@@ -144,7 +144,7 @@ def test_a_rank_waits_for_its_next_task_in_turns(monkeypatch):
 
 
 def test_no_rank_outlives_its_launcher(monkeypatch):
-    """A rank looks whether the process that started it is there, and leaves when it has gone."""
+    """A rank checks whether the process that started it is alive, and ends when it is gone."""
 
     class LeftError(Exception):
         pass

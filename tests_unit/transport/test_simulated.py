@@ -1,4 +1,4 @@
-"""The simulated transport's own checks, and its handles."""
+"""The simulated transport's own checks, and its groups."""
 
 import numpy as np
 import pytest
@@ -27,7 +27,7 @@ ALONE = SingleTransport(NumpyOps())
     ],
 )
 def test_wrong_arguments_are_refused_before_anything_is_sent(use, says):
-    """Shapes, counts, sources and peers that cannot be right are refused on the spot."""
+    """Shapes, counts, sources and peers that cannot be right are refused before anything is sent."""
     with pytest.raises(CollectiveMismatchError, match=says):
         use(ALONE)
 

@@ -38,7 +38,7 @@ def failure(fn, world_size=2, timeout=240.0):
 
 
 def _uncounted(monkeypatch):
-    """Ranks that start from here on are not counted: what is killed leaves no coverage, on purpose."""
+    """Leave the ranks that start from here on out of the coverage count: killed ranks leave no data, on purpose."""
     monkeypatch.delenv(rank_pool.LEDGER_VARIABLE, raising=False)
     rank_pool.close_workers()
 
@@ -144,8 +144,8 @@ def test_mismatch_names_both():
     assert str(error.failures[0]).count(f"at {__file__}:") == 2
 
 
-def test_killed_rank_is_told_at_once(monkeypatch):
-    """A rank that is killed is reported by name, exit code and what the others waited in."""
+def test_killed_rank_is_reported_at_once(monkeypatch):
+    """A killed rank is reported by name and exit code, with the collective that each other rank waits in."""
     _uncounted(monkeypatch)
 
     def body():
@@ -163,7 +163,7 @@ def test_killed_rank_is_told_at_once(monkeypatch):
 
 
 def test_a_rank_that_fails_outside_its_function_says_why(monkeypatch, tmp_path):
-    """What ends a process between two tasks, here a folder that is gone, is told with its traceback."""
+    """An error between two tasks, here a folder that is gone, is reported with its traceback."""
     folder = tmp_path / "gone"
     folder.mkdir()
     monkeypatch.chdir(folder)

@@ -1,4 +1,4 @@
-"""Simulated ranks as threads: isolation, order, and what is said when something goes wrong."""
+"""Simulated ranks as threads: isolation, order and error messages."""
 
 import contextlib
 import contextvars
@@ -123,7 +123,7 @@ def test_rank_starts_with_an_empty_context():
         (lambda t, r: t.broadcast(np.ones(2), 0, r), lambda t, r: t.broadcast(np.ones(2), 1, r), "src"),
     ],
 )
-def test_divergence_is_told_by_name(first, second, what):
+def test_divergence_is_reported_by_name(first, second, what):
     """Ranks that diverge in operation, shape, dtype, reduction or source are named, each with its call site."""
     error = failure(lambda t, r: (second if t.rank == 2 else first)(t, r))
     assert isinstance(error.__cause__, CollectiveMismatchError)
@@ -133,7 +133,7 @@ def test_divergence_is_told_by_name(first, second, what):
 
 
 def test_sequence_is_counted_per_group():
-    """Collectives are numbered per group, so the message says which one differs."""
+    """Collectives are numbered per group, so that the message names the one that differs."""
 
     def body(t, ranks):
         t.barrier(ranks)
@@ -144,7 +144,7 @@ def test_sequence_is_counted_per_group():
 
 
 def test_own_traceback_comes_first():
-    """The failing rank's own traceback comes first; the others are one line each, with what they waited in."""
+    """The failing rank's traceback comes first; every other rank is one line with the collective that it waited in."""
 
     def body(t, ranks):
         if t.rank == 1:
@@ -185,7 +185,7 @@ def test_rank_code_cannot_swallow_the_end_of_its_world():
 
 
 def test_errors_while_unwinding_are_not_failures():
-    """What goes wrong in a rank's clean-up, because another rank failed, is not reported as a failure."""
+    """An error in a rank's clean-up, after another rank failed, is not reported as a failure."""
 
     def body(t, ranks):
         if t.rank == 1:
@@ -198,13 +198,13 @@ def test_errors_while_unwinding_are_not_failures():
     assert list(failure(body).failures) == [1]
 
 
-def test_returning_early_is_told():
+def test_returning_early_is_reported():
     """A rank that returns without joining is named at once."""
     error = failure(lambda t, ranks: None if t.rank == 1 else t.barrier(ranks))
     assert "rank 1 returned without joining collective 0 of ranks (0, 1, 2)" in str(error)
 
 
-def test_deadlock_is_told_at_once():
+def test_deadlock_is_reported_at_once():
     """Ranks that wait for each other crosswise fail at once instead of hanging."""
     start = time.monotonic()
     error = failure(lambda t, ranks: t.barrier(ranks if t.rank else ranks[::-1]), 2)

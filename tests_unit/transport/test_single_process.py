@@ -1,4 +1,4 @@
-"""One rank of a world of any size: results have the right shape, and what only others know is refused."""
+"""One rank of a world of any size: results have the right shapes, and other ranks' data are refused."""
 
 from __future__ import annotations
 
@@ -36,8 +36,8 @@ def test_every_collective_is_a_copy():
     assert t.claim("what it does", (0,)) == []
 
 
-def test_nobody_is_at_the_other_end():
-    """Whatever would need another rank is refused."""
+def test_operations_that_need_another_rank_are_refused():
+    """Operations that need another rank are refused."""
     site = Site(("a.py", 1))
     barrier = Contribution(CollectiveFingerprint("barrier", (0, 1), (), site), [])
     for use in (
@@ -53,8 +53,8 @@ def test_nobody_is_at_the_other_end():
     assert str(caught.value) == "ticket 7 does not exist"
 
 
-def test_what_was_started_alone_is_there():
-    """A collective that is started has its result, which later writes to the operand do not change."""
+def test_a_started_collective_has_its_result():
+    """A started collective has its result, which later writes to the operand do not change."""
     t, x = SingleTransport(NumpyOps()), np.arange(3.0)
     pending = t.start("all_reduce", x, "sum", (0,))
     x[:] = 9
@@ -68,7 +68,7 @@ def transport():
 
 
 def test_results_have_the_right_shapes_and_share_no_memory(transport):
-    """This rank's part is there, others' parts are zeros, and nothing shares memory with what was given."""
+    """This rank's part is correct, the others' are zeros, and results share no memory with operands."""
     x, whole = np.ones((2, 3), np.float32), tuple(range(4000))
     for result in (transport.all_reduce(x, "sum", whole), transport.broadcast(x, 2, RANKS)):
         assert result.tolist() == x.tolist()
@@ -85,8 +85,8 @@ def test_results_have_the_right_shapes_and_share_no_memory(transport):
     assert isinstance(transport, SimulatedTransport)
 
 
-def test_what_others_know_is_refused(transport):
-    """Objects, messages and handles of other ranks are not made up."""
+def test_data_of_other_ranks_are_refused(transport):
+    """Objects, messages and handles of other ranks are refused, not made up."""
     x = np.ones(3, np.float32)
     text = (
         "recv(f32[3], src=1, tag=0): only the other ranks know its result, and in a rehearsal there are none; run the "

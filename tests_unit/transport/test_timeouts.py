@@ -1,4 +1,4 @@
-"""How long ranks may take where nobody says so."""
+"""The default time limit of ranks."""
 
 import pytest
 
@@ -7,7 +7,7 @@ from hyper_parallel.transport.timeouts import rank_seconds
 
 @pytest.mark.parametrize("text, seconds", [(None, 60.0), ("", 60.0), ("7.5", 7.5)])
 def test_the_variable_or_a_minute(monkeypatch, text, seconds):
-    """A minute, unless the environment says otherwise."""
+    """The limit is a minute unless the environment variable sets another."""
     monkeypatch.delenv("HP_RANK_TIMEOUT", raising=False)
     if text is not None:
         monkeypatch.setenv("HP_RANK_TIMEOUT", text)
@@ -15,8 +15,8 @@ def test_the_variable_or_a_minute(monkeypatch, text, seconds):
 
 
 @pytest.mark.parametrize("text", ["soon", "0", "-1", "nan", "inf"])
-def test_what_is_no_time_is_refused(monkeypatch, text):
-    """Ranks would be ended before they start, or never."""
+def test_a_limit_that_is_no_time_is_refused(monkeypatch, text):
+    """A limit that is not a positive number is refused: ranks would end before they start, or never."""
     monkeypatch.setenv("HP_RANK_TIMEOUT", text)
     with pytest.raises(ValueError) as caught:  # noqa: PT011 - its text is compared
         rank_seconds()

@@ -1,4 +1,4 @@
-"""What a started collective leaves behind, over simulated ranks and on its own."""
+"""The handles of started collectives, over simulated ranks and on their own."""
 
 import numpy as np
 import pytest
@@ -28,7 +28,7 @@ def test_a_handle_is_waited_for_once():
 
 
 def test_a_follower_uses_up_the_handle():
-    """What another result is made of is waited for by it."""
+    """A handle that another one follows counts as waited for."""
     first = Work("recv", lambda: 2)
     assert first.then(lambda value: value + 1).wait() == 3
     with pytest.raises(HandleError, match="recv: this handle"):
@@ -69,8 +69,8 @@ def test_blocking_collectives_may_overtake_started_ones():
     assert run(body) == [3.0, 3.0, 11.0]
 
 
-def test_disagreement_is_told_when_waited_for():
-    """Members that start different things all learn of it in wait, with both call sites."""
+def test_disagreement_is_raised_in_wait():
+    """Members that start different collectives all get the error in wait, with both call sites."""
 
     def body(t, ranks):
         pending = t.start("all_reduce", np.ones(2 + t.rank % 2), "sum", ranks)
@@ -81,7 +81,7 @@ def test_disagreement_is_told_when_waited_for():
     assert run(body, 2) == [True, True]
 
 
-def test_a_member_that_never_comes_is_told():
+def test_a_member_that_never_comes_is_reported():
     """Waiting for a rank that has returned without joining is an error, not a hang."""
 
     def body(t, ranks):
@@ -92,8 +92,8 @@ def test_a_member_that_never_comes_is_told():
         run(body, 2)
 
 
-def test_waiting_for_each_other_is_a_deadlock_that_is_told():
-    """Started collectives of different groups that nobody else starts end in an error that shows who waits."""
+def test_waiting_for_each_other_is_a_reported_deadlock():
+    """Started collectives that wait for each other crosswise are an error that lists the waiting ranks."""
 
     def body(t, ranks):
         t.start("all_reduce", np.ones(1), "sum", ranks)

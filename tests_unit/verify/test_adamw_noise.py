@@ -1,4 +1,4 @@
-"""AdamW on gradients that are rounding noise: a correct plan is not called wrong, and no fault is hidden."""
+"""AdamW on gradients that are rounding noise: a correct plan passes, and no fault is hidden."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ pytestmark = pytest.mark.platforms("torch")
 
 
 def attention(dtype="float32"):
-    """One attention layer whose key bias cancels in softmax, so that its true gradient is zero."""
+    """Return an attention layer whose key bias cancels in softmax, so that its true gradient is zero."""
     import torch
     from torch import nn
 
@@ -37,7 +37,7 @@ def attention(dtype="float32"):
 
 
 def case(dtype="float32"):
-    """The layer with data and a loss."""
+    """Return the layer with data and a loss."""
     import torch
 
     rng = np.random.default_rng(1)
@@ -58,13 +58,13 @@ def plan(mesh):
 
 
 def report_of(spec, **options):
-    """The report on three ranks."""
+    """Return the report on three ranks."""
     return verify_model(spec, plan, (3,), ("tp",), platform="torch", name="attention", **options)
 
 
 @pytest.mark.parametrize("dtype", ["float32", "float64"])
 def test_adamw_on_a_gradient_that_is_zero_but_for_rounding(dtype):
-    """A weight whose true gradient is zero steps equally in both runs; all is compared, and the report says how."""
+    """A weight with a zero gradient steps equally in both runs; all is compared, and the report has the method."""
     report = report_of(lambda: case(dtype=dtype), steps=3)
     assert report.ok, report.text()
     assert report.counts == {"output": 3 * 3 * 5, "loss": 9, "gradient": 3 * 3 * 8, "weight": 3 * 3 * 8}
@@ -91,7 +91,7 @@ def test_noise_is_where_equal_gradients_step_apart():
 
 
 def test_noise_of_a_plain_gradient_is_replaced_too():
-    """The optimizer gets the single device's value, the result keeps backward's; another shape is left alone."""
+    """The optimizer gets the single device's value, the result keeps backward's; other shapes stay unchanged."""
     import torch
 
     expected = {"w": np.array([1.0, 1e-9], "float32"), "v": np.ones(2, "float32"), "frozen": None}
@@ -106,7 +106,7 @@ def test_noise_of_a_plain_gradient_is_replaced_too():
 
 
 def test_the_report_says_how_much_was_replaced():
-    """The report has the number of elements that were taken from the single device, and the reason."""
+    """The report has the number of elements taken from the single device, and the reason."""
     replacement = NoiseReplacement(Bound("float32", 3, 4), 0, 0.1, {}, {}, {}, replaced=3, total=40)
     assert str(replacement) == (
         "for 3 of rank 0's 40 elements the single device's gradient was taken: it is equal, but so small that its "

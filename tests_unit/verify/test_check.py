@@ -17,12 +17,12 @@ R, P, S0, S1 = Replicate(), Partial(), Shard(0), Shard(1)
 
 
 def sample(*shape, seed=0):
-    """Random float64 values."""
+    """Return random float64 values."""
     return np.random.default_rng(seed).standard_normal(shape)
 
 
 def operator(func, *rows, shape=None, signature="x"):
-    """A function of plain tensors or DTensors with a rule of our own, right or wrong."""
+    """Return a function of plain tensors or DTensors with a rule of its own, right or wrong."""
     rule = Rule("probe", signature, lambda call: Strategies(rows, (shape or call.operands[0].shape,)))
     entry = OpEntry("probe", func, binder(signature), rule, func)
 
@@ -37,7 +37,7 @@ def operator(func, *rows, shape=None, signature="x"):
 
 
 def test_all_placements():
-    """Every kind on every axis, with at most one kind of Partial at a time."""
+    """All kinds occur on every axis, with at most one kind of Partial at a time."""
     assert len(all_placements(2, 1)) == 4
     assert len(all_placements(2, 2)) == 16
     assert all_placements(0, 1, partial=()) == [(R,)]
@@ -194,7 +194,7 @@ def test_a_rule_that_contradicts_itself_is_not_a_refusal():
 
 
 def test_all_held_means_that_nothing_was_refused():
-    """A report with a refusal is ok but did not hold everywhere; one that compared nothing is neither."""
+    """A report with a refusal is ok, but not all held; a report that compared nothing is neither."""
     assert CheckReport(1, 0).all_held
     assert CheckReport(1, 0, ["no"]).ok
     assert not CheckReport(1, 0, ["no"]).all_held
@@ -220,7 +220,7 @@ def test_small_gradients_are_compared_at_their_own_size(platform_name):
 
 @pytest.mark.platforms("torch")
 @pytest.mark.parametrize("mesh", [(2,), (3,), (2, 2)])
-def test_what_cancels_is_no_false_alarm(mesh):
+def test_sums_that_cancel_are_no_false_alarm(mesh):
     """Sums and gradients that are only the rounding of larger terms pass on every placement."""
     import torch
 

@@ -1,4 +1,4 @@
-"""Comparing values under a derived bound."""
+"""The comparison of values under a derived bound."""
 
 import numpy as np
 import pytest
@@ -14,7 +14,7 @@ from hyper_parallel.verify.compare import (
 
 
 def test_bound_is_the_stated_product():
-    """The bound is rounding unit x terms x depth x step, and nothing else."""
+    """The bound is exactly rounding unit x terms x depth x step."""
     bound = Bound("float64", 259, 46)
     assert bound.at(0) == np.finfo(np.float64).eps * 259 * 46
     assert bound.at(2) == 3 * bound.at(0)
@@ -57,7 +57,7 @@ def test_equal_empty_and_small():
 
 
 def test_missing_and_skipped_are_recorded():
-    """A tensor that one run lacks is wrong; a tensor that cannot be compared is listed once."""
+    """A tensor missing from one run is wrong; a tensor that cannot be compared is listed once."""
     comparison = Comparison(Bound("float32", 8, 2), 1)
     comparison.missing("gradient", "a.b", "a.b.weight", 0, "the parallel run has none")
     comparison.skip("output of a", "plain")
@@ -69,7 +69,7 @@ def test_missing_and_skipped_are_recorded():
 
 
 def test_the_floor_is_the_size_of_the_terms():
-    """A sum of large numbers that cancels is exact to their rounding, a sum of small ones to theirs."""
+    """A sum that cancels is compared at the size of its terms, large or small."""
     assert noise_floor(2.0) == 2.0 * NOISE_SHARE
     assert noise_floor(2.0, 0.5) == 0.5
     assert difference([1e-14], [0.0], 1e-13, noise_floor(0.0, 0.5)) == (2e-14, "")
@@ -77,7 +77,7 @@ def test_the_floor_is_the_size_of_the_terms():
 
 
 def test_infinities_of_a_buffer_must_be_the_same_ones():
-    """A buffer may hold values that are not finite, in the same places; a weight may not."""
+    """A buffer may have non-finite values if both runs have them in the same places; a weight may not."""
     comparison = Comparison(Bound("float64", 4, 2), 0)
     mask = np.array([0.0, -np.inf, 3.0])
     comparison.compare("buffer", "", "same", 0, mask, mask)

@@ -63,7 +63,7 @@ TEXT = """\
 
 @pytest.fixture
 def spec(tmp_path):
-    """A file with a model and its plan."""
+    """Return a file with a model and its plan."""
     path = tmp_path / "mlp.py"
     path.write_text(SPEC)
     return path
@@ -85,7 +85,7 @@ def test_thousands_of_ranks(spec, capsys):
 
 @pytest.mark.platforms("torch")
 def test_a_model_that_raises_is_an_input_error(spec, capsys):
-    """An exception of the model or its loss is reported with the line of the user's file; a refusal as it is."""
+    """An exception of the model or its loss is reported with the user's line; a refusal is reported unchanged."""
     lines = spec.read_text().splitlines()
     line_number = next(number for number, line in enumerate(lines, 1) if line.endswith("out.missing"))
     options = ["--plan", f"{spec}:plan", "--platform", "torch", "--mesh", "2x2"]

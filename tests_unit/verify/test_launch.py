@@ -40,7 +40,7 @@ def test_mindspore_rehearses_over_gloo():
 
 
 def alive(pid):
-    """Whether the process runs (a zombie does not)."""
+    """Return whether the process runs (a zombie does not)."""
     try:
         with open(f"/proc/{pid}/stat", encoding="ascii") as file:  # noqa: PTH123
             return file.read().rpartition(")")[2].split()[0] != "Z"
@@ -49,7 +49,7 @@ def alive(pid):
 
 
 def failure(body, folder, timeout=240.0):
-    """The error of a launched world of two, after making sure that no process is left."""
+    """Return the error of a launched world of two, after making sure that no process is left."""
     with pytest.raises(RankFailedError) as caught:
         launch(body, 2, "torch", (str(folder),), timeout=timeout)
     pids = [int(path.name) for path in folder.iterdir()]
@@ -68,7 +68,7 @@ def begin(folder):
 
 
 def test_an_exception_is_reported_and_every_rank_ends(tmp_path):
-    """The rank that raised is the failure, with its traceback; the rank that lost its peer is not."""
+    """The rank that raised is reported with its traceback; the rank that lost its peer is not."""
 
     def body(folder):
         t = begin(folder)
@@ -128,7 +128,7 @@ def test_world_size_and_platform_must_exist():
 
 
 def test_a_rank_that_cannot_join_reports_why(tmp_path, monkeypatch):
-    """The error that keeps a rank out of the world is in its report, like an error of its function."""
+    """An error that keeps a rank from joining the world is reported like an error of its function."""
     for name in ("MASTER_ADDR", "MASTER_PORT"):
         monkeypatch.delenv(name, raising=False)
     monkeypatch.setattr(sys, "path", [*sys.path])

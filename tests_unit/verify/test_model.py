@@ -145,13 +145,13 @@ def test_meshes(mesh, world, expected):
 
 @pytest.mark.parametrize("mesh", ["", "x", "2x", "-1", "dp=2,tp", "2,2"])
 def test_no_meshes(mesh):
-    """A text that is no mesh is refused with examples of meshes."""
+    """A text that is no mesh is refused with examples of valid ones."""
     with pytest.raises(InputError, match="must look like 3, 2x2 or dp=2,tp=3"):
         parse_mesh(mesh, None)
 
 
 def test_fault_names():
-    """NAME takes the usual module, NAME@MODULE another, None none; an unknown name lists the known ones."""
+    """NAME injects into the usual module, NAME@MODULE into another, None nowhere; unknown names list the known ones."""
     assert parse_fault(None) is None
     assert parse_fault("double-bias").module == "layers.1.attn.o"
     assert parse_fault("double-bias@x.y").module == "x.y"
@@ -168,13 +168,13 @@ def test_fault_names():
     ],
 )
 def test_a_fault_that_changes_nothing_is_an_error(platform_name, inject, text):
-    """A fault that changed nothing is an error, because it would look like one that was not noticed."""
+    """A fault that changed nothing is an error, because it would look like an unnoticed one."""
     with pytest.raises(InputError, match=text):
         verify_scenario(scenario_named("3-layer-tied"), platform=platform_name, steps=1, inject=inject)
 
 
 def _dropped_sums(platform):
-    """Results of a transport that drops sums, before and while it does."""
+    """Return the results of a transport before and while it drops sums."""
     from hyper_parallel.transport.base import active_transport
     from hyper_parallel.verify.faults import Fault, _DroppingTransport
 
@@ -200,7 +200,7 @@ def test_a_transport_that_drops_sums_drops_started_ones(platform_name):
 
 @pytest.mark.platforms("torch")
 def test_what_a_model_raises_is_in_the_report():
-    """A model that fails when it is parallel is not verified: the report has the message and, in short, the cause."""
+    """If the parallel model raises, the run is not verified, and the report has the message with its cause."""
     import torch
     from torch import nn
 
@@ -231,7 +231,7 @@ def test_what_a_model_raises_is_in_the_report():
     ],
 )
 def test_runs_that_make_no_sense_are_refused(options, text):
-    """Options with which nothing could be compared are refused."""
+    """Options that leave nothing to compare are refused."""
     with pytest.raises(InputError) as caught:
         verify_model(dict, dict, (2,), ("tp",), platform="torch", **options)
     assert str(caught.value) == text

@@ -1,4 +1,4 @@
-"""What a SPEC and a PLAN function may return."""
+"""The values that a SPEC and a PLAN function may return."""
 
 import pytest
 
@@ -10,17 +10,17 @@ class Model:
     """A class with the methods of a module."""
 
     def forward(self):
-        """Nothing."""
+        """Return nothing."""
 
 
 def loss(output, batch):
-    """Nothing."""
+    """Return nothing."""
     del batch
     return output
 
 
 def test_three_spellings_of_a_case():
-    """A ModelCase, a triple and a mapping mean the same; a model is copied, never trained itself."""
+    """A ModelCase, a triple and a mapping mean the same, and the model is copied before training."""
     model = Model()
     for value in ((model, [(1, 2)], loss), {"model": model, "batches": [(1, 2)], "loss": loss}):
         case = as_case(value)
@@ -34,7 +34,7 @@ def test_three_spellings_of_a_case():
 
 
 def test_inputs_are_all_but_the_last_by_default():
-    """The model gets all arrays of a batch but the last, or as many as the case says; batches repeat."""
+    """The model gets all arrays of a batch except the last, or as many as the case sets; batches repeat."""
     case = ModelCase(Model, [(1, 2, 3), (4, 5, 6)], loss)
     assert case.model_inputs(case.batch(3)) == (4, 5)
     assert ModelCase(Model, [(1,)], loss, inputs=1).model_inputs((1,)) == (1,)
@@ -62,7 +62,7 @@ NO_FIELDS = (
     ],
 )  # fmt: skip
 def test_wrong_cases(value, text):
-    """A value that is no case is refused with what it is and what it must be."""
+    """A value that is no case is refused with its type and the accepted ones."""
     with pytest.raises(InputError) as caught:
         as_case(value)
     assert str(caught.value) == text

@@ -10,12 +10,12 @@ from hyper_parallel.verify.model_report import REQUIRED, ModelReport, traffic
 
 
 def check(kind="output", module="a", step=0, rank=0, why="", values=3, error=0.0):
-    """One comparison."""
+    """Return one comparison."""
     return TensorCheck(kind, module, f"{module}.x", step, rank, values, error, 1e-9, why)
 
 
 def report(*checks, **fields):
-    """A report of one run."""
+    """Return a report of one run."""
     return ModelReport("toy", "torch", "simulated", "tp=2", 1, list(checks), seconds=1.0, **fields)
 
 

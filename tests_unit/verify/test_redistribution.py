@@ -19,7 +19,7 @@ from hyper_parallel.verify.redistribution import least_received, verify_redistri
 
 @pytest.mark.parametrize("mesh, transitions", [((2,), 49), ((3,), 49)])
 def test_every_placement_to_every_placement(platform_name, mesh, transitions):
-    """Every pair is run forward and backward on uneven shards, and every value and gradient is right."""
+    """Every pair of placements gives the right values and gradients on uneven shards."""
     report = verify_redistribution(platform_name, mesh, (5, 3))
     assert report.ok, report.text()
     assert (report.transitions, report.gradients, report.refused) == (transitions, transitions, [])
@@ -27,7 +27,7 @@ def test_every_placement_to_every_placement(platform_name, mesh, transitions):
 
 @pytest.mark.platforms("torch")
 def test_sums_and_shards_receive_the_least():
-    """Only extrema, which are reduced before they are cut, receive more than the fewest elements."""
+    """Only extrema, which are reduced before they are sharded, receive more than the fewest elements."""
     report = verify_redistribution("torch", (4,), (7, 5))
     assert report.ok, report.text()
     extrema = [line for line in report.above if "max" in line or "min" in line]
@@ -37,7 +37,7 @@ def test_sums_and_shards_receive_the_least():
 
 @pytest.mark.platforms("torch")
 def test_a_wrong_step_is_found(monkeypatch):
-    """An exchange of wrong values makes the report wrong, which names source and target."""
+    """A collective with wrong values fails the report, which names source and target."""
     apply = AllToAll.apply
     monkeypatch.setattr(AllToAll, "apply", lambda self, local, platform: apply(self, local, platform) + 1)
     report = verify_redistribution("torch", (2,), (4, 6))
@@ -82,7 +82,7 @@ def test_the_command(capsys):
 
 @pytest.mark.platforms("torch")
 def test_a_failure_is_reported_and_the_rest_goes_on(monkeypatch):
-    """A step that raises is wrong for its target; a refused plan is no transition; a wrong layout is reported."""
+    """A step that raises or gives a wrong layout is wrong for its target; a refused plan is not counted."""
 
     def failing(self, local, platform):
         raise ArithmeticError("no exchange today")

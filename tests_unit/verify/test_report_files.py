@@ -14,7 +14,7 @@ def test_a_file_that_cannot_be_written_is_an_error(tmp_path):
 
 
 def test_a_report_must_have_its_keys(tmp_path):
-    """An object or a row without a needed key was written by another version; another type is no report."""
+    """An object or a row without a needed key is refused as another version's, another type as no report."""
     path = tmp_path / "report.json"
     path.write_text('{"a": 1}')
     assert read_json(path, ["a"], "make") == {"a": 1}

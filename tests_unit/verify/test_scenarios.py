@@ -21,7 +21,7 @@ def test_labels_are_the_tokens_that_follow():
 
 
 def test_equal_every_time_and_never_overlapping():
-    """Two calls give the same batches, and no sequence comes twice."""
+    """Two calls give the same batches, and no sequence occurs twice."""
     first, second = text_batches(3, 3, 13), text_batches(3, 3, 13)
     np.testing.assert_array_equal(np.array(first), np.array(second))
     rows = {tuple(row) for _, labels in first for row in labels.tolist()}
@@ -29,6 +29,6 @@ def test_equal_every_time_and_never_overlapping():
 
 
 def test_too_much_text():
-    """Asking for more text than there is says how much there is."""
+    """Asking for more text than exists is an error with the available length."""
     with pytest.raises(ValueError, match=r"1 batches of 1000 x 1000 tokens need 1000000 bytes, the text has \d+"):
         text_batches(1, 1000, 1000)

@@ -14,7 +14,7 @@ from hyper_parallel.verify.transport_conformance import check_transport
 
 
 def everyone():
-    """The active transport and all ranks."""
+    """Return the active transport and all ranks."""
     t = active_transport()
     return t, tuple(range(t.world_size))
 

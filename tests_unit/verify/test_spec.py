@@ -59,7 +59,7 @@ def here(tmp_path, monkeypatch):
 
 
 def test_module_and_file(here):
-    """Both spellings find the function; a file may import its neighbours."""
+    """A module and a file name both find the function, and a file may import its neighbours."""
     assert find_function("own_case:case", "SPEC")() == 7
     assert find_function(str(here / "own_case.py") + ":case", "SPEC")() == 7
     assert find_function("./own_case.py:case", "SPEC") is find_function("own_case.py:case", "SPEC")
@@ -86,7 +86,7 @@ def test_module_and_file(here):
     ],
 )
 def test_mistakes(here, spec, text):
-    """The error says what exists, and if the user's code raised, in which line."""
+    """The error lists the existing names and, if the user's code raised, its line."""
     with pytest.raises(InputError) as caught:
         find_function(spec, "SPEC")
     assert str(caught.value) == text.replace("HERE", str(here))
@@ -128,7 +128,7 @@ def path(tmp_path):
 
 
 def line_of(path, name, text):
-    """How an error shows the line of ``path`` that is ``text``."""
+    """Return how an error shows the line of ``path`` that is ``text``."""
     return f"\n  {path}:{CODE.splitlines().index('    ' + text) + 1}, in {name}: {text}"
 
 
@@ -143,7 +143,7 @@ def test_a_plan_that_raises_is_status_2(platform_name, as_json, path, capsys):
 
 
 def test_every_function_of_the_user_is_reported_alike(platform_name, path):
-    """Errors of SPEC, PLAN, the model's builder, the model and the loss say which of them raised what, and where."""
+    """An error in SPEC, PLAN, the builder, the model or the loss is reported with its function, type and line."""
     known = {"SPEC": f"{USER / platform_name}_case.py:case", "PLAN": f"{USER / platform_name}_case.py:plan"}
 
     def error_of(**changed):

@@ -1,4 +1,4 @@
-"""Training beside a single device: what is compared, and what is refused because it could not be."""
+"""Training compared with a single device: what is compared, and which runs are refused."""
 
 from __future__ import annotations
 
@@ -25,13 +25,13 @@ FROZEN = (
 
 
 def user_report(platform_name, name, mesh=(2, 2), **options):
-    """The report of one of the cases in ``user/``, with the batch split too."""
+    """Return the report of one of the cases in ``user/``, with the batch split too."""
     spec, plan = (f"{USER / platform_name}_case.py:{function}" for function in (name, "plan"))
     return verify_model(spec, plan, mesh, ("dp", "tp"), platform=platform_name, **options)
 
 
 def model(changed=None, dtype="float64", dropout=0.0):
-    """Two linear layers, the first frozen, and a counting buffer; `changed` goes wrong where ranks are parallel."""
+    """Return two linear layers, the first frozen, and a counting buffer; `changed` is wrong on parallel ranks."""
     import torch
     from torch import nn
 
@@ -57,7 +57,7 @@ def model(changed=None, dtype="float64", dropout=0.0):
 
 
 def report_of(seeds=None, **options):
-    """The report of two steps on three ranks; every call of SPEC takes the next of `seeds`."""
+    """Return the report of two steps on three ranks; every call of SPEC takes the next of `seeds`."""
     import torch
 
     dtype = options.get("dtype", "float64")
@@ -103,7 +103,7 @@ def test_half_precision_is_refused():
 
 @pytest.mark.platforms("torch")
 def test_active_dropout_is_refused():
-    """A module that draws random numbers is refused by name with the cure, instead of calling its plan wrong."""
+    """A module that samples random numbers is refused by name with the fix, instead of calling its plan wrong."""
     with pytest.raises(InputError) as caught:
         report_of(dropout=0.5)
     assert str(caught.value) == (
@@ -114,7 +114,7 @@ def test_active_dropout_is_refused():
 
 @pytest.mark.platforms("torch")
 def test_batches_that_differ_between_ranks_are_refused():
-    """Batches that every rank draws for itself are refused, instead of calling the plan wrong."""
+    """Batches that differ between ranks are refused, instead of calling the plan wrong."""
     with pytest.raises(InputError) as caught:
         report_of(seeds=itertools.count())
     assert str(caught.value) == (
@@ -125,7 +125,7 @@ def test_batches_that_differ_between_ranks_are_refused():
 
 @pytest.mark.parametrize("mesh", [(2, 2), (3, 1)])
 def test_a_bias_that_centring_takes_out_again(platform_name, mesh):
-    """The rounding noise of a bias gradient that cancels is measured by the size of its terms: the plan is right."""
+    """The rounding noise of a bias gradient that cancels is compared at the size of its terms: the plan passes."""
     report = user_report(platform_name, "centred", mesh)
     assert report.ok, report.text()
 

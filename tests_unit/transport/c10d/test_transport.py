@@ -40,7 +40,7 @@ def test_groups_are_built_once(alone):
 
 
 def test_groups_are_kept_and_dropped(alone):
-    """A group built with options, or elsewhere, is the one of its ranks until it is dropped; then it is no group."""
+    """A group built with options or elsewhere is used for its ranks until it is dropped, and is refused afterwards."""
     import datetime as dt
 
     import torch.distributed as dist
@@ -164,7 +164,7 @@ def test_host_round_trip_keeps_bfloat16():
 
 
 def test_views_and_conjugates_travel(alone):
-    """Strided, conjugated and empty inputs travel as what they show."""
+    """Strided, conjugated and empty inputs are sent with the values that they show."""
     import torch
 
     x = torch.arange(6.0).reshape(2, 3).t()
@@ -198,7 +198,7 @@ dist.destroy_process_group()
 
 
 def test_another_world_has_another_transport(tmp_path):
-    """Whoever leaves the default group and joins another speaks with the new rank, world and groups."""
+    """After leaving the default group and joining another, the transport has the new rank, world and groups."""
     command = [sys.executable, "-c", WORLDS]
     runs = [
         subprocess.Popen([*command, str(rank), str(tmp_path / "store")], stdout=subprocess.PIPE, text=True)
@@ -214,7 +214,7 @@ def test_another_world_has_another_transport(tmp_path):
 
 @pytest.fixture(name="cards")
 def _cards(tmp_path, monkeypatch):
-    """A world of NPUs as PyTorch has it without any: its engine moves nothing; and the card that was chosen."""
+    """A world of NPUs whose engine moves nothing, and the list of the cards that it chose."""
     import types
 
     import torch
@@ -250,7 +250,7 @@ def test_a_rank_takes_its_card_and_its_engine(cards):
 
 
 def test_a_world_that_cannot_be_reached_says_why():
-    """A port that is in use is told with what to do; what else the network says is PyTorch's own error."""
+    """A port that is in use is an error with the fix; any other network error is PyTorch's own."""
     import datetime as dt
     import socket
 
@@ -277,13 +277,13 @@ def test_a_world_that_cannot_be_reached_says_why():
 
 
 def test_started_twice_is_claimed_in_turn(alone):
-    """Members say what they start, and learn what others said before; nothing is left of it in the store."""
+    """Members claim their started collectives in turn and read earlier claims; the store keeps none of them."""
     assert alone.claim("all_reduce", (0,)) == []
     assert alone.claim("barrier", (0,)) == []
 
 
-def test_a_group_of_elsewhere_is_told_by_its_name(alone):
-    """The world's needs none."""
+def test_a_foreign_group_is_identified_by_its_name(alone):
+    """A foreign group is identified by its name; the world's group needs no name."""
     import torch.distributed as dist
 
     assert alone.build_of((0,)) == ""

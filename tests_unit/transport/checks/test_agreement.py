@@ -1,4 +1,4 @@
-"""Members agree on collectives over gloo before they carry them out: in real processes, and label by label."""
+"""Members agree on collectives over gloo before they run them: in real processes, and label by label."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ SITE = re.compile(r" at \S*test_agreement\.py:\d+$", re.MULTILINE)
 
 
 def _without_sites(text):
-    """An error without its call sites, of which every line has one, and the ranks that were on one line one by one."""
+    """Return an error's lines without their call sites, with one line per rank."""
     header, *lines = SITE.sub("", text).split("\n")
     assert len(SITE.findall(text)) == len(lines), text
     return header, _by_rank(lines)
@@ -51,7 +51,7 @@ def _mismatches(platform_name):
 
 
 def test_started_collectives_that_differ_are_an_error_on_every_rank(platform_name):
-    """Gloo ends nobody's process: every member raises while it waits, names both fingerprints, and goes on."""
+    """If gloo collectives differ, every member raises in wait, names both fingerprints and goes on; no process dies."""
     require_transport(platform_name)
     expected = []
     for first, second, sent, wanted in (("[9000, 2]", "[2, 2]", 4500, 1), ("[2, 2]", "[9000, 2]", 1, 4500)):
@@ -85,7 +85,7 @@ LARGE = 20_000
 
 
 def _forms(platform_name):
-    """Per member: what the forms give where ranks take turns in blocking, and whether it is what it must be."""
+    """Assert that blocking and started forms of a collective agree where each rank in turn calls the other form."""
     platform = platform_named(platform_name)
     me, size = platform.get_rank(), platform.get_world_size()
     parts = [np.arange(size * 4.0, dtype=np.float32).reshape(2 * size, 2) * (rank + 1) for rank in range(size)]
@@ -173,7 +173,7 @@ def _both(platform_name):
 
 
 def test_blocking_and_started_forms_agree_or_raise(platform_name):
-    """Forms of one collective have one result, bit for bit; of different ones every rank raises, and all go on."""
+    """Both forms of one collective give the same bits; if the collectives differ, every rank raises and goes on."""
     require_transport(platform_name)
     for world_size in (2, 3) if platform_name == "torch" else (3,):
         results = launch(_both, world_size, platform_name, (platform_name,), timeout=120)
@@ -215,7 +215,7 @@ def _check(errors_by_rank, world_size):
 
 
 def proposal(position, operation="all_reduce", sends=None, expects=None, *, row=(), **facts):
-    """What a member of three is about to carry out; ``sends`` and ``expects`` are numbers of rows."""
+    """Return the proposal of one member of three; ``sends`` and ``expects`` are numbers of rows."""
     chunks = (None if rows is None else tuple((count, *row) for count in rows) for rows in (sends, expects))
     site = Site((f"train{position}.py", 3))
     return Proposal(
@@ -224,7 +224,7 @@ def proposal(position, operation="all_reduce", sends=None, expects=None, *, row=
 
 
 def test_a_proposal_comes_back_from_its_text():
-    """A later member reads the claim of an earlier one, and knows whether its own is the same."""
+    """A later member can read an earlier proposal, and compare its own with it."""
     total = proposal(1, dtype="float32", shape=(2, 3), reduction="sum")
     assert Proposal.from_json(total.to_json(), (0, 1, 2)) == total
     assert total.same(proposal(0, dtype="float32", shape=(2, 3), reduction="sum"))
@@ -238,7 +238,7 @@ def test_a_proposal_comes_back_from_its_text():
 
 
 def test_a_label_has_one_size():
-    """It carries a fingerprint and numbers of rows; a digest stands for facts that are too long for it."""
+    """A label has a fixed size and carries a fingerprint and numbers of rows; a digest replaces long facts."""
     rows = proposal(2, "all_to_all", (1, 2, 3), (4, 5, 6), row=(7,), dtype="float32")
     for started in (False, True):
         label = _label(rows, started=started)
@@ -257,7 +257,7 @@ def test_a_label_has_one_size():
 
 
 def test_a_later_member_fits_the_earlier_ones():
-    """It sends what they expect and expects what they send, and sends itself what it expects; the rest is its own."""
+    """A later member's rows are changed to fit the earlier members'; rows to itself fit each other."""
     first = proposal(2, "all_to_all", (1, 2, 3), (4, 5, 6), row=(7,), dtype="float32")
     second = proposal(0, "all_to_all", (1, 1, 1), (2, 2, 2), dtype="int8")
     third = proposal(1, "all_to_all", (9, 9, 9), (9, 9, 9), dtype="int8")

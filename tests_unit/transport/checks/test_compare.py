@@ -1,4 +1,4 @@
-"""The comparison of fingerprints, and its words."""
+"""The comparison of fingerprints, and its messages."""
 
 from hyper_parallel.transport.checks.compare import joining_mismatch, listed, mismatch
 from hyper_parallel.transport.checks.fingerprint import CollectiveFingerprint, Site
@@ -7,20 +7,20 @@ RANKS = (0, 1, 2)
 
 
 def fingerprint(line, operation="all_reduce", sends=None, expects=None, **facts):
-    """That of a call in this line of train.py."""
+    """Return the fingerprint of a call in this line of train.py."""
     chunks = (None if sizes is None else tuple((size,) for size in sizes) for sizes in (sends, expects))
     return CollectiveFingerprint(operation, RANKS, tuple(facts.items()), Site(("train.py", line)), *chunks)
 
 
 def test_ranks_with_one_fingerprint_share_a_line():
-    """The rank that differs stands alone, however many there are; other call sites have lines of their own."""
+    """Ranks with equal fingerprints share a line, except for different call sites; a rank that differs has its own."""
     fingerprints = {0: fingerprint(3), 1: fingerprint(5), 2: fingerprint(3)}
     assert listed(fingerprints) == "  ranks 0, 2: all_reduce() at train.py:3\n  rank 1: all_reduce() at train.py:5"
     assert mismatch(fingerprints, RANKS) is None
 
 
 def test_all_members_are_listed_where_all_are_known():
-    """The header names two that differ, in the operation before the facts."""
+    """The header names two ranks that differ; a difference in the operation is reported before other facts."""
     fingerprints = {0: fingerprint(3, src=0), 1: fingerprint(3, src=0), 2: fingerprint(3, src=1)}
     assert mismatch(fingerprints, RANKS) == (
         "ranks 0 and 2 disagree about the src of a collective of ranks (0, 1, 2):\n"
@@ -32,7 +32,7 @@ def test_all_members_are_listed_where_all_are_known():
 
 
 def test_a_chunk_is_compared_with_every_member():
-    """Members that fit the first one may not fit each other; the chunk in question is named, in either direction."""
+    """Every pair of members is compared, in either direction, and the chunk that does not fit is named."""
     fits = {
         0: fingerprint(1, sends=(1, 1, 1), expects=(1, 1, 1)),
         1: fingerprint(1, sends=(1, 1, 2), expects=(1, 1, 3)),

@@ -1,4 +1,4 @@
-"""What a rank says when it joins a collective."""
+"""Fingerprints of collectives and messages."""
 
 import pytest
 
@@ -37,7 +37,7 @@ def test_collective_in_words():
 
 
 def test_message_in_words():
-    """A message is described from the side of whoever waits or sends."""
+    """A message is described from its receiver's or its sender's side."""
     message = MessageFingerprint(0, 1, 7, (("shape", (2,)), ("dtype", "float32")), Site(("a.py", 1)))
     assert message.text(sending=True) == "send(f32[2], dst=1, tag=7)"
     assert message.text(sending=False) == "recv(f32[2], src=0, tag=7)"

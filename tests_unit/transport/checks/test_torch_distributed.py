@@ -1,4 +1,4 @@
-"""Collectives that are called on PyTorch itself are agreed upon before they run: over several real processes."""
+"""Direct calls of torch.distributed are compared before they run: over several real processes."""
 
 import pytest
 
@@ -10,12 +10,12 @@ pytestmark = pytest.mark.platforms("torch")
 
 
 def run(fn, world_size, args=()):
-    """What became of a function on a warm world."""
+    """Return the results of a function on a warm world."""
     return run_launched(pack((fn, args), fn), world_size, "torch", 120.0)
 
 
 def _all_to_all(sizes):
-    """A table of rows that each rank sends to each, of which one rank expects something else where it is told so."""
+    """Return a function that exchanges a table of rows; with ``wrong``, every rank expects one row less from rank 0."""
     import torch
     import torch.distributed as dist
 
@@ -32,7 +32,7 @@ def _all_to_all(sizes):
 
 
 def _blocking():
-    """By what is told: a collective that is called wrongly where it is told so."""
+    """List per differing fact the wrong call's text and a function that calls wrongly if its argument is true."""
     import torch
     import torch.distributed as dist
     from torch.distributed.nn import functional as nn
@@ -90,7 +90,7 @@ def _blocking():
 
 
 def _mistaken():
-    """On each rank, what is told of every mistake that rank 1 makes, and of one that it makes alone."""
+    """Return on each rank the error of every mistake that rank 1 makes, and of one that it makes alone."""
     import torch
     import torch.distributed as dist
 
@@ -106,8 +106,8 @@ def _mistaken():
     return errors, str(caught.value), x.tolist()
 
 
-def test_every_disagreement_is_told_with_both_calls():
-    """Ranks that reduce differently, name different roots or sizes are told so, where they called; and can go on."""
+def test_every_disagreement_is_reported_with_both_calls():
+    """Ranks that differ in reduction, root or size get an error with both call sites, and can go on."""
     done = run(_mistaken, 3)
     assert done.failure is None, str(done.failure)
     for errors, alone, total in done.results:
@@ -122,7 +122,7 @@ def test_every_disagreement_is_told_with_both_calls():
 
 
 def _agreeing():
-    """Collectives of every kind, of which one exchanges uneven pieces; what each returns."""
+    """Call collectives of every kind, one with uneven shards, and return their results."""
     import torch
     import torch.distributed as dist
     import torch.distributed._functional_collectives as fc
@@ -144,7 +144,7 @@ def _agreeing():
     dist.all_reduce(total) if rank else fc.all_reduce_inplace(total, "sum", world)
     dist.all_gather_into_tensor(torch.empty(9), z)
     pair = dist.new_group([0, 2])
-    dist.all_reduce(torch.ones(1), group=pair)  # of no effect on rank 1, which is told so
+    dist.all_reduce(torch.ones(1), group=pair)  # has no effect on rank 1, which gets a warning
     return (
         exchanged.tolist(),
         x.grad.tolist(),
@@ -159,7 +159,7 @@ def _agreeing():
 
 
 def test_calls_that_agree_work_as_before():
-    """Uneven pieces, gradients and every functional collective give what they give without the check."""
+    """Uneven shards, gradients and every functional collective give the same results as without the check."""
     done = run(_agreeing, 3)
     assert done.failure is None, str(done.failure)
     sent = [[0.0, 1, 2, 3, 4, 5], [10.0, 11], [20.0, 21, 22, 23, 24, 25]]
@@ -208,8 +208,8 @@ def _functional(kind):
         ),
     ],
 )
-def test_disagreeing_functional_collectives_are_told(kind, calls):
-    """They are started and nobody asks how they went: a sum of what is a maximum elsewhere would be a wrong value."""
+def test_disagreeing_functional_collectives_are_reported(kind, calls):
+    """Functional collectives that differ fail although nobody waits for them: a sum beside a maximum would be wrong."""
     failure = run(_functional, 2, (kind,)).failure
     assert isinstance(failure.__cause__, CollectiveMismatchError)
     text = str(failure)

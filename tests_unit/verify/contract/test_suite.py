@@ -17,7 +17,7 @@ from hyper_parallel.verify.contract.world import ContractCheck
 
 
 def expected(platform_name, facets=tuple(MEMBERS)):
-    """The state of every member: served, or a gap for the ledger's reason."""
+    """Return the state of every member: served, or a gap with the ledger's reason."""
     gaps = {gap.member: f"gap: {gap.reason}" for gap in platform_named(platform_name).gaps}
     return {member: gaps.get(member, "served") for facet in facets for member in MEMBERS[facet]}
 

@@ -65,7 +65,7 @@ def command(project, capsys):
 
 
 def measure(project, environment, code="f(1)\nf(0)"):
-    """Run code as a rank of an environment, which writes itself into the ledger; its process number."""
+    """Run code as a rank of an environment, recorded in its list of ranks; return its process number."""
     data = project / "coverage_reports" / "data" / environment
     script = project / "run.py"
     script.write_text(f"import os\nfrom lib.shared import f\n{code}\nprint(os.getpid())\n")
@@ -98,7 +98,7 @@ def test_a_run_is_gated_and_published(project, command):
 
 
 def test_an_environment_without_floors_must_have_measured(project, command):
-    """Nothing is held against a floor that is not there, and the verdict and the index say so."""
+    """An environment without floors passes if it measured anything; verdict and index list its floors as unchecked."""
     command("erase", "docs")
     measure(project, "docs")
     status, out, err = command("gate", "docs")
@@ -108,7 +108,7 @@ def test_an_environment_without_floors_must_have_measured(project, command):
 
 
 def test_the_index_shows_what_failed(project, command):
-    """A gate that failed is shown with its reasons, data without a gate as not gated."""
+    """A failed gate is shown with its reasons, and data without a gate as not gated."""
     for name in ("torch", "mindspore"):
         command("erase", name)
         measure(project, name, "f(1)")
@@ -130,9 +130,9 @@ def test_a_lost_rank_is_red(project, command):
 
 
 def test_a_gate_that_counts_no_ranks_is_red(project, command):
-    """Without the ledger that `erase` makes no lost rank could be missed: the gate fails.
+    """The gate fails without the list of ranks that `erase` makes, because no lost rank could be noticed.
 
-    With an empty one it fails as well, unless the settings say that the environment may start none: then it is told.
+    An empty list fails as well, unless the settings allow an environment without ranks: then it is reported.
     """
     (project / "pyproject.toml").write_text(PYPROJECT.replace("env.torch]", "env.torch]\nranks = 0"))
     command("erase", "torch")
@@ -180,7 +180,7 @@ def test_the_ratchet_holds_what_was_reached(project, command):
 
 
 def test_the_ratchet_is_lowered_when_asked_only(project, command):
-    """`--lower-baseline` writes what this run reached and says which files fell; the run itself stays red."""
+    """`--lower-baseline` writes what this run reached and lists the files that fell; the run itself fails."""
     (project / "ci").mkdir()
     for code, option in (("f(1)\nf(0)", "--update-baseline"), ("f(1)", "--lower-baseline")):
         command("erase", "torch")
@@ -243,7 +243,7 @@ exceptions = 2
 
 
 def test_every_file_has_its_floor_in_the_combined_report(project, command):
-    """`combine` holds floors, exceptions and ratchet, but only over the data of all the environments that are named."""
+    """`combine` checks floors, exceptions and ratchet only over the data of all the named environments."""
     text = PYPROJECT.replace("combined = []", 'combined = ["torch", "mindspore"]')
     (project / "pyproject.toml").write_text(text + COMBINED)
     for name in ("torch", "mindspore"):
@@ -295,7 +295,7 @@ def test_a_broken_baseline_is_an_error(tmp_path, text, message):
 
 
 def test_the_index_says_what_was_skipped_and_why(project, command):
-    """The page lists each environment with its verdict, and what did not run, was omitted or skipped."""
+    """The page lists each environment with its verdict, and everything that was not run, omitted or skipped."""
     command("erase", "torch")
     measure(project, "torch")
     command("gate", "torch")
@@ -315,11 +315,11 @@ def test_the_index_says_what_was_skipped_and_why(project, command):
         "prefers-color-scheme: dark",
     ):
         assert text in page
-    assert "://" not in page  # no address outside: it must be readable where there is no network
+    assert "://" not in page  # no external address, so that the page works without a network
 
 
 def test_what_other_commands_reported_becomes_pages(project, command):
-    """Reports on operators and on the verifier's power are written beside the index, which links them."""
+    """Reports on operators and on the verifier's power become pages beside the index, which links to them."""
     page = Path(command("html")[1].strip())
     assert "operators by framework and direction: not generated" in page.read_text()
     assert "API reference, from the docstrings (tox -e docs): not generated" in page.read_text()
@@ -338,7 +338,7 @@ def test_what_other_commands_reported_becomes_pages(project, command):
 
 
 def test_a_report_of_another_version_is_an_error(project, command):
-    """A report without what the page shows is not passed over: the error names the file and the cure."""
+    """A report without the page's keys is an error that names the file and the fix."""
     path = project / "reports" / "operators-torch.json"
     path.parent.mkdir()
     path.write_text("{}")
@@ -366,7 +366,7 @@ def test_the_contract_has_a_page(project, command):
 
 
 def test_half_a_data_file_is_red(project, command):
-    """A rank that was ended while it wrote its data counts as lost; the coverage tool itself would pass over it."""
+    """A rank with a broken data file counts as lost, although the coverage tool would skip the file."""
     command("erase", "torch")
     measure(project, "torch")
     data = project / "coverage_reports" / "data" / "torch"
@@ -382,7 +382,7 @@ def test_half_a_data_file_is_red(project, command):
 
 
 def test_a_run_without_data_is_an_error(command):
-    """When nothing was measured, the gate ends with status 2 and the tool's own words."""
+    """If nothing was measured, the gate exits with status 2 and the tool's own message."""
     command("erase", "torch")
     status, _, err = command("gate", "torch")
     assert status == 2
@@ -399,7 +399,7 @@ def test_data_of_another_version_is_an_error(project, command):
 
 
 def test_data_of_another_format_is_an_error(project, command):
-    """The coverage tool leaves such a file out with a warning, which would lower the number: status 2 instead."""
+    """A data file of another format, which the coverage tool would skip with a warning, gives status 2."""
     command("erase", "torch")
     measure(project, "torch", "f(1)")
     measure(project, "torch", "f(0)")
@@ -438,7 +438,7 @@ def test_two_runs_in_one_folder_are_refused(project, command):
     ],
 )
 def test_input_that_makes_no_sense_is_an_error(command, arguments, message):
-    """Status 2, with what is missing and what to do."""
+    """Invalid input gives status 2, the missing thing and the fix."""
     status, _, err = command(*arguments)
     assert status == 2
     assert message in err
@@ -456,7 +456,7 @@ def test_a_baseline_that_is_no_json_is_an_error(project, command):
 
 
 def test_a_folder_that_cannot_be_written_is_an_error(project, command):
-    """A report folder that is a file is told in one line."""
+    """A report folder that is a file is an error of one line."""
     (project / "coverage_reports").write_text("")
     status, _, err = command("erase", "torch")
     assert status == 2
@@ -465,7 +465,7 @@ def test_a_folder_that_cannot_be_written_is_an_error(project, command):
 
 @pytest.mark.parametrize("name", ["../outside", ".", "..", "", "data", "torch/html"])
 def test_only_an_environment_is_erased(project, command, name):
-    """A path in the place of an environment's name is refused: what lies there is nobody's to erase."""
+    """A path in place of an environment's name is refused, and nothing is erased."""
     kept = [project / "outside" / "work", project / "coverage_reports" / "data" / "torch" / ".coverage"]
     for path in kept:
         path.parent.mkdir(parents=True)
@@ -476,8 +476,8 @@ def test_only_an_environment_is_erased(project, command, name):
     assert all(path.exists() for path in kept)
 
 
-def test_half_a_data_file_of_a_process_that_is_no_rank_is_told(project, command):
-    """Tests end processes on purpose: what those leave is told, and lowers nothing silently but is not a lost rank."""
+def test_half_a_data_file_of_a_process_that_is_no_rank_is_reported(project, command):
+    """A broken data file of a process that is no rank is reported, and does not count as a lost rank."""
     command("erase", "torch")
     measure(project, "torch")
     (project / "coverage_reports" / "data" / "torch" / ".coverage.host.pid999999.Xhalf").write_bytes(b"")

@@ -21,14 +21,14 @@ from hyper_parallel.verify.coverage.settings import EnvironmentSettings, SharedS
 
 
 def entry(lines, covered, branches=0, taken=0, missing=(), executed=(), missing_branches=()):
-    """One file as in coverage's JSON report."""
+    """Return one file as in coverage's JSON report."""
     summary = {"num_statements": lines, "covered_lines": covered, "num_branches": branches, "covered_branches": taken}
     rows = {"missing_lines": list(missing), "executed_lines": list(executed)}
     return {"summary": summary, **rows, "missing_branches": list(missing_branches)}
 
 
 def report(**changes):
-    """A report of two files, with changes."""
+    """Return a report of two files, with changes."""
     files = {
         "core/a.py": entry(5, 5, 5, 5, executed=[1, 2, 3]),
         "core/b.py": entry(5, 3, 5, 3, missing=[7, 9, 10], executed=[1, 2], missing_branches=[[3, 7], [8, -1]]),
@@ -38,7 +38,7 @@ def report(**changes):
 
 
 def floors(total=0, **files):
-    """Settings of an environment."""
+    """Return the settings of an environment."""
     return EnvironmentSettings(total, (), {name.replace("__", "/"): floor for name, floor in files.items()})
 
 
@@ -47,7 +47,7 @@ SHARED = SharedSettings(("torch", "mindspore"), ("core/*",), 50)
 
 
 def test_a_good_report_passes_every_gate():
-    """Floors and a baseline equal to the actual values hold, and all ranks are there."""
+    """Floors and a baseline equal to the actual values pass, and no rank is lost."""
     settings = EnvironmentSettings(80, (), {"core/*": 60, "core/a.py": 100})
     assert check_floors(report(), settings) == []
     assert check_baseline(report(), {"core/b.py": 60, "gone.py": 90}, 0, ["core/b.py"]) == []
@@ -173,23 +173,23 @@ FAULTS = [value for name, value in sorted(globals().items()) if name.startswith(
 
 @pytest.mark.parametrize("fault", FAULTS, ids=lambda failure: failure.__name__)
 def test_an_injected_fault_turns_its_gate_red(fault):
-    """Each fault is one failure that names file, floor, actual value and what is missing."""
+    """Each fault gives one failure that names the file, floor, actual value and missing lines."""
     failures, message = fault()
     assert failures == [message]
 
 
 def test_there_are_enough_faults():
-    """At least twelve faults, each caught by the test above."""
+    """There are at least twelve faults, each caught by the test above."""
     assert len(FAULTS) >= 12
 
 
-def test_exceptions_that_are_over_are_named():
-    """A file that reaches its floor needs its exception no more; one below it, or not measured, does."""
+def test_obsolete_exceptions_are_named():
+    """An exception is obsolete when its file reaches the floor, and needed while it is below or not measured."""
     assert exceptions_over(report(), EXCEPTED, ["core/b.py", "core/a.py", "core/c.py"]) == ["core/a.py"]
 
 
 def test_lines_and_branches_count_together():
-    """All lines and half the branches is 75 %; nothing to cover is 100 %."""
+    """All lines and half of the branches are 75 %; a file without code is 100 %."""
     assert percent(entry(10, 10, 10, 5)["summary"]) == 75
     assert percent(entry(0, 0)["summary"]) == 100
 
@@ -256,13 +256,13 @@ def test_a_floor_that_cannot_be_held_is_refused(project, old, new, message):
 
 
 def test_a_file_that_does_not_parse_is_named(project, tmp_path):
-    """What the parser says comes with the path of the file."""
+    """The parser's message is reported with the path of the file."""
     with pytest.raises(ValueError, match=f"^{re.escape(str(tmp_path / 'pyproject.toml'))}: Invalid value"):
         project("x = [")
 
 
 def test_a_project_without_floors_is_refused(project, tmp_path):
-    """No table, or no file, is an error: a gate without floors would hold for ever."""
+    """A missing table or file is an error, because a gate without floors would always pass."""
     with pytest.raises(ValueError, match="there are no floors to hold"):
         project("[project]\nname = 'x'")
     with pytest.raises(ValueError, match="give --root"):
@@ -273,7 +273,7 @@ PROJECT = Path(__file__).resolve().parents[3]
 
 
 def test_the_projects_own_floors():
-    """Each framework's environment has a floor, and leaves out nothing but what runs with the other framework only."""
+    """Each framework's environment has a floor, and omits only files that run with the other framework only."""
     settings = read_settings(PROJECT / "pyproject.toml")
     others = {
         "torch": (95, "platform/mindspore/*", "transport/mindspore.py"),
@@ -330,7 +330,7 @@ def test_the_committed_baseline_names_real_files():
 
 
 def test_the_everyday_check_runs_the_combined_gate():
-    """A gate that nobody runs holds nothing: environment `coverage` is in tox's list, after all that it combines."""
+    """The default list of tox runs environment `coverage`, after all environments that it combines."""
     tox = configparser.ConfigParser(interpolation=None)
     tox.read(PROJECT / "tox.ini")
     wanted = set(read_settings(PROJECT / "pyproject.toml").combined)

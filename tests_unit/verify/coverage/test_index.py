@@ -1,4 +1,4 @@
-"""Pages and files written beside the coverage reports."""
+"""Pages and files beside the coverage reports."""
 
 import xml.etree.ElementTree as ET
 
@@ -13,7 +13,7 @@ REPORT = {
 
 
 def test_every_false_mutant_is_one_mutation(tmp_path):
-    """What was noticed is detected, what survived is not, and each has a place of its own."""
+    """A killed mutant is detected, a survivor is not, and each has its own place."""
     root = ET.parse(write_pit(REPORT, tmp_path / "new" / "mutation.xml")).getroot()  # noqa: S314 - our own file
     mutations = [
         (mutation.findtext("mutatedMethod"), mutation.findtext("lineNumber"), mutation.get("detected"))
@@ -23,8 +23,8 @@ def test_every_false_mutant_is_one_mutation(tmp_path):
     assert {mutation.get("status") for mutation in root} == {"KILLED", "SURVIVED"}
 
 
-def test_a_report_that_cannot_be_written_says_so(tmp_path):
-    """A file where the folder should be is named."""
+def test_a_report_that_cannot_be_written_is_an_error(tmp_path):
+    """A file in place of the folder is an error that names it."""
     (tmp_path / "file").write_text("")
     with pytest.raises(ValueError, match=r"file/mutation\.xml cannot be written: "):
         write_pit(REPORT, tmp_path / "file" / "mutation.xml")

@@ -1,4 +1,4 @@
-"""One operator on somebody else's distributed tensors: what is told of each way to be wrong."""
+"""One operator on another library's distributed tensors: each kind of error is reported."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ rules.load()
 
 
 class Peer:
-    """Distributed tensors that never talk: right where every operand is whole, wrong in one way of their own.
+    """Distributed tensors that never communicate: right on replicated operands, wrong in the way of ``fault``.
 
     Args:
         fault: ``raises``, ``refuses``, ``unwraps``, ``forgets`` (gradients), ``bares`` (gradients), or nothing.
@@ -47,7 +47,7 @@ class Peer:
         self.fault, self.tensor_class, self.leaves = fault, PeerTensor, []
 
     def wrap(self, piece, *_, differentiated=False):
-        """What it takes for the whole; only whole operands are."""
+        """Return the shard as if it were the global tensor, which is right for replicated operands only."""
         import torch
 
         made = torch.from_numpy(piece.copy()).as_subclass(self.tensor_class)
@@ -56,15 +56,15 @@ class Peer:
         return made
 
     def is_wrapped(self, value):
-        """Whether it is one of ours."""
+        """Return whether the value is one of these tensors."""
         return isinstance(value, self.tensor_class)
 
     def whole(self, tensor):
-        """What it takes for the whole."""
+        """Return the local values as if they were the global ones."""
         return tensor.detach().numpy()
 
     def backward(self, outs, seeds):
-        """Gradients of the leaves."""
+        """Run backward, and falsify the gradients of the leaves."""
         import torch
 
         torch.autograd.backward(
@@ -77,26 +77,26 @@ class Peer:
                 leaf.grad = leaf.grad.as_subclass(self.tensor_class)
 
     def gathered(self, own):
-        """What each rank saw."""
+        """Return what each rank reported."""
         return [own, ("ok", "", ("", 0))]
 
     def call(self, *arguments):
-        """A call as it is written in a program; here, where it held what."""
+        """Return the placements, which stand for the call's text in a program."""
         return arguments[-1]
 
     def program(self, call, _seeds, gradient, index, _right, before):
-        """A program that shows a wrong value; here, which one."""
+        """Return which wrong value the program would show."""
         return f"{'gradient' if gradient else 'output'} {index} of {call} after {before}"
 
 
 def audited(fault):
-    """Counts, what is shown first, and the programs that may show it."""
+    """Return the counts, the findings shown first, and the programs that may reproduce them."""
     with use_platform("torch"):
         return _RankAudit("relu", Peer(fault), 0).run()
 
 
-def test_pieces_taken_for_the_whole_are_wrong():
-    """What is whole is right, and what the worst rank saw of a piece is told with the sample, the sizes and where."""
+def test_a_shard_taken_for_the_global_tensor_is_wrong():
+    """Replicated operands are right; a shard taken for the global tensor is wrong, with sample, sizes and place."""
     counts, (shown,), programs = audited("")
     assert counts["ok"] > 0
     assert set(counts) == {"ok", "wrong"}
@@ -114,8 +114,8 @@ def test_pieces_taken_for_the_whole_are_wrong():
         ("bares", "plain", "gradient of operand 0 is a plain tensor"),
     ],
 )
-def test_each_way_to_be_wrong_is_told(fault, outcome, text):
-    """An exception, a plain result, a gradient that is missing and one that is plain, where all else is right."""
+def test_each_kind_of_error_is_reported(fault, outcome, text):
+    """An exception, a plain result, a missing gradient and a plain gradient are each reported as such."""
     counts, shown, _ = audited(fault)
     assert counts[outcome] > 0
     (line,) = [line for line in shown if line.startswith(f"{outcome}: ") and "[Replicate()]" in line]
@@ -123,13 +123,13 @@ def test_each_way_to_be_wrong_is_told(fault, outcome, text):
 
 
 def test_a_refusal_is_no_fault():
-    """What says that it has no strategy is counted, and not shown."""
+    """A refusal without a sharding strategy is counted, and not shown."""
     counts, shown, programs = audited("refuses")
     assert (set(counts), shown, programs) == ({"rejects"}, [], [])
 
 
-def test_placements_are_drawn_where_there_are_too_many():
-    """Of three matrices there are 64 tuples: as many as are tried are drawn, in order, and each draw is repeatable."""
+def test_placements_are_sampled_where_there_are_too_many():
+    """Three matrices have 64 tuples of placements: a limited number is sampled, in order, repeatably and distinct."""
     import numpy as np
 
     arrays = [np.ones((2, 3))] * 3
@@ -141,7 +141,7 @@ def test_placements_are_drawn_where_there_are_too_many():
 
 @pytest.mark.platforms("torch")
 def test_pytorchs_own(capsys, tmp_path):
-    """Relu is clean; a number added to summands is added by every rank after another sum, and a program shows it."""
+    """Relu is clean; add with a number on partial values adds it on every rank, and a program shows the wrong value."""
     path = tmp_path / "audit.json"
     assert main(["verify", "ops", "--target", "torch-dtensor", "--op", "relu", "add", "--report", str(path)]) == 0
     output = capsys.readouterr().out
@@ -165,13 +165,13 @@ def test_pytorchs_own(capsys, tmp_path):
 
 
 def test_an_unknown_target(capsys):
-    """It is refused, and the ones that there are are named."""
+    """An unknown target is refused, and the known ones are listed."""
     assert main(["verify", "ops", "--target", "jax"]) == 2
     assert "--target 'jax': one of torch-dtensor" in capsys.readouterr().err
 
 
 def test_processes_that_die_cost_one_operator(monkeypatch):
-    """What they were at is a crash, and the rest is done by new ones."""
+    """The operator whose process died is a crash; a new process checks the operators after it."""
     runs = [
         [{"begin": "a"}, {"op": "a", "counts": {"ok": 2}, "shown": []}, {"begin": "b"}],
         [{"begin": "c"}, {"op": "c", "counts": {"rejects": 1}, "shown": []}],
@@ -190,7 +190,7 @@ def test_processes_that_die_cost_one_operator(monkeypatch):
 
 @pytest.mark.platforms("torch")
 def test_a_wrong_gradient_as_a_program():
-    """A gradient, several outputs, methods, properties and odd numbers are written down; what cannot be is not."""
+    """Gradients, several outputs, methods, properties and non-finite numbers are written; others give no program."""
     import torch
 
     from hyper_parallel.core.dtensor.placements import Partial, Replicate, Shard
@@ -213,10 +213,10 @@ def test_a_wrong_gradient_as_a_program():
         f"torch.autograd.backward([y4], [{seed}])",
     ]
     assert "found = torch.tensor([]) if x0.grad is None else x0.grad.full_tensor()" in text
-    summands = RecordedCall(lambda operands: [operands[0] @ operands[1].mT], [empty, x], [[empty] * 2, [x, x]],
+    partial_values = RecordedCall(lambda operands: [operands[0] @ operands[1].mT], [empty, x], [[empty] * 2, [x, x]],
                     [Partial("max"), Replicate()], [False, False])  # fmt: skip
     text = program(
-        Finding(summands, [None], gradient=False, which=0, right=np.zeros((0, 2))),
+        Finding(partial_values, [None], gradient=False, which=0, right=np.zeros((0, 2))),
         before=call._replace(run=lambda operands: [operands[0].mT]),
     )
     assert "Partial('max')" in text
@@ -232,7 +232,7 @@ def test_a_wrong_gradient_as_a_program():
 
 @pytest.mark.platforms("torch")
 def test_programs_that_show_nothing(monkeypatch):
-    """A program that is right, one that fails otherwise and one that hangs are passed over; without any, none."""
+    """Programs that pass, fail differently or hang are skipped; if none remains, there is no program."""
     from hyper_parallel.platform.torch import torch_dtensor_reproducer
 
     right = "print('1 should be 1')"
@@ -248,7 +248,7 @@ def test_programs_that_show_nothing(monkeypatch):
 
 
 def test_the_worst_counts():
-    """An operator is what the worst of its placements is; one without samples is not clean."""
+    """An operator's outcome is the worst of its placements; an operator without samples is not clean."""
     assert OperatorAudit("f", Counter(ok=3, plain=1, rejects=2)).outcome == "plain"
     assert OperatorAudit("f").outcome == "unexercised"
     lines = OperatorAudit("g", Counter(wrong=1), ["wrong: x"]).text().split("\n")

@@ -1,4 +1,4 @@
-"""Whether an array is what it must be."""
+"""The comparison of an array with the expected one."""
 
 import numpy as np
 import pytest
@@ -18,8 +18,8 @@ DIFFERENCES = [
 
 @pytest.mark.parametrize("actual, wanted, text", DIFFERENCES)
 @pytest.mark.parametrize("exact", [True, False])
-def test_what_differs_is_said(actual, wanted, text, exact):
-    """Shape, dtype and the worst element are named; zeros of either sign are equal, and so is what is no number."""
+def test_differences_are_described(actual, wanted, text, exact):
+    """The message has the shape, dtype or worst element; zeros of either sign are equal, and so are two NaN."""
     assert difference(actual, wanted, exact=exact) == text
 
 
@@ -32,7 +32,7 @@ def test_exact_means_to_the_bit():
 
 
 def test_doubles_computed_in_single_precision():
-    """Rounded random numbers are told from doubles, from short fractions and from whole numbers."""
+    """Doubles rounded to single precision are recognised; true doubles, short fractions and integers are not."""
     array = np.random.default_rng(0).standard_normal((5, 3))
     rounded = array.astype(np.float32)
     assert is_single_precision([array, rounded.astype(np.float64)])

@@ -1,4 +1,4 @@
-"""Processes in which operators are checked: however one ends, the parent hears of it and goes on."""
+"""Child processes that check operators: the parent learns how each one ended."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ pytestmark = pytest.mark.platforms("torch")
 
 
 def ended(run, seconds=20.0, *, deaf=False):
-    """How a child that does `run` ends, and the events that it told; `deaf` if nobody listens to those."""
+    """Return how a child that does `run` ends, and its events; with `deaf`, nobody reads them."""
     read, write = os.pipe()
     if deaf:
         os.close(read)
@@ -29,64 +29,64 @@ def ended(run, seconds=20.0, *, deaf=False):
 
 
 def tell(task, say):
-    """Tell of the operator."""
+    """Report the operator's start."""
     say({"event": "start", "op": task["ops"][0]})
 
 
 def throw(task, say):
-    """Tell, and fail."""
+    """Report the start, and raise."""
     sys.stderr = sys.__stderr__  # of this child, which has it to itself: not pytest's
     tell(task, say)
     raise ArithmeticError("oops")
 
 
 def kill(task, say):
-    """Tell, and be killed."""
+    """Report the start, and kill this process."""
     tell(task, say)
     os.kill(os.getpid(), signal.SIGKILL)
 
 
 def stay(task, say):
-    """Tell, and never end."""
+    """Report the start, and never end."""
     tell(task, say)
     time.sleep(60)
 
 
 def tell_cpus(_, say):
-    """Tell where it may run."""
+    """Report the CPUs on which this process may run."""
     say(sorted(os.sched_getaffinity(0)))
 
 
 def test_a_child_stays_on_the_cpu_of_its_seat():
-    """A child keeps what it starts on one CPU, another one than that of the seat before; its zygote stays free."""
+    """A child is bound to one CPU, another one than the seat before; its fork server stays unbound."""
     before = sorted(os.sched_getaffinity(0))
     assert ended(tell_cpus) == ("", [[before[1 % len(before)]]])
     assert sorted(os.sched_getaffinity(0)) == before
 
 
-def test_a_child_that_ends_well_says_nothing():
-    """Its events have arrived."""
+def test_a_child_that_succeeds_has_no_error():
+    """A child that succeeds has sent its events, and has no error text."""
     assert ended(tell) == ("", [{"event": "start", "op": "one"}])
 
 
 def test_a_child_that_fails_shows_its_traceback():
-    """An exception in the machinery is told with the status and the traceback."""
+    """A child that raises is reported with its status and traceback."""
     died, events = ended(throw)
     assert died.startswith("left with status 1\nTraceback")
     assert died.rstrip().endswith("ArithmeticError: oops")
     assert events == [{"event": "start", "op": "one"}]
 
 
-def test_a_child_that_is_killed_is_told_by_the_signal():
-    """So is one that a native crash ends."""
+def test_a_killed_child_is_reported_by_its_signal():
+    """A killed child is reported by its signal, like one that a native crash ends."""
     assert ended(kill) == ("killed by SIGKILL", [{"event": "start", "op": "one"}])
 
 
 def test_a_child_that_does_not_end_is_ended():
-    """Its time is that of its operators and one more."""
+    """A child is ended after the time of its operators and of one more."""
     assert ended(stay, 0.5) == ("did not finish within 0.5 s", [{"event": "start", "op": "one"}])
 
 
-def test_a_child_that_nobody_listens_to_leaves():
-    """It does not go on computing for a parent that has gone."""
+def test_a_child_without_a_parent_ends():
+    """A child whose parent has gone ends instead of computing on."""
     assert ended(tell, deaf=True) == ("left with status 1", None)

@@ -1,4 +1,4 @@
-"""Local calls that ranks share: what is taken for the same, and what is not."""
+"""Local calls that ranks share: which calls are the same."""
 
 from dataclasses import replace
 
@@ -22,7 +22,7 @@ R = Replicate()
 
 
 class Recorded:
-    """A platform whose operators are counted."""
+    """A platform that counts the operators' local calls."""
 
     def __init__(self, platform):
         self.platform, self.count = platform, 0
@@ -31,7 +31,7 @@ class Recorded:
         return getattr(self.platform, name)
 
     def local_op(self, op):
-        """The operator, counted; copies that the harness makes are not."""
+        """Return the operator with its calls counted; the harness's own copies are not counted."""
         implementation = self.platform.local_op(op)
         if op == "clone":
             return implementation
@@ -44,7 +44,7 @@ class Recorded:
 
 
 def swept(op, change=None, meshes=((1,), (2,), (2, 2))):
-    """A sweep with its platform counting local calls."""
+    """Return a sweep's report, and the number of its local calls."""
     effort = Effort(meshes=meshes, choices=1, splits=1, both_values=False, public=False, reproducers=False, missing=0)
     rule = find_rule(op)
     if change is not None:
@@ -59,7 +59,7 @@ def swept(op, change=None, meshes=((1,), (2,), (2, 2))):
 
 @pytest.mark.platforms("torch")
 def test_ranks_that_compute_the_same_compute_once():
-    """There are half as many local calls at most as ranks that checks have together."""
+    """Ranks with equal local calls share them: there are less than half as many calls as ranks."""
     report, count = swept("add")
     assert report.outcome == "ok"
     ranks = report.by_mesh["1"] + 2 * report.by_mesh["2"] + 4 * report.by_mesh["2x2"]
@@ -68,7 +68,7 @@ def test_ranks_that_compute_the_same_compute_once():
 
 @pytest.mark.platforms("torch")
 def test_an_adapter_that_is_wrong_on_one_rank_is_caught():
-    """The last of four ranks shifts its diagonal by one: it makes a call of its own, whose result is wrong."""
+    """An adapter that is wrong on the last of four ranks is reported: its local call is not shared with the others."""
 
     def wrong(answer):
         def off(call, targets, outputs):
@@ -87,7 +87,7 @@ def test_an_adapter_that_is_wrong_on_one_rank_is_caught():
 
 @pytest.mark.platforms("torch")
 def test_only_equal_local_calls_have_one_name():
-    """Types, signs of zeros and what functions hold count; what cannot be named is never shared."""
+    """Types, signs of zeros and closures distinguish calls; a call that cannot be named is never shared."""
 
     def adding(number):
         return lambda platform, args: (platform, args, number)
@@ -100,8 +100,8 @@ def test_only_equal_local_calls_have_one_name():
         name_of({"held": {1, 2}})
 
 
-def test_pieces_are_known_by_box_and_draw(platform_name):
-    """One chunk is one piece on meshes of all shapes; summands of another operand or draw are others."""
+def test_shards_are_identified_by_box_and_sample(platform_name):
+    """Equal boxes are one shard on meshes of all shapes; partial values differ by operand and by sample."""
     import numpy as np
 
     values = np.arange(6.0).reshape(2, 3)

@@ -1,4 +1,4 @@
-"""Claimed placements on plain tensors, and placements that hold and are not claimed."""
+"""Claimed placements on plain tensors, and correct placements that no rule claims."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ EFFORT = Effort(meshes=((2,),), choices=1, splits=1, public=False, reproducers=F
     ],
 )
 def test_true_rows_that_are_not_claimed_are_listed(op, missing):
-    """A product of all is the product of the ranks' products; what holds forward and not backward is not listed.
+    """Correct rows that the rule does not claim are listed; rows that hold forward only are not.
 
     A function that never falls commutes with extrema.
     """
@@ -38,15 +38,15 @@ def test_true_rows_that_are_not_claimed_are_listed(op, missing):
 
 @pytest.mark.platforms("torch")
 @pytest.mark.filterwarnings("ignore:torch.cholesky is deprecated")
-def test_what_cannot_be_differentiated_is_not_listed():
-    """Rows of cut matrices hold forward, while their gradient cannot be computed: the sweep goes on without them."""
+def test_rows_without_a_gradient_are_not_listed():
+    """Rows whose gradient cannot be computed are not listed, and the sweep goes on."""
     report = sweep_operator("torch", "cholesky", EFFORT)
     assert (report.outcome, report.crash) == ("ok", [])
     assert not [row for row in report.missing if "Shard" in row]
 
 
 def test_one_placement_for_all_outputs():
-    """A dim that one output lacks is no dim to cut all of them along."""
+    """A placement for all outputs never shards a dim that one of them lacks."""
     outputs = [np.ones((2, 3)), np.ones(2)]
     bench = SimpleNamespace(reference=SimpleNamespace(outputs=outputs))
     places = {placement for placement, _ in _output_candidates(bench)}

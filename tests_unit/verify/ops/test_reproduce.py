@@ -1,4 +1,4 @@
-"""Findings as programs that a person can run."""
+"""Programs that reproduce findings."""
 
 import numpy as np
 import pytest
@@ -14,25 +14,25 @@ X = np.array([[1.0, -2.0, 0.5]])
 
 
 def filled(*args, wanted=(True,), **kwargs):
-    """A call of one operand."""
+    """Return a call of one operand."""
     return FilledSample(args, kwargs, (X,), wanted, {"a": 1, "b": 3}, integral=False)
 
 
 def plain(call, sample=None):
-    """The program that asks check_function."""
+    """Return the program that calls check_function, or None."""
     return _plain("torch", "permute", sample or Sample(()), call, (2,), ([Shard(1)],))
 
 
 def test_arguments_are_written_as_they_are():
-    """Nested sequences, infinities and ellipses come out as Python."""
+    """Nested sequences, infinities and ellipses are written as Python."""
     line = next(
         text for text in plain(filled([Slot(0)], (2,), (), float("-inf"), k=...)).splitlines() if "return" in text
     )
     assert line == ("    return platform_named('torch').dispatcher.ops.permute([x0], (2,), (), float('-inf'), k=...)")
 
 
-def test_what_check_function_does_not_compare_is_asked_by_number():
-    """Writes, draws, values that are not there, operands without gradient, arguments without spelling."""
+def test_samples_that_check_function_cannot_compare_go_by_number():
+    """Samples that check_function cannot compare are named by number: writes, random values, missing gradients."""
     assert plain(filled(Slot(0), (1, 0))) is not None
     for sample in (Sample((), writes=True), Sample((), random=True), Sample((), uninitialized=True)):
         assert plain(filled(Slot(0)), sample) is None
@@ -41,7 +41,7 @@ def test_what_check_function_does_not_compare_is_asked_by_number():
 
 
 def test_a_program_that_shows_nothing_is_not_given():
-    """Where the public path is right, the program asks the verifier for the very sample."""
+    """If the public path is right, the program asks the verifier for the sample itself."""
     text = program("torch", "permute", 4, Sample(()), filled(Slot(0), (1, 0)), (2,), ([Shard(1)],))
     assert text.splitlines() == [
         "from hyper_parallel import Partial, Replicate, Shard",
@@ -54,7 +54,7 @@ def test_a_program_that_shows_nothing_is_not_given():
 
 
 def test_a_program_that_fails_is_given():
-    """Where check_function fails on the call, its program is the shortest."""
+    """If check_function fails on the call, its program is the shortest."""
     text = program("torch", "permute", 4, Sample(()), filled(Slot(0), (7, 9)), (2,), ([Shard(1)],))
     assert "from hyper_parallel.verify import check_function" in text.splitlines()
     assert "x0 = np.array([[ 1. ,-2. , 0.5]], np.float64)" in text.splitlines()

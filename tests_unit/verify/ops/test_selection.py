@@ -1,4 +1,4 @@
-"""What is checked of an operator: placements on DTensors, columns of the coverage matrix."""
+"""The parts of an operator that are checked: placements on DTensors, columns of the coverage matrix."""
 
 import numpy as np
 import pytest
@@ -20,12 +20,12 @@ QUICK = Effort(
 
 
 def states(report):
-    """Per column its state."""
+    """Return the state of each column."""
     return {name: column["state"] for name, column in report.json()["coverage"].items()}
 
 
 def test_columns_of_a_rule(platform_name):
-    """A contraction is checked in every column; an operator on truths has no gradient, and says so."""
+    """A contraction is checked in every column; the gradient of a boolean operator is not applicable."""
     report = sweep_operator(platform_name, "matmul", QUICK)
     assert tuple(report.json()["coverage"]) == COLUMNS
     assert set(states(report).values()) == {"checked"}
@@ -36,7 +36,7 @@ def test_columns_of_a_rule(platform_name):
 
 @pytest.mark.platforms("torch")
 def test_columns_of_a_decomposition():
-    """It has no rows: what its operands' placements can show counts, with what the public path checked."""
+    """A decomposition has no rows: its columns come from its operands' placements and the public path's checks."""
     assert isinstance(find_rule("diagflat"), Decomposition)
     report = sweep_operator("torch", "diagflat", QUICK)
     assert report.json()["coverage"]["uneven"]["state"] == "checked"
@@ -44,30 +44,30 @@ def test_columns_of_a_decomposition():
 
 
 @pytest.mark.platforms("torch")
-def test_what_was_not_tried_is_not_exercised():
-    """Only one axis: several axes are not exercised, and a pending reduction that gelu has not is not applicable."""
+def test_columns_that_were_not_tried_are_not_exercised():
+    """On one axis, several axes are not exercised; partial values, which gelu does not take, are not applicable."""
     report = sweep_operator("torch", "gelu", Effort(meshes=((2,),), choices=1, splits=1, redistributed=0, missing=0))
     assert states(report)["several axes"] == "not exercised"
     assert states(report)["partial"] == "not applicable"
 
 
 def test_a_condition_that_sizes_divide_is_never_uneven():
-    """A dim that must divide offers even chunks only; summands in the result alone are pending reductions too."""
+    """A dim that must divide offers even shards only; partial values in the result alone count as partial, too."""
     even = Row((Shard(0),), (Shard(0),), even=((0, 0),))
     assert row_columns([even]) == set()
     assert row_columns([even, Row((Shard(1),), (Partial("sum"),))]) == {"uneven", "partial"}
     assert row_columns([Row((Replicate(),), (Replicate(),))]) == set()
 
 
-def test_what_operands_offer_where_no_rows_say_it():
-    """A number has no dim to cut, and what is no number at all no reduction; a row of numbers has both."""
+def test_columns_of_operands():
+    """A number has no dim to shard, an object no reduction; a vector of numbers has both."""
     assert operand_columns([np.ones(3)]) == {"uneven", "partial"}
     assert operand_columns([np.ones((), bool)]) == {"partial"}
     assert operand_columns([np.array("a", object)]) == set()
 
 
 def test_reports_of_one_operator_are_one_line():
-    """What two processes found adds up, and what either one could have shown is applicable."""
+    """Merging two processes' reports adds counts, and a column that either one offers is applicable."""
     first, second = (OperatorReport("f", "torch", checks=2, offers={"forward"}), OperatorReport("f", "torch"))
     second.offers.add("uneven")
     first.merge(second)
@@ -79,7 +79,7 @@ def test_reports_of_one_operator_are_one_line():
 
 
 def test_an_operator_that_a_framework_lacks():
-    """Nothing is applicable to it."""
+    """No column is applicable to an operator that the framework lacks."""
     report = OperatorReport("f", "torch", offers={"uneven"}, absent=True)
     assert set(states(report).values()) == {"not applicable"}
 
@@ -90,7 +90,7 @@ OPERATORS = ["mm", "ifft2", "mean"]
 @pytest.mark.platforms("torch")
 @pytest.mark.parametrize("op", OPERATORS)
 def test_every_row_runs_on_dtensors_on_every_mesh(op):
-    """Also apart from the rule level, where a check runs as many rows at once as fit, and also rows with conditions."""
+    """Every row runs on DTensors, rows with conditions included; beside a separate rule level in fewer checks."""
     usual = Effort(rule_level=False, choices=1, missing=0)
     apart = Effort(rule_level=False, choices=1, missing=0, separate=True)
     together, separate = sweep_operator("torch", op, usual), sweep_operator("torch", op, apart)
@@ -103,8 +103,8 @@ def test_every_row_runs_on_dtensors_on_every_mesh(op):
 
 
 @pytest.mark.platforms("torch")
-def test_what_the_rule_level_checks_does_not_count_again():
-    """Apart from it only the placements that had to move count; alone every one does."""
+def test_checks_of_the_rule_level_do_not_count_again():
+    """Beside a separate rule level, only placements that had to move count; alone, all count."""
     effort = Effort(meshes=((2,), (3,)), rule_level=False, choices=1, missing=0, redistributed=1)
     alone = sweep_operator("torch", "matmul", effort)
     assert alone.checks == alone.public > 0
@@ -115,7 +115,7 @@ def test_what_the_rule_level_checks_does_not_count_again():
 
 @pytest.mark.platforms("torch")
 def test_a_row_that_no_sizes_can_show_is_named(monkeypatch):
-    """With its mesh: somebody has to bring a sample."""
+    """A row that no sample's sizes can show is listed with its mesh, so that a sample is added."""
     monkeypatch.setattr(sweep, "_CONDITION_CHOICES", 1)
     report = sweep_operator("torch", "ifft2", Effort(rule_level=False, choices=1, missing=0))
     assert report.unshown == ["4: Shard(1) -> Shard(1)"]

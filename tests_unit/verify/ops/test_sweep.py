@@ -1,4 +1,4 @@
-"""Wrong rules are caught, true ones hold, and a rule that nothing checked does not."""
+"""Wrong rules are caught, correct rules pass, and a rule without any check fails."""
 
 from dataclasses import replace
 
@@ -24,7 +24,7 @@ PUBLIC = Effort(
 
 
 def swept(platform, op, change=None, effort=RULE_LEVEL, samples=None):
-    """The report on `op` under its own rule, or under what `change` makes of the rule's answer."""
+    """Return the report on `op` under its own rule, or under what `change` makes of its strategies."""
     rule = find_rule(op)
     if change is not None:
         rule = replace(rule, strategies=lambda call, own=rule.strategies: change(own(call)))
@@ -35,7 +35,7 @@ def swept(platform, op, change=None, effort=RULE_LEVEL, samples=None):
 
 
 def with_rows(change):
-    """Strategies whose rows `change` rewrote; it leaves out those for which it returns None."""
+    """Return a change that rewrites rows with `change`, and drops the rows for which it returns None."""
 
     def changed(answer):
         rows = (change(row) for row in answer.rows)
@@ -49,7 +49,7 @@ OPERATORS = ["add", "relu", "matmul", "linear", "softmax", "mean", "tril", "view
 
 @pytest.mark.parametrize("op", OPERATORS)
 def test_true_rules_hold(platform_name, op):
-    """The library's own rules hold on plain tensors, gradients included, and every claimed row is reached."""
+    """The library's rules hold on plain tensors, gradients included, and every claimed row is reached."""
     report = swept(platform_name, op)
     assert report.outcome == "ok", report.text()
     assert report.checks == report.ok > 10
@@ -59,7 +59,7 @@ def test_true_rules_hold(platform_name, op):
 
 @pytest.mark.parametrize("op", ["add", "matmul", "mean", "zero", "dropout", "cross_entropy"])
 def test_true_rules_hold_on_dtensors(platform_name, op):
-    """The same through dispatch, redistribution and collectives, operands that have to move included."""
+    """The library's rules hold through dispatch, redistribution and collectives, also where operands have to move."""
     report = swept(platform_name, op, effort=PUBLIC)
     assert report.outcome == "ok", report.text()
     assert report.public == report.checks > 4
@@ -69,43 +69,43 @@ def test_true_rules_hold_on_dtensors(platform_name, op):
 
 
 def dropped_partial(row):
-    """A contraction over a sharded dim that leaves no sum pending."""
+    """A contraction over a sharded dim whose output is not a partial value."""
     return replace(row, outputs=tuple(R if placement == Partial("sum") else placement for placement in row.outputs))
 
 
 def swapped_dim(row):
-    """The other dim of the output is said to be sharded."""
+    """The output is sharded along the other dim."""
     swap = {Shard(0): Shard(1), Shard(1): Shard(0)}
     return replace(row, outputs=tuple(swap.get(placement, placement) for placement in row.outputs))
 
 
 def bias_twice(row):
-    """The bias is whole where the product is a summand: every rank adds it."""
+    """The bias is replicated although the product is a partial value: every rank adds it."""
     if len(row.inputs) == 3 and row.outputs == (Partial("sum"),):
         return replace(row, inputs=(*row.inputs[:2], R))
     return row
 
 
 def wrong_kind(row):
-    """Summands are said to be of another reduction."""
+    """Partial sums are declared as partial averages."""
     return replace(
         row, outputs=tuple(Partial("avg") if placement == Partial("sum") else placement for placement in row.outputs)
     )
 
 
 def nonlinear_passes(answer):
-    """Summands go through an operator that is not linear."""
+    """Partial values pass through an operator that is not linear."""
     return replace(answer, rows=(*answer.rows, Row((Partial("sum"),), (Partial("sum"),))))
 
 
-def product_of_summands(answer):
-    """Both factors may be summands."""
+def product_of_partial_values(answer):
+    """Both factors may be partial values."""
     both = (Partial("sum"), Partial("sum"))
     return replace(answer, rows=(*answer.rows, Row(both, (Partial("sum"),))))
 
 
 def decreasing_passes(answer):
-    """A maximum goes through an operator that does not increase."""
+    """A partial maximum passes through an operator that does not increase."""
     return replace(answer, rows=(*answer.rows, Row((Partial("max"),), (Partial("max"),))))
 
 
@@ -116,7 +116,7 @@ def sharded_whole_dim(answer):
 
 
 def sum_of_truths(answer):
-    """Truths are said to wait for a sum."""
+    """Booleans are declared as partial sums."""
     return replace(answer, rows=tuple(replace(row, outputs=(Partial("sum"),)) for row in answer.rows))
 
 
@@ -138,7 +138,7 @@ def wrong_localize(answer):
 
 
 def uneven_condition(row):
-    """Nobody asks whether sizes divide."""
+    """The condition that sizes divide is dropped."""
     return replace(row, even=(), sizes=(), cut=())
 
 
@@ -153,7 +153,7 @@ FAULTS = [
     ("relu", nonlinear_passes),
     ("abs", nonlinear_passes),
     ("gelu", nonlinear_passes),
-    ("mul", product_of_summands),
+    ("mul", product_of_partial_values),
     ("neg", decreasing_passes),
     ("abs", decreasing_passes),
     ("softmax", sharded_whole_dim),
@@ -175,7 +175,7 @@ FAULTS = [
 @pytest.mark.platforms("torch")
 @pytest.mark.parametrize("op, fault", FAULTS, ids=[f"{op}-{index}" for index, (op, _) in enumerate(FAULTS)])
 def test_wrong_rules_are_caught(op, fault):
-    """One changed row, condition or adapter: values, shapes or gradients differ, or the local call cannot run."""
+    """A changed row, condition or adapter is reported: results or gradients differ, or the local call fails."""
     report = swept("torch", op, fault)
     assert report.outcome in {"wrong", "crash"}, report.text()
 
@@ -183,7 +183,7 @@ def test_wrong_rules_are_caught(op, fault):
 @pytest.mark.platforms("torch")
 @pytest.mark.parametrize("op", ["mul", "matmul", "linear", "index_select", "layer_norm"])
 def test_a_missing_backward_reduction_is_caught(op, monkeypatch):
-    """A whole operand beside sharded ones whose gradient nobody sums."""
+    """A replicated operand beside sharded ones whose gradient is not reduced is reported."""
     monkeypatch.setattr(strategy, "_varying", lambda *_: ())
     report = swept("torch", op)
     assert report.outcome == "wrong"
@@ -192,7 +192,7 @@ def test_a_missing_backward_reduction_is_caught(op, monkeypatch):
 
 @pytest.mark.platforms("torch")
 def test_a_wrong_rule_is_caught_on_dtensors(monkeypatch):
-    """The public path judges by itself: it runs what dispatch runs."""
+    """The public path reports a wrong rule by itself: it runs what dispatch runs."""
     own = find_rule("matmul")
     wrong = replace(own, strategies=lambda call: with_rows(dropped_partial)(own.strategies(call)))
     dispatcher = platform_named("torch").dispatcher
@@ -208,7 +208,7 @@ def test_a_wrong_rule_is_caught_on_dtensors(monkeypatch):
 
 @pytest.mark.platforms("torch")
 def test_nothing_checked_is_red():
-    """A rule without samples, or whose samples say nothing, does not hold."""
+    """A rule without samples, or whose samples check nothing, fails."""
     report = swept("torch", "relu", samples=())
     assert report.outcome == "unexercised"
     assert not report.holds
@@ -222,7 +222,7 @@ def test_nothing_checked_is_red():
 
 @pytest.mark.platforms("torch")
 def test_a_claimed_row_that_no_sample_meets_is_listed():
-    """The row is named; it does not count as checked."""
+    """A row that no sample reaches is listed, and does not count as checked."""
 
     def claims_truths(answer):
         return replace(answer, rows=(*answer.rows, Row((Partial("any"),), (Partial("any"),))))
@@ -233,7 +233,7 @@ def test_a_claimed_row_that_no_sample_meets_is_listed():
 
 @pytest.mark.platforms("torch")
 def test_a_refused_sample_is_a_rejection():
-    """A rule that says no is counted with its message, and is neither wrong nor checked."""
+    """A sample that the rule refuses is counted with its message, and is neither wrong nor checked."""
 
     def strategies(call):
         msg = "not today"
@@ -261,7 +261,7 @@ def _refusing_where(condition):
 
 @pytest.mark.platforms("torch")
 def test_ranks_that_refuse_alone_are_a_crash():
-    """Where some ranks refuse what others compute, the others would wait for ever: that is no clear refusal."""
+    """A refusal on some ranks only is a crash, because the others would hang."""
     sample = (Sample((real("ab"),)),)
     alone = swept("torch", "relu", _refusing_where(lambda x: 0 in x.shape), samples=sample)
     assert alone.outcome == "crash"
@@ -274,7 +274,7 @@ def test_ranks_that_refuse_alone_are_a_crash():
 
 @pytest.mark.platforms("torch")
 def test_a_sample_that_has_no_values_costs_itself():
-    """The finding names the sizes; the other samples are checked."""
+    """A sample without values is reported with its sizes; the other samples are checked."""
     broken = Sample((real("ab"), 0, shuffled(1, "ab"), real("ab")))
     report = swept("torch", "scatter", samples=(broken, *samples_of("scatter")[:1]))
     assert report.outcome == "crash"
@@ -285,7 +285,7 @@ def test_a_sample_that_has_no_values_costs_itself():
 
 @pytest.mark.platforms("torch")
 def test_an_operator_without_a_gradient_is_compared_forward():
-    """Where the framework has no derivative outputs are still compared, and the report says what is not."""
+    """If the framework has no derivative, outputs are still compared, and the report lists the missing gradients."""
     values = between(0.3, 4.0, "ab")
     report = swept("torch", "igamma", samples=[Sample((values, values))])
     assert report.outcome == "ok", report.text()
@@ -299,7 +299,7 @@ def test_an_operator_without_a_gradient_is_compared_forward():
 
 @pytest.mark.platforms("torch")
 def test_a_rule_without_an_implementation_is_absent():
-    """What a framework cannot compute is not claimed there: listed, not red."""
+    """An operator that the framework lacks is listed as absent, and does not fail."""
     report = OperatorReport("nowhere", "torch")
     rule = Rule("nowhere", "x", lambda call: Strategies((Row((R,), (R,)),), (call["x"].shape,)))
     with use_platform("torch"):
@@ -310,7 +310,7 @@ def test_a_rule_without_an_implementation_is_absent():
 
 @pytest.mark.platforms("torch")
 def test_reports_travel_as_json():
-    """What a child found is what the parent reads."""
+    """A report is the same after it was written as JSON and read again."""
     report = swept("torch", "softmax", sharded_whole_dim, replace(RULE_LEVEL, reproducers=True))
     again = OperatorReport.from_json(report.json())
     assert again.json() == report.json()

@@ -1,4 +1,4 @@
-"""Tasks of a sweep: which operators share a worker, and how time is shared."""
+"""Tasks of a sweep: which operators share a worker, and how the time is shared."""
 
 import json
 
@@ -16,7 +16,7 @@ rules.load()
 
 @pytest.mark.parametrize("platform", ["torch", "mindspore"])
 def test_all_operators_share_alike(platform):
-    """A full sweep has a task with a share per operator that runs on plain tensors; a quick one shares nothing."""
+    """A full sweep has a task with an equal share per operator on plain tensors; a quick sweep has no shares."""
     planned = library_tasks(platform, rule_names(), Effort())
     sharing = [task for task in planned if task["share"]]
     assert len({task["share"] for task in sharing}) == 1
@@ -27,7 +27,7 @@ def test_all_operators_share_alike(platform):
 
 @pytest.mark.platforms("torch")
 def test_no_operator_is_left_out_for_lack_of_time(capsys, monkeypatch):
-    """Without any time to share every operator has the first sizes of each sample, on both levels, and no others."""
+    """Without time to share, every operator is checked on the first sizes of each sample, on both levels."""
     monkeypatch.setattr(verify_ops, "_SECONDS", 0.0)
     named = ["softmax", "clone", "zero"]
     assert main(["verify", "ops", "--op", *named, "--mesh", "2", "--platform", "torch", "--json"]) == 0

@@ -10,7 +10,7 @@ pytestmark = pytest.mark.platforms("torch")
 
 
 def test_a_file_that_is_not_there():
-    """It is named."""
+    """A missing file is an error that names it."""
     with pytest.raises(ValueError, match="no such file") as caught:
         load_user_file("torch", "/nowhere/mine.py")
     assert str(caught.value) == "/nowhere/mine.py: no such file"

@@ -1,4 +1,4 @@
-"""Samples made concrete: sizes for their letters, arrays for their operands."""
+"""Concrete samples: sizes for their letters, arrays for their operands."""
 
 import numpy as np
 import pytest
@@ -28,17 +28,17 @@ rules.load()
 
 
 def filled(*args, sizes=None, integral=True, **kwargs):
-    """A sample with float64 values."""
+    """Return a sample with float64 values."""
     return fill(Sample(args, kwargs), sizes or {}, "float64", 7, integral=integral, to_dtype=str.upper)
 
 
 def test_every_rule_brings_samples():
-    """A rule that nothing checks is a rule that nobody may trust; exemptions say why."""
+    """Every rule has samples, or an exemption with a reason."""
     assert [name for name in rule_names() if not samples_of(name) and not exemption(name)] == []
 
 
 def test_sizes_are_unequal_and_awkward():
-    """No two letters have the same size; size 1, even, uneven and small sizes all occur."""
+    """No two letters have the same size; size 1, even, odd and small sizes all occur."""
     choices = size_choices(Sample((real("abc"), size("ab"))), 12)
     assert len(choices) == 12
     assert all(len(set(sizes.values())) == 3 for sizes in choices)
@@ -47,13 +47,13 @@ def test_sizes_are_unequal_and_awkward():
 
 
 def test_a_sample_without_letters_has_one_choice():
-    """Nothing can be varied."""
+    """A sample without letters has a single choice of sizes."""
     assert size_choices(Sample((real(4, 3),)), 12) == [{}]
 
 
 @pytest.mark.parametrize("integral", [False, True])
 def test_tables_that_are_searched_ascend(integral):
-    """What is looked up in is ordered, as the operators ask for: on another order no two libraries agree."""
+    """Operands that are searched are sorted, as the operators require; frameworks differ on unsorted ones."""
     (table,) = filled(ordered("an"), sizes={"a": 4, "n": 5}, integral=integral).arrays
     assert table.shape == (4, 5)
     assert (np.diff(table, axis=1) >= 0).all()
@@ -64,7 +64,7 @@ def test_tables_that_are_searched_ascend(integral):
 
 
 def test_letters_and_numbers_make_shapes_and_arguments():
-    """Letters mean the same in every operand; sizes multiply; dtypes become the framework's."""
+    """A letter has one size in every operand; sizes multiply; dtypes become the framework's."""
     example = filled(real("a1b", 2), (size("ab"), -1), sizes={"a": 5, "b": 3}, to=dtype("float32"))
     assert example.args == (Slot(0), (15, -1))
     assert example.kwargs == {"to": "FLOAT32"}
@@ -87,27 +87,27 @@ KINDS = [
 
 @pytest.mark.parametrize("value, kind, holds", KINDS)
 def test_kinds_of_operands(value, kind, holds):
-    """Each kind is what it says, with small integers for numbers."""
+    """Each kind of operand has the values that its name promises, with small integers for numbers."""
     (array,) = filled(value, sizes={"a": 40}).arrays
     assert array.dtype == kind
     assert holds(array)
 
 
 def test_no_integers_where_none_fit():
-    """A range without two integers has no integral form; real numbers are drawn from it."""
+    """A range without two integers is sampled with real numbers."""
     assert filled(between(0.1, 0.9, "a"), sizes={"a": 4}) is None
     (array,) = filled(between(0.1, 0.9, "a"), sizes={"a": 4}, integral=False).arrays
     assert ((array > 0.1) & (array < 0.9)).all()
 
 
 def test_shuffled_along_a_dim():
-    """No two indices along the dim are equal, in any line."""
+    """No two indices along the dim are equal."""
     (array,) = filled(shuffled(9, "a", 4, dim=1), sizes={"a": 6}).arrays
     assert all(len(set(row)) == 4 for row in array)
 
 
 def test_fixed_operands_have_no_gradient():
-    """What the frameworks do not differentiate by is said in the sample."""
+    """An operand that the frameworks do not differentiate is marked in the sample."""
     assert filled(real("a"), real("a").fixed, booleans("a"), sizes={"a": 3}).requires_grad == (True, False, False)
 
 
@@ -118,7 +118,7 @@ def test_operators_share_lines():
 
 
 def test_indices_that_are_too_many_to_be_unequal():
-    """They are refused with a sentence, and no library sample asks for such, whatever its sizes."""
+    """Too many unequal indices are refused with a message, and no library sample asks for them at any size."""
     with pytest.raises(ValueError, match="no two are equal") as caught:
         filled(shuffled(6, "a2"), sizes={"a": 8})
     assert str(caught.value) == "8 indices along dim 0, of which no two are equal, are not below 6"

@@ -1,4 +1,4 @@
-"""Tasks and the processes that serve them: each operator is reported once, whatever happens to its process."""
+"""Tasks and their worker processes: each operator is reported once, whatever happens to its process."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ pytestmark = pytest.mark.platforms("torch")
 
 rules.load()
 
-# What a zygote says of tasks, without a framework: operators are named after what becomes of them.
+# A fork server without a framework: operators are named after what happens to them.
 SCRIPT = """
 import json, os, sys, time
 out = int(sys.argv[2])
@@ -60,26 +60,26 @@ for line in sys.stdin:
 
 @dataclass
 class Result:
-    """What is found of an operator."""
+    """The result of an operator."""
 
     op: str
     died: str = ""
 
     @classmethod
     def from_json(cls, data):
-        """Of a report."""
+        """Return the result in a report."""
         return cls(data["op"])
 
     @classmethod
     def lost(cls, op, platform, died):
-        """Of a death."""
+        """Return the result of an operator whose process died."""
         assert platform == "fast"
         return cls(op, died)
 
 
 @pytest.fixture
 def run(tmp_path, monkeypatch):
-    """Run tasks, given as the names of their operators; what was found, and the processes that it took."""
+    """Run tasks, given as names of operators; return the results and the number of processes."""
     monkeypatch.chdir(tmp_path)
     made = []
 
@@ -101,12 +101,12 @@ def run(tmp_path, monkeypatch):
 
 
 def test_one_process_serves_tasks_one_after_the_other(run):
-    """It is kept for the next task, and started once."""
+    """One process is started, and serves all tasks one after the other."""
     assert run(["a", "b"], ["c"]) == ([("a", ""), ("b", ""), ("c", "")], 1)
 
 
-def test_what_a_death_leaves_is_done(run):
-    """The operator at which the child died is lost, and so is one of which nothing was said; the others are done."""
+def test_operators_after_a_death_are_checked(run):
+    """An operator whose process died, or that left no report, is lost; the operators after it are checked."""
     assert run(["a", "dies", "b"]) == ([("a", ""), ("dies", "killed by SIGSEGV"), ("b", "")], 1)
     assert run(["quiet", "b"]) == ([("quiet", "ended without a report"), ("b", "")], 1)
     assert run(["b", "before"]) == ([("b", ""), ("before", "killed by SIGSEGV")], 1)
@@ -121,19 +121,19 @@ def test_what_a_death_leaves_is_done(run):
         ([], []),
     ],
 )
-def test_a_file_says_itself_what_comes(run, script, results):
-    """A file that is done has left nothing; one that died costs the operator that it was at, or stands for all."""
+def test_a_file_reports_its_own_operators(run, script, results):
+    """A user's file reports its own operators; if its process dies, the running operator or the file is lost."""
     assert run(["*"], script=script) == (results, 1)
 
 
-def test_what_a_task_refuses_ends_the_run(run):
-    """Input that only a child can judge is an error here."""
+def test_a_refused_task_ends_the_run(run):
+    """Input that only a child process can check raises the error here."""
     with pytest.raises(ValueError, match="--op: there is no 'unknown'"):
         run(["a", "unknown"])
 
 
-def test_an_idle_process_that_goes_is_given_nothing(run):
-    """It went after its task, and another after it: what that one left is done by a third."""
+def test_an_idle_process_that_ended_gets_no_task(run):
+    """An idle process that ended gets no task; a new process checks what a dead one left."""
     results, processes = run(["leaves"], ["follows", "b"], workers=2)
     gone = "the process that starts operators has gone"
     assert sorted(results) == [("b", ""), ("follows", gone), ("leaves", "")]
@@ -141,15 +141,15 @@ def test_an_idle_process_that_goes_is_given_nothing(run):
 
 
 def test_a_process_that_goes_before_its_task_costs_one_operator(run, monkeypatch):
-    """A task that is handed to a process which has just gone is no error of ours: the rest is done by another."""
+    """A process that ends just before its task loses one operator; another process checks the rest."""
     start = worker_pool._ForkServer.start
     ended = []
 
-    def late(zygote, task, seat):
+    def late(fork_server, task, seat):
         if not ended:
-            zygote.process.kill()
-            ended.append(zygote.process.wait())
-        start(zygote, task, seat)
+            fork_server.process.kill()
+            ended.append(fork_server.process.wait())
+        start(fork_server, task, seat)
 
     monkeypatch.setattr(worker_pool._ForkServer, "start", late)
     gone = "the process that starts operators has gone"
@@ -158,54 +158,54 @@ def test_a_process_that_goes_before_its_task_costs_one_operator(run, monkeypatch
 
 @pytest.fixture
 def clock(monkeypatch):
-    """The time, which the test moves."""
+    """The time, which the test sets."""
     now = [100.0]
     monkeypatch.setattr(worker_pool.time, "monotonic", lambda: now[0])
     return now
 
 
 def shared(ops="a", share=1.0, platform="torch"):
-    """A task that shares time."""
+    """Return a task that shares time."""
     return task_of(platform, list(ops), Effort(), share=share)
 
 
 def seconds(task):
-    """What each of its operators gets."""
+    """Return the time of each of its operators."""
     return task["effort"]["seconds"]
 
 
-def test_what_is_left_is_shared_among_those_that_wait(clock):
-    """Two workers have twice the time; each operator gets its parts of it, whatever was used before it."""
+def test_the_remaining_time_is_shared_among_waiting_operators(clock):
+    """The remaining time of all workers is shared among the waiting operators in proportion to their shares."""
     budget = TimeBudget(40.0, 2)
     waiting = [shared("bc"), shared("d", 5.0)]
     assert seconds(budget.with_share(shared(), waiting)) == 10.0
-    clock[0] += 36.0  # a costly one
+    clock[0] += 36.0  # a slow operator
     assert seconds(budget.with_share(waiting[0], waiting[1:])) == pytest.approx(8.0 / 7)
     clock[0] += 1.0
     assert seconds(budget.with_share(waiting[1], [])) == 6.0
 
 
-def test_no_operator_gets_more_than_its_effort_says(clock):
-    """A few operators do not last as long as all."""
+def test_no_operator_gets_more_than_its_effort_allows(clock):
+    """An operator never gets more time than its effort allows."""
     assert clock[0] == 100.0
     assert seconds(TimeBudget(1000.0, 2).with_share(shared(), [])) == Effort().seconds
 
 
 def test_late_operators_get_their_first_sizes(clock):
-    """When the time is over nothing is left to share, and nobody is left out."""
+    """After the total time is over an operator gets none, which leaves it its first sizes."""
     budget = TimeBudget(10.0, 2)
     clock[0] += 11.0
     assert seconds(budget.with_share(shared(), [shared()])) == 0.0
 
 
 def test_a_task_that_shares_nothing_is_as_it_was():
-    """Quick sweeps, files of users and mutants take what they need."""
+    """A task without a share, of a quick sweep, a user's file or a mutant, is not changed."""
     alone = task_of("torch", ["a"], Effort())
     assert TimeBudget(0.0, 2).with_share(alone, [shared()]) is alone
 
 
-def test_a_process_that_does_not_hear_is_killed(monkeypatch):
-    """One that takes no notice of SIGTERM is gone all the same when it is closed."""
+def test_a_process_that_ignores_sigterm_is_killed(monkeypatch):
+    """A process that ignores SIGTERM is killed when it is closed."""
     monkeypatch.setattr(worker_pool, "_TERM_SECONDS", 0.3)
     fork_server = worker_pool._ForkServer.__new__(worker_pool._ForkServer)
     fork_server.read, write = os.pipe()

@@ -1,4 +1,4 @@
-"""Pages in a real browser: headless Chromium, started as a command, where one is installed."""
+"""Pages in headless Chromium, run as a command if it is installed."""
 
 import json
 import re
@@ -43,9 +43,9 @@ def _scheme(dark: bool) -> str:
 
 
 def ask(folder: Path, page: str, script: str, *, width: int = 1280, dark: bool = False):
-    """The result of a function body inside the loaded page, in a window of this width."""
+    """Return the result of a function body inside the loaded page, in a window of this width."""
     probed = page.replace("</body>", _PROBE % script)
-    # A window has a least width, a frame has none.
+    # A window has a minimum width, a frame has none.
     (folder / "probe.html").write_text(_FRAME % (width, json.dumps(probed).replace("</", "<\\/")), encoding="utf-8")
     options = ("--window-size=1600,1000", "--virtual-time-budget=3000", "--dump-dom")
     document = _chromium(folder, _scheme(dark), *options, (folder / "probe.html").as_uri())
@@ -55,7 +55,7 @@ def ask(folder: Path, page: str, script: str, *, width: int = 1280, dark: bool =
 
 
 def screenshot(folder: Path, page: str, *, dark: bool = False, size: tuple[int, int] = (1280, 900)) -> bytes:
-    """The page as PNG."""
+    """Return the page as PNG."""
     (folder / "shot.html").write_text(page, encoding="utf-8")
     path = folder / f"{'dark' if dark else 'light'}.png"
     options = (f"--window-size={size[0]},{size[1]}", f"--screenshot={path}")

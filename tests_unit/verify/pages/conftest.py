@@ -1,4 +1,4 @@
-"""What the tests of pages share: small data, and a browser where there is one."""
+"""Shared fixtures of the tests of pages: small data, and a browser if one is installed."""
 
 import importlib.util
 from pathlib import Path

@@ -58,7 +58,7 @@ def run(*, wrong=False, error="", modules=("layers.0.up", "layers.0.down")):
 
 
 def operator(name, platform, outcome="ok", **counts):
-    """One operator's entry in a report of verify ops."""
+    """Return one operator's entry in a report of verify ops."""
     coverage = {column: {"checked": 0, "state": "not applicable"} for column in COLUMNS}
     for column, count in counts.items():
         state = "checked" if count else "not exercised"
@@ -79,7 +79,7 @@ def operator(name, platform, outcome="ok", **counts):
 
 
 def sweep(platform="torch", *operators):
-    """A report of verify ops."""
+    """Return a report of verify ops."""
     entries = operators or (
         operator("add", platform, forward=1200, backward=600, uneven=90, several_axes=40, partial=7),
         operator("argsort", platform, forward=20, uneven=0, several_axes=3),
@@ -90,7 +90,7 @@ def sweep(platform="torch", *operators):
 
 
 def mutation(survived=1):
-    """A report on the verifier's power."""
+    """Return a report on the verifier's power."""
     counts = {"mutants": 9 + survived, "killed": 7, "equivalent": 2, "survived": survived}
     slip = {"op": "matmul", "kind": "dropped <Partial>", "change": "row 3: Partial(sum) is Replicate"}
     return {

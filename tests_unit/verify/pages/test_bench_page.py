@@ -11,7 +11,7 @@ _LATE = {"name": "verify <model>", "seconds": 90.0, "budget": 60.0, "problem": "
 
 
 def test_a_figure_over_its_budget_is_named():
-    """The verdict counts and names it, and its cell has how far it is over."""
+    """A figure over its budget is counted and named in the verdict, and its cell has the excess."""
     text = bench_page([_ROW], [_LATE])
     assert "1 of 2 figures within their budgets" in text
     assert "over: verify &lt;model&gt;" in text
@@ -27,7 +27,7 @@ def test_a_figure_that_was_not_measured_has_its_command():
 
 
 def test_reports_are_read_from_a_folder(tmp_path):
-    """A missing report has no rows; other rows are read as they were written."""
+    """A missing report has no rows; the rows of others are read as they were written."""
     assert read_rows(tmp_path, RATIOS) == []
     (tmp_path / TIMINGS).write_text(json.dumps([_LATE]))
     assert read_rows(tmp_path, TIMINGS) == [_LATE]
@@ -42,7 +42,7 @@ def test_reports_are_read_from_a_folder(tmp_path):
     ],
 )
 def test_a_file_that_is_no_report_is_refused(tmp_path, written, message):
-    """A file that does not parse, or of another version, is an error that names it."""
+    """A file that does not parse, or has another version, is an error that names it."""
     (tmp_path / RATIOS).write_text(written)
     with pytest.raises(ValueError, match=r"bench\.json") as error:
         read_rows(tmp_path, RATIOS)

@@ -101,7 +101,7 @@ each_way = pytest.mark.parametrize("width, dark", [(400, True), (1280, False)], 
 
 @pytest.fixture(scope="module")
 def seen(browser, pages, tmp_path_factory):
-    """The results of every probe of a page, in a window of a width, in a scheme; loaded once."""
+    """Return the results of every probe of a page, in one width and colour scheme; the page is loaded once."""
     script = "return { " + ", ".join(
         f"{name}: (() => {{ {body} }})()"
         for name, body in {"overflow": OVERFLOW, "contrast": CONTRAST, "fetched": FETCHED}.items()
@@ -159,7 +159,7 @@ def test_light_and_dark_look_different(browser, pages, tmp_path):
 
 
 def test_a_click_on_a_head_sorts(browser, pages, tmp_path):
-    """Numbers sort as numbers, up and then down, cells without a value stay at the end; the head has the direction."""
+    """A click on a head sorts numbers up, then down, with empty cells last, and marks the head."""
     script = (
         COLUMN
         + """
@@ -180,7 +180,7 @@ def test_a_click_on_a_head_sorts(browser, pages, tmp_path):
 
 
 def test_search_and_choices_filter(browser, pages, tmp_path):
-    """All words of the search and the value of a column select rows, and their number is shown."""
+    """All words of the search and the chosen values select rows, and the number of rows is shown."""
     script = (
         COLUMN
         + """
@@ -209,7 +209,7 @@ def test_search_and_choices_filter(browser, pages, tmp_path):
 
 
 def test_without_its_script_a_page_is_whole(browser, pages, tmp_path):
-    """Without scripts every row is there, and no button or field without effect."""
+    """Without scripts, every row is shown, and no button or field is without effect."""
     still = pages["operators"][: pages["operators"].rindex("<script>")] + "</body></html>"
     script = """return { rows: document.querySelectorAll("tbody tr").length,
                          dead: document.querySelectorAll("button, input, select").length };"""

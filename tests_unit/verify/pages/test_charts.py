@@ -1,4 +1,4 @@
-"""Curves over each other, and errors against what was allowed."""
+"""Charts of curves, and of errors compared with their bounds."""
 
 import math
 import re
@@ -9,18 +9,18 @@ from hyper_parallel.verify.pages.charts import Dot, bar, curves, dots
 
 
 def polylines(picture):
-    """Points of every curve."""
+    """Return the points of every curve."""
     lines = re.findall(r'<polyline points="([^"]*)"', str(picture))
     return [[tuple(map(float, point.split(","))) for point in line.split()] for line in lines]
 
 
 def ticks(picture):
-    """Numbers at the lines of a chart, from below."""
+    """Return the numbers at the lines of a chart, from below."""
     return [float(tick) for tick in re.findall(r'text-anchor="end"[^>]*>([^<]+)<', str(picture))]
 
 
 def test_equal_curves_lie_on_each_other():
-    """Equal values are drawn at equal positions, whatever else differs; a higher value is drawn higher."""
+    """Equal values of two curves are plotted at equal positions, and a higher value higher."""
     single, parallel = polylines(
         curves("t", {"single": [3.0, 2.0, 1.0], "parallel": [3.0, 2.0, 1.5]}, x="step", y="loss")
     )
@@ -32,7 +32,7 @@ def test_equal_curves_lie_on_each_other():
 
 @pytest.mark.parametrize("values", [[0.1], [2.0, 2.0], [0.0, 0.0], [-3.0, 1e-9], [5.0, 5.0 + 1e-12], [1e30, 1.0]])
 def test_every_value_is_inside_the_frame(values):
-    """Of one value, equal ones, zeros, tiny and huge ranges, ticks are round and every point is between them."""
+    """For any range of values, ticks are round numbers, and every point is between them."""
     picture = curves("t", {"a": values}, x="step", y="loss")
     assert ticks(picture) == sorted(ticks(picture))
     assert 2 <= len(ticks(picture)) <= 8
@@ -42,7 +42,7 @@ def test_every_value_is_inside_the_frame(values):
 
 
 def test_a_loss_that_is_not_finite_is_left_out():
-    """A loss that is not finite has no point, and is in the description."""
+    """A loss that is not finite has no point, and is named in the description."""
     picture = curves("t", {"a": [1.0, math.nan, 2.0], "b": [math.inf] * 3}, x="step", y="loss")
     assert [len(points) for points in polylines(picture)] == [2, 0]
     assert "a: 1, nan, 2; b: inf, inf, inf" in str(picture)
@@ -65,7 +65,7 @@ def test_dots_stand_left_or_right_of_what_was_allowed():
 
 
 def test_long_paths_keep_their_end():
-    """The end of a module's path tells more than its beginning."""
+    """A long module path is shortened at its beginning, because its end identifies the module."""
     path = "model.decoder." * 6 + "layers.3.mlp"
     picture = str(dots("t", [Dot(path, 0.0, 1.0, ok=True)]))
     assert re.search(r">…[^<]{43}<", picture)
@@ -73,7 +73,7 @@ def test_long_paths_keep_their_end():
 
 
 def test_no_rows_are_a_picture_too():
-    """A chart without rows is empty, not an error; a bar stays inside its cell."""
+    """A chart without rows is an empty picture, not an error; a bar stays inside its cell."""
     assert "<svg" in str(dots("t", []))
     assert "<svg" in str(curves("t", {}, x="x", y="y"))
     assert 'width="90.0"' in str(bar(7.0, "more"))

@@ -6,7 +6,7 @@ from hyper_parallel.verify.pages.contract_page import contract_page
 
 
 def outcome():
-    """An outcome with everything that the page must show."""
+    """Return an outcome with everything that the page must show."""
     members = {"get_rank": "served", "checkpoint": "gap: <none>", "swap_wrapper": "failed: rank 1: x < y"}
     gap = {"member": "checkpoint", "reason": "<none>", "substitute": "nothing", "devices": ["cpu", "npu"]}
     return ContractOutcome("torch", "cpu", "simulated", 2, members, [gap], "2026-01-02T03:04:05+00:00")

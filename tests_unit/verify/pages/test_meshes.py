@@ -11,12 +11,12 @@ from hyper_parallel.verify.pages import layout_svg, mesh_svg
 
 
 def texts(picture):
-    """The texts in a picture."""
+    """Return the texts in a picture."""
     return re.findall(r"<text[^>]*>([^<]*)</text>", str(picture))
 
 
 def description(picture):
-    """The description of a picture for screen readers."""
+    """Return the description of a picture for screen readers."""
     return re.search(r"<desc>(.*?)</desc>", str(picture), re.DOTALL)[1]
 
 
@@ -35,7 +35,7 @@ def test_every_position_of_more_axes_is_a_grid(samples):
 
 
 def test_a_large_mesh_has_its_size(samples):
-    """Axes and grids that do not fit end in dots with the number of all."""
+    """A mesh that does not fit in the picture ends in dots with the total size."""
     assert "… 192 ranks in all" in texts(mesh_svg(samples.mesh(16, 12)))
     assert "… 6 grids in all" in texts(mesh_svg(samples.mesh(6, 1, 1)))
 
@@ -50,7 +50,7 @@ def test_uneven_and_empty_shards_differ(samples):
 
 
 def test_shards_are_drawn_at_their_position(samples):
-    """Each rank's rectangle is its part of the outline, on both axes."""
+    """Each rank's rectangle is its shard's part of the outline, on both axes."""
     picture = str(layout_svg(samples.layout(samples.mesh(2, 2), [Shard(0), Shard(1)], (4, 4))))
     number = r'="([\d.]+)" '
     rectangle = f"<rect x{number}y{number}width{number}height{number}" + r'style="fill:var\(--one'
@@ -63,7 +63,7 @@ def test_shards_are_drawn_at_their_position(samples):
 
 
 def test_a_pending_reduction_is_marked(samples):
-    """A partial value is striped, has a sum sign, and its description names the axis of the reduction."""
+    """A partial value is striped and has a sum sign, and its description names the axis of the reduction."""
     layout = samples.layout(samples.mesh(2, 2), [Shard(0), Partial()], (5, 7))
     picture = layout_svg(layout)
     assert "3 \N{MULTIPLICATION SIGN} 7 \N{N-ARY SUMMATION}" in texts(picture)
@@ -80,7 +80,7 @@ def test_values_without_dims_and_tensors_without_elements(samples):
 
 
 def test_of_many_dims_the_sharded_ones_are_drawn(samples):
-    """Of more than two dims the outline shows the sharded ones; sizes and ranges of all are written."""
+    """For more than two dims the picture shows the sharded ones, and the text has all sizes and ranges."""
     picture = layout_svg(samples.layout(samples.mesh(2, 2), [Shard(1), Shard(2)], (9, 4, 4)))
     assert "9 \N{MULTIPLICATION SIGN} 2 \N{MULTIPLICATION SIGN} 2" in texts(picture)
     assert "rank 3: [0:9, 2:4, 2:4]" in description(picture)
@@ -88,7 +88,7 @@ def test_of_many_dims_the_sharded_ones_are_drawn(samples):
 
 
 def test_a_layout_without_a_shape_is_rejected():
-    """A layout without a shape has no picture, and the error says what is missing."""
+    """A layout without a shape is an error that names the missing shape."""
     with pytest.raises(LayoutError, match=r"^layout has no global shape; use with_shape\(\.\.\.\) first$"):
         layout_svg(Layout((2,), ("tp",))("tp"))
     with pytest.raises(LayoutError, match=r"describes only a mesh; call it first to place a tensor"):

@@ -6,7 +6,7 @@ from hyper_parallel.verify.pages.model_page import model_page
 
 
 def rows(page, caption):
-    """Texts of the cells of a table, by its caption."""
+    """Return the texts of the cells of a table, by its caption."""
     body = re.search(rf"<caption>{re.escape(caption)}.*?<tbody>(.*?)</tbody>", page, re.DOTALL)[1]
     return [
         [re.sub(r"<[^>]+>", "", cell).strip() for cell in re.findall(r"<t[hd][^>]*>(.*?)</t[hd]>", row, re.DOTALL)]
@@ -39,7 +39,7 @@ def test_losses_of_both_runs_are_shown(samples):
 
 
 def test_the_module_that_diverged_first_comes_first(samples):
-    """It is in the verdict and leads the table and the gradients, although it is not the model's first module."""
+    """The module that diverged first is in the verdict and leads its tables, wherever it stands in the model."""
     page = model_page([samples.run(wrong=True)])
     assert "<strong>DIVERGED first in module layers.0.down</strong>" in page
     assert "step 1, output of layers.0.down.x, rank 0: 0.5, single device 0.25" in page
@@ -69,7 +69,7 @@ def test_a_run_that_ended_shows_its_traceback(samples):
 
 
 def test_several_runs_have_an_overview(samples):
-    """Every run is one line with its verdict and a link; one failure makes the whole page's verdict bad."""
+    """Every run is one line with its verdict and a link; one failed run fails the page's verdict."""
     page = model_page([samples.run(), samples.run(wrong=True)])
     assert page.index("<strong>1 of 2 runs equal to one device</strong>") < page.index("Every run")
     assert [row[4] for row in rows(page, "Every run")] == ["equal", "DIVERGED first in module layers.0.down"]
@@ -78,7 +78,7 @@ def test_several_runs_have_an_overview(samples):
 
 
 def test_an_interrupted_command_is_no_success(samples):
-    """Finished runs are shown below a line that says that the rest was not verified; no run is no success."""
+    """After an interrupt, the page states that the rest was not verified; without any run it is no success."""
     page = model_page([samples.run()], "partial report: 1 of 4 runs finished")
     assert '<div class="verdict bad"><strong>1 of 1 runs equal to one device</strong><p>partial report: 1' in page
     assert '<div class="verdict bad"><strong>0 of 0' in model_page([])

@@ -8,8 +8,8 @@ import pytest
 from hyper_parallel.verify.pages.mutation_page import mutation_page, read_mutation
 
 
-def test_survivors_are_loud(samples):
-    """One survivor makes the verdict bad, and is listed with the result of the full sweep."""
+def test_a_survivor_fails_the_verdict(samples):
+    """A single survivor fails the verdict, and is listed with the result of the full sweep."""
     page = mutation_page(samples.mutation())
     assert '<div class="verdict bad"><strong>7 of 8 changed rules noticed; 1 survived</strong><p>score 0.8750' in page
     survivors = page[page.index("<h2>Survivors") : page.index("<h2>Kinds")]
@@ -22,7 +22,7 @@ def test_survivors_are_loud(samples):
 
 
 def test_no_survivors_is_a_good_verdict(samples):
-    """The verdict is good if all mutants were noticed, and bad if there were none, which have no share."""
+    """The verdict is good if all mutants were noticed, and bad without mutants, which give no share."""
     assert '<div class="verdict good"><strong>7 of 7 changed rules noticed</strong>' in mutation_page(
         samples.mutation(0)
     )
@@ -34,7 +34,7 @@ def test_no_survivors_is_a_good_verdict(samples):
 
 
 def test_a_report_of_another_version_is_rejected(samples, tmp_path):
-    """A file that lacks a key of the page is an error that names the file, the key and the cure."""
+    """A file that lacks a key of the page is an error that names the file, the key and the fix."""
     path = tmp_path / "mutation.json"
     path.write_text(json.dumps(samples.mutation()))
     assert read_mutation(path)["killed"] == 7

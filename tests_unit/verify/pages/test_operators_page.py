@@ -1,4 +1,4 @@
-"""The operator matrix shows the sweep's report, and no verdict of its own."""
+"""The operator matrix shows the sweep's report, without a verdict of its own."""
 
 import json
 import re
@@ -9,7 +9,7 @@ from hyper_parallel.verify.pages.operators_page import operators_page, read_repo
 
 
 def body(page, caption):
-    """Rows of a table by its caption."""
+    """Return the rows of a table by its caption."""
     return re.search(rf"<caption>{caption}.*?<tbody>(.*?)</tbody>", page, re.DOTALL)[1].split("</tr>")
 
 
@@ -25,7 +25,7 @@ def test_every_operator_of_every_framework_is_a_row(samples):
 
 
 def test_not_applicable_and_not_exercised_differ(samples):
-    """A check that cannot be tried is quiet; one that could have been and was not is loud, counted and filtered by."""
+    """Not applicable checks are shown quietly; checks that were left out are marked, counted and filtered by."""
     page = operators_page([samples.sweep()])
     (row,) = [row for row in body(page, "Checks per operator") if ">argsort<" in row]
     assert '<td class="number quiet" data-key="">n/a</td>' in row
@@ -37,7 +37,7 @@ def test_not_applicable_and_not_exercised_differ(samples):
 
 
 def test_the_reasons_of_what_was_not_verified_are_shown(samples):
-    """Findings, exemptions, absences, skipped samples, rows without a sample and refusals are all in the row."""
+    """A row lists findings, exemptions, absences, skipped samples, unreached rows and refusals."""
     operator = {
         **samples.operator("f", "torch", "wrong", forward=3),
         "wrong": [{"problem": "is <2>", "places": "Shard(0)"}], "skipped": {"all zero": 2},
@@ -56,7 +56,7 @@ def test_the_reasons_of_what_was_not_verified_are_shown(samples):
 
 
 def test_a_report_of_another_version_is_rejected(samples, tmp_path):
-    """A file that is no report, or that lacks the columns, is an error that names it and the cure."""
+    """A file that is no report, or that lacks the columns, is an error that names it and the fix."""
     path = tmp_path / "operators-torch.json"
     path.write_text(json.dumps(samples.sweep()))
     assert read_report(path)["ok"]

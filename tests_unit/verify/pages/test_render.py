@@ -1,4 +1,4 @@
-"""The shared style of every page, and its tables."""
+"""The shared style and tables of all pages."""
 
 import re
 from html.parser import HTMLParser
@@ -17,14 +17,14 @@ SERIES = ("one", "two", "three", "four", "five", "six")
 
 
 def luminance(colour):
-    """Relative luminance, as WCAG 2 defines it."""
+    """Return the relative luminance, as WCAG 2 defines it."""
     parts = [int(colour[start : start + 2], 16) / 255 for start in (1, 3, 5)]
     linear = [part / 12.92 if part <= 0.04045 else ((part + 0.055) / 1.055) ** 2.4 for part in parts]
     return sum(share * part for share, part in zip((0.2126, 0.7152, 0.0722), linear, strict=True))
 
 
 def contrast(first, second):
-    """Contrast of two colours, from 1 to 21."""
+    """Return the contrast of two colours, from 1 to 21."""
     high, low = sorted((luminance(first), luminance(second)), reverse=True)
     return (high + 0.05) / (low + 0.05)
 
@@ -49,7 +49,7 @@ class Balanced(HTMLParser):
 
 
 def parsed(text):
-    """The parser of a well-formed page, with its elements."""
+    """Return the parser of a well-formed page, with its elements."""
     parser = Balanced()
     parser.feed(text)
     assert not parser.stack

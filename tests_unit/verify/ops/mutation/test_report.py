@@ -7,7 +7,7 @@ rules.load()
 
 
 def test_the_score():
-    """Equivalents do not count; a mutant that killed its process does; too few, or too few killed, is red."""
+    """Equivalents do not count; a mutant that kills its process counts as killed; too few mutants or kills fail."""
     score = Score("torch", 3, 0)
     for number, outcome in enumerate(["killed", "equivalent", "survived", "none", "true"]):
         score.add(MutantResult(f"f#{number}", "torch", "k", "c", outcome, "d", 9))

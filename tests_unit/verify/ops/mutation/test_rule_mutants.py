@@ -1,4 +1,4 @@
-"""Slips in what ranks call and in what is reduced backward: each is noticed where it makes a difference."""
+"""Mutants of local calls and of backward reductions: each is noticed if it makes a difference."""
 
 from __future__ import annotations
 
@@ -21,14 +21,14 @@ R, S0, SUM = Replicate(), Shard(0), Partial("sum")
 
 
 def judged(operator):
-    """What becomes of the mutants of a hunt."""
+    """Return the outcome of every mutant of an operator."""
     with use_platform("torch"):
         results = [operator.run(operator.op, number, 0) for number in range(len(operator.mutants))]
     return {(result.kind, result.change): result.outcome for result in results}
 
 
 def test_slips_behind_the_rule_are_noticed():
-    """Expand: a local call not adapted, off by one or the next rank's is killed, and a gradient reduced twice too."""
+    """Expand: a local call that is unadapted, off by one or the next rank's is killed, and a gradient reduced twice."""
     with use_platform("torch"):
         operator = rule_runner._OperatorMutants("torch", "expand")
     operator.mutants = [mutant for mutant in operator.mutants if mutant.changes_adapter or mutant.change_claim]
@@ -43,7 +43,7 @@ def test_slips_behind_the_rule_are_noticed():
 
 @pytest.mark.parametrize("args", [None, {"x": 1.5}])
 def test_an_adapter_that_changes_nothing_has_equivalent_mutants(monkeypatch, args):
-    """Without it, off by one or of the neighbour, every rank calls what it called before."""
+    """If an adapter changes nothing, dropping it, shifting it or using the neighbour's is an equivalent mutant."""
 
     def strategies(call):
         rows = (Row((R,), (R,)), Row((S0,), (S0,)))
@@ -62,7 +62,7 @@ def test_an_adapter_that_changes_nothing_has_equivalent_mutants(monkeypatch, arg
 
 
 def call_of(*shapes):
-    """A call on operands of these shapes, each whole on two ranks."""
+    """Return a call on operands of these shapes, each replicated on two ranks."""
     mesh = DeviceMesh._interned("cpu", (2,), (0, 1), ("x",), 0)
     layouts = [Layout.place(mesh, [R], shape) for shape in shapes]
     operands = tuple(Operand(name, layout) for name, layout in zip("xyz", layouts, strict=False))
@@ -70,7 +70,7 @@ def call_of(*shapes):
 
 
 def test_changes_keep_to_calls_that_they_fit():
-    """A changed row is put where the operands have its dims; elsewhere the rule's own answer stays."""
+    """A changed row applies where the operands have its dims; other calls get the rule's own answer."""
     call, flat = call_of((4, 3)), call_of((4,))
     answer = Strategies((Row((S0,), (S0,)),), ((4, 3),))
     other = Strategies((Row((S0,), (S0,)),), ((4,),))
@@ -86,7 +86,7 @@ def test_changes_keep_to_calls_that_they_fit():
 
 
 def test_off_by_one_is_the_first_whole_number():
-    """Truth values are none, and arguments without one stay as they are."""
+    """The off-by-one mutant changes the first integer that is no boolean; arguments without one stay the same."""
     call = call_of((4, 3))
     for args, changed in (
         ({"keepdim": True, "dim": 1, "start": 2}, {"keepdim": True, "dim": 2, "start": 2}),

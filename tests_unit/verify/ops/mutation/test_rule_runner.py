@@ -1,4 +1,4 @@
-"""Changed rules: what is changed, what the sweep notices, and when a change is none."""
+"""Mutants of rules: what is changed, what the sweep notices, and which mutants are equivalent."""
 
 import json
 
@@ -22,7 +22,7 @@ R, S0, SUM = Replicate(), Shard(0), Partial("sum")
 
 
 def hunt(strategies, monkeypatch, op="relu"):
-    """A hunt for mutants of `op` under a rule of one's own."""
+    """Return the mutants of `op` under a rule of the test's own."""
     monkeypatch.setattr(rule_runner, "find_rule", lambda _: Rule(op, "x", strategies))
     monkeypatch.setattr(rule_runner, "samples_of", lambda _: (Sample((real("ab"),)),))
     with use_platform("torch"):
@@ -30,19 +30,19 @@ def hunt(strategies, monkeypatch, op="relu"):
 
 
 def claiming(*rows):
-    """A rule that claims `rows`."""
+    """Return a rule that claims `rows`."""
     return lambda call: Strategies((Row((R,), (R,)), *rows), (call["x"].shape,))
 
 
 def verdicts(mutants):
-    """All verdicts of a hunt."""
+    """Return the results of all mutants of an operator."""
     with use_platform("torch"):
         return [mutants.run(f"{mutants.op}#{number}", number, 0) for number in range(len(mutants.mutants))]
 
 
 @pytest.mark.platforms("torch")
 def test_what_is_changed(monkeypatch):
-    """Every placement of a row slips in every way, and rows are added that are not there; changes have no twins."""
+    """Every placement of a row is changed in every way, and false rows are added; no change occurs twice."""
     mutants = hunt(claiming(Row((S0,), (S0,))), monkeypatch)
     changes = [(mutant.kind, mutant.change) for mutant in mutants.mutants]
     assert ("dim of a result shifted", "Shard(0) -> Shard(0) becomes Shard(0) -> Shard(1)") in changes
@@ -56,8 +56,8 @@ def test_what_is_changed(monkeypatch):
 
 
 @pytest.mark.platforms("torch")
-def test_what_is_noticed_and_what_is_none(monkeypatch):
-    """Relu: whatever is false is killed; no gradient is pending with one operand, so dropping its reduction is none."""
+def test_killed_and_equivalent_mutants(monkeypatch):
+    """Relu: every false mutant is killed; dropping the reduction of a gradient that is never partial is equivalent."""
     results = verdicts(hunt(claiming(Row((S0,), (S0,))), monkeypatch))
     by = {(result.kind, result.change): result for result in results}
     outcomes = {result.outcome for result in results}
@@ -65,7 +65,7 @@ def test_what_is_noticed_and_what_is_none(monkeypatch):
     assert by["taken for linear", "Partial(sum) -> Partial(sum) is claimed"].outcome == "killed"
     none = by["gradient not reduced", "of operand 0"]
     assert (none.outcome, none.detail) == ("equivalent", "the rule makes all of its claims too")
-    # Not claimed by this rule: nothing tells it from a rule that is right.
+    # This rule does not claim it, so that the mutant cannot be distinguished from a correct rule.
     true = [result for result in results if result.outcome == "true"]
     assert {result.change for result in true} == {
         "Partial(max) -> Partial(max) is claimed", "Shard(1) -> Shard(1) is claimed",
@@ -85,7 +85,7 @@ def test_mutants_of_a_wrong_rule_prove_nothing(monkeypatch):
 
 @pytest.mark.platforms("torch")
 def test_a_condition_that_matters_only_on_other_sizes_is_no_equivalent(monkeypatch):
-    """What claims something new on any mesh or size of the full mode is not called equivalent."""
+    """A mutant that claims a new row on any mesh or size of the full mode is not called equivalent."""
     own = hunt(claiming(Row((S0,), (S0,), even=((0, 0),))), monkeypatch)
     (mutant,) = [mutant for mutant in own.mutants if mutant.kind == "condition dropped"]
     with use_platform("torch"):
@@ -105,7 +105,7 @@ def test_a_mutant_by_its_number(platform_name):
 @pytest.mark.platforms("torch")
 @pytest.mark.parametrize("as_json", [False, True])
 def test_mutants_before_an_interrupt_are_reported(as_json, monkeypatch, capsys, tmp_path):
-    """Their verdicts are written, and it is said that the others were not run; status 130."""
+    """After an interrupt, finished results are written, the message names the rest as not run; status 130."""
     path = tmp_path / "mutation.json"
 
     def run_tasks(*_, **__):
@@ -124,7 +124,7 @@ def test_mutants_before_an_interrupt_are_reported(as_json, monkeypatch, capsys, 
 
 
 def test_the_command(platform_name, tmp_path, capsys):
-    """It runs as many mutants of every operator as are asked for, and writes what the page reads."""
+    """The command runs the requested number of mutants per operator, and writes the report that the page reads."""
     path = tmp_path / "reports" / "mutation.json"
     asked = ["--op", "softmax", "matmul", "--each", "3", "--platform", platform_name, "--report", str(path)]
     assert main(["verify", "mutants", *asked, "--wanted", "6"]) == 0

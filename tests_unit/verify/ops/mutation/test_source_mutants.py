@@ -1,4 +1,4 @@
-"""Redistribution's own code changed in one place: what is changed, and that the check notices."""
+"""Mutants of redistribution's own code: what is changed, and that the check notices."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ class Step:
 
 @pytest.fixture
 def module(tmp_path, monkeypatch):
-    """A module of ours, as a file."""
+    """A module of the test's own, as a file."""
     (tmp_path / "changed_in_place.py").write_text(MODULE)
     monkeypatch.syspath_prepend(str(tmp_path))
     yield importlib.import_module("changed_in_place")
@@ -45,7 +45,7 @@ def module(tmp_path, monkeypatch):
 
 
 def test_what_is_changed(module):
-    """Expressions of functions slip; refusals, messages, texts, annotations and constants of the module do not."""
+    """Expressions in functions are changed; refusals, messages, texts, annotations and module constants are not."""
     mutants = source_mutants(module.__name__)
     kinds = [(mutant.kind, f"line {mutant.line}") for mutant in mutants]
     assert sorted(kinds) == sorted([
@@ -76,7 +76,7 @@ def test_what_is_changed(module):
     ],
 )
 def test_functions_run_the_changed_code(module, kind, before, after):
-    """Whoever holds the function runs it: it is the same object."""
+    """Existing references to the function run the changed code, because the function object stays the same."""
     function = module.piece
     assert function(5, 5, 1) == before
     (mutant,) = [mutant for mutant in source_mutants(module.__name__) if mutant.kind == kind]
@@ -86,7 +86,7 @@ def test_functions_run_the_changed_code(module, kind, before, after):
 
 
 def test_methods_and_properties_run_it_too(module):
-    """Static methods, properties and cached ones are given the changed code; what changes nothing is told."""
+    """Static methods, properties and cached properties run the changed code; an edit without effect is reported."""
     step = module.Step()
     for mutant in source_mutants(module.__name__):
         if mutant.line in (12, 17, 20) and mutant.kind != "off by one":
@@ -100,8 +100,8 @@ def test_methods_and_properties_run_it_too(module):
     assert not apply_mutant(none)
 
 
-def test_reasons_are_of_changes_that_there_are():
-    """An entry of the table of equivalent changes that matches none is stale; none stands there twice."""
+def test_every_reason_matches_a_mutant():
+    """Every entry of the table of equivalent changes matches a mutant, and none occurs twice."""
     keys = [(entry.module, entry.where, entry.slip) for entry in EQUIVALENT]
     there = {
         (mutant.module, mutant.where, mutant.slip)

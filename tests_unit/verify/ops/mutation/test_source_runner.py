@@ -45,7 +45,7 @@ class Step:
 
 @pytest.fixture
 def module(tmp_path, monkeypatch):
-    """A module of ours, as a file."""
+    """A module of the test's own, as a file."""
     (tmp_path / "changed_in_place.py").write_text(MODULE)
     monkeypatch.syspath_prepend(str(tmp_path))
     yield importlib.import_module("changed_in_place")
@@ -54,7 +54,7 @@ def module(tmp_path, monkeypatch):
 
 @pytest.mark.platforms("torch")
 def test_slips_in_the_library_are_noticed(capsys, tmp_path):
-    """The command changes the library in children; this process is as it was, and what survived is listed."""
+    """The command changes the library in child processes only, and lists the mutants that survived."""
     path = tmp_path / "sources.json"
     own = ["core.shard.entry", "core.shard.op_plan"]
     asked = ["verify", "mutants", "--source", *own, "--each", "2", "--seed", "1", "--floor", "0", "--report", str(path)]
@@ -78,7 +78,7 @@ def test_slips_in_the_library_are_noticed(capsys, tmp_path):
 
 @pytest.mark.platforms("torch")
 def test_a_forked_change_stays_in_its_process():
-    """What notices is told from what does not, from the same code, from a death and from what does not end."""
+    """A fork reports a difference, none, the same code, an exception or a signal; this process stays unchanged."""
     mutant = next(
         mutant for mutant in source_mutants("hyper_parallel.core.shard.entry") if mutant.where == "Binder.bind"
     )
@@ -97,8 +97,8 @@ def test_a_forked_change_stays_in_its_process():
 
 
 @pytest.mark.platforms("torch")
-def test_what_does_not_end_is_ended(monkeypatch):
-    """A change that waits for ever costs its time; nothing noticed it, for a busy machine is as slow."""
+def test_a_mutant_that_hangs_is_ended(monkeypatch):
+    """A mutant that hangs ends after its time limit, and does not count as noticed: a busy machine is as slow."""
     monkeypatch.setattr(source_runner, "_SECONDS", 0.2)
 
     def endless():
@@ -110,7 +110,7 @@ def test_what_does_not_end_is_ended(monkeypatch):
 
 @pytest.mark.platforms("torch")
 def test_verdicts(monkeypatch):
-    """What is noticed is killed; the rest is equivalent with its reason, or survives, as does what had no time."""
+    """A noticed mutant is killed; others are equivalent if a reason is listed, and survive otherwise or on timeout."""
     module = "hyper_parallel.core.shard.entry"
     reasoned = [entry.slip for entry in EQUIVALENT if entry.module == module]
     plain = next(mutant for mutant in source_mutants(module) if mutant.slip not in reasoned)

@@ -1,4 +1,4 @@
-"""A user's operator whose rule is wrong: the output is laid out like x, whatever y is."""
+"""A user's operator whose rule is wrong: the output is laid out like x, whatever the layout of y."""
 
 from hyper_parallel import DFunction, DistributedOp
 from hyper_parallel.verify import operator_sample, real
@@ -11,22 +11,22 @@ class Axpy(DFunction):
 
     @staticmethod
     def forward(ctx, x, y):
-        """Linear in both together."""
+        """Return ``2 x + y``, linear in both operands together."""
         del ctx
         return x * 2 + y
 
     @staticmethod
     def backward(ctx, grad):
-        """One gradient per operand."""
+        """Return a gradient per operand."""
         del ctx
         return grad * 2, grad
 
 
 class AxpyRule(DistributedOp):
-    """What looks right as long as both operands are whole."""
+    """A rule that is right only if both operands have one layout."""
 
     def infer_layout(self, layouts, extra_args=None):
-        """As the first operand."""
+        """Return the layout of the first operand."""
         del extra_args
         return layouts[0]
 
@@ -35,7 +35,7 @@ AxpyRule("axpy_bad")
 
 
 def axpy(x, y):
-    """What users call."""
+    """The public function."""
     return Axpy.apply(x, y)
 
 

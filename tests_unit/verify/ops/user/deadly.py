@@ -1,4 +1,4 @@
-"""Operators that kill or outlive their process, and one that is well."""
+"""Operators that kill their process or never end, and one that works."""
 
 import ctypes
 import time
@@ -7,19 +7,19 @@ from hyper_parallel.verify import operator_sample, real
 
 
 def segfault(x):
-    """Reads where nothing is."""
+    """Read from an invalid address."""
     ctypes.string_at(0)
     return x
 
 
 def endless(x):
-    """Never returns."""
+    """Never return."""
     time.sleep(3600)
     return x
 
 
 def doubled(x):
-    """Well behaved."""
+    """Return twice the input."""
     return x * 2
 
 

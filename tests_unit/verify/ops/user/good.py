@@ -1,4 +1,4 @@
-"""A user's operator with a true rule: what `hyper-parallel verify ops` is pointed at."""
+"""A user's operator with a correct rule, for `hyper-parallel verify ops`."""
 
 from hyper_parallel import DFunction, DistributedOp, Partial
 from hyper_parallel.errors import LayoutError
@@ -12,22 +12,22 @@ class Axpy(DFunction):
 
     @staticmethod
     def forward(ctx, x, y):
-        """Linear in both together."""
+        """Return ``2 x + y``, linear in both operands together."""
         del ctx
         return x * 2 + y
 
     @staticmethod
     def backward(ctx, grad):
-        """One gradient per operand."""
+        """Return a gradient per operand."""
         del ctx
         return grad * 2, grad
 
 
 class AxpyRule(DistributedOp):
-    """Both operands alike, which may be summands."""
+    """Both operands have one layout, and may be partial values."""
 
     def infer_layout(self, layouts, extra_args=None):
-        """As the operands."""
+        """Return the layout of the operands."""
         del extra_args
         x, y = layouts
         if x.dim_axes != y.dim_axes or x.partials != y.partials:
@@ -41,7 +41,7 @@ AxpyRule("axpy_good")
 
 
 def axpy(x, y):
-    """What users call."""
+    """The public function."""
     return Axpy.apply(x, y)
 
 

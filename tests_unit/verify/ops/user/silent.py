@@ -1,1 +1,1 @@
-"""Declares nothing to check."""
+"""A user's file without samples."""

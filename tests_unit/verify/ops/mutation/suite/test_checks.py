@@ -1,4 +1,4 @@
-"""The suite that must notice mutants passes on the library as it is."""
+"""The checks that must notice mutants pass on the unchanged library."""
 
 from __future__ import annotations
 
@@ -18,13 +18,13 @@ from hyper_parallel.verify.simulate import simulate
 @pytest.mark.filterwarnings("ignore:Using backward")
 @pytest.mark.parametrize("scenario", SCENARIOS)
 def test_the_dispatcher_as_it_is_passes(scenario):
-    """Each scenario holds on the library as it is: what a change is blamed for, the change did."""
+    """Each scenario passes on the unchanged library, so that only a mutant can make it fail."""
     simulate(lambda: scenario(Fixture((3,))), 3, "torch")
 
 
 @pytest.mark.platforms("torch")
 def test_functions_hold_as_they_are(monkeypatch):
-    """Nothing is noticed where nothing was changed; a function that means something else on DTensors is."""
+    """Unchanged functions show no difference; a function that differs on DTensors is reported."""
     monkeypatch.setattr("hyper_parallel.verify.ops.mutation.suite.checks._FUNCTION_MESHES", (((2,), 4),))
     assert list(function_differences()) == []
     wrong = replace(FUNCTIONS[0], name="wrong", call=lambda _, x, y: x * 1 if isinstance(x, DTensor) else x * 2 + 0 * y)
@@ -35,8 +35,8 @@ def test_functions_hold_as_they_are(monkeypatch):
 
 @pytest.mark.platforms("torch")
 @pytest.mark.filterwarnings("ignore:Using backward")
-def test_trials_say_nothing_of_the_library_as_it_is(monkeypatch):
-    """Changes of placement, scenarios and prices: each kind passes here, and a price that changes is told."""
+def test_checks_pass_on_the_unchanged_library(monkeypatch):
+    """Redistributions, scenarios and costs pass on the unchanged library; a cost that changes is reported."""
     assert list(checks._wrong_redistributions((2,), targets=2)) == [""]
     monkeypatch.setattr(checks, "SCENARIOS", SCENARIOS[:1])
     monkeypatch.setattr(checks, "_SCENARIO_MESHES", ((2,),))

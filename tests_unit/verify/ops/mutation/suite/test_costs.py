@@ -1,4 +1,4 @@
-"""What plans cost."""
+"""The costs of plans."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from hyper_parallel.verify.ops.mutation.suite import costs
 
 
 def test_planning_ends(monkeypatch):
-    """After so many layouts the search takes the best plan that it has; one that goes on is noticed."""
+    """After a limited number of layouts the search takes its best plan; a search that goes on is noticed."""
     assert list(costs.late_plans()) == []
     assert cheapest_steps.MOST_STATES == 2000
     monkeypatch.setattr(cheapest_steps, "cheapest_steps", lambda source, _: (Slice(source, source, ()),))
