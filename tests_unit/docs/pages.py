@@ -17,6 +17,7 @@ PAGES = [
     "ci/README.md",
     "ci/changelog.d/README.md",
     "coverage_reports/README.md",
+    "docs/adding-an-operator.md",
     "docs/architecture.md",
     "docs/glossary.md",
     *sorted(str(path.relative_to(ROOT)) for path in (ROOT / "hyper_parallel").rglob("README.md")),
