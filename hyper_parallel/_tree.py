@@ -1,4 +1,4 @@
-"""Nested containers of values: their leaves, maps over the leaves, and the same nesting with other leaves. Pure.
+"""Functions on nested containers (trees): list the leaves, map over them, rebuild a container.
 
 A tree is a leaf or a container of trees. Which types count as containers is the caller's choice: the arguments of an
 operator nest in :data:`SEQUENCES`, users' inputs and outputs in :data:`CONTAINERS`. A rebuilt container has the type
@@ -32,7 +32,7 @@ CONTAINERS: Types = (list, tuple, Mapping)
 
 
 def leaves(tree: Any, containers: Types = SEQUENCES) -> list[Any]:
-    """The leaves of ``tree``, in order; mappings in the order of their keys."""
+    """Return the leaves of ``tree``, in order; mappings in the order of their keys."""
     collected: list[Any] = []
     if isinstance(tree, containers):
         _collect(tree, containers, collected.append)
@@ -50,7 +50,7 @@ def _collect(tree: Any, containers: Types, add: Callable[[Any], None]) -> None:
 
 
 def paths(tree: Any, containers: Types = SEQUENCES) -> Iterator[tuple[Path, Any]]:
-    """Every leaf with its path: the indices and keys that lead to it from the root."""
+    """Yield every leaf with its path: the indices and keys that lead to it from the root."""
     if isinstance(tree, containers):
         for key, item in _items(tree):
             for path, leaf in paths(item, containers):
@@ -60,20 +60,20 @@ def paths(tree: Any, containers: Types = SEQUENCES) -> Iterator[tuple[Path, Any]
 
 
 def at_path(tree: Any, path: Iterable[Any]) -> Any:
-    """The value to which ``path`` leads from ``tree``."""
+    """Return the value to which ``path`` leads from ``tree``."""
     for key in path:
         tree = tree[key]
     return tree
 
 
 def named_leaves(name: str, tree: Any, containers: Types = SEQUENCES) -> Iterator[tuple[str, Any]]:
-    """Every leaf with the expression that reads it from a variable ``name``: ``tensors[1]``, ``batch['ids'][0]``."""
+    """Yield every leaf with the expression that reads it from a variable ``name``, such as ``batch['ids'][0]``."""
     for path, leaf in paths(tree, containers):
         yield name + "".join(f"[{key!r}]" for key in path), leaf
 
 
 def tree_map(fn: Callable[[Any], Any], tree: Any, containers: Types = SEQUENCES) -> Any:
-    """``tree`` with ``fn(leaf)`` in place of every leaf."""
+    """Return ``tree`` with ``fn(leaf)`` in place of every leaf."""
     if not isinstance(tree, containers):
         return fn(tree)
     items = [(key, tree_map(fn, item, containers)) for key, item in _items(tree)]
@@ -85,31 +85,31 @@ def _items(tree: Any) -> Iterable[tuple[Any, Any]]:
 
 
 def tree_map_named(fn: Callable[[str, Any], Any], name: str, tree: Any, containers: Types = SEQUENCES) -> Any:
-    """``tree`` with ``fn(leaf_name, leaf)`` in place of every leaf, with the names of :func:`named_leaves`."""
+    """Return ``tree`` with ``fn(leaf_name, leaf)`` in place of every leaf; names are those of :func:`named_leaves`."""
     return unflatten(tree, [fn(*leaf) for leaf in named_leaves(name, tree, containers)], containers)
 
 
 def unflatten(tree: Any, new_leaves: Iterable[Any], containers: Types = SEQUENCES) -> Any:
-    """``tree`` with ``new_leaves`` in place of its own, in the order of :func:`leaves`."""
+    """Return ``tree`` with ``new_leaves`` in place of its own, in the order of :func:`leaves`."""
     remaining = iter(new_leaves)
     return tree_map(lambda _: next(remaining), tree, containers)
 
 
 def rebuild(like: Any, items: Any) -> Any:
-    """A container of the type of ``like``.
+    """Return a container of the type of ``like``.
 
     Args:
         like: a list, tuple, named tuple or mapping.
         items: its new items: a list, or a dict with the keys of ``like``.
     """
-    of = type(like)
-    if of is list or of is dict:
+    container_type = type(like)
+    if container_type is list or container_type is dict:
         return items
     if isinstance(like, tuple) and hasattr(like, "_fields"):
-        return of(*items)
+        return container_type(*items)
     if isinstance(like, MutableMapping):
         mapping = copy.copy(like)  # keeps a default factory, and an order of its own
         for key, item in items.items():
             mapping[key] = item
         return mapping
-    return of(items)
+    return container_type(items)

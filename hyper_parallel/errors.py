@@ -52,7 +52,7 @@ class MeshLookupError(MeshError, KeyError, IndexError):
 
 
 class MeshMismatchError(HyperParallelError, NotImplementedError, ValueError):
-    """Operands of one operation are on different meshes (NotImplementedError is a RuntimeError)."""
+    """Operands of one operation are on different meshes."""
 
 
 class LayoutError(HyperParallelError, ValueError, RuntimeError):
@@ -64,7 +64,7 @@ class PlacementError(LayoutError, IndexError, AssertionError):
 
 
 class NotPlainError(HyperParallelError, TypeError, RuntimeError):
-    """An argument that is not the plain tensor, module or mesh that is needed."""
+    """An argument of the wrong type where a plain tensor, a module or a mesh is required."""
 
 
 class ShardMismatchError(HyperParallelError, ValueError):
@@ -72,7 +72,7 @@ class ShardMismatchError(HyperParallelError, ValueError):
 
 
 class MixedTensorError(HyperParallelError, RuntimeError):
-    """A plain tensor meets a DTensor, and its placement is not known."""
+    """A plain tensor and a DTensor in one operation; the placement of the plain tensor is unknown."""
 
 
 class PlanError(HyperParallelError, ValueError):
@@ -92,7 +92,7 @@ class UnsupportedOperatorError(HyperParallelError, NotImplementedError):
 
 
 class UnsupportedOnBackend(HyperParallelError, NotImplementedError):  # noqa: N818 - the contract fixes this name
-    """A member that this framework or device cannot serve."""
+    """A platform function that this framework or device does not support."""
 
 
 class CollectiveMismatchError(HyperParallelError, RuntimeError):
@@ -100,19 +100,19 @@ class CollectiveMismatchError(HyperParallelError, RuntimeError):
 
 
 class HandleError(HyperParallelError, RuntimeError):
-    """A handle that was used before: a collective waited for twice, a hook removed twice."""
+    """A handle used twice: a collective waited for twice, a hook removed twice."""
 
 
 class RendezvousError(HyperParallelError, TimeoutError, RuntimeError):
-    """A thread whose partner did not come."""
+    """A rendezvous timed out: the other thread never arrived."""
 
 
 class CheckpointError(HyperParallelError, ValueError):
-    """A file that is no checkpoint of the requested format, or a format that does not exist."""
+    """A file that is not a checkpoint of the requested format, or a format that does not exist."""
 
 
 class CheckpointWriteError(HyperParallelError, OSError):
-    """A checkpoint that could not be written; an old file is unchanged."""
+    """A checkpoint that could not be written; an existing file is left unchanged."""
 
     def __str__(self) -> str:
         """Return the plain message; an OSError would look for an error number."""
@@ -143,7 +143,7 @@ def notation(
     dim_axes: Sequence[Sequence[str]],
     partials: Sequence[tuple[str, str]],
 ) -> str:
-    """Return a layout as messages write it: ``f32[16@dp, 8@tp] + Partial(sum)@ep``.
+    """Return a layout in the notation of messages: ``f32[16@dp, 8@tp] + Partial(sum)@ep``.
 
     Args:
         dtype: element type, or None to leave it out.

@@ -1,4 +1,7 @@
-"""Room 2: what a distributed value is. Names are imported when first used; no framework comes with them."""
+"""Distributed tensors: meshes, placements, layouts, redistribution.
+
+Names are imported lazily; importing this package imports no framework.
+"""
 
 from __future__ import annotations
 

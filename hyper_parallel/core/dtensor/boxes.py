@@ -1,7 +1,7 @@
-"""Box arithmetic over a mesh: which rank holds which part of a tensor, and which rank sends it to which. Pure.
+"""Index boxes: which part of a tensor each rank holds, and which rank sends which part to which. No tensors.
 
 A box is a half-open index range per dim. Every dim is split independently, so the boxes of one layout form a grid.
-Parts are cut along such grids. So the parts that a rank receives form a product grid, and the rank assembles its box
+Parts are cut along these grids, so the parts that a rank receives form a product grid, and the rank assembles its box
 by concatenating along one dim after another.
 """
 
@@ -221,7 +221,7 @@ def reduced_boxes(
 
 
 def _shared(cell: Box, holder_groups: Sequence[tuple[int, ...]], receivers: tuple[int, ...]) -> Iterator[ReducedBox]:
-    """Split ``cell`` along its longest dim into even parts, one for every rank that can sum it at no extra cost."""
+    """Split ``cell`` along its longest dim into even parts, one for each rank that can sum it at no extra cost."""
     reducers = [(rank, holders) for holders in holder_groups for rank in holders if rank in receivers]
     reducers = reducers or [(rank, holders) for holders in holder_groups for rank in holders]
     dim = max(range(len(cell)), key=lambda d: cell[d][1] - cell[d][0], default=None)

@@ -1,8 +1,8 @@
 """The search for the cheapest steps from one layout to another, over collectives and exchanges of boxes.
 
-A best-first search over layouts (A*; Hart, Nilsson and Raphael, 1968). The elements that a rank still lacks are a lower
-bound of the remaining cost, so few layouts are visited. Exchanges are costly to price, since their boxes must be
-listed; they are priced only from layouts that are visited.
+A best-first search over layouts (A*; Hart, Nilsson and Raphael, 1968). The number of elements that a rank still lacks
+is a lower bound of the remaining cost, so few layouts are visited. The cost of an exchange is slow to compute, since
+its boxes must be listed; it is computed only from layouts that are visited.
 """
 
 from __future__ import annotations
@@ -25,7 +25,8 @@ if TYPE_CHECKING:
 __all__ = ["Cost", "cheapest_steps", "cost_of"]
 
 # Only the ratios matter. Latency is low on purpose: a message costs as much as ten bytes and the start of a collective
-# as twenty, so bytes decide except between near-equals. Layouts have no dtype, so four-byte elements are assumed.
+# as twenty, so bytes decide,
+# except when they are nearly equal. Layouts have no dtype, so four-byte elements are assumed.
 SECONDS_PER_BYTE = 1e-10
 SECONDS_PER_MESSAGE = 1e-9
 SECONDS_PER_LAUNCH = 2e-9
@@ -38,11 +39,11 @@ MOST_STATES = 2000
 
 @dataclass(frozen=True)
 class Cost:
-    """The cost of steps, at the rank that receives most.
+    """The cost of a sequence of steps, for the rank that receives the most.
 
     Attributes:
         bytes: bytes received.
-        messages: messages waited for.
+        messages: messages that the rank waits for.
         launches: collectives started.
     """
 
@@ -99,7 +100,7 @@ def cheapest_steps(source: Layout, target: Layout) -> tuple[Step, ...]:
 def _lower_bound(layout: Layout, target: Layout) -> float:
     """Return a lower bound of the cost from ``layout`` on: the largest number of elements that a rank still lacks.
 
-    Only ranks at the corners of the mesh are looked at; the largest of some ranks is a lower bound, too.
+    Only the ranks at the corners of the mesh are considered; the maximum over a subset is still a lower bound.
     """
     corners = itertools.product(*({0, size - 1} for size in layout.mesh.shape))
     boxes = ((target.box_at(corner), layout.box_at(corner)) for corner in corners)
@@ -123,7 +124,7 @@ def _direct(layout: Layout, target: Layout) -> Step:
 
 
 def _slice_axes(layout: Layout, target: Layout) -> tuple[int, ...]:
-    """Return the axes on which the layouts differ; ranks that differ along other axes need nothing of one another."""
+    """Return the axes on which the layouts differ; ranks that differ along other axes exchange nothing."""
     equal: set[int] = set()
     for before, after in zip(layout.dim_axes, target.dim_axes, strict=True):
         pairs = zip(before, after, strict=False)

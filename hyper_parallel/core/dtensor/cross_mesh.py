@@ -36,7 +36,9 @@ class TensorTransform:
     """Redistributes DTensors between layouts on any meshes of the same ranks."""
 
     def transform(self, tensor: Any, layout: Layout) -> Any:
-        """Return ``tensor`` in ``layout``; gradients are redistributed back. On its own mesh this is ``redistribute``.
+        """Return ``tensor`` in ``layout``; backward redistributes the gradient back.
+
+        On the same mesh this is ``redistribute``.
 
         Args:
             tensor: a DTensor.
@@ -44,8 +46,8 @@ class TensorTransform:
 
         Raises:
             NotPlainError: (a TypeError) ``tensor`` is not a DTensor.
-            MeshMismatchError: (a ValueError) the target's mesh has other ranks.
-            ShardMismatchError: (a ValueError) the target is of another shape.
+            MeshMismatchError: (a ValueError) the target's mesh has different ranks.
+            ShardMismatchError: (a ValueError) the target has a different shape.
         """
         if not isinstance(tensor, DTensor):
             msg = f"transform: expected a DTensor, got {type(tensor).__name__}; distribute_tensor makes one"
@@ -80,7 +82,7 @@ def _function(platform: Platform) -> Any:
 
 def _build(base: Any) -> Any:
     class MeshChangeFunction(base):  # type: ignore[misc] # the framework's class is known at run time only
-        """A redistribution to another mesh; backward is the one back."""
+        """Forward redistributes to another mesh; backward redistributes back."""
 
         @staticmethod
         def forward(ctx: Any, local: Any, change: _MeshChange) -> Any:

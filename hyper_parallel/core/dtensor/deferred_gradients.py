@@ -1,6 +1,6 @@
 """Deferred gradients: ``defer_grad_reduce()`` reduces the gradients of several backward passes at once.
 
-Inside the block a replicated leaf enters an operation by a varying view, as always. Only the backward of the view is
+Inside the block a replicated leaf is used through a varying view, as usual. Only the backward of the view is
 different: it keeps this rank's partial gradient on the leaf's local tensor. The partial gradients of several passes are
 added, and reduced at the end of the block. All DTensors over one local tensor share its deferred gradient.
 """
@@ -93,10 +93,10 @@ def defer_grad_reduce() -> Iterator[None]:
     nothing; the outermost block reduces.
 
     On PyTorch ``parameter.grad`` is a ``Partial`` DTensor inside the block. On MindSpore, where gradients are values,
-    ``hyper_parallel.value_and_grad`` returns them ``Partial`` inside the block: add them, and call ``reduce_partial()``
-    once.
+    ``hyper_parallel.value_and_grad`` returns them ``Partial`` inside the block: add them up and call
+    ``reduce_partial()`` once.
 
-    A block that ends by an exception communicates nothing. An optimizer's step on a gradient that is still ``Partial``
+    If the block raises, nothing is communicated. An optimizer's step on a gradient that is still ``Partial``
     is an error that names the parameter.
     """
     if _BLOCK.get() is not None:
@@ -139,7 +139,7 @@ def deferral_hook(tensor: DTensor, varying: tuple[int, ...], cause: Cause | None
         cause: operator and argument of the use.
 
     Returns:
-        a function of the gradient that returns True if it has kept the gradient, so that none is sent back.
+        a function of the gradient that returns True if it has kept the gradient, so that autograd passes none on.
     """
     block = _BLOCK.get()
     if block is None:
@@ -172,7 +172,7 @@ def add_deferred(first: DeferredGradient | None, second: DeferredGradient, platf
 
     A gradient that is Partial along some axes is Partial along more axes once one rank keeps it and others hold zeros.
     """
-    if first is None:  # backward may hand the same tensor to others
+    if first is None:  # autograd may pass the same tensor to other nodes
         return second._replace(partial_value=platform.local_op("clone")(second.partial_value, memory_format=None))
     layout, other = first.layout, second.layout
     if layout is not other:
@@ -186,12 +186,12 @@ def add_deferred(first: DeferredGradient | None, second: DeferredGradient, platf
 
 
 def refuse_partial_step(name: str, layout: Layout, dtype: object, deferred: DeferredGradient | None = None) -> None:
-    """Refuse an optimizer's step on a partial gradient, after which the replicas would differ.
+    """Raise if an optimizer would step on a partial gradient, which would make replicas differ.
 
     Args:
-        name: of the parameter.
-        layout: of its gradient.
-        dtype: of its gradient.
+        name: the parameter's name.
+        layout: layout of its gradient.
+        dtype: dtype of its gradient.
         deferred: the parameter's deferred gradient, if it is known.
 
     Raises:

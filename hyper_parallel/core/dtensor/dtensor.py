@@ -38,7 +38,7 @@ __all__ = ["DTensor", "require_dense", "resolve_mesh", "varying_axes"]
 class DTensor:
     """A tensor that is distributed over the ranks of a mesh.
 
-    Shards are taken to be even; for uneven shards use :meth:`from_local` with ``shape``.
+    Shards are assumed to be even; for uneven shards use :meth:`from_local` with ``shape``.
 
     Args:
         local: this rank's local tensor, a plain tensor of either framework.
@@ -57,7 +57,7 @@ class DTensor:
     _views: dict[Any, Any] | None
     _origin: tuple[Any, tuple[int, int], Any] | None
     _readonly: str | None
-    _passed_by = False  # a gradient went straight to the tensor that this was redistributed from
+    _passed_by = False  # the gradient bypasses this tensor and goes to the one it was redistributed from
 
     def __new__(cls, local: Any, device_mesh: DeviceMesh, placements: Any) -> Any:
         """Return a DTensor of the framework that ``local`` belongs to."""
@@ -66,7 +66,7 @@ class DTensor:
     def __init__(self, *_args: Any, **_kwargs: Any) -> None:
         """Do nothing: ``__new__`` has set all attributes."""
 
-    # -- in and out ----------------------------------------------------------------------------------------------
+    # -- conversion ----------------------------------------------------------------------------------------------
 
     @staticmethod
     def from_local(
@@ -78,14 +78,16 @@ class DTensor:
         shape: Sequence[int] | None = None,
         stride: Sequence[int] | None = None,
     ) -> Any:
-        """Return the DTensor whose local tensor here is ``local``, which receives its gradient in the dual layout.
+        """Return a DTensor with the local tensor ``local`` on this rank.
+
+        ``local`` receives its gradient in the dual layout.
 
         Args:
             local: this rank's local tensor.
             device_mesh: the mesh, by default the current one.
             placements: placements or aliases; all Replicate by default.
             run_check: compare shapes and dtypes of all ranks (communicates).
-            shape: global shape; without it shards are taken to be even.
+            shape: global shape; without it, shards are assumed to be even.
             stride: ignored; accepted for PyTorch's signature.
 
         Raises:
@@ -127,7 +129,7 @@ class DTensor:
         """Return PyTorch's own ``torch.distributed.tensor.DTensor`` as a DTensor of this library, on the same graph.
 
         Raises:
-            NotPlainError: (a TypeError) ``tensor`` is none.
+            NotPlainError: (a TypeError) ``tensor`` is not such a DTensor.
             UnsupportedOperatorError: it has a placement that only PyTorch has.
         """
         return platform_of(tensor).from_torch(tensor)
@@ -192,7 +194,7 @@ class DTensor:
         layout = self._layout
         return self.redistribute_to(Layout.of(layout.mesh, layout.dim_axes, (), layout.shape))
 
-    # -- what dispatch asks ----------------------------------------------------------------------------------------
+    # -- used by dispatch ------------------------------------------------------------------------------------------
 
     def local_for(self, target: Layout, varying: tuple[int, ...], cause: Cause | None = None) -> Any:
         """Return the local tensor in the layout ``target``, for a consumer that differs along the axes ``varying``.
@@ -201,7 +203,8 @@ class DTensor:
 
         Args:
             target: layout that the consumer needs.
-            varying: mesh axes, replicated in ``target``, along which the consumer's other operands differ.
+            varying: mesh axes, replicated in ``target``, along which the consumer's other operands
+                differ between ranks.
             cause: operator and argument, for the event log.
         """
         platform, local = self._platform, self._local
@@ -234,7 +237,7 @@ class DTensor:
         if self._origin is not None and target is self._layout:
             source, versions, transition = self._origin
             version = self._platform.version
-            # If either tensor was written since, its node is no longer that of the redistribution.
+            # If either tensor has been written to since, its autograd node is no longer that of the redistribution.
             if versions == (version(source), version(self._local)) and transition.gathers_along(varying):
                 self._passed_by = True
                 return gathered_view(source, self._local, transition, varying, self._platform, on_backward)
@@ -249,7 +252,7 @@ class DTensor:
         self._origin = None
         self._passed_by = False
 
-    # -- facts -----------------------------------------------------------------------------------------------------
+    # -- properties ------------------------------------------------------------------------------------------------
 
     @property
     def device_mesh(self) -> DeviceMesh:
@@ -290,14 +293,14 @@ def resolve_mesh(device_mesh: DeviceMesh | None) -> DeviceMesh:
     """Return ``device_mesh``, or the current mesh if it is None.
 
     Raises:
-        MeshError: (a ValueError) none is given and none is current.
+        MeshError: (a ValueError) no mesh is given and there is no current mesh.
         NotPlainError: (a TypeError) ``device_mesh`` is not a DeviceMesh.
     """
     mesh = device_mesh if device_mesh is not None else get_current_mesh()
     if mesh is None:
-        msg = "device_mesh: none given and none is current; pass one, or use 'with mesh:'"
+        msg = "device_mesh: none was given and there is no current mesh; pass one, or use 'with mesh:'"
         raise MeshError(msg)
-    untyped: object = mesh  # users are not checked by mypy
+    untyped: object = mesh  # callers may not be type-checked
     if not isinstance(untyped, DeviceMesh):
         msg = f"device_mesh must be a DeviceMesh, got {type(untyped).__name__}; init_device_mesh makes one"
         raise NotPlainError(msg)
@@ -308,7 +311,7 @@ def varying_axes(layout: Layout, grad_placements: Sequence[Any], where: str) -> 
     """Return the axes along which the gradient of a replicated tensor is Partial.
 
     Args:
-        layout: of the tensor.
+        layout: the tensor's layout.
         grad_placements: placements of the gradient, one per axis.
         where: start of the message.
 
@@ -343,7 +346,7 @@ def require_dense(tensor: Any, what: str) -> Platform:
     """Return the platform of ``tensor``, which must have dense storage.
 
     Raises:
-        NotPlainError: (a TypeError) ``tensor`` is sparse, or no tensor; ``what`` starts the message.
+        NotPlainError: (a TypeError) ``tensor`` is sparse or not a tensor; ``what`` starts the message.
     """
     platform = platform_of_argument(tensor, what)
     if not platform.is_dense(tensor):

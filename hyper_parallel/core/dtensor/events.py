@@ -30,7 +30,7 @@ class Cause:
     Attributes:
         op: the operator that needs it.
         argument: name of the operator's argument.
-        implicit: True if the library decided on it, False if the program asked for it.
+        implicit: True if the library decided on it, False if the program requested it.
     """
 
     op: str
@@ -47,7 +47,7 @@ class Event:
 
     Attributes:
         step: training step, as counted by :meth:`EventLog.next_step`.
-        module: path of the module whose forward asked for it; its backward events carry the same path.
+        module: path of the module whose forward needed it; its backward events carry the same path.
         op: the operator that needed it.
         argument: name of the operator's argument.
         source: layout before, such as ``f32[7, 5@tp]``.
@@ -57,7 +57,7 @@ class Event:
         bytes: bytes that the worst rank receives.
         axes: names of the mesh axes that it runs over.
         phase: ``forward`` or ``backward``.
-        implicit: True if the library decided on it, False if the program asked for it.
+        implicit: True if the library decided on it, False if the program requested it.
     """
 
     step: int
@@ -87,7 +87,7 @@ class Redistribution:
 
     Attributes:
         transition: its steps.
-        dtype: of the local tensor.
+        dtype: dtype of the local tensor.
         itemsize: bytes per element.
         cause: why it runs; None is an explicit ``redistribute``.
         module: path of the module that runs, or ``""``.
@@ -146,7 +146,7 @@ class EventLog:
         self._events: list[Event] = []
 
     def next_step(self) -> None:
-        """Begin the next training step: later events belong to it."""
+        """Start the next training step; later events are counted to it."""
         self.step += 1
 
     def on_redistribution(self, redistribution: Redistribution) -> None:

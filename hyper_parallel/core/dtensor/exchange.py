@@ -1,4 +1,4 @@
-"""Exchanges: redistribute from any layout to any other by sending exactly the boxes that each receiver lacks.
+"""Exchange steps: redistribute between any two layouts by sending exactly the boxes that each receiver lacks.
 
 :class:`Exchange` is one all-to-all with variable splits over the ranks of a slice of the mesh. :class:`ReduceExchange`
 first sums partial values on ranks that hold one and need the sum (one variable reduce-scatter), then exchanges sums.
@@ -49,7 +49,7 @@ class _SliceExchange(Step):
 
     @property
     def _first_origin(self) -> Coordinate:
-        """First position of the first slice, whose cost is that of all slices."""
+        """First position of the first slice; all slices have the same cost."""
         return (0,) * self.source.mesh.ndim
 
     def _position(self, coordinate: Coordinate) -> int:
@@ -140,7 +140,7 @@ class Exchange(_SliceExchange):
 
 
 class ReduceExchange(_SliceExchange):
-    """Reduce partial values to any layout: ranks that hold a partial value and need the sum add up, then send sums."""
+    """Reduce partial values to any layout: ranks that hold a partial value and need the sum compute and send it."""
 
     collective = "reduce_exchange"
     launches: ClassVar[int] = 2

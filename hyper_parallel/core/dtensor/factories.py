@@ -40,14 +40,14 @@ def full(
         size: global shape.
         fill_value: a Python number.
         dtype: element type; by default the framework's for ``fill_value``.
-        requires_grad: True for a leaf that takes part in differentiation.
+        requires_grad: whether autograd records operations on the tensor.
         device_mesh: the mesh, by default the current one.
         placements: placements or aliases; all Replicate by default. Along a Partial(sum) axis the first rank holds
             the values and the others hold zeros.
 
     Raises:
         LayoutError: (a ValueError) placements that do not fit the mesh or the size.
-        MeshError: (a ValueError) no mesh is given and none is current.
+        MeshError: (a ValueError) no mesh is given and there is no current mesh.
     """
     platform = current_platform()
 
@@ -68,7 +68,7 @@ def ones(*size: Any, **options: Any) -> Any:
 
 
 def empty(*size: Any, **options: Any) -> Any:
-    """Return a DTensor of unspecified values (they are zeros); ``size`` and options as for :func:`zeros`."""
+    """Return a DTensor with unspecified values (currently zeros); ``size`` and options as for :func:`zeros`."""
     return zeros(*size, **options)
 
 
@@ -116,7 +116,7 @@ def _size(size: tuple[Any, ...], options: dict[str, Any]) -> tuple[int, ...]:
     """Return the size, given as ints, as one sequence, or by keyword, which is removed from ``options``."""
     if "size" in options:
         if size:
-            msg = f"size: given twice, by position {size} and by keyword {options['size']!r}"
+            msg = f"size: given both by position {size} and by keyword {options['size']!r}"
             raise TypeError(msg)
         size = (options.pop("size"),)
     return tuple(size[0]) if len(size) == 1 and not isinstance(size[0], int) else tuple(size)

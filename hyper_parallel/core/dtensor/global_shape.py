@@ -1,4 +1,4 @@
-"""The global shape of a tensor, found from the local shapes of all ranks."""
+"""Finds the global shape of a tensor from the local shapes of all ranks."""
 
 from __future__ import annotations
 
@@ -29,7 +29,8 @@ def layout_from_local_shapes(
         known: dims whose global size is known.
 
     Raises:
-        ShardMismatchError: (a ValueError) the local shapes are not those of one tensor; shards follow the ceil rule.
+        ShardMismatchError: (a ValueError) the local shapes do not form one tensor; every shard must have
+            ``ceil(size / ranks)`` elements, the last ones fewer.
     """
     sizes = layout.shape or ()
     shape = [sizes[dim] if dim in known else size for dim, size in enumerate(local.shape)]
@@ -55,7 +56,7 @@ def layout_from_gathered_shapes(
         unknown: dims whose global size is not known.
 
     Raises:
-        ShardMismatchError: (a ValueError) the local shapes are not those of one tensor.
+        ShardMismatchError: (a ValueError) the local shapes do not form one tensor.
     """
     mesh, shape = layout.mesh, list(layout.shape or ())
     for dim in unknown:
@@ -63,6 +64,9 @@ def layout_from_gathered_shapes(
     complete = layout.with_shape(shape)
     if any(complete.local_shape_at(mesh.coordinate_of(rank)) != sizes for rank, sizes in local_shapes.items()):
         facts = ", ".join(f"rank {rank}: {list(sizes)}" for rank, sizes in local_shapes.items())
-        msg = f"{where} are not those of one {complete.notation(dtype)} ({facts}); shards follow the ceil rule"
+        msg = (
+            f"{where} do not form one {complete.notation(dtype)} ({facts}); every shard must have ceil(size / ranks) "
+            "elements, the last ones fewer"
+        )
         raise ShardMismatchError(msg)
     return complete

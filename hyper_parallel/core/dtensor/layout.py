@@ -44,7 +44,7 @@ _LOCK = threading.Lock()
 
 
 class DenseShape(NamedTuple):
-    """Global shape and dense row-major strides, as frameworks ask for them."""
+    """Global shape and dense row-major strides, as frameworks represent them."""
 
     shape: tuple[int, ...]
     stride: tuple[int, ...]
@@ -69,7 +69,7 @@ class Layout:
         dim_axes: per tensor dim the axes that split it, outermost first.
         placements: one placement per axis.
         partials: pairs of axis and reduction, in the order of the axes.
-        shape: global sizes, or None if the layout is of no particular tensor.
+        shape: global sizes, or None if the layout is not that of a particular tensor.
         tensor_meta: ``shape`` with dense strides, or None without a shape; PyTorch's constructor reads this attribute.
 
     Raises:
@@ -149,7 +149,7 @@ class Layout:
         key = (mesh, tuple(placements), tuple(shape)) if isinstance(placements, (list, tuple)) else None
         try:
             layout = _PLACED.get(key)
-        except TypeError:  # unhashable placements, which the parser refuses with the reason
+        except TypeError:  # unhashable placements, which the parser rejects with the reason
             key = layout = None
         if layout is None:
             dim_axes, partials = parse_placements(mesh, placements, len(shape))
@@ -161,13 +161,13 @@ class Layout:
                     _PLACED[key] = layout
         return layout
 
-    # -- placing -------------------------------------------------------------------------------------------------
+    # -- placement -----------------------------------------------------------------------------------------------
 
     def __call__(self, *aliases: Any) -> Layout:
         """Place a tensor on the mesh.
 
         Args:
-            aliases: one alias per dim, or one list of placements; the list leaves the number of dims open.
+            aliases: one alias per dim, or one list of placements; a list does not determine the number of dims.
 
         Raises:
             LayoutError: (a ValueError) aliases or placements that do not fit the mesh.
@@ -183,7 +183,7 @@ class Layout:
         """Return this layout for a tensor of ``ndim`` dims.
 
         Raises:
-            LayoutError: the layout has another number of dims, or places no tensor.
+            LayoutError: the layout has a different number of dims, or is unplaced.
         """
         if not self._is_placed and self._open_placements is not None:
             return _intern(self.mesh, *from_placements(self.mesh, self._open_placements, ndim), None)
@@ -208,7 +208,7 @@ class Layout:
             partials.append((axis, placement.reduce_op))
         return _intern(self.mesh, tuple(dims), tuple(sorted(partials)), self.shape)
 
-    # -- facts ---------------------------------------------------------------------------------------------------
+    # -- properties ----------------------------------------------------------------------------------------------
 
     @property
     def ndim(self) -> int:
@@ -239,12 +239,12 @@ class Layout:
         return any(partial_axis == self.mesh.axis(axis) for partial_axis, _ in self.partials)
 
     def get_partial_by_dev_id(self, axis: int | str) -> str | None:
-        """Return the reduction of the partial values along ``axis``, or None."""
+        """Return the reduction of the partial values along ``axis``, or None; the name is MindSpore's."""
         index = self.mesh.axis(axis)
         return next((op for partial_axis, op in self.partials if partial_axis == index), None)
 
     def placement_on(self, axis: int) -> Placement:
-        """What ``axis`` does, order left out: Replicate, ``Shard(dim)`` or Partial."""
+        """Return the placement on ``axis``, ignoring the order of splits: Replicate, ``Shard(dim)`` or Partial."""
         for partial_axis, op in self.partials:
             if partial_axis == axis:
                 return Partial(op)
@@ -254,7 +254,7 @@ class Layout:
         return Replicate()
 
     def shard_count(self, dim: int) -> int:
-        """Number of pieces that dim ``dim`` is cut into."""
+        """Number of shards of dim ``dim``."""
         count = 1
         for axis in self.dim_axes[dim]:
             count *= self.mesh.shape[axis]
@@ -300,10 +300,10 @@ class Layout:
             box.append((start, stop))
         return tuple(box)
 
-    # -- value ---------------------------------------------------------------------------------------------------
+    # -- printing, pickling, copying -----------------------------------------------------------------------------
 
     def notation(self, dtype: object | None = None) -> str:
-        """Return the layout as messages write it, ``f32[16@dp, 8@tp] + Partial(sum)@ep``."""
+        """Return the layout in the notation of messages, ``f32[16@dp, 8@tp] + Partial(sum)@ep``."""
         names = self.mesh.names
         shape = self.shape if self.shape is not None else tuple("?" for _ in self.dim_axes)
         return notation(
@@ -337,10 +337,10 @@ class Layout:
         """Return the layout itself, which is immutable."""
         return self
 
-    if not TYPE_CHECKING:  # or every misspelt attribute would have a type
+    if not TYPE_CHECKING:  # hidden from type checkers, which would otherwise accept every misspelt attribute
 
         def __getattr__(self, name: str) -> Any:
-            """Explain why an unplaced layout lacks an attribute; a placed one has them all and pays for no check."""
+            """Explain why an unplaced layout lacks an attribute; a placed layout has all, so it never gets here."""
             if name not in _UNKNOWN:
                 msg = f"{type(self).__name__!r} object has no attribute {name!r}"
                 raise AttributeError(msg)

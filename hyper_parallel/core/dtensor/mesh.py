@@ -1,8 +1,8 @@
 """Device meshes: ranks arranged in named axes.
 
-A mesh is an immutable, interned value: two meshes of equal device, shape, names and ranks, in use on the same rank, are
-one object. The rank is part of the value. So a coordinate is a plain attribute, and whatever is built on a mesh
-(layouts, transitions) may be cached by identity, also where many ranks live in one process.
+A mesh is an immutable, interned value: two meshes with the same device type, shape, names and ranks, used on the same
+rank, are one object. The rank is part of the value. So a coordinate is a plain attribute, and whatever is built on a
+mesh (layouts, transitions) may be cached by identity, also where many ranks are in one process.
 """
 
 from __future__ import annotations
@@ -38,10 +38,10 @@ class DeviceMesh:
     Args:
         device_type: ``cpu``, ``cuda`` or ``npu``.
         mesh: nested sequence (or array) of global ranks; every rank at most once.
-        mesh_dim_names: one name per axis; without them axes are called by their number.
+        mesh_dim_names: one name per axis; without names, axes are named ``"0"``, ``"1"``, ….
 
     Attributes:
-        device_type: where local tensors live.
+        device_type: device of the local tensors.
         shape: sizes of the axes.
         ranks: global ranks, row-major.
         mesh_dim_names: names of the axes, or None.
@@ -62,7 +62,7 @@ class DeviceMesh:
     coordinate: tuple[int, ...] | None
     _along: dict[tuple[int, ...], tuple[int, ...]]
 
-    def __new__(  # noqa: PYI034 - meshes are interned and the class is final in all but name
+    def __new__(  # noqa: PYI034 - meshes are interned and the class is never subclassed
         cls,
         device_type: str,
         mesh: Any,
@@ -112,7 +112,7 @@ class DeviceMesh:
     def abstract(
         cls, device_type: str, shape: tuple[int, ...], ranks: tuple[int, ...], names: tuple[str, ...] | None
     ) -> DeviceMesh:
-        """Return a mesh to plan with, which needs no world.
+        """Return a mesh for planning, without a running world.
 
         Args:
             device_type: ``cpu``, ``cuda`` or ``npu``.
@@ -131,10 +131,10 @@ class DeviceMesh:
         return cls._interned(device_type, shape, ranks, names, 0 if transport is None else transport.rank)
 
     def for_rank(self, rank: int) -> DeviceMesh:
-        """Return the same mesh as it is on the global rank ``rank``; for planning, which needs no world."""
+        """Return this mesh as seen by global rank ``rank``; for planning, without a running world."""
         return self._interned(self.device_type, self.shape, self.ranks, self.mesh_dim_names, rank)
 
-    # -- facts ---------------------------------------------------------------------------------------------------
+    # -- properties ----------------------------------------------------------------------------------------------
 
     @property
     def ndim(self) -> int:
@@ -249,7 +249,10 @@ class DeviceMesh:
         groups = list(group) if isinstance(group, (list, tuple)) else [group]
         if mesh is None:
             if len(groups) != 1:
-                msg = f"from_group: {len(groups)} groups need mesh=, the grid of ranks whose axes they are"
+                msg = (
+                    f"from_group: {len(groups)} groups were given; pass mesh= too, the grid of ranks that they are the "
+                    "axes of"
+                )
                 raise MeshError(msg)
             mesh = list(transport.ranks_of(groups[0]))
         built = cls(device_type, mesh, mesh_dim_names=mesh_dim_names)
@@ -271,9 +274,9 @@ class DeviceMesh:
             MeshError: (a ValueError) no names, or an axis is named twice.
             MeshLookupError: (a MeshError, KeyError and IndexError) no such axis.
         """
-        untyped: object = names  # users are not checked by mypy
+        untyped: object = names  # callers may not be type-checked
         if not isinstance(untyped, (str, tuple)) or not untyped:
-            # No IndexError: Python would take it for the end of a sequence.
+            # Not an IndexError: Python would treat that as the end of iteration.
             msg = (
                 f"mesh[{names!r}]: axes are chosen by name, as in mesh[{self.names[0]!r}]; the mesh has the axes "
                 f"{self.names} of sizes {self.shape}"
@@ -318,7 +321,7 @@ class DeviceMesh:
         """Restore the mesh that was current before this one."""
         _CURRENT.set(_CURRENT.get()[:-1])
 
-    # -- value ---------------------------------------------------------------------------------------------------
+    # -- printing, pickling, copying -----------------------------------------------------------------------------
 
     def __reduce__(self) -> tuple[Any, ...]:
         """Pickle by value; the mesh that is unpickled is that of the rank that unpickles it."""
@@ -378,14 +381,14 @@ def init_device_mesh(
     Args:
         device_type: ``cpu``, ``cuda`` or ``npu``.
         mesh_shape: sizes of the axes.
-        mesh_dim_names: one name per axis; without them axes are called by their number.
+        mesh_dim_names: one name per axis; without names, axes are named ``"0"``, ``"1"``, ….
         rank_list: global ranks; by default all ranks of the world.
 
     Raises:
         MeshError: (a ValueError and RuntimeError) the grid does not fit the world or the list, or names or ranks
             repeat.
     """
-    shape: tuple[Any, ...] = tuple(mesh_shape)  # users are not checked by mypy
+    shape: tuple[Any, ...] = tuple(mesh_shape)  # callers may not be type-checked
     if not shape or any(not isinstance(size, int) or size < 1 for size in shape):
         msg = f"init_device_mesh: mesh_shape must be positive ints, got {shape}"
         raise MeshError(msg)

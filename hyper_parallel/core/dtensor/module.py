@@ -1,4 +1,4 @@
-"""Tensors and modules as DTensors: values come from one rank, or every rank takes its own shard."""
+"""Distributing tensors and modules: values come from one rank, or each rank takes a shard of its own values."""
 
 from __future__ import annotations
 
@@ -42,7 +42,7 @@ def distribute_tensor(
         device_mesh: the mesh, by default the current one.
         placements: placements or aliases; all Replicate by default. Along a Partial(sum) axis the first rank
             holds the values and the others hold zeros.
-        src_data_rank: row-major position in the mesh of the rank whose values are distributed; with None every rank
+        src_data_rank: row-major index in the mesh of the rank whose values are distributed; with None every rank
             takes its shard of its own values, without communication.
 
     Returns:
@@ -51,10 +51,10 @@ def distribute_tensor(
     Raises:
         LayoutError: (a ValueError) placements that do not fit, or a DTensor of another layout.
         MeshMismatchError: (a RuntimeError and a ValueError) the placements are a layout of another mesh.
-        MeshError: (a ValueError) ``src_data_rank`` is no position in the mesh.
-        MeshLookupError: (a MeshError) this rank is not in the mesh. It gets no empty shard, whose values could be taken
-            for the tensor's; ``mesh.get_coordinate() is not None`` is true on the ranks of the mesh.
-        NotPlainError: (a TypeError and a RuntimeError) ``tensor`` is sparse, is no tensor, or is the result of a
+        MeshError: (a ValueError) ``src_data_rank`` is not a valid index into the mesh.
+        MeshLookupError: (a MeshError) this rank is not in the mesh. It does not get an empty shard, which could be
+            mistaken for the tensor's values; ``mesh.get_coordinate() is not None`` is true on the ranks of the mesh.
+        NotPlainError: (a TypeError and a RuntimeError) ``tensor`` is sparse, is not a tensor, or is the result of a
             computation that needs its gradient, which a leaf would not pass on. :meth:`DTensor.from_local` does.
     """
     mesh = resolve_mesh(device_mesh)
@@ -94,7 +94,7 @@ def _cut_message(tensor: Any, layout: Layout) -> str:
         f"distribute_tensor: the tensor {list(tensor.shape)} is part of a graph, and the result would be a leaf, so "
         f"no gradient would come back; hyper_parallel.DTensor.from_local(tensor, mesh, [{whole}])"
         f".redistribute(placements={list(layout.placements)}) keeps the gradient if every rank holds the same values; "
-        "detach the tensor if none is wanted"
+        "detach the tensor if no gradient is needed"
     )
 
 
@@ -106,7 +106,7 @@ def _own_shard(platform: Platform, whole: Any, layout: Layout, source: int | Non
         return platform.contiguous(own if platform.is_meta(whole) else platform.copy(own))
     ranks = layout.mesh.ranks
     if not 0 <= source < len(ranks):
-        msg = f"src_data_rank {source} is no position in {layout.mesh!r}, which has {len(ranks)} ranks"
+        msg = f"src_data_rank {source} is out of range for {layout.mesh!r}, which has {len(ranks)} ranks"
         raise MeshError(msg)
     if layout.is_replicated:
         return platform.transport().broadcast(platform.contiguous(whole), ranks[source], ranks)
@@ -191,7 +191,7 @@ def local_data_for(holder: Any, data: Any) -> Any:
     whole = (
         f"{list(holder.shape)}, of which this rank holds {list(local)}" if isinstance(holder, DTensor) else list(local)
     )
-    msg = f"update_param_data: the parameter is {whole}; the data is {list(data.shape)}"
+    msg = f"update_param_data: the parameter has shape {whole}; the data has shape {list(data.shape)}"
     raise LayoutError(msg)
 
 
@@ -226,7 +226,7 @@ def distribute_module(
         ``module``.
 
     Raises:
-        RuntimeError: ``module`` was distributed before.
+        RuntimeError: ``module`` is already distributed.
         ValueError: a hook that takes neither two nor three arguments.
     """
     mesh = resolve_mesh(device_mesh)
@@ -251,7 +251,7 @@ def distribute_module(
 
 
 def _hook(fn: Callable[..., Any] | None, name: str) -> Callable[..., Any] | None:
-    """Return ``fn`` with three arguments; the old form with two is wrapped, with a warning."""
+    """Return ``fn`` with three arguments; a deprecated two-argument hook is wrapped, with a warning."""
     if fn is None:
         return None
     count = len(_positional(fn))

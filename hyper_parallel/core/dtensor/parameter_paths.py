@@ -29,7 +29,7 @@ class TiedParameters:
 
     Args:
         platform: the framework of the module.
-        root: its parameters that are one object under several paths when this is created are tied.
+        root: module whose parameters are examined: those that are one object under several paths are tied.
     """
 
     def __init__(self, platform: Platform, root: Any) -> None:
@@ -45,7 +45,7 @@ class TiedParameters:
         return self._platform.direct_parameters(module)[name]
 
     def restore(self) -> None:
-        """Give a parameter that replaced a tied one under one path to the other paths too."""
+        """After a tied parameter was replaced under one path, set the replacement under its other paths too."""
         self._groups = [(slots, self._spread(slots, shared)) for slots, shared in self._groups]
 
     def _spread(self, slots: list[Slot], shared: Any) -> Any:
@@ -71,7 +71,7 @@ def path_matches(pattern: str, path: str) -> bool:
 
 
 def describe_nearest(pattern: str, paths: Sequence[str]) -> str:
-    """Return the children of the deepest module that the start of a failing ``pattern`` names, for a message."""
+    """For an error message: return the children of the deepest module that a prefix of ``pattern`` matches."""
     tokens = pattern.split(".")
     heads = (".".join(tokens[:depth]) for depth in reversed(range(len(tokens))))
     parent = next(path for head in heads for path in paths if path_matches(head, path))

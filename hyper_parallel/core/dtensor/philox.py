@@ -1,7 +1,8 @@
 """Philox 4x64-10 (Salmon et al., Parallel Random Numbers: As Easy as 1, 2, 3, SC 2011), as NumPy computes it.
 
 It is a counter-based generator: every block of four 64-bit words has its own counter, so a run of blocks is computed
-without those before it. NumPy's generator continues from where it is; skipping blocks costs as much as some hundred.
+without those before it. NumPy's generator continues from where it is; skipping any number of blocks costs as much as
+computing about a hundred.
 """
 
 from __future__ import annotations
@@ -27,7 +28,7 @@ class Philox:
     """The random words of one call.
 
     Args:
-        seed: key, of which 64 bits count.
+        seed: the key; only its low 64 bits are used.
         call: call index, the upper half of the counter.
     """
 
@@ -56,7 +57,7 @@ class Philox:
         words = np.empty((len(first), width, WORDS_PER_BLOCK), np.uint64)
         steps = np.diff(first)
         far = np.flatnonzero(steps > width + _SHORT_GAP) + 1
-        # As many runs at once as keep the words between them within BLOCKS_AT_ONCE.
+        # Take as many runs at once as fit in BLOCKS_AT_ONCE blocks, gaps included.
         many = max(1, BLOCKS_AT_ONCE // int(np.max(steps, initial=1, where=steps <= width + _SHORT_GAP)))
         for low, high in itertools.pairwise((0, *far.tolist(), len(first))):
             for start in range(low, high, many):

@@ -1,4 +1,4 @@
-"""Placements: how the ranks along one mesh axis hold a tensor; and reading and writing them.
+"""Placements, which describe how the ranks along one mesh axis hold a tensor, and conversion of their public forms.
 
 Users write placements in one of two forms: one placement per mesh axis, or one alias (axis name, tuple of axis names
 or ``"None"``) per tensor dim. A layout stores neither form but their parts, ``DimAxes`` and ``Partials``.
@@ -89,7 +89,7 @@ class Shard(Placement):
 
     def __post_init__(self) -> None:
         """Reject a dim that is not an int."""
-        dim: object = self.dim  # callers may be untyped
+        dim: object = self.dim  # callers may not be type-checked
         if not isinstance(dim, int) or isinstance(dim, bool):
             msg = f"Shard(dim): dim must be an int, got {self.dim!r}"
             raise TypeError(msg)
@@ -105,7 +105,7 @@ class Shard(Placement):
 
 @dataclass(frozen=True)
 class StridedShard(Shard):
-    """A shard of a dim that mesh axes further right have split before: how placements express the order of splits.
+    """A shard of a dim that mesh axes further right have already split; this expresses the order of splits.
 
     Args:
         dim: the tensor dim.
@@ -119,7 +119,7 @@ class StridedShard(Shard):
     split_factor: int = 1
 
     def __post_init__(self) -> None:
-        """Reject a dim or factor that is none."""
+        """Reject an invalid dim or split factor."""
         super().__post_init__()
         factor: object = self.split_factor
         if not isinstance(factor, int) or factor < 1:
@@ -136,7 +136,7 @@ class Partial(Placement):
     """Each rank along the axis holds a partial value; reducing them with ``reduce_op`` gives the tensor.
 
     The gradient of a rank's partial value is the tensor's gradient for ``sum``, and that divided by the number of ranks
-    for ``avg``. So an optimizer moves an averaged leaf by less than the same leaf held replicated.
+    for ``avg``. So an optimizer step changes an averaged leaf by less than the same leaf held replicated.
 
     Args:
         reduce_op: ``sum``, ``avg``, ``max``, ``min``, ``prod``, ``all`` or ``any``.
@@ -172,11 +172,11 @@ def from_placements(mesh: DeviceMesh, placements: tuple[Placement, ...], ndim: i
 
     Raises:
         PlacementError: there is not one placement per axis, or a placement names a dim that the tensor does not have.
-        LayoutError: a split factor that no axes further right give.
+        LayoutError: a split factor that no product of axes to the right equals.
     """
     check_count(mesh, placements)
     dims: list[list[int]] = [[] for _ in range(ndim)]
-    # Right to left: a split factor counts the axes further right that split the dim first.
+    # From right to left, because a split factor refers to the axes to its right that split the dim before it.
     for axis in reversed(range(mesh.ndim)):
         placement = placements[axis]
         if isinstance(placement, Shard):
@@ -225,7 +225,7 @@ def _position(mesh: DeviceMesh, inner: list[int], placement: Shard) -> int:
     sizes = {mesh.names[axis]: mesh.shape[axis] for axis in inner}
     msg = (
         f"placements: {placement!r} needs axes to its right that split dim {placement.dim} first by {factor}; "
-        f"there: {sizes}"
+        f"found: {sizes}"
     )
     raise LayoutError(msg)
 

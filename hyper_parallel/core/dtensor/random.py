@@ -82,7 +82,7 @@ class _Streams:
         return self.named[name]
 
     def start(self, state: RandomState) -> None:
-        """Set the state of the current stream; seeding the rank's own starts the named streams again."""
+        """Set the state of the current stream; setting the rank's own stream resets the named streams."""
         name = _NAME.get()
         if name is not None:
             self.named[name] = state
@@ -91,7 +91,7 @@ class _Streams:
         self.named.clear()
 
     def claim(self) -> None:
-        """Make this thread the one that samples from the rank's own stream, unless another thread does."""
+        """Claim the rank's own stream for this thread; raise if a running thread holds it."""
         thread = threading.current_thread()
         if self.owner is not None and self.owner is not thread and self.owner.is_alive():
             msg = (
@@ -143,7 +143,7 @@ def manual_seed(seed: int, mesh: DeviceMesh | None = None) -> None:
     affect it, so ranks may set those differently.
 
     Args:
-        seed: any int; its low 64 bits count.
+        seed: any int; only its low 64 bits are used.
         mesh: accepted for PyTorch's signature; the stream is the same on every mesh.
     """
     del mesh
@@ -221,7 +221,7 @@ def forbid_sampling_while(recomputes: Callable[[], bool]) -> None:
 
 
 def next_call() -> tuple[int, int]:
-    """Return seed and index of the next random call and count it; ranks that hold nothing count it too.
+    """Return seed and index of the next random call and count it; ranks with empty shards count it too.
 
     Raises:
         UnsupportedOperatorError: a forward is recomputed without replaying its stream, or another thread samples from
@@ -266,7 +266,7 @@ def uniform(layout: Layout, digits: int = 53) -> Any:
 
     Args:
         layout: global shape and placements.
-        digits: random bits, as many as the final dtype's significand has, so that no value is rounded to 1.
+        digits: random bits per value, as many as the final dtype's significand has, so that no value is rounded to 1.
 
     Returns:
         float32 for up to 24 digits, else float64.

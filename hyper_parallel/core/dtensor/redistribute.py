@@ -26,16 +26,16 @@ _CACHE = "_hyper_parallel_redistribution"
 
 
 class _Context(NamedTuple):
-    """The circumstances of a run; forward passes them on to backward.
+    """What a run of a transition needs to know; forward passes it on to backward.
 
     Attributes:
         platform: the framework of the tensors.
-        cause: who asks; None is the program itself.
+        cause: the operator that needs it; None if the program requested it.
         module: path of the module that runs.
-        watchers: those of the forward.
+        watchers: watchers of the forward.
         on_backward: called when a gradient arrives in backward.
         phase: ``forward`` or ``backward``.
-        defer: asked in backward whether it takes the gradient for a later reduction.
+        defer: called in backward with the gradient; returns True if it keeps the gradient for a later reduction.
     """
 
     platform: Platform
@@ -69,9 +69,9 @@ def redistribute(
         local: this rank's plain tensor in the source layout.
         transition: from :func:`~hyper_parallel.core.dtensor.transition.plan_transition`.
         platform: the framework of ``local``.
-        cause: who asks, for the event log and ``strict()``; None is the program itself.
+        cause: the operator that needs it, for the event log and ``strict()``; None if the program requested it.
         on_backward: called when a gradient arrives in backward.
-        defer: called with the gradient in backward; if it returns True it has taken the gradient, and none goes back.
+        defer: called in backward with the gradient; returns True if it keeps the gradient, so that none is passed on.
 
     Raises:
         ShardMismatchError: (a ValueError) ``local`` does not have the local shape of the source layout.
@@ -127,7 +127,7 @@ def _differentiable(local: Any, transition: Transition, context: _Context) -> An
         return functions.linear.apply(local, transition, context)
     if transition.extremum.op not in ("max", "min"):
         msg = (
-            f"redistribute: no gradient passes the reduction of {transition.source.notation(local.dtype)}; "
+            f"redistribute: no gradient is defined for the reduction of {transition.source.notation(local.dtype)}; "
             f"detach() the tensor first"
         )
         raise UnsupportedOperatorError(msg)
@@ -179,7 +179,7 @@ def _check(local: Any, transition: Transition, platform: Platform) -> None:
     if tuple(local.shape) != source.local_shape:
         msg = (
             f"redistribute: rank {rank} holds a local tensor of shape {tuple(local.shape)}, but "
-            f"{source.notation(local.dtype)} gives it {source.local_shape}"
+            f"{source.notation(local.dtype)} says it should be {source.local_shape}"
         )
         raise ShardMismatchError(msg)
 
@@ -199,7 +199,7 @@ def _functions(platform: Platform) -> _Functions:
 
 def _linear_function(base: Any) -> Any:
     class RedistributeFunction(base):  # type: ignore[misc] # the framework's class is known at run time only
-        """A transition forward, its adjoint backward."""
+        """Forward runs a transition; backward runs its adjoint."""
 
         @staticmethod
         def forward(ctx: Any, local: Any, transition: Transition, context: _Context) -> Any:
@@ -220,7 +220,7 @@ def _linear_function(base: Any) -> Any:
 
 def _gathered_function(base: Any) -> Any:
     class GatheredViewFunction(base):  # type: ignore[misc] # as above
-        """The gathered value forward, the adjoint of the gather backward."""
+        """Forward returns the gathered value; backward runs the adjoint of the gather."""
 
         @staticmethod
         def forward(ctx: Any, source: Any, gathered: Any, transition: Transition, context: _Context) -> Any:
@@ -254,11 +254,11 @@ def _extremum_function(base: Any) -> Any:
         def backward(ctx: Any, grad: Any) -> tuple[Any, None, None]:
             """Return this rank's share of the gradient."""
             layout = ctx.transition.linear.adjoint.target
-            # Every rank masks the same gradient in its own way: a varying use, whose adjoint is the sum.
+            # Each rank masks the gradient differently, so this is a varying view; its adjoint sums.
             view = plan_transition(layout, layout, ctx.transition.extremum.axes)
             ties = _run(ctx.attained, view.adjoint, ctx.context, "backward")
             share = _run_adjoint(grad, view, ctx.context) / ties
-            # Selected, not multiplied: a gradient that is not finite must not reach ranks that lost.
+            # Masked instead of multiplied by zero: a non-finite gradient must not reach ranks without the extremum.
             mask = ctx.attained == 0
             return ctx.context.platform.local_op("masked_fill")(x=share, mask=mask, value=0.0), None, None
 

@@ -1,4 +1,4 @@
-"""Random numbers of a local shard, computed block after block, so that little memory is needed beside the numbers.
+"""Random numbers of a local shard, computed block by block to save memory.
 
 The random words of an element depend only on its index in the global tensor (see ``random``), not on the blocks.
 """
@@ -124,7 +124,7 @@ class LocalSample:
         if 0 in self.shape:
             return
         per_block = _WORDS // self.distribution.words_per_element
-        # Enough blocks for a run, wherever in its first block it begins.
+        # Enough blocks for a run that starts anywhere within its first block.
         widest = -(-(self.runs.length + per_block - 1) // per_block)
         if widest <= BLOCKS_AT_ONCE:
             yield from self._many_runs(per_block, widest)
@@ -174,7 +174,10 @@ def uniform(digits: int = 53) -> Distribution:
 
 
 def normal(digits: int = 53) -> Distribution:
-    """Return the standard normal distribution (Box and Muller, 1958): two neighbours share a radius and an angle."""
+    """Return the standard normal distribution; each pair of values comes from one radius and one angle.
+
+    This is the method of Box and Muller (1958).
+    """
     return Distribution(1 if digits <= _FLOAT32_DIGITS else 2, _gaussian)
 
 

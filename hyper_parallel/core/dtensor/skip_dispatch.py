@@ -1,4 +1,4 @@
-"""``SkipDTensorDispatch``: operations act on local tensors without dispatch, except operators that are named."""
+"""``SkipDTensorDispatch``: operations run on local tensors without dispatch, except those in ``no_skip``."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ class SkipDTensorDispatch(ContextDecorator):
     """Inside the block, operations on DTensors act on their local tensors and return plain tensors.
 
     No layout is checked and nothing is communicated. An in-place operation writes to the local tensor and returns the
-    DTensor. Blocks may be nested, and the innermost one counts. They hold for the current thread and task only. The
+    DTensor. Blocks may be nested; only the innermost applies. They apply to the current thread and task only. The
     class is a decorator too.
 
     Args:
@@ -51,7 +51,7 @@ class SkipDTensorDispatch(ContextDecorator):
 
 
 def skipped(func: Callable[..., Any] | None, *names: str) -> bool:
-    """Return True if a call of ``func``, which has also the names ``names``, acts on local tensors here."""
+    """Return True if a call of ``func`` (also known as ``names``) acts on local tensors in the current context."""
     blocks = _OPEN.get()
     if not blocks:
         return False
@@ -64,7 +64,7 @@ def skipped(func: Callable[..., Any] | None, *names: str) -> bool:
 
 @contextmanager
 def outside_blocks() -> Iterator[None]:
-    """Ignore surrounding blocks inside: a named operator is dispatched together with the operators it consists of."""
+    """Ignore surrounding blocks: an operator in ``no_skip`` is dispatched together with those it decomposes into."""
     token = _OPEN.set(())
     try:
         yield

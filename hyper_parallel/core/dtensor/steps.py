@@ -57,7 +57,7 @@ class Step(abc.ABC):
 
     @cached_property
     def loads(self) -> tuple[int, ...]:
-        """Elements that each member of the first group receives; its shards are largest, so no group receives more."""
+        """Elements that each member of the first group receives; its shards are the largest."""
         origin = (0,) * self.source.mesh.ndim
         return tuple(self.received_at(position) for position in members(self.source.mesh, self.axes, origin))
 
@@ -119,25 +119,28 @@ class Slice(LocalStep):
     """Every rank keeps the part of its box that is in its target box."""
 
     def apply(self, local: Any, platform: Platform) -> Any:
-        """Return the part, in storage of its own, so that writing into it leaves the source alone."""
+        """Return the part, in storage of its own, so that writing to it does not change the source."""
         box, target = self.source.box_at(self.coordinate), self.target.box_at(self.coordinate)
         return platform.copy(narrow_box(local, box, target, platform))
 
 
 @dataclass(frozen=True, eq=False)
 class Scale(LocalStep):
-    """Multiply by ``factor``, which writes ``Partial(avg)`` as ``Partial(sum)`` or the reverse."""
+    """Multiply by ``factor``, which converts ``Partial(avg)`` to ``Partial(sum)`` or back."""
 
     factor: Fraction
 
     def apply(self, local: Any, platform: Platform) -> Any:
-        """Return ``local * factor``; it multiplies and divides by integers, since 1/3 is no floating-point number.
+        """Return ``local * factor``; it multiplies and divides by integers, because 1/3 is not exact.
 
         Raises:
             LayoutError: ``local`` is an integer tensor; an average of integers is not an integer.
         """
         if not platform.is_floating(local):
-            msg = f"Partial(avg) of {local.dtype}: an average of integers is no integer; cast to a floating dtype first"
+            msg = (
+                f"Partial(avg) of {local.dtype}: an average of integers is not an integer; cast to a floating dtype "
+                "first"
+            )
             raise LayoutError(msg)
         numerator, denominator = self.factor.numerator, self.factor.denominator
         product = local if numerator == 1 else local * numerator
@@ -148,7 +151,8 @@ class ToPartial(LocalStep):
     """Write the value as partial values along ``axes``, without communication.
 
     Along a sharded axis every rank embeds its shard in zeros. Along a replicated axis the first rank keeps the value
-    and the others hold the neutral element; for avg and the idempotent reductions (max, min, all, any) all keep it.
+    and the others hold the neutral element; for avg and the idempotent reductions (max, min, all, any) every rank
+    keeps it.
     """
 
     def apply(self, local: Any, platform: Platform) -> Any:

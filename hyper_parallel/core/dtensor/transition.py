@@ -1,8 +1,9 @@
-"""Transitions: the planned steps from one layout to another, and from the gradient's layout back. Pure and cached.
+"""Transitions: the planned, cached steps from one layout to another, and from the gradient's layout back.
 
 The gradient of a value has the dual layout: ``dual(Shard) = Shard``, ``dual(Replicate) = dual(Partial) = Replicate``.
-If the consumer of a transition from A to B differs along the axes V, the gradient goes back by the transition from
-dual(B), with Partial(sum) on V, to dual(A). That is its adjoint; the adjoint of the adjoint is the transition itself.
+If the consumer of a transition from A to B differs along the axes V, the gradient is redistributed by the transition
+from dual(B), with Partial(sum) on V, to dual(A). That is its adjoint; the adjoint of the adjoint is the transition
+itself.
 """
 
 from __future__ import annotations
@@ -32,7 +33,7 @@ _LOCK = threading.RLock()
 
 
 class Transition:
-    """The steps from ``source`` to ``target``, interned; made by :func:`plan_transition` only.
+    """The steps from ``source`` to ``target``; interned, created only by :func:`plan_transition`.
 
     Attributes:
         source: layout before.
@@ -118,7 +119,7 @@ class Transition:
         return self.extremum is None and any(axis in gathered for axis in axes)
 
     def __repr__(self) -> str:
-        """Return layouts and steps as messages write them."""
+        """Return layouts and steps in the notation of messages."""
         body = "; ".join(map(str, self.steps)) or "identity"
         return f"Transition({self.source.notation()} -> {self.target.notation()}: {body})"
 
@@ -132,7 +133,7 @@ def plan_transition(source: Layout, target: Layout, varying: Sequence[int] = ())
         varying: mesh axes, replicated in ``target``, along which the other operands of the consumer differ.
 
     Raises:
-        MeshMismatchError: the layouts live on different meshes.
+        MeshMismatchError: the layouts are on different meshes.
         LayoutError: shapes differ or are missing, a varying axis is not replicated, or partial values of reductions
             that do not commute would be reduced.
     """
@@ -187,7 +188,7 @@ def _check(source: Layout, target: Layout, varying: tuple[int, ...]) -> None:
 
 
 def _check_reductions(source: Layout, target: Layout) -> None:
-    """Refuse reductions that do not commute: a layout does not say which of them comes first."""
+    """Reject reductions that do not commute: a layout does not record their order."""
     if source.partials == target.partials:
         return
     for layout in (source, target):
@@ -272,7 +273,7 @@ def _adjoint_of(forward: Transition) -> Transition:
         msg = f"{forward!r} is not linear and has no adjoint"
         raise LayoutError(msg)
     source, target = _essential(forward.source), _essential(forward.target)
-    # Copies of an extremum tie. Each gets its share of the gradient, and the shares are summed.
+    # All copies of the maximum or minimum tie: each receives its share of the gradient, and the shares are summed.
     tied = {axis for axis, op in target.partials if op in ("max", "min") and (axis, op) not in source.partials}
     varying = tuple(sorted(tied | {axis for axis in forward.varying if forward.source.mesh.shape[axis] > 1}))
     start, end = dual(target, varying), dual(source)

@@ -15,7 +15,7 @@ __all__ = ["lost_write", "missing_shape", "not_writable", "only_mesh", "plain_te
 
 
 def only_mesh(op: str, meshes: Iterable[DeviceMesh]) -> DeviceMesh | None:
-    """The mesh that all operands of ``op`` live on, or None without operands.
+    """Return the mesh that all operands of ``op`` are on, or None without operands.
 
     Raises:
         MeshMismatchError: there are several.
@@ -23,7 +23,7 @@ def only_mesh(op: str, meshes: Iterable[DeviceMesh]) -> DeviceMesh | None:
     distinct = list(dict.fromkeys(meshes))
     if len(distinct) > 1:
         first, second, *_ = distinct
-        msg = f"{op}: operands live on different meshes, {first!r} and {second!r}; bring them to one mesh first"
+        msg = f"{op}: operands are on different meshes, {first!r} and {second!r}; bring them to one mesh first"
         raise MeshMismatchError(msg)
     return distinct[0] if distinct else None
 

@@ -100,7 +100,7 @@ def parameters(w: World) -> None:
             w.same(param.full_tensor(), fresh)
         write(plain, w.tensor(fresh))
         w.same(plain, fresh)
-    with raises(LayoutError, "the parameter is [5, 3]; the data is [4, 4]"):
+    with raises(LayoutError, "the parameter has shape [5, 3]; the data has shape [4, 4]"):
         p.update_param_data(plain, w.tensor(np.ones((4, 4))))
     zero = p.new_zero_parameter((2, 3), p.str_to_dtype("float64"), requires_grad=False)
     w.same(zero, np.zeros((2, 3)))

@@ -135,7 +135,7 @@ def test_what_from_local_takes():
          "torch.tensor(data) or mindspore.Tensor(data)"),
     )  # fmt: skip
     assert text_of(ValueError, lambda: unit.resolve_mesh(None)) == (
-        "device_mesh: none given and none is current; pass one, or use 'with mesh:'"
+        "device_mesh: none was given and there is no current mesh; pass one, or use 'with mesh:'"
     )
 
 

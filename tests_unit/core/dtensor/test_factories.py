@@ -75,7 +75,7 @@ def test_the_size_may_come_by_keyword(make):
             make(3, size=(3, 4), device_mesh=mesh)
         return str(caught.value)
 
-    assert on_mesh(rank, 1) == ["size: given twice, by position (3,) and by keyword (3, 4)"]
+    assert on_mesh(rank, 1) == ["size: given both by position (3,) and by keyword (3, 4)"]
 
 
 @pytest.mark.parametrize("make", [rand, randn])

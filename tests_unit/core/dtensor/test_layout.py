@@ -24,7 +24,7 @@ R, S0, S1 = Replicate(), Shard(0), Shard(1)
     ([Shard(2), R], "placements: Shard(2) names dim 2, the tensor has 2 dims"),
     ([Shard(-3), R], "placements: Shard(-3) names dim -3, the tensor has 2 dims"),
     ([StridedShard(0, 2), S0], ("placements: StridedShard(0, split_factor=2) needs axes to its right that split "
-                                "dim 0 first by 2; there: {'tp': 3}")),
+                                "dim 0 first by 2; found: {'tp': 3}")),
     (("dp",), "placements: 1 aliases ('dp',) given for a tensor of 2 dims; give one per dim"),
     (("dp", "None", "None"), ("placements: 3 aliases ('dp', 'None', 'None') given for a tensor of 2 dims; "
                               "give one per dim")),

@@ -141,7 +141,7 @@ def test_a_dtensor_is_returned_or_refused():
     (lambda x, mesh: distribute_tensor(x, mesh, ("ep", "None")), MeshError,
      "mesh has no axis 'ep'; its axes are ('tp',) of sizes (2,)"),
     (lambda x, mesh: distribute_tensor(x, mesh, [Shard(0)], src_data_rank=2), MeshError,
-     "src_data_rank 2 is no position in DeviceMesh(cpu, tp=2, ranks=[0, 1]), which has 2 ranks"),
+     "src_data_rank 2 is out of range for DeviceMesh(cpu, tp=2, ranks=[0, 1]), which has 2 ranks"),
     (lambda x, mesh: DTensor.from_local(x[: mesh.rank + 1], mesh, [Shard(0)], run_check=True), ShardMismatchError,
      ("from_local: the local tensors do not make one tensor of [2, 6] under (Shard(0),): rank 1 should hold [1, 6] "
      "(rank 0: [1, 6] torch.float64, rank 1: [2, 6] torch.float64); pass shape=, the global shape")),
@@ -153,7 +153,7 @@ def test_a_dtensor_is_returned_or_refused():
      "local shard that a parallel style returned, give that style use_local_output=False")),
     (lambda x, mesh: distribute_tensor(x, mesh, [Shard(0)])
      + distribute_tensor(x, init_device_mesh("cpu", (2,), mesh_dim_names=("x",)), [Shard(0)]), MeshMismatchError,
-     ("add__: operands live on different meshes, DeviceMesh(cpu, tp=2, ranks=[0, 1]) and DeviceMesh(cpu, x=2, "
+     ("add__: operands are on different meshes, DeviceMesh(cpu, tp=2, ranks=[0, 1]) and DeviceMesh(cpu, x=2, "
      "ranks=[0, 1]); bring them to one mesh first")),
     (lambda *_: init_device_mesh("cpu", (3,)), MeshError,
      "init_device_mesh: mesh_shape (3,) needs 3 ranks, the world has 2"),
@@ -325,7 +325,7 @@ def test_a_tensor_on_the_graph_is_refused():
         "distribute_tensor: the tensor [4, 6] is part of a graph, and the result would be a leaf, so no gradient "
         "would come back; hyper_parallel.DTensor.from_local(tensor, mesh, [Replicate()])"
         ".redistribute(placements=[Shard(0)]) keeps the gradient if every rank holds the same values; detach the "
-        "tensor if none is wanted"
+        "tensor if no gradient is needed"
     )
 
 

@@ -240,7 +240,7 @@ def test_a_product_has_no_gradient(dense):
         return str(caught.value), value.tolist()
 
     assert on_ranks(dense, (2,), body)[0] == (
-        "redistribute: no gradient passes the reduction of f32[2] + Partial(prod)@a; detach() the tensor first",
+        "redistribute: no gradient is defined for the reduction of f32[2] + Partial(prod)@a; detach() the tensor first",
         [9.0, 9.0],
     )
 
@@ -397,7 +397,8 @@ def test_a_wrong_shard_is_refused_before_anything_is_sent(dense):
 
     for rank, message in on_ranks(dense, (2,), body):
         assert message == (
-            f"redistribute: rank {rank} holds a local tensor of shape (2, 5), but f32[7@a, 5] gives it ({4 - rank}, 5)"
+            f"redistribute: rank {rank} holds a local tensor of shape (2, 5), but f32[7@a, 5] says it should be "
+            f"({4 - rank}, 5)"
         )
 
 
@@ -427,5 +428,5 @@ def test_integers_have_no_average(dense):
         return str(caught.value)
 
     assert on_ranks(dense, (2,), body)[0] == (
-        "Partial(avg) of torch.int64: an average of integers is no integer; cast to a floating dtype first"
+        "Partial(avg) of torch.int64: an average of integers is not an integer; cast to a floating dtype first"
     )

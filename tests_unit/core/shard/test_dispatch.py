@@ -265,7 +265,7 @@ def test_meshes_do_not_mix():
         return text_of(MeshMismatchError, lambda: spread(x, mesh, S0, R) + spread(x, flat, S0))
 
     assert on_ranks(on_rank, 2, 1)[0] == (
-        "__add__: operands live on different meshes, DeviceMesh(cpu, dp=2, tp=1, ranks=[0, 1]) and "
+        "__add__: operands are on different meshes, DeviceMesh(cpu, dp=2, tp=1, ranks=[0, 1]) and "
         "DeviceMesh(cpu, all=2, ranks=[0, 1]); bring them to one mesh first"
     )
 

@@ -145,7 +145,7 @@ def test_the_current_mesh_is_the_default(twin):
     def rank(mesh):
         with mesh:
             assert parallelize_module(nn.Linear(4, 4), parallelize_plan=ColwiseParallel()).weight.device_mesh is mesh
-        with pytest.raises(ValueError, match="none given and none is current"):
+        with pytest.raises(ValueError, match="none was given and there is no current mesh"):
             parallelize_module(nn.Linear(4, 4), parallelize_plan=ColwiseParallel())
         with pytest.raises(TypeError) as caught:
             parallelize_module(nn.Linear, mesh, ColwiseParallel())

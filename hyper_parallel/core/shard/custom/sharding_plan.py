@@ -72,7 +72,7 @@ def shard_module(module: Any, device_mesh: DeviceMesh | None, sharding_plan: Sha
     if not isinstance(sharding_plan, ShardingPlan):
         msg = f"shard_module: sharding_plan must be a ShardingPlan, got {type(sharding_plan).__name__}"  # type: ignore[unreachable]
         raise TypeError(msg)
-    plan: object = sharding_plan.plan  # callers may be untyped
+    plan: object = sharding_plan.plan  # callers may not be type-checked
     if not isinstance(plan, Mapping):
         msg = f"shard_module: plan must map paths to placements, got {type(plan).__name__}; {{}} replicates everything"
         raise TypeError(msg)

@@ -51,7 +51,7 @@ class _Registered(UserOp):
         answer = self._strategy(OpSchema(self.op_name, *_schema_arguments(call), self.schema_info))
         if isinstance(answer, TupleStrategy):
             return _by_element(self.op_name, call, answer)
-        untyped: object = answer  # callers may be untyped
+        untyped: object = answer  # callers may not be type-checked
         if not isinstance(untyped, OpStrategy) or not untyped.strategies:
             msg = f"{self.op_name}: a strategy must return an OpStrategy with at least one OpSpec, got {answer!r}"
             raise LayoutError(msg)

@@ -306,9 +306,9 @@ def test_pieces_that_make_no_tensor():
         return str(caught.value)
 
     message = (
-        "local_map(<lambda>): the local shards of output are not those of one f32[3@tp, 2] "
+        "local_map(<lambda>): the local shards of output do not form one f32[3@tp, 2] "
         "(rank 0: [1, 2], rank 1: [2, 2]); "
-        "shards follow the ceil rule"
+        "every shard must have ceil(size / ranks) elements, the last ones fewer"
     )
     assert simulate(body, 2, platform="torch") == [message] * 2
 

@@ -226,9 +226,9 @@ def test_inputs_that_do_not_fit_the_plan():
         "shard_module(0): input_plan names 'y'; the call has input",
         "shard_module(0): input must be a tensor to be laid out as [Shard(0)], got int",
         (
-            "shard_module(0): the local shards of input are not those of one f32[3@tp, 5] "
+            "shard_module(0): the local shards of input do not form one f32[3@tp, 5] "
             "(rank 0: [1, 5], rank 1: [2, 5]); "
-            "shards follow the ceil rule"
+            "every shard must have ceil(size / ranks) elements, the last ones fewer"
         ),
         "shard_module(0): input has no 'y'; it has x",
         "shard_module(0): input is a sequence of 1, its entry is ([Shard(0)], [Shard(0)])",

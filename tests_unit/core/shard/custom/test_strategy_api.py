@@ -523,7 +523,7 @@ def asked(kind, schema_of):
 def test_layouts_of_different_meshes():
     """Operands on several meshes, and targets on another mesh, are refused."""
     assert asked(MeshMismatchError, lambda x, y: OpSchema("add", (x, y))) == (
-        "add: operands live on different meshes, DeviceMesh(cpu, tp=2, ranks=[0, 1]) and "
+        "add: operands are on different meshes, DeviceMesh(cpu, tp=2, ranks=[0, 1]) and "
         "DeviceMesh(cpu, dp=2, ranks=[0, 1]); bring them to one mesh first"
     )
     other = []
@@ -582,7 +582,7 @@ def test_operands_of_an_operator_that_runs_whole():
             [0.0] * 3,
             [
                 (
-                    "both_ways: operands live on different meshes, DeviceMesh(cpu, tp=2, ranks=[0, 1]) and "
+                    "both_ways: operands are on different meshes, DeviceMesh(cpu, tp=2, ranks=[0, 1]) and "
                     "DeviceMesh(cpu, dp=2, ranks=[0, 1]); bring them to one mesh first"
                 ),
                 (

@@ -209,8 +209,8 @@ def test_shards_that_are_not_one_tensor(twin):
         return str(caught.value)
 
     assert twin.on_mesh((2,), rank)[0] == (
-        "Linear: the local shards of input are not those of one f64[5@0, 7] (rank 0: [2, 7], rank 1: [3, 7]); "
-        "shards follow the ceil rule"
+        "Linear: the local shards of input do not form one f64[5@0, 7] (rank 0: [2, 7], rank 1: [3, 7]); "
+        "every shard must have ceil(size / ranks) elements, the last ones fewer"
     )
 
 
