@@ -1,6 +1,6 @@
-"""The choice of the framework, and the only way to a platform.
+"""Selects the framework; the only way to get a platform.
 
-Order of choice: an explicit one (a call, or ``use_platform``), the environment, the only framework that this process
+Order: an explicit choice (a call or ``use_platform``), the environment variable, the only framework that this process
 has imported, MindSpore if it is installed, PyTorch. Code that has a tensor calls :func:`platform_of` instead.
 """
 
@@ -56,7 +56,7 @@ def get_platform() -> Platform:
     """Return the platform of this thread or task.
 
     Raises:
-        ValueError: the environment variable names no framework.
+        ValueError: the environment variable does not name a framework.
         MissingFrameworkError: (an ImportError) neither framework is installed, or the chosen one is not.
     """
     chosen = _CHOSEN.get()
@@ -101,7 +101,7 @@ def value_and_grad(
 
 @contextmanager
 def use_platform(name: str) -> Iterator[Platform]:
-    """Make ``name`` the explicit choice inside, per thread and task."""
+    """Use platform ``name`` inside this context, for the current thread or task."""
     platform = platform_named(name)
     token = _CHOSEN.set(name)
     try:
@@ -144,7 +144,7 @@ def platform_of_argument(value: Any, what: str, *, module: bool = False) -> Plat
     """Return the platform of a user's argument; ``what`` names it, as in ``"distribute_tensor: tensor"``.
 
     Raises:
-        NotPlainError: (a TypeError) ``value`` is no tensor, or no module, of either framework.
+        NotPlainError: (a TypeError) ``value`` is not a tensor, or not a module, of either framework.
     """
     try:
         platform = platform_of(value)
@@ -153,29 +153,29 @@ def platform_of_argument(value: Any, what: str, *, module: bool = False) -> Plat
     if platform is not None and (isinstance(value, platform.Module) if module else platform.is_tensor(value)):
         return platform
     wanted = "a torch.nn.Module or a mindspore.nn.Cell" if module else "a tensor of torch or mindspore"
-    fix = "" if module else "; make one of it first, as in torch.tensor(data) or mindspore.Tensor(data)"
+    fix = "" if module else "; convert it first, as in torch.tensor(data) or mindspore.Tensor(data)"
     msg = f"{what} must be {wanted}, got {type(value).__name__}{fix}"
     raise NotPlainError(msg)
 
 
 def installed_frameworks() -> tuple[str, ...]:
-    """Names of the frameworks that could be imported, without importing them."""
+    """Return the names of the frameworks that could be imported, without importing them."""
     return tuple(name for name in FRAMEWORKS if name in sys.modules or importlib.util.find_spec(name) is not None)
 
 
 def default_framework() -> str:
-    """Name of the framework that runs where nothing is chosen explicitly; imports none.
+    """Return the framework used when none is chosen explicitly, without importing it.
 
     Raises:
-        ValueError: the environment names something else than a framework.
+        ValueError: the environment variable does not name a framework.
         MissingFrameworkError: (an ImportError) neither is installed.
     """
-    asked = os.environ.get(ENVIRONMENT_VARIABLE)
-    if asked:
-        if asked.lower() not in FRAMEWORKS:
-            msg = f"{ENVIRONMENT_VARIABLE}={asked!r} names no framework; use one of {', '.join(FRAMEWORKS)}"
+    requested = os.environ.get(ENVIRONMENT_VARIABLE)
+    if requested:
+        if requested.lower() not in FRAMEWORKS:
+            msg = f"{ENVIRONMENT_VARIABLE}={requested!r} is not a framework; use one of {', '.join(FRAMEWORKS)}"
             raise ValueError(msg)
-        return asked.lower()
+        return requested.lower()
     imported = [name for name in FRAMEWORKS if name in sys.modules]
     if len(imported) == 1:
         return imported[0]
@@ -193,14 +193,14 @@ def require_framework(name: str) -> None:
         MissingFrameworkError: (an ImportError) it is not installed, or NumPy is too new for it.
     """
     if name not in installed_frameworks():
-        msg = f"platform {name!r} was asked for, but {name} is not installed; pip install hyper-parallel[{name}]"
+        msg = f"platform {name!r} was requested, but {name} is not installed; pip install hyper-parallel[{name}]"
         raise MissingFrameworkError(msg)
     if name == "mindspore":
         _require_numpy_1()
 
 
 def _require_numpy_1() -> None:
-    """MindSpore's binary is built against NumPy 1; under NumPy 2 it warns of crashes and corrupts bfloat16."""
+    """Raise under NumPy 2: MindSpore's binary is built against NumPy 1, and corrupts bfloat16."""
     version = importlib.import_module("numpy").__version__
     if int(version.partition(".")[0]) >= 2:
         msg = f"MindSpore needs NumPy below 2, this environment has {version}; pip install 'numpy<2'"

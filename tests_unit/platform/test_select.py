@@ -40,7 +40,7 @@ def test_an_unknown_name_in_the_environment(bare, monkeypatch):
     monkeypatch.setenv(select.ENVIRONMENT_VARIABLE, "jax")
     with pytest.raises(ValueError, match="jax") as caught:
         select.get_platform()
-    assert str(caught.value) == "HYPER_PARALLEL_PLATFORM='jax' names no framework; use one of torch, mindspore"
+    assert str(caught.value) == "HYPER_PARALLEL_PLATFORM='jax' is not a framework; use one of torch, mindspore"
 
 
 def test_an_unknown_name_in_a_call():
@@ -66,7 +66,7 @@ def test_asked_for_and_missing(bare, name):
     with pytest.raises(select.MissingFrameworkError) as caught:
         select.platform_named(name)
     assert str(caught.value) == (
-        f"platform {name!r} was asked for, but {name} is not installed; pip install hyper-parallel[{name}]"
+        f"platform {name!r} was requested, but {name} is not installed; pip install hyper-parallel[{name}]"
     )
 
 

@@ -1,1 +1,1 @@
-"""One file per facet of a platform: what core and trainers ask of a framework."""
+"""The interface of a platform, which core and trainers use: one file per facet."""

@@ -1,4 +1,4 @@
-"""How the facets call collectives: over gloo, members agree on each before it is carried out."""
+"""Checks, over gloo, that all ranks call the same collective before it runs."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ _CONTRACT_DIR = os.path.dirname(os.path.abspath(__file__)) + os.sep  # noqa: PTH
 
 
 class AgreementFacet(IdentityFacet, TensorsFacet):
-    """Collectives that are the same on every member, or an error on every member: see ``transport/checks``."""
+    """Runs collectives after a check that all ranks call the same one; see ``transport/checks``."""
 
     platform_type: str
 
@@ -39,7 +39,7 @@ class AgreementFacet(IdentityFacet, TensorsFacet):
         argument: Any = None,
         chunks: list[Any] | None = None,
     ) -> Any:
-        """Carry out the transport's ``operation``, in its asynchronous form if another member has started that."""
+        """Run the transport's ``operation``, in its asynchronous form if another member has started that."""
         transport, arguments = self.transport(), engine_arguments(operation, data, ranks, argument, chunks)
         if must_agree(transport, ranks):
             proposal = self._proposal(member, operation, data, ranks, **_argument(operation, argument))
@@ -48,7 +48,7 @@ class AgreementFacet(IdentityFacet, TensorsFacet):
         return getattr(transport, operation)(*arguments)
 
     def _started(self, member: str, operation: str, data: Any, ranks: Ranks, argument: Any = None) -> Work:
-        """Begin a collective; a mismatch is raised by ``wait()``."""
+        """Start a collective; a mismatch is raised by ``wait()``."""
         transport = self.transport()
 
         def begin() -> Work:
@@ -62,7 +62,7 @@ class AgreementFacet(IdentityFacet, TensorsFacet):
         return self._agreement(ranks).start(proposal, begin)
 
     def _agree(self, member: str, data: Any, ranks: Ranks, **facts: Any) -> None:
-        """Compare a collective that is never started; ``data`` is None for one without tensor.
+        """Check a collective that is not asynchronous; ``data`` is None if it has no tensor.
 
         Raises:
             CollectiveMismatchError: members are about to call different collectives.
@@ -71,7 +71,7 @@ class AgreementFacet(IdentityFacet, TensorsFacet):
             self._agreement(ranks).compare(self._proposal(member, "", data, ranks, **facts))
 
     def _agree_on_rows(self, member: str, data: Any, route: Any, launch: Callable[[Any], Any]) -> Any:
-        """Compare an all-to-all of rows.
+        """Check an all-to-all of rows.
 
         Returns:
             the output, if another member has started the collective, which is then carried out here; else None.
@@ -82,7 +82,7 @@ class AgreementFacet(IdentityFacet, TensorsFacet):
         return self._agreement(route.ranks).compare_rows(proposal, lambda: _launched(route, launch))
 
     def _rows_in_flight(self, member: str, data: Any, route: Any, launch: Callable[[Any], Any]) -> tuple[Any, Work]:
-        """The output of ``launch(route)``, and what to wait for; a mismatch is raised by ``wait()``."""
+        """Return the output of ``launch(route)``, and the work to wait for; a mismatch is raised by ``wait()``."""
         if not must_agree(self.transport(), route.ranks):
             return _launched(route, launch)
         proposal = self._rows_proposal(member, data, route)
@@ -98,7 +98,11 @@ class AgreementFacet(IdentityFacet, TensorsFacet):
         return Proposal(members.index(self.get_rank()), operation, fingerprint)
 
     def _rows_proposal(self, member: str, data: Any, route: Any) -> Proposal:
-        """Both forms of it have one name; members are sorted, since each may name them in an order of its own."""
+        """Return the proposal of an all-to-all of rows.
+
+        The blocking and asynchronous forms share a name; ranks are sorted, since each rank may list them in a different
+        order.
+        """
         members = tuple(sorted(route.ranks))
         order = [route.ranks.index(rank) for rank in members]
         row = tuple(data.shape)[1:]
@@ -108,38 +112,38 @@ class AgreementFacet(IdentityFacet, TensorsFacet):
         return Proposal(members.index(self.get_rank()), "all_to_all", fingerprint)
 
     def _rows(self, member: str, data: Any, ranks: Ranks) -> list[Any]:
-        """Equal chunks of dim 0, one per member.
+        """Return equal chunks of dim 0, one per member.
 
         Raises:
-            ValueError: dim 0 does not divide by the number of members.
+            ValueError: dim 0 is not divisible by the number of members.
         """
         self._plain(member, data)
         size = data.shape[0] if len(data.shape) else 0
         rows, rest = divmod(size, len(ranks))
         if rest or not len(data.shape):
-            msg = f"{member}: dim 0 of size {size} does not divide by {len(ranks)} ranks"
+            msg = f"{member}: dim 0 of size {size} is not divisible by {len(ranks)} ranks"
             raise ValueError(msg)
         return [data[rows * index : rows * (index + 1)] for index in range(len(ranks))]
 
     def _plain(self, member: str, data: Any) -> None:
-        """Refuse what is no plain tensor: a DTensor may stand for its local tensor or for the whole.
+        """Raise unless ``data`` is a plain tensor; a DTensor would be ambiguous (local or global).
 
         Raises:
-            NotPlainError: ``data`` is no tensor of this framework, or a DTensor.
+            NotPlainError: ``data`` is a DTensor, or not a tensor of this framework.
         """
         if self.is_tensor(data) and not hasattr(data, "full_tensor"):
             return
         msg = f"{member}: expected a plain tensor of {self.platform_type}, got {type(data).__name__}"
-        raise NotPlainError(msg + ("; give its to_local()" if hasattr(data, "full_tensor") else ""))
+        raise NotPlainError(msg + ("; pass its to_local()" if hasattr(data, "full_tensor") else ""))
 
 
 def _argument(operation: str, argument: Any) -> dict[str, Any]:
-    """The reduction or the source as a fact."""
+    """Return the reduction or the source rank, for the fingerprint."""
     return {} if argument is None else {"src" if operation == "broadcast" else "reduction": argument}
 
 
 def _launched(route: Any, launch: Callable[[Any], Any]) -> tuple[Any, Work]:
-    """The output of ``launch``, and the work that it has started."""
+    """Return the output of ``launch``, and the work that it has started."""
     route = route._replace(launched=[])
     return launch(route), route.launched[0]
 

@@ -110,7 +110,7 @@ def build(base: Any) -> AutogradFunctions:  # noqa: C901 - one small class after
     """Return the functions over ``base``, the framework's class of custom autograd functions."""
 
     class AllGatherFunction(base):  # type: ignore[misc] # the framework's class is known at run time only
-        """Concatenate the members' tensors; backward takes the own slice, or reduce-scatters if the use varies."""
+        """Concatenate the members' tensors; backward takes this rank's slice, or reduce-scatters if the use varies."""
 
         @staticmethod
         def forward(ctx: Any, data: Any, spec: ReductionSpec) -> Any:
@@ -124,7 +124,7 @@ def build(base: Any) -> AutogradFunctions:  # noqa: C901 - one small class after
 
         @staticmethod
         def backward(ctx: Any, grad: Any) -> tuple[Any, None]:
-            """Take the own slice, or reduce-scatter."""
+            """Return this rank's slice, or reduce-scatter."""
             spec = ctx.spec
             return (functions.reduce_scatter if spec.varying else functions.own_slice).apply(grad, spec), None
 
@@ -301,6 +301,6 @@ def _own_share(grad: Any, ctx: Any, spec: ReductionSpec) -> Any:
     """Return this rank's share of the gradient: of an extremum for those that attained it, of an average 1/n."""
     if spec.op in _EXTREMA:
         lost, ties = ctx.attained
-        # Selected, not multiplied: a gradient that is not finite must not reach ranks that lost.
+        # Masked instead of multiplied by zero: a non-finite gradient must not reach ranks without the extremum.
         return spec.platform.local_op("masked_fill")(x=grad / ties, mask=lost, value=0.0)
     return grad / len(spec.ranks) if spec.op == "avg" else grad

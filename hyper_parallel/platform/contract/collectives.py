@@ -39,7 +39,7 @@ class CollectivesFacet(AgreementFacet):
             op: sum, avg, max, min, prod, all or any.
 
         Raises:
-            CollectiveMismatchError: members call different collectives, or the caller is no member.
+            CollectiveMismatchError: members call different collectives, or the caller is not a member.
             TypeError: the reduction is unknown, or an average of integers.
         """
         ranks = self.ranks_of(group_info)
@@ -52,12 +52,12 @@ class CollectivesFacet(AgreementFacet):
         """Concatenate the members' ``data``, of equal shapes, along dim 0.
 
         Raises:
-            ValueError: ``data`` has no dim.
+            ValueError: ``data`` is a 0-d tensor.
         """
         ranks = self.ranks_of(group_info)
         self._plain("all_gather_into_tensor", data)
         if not len(data.shape):
-            msg = "all_gather_into_tensor: the tensor has no dim along which to concatenate; reshape it to (1,)"
+            msg = "all_gather_into_tensor: a 0-d tensor cannot be concatenated; reshape it to (1,)"
             raise ValueError(msg)
         if not async_op:
             return self._cat(self._blocking("all_gather_into_tensor", "all_gather", data, ranks), 0)
@@ -71,7 +71,7 @@ class CollectivesFacet(AgreementFacet):
         """Reduce the members' ``data`` and return this member's slice along dim 0.
 
         Raises:
-            ValueError: dim 0 does not divide by the number of members.
+            ValueError: dim 0 is not divisible by the number of members.
         """
         ranks = self.ranks_of(group_info)
         chunks = self._rows("reduce_scatter_tensor", data, ranks)
@@ -84,7 +84,7 @@ class CollectivesFacet(AgreementFacet):
         """Return the ``data`` of global rank ``src``.
 
         Raises:
-            CollectiveMismatchError: ``src`` is no member of ``group``.
+            CollectiveMismatchError: ``src`` is not a member of ``group``.
         """
         ranks = self.ranks_of(group)
         if not is_integer(src) or src not in ranks:
@@ -104,7 +104,7 @@ class CollectivesFacet(AgreementFacet):
             the output of shape ``output_shape``, and its handle (None without ``async_op``).
 
         Raises:
-            ValueError: dim 0 does not divide by the number of members, or the sizes do not give ``output_shape``.
+            ValueError: dim 0 is not divisible by the number of members, or the sizes do not give ``output_shape``.
         """
         ranks = self.ranks_of(group)
         chunks = self._rows("all_to_all_single", input_tensor, ranks)
@@ -124,11 +124,11 @@ class CollectivesFacet(AgreementFacet):
         object_list[:] = self.transport().all_gather_object(obj, ranks)
 
     def isend(self, tensor: Any, dst: int, group: Any = None, tag: int = 0) -> Work:
-        """Begin to send ``tensor`` to global rank ``dst``; wait for the handle before writing to ``tensor``.
+        """Start sending ``tensor`` to global rank ``dst``; wait for the handle before writing to ``tensor``.
 
         Raises:
             CollectiveMismatchError: ``dst`` is this rank or not in ``group``.
-            ValueError: ``tag`` is no integer from 0 to 2**31 - 1.
+            ValueError: ``tag`` is not an integer from 0 to 2**31 - 1.
         """
         self._plain("isend", tensor)
         tag = _checked_tag("isend", tag)
@@ -136,17 +136,17 @@ class CollectivesFacet(AgreementFacet):
         return self.transport().start("send", tensor, peer, tag, self._channel(group))
 
     def irecv(self, tensor: Any, src: int, group: Any = None, tag: int = 0) -> Work:
-        """Begin to receive into ``tensor`` from global rank ``src``; ``wait()`` fills and returns it.
+        """Start receiving into ``tensor`` from global rank ``src``; ``wait()`` fills and returns it.
 
         Raises:
             CollectiveMismatchError: ``src`` is this rank or not in ``group``.
-            ValueError: ``tag`` is no integer from 0 to 2**31 - 1, or ``tensor`` cannot be written.
+            ValueError: ``tag`` is not an integer from 0 to 2**31 - 1, or ``tensor`` cannot be written.
         """
         self._plain("irecv", tensor)
         tag = _checked_tag("irecv", tag)
         refusal = self._unwritable(tensor) or _overlap(tensor.shape, tensor.stride())
         if refusal:
-            msg = f"irecv: nothing can be received into this tensor: {refusal}"
+            msg = f"irecv: cannot receive into this tensor: {refusal}"
             raise ValueError(msg)
         peer, transport, channel = self._peer("irecv", src, group), self.transport(), self._channel(group)
         work = transport.start("recv", tensor, peer, tag, channel)
@@ -168,7 +168,7 @@ class CollectivesFacet(AgreementFacet):
         """Fill ``obj_list`` with the objects that global rank ``src`` sent by :meth:`send_object_list`; return ``src``.
 
         Raises:
-            CollectiveMismatchError: the list that was sent has another length than ``obj_list``.
+            CollectiveMismatchError: the list that was sent and ``obj_list`` have different lengths.
         """
         import numpy as np
 
@@ -177,7 +177,7 @@ class CollectivesFacet(AgreementFacet):
         size = transport.recv(self.from_numpy(np.zeros(1, np.int64)), peer, 0, channel)
         count = int(self.tensor_to_numpy(size)[0])
         payload = transport.recv(self.from_numpy(np.zeros(count, np.uint8)), peer, 0, channel)
-        objects = pickle.loads(self.tensor_to_numpy(payload).tobytes())  # noqa: S301 - a rank of this very program
+        objects = pickle.loads(self.tensor_to_numpy(payload).tobytes())  # noqa: S301 - data from a rank of this program
         if len(objects) != len(obj_list):
             msg = f"recv_object_list: rank {src} sent {len(objects)} objects, obj_list has room for {len(obj_list)}"
             raise CollectiveMismatchError(msg)
@@ -196,7 +196,7 @@ class CollectivesFacet(AgreementFacet):
         """Return ``output_shape``, after a check that it has as many elements as ``data``."""
         shape = tuple(output_shape)
         if not all(is_integer(size) and size >= 0 for size in shape) or math.prod(shape) != math.prod(data.shape):
-            msg = f"{member}: an input of {list(data.shape)} gives no output of {list(shape)}"
+            msg = f"{member}: an input of {list(data.shape)} cannot be reshaped to {list(shape)}"
             raise ValueError(msg)
         return tuple(map(int, shape))
 
@@ -215,13 +215,13 @@ class CollectivesFacet(AgreementFacet):
 
 def _checked_tag(member: str, tag: Any) -> int:
     if not is_integer(tag) or not 0 <= tag <= _LAST_TAG:
-        msg = f"{member}: tag {tag!r} is no integer from 0 to {_LAST_TAG}; give both sides the same one, or none at all"
+        msg = f"{member}: tag {tag!r} must be an integer from 0 to {_LAST_TAG}, the same on both sides"
         raise ValueError(msg)
     return int(tag)
 
 
 def _overlap(shape: Sequence[int], strides: Sequence[int]) -> str:
-    """Return why a strided tensor cannot be received into: elements share memory. Empty if they do not."""
+    """Return why elements of a strided tensor that overlap in memory cannot be received into; empty if none overlap."""
     import numpy as np
 
     reach, disjoint = 0, True
@@ -233,4 +233,4 @@ def _overlap(shape: Sequence[int], strides: Sequence[int]) -> str:
     offsets = sum(np.ix_(*(np.arange(size) * stride for stride, size in dims)), np.zeros((), np.int64))
     if np.unique(offsets).size == offsets.size:
         return ""
-    return f"of {list(shape)} elements share memory, strides are {list(strides)}; receive into its contiguous()"
+    return f"elements of {list(shape)} overlap in memory (strides {list(strides)}); receive into its contiguous()"

@@ -1,6 +1,6 @@
-"""Differentiation in one form, collectives with gradients, and the rendezvous of two overlapping threads.
+"""``vjp``, differentiable collectives, and ``HookCoordinator`` for two overlapping threads.
 
-Backward follows the algebra (README of core/dtensor), without scale factors.
+The gradients are those of core/dtensor's README, without scale factors.
 """
 
 from __future__ import annotations
@@ -67,7 +67,7 @@ class DifferentiableFacet(CollectivesFacet):
     def differentiable_all_gather_concat(
         self, data: Any, group: Any, concat_size: int, concat_dim: int = 0, *, varying: bool = False
     ) -> Any:
-        """Concatenate the members' ``data``, of equal shapes, along ``concat_dim``; backward takes the own slice.
+        """Concatenate the members' ``data``, of equal shapes, along ``concat_dim``; backward returns this rank's slice.
 
         Args:
             data: this rank's tensor.
@@ -120,7 +120,7 @@ class DifferentiableFacet(CollectivesFacet):
             group: the members.
 
         Raises:
-            ValueError: ``dev_num`` is not the size of the group, or the dim does not divide by it.
+            ValueError: ``dev_num`` is not the size of the group, or the dim is not divisible by it.
             UnsupportedOperatorError: a gradient is needed through prod, all or any.
         """
         member = "differentiable_reduce_scatter"
@@ -128,7 +128,7 @@ class DifferentiableFacet(CollectivesFacet):
         ranks = self._of_size(member, group, "dev_num", dev_num)
         dim = _dim(member, "axis", axis, data)
         if data.shape[dim] % dev_num:
-            msg = f"{member}: dim {dim} of size {data.shape[dim]} does not divide by {dev_num} ranks"
+            msg = f"{member}: dim {dim} of size {data.shape[dim]} is not divisible by {dev_num} ranks"
             raise ValueError(msg)
         self._check_gradient(member, data, op)
         self._agree(member, data, ranks, reduction=op, axis=dim)
@@ -140,7 +140,7 @@ class DifferentiableFacet(CollectivesFacet):
         Backward is the reverse all-to-all.
 
         Raises:
-            ValueError: dim 0 does not divide by the number of members, or the sizes do not give ``output_shape``.
+            ValueError: dim 0 is not divisible by the number of members, or the sizes do not give ``output_shape``.
         """
         ranks = self.ranks_of(group)
         rows = self._rows("differentiable_all_to_all", input_data, ranks)[0].shape[0]
@@ -230,7 +230,7 @@ class DifferentiableFacet(CollectivesFacet):
                 ``x``; ``buffer`` then holds its parts. Until then the gradient is NaN. Without a list backward waits.
 
         Raises:
-            ValueError: ``world_size`` is not the size of the group, or ``out_perm`` has not that many parts.
+            ValueError: ``world_size`` is not the size of the group, or ``out_perm`` does not have that many parts.
         """
         member = "differentiable_async_a2a_wait"
         ranks = self._of_size(member, group, "world_size", world_size)
@@ -275,7 +275,7 @@ class DifferentiableFacet(CollectivesFacet):
             tensor, SwapSpec(self._self(), int(peer_rank), self._channel(group, "p2p_exchange"))
         )
 
-    # -- inside --------------------------------------------------------------------------------------------------
+    # -- helpers -------------------------------------------------------------------------------------------------
 
     def _self(self) -> Any:
         return self
@@ -322,7 +322,7 @@ class DifferentiableFacet(CollectivesFacet):
 
     def _check_gradient(self, member: str, data: Any, op: str) -> None:
         if op not in _DIFFERENTIABLE and self.is_floating(data) and self.needs_grad(data) and self.grad_enabled():
-            msg = f"{member}: no gradient passes the reduction {op!r}; detach() the tensor first"
+            msg = f"{member}: the reduction {op!r} has no gradient; detach() the tensor first"
             raise UnsupportedOperatorError(msg)
 
     @abc.abstractmethod
@@ -378,7 +378,7 @@ class HookCoordinator:
             RendezvousError: (a TimeoutError) the other thread did not come in time, or failed.
         """
         if position not in POSITIONS:
-            msg = f"rendezvous: position {position!r} is none of {', '.join(POSITIONS)}"
+            msg = f"rendezvous: position must be one of {', '.join(POSITIONS)}, got {position!r}"
             raise ValueError(msg)
         here, me = f"{position} ({phase})", threading.current_thread().name
         with self._arrival:

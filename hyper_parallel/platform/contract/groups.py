@@ -1,4 +1,4 @@
-"""Groups of ranks: created once per set of ranks, looked up, adopted, split and destroyed; barriers."""
+"""Facet *groups*: create, look up, adopt, split and destroy groups of ranks; barriers."""
 
 from __future__ import annotations
 
@@ -74,7 +74,7 @@ class GroupsFacet(AgreementFacet):
 
     @abc.abstractmethod
     def device_type(self) -> str:
-        """As for the gap ledger."""
+        """Return the device type; see :class:`.LedgerFacet`."""
 
     @abc.abstractmethod
     def _join(self, arguments: dict[str, Any]) -> None:
@@ -94,7 +94,7 @@ class GroupsFacet(AgreementFacet):
         """Destroy ``group`` and what is cached for it; with None, leave the world (a simulated world drops its groups).
 
         Raises:
-            MeshError: ``group`` is no group, or a receive of this rank in it was not waited for.
+            MeshError: ``group`` is not a group, or a receive of this rank in it was not waited for.
         """
         if group is not None:
             self._check_received(group)
@@ -107,14 +107,14 @@ class GroupsFacet(AgreementFacet):
         transport.close()
 
     def _check_received(self, group: Any) -> None:
-        """Refuse to destroy a group with receives that were not waited for."""
+        """Raise if a group to destroy has receives that were not waited for."""
         channel = self._channel(group)
         handles = self.transport().receiving.get(channel)
         waiting = [message for handle, message in handles.items() if not handle.waited] if handles else []
         if waiting and channel.ranks:
             msg = (
-                f"destroy_process_group: rank {self.get_rank()} still receives {', '.join(waiting)} in the group "
-                f"{list(channel.ranks)}; wait for what irecv returned first"
+                f"destroy_process_group: rank {self.get_rank()} has pending receives {', '.join(waiting)} in the "
+                f"group {list(channel.ranks)}; wait for what irecv returned first"
             )
             raise MeshError(msg)
 
@@ -143,12 +143,12 @@ class GroupsFacet(AgreementFacet):
             process_group: a group, or several.
 
         Raises:
-            MeshError: (a ValueError) no group of this world.
+            MeshError: (a ValueError) not a group of this world.
         """
         several = isinstance(process_group, Iterable) and not isinstance(process_group, str)
         for group in process_group if several else (process_group,):
             if group is None:
-                msg = "mark_created_groups: None is the world, not a group of it; give what built the group returned"
+                msg = "mark_created_groups: None stands for the world; pass the group itself"
                 raise MeshError(msg)
             self.transport().adopt(group)
 
@@ -165,8 +165,8 @@ class GroupsFacet(AgreementFacet):
         Args:
             parent_pg: the group to split; None is the world.
             split_ranks: disjoint lists of global ranks.
-            timeout: of the new group, if its engine has one per group.
-            pg_options: of the new group, if its engine takes any.
+            timeout: timeout of the new group, if its engine supports one.
+            pg_options: options of the new group, if its engine supports any.
             group_desc: name of the group in the engine's logs.
 
         Raises:
@@ -217,7 +217,7 @@ class GroupsFacet(AgreementFacet):
             listed = rank_list
             if isinstance(rank_list, Iterable) and not isinstance(rank_list, str):
                 listed = list(rank_list)
-            msg = f"{member}: rank_list {listed!r} must name different ranks of the world of {world}"
+            msg = f"{member}: rank_list {listed!r} must name distinct ranks of the world of {world}"
             raise MeshError(msg)
         return tuple(sorted(ranks))
 
@@ -227,7 +227,7 @@ def _check_consistent(arguments: dict[str, Any], known: dict[str, Any]) -> None:
         fact = known.get(name)
         if value is not None and fact is not None and value != fact:
             msg = (
-                f"init_process_group: the world exists already with {name}={fact!r}, which {name}={value!r} "
+                f"init_process_group: the world already exists with {name}={fact!r}, which {name}={value!r} "
                 f"contradicts; leave the argument out, or call destroy_process_group() first"
             )
             raise MeshError(msg)

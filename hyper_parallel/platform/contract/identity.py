@@ -17,7 +17,7 @@ __all__ = ["IdentityFacet", "distinct_ranks", "is_integer"]
 
 
 def is_integer(value: Any) -> bool:
-    """Return True for an integer of Python or NumPy; booleans and floats such as 1.0 are none."""
+    """Return True for an integer of Python or NumPy; not for booleans, nor for floats such as 1.0."""
     if isinstance(value, bool):
         return False
     try:
@@ -39,7 +39,7 @@ def distinct_ranks(rank_list: Any, world_size: int) -> Ranks | None:
 
 
 class IdentityFacet(abc.ABC):
-    """Facet *identity*: the same on every framework, because the transport knows the answers."""
+    """Facet *identity*: the same on every framework, because the transport implements it."""
 
     @abc.abstractmethod
     def transport(self) -> Transport:
@@ -49,13 +49,13 @@ class IdentityFacet(abc.ABC):
         """Return the global ranks of a group handle, of a tuple or list of ranks, or of the world.
 
         Raises:
-            MeshError: (a ValueError) no group of this world, or ranks that repeat, lie outside it or are no integers.
+            MeshError: (a ValueError) not a group of this world, or ranks repeat, lie outside it or are not integers.
         """
         if not isinstance(group, (tuple, list)):
             return self.transport().ranks_of(group)
         ranks = distinct_ranks(group, self.get_world_size())
         if ranks is None:
-            msg = f"group {group} must name different ranks of the world of {self.get_world_size()}"
+            msg = f"group {group} must name distinct ranks of the world of {self.get_world_size()}"
             raise MeshError(msg)
         return ranks
 
@@ -105,6 +105,6 @@ class IdentityFacet(abc.ABC):
         return ranks[group_rank]
 
     def get_backend(self, group: Any = None) -> str:
-        """Return the name of the engine that serves ``group``: gloo, nccl, hccl, simulated or single."""
+        """Return the name of the engine of ``group``: gloo, nccl, hccl, simulated or single."""
         self.ranks_of(group)
         return self.transport().backend

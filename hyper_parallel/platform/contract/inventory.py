@@ -1,4 +1,4 @@
-"""The contract as data: every member of a platform, by facet, with the names of its parameters.
+"""Lists every function that a platform must have, by facet, with the names of its parameters.
 
 The names are fixed: existing trainers call them. Parameters beyond these are keyword-only and have defaults.
 """

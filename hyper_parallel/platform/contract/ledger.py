@@ -1,6 +1,6 @@
-"""The gap ledger: members that a framework or device cannot serve, with the reason and the nearest substitute.
+"""The gap ledger: functions that a framework or device does not support, with the reason and the nearest substitute.
 
-The error of such a member is made from its entry in the ledger, so nothing is refused that is not listed.
+The error of such a function is made from its entry in the ledger, so a function raises only if it is listed.
 """
 
 from __future__ import annotations
@@ -16,13 +16,13 @@ __all__ = ["Gap", "LedgerFacet"]
 
 @dataclass(frozen=True)
 class Gap:
-    """A member that is not served.
+    """A function that is not supported.
 
     Attributes:
         member: its name in the contract.
         reason: what the framework or device lacks.
         substitute: what to use instead.
-        devices: device types on which it is not served; an empty tuple means all.
+        devices: device types on which it is not supported; an empty tuple means all.
     """
 
     member: str
@@ -32,7 +32,7 @@ class Gap:
 
 
 class LedgerFacet(abc.ABC):
-    """Makes the errors of members that are not served.
+    """Makes the errors of functions that are not supported.
 
     Attributes:
         platform_type: name of the framework.
@@ -47,7 +47,7 @@ class LedgerFacet(abc.ABC):
         """Return the device type of new tensors: ``npu`` or ``cuda`` if this process has one, else ``cpu``."""
 
     def gap(self, member: str) -> Gap | None:
-        """Return the entry of ``member`` on this device, or None if the member is served."""
+        """Return the entry of ``member`` on this device, or None if the member is supported."""
         device = self.device_type()
         for gap in self.gaps:
             if gap.member == member and (not gap.devices or device in gap.devices):
@@ -65,4 +65,4 @@ class LedgerFacet(abc.ABC):
             msg = f"{member} is not in the gap ledger of {self.platform_type} on {self.device_type()}"
             raise KeyError(msg)
         where = f"{self.platform_type} on {self.device_type()}"
-        return UnsupportedOnBackend(f"{member} is not served by {where}: {gap.reason}; {gap.substitute}")
+        return UnsupportedOnBackend(f"{member} is not supported by {where}: {gap.reason}; {gap.substitute}")

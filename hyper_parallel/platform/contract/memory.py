@@ -1,4 +1,4 @@
-"""Activations that are recomputed, kept selectively, or moved to slower memory until backward needs them."""
+"""Activation memory: recompute activations, keep some, or move them to slower memory until backward needs them."""
 
 from __future__ import annotations
 
@@ -54,7 +54,7 @@ class MemoryFacet(LedgerFacet):
     @property
     @abc.abstractmethod
     def checkpoint(self) -> Callable[..., Any]:
-        """``checkpoint(fn, *args, **kwargs)``: runs ``fn`` without keeping its activations; backward runs it again.
+        """The function ``checkpoint(fn, *args, **kwargs)``, which recomputes activations in backward.
 
         The second run samples the same random numbers of DTensors. Keyword options are the framework's own.
         """
@@ -123,7 +123,7 @@ class MemoryFacet(LedgerFacet):
 
         return self._saving_away(moves)
 
-    # -- what a framework does -------------------------------------------------------------------------------------
+    # -- implemented per framework ---------------------------------------------------------------------------------
 
     @abc.abstractmethod
     def _wrapped(self, module: Any, around: Callable[..., Any]) -> Any:

@@ -31,12 +31,12 @@ class HookHandle:
         """Remove the hook.
 
         Raises:
-            HandleError: it was removed before.
+            HandleError: it was already removed.
         """
         with self._lock:
             remove, self._remove = self._remove, None
         if remove is None:
-            msg = f"this {self._what} of {self._kind} was removed before; remove it once"
+            msg = f"this {self._what} of {self._kind} was already removed; remove it once"
             raise HandleError(msg)
         remove()
 
@@ -194,7 +194,7 @@ class ModulesFacet(abc.ABC):
 
     @abc.abstractmethod
     def _clip(self, *args: Any) -> Any:
-        """Call ``clip_grad_norm_`` of ``core``, which contracts cannot import."""
+        """Call ``clip_grad_norm_`` of ``core``, which this package must not import."""
 
     def register_forward_pre_hook(
         self, module: Any, hook: Callable[..., Any], prepend: bool = False, with_kwargs: bool = False

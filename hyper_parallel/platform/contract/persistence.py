@@ -17,7 +17,7 @@ __all__ = ["PersistenceFacet", "StateDictOptions"]
 
 @dataclass(frozen=True)
 class StateDictOptions:
-    """Options of a state dict; any object with these attributes serves.
+    """Options of a state dict; any object with these attributes works.
 
     Attributes:
         full_state_dict: whole tensors on every rank instead of DTensors.
@@ -37,11 +37,11 @@ class PersistenceFacet(IdentityFacet):
         """Return parameters and persistent buffers by path, off the graph.
 
         Args:
-            model: of plain tensors or DTensors.
+            model: a model of plain tensors or DTensors.
             options: a :class:`StateDictOptions`; with ``full_state_dict`` all ranks must call this together.
 
         Raises:
-            ValueError: an option is set that is not served.
+            ValueError: an option is set that is not supported.
         """
         chosen = _options(options)
         state = self._state(model, ignore_frozen=chosen.ignore_frozen_params)
@@ -52,7 +52,7 @@ class PersistenceFacet(IdentityFacet):
         return state
 
     def save_checkpoint(self, cell: Any, file_path: Any, ckpt_format: str = "safetensors") -> None:
-        """Write a model or a state dict atomically: until the new file is complete, the old one stays.
+        """Write a model or a state dict atomically: the old file stays until the new one is complete.
 
         A state with DTensors is written by rank 0 of the world, as whole tensors; all ranks call this together, and all
         raise if it fails. Without DTensors every rank that calls this writes.
@@ -63,20 +63,20 @@ class PersistenceFacet(IdentityFacet):
             ckpt_format: ``safetensors``, or the framework's own.
 
         Raises:
-            CheckpointError: (a ValueError) an unknown format, or values that are no tensors.
+            CheckpointError: (a ValueError) an unknown format, or values that are not tensors.
             CheckpointWriteError: (an OSError) the file cannot be written; an old file is unchanged.
         """
         self._check_format("save_checkpoint", ckpt_format)
         if cell is None:
-            msg = "save_checkpoint: None is no module and no mapping of names to tensors"
+            msg = "save_checkpoint: expected a module or a mapping of names to tensors, got None"
             raise CheckpointError(msg)
         values = dict(cell) if isinstance(cell, Mapping) else self.get_model_state_dict(cell)
         unsavable = [
             str(name) for name, value in values.items() if not isinstance(name, str) or not self._is_savable(value)
         ]
         if unsavable:
-            verb = "is" if len(unsavable) == 1 else "are"
-            msg = f"save_checkpoint: {', '.join(unsavable)} {verb} no tensor of a name"
+            verb = "is not a named tensor" if len(unsavable) == 1 else "are not named tensors"
+            msg = f"save_checkpoint: {', '.join(unsavable)} {verb}"
             raise CheckpointError(msg)
         path = Path(file_path)
         if not any(hasattr(value, "full_tensor") for value in values.values()):
@@ -106,7 +106,7 @@ class PersistenceFacet(IdentityFacet):
             return self._load_own(path)
         return {name: self._from_host(array) for name, array in safetensors_file.read(path).items()}
 
-    # -- inside --------------------------------------------------------------------------------------------------
+    # -- helpers -------------------------------------------------------------------------------------------------
 
     own_format: str
 
@@ -126,7 +126,7 @@ class PersistenceFacet(IdentityFacet):
     def _attempt(
         self, state: dict[str, Any], path: Path, ckpt_format: str
     ) -> CheckpointError | CheckpointWriteError | None:
-        """Write; return the error, whatever it is, since the other ranks wait to learn of it."""
+        """Write, and return the error instead of raising it, because the other ranks must raise too."""
         try:
             self._write(state, path, ckpt_format)
         except (CheckpointError, CheckpointWriteError) as error:
@@ -174,7 +174,7 @@ class PersistenceFacet(IdentityFacet):
         """Read the framework's own format."""
 
 
-_SERVED = ("full_state_dict", "cpu_offload", "ignore_frozen_params")
+_SUPPORTED = ("full_state_dict", "cpu_offload", "ignore_frozen_params")
 # Other options of PyTorch's class, with their neutral values.
 _NEUTRAL = {"broadcast_from_rank0": False, "keep_submodule_prefixes": True, "flatten_optimizer_state_dict": False}
 
@@ -182,10 +182,11 @@ _NEUTRAL = {"broadcast_from_rank0": False, "keep_submodule_prefixes": True, "fla
 def _options(options: Any) -> StateDictOptions:
     if options is None:
         return StateDictOptions()
-    if not any(hasattr(options, name) for name in (*_SERVED, *_NEUTRAL)):
-        msg = f"get_model_state_dict: {options!r} are no options; it must have {', '.join(_SERVED)}"
+    if not any(hasattr(options, name) for name in (*_SUPPORTED, *_NEUTRAL)):
+        msg = f"get_model_state_dict: {options!r} must have the attributes {', '.join(_SUPPORTED)}"
         raise ValueError(msg)
-    if unserved := [name for name, value in _NEUTRAL.items() if getattr(options, name, value) != value]:
-        msg = f"get_model_state_dict: option {', '.join(unserved)} is not served; served are {', '.join(_SERVED)}"
+    if unsupported := [name for name, value in _NEUTRAL.items() if getattr(options, name, value) != value]:
+        names = ", ".join(unsupported)
+        msg = f"get_model_state_dict: option {names} is not supported; supported: {', '.join(_SUPPORTED)}"
         raise ValueError(msg)
-    return StateDictOptions(**{name: bool(getattr(options, name, False)) for name in _SERVED})
+    return StateDictOptions(**{name: bool(getattr(options, name, False)) for name in _SUPPORTED})

@@ -32,7 +32,7 @@ class PipelineFacet(TensorsFacet):
             ValueError: ``micro_batch_num`` is less than 1.
         """
         if not is_integer(micro_batch_num) or micro_batch_num < 1:
-            msg = f"micro_batch: micro_batch_num is {micro_batch_num!r}; there must be at least one part"
+            msg = f"micro_batch: micro_batch_num is {micro_batch_num!r}; it must be at least 1"
             raise ValueError(msg)
         return MicroBatch(self, micro_batch_num, args_batch_dim, kwargs_batch_dim)
 
@@ -94,7 +94,7 @@ class MicroBatch:
         if rest:
             msg = (
                 f"micro_batch: {name} has {shape[dim]} rows along dim {dim}, "
-                f"which do not divide into {self._count} micro-batches"
+                f"not divisible into {self._count} micro-batches"
             )
             raise ValueError(msg)
         return [platform.narrow(value, dim % len(shape), size * batch, size) for batch in range(self._count)]

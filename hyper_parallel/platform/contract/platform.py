@@ -1,4 +1,4 @@
-"""The platform: one framework's facets in one object, and what core needs for DTensors."""
+"""The interface of a platform: all facets, and what core needs for DTensors."""
 
 from __future__ import annotations
 
@@ -42,7 +42,7 @@ class Platform(
     ModulesFacet,
     abc.ABC,
 ):
-    """What core and trainers ask of a framework.
+    """The interface to a framework that core and trainers use.
 
     Attributes:
         platform_type: ``torch`` or ``mindspore``.
@@ -85,7 +85,7 @@ class Platform(
 
     @abc.abstractmethod
     def passes_gradient(self, plain: Any) -> bool:
-        """Return True if ``plain`` passes its gradient on, which a new leaf of its values would not."""
+        """Return True if ``plain`` is the result of a recorded operation (not a leaf)."""
 
     @abc.abstractmethod
     def is_parameter(self, tensor: Any) -> bool:
@@ -110,7 +110,7 @@ class Platform(
         """Return False for a DTensor whose varying views must not outlive one differentiation."""
 
     def benchmark(self, repeats: int) -> tuple[int, Iterator[Any]]:
-        """Measure host costs per operation beside PyTorch's DTensor.
+        """Measure host costs per operation, compared with PyTorch's DTensor.
 
         Returns:
             the number of rows, and an iterator over rows as they are measured, with the attributes ``name, plain, peer,
@@ -125,7 +125,7 @@ class Platform(
 
     @abc.abstractmethod
     def operator_entry(self, op: Any) -> Any:
-        """Return the dispatcher's entry for an operator, given as the framework's callable or by name, or None."""
+        """Return the dispatcher's entry of an operator (the framework's callable, or its name), or None."""
 
     def follow(self, copy: Any, base: Any) -> None:
         """Make reads of ``copy`` an error once ``base`` is written, where a view of ``base`` had to be a copy."""
@@ -135,18 +135,18 @@ class Platform(
         """Return PyTorch's own DTensor as a DTensor of this library.
 
         Raises:
-            UnsupportedOnBackend: the framework is another.
+            UnsupportedOnBackend: the framework is not PyTorch.
         """
         msg = f"from_torch: expected a torch.distributed.tensor.DTensor, got a {type(tensor).__name__}"
         raise UnsupportedOnBackend(msg)
 
-    def value_and_grad(self, fn: Callable[..., Any], *how: Any) -> Callable[..., tuple[Any, Any]]:
+    def value_and_grad(self, fn: Callable[..., Any], *options: Any) -> Callable[..., tuple[Any, Any]]:
         """Return the framework's ``value_and_grad`` of ``fn``, with gradients of DTensors as DTensors.
 
         Raises:
             UnsupportedOnBackend: the framework keeps gradients on tensors.
         """
-        del fn, how
+        del fn, options
         msg = (
             f"value_and_grad: {self.platform_type} keeps gradients on tensors; "
             "call loss.backward() and read parameter.grad"

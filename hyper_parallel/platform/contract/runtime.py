@@ -156,7 +156,7 @@ class RuntimeFacet(IdentityFacet, LedgerFacet):
             HandleError: (a RuntimeError) the handle has no ``wait()``.
         """
         if handle is not None and not callable(getattr(handle, "wait", None)):
-            msg = f"set_grad_reduce_handle: {handle!r} is no handle; it has no wait()"
+            msg = f"set_grad_reduce_handle: {handle!r} is not a handle: it has no wait()"
             raise HandleError(msg)
         self._grad_handles().add(handle, post_process)
 

@@ -42,7 +42,7 @@ def write(arrays: Mapping[str, np.ndarray[Any, Any]], path: Path) -> None:
         plain = np.ascontiguousarray(array).reshape(array.shape)
         dtype = "bfloat16" if array.dtype == BFLOAT16 else str(array.dtype)
         if dtype not in _CODES and dtype != "bfloat16":
-            msg = f"save_checkpoint: {name} is {dtype}, which safetensors has not; convert it first"
+            msg = f"save_checkpoint: {name} is {dtype}, which safetensors does not support; convert it first"
             raise CheckpointError(msg)
         kept.append(plain)  # the table holds addresses only
         table[name] = TensorSpec(
@@ -52,7 +52,7 @@ def write(arrays: Mapping[str, np.ndarray[Any, Any]], path: Path) -> None:
 
 
 def atomically(path: Path, fill: Callable[[Path], Any]) -> None:
-    """Have ``fill`` write a temporary file beside ``path``, and rename it once it is on disk.
+    """Write atomically: ``fill`` writes a temporary file beside ``path``, which then replaces ``path``.
 
     Raises:
         CheckpointWriteError: (an OSError) it cannot be written; an old file at ``path`` is unchanged.
@@ -70,7 +70,7 @@ def atomically(path: Path, fill: Callable[[Path], Any]) -> None:
     except Exception as error:
         if path.parent.is_dir():
             part.unlink(missing_ok=True)
-        msg = f"save_checkpoint: {path} cannot be written ({error}); what was there before is unchanged"
+        msg = f"save_checkpoint: {path} cannot be written ({error}); the previous file is unchanged"
         raise CheckpointWriteError(msg) from error
     except BaseException:
         part.unlink(missing_ok=True)
@@ -103,7 +103,7 @@ def read(path: Path) -> dict[str, np.ndarray[Any, Any]]:
             with safe_open(str(path), framework="np"):  # checks sizes and offsets against the file
                 pass
         except SafetensorError as error:
-            msg = f"load_checkpoint: {path} is no whole safetensors file ({error}); load another copy"
+            msg = f"load_checkpoint: {path} is not a complete safetensors file ({error}); load another copy"
             raise CheckpointError(msg) from error
         length = int.from_bytes(start, "little")
         header = json.loads(file.read(length))
@@ -124,7 +124,7 @@ def _dtype(path: Path, name: str, code: str) -> Any:
     if code == "BF16":
         return BFLOAT16
     if code not in _NUMPY:
-        msg = f"load_checkpoint: {name} in {path} is {code}; served are BF16, {', '.join(sorted(_NUMPY))}"
+        msg = f"load_checkpoint: {name} in {path} is {code}; supported: BF16, {', '.join(sorted(_NUMPY))}"
         raise CheckpointError(msg)
     return np.dtype(_NUMPY[code])
 

@@ -1,4 +1,4 @@
-"""Facet *tensors*: operations on plain local tensors, in one form for both frameworks."""
+"""Facet *tensors*: operations on plain local tensors, the same on both frameworks."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ _HOMES = ("torch", "mindspore")
 def dtype_name(dtype_str: Any) -> str:
     """Return the bare name in ``"torch.float32"``, ``"mindspore.float32"``, ``"Float32"`` or ``"float32"``.
 
-    Other strings are returned unchanged, and ``""`` for what is no string.
+    Other strings are returned unchanged, and ``""`` if it is not a string.
     """
     if not isinstance(dtype_str, str):
         return ""  # the name of no dtype
@@ -145,7 +145,7 @@ class TensorsFacet(abc.ABC):
         """Return the plain name of a function, method, operator overload or primitive: ``add``, ``MatMul``."""
 
     def chunk(self, data: Any, split_dim: int, split_size: int, index: int) -> Any:
-        """Return chunk ``index`` of ``split_size`` chunks along ``split_dim``, by the ceil rule; the last may be empty.
+        """Return chunk ``index`` of ``split_size`` chunks along ``split_dim``, as ``torch.chunk``; it may be empty.
 
         Raises:
             ValueError: no such dim or chunk.
@@ -243,7 +243,7 @@ class TensorsFacet(abc.ABC):
     @property
     @abc.abstractmethod
     def _transform(self) -> Any:
-        """The ``TensorTransform`` of ``core``, which contracts cannot import."""
+        """The ``TensorTransform`` of ``core``, which this package must not import."""
 
     def tree_map(self, fn: Callable[[Any], Any], tree: Any) -> Any:
         """Apply ``fn`` to every leaf; lists, tuples, named tuples, dicts and dataclasses keep their types."""

@@ -1,4 +1,4 @@
-"""Facet *training*: what the verifier does with a model, in one form for both frameworks."""
+"""Facet *training*: reference model, training steps and optimizers for the verifier, the same on both frameworks."""
 
 from __future__ import annotations
 
@@ -43,8 +43,8 @@ class LanguageModelConfig:
         tied: the head uses the embedding's weight.
         bias: linear layers of the blocks carry a bias.
         dtype: ``float64`` or ``float32``.
-        eps: of the norms.
-        rotary_base: of the rotary embedding's frequencies.
+        eps: epsilon of the norms.
+        rotary_base: base of the rotary embedding's frequencies.
     """
 
     vocab: int = 259
@@ -125,7 +125,7 @@ class TrainingFacet(ModulesFacet):
         """Return a function that applies one step of the framework's own optimizer to the model's parameters.
 
         Args:
-            model: of plain tensors or DTensors.
+            model: a model of plain tensors or DTensors.
             name: ``sgd`` (momentum 0.9) or ``adamw`` (weight decay 0.1).
             learning_rate: constant.
 

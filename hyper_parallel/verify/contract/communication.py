@@ -44,7 +44,7 @@ def identity(w: World) -> None:
     with raises(MeshError, f"rank {w.rank} is not in the group of ranks"):
         p.get_group_local_rank(tuple(rank for rank in w.ranks if rank != w.rank))
     for group in ((), (0.0, 1.0), (w.rank, w.rank), (w.rank, w.size), (w.rank, -1), [True]):
-        with raises(MeshError, f"group {group} must name different ranks of the world of {w.size}"):
+        with raises(MeshError, f"group {group} must name distinct ranks of the world of {w.size}"):
             p.get_process_group_ranks(group)
     with raises(MeshError, f"group_rank {w.size} is outside the group of ranks {list(turned)}"):
         p.get_global_rank(turned, w.size)
@@ -87,7 +87,7 @@ def groups(w: World) -> None:
         assert p.get_created_group(members[::-1]) is again
     p.barrier()
     for wrong in ([0, 0], [0, w.size], [], None, 1, "01", [0.0, 1.0], [True, False]):
-        with raises(MeshError, f"rank_list {wrong!r} must name different ranks of the world of {w.size}"):
+        with raises(MeshError, f"rank_list {wrong!r} must name distinct ranks of the world of {w.size}"):
             p.create_group(wrong)  # type: ignore[arg-type] # wrong
     for stranger in (None, "abc", object()):
         with raises(MeshError):
@@ -143,13 +143,15 @@ def reductions(w: World) -> None:
         with raises(NotPlainError, f"expected a plain tensor of {p.platform_type}, got {type(wrong).__name__}"):
             p.all_reduce(wrong)
     sharded = distribute_tensor(w.tensor(np.ones((w.size, 2))), DeviceMesh("cpu", list(w.ranks)), [Shard(0)])
-    with raises(NotPlainError, "all_reduce: expected a plain tensor of ", "; give its to_local()"):
+    with raises(NotPlainError, "all_reduce: expected a plain tensor of ", "; pass its to_local()"):
         p.all_reduce(sharded)
     with raises(ReductionError, "unknown reduction 'median'"):
         p.all_reduce(mine, op="median")
     with raises(ReductionError, "the average of integers or booleans is not an integer"):
         p.all_reduce(w.tensor(np.ones(2, np.int64)), op="avg")
-    with raises(ValueError, f"reduce_scatter_tensor: dim 0 of size {2 * w.size + 1} does not divide by {w.size} ranks"):
+    with raises(
+        ValueError, f"reduce_scatter_tensor: dim 0 of size {2 * w.size + 1} is not divisible by {w.size} ranks"
+    ):
         p.reduce_scatter_tensor(w.tensor(np.ones((2 * w.size + 1, 2))))
 
 
@@ -176,11 +178,11 @@ def movements(w: World) -> None:
                 handle.wait()
     with raises(ValueError, "all_to_all_single: dim 0 of size"):
         p.all_to_all_single(w.tensor(np.ones((w.size + 1, 2))), (2,))
-    with raises(ValueError, f"gives no output of [-1, {-2 * w.size}]"):
+    with raises(ValueError, f"cannot be reshaped to [-1, {-2 * w.size}]"):
         p.all_to_all_single(w.tensor(np.ones((w.size, 2))), (-1, -2 * w.size))
-    with raises(ValueError, "the tensor has no dim along which to concatenate; reshape it to (1,)"):
+    with raises(ValueError, "a 0-d tensor cannot be concatenated; reshape it to (1,)"):
         p.all_gather_into_tensor(w.tensor(np.array(1.0)))
-    with raises(ValueError, "gives no output of [7, 7]"):
+    with raises(ValueError, "cannot be reshaped to [7, 7]"):
         p.all_to_all_single(w.tensor(np.ones((w.size, 2))), (7, 7))
     stranger = ((w.rank + 1) % w.size,)
     with raises(CollectiveMismatchError, "of which it is no member"):

@@ -170,7 +170,7 @@ def hooks(w: World) -> None:
     for handle, kind in zip(handles, ("forward pre-hook", "forward pre-hook", "backward hook", "backward hook",
                                       "backward pre-hook"), strict=True):  # fmt: skip
         handle.remove()
-        with raises(HandleError, f"this {kind} of ", "was removed before; remove it once"):
+        with raises(HandleError, f"this {kind} of ", "was already removed; remove it once"):
             handle.remove()
     for register in (p.register_forward_pre_hook, p.register_full_backward_hook, p.register_full_backward_pre_hook):
         with raises(TypeError, "hook None cannot be called"):
@@ -316,13 +316,13 @@ def states(w: World) -> None:
         w.same(value, w.array(want[key]))
 
     class Foreign:
-        """Options of another library, one of which is not served."""
+        """Options of another library, one of which is not supported."""
 
         broadcast_from_rank0 = True
 
-    with raises(ValueError, "option broadcast_from_rank0 is not served; served are full_state_dict"):
+    with raises(ValueError, "option broadcast_from_rank0 is not supported; supported: full_state_dict"):
         p.get_model_state_dict(model, options=Foreign())
-    with raises(ValueError, "'full' are no options; it must have full_state_dict, cpu_offload, ignore_frozen_params"):
+    with raises(ValueError, "'full' must have the attributes full_state_dict, cpu_offload, ignore_frozen_params"):
         p.get_model_state_dict(model, options="full")
 
 
@@ -349,9 +349,9 @@ def files(w: World) -> None:
         p.save_checkpoint({"x": distribute_tensor(w.tensor(whole), mesh, [Shard(0)])}, shared)
         w.same(p.load_checkpoint(shared)["x"], whole)
         _refusals(w, folder, folder / f"{w.rank}.safetensors", state)
-        with raises(CheckpointWriteError, "nowhere", "what was there before is unchanged"):
+        with raises(CheckpointWriteError, "nowhere", "the previous file is unchanged"):
             p.save_checkpoint({"x": distribute_tensor(w.tensor(whole), mesh, [Shard(0)])}, folder / "nowhere" / "x")
-        with raises(CheckpointError, "y is complex128, which safetensors has not; convert it first"):
+        with raises(CheckpointError, "y is complex128, which safetensors does not support; convert it first"):
             unsupported = {
                 "x": distribute_tensor(w.tensor(whole), mesh, [Shard(0)]),
                 "y": w.tensor(np.ones(2, "complex128")),
@@ -372,7 +372,7 @@ def _refusals(w: World, folder: Path, good: Path, state: dict[str, Any]) -> None
     wrong = folder / f"{w.rank}.wrong"
     for content in (data[:-1], data[:20], b"", b"not a file of tensors at all"):
         wrong.write_bytes(content)
-        with raises(CheckpointError, str(wrong), "is no whole safetensors file"):
+        with raises(CheckpointError, str(wrong), "is not a complete safetensors file"):
             p.load_checkpoint(wrong)
     ran = folder / f"{w.rank}.ran"
     # A pickle that would create a file when loaded.
@@ -386,12 +386,12 @@ def _refusals(w: World, folder: Path, good: Path, state: dict[str, Any]) -> None
     for member in (lambda: p.load_checkpoint(good, "pickle"), lambda: p.save_checkpoint(state, good, "pickle")):
         with raises(CheckpointError, f"ckpt_format 'pickle' is unknown; known: safetensors, {p.own_format}"):
             member()
-    with raises(CheckpointError, "a is no tensor of a name"):
+    with raises(CheckpointError, "a is not a named tensor"):
         p.save_checkpoint({"a": 1}, good)
-    with raises(CheckpointError, "1 is no tensor of a name"):
+    with raises(CheckpointError, "1 is not a named tensor"):
         p.save_checkpoint({1: w.tensor(np.ones(2))}, good)
-    with raises(CheckpointError, "None is no module and no mapping of names to tensors"):
+    with raises(CheckpointError, "expected a module or a mapping of names to tensors, got None"):
         p.save_checkpoint(None, good)
-    with raises(CheckpointWriteError, "cannot be written", "what was there before is unchanged"):
+    with raises(CheckpointWriteError, "cannot be written", "the previous file is unchanged"):
         p.save_checkpoint(state, good / "below a file")
     assert good.read_bytes() == data

@@ -234,7 +234,7 @@ def reductions_in_flight(w: World) -> None:
         p.wait_grad_handle()
     p.wait_grad_handle()
     assert (done[-1], bad.waits, good.waits) == ("good", 1, 1)
-    with raises(HandleError, "set_grad_reduce_handle: 5 is no handle; it has no wait()"):
+    with raises(HandleError, "set_grad_reduce_handle: 5 is not a handle: it has no wait()"):
         p.set_grad_reduce_handle(5)
     output, handle = p.all_reduce(w.tensor(np.ones(2)), None, True)
     p.set_grad_reduce_handle(handle, lambda: done.append(w.array(output).tolist()))
@@ -349,14 +349,14 @@ def batches(w: World) -> None:
     w.same(second[0].full_tensor(), array[2:])
     _, grad = w.gradient(lambda t: p.micro_batch(2)([t])[0][1][0] * 3, array, w.sample((2, 6), 0, 1))
     w.same(grad, np.concatenate([np.zeros((2, 6)), 3 * w.sample((2, 6), 0, 1)]))
-    with raises(ValueError, "args[0] has 4 rows along dim 0, which do not divide into 3 micro-batches"):
+    with raises(ValueError, "args[0] has 4 rows along dim 0, not divisible into 3 micro-batches"):
         p.micro_batch(3)([x])
-    with raises(ValueError, "k has 6 rows along dim 1, which do not divide into 4 micro-batches"):
+    with raises(ValueError, "k has 6 rows along dim 1, not divisible into 4 micro-batches"):
         p.micro_batch(4, None, {"k": 1})([], {"k": x})
     with raises(ValueError, "args_batch_dim names 1 arguments, 2 were given"):
         p.micro_batch(2, [0])([x, x])
     with raises(ValueError, "args[0] of [4, 6] has no dim 2"):
         p.micro_batch(2, [2])([x])
     for wrong in (0, 1.5, "2", True):
-        with raises(ValueError, f"micro_batch_num is {wrong!r}; there must be at least one part"):
+        with raises(ValueError, f"micro_batch_num is {wrong!r}; it must be at least 1"):
             p.micro_batch(wrong)  # type: ignore[arg-type] # which is the point

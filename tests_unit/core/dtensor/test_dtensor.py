@@ -131,7 +131,7 @@ def test_what_from_local_takes():
 
     assert on_ranks(on_rank, 2)[0] == (
         "from_local: local must be a plain tensor, ",
-        ("from_local: local must be a tensor of torch or mindspore, got list; make one of it first, as in "
+        ("from_local: local must be a tensor of torch or mindspore, got list; convert it first, as in "
          "torch.tensor(data) or mindspore.Tensor(data)"),
     )  # fmt: skip
     assert text_of(ValueError, lambda: unit.resolve_mesh(None)) == (

@@ -158,13 +158,13 @@ def test_a_dtensor_is_returned_or_refused():
     (lambda *_: init_device_mesh("cpu", (3,)), MeshError,
      "init_device_mesh: mesh_shape (3,) needs 3 ranks, the world has 2"),
     (lambda _, mesh: distribute_tensor([1, 2, 3], mesh, [Shard(0)]), NotPlainError,
-     ("distribute_tensor: tensor must be a tensor of torch or mindspore, got list; make one of it first, as in "
+     ("distribute_tensor: tensor must be a tensor of torch or mindspore, got list; convert it first, as in "
      "torch.tensor(data) or mindspore.Tensor(data)")),
     (lambda _, mesh: distribute_tensor(np.ones(3), mesh, [Shard(0)]), NotPlainError,
-     ("distribute_tensor: tensor must be a tensor of torch or mindspore, got ndarray; make one of it first, as in "
+     ("distribute_tensor: tensor must be a tensor of torch or mindspore, got ndarray; convert it first, as in "
      "torch.tensor(data) or mindspore.Tensor(data)")),
     (lambda _, mesh: DTensor.from_local(3.0, mesh, [Shard(0)]), NotPlainError,
-     ("from_local: local must be a tensor of torch or mindspore, got float; make one of it first, as in "
+     ("from_local: local must be a tensor of torch or mindspore, got float; convert it first, as in "
      "torch.tensor(data) or mindspore.Tensor(data)")),
     (distribute_module, NotPlainError,
      "distribute_module: module must be a torch.nn.Module or a mindspore.nn.Cell, got Tensor"),

@@ -189,14 +189,14 @@ def test_refusals(platform_name, world):
         assert results == [
             (
                 "ValueError",
-                f"reduce_scatter_tensor: dim 0 of size {5 * world + 1} does not divide by {world} ranks",
+                f"reduce_scatter_tensor: dim 0 of size {5 * world + 1} is not divisible by {world} ranks",
             ),
             ("MeshError", f"get_group_local_rank: rank {number} is not in the group of ranks {other}"),
             ("MeshError", "get_global_rank: group_rank 2 is outside the group of ranks [0, 1]"),
             ("MeshError", f"get_global_rank: group_rank -1 is outside the group of ranks {everyone}"),
-            ("MeshError", f"create_group: rank_list [0, 0] must name different ranks of the world of {world}"),
-            ("MeshError", f"create_group: rank_list [0, {world}] must name different ranks of the world of {world}"),
-            ("MeshError", f"create_group: rank_list [] must name different ranks of the world of {world}"),
+            ("MeshError", f"create_group: rank_list [0, 0] must name distinct ranks of the world of {world}"),
+            ("MeshError", f"create_group: rank_list [0, {world}] must name distinct ranks of the world of {world}"),
+            ("MeshError", f"create_group: rank_list [] must name distinct ranks of the world of {world}"),
         ]
         refused = f"rank {number} calls a collective over ranks ({other[0]},), of which it is no member"
         sourceless = f"broadcast from rank {world}, which is not among ranks {tuple(everyone)}; src is a global rank"
@@ -228,9 +228,9 @@ EXPECTED = ["f32[3]", "f32[700, 1000]", "f32[700, 1000]", "f32[0, 2]", "i64[4]",
 STRANGE = "recv: rank 0 sent a message by other means than isend, send_object_list or p2p_exchange, f32[9] was expected"
 
 REFUSED = [
-    "isend: tag 2147483648 is no integer from 0 to 2147483647; give both sides the same one, or none at all",
+    "isend: tag 2147483648 must be an integer from 0 to 2147483647, the same on both sides",
     (
-        "irecv: nothing can be received into this tensor: of [2, 3] elements share memory, strides are [0, 1]; receive "
+        "irecv: cannot receive into this tensor: elements of [2, 3] overlap in memory (strides [0, 1]); receive "
         "into its contiguous()"
     ),
 ]
@@ -434,8 +434,8 @@ def _apart(platform_name):
 
 def _compare_apart(results, groups):
     pending = (
-        "destroy_process_group: rank 1 still receives from rank 0 with tag 9 in the group [0, 1]; wait for what irecv "
-        "returned first"
+        "destroy_process_group: rank 1 has pending receives from rank 0 with tag 9 in the group [0, 1]; wait for what "
+        "irecv returned first"
     )
     again = [pending, 40, pending, 41, "after 2 destroyed"]
     assert results == [[30, 30, again[-1]], [None, (0, 1), 20, 21, *range(groups), *again], []]
@@ -495,7 +495,7 @@ def test_tensors_that_cannot_be_received_into_are_refused():
         inference = torch.zeros(2)
     windows, ragged = torch.zeros(4).as_strided((3, 2), (1, 1)), [torch.ones(1), torch.ones(2)]
     reasons = {
-        "of [3, 2] elements share memory, strides are [1, 1]; receive into its contiguous()": windows,
+        "elements of [3, 2] overlap in memory (strides [1, 1]); receive into its contiguous()": windows,
         "its layout is torch.sparse_coo; give a dense one": torch.eye(2).to_sparse(),
         "its layout is nested; give a dense one": torch._nested_tensor_from_tensor_list(ragged),
         "it was made in inference mode, which this is not; give its clone()": inference,
@@ -513,7 +513,7 @@ def test_tensors_that_cannot_be_received_into_are_refused():
         return messages, platform.irecv(torch.zeros(8).as_strided((3, 2), (2, 3)), 1).wait().tolist()
 
     messages, received = simulate(rank, 2, "torch")[0]
-    assert messages == [f"irecv: nothing can be received into this tensor: {reason}" for reason in reasons]
+    assert messages == [f"irecv: cannot receive into this tensor: {reason}" for reason in reasons]
     assert received == [[0, 1], [2, 3], [4, 5]]
 
 

@@ -12,7 +12,7 @@ from hyper_parallel.platform.select import platform_named
 from hyper_parallel.verify.simulate import simulate
 
 MISMATCH, SPLITS = "CollectiveMismatchError", "differentiable_all_to_all_single"
-INTO = "irecv: nothing can be received into this tensor"
+INTO = "irecv: cannot receive into this tensor"
 WAITED = "this handle was waited for before; wait once and keep the result"
 WRONG = {
     "a group that is none": (
@@ -24,7 +24,7 @@ WRONG = {
     ),
     "a group with ranks that are not there": (
         "MeshError",
-        "group (0, 5) must name different ranks of the world of 2",
+        "group (0, 5) must name distinct ranks of the world of 2",
     ),
     "a group of others": (MISMATCH, "rank {me} calls a collective over ranks ({other},), of which it is no member"),
     "a source outside the world": (
@@ -46,14 +46,14 @@ WRONG = {
     **{
         f"a tag that is {name}": (
             "ValueError",
-            f"{member}: tag {name} is no integer from 0 to 2147483647; give both sides the same one, or none at all",
+            f"{member}: tag {name} must be an integer from 0 to 2147483647, the same on both sides",
         )
         for member, tags in (("isend", "-1 2147483648 1.5"), ("irecv", "'x' None True"))
         for name in tags.split()
     },
     "a message into an expanded tensor": (
         "ValueError",
-        f"{INTO}: of [3, 2] elements share memory, strides are [0, 1]; receive into its contiguous()",
+        f"{INTO}: elements of [3, 2] overlap in memory (strides [0, 1]); receive into its contiguous()",
     ),
     "a peer outside the group": (MISMATCH, "p2p_exchange: rank 9 is not in the group of ranks [0, 1]"),
     "a position in the group of others": (
@@ -91,21 +91,21 @@ WRONG = {
     "a barrier waited for twice": ("HandleError", f"barrier: {WAITED}"),
     "a forward pre-hook removed twice": (
         "HandleError",
-        "this forward pre-hook of {linear} was removed before; remove it once",
+        "this forward pre-hook of {linear} was already removed; remove it once",
     ),
     "a backward hook removed twice": (
         "HandleError",
-        "this backward hook of {linear} was removed before; remove it once",
+        "this backward hook of {linear} was already removed; remove it once",
     ),
     "a backward pre-hook removed twice": (
         "HandleError",
-        "this backward pre-hook of {linear} was removed before; remove it once",
+        "this backward pre-hook of {linear} was already removed; remove it once",
     ),
     "a path in no folder": (
         "CheckpointWriteError",
         (
             "save_checkpoint: {path} cannot be written (Error while serializing: I/O error: No such file or directory "
-            '(os error 2) at path "{folder}/.PART"); what was there before is unchanged'
+            '(os error 2) at path "{folder}/.PART"); the previous file is unchanged'
         ),
     ),
 }
