@@ -38,7 +38,7 @@ ARROWS = {
     "errors": set(),
     # The transport is part of what a platform answers with: contracts name its interface.
     "platform.contract": {"_tree", "errors", "transport"},
-    "platform": {"errors", "platform.contract", "platform.torch", "platform.mindspore"},  # select.py: the only door
+    "platform": {"errors", "platform.contract", "platform.torch", "platform.mindspore"},  # select.py alone
     "transport": {"errors"},
     "transport.c10d": {"errors", "transport", "transport.gloo"},
     "transport.checks.torch_distributed": {"errors", "transport"},

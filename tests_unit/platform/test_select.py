@@ -140,7 +140,7 @@ def test_a_value_that_no_framework_knows():
 
 
 @pytest.mark.platforms("torch")
-def test_a_tensor_tells_its_platform():
+def test_the_platform_of_a_tensor_is_that_of_its_type():
     """platform_of decides by the tensor's type, subclasses and parameters included, whatever platform is chosen."""
     import torch
 
@@ -148,7 +148,7 @@ def test_a_tensor_tells_its_platform():
         assert select.platform_of(value) is select.get_torch_platform()
 
 
-def test_the_default_is_told_without_an_import(bare, monkeypatch):
+def test_the_default_is_found_without_an_import(bare, monkeypatch):
     """The default follows the order of choice and is found without importing a framework."""
     made = built(monkeypatch)
     bare.update(select.FRAMEWORKS)

@@ -67,9 +67,9 @@ def scatter(dense, layout, rng):
     parts = {(): dense}
     for axis, op in layout.partials:
         parts = {
-            (*key, (axis, i)): piece
+            (*key, (axis, i)): partial
             for key, value in parts.items()
-            for i, piece in enumerate(decompose(value, op, layout.mesh.shape[axis], rng))
+            for i, partial in enumerate(decompose(value, op, layout.mesh.shape[axis], rng))
         }
     results = []
     for position in np.ndindex(*layout.mesh.shape):
@@ -81,17 +81,17 @@ def scatter(dense, layout, rng):
 def decompose(value, op, count, rng):
     """Return ``count`` arrays whose reduction by ``op`` is ``value``."""
     if op in ("sum", "avg"):
-        pieces = [rng.normal(size=value.shape) * 3 for _ in range(count - 1)]
+        partials = [rng.normal(size=value.shape) * 3 for _ in range(count - 1)]
         scale = 1 if op == "sum" else count
-        return [*pieces, value * scale - sum(pieces)]
+        return [*partials, value * scale - sum(partials)]
     if op in ("max", "min"):
         sign = 1 if op == "max" else -1
         holder = rng.integers(count, size=value.shape)
         return [np.where(holder == i, value, value - sign * rng.random(value.shape)) for i in range(count)]
     if op == "prod":
         signs = [rng.choice([-1, 1], size=value.shape) for _ in range(count - 1)]
-        pieces = [sign * rng.uniform(0.5, 2, size=value.shape) for sign in signs]
-        return [*pieces, value / math.prod(pieces)]
+        partials = [sign * rng.uniform(0.5, 2, size=value.shape) for sign in signs]
+        return [*partials, value / math.prod(partials)]
     raise AssertionError(op)
 
 

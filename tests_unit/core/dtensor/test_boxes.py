@@ -36,21 +36,21 @@ def layouts(draw, count=1):
     sizes = tuple(draw(st.lists(st.integers(1, 4), min_size=1, max_size=3)))
     shape = tuple(draw(st.lists(st.integers(0, 9), max_size=3)))
     mesh = DeviceMesh.abstract("cpu", sizes, tuple(range(math.prod(sizes))), tuple("abc"[: len(sizes)]))
-    drawn = []
+    sampled = []
     for _ in range(count):
         dims = [[] for _ in shape]
         for axis in draw(st.permutations(range(len(sizes)))):
             dim = draw(st.integers(-1, len(shape) - 1))
             if dim >= 0:
                 dims[dim].append(axis)
-        drawn.append(Layout.of(mesh, dims, (), shape))
-    return drawn
+        sampled.append(Layout.of(mesh, dims, (), shape))
+    return sampled
 
 
 @given(layouts())
-def test_boxes_tile_the_index_space_once(drawn):
+def test_boxes_tile_the_index_space_once(sampled):
     """The boxes of all replicas tile the index space exactly once, on uneven and odd meshes, in every order."""
-    (layout,) = drawn
+    (layout,) = sampled
     count = np.zeros(layout.shape, int)
     for position in coordinates(layout.mesh):
         count[as_slices(layout.box_at(position))] += 1

@@ -314,7 +314,7 @@ def test_whoever_must_see_true_gradients_does():
             (second,) = torch.autograd.grad((twice * twice).sum(), [b])
             assert b.grad is b.grad
             b.grad.mul_(2)  # as clipping does: a write is not lost
-            piece = torch.autograd.grad(loss_of(x, w, b), [w.to_local()], allow_unused=True)[0]
+            local_grad = torch.autograd.grad(loss_of(x, w, b), [w.to_local()], allow_unused=True)[0]
             b.requires_grad_(False)
         return (
             placements,
@@ -323,13 +323,13 @@ def test_whoever_must_see_true_gradients_does():
             array_of(w.grad),
             array_of(b.grad),
             array_of(second),
-            piece.numpy(),
+            local_grad.numpy(),
         )
 
-    placements, hooked, asked, accumulated, written, second, piece = on_two(rank)
+    placements, hooked, asked, accumulated, written, second, local_grad = on_two(rank)
     assert placements == [(Shard(0),), (Replicate(),), (Partial(),)]
     gw, gb = dense_gradients(1)
-    for got in (hooked, asked, accumulated, piece):
+    for got in (hooked, asked, accumulated, local_grad):
         np.testing.assert_allclose(got, gw, rtol=2e-5, atol=2e-5)
     np.testing.assert_allclose(written, 2 * gb, rtol=2e-5, atol=2e-5)
     x = arrays()[0][0].astype(np.float64)
@@ -363,7 +363,7 @@ def test_a_hook_sees_passes_after_it_only():
 
 
 @pytest.mark.platforms("torch")
-def test_copies_owe_nothing():
+def test_copies_have_no_pending_gradient():
     """A deepcopy or pickle made inside a block has no gradient; the original's gradient is complete."""
     import copy
     import pickle

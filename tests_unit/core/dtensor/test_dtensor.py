@@ -46,7 +46,7 @@ def text_of(kind, function):
 
 
 @pytest.mark.parametrize("shape, size", [((2,), 5), ((3,), 2), ((4,), 5), ((2, 2), 7), ((2, 3), 5), ((3,), 0)])
-def test_pieces_make_the_whole(shape, size):
+def test_local_shards_make_the_global_tensor(shape, size):
     """from_local with the global shape and full_tensor are inverse, also for uneven and empty shards."""
     import torch
 
@@ -54,10 +54,10 @@ def test_pieces_make_the_whole(shape, size):
 
     def on_rank(mesh):
         places = [S0] * mesh.ndim
-        piece = spread(whole, mesh, *places).to_local()
-        tensor = DTensor.from_local(piece, mesh, places, shape=whole.shape, run_check=True)
+        local = spread(whole, mesh, *places).to_local()
+        tensor = DTensor.from_local(local, mesh, places, shape=whole.shape, run_check=True)
         assert tensor.shape == whole.shape
-        assert tensor.local_shape == tuple(piece.shape)
+        assert tensor.local_shape == tuple(local.shape)
         assert torch.equal(tensor.full_tensor(), whole)
 
     on_ranks(on_rank, *shape)
@@ -78,7 +78,7 @@ def test_constructor_is_from_local():
     on_ranks(on_rank, 2)
 
 
-def test_pieces_that_cannot_belong_together():
+def test_local_shards_that_do_not_fit_are_refused():
     """A shard of a wrong shape, and ranks that disagree in checked mode, raise ShardMismatchError on every rank."""
     import torch
 
@@ -177,7 +177,7 @@ def test_gradients_follow_every_change_of_placement(shape):
     on_ranks(on_rank, *shape)
 
 
-def test_to_local_takes_the_gradient_as_told():
+def test_to_local_takes_gradient_placements():
     """With grad_placements Partial, to_local sums the ranks' gradients; without, it uses the dual layout."""
     import torch
 
@@ -294,7 +294,7 @@ def test_a_write_invalidates_views(write):
     on_ranks(on_rank, 2)
 
 
-def test_reduce_partial_does_what_is_pending():
+def test_reduce_partial_reduces_partial_axes_only():
     """reduce_partial leaves shards alone and reduces every Partial axis."""
     import torch
 
@@ -316,13 +316,13 @@ def test_a_layout_of_another_mesh_places_nothing(aliases):
     def on_rank(m3):
         x, foreign = torch.zeros(4, 6), Layout((2, 2), ("a", "b"))(*aliases)
         local = distribute_tensor(x, m3, [S0])
-        doors = (
+        calls = (
             lambda: distribute_tensor(x, m3, Layout((2, 2), ("a", "b"))(*aliases)),
             lambda: local.redistribute(m3, foreign),
             lambda: DTensor.from_local(x, m3, foreign),
             lambda: zeros(4, 6, device_mesh=m3, placements=foreign),
         )
-        return [text_of(MeshMismatchError, door) for door in doors]
+        return [text_of(MeshMismatchError, call) for call in calls]
 
     lines = on_ranks(on_rank, 3)[0]
     text = (

@@ -109,8 +109,8 @@ def test_two_threads_do_not_share_a_stream(platform_name):
         assert in_thread(own)[:2] == mine[:2]
         assert mine[2:] + again[2:] == [2, 4]
         random.manual_seed(4)
-        drawn = [mask(), *mine[:2], *again[:2], *in_thread(own)[:2]]
-        return refused, threading.current_thread().name, len({tuple(value) for value in drawn})
+        masks = [mask(), *mine[:2], *again[:2], *in_thread(own)[:2]]
+        return refused, threading.current_thread().name, len({tuple(value) for value in masks})
 
     for refused, name, different in simulate(rank, 2, platform_name):
         assert different == 7

@@ -292,7 +292,7 @@ def test_a_nonlinear_chain_has_dense_second_derivatives(dense):
         partial = mine @ b[slice(*cut)]
         product = redistribute(partial, plan_transition(place([P], (4, 3)), place([R], (4, 3))), platform)
         back = second(mine, product)
-        # The summands of <first, v> meet in an all-reduce, as the loss of a real program would.
+        # The partial values of <first, v> are summed by an all-reduce, as the loss of a real program would.
         total = redistribute(
             (back * v[:, slice(*cut)]).sum(), plan_transition(place([P], ()), place([R], ())), platform
         )

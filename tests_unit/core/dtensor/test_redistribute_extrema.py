@@ -53,7 +53,7 @@ def joining(name, platform):
 @pytest.mark.parametrize("op", ["max", "min"])
 @pytest.mark.parametrize("name", ["cat", "stack"])
 @pytest.mark.untraced
-def test_joining_what_is_pending_with_what_is_not(platform_name, name, op, mesh):
+def test_joining_partial_extrema_with_other_placements(platform_name, name, op, mesh):
     """Cat and stack of Partial(max) or (min) with tensors of any placement have the plain gradients."""
     rng = np.random.default_rng(4)
     x, y = rng.standard_normal((5, 3)), rng.standard_normal((5, 3))

@@ -98,7 +98,7 @@ def test_operators_are_named_by_object_too():
 
 
 @torch_only
-def test_a_piece_does_not_meet_a_dtensor_unnoticed():
+def test_a_plain_result_is_refused_by_a_dispatched_operator():
     """A dispatched operator refuses the plain result of an operation inside the block."""
 
     def body():
@@ -113,7 +113,7 @@ def test_a_piece_does_not_meet_a_dtensor_unnoticed():
 
 
 @torch_only
-def test_writing_in_place_writes_the_piece():
+def test_writing_in_place_writes_the_local_tensor():
     """An in-place write changes the local tensor, returns the DTensor, and drops cached views."""
 
     def body():
@@ -200,7 +200,7 @@ def test_what_is_composed_of_others_is_called_as_it_was_written():
 
 
 @torch_only
-def test_results_of_composed_functions_are_of_this_ranks_piece():
+def test_results_of_composed_functions_are_local():
     """Sizes that depend on values, indices, casts and in-place options act on the local tensor."""
     import torch
     from torch.nn import functional

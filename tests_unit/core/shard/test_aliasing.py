@@ -155,7 +155,7 @@ def refused_view(platform_name):
 
 
 @pytest.mark.platforms("mindspore")
-def test_what_a_refused_write_says():
+def test_the_message_of_a_refused_write():
     """The refusal of a write through a view gives the reason and an alternative that works."""
     reason = (
         "x cannot be written to: it is a view, through which this framework loses what is written; write to the "
@@ -171,10 +171,10 @@ def test_what_a_refused_write_says():
 
 
 WRITES = {
-    "view": lambda g, _piece: g.view(3, 1).mul_(3.0),
-    "slice": lambda g, _piece: g[0:2].mul_(3.0),
-    "piece": lambda _g, piece: piece().mul_(3.0),
-    "itself": lambda g, _piece: g.mul_(3.0),
+    "view": lambda g, _local: g.view(3, 1).mul_(3.0),
+    "slice": lambda g, _local: g[0:2].mul_(3.0),
+    "local tensor": lambda _g, local: local().mul_(3.0),
+    "itself": lambda g, _local: g.mul_(3.0),
 }
 
 
@@ -209,7 +209,7 @@ def test_a_gradient_passes_what_was_written_after_a_gather(write):
 
 
 @pytest.mark.platforms("torch")
-def test_a_hook_on_a_gathered_piece_sees_its_gradient():
+def test_a_hook_on_a_gathered_local_tensor_sees_its_gradient():
     """A hook on to_local() of a gathered tensor sees, and may replace, every gradient that follows."""
     import torch
 

@@ -110,7 +110,7 @@ def test_an_output_without_a_label_must_be_empty():
     assert rows_of(other) == [((R,), (R, R))]
 
 
-def test_empty_pieces_can_be_excluded():
+def test_empty_shards_can_be_excluded():
     """``full`` requires that no rank's shard is empty."""
     strategies = pattern(call_of(x=(4, 3), y=(4, 2)), "x ...[m], y ...[n] -> ...", full=True)
     assert [row.full for row in strategies.rows] == [(), ((0, 0), (1, 0))]

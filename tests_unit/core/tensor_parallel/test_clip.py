@@ -61,7 +61,7 @@ def test_the_norm_is_the_global_one_and_gradients_are_scaled(twin, order, grid, 
     twin.on_mesh(grid, rank, ("dp", "tp"))
 
 
-def test_a_pending_reduction_is_done_first(twin):
+def test_a_partial_gradient_is_reduced_first(twin):
     """A partial gradient is reduced before its norm is taken."""
 
     def rank(mesh):
@@ -100,7 +100,7 @@ def test_infinite_norms_are_refused_before_anything_is_scaled(twin):
     )
 
 
-def test_empty_pieces_and_missing_gradients(twin):
+def test_empty_shards_and_missing_gradients(twin):
     """Empty shards contribute nothing, and the norm of no gradients is zero."""
     import torch
 

@@ -112,7 +112,7 @@ def test_two_styles_that_disagree_about_a_parameter(twin):
     )
 
 
-def test_one_error_tells_all(twin):
+def test_all_problems_are_one_error(twin):
     """Problems of every kind come together, with the notes."""
     plan = {"layers.*.attn.wq": ColwiseParallel(), "nothing": RowwiseParallel(), "layers.*.norm": RowwiseParallel()}
     report = checked(twin, lambda: attention(5, 2), plan)

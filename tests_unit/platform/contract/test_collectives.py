@@ -266,10 +266,10 @@ class _Ring:
 
     def right(self, shape):
         """Two matching messages at once, waited for in reverse order."""
-        wishes = [self.platform.irecv(self.make(("float32", shape)), self.before) for _ in range(2)]
+        receives = [self.platform.irecv(self.make(("float32", shape)), self.before) for _ in range(2)]
         values = [self.make(("float32", shape), self.me + 10.0 * turn) for turn in range(2)]
         sent = [self.platform.isend(value, self.after) for value in values]
-        arrived = [self.platform.tensor_to_numpy(wish.wait()) for wish in reversed(wishes)]
+        arrived = [self.platform.tensor_to_numpy(receive.wait()) for receive in reversed(receives)]
         for sending in sent:
             sending.wait()
         for turn, array in enumerate(reversed(arrived)):
@@ -280,17 +280,17 @@ class _Ring:
         """Each rank waits for its send first, as all others do."""
         messages = []
         for sends, expects in UNEQUAL:
-            wish = self.platform.irecv(self.make(expects), self.before)
+            receive = self.platform.irecv(self.make(expects), self.before)
             self.platform.isend(self.make(sends), self.after).wait()
-            messages.append(_message_of(wish.wait))
+            messages.append(_message_of(receive.wait))
             self.right((2, 3))
         return messages
 
     def at_once(self):
         """All messages at once, the last one waited for first."""
-        wishes = [self.platform.irecv(self.make(expects), self.before) for _, expects in UNEQUAL]
+        receives = [self.platform.irecv(self.make(expects), self.before) for _, expects in UNEQUAL]
         sent = [self.platform.isend(self.make(sends), self.after) for sends, _ in UNEQUAL]
-        messages = [_message_of(wish.wait) for wish in reversed(wishes)]
+        messages = [_message_of(receive.wait) for receive in reversed(receives)]
         for value in reversed(sent):
             value.wait()
         self.right(LONG)
@@ -306,20 +306,20 @@ class _Ring:
             for sends, _ in UNEQUAL:
                 transport.send(self.make(sends), 1)
             dist.send(torch.ones(9), 1)
-        wishes = [*(expects for _, expects in UNEQUAL), ("float32", (9,))] if self.me == 1 else []
-        messages = [_message_of(transport.recv, self.make(expects), 0) for expects in wishes]
+        receives = [*(expects for _, expects in UNEQUAL), ("float32", (9,))] if self.me == 1 else []
+        messages = [_message_of(transport.recv, self.make(expects), 0) for expects in receives]
         self.right((0, 2))
         return messages
 
     def late(self):
         """Rank 1 joins a collective before it waits for a message that is longer than expected."""
-        wishes = [self.platform.irecv(self.make(("float32", (3,))), 0) for _ in range(3)] if self.me == 1 else []
+        receives = [self.platform.irecv(self.make(("float32", (3,))), 0) for _ in range(3)] if self.me == 1 else []
         if self.me == 0:
             for turn, shape in enumerate((LONG, (3,), LONG)):
                 self.platform.isend(self.make(("float32", shape), turn), 1).wait()
         self.platform.all_reduce(self.make(("float32", (2,))))
-        messages = [_message_of(wishes[2].wait), _message_of(wishes[0].wait)] if self.me == 1 else []
-        messages += [self.platform.tensor_to_numpy(wish.wait()).tolist() for wish in wishes[1:2]]
+        messages = [_message_of(receives[2].wait), _message_of(receives[0].wait)] if self.me == 1 else []
+        messages += [self.platform.tensor_to_numpy(receive.wait()).tolist() for receive in receives[1:2]]
         self.right((2, 3))
         return messages
 
@@ -401,8 +401,8 @@ class _Pair:
             self.platform.recv_object_list(room, 0, group)
             results.append(room[0])
         results += [self.value(self.platform.p2p_exchange(self.number(30), 0, group)) for group in (None, (0, 1))]
-        wishes = [self.platform.irecv(self.number(-1), 0, group, tag) for group, tag in reversed(self.spelled)]
-        return results + [self.value(wish.wait()) for wish in reversed(wishes)]
+        receives = [self.platform.irecv(self.number(-1), 0, group, tag) for group, tag in reversed(self.spelled)]
+        return results + [self.value(receive.wait()) for receive in reversed(receives)]
 
     def again(self):
         """A group is destroyed, which is refused while a receive is pending, and built again."""
@@ -413,11 +413,11 @@ class _Pair:
                 platform.recv_object_list([None], peer)
                 platform.isend(self.number(value), peer, group, 9).wait()
             else:
-                wish = platform.irecv(self.number(-1), peer, (0, 1), 9)
+                receive = platform.irecv(self.number(-1), peer, (0, 1), 9)
                 with pytest.raises(MeshError) as caught:
                     platform.destroy_process_group(group)
                 platform.send_object_list([None], peer)
-                results += [str(caught.value), self.value(wish.wait())]
+                results += [str(caught.value), self.value(receive.wait())]
             platform.destroy_process_group(group)
         return [*results, platform.transport().build_of((0, 1))]
 
@@ -441,7 +441,7 @@ def _compare_apart(results, groups):
     assert results == [[30, 30, again[-1]], [None, (0, 1), 20, 21, *range(groups), *again], []]
 
 
-def test_messages_of_other_members_tags_and_groups_are_told_apart(platform_name):
+def test_messages_are_matched_by_sender_tag_and_group(platform_name):
     """A message reaches the receive of its sender, tag and group in any order; on simulated ranks too."""
     _compare_apart(simulate(_apart, 3, platform_name, (platform_name,)), 6)
 
@@ -528,7 +528,7 @@ def _unequal(platform_name):
     return apart, messages, ring.platform.tensor_to_numpy(total).tolist(), ring.left()
 
 
-def test_a_message_that_is_not_expected_is_told(platform_name):
+def test_a_mismatched_message_raises_on_its_receiver(platform_name):
     """A message of another length, dtype or shape raises on its receiver, and all ranks continue."""
     require_transport(platform_name)
     for world_size in (2, 3) if platform_name == "torch" else (3,):

@@ -73,7 +73,7 @@ def test_a_failure_of_one_reaches_the_other():
     assert str(other) == "HookCoordinator: the partner thread 'thread-0' raised ValueError: lost"
 
 
-def test_a_deadlock_is_told():
+def test_a_deadlock_raises():
     """A deadlock raises with the time waited, the position and the partner's last one; later calls raise it too."""
     meet = HookCoordinator(0.1)
     results = run(lambda: [meet.rendezvous(position) for position in "AB"], lambda: meet.rendezvous("C", "backward"))

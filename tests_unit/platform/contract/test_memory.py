@@ -46,7 +46,7 @@ def test_a_spill_file_gives_back_what_it_took():
 
 
 @pytest.mark.platforms("torch")
-def test_dropout_of_a_dtensor_is_drawn_again_as_it_was():
+def test_recomputed_dropout_of_a_dtensor_samples_the_same_mask():
     """A checkpointed dropout of a DTensor samples the same mask in its second run as in the first."""
 
     def rank():

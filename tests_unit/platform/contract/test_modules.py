@@ -24,15 +24,15 @@ def test_a_rank_holds_its_shard_alone(platform_name):
         platform.init_parameters(layer)
         weight = platform.parameters_dict(layer)["weight"]
         low, high = weight.layout.local_box()[0]
-        whole, piece = (
+        whole, shard = (
             platform.tensor_to_numpy(platform.detach(tensor)) for tensor in (weight.full_tensor(), weight.to_local())
         )
-        return piece.shape == (high - low, 20) and (whole[low:high] == piece).all(), whole.tolist(), high - low
+        return shard.shape == (high - low, 20) and (whole[low:high] == shard).all(), whole.tolist(), high - low
 
     results = simulate(rank, 8, platform_name)
     assert all(equal for equal, *_ in results)
     assert all(whole == results[0][1] for _, whole, _ in results)
-    assert len({value for row in results[0][1] for value in row}) > 300  # drawn, and no row twice
+    assert len({value for row in results[0][1] for value in row}) > 300  # random, and no row twice
     assert [rows for *_, rows in results] == [3] * 6 + [2, 0]
 
 
@@ -67,7 +67,7 @@ def _drawn_by_all():
 
 
 @pytest.mark.platforms("mindspore")
-def test_pieces_are_drawn_as_the_framework_draws():
+def test_sampled_shards_have_the_frameworks_distribution():
     """Shards sampled by each supported initializer have the distribution of MindSpore's own numbers."""
     for name, own, sampled in simulate(_drawn_by_all, 3, "mindspore")[0]:
         wide = max(own[1], 1e-6)  # one standard deviation; the extremes of ten thousand numbers lie a few apart

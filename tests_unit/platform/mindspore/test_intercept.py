@@ -99,7 +99,7 @@ SPELLED = [
     ((X, P), 'ops.KLDivLoss("batchmean")(x, y)'),
 ]
 
-# Expressions that plain tensors cannot run on CPU: the canonical operator on them says what is right.
+# Expressions that plain tensors cannot run on CPU, with the canonical operator that gives the reference.
 REFERRED = [
     ((X,), {
         "F.gelu(x)": "gelu(x)", "F.elu(x)": "elu(x)", "F.selu(x)": "selu(x)", "F.leaky_relu(x)": "leaky_relu(x)",

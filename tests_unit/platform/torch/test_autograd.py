@@ -340,7 +340,7 @@ def test_what_grad_cannot_do():
     ]
 
 
-def test_gradients_of_summands_are_differentiated_once():
+def test_gradients_of_partial_values_are_differentiated_once():
     """A gradient with respect to a Partial tensor is refused as soon as it could be differentiated again."""
     import torch
 
@@ -367,7 +367,7 @@ def test_gradients_of_summands_are_differentiated_once():
     assert error < 1e-5
 
 
-def test_the_cure_for_second_derivatives_of_summands():
+def test_second_derivatives_after_reduce_partial():
     """After ``x = x.reduce_partial()`` second derivatives are the dense ones."""
     import torch
 

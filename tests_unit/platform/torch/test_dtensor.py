@@ -120,7 +120,7 @@ def test_only_a_scalar_has_an_implicit_seed(world):
 
 @pytest.mark.parametrize("op", ["sum", "avg", "max", "min"])
 @pytest.mark.parametrize("world", [2, 3])
-def test_backward_from_a_pending_reduction(op, world):
+def test_backward_from_a_partial_loss(op, world):
     """A Partial loss has gradient 1 (sum), 1/n (avg) or 1 on the rank that attained it (max, min)."""
     import torch
 
@@ -439,7 +439,7 @@ def test_sparse_tensors_are_refused():
     ]
 
 
-def test_a_piece_that_was_handed_out_may_be_written_past_the_counter():
+def test_no_gathered_copy_is_cached_after_to_local_of_a_leaf():
     """After `to_local()` of a leaf no gathered copy is cached, since `.data` writes are not counted."""
     import torch
 

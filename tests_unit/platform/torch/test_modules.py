@@ -56,7 +56,7 @@ def test_replacing_keeps_the_kind():
     assert module.dropped.shape == (2,)
 
 
-def test_layers_are_told_apart():
+def test_layers_are_recognised():
     """Only linear and embedding layers, subclasses included, are recognised as such."""
     from torch import nn
 

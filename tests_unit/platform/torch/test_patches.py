@@ -153,7 +153,7 @@ def test_gradients_are_those_without_recomputation(name, world, mesh_shape, plac
     assert any(0.0 in row for row in expected[0][0])
 
 
-def test_backward_twice_draws_the_same_twice():
+def test_backward_twice_samples_the_same_twice():
     """A retained graph that is differentiated again is recomputed with the random numbers of its forward."""
 
     def rank():

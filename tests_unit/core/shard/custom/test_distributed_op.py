@@ -155,7 +155,7 @@ def test_names_are_taken_once(register):
     assert register(Rows) is user_op("scaled")
 
 
-def test_pending_sums_can_be_the_answer(register):
+def test_outputs_may_be_partial(register):
     """An output may be Partial, and is reduced where a use needs it."""
 
     class Total(DistributedOp):

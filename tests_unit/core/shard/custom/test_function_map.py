@@ -48,7 +48,7 @@ def test_whole_operand_of_a_sharded_computation_has_its_gradient_summed(platform
 
 
 @both
-def test_contraction_leaves_a_sum_pending(platform_name):
+def test_contraction_gives_partial_values(platform_name):
     """Outputs of a contraction of sharded dims are declared Partial."""
     holds(platform_name, [Partial()], ([Shard(1)], [Shard(0)]), [(2, 7), (7, 4)], (3,))
 
@@ -295,7 +295,7 @@ def test_output_that_is_a_dtensor():
 
 
 @torch_only
-def test_pieces_that_make_no_tensor():
+def test_local_shards_that_make_no_tensor():
     """Local shards that do not follow the ceil rule are refused on every rank."""
 
     def body():

@@ -145,11 +145,11 @@ def test_nested_inputs_and_outputs(plain):
         inputs = ({"x": rows}, (layout, Shard(0)))
         shard_module(model, mesh, ShardingPlan({}, {"": inputs}, {"": outputs}, [""] if plain else None))
         whole = torch.arange(12.0).reshape(4, 3)
-        piece = whole.chunk(2)[mesh.rank]
-        out = model({"x": piece, "note": "kept"}, Pair(piece, distribute_tensor(whole, mesh, [Replicate()])))
+        shard = whole.chunk(2)[mesh.rank]
+        out = model({"x": shard, "note": "kept"}, Pair(shard, distribute_tensor(whole, mesh, [Replicate()])))
         messages = [out["sum"], out["both"].left[0], out["both"].right[0]]
         if plain:
-            wanted = [whole * 2, whole[:, :2] * 2 if mesh.rank == 0 else whole[:, 2:] * 2, piece]
+            wanted = [whole * 2, whole[:, :2] * 2 if mesh.rank == 0 else whole[:, 2:] * 2, shard]
             return all(map(torch.equal, messages, wanted))
         assert [tensor.placements for tensor in messages] == [(Replicate(),), (Shard(1),), (Shard(0),)]
         return all(
@@ -161,7 +161,7 @@ def test_nested_inputs_and_outputs(plain):
 
 
 @torch_only
-def test_everything_wrong_with_a_plan_is_said_at_once():
+def test_all_faults_of_a_plan_are_one_error():
     """Unmatched patterns, misfit placements and conflicting ties are one error, and no weight is touched."""
 
     def body():

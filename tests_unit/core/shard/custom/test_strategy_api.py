@@ -133,7 +133,7 @@ def test_lists_choose_per_element():
 
 
 @torch_only
-def test_a_rule_says_where_operands_have_to_be():
+def test_operands_are_redistributed_to_the_redistribute_schema():
     """Operands are redistributed to a sharding rule's redistribute_schema before the call."""
     import torch
 

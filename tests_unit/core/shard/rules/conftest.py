@@ -5,8 +5,8 @@ import pytest
 
 from hyper_parallel.verify.check import check_function
 
-# Combinations of placements that are drawn per mesh; all of them where there are fewer.
-DRAWN = {(2,): 20, (3,): 7, (4,): 4, (2, 2): 4}
+# Combinations of placements that are sampled per mesh; all of them if there are fewer.
+LIMITS = {(2,): 20, (3,): 7, (4,): 4, (2, 2): 4}
 
 
 def sample(spec, number):
@@ -25,7 +25,7 @@ def holds():
 
     def check(fn, *specs, drawn=None, refused=False, platform="torch"):
         arrays = [sample(spec, number) for number, spec in enumerate(specs)]
-        for mesh, limit in (drawn or DRAWN).items():
+        for mesh, limit in (limits or LIMITS).items():
             report = check_function(fn, arrays, mesh, platform=platform, limit=limit)
             assert report.ok, (mesh, report.forward, report.wrong[:5])
             assert refused or not report.rejected, (mesh, report.rejected[:3])

@@ -39,7 +39,7 @@ ATTENTION = {
 @pytest.mark.parametrize("name", ATTENTION)
 def test_attention(holds, name):
     """Batch, heads and queries may be sharded, causal ones too; grouped heads stay with their own keys."""
-    holds(ATTENTION[name][0], *ATTENTION[name][1:], drawn={(2,): 14, (3,): 7, (4,): 4, (2, 2): 3})
+    holds(ATTENTION[name][0], *ATTENTION[name][1:], limits={(2,): 14, (3,): 7, (4,): 4, (2, 2): 3})
 
 
 def test_heads_and_queries_cost_nothing(ranks):
@@ -77,7 +77,7 @@ def test_attention_with_dropout_is_attention(holds, name):
     def fn(*tensors):
         return attend(*tensors, dropout_p=NEVER if hasattr(tensors[0], "placements") else 0.0, **options)
 
-    holds(fn, *specs, drawn={(2,): 10, (3,): 5, (2, 2): 3})
+    holds(fn, *specs, limits={(2,): 10, (3,): 5, (2, 2): 3})
 
 
 DROPPED = {

@@ -48,7 +48,7 @@ COMPOSED = {
 @pytest.mark.untraced
 def test_composed(holds, name):
     """A function composed of operators with rules has the plain values and gradients of every input."""
-    holds(COMPOSED[name][0], *COMPOSED[name][1:], drawn={(2,): 16, (3,): 5, (2, 2): 4})
+    holds(COMPOSED[name][0], *COMPOSED[name][1:], limits={(2,): 16, (3,): 5, (2, 2): 4})
 
 
 UNRULED = {

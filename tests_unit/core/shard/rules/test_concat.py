@@ -46,7 +46,7 @@ def test_splits(holds, name):
 
 
 @pytest.mark.parametrize("join", [torch.cat, torch.stack, torch.vstack])
-def test_pending_extrema_are_reduced_before_they_join_complex_numbers(ranks, join):
+def test_partial_extrema_are_reduced_before_they_join_complex_numbers(ranks, join):
     """Partial(max) is reduced before it is joined into a complex result, since complex numbers have no order."""
     numbers = torch.complex(torch.arange(6.0).reshape(2, 3) - 7, torch.arange(6.0).reshape(2, 3) * 2 - 9)
 

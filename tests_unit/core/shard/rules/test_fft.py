@@ -59,8 +59,8 @@ def test_short_time_transforms(holds):
         return torch.istft(there(x, window), 6, 2, window=window)
 
     window = np.hanning(8)[1:-1]
-    holds(there, (3, 19), window, drawn={(2,): 10, (3,): 5})
-    holds(and_back, (3, 19), window, drawn={(2,): 10, (3,): 5})
+    holds(there, (3, 19), window, limits={(2,): 10, (3,): 5})
+    holds(and_back, (3, 19), window, limits={(2,): 10, (3,): 5})
 
 
 def test_other_dims_stay_sharded(ranks):

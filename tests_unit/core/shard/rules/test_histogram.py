@@ -33,7 +33,7 @@ CALLS = [
 @pytest.mark.parametrize("fn, specs", CALLS)
 def test_values_are_found_among_whole_tables(holds, fn, specs):
     """Values, counts and distances are the plain ones, wherever values and tables stand."""
-    holds(fn, *specs, drawn={(2,): 12, (3,): 6})
+    holds(fn, *specs, limits={(2,): 12, (3,): 6})
 
 
 BOUNDARIES = np.array([-1.0, -0.25, 0.0, 0.5, 1.5])

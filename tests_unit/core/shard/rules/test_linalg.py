@@ -120,7 +120,7 @@ def test_equations(holds, name):
 
 def test_a_right_hand_side_is_never_taken_for_vectors(holds):
     """A right-hand side stays a matrix even if its rows equal the local number of matrices."""
-    holds(linalg.solve, matrices(4, 2, 2), (2, 2), drawn={(2,): 20, (4,): 10, (2, 2): 10})
+    holds(linalg.solve, matrices(4, 2, 2), (2, 2), limits={(2,): 20, (4,): 10, (2, 2): 10})
 
 
 PRODUCTS = {
@@ -212,7 +212,7 @@ DISTANCES = {
 @pytest.mark.parametrize("name", DISTANCES)
 def test_distances(holds, name):
     """Distances between sharded vectors are the plain ones."""
-    holds(DISTANCES[name][0], *DISTANCES[name][1:], drawn={(2,): 12, (3,): 6, (4,): 3, (2, 2): 3})
+    holds(DISTANCES[name][0], *DISTANCES[name][1:], limits={(2,): 12, (3,): 6, (4,): 3, (2, 2): 3})
 
 
 def test_distances_are_computed_the_way_one_device_does(ranks):

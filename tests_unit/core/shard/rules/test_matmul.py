@@ -72,7 +72,7 @@ def test_einsum(holds, equation):
 
 def test_two_uneven_axes(holds):
     """A contraction over a 2x3 mesh of sizes that do not divide is exact."""
-    holds(F.linear, (5, 4), (7, 4), (7,), drawn={(2, 3): 20})
+    holds(F.linear, (5, 4), (7, 4), (7,), limits={(2, 3): 20})
 
 
 def test_row_then_column_costs_one_all_reduce(ranks):

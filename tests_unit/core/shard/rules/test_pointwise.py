@@ -217,7 +217,7 @@ WRITING = [
 
 
 @pytest.mark.parametrize("fn", WRITING)
-def test_writing_what_is_not_linear_is_refused_on_summands_only(fn):
+def test_nonlinear_writes_are_refused_on_partial_values_only(fn):
     """Nonlinear in-place operators write shards and refuse partial values; the message has the fix."""
     report = check_function(fn, [values(5, 3, low=0.1)], (3,), platform="torch")
     assert not report.wrong, report.wrong[:3]
@@ -275,7 +275,7 @@ def test_out():
     assert all(torch.equal(tensor, torch.full((4, 3), 2.0)) for tensor in simulate(run, 2, "torch"))
 
 
-def test_a_constant_joins_a_pending_sum_once():
+def test_a_constant_is_added_once_to_a_partial_sum():
     """A 0-d tensor added to partial values is not added by every rank."""
     holds(lambda x: x + torch.tensor(5.0, dtype=torch.float64), [values(3, 2)], (4,))
 
@@ -345,7 +345,7 @@ ACTIVATIONS = {
 @pytest.mark.parametrize("name", ACTIVATIONS)
 def test_activations(holds, name):
     """Gated activations and those with weights have the plain values and gradients."""
-    holds(*ACTIVATIONS[name], drawn={(2,): 8, (3,): 4, (4,): 3, (2, 2): 3})
+    holds(*ACTIVATIONS[name], limits={(2,): 8, (3,): 4, (4,): 3, (2, 2): 3})
 
 
 COMPLEX = np.random.default_rng(5).standard_normal((3, 4, 2)).view(np.complex128)[..., 0]

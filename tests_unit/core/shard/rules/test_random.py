@@ -108,7 +108,7 @@ COMPUTED = {name for name in DRAWS if any(word in name for word in ("dropout", "
 COMPUTED.remove("bernoulli_")
 
 
-def drawn(fn, array, mesh_shape):
+def sampled(fn, array, mesh_shape):
     """Values under every placement, as whole arrays, equal on all ranks."""
 
     def run():
@@ -129,11 +129,11 @@ def drawn(fn, array, mesh_shape):
 def test_equal_for_every_layout(name):
     """The numbers depend on seed, call and global index: not on placement, mesh shape or world size."""
     array = np.random.default_rng(0).integers(1, 9, (5, 3)).astype(float)
-    alone = drawn(DRAWS[name], array, (1,))[0].numpy()
+    alone = sampled(DRAWS[name], array, (1,))[0].numpy()
     assert len(np.unique(alone)) > 1
     exact = name not in COMPUTED  # with, from partial values that are rounded
     for shape in ((2,), (3,), (2, 2)):
-        for other in drawn(DRAWS[name], array, shape):
+        for other in sampled(DRAWS[name], array, shape):
             if exact:
                 assert (other.numpy() == alone).all()
             else:
@@ -182,7 +182,7 @@ def test_calls_differ_and_seeds_repeat():
     assert simulate(run, 2, "torch") == [True, True]
 
 
-def test_filling_a_pending_sum_is_refused():
+def test_filling_a_partial_sum_is_refused():
     """Filling a Partial tensor with random numbers is refused before anything is sampled."""
 
     def run():
@@ -270,7 +270,7 @@ def test_distributions_have_their_moments(draw, mean, variance):
 
 @pytest.mark.parametrize("repeats", [False, True])
 @pytest.mark.parametrize("world_size", [1, 2, 3])
-def test_multinomial_draws_the_same_places_for_every_layout(world_size, repeats):
+def test_multinomial_samples_the_same_indices_for_every_layout(world_size, repeats):
     """Multinomial samples the same indices for every layout as on one rank."""
     weights = torch.rand(5, 7, generator=torch.Generator().manual_seed(1), dtype=torch.float64)
 
@@ -295,7 +295,7 @@ def test_multinomial_draws_the_same_places_for_every_layout(world_size, repeats)
 
 
 @pytest.mark.parametrize("repeats", [False, True])
-def test_multinomial_draws_by_draws_by_weight(repeats):
+def test_multinomial_samples_by_weight(repeats):
     """Indices are sampled with the frequency of their weights; a weight of zero never is."""
     weights = torch.tensor([0.1, 0.0, 0.6, 0.3], dtype=torch.float64)
 

@@ -177,7 +177,7 @@ def test_second_derivatives_of_running_operators_reach_empty_shards(fn):
 @pytest.mark.filterwarnings("ignore:Implicit dimension choice")
 def test_softmax_by_its_old_default(holds, fn):
     """Without a dim, softmax and softmin choose the one that PyTorch chooses."""
-    holds(fn, (5, 4), drawn={(2,): 8, (3,): 4, (4,): 3, (2, 2): 3})
+    holds(fn, (5, 4), limits={(2,): 8, (3,): 4, (4,): 3, (2, 2): 3})
 
 
 MISFITS = {

@@ -62,7 +62,7 @@ def index(x, *positions):
 @pytest.mark.untraced
 def test_scattered(holds, name):
     """Values and gradients of scatters do not depend on layouts."""
-    holds(*SCATTERS[name], drawn={(2,): 20, (3,): 7, (2, 2): 4})
+    holds(*SCATTERS[name], limits={(2,): 20, (3,): 7, (2, 2): 4})
 
 
 IN_PLACE = {
@@ -91,7 +91,7 @@ def test_in_place(holds, name):
         returned = write(y, *rest)
         return returned + 0 * y
 
-    holds(run, *specs, refused=True, drawn={(2,): 30, (3,): 12})
+    holds(run, *specs, refused=True, limits={(2,): 30, (3,): 12})
 
 
 def first_row(y):
@@ -148,7 +148,7 @@ def test_writing(holds, name):
         write(y, *rest)
         return y
 
-    holds(run, *specs, refused=True, drawn={(2,): 30, (3,): 7, (2, 2): 5})
+    holds(run, *specs, refused=True, limits={(2,): 30, (3,): 7, (2, 2): 5})
 
 
 def test_a_write_that_would_move_is_refused(ranks):

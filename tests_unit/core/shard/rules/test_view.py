@@ -29,7 +29,7 @@ SHAPES = [
 @pytest.mark.untraced
 def test_view(holds, source, target):
     """Merging and splitting dims under any placement gives the plain tensor."""
-    holds(lambda x: x.reshape(target), source, drawn={(2,): 20, (3,): 7, (4,): 7, (2, 2): 30})
+    holds(lambda x: x.reshape(target), source, limits={(2,): 20, (3,): 7, (4,): 7, (2, 2): 30})
 
 
 COMPLEX = np.random.default_rng(5).standard_normal((3, 4, 2)).view(np.complex128)[..., 0]
@@ -54,7 +54,7 @@ def test_named_views(holds, name):
 
 def test_three_axes_uneven(holds):
     """A view over a 2x3 mesh whose sizes divide by one axis only is exact."""
-    holds(lambda x: x.reshape(6, 2, 5), (12, 5), drawn={(2, 3): 20})
+    holds(lambda x: x.reshape(6, 2, 5), (12, 5), limits={(2, 3): 20})
 
 
 def test_views_that_keep_whole_rows_cost_nothing(ranks):
@@ -289,7 +289,7 @@ def test_gradients_pass_through_what_was_written_through_a_view(holds):
         y.transpose(0, 1)[4].zero_()
         return y * y
 
-    holds(run, (4, 5, 6), (4, 5, 1), refused=True, drawn={(2,): 20, (3,): 7, (2, 2): 6})
+    holds(run, (4, 5, 6), (4, 5, 1), refused=True, limits={(2,): 20, (3,): 7, (2, 2): 6})
 
 
 def test_kept_views_see_writes_through_slices(ranks):

@@ -56,9 +56,9 @@ def test_three_steps(name, foreach, mesh_shape):
         for number, places in enumerate(first):
             parameters = []
             for array, place in zip(arrays, (places, second[number % len(second)]), strict=True):
-                piece = decompose(array, Layout.place(mesh, place, array.shape), 7)
+                shard = decompose(array, Layout.place(mesh, place, array.shape), 7)
                 parameters.append(
-                    DTensor.from_local(torch.tensor(piece, requires_grad=True), mesh, place, shape=array.shape)
+                    DTensor.from_local(torch.tensor(shard, requires_grad=True), mesh, place, shape=array.shape)
                 )
             layouts = [p.layout for p in parameters]
             for result, exact in zip(trained(OPTIMIZERS[name], foreach, parameters, wanted), expected, strict=True):

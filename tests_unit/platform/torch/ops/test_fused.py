@@ -183,7 +183,7 @@ def test_five_steps_with_an_overflow(mesh_shape):
     arrays = [rng.standard_normal((5, 3)), rng.standard_normal((3, 2))]
     good = [rng.standard_normal((5, 3)), rng.standard_normal((3, 2))]
     bad = [good[0].copy(), good[1].copy()]
-    bad[0][4, 2] = np.inf  # in the last rank's piece
+    bad[0][4, 2] = np.inf  # in the last rank's shard
     plain = [torch.tensor(array, requires_grad=True) for array in arrays]
     inputs = [[torch.tensor(array) for array in each] for each in (good, bad)]
     scales = trained_with_scaler(plain, inputs)

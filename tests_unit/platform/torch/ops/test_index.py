@@ -26,8 +26,8 @@ def test_equality_is_the_same_on_every_rank(world_size, placement):
             layout = Layout.place(mesh, [where], values.shape)
             first = mesh.coordinate == (0,)
             local = values if first or not where.is_partial() else torch.zeros_like(values)
-            pieces = tuple(slice(*bounds) for bounds in layout.local_box())
-            return DTensor.from_local(local[pieces].clone(), mesh, [where], shape=values.shape)
+            box = tuple(slice(*bounds) for bounds in layout.local_box())
+            return DTensor.from_local(local[box].clone(), mesh, [where], shape=values.shape)
 
         values = torch.arange(35.0).reshape(5, 7)
         other, nan = values.clone(), values.clone()

@@ -97,8 +97,8 @@ def placements(sample, name, axes=1):
         return [tuple((place,) for place in combo) for combo in _on_one_axis(sample, draw)]
     kinds = [[Replicate(), *(Shard(dim) for dim in range(value.ndim))] for value in sample.values]
     whole = tuple((kind[0],) * axes for kind in kinds)
-    drawn = [tuple(tuple(draw.choices(kind, k=axes)) for kind in kinds) for _ in range(DRAWN + SINGLE)]
-    return list(dict.fromkeys([whole, *drawn]))
+    sampled = [tuple(tuple(draw.choices(kind, k=axes)) for kind in kinds) for _ in range(DRAWN + SINGLE)]
+    return list(dict.fromkeys([whole, *sampled]))
 
 
 def _on_one_axis(sample, draw):
@@ -107,5 +107,5 @@ def _on_one_axis(sample, draw):
     singles = [(*whole[:index], place, *whole[index + 1 :]) for index, kind in enumerate(kinds) for place in kind[1:]]
     if len(singles) > SINGLE:
         singles = draw.sample(singles, SINGLE)
-    drawn = [tuple(draw.choice(kind) for kind in kinds) for _ in range(DRAWN)]
-    return list(dict.fromkeys([whole, *singles, *drawn]))
+    sampled = [tuple(draw.choice(kind) for kind in kinds) for _ in range(DRAWN)]
+    return list(dict.fromkeys([whole, *singles, *sampled]))

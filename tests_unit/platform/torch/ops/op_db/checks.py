@@ -25,7 +25,7 @@ from hyper_parallel.errors import (
 from hyper_parallel.platform.torch.dtensor import wrap
 from hyper_parallel.verify.simulate import simulate
 
-# What nobody reads: the values of new memory.
+# Operators that return uninitialized memory, whose values are not compared.
 UNSET = frozenset({"empty", "empty_like", "new_empty", "new_empty_strided", "empty_strided", "empty_permuted",
                    "resize_", "resize_as_"})  # fmt: skip
 TOLERANCE = {torch.float64: 1e-9, torch.complex128: 1e-9, torch.float32: 2e-4, torch.complex64: 2e-4,

@@ -98,7 +98,7 @@ def test_what_is_broken_is_seen(checked, what):
     assert checked(call).outcome == outcome
 
 
-def test_numbers_drawn_apart_are_seen(checked):
+def test_numbers_sampled_per_rank_are_detected(checked):
     """A random call that samples from each rank's own generator is wrong; one that uses the common stream is ok."""
     import torch
 
