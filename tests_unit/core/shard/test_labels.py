@@ -69,7 +69,7 @@ def test_broadcasting_of_empty_and_single(shapes, shape):
 
 
 def test_shapes_that_do_not_broadcast():
-    """The error names every shape."""
+    """Shapes that do not broadcast raise an error that names all of them."""
     with pytest.raises(ValueError, match="broadcast") as caught:
         broadcast_labels([(2, 3), (4,)])
     assert str(caught.value) == "shapes [2, 3] and [4] do not broadcast"
@@ -117,7 +117,7 @@ def test_empty_shards_can_be_excluded():
 
 
 def test_an_operand_that_was_not_given_drops_out():
-    """Terms are found by the operands' names."""
+    """The terms of missing operands are dropped, since terms are found by operand names."""
     assert rows_of(pattern(call_of(x=(4, 3)), "x ...[m], tol ... -> ...")) == [((R,), (R,)), ((S0,), (S0,))]
 
 

@@ -100,7 +100,7 @@ def test_recording_that_begins_inside_a_forward(twin):
 
 
 def test_a_copy_of_a_model_keeps_its_paths(twin):
-    """Errors of a deep copy name the same module."""
+    """Errors of a deep copy of a model have the original's module paths."""
     import copy
 
     def rank(mesh):

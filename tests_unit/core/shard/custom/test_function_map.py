@@ -245,7 +245,7 @@ def test_a_function_without_signature():
 
 @torch_only
 def test_a_mapping_that_comes_out_has_placements_for_its_keys():
-    """The declared keys must be those of the output."""
+    """The declared keys of an output mapping must be those of the output."""
 
     def call(x):
         return local_map(lambda x: {"a": x}, {"b": [Shard(0)]})(x)

@@ -23,7 +23,7 @@ def sample(spec, number):
 def holds():
     """`holds(fn, *specs)`: values and gradients of `fn` are the plain ones under the placements of every mesh."""
 
-    def check(fn, *specs, drawn=None, refused=False, platform="torch"):
+    def check(fn, *specs, limits=None, refused=False, platform="torch"):
         arrays = [sample(spec, number) for number, spec in enumerate(specs)]
         for mesh, limit in (limits or LIMITS).items():
             report = check_function(fn, arrays, mesh, platform=platform, limit=limit)

@@ -37,7 +37,7 @@ CONVOLUTIONS = {
 @pytest.mark.untraced
 def test_convolutions(holds, name):
     """Values and the gradients of input, weight and bias are the plain ones, uneven and empty shards included."""
-    holds(CONVOLUTIONS[name][0], *CONVOLUTIONS[name][1:], drawn=FEW)
+    holds(CONVOLUTIONS[name][0], *CONVOLUTIONS[name][1:], limits=FEW)
 
 
 def test_what_a_convolution_costs(ranks):

@@ -93,7 +93,7 @@ BAGS = {
 @pytest.mark.parametrize("name", BAGS)
 def test_bags(holds, name):
     """Bags of ids may be sharded, and the width of the table."""
-    holds(BAGS[name][0], *BAGS[name][1:], drawn=FEW)
+    holds(BAGS[name][0], *BAGS[name][1:], limits=FEW)
 
 
 REFUSED = {

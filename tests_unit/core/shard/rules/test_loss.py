@@ -247,20 +247,20 @@ LOSSES = {
 def test_losses(holds, name, reduction):
     """Every reduction of a loss is over all global samples, and every argument has its gradient."""
     fn, *specs = LOSSES[name]
-    holds(lambda *tensors: fn(*tensors, reduction), *specs, drawn=FEW)
+    holds(lambda *tensors: fn(*tensors, reduction), *specs, limits=FEW)
 
 
 def test_one_row(holds):
     """Losses take a single row and a sequence without a batch."""
-    holds(F.multi_margin_loss, (4,), np.array(2), drawn=FEW)
-    holds(lambda x, t: F.multilabel_margin_loss(x, t, reduction="sum"), (4,), SEVERAL[0], drawn=FEW)
-    holds(lambda x, t: F.ctc_loss(x.log_softmax(1), t, (7,), (3,)), (7, 4), SPOKEN[0], drawn=FEW)
-    holds(lambda x, t: torch.ctc_loss(x.log_softmax(2), t, (7,) * 5, (3,) * 5, 0, 2, False), FRAMES, SPOKEN, drawn=FEW)
+    holds(F.multi_margin_loss, (4,), np.array(2), limits=FEW)
+    holds(lambda x, t: F.multilabel_margin_loss(x, t, reduction="sum"), (4,), SEVERAL[0], limits=FEW)
+    holds(lambda x, t: F.ctc_loss(x.log_softmax(1), t, (7,), (3,)), (7, 4), SPOKEN[0], limits=FEW)
+    holds(lambda x, t: torch.ctc_loss(x.log_softmax(2), t, (7,) * 5, (3,) * 5, 0, 2, False), FRAMES, SPOKEN, limits=FEW)
 
 
 def test_a_number_for_the_variance(holds):
     """gaussian_nll_loss takes a Python number as variance of every element."""
-    holds(lambda x, y: F.gaussian_nll_loss(x, y, 0.7, reduction="sum"), ROWS, ROWS, drawn=FEW)
+    holds(lambda x, y: F.gaussian_nll_loss(x, y, 0.7, reduction="sum"), ROWS, ROWS, limits=FEW)
 
 
 REFUSED = {

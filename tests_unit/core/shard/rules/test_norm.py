@@ -68,7 +68,7 @@ BATCH_NORMS = {
 @pytest.mark.untraced
 def test_batch_norms(holds, name):
     """Output, running statistics and all gradients are those of the whole batch, uneven and empty shards included."""
-    holds(BATCH_NORMS[name][0], *BATCH_NORMS[name][1:], drawn=FEW)
+    holds(BATCH_NORMS[name][0], *BATCH_NORMS[name][1:], limits=FEW)
 
 
 MODULES = {

@@ -64,7 +64,7 @@ POOLING = {
 @pytest.mark.untraced
 def test_pooling(holds, name):
     """Values, indices and gradients of pooling are the plain ones, in every number of dims."""
-    holds(POOLING[name][0], *POOLING[name][1:], drawn=FEW)
+    holds(POOLING[name][0], *POOLING[name][1:], limits=FEW)
 
 
 def test_no_samples_at_all(ranks):

@@ -62,7 +62,7 @@ RESIZING = {
 @pytest.mark.untraced
 def test_resizing(holds, name):
     """Padding, interpolation, grids, unfolding and shuffles have the plain values and gradients in every mode."""
-    holds(RESIZING[name][0], *RESIZING[name][1:], drawn=FEW)
+    holds(RESIZING[name][0], *RESIZING[name][1:], limits=FEW)
 
 
 def test_sharded_samples_and_channels_cost_nothing(ranks):

@@ -45,7 +45,7 @@ def test_it_fits_a_module_between_dtensors(twin):
 
 
 def test_outputs_that_are_no_tensors_pass(twin):
-    """A structure of outputs keeps its type."""
+    """A structure of outputs without tensors keeps its type."""
     from torch import nn
 
     class Two(nn.Linear):
