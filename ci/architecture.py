@@ -1,4 +1,4 @@
-"""Draw the rooms of the package and their imports: `python ci/architecture.py` writes docs/architecture.svg.
+"""Draw the packages and their imports: `python ci/architecture.py` writes docs/architecture.svg.
 
 Everything in the picture is read from the sources: a room is a folder, an arrow says that a file of one room imports
 from the other. An arrow that others imply (a → b → c implies a → c) is left out, and so are imports for type checkers.
@@ -23,17 +23,17 @@ ROOMS = {
     "platform/contract": ("what a framework must provide", 1),
     "platform/torch": ("PyTorch: facets, operators", 0),
     "platform/mindspore": ("MindSpore: facets, operators", 1),
-    "transport": ("who carries the bytes", 2),
+    "transport": ("communication between ranks", 2),
     "core/dtensor": ("meshes, layouts, redistribution", 3),
-    "core/shard": ("how operators act on layouts", 3),
+    "core/shard": ("sharding rules, dispatch", 3),
     "core/tensor_parallel": ("styles and plans", 3),
-    "verify": ("the harness", 2),
+    "verify": ("verification", 2),
     "pytest_plugin": ("tests on ranks", 1),
     "cli": ("the command hyper-parallel", 2),
 }
 HEAD = """\
 <svg xmlns="http://www.w3.org/2000/svg" viewBox="0 0 {width} {height}" font-family="system-ui, sans-serif" role="img">
-<title>Rooms of hyper_parallel; an arrow points to the room that is imported</title>
+<title>Packages of hyper_parallel; an arrow points to the package that is imported</title>
 <style>text {{ text-anchor: middle; }} path {{ fill: none; stroke: #7a8699; stroke-width: 1.5; }}</style>
 <defs><marker id="head" viewBox="0 0 8 8" refX="8" refY="4" markerWidth="7" markerHeight="7" orient="auto">
 <polygon points="0 0 8 4 0 8" fill="#7a8699"/></marker></defs>"""
