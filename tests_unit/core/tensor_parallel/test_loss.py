@@ -97,7 +97,7 @@ def test_a_model_trains_with_its_loss_in_parallel(twin, world):
             return self.head(self.tok(ids).tanh())
 
     ids, labels = torch.tensor([0, 9, 3, 3, 7]), torch.tensor([1, 2, 9, 0, 4])
-    ref = twin.Twin(twin.settle(Tied()), ids)
+    ref = twin.Twin(twin.randomized(Tied()), ids)
     theirs = ref.copy()
     expected = F.cross_entropy(theirs(ids), labels)
     expected.backward()

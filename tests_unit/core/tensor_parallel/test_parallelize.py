@@ -35,7 +35,7 @@ def global_plan():
 @pytest.mark.parametrize("bias", [True, False])
 def test_column_then_row_equals_dense(twin, world, bias):
     """Output and every gradient are the dense ones for plain inputs, uneven widths and any world; no factor."""
-    ref = twin.Twin(twin.settle(twin.MLP(7, 10, 5, bias=bias)), twin.random(4, 7))
+    ref = twin.Twin(twin.randomized(twin.MLP(7, 10, 5, bias=bias)), twin.random(4, 7))
 
     def rank(mesh):
         model = parallelize_module(ref.copy(), mesh, dict(MLP_PLAN))
@@ -54,7 +54,7 @@ def test_column_then_row_equals_dense(twin, world, bias):
 @pytest.mark.parametrize("world", [2, 3])
 def test_optimizer_steps_equal_dense(twin, world, kind):
     """Momentum and Adam states live on the shards and give the dense weights, step after step."""
-    ref = twin.Twin(twin.settle(twin.MLP(7, 10, 5)), twin.random(4, 7))
+    ref = twin.Twin(twin.randomized(twin.MLP(7, 10, 5)), twin.random(4, 7))
 
     def rank(mesh):
         ref.assert_trains(
@@ -70,7 +70,7 @@ def test_optimizer_steps_equal_dense(twin, world, kind):
 @pytest.mark.parametrize("kind", ["sgd", "adamw"])
 def test_data_and_tensor_parallel_equals_dense(twin, grid, kind):
     """A sharded batch over dp and sharded weights over tp need one call; gradients over dp come out whole."""
-    ref = twin.Twin(twin.settle(twin.Block()), twin.random(5, 3, 7))
+    ref = twin.Twin(twin.randomized(twin.Block()), twin.random(5, 3, 7))
     batch = [Shard(0), Replicate()]
 
     def rank(mesh):
@@ -97,7 +97,7 @@ def test_data_and_tensor_parallel_equals_dense(twin, grid, kind):
 @pytest.mark.parametrize("world", [2, 3, 4])
 def test_a_local_sequence_parallel_block_equals_dense(twin, world):
     """Norm weights and their gradients are replicated, although each rank has a shard of an uneven sequence."""
-    ref = twin.Twin(twin.settle(twin.Block()), twin.random(2, 5, 7))
+    ref = twin.Twin(twin.randomized(twin.Block()), twin.random(2, 5, 7))
     plan = {
         "norm": SequenceParallel(),
         "mlp.fc1": ColwiseParallel(input_layouts=Shard(1)),

@@ -27,7 +27,7 @@ def test_events_carry_the_path_of_the_module_that_runs(twin):
     """Forward and backward events of a layer have its path, at any depth."""
 
     def rank(mesh):
-        model = twin.settle(deep(twin, twin.MLP()))
+        model = twin.randomized(deep(twin, twin.MLP()))
         parallelize_module(
             model, mesh, {"block.fc": ColwiseParallel(use_local_output=False), "block.inner": NoParallel()}
         )

@@ -21,7 +21,7 @@ def random(*shape, seed=0):
     return torch.randn(shape, generator=torch.Generator().manual_seed(seed), dtype=torch.float64)
 
 
-def settle(model, seed=7):
+def randomized(model, seed=7):
     """Random float64 values for every parameter, since zeros and ones could hide an error."""
     model.double()
     with torch.no_grad():

@@ -12,7 +12,7 @@ def linear(twin, width=7, out=10):
     """A linear layer with random values."""
     from torch import nn
 
-    return twin.settle(nn.Linear(width, out))
+    return twin.randomized(nn.Linear(width, out))
 
 
 @pytest.mark.parametrize("world", [2, 3, 4])
@@ -61,7 +61,7 @@ def test_embedding_by_features(twin, world):
     import torch
     from torch import nn
 
-    table = twin.settle(nn.Embedding(11, 7, padding_idx=2))
+    table = twin.randomized(nn.Embedding(11, 7, padding_idx=2))
     ids = torch.tensor([[0, 2, 10], [2, 5, 0]])
     ref = twin.Twin(table, ids)
 
@@ -137,7 +137,7 @@ def test_plain_tensors_are_refused_on_several_axes(twin):
     """A plain tensor with one placement on several axes is refused with the fix."""
 
     def rank(mesh):
-        model = parallelize_module(twin.settle(twin.MLP()), mesh, {"fc*": ColwiseParallel()})
+        model = parallelize_module(twin.randomized(twin.MLP()), mesh, {"fc*": ColwiseParallel()})
         with pytest.raises(MixedTensorError) as caught:
             model(twin.random(4, 7))
         return str(caught.value)

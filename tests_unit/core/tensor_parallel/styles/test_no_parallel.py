@@ -11,7 +11,7 @@ pytestmark = pytest.mark.platforms("torch")
 @pytest.mark.parametrize("local", [True, False])
 def test_the_whole_is_computed_everywhere(twin, source, local):
     """Weights and activations are whole on every rank; gradients are the dense ones."""
-    ref = twin.Twin(twin.settle(twin.MLP()), twin.random(2, 5, 7))
+    ref = twin.Twin(twin.randomized(twin.MLP()), twin.random(2, 5, 7))
 
     def rank(mesh):
         style = NoParallel(input_layout=source, output_layout=source, use_local_output=local)
@@ -30,7 +30,7 @@ def test_the_whole_is_computed_everywhere(twin, source, local):
 
 def test_it_fits_a_module_between_dtensors(twin):
     """Along other axes a DTensor keeps its placement."""
-    ref = twin.Twin(twin.settle(twin.MLP()), twin.random(5, 7))
+    ref = twin.Twin(twin.randomized(twin.MLP()), twin.random(5, 7))
 
     def rank(mesh):
         model = parallelize_module(ref.copy(), mesh, NoParallel(use_local_output=False))

@@ -65,7 +65,7 @@ def test_only_annotated_inputs_are_converted(twin, world, local):
 
 def test_the_gradient_of_a_gathered_input_is_scattered(twin):
     """All-gather forward, and each rank gets its shard of the gradient."""
-    ref = twin.Twin(twin.settle(twin.Block()), twin.random(2, 5, 7))
+    ref = twin.Twin(twin.randomized(twin.Block()), twin.random(2, 5, 7))
     sharded = [Shard(1)]
     plan = {
         "mlp": PrepareModuleInput(input_layouts=Shard(1), desired_input_layouts=Replicate()),
@@ -286,7 +286,7 @@ def test_in_and_out_of_a_module_that_knows_no_dtensor(twin, world):
     """A plain module between sequence shards computes on the whole and equals the dense one."""
     from torch import nn
 
-    ref = twin.Twin(twin.settle(nn.Sequential(nn.Tanh())), twin.random(2, 5, 7))
+    ref = twin.Twin(twin.randomized(nn.Sequential(nn.Tanh())), twin.random(2, 5, 7))
     sharded = [Shard(1)]
 
     def rank(mesh):

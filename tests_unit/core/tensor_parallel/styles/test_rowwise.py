@@ -22,7 +22,7 @@ def test_a_plain_shard_of_uneven_features(twin, world, bias, target):
     """Ten features over three ranks work without implicit redistribution, and the bias is added once."""
     from torch import nn
 
-    ref = twin.Twin(twin.settle(nn.Linear(10, 7, bias=bias)), twin.random(5, 10))
+    ref = twin.Twin(twin.randomized(nn.Linear(10, 7, bias=bias)), twin.random(5, 10))
     leaving = target or Replicate()
 
     def rank(mesh):
@@ -48,7 +48,7 @@ def test_embedding_by_rows(twin, world, vocabulary):
     from torch import nn
 
     ids = torch.tensor([[0, 1, vocabulary - 1], [1, 0, 0]])
-    ref = twin.Twin(twin.settle(nn.Embedding(vocabulary, 5)), ids)
+    ref = twin.Twin(twin.randomized(nn.Embedding(vocabulary, 5)), ids)
 
     def rank(mesh):
         layer = parallelize_module(ref.copy(), mesh, RowwiseParallel())
@@ -68,7 +68,7 @@ def test_embedding_on_two_axes(twin, shape):
     from torch import nn
 
     ids = torch.tensor([[0, 6, 3], [1, 0, 5], [2, 2, 4]])
-    ref = twin.Twin(twin.settle(nn.Embedding(7, 5)), ids)
+    ref = twin.Twin(twin.randomized(nn.Embedding(7, 5)), ids)
     batch = [Shard(0), Replicate()]
 
     def rank(mesh):
@@ -98,7 +98,7 @@ def test_tied_embedding_and_head_train_as_one(twin):
             return self.head(self.tok(ids).tanh())
 
     ids = torch.tensor([[0, 9, 3, 3], [1, 0, 5, 8]])
-    ref = twin.Twin(twin.settle(Tied()), ids)
+    ref = twin.Twin(twin.randomized(Tied()), ids)
     plan = {"tok": RowwiseParallel(), "head": ColwiseParallel(output_layouts=Replicate())}
 
     def rank(mesh):

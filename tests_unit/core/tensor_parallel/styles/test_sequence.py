@@ -14,7 +14,7 @@ def test_weights_are_whole_and_so_are_their_gradients(twin, world, local, dim):
     """Weights and their gradients are replicated, also for a sequence of odd length."""
     from torch import nn
 
-    ref = twin.Twin(twin.settle(nn.LayerNorm(7)), twin.random(5, 3, 7))
+    ref = twin.Twin(twin.randomized(nn.LayerNorm(7)), twin.random(5, 3, 7))
     sharded = [Shard(dim)]
 
     def rank(mesh):
@@ -38,7 +38,7 @@ def test_a_replicated_dtensor_is_sliced(twin):
 
     from hyper_parallel import record_events
 
-    ref = twin.Twin(twin.settle(nn.LayerNorm(7)), twin.random(2, 5, 7))
+    ref = twin.Twin(twin.randomized(nn.LayerNorm(7)), twin.random(2, 5, 7))
 
     def rank(mesh):
         norm = parallelize_module(ref.copy(), mesh, SequenceParallel())
