@@ -1,4 +1,4 @@
-"""The interface of a transport, which carries local tensors between ranks and does nothing else.
+"""The interface of transports, which move local tensors between ranks.
 
 A transport knows no mesh, layout or autograd. Every method is a collective over ``ranks``, an ordered tuple of
 global ranks that contains the caller; all members call the same methods in the same order. Results are new
@@ -92,10 +92,10 @@ class HostOps(Protocol):
         """Reduce equal-shaped ``parts`` in their order with ``op``; a new tensor of the same dtype."""
 
     def save_state(self) -> Any:
-        """What the framework keeps per process but a rank owns: the default generator, the default dtype."""
+        """Return per-process state that each rank needs its own copy of: the default generator, the default dtype."""
 
     def restore_state(self, state: Any) -> None:
-        """Put back what :meth:`save_state` returned."""
+        """Restore the state that :meth:`save_state` returned."""
 
 
 class Transport(abc.ABC):
@@ -122,7 +122,7 @@ class Transport(abc.ABC):
 
     @abc.abstractmethod
     def all_gather(self, x: Any, ranks: Ranks, shapes: Sequence[Shape]) -> list[Any]:
-        """Every member's ``x``, in the order of ``ranks``; ``shapes[i]`` is the shape that member ``i`` sends."""
+        """Return every member's ``x``, in the order of ``ranks``; member ``i`` sends ``shapes[i]``."""
 
     @abc.abstractmethod
     def reduce_scatter(self, chunks: Sequence[Any], op: str, ranks: Ranks) -> Any:
@@ -170,9 +170,10 @@ class Transport(abc.ABC):
         """
 
     def claim(self, proposal: str, ranks: Ranks) -> list[str]:
-        """Propose what the next started collective of ``ranks`` is; the proposals of earlier members, in their order.
+        """Propose the next asynchronous collective of ``ranks``; return the proposals of members that proposed earlier.
 
-        It does not wait for later members. The default, for engines that cope with members which disagree, is none.
+        It does not wait for later members. Returns an empty list by default, for engines that handle disagreement
+        themselves.
         """
         del proposal, ranks
         return []
@@ -260,7 +261,7 @@ class ForwardingTransport(Transport):
 
 
 class EngineTransport(Transport):
-    """On an engine with asynchronous collectives: a blocking one is started and waited for at once."""
+    """Base for engines with asynchronous collectives; a blocking one is started and then waited for."""
 
     def all_reduce(self, x: Any, op: str, ranks: Ranks) -> Any:
         """See :meth:`Transport.all_reduce`."""
@@ -357,7 +358,7 @@ _ACTIVE: ContextVar[Transport | None] = ContextVar("hyper_parallel_transport", d
 
 
 def active_transport() -> Transport | None:
-    """The transport that is active around the caller (usually a simulated rank's), or None."""
+    """Return the current transport (usually that of a simulated rank), or None."""
     return _ACTIVE.get()
 
 

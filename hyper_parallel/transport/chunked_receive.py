@@ -1,4 +1,4 @@
-"""Messages that travel in chunks of one size, so that nobody is sent more than there is room for.
+"""Receives messages in fixed-size chunks, so that a receive buffer can never overflow.
 
 Gloo ends a process that is sent more than it asked for. A message therefore travels in chunks, and the receiver has
 room for whole ones, as many as it expects. The first chunk has the number of chunks in its head: those for which there
@@ -63,7 +63,7 @@ class ChunkedReceiver:
         self._last: _Expected | None = None
 
     def expect(self, count: int) -> Wait:
-        """Begin to receive a message of ``count`` chunks; a function that waits and returns the received chunks."""
+        """Start receiving ``count`` chunks; return a function that waits for them."""
         with self._lock:
             self._needed += count
             # Sent before there is room: there will be by the time the message arrives.

@@ -26,7 +26,7 @@ class RankAbortedError(BaseException):
 
 
 def unwinding(error: BaseException | None) -> bool:
-    """Whether ``error`` only arose while the rank was being unwound."""
+    """Return True if ``error`` is a consequence of unwinding the rank."""
     while error is not None and not isinstance(error, RankAbortedError):
         error = error.__context__
     return error is not None
@@ -34,10 +34,10 @@ def unwinding(error: BaseException | None) -> bool:
 
 @dataclass(slots=True)
 class Contribution:
-    """What one member brings to a collective.
+    """A rank's part in a collective: fingerprint and payloads.
 
     Attributes:
-        fingerprint: what must fit the other members' fingerprints.
+        fingerprint: compared with those of the other members.
         payloads: one per member, in the order of the fingerprint's ranks; opaque to the coordinator.
         ticket: number of an asynchronous collective, positive, by which its result is asked for; None for a blocking
             one.
@@ -52,14 +52,14 @@ class Contribution:
 
 @dataclass(slots=True)
 class Resumption:
-    """What a resumed rank finds: the result of its call, or an error to raise."""
+    """The result of the call in which a rank waited, or the error to raise."""
 
     value: Any = None
     error: BaseException | None = None
 
 
 class Endpoint(Protocol):
-    """A rank's line to the coordinator; every method may block the rank and raise what the coordinator decides."""
+    """A rank's connection to the coordinator; methods may block."""
 
     def exchange(self, contribution: Contribution) -> list[Any]:
         """Join a collective; each member's payload for this rank, in the order of the ranks."""
@@ -79,7 +79,7 @@ class Endpoint(Protocol):
 
 @dataclass(slots=True)
 class _Collective:
-    """A collective in progress: who has joined, and what went wrong if something did."""
+    """A collective in progress: the ranks that have joined, and its error if it failed."""
 
     ranks: Ranks
     number: int
@@ -123,7 +123,7 @@ class Coordinator:
         self._in_flight: dict[tuple[int, int], tuple[_Collective, Contribution]] = {}
         self._results: dict[tuple[int, int], Resumption] = {}
 
-    # -- what ranks do --------------------------------------------------------------------------------------------
+    # -- called by ranks -------------------------------------------------------------------------------------------
 
     def join(self, rank: int, contribution: Contribution) -> None:
         """``rank`` joins a collective; it becomes ready again when the last member has joined or something is wrong."""
@@ -134,7 +134,7 @@ class Coordinator:
         self._contribute(rank, contribution)
 
     def start(self, rank: int, contribution: Contribution) -> None:
-        """``rank`` contributes to a collective that has a ticket, and goes on; see :meth:`await_ticket`."""
+        """Start an asynchronous collective; ``rank`` continues. See :meth:`await_ticket`."""
         if not self.aborted:
             self._contribute(rank, contribution)
 
@@ -220,7 +220,7 @@ class Coordinator:
             if known is None or known.error is None:  # a rank whose own error is not delivered yet still gets it
                 self._release(rank, Resumption(error=RankAbortedError()))
 
-    # -- what drivers ask -----------------------------------------------------------------------------------------
+    # -- called by drivers -----------------------------------------------------------------------------------------
 
     def next_rank(self, after: int) -> int | None:
         """The rank to run now, or None when all have ended. No ready rank is a deadlock: all waiting ranks fail."""

@@ -1,4 +1,4 @@
-"""Messages over gloo: bytes in chunks of one size, the first of which begins with a head that describes the message.
+"""Messages over gloo: bytes in chunks of one size; the first begins with a header that describes the message.
 
 Gloo accepts a message that is too short as complete, and ends a process that is sent more than it asked for. So the
 receiver compares the head with what it expects, and messages travel in chunks (see ``chunked_receive``). For each
@@ -53,7 +53,7 @@ class GlooMessages:
         self._closed = True
 
     def send(self, x: torch.Tensor, dst: int, tag: int, channel: Channel) -> Work:
-        """See :meth:`Transport.send`; of an empty tensor the head alone travels."""
+        """See :meth:`Transport.send`; for an empty tensor only the header is sent."""
         own = self._tag(tag, channel)
         carried = torch.cat([_head(x), bytes_of(x)]) if x.numel() else _head(x)
         room = torch.zeros(1, dtype=torch.int64)

@@ -1,4 +1,4 @@
-"""Ranks of a real world as warm processes that run at the same time; a coordinator here compares their calls.
+"""Real ranks as reused (warm) processes; a coordinator in this process checks their collectives.
 
 A team joins its gloo world once and serves run after run in it. A run that fails costs its team, which is ended and
 replaced: nothing of the failure can reach the next run.
@@ -101,7 +101,7 @@ class _Team:
                 raise RankFailedError("\n".join(filter(None, [msg, advice(report)])))
 
     def alive(self) -> bool:
-        """Whether every process lives."""
+        """Return True if every process is alive."""
         return all(worker.alive() for worker in self.workers)
 
     def output(self, rank: int) -> str:
@@ -136,12 +136,12 @@ class _LaunchedWorld:
         self._deadline = deadline
 
     def start(self, tasks: list[tuple[RankTask, dict[str, str]]]) -> None:
-        """Hand every rank its task."""
+        """Send every rank its task."""
         for rank, task in enumerate(tasks):
             self._send(rank, task)
 
     def run(self) -> bool:
-        """Serve the ranks until all have ended; False when time was up."""
+        """Serve the ranks until all have ended; return False on timeout."""
         while self._running:
             if not self._listen():
                 if not self.coordinator.aborted:
@@ -163,7 +163,7 @@ class _LaunchedWorld:
         return bool(readable)
 
     def _report_unreported(self) -> None:
-        """End the run if ranks disagree about a collective that nobody waits for: the engine would hang or mix data."""
+        """Fail the run if ranks disagree about a collective that none waits for: the engine would hang or mix data."""
         if self.coordinator.aborted or not self.coordinator.unreported:
             return
         for rank, error in self.coordinator.unreported.items():

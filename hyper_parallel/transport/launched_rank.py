@@ -1,4 +1,4 @@
-"""What a warm rank of a real world does: join it once, then serve task after task in it."""
+"""The process of a warm real rank: it joins a world once and then runs tasks."""
 
 from __future__ import annotations
 
@@ -149,7 +149,7 @@ def _traced_exit(stack: IO[str]) -> Any:
 
 
 def _follow(launcher: int, leave: Any) -> None:
-    """Leave when the parent has ended, for whatever reason: no rank outlives it."""
+    """Exit when the parent process has ended."""
     while True:
         time.sleep(_FOLLOW_SECONDS)
         with contextlib.suppress(PermissionError):

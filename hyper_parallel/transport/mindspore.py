@@ -402,7 +402,7 @@ def _native(x: Tensor, op: str) -> bool:
 
 
 def _width(x: Tensor) -> int:
-    """Carried elements per element."""
+    """Return how many carried elements encode one element."""
     return 2 if x.dtype in _COMPLEX else 1
 
 

@@ -1,4 +1,4 @@
-"""Out of memory for another rank: how such errors are recognised, and the advice that is added to them."""
+"""Recognises out-of-memory errors when starting ranks and adds advice to them."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""How our Python processes are started, kept on one CPU, and ended.
+"""Starting, pinning and ending Python processes.
 
 They find every module where this process does. ``python -m`` and ``python -c`` put the current folder before everything
 else: in a checkout, a rank would then import the package from there, and its parent the installed one.
@@ -38,7 +38,7 @@ def python_command(module: str, *arguments: str) -> list[str]:
 
 @contextmanager
 def servers_search_here() -> Iterator[None]:
-    """A fork server that starts inside has the search path of this process before it imports anything.
+    """Inside this context, a fork server starts with this process's ``sys.path``.
 
     The standard library has no way to do that (from Python 3.11 on there is PYTHONSAFEPATH, which the ranks' own
     children would inherit). Callers hold a lock.

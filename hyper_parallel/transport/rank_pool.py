@@ -56,7 +56,7 @@ _TERM_SECONDS = 5.0
 _LEAVE_SECONDS = 10.0
 
 _LOCK = threading.Lock()
-_IDLE: list[Worker] = []  # in the order of the ranks that they were
+_IDLE: list[Worker] = []  # in the order of their last ranks
 _SERVERS: dict[str, multiprocessing.forkserver.ForkServer] = {}
 
 
@@ -149,7 +149,7 @@ def check_out(world_size: int) -> list[Worker]:
 
 
 def check_in(team: list[Worker]) -> None:
-    """Give workers back that wait for their next task."""
+    """Return idle workers to the pool."""
     with _LOCK:
         _IDLE[:0] = team
 
@@ -179,7 +179,7 @@ def register_rank(pid: int, stack: str, name: str = "hyper-parallel-rank") -> No
 
 
 def preload(framework: str, module: str) -> None:
-    """Let ranks of ``framework`` find ``module`` imported; of no effect once its fork server runs."""
+    """Let ranks of ``framework`` find ``module`` imported; has no effect after its fork server was started."""
     with _LOCK:
         if module not in _PRELOAD[framework]:
             _PRELOAD[framework].append(module)

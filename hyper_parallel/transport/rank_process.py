@@ -128,7 +128,7 @@ def _serve_all(line: Connection) -> None:
 
 
 def end_by_sigterm() -> None:
-    """Let SIGTERM end this process, whatever its handler does.
+    """Make SIGTERM end this process even if another handler raises.
 
     A process that is forked from a measured server has two handlers of coverage, one behind the other, of which the
     second raises: the process would leave as one that failed, or go on where somebody catches that.
@@ -171,7 +171,7 @@ def leave_after(serve: Callable[[], None], stack: IO[str], leave: Callable[[int]
         serve()
     except (EOFError, BrokenPipeError, ConnectionResetError):
         status = 0
-    except BaseException:  # noqa: BLE001 - only the parent is left to report to
+    except BaseException:  # noqa: BLE001 - report everything to the parent
         traceback.print_exc(file=stack)
         stack.flush()
     finally:

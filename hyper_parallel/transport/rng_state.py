@@ -1,4 +1,4 @@
-"""The states of Python's and NumPy's random generators: a process has one each, and so must a simulated rank.
+"""Saves and restores Python's and NumPy's global generators for each simulated rank.
 
 Reading the states costs more than handing the baton from rank to rank, and ranks seldom sample from these generators.
 So the memory of each generator is compared first, and its state is read or set only after a change.

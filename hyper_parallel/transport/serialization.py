@@ -1,7 +1,7 @@
-"""Functions, arguments and results on their way to another process and back.
+"""Pickles functions, arguments and results for other processes.
 
 Functions and classes of modules that the other process cannot be trusted to import the same (``__main__``, test
-modules, notebooks) travel by value; those of installed packages and of this library by reference.
+modules, notebooks) are pickled by value; those of installed packages and of this library by reference.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ _INSTALLED = tuple({sysconfig.get_path(name) for name in ("stdlib", "platstdlib"
 
 
 def pack(obj: Any, owner: Callable[..., Any] | None = None) -> bytes:
-    """Pickle ``obj``; the module of ``owner`` and every module that cannot be found by name travel by value."""
+    """Pickle ``obj``; the module of ``owner`` and every module that cannot be found by name are pickled by value."""
     while isinstance(owner, functools.partial):
         owner = owner.func
     with _LOCK:
@@ -53,7 +53,7 @@ def unpack(packed: bytes) -> Any:
 
 
 def pack_error(error: BaseException) -> bytes:
-    """Pickle an exception; one that does not survive the way becomes a RuntimeError with its type and text."""
+    """Pickle an exception; if it cannot be pickled, pickle a RuntimeError with its type and text."""
     bare = error.with_traceback(None)
     bare.__cause__ = bare.__context__ = None
     try:

@@ -1,4 +1,4 @@
-"""A transport whose ranks live on one machine under one coordinator, deterministically.
+"""The transport of simulated ranks.
 
 :class:`SimulatedTransport` builds every collective from one primitive, *exchange* (each member contributes a payload
 per member and gets the payloads that the others contributed for it), and from mailboxes. The receiving rank does the
@@ -39,7 +39,7 @@ class SimulatedGroup:
 
 @dataclass(frozen=True)
 class _Collective:
-    """A collective as one rank takes part in it: its contribution, and what it makes of the received payloads."""
+    """One rank's part of a collective: its contribution, and how to combine the received payloads."""
 
     contribution: Contribution
     finish: Callable[[list[Any]], Any]

@@ -21,7 +21,7 @@ __all__ = ["run_processes"]
 
 
 class _TimedOut(Exception):  # noqa: N818 - control flow, never seen outside
-    """The holder of the baton did not report before the deadline."""
+    """The running rank did not report before the deadline."""
 
 
 class _WaitingRankDied(Exception):  # noqa: N818 - control flow, never seen outside
@@ -43,7 +43,7 @@ class _ProcessWorld:
         self._deadline = deadline
 
     def run(self) -> None:
-        """Hand the baton round until every rank has ended.
+        """Run ranks in turn until all have ended.
 
         Raises:
             _TimedOut: the deadline passed.

@@ -100,7 +100,7 @@ class _ThreadWorld:
             raise
 
     def pause(self, rank: int) -> Any:
-        """Let others run until ``rank`` is chosen again; the result of the call that it waited in."""
+        """Let other ranks run until ``rank`` is scheduled again; return the result of its call."""
         chosen = self.coordinator.next_rank(rank)
         if chosen != rank:
             self._states[rank] = self._ops.save_state()
@@ -121,7 +121,7 @@ class _ThreadWorld:
         self._done.acquire(timeout=_UNWIND_SECONDS)
 
     def _restore(self, rank: int) -> None:
-        """Give the process the state of ``rank``, unless the rank outlives its world: that must have no effect."""
+        """Give the process the state of ``rank``, unless the world has already ended."""
         if not self._abandoned:
             self._ops.restore_state(self._states[rank])
 

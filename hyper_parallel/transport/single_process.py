@@ -20,7 +20,7 @@ __all__ = ["FakeTransport"]
 
 
 class FakeTransport(SimulatedTransport):
-    """Rank 0 of ``world_size`` ranks of which no other exists.
+    """Rank 0 of a world whose other ranks do not exist.
 
     Args:
         world_size: number of ranks.

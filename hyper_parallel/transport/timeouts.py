@@ -1,4 +1,4 @@
-"""How long the ranks of a world may take by default."""
+"""The default time limit of a world (HP_RANK_TIMEOUT)."""
 
 from __future__ import annotations
 

@@ -32,7 +32,7 @@ class Work:
         return self._finish is None
 
     def wait(self) -> Any:
-        """Return once it is complete; its result.
+        """Wait until it is complete and return its result.
 
         Raises:
             HandleError: it was waited for before.

@@ -1,4 +1,4 @@
-"""Prove a parallel plan before it runs on accelerators."""
+"""Verify a parallel plan on one machine before it runs on accelerators."""
 
 from __future__ import annotations
 

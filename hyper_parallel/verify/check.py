@@ -1,4 +1,4 @@
-"""Checks by brute force over placements that a function means the same on DTensors as on plain tensors.
+"""``check_function``: compare a function on DTensors with the plain function, for all placements.
 
 Every operand is given every placement asked for; outputs and the gradient of every input are compared with the plain
 run on every rank, under random cotangents. No scale factor is applied, and a run that compared nothing is not ok.

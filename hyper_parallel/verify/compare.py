@@ -10,7 +10,7 @@ import numpy as np
 __all__ = ["Bound", "Comparison", "TensorCheck", "difference", "elementwise_difference", "magnitude", "noise_floor"]
 
 NOISE_SHARE = 1e-3
-"""A tensor that cancels to almost nothing is measured against this share of the largest value of its kind."""
+"""Tensors whose values cancel are compared relative to this fraction of the largest value of their kind."""
 
 _ULPS = 64
 """Default tolerance of :func:`elementwise_difference`, in units in the last place."""

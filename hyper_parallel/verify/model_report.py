@@ -72,7 +72,7 @@ class ModelReport:
     """The report of one model on one mesh, framework and launch.
 
     Attributes:
-        name: of the scenario, or SPEC.
+        name: the scenario's name, or SPEC.
         platform: framework.
         launch: ``simulated`` or ``processes``.
         mesh: such as ``dp=2 x tp=2``.
@@ -83,11 +83,11 @@ class ModelReport:
         traffic: collectives of one step.
         bound: the allowed error, in words.
         seconds: of the whole run.
-        error: of a run that ended early, with every rank's traceback; otherwise empty.
+        error: the error of a run that ended early, with every rank's traceback; otherwise empty.
         cause: the error in one line.
         axes: sizes of the mesh by name.
         parallel_losses: the parallel run's loss per step.
-        placed: layouts of the parallel model's parameters.
+        parameter_layouts: layouts of the parallel model's parameters.
         settings: optimizer, plan and the like, in words.
     """
 
@@ -165,7 +165,7 @@ class ModelReport:
             yield position[check.rank], check
             position[check.rank] += 1
 
-    # -- showing ---------------------------------------------------------------------------------------------------
+    # -- text and JSON ---------------------------------------------------------------------------------------------
 
     def verdict(self) -> str:
         """Return the verdict in one line."""

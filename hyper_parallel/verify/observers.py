@@ -18,7 +18,7 @@ if TYPE_CHECKING:
 __all__ = ["CotangentObserver", "ModuleOutput", "OutputObserver", "gather_output", "global_array"]
 
 _BIASES = ("bias", "beta")
-"""Names under which PyTorch's and MindSpore's layers have what they add to their output."""
+"""Names of bias parameters in PyTorch and MindSpore layers."""
 
 
 @dataclass(frozen=True)
@@ -58,7 +58,7 @@ class OutputObserver:
                 platform.register_forward_hook(module, self._hook(path))
 
     def clear(self) -> None:
-        """Forget the last forward."""
+        """Clear the recorded outputs."""
         self.outputs.clear()
         self._calls.clear()
 

@@ -1,4 +1,4 @@
-"""The harness tested on this machine: every fault that it must catch is injected, and must be reported.
+"""Tests the harness: injects every kind of fault and checks that it is reported.
 
 One run per framework without any fault must pass: a harness that rejects everything catches everything.
 """
@@ -45,7 +45,7 @@ class InjectionResult:
         name: what was injected.
         caught: whether it was reported with the expected words.
         message: the line that reports it, or what was reported instead.
-        seconds: until the report.
+        seconds: time until the report.
     """
 
     name: str

@@ -1,4 +1,4 @@
-"""A user's SPEC and PLAN: find the function, call it, and report what it raises as an error of the user's input."""
+"""Finds and calls the user's SPEC and PLAN functions, and reports their errors as input errors."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Times the harness as its users run it: commands in processes of their own, each with a budget of seconds.
+"""Times the commands as users run them: commands in processes of their own, each with a budget of seconds.
 
 A command that fails is over its budget, however short it took.
 """

@@ -1,4 +1,4 @@
-"""The process groups of a ``torch.distributed`` world: built on first use, by their members only, and kept."""
+"""Creates and caches the process groups of a ``torch.distributed`` world."""
 
 from __future__ import annotations
 
@@ -128,7 +128,7 @@ _NAMING = threading.Lock()  # held while PyTorch's function that names a group i
 
 @contextmanager
 def _named(name: str) -> Iterator[None]:
-    """Give the group that is built inside this name, by which its members find each other.
+    """Inside this context, a new group gets the name ``name``.
 
     PyTorch derives the name from the number of groups of this process, which differs between members of overlapping
     groups: they would wait for each other for ever. It has no public way to choose the name.

@@ -56,7 +56,7 @@ DTYPES = {
 
 
 def is_native(backend: str, dtype: torch.dtype, op: str) -> bool:
-    """Whether ``backend`` reduces ``dtype`` with ``op`` itself; what it does not is reduced in rank order."""
+    """Whether ``backend`` reduces ``dtype`` with ``op`` itself; if not, the host reduces in rank order."""
     whole = op == "avg" and not dtype.is_floating_point
     return op in OPS and not whole and dtype in DTYPES.get(backend, ())
 

@@ -1,6 +1,6 @@
-"""Agreement over gloo without a coordinator: members exchange fingerprints before they carry out a collective.
+"""Checks collectives over gloo without a coordinator: ranks exchange fingerprints before each collective.
 
-Gloo ends a process that is sent more than it has room for, and takes garbage for the rest where it is sent less. So
+Gloo aborts a process that receives more than it has room for, and leaves garbage where it receives less. So
 members first gather labels of one size: each member's fingerprint, and whether that member waits.
 
 A blocking member waits for the labels, and goes on if all fit. A member that starts a collective must not wait for the
@@ -36,7 +36,7 @@ _LONGEST_NAME = 100
 
 
 class Tensors(Protocol):
-    """What agreement needs of a framework."""
+    """Tensor operations that agreement needs."""
 
     def from_numpy(self, array: Any) -> Any:
         """A tensor of these values."""
@@ -133,7 +133,7 @@ class GlooAgreement:
     def start(self, mine: Proposal, begin: Callable[[], Work]) -> Work:
         """Begin a collective; a mismatch is raised by ``wait()``.
 
-        It costs a visit to the store and a second, small collective.
+        It costs one store access and one small extra collective.
 
         Args:
             mine: what it is.
@@ -203,7 +203,7 @@ class GlooAgreement:
         return labels.then(read)
 
     def _join(self, mine: Proposal, earlier: list[Proposal]) -> Work:
-        """Begin, with zeros, what the first member has begun, though this one is about to do something else."""
+        """Join the first member's collective with zeros, although this rank called another one."""
         first = earlier[0] if earlier else mine
         if first.operation == BARRIER:
             return Work(BARRIER, lambda: None)
@@ -266,7 +266,7 @@ def _kind(proposal: Proposal) -> tuple[Any, ...]:
     return proposal.operation, fingerprint.operation, fingerprint.facts, proposal.row
 
 
-# -- on the way to another member --------------------------------------------------------------------------------------
+# -- serialization -----------------------------------------------------------------------------------------------------
 
 
 def _fields(fingerprint: CollectiveFingerprint) -> list[Any]:

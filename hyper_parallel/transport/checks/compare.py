@@ -1,4 +1,4 @@
-"""The comparison of fingerprints, and the words of the errors that it finds: every adapter uses these."""
+"""Compares fingerprints and words the errors."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Fingerprints: everything about a collective or a message by which other ranks can tell that it does not fit.
+"""Fingerprints of collectives and messages, which ranks compare to detect mismatches.
 
 No framework is needed here: shapes are tuples, dtypes are strings.
 """
@@ -105,26 +105,26 @@ class TransportFingerprints:
         self._ops = ops
 
     def all_reduce(self, x: Any, op: str, ranks: Ranks) -> CollectiveFingerprint:
-        """Of :meth:`Transport.all_reduce`."""
+        """Return the fingerprint of :meth:`Transport.all_reduce`."""
         check_reduction(op, inexact=self._ops.inexact(x))
         return self.of("all_reduce", ranks, (*self._tensor(x), ("reduction", op)))
 
     def all_gather(self, x: Any, ranks: Ranks, shapes: Sequence[Shape]) -> CollectiveFingerprint:
-        """Of :meth:`Transport.all_gather`."""
+        """Return the fingerprint of :meth:`Transport.all_gather`."""
         expected = _tuples(shapes)
         _check_count("all_gather", len(expected), ranks)
         self._check_own("all_gather", self._ops.shape(x), expected, check_ranks(ranks, self._rank, self._world_size))
         return self.of("all_gather", ranks, (("dtype", self._ops.dtype(x)), ("shapes", expected)))
 
     def reduce_scatter(self, chunks: Sequence[Any], op: str, ranks: Ranks) -> CollectiveFingerprint:
-        """Of :meth:`Transport.reduce_scatter`."""
+        """Return the fingerprint of :meth:`Transport.reduce_scatter`."""
         _check_count("reduce_scatter", len(chunks), ranks)
         check_reduction(op, inexact=self._ops.inexact(chunks[0]))
         facts = (("dtype", self._ops.dtype(chunks[0])), ("shapes", self._shapes(chunks)), ("reduction", op))
         return self.of("reduce_scatter", ranks, facts)
 
     def all_to_all(self, chunks: Sequence[Any], ranks: Ranks, shapes: Sequence[Shape]) -> CollectiveFingerprint:
-        """Of :meth:`Transport.all_to_all`."""
+        """Return the fingerprint of :meth:`Transport.all_to_all`."""
         _check_count("all_to_all", len(chunks), ranks)
         _check_count("all_to_all", len(shapes), ranks)
         sends, expects = self._shapes(chunks), _tuples(shapes)
@@ -133,7 +133,7 @@ class TransportFingerprints:
         return self.of("all_to_all", ranks, (("dtype", self._ops.dtype(chunks[0])),), sends, expects)
 
     def broadcast(self, x: Any, src: int, ranks: Ranks) -> CollectiveFingerprint:
-        """Of :meth:`Transport.broadcast`."""
+        """Return the fingerprint of :meth:`Transport.broadcast`."""
         if src not in ranks:
             msg = f"broadcast from rank {src}, which is not among ranks {ranks}; src is a global rank"
             raise CollectiveMismatchError(msg)
@@ -152,12 +152,12 @@ class TransportFingerprints:
         return CollectiveFingerprint(operation, ranks, facts, call_site(), sends, expects)
 
     def send(self, x: Any, dst: int, tag: int, channel: Channel) -> MessageFingerprint:
-        """Of :meth:`Transport.send`."""
+        """Return the fingerprint of :meth:`Transport.send`."""
         self._check_peer("send", dst)
         return MessageFingerprint(self._rank, dst, tag, self._tensor(x), call_site(), channel)
 
     def recv(self, like: Any, src: int, tag: int, channel: Channel) -> MessageFingerprint:
-        """Of :meth:`Transport.recv`."""
+        """Return the fingerprint of :meth:`Transport.recv`."""
         self._check_peer("recv", src)
         return MessageFingerprint(src, self._rank, tag, self._tensor(like), call_site(), channel)
 

@@ -1,6 +1,6 @@
-"""A real transport whose collectives are agreed upon first, so that a mistake is an error and never a hang.
+"""A transport that checks every collective with a coordinator first, so that mismatches raise instead of hanging.
 
-Gloo waits for ever when ranks call different collectives, and computes nonsense when they reduce with different
+Gloo hangs when ranks call different collectives, and computes wrong results when they use different
 operations. A guarded rank therefore sends its fingerprint to a coordinator, as a simulated rank does, and starts the
 real collective only when all members have sent fingerprints that fit.
 """
@@ -30,7 +30,7 @@ class GuardedTransport(ForwardingTransport):
 
     Args:
         inner: the real transport.
-        ops: describes tensors.
+        ops: host operations, used to describe tensors.
         endpoint: talks to the coordinator.
     """
 

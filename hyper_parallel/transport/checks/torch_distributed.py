@@ -1,4 +1,4 @@
-"""``torch.distributed``'s own collectives, compared before they start: users call them beside ours.
+"""``torch.distributed``'s own collectives, checked before they start, because users call them directly.
 
 The functions are replaced in their module. Functional collectives are operators that Python, backward passes and
 compiled graphs call, and only the dispatcher sees them all, so their kernels for each device are wrapped there.
@@ -221,7 +221,7 @@ OPERATIONS: dict[str, _Fingerprint] = {
 
 
 def _like(name: str, **renamed: str) -> _Fingerprint:
-    """That of the function ``name``, whose arguments the operator has under the ``renamed`` names."""
+    """Return the fingerprint function of ``name`` for an operator whose arguments are called ``renamed``."""
 
     def fingerprint(arguments: _Arguments) -> CollectiveFingerprint:
         return OPERATIONS[name]({**arguments, **{theirs: arguments[ours] for theirs, ours in renamed.items()}})

@@ -1,1 +1,1 @@
-"""The platform contract as checks: every member, its documented errors included, on any framework and transport."""
+"""Checks of the platform contract: every function and its documented errors."""

@@ -52,7 +52,7 @@ def identity(w: World) -> None:
 
 @covers(GROUPS, "init_process_group")
 def joining(w: World) -> None:
-    """Joining a world that exists changes nothing; the error for a contradiction names the argument and the value."""
+    """Joining an existing world again has no effect; contradicting arguments raise an error that names them."""
     p = w.platform
     p.init_process_group()
     p.init_process_group(world_size=w.size, rank=w.rank)

@@ -1,4 +1,4 @@
-"""Measures the memory of activations, one process per way of keeping them, and of building without storage."""
+"""Measures the memory of activations, one process per mode, and of building without storage."""
 
 from __future__ import annotations
 

@@ -70,7 +70,7 @@ class ContractOutcome:
 
 @dataclass(frozen=True)
 class Footprint:
-    """Memory that a training step adds to a process on CPU, by the way of keeping activations; and that of building.
+    """Memory added by a training step, per activation mode, and by building a model.
 
     Attributes:
         platform: name of the framework.

@@ -104,7 +104,7 @@ def creating(w: World) -> None:
 
 
 class _Named(NamedTuple):
-    """A named tuple of a user's."""
+    """A user-defined named tuple."""
 
     value: Any
     text: str

@@ -1,4 +1,4 @@
-"""What a check of the contract uses: the platform, the rank, data of all ranks, and assertions."""
+"""Helpers for contract checks: platform, rank, test data, assertions."""
 
 from __future__ import annotations
 

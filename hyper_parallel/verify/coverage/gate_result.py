@@ -46,7 +46,7 @@ class GateResult:
 
     @property
     def ok(self) -> bool:
-        """Whether everything that was checked holds."""
+        """Return True if every check passed."""
         return not self.failures
 
     def json(self) -> dict[str, Any]:

@@ -57,7 +57,7 @@ class Store:
         return self.reports / _named(environment)
 
     def erase(self, environment: str) -> None:
-        """Drop data and reports of earlier runs: an old data file must not lift today's number.
+        """Delete data and reports of earlier runs, which would raise the result.
 
         Raises:
             ValueError: ``environment`` is not a valid name, another run is writing there, or the folder is not

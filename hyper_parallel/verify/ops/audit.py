@@ -268,7 +268,7 @@ class OperatorAudit:
 
 
 def audit(target: str, ops: Sequence[str]) -> Iterator[OperatorAudit]:
-    """Yield one audit per operator, whatever happens to the processes."""
+    """Yield one audit per operator, even if the processes crash."""
     left = list(ops)
     while left:
         current = left[0]

@@ -61,7 +61,7 @@ class SampleCall:
 
 @dataclass(frozen=True)
 class Claim:
-    """Placements of the operands with which, the rule claims, ranks compute the result without communication.
+    """Placements of the operands for which, according to the rule, ranks compute the result without communication.
 
     Attributes:
         rows: a row per axis.

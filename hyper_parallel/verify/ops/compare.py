@@ -1,4 +1,4 @@
-"""Whether an array is what it must be: to the bit where the operator is exact, within a bound of rounding otherwise."""
+"""Compares arrays: bitwise if the operator is exact, else within a rounding bound."""
 
 from __future__ import annotations
 

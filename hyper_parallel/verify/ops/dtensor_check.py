@@ -192,7 +192,7 @@ class _RankChecker:
         return DTensorResult("wrong" if problems else "ok", "; ".join(problems), bool(compared))
 
     def _is_exact(self, layouts: Sequence[Layout]) -> bool:
-        """False where thirds may round: in averages, and in a gradient that three tied ranks share."""
+        """Return False where division by three rounds: averages, and gradients shared by three tied ranks."""
         return self.job.exact and not any(op in ("avg", *EXTREMA) for layout in layouts for _, op in layout.partials)
 
     def _requires_grad(self, layouts: Sequence[Layout]) -> list[bool]:

@@ -1,4 +1,4 @@
-"""The fork server: it has the framework imported and forks a worker per task, so that a crash costs one operator.
+"""Fork server: imports the framework once and forks a worker per task, so that a crash affects only one operator.
 
 ``python -m hyper_parallel.verify.ops.fork_server torch FD`` reads tasks as lines of JSON from stdin and writes its
 events as lines of JSON to file descriptor FD. It never runs an operator itself: forking afterwards hangs MindSpore.

@@ -39,7 +39,7 @@ EXTREMA = ("max", "min")
 
 
 class LocalShard:
-    """The local shard of one rank: an array, and a tensor once it is asked for.
+    """The local shard of one rank: an array, converted to a tensor on first use.
 
     Shards are compared by identity: :class:`CallCache` makes one per name.
     """

@@ -1,4 +1,4 @@
-"""The rule level, which is most of the verification: claimed placements computed on plain tensors in one process.
+"""Checks claimed placements on plain tensors in one process.
 
 Operands are cut from the global values, the local call of the plan runs once per rank, and outputs and gradients are
 put together again. Nothing communicates, so no collective can hide an error. Many checks share one differentiation, and
@@ -221,7 +221,7 @@ class LocalChecker:
         return self.calls.cotangent(index, layout)
 
     def _set_late_cotangents(self, runs: Sequence[_ClaimRun]) -> None:
-        """Let ranks that attain an extremum share its cotangent."""
+        """Split a cotangent among the ranks that attain the extremum."""
         for run in runs:
             for index in run.late_outputs:
                 cotangent, layout = self.reference.cotangents[index], run.claim.choice.outputs[index]

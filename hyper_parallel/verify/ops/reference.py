@@ -1,4 +1,4 @@
-"""The reference: result and gradients of a filled sample on one device, and the local call that a rule plans."""
+"""Computes results and gradients of a sample on one device."""
 
 from __future__ import annotations
 

@@ -16,7 +16,7 @@ _SHOWN = 5
 
 @dataclass(frozen=True)
 class FailedCheck:
-    """One check that did not hold.
+    """One failed check.
 
     Attributes:
         where: ``rule`` for plain per-rank tensors, ``public`` for DTensors in the simulated cluster.

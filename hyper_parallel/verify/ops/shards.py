@@ -56,7 +56,7 @@ def can_be_partial(array: Any, op: str) -> bool:
 
 
 def local_box(array: Any, layout: Layout, at: Coordinate) -> Any:
-    """Return the box of a global array that the rank at coordinate ``at`` has."""
+    """Return the part of a global array on the rank at coordinate ``at``."""
     return array[tuple(slice(start, stop) for start, stop in layout.box_at(at))]
 
 

@@ -52,7 +52,7 @@ _EMPTY_CHOICES = 3  # among so many choices of sizes one leaves some rank with a
 
 
 class StopSweep(Exception):  # noqa: N818 - no error
-    """Raised in a sweep whose result is known."""
+    """Raised to end a sweep early."""
 
 
 def sweep_operator(platform: str, op: str, effort: Effort) -> OperatorReport:

@@ -1,4 +1,4 @@
-"""Operators in a user's own file, which is loaded in the process that checks them."""
+"""Loads operators from a user's file."""
 
 from __future__ import annotations
 

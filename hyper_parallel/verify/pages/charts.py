@@ -1,4 +1,4 @@
-"""Charts as inline pictures: curves over each other, and errors against what was allowed."""
+"""Charts as inline pictures: line charts, and error charts with bounds."""
 
 from __future__ import annotations
 

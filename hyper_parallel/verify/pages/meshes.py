@@ -158,7 +158,7 @@ class _Grid:
 
 
 class _Outline:
-    """The global tensor in small: two of its dims, sharded ones first."""
+    """A small outline of the global tensor: two of its dims, sharded ones first."""
 
     def __init__(self, layout: Layout) -> None:
         self.layout = layout

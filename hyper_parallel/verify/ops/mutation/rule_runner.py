@@ -1,4 +1,4 @@
-"""Runs mutants of rules: which of them the verifier notices.
+"""Runs the quick sweep on mutated rules.
 
 A mutant is checked as a rule is: by the rule level of the quick sweep. What that does not notice is checked in the full
 mode, and compared with the rule itself, claim by claim.

@@ -1,4 +1,4 @@
-"""The library's own code changed in one place: what can be changed, and how the process is given the changed code.
+"""Generates and applies mutants of the library's own code.
 
 A change is made in the source: a comparison turned, a sum made a difference, a number off by one, a condition negated.
 Functions are given the changed code in this process; it is a child that ends afterwards.
@@ -138,7 +138,7 @@ def _edits(node: ast.AST) -> Iterator[tuple[str, Callable[[Any], None]]]:  # a c
 
 
 def _is_turned(test: ast.expr) -> bool:
-    """A comparison of which the turned one is the negation."""
+    """Return True if the comparison's mirrored form is its negation."""
     return isinstance(test, ast.Compare) and not isinstance(test.ops[0], (ast.Lt, ast.LtE, ast.Gt, ast.GtE))
 
 

@@ -1,4 +1,4 @@
-"""Costs of plans: a mutant with which values are right and more is sent is noticed here.
+"""Costs of plans: detects mutants that give right values but communicate more.
 
 No tensor and no rank is involved: costs are added up from the steps of plans.
 """

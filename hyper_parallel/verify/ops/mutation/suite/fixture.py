@@ -37,7 +37,7 @@ class Fixture:
         self.ops = Ops(self.platform.dispatcher)
 
     def spread(self, array: Any, *places: Placement) -> Any:
-        """A leaf DTensor of the global ``array``; sharded by rows where nothing is said."""
+        """Return a leaf DTensor of ``array``, sharded by rows by default."""
         layout = Layout.place(self.mesh, places or [S0] * self.mesh.ndim, array.shape)
         box = tuple(slice(*one) for one in layout.local_box())
         return self.platform.wrap(self.plain(array[box]), layout)
@@ -51,7 +51,7 @@ class Fixture:
         return self.platform.tensor_to_numpy(self.platform.detach(found.full_tensor()))
 
     def same(self, found: Any, wanted: Any) -> None:
-        """Global values and dtype are those of ``wanted``."""
+        """Assert that global values and dtype equal those of ``wanted``."""
         wanted = np.asarray(wanted)
         held = self.whole(found)
         assert held.dtype == wanted.dtype, (held.dtype, wanted.dtype)
@@ -68,7 +68,7 @@ class Fixture:
         local: Callable[..., Any] | None = None,
         **options: Any,
     ) -> OpEntry:
-        """A spelling of an operator that nobody else knows, its plans empty."""
+        """Return a new entry for a test-only operator."""
         made = Rule("probe", signature, strategies or rowwise, **(rule or {}))
         return OpEntry("probe", func, Binder(signature), made, local or func, **options)
 
@@ -85,7 +85,7 @@ def rowwise(call: OpCall) -> Strategies:
 
 
 def values(*shape: int, seed: int = 0) -> Any:
-    """Real numbers, none of them twice."""
+    """Random normal values."""
     return np.random.default_rng(seed).standard_normal(shape)
 
 
@@ -100,6 +100,6 @@ def raises(kind: type[BaseException], function: Callable[[], Any]) -> str:
 
 
 def never(*_: Any, **__: Any) -> Any:
-    """What must not be called."""
+    """A function that fails if it is called."""
     msg = "the spelling cannot run on locals"
     raise AssertionError(msg)

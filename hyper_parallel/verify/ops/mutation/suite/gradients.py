@@ -30,7 +30,7 @@ __all__ = [
 
 
 def moves_are_recorded_and_forbidden(fixture: Fixture) -> None:
-    """An implicit move says operator, argument, phase and that nobody asked; strict() forbids it, and no other."""
+    """Implicit redistributions are recorded with operator, argument and phase; strict() forbids only these."""
     array = values(4, 3)
     whole = fixture.entry(lambda x: x * 2, "x", lambda call: Strategies((Row((R,), (R,)),), (call["x"].shape,)))
     x = fixture.spread(array).requires_grad_()
@@ -137,7 +137,7 @@ def gathered_values_send_gradients_straight_back(fixture: Fixture) -> None:
 
 
 def plans_are_kept_and_bounded(fixture: Fixture) -> None:
-    """The same question has the same plan; beyond the most that are kept all go, and none before."""
+    """Equal requests share a plan; a full cache is cleared."""
     held = [Layout.place(fixture.mesh, [S0], (size,)) for size in range(3, 9)]
     whole = [Layout.place(fixture.mesh, [R], (size,)) for size in range(3, 9)]
     sizes: list[int] = []
@@ -185,7 +185,7 @@ def what_gathers_is_known(_: Fixture) -> None:
 
 
 def reductions_need_no_gradient(fixture: Fixture) -> None:
-    """What no gradient passes is reduced all the same where none is asked for, and refused where one is."""
+    """Reductions without gradient run if no gradient is needed, and raise otherwise."""
     size = fixture.mesh.size()
     for op, wanted in (("prod", 2.0**size), ("max", 2.0), ("sum", 2.0 * size)):
         layout = Layout.place(fixture.mesh, [Partial(op)], (3,))
@@ -200,7 +200,7 @@ def reductions_need_no_gradient(fixture: Fixture) -> None:
 
 
 def views_of_a_framework_that_loses_writes(fixture: Fixture) -> None:
-    """Where a framework's views lose what is written through them every view says so, and refuses."""
+    """On a framework whose views lose writes, every view is read-only."""
     x = fixture.spread(values(4, 3))
     entry = fixture.entry(lambda x: x.view(-1, 3), "x", rule={"view": True})
     fixture.platform.loses_writes_through_views = True  # no collective, hence no other rank, before it is gone again

@@ -46,7 +46,7 @@ def _text(value: Any) -> str:
 
 
 def keys_tell_values_apart(fixture: Fixture) -> None:
-    """A plan made for one argument is not another's, though Python calls them equal."""
+    """Arguments that are equal in Python but differ in type do not share a plan."""
     seen: list[Any] = []
 
     def func(x: Any, n: Any = None, m: Any = None) -> Any:
@@ -164,7 +164,7 @@ def failures_leave_no_plan(fixture: Fixture) -> None:
 
 
 def plans_are_bounded(fixture: Fixture) -> None:
-    """Beyond the most that are kept all go, and none before."""
+    """A full cache is cleared, and not before."""
     entry = fixture.entry(lambda x, n: x * n, "x, n")
     x, most = fixture.spread(values(4, 3)), dispatch._MOST_PLANS  # noqa: SLF001 - made small
     dispatch._MOST_PLANS = 4  # noqa: SLF001 - as above; no collective, hence no other rank, before it is what it was
@@ -273,7 +273,7 @@ def python_operators_answer_like_dispatch(fixture: Fixture) -> None:
 
 
 class _Dispatcher:
-    """Notes what is dispatched."""
+    """Records dispatched calls."""
 
     def __init__(self, real: Any, seen: list[Any]) -> None:
         self.platform, self.tensors, self.seen = real.platform, real.tensors, seen

@@ -1,4 +1,4 @@
-"""Scenarios of what calls answer: skipped, constant, several, whole, localized, written, views of what was there."""
+"""Scenarios of results: skipped dispatch, constants, several or replicated outputs, local calls, writes, views."""
 
 from __future__ import annotations
 
@@ -284,7 +284,7 @@ def views_write_through_or_are_read_only(fixture: Fixture) -> None:
 
 
 def shards_that_are_contiguous_by_chance(fixture: Fixture) -> None:
-    """A column of one element is contiguous on its rank: copied as on the others, unless nobody asked for a copy."""
+    """A shard that happens to be contiguous is copied like on other ranks, if a copy was requested."""
     x = fixture.spread(values(fixture.mesh.size(), 5)).t()
     asis = fixture.entry(lambda x: x, "x", lambda call: Strategies(
         (Row((Shard(1),), (Shard(1),)),), (call["x"].shape,)
@@ -297,7 +297,7 @@ def shards_that_are_contiguous_by_chance(fixture: Fixture) -> None:
 
 
 def the_operand_itself(fixture: Fixture) -> None:
-    """What returns its operand returns the DTensor; what returns something else, or of another layout, does not."""
+    """Operators that return their operand return the same DTensor object."""
     array = values(4, 3)
     x = fixture.spread(array)
     for view in (False, True):
